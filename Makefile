@@ -1,0 +1,44 @@
+# Everything runs in .venv, which is made at the first command and renewed when the requirements change.
+PYTHON ?= python3
+ARGS ?=
+BIN := .venv/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help install reproduce notebooks test test-slow lint types clean
+
+help:  ## list these targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@echo 'ARGS="..." passes options on: make test ARGS="-k clipping". PYTHON=python3.12 chooses the interpreter of .venv.'
+
+install: .venv/.installed  ## create .venv with the versions of constraints.txt (PyTorch with CUDA: several GB)
+
+reproduce: .venv/.installed  ## run the laptop profile's notebooks, write figures/ and a summary
+	$(BIN)/python -m hyfreedp.experiments reproduce --profile laptop $(ARGS)
+
+notebooks: .venv/.installed  ## execute notebooks/*.py and save each with its outputs as .ipynb
+	$(BIN)/python -m hyfreedp.experiments notebooks $(ARGS)
+
+test: .venv/.installed  ## run the test suite (ruff included), without the slow tests
+	$(BIN)/python -m pytest $(ARGS)
+
+test-slow: .venv/.installed  ## run the slow tests: statistics and accuracy targets
+	$(BIN)/python -m pytest -m slow --timeout 3600 $(ARGS)
+
+lint: .venv/.installed  ## check style and formatting
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: .venv/.installed  ## check type annotations
+	$(BIN)/mypy
+
+clean:  ## remove caches and build products (neither .venv nor results)
+	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	find hyfreedp tests notebooks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+.venv/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo 'hyfreedp needs Python 3.11 or newer, and "$(PYTHON)" is not: name one that is, as in  make PYTHON=python3.12 ...' >&2; \
+	  exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@

@@ -1,0 +1,29 @@
+"""What every test shares: the same seeds and threads on every machine, and no network."""
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before transformers and timm are imported
+os.environ.setdefault("MPLBACKEND", "Agg")
+
+import hypothesis
+import numpy as np
+import pytest
+import torch
+
+torch.set_num_threads(2)
+
+# The same examples every time: a failure is a change of the code, never of luck or of a busy machine.
+hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
+hypothesis.settings.load_profile("repeatable")
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    """No test depends on which tests ran before it."""
+    torch.manual_seed(0)
+    np.random.seed(0)
+
+
+@pytest.fixture
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(0)

@@ -1,0 +1,175 @@
+"""The requirements agree with each other and with what is installed; the modules keep to the layout they promise."""
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "hyfreedp"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+ENVIRONMENT = yaml.safe_load((ROOT / "environment.yml").read_text())
+FOLLOWS_FROM_TORCH = re.compile(r"(nvidia|cuda|triton)\b")  # differ between platforms, so not pinned here
+
+# From the ground up: a module may import from the lines before its own, from nothing else on its line or after it.
+LAYERS = [
+    {"privatize", "accounting"},
+    {"curvefit"},
+    {"stepsize", "clipping"},
+    {"optimizer"},
+    {"engine"},
+    {"__init__"},
+    {"experiments"},
+]
+LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+
+def read_pins():
+    lines = (line.split("#")[0].strip() for line in (ROOT / "constraints.txt").read_text().splitlines())
+    pairs = [line.split("==") for line in lines if line]
+    pins = {canonicalize_name(name): Version(version) for name, version in pairs}
+    assert len(pins) == len(pairs), "constraints.txt names a package twice"
+    return pins
+
+
+PINS = read_pins()
+
+
+def direct_requirements(*extras):
+    """Every requirement that pyproject.toml states, the core's and the extras', references among extras resolved."""
+    pending = [*PROJECT["dependencies"]]
+    for extra in extras:
+        pending += PROJECT["optional-dependencies"][extra]
+    for requirement in map(Requirement, pending):
+        if requirement.name == PROJECT["name"]:
+            yield from direct_requirements(*requirement.extras)
+        else:
+            yield requirement
+
+
+# ---- requirements ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("extra", PROJECT["optional-dependencies"])
+def test_every_requirement_is_pinned_within_its_range(extra):
+    for requirement in direct_requirements(extra):
+        assert any(spec.operator in (">=", "~=", "==") for spec in requirement.specifier), (
+            f"{requirement}: no lower bound"
+        )
+        pin = PINS.get(canonicalize_name(requirement.name))
+        assert pin, f"{requirement.name} is not in constraints.txt"
+        assert pin in requirement.specifier, (
+            f"constraints.txt has {requirement.name}=={pin}, not {requirement.specifier}"
+        )
+
+
+def test_core_requires_nothing_that_only_experiments_need():
+    core = {requirement.name for requirement in direct_requirements()}
+    assert core == {"torch", "numpy", "scipy", "opacus", "dp-accounting", "autodp", "tqdm"}
+
+
+def test_conda_environment_has_the_same_versions():
+    """Conda brings Python and pip only; pip brings all else, at the versions of constraints.txt."""
+    python, pip, through_pip = ENVIRONMENT["dependencies"]
+    assert Version(python.removeprefix("python=") + ".0") in SpecifierSet(PROJECT["requires-python"])
+    assert (pip, through_pip) == ("pip", {"pip": ["-c constraints.txt", "-e .[dev]"]})
+
+
+@pytest.mark.skipif(
+    not (Path(sys.prefix) / ".installed").exists(), reason="not the environment that make installs from constraints.txt"
+)
+def test_installed_versions_are_the_pinned_ones():
+    seen, pending = set(), [(r.name, frozenset(r.extras)) for r in direct_requirements("dev")]
+    while pending:
+        name, extras = pending.pop()
+        name = canonicalize_name(name)
+        if (name, extras) in seen or FOLLOWS_FROM_TORCH.match(name):
+            continue
+        seen.add((name, extras))
+        assert name in PINS, f"constraints.txt does not pin {name}"
+        assert Version(metadata.version(name)).public == str(PINS[name]), f"{name}: run make install"
+        for requirement in map(Requirement, metadata.requires(name) or []):
+            marker = requirement.marker
+            if marker is None or any(marker.evaluate({"extra": extra}) for extra in extras or {""}):
+                pending.append((requirement.name, frozenset(requirement.extras)))
+
+
+@pytest.mark.parametrize("name", ["pyproject.toml", "constraints.txt", "environment.yml"])
+def test_requirements_hold_no_address_and_no_path_of_one_machine(name):
+    for line in (ROOT / name).read_text().splitlines():
+        assert not re.search(r"\w:/|\w+@\w|--(extra-)?index|--find-links|(^|[\s\"'=(\[,])[/~]\w|[A-Za-z]:\\", line), (
+            line
+        )
+
+
+def test_citation_and_licence_match_the_project():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["version"] == PROJECT["version"]
+    assert citation["license"] == PROJECT["license"]
+    assert "Apache License" in (ROOT / "LICENSE").read_text()
+
+
+# ---- the code -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("check", [["check"], ["format", "--check"]], ids=["lint", "format"])
+def test_ruff(check):
+    done = subprocess.run([sys.executable, "-m", "ruff", *check, "."], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_importing_the_library_loads_none_of_the_heavy_packages():
+    heavy = {"timm", "torchvision", "transformers", "peft", "pandas", "seaborn", "papermill"}
+    code = f"import sys, hyfreedp; print(*sorted({heavy!r} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+def component(path):
+    """The line of LAYERS that a file belongs to: its name, or its folder's, directly below hyfreedp/."""
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imports(path):
+    """Absolute dotted names of what a file imports, wherever in the file it does."""
+    folder = ("hyfreedp", *path.relative_to(PACKAGE).parent.parts)
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = folder[: len(folder) - node.level + 1] if node.level else ()
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            # "from hyfreedp import optimizer" imports a module, "from hyfreedp import PrivacyEngine" the front page
+            yield from (f"{module}.{alias.name}" if module == "hyfreedp" else module for alias in node.names)
+
+
+def imported_component(name):
+    part = name.split(".")[1] if "." in name else "__init__"
+    return part if part in LEVEL else "__init__"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_module_keeps_to_the_layout(path):
+    me = component(path)
+    assert me in LEVEL, f"give {me} its place in LAYERS"
+    assert len(path.read_text().splitlines()) <= 320, "modules stay near 300 lines: split it"
+
+    core = {canonicalize_name(r.name).replace("-", "_") for r in direct_requirements()}
+    for name in imports(path):
+        top = name.split(".")[0]
+        if top == "hyfreedp":
+            other = imported_component(name)
+            assert other == me or LEVEL[other] < LEVEL[me], f"{me} imports {name}, which is not below it"
+        elif me != "experiments":
+            assert top in core | sys.stdlib_module_names, f"{top} is not a requirement of the core"
