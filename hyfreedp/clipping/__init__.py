@@ -1,0 +1,59 @@
+"""Per-sample gradient clipping: the rules, the engines, and the choice between them."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Literal
+
+from torch import nn
+
+from hyfreedp.clipping.base import GradientEngine
+from hyfreedp.clipping.bookkeeping import BookKeepingEngine
+from hyfreedp.clipping.factors import AbadiClipping, AutomaticClipping, Clipping, NoClipping
+from hyfreedp.clipping.hooks import HooksEngine
+from hyfreedp.clipping.validate import check_module
+
+__all__ = [
+    "AbadiClipping",
+    "AutomaticClipping",
+    "BookKeepingEngine",
+    "Clipping",
+    "GradientEngine",
+    "HooksEngine",
+    "NoClipping",
+    "check_module",
+    "make_engine",
+]
+
+_ENGINES: dict[str, type[GradientEngine]] = {"bookkeeping": BookKeepingEngine, "hooks": HooksEngine}
+
+
+def make_engine(
+    module: nn.Module, clipping: Clipping, engine: Literal["auto", "bookkeeping", "hooks"] = "auto"
+) -> GradientEngine:
+    """Attach a gradient engine to ``module``.
+
+    Args:
+        module: the model, in train mode, with its final choice of trainable parameters.
+        clipping: ``AutomaticClipping()``, ``AbadiClipping(threshold)`` or ``NoClipping()``.
+        engine: "bookkeeping" (fast), "hooks" (Opacus, general), or "auto": the first where it covers the module, else
+            the second, with a warning.
+
+    Raises:
+        ValueError: the module cannot be privatised (see ``check_module``), or no allowed engine covers it.
+    """
+    if engine != "auto" and engine not in _ENGINES:
+        raise ValueError(f"engine={engine!r} is not allowed: use 'auto', {', '.join(map(repr, _ENGINES))}")
+    check_module(module)
+    if engine != "auto":
+        return _ENGINES[engine](module, clipping)
+    missing = BookKeepingEngine.unsupported(module)
+    if not missing:
+        return BookKeepingEngine(module, clipping)
+    also_missing = HooksEngine.unsupported(module)
+    if also_missing:
+        raise ValueError(
+            f"no engine can train this module. Book-keeping: {'; '.join(missing)}. Hooks: {'; '.join(also_missing)}"
+        )
+    warnings.warn(f"using the slower engine 'hooks', because {'; '.join(missing)}", stacklevel=2)
+    return HooksEngine(module, clipping)

@@ -1,0 +1,158 @@
+"""What every gradient engine does: one backward pass of per-sample losses, one clipped sum (Alg. 1, line 4)."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from hyfreedp.clipping.factors import Clipping
+from hyfreedp.clipping.persample import PerSampleGradients
+
+
+class GradientEngine(ABC):
+    """Attaches to a module and turns per-sample losses into sum_i c_i g_i.
+
+    The module is hooked in place: it is not wrapped, its parameters and the keys of its state_dict stay the same. The
+    samples are dimension 0 of every tensor, and each loss depends on its own sample only. Hooks keep activations only
+    while gradients are enabled and the layer is in training mode, so forward passes under ``torch.no_grad`` or in eval
+    mode store nothing.
+
+    The first batch is checked against autograd: for random weights w, the engine's sum_i w_i g_i must be the gradient
+    of sum_i w_i L_i. A model that mixes samples, or uses a parameter in a way the engine misreads, cannot pass.
+
+    Args:
+        module: the model.
+        clipping: turns per-sample norms into factors c_i.
+
+    Raises:
+        ValueError: something in ``module`` is trainable and this engine cannot handle it; all of it is named.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self, module: nn.Module, clipping: Clipping) -> None:
+        problems = self.unsupported(module)
+        if problems:
+            raise ValueError(f"engine {self.name!r} cannot train this module: " + "; ".join(problems))
+        self.module = module
+        self.clipping = clipping
+        self._checked = False
+
+    @classmethod
+    @abstractmethod
+    def unsupported(cls, module: nn.Module) -> list[str]:
+        """One sentence per trainable thing in ``module`` that this engine cannot handle; empty if it covers all."""
+
+    @abstractmethod
+    def detach(self) -> None:
+        """Remove all hooks and whatever they stored."""
+
+    @abstractmethod
+    def _per_sample_gradients(
+        self, losses: Tensor, trainable: dict[nn.Parameter, str]
+    ) -> dict[nn.Parameter, PerSampleGradients]:
+        """One backward pass of ``losses`` (B,); every parameter in ``trainable`` (with its name) that was used."""
+
+    def backward(self, losses: Tensor) -> Tensor:
+        """Add sum_i c_i g_i of one physical batch to ``p.grad`` of every trainable parameter.
+
+        Call it once per physical batch; the sums of several batches add up as with ``loss.backward()``. A parameter
+        that this forward pass did not use gets zeros. A sample whose gradient is not finite contributes exactly zero.
+
+        Args:
+            losses: per-sample losses, shape (B,), with their autograd graph, which is freed. B may be 0.
+
+        Returns:
+            The norms ||g_i|| over all trainable parameters together, shape (B,), float32 or wider, inf where not
+            finite. They are *not* private.
+
+        Raises:
+            ValueError: ``losses`` is not one-dimensional or has no graph, or the model turned out to use a parameter in
+                a way that hides the samples from the engine (the parameter is named). ``p.grad`` is then untouched.
+        """
+        if losses.dim() != 1:
+            raise ValueError(
+                f"losses has shape {tuple(losses.shape)}: it must be (B,), one loss per sample. "
+                'Use reduction="none" and average over everything but the samples'
+            )
+        trainable = {p: name for name, p in self.module.named_parameters() if p.requires_grad}
+        if len(losses) == 0:
+            for p in trainable:
+                _add_to_grad(p, None)
+            return losses.new_empty(0, dtype=torch.promote_types(losses.dtype, torch.float32))
+        if not losses.requires_grad:
+            raise ValueError("losses depend on no trainable parameter: was the forward pass run under no_grad?")
+        # Inside an autocast region the engine's own products would be rounded to half precision.
+        with torch.no_grad(), torch.autocast(losses.device.type, enabled=False):
+            return self._backward(losses, trainable)
+
+    def _backward(self, losses: Tensor, trainable: dict[nn.Parameter, str]) -> Tensor:
+        reference = None if self._checked else _reference(losses, trainable)
+        gradients = self._per_sample_gradients(losses, trainable)
+        squared = torch.zeros_like(losses, dtype=torch.promote_types(losses.dtype, torch.float32))
+        for g in gradients.values():
+            squared = squared + g.squared_norms
+        # Rounding may leave a tiny negative square; an overflow or NaN makes the norm inf and the factor 0.
+        norms = squared.clamp(min=0).sqrt().nan_to_num(nan=torch.inf, posinf=torch.inf)
+        finite = norms.isfinite()
+        if not finite.all():  # 0 * NaN is NaN, so such samples are left out rather than multiplied by 0
+            gradients = {p: g.select(finite) for p, g in gradients.items()}
+        elif reference is not None:
+            _check(gradients, reference, trainable)
+            self._checked = True
+        factors = self.clipping.factors(norms)[finite]
+        for p in trainable:
+            g = gradients.pop(p, None)  # popped, so that each is freed once used
+            _add_to_grad(p, None if g is None else g.weighted_sum(factors))
+        return norms
+
+
+def _weights(losses: Tensor) -> Tensor:
+    """Fixed positive weights (B,) that differ from sample to sample; torch's global generator is left alone."""
+    generator = torch.Generator().manual_seed(0)
+    return (0.5 + torch.rand(len(losses), generator=generator)).to(losses)
+
+
+def _reference(losses: Tensor, trainable: dict[nn.Parameter, str]) -> dict[nn.Parameter, Tensor | None]:
+    """Autograd's gradient of sum_i w_i L_i."""
+    gradients = torch.autograd.grad(losses, list(trainable), _weights(losses), retain_graph=True, allow_unused=True)
+    return dict(zip(trainable, gradients, strict=True))
+
+
+def _check(
+    gradients: dict[nn.Parameter, PerSampleGradients],
+    reference: dict[nn.Parameter, Tensor | None],
+    trainable: dict[nn.Parameter, str],
+) -> None:
+    wrong = []
+    for p, name in trainable.items():
+        expected, g = reference[p], gradients.get(p)
+        if expected is None and g is None:
+            continue
+        if expected is None or g is None:
+            wrong.append(name)
+            continue
+        weights = _weights(g.squared_norms)
+        error = torch.linalg.vector_norm((g.weighted_sum(weights) - expected).double())
+        scale = (weights * g.squared_norms.clamp(min=0).sqrt()).sum() + torch.linalg.vector_norm(expected)
+        # A misread gradient is wrong by order one; TF32 and half precision round by 1e-3 and 1e-2.
+        if error > 0.02 * scale:
+            wrong.append(name)
+    if wrong:
+        raise ValueError(
+            "per-sample gradients of these parameters disagree with autograd: "
+            + ", ".join(map(repr, wrong))
+            + ". Either the model mixes samples (dimension 0 of every tensor must be the samples, and each loss must "
+            "depend on its own sample only) or it uses these parameters outside their layer's forward pass"
+        )
+
+
+def _add_to_grad(p: nn.Parameter, addend: Tensor | None) -> None:
+    """Add to ``p.grad``, creating it if None; an addend of None stands for zeros."""
+    if p.grad is None:
+        p.grad = torch.zeros_like(p) if addend is None else addend.to(p.dtype).contiguous()
+    elif addend is not None:
+        p.grad.add_(addend)

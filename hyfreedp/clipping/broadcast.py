@@ -1,0 +1,59 @@
+"""Positions that a model embeds once and broadcasts over the samples: each sample gets its own copy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class PositionExpander:
+    """Repeats embedding ids of shape (1, ...) for every sample of the batch that ``module`` is called with.
+
+    GPT-2 and BERT look positions up once, shape (1, T), and add the result to every sample; the gradient of that
+    embedding would arrive already summed. Its value is the same for (B, T).
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._batch_size: int | None = None
+        self._handles = [
+            module.register_forward_pre_hook(self._start, prepend=True, with_kwargs=True),
+            module.register_forward_hook(self._stop, always_call=True),
+        ]
+        for layer in module.modules():
+            if isinstance(layer, nn.Embedding):
+                self._handles.append(layer.register_forward_pre_hook(self._expand, with_kwargs=True))
+
+    def detach(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def _start(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        first = next(tensors_in((args, kwargs)), None)
+        self._batch_size = first.shape[0] if first is not None and first.dim() else None
+
+    def _stop(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        self._batch_size = None
+
+    def _expand(
+        self, layer: nn.Embedding, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        ids = next(tensors_in((args, kwargs)), None)
+        records = layer.training and layer.weight.requires_grad and torch.is_grad_enabled()
+        if not records or ids is None or self._batch_size is None or ids.dim() < 2 or ids.shape[0] != 1:
+            return None
+        return (ids.expand(self._batch_size, *ids.shape[1:]),), {}
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """The tensors in nested tuples, lists and dicts, in order."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        yield from tensors_in(list(value.values()))
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from tensors_in(item)

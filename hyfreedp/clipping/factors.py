@@ -1,0 +1,90 @@
+"""Per-sample clipping factors c_i and the sensitivity of the clipped sum: the R_g-dependent part of Eq. (priv grad).
+
+Adding or removing one record changes sum_i c_i g_i by at most ``sensitivity`` in L2; the noise is scaled to it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Clipping(Protocol):
+    """A rule that turns per-sample gradient norms into the factors that scale each sample's gradient."""
+
+    @property
+    def sensitivity(self) -> float:
+        """The largest possible value of ||c_i g_i||."""
+        ...
+
+    def factors(self, norms: Tensor) -> Tensor:
+        """Norms ||g_i||, shape (B,), to factors c_i, shape (B,). A norm that is not finite gets the factor 0."""
+        ...
+
+
+@dataclass(frozen=True)
+class AutomaticClipping:
+    """Normalisation c_i = 1 / (||g_i|| + stability), with the threshold R_g scaled out (Bu et al. 2022).
+
+    Attributes:
+        stability: keeps tiny gradients from being blown up to norm one; positive.
+    """
+
+    stability: float = 0.01
+
+    def __post_init__(self) -> None:
+        _check_positive("stability", self.stability)
+
+    @property
+    def sensitivity(self) -> float:
+        return 1.0
+
+    def factors(self, norms: Tensor) -> Tensor:
+        return _zero_where_not_finite(1 / (norms + self.stability), norms)
+
+
+@dataclass(frozen=True)
+class AbadiClipping:
+    """Clipping c_i = min(1, threshold / ||g_i||) (Abadi et al. 2016).
+
+    Attributes:
+        threshold: R_g, the norm beyond which a gradient is scaled down; positive.
+    """
+
+    threshold: float
+
+    def __post_init__(self) -> None:
+        _check_positive("threshold", self.threshold)
+
+    @property
+    def sensitivity(self) -> float:
+        return float(self.threshold)
+
+    def factors(self, norms: Tensor) -> Tensor:
+        # threshold / 0 is inf, which the minimum turns into 1: a zero gradient stays as it is.
+        return _zero_where_not_finite((self.threshold / norms).clamp(max=1), norms)
+
+
+@dataclass(frozen=True)
+class NoClipping:
+    """c_i = 1, for runs without privacy: nothing bounds the sensitivity."""
+
+    @property
+    def sensitivity(self) -> float:
+        return math.inf
+
+    def factors(self, norms: Tensor) -> Tensor:
+        return _zero_where_not_finite(torch.ones_like(norms), norms)
+
+
+def _zero_where_not_finite(factors: Tensor, norms: Tensor) -> Tensor:
+    return torch.where(torch.isfinite(norms), factors, torch.zeros_like(factors))
+
+
+def _check_positive(name: str, value: float) -> None:
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{name}={value!r} is not allowed: it must be a positive finite number")

@@ -1,0 +1,126 @@
+"""The engine built on Opacus: instantiates every per-sample gradient. Slow and general."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from opacus.grad_sample import GradSampleHooks
+from opacus.grad_sample.functorch import ft_compute_per_sample_gradient, prepare_layer
+from opacus.utils.module_utils import has_trainable_params
+from torch import Tensor, nn
+
+from hyfreedp.clipping.base import GradientEngine
+from hyfreedp.clipping.broadcast import PositionExpander
+from hyfreedp.clipping.factors import Clipping
+from hyfreedp.clipping.persample import Instantiated, PerSampleGradients, add_uses
+
+_DROPOUTS = (nn.modules.dropout._DropoutNd, nn.RReLU)
+
+
+class HooksEngine(GradientEngine):
+    """Per-sample gradients by Opacus's samplers (``GradSampleHooks.GRAD_SAMPLERS``), functorch for other layers.
+
+    Only the samplers are Opacus's. Its own hooks keep inputs on a stack per layer, so that one forward pass without a
+    backward shifts every later pairing; here a hook on the layer's output carries the input through the autograd graph,
+    and both vanish with it. Memory grows with batch size times trainable parameters.
+    """
+
+    name = "hooks"
+
+    def __init__(self, module: nn.Module, clipping: Clipping) -> None:
+        super().__init__(module, clipping)
+        self._gradients: dict[nn.Parameter, PerSampleGradients] | None = None
+        self._expander = PositionExpander(module)
+        self._functorch_layers = []
+        self._handles = []
+        for name, layer in _sampled_layers(module):
+            if type(layer) not in GradSampleHooks.GRAD_SAMPLERS:
+                prepare_layer(layer)
+                self._functorch_layers.append(layer)
+            hook = partial(self._keep_input, name)
+            self._handles.append(layer.register_forward_hook(hook, prepend=True, with_kwargs=True))
+
+    @classmethod
+    def unsupported(cls, module: nn.Module) -> list[str]:
+        problems = []
+        for name, layer in _sampled_layers(module):
+            what = f"layer {name!r} ({type(layer).__name__})"
+            if isinstance(layer, nn.MultiheadAttention):
+                problems.append(f"{what} takes several inputs: replace it by opacus.layers.DPMultiheadAttention")
+            elif isinstance(layer, nn.RNNBase):
+                problems.append(f"{what} hides its time steps: replace it by opacus.layers.DPLSTM, DPGRU or DPRNN")
+            elif isinstance(layer, nn.EmbeddingBag):
+                problems.append(f"{what} has inputs without a batch dimension: use nn.Embedding and a sum")
+            elif getattr(layer, "padding_mode", "zeros") != "zeros":
+                problems.append(f"{what} has padding_mode {layer.padding_mode!r}, which Opacus takes for 'zeros'")
+            elif type(layer) in GradSampleHooks.GRAD_SAMPLERS:
+                continue
+            elif any(True for _ in layer.buffers()):
+                problems.append(f"{what} has buffers, which functorch cannot handle: freeze its own parameters")
+            elif any(isinstance(child, _DROPOUTS) and getattr(child, "p", 1) for child in layer.modules()):
+                problems.append(
+                    f"{what} is recomputed by functorch, and its dropout would differ: "
+                    "set the dropout to 0 or freeze the parameters registered directly on the layer"
+                )
+        return problems
+
+    def detach(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        for layer in self._functorch_layers:
+            del layer.ft_compute_sample_grad
+        self._handles, self._functorch_layers = [], []
+        self._expander.detach()
+
+    def _per_sample_gradients(
+        self, losses: Tensor, trainable: dict[nn.Parameter, str]
+    ) -> dict[nn.Parameter, PerSampleGradients]:
+        self._batch_size, self._gradients = len(losses), {}
+        try:
+            # Autograd's own weight gradients are dropped: asking for them is what makes it visit every layer.
+            torch.autograd.grad(losses, list(trainable), torch.ones_like(losses), allow_unused=True)
+            return self._gradients
+        finally:
+            self._gradients = None
+
+    def _keep_input(
+        self, name: str, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
+    ) -> None:
+        if not (layer.training and torch.is_grad_enabled() and has_trainable_params(layer)):
+            return
+        inputs = [x for x in (*args, *kwargs.values()) if x is not None]
+        if len(inputs) != 1 or not isinstance(inputs[0], Tensor) or not isinstance(output, Tensor):
+            raise ValueError(
+                f"layer {name!r} ({type(layer).__name__}): engine 'hooks' handles layers with one input tensor and one "
+                "output tensor; freeze the parameters registered directly on it"
+            )
+        output.register_hook(partial(self._receive, name, layer, inputs[0].detach()))
+
+    def _receive(self, name: str, layer: nn.Module, x: Tensor, gradient: Tensor) -> None:
+        if self._gradients is None:
+            return
+        if not len(x) == len(gradient) == self._batch_size:
+            raise ValueError(
+                f"layer {name!r} ({type(layer).__name__}) saw {len(x)} samples, but there are "
+                f"{self._batch_size} losses: dimension 0 of its input must be the samples"
+            )
+        if isinstance(layer, nn.Embedding) and layer.padding_idx is not None:
+            gradient = gradient.masked_fill((x == layer.padding_idx)[..., None], 0)  # Opacus overlooks the padding
+        sampler = GradSampleHooks.GRAD_SAMPLERS.get(type(layer), ft_compute_per_sample_gradient)
+        for p, per_sample in sampler(layer, [x], gradient).items():
+            if p.requires_grad:
+                earlier = [self._gradients[p]] if p in self._gradients else []
+                self._gradients[p] = add_uses([*earlier, Instantiated(per_sample)])
+
+
+def _sampled_layers(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """Layers with trainable parameters of their own. What functorch handles, it handles with all its children."""
+    trainable = has_trainable_params(module)
+    if trainable:
+        yield prefix, module
+    if not trainable or type(module) in GradSampleHooks.GRAD_SAMPLERS:
+        for name, child in module.named_children():
+            yield from _sampled_layers(child, f"{prefix}.{name}" if prefix else name)

@@ -1,0 +1,187 @@
+"""The per-sample gradients of one parameter, in the cheapest form that still knows their norms and weighted sums.
+
+For a weight that multiplies T vectors per sample, sample i's gradient is a sum of T outer products. Its norm follows
+from the two T x T Gram matrices without forming it (Goodfellow 2015 for T = 1, "ghost norm" of Li et al. 2022 for T > 1),
+and sum_i c_i g_i is one matrix product over all samples and tokens ("book-keeping", Bu et al. 2023). Where T is large
+the gradient itself is smaller than its factors, and then it is kept instead.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from functools import cached_property, reduce
+
+import torch
+from torch import Tensor
+
+
+class PerSampleGradients(ABC):
+    """Gradients g_1 ... g_B of one parameter of shape S."""
+
+    @cached_property
+    @abstractmethod
+    def squared_norms(self) -> Tensor:
+        """||g_i||^2, shape (B,), float32 or wider."""
+
+    @abstractmethod
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        """sum_i weights_i g_i for weights of shape (B,); the result has shape S."""
+
+    @abstractmethod
+    def instantiate(self) -> Tensor:
+        """All gradients, shape (B, *S)."""
+
+    @abstractmethod
+    def select(self, samples: Tensor) -> PerSampleGradients:
+        """The gradients of the samples chosen by a boolean mask of shape (B,)."""
+
+
+class Instantiated(PerSampleGradients):
+    """The gradients themselves, shape (B, *S)."""
+
+    def __init__(self, gradients: Tensor) -> None:
+        self.gradients = gradients
+
+    @cached_property
+    def squared_norms(self) -> Tensor:
+        return _squared_norms(self.gradients.flatten(1))
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        return torch.tensordot(weights.to(self.gradients.dtype), self.gradients, dims=1)
+
+    def instantiate(self) -> Tensor:
+        return self.gradients
+
+    def select(self, samples: Tensor) -> Instantiated:
+        return Instantiated(self.gradients[samples])
+
+
+class OuterProducts(PerSampleGradients):
+    """g_i = sum_t left_it right_it^T, from left (B, T, p) and right (B, T, d); the parameter has shape (p, d)."""
+
+    def __init__(self, left: Tensor, right: Tensor) -> None:
+        self.left, self.right = left, right
+
+    @cached_property
+    def squared_norms(self) -> Tensor:
+        return gram_norms(self.left, self.right)
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        left, right = self.left, self.right
+        weights = weights.to(left.dtype)[:, None, None]
+        if left.numel() < right.numel():
+            left = left * weights
+        else:
+            right = right * weights
+        return left.flatten(0, 1).T @ right.flatten(0, 1)
+
+    def instantiate(self) -> Tensor:
+        return self.left.mT @ self.right
+
+    def select(self, samples: Tensor) -> OuterProducts:
+        return OuterProducts(self.left[samples], self.right[samples])
+
+
+class EmbeddingRows(PerSampleGradients):
+    """g_i adds rows (B, T, d) at positions ids (B, T) of a table of shape (entries, d)."""
+
+    def __init__(self, ids: Tensor, rows: Tensor, entries: int) -> None:
+        self.ids, self.rows, self.entries = ids, rows, entries
+
+    @cached_property
+    def squared_norms(self) -> Tensor:
+        batch, width = self.ids.shape[0], self.rows.shape[-1]
+        samples = torch.arange(batch, device=self.ids.device)
+        # A token that occurs twice in a sample gets the sum of its rows: add up by (sample, token) pair first.
+        pairs, inverse = torch.unique(self.ids + self.entries * samples[:, None], return_inverse=True)
+        wide = torch.promote_types(self.rows.dtype, torch.float32)
+        sums = self.rows.new_zeros(len(pairs), width, dtype=wide)
+        sums.index_add_(0, inverse.flatten(), self.rows.flatten(0, 1).to(wide))
+        norms = sums.new_zeros(batch)
+        return norms.index_add_(0, pairs // self.entries, _squared_norms(sums))
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        rows = self.rows * weights.to(self.rows.dtype)[:, None, None]
+        table = rows.new_zeros(self.entries, rows.shape[-1])
+        return table.index_add_(0, self.ids.flatten(), rows.flatten(0, 1))
+
+    def instantiate(self) -> Tensor:
+        tables = self.rows.new_zeros(len(self.ids), self.entries, self.rows.shape[-1])
+        return tables.scatter_add_(1, self.ids[..., None].expand_as(self.rows), self.rows)
+
+    def select(self, samples: Tensor) -> EmbeddingRows:
+        return EmbeddingRows(self.ids[samples], self.rows[samples], self.entries)
+
+
+class TiedTable(PerSampleGradients):
+    """A table used both to embed and to compute logits: the sum of an ``EmbeddingRows`` and an ``OuterProducts``."""
+
+    def __init__(self, embedding: EmbeddingRows, head: OuterProducts) -> None:
+        self.embedding, self.head = embedding, head
+
+    @cached_property
+    def squared_norms(self) -> Tensor:
+        ids, rows, left, right = self.embedding.ids, self.embedding.rows, self.head.left, self.head.right
+        wide = torch.promote_types(rows.dtype, torch.float32)
+        # <head_i, embedding_i> = sum_ts left_it[id_is] <right_it, row_is>
+        picked = left.gather(2, ids[:, None, :].expand(-1, left.shape[1], -1))
+        cross = (picked.to(wide) * (right.to(wide) @ rows.to(wide).mT)).sum((1, 2))
+        return self.embedding.squared_norms + self.head.squared_norms + 2 * cross
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        return self.embedding.weighted_sum(weights) + self.head.weighted_sum(weights)
+
+    def instantiate(self) -> Tensor:
+        return self.embedding.instantiate() + self.head.instantiate()
+
+    def select(self, samples: Tensor) -> TiedTable:
+        return TiedTable(self.embedding.select(samples), self.head.select(samples))
+
+
+def products(left: Tensor, right: Tensor) -> PerSampleGradients:
+    """sum_t left_it right_it^T from left (B, ..., p) and right (B, ..., d), in the smaller form.
+
+    One comparison settles memory and arithmetic together: factors T (p + d) against the gradient p d to keep, and
+    T^2 (p + d) for the Gram matrices against T p d for the gradient to compute.
+    """
+    left, right = _tokens(left), _tokens(right)
+    tokens, p, d = left.shape[1], left.shape[2], right.shape[2]
+    factors = OuterProducts(left, right)
+    return factors if tokens == 1 or tokens * (p + d) < p * d else Instantiated(factors.instantiate())
+
+
+def add_uses(uses: Sequence[PerSampleGradients]) -> PerSampleGradients:
+    """The gradients of a parameter that one forward pass used several times: each sample's uses add up."""
+    return reduce(_add, uses)
+
+
+def gram_norms(left: Tensor, right: Tensor) -> Tensor:
+    """||sum_t left_it right_it^T||^2 from left (N, T, p) and right (N, T, d); shape (N,), float32 or wider."""
+    if left.shape[1] == 1:
+        return _squared_norms(left[:, 0]) * _squared_norms(right[:, 0])
+    wide = torch.promote_types(left.dtype, torch.float32)
+    left, right = left.to(wide), right.to(wide)
+    return ((left @ left.mT) * (right @ right.mT)).sum((1, 2))
+
+
+def _add(a: PerSampleGradients, b: PerSampleGradients) -> PerSampleGradients:
+    if isinstance(a, OuterProducts) and isinstance(b, OuterProducts):
+        return OuterProducts(torch.cat([a.left, b.left], 1), torch.cat([a.right, b.right], 1))
+    if isinstance(a, EmbeddingRows) and isinstance(b, EmbeddingRows):
+        return EmbeddingRows(torch.cat([a.ids, b.ids], 1), torch.cat([a.rows, b.rows], 1), a.entries)
+    if isinstance(a, EmbeddingRows) and isinstance(b, OuterProducts):
+        return TiedTable(a, b)
+    if isinstance(a, OuterProducts) and isinstance(b, EmbeddingRows):
+        return TiedTable(b, a)
+    return Instantiated(a.instantiate() + b.instantiate())
+
+
+def _tokens(x: Tensor) -> Tensor:
+    """(B, ..., d) to (B, T, d)."""
+    return x.unsqueeze(1) if x.dim() == 2 else x.flatten(1, -2)
+
+
+def _squared_norms(x: Tensor) -> Tensor:
+    """Of the rows of (N, d), shape (N,), summed in float32 or wider."""
+    return torch.linalg.vector_norm(x, dim=1, dtype=torch.promote_types(x.dtype, torch.float32)).square()

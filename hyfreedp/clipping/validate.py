@@ -1,0 +1,51 @@
+"""What no engine can privatise: layers whose output for one sample depends on the others."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+_RUNNING = ("running_mean", "running_var")
+
+
+def check_module(module: nn.Module) -> None:
+    """Refuse a module whose training cannot be made private.
+
+    A frozen batch norm in eval mode is a fixed affine map and passes; keep it in eval mode while training.
+
+    Raises:
+        ValueError: naming every offending layer with the fix, or saying that nothing is trainable.
+    """
+    problems = [
+        f"layer {name!r} ({type(layer).__name__}) {problem}"
+        for name, layer in module.named_modules()
+        if (problem := _problem(layer))
+    ]
+    if not any(p.requires_grad for p in module.parameters()):
+        problems.append("no parameter is trainable: set requires_grad on those to train")
+    if problems:
+        raise ValueError("this module cannot be trained privately: " + "; ".join(problems))
+
+
+def _problem(layer: nn.Module) -> str | None:
+    if isinstance(layer, _InstanceNorm):
+        if layer.track_running_stats:
+            return "keeps running statistics of the data without noise: set track_running_stats=False"
+    elif isinstance(layer, _BatchNorm):
+        frozen = not any(p.requires_grad for p in layer.parameters())
+        if layer.training or not layer.track_running_stats or not frozen:
+            return (
+                "normalises each sample by the others in its batch: replace it by GroupNorm "
+                "(opacus.validators.ModuleValidator.fix does), or freeze it and keep it in eval mode"
+            )
+    elif any(getattr(layer, name, None) is not None for name in _RUNNING) and layer.training:
+        return "keeps running statistics of the data without noise: replace it by a layer that does not, or freeze it"
+    elif isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) and layer.weight.requires_grad:
+        if layer.max_norm is not None:
+            return "renormalises the rows that the batch looks up: set max_norm=None"
+        if layer.scale_grad_by_freq:
+            return "divides gradients by counts over the batch: set scale_grad_by_freq=False"
+        if layer.sparse:
+            return "has sparse gradients, which cannot hold noise: set sparse=False"
+    return None
