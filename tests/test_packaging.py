@@ -23,9 +23,10 @@ FOLLOWS_FROM_TORCH = re.compile(r"(nvidia|cuda|triton)\b")  # differ between pla
 
 # From the ground up: a module may import from the lines before its own, from nothing else on its line or after it.
 LAYERS = [
-    {"privatize", "accounting"},
+    {"privatize", "accounting", "sampling"},
     {"curvefit"},
     {"stepsize", "clipping"},
+    {"probe"},
     {"optimizer"},
     {"engine"},
     {"__init__"},
