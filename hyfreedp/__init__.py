@@ -1,0 +1,23 @@
+"""Differentially private training that needs no learning rate (HyFreeDP)."""
+
+from hyfreedp.accounting import NoiseSplit, calibrate_noise, epsilon
+from hyfreedp.curvefit import QuadraticFit, fit_quadratic
+from hyfreedp.engine import PRESETS, Preset, PrivacyEngine
+from hyfreedp.optimizer import HyFreeDPOptimizer, StepRecord
+from hyfreedp.privatize import clipping_bias, normal_clipping_bias, privatize_loss
+
+__all__ = [
+    "PRESETS",
+    "HyFreeDPOptimizer",
+    "NoiseSplit",
+    "Preset",
+    "PrivacyEngine",
+    "QuadraticFit",
+    "StepRecord",
+    "calibrate_noise",
+    "clipping_bias",
+    "epsilon",
+    "fit_quadratic",
+    "normal_clipping_bias",
+    "privatize_loss",
+]

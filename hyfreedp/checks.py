@@ -1,0 +1,56 @@
+"""Checks of what a user hands to the optimizer, made before any private data is used."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def check_parameters(optimizer: torch.optim.Optimizer, module: nn.Module) -> None:
+    """Refuse an optimizer over other parameters than the model's trainable ones.
+
+    Raises:
+        ValueError: naming the first parameter that is on one side only.
+    """
+    names = {id(parameter): name for name, parameter in module.named_parameters() if parameter.requires_grad}
+    held = {id(p): p for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
+    foreign = [parameter for key, parameter in held.items() if key not in names]
+    if foreign:
+        raise ValueError(
+            f"optimizer holds {len(foreign)} trainable parameter(s) that are not the model's, the first of shape "
+            f"{tuple(foreign[0].shape)}: make the optimizer from module.parameters()"
+        )
+    missing = [name for key, name in names.items() if key not in held]
+    if missing:
+        raise ValueError(
+            f"optimizer lacks {len(missing)} trainable parameter(s) of the model, the first {missing[0]!r}: "
+            f"add them or freeze them by requires_grad_(False)"
+        )
+
+
+def check_losses(losses: Any, size: int) -> None:
+    """Refuse what a loss function must not return; called before anything is released.
+
+    Args:
+        losses: what the loss function returned.
+        size: number of samples it was given.
+
+    Raises:
+        TypeError: not a tensor.
+        ValueError: not of shape ``(size,)``, or without a gradient.
+    """
+    if not isinstance(losses, Tensor):
+        raise TypeError(f"per_sample_loss must return a tensor of shape ({size},), got {type(losses).__name__}")
+    if losses.shape != (size,):
+        hint = (
+            "a mean or sum over the batch has no per-sample gradients; use reduction='none'"
+            if losses.ndim == 0
+            else ("one loss per sample, the mean over a sample's own tokens or pixels")
+        )
+        raise ValueError(f"per_sample_loss must return shape ({size},), got {tuple(losses.shape)}: {hint}")
+    if not losses.requires_grad:
+        raise ValueError(
+            "per_sample_loss must return losses with a gradient: compute them from the model, not detached"
+        )

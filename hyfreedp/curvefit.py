@@ -1,0 +1,108 @@
+"""The quadratic through the probes: slope b, curvature a and the learning rate b/a (Eq. "curve fit" of the paper).
+
+Along the update direction G the loss is L(w - eta G) = L(w) - b eta + a eta^2 / 2, with b = G.g and a = G.H.G.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from hyfreedp.privatize import PrivateContrasts
+
+
+@dataclass(frozen=True)
+class QuadraticFit:
+    """L(eta) = intercept - slope * eta + curvature * eta^2 / 2, with the standard errors that the known noise gives.
+
+    Attributes:
+        slope: b, units of loss per unit of learning rate; positive when G is a descent direction.
+        curvature: a, units of loss per squared learning rate.
+        intercept: fitted loss at eta = 0; NaN when only contrasts were released, which do not determine it.
+        slope_std, curvature_std: standard errors of b and a; 0 without noise.
+    """
+
+    slope: float
+    curvature: float
+    intercept: float
+    slope_std: float = 0.0
+    curvature_std: float = 0.0
+
+    @property
+    def minimizer(self) -> float:
+        """b/a, where the parabola is flat: its minimum if a > 0, its maximum if a < 0; infinite or NaN if a = 0."""
+        if self.curvature == 0:
+            return math.nan if self.slope == 0 else math.copysign(math.inf, self.slope)
+        return self.slope / self.curvature
+
+
+def fit_quadratic(etas: ArrayLike, losses: ArrayLike, noise_std: ArrayLike = 0.0) -> QuadraticFit:
+    """Least-squares parabola through any number of probes, in closed form (Alg. 1, lines 9-10).
+
+    The basis 1, x, x^2 is made orthogonal over the probes, where the normal equations are diagonal; this is as accurate
+    as a QR factorisation. With the three probes (-eta, 0, eta) the parabola interpolates, as in Alg. 1.
+
+    Args:
+        etas: probed learning rates, shape ``(n,)``, n >= 3, at least three distinct (two non-zero ones beside 0).
+        losses: the losses L(w - eta_i G), shape ``(n,)``.
+        noise_std: standard deviation of the independent noise in each loss, a number or shape ``(n,)``.
+
+    Raises:
+        ValueError: shapes differ, a value is not finite, or fewer than three etas are distinct.
+    """
+    x, y = np.asarray(etas, dtype=np.float64), np.asarray(losses, dtype=np.float64)
+    if x.ndim != 1 or x.shape != y.shape:
+        raise ValueError(
+            f"etas and losses must be one-dimensional and equally long, got shapes {x.shape} and {y.shape}"
+        )
+    if not (np.isfinite(x).all() and np.isfinite(y).all()):
+        raise ValueError("etas and losses must be finite")
+    if np.unique(x).size < 3:
+        raise ValueError(f"etas must hold at least three distinct values to determine a parabola, got {x.tolist()}")
+    std = np.broadcast_to(np.asarray(noise_std, dtype=np.float64), x.shape)
+
+    scale = np.abs(x).max()
+    u = x / scale
+    mean = u.mean()
+    linear = u - mean
+    square = u**2
+    tilt = (linear @ square) / (linear @ linear)
+    quadratic = square - square.mean() - tilt * linear
+
+    # Each coefficient is a dot product of the losses with known weights, so its error follows from the losses' noise.
+    linear_weights = linear / (linear @ linear)
+    quadratic_weights = quadratic / (quadratic @ quadratic)
+    slope_weights = (tilt * quadratic_weights - linear_weights) / scale
+    curvature_weights = 2 * quadratic_weights / scale**2
+    intercept_weights = 1 / x.size - mean * linear_weights - (square.mean() - tilt * mean) * quadratic_weights
+    return QuadraticFit(
+        slope=float(slope_weights @ y),
+        curvature=float(curvature_weights @ y),
+        intercept=float(intercept_weights @ y),
+        slope_std=float(np.linalg.norm(slope_weights * std)),
+        curvature_std=float(np.linalg.norm(curvature_weights * std)),
+    )
+
+
+def fit_contrasts(contrasts: PrivateContrasts, distance: float) -> QuadraticFit:
+    """The same parabola from the contrasts at w + hG and w - hG: b = D / 2h and a = C / h^2.
+
+    Args:
+        contrasts: the private means D (``difference``) and C (``bend``) with their noise.
+        distance: h > 0, how far along G the losses were probed, in units of the learning rate.
+
+    Raises:
+        ValueError: ``distance`` is not positive.
+    """
+    if not distance > 0:
+        raise ValueError(f"distance must be positive, got {distance}")
+    return QuadraticFit(
+        slope=contrasts.difference / (2 * distance),
+        curvature=contrasts.bend / distance**2,
+        intercept=math.nan,
+        slope_std=contrasts.difference_std / (2 * distance),
+        curvature_std=contrasts.bend_std / distance**2,
+    )

@@ -1,0 +1,215 @@
+"""PrivacyEngine: makes a model, its torch optimizer and its data loader private, with no learning rate to choose."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import secrets
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from hyfreedp.accounting import NoiseSplit, calibrate_noise
+from hyfreedp.checks import check_parameters
+from hyfreedp.clipping import AutomaticClipping, Clipping, NoClipping, make_engine
+from hyfreedp.optimizer import HyFreeDPOptimizer
+from hyfreedp.privatize import LossMechanism
+from hyfreedp.probe import LossThresholdRule, Probe, ProbeKind, StepRule
+from hyfreedp.sampling import PoissonSampler, poisson_loader
+from hyfreedp.stepsize import Decay, momentum_damping
+
+
+@dataclass(frozen=True)
+class Preset:
+    """All that defines the method beyond data, model and privacy target; one setting for every task.
+
+    Attributes:
+        probe: what a probe releases: "contrasts", three "losses", or "none" for plain DP training at the base
+            optimizer's own learning rate (the baselines).
+        step_rule: how a noisy fit moves the learning rate, see :mod:`hyfreedp.stepsize`.
+        loss_threshold_rule: how R_l follows the released losses (probe "losses").
+        initial_learning_rate: eta_0.
+        interval: K, steps from probe to probe.
+        warmup: share of the run, from its start, in which every step probes.
+        gamma: growth of the gradient noise (root mean square over steps) that pays for the probes.
+        allocation, composition, accountant, loss_mechanism: see :func:`hyfreedp.calibrate_noise`.
+        decay, decay_start: shape of the fall of the rate to zero at the horizon, and the share of the run before it.
+    """
+
+    probe: ProbeKind | Literal["none"] = "contrasts"
+    step_rule: StepRule = "posterior"
+    loss_threshold_rule: LossThresholdRule = "sum"
+    initial_learning_rate: float = 1e-4
+    interval: int = 5
+    warmup: float = 0.1
+    gamma: float = 1.02
+    allocation: Literal["per_step", "constant"] = "per_step"
+    composition: Literal["same_batch", "independent", "epsilon_sum"] = "same_batch"
+    accountant: Literal["pld", "rdp", "gdp"] = "pld"
+    loss_mechanism: LossMechanism = "gaussian"
+    decay: Decay = "linear"
+    decay_start: float = 0.5
+
+
+PRESETS: dict[str, Preset] = {
+    "robust": Preset(),
+    "paper": Preset(
+        probe="losses", step_rule="gen", warmup=0.0, gamma=1.01, allocation="constant", decay="none", decay_start=0.0
+    ),
+    "fixed": Preset(probe="none", decay="none", decay_start=0.0),
+}
+
+
+class PrivacyEngine:
+    """Makes training private, in Opacus's conventions, with nothing left to tune.
+
+    Args:
+        seed: of the sampling and of all noise; drawn from the operating system if None. A known seed makes a run
+            reproducible and voids its privacy: publish neither.
+    """
+
+    def __init__(self, *, seed: int | None = None) -> None:
+        if seed is not None and seed < 0:
+            raise ValueError(f"seed must be None or at least 0, got {seed}")
+        self.seed = secrets.randbits(128) if seed is None else seed
+
+    def make_private_with_epsilon(
+        self,
+        *,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        data_loader: DataLoader,
+        target_epsilon: float,
+        target_delta: float,
+        epochs: int | None = None,
+        steps: int | None = None,
+        preset: str | Preset = "robust",
+        clipping: Clipping | None = None,
+        max_physical_batch_size: int | None = None,
+        gradient_engine: Literal["auto", "bookkeeping", "hooks"] = "auto",
+        diagnostics: bool = False,
+        **overrides: Any,
+    ) -> tuple[nn.Module, HyFreeDPOptimizer, DataLoader]:
+        """Wire a run that spends at most (target_epsilon, target_delta), learning rate included.
+
+        Args:
+            module: the model; hooked in place and returned, so closures made before stay valid.
+            optimizer: any torch optimizer linear in its learning rate, over exactly the trainable parameters. Its
+                rate is ignored but for the ratio between groups (preset "fixed" uses it as it is).
+            data_loader: its batch size B gives the sample rate B / N and the expected batch size.
+            target_epsilon: budget of the whole run; ``inf`` trains without noise and without clipping.
+            target_delta: in (0, 1), customarily below 1 / N.
+            epochs, steps: length of the run, one of the two; an epoch is ``len(data_loader)`` steps.
+            preset: "robust" (default), "paper", "fixed", or a :class:`Preset`.
+            clipping: of per-sample gradients; automatic normalisation if None (none when ``target_epsilon`` is inf).
+            max_physical_batch_size: memory limit; larger Poisson batches are processed in pieces.
+            gradient_engine: see :func:`hyfreedp.clipping.make_engine`.
+            diagnostics: record raw, not private values too.
+            **overrides: fields of :class:`Preset` to change, such as ``interval=10``.
+
+        Returns:
+            The module, the :class:`~hyfreedp.optimizer.HyFreeDPOptimizer` and the Poisson loader.
+
+        Raises:
+            ValueError, TypeError: bad input, with what is allowed; no private record has been used by then.
+        """
+        settings = _resolve(preset, overrides)
+        loader = poisson_loader(data_loader, seed=self._stream(0))
+        sampler: PoissonSampler = loader.batch_sampler
+        total = _run_length(epochs, steps, sampler.steps_per_epoch)
+        check_parameters(optimizer, module)
+        if not module.training:
+            raise ValueError("module must be in train mode: call module.train() first")
+        split = self._calibrate(settings, target_epsilon, target_delta, sampler.sample_rate, total)
+        private = math.isfinite(target_epsilon)
+        probe = None if settings.probe == "none" else _make_probe(settings, optimizer, private)
+        if clipping is None:
+            clipping = AutomaticClipping() if private else NoClipping()
+        elif private and math.isinf(clipping.sensitivity):
+            raise ValueError(f"clipping must bound the gradient when target_epsilon is finite, got {clipping}")
+        private_optimizer = HyFreeDPOptimizer(
+            optimizer,
+            module=module,
+            gradient_engine=make_engine(module, clipping, gradient_engine),
+            split=split,
+            expected_batch_size=sampler.sample_rate * sampler.num_records,
+            probe=probe,
+            decay=settings.decay,
+            decay_start=settings.decay_start,
+            max_physical_batch_size=max_physical_batch_size,
+            sampler=sampler,
+            seed=self._stream(1),
+            diagnostics=diagnostics,
+        )
+        return module, private_optimizer, loader
+
+    def _stream(self, index: int) -> int:
+        """An independent seed per use: 0 for sampling, 1 for noise."""
+        words = np.random.SeedSequence(self.seed, spawn_key=(index,)).generate_state(2, np.uint64)
+        return int(words[0]) << 64 | int(words[1])
+
+    @staticmethod
+    def _calibrate(settings: Preset, epsilon: float, delta: float, sample_rate: float, steps: int) -> NoiseSplit:
+        return calibrate_noise(
+            target_epsilon=epsilon,
+            target_delta=delta,
+            sample_rate=sample_rate,
+            steps=steps,
+            interval=settings.interval,
+            warmup_steps=int(settings.warmup * steps),
+            probe=settings.probe,
+            gamma=settings.gamma,
+            accountant=settings.accountant,
+            allocation=settings.allocation,
+            composition=settings.composition,
+            loss_mechanism=settings.loss_mechanism,
+        )
+
+
+def _resolve(preset: str | Preset, overrides: dict[str, Any]) -> Preset:
+    if isinstance(preset, str):
+        if preset not in PRESETS:
+            raise ValueError(f"preset must be one of {', '.join(map(repr, PRESETS))} or a Preset, got {preset!r}")
+        preset = PRESETS[preset]
+    names = [field.name for field in fields(Preset)]
+    for name in overrides:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise TypeError(f"unknown argument {name!r}: fields of Preset are {', '.join(names)}{hint}")
+    settings = replace(preset, **overrides)
+    if not 0 <= settings.warmup <= 1:
+        raise ValueError(f"warmup must be a share of the run in [0, 1], got {settings.warmup}")
+    if settings.decay not in ("none", "linear", "cosine"):
+        raise ValueError(f"decay must be 'none', 'linear' or 'cosine', got {settings.decay!r}")
+    if not 0 <= settings.decay_start < 1:
+        raise ValueError(f"decay_start must be in [0, 1), got {settings.decay_start}")
+    return settings
+
+
+def _run_length(epochs: int | None, steps: int | None, steps_per_epoch: int) -> int:
+    if (epochs is None) == (steps is None):
+        raise ValueError(f"give either epochs or steps, got epochs={epochs} and steps={steps}")
+    name, value = ("epochs", epochs) if steps is None else ("steps", steps)
+    if not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
+    return value * steps_per_epoch if steps is None else value
+
+
+def _make_probe(settings: Preset, optimizer: torch.optim.Optimizer, private: bool) -> Probe:
+    group = optimizer.param_groups[0]
+    momentum = group["betas"][0] if "betas" in group else group.get("momentum", 0.0)
+    unclipped = {} if private else {"loss_threshold": math.inf, "contrast_thresholds": (math.inf, math.inf)}
+    return Probe(
+        kind=settings.probe,
+        rule=settings.step_rule,
+        eta=settings.initial_learning_rate,
+        damping=momentum_damping(momentum),
+        mechanism=settings.loss_mechanism,
+        loss_threshold_rule=settings.loss_threshold_rule,
+        **unclipped,
+    )

@@ -1,0 +1,342 @@
+"""Algorithm 1 around any torch optimizer: private gradient, private probe, next learning rate, update.
+
+One step works on one Poisson batch. Its gradient and its probe are two adaptive releases on that same batch, which is
+how the accountant counts them. Everything that decides about the learning rate is computed from what was released.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hyfreedp.accounting import NoiseSplit, PrivacyLedger
+from hyfreedp.checks import check_losses, check_parameters
+from hyfreedp.clipping import GradientEngine
+from hyfreedp.probe import Probe, ProbeResult
+from hyfreedp.sampling import PoissonSampler, RandomState, batch_length, take
+from hyfreedp.stepsize import Decay, decay_factor
+
+PerSampleLoss = Callable[[Any], Tensor]
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """What one step did. All but ``diagnostics`` is private: it was released with noise or computed from such.
+
+    Attributes:
+        step: 0-based.
+        eta: the learning rate that the step took, decay included.
+        probe: what the probe released and decided, None on steps without one.
+        diagnostics: raw, NOT private values, for teaching and debugging only; None unless asked for.
+    """
+
+    step: int
+    eta: float
+    probe: ProbeResult | None = None
+    diagnostics: dict[str, float] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """One flat row for a pandas frame; diagnostics are prefixed with ``not_private_``."""
+        row: dict[str, Any] = {"step": self.step, "eta": self.eta}
+        if self.probe is not None:
+            row |= asdict(self.probe)
+        return row | {f"not_private_{name}": value for name, value in (self.diagnostics or {}).items()}
+
+
+class HyFreeDPOptimizer:
+    """Wraps a torch optimizer: :meth:`step` takes a per-sample loss and a batch and does the rest.
+
+    The base optimizer turns the private gradient into an update direction G; its own learning rate only sets the ratio
+    between parameter groups. It advances its state once per step, whether or not the step probes. It must be linear in
+    its learning rate, as SGD, AdamW, Adam and RMSprop are (decoupled weight decay included).
+
+    Usually made by :class:`hyfreedp.PrivacyEngine`.
+
+    Args:
+        optimizer: the base optimizer over exactly the trainable parameters of ``module``.
+        module: the model, in train mode.
+        gradient_engine: clips and sums per-sample gradients of ``module``.
+        split: noise multipliers and plan of the run.
+        expected_batch_size: sample rate times number of records.
+        probe: how the learning rate is learned; None keeps the base optimizer's own rates (times the decay).
+        decay: shape of the fall to zero at the horizon, beginning at the share ``decay_start`` of the run.
+        max_physical_batch_size: larger Poisson batches are processed in pieces of this size.
+        sampler: the Poisson sampler, told how far the run is so that loader and checkpoints agree.
+        seed: of the noise; two streams are derived from it, for gradients and for probes.
+        diagnostics: also record raw values, which are not private.
+
+    Raises:
+        ValueError: the optimizer's parameters are not the model's trainable ones, or an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        *,
+        module: nn.Module,
+        gradient_engine: GradientEngine,
+        split: NoiseSplit,
+        expected_batch_size: float,
+        probe: Probe | None,
+        decay: Decay = "none",
+        decay_start: float = 0.0,
+        max_physical_batch_size: int | None = None,
+        sampler: PoissonSampler | None = None,
+        seed: int = 0,
+        diagnostics: bool = False,
+    ) -> None:
+        check_parameters(optimizer, module)
+        if max_physical_batch_size is not None and max_physical_batch_size < 1:
+            raise ValueError(f"max_physical_batch_size must be at least 1 or None, got {max_physical_batch_size}")
+        self.base = optimizer
+        self.module = module
+        self.split = split
+        self.ledger = PrivacyLedger(split)
+        self.expected_batch_size = expected_batch_size
+        self.probe = probe
+        self.decay: Decay = decay
+        self.decay_start = decay_start
+        self.max_physical_batch_size = max_physical_batch_size
+        self.sampler = sampler
+        self.diagnostics = diagnostics
+        self.history: list[dict[str, Any]] = []
+        self._engine = gradient_engine
+        self._parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+        rates = [float(group["lr"]) for group in optimizer.param_groups]
+        if not all(rate > 0 for rate in rates):
+            raise ValueError(f"optimizer must have positive learning rates (their ratios are kept), got {rates}")
+        self._rate_ratios = [rate / rates[0] for rate in rates]
+        self._fixed_eta = rates[0]
+        device = self._parameters[0].device
+        gradient_seed, probe_seed = (int(s) for s in np.random.SeedSequence(seed).generate_state(2, np.uint64))
+        self._gradient_noise = torch.Generator(device).manual_seed(gradient_seed)
+        self._probe_noise = torch.Generator(device).manual_seed(probe_seed)
+
+    # -- one step ----------------------------------------------------------------------------------------------------
+
+    def step(self, per_sample_loss: PerSampleLoss, batch: Any) -> StepRecord:
+        """One step of Algorithm 1 on one Poisson batch: forward, backward, clip, noise, probe, update.
+
+        Args:
+            per_sample_loss: maps a batch, or a piece of it, to losses of shape ``(B,)`` without reduction, each
+                depending on its own sample only. Called again for the probes, without gradients.
+            batch: what the loader gave; samples are the first dimension of every tensor. May be empty.
+
+        Raises:
+            BudgetExhausted: the planned steps are done. Nothing of the batch was looked at.
+            ValueError, TypeError: the model is in eval mode or the losses have the wrong form. Nothing was released.
+        """
+        t = self.ledger.steps
+        probing = self.split.is_probe_step(t)
+        self.ledger.check(probing)
+        if not self.module.training:
+            raise ValueError("the model must be in train mode: call model.train() before optimizer.step")
+        pieces = self._pieces(batch)
+        eta = (self._fixed_eta if self.probe is None else self.probe.eta) * decay_factor(
+            t, self.split.steps, self.decay, self.decay_start
+        )
+
+        self.base.zero_grad(set_to_none=True)
+        losses, norms, forward_states = self._accumulate(per_sample_loss, pieces, keep=probing)
+        self.ledger.record(probing)
+        self._privatize_gradient(self.split.gradient_noise_multiplier(t))
+        if probing:
+            eta, result, probed = self._probe_and_update(per_sample_loss, pieces, losses, forward_states, eta)
+        else:
+            result, probed = None, None
+            self._base_step(eta)
+        self.base.zero_grad(set_to_none=True)
+        if self.sampler is not None:
+            self.sampler.position = self.ledger.steps
+
+        diagnostics = self._raw_values(losses, norms, probed) if self.diagnostics else None
+        record = StepRecord(t, eta, result, diagnostics)
+        self.history.append(record.to_dict())
+        return record
+
+    def _pieces(self, batch: Any) -> list[Any]:
+        size = batch_length(batch)
+        if size == 0:
+            return []
+        limit = self.max_physical_batch_size or size
+        return [take(batch, slice(start, start + limit)) for start in range(0, size, limit)]
+
+    def _accumulate(
+        self, per_sample_loss: PerSampleLoss, pieces: list[Any], keep: bool
+    ) -> tuple[Tensor, Tensor, list[RandomState]]:
+        """Clipped sum of per-sample gradients into ``.grad``; the losses, the norms and each forward's random state."""
+        losses, norms, states = [], [], []
+        for piece in pieces:
+            if keep:
+                states.append(RandomState.capture(self._parameters[0].device))
+            values = per_sample_loss(piece)
+            check_losses(values, batch_length(piece))
+            norms.append(self._engine.backward(values))
+            losses.append(values.detach().double())
+        if not pieces:  # an empty Poisson batch: no forward, a zero sum, noise as ever
+            for parameter in self._parameters:
+                parameter.grad = torch.zeros_like(parameter)
+            losses = norms = [torch.zeros(0, dtype=torch.float64, device=self._parameters[0].device)]
+        return torch.cat(losses), torch.cat(norms), states
+
+    def _privatize_gradient(self, noise_multiplier: float) -> None:
+        """Add noise to the clipped sum and divide by the expected batch size (Eq. "priv grad")."""
+        gradients = [parameter.grad for parameter in self._parameters]
+        if noise_multiplier > 0:
+            std = noise_multiplier * self._engine.clipping.sensitivity
+            for gradient in gradients:
+                noise = torch.randn(
+                    gradient.shape, generator=self._gradient_noise, dtype=gradient.dtype, device=gradient.device
+                )
+                gradient.add_(noise, alpha=std)
+        torch._foreach_div_(gradients, self.expected_batch_size)
+
+    @torch.no_grad()
+    def _probe_and_update(
+        self,
+        per_sample_loss: PerSampleLoss,
+        pieces: list[Any],
+        losses: Tensor,
+        states: list[RandomState],
+        eta: float,
+    ) -> tuple[float, ProbeResult, Tensor]:
+        """Take the plain step, look along it in both directions, then move to where the new learning rate leads.
+
+        The base optimizer steps once, with the old rate, from w to w - eta G. Points along G are interpolations between
+        these two, which are both kept (the second in the gradients' memory, no longer needed), so a rejected probe
+        ends in exactly the plain step.
+        """
+        start = [parameter.detach().clone() for parameter in self._parameters]
+        self._base_step(eta)
+        plain = [parameter.grad for parameter in self._parameters]
+        torch._foreach_copy_(plain, self._parameters)
+
+        def move(distance: float) -> None:
+            torch._foreach_copy_(self._parameters, start)
+            torch._foreach_lerp_(self._parameters, plain, distance / eta)
+
+        distance = self.probe.distance
+        try:
+            move(distance)
+            ahead = self._forward(per_sample_loss, pieces, states)
+            move(-distance)
+            behind = self._forward(per_sample_loss, pieces, states)
+        except BaseException:
+            torch._foreach_copy_(self._parameters, plain)
+            raise
+        probed = torch.stack([ahead, losses, behind])
+        result = self.probe.update(probed, self.split.sigma_loss, self.expected_batch_size, self._probe_noise)
+        if result.eta_next == result.eta_probed:
+            torch._foreach_copy_(self._parameters, plain)
+            return eta, result, probed
+        new_eta = eta * (result.eta_next / result.eta_probed)
+        move(new_eta)
+        self._set_rates(new_eta)
+        return new_eta, result, probed
+
+    def _forward(self, per_sample_loss: PerSampleLoss, pieces: list[Any], states: list[RandomState]) -> Tensor:
+        """Losses at the present weights, each piece with the random numbers (dropout) of its training forward."""
+        device = self._parameters[0].device
+        values = [torch.zeros(0, dtype=torch.float64, device=device)]
+        present = RandomState.capture(device)
+        try:
+            for piece, state in zip(pieces, states, strict=True):
+                state.restore()
+                values.append(per_sample_loss(piece).double())
+        finally:
+            present.restore()
+        return torch.cat(values)
+
+    def _base_step(self, eta: float) -> None:
+        self._set_rates(eta)
+        self.base.step()
+
+    def _set_rates(self, eta: float) -> None:
+        for group, ratio in zip(self.base.param_groups, self._rate_ratios, strict=True):
+            group["lr"] = eta * ratio
+
+    def _raw_values(self, losses: Tensor, norms: Tensor, probed: Tensor | None) -> dict[str, float]:
+        values = {
+            "batch_size": float(losses.numel()),
+            "mean_loss": losses.mean().item(),
+            "mean_gradient_norm": norms.mean().item(),
+            "non_finite_samples": float((~(losses.isfinite() & norms.isfinite())).sum().item()),
+        }
+        if probed is not None:
+            values |= zip(("loss_ahead", "loss_here", "loss_behind"), probed.mean(dim=1).tolist(), strict=True)
+        return values
+
+    # -- state -------------------------------------------------------------------------------------------------------
+
+    @property
+    def eta(self) -> float:
+        """The learning rate in force, without decay."""
+        return self._fixed_eta if self.probe is None else self.probe.eta
+
+    @property
+    def steps_left(self) -> int:
+        """How many steps the privacy plan still allows."""
+        return self.split.steps - self.ledger.steps
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The base optimizer's groups; their "lr" is what the last step used."""
+        return self.base.param_groups
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients. :meth:`step` does so itself; kept for loops written for other optimizers."""
+        self.base.zero_grad(set_to_none=set_to_none)
+
+    def epsilon_spent(self, target_delta: float | None = None) -> float:
+        """Epsilon of all that was released so far, at the plan's delta unless another is given."""
+        return self.ledger.epsilon(target_delta)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that :meth:`load_state_dict` needs to go on bit for bit, model included: tensors and plain values.
+
+        As with torch's own, its tensors are those of the live model and optimizer: save or copy it before stepping on.
+        """
+        return {
+            "model": self.module.state_dict(),
+            "base_optimizer": self.base.state_dict(),
+            "probe": None if self.probe is None else self.probe.state_dict(),
+            "ledger": self.ledger.state_dict(),
+            "sampler": None if self.sampler is None else self.sampler.state_dict(),
+            "gradient_noise": self._gradient_noise.get_state(),
+            "probe_noise": self._probe_noise.get_state(),
+            "random_state": RandomState.capture(self._parameters[0].device).states,
+            "history": [dict(row) for row in self.history],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` gave, torch's global generator included; the settings must be the same.
+
+        Raises:
+            ValueError: the state is of another plan (noise, steps, sample rate) or another kind of run.
+        """
+        if (state["probe"] is None) != (self.probe is None):
+            raise ValueError("state is of a run that learned its rate and this one does not, or the other way round")
+        self.ledger.load_state_dict(state["ledger"])
+        self.module.load_state_dict(state["model"])
+        self.base.load_state_dict(state["base_optimizer"])
+        if self.probe is not None:
+            self.probe.load_state_dict(state["probe"])
+        if self.sampler is not None and state["sampler"] is not None:
+            self.sampler.load_state_dict(state["sampler"])
+        self._gradient_noise.set_state(state["gradient_noise"].cpu())
+        self._probe_noise.set_state(state["probe_noise"].cpu())
+        RandomState(self._parameters[0].device, state["random_state"]).restore()
+        self.history = [dict(row) for row in state["history"]]
+
+    def __repr__(self) -> str:
+        learned = "fixed" if self.probe is None else f"learned from {self.probe.kind}"
+        return (
+            f"{type(self).__name__}({type(self.base).__name__}, step {self.ledger.steps} of {self.split.steps}, "
+            f"eta {self.eta:.3g} ({learned}), clipping {self._engine.clipping}, engine {self._engine.name!r},\n"
+            f"  {self.split})"
+        )

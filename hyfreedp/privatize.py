@@ -1,0 +1,277 @@
+"""Private means of per-sample losses and loss contrasts, and what their clipping costs.
+
+Implements Eq. (loss priv), Theorem 1 and Corollary 1 of the paper, and the contrasts that replace the losses in preset
+"robust". Every sum runs over a Poisson batch and is divided by the *expected* batch size, so that one record more or
+less changes it by at most ``clip / expected_batch_size``. An empty batch is released like any other: as pure noise.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from scipy import optimize, special, stats
+from torch import Tensor
+
+LossMechanism = Literal["gaussian", "laplace"]
+
+# Stands for a loss that is not finite: beyond any threshold, yet its square is still finite in float64.
+_UNBOUNDED_LOSS = 1e100
+
+
+def privatize_loss(
+    losses: Tensor,
+    threshold: float,
+    noise_multiplier: float,
+    *,
+    expected_batch_size: float,
+    mechanism: LossMechanism = "gaussian",
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Release mean losses: clip each to ``[0, R_l]``, sum, add noise, divide (Eq. "loss priv").
+
+    Args:
+        losses: per-sample losses, shape ``(..., B)``, not negative. The last dimension is averaged, so three probes
+            of one batch are released by one call with shape ``(3, B)``. B may be 0. NaN and infinities count as
+            ``threshold``.
+        threshold: R_l > 0, in units of the loss. Infinite only without noise (non-private runs).
+        noise_multiplier: sigma_l >= 0. The noise of each sum has standard deviation ``sigma_l R_l`` (Gaussian), or
+            scale ``sigma_l R_l`` and so standard deviation ``sqrt(2) sigma_l R_l`` (Laplace).
+        expected_batch_size: sample rate times the number of records, never the size of the batch at hand.
+        mechanism: "gaussian" or "laplace".
+        generator: source of the noise; torch's global one if None.
+
+    Returns:
+        Private means, shape ``(...)``, float64.
+
+    Raises:
+        ValueError: an argument is out of range, or a loss is negative (clipping would silently make it zero).
+    """
+    _check_positive("threshold", threshold)
+    if bool((losses < 0).any()):
+        raise ValueError(
+            "losses must not be negative: they are clipped to [0, threshold]. Shift the loss or use contrasts"
+        )
+    finite = losses.double().nan_to_num(nan=_UNBOUNDED_LOSS, posinf=_UNBOUNDED_LOSS)
+    return _noisy_mean(
+        finite.clamp(max=threshold), threshold, noise_multiplier, expected_batch_size, mechanism, generator
+    )
+
+
+@dataclass(frozen=True)
+class PrivateContrasts:
+    """What one probe releases in place of three losses (units of the loss unless said otherwise).
+
+    Attributes:
+        difference: private mean of d_i = L_i(w + hG) - L_i(w - hG).
+        bend: private mean of c_i = L_i(w + hG) + L_i(w - hG) - 2 L_i(w).
+        difference_std, bend_std: standard deviations of the noise in the two.
+        fractions: noisy shares of the expected batch with |d_i| <= R_d and with |c_i| <= R_c; nominally in [0, 1].
+    """
+
+    difference: float
+    bend: float
+    difference_std: float
+    bend_std: float
+    fractions: tuple[float, float]
+
+
+def privatize_contrasts(
+    losses: Tensor,
+    thresholds: tuple[float, float],
+    noise_multiplier: float,
+    *,
+    expected_batch_size: float,
+    mechanism: LossMechanism = "gaussian",
+    generator: torch.Generator | None = None,
+) -> PrivateContrasts:
+    """Release the two signed contrasts that hold slope and curvature, and how many samples lie within their thresholds.
+
+    Each sample contributes four coordinates. Gaussian: (d/R_d, c/R_c) clipped jointly to L2 norm 1, and +-1/2 for
+    whether |d| <= R_d and whether |c| <= R_c: squared L2 norm at most 1.5. Laplace: d/2R_d and c/2R_c each clipped to
+    +-1/2 and the same two indicators: at most 1/2 per coordinate. The accountant assumes these sensitivities.
+
+    Args:
+        losses: per-sample losses at (w - hG, w, w + hG), shape ``(3, B)``, of any sign. B may be 0. Losses that are not
+            finite count as very large ones.
+        thresholds: (R_d, R_c), positive, in units of the loss. Both infinite only without noise (non-private runs).
+        noise_multiplier: sigma_l >= 0, noise (standard deviation or Laplace scale) of each of the four sums.
+        expected_batch_size: sample rate times the number of records.
+        mechanism: "gaussian" or "laplace".
+        generator: source of the noise; torch's global one if None.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+    for index, threshold in enumerate(thresholds):
+        _check_positive(f"thresholds[{index}]", threshold)
+    finite = losses.double().nan_to_num(nan=_UNBOUNDED_LOSS).clamp(-_UNBOUNDED_LOSS, _UNBOUNDED_LOSS)
+    ahead, here, behind = finite  # "ahead" is w - hG, where the optimizer is going
+    contrasts = torch.stack([behind - ahead, behind + ahead - 2 * here])
+    if all(math.isinf(threshold) for threshold in thresholds):
+        exact = _noisy_mean(contrasts, math.inf, noise_multiplier, expected_batch_size, mechanism, generator)
+        return PrivateContrasts(exact[0].item(), exact[1].item(), 0.0, 0.0, (1.0, 1.0))
+
+    bounds = contrasts.new_tensor(thresholds)[:, None]
+    inside = torch.where(contrasts.abs() <= bounds, 0.5, -0.5).to(contrasts)
+    if mechanism == "gaussian":
+        unit = 1.0
+        scaled = contrasts / bounds
+        scaled = scaled / torch.linalg.vector_norm(scaled, dim=0).clamp(min=1.0)
+    else:
+        unit = 2.0
+        scaled = (contrasts / (unit * bounds)).clamp(-0.5, 0.5)
+    released = _noisy_mean(
+        torch.cat([scaled, inside]), 1.0, noise_multiplier, expected_batch_size, mechanism, generator
+    ).tolist()
+    std = loss_noise_std(unit, noise_multiplier, expected_batch_size, mechanism)
+    return PrivateContrasts(
+        difference=released[0] * unit * thresholds[0],
+        bend=released[1] * unit * thresholds[1],
+        difference_std=std * thresholds[0],
+        bend_std=std * thresholds[1],
+        fractions=(released[2] + 0.5, released[3] + 0.5),
+    )
+
+
+def clipping_bias(losses: ArrayLike | Tensor, threshold: ArrayLike) -> float | np.ndarray:
+    """How far clipping lowers the mean of a batch: the mean of ReLU(L_i - R_l) (Theorem 1).
+
+    Args:
+        losses: per-sample losses, shape ``(B,)``, B >= 1.
+        threshold: one R_l or an array of them; the result has its shape.
+
+    Raises:
+        ValueError: ``losses`` is not one-dimensional or is empty.
+    """
+    values = np.asarray(losses, dtype=np.float64)
+    if values.ndim != 1 or values.size == 0:
+        raise ValueError(f"losses must have shape (B,) with B >= 1, got shape {values.shape}")
+    excess = values - np.asarray(threshold, dtype=np.float64)[..., None]
+    bias = np.maximum(excess, 0.0).mean(axis=-1)
+    return float(bias) if bias.ndim == 0 else bias
+
+
+def normal_clipping_bias(threshold: ArrayLike, mean: float, std: float) -> float | np.ndarray:
+    """Clipping bias of losses ~ N(mean, std^2) as B grows: std * (phi(alpha) - alpha (1 - Phi(alpha))) (Corollary 1).
+
+    Args:
+        threshold: one R_l or an array of them; the result has its shape. alpha = (R_l - mean) / std.
+        mean, std: of the per-sample loss, std > 0.
+
+    Raises:
+        ValueError: ``std`` is not positive.
+    """
+    _check_positive("std", std)
+    alpha = (np.asarray(threshold, dtype=np.float64) - mean) / std
+    bias = std * (stats.norm.pdf(alpha) - alpha * special.ndtr(-alpha))
+    return float(bias) if bias.ndim == 0 else bias
+
+
+def loss_noise_std(
+    threshold: ArrayLike, noise_multiplier: float, expected_batch_size: float, mechanism: LossMechanism = "gaussian"
+) -> float | np.ndarray:
+    """Standard deviation of the noise in one private mean: sigma_l R_l / B, times sqrt(2) for Laplace (Theorem 1).
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+    _check_noise(noise_multiplier, expected_batch_size, mechanism)
+    if noise_multiplier == 0:
+        return 0.0 * np.sign(threshold)  # also for the infinite threshold of a non-private run
+    std = np.asarray(threshold, dtype=np.float64) * noise_multiplier / expected_batch_size
+    std = std if mechanism == "gaussian" else std * math.sqrt(2)
+    return float(std) if std.ndim == 0 else std
+
+
+def normal_mse(
+    threshold: ArrayLike,
+    mean: float,
+    std: float,
+    *,
+    noise_multiplier: float,
+    expected_batch_size: float,
+    mechanism: LossMechanism = "gaussian",
+) -> float | np.ndarray:
+    """Squared clipping bias plus noise variance of the private mean of N(mean, std^2) losses (Theorem 1, Corollary 1).
+
+    The error is that against the mean of the batch as B grows: the randomness of the batch itself is not counted.
+    """
+    bias = normal_clipping_bias(threshold, mean, std)
+    noise = loss_noise_std(threshold, noise_multiplier, expected_batch_size, mechanism)
+    return bias**2 + noise**2
+
+
+def optimal_threshold(
+    mean: float,
+    std: float,
+    *,
+    noise_multiplier: float,
+    expected_batch_size: float,
+    mechanism: LossMechanism = "gaussian",
+) -> float:
+    """The R_l > 0 that minimises :func:`normal_mse`.
+
+    The derivative of the MSE vanishes where ``bias(R) P(L > R) = (noise std per unit of R)^2 R``; the left side falls
+    with R, the right side grows, so the root is unique.
+
+    Raises:
+        ValueError: an argument is out of range; the noise must be positive, since without it no finite optimum exists.
+    """
+    _check_positive("std", std)
+    unit_variance = loss_noise_std(1.0, noise_multiplier, expected_batch_size, mechanism) ** 2
+    _check_positive("noise_multiplier", noise_multiplier)
+
+    def slope(threshold: float) -> float:
+        tail = special.ndtr((mean - threshold) / std)
+        return normal_clipping_bias(threshold, mean, std) * tail - unit_variance * threshold
+
+    upper = max(mean, 0.0) + std
+    while slope(upper) > 0:
+        upper *= 2
+    return float(optimize.brentq(slope, 0.0, upper, xtol=1e-15 * upper, rtol=1e-14))
+
+
+def _noisy_mean(
+    clipped: Tensor,
+    clip: float,
+    noise_multiplier: float,
+    expected_batch_size: float,
+    mechanism: LossMechanism,
+    generator: torch.Generator | None,
+) -> Tensor:
+    """Sum over the last dimension, plus noise of scale ``noise_multiplier * clip``, over the expected batch size."""
+    _check_noise(noise_multiplier, expected_batch_size, mechanism)
+    total = clipped.sum(dim=-1)
+    if noise_multiplier > 0:
+        if math.isinf(clip):
+            raise ValueError("threshold must be finite when noise_multiplier > 0, got inf: the sum has no sensitivity")
+        total = total + noise_multiplier * clip * _standard_noise(total, mechanism, generator)
+    return total / expected_batch_size
+
+
+def _standard_noise(like: Tensor, mechanism: LossMechanism, generator: torch.Generator | None) -> Tensor:
+    """Standard normal, or Laplace of scale 1, of the shape, type and device of ``like``."""
+    if mechanism == "gaussian":
+        return torch.randn(like.shape, generator=generator, dtype=like.dtype, device=like.device)
+    # The difference of two unit exponentials is Laplace(1); torch.distributions would ignore the generator.
+    exponentials = torch.empty((2, *like.shape), dtype=like.dtype, device=like.device).exponential_(generator=generator)
+    return exponentials[0] - exponentials[1]
+
+
+def _check_positive(name: str, value: float) -> None:
+    if not value > 0:
+        raise ValueError(f"{name} must be positive, got {value}")
+
+
+def _check_noise(noise_multiplier: float, expected_batch_size: float, mechanism: str) -> None:
+    if not (noise_multiplier >= 0 and math.isfinite(noise_multiplier)):
+        raise ValueError(f"noise_multiplier must be finite and at least 0, got {noise_multiplier}")
+    if not (expected_batch_size > 0 and math.isfinite(expected_batch_size)):
+        raise ValueError(f"expected_batch_size must be finite and positive, got {expected_batch_size}")
+    if mechanism not in ("gaussian", "laplace"):
+        raise ValueError(f"mechanism must be 'gaussian' or 'laplace', got {mechanism!r}")

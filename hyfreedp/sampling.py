@@ -1,0 +1,172 @@
+"""Randomness that resumes: Poisson batches keyed by seed and step, and the state that dropout draws from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset, Sampler
+from torch.utils.data.dataloader import default_collate
+
+
+class PoissonSampler(Sampler[list[int]]):
+    """Batches that hold each record independently with probability ``sample_rate``; empty ones included.
+
+    The batch of step t is drawn by a generator keyed with (seed, t). A run therefore resumes exactly by setting
+    ``position``, even where worker processes fetch batches ahead. One pass yields the rest of an epoch.
+
+    Args:
+        num_records: N >= 1.
+        sample_rate: q in (0, 1].
+        steps_per_epoch: batches in one pass.
+        seed: non-negative integer of any size; keep it secret, since it tells which records were in which batch.
+
+    Attributes:
+        position: the step whose batch comes next; the optimizer advances it when a step is done.
+
+    Raises:
+        ValueError: an argument out of range.
+    """
+
+    def __init__(self, *, num_records: int, sample_rate: float, steps_per_epoch: int, seed: int) -> None:
+        if num_records < 1:
+            raise ValueError(f"num_records must be at least 1, got {num_records}: the data set is empty")
+        if not 0 < sample_rate <= 1:
+            raise ValueError(f"sample_rate must be in (0, 1], got {sample_rate}")
+        if steps_per_epoch < 1:
+            raise ValueError(f"steps_per_epoch must be at least 1, got {steps_per_epoch}")
+        self.num_records = num_records
+        self.sample_rate = sample_rate
+        self.steps_per_epoch = steps_per_epoch
+        self.seed = seed
+        self.position = 0
+
+    def __len__(self) -> int:
+        return self.steps_per_epoch
+
+    def __iter__(self) -> Iterator[list[int]]:
+        first = self.position
+        last = first - first % self.steps_per_epoch + self.steps_per_epoch
+        return (self.batch(step) for step in range(first, last))
+
+    def batch(self, step: int) -> list[int]:
+        """Indices of the records in the batch of 0-based ``step``."""
+        # Philox takes its key from the whole seed; torch's CPU generator would use 32 bits of it.
+        generator = np.random.Generator(np.random.Philox(np.random.SeedSequence(self.seed, spawn_key=(step,))))
+        return np.flatnonzero(generator.random(self.num_records) < self.sample_rate).tolist()
+
+    def state_dict(self) -> dict[str, int]:
+        return {"seed": self.seed, "position": self.position}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        self.seed, self.position = state["seed"], state["position"]
+
+
+class CollateWithEmpty:
+    """A collate function that also makes the empty batch: the structure of a batch of one, every tensor of length 0."""
+
+    def __init__(self, collate: Callable[[list[Any]], Any], dataset: Any) -> None:
+        self.collate = collate
+        self.dataset = dataset
+
+    def __call__(self, records: list[Any]) -> Any:
+        if records:
+            return self.collate(records)
+        return take(self.collate([self.dataset[0]]), slice(0, 0))
+
+
+def poisson_loader(loader: DataLoader, *, seed: int) -> DataLoader:
+    """The same data, workers and collation as ``loader``, Poisson-sampled at rate ``loader.batch_size / N``.
+
+    An epoch has ``len(loader)`` batches. The order that ``loader`` would have had (shuffled or not) plays no part.
+
+    Raises:
+        ValueError: an iterable data set, a loader without a batch size, or a batch larger than the data set.
+        TypeError: not a DataLoader.
+    """
+    if not isinstance(loader, DataLoader):
+        raise TypeError(f"data_loader must be a torch DataLoader, got {type(loader).__name__}")
+    if isinstance(loader.dataset, IterableDataset):
+        raise ValueError("data_loader must be over a map-style data set: an IterableDataset cannot be Poisson-sampled")
+    if loader.batch_size is None:
+        raise ValueError("data_loader must have a batch_size: it gives the sample rate; a batch_sampler does not")
+    num_records = len(loader.dataset)
+    if num_records == 0:
+        raise ValueError("data_loader must be over a data set of at least one record, got an empty one")
+    if loader.batch_size > num_records:
+        raise ValueError(
+            f"data_loader's batch_size must be at most the number of records, {num_records}, got {loader.batch_size}: "
+            f"the sample rate would be {loader.batch_size / num_records:.3g} > 1"
+        )
+    sampler = PoissonSampler(
+        num_records=num_records,
+        sample_rate=loader.batch_size / num_records,
+        steps_per_epoch=len(loader),
+        seed=seed,
+    )
+    return DataLoader(
+        loader.dataset,
+        batch_sampler=sampler,
+        collate_fn=CollateWithEmpty(loader.collate_fn or default_collate, loader.dataset),
+        num_workers=loader.num_workers,
+        pin_memory=loader.pin_memory,
+        timeout=loader.timeout,
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context,
+        prefetch_factor=loader.prefetch_factor,
+        persistent_workers=loader.persistent_workers,
+    )
+
+
+def batch_length(batch: Any) -> int:
+    """Number of samples in a batch: the first dimension of the first tensor found in it.
+
+    Raises:
+        TypeError: the batch holds no tensor.
+    """
+    if isinstance(batch, torch.Tensor):
+        return batch.shape[0]
+    children = batch.values() if isinstance(batch, Mapping) else batch
+    if isinstance(children, str) or not hasattr(children, "__iter__"):
+        raise TypeError(
+            f"batch must be a tensor, or a tuple, list or mapping that holds one, got {type(batch).__name__}"
+        )
+    for child in children:
+        if isinstance(child, torch.Tensor | Mapping | list | tuple):
+            return batch_length(child)
+    raise TypeError("batch must hold at least one tensor, whose first dimension counts the samples")
+
+
+def take(batch: Any, rows: slice) -> Any:
+    """The given samples of a batch, in the same structure of tensors, mappings, tuples and lists."""
+    if isinstance(batch, torch.Tensor):
+        return batch[rows]
+    if isinstance(batch, Mapping):
+        return {key: take(value, rows) for key, value in batch.items()}
+    if isinstance(batch, Sequence) and any(isinstance(child, torch.Tensor | Mapping | list | tuple) for child in batch):
+        parts = [take(child, rows) for child in batch]
+        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
+    return batch[rows]  # a list with one entry per sample, such as file names
+
+
+class RandomState:
+    """torch's global random state on the CPU and on one device: what dropout draws from."""
+
+    def __init__(self, device: torch.device, states: list[Tensor]) -> None:
+        self.device = device
+        self.states = states
+
+    @classmethod
+    def capture(cls, device: torch.device) -> RandomState:
+        states = [torch.get_rng_state()]
+        if device.type == "cuda":
+            states.append(torch.cuda.get_rng_state(device))
+        return cls(device, states)
+
+    def restore(self) -> None:
+        torch.set_rng_state(self.states[0].cpu())
+        if self.device.type == "cuda" and len(self.states) > 1:
+            torch.cuda.set_rng_state(self.states[1].cpu(), self.device)
