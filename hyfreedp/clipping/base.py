@@ -116,6 +116,10 @@ def _weights(losses: Tensor) -> Tensor:
     return (0.5 + torch.rand(len(losses), generator=generator)).to(losses)
 
 
+def _norm(g: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(g, dtype=torch.promote_types(g.dtype, torch.float32))
+
+
 def _reference(losses: Tensor, trainable: dict[nn.Parameter, str]) -> dict[nn.Parameter, Tensor | None]:
     """Autograd's gradient of sum_i w_i L_i."""
     gradients = torch.autograd.grad(losses, list(trainable), _weights(losses), retain_graph=True, allow_unused=True)
@@ -127,19 +131,15 @@ def _check(
     reference: dict[nn.Parameter, Tensor | None],
     trainable: dict[nn.Parameter, str],
 ) -> None:
+    total = sum(float(_norm(g)) ** 2 for g in reference.values() if g is not None) ** 0.5
     wrong = []
     for p, name in trainable.items():
         expected, g = reference[p], gradients.get(p)
-        if expected is None and g is None:
-            continue
-        if expected is None or g is None:
-            wrong.append(name)
-            continue
-        weights = _weights(g.squared_norms)
-        error = torch.linalg.vector_norm((g.weighted_sum(weights) - expected).double())
-        scale = (weights * g.squared_norms.clamp(min=0).sqrt()).sum() + torch.linalg.vector_norm(expected)
-        # A misread gradient is wrong by order one; TF32 and half precision round by 1e-3 and 1e-2.
-        if error > 0.02 * scale:
+        found = torch.zeros_like(p) if g is None else g.weighted_sum(_weights(g.squared_norms))
+        expected = torch.zeros_like(p) if expected is None else expected
+        # A misread gradient is wrong by order one; TF32 and half precision round by 1e-3 and 1e-2. The total is there
+        # for gradients that vanish but for rounding, such as those of a key projection's bias in attention.
+        if found.shape != p.shape or _norm(found - expected) > 0.03 * _norm(expected) + 1e-3 * total:
             wrong.append(name)
     if wrong:
         raise ValueError(

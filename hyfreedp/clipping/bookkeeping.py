@@ -8,6 +8,7 @@ is one matrix product of x with g, scaled by c ("book-keeping", Bu et al. 2023; 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -16,10 +17,11 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from hyfreedp.clipping.base import GradientEngine
-from hyfreedp.clipping.broadcast import PositionExpander
+from hyfreedp.clipping.broadcast import PositionExpander, tensors_in
 from hyfreedp.clipping.factors import Clipping
-from hyfreedp.clipping.layers import LayerRule, needs_input, rule_of
-from hyfreedp.clipping.persample import PerSampleGradients, add_uses
+from hyfreedp.clipping.free import free_parameters, repeat, restore, substitute
+from hyfreedp.clipping.layers import Gradients, Rule, input_to_keep, rule_of
+from hyfreedp.clipping.persample import Instantiated, PerSampleGradients, add_uses
 
 
 class BookKeepingEngine(GradientEngine):
@@ -38,20 +40,33 @@ class BookKeepingEngine(GradientEngine):
         self._handles = []
         for name, layer in module.named_modules():
             if rule := rule_of(layer):
-                hook = partial(self._record, name, rule)
-                # First in line, to see what the layer itself returned, before hooks that change it.
+                # First in line, to see what the layer itself returned, before other hooks change it.
+                hook = partial(self._record_layer, name, rule)
                 self._handles.append(layer.register_forward_hook(hook, prepend=True, with_kwargs=True))
+            elif free := free_parameters(layer):
+                before = layer.register_forward_pre_hook(partial(self._repeat_free, name, free), with_kwargs=True)
+                after = layer.register_forward_hook(partial(_restore_free, free), always_call=True)
+                self._handles += [before, after]
 
     @classmethod
     def unsupported(cls, module: nn.Module) -> list[str]:
         covered = {p for layer in module.modules() if rule_of(layer) for p in layer.parameters(recurse=False)}
         problems = []
         for name, layer in module.named_modules():
-            own = [n for n, p in layer.named_parameters(recurse=False) if p.requires_grad and p not in covered]
-            if own:
+            what = f"layer {name!r} ({type(layer).__name__})"
+            if isinstance(layer, nn.MultiheadAttention) and any(p.requires_grad for p in layer.parameters()):
                 problems.append(
-                    f"layer {name!r} ({type(layer).__name__}) has no rule for its parameters {', '.join(own)}"
+                    f"{what} uses its projections without calling them: replace it by an attention made of nn.Linear "
+                    "layers, such as opacus.layers.DPMultiheadAttention, or freeze it"
                 )
+                continue
+            free = free_parameters(layer)
+            for own, p in layer.named_parameters(recurse=False):
+                if p.requires_grad and p not in covered and own not in free:
+                    problems.append(
+                        f"{what} has no rule for its parameter {own!r} of shape {tuple(p.shape)}: use a supported layer, "
+                        "give a parameter that is broadcast over the samples the shape (1, ...), or freeze it"
+                    )
         return problems
 
     def detach(self) -> None:
@@ -60,20 +75,34 @@ class BookKeepingEngine(GradientEngine):
         self._handles = []
         self._expander.detach()
 
-    def _record(
+    def _record_layer(
+        self, name: str, rule: Rule, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
+    ) -> None:
+        trainable = [p for p in layer.parameters(recurse=False) if p.requires_grad]
+        if trainable and layer.training and torch.is_grad_enabled():
+            (x,) = (*args, *kwargs.values())
+            upstream = get_gradient_edge(x).node if x.requires_grad else None
+            kept = input_to_keep(layer, x, output)
+            self._record(_Use(name, layer, trainable, partial(rule, layer), kept, upstream), output)
+
+    def _repeat_free(
         self,
         name: str,
-        rule: LayerRule,
+        free: dict[str, nn.Parameter],
         layer: nn.Module,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        output: Tensor,
     ) -> None:
-        trainable = [p for p in layer.parameters(recurse=False) if p.requires_grad]
-        if not (trainable and layer.training and torch.is_grad_enabled() and output.requires_grad):
+        if not (layer.training and torch.is_grad_enabled()):
             return
-        (x,) = (*args, *kwargs.values())
-        use = _Use(name, rule, layer, trainable, x, output)
+        x = next(tensors_in((args, kwargs)))
+        views = {n: repeat(p, x.shape[0], x.dim()) for n, p in free.items() if p.requires_grad}
+        for n, view in views.items():
+            self._record(_Use(name, layer, [free[n]], partial(_free_gradients, free[n]), None, None), view)
+        substitute(layer, views)
+
+    def _record(self, use: _Use, output: Tensor) -> None:
+        use.output_nr = output.output_nr
         output.grad_fn.metadata[self] = use
         output.register_hook(partial(self._receive, use))
 
@@ -84,23 +113,24 @@ class BookKeepingEngine(GradientEngine):
     def _per_sample_gradients(
         self, losses: Tensor, trainable: dict[nn.Parameter, str]
     ) -> dict[nn.Parameter, PerSampleGradients]:
-        uses, sources = self._trace(losses, trainable)
+        uses, ends = self._trace(losses, trainable)
         counts = Counter(p for use in uses for p in use.trainable)
         self._pass = current = _Pass(len(losses), {p for p, count in counts.items() if count > 1})
         try:
-            torch.autograd.grad(losses, sources, torch.ones_like(losses), allow_unused=True)
+            if ends:
+                torch.autograd.grad(losses, ends, torch.ones_like(losses), allow_unused=True)
         finally:
             self._pass = None
-        return current.finish()
+        return {p: add_uses(uses) for p, uses in current.gradients.items()}
 
     def _trace(self, losses: Tensor, trainable: dict[nn.Parameter, str]) -> tuple[list[_Use], list[GradientEdge]]:
-        """The uses of layers in the graph of ``losses``, and the edges at which its backward pass may end.
+        """The uses of parameters in the graph of ``losses``, and the edges at which its backward pass may end.
 
         From a layer's output the walk goes straight to its input. So it meets a parameter only where that is used
         outside its layer, and differentiating with respect to the outputs of the lowest layers reaches every use
         without a single weight gradient.
         """
-        uses, sources = [], []
+        uses, ends = [], []
         seen, stack = set(), [losses.grad_fn]
         while stack:
             node = stack.pop()
@@ -111,7 +141,7 @@ class BookKeepingEngine(GradientEngine):
             if use is not None:
                 uses.append(use)
                 if use.upstream is None:
-                    sources.append(GradientEdge(node, use.output_nr))
+                    ends.append(GradientEdge(node, use.output_nr))
                 else:
                     stack.append(use.upstream)
             elif (leaf := getattr(node, "variable", None)) is not None:
@@ -120,31 +150,38 @@ class BookKeepingEngine(GradientEngine):
                         f"parameter {trainable[leaf]!r} is used outside the forward pass of its layer, or while that "
                         "is in eval mode: put the layer in train mode and call it as a module, or freeze the parameter"
                     )
-                sources.append(GradientEdge(node, 0))
+                ends.append(GradientEdge(node, 0))
             else:
                 stack.extend(upstream for upstream, _ in node.next_functions)
-        return uses, sources
+        return uses, ends
 
 
 class _Use:
-    """One call of one layer: what its gradients need, from its forward pass to its backward pass."""
+    """One use of some parameters in a forward pass: what their gradients will need in the backward pass.
+
+    It is stored on the node of the layer's output, so it must not refer to that node: the cycle would never be freed.
+
+    Args:
+        gradients: (input, output gradient) to the gradients of ``trainable``.
+        x: the input to keep, None if no gradient needs it.
+        upstream: the node that computed the layer's input, None if that needs no gradient.
+    """
 
     def __init__(
-        self, name: str, rule: LayerRule, layer: nn.Module, trainable: list[nn.Parameter], x: Tensor, output: Tensor
+        self,
+        name: str,
+        layer: nn.Module,
+        trainable: list[nn.Parameter],
+        gradients: Callable[[Tensor | None, Tensor], Gradients],
+        x: Tensor | None,
+        upstream: Node | None,
     ) -> None:
-        self.name, self.rule, self.layer, self.trainable = name, rule, layer, trainable
-        self.output_nr = output.output_nr
-        # A node, not an edge of the output: that would tie this object and the node it is stored on into a cycle.
-        self.upstream: Node | None = get_gradient_edge(x).node if x.requires_grad else None
-        self.x: Tensor | None = None
-        if needs_input(layer):
-            self.x = x.detach()
-            if rule.cast_input and x.dtype != output.dtype:
-                self.x = self.x.to(output.dtype)
-            self._version = self.x._version
+        self.name, self.layer, self.trainable, self.gradients = name, layer, trainable, gradients
+        self.x, self.upstream, self.output_nr = x, upstream, 0
+        self._version = None if x is None else x._version
 
     def take_input(self) -> Tensor | None:
-        """The input, which is let go. None if no gradient needs it."""
+        """The input, which is let go."""
         x, self.x = self.x, None
         if x is not None and x._version != self._version:
             raise ValueError(f"the input of layer {self.name!r} was modified in place after its forward pass")
@@ -152,11 +189,11 @@ class _Use:
 
 
 class _Pass:
-    """What one backward pass collects: the gradients of each parameter, norms taken at once where used only once."""
+    """What one backward pass collects; norms are taken at once, except those of parameters used more than once."""
 
     def __init__(self, batch_size: int, shared: set[nn.Parameter]) -> None:
         self.batch_size, self.shared = batch_size, shared
-        self.uses: dict[nn.Parameter, list[PerSampleGradients]] = {}
+        self.gradients: dict[nn.Parameter, list[PerSampleGradients]] = {}
 
     def receive(self, use: _Use, g: Tensor) -> None:
         x = use.take_input()
@@ -165,10 +202,15 @@ class _Pass:
                 f"layer {use.name!r} ({type(use.layer).__name__}) saw {len(g)} samples, but there are "
                 f"{self.batch_size} losses: dimension 0 of its input must be the samples"
             )
-        for p, gradients in use.rule.gradients(use.layer, x, g):
+        for p, gradients in use.gradients(x, g):
+            self.gradients.setdefault(p, []).append(gradients)
             if p not in self.shared:
-                _ = gradients.squared_norms  # while x and g are still in the cache
-            self.uses.setdefault(p, []).append(gradients)
+                _ = gradients.squared_norms  # computed while x and g are still in the cache
 
-    def finish(self) -> dict[nn.Parameter, PerSampleGradients]:
-        return {p: add_uses(uses) for p, uses in self.uses.items()}
+
+def _free_gradients(p: nn.Parameter, x: None, g: Tensor) -> Gradients:
+    yield p, Instantiated(g.reshape(len(g), *p.shape))
+
+
+def _restore_free(free: dict[str, nn.Parameter], layer: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    restore(layer, free)

@@ -37,7 +37,7 @@ class HooksEngine(GradientEngine):
         self._functorch_layers = []
         self._handles = []
         for name, layer in _sampled_layers(module):
-            if type(layer) not in GradSampleHooks.GRAD_SAMPLERS:
+            if not _has_sampler(layer):
                 prepare_layer(layer)
                 self._functorch_layers.append(layer)
             hook = partial(self._keep_input, name)
@@ -56,7 +56,7 @@ class HooksEngine(GradientEngine):
                 problems.append(f"{what} has inputs without a batch dimension: use nn.Embedding and a sum")
             elif getattr(layer, "padding_mode", "zeros") != "zeros":
                 problems.append(f"{what} has padding_mode {layer.padding_mode!r}, which Opacus takes for 'zeros'")
-            elif type(layer) in GradSampleHooks.GRAD_SAMPLERS:
+            elif _has_sampler(layer):
                 continue
             elif any(True for _ in layer.buffers()):
                 problems.append(f"{what} has buffers, which functorch cannot handle: freeze its own parameters")
@@ -110,17 +110,27 @@ class HooksEngine(GradientEngine):
         if isinstance(layer, nn.Embedding) and layer.padding_idx is not None:
             gradient = gradient.masked_fill((x == layer.padding_idx)[..., None], 0)  # Opacus overlooks the padding
         sampler = GradSampleHooks.GRAD_SAMPLERS.get(type(layer), ft_compute_per_sample_gradient)
-        for p, per_sample in sampler(layer, [x], gradient).items():
+        # Opacus's unfolding of convolutions misreads inputs in other memory formats.
+        for p, per_sample in sampler(layer, [x.contiguous()], gradient).items():
             if p.requires_grad:
                 earlier = [self._gradients[p]] if p in self._gradients else []
                 self._gradients[p] = add_uses([*earlier, Instantiated(per_sample)])
 
 
-def _sampled_layers(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+def _has_sampler(layer: nn.Module) -> bool:
+    return type(layer) in GradSampleHooks.GRAD_SAMPLERS
+
+
+def _sampled_layers(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Layers with trainable parameters of their own. What functorch handles, it handles with all its children."""
-    trainable = has_trainable_params(module)
-    if trainable:
-        yield prefix, module
-    if not trainable or type(module) in GradSampleHooks.GRAD_SAMPLERS:
-        for name, child in module.named_children():
-            yield from _sampled_layers(child, f"{prefix}.{name}" if prefix else name)
+    # A parameter may be registered on a container too, as BERT's output bias is: its layer takes care of it.
+    covered = {p for layer in module.modules() if _has_sampler(layer) for p in layer.parameters(recurse=False)}
+    stack = [("", module)]
+    while stack:
+        name, layer = stack.pop()
+        own = [p for p in layer.parameters(recurse=False) if p.requires_grad]
+        by_functorch = not _has_sampler(layer) and any(p not in covered for p in own)
+        if by_functorch or (own and _has_sampler(layer)):
+            yield name, layer
+        if not by_functorch:
+            stack.extend((f"{name}.{child}".lstrip("."), sub) for child, sub in layer.named_children())

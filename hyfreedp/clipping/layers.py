@@ -7,49 +7,44 @@ keep input and gradient as factors unless the product is smaller (see ``persampl
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hyfreedp.clipping.convolution import convolution
 from hyfreedp.clipping.persample import EmbeddingRows, Instantiated, PerSampleGradients, products
 
 Gradients = Iterator[tuple[nn.Parameter, PerSampleGradients]]
+# (layer, its input x or None, its output's gradient g) -> the gradients of its trainable parameters
+Rule = Callable[[nn.Module, Tensor | None, Tensor], Gradients]
 
 
-@dataclass(frozen=True)
-class LayerRule:
-    """How to train one kind of layer.
+def rule_of(layer: nn.Module) -> Rule | None:
+    """The rule for ``layer``, None if there is none.
 
-    Attributes:
-        gradients: (layer, input x or None, output gradient g) to pairs of a trainable parameter and its gradients.
-        cast_input: whether autocast makes the layer compute in its output's dtype, so that x may be kept in it.
+    Subclasses share their parent's rule, provided that they compute the same on a random input.
     """
+    for kind, (rule, input_shape) in _RULES.items():
+        if isinstance(layer, kind):
+            own_forward = type(layer).forward is not kind.forward
+            return None if own_forward and not _computes_the_same(layer, kind, input_shape(layer)) else rule
+    if type(layer).__name__ == "Conv1D" and type(layer).__module__.startswith("transformers."):
+        return _transposed_linear
+    return None
 
-    gradients: Callable[[nn.Module, Tensor | None, Tensor], Gradients]
-    cast_input: bool = False
 
-
-def needs_input(layer: nn.Module) -> bool:
-    """Whether the rule needs the layer's input: all but bias gradients do."""
-    return is_trainable(getattr(layer, "weight", None))
+def input_to_keep(layer: nn.Module, x: Tensor, output: Tensor) -> Tensor | None:
+    """What the rule for ``layer`` will need of its input: nothing for bias gradients alone."""
+    if not is_trainable(layer.weight):
+        return None
+    # Under autocast products are computed in the output's half precision; the input rounded to it is half the size.
+    multiplies = x.is_floating_point() and not isinstance(layer, _NORMS)
+    return x.detach().to(output.dtype) if multiplies else x.detach()
 
 
 def is_trainable(p: Tensor | None) -> bool:
     return p is not None and p.requires_grad
-
-
-def rule_of(layer: nn.Module) -> LayerRule | None:
-    """The rule for ``layer``, None if there is none. Subclasses share their parent's rule.
-
-    A subclass that computes something else is caught when the engine checks its first batch against autograd.
-    """
-    for kind, rule in _RULES.items():
-        if isinstance(layer, kind):
-            return rule
-    if type(layer).__name__ == "Conv1D" and type(layer).__module__.startswith("transformers."):
-        return _TRANSPOSED_LINEAR
-    return None
 
 
 def _linear(layer: nn.Linear, x: Tensor | None, g: Tensor) -> Gradients:
@@ -88,11 +83,38 @@ def _group_norm(layer: nn.GroupNorm, x: Tensor | None, g: Tensor) -> Gradients:
         yield layer.weight, Instantiated(_sum_positions(normalized * g))
 
 
+def _convolution(layer: nn.Conv1d | nn.Conv2d, x: Tensor | None, g: Tensor) -> Gradients:
+    if is_trainable(layer.bias):
+        yield layer.bias, Instantiated(_sum_positions(g))
+    if is_trainable(layer.weight):
+        yield layer.weight, convolution(layer, x, g)
+
+
 def _embedding(layer: nn.Embedding, ids: Tensor | None, g: Tensor) -> Gradients:
     ids, rows = ids.reshape(len(ids), -1), g.reshape(len(g), -1, g.shape[-1])
     if layer.padding_idx is not None:
         rows = rows.masked_fill((ids == layer.padding_idx)[..., None], 0)
     yield layer.weight, EmbeddingRows(ids, rows, layer.num_embeddings)
+
+
+def _computes_the_same(layer: nn.Module, kind: type[nn.Module], shape: tuple[int, ...]) -> bool:
+    generator = torch.Generator().manual_seed(0)
+    if kind is nn.Embedding:
+        x = torch.randint(layer.num_embeddings, shape, generator=generator).to(layer.weight.device)
+    else:
+        x = torch.randn(shape, generator=generator).to(layer.weight)
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        try:
+            output = layer.forward(x)
+        except Exception:  # whatever a foreign forward dislikes about x, the answer is no
+            return False
+        expected = kind.forward(layer, x)
+    return output.shape == expected.shape and torch.allclose(output, expected, rtol=1e-3, atol=1e-5)
+
+
+def _convolution_input(layer: nn.Conv1d | nn.Conv2d) -> tuple[int, ...]:
+    sizes = (dilation * kernel + 2 for dilation, kernel in zip(layer.dilation, layer.kernel_size, strict=True))
+    return (2, layer.in_channels, *sizes)
 
 
 def _sum_tokens(t: Tensor, kept: int) -> Tensor:
@@ -106,11 +128,14 @@ def _sum_positions(t: Tensor) -> Tensor:
     return t.flatten(2).sum(2) if t.dim() > 2 else t
 
 
-_TRANSPOSED_LINEAR = LayerRule(_transposed_linear, cast_input=True)
-_RULES: dict[type[nn.Module], LayerRule] = {
-    nn.Linear: LayerRule(_linear, cast_input=True),
-    nn.LayerNorm: LayerRule(_layer_norm),
-    nn.RMSNorm: LayerRule(_rms_norm),
-    nn.GroupNorm: LayerRule(_group_norm),
-    nn.Embedding: LayerRule(_embedding),
+_NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm)
+# Each kind's rule, and the shape of an input to try a subclass on.
+_RULES: dict[type[nn.Module], tuple[Rule, Callable[[nn.Module], tuple[int, ...]]]] = {
+    nn.Linear: (_linear, lambda layer: (2, 3, layer.in_features)),
+    nn.Conv1d: (_convolution, _convolution_input),
+    nn.Conv2d: (_convolution, _convolution_input),
+    nn.LayerNorm: (_layer_norm, lambda layer: (2, 3, *layer.normalized_shape)),
+    nn.RMSNorm: (_rms_norm, lambda layer: (2, 3, *layer.normalized_shape)),
+    nn.GroupNorm: (_group_norm, lambda layer: (2, layer.num_channels, 5)),
+    nn.Embedding: (_embedding, lambda layer: (2, 3)),
 }

@@ -1,9 +1,9 @@
 """The per-sample gradients of one parameter, in the cheapest form that still knows their norms and weighted sums.
 
 For a weight that multiplies T vectors per sample, sample i's gradient is a sum of T outer products. Its norm follows
-from the two T x T Gram matrices without forming it (Goodfellow 2015 for T = 1, "ghost norm" of Li et al. 2022 for T > 1),
-and sum_i c_i g_i is one matrix product over all samples and tokens ("book-keeping", Bu et al. 2023). Where T is large
-the gradient itself is smaller than its factors, and then it is kept instead.
+from the two T x T Gram matrices without forming it (Goodfellow 2015 for T = 1, the "ghost norm" of Li et al. 2022 for
+T > 1), and sum_i c_i g_i is one matrix product over all samples and tokens ("book-keeping", Bu et al. 2023). Where T is
+large the gradient itself is smaller than its factors, and then it is kept instead.
 """
 
 from __future__ import annotations
@@ -140,15 +140,20 @@ class TiedTable(PerSampleGradients):
 
 
 def products(left: Tensor, right: Tensor) -> PerSampleGradients:
-    """sum_t left_it right_it^T from left (B, ..., p) and right (B, ..., d), in the smaller form.
-
-    One comparison settles memory and arithmetic together: factors T (p + d) against the gradient p d to keep, and
-    T^2 (p + d) for the Gram matrices against T p d for the gradient to compute.
-    """
+    """sum_t left_it right_it^T from left (B, ..., p) and right (B, ..., d), in the better form."""
     left, right = _tokens(left), _tokens(right)
-    tokens, p, d = left.shape[1], left.shape[2], right.shape[2]
     factors = OuterProducts(left, right)
-    return factors if tokens == 1 or tokens * (p + d) < p * d else Instantiated(factors.instantiate())
+    keep = prefers_factors(left.shape[1], left.shape[2], right.shape[2])
+    return factors if keep else Instantiated(factors.instantiate())
+
+
+def prefers_factors(tokens: int, p: int, d: int) -> bool:
+    """Whether to keep T = ``tokens`` pairs of vectors (p and d long) rather than their product (p, d).
+
+    One comparison settles memory and arithmetic together: T (p + d) numbers to keep against p d, and T^2 (p + d)
+    multiplications for the Gram matrices against T p d for the product.
+    """
+    return tokens == 1 or tokens * (p + d) < p * d
 
 
 def add_uses(uses: Sequence[PerSampleGradients]) -> PerSampleGradients:

@@ -1,0 +1,68 @@
+"""Parameters used by broadcasting, without a layer of their own: class tokens, position embeddings, scales.
+
+During a forward pass such a parameter is replaced by a view that repeats it for every sample, so that autograd itself
+delivers one gradient per sample. The view has the same values wherever the parameter is broadcast over the samples:
+
+* a parameter of shape (1, ...) becomes (B, ...);
+* a parameter of shape (d,) or () becomes (B, 1, ..., d) or (B, 1, ..., 1), with as many dimensions as the module's
+  input. That is allowed only in a module without children whose output was seen to stay the same (RMSNorm and
+  LayerScale of transformers, for instance).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+
+def free_parameters(layer: nn.Module) -> dict[str, nn.Parameter]:
+    """The trainable parameters registered on ``layer`` that can be repeated for every sample."""
+    own = {name: p for name, p in layer.named_parameters(recurse=False) if p.requires_grad}
+    if type(layer).__module__.startswith("torch.nn."):
+        return {}  # PReLU, Bilinear, LSTM, parameter lists: none of them broadcasts
+    flat = {name: p for name, p in own.items() if p.dim() < 2}
+    if flat and not _stays_the_same(layer, flat):
+        flat = {}
+    return {name: p for name, p in own.items() if name in flat or (p.dim() >= 2 and p.shape[0] == 1)}
+
+
+def repeat(p: Tensor, batch_size: int, dims: int) -> Tensor:
+    """The view of ``p`` with one copy per sample, for a module whose input has ``dims`` dimensions."""
+    if p.dim() >= 2:
+        return p.expand(batch_size, *p.shape[1:])
+    return p.expand(batch_size, *[1] * (dims - 1 - p.dim()), *p.shape)
+
+
+def substitute(layer: nn.Module, views: dict[str, Tensor]) -> None:
+    """Let ``layer.name`` be ``views[name]``. Registered parameters, and so the state_dict, stay what they are."""
+    # Python finds an entry of the instance's own dictionary before nn.Module looks among its parameters.
+    layer.__dict__.update(views)
+
+
+def restore(layer: nn.Module, names: Iterable[str]) -> None:
+    """Undo ``substitute``."""
+    for name in names:
+        layer.__dict__.pop(name, None)
+
+
+def _stays_the_same(layer: nn.Module, flat: dict[str, nn.Parameter]) -> bool:
+    """Whether a random input gives the same output, row by row, with ``flat`` repeated for every sample."""
+    if next(layer.children(), None) is not None:
+        return False
+    p = max(flat.values(), key=Tensor.numel)
+    x = torch.randn(2, 3, p.numel(), generator=torch.Generator().manual_seed(0)).to(p)
+    views = {name: repeat(q.detach(), 2, 3).clone().requires_grad_() for name, q in flat.items()}
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        try:
+            expected = layer.forward(x)
+            substitute(layer, views)
+            output = layer.forward(x)
+            gradients = torch.autograd.grad(output[0].sum(), list(views.values()))
+        except Exception:  # whatever goes wrong in foreign code, the answer is no
+            return False
+        finally:
+            restore(layer, views)
+    same = output.shape == expected.shape and torch.allclose(output, expected, rtol=1e-4, atol=1e-6)
+    return same and not any(g[1].any() for g in gradients)
