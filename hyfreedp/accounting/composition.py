@@ -1,0 +1,182 @@
+"""What a run releases under each composition, what that costs, and whether the answer is a bound."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+from hyfreedp.accounting.accountants import INTEGER_ORDERS, ORDERS, Accountant, composed_epsilon
+from hyfreedp.accounting.arguments import check_choice, check_probability
+from hyfreedp.accounting.mechanisms import (
+    Mechanism,
+    Probe,
+    Release,
+    probe_mechanism,
+    separate_probe_releases,
+)
+from hyfreedp.accounting.pld import INTERVAL
+from hyfreedp.accounting.split import Composition, NoiseSplit
+
+NON_PRIVATE = "non-private: the target epsilon is infinite, nothing is noised"
+_UNSOUND = {
+    "gdp": "accountant='gdp' is a central limit approximation, not a bound",
+    "independent": (
+        "composition='independent' counts every release as if it drew its own batch, but the gradient and the probes "
+        "of a step share one, so the true epsilon can be larger"
+    ),
+    "epsilon_sum": (
+        "composition='epsilon_sum' adds two epsilons that each hold at target_delta, so their sum holds at twice that "
+        "delta, and counts the losses of a probe as if each drew its own batch"
+    ),
+}
+
+warned_reasons: set[str] = set()  # reasons that this process has warned of; clear it to be warned again
+
+
+class UnsoundAccountingWarning(UserWarning):
+    """The epsilon just computed is no proven bound for Algorithm 1 as it is run."""
+
+
+def gradient_releases(split: NoiseSplit, steps: int, probe_steps: int) -> tuple[Release, ...]:
+    """The gradients alone of ``steps`` steps of which ``probe_steps`` probe."""
+    return (
+        (Mechanism(split.sigma_gradient), steps - probe_steps),
+        (Mechanism(split.sigma_gradient_probe), probe_steps),
+    )
+
+
+def probe_releases(split: NoiseSplit, probe_steps: int, composition: Composition) -> tuple[Release, ...]:
+    """The probes alone: one release per probe, or as many as its composition counts (Alg. 2, line 8: three losses)."""
+    if split.probe == "none":
+        return ()
+    if composition == "same_batch":
+        return ((probe_mechanism(split.probe, split.sigma_loss, split.loss_mechanism), probe_steps),)
+    return separate_probe_releases(split.probe, split.sigma_loss, split.loss_mechanism, probe_steps)
+
+
+def releases(
+    split: NoiseSplit, steps: int, probe_steps: int, composition: Composition
+) -> tuple[tuple[Release, ...], ...]:
+    """What ``steps`` steps release, in parts whose epsilons add up (one part, but for "epsilon_sum").
+
+    * "same_batch": the gradient and the probe of a step are adaptive releases about one batch, so a probe step is a
+      single subsampled mechanism; for Gaussian noise sigma_eff = (sigma_g^-2 + s sigma_l^-2)^(-1/2).
+    * "independent": Alg. 2, line 8, gradients and probes as if every one drew its own batch.
+    * "epsilon_sum": the paper's appendix, f^{3T/K}(sigma_l) + f^T(sigma_g), each at the same delta.
+    """
+    gradients = gradient_releases(split, steps, probe_steps)
+    probes = probe_releases(split, probe_steps, composition)
+    if not probes:
+        return (gradients,)
+    if composition == "same_batch":
+        ((probe, count),) = probes
+        return ((gradients[0], (probe.with_gaussian(split.sigma_gradient_probe), count)),)
+    return (gradients + probes,) if composition == "independent" else (gradients, probes)
+
+
+def cost(
+    split: NoiseSplit,
+    released: tuple[Release, ...],
+    *,
+    target_delta: float | None = None,
+    accountant: Accountant | None = None,
+    interval: float = INTERVAL,
+) -> float:
+    """Epsilon of some releases of a run; no warning. Arguments left out are the split's own.
+
+    ``interval`` is the discretisation of the privacy loss under "pld".
+    """
+    return composed_epsilon(
+        released,
+        sample_rate=split.sample_rate,
+        delta=split.target_delta if target_delta is None else target_delta,
+        accountant=split.accountant if accountant is None else accountant,
+        # One grid for everything of a run: with Laplace noise integers alone, or gradients alone would look cheaper.
+        orders=INTEGER_ORDERS if split.probe != "none" and split.loss_mechanism == "laplace" else ORDERS,
+        interval=interval,
+    )
+
+
+def spent(
+    split: NoiseSplit,
+    steps: int,
+    probe_steps: int,
+    *,
+    target_delta: float | None = None,
+    accountant: Accountant | None = None,
+    composition: Composition | None = None,
+    interval: float = INTERVAL,
+) -> float:
+    """Epsilon of the first ``steps`` steps of a run, ``probe_steps`` of them with a probe, as :func:`cost`."""
+    if steps == 0:
+        return 0.0
+    if math.isinf(split.target_epsilon):
+        return math.inf
+    parts = releases(split, steps, probe_steps, split.composition if composition is None else composition)
+    return sum(cost(split, part, target_delta=target_delta, accountant=accountant, interval=interval) for part in parts)
+
+
+def epsilon(
+    noise_split: NoiseSplit,
+    *,
+    target_delta: float | None = None,
+    accountant: Accountant | None = None,
+    composition: Composition | None = None,
+) -> float:
+    """Epsilon of a whole run with this noise.
+
+    Args:
+        noise_split: the noise and the number of steps.
+        target_delta: in (0, 1); the split's own if None.
+        accountant: "pld", "rdp" or "gdp"; the split's own if None.
+        composition: the split's own if None; "same_batch" tells what a split made under another one truly costs.
+
+    Warns:
+        UnsoundAccountingWarning: once per process and reason, when the answer is no proven bound.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+    return epsilon_so_far(
+        noise_split,
+        noise_split.steps,
+        noise_split.probe_steps,
+        target_delta=target_delta,
+        accountant=accountant,
+        composition=composition,
+    )
+
+
+def epsilon_so_far(
+    split: NoiseSplit,
+    steps: int,
+    probe_steps: int,
+    *,
+    target_delta: float | None = None,
+    accountant: Accountant | None = None,
+    composition: Composition | None = None,
+) -> float:
+    """:func:`epsilon` of the first ``steps`` steps, ``probe_steps`` of them with a probe."""
+    if target_delta is not None:
+        check_probability("target_delta", target_delta)
+    if accountant is not None:
+        check_choice("accountant", accountant, Accountant)
+    if composition is not None:
+        check_choice("composition", composition, Composition)
+    if math.isfinite(split.target_epsilon):
+        warn_if_unsound(accountant or split.accountant, composition or split.composition, split.probe)
+    return spent(split, steps, probe_steps, target_delta=target_delta, accountant=accountant, composition=composition)
+
+
+def unsound_reasons(accountant: Accountant, composition: Composition, probe: Probe) -> list[str]:
+    """Why an epsilon computed in this way is no proven bound; empty if it is one."""
+    keys = [accountant] if probe == "none" else [accountant, composition]
+    return [_UNSOUND[key] for key in keys if key in _UNSOUND]
+
+
+def warn_if_unsound(accountant: Accountant, composition: Composition, probe: Probe, stacklevel: int = 4) -> None:
+    """Warn of each reason once per process, in the name of the caller's caller's caller by default."""
+    for reason in unsound_reasons(accountant, composition, probe):
+        if reason not in warned_reasons:
+            warned_reasons.add(reason)
+            warnings.warn(reason, UnsoundAccountingWarning, stacklevel=stacklevel)

@@ -1,0 +1,59 @@
+"""Search for the smallest noise that meets a budget, ending on the private side."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+TOLERANCE = 1e-7  # relative distance of the result from the smallest noise that meets the budget
+LARGEST_NOISE = 1e8  # a budget that asks for more counts as infeasible
+SMALLEST_NOISE = 0.05  # a step with less can have a privacy loss beyond e^700, where dp-accounting's floats end
+
+
+def smallest_noise(cost: Callable[[float], float], budget: float, start: float) -> float:
+    """The smallest noise whose cost is at most the budget: never below it, and a relative 1e-7 above at most.
+
+    ``cost`` must fall with the noise, roughly as a power of it: then log(cost) is nearly linear in log(noise), and
+    secant steps within the bracket known so far need few evaluations, which can take a second each. They aim at the
+    private side of the root, and the noise returned has itself been evaluated and found within the budget.
+
+    Args:
+        cost: epsilon, or a part of it, as a function of the noise; 0 and infinity are allowed.
+        budget: positive.
+        start: first noise to try, positive.
+
+    Returns:
+        The noise; ``SMALLEST_NOISE`` if that is enough, infinity if ``LARGEST_NOISE`` is not.
+    """
+    smallest, largest = math.log(SMALLEST_NOISE), math.log(LARGEST_NOISE)
+    low, high = -math.inf, math.inf  # log(noise) known to be too little, and enough
+    x, slope = min(max(math.log(start), smallest), largest), -2.0
+    previous = None
+    while True:
+        excess = _log_ratio(cost(math.exp(x)), budget)
+        if previous is not None and (excess - previous[1]) * (x - previous[0]) < 0:
+            slope = (excess - previous[1]) / (x - previous[0])
+        previous = x, excess
+        if excess > 0:
+            low = x
+        else:
+            high = x
+            if x == smallest:
+                return SMALLEST_NOISE
+            if excess >= slope * TOLERANCE:
+                return math.exp(x)
+        if low == largest:
+            return math.inf
+        if high - low <= TOLERANCE:
+            return math.exp(high)
+        step = (slope * TOLERANCE / 2 - excess) / slope
+        x = min(max(x + min(max(step, -math.log(4)), math.log(4)), smallest), largest)
+        if not low < x < high:
+            x = (low + high) / 2
+
+
+def _log_ratio(cost: float, budget: float) -> float:
+    """log(cost / budget) within +-20, so that costs of zero or infinity steer the search without breaking it."""
+    if cost <= budget * math.exp(-20):
+        return -20.0
+    return min(math.log(cost) - math.log(budget), 20.0)

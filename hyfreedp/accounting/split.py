@@ -1,0 +1,104 @@
+"""How the noise of a run is split between gradients and probes, and which steps probe."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from hyfreedp.accounting.accountants import Accountant
+from hyfreedp.accounting.mechanisms import LossMechanism, Probe
+
+Allocation = Literal["per_step", "constant"]
+Composition = Literal["same_batch", "independent", "epsilon_sum"]
+
+
+@dataclass(frozen=True)
+class NoiseSplit:
+    """How one privacy budget is split between gradients and probes (Alg. 2). Made by :func:`calibrate_noise`.
+
+    Attributes:
+        sigma: noise multiplier of DP-SGD without probes at the same budget.
+        sigma_gradient: noise multiplier of the gradient on steps without probe.
+        sigma_gradient_probe: the same on steps with one.
+        sigma_loss: sigma_l, noise of each number of a probe in units of its clip (standard deviation or Laplace scale).
+        probe_steps: number of steps with a probe among ``steps``.
+        epsilon: cost of the run at ``target_delta`` by ``accountant`` and ``composition``, at most ``target_epsilon``.
+        guarantee: whether ``epsilon`` is a proven bound for Algorithm 1, whose gradient and probes share a batch.
+        reason: why it is none; empty when it is.
+
+    The other attributes are the arguments of :func:`calibrate_noise`.
+    """
+
+    sigma: float
+    sigma_gradient: float
+    sigma_gradient_probe: float
+    sigma_loss: float
+    probe_steps: int
+    epsilon: float
+    guarantee: bool
+    reason: str
+    target_epsilon: float
+    target_delta: float
+    sample_rate: float
+    steps: int
+    interval: int
+    warmup_steps: int
+    probe: Probe
+    gamma: float
+    accountant: Accountant
+    allocation: Allocation
+    composition: Composition
+    loss_mechanism: LossMechanism
+
+    def is_probe_step(self, t: int) -> bool:
+        """Whether step t = 0, 1, ... probes: during the warm-up always, then at every ``interval``-th step."""
+        return self.probe != "none" and (t < self.warmup_steps or (t - self.warmup_steps) % self.interval == 0)
+
+    def probe_steps_before(self, t: int) -> int:
+        """How many of the steps 0, ..., t - 1 probe."""
+        return count_probe_steps(t, self.interval, self.warmup_steps, self.probe)
+
+    def gradient_noise_multiplier(self, t: int) -> float:
+        """Noise multiplier of the gradient at step t = 0, 1, ..."""
+        return self.sigma_gradient_probe if self.is_probe_step(t) else self.sigma_gradient
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields as plain numbers and strings."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> NoiseSplit:
+        """Inverse of :meth:`to_dict`.
+
+        Raises:
+            ValueError: a field is missing or unknown.
+        """
+        names = {field.name for field in dataclasses.fields(cls)}
+        if names != set(values):
+            raise ValueError(
+                f"a NoiseSplit needs exactly its own fields: missing {sorted(names - set(values))}, "
+                f"unknown {sorted(set(values) - names)}"
+            )
+        return cls(**values)
+
+    def __str__(self) -> str:
+        if math.isinf(self.target_epsilon):
+            return f"no noise (non-private), {self.probe_steps} of {self.steps} steps probe"
+        bound = "" if self.guarantee else " (no guarantee)"
+        privacy = f"epsilon {self.epsilon:.6g}{bound} at delta {self.target_delta:g}"
+        if self.probe == "none":
+            return f"sigma {self.sigma:.6g} on all {self.steps} steps: {privacy}"
+        return (
+            f"sigma_g {self.sigma_gradient:.6g} on {self.steps - self.probe_steps} steps, "
+            f"{self.sigma_gradient_probe:.6g} on {self.probe_steps} steps with probe, "
+            f"sigma_l {self.sigma_loss:.6g}, vanilla sigma {self.sigma:.6g}: {privacy}"
+        )
+
+
+def count_probe_steps(steps: int, interval: int, warmup_steps: int, probe: Probe) -> int:
+    """Number of probes among the first ``steps`` steps: the warm-up, then every ``interval``-th from its end on."""
+    if probe == "none":
+        return 0
+    return min(steps, warmup_steps) + math.ceil(max(steps - warmup_steps, 0) / interval)
