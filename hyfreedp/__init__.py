@@ -3,8 +3,9 @@
 from hyfreedp.accounting import NoiseSplit, calibrate_noise, epsilon
 from hyfreedp.curvefit import QuadraticFit, fit_quadratic
 from hyfreedp.engine import PRESETS, Preset, PrivacyEngine
-from hyfreedp.optimizer import HyFreeDPOptimizer, StepRecord
+from hyfreedp.optimizer import HyFreeDPOptimizer
 from hyfreedp.privatize import clipping_bias, normal_clipping_bias, privatize_loss
+from hyfreedp.records import StepRecord
 
 __all__ = [
     "PRESETS",

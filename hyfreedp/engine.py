@@ -20,7 +20,7 @@ from hyfreedp.optimizer import HyFreeDPOptimizer
 from hyfreedp.privatize import LossMechanism
 from hyfreedp.probe import LossThresholdRule, Probe, ProbeKind, StepRule
 from hyfreedp.sampling import PoissonSampler, poisson_loader
-from hyfreedp.stepsize import Decay, momentum_damping
+from hyfreedp.stepsize import Decay
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ class PrivacyEngine:
             interval=settings.interval,
             warmup_steps=int(settings.warmup * steps),
             probe=settings.probe,
-            gamma=settings.gamma,
+            gamma=None if settings.probe == "none" else settings.gamma,
             accountant=settings.accountant,
             allocation=settings.allocation,
             composition=settings.composition,
@@ -208,7 +208,7 @@ def _make_probe(settings: Preset, optimizer: torch.optim.Optimizer, private: boo
         kind=settings.probe,
         rule=settings.step_rule,
         eta=settings.initial_learning_rate,
-        damping=momentum_damping(momentum),
+        momentum=momentum,
         mechanism=settings.loss_mechanism,
         loss_threshold_rule=settings.loss_threshold_rule,
         **unclipped,

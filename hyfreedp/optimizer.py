@@ -7,7 +7,6 @@ how the accountant counts them. Everything that decides about the learning rate 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -18,34 +17,11 @@ from hyfreedp.accounting import NoiseSplit, PrivacyLedger
 from hyfreedp.checks import check_losses, check_parameters
 from hyfreedp.clipping import GradientEngine
 from hyfreedp.probe import Probe, ProbeResult
+from hyfreedp.records import StepRecord, raw_values
 from hyfreedp.sampling import PoissonSampler, RandomState, batch_length, take
 from hyfreedp.stepsize import Decay, decay_factor
 
 PerSampleLoss = Callable[[Any], Tensor]
-
-
-@dataclass(frozen=True)
-class StepRecord:
-    """What one step did. All but ``diagnostics`` is private: it was released with noise or computed from such.
-
-    Attributes:
-        step: 0-based.
-        eta: the learning rate that the step took, decay included.
-        probe: what the probe released and decided, None on steps without one.
-        diagnostics: raw, NOT private values, for teaching and debugging only; None unless asked for.
-    """
-
-    step: int
-    eta: float
-    probe: ProbeResult | None = None
-    diagnostics: dict[str, float] | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """One flat row for a pandas frame; diagnostics are prefixed with ``not_private_``."""
-        row: dict[str, Any] = {"step": self.step, "eta": self.eta}
-        if self.probe is not None:
-            row |= asdict(self.probe)
-        return row | {f"not_private_{name}": value for name, value in (self.diagnostics or {}).items()}
 
 
 class HyFreeDPOptimizer:
@@ -154,7 +130,7 @@ class HyFreeDPOptimizer:
         if self.sampler is not None:
             self.sampler.position = self.ledger.steps
 
-        diagnostics = self._raw_values(losses, norms, probed) if self.diagnostics else None
+        diagnostics = raw_values(losses, norms, probed) if self.diagnostics else None
         record = StepRecord(t, eta, result, diagnostics)
         self.history.append(record.to_dict())
         return record
@@ -230,7 +206,10 @@ class HyFreeDPOptimizer:
             torch._foreach_copy_(self._parameters, plain)
             raise
         probed = torch.stack([ahead, losses, behind])
-        result = self.probe.update(probed, self.split.sigma_loss, self.expected_batch_size, self._probe_noise)
+        held = not self.split.is_probe_step(self.ledger.steps)
+        result = self.probe.update(
+            probed, self.split.sigma_loss, self.expected_batch_size, self._probe_noise, held=held
+        )
         if result.eta_next == result.eta_probed:
             torch._foreach_copy_(self._parameters, plain)
             return eta, result, probed
@@ -259,17 +238,6 @@ class HyFreeDPOptimizer:
     def _set_rates(self, eta: float) -> None:
         for group, ratio in zip(self.base.param_groups, self._rate_ratios, strict=True):
             group["lr"] = eta * ratio
-
-    def _raw_values(self, losses: Tensor, norms: Tensor, probed: Tensor | None) -> dict[str, float]:
-        values = {
-            "batch_size": float(losses.numel()),
-            "mean_loss": losses.mean().item(),
-            "mean_gradient_norm": norms.mean().item(),
-            "non_finite_samples": float((~(losses.isfinite() & norms.isfinite())).sum().item()),
-        }
-        if probed is not None:
-            values |= zip(("loss_ahead", "loss_here", "loss_behind"), probed.mean(dim=1).tolist(), strict=True)
-        return values
 
     # -- state -------------------------------------------------------------------------------------------------------
 

@@ -22,6 +22,10 @@ LossThresholdRule = Literal["sum", "previous"]
 # What rule "anchored" pulls to: a rate that suits AdamW on normalised gradients. A prior, not something learned.
 ANCHOR = 0.02
 
+# By how much a posterior rule lets eta grow when the next step probes again, and when it is held for several steps.
+GROWTH = 4.0
+HELD_GROWTH = 2.0
+
 
 @dataclass(frozen=True)
 class ProbeResult:
@@ -58,8 +62,10 @@ class Probe:
         kind: release "contrasts" or three "losses".
         rule: name of the step rule in :mod:`hyfreedp.stepsize`.
         eta: initial learning rate, positive.
-        damping: share of b/a that a step takes under the posterior rules; they probe at eta / damping, so that a step
-            grown by up to 1/damping still lies inside the probed interval. Other rules probe at eta (Alg. 1, line 7).
+        momentum: beta of the base optimizer. With m = sqrt((1 - beta) / (1 + beta)), the posterior rules aim for
+            sqrt(m) b/a, between the greedy rate and the one that ignores all repetition, and probe at eta / m, so that
+            the step still lies inside the probed interval when eta grows fourfold. Other rules aim for b/a and probe at
+            eta (Alg. 1, line 7).
         mechanism: noise of the released losses or contrasts.
         loss_threshold: initial R_l; infinite in non-private runs, as are the two below.
         loss_threshold_rule: how R_l follows the released losses.
@@ -76,7 +82,7 @@ class Probe:
         kind: ProbeKind,
         rule: StepRule,
         eta: float,
-        damping: float = 1.0,
+        momentum: float = 0.0,
         mechanism: LossMechanism = "gaussian",
         loss_threshold: float = 1.0,
         loss_threshold_rule: LossThresholdRule = "sum",
@@ -85,11 +91,12 @@ class Probe:
     ) -> None:
         if not (eta > 0 and math.isfinite(eta)):
             raise ValueError(f"initial_learning_rate must be finite and positive, got {eta}")
+        m = stepsize.momentum_damping(momentum)
         rules = {
             "literal": stepsize.literal,
             "gen": stepsize.gen,
-            "posterior": partial(stepsize.posterior, damping=damping),
-            "anchored": partial(stepsize.posterior, damping=damping, anchor=ANCHOR),
+            "posterior": partial(stepsize.posterior, damping=math.sqrt(m)),
+            "anchored": partial(stepsize.posterior, damping=math.sqrt(m), anchor=ANCHOR),
         }
         threshold_rules = {"sum": stepsize.loss_threshold_sum, "previous": stepsize.loss_threshold_previous}
         self.kind = kind
@@ -99,7 +106,8 @@ class Probe:
         self.contrast_thresholds = contrast_thresholds
         self.state = stepsize.RuleState()
         self._rule = rules[rule]
-        self._reach = 1 / damping if rule in ("posterior", "anchored") else 1.0
+        self._posterior = rule in ("posterior", "anchored")
+        self._reach = 1 / m if self._posterior else 1.0
         floor, cap = loss_threshold_range
         self._next_loss_threshold = partial(threshold_rules[loss_threshold_rule], floor=floor, cap=cap)
 
@@ -114,6 +122,8 @@ class Probe:
         noise_multiplier: float,
         expected_batch_size: float,
         generator: torch.Generator | None,
+        *,
+        held: bool,
     ) -> ProbeResult:
         """Release, fit, decide; moves ``eta``, the thresholds and the rule's state.
 
@@ -122,6 +132,7 @@ class Probe:
             noise_multiplier: sigma_l.
             expected_batch_size: sample rate times number of records.
             generator: source of the noise.
+            held: whether the next step goes without a probe, so that an overshoot would be repeated unseen.
         """
         noise = {
             "expected_batch_size": expected_batch_size,
@@ -134,7 +145,7 @@ class Probe:
             private = privatize_loss(losses, threshold, noise_multiplier, **noise).tolist()
             std = loss_noise_std(threshold, noise_multiplier, expected_batch_size, self.mechanism)
             fit = fit_quadratic([distance, 0.0, -distance], private, std)
-            decision = self._decide(fit)
+            decision = self._decide(fit, held)
             released = {"private_loss": private[1], "loss_threshold": threshold}
             if math.isfinite(threshold):
                 self.loss_threshold = self._next_loss_threshold(tuple(private))
@@ -142,7 +153,7 @@ class Probe:
             thresholds = self.contrast_thresholds
             contrasts = privatize_contrasts(losses, thresholds, noise_multiplier, **noise)
             fit = fit_contrasts(contrasts, distance)
-            decision = self._decide(fit)
+            decision = self._decide(fit, held)
             released = {"difference_threshold": thresholds[0], "bend_threshold": thresholds[1]}
             if math.isfinite(thresholds[0]):
                 # The contrasts are of first and second order in the distance, so the thresholds follow it.
@@ -164,8 +175,9 @@ class Probe:
             **released,
         )
 
-    def _decide(self, fit: QuadraticFit) -> stepsize.StepDecision:
-        decision = self._rule(fit, self.state, self.eta)
+    def _decide(self, fit: QuadraticFit, held: bool) -> stepsize.StepDecision:
+        limit = {"grow": HELD_GROWTH if held else GROWTH} if self._posterior else {}
+        decision = self._rule(fit, self.state, self.eta, **limit)
         self.eta, self.state = decision.eta, decision.state
         return decision
 

@@ -18,12 +18,13 @@ Decay = Literal["none", "linear", "cosine"]
 
 
 class RuleState(NamedTuple):
-    """Discounted, precision-weighted sums of the fitted slopes and curvatures; all zero before the first probe."""
+    """Discounted, precision-weighted sums of slopes and curvatures, and the eta last probed; zero before the first."""
 
     slope_sum: float = 0.0
     slope_weight: float = 0.0
     curvature_sum: float = 0.0
     curvature_weight: float = 0.0
+    eta: float = 0.0
 
 
 class StepDecision(NamedTuple):
@@ -72,20 +73,23 @@ def posterior(
 ) -> StepDecision:
     """The damped ratio of what slope and curvature are expected to be, given the noise and that both are positive.
 
-    Past fits are averaged with the precision that their known noise gives them, discounted by ``forgetting`` per probe.
-    With x the average and s its standard error, E[x | x > 0] = x + s phi(x/s) / Phi(x/s) is positive for every x, so
-    one formula covers all signs; where the noise is large the target moves little and where it is small this is b/a.
+    Past fits are averaged with the precision that their known noise gives them. Each probe discounts them by
+    ``forgetting``, and by the ratio of its eta to the one before, since a parabola fitted at another scale says less
+    about this one. With x the average and s its standard error, E[x | x > 0] = x + s phi(x/s) / Phi(x/s) is positive
+    for every x, so one formula covers all signs.
 
     Args:
-        damping: m in (0, 1], the share of the greedy rate b/a to take; see :func:`momentum_damping`.
-        forgetting: in [0, 1), weight that a past fit keeps from probe to probe.
+        damping: in (0, 1], the share of b/a to aim for; see :func:`momentum_damping`.
+        forgetting: in [0, 1), weight that a past fit keeps from probe to probe at unchanged eta.
         shrink, grow: the next eta lies in [shrink eta, grow eta].
         anchor: a rate to pull the target to (rule "anchored"): a prior on the optimizer, so off by default.
         anchor_weight: p in target^(1 - p) anchor^p.
     """
+    kept = forgetting * min(eta, state.eta) / max(eta, state.eta)
     state = RuleState(
-        *_discounted(state.slope_sum, state.slope_weight, fit.slope, fit.slope_std, forgetting),
-        *_discounted(state.curvature_sum, state.curvature_weight, fit.curvature, fit.curvature_std, forgetting),
+        *_discounted(state.slope_sum, state.slope_weight, fit.slope, fit.slope_std, kept),
+        *_discounted(state.curvature_sum, state.curvature_weight, fit.curvature, fit.curvature_std, kept),
+        eta,
     )
     slope = positive_mean(state.slope_sum / state.slope_weight, _std(state.slope_weight, fit.slope_std))
     curvature = positive_mean(
@@ -103,7 +107,7 @@ def posterior(
 
 def positive_mean(mean: float, std: float) -> float:
     """E[X | X > 0] for X ~ N(mean, std^2), which is mean + std phi(z) / Phi(z) with z = mean / std."""
-    if std == 0:
+    if std == 0:  # the limit
         return max(mean, 0.0)
     z = mean / std
     if z < -1e3:  # z + phi/Phi would cancel; its expansion is -1/z + 2/z^3 - ...
@@ -112,11 +116,11 @@ def positive_mean(mean: float, std: float) -> float:
 
 
 def momentum_damping(momentum: float) -> float:
-    """sqrt((1 - beta) / (1 + beta)) for momentum beta: 0.23 for 0.9, 1 without momentum.
+    """m = sqrt((1 - beta) / (1 + beta)) for momentum beta: 0.23 for 0.9, 1 without momentum.
 
-    A step along an exponential average of gradients is repeated, in part, by the following ones; b/a ignores them and
-    is several times too large. The factor is the ratio of the standard deviations of such an average and of one
-    gradient.
+    The standard deviation of an exponential average of independent gradients, relative to that of one of them. A step
+    along such an average is repeated, in part, by the following ones, of which b/a at one point knows nothing: aiming
+    for b/a overshoots. How the posterior rules use m is set in :mod:`hyfreedp.probe`.
 
     Raises:
         ValueError: ``momentum`` outside [0, 1).

@@ -23,10 +23,11 @@ FOLLOWS_FROM_TORCH = re.compile(r"(nvidia|cuda|triton)\b")  # differ between pla
 
 # From the ground up: a module may import from the lines before its own, from nothing else on its line or after it.
 LAYERS = [
-    {"privatize", "accounting", "sampling"},
+    {"privatize", "accounting", "sampling", "checks"},
     {"curvefit"},
     {"stepsize", "clipping"},
     {"probe"},
+    {"records"},
     {"optimizer"},
     {"engine"},
     {"__init__"},

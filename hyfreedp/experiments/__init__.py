@@ -1,0 +1,1 @@
+"""Tasks, methods, runs and figures of the reproduction. Not part of the core: needs the ``notebooks`` extra."""

@@ -1,0 +1,35 @@
+"""Methods: what makes the learning rate. All share data, sampling, noise and gradient engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Method:
+    """A preset of the privacy engine with changes, and what a spec's ``learning_rate`` means for it.
+
+    Attributes:
+        title: for figures.
+        preset: of :class:`hyfreedp.PrivacyEngine`.
+        overrides: changed fields of that preset.
+        learns: True if the rate is learned, and ``learning_rate`` only its first value.
+    """
+
+    title: str
+    preset: str
+    overrides: dict[str, Any] = field(default_factory=dict)
+    learns: bool = True
+
+
+METHODS = {
+    "robust": Method("HyFreeDP, preset robust", "robust"),
+    "paper": Method("HyFreeDP, preset paper", "paper"),
+    "constant": Method("constant rate", "fixed", learns=False),
+    "linear": Method("rate with linear decay", "fixed", {"decay": "linear"}, learns=False),
+}
+
+# The grid of the paper's experiments, and the larger rates that small tasks with normalised gradients need.
+PAPER_GRID = (5e-5, 1e-4, 5e-4, 1e-3, 5e-3)
+EXTENDED_GRID = (*PAPER_GRID, 1e-2, 2e-2, 5e-2)

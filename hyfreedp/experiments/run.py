@@ -1,0 +1,179 @@
+"""One cell: a frozen spec in, one JSON record and one per-step CSV out; finished cells are never trained again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.data import DataLoader
+from tqdm import tqdm
+
+from hyfreedp import HyFreeDPOptimizer, PrivacyEngine
+from hyfreedp.experiments.files import replacing, write_text
+from hyfreedp.experiments.methods import METHODS
+from hyfreedp.experiments.tasks import TASKS, Evaluation, accuracy
+
+CHECKPOINT_SECONDS = 20.0
+EVALUATE_EVERY = 5
+
+
+@dataclass(frozen=True)
+class Spec:
+    """All that determines a run, randomness included.
+
+    Attributes:
+        task, method: names in ``TASKS`` and ``METHODS``.
+        epsilon: target; ``inf`` for no privacy. delta belongs to the task.
+        seed: of weights, sampling and noise.
+        learning_rate: the rate, or its first value where it is learned.
+        interval: K, for methods that learn the rate.
+        evaluation: accuracy on "test" data, or on "validation" data held out of the training part.
+        steps: length of the run; the task's own if None.
+    """
+
+    task: str = "digits"
+    method: str = "robust"
+    epsilon: float = 3.0
+    seed: int = 0
+    learning_rate: float = 1e-4
+    interval: int = 5
+    evaluation: Evaluation = "test"
+    steps: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, value, allowed in (
+            ("task", self.task, TASKS),
+            ("method", self.method, METHODS),
+            ("evaluation", self.evaluation, ("test", "validation")),
+        ):
+            if value not in allowed:
+                raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
+
+    @property
+    def key(self) -> str:
+        """Name of the cell's files: a hash of the spec."""
+        text = json.dumps(asdict(self), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def run_cells(specs: Iterable[Spec], folder: Path, description: str = "runs") -> list[dict[str, Any]]:
+    """Run the cells that have no record yet, in order, with a progress bar; records of all of them, in order."""
+    return [run_cell(spec, folder) for spec in tqdm(list(specs), desc=description, unit="run")]
+
+
+def run_cell(spec: Spec, folder: Path) -> dict[str, Any]:
+    """The record of one cell: read if it is there, else trained, from its checkpoint if there is one.
+
+    Args:
+        spec: what to run.
+        folder: where ``<key>.json`` (the record) and ``<key>.csv`` (one row per step) are kept.
+    """
+    record_path = folder / f"{spec.key}.json"
+    if record_path.exists():
+        return json.loads(record_path.read_text(encoding="utf-8"))
+    checkpoint = folder / f"{spec.key}.ckpt"
+    started = time.perf_counter()
+    optimizer, score = _train(spec, checkpoint)
+    with replacing(folder / f"{spec.key}.csv") as temporary:
+        pd.DataFrame(optimizer.history).to_csv(temporary, index=False)
+    record = {
+        "spec": asdict(spec),
+        "accuracy": score,
+        "epsilon_spent": optimizer.epsilon_spent(),
+        "guarantee": optimizer.split.guarantee,
+        "noise_split": optimizer.split.to_dict(),
+        "final_eta": optimizer.eta,
+        "seconds": time.perf_counter() - started,
+        "environment": environment(),
+    }
+    write_text(record_path, json.dumps(record, indent=1))
+    checkpoint.unlink(missing_ok=True)
+    return record
+
+
+def read_steps(spec: Spec, folder: Path) -> pd.DataFrame:
+    """The per-step rows of a finished cell."""
+    return pd.read_csv(folder / f"{spec.key}.csv")
+
+
+def tabulate(records: Iterable[dict[str, Any]]) -> pd.DataFrame:
+    """One tidy row per record: the spec's fields, accuracy, epsilon, final rate, seconds."""
+    names = ("accuracy", "epsilon_spent", "guarantee", "final_eta", "seconds")
+    return pd.DataFrame([record["spec"] | {name: record[name] for name in names} for record in records])
+
+
+def environment() -> dict[str, str]:
+    """Versions and hardware that a result depends on."""
+    packages = ("hyfreedp", "torch", "opacus", "dp-accounting", "autodp", "numpy", "scipy")
+    return {
+        **{name: version(name) for name in packages},
+        "python": platform.python_version(),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
+    }
+
+
+def make_run(spec: Spec, *, diagnostics: bool = False) -> tuple[HyFreeDPOptimizer, DataLoader]:
+    """The optimizer (with its model in ``optimizer.module``) and Poisson loader of a spec, ready for the first step."""
+    task, method = TASKS[spec.task], METHODS[spec.method]
+    train, _ = task.datasets(spec.evaluation)
+    model = task.model(spec.seed)
+    learned = {"initial_learning_rate": spec.learning_rate, "interval": spec.interval} if method.learns else {}
+    rate = {} if method.learns else {"lr": spec.learning_rate}
+    _, optimizer, loader = PrivacyEngine(seed=spec.seed).make_private_with_epsilon(
+        module=model,
+        optimizer=torch.optim.AdamW(model.parameters(), **rate),
+        data_loader=DataLoader(train, batch_size=task.batch_size),
+        target_epsilon=spec.epsilon,
+        target_delta=task.delta,
+        steps=spec.steps or task.steps,
+        preset=method.preset,
+        diagnostics=diagnostics,
+        **method.overrides,
+        **learned,
+    )
+    return optimizer, loader
+
+
+def _train(spec: Spec, checkpoint: Path) -> tuple[HyFreeDPOptimizer, float]:
+    """Train to the end and give the final accuracy; every few steps the history gets a test accuracy."""
+    optimizer, loader = make_run(spec)
+    _, held_out = TASKS[spec.task].datasets(spec.evaluation)
+    model = optimizer.module
+
+    def per_sample_loss(batch: tuple[Tensor, Tensor]) -> Tensor:
+        features, labels = batch
+        return F.cross_entropy(model(features), labels, reduction="none")
+
+    if checkpoint.exists():
+        optimizer.load_state_dict(torch.load(checkpoint, weights_only=True))
+    saved = time.monotonic()
+    while optimizer.steps_left:
+        for batch in loader:
+            optimizer.step(per_sample_loss, batch)
+            if optimizer.steps_left % EVALUATE_EVERY == 0:
+                optimizer.history[-1]["test_accuracy"] = accuracy(model, held_out)
+            if time.monotonic() - saved > CHECKPOINT_SECONDS:
+                with replacing(checkpoint) as temporary:
+                    torch.save(optimizer.state_dict(), temporary)
+                saved = time.monotonic()
+            if not optimizer.steps_left:
+                break
+    return optimizer, accuracy(model, held_out)
+
+
+def with_seeds(spec: Spec, seeds: int) -> list[Spec]:
+    """The spec with seeds 0, ..., seeds - 1."""
+    return [replace(spec, seed=seed) for seed in range(seeds)]

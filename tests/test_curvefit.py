@@ -1,0 +1,85 @@
+"""The parabola: equal to a QR least squares, with the right standard errors, exact on exact parabolas."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hyfreedp.curvefit import fit_contrasts, fit_quadratic
+from hyfreedp.privatize import PrivateContrasts
+
+etas = st.lists(st.integers(-20, 20).filter(bool), min_size=2, max_size=8, unique=True)
+
+
+def design(x):
+    return np.stack([np.ones_like(x), -x, x**2 / 2], axis=1)
+
+
+@given(etas, st.floats(1e-5, 10), st.integers(0, 2**32 - 1))
+def test_equals_lstsq_with_any_number_of_probes(nonzero, scale, seed):
+    x = np.array([0.0, *nonzero]) * scale
+    y = np.random.default_rng(seed).normal(size=len(x))
+    columns = np.abs(design(x)).max(axis=0)
+    intercept, slope, curvature = np.linalg.lstsq(design(x) / columns, y, rcond=None)[0] / columns
+    fit = fit_quadratic(x, y)
+    unit = np.abs(x).max()
+    assert fit.intercept == pytest.approx(intercept, abs=1e-10)
+    assert fit.slope * unit == pytest.approx(slope * unit, abs=1e-10, rel=1e-10)
+    assert fit.curvature * unit**2 == pytest.approx(curvature * unit**2, abs=1e-10, rel=1e-10)
+
+
+@given(st.floats(-5, 5), st.floats(-5, 5), st.floats(-5, 5), st.floats(1e-4, 1))
+def test_recovers_an_exact_parabola(intercept, slope, curvature, eta):
+    x = np.array([-eta, 0.0, eta, 2 * eta])
+    fit = fit_quadratic(x, intercept - slope * x + curvature * x**2 / 2)
+    assert fit.slope == pytest.approx(slope, abs=1e-9 / eta)
+    assert fit.curvature == pytest.approx(curvature, abs=1e-8 / eta**2)
+
+
+def test_standard_errors_are_those_of_repeated_noise():
+    """Empirical spread over 20,000 noisy fits; its own relative error is 0.5 %, the tolerance five times that."""
+    rng = np.random.default_rng(0)
+    x, std = np.array([-0.2, -0.1, 0.0, 0.1, 0.2]), np.array([0.3, 0.1, 0.2, 0.1, 0.5])
+    fits = [fit_quadratic(x, rng.normal(scale=std), std) for _ in range(20_000)]
+    assert np.std([f.slope for f in fits]) == pytest.approx(fits[0].slope_std, rel=0.025)
+    assert np.std([f.curvature for f in fits]) == pytest.approx(fits[0].curvature_std, rel=0.025)
+
+
+def test_three_points_are_the_papers_finite_differences():
+    ahead, here, behind, eta = 1.1, 1.3, 1.9, 0.05
+    fit = fit_quadratic([eta, 0, -eta], [ahead, here, behind], 0.1)
+    assert fit.slope == pytest.approx((behind - ahead) / (2 * eta))
+    assert fit.curvature == pytest.approx((ahead + behind - 2 * here) / eta**2)
+    assert fit.slope_std == pytest.approx(0.1 / (math.sqrt(2) * eta))
+    assert fit.curvature_std == pytest.approx(0.1 * math.sqrt(6) / eta**2)
+
+
+def test_contrasts_give_the_same_parabola_as_the_losses():
+    ahead, here, behind, distance = 1.1, 1.3, 1.9, 0.05
+    contrasts = PrivateContrasts(behind - ahead, behind + ahead - 2 * here, 0.2, 0.3, (1.0, 1.0))
+    fit, reference = fit_contrasts(contrasts, distance), fit_quadratic([distance, 0, -distance], [ahead, here, behind])
+    assert (fit.slope, fit.curvature) == pytest.approx((reference.slope, reference.curvature))
+    assert (fit.slope_std, fit.curvature_std) == pytest.approx((0.2 / (2 * distance), 0.3 / distance**2))
+
+
+def test_minimizer():
+    assert fit_quadratic([-1, 0, 1], [2.5, 1.0, 0.5]).minimizer == pytest.approx(1.0)
+    assert fit_contrasts(PrivateContrasts(2.0, 0.0, 0, 0, (1, 1)), 1.0).minimizer == math.inf
+    assert math.isnan(fit_contrasts(PrivateContrasts(0.0, 0.0, 0, 0, (1, 1)), 1.0).minimizer)
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "named"),
+    [
+        ([0, 1], [0, 1], "three distinct"),
+        ([1, 1, 0, 0], [0, 1, 2, 3], "three distinct"),
+        ([0, 1, 2], [0, 1], "equally long"),
+        ([0, 1, math.nan], [0, 1, 2], "finite"),
+        ([0, 1, 2], [0, 1, math.inf], "finite"),
+    ],
+)
+def test_bad_input_is_named(x, y, named):
+    with pytest.raises(ValueError, match=named):
+        fit_quadratic(x, y)

@@ -1,0 +1,202 @@
+"""Loss privatization: exact clipping, noise of the stated size, sensitivity, Theorem 1 and Corollary 1."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import integrate, optimize, stats
+
+from hyfreedp.privatize import (
+    clipping_bias,
+    loss_noise_std,
+    normal_clipping_bias,
+    normal_mse,
+    optimal_threshold,
+    privatize_contrasts,
+    privatize_loss,
+)
+
+FALSE_ALARM = 1e-6  # of each statistical test below; the seeds are fixed, so a test that passes always passes
+
+loss_values = st.lists(st.floats(0, 1e3), min_size=0, max_size=20)
+
+
+@given(loss_values, st.floats(1e-3, 1e2), st.integers(1, 50))
+def test_without_noise_the_mean_of_the_clipped_losses_over_the_expected_size(losses, threshold, expected):
+    private = privatize_loss(
+        torch.tensor(losses, dtype=torch.float64), threshold, 0.0, expected_batch_size=expected
+    ).item()
+    assert private == pytest.approx(sum(min(loss, threshold) for loss in losses) / expected, rel=1e-12)
+
+
+def test_three_probes_in_one_call_are_three_means():
+    losses = torch.rand(3, 7, dtype=torch.float64) * 2
+    together = privatize_loss(losses, 1.0, 0.0, expected_batch_size=5)
+    apart = [privatize_loss(row, 1.0, 0.0, expected_batch_size=5) for row in losses]
+    assert torch.equal(together, torch.stack(apart))
+
+
+def test_losses_that_are_not_finite_count_as_the_threshold():
+    losses = torch.tensor([0.5, math.nan, math.inf])
+    assert privatize_loss(losses, 2.0, 0.0, expected_batch_size=3).item() == pytest.approx(4.5 / 3)
+
+
+@pytest.mark.parametrize("size", [0, 8])
+@pytest.mark.parametrize("mechanism", ["gaussian", "laplace"])
+def test_noise_has_the_stated_distribution(mechanism, size, generator):
+    """Kolmogorov-Smirnov and chi-square on 4,000 releases, of a constant batch and of an empty one."""
+    losses = torch.full((4000, size), 0.25)
+    private = privatize_loss(losses, 0.5, 3.0, expected_batch_size=10, mechanism=mechanism, generator=generator).numpy()
+    noise = (private - 0.25 * size / 10) / (3.0 * 0.5 / 10)
+    reference = stats.norm() if mechanism == "gaussian" else stats.laplace()
+    assert stats.kstest(noise, reference.cdf).pvalue > FALSE_ALARM
+    std = loss_noise_std(0.5, 3.0, 10, mechanism)
+    assert std == pytest.approx(reference.std() * 3.0 * 0.5 / 10)
+    if mechanism == "gaussian":
+        tail = stats.chi2.cdf((noise**2).sum(), df=4000)
+        assert FALSE_ALARM / 2 < tail < 1 - FALSE_ALARM / 2
+
+
+def test_noise_depends_on_the_generator_alone():
+    losses = torch.rand(5)
+
+    def release():
+        return privatize_loss(losses, 1.0, 1.0, expected_batch_size=5, generator=torch.Generator().manual_seed(3))
+
+    first = release()
+    torch.rand(10)
+    assert torch.equal(first, release())
+
+
+@given(loss_values, st.floats(0, 1e6), st.floats(1e-2, 10))
+def test_one_more_record_moves_the_release_by_at_most_its_sensitivity(losses, extra, threshold):
+    without = torch.tensor(losses, dtype=torch.float64)
+    with_it = torch.tensor([*losses, extra], dtype=torch.float64)
+    change = privatize_loss(with_it, threshold, 0.0, expected_batch_size=1) - privatize_loss(
+        without, threshold, 0.0, expected_batch_size=1
+    )
+    assert -1e-9 <= change.item() <= threshold * (1 + 1e-9)
+
+
+signed = st.floats(-1e4, 1e4)
+
+
+@given(st.lists(st.tuples(signed, signed, signed), max_size=10), st.tuples(signed, signed, signed), st.booleans())
+def test_one_more_record_moves_the_contrasts_within_the_accountants_sensitivity(records, extra, laplace):
+    """Squared L2 norm at most 1.5 (Gaussian), every coordinate at most 1/2 (Laplace), in units of the clip."""
+    thresholds = (0.3, 0.02)
+    mechanism = "laplace" if laplace else "gaussian"
+    unit = 2.0 if laplace else 1.0
+
+    def coordinates(rows):
+        losses = torch.tensor(rows, dtype=torch.float64).reshape(-1, 3).T
+        release = privatize_contrasts(losses, thresholds, 0.0, expected_batch_size=1, mechanism=mechanism)
+        scaled = [release.difference / thresholds[0] / unit, release.bend / thresholds[1] / unit]
+        return np.array([*scaled, *release.fractions])
+
+    change = coordinates([*records, extra]) - coordinates(records)
+    if laplace:
+        assert np.abs(change).max() <= 0.5 + 1e-9
+    else:
+        assert change @ change <= 1.5 + 1e-9
+
+
+def test_contrasts_inside_their_thresholds_are_exact():
+    losses = torch.tensor([[1.0, 2.0], [1.1, 2.1], [1.3, 2.15]], dtype=torch.float64)  # at w - hG, w, w + hG
+    for mechanism in ("gaussian", "laplace"):
+        release = privatize_contrasts(losses, (1.0, 1.0), 0.0, expected_batch_size=2, mechanism=mechanism)
+        assert release.difference == pytest.approx((0.3 + 0.15) / 2)
+        assert release.bend == pytest.approx((0.1 - 0.05) / 2)
+        assert release.fractions == (1.0, 1.0)
+
+
+def test_contrast_noise_has_the_stated_standard_deviations(generator):
+    """Chi-square over 2,000 empty batches: nothing but noise."""
+    empty = torch.zeros(3, 0)
+    releases = [
+        privatize_contrasts(empty, (0.5, 0.1), 4.0, expected_batch_size=20, generator=generator) for _ in range(2000)
+    ]
+    scaled = np.array([[r.difference / r.difference_std, r.bend / r.bend_std] for r in releases])
+    fractions = (np.array([r.fractions for r in releases]) - 0.5) / (4.0 / 20)
+    assert releases[0].difference_std == pytest.approx(4.0 * 0.5 / 20)
+    assert releases[0].bend_std == pytest.approx(4.0 * 0.1 / 20)
+    for column in (*scaled.T, *fractions.T):
+        assert FALSE_ALARM / 2 < stats.chi2.cdf(column @ column, df=2000) < 1 - FALSE_ALARM / 2
+
+
+def test_a_bad_record_moves_contrasts_no_more_than_any_other():
+    losses = torch.zeros(3, 3)
+    for bad in (math.nan, math.inf, -math.inf):
+        losses[:, 1] = torch.tensor([bad, 0.0, 1.0])
+        release = privatize_contrasts(losses, (0.5, 0.1), 0.0, expected_batch_size=1)
+        assert abs(release.difference) <= 0.5 and abs(release.bend) <= 0.1
+        assert release.fractions == (1.0, 1.0)  # two of three inside, one out: 1/2 + (2 - 1)/2
+
+
+@given(st.lists(st.floats(0, 1e3), min_size=1, max_size=30), st.floats(1e-2, 1e3))
+def test_theorem_1_bias_is_what_clipping_takes_away(losses, threshold):
+    batch = torch.tensor(losses, dtype=torch.float64)
+    private = privatize_loss(batch, threshold, 0.0, expected_batch_size=len(losses)).item()
+    assert clipping_bias(batch, threshold) == pytest.approx(batch.mean().item() - private, abs=1e-9)
+
+
+def test_theorem_1_bias_falls_with_the_threshold():
+    losses = np.random.default_rng(0).gamma(2, size=1000)
+    assert (np.diff(clipping_bias(losses, np.linspace(0, 10, 50))) <= 0).all()
+
+
+@pytest.mark.parametrize(("threshold", "mean", "std"), [(2.3, 2.3, 0.5), (0.1, 2.3, 0.5), (6.0, 2.3, 0.5), (1.0, 0, 3)])
+def test_corollary_1_equals_the_integral_of_the_excess(threshold, mean, std):
+    expected, _ = integrate.quad(
+        lambda loss: (loss - threshold) * stats.norm.pdf(loss, mean, std), threshold, mean + 40 * std, epsabs=1e-14
+    )
+    assert normal_clipping_bias(threshold, mean, std) == pytest.approx(expected, rel=1e-7, abs=1e-12)
+
+
+def test_corollary_1_by_monte_carlo(generator):
+    losses = 1.5 + 0.7 * torch.randn(200_000, generator=generator, dtype=torch.float64)
+    excess = (losses - 1.2).clamp(min=0)
+    standard_error = excess.std().item() / math.sqrt(len(losses))
+    z = (clipping_bias(losses, 1.2) - normal_clipping_bias(1.2, 1.5, 0.7)) / standard_error
+    assert abs(z) < stats.norm.isf(FALSE_ALARM / 2)
+
+
+@pytest.mark.parametrize("mechanism", ["gaussian", "laplace"])
+@pytest.mark.parametrize("multiplier", [0.5, 30.0, 3000.0])
+def test_the_optimal_threshold_minimises_the_mse(multiplier, mechanism):
+    setting = {"noise_multiplier": multiplier, "expected_batch_size": 500, "mechanism": mechanism}
+    best = optimal_threshold(2.3, 0.5, **setting)
+    found = optimize.minimize_scalar(
+        lambda r: normal_mse(r, 2.3, 0.5, **setting),
+        bounds=(best / 3, best * 3),
+        method="bounded",
+        options={"xatol": 1e-9},
+    ).x
+    assert best == pytest.approx(found, rel=1e-4)
+    assert normal_mse(best, 2.3, 0.5, **setting) <= min(
+        normal_mse(best * factor, 2.3, 0.5, **setting) for factor in (0.99, 1.01)
+    )
+
+
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        (lambda: privatize_loss(torch.ones(3), 0.0, 1.0, expected_batch_size=3), "threshold must be positive, got 0.0"),
+        (lambda: privatize_loss(torch.ones(3), 1.0, -1.0, expected_batch_size=3), "noise_multiplier .* got -1.0"),
+        (lambda: privatize_loss(torch.ones(3), 1.0, math.nan, expected_batch_size=3), "noise_multiplier .* got nan"),
+        (lambda: privatize_loss(torch.ones(3), 1.0, 1.0, expected_batch_size=0), "expected_batch_size .* got 0"),
+        (lambda: privatize_loss(torch.ones(3), math.inf, 1.0, expected_batch_size=3), "threshold must be finite"),
+        (lambda: privatize_loss(-torch.ones(3), 1.0, 1.0, expected_batch_size=3), "losses must not be negative"),
+        (lambda: privatize_loss(torch.ones(3), 1.0, 1.0, expected_batch_size=3, mechanism="cauchy"), "got 'cauchy'"),
+        (lambda: privatize_contrasts(torch.ones(3, 2), (1.0, 0.0), 1.0, expected_batch_size=3), r"thresholds\[1\]"),
+        (lambda: clipping_bias([], 1.0), "B >= 1"),
+        (lambda: normal_clipping_bias(1.0, 0.0, 0.0), "std must be positive, got 0.0"),
+        (lambda: optimal_threshold(1.0, 1.0, noise_multiplier=0.0, expected_batch_size=5), "noise_multiplier"),
+    ],
+)
+def test_bad_input_is_named(call, named):
+    with pytest.raises(ValueError, match=named):
+        call()
