@@ -64,8 +64,8 @@ class BookKeepingEngine(GradientEngine):
             for own, p in layer.named_parameters(recurse=False):
                 if p.requires_grad and p not in covered and own not in free:
                     problems.append(
-                        f"{what} has no rule for its parameter {own!r} of shape {tuple(p.shape)}: use a supported layer, "
-                        "give a parameter that is broadcast over the samples the shape (1, ...), or freeze it"
+                        f"{what} has no rule for its parameter {own!r} of shape {tuple(p.shape)}: use a supported "
+                        "layer, give a parameter that is broadcast over the samples the shape (1, ...), or freeze it"
                     )
         return problems
 

@@ -66,21 +66,21 @@ def _layer_norm(layer: nn.LayerNorm, x: Tensor | None, g: Tensor) -> Gradients:
     if is_trainable(layer.bias):
         yield layer.bias, Instantiated(_sum_tokens(g, len(layer.normalized_shape)))
     if is_trainable(layer.weight):
-        normalized = F.layer_norm(x, layer.normalized_shape, eps=layer.eps)
-        yield layer.weight, Instantiated(_sum_tokens(normalized * g, len(layer.normalized_shape)))
+        normalized = F.layer_norm(x.to(g.dtype), layer.normalized_shape, eps=layer.eps)
+        yield layer.weight, Instantiated(_sum_tokens(normalized.mul_(g), len(layer.normalized_shape)))
 
 
 def _rms_norm(layer: nn.RMSNorm, x: Tensor | None, g: Tensor) -> Gradients:
-    normalized = F.rms_norm(x, layer.normalized_shape, eps=layer.eps)
-    yield layer.weight, Instantiated(_sum_tokens(normalized * g, len(layer.normalized_shape)))
+    normalized = F.rms_norm(x.to(g.dtype), layer.normalized_shape, eps=layer.eps)
+    yield layer.weight, Instantiated(_sum_tokens(normalized.mul_(g), len(layer.normalized_shape)))
 
 
 def _group_norm(layer: nn.GroupNorm, x: Tensor | None, g: Tensor) -> Gradients:
     if is_trainable(layer.bias):
         yield layer.bias, Instantiated(_sum_positions(g))
     if is_trainable(layer.weight):
-        normalized = F.group_norm(x, layer.num_groups, eps=layer.eps)
-        yield layer.weight, Instantiated(_sum_positions(normalized * g))
+        normalized = F.group_norm(x.to(g.dtype), layer.num_groups, eps=layer.eps)
+        yield layer.weight, Instantiated(_sum_positions(normalized.mul_(g)))
 
 
 def _convolution(layer: nn.Conv1d | nn.Conv2d, x: Tensor | None, g: Tensor) -> Gradients:
