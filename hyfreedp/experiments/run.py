@@ -9,7 +9,9 @@ import platform
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from importlib.metadata import version
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -68,9 +70,24 @@ class Spec:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def run_cells(specs: Iterable[Spec], folder: Path, description: str = "runs") -> list[dict[str, Any]]:
-    """Run the cells that have no record yet, in order, with a progress bar; records of all of them, in order."""
-    return [run_cell(spec, folder) for spec in tqdm(list(specs), desc=description, unit="run")]
+def run_cells(
+    specs: Iterable[Spec], folder: Path, *, jobs: int = 1, description: str = "runs"
+) -> list[dict[str, Any]]:
+    """Run the cells that have no record yet, with a progress bar; the records of all of them, in order.
+
+    Args:
+        specs: what to run.
+        folder: of the cells.
+        jobs: worker processes, one torch thread each; 1 runs in this process with all threads.
+        description: of the progress bar.
+    """
+    specs = list(specs)
+    bar = partial(tqdm, total=len(specs), desc=description, unit="run")
+    if jobs == 1:
+        return [run_cell(spec, folder) for spec in bar(specs)]
+    # Fresh interpreters: a forked one inherits locks of torch's thread pool.
+    with get_context("spawn").Pool(jobs, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        return list(bar(pool.imap(partial(run_cell, folder=folder), specs)))
 
 
 def run_cell(spec: Spec, folder: Path) -> dict[str, Any]:

@@ -37,7 +37,7 @@ class Task:
     delta: float
 
     def datasets(self, evaluation: Evaluation) -> tuple[TensorDataset, TensorDataset]:
-        """Training and evaluation data; "validation" holds out a fifth of the training part instead of the test part."""
+        """Training and evaluation data; "validation" evaluates on a fifth of the training part, held out."""
         features, labels = self.load()
         x, y = torch.as_tensor(features, dtype=torch.float32), torch.as_tensor(labels, dtype=torch.int64)
         if evaluation == "test":

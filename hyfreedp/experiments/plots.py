@@ -1,0 +1,67 @@
+"""One look for all figures, and how they are saved: PNG and PDF beside a JSON of what made them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib.pyplot as plt
+import seaborn as sns
+from matplotlib.figure import Figure
+
+from hyfreedp.experiments.files import replacing, write_text
+from hyfreedp.experiments.paths import FIGURES
+from hyfreedp.experiments.run import environment
+
+# Okabe and Ito's colours, told apart by colour-blind readers; each method also has its own dash pattern and marker,
+# which survive greyscale.
+STYLES: dict[str, dict[str, Any]] = {
+    "robust": {"color": "#0072B2", "linestyle": "-", "marker": "o"},
+    "paper": {"color": "#D55E00", "linestyle": "--", "marker": "s"},
+    "best": {"color": "#009E73", "linestyle": "-.", "marker": "^"},
+    "worst": {"color": "#7F7F7F", "linestyle": ":", "marker": "v"},
+    "reference": {"color": "#CC79A7", "linestyle": (0, (5, 1, 1, 1)), "marker": "D"},
+}
+
+
+def use_style() -> None:
+    """Apply the style to all figures made from here on."""
+    sns.set_theme(context="notebook", style="whitegrid", font_scale=0.9)
+    plt.rcParams.update(
+        {
+            "figure.dpi": 110,
+            "savefig.dpi": 200,
+            "savefig.bbox": "tight",
+            "figure.constrained_layout.use": True,
+            "axes.titlesize": "medium",
+            "legend.frameon": False,
+            "pdf.fonttype": 42,  # text stays text
+        }
+    )
+
+
+def save(
+    figure: Figure, name: str, *, parameters: dict[str, Any], inputs: Sequence[str], summary: Sequence[str] = ()
+) -> None:
+    """Write ``figures/<name>.png``, ``.pdf`` and ``.json``.
+
+    Args:
+        figure: what to save.
+        name: stem of the three files, that of the notebook with an optional part.
+        parameters: of the notebook.
+        inputs: records the figure was drawn from, as keys of cells or paths in the repository.
+        summary: lines that ``make reproduce`` prints.
+    """
+    with replacing(FIGURES / f"{name}.png") as temporary:
+        figure.savefig(temporary, format="png")
+    with replacing(FIGURES / f"{name}.pdf") as temporary:
+        figure.savefig(temporary, format="pdf", metadata={"CreationDate": None})
+    made = {
+        "figure": name,
+        "parameters": parameters,
+        "inputs": list(inputs),
+        "environment": environment(),
+        "summary": list(summary),
+    }
+    write_text(FIGURES / f"{name}.json", json.dumps(made, indent=1) + "\n")

@@ -1,0 +1,64 @@
+"""The accuracy study: presets against the extended learning-rate grid, on every task, at several epsilons."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+
+import pandas as pd
+
+from hyfreedp.experiments.files import replacing
+from hyfreedp.experiments.methods import EXTENDED_GRID
+from hyfreedp.experiments.run import Spec, environment, run_cells, tabulate
+from hyfreedp.experiments.tasks import TASKS, Evaluation
+
+EPSILONS = (8.0, 3.0, 1.0)
+INITIAL_RATES = (1e-4, 1e-3)
+GRID_METHODS = ("constant", "linear")
+# Beside the grid's best: a rate that needs no search because AdamW on normalised gradients is free of scale.
+REFERENCE = ("linear", 0.02)
+
+
+def specs(evaluation: Evaluation = "test", seeds: int = 5) -> list[Spec]:
+    """All runs of the study."""
+    runs = [("robust", rate) for rate in INITIAL_RATES] + [("paper", INITIAL_RATES[0])]
+    runs += list(product(GRID_METHODS, EXTENDED_GRID))
+    return [
+        Spec(task=task, method=method, epsilon=epsilon, seed=seed, learning_rate=rate, evaluation=evaluation)
+        for (method, rate), task, epsilon, seed in product(runs, TASKS, EPSILONS, range(seeds))
+    ]
+
+
+def run(cells: Path, table: Path, *, evaluation: Evaluation = "test", seeds: int = 5, jobs: int = 1) -> pd.DataFrame:
+    """Run what is missing and write one tidy row per run to ``table``."""
+    rows = tabulate(run_cells(specs(evaluation, seeds), cells, jobs=jobs, description=f"accuracy study ({evaluation})"))
+    rows = rows.assign(**{f"version_{name}": value for name, value in environment().items()})
+    with replacing(table) as temporary:
+        rows.to_csv(temporary, index=False)
+    return rows
+
+
+def summarise(rows: pd.DataFrame) -> pd.DataFrame:
+    """Mean and standard deviation over seeds of each method and rate: one row per (task, epsilon, method, rate)."""
+    keys = ["task", "epsilon", "method", "learning_rate"]
+    return rows.groupby(keys)["accuracy"].agg(["mean", "std", "count"]).reset_index()
+
+
+def gaps(rows: pd.DataFrame) -> pd.DataFrame:
+    """Every learned rate, and the reference, against the best rate of the grid, in points of accuracy.
+
+    The best is the one with the highest mean on the very data that are reported: a choice in the grid's favour.
+
+    Returns:
+        One row per (task, epsilon, method, learning_rate): ``mean`` and ``std`` in percent, ``best`` (the grid's mean in
+        percent), ``best_method``, ``best_rate``, and ``gap = mean - best``.
+    """
+    summary = summarise(rows)
+    grid = summary[summary.method.isin(GRID_METHODS)]
+    best = grid.loc[grid.groupby(["task", "epsilon"])["mean"].idxmax()]
+    best = best.rename(columns={"mean": "best", "method": "best_method", "learning_rate": "best_rate"})
+    is_reference = (summary.method == REFERENCE[0]) & (summary.learning_rate == REFERENCE[1])
+    compared = summary[~summary.method.isin(GRID_METHODS) | is_reference]
+    merged = compared.merge(best[["task", "epsilon", "best", "best_method", "best_rate"]], on=["task", "epsilon"])
+    merged[["mean", "std", "best"]] *= 100
+    return merged.assign(gap=merged["mean"] - merged["best"])

@@ -1,0 +1,27 @@
+"""The README is true: its code runs as written, its files exist, its commands are real."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_code_block_runs_as_written(capsys):
+    (code,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    exec(compile(code, "README.md", "exec"), {})
+    spent = float(re.search(r"epsilon spent: ([\d.]+)", capsys.readouterr().out).group(1))
+    assert 2.9 < spent <= 3.0
+
+
+def test_links_and_pictures_exist():
+    targets = re.findall(r"\]\(([^)#]+)\)", README)
+    assert targets and all((ROOT / target).exists() for target in targets if "://" not in target)
+
+
+@pytest.mark.parametrize("target", ["reproduce", "test"])
+def test_the_two_commands_are_make_targets(target):
+    assert f"make {target}" in README
+    assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
