@@ -20,7 +20,7 @@ class GradientEngine(ABC):
     while gradients are enabled and the layer is in training mode, so forward passes under ``torch.no_grad`` or in eval
     mode store nothing.
 
-    The first batch is checked against autograd: for random weights w, the engine's sum_i w_i g_i must be the gradient
+    The first batch of two or more is checked against autograd: for random weights w, the engine's sum_i w_i g_i must be the gradient
     of sum_i w_i L_i. A model that mixes samples, or uses a parameter in a way the engine misreads, cannot pass.
 
     Args:
@@ -39,7 +39,7 @@ class GradientEngine(ABC):
             raise ValueError(f"engine {self.name!r} cannot train this module: " + "; ".join(problems))
         self.module = module
         self.clipping = clipping
-        self._checked = False
+        self._checked_samples = 0
 
     @classmethod
     @abstractmethod
@@ -90,7 +90,9 @@ class GradientEngine(ABC):
             return self._backward(losses, trainable)
 
     def _backward(self, losses: Tensor, trainable: dict[nn.Parameter, str]) -> Tensor:
-        reference = None if self._checked else _reference(losses, trainable)
+        # A batch of one cannot show that samples mix, so the first larger one is checked as well.
+        samples = min(len(losses), 2)
+        reference = _reference(losses, trainable) if self._checked_samples < samples else None
         gradients = self._per_sample_gradients(losses, trainable)
         squared = torch.zeros_like(losses, dtype=torch.promote_types(losses.dtype, torch.float32))
         for g in gradients.values():
@@ -102,7 +104,7 @@ class GradientEngine(ABC):
             gradients = {p: g.select(finite) for p, g in gradients.items()}
         elif reference is not None:
             _check(gradients, reference, trainable)
-            self._checked = True
+            self._checked_samples = samples
         factors = self.clipping.factors(norms)[finite]
         for p in trainable:
             g = gradients.pop(p, None)  # popped, so that each is freed once used

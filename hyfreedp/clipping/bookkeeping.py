@@ -80,7 +80,7 @@ class BookKeepingEngine(GradientEngine):
     ) -> None:
         trainable = [p for p in layer.parameters(recurse=False) if p.requires_grad]
         if trainable and layer.training and torch.is_grad_enabled():
-            (x,) = (*args, *kwargs.values())
+            x = next(tensors_in((args, kwargs)))
             upstream = get_gradient_edge(x).node if x.requires_grad else None
             kept = input_to_keep(layer, x, output)
             self._record(_Use(name, layer, trainable, partial(rule, layer), kept, upstream), output)

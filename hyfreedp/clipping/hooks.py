@@ -33,13 +33,13 @@ class HooksEngine(GradientEngine):
     def __init__(self, module: nn.Module, clipping: Clipping) -> None:
         super().__init__(module, clipping)
         self._gradients: dict[nn.Parameter, PerSampleGradients] | None = None
+        layers = list(_sampled_layers(module))
+        self._functorch_layers = [layer for _, layer in layers if not _has_sampler(layer)]
+        for layer in self._functorch_layers:  # before there are hooks, because functorch copies the layer with them
+            prepare_layer(layer)
         self._expander = PositionExpander(module)
-        self._functorch_layers = []
         self._handles = []
-        for name, layer in _sampled_layers(module):
-            if not _has_sampler(layer):
-                prepare_layer(layer)
-                self._functorch_layers.append(layer)
+        for name, layer in layers:
             hook = partial(self._keep_input, name)
             self._handles.append(layer.register_forward_hook(hook, prepend=True, with_kwargs=True))
 
@@ -80,8 +80,14 @@ class HooksEngine(GradientEngine):
     ) -> dict[nn.Parameter, PerSampleGradients]:
         self._batch_size, self._gradients = len(losses), {}
         try:
-            # Autograd's own weight gradients are dropped: asking for them is what makes it visit every layer.
-            torch.autograd.grad(losses, list(trainable), torch.ones_like(losses), allow_unused=True)
+            # Autograd's own weight gradients are not used: asking for them is what makes it visit every layer.
+            unclipped = torch.autograd.grad(losses, list(trainable), torch.ones_like(losses), allow_unused=True)
+            for (p, name), gradient in zip(trainable.items(), unclipped, strict=True):
+                if gradient is not None and p not in self._gradients:
+                    raise ValueError(
+                        f"parameter {name!r} is used outside the forward pass of its layer, or while that is in eval "
+                        "mode: put the layer in train mode and call it as a module, or freeze the parameter"
+                    )
             return self._gradients
         finally:
             self._gradients = None

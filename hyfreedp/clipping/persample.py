@@ -48,7 +48,8 @@ class Instantiated(PerSampleGradients):
         return _squared_norms(self.gradients.flatten(1))
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        return torch.tensordot(weights.to(self.gradients.dtype), self.gradients, dims=1)
+        flat = weights.to(self.gradients.dtype) @ self.gradients.flatten(1)
+        return flat.view(self.gradients.shape[1:])
 
     def instantiate(self) -> Tensor:
         return self.gradients
