@@ -130,7 +130,7 @@ def test_fixed_rate_equals_the_base_optimizer_on_clipped_gradients(base):
         torch.testing.assert_close(flat(model), flat(twin_model), rtol=1e-8, atol=1e-8)
 
 
-# -- clipped probes, without noise ----------------------------------------------------------------------------------------
+# -- clipped probes, without noise -------------------------------------------------------------------------------------
 
 
 def make_probing(model, probe, *, sigma=0.0, sigma_loss=0.0, interval=1, steps=10, base=sgd_momentum, **settings):
@@ -223,7 +223,7 @@ def test_clipped_contrasts_equal_the_twin():
     assert 0 < sum(clipped) < len(clipped)
 
 
-# -- the base optimizer and its state --------------------------------------------------------------------------------------
+# -- the base optimizer and its state ----------------------------------------------------------------------------------
 
 
 def always(eta_next=None):
@@ -338,7 +338,7 @@ def test_an_accepted_rate_gives_the_step_that_the_base_optimizer_would_take_with
     torch.testing.assert_close(flat(model), start - eta_next * direction, rtol=1e-10, atol=1e-12)
 
 
-# -- what goes wrong in a probe --------------------------------------------------------------------------------------------
+# -- what goes wrong in a probe ----------------------------------------------------------------------------------------
 
 
 class Interrupt(Exception):
@@ -378,7 +378,7 @@ def test_an_exception_inside_a_probe_leaves_the_plain_step(failing_call):
 
 
 def test_an_exception_in_the_training_forward_releases_nothing():
-    """The second piece fails after the first one's gradients were summed: no step, no count, no trace in the next one."""
+    """The second piece fails after the first one's gradients were summed: no step, no count, no trace in the next."""
     model, plain = make_model(), make_model()
     _, optimizer, loader = make_private(model, adamw(model), max_physical_batch_size=5)
     _, undisturbed, _ = make_private(plain, adamw(plain), max_physical_batch_size=5)
@@ -401,7 +401,7 @@ def test_an_exception_in_the_training_forward_releases_nothing():
     assert torch.equal(flat(model), flat(plain))
 
 
-# -- dropout ---------------------------------------------------------------------------------------------------------------
+# -- dropout -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["losses", "contrasts"])

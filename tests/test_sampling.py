@@ -1,0 +1,332 @@
+"""Poisson batches: every record independently with probability q, the same again for the same seed and step."""
+
+import io
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from scipy import stats
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from twins import make_data, make_model, make_private, one_thread, sgd, trainable
+
+from hyfreedp.sampling import CollateWithEmpty, PoissonSampler, RandomState, batch_length, poisson_loader, take
+
+FALSE_ALARM = 1e-6  # of each statistical test below; the seeds are fixed, so a test that passes always passes
+
+SEED = 11  # its first batch is empty, others hold three records
+
+_one_thread = pytest.fixture(autouse=True, scope="module")(one_thread)
+
+
+def make_sampler(**changes):
+    return PoissonSampler(**({"num_records": 50, "sample_rate": 0.1, "steps_per_epoch": 10, "seed": 3} | changes))
+
+
+@pytest.fixture(scope="module")
+def memberships():
+    """Which of 50 records were in which of 4,000 batches, at rate 0.1."""
+    sampler = make_sampler()
+    drawn = np.zeros((4000, 50), dtype=bool)
+    for step, row in enumerate(drawn):
+        row[sampler.batch(step)] = True
+    return drawn
+
+
+# -- the distribution --------------------------------------------------------------------------------------------------
+
+
+def test_every_record_is_included_at_the_sample_rate(memberships):
+    """Chi-square over the 50 records' frequencies: a rate off by a little, or a favoured record, would show."""
+    steps, records = memberships.shape
+    z = (memberships.sum(axis=0) - 0.1 * steps) / np.sqrt(steps * 0.1 * 0.9)
+    assert FALSE_ALARM / 2 < stats.chi2(records).cdf((z**2).sum()) < 1 - FALSE_ALARM / 2
+    assert abs(z.sum() / np.sqrt(records)) < stats.norm.isf(FALSE_ALARM / 2)
+
+
+def test_batch_sizes_are_binomial(memberships):
+    """Fixed-size batches, or sizes drawn in another way, have no privacy amplification of the kind that is counted."""
+    sizes = memberships.sum(axis=1)
+    classes = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
+    observed = np.array([(sizes == k).sum() for k in classes[:-1]] + [(sizes >= 10).sum()])
+    expected = len(sizes) * np.append(stats.binom(50, 0.1).pmf(classes[:-1]), stats.binom(50, 0.1).sf(9))
+    assert stats.chisquare(observed, expected).pvalue > FALSE_ALARM
+    assert observed[0] > 0  # empty batches do occur
+
+
+def test_inclusion_is_independent_across_steps_and_records(memberships):
+    """Shuffled epochs would be negatively correlated over the steps, fixed-size batches over the records."""
+    centred = (memberships - 0.1) / np.sqrt(0.1 * 0.9)
+    limit = stats.norm.isf(FALSE_ALARM / 2)
+    for lag in (1, 2, 10):
+        products = centred[lag:] * centred[:-lag]
+        assert abs(products.sum()) / np.sqrt(products.size) < limit
+    neighbours = centred[:, 1:] * centred[:, :-1]
+    assert abs(neighbours.sum()) / np.sqrt(neighbours.size) < limit
+    pairs = (centred.sum(axis=1) ** 2 - (centred**2).sum(axis=1)).sum() / 2  # of all records within a step
+    assert abs(pairs) / np.sqrt(len(centred) * 50 * 49 / 2) < limit
+
+
+@pytest.mark.parametrize("rate", [1.0, 1e-9])
+def test_extreme_rates(rate):
+    """At rate 1 every batch is the whole data set; at a tiny one all batches are empty."""
+    expected = list(range(50)) if rate == 1 else []
+    assert all(batch == expected for batch in make_sampler(sample_rate=rate))
+
+
+# -- seeds and positions -----------------------------------------------------------------------------------------------
+
+
+def test_seeds_and_steps_determine_the_batches():
+    """The same seed gives the same run on any machine; other seeds and other steps give other batches."""
+    batches = list(make_sampler())
+    assert batches == list(make_sampler())
+    assert batches == [make_sampler().batch(step) for step in range(10)]
+    assert len({tuple(batch) for batch in batches}) == 10
+    others = [list(make_sampler(seed=seed)) for seed in (0, 4, 3 + 2**32, 3 + 2**64, 3 + 2**127)]
+    for other in others:  # seeds that differ in any of their bits differ
+        assert sum(a == b for a, b in zip(batches, other, strict=True)) <= 2
+    assert len({str(other) for other in others}) == len(others)
+
+
+def test_sampling_leaves_the_global_generators_alone():
+    """Otherwise the number of records would move the dropout masks, and users' seeds the batches."""
+    torch_state, numpy_state = torch.get_rng_state(), np.random.get_state()[1].copy()
+    list(make_sampler())
+    assert torch.equal(torch.get_rng_state(), torch_state)
+    assert np.array_equal(np.random.get_state()[1], numpy_state)
+
+
+@pytest.mark.parametrize("position", [0, 1, 9, 10, 13, 25])
+def test_a_position_resumes_within_its_epoch(position):
+    """A pass from the middle of an epoch yields the rest of it, then whole epochs follow."""
+    sampler = make_sampler()
+    sampler.position = position
+    rest = list(sampler)
+    assert len(rest) == 10 - position % 10
+    assert rest == [sampler.batch(step) for step in range(position, position + len(rest))]
+    assert sampler.position == position  # only the optimizer moves it
+
+
+def test_state_restores_seed_and_position():
+    sampler, other = make_sampler(seed=2**100), make_sampler(seed=1)
+    sampler.position = 7
+    other.load_state_dict(sampler.state_dict())
+    assert list(other) == list(sampler) and len(list(other)) == 3
+
+
+def test_an_epoch_has_the_loaders_length():
+    """With and without the last partial batch, as the original loader would have had."""
+    data = make_data(43)
+    assert len(list(poisson_loader(DataLoader(data, batch_size=10), seed=0))) == 5
+    loader = poisson_loader(DataLoader(data, batch_size=10, drop_last=True), seed=0)
+    assert (len(loader), len(list(loader))) == (4, 4)
+    assert loader.batch_sampler.sample_rate == pytest.approx(10 / 43)
+
+
+def test_a_loop_over_epochs_sees_every_step_once():
+    """The optimizer moves the position, so that each epoch goes on where the last one ended, breaks included."""
+    data = TensorDataset(torch.arange(40), torch.zeros(40))
+    model = nn.Linear(1, 1).double()
+    _, optimizer, loader = make_private(model, sgd(model), data, steps=10, preset="fixed")
+    sampler, seen = loader.batch_sampler, []
+    while optimizer.steps_left:
+        for indices, _ in loader:
+            seen.append(indices.tolist())
+            optimizer.step(lambda batch: model(batch[0][:, None].double())[:, 0], [indices])
+            if not optimizer.steps_left or len(seen) in (3, 7):
+                break
+    assert seen == [sampler.batch(step) for step in range(10)]
+
+
+def test_workers_see_the_same_batches():
+    """Worker processes fetch ahead; what they fetch is fixed by seed and step."""
+    data = make_data()
+    alone = poisson_loader(DataLoader(data, batch_size=2), seed=5)
+    shared = poisson_loader(DataLoader(data, batch_size=2, num_workers=1, prefetch_factor=4), seed=5)
+    alone.batch_sampler.position = shared.batch_sampler.position = 12
+    batches = list(alone)
+    assert len(batches) == 8 and any(len(labels) == 0 for _, labels in batches)
+    for (inputs, labels), (other_inputs, other_labels) in zip(batches, shared, strict=True):
+        assert torch.equal(inputs, other_inputs) and torch.equal(labels, other_labels)
+
+
+def test_the_loaders_own_settings_are_kept():
+    def collate(records):
+        return {"x": torch.stack([x for x, _ in records])}
+
+    original = DataLoader(make_data(), batch_size=4, shuffle=True, collate_fn=collate)
+    loader = poisson_loader(original, seed=0)
+    assert loader.dataset is original.dataset
+    assert all(set(batch) == {"x"} and batch["x"].shape[1:] == (5,) for batch in loader)
+
+
+def test_iterating_draws_nothing_from_the_global_generator():
+    """A resumed run makes one iterator more than an uninterrupted one; that must not move its dropout masks."""
+    loader = poisson_loader(DataLoader(make_data(), batch_size=4), seed=0)
+    state = torch.get_rng_state()
+    list(loader)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+# -- the structure of batches ------------------------------------------------------------------------------------------
+
+
+class Pair(NamedTuple):
+    x: torch.Tensor
+    y: torch.Tensor
+
+
+class Records(Dataset):
+    """Thirty records of one of the structures that default collation knows."""
+
+    FORMS = ("tensor", "tuple", "list", "dict", "namedtuple", "nested", "names")
+
+    def __init__(self, form):
+        self.form = form
+
+    def __len__(self):
+        return 30
+
+    def __getitem__(self, index):
+        x, y = torch.full((3,), float(index)), index % 2
+        return {
+            "tensor": x,
+            "tuple": (x, y),
+            "list": [x, y],
+            "dict": {"x": x, "y": y},
+            "namedtuple": Pair(x, torch.tensor(y)),
+            "nested": {"inputs": {"ids": x, "mask": (x, x)}, "y": y},
+            "names": {"file": f"{index}.png", "x": x, "y": y},
+        }[self.form]
+
+
+def inputs_of(batch):
+    if isinstance(batch, torch.Tensor):
+        return batch
+    if isinstance(batch, dict):
+        return batch["x"] if "x" in batch else batch["inputs"]["ids"]
+    return batch[0]
+
+
+def same(first, second):
+    """Equal in structure, types and values."""
+    if isinstance(first, torch.Tensor):
+        return torch.equal(first, second) and first.dtype == second.dtype
+    if type(first) is not type(second) or len(first) != len(second):
+        return False
+    if isinstance(first, dict):
+        return first.keys() == second.keys() and all(same(first[key], second[key]) for key in first)
+    return first == second if isinstance(first, str) else all(map(same, first, second))
+
+
+@pytest.mark.parametrize("form", Records.FORMS)
+def test_pieces_have_the_structure_of_the_batch(form):
+    """Splitting a batch equals collating its parts, whatever it is made of; the empty piece has the same form."""
+    records = Records(form)
+    collate = DataLoader(records).collate_fn
+    whole = collate([records[i] for i in range(7)])
+    assert batch_length(whole) == 7
+    assert same(take(whole, slice(0, 7)), whole)
+    assert same(take(whole, slice(2, 5)), collate([records[i] for i in range(2, 5)]))
+    assert same(take(whole, slice(6, 9)), collate([records[6]]))
+    empty = CollateWithEmpty(collate, records)([])
+    assert batch_length(empty) == 0
+    assert same(empty, take(whole, slice(0, 0)))
+    assert inputs_of(empty).shape == (0, 3)
+
+
+@pytest.mark.parametrize("form", Records.FORMS)
+@pytest.mark.parametrize("pieces", [None, 2])
+def test_training_works_on_every_structure_with_empty_batches(form, pieces):
+    """The loss function gets batches of the form that the loader gives, and never an empty one."""
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1).double()
+    settings = {"steps": 12, "preset": "paper", "interval": 1, "max_physical_batch_size": pieces}
+    _, optimizer, loader = make_private(
+        model, sgd(model), loader=DataLoader(Records(form), batch_size=2), seed=SEED, **settings
+    )
+    sizes, asked = [], []
+
+    def loss(batch):
+        asked.append(len(inputs_of(batch)))
+        return F.softplus(model(inputs_of(batch).double())[:, 0])
+
+    for batch in loader:
+        sizes.append(batch_length(batch))
+        optimizer.step(loss, batch)
+        assert all(parameter.isfinite().all() for parameter in trainable(model))
+        if not optimizer.steps_left:
+            break
+    assert sizes == [len(loader.batch_sampler.batch(step)) for step in range(12)]
+    assert 0 in sizes and max(sizes) > 2
+    assert 0 not in asked and sum(asked) == 3 * sum(sizes) and max(asked) == (pieces or max(sizes))
+
+
+@pytest.mark.parametrize("batch", [7, "text", object(), ["a", "b"], {}, [], {"names": ["a", "b"]}])
+def test_a_batch_without_a_tensor_is_refused(batch):
+    with pytest.raises(TypeError, match="batch must"):
+        batch_length(batch)
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        raise AssertionError("touched")
+
+
+@pytest.mark.parametrize(
+    ("loader", "error", "message"),
+    [
+        ([1, 2], TypeError, "data_loader must be a torch DataLoader, got list"),
+        (DataLoader(Stream(), batch_size=2), ValueError, "data_loader must be over a map-style data set"),
+        (DataLoader(make_data(), batch_size=None), ValueError, "data_loader must have a batch_size"),
+        (DataLoader(make_data(), batch_sampler=[[0]]), ValueError, "data_loader must have a batch_size"),
+        (DataLoader(TensorDataset(torch.zeros(0, 2)), batch_size=2), ValueError, "at least one record"),
+        (DataLoader(make_data(), batch_size=41), ValueError, "at most the number of records, 40, got 41.* > 1"),
+        (DataLoader(make_data(), batch_size=41, drop_last=True), ValueError, "at most the number of records, 40"),
+    ],
+)
+def test_loaders_that_cannot_be_poisson_sampled_are_refused(loader, error, message):
+    with pytest.raises(error, match=message):
+        poisson_loader(loader, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_records": 0}, "num_records must be at least 1, got 0"),
+        ({"sample_rate": 0.0}, r"sample_rate must be in \(0, 1\], got 0.0"),
+        ({"sample_rate": 1.5}, r"sample_rate must be in \(0, 1\], got 1.5"),
+        ({"sample_rate": float("nan")}, r"sample_rate must be in \(0, 1\], got nan"),
+        ({"steps_per_epoch": 0}, "steps_per_epoch must be at least 1, got 0"),
+    ],
+)
+def test_sampler_arguments_out_of_range(changes, message):
+    with pytest.raises(ValueError, match=message):
+        make_sampler(**changes)
+
+
+# -- the state that dropout draws from ---------------------------------------------------------------------------------
+
+
+def test_random_state_brings_back_the_same_numbers():
+    """Also after it went through a file, as in a checkpoint."""
+    state = RandomState.capture(torch.device("cpu"))
+    first = nn.functional.dropout(torch.ones(100), 0.5)
+    file = io.BytesIO()
+    torch.save(state.states, file)
+    file.seek(0)
+    RandomState(torch.device("cpu"), torch.load(file, weights_only=True)).restore()
+    assert torch.equal(nn.functional.dropout(torch.ones(100), 0.5), first)
+    assert not torch.equal(nn.functional.dropout(torch.ones(100), 0.5), first)
+
+
+def test_the_model_of_these_tests_is_random_with_dropout():
+    """Otherwise the tests of masks would show nothing."""
+    model, (inputs, _) = make_model(dropout=0.5), make_data().tensors
+    assert not torch.equal(model(inputs), model(inputs))
