@@ -20,8 +20,9 @@ class GradientEngine(ABC):
     while gradients are enabled and the layer is in training mode, so forward passes under ``torch.no_grad`` or in eval
     mode store nothing.
 
-    The first batch of two or more is checked against autograd: for random weights w, the engine's sum_i w_i g_i must be the gradient
-    of sum_i w_i L_i. A model that mixes samples, or uses a parameter in a way the engine misreads, cannot pass.
+    The first batch of two samples or more is checked against autograd: for weights w that differ from sample to sample,
+    the engine's sum_i w_i g_i must be the gradient of sum_i w_i L_i. A model that mixes samples, or uses a parameter in
+    a way the engine misreads, cannot pass.
 
     Args:
         module: the model.

@@ -71,8 +71,8 @@ def _layer_norm(layer: nn.LayerNorm, x: Tensor | None, g: Tensor) -> Gradients:
 
 
 def _rms_norm(layer: nn.RMSNorm, x: Tensor | None, g: Tensor) -> Gradients:
-    eps = torch.finfo(x.dtype).eps if layer.eps is None else layer.eps
-    normalized = F.rms_norm(x.to(g.dtype), layer.normalized_shape, eps=eps)
+    # In the dtype of x, on which the default eps depends.
+    normalized = F.rms_norm(x, layer.normalized_shape, eps=layer.eps).to(g.dtype)
     yield layer.weight, Instantiated(_sum_tokens(normalized.mul_(g), len(layer.normalized_shape)))
 
 

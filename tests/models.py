@@ -1,0 +1,190 @@
+"""Small models of every supported kind, each with a batch and its per-sample losses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hyfreedp.clipping import Clipping
+
+
+@dataclass
+class Example:
+    """A model, a batch (samples in dimension 0 of every tensor) and ``loss(model, *batch)``, of shape (B,)."""
+
+    model: nn.Module
+    batch: tuple[Tensor, ...]
+    loss: Callable[..., Tensor]
+
+    def losses(self, rows: slice = slice(None)) -> Tensor:
+        return self.loss(self.model, *(tensor[rows] for tensor in self.batch))
+
+    @property
+    def trainable(self) -> list[nn.Parameter]:
+        return [p for p in self.model.parameters() if p.requires_grad]
+
+    def gradients(self) -> Tensor:
+        """Every sample's gradient, shape (B, D), from forward and backward passes of one sample at a time."""
+        rows = []
+        for i in range(len(self.batch[0])):
+            (loss,) = self.losses(slice(i, i + 1))
+            gradients = torch.autograd.grad(loss, self.trainable, allow_unused=True, materialize_grads=True)
+            rows.append(torch.cat([g.flatten() for g in gradients]))
+        return torch.stack(rows)
+
+    def clipped(self, clipping: Clipping) -> tuple[Tensor, Tensor]:
+        """The norms (B,) and the clipped sum (D,) that an engine must reproduce."""
+        gradients = self.gradients()
+        norms = gradients.norm(dim=1)
+        return norms, clipping.factors(norms) @ gradients
+
+    def collected(self) -> Tensor:
+        """What lies in ``p.grad``, flattened to (D,)."""
+        return torch.cat([p.grad.flatten() for p in self.trainable])
+
+
+def biases_only(model: nn.Module, head: str = "\0") -> None:
+    """BitFit: freeze everything but biases and the parameters whose name starts with ``head``."""
+    for name, p in model.named_parameters():
+        p.requires_grad_(name.endswith("bias") or name.startswith(head))
+
+
+def mlp() -> Example:
+    model = nn.Sequential(nn.Linear(6, 16), nn.LayerNorm(16), nn.ReLU(inplace=True), nn.Linear(16, 3))
+    return _classifier(model, torch.randn(5, 6), classes=3)
+
+
+def groupnorm_convnet() -> Example:
+    """Overlapping, strided, grouped, dilated and 'same' convolutions, with in-place activations."""
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1, bias=False),
+        nn.GroupNorm(2, 8),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(8, 8, 3, stride=2, padding=1, groups=4),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(8, 16, (3, 2), padding="same", dilation=2),
+        nn.GroupNorm(4, 16),
+        nn.Tanh(),
+        nn.Conv2d(16, 40, 4, stride=4),
+        nn.Flatten(),
+        nn.Linear(40, 3),
+    )
+    return _classifier(model, torch.randn(5, 3, 8, 8), classes=3)
+
+
+def conv1d_net() -> Example:
+    model = nn.Sequential(
+        nn.Conv1d(3, 8, 3, padding=1),
+        nn.Tanh(),
+        nn.Conv1d(8, 8, 4, stride=2, padding="valid", groups=2),
+        nn.Conv1d(8, 32, 2, dilation=2),
+        nn.Flatten(),
+        nn.Linear(96, 3),
+    )
+    return _classifier(model, torch.randn(5, 3, 12), classes=3)
+
+
+class TiedLanguageModel(nn.Module):
+    """Embedding and head share their table, one block is used twice, positions are embedded once for all samples."""
+
+    def __init__(self, entries: int = 13, width: int = 8, tokens: int = 7) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(entries, width, padding_idx=0)
+        self.positions = nn.Embedding(tokens, width)
+        self.block = nn.Sequential(nn.RMSNorm(width), nn.Linear(width, width), nn.GELU())
+        self.head = nn.Linear(width, entries)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embedding(ids) + self.positions(torch.arange(ids.shape[1])[None])
+        return self.head(self.block(self.block(x)))
+
+
+def tied_language_model() -> Example:
+    ids = torch.randint(1, 13, (5, 7))
+    ids[:2, 4:] = 0
+    ids[3] = 1  # a token that occurs many times in a sample
+    return Example(TiedLanguageModel().double(), (ids,), _next_token_loss)
+
+
+def vit() -> Example:
+    """timm's vision transformer: class token, position embedding and LayerScale are parameters without a layer."""
+    timm = pytest.importorskip("timm")
+    model = timm.models.vision_transformer.VisionTransformer(
+        img_size=16, patch_size=4, embed_dim=24, depth=2, num_heads=2, num_classes=3, init_values=0.1
+    )
+    return _classifier(model, torch.randn(4, 3, 16, 16), classes=3)
+
+
+def gpt2() -> Example:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(
+        vocab_size=40, n_positions=12, n_embd=16, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=1,
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+    )  # fmt: skip
+    return _language_model(transformers.GPT2LMHeadModel(config))
+
+
+def llama() -> Example:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=40, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=12, bos_token_id=0, eos_token_id=1, pad_token_id=2,
+    )  # fmt: skip
+    return _language_model(transformers.LlamaForCausalLM(config))
+
+
+def llama_lora() -> Example:
+    peft = pytest.importorskip("peft")
+    example = llama()
+    config = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj", "down_proj"])
+    example.model = peft.get_peft_model(example.model, config).double()
+    for name, p in example.model.named_parameters():
+        if "lora_B" in name:  # zero at first, which would make the gradients of all lora_A vanish
+            nn.init.normal_(p)
+    return example
+
+
+def bert() -> Example:
+    """A BERT-like classifier on sequences of different lengths."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        vocab_size=40, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24,
+        max_position_embeddings=12, num_labels=3, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    ids = torch.randint(1, 40, (4, 9))
+    ids[1, 5:] = 0
+
+    def loss(model: nn.Module, ids: Tensor, labels: Tensor) -> Tensor:
+        logits = model(input_ids=ids, attention_mask=(ids > 0).long()).logits
+        return F.cross_entropy(logits, labels, reduction="none")
+
+    model = transformers.BertForSequenceClassification(config).double().train()
+    return Example(model, (ids, torch.randint(3, (4,))), loss)
+
+
+def _classifier(model: nn.Module, x: Tensor, classes: int) -> Example:
+    def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(model(x), y, reduction="none")
+
+    return Example(model.double().train(), (x.double(), torch.randint(classes, (len(x),))), loss)
+
+
+def _language_model(model: nn.Module) -> Example:
+    def loss(model: nn.Module, ids: Tensor, labels: Tensor) -> Tensor:
+        logits = model(input_ids=ids).logits[:, :-1]
+        return F.cross_entropy(logits.transpose(1, 2), labels[:, 1:], reduction="none", ignore_index=-100).sum(1)
+
+    ids = torch.randint(3, 40, (4, 9))
+    labels = ids.clone()
+    labels[1, 5:] = -100
+    return Example(model.double().train(), (ids, labels), loss)
+
+
+def _next_token_loss(model: nn.Module, ids: Tensor) -> Tensor:
+    return F.cross_entropy(model(ids).transpose(1, 2)[..., :-1], ids[:, 1:], reduction="none", ignore_index=0).sum(1)
