@@ -57,7 +57,7 @@ class BookKeepingEngine(GradientEngine):
             if isinstance(layer, nn.MultiheadAttention) and any(p.requires_grad for p in layer.parameters()):
                 problems.append(
                     f"{what} uses its projections without calling them: replace it by an attention made of nn.Linear "
-                    "layers, such as opacus.layers.DPMultiheadAttention, or freeze it"
+                    "layers, such as opacus.layers.DPMultiheadAttention with batch_first=True, or freeze it"
                 )
                 continue
             free = free_parameters(layer)

@@ -49,7 +49,10 @@ class HooksEngine(GradientEngine):
         for name, layer in _sampled_layers(module):
             what = f"layer {name!r} ({type(layer).__name__})"
             if isinstance(layer, nn.MultiheadAttention):
-                problems.append(f"{what} takes several inputs: replace it by opacus.layers.DPMultiheadAttention")
+                problems.append(
+                    f"{what} takes several inputs: replace it by opacus.layers.DPMultiheadAttention with "
+                    "batch_first=True"
+                )
             elif isinstance(layer, nn.RNNBase):
                 problems.append(f"{what} hides its time steps: replace it by opacus.layers.DPLSTM, DPGRU or DPRNN")
             elif isinstance(layer, nn.EmbeddingBag):

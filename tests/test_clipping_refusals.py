@@ -1,0 +1,285 @@
+"""Whatever cannot be privatised, or hides its samples, is refused by name and never dropped."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from models import TiedLanguageModel, mlp
+from torch import Tensor, nn
+
+from hyfreedp.clipping import (
+    AbadiClipping,
+    AutomaticClipping,
+    BookKeepingEngine,
+    HooksEngine,
+    check_module,
+    make_engine,
+)
+
+ENGINES = [BookKeepingEngine, HooksEngine]
+
+
+def frozen(module: nn.Module) -> nn.Module:
+    return module.requires_grad_(False)
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        (nn.BatchNorm2d(3), r"'norm' \(BatchNorm2d\) .* GroupNorm"),
+        (frozen(nn.BatchNorm1d(3)), "keep it in eval mode"),
+        (frozen(nn.BatchNorm1d(3, track_running_stats=False)).eval(), "GroupNorm"),
+        (nn.SyncBatchNorm(3), r"'norm' \(SyncBatchNorm\)"),
+        (nn.InstanceNorm2d(3, track_running_stats=True), "track_running_stats=False"),
+        (nn.Embedding(3, 3, max_norm=1.0), "max_norm=None"),
+        (nn.Embedding(3, 3, scale_grad_by_freq=True), "scale_grad_by_freq=False"),
+        (nn.Embedding(3, 3, sparse=True), "sparse=False"),
+    ],
+)
+def test_layers_that_mix_samples(layer, message) -> None:
+    module = nn.ModuleDict({"linear": nn.Linear(3, 3), "norm": layer})
+    with pytest.raises(ValueError, match=message):
+        check_module(module)
+    with pytest.raises(ValueError, match=message):
+        make_engine(module, AutomaticClipping())
+
+
+def test_running_statistics_of_foreign_layers() -> None:
+    class Normalize(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("running_mean", torch.zeros(3))
+
+    with pytest.raises(ValueError, match=r"'1' \(Normalize\) keeps running statistics"):
+        check_module(nn.Sequential(nn.Linear(3, 3), Normalize()))
+
+
+def test_what_may_pass() -> None:
+    check_module(nn.Sequential(nn.Linear(3, 3), frozen(nn.BatchNorm1d(3)).eval(), nn.InstanceNorm1d(3)))
+
+
+def test_nothing_to_train() -> None:
+    with pytest.raises(ValueError, match="no parameter is trainable"):
+        make_engine(frozen(nn.Linear(3, 3)), AutomaticClipping())
+
+
+@pytest.mark.parametrize("threshold", [0.0, -1.0, float("nan"), float("inf")])
+def test_bad_clipping_arguments(threshold) -> None:
+    with pytest.raises(ValueError, match=f"threshold={threshold}"):
+        AbadiClipping(threshold)
+    with pytest.raises(ValueError, match=f"stability={threshold}"):
+        AutomaticClipping(stability=threshold)
+
+
+def test_unknown_engine() -> None:
+    with pytest.raises(ValueError, match="engine='ghost' is not allowed"):
+        make_engine(nn.Linear(3, 3), AutomaticClipping(), "ghost")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_attention_that_bypasses_its_projections(engine) -> None:
+    module = nn.TransformerEncoderLayer(8, 2, 8)
+    with pytest.raises(ValueError, match=r"'self_attn' \(MultiheadAttention\) .*DPMultiheadAttention"):
+        engine(module, AutomaticClipping())
+    with pytest.raises(ValueError, match=r"Book-keeping: .*self_attn.* Hooks: .*self_attn"):
+        make_engine(module, AutomaticClipping())
+    frozen(module.self_attn)
+    engine(module, AutomaticClipping())
+
+
+class Scaled(nn.Module):
+    """A parameter that multiplies channels in the middle of the shape: no broadcast over trailing dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale[:, None]
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        (nn.Bilinear(2, 2, 2), r"'layer' \(Bilinear\) has no rule for its parameter 'weight' of shape \(2, 2, 2\)"),
+        (nn.PReLU(), r"'layer' \(PReLU\) .* 'weight'"),
+        (nn.ConvTranspose1d(2, 2, 2), r"'layer' \(ConvTranspose1d\)"),
+        (nn.LSTM(2, 2), r"'layer' \(LSTM\) .* 'weight_ih_l0'"),
+        (nn.ParameterList([torch.zeros(1, 2)]), r"'layer' \(ParameterList\) .* '0'"),
+        (Scaled(), r"'layer' \(Scaled\) .* 'scale' of shape \(4,\)"),
+        (nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)), "'layer.parametrizations.weight'"),
+    ],
+)
+def test_book_keeping_names_what_it_has_no_rule_for(layer, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        BookKeepingEngine(nn.ModuleDict({"layer": layer}), AutomaticClipping())
+
+
+class Doubled(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+class Renamed(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)
+
+
+def test_subclasses_share_a_rule_only_if_they_compute_the_same() -> None:
+    assert "no rule" in BookKeepingEngine.unsupported(Doubled(2, 2))[0]
+    assert not BookKeepingEngine.unsupported(Renamed(2, 2))
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        (nn.LSTM(2, 2), "DPLSTM"),
+        (nn.Conv2d(2, 2, 3, padding=1, padding_mode="circular"), "padding_mode 'circular'"),
+        (nn.EmbeddingBag(3, 2), "EmbeddingBag"),
+    ],
+)
+def test_hooks_name_what_opacus_gets_wrong(layer, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        HooksEngine(nn.ModuleDict({"layer": layer}), AutomaticClipping())
+
+
+def test_hooks_refuse_to_recompute_dropout_or_buffers() -> None:
+    block = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.1))
+    block.scale = nn.Parameter(torch.ones(()))
+    with pytest.raises(ValueError, match=r"\(Sequential\) .* dropout"):
+        HooksEngine(block, AutomaticClipping())
+    block[1].p = 0.0
+    block.register_buffer("offset", torch.zeros(4))
+    with pytest.raises(ValueError, match=r"\(Sequential\) has buffers"):
+        HooksEngine(block, AutomaticClipping())
+
+
+def test_auto_falls_back_to_hooks_with_a_warning() -> None:
+    module = nn.Sequential(nn.Linear(4, 4), nn.PReLU())
+    with pytest.warns(UserWarning, match=r"slower engine 'hooks', because layer '1' \(PReLU\)"):
+        assert isinstance(make_engine(module, AutomaticClipping()), HooksEngine)
+
+
+class Functional(nn.Module):
+    """Uses a layer's weight without calling the layer, as a tied head often does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(torch.tanh(self.inner(x)), self.inner.weight)
+
+
+class Mixing(nn.Module):
+    """Centres its batch: every sample's loss depends on all samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.inner(x)
+        return x - 10 * x.mean(0)
+
+
+class FirstCopy(nn.Module):
+    """Indexes into the leading dimension of a parameter instead of broadcasting it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.token = nn.Parameter(torch.ones(1, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x) * self.token[0]
+
+
+@pytest.mark.parametrize(
+    ("engine", "model", "message"),
+    [
+        (BookKeepingEngine, Functional, "'inner.weight' is used outside the forward pass of its layer"),
+        (HooksEngine, Functional, "'inner.weight'.* disagree|disagree.* 'inner.weight'"),
+        (BookKeepingEngine, Mixing, "disagree with autograd: 'inner.weight'.*mixes samples"),
+        (HooksEngine, Mixing, "disagree with autograd: 'inner.weight'.*mixes samples"),
+        (BookKeepingEngine, FirstCopy, "disagree with autograd: 'token'"),
+    ],
+)
+def test_models_that_mislead_the_engine(engine, model, message) -> None:
+    torch.manual_seed(0)
+    module = model()
+    attached = engine(module, AutomaticClipping())
+    with pytest.raises(ValueError, match=message):
+        attached.backward(module(torch.randn(6, 4)).square().sum(1))
+    assert all(p.grad is None for p in module.parameters())
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_samples_must_be_dimension_zero(engine) -> None:
+    module = nn.Linear(4, 4)
+    attached = engine(module, AutomaticClipping())
+    with pytest.raises(ValueError, match=r"\(Linear\) saw 3 samples, but there are 6 losses"):
+        attached.backward(module(torch.randn(3, 6, 4)).sum((0, 2)))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_positions_without_a_batch_dimension(engine) -> None:
+    class Positions(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(7, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.table(torch.arange(x.shape[1]))
+
+    module = Positions()
+    attached = engine(module, AutomaticClipping())
+    with pytest.raises(ValueError, match=r"'table' \(Embedding\) saw 7 samples, but there are 6 losses"):
+        attached.backward(module(torch.randn(6, 7, 4)).square().sum((1, 2)))
+    with pytest.raises(ValueError, match=r"disagree with autograd: 'table.weight'"):
+        attached.backward(module(torch.randn(7, 7, 4)).square().sum((1, 2)))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_losses_must_be_per_sample(engine) -> None:
+    example = mlp()
+    attached = engine(example.model, AutomaticClipping())
+    with pytest.raises(ValueError, match=r"shape \(\): it must be \(B,\)"):
+        attached.backward(example.losses().mean())
+    with torch.no_grad():
+        losses = example.losses()
+    with pytest.raises(ValueError, match="under no_grad"):
+        attached.backward(losses)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_layer_unfrozen_later_is_not_dropped(engine) -> None:
+    module = nn.Sequential(nn.Linear(4, 4), nn.PReLU().requires_grad_(False))
+    attached = engine(module, AutomaticClipping())
+    module[1].requires_grad_(True)
+    with pytest.raises(ValueError, match=r"'1\.weight' is used outside"):
+        attached.backward(module(torch.randn(5, 4)).sum(1))
+
+
+def test_input_changed_in_place_after_use() -> None:
+    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    attached = BookKeepingEngine(module, AutomaticClipping())
+    x = torch.randn(5, 4)
+    losses = module(x).sum(1)
+    x += 1
+    with pytest.raises((ValueError, RuntimeError), match="modified"):
+        attached.backward(losses)
+
+
+def test_frozen_embedding_keeps_shared_positions() -> None:
+    """Positions are repeated for every sample only where their table is trained."""
+    model = TiedLanguageModel()
+    model.positions.requires_grad_(False)
+    shapes = []
+    model.positions.register_forward_hook(lambda layer, args, output: shapes.append(tuple(output.shape)))
+    BookKeepingEngine(model, AutomaticClipping())
+    model(torch.ones(5, 7, dtype=torch.long))
+    model.positions.requires_grad_(True)
+    model(torch.ones(5, 7, dtype=torch.long))
+    assert shapes == [(1, 7, 8), (5, 7, 8)]
