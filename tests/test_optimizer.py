@@ -320,7 +320,7 @@ def test_the_data_type_of_the_losses_does_not_matter():
 
 
 def test_training_learns():
-    """A hundred private steps without a learning rate, on the loader's own batches: 0.73 to 0.75 is the best possible."""
+    """A hundred private steps without a learning rate, on the loader's batches; 0.73 to 0.75 is the best possible."""
     data = make_data(400)
     model = make_model()
     _, optimizer, loader = make_private(
