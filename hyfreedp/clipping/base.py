@@ -108,8 +108,8 @@ class GradientEngine(ABC):
             self._checked_samples = samples
         factors = self.clipping.factors(norms)[finite]
         for p in trainable:
-            g = gradients.pop(p, None)  # popped, so that each is freed once used
-            _add_to_grad(p, None if g is None else g.weighted_sum(factors))
+            # Popped, so that each is freed once it is used.
+            _add_to_grad(p, gradients.pop(p).weighted_sum(factors) if p in gradients else None)
         return norms
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from hyfreedp.clipping.base import GradientEngine
 from hyfreedp.clipping.broadcast import PositionExpander, tensors_in
 from hyfreedp.clipping.factors import Clipping
 from hyfreedp.clipping.free import free_parameters, repeat, restore, substitute
-from hyfreedp.clipping.layers import Gradients, Rule, input_to_keep, rule_of
+from hyfreedp.clipping.layers import Gradients, LayerRule, input_to_keep, rule_of, ruled_parameters
 from hyfreedp.clipping.persample import Instantiated, PerSampleGradients, add_uses
 
 
@@ -50,7 +50,7 @@ class BookKeepingEngine(GradientEngine):
 
     @classmethod
     def unsupported(cls, module: nn.Module) -> list[str]:
-        covered = {p for layer in module.modules() if rule_of(layer) for p in layer.parameters(recurse=False)}
+        covered = {p for layer in module.modules() if rule_of(layer) for p in ruled_parameters(layer)}
         problems = []
         for name, layer in module.named_modules():
             what = f"layer {name!r} ({type(layer).__name__})"
@@ -76,14 +76,20 @@ class BookKeepingEngine(GradientEngine):
         self._expander.detach()
 
     def _record_layer(
-        self, name: str, rule: Rule, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
+        self,
+        name: str,
+        rule: LayerRule,
+        layer: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        output: Tensor,
     ) -> None:
-        trainable = [p for p in layer.parameters(recurse=False) if p.requires_grad]
+        trainable = ruled_parameters(layer)
         if trainable and layer.training and torch.is_grad_enabled():
             x = next(tensors_in((args, kwargs)))
             upstream = get_gradient_edge(x).node if x.requires_grad else None
             kept = input_to_keep(layer, x, output)
-            self._record(_Use(name, layer, trainable, partial(rule, layer), kept, upstream), output)
+            self._record(_Use(name, layer, trainable, partial(rule.gradients, layer), kept, upstream), output)
 
     def _repeat_free(
         self,
@@ -102,8 +108,9 @@ class BookKeepingEngine(GradientEngine):
         substitute(layer, views)
 
     def _record(self, use: _Use, output: Tensor) -> None:
+        assert output.grad_fn is not None
         use.output_nr = output.output_nr
-        output.grad_fn.metadata[self] = use
+        _metadata(output.grad_fn)[self] = use
         output.register_hook(partial(self._receive, use))
 
     def _receive(self, use: _Use, g: Tensor) -> None:
@@ -137,7 +144,7 @@ class BookKeepingEngine(GradientEngine):
             if node is None or node in seen:
                 continue
             seen.add(node)
-            use = node.metadata.get(self)
+            use = _metadata(node).get(self)
             if use is not None:
                 uses.append(use)
                 if use.upstream is None:
@@ -206,6 +213,10 @@ class _Pass:
             self.gradients.setdefault(p, []).append(gradients)
             if p not in self.shared:
                 _ = gradients.squared_norms  # computed while x and g are still in the cache
+
+
+def _metadata(node: Node) -> dict[Any, Any]:
+    return cast(dict[Any, Any], node.metadata)  # a property, which torch annotates as a method
 
 
 def _free_gradients(p: nn.Parameter, x: None, g: Tensor) -> Gradients:

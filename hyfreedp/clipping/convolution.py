@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from functools import cached_property
 from math import ceil, prod
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.grad import conv1d_weight, conv2d_weight
 
 from hyfreedp.clipping.persample import Instantiated, PerSampleGradients, gram_norms, prefers_factors
 
 
 def convolution(layer: nn.Conv1d | nn.Conv2d, x: Tensor, g: Tensor) -> PerSampleGradients:
     """Gradients of ``layer.weight`` from its input x (B, C, ...) and output gradient g (B, P, ...)."""
-    padding = layer.padding
+    padding: Any = layer.padding
     if layer.padding_mode != "zeros":
         x, padding = F.pad(x, layer._reversed_padding_repeated_twice, layer.padding_mode), 0
     elif isinstance(padding, str):  # "same" may pad one side more than the other
@@ -58,7 +60,7 @@ class ConvolutionFactors(PerSampleGradients):
     def _weight_gradient(self, x: Tensor, g: Tensor, groups: int) -> Tensor:
         layer = self.layer
         shape = (g.shape[1], *layer.weight.shape[1:])
-        gradient = nn.grad.conv1d_weight if isinstance(layer, nn.Conv1d) else nn.grad.conv2d_weight
+        gradient = conv1d_weight if isinstance(layer, nn.Conv1d) else conv2d_weight
         return gradient(x, shape, g, layer.stride, self.padding, layer.dilation, groups)
 
     def _patches(self, x: Tensor) -> Tensor:
