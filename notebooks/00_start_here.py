@@ -39,7 +39,6 @@ check_parameters(globals(), {"profile": str, "epsilon": float, "seeds": int, "in
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-import seaborn as sns
 from IPython.display import Markdown, display
 
 from hyfreedp import NoiseSplit, calibrate_noise

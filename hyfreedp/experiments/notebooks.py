@@ -71,7 +71,7 @@ def pair() -> int:
 
 
 def _clean(notebook: nbformat.NotebookNode) -> None:
-    """Drop what differs from machine to machine: papermill's paths and times, all but the last state of progress bars."""
+    """Drop what differs from run to run: papermill's paths and times, all but the last state of progress bars."""
     notebook.metadata.pop("papermill", None)
     for cell in notebook.cells:
         for key in ("papermill", "execution"):

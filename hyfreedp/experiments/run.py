@@ -70,9 +70,7 @@ class Spec:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def run_cells(
-    specs: Iterable[Spec], folder: Path, *, jobs: int = 1, description: str = "runs"
-) -> list[dict[str, Any]]:
+def run_cells(specs: Iterable[Spec], folder: Path, *, jobs: int = 1, description: str = "runs") -> list[dict[str, Any]]:
     """Run the cells that have no record yet, with a progress bar; the records of all of them, in order.
 
     Args:

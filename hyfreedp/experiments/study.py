@@ -50,8 +50,8 @@ def gaps(rows: pd.DataFrame) -> pd.DataFrame:
     The best is the one with the highest mean on the very data that are reported: a choice in the grid's favour.
 
     Returns:
-        One row per (task, epsilon, method, learning_rate): ``mean`` and ``std`` in percent, ``best`` (the grid's mean in
-        percent), ``best_method``, ``best_rate``, and ``gap = mean - best``.
+        One row per (task, epsilon, method, learning_rate): ``mean`` and ``std`` in percent, ``best`` (the grid's mean
+        in percent), ``best_method``, ``best_rate``, and ``gap = mean - best``.
     """
     summary = summarise(rows)
     grid = summary[summary.method.isin(GRID_METHODS)]

@@ -1,0 +1,155 @@
+"""Cells are reproducible, whole or absent, never trained twice and resumable; tables say what the records say."""
+
+import json
+import math
+
+import pandas as pd
+import pytest
+import torch
+
+from hyfreedp.experiments import run, study
+from hyfreedp.experiments.files import replacing, write_text
+from hyfreedp.experiments.parameters import check_parameters
+from hyfreedp.experiments.run import Spec, read_steps, run_cell, run_cells, tabulate, with_seeds
+from hyfreedp.experiments.tasks import TASKS, accuracy
+
+QUICK = Spec(method="robust", epsilon=8.0, steps=12)
+
+
+def test_a_cell_is_reproducible_and_never_trained_twice(tmp_path, monkeypatch):
+    first = run_cell(QUICK, tmp_path / "a")
+    again = run_cell(QUICK, tmp_path / "b")
+    assert first["accuracy"] == again["accuracy"] and first["final_eta"] == again["final_eta"]
+    pd.testing.assert_frame_equal(read_steps(QUICK, tmp_path / "a"), read_steps(QUICK, tmp_path / "b"))
+    monkeypatch.setattr(run, "_train", None)  # would fail if called
+    assert run_cell(QUICK, tmp_path / "a") == first
+
+
+def test_a_killed_cell_resumes_to_the_same_record(tmp_path, monkeypatch):
+    reference = run_cell(QUICK, tmp_path / "whole")
+    monkeypatch.setattr(run, "CHECKPOINT_SECONDS", 0.0)
+    calls = 0
+    step = run.HyFreeDPOptimizer.step
+
+    def dies_at_step_seven(self, *args):
+        nonlocal calls
+        calls += 1
+        if calls == 7:
+            raise KeyboardInterrupt
+        return step(self, *args)
+
+    monkeypatch.setattr(run.HyFreeDPOptimizer, "step", dies_at_step_seven)
+    with pytest.raises(KeyboardInterrupt):
+        run_cell(QUICK, tmp_path / "killed")
+    assert not list((tmp_path / "killed").glob("*.json"))
+    resumed = run_cell(QUICK, tmp_path / "killed")
+    assert calls == 7 + 6  # steps 1 to 6 were not trained again
+    assert {k: v for k, v in resumed.items() if k != "seconds"} == {
+        k: v for k, v in reference.items() if k != "seconds"
+    }
+    pd.testing.assert_frame_equal(read_steps(QUICK, tmp_path / "killed"), read_steps(QUICK, tmp_path / "whole"))
+    assert not list((tmp_path / "killed").glob("*.ckpt"))
+
+
+def test_worker_processes_give_the_records_of_this_process(tmp_path, monkeypatch):
+    specs = with_seeds(Spec(method="linear", learning_rate=0.02, steps=3), 2)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        here = tabulate(run_cells(specs, tmp_path / "here"))
+    finally:
+        torch.set_num_threads(threads)
+    there = tabulate(run_cells(specs, tmp_path / "there", jobs=2))
+    pd.testing.assert_frame_equal(here.drop(columns="seconds"), there.drop(columns="seconds"))
+
+
+def test_records_hold_spec_split_and_versions(tmp_path):
+    record = run_cell(QUICK, tmp_path)
+    assert record["spec"]["epsilon"] == 8.0
+    assert record["epsilon_spent"] <= 8.0 and record["guarantee"] is True
+    assert {"hyfreedp", "torch", "dp-accounting", "python", "machine"} <= set(record["environment"])
+    json.dumps(record, allow_nan=False)
+
+
+def test_spec_keys_tell_specs_apart_and_names_are_checked():
+    assert len({spec.key for spec in study.specs()}) == len(study.specs())
+    assert QUICK.key == Spec(method="robust", epsilon=8.0, steps=12).key
+    with pytest.raises(ValueError, match=r"task must be one of 'digits'.* got 'mnist'"):
+        Spec(task="mnist")
+
+
+def test_fixed_methods_use_their_rate_and_its_decay(tmp_path):
+    spec = Spec(method="linear", learning_rate=0.02, steps=4)
+    run_cell(spec, tmp_path)
+    assert read_steps(spec, tmp_path).eta.tolist() == pytest.approx([0.02, 0.015, 0.01, 0.005])
+
+
+@pytest.mark.parametrize("task", TASKS.values(), ids=TASKS.keys())
+def test_validation_never_touches_the_test_part(task):
+    train, test = task.datasets("test")
+    fit, held_out = task.datasets("validation")
+    assert len(train) == task.train_size and len(fit) + len(held_out) == task.train_size
+    assert torch.equal(torch.cat([fit.tensors[0], held_out.tensors[0]]), train.tensors[0])
+    assert len(test) > 0
+
+
+def test_models_are_drawn_from_their_seed_alone():
+    task = TASKS["digits"]
+    first = task.model(1)
+    torch.rand(5)
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), task.model(1).parameters(), strict=True))
+    assert not torch.equal(first[0].weight, task.model(2)[0].weight)
+
+
+def test_accuracy_is_the_share_of_correct_predictions():
+    train, _ = TASKS["digits"].datasets("test")
+    model = torch.nn.Linear(64, 10).train()
+    expected = (model(train.tensors[0]).argmax(1) == train.tensors[1]).float().mean().item()
+    assert accuracy(model, train) == pytest.approx(expected) and model.training
+
+
+def test_gaps_compare_with_the_best_mean_of_the_grid():
+    rows = pd.DataFrame(
+        [
+            ("digits", 3.0, "constant", 0.01, 0.90),
+            ("digits", 3.0, "constant", 0.01, 0.92),
+            ("digits", 3.0, "linear", 0.02, 0.89),
+            ("digits", 3.0, "linear", 0.02, 0.91),
+            ("digits", 3.0, "robust", 1e-4, 0.90),
+            ("digits", 3.0, "robust", 1e-4, 0.94),
+        ],
+        columns=["task", "epsilon", "method", "learning_rate", "accuracy"],
+    )
+    gaps = study.gaps(rows).set_index("method")
+    assert gaps.gap["robust"] == pytest.approx(1.0) and gaps.gap["linear"] == pytest.approx(-1.0)
+    assert gaps.best_rate["robust"] == 0.01 and gaps["std"]["robust"] == pytest.approx(100 * math.sqrt(0.0008))
+
+
+def test_files_are_whole_or_absent(tmp_path):
+    path = tmp_path / "folder" / "a.txt"
+    write_text(path, "old")
+    with pytest.raises(RuntimeError), replacing(path) as temporary:
+        temporary.write_text("half")
+        raise RuntimeError
+    assert path.read_text() == "old" and list(path.parent.iterdir()) == [path]
+
+
+ALLOWED = {"profile": str, "epsilon": float, "seeds": int}
+
+
+def test_parameters_of_the_stated_names_and_types_pass():
+    check_parameters({"profile": "laptop", "epsilon": 3, "seeds": 2, "In": [], "_": 1, "math": math}, ALLOWED)
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        ({"epsilonn": 1.0}, "unknown parameter 'epsilonn'.*did you mean 'epsilon'"),
+        ({"seeds": 2.5}, "seeds must be int, got 2.5"),
+        ({"seeds": True}, "seeds must be int, got True"),
+        ({"epsilon": "3"}, "epsilon must be float, got '3'"),
+    ],
+)
+def test_mistyped_parameters_raise(extra, message):
+    with pytest.raises(TypeError, match=message):
+        check_parameters({"profile": "laptop", "epsilon": 3.0, "seeds": 2} | extra, ALLOWED)
