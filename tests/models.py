@@ -96,7 +96,7 @@ class TiedLanguageModel(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(entries, width, padding_idx=0)
         self.positions = nn.Embedding(tokens, width)
-        self.block = nn.Sequential(nn.RMSNorm(width), nn.Linear(width, width), nn.GELU())
+        self.block = nn.Sequential(nn.RMSNorm(width, eps=1e-5), nn.Linear(width, width), nn.GELU())
         self.head = nn.Linear(width, entries)
         self.head.weight = self.embedding.weight
 

@@ -95,6 +95,8 @@ class GradientEngine(ABC):
         samples = min(len(losses), 2)
         reference = _reference(losses, trainable) if self._checked_samples < samples else None
         gradients = self._per_sample_gradients(losses, trainable)
+        if not gradients:
+            raise ValueError("losses depend on no trainable parameter of this engine's module")
         squared = torch.zeros_like(losses, dtype=torch.promote_types(losses.dtype, torch.float32))
         for g in gradients.values():
             squared = squared + g.squared_norms

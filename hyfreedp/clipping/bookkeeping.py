@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from hyfreedp.clipping.base import GradientEngine
-from hyfreedp.clipping.broadcast import PositionExpander, tensors_in
 from hyfreedp.clipping.factors import Clipping
 from hyfreedp.clipping.free import free_parameters, repeat, restore, substitute
 from hyfreedp.clipping.layers import Gradients, LayerRule, input_to_keep, rule_of, ruled_parameters
 from hyfreedp.clipping.persample import Instantiated, PerSampleGradients, add_uses
+from hyfreedp.clipping.positions import PositionExpander, tensors_in
 
 
 class BookKeepingEngine(GradientEngine):
@@ -39,7 +39,7 @@ class BookKeepingEngine(GradientEngine):
         self._expander = PositionExpander(module)
         self._handles = []
         for name, layer in module.named_modules():
-            if rule := rule_of(layer):
+            if ruled_parameters(layer) and (rule := rule_of(layer)):
                 # First in line, to see what the layer itself returned, before other hooks change it.
                 hook = partial(self._record_layer, name, rule)
                 self._handles.append(layer.register_forward_hook(hook, prepend=True, with_kwargs=True))
@@ -50,7 +50,8 @@ class BookKeepingEngine(GradientEngine):
 
     @classmethod
     def unsupported(cls, module: nn.Module) -> list[str]:
-        covered = {p for layer in module.modules() if rule_of(layer) for p in ruled_parameters(layer)}
+        ruled = [layer for layer in module.modules() if ruled_parameters(layer) and rule_of(layer)]
+        covered = {p for layer in ruled for p in ruled_parameters(layer)}
         problems = []
         for name, layer in module.named_modules():
             what = f"layer {name!r} ({type(layer).__name__})"
@@ -60,13 +61,14 @@ class BookKeepingEngine(GradientEngine):
                     "layers, such as opacus.layers.DPMultiheadAttention with batch_first=True, or freeze it"
                 )
                 continue
-            free = free_parameters(layer)
-            for own, p in layer.named_parameters(recurse=False):
-                if p.requires_grad and p not in covered and own not in free:
-                    problems.append(
-                        f"{what} has no rule for its parameter {own!r} of shape {tuple(p.shape)}: use a supported "
-                        "layer, give a parameter that is broadcast over the samples the shape (1, ...), or freeze it"
-                    )
+            own = {n: p for n, p in layer.named_parameters(recurse=False) if p.requires_grad and p not in covered}
+            free = free_parameters(layer) if own else {}
+            problems += [
+                f"{what} has no rule for its parameter {n!r} of shape {tuple(p.shape)}: use a supported layer, give a "
+                "parameter that is broadcast over the samples the shape (1, ...), or freeze it"
+                for n, p in own.items()
+                if n not in free
+            ]
         return problems
 
     def detach(self) -> None:
@@ -99,9 +101,9 @@ class BookKeepingEngine(GradientEngine):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> None:
-        if not (layer.training and torch.is_grad_enabled()):
+        x = next(tensors_in((args, kwargs)), None)
+        if x is None or not (layer.training and torch.is_grad_enabled()):
             return
-        x = next(tensors_in((args, kwargs)))
         views = {n: repeat(p, x.shape[0], x.dim()) for n, p in free.items() if p.requires_grad}
         for n, view in views.items():
             self._record(_Use(name, layer, [free[n]], partial(_free_gradients, free[n]), None, None), view)
@@ -154,8 +156,8 @@ class BookKeepingEngine(GradientEngine):
             elif (leaf := getattr(node, "variable", None)) is not None:
                 if leaf in trainable:
                     raise ValueError(
-                        f"parameter {trainable[leaf]!r} is used outside the forward pass of its layer, or while that "
-                        "is in eval mode: put the layer in train mode and call it as a module, or freeze the parameter"
+                        f"parameter {trainable[leaf]!r} is used outside the forward pass of its layer, while that is "
+                        "in eval mode, or was frozen when the engine was made: call the layer as a module, in train mode"
                     )
                 ends.append(GradientEdge(node, 0))
             else:

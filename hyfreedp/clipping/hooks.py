@@ -13,9 +13,9 @@ from opacus.utils.module_utils import has_trainable_params
 from torch import Tensor, nn
 
 from hyfreedp.clipping.base import GradientEngine
-from hyfreedp.clipping.broadcast import PositionExpander
 from hyfreedp.clipping.factors import Clipping
 from hyfreedp.clipping.persample import Instantiated, PerSampleGradients, add_uses
+from hyfreedp.clipping.positions import PositionExpander
 
 _DROPOUTS = (nn.modules.dropout._DropoutNd, nn.RReLU)
 
@@ -88,8 +88,8 @@ class HooksEngine(GradientEngine):
             for (p, name), gradient in zip(trainable.items(), unclipped, strict=True):
                 if gradient is not None and p not in self._gradients:
                     raise ValueError(
-                        f"parameter {name!r} is used outside the forward pass of its layer, or while that is in eval "
-                        "mode: put the layer in train mode and call it as a module, or freeze the parameter"
+                        f"parameter {name!r} is used outside the forward pass of its layer, while that is "
+                        "in eval mode, or was frozen when the engine was made: call the layer as a module, in train mode"
                     )
             return self._gradients
         finally:

@@ -158,8 +158,26 @@ def prefers_factors(tokens: int, p: int, d: int) -> bool:
 
 
 def add_uses(uses: Sequence[PerSampleGradients]) -> PerSampleGradients:
-    """The gradients of a parameter that one forward pass used several times: each sample's uses add up."""
-    return reduce(_add, uses)
+    """The gradients of a parameter that one forward pass used several times: each sample's uses add up.
+
+    Products of one use follow those of another like further tokens of a longer sequence.
+    """
+    if len(uses) == 1:
+        return uses[0]
+    heads = [use for use in uses if isinstance(use, OuterProducts)]
+    embeddings = [use for use in uses if isinstance(use, EmbeddingRows)]
+    parts: list[PerSampleGradients] = [use for use in uses if use not in heads and use not in embeddings]
+    if heads:
+        parts.append(products(torch.cat([h.left for h in heads], 1), torch.cat([h.right for h in heads], 1)))
+    if embeddings:
+        ids, rows = torch.cat([e.ids for e in embeddings], 1), torch.cat([e.rows for e in embeddings], 1)
+        parts.append(EmbeddingRows(ids, rows, embeddings[0].entries))
+    match parts:
+        case [single]:
+            return single
+        case [OuterProducts() as head, EmbeddingRows() as embedding]:
+            return TiedTable(embedding, head)
+    return Instantiated(reduce(torch.add, (part.instantiate() for part in parts)))
 
 
 def gram_norms(left: Tensor, right: Tensor) -> Tensor:
@@ -169,18 +187,6 @@ def gram_norms(left: Tensor, right: Tensor) -> Tensor:
     wide = torch.promote_types(left.dtype, torch.float32)
     left, right = left.to(wide), right.to(wide)
     return ((left @ left.mT) * (right @ right.mT)).sum((1, 2))
-
-
-def _add(a: PerSampleGradients, b: PerSampleGradients) -> PerSampleGradients:
-    if isinstance(a, OuterProducts) and isinstance(b, OuterProducts):
-        return OuterProducts(torch.cat([a.left, b.left], 1), torch.cat([a.right, b.right], 1))
-    if isinstance(a, EmbeddingRows) and isinstance(b, EmbeddingRows):
-        return EmbeddingRows(torch.cat([a.ids, b.ids], 1), torch.cat([a.rows, b.rows], 1), a.entries)
-    if isinstance(a, EmbeddingRows) and isinstance(b, OuterProducts):
-        return TiedTable(a, b)
-    if isinstance(a, OuterProducts) and isinstance(b, EmbeddingRows):
-        return TiedTable(b, a)
-    return Instantiated(a.instantiate() + b.instantiate())
 
 
 def _tokens(x: Tensor) -> Tensor:
