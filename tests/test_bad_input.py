@@ -206,6 +206,7 @@ WRONG_LOSSES = {
     "a list": (lambda losses: losses.tolist(), r"must return a tensor of shape \(6,\), got list"),
     "a number": (lambda losses: losses.sum().item(), r"must return a tensor of shape \(6,\), got float"),
     "nothing": (lambda losses: None, r"must return a tensor of shape \(6,\), got NoneType"),
+    "of another model": (lambda losses: losses, "losses depend on no trainable parameter"),
     "samples mixed": (lambda losses: losses.mean().expand(6), "mixes samples"),
 }
 
@@ -230,10 +231,11 @@ def test_a_loss_function_of_the_wrong_form_releases_nothing(case, preset):
     _, undisturbed, _ = make_private(other, adamw(other), **settings)
     weights, calls = flat(model), []
     (batch,) = make_batches((6,))
+    trained = make_model(seed=1) if case == "of another model" else model
 
     def loss(batch):
         calls.append(batch)
-        return wrong(cross_entropy(model)(batch))
+        return wrong(cross_entropy(trained)(batch))
 
     with pytest.raises((TypeError, ValueError), match=message):
         optimizer.step(loss, batch)
