@@ -155,6 +155,22 @@ def _check(
         )
 
 
+def hidden_use(parameter: str) -> ValueError:
+    """The refusal of a parameter whose use left no trace that an engine could follow."""
+    return ValueError(
+        f"parameter {parameter!r} is used outside the forward pass of its layer, while that is in eval mode, or was "
+        "frozen when the engine was made: call the layer as a module, in train mode, or freeze the parameter"
+    )
+
+
+def wrong_samples(name: str, layer: nn.Module, seen: int, losses: int) -> ValueError:
+    """The refusal of a layer whose input does not have the samples in dimension 0."""
+    return ValueError(
+        f"layer {name!r} ({type(layer).__name__}) saw {seen} samples, but there are {losses} losses: dimension 0 of "
+        "its input must be the samples"
+    )
+
+
 def _add_to_grad(p: nn.Parameter, addend: Tensor | None) -> None:
     """Add to ``p.grad``, creating it if None; an addend of None stands for zeros."""
     if p.grad is None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
-from hyfreedp.clipping.base import GradientEngine
+from hyfreedp.clipping.base import GradientEngine, hidden_use, wrong_samples
 from hyfreedp.clipping.factors import Clipping
 from hyfreedp.clipping.free import free_parameters, repeat, restore, substitute
 from hyfreedp.clipping.layers import Gradients, LayerRule, input_to_keep, rule_of, ruled_parameters
@@ -155,10 +155,7 @@ class BookKeepingEngine(GradientEngine):
                     stack.append(use.upstream)
             elif (leaf := getattr(node, "variable", None)) is not None:
                 if leaf in trainable:
-                    raise ValueError(
-                        f"parameter {trainable[leaf]!r} is used outside the forward pass of its layer, while that is "
-                        "in eval mode, or was frozen when the engine was made: call the layer as a module, in train mode"
-                    )
+                    raise hidden_use(trainable[leaf])
                 ends.append(GradientEdge(node, 0))
             else:
                 stack.extend(upstream for upstream, _ in node.next_functions)
@@ -207,10 +204,7 @@ class _Pass:
     def receive(self, use: _Use, g: Tensor) -> None:
         x = use.take_input()
         if len(g) != self.batch_size or (x is not None and len(x) != self.batch_size):
-            raise ValueError(
-                f"layer {use.name!r} ({type(use.layer).__name__}) saw {len(g)} samples, but there are "
-                f"{self.batch_size} losses: dimension 0 of its input must be the samples"
-            )
+            raise wrong_samples(use.name, use.layer, len(g), self.batch_size)
         for p, gradients in use.gradients(x, g):
             self.gradients.setdefault(p, []).append(gradients)
             if p not in self.shared:

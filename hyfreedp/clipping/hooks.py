@@ -12,7 +12,7 @@ from opacus.grad_sample.functorch import ft_compute_per_sample_gradient, prepare
 from opacus.utils.module_utils import has_trainable_params
 from torch import Tensor, nn
 
-from hyfreedp.clipping.base import GradientEngine
+from hyfreedp.clipping.base import GradientEngine, hidden_use, wrong_samples
 from hyfreedp.clipping.factors import Clipping
 from hyfreedp.clipping.persample import Instantiated, PerSampleGradients, add_uses
 from hyfreedp.clipping.positions import PositionExpander
@@ -32,7 +32,8 @@ class HooksEngine(GradientEngine):
 
     def __init__(self, module: nn.Module, clipping: Clipping) -> None:
         super().__init__(module, clipping)
-        self._gradients: dict[nn.Parameter, PerSampleGradients] | None = None
+        self._batch_size = 0
+        self._gradients: dict[nn.Parameter, PerSampleGradients] | None = None  # collected during a backward pass only
         layers = list(_sampled_layers(module))
         self._functorch_layers = [layer for _, layer in layers if not _has_sampler(layer)]
         for layer in self._functorch_layers:  # before there are hooks, because functorch copies the layer with them
@@ -87,10 +88,7 @@ class HooksEngine(GradientEngine):
             unclipped = torch.autograd.grad(losses, list(trainable), torch.ones_like(losses), allow_unused=True)
             for (p, name), gradient in zip(trainable.items(), unclipped, strict=True):
                 if gradient is not None and p not in self._gradients:
-                    raise ValueError(
-                        f"parameter {name!r} is used outside the forward pass of its layer, while that is "
-                        "in eval mode, or was frozen when the engine was made: call the layer as a module, in train mode"
-                    )
+                    raise hidden_use(name)
             return self._gradients
         finally:
             self._gradients = None
@@ -112,10 +110,7 @@ class HooksEngine(GradientEngine):
         if self._gradients is None:
             return
         if not len(x) == len(gradient) == self._batch_size:
-            raise ValueError(
-                f"layer {name!r} ({type(layer).__name__}) saw {len(x)} samples, but there are "
-                f"{self._batch_size} losses: dimension 0 of its input must be the samples"
-            )
+            raise wrong_samples(name, layer, len(x), self._batch_size)
         if isinstance(layer, nn.Embedding) and layer.padding_idx is not None:
             gradient = gradient.masked_fill((x == layer.padding_idx)[..., None], 0)  # Opacus overlooks the padding
         sampler = GradSampleHooks.GRAD_SAMPLERS.get(type(layer), ft_compute_per_sample_gradient)

@@ -19,7 +19,7 @@ from torch import Tensor
 class PerSampleGradients(ABC):
     """Gradients g_1 ... g_B of one parameter of shape S."""
 
-    @cached_property
+    @property
     @abstractmethod
     def squared_norms(self) -> Tensor:
         """||g_i||^2, shape (B,), float32 or wider."""
@@ -166,7 +166,7 @@ def add_uses(uses: Sequence[PerSampleGradients]) -> PerSampleGradients:
         return uses[0]
     heads = [use for use in uses if isinstance(use, OuterProducts)]
     embeddings = [use for use in uses if isinstance(use, EmbeddingRows)]
-    parts: list[PerSampleGradients] = [use for use in uses if use not in heads and use not in embeddings]
+    parts = [use for use in uses if not isinstance(use, (OuterProducts, EmbeddingRows))]
     if heads:
         parts.append(products(torch.cat([h.left for h in heads], 1), torch.cat([h.right for h in heads], 1)))
     if embeddings:
@@ -186,7 +186,14 @@ def gram_norms(left: Tensor, right: Tensor) -> Tensor:
         return _squared_norms(left[:, 0]) * _squared_norms(right[:, 0])
     wide = torch.promote_types(left.dtype, torch.float32)
     left, right = left.to(wide), right.to(wide)
-    return ((left @ left.mT) * (right @ right.mT)).sum((1, 2))
+    lefts, rights = left @ left.mT, right @ right.mT
+    # Where tokens nearly cancel, only rounding is left. It must not understate a norm: the factor would be too large.
+    rounding = torch.finfo(wide).eps * _trace(lefts) * _trace(rights)
+    return (lefts * rights).sum((1, 2)) + rounding
+
+
+def _trace(matrices: Tensor) -> Tensor:
+    return matrices.diagonal(dim1=1, dim2=2).sum(1)
 
 
 def _tokens(x: Tensor) -> Tensor:
