@@ -149,9 +149,9 @@ def contrast_threshold(
     fraction: float,
     *,
     scale: float = 1.0,
-    quantile: float = 0.9,
-    gain: float = 1.5,
-    floor: float = 1e-5,
+    quantile: float = 0.8,
+    gain: float = 1.0,
+    floor: float = 1e-6,
     cap: float = 20.0,
 ) -> float:
     """Move R_d or R_c towards the given quantile of the per-sample contrasts, from the noisy fraction within it.

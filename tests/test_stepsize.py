@@ -129,16 +129,16 @@ def test_contrast_threshold_finds_the_quantile():
     for threshold in (1e-4, 10.0):
         for _ in range(40):
             threshold = stepsize.contrast_threshold(threshold, 2 * stats.norm.cdf(threshold / 0.3) - 1)
-        assert threshold == pytest.approx(0.3 * stats.norm.ppf(0.95), rel=1e-3)
+        assert threshold == pytest.approx(0.3 * stats.norm.ppf(0.9), rel=1e-3)
 
 
-@given(st.floats(1e-5, 20), st.floats(-10, 10), st.floats(1e-3, 1e3))
+@given(st.floats(1e-6, 20), st.floats(-10, 10), st.floats(1e-3, 1e3))
 def test_contrast_threshold_stays_in_its_range(threshold, fraction, scale):
-    assert 1e-5 <= stepsize.contrast_threshold(threshold, fraction, scale=scale) <= 20
+    assert 1e-6 <= stepsize.contrast_threshold(threshold, fraction, scale=scale) <= 20
 
 
 def test_contrast_threshold_follows_a_known_change_of_distance():
-    assert stepsize.contrast_threshold(0.1, 0.9, scale=4.0) == pytest.approx(0.4)
+    assert stepsize.contrast_threshold(0.1, 0.8, scale=4.0) == pytest.approx(0.4)
 
 
 @pytest.mark.parametrize(
