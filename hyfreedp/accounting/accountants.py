@@ -19,12 +19,12 @@ from opacus.accountants.analysis import gdp as opacus_gdp
 from opacus.accountants.analysis import rdp as opacus_rdp
 
 from hyfreedp.accounting.mechanisms import Mechanism, Release, merge
-from hyfreedp.accounting.pld import INTERVAL, privacy_loss_distribution
+from hyfreedp.accounting.pld import privacy_loss_distribution
 
 Accountant = Literal["pld", "rdp", "gdp"]
 
 # Opacus's default orders are 1.1, 1.2, ..., 10.9, 12, ..., 63; the larger ones keep small epsilons from being cut off.
-INTEGER_ORDERS = (*range(2, 64), 64, 72, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512)
+INTEGER_ORDERS = (*range(2, 64), 64, 72, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512, 768, 1024)
 ORDERS = tuple(sorted({*INTEGER_ORDERS, *(1 + x / 10 for x in range(1, 100))}))
 
 
@@ -35,7 +35,7 @@ def composed_epsilon(
     delta: float,
     accountant: Accountant,
     orders: tuple[float, ...] = ORDERS,
-    interval: float = INTERVAL,
+    coarseness: int = 1,
 ) -> float:
     """Epsilon at ``delta`` of all releases together. Results are cached within the process.
 
@@ -45,7 +45,7 @@ def composed_epsilon(
         delta: in (0, 1).
         accountant: "pld", "rdp" or "gdp".
         orders: Renyi orders ("rdp" only); fractional ones are usable for Gaussians only.
-        interval: discretisation of the privacy loss ("pld" only).
+        coarseness: how many times coarser than usual the grid of privacy losses is ("pld" only).
     """
     releases = merge(releases)
     if not releases:
@@ -53,15 +53,15 @@ def composed_epsilon(
     if any(mechanism.gaussian == 0 or mechanism.laplace == 0 for mechanism, _ in releases):
         return math.inf
     if accountant == "pld":
-        return _pld_epsilon(releases, sample_rate, delta, interval)
+        return _pld_epsilon(releases, sample_rate, delta, coarseness)
     if accountant == "rdp":
         return _rdp_epsilon(releases, sample_rate, delta, orders)
     return _gdp_epsilon(releases, sample_rate, delta)
 
 
 @lru_cache(maxsize=4096)
-def _pld_epsilon(releases: tuple[Release, ...], sample_rate: float, delta: float, interval: float) -> float:
-    return float(privacy_loss_distribution(releases, sample_rate, interval).get_epsilon_for_delta(delta))
+def _pld_epsilon(releases: tuple[Release, ...], sample_rate: float, delta: float, coarseness: int) -> float:
+    return float(privacy_loss_distribution(releases, sample_rate, coarseness).get_epsilon_for_delta(delta))
 
 
 @lru_cache(maxsize=4096)

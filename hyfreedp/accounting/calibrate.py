@@ -17,8 +17,7 @@ from hyfreedp.accounting.composition import (
     warn_if_unsound,
 )
 from hyfreedp.accounting.mechanisms import SQUARED_L2_SENSITIVITY, LossMechanism, Mechanism, Probe
-from hyfreedp.accounting.pld import INTERVAL
-from hyfreedp.accounting.search import LARGEST_NOISE, SMALLEST_NOISE, smallest_noise
+from hyfreedp.accounting.search import LARGEST_NOISE, SMALLEST_NOISE, TOLERANCE, smallest_noise
 from hyfreedp.accounting.split import Allocation, Composition, NoiseSplit, count_probe_steps
 
 DEFAULT_GAMMA = {"per_step": 1.02, "constant": 1.01}
@@ -51,8 +50,8 @@ def calibrate_noise(
       sigma (Eq. sigmas). It equals the closed form above if every step probes.
 
     Where there is no closed form a root search ends on the private side: epsilon never exceeds the target. sigma_l is
-    matched to the epsilon of DP-SGD at sigma rather than to the target, although they differ by 1e-7 only: the probes'
-    share of epsilon is so small that even this would show in sigma_l.
+    matched to the epsilon of DP-SGD at sigma rather than to the target, although they differ by 1e-6 at most: so small is
+    the probes' share of epsilon that even this would show in sigma_l.
 
     Args:
         target_epsilon: > 0. Infinite: no noise at all (non-private).
@@ -132,26 +131,45 @@ def calibrate_noise(
 
     reasons = unsound_reasons(accountant, composition, probe)
     warn_if_unsound(accountant, composition, probe, stacklevel=3)
-    return dataclasses.replace(
+    split = dataclasses.replace(
         split,
         epsilon=spent(split, split.steps, split.probe_steps),
         guarantee=not reasons,
         reason="; ".join(reasons),
     )
+    while split.epsilon > target_epsilon:
+        # The closed form costs what DP-SGD at sigma does but for rounding, which at a tiny delta can exceed the target.
+        split = _with_more_noise(split, 1 + TOLERANCE)
+    return split
+
+
+def _with_more_noise(split: NoiseSplit, factor: float) -> NoiseSplit:
+    """All noise scaled alike, which keeps the relations between its parts."""
+    scaled = dataclasses.replace(
+        split,
+        sigma=split.sigma * factor,
+        sigma_gradient=split.sigma_gradient * factor,
+        sigma_gradient_probe=split.sigma_gradient_probe * factor,
+        sigma_loss=split.sigma_loss * factor,
+    )
+    return dataclasses.replace(scaled, epsilon=spent(scaled, split.steps, split.probe_steps))
 
 
 def _vanilla_noise(split: NoiseSplit) -> float:
     """sigma = GetSigma(epsilon, delta, q, T) of Alg. 2, line 4."""
     budget = f"target_epsilon={split.target_epsilon} at target_delta={split.target_delta}"
-    never_sampled = (1 - split.sample_rate) ** split.steps
-    if 1 - never_sampled <= split.target_delta:
+    ever_sampled = 1 - (1 - split.sample_rate) ** split.steps
+    if ever_sampled <= split.target_delta * (1 + 1e-9):
         raise ValueError(
             f"{budget} asks for no noise at all, since a record is ever sampled with probability "
-            f"{1 - never_sampled:.3g} only. Choose a smaller target_delta, customarily below 1/N"
+            f"{ever_sampled:.3g} only. Choose a smaller target_delta, customarily below 1/N"
         )
 
-    def noise(start: float, interval: float) -> float:
-        return smallest_noise(lambda sigma: _vanilla_epsilon(split, sigma, interval), split.target_epsilon, start)
+    def noise(start: float, coarseness: int, tolerance: float) -> float:
+        def spent_at(sigma: float) -> float:
+            return _vanilla_epsilon(split, sigma, coarseness)
+
+        return smallest_noise(spent_at, split.target_epsilon, start, tolerance)
 
     sigma = _on_two_grids(noise, split.accountant, start=1.0)
     if math.isinf(sigma):
@@ -179,30 +197,32 @@ def _loss_noise(split: NoiseSplit) -> float:
 
     gradients = gradient_releases(split, split.steps, split.probe_steps)
 
-    def noise(start: float, interval: float) -> float:
-        spent_on_gradients = cost(split, gradients, interval=interval)
-        budget = _vanilla_epsilon(split, split.sigma, interval) - spent_on_gradients
-        if budget <= 0:
-            return math.inf
-        return smallest_noise(lambda sigma_loss: probes_cost(sigma_loss, interval) - spent_on_gradients, budget, start)
+    def noise(start: float, coarseness: int, tolerance: float) -> float:
+        gradients_alone = cost(split, gradients, coarseness=coarseness)
+        budget = _vanilla_epsilon(split, split.sigma, coarseness) - gradients_alone
 
-    def probes_cost(sigma_loss: float, interval: float) -> float:
-        trial = dataclasses.replace(split, sigma_loss=sigma_loss)
-        return spent(trial, split.steps, split.probe_steps, interval=interval)
+        def spent_on_probes(sigma_loss: float) -> float:
+            trial = dataclasses.replace(split, sigma_loss=sigma_loss)
+            return spent(trial, split.steps, split.probe_steps, coarseness=coarseness) - gradients_alone
+
+        return smallest_noise(spent_on_probes, budget, start, tolerance) if budget > 0 else math.inf
 
     sigma_loss = _on_two_grids(noise, split.accountant, start=matching)
     if math.isinf(sigma_loss):
-        raise ValueError(f"gamma={split.gamma!r} is too close to 1: it leaves too little of the budget for the probes")
+        raise ValueError(
+            f"gamma={split.gamma!r} leaves too little of the budget for the probes under "
+            f"accountant={split.accountant!r} and composition={split.composition!r}: choose a larger one"
+        )
     return sigma_loss
 
 
-def _vanilla_epsilon(split: NoiseSplit, sigma: float, interval: float) -> float:
-    return cost(split, ((Mechanism(sigma), split.steps),), interval=interval)
+def _vanilla_epsilon(split: NoiseSplit, sigma: float, coarseness: int) -> float:
+    return cost(split, ((Mechanism(sigma), split.steps),), coarseness=coarseness)
 
 
-def _on_two_grids(noise: Callable[[float, float], float], accountant: Accountant, start: float) -> float:
-    """``noise(start, interval)`` on dp-accounting's grid; under "pld" from where a coarser and cheaper grid ended."""
+def _on_two_grids(noise: Callable[[float, int, float], float], accountant: Accountant, start: float) -> float:
+    """``noise(start, coarseness, tolerance)``; under "pld" from where a search on a coarser, cheaper grid ended."""
     if accountant == "pld":
-        rough = noise(start, 10 * INTERVAL)
+        rough = noise(start, 10, 1e-3)
         start = rough if math.isfinite(rough) else start
-    return noise(start, INTERVAL)
+    return noise(start, 1, TOLERANCE)

@@ -14,7 +14,6 @@ from hyfreedp.accounting.mechanisms import (
     probe_mechanism,
     separate_probe_releases,
 )
-from hyfreedp.accounting.pld import INTERVAL
 from hyfreedp.accounting.split import Composition, NoiseSplit
 
 NON_PRIVATE = "non-private: the target epsilon is infinite, nothing is noised"
@@ -80,11 +79,11 @@ def cost(
     *,
     target_delta: float | None = None,
     accountant: Accountant | None = None,
-    interval: float = INTERVAL,
+    coarseness: int = 1,
 ) -> float:
     """Epsilon of some releases of a run; no warning. Arguments left out are the split's own.
 
-    ``interval`` is the discretisation of the privacy loss under "pld".
+    ``coarseness`` is how many times coarser than usual the grid of privacy losses is under "pld".
     """
     return composed_epsilon(
         released,
@@ -93,7 +92,7 @@ def cost(
         accountant=split.accountant if accountant is None else accountant,
         # One grid for everything of a run: with Laplace noise integers alone, or gradients alone would look cheaper.
         orders=INTEGER_ORDERS if split.probe != "none" and split.loss_mechanism == "laplace" else ORDERS,
-        interval=interval,
+        coarseness=coarseness,
     )
 
 
@@ -105,7 +104,7 @@ def spent(
     target_delta: float | None = None,
     accountant: Accountant | None = None,
     composition: Composition | None = None,
-    interval: float = INTERVAL,
+    coarseness: int = 1,
 ) -> float:
     """Epsilon of the first ``steps`` steps of a run, ``probe_steps`` of them with a probe, as :func:`cost`."""
     if steps == 0:
@@ -113,7 +112,9 @@ def spent(
     if math.isinf(split.target_epsilon):
         return math.inf
     parts = releases(split, steps, probe_steps, split.composition if composition is None else composition)
-    return sum(cost(split, part, target_delta=target_delta, accountant=accountant, interval=interval) for part in parts)
+    return sum(
+        cost(split, part, target_delta=target_delta, accountant=accountant, coarseness=coarseness) for part in parts
+    )
 
 
 def epsilon(

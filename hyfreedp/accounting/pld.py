@@ -2,7 +2,7 @@
 
 Subsampled Gaussian and Laplace mechanisms are dp-accounting's own. Their products, which it cannot subsample, are
 composed unsampled by dp-accounting, amplified here through their hockey-stick curve, and handed back to it. Every step
-rounds up, so the epsilon is never below the truth, but for floating-point errors (about 1e-15 in delta).
+rounds up, so the epsilon is never below the truth, but for floating-point errors (about 1e-14 in delta).
 """
 
 from __future__ import annotations
@@ -23,12 +23,19 @@ from dp_accounting.pld.privacy_loss_mechanism import GaussianPrivacyLoss
 from hyfreedp.accounting.mechanisms import Mechanism, Release
 
 INTERVAL = 1e-4  # discretisation of the privacy loss, dp-accounting's default
+LARGEST_GRID = 300_000  # points; only noise multipliers below 0.4 need more
 
 
 def privacy_loss_distribution(
-    releases: tuple[Release, ...], sample_rate: float, interval: float = INTERVAL
+    releases: tuple[Release, ...], sample_rate: float, coarseness: int = 1
 ) -> PrivacyLossDistribution:
-    """PLD of all releases, each on its own Poisson batches; its methods give epsilon at delta and delta at epsilon."""
+    """PLD of all releases, each on its own Poisson batches; its methods give epsilon at delta and delta at epsilon.
+
+    Losses are discretised to ``coarseness * INTERVAL``, doubled until those of one release fit into ``LARGEST_GRID``.
+    """
+    interval = coarseness * INTERVAL
+    while any(_largest_loss(mechanism, interval) > LARGEST_GRID for mechanism, _ in releases):
+        interval *= 2
     total = identity(interval)
     for mechanism, count in releases:
         total = total.compose(_repeated(mechanism, count, sample_rate, interval))
@@ -51,11 +58,9 @@ def _subsampled(mechanism: Mechanism, sample_rate: float, interval: float) -> Pr
         )
     product = from_laplace_mechanism(mechanism.laplace, value_discretization_interval=interval)
     product = product.self_compose(mechanism.coordinates)
-    largest_loss = mechanism.coordinates / mechanism.laplace
     if math.isfinite(mechanism.gaussian):
         product = product.compose(_unsampled_gaussian(mechanism.gaussian, interval))
-        largest_loss += GaussianPrivacyLoss(mechanism.gaussian).connect_dots_bounds().epsilon_upper
-    return amplify_by_sampling(product, largest_loss, sample_rate, interval)
+    return amplify_by_sampling(product, _largest_loss(mechanism, interval), sample_rate, interval)
 
 
 @lru_cache(maxsize=2)
@@ -63,8 +68,16 @@ def _unsampled_gaussian(noise_multiplier: float, interval: float) -> PrivacyLoss
     return from_gaussian_mechanism(noise_multiplier, value_discretization_interval=interval)
 
 
+def _largest_loss(mechanism: Mechanism, interval: float) -> int:
+    """Grid point of the largest finite privacy loss of the unsampled mechanism, each part rounded up as in its PLD."""
+    loss = mechanism.coordinates * math.ceil(1 / (mechanism.laplace * interval))
+    if math.isfinite(mechanism.gaussian):
+        loss += math.ceil(GaussianPrivacyLoss(mechanism.gaussian).connect_dots_bounds().epsilon_upper / interval)
+    return loss
+
+
 def amplify_by_sampling(
-    unsampled: PrivacyLossDistribution, largest_loss: float, sample_rate: float, interval: float = INTERVAL
+    unsampled: PrivacyLossDistribution, largest_loss: int, sample_rate: float, interval: float = INTERVAL
 ) -> PrivacyLossDistribution:
     """PLD of a mechanism on a Poisson batch, from its PLD on a fixed batch.
 
@@ -80,14 +93,13 @@ def amplify_by_sampling(
 
     Args:
         unsampled: pessimistic PLD of a symmetric pair, that is of noise symmetric about its centre.
-        largest_loss: the privacy loss above which ``unsampled`` has only its mass at infinity.
+        largest_loss: the largest finite privacy loss of ``unsampled``, in units of ``interval``.
         sample_rate: q in (0, 1].
         interval: discretisation, the same as that of ``unsampled``.
     """
     if sample_rate == 1:
         return unsampled
-    points = math.ceil(largest_loss / interval) + 1
-    losses = np.arange(points + 1) * interval
+    losses = np.arange(largest_loss + 1) * interval
     atoms, deltas = np.exp(losses), unsampled.get_delta_for_epsilon(losses)
 
     def delta0(x: np.ndarray) -> np.ndarray:
@@ -95,8 +107,8 @@ def amplify_by_sampling(
         above = np.interp(np.where(x >= 1, x, 1 / np.maximum(x, 1e-300)), atoms, deltas)
         return np.where(x >= 1, above, 1 - x + x * above)
 
-    lower = math.floor(math.log1p(sample_rate * math.expm1(-points * interval)) / interval)
-    upper = math.ceil(math.log1p(sample_rate * math.expm1(points * interval)) / interval)
+    lower = math.floor(math.log1p(sample_rate * math.expm1(-largest_loss * interval)) / interval)
+    upper = math.ceil(math.log1p(sample_rate * math.expm1(largest_loss * interval)) / interval)
 
     epsilon = np.arange(lower, upper + 1) * interval
     argument = 1 + np.expm1(epsilon) / sample_rate

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-TOLERANCE = 1e-7  # relative distance of the result from the smallest noise that meets the budget
+TOLERANCE = 2e-7  # relative distance of the result from the smallest noise that meets the budget
 LARGEST_NOISE = 1e8  # a budget that asks for more counts as infeasible
 SMALLEST_NOISE = 0.05  # a step with less can have a privacy loss beyond e^700, where dp-accounting's floats end
 
 
-def smallest_noise(cost: Callable[[float], float], budget: float, start: float) -> float:
-    """The smallest noise whose cost is at most the budget: never below it, and a relative 1e-7 above at most.
+def smallest_noise(cost: Callable[[float], float], budget: float, start: float, tolerance: float = TOLERANCE) -> float:
+    """The smallest noise whose cost is at most the budget: never below it, and a relative ``tolerance`` above at most.
 
     ``cost`` must fall with the noise, roughly as a power of it: then log(cost) is nearly linear in log(noise), and
     secant steps within the bracket known so far need few evaluations, which can take a second each. They aim at the
@@ -21,6 +21,7 @@ def smallest_noise(cost: Callable[[float], float], budget: float, start: float) 
         cost: epsilon, or a part of it, as a function of the noise; 0 and infinity are allowed.
         budget: positive.
         start: first noise to try, positive.
+        tolerance: relative, in the noise.
 
     Returns:
         The noise; ``SMALLEST_NOISE`` if that is enough, infinity if ``LARGEST_NOISE`` is not.
@@ -40,13 +41,13 @@ def smallest_noise(cost: Callable[[float], float], budget: float, start: float) 
             high = x
             if x == smallest:
                 return SMALLEST_NOISE
-            if excess >= slope * TOLERANCE:
+            if excess >= slope * tolerance:
                 return math.exp(x)
         if low == largest:
             return math.inf
-        if high - low <= TOLERANCE:
+        if high - low <= tolerance:
             return math.exp(high)
-        step = (slope * TOLERANCE / 2 - excess) / slope
+        step = (slope * tolerance / 2 - excess) / slope
         x = min(max(x + min(max(step, -math.log(4)), math.log(4)), smallest), largest)
         if not low < x < high:
             x = (low + high) / 2

@@ -87,7 +87,7 @@ class NoiseSplit:
         if math.isinf(self.target_epsilon):
             return f"no noise (non-private), {self.probe_steps} of {self.steps} steps probe"
         bound = "" if self.guarantee else " (no guarantee)"
-        privacy = f"epsilon {self.epsilon:.6g}{bound} at delta {self.target_delta:g}"
+        privacy = f"epsilon {self.epsilon:.5g}{bound} at delta {self.target_delta:g}"
         if self.probe == "none":
             return f"sigma {self.sigma:.6g} on all {self.steps} steps: {privacy}"
         return (
