@@ -97,9 +97,8 @@ class GradientEngine(ABC):
         gradients = self._per_sample_gradients(losses, trainable)
         if not gradients:
             raise ValueError("losses depend on no trainable parameter of this engine's module")
-        squared = torch.zeros_like(losses, dtype=torch.promote_types(losses.dtype, torch.float32))
-        for g in gradients.values():
-            squared = squared + g.squared_norms
+        zeros = torch.zeros_like(losses, dtype=torch.promote_types(losses.dtype, torch.float32))
+        squared = sum((g.squared_norms for g in gradients.values()), start=zeros)
         # Rounding may leave a tiny negative square; an overflow or NaN makes the norm inf and the factor 0.
         norms = squared.clamp(min=0).sqrt().nan_to_num(nan=torch.inf, posinf=torch.inf)
         finite = norms.isfinite()
