@@ -137,6 +137,31 @@ def test_empty_batch_gives_zeros(engine) -> None:
     assert torch.equal(example.collected(), before)
 
 
+def test_parameters_without_a_layer(engine) -> None:
+    """Broadcast over the samples: a token, positions, a scale per channel and one for all."""
+
+    class Scale(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.each, self.all = nn.Parameter(torch.randn(4)), nn.Parameter(torch.tensor(2.0))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.each * self.all
+
+    class Tokens(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.token, self.positions = nn.Parameter(torch.randn(1, 1, 4)), nn.Parameter(torch.randn(1, 4, 4))
+            self.scale = Scale()
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = torch.cat([self.token.expand(len(x), -1, -1), x], 1) + self.positions
+            return self.scale(x).sin().sum((1, 2))
+
+    x = torch.randn(3, 3, 4).double()
+    assert_exact(engine, Example(Tokens().double(), (x,), lambda model, x: model(x)), AutomaticClipping())
+
+
 def test_unused_parameters_get_zeros(engine) -> None:
     model = nn.ModuleDict({"used": nn.Linear(3, 1), "spare": nn.Linear(3, 1)}).double()
     example = Example(model, (torch.randn(4, 3).double(),), lambda model, x: model["used"](x)[:, 0])
@@ -160,6 +185,13 @@ def test_a_sample_that_is_not_finite_contributes_zero(engine, build, poison) -> 
         assert math.isinf(measured[2])
         torch.testing.assert_close(measured[kept], norms[kept], rtol=1e-9, atol=1e-12)
         torch.testing.assert_close(example.collected(), clipped, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("build", EXAMPLES)
+def test_a_batch_without_finite_samples_gives_zeros(engine, build) -> None:
+    example = build()
+    assert engine(example.model, AutomaticClipping()).backward(example.losses() * math.nan).isinf().all()
+    assert not example.collected().any()
 
 
 def test_a_nan_input_contributes_zero(engine) -> None:

@@ -102,7 +102,9 @@ class GradientEngine(ABC):
         # Rounding may leave a tiny negative square; an overflow or NaN makes the norm inf and the factor 0.
         norms = squared.clamp(min=0).sqrt().nan_to_num(nan=torch.inf, posinf=torch.inf)
         finite = norms.isfinite()
-        if not finite.all():  # 0 * NaN is NaN, so such samples are left out rather than multiplied by 0
+        if not finite.any():
+            gradients = {}
+        elif not finite.all():  # 0 * NaN is NaN, so such samples are left out rather than multiplied by 0
             gradients = {p: g.select(finite) for p, g in gradients.items()}
         elif reference is not None:
             _check(gradients, reference, trainable)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cached_property, reduce
+from math import prod
 
 import torch
 from torch import Tensor
@@ -45,17 +46,20 @@ class Instantiated(PerSampleGradients):
 
     @cached_property
     def squared_norms(self) -> Tensor:
-        return _squared_norms(self.gradients.flatten(1))
+        return _squared_norms(self._flat())
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        flat = weights.to(self.gradients.dtype) @ self.gradients.flatten(1)
-        return flat.view(self.gradients.shape[1:])
+        flat = self._flat()
+        return (weights.to(flat.dtype) @ flat).view(self.gradients.shape[1:])
 
     def instantiate(self) -> Tensor:
         return self.gradients
 
     def select(self, samples: Tensor) -> Instantiated:
         return Instantiated(self.gradients[samples])
+
+    def _flat(self) -> Tensor:
+        return self.gradients.reshape(len(self.gradients), prod(self.gradients.shape[1:]))
 
 
 class OuterProducts(PerSampleGradients):
