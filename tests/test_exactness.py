@@ -348,7 +348,7 @@ class Interrupt(Exception):
 @pytest.mark.parametrize("failing_call", [1, 2, 3, 4])
 def test_an_exception_inside_a_probe_leaves_the_plain_step(failing_call):
     """Two pieces: calls 1 and 2 after the training forwards are the probe ahead, 3 and 4 the one behind."""
-    model, plain = make_model(), make_model()
+    model, plain = make_model(dropout=0.3), make_model(dropout=0.3)
     settings = {"max_physical_batch_size": 5}
     _, optimizer, loader = make_private(
         model, adamw(model), preset="paper", initial_learning_rate=0.5, interval=2, **settings
@@ -363,16 +363,20 @@ def test_an_exception_inside_a_probe_leaves_the_plain_step(failing_call):
         return cross_entropy(model)(batch)
 
     first, second = make_batches((8, 7))
+    torch.manual_seed(1)
     with pytest.raises(Interrupt):
         optimizer.step(fail, first)
+    random = torch.get_rng_state()
+    torch.manual_seed(1)
     fixed.step(cross_entropy(plain), first)
-    assert torch.equal(flat(model), flat(plain))
+    assert torch.equal(flat(model), flat(plain)) and torch.equal(random, torch.get_rng_state())
     assert optimizer.base.param_groups[0]["lr"] == 0.5
     # The noisy gradient is in the weights, so the release counts, and its batch must not be used again.
     assert (optimizer.ledger.steps, optimizer.ledger.probe_steps, optimizer.steps_left) == (1, 1, 9)
     assert loader.batch_sampler.position == 1
     # Training goes on.
     optimizer.step(cross_entropy(model), second)
+    torch.set_rng_state(random)
     fixed.step(cross_entropy(plain), second)
     assert torch.equal(flat(model), flat(plain))
 
@@ -449,6 +453,24 @@ def test_probing_does_not_disturb_the_global_random_stream(pieces):
     assert torch.equal(states[0], states[1]) and torch.equal(states[0], states[2])
     torch.manual_seed(3)
     assert not torch.equal(torch.get_rng_state(), states[0])
+
+
+def test_a_loss_function_that_draws_more_in_the_probes_does_not_disturb_the_stream():
+    """As one does that looks at ``torch.is_grad_enabled()``: after the step the stream is where training left it."""
+    states = []
+    for preset in ("paper", "fixed"):
+        model = make_model(dropout=0.5)
+        _, optimizer, _ = make_private(model, sgd(model), preset=preset)
+
+        def loss(batch, model=model):
+            if not torch.is_grad_enabled():
+                torch.rand(3)
+            return cross_entropy(model)(batch)
+
+        torch.manual_seed(3)
+        optimizer.step(loss, make_batches((8,))[0])
+        states.append(torch.get_rng_state())
+    assert torch.equal(*states)
 
 
 def test_other_random_layers_see_the_same_numbers_too():
