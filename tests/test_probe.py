@@ -1,5 +1,6 @@
 """What one probe releases, how noisy it is, and how it moves the learned state."""
 
+import dataclasses
 import io
 import math
 
@@ -176,6 +177,8 @@ def test_the_result_says_what_was_done(kind, rule):
     result = probe.update(LOSSES, 0.0, 3.0, None, held=False)
     assert (result.eta_probed, result.eta_next, result.distance) == (0.1, probe.eta, distance)
     assert result.accepted and probe.eta != 0.1 and result.reason
+    # Nothing but what a checkpoint may hold: numpy's numbers do not load with weights_only=True.
+    assert all(value is None or type(value) in (float, bool, str) for value in dataclasses.asdict(result).values())
     # The parabola through the three means.
     ahead, here, behind = LOSSES.mean(dim=1).tolist()
     assert result.slope == pytest.approx((behind - ahead) / (2 * distance))
@@ -187,6 +190,18 @@ def test_the_result_says_what_was_done(kind, rule):
     else:
         assert (result.private_loss, result.loss_threshold) == (None, None)
         assert (result.difference_threshold, result.bend_threshold) == (2.0, 1.5)
+
+
+@pytest.mark.parametrize("kind", ["losses", "contrasts"])
+@pytest.mark.parametrize("rule", ["literal", "gen", "posterior", "anchored"])
+def test_a_flat_slope_does_not_end_the_run(kind, rule):
+    """With b = 0 the rate b/a is 0, from where no probe could look any further: it must not be taken."""
+    probe = Probe(kind=kind, rule=rule, eta=0.25, contrast_thresholds=(2.0, 2.0))
+    losses = torch.tensor([[0.75], [0.5], [0.75]], dtype=torch.float64)
+    for _ in range(2):
+        result = probe.update(losses, 0.0, 1.0, None, held=False)
+        assert result.slope == pytest.approx(0.0, abs=1e-12)
+        assert probe.eta > 0 and probe.distance > 0
 
 
 def test_distance_follows_the_rule():
