@@ -92,17 +92,18 @@ def fit_contrasts(contrasts: PrivateContrasts, distance: float) -> QuadraticFit:
 
     Args:
         contrasts: the private means D (``difference``) and C (``bend``) with their noise.
-        distance: h > 0, how far along G the losses were probed, in units of the learning rate.
+        distance: h, how far along G the losses were probed, in units of the learning rate. Negative where rule "literal"
+            has made the rate so.
 
     Raises:
-        ValueError: ``distance`` is not positive.
+        ValueError: ``distance`` is zero or not finite.
     """
-    if not distance > 0:
-        raise ValueError(f"distance must be positive, got {distance}")
+    if distance == 0 or not math.isfinite(distance):
+        raise ValueError(f"distance must be finite and not zero, got {distance}")
     return QuadraticFit(
         slope=contrasts.difference / (2 * distance),
         curvature=contrasts.bend / distance**2,
         intercept=math.nan,
-        slope_std=contrasts.difference_std / (2 * distance),
+        slope_std=contrasts.difference_std / abs(2 * distance),
         curvature_std=contrasts.bend_std / distance**2,
     )

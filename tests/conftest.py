@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-torch.set_num_threads(2)
+torch.set_num_threads(1)  # the tests are small; threads would only wait for each other on a busy machine
 
 # The same examples every time: a failure is a change of the code, never of luck or of a busy machine.
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)

@@ -3,7 +3,10 @@
 import re
 from pathlib import Path
 
+import pandas as pd
 import pytest
+
+from hyfreedp.experiments import study
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -19,6 +22,11 @@ def test_the_code_block_runs_as_written(capsys):
 def test_links_and_pictures_exist():
     targets = re.findall(r"\]\(([^)#]+)\)", README)
     assert targets and all((ROOT / target).exists() for target in targets if "://" not in target)
+
+
+def test_the_table_is_that_of_the_records():
+    rows = pd.read_csv(ROOT / "data" / "results" / "laptop" / "accuracy.csv")
+    assert study.markdown(rows) in README
 
 
 @pytest.mark.parametrize("target", ["reproduce", "test"])

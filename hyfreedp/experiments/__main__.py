@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
         seeds=options.seeds,
         jobs=options.jobs,
     )
-    print(study.gaps(rows).round(2).to_string(index=False))
+    print(study.markdown(rows))
     return 0
 
 

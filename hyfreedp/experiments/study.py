@@ -62,3 +62,21 @@ def gaps(rows: pd.DataFrame) -> pd.DataFrame:
     merged = compared.merge(best[["task", "epsilon", "best", "best_method", "best_rate"]], on=["task", "epsilon"])
     merged[["mean", "std", "best"]] *= 100
     return merged.assign(gap=merged["mean"] - merged["best"])
+
+
+def markdown(rows: pd.DataFrame) -> str:
+    """The study as the README prints it: mean accuracy in percent and, in brackets, points to the grid's best."""
+    table = gaps(rows)
+    columns = [("robust", 1e-4), ("robust", 1e-3), REFERENCE, ("paper", 1e-4)]
+    names = ["robust, from 1e-4", "robust, from 1e-3", "0.02 with linear decay", "paper, from 1e-4"]
+    lines = [
+        "| Task | epsilon | best of the grid | " + " | ".join(names) + " |",
+        "| --- | --- | --- |" + " --- |" * len(columns),
+    ]
+    for task, epsilon in product(TASKS, EPSILONS):
+        chosen = table[(table.task == task) & (table.epsilon == epsilon)].set_index(["method", "learning_rate"])
+        best = chosen.iloc[0]
+        cells = [f"{chosen['mean'][column]:.1f} ({chosen['gap'][column]:+.1f})" for column in columns]
+        grid = f"{best.best:.1f} ({best.best_rate:g}, {best.best_method})"
+        lines.append(f"| {task} | {epsilon:g} | {grid} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
