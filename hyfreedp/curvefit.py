@@ -92,8 +92,8 @@ def fit_contrasts(contrasts: PrivateContrasts, distance: float) -> QuadraticFit:
 
     Args:
         contrasts: the private means D (``difference``) and C (``bend``) with their noise.
-        distance: h, how far along G the losses were probed, in units of the learning rate. Negative where rule "literal"
-            has made the rate so.
+        distance: h, how far along G the losses were probed, in units of the learning rate; negative where rule
+            "literal" has made the rate so.
 
     Raises:
         ValueError: ``distance`` is zero or not finite.
