@@ -76,7 +76,15 @@ def _clean(notebook: nbformat.NotebookNode) -> None:
     for cell in notebook.cells:
         for key in ("papermill", "execution"):
             cell.metadata.pop(key, None)
+        outputs: list[nbformat.NotebookNode] = []
         for output in cell.get("outputs", []):
+            last = outputs[-1] if outputs else None
+            if last and output.output_type == last.output_type == "stream" and output.name == last.name:
+                last.text += output.text
+            else:
+                outputs.append(output)
+        for output in outputs:
             if output.output_type == "stream":
-                lines = (line.rsplit("\r", 1)[-1] for line in output.text.split("\n"))
-                output.text = "\n".join(lines)
+                output.text = "\n".join(line.rsplit("\r", 1)[-1] for line in output.text.split("\n"))
+        if cell.cell_type == "code":
+            cell.outputs = outputs

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from hyfreedp.experiments.files import replacing, write_text
 from hyfreedp.experiments.paths import FIGURES
-from hyfreedp.experiments.run import environment
+from hyfreedp.experiments.run import commit, environment
 
 # Okabe and Ito's colours, told apart by colour-blind readers; each method also has its own dash pattern and marker,
 # which survive greyscale.
@@ -60,6 +60,7 @@ def save(
     made = {
         "figure": name,
         "parameters": parameters,
+        "commit": commit(),
         "inputs": list(inputs),
         "environment": environment(),
         "summary": list(summary),

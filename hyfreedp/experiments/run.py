@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import platform
+import subprocess
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
@@ -25,6 +26,7 @@ from tqdm import tqdm
 from hyfreedp import HyFreeDPOptimizer, PrivacyEngine
 from hyfreedp.experiments.files import replacing, write_text
 from hyfreedp.experiments.methods import METHODS
+from hyfreedp.experiments.paths import ROOT
 from hyfreedp.experiments.tasks import TASKS, Evaluation, accuracy
 
 CHECKPOINT_SECONDS = 20.0
@@ -138,6 +140,15 @@ def environment() -> dict[str, str]:
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
         "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
     }
+
+
+def commit() -> str:
+    """The repository's commit, with "-dirty" if files differ from it; "unknown" outside a repository."""
+    command = ["git", "describe", "--always", "--dirty"]
+    try:
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
 
 
 def make_run(spec: Spec, *, diagnostics: bool = False) -> tuple[HyFreeDPOptimizer, DataLoader]:
