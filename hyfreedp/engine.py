@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from hyfreedp.accounting import NoiseSplit, calibrate_noise
+from hyfreedp.accounting.arguments import check_choice
 from hyfreedp.checks import check_parameters
 from hyfreedp.clipping import AutomaticClipping, Clipping, NoClipping, make_engine
 from hyfreedp.optimizer import HyFreeDPOptimizer
@@ -184,8 +185,9 @@ def _resolve(preset: str | Preset, overrides: dict[str, Any]) -> Preset:
     settings = replace(preset, **overrides)
     if not 0 <= settings.warmup <= 1:
         raise ValueError(f"warmup must be a share of the run in [0, 1], got {settings.warmup}")
-    if settings.decay not in ("none", "linear", "cosine"):
-        raise ValueError(f"decay must be 'none', 'linear' or 'cosine', got {settings.decay!r}")
+    choices = {"step_rule": StepRule, "loss_threshold_rule": LossThresholdRule, "decay": Decay}
+    for name, choice in choices.items():
+        check_choice(name, getattr(settings, name), choice)
     if not 0 <= settings.decay_start < 1:
         raise ValueError(f"decay_start must be in [0, 1), got {settings.decay_start}")
     return settings

@@ -74,7 +74,7 @@ class Probe:
             shrink at most to a third.
 
     Raises:
-        ValueError: an unknown name or a value out of range.
+        ValueError: ``eta`` or ``momentum`` out of range.
     """
 
     def __init__(
