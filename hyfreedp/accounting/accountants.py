@@ -107,6 +107,7 @@ def _laplace_rdp(mechanism: Mechanism, sample_rate: float) -> mechanism_zoo.Mech
     product = transformer_zoo.Composition()(parts, counts)
     if sample_rate == 1:
         return product
+    product.RenyiDP = lru_cache(maxsize=None)(product.RenyiDP)  # each order's series asks for all lower ones again
     return transformer_zoo.AmplificationBySampling(PoissonSampling=True)(product, sample_rate, improved_bound_flag=True)
 
 

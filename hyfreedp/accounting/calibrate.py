@@ -50,8 +50,8 @@ def calibrate_noise(
       sigma (Eq. sigmas). It equals the closed form above if every step probes.
 
     Where there is no closed form a root search ends on the private side: epsilon never exceeds the target. sigma_l is
-    matched to the epsilon of DP-SGD at sigma rather than to the target, although they differ by 1e-6 at most: so small is
-    the probes' share of epsilon that even this would show in sigma_l.
+    matched to the epsilon of DP-SGD at sigma rather than to the target, although they differ by 1e-6 at most: the
+    probes' share of epsilon is so small that even this would show in sigma_l.
 
     Args:
         target_epsilon: > 0. Infinite: no noise at all (non-private).

@@ -1,0 +1,96 @@
+"""``python -m hyfreedp.accounting``: what it prints, and one clear line for bad input."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from hyfreedp.accounting import NoiseSplit, calibrate_noise, epsilon
+from hyfreedp.accounting.__main__ import main
+
+CHEAP = "--epsilon 1 --delta 1e-5 --n 2000 --batch-size 200 --steps 20 --interval 4 --accountant rdp".split()
+
+
+def test_runs_as_a_module_without_a_word_on_stderr():
+    done = subprocess.run(
+        [sys.executable, "-m", "hyfreedp.accounting", *CHEAP, "--json"], capture_output=True, text=True, check=True
+    )
+    assert done.stderr == ""
+    assert json.loads(done.stdout)["guarantee"] is True
+
+
+def test_json_holds_the_split_and_what_each_share_costs(capsys):
+    assert main([*CHEAP, "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    shares = printed.pop("shares")
+    split = calibrate_noise(
+        target_epsilon=1, target_delta=1e-5, sample_rate=0.1, steps=20, interval=4, accountant="rdp"
+    )
+    assert NoiseSplit.from_dict(printed) == split
+    assert shares["together"] == epsilon(split)
+    assert shares["vanilla"] == pytest.approx(shares["together"], rel=1e-9)
+    assert 0 < shares["probes"] < shares["gradients"] < shares["together"]
+    assert shares["probes"] + shares["gradients"] > shares["together"]
+
+
+def test_options_reach_the_split(capsys):
+    arguments = "--warmup-steps 2 --probe losses --gamma 1.1 --allocation constant --composition independent".split()
+    assert main([*CHEAP, *arguments, "--loss-mechanism", "laplace", "--json"]) == 0
+    output = capsys.readouterr()
+    split = json.loads(output.out)
+    assert (split["warmup_steps"], split["probe_steps"], split["gamma"]) == (2, 7, 1.1)
+    assert (split["probe"], split["allocation"]) == ("losses", "constant")
+    assert (split["composition"], split["loss_mechanism"]) == ("independent", "laplace")
+    assert split["shares"]["together"] == split["epsilon"]
+    assert output.err == ""
+
+
+def test_text_says_everything_a_reader_needs(capsys):
+    main(CHEAP)
+    text = capsys.readouterr().out
+    split = calibrate_noise(
+        target_epsilon=1, target_delta=1e-5, sample_rate=0.1, steps=20, interval=4, accountant="rdp"
+    )
+    for number in (split.sigma, split.sigma_gradient, split.sigma_gradient_probe, split.sigma_loss):
+        assert f"{number:.6f}" in text
+    for words in ("15 steps without probe", "5 steps with probe", "probes alone", "guaranteed for Algorithm 1"):
+        assert words in text
+    main([*CHEAP, "--composition", "independent"])
+    assert "NOT guaranteed: composition='independent'" in capsys.readouterr().out
+    main([*CHEAP, "--probe", "none"])
+    assert "with probe" not in capsys.readouterr().out
+
+
+def test_a_non_private_run_is_strict_json(capsys):
+    main([*CHEAP, "--epsilon", "inf", "--json"])
+    printed = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert float(printed["target_epsilon"]) == float("inf")
+    assert printed["sigma"] == 0 and not printed["guarantee"]
+    main([*CHEAP, "--epsilon", "inf"])
+    assert "NOT guaranteed: non-private" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--delta 0", "target_delta must be in (0, 1), got 0.0"),
+        ("--epsilon -1", "target_epsilon must be positive, got -1.0"),
+        ("--epsilon nan", "target_epsilon must be a number, got nan"),
+        ("--interval 21", "interval must be an integer of at least 1 and at most steps=20, got 21"),
+        ("--gamma 1", "gamma must be greater than 1 and finite, got 1.0"),
+        ("--batch-size 2001", "--batch-size must be from 1 to n=2000, got 2001"),
+        ("--batch-size 0", "--batch-size must be from 1 to n=2000, got 0"),
+        ("--n 0", "--n must be at least 1, got 0"),
+        ("--steps many", "argument --steps: invalid int value: 'many'"),
+        ("--probe contrast", "argument --probe: invalid choice: 'contrast'"),
+        ("--epsilon 1e-4", "no noise multiplier up to 1e+08 reaches target_epsilon=0.0001"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(arguments, message, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main([*CHEAP, *arguments.split()])
+    output = capsys.readouterr()
+    assert stopped.value.code == 2
+    assert output.out == ""
+    assert output.err.count("\n") == 1 and message in output.err

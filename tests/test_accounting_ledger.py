@@ -1,0 +1,134 @@
+"""The ledger: it counts what was released, stays within the plan and survives interruption."""
+
+import dataclasses
+import json
+import math
+
+import pytest
+
+from hyfreedp.accounting import BudgetExhausted, PrivacyLedger, UnsoundAccountingWarning, calibrate_noise, epsilon
+from hyfreedp.accounting.composition import warned_reasons
+
+
+def make_split(**changes):
+    settings = dict(
+        target_epsilon=1.0,
+        target_delta=1e-5,
+        sample_rate=0.1,
+        steps=12,
+        interval=4,
+        warmup_steps=2,
+        accountant="rdp",
+    )
+    return calibrate_noise(**{**settings, **changes})
+
+
+def run(ledger, steps):
+    for _ in range(steps):
+        ledger.record(ledger.split.is_probe_step(ledger.steps))
+
+
+def test_counts_what_was_released_and_reports_it():
+    split = make_split()
+    ledger = PrivacyLedger(split)
+    assert (ledger.steps, ledger.probe_steps, ledger.epsilon()) == (0, 0, 0.0)
+    spent = [0.0]
+    for t in range(split.steps):
+        ledger.record(split.is_probe_step(t))
+        assert ledger.steps == t + 1
+        assert ledger.probe_steps == sum(map(split.is_probe_step, range(t + 1)))
+        spent.append(ledger.epsilon())
+        assert spent[-1] > spent[-2]
+    assert spent[-1] == split.epsilon <= 1.0
+    assert ledger.epsilon(target_delta=1e-3) == epsilon(split, target_delta=1e-3) < split.epsilon
+    assert ledger.epsilon(accountant="pld") == epsilon(split, accountant="pld") < split.epsilon
+    assert repr(ledger) == "PrivacyLedger(12 of 12 steps, 5 of 5 probes)"
+
+
+def test_a_step_beyond_the_plan_is_refused_and_not_counted():
+    ledger = PrivacyLedger(make_split())
+    run(ledger, 12)
+    for probe in (True, False):
+        for act in (ledger.check, ledger.record):
+            with pytest.raises(BudgetExhausted, match=r"all 12 steps .* would exceed epsilon=1"):
+                act(probe)
+    assert (ledger.steps, ledger.probe_steps) == (12, 5)
+
+
+def test_a_probe_out_of_turn_or_left_out_is_refused_and_not_counted():
+    ledger = PrivacyLedger(make_split())
+    with pytest.raises(BudgetExhausted, match=r"step 0 must probe by the plan .*interval=4\), but it does not"):
+        ledger.record(False)
+    run(ledger, 3)
+    with pytest.raises(BudgetExhausted, match=r"step 3 must not probe by the plan .* but it does"):
+        ledger.record(True)
+    assert (ledger.steps, ledger.probe_steps) == (3, 3)
+
+
+def test_check_counts_nothing():
+    ledger = PrivacyLedger(make_split())
+    ledger.check(True)
+    assert (ledger.steps, ledger.probe_steps) == (0, 0)
+
+
+@pytest.mark.parametrize("interrupted_after", [0, 1, 5, 12])
+def test_a_resumed_ledger_equals_the_uninterrupted_one(interrupted_after):
+    split = make_split()
+    ledger = PrivacyLedger(split)
+    run(ledger, interrupted_after)
+    state = json.loads(json.dumps(ledger.state_dict()))
+    resumed = PrivacyLedger(split)
+    resumed.load_state_dict(state)
+    assert resumed.state_dict() == ledger.state_dict()
+    run(resumed, split.steps - interrupted_after)
+    assert resumed.epsilon() == split.epsilon
+    with pytest.raises(BudgetExhausted):
+        resumed.check(False)
+
+
+def test_the_state_of_another_split_is_refused():
+    state = PrivacyLedger(make_split()).state_dict()
+    ledger = PrivacyLedger(make_split(interval=3))
+    with pytest.raises(ValueError, match=r"another noise split \(.*interval: 4 != 3"):
+        ledger.load_state_dict(state)
+
+
+@pytest.mark.parametrize("counts", [dict(steps=13, probe_steps=5), dict(steps=-1, probe_steps=0), dict(steps=6)])
+def test_impossible_counts_are_refused(counts):
+    ledger = PrivacyLedger(make_split())
+    with pytest.raises(ValueError, match="which the plan of 12 steps does not allow"):
+        ledger.load_state_dict({**ledger.state_dict(), **counts})
+    assert ledger.steps == 0
+
+
+def test_a_run_without_probes_counts_plain_dp_sgd():
+    split = make_split(probe="none")
+    ledger = PrivacyLedger(split)
+    run(ledger, 6)
+    assert ledger.probe_steps == 0
+    assert ledger.epsilon() == epsilon(dataclasses.replace(split, steps=6))
+    with pytest.raises(BudgetExhausted, match="step 6 must not probe"):
+        ledger.record(True)
+
+
+def test_a_non_private_run_is_counted_and_costs_everything():
+    ledger = PrivacyLedger(make_split(target_epsilon=math.inf))
+    assert ledger.epsilon() == 0.0
+    run(ledger, 1)
+    assert ledger.epsilon() == math.inf
+    run(ledger, 11)
+    with pytest.raises(BudgetExhausted):
+        ledger.check(False)
+
+
+def test_epsilon_so_far_keeps_the_composition_and_its_warning():
+    warned_reasons.clear()
+    with pytest.warns(UnsoundAccountingWarning, match="share one"):
+        split = make_split(composition="independent")
+    ledger = PrivacyLedger(split)
+    run(ledger, 12)
+    assert ledger.epsilon() == split.epsilon < epsilon(split, composition="same_batch")
+    warned_reasons.clear()
+    with pytest.warns(UnsoundAccountingWarning, match="share one") as caught:
+        ledger.epsilon()
+    assert [w.filename for w in caught] == [__file__]
