@@ -30,16 +30,17 @@ def check_parameters(optimizer: torch.optim.Optimizer, module: nn.Module) -> Non
         )
 
 
-def check_losses(losses: Any, size: int) -> None:
+def check_losses(losses: Any, size: int, *, signed: bool) -> None:
     """Refuse what a loss function must not return; called before anything is released.
 
     Args:
         losses: what the loss function returned.
         size: number of samples it was given.
+        signed: whether losses may be negative; the probe "losses" clips them to [0, R_l].
 
     Raises:
         TypeError: not a tensor.
-        ValueError: not of shape ``(size,)``, or without a gradient.
+        ValueError: not of shape ``(size,)``, without a gradient, or negative where that is not allowed.
     """
     if not isinstance(losses, Tensor):
         raise TypeError(f"per_sample_loss must return a tensor of shape ({size},), got {type(losses).__name__}")
@@ -53,4 +54,9 @@ def check_losses(losses: Any, size: int) -> None:
     if not losses.requires_grad:
         raise ValueError(
             "per_sample_loss must return losses with a gradient: compute them from the model, not detached"
+        )
+    if not signed and bool((losses < 0).any()):
+        raise ValueError(
+            'losses must not be negative with probe="losses", which clips them to [0, R_l]: shift the loss, or use '
+            'probe="contrasts"'
         )

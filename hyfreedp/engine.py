@@ -132,20 +132,25 @@ class PrivacyEngine:
             clipping = AutomaticClipping() if private else NoClipping()
         elif private and math.isinf(clipping.sensitivity):
             raise ValueError(f"clipping must bound the gradient when target_epsilon is finite, got {clipping}")
-        private_optimizer = HyFreeDPOptimizer(
-            optimizer,
-            module=module,
-            gradient_engine=make_engine(module, clipping, gradient_engine),
-            split=split,
-            expected_batch_size=sampler.sample_rate * sampler.num_records,
-            probe=probe,
-            decay=settings.decay,
-            decay_start=settings.decay_start,
-            max_physical_batch_size=max_physical_batch_size,
-            sampler=sampler,
-            seed=self._stream(1),
-            diagnostics=diagnostics,
-        )
+        hooks = make_engine(module, clipping, gradient_engine)
+        try:
+            private_optimizer = HyFreeDPOptimizer(
+                optimizer,
+                module=module,
+                gradient_engine=hooks,
+                split=split,
+                expected_batch_size=sampler.sample_rate * sampler.num_records,
+                probe=probe,
+                decay=settings.decay,
+                decay_start=settings.decay_start,
+                max_physical_batch_size=max_physical_batch_size,
+                sampler=sampler,
+                seed=self._stream(1),
+                diagnostics=diagnostics,
+            )
+        except ValueError:
+            hooks.detach()  # a refused model is left as it was
+            raise
         return module, private_optimizer, loader
 
     def _stream(self, index: int) -> int:
@@ -185,9 +190,7 @@ def _resolve(preset: str | Preset, overrides: dict[str, Any]) -> Preset:
     settings = replace(preset, **overrides)
     if not 0 <= settings.warmup <= 1:
         raise ValueError(f"warmup must be a share of the run in [0, 1], got {settings.warmup}")
-    choices = {"step_rule": StepRule, "loss_threshold_rule": LossThresholdRule, "decay": Decay}
-    for name, choice in choices.items():
-        check_choice(name, getattr(settings, name), choice)
+    check_choice("decay", settings.decay, Decay)
     if not 0 <= settings.decay_start < 1:
         raise ValueError(f"decay_start must be in [0, 1), got {settings.decay_start}")
     return settings

@@ -6,6 +6,7 @@ how the accountant counts them. Everything that decides about the learning rate 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -67,8 +68,12 @@ class HyFreeDPOptimizer:
         diagnostics: bool = False,
     ) -> None:
         check_parameters(optimizer, module)
-        if max_physical_batch_size is not None and max_physical_batch_size < 1:
-            raise ValueError(f"max_physical_batch_size must be at least 1 or None, got {max_physical_batch_size}")
+        if max_physical_batch_size is not None and not (
+            isinstance(max_physical_batch_size, int) and max_physical_batch_size >= 1
+        ):
+            raise ValueError(
+                f"max_physical_batch_size must be an integer of at least 1 or None, got {max_physical_batch_size!r}"
+            )
         self.base = optimizer
         self.module = module
         self.split = split
@@ -120,6 +125,8 @@ class HyFreeDPOptimizer:
         self.base.zero_grad(set_to_none=True)
         losses, norms, forward_states = self._accumulate(per_sample_loss, pieces, keep=probing)
         self.ledger.record(probing)
+        if self.sampler is not None:
+            self.sampler.position = self.ledger.steps
         self._privatize_gradient(self.split.gradient_noise_multiplier(t))
         if probing:
             eta, result, probed = self._probe_and_update(per_sample_loss, pieces, losses, forward_states, eta)
@@ -127,8 +134,6 @@ class HyFreeDPOptimizer:
             result, probed = None, None
             self._base_step(eta)
         self.base.zero_grad(set_to_none=True)
-        if self.sampler is not None:
-            self.sampler.position = self.ledger.steps
 
         diagnostics = raw_values(losses, norms, probed) if self.diagnostics else None
         record = StepRecord(t, eta, result, diagnostics)
@@ -151,7 +156,7 @@ class HyFreeDPOptimizer:
             if keep:
                 states.append(RandomState.capture(self._parameters[0].device))
             values = per_sample_loss(piece)
-            check_losses(values, batch_length(piece))
+            check_losses(values, batch_length(piece), signed=self.probe is None or self.probe.kind != "losses")
             norms.append(self._engine.backward(values))
             losses.append(values.detach().double())
         if not pieces:  # an empty Poisson batch: no forward, a zero sum, noise as ever
@@ -202,14 +207,14 @@ class HyFreeDPOptimizer:
             ahead = self._forward(per_sample_loss, pieces, states)
             move(-distance)
             behind = self._forward(per_sample_loss, pieces, states)
+            probed = torch.stack([ahead, losses, behind])
+            held = not self.split.is_probe_step(self.ledger.steps)
+            result = self.probe.update(
+                probed, self.split.sigma_loss, self.expected_batch_size, self._probe_noise, held=held
+            )
         except BaseException:
             torch._foreach_copy_(self._parameters, plain)
             raise
-        probed = torch.stack([ahead, losses, behind])
-        held = not self.split.is_probe_step(self.ledger.steps)
-        result = self.probe.update(
-            probed, self.split.sigma_loss, self.expected_batch_size, self._probe_noise, held=held
-        )
         if result.eta_next == result.eta_probed:
             torch._foreach_copy_(self._parameters, plain)
             return eta, result, probed
@@ -291,7 +296,7 @@ class HyFreeDPOptimizer:
             raise ValueError("state is of a run that learned its rate and this one does not, or the other way round")
         self.ledger.load_state_dict(state["ledger"])
         self.module.load_state_dict(state["model"])
-        self.base.load_state_dict(state["base_optimizer"])
+        self.base.load_state_dict(copy.deepcopy(state["base_optimizer"]))  # torch would go on using its tensors
         if self.probe is not None:
             self.probe.load_state_dict(state["probe"])
         if self.sampler is not None and state["sampler"] is not None:

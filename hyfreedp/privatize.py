@@ -181,10 +181,12 @@ def loss_noise_std(
         ValueError: an argument is out of range.
     """
     _check_noise(noise_multiplier, expected_batch_size, mechanism)
+    unit = 1.0 if mechanism == "gaussian" else math.sqrt(2)
+    std = np.asarray(threshold, dtype=np.float64)
     if noise_multiplier == 0:
-        return 0.0 * np.sign(threshold)  # also for the infinite threshold of a non-private run
-    std = np.asarray(threshold, dtype=np.float64) * noise_multiplier / expected_batch_size
-    std = std if mechanism == "gaussian" else std * math.sqrt(2)
+        std = np.zeros_like(std)  # also for the infinite threshold of a non-private run
+    else:
+        std = std * (unit * noise_multiplier / expected_batch_size)
     return float(std) if std.ndim == 0 else std
 
 

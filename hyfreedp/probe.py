@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from hyfreedp import stepsize
+from hyfreedp.accounting.arguments import check_choice
 from hyfreedp.curvefit import QuadraticFit, fit_contrasts, fit_quadratic
 from hyfreedp.privatize import LossMechanism, loss_noise_std, privatize_contrasts, privatize_loss
 
@@ -74,7 +75,7 @@ class Probe:
             shrink at most to a third.
 
     Raises:
-        ValueError: ``eta`` or ``momentum`` out of range.
+        ValueError: an unknown name, or ``eta`` or ``momentum`` out of range.
     """
 
     def __init__(
@@ -92,6 +93,9 @@ class Probe:
     ) -> None:
         if not (eta > 0 and math.isfinite(eta)):
             raise ValueError(f"initial_learning_rate must be finite and positive, got {eta}")
+        check_choice("probe", kind, ProbeKind)
+        check_choice("step_rule", rule, StepRule)
+        check_choice("loss_threshold_rule", loss_threshold_rule, LossThresholdRule)
         m = stepsize.momentum_damping(momentum)
         rules = {
             "literal": stepsize.literal,

@@ -118,6 +118,9 @@ def poisson_loader(loader: DataLoader, *, seed: int) -> DataLoader:
         multiprocessing_context=loader.multiprocessing_context,
         prefetch_factor=loader.prefetch_factor,
         persistent_workers=loader.persistent_workers,
+        # Of the workers' seeds. Every iterator moves torch's global generator, the default; a resumed run, which makes
+        # one iterator more, would then have other dropout masks.
+        generator=torch.Generator(),
     )
 
 
@@ -127,17 +130,21 @@ def batch_length(batch: Any) -> int:
     Raises:
         TypeError: the batch holds no tensor.
     """
-    if isinstance(batch, torch.Tensor):
-        return batch.shape[0]
-    children = batch.values() if isinstance(batch, Mapping) else batch
-    if isinstance(children, str) or not hasattr(children, "__iter__"):
+    first = next(_tensors(batch), None)
+    if first is None:
         raise TypeError(
-            f"batch must be a tensor, or a tuple, list or mapping that holds one, got {type(batch).__name__}"
+            "batch must be a tensor, or a tuple, list or mapping that holds one, whose first dimension counts the "
+            f"samples, got {type(batch).__name__}"
         )
-    for child in children:
-        if isinstance(child, torch.Tensor | Mapping | list | tuple):
-            return batch_length(child)
-    raise TypeError("batch must hold at least one tensor, whose first dimension counts the samples")
+    return first.shape[0]
+
+
+def _tensors(batch: Any) -> Iterator[Tensor]:
+    if isinstance(batch, Tensor):
+        yield batch
+    elif isinstance(batch, Mapping | list | tuple):
+        for child in batch.values() if isinstance(batch, Mapping) else batch:
+            yield from _tensors(child)
 
 
 def take(batch: Any, rows: slice) -> Any:

@@ -37,9 +37,9 @@ class StepDecision(NamedTuple):
 
 
 def literal(fit: QuadraticFit, state: RuleState, eta: float) -> StepDecision:
-    """Algorithm 1 as printed (line 11): eta = b/a, whatever the signs. Only a value that is not a number is refused."""
-    if not math.isfinite(fit.minimizer):
-        return StepDecision(eta, False, "rejected: b/a is not finite", state)
+    """Algorithm 1 as printed (line 11): eta = b/a, whatever the signs; zero, from where no probe sees, is refused."""
+    if fit.minimizer == 0 or not math.isfinite(fit.minimizer):
+        return StepDecision(eta, False, "rejected: b/a is zero or not finite", state)
     return StepDecision(fit.minimizer, True, "b/a", state)
 
 

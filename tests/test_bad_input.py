@@ -6,13 +6,11 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
-from twins import adamw, cross_entropy, flat, make_batches, make_model, make_private, one_thread, sgd, trainable
+from twins import adamw, cross_entropy, flat, make_batches, make_model, make_private, sgd, trainable
 
 from hyfreedp import PrivacyEngine
 from hyfreedp.clipping import AutomaticClipping, NoClipping
 from hyfreedp.probe import Probe
-
-_one_thread = pytest.fixture(autouse=True, scope="module")(one_thread)
 
 
 class Forbidden(Dataset):
@@ -72,7 +70,7 @@ REFUSED = {
     ),
     "unknown accountant": ({"accountant": "prv"}, "accountant must be one of .*'pld'.*got 'prv'"),
     "unknown noise": ({"loss_mechanism": "uniform"}, "loss_mechanism must be one of .*'laplace'.*got 'uniform'"),
-    "unknown decay": ({"decay": "step"}, "decay must be 'none', 'linear' or 'cosine', got 'step'"),
+    "unknown decay": ({"decay": "step"}, "decay must be one of 'none', 'linear', 'cosine', got 'step'"),
     "decay start": ({"decay_start": 1.0}, r"decay_start must be in \[0, 1\), got 1.0"),
     "warmup": ({"warmup": 1.5}, r"warmup must be .* in \[0, 1\], got 1.5"),
     "first rate zero": ({"initial_learning_rate": 0.0}, "initial_learning_rate must be .*positive, got 0.0"),

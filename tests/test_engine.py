@@ -16,7 +16,6 @@ from twins import (
     make_data,
     make_model,
     make_private,
-    one_thread,
     sgd,
     sgd_momentum,
     three_groups,
@@ -28,8 +27,6 @@ from hyfreedp.clipping import AbadiClipping, AutomaticClipping, BookKeepingEngin
 from hyfreedp.sampling import PoissonSampler
 
 PRIVATE = {"target_epsilon": 3.0, "accountant": "rdp"}
-
-_one_thread = pytest.fixture(autouse=True, scope="module")(one_thread)
 
 
 def train(model, optimizer, sizes=(8, 5, 0, 9, 8)):
@@ -157,6 +154,7 @@ def test_every_combination_of_probe_rule_and_noise_trains(probe, step_rule, mech
     assert optimizer.steps_left == 0 and flat(model).isfinite().all()
     assert all(math.isfinite(row["eta"]) for row in optimizer.history)
     assert step_rule == "literal" or all(row["eta"] > 0 for row in optimizer.history)
+    assert all(row["slope_std"] > 0 and row["curvature_std"] > 0 for row in optimizer.history if "slope" in row)
 
 
 @pytest.mark.parametrize(
@@ -283,6 +281,27 @@ def test_without_a_seed_every_run_is_another():
     assert not torch.equal(results[0][0], results[1][0])
     assert results[0][1] != results[1][1]
     assert PrivacyEngine().seed != PrivacyEngine().seed and PrivacyEngine().seed.bit_length() > 64
+
+
+def test_sampling_and_noise_have_seeds_of_their_own():
+    """The sampler's seed is plain in every checkpoint; it must not give the noise away, nor one noise the other."""
+    model = make_model()
+    engine_seed = 3
+    _, optimizer, loader = make_private(model, adamw(model), seed=engine_seed, **PRIVATE)
+    streams = [optimizer._gradient_noise.initial_seed(), optimizer._probe_noise.initial_seed()]
+    assert len({*streams, engine_seed, loader.batch_sampler.seed}) == 4
+    for guess in (engine_seed, loader.batch_sampler.seed):
+        other = make_model()
+        guessed = HyFreeDPOptimizer(
+            adamw(other),
+            module=other,
+            gradient_engine=BookKeepingEngine(other, AutomaticClipping()),
+            split=optimizer.split,
+            expected_batch_size=8,
+            probe=optimizer.probe,
+            seed=guess,
+        )
+        assert guessed._gradient_noise.initial_seed() not in streams
 
 
 def test_batches_do_not_depend_on_what_else_is_set():

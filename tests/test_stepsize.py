@@ -23,14 +23,15 @@ def fit(slope, curvature, slope_std=0.0, curvature_std=0.0):
     return QuadraticFit(slope, curvature, 1.0, slope_std, curvature_std)
 
 
-@given(values, values.filter(bool), rates)
+@given(values.filter(lambda b: abs(b) > 1e-3), values.filter(lambda a: abs(a) > 1e-3), rates)
 def test_literal_is_b_over_a_with_whatever_sign(slope, curvature, eta):
     assert stepsize.literal(fit(slope, curvature), START, eta).eta == slope / curvature
 
 
-def test_literal_keeps_eta_when_the_parabola_is_flat():
-    decision = stepsize.literal(fit(1.0, 0.0), START, 0.1)
-    assert (decision.eta, decision.accepted) == (0.1, False) and "not finite" in decision.reason
+@pytest.mark.parametrize(("slope", "curvature"), [(1.0, 0.0), (0.0, 0.0), (0.0, 1.0)])
+def test_literal_keeps_eta_when_b_over_a_is_no_rate(slope, curvature):
+    decision = stepsize.literal(fit(slope, curvature), START, 0.1)
+    assert (decision.eta, decision.accepted) == (0.1, False) and "zero or not finite" in decision.reason
 
 
 @given(values, values, rates)
