@@ -19,7 +19,6 @@ from twins import (
     make_batches,
     make_model,
     make_private,
-    one_thread,
     sgd,
     sgd_momentum,
     trainable,
@@ -40,8 +39,6 @@ RULES = {
     "literal": lambda fit, losses, eta: stepsize.literal(fit, stepsize.RuleState(), eta).eta,
     "gen": lambda fit, losses, eta: stepsize.gen(fit, stepsize.RuleState(), eta).eta,
 }
-
-_one_thread = pytest.fixture(autouse=True, scope="module")(one_thread)
 
 
 def compare(model, base, sizes=SIZES, *, clipping="automatic", step_rule="posterior", eta=0.05, **settings):

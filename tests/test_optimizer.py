@@ -20,7 +20,6 @@ from twins import (
     make_data,
     make_model,
     make_private,
-    one_thread,
     sgd,
     trainable,
 )
@@ -32,8 +31,6 @@ from hyfreedp.clipping import AbadiClipping, AutomaticClipping
 FALSE_ALARM = 1e-6  # of each statistical test below; the seeds are fixed, so a test that passes always passes
 PRIVATE = {"target_epsilon": 3.0, "accountant": "rdp"}
 PRESETS = ("robust", "paper", "fixed")
-
-_one_thread = pytest.fixture(autouse=True, scope="module")(one_thread)
 
 
 # -- the noise of the gradient -----------------------------------------------------------------------------------------

@@ -16,7 +16,6 @@ from twins import (
     make_data,
     make_model,
     make_private,
-    one_thread,
     sgd_momentum,
     three_groups,
 )
@@ -32,8 +31,6 @@ RUNS = {  # probes at steps 0, 1, 4, 7 and 10 for "robust", at 0, 3, 6 and 9 for
     "non-private": {"preset": "robust", "interval": 3, "target_epsilon": math.inf, "clipping": AutomaticClipping()},
     "laplace": {"preset": "robust", "interval": 3, "loss_mechanism": "laplace", "max_physical_batch_size": 4},
 }
-
-_one_thread = pytest.fixture(autouse=True, scope="module")(one_thread)
 
 
 def start(name, *, model_seed=0, engine_seed=0, global_seed=0, dropout=0.5, base=adamw, workers=0, **changes):

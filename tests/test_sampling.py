@@ -10,15 +10,13 @@ import torch.nn.functional as F
 from scipy import stats
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
-from twins import make_data, make_model, make_private, one_thread, sgd, trainable
+from twins import make_data, make_model, make_private, sgd, trainable
 
 from hyfreedp.sampling import CollateWithEmpty, PoissonSampler, RandomState, batch_length, poisson_loader, take
 
 FALSE_ALARM = 1e-6  # of each statistical test below; the seeds are fixed, so a test that passes always passes
 
 SEED = 11  # its first batch is empty, others hold three records
-
-_one_thread = pytest.fixture(autouse=True, scope="module")(one_thread)
 
 
 def make_sampler(**changes):

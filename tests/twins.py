@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -20,14 +20,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from hyfreedp import PrivacyEngine, QuadraticFit
 
 TUNINGS = ("full", "biases", "lora", "frozen")
-
-
-def one_thread() -> Iterator[None]:
-    """To be made a fixture: on tensors this small, threads only wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def make_model(tuning: str = "full", *, seed: int = 0, dropout: float = 0.0) -> nn.Module:
