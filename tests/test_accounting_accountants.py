@@ -5,8 +5,11 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from dp_accounting import ComposedDpEvent, GaussianDpEvent, LaplaceDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 from dp_accounting.pld import PLDAccountant
+from hypothesis import given
+from hypothesis import strategies as st
 from opacus.accountants import PRVAccountant, RDPAccountant
 from opacus.accountants.analysis.gdp import delta_eps_mu
 from scipy import integrate
@@ -14,8 +17,9 @@ from scipy.stats import laplace, norm
 
 from hyfreedp.accounting import NoiseSplit, calibrate_noise, epsilon
 from hyfreedp.accounting.accountants import ORDERS, _subsampled_rdp, composed_epsilon
-from hyfreedp.accounting.mechanisms import Mechanism, merge
+from hyfreedp.accounting.mechanisms import LAPLACE_SENSITIVITY, SQUARED_L2_SENSITIVITY, Mechanism, merge
 from hyfreedp.accounting.pld import amplify_by_sampling, privacy_loss_distribution
+from hyfreedp.privatize import privatize_contrasts, privatize_loss
 
 pytestmark = pytest.mark.filterwarnings("ignore::hyfreedp.accounting.UnsoundAccountingWarning")
 
@@ -138,6 +142,32 @@ def test_without_subsampling_pld_is_the_analytic_gaussian_mechanism():
     assert 0.999e-6 < exact <= 1e-6
 
 
+# ---- the sensitivities that the noise is scaled to ------------------------------------------------------------------
+
+
+@given(losses=st.lists(st.floats(0, 1e6), min_size=3, max_size=3), thresholds=st.tuples(*[st.floats(1e-4, 1e4)] * 2))
+def test_one_record_moves_a_probe_by_no_more_than_its_sensitivity(losses, thresholds):
+    record, exact = torch.tensor(losses, dtype=torch.float64)[:, None], dict(expected_batch_size=1)
+    for mechanism in ("gaussian", "laplace"):
+        clipped = privatize_loss(record, thresholds[0], 0.0, mechanism=mechanism, **exact) / thresholds[0]
+        assert all(0 <= loss <= 1 for loss in clipped)  # so three of them move by sqrt(3) in L2
+        released = privatize_contrasts(record, thresholds, 0.0, mechanism=mechanism, **exact)
+        empty = privatize_contrasts(record[:, :0], thresholds, 0.0, mechanism=mechanism, **exact)
+        moved = np.array(
+            [
+                (released.difference - empty.difference) / thresholds[0],
+                (released.bend - empty.bend) / thresholds[1],
+                *np.subtract(released.fractions, empty.fractions),
+            ]
+        )
+        if mechanism == "gaussian":
+            assert moved @ moved <= SQUARED_L2_SENSITIVITY["contrasts"] * (1 + 1e-12)
+        else:
+            moved[:2] /= 2  # the noise is added to d/2R_d and c/2R_c
+            coordinates, sensitivity = LAPLACE_SENSITIVITY["contrasts"]
+            assert moved.size == coordinates and (np.abs(moved) <= sensitivity * (1 + 1e-12)).all()
+
+
 # ---- the numbers of the paper's accounting, as an independent implementation found them ----------------------------
 
 
@@ -185,9 +215,9 @@ def test_product_pld_against_the_exact_conditional_curve(sigma, scale, count):
 
 @pytest.mark.parametrize("sample_rate", [0.001, 0.1, 0.9])
 def test_amplification_agrees_with_dp_accountings_own_where_that_has_one(sample_rate):
-    for mechanism in (Mechanism(2.0), Mechanism(laplace=2.0, coordinates=1)):
+    for mechanism in (Mechanism(4.0), Mechanism(laplace=2.0, coordinates=1)):
         unsampled = privacy_loss_distribution(((mechanism, 1),), 1.0)
-        amplified = amplify_by_sampling(unsampled, 60_000, sample_rate)  # losses end at 5,000 and 52,000 times 1e-4
+        amplified = amplify_by_sampling(unsampled, 30_000, sample_rate)  # losses end at 24,677 and 5,000 times 1e-4
         theirs = privacy_loss_distribution(((mechanism, 1),), sample_rate)
         for count in (1, 30):
             ours = amplified.self_compose(count).get_epsilon_for_delta(1e-5)

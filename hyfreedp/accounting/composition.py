@@ -25,7 +25,7 @@ _UNSOUND = {
     ),
     "epsilon_sum": (
         "composition='epsilon_sum' adds two epsilons that each hold at target_delta, so their sum holds at twice that "
-        "delta, and counts the losses of a probe as if each drew its own batch"
+        "delta, and counts the probes as if they drew batches of their own"
     ),
 }
 
