@@ -277,6 +277,9 @@ def test_state_goes_through_a_file_and_continues_exactly(kind, rule, generator):
         ({"eta": math.inf}, "initial_learning_rate must be finite and positive, got inf"),
         ({"eta": math.nan}, "initial_learning_rate must be finite and positive, got nan"),
         ({"momentum": 1.0}, r"momentum must be in \[0, 1\), got 1.0"),
+        ({"rule": "greedy"}, r"step_rule must be .*'literal'.*got 'greedy'"),
+        ({"loss_threshold_rule": "mean"}, r"loss_threshold_rule must be .*'sum'.*got 'mean'"),
+        ({"kind": "loss"}, r"probe must be .*'losses'.*got 'loss'"),
     ],
 )
 def test_arguments_out_of_range(changes, message):
