@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from hyfreedp.accounting import NoiseSplit, calibrate_noise
-from hyfreedp.accounting.arguments import check_choice
+from hyfreedp.accounting.arguments import check_choice, check_count
 from hyfreedp.checks import check_parameters
 from hyfreedp.clipping import AutomaticClipping, Clipping, NoClipping, make_engine
 from hyfreedp.optimizer import HyFreeDPOptimizer
@@ -200,9 +200,8 @@ def _run_length(epochs: int | None, steps: int | None, steps_per_epoch: int) -> 
     if (epochs is None) == (steps is None):
         raise ValueError(f"give either epochs or steps, got epochs={epochs} and steps={steps}")
     name, value = ("epochs", epochs) if steps is None else ("steps", steps)
-    if not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
-    return value * steps_per_epoch if steps is None else value
+    length = check_count(name, value, 1)
+    return length * steps_per_epoch if steps is None else length
 
 
 def _make_probe(settings: Preset, optimizer: torch.optim.Optimizer, private: bool) -> Probe:

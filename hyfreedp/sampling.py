@@ -120,7 +120,7 @@ def poisson_loader(loader: DataLoader, *, seed: int) -> DataLoader:
         persistent_workers=loader.persistent_workers,
         # Of the workers' seeds. Every iterator moves torch's global generator, the default; a resumed run, which makes
         # one iterator more, would then have other dropout masks.
-        generator=torch.Generator(),
+        generator=torch.Generator().manual_seed(seed % 2**63),
     )
 
 

@@ -223,6 +223,11 @@ def test_amplification_agrees_with_dp_accountings_own_where_that_has_one(sample_
             ours = amplified.self_compose(count).get_epsilon_for_delta(1e-5)
             reference = theirs.self_compose(count).get_epsilon_for_delta(1e-5)
             assert reference - 1e-9 <= ours <= reference + 1e-4
+        for direction in ("_pmf_remove", "_pmf_add"):  # apart, for the public methods tell the larger of the two only
+            ours, reference = getattr(amplified, direction), getattr(theirs, direction)
+            for eps in (-0.1, 0.0, 0.001, 0.1):
+                delta = reference.get_delta_for_epsilon(eps)
+                assert delta - 1e-12 <= ours.get_delta_for_epsilon(eps) <= delta + 1e-6
 
 
 @pytest.mark.parametrize("probe", ["losses", "contrasts"])

@@ -51,14 +51,9 @@ def test_a_killed_cell_resumes_to_the_same_record(tmp_path, monkeypatch):
     assert not list((tmp_path / "killed").glob("*.ckpt"))
 
 
-def test_worker_processes_give_the_records_of_this_process(tmp_path, monkeypatch):
+def test_worker_processes_give_the_records_of_this_process(tmp_path):
     specs = with_seeds(Spec(method="linear", learning_rate=0.02, steps=3), 2)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        here = tabulate(run_cells(specs, tmp_path / "here"))
-    finally:
-        torch.set_num_threads(threads)
+    here = tabulate(run_cells(specs, tmp_path / "here"))
     there = tabulate(run_cells(specs, tmp_path / "there", jobs=2))
     pd.testing.assert_frame_equal(here.drop(columns="seconds"), there.drop(columns="seconds"))
 

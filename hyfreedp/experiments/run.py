@@ -8,7 +8,8 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.metadata import version
@@ -78,7 +79,7 @@ def run_cells(specs: Iterable[Spec], folder: Path, *, jobs: int = 1, description
     Args:
         specs: what to run.
         folder: of the cells.
-        jobs: worker processes, one torch thread each; 1 runs in this process with all threads.
+        jobs: worker processes; 1 runs in this process.
         description: of the progress bar.
     """
     specs = list(specs)
@@ -86,7 +87,7 @@ def run_cells(specs: Iterable[Spec], folder: Path, *, jobs: int = 1, description
     if jobs == 1:
         return [run_cell(spec, folder) for spec in bar(specs)]
     # Fresh interpreters: a forked one inherits locks of torch's thread pool.
-    with get_context("spawn").Pool(jobs, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+    with get_context("spawn").Pool(jobs) as pool:
         return list(bar(pool.imap(partial(run_cell, folder=folder), specs)))
 
 
@@ -102,7 +103,8 @@ def run_cell(spec: Spec, folder: Path) -> dict[str, Any]:
         return json.loads(record_path.read_text(encoding="utf-8"))
     checkpoint = folder / f"{spec.key}.ckpt"
     started = time.perf_counter()
-    optimizer, score = _train(spec, checkpoint)
+    with _one_thread():
+        optimizer, score = _train(spec, checkpoint)
     with replacing(folder / f"{spec.key}.csv") as temporary:
         pd.DataFrame(optimizer.history).to_csv(temporary, index=False)
     record = {
@@ -171,6 +173,19 @@ def make_run(spec: Spec, *, diagnostics: bool = False) -> tuple[HyFreeDPOptimize
         **learned,
     )
     return optimizer, loader
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Records must not depend on the number of cores; and these small networks gain nothing from a second thread, which
+    on a busy machine only makes the first wait.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _train(spec: Spec, checkpoint: Path) -> tuple[HyFreeDPOptimizer, float]:
