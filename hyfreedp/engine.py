@@ -6,7 +6,7 @@ import difflib
 import math
 import secrets
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -120,7 +120,7 @@ class PrivacyEngine:
         """
         settings = _resolve(preset, overrides)
         loader = poisson_loader(data_loader, seed=self._stream(0))
-        sampler: PoissonSampler = loader.batch_sampler
+        sampler = cast(PoissonSampler, loader.batch_sampler)
         total = _run_length(epochs, steps, sampler.steps_per_epoch)
         check_parameters(optimizer, module)
         if not module.training:
@@ -207,9 +207,11 @@ def _run_length(epochs: int | None, steps: int | None, steps_per_epoch: int) -> 
 def _make_probe(settings: Preset, optimizer: torch.optim.Optimizer, private: bool) -> Probe:
     group = optimizer.param_groups[0]
     momentum = group["betas"][0] if "betas" in group else group.get("momentum", 0.0)
-    unclipped = {} if private else {"loss_threshold": math.inf, "contrast_thresholds": (math.inf, math.inf)}
+    unclipped: dict[str, Any] = (
+        {} if private else {"loss_threshold": math.inf, "contrast_thresholds": (math.inf, math.inf)}
+    )
     return Probe(
-        kind=settings.probe,
+        kind=cast(ProbeKind, settings.probe),
         rule=settings.step_rule,
         eta=settings.initial_learning_rate,
         momentum=momentum,

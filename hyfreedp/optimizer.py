@@ -74,6 +74,8 @@ class HyFreeDPOptimizer:
             raise ValueError(
                 f"max_physical_batch_size must be an integer of at least 1 or None, got {max_physical_batch_size!r}"
             )
+        if (probe is None) != (split.probe == "none"):
+            raise ValueError(f"probe must be None exactly if the split has none, got {probe} and {split.probe!r}")
         self.base = optimizer
         self.module = module
         self.split = split
@@ -128,8 +130,10 @@ class HyFreeDPOptimizer:
         if self.sampler is not None:
             self.sampler.position = self.ledger.steps
         self._privatize_gradient(self.split.gradient_noise_multiplier(t))
-        if probing:
-            eta, result, probed = self._probe_and_update(per_sample_loss, pieces, losses, forward_states, eta)
+        if probing and self.probe is not None:
+            eta, result, probed = self._probe_and_update(
+                self.probe, per_sample_loss, pieces, losses, forward_states, eta
+            )
         else:
             result, probed = None, None
             self._base_step(eta)
@@ -180,6 +184,7 @@ class HyFreeDPOptimizer:
     @torch.no_grad()
     def _probe_and_update(
         self,
+        probe: Probe,
         per_sample_loss: PerSampleLoss,
         pieces: list[Any],
         losses: Tensor,
@@ -201,7 +206,7 @@ class HyFreeDPOptimizer:
             torch._foreach_copy_(self._parameters, start)
             torch._foreach_lerp_(self._parameters, plain, distance / eta)
 
-        distance = self.probe.distance
+        distance = probe.distance
         try:
             move(distance)
             ahead = self._forward(per_sample_loss, pieces, states)
@@ -209,9 +214,7 @@ class HyFreeDPOptimizer:
             behind = self._forward(per_sample_loss, pieces, states)
             probed = torch.stack([ahead, losses, behind])
             held = not self.split.is_probe_step(self.ledger.steps)
-            result = self.probe.update(
-                probed, self.split.sigma_loss, self.expected_batch_size, self._probe_noise, held=held
-            )
+            result = probe.update(probed, self.split.sigma_loss, self.expected_batch_size, self._probe_noise, held=held)
         except BaseException:
             torch._foreach_copy_(self._parameters, plain)
             raise

@@ -128,7 +128,7 @@ def privatize_contrasts(
     released = _noisy_mean(
         torch.cat([scaled, inside]), 1.0, noise_multiplier, expected_batch_size, mechanism, generator
     ).tolist()
-    std = loss_noise_std(unit, noise_multiplier, expected_batch_size, mechanism)
+    std = float(loss_noise_std(unit, noise_multiplier, expected_batch_size, mechanism))
     return PrivateContrasts(
         difference=released[0] * unit * thresholds[0],
         bend=released[1] * unit * thresholds[1],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -97,7 +97,7 @@ class Probe:
         check_choice("step_rule", rule, StepRule)
         check_choice("loss_threshold_rule", loss_threshold_rule, LossThresholdRule)
         m = stepsize.momentum_damping(momentum)
-        rules = {
+        rules: dict[str, Callable[..., stepsize.StepDecision]] = {
             "literal": stepsize.literal,
             "gen": stepsize.gen,
             "posterior": partial(stepsize.posterior, damping=math.sqrt(m)),
@@ -139,7 +139,7 @@ class Probe:
             generator: source of the noise.
             held: whether the next step goes without a probe, so that an overshoot would be repeated unseen.
         """
-        noise = {
+        noise: dict[str, Any] = {
             "expected_batch_size": expected_batch_size,
             "mechanism": self.mechanism,
             "generator": generator,
@@ -151,7 +151,7 @@ class Probe:
             std = loss_noise_std(threshold, noise_multiplier, expected_batch_size, self.mechanism)
             fit = fit_quadratic([distance, 0.0, -distance], private, std)
             decision = self._decide(fit, held)
-            released = {"private_loss": private[1], "loss_threshold": threshold}
+            released: dict[str, float] = {"private_loss": private[1], "loss_threshold": threshold}
             if math.isfinite(threshold):
                 self.loss_threshold = self._next_loss_threshold(tuple(private))
         else:
@@ -163,9 +163,9 @@ class Probe:
             if math.isfinite(thresholds[0]):
                 # The contrasts are of first and second order in the distance, so the thresholds follow it.
                 growth = decision.eta / eta
-                self.contrast_thresholds = tuple(
-                    stepsize.contrast_threshold(threshold, fraction, scale=abs(growth) ** order)
-                    for threshold, fraction, order in zip(thresholds, contrasts.fractions, (1, 2), strict=True)
+                self.contrast_thresholds = (
+                    stepsize.contrast_threshold(thresholds[0], contrasts.fractions[0], scale=abs(growth)),
+                    stepsize.contrast_threshold(thresholds[1], contrasts.fractions[1], scale=growth**2),
                 )
         return ProbeResult(
             eta_probed=eta,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -93,7 +93,7 @@ def poisson_loader(loader: DataLoader, *, seed: int) -> DataLoader:
         raise ValueError("data_loader must be over a map-style data set: an IterableDataset cannot be Poisson-sampled")
     if loader.batch_size is None:
         raise ValueError("data_loader must have a batch_size: it gives the sample rate; a batch_sampler does not")
-    num_records = len(loader.dataset)
+    num_records = len(cast(Sized, loader.dataset))
     if num_records == 0:
         raise ValueError("data_loader must be over a data set of at least one record, got an empty one")
     if loader.batch_size > num_records:
@@ -155,7 +155,8 @@ def take(batch: Any, rows: slice) -> Any:
         return {key: take(value, rows) for key, value in batch.items()}
     if isinstance(batch, Sequence) and any(isinstance(child, torch.Tensor | Mapping | list | tuple) for child in batch):
         parts = [take(child, rows) for child in batch]
-        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
+        kind: Any = type(batch)
+        return kind(*parts) if hasattr(batch, "_fields") else kind(parts)
     return batch[rows]  # a list with one entry per sample, such as file names
 
 

@@ -158,8 +158,10 @@ def make_run(spec: Spec, *, diagnostics: bool = False) -> tuple[HyFreeDPOptimize
     task, method = TASKS[spec.task], METHODS[spec.method]
     train, _ = task.datasets(spec.evaluation)
     model = task.model(spec.seed)
-    learned = {"initial_learning_rate": spec.learning_rate, "interval": spec.interval} if method.learns else {}
-    rate = {} if method.learns else {"lr": spec.learning_rate}
+    learned: dict[str, Any] = (
+        {"initial_learning_rate": spec.learning_rate, "interval": spec.interval} if method.learns else {}
+    )
+    rate: dict[str, Any] = {} if method.learns else {"lr": spec.learning_rate}
     _, optimizer, loader = PrivacyEngine(seed=spec.seed).make_private_with_epsilon(
         module=model,
         optimizer=torch.optim.AdamW(model.parameters(), **rate),
