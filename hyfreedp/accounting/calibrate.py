@@ -137,9 +137,11 @@ def calibrate_noise(
         guarantee=not reasons,
         reason="; ".join(reasons),
     )
+    margin = TOLERANCE
     while split.epsilon > target_epsilon:
         # The closed form costs what DP-SGD at sigma does but for rounding, which at a tiny delta can exceed the target.
-        split = _with_more_noise(split, 1 + TOLERANCE)
+        split = _with_more_noise(split, 1 + margin)
+        margin *= 2
     return split
 
 
