@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from hyfreedp.experiments import run, study
+from hyfreedp.experiments.cache import cached
 from hyfreedp.experiments.files import replacing, write_text
 from hyfreedp.experiments.parameters import check_parameters
 from hyfreedp.experiments.run import Spec, read_steps, run_cell, run_cells, tabulate, with_seeds
@@ -120,6 +121,21 @@ def test_gaps_compare_with_the_best_mean_of_the_grid():
     assert gaps.best_rate["robust"] == 0.01 and gaps["std"]["robust"] == pytest.approx(100 * math.sqrt(0.0008))
 
 
+def test_a_table_is_computed_once_and_read_back_exactly(tmp_path):
+    calls = []
+
+    def thirds(count, name):
+        calls.append(count)
+        return pd.DataFrame({"name": [name] * count, "value": [i / 3 for i in range(count)]})
+
+    first = cached(tmp_path, thirds, count=4, name="a")
+    again = cached(tmp_path, thirds, name="a", count=4)
+    pd.testing.assert_frame_equal(first, again, check_exact=True)
+    pd.testing.assert_frame_equal(first, thirds(4, "a"), rtol=1e-12)
+    assert len(cached(tmp_path, thirds, count=5, name="a")) == 5
+    assert calls == [4, 4, 5]
+
+
 def test_files_are_whole_or_absent(tmp_path):
     path = tmp_path / "folder" / "a.txt"
     write_text(path, "old")
@@ -134,6 +150,11 @@ ALLOWED = {"profile": str, "epsilon": float, "seeds": int}
 
 def test_parameters_of_the_stated_names_and_types_pass():
     check_parameters({"profile": "laptop", "epsilon": 3, "seeds": 2, "In": [], "_": 1, "math": math}, ALLOWED)
+
+
+def test_a_parameter_may_be_limited_to_some_values():
+    with pytest.raises(ValueError, match="profile must be one of 'smoke', 'laptop', got 'laptpo'"):
+        check_parameters({"profile": "laptpo"}, {"profile": ("smoke", "laptop")})
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import matplotlib.pyplot as plt
+import pandas as pd
 import seaborn as sns
 from matplotlib.figure import Figure
 
@@ -23,6 +24,11 @@ STYLES: dict[str, dict[str, Any]] = {
     "worst": {"color": "#7F7F7F", "linestyle": ":", "marker": "v"},
     "reference": {"color": "#CC79A7", "linestyle": (0, (5, 1, 1, 1)), "marker": "D"},
 }
+# For series that are not methods, in order.
+SERIES = [STYLES[name] for name in ("robust", "paper", "best", "reference", "worst")] + [
+    {"color": "#56B4E9", "linestyle": (0, (3, 1)), "marker": "P"},
+    {"color": "#E69F00", "linestyle": (0, (1, 1)), "marker": "X"},
+]
 
 
 def use_style() -> None:
@@ -42,7 +48,14 @@ def use_style() -> None:
 
 
 def save(
-    figure: Figure, name: str, *, parameters: dict[str, Any], inputs: Sequence[str], summary: Sequence[str] = ()
+    figure: Figure,
+    name: str,
+    *,
+    parameters: dict[str, Any],
+    inputs: Sequence[str],
+    shows: str,
+    claim: str = "",
+    summary: Sequence[str] = (),
 ) -> None:
     """Write ``figures/<name>.png``, ``.pdf`` and ``.json``.
 
@@ -51,18 +64,50 @@ def save(
         name: stem of the three files, that of the notebook with an optional part.
         parameters: of the notebook.
         inputs: records the figure was drawn from, as keys of cells or paths in the repository.
-        summary: lines that ``make reproduce`` prints.
+        shows: one sentence: what is drawn.
+        claim: the paper's item and what it claims there; empty if the paper has no such figure.
+        summary: what we found, in lines that ``make reproduce`` prints.
     """
     with replacing(FIGURES / f"{name}.png") as temporary:
         figure.savefig(temporary, format="png")
     with replacing(FIGURES / f"{name}.pdf") as temporary:
         figure.savefig(temporary, format="pdf", metadata={"CreationDate": None})
+    _describe("figure", name, parameters, inputs, shows, claim, summary)
+
+
+def save_table(
+    table: pd.DataFrame,
+    name: str,
+    *,
+    parameters: dict[str, Any],
+    inputs: Sequence[str],
+    shows: str,
+    claim: str = "",
+    summary: Sequence[str] = (),
+) -> None:
+    """Write ``figures/<name>.csv`` (without the index) and ``.json``; arguments as for :func:`save`."""
+    with replacing(FIGURES / f"{name}.csv") as temporary:
+        table.to_csv(temporary, index=False)
+    _describe("table", name, parameters, inputs, shows, claim, summary)
+
+
+def _describe(
+    kind: str,
+    name: str,
+    parameters: dict[str, Any],
+    inputs: Sequence[str],
+    shows: str,
+    claim: str,
+    summary: Sequence[str],
+) -> None:
     made = {
-        "figure": name,
-        "parameters": parameters,
-        "commit": commit(),
-        "inputs": list(inputs),
-        "environment": environment(),
+        kind: name,
+        "shows": shows,
+        "claim": claim,
         "summary": list(summary),
+        "parameters": parameters,
+        "inputs": list(inputs),
+        "commit": commit(),
+        "environment": environment(),
     }
     write_text(FIGURES / f"{name}.json", json.dumps(made, indent=1) + "\n")

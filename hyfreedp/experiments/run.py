@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import platform
@@ -25,6 +24,7 @@ from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from hyfreedp import HyFreeDPOptimizer, PrivacyEngine
+from hyfreedp.experiments.cache import key_of
 from hyfreedp.experiments.files import replacing, write_text
 from hyfreedp.experiments.methods import METHODS
 from hyfreedp.experiments.paths import ROOT
@@ -69,8 +69,7 @@ class Spec:
     @property
     def key(self) -> str:
         """Name of the cell's files: a hash of the spec."""
-        text = json.dumps(asdict(self), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return key_of(asdict(self))
 
 
 def run_cells(specs: Iterable[Spec], folder: Path, *, jobs: int = 1, description: str = "runs") -> list[dict[str, Any]]:
