@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -36,6 +37,19 @@ class Example:
             gradients = torch.autograd.grad(loss, self.trainable, allow_unused=True, materialize_grads=True)
             rows.append(torch.cat([g.flatten() for g in gradients]))
         return torch.stack(rows)
+
+    def gradients_by_vmap(self) -> Tensor:
+        """The same by ``torch.func.vmap(grad)``."""
+        trained = {name: p.detach() for name, p in self.model.named_parameters() if p.requires_grad}
+
+        def loss_of_one(trained: dict[str, Tensor], *sample: Tensor) -> Tensor:
+            def model(*args: Any, **kwargs: Any) -> Any:
+                return torch.func.functional_call(self.model, trained, args, kwargs)
+
+            return self.loss(model, *(tensor[None] for tensor in sample))[0]
+
+        rows = torch.func.vmap(torch.func.grad(loss_of_one), (None, *[0] * len(self.batch)))(trained, *self.batch)
+        return torch.cat([rows[name].flatten(1) for name in trained], dim=1)
 
     def clipped(self, clipping: Clipping) -> tuple[Tensor, Tensor]:
         """The norms (B,) and the clipped sum (D,) that an engine must reproduce."""
@@ -121,6 +135,13 @@ def vit() -> Example:
     return _classifier(model, torch.randn(4, 3, 16, 16), classes=3)
 
 
+def vit_tiny() -> Example:
+    """timm's own configuration, on smaller images."""
+    timm = pytest.importorskip("timm")
+    model = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, num_classes=5)
+    return _classifier(model, torch.randn(3, 3, 32, 32), classes=5)
+
+
 def gpt2() -> Example:
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(
@@ -161,7 +182,8 @@ def bert() -> Example:
     ids[1, 5:] = 0
 
     def loss(model: nn.Module, ids: Tensor, labels: Tensor) -> Tensor:
-        logits = model(input_ids=ids, attention_mask=(ids > 0).long()).logits
+        mask = (ids > 0)[:, None, None].expand(-1, 1, ids.shape[1], -1)  # one of shape (B, T) cannot go through vmap
+        logits = model(input_ids=ids, attention_mask=mask).logits
         return F.cross_entropy(logits, labels, reduction="none")
 
     model = transformers.BertForSequenceClassification(config).double().train()

@@ -7,7 +7,6 @@ import math
 
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import Example, biases_only, conv1d_net, groupnorm_convnet, mlp, tied_language_model
@@ -60,22 +59,6 @@ def test_frozen_layers(engine) -> None:
     for index in (0, 1, 3, 6):
         example.model[index].requires_grad_(False)
     assert_exact(engine, example, AutomaticClipping())
-
-
-def test_equals_vmap_of_grad(engine) -> None:
-    example = mlp()
-    params = {name: p.detach() for name, p in example.model.named_parameters()}
-
-    def loss(params: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(torch.func.functional_call(example.model, params, (x[None],)), y[None])
-
-    example.model[2].inplace = False  # which vmap does not allow
-    rows = torch.func.vmap(torch.func.grad(loss), (None, 0, 0))(params, *example.batch)
-    gradients = torch.cat([rows[name].flatten(1) for name in params], dim=1)
-    norms = engine(example.model, AutomaticClipping()).backward(example.losses())
-    torch.testing.assert_close(norms, gradients.norm(dim=1), rtol=1e-9, atol=1e-12)
-    clipped = AutomaticClipping().factors(norms) @ gradients
-    torch.testing.assert_close(example.collected(), clipped, rtol=1e-9, atol=1e-12)
 
 
 @settings(max_examples=15, deadline=None)

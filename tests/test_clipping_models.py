@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from models import Example, bert, biases_only, gpt2, llama, llama_lora, vit
+from models import Example, bert, biases_only, gpt2, groupnorm_convnet, llama, llama_lora, vit, vit_tiny
+from torch import nn
 
 from hyfreedp.clipping import AutomaticClipping, BookKeepingEngine, GradientEngine, HooksEngine, make_engine
 
@@ -20,6 +21,33 @@ def assert_exact(engine: type[GradientEngine], example: Example) -> None:
     measured = engine(example.model, clipping).backward(example.losses())
     torch.testing.assert_close(measured, norms, rtol=1e-8, atol=1e-12)
     torch.testing.assert_close(example.collected(), clipped, rtol=1e-8, atol=1e-12)
+
+
+@pytest.mark.parametrize("tuning", ["full", "biases"])
+@pytest.mark.parametrize("build", [vit_tiny, groupnorm_convnet, gpt2, llama, llama_lora, bert])
+def test_equals_vmap_of_grad(build, tuning) -> None:
+    example = build()
+    for module in example.model.modules():
+        if getattr(module, "inplace", False):
+            module.inplace = False  # which vmap does not allow
+    if tuning == "biases":
+        biases_only(example.model)
+        if not example.trainable:
+            assert build in (llama, llama_lora)
+            _give_biases(example.model)
+    gradients = example.gradients_by_vmap()
+    norms = gradients.norm(dim=1)
+    clipping = AutomaticClipping()
+    measured = BookKeepingEngine(example.model, clipping).backward(example.losses())
+    torch.testing.assert_close(measured, norms, rtol=1e-8, atol=1e-12)
+    torch.testing.assert_close(example.collected(), clipping.factors(norms) @ gradients, rtol=1e-8, atol=1e-12)
+
+
+def _give_biases(model: nn.Module) -> None:
+    """LLaMA has none of its own."""
+    for layer in model.modules():
+        if isinstance(layer, nn.Linear):
+            layer.bias = nn.Parameter(torch.randn(layer.out_features, dtype=layer.weight.dtype))
 
 
 @pytest.mark.parametrize("engine", ENGINES)
