@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import optimize
+from splits import effective, vanilla
 
 from hyfreedp.accounting import NoiseSplit, UnsoundAccountingWarning, calibrate_noise, epsilon
 from hyfreedp.accounting.accountants import INTEGER_ORDERS, ORDERS, _pld_epsilon, composed_epsilon
@@ -24,19 +25,6 @@ ACCOUNTANTS = ("pld", "rdp", "gdp")
 # Little noise makes large grids; this budget asks for a noise multiplier of 4, so that a PLD takes 20 ms.
 CHEAP = dict(target_epsilon=0.5, target_delta=1e-5, sample_rate=0.1, steps=20, interval=4)
 PAPER = dict(probe="losses", allocation="constant")
-
-
-def vanilla(split: NoiseSplit) -> NoiseSplit:
-    """DP-SGD without probes at the split's sigma."""
-    return dataclasses.replace(
-        split, probe="none", probe_steps=0, sigma_gradient=split.sigma, sigma_gradient_probe=split.sigma
-    )
-
-
-def effective(split: NoiseSplit) -> float:
-    """sigma_eff of a probe step, written out."""
-    squared_sensitivity = {"losses": 3, "contrasts": 1.5}[split.probe]
-    return (split.sigma_gradient_probe**-2 + squared_sensitivity * split.sigma_loss**-2) ** -0.5
 
 
 # ---- never above the target, and not needlessly below --------------------------------------------------------------

@@ -14,8 +14,9 @@ from opacus.accountants import PRVAccountant, RDPAccountant
 from opacus.accountants.analysis.gdp import delta_eps_mu
 from scipy import integrate
 from scipy.stats import laplace, norm
+from splits import effective, vanilla
 
-from hyfreedp.accounting import NoiseSplit, calibrate_noise, epsilon
+from hyfreedp.accounting import calibrate_noise, epsilon
 from hyfreedp.accounting.accountants import ORDERS, _subsampled_rdp, composed_epsilon
 from hyfreedp.accounting.mechanisms import LAPLACE_SENSITIVITY, SQUARED_L2_SENSITIVITY, Mechanism, merge
 from hyfreedp.accounting.pld import amplify_by_sampling, privacy_loss_distribution
@@ -28,19 +29,6 @@ CHEAP = dict(target_epsilon=0.5, target_delta=1e-5, sample_rate=0.1, steps=20, i
 # The reference setting of design.md: N = 50,000, B = 1,000, T = 250, K = 5.
 REFERENCE = dict(target_delta=50_000**-1.1, sample_rate=0.02, steps=250, interval=5, gamma=1.01)
 PAPER = dict(probe="losses", allocation="constant")
-
-
-def vanilla(split: NoiseSplit) -> NoiseSplit:
-    """DP-SGD without probes at the split's sigma."""
-    return dataclasses.replace(
-        split, probe="none", probe_steps=0, sigma_gradient=split.sigma, sigma_gradient_probe=split.sigma
-    )
-
-
-def effective(split: NoiseSplit) -> float:
-    """sigma_eff of a probe step, written out."""
-    squared_sensitivity = {"losses": 3, "contrasts": 1.5}[split.probe]
-    return (split.sigma_gradient_probe**-2 + squared_sensitivity * split.sigma_loss**-2) ** -0.5
 
 
 # ---- other people's accountants ------------------------------------------------------------------------------------
