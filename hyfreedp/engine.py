@@ -32,6 +32,7 @@ class Preset:
         probe: what a probe releases: "contrasts", three "losses", or "none" for plain DP training at the base
             optimizer's own learning rate (the baselines).
         step_rule: how a noisy fit moves the learning rate, see :mod:`hyfreedp.stepsize`.
+        damping: whether the posterior rules allow for the base optimizer's momentum, see :class:`hyfreedp.probe.Probe`.
         loss_threshold_rule: how R_l follows the released losses (probe "losses").
         initial_learning_rate: eta_0.
         interval: K, steps from probe to probe.
@@ -43,6 +44,7 @@ class Preset:
 
     probe: ProbeKind | Literal["none"] = "contrasts"
     step_rule: StepRule = "posterior"
+    damping: bool = True
     loss_threshold_rule: LossThresholdRule = "sum"
     initial_learning_rate: float = 1e-4
     interval: int = 5
@@ -214,7 +216,7 @@ def _make_probe(settings: Preset, optimizer: torch.optim.Optimizer, private: boo
         kind=cast(ProbeKind, settings.probe),
         rule=settings.step_rule,
         eta=settings.initial_learning_rate,
-        momentum=momentum,
+        momentum=momentum if settings.damping else 0.0,
         mechanism=settings.loss_mechanism,
         loss_threshold_rule=settings.loss_threshold_rule,
         **unclipped,
