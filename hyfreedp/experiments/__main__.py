@@ -6,29 +6,90 @@ import argparse
 import sys
 
 from hyfreedp.experiments import notebooks, study
+from hyfreedp.experiments.jobs import plan
 from hyfreedp.experiments.paths import CELLS, RESULTS
+from hyfreedp.experiments.reproduce import reproduce
+
+REPRODUCE = """\
+Executes the notebooks, writes figures/ (or $HYFREEDP_FIGURES) and build/<profile>/report.html.
+
+An interrupted or repeated command goes on where it was: training runs are kept as cells in data/cells (or
+$HYFREEDP_CELLS), and a notebook is executed again only if its source, its parameters, the package, the files it
+read or the figures it made have changed since. A failed notebook does not stop the others; it is named at the
+end with its traceback.
+
+examples:
+  python -m hyfreedp.experiments reproduce --profile smoke
+  python -m hyfreedp.experiments reproduce --only 00 02 --set epsilon=1.0 seeds=5
+
+exit status: 0; 1 if a notebook failed, 2 if the command is wrong, 130 if interrupted."""
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; the exit status."""
     parser = argparse.ArgumentParser(prog="python -m hyfreedp.experiments", description=__doc__.splitlines()[0])
-    commands = parser.add_subparsers(dest="command", required=True)
+    commands = parser.add_subparsers(required=True)
+    only = argparse.ArgumentParser(add_help=False)
+    only.add_argument("--only", nargs="+", default=[], metavar="NN", help="numbers or names of notebooks; else all")
 
-    reproduce = commands.add_parser("reproduce", help="execute the notebooks, write figures/ and print a summary")
-    reproduce.add_argument("--profile", choices=notebooks.PROFILES, default="laptop")
+    batch = commands.add_parser(
+        "reproduce",
+        parents=[only],
+        help="execute the notebooks, write figures/ and report.html",
+        description=REPRODUCE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    batch.add_argument("--profile", choices=notebooks.PROFILES, default="laptop", help="how large (default: laptop)")
+    batch.add_argument(
+        "--set",
+        dest="settings",
+        nargs="+",
+        action="extend",
+        type=_setting,
+        default=[],
+        metavar="NAME=VALUE",
+        help="parameters, for each notebook that has them; checked before anything runs",
+    )
+    batch.add_argument(
+        "--fresh",
+        action="store_true",
+        help="execute all again and train every cell again, in build/<profile>/cells, which is emptied first",
+    )
+    batch.set_defaults(run=_reproduce, error=batch.error)
 
-    commands.add_parser("notebooks", help="execute each notebook's .py source into the .ipynb beside it")
+    pair = commands.add_parser(
+        "notebooks", parents=[only], help="execute each notebook's .py source into the .ipynb beside it"
+    )
+    pair.set_defaults(run=_pair, error=pair.error)
 
     accuracy = commands.add_parser("accuracy", help="presets against the learning-rate grid; minutes to an hour")
     accuracy.add_argument("--evaluation", choices=("test", "validation"), default="test")
     accuracy.add_argument("--seeds", type=int, default=5)
     accuracy.add_argument("--jobs", type=int, default=1, help="worker processes")
+    accuracy.set_defaults(run=_accuracy)
 
     options = parser.parse_args(arguments)
-    if options.command == "reproduce":
-        return notebooks.reproduce(options.profile)
-    if options.command == "notebooks":
-        return notebooks.pair()
+    return options.run(options)
+
+
+def _reproduce(options: argparse.Namespace) -> int:
+    try:
+        jobs = plan(notebooks.sources(options.only), options.profile, dict(options.settings))
+    except (TypeError, ValueError) as error:
+        options.error(str(error))
+    return reproduce(jobs, options.profile, fresh=options.fresh)
+
+
+def _pair(options: argparse.Namespace) -> int:
+    try:
+        selected = notebooks.sources(options.only)
+    except ValueError as error:
+        options.error(str(error))
+    notebooks.pair(selected)
+    return 0
+
+
+def _accuracy(options: argparse.Namespace) -> int:
     suffix = "" if options.evaluation == "test" else f"_{options.evaluation}"
     rows = study.run(
         CELLS,
@@ -39,6 +100,13 @@ def main(arguments: list[str] | None = None) -> int:
     )
     print(study.markdown(rows))
     return 0
+
+
+def _setting(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise argparse.ArgumentTypeError(f"must be NAME=VALUE, got {text!r}")
+    return name, value
 
 
 if __name__ == "__main__":

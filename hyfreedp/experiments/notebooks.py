@@ -1,26 +1,72 @@
-"""Execute the notebooks: all of a profile in batch, or each source into the .ipynb that is committed beside it."""
+"""The notebooks: which there are, what parameters they take, and how one is executed."""
 
 from __future__ import annotations
 
-import json
-import time
-import traceback
+import ast
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jupytext
 import nbformat
 import papermill
+from traitlets.config import Config
 
 from hyfreedp.experiments.files import replacing
-from hyfreedp.experiments.paths import BUILD, FIGURES, NOTEBOOKS
+from hyfreedp.experiments.parameters import nearest
+from hyfreedp.experiments.paths import NOTEBOOKS
 
-PROFILES = ("smoke", "laptop")
+PROFILES = ("smoke", "laptop", "gpu", "paper")
+
+# Messages between this process and a kernel go over local TCP ports, which others on the machine may listen to.
+_KERNEL = Config({"KernelManager": {"transport_encryption": "auto"}})
 
 
-def sources() -> list[Path]:
-    """The notebooks' percent-format sources, in order."""
-    return sorted(NOTEBOOKS.glob("[0-9][0-9]_*.py"))
+def sources(only: Sequence[str] = ()) -> list[Path]:
+    """The notebooks' percent-format sources, in order.
+
+    Args:
+        only: numbers ("04") or names ("04_training_dynamics") of those wanted; all of them if empty.
+
+    Raises:
+        ValueError: no notebook has that number or name.
+    """
+    found = sorted(NOTEBOOKS.glob("[0-9][0-9]_*.py"))
+    known = {key: source for source in found for key in (source.stem, source.stem[:2])}
+    for name in only:
+        if name not in known:
+            stems = [source.stem for source in found]
+            raise ValueError(f"no notebook {name!r}: there are {', '.join(stems)}{nearest(name, stems)}")
+    wanted = {known[name] for name in only}
+    return [source for source in found if not only or source in wanted]
+
+
+def title(source: Path) -> str:
+    """The notebook's first heading."""
+    return next(line[4:] for line in source.read_text(encoding="utf-8").splitlines() if line.startswith("# # "))
+
+
+def defaults(source: Path) -> dict[str, Any]:
+    """Name and default of each parameter: the literals assigned in the cell tagged ``parameters``.
+
+    Raises:
+        ValueError: there is no such cell, or it holds anything but assignments of literals to names.
+    """
+    cells = [cell for cell in jupytext.read(source).cells if "parameters" in cell.metadata.get("tags", [])]
+    if len(cells) != 1:
+        raise ValueError(f"{source.name} must have one cell tagged 'parameters', it has {len(cells)}")
+    found = {}
+    for statement in ast.parse(cells[0].source).body:
+        try:
+            match statement:
+                case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                    found[name] = ast.literal_eval(value)
+                case _:
+                    raise ValueError
+        except ValueError:
+            text = ast.unparse(statement)
+            raise ValueError(f"{source.name}: a parameters cell assigns literals to names, not {text!r}") from None
+    return found
 
 
 def execute(source: Path, output: Path, parameters: dict[str, Any]) -> None:
@@ -33,41 +79,23 @@ def execute(source: Path, output: Path, parameters: dict[str, Any]) -> None:
     with replacing(output) as temporary:
         nbformat.write(notebook, temporary)
         papermill.execute_notebook(
-            str(temporary), str(temporary), parameters=parameters, cwd=str(source.parent), progress_bar=False
+            str(temporary),
+            str(temporary),
+            parameters=parameters,
+            cwd=str(source.parent),
+            progress_bar=False,
+            config=_KERNEL,
         )
         executed = nbformat.read(temporary, as_version=4)
         _clean(executed)
         nbformat.write(executed, temporary)
 
 
-def reproduce(profile: str) -> int:
-    """Execute all notebooks of a profile into ``build/``, print one line each and what they found; exit status."""
-    failed = []
-    for source in sources():
-        print(f"{source.stem}: running (profile {profile})", flush=True)
-        started = time.perf_counter()
-        try:
-            execute(source, BUILD / profile / f"{source.stem}.ipynb", {"profile": profile})
-        except papermill.PapermillExecutionError:
-            failed.append(source.stem)
-            traceback.print_exc()
-            continue
-        print(f"{source.stem}: done in {time.perf_counter() - started:.0f} s", flush=True)
-        for path in sorted(FIGURES.glob(f"{source.stem}*.json")):
-            print(f"\nfigures/{path.stem}.png")
-            for line in json.loads(path.read_text(encoding="utf-8"))["summary"]:
-                print(f"  {line}")
-    if failed:
-        print(f"failed: {', '.join(failed)}", flush=True)
-    return 1 if failed else 0
-
-
-def pair() -> int:
-    """Execute each source with its own parameters into the .ipynb beside it; exit status."""
-    for source in sources():
+def pair(selected: Sequence[Path]) -> None:
+    """Execute each source with its own parameters into the .ipynb beside it."""
+    for source in selected:
         print(f"{source.stem}: executing", flush=True)
         execute(source, source.with_suffix(".ipynb"), {})
-    return 0
 
 
 def _clean(notebook: nbformat.NotebookNode) -> None:

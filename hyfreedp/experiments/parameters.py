@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 # IPython's own names of plain values; everything else that is a plain value came from a parameters cell.
@@ -26,14 +27,50 @@ def check_parameters(namespace: Mapping[str, Any], allowed: Mapping[str, type | 
         if name.startswith("_") or name in _NOTEBOOK_NAMES or not isinstance(value, _PLAIN):
             continue
         if name not in allowed:
-            near = difflib.get_close_matches(name, allowed, n=1, cutoff=0.4)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise TypeError(f"unknown parameter {name!r}: this notebook takes {', '.join(allowed)}{hint}")
+            raise TypeError(
+                f"unknown parameter {name!r}: this notebook takes {', '.join(allowed)}{nearest(name, allowed)}"
+            )
         expected = allowed[name]
         if isinstance(expected, tuple):
             if value not in expected:
                 raise ValueError(f"parameter {name} must be one of {', '.join(map(repr, expected))}, got {value!r}")
-            continue
-        fits = isinstance(value, expected) or (expected is float and isinstance(value, int))
-        if not fits or (isinstance(value, bool) and expected is not bool):
-            raise TypeError(f"parameter {name} must be {expected.__name__}, got {value!r}")
+        else:
+            _check_type(name, value, expected)
+
+
+def parse_value(name: str, text: str, default: Any) -> Any:
+    """What a command line's ``--set name=text`` means for a parameter with this default.
+
+    Text is taken as it is for a string and read as a Python literal for any other type; nothing is ever evaluated.
+
+    Raises:
+        TypeError: not of the default's type.
+    """
+    if isinstance(default, str):
+        return text
+    value: Any
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        value = text
+    if isinstance(default, list) and isinstance(value, tuple):  # 1,3,8 without brackets
+        value = list(value)
+    if isinstance(default, float) and not isinstance(value, bool):
+        try:
+            value = float(text)  # 1 and inf too
+        except ValueError:
+            pass
+    _check_type(name, value, type(default))
+    return value
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The end of an error message about an unknown name: "; did you mean ...?", or nothing if no known one is near."""
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.4)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def _check_type(name: str, value: Any, expected: type) -> None:
+    fits = isinstance(value, expected) or (expected is float and isinstance(value, int))
+    if not fits or (isinstance(value, bool) and expected is not bool):
+        raise TypeError(f"parameter {name} must be {expected.__name__}, got {value!r}")

@@ -66,7 +66,7 @@ def save(
         inputs: records the figure was drawn from, as keys of cells or paths in the repository.
         shows: one sentence: what is drawn.
         claim: the paper's item and what it claims there; empty if the paper has no such figure.
-        summary: what we found, in lines that ``make reproduce`` prints.
+        summary: what we found, one finding a line, for the report.
     """
     with replacing(FIGURES / f"{name}.png") as temporary:
         figure.savefig(temporary, format="png")
