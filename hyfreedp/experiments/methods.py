@@ -40,6 +40,9 @@ METHODS = {
     "robust_cold": Method("robust without warm-up", "robust", {"warmup": 0.0}),
     "robust_losses": Method("robust with losses for contrasts", "robust", {"probe": "losses"}),
     "paper_previous": Method("losses, gen, previous loss as R_l", "paper", {"loss_threshold_rule": "previous"}),
+    "paper_anchored_previous": Method(
+        "losses, anchored, previous loss as R_l", "paper", {"step_rule": "anchored", "loss_threshold_rule": "previous"}
+    ),
     "algorithm1": Method(
         "Algorithm 1 as printed", "paper", {"step_rule": "literal", "loss_threshold_rule": "previous"}
     ),
