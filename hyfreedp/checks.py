@@ -30,13 +30,14 @@ def check_parameters(optimizer: torch.optim.Optimizer, module: nn.Module) -> Non
         )
 
 
-def check_losses(losses: Any, size: int, *, signed: bool) -> None:
-    """Refuse what a loss function must not return; called before anything is released.
+def check_losses(losses: Any, size: int, *, signed: bool, differentiable: bool = True) -> None:
+    """Refuse what a loss function must not return; called before anything is released of it.
 
     Args:
         losses: what the loss function returned.
         size: number of samples it was given.
         signed: whether losses may be negative; the probe "losses" clips them to [0, R_l].
+        differentiable: whether they must have a gradient, as in training and not in a probe.
 
     Raises:
         TypeError: not a tensor.
@@ -51,7 +52,7 @@ def check_losses(losses: Any, size: int, *, signed: bool) -> None:
             else ("one loss per sample, the mean over a sample's own tokens or pixels")
         )
         raise ValueError(f"per_sample_loss must return shape ({size},), got {tuple(losses.shape)}: {hint}")
-    if not losses.requires_grad:
+    if differentiable and not losses.requires_grad:
         raise ValueError(
             "per_sample_loss must return losses with a gradient: compute them from the model, not detached"
         )

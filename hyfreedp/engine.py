@@ -11,12 +11,14 @@ from typing import Any, Literal, cast
 import numpy as np
 import torch
 from torch import nn
+from torch.distributed import ProcessGroup
 from torch.utils.data import DataLoader
 
 from hyfreedp.accounting import NoiseSplit, calibrate_noise
 from hyfreedp.accounting.arguments import check_choice, check_count
 from hyfreedp.checks import check_parameters
 from hyfreedp.clipping import AutomaticClipping, Clipping, NoClipping, make_engine
+from hyfreedp.distributed import Processes, check_unwrapped, replica
 from hyfreedp.optimizer import HyFreeDPOptimizer
 from hyfreedp.privatize import LossMechanism
 from hyfreedp.probe import LossThresholdRule, Probe, ProbeKind, StepRule
@@ -70,15 +72,24 @@ PRESETS: dict[str, Preset] = {
 class PrivacyEngine:
     """Makes training private, in Opacus's conventions, with nothing left to tune.
 
+    Where ``torch.distributed`` is initialised, as in a script started by ``torchrun``, all processes train one model
+    together, and every process runs the same code as a single one would: the plain model, without
+    DistributedDataParallel, and a loader over the whole data set whose batch size is that of all processes together.
+    Each then takes its own part of every batch. Result and epsilon do not depend on the number of processes (but for
+    dropout and rounding).
+
     Args:
-        seed: of the sampling and of all noise; drawn from the operating system if None. A known seed makes a run
-            reproducible and voids its privacy: publish neither.
+        seed: of the sampling and of all noise; drawn from the operating system if None, by the first of several
+            processes. A known seed makes a run reproducible and voids its privacy: publish neither.
+        process_group: the processes that train together if they are not all; a group of one trains alone.
     """
 
-    def __init__(self, *, seed: int | None = None) -> None:
+    def __init__(self, *, seed: int | None = None, process_group: ProcessGroup | None = None) -> None:
         if seed is not None and seed < 0:
             raise ValueError(f"seed must be None or at least 0, got {seed}")
         self.seed = secrets.randbits(128) if seed is None else seed
+        self._given_seed = seed
+        self._process_group = process_group
 
     def make_private_with_epsilon(
         self,
@@ -103,7 +114,8 @@ class PrivacyEngine:
             module: the model; hooked in place and returned, so closures made before stay valid.
             optimizer: any torch optimizer linear in its learning rate, over exactly the trainable parameters. Its
                 rate is ignored but for the ratio between groups (preset "fixed" uses it as it is).
-            data_loader: its batch size B gives the sample rate B / N and the expected batch size.
+            data_loader: its batch size B gives the sample rate B / N and the expected batch size. Several processes
+                all pass the same loader, over all N records and with the B of all together, as in Opacus.
             target_epsilon: budget of the whole run; ``inf`` trains without noise and without clipping.
             target_delta: in (0, 1), customarily below 1 / N.
             epochs, steps: length of the run, one of the two; an epoch is ``len(data_loader)`` steps.
@@ -119,21 +131,40 @@ class PrivacyEngine:
 
         Raises:
             ValueError, TypeError: bad input, with what is allowed; no private record has been used by then.
+            RuntimeError: one of several processes had bad input or has died.
         """
-        settings = _resolve(preset, overrides)
-        loader = poisson_loader(data_loader, seed=self._stream(0))
-        sampler = cast(PoissonSampler, loader.batch_sampler)
-        total = _run_length(epochs, steps, sampler.steps_per_epoch)
-        check_parameters(optimizer, module)
-        if not module.training:
-            raise ValueError("module must be in train mode: call module.train() first")
-        split = self._calibrate(settings, target_epsilon, target_delta, sampler.sample_rate, total)
-        private = math.isfinite(target_epsilon)
-        probe = None if settings.probe == "none" else _make_probe(settings, optimizer, private)
-        if clipping is None:
-            clipping = AutomaticClipping() if private else NoClipping()
-        elif private and math.isinf(clipping.sensitivity):
-            raise ValueError(f"clipping must bound the gradient when target_epsilon is finite, got {clipping}")
+        processes = Processes.present(self._process_group, optimizer.param_groups[0]["params"][0].device)
+        processes.agree(seed=self._given_seed)
+        self.seed = processes.gather(self.seed)[0]
+        with processes.all_or_none():
+            settings = _resolve(preset, overrides)
+            loader = poisson_loader(data_loader, seed=self._stream(0), rank=processes.rank, world_size=processes.size)
+            sampler = cast(PoissonSampler, loader.batch_sampler)
+            total = _run_length(epochs, steps, sampler.steps_per_epoch)
+            check_unwrapped(module)
+            check_parameters(optimizer, module)
+            if not module.training:
+                raise ValueError("module must be in train mode: call module.train() first")
+            split = self._calibrate(settings, target_epsilon, target_delta, sampler.sample_rate, total)
+            private = math.isfinite(target_epsilon)
+            probe = None if settings.probe == "none" else _make_probe(settings, optimizer, private)
+            if clipping is None:
+                clipping = AutomaticClipping() if private else NoClipping()
+            elif private and math.isinf(clipping.sensitivity):
+                raise ValueError(f"clipping must bound the gradient when target_epsilon is finite, got {clipping}")
+        processes.agree(
+            records=sampler.num_records,
+            batch_size=data_loader.batch_size,
+            steps=total,
+            target_epsilon=target_epsilon,
+            target_delta=target_delta,
+            **vars(settings),
+            clipping=clipping,
+            optimizer=optimizer,
+            diagnostics=diagnostics,
+            **replica(module),
+            noise=split,
+        )
         hooks = make_engine(module, clipping, gradient_engine)
         try:
             private_optimizer = HyFreeDPOptimizer(
@@ -149,10 +180,12 @@ class PrivacyEngine:
                 sampler=sampler,
                 seed=self._stream(1),
                 diagnostics=diagnostics,
+                processes=processes,
             )
         except ValueError:
             hooks.detach()  # a refused model is left as it was
             raise
+        processes.copy_from_first([*module.parameters(), *module.buffers()])
         return module, private_optimizer, loader
 
     def _stream(self, index: int) -> int:

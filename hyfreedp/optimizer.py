@@ -7,7 +7,8 @@ how the accountant counts them. Everything that decides about the learning rate 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+import hashlib
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -15,14 +16,15 @@ import torch
 from torch import Tensor, nn
 
 from hyfreedp.accounting import NoiseSplit, PrivacyLedger
-from hyfreedp.checks import check_losses, check_parameters
+from hyfreedp.checks import check_parameters
 from hyfreedp.clipping import GradientEngine
+from hyfreedp.distributed import Processes
+from hyfreedp.passes import Passes, PerSampleLoss
+from hyfreedp.privatize import privatize_gradient
 from hyfreedp.probe import Probe, ProbeResult
 from hyfreedp.records import StepRecord, raw_values
-from hyfreedp.sampling import PoissonSampler, RandomState, batch_length, take
+from hyfreedp.sampling import PoissonSampler, RandomState
 from hyfreedp.stepsize import Decay, decay_factor
-
-PerSampleLoss = Callable[[Any], Tensor]
 
 
 class HyFreeDPOptimizer:
@@ -46,6 +48,8 @@ class HyFreeDPOptimizer:
         sampler: the Poisson sampler, told how far the run is so that loader and checkpoints agree.
         seed: of the noise; two streams are derived from it, for gradients and for probes.
         diagnostics: also record raw values, which are not private.
+        processes: those that train this model together, each with a copy of it and a part of every batch; all other
+            arguments are the same on all of them. None if this process is alone.
 
     Raises:
         ValueError: the optimizer's parameters are not the model's trainable ones, or an argument is out of range.
@@ -66,6 +70,7 @@ class HyFreeDPOptimizer:
         sampler: PoissonSampler | None = None,
         seed: int = 0,
         diagnostics: bool = False,
+        processes: Processes | None = None,
     ) -> None:
         check_parameters(optimizer, module)
         if max_physical_batch_size is not None and not (
@@ -87,6 +92,7 @@ class HyFreeDPOptimizer:
         self.max_physical_batch_size = max_physical_batch_size
         self.sampler = sampler
         self.diagnostics = diagnostics
+        self.processes = processes or Processes()
         self.history: list[dict[str, Any]] = []
         self._engine = gradient_engine
         self._parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
@@ -113,83 +119,58 @@ class HyFreeDPOptimizer:
         Raises:
             BudgetExhausted: the planned steps are done. Nothing of the batch was looked at.
             ValueError, TypeError: the model is in eval mode or the losses have the wrong form. Nothing was released.
+            RuntimeError: one of several processes raised such an error or has died.
         """
         t = self.ledger.steps
         probing = self.split.is_probe_step(t)
         self.ledger.check(probing)
-        if not self.module.training:
-            raise ValueError("the model must be in train mode: call model.train() before optimizer.step")
-        pieces = self._pieces(batch)
-        eta = (self._fixed_eta if self.probe is None else self.probe.eta) * decay_factor(
-            t, self.split.steps, self.decay, self.decay_start
-        )
-
-        self.base.zero_grad(set_to_none=True)
-        losses, norms, forward_states = self._accumulate(per_sample_loss, pieces, keep=probing)
+        eta = self.eta * decay_factor(t, self.split.steps, self.decay, self.decay_start)
+        with self.processes.all_or_none():
+            if not self.module.training:
+                raise ValueError("the model must be in train mode: call model.train() before optimizer.step")
+            passes = Passes(
+                per_sample_loss,
+                batch,
+                max_physical_batch_size=self.max_physical_batch_size,
+                device=self._parameters[0].device,
+                signed=self.probe is None or self.probe.kind != "losses",
+            )
+            self.base.zero_grad(set_to_none=True)
+            losses, norms = passes.backward(self._engine)
         self.ledger.record(probing)
         if self.sampler is not None:
             self.sampler.position = self.ledger.steps
         self._privatize_gradient(self.split.gradient_noise_multiplier(t))
         if probing and self.probe is not None:
-            eta, result, probed = self._probe_and_update(
-                self.probe, per_sample_loss, pieces, losses, forward_states, eta
-            )
+            eta, result, probed = self._probe_and_update(self.probe, passes, losses, eta)
         else:
             result, probed = None, None
             self._base_step(eta)
         self.base.zero_grad(set_to_none=True)
 
-        diagnostics = raw_values(losses, norms, probed) if self.diagnostics else None
+        diagnostics = None
+        if self.diagnostics:
+            join = self.processes.join_samples
+            diagnostics = raw_values(join(losses), join(norms), None if probed is None else join(probed))
         record = StepRecord(t, eta, result, diagnostics)
         self.history.append(record.to_dict())
         return record
 
-    def _pieces(self, batch: Any) -> list[Any]:
-        size = batch_length(batch)
-        if size == 0:
-            return []
-        limit = self.max_physical_batch_size or size
-        return [take(batch, slice(start, start + limit)) for start in range(0, size, limit)]
-
-    def _accumulate(
-        self, per_sample_loss: PerSampleLoss, pieces: list[Any], keep: bool
-    ) -> tuple[Tensor, Tensor, list[RandomState]]:
-        """Clipped sum of per-sample gradients into ``.grad``; the losses, the norms and each forward's random state."""
-        losses, norms, states = [], [], []
-        for piece in pieces:
-            if keep:
-                states.append(RandomState.capture(self._parameters[0].device))
-            values = per_sample_loss(piece)
-            check_losses(values, batch_length(piece), signed=self.probe is None or self.probe.kind != "losses")
-            norms.append(self._engine.backward(values))
-            losses.append(values.detach().double())
-        if not pieces:  # an empty Poisson batch: no forward, a zero sum, noise as ever
-            for parameter in self._parameters:
-                parameter.grad = torch.zeros_like(parameter)
-            losses = norms = [torch.zeros(0, dtype=torch.float64, device=self._parameters[0].device)]
-        return torch.cat(losses), torch.cat(norms), states
-
     def _privatize_gradient(self, noise_multiplier: float) -> None:
-        """Add noise to the clipped sum and divide by the expected batch size (Eq. "priv grad")."""
+        """The private mean gradient of all processes, in place of this one's clipped sum."""
         gradients = [parameter.grad for parameter in self._parameters]
-        if noise_multiplier > 0:
-            std = noise_multiplier * self._engine.clipping.sensitivity
-            for gradient in gradients:
-                noise = torch.randn(
-                    gradient.shape, generator=self._gradient_noise, dtype=gradient.dtype, device=gradient.device
-                )
-                gradient.add_(noise, alpha=std)
-        torch._foreach_div_(gradients, self.expected_batch_size)
+        self.processes.add_up(gradients)
+        privatize_gradient(
+            gradients,
+            noise_multiplier,
+            sensitivity=self._engine.clipping.sensitivity,
+            expected_batch_size=self.expected_batch_size,
+            generator=self._gradient_noise,
+        )
 
     @torch.no_grad()
     def _probe_and_update(
-        self,
-        probe: Probe,
-        per_sample_loss: PerSampleLoss,
-        pieces: list[Any],
-        losses: Tensor,
-        states: list[RandomState],
-        eta: float,
+        self, probe: Probe, passes: Passes, losses: Tensor, eta: float
     ) -> tuple[float, ProbeResult, Tensor]:
         """Take the plain step, look along it in both directions, then move to where the new learning rate leads.
 
@@ -208,13 +189,20 @@ class HyFreeDPOptimizer:
 
         distance = probe.distance
         try:
-            move(distance)
-            ahead = self._forward(per_sample_loss, pieces, states)
-            move(-distance)
-            behind = self._forward(per_sample_loss, pieces, states)
-            probed = torch.stack([ahead, losses, behind])
-            held = not self.split.is_probe_step(self.ledger.steps)
-            result = probe.update(probed, self.split.sigma_loss, self.expected_batch_size, self._probe_noise, held=held)
+            with self.processes.all_or_none():
+                move(distance)
+                ahead = passes.forward()
+                move(-distance)
+                behind = passes.forward()
+                probed = torch.stack([ahead, losses, behind])
+            result = probe.update(
+                probed,
+                self.split.sigma_loss,
+                self.expected_batch_size,
+                self._probe_noise,
+                held=not self.split.is_probe_step(self.ledger.steps),
+                add_up=self.processes.add_up,
+            )
         except BaseException:
             torch._foreach_copy_(self._parameters, plain)
             raise
@@ -225,19 +213,6 @@ class HyFreeDPOptimizer:
         move(new_eta)
         self._set_rates(new_eta)
         return new_eta, result, probed
-
-    def _forward(self, per_sample_loss: PerSampleLoss, pieces: list[Any], states: list[RandomState]) -> Tensor:
-        """Losses at the present weights, each piece with the random numbers (dropout) of its training forward."""
-        device = self._parameters[0].device
-        values = [torch.zeros(0, dtype=torch.float64, device=device)]
-        present = RandomState.capture(device)
-        try:
-            for piece, state in zip(pieces, states, strict=True):
-                state.restore()
-                values.append(per_sample_loss(piece).double())
-        finally:
-            present.restore()
-        return torch.cat(values)
 
     def _base_step(self, eta: float) -> None:
         self._set_rates(eta)
@@ -276,6 +251,8 @@ class HyFreeDPOptimizer:
         """Everything that :meth:`load_state_dict` needs to go on bit for bit, model included: tensors and plain values.
 
         As with torch's own, its tensors are those of the live model and optimizer: save or copy it before stepping on.
+        The states of several processes differ only in the random state that dropout draws from; to go on bit for bit,
+        each process saves and loads its own. Any of them may be loaded by any number of processes.
         """
         return {
             "model": self.module.state_dict(),
@@ -293,8 +270,11 @@ class HyFreeDPOptimizer:
         """Restore what :meth:`state_dict` gave, torch's global generator included; the settings must be the same.
 
         Raises:
-            ValueError: the state is of another plan (noise, steps, sample rate) or another kind of run.
+            ValueError: the state is of another plan (noise, steps, sample rate) or another kind of run, or several
+                processes load states of different runs or steps.
         """
+        noise = hashlib.sha256(state["gradient_noise"].cpu().numpy().tobytes()).hexdigest()[:8]
+        self.processes.agree(steps=state["ledger"]["steps"], generator=noise)
         if (state["probe"] is None) != (self.probe is None):
             raise ValueError("state is of a run that learned its rate and this one does not, or the other way round")
         self.ledger.load_state_dict(state["ledger"])

@@ -1,13 +1,15 @@
-"""Private means of per-sample losses and loss contrasts, and what their clipping costs.
+"""Private means of per-sample gradients, losses and loss contrasts, and what the clipping of losses costs.
 
-Implements Eq. (loss priv), Theorem 1 and Corollary 1 of the paper, and the contrasts that replace the losses in preset
-"robust". Every sum runs over a Poisson batch and is divided by the *expected* batch size, so that one record more or
-less changes it by at most ``clip / expected_batch_size``. An empty batch is released like any other: as pure noise.
+Implements Eq. (priv grad), Eq. (loss priv), Theorem 1 and Corollary 1 of the paper, and the contrasts that replace the
+losses in preset "robust". Every sum runs over a Poisson batch and is divided by the *expected* batch size, so that one
+record more or less changes it by at most ``clip / expected_batch_size``. An empty batch is released like any other: as
+pure noise.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,8 +21,35 @@ from torch import Tensor
 
 LossMechanism = Literal["gaussian", "laplace"]
 
+# Turns the sums of one process, in place, into those of all processes that train together; None on a single one.
+AddUp = Callable[[Sequence[Tensor]], None]
+
 # Stands for a loss that is not finite: beyond any threshold, yet its square is still finite in float64.
 _UNBOUNDED_LOSS = 1e100
+
+
+def privatize_gradient(
+    clipped_sums: list[Tensor],
+    noise_multiplier: float,
+    *,
+    sensitivity: float,
+    expected_batch_size: float,
+    generator: torch.Generator | None,
+) -> None:
+    """Turn sums of clipped per-sample gradients into their private mean, in place (Eq. "priv grad").
+
+    Args:
+        clipped_sums: one tensor per parameter.
+        noise_multiplier: sigma_g >= 0. The noise of each number has standard deviation ``sigma_g * sensitivity``.
+        sensitivity: largest norm of one sample's clipped gradient over all parameters together.
+        expected_batch_size: sample rate times the number of records.
+        generator: source of the noise; torch's global one if None.
+    """
+    if noise_multiplier > 0:
+        for total in clipped_sums:
+            noise = torch.randn(total.shape, generator=generator, dtype=total.dtype, device=total.device)
+            total.add_(noise, alpha=noise_multiplier * sensitivity)
+    torch._foreach_div_(clipped_sums, expected_batch_size)
 
 
 def privatize_loss(
@@ -31,6 +60,7 @@ def privatize_loss(
     expected_batch_size: float,
     mechanism: LossMechanism = "gaussian",
     generator: torch.Generator | None = None,
+    add_up: AddUp | None = None,
 ) -> Tensor:
     """Release mean losses: clip each to ``[0, R_l]``, sum, add noise, divide (Eq. "loss priv").
 
@@ -44,6 +74,7 @@ def privatize_loss(
         expected_batch_size: sample rate times the number of records, never the size of the batch at hand.
         mechanism: "gaussian" or "laplace".
         generator: source of the noise; torch's global one if None.
+        add_up: adds up the sums of several processes before the noise; each then passes the losses of its own samples.
 
     Returns:
         Private means, shape ``(...)``, float64.
@@ -58,7 +89,7 @@ def privatize_loss(
         )
     finite = losses.double().nan_to_num(nan=_UNBOUNDED_LOSS, posinf=_UNBOUNDED_LOSS)
     return _noisy_mean(
-        finite.clamp(max=threshold), threshold, noise_multiplier, expected_batch_size, mechanism, generator
+        finite.clamp(max=threshold), threshold, noise_multiplier, expected_batch_size, mechanism, generator, add_up
     )
 
 
@@ -88,6 +119,7 @@ def privatize_contrasts(
     expected_batch_size: float,
     mechanism: LossMechanism = "gaussian",
     generator: torch.Generator | None = None,
+    add_up: AddUp | None = None,
 ) -> PrivateContrasts:
     """Release the two signed contrasts that hold slope and curvature, and how many samples lie within their thresholds.
 
@@ -103,6 +135,7 @@ def privatize_contrasts(
         expected_batch_size: sample rate times the number of records.
         mechanism: "gaussian" or "laplace".
         generator: source of the noise; torch's global one if None.
+        add_up: as in :func:`privatize_loss`.
 
     Raises:
         ValueError: an argument is out of range.
@@ -113,7 +146,7 @@ def privatize_contrasts(
     ahead, here, behind = finite  # "ahead" is w - hG, where the optimizer is going
     contrasts = torch.stack([behind - ahead, behind + ahead - 2 * here])
     if all(math.isinf(threshold) for threshold in thresholds):
-        exact = _noisy_mean(contrasts, math.inf, noise_multiplier, expected_batch_size, mechanism, generator)
+        exact = _noisy_mean(contrasts, math.inf, noise_multiplier, expected_batch_size, mechanism, generator, add_up)
         return PrivateContrasts(exact[0].item(), exact[1].item(), 0.0, 0.0, (1.0, 1.0))
 
     bounds = contrasts.new_tensor(thresholds)[:, None]
@@ -126,7 +159,7 @@ def privatize_contrasts(
         unit = 2.0
         scaled = (contrasts / (unit * bounds)).clamp(-0.5, 0.5)
     released = _noisy_mean(
-        torch.cat([scaled, inside]), 1.0, noise_multiplier, expected_batch_size, mechanism, generator
+        torch.cat([scaled, inside]), 1.0, noise_multiplier, expected_batch_size, mechanism, generator, add_up
     ).tolist()
     std = float(loss_noise_std(unit, noise_multiplier, expected_batch_size, mechanism))
     return PrivateContrasts(
@@ -245,10 +278,13 @@ def _noisy_mean(
     expected_batch_size: float,
     mechanism: LossMechanism,
     generator: torch.Generator | None,
+    add_up: AddUp | None,
 ) -> Tensor:
     """Sum over the last dimension, plus noise of scale ``noise_multiplier * clip``, over the expected batch size."""
     _check_noise(noise_multiplier, expected_batch_size, mechanism)
     total = clipped.sum(dim=-1)
+    if add_up is not None:
+        add_up([total])
     if noise_multiplier > 0:
         if math.isinf(clip):
             raise ValueError("threshold must be finite when noise_multiplier > 0, got inf: the sum has no sensitivity")

@@ -14,7 +14,7 @@ from torch import Tensor
 from hyfreedp import stepsize
 from hyfreedp.accounting.arguments import check_choice
 from hyfreedp.curvefit import QuadraticFit, fit_contrasts, fit_quadratic
-from hyfreedp.privatize import LossMechanism, loss_noise_std, privatize_contrasts, privatize_loss
+from hyfreedp.privatize import AddUp, LossMechanism, loss_noise_std, privatize_contrasts, privatize_loss
 
 ProbeKind = Literal["contrasts", "losses"]
 StepRule = Literal["posterior", "anchored", "gen", "literal"]
@@ -129,6 +129,7 @@ class Probe:
         generator: torch.Generator | None,
         *,
         held: bool,
+        add_up: AddUp | None = None,
     ) -> ProbeResult:
         """Release, fit, decide; moves ``eta``, the thresholds and the rule's state.
 
@@ -138,11 +139,13 @@ class Probe:
             expected_batch_size: sample rate times number of records.
             generator: source of the noise.
             held: whether the next step goes without a probe, so that an overshoot would be repeated unseen.
+            add_up: adds up what several processes release together; each then passes the losses of its own samples.
         """
         noise: dict[str, Any] = {
             "expected_batch_size": expected_batch_size,
             "mechanism": self.mechanism,
             "generator": generator,
+            "add_up": add_up,
         }
         eta, distance = self.eta, self.distance
         if self.kind == "losses":

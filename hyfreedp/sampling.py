@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, Sampler
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Sampler
 from torch.utils.data.dataloader import default_collate
 
 
@@ -18,11 +18,16 @@ class PoissonSampler(Sampler[list[int]]):
     The batch of step t is drawn by a generator keyed with (seed, t). A run therefore resumes exactly by setting
     ``position``, even where worker processes fetch batches ahead. One pass yields the rest of an epoch.
 
+    Of several processes that train together, each draws the same batch and keeps the records of its own shard, those
+    whose index leaves the remainder ``rank``. Their union is the batch of a single process, so it is a Poisson sample
+    at the same rate, whatever their number; the shards are disjoint and differ in size by at most one.
+
     Args:
         num_records: N >= 1.
         sample_rate: q in (0, 1].
         steps_per_epoch: batches in one pass.
         seed: non-negative integer of any size; keep it secret, since it tells which records were in which batch.
+        rank, world_size: number of this process, from 0, and how many there are.
 
     Attributes:
         position: the step whose batch comes next; the optimizer advances it when a step is done.
@@ -31,7 +36,16 @@ class PoissonSampler(Sampler[list[int]]):
         ValueError: an argument out of range.
     """
 
-    def __init__(self, *, num_records: int, sample_rate: float, steps_per_epoch: int, seed: int) -> None:
+    def __init__(
+        self,
+        *,
+        num_records: int,
+        sample_rate: float,
+        steps_per_epoch: int,
+        seed: int,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
         if num_records < 1:
             raise ValueError(f"num_records must be at least 1, got {num_records}: the data set is empty")
         if not 0 < sample_rate <= 1:
@@ -42,6 +56,8 @@ class PoissonSampler(Sampler[list[int]]):
         self.sample_rate = sample_rate
         self.steps_per_epoch = steps_per_epoch
         self.seed = seed
+        self.rank = rank
+        self.world_size = world_size
         self.position = 0
 
     def __len__(self) -> int:
@@ -53,10 +69,11 @@ class PoissonSampler(Sampler[list[int]]):
         return (self.batch(step) for step in range(first, last))
 
     def batch(self, step: int) -> list[int]:
-        """Indices of the records in the batch of 0-based ``step``."""
+        """Indices of this process's records in the batch of 0-based ``step``."""
         # Philox takes its key from the whole seed; torch's CPU generator would use 32 bits of it.
         generator = np.random.Generator(np.random.Philox(np.random.SeedSequence(self.seed, spawn_key=(step,))))
-        return np.flatnonzero(generator.random(self.num_records) < self.sample_rate).tolist()
+        drawn = np.flatnonzero(generator.random(self.num_records) < self.sample_rate)
+        return drawn[drawn % self.world_size == self.rank].tolist()
 
     def state_dict(self) -> dict[str, int]:
         return {"seed": self.seed, "position": self.position}
@@ -78,13 +95,15 @@ class CollateWithEmpty:
         return take(self.collate([self.dataset[0]]), slice(0, 0))
 
 
-def poisson_loader(loader: DataLoader, *, seed: int) -> DataLoader:
+def poisson_loader(loader: DataLoader, *, seed: int, rank: int = 0, world_size: int = 1) -> DataLoader:
     """The same data, workers and collation as ``loader``, Poisson-sampled at rate ``loader.batch_size / N``.
 
     An epoch has ``len(loader)`` batches. The order that ``loader`` would have had (shuffled or not) plays no part.
+    ``seed``, ``rank`` and ``world_size`` are those of :class:`PoissonSampler`.
 
     Raises:
-        ValueError: an iterable data set, a loader without a batch size, or a batch larger than the data set.
+        ValueError: an iterable data set, a loader without a batch size or with a DistributedSampler, or a batch larger
+            than the data set.
         TypeError: not a DataLoader.
     """
     if not isinstance(loader, DataLoader):
@@ -93,6 +112,11 @@ def poisson_loader(loader: DataLoader, *, seed: int) -> DataLoader:
         raise ValueError("data_loader must be over a map-style data set: an IterableDataset cannot be Poisson-sampled")
     if loader.batch_size is None:
         raise ValueError("data_loader must have a batch_size: it gives the sample rate; a batch_sampler does not")
+    if isinstance(loader.sampler, DistributedSampler):
+        raise ValueError(
+            "data_loader must not have a DistributedSampler: give every process the same loader, over the whole data "
+            "set and with the batch size of all processes together; each then takes records of its own"
+        )
     num_records = len(cast(Sized, loader.dataset))
     if num_records == 0:
         raise ValueError("data_loader must be over a data set of at least one record, got an empty one")
@@ -106,6 +130,8 @@ def poisson_loader(loader: DataLoader, *, seed: int) -> DataLoader:
         sample_rate=loader.batch_size / num_records,
         steps_per_epoch=len(loader),
         seed=seed,
+        rank=rank,
+        world_size=world_size,
     )
     return DataLoader(
         loader.dataset,
@@ -120,7 +146,7 @@ def poisson_loader(loader: DataLoader, *, seed: int) -> DataLoader:
         persistent_workers=loader.persistent_workers,
         # Of the workers' seeds. Every iterator moves torch's global generator, the default; a resumed run, which makes
         # one iterator more, would then have other dropout masks.
-        generator=torch.Generator().manual_seed(seed % 2**63),
+        generator=torch.Generator().manual_seed((seed + rank) % 2**63),
     )
 
 
@@ -158,6 +184,13 @@ def take(batch: Any, rows: slice) -> Any:
         kind: Any = type(batch)
         return kind(*parts) if hasattr(batch, "_fields") else kind(parts)
     return batch[rows]  # a list with one entry per sample, such as file names
+
+
+def split_batch(batch: Any, limit: int | None) -> list[Any]:
+    """The batch in pieces of at most ``limit`` samples, one piece if None; none at all of an empty batch."""
+    size = batch_length(batch)
+    limit = limit or max(size, 1)
+    return [take(batch, slice(start, start + limit)) for start in range(0, size, limit)]
 
 
 class RandomState:

@@ -23,10 +23,10 @@ FOLLOWS_FROM_TORCH = re.compile(r"(nvidia|cuda|triton)\b")  # differ between pla
 
 # From the ground up: a module may import from the lines before its own, from nothing else on its line or after it.
 LAYERS = [
-    {"privatize", "accounting", "sampling", "checks"},
+    {"privatize", "accounting", "sampling", "checks", "distributed"},
     {"curvefit"},
     {"stepsize", "clipping"},
-    {"probe"},
+    {"probe", "passes"},
     {"records"},
     {"optimizer"},
     {"engine"},

@@ -1,0 +1,71 @@
+"""The passes through a model that one Poisson batch takes, piece by piece: forward and backward, then the probes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hyfreedp.checks import check_losses
+from hyfreedp.clipping import GradientEngine
+from hyfreedp.sampling import RandomState, batch_length, split_batch
+
+PerSampleLoss = Callable[[Any], Tensor]
+
+
+class Passes:
+    """One batch and its loss function. An empty batch takes no pass, and its results have length 0.
+
+    Args:
+        per_sample_loss: maps a batch, or a piece of it, to losses of shape ``(B,)``.
+        batch: samples are the first dimension of every tensor.
+        max_physical_batch_size: size of the pieces; None for one piece.
+        device: of the model.
+        signed: whether losses may be negative.
+    """
+
+    def __init__(
+        self,
+        per_sample_loss: PerSampleLoss,
+        batch: Any,
+        *,
+        max_physical_batch_size: int | None,
+        device: torch.device,
+        signed: bool,
+    ) -> None:
+        self._loss = per_sample_loss
+        self._pieces = split_batch(batch, max_physical_batch_size)
+        self._states: list[RandomState] = []
+        self._signed = signed
+        self._device = device
+        self._no_losses = torch.zeros(0, dtype=torch.float64, device=device)
+
+    def backward(self, engine: GradientEngine) -> tuple[Tensor, Tensor]:
+        """Clipped sum of per-sample gradients into ``.grad``; the losses and the gradients' norms, shape ``(B,)``."""
+        losses, norms = [self._no_losses], []
+        for piece in self._pieces:
+            self._states.append(RandomState.capture(self._device))
+            values = self._loss(piece)
+            check_losses(values, batch_length(piece), signed=self._signed)
+            norms.append(engine.backward(values))
+            losses.append(values.detach().double())
+        if not self._pieces:
+            norms.append(engine.backward(self._no_losses))  # a zero sum, for the noise
+        return torch.cat(losses), torch.cat(norms)
+
+    @torch.no_grad()
+    def forward(self) -> Tensor:
+        """Losses at the present weights, each piece with the random numbers (dropout) of its :meth:`backward`."""
+        losses = [self._no_losses]
+        present = RandomState.capture(self._device)
+        try:
+            for piece, state in zip(self._pieces, self._states, strict=True):
+                state.restore()
+                values = self._loss(piece)
+                check_losses(values, batch_length(piece), signed=self._signed, differentiable=False)
+                losses.append(values.double())
+        finally:
+            present.restore()
+        return torch.cat(losses)

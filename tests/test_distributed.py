@@ -1,0 +1,585 @@
+"""Several processes make the run of a single one: the same weights but for rounding, one noise, one failure for all.
+
+Two processes talk through gloo on the CPU. They are started once and given jobs, functions of this module that every
+process calls with its rank; what a job returns or raises comes back in order of rank. A job without processes is the
+single process that the others are compared with.
+"""
+
+import datetime
+import itertools
+import math
+import multiprocessing
+import os
+import pickle
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+import torch.distributed as dist
+from scipy import stats
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from twins import BASES, adamw, cross_entropy, flat, make_data, make_model, make_private, sgd
+
+from hyfreedp import PrivacyEngine, distributed
+from hyfreedp.clipping import AutomaticClipping
+from hyfreedp.sampling import PoissonSampler, poisson_loader
+
+ROOT = Path(__file__).resolve().parents[1]
+PATIENCE = 60  # seconds that a test waits for a job; a hanging process fails the test
+
+# -- processes ---------------------------------------------------------------------------------------------------------
+
+
+class Raised(NamedTuple):
+    """What a job raised, for it need not survive pickling."""
+
+    kind: str
+    message: str
+    after: float
+
+
+def serve(pipe, rank, size, store):
+    """A process: initialises torch.distributed and does the jobs that it is sent until there are none."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
+    while (request := pickle.loads(pipe.recv_bytes())) is not None:
+        job, arguments = request
+        begin = time.monotonic()
+        torch.manual_seed(rank)
+        try:
+            answer = job(rank, **arguments)
+        except Exception as error:
+            answer = Raised(type(error).__name__, str(error), time.monotonic() - begin)
+        pipe.send_bytes(pickle.dumps(answer))
+    dist.destroy_process_group()
+
+
+class Team:
+    """Processes that stay alive from job to job."""
+
+    def __init__(self, size: int, folder: Path) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.processes, self.pipes = [], []
+        for rank in range(size):
+            pipe, far_end = context.Pipe()
+            process = context.Process(target=serve, args=(far_end, rank, size, folder / "store"), daemon=True)
+            process.start()
+            far_end.close()
+            self.processes.append(process)
+            self.pipes.append(pipe)
+
+    def start(self, job, **arguments):
+        for pipe in self.pipes:
+            pipe.send_bytes(pickle.dumps((job, arguments)))
+
+    def answer(self, rank):
+        assert self.pipes[rank].poll(PATIENCE), f"rank {rank} hangs"
+        return pickle.loads(self.pipes[rank].recv_bytes())
+
+    def run(self, job, **arguments):
+        self.start(job, **arguments)
+        return [self.answer(rank) for rank in range(len(self.pipes))]
+
+    def close(self):
+        for pipe, process in zip(self.pipes, self.processes, strict=True):
+            if process.is_alive():
+                pipe.send_bytes(pickle.dumps(None))
+            process.join(PATIENCE)
+            assert not process.is_alive()
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    team = Team(2, tmp_path_factory.mktemp("two"))
+    yield team
+    team.close()
+
+
+# -- jobs --------------------------------------------------------------------------------------------------------------
+
+
+def start(rank, *, tuning="full", dropout=0.0, base="adamw", records=41, **settings):
+    """A run about to begin; its weights differ by rank until the engine has made them equal."""
+    model = make_model(tuning, seed=rank, dropout=dropout)
+    settings = {"seed": 3, "steps": 9, "accountant": "rdp"} | settings
+    _, optimizer, loader = make_private(model, BASES[base](model), make_data(records), **settings)
+    return model, optimizer, loader
+
+
+def advance(model, optimizer, loader, until):
+    """The loop of a user; returns the sizes of this process's batches."""
+    sizes = []
+    while optimizer.ledger.steps < until:
+        for batch in loader:
+            sizes.append(len(batch[1]))
+            optimizer.step(cross_entropy(model), batch)
+            if optimizer.ledger.steps == until:
+                break
+    return sizes
+
+
+class End(NamedTuple):
+    weights: Tensor
+    history: list
+    epsilon: float
+    random: Tensor
+    sizes: list
+
+
+def end(model, optimizer, sizes=()):
+    return End(flat(model), optimizer.history, optimizer.epsilon_spent(), torch.get_rng_state(), list(sizes))
+
+
+def train(rank, **settings):
+    """A whole run."""
+    model, optimizer, loader = start(rank, **settings)
+    return end(model, optimizer, advance(model, optimizer, loader, optimizer.split.steps))
+
+
+def assert_one_run(ends, single=None):
+    """All processes hold the same, bit for bit; and, but for rounding, what a single process holds."""
+    for other in ends[1:]:
+        assert torch.equal(other.weights, ends[0].weights)
+        assert repr(other.history) == repr(ends[0].history)
+        assert other.epsilon == ends[0].epsilon
+    if single is not None:
+        torch.testing.assert_close(ends[0].weights, single.weights, rtol=1e-6, atol=1e-9)
+        assert [sum(sizes) for sizes in zip(*(e.sizes for e in ends), strict=True)] == single.sizes
+        assert ends[0].epsilon == single.epsilon
+        for mine, other in zip(ends[0].history, single.history, strict=True):
+            assert {key: value if isinstance(value, str | None) else None for key, value in mine.items()} == {
+                key: value if isinstance(value, str | None) else None for key, value in other.items()
+            }
+            numbers = [key for key, value in mine.items() if not isinstance(value, str | None)]
+            assert [mine[key] for key in numbers] == pytest.approx([other[key] for key in numbers], 1e-6, 1e-12, True)
+
+
+# -- the same run ------------------------------------------------------------------------------------------------------
+
+RUNS = {
+    "contrasts at every step": {"interval": 1},
+    "losses at every step": {"preset": "paper", "interval": 1},
+    "now and then": {"interval": 3, "warmup": 0.2, "base": "groups"},
+    "no probe": {"preset": "fixed", "base": "sgd"},
+    "in pieces": {"interval": 2, "max_physical_batch_size": 2},
+    "every record": {"interval": 2, "batch_size": 41},
+    "biases": {"interval": 2, "tuning": "biases", "gradient_engine": "hooks"},
+}
+QUIET = {"target_epsilon": math.inf}
+CLIPPED = {"target_epsilon": math.inf, "clipping": AutomaticClipping()}
+NOISY = {"target_epsilon": 3.0}
+
+
+@pytest.mark.parametrize("noise", [QUIET, CLIPPED, NOISY], ids=["unclipped", "clipped", "noisy"])
+@pytest.mark.parametrize("run", RUNS)
+def test_two_processes_make_the_run_of_one(two, run, noise):
+    """Weights, rates, thresholds and epsilon. With noise too: it is that of a single process, added once."""
+    settings = RUNS[run] | noise
+    ends = two.run(train, **settings)
+    assert_one_run(ends, train(0, **settings))
+    assert all(sum(e.sizes) > 0 for e in ends)
+
+
+@pytest.mark.parametrize("mechanism", ["gaussian", "laplace"])
+@pytest.mark.parametrize("preset", ["robust", "paper"])
+def test_empty_batches(two, preset, mechanism):
+    """One process or both have none; every kind of step comes, with and without a probe."""
+    settings = NOISY | {"preset": preset, "loss_mechanism": mechanism, "interval": 2, "steps": 40, "batch_size": 1}
+    ends = two.run(train, **settings)
+    assert_one_run(ends, train(0, **settings))
+    kinds = {(a > 0, b > 0, step % 2) for step, (a, b) in enumerate(zip(*(e.sizes for e in ends), strict=True))}
+    assert len(kinds) == 8
+
+
+def pure_noise(rank, *, numbers=100_000):
+    """The step of plain SGD on an empty batch: the noise of the gradient."""
+    model = nn.Linear(numbers, 1, bias=False)
+    settings = {"target_epsilon": 3.0, "accountant": "rdp", "preset": "fixed", "seed": 5}
+    data = TensorDataset(torch.zeros(40, numbers))
+    _, optimizer, loader = make_private(model, sgd(model), data, **settings)
+    before = flat(model)
+    optimizer.step(lambda batch: model(batch[0])[:, 0], next(iter(loader))[0][:0])
+    noise = flat(model) - before
+    return noise, optimizer.split.sigma_gradient / optimizer.expected_batch_size, optimizer.expected_batch_size
+
+
+def test_the_noise_has_the_same_standard_deviation(two):
+    """Two-sided chi-square test of 100,000 numbers, false alarm 1e-6; independent noises would be 41 % too large."""
+    (noise, std, expected), (other, _, _) = two.run(pure_noise)
+    assert torch.equal(noise, other) and expected == 8
+    p = stats.chi2(noise.numel()).cdf(float((noise.double() / std).square().sum()))
+    assert 5e-7 < p < 1 - 5e-7
+    torch.testing.assert_close(noise, pure_noise(0)[0], rtol=0, atol=1e-6)  # weights of other sizes round otherwise
+
+
+def test_diagnostics_are_those_of_all_records(two):
+    """As on one process, also where a process has no record of its own."""
+    settings = NOISY | {"diagnostics": True, "interval": 2, "batch_size": 3, "steps": 12}
+    ends = two.run(train, **settings)
+    assert_one_run(ends, train(0, **settings))
+    assert "not_private_mean_loss" in ends[0].history[0] and 0 in ends[0].sizes
+
+
+def drawn_seed(rank):
+    """Without a seed the engine draws one, which all processes must share."""
+    model, optimizer, loader = start(rank, seed=None, target_epsilon=3.0)
+    advance(model, optimizer, loader, 3)
+    return end(model, optimizer), loader.batch_sampler.seed
+
+
+def test_without_a_seed_all_processes_use_that_of_the_first(two):
+    (first, seed), (second, other_seed) = two.run(drawn_seed)
+    assert_one_run([first, second])
+    assert seed == other_seed > 2**64
+    assert two.run(drawn_seed)[0][1] != seed
+
+
+def half_precision(rank):
+    model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3).bfloat16())
+    model.forward = lambda x: model[2](model[1](model[0](x.float())).bfloat16()).float()
+    _, optimizer, loader = make_private(model, adamw(model), make_data(), target_epsilon=3.0, accountant="rdp")
+    advance(model, optimizer, loader, 4)
+    return end(model, optimizer)
+
+
+def test_parameters_of_mixed_types(two):
+    ends = two.run(half_precision)
+    assert_one_run(ends)
+    assert ends[0].weights.isfinite().all()
+
+
+@pytest.mark.slow
+def test_three_processes(tmp_path):
+    three = Team(3, tmp_path)
+    try:
+        for settings in (NOISY | RUNS["contrasts at every step"], QUIET | RUNS["in pieces"] | {"batch_size": 1}):
+            assert_one_run(three.run(train, **settings), train(0, **settings))
+    finally:
+        three.close()
+
+
+# -- shards ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+def test_shards_make_up_the_batch_of_one_process(size):
+    """Disjoint, of equal size but for one record, each record always on the same process; their union is Poisson."""
+    settings = {"num_records": 50, "steps_per_epoch": 10, "seed": 3}
+    for rate in (0.3, 1.0):
+        whole = PoissonSampler(**settings, sample_rate=rate)
+        parts = [PoissonSampler(**settings, sample_rate=rate, rank=rank, world_size=size) for rank in range(size)]
+        for step in range(20):
+            batches = [part.batch(step) for part in parts]
+            assert sorted(itertools.chain(*batches)) == whole.batch(step)
+            assert all(index % size == rank for rank, batch in enumerate(batches) for index in batch)
+    assert {len(part.batch(0)) for part in parts} <= {50 // size, 50 // size + 1}
+
+
+def test_a_distributed_sampler_is_refused():
+    """It would make the loader's length and batch size those of one process."""
+    data = make_data()
+    loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data, num_replicas=2, rank=0))
+    with pytest.raises(ValueError, match=r"data_loader must not have a DistributedSampler.*all processes together"):
+        poisson_loader(loader, seed=0)
+
+
+# -- groups ------------------------------------------------------------------------------------------------------------
+
+
+def alone(rank):
+    """Each process makes a run of its own, as in a search over seeds."""
+    groups = [dist.new_group([0]), dist.new_group([1])]
+    model = make_model(seed=rank)
+    engine = PrivacyEngine(seed=rank, process_group=groups[rank])
+    optimizer, loader = private(engine, model, steps=8 + rank)
+    advance(model, optimizer, loader, 4)
+    return end(model, optimizer)
+
+
+def private(engine, model, steps=9):
+    _, optimizer, loader = engine.make_private_with_epsilon(
+        module=model,
+        optimizer=adamw(model),
+        data_loader=DataLoader(make_data(), batch_size=8),
+        target_epsilon=3.0,
+        target_delta=1e-3,
+        steps=steps,
+        accountant="rdp",
+    )
+    return optimizer, loader
+
+
+def test_a_group_of_one_trains_alone(two):
+    ends = two.run(alone)
+    for rank, ended in enumerate(ends):
+        model = make_model(seed=rank)
+        optimizer, loader = private(PrivacyEngine(seed=rank), model, steps=8 + rank)
+        advance(model, optimizer, loader, 4)
+        assert torch.equal(ended.weights, flat(model))
+        assert repr(ended.history) == repr(optimizer.history)
+
+
+def foreign_group(rank):
+    group = dist.new_group([0])
+    if rank == 1:
+        private(PrivacyEngine(process_group=group), make_model())
+
+
+def test_a_group_without_this_process_is_refused(two):
+    _, second = two.run(foreign_group)
+    assert second[:2] == ("ValueError", "process_group must hold this process, but it is one of other processes")
+
+
+# -- what must be equal ------------------------------------------------------------------------------------------------
+
+UNEQUAL = {
+    "seed": ({"seed": [1, 2]}, "seed is 1 on rank 0 and 2 on rank 1"),
+    "seed of one": ({"seed": [None, 2]}, "seed is None on rank 0 and 2 on rank 1"),
+    "steps": ({"steps": [8, 9]}, "steps is 8 on rank 0 and 9 on rank 1"),
+    "records": ({"records": [41, 40]}, "records is 41 on rank 0 and 40 on rank 1"),
+    "batch size": ({"batch_size": [8, 4]}, "batch_size is 8 on rank 0 and 4 on rank 1"),
+    "epsilon": ({"target_epsilon": [3.0, 2.0]}, "target_epsilon is 3.0 on rank 0 and 2.0 on rank 1"),
+    "preset": ({"step_rule": ["posterior", "anchored"]}, "step_rule is 'posterior' on rank 0 and 'anchored' on rank 1"),
+    "clipping": ({"clipping": [None, AutomaticClipping(0.1)]}, "rank 0 and AutomaticClipping(stability=0.1) on rank 1"),
+    "rate of the optimizer": ({"base": ["adamw", "groups"]}, "lr: 0.5 maximize: False weight_decay on rank 0"),
+    "model": ({"tuning": ["full", "biases"]}, "ight', (7, 5), torch.float64, False), ('0.bias', (7,), torch on rank 1"),
+    "diagnostics": ({"diagnostics": [True, False]}, "diagnostics is True on rank 0 and False on rank 1"),
+}
+
+
+def unequal(rank, changes):
+    start(rank, **({"target_epsilon": 3.0} | {name: values[rank] for name, values in changes.items()}))
+
+
+@pytest.mark.parametrize("case", UNEQUAL)
+def test_processes_with_other_arguments_are_refused(two, case):
+    changes, message = UNEQUAL[case]
+    answers = two.run(unequal, changes=changes)
+    assert answers[0][:2] == answers[1][:2]
+    assert answers[0].kind == "ValueError"
+    assert answers[0].message.startswith("all processes must be given the same run, but ")
+    assert message in answers[0].message
+
+
+def wrapped(rank, wrapper):
+    model = make_model()
+    if wrapper == "fsdp":
+        fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    else:
+        model = DistributedDataParallel(model) if wrapper == "ddp" else nn.DataParallel(model)
+    private(PrivacyEngine(), model)
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "message"),
+    [
+        ("ddp", "module must not be wrapped in DistributedDataParallel .*: give the model itself, its .module"),
+        ("dp", "module must not be wrapped in DataParallel "),
+        ("fsdp", "module must be whole on every process, but parameter '0.weight' is a DTensor"),
+    ],
+)
+def test_wrapped_models_are_refused(two, wrapper, message):
+    for answer in two.run(wrapped, wrapper=wrapper):
+        assert answer.kind == "ValueError" and re.match(message, answer.message)
+
+
+# -- failures ----------------------------------------------------------------------------------------------------------
+
+
+def bad_setup(rank):
+    start(rank, batch_size=42 if rank == 1 else 8)
+
+
+def test_an_error_of_one_process_in_the_set_up_is_an_error_of_all(two):
+    first, second = two.run(bad_setup)
+    assert first[:2] == ("RuntimeError", "rank 1 failed; its own traceback tells why")
+    assert second.kind == "ValueError" and "batch_size must be at most the number of records, 41" in second.message
+
+
+def one_bad_loss(rank, *, when, bad=1):
+    """Rank ``bad`` returns a bad loss once; the run then goes on, on all processes."""
+    model, optimizer, loader = start(rank, target_epsilon=3.0, preset="paper", interval=1, batch_size=41)
+    caught, calls = [], []
+
+    def loss(batch):
+        calls.append(len(batch[1]))
+        losses = cross_entropy(model)(batch)
+        if rank == bad and len(calls) == when:
+            return losses.mean() if when == 1 else losses - 100  # ahead of w, in the probe
+        return losses
+
+    (batch,) = loader
+    try:
+        optimizer.step(loss, batch)
+    except (ValueError, RuntimeError) as error:
+        caught = [type(error).__name__, str(error)]
+    counted = optimizer.ledger.steps
+    advance(model, optimizer, loader, 5)
+    return end(model, optimizer), caught, counted
+
+
+@pytest.mark.parametrize(("when", "counted"), [(1, 0), (2, 1)], ids=["in the forward pass", "in the probe"])
+def test_an_error_of_one_process_in_a_step_is_an_error_of_all(two, when, counted):
+    """No process waits for the other, all count the same, and whoever catches the error can go on."""
+    (first, caught, steps), (second, own, other_steps) = two.run(one_bad_loss, when=when)
+    assert caught == ["RuntimeError", "rank 1 failed; its own traceback tells why"]
+    assert own[0] == "ValueError" and ("must return shape" if when == 1 else "must not be negative") in own[1]
+    assert steps == other_steps == counted
+    assert_one_run([first, second])
+    single, single_caught, _ = one_bad_loss(0, when=when, bad=0)
+    assert single_caught[0] == "ValueError"
+    torch.testing.assert_close(first.weights, single.weights, rtol=1e-6, atol=1e-9)
+
+
+def late(rank):
+    """Rank 1 never takes its step."""
+    group = dist.new_group(timeout=datetime.timedelta(seconds=2))
+    model = make_model()
+    optimizer, loader = private(PrivacyEngine(process_group=group), model)
+    if rank == 0:
+        advance(model, optimizer, loader, 1)
+
+
+def test_a_process_that_hangs_is_an_error_after_the_timeout(two):
+    first, _ = two.run(late)
+    assert isinstance(first, Raised) and 1.9 < first.after < 20
+
+
+def dies(rank):
+    model, optimizer, loader = start(rank, target_epsilon=3.0)
+    advance(model, optimizer, loader, 2)
+    if rank == 1:
+        os._exit(1)
+    advance(model, optimizer, loader, 3)
+
+
+def test_a_process_that_dies_is_an_error_at_once(tmp_path):
+    """Long before the timeout, which is half an hour here."""
+    team = Team(2, tmp_path)
+    team.start(dies)
+    first = team.answer(0)
+    assert isinstance(first, Raised) and first.after < 30
+    team.processes[1].join(PATIENCE)
+    assert team.processes[1].exitcode == 1
+    team.processes[0].kill()
+    team.processes[0].join(PATIENCE)
+
+
+# -- resuming ----------------------------------------------------------------------------------------------------------
+
+LONG = NOISY | {"interval": 2, "steps": 9, "dropout": 0.5}
+
+
+def saved(rank, at=(4,), **settings):
+    """A whole run, and its states after the given steps."""
+    model, optimizer, loader = start(rank, **(LONG | settings))
+    states = []
+    for step in at:
+        advance(model, optimizer, loader, step)
+        states.append(pickle.dumps(optimizer.state_dict()))
+    advance(model, optimizer, loader, 9)
+    return end(model, optimizer), states
+
+
+def resume(rank, states, **settings):
+    """The rest of a run, in processes with other weights, seeds and random states."""
+    model, optimizer, loader = start(rank + 5, **(LONG | {"seed": 8} | settings))
+    torch.manual_seed(rank + 7)
+    optimizer.load_state_dict(pickle.loads(states[rank]))
+    advance(model, optimizer, loader, 9)
+    return end(model, optimizer)
+
+
+@pytest.mark.parametrize("preset", ["robust", "paper", "fixed"])
+def test_resumes_bitwise_when_each_process_loads_its_own_state(two, preset):
+    """With dropout, whose random state differs by process."""
+    answers = two.run(saved, preset=preset)
+    ends, states = [answer[0] for answer in answers], [answer[1][0] for answer in answers]
+    resumed = two.run(resume, states=states, preset=preset)
+    assert_one_run(resumed)
+    for again, ended in zip(resumed, ends, strict=True):
+        assert torch.equal(again.weights, ended.weights)
+        assert repr(again.history) == repr(ended.history)
+        assert torch.equal(again.random, ended.random)
+    assert not torch.equal(ends[0].random, ends[1].random)
+
+
+def test_resumes_on_another_number_of_processes(two):
+    """One after two and two after one make the same run, as long as there is no dropout."""
+    ended, (state,) = saved(0, dropout=0.0)
+    answers = two.run(saved, dropout=0.0)
+    for state_of_second in (answers[1][1][0], state):
+        resumed = two.run(resume, states=[state_of_second] * 2, dropout=0.0)
+        assert_one_run(resumed)
+        torch.testing.assert_close(resumed[0].weights, ended.weights, rtol=1e-6, atol=1e-9)
+    single = resume(0, [answers[1][1][0]], dropout=0.0)
+    torch.testing.assert_close(single.weights, ended.weights, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["steps", "generator"])
+def test_states_of_different_steps_or_runs_are_refused(two, name):
+    ((_, states), _) = two.run(saved, at=(4, 5))
+    if name == "generator":
+        states[1] = two.run(saved, at=(4,), seed=1)[0][1][0]
+    for answer in two.run(resume, states=states):
+        assert answer.kind == "ValueError" and f"{name} is" in answer.message
+
+
+# -- the messages ------------------------------------------------------------------------------------------------------
+
+
+def exchange(rank, limit):
+    """Sums and copies of tensors of several types and shapes, among them an empty and a transposed one."""
+    distributed.BUCKET_BYTES = limit
+    processes = distributed.Processes.present(None, torch.device("cpu"))
+    generator = torch.Generator().manual_seed(0)
+    tensors = [torch.randn(shape, generator=generator) for shape in [(3,), (), (2, 4), (0, 3), (5, 2), (7,)]]
+    tensors[1], tensors[4] = tensors[1].double(), tensors[4].t()
+    own = [tensor * (rank + 1) for tensor in tensors]
+    copies = [tensor + rank for tensor in tensors]
+    processes.add_up(own)
+    processes.copy_from_first(copies)
+    buckets = list(distributed._buckets(tensors))
+    assert all(len(b) == 1 or sum(t.nbytes for t in b) <= limit for b in buckets)
+    return tensors, own, copies, processes.gather(rank), len(buckets)
+
+
+@pytest.mark.parametrize(("limit", "buckets"), [(2**25, 2), (40, 5)])
+def test_sums_and_copies_in_buckets(two, limit, buckets):
+    for tensors, summed, copies, ranks, count in two.run(exchange, limit=limit):
+        torch.testing.assert_close(summed, [3 * tensor for tensor in tensors])
+        assert all(map(torch.equal, copies, tensors))
+        assert ranks == [0, 1] and count == buckets
+
+
+# -- the README --------------------------------------------------------------------------------------------------------
+
+
+def test_the_script_of_the_readme_runs_under_torchrun(tmp_path):
+    """As printed, on two processes: both tell the same, within the budget."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    section = readme.split("## On several processes")[1].split("\n## ")[0]
+    (code,) = re.findall(r"```python\n(.*?)```", section, flags=re.DOTALL)
+    (command,) = re.findall(r"^    torchrun (.*)$", section, flags=re.MULTILINE)
+    *options, script = command.split()
+    (tmp_path / script).write_text(code)
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *options, script],
+        cwd=tmp_path,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert done.returncode == 0, done.stderr
+    spent = re.findall(r"epsilon spent: ([\d.]+)", done.stdout)
+    assert len(spent) == 1 and 2.9 < float(spent[0]) <= 3.0
