@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from hyfreedp.experiments import notebooks, study
+from hyfreedp.experiments import dynamics, notebooks, study
 from hyfreedp.experiments.jobs import plan
 from hyfreedp.experiments.paths import CELLS, RESULTS
 from hyfreedp.experiments.reproduce import reproduce
@@ -68,6 +68,11 @@ def main(arguments: list[str] | None = None) -> int:
     accuracy.add_argument("--jobs", type=int, default=1, help="worker processes")
     accuracy.set_defaults(run=_accuracy)
 
+    ablation = commands.add_parser("ablation", help="step rules and parts of preset robust, on digits; some minutes")
+    ablation.add_argument("--seeds", type=int, default=5)
+    ablation.add_argument("--jobs", type=int, default=1, help="worker processes")
+    ablation.set_defaults(run=_ablation)
+
     options = parser.parse_args(arguments)
     return options.run(options)
 
@@ -99,6 +104,12 @@ def _accuracy(options: argparse.Namespace) -> int:
         jobs=options.jobs,
     )
     print(study.markdown(rows))
+    return 0
+
+
+def _ablation(options: argparse.Namespace) -> int:
+    rows = dynamics.record_ablation(CELLS, RESULTS / "laptop" / "ablation.csv", seeds=options.seeds, jobs=options.jobs)
+    print(dynamics.accuracy_table(rows).to_string())
     return 0
 
 
