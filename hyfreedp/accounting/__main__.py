@@ -12,8 +12,8 @@ from typing import Any, NoReturn, get_args
 
 from hyfreedp.accounting.accountants import Accountant
 from hyfreedp.accounting.calibrate import calibrate_noise
-from hyfreedp.accounting.composition import UnsoundAccountingWarning, cost, gradient_releases, probe_releases
-from hyfreedp.accounting.mechanisms import LossMechanism, Mechanism, Probe
+from hyfreedp.accounting.composition import UnsoundAccountingWarning, shares
+from hyfreedp.accounting.mechanisms import LossMechanism, Probe
 from hyfreedp.accounting.split import Allocation, Composition, NoiseSplit
 
 
@@ -51,18 +51,6 @@ def _parser() -> argparse.ArgumentParser:
         add(name, choices=get_args(choices), default=default, help="default: %(default)s")
     add("--json", action="store_true", help="print JSON; infinite numbers appear as the string 'inf'")
     return parser
-
-
-def shares(split: NoiseSplit) -> dict[str, float]:
-    """Epsilon of parts of a run, each at the whole delta (so they do not add up), in the split's own accounting."""
-    if math.isinf(split.target_epsilon):
-        return {"gradients": math.inf, "probes": math.inf, "together": math.inf, "vanilla": math.inf}
-    return {
-        "gradients": cost(split, gradient_releases(split, split.steps, split.probe_steps)),
-        "probes": cost(split, probe_releases(split, split.probe_steps, split.composition)),
-        "together": split.epsilon,
-        "vanilla": cost(split, ((Mechanism(split.sigma), split.steps),)),
-    }
 
 
 def _report(split: NoiseSplit, records: int, batch_size: int, epsilons: dict[str, float]) -> str:

@@ -117,6 +117,26 @@ def spent(
     )
 
 
+def shares(split: NoiseSplit, *, coarseness: int = 1) -> dict[str, float]:
+    """Epsilon of parts of a run, each at the whole delta (so they do not add up), in the split's own accounting.
+
+    Args:
+        split: the noise and the number of steps.
+        coarseness: see :func:`cost`.
+
+    Returns:
+        "gradients" and "probes" alone, both "together", and "vanilla" DP-SGD at the split's sigma.
+    """
+    if math.isinf(split.target_epsilon):
+        return {"gradients": math.inf, "probes": math.inf, "together": math.inf, "vanilla": math.inf}
+    return {
+        "gradients": cost(split, gradient_releases(split, split.steps, split.probe_steps), coarseness=coarseness),
+        "probes": cost(split, probe_releases(split, split.probe_steps, split.composition), coarseness=coarseness),
+        "together": spent(split, split.steps, split.probe_steps, coarseness=coarseness),
+        "vanilla": cost(split, ((Mechanism(split.sigma), split.steps),), coarseness=coarseness),
+    }
+
+
 def epsilon(
     noise_split: NoiseSplit,
     *,
