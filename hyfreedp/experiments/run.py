@@ -102,7 +102,7 @@ def run_cell(spec: Spec, folder: Path) -> dict[str, Any]:
         return json.loads(record_path.read_text(encoding="utf-8"))
     checkpoint = folder / f"{spec.key}.ckpt"
     started = time.perf_counter()
-    with _one_thread():
+    with one_thread():
         optimizer, score = _train(spec, checkpoint)
     with replacing(folder / f"{spec.key}.csv") as temporary:
         pd.DataFrame(optimizer.history).to_csv(temporary, index=False)
@@ -177,7 +177,7 @@ def make_run(spec: Spec, *, diagnostics: bool = False) -> tuple[HyFreeDPOptimize
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """Records must not depend on the number of cores; and these small networks gain nothing from a second thread, which
     on a busy machine only makes the first wait.
     """
