@@ -22,7 +22,8 @@
 #
 # It reproduces the idea of *Towards hyperparameter-free optimization with differential privacy* (HyFreeDP, ICLR 2025) on a
 # task that ships with scikit-learn, so it needs no download. The paper fine-tunes vision transformers on 50,000 images and
-# more; here a small network learns 1,500 images from scratch. That is a harder place to be private, and it shows.
+# more; here a small network learns 1,500 images from scratch. That is a harder place to be private, and it shows. Profiles
+# `gpu` and `paper` keep this small task, which needs no accelerator, and train three times as many seeds.
 
 # %% tags=["parameters"]
 profile = "laptop"
@@ -33,7 +34,9 @@ interval = 5
 # %%
 from hyfreedp.experiments.parameters import check_parameters
 
-check_parameters(globals(), {"profile": ("smoke", "laptop"), "epsilon": float, "seeds": int, "interval": int})
+check_parameters(
+    globals(), {"profile": ("smoke", "laptop", "gpu", "paper"), "epsilon": float, "seeds": int, "interval": int}
+)
 
 # %%
 import matplotlib.pyplot as plt
@@ -41,9 +44,9 @@ import numpy as np
 import pandas as pd
 from IPython.display import Markdown, display
 
-from hyfreedp import NoiseSplit, calibrate_noise
+from hyfreedp import PRESETS, NoiseSplit, calibrate_noise
 from hyfreedp import epsilon as epsilon_of
-from hyfreedp.experiments import plots, study
+from hyfreedp.experiments import overview, plots, study
 from hyfreedp.experiments.methods import EXTENDED_GRID
 from hyfreedp.experiments.paths import CELLS, RESULTS
 from hyfreedp.experiments.run import Spec, read_steps, run_cells, tabulate, with_seeds
@@ -51,7 +54,8 @@ from hyfreedp.experiments.tasks import TASKS
 
 plots.use_style()
 task = TASKS["digits"]
-steps = {"smoke": 10, "laptop": None}[profile]
+steps = 10 if profile == "smoke" else None  # None: the task's own
+runs_each = seeds * (3 if profile in ("gpu", "paper") else 1)
 parameters = {"profile": profile, "epsilon": epsilon, "seeds": seeds, "interval": interval}
 
 # %% [markdown]
@@ -126,6 +130,40 @@ display(
 #   $L_+ - L_-$ and $L_+ + L_- - 2L$. They are far smaller than the losses, so the same budget buys far less noise. It then
 #   weighs each probe by its known noise.
 #
+# The next figure is one step of both, after the paper's overview figure. **Predict first:** of everything that happens in a
+# step, what may be written to a log file that the world can read?
+
+# %%
+figure = overview.draw()
+plt.show()
+plots.save(
+    figure,
+    "00_start_here_overview",
+    parameters=parameters,
+    inputs=[],
+    shows="The flow of one step from Poisson batch to new learning rate, with both presets' probes one below the other; raw "
+    "values on dark ground at the left, private ones on light ground at the right; who sets each number is in its outline.",
+    claim='Fig. "overview": HyFreeDP learns eta and R_l under DP and leaves all other hyperparameters at constants.',
+    summary=[
+        f"Preset {name}: probes {settings.probe} every {settings.interval} steps"
+        f"{f' and in the first {settings.warmup:.0%} of the run' if settings.warmup else ''}, gamma = {settings.gamma:g}; "
+        f"{learned} learned, eta from {settings.initial_learning_rate:g} on"
+        for name, settings, learned in (
+            ("paper", PRESETS["paper"], "eta and R_l"),
+            ("robust", PRESETS["robust"], "eta, R_d and R_c"),
+        )
+    ],
+)
+
+# %% [markdown]
+# **What to see.** Nothing crosses from the dark side to the light one but through a black box, which adds noise. All that is
+# on the light side follows from released values, so by *post-processing* it may be logged and used again, also to look at
+# the records once more: that is how $G$, $\eta$ and the thresholds return to the left. Three kinds of numbers run a step:
+#
+# * *DP-related* (black): noise, from the budget, and two constants, $\gamma$ and $K$;
+# * *data-independent* (dotted): batch size, number of steps and the optimizer's own defaults, the same for all data;
+# * *data-dependent* (thick): the rate and the probe's clipping thresholds. They are what one would otherwise tune.
+#
 # In your own code (the README has the complete ten lines):
 #
 # ```python
@@ -167,7 +205,7 @@ titles = {
     "best": f"grid's best: {best.learning_rate:g}, {best.method}",
     "worst": f"grid's worst: {worst.learning_rate:g}, {worst.method}",
 }
-runs = [spec for choice in specs.values() for spec in with_seeds(choice, seeds)]
+runs = [spec for choice in specs.values() for spec in with_seeds(choice, runs_each)]
 records = run_cells(runs, CELLS, description="training runs")
 
 # %% [markdown]
@@ -179,7 +217,7 @@ records = run_cells(runs, CELLS, description="training runs")
 history = pd.concat(
     read_steps(spec, CELLS).assign(choice=name, seed=spec.seed)
     for name, choice in specs.items()
-    for spec in with_seeds(choice, seeds)
+    for spec in with_seeds(choice, runs_each)
 )
 history["probe_signal"] = history.slope.abs() / history.slope_std
 history[history.choice == "robust"].head(3).T
@@ -207,7 +245,7 @@ curves(accuracy_axis, "percent", specs)
 accuracy_axis.set(title=f"What it brings (epsilon = {epsilon:g})", ylabel="test accuracy (%)", ylim=(0, 100))
 
 first = history[(history.choice == "paper") & (history.seed == 0) & history.private_loss.notna()]
-noise = first.loss_threshold * records[seeds]["noise_split"]["sigma_loss"] / task.batch_size
+noise = first.loss_threshold * records[runs_each]["noise_split"]["sigma_loss"] / task.batch_size
 loss_axis.errorbar(
     first.step, first.private_loss, yerr=noise, fmt="s", capsize=2, markersize=4, color=plots.STYLES["paper"]["color"]
 )
@@ -233,7 +271,7 @@ plt.show()
 
 # %%
 results = tabulate(records)
-results["choice"] = [name for name in specs for _ in range(seeds)]
+results["choice"] = [name for name in specs for _ in range(runs_each)]
 table = results.groupby("choice", sort=False).agg(
     accuracy=("accuracy", "mean"), sd=("accuracy", "std"), epsilon_of_the_run=("epsilon_spent", "max")
 )
@@ -245,8 +283,9 @@ table.index = [titles[name] for name in table.index]
 table.round(2)
 
 # %%
+spread = {title: f" +- {row.sd:.1f}" if runs_each > 1 else "" for title, row in table.iterrows()}
 summary = [
-    f"{title}: accuracy {row.accuracy:.1f} +- {row.sd:.1f} %, epsilon {row.epsilon_of_the_run:.2f} for the run, "
+    f"{title}: accuracy {row.accuracy:.1f}{spread[title]} %, epsilon {row.epsilon_of_the_run:.2f} for the run, "
     f"{row.epsilon_with_tuning:.2f} with tuning"
     for title, row in table.iterrows()
 ]
@@ -280,8 +319,9 @@ labels = {
     ("paper", 1e-4): ("paper, from 1e-4", plots.STYLES["paper"]),
     ("linear", 0.02): ("0.02, linear decay", plots.STYLES["reference"]),
 }
-figure, axes = plt.subplots(1, len(TASKS), figsize=(10, 3.4), sharey=True)
-for axis, (name, shown) in zip(axes, TASKS.items(), strict=True):
+studied = [name for name in TASKS if name in set(rows.task)]
+figure, axes = plt.subplots(1, len(studied), figsize=(10, 3.4), sharey=True)
+for axis, name in zip(axes, studied, strict=True):
     chosen = compared[compared.task == name]
     for offset, ((method, rate), (label, style)) in enumerate(labels.items()):
         points = chosen[(chosen.method == method) & (chosen.learning_rate == rate)].sort_values("epsilon")
@@ -297,7 +337,7 @@ for axis, (name, shown) in zip(axes, TASKS.items(), strict=True):
         )
     axis.axhline(0, color="0.3", linewidth=1)
     axis.set_xticks(range(len(points)), [f"{value:g}" for value in points.epsilon])
-    axis.set(title=shown.title, xlabel="target epsilon")
+    axis.set(title=TASKS[name].title, xlabel="target epsilon")
     axis.set_yscale("symlog", linthresh=5)
     axis.set_yticks([-50, -20, -10, -5, -2, 0, 2], ["-50", "-20", "-10", "-5", "-2", "0", "2"])
 axes[0].set_ylabel("accuracy minus grid's best\n(points, mean and sd of 5 seeds)")

@@ -1,13 +1,17 @@
-"""Notebooks: source and executed twin in step, no errors, runnable in the smoke profile, typos refused."""
+"""Notebooks: source and twin in step, no errors, every figure and a report in the smoke profile, typos refused."""
 
+import ast
 import json
+import re
 
 import jupytext
+import matplotlib.image
 import nbformat
 import papermill
 import pytest
 
-from hyfreedp.experiments import notebooks
+from hyfreedp.experiments import notebooks, report, reproduce
+from hyfreedp.experiments.__main__ import main
 from hyfreedp.experiments.paths import FIGURES, ROOT
 
 SOURCES = notebooks.sources()
@@ -30,23 +34,76 @@ def test_the_executed_notebook_is_that_of_the_source(source):
     assert str(ROOT) not in json.dumps(twin), "names a path of the machine it ran on"
 
 
+def head_of(source):
+    """Code of the parameters cell and of the check that follows it."""
+    cells = [cell for cell in jupytext.read(source).cells if cell.cell_type == "code"]
+    assert "parameters" in cells[0].metadata["tags"]
+    return cells[0].source, cells[1].source
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=ids)
+def test_parameters_are_plain_checked_and_know_every_profile(source):
+    defaults = notebooks.defaults(source)
+    assert defaults["profile"] == "laptop" and defaults["seeds"] > 0
+    # papermill passes these unchanged; a tuple would arrive as a string
+    assert {type(value) for value in defaults.values()} <= {str, int, float, bool, list}
+    calls = [node for node in ast.walk(ast.parse(head_of(source)[1])) if isinstance(node, ast.Call)]
+    (allowed,) = (call.args[1] for call in calls if ast.unparse(call.func) == "check_parameters")
+    checks = {key.value: ast.unparse(value) for key, value in zip(allowed.keys, allowed.values, strict=True)}
+    assert checks.keys() == defaults.keys()
+    assert ast.literal_eval(checks["profile"]) == notebooks.PROFILES
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=ids)
+@pytest.mark.parametrize(
+    "injected, error",
+    [
+        ("", None),
+        ("profilee = 'smoke'", "unknown parameter 'profilee'.*did you mean 'profile'"),
+        ("profile = 'lapto'", "parameter profile must be one of 'smoke', 'laptop', 'gpu', 'paper', got 'lapto'"),
+        ("seeds = 1.5", "parameter seeds must be int, got 1.5"),
+    ],
+)
+def test_a_mistyped_parameter_raises(source, injected, error):
+    parameters, check = head_of(source)
+    code = f"{parameters}\n{injected}\n{check}"
+    if error is None:
+        exec(code, {})
+    else:
+        with pytest.raises((TypeError, ValueError), match=error):
+            exec(code, {})
+
+
 @pytest.fixture
 def elsewhere(tmp_path, monkeypatch):
-    """Figures and cells of the test go to a temporary folder; the kernel inherits the environment."""
-    monkeypatch.setenv("HYFREEDP_FIGURES", str(tmp_path / "figures"))
-    monkeypatch.setenv("HYFREEDP_CELLS", str(tmp_path / "cells"))
+    """All that a batch writes goes to a temporary folder, which is the working directory too."""
+    for module, name in ((reproduce, "FIGURES"), (report, "FIGURES"), (reproduce, "CELLS"), (reproduce, "BUILD")):
+        monkeypatch.setattr(module, name, tmp_path / name.lower())
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=ids)
-def test_smoke_profile_makes_every_figure(source, elsewhere):
-    notebooks.execute(source, elsewhere / "out.ipynb", {"profile": "smoke", "seeds": 1})
-    made = {path.name for path in (elsewhere / "figures").iterdir()}
-    assert made == {path.name for path in FIGURES.glob(f"{source.stem}*")}
+def test_smoke_profile_makes_every_figure_and_reports_it(source, elsewhere, capsys):
+    status = main(["reproduce", "--profile", "smoke", "--only", source.stem, "--set", "seeds=1"])
+    assert status == 0, capsys.readouterr().out
+    figures = elsewhere / "figures"
+    assert {path.name for path in figures.iterdir()} == {path.name for path in FIGURES.glob(f"{source.stem}*")}
+    for path in figures.glob("*.png"):
+        pixels = matplotlib.image.imread(path)
+        assert min(pixels.shape[:2]) > 200 and pixels[..., :3].std() > 0.03, f"{path.name} is nearly empty"
+    page = (elsewhere / "build" / "smoke" / "report.html").read_text(encoding="utf-8")
+    for path in figures.glob("*.json"):
+        made = json.loads(path.read_text(encoding="utf-8"))
+        assert all(made[name] for name in ("shows", "summary", "parameters", "commit", "environment")), path.name
+        assert made["parameters"]["profile"] == "smoke"
+        for line in (made["shows"], made["claim"], *made["summary"]):
+            assert not re.search(r"\b(nan|None)\b", line), f"{path.name}: {line}"
+        assert f'<h3 id="{path.stem}">' in page
 
 
-def test_a_mistyped_parameter_raises_under_plain_papermill(elsewhere):
+def test_a_mistyped_parameter_raises_under_plain_papermill_from_any_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(papermill.PapermillExecutionError, match="unknown parameter 'epsilonn'"):
         papermill.execute_notebook(
             str(SOURCES[0].with_suffix(".ipynb")), "out.ipynb", parameters={"epsilonn": 1.0}, progress_bar=False

@@ -1,0 +1,205 @@
+"""Fig. "overview", redrawn: one step from batch to next learning rate, for both presets, and who sets what."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyBboxPatch, Rectangle
+
+from hyfreedp import PRESETS
+from hyfreedp.clipping import AutomaticClipping
+
+WIDTH, HEIGHT = 100.0, 80.0  # tenths of an inch: a box 10 wide is an inch wide
+BORDER = 58.0  # raw values stay left of it
+RAW, PRIVATE, INK, NOISE, LEARNED = "#E3C08F", "#EDF3F8", "0.1", "0.2", "#B3261E"
+
+# How a box looks says who sets the numbers in it.
+PLAIN: dict[str, Any] = {"facecolor": "white", "edgecolor": INK, "linewidth": 1.0}
+BY_BUDGET: dict[str, Any] = {"facecolor": NOISE, "edgecolor": NOISE, "linewidth": 1.0}
+BY_DEFAULT: dict[str, Any] = {"facecolor": "white", "edgecolor": INK, "linewidth": 1.6, "linestyle": (0, (2, 1.5))}
+BY_LEARNING: dict[str, Any] = {"facecolor": "white", "edgecolor": LEARNED, "linewidth": 3.0}
+
+LANES = {"step": 66.0, "paper": 46.0, "robust": 26.0}
+
+
+def draw() -> Figure:
+    """The diagram, 10 inches wide, no text below 9 points; constants are those of the presets."""
+    figure, axes = plt.subplots(figsize=(WIDTH / 10, HEIGHT / 10), layout="constrained")
+    axes.set(xlim=(0, WIDTH), ylim=(0, HEIGHT))
+    axes.axis("off")
+    _zones(axes)
+    _gradient_lane(axes)
+    _probe_lane(
+        axes,
+        "paper",
+        forwards="forward at $w \\pm hG$,\n$h = \\eta$:\nlosses $L_{-}, L_0, L_{+}$",
+        clipping="clip each loss\n$\\min(L_{k,i},\\, R_l)$",
+        noise="sum\n$+\\;\\sigma_l R_l\\, \\mathcal{N}(0, I_3)$",
+        fit="parabola through\n$\\tilde L_{-}, \\tilde L_0, \\tilde L_{+}$:\nslope $b$, curvature $a$",
+        rule="$b/a$\nif $a, b > 0$, and\nnear the old $\\eta$",
+        learned="$R_l$",
+        feedback="sum of the released losses",
+    )
+    _probe_lane(
+        axes,
+        "robust",
+        forwards="forward at $w \\pm hG$,\n$h = \\eta / m$:\n$d = L_{+} - L_{-}$\n$c = L_{+} + L_{-} - 2 L_0$",
+        clipping="clip $(d_i / R_d,\\, c_i / R_c)$\nto length 1; note if\n$|d_i| \\leq R_d$, $|c_i| \\leq R_c$",
+        noise="sums of both,\ntwo counts\n$+\\;\\sigma_l\\, \\mathcal{N}(0, I_4)$",
+        fit="mean contrasts $D, C$:\n$b = D / 2h$, $a = C / h^2$,\naveraged by known\nprecision",
+        rule="$\\sqrt{m}\\;\\mathbb{E}[b\\,|\\,b > 0]$\n$/\\;\\mathbb{E}[a\\,|\\,a > 0]$\nnear the old $\\eta$",
+        learned="$R_d, R_c$",
+        feedback="a quantile, from the released counts",
+    )
+    _hyperparameters(axes)
+    return figure
+
+
+def _zones(axes: Axes) -> None:
+    top, bottom = HEIGHT - 0.5, 14.0
+    for left, right, colour, text in (
+        (0.5, BORDER, RAW, "RAW: from the records, never shown"),
+        (BORDER, WIDTH - 0.5, PRIVATE, "PRIVATE: noised, free to use"),
+    ):
+        axes.add_patch(Rectangle((left, bottom), right - left, top - bottom, facecolor=colour, edgecolor="none"))
+        _text(axes, (left + right) / 2, top - 2.2, text, fontsize=11, fontweight="bold")
+    axes.plot([BORDER, BORDER], [bottom, top], color=INK, linewidth=1.2, linestyle=(0, (6, 3)))
+
+
+def _gradient_lane(axes: Axes) -> None:
+    y, height = LANES["step"], 10.0
+    _text(axes, 1.8, y + 7, "At every step", ha="left", fontweight="bold")
+    stability = AutomaticClipping().stability
+    boxes = [
+        (1.5, 12.0, "Poisson batch\nrate $q = B/N$", BY_DEFAULT),
+        (13.7, 22.2, "forward\nlosses $L_i$", PLAIN),
+        (23.9, 33.9, "backward\ngradients $g_i$", PLAIN),
+        (35.6, 50.0, f"normalise, sum\n$\\Sigma_i\\; g_i\\,/\\,(\\|g_i\\| + {stability:g})$", PLAIN),
+        (52.0, 64.0, "noise\n$+\\;\\sigma_g\\, \\mathcal{N}(0, I)$", BY_BUDGET),
+        (67.0, 80.5, "any optimizer\ndirection $G$", BY_DEFAULT),
+        (84.0, 96.5, "update\n$w \\leftarrow w - \\eta\\, G$", PLAIN),
+    ]
+    _row(axes, y, height, boxes, labels={4: "$\\div B$"})
+    # The new rate moves this very step, and those up to the next probe.
+    chip = (84.0, 55.5, 96.5, 58.5)
+    _box(axes, chip, "new $\\eta$", BY_LEARNING)
+    _arrow(axes, (90.2, LANES["paper"]), (90.2, chip[1]), color=LEARNED)
+    _arrow(axes, (90.2, chip[3]), (90.2, y - height / 2), color=LEARNED)
+    axes.plot([96.5, 98.2, 98.2], [LANES["robust"], LANES["robust"], 57], color=LEARNED, linewidth=1.6)
+    _arrow(axes, (98.2, 57), (96.5, 57), color=LEARNED)
+    # G goes back to the records: that is where the probes look.
+    turn, left, floor = 57.0, 13.3, LANES["robust"]
+    axes.plot([74, 74, left, left], [y - height / 2, turn, turn, floor], color=INK, linewidth=1.2)
+    _text(axes, 40, turn + 1.4, "probe: look along $G$, on the same batch")
+    for lane in ("paper", "robust"):
+        _arrow(axes, (left, LANES[lane]), (15.5, LANES[lane]))
+
+
+def _probe_lane(
+    axes: Axes,
+    preset: str,
+    *,
+    forwards: str,
+    clipping: str,
+    noise: str,
+    fit: str,
+    rule: str,
+    learned: str,
+    feedback: str,
+) -> None:
+    y, height = LANES[preset], 12.5
+    settings = PRESETS[preset]
+    warmup = f"\nand in the\nfirst {100 * settings.warmup:g} %" if settings.warmup else ""
+    _text(axes, 1.8, y, f"Preset\n“{preset}”", ha="left", fontweight="bold", va="bottom")
+    _text(axes, 1.8, y - 0.8, f"every {settings.interval} steps{warmup}", ha="left", va="top")
+    boxes = [
+        (15.5, 31.0, forwards, PLAIN),
+        (34.0, 50.0, clipping, PLAIN),
+        (52.0, 64.0, noise, BY_BUDGET),
+        (67.0, 81.5, fit, PLAIN),
+        (84.0, 96.5, rule, PLAIN),
+    ]
+    _row(axes, y, height, boxes, labels={2: "$\\div B$"})
+    # The rule's result is the next rate; the releases also set the next thresholds.
+    below = y - height / 2 - 2.6
+    axes.plot([74.5, 74.5, 42], [y - height / 2, below, below], color=LEARNED, linewidth=1.6)
+    _arrow(axes, (42, below), (42, y - height / 2), color=LEARNED)
+    _box(axes, (52.0, below - 1.5, 64.0, below + 1.5), f"next {learned}", BY_LEARNING)
+    _text(axes, 75.5, below, feedback, ha="left")
+
+
+def _hyperparameters(axes: Axes) -> None:
+    paper, robust = PRESETS["paper"], PRESETS["robust"]
+    columns: list[tuple[float, float, str, str, dict[str, Any]]] = [
+        (
+            0.5,
+            34.5,
+            "DP-related: budget and constants",
+            "$\\sigma_g$ and $\\sigma_l$ from $(\\varepsilon, \\delta)$, $K$,\n"
+            f"$\\gamma = {paper.gamma:g}$ (paper), ${robust.gamma:g}$ (robust)",
+            BY_BUDGET,
+        ),
+        (
+            36.0,
+            67.5,
+            "Data-independent: left at defaults",
+            "$B$, $T$, $\\beta_1$, $\\beta_2$, weight decay;\n$R_g$ is scaled out by normalising",
+            BY_DEFAULT,
+        ),
+        (
+            69.0,
+            99.5,
+            "Data-dependent: learned, privately",
+            f"$\\eta$, from {paper.initial_learning_rate:g} on;\n$R_l$ (paper), $R_d$ and $R_c$ (robust)",
+            BY_LEARNING,
+        ),
+    ]
+    for left, right, name, text, style in columns:
+        _box(axes, (left, 1.0, right, 12.0), "", style)
+        options: dict[str, Any] = {"color": _ink(style), "linespacing": 1.35}
+        _text(axes, (left + right) / 2, 9.5, name, fontweight="bold", **options)
+        _text(axes, (left + right) / 2, 5.0, text, **options)
+
+
+def _row(
+    axes: Axes,
+    y: float,
+    height: float,
+    boxes: Sequence[tuple[float, float, str, dict[str, Any]]],
+    labels: dict[int, str],
+) -> None:
+    """Boxes (left, right, text, style) side by side, an arrow from each to the next with an optional label."""
+    for left, right, text, style in boxes:
+        _box(axes, (left, y - height / 2, right, y + height / 2), text, style)
+    for index, (box, following) in enumerate(pairwise(boxes)):
+        _arrow(axes, (box[1], y), (following[0], y))
+        _text(axes, (box[1] + following[0]) / 2, y + 1.8, labels.get(index, ""))
+
+
+def _box(axes: Axes, corners: tuple[float, float, float, float], text: str, style: dict[str, Any]) -> None:
+    left, bottom, right, top = corners
+    axes.add_patch(
+        FancyBboxPatch(
+            (left, bottom), right - left, top - bottom, boxstyle="round,pad=0,rounding_size=0.8", zorder=3, **style
+        )
+    )
+    _text(axes, (left + right) / 2, (bottom + top) / 2, text, color=_ink(style), linespacing=1.35)
+
+
+def _ink(style: dict[str, Any]) -> str:
+    return "white" if style is BY_BUDGET else INK
+
+
+def _text(axes: Axes, x: float, y: float, text: str, **options: Any) -> None:
+    style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 9, "color": INK, "zorder": 4}
+    axes.text(x, y, text, **(style | options))
+
+
+def _arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float], color: str = INK) -> None:
+    style = {"arrowstyle": "-|>", "color": color, "linewidth": 1.2, "shrinkA": 0, "shrinkB": 0, "mutation_scale": 10}
+    axes.annotate("", end, start, arrowprops=style, zorder=2)
