@@ -1,0 +1,164 @@
+"""Who is measured: one complete training step, the way a user of each library would write it.
+
+All take the same batch with the mean cross-entropy, the same torch optimizer, and, where private, clip every sample's
+gradient to the same norm and add noise with the same multiplier.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from typing import Any, Literal
+
+import opacus
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from hyfreedp import PRESETS, PrivacyEngine, calibrate_noise
+from hyfreedp.clipping import AbadiClipping
+from hyfreedp.experiments.benchmark.workloads import Workload
+
+Step = Callable[[], object]
+
+MAX_GRAD_NORM = 1.0
+_BATCHES = 100  # per epoch; sets the sample rate
+_DELTA = 1e-6
+_STEPS = 1000  # more than any measurement takes
+_ACCOUNTANT: Literal["rdp"] = "rdp"  # the quickest; it is asked before the first step only
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What all contenders have in common.
+
+    Attributes:
+        optimizer: makes the torch optimizer from the trainable parameters.
+        epsilon: target of the run, which sets the noise; infinite for none.
+    """
+
+    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] = partial(torch.optim.AdamW, lr=1e-4)
+    epsilon: float = 3.0
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One way to train.
+
+    Attributes:
+        label: for tables and plots.
+        make: attaches to a workload and returns the step, to be called again and again.
+        period: K, after how many steps the work repeats; measured are whole periods.
+    """
+
+    label: str
+    make: Callable[[Workload, Setup], Step]
+    period: int = 1
+
+
+def _flat(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """One row per prediction: (B T, outputs) and (B T,)."""
+    return logits.flatten(0, -2), labels.flatten()
+
+
+def _plain(work: Workload, setup: Setup) -> Step:
+    optimizer = setup.optimizer(work.trainable)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        F.cross_entropy(*_flat(work.module(work.inputs), work.labels)).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
+def _opacus(work: Workload, setup: Setup, *, mode: str) -> Step:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that its generator is not cryptographic, and its torch hooks' remarks
+        made: Any = opacus.PrivacyEngine(accountant="rdp").make_private(
+            module=work.module,
+            optimizer=setup.optimizer(work.trainable),
+            criterion=nn.CrossEntropyLoss(),
+            data_loader=_loader(work),
+            noise_multiplier=_noise_multiplier(setup.epsilon),
+            max_grad_norm=MAX_GRAD_NORM,
+            poisson_sampling=False,  # the batch is given
+            grad_sample_mode=mode,
+        )
+    module, optimizer = made[:2]
+    # Ghost clipping hands back a criterion that does its two backward passes.
+    criterion = made[2] if mode == "ghost" else _mean_loss
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        logits = module(work.inputs)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Full backward hook is firing")
+            criterion(*_flat(logits, work.labels), shape=logits.shape).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
+def _mean_loss(logits: Tensor, labels: Tensor, *, shape: torch.Size) -> Tensor:
+    return F.cross_entropy(logits, labels)
+
+
+def _ours(work: Workload, setup: Setup, *, interval: int | None) -> Step:
+    """This package's step: at a fixed rate, or with a probe every ``interval`` steps."""
+    preset = PRESETS["fixed"] if interval is None else replace(PRESETS["robust"], warmup=0.0, interval=interval)
+    _, optimizer, _ = PrivacyEngine(seed=0).make_private_with_epsilon(
+        module=work.module,
+        optimizer=setup.optimizer(work.trainable),
+        data_loader=_loader(work),
+        target_epsilon=setup.epsilon,
+        target_delta=_DELTA,
+        steps=_STEPS,
+        preset=preset,
+        clipping=AbadiClipping(MAX_GRAD_NORM),
+        gradient_engine="bookkeeping",
+        accountant=_ACCOUNTANT,
+    )
+
+    def per_sample_loss(batch: tuple[Tensor, Tensor]) -> Tensor:
+        inputs, labels = batch
+        losses = F.cross_entropy(*_flat(work.module(inputs), labels), reduction="none")
+        return losses.view(len(inputs), -1).mean(1)
+
+    return partial(optimizer.step, per_sample_loss, (work.inputs, work.labels))
+
+
+def _loader(work: Workload) -> DataLoader:
+    """Tells both engines the sample rate; its records are never asked for."""
+    batch_size = len(work.inputs)
+    return DataLoader(TensorDataset(torch.zeros(_BATCHES * batch_size, device="cpu")), batch_size=batch_size)
+
+
+@cache
+def _noise_multiplier(epsilon: float) -> float:
+    return calibrate_noise(
+        target_epsilon=epsilon,
+        target_delta=_DELTA,
+        sample_rate=1 / _BATCHES,
+        steps=_STEPS,
+        probe="none",
+        gamma=None,
+        accountant=_ACCOUNTANT,
+    ).sigma
+
+
+CONTENDERS: dict[str, Contender] = {
+    "plain": Contender("plain, not private", _plain),
+    "opacus_hooks": Contender("Opacus, hooks", partial(_opacus, mode="hooks")),
+    "opacus_ghost": Contender("Opacus, ghost clipping", partial(_opacus, mode="ghost")),
+    "opacus_functorch": Contender("Opacus, functorch", partial(_opacus, mode="functorch")),
+    "ours": Contender("ours, fixed rate", partial(_ours, interval=None)),
+    "ours_k1": Contender("ours, HyFreeDP K = 1", partial(_ours, interval=1)),
+    "ours_k5": Contender("ours, HyFreeDP K = 5", partial(_ours, interval=5), period=5),
+    "ours_k10": Contender("ours, HyFreeDP K = 10", partial(_ours, interval=10), period=10),
+}

@@ -1,0 +1,132 @@
+"""Seconds and peak memory of training steps."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from hyfreedp.experiments.benchmark.contenders import Contender, Setup, Step
+from hyfreedp.experiments.benchmark.workloads import Workload
+
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler reports its every start otherwise
+
+MIB = 2**20
+_MEASURED = "measured steps"
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done all it was told to."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def time_rounds(
+    steps: Mapping[str, tuple[Step, int]],
+    rounds: int,
+    *,
+    wait: Callable[[], None] = lambda: None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> tuple[dict[str, list[float]], dict[str, Exception]]:
+    """Time several kinds of steps side by side: every round runs one period of each.
+
+    What slows the machine for a while then slows all of them. Each round begins with another one, so that none is always
+    measured right after the same neighbour.
+
+    Args:
+        steps: name -> the step and its period K.
+        rounds: how often.
+        wait: waits for the device.
+        clock: seconds.
+
+    Returns:
+        Name -> seconds per step, one number per round; and name -> what a step raised, for those that failed.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    failed: dict[str, Exception] = {}
+    names = list(steps)
+    for i in range(rounds):
+        first = i % len(names) if names else 0
+        for name in names[first:] + names[:first]:
+            if name in failed:
+                continue
+            step, period = steps[name]
+            wait()
+            started = clock()
+            try:
+                for _ in range(period):
+                    step()
+                wait()
+            except Exception as error:  # another library's step may fail in any way; the record says how
+                failed[name] = error
+                del seconds[name]
+                continue
+            seconds[name].append((clock() - started) / period)
+    return seconds, failed
+
+
+def peak_memory(contender: Contender, work: Workload, setup: Setup) -> float:
+    """Largest number of MiB in tensors at any time during one period of steps, weights and optimizer state included.
+
+    Counted by torch's allocator on every device, so it is exact and does not depend on what else the machine does. The
+    first step, which sets up optimizer and checks, is left out.
+
+    Args:
+        contender: whose steps; made anew, on a copy of ``work``.
+        work: model and batch.
+        setup: see :class:`~hyfreedp.experiments.benchmark.contenders.Setup`.
+    """
+    shared = sum(tensor.nbytes for tensor in work.frozen)
+    grown = _peak_on_cuda if work.inputs.is_cuda else _peak_on_cpu
+    return (shared + grown(contender, work, setup)) / MIB
+
+
+def _peak_on_cuda(contender: Contender, work: Workload, setup: Setup) -> int:
+    device = work.inputs.device
+    before = torch.cuda.memory_allocated(device)
+    step = contender.make(work.copy(), setup)
+    step()
+    torch.cuda.reset_peak_memory_stats(device)
+    for _ in range(contender.period):
+        step()
+    return torch.cuda.max_memory_allocated(device) - before
+
+
+def _peak_on_cpu(contender: Contender, work: Workload, setup: Setup) -> int:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        step = contender.make(work.copy(), setup)
+        step()
+        with record_function(_MEASURED):
+            for _ in range(contender.period):
+                step()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(path))
+        events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+    return _peak_of_trace(events)
+
+
+def _peak_of_trace(events: Sequence[dict]) -> int:
+    """Bytes allocated at most within the measured steps, from a trace that begins before the first allocation."""
+    start = next(event["ts"] for event in events if event["name"] == _MEASURED)
+    changes = [(event["ts"], event["args"]["Bytes"]) for event in events if event["name"] == "[memory]"]
+    changes.sort(key=lambda change: change[0])  # the allocator's own order where times are equal
+    total = peak = 0
+    for when, change in changes:
+        total += change
+        if when >= start:
+            peak = max(peak, total)
+    return peak
+
+
+def ratio_quartiles(numerator: Sequence[float], denominator: Sequence[float]) -> tuple[float, float, float]:
+    """Lower quartile, median and upper quartile of the ratios round by round."""
+    lower, median, upper = np.quantile(np.divide(numerator, denominator), (0.25, 0.5, 0.75))
+    return float(lower), float(median), float(upper)

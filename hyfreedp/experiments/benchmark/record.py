@@ -1,0 +1,253 @@
+"""Measures cases one after the other and keeps them as tidy rows; an interrupted measurement goes on where it was."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import platform
+from collections.abc import Iterable, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pandas as pd
+import torch
+from tqdm import tqdm
+
+from hyfreedp.experiments.benchmark.contenders import CONTENDERS, Setup, Step
+from hyfreedp.experiments.benchmark.measure import peak_memory, ratio_quartiles, synchronize, time_rounds
+from hyfreedp.experiments.benchmark.workloads import MODELS, Shape, Tuning, Workload, make_workload
+from hyfreedp.experiments.cache import key_of
+from hyfreedp.experiments.files import write_text
+
+PACKAGES = ("torch", "opacus", "timm", "transformers", "peft", "hyfreedp")
+_WARM_UP_STEPS = 2  # the first sets up the optimizer's state and our engine's check against autograd
+_REFERENCES = ("plain", "ours")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One model with one choice of trainable parameters, trained by several contenders side by side.
+
+    Attributes:
+        model: name in ``MODELS``.
+        tuning: "full", "biases" or "lora".
+        contenders: names in ``CONTENDERS``.
+        varied, value: a field of the model's shape and the value it gets instead, where growth is measured.
+    """
+
+    model: str
+    tuning: Tuning
+    contenders: tuple[str, ...] = tuple(CONTENDERS)
+    varied: str = ""
+    value: int = 0
+
+    def __post_init__(self) -> None:
+        _check("models", self.model, MODELS)
+        _check("tunings", self.tuning, get_args(Tuning))
+        for name in self.contenders:
+            _check("contenders", name, CONTENDERS)
+
+    @property
+    def shape(self) -> Shape:
+        shape = MODELS[self.model]
+        return replace(shape, **{self.varied: self.value}) if self.varied else shape
+
+    def __str__(self) -> str:
+        return f"{self.model} {self.tuning}" + (f" {self.varied} {self.value}" if self.varied else "")
+
+
+def cases(
+    models: Sequence[str], tunings: Sequence[str] = get_args(Tuning), contenders: Sequence[str] = tuple(CONTENDERS)
+) -> list[Case]:
+    """Every model with every tuning that it allows.
+
+    Raises:
+        ValueError: an unknown name, or no model allows any of the tunings.
+    """
+    for name in models:
+        _check("models", name, MODELS)
+    for name in tunings:
+        _check("tunings", name, get_args(Tuning))
+    found = [Case(m, t, tuple(contenders)) for m in models for t in MODELS[m].tunings if t in tunings]
+    if not found:
+        raise ValueError(f"none of the models {', '.join(models)} can be trained by {', '.join(tunings)}")
+    return found
+
+
+def growth_cases(model: str, grid: dict[str, Sequence[int]], contenders: Sequence[str]) -> list[Case]:
+    """Full tuning of a model of which one dimension at a time takes the values of ``grid``."""
+    return [Case(model, "full", tuple(contenders), varied, n) for varied, values in grid.items() for n in values]
+
+
+def measure(
+    todo: Iterable[Case], *, device: str, rounds: int, threads: int, parts: Path | None = None, setup: Setup | None = None
+) -> pd.DataFrame:
+    """Measure cases with a progress bar; one row per case and contender.
+
+    Args:
+        todo: what to measure.
+        device: "cpu" or "cuda".
+        rounds: how often every contender is timed.
+        threads: of torch on the CPU.
+        parts: folder in which each case is kept as soon as it is done, and looked up before it is measured.
+        setup: what the contenders have in common.
+
+    Raises:
+        ValueError: bad ``device``, ``rounds`` or ``threads``.
+    """
+    if device not in ("cpu", "cuda"):
+        raise ValueError(f"device must be 'cpu' or 'cuda', got {device!r}")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device 'cuda' is not available: torch finds no GPU on this machine")
+    for name, number in (("rounds", rounds), ("threads", threads)):
+        if number < 1:
+            raise ValueError(f"{name} must be at least 1, got {number}")
+    rows: list[dict[str, Any]] = []
+    with _threads(threads), tqdm(list(todo), unit="case") as bar:
+        for case in bar:
+            bar.set_description(str(case))
+            part = None if parts is None else part_of(case, parts, device=device, rounds=rounds, threads=threads)
+            if part is not None and part.exists():
+                rows += json.loads(part.read_text(encoding="utf-8"))
+                continue
+            found = measure_case(case, device=torch.device(device), rounds=rounds, setup=setup or Setup())
+            if part is not None:
+                write_text(part, json.dumps(found))
+            rows += found
+    return pd.DataFrame(rows)
+
+
+def part_of(case: Case, parts: Path, *, device: str, rounds: int, threads: int) -> Path:
+    """Where the rows of a case are kept until the measurement that it belongs to is complete."""
+    arguments = environment(device) | asdict(case) | {"shape": asdict(case.shape), "rounds": rounds, "threads": threads}
+    del arguments["date"]
+    return parts / f"efficiency-{key_of(arguments)}.json"
+
+
+def measure_case(case: Case, *, device: torch.device, rounds: int, setup: Setup) -> list[dict[str, Any]]:
+    """The rows of one case: first the time of all contenders in turns, then the memory of each alone."""
+    work = make_workload(case.shape, case.tuning, device)
+    common = _describe(case, work) | environment(device.type)
+    seconds, failed = _time(case, work, rounds, setup)
+    rows = []
+    for name in case.contenders:
+        row: dict[str, Any] = {"contender": name, "rounds": rounds}
+        if name in seconds:
+            row |= _statistics(name, seconds)
+            try:
+                row["peak_mib"] = peak_memory(CONTENDERS[name], work, setup)
+            except Exception as error:
+                failed[name] = error
+            _free(device)
+        row["failure"] = _reason(failed[name]) if name in failed else ""
+        rows.append(common | row)
+    return rows
+
+
+def _time(
+    case: Case, work: Workload, rounds: int, setup: Setup
+) -> tuple[dict[str, list[float]], dict[str, Exception]]:
+    device = work.inputs.device
+    steps: dict[str, tuple[Step, int]] = {}
+    failed: dict[str, Exception] = {}
+    for name in case.contenders:
+        contender = CONTENDERS[name]
+        try:
+            step = contender.make(work.copy(), setup)
+            for _ in range(_WARM_UP_STEPS):
+                step()
+        except Exception as error:  # another library may refuse a model in any way; the record says how
+            failed[name] = error
+        else:
+            steps[name] = (step, contender.period)
+    _free(device)
+    seconds, failed_later = time_rounds(steps, rounds, wait=partial(synchronize, device))
+    steps.clear()
+    _free(device)
+    return seconds, failed | failed_later
+
+
+def _statistics(name: str, seconds: dict[str, list[float]]) -> dict[str, float]:
+    own = seconds[name]
+    row = {"seconds": float(np.median(own)), "seconds_min": min(own), "seconds_max": max(own)}
+    for reference in _REFERENCES:
+        if reference in seconds:
+            lower, median, upper = ratio_quartiles(own, seconds[reference])
+            row |= {
+                f"ratio_to_{reference}": median,
+                f"ratio_to_{reference}_q1": lower,
+                f"ratio_to_{reference}_q3": upper,
+            }
+    return row
+
+
+def _describe(case: Case, work: Workload) -> dict[str, Any]:
+    shape = case.shape
+    return {
+        "model": case.model,
+        "tuning": case.tuning,
+        "varied": case.varied,
+        "value": case.value,
+        "batch_size": shape.batch_size,
+        "tokens": shape.tokens,
+        "width": shape.width,
+        "depth": shape.depth,
+        "parameters": sum(p.numel() for p in work.module.parameters()),
+        "trainable": sum(p.numel() for p in work.trainable),
+    }
+
+
+def environment(device: str) -> dict[str, Any]:
+    """Hardware and versions, and the day."""
+    return {
+        "device": device,
+        "hardware": torch.cuda.get_device_name() if device == "cuda" else _processor(),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        **{name: version(name) for name in PACKAGES},
+        "date": datetime.now(UTC).date().isoformat(),
+    }
+
+
+def _processor() -> str:
+    cores = f"{os.cpu_count()} cores"
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        names = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if "model name" in line]
+        if names:
+            return f"{names[0]}, {cores}"
+    return f"{platform.processor() or platform.machine()}, {cores}"
+
+
+def _reason(error: Exception) -> str:
+    """The first line of what was raised, short enough for a table."""
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0]}"[:200]
+
+
+def _free(device: torch.device) -> None:
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def _check(name: str, value: str, allowed: Iterable[str]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{name} must be among {', '.join(allowed)}, got {value!r}")
+
+
+@contextmanager
+def _threads(number: int):
+    present = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(present)

@@ -1,0 +1,260 @@
+"""What is measured: models of Tab. "eff" and small ones of the same families, with random weights and inputs.
+
+The time of a step does not depend on the values of weights and inputs, only on their shapes, so nothing is downloaded.
+Every contender trains the same model, so it is one that Opacus can train too. Where an Opacus user would have to change
+something first, it is changed for all: a ViT's class token and position embedding are frozen (Opacus would treat the
+whole model as one layer), GPT-2's head is untied from its embedding (ghost clipping refuses tied weights) and gets its
+positions sample by sample, layers without a sampler in Opacus are replaced by torch's own of the same function
+(transformers' Conv1D by Linear, LLaMA's norm by RMSNorm), and there is no dropout.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+Family = Literal["vit", "gpt2", "llama"]
+Tuning = Literal["full", "biases", "lora"]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Everything that the cost of a step depends on.
+
+    Attributes:
+        family: architecture.
+        width, depth, heads: of the transformer.
+        tokens: T per sample; for a ViT the patches and the class token, so a square plus one.
+        outputs: classes, or entries of the vocabulary.
+        batch_size: B.
+        patch: side of a ViT's patches, in pixels.
+        hidden: width of LLaMA's MLP.
+        bfloat16: whether the (frozen) weights are kept in half precision.
+        tunings: which parameters may be trained; LLaMA has no biases.
+    """
+
+    family: Family
+    width: int
+    depth: int
+    heads: int
+    tokens: int
+    outputs: int
+    batch_size: int
+    patch: int = 16
+    hidden: int = 0
+    bfloat16: bool = False
+    tunings: tuple[Tuning, ...] = ("full", "biases", "lora")
+
+
+MODELS: dict[str, Shape] = {
+    # Tab. "eff", at the true shapes: for a GPU
+    "vit_small": Shape("vit", 384, 12, 6, tokens=197, outputs=10, batch_size=64),
+    "vit_base": Shape("vit", 768, 12, 12, tokens=197, outputs=100, batch_size=64),
+    "gpt2": Shape("gpt2", 768, 12, 12, tokens=128, outputs=50257, batch_size=16),
+    "llama2_7b": Shape(
+        "llama", 4096, 32, 32, tokens=512, outputs=32000, batch_size=4, hidden=11008, bfloat16=True, tunings=("lora",)
+    ),
+    # the same families for two CPU cores
+    "vit_d384": Shape("vit", 384, 2, 6, tokens=197, outputs=100, batch_size=8),
+    "vit_d192": Shape("vit", 192, 4, 3, tokens=65, outputs=100, batch_size=16, patch=4),
+    "gpt2_d256": Shape("gpt2", 256, 4, 4, tokens=128, outputs=1000, batch_size=8),
+    "llama_d256": Shape(
+        "llama", 256, 4, 4, tokens=128, outputs=1000, batch_size=8, hidden=688, tunings=("full", "lora")
+    ),
+    # for tests and for trying things out
+    "tiny": Shape("vit", 32, 2, 2, tokens=17, outputs=5, batch_size=4, patch=4),
+}
+ON_GPU = ("vit_small", "vit_base", "gpt2", "llama2_7b")
+ON_CPU = ("vit_d384", "vit_d192", "gpt2_d256", "llama_d256")
+
+_LORA_RANK = 8
+_LORA_TARGETS: dict[Family, str] = {
+    "vit": r".*attn\.(qkv|proj)",
+    "gpt2": r".*attn\.(c_attn|c_proj)",
+    "llama": r".*self_attn\.(q_proj|v_proj)",
+}
+
+
+@dataclass
+class Workload:
+    """A model in train mode and one batch.
+
+    Attributes:
+        module: maps ``inputs`` to logits, shape (B, outputs), or (B, T, outputs) for language models.
+        inputs: images (B, 3, side, side) or token ids (B, T).
+        labels: (B,) or (B, T).
+    """
+
+    module: nn.Module
+    inputs: Tensor
+    labels: Tensor
+
+    @property
+    def trainable(self) -> list[nn.Parameter]:
+        return [p for p in self.module.parameters() if p.requires_grad]
+
+    @property
+    def frozen(self) -> list[Tensor]:
+        """What copies share: frozen parameters and the batch."""
+        return [p for p in self.module.parameters() if not p.requires_grad] + [self.inputs, self.labels]
+
+    def copy(self) -> Workload:
+        """The same workload with trainable parameters of its own; the frozen ones and the batch are shared."""
+        shared = {id(tensor): tensor for tensor in self.frozen}
+        return Workload(copy.deepcopy(self.module, shared), self.inputs, self.labels)
+
+
+def make_workload(shape: Shape, tuning: Tuning, device: str | torch.device = "cpu", *, seed: int = 0) -> Workload:
+    """A model of this shape with random weights on ``device``, ready to be trained.
+
+    Args:
+        shape: of model and batch.
+        tuning: which parameters train: all ("full"), "biases" only, or low-rank updates of attention ("lora").
+        device: the model is built there, and nowhere else before.
+        seed: of weights and inputs.
+
+    Raises:
+        ValueError: the shape does not allow the tuning, or a ViT's number of tokens is not a square plus one.
+    """
+    if tuning not in shape.tunings:
+        raise ValueError(f"tuning must be one of {', '.join(map(repr, shape.tunings))} here, got {tuning!r}")
+    with torch.random.fork_rng(), torch.device(device), _default_dtype(torch.bfloat16 if shape.bfloat16 else None):
+        torch.manual_seed(seed)
+        module, inputs, labels = _MAKERS[shape.family](shape)
+        _choose_trainable(module, shape.family, tuning)
+    return Workload(module.train(), inputs, labels)
+
+
+def _choose_trainable(module: nn.Module, family: Family, tuning: Tuning) -> None:
+    if tuning == "lora":
+        from peft import LoraConfig, inject_adapter_in_model
+
+        config = LoraConfig(r=_LORA_RANK, target_modules=_LORA_TARGETS[family])
+        inject_adapter_in_model(config, module)
+        for name, p in module.named_parameters():
+            if "lora_B" in name:  # zero at first, which would leave lora_A without a gradient to compare
+                nn.init.normal_(p, std=0.02)
+        return
+    for name, p in module.named_parameters():
+        free = name in ("cls_token", "pos_embed")
+        p.requires_grad_(name.endswith("bias") if tuning == "biases" else not free)
+
+
+def _vit(shape: Shape) -> tuple[nn.Module, Tensor, Tensor]:
+    from timm.models.vision_transformer import VisionTransformer
+
+    patches = math.isqrt(shape.tokens - 1)
+    if patches**2 + 1 != shape.tokens:
+        raise ValueError(f"tokens must be a square plus one for a ViT, got {shape.tokens}")
+    side = patches * shape.patch
+    module = VisionTransformer(
+        img_size=side,
+        patch_size=shape.patch,
+        embed_dim=shape.width,
+        depth=shape.depth,
+        num_heads=shape.heads,
+        num_classes=shape.outputs,
+        norm_layer=partial(nn.LayerNorm, eps=1e-6),  # timm's own is a subclass, for which Opacus has no sampler
+    )
+    return module, torch.randn(shape.batch_size, 3, side, side), torch.randint(shape.outputs, (shape.batch_size,))
+
+
+def _gpt2(shape: Shape) -> tuple[nn.Module, Tensor, Tensor]:
+    from transformers import GPT2Config, GPT2LMHeadModel
+    from transformers.pytorch_utils import Conv1D
+
+    config = GPT2Config(
+        vocab_size=shape.outputs,
+        n_positions=shape.tokens,
+        n_embd=shape.width,
+        n_layer=shape.depth,
+        n_head=shape.heads,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        bos_token_id=0,
+        eos_token_id=0,
+        tie_word_embeddings=False,
+    )
+    module = GPT2LMHeadModel(config)
+    _replace(module, Conv1D, _as_linear)
+    return _NextToken(module), *_token_batch(shape)
+
+
+def _llama(shape: Shape) -> tuple[nn.Module, Tensor, Tensor]:
+    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+    config = LlamaConfig(
+        vocab_size=shape.outputs,
+        hidden_size=shape.width,
+        intermediate_size=shape.hidden,
+        num_hidden_layers=shape.depth,
+        num_attention_heads=shape.heads,
+        max_position_embeddings=shape.tokens,
+    )
+    module = LlamaForCausalLM(config)
+    _replace(module, LlamaRMSNorm, _as_rms_norm)
+    return _NextToken(module), *_token_batch(shape)
+
+
+_MAKERS: dict[Family, Callable[[Shape], tuple[nn.Module, Tensor, Tensor]]] = {
+    "vit": _vit,
+    "gpt2": _gpt2,
+    "llama": _llama,
+}
+
+
+class _NextToken(nn.Module):
+    """Token ids (B, T) to logits (B, T, outputs); every sample gets its own positions."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: Tensor) -> Tensor:
+        positions = torch.arange(ids.shape[1], device=ids.device).repeat(len(ids), 1)
+        return self.model(input_ids=ids, position_ids=positions, use_cache=False).logits
+
+
+def _token_batch(shape: Shape) -> tuple[Tensor, Tensor]:
+    text = torch.randint(shape.outputs, (shape.batch_size, shape.tokens + 1))
+    return text[:, :-1].contiguous(), text[:, 1:].contiguous()
+
+
+def _as_linear(layer: nn.Module) -> nn.Linear:
+    linear = nn.Linear(layer.nx, layer.nf)
+    linear.weight = nn.Parameter(layer.weight.detach().T.contiguous())
+    linear.bias = layer.bias
+    return linear
+
+
+def _as_rms_norm(layer: nn.Module) -> nn.RMSNorm:
+    norm = nn.RMSNorm(len(layer.weight), eps=layer.variance_epsilon)
+    norm.weight = layer.weight
+    return norm
+
+
+def _replace(module: nn.Module, kind: type[nn.Module], make: Callable[[nn.Module], nn.Module]) -> None:
+    for parent in list(module.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, kind):
+                setattr(parent, name, make(child))
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype | None) -> Iterator[None]:
+    present = torch.get_default_dtype()
+    torch.set_default_dtype(dtype or present)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(present)
