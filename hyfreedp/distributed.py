@@ -105,15 +105,14 @@ class Processes:
         Raises:
             RuntimeError: another process failed.
         """
+        if self.size == 1:
+            yield
+            return
         error: Exception | None = None
         try:
             yield
         except Exception as raised:
-            if self.size == 1:
-                raise
             error = raised
-        if self.size == 1:
-            return
         failed = torch.tensor(0 if error is None else self.rank + 1, device=self._device)
         dist.all_reduce(failed, op=dist.ReduceOp.MAX, group=self._group)
         if error is not None:
