@@ -4,7 +4,7 @@ ARGS ?=
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help install reproduce notebooks test test-slow lint types clean
+.PHONY: help install reproduce notebooks benchmark test test-slow lint types clean
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -17,6 +17,9 @@ reproduce: .venv/.installed  ## run the laptop profile's notebooks, write figure
 
 notebooks: .venv/.installed  ## execute notebooks/*.py and save each with its outputs as .ipynb
 	$(BIN)/python -m hyfreedp.experiments notebooks $(ARGS)
+
+benchmark: .venv/.installed  ## measure time and memory of a step beside plain ones and Opacus (quarter of an hour)
+	$(BIN)/python -m hyfreedp.experiments.benchmark $(ARGS)
 
 test: .venv/.installed  ## run the test suite (ruff included), without the slow tests
 	$(BIN)/python -m pytest $(ARGS)

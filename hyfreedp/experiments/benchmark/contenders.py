@@ -40,7 +40,7 @@ class Setup:
         epsilon: target of the run, which sets the noise; infinite for none.
     """
 
-    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] = partial(torch.optim.AdamW, lr=1e-4)
+    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] = torch.optim.AdamW
     epsilon: float = 3.0
 
 

@@ -55,7 +55,7 @@ def measured_ratio(rows: pd.DataFrame, contender: str, reference: str, quantity:
 
 
 def judge(rows: pd.DataFrame) -> pd.DataFrame:
-    """One row per goal, model and tuning of a record: ``goal``, ``tuning``, ``model``, ``limit``, ``measured``, ``met``.
+    """One row per goal, model and tuning of a record, with its limit, what was measured and whether that is within.
 
     What was not measured, or failed, is left out.
     """

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +22,18 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler reports its 
 
 MIB = 2**20
 _MEASURED = "measured steps"
+
+
+@contextmanager
+def garbage_stays() -> Iterator[None]:
+    """No automatic garbage collection meanwhile: it takes as long as a step, and would free what others had left."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def synchronize(device: torch.device) -> None:
@@ -37,8 +51,8 @@ def time_rounds(
 ) -> tuple[dict[str, list[float]], dict[str, Exception]]:
     """Time several kinds of steps side by side: every round runs one period of each.
 
-    What slows the machine for a while then slows all of them. Each round begins with another one, so that none is always
-    measured right after the same neighbour.
+    What slows the machine for a while then slows all of them. Each round begins with another one, so that none is
+    always first.
 
     Args:
         steps: name -> the step and its period K.
@@ -76,7 +90,7 @@ def peak_memory(contender: Contender, work: Workload, setup: Setup) -> float:
     """Largest number of MiB in tensors at any time during one period of steps, weights and optimizer state included.
 
     Counted by torch's allocator on every device, so it is exact and does not depend on what else the machine does. The
-    first step, which sets up optimizer and checks, is left out.
+    first step, which sets up optimizer and checks, is left out. Call it without automatic garbage collection.
 
     Args:
         contender: whose steps; made anew, on a copy of ``work``.

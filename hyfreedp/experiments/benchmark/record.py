@@ -6,7 +6,7 @@ import gc
 import json
 import os
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -21,7 +21,7 @@ import torch
 from tqdm import tqdm
 
 from hyfreedp.experiments.benchmark.contenders import CONTENDERS, Setup, Step
-from hyfreedp.experiments.benchmark.measure import peak_memory, ratio_quartiles, synchronize, time_rounds
+from hyfreedp.experiments.benchmark.measure import garbage_stays, peak_memory, ratio_quartiles, synchronize, time_rounds
 from hyfreedp.experiments.benchmark.workloads import MODELS, Shape, Tuning, Workload, make_workload
 from hyfreedp.experiments.cache import key_of
 from hyfreedp.experiments.files import write_text
@@ -57,7 +57,8 @@ class Case:
     @property
     def shape(self) -> Shape:
         shape = MODELS[self.model]
-        return replace(shape, **{self.varied: self.value}) if self.varied else shape
+        varied: dict[str, Any] = {self.varied: self.value} if self.varied else {}
+        return replace(shape, **varied)
 
     def __str__(self) -> str:
         return f"{self.model} {self.tuning}" + (f" {self.varied} {self.value}" if self.varied else "")
@@ -81,13 +82,19 @@ def cases(
     return found
 
 
-def growth_cases(model: str, grid: dict[str, Sequence[int]], contenders: Sequence[str]) -> list[Case]:
+def growth_cases(model: str, grid: Mapping[str, Sequence[int]], contenders: Sequence[str]) -> list[Case]:
     """Full tuning of a model of which one dimension at a time takes the values of ``grid``."""
     return [Case(model, "full", tuple(contenders), varied, n) for varied, values in grid.items() for n in values]
 
 
 def measure(
-    todo: Iterable[Case], *, device: str, rounds: int, threads: int, parts: Path | None = None, setup: Setup | None = None
+    todo: Iterable[Case],
+    *,
+    device: str,
+    rounds: int,
+    threads: int,
+    parts: Path | None = None,
+    setup: Setup | None = None,
 ) -> pd.DataFrame:
     """Measure cases with a progress bar; one row per case and contender.
 
@@ -117,7 +124,8 @@ def measure(
             if part is not None and part.exists():
                 rows += json.loads(part.read_text(encoding="utf-8"))
                 continue
-            found = measure_case(case, device=torch.device(device), rounds=rounds, setup=setup or Setup())
+            with garbage_stays():
+                found = measure_case(case, device=torch.device(device), rounds=rounds, setup=setup or Setup())
             if part is not None:
                 write_text(part, json.dumps(found))
             rows += found
@@ -145,15 +153,14 @@ def measure_case(case: Case, *, device: torch.device, rounds: int, setup: Setup)
                 row["peak_mib"] = peak_memory(CONTENDERS[name], work, setup)
             except Exception as error:
                 failed[name] = error
-            _free(device)
+            if device.type == "cuda":
+                _free(device)
         row["failure"] = _reason(failed[name]) if name in failed else ""
         rows.append(common | row)
     return rows
 
 
-def _time(
-    case: Case, work: Workload, rounds: int, setup: Setup
-) -> tuple[dict[str, list[float]], dict[str, Exception]]:
+def _time(case: Case, work: Workload, rounds: int, setup: Setup) -> tuple[dict[str, list[float]], dict[str, Exception]]:
     device = work.inputs.device
     steps: dict[str, tuple[Step, int]] = {}
     failed: dict[str, Exception] = {}
@@ -167,7 +174,6 @@ def _time(
             failed[name] = error
         else:
             steps[name] = (step, contender.period)
-    _free(device)
     seconds, failed_later = time_rounds(steps, rounds, wait=partial(synchronize, device))
     steps.clear()
     _free(device)
@@ -244,7 +250,7 @@ def _check(name: str, value: str, allowed: Iterable[str]) -> None:
 
 
 @contextmanager
-def _threads(number: int):
+def _threads(number: int) -> Iterator[None]:
     present = torch.get_num_threads()
     torch.set_num_threads(number)
     try:

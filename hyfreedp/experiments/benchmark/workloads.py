@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -230,14 +230,14 @@ def _token_batch(shape: Shape) -> tuple[Tensor, Tensor]:
     return text[:, :-1].contiguous(), text[:, 1:].contiguous()
 
 
-def _as_linear(layer: nn.Module) -> nn.Linear:
+def _as_linear(layer: Any) -> nn.Linear:
     linear = nn.Linear(layer.nx, layer.nf)
     linear.weight = nn.Parameter(layer.weight.detach().T.contiguous())
     linear.bias = layer.bias
     return linear
 
 
-def _as_rms_norm(layer: nn.Module) -> nn.RMSNorm:
+def _as_rms_norm(layer: Any) -> nn.RMSNorm:
     norm = nn.RMSNorm(len(layer.weight), eps=layer.variance_epsilon)
     norm.weight = layer.weight
     return norm
