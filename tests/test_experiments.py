@@ -6,6 +6,7 @@ import math
 import pandas as pd
 import pytest
 import torch
+import torch.nn.functional as F
 
 from hyfreedp.experiments import run, study
 from hyfreedp.experiments.cache import cached
@@ -72,6 +73,34 @@ def test_spec_keys_tell_specs_apart_and_names_are_checked():
     assert QUICK.key == Spec(method="robust", epsilon=8.0, steps=12).key
     with pytest.raises(ValueError, match=r"task must be one of 'digits'.* got 'mnist'"):
         Spec(task="mnist")
+
+
+def test_keys_of_specs_without_later_fields_stay_what_they_were():
+    assert Spec(method="linear", learning_rate=0.02).key == "79d5f769e7910115"
+    assert Spec(base="sgd").key != Spec().key
+
+
+@pytest.mark.parametrize(("method", "threshold"), [("vanilla", None), ("linear", 1.0)])
+def test_a_clipping_threshold_belongs_to_vanilla_alone(method, threshold):
+    with pytest.raises(ValueError, match='clipping_threshold must be given exactly for method "vanilla"'):
+        Spec(method=method, clipping_threshold=threshold)
+
+
+def test_sgd_with_tiny_thresholds_follows_rate_times_threshold(tmp_path):
+    """Where every gradient is clipped, the update is eta R_g times one direction: halve one, double the other."""
+    specs = [
+        Spec(method="vanilla", base="sgd", steps=5, learning_rate=rate, clipping_threshold=threshold)
+        for rate, threshold in ((4e3, 1e-5), (8e3, 5e-6))
+    ]
+    weights = []
+    for spec in specs:
+        optimizer, loader = run.make_run(spec)
+        for batch in loader:
+            optimizer.step(
+                lambda batch, m=optimizer.module: F.cross_entropy(m(batch[0]), batch[1], reduction="none"), batch
+            )
+        weights.append(torch.cat([p.detach().flatten() for p in optimizer.module.parameters()]))
+    torch.testing.assert_close(weights[0], weights[1], rtol=1e-3, atol=1e-5)
 
 
 def test_fixed_methods_use_their_rate_and_its_decay(tmp_path):

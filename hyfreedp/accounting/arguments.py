@@ -9,8 +9,8 @@ from typing import Any, get_args
 
 
 def check_choice(name: str, value: Any, choices: Any) -> None:
-    """``value`` must be one of the strings of the Literal type ``choices``."""
-    allowed = get_args(choices)
+    """``value`` must be one of ``choices``: the strings of a Literal type, or of any iterable."""
+    allowed = get_args(choices) or tuple(choices)
     if value not in allowed:
         close = difflib.get_close_matches(str(value), allowed, n=1)
         hint = f" (did you mean {close[0]!r}?)" if close else ""

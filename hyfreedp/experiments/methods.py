@@ -28,6 +28,7 @@ METHODS = {
     "paper": Method("HyFreeDP, preset paper", "paper"),
     "constant": Method("constant rate", "fixed", learns=False),
     "linear": Method("rate with linear decay", "fixed", {"decay": "linear"}, learns=False),
+    "vanilla": Method("DP-SGD with clipping threshold", "fixed", learns=False),
     # For the ablation of notebook 04: other step rules in each preset, preset robust less one part at a time, and the
     # other rule for R_l.
     "robust_literal": Method("contrasts, literal", "robust", {"step_rule": "literal"}),

@@ -7,7 +7,7 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -24,6 +24,8 @@ from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from hyfreedp import HyFreeDPOptimizer, PrivacyEngine
+from hyfreedp.accounting.arguments import check_choice
+from hyfreedp.clipping import AbadiClipping
 from hyfreedp.experiments.cache import key_of
 from hyfreedp.experiments.files import replacing, write_text
 from hyfreedp.experiments.methods import METHODS
@@ -32,6 +34,10 @@ from hyfreedp.experiments.tasks import TASKS, Evaluation, accuracy
 
 CHECKPOINT_SECONDS = 20.0
 EVALUATE_EVERY = 5
+BASES: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "adamw": torch.optim.AdamW,
+    "sgd": partial(torch.optim.SGD, momentum=0.9),
+}
 
 
 @dataclass(frozen=True)
@@ -46,6 +52,11 @@ class Spec:
         interval: K, for methods that learn the rate.
         evaluation: accuracy on "test" data, or on "validation" data held out of the training part.
         steps: length of the run; the task's own if None.
+        clipping_threshold: R_g of Abadi's clipping, for method "vanilla" only.
+        base: base optimizer, a name in ``BASES``; AdamW if None.
+
+    Raises:
+        ValueError: a name or number that is not allowed.
     """
 
     task: str = "digits"
@@ -56,20 +67,26 @@ class Spec:
     interval: int = 5
     evaluation: Evaluation = "test"
     steps: int | None = None
+    clipping_threshold: float | None = None
+    base: str | None = None
 
     def __post_init__(self) -> None:
-        for name, value, allowed in (
-            ("task", self.task, TASKS),
-            ("method", self.method, METHODS),
-            ("evaluation", self.evaluation, ("test", "validation")),
-        ):
-            if value not in allowed:
-                raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
+        check_choice("task", self.task, TASKS)
+        check_choice("method", self.method, METHODS)
+        check_choice("evaluation", self.evaluation, Evaluation)
+        if self.base is not None:
+            check_choice("base", self.base, BASES)
+        if (self.clipping_threshold is not None) != (self.method == "vanilla"):
+            raise ValueError(
+                'clipping_threshold must be given exactly for method "vanilla", '
+                f"got {self.clipping_threshold!r} for {self.method!r}"
+            )
 
     @property
     def key(self) -> str:
-        """Name of the cell's files: a hash of the spec."""
-        return key_of(asdict(self))
+        """Name of the cell's files: a hash of the spec, without later fields that a spec leaves at None."""
+        later = ("clipping_threshold", "base")
+        return key_of({name: value for name, value in asdict(self).items() if name not in later or value is not None})
 
 
 def run_cells(specs: Iterable[Spec], folder: Path, *, jobs: int = 1, description: str = "runs") -> list[dict[str, Any]]:
@@ -163,12 +180,13 @@ def make_run(spec: Spec, *, diagnostics: bool = False) -> tuple[HyFreeDPOptimize
     rate: dict[str, Any] = {} if method.learns else {"lr": spec.learning_rate}
     _, optimizer, loader = PrivacyEngine(seed=spec.seed).make_private_with_epsilon(
         module=model,
-        optimizer=torch.optim.AdamW(model.parameters(), **rate),
+        optimizer=BASES[spec.base or "adamw"](model.parameters(), **rate),
         data_loader=DataLoader(train, batch_size=task.batch_size),
         target_epsilon=spec.epsilon,
         target_delta=task.delta,
         steps=spec.steps or task.steps,
         preset=method.preset,
+        clipping=None if spec.clipping_threshold is None else AbadiClipping(spec.clipping_threshold),
         diagnostics=diagnostics,
         **method.overrides,
         **learned,
