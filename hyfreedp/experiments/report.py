@@ -41,7 +41,7 @@ img { height: auto; padding: 0.5rem; }
 iframe { width: 100%; height: 46rem; border: 1px solid var(--line); }
 table { border-collapse: collapse; font-size: 0.875rem; font-variant-numeric: tabular-nums; }
 th, td { padding: 0.25rem 0.75rem; text-align: left; border-bottom: 1px solid var(--line); white-space: nowrap; }
-td.number { text-align: right; }
+.number { text-align: right; }
 @media (max-width: 40rem) { dl { grid-template-columns: 1fr; } dd { margin-bottom: 0.5rem; } }
 @media print {
   body { max-width: none; padding: 0; }
@@ -51,6 +51,8 @@ td.number { text-align: right; }
   h2, h3 { break-after: avoid; }
 }
 """
+
+_NUMBER = ' class="number"'
 
 
 def page(outcomes: Sequence[Outcome], profile: str) -> str:
@@ -149,7 +151,10 @@ def _image(name: str, shows: str) -> str:
 
 def _table(name: str, shows: str) -> str:
     frame = pd.read_csv(FIGURES / f"{name}.csv", keep_default_na=False, na_values=[""])
-    head = "".join(f'<th scope="col">{escape(str(column))}</th>' for column in frame.columns)
+    numeric = frame.select_dtypes("number").columns
+    head = "".join(
+        f'<th scope="col"{_NUMBER if column in numeric else ""}>{escape(str(column))}</th>' for column in frame.columns
+    )
     rows = "".join(f"<tr>{''.join(map(_cell, row))}</tr>\n" for row in frame.itertuples(index=False, name=None))
     return f"""<p>{escape(shows)}</p>
 <div class="scroll" role="region" aria-labelledby="{escape(name)}" tabindex="0">
@@ -163,9 +168,9 @@ def _table(name: str, shows: str) -> str:
 
 def _cell(value: object) -> str:
     if isinstance(value, float):
-        return f'<td class="number">{"" if math.isnan(value) else f"{value:.4g}"}</td>'
-    if isinstance(value, int):
-        return f'<td class="number">{value}</td>'
+        return f"<td{_NUMBER}>{'' if math.isnan(value) else f'{value:.4g}'}</td>"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"<td{_NUMBER}>{value}</td>"
     return f"<td>{escape(str(value))}</td>"
 
 
