@@ -13,7 +13,7 @@ from hyfreedp.experiments.cache import cached
 from hyfreedp.experiments.files import replacing, write_text
 from hyfreedp.experiments.parameters import check_parameters
 from hyfreedp.experiments.run import Spec, read_steps, run_cell, run_cells, tabulate, with_seeds
-from hyfreedp.experiments.tasks import TASKS, accuracy
+from hyfreedp.experiments.tasks import TASKS, evaluate
 
 QUICK = Spec(method="robust", epsilon=8.0, steps=12)
 
@@ -126,11 +126,15 @@ def test_models_are_drawn_from_their_seed_alone():
     assert not torch.equal(first[0].weight, task.model(2)[0].weight)
 
 
-def test_accuracy_is_the_share_of_correct_predictions():
+def test_scores_are_the_share_of_correct_predictions_and_the_mean_loss():
     train, _ = TASKS["digits"].datasets("test")
-    model = torch.nn.Linear(64, 10).train()
-    expected = (model(train.tensors[0]).argmax(1) == train.tensors[1]).float().mean().item()
-    assert accuracy(model, train) == pytest.approx(expected) and model.training
+    x, y = train.tensors
+    model = torch.nn.Sequential(torch.nn.Linear(64, 10), torch.nn.Dropout(0.5)).train()
+    logits = model[0](x)
+    scores = evaluate(model, train)
+    assert scores.accuracy == pytest.approx((logits.argmax(1) == y).float().mean().item()) and model.training
+    surprise = -logits.log_softmax(dim=1)[torch.arange(len(y)), y]
+    assert scores.loss == pytest.approx(surprise.mean().item())
 
 
 def test_gaps_compare_with_the_best_mean_of_the_grid():

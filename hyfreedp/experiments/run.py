@@ -30,7 +30,7 @@ from hyfreedp.experiments.cache import key_of
 from hyfreedp.experiments.files import replacing, write_text
 from hyfreedp.experiments.methods import METHODS
 from hyfreedp.experiments.paths import ROOT
-from hyfreedp.experiments.tasks import TASKS, Evaluation, accuracy
+from hyfreedp.experiments.tasks import TASKS, Evaluation, evaluate
 
 CHECKPOINT_SECONDS = 20.0
 EVALUATE_EVERY = 5
@@ -100,7 +100,7 @@ def run_cells(specs: Iterable[Spec], folder: Path, *, jobs: int = 1, description
     """
     specs = list(specs)
     bar = partial(tqdm, total=len(specs), desc=description, unit="run")
-    if jobs == 1:
+    if jobs == 1 or all((folder / f"{spec.key}.json").exists() for spec in specs):
         return [run_cell(spec, folder) for spec in bar(specs)]
     # Fresh interpreters: a forked one inherits locks of torch's thread pool.
     with get_context("spawn").Pool(jobs) as pool:
@@ -208,7 +208,7 @@ def one_thread() -> Iterator[None]:
 
 
 def _train(spec: Spec, checkpoint: Path) -> tuple[HyFreeDPOptimizer, float]:
-    """Train to the end and give the final accuracy; every few steps the history gets a test accuracy."""
+    """Train to the end and give the final accuracy; every few steps the history gets test accuracy and loss."""
     optimizer, loader = make_run(spec)
     _, held_out = TASKS[spec.task].datasets(spec.evaluation)
     model = optimizer.module
@@ -224,14 +224,15 @@ def _train(spec: Spec, checkpoint: Path) -> tuple[HyFreeDPOptimizer, float]:
         for batch in loader:
             optimizer.step(per_sample_loss, batch)
             if optimizer.steps_left % EVALUATE_EVERY == 0:
-                optimizer.history[-1]["test_accuracy"] = accuracy(model, held_out)
+                scores = evaluate(model, held_out)
+                optimizer.history[-1] |= {"test_accuracy": scores.accuracy, "test_loss": scores.loss}
             if time.monotonic() - saved > CHECKPOINT_SECONDS:
                 with replacing(checkpoint) as temporary:
                     torch.save(optimizer.state_dict(), temporary)
                 saved = time.monotonic()
             if not optimizer.steps_left:
                 break
-    return optimizer, accuracy(model, held_out)
+    return optimizer, evaluate(model, held_out).accuracy
 
 
 def with_seeds(spec: Spec, seeds: int) -> list[Spec]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from sklearn.datasets import load_digits, make_classification
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import TensorDataset
 
 Evaluation = Literal["test", "validation"]
@@ -79,16 +80,21 @@ TASKS = {
 }
 
 
-def accuracy(model: nn.Module, data: TensorDataset) -> float:
-    """Share of correct predictions, in eval mode; the model's mode is restored."""
+class Scores(NamedTuple):
+    """On evaluation data: the share of correct predictions, and the mean cross-entropy in nats."""
+
+    accuracy: float
+    loss: float
+
+
+def evaluate(model: nn.Module, data: TensorDataset) -> Scores:
+    """Scores in eval mode; the model's mode is restored."""
     x, y = data.tensors
     training = model.training
     model.eval()
     with torch.no_grad():
-        correct = (_predict(model, x) == y).double().mean().item()
+        outputs = torch.cat([model(part) for part in x.split(4096)])
+        correct = (outputs.argmax(dim=1) == y).double().mean().item()
+        loss = F.cross_entropy(outputs, y).item()
     model.train(training)
-    return correct
-
-
-def _predict(model: nn.Module, x: Tensor) -> Tensor:
-    return torch.cat([model(part).argmax(dim=1) for part in x.split(4096)])
+    return Scores(correct, loss)
