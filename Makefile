@@ -13,7 +13,7 @@ help:  ## list these targets
 install: .venv/.installed  ## create .venv with the versions of constraints.txt (PyTorch with CUDA: several GB)
 
 reproduce: .venv/.installed  ## run the laptop profile's notebooks, write figures/ and build/laptop/report.html
-	$(BIN)/python -m hyfreedp.experiments reproduce --profile laptop $(ARGS)
+	$(BIN)/python -m hyfreedp.experiments reproduce --profile laptop --jobs 2 $(ARGS)
 
 notebooks: .venv/.installed  ## execute notebooks/*.py and save each with its outputs as .ipynb
 	$(BIN)/python -m hyfreedp.experiments notebooks $(ARGS)

@@ -1,6 +1,7 @@
 """The batch run: what runs, what is resumed, what is refused before anything runs, what is said."""
 
 import re
+import time
 
 import pytest
 
@@ -23,7 +24,8 @@ def test_a_failed_notebook_is_named_at_the_end_and_the_others_run(three, capsys)
     out = capsys.readouterr().out
     assert three.log() == ["01_first", "02_second", "03_third"]
     lines = out.splitlines()
-    assert [line.split(":")[0] for line in lines[:3]] == ["[1/3] 01_first", "[2/3] 02_second", "[3/3] 03_third"]
+    assert lines[0] == "3 notebooks, 0 of them up to date, unknown time left"
+    assert [line.split(":")[0] for line in lines[1:4]] == ["[1/3] 01_first", "[2/3] 02_second", "[3/3] 03_third"]
     assert re.search(r"02_second failed:.*No module named 'colour_of_noise'", out, flags=re.DOTALL)
     assert lines[-1] == "failed: 02_second"
     # The next batch runs the repaired one alone.
@@ -48,7 +50,18 @@ def test_an_interrupted_batch_goes_on_where_it_was(three, capsys):
     assert not list((three.build / "smoke").glob(".*")), "a half-written notebook was left behind"
     assert main(["reproduce", "--profile", "smoke"]) == 0
     assert three.log()[2:] == ["02_second", "03_third"]
-    assert "[1/3] 01_first: up to date" in capsys.readouterr().out
+    assert "3 notebooks, 1 of them up to date, about" in capsys.readouterr().out
+
+
+def test_notebooks_run_at_the_same_time_and_are_interrupted_together(three):
+    meet = "import signal, time\nwhile len(open(cells / 'log.txt').readlines()) < 2:\n    time.sleep(0.05)\n"
+    three.write("01_first", meet + "os.kill(os.getppid(), signal.SIGINT)\ntime.sleep(60)")
+    three.write("02_second", meet + "time.sleep(60)")
+    started = time.monotonic()
+    assert main(["reproduce", "--profile", "smoke", "--jobs", "2"]) == 130
+    assert time.monotonic() - started < 30
+    assert sorted(three.log()) == ["01_first", "02_second"]
+    assert not list((three.build / "smoke").glob("*.json"))
 
 
 @pytest.mark.parametrize("change", ["nothing", "source", "parameter", "package", "figure", "profile", "input"])
@@ -133,6 +146,7 @@ def test_a_notebook_without_readable_parameters_is_refused(three, in_process, ca
 
 
 def test_time_left_counts_unknown_notebooks_as_the_mean_of_the_known():
-    assert reproduce._time_left(["a", "b"], {"a": 20.0, "c": 40.0}) == "about 50 s"
-    assert reproduce._time_left(["a"], {}) == "unknown time"
-    assert reproduce._time_left(["a"], {"a": 600.0}) == "about 10 min"
+    assert reproduce._time_left(["a", "b"], {"a": 20.0, "c": 40.0}, 1) == "about 50 s"
+    assert reproduce._time_left(["a", "b"], {"a": 20.0, "c": 40.0}, 2) == "about 30 s"  # that of the longest
+    assert reproduce._time_left(["a"], {}, 1) == "unknown time"
+    assert reproduce._time_left(["a"], {"a": 600.0}, 1) == "about 10 min"

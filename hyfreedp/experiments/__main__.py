@@ -50,6 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
         metavar="NAME=VALUE",
         help="parameters, for each notebook that has them; checked before anything runs",
     )
+    batch.add_argument("--jobs", type=int, choices=range(1, 65), default=1, metavar="N", help="notebooks at a time")
     batch.add_argument(
         "--fresh",
         action="store_true",
@@ -82,7 +83,7 @@ def _reproduce(options: argparse.Namespace) -> int:
         jobs = plan(notebooks.sources(options.only), options.profile, dict(options.settings))
     except (TypeError, ValueError) as error:
         options.error(str(error))
-    return reproduce(jobs, options.profile, fresh=options.fresh)
+    return reproduce(jobs, options.profile, workers=options.jobs, fresh=options.fresh)
 
 
 def _pair(options: argparse.Namespace) -> int:

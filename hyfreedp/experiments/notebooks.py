@@ -82,7 +82,7 @@ def execute(source: Path, output: Path, parameters: dict[str, Any]) -> None:
             str(temporary),
             str(temporary),
             parameters=parameters,
-            cwd=str(source.parent),
+            resources={"metadata": {"path": str(source.parent)}},  # where the kernel runs; papermill's own moves us too
             progress_bar=False,
             config=_KERNEL,
         )

@@ -1,4 +1,4 @@
-"""The batch run: notebooks executed in turn, resumed where it was interrupted, reported at the end."""
+"""The batch run: notebooks executed one or more at a time, resumed where interrupted, reported at the end."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ import shutil
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor, as_completed, wait
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import papermill
+import psutil
+from jupyter_core.utils import ensure_event_loop
 
 import hyfreedp
 from hyfreedp.experiments import notebooks, report
@@ -25,12 +28,13 @@ from hyfreedp.experiments.run import environment
 PACKAGE = Path(hyfreedp.__file__).parent
 
 
-def reproduce(jobs: Sequence[Job], profile: str, *, fresh: bool = False) -> int:
+def reproduce(jobs: Sequence[Job], profile: str, *, workers: int = 1, fresh: bool = False) -> int:
     """Run a batch into ``build/<profile>/``, one line per notebook, and write ``report.html`` there; the exit status.
 
     Args:
         jobs: from :func:`hyfreedp.experiments.jobs.plan`.
         profile: of all jobs.
+        workers: how many notebooks run at a time.
         fresh: execute finished notebooks again and train their cells again, in ``build/<profile>/cells``.
     """
     folder = BUILD / profile
@@ -42,7 +46,7 @@ def reproduce(jobs: Sequence[Job], profile: str, *, fresh: bool = False) -> int:
             _record_path(job).unlink(missing_ok=True)
     try:
         with _environment(HYFREEDP_FIGURES=str(FIGURES.resolve()), HYFREEDP_CELLS=str(cells.resolve())):
-            outcomes = list(run(jobs))
+            outcomes = run(jobs, workers)
     except KeyboardInterrupt:
         print("\ninterrupted; the same command goes on from here", flush=True)
         return 130
@@ -57,23 +61,39 @@ def reproduce(jobs: Sequence[Job], profile: str, *, fresh: bool = False) -> int:
     return 1 if failed else 0
 
 
-def run(jobs: Sequence[Job]) -> Iterator[Outcome]:
+def run(jobs: Sequence[Job], workers: int = 1) -> list[Outcome]:
     """Execute what is not up to date, a printed line each; a failed notebook does not stop the others."""
-    finished = {job.name: _finished(job) for job in jobs}
+    outcomes = {job.name: outcome for job in jobs if (outcome := _finished(job))}
     timings = {job.name: record["seconds"] for job in jobs if (record := _record(job))}
-    pending = [job.name for job in jobs if not finished[job.name]]
-    for number, job in enumerate(jobs, start=1):
-        print(f"[{number}/{len(jobs)}] {job.name}: ", end="", flush=True)
-        outcome = finished[job.name]
-        if outcome is None:
-            outcome = _execute(job)
-            pending.remove(job.name)
-            timings[job.name] = outcome.seconds
-            print(f"{outcome.status} after {_duration(outcome.seconds)}", end="")
-        else:
-            print(outcome.status, end="")
-        print(f", {_time_left(pending, timings)} left" if pending else "", flush=True)
-        yield outcome
+    pending = [job.name for job in jobs if job.name not in outcomes]
+    print(f"{len(jobs)} notebooks, {len(outcomes)} of them up to date", end="")
+    print(f", {_time_left(pending, timings, workers)} left" if pending else "", flush=True)
+    # Threads, because kernels of one process never take each other's ports.
+    with ThreadPoolExecutor(workers) as pool:
+        futures = [pool.submit(_execute, job) for job in jobs if job.name in pending]
+        try:
+            for future in as_completed(futures):
+                outcome = future.result()
+                outcomes[outcome.job.name] = outcome
+                timings[outcome.job.name] = outcome.seconds
+                pending.remove(outcome.job.name)
+                left = f", {_time_left(pending, timings, workers)} left" if pending else ""
+                name, took = outcome.job.name, _duration(outcome.seconds)
+                print(f"[{len(outcomes)}/{len(jobs)}] {name}: {outcome.status} after {took}{left}", flush=True)
+        except KeyboardInterrupt:
+            for future in futures:
+                future.cancel()
+            while wait(futures, timeout=0.5).not_done:  # one may just be starting
+                _stop_kernels()
+            raise
+    return [outcomes[job.name] for job in jobs]
+
+
+def _stop_kernels() -> None:
+    for process in psutil.Process().children():
+        with suppress(psutil.Error):  # it ended by itself
+            if any("ipykernel" in word for word in process.cmdline()):
+                process.terminate()
 
 
 def _execute(job: Job) -> Outcome:
@@ -81,7 +101,8 @@ def _execute(job: Job) -> Outcome:
     before = _stamps(job)
     started = time.perf_counter()
     try:
-        notebooks.execute(job.source, BUILD / job.parameters["profile"] / f"{job.name}.ipynb", job.parameters)
+        with closing(ensure_event_loop()):  # Jupyter opens one per thread and leaves it open
+            notebooks.execute(job.source, BUILD / job.parameters["profile"] / f"{job.name}.ipynb", job.parameters)
     except papermill.PapermillExecutionError as error:
         return Outcome(job, "failed", time.perf_counter() - started, error=str(error))
     except Exception:  # a kernel that died or never came up; the other notebooks may still succeed
@@ -142,12 +163,13 @@ def _inputs(made: Sequence[str]) -> set[str]:
     return {name for made_of in described for name in made_of["inputs"] if (ROOT / name).is_file()}
 
 
-def _time_left(pending: Sequence[str], timings: Mapping[str, float]) -> str:
+def _time_left(pending: Sequence[str], timings: Mapping[str, float], workers: int) -> str:
     """From earlier timings; a notebook without one counts as the mean of those that have one."""
     if not timings:
         return "unknown time"
     mean = sum(timings.values()) / len(timings)
-    return f"about {_duration(sum(timings.get(name, mean) for name in pending))}"
+    expected = [timings.get(name, mean) for name in pending]
+    return f"about {_duration(max(sum(expected) / workers, *expected))}"
 
 
 def _duration(seconds: float) -> str:
