@@ -38,15 +38,18 @@ pre, .scroll { overflow: auto; max-height: 36rem; border: 1px solid var(--line);
 figure { margin: 1rem 0; }
 img, iframe { display: block; max-width: 100%; background: #fff; }
 img { height: auto; padding: 0.5rem; }
-iframe { width: 100%; height: 46rem; border: 1px solid var(--line); }
+iframe { width: 100%; height: 54rem; border: 1px solid var(--line); }
 table { border-collapse: collapse; font-size: 0.875rem; font-variant-numeric: tabular-nums; }
 th, td { padding: 0.25rem 0.75rem; text-align: left; border-bottom: 1px solid var(--line); white-space: nowrap; }
 .number { text-align: right; }
 @media (max-width: 40rem) { dl { grid-template-columns: 1fr; } dd { margin-bottom: 0.5rem; } }
 @media print {
   body { max-width: none; padding: 0; }
-  pre, .scroll { max-height: none; }
-  iframe { display: none; }
+  pre, .scroll { max-height: none; overflow: visible; }
+  pre { white-space: pre-wrap; }
+  table { font-size: 0.625rem; }
+  th, td { padding: 0.125rem 0.25rem; white-space: normal; overflow-wrap: anywhere; }
+  .interactive { display: none; }
   figure, table tr { break-inside: avoid; }
   h2, h3 { break-after: avoid; }
 }
@@ -177,7 +180,7 @@ def _cell(value: object) -> str:
 def _embedded(name: str) -> str:
     """An interactive page, in a frame that may run its scripts and reach nothing else."""
     text = (FIGURES / name).read_text(encoding="utf-8")
-    return f"""<article aria-labelledby="{escape(name)}">
+    return f"""<article class="interactive" aria-labelledby="{escape(name)}">
 <h3 id="{escape(name)}">{escape(name)}: interactive</h3>
 <iframe title="{escape(name)}" sandbox="allow-scripts" loading="lazy" srcdoc="{escape(text)}"></iframe>
 </article>

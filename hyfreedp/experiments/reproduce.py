@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import shutil
 import time
@@ -81,6 +82,7 @@ def run(jobs: Sequence[Job], workers: int = 1) -> list[Outcome]:
                 name, took = outcome.job.name, _duration(outcome.seconds)
                 print(f"[{len(outcomes)}/{len(jobs)}] {name}: {outcome.status} after {took}{left}", flush=True)
         except KeyboardInterrupt:
+            logging.getLogger("papermill").setLevel(logging.CRITICAL)  # that these kernels die is no error
             for future in futures:
                 future.cancel()
             while wait(futures, timeout=0.5).not_done:  # one may just be starting
