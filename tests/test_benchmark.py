@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from hyfreedp.experiments.benchmark import __main__ as command
-from hyfreedp.experiments.benchmark import contenders, goals, measure, record, workloads
+from hyfreedp.experiments.benchmark import contenders, goals, measure, record, tables, workloads
 from hyfreedp.experiments.benchmark.contenders import CONTENDERS, MAX_GRAD_NORM, Contender, Setup
 from hyfreedp.experiments.benchmark.record import cases
 from hyfreedp.experiments.benchmark.workloads import MODELS, Shape, Workload, make_workload
+from hyfreedp.experiments.paths import RESULTS
 
 for extra in ("timm", "transformers", "peft"):
     pytest.importorskip(extra)
@@ -369,3 +370,52 @@ def test_the_summary_counts_models():
     assert table.met["peak memory, to a plain step"] == "1 of 2"
     assert table.met["time, to a plain step"] == "2 of 2"
     assert table["n"]["peak memory, to a plain step"] == 1.0
+
+
+# ---- the paper's table and its model of the cost ---------------------------------------------------------------------
+
+
+def paper_table():
+    return pd.read_csv(RESULTS.parent / "paper" / "eff.csv")
+
+
+def test_the_papers_ratios_follow_from_its_minutes():
+    """A check of the typing: every printed ratio is that of the printed minutes."""
+    wide = paper_table().pivot(index=["model", "tuning", "method"], columns="metric", values="value")
+    for (model, tuning, _), row in wide.iterrows():
+        assert row.minutes / wide.minutes[model, tuning, "w/o HyFreeDP"] == pytest.approx(row.ratio, abs=6e-4)
+
+
+def test_the_model_of_the_cost_is_the_papers():
+    for interval in (1, 5, 10):
+        assert tables.interval_ratio(interval, 1 / 3) == pytest.approx((3 + 2 / interval) / 3)
+        assert tables.forward_share(tables.interval_ratio(interval, 0.4), interval) == pytest.approx(0.4)
+    assert tables.interval_ratio(10, 1 / 3) < 1.07  # "less than 7 % overhead"
+
+
+def test_measurements_stand_beside_the_papers_rows():
+    frame = pd.DataFrame(
+        {"model": "vit_d384", "tuning": ["full", "biases"], "contender": "ours_k5", "ratio_to_ours": [1.1, 1.2]}
+    ).assign(device="cpu")
+    table = tables.beside_paper(paper_table(), {"mine": frame, "none": None})
+    assert len(table) == 15 and table["none"].isna().all()
+    mine = table[table["mine"].notna()].set_index(["paper_model", "tuning", "interval"])
+    assert mine["mine"].to_dict() == {("Vit-base", "full", 5): 1.1, ("Vit-base", "biases", 5): 1.2}
+    assert mine.paper.to_dict() == {("Vit-base", "full", 5): 1.063, ("Vit-base", "biases", 5): 1.089}
+
+
+def test_every_stand_in_exists_and_allows_its_tuning():
+    for stand_ins in tables.PAPER_CASES.values():
+        for device, (model, tuning) in stand_ins.items():
+            assert model in (workloads.ON_GPU if device == "cuda" else workloads.ON_CPU)
+            assert tuning in MODELS[model].tunings
+
+
+def test_a_notebook_measures_each_case_once(tiny, tmp_path):
+    settings = {"contenders": ["plain"], "rounds": 1, "threads": 1, "device": "cpu"}
+    first = tables.measure_once(tmp_path, [("tiny", "lora")], **settings)
+    both = tables.measure_once(tmp_path, [("tiny", "biases"), ("tiny", "lora")], **settings)
+    assert list(both.tuning) == ["biases", "lora"]
+    assert both.seconds[1] == first.seconds[0]
+    growth = tables.measure_growth_once(tmp_path, "tiny", {"depth": [1], "batch_size": [2]}, **settings)
+    assert list(growth.varied) == ["depth", "batch_size"]

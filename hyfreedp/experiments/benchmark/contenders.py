@@ -98,6 +98,7 @@ def _opacus(work: Workload, setup: Setup, *, mode: str) -> Step:
         logits = module(work.inputs)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Full backward hook is firing")
+            warnings.filterwarnings("ignore", "In CPU autocast")  # functorch mode, where token ids come in
             criterion(*_flat(logits, work.labels), shape=logits.shape).backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)

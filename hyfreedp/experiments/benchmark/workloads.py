@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -126,7 +127,15 @@ def make_workload(shape: Shape, tuning: Tuning, device: str | torch.device = "cp
     """
     if tuning not in shape.tunings:
         raise ValueError(f"tuning must be one of {', '.join(map(repr, shape.tunings))} here, got {tuning!r}")
-    with torch.random.fork_rng(), torch.device(device), _default_dtype(torch.bfloat16 if shape.bfloat16 else None):
+    with (
+        warnings.catch_warnings(),
+        torch.random.fork_rng(),
+        torch.device(device),
+        _default_dtype(torch.bfloat16 if shape.bfloat16 else None),
+    ):
+        warnings.filterwarnings(
+            "ignore", "IProgress not found"
+        )  # when libraries imported here find no notebook widgets
         torch.manual_seed(seed)
         module, inputs, labels = _MAKERS[shape.family](shape)
         _choose_trainable(module, shape.family, tuning)
