@@ -190,10 +190,15 @@ def record_ablation(folder: Path, table: Path, *, seeds: int = 5, jobs: int = 1)
     return rows
 
 
+def spread(values: pd.Series) -> str:
+    """Mean and standard deviation with one decimal, as text; the mean alone of a single value."""
+    return f"{values.mean():.1f}" + (f" ± {values.std():.1f}" if len(values) > 1 else "")
+
+
 def accuracy_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Final test accuracy in percent, mean and standard deviation over seeds as text: methods by epsilon."""
     percent = rows.assign(percent=100 * rows.accuracy).groupby(["method", "epsilon"]).percent
-    text = percent.agg(lambda values: f"{values.mean():.1f} ± {values.std():.1f}").unstack()
+    text = percent.agg(spread).unstack()
     text = text.loc[[method for method in ABLATION if method in text.index], ::-1]
     return text.rename(index={method: METHODS[method].title for method in text.index}).rename_axis(index=None)
 
