@@ -41,12 +41,13 @@ import pandas as pd
 import torch
 from IPython.display import Markdown, display
 
-from hyfreedp.experiments import plots
+from hyfreedp.experiments import paper, plots
 from hyfreedp.experiments.benchmark import goals, tables
 from hyfreedp.experiments.benchmark.contenders import CONTENDERS
 from hyfreedp.experiments.paths import CELLS, RESULTS
 
 plots.use_style()
+pd.set_option("display.max_rows", 100)
 parameters = {"profile": profile, "seeds": seeds, "threads": threads}
 device = "cuda" if profile in ("gpu", "paper") else "cpu"
 folder = RESULTS / ("gpu" if device == "cuda" else "laptop")
@@ -101,11 +102,12 @@ record = None if profile == "smoke" else tables.load(folder / "efficiency.csv")
 if record is None and measured is None:
     raise RuntimeError(f"no GPU here, and no record {folder / 'efficiency.csv'}: run the benchmark with --device cuda")
 rows = measured if record is None else record
+origin = "measured by the notebook" if record is None else f"data/results/{folder.name}/efficiency.csv"
 
 shapes = rows.drop_duplicates(["model", "tuning"])[
     ["model", "tuning", "batch_size", "tokens", "width", "depth", "parameters", "trainable"]
 ]
-shapes.style.format({"parameters": "{:,}", "trainable": "{:,}"}).hide()
+shapes.set_index(["model", "tuning"])
 
 # %%
 source = "measured by this notebook" if record is None else "of the committed record"
@@ -127,7 +129,7 @@ table = rows.assign(
     milliseconds=1e3 * rows.seconds,
     range=[f"{1e3 * a:.0f} to {1e3 * b:.0f}" for a, b in zip(rows.seconds_min, rows.seconds_max, strict=True)],
 )[["model", "tuning", "contender", "milliseconds", "range", "ratio_to_plain", "ratio_to_ours", "peak_mib"]]
-table.style.format(precision=2, na_rep="").hide()
+table.set_index(["model", "tuning", "contender"]).round(2)
 
 # %%
 display(
@@ -155,7 +157,7 @@ look = {
     )
 }
 tunings = list(rows.tuning.unique())
-rows["memory_ratio"] = rows.peak_mib / rows.groupby(["model", "tuning"]).peak_mib.transform("first")
+rows["memory_ratio"] = tables.memory_ratio(rows)
 figure, axes = plt.subplots(
     2, len(tunings), figsize=(10.5, 6), sharey="row", squeeze=False,
     gridspec_kw={"width_ratios": [rows[rows.tuning == tuning].model.nunique() + 0.5 for tuning in tunings]},
@@ -205,7 +207,7 @@ plots.save(
     figure,
     "07_efficiency",
     parameters=parameters,
-    inputs=["data/results/*/efficiency.csv" if record is not None else "measured by the notebook"],
+    inputs=[origin],
     shows="Time and peak memory of one training step relative to a plain step, by contender, model and trainable parameters.",
     claim='Section "Efficiency of algorithm": with book-keeping, a private step is almost as efficient as a plain one.',
     summary=summary,
@@ -222,7 +224,7 @@ plots.save(
 # %%
 prototype = pd.read_csv(RESULTS / "laptop" / "efficiency_prototype.csv")
 prototype["model"] = prototype.model.fillna("all three")
-prototype.style.format(precision=2).hide()
+prototype.set_index(["model", "tuning", "contender"])
 
 # %% [markdown]
 # ## 4. Tab. "eff": what the learned rate costs
@@ -236,16 +238,15 @@ prototype.style.format(precision=2).hide()
 # smaller model of the same family stands for each of the paper's.
 
 # %%
-paper = pd.read_csv(RESULTS.parent / "paper" / "eff.csv")
 sources = {"record": record, "this notebook": measured}
-compared = tables.beside_paper(paper, sources)
+compared = tables.beside_paper(paper.load("eff"), sources)
 compared["model"] = [
     tables.PAPER_CASES[name, tuning][device][0]
     for name, tuning in zip(compared.paper_model, compared.tuning, strict=True)
 ]
 compared["theory, f = 1/3"] = [tables.interval_ratio(interval, 1 / 3) for interval in compared.interval]
 compared = compared[["paper_model", "model", "tuning", "interval", "paper", *sources, "theory, f = 1/3"]]
-compared.style.format(precision=3, na_rep="").hide()
+compared.set_index(["paper_model", "model", "tuning", "interval"]).round(3)
 
 # %%
 best = compared["record"].fillna(compared["this notebook"])
@@ -260,7 +261,7 @@ plots.save_table(
     compared.round(4),
     "07_efficiency_table",
     parameters=parameters,
-    inputs=["data/paper/eff.csv", "data/results/*/efficiency.csv"],
+    inputs=["data/paper/eff.csv", origin],
     shows="Time with HyFreeDP relative to the same private step without it: the paper's table beside ours.",
     claim='Tab. "eff": 1.255 to 2.040 times for K = 1, 1.017 to 1.108 times for K = 10.',
     summary=eff_summary,
@@ -306,7 +307,7 @@ display(
     Markdown(
         f"**What to see.** The ratio for $K = 1$ tells $f$, and the other intervals follow without a free parameter:\n\n{text}\n\n"
         "The paper's text says that LoRA and BitFit have *lower* additional costs. Its own table says the opposite: for $K = 1$, "
-        f"{at_one['Vit-base', 'biases']:.2f} with BitFit against {at_one['Vit-base', 'full']:.2f} with full tuning of the same "
+        f"{at_one['Vit-base', 'bitfit']:.2f} with BitFit against {at_one['Vit-base', 'full']:.2f} with full tuning of the same "
         f"model, and {at_one['Llama2-7B', 'lora']:.2f} with LoRA. The theory agrees with the table: with few weight gradients the "
         "step itself is shorter, so the same two forward passes weigh more. The paper's ratios of whole runs can lie below "
         "$1 + 2/3$, since data loading and slower clipping are part of both runs."
@@ -316,7 +317,7 @@ plots.save(
     figure,
     "07_efficiency_interval",
     parameters=parameters,
-    inputs=["data/paper/eff.csv", "data/results/*/efficiency.csv"],
+    inputs=["data/paper/eff.csv", origin],
     shows="Cost of HyFreeDP against the interval K: the paper's table, ours, and the model 1 + 2 f / K.",
     claim='Section "Efficiency of algorithm": 3 + 2/K units of time instead of 3.',
     summary=lines,
@@ -329,7 +330,8 @@ plots.save(
 # suffers from larger batches in time, which in memory, and where $T^2$ of the ghost norms might show.
 
 # %%
-growth = None if profile == "smoke" else tables.load(folder / "efficiency_growth.csv")
+recorded_growth = None if profile == "smoke" else tables.load(folder / "efficiency_growth.csv")
+growth = recorded_growth
 if growth is None:
     if not can_measure:
         raise RuntimeError(f"no GPU here, and no record {folder / 'efficiency_growth.csv'}")
@@ -339,7 +341,7 @@ if growth is None:
     }.get(profile, ("vit_small", {"batch_size": [16, 64], "depth": [3, 12], "width": [192, 384], "tokens": [50, 197]}))
     who = ["plain", "opacus_hooks", "opacus_ghost", "ours"]
     growth = tables.measure_growth_once(CELLS, base, sizes, contenders=who, **settings)
-growth["memory_ratio"] = growth.peak_mib / growth.groupby(["varied", "value"]).peak_mib.transform("first")
+growth["memory_ratio"] = tables.memory_ratio(growth)
 varied = list(growth.varied.unique())
 titles = {"batch_size": "batch size $B$", "depth": "depth (blocks)", "width": "width", "tokens": "tokens $T$"}
 styles = dict(zip(("ours", "opacus_hooks", "opacus_ghost"), plots.SERIES, strict=False))
@@ -375,7 +377,11 @@ plots.save(
     figure,
     "07_efficiency_growth",
     parameters=parameters,
-    inputs=["data/results/*/efficiency_growth.csv"],
+    inputs=[
+        f"data/results/{folder.name}/efficiency_growth.csv"
+        if recorded_growth is not None
+        else "measured by the notebook"
+    ],
     shows="Time and peak memory relative to a plain step against batch size, depth, width and tokens of a vision transformer.",
     summary=growth_summary,
 )
@@ -397,12 +403,12 @@ plots.save_table(
     goal_table.round(4),
     "07_efficiency_goals",
     parameters=parameters,
-    inputs=["data/results/*/efficiency.csv" if record is not None else "measured by the notebook"],
+    inputs=[origin],
     shows="The project's goals for time and memory, the ratio measured on each model, and on how many it is met.",
     claim='Tab. "eff" and section "Efficiency of algorithm", made precise for a CPU.',
     summary=[f"{int(judged.met.sum())} of {len(judged)} goals met, counted per model"],
 )
-goal_table.style.format(precision=2, na_rep="").hide()
+goal_table.set_index(["goal", "tuning"]).round(2)
 
 # %%
 missed = judged[~judged.met]

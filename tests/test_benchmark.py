@@ -10,18 +10,15 @@ import pandas as pd
 import pytest
 import torch
 
+from hyfreedp.experiments import paper
 from hyfreedp.experiments.benchmark import __main__ as command
 from hyfreedp.experiments.benchmark import contenders, goals, measure, record, tables, workloads
 from hyfreedp.experiments.benchmark.contenders import CONTENDERS, MAX_GRAD_NORM, Contender, Setup
 from hyfreedp.experiments.benchmark.record import cases
 from hyfreedp.experiments.benchmark.workloads import MODELS, Shape, Workload, make_workload
-from hyfreedp.experiments.paths import RESULTS
 
 for extra in ("timm", "transformers", "peft"):
     pytest.importorskip(extra)
-
-# Opacus's functorch mode with integer inputs.
-pytestmark = pytest.mark.filterwarnings("ignore:In CPU autocast:UserWarning")
 
 SHAPES = {
     "vit": Shape("vit", 16, 2, 2, tokens=5, outputs=5, batch_size=4, patch=4),
@@ -327,6 +324,57 @@ def test_a_selection_is_measured_shown_and_written_aside(tiny, tmp_path, monkeyp
     assert rows[["opacus", "timm", "transformers", "peft", "hyfreedp", "hardware", "date"]].notna().all(axis=None)
 
 
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    """The command's folders, with all measurements replaced by one that says which case it was."""
+    for name in ("CELLS", "BUILD", "RESULTS"):
+        monkeypatch.setattr(command, name, tmp_path / name.lower())
+
+    def measured(todo, **kwargs):
+        return pd.DataFrame(
+            [{"model": c.model, "tuning": c.tuning, "contender": "plain", "seconds": 1.0} for c in todo]
+        )
+
+    monkeypatch.setattr(command, "measure", measured)
+    return tmp_path
+
+
+def test_the_whole_record_has_every_small_model_and_the_growth(elsewhere):
+    assert command.main([]) == 0
+    folder = elsewhere / "results" / "laptop"
+    rows = pd.read_csv(folder / "efficiency.csv")
+    expected = [(model, tuning) for model in workloads.ON_CPU for tuning in MODELS[model].tunings]
+    assert list(zip(rows.model, rows.tuning, strict=True)) == expected
+    assert len(pd.read_csv(folder / "efficiency_growth.csv")) == sum(map(len, command._GROWTH["cpu"][1].values()))
+    assert not (elsewhere / "build").exists()
+
+
+def test_an_interrupt_says_how_to_go_on(elsewhere, monkeypatch, capsys):
+    monkeypatch.setattr(command, "measure", lambda *args, **kwargs: (_ for _ in ()).throw(KeyboardInterrupt))
+    assert command.main(["--quick"]) == 130
+    assert "goes on from the last finished case" in capsys.readouterr().err
+    assert not (elsewhere / "build").exists()
+
+
+def test_fresh_forgets_what_was_measured_before(elsewhere):
+    (case,) = cases(["tiny"], ["lora"])
+    part = record.part_of(case, elsewhere / "cells", device="cpu", rounds=1, threads=1)
+    part.parent.mkdir()
+    seen = []
+    for arguments, expected in ([], True), (["--fresh"], False):
+        part.write_text("[]")
+        with pytest.MonkeyPatch.context() as patch:
+            honest = command.measure
+
+            def look(todo, honest=honest, **kwargs):
+                seen.append(part.exists())
+                return honest(todo, **kwargs)
+
+            patch.setattr(command, "measure", look)
+            command.main(["--models", "tiny", "--tunings", "lora", "--rounds", "1", "--threads", "1", *arguments])
+        assert seen.pop() == expected and not part.exists()
+
+
 # ---- goals -----------------------------------------------------------------------------------------------------------
 
 
@@ -375,17 +423,6 @@ def test_the_summary_counts_models():
 # ---- the paper's table and its model of the cost ---------------------------------------------------------------------
 
 
-def paper_table():
-    return pd.read_csv(RESULTS.parent / "paper" / "eff.csv")
-
-
-def test_the_papers_ratios_follow_from_its_minutes():
-    """A check of the typing: every printed ratio is that of the printed minutes."""
-    wide = paper_table().pivot(index=["model", "tuning", "method"], columns="metric", values="value")
-    for (model, tuning, _), row in wide.iterrows():
-        assert row.minutes / wide.minutes[model, tuning, "w/o HyFreeDP"] == pytest.approx(row.ratio, abs=6e-4)
-
-
 def test_the_model_of_the_cost_is_the_papers():
     for interval in (1, 5, 10):
         assert tables.interval_ratio(interval, 1 / 3) == pytest.approx((3 + 2 / interval) / 3)
@@ -397,11 +434,25 @@ def test_measurements_stand_beside_the_papers_rows():
     frame = pd.DataFrame(
         {"model": "vit_d384", "tuning": ["full", "biases"], "contender": "ours_k5", "ratio_to_ours": [1.1, 1.2]}
     ).assign(device="cpu")
-    table = tables.beside_paper(paper_table(), {"mine": frame, "none": None})
+    table = tables.beside_paper(paper.load("eff"), {"mine": frame, "none": None})
     assert len(table) == 15 and table["none"].isna().all()
     mine = table[table["mine"].notna()].set_index(["paper_model", "tuning", "interval"])
-    assert mine["mine"].to_dict() == {("Vit-base", "full", 5): 1.1, ("Vit-base", "biases", 5): 1.2}
-    assert mine.paper.to_dict() == {("Vit-base", "full", 5): 1.063, ("Vit-base", "biases", 5): 1.089}
+    assert mine["mine"].to_dict() == {("Vit-base", "full", 5): 1.1, ("Vit-base", "bitfit", 5): 1.2}
+    assert mine.paper.to_dict() == {("Vit-base", "full", 5): 1.063, ("Vit-base", "bitfit", 5): 1.089}
+
+
+def test_memory_is_compared_with_the_plain_step_of_the_same_case():
+    rows = pd.DataFrame(
+        {
+            "model": list("aaabb"),
+            "tuning": "full",
+            "varied": np.nan,  # as an empty string is read back
+            "value": [0, 0, 1, 0, 0],
+            "contender": ["ours", "plain", "plain", "plain", "ours"],
+            "peak_mib": [3.0, 2.0, 5.0, np.nan, 1.0],
+        }
+    )
+    np.testing.assert_array_equal(tables.memory_ratio(rows), [1.5, 1, 1, np.nan, np.nan])
 
 
 def test_every_stand_in_exists_and_allows_its_tuning():

@@ -65,7 +65,7 @@ def beside_paper(paper: pd.DataFrame, measured: Mapping[str, pd.DataFrame | None
     """Tab. "eff" as ratios to the same private step without HyFreeDP, ours beside the paper's.
 
     Args:
-        paper: data/paper/eff.csv.
+        paper: table "eff" of :mod:`hyfreedp.experiments.paper`.
         measured: title of a column -> rows of a record or measurement.
 
     Returns:
@@ -88,6 +88,14 @@ def _ratio(frame: pd.DataFrame, stand_ins: Mapping[str, tuple[str, str]], interv
     model, tuning = stand_ins[str(frame.device.iloc[0])]
     found = frame[(frame.model == model) & (frame.tuning == tuning) & (frame.contender == f"ours_k{interval}")]
     return float(found.ratio_to_ours.iloc[0]) if len(found) else float("nan")
+
+
+def memory_ratio(rows: pd.DataFrame) -> pd.Series:
+    """Peak memory of every row relative to the plain step of the same case; NaN where either is missing."""
+    columns = (rows[name].map(str) for name in ("model", "tuning", "varied", "value"))
+    keys = pd.Series(list(zip(*columns, strict=True)), rows.index)
+    plain = rows.contender == "plain"
+    return rows.peak_mib / keys.map(dict(zip(keys[plain], rows.peak_mib[plain], strict=True)))
 
 
 def interval_ratio(interval: float, forward_share: float) -> float:
