@@ -18,7 +18,7 @@ reproduce: .venv/.installed  ## run the laptop profile's notebooks, write figure
 notebooks: .venv/.installed  ## execute notebooks/*.py and save each with its outputs as .ipynb
 	$(BIN)/python -m hyfreedp.experiments notebooks $(ARGS)
 
-benchmark: .venv/.installed  ## measure time and memory of a step beside plain ones and Opacus (quarter of an hour)
+benchmark: .venv/.installed  ## measure time and memory of a step beside plain ones and Opacus (ten minutes)
 	$(BIN)/python -m hyfreedp.experiments.benchmark $(ARGS)
 
 test: .venv/.installed  ## run the test suite (ruff included), without the slow tests

@@ -156,10 +156,10 @@ look = {
         strict=True,
     )
 }
-tunings = list(rows.tuning.unique())
+tunings = [tuning for tuning in ("full", "biases", "lora") if tuning in set(rows.tuning)]
 rows["memory_ratio"] = tables.memory_ratio(rows)
 figure, axes = plt.subplots(
-    2, len(tunings), figsize=(10.5, 6), sharey="row", squeeze=False,
+    2, len(tunings), figsize=(10.5, 6), sharex="col", sharey="row", squeeze=False,
     gridspec_kw={"width_ratios": [rows[rows.tuning == tuning].model.nunique() + 0.5 for tuning in tunings]},
 )  # fmt: skip
 for column, tuning in enumerate(tunings):
@@ -192,7 +192,9 @@ plt.show()
 def spread(name, column, tuning):
     """Range over models of a column's values, as text."""
     values = rows[(rows.contender == name) & (rows.tuning == tuning)][column].dropna()
-    return f"{values.min():.2f} to {values.max():.2f}" if len(values) else "not measured"
+    if not len(values):
+        return "not measured"
+    return f"{values.min():.2f}" + (f" to {values.max():.2f}" if len(values) > 1 else "")
 
 
 summary = [
@@ -284,7 +286,8 @@ for (name, tuning), style in zip(tables.PAPER_CASES, plots.SERIES, strict=False)
     axes[0].plot(found.interval, found.paper, label=f"{name}, {tuning}", **style | {"linestyle": "none"})
 probing = rows[rows.contender.isin([f"ours_k{k}" for k in tables.INTERVALS])]
 colours = {tuning: style for tuning, style in zip(("full", "biases", "lora"), plots.SERIES, strict=False)}
-for tuning, found in probing.groupby("tuning", sort=False):
+for tuning in tunings:
+    found = probing[probing.tuning == tuning]
     at = found.contender.str.removeprefix("ours_k").astype(int) * {"full": 0.96, "biases": 1.0, "lora": 1.04}[tuning]
     ends = [found.ratio_to_ours - found.ratio_to_ours_q1, found.ratio_to_ours_q3 - found.ratio_to_ours]
     axes[1].errorbar(
@@ -298,7 +301,9 @@ plt.show()
 
 # %%
 lines = [
-    f"{tuning}: a forward pass is {low:.2f} to {high:.2f} of our private step, by K = 1"
+    f"{tuning}: a forward pass is {low:.2f}"
+    + (f" to {high:.2f}" if high > low else "")
+    + " of our private step, by K = 1"
     for tuning, low, high in shares.itertuples()
 ]
 text = "\n".join(f"* {line}" for line in lines)
@@ -388,8 +393,8 @@ plots.save(
 
 # %% [markdown]
 # A small batch is dear for every private contender: the noise and AdamW's update touch each parameter once per step, however
-# few samples share the cost. Instantiated gradients take more memory with every sample, while book-keeping's surplus stays a
-# fixed share of the activations.
+# few samples share the cost. Instantiated gradients are as large as $B$ copies of the weights, so they weigh most where the
+# activations are small: few tokens, wide layers. Book-keeping's surplus is a share of the activations, whatever the size.
 #
 # ## 6. Goals, met and missed
 #
