@@ -10,5 +10,6 @@ ROOT = Path(os.environ.get("HYFREEDP_ROOT", Path(__file__).resolve().parents[2])
 NOTEBOOKS = ROOT / "notebooks"
 FIGURES = Path(os.environ.get("HYFREEDP_FIGURES", ROOT / "figures"))
 CELLS = Path(os.environ.get("HYFREEDP_CELLS", ROOT / "data" / "cells"))
+CACHE = Path(os.environ.get("HYFREEDP_CACHE", ROOT / "data" / "cache"))  # decoded data sets
 RESULTS = ROOT / "data" / "results"
 BUILD = ROOT / "build"

@@ -19,7 +19,7 @@ from typing import Any
 import pandas as pd
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
@@ -27,13 +27,15 @@ from hyfreedp import HyFreeDPOptimizer, PrivacyEngine
 from hyfreedp.accounting.arguments import check_choice
 from hyfreedp.clipping import AbadiClipping
 from hyfreedp.experiments.cache import key_of
+from hyfreedp.experiments.datasets import as_is
 from hyfreedp.experiments.files import replacing, write_text
 from hyfreedp.experiments.methods import METHODS
+from hyfreedp.experiments.models import MODELS, Model, Tuning
 from hyfreedp.experiments.paths import ROOT
 from hyfreedp.experiments.tasks import TASKS, Evaluation, evaluate
 
 CHECKPOINT_SECONDS = 20.0
-EVALUATE_EVERY = 5
+EVALUATE_EVERY = 5  # steps, in runs of up to a hundred; longer ones evaluate twenty times
 BASES: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adamw": torch.optim.AdamW,
     "sgd": partial(torch.optim.SGD, momentum=0.9),
@@ -54,6 +56,8 @@ class Spec:
         steps: length of the run; the task's own if None.
         clipping_threshold: R_g of Abadi's clipping, for method "vanilla" only.
         base: base optimizer, a name in ``BASES``; AdamW if None.
+        model: a name in ``MODELS`` that fits the task; the task's own if None.
+        tuning: which parameters are trained, see :func:`hyfreedp.experiments.models.choose_trainable`; all if None.
 
     Raises:
         ValueError: a name or number that is not allowed.
@@ -69,6 +73,8 @@ class Spec:
     steps: int | None = None
     clipping_threshold: float | None = None
     base: str | None = None
+    model: str | None = None
+    tuning: Tuning | None = None
 
     def __post_init__(self) -> None:
         check_choice("task", self.task, TASKS)
@@ -76,6 +82,10 @@ class Spec:
         check_choice("evaluation", self.evaluation, Evaluation)
         if self.base is not None:
             check_choice("base", self.base, BASES)
+        if self.model is not None:
+            check_choice("model", self.model, TASKS[self.task].models)
+        if self.tuning is not None:
+            check_choice("tuning", self.tuning, self.architecture.tunings)
         if (self.clipping_threshold is not None) != (self.method == "vanilla"):
             raise ValueError(
                 'clipping_threshold must be given exactly for method "vanilla", '
@@ -85,8 +95,13 @@ class Spec:
     @property
     def key(self) -> str:
         """Name of the cell's files: a hash of the spec, without later fields that a spec leaves at None."""
-        later = ("clipping_threshold", "base")
+        later = ("clipping_threshold", "base", "model", "tuning")
         return key_of({name: value for name, value in asdict(self).items() if name not in later or value is not None})
+
+    @property
+    def architecture(self) -> Model:
+        """The model that is trained."""
+        return MODELS[self.model or TASKS[self.task].models[0]]
 
 
 def run_cells(specs: Iterable[Spec], folder: Path, *, jobs: int = 1, description: str = "runs") -> list[dict[str, Any]]:
@@ -102,6 +117,8 @@ def run_cells(specs: Iterable[Spec], folder: Path, *, jobs: int = 1, description
     bar = partial(tqdm, total=len(specs), desc=description, unit="run")
     if jobs == 1 or all((folder / f"{spec.key}.json").exists() for spec in specs):
         return [run_cell(spec, folder) for spec in bar(specs)]
+    for task in {spec.task for spec in specs}:
+        TASKS[task].arrays()  # downloaded and decoded once, here, and not by every worker
     # Fresh interpreters: a forked one inherits locks of torch's thread pool.
     with get_context("spawn").Pool(jobs) as pool:
         return list(bar(pool.imap(partial(run_cell, folder=folder), specs)))
@@ -131,6 +148,7 @@ def run_cell(spec: Spec, folder: Path) -> dict[str, Any]:
         "noise_split": optimizer.split.to_dict(),
         "final_eta": optimizer.eta,
         "seconds": time.perf_counter() - started,
+        "data": TASKS[spec.task].arrays().source,
         "environment": environment(),
     }
     write_text(record_path, json.dumps(record, indent=1))
@@ -170,28 +188,44 @@ def commit() -> str:
 
 
 def make_run(spec: Spec, *, diagnostics: bool = False) -> tuple[HyFreeDPOptimizer, DataLoader]:
-    """The optimizer (with its model in ``optimizer.module``) and Poisson loader of a spec, ready for the first step."""
+    """The optimizer (with its model in ``optimizer.module``) and Poisson loader of a spec, ready for the first step.
+
+    The model is on the GPU if there is one; :func:`losses_of` takes the loader's batches there.
+    """
     task, method = TASKS[spec.task], METHODS[spec.method]
     train, _ = task.datasets(spec.evaluation)
-    model = task.model(spec.seed)
+    model = task.model(spec.seed, spec.model, spec.tuning or "full")
+    model.to("cuda" if torch.cuda.is_available() else "cpu")
     learned: dict[str, Any] = (
         {"initial_learning_rate": spec.learning_rate, "interval": spec.interval} if method.learns else {}
     )
     rate: dict[str, Any] = {} if method.learns else {"lr": spec.learning_rate}
     _, optimizer, loader = PrivacyEngine(seed=spec.seed).make_private_with_epsilon(
         module=model,
-        optimizer=BASES[spec.base or "adamw"](model.parameters(), **rate),
-        data_loader=DataLoader(train, batch_size=task.batch_size),
+        optimizer=BASES[spec.base or "adamw"]([p for p in model.parameters() if p.requires_grad], **rate),
+        data_loader=DataLoader(train, batch_size=task.batch_size, collate_fn=as_is),
         target_epsilon=spec.epsilon,
         target_delta=task.delta,
         steps=spec.steps or task.steps,
         preset=method.preset,
+        max_physical_batch_size=spec.architecture.physical_batch_size,
         clipping=None if spec.clipping_threshold is None else AbadiClipping(spec.clipping_threshold),
         diagnostics=diagnostics,
         **method.overrides,
         **learned,
     )
     return optimizer, loader
+
+
+def losses_of(model: nn.Module) -> Callable[[tuple[Tensor, Tensor]], Tensor]:
+    """Per-sample cross-entropy, shape (B,), of a batch of features and labels, which goes to the model's device."""
+    device = next(model.parameters()).device
+
+    def per_sample_loss(batch: tuple[Tensor, Tensor]) -> Tensor:
+        features, labels = (tensor.to(device, non_blocking=True) for tensor in batch)
+        return F.cross_entropy(model(features), labels, reduction="none")
+
+    return per_sample_loss
 
 
 @contextmanager
@@ -212,19 +246,16 @@ def _train(spec: Spec, checkpoint: Path) -> tuple[HyFreeDPOptimizer, float]:
     optimizer, loader = make_run(spec)
     _, held_out = TASKS[spec.task].datasets(spec.evaluation)
     model = optimizer.module
-
-    def per_sample_loss(batch: tuple[Tensor, Tensor]) -> Tensor:
-        features, labels = batch
-        return F.cross_entropy(model(features), labels, reduction="none")
-
+    per_sample_loss = losses_of(model)
+    every, together = max(EVALUATE_EVERY, optimizer.split.steps // 20), spec.architecture.evaluation_batch_size
     if checkpoint.exists():
         optimizer.load_state_dict(torch.load(checkpoint, weights_only=True))
     saved = time.monotonic()
     while optimizer.steps_left:
         for batch in loader:
             optimizer.step(per_sample_loss, batch)
-            if optimizer.steps_left % EVALUATE_EVERY == 0:
-                scores = evaluate(model, held_out)
+            if optimizer.steps_left % every == 0:
+                scores = evaluate(model, held_out, together)
                 optimizer.history[-1] |= {"test_accuracy": scores.accuracy, "test_loss": scores.loss}
             if time.monotonic() - saved > CHECKPOINT_SECONDS:
                 with replacing(checkpoint) as temporary:
@@ -232,7 +263,7 @@ def _train(spec: Spec, checkpoint: Path) -> tuple[HyFreeDPOptimizer, float]:
                 saved = time.monotonic()
             if not optimizer.steps_left:
                 break
-    return optimizer, evaluate(model, held_out).accuracy
+    return optimizer, evaluate(model, held_out, together).accuracy
 
 
 def with_seeds(spec: Spec, seeds: int) -> list[Spec]:

@@ -10,10 +10,11 @@ import pandas as pd
 from hyfreedp.experiments.files import replacing
 from hyfreedp.experiments.methods import EXTENDED_GRID
 from hyfreedp.experiments.run import Spec, environment, run_cells, tabulate
-from hyfreedp.experiments.tasks import TASKS, Evaluation
+from hyfreedp.experiments.tasks import Evaluation
 
 EPSILONS = (8.0, 3.0, 1.0)
 INITIAL_RATES = (1e-4, 1e-3)
+TASKS = ("digits", "classification")
 GRID_METHODS = ("constant", "linear")
 # Beside the grid's best: a rate that needs no search because AdamW on normalised gradients is free of scale.
 REFERENCE = ("linear", 0.02)

@@ -1,0 +1,210 @@
+"""The file formats of the image data sets: official ones by way of torchvision, and two packed copies."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import hashlib
+import io
+import lzma
+import tarfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+# Images that differ in size become squares of the side of the paper's models, as in the authors' public fine-tuning
+# script (awslabs/fast-differential-privacy, examples/image_classification/CV_TIMM.py).
+SIDE = 224
+_GTSRB_ADDRESS = "https://sid.erda.dk/public/archives/daaeac0d7ce1152aea9b61d9f1e19370/"
+_GTSRB_ARCHIVES = {
+    "GTSRB_Final_Training_Images.zip": "f33fd80ac59bff73c82d25ab499e03a3",
+    "GTSRB_Final_Test_Images.zip": "c7e4e6327067d32654124b0fe9e82185",
+    "GTSRB_Final_Test_GT.zip": "fe31e9c9270bbcd7b84b7f21a9d9d9e5",
+}
+_CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+
+
+@dataclass(frozen=True)
+class Part:
+    """Training or test part, decoded only when iterated.
+
+    Attributes:
+        labels: one per image.
+        images: arrays (side, side, 3) of uint8, in the order of the labels.
+        side: of every image, in pixels.
+        groups: one number per image; those of one group are near duplicates and belong together. None: no groups.
+    """
+
+    labels: np.ndarray
+    images: Iterable[np.ndarray]
+    side: int
+    groups: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A packed copy of a data set, which differs from the official release.
+
+    Attributes:
+        name: of its folder in the cache.
+        source: how it differs, for the record of a run.
+        checksums: SHA-256 of each file, by its path below ``$HYFREEDP_DATA``.
+        read: its parts, given that folder.
+    """
+
+    name: str
+    source: str
+    checksums: Mapping[str, str]
+    read: Callable[[Path], tuple[Part, Part]]
+
+    def verify(self, folder: Path) -> None:
+        """Raise ValueError if a file has other content."""
+        for name, expected in self.checksums.items():
+            with (folder / name).open("rb") as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+            if found != expected:
+                raise ValueError(f"{folder / name} is damaged or another file: its SHA-256 is {found}, not {expected}")
+
+
+def cifar10(folder: Path, download: bool) -> tuple[Part, Part]:
+    """CIFAR-10 (Krizhevsky, 2009)."""
+    from torchvision.datasets import CIFAR10
+
+    return _cifar(CIFAR10, folder, download)
+
+
+def cifar100(folder: Path, download: bool) -> tuple[Part, Part]:
+    """CIFAR-100 with its 100 fine labels (Krizhevsky, 2009)."""
+    from torchvision.datasets import CIFAR100
+
+    return _cifar(CIFAR100, folder, download)
+
+
+def _cifar(kind: Any, folder: Path, download: bool) -> tuple[Part, Part]:
+    sets = [kind(folder, train=train, download=download) for train in (True, False)]
+    train, test = (Part(np.array(found.targets), found.data, 32) for found in sets)
+    return train, test
+
+
+def svhn(folder: Path, download: bool) -> tuple[Part, Part]:
+    """Street view house numbers, cropped digits, without the "extra" part (Netzer et al., 2011)."""
+    from torchvision.datasets import SVHN
+
+    sets = [SVHN(folder, split=split, download=download) for split in ("train", "test")]
+    train, test = (Part(found.labels, found.data.transpose(0, 2, 3, 1), 32) for found in sets)
+    return train, test
+
+
+def food101(folder: Path, download: bool) -> tuple[Part, Part]:
+    """Food-101 (Bossard et al., 2014), in the layout of its archive."""
+    from torchvision.datasets import Food101
+
+    Food101(folder, download=download)  # downloads and verifies, or raises
+    root = folder / "food-101"
+    classes = (root / "meta" / "classes.txt").read_text().split()
+
+    def part(split: str) -> Part:
+        names = (root / "meta" / f"{split}.txt").read_text().split()
+        labels = np.array([classes.index(name.split("/")[0]) for name in names])
+        return Part(labels, squares(root / "images" / f"{name}.jpg" for name in names), SIDE)
+
+    return part("train"), part("test")
+
+
+def gtsrb(folder: Path, download: bool) -> tuple[Part, Part]:
+    """German traffic signs (Stallkamp et al., 2012), in the layout of its archives; a group is a track of one sign."""
+    if download:
+        from torchvision.datasets.utils import download_and_extract_archive
+
+        for name, checksum in _GTSRB_ARCHIVES.items():
+            download_and_extract_archive(_GTSRB_ADDRESS + name, folder / "gtsrb", md5=checksum)
+    root = folder / "gtsrb"
+    train = sorted((root / "GTSRB" / "Final_Training" / "Images").glob("*/*.ppm"))
+    with (root / "GT-final_test.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file, delimiter=";"))
+    test = [root / "GTSRB" / "Final_Test" / "Images" / row["Filename"] for row in rows]
+    names = [f"{path.parent.name}/{path.name}" for path in train]
+    return (
+        Part(np.array([int(path.parent.name) for path in train]), squares(train), SIDE, tracks(names)),
+        Part(np.array([int(row["ClassId"]) for row in rows]), squares(test), SIDE),
+    )
+
+
+def tracks(names: Iterable[str]) -> np.ndarray:
+    """The number of each image's track, from names CLASS/TRACK_FRAME.ppm."""
+    return np.unique([name.rsplit("_", 1)[0] for name in names], return_inverse=True)[1]
+
+
+def squares(paths: Iterable[Path]) -> Iterator[np.ndarray]:
+    """Images of any size as squares, bilinear with antialiasing; the aspect ratio is not kept."""
+    for path in paths:
+        with Image.open(path) as image:
+            yield np.asarray(image.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BILINEAR))
+
+
+def cifar10_jpeg(folder: Path) -> tuple[Part, Part]:
+    """The JPEG copy: ``train/CLASS/NNNN.jpg`` and ``test/CLASS/NNNN.jpg`` in one archive."""
+    found: dict[str, list[tuple[int, bytes]]] = {"train": [], "test": []}
+    with tarfile.open(folder / "cifar10" / "cifar10.tar.gz") as archive:
+        for member in archive:
+            if member.isfile():
+                split, label, _ = member.name.split("/")
+                data = archive.extractfile(member)
+                assert data is not None  # a regular file has content
+                found[split].append((_CIFAR10_CLASSES.index(label), data.read()))
+
+    def part(split: str) -> Part:
+        labels = np.array([label for label, _ in found[split]])
+        return Part(labels, (_decoded(data) for _, data in found[split]), 32)
+
+    return part("train"), part("test")
+
+
+def _decoded(data: bytes) -> np.ndarray:
+    with Image.open(io.BytesIO(data)) as image:
+        return np.asarray(image.convert("RGB"))
+
+
+def gtsrb_32(folder: Path) -> tuple[Part, Part]:
+    """The copy of 32 x 32 pixels: filtered pixels in ``PART.rgb.xz``, names and labels in ``PART.csv.gz``."""
+    halves = [_gtsrb_file(folder / "gtsrb32", f"train_{half}") for half in ("even", "odd")]
+    pixels, labels, names = (np.concatenate(values) for values in zip(*halves, strict=True))
+    train = Part(labels, pixels, 32, tracks(names))
+    pixels, labels, _ = _gtsrb_file(folder / "gtsrb32", "test")
+    return train, Part(labels, pixels, 32)
+
+
+def _gtsrb_file(folder: Path, part: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    with lzma.open(folder / f"{part}.rgb.xz") as file:
+        coded = np.frombuffer(file.read(), np.uint8).reshape(-1, 3, 32, 32)
+    # Stored are red and blue less green, and of these the differences down the rows and along the columns, modulo 256.
+    pixels = coded.cumsum(axis=2, dtype=np.uint8).cumsum(axis=3, dtype=np.uint8)
+    pixels[:, [0, 2]] += pixels[:, 1:2]
+    with gzip.open(folder / f"{part}.csv.gz", "rt", newline="") as file:
+        rows = list(csv.DictReader(file))
+    return pixels.transpose(0, 2, 3, 1), np.array([int(r["label"]) for r in rows]), np.array([r["file"] for r in rows])
+
+
+CIFAR10_JPEG = Copy(
+    "jpeg",
+    "JPEG copy of quality 75",
+    {"cifar10/cifar10.tar.gz": "1c808e62304965f0978060cf8f6142251bd2de68312eb1fb050a63ab834317fd"},
+    cifar10_jpeg,
+)
+GTSRB_32 = Copy(
+    "32",
+    "copy resized to 32 x 32",
+    {
+        "gtsrb32/train_even.rgb.xz": "4f08f1bf3df2fea77ffa5cdd106c5140576cfdd556ac7dcc9c9f7618810f53b6",
+        "gtsrb32/train_even.csv.gz": "87ad4369c05e89e61874d21607e6a514318a34033bb6ba5bc9d599d583e499bf",
+        "gtsrb32/train_odd.rgb.xz": "230e3a8670f62d4b3c88dfa10a4edf98eab959008f2d5dc260a4c31370e2c04c",
+        "gtsrb32/train_odd.csv.gz": "d4c5712ed9da0a518a06bbbd66dbad436c14ea333625bb7076b24f5f78b16167",
+        "gtsrb32/test.rgb.xz": "4189bb6a06e582b8376cde6f03db39bd6c89bd3e0679786dafdf1ededf30a5fd",
+        "gtsrb32/test.csv.gz": "d2ab0fb47ffe12ddd5cf2dd23885c8b8ec9041d5dd2e0d9f6d8d969a4e00dbd8",
+    },
+    gtsrb_32,
+)
