@@ -48,7 +48,7 @@ def time_rounds(
     *,
     wait: Callable[[], None] = lambda: None,
     clock: Callable[[], float] = time.perf_counter,
-) -> tuple[dict[str, list[float]], dict[str, Exception]]:
+) -> tuple[dict[str, list[float]], dict[str, str]]:
     """Time several kinds of steps side by side: every round runs one period of each.
 
     What slows the machine for a while then slows all of them. Each round begins with another one, so that none is
@@ -61,10 +61,10 @@ def time_rounds(
         clock: seconds.
 
     Returns:
-        Name -> seconds per step, one number per round; and name -> what a step raised, for those that failed.
+        Name -> seconds per step, one number per round; and name -> the reason, for those whose step raised.
     """
     seconds: dict[str, list[float]] = {name: [] for name in steps}
-    failed: dict[str, Exception] = {}
+    failed: dict[str, str] = {}
     names = list(steps)
     for i in range(rounds):
         first = i % len(names) if names else 0
@@ -79,7 +79,7 @@ def time_rounds(
                     step()
                 wait()
             except Exception as error:  # another library's step may fail in any way; the record says how
-                failed[name] = error
+                failed[name] = reason(error)
                 del seconds[name]
                 continue
             seconds[name].append((clock() - started) / period)
@@ -138,6 +138,12 @@ def _peak_of_trace(events: Sequence[dict]) -> int:
         if when >= start:
             peak = max(peak, total)
     return peak
+
+
+def reason(error: Exception) -> str:
+    """What was raised, short enough for a table. Only this is kept: a traceback would keep a model's memory alive."""
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0]}"[:200]
 
 
 def ratio_quartiles(numerator: Sequence[float], denominator: Sequence[float]) -> tuple[float, float, float]:

@@ -21,7 +21,14 @@ import torch
 from tqdm import tqdm
 
 from hyfreedp.experiments.benchmark.contenders import CONTENDERS, Setup, Step
-from hyfreedp.experiments.benchmark.measure import garbage_stays, peak_memory, ratio_quartiles, synchronize, time_rounds
+from hyfreedp.experiments.benchmark.measure import (
+    garbage_stays,
+    peak_memory,
+    ratio_quartiles,
+    reason,
+    synchronize,
+    time_rounds,
+)
 from hyfreedp.experiments.benchmark.workloads import MODELS, Shape, Tuning, Workload, make_workload
 from hyfreedp.experiments.cache import key_of
 from hyfreedp.experiments.files import write_text
@@ -152,18 +159,18 @@ def measure_case(case: Case, *, device: torch.device, rounds: int, setup: Setup)
             try:
                 row["peak_mib"] = peak_memory(CONTENDERS[name], work, setup)
             except Exception as error:
-                failed[name] = error
+                failed[name] = reason(error)
             if device.type == "cuda":
                 _free(device)
-        row["failure"] = _reason(failed[name]) if name in failed else ""
+        row["failure"] = failed.get(name, "")
         rows.append(common | row)
     return rows
 
 
-def _time(case: Case, work: Workload, rounds: int, setup: Setup) -> tuple[dict[str, list[float]], dict[str, Exception]]:
+def _time(case: Case, work: Workload, rounds: int, setup: Setup) -> tuple[dict[str, list[float]], dict[str, str]]:
     device = work.inputs.device
     steps: dict[str, tuple[Step, int]] = {}
-    failed: dict[str, Exception] = {}
+    failed: dict[str, str] = {}
     for name in case.contenders:
         contender = CONTENDERS[name]
         try:
@@ -171,7 +178,8 @@ def _time(case: Case, work: Workload, rounds: int, setup: Setup) -> tuple[dict[s
             for _ in range(_WARM_UP_STEPS):
                 step()
         except Exception as error:  # another library may refuse a model in any way; the record says how
-            failed[name] = error
+            failed[name] = reason(error)
+            _free(device)
         else:
             steps[name] = (step, contender.period)
     seconds, failed_later = time_rounds(steps, rounds, wait=partial(synchronize, device))
@@ -230,12 +238,6 @@ def _processor() -> str:
         if names:
             return f"{names[0]}, {cores}"
     return f"{platform.processor() or platform.machine()}, {cores}"
-
-
-def _reason(error: Exception) -> str:
-    """The first line of what was raised, short enough for a table."""
-    lines = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0]}"[:200]
 
 
 def _free(device: torch.device) -> None:
