@@ -74,10 +74,6 @@ from hyfreedp.experiments.tasks import TASKS
 from hyfreedp.privatize import loss_noise_std, optimal_threshold
 
 plots.use_style()
-parameters = {
-    name: globals()[name]
-    for name in ("profile", "epsilon", "seeds", "step", "batch_sizes", "loss_mean", "loss_std", "brightness")
-}
 laptop = {
     "batches": 400,  # simulated batches of normal losses
     "releases": 2000,  # repeated releases of one batch
@@ -100,7 +96,11 @@ sizes = {
     "paper": laptop | {"releases": 10_000, "parabolas": 1000, "attacks": 2000},
 }[profile]
 if profile == "smoke":  # a small budget is calibrated quickly
-    epsilon, step = 0.5, 2
+    epsilon, step = 0.2, 2
+parameters = {
+    name: globals()[name]
+    for name in ("profile", "epsilon", "seeds", "step", "batch_sizes", "loss_mean", "loss_std", "brightness")
+}
 RED, BLUE, GREEN = (plots.STYLES[name] for name in ("paper", "robust", "best"))
 LINES = {"bias": RED, "noise": GREEN, "rmse": BLUE}
 NAMES = {"bias": "clipping bias", "noise": "noise (sd)", "rmse": "total (root mean square)"}
@@ -582,7 +582,7 @@ plots.save(
     parameters=parameters,
     inputs=[],
     shows="Density of Gaussian and Laplace noise at equal privacy, and the total error of the mean loss under each.",
-    claim="§Loss privatization: Gaussian noise by default, Laplace as the alternative for scalars.",
+    claim='§"Privatized quadratic function": Gaussian noise by default, or Laplace noise with clipping in L1 norm.',
     summary=summary,
 )
 
@@ -877,7 +877,7 @@ plots.save(
     parameters=parameters,
     inputs=run_inputs + inputs,
     shows="Learning rates with and without one planted outlier, and the advantage of an observer against the bound of epsilon.",
-    claim="§Loss privatization: fitting the rate to raw losses violates DP; the private fit does not, by post-processing.",
+    claim='§"Privatized quadratic function": fitting the rate to raw losses violates DP; the private fit is post-processing.',
     summary=summary,
 )
 

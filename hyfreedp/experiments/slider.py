@@ -31,7 +31,7 @@ def page_data(
         fits: of :func:`~hyfreedp.experiments.clouds.clouds`, its multiples being the slider positions.
         spread: of :func:`~hyfreedp.experiments.clouds.eta_spread`.
         usual: (R_l, R_d, R_c) at multiple 1.
-        marks: names and values of R_l to mark; the first is labelled on its left, the others on their right.
+        marks: names and values of R_l to mark; the first is labelled at the bottom, the others at the top.
         exact: parabola through the raw mean losses.
         distance: h.
         setting: one sentence on data, batch and noise.
@@ -223,7 +223,7 @@ let errors = axes("errors", ex, ey, decades(thresholds[0], thresholds[thresholds
   same(decades(lowest, highest)), "threshold R_l (nats)", "error (nats)");
 data.marks.forEach(([name, value], k) => errors +=
   `<line class="mark" x1="${ex(value)}" x2="${ex(value)}" y1="${top_}" y2="${bottom}"/>` +
-  `<text class="soft" x="${ex(value) + (k ? 4 : -4)}" y="${bottom - 6 - 16 * Math.max(0, k - 1)}" ` +
+  `<text class="soft" x="${ex(value) + (k ? 4 : -4)}" y="${k ? top_ - 4 + 16 * k : bottom - 6}" ` +
   `text-anchor="${k ? "start" : "end"}">${name}</text>`);
 errors += `<g clip-path="url(#clip-errors)">`;
 for (const name of ["bias", "noise", "total"])
