@@ -138,6 +138,42 @@ def private_fit(
     return fit_quadratic([distance, 0.0, -distance], released.tolist())
 
 
+def clipped_rates(losses: ArrayLike, distance: float) -> dict[str, float]:
+    """What clipping alone, without noise, makes of b/a, in units of h.
+
+    Args:
+        losses: at (w - hG, w, w + hG), shape ``(3, B)``.
+        distance: h.
+
+    Returns:
+        ``exact``; ``mean_loss`` and ``sum_of_losses`` from three losses with R_l = L and their sum; ``contrasts`` at
+        :func:`usual_thresholds`.
+    """
+    batch = torch.as_tensor(np.asarray(losses, dtype=np.float64))
+    usual = usual_thresholds(losses)
+    total = float(batch.mean(dim=1).sum())
+
+    def rate(probe: Probe, loss_threshold: float) -> float:
+        fit = private_fit(
+            batch,
+            probe,
+            (loss_threshold, *usual[1:]),
+            0.0,
+            distance=distance,
+            expected_batch_size=batch.shape[1],
+            generator=torch.Generator(),
+        )
+        return fit.minimizer / distance
+
+    exact = fit_quadratic([distance, 0.0, -distance], batch.mean(dim=1).tolist()).minimizer / distance
+    return {
+        "exact": exact,
+        "mean_loss": rate("losses", usual[0]),
+        "sum_of_losses": rate("losses", total),
+        "contrasts": rate("contrasts", usual[0]),
+    }
+
+
 def clouds(
     *,
     losses: list[list[float]],

@@ -149,7 +149,7 @@ figures of notebook 01.</p></noscript>
 <div class="control">
 <label for="slider">Threshold</label>
 <input id="slider" type="range" min="0" step="1" aria-describedby="now">
-<output id="now" for="slider" aria-live="polite"></output>
+<output id="now" for="slider" aria-live="off"></output>
 </div>
 <div class="panels">
 <section aria-labelledby="title-errors"><h2 id="title-errors">1. Error of the private mean losses</h2>
