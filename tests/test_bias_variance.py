@@ -211,7 +211,7 @@ def test_clouds_scatter_as_their_known_noise_says():
 
 
 def test_clipping_alone_by_hand():
-    ahead, here, behind = losses = np.array([[1.0, 4.0], [2.0, 4.0], [5.0, 4.0]])
+    ahead, here, behind = losses = np.array([[0.5, 4.0], [2.0, 4.0], [5.0, 4.0]])
     rates = clouds.clipped_rates(losses, distance=0.1)
 
     def rate(plus, middle, minus):
@@ -219,8 +219,8 @@ def test_clipping_alone_by_hand():
 
     assert rates["exact"] == pytest.approx(rate(ahead, here, behind))
     assert rates["mean_loss"] == pytest.approx(rate(*(np.minimum(row, 3.0) for row in losses)))  # mean loss 3
-    assert rates["sum_of_losses"] == pytest.approx(rates["exact"])  # 10 clips nothing
-    # One of two contrasts is zero; clipping (4, 2) by (3.2, 1.6) keeps their ratio.
+    assert rates["sum_of_losses"] == pytest.approx(rates["exact"])  # 9.75 clips nothing
+    # One of two contrasts is zero; clipping (4.5, 1.5) at (3.6, 1.2) keeps their ratio.
     assert rates["contrasts"] == pytest.approx(rates["exact"])
 
 
