@@ -68,6 +68,8 @@ def save(
         claim: the paper's item and what it claims there; empty if the paper has no such figure.
         summary: what we found, one finding a line, for the report.
     """
+    figure.draw_without_rendering()  # lays out,
+    figure.set_layout_engine("none")  # once: otherwise each of the drawings below would do so again
     with replacing(FIGURES / f"{name}.png") as temporary:
         figure.savefig(temporary, format="png")
     with replacing(FIGURES / f"{name}.pdf") as temporary:
