@@ -221,6 +221,12 @@ def test_without_data_and_internet_one_sentence_says_what_to_do(places, monkeypa
     assert not list((places / "cache").iterdir())
 
 
+def test_a_wrong_folder_is_named(places, monkeypatch):
+    monkeypatch.setenv("HYFREEDP_DATA", str(places / "dta"))
+    with pytest.raises(FileNotFoundError, match=r"HYFREEDP_DATA must name a folder of data sets, got '.*dta'"):
+        images("svhn")
+
+
 def test_a_download_is_decoded_and_not_kept(places, monkeypatch):
     monkeypatch.delenv("HYFREEDP_DATA")
 

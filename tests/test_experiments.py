@@ -6,7 +6,6 @@ import math
 import pandas as pd
 import pytest
 import torch
-import torch.nn.functional as F
 
 from hyfreedp.experiments import run, study
 from hyfreedp.experiments.cache import cached
@@ -95,10 +94,9 @@ def test_sgd_with_tiny_thresholds_follows_rate_times_threshold(tmp_path):
     weights = []
     for spec in specs:
         optimizer, loader = run.make_run(spec)
+        per_sample_loss = run.losses_of(optimizer.module)
         for batch in loader:
-            optimizer.step(
-                lambda batch, m=optimizer.module: F.cross_entropy(m(batch[0]), batch[1], reduction="none"), batch
-            )
+            optimizer.step(per_sample_loss, batch)
         weights.append(torch.cat([p.detach().flatten() for p in optimizer.module.parameters()]))
     torch.testing.assert_close(weights[0], weights[1], rtol=1e-3, atol=1e-5)
 

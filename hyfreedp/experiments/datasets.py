@@ -61,14 +61,12 @@ class Dataset:
     """What is known of a data set before it is read.
 
     Attributes:
-        title: for figures.
         train_size: N.
         features: entries of one record as a flat vector; 0 where images have no fixed size.
         classes: number of labels.
         load: reads it.
     """
 
-    title: str
     train_size: int
     features: int
     classes: int
@@ -134,17 +132,20 @@ def images(name: str) -> Arrays:
         name: in ``IMAGES``.
 
     Raises:
-        FileNotFoundError: it is nowhere and cannot be downloaded, with what to do.
+        FileNotFoundError: it is nowhere and cannot be downloaded, with what to do; or ``$HYFREEDP_DATA`` is no folder.
         ValueError: a file is damaged, or has other images than expected.
     """
     wanted = IMAGES[name]
-    given = os.environ.get("HYFREEDP_DATA")
-    for copy in wanted.copies if given else ():
-        if all((Path(given or "") / file).exists() for file in copy.checksums):
+    variable = os.environ.get("HYFREEDP_DATA")
+    given = Path(variable) if variable else None
+    if given is not None and not given.is_dir():
+        raise FileNotFoundError(f"HYFREEDP_DATA must name a folder of data sets, got {variable!r}")
+    for copy in wanted.copies:
+        if given is not None and all((given / file).exists() for file in copy.checksums):
             folder = CACHE / f"{name}-{copy.name}"
             if not folder.exists():
-                copy.verify(Path(given or ""))
-                _decode(folder, wanted, *copy.read(Path(given or "")))
+                copy.verify(given)
+                _decode(folder, wanted, *copy.read(given))
             return _mapped(folder, copy.source)
     folder = CACHE / f"{name}-official"
     if not folder.exists():
@@ -152,11 +153,11 @@ def images(name: str) -> Arrays:
     return _mapped(folder, "official")
 
 
-def _fetch(folder: Path, wanted: ImageSet, given: str | None) -> None:
+def _fetch(folder: Path, wanted: ImageSet, given: Path | None) -> None:
     """Decode the official files of ``$HYFREEDP_DATA``, or download them to a temporary folder and decode those."""
-    if given:
+    if given is not None:
         try:
-            parts = wanted.official(Path(given), False)
+            parts = wanted.official(given, False)
         except (OSError, RuntimeError):  # what torchvision raises where files are missing: not there, so try elsewhere
             pass
         else:
@@ -166,7 +167,7 @@ def _fetch(folder: Path, wanted: ImageSet, given: str | None) -> None:
         try:
             parts = wanted.official(Path(temporary), True)
         except (OSError, RuntimeError) as error:
-            where = f"in HYFREEDP_DATA={given}" if given else "on this machine (HYFREEDP_DATA is not set)"
+            where = f"in HYFREEDP_DATA={given}" if given is not None else "on this machine (HYFREEDP_DATA is not set)"
             raise FileNotFoundError(
                 f"{wanted.title} is not {where} and could not be downloaded ({error}): connect to the internet, or set "
                 "HYFREEDP_DATA to a folder that has it in torchvision's layout"
