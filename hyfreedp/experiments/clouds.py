@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-import torch.nn.functional as F
 from numpy.typing import ArrayLike
 from torch import Tensor
 from tqdm import tqdm
@@ -18,6 +17,7 @@ from hyfreedp import QuadraticFit, fit_quadratic
 from hyfreedp.accounting.mechanisms import Probe
 from hyfreedp.curvefit import fit_contrasts
 from hyfreedp.experiments.run import Spec, make_run, one_thread
+from hyfreedp.experiments.run import losses_of as per_sample_loss_of
 from hyfreedp.experiments.tasks import TASKS
 from hyfreedp.privatize import privatize_contrasts, privatize_loss
 
@@ -57,9 +57,7 @@ def probed_losses(*, spec: dict[str, Any], stages: list[int], brightness: float)
             raise ValueError(f"stages must be steps with a probe, got {bad}; there are probes at {probes}")
         model = optimizer.module
 
-        def per_sample_loss(batch: tuple[Tensor, Tensor]) -> Tensor:
-            return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
-
+        per_sample_loss = per_sample_loss_of(model)
         parts = {
             "train": TASKS[chosen.task].datasets(chosen.evaluation)[0].tensors,
             "outlier": outlier(chosen.task, brightness),
@@ -80,7 +78,7 @@ def probed_losses(*, spec: dict[str, Any], stages: list[int], brightness: float)
                 with torch.no_grad():
                     for name, x in zip(POINTS, (distance, 0.0, -distance), strict=True):
                         _move(model.parameters(), start, end, x / record.eta)
-                        losses[name] = per_sample_loss(records).double().numpy()
+                        losses[name] = per_sample_loss(records).double().cpu().numpy()
                 tables.append(pd.DataFrame({"step": record.step, "distance": distance, "part": part} | losses))
             _move(model.parameters(), start, end, 1.0)
     return pd.concat(tables, ignore_index=True)

@@ -15,14 +15,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from tqdm import tqdm
 
 from hyfreedp import NoiseSplit, QuadraticFit, StepRecord, fit_quadratic
 from hyfreedp.accounting.mechanisms import SQUARED_L2_SENSITIVITY
 from hyfreedp.curvefit import fit_contrasts
-from hyfreedp.experiments.run import Spec, make_run, one_thread
+from hyfreedp.experiments.run import Spec, losses_of, make_run, one_thread
 from hyfreedp.experiments.tasks import TASKS
 from hyfreedp.privatize import loss_noise_std, privatize_contrasts, privatize_loss
 
@@ -72,9 +71,7 @@ def visits(spec: Spec, stages: Sequence[float]) -> Iterator[Visit]:
     model = optimizer.module
     features, labels = TASKS[spec.task].datasets(spec.evaluation)[0].tensors
 
-    def per_sample_loss(batch: tuple[Tensor, Tensor]) -> Tensor:
-        return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
-
+    per_sample_loss = losses_of(model)
     batches = chain.from_iterable(repeat(loader))
     for t in tqdm(range(max(steps) + 1), desc=f"{spec.method}, seed {spec.seed}", unit="step"):
         batch = next(batches)
@@ -86,7 +83,8 @@ def visits(spec: Spec, stages: Sequence[float]) -> Iterator[Visit]:
         end = [parameter.detach().clone() for parameter in model.parameters()]
         outside = np.setdiff1d(np.arange(len(labels)), optimizer.sampler.batch(t))
         # The step went from w to w - eta G, so w - x h G divides that line at x h / eta.
-        along = partial(_losses_along, model, per_sample_loss, start, end, record.probe.distance / record.eta)
+        share = record.probe.distance / record.eta
+        along = partial(_losses_along, model, start, end, share, spec.architecture.evaluation_batch_size)
         rest = (features[outside], labels[outside])
         yield Visit(record, optimizer.split, optimizer.expected_batch_size, partial(along, batch), partial(along, rest))
 
@@ -94,20 +92,22 @@ def visits(spec: Spec, stages: Sequence[float]) -> Iterator[Visit]:
 @torch.no_grad()
 def _losses_along(
     model: nn.Module,
-    per_sample_loss: Callable[[Any], Tensor],
     start: Sequence[Tensor],
     end: Sequence[Tensor],
     share: float,
+    together: int,
     records: tuple[Tensor, Tensor],
     points: Sequence[float],
 ) -> Tensor:
     """Losses where the line from ``start`` to ``end`` is divided at ``share`` times each point; ends with ``end``."""
+    per_sample_loss = losses_of(model)
+    parts = list(zip(*(tensor.split(together) for tensor in records), strict=True))
     rows = []
     try:
         for x in points:
             for parameter, first, last in zip(model.parameters(), start, end, strict=True):
                 parameter.copy_(torch.lerp(first, last, x * share))
-            rows.append(per_sample_loss(records).double())
+            rows.append(torch.cat([per_sample_loss(part).double().cpu() for part in parts]))
     finally:
         for parameter, last in zip(model.parameters(), end, strict=True):
             parameter.copy_(last)
