@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from hyfreedp.experiments import study
+from hyfreedp.experiments.benchmark import goals
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -27,6 +28,12 @@ def test_links_and_pictures_exist():
 def test_the_table_is_that_of_the_records():
     rows = pd.read_csv(ROOT / "data" / "results" / "laptop" / "accuracy.csv")
     assert study.markdown(rows) in README
+
+
+def test_the_costs_are_those_of_the_record():
+    rows = pd.read_csv(ROOT / "data" / "results" / "laptop" / "efficiency.csv")
+    assert goals.markdown(rows) in README
+    assert set(rows.threads) == {1} and set(rows.rounds) == {7}
 
 
 @pytest.mark.parametrize("target", ["reproduce", "test"])

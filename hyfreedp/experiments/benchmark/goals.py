@@ -76,3 +76,23 @@ def summarise(judged: pd.DataFrame) -> pd.DataFrame:
     counts = judged.groupby(keys).met.agg(["sum", "size"])
     table["met"] = [f"{counts['sum'][key]} of {counts['size'][key]}" for key in table.index]
     return table.reindex(judged.set_index(keys).index.unique()).reset_index()
+
+
+def markdown(rows: pd.DataFrame) -> str:
+    """A record as the README prints it: for each goal the limit and the ratio of every model, in bold if above it."""
+    table = summarise(judge(rows))
+    models = [name for name in table.columns if name not in ("goal", "tuning", "limit", "met")]
+    lines = [
+        "| Ratio | Tuning | Goal | " + " | ".join(models) + " |",
+        "| --- | --- | --- |" + " --- |" * len(models),
+    ]
+    for row in table.to_dict("records"):
+        measured = [_cell(row[model], row["limit"]) for model in models]
+        lines.append(f"| {row['goal']} | {row['tuning']} | {row['limit']:.2f} | " + " | ".join(measured) + " |")
+    return "\n".join(lines)
+
+
+def _cell(ratio: float, limit: float) -> str:
+    if np.isnan(ratio):
+        return ""
+    return f"{ratio:.2f}" if ratio <= limit else f"**{ratio:.2f}**"
