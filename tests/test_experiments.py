@@ -80,8 +80,8 @@ def test_keys_of_specs_without_later_fields_stay_what_they_were():
 
 
 @pytest.mark.parametrize(("method", "threshold"), [("vanilla", None), ("linear", 1.0)])
-def test_a_clipping_threshold_belongs_to_vanilla_alone(method, threshold):
-    with pytest.raises(ValueError, match='clipping_threshold must be given exactly for method "vanilla"'):
+def test_a_clipping_threshold_belongs_to_methods_that_clip(method, threshold):
+    with pytest.raises(ValueError, match="clipping_threshold must be given exactly for the methods vanilla, adaptive"):
         Spec(method=method, clipping_threshold=threshold)
 
 

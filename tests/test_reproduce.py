@@ -1,6 +1,7 @@
 """The batch run: what runs, what is resumed, what is refused before anything runs, what is said."""
 
 import re
+import signal
 import time
 
 import pytest
@@ -13,9 +14,12 @@ pytest_plugins = ["batch"]
 
 @pytest.fixture
 def three(project):
+    # A shell starts background commands with interrupts ignored, and all that these start inherit it.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     for stem in ("01_first", "02_second", "03_third"):
         project.write(stem)
-    return project
+    yield project
+    signal.signal(signal.SIGINT, before)
 
 
 def test_a_failed_notebook_is_named_at_the_end_and_the_others_run(three, capsys):

@@ -15,7 +15,8 @@ from matplotlib.axes import Axes
 from hyfreedp.experiments import study
 from hyfreedp.experiments.files import replacing
 from hyfreedp.experiments.methods import EXTENDED_GRID, METHODS
-from hyfreedp.experiments.run import Spec, environment, read_steps, run_cells, tabulate
+from hyfreedp.experiments.run import environment, read_steps, run_cells, tabulate
+from hyfreedp.experiments.spec import Spec
 
 PROFILE_TASKS = {
     "smoke": ("digits",),

@@ -21,7 +21,8 @@ from tqdm import tqdm
 from hyfreedp import NoiseSplit, QuadraticFit, StepRecord, fit_quadratic
 from hyfreedp.accounting.mechanisms import SQUARED_L2_SENSITIVITY
 from hyfreedp.curvefit import fit_contrasts
-from hyfreedp.experiments.run import Spec, losses_of, make_run, one_thread
+from hyfreedp.experiments.run import losses_of, make_run, one_thread
+from hyfreedp.experiments.spec import Spec
 from hyfreedp.experiments.tasks import TASKS
 from hyfreedp.privatize import loss_noise_std, privatize_contrasts, privatize_loss
 

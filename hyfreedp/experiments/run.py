@@ -9,99 +9,34 @@ import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from importlib.metadata import version
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 import torch.nn.functional as F
+from filelock import FileLock
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from hyfreedp import HyFreeDPOptimizer, PrivacyEngine
-from hyfreedp.accounting.arguments import check_choice
-from hyfreedp.clipping import AbadiClipping
-from hyfreedp.experiments.cache import key_of
+from hyfreedp.clipping import AbadiClipping, Clipping
+from hyfreedp.experiments.adaptive_clipping import AdaptiveClipping
 from hyfreedp.experiments.datasets import as_is
 from hyfreedp.experiments.files import replacing, write_text
-from hyfreedp.experiments.methods import METHODS
-from hyfreedp.experiments.models import MODELS, Model, Tuning
+from hyfreedp.experiments.methods import BASES, METHODS
 from hyfreedp.experiments.paths import ROOT
-from hyfreedp.experiments.tasks import TASKS, Evaluation, evaluate
+from hyfreedp.experiments.spec import Spec
+from hyfreedp.experiments.tasks import TASKS, evaluate
 
 CHECKPOINT_SECONDS = 20.0
 EVALUATE_EVERY = 5  # steps, in runs of up to a hundred; longer ones evaluate twenty times
-BASES: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    "adamw": torch.optim.AdamW,
-    "sgd": partial(torch.optim.SGD, momentum=0.9),
-}
-
-
-@dataclass(frozen=True)
-class Spec:
-    """All that determines a run, randomness included.
-
-    Attributes:
-        task, method: names in ``TASKS`` and ``METHODS``.
-        epsilon: target; ``inf`` for no privacy. delta belongs to the task.
-        seed: of weights, sampling and noise.
-        learning_rate: the rate, or its first value where it is learned.
-        interval: K, for methods that learn the rate.
-        evaluation: accuracy on "test" data, or on "validation" data held out of the training part.
-        steps: length of the run; the task's own if None.
-        clipping_threshold: R_g of Abadi's clipping, for method "vanilla" only.
-        base: base optimizer, a name in ``BASES``; AdamW if None.
-        model: a name in ``MODELS`` that fits the task; the task's own if None.
-        tuning: which parameters are trained, see :func:`hyfreedp.experiments.models.choose_trainable`; all if None.
-
-    Raises:
-        ValueError: a name or number that is not allowed.
-    """
-
-    task: str = "digits"
-    method: str = "robust"
-    epsilon: float = 3.0
-    seed: int = 0
-    learning_rate: float = 1e-4
-    interval: int = 5
-    evaluation: Evaluation = "test"
-    steps: int | None = None
-    clipping_threshold: float | None = None
-    base: str | None = None
-    model: str | None = None
-    tuning: Tuning | None = None
-
-    def __post_init__(self) -> None:
-        check_choice("task", self.task, TASKS)
-        check_choice("method", self.method, METHODS)
-        check_choice("evaluation", self.evaluation, Evaluation)
-        if self.base is not None:
-            check_choice("base", self.base, BASES)
-        if self.model is not None:
-            check_choice("model", self.model, TASKS[self.task].models)
-        if self.tuning is not None:
-            check_choice("tuning", self.tuning, self.architecture.tunings)
-        if (self.clipping_threshold is not None) != (self.method == "vanilla"):
-            raise ValueError(
-                'clipping_threshold must be given exactly for method "vanilla", '
-                f"got {self.clipping_threshold!r} for {self.method!r}"
-            )
-
-    @property
-    def key(self) -> str:
-        """Name of the cell's files: a hash of the spec, without later fields that a spec leaves at None."""
-        later = ("clipping_threshold", "base", "model", "tuning")
-        return key_of({name: value for name, value in asdict(self).items() if name not in later or value is not None})
-
-    @property
-    def architecture(self) -> Model:
-        """The model that is trained."""
-        return MODELS[self.model or TASKS[self.task].models[0]]
 
 
 def run_cells(specs: Iterable[Spec], folder: Path, *, jobs: int = 1, description: str = "runs") -> list[dict[str, Any]]:
@@ -129,31 +64,45 @@ def run_cell(spec: Spec, folder: Path) -> dict[str, Any]:
 
     Args:
         spec: what to run.
-        folder: where ``<key>.json`` (the record) and ``<key>.csv`` (one row per step) are kept.
+        folder: where ``<key>.json`` (the record) and ``<key>.csv`` (one row per step) are kept. Of several processes
+            that want the same cell one trains it, and the others wait.
     """
     record_path = folder / f"{spec.key}.json"
     if record_path.exists():
         return json.loads(record_path.read_text(encoding="utf-8"))
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / f".{spec.key}.lock") as lock:  # freed by the system if this process is killed
+        if not record_path.exists():
+            _make_cell(spec, folder, record_path)
+        Path(lock.lock_file).unlink(missing_ok=True)  # whoever waits for it will find the record
+    return json.loads(record_path.read_text(encoding="utf-8"))
+
+
+def _make_cell(spec: Spec, folder: Path, record_path: Path) -> None:
     checkpoint = folder / f"{spec.key}.ckpt"
     started = time.perf_counter()
     with one_thread():
         optimizer = _train(spec, checkpoint)
+        last = optimizer.history[-1]
+        scores = {"accuracy": last["test_accuracy"], "loss": last["test_loss"]}
+        if spec.evaluation == "validation":  # a random search releases the model that was scored
+            _, test = TASKS[spec.task].datasets("test")
+            scores["test_accuracy"] = evaluate(optimizer.module, test, spec.architecture.evaluation_batch_size).accuracy
     with replacing(folder / f"{spec.key}.csv") as temporary:
         pd.DataFrame(optimizer.history).to_csv(temporary, index=False)
     record = {
         "spec": asdict(spec),
-        "accuracy": optimizer.history[-1]["test_accuracy"],
+        **scores,
         "epsilon_spent": optimizer.epsilon_spent(),
         "guarantee": optimizer.split.guarantee,
         "noise_split": optimizer.split.to_dict(),
-        "final_eta": optimizer.eta,
+        "final_eta": optimizer.eta * _rate_factor(optimizer),
         "seconds": time.perf_counter() - started,
         "data": TASKS[spec.task].arrays().source,
         "environment": environment(),
     }
     write_text(record_path, json.dumps(record, indent=1))
     checkpoint.unlink(missing_ok=True)
-    return record
 
 
 def read_steps(spec: Spec, folder: Path) -> pd.DataFrame:
@@ -192,6 +141,10 @@ def make_run(spec: Spec, *, diagnostics: bool = False) -> tuple[HyFreeDPOptimize
 
     The model is on the GPU if there is one; :func:`losses_of` takes the loader's batches there.
     """
+    return _start(spec, _clipping(spec), diagnostics)
+
+
+def _start(spec: Spec, clipping: Clipping | None, diagnostics: bool) -> tuple[HyFreeDPOptimizer, DataLoader]:
     task, method = TASKS[spec.task], METHODS[spec.method]
     train, _ = task.datasets(spec.evaluation)
     model = task.model(spec.seed, spec.model, spec.tuning or "full")
@@ -202,19 +155,28 @@ def make_run(spec: Spec, *, diagnostics: bool = False) -> tuple[HyFreeDPOptimize
     rate: dict[str, Any] = {} if method.learns else {"lr": spec.learning_rate}
     _, optimizer, loader = PrivacyEngine(seed=spec.seed).make_private_with_epsilon(
         module=model,
-        optimizer=BASES[spec.base or "adamw"]([p for p in model.parameters() if p.requires_grad], **rate),
+        optimizer=BASES[spec.optimizer]([p for p in model.parameters() if p.requires_grad], **rate),
         data_loader=DataLoader(train, batch_size=task.batch_size, collate_fn=as_is),
         target_epsilon=spec.epsilon,
         target_delta=task.delta,
         steps=spec.steps or task.steps,
         preset=method.preset,
         max_physical_batch_size=spec.architecture.physical_batch_size,
-        clipping=None if spec.clipping_threshold is None else AbadiClipping(spec.clipping_threshold),
+        clipping=clipping,
         diagnostics=diagnostics,
         **method.overrides,
         **learned,
     )
+    if isinstance(clipping, AdaptiveClipping):
+        seed = int(np.random.SeedSequence(spec.seed, spawn_key=(2,)).generate_state(1)[0])  # 0 and 1 are the engine's
+        clipping.start(sigma=optimizer.split.sigma, expected_batch_size=optimizer.expected_batch_size, seed=seed)
     return optimizer, loader
+
+
+def _clipping(spec: Spec) -> Clipping | None:
+    if spec.clipping_threshold is None:
+        return None
+    return (AdaptiveClipping if spec.method == "adaptive" else AbadiClipping)(spec.clipping_threshold)
 
 
 def losses_of(model: nn.Module) -> Callable[[tuple[Tensor, Tensor]], Tensor]:
@@ -243,27 +205,43 @@ def one_thread() -> Iterator[None]:
 
 def _train(spec: Spec, checkpoint: Path) -> HyFreeDPOptimizer:
     """Train to the end; every few steps, and at the last, the history gets test accuracy and loss."""
-    optimizer, loader = make_run(spec)
+    clipping = _clipping(spec)
+    adaptive = clipping if isinstance(clipping, AdaptiveClipping) else None
+    optimizer, loader = _start(spec, clipping, diagnostics=False)
     _, held_out = TASKS[spec.task].datasets(spec.evaluation)
     model = optimizer.module
     per_sample_loss = losses_of(model)
     every, together = max(EVALUATE_EVERY, optimizer.split.steps // 20), spec.architecture.evaluation_batch_size
     if checkpoint.exists():
-        optimizer.load_state_dict(torch.load(checkpoint, weights_only=True))
+        state = torch.load(checkpoint, weights_only=True)
+        optimizer.load_state_dict(state["optimizer"])
+        if adaptive is not None:
+            adaptive.load_state_dict(state["clipping"])
     saved = time.monotonic()
     while optimizer.steps_left:
         for batch in loader:
+            factor = _rate_factor(optimizer)
             optimizer.step(per_sample_loss, batch)
+            optimizer.history[-1]["eta"] *= factor
+            if adaptive is not None:
+                optimizer.history[-1]["clipping_threshold"] = adaptive.threshold
+                adaptive.update()
             if optimizer.steps_left % every == 0:
                 scores = evaluate(model, held_out, together)
                 optimizer.history[-1] |= {"test_accuracy": scores.accuracy, "test_loss": scores.loss}
             if time.monotonic() - saved > CHECKPOINT_SECONDS:
                 with replacing(checkpoint) as temporary:
-                    torch.save(optimizer.state_dict(), temporary)
+                    extra = None if adaptive is None else adaptive.state_dict()
+                    torch.save({"optimizer": optimizer.state_dict(), "clipping": extra}, temporary)
                 saved = time.monotonic()
             if not optimizer.steps_left:
                 break
     return optimizer
+
+
+def _rate_factor(optimizer: HyFreeDPOptimizer) -> float:
+    """What the base optimizer multiplies its learning rate by: the distance d of D-Adaptation and Prodigy, else 1."""
+    return float(optimizer.base.param_groups[0].get("d", 1.0))
 
 
 def with_seeds(spec: Spec, seeds: int) -> list[Spec]:

@@ -9,7 +9,8 @@ import pandas as pd
 
 from hyfreedp.experiments.files import replacing
 from hyfreedp.experiments.methods import EXTENDED_GRID
-from hyfreedp.experiments.run import Spec, environment, run_cells, tabulate
+from hyfreedp.experiments.run import environment, run_cells, tabulate
+from hyfreedp.experiments.spec import Spec
 from hyfreedp.experiments.tasks import Evaluation
 
 EPSILONS = (8.0, 3.0, 1.0)

@@ -21,6 +21,7 @@ from hyfreedp.accounting import calibrate_noise
 from hyfreedp.accounting.accountants import ORDERS, composed_epsilon
 from hyfreedp.accounting.mechanisms import Mechanism
 from hyfreedp.accounting.search import smallest_noise
+from hyfreedp.experiments.adaptive_clipping import update_noise
 
 # Distributions of the number of runs of a random search, by the shape eta of the truncated negative binomial.
 SHAPES = {"logarithmic": 0.0, "geometric": 1.0, "Poisson": math.inf}
@@ -105,25 +106,6 @@ def search_epsilon(
 def dp_sgd_epsilon(sigma: float, *, target_delta: float, sample_rate: float, steps: int) -> float:
     """Epsilon of one run of DP-SGD, by RDP."""
     return composed_epsilon(((Mechanism(sigma), steps),), sample_rate=sample_rate, delta=target_delta, accountant="rdp")
-
-
-def update_noise(total: float, quantile_noise: float) -> float:
-    """Noise multiplier z_Delta of the gradients under adaptive clipping (Andrew et al., 2021, Theorem 1).
-
-    The sum of clipped gradients and the count of gradients below the threshold together cost what DP-SGD at
-    z = ``total`` costs if z_Delta = (z^-2 - (2 sigma_b)^-2)^(-1/2): the count, of +-1/2 each, has sensitivity 1/2.
-
-    Args:
-        total: z > 0.
-        quantile_noise: sigma_b, standard deviation of the noise on the count of the batch.
-
-    Raises:
-        ValueError: sigma_b is so small that the count alone costs more than z allows.
-    """
-    left = total**-2 - (2 * quantile_noise) ** -2
-    if left <= 0:
-        raise ValueError(f"quantile_noise must be greater than total / 2 = {total / 2:g}, got {quantile_noise!r}")
-    return left**-0.5
 
 
 def budget_rows(

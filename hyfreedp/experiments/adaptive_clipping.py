@@ -1,0 +1,116 @@
+"""Adaptive clipping (Andrew et al., 2021), a baseline: R_g follows a quantile of the gradient norms, privately.
+
+Beside the clipped gradients each step releases how many of them were below R_g. Both come from one batch and count as
+one Gaussian mechanism (their Theorem 1), so a run costs what DP-SGD at the same sigma costs.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hyfreedp.clipping import AbadiClipping
+
+# The authors' settings: median, geometric updates, noise on the count of a twentieth of the batch.
+QUANTILE = 0.5
+RATE = 0.2
+NOISE_PART = 1 / 20
+INITIAL_THRESHOLD = 0.1
+
+
+def update_noise(total: float, quantile_noise: float) -> float:
+    """Noise multiplier z_Delta of the gradients under adaptive clipping (Andrew et al., 2021, Theorem 1).
+
+    The sum of clipped gradients and the count of gradients below the threshold together cost what DP-SGD at
+    z = ``total`` costs if z_Delta = (z^-2 - (2 sigma_b)^-2)^(-1/2): the count, of +-1/2 each, has sensitivity 1/2.
+
+    Args:
+        total: z > 0.
+        quantile_noise: sigma_b, standard deviation of the noise on the count of the batch.
+
+    Raises:
+        ValueError: sigma_b is so small that the count alone costs more than z allows.
+    """
+    left = total**-2 - (2 * quantile_noise) ** -2
+    if left <= 0:
+        raise ValueError(f"quantile_noise must be greater than total / 2 = {total / 2:g}, got {quantile_noise!r}")
+    return left**-0.5
+
+
+@dataclass
+class AdaptiveClipping:
+    """A :class:`hyfreedp.clipping.Clipping` whose threshold moves: call :meth:`start` once and :meth:`update` per step.
+
+    Attributes:
+        threshold: R_g.
+        sigma: noise multiplier that pays for gradients and count together; set by :meth:`start`.
+        expected_batch_size: B; set by :meth:`start`.
+    """
+
+    threshold: float = INITIAL_THRESHOLD
+    sigma: float = 0.0
+    expected_batch_size: float = 1.0
+    _centred_count: float = field(default=0.0, repr=False)  # of this step: +1/2 for a norm within R_g, else -1/2
+    _generator: torch.Generator = field(default_factory=torch.Generator, repr=False)
+
+    def start(self, *, sigma: float, expected_batch_size: float, seed: int) -> None:
+        """Fix the noise before the first step.
+
+        Args:
+            sigma: noise multiplier of vanilla DP-SGD with the run's budget; 0 without privacy.
+            expected_batch_size: B.
+            seed: of the noise on the counts.
+
+        Raises:
+            ValueError: the batch is so small that the count alone costs more than the budget.
+        """
+        self.sigma = sigma
+        self.expected_batch_size = expected_batch_size
+        if sigma > 0:
+            update_noise(sigma, self.count_noise)
+        self._generator.manual_seed(seed)
+
+    @property
+    def count_noise(self) -> float:
+        """sigma_b, the standard deviation of the noise on the count; 0 without privacy."""
+        return NOISE_PART * self.expected_batch_size if self.sigma > 0 else 0.0
+
+    @property
+    def sensitivity(self) -> float:
+        """R_g, times z_Delta / z.
+
+        Noise of ``sigma`` times this on the gradients leaves the budget that the count takes.
+        """
+        share = update_noise(self.sigma, self.count_noise) / self.sigma if self.sigma > 0 else 1.0
+        return self.threshold * share
+
+    def factors(self, norms: Tensor) -> Tensor:
+        """As :class:`hyfreedp.clipping.AbadiClipping`, and the norms within R_g are counted."""
+        within = (norms <= self.threshold).sum().item()  # a norm that is not a number is not within
+        self._centred_count += within - len(norms) / 2
+        return AbadiClipping(self.threshold).factors(norms)
+
+    def update(self) -> float:
+        """After each step: release the share of the batch within R_g, and move R_g towards the quantile.
+
+        Returns:
+            The noisy share, of the expected batch size; 1/2 for an empty batch without noise.
+        """
+        noise = self.count_noise * torch.randn((), dtype=torch.float64, generator=self._generator).item()
+        share = 0.5 + (self._centred_count + noise) / self.expected_batch_size
+        self.threshold *= math.exp(-RATE * (share - QUANTILE))
+        self._centred_count = 0.0
+        return share
+
+    def state_dict(self) -> dict[str, Any]:
+        """What changes from step to step."""
+        return {"threshold": self.threshold, "generator": self._generator.get_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` gave."""
+        self.threshold = state["threshold"]
+        self._generator.set_state(state["generator"])
