@@ -26,8 +26,18 @@ def test_a_cell_is_reproducible_and_never_trained_twice(tmp_path, monkeypatch):
     assert run_cell(QUICK, tmp_path / "a") == first
 
 
-def test_a_killed_cell_resumes_to_the_same_record(tmp_path, monkeypatch):
-    reference = run_cell(QUICK, tmp_path / "whole")
+@pytest.mark.parametrize(
+    "spec",
+    [
+        QUICK,
+        Spec(method="adaptive", learning_rate=0.01, clipping_threshold=0.1, steps=12),
+        Spec(method="prodigy", learning_rate=1.0, epsilon=math.inf, steps=12),
+        Spec(method="dadaptation", learning_rate=1.0, epsilon=math.inf, steps=12),
+    ],
+    ids=lambda spec: spec.method,
+)
+def test_a_killed_cell_resumes_to_the_same_record(tmp_path, monkeypatch, spec):
+    reference = run_cell(spec, tmp_path / "whole")
     monkeypatch.setattr(run, "CHECKPOINT_SECONDS", 0.0)
     calls = 0
     step = run.HyFreeDPOptimizer.step
@@ -41,14 +51,14 @@ def test_a_killed_cell_resumes_to_the_same_record(tmp_path, monkeypatch):
 
     monkeypatch.setattr(run.HyFreeDPOptimizer, "step", dies_at_step_seven)
     with pytest.raises(KeyboardInterrupt):
-        run_cell(QUICK, tmp_path / "killed")
+        run_cell(spec, tmp_path / "killed")
     assert not list((tmp_path / "killed").glob("*.json"))
-    resumed = run_cell(QUICK, tmp_path / "killed")
+    resumed = run_cell(spec, tmp_path / "killed")
     assert calls == 7 + 6  # steps 1 to 6 were not trained again
     assert {k: v for k, v in resumed.items() if k != "seconds"} == {
         k: v for k, v in reference.items() if k != "seconds"
     }
-    pd.testing.assert_frame_equal(read_steps(QUICK, tmp_path / "killed"), read_steps(QUICK, tmp_path / "whole"))
+    pd.testing.assert_frame_equal(read_steps(spec, tmp_path / "killed"), read_steps(spec, tmp_path / "whole"))
     assert not list((tmp_path / "killed").glob("*.ckpt"))
 
 
@@ -133,6 +143,29 @@ def test_scores_are_the_share_of_correct_predictions_and_the_mean_loss():
     assert scores.accuracy == pytest.approx((logits.argmax(1) == y).float().mean().item()) and model.training
     surprise = -logits.log_softmax(dim=1)[torch.arange(len(y)), y]
     assert scores.loss == pytest.approx(surprise.mean().item())
+
+
+def test_the_rate_of_d_adaptation_and_prodigy_is_the_distance_they_estimate(tmp_path):
+    for method in ("dadaptation", "prodigy"):
+        spec = Spec(method=method, learning_rate=1.0, epsilon=math.inf, steps=40)
+        record = run_cell(spec, tmp_path)
+        rates = read_steps(spec, tmp_path).eta
+        # Both start at d = 1e-6 and only grow; without privacy they find a rate at which this network learns.
+        assert rates[0] == pytest.approx(1e-6)
+        assert rates.is_monotonic_increasing and 1e-4 < record["final_eta"] < 0.1
+        assert record["accuracy"] > 0.7
+
+
+def test_a_validation_record_also_has_the_test_accuracy_of_its_own_model(tmp_path):
+    spec = Spec(method="linear", learning_rate=0.02, steps=10, evaluation="validation")
+    record = run_cell(spec, tmp_path)
+    optimizer, loader = run.make_run(spec)
+    while optimizer.steps_left:
+        for batch in loader:
+            if optimizer.steps_left:
+                optimizer.step(run.losses_of(optimizer.module), batch)
+    for name, part in (("accuracy", "validation"), ("test_accuracy", "test")):
+        assert record[name] == evaluate(optimizer.module, TASKS["digits"].datasets(part)[1]).accuracy
 
 
 def test_gaps_compare_with_the_best_mean_of_the_grid():

@@ -1,0 +1,72 @@
+"""Specs: the same cell however it is written, and nothing else than allowed ones."""
+
+import json
+import math
+from dataclasses import asdict
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hyfreedp.experiments.spec import Spec
+
+SPECS = st.builds(
+    Spec,
+    method=st.sampled_from(["robust", "paper", "prodigy", "linear"]),
+    epsilon=st.floats(0.01, 100) | st.just(math.inf) | st.integers(1, 10),
+    seed=st.integers(0, 10_000),
+    learning_rate=st.floats(1e-6, 1),
+    interval=st.integers(1, 20),
+    evaluation=st.sampled_from(["test", "validation"]),
+    steps=st.none() | st.integers(1, 1000),
+    base=st.none() | st.sampled_from(["adamw", "sgd"]),
+    tuning=st.none() | st.sampled_from(["full", "bitfit"]),
+)
+
+
+@given(SPECS)
+def test_json_gives_the_same_spec_and_the_same_cell(spec):
+    again = Spec.from_json(spec.to_json())
+    assert again == spec and again.key == spec.key
+
+
+def test_whole_numbers_name_the_same_cell_as_decimal_ones():
+    assert Spec(epsilon=1).key == Spec(epsilon=1.0).key
+
+
+def test_fields_left_out_have_their_defaults():
+    assert Spec.from_json('{"task": "digits", "method": "robust"}') == Spec()
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "message"),
+    [
+        ("{", ValueError, "not JSON"),
+        ("[1]", ValueError, "must be a JSON object, got list"),
+        ('{"task": "digits"}', ValueError, "must name its method"),
+        ('{"task": "digits", "method": "robust", "epsilom": 1}', TypeError, "'epsilom'.*did you mean 'epsilon'"),
+        ('{"task": "digits", "method": ["robust"]}', ValueError, "method must be one of"),
+    ],
+)
+def test_what_is_no_spec_is_refused(text, error, message):
+    with pytest.raises(error, match=message):
+        Spec.from_json(text)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *[("epsilon", value) for value in (0, -1.0, math.nan, "1", None, True)],
+        *[("learning_rate", value) for value in (0.0, math.inf, None)],
+        *[("seed", value) for value in (-1, 0.5, None, True)],
+        *[("interval", value) for value in (0, 2.0)],
+        *[("steps", value) for value in (0, 1.5, True)],
+        *[(name, "other") for name in ("task", "method", "evaluation", "base", "model", "tuning")],
+    ],
+)
+def test_a_value_that_is_not_allowed_is_named(field, value):
+    with pytest.raises(ValueError, match=rf"^{field} must be .*got {value!r}"):
+        Spec(**{field: value})
+    given = json.loads(json.dumps(asdict(Spec()) | {field: value}))
+    with pytest.raises(ValueError, match=rf"^{field} must be"):
+        Spec.from_fields(given)
