@@ -41,14 +41,16 @@ def places(tmp_path, monkeypatch):
     return tmp_path
 
 
-def expect(monkeypatch, name, sizes, files=None):
+def expect(monkeypatch, name, sizes, files=None, start=None):
     """Let a data set have other sizes and, of its packed copy, these files."""
     known = datasets.IMAGES[name]
     copies = known.copies
     if files:
         sums = {str(path): hashlib.sha256(content).hexdigest() for path, content in files.items()}
         copies = (replace(copies[0], checksums=sums),)
-    monkeypatch.setitem(datasets.IMAGES, name, replace(known, sizes=sizes, copies=copies))
+    monkeypatch.setitem(
+        datasets.IMAGES, name, replace(known, sizes=sizes, validation_start=start or sizes[0] * 4 // 5, copies=copies)
+    )
 
 
 def write(folder, files):
@@ -134,7 +136,7 @@ def test_traffic_signs_are_unpacked_bit_for_bit_and_tracks_are_not_divided(place
     for part, content in parts.items():
         files[f"gtsrb32/{part}.rgb.xz"], files[f"gtsrb32/{part}.csv.gz"] = gtsrb_copy(*content)
     write(places / "data", files)
-    expect(monkeypatch, "gtsrb", (len(names), 4), files)
+    expect(monkeypatch, "gtsrb", (len(names), 4), files, start=54)
     arrays = images("gtsrb")
     x, y = arrays.train
     which = x[:, 0, 0, 0].numpy()
@@ -235,7 +237,7 @@ def test_a_download_is_decoded_and_not_kept(places, monkeypatch):
         (folder / "archive").write_text("large")
         return tuple(image_files.Part(np.arange(2), np.full((2, 4, 4, 3), 7, np.uint8), 4) for _ in range(2))
 
-    monkeypatch.setitem(datasets.IMAGES, "svhn", datasets.ImageSet("SVHN", (2, 2), fetched))
+    monkeypatch.setitem(datasets.IMAGES, "svhn", datasets.ImageSet("SVHN", (2, 2), 1, fetched))
     assert images("svhn").train[0].unique().tolist() == [7]
     assert [path.name for path in (places / "cache").iterdir()] == ["svhn-official"]
 
@@ -247,7 +249,7 @@ def test_an_interrupted_download_leaves_nothing(places, monkeypatch, interruptio
         raise interruption("stop")
 
     monkeypatch.delenv("HYFREEDP_DATA")
-    monkeypatch.setitem(datasets.IMAGES, "svhn", datasets.ImageSet("SVHN", (2, 2), interrupted))
+    monkeypatch.setitem(datasets.IMAGES, "svhn", datasets.ImageSet("SVHN", (2, 2), 1, interrupted))
     with pytest.raises((KeyboardInterrupt, FileNotFoundError)):
         images("svhn")
     assert not list((places / "cache").iterdir())
@@ -279,7 +281,7 @@ def test_the_result_of_a_faster_process_is_taken(places, monkeypatch):
             images("svhn")
         return part, part
 
-    wanted = datasets.ImageSet("SVHN", (2, 2), slower)
+    wanted = datasets.ImageSet("SVHN", (2, 2), 1, slower)
     monkeypatch.setitem(datasets.IMAGES, "svhn", wanted)
     assert images("svhn").train[0].unique().tolist() == [7]
     assert [path.name for path in (places / "cache").iterdir()] == ["svhn-official"]

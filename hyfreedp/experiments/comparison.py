@@ -198,7 +198,7 @@ def random_search_epsilon(task_name: str, steps: int | None, target_epsilon: flo
         By privacy loss distributions, as all runs are calibrated, and rounded down.
     """
     task = TASKS[task_name]
-    rate, length = task.batch_size / task.arrays().validation_start, steps or task.steps
+    rate, length = task.batch_size / task.dataset.validation_start, steps or task.steps
     protocol: dict[str, Any] = {"target_delta": task.delta, "sample_rate": rate, "steps": length}
     start = calibrate_noise(target_epsilon=target_epsilon, probe="none", accountant="rdp", **protocol).sigma
     sigma = search_noise(target_epsilon, mean=MEAN_RUNS, shape=1.0, start=start, **protocol)

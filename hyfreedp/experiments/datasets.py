@@ -62,12 +62,14 @@ class Dataset:
 
     Attributes:
         train_size: N.
+        validation_start: as of :class:`Arrays`: how many records train where settings are chosen.
         features: entries of one record as a flat vector; 0 where images have no fixed size.
         classes: number of labels.
         load: reads it.
     """
 
     train_size: int
+    validation_start: int
     features: int
     classes: int
     load: Callable[[], Arrays]
@@ -105,23 +107,26 @@ class ImageSet:
     Attributes:
         title: for messages.
         sizes: numbers of training and test images, checked after decoding.
+        validation_start: how many of the training images train where settings are chosen, four fifths and what is left
+            of the last group; checked too.
         official: reads the official files below a folder, after downloading them there if asked to.
         copies: packed copies, see :class:`~hyfreedp.experiments.image_files.Copy`.
     """
 
     title: str
     sizes: tuple[int, int]
+    validation_start: int
     official: Callable[[Path, bool], tuple[Part, Part]]
     copies: tuple[image_files.Copy, ...] = ()
 
 
 IMAGES = {
-    "cifar10": ImageSet("CIFAR-10", (50_000, 10_000), image_files.cifar10, (image_files.CIFAR10_JPEG,)),
-    "cifar100": ImageSet("CIFAR-100", (50_000, 10_000), image_files.cifar100),
-    "svhn": ImageSet("SVHN", (73_257, 26_032), image_files.svhn),
+    "cifar10": ImageSet("CIFAR-10", (50_000, 10_000), 40_000, image_files.cifar10, (image_files.CIFAR10_JPEG,)),
+    "cifar100": ImageSet("CIFAR-100", (50_000, 10_000), 40_000, image_files.cifar100),
+    "svhn": ImageSet("SVHN", (73_257, 26_032), 58_605, image_files.svhn),
     # The whole training set of the benchmark. torchvision's GTSRB has the 26,640 images of an earlier competition.
-    "gtsrb": ImageSet("GTSRB", (39_209, 12_630), image_files.gtsrb, (image_files.GTSRB_32,)),
-    "food101": ImageSet("Food-101", (75_750, 25_250), image_files.food101),
+    "gtsrb": ImageSet("GTSRB", (39_209, 12_630), 31_379, image_files.gtsrb, (image_files.GTSRB_32,)),
+    "food101": ImageSet("Food-101", (75_750, 25_250), 60_600, image_files.food101),
 }
 
 
@@ -187,8 +192,12 @@ def _decode(folder: Path, wanted: ImageSet, *parts: Part) -> None:
         made.mkdir()
         train, test = parts
         groups = np.arange(len(train.labels)) if train.groups is None else train.groups
-        _write(made, "train", train, shuffled_by_group(groups), wanted.title)
-        np.save(made / "train_groups.npy", groups[shuffled_by_group(groups)])
+        order = shuffled_by_group(groups)
+        if (start := held_out_from(groups[order])) != wanted.validation_start:
+            expected = wanted.validation_start
+            raise ValueError(f"{wanted.title} must have {expected} training images before validation, found {start}")
+        _write(made, "train", train, order, wanted.title)
+        np.save(made / "train_groups.npy", groups[order])
         _write(made, "test", test, np.arange(len(test.labels)), wanted.title)
         try:
             made.rename(folder)

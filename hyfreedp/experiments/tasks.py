@@ -77,15 +77,17 @@ def _small(title: str, dataset: Dataset, models: tuple[str, ...]) -> Task:
 def _images(name: str, classes: int) -> Task:
     known = datasets.IMAGES[name]
     size = known.sizes[0]
-    dataset = Dataset(size, 0, classes, lambda: datasets.images(name))
+    dataset = Dataset(size, known.validation_start, 0, classes, lambda: datasets.images(name))
     steps = IMAGE_EPOCHS * math.ceil(size / IMAGE_BATCH)
     title = f"{known.title} ({size:,} images)"
     return Task(title, dataset, IMAGE_MODELS, IMAGE_BATCH, steps, delta=size**-1.1)
 
 
 TASKS = {
-    "digits": _small("digits (1,500 images)", Dataset(1500, 64, 10, datasets.digits), ("mlp", "vit8_d64")),
-    "classification": _small("make_classification (8,000)", Dataset(8000, 40, 10, datasets.classification), ("mlp",)),
+    "digits": _small("digits (1,500 images)", Dataset(1500, 1200, 64, 10, datasets.digits), ("mlp", "vit8_d64")),
+    "classification": _small(
+        "make_classification (8,000)", Dataset(8000, 6400, 40, 10, datasets.classification), ("mlp",)
+    ),
     "cifar10": _images("cifar10", 10),
     "cifar100": _images("cifar100", 100),
     "svhn": _images("svhn", 10),
