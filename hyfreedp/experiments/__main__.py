@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 
-from hyfreedp.experiments import dynamics, notebooks, study
+from hyfreedp.experiments import comparison, dynamics, grid, notebooks, study
 from hyfreedp.experiments.jobs import plan
 from hyfreedp.experiments.paths import CELLS, RESULTS
 from hyfreedp.experiments.reproduce import reproduce
@@ -23,6 +24,15 @@ examples:
   python -m hyfreedp.experiments reproduce --only 00 02 --set epsilon=1.0 seeds=5
 
 exit status: 0; 1 if a notebook failed, 2 if the command is wrong, 130 if interrupted."""
+
+GRID = """\
+Trains the runs of the accuracy tables that are missing, first those that search a learning rate on validation data,
+then those that are tested, and writes data/results/<profile>/image_classification.csv.
+
+An interrupted or repeated command goes on where it was. A failed run does not stop the others; it is named at the end
+with its error.
+
+exit status: 0; 1 if a run failed, 2 if the command is wrong, 130 if interrupted."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -74,6 +84,25 @@ def main(arguments: list[str] | None = None) -> int:
     ablation.add_argument("--jobs", type=int, default=1, help="worker processes")
     ablation.set_defaults(run=_ablation)
 
+    tables = commands.add_parser(
+        "grid",
+        help="train what the accuracy tables need; minutes (laptop) to days (paper)",
+        description=GRID,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    tables.add_argument("--profile", choices=comparison.SCALES, required=True, help="how large")
+    tables.add_argument("--jobs", type=int, choices=range(1, 65), default=1, metavar="N", help="worker processes")
+    tables.add_argument(
+        "--cells", type=Path, default=CELLS, metavar="FOLDER", help="where records are kept (default: %(default)s)"
+    )
+    instead = tables.add_mutually_exclusive_group()
+    instead.add_argument("--dry-run", action="store_true", help="only list the runs, and estimate the time left")
+    instead.add_argument("--status", action="store_true", help="only count the runs")
+    instead.add_argument(
+        "--write-specs", type=Path, metavar="FOLDER", help="only write the runs' specs, for workflow managers"
+    )
+    tables.set_defaults(run=_grid)
+
     options = parser.parse_args(arguments)
     return options.run(options)
 
@@ -111,6 +140,18 @@ def _accuracy(options: argparse.Namespace) -> int:
 def _ablation(options: argparse.Namespace) -> int:
     rows = dynamics.record_ablation(CELLS, RESULTS / "laptop" / "ablation.csv", seeds=options.seeds, jobs=options.jobs)
     print(dynamics.accuracy_table(rows).to_string())
+    return 0
+
+
+def _grid(options: argparse.Namespace) -> int:
+    if options.dry_run:
+        print(grid.listing(options.profile, options.cells, jobs=options.jobs))
+    elif options.status:
+        print(grid.status(options.profile, options.cells, jobs=options.jobs))
+    elif options.write_specs:
+        grid.write_specs(options.profile, options.cells, options.write_specs)
+    else:
+        return grid.run(options.profile, options.cells, RESULTS, jobs=options.jobs)
     return 0
 
 

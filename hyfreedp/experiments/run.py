@@ -7,8 +7,8 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from importlib.metadata import version
@@ -34,6 +34,7 @@ from hyfreedp.experiments.methods import BASES, METHODS
 from hyfreedp.experiments.paths import ROOT
 from hyfreedp.experiments.spec import Spec
 from hyfreedp.experiments.tasks import TASKS, evaluate
+from hyfreedp.experiments.workers import attempt, in_workers
 
 CHECKPOINT_SECONDS = 20.0
 EVALUATE_EVERY = 5  # steps, in runs of up to a hundred; longer ones evaluate twenty times
@@ -49,14 +50,49 @@ def run_cells(specs: Iterable[Spec], folder: Path, *, jobs: int = 1, description
         description: of the progress bar.
     """
     specs = list(specs)
+    records = {}
+    with closing(try_cells(specs, folder, jobs=jobs, description=description)) as cells:
+        for spec, record in cells:
+            if isinstance(record, Exception):
+                raise record
+            records[spec] = record
+    return [records[spec] for spec in specs]
+
+
+def try_cells(
+    specs: Sequence[Spec], folder: Path, *, jobs: int, description: str
+) -> Generator[tuple[Spec, dict[str, Any] | Exception], None, None]:
+    """As :func:`run_cells`: each cell, as it ends, with its record or the error that it failed with."""
     bar = partial(tqdm, total=len(specs), desc=description, unit="run")
+    one = partial(run_cell, folder=folder)
     if jobs == 1 or all((folder / f"{spec.key}.json").exists() for spec in specs):
-        return [run_cell(spec, folder) for spec in bar(specs)]
+        for spec in bar(specs):
+            yield spec, attempt(one, spec)
+        return
     for task in {spec.task for spec in specs}:
         TASKS[task].arrays()  # downloaded and decoded once, here, and not by every worker
-    # Fresh interpreters: a forked one inherits locks of torch's thread pool.
-    with get_context("spawn").Pool(jobs) as pool:
-        return list(bar(pool.imap(partial(run_cell, folder=folder), specs)))
+    with closing(in_workers(get_context("spawn"), one, specs, jobs)) as cells:
+        yield from bar(cells)
+
+
+def read_cell(spec: Spec, folder: Path) -> dict[str, Any] | None:
+    """The record of a finished cell; None if it is not finished."""
+    try:
+        return json.loads((folder / f"{spec.key}.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+
+
+def reader(folder: Path) -> Callable[[Spec], dict[str, Any] | None]:
+    """:func:`read_cell` of a folder, which reads each record once: they never change."""
+    known: dict[Spec, dict[str, Any]] = {}
+
+    def read(spec: Spec) -> dict[str, Any] | None:
+        if spec not in known and (record := read_cell(spec, folder)) is not None:
+            known[spec] = record
+        return known.get(spec)
+
+    return read
 
 
 def run_cell(spec: Spec, folder: Path) -> dict[str, Any]:
@@ -67,9 +103,9 @@ def run_cell(spec: Spec, folder: Path) -> dict[str, Any]:
         folder: where ``<key>.json`` (the record) and ``<key>.csv`` (one row per step) are kept. Of several processes
             that want the same cell one trains it, and the others wait.
     """
+    if (record := read_cell(spec, folder)) is not None:
+        return record
     record_path = folder / f"{spec.key}.json"
-    if record_path.exists():
-        return json.loads(record_path.read_text(encoding="utf-8"))
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / f".{spec.key}.lock") as lock:  # freed by the system if this process is killed
         if not record_path.exists():
@@ -79,6 +115,8 @@ def run_cell(spec: Spec, folder: Path) -> dict[str, Any]:
 
 
 def _make_cell(spec: Spec, folder: Path, record_path: Path) -> None:
+    for left in folder.glob(f".{spec.key}-*"):  # by a process that was killed while it wrote
+        left.unlink()
     checkpoint = folder / f"{spec.key}.ckpt"
     started = time.perf_counter()
     with one_thread():
