@@ -1,4 +1,4 @@
-"""Data sets, two that need no download and five of images: found or fetched, decoded once, kept as uint8 arrays.
+"""Data sets, two that need no download and six of images: found or fetched, decoded once, kept as uint8 arrays.
 
 Images are looked up in ``$HYFREEDP_DATA`` (as packed copies, or as the official files in torchvision's layout) and else
 downloaded. Decoded arrays stay in ``$HYFREEDP_CACHE`` (``data/cache`` if unset) and are mapped into memory, so that a
@@ -126,6 +126,10 @@ IMAGES = {
     "svhn": ImageSet("SVHN", (73_257, 26_032), 58_605, image_files.svhn),
     # The whole training set of the benchmark. torchvision's GTSRB has the 26,640 images of an earlier competition.
     "gtsrb": ImageSet("GTSRB", (39_209, 12_630), 31_379, image_files.gtsrb, (image_files.GTSRB_32,)),
+    # Public, for pre-training; its test images have no labels, so the validation images are its test part here.
+    "tiny_imagenet": ImageSet(
+        "Tiny ImageNet", (100_000, 10_000), 80_000, image_files.tiny_imagenet, (image_files.TINY_IMAGENET_JPEG,)
+    ),
     "food101": ImageSet("Food-101", (75_750, 25_250), 60_600, image_files.food101),
 }
 

@@ -1,4 +1,4 @@
-"""The file formats of the image data sets: official ones by way of torchvision, and two packed copies."""
+"""The file formats of the image data sets: official ones by way of torchvision, and three packed copies."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ _GTSRB_ARCHIVES = {
     "GTSRB_Final_Test_Images.zip": "c7e4e6327067d32654124b0fe9e82185",
     "GTSRB_Final_Test_GT.zip": "fe31e9c9270bbcd7b84b7f21a9d9d9e5",
 }
+_TINY_IMAGENET_ADDRESS = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
+_TINY_IMAGENET_MD5 = "90528d7ca1a48142e341f4ef8d21d0de"
 _CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 
@@ -134,16 +136,41 @@ def gtsrb(folder: Path, download: bool) -> tuple[Part, Part]:
     )
 
 
+def tiny_imagenet(folder: Path, download: bool) -> tuple[Part, Part]:
+    """Tiny ImageNet (Le and Yang, 2015) at half its size, 32 x 32, in the layout of its archive."""
+    if download:
+        from torchvision.datasets.utils import download_and_extract_archive
+
+        download_and_extract_archive(_TINY_IMAGENET_ADDRESS, folder, md5=_TINY_IMAGENET_MD5)
+    root = folder / "tiny-imagenet-200"
+    classes = (root / "wnids.txt").read_text().split()
+    train = sorted((root / "train").glob("*/images/*.JPEG"))
+    labels = _tiny_imagenet_labels((root / "val" / "val_annotations.txt").read_text())
+    return (
+        Part(np.array([classes.index(path.parent.parent.name) for path in train]), squares(train, 32), 32),
+        Part(
+            np.array([classes.index(label) for label in labels.values()]),
+            squares((root / "val" / "images" / name for name in labels), 32),
+            32,
+        ),
+    )
+
+
+def _tiny_imagenet_labels(annotations: str) -> dict[str, str]:
+    """File name to class of the validation images."""
+    return dict(line.split("\t")[:2] for line in annotations.splitlines())  # type: ignore[misc]
+
+
 def tracks(names: Iterable[str]) -> np.ndarray:
     """The number of each image's track, from names CLASS/TRACK_FRAME.ppm."""
     return np.unique([name.rsplit("_", 1)[0] for name in names], return_inverse=True)[1]
 
 
-def squares(paths: Iterable[Path]) -> Iterator[np.ndarray]:
+def squares(paths: Iterable[Path], side: int = SIDE) -> Iterator[np.ndarray]:
     """Images of any size as squares, bilinear with antialiasing; the aspect ratio is not kept."""
     for path in paths:
         with Image.open(path) as image:
-            yield np.asarray(image.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BILINEAR))
+            yield np.asarray(image.convert("RGB").resize((side, side), Image.Resampling.BILINEAR))
 
 
 def cifar10_jpeg(folder: Path) -> tuple[Part, Part]:
@@ -167,6 +194,23 @@ def cifar10_jpeg(folder: Path) -> tuple[Part, Part]:
 def _decoded(data: bytes) -> np.ndarray:
     with Image.open(io.BytesIO(data)) as image:
         return np.asarray(image.convert("RGB"))
+
+
+def tiny_imagenet_jpeg(folder: Path) -> tuple[Part, Part]:
+    """The JPEG copy: the official layout, without the folders between class and image, in one archive."""
+    with tarfile.open(folder / "tiny_imagenet32" / "tiny_imagenet32.tar.gz") as archive:
+        data = {member.name: file.read() for member in archive if (file := archive.extractfile(member)) is not None}
+    classes = {name: index for index, name in enumerate(data["wnids.txt"].decode().split())}
+    labels = _tiny_imagenet_labels(data["val/val_annotations.txt"].decode())
+    train = [name for name in data if name.startswith("train/")]
+
+    def part(names: list[str], classes_of: list[str]) -> Part:
+        return Part(np.array([classes[one] for one in classes_of]), (_decoded(data[name]) for name in names), 32)
+
+    return (
+        part(train, [name.split("/")[1] for name in train]),
+        part([f"val/images/{name}" for name in labels], list(labels.values())),
+    )
 
 
 def gtsrb_32(folder: Path) -> tuple[Part, Part]:
@@ -207,4 +251,10 @@ GTSRB_32 = Copy(
         "gtsrb32/test.csv.gz": "d2ab0fb47ffe12ddd5cf2dd23885c8b8ec9041d5dd2e0d9f6d8d969a4e00dbd8",
     },
     gtsrb_32,
+)
+TINY_IMAGENET_JPEG = Copy(
+    "jpeg32",
+    "JPEG copy of quality 75 at 32 x 32",
+    {"tiny_imagenet32/tiny_imagenet32.tar.gz": "b68b0c1e240835ee25e0c00237265ea717da8f17190afafc3301fd1123ec719b"},
+    tiny_imagenet_jpeg,
 )

@@ -3,7 +3,8 @@
 The public ViTs were pre-trained on ImageNet-21k with augmentation ("augreg", Steiner et al., 2022) and are fine-tuned
 as in the authors' public script (awslabs/fast-differential-privacy, examples/image_classification/CV_TIMM.py): images
 resized to 224 x 224, pixels normalised with mean and standard deviation 0.5. These are constants of the field, not
-statistics of private data. The head of every ViT starts at zero, as in Dosovitskiy et al. (2021).
+statistics of private data. Two small ViTs start from weights of our own (:mod:`hyfreedp.experiments.pretrain`). The
+head of every ViT starts at zero, as in Dosovitskiy et al. (2021).
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from hyfreedp.experiments import checkpoints
 
 Tuning = Literal["full", "bitfit", "lora"]
 LORA_RANK = 8  # with scale alpha / r = 1; on the projections of attention (Hu et al., 2022)
@@ -116,6 +119,12 @@ def _public_vit(name: str, _: int, classes: int) -> nn.Module:
     return _with_pixels(network, 224)
 
 
+def _pretrained(recipe: str, base: str, features: int, classes: int) -> nn.Module:
+    model = MODELS[base].build(features, classes)
+    checkpoints.load(recipe, model)
+    return model
+
+
 def _with_pixels(network: nn.Module, side: int) -> nn.Module:
     model = nn.Sequential(OrderedDict(pixels=Pixels(side), vit=network))
     for parameter in head(model).parameters():
@@ -126,12 +135,19 @@ def _with_pixels(network: nn.Module, side: int) -> nn.Module:
 MODELS = {
     "mlp": Model("MLP, 2 x 512", partial(_mlp, (512, 512)), tunings=("full", "bitfit")),
     "vit8_d64": Model("ViT, 8 x 8, width 64, depth 4", partial(_small_vit, 8, 2, 1, 64, 4, 4)),
+    "vit8_d64_p4": Model("ViT, 8 x 8, width 64, depth 3", partial(_small_vit, 8, 4, 1, 64, 3, 4)),
+    "vit8_glyphs": Model("ViT, pre-trained on glyphs", partial(_pretrained, "glyphs", "vit8_d64_p4")),
     "vit32_d128": Model(
         "ViT, 32 x 32, width 128, depth 4", partial(_small_vit, 32, 4, 3, 128, 4, 4), physical_batch_size=250
     ),
     # As wide and deep as ViT-Tiny.
     "vit32_d192": Model(
         "ViT, 32 x 32, width 192, depth 12", partial(_small_vit, 32, 4, 3, 192, 12, 3), physical_batch_size=250
+    ),
+    "vit32_tiny_imagenet": Model(
+        "ViT, pre-trained on Tiny ImageNet",
+        partial(_pretrained, "tiny_imagenet", "vit32_d192"),
+        physical_batch_size=250,
     ),
     "vit_small_patch16_224": Model("ViT-Small", partial(_public_vit, "vit_small_patch16_224"), physical_batch_size=50),
     "vit_base_patch16_224": Model("ViT-Base", partial(_public_vit, "vit_base_patch16_224"), physical_batch_size=25),

@@ -11,5 +11,6 @@ NOTEBOOKS = ROOT / "notebooks"
 FIGURES = Path(os.environ.get("HYFREEDP_FIGURES", ROOT / "figures"))
 CELLS = Path(os.environ.get("HYFREEDP_CELLS", ROOT / "data" / "cells"))
 CACHE = Path(os.environ.get("HYFREEDP_CACHE", ROOT / "data" / "cache"))  # decoded data sets
+CHECKPOINTS = ROOT / "data" / "checkpoints"
 RESULTS = ROOT / "data" / "results"
 BUILD = ROOT / "build"

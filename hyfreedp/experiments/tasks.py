@@ -23,7 +23,7 @@ from hyfreedp.experiments.models import Tuning, make_model
 
 Evaluation = Literal["test", "validation"]
 
-IMAGE_MODELS = ("vit32_d192", "vit32_d128", "vit_small_patch16_224", "vit_base_patch16_224")
+IMAGE_MODELS = ("vit32_d192", "vit32_d128", "vit32_tiny_imagenet", "vit_small_patch16_224", "vit_base_patch16_224")
 IMAGE_BATCH = 1000
 IMAGE_EPOCHS = 5
 
@@ -84,7 +84,9 @@ def _images(name: str, classes: int) -> Task:
 
 
 TASKS = {
-    "digits": _small("digits (1,500 images)", Dataset(1500, 1200, 64, 10, datasets.digits), ("mlp", "vit8_d64")),
+    "digits": _small(
+        "digits (1,500 images)", Dataset(1500, 1200, 64, 10, datasets.digits), ("mlp", "vit8_d64", "vit8_glyphs")
+    ),
     "classification": _small(
         "make_classification (8,000)", Dataset(8000, 6400, 40, 10, datasets.classification), ("mlp",)
     ),

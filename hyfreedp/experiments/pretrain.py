@@ -1,0 +1,198 @@
+"""Public pre-training of the small ViTs, without privacy: ``python -m hyfreedp.experiments.pretrain RECIPE``.
+
+The result is kept in data/checkpoints. An interrupted run goes on from its last checkpoint.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+from tqdm import tqdm
+
+from hyfreedp.experiments import checkpoints
+from hyfreedp.experiments.datasets import images
+from hyfreedp.experiments.files import replacing
+from hyfreedp.experiments.glyphs import glyphs
+from hyfreedp.experiments.models import head, make_model
+from hyfreedp.experiments.paths import CHECKPOINTS
+from hyfreedp.experiments.run import environment
+from hyfreedp.experiments.tasks import evaluate
+
+SAVE_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Public data: features and labels of a training part and of a held-out one, and where they come from."""
+
+    train: tuple[Tensor, Tensor]
+    held_out: tuple[Tensor, Tensor]
+    source: str
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One pre-training run.
+
+    Attributes:
+        model: a name in ``MODELS`` with fresh weights.
+        classes: of the public data.
+        corpus: gives them.
+        epochs, batch_size: passes over the training part, in random order.
+        learning_rate: highest one of a one-cycle schedule, with AdamW.
+        weight_decay, label_smoothing: as usual for ViTs.
+        pad: pixels by which images are shifted at random, at most; they are also mirrored. 0: neither.
+        seed: of weights, order and shifts.
+    """
+
+    model: str
+    classes: int
+    corpus: Callable[[], Corpus]
+    epochs: int
+    batch_size: int
+    learning_rate: float
+    weight_decay: float = 0.05
+    label_smoothing: float = 0.0
+    pad: int = 0
+    seed: int = 0
+
+
+def _glyphs() -> Corpus:
+    features, labels = (torch.from_numpy(array) for array in glyphs(22_000, seed=0))
+    parts = (features[:20_000], labels[:20_000]), (features[20_000:], labels[20_000:])
+    return Corpus(*parts, "digits rendered from the fonts that ship with matplotlib")
+
+
+def _tiny_imagenet() -> Corpus:
+    arrays = images("tiny_imagenet")
+    return Corpus(arrays.train, arrays.test, f"Tiny ImageNet, {arrays.source}")
+
+
+RECIPES = {
+    "glyphs": Recipe("vit8_d64_p4", 10, _glyphs, epochs=30, batch_size=128, learning_rate=2e-3),
+    "tiny_imagenet": Recipe(
+        "vit32_d192",
+        200,
+        _tiny_imagenet,
+        epochs=60,
+        batch_size=512,
+        learning_rate=1e-3,
+        label_smoothing=0.1,
+        pad=4,
+    ),
+}
+
+
+def pretrain(name: str, recipe: Recipe, folder: Path = CHECKPOINTS, device: str = "cpu") -> float:
+    """Train, and write the checkpoint ``name`` to ``folder``; the accuracy on the held-out part."""
+    corpus = recipe.corpus()
+    model = make_model(recipe.model, "full", features=corpus.train[0][0].numel(), classes=recipe.classes, seed=0)
+    _fresh_head(model, recipe.seed)
+    model.to(device)
+    unfinished = folder / f".{name}.ckpt"
+    seconds = _train(model, recipe, corpus.train, unfinished, device)
+    accuracy = evaluate(model, TensorDataset(*corpus.held_out), 1024).accuracy
+    settings = asdict(replace(recipe, corpus=None))  # type: ignore[arg-type]
+    described = settings | {
+        "corpus": corpus.source,
+        "records": len(corpus.train[1]),
+        "held_out_records": len(corpus.held_out[1]),
+        "held_out_accuracy": accuracy,
+        "seconds": seconds,
+        "command": f"python -m hyfreedp.experiments.pretrain {name}",
+        "environment": environment(),
+    }
+    checkpoints.save(name, model, described, folder)
+    unfinished.unlink(missing_ok=True)
+    return accuracy
+
+
+def _fresh_head(model: nn.Module, seed: int) -> None:
+    """A classifier that is not zero: behind zeros, nothing else would learn from the first step."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        head(model).weight.normal_(std=0.02, generator=generator)
+
+
+def _train(model: nn.Module, recipe: Recipe, train: tuple[Tensor, Tensor], unfinished: Path, device: str) -> float:
+    features, labels = train
+    per_epoch = len(labels) // recipe.batch_size
+    steps = recipe.epochs * per_epoch
+    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, recipe.learning_rate, steps)
+    first, earlier = 0, 0.0
+    if unfinished.exists():
+        state = torch.load(unfinished, weights_only=True, map_location=device)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        schedule.load_state_dict(state["schedule"])
+        first, earlier = state["step"], state["seconds"]
+    started = saved = time.monotonic()
+    order = np.empty(0, dtype=np.int64)
+    bar = tqdm(range(first, steps), initial=first, total=steps, desc="pre-training", unit="step")
+    for step in bar:
+        epoch, index = divmod(step, per_epoch)
+        if index == 0 or not len(order):
+            order = np.random.default_rng([recipe.seed, epoch]).permutation(len(labels))
+        rows = torch.from_numpy(order[index * recipe.batch_size : (index + 1) * recipe.batch_size])
+        batch, truth = features[rows].to(device), labels[rows].to(device)
+        if recipe.pad:
+            batch = shifted(batch, recipe.pad, np.random.default_rng([recipe.seed, step, 1]))
+        with torch.autocast("cuda", torch.bfloat16, enabled=device.startswith("cuda")):
+            loss = F.cross_entropy(model(batch), truth, label_smoothing=recipe.label_smoothing)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        if time.monotonic() - saved > SAVE_SECONDS:
+            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1}
+            state |= {"schedule": schedule.state_dict(), "seconds": earlier + time.monotonic() - started}
+            with replacing(unfinished) as temporary:
+                torch.save(state, temporary)
+            saved = time.monotonic()
+    return earlier + time.monotonic() - started
+
+
+def shifted(images: Tensor, pad: int, random: np.random.Generator) -> Tensor:
+    """Each image (of B, C, H, W) shifted by up to ``pad`` pixels either way, zeros moving in, and mirrored or not."""
+    count, _, height, width = images.shape
+    padded = F.pad(images, (pad, pad, pad, pad))
+    top, left = (torch.from_numpy(random.integers(0, 2 * pad + 1, count)) for _ in range(2))
+    rows = top[:, None] + torch.arange(height)
+    columns = left[:, None] + torch.arange(width)
+    mirrored = torch.from_numpy(random.integers(0, 2, count)).bool()
+    columns = torch.where(mirrored[:, None], columns.flip(1), columns)
+    samples = torch.arange(count)[:, None, None]
+    moved = padded.movedim(1, 3)[
+        samples.to(images.device), rows[:, :, None].to(images.device), columns[:, None, :].to(images.device)
+    ]
+    return moved.movedim(3, 1)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(
+        prog="python -m hyfreedp.experiments.pretrain", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument("recipe", choices=RECIPES)
+    parser.add_argument("--out", type=Path, default=CHECKPOINTS, help="folder of the checkpoint (default: %(default)s)")
+    parser.add_argument(
+        "--device", default="cuda" if torch.cuda.is_available() else "cpu", help="(default: %(default)s)"
+    )
+    options = parser.parse_args(arguments)
+    options.out.mkdir(parents=True, exist_ok=True)
+    accuracy = pretrain(options.recipe, RECIPES[options.recipe], options.out, options.device)
+    print(f"{options.recipe}: {100 * accuracy:.1f} % on held-out data, written to {options.out}")
+
+
+if __name__ == "__main__":
+    main()
