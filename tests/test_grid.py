@@ -21,13 +21,15 @@ from hyfreedp.experiments.workers import in_workers
 ROOT = Path(__file__).resolve().parents[1]
 SPEC = Spec(method="robust", epsilon=8.0, steps=60)
 SCALE = Scale((Learner("digits", "mlp", "full", 5),), epsilons=(3.0,), seeds=1, rows=("vanilla", "reference"))
+SEARCHES = len(comparison.searches(SCALE))
+ALL = SEARCHES + 2
 # As the command, but for the time between checkpoints.
 COMMAND = "import sys; from hyfreedp.experiments import cell, run; run.CHECKPOINT_SECONDS = 0.0; sys.exit(cell.main())"
 
 
 @pytest.fixture
 def small(monkeypatch):
-    """Profile smoke with six runs that search, the constant's own, and one that only the search makes known."""
+    """Profile smoke with one search, the run that it makes known, and one that needs none."""
     monkeypatch.setitem(comparison.SCALES, "smoke", SCALE)
 
 
@@ -132,7 +134,7 @@ def test_the_written_table_is_that_of_the_records(small, tmp_path, capsys):
     assert capsys.readouterr().out.endswith("2 numbers\n")
     stamps = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "cells").iterdir()}
     assert grid.run("smoke", tmp_path / "cells", tmp_path / "results") == 0
-    assert "0 runs trained, 8 were there, 0 failed" in capsys.readouterr().out
+    assert f"0 runs trained, {ALL} were there, 0 failed" in capsys.readouterr().out
     assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "cells").iterdir()} == stamps
 
 
@@ -140,7 +142,7 @@ def test_an_interrupted_grid_runs_exactly_what_is_missing(small, tmp_path, monke
     trained = []
 
     def interrupted(spec, *, folder):
-        if len(trained) == 4:
+        if len(trained) == 2:
             trained.append("interrupt")
             raise KeyboardInterrupt
         trained.append(spec)
@@ -151,7 +153,7 @@ def test_an_interrupted_grid_runs_exactly_what_is_missing(small, tmp_path, monke
     assert not (tmp_path / "results").exists()
     assert grid.run("smoke", tmp_path / "cells", tmp_path / "results") == 0
     trained.remove("interrupt")
-    assert len(trained) == len(set(trained)) == 8
+    assert len(trained) == len(set(trained)) == ALL
 
 
 def test_a_failed_cell_stops_no_other_and_is_named(small, tmp_path, monkeypatch, capsys):
@@ -166,7 +168,7 @@ def test_a_failed_cell_stops_no_other_and_is_named(small, tmp_path, monkeypatch,
     assert grid.run("smoke", tmp_path / "cells", tmp_path / "results") == 1
     out = capsys.readouterr().out
     assert f"failed: {bad.key} (digits, mlp, full, vanilla, validation, epsilon 3, rate " in out
-    assert "ZeroDivisionError: on purpose" in out and "6 runs trained, 0 were there, 1 failed" in out
+    assert "ZeroDivisionError: on purpose" in out and f"{SEARCHES} runs trained, 0 were there, 1 failed" in out
     assert "2 numbers, 1 of them still missing" in out
     with pytest.raises(ZeroDivisionError):
         run_cells(comparison.searches(SCALE), tmp_path / "others")
@@ -186,13 +188,15 @@ def test_listing_and_status_of_a_half_finished_grid(small, tmp_path):
     runs = comparison.searches(SCALE)
     records = run_cells(runs[:3], tmp_path)
     lines = grid.listing("smoke", tmp_path).splitlines()
-    listed = {line.split()[-2]: (line.split()[0], line.split()[-1]) for line in lines[1:8]}
-    assert [listed[spec.key] for spec in runs] == [("searches", "done")] * 3 + [("searches", "missing")] * 3
-    assert lines[-2].startswith("3 of 7 known runs done, and at most 1 not known yet")
+    listed = {line.split()[-2]: (line.split()[0], line.split()[-1]) for line in lines[1 : SEARCHES + 2]}
+    assert [listed[spec.key] for spec in runs] == [("searches", "done")] * 3 + [("searches", "missing")] * (
+        SEARCHES - 3
+    )
+    assert lines[-2].startswith(f"3 of {SEARCHES + 1} known runs done, and at most 1 not known yet")
     seconds, without = grid.seconds_left(grid.plan("smoke", reader(tmp_path)))
-    assert without == 0 and seconds == pytest.approx(5 / 3 * sum(record["seconds"] for record in records))
+    assert without == 0 and seconds == pytest.approx((ALL - 3) / 3 * sum(record["seconds"] for record in records))
     counted = grid.status("smoke", tmp_path).splitlines()[1].split()
-    assert counted == ["digits", "mlp", "full", "3/6", "0/1", "1"]
+    assert counted == ["digits", "mlp", "full", f"3/{SEARCHES}", "0/1", "1"]
 
 
 def test_specs_for_workflow_managers_are_those_of_the_plan(small, tmp_path):
@@ -221,3 +225,59 @@ def test_a_killed_worker_costs_its_own_item_only():
     assert {n: r for n, r in ended.items() if not isinstance(r, Exception)} == {n: n**2 for n in (0, 1, 4, 5, 6)}
     assert str(ended[2]) == "its process died with exit code -9"
     assert isinstance(ended[3], ValueError) and str(ended[3]) == "three"
+
+
+# ---- on a cluster ---------------------------------------------------------------------------------------------------
+
+SUBMIT = """#!/bin/sh
+echo "$1" >> submitted
+sh "$1" > /dev/null 2>&1 < /dev/null &
+echo $!
+"""
+# What every Python process of the workflow does first: profile smoke becomes SCALE.
+SITE = f"""import sys
+if any("hyfreedp" in word for word in sys.orig_argv):
+    from hyfreedp.experiments import comparison
+    from hyfreedp.experiments.comparison import Learner, Scale
+    comparison.SCALES["smoke"] = {SCALE!r}
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_workflow_submits_exactly_what_is_missing(tmp_path):
+    pytest.importorskip("snakemake_executor_plugin_cluster_generic", reason="needs the plugin cluster-generic")
+    submit, submitted, cells = tmp_path / "submit.sh", tmp_path / "submitted", tmp_path / "data" / "cells"
+    submit.write_text(SUBMIT)
+    submit.chmod(0o755)
+    (tmp_path / "sitecustomize.py").write_text(SITE)
+    words = ["-m", "snakemake", "-s", str(ROOT / "workflow" / "Snakefile"), "--jobs", "2", "--config", "profile=smoke"]
+    words += ["--executor", "cluster-generic", "--cluster-generic-submit-cmd", str(submit)]
+    variables = {
+        "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        "HYFREEDP_ROOT": str(tmp_path),
+        "OMP_NUM_THREADS": "1",
+    }
+
+    def workflow():
+        return subprocess.Popen(
+            [sys.executable, *words], cwd=tmp_path, env=os.environ | variables, stdout=log, stderr=subprocess.STDOUT
+        )
+
+    def jobs():
+        return len(submitted.read_text().splitlines()) if submitted.exists() else 0
+
+    with (tmp_path / "log").open("w") as log:
+        with workflow() as process:
+            while len(list(cells.glob("*.json"))) < 3 and process.poll() is None:
+                time.sleep(0.1)
+            process.kill()
+        while len(list(cells.glob("*.json"))) < jobs():  # what was submitted still ends
+            time.sleep(0.1)
+        first = jobs()
+        stamps = {path: path.stat().st_mtime_ns for path in cells.glob("*.json")}
+        assert 3 <= first < ALL
+        for _ in range(2):  # the second time nothing is missing
+            assert workflow().wait() == 0, (tmp_path / "log").read_text()
+            assert jobs() == ALL
+    assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
+    assert pd.read_csv(tmp_path / "data" / "results" / "smoke" / grid.TABLE).accuracy.notna().all()
