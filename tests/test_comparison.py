@@ -13,7 +13,7 @@ from hyfreedp.experiments.comparison import MEAN_RUNS, ROWS, SCALES, Entry, Lear
 from hyfreedp.experiments.methods import EXTENDED_GRID, PAPER_GRID
 from hyfreedp.experiments.tasks import TASKS
 
-LEARNER = Learner("digits", "mlp", "full", 4)
+LEARNER = Learner("digits", "mlp", "full", 6)
 SMOKE = SCALES["smoke"]
 
 
@@ -35,7 +35,8 @@ def test_every_scale_is_made_of_possible_runs_without_reading_data(name, monkeyp
     assert len({spec.key for spec in (*first, *second)}) == len({*first, *second})
     numbers = Counter((entry.learner, entry.epsilon, entry.row) for entry in entries(scale))
     assert set(numbers.values()) == {scale.seeds}
-    assert len(numbers) == len(scale.learners) * (len(scale.epsilons) * len(ROWS) - len(comparison.SPLIT_BUDGET))
+    without = len(comparison.SPLIT_BUDGET) * (math.inf in scale.epsilons)
+    assert len(numbers) == len(scale.learners) * (len(scale.epsilons) * len(ROWS) - without)
 
 
 def test_a_search_takes_the_rate_of_the_best_validation_accuracy_and_the_test_accuracy_chooses_nothing():
@@ -126,4 +127,9 @@ def test_the_table_has_a_line_per_number_and_shows_what_is_missing():
     assert grid.validation_accuracy == pytest.approx(
         record(Entry(LEARNER, 3.0, "grid_extended", 0).searches()[5])["accuracy"]
     )
-    assert lines[lines.row == "reference"].runs.tolist() == [1, 1]
+    assert lines[lines.row == "reference"].runs.tolist() == [1]
+
+
+def test_without_privacy_there_is_no_budget_to_split():
+    rows = {entry.row for entry in entries(comparison.Scale((LEARNER,), epsilons=(math.inf,), seeds=1))}
+    assert rows == set(ROWS) - {"dp_hyper", "random_search"}

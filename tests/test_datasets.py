@@ -195,6 +195,73 @@ def test_official_food_is_read_from_its_archives_layout(places, monkeypatch):
     assert x.shape == (3, 3, 224, 224)
 
 
+# Not in alphabetical order: the label of a class is its line in wnids.txt.
+WNIDS = ("n02", "n01")
+
+
+def tiny_imagenet(side):
+    """Text files and images (by place, with their class) of two classes of two, and of three validation images."""
+    boxes = "\t0\t0\t5\t5\n"
+    validation = {"val_0.JPEG": "n01", "val_1.JPEG": "n02", "val_2.JPEG": "n01"}
+    texts = {
+        "wnids.txt": "\n".join(WNIDS) + "\n",
+        "val/val_annotations.txt": "".join(f"{name}\t{wnid}{boxes}" for name, wnid in validation.items()),
+    }
+    names = [(wnid, f"train/{wnid}/images/{wnid}_{number}.JPEG") for wnid in WNIDS for number in range(2)]
+    names += [(wnid, f"val/images/{name}") for name, wnid in validation.items()]
+    # Each image has one colour of its own, which JPEG keeps nearly.
+    images = {
+        name: (
+            WNIDS.index(wnid),
+            30 * (number + 1),
+            encoded(np.full((side, side, 3), 30 * (number + 1), np.uint8), "JPEG"),
+        )
+        for number, (wnid, name) in enumerate(names)
+    }
+    return texts, images
+
+
+def assert_tiny_imagenet(arrays, images):
+    for (x, y), start in ((arrays.train, "train"), (arrays.test, "val")):
+        assert x.shape[1:] == (3, 32, 32)
+        found = sorted(zip(x.float().mean(dim=(1, 2, 3)).round().int().tolist(), y.tolist(), strict=True))
+        expected = sorted((shade, label) for name, (label, shade, _) in images.items() if name.startswith(start))
+        assert [label for _, label in found] == [label for _, label in expected]
+        assert all(abs(a - b) <= 2 for (a, _), (b, _) in zip(found, expected, strict=True))
+
+
+def test_tiny_imagenet_from_its_official_files(places, monkeypatch):
+    texts, pictures = tiny_imagenet(64)
+    files = {name: text.encode() for name, text in texts.items()} | {
+        name: data for name, (_, _, data) in pictures.items()
+    }
+    write(places / "data" / "tiny-imagenet-200", files)
+    expect(monkeypatch, "tiny_imagenet", (4, 3))
+    arrays = images("tiny_imagenet")
+    assert arrays.source == "official"
+    assert_tiny_imagenet(arrays, pictures)
+
+
+def test_tiny_imagenet_from_its_copy(places, monkeypatch):
+    texts, pictures = tiny_imagenet(32)
+    members = {name: text.encode() for name, text in texts.items()}
+    members |= {
+        name if name.startswith("val") else name.replace("/images", ""): data for name, (_, _, data) in pictures.items()
+    }
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        for name, content in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    files = {"tiny_imagenet32/tiny_imagenet32.tar.gz": buffer.getvalue()}
+    write(places / "data", files)
+    expect(monkeypatch, "tiny_imagenet", (4, 3), files)
+    arrays = images("tiny_imagenet")
+    assert arrays.source == "JPEG copy of quality 75 at 32 x 32"
+    assert_tiny_imagenet(arrays, pictures)
+
+
 @pytest.mark.parametrize(("name", "kind", "sizes"), [("cifar100", "CIFAR100", (6, 6)), ("svhn", "SVHN", (6, 6))])
 def test_official_arrays_of_torchvision_are_taken_as_they_are(places, monkeypatch, name, kind, sizes):
     pixels = RNG.integers(0, 256, (6, 32, 32, 3), dtype=np.uint8)

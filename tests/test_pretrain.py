@@ -51,6 +51,37 @@ def test_an_interrupted_run_ends_in_the_same_weights(tmp_path, monkeypatch):
     assert not list((tmp_path / "killed").glob(".*"))
 
 
+def test_another_recipe_does_not_go_on_from_an_interrupted_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(pretrain, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(checkpoints, "save", None)  # dies when all steps are done
+    with pytest.raises(TypeError):
+        pretrain.pretrain("tiny", tiny(), tmp_path)
+    monkeypatch.undo()
+    other = tiny(seed=1)
+    pretrain.pretrain("tiny", other, tmp_path)
+    pretrain.pretrain("tiny", other, tmp_path / "afresh")
+    here, afresh = (json.loads((folder / "tiny.json").read_text()) for folder in (tmp_path, tmp_path / "afresh"))
+    assert here["sha256"] == afresh["sha256"]
+    pretrain.pretrain("tiny", tiny(), tmp_path / "afresh")
+    assert json.loads((tmp_path / "afresh" / "tiny.json").read_text())["sha256"] != here["sha256"]
+
+
+def test_the_accuracy_is_that_of_the_stored_weights(tmp_path, monkeypatch):
+    seen = []
+
+    def keep(model, *others):
+        seen.append({key: value.clone() for key, value in model.state_dict().items()})
+        return evaluate(model, *others)
+
+    monkeypatch.setattr(pretrain, "evaluate", keep)
+    pretrain.pretrain("tiny", tiny(), tmp_path)
+    model = fresh()
+    checkpoints.load("tiny", model, tmp_path)
+    (scored,) = seen
+    trunk = {key: value for key, value in model.state_dict().items() if not key.startswith(checkpoints.HEAD)}
+    assert trunk and all(torch.equal(scored[key], value) for key, value in trunk.items())
+
+
 def test_weights_come_back_in_half_precision_and_the_classifier_is_fresh(tmp_path):
     saved, loaded = fresh(), make_model("vit8_d64_p4", "full", features=64, classes=10, seed=5)
     checkpoints.save("some", saved, {}, tmp_path)
@@ -83,7 +114,9 @@ def test_the_committed_checkpoint_is_small_and_says_what_made_it():
     assert (CHECKPOINTS / "glyphs.safetensors").stat().st_size < 1e6
     current = pretrain.RECIPES["glyphs"]
     for name in ("model", "classes", "epochs", "batch_size", "learning_rate", "weight_decay", "seed"):
-        assert recipe[name] == getattr(current, name)
+        assert recipe[name] == current.settings[name]
+    assert recipe["held_out_accuracy"] > 0.9
+    assert f"| {100 * recipe['held_out_accuracy']:.1f} % |" in (CHECKPOINTS.parent / "README.md").read_text()
     model = make_model("vit8_glyphs", "full", features=64, classes=10, seed=0)
     assert (head(model).weight == 0).all()
 
@@ -151,6 +184,13 @@ def test_recipes_train_models_that_exist_and_unknown_ones_are_refused(capsys):
     with pytest.raises(SystemExit, match="2"):
         pretrain.main(["nothing"])
     assert "invalid choice: 'nothing'" in capsys.readouterr().err
+
+
+def test_a_gpu_that_is_not_there_is_refused(capsys, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(SystemExit, match="2"):
+        pretrain.main(["glyphs", "--device", "cuda"])
+    assert "torch finds no GPU on this machine" in capsys.readouterr().err
 
 
 def test_a_colour_recipe_shifts_and_evaluates_on_what_was_held_out(tmp_path):

@@ -18,7 +18,7 @@ SPECS = st.builds(
     learning_rate=st.floats(1e-6, 1),
     interval=st.integers(1, 20),
     evaluation=st.sampled_from(["test", "validation"]),
-    steps=st.none() | st.integers(1, 1000),
+    steps=st.none() | st.integers(20, 1000),
     base=st.none() | st.sampled_from(["adamw", "sgd"]),
     tuning=st.none() | st.sampled_from(["full", "bitfit"]),
 )
@@ -51,6 +51,12 @@ def test_fields_left_out_have_their_defaults():
 def test_what_is_no_spec_is_refused(text, error, message):
     with pytest.raises(error, match=message):
         Spec.from_json(text)
+
+
+def test_a_run_has_room_for_a_probe_interval():
+    with pytest.raises(ValueError, match="interval must be at most the 4 steps of the run, got 5"):
+        Spec(steps=4)
+    assert Spec(steps=4, method="linear").interval == 5  # not used
 
 
 @pytest.mark.parametrize(

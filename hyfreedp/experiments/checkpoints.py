@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import nn
 
 from hyfreedp.experiments.files import replacing, write_text
@@ -26,17 +25,26 @@ def save(name: str, model: nn.Module, recipe: dict[str, Any], folder: Path = CHE
         recipe: how it was made; the checksum and the number of parameters are added.
         folder: made if it does not exist.
     """
+    from safetensors.torch import save as serialized
+
     weights = {
         key: value.detach().to("cpu", torch.float16).contiguous()
         for key, value in model.state_dict().items()
         if not key.startswith(HEAD)
     }
-    path = folder / f"{name}.safetensors"
-    with replacing(path) as temporary:
-        save_file(weights, temporary)
+    content = serialized(weights, metadata={"recipe": name})
+    with replacing(folder / f"{name}.safetensors") as temporary:
+        temporary.write_bytes(content)
     size = sum(value.numel() for value in weights.values())
-    described = recipe | {"parameters": size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+    described = recipe | {"parameters": size, "sha256": hashlib.sha256(content).hexdigest()}
     write_text(folder / f"{name}.json", json.dumps(described, indent=1) + "\n")
+
+
+def round_to_stored(model: nn.Module) -> None:
+    """Round in place all weights but the classifier's to what :func:`save` keeps of them."""
+    for key, value in model.state_dict().items():
+        if not key.startswith(HEAD):
+            value.copy_(value.half())
 
 
 def load(name: str, model: nn.Module, folder: Path = CHECKPOINTS) -> None:
@@ -46,15 +54,18 @@ def load(name: str, model: nn.Module, folder: Path = CHECKPOINTS) -> None:
         FileNotFoundError: there is no such checkpoint, with the command that makes it.
         ValueError: the file is not the one that was written, or is of another architecture.
     """
+    from safetensors.torch import load as deserialized
+
     path = folder / f"{name}.safetensors"
     command = f"python -m hyfreedp.experiments.pretrain {name}"
     if not (path.exists() and path.with_suffix(".json").exists()):
         raise FileNotFoundError(f"there are no pre-trained weights {path}: make them with {command}")
     expected = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))["sha256"]
-    found = hashlib.sha256(path.read_bytes()).hexdigest()
+    content = path.read_bytes()
+    found = hashlib.sha256(content).hexdigest()
     if found != expected:
         raise ValueError(f"{path} is damaged: its SHA-256 is {found}, not {expected}; make it again with {command}")
-    weights = {key: value.float() for key, value in load_file(path).items()}
+    weights = {key: value.float() for key, value in deserialized(content).items()}
     try:
         missing, unexpected = model.load_state_dict(weights, strict=False)
     except RuntimeError as error:  # another shape

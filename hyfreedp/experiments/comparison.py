@@ -105,7 +105,7 @@ class Scale:
 
 _TUNINGS: tuple[Tuning, ...] = ("full", "bitfit")
 SCALES = {
-    "smoke": Scale((Learner("digits", "mlp", "full", 4),), epsilons=(3.0, math.inf), seeds=1),
+    "smoke": Scale((Learner("digits", "mlp", "full", 6),), epsilons=(3.0,), seeds=1),
     "laptop": Scale(
         (
             Learner("digits", "mlp", "full"),

@@ -9,6 +9,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 import pandas as pd
 import seaborn as sns
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from hyfreedp.experiments.files import replacing, write_text
@@ -45,6 +46,24 @@ def use_style() -> None:
             "pdf.fonttype": 42,  # text stays text
         }
     )
+
+
+def shades(differences: pd.DataFrame, limit: float = 10.0) -> pd.DataFrame:
+    """Styles for the cells of a table: brown where a difference is negative, teal where it is positive.
+
+    Args:
+        differences: numbers; a cell without one stays white.
+        limit: from which on colours are full.
+    """
+    colours = plt.get_cmap("BrBG")
+
+    def style(value: float) -> str:
+        if pd.isna(value):
+            return ""
+        # From the middle half of the map, so that black text stays readable.
+        return f"background-color: {to_hex(colours(0.5 + 0.25 * max(-1.0, min(1.0, value / limit))))}; color: black"
+
+    return differences.map(style)
 
 
 def save(

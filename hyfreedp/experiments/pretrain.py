@@ -1,6 +1,7 @@
 """Public pre-training of the small ViTs, without privacy: ``python -m hyfreedp.experiments.pretrain RECIPE``.
 
-The result is kept in data/checkpoints. An interrupted run goes on from its last checkpoint.
+The result is kept in data/checkpoints. An interrupted run goes on from where it was a minute before at most, and ends
+in the same weights.
 """
 
 from __future__ import annotations
@@ -8,8 +9,11 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from contextlib import nullcontext
+from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,15 +23,18 @@ from torch.utils.data import TensorDataset
 from tqdm import tqdm
 
 from hyfreedp.experiments import checkpoints
+from hyfreedp.experiments.cache import key_of
 from hyfreedp.experiments.datasets import images
 from hyfreedp.experiments.files import replacing
-from hyfreedp.experiments.glyphs import glyphs
+from hyfreedp.experiments.glyphs import fonts, glyphs
 from hyfreedp.experiments.models import head, make_model
 from hyfreedp.experiments.paths import CHECKPOINTS
-from hyfreedp.experiments.run import environment
+from hyfreedp.experiments.run import environment, one_thread
 from hyfreedp.experiments.tasks import evaluate
 
 SAVE_SECONDS = 60.0
+GLYPHS, HELD_OUT_GLYPHS = 20_000, 2_000
+_MORE_PACKAGES = ("timm", "safetensors", "matplotlib", "pillow")
 
 
 @dataclass(frozen=True)
@@ -52,6 +59,7 @@ class Recipe:
         weight_decay, label_smoothing: as usual for ViTs.
         pad: pixels by which images are shifted at random, at most; they are also mirrored. 0: neither.
         seed: of weights, order and shifts.
+        one_thread: of a CPU, so that the weights do not depend on the number of its cores.
     """
 
     model: str
@@ -64,12 +72,18 @@ class Recipe:
     label_smoothing: float = 0.0
     pad: int = 0
     seed: int = 0
+    one_thread: bool = False
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All but the data, as plain values."""
+        return {name: value for name, value in vars(self).items() if name != "corpus"}
 
 
 def _glyphs() -> Corpus:
-    features, labels = (torch.from_numpy(array) for array in glyphs(22_000, seed=0))
-    parts = (features[:20_000], labels[:20_000]), (features[20_000:], labels[20_000:])
-    return Corpus(*parts, "digits rendered from the fonts that ship with matplotlib")
+    features, labels = (torch.from_numpy(array) for array in glyphs(GLYPHS + HELD_OUT_GLYPHS, seed=0))
+    parts = (features[:GLYPHS], labels[:GLYPHS]), (features[GLYPHS:], labels[GLYPHS:])
+    return Corpus(*parts, f"digits drawn from {len(fonts())} of the fonts that ship with matplotlib, seed 0")
 
 
 def _tiny_imagenet() -> Corpus:
@@ -78,7 +92,7 @@ def _tiny_imagenet() -> Corpus:
 
 
 RECIPES = {
-    "glyphs": Recipe("vit8_d64_p4", 10, _glyphs, epochs=30, batch_size=128, learning_rate=2e-3),
+    "glyphs": Recipe("vit8_d64_p4", 10, _glyphs, epochs=30, batch_size=128, learning_rate=2e-3, one_thread=True),
     "tiny_imagenet": Recipe(
         "vit32_d192",
         200,
@@ -93,23 +107,27 @@ RECIPES = {
 
 
 def pretrain(name: str, recipe: Recipe, folder: Path = CHECKPOINTS, device: str = "cpu") -> float:
-    """Train, and write the checkpoint ``name`` to ``folder``; the accuracy on the held-out part."""
+    """Train, and write the checkpoint ``name`` to ``folder``; the accuracy on the held-out part of what is stored."""
     corpus = recipe.corpus()
-    model = make_model(recipe.model, "full", features=corpus.train[0][0].numel(), classes=recipe.classes, seed=0)
+    model = make_model(
+        recipe.model, "full", features=corpus.train[0][0].numel(), classes=recipe.classes, seed=recipe.seed
+    )
     _fresh_head(model, recipe.seed)
     model.to(device)
-    unfinished = folder / f".{name}.ckpt"
-    seconds = _train(model, recipe, corpus.train, unfinished, device)
-    accuracy = evaluate(model, TensorDataset(*corpus.held_out), 1024).accuracy
-    settings = asdict(replace(recipe, corpus=None))  # type: ignore[arg-type]
-    described = settings | {
+    unfinished = folder / f".{name}-{key_of(recipe.settings)}.ckpt"  # another recipe starts afresh
+    with one_thread() if recipe.one_thread else nullcontext():
+        seconds = _train(model, recipe, corpus.train, unfinished, device)
+        checkpoints.round_to_stored(model)
+        accuracy = evaluate(model, TensorDataset(*corpus.held_out), 1024).accuracy
+    described = recipe.settings | {
         "corpus": corpus.source,
         "records": len(corpus.train[1]),
         "held_out_records": len(corpus.held_out[1]),
         "held_out_accuracy": accuracy,
         "seconds": seconds,
         "command": f"python -m hyfreedp.experiments.pretrain {name}",
-        "environment": environment(),
+        "device": device,
+        "environment": environment() | {package: version(package) for package in _MORE_PACKAGES},
     }
     checkpoints.save(name, model, described, folder)
     unfinished.unlink(missing_ok=True)
@@ -186,9 +204,14 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("recipe", choices=RECIPES)
     parser.add_argument("--out", type=Path, default=CHECKPOINTS, help="folder of the checkpoint (default: %(default)s)")
     parser.add_argument(
-        "--device", default="cuda" if torch.cuda.is_available() else "cpu", help="(default: %(default)s)"
+        "--device",
+        choices=("cpu", "cuda"),
+        default="cuda" if torch.cuda.is_available() else "cpu",
+        help="(default: %(default)s)",
     )
     options = parser.parse_args(arguments)
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("argument --device: torch finds no GPU on this machine, so it must be cpu")
     options.out.mkdir(parents=True, exist_ok=True)
     accuracy = pretrain(options.recipe, RECIPES[options.recipe], options.out, options.device)
     print(f"{options.recipe}: {100 * accuracy:.1f} % on held-out data, written to {options.out}")

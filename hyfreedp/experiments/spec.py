@@ -25,7 +25,7 @@ class Spec:
         seed: of weights, sampling and noise.
         learning_rate: the rate, or its first value where it is learned; a factor, customarily 1, of the rate that
             D-Adaptation and Prodigy estimate.
-        interval: K, for methods that learn the rate by probes.
+        interval: K, for methods that learn the rate by probes; at most the steps of the run.
         evaluation: accuracy on "test" data, or on "validation" data held out of the training part.
         steps: length of the run; the task's own if None.
         clipping_threshold: R_g of Abadi's clipping (method "vanilla"), or its first value (method "adaptive").
@@ -73,6 +73,9 @@ class Spec:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < smallest:
                 raise ValueError(f"{name} must be an integer of at least {smallest}, got {value!r}")
+        length = self.steps or TASKS[self.task].steps
+        if METHODS[self.method].learns and self.interval > length:
+            raise ValueError(f"interval must be at most the {length} steps of the run, got {self.interval}")
         if not math.isfinite(self.learning_rate):
             raise ValueError(f"learning_rate must be finite, got {self.learning_rate!r}")
         if (self.clipping_threshold is not None) != (self.method in CLIPPED):
