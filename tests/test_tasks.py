@@ -157,7 +157,7 @@ def test_the_head_stays_trainable_whatever_was_frozen():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"model": "vit32_d192"}, "model must be one of 'mlp', 'vit8_d64', got 'vit32_d192'"),
+        ({"model": "vit32_d192"}, "model must be one of 'mlp', 'vit8_d64', 'vit8_glyphs', got 'vit32_d192'"),
         ({"task": "svhn", "model": "mlp"}, "model must be one of 'vit32_d192', 'vit32_d128', .* got 'mlp'"),
         ({"tuning": "lora"}, "tuning must be one of 'full', 'bitfit', got 'lora'"),
         ({"model": "vit8_d64", "tuning": "bitft"}, r"tuning must be .*, got 'bitft' \(did you mean 'bitfit'\?\)"),
