@@ -2,11 +2,13 @@
 
 import re
 import signal
+import subprocess
 import time
+from contextlib import suppress
 
 import pytest
 
-from hyfreedp.experiments import reproduce
+from hyfreedp.experiments import notebooks, reproduce
 from hyfreedp.experiments.__main__ import main
 
 pytest_plugins = ["batch"]
@@ -154,3 +156,14 @@ def test_time_left_counts_unknown_notebooks_as_the_mean_of_the_known():
     assert reproduce._time_left(["a", "b"], {"a": 20.0, "c": 40.0}, 2) == "about 30 s"  # that of the longest
     assert reproduce._time_left(["a"], {}, 1) == "unknown time"
     assert reproduce._time_left(["a"], {"a": 600.0}, 1) == "about 10 min"
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_a_kernel_says_on_standard_error_is_shown_only_if_the_notebook_fails(fails, capfd):
+    with suppress(RuntimeError), notebooks._quiet_kernel():
+        subprocess.run(["sh", "-c", "echo shut down rudely >&2"], check=True)
+        if fails:
+            raise RuntimeError
+    assert ("shut down rudely" in capfd.readouterr().err) == fails
+    subprocess.run(["sh", "-c", "echo afterwards >&2"], check=True)
+    assert capfd.readouterr().err == "afterwards\n"
