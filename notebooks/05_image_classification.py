@@ -155,8 +155,9 @@ figure, axes = plt.subplots(
     sharey=True,
     squeeze=False,
 )
-for line, epsilon in zip(axes, epsilons, strict=True):
-    for axis, learner in zip(line, learners, strict=True):
+for line, epsilon in enumerate(epsilons):
+    for column, learner in enumerate(learners):
+        axis = axes[line, column]
         task, model, tuning = learner
         here = rows[(rows[["task", "model", "tuning"]] == list(learner)).all(axis=1) & (rows.epsilon == epsilon)]
         for height, name in enumerate(order):
@@ -175,12 +176,12 @@ for line, epsilon in zip(axes, epsilons, strict=True):
         axis.axvline(best, color=plots.STYLES["best"]["color"], linestyle="--", linewidth=1.2)
         axis.set_yticks(range(len(order)), [ROWS[name].title for name in order], fontsize="small")
         axis.set_xlim(0, 100)
-        if axis is line[0]:
+        if column == 0:
             axis.set_ylabel(rf"$\varepsilon$ = {'∞' if math.isinf(epsilon) else f'{epsilon:g}'}")
-        if line is axes[0]:
+        if line == 0:
             title = f"{TASKS[task].title.split(' (')[0]}, {accuracy_tables.title_of(model, tuning)}"
             axis.set_title(title, fontsize="small")
-        if line is axes[-1]:
+        if line == len(epsilons) - 1:
             axis.set_xlabel("test accuracy (%)")
 plt.show()
 
@@ -239,14 +240,16 @@ display(ranked.round(2), against.round(3))
 # **Predict first.** At $\varepsilon = 8$, does the rate of Prodigy leave $10^{-6}$ with full fine-tuning? With BitFit?
 
 # %%
-shown_epsilons = [min(epsilons), max(epsilons)]
+shown_epsilons = list(dict.fromkeys([min(epsilons), max(epsilons)]))
 names = {"hyfreedp_robust": 0, "hyfreedp_paper": 1, "dadaptation": 3, "prodigy": 6}
-steps = accuracy_tables.rates(scale, CELLS, list(names), shown_epsilons)
+all_steps = accuracy_tables.rates(scale, CELLS, list(names), epsilons)
+steps = all_steps[all_steps.epsilon.isin(shown_epsilons)]
 figure, axes = plt.subplots(
     len(shown_epsilons), len(learners), figsize=(2 + 3.2 * len(learners), 5), sharey=True, squeeze=False
 )
-for line, epsilon in zip(axes, shown_epsilons, strict=True):
-    for axis, learner in zip(line, learners, strict=True):
+for line, epsilon in enumerate(shown_epsilons):
+    for column, learner in enumerate(learners):
+        axis = axes[line, column]
         here = steps[(steps[["task", "model", "tuning"]] == list(learner)).all(axis=1) & (steps.epsilon == epsilon)]
         for name, style in names.items():
             found = here[here.row == name].groupby("step").eta.agg(["median", "min", "max"])
@@ -255,28 +258,46 @@ for line, epsilon in zip(axes, shown_epsilons, strict=True):
             axis.fill_between(found.index, found["min"].clip(lower=1e-9), found["max"], color=look["color"], alpha=0.15)
         axis.set_yscale("log")
         axis.set_ylim(3e-7, 1)
-        if line is axes[0]:
+        if line == 0:
             axis.set_title(accuracy_tables.title_of(*learner[1:]), fontsize="small")
-        if axis is line[0]:
+        if column == 0:
             axis.set_ylabel(f"learning rate,\n$\\varepsilon$ = {'∞' if math.isinf(epsilon) else f'{epsilon:g}'}")
-        if line is axes[-1]:
+        if line == len(shown_epsilons) - 1:
             axis.set_xlabel("step")
 axes[0, -1].legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
 plt.show()
 
 # %%
-means = summary.set_index(["row", "epsilon", "model", "tuning", "task"])["mean"]
+outcome = accuracy_tables.verdicts(rows, all_steps, ["dadaptation", "prodigy"])
+outcome.assign(row=outcome.row.map(lambda name: ROWS[name].title)).style.format(
+    {
+        "last_rate": "{:.2g}",
+        "as_adam": "{:.2g}",
+        "grid_rate": "{:.2g}",
+        "accuracy": "{:.1f}",
+        "grid_accuracy": "{:.1f}",
+        "epsilon": "{:g}",
+    }
+).hide(axis="index")
+
+# %% [markdown]
+# `last_rate` is $d$ times the optimizer's rate at the last step (median over seeds). Both methods leave out Adam's bias correction by default, which makes
+# the early steps of a run longer; `as_adam` is the rate at which Adam, as in the other rows, would take the same last step. `grid_rate` is the constant
+# that the extended grid search chose, `verdict` how the two compare (a factor of three either way is near).
+
+# %%
 collapse = []
-for name in ("dadaptation", "prodigy"):
-    for task, model, tuning in learners:
-        values = [
-            f"{means[name, epsilon, model, tuning, task]:.1f} % at epsilon "
-            f"{'∞' if math.isinf(epsilon) else f'{epsilon:g}'}"
-            for epsilon in epsilons
-        ]
-        collapse.append(
-            f"{ROWS[name].title}, {accuracy_tables.title_of(model, tuning).replace(chr(10), ', ')}: {', '.join(values)}"
-        )
+for tuning, word in (("full", "all parameters trained"), ("bitfit", "BitFit")):
+    for private, budget in ((True, "with privacy"), (False, "without")):
+        chosen = outcome[(outcome.tuning == tuning) & (np.isfinite(outcome.epsilon) == private)]
+        if len(chosen):
+            counts = chosen.verdict.value_counts()
+            behind = (chosen.grid_accuracy - chosen.accuracy).mean()
+            collapse.append(
+                f"D-Adaptation and Prodigy, {word}, {budget}: the rate "
+                + ", ".join(f"{verdict} in {count}" for verdict, count in counts.items())
+                + f" of {len(chosen)} places; {behind:.0f} points behind the grid search on average"
+            )
 plots.save(
     figure,
     "05_image_classification_rates",
@@ -288,37 +309,14 @@ plots.save(
 )
 what_to_see(collapse)
 
-# %%
-guess = 100 / np.array([TASKS[task].dataset.classes for task, *_ in learners])
-tight, loose = (
-    {
-        learner: means["prodigy", epsilon, learner[1], learner[2], learner[0]] > 3 * chance
-        for learner, chance in zip(learners, guess, strict=True)
-    }
-    for epsilon in (min(epsilons), max(epsilons))
-)
-
-
-def named(selected):
-    words = [accuracy_tables.title_of(model, tuning).replace("\n", ", ") for _, model, tuning in selected]
-    return "; ".join(words) if words else "none"
-
-
-display(
-    Markdown(
-        f"Prodigy learns (three times chance or more) at the tightest budget with: {named([k for k, v in tight.items() if v])}; "
-        f"at the loosest with: {named([k for k, v in loose.items() if v])}. In the paper it learns with BitFit at every budget, and with full "
-        "fine-tuning without privacy alone. Where ours does not recover with BitFit, the reason is the length of the run: the paper's take "
-        "hundreds of steps, the estimate grows by evidence summed over steps, and the tasks of the laptop profile stop after "
-        f"{min(learner.steps or TASKS[learner.task].steps for learner in scale.learners)} to "
-        f"{max(learner.steps or TASKS[learner.task].steps for learner in scale.learners)} steps."
-        if profile in ("smoke", "laptop")
-        else f"Prodigy learns at the tightest budget with: {named([k for k, v in tight.items() if v])}; at the loosest with: "
-        f"{named([k for k, v in loose.items() if v])}."
-    )
-)
-
 # %% [markdown]
+# With all parameters trained, privacy holds the estimate at its start or far below the rate that would work: the collapse that the paper found. (An
+# accuracy far above chance can go with it where the model is pre-trained: its classifier starts at zero, so that the first tiny steps already decide, like
+# a nearest-mean classifier on public features.) With BitFit the noise has far fewer directions and the estimate is free: the *rate* recovers at every
+# budget. The *accuracy* does not always: where the verdict is `too high`, the rate has overshot. Both methods grow $d$ by evidence from progress and
+# never lower it, have no decay, and leave out the bias correction: over the paper's hundreds of steps that is forgiven, over these few it is not, and
+# D-Adaptation overshoots without privacy, too.
+#
 # ## 6. The pattern of the paper, and ours
 #
 # Tasks and models differ, so accuracies cannot be compared one by one. Distances to the grid search over the paper's five rates can, roughly: points

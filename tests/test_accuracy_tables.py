@@ -145,6 +145,36 @@ def test_rates_are_those_of_the_final_runs(tmp_path):
     assert isinstance(tables.rates(scale, tmp_path / "none", ["prodigy"], [8.0]), pd.DataFrame)
 
 
+def test_a_verdict_compares_the_last_step_with_adam_at_the_rate_of_the_grid():
+    """Adam without bias correction, run by torch's formulas on a steady gradient, against the closed form."""
+    first, second = 0.0, 0.0
+    for step in range(1, 31):
+        first, second = 0.9 * first + 0.1, 0.999 * second + 0.001
+        assert tables.without_bias_correction(step) == pytest.approx(first / math.sqrt(second))
+    scale = Scale((Learner("digits", "mlp", "full", 30),), epsilons=(1.0, 2.0, 3.0, 8.0), seeds=2)
+    rows = made(scale).assign(learning_rate=0.01)
+    last = {1.0: 5e-6, 2.0: 2e-5, 3.0: 0.002, 8.0: 0.01}  # times 5.5 after 30 steps
+    steps = pd.DataFrame(
+        [
+            {
+                "step": step,
+                "eta": 1e-6 if step == 0 else last[epsilon],
+                "task": "digits",
+                "model": "mlp",
+                "tuning": "full",
+            }
+            | {"epsilon": epsilon, "row": "prodigy", "seed": seed}
+            for epsilon in last
+            for seed in (0, 1)
+            for step in range(30)
+        ]
+    )
+    found = tables.verdicts(rows, steps, ["prodigy"])
+    assert found.verdict.tolist() == ["never left the start", "too low", "near", "too high"]
+    assert found.accuracy.iloc[0] == pytest.approx(100 * rows[rows.row == "prodigy"].accuracy[:2].mean())
+    assert found.grid_accuracy.iloc[0] == pytest.approx(100 * rows[rows.row == "grid_extended"].accuracy[:2].mean())
+
+
 def test_places_are_named_for_all_scales():
     for scale in comparison.SCALES.values():
         for learner in scale.learners:

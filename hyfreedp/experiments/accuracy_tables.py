@@ -229,6 +229,49 @@ def rates(scale: Scale, cells: Path, names: Sequence[str], epsilons: Sequence[fl
     return pd.concat(found, ignore_index=True) if found else pd.DataFrame(columns=["step", "eta", *NUMBER])
 
 
+def without_bias_correction(step: Any) -> Any:
+    """How much longer the given step (1-based) of Adam is without its bias correction, of steady gradients.
+
+    D-Adaptation and Prodigy recommend to leave it off. (1 - beta_1^t) / sqrt(1 - beta_2^t), with their betas.
+    """
+    return (1 - 0.9**step) / (1 - 0.999**step) ** 0.5
+
+
+def verdicts(rows: pd.DataFrame, steps: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
+    """How the rate that a method ended with compares with the best constant one of the extended grid.
+
+    Args:
+        rows: of :func:`numbers`.
+        steps: of :func:`rates`.
+        names: the methods, in ``ROWS``.
+
+    Returns:
+        One line per place of ``steps`` and method: ``last_rate`` (median over seeds), ``as_adam`` (the rate at which
+        Adam with its bias correction would take the same last step), ``grid_rate``, ``accuracy`` and ``grid_accuracy``
+        (means in percent), and the ``verdict`` on ``as_adam``: "never left the start" if the largest of the last rates
+        is below ten times the smallest first one, else "too high" or "too low" by more than a factor of three, or
+        "near".
+    """
+    keys = [*PLACE, "row"]
+    by_run = steps[steps.row.isin(names)].sort_values("step", kind="stable").groupby([*keys, "seed"], sort=False).eta
+    ends = by_run.agg(["first", "last", "size"]).reset_index()
+    found = ends.groupby(keys, sort=False).agg(
+        last_rate=("last", "median"), highest=("last", "max"), start=("first", "min"), length=("size", "max")
+    )
+    found["as_adam"] = found.last_rate * without_bias_correction(found.length)
+    grid = rows[rows.row == "grid_extended"].groupby(PLACE, sort=False)
+    found = found.reset_index().join(grid.learning_rate.median().rename("grid_rate"), on=PLACE)
+    found = found.join(100 * grid.accuracy.mean().rename("grid_accuracy"), on=PLACE)
+    found = found.join(100 * rows.groupby(keys).accuracy.mean(), on=keys)
+    ratio = found.as_adam / found.grid_rate
+    found["verdict"] = np.select(
+        [found.highest < 10 * found.start, ratio > 3, ratio < 1 / 3],
+        ["never left the start", "too high", "too low"],
+        default="near",
+    )
+    return found[[*keys, "last_rate", "as_adam", "grid_rate", "accuracy", "grid_accuracy", "verdict"]]
+
+
 def title_of(model: str, tuning: str) -> str:
     """For figures."""
     return f"{MODELS[model].title}\n{ {'full': 'full fine-tuning', 'bitfit': 'BitFit', 'lora': 'LoRA'}[tuning] }"
