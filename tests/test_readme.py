@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from hyfreedp.experiments import study
+from hyfreedp.experiments import accuracy_tables, study
 from hyfreedp.experiments.benchmark import goals
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -28,6 +28,16 @@ def test_links_and_pictures_exist():
 def test_the_table_is_that_of_the_records():
     rows = pd.read_csv(ROOT / "data" / "results" / "laptop" / "accuracy.csv")
     assert study.markdown(rows) in README
+
+
+def test_the_comparison_is_that_of_the_records():
+    rows = pd.read_csv(ROOT / "data" / "results" / "laptop" / "image_classification.csv")
+    assert accuracy_tables.markdown(rows) in README
+    # What the text says of the ViT's biases.
+    here = rows[(rows.tuning == "bitfit") & (rows.epsilon <= 8)]
+    means = 100 * here.groupby(["epsilon", "row"]).accuracy.mean().unstack()
+    behind = means.grid_extended - means.hyfreedp_robust
+    assert behind.round().between(5, 7).all()
 
 
 def test_the_costs_are_those_of_the_record():

@@ -215,6 +215,23 @@ def paired(rows: pd.DataFrame, row: str, *, epsilons: Sequence[float] | None = N
     return found
 
 
+def markdown(rows: pd.DataFrame) -> str:
+    """Every method against the best grid search at finite epsilon, see :func:`paired`, as the README prints it."""
+    finite = rows[np.isfinite(rows.epsilon)]
+    lines = [
+        "| Method | epsilon covers the choice | points to the best grid search | 95 % interval | better in |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for name, row in ROWS.items():
+        found = paired(finite, name)
+        interval = f"{found['low']:+.1f} to {found['high']:+.1f}"
+        covered = "yes" if row.covered else "no"
+        lines.append(
+            f"| {row.title} | {covered} | {found['mean']:+.1f} | {interval} | {found['wins']} of {found['pairs']} |"
+        )
+    return "\n".join(lines)
+
+
 def rates(scale: Scale, cells: Path, names: Sequence[str], epsilons: Sequence[float]) -> pd.DataFrame:
     """The learning rate at every step of some methods: one line per step of the finished runs, with their place."""
     read = reader(cells)
