@@ -46,6 +46,15 @@ def test_the_costs_are_those_of_the_record():
     assert set(rows.threads) == {1} and set(rows.rounds) == {7}
 
 
+def test_the_tests_that_the_page_of_pitfalls_names_exist():
+    page = (ROOT / "docs" / "pitfalls.md").read_text(encoding="utf-8")
+    named = re.findall(r"`(test_\w+\.py)::(test_\w+)`", page)
+    assert len(named) > 25
+    for file, name in named:
+        assert f"\ndef {name}(" in (ROOT / "tests" / file).read_text(encoding="utf-8"), f"{file}::{name}"
+    assert all(line.count("|") == 6 for line in page.splitlines() if line.startswith("|"))  # five columns
+
+
 @pytest.mark.parametrize("target", ["reproduce", "test"])
 def test_the_two_commands_are_make_targets(target):
     assert f"make {target}" in README
