@@ -122,19 +122,22 @@ rows.groupby(["task", "model", "tuning", "source"], sort=False).agg(
 # where there is one, else to our grid search over the paper's rates, the first line of each block.
 
 # %%
+tables = []
 for model in dict.fromkeys(summary.model):
     texts, differences = accuracy_tables.printed(summary, model)
     display(Markdown(f"**{MODELS[model].title}**"))
     display(texts.style.apply(lambda _, found=differences: plots.shades(found), axis=None))
-    plots.save_table(
-        texts.reset_index(),
-        f"05_image_classification_{model}",
-        parameters=parameters,
-        inputs=[f"cell {key}" for key in rows[rows.model == model].key.dropna().unique()],
-        shows=f"Test accuracy in percent of {MODELS[model].title}: paper | ours ± standard deviation (seeds).",
-        claim='Tab. "cv main" and its relatives: HyFreeDP "almost outperforms all end-to-end DP baselines".',
-        summary=[f"{len(missing[missing.model == model])} of {len(rows[rows.model == model])} numbers missing"],
-    )
+    tables.append(texts.reset_index().assign(model=MODELS[model].title))
+together = pd.concat(tables, ignore_index=True).fillna("")
+plots.save_table(
+    together[["model", *together.columns.drop("model")]],
+    "05_image_classification_tables",
+    parameters=parameters,
+    inputs=[f"cell {key}" for key in rows.key.dropna().unique()],
+    shows="Test accuracy in percent: paper | ours ± standard deviation (seeds).",
+    claim='Tab. "cv main" and its relatives: HyFreeDP "almost outperforms all end-to-end DP baselines".',
+    summary=[f"{len(missing)} of {len(rows)} numbers missing"],
+)
 
 # %% [markdown]
 # ## 4. All methods at a glance
