@@ -98,7 +98,7 @@ def test_damaged_missing_and_foreign_weights_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no pre-trained weights .*: make them with python -m .*pretrain some"):
         checkpoints.load("some", fresh(), tmp_path)
     checkpoints.save("some", fresh(), {}, tmp_path)
-    for other in ("vit8_d64", "vit32_d128"):
+    for other in ("mlp", "vit32_d128"):
         with pytest.raises(ValueError, match="is of another architecture"):
             checkpoints.load("some", make_model(other, "full", features=64, classes=10, seed=0), tmp_path)
     path = tmp_path / "some.safetensors"

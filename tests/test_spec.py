@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hyfreedp.experiments.paths import CHECKPOINTS
 from hyfreedp.experiments.spec import Spec
 
 SPECS = st.builds(
@@ -32,6 +33,14 @@ def test_json_gives_the_same_spec_and_the_same_cell(spec):
 
 def test_whole_numbers_name_the_same_cell_as_decimal_ones():
     assert Spec(epsilon=1).key == Spec(epsilon=1.0).key
+
+
+def test_other_pre_trained_weights_make_another_cell(monkeypatch):
+    scratch, tuned = Spec(model="mlp"), Spec(model="vit8_glyphs")
+    before = scratch.key, tuned.key
+    assert tuned.weights == json.loads((CHECKPOINTS / "glyphs.json").read_text())["sha256"] and scratch.weights is None
+    monkeypatch.setattr("hyfreedp.experiments.checkpoints.checksum", lambda name: f"other {name}")
+    assert scratch.key == before[0] and tuned.key != before[1]
 
 
 def test_fields_left_out_have_their_defaults():

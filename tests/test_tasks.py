@@ -53,10 +53,10 @@ def test_enlarged_images_are_interpolated_linearly():
     torch.testing.assert_close(row, torch.tensor([0.0, 15, 45, 75, 105, 135, 165, 180]))
 
 
-@pytest.mark.parametrize("name", ["vit8_d64", "vit32_d128"])
+@pytest.mark.parametrize("name", ["vit8_d64_p4", "vit32_d128"])
 def test_a_new_head_knows_nothing(name):
     model = make_model(name, "full", features=64, classes=7, seed=0)
-    images = torch.rand(5, 64) if name == "vit8_d64" else torch.randint(256, (5, 3, 20, 20), dtype=torch.uint8)
+    images = torch.rand(5, 64) if name == "vit8_d64_p4" else torch.randint(256, (5, 3, 20, 20), dtype=torch.uint8)
     assert F.cross_entropy(model(images), torch.arange(5)).item() == pytest.approx(math.log(7))
 
 
@@ -66,7 +66,7 @@ def _trainable(module):
 
 def test_each_tuning_trains_its_parameters_and_the_head():
     full, bitfit, lora = (
-        make_model("vit8_d64", tuning, features=64, classes=10, seed=0) for tuning in ("full", "bitfit", "lora")
+        make_model("vit8_d64_p4", tuning, features=64, classes=10, seed=0) for tuning in ("full", "bitfit", "lora")
     )
     everything = {name for name, _ in full.named_parameters()}
     the_head = {"vit.head.weight", "vit.head.bias"}
@@ -84,7 +84,7 @@ def test_each_tuning_trains_its_parameters_and_the_head():
 
 
 def test_low_rank_updates_start_at_zero_beside_the_same_weights():
-    full, lora = (make_model("vit8_d64", tuning, features=64, classes=10, seed=4) for tuning in ("full", "lora"))
+    full, lora = (make_model("vit8_d64_p4", tuning, features=64, classes=10, seed=4) for tuning in ("full", "lora"))
     for model in (full, lora):
         nn.init.constant_(head(model).weight, 0.1)
     x = torch.rand(3, 64)
@@ -95,7 +95,9 @@ def test_low_rank_updates_start_at_zero_beside_the_same_weights():
 
 @pytest.mark.parametrize("tuning", ["full", "bitfit", "lora"])
 def test_a_private_step_moves_what_the_tuning_trains_and_nothing_else(tuning):
-    optimizer, loader = make_run(Spec(model="vit8_d64", tuning=tuning, steps=5, method="constant", learning_rate=0.01))
+    optimizer, loader = make_run(
+        Spec(model="vit8_d64_p4", tuning=tuning, steps=5, method="constant", learning_rate=0.01)
+    )
     before = {name: p.detach().clone() for name, p in optimizer.module.named_parameters()}
     optimizer.step(losses_of(optimizer.module), next(iter(loader)))
     moved = {name for name, p in optimizer.module.named_parameters() if not torch.equal(p, before[name])}
@@ -141,7 +143,7 @@ def test_public_weights_that_cannot_be_had_are_explained(monkeypatch):
 def test_a_seed_gives_the_weights_and_leaves_the_global_state():
     state = torch.get_rng_state()
     first, again, other = (
-        make_model("vit8_d64", "lora", features=64, classes=10, seed=seed).state_dict() for seed in (1, 1, 2)
+        make_model("vit8_d64_p4", "lora", features=64, classes=10, seed=seed).state_dict() for seed in (1, 1, 2)
     )
     assert torch.equal(state, torch.get_rng_state())
     assert all(torch.equal(first[name], again[name]) for name in first)
@@ -149,7 +151,7 @@ def test_a_seed_gives_the_weights_and_leaves_the_global_state():
 
 
 def test_the_head_stays_trainable_whatever_was_frozen():
-    model = MODELS["vit8_d64"].build(64, 3)
+    model = MODELS["vit8_d64_p4"].build(64, 3)
     choose_trainable(model, "lora")
     assert head(model).out_features == 3 and head(model).weight.requires_grad
 
@@ -157,10 +159,10 @@ def test_the_head_stays_trainable_whatever_was_frozen():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"model": "vit32_d192"}, "model must be one of 'mlp', 'vit8_d64', 'vit8_glyphs', got 'vit32_d192'"),
+        ({"model": "vit32_d192"}, "model must be one of 'mlp', 'vit8_d64_p4', 'vit8_glyphs', got 'vit32_d192'"),
         ({"task": "svhn", "model": "mlp"}, "model must be one of 'vit32_d192', 'vit32_d128', .* got 'mlp'"),
         ({"tuning": "lora"}, "tuning must be one of 'full', 'bitfit', got 'lora'"),
-        ({"model": "vit8_d64", "tuning": "bitft"}, r"tuning must be .*, got 'bitft' \(did you mean 'bitfit'\?\)"),
+        ({"model": "vit8_d64_p4", "tuning": "bitft"}, r"tuning must be .*, got 'bitft' \(did you mean 'bitfit'\?\)"),
     ],
 )
 def test_models_and_tunings_must_fit(fields, message):
@@ -169,7 +171,7 @@ def test_models_and_tunings_must_fit(fields, message):
 
 
 def test_models_and_tunings_have_cells_of_their_own():
-    specs = [Spec(), Spec(model="vit8_d64"), Spec(tuning="bitfit"), Spec(model="vit8_d64", tuning="bitfit")]
+    specs = [Spec(), Spec(model="vit8_d64_p4"), Spec(tuning="bitfit"), Spec(model="vit8_d64_p4", tuning="bitfit")]
     assert len({spec.key for spec in specs}) == 4
 
 

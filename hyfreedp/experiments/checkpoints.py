@@ -47,6 +47,12 @@ def round_to_stored(model: nn.Module) -> None:
             value.copy_(value.half())
 
 
+def checksum(name: str, folder: Path = CHECKPOINTS) -> str:
+    """The SHA-256 of a checkpoint's weights, as its JSON states it; "missing" if there is none."""
+    described = folder / f"{name}.json"
+    return json.loads(described.read_text(encoding="utf-8"))["sha256"] if described.exists() else "missing"
+
+
 def load(name: str, model: nn.Module, folder: Path = CHECKPOINTS) -> None:
     """Give a model the weights of a checkpoint; its classifier stays as it is.
 
@@ -60,7 +66,7 @@ def load(name: str, model: nn.Module, folder: Path = CHECKPOINTS) -> None:
     command = f"python -m hyfreedp.experiments.pretrain {name}"
     if not (path.exists() and path.with_suffix(".json").exists()):
         raise FileNotFoundError(f"there are no pre-trained weights {path}: make them with {command}")
-    expected = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))["sha256"]
+    expected = checksum(name, folder)
     content = path.read_bytes()
     found = hashlib.sha256(content).hexdigest()
     if found != expected:

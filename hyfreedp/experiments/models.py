@@ -37,12 +37,14 @@ class Model:
         build: from the number of a record's features (used by the MLP alone) and of classes, with fresh weights (from
             torch's global generator) or public ones.
         tunings: what may be trained.
+        weights: the checkpoint of ours that it starts from, see :mod:`hyfreedp.experiments.checkpoints`.
         physical_batch_size: samples in memory at a time, for steps of at most about 10 GB; None: the whole batch.
     """
 
     title: str
     build: Callable[[int, int], nn.Module]
     tunings: tuple[Tuning, ...] = ("full", "bitfit", "lora")
+    weights: str | None = None
     physical_batch_size: int | None = None
 
     @property
@@ -134,9 +136,8 @@ def _with_pixels(network: nn.Module, side: int) -> nn.Module:
 
 MODELS = {
     "mlp": Model("MLP, 2 x 512", partial(_mlp, (512, 512)), tunings=("full", "bitfit")),
-    "vit8_d64": Model("ViT, 8 x 8, width 64, depth 4", partial(_small_vit, 8, 2, 1, 64, 4, 4)),
     "vit8_d64_p4": Model("ViT, 8 x 8, width 64, depth 3", partial(_small_vit, 8, 4, 1, 64, 3, 4)),
-    "vit8_glyphs": Model("ViT, pre-trained on glyphs", partial(_pretrained, "glyphs", "vit8_d64_p4")),
+    "vit8_glyphs": Model("ViT, pre-trained on glyphs", partial(_pretrained, "glyphs", "vit8_d64_p4"), weights="glyphs"),
     "vit32_d128": Model(
         "ViT, 32 x 32, width 128, depth 4", partial(_small_vit, 32, 4, 3, 128, 4, 4), physical_batch_size=250
     ),
@@ -147,6 +148,7 @@ MODELS = {
     "vit32_tiny_imagenet": Model(
         "ViT, pre-trained on Tiny ImageNet",
         partial(_pretrained, "tiny_imagenet", "vit32_d192"),
+        weights="tiny_imagenet",
         physical_batch_size=250,
     ),
     "vit_small_patch16_224": Model("ViT-Small", partial(_public_vit, "vit_small_patch16_224"), physical_batch_size=50),

@@ -137,6 +137,7 @@ def _make_cell(spec: Spec, folder: Path, record_path: Path) -> None:
         "final_eta": optimizer.eta * _rate_factor(optimizer),
         "seconds": time.perf_counter() - started,
         "data": TASKS[spec.task].arrays().source,
+        "weights": spec.weights,
         "environment": environment(),
     }
     write_text(record_path, json.dumps(record, indent=1))

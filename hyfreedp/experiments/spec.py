@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from hyfreedp.accounting.arguments import check_choice
+from hyfreedp.experiments import checkpoints
 from hyfreedp.experiments.cache import key_of
 from hyfreedp.experiments.methods import BASES, CLIPPED, METHODS
 from hyfreedp.experiments.models import MODELS, Model, Tuning
@@ -86,14 +87,26 @@ class Spec:
 
     @property
     def key(self) -> str:
-        """Name of the cell's files: a hash of the spec, without later fields that a spec leaves at None."""
+        """Name of the cell's files: a hash of the spec, without later fields that a spec leaves at None.
+
+        It covers the pre-trained weights that the run starts from, so that other weights make another cell.
+        """
         later = ("clipping_threshold", "base", "model", "tuning")
-        return key_of({name: value for name, value in asdict(self).items() if name not in later or value is not None})
+        named = {name: value for name, value in asdict(self).items() if name not in later or value is not None}
+        if self.weights is not None:
+            named["weights"] = self.weights
+        return key_of(named)
 
     @property
     def architecture(self) -> Model:
         """The model that is trained."""
         return MODELS[self.model or TASKS[self.task].models[0]]
+
+    @property
+    def weights(self) -> str | None:
+        """Checksum of the pre-trained weights of ours that the run starts from; None if it does not."""
+        recipe = self.architecture.weights
+        return None if recipe is None else checkpoints.checksum(recipe)
 
     @property
     def optimizer(self) -> str:

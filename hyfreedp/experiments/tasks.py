@@ -85,7 +85,7 @@ def _images(name: str, classes: int) -> Task:
 
 TASKS = {
     "digits": _small(
-        "digits (1,500 images)", Dataset(1500, 1200, 64, 10, datasets.digits), ("mlp", "vit8_d64", "vit8_glyphs")
+        "digits (1,500 images)", Dataset(1500, 1200, 64, 10, datasets.digits), ("mlp", "vit8_d64_p4", "vit8_glyphs")
     ),
     "classification": _small(
         "make_classification (8,000)", Dataset(8000, 6400, 40, 10, datasets.classification), ("mlp",)
