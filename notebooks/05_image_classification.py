@@ -197,6 +197,8 @@ rank = accuracy_tables.ranking(summary)
 
 def in_words(name):
     found = comparison[name]
+    if not found["pairs"]:
+        return "no numbers yet"
     interval = "" if math.isnan(found["low"]) else f", 95 % interval {found['low']:+.1f} to {found['high']:+.1f}"
     test = "" if math.isnan(found["p"]) else f", sign-flip p = {found['p']:.2g}"
     return (

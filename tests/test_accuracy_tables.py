@@ -135,6 +135,26 @@ def test_cells_come_before_committed_records_and_what_is_neither_is_missing(tmp_
     assert rows.key["reference"] == reference.key and math.isnan(rows.accuracy["hyfreedp_robust"])
 
 
+def test_a_whole_table_may_come_from_committed_records(tmp_path, monkeypatch):
+    committed = pd.read_csv(tables.RESULTS / "laptop" / "image_classification.csv")
+    rows = tables.numbers(tables.scale_of("laptop", 3), "laptop", tmp_path, train=False)
+    assert set(rows.source) == {"committed"} and len(rows) == len(committed)
+    pd.testing.assert_frame_equal(rows[committed.columns[:13]], committed[committed.columns[:13]], check_dtype=False)
+
+
+def test_where_nothing_is_known_yet_nothing_is_claimed(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    rows = tables.numbers(tables.scale_of("gpu", 2), "gpu", tmp_path, train=False)
+    assert set(rows.source) == {"missing"}
+    assert tables.ranking(tables.summarise(rows)).empty
+    found = tables.paired(rows, "prodigy")
+    assert found["pairs"] == 0 and math.isnan(found["mean"]) and math.isnan(found["p"])
+    steps = tables.rates(SCALE, tmp_path, ["prodigy"], [1.0])
+    assert tables.verdicts(rows, steps, ["prodigy"]).empty
+    texts, differences = tables.printed(tables.with_paper(tables.summarise(rows)), "vit32_tiny_imagenet")
+    assert texts.loc[("1", "grid search"), "full, CIFAR-10"] == "96.49 | missing" and differences.isna().all().all()
+
+
 def test_rates_are_those_of_the_final_runs(tmp_path):
     scale = Scale((Learner("digits", "mlp", "full", 5),), epsilons=(8.0,), seeds=2, rows=("reference", "prodigy"))
     spec = Spec(task="digits", model="mlp", tuning="full", steps=5, method="linear", learning_rate=0.02, epsilon=8.0)

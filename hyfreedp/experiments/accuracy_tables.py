@@ -63,7 +63,8 @@ def numbers(scale: Scale, profile: str, cells: Path, *, train: bool, jobs: int =
         known = pd.read_csv(committed).reindex(columns=table(scale, lambda _: None).columns).dropna(subset="accuracy")
         filled = rows[NUMBER].merge(known, on=NUMBER, how="left")
         fills = rows.accuracy.isna() & filled.accuracy.notna()
-        rows.loc[fills, known.columns] = filled.loc[fills, known.columns]
+        for name in known.columns:
+            rows[name] = filled[name].where(fills, rows[name])
         rows.loc[fills, "source"] = "committed"
     return rows
 
@@ -167,12 +168,12 @@ def ranking(summary: pd.DataFrame) -> pd.DataFrame:
     """Mean rank of each method over the places that have them all (1 is best, ties share), best first.
 
     Returns:
-        ``row``, ``rank``, ``places``; methods that no place without privacy has are ranked among the private places.
+        ``row``, ``rank``, ``places``, of the private places; empty if none has all methods.
     """
     private = summary[np.isfinite(summary.epsilon)]
     wide = private.pivot(index=PLACE, columns="row", values="mean").dropna()
     ranks = wide.rank(axis=1, ascending=False).mean().sort_values()
-    return pd.DataFrame({"row": ranks.index, "rank": ranks.to_numpy(), "places": len(wide)})
+    return pd.DataFrame({"row": ranks.index, "rank": ranks.to_numpy(), "places": len(wide)}).dropna()
 
 
 def best_grid(rows: pd.DataFrame) -> pd.DataFrame:
@@ -192,9 +193,10 @@ def paired(rows: pd.DataFrame, row: str, *, epsilons: Sequence[float] | None = N
         epsilons: only these.
 
     Returns:
-        ``mean`` difference; ``low`` and ``high``, its 95 % t interval over the *places* (the seeds of one place share
-        its task and its chosen rate, so that they are averaged first; NaN for a single place); ``p``, two-sided, of a
-        sign-flip permutation test over the places, exact up to twelve; ``places``, ``wins`` and ``pairs``.
+        ``mean`` difference (NaN without pairs); ``low`` and ``high``, its 95 % t interval over the *places* (the seeds
+        of one place share its task and its chosen rate, so that they are averaged first; NaN for a single place);
+        ``p``, two-sided, of a sign-flip permutation test over the places, exact up to twelve; ``places``; ``pairs``,
+        and how many of them are ``wins``.
     """
     ours = rows[rows.row == row].dropna(subset="accuracy")
     pairs = ours.merge(best_grid(rows), on=[*PLACE, "seed"], suffixes=("", "_grid"))
@@ -202,7 +204,8 @@ def paired(rows: pd.DataFrame, row: str, *, epsilons: Sequence[float] | None = N
         pairs = pairs[pairs.epsilon.isin(epsilons)]
     pairs = pairs.assign(difference=100 * (pairs.accuracy - pairs.accuracy_grid))
     by_place = pairs.groupby(PLACE).difference.mean().to_numpy()
-    found = {"mean": by_place.mean(), "places": len(by_place), "pairs": len(pairs), "low": math.nan, "high": math.nan}
+    mean = by_place.mean() if len(by_place) else math.nan
+    found = {"mean": mean, "places": len(by_place), "pairs": len(pairs), "low": math.nan, "high": math.nan}
     found |= {"wins": int((pairs.difference > 0).sum()), "p": math.nan}
     if len(by_place) > 1:
         found["low"], found["high"] = stats.t.interval(
@@ -243,7 +246,8 @@ def rates(scale: Scale, cells: Path, names: Sequence[str], epsilons: Sequence[fl
                 place = {"task": entry.learner.task, "model": entry.learner.model, "tuning": entry.learner.tuning}
                 steps = read_steps(final, cells)[["step", "eta"]]
                 found.append(steps.assign(**place, epsilon=entry.epsilon, row=entry.row, seed=entry.seed))
-    return pd.concat(found, ignore_index=True) if found else pd.DataFrame(columns=["step", "eta", *NUMBER])
+    none = pd.DataFrame(columns=["step", "eta", *NUMBER]).astype({name: float for name in ("step", "eta", "epsilon")})
+    return pd.concat(found, ignore_index=True) if found else none
 
 
 def without_bias_correction(step: Any) -> Any:
