@@ -221,6 +221,12 @@ def test_a_parameter_may_be_limited_to_some_values():
         check_parameters({"profile": "laptpo"}, {"profile": ("smoke", "laptop")})
 
 
+@pytest.mark.parametrize("count", [0, -1])
+def test_there_is_at_least_one_seed(count):
+    with pytest.raises(ValueError, match=f"parameter seeds must be at least 1, got {count}"):
+        check_parameters({"seeds": count}, ALLOWED)
+
+
 @pytest.mark.parametrize(
     ("extra", "message"),
     [

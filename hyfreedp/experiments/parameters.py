@@ -9,6 +9,8 @@ from typing import Any
 
 # IPython's own names of plain values; everything else that is a plain value came from a parameters cell.
 _NOTEBOOK_NAMES = {"In", "Out"}
+# Of every notebook that has them; other numbers are checked where they are used.
+_COUNTS = ("seeds", "jobs")
 _PLAIN = (str, int, float, bool, list, tuple, dict, type(None))
 
 
@@ -21,7 +23,7 @@ def check_parameters(namespace: Mapping[str, Any], allowed: Mapping[str, type | 
 
     Raises:
         TypeError: an unknown name (with the nearest known one) or a value of another type.
-        ValueError: none of the values allowed.
+        ValueError: none of the values allowed, or a number of seeds or jobs below one.
     """
     for name, value in namespace.items():
         if name.startswith("_") or name in _NOTEBOOK_NAMES or not isinstance(value, _PLAIN):
@@ -36,6 +38,8 @@ def check_parameters(namespace: Mapping[str, Any], allowed: Mapping[str, type | 
                 raise ValueError(f"parameter {name} must be one of {', '.join(map(repr, expected))}, got {value!r}")
         else:
             _check_type(name, value, expected)
+            if name in _COUNTS and value < 1:
+                raise ValueError(f"parameter {name} must be at least 1, got {value!r}")
 
 
 def parse_value(name: str, text: str, default: Any) -> Any:
