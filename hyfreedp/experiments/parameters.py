@@ -38,7 +38,7 @@ def check_parameters(namespace: Mapping[str, Any], allowed: Mapping[str, type | 
                 raise ValueError(f"parameter {name} must be one of {', '.join(map(repr, expected))}, got {value!r}")
         else:
             _check_type(name, value, expected)
-            if name in _COUNTS and value < 1:
+            if name in _COUNTS and isinstance(value, int) and value < 1:
                 raise ValueError(f"parameter {name} must be at least 1, got {value!r}")
 
 
