@@ -157,13 +157,18 @@ def status(profile: str, cells: Path, *, jobs: int = 1) -> str:
 def write_specs(profile: str, cells: Path, folder: Path) -> None:
     """For workflow managers: ``<key>.json`` per known run, and the keys of each stage in ``searches`` and ``finals``.
 
-    Spec files that are there stay untouched, as they are named by their content.
+    Spec files that are there stay untouched, as they are named by their content. As long as the searches are not done
+    there is no ``finals``: a manager that was killed would take a part of it for the whole.
     """
-    for stage, specs in plan(profile, reader(cells)).stages.items():
+    known = plan(profile, reader(cells))
+    for stage, specs in known.stages.items():
         for spec in specs:
             if not (folder / f"{spec.key}.json").exists():
                 write_text(folder / f"{spec.key}.json", spec.to_json())
-        write_text(folder / stage, "".join(f"{spec.key}\n" for spec in specs))
+        if stage == "finals" and known.unknown:
+            (folder / stage).unlink(missing_ok=True)
+        else:
+            write_text(folder / stage, "".join(f"{spec.key}\n" for spec in specs))
 
 
 def seconds_left(known: Plan) -> tuple[float, int]:
