@@ -13,7 +13,8 @@ import pandas as pd
 from scipy import stats
 
 from hyfreedp.experiments import paper
-from hyfreedp.experiments.comparison import ROWS, SCALES, Scale, entries, finals, searches, table
+from hyfreedp.experiments.comparison import COLUMNS, ROWS, SCALES, Scale, entries, finals, searches, table
+from hyfreedp.experiments.grid import TABLE
 from hyfreedp.experiments.models import MODELS
 from hyfreedp.experiments.paths import RESULTS
 from hyfreedp.experiments.run import read_steps, reader, run_cells
@@ -58,9 +59,9 @@ def numbers(scale: Scale, profile: str, cells: Path, *, train: bool, jobs: int =
         run_cells(finals(scale, read), cells, jobs=jobs, description="tested runs")
     rows = table(scale, read)
     rows["source"] = np.where(rows.accuracy.isna(), "missing", "cell")
-    committed = RESULTS / profile / "image_classification.csv"
+    committed = RESULTS / profile / TABLE
     if committed.exists() and rows.accuracy.isna().any():
-        known = pd.read_csv(committed).reindex(columns=table(scale, lambda _: None).columns).dropna(subset="accuracy")
+        known = pd.read_csv(committed, usecols=COLUMNS).dropna(subset="accuracy")
         filled = rows[NUMBER].merge(known, on=NUMBER, how="left")
         fills = rows.accuracy.isna() & filled.accuracy.notna()
         for name in known.columns:

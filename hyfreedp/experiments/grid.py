@@ -47,9 +47,8 @@ def plan(profile: str, read: Reader) -> Plan:
     """What the tables of a profile, a name in ``SCALES``, need."""
     scale = SCALES[profile]
     first = searches(scale)
-    second = list(dict.fromkeys(finals(scale, read)))
     known = set(first)
-    stages = {"searches": first, "finals": [spec for spec in second if spec not in known]}
+    stages = {"searches": first, "finals": [spec for spec in finals(scale, read) if spec not in known]}
     unknown: Counter[Learner] = Counter(
         (entry.learner.task, entry.learner.model, entry.learner.tuning)
         for entry in entries(scale)
