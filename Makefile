@@ -22,7 +22,7 @@ benchmark: .venv/.installed  ## measure time and memory of a step beside plain o
 	$(BIN)/python -m hyfreedp.experiments.benchmark $(ARGS)
 
 test: .venv/.installed  ## run the test suite (ruff included), without the slow tests
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 
 test-slow: .venv/.installed  ## run the slow tests: statistics and accuracy targets
 	$(BIN)/python -m pytest -m slow --timeout 3600 $(ARGS)

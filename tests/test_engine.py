@@ -158,7 +158,9 @@ def test_every_combination_of_probe_rule_and_noise_trains(probe, step_rule, mech
 
 
 @pytest.mark.parametrize(
-    ("base", "momentum"), [(sgd, 0.0), (sgd_momentum, 0.9), (adamw, 0.9), (three_groups, 0.9)], ids=lambda v: str(v)
+    ("base", "momentum"),
+    [(sgd, 0.0), (sgd_momentum, 0.9), (adamw, 0.9), (three_groups, 0.9)],
+    ids=lambda v: getattr(v, "__name__", str(v)),
 )
 def test_the_probe_reaches_as_far_as_the_base_optimizers_momentum_asks(base, momentum):
     """h = eta / m with m = sqrt((1 - beta) / (1 + beta)), beta read from SGD's momentum or Adam's betas."""
