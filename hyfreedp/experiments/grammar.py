@@ -1,8 +1,9 @@
 """Synthetic sentences about places: a small grammar in the form of the E2E challenge (Novikova, Dusek, Rieser 2017).
 
-A meaning representation (MR) lists slots and values, ``name[The Green Lantern], eatType[pub], food[Thai]``, and a reference says all of it in one or two sentences. There are two domains of the same kind: *public* (hotels,
-museums and shops) and *private* (restaurants). They share prices, areas and landmarks; food, customers and families are
-in the private domain alone, style, visitors and dogs in the public one alone. Nothing in it is real.
+A meaning representation (MR) lists slots and values, ``name[The Green Lantern], eatType[pub], food[Thai]``, and a
+reference says all of it in one or two sentences. There are two domains of the same kind: *public* (hotels, museums and
+shops) and *private* (restaurants). They share prices, areas and landmarks; food, customers and families are in the
+private domain alone, style, visitors and dogs in the public one alone. Nothing in it is real.
 """
 
 from __future__ import annotations
@@ -126,7 +127,9 @@ def _sentences(domain: Domain, slots: Mapping[str, str], generator: Random) -> l
     known = DOMAINS[domain]
     places = [generator.choice(PLACES[slot][slots[slot]].phrases) for slot in PLACES if slot in slots]
     generator.shuffle(places)
-    adjectives, phrase, clauses = [], "", []
+    adjectives: list[str] = []
+    clauses: list[str] = []
+    phrase = ""
     # The nearer to the noun the later, "a cheap Greek pub": so the private domain's food, which is first, is put last.
     attributes = [slot for slot in known.attributes if slot in slots and slot not in PLACES]
     for slot in sorted(attributes, key=lambda slot: slot == "food"):

@@ -21,7 +21,7 @@ from hyfreedp.experiments.grammar import Pair, instances, pairs
 RESTAURANTS_TRAIN, RESTAURANTS_TEST = 6000, 100  # pairs; instances with several references each
 RESTAURANTS_VALIDATION_START = 4800
 E2E_TRAIN, E2E_TEST = 42_061, 630
-E2E_VALIDATION_START = 33_652
+E2E_VALIDATION_START = 33_651
 # Of the official CSV files, which the packed copies are gzipped from.
 E2E_CHECKSUMS = {
     "trainset.csv": "f27d48df45815288ab15619d47a79028c300fbb7f42e373668aba0b98c1d57c6",
@@ -33,6 +33,7 @@ _TEST_REFERENCES = 4
 _TRAIN_SEED, _TEST_SEED = 0, 1
 _FIELDS = ("text", "abstract")  # of a document in a table, the first that is there
 _NAME = "name:"
+IGNORED = -100  # label of a position that is no target, as torch's cross entropy has it
 
 
 @dataclass(frozen=True)
@@ -74,9 +75,7 @@ def e2e() -> TableToText:
     sizes = len(found.train), found.validation_start, len(found.test)
     if sizes != (E2E_TRAIN, E2E_VALIDATION_START, E2E_TEST):
         expected = (E2E_TRAIN, E2E_VALIDATION_START, E2E_TEST)
-        raise ValueError(
-            f"E2E must have {expected} training pairs, pairs before validation and test MRs, found {sizes}"
-        )
+        raise ValueError(f"E2E must have {expected} training pairs, pairs before validation, test MRs; got {sizes}")
     return found
 
 
@@ -114,8 +113,8 @@ def _e2e_file(name: str) -> Path:
                 return path
     where = f"in HYFREEDP_DATA={variable}" if variable else "on this machine (HYFREEDP_DATA is not set)"
     raise FileNotFoundError(
-        f"The E2E data set's {name} is not {where}: set HYFREEDP_DATA to a folder with {' and '.join(E2E_CHECKSUMS)} of "
-        f"its official release (or these gzipped) in {' or '.join(_E2E_FOLDERS)}"
+        f"The E2E data set's {name} is not {where}: set HYFREEDP_DATA to a folder with "
+        f"{' and '.join(E2E_CHECKSUMS)} of its official release, gzipped or not, in {' or '.join(_E2E_FOLDERS)}"
     )
 
 
@@ -158,9 +157,7 @@ def _local(source: str) -> Path | None:
     """The file that is meant, or None for a name of ``datasets``."""
     path = Path(source)
     if path.is_dir():
-        raise ValueError(
-            f"{source} is a folder: name a file ({', '.join(_READERS)}) or a data set of the datasets package"
-        )
+        raise ValueError(f"{source} is a folder: name a file of it ({', '.join(_READERS)})")
     if path.suffix in _READERS:
         if not path.exists():
             raise FileNotFoundError(f"{source} does not exist: it must be a file of documents")
@@ -218,8 +215,8 @@ def _from_datasets(name: str) -> list[str]:
         import datasets
     except ImportError as error:
         raise ValueError(
-            f"{name!r} is no file {', '.join(_READERS)}, and as a name for the package datasets it cannot be read without "
-            "that package: pip install datasets"
+            f"{name!r} is no file ({', '.join(_READERS)}), and to read it as a name the package datasets is needed: "
+            "pip install datasets"
         ) from error
     try:
         table = datasets.load_dataset(name, split="train")

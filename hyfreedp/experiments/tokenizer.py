@@ -1,7 +1,7 @@
 """Texts as token ids: a tokenizer of our own, and batches of pairs, documents and prompts for any tokenizer.
 
-``python -m hyfreedp.experiments.tokenizer`` makes the committed tokenizer again. It is byte-level, so it encodes any text,
-and trained on public text only: a vocabulary made from private text would tell of it without any privacy.
+``python -m hyfreedp.experiments.tokenizer`` makes the committed tokenizer again. It is byte-level, so it encodes any
+text, and trained on public text only: a vocabulary made from private text would tell of it without any privacy.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from hyfreedp.experiments.files import write_text
 from hyfreedp.experiments.grammar import Pair, documents, pairs
 from hyfreedp.experiments.paths import CHECKPOINTS
+from hyfreedp.experiments.texts import IGNORED
 
 PAD, BOS, EOS, SEP = "<pad>", "<bos>", "<eos>", "<sep>"
-IGNORED = -100  # label of a position that is no target, as torch's cross entropy has it
 COMMITTED = CHECKPOINTS / "sentences.tokenizer.json"
 VOCABULARY = 600
 SEED, PAIRS, DOCUMENTS = 0, 6000, 1000  # of the public text that the committed tokenizer is made of
@@ -108,8 +108,8 @@ def encode_pairs(
 ) -> tuple[Tensor, Tensor]:
     """Pairs as sequences: meaning, separator, reference, end.
 
-    The separator is the tokenizer's separator token, or, where it has none (GPT-2's), its token for the beginning or for
-    the end of a sequence.
+    The separator is the tokenizer's separator token, or, where it has none (GPT-2's), its token for the beginning or
+    for the end of a sequence.
 
     Args:
         tokenizer: with a token for the end of a sequence.
@@ -117,9 +117,9 @@ def encode_pairs(
         context_length: tokens in a sequence at most.
 
     Returns:
-        Token ids, int64, shape (N, L), padded on the right to the longest; and labels of the same shape: the token itself
-        where it is a target (reference and end), else ``IGNORED``. Position t is to be predicted from those before it, so
-        a loss compares the output at t - 1 with the label at t.
+        Token ids, int64, shape (N, L), padded on the right to the longest; and labels of the same shape: the token
+        itself where it is a target (reference and end), else ``IGNORED``. Position t is to be predicted from those
+        before it, so a loss compares the output at t - 1 with the label at t.
 
     Raises:
         ValueError: no pair; a sequence is too long or a reference is empty; the tokenizer has no end token.
@@ -159,8 +159,8 @@ def encode_prompts(tokenizer: PreTrainedTokenizerBase, meanings: Sequence[str]) 
     """Meanings and separators to generate from.
 
     Returns:
-        Token ids, int64, shape (N, L), padded on the left to the longest; and a mask of the same shape, 1 at tokens, 0 at
-        padding.
+        Token ids, int64, shape (N, L), padded on the left to the longest; and a mask of the same shape, 1 at tokens
+        and 0 at padding.
 
     Raises:
         ValueError: no meaning.
