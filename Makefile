@@ -4,7 +4,7 @@ ARGS ?=
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help install reproduce notebooks benchmark test test-slow lint types clean
+.PHONY: help install reproduce notebooks benchmark test test-slow mutants lint types clean
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -26,6 +26,9 @@ test: .venv/.installed  ## run the test suite (ruff included), without the slow 
 
 test-slow: .venv/.installed  ## run the slow tests: statistics and accuracy targets
 	$(BIN)/python -m pytest -m slow --timeout 3600 $(ARGS)
+
+mutants: .venv/.installed  ## make deliberate faults in a copy, see which test notices each (20 minutes)
+	$(BIN)/python tests/mutants.py $(ARGS)
 
 lint: .venv/.installed  ## check style and formatting
 	$(BIN)/ruff check .

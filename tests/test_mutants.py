@@ -1,0 +1,58 @@
+"""The deliberate faults can be made: each has its place in the code, and gives code that still compiles."""
+
+import collections
+
+import pytest
+from mutant_list import MUTANTS
+from mutants import files_of, is_killed, read_report
+
+from hyfreedp.experiments.paths import ROOT
+
+
+def test_there_are_at_least_thirty_and_every_one_has_its_own_name():
+    assert len(MUTANTS) >= 30
+    names = collections.Counter(mutant.name for mutant in MUTANTS)
+    assert not [name for name, count in names.items() if count > 1]
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_its_place_is_there_once_and_the_changed_file_compiles(mutant, tmp_path):
+    copy = tmp_path / mutant.file
+    copy.parent.mkdir(parents=True)
+    copy.write_text((ROOT / mutant.file).read_text())
+    mutant.apply(tmp_path)
+    assert copy.read_text() != (ROOT / mutant.file).read_text()
+    compile(copy.read_text(), mutant.file, "exec")
+    assert mutant.what.endswith(".") and mutant.tests
+    assert all((ROOT / path).is_file() for path in files_of([mutant]))
+
+
+def test_a_change_of_the_code_under_a_mutant_is_named(tmp_path):
+    mutant = MUTANTS[0]
+    copy = tmp_path / mutant.file
+    copy.parent.mkdir(parents=True)
+    copy.write_text(mutant.old * 2)
+    with pytest.raises(ValueError, match=f"mutant '{mutant.name}'.* it occurs 2 times"):
+        mutant.apply(tmp_path)
+
+
+def report(path, *cases):
+    body = "".join(f'<testcase file="tests/test_a.py" name="{name}">{inner}</testcase>' for name, inner in cases)
+    path.write_text(f'<testsuites><testsuite tests="{len(cases)}" time="1.5">{body}</testsuite></testsuites>')
+    return read_report(path)
+
+
+def test_only_a_test_that_ran_and_failed_kills(tmp_path):
+    """Not a module that cannot be imported, nor a fixture, a time limit or an empty selection."""
+    path = tmp_path / "report.xml"
+    killed = report(path, ("test_b", ""), ("test_c[1]", '<failure message="assert 1 == 2"/>'))
+    assert is_killed(killed) and killed.failed == "tests/test_a.py::test_c[1]" and killed.seconds == 1.5
+    assert not is_killed(report(path, ("test_b", ""))) and not report(path, ("test_b", "")).broken
+    for inner in (
+        '<error message="collection failure"/>',
+        '<failure message="ImportError: cannot import name"/>',
+        '<failure message="Failed: Timeout &gt;120.0s"/>',
+    ):
+        outcome = report(path, ("test_b", inner))
+        assert outcome.broken and not is_killed(outcome)
+    assert report(path).broken == "no test ran"
