@@ -4,6 +4,7 @@ from hyfreedp.accounting import NoiseSplit, calibrate_noise, epsilon
 from hyfreedp.curvefit import QuadraticFit, fit_quadratic
 from hyfreedp.engine import PRESETS, Preset, PrivacyEngine
 from hyfreedp.optimizer import HyFreeDPOptimizer
+from hyfreedp.physical import token_budget
 from hyfreedp.privatize import clipping_bias, normal_clipping_bias, privatize_loss
 from hyfreedp.records import StepRecord
 
@@ -21,4 +22,5 @@ __all__ = [
     "fit_quadratic",
     "normal_clipping_bias",
     "privatize_loss",
+    "token_budget",
 ]

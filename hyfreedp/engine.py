@@ -20,6 +20,7 @@ from hyfreedp.checks import check_parameters
 from hyfreedp.clipping import AutomaticClipping, Clipping, NoClipping, make_engine
 from hyfreedp.distributed import Processes, check_unwrapped, replica
 from hyfreedp.optimizer import HyFreeDPOptimizer
+from hyfreedp.physical import PhysicalBatchSize
 from hyfreedp.privatize import LossMechanism
 from hyfreedp.probe import LossThresholdRule, Probe, ProbeKind, StepRule
 from hyfreedp.sampling import PoissonSampler, poisson_loader
@@ -103,7 +104,7 @@ class PrivacyEngine:
         steps: int | None = None,
         preset: str | Preset = "robust",
         clipping: Clipping | None = None,
-        max_physical_batch_size: int | None = None,
+        max_physical_batch_size: PhysicalBatchSize = None,
         gradient_engine: Literal["auto", "bookkeeping", "hooks"] = "auto",
         diagnostics: bool = False,
         **overrides: Any,
@@ -121,7 +122,8 @@ class PrivacyEngine:
             epochs, steps: length of the run, one of the two; an epoch is ``len(data_loader)`` steps.
             preset: "robust" (default), "paper", "fixed", or a :class:`Preset`.
             clipping: of per-sample gradients; automatic normalisation if None (none when ``target_epsilon`` is inf).
-            max_physical_batch_size: memory limit; larger Poisson batches are processed in pieces.
+            max_physical_batch_size: memory limit; larger Poisson batches are processed in pieces of so many samples, or
+                in those that a function of the batch chooses, such as :func:`hyfreedp.token_budget` makes.
             gradient_engine: see :func:`hyfreedp.clipping.make_engine`.
             diagnostics: record raw, not private values too.
             **overrides: fields of :class:`Preset` to change, such as ``interval=10``.

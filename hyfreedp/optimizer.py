@@ -20,6 +20,7 @@ from hyfreedp.checks import check_parameters
 from hyfreedp.clipping import GradientEngine
 from hyfreedp.distributed import Processes
 from hyfreedp.passes import Passes, PerSampleLoss
+from hyfreedp.physical import PhysicalBatchSize, check_physical_batch_size
 from hyfreedp.privatize import privatize_gradient
 from hyfreedp.probe import Probe, ProbeResult
 from hyfreedp.records import StepRecord, raw_values
@@ -44,7 +45,8 @@ class HyFreeDPOptimizer:
         expected_batch_size: sample rate times number of records.
         probe: how the learning rate is learned; None keeps the base optimizer's own rates (times the decay).
         decay: shape of the fall to zero at the horizon, beginning at the share ``decay_start`` of the run.
-        max_physical_batch_size: larger Poisson batches are processed in pieces of this size.
+        max_physical_batch_size: larger Poisson batches are processed in pieces of this size, or in the pieces that a
+            function of the batch returns as lists of positions (see :func:`hyfreedp.token_budget`).
         sampler: the Poisson sampler, told how far the run is so that loader and checkpoints agree.
         seed: of the noise; two streams are derived from it, for gradients and for probes.
         diagnostics: also record raw values, which are not private.
@@ -66,19 +68,14 @@ class HyFreeDPOptimizer:
         probe: Probe | None,
         decay: Decay = "none",
         decay_start: float = 0.0,
-        max_physical_batch_size: int | None = None,
+        max_physical_batch_size: PhysicalBatchSize = None,
         sampler: PoissonSampler | None = None,
         seed: int = 0,
         diagnostics: bool = False,
         processes: Processes | None = None,
     ) -> None:
         check_parameters(optimizer, module)
-        if max_physical_batch_size is not None and not (
-            isinstance(max_physical_batch_size, int) and max_physical_batch_size >= 1
-        ):
-            raise ValueError(
-                f"max_physical_batch_size must be an integer of at least 1 or None, got {max_physical_batch_size!r}"
-            )
+        check_physical_batch_size(max_physical_batch_size)
         if (probe is None) != (split.probe == "none"):
             raise ValueError(f"probe must be None exactly if the split has none, got {probe} and {split.probe!r}")
         self.base = optimizer

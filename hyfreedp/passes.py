@@ -10,7 +10,8 @@ from torch import Tensor
 
 from hyfreedp.checks import check_losses
 from hyfreedp.clipping import GradientEngine
-from hyfreedp.sampling import RandomState, batch_length, split_batch
+from hyfreedp.physical import PhysicalBatchSize, split_rows
+from hyfreedp.sampling import RandomState, batch_length, take
 
 PerSampleLoss = Callable[[Any], Tensor]
 
@@ -18,12 +19,17 @@ PerSampleLoss = Callable[[Any], Tensor]
 class Passes:
     """One batch and its loss function. An empty batch takes no pass, and its results have length 0.
 
+    Results are in the order of the batch, whatever the order of its pieces.
+
     Args:
         per_sample_loss: maps a batch, or a piece of it, to losses of shape ``(B,)``.
         batch: samples are the first dimension of every tensor.
-        max_physical_batch_size: size of the pieces; None for one piece.
+        max_physical_batch_size: size of the pieces, or the function that chooses them; None for one piece.
         device: of the model.
         signed: whether losses may be negative.
+
+    Raises:
+        ValueError: the pieces are no partition of the batch, see :func:`hyfreedp.physical.split_rows`.
     """
 
     def __init__(
@@ -31,12 +37,13 @@ class Passes:
         per_sample_loss: PerSampleLoss,
         batch: Any,
         *,
-        max_physical_batch_size: int | None,
+        max_physical_batch_size: PhysicalBatchSize,
         device: torch.device,
         signed: bool,
     ) -> None:
         self._loss = per_sample_loss
-        self._pieces = split_batch(batch, max_physical_batch_size)
+        self._rows = split_rows(batch, max_physical_batch_size)
+        self._pieces = [take(batch, rows) for rows in self._rows]
         self._states: list[RandomState] = []
         self._signed = signed
         self._device = device
@@ -44,7 +51,7 @@ class Passes:
 
     def backward(self, engine: GradientEngine) -> tuple[Tensor, Tensor]:
         """Clipped sum of per-sample gradients into ``.grad``; the losses and the gradients' norms, shape ``(B,)``."""
-        losses, norms = [self._no_losses], []
+        losses, norms = [], []
         for piece in self._pieces:
             self._states.append(RandomState.capture(self._device))
             values = self._loss(piece)
@@ -52,13 +59,13 @@ class Passes:
             norms.append(engine.backward(values))
             losses.append(values.detach().double())
         if not self._pieces:
-            norms.append(engine.backward(self._no_losses))  # a zero sum, for the noise
-        return torch.cat(losses), torch.cat(norms)
+            return self._no_losses, engine.backward(self._no_losses)  # a zero sum, for the noise
+        return self._in_order(losses), self._in_order(norms)
 
     @torch.no_grad()
     def forward(self) -> Tensor:
         """Losses at the present weights, each piece with the random numbers (dropout) of its :meth:`backward`."""
-        losses = [self._no_losses]
+        losses = []
         present = RandomState.capture(self._device)
         try:
             for piece, state in zip(self._pieces, self._states, strict=True):
@@ -68,4 +75,11 @@ class Passes:
                 losses.append(values.double())
         finally:
             present.restore()
-        return torch.cat(losses)
+        return self._in_order(losses) if losses else self._no_losses
+
+    def _in_order(self, parts: list[Tensor]) -> Tensor:
+        """Values of the pieces, shape ``(n,)`` each, as those of the batch, shape ``(B,)``."""
+        values = torch.cat(parts)
+        for rows, part in zip(self._rows, parts, strict=True):
+            values[rows] = part
+        return values

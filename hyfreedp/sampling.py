@@ -173,8 +173,13 @@ def _tensors(batch: Any) -> Iterator[Tensor]:
             yield from _tensors(child)
 
 
-def take(batch: Any, rows: slice) -> Any:
-    """The given samples of a batch, in the same structure of tensors, mappings, tuples and lists."""
+def take(batch: Any, rows: slice | Tensor) -> Any:
+    """The given samples of a batch, in the same structure of tensors, mappings (as dicts), tuples and lists.
+
+    Args:
+        batch: samples are dimension 0 of every tensor; lists without a tensor have one entry per sample.
+        rows: a slice, or positions in the batch, int64 of shape ``(n,)`` on the CPU, in any order.
+    """
     if isinstance(batch, torch.Tensor):
         return batch[rows]
     if isinstance(batch, Mapping):
@@ -183,14 +188,11 @@ def take(batch: Any, rows: slice) -> Any:
         parts = [take(child, rows) for child in batch]
         kind: Any = type(batch)
         return kind(*parts) if hasattr(batch, "_fields") else kind(parts)
-    return batch[rows]  # a list with one entry per sample, such as file names
-
-
-def split_batch(batch: Any, limit: int | None) -> list[Any]:
-    """The batch in pieces of at most ``limit`` samples, one piece if None; none at all of an empty batch."""
-    size = batch_length(batch)
-    limit = limit or max(size, 1)
-    return [take(batch, slice(start, start + limit)) for start in range(0, size, limit)]
+    # a list with one entry per sample, such as file names
+    if isinstance(rows, slice):
+        return batch[rows]
+    entries = [batch[row] for row in rows.tolist()]
+    return tuple(entries) if isinstance(batch, tuple) else entries
 
 
 class RandomState:

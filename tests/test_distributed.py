@@ -165,12 +165,20 @@ def assert_one_run(ends, single=None):
 
 # -- the same run ------------------------------------------------------------------------------------------------------
 
+
+def from_both_ends(batch):
+    """Pieces of one or two samples of the part that a process has."""
+    size = len(batch[0])
+    return [sorted({i, size - 1 - i}) for i in range((size + 1) // 2)]
+
+
 RUNS = {
     "contrasts at every step": {"interval": 1},
     "losses at every step": {"preset": "paper", "interval": 1},
     "now and then": {"interval": 3, "warmup": 0.2, "base": "groups"},
     "no probe": {"preset": "fixed", "base": "sgd"},
     "in pieces": {"interval": 2, "max_physical_batch_size": 2},
+    "in pieces of its own": {"interval": 2, "max_physical_batch_size": from_both_ends},
     "every record": {"interval": 2, "batch_size": 41},
     "biases": {"interval": 2, "tuning": "biases", "gradient_engine": "hooks"},
 }

@@ -24,7 +24,7 @@ FOLLOWS_FROM_TORCH = re.compile(r"(nvidia|cuda|triton)\b")  # differ between pla
 # From the ground up: a module may import from the lines before its own, from nothing else on its line or after it.
 LAYERS = [
     {"privatize", "accounting", "sampling", "checks", "distributed"},
-    {"curvefit"},
+    {"curvefit", "physical"},
     {"stepsize", "clipping"},
     {"probe", "passes"},
     {"records"},

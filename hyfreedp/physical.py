@@ -1,0 +1,122 @@
+"""Physical batches: the pieces in which a Poisson batch goes through the model, so that it fits into memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hyfreedp.accounting.arguments import check_count
+from hyfreedp.sampling import batch_length
+
+# Maps a batch to its pieces, each a list or tensor of samples' positions in the batch.
+Partition = Callable[[Any], Sequence[Tensor | Sequence[int]]]
+PhysicalBatchSize = int | Partition | None
+
+
+def token_budget(lengths_of: Callable[[Any], Tensor], budget: int) -> Partition:
+    """Pieces of at most ``budget`` tokens, for ``max_physical_batch_size``: many short samples or few long ones.
+
+    A piece of n samples, the longest of which has T tokens, counts n T: what it needs when padded to T. Pieces still
+    have the width to which the whole batch was padded, so the loss function cuts them to their longest sample::
+
+        def per_sample_loss(batch):
+            width = int(batch["attention_mask"].sum(1).max())
+            batch = {key: value[:, :width] for key, value in batch.items()}
+            ...
+
+        max_physical_batch_size=token_budget(lambda batch: batch["attention_mask"].sum(1), 8192)
+
+    Samples are taken by falling length, so that memory that does not suffice shows at the first piece. A sample longer
+    than the budget is a piece of its own.
+
+    Args:
+        lengths_of: maps a batch to its samples' numbers of tokens, shape ``(B,)``.
+        budget: tokens per piece, at least 1.
+
+    Raises:
+        ValueError: ``budget`` is no integer of at least 1; when called, lengths of another shape or negative ones.
+    """
+    check_count("budget", budget, 1)
+
+    def pieces(batch: Any) -> list[Tensor]:
+        lengths, size = torch.as_tensor(lengths_of(batch)).cpu(), batch_length(batch)
+        if lengths.shape != (size,):
+            raise ValueError(
+                f"lengths_of must return one length per sample, shape ({size},), got {tuple(lengths.shape)}"
+            )
+        if bool((lengths < 0).any()):
+            raise ValueError(f"lengths_of must return numbers of tokens, got {lengths.min().item()}")
+        longest_first = lengths.argsort(descending=True, stable=True)
+        found, start = [], 0
+        while start < size:
+            longest = max(1, int(lengths[longest_first[start]]))
+            found.append(longest_first[start : start + max(1, budget // longest)])
+            start += len(found[-1])
+        return found
+
+    return pieces
+
+
+def split_rows(batch: Any, size: PhysicalBatchSize) -> Sequence[slice | Tensor]:
+    """The pieces of a batch, each the rows that :func:`hyfreedp.sampling.take` takes; none of an empty batch.
+
+    Args:
+        batch: of B samples.
+        size: of the pieces at most, a function that chooses them, or None for one piece.
+
+    Raises:
+        ValueError: the function did not return every position 0 ... B - 1 exactly once. A sample that is left out or
+            repeated would count for less or more than the noise is made for.
+    """
+    samples = batch_length(batch)
+    if samples == 0:
+        return []
+    if not callable(size):
+        step = size or samples
+        return [slice(start, start + step) for start in range(0, samples, step)]
+    pieces = [_as_rows(piece) for piece in size(batch)]
+    _check_partition(pieces, samples)
+    return pieces
+
+
+def check_physical_batch_size(size: object) -> None:
+    """Refuse what is neither a size nor a function.
+
+    Raises:
+        ValueError: naming what is allowed.
+    """
+    if not (size is None or callable(size) or (isinstance(size, int) and size >= 1)):
+        raise ValueError(
+            "max_physical_batch_size must be a function from a batch to its pieces, an integer of at least 1 or None, "
+            f"got {size!r}"
+        )
+
+
+def _as_rows(piece: Tensor | Sequence[int]) -> Tensor:
+    rows = torch.as_tensor(piece).cpu()
+    if rows.dim() != 1 or len(rows) == 0 or rows.is_floating_point() or rows.is_complex() or rows.dtype == torch.bool:
+        raise ValueError(
+            "max_physical_batch_size must return pieces that are non-empty lists of integers or one-dimensional "
+            f"integer tensors, got {piece!r}"
+        )
+    return rows.long()
+
+
+def _check_partition(pieces: list[Tensor], size: int) -> None:
+    rows = torch.cat(pieces) if pieces else torch.zeros(0, dtype=torch.long)
+    outside = rows[(rows < 0) | (rows >= size)]
+    if len(outside):
+        problem = f"position {int(outside[0])}, which is none of 0 ... {size - 1}"
+    else:
+        counts = rows.bincount(minlength=size)
+        if bool((counts == 1).all()):
+            return
+        wrong = int((counts != 1).nonzero()[0])
+        problem = f"position {wrong} {int(counts[wrong])} times"
+    raise ValueError(
+        f"max_physical_batch_size must return each of the {size} samples of a batch exactly once in all its pieces, "
+        f"got {problem}"
+    )

@@ -1,0 +1,165 @@
+"""Physical batches by token budget: an exact partition of every batch, and a step that does not depend on it."""
+
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from twins import adamw, cross_entropy, flat, make_batches, make_model, make_private, sgd
+
+from hyfreedp import token_budget
+from hyfreedp.clipping import AutomaticClipping, make_engine
+from hyfreedp.passes import Passes
+from hyfreedp.physical import split_rows
+from hyfreedp.sampling import take
+
+
+def by_length(budget):
+    """The budget for batches that are their own lengths."""
+    return token_budget(lambda batch: batch, budget)
+
+
+# -- the partition -----------------------------------------------------------------------------------------------------
+
+
+@given(lengths=st.lists(st.integers(0, 60), max_size=40), budget=st.integers(1, 200))
+def test_pieces_are_a_partition_within_the_budget(lengths, budget):
+    """Every sample once; padded tokens within the budget; neighbours could not have been joined."""
+    lengths = torch.tensor(lengths, dtype=torch.long)
+    pieces = split_rows(lengths, by_length(budget))
+    assert sorted(row for piece in pieces for row in piece.tolist()) == list(range(len(lengths)))
+    assert all(len(piece) == 1 or 1 < len(piece) <= budget / max(1, lengths[piece].max()) for piece in pieces)
+    for piece, following in itertools.pairwise(pieces):
+        assert lengths[piece].min() >= lengths[following].max()
+        assert (len(piece) + 1) * max(1, lengths[piece].max()) > budget
+
+
+def test_pieces_worked_out_by_hand():
+    """12 tokens hold one sample of 7, two of 5 or four of 3; one of 20 stands alone, however small the budget."""
+    lengths = torch.tensor([3, 7, 5, 1, 5, 3, 20])
+    assert [piece.tolist() for piece in by_length(12)(lengths)] == [[6], [1], [2, 4], [0, 5, 3]]
+    assert [piece.tolist() for piece in by_length(100)(lengths)] == [[6, 1, 2, 4, 0], [5, 3]]
+
+
+def test_an_empty_batch_has_no_pieces():
+    assert by_length(10)(torch.zeros(0, dtype=torch.long)) == []
+    assert split_rows(torch.zeros(0, 3), lambda batch: pytest.fail("asked")) == []
+
+
+@pytest.mark.parametrize(
+    ("pieces", "message"),
+    [
+        ([[0, 1], [3, 4]], "each of the 5 samples .* exactly once in all its pieces, got position 2 0 times"),
+        ([[0, 1, 2], [2, 3, 4]], "got position 2 2 times"),
+        ([[0, 1, 2, 3, 5]], "got position 5, which is none of 0 ... 4"),
+        ([[-1, 0, 1, 2, 3]], "got position -1, which is none of 0 ... 4"),
+        ([], "got position 0 0 times"),
+        ([[0, 1, 2, 3, 4], []], r"non-empty lists of integers or one-dimensional integer tensors, got \[\]"),
+        ([torch.arange(5)[None]], "one-dimensional integer tensors, got tensor"),
+        ([torch.arange(5.0)], "one-dimensional integer tensors, got tensor"),
+        ([[True, True, True, True, True]], "one-dimensional integer tensors, got .True"),
+    ],
+)
+def test_what_is_no_partition_is_refused_before_anything_is_released(pieces, message):
+    """A sample in two pieces would have twice the sensitivity that the noise is made for."""
+    model = make_model()
+    _, optimizer, _ = make_private(model, sgd(model), max_physical_batch_size=lambda batch: pieces)
+    before = flat(model)
+    with pytest.raises(ValueError, match=message):
+        optimizer.step(cross_entropy(model), make_batches([5])[0])
+    assert torch.equal(flat(model), before)
+    assert (optimizer.ledger.steps, optimizer.history) == (0, [])
+
+
+@pytest.mark.parametrize("budget", [0, 2.5, "8"])
+def test_a_budget_out_of_range_is_refused(budget):
+    with pytest.raises(ValueError, match="budget must be an integer of at least 1, got"):
+        token_budget(len, budget)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "message"),
+    [
+        (torch.ones(3), r"one length per sample, shape \(4,\), got \(3,\)"),
+        (torch.ones(4, 2), r"one length per sample, shape \(4,\), got \(4, 2\)"),
+        (torch.tensor([3, 1, -2, 0]), "numbers of tokens, got -2"),
+    ],
+)
+def test_lengths_that_are_none_are_refused(lengths, message):
+    with pytest.raises(ValueError, match=message):
+        token_budget(lambda batch: lengths, 8)(torch.zeros(4, 2))
+
+
+def test_take_by_positions_keeps_the_structure():
+    """Any structure of the loader, in the order asked for: the same as one sample after the other."""
+    x, names = torch.arange(12).view(4, 3), ["a", "b", "c", "d"]
+    batch = {"x": x, "pair": (x, [x + 1]), "names": names, "fixed": tuple(names)}
+    taken = take(batch, torch.tensor([2, 0, 3]))
+    assert taken["x"].tolist() == x[[2, 0, 3]].tolist() == taken["pair"][0].tolist()
+    assert taken["pair"][1][0].tolist() == (x[[2, 0, 3]] + 1).tolist()
+    assert (taken["names"], taken["fixed"]) == (["c", "a", "d"], ("c", "a", "d"))
+
+
+# -- training ----------------------------------------------------------------------------------------------------------
+
+
+def shuffled(batch):
+    """Pieces of several sizes in an order of their own."""
+    order = torch.randperm(len(batch[1]), generator=torch.Generator().manual_seed(len(batch[1])))
+    return [order[:2], order[2:3].tolist(), *order[3:].split(4)]
+
+
+@pytest.mark.parametrize("preset", ["robust", "paper", "fixed"])
+def test_a_run_in_pieces_of_any_order_is_the_run_in_one_piece(preset):
+    """Weights, learning rates and the raw values; an empty batch too."""
+    runs = {}
+    for name, partition in {"whole": None, "pieces": shuffled}.items():
+        model = make_model()
+        settings = {"preset": preset, "target_epsilon": 3.0, "accountant": "rdp", "diagnostics": True}
+        _, optimizer, _ = make_private(model, adamw(model), max_physical_batch_size=partition, **settings)
+        records = [optimizer.step(cross_entropy(model), batch) for batch in make_batches([8, 5, 0, 9])]
+        runs[name] = flat(model), [record.eta for record in records], [record.diagnostics for record in records]
+    for whole, pieces in zip(runs["whole"], runs["pieces"], strict=True):
+        torch.testing.assert_close(whole, pieces, rtol=1e-9, atol=1e-12, equal_nan=True)
+
+
+def test_results_are_in_the_order_of_the_batch():
+    """Losses and norms of the backward pass and losses of a probe: sample by sample those of one piece."""
+    (batch,) = make_batches([9])
+    results = []
+    for partition in (None, shuffled):
+        model = make_model()
+        settings = {"max_physical_batch_size": partition, "device": torch.device("cpu"), "signed": False}
+        passes = Passes(cross_entropy(model), batch, **settings)
+        results.append((*passes.backward(make_engine(model, AutomaticClipping())), passes.forward()))
+    torch.testing.assert_close(results[0], results[1], rtol=1e-9, atol=1e-12)
+    assert len(results[0][0].unique()) == len(results[0][1].unique()) == 9
+
+
+def test_a_budget_bounds_what_the_model_sees():
+    """The loss cuts padding off, as its docstring tells to: pieces within the budget, results as with one piece."""
+    lengths = torch.tensor([2, 9, 4, 4, 1, 7])
+    mask = torch.arange(9) < lengths[:, None]
+    batch = {"ids": torch.randint(1, 6, (6, 9), generator=torch.Generator().manual_seed(0)) * mask, "mask": mask}
+    found = []
+    for size in (None, token_budget(lambda batch: batch["mask"].sum(1), 12)):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Embedding(6, 4), nn.Linear(4, 6)).double()
+        _, optimizer, _ = make_private(model, sgd(model), max_physical_batch_size=size, interval=1)
+        shapes = []
+
+        def loss(piece, model=model, shapes=shapes):
+            width = int(piece["mask"].sum(1).max())
+            ids, mask = piece["ids"][:, :width], piece["mask"][:, :width]
+            shapes.append(tuple(ids.shape))
+            values = F.cross_entropy(model(ids).mT, ids, reduction="none")
+            return (values * mask).sum(1) / mask.sum(1)
+
+        optimizer.step(loss, batch)
+        found.append((shapes, flat(model)))
+    assert found[0][0] == [(6, 9)] * 3
+    assert found[1][0] == [(1, 9), (1, 7), (3, 4), (1, 1)] * 3
+    torch.testing.assert_close(found[0][1], found[1][1], rtol=1e-9, atol=1e-12)
