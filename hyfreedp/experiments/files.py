@@ -11,12 +11,22 @@ from pathlib import Path
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path beside ``path``, renamed to it when the block ends well and removed when it fails."""
+    """A temporary path beside ``path``, renamed to it when the block ends well and removed when it fails.
+
+    Raises:
+        OSError: the file could not be written, for example on a full disk; names the file.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.stem}-{uuid.uuid4().hex}{path.suffix}")
     try:
         yield temporary
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())  # else a power cut may leave the new name with nothing in it
         os.replace(temporary, path)
+    except OSError as error:
+        if error.filename is None and error.errno is not None:  # as a failed write says only why
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -25,3 +35,18 @@ def write_text(path: Path, text: str) -> None:
     """Write a text file atomically."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def check_writable(folder: Path) -> None:
+    """Make the folder if it is not there, and try it, so that hours of work are not lost at their end.
+
+    Raises:
+        OSError: it cannot be made or written to.
+    """
+    probe = folder / f".{uuid.uuid4().hex}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise OSError(error.errno, f"cannot write to the folder for results: {error.strerror}", str(folder)) from error

@@ -22,10 +22,9 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 from tqdm import tqdm
 
-from hyfreedp.experiments import checkpoints
+from hyfreedp.experiments import checkpoints, saved
 from hyfreedp.experiments.cache import key_of
 from hyfreedp.experiments.datasets import images
-from hyfreedp.experiments.files import replacing
 from hyfreedp.experiments.glyphs import fonts, glyphs
 from hyfreedp.experiments.models import head, make_model
 from hyfreedp.experiments.paths import CHECKPOINTS
@@ -130,7 +129,7 @@ def pretrain(name: str, recipe: Recipe, folder: Path = CHECKPOINTS, device: str 
         "environment": environment() | {package: version(package) for package in _MORE_PACKAGES},
     }
     checkpoints.save(name, model, described, folder)
-    unfinished.unlink(missing_ok=True)
+    saved.discard(unfinished)
     return accuracy
 
 
@@ -148,13 +147,12 @@ def _train(model: nn.Module, recipe: Recipe, train: tuple[Tensor, Tensor], unfin
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, recipe.learning_rate, steps)
     first, earlier = 0, 0.0
-    if unfinished.exists():
-        state = torch.load(unfinished, weights_only=True, map_location=device)
+    if (state := saved.load(unfinished)) is not None:
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         schedule.load_state_dict(state["schedule"])
         first, earlier = state["step"], state["seconds"]
-    started = saved = time.monotonic()
+    started = last_saved = time.monotonic()
     order = np.empty(0, dtype=np.int64)
     bar = tqdm(range(first, steps), initial=first, total=steps, desc="pre-training", unit="step")
     for step in bar:
@@ -171,12 +169,11 @@ def _train(model: nn.Module, recipe: Recipe, train: tuple[Tensor, Tensor], unfin
         loss.backward()
         optimizer.step()
         schedule.step()
-        if time.monotonic() - saved > SAVE_SECONDS:
+        if time.monotonic() - last_saved > SAVE_SECONDS:
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1}
             state |= {"schedule": schedule.state_dict(), "seconds": earlier + time.monotonic() - started}
-            with replacing(unfinished) as temporary:
-                torch.save(state, temporary)
-            saved = time.monotonic()
+            saved.save(unfinished, state)
+            last_saved = time.monotonic()
     return earlier + time.monotonic() - started
 
 

@@ -8,7 +8,7 @@ import platform
 import subprocess
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from importlib.metadata import version
@@ -27,9 +27,10 @@ from tqdm import tqdm
 
 from hyfreedp import HyFreeDPOptimizer, PrivacyEngine
 from hyfreedp.clipping import AbadiClipping, Clipping
+from hyfreedp.experiments import saved
 from hyfreedp.experiments.adaptive_clipping import AdaptiveClipping
 from hyfreedp.experiments.datasets import as_is
-from hyfreedp.experiments.files import replacing, write_text
+from hyfreedp.experiments.files import check_writable, replacing, write_text
 from hyfreedp.experiments.methods import BASES, METHODS
 from hyfreedp.experiments.paths import ROOT
 from hyfreedp.experiments.spec import Spec
@@ -102,25 +103,39 @@ def run_cell(spec: Spec, folder: Path) -> dict[str, Any]:
         spec: what to run.
         folder: where ``<key>.json`` (the record) and ``<key>.csv`` (one row per step) are kept. Of several processes
             that want the same cell one trains it, and the others wait.
+
+    Raises:
+        OSError: the record cannot be written; noticed before the training, unless the disk fills up during it.
     """
     if (record := read_cell(spec, folder)) is not None:
+        _tidy(spec, folder)
         return record
     record_path = folder / f"{spec.key}.json"
-    folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder / f".{spec.key}.lock") as lock:  # freed by the system if this process is killed
+    check_writable(folder)
+    with FileLock(folder / f".{spec.key}.lock"):  # freed by the system if this process is killed
         if not record_path.exists():
             _make_cell(spec, folder, record_path)
-        Path(lock.lock_file).unlink(missing_ok=True)  # whoever waits for it will find the record
+        _tidy(spec, folder)
     return json.loads(record_path.read_text(encoding="utf-8"))
+
+
+def _tidy(spec: Spec, folder: Path) -> None:
+    """Remove what a finished cell no longer needs, left by a process that was killed or not."""
+    saved.discard(_checkpoint(spec, folder))
+    with suppress(OSError):
+        (folder / f".{spec.key}.lock").unlink()  # whoever waits for it will find the record
+
+
+def _checkpoint(spec: Spec, folder: Path) -> Path:
+    return folder / f"{spec.key}.ckpt"
 
 
 def _make_cell(spec: Spec, folder: Path, record_path: Path) -> None:
     for left in folder.glob(f".{spec.key}-*"):  # by a process that was killed while it wrote
         left.unlink()
-    checkpoint = folder / f"{spec.key}.ckpt"
     started = time.perf_counter()
     with one_thread():
-        optimizer = _train(spec, checkpoint)
+        optimizer = _train(spec, _checkpoint(spec, folder))
         last = optimizer.history[-1]
         scores = {"accuracy": last["test_accuracy"], "loss": last["test_loss"]}
         if spec.evaluation == "validation":  # a random search releases the model that was scored
@@ -141,7 +156,6 @@ def _make_cell(spec: Spec, folder: Path, record_path: Path) -> None:
         "environment": environment(),
     }
     write_text(record_path, json.dumps(record, indent=1))
-    checkpoint.unlink(missing_ok=True)
 
 
 def read_steps(spec: Spec, folder: Path) -> pd.DataFrame:
@@ -251,12 +265,11 @@ def _train(spec: Spec, checkpoint: Path) -> HyFreeDPOptimizer:
     model = optimizer.module
     per_sample_loss = losses_of(model)
     every, together = max(EVALUATE_EVERY, optimizer.split.steps // 20), spec.architecture.evaluation_batch_size
-    if checkpoint.exists():
-        state = torch.load(checkpoint, weights_only=True)
+    if (state := saved.load(checkpoint)) is not None:
         optimizer.load_state_dict(state["optimizer"])
         if adaptive is not None:
             adaptive.load_state_dict(state["clipping"])
-    saved = time.monotonic()
+    last_saved = time.monotonic()
     while optimizer.steps_left:
         for batch in loader:
             factor = _rate_factor(optimizer)
@@ -268,11 +281,10 @@ def _train(spec: Spec, checkpoint: Path) -> HyFreeDPOptimizer:
             if optimizer.steps_left % every == 0:
                 scores = evaluate(model, held_out, together)
                 optimizer.history[-1] |= {"test_accuracy": scores.accuracy, "test_loss": scores.loss}
-            if time.monotonic() - saved > CHECKPOINT_SECONDS:
-                with replacing(checkpoint) as temporary:
-                    extra = None if adaptive is None else adaptive.state_dict()
-                    torch.save({"optimizer": optimizer.state_dict(), "clipping": extra}, temporary)
-                saved = time.monotonic()
+            if time.monotonic() - last_saved > CHECKPOINT_SECONDS:
+                extra = None if adaptive is None else adaptive.state_dict()
+                saved.save(checkpoint, {"optimizer": optimizer.state_dict(), "clipping": extra})
+                last_saved = time.monotonic()
             if not optimizer.steps_left:
                 break
     return optimizer
