@@ -66,9 +66,7 @@ def instances(
         if meaning in found or meaning in excluded:
             tries += 1
             if tries == _TRIES:
-                raise ValueError(
-                    f"count must be at most what the {domain} domain has (about {len(found)}), got {count}"
-                )
+                raise ValueError(f"count must be at most what the {domain} domain has, {len(found)} or so, got {count}")
             continue
         tries = 0
         found[meaning] = _texts(domain, slots, references, generator)
