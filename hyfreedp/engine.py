@@ -112,7 +112,8 @@ class PrivacyEngine:
         """Wire a run that spends at most (target_epsilon, target_delta), learning rate included.
 
         Args:
-            module: the model; hooked in place and returned, so closures made before stay valid.
+            module: the model; hooked in place and returned, so closures made before stay valid. Non-reentrant gradient
+                checkpointing saves memory as usual, see :func:`hyfreedp.clipping.make_engine` for how to turn it on.
             optimizer: any torch optimizer linear in its learning rate, over exactly the trainable parameters. Its
                 rate is ignored but for the ratio between groups (preset "fixed" uses it as it is).
             data_loader: its batch size B gives the sample rate B / N and the expected batch size. Several processes

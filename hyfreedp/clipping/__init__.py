@@ -33,6 +33,12 @@ def make_engine(
 ) -> GradientEngine:
     """Attach a gradient engine to ``module``.
 
+    Activation (gradient) checkpointing works with either engine if it is non-reentrant, turned on before or after this
+    call: by ``torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False)`` in the model, or for transformers by
+    ``model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})``. It saves most where
+    few weights are trained, as with LoRA. Of a trained weight that is larger than its input and output per sample,
+    "bookkeeping" keeps these two until all norms are known.
+
     Args:
         module: the model, in train mode, with its final choice of trainable parameters.
         clipping: ``AutomaticClipping()``, ``AbadiClipping(threshold)`` or ``NoClipping()``.

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from hyfreedp.clipping.factors import Clipping
 from hyfreedp.clipping.persample import PerSampleGradients
+from hyfreedp.clipping.positions import PositionExpander
 
 
 class GradientEngine(ABC):
@@ -18,7 +19,8 @@ class GradientEngine(ABC):
     The module is hooked in place: it is not wrapped, its parameters and the keys of its state_dict stay the same. The
     samples are dimension 0 of every tensor, and each loss depends on its own sample only. Hooks keep activations only
     while gradients are enabled and the layer is in training mode, so forward passes under ``torch.no_grad`` or in eval
-    mode store nothing.
+    mode store nothing. What they keep, non-reentrant activation checkpointing (``torch.utils.checkpoint``) drops and
+    recomputes.
 
     The first batch of two samples or more is checked against autograd: for weights w that differ from sample to sample,
     the engine's sum_i w_i g_i must be the gradient of sum_i w_i L_i. A model that mixes samples, or uses a parameter in
@@ -33,6 +35,7 @@ class GradientEngine(ABC):
     """
 
     name: ClassVar[str]
+    _expander: PositionExpander
 
     def __init__(self, module: nn.Module, clipping: Clipping) -> None:
         problems = self.unsupported(module)
@@ -71,8 +74,9 @@ class GradientEngine(ABC):
             finite. They are *not* private.
 
         Raises:
-            ValueError: ``losses`` is not one-dimensional or has no graph, or the model turned out to use a parameter in
-                a way that hides the samples from the engine (the parameter is named). ``p.grad`` is then untouched.
+            ValueError: ``losses`` is not one-dimensional or has no graph, the model uses reentrant checkpointing, or it
+                turned out to use a parameter in a way that hides the samples from the engine (the parameter is named).
+                ``p.grad`` is then untouched.
         """
         if losses.dim() != 1:
             raise ValueError(
@@ -87,7 +91,8 @@ class GradientEngine(ABC):
         if not losses.requires_grad:
             raise ValueError("losses depend on no trainable parameter: was the forward pass run under no_grad?")
         # Inside an autocast region the engine's own products would be rounded to half precision.
-        with torch.no_grad(), torch.autocast(losses.device.type, enabled=False):
+        autocast = torch.autocast(losses.device.type, enabled=False)
+        with torch.no_grad(), autocast, self._expander.batch_of(len(losses)):
             return self._backward(losses, trainable)
 
     def _backward(self, losses: Tensor, trainable: dict[nn.Parameter, str]) -> Tensor:
@@ -128,7 +133,16 @@ def _norm(g: Tensor) -> Tensor:
 
 def _reference(losses: Tensor, trainable: dict[nn.Parameter, str]) -> dict[nn.Parameter, Tensor | None]:
     """Autograd's gradient of sum_i w_i L_i."""
-    gradients = torch.autograd.grad(losses, list(trainable), _weights(losses), retain_graph=True, allow_unused=True)
+    try:
+        gradients = torch.autograd.grad(losses, list(trainable), _weights(losses), retain_graph=True, allow_unused=True)
+    except RuntimeError as error:
+        if "checkpoint" not in str(error).lower() or ".grad()" not in str(error):
+            raise
+        raise ValueError(
+            "the model uses reentrant checkpointing, in whose backward pass no per-sample gradients can be taken: pass "
+            "use_reentrant=False to torch.utils.checkpoint, or to transformers' gradient_checkpointing_enable "
+            "gradient_checkpointing_kwargs={'use_reentrant': False}"
+        ) from error
     return dict(zip(trainable, gradients, strict=True))
 
 

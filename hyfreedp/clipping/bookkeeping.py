@@ -19,6 +19,7 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from hyfreedp.clipping.base import GradientEngine, hidden_use, wrong_samples
 from hyfreedp.clipping.factors import Clipping
 from hyfreedp.clipping.free import free_parameters, repeat, restore, substitute
+from hyfreedp.clipping.kept import KeptInput
 from hyfreedp.clipping.layers import Gradients, LayerRule, input_to_keep, rule_of, ruled_parameters
 from hyfreedp.clipping.persample import Instantiated, PerSampleGradients, add_uses
 from hyfreedp.clipping.positions import PositionExpander, tensors_in
@@ -90,7 +91,8 @@ class BookKeepingEngine(GradientEngine):
         if trainable and layer.training and torch.is_grad_enabled():
             x = next(tensors_in((args, kwargs)))
             upstream = get_gradient_edge(x).node if x.requires_grad else None
-            kept = input_to_keep(layer, x, output)
+            needed = input_to_keep(layer, x, output)
+            kept = None if needed is None else KeptInput(needed, name)
             self._record(_Use(name, layer, trainable, partial(rule.gradients, layer), kept, upstream), output)
 
     def _repeat_free(
@@ -116,8 +118,11 @@ class BookKeepingEngine(GradientEngine):
         output.register_hook(partial(self._receive, use))
 
     def _receive(self, use: _Use, g: Tensor) -> None:
+        # Also asked for where this is another backward pass: what checkpointing recomputed for it is then let go.
+        x = None if use.kept is None else use.kept.get()
         if self._pass is not None:
-            self._pass.receive(use, g)
+            use.kept = None
+            self._pass.receive(use, x, g)
 
     def _per_sample_gradients(
         self, losses: Tensor, trainable: dict[nn.Parameter, str]
@@ -169,7 +174,7 @@ class _Use:
 
     Args:
         gradients: (input, output gradient) to the gradients of ``trainable``.
-        x: the input to keep, None if no gradient needs it.
+        kept: the input, None if no gradient needs it.
         upstream: the node that computed the layer's input, None if that needs no gradient.
     """
 
@@ -179,19 +184,11 @@ class _Use:
         layer: nn.Module,
         trainable: list[nn.Parameter],
         gradients: Callable[[Tensor | None, Tensor], Gradients],
-        x: Tensor | None,
+        kept: KeptInput | None,
         upstream: Node | None,
     ) -> None:
         self.name, self.layer, self.trainable, self.gradients = name, layer, trainable, gradients
-        self.x, self.upstream, self.output_nr = x, upstream, 0
-        self._version = None if x is None else x._version
-
-    def take_input(self) -> Tensor | None:
-        """The input, which is let go."""
-        x, self.x = self.x, None
-        if x is not None and x._version != self._version:
-            raise ValueError(f"the input of layer {self.name!r} was modified in place after its forward pass")
-        return x
+        self.kept, self.upstream, self.output_nr = kept, upstream, 0
 
 
 class _Pass:
@@ -201,8 +198,7 @@ class _Pass:
         self.batch_size, self.shared = batch_size, shared
         self.gradients: dict[nn.Parameter, list[PerSampleGradients]] = {}
 
-    def receive(self, use: _Use, g: Tensor) -> None:
-        x = use.take_input()
+    def receive(self, use: _Use, x: Tensor | None, g: Tensor) -> None:
         if len(g) != self.batch_size or (x is not None and len(x) != self.batch_size):
             raise wrong_samples(use.name, use.layer, len(g), self.batch_size)
         for p, gradients in use.gradients(x, g):

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from hyfreedp.clipping.base import GradientEngine, hidden_use, wrong_samples
 from hyfreedp.clipping.factors import Clipping
+from hyfreedp.clipping.kept import KeptInput
 from hyfreedp.clipping.persample import Instantiated, PerSampleGradients, add_uses
 from hyfreedp.clipping.positions import PositionExpander
 
@@ -104,9 +105,11 @@ class HooksEngine(GradientEngine):
                 f"layer {name!r} ({type(layer).__name__}): engine 'hooks' handles layers with one input tensor and one "
                 "output tensor; freeze the parameters registered directly on it"
             )
-        output.register_hook(partial(self._receive, name, layer, inputs[0].detach()))
+        output.register_hook(partial(self._receive, name, layer, KeptInput(inputs[0].detach(), name)))
 
-    def _receive(self, name: str, layer: nn.Module, x: Tensor, gradient: Tensor) -> None:
+    def _receive(self, name: str, layer: nn.Module, kept: KeptInput, gradient: Tensor) -> None:
+        # Also asked for where this is another backward pass: what checkpointing recomputed for it is then let go.
+        x = kept.get()
         if self._gradients is None:
             return
         if not len(x) == len(gradient) == self._batch_size:
@@ -114,8 +117,17 @@ class HooksEngine(GradientEngine):
         if isinstance(layer, nn.Embedding) and layer.padding_idx is not None:
             gradient = gradient.masked_fill((x == layer.padding_idx)[..., None], 0)  # Opacus overlooks the padding
         sampler = GradSampleHooks.GRAD_SAMPLERS.get(type(layer), ft_compute_per_sample_gradient)
-        # Opacus's unfolding of convolutions misreads inputs in other memory formats.
-        for p, per_sample in sampler(layer, [x.contiguous()], gradient).items():
+        try:
+            # Opacus's unfolding of convolutions misreads inputs in other memory formats.
+            per_sample_gradients = sampler(layer, [x.contiguous()], gradient)
+        except RuntimeError as error:
+            if "saved tensor hooks" not in str(error):
+                raise
+            raise ValueError(
+                f"layer {name!r} ({type(layer).__name__}) is recomputed by functorch, which allows no checkpointing in "
+                "it: use engine 'bookkeeping', or freeze the parameters registered directly on the layer"
+            ) from error
+        for p, per_sample in per_sample_gradients.items():
             if p.requires_grad:
                 earlier = [self._gradients[p]] if p in self._gradients else []
                 self._gradients[p] = add_uses([*earlier, Instantiated(per_sample)])

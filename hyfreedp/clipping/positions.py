@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -25,6 +26,15 @@ class PositionExpander:
         for layer in module.modules():
             if isinstance(layer, nn.Embedding):
                 self._handles.append(layer.register_forward_pre_hook(self._expand, with_kwargs=True))
+
+    @contextmanager
+    def batch_of(self, size: int) -> Iterator[None]:
+        """Around a backward pass of ``size`` samples: checkpointing calls layers again in it, but not the module."""
+        self._batch_size = size
+        try:
+            yield
+        finally:
+            self._batch_size = None
 
     def detach(self) -> None:
         for handle in self._handles:
