@@ -16,7 +16,8 @@ class Mutant:
         old: what stands there now, exactly once.
         new: what the fault makes of it.
         what: one sentence: the fault and what it breaks.
-        tests: names of the test files that should notice, without "test_" and ".py"; they run first, in this order.
+        tests: what should notice and therefore runs first: test files, without "test_" and ".py", or single tests of
+            slow files, as in "engine::test_ten_lines".
     """
 
     name: str
@@ -126,7 +127,7 @@ MUTANTS = [
         "self._probe_noise = torch.Generator(device).manual_seed(probe_seed)",
         "self._probe_noise = torch.Generator(device).manual_seed(gradient_seed)",
         "Gradient and probe draw the same numbers, so that one release tells the noise of the other.",
-        ("probe",),
+        ("probe::test_probe_noise_is_independent_of_the_gradients_noise",),
     ),
     Mutant(
         "sampling-and-noise-share-a-seed",
@@ -134,7 +135,7 @@ MUTANTS = [
         "seed=self._stream(1),",
         "seed=self._stream(0),",
         "The noise comes from the seed that the batches come from.",
-        ("engine",),
+        ("engine::test_sampling_and_noise_have_seeds_of_their_own",),
     ),
     Mutant(
         "probe-step-noise-not-raised",
@@ -142,7 +143,7 @@ MUTANTS = [
         "return self.sigma_gradient_probe if self.is_probe_step(t) else self.sigma_gradient",
         "return self.sigma_gradient",
         "On probe steps the gradient keeps the smaller noise of plain steps: the probe is not paid for.",
-        ("optimizer",),
+        ("optimizer::test_probe_steps_have_their_own_gradient_noise",),
     ),
     # -- batch size ----------------------------------------------------------------------------------------------------
     Mutant(
@@ -200,9 +201,12 @@ MUTANTS = [
         "raw-loss-moves-the-threshold",
         PROBE,
         "self.loss_threshold = self._next_loss_threshold(tuple(private))",
-        "self.loss_threshold = self._next_loss_threshold(tuple(losses.double().mean(dim=-1).tolist()))",
+        "self.loss_threshold = self._next_loss_threshold(tuple((losses.sum(dim=-1) / expected_batch_size).tolist()))",
         "The next R_l follows the raw losses instead of the released ones: an unaccounted release.",
-        ("probe", "optimizer"),
+        (
+            "probe",
+            "exactness",
+        ),
     ),
     Mutant(
         "raw-fractions-move-the-thresholds",
@@ -216,9 +220,9 @@ MUTANTS = [
         "private-loss-is-the-raw-one",
         PROBE,
         '{"private_loss": private[1], ',
-        '{"private_loss": losses[1].mean().item(), ',
+        '{"private_loss": losses[1].sum().item() / expected_batch_size, ',
         "What is reported as the private loss is the raw one.",
-        ("probe", "optimizer"),
+        ("probe",),
     ),
     # -- records that are not finite -----------------------------------------------------------------------------------
     Mutant(
@@ -252,7 +256,7 @@ MUTANTS = [
         "return ((gradients[0], (probe.with_gaussian(split.sigma_gradient_probe), count)),)",
         "return (gradients + probes,)",
         "Gradient and probe of one batch are counted as if each had drawn its own: epsilon is understated.",
-        ("accounting",),
+        ("accounting::test_a_per_step_split_costs_what_vanilla_does_under_every_accountant",),
     ),
     Mutant(
         "probe-not-counted",
@@ -284,7 +288,7 @@ MUTANTS = [
         "return min(steps, warmup_steps) + math.ceil(max(steps - warmup_steps, 0) / interval)",
         "return math.ceil(steps / interval)",
         "The noise is calibrated without the probes of the warm-up.",
-        ("accounting",),
+        ("accounting::test_probe_steps_are_counted_as_planned",),
     ),
     Mutant(
         "last-probe-not-counted",
@@ -292,7 +296,7 @@ MUTANTS = [
         "math.ceil(max(steps - warmup_steps, 0) / interval)",
         "max(steps - warmup_steps, 0) // interval",
         "Where K does not divide T the last probe is not paid for.",
-        ("accounting",),
+        ("accounting::test_probe_steps_are_counted_as_planned",),
     ),
     Mutant(
         "sensitivity-of-three-losses-is-one",
@@ -300,7 +304,7 @@ MUTANTS = [
         '{"losses": 3.0, "contrasts": 1.5}',
         '{"losses": 1.0, "contrasts": 1.5}',
         "Three losses are paid for like one.",
-        ("accounting",),
+        ("accounting::test_three_losses_at_every_step_need_12_34_sigma",),
     ),
     Mutant(
         "sensitivity-of-contrasts-without-indicators",
@@ -308,7 +312,7 @@ MUTANTS = [
         '{"losses": 3.0, "contrasts": 1.5}',
         '{"losses": 3.0, "contrasts": 1.0}',
         "The two indicators that move the contrasts' thresholds are not paid for.",
-        ("accounting",),
+        ("accounting::test_a_probe_at_every_step_meets_the_closed_form",),
     ),
     Mutant(
         "laplace-sensitivity-of-one-coordinate",
@@ -316,7 +320,7 @@ MUTANTS = [
         '{"losses": (3, 1.0), "contrasts": (4, 0.5)}',
         '{"losses": (1, 1.0), "contrasts": (1, 0.5)}',
         "Of the coordinates that have Laplace noise only one is counted.",
-        ("accounting", "accounting_accountants"),
+        ("accounting_accountants::test_a_laplace_probe_costs_its_l1_sensitivity_without_sampling",),
     ),
     Mutant(
         "nearest-noise",
@@ -324,7 +328,7 @@ MUTANTS = [
         "        if excess > 0:\n",
         "        if abs(excess) <= -slope * tolerance:\n            return math.exp(x)\n        if excess > 0:\n",
         "The search takes the noise nearest to the budget, also from the side that exceeds it.",
-        ("accounting",),
+        ("accounting::test_search_ends_just_above_the_root",),
     ),
     Mutant(
         "tolerance-on-both-sides",
@@ -332,7 +336,10 @@ MUTANTS = [
         "while split.epsilon > target_epsilon:",
         "while split.epsilon > target_epsilon * (1 + 1e-6):",
         "An epsilon a little above the target passes.",
-        ("accounting",),
+        (
+            "accounting::test_epsilon_is_never_above_the_target",
+            "accounting::test_epsilon_is_never_above_the_target_under_pld",
+        ),
     ),
     Mutant(
         "accounting-with-another-sample-rate",
@@ -340,7 +347,7 @@ MUTANTS = [
         "split = self._calibrate(settings, target_epsilon, target_delta, sampler.sample_rate, total)",
         "split = self._calibrate(settings, target_epsilon, target_delta, sampler.sample_rate / 2, total)",
         "The noise is calibrated for the rate of a data set twice as large.",
-        ("engine",),
+        ("engine::test_the_split_is_that_of_calibrate_noise",),
     ),
     Mutant(
         "pld-of-removal-only",
@@ -348,7 +355,7 @@ MUTANTS = [
         "pmf_add=_connect_the_dots(-upper, -lower, add, interval),",
         "pmf_add=_connect_the_dots(-upper, -lower, 0 * add, interval),",
         "The privacy loss of an added record is taken for zero.",
-        ("accounting_accountants",),
+        ("accounting_accountants::test_amplification_agrees_with_dp_accountings_own_where_that_has_one",),
     ),
     Mutant(
         "delta-of-another-number-of-records",
@@ -356,7 +363,7 @@ MUTANTS = [
         "delta=size**-1.1",
         "delta=known.validation_start**-1.1",
         "Delta is that of a smaller data set than the one trained on: larger than N^-1.1.",
-        ("tasks",),
+        ("tasks::test_the_protocol_is_known_before_anything_is_read",),
     ),
     # -- sampling ------------------------------------------------------------------------------------------------------
     Mutant(
@@ -381,7 +388,10 @@ MUTANTS = [
         "sample_rate=loader.batch_size / num_records,",
         "sample_rate=min(1.0, loader.batch_size / max(1, num_records - loader.batch_size)),",
         "The sample rate is that of a smaller data set: expected batches are larger than the user asked for.",
-        ("engine", "sampling"),
+        (
+            "engine::test_the_split_is_that_of_calibrate_noise",
+            "sampling",
+        ),
     ),
     # -- resumption ----------------------------------------------------------------------------------------------------
     Mutant(
@@ -390,7 +400,7 @@ MUTANTS = [
         '        self._gradient_noise.set_state(state["gradient_noise"].cpu())\n',
         "",
         "A resumed run draws the noise of its first steps again: the difference of two releases has none.",
-        ("resume",),
+        ("resume::test_resumes_bitwise_from_every_step",),
     ),
     Mutant(
         "probe-noise-not-resumed",
@@ -398,7 +408,7 @@ MUTANTS = [
         '        self._probe_noise.set_state(state["probe_noise"].cpu())\n',
         "",
         "A resumed run probes with the noise of its first probes again.",
-        ("resume",),
+        ("resume::test_resumes_bitwise_from_every_step",),
     ),
     Mutant(
         "sampler-not-resumed",
@@ -406,7 +416,7 @@ MUTANTS = [
         'self.seed, self.position = state["seed"], state["position"]',
         'self.seed = state["seed"]',
         "A resumed run takes its first batches again.",
-        ("sampling", "resume"),
+        ("sampling",),
     ),
     Mutant(
         "spent-budget-forgotten-on-resume",
@@ -414,7 +424,7 @@ MUTANTS = [
         "        self._steps, self._probe_steps = steps, probe_steps\n",
         "        self._steps, self._probe_steps = 0, 0\n",
         "A resumed run starts with the whole budget again.",
-        ("accounting_ledger", "resume"),
+        ("accounting_ledger",),
     ),
     # -- the step ------------------------------------------------------------------------------------------------------
     Mutant(
@@ -439,7 +449,10 @@ MUTANTS = [
         "eta = self.eta * decay_factor(t, self.split.steps, self.decay, self.decay_start)",
         "eta = self.eta",
         "The learning rate does not fall to zero at the end of the run.",
-        ("exactness", "optimizer"),
+        (
+            "exactness",
+            "optimizer::test_counters_and_schedule",
+        ),
     ),
     Mutant(
         "two-base-steps-per-probe",
@@ -507,7 +520,10 @@ MUTANTS = [
         "return self.embedding.squared_norms + self.head.squared_norms + 2 * cross",
         "return self.embedding.squared_norms + self.head.squared_norms",
         "The two uses of a tied table are taken for orthogonal: norms come out too small.",
-        ("clipping_models", "clipping"),
+        (
+            "clipping_models::test_full_fine_tuning",
+            "clipping_models::test_equals_vmap_of_grad",
+        ),
     ),
     Mutant(
         "repeated-tokens-not-added",
@@ -549,7 +565,7 @@ MUTANTS = [
         "return torch.linalg.vector_norm(x, dim=1, dtype=torch.promote_types(x.dtype, torch.float32)).square()",
         "return torch.linalg.vector_norm(x, dim=1).square()",
         "Norms of half-precision gradients are summed in half precision: they round, and overflow to no gradient.",
-        ("clipping", "clipping_models"),
+        ("clipping::test_norms_of_half_precision_gradients_are_those_of_single_precision",),
     ),
     # -- what is shown -------------------------------------------------------------------------------------------------
     Mutant(
@@ -558,7 +574,7 @@ MUTANTS = [
         "        if self.diagnostics:",
         "        if True:",
         "Raw losses and norms are recorded though nobody asked for them.",
-        ("optimizer",),
+        ("optimizer::test_history_makes_a_frame_and_marks_all_that_is_raw",),
     ),
     Mutant(
         "raw-values-unmarked",
@@ -566,7 +582,7 @@ MUTANTS = [
         '{f"not_private_{name}": value',
         '{f"{name}": value',
         "Raw values stand in the history under names that do not say so.",
-        ("optimizer",),
+        ("optimizer::test_history_makes_a_frame_and_marks_all_that_is_raw",),
     ),
     # -- several processes ---------------------------------------------------------------------------------------------
     Mutant(

@@ -2,7 +2,7 @@
 
 ``python tests/mutants.py`` (``make mutants``) copies the tracked files once, with what the working tree holds of them,
 and checks that the tests named by the mutants pass there. For each mutant one place of a further copy is changed and
-its named test files are run, up to the first failure; if they all pass, the whole fast suite is. A mutant counts as
+its named tests are run, up to the first failure; if they all pass, the whole fast suite is. A mutant counts as
 killed only by a test that ran and failed: neither by a module that cannot be imported nor by a broken fixture. Results
 are kept in build/mutants and hold as long as package, tests and mutant stay the same.
 """
@@ -79,9 +79,10 @@ def snapshot(target: Path) -> None:
 
 
 def digest(root: Path) -> str:
-    """Of package and tests."""
+    """Of package and tests, but for the mutants themselves, each of which is compared on its own."""
     sha = hashlib.sha256()
-    for path in sorted([*(root / "hyfreedp").rglob("*.py"), *(root / "tests").rglob("*.py")]):
+    paths = {*(root / "hyfreedp").rglob("*.py"), *(root / "tests").rglob("*.py")}
+    for path in sorted(path for path in paths if path.stem not in ("mutants", "mutant_list", "test_mutants")):
         sha.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
     return sha.hexdigest()
 
@@ -123,9 +124,10 @@ def _line(element: ElementTree.Element) -> str:
     return " ".join(element.get("message", "").split())[:200]
 
 
-def files_of(mutants: Sequence[Mutant]) -> list[str]:
-    """The files that the mutants name, in order, each once."""
-    return list(dict.fromkeys(f"tests/test_{name}.py" for mutant in mutants for name in mutant.tests))
+def named_tests(mutants: Sequence[Mutant]) -> list[str]:
+    """The tests that the mutants name, as pytest wants them, each once."""
+    named = (name.partition("::") for mutant in mutants for name in mutant.tests)
+    return list(dict.fromkeys(f"tests/test_{file}.py{colons}{test}" for file, colons, test in named))
 
 
 def hunt(mutant: Mutant, original: Path, suite_passes: cache) -> Outcome:
@@ -134,7 +136,7 @@ def hunt(mutant: Mutant, original: Path, suite_passes: cache) -> Outcome:
         root = Path(folder) / "copy"
         shutil.copytree(original, root)
         mutant.apply(root)
-        outcome = run_pytest(root, files_of([mutant]))
+        outcome = run_pytest(root, named_tests([mutant]))
         if outcome.failed is None and not outcome.broken:
             suite_passes()
             outcome = run_pytest(root, ["tests", *LEFT_OUT])
@@ -164,7 +166,7 @@ def hunt_all(mutants: Sequence[Mutant], jobs: int) -> dict[Mutant, Outcome]:
         bar = tqdm(total=len(mutants), initial=len(outcomes), unit="mutant")
         if left:
             bar.set_description("tests without a fault")
-            must_pass(original, files_of(left))
+            must_pass(original, named_tests(left))
         suite_passes = cache(partial(must_pass, original, ["tests", *LEFT_OUT]))
         with bar, ThreadPoolExecutor(jobs) as pool:
             hunts = {pool.submit(hunt, mutant, original, suite_passes): mutant for mutant in left}

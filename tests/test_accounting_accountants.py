@@ -18,7 +18,13 @@ from splits import effective, vanilla
 
 from hyfreedp.accounting import calibrate_noise, epsilon
 from hyfreedp.accounting.accountants import ORDERS, _subsampled_rdp, composed_epsilon
-from hyfreedp.accounting.mechanisms import LAPLACE_SENSITIVITY, SQUARED_L2_SENSITIVITY, Mechanism, merge
+from hyfreedp.accounting.mechanisms import (
+    LAPLACE_SENSITIVITY,
+    SQUARED_L2_SENSITIVITY,
+    Mechanism,
+    merge,
+    probe_mechanism,
+)
 from hyfreedp.accounting.pld import amplify_by_sampling, privacy_loss_distribution
 from hyfreedp.privatize import privatize_contrasts, privatize_loss
 
@@ -224,6 +230,14 @@ def test_laplace_pld_is_tighter_than_rdp(probe):
     pld, rdp = epsilon(split), epsilon(split, accountant="rdp")
     assert 0.8 * rdp < pld < rdp
     assert pld > epsilon(vanilla(dataclasses.replace(split, sigma=split.sigma_gradient_probe)))
+
+
+@pytest.mark.parametrize(("probe", "sensitivity"), [("losses", 3.0), ("contrasts", 2.0)])
+def test_a_laplace_probe_costs_its_l1_sensitivity_without_sampling(probe, sensitivity):
+    """Three losses in [0, 1], or four coordinates within +-1/2: pure epsilon is that sum over the noise scale."""
+    release = (probe_mechanism(probe, 5.0, "laplace"), 1)
+    pure = composed_epsilon((release,), sample_rate=1.0, delta=1e-12, accountant="pld")
+    assert pure == pytest.approx(sensitivity / 5.0, abs=1e-3)
 
 
 @pytest.mark.parametrize("sigma", [math.inf, 1.5])

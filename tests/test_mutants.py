@@ -4,7 +4,7 @@ import collections
 
 import pytest
 from mutant_list import MUTANTS
-from mutants import files_of, is_killed, read_report
+from mutants import is_killed, named_tests, read_report
 
 from hyfreedp.experiments.paths import ROOT
 
@@ -24,7 +24,9 @@ def test_its_place_is_there_once_and_the_changed_file_compiles(mutant, tmp_path)
     assert copy.read_text() != (ROOT / mutant.file).read_text()
     compile(copy.read_text(), mutant.file, "exec")
     assert mutant.what.endswith(".") and mutant.tests
-    assert all((ROOT / path).is_file() for path in files_of([mutant]))
+    for named in named_tests([mutant]):
+        file, _, test = named.partition("::")
+        assert f"def {test}(" in (ROOT / file).read_text() if test else (ROOT / file).is_file()
 
 
 def test_a_change_of_the_code_under_a_mutant_is_named(tmp_path):
