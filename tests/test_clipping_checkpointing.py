@@ -55,6 +55,21 @@ class Scale(nn.Module):
         return x.tanh() * self.scale
 
 
+class OwnCheckpoint(nn.Module):
+    """Checkpoints its own forward, as transformers' blocks do: recomputed without the hooks of the module itself."""
+
+    def __init__(self, active):
+        super().__init__()
+        self.linear, self.scale = nn.Linear(8, 8), nn.Parameter(torch.rand(1, 1, 8) + 0.5)
+        self.active = active
+
+    def scaled(self, x):
+        return torch.tanh(self.linear(x) * self.scale)
+
+    def forward(self, x):
+        return checkpoint(self.scaled, x, use_reentrant=False) if self.active else self.scaled(x)
+
+
 def transformers_model(build):
     def enabled():
         example = build()
@@ -83,13 +98,23 @@ def blocks(wrap=Checkpointed):
     return Example(model.double().train(), (torch.randint(13, (5, 7)),), loss)
 
 
+def own_checkpoints(active=True):
+    model = nn.Sequential(*(OwnCheckpoint(active) for _ in range(3)))
+    return Example(model.double().train(), (torch.randn(5, 4, 8).double(),), lambda model, x: model(x).sum((1, 2)))
+
+
 MODELS = {
     "gpt2": (gpt2, transformers_model(gpt2)),
     "llama": (llama, transformers_model(llama)),
     "llama with LoRA": (llama_lora, transformers_model(llama_lora)),
     "vit": (vit, checkpointed_vit),
     "blocks": (lambda: blocks(nn.Sequential), blocks),
+    "own checkpoints": (lambda: own_checkpoints(False), own_checkpoints),
 }
+NOT_BY_FUNCTORCH = {"vit": "VisionTransformer", "own checkpoints": "OwnCheckpoint"}
+CASES = [
+    (name, engine) for name in MODELS for engine in ENGINES if not (engine is HooksEngine and name in NOT_BY_FUNCTORCH)
+]
 
 
 def both(name):
@@ -101,12 +126,9 @@ def both(name):
     return examples
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "engine"), CASES)
 def test_norms_and_clipped_sums_are_those_without(name, engine):
     """In the first batch, which is checked against autograd by a pass of its own, and in the next one."""
-    if name == "vit" and engine is HooksEngine:
-        pytest.skip("refused, see test_functorch_cannot_checkpoint")
     plain, checkpointed = both(name)
     norms, clipped = plain.clipped(AutomaticClipping())
     attached = engine(checkpointed.model, AutomaticClipping())
@@ -266,10 +288,11 @@ def test_reentrant_checkpointing_is_refused(engine):
     assert all(p.grad is None for p in example.trainable)
 
 
-def test_functorch_cannot_checkpoint():
+@pytest.mark.parametrize("name", NOT_BY_FUNCTORCH)
+def test_functorch_cannot_checkpoint(name):
     """The hooks engine leaves timm's class token to functorch, and with it the whole model."""
-    example = checkpointed_vit()
-    with pytest.raises(ValueError, match=r"VisionTransformer.* allows no checkpointing .* 'bookkeeping'"):
+    _, example = both(name)
+    with pytest.raises(ValueError, match=f"{NOT_BY_FUNCTORCH[name]}.* allows no checkpointing .* 'bookkeeping'"):
         HooksEngine(example.model, AutomaticClipping()).backward(example.losses())
 
 

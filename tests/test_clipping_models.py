@@ -77,15 +77,6 @@ def test_lora_on_embeddings_made_to_require_gradients(engine) -> None:
     assert_exact(engine, example)
 
 
-def test_gradient_checkpointing() -> None:
-    example = llama()
-    norms, clipped = example.clipped(AutomaticClipping())
-    example.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    measured = make_engine(example.model, AutomaticClipping()).backward(example.losses())
-    torch.testing.assert_close(measured, norms, rtol=1e-8, atol=1e-12)
-    torch.testing.assert_close(example.collected(), clipped, rtol=1e-8, atol=1e-12)
-
-
 @pytest.mark.parametrize("build", [vit, gpt2, llama, bert, llama_lora])
 def test_auto_picks_book_keeping(build) -> None:
     assert isinstance(make_engine(build().model, AutomaticClipping()), BookKeepingEngine)

@@ -39,6 +39,7 @@ class BookKeepingEngine(GradientEngine):
         self._pass: _Pass | None = None
         self._expander = PositionExpander(module)
         self._handles = []
+        self._free: list[tuple[nn.Module, dict[str, nn.Parameter]]] = []
         for name, layer in module.named_modules():
             if ruled_parameters(layer) and (rule := rule_of(layer)):
                 # First in line, to see what the layer itself returned, before other hooks change it.
@@ -48,6 +49,7 @@ class BookKeepingEngine(GradientEngine):
                 before = layer.register_forward_pre_hook(partial(self._repeat_free, name, free), with_kwargs=True)
                 after = layer.register_forward_hook(partial(_restore_free, free), always_call=True)
                 self._handles += [before, after]
+                self._free.append((layer, free))
 
     @classmethod
     def unsupported(cls, module: nn.Module) -> list[str]:
@@ -75,7 +77,7 @@ class BookKeepingEngine(GradientEngine):
     def detach(self) -> None:
         for handle in self._handles:
             handle.remove()
-        self._handles = []
+        self._handles, self._free = [], []
         self._expander.detach()
 
     def _record_layer(
@@ -110,6 +112,19 @@ class BookKeepingEngine(GradientEngine):
         for n, view in views.items():
             self._record(_Use(name, layer, [free[n]], partial(_free_gradients, free[n]), None, None), view)
         substitute(layer, views)
+
+    def _backward(self, losses: Tensor, trainable: dict[nn.Parameter, str]) -> Tensor:
+        # A layer that checkpoints its own forward, as transformers' blocks do, is recomputed without its hooks.
+        layers = [(layer, free) for layer, free in self._free if layer.training]
+        for layer, free in layers:
+            with torch.enable_grad():  # as in the forward pass, so that recomputing saves the same tensors
+                kept = {n: p for n, p in free.items() if p.requires_grad and p.dim() >= 2}
+                substitute(layer, {n: repeat(p, len(losses), p.dim()) for n, p in kept.items()})
+        try:
+            return super()._backward(losses, trainable)
+        finally:
+            for layer, free in layers:
+                restore(layer, free)
 
     def _record(self, use: _Use, output: Tensor) -> None:
         assert output.grad_fn is not None
