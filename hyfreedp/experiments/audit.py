@@ -22,6 +22,7 @@ from tqdm import tqdm
 from hyfreedp.accounting import NoiseSplit
 from hyfreedp.accounting.mechanisms import Probe
 from hyfreedp.experiments.attack import Score, clopper_pearson
+from hyfreedp.experiments.run import one_thread
 from hyfreedp.privatize import privatize_contrasts, privatize_gradient, privatize_loss
 from hyfreedp.sampling import PoissonSampler
 
@@ -103,6 +104,13 @@ def bounds(runs: pd.DataFrame, deltas: Sequence[float], confidence: float = 0.95
     return pd.DataFrame(rows, columns=["delta", "hits", "alarms", "trials", "lower_bound"])
 
 
+def verdict(claimed: float, lower_bound: float) -> str:
+    """What a lower bound says about a claimed epsilon."""
+    if math.isinf(claimed):
+        return "nothing claimed"
+    return "refuted" if lower_bound > claimed else "not refuted"
+
+
 def probe_statistics(*, probe: Probe, sigma_loss: float, runs: int, seed: int) -> pd.DataFrame:
     """What one probe releases about a worst-case record, on a batch that holds nothing else.
 
@@ -120,12 +128,9 @@ def probe_statistics(*, probe: Probe, sigma_loss: float, runs: int, seed: int) -
     """
     generator = torch.Generator().manual_seed(seed)
     release = {"losses": _released_losses, "contrasts": _released_contrasts}[probe]
-    return pd.DataFrame(
-        {
-            "without": release(False, sigma_loss, runs, generator),
-            "planted": release(True, sigma_loss, runs, generator),
-        }
-    )
+    with one_thread():
+        without, planted = (release(world, sigma_loss, runs, generator) for world in (False, True))
+    return pd.DataFrame({"without": without, "planted": planted})
 
 
 def probe_bounds(
@@ -184,8 +189,9 @@ def joint_statistics(*, split: dict[str, Any], runs: int, seed: int) -> pd.DataF
         sampler = PoissonSampler(
             num_records=size, sample_rate=plan.sample_rate, steps_per_epoch=plan.steps, seed=seed * len(sizes) + index
         )
-        absent.append(_whole_runs(plan, size, lambda _: [], generator))
-        present.append(_whole_runs(plan, size, sampler.batch, generator))
+        with one_thread():
+            absent.append(_whole_runs(plan, size, lambda _: [], generator))
+            present.append(_whole_runs(plan, size, sampler.batch, generator))
     return pd.DataFrame({"without": torch.cat(absent).numpy(), "planted": torch.cat(present).numpy()})
 
 

@@ -87,8 +87,9 @@ def guess(scores: ArrayLike, included: ArrayLike, guesses: int) -> int:
 def pooled_bound(runs: Sequence[pd.DataFrame], delta: float, confidence: float = 0.95) -> dict[str, float]:
     """The lower bound on epsilon from one run, or from several with different canaries.
 
-    Independent runs on disjoint data sets are together one run of the same (epsilon, delta), so their guesses add up.
-    How many guesses are best is not known beforehand: all of ``SHARES`` are tried, and each gets its part of the error.
+    Each canary takes part in one run only, so independent runs are together one mechanism of the same (epsilon, delta),
+    and their guesses add up. How many guesses are best is not known beforehand: all of ``SHARES`` are tried, and each
+    gets its part of the error.
 
     Args:
         runs: results of :func:`train_with_canaries`.
