@@ -9,10 +9,11 @@ import torch
 
 from hyfreedp.experiments import run, study
 from hyfreedp.experiments.cache import cached
+from hyfreedp.experiments.evaluation import evaluate, losses_of
 from hyfreedp.experiments.files import replacing, write_text
 from hyfreedp.experiments.parameters import check_parameters
 from hyfreedp.experiments.run import Spec, read_steps, run_cell, run_cells, tabulate, with_seeds
-from hyfreedp.experiments.tasks import TASKS, evaluate
+from hyfreedp.experiments.tasks import TASKS
 
 QUICK = Spec(method="robust", epsilon=8.0, steps=12)
 
@@ -104,7 +105,7 @@ def test_sgd_with_tiny_thresholds_follows_rate_times_threshold(tmp_path):
     weights = []
     for spec in specs:
         optimizer, loader = run.make_run(spec)
-        per_sample_loss = run.losses_of(optimizer.module)
+        per_sample_loss = losses_of(optimizer.module)
         for batch in loader:
             optimizer.step(per_sample_loss, batch)
         weights.append(torch.cat([p.detach().flatten() for p in optimizer.module.parameters()]))
@@ -163,7 +164,7 @@ def test_a_validation_record_also_has_the_test_accuracy_of_its_own_model(tmp_pat
     while optimizer.steps_left:
         for batch in loader:
             if optimizer.steps_left:
-                optimizer.step(run.losses_of(optimizer.module), batch)
+                optimizer.step(losses_of(optimizer.module), batch)
     for name, part in (("accuracy", "validation"), ("test_accuracy", "test")):
         assert record[name] == evaluate(optimizer.module, TASKS["digits"].datasets(part)[1]).accuracy
 

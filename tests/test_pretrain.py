@@ -9,10 +9,12 @@ import torch
 from torch.utils.data import TensorDataset
 
 from hyfreedp.experiments import checkpoints, pretrain
+from hyfreedp.experiments.evaluation import evaluate
 from hyfreedp.experiments.glyphs import glyphs
+from hyfreedp.experiments.language_models import LANGUAGE_MODELS
 from hyfreedp.experiments.models import choose_trainable, head, make_model
 from hyfreedp.experiments.paths import CHECKPOINTS
-from hyfreedp.experiments.tasks import TASKS, evaluate
+from hyfreedp.experiments.tasks import TASKS
 
 
 def tiny(**changes):
@@ -179,7 +181,10 @@ def crop(image, top, left, mirrored):
 
 def test_recipes_train_models_that_exist_and_unknown_ones_are_refused(capsys):
     for recipe in pretrain.RECIPES.values():
-        make_model(recipe.model, "full", features=64, classes=recipe.classes, seed=0)
+        if isinstance(recipe, pretrain.Recipe):
+            make_model(recipe.model, "full", features=64, classes=recipe.classes, seed=0)
+        else:
+            assert LANGUAGE_MODELS[recipe.model].weights is None and recipe.task in TASKS
     with pytest.raises(SystemExit, match="2"):
         pretrain.main(["nothing"])
     assert "invalid choice: 'nothing'" in capsys.readouterr().err

@@ -10,9 +10,11 @@ from torch import nn
 
 from hyfreedp.experiments import models, run
 from hyfreedp.experiments.datasets import Arrays
+from hyfreedp.experiments.evaluation import evaluate, losses_of
+from hyfreedp.experiments.language_models import LANGUAGE_MODELS
 from hyfreedp.experiments.models import MODELS, Pixels, choose_trainable, head, make_model
-from hyfreedp.experiments.run import Spec, losses_of, make_run, run_cell
-from hyfreedp.experiments.tasks import TASKS, Task, evaluate
+from hyfreedp.experiments.run import Spec, make_run, run_cell
+from hyfreedp.experiments.tasks import TASKS, Task
 
 # Sizes of the official training parts; steps and delta by hand: 5 epochs of ceil(N / 1000), and N^-1.1.
 PROTOCOL = {
@@ -23,6 +25,10 @@ PROTOCOL = {
     "svhn": (73_257, 1000, 370, 4.453e-6),
     "gtsrb": (39_209, 1000, 200, 8.857e-6),
     "food101": (75_750, 1000, 380, 4.292e-6),
+    "restaurants": (6000, 100, 40, 6.983e-5),
+    "e2e_short": (42_061, 100, 40, 8.199e-6),
+    "e2e": (42_061, 1000, 430, 8.199e-6),  # 10 epochs
+    "reports": (6000, 64, 40, 6.983e-5),
 }
 
 
@@ -32,7 +38,7 @@ def test_the_protocol_is_known_before_anything_is_read(name, monkeypatch):
     task = TASKS[name]
     assert (task.train_size, task.batch_size, task.steps) == PROTOCOL[name][:3]
     assert task.delta == pytest.approx(PROTOCOL[name][3], rel=1e-3)
-    assert set(task.models) <= set(MODELS) and f"{task.train_size:,}" in task.title
+    assert set(task.models) <= {*MODELS, *LANGUAGE_MODELS} and f"{task.train_size:,}" in task.title
 
 
 def test_stored_pixels_become_normalised_ones_of_the_models_size():
@@ -216,13 +222,15 @@ def test_worker_processes_find_the_data_decoded(tiny_images, tmp_path, monkeypat
     """Data are fetched in this process before any worker starts."""
     seen = []
 
+    arrays = tiny_images.arrays()
+
     def refuse(method):
         raise RuntimeError(f"asked for {method}")
 
     monkeypatch.setitem(
         TASKS,
         "cifar10",
-        replace(tiny_images, dataset=replace(tiny_images.dataset, load=lambda: seen.append("read"))),
+        replace(tiny_images, dataset=replace(tiny_images.dataset, load=lambda: seen.append("read") or arrays)),
     )
     monkeypatch.setattr(run, "get_context", refuse)
     with pytest.raises(RuntimeError, match="asked for spawn"):

@@ -16,7 +16,7 @@ from tqdm import tqdm
 from hyfreedp import QuadraticFit, fit_quadratic
 from hyfreedp.accounting.mechanisms import Probe
 from hyfreedp.curvefit import fit_contrasts
-from hyfreedp.experiments.run import losses_of as per_sample_loss_of
+from hyfreedp.experiments.evaluation import losses_of as per_sample_loss_of
 from hyfreedp.experiments.run import make_run, one_thread
 from hyfreedp.experiments.spec import Spec
 from hyfreedp.experiments.tasks import TASKS

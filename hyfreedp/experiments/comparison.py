@@ -85,12 +85,13 @@ SPLIT_BUDGET = ("dp_hyper", "random_search")  # without privacy there is no budg
 
 @dataclass(frozen=True)
 class Learner:
-    """What learns: data, model, which parameters, for how many steps (the task's own if None)."""
+    """What learns: data, model, which parameters, for how many steps, from which documents (the task's own if None)."""
 
     task: str
     model: str
     tuning: Tuning
     steps: int | None = None
+    source: str | None = None
 
 
 @dataclass(frozen=True)
@@ -171,6 +172,7 @@ class Entry:
             clipping_threshold=row.clipping_threshold,
             model=learner.model,
             tuning=learner.tuning,
+            source=learner.source,
         )
 
     def _random_runs(self) -> list[Spec]:
@@ -198,7 +200,7 @@ def random_search_epsilon(task_name: str, steps: int | None, target_epsilon: flo
         By privacy loss distributions, as all runs are calibrated, and rounded down.
     """
     task = TASKS[task_name]
-    rate, length = task.batch_size / task.dataset.validation_start, steps or task.steps
+    rate, length = task.batch_size / task.validation_start, steps or task.steps
     protocol: dict[str, Any] = {"target_delta": task.delta, "sample_rate": rate, "steps": length}
     start = calibrate_noise(target_epsilon=target_epsilon, probe="none", accountant="rdp", **protocol).sigma
     sigma = search_noise(target_epsilon, mean=MEAN_RUNS, shape=1.0, start=start, **protocol)

@@ -212,7 +212,7 @@ def _without_data(specs: Sequence[Spec]) -> dict[Spec, Exception]:
     errors: dict[str, Exception] = {}
     for task in dict.fromkeys(spec.task for spec in specs):
         try:
-            TASKS[task].arrays()
+            _ = TASKS[task].source
         except (OSError, ValueError) as error:
             errors[task] = error
     return {spec: errors[spec.task] for spec in specs if spec.task in errors}

@@ -21,7 +21,9 @@ from tqdm import tqdm
 from hyfreedp import NoiseSplit, QuadraticFit, StepRecord, fit_quadratic
 from hyfreedp.accounting.mechanisms import SQUARED_L2_SENSITIVITY
 from hyfreedp.curvefit import fit_contrasts
-from hyfreedp.experiments.run import losses_of, make_run, one_thread
+from hyfreedp.experiments.evaluation import losses_of
+from hyfreedp.experiments.models import Model
+from hyfreedp.experiments.run import make_run, one_thread
 from hyfreedp.experiments.spec import Spec
 from hyfreedp.experiments.tasks import TASKS
 from hyfreedp.privatize import loss_noise_std, privatize_contrasts, privatize_loss
@@ -69,7 +71,8 @@ def visits(spec: Spec, stages: Sequence[float]) -> Iterator[Visit]:
     if not probes:
         raise ValueError(f"method must probe, got {spec.method!r}, which does not")
     steps = {min(probes, key=lambda t: abs(t - share * optimizer.split.steps)) for share in stages}
-    model = optimizer.module
+    model, architecture = optimizer.module, spec.architecture
+    assert isinstance(architecture, Model), "language has no landscape here"
     features, labels = TASKS[spec.task].datasets(spec.evaluation)[0].tensors
 
     per_sample_loss = losses_of(model)
@@ -85,7 +88,7 @@ def visits(spec: Spec, stages: Sequence[float]) -> Iterator[Visit]:
         outside = np.setdiff1d(np.arange(len(labels)), optimizer.sampler.batch(t))
         # The step went from w to w - eta G, so w - x h G divides that line at x h / eta.
         share = record.probe.distance / record.eta
-        along = partial(_losses_along, model, start, end, share, spec.architecture.evaluation_batch_size)
+        along = partial(_losses_along, model, start, end, share, architecture.evaluation_batch_size)
         rest = (features[outside], labels[outside])
         yield Visit(record, optimizer.split, optimizer.expected_batch_size, partial(along, batch), partial(along, rest))
 

@@ -47,6 +47,10 @@ class Model:
     weights: str | None = None
     physical_batch_size: int | None = None
 
+    def checksum(self) -> str | None:
+        """Of the weights of ours that training starts from, for the names of cells; None for others."""
+        return None if self.weights is None else checkpoints.checksum(self.weights)
+
     @property
     def evaluation_batch_size(self) -> int:
         """Samples in memory where no gradient is needed."""

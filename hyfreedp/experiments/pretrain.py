@@ -1,4 +1,4 @@
-"""Public pre-training of the small ViTs, without privacy: ``python -m hyfreedp.experiments.pretrain RECIPE``.
+"""Public pre-training of our small models, without privacy: ``python -m hyfreedp.experiments.pretrain RECIPE``.
 
 The result is kept in data/checkpoints. An interrupted run goes on from where it was a minute before at most, and ends
 in the same weights.
@@ -24,16 +24,22 @@ from tqdm import tqdm
 
 from hyfreedp.experiments import checkpoints, saved
 from hyfreedp.experiments.cache import key_of
-from hyfreedp.experiments.datasets import images
+from hyfreedp.experiments.datasets import Records, images
+from hyfreedp.experiments.evaluation import evaluate
 from hyfreedp.experiments.glyphs import fonts, glyphs
+from hyfreedp.experiments.grammar import documents, pairs
+from hyfreedp.experiments.language_models import make_language_model, own_tokenizer
+from hyfreedp.experiments.language_tasks import LANGUAGE_TASKS, token_losses
 from hyfreedp.experiments.models import head, make_model
 from hyfreedp.experiments.paths import CHECKPOINTS
 from hyfreedp.experiments.run import environment, one_thread
-from hyfreedp.experiments.tasks import evaluate
 
 SAVE_SECONDS = 60.0
 GLYPHS, HELD_OUT_GLYPHS = 20_000, 2_000
-_MORE_PACKAGES = ("timm", "safetensors", "matplotlib", "pillow")
+SENTENCES, HELD_OUT_SENTENCES = 12_000, 500
+REPORTS, HELD_OUT_REPORTS = 6_000, 300
+PUBLIC_SEED = 10  # not that of the tokenizer's texts
+_MORE_PACKAGES = ("timm", "safetensors", "matplotlib", "pillow", "transformers", "tokenizers")
 
 
 @dataclass(frozen=True)
@@ -47,7 +53,7 @@ class Corpus:
 
 @dataclass(frozen=True)
 class Recipe:
-    """One pre-training run.
+    """One pre-training run of a classifier.
 
     Attributes:
         model: a name in ``MODELS`` with fresh weights.
@@ -78,6 +84,63 @@ class Recipe:
         """All but the data, as plain values."""
         return {name: value for name, value in vars(self).items() if name != "corpus"}
 
+    def start(self, corpus: Corpus) -> nn.Module:
+        """The model before the first step."""
+        features = corpus.train[0][0].numel()
+        model = make_model(self.model, "full", features=features, classes=self.classes, seed=self.seed)
+        # A classifier that is not zero: behind zeros, nothing else would learn from the first step.
+        generator = torch.Generator().manual_seed(self.seed)
+        with torch.no_grad():
+            head(model).weight.normal_(std=0.02, generator=generator)
+        return model
+
+    def loss(self, model: nn.Module, batch: Tensor, truth: Tensor, step: int) -> Tensor:
+        """Mean loss of a batch, whose images are moved about as the step's random numbers say."""
+        if self.pad:
+            batch = shifted(batch, self.pad, np.random.default_rng([self.seed, step, 1]))
+        return F.cross_entropy(model(batch), truth, label_smoothing=self.label_smoothing)
+
+    def score(self, model: nn.Module, held_out: tuple[Tensor, Tensor]) -> float:
+        """The share of right predictions."""
+        return evaluate(model, TensorDataset(*held_out), 1024).accuracy
+
+
+@dataclass(frozen=True)
+class LanguageRecipe:
+    """One pre-training run of a language model; attributes as of :class:`Recipe`.
+
+    ``model`` is a name in ``LANGUAGE_MODELS``, ``task`` one in ``LANGUAGE_TASKS`` whose loss it is trained by, on
+    public texts in place of the private ones.
+    """
+
+    model: str
+    task: str
+    corpus: Callable[[], Corpus]
+    epochs: int
+    batch_size: int
+    learning_rate: float
+    weight_decay: float = 0.01
+    seed: int = 0
+    one_thread: bool = False
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All but the data, as plain values."""
+        return {name: value for name, value in vars(self).items() if name != "corpus"}
+
+    def start(self, corpus: Corpus) -> nn.Module:
+        """The model before the first step."""
+        return make_language_model(self.model, "full", seed=self.seed)
+
+    def loss(self, model: nn.Module, batch: Tensor, truth: Tensor, step: int) -> Tensor:
+        """Mean over target tokens."""
+        losses, targets = token_losses(model, batch, truth)
+        return losses.sum() / targets.sum()
+
+    def score(self, model: nn.Module, held_out: tuple[Tensor, Tensor]) -> float:
+        """The share of target tokens predicted right."""
+        return LANGUAGE_TASKS[self.task].evaluate(model, Records(*held_out), self.model).accuracy
+
 
 def _glyphs() -> Corpus:
     features, labels = (torch.from_numpy(array) for array in glyphs(GLYPHS + HELD_OUT_GLYPHS, seed=0))
@@ -90,7 +153,26 @@ def _tiny_imagenet() -> Corpus:
     return Corpus(arrays.train, arrays.test, f"Tiny ImageNet, {arrays.source}")
 
 
-RECIPES = {
+def _sentences() -> Corpus:
+    from hyfreedp.experiments.tokenizer import encode_pairs
+
+    found = pairs("public", SENTENCES + HELD_OUT_SENTENCES, PUBLIC_SEED)
+    tokens, labels = encode_pairs(own_tokenizer(), found, 256)
+    parts = (tokens[:SENTENCES], labels[:SENTENCES]), (tokens[SENTENCES:], labels[SENTENCES:])
+    return Corpus(*parts, f"sentences of the public domain of our own grammar, seed {PUBLIC_SEED}")
+
+
+def _reports() -> Corpus:
+    from hyfreedp.experiments.tokenizer import encode_documents
+
+    tokens, labels = encode_documents(
+        own_tokenizer(), documents("public", REPORTS + HELD_OUT_REPORTS, PUBLIC_SEED), 2048
+    )
+    parts = (tokens[:REPORTS], labels[:REPORTS]), (tokens[REPORTS:], labels[REPORTS:])
+    return Corpus(*parts, f"reports of the public domain of our own grammar, seed {PUBLIC_SEED}")
+
+
+RECIPES: dict[str, Recipe | LanguageRecipe] = {
     "glyphs": Recipe("vit8_d64_p4", 10, _glyphs, epochs=30, batch_size=128, learning_rate=2e-3, one_thread=True),
     "tiny_imagenet": Recipe(
         "vit32_d192",
@@ -102,22 +184,28 @@ RECIPES = {
         label_smoothing=0.1,
         pad=4,
     ),
+    "gpt2_sentences": LanguageRecipe(
+        "gpt2_tiny", "restaurants", _sentences, epochs=6, batch_size=64, learning_rate=5e-3, one_thread=True
+    ),
+    "llama_sentences": LanguageRecipe(
+        "llama_tiny", "reports", _reports, epochs=6, batch_size=64, learning_rate=5e-3, one_thread=True
+    ),
+    "gpt2_small_sentences": LanguageRecipe(
+        "gpt2_small", "restaurants", _sentences, epochs=6, batch_size=64, learning_rate=5e-4
+    ),
 }
 
 
-def pretrain(name: str, recipe: Recipe, folder: Path = CHECKPOINTS, device: str = "cpu") -> float:
+def pretrain(name: str, recipe: Recipe | LanguageRecipe, folder: Path = CHECKPOINTS, device: str = "cpu") -> float:
     """Train, and write the checkpoint ``name`` to ``folder``; the accuracy on the held-out part of what is stored."""
     corpus = recipe.corpus()
-    model = make_model(
-        recipe.model, "full", features=corpus.train[0][0].numel(), classes=recipe.classes, seed=recipe.seed
-    )
-    _fresh_head(model, recipe.seed)
+    model = recipe.start(corpus)
     model.to(device)
     unfinished = folder / f".{name}-{key_of(recipe.settings)}.ckpt"  # another recipe starts afresh
     with one_thread() if recipe.one_thread else nullcontext():
         seconds = _train(model, recipe, corpus.train, unfinished, device)
         checkpoints.round_to_stored(model)
-        accuracy = evaluate(model, TensorDataset(*corpus.held_out), 1024).accuracy
+        accuracy = recipe.score(model, corpus.held_out)
     described = recipe.settings | {
         "corpus": corpus.source,
         "records": len(corpus.train[1]),
@@ -133,14 +221,9 @@ def pretrain(name: str, recipe: Recipe, folder: Path = CHECKPOINTS, device: str 
     return accuracy
 
 
-def _fresh_head(model: nn.Module, seed: int) -> None:
-    """A classifier that is not zero: behind zeros, nothing else would learn from the first step."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        head(model).weight.normal_(std=0.02, generator=generator)
-
-
-def _train(model: nn.Module, recipe: Recipe, train: tuple[Tensor, Tensor], unfinished: Path, device: str) -> float:
+def _train(
+    model: nn.Module, recipe: Recipe | LanguageRecipe, train: tuple[Tensor, Tensor], unfinished: Path, device: str
+) -> float:
     features, labels = train
     per_epoch = len(labels) // recipe.batch_size
     steps = recipe.epochs * per_epoch
@@ -161,10 +244,8 @@ def _train(model: nn.Module, recipe: Recipe, train: tuple[Tensor, Tensor], unfin
             order = np.random.default_rng([recipe.seed, epoch]).permutation(len(labels))
         rows = torch.from_numpy(order[index * recipe.batch_size : (index + 1) * recipe.batch_size])
         batch, truth = features[rows].to(device), labels[rows].to(device)
-        if recipe.pad:
-            batch = shifted(batch, recipe.pad, np.random.default_rng([recipe.seed, step, 1]))
         with torch.autocast("cuda", torch.bfloat16, enabled=device.startswith("cuda")):
-            loss = F.cross_entropy(model(batch), truth, label_smoothing=recipe.label_smoothing)
+            loss = recipe.loss(model, batch, truth, step)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

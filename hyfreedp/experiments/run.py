@@ -19,9 +19,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-import torch.nn.functional as F
 from filelock import FileLock
-from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
@@ -34,7 +32,6 @@ from hyfreedp.experiments.files import check_writable, replacing, write_text
 from hyfreedp.experiments.methods import BASES, METHODS
 from hyfreedp.experiments.paths import ROOT
 from hyfreedp.experiments.spec import Spec
-from hyfreedp.experiments.tasks import TASKS, evaluate
 from hyfreedp.experiments.workers import attempt, in_workers
 
 CHECKPOINT_SECONDS = 20.0
@@ -70,8 +67,8 @@ def try_cells(
         for spec in bar(specs):
             yield spec, attempt(one, spec)
         return
-    for task in {spec.task for spec in specs}:
-        TASKS[task].arrays()  # downloaded and decoded once, here, and not by every worker
+    for spec in {(spec.task, spec.source): spec for spec in specs}.values():
+        _ = spec.problem.source  # downloaded and decoded once, here, and not by every worker
     with closing(in_workers(get_context("spawn"), one, specs, jobs)) as cells:
         yield from bar(cells)
 
@@ -139,19 +136,21 @@ def _make_cell(spec: Spec, folder: Path, record_path: Path) -> None:
         last = optimizer.history[-1]
         scores = {"accuracy": last["test_accuracy"], "loss": last["test_loss"]}
         if spec.evaluation == "validation":  # a random search releases the model that was scored
-            _, test = TASKS[spec.task].datasets("test")
-            scores["test_accuracy"] = evaluate(optimizer.module, test, spec.architecture.evaluation_batch_size).accuracy
+            _, test = spec.problem.datasets("test", spec.model)
+            scores["test_accuracy"] = spec.problem.evaluate(optimizer.module, test, spec.model).accuracy
+        texts = spec.problem.outputs(optimizer.module, spec.model) if spec.evaluation == "test" else None
     with replacing(folder / f"{spec.key}.csv") as temporary:
         pd.DataFrame(optimizer.history).to_csv(temporary, index=False)
     record = {
         "spec": asdict(spec),
         **scores,
+        **({} if texts is None else {"outputs": texts}),
         "epsilon_spent": optimizer.epsilon_spent(),
         "guarantee": optimizer.split.guarantee,
         "noise_split": optimizer.split.to_dict(),
         "final_eta": optimizer.eta * _rate_factor(optimizer),
         "seconds": time.perf_counter() - started,
-        "data": TASKS[spec.task].arrays().source,
+        "data": spec.problem.source,
         "weights": spec.weights,
         "environment": environment(),
     }
@@ -192,14 +191,14 @@ def commit() -> str:
 def make_run(spec: Spec, *, diagnostics: bool = False) -> tuple[HyFreeDPOptimizer, DataLoader]:
     """The optimizer (with its model in ``optimizer.module``) and Poisson loader of a spec, ready for the first step.
 
-    The model is on the GPU if there is one; :func:`losses_of` takes the loader's batches there.
+    The model is on the GPU if there is one; the task's ``losses_of(model)`` takes the loader's batches there.
     """
     return _start(spec, _clipping(spec), diagnostics)
 
 
 def _start(spec: Spec, clipping: Clipping | None, diagnostics: bool) -> tuple[HyFreeDPOptimizer, DataLoader]:
-    task, method = TASKS[spec.task], METHODS[spec.method]
-    train, _ = task.datasets(spec.evaluation)
+    task, method = spec.problem, METHODS[spec.method]
+    train, _ = task.datasets(spec.evaluation, spec.model)
     model = task.model(spec.seed, spec.model, spec.tuning or "full")
     model.to("cuda" if torch.cuda.is_available() else "cpu")
     learned: dict[str, Any] = (
@@ -214,7 +213,7 @@ def _start(spec: Spec, clipping: Clipping | None, diagnostics: bool) -> tuple[Hy
         target_delta=task.delta,
         steps=spec.steps or task.steps,
         preset=method.preset,
-        max_physical_batch_size=spec.architecture.physical_batch_size,
+        max_physical_batch_size=task.physical_batches(spec.model),
         clipping=clipping,
         diagnostics=diagnostics,
         **method.overrides,
@@ -230,17 +229,6 @@ def _clipping(spec: Spec) -> Clipping | None:
     if spec.clipping_threshold is None:
         return None
     return (AdaptiveClipping if spec.method == "adaptive" else AbadiClipping)(spec.clipping_threshold)
-
-
-def losses_of(model: nn.Module) -> Callable[[tuple[Tensor, Tensor]], Tensor]:
-    """Per-sample cross-entropy, shape (B,), of a batch of features and labels, which goes to the model's device."""
-    device = next(model.parameters()).device
-
-    def per_sample_loss(batch: tuple[Tensor, Tensor]) -> Tensor:
-        features, labels = (tensor.to(device, non_blocking=True) for tensor in batch)
-        return F.cross_entropy(model(features), labels, reduction="none")
-
-    return per_sample_loss
 
 
 @contextmanager
@@ -261,10 +249,10 @@ def _train(spec: Spec, checkpoint: Path) -> HyFreeDPOptimizer:
     clipping = _clipping(spec)
     adaptive = clipping if isinstance(clipping, AdaptiveClipping) else None
     optimizer, loader = _start(spec, clipping, diagnostics=False)
-    _, held_out = TASKS[spec.task].datasets(spec.evaluation)
-    model = optimizer.module
-    per_sample_loss = losses_of(model)
-    every, together = max(EVALUATE_EVERY, optimizer.split.steps // 20), spec.architecture.evaluation_batch_size
+    task, model = spec.problem, optimizer.module
+    _, held_out = task.datasets(spec.evaluation, spec.model)
+    per_sample_loss = task.losses_of(model)
+    every = max(EVALUATE_EVERY, optimizer.split.steps // 20)
     if (state := saved.load(checkpoint)) is not None:
         optimizer.load_state_dict(state["optimizer"])
         if adaptive is not None:
@@ -279,7 +267,7 @@ def _train(spec: Spec, checkpoint: Path) -> HyFreeDPOptimizer:
                 optimizer.history[-1]["clipping_threshold"] = adaptive.threshold
                 adaptive.update()
             if optimizer.steps_left % every == 0:
-                scores = evaluate(model, held_out, together)
+                scores = task.evaluate(model, held_out, spec.model)
                 optimizer.history[-1] |= {"test_accuracy": scores.accuracy, "test_loss": scores.loss}
             if time.monotonic() - last_saved > CHECKPOINT_SECONDS:
                 extra = None if adaptive is None else adaptive.state_dict()

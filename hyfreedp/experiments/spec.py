@@ -8,12 +8,15 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from hyfreedp.accounting.arguments import check_choice
-from hyfreedp.experiments import checkpoints
 from hyfreedp.experiments.cache import key_of
+from hyfreedp.experiments.evaluation import Evaluation
+from hyfreedp.experiments.language_models import LanguageModel
+from hyfreedp.experiments.language_tasks import LanguageTask
 from hyfreedp.experiments.methods import BASES, CLIPPED, METHODS
-from hyfreedp.experiments.models import MODELS, Model, Tuning
+from hyfreedp.experiments.models import Model, Tuning
 from hyfreedp.experiments.parameters import nearest
-from hyfreedp.experiments.tasks import TASKS, Evaluation
+from hyfreedp.experiments.tasks import TASKS, Task
+from hyfreedp.experiments.texts import checksum_of
 
 
 @dataclass(frozen=True)
@@ -31,8 +34,10 @@ class Spec:
         steps: length of the run; the task's own if None.
         clipping_threshold: R_g of Abadi's clipping (method "vanilla"), or its first value (method "adaptive").
         base: base optimizer, a name in ``BASES``; the method's own if None.
-        model: a name in ``MODELS`` that fits the task; the task's own if None.
+        model: a model that fits the task, by its name in ``MODELS`` or ``LANGUAGE_MODELS``; the task's own if None.
         tuning: which parameters are trained, see :func:`hyfreedp.experiments.models.choose_trainable`; all if None.
+        source: documents for a task of language modelling: a file or the name of a data set, see
+            :func:`hyfreedp.experiments.texts.documents_from`; the task's own if None.
 
     Raises:
         ValueError: a name or number that is not allowed.
@@ -50,11 +55,15 @@ class Spec:
     base: str | None = None
     model: str | None = None
     tuning: Tuning | None = None
+    source: str | None = None
 
     def __post_init__(self) -> None:
         check_choice("task", self.task, TASKS)
         check_choice("method", self.method, METHODS)
         check_choice("evaluation", self.evaluation, Evaluation)
+        if self.source is not None and not (TASKS[self.task].takes_source and isinstance(self.source, str)):
+            able = ", ".join(name for name, task in TASKS.items() if task.takes_source)
+            raise ValueError(f"source must be a text for the tasks {able}, and None for others, got {self.source!r}")
         if self.base is not None:
             check_choice("base", self.base, BASES)
         if self.model is not None:
@@ -74,7 +83,7 @@ class Spec:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < smallest:
                 raise ValueError(f"{name} must be an integer of at least {smallest}, got {value!r}")
-        length = self.steps or TASKS[self.task].steps
+        length = self.steps or self.problem.steps
         if METHODS[self.method].learns and self.interval > length:
             raise ValueError(f"interval must be at most the {length} steps of the run, got {self.interval}")
         if not math.isfinite(self.learning_rate):
@@ -89,24 +98,31 @@ class Spec:
     def key(self) -> str:
         """Name of the cell's files: a hash of the spec, without later fields that a spec leaves at None.
 
-        It covers the pre-trained weights that the run starts from, so that other weights make another cell.
+        It covers the pre-trained weights and the documents that the run starts from, so that others make another cell.
         """
-        later = ("clipping_threshold", "base", "model", "tuning")
+        later = ("clipping_threshold", "base", "model", "tuning", "source")
         named = {name: value for name, value in asdict(self).items() if name not in later or value is not None}
         if self.weights is not None:
             named["weights"] = self.weights
+        if self.source is not None:
+            named["source"] = checksum_of(self.source)
         return key_of(named)
 
     @property
-    def architecture(self) -> Model:
+    def problem(self) -> Task | LanguageTask:
+        """What is learned: the task, on the documents of ``source`` if there is one."""
+        task = TASKS[self.task]
+        return task.with_source(self.source) if self.source is not None and isinstance(task, LanguageTask) else task
+
+    @property
+    def architecture(self) -> Model | LanguageModel:
         """The model that is trained."""
-        return MODELS[self.model or TASKS[self.task].models[0]]
+        return TASKS[self.task].architecture(self.model)
 
     @property
     def weights(self) -> str | None:
-        """Checksum of the pre-trained weights of ours that the run starts from; None if it does not."""
-        recipe = self.architecture.weights
-        return None if recipe is None else checkpoints.checksum(recipe)
+        """Checksum of the pre-trained weights that the run starts from; None if it starts from fresh or timm's ones."""
+        return self.architecture.checksum()
 
     @property
     def optimizer(self) -> str:

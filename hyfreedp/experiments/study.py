@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pandas as pd
 
+from hyfreedp.experiments.evaluation import Evaluation
 from hyfreedp.experiments.files import replacing
 from hyfreedp.experiments.methods import EXTENDED_GRID
 from hyfreedp.experiments.run import environment, run_cells, tabulate
 from hyfreedp.experiments.spec import Spec
-from hyfreedp.experiments.tasks import Evaluation
 
 EPSILONS = (8.0, 3.0, 1.0)
 INITIAL_RATES = (1e-4, 1e-3)

@@ -1,5 +1,7 @@
 """Tasks: a data set, the models for it, and the training protocol (batch size, steps, delta) that all methods share.
 
+Those of language are in :mod:`hyfreedp.experiments.language_tasks`; a run treats both kinds alike.
+
 Protocol of the images, at every profile: batches of 1,000 for 5 epochs, without augmentation. The paper does not print
 its own; these are the defaults of the authors' public fine-tuning script for the same data sets and models
 (awslabs/fast-differential-privacy, examples/image_classification/CV_TIMM.py), and fixed for every method. The two small
@@ -9,19 +11,17 @@ tasks have batches of 500 for 100 steps, which two CPU cores train in seconds.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import ClassVar
 
-import torch
-import torch.nn.functional as F
-from torch import nn
-from torch.utils.data import TensorDataset
+from torch import Tensor, nn
 
 from hyfreedp.experiments import datasets
 from hyfreedp.experiments.datasets import Arrays, Dataset, Records
-from hyfreedp.experiments.models import Tuning, make_model
-
-Evaluation = Literal["test", "validation"]
+from hyfreedp.experiments.evaluation import Evaluation, Scores, evaluate, losses_of
+from hyfreedp.experiments.language_tasks import LANGUAGE_TASKS, LanguageTask
+from hyfreedp.experiments.models import MODELS, Model, Tuning, make_model
 
 IMAGE_MODELS = ("vit32_d192", "vit32_d128", "vit32_tiny_imagenet", "vit_small_patch16_224", "vit_base_patch16_224")
 IMAGE_BATCH = 1000
@@ -30,7 +30,7 @@ IMAGE_EPOCHS = 5
 
 @dataclass(frozen=True)
 class Task:
-    """One learning problem. Nothing is read before :meth:`datasets` is called.
+    """One problem of classification. Nothing is read before :meth:`datasets` is called.
 
     Attributes:
         title: for figures.
@@ -45,17 +45,32 @@ class Task:
     batch_size: int
     steps: int
     delta: float
+    takes_source: ClassVar[bool] = False
 
     @property
     def train_size(self) -> int:
         """N, with which ``evaluation="test"`` trains."""
         return self.dataset.train_size
 
+    @property
+    def validation_start(self) -> int:
+        """How many of these records train where settings are chosen."""
+        return self.dataset.validation_start
+
+    @property
+    def source(self) -> str:
+        """Where the data come from, which are read for it."""
+        return self.arrays().source
+
     def arrays(self) -> Arrays:
         """The data as they are stored."""
         return self.dataset.load()
 
-    def datasets(self, evaluation: Evaluation) -> tuple[Records, Records]:
+    def architecture(self, model: str | None) -> Model:
+        """The model of that name, the task's own if None."""
+        return MODELS[model or self.models[0]]
+
+    def datasets(self, evaluation: Evaluation, model: str | None = None) -> tuple[Records, Records]:
         """Training and evaluation data; "validation" evaluates on a fifth of the training part, held out."""
         arrays = self.arrays()
         if evaluation == "test":
@@ -68,6 +83,21 @@ class Task:
         """A model, the task's own if None, with fresh weights; see :func:`hyfreedp.experiments.models.make_model`."""
         known = self.dataset
         return make_model(name or self.models[0], tuning, features=known.features, classes=known.classes, seed=seed)
+
+    def losses_of(self, model: nn.Module) -> Callable[[tuple[Tensor, Tensor]], Tensor]:
+        """See :func:`hyfreedp.experiments.evaluation.losses_of`."""
+        return losses_of(model)
+
+    def physical_batches(self, model: str | None) -> int | None:
+        """Samples in memory at a time."""
+        return self.architecture(model).physical_batch_size
+
+    def evaluate(self, model: nn.Module, data: Records, name: str | None = None) -> Scores:
+        """See :func:`hyfreedp.experiments.evaluation.evaluate`."""
+        return evaluate(model, data, self.architecture(name).evaluation_batch_size)
+
+    def outputs(self, model: nn.Module, name: str | None = None) -> None:
+        """None: a classifier writes no texts."""
 
 
 def _small(title: str, dataset: Dataset, models: tuple[str, ...]) -> Task:
@@ -83,7 +113,7 @@ def _images(name: str, classes: int) -> Task:
     return Task(title, dataset, IMAGE_MODELS, IMAGE_BATCH, steps, delta=size**-1.1)
 
 
-TASKS = {
+TASKS: dict[str, Task | LanguageTask] = {
     "digits": _small(
         "digits (1,500 images)", Dataset(1500, 1200, 64, 10, datasets.digits), ("mlp", "vit8_d64_p4", "vit8_glyphs")
     ),
@@ -95,26 +125,5 @@ TASKS = {
     "svhn": _images("svhn", 10),
     "gtsrb": _images("gtsrb", 43),
     "food101": _images("food101", 101),
+    **LANGUAGE_TASKS,
 }
-
-
-class Scores(NamedTuple):
-    """On evaluation data: the share of correct predictions, and the mean cross-entropy in nats."""
-
-    accuracy: float
-    loss: float
-
-
-def evaluate(model: nn.Module, data: TensorDataset, batch_size: int = 4096) -> Scores:
-    """Scores in eval mode, on the model's device; the model's mode is restored."""
-    device = next(model.parameters()).device
-    training = model.training
-    model.eval()
-    correct, loss = 0.0, 0.0
-    with torch.no_grad():
-        for features, labels in zip(*(tensor.split(batch_size) for tensor in data.tensors), strict=True):
-            outputs, truth = model(features.to(device)), labels.to(device)
-            correct += (outputs.argmax(dim=1) == truth).sum().item()
-            loss += F.cross_entropy(outputs, truth, reduction="sum").item()
-    model.train(training)
-    return Scores(correct / len(data), loss / len(data))

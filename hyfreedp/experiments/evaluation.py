@@ -1,0 +1,49 @@
+"""The loss that a classifier is trained by, and how well it does on held-out data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+Evaluation = Literal["test", "validation"]
+
+
+class Scores(NamedTuple):
+    """On evaluation data: the share of correct predictions, and the mean cross-entropy in nats.
+
+    Predictions are of labels, or of the target tokens of a text.
+    """
+
+    accuracy: float
+    loss: float
+
+
+def losses_of(model: nn.Module) -> Callable[[tuple[Tensor, Tensor]], Tensor]:
+    """Per-sample cross-entropy, shape (B,), of a batch of features and labels, which goes to the model's device."""
+    device = next(model.parameters()).device
+
+    def per_sample_loss(batch: tuple[Tensor, Tensor]) -> Tensor:
+        features, labels = (tensor.to(device, non_blocking=True) for tensor in batch)
+        return F.cross_entropy(model(features), labels, reduction="none")
+
+    return per_sample_loss
+
+
+def evaluate(model: nn.Module, data: TensorDataset, batch_size: int = 4096) -> Scores:
+    """Scores of a classifier in eval mode, on the model's device; the model's mode is restored."""
+    device = next(model.parameters()).device
+    training = model.training
+    model.eval()
+    correct, loss = 0.0, 0.0
+    with torch.no_grad():
+        for features, labels in zip(*(tensor.split(batch_size) for tensor in data.tensors), strict=True):
+            outputs, truth = model(features.to(device)), labels.to(device)
+            correct += (outputs.argmax(dim=1) == truth).sum().item()
+            loss += F.cross_entropy(outputs, truth, reduction="sum").item()
+    model.train(training)
+    return Scores(correct / len(data), loss / len(data))
