@@ -3,8 +3,8 @@
 ``python tests/mutants.py`` (``make mutants``) copies the tracked files once, with what the working tree holds of them,
 and checks that the tests named by the mutants pass there. For each mutant one place of a further copy is changed and
 its named tests are run, up to the first failure; if they all pass, the whole fast suite is. A mutant counts as
-killed only by a test that ran and failed: neither by a module that cannot be imported nor by a broken fixture. Results
-are kept in build/mutants and hold as long as package, tests and mutant stay the same.
+killed only by a test that ran and failed: neither by a module that cannot be imported nor by a broken fixture. Kills
+are kept in build/mutants and hold as long as the package, the mutant and its named tests stay the same.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import tempfile
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import asdict
 from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
@@ -78,11 +77,13 @@ def snapshot(target: Path) -> None:
             shutil.copy2(ROOT / name, target / name)
 
 
-def digest(root: Path) -> str:
-    """Of package and tests, but for the mutants themselves, each of which is compared on its own."""
-    sha = hashlib.sha256()
-    paths = {*(root / "hyfreedp").rglob("*.py"), *(root / "tests").rglob("*.py")}
-    for path in sorted(path for path in paths if path.stem not in ("mutants", "mutant_list", "test_mutants")):
+def digest(root: Path, mutant: Mutant) -> str:
+    """Of the mutant and what its tests see: the package, the tests it names and the modules that tests share."""
+    sha = hashlib.sha256(repr(mutant).encode())
+    own = {named.partition("::")[0] for named in named_tests([mutant])}
+    tests = [path for path in (root / "tests").glob("*.py") if path.stem not in ("mutants", "mutant_list")]
+    seen = [path for path in tests if not path.name.startswith("test_") or f"tests/{path.name}" in own]
+    for path in sorted([*(root / "hyfreedp").rglob("*.py"), *seen]):
         sha.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
     return sha.hexdigest()
 
@@ -156,11 +157,11 @@ def hunt_all(mutants: Sequence[Mutant], jobs: int) -> dict[Mutant, Outcome]:
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         original = Path(folder) / "original"
         snapshot(original)
-        state = digest(original)
+        states = {mutant: digest(original, mutant) for mutant in mutants}
         for mutant in mutants:
             path = RESULTS / f"{mutant.name}.json"
             known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-            if known.get("mutant") == _plain(mutant) and known.get("state") == state:
+            if known.get("state") == states[mutant]:
                 outcomes[mutant] = Outcome(**known["outcome"])
         left = [mutant for mutant in mutants if mutant not in outcomes]
         bar = tqdm(total=len(mutants), initial=len(outcomes), unit="mutant")
@@ -173,16 +174,12 @@ def hunt_all(mutants: Sequence[Mutant], jobs: int) -> dict[Mutant, Outcome]:
             for done in as_completed(hunts):
                 mutant, outcome = hunts[done], done.result()
                 outcomes[mutant] = outcome
-                if not outcome.broken:
-                    kept = {"mutant": _plain(mutant), "state": state, "outcome": outcome._asdict()}
+                if is_killed(outcome):
+                    kept = {"state": states[mutant], "outcome": outcome._asdict()}
                     write_text(RESULTS / f"{mutant.name}.json", json.dumps(kept, indent=1))
                 bar.set_description(mutant.name)
                 bar.update()
     return {mutant: outcomes[mutant] for mutant in mutants}
-
-
-def _plain(mutant: Mutant) -> dict[str, object]:
-    return asdict(mutant) | {"tests": list(mutant.tests)}
 
 
 def is_killed(outcome: Outcome) -> bool:

@@ -67,6 +67,18 @@ def test_epsilon_is_never_above_the_target(
     assert split.epsilon == epsilon(split)
 
 
+def test_an_epsilon_that_rounding_lifts_above_the_target_is_met_with_more_noise(monkeypatch):
+    """Of the closed form's cost, since the search ends within the budget by itself."""
+    plan = CHEAP | {"accountant": "rdp"}
+    exact = calibrate_noise(**plan)
+    lifted = 1 + 5e-7
+    assert plan["target_epsilon"] < lifted * exact.epsilon  # so the case arises
+    monkeypatch.setattr("hyfreedp.accounting.calibrate.spent", lambda *args, **kwargs: lifted * spent(*args, **kwargs))
+    split = calibrate_noise(**plan)
+    assert split.epsilon <= plan["target_epsilon"]
+    assert split.sigma > exact.sigma and split.sigma_loss > exact.sigma_loss
+
+
 @pytest.mark.parametrize(
     ("target_epsilon", "sample_rate", "steps", "target_delta"),
     [(0.5, 0.01, 250, 1e-5), (1.0, 0.1, 20, 1e-8), (3.0, 0.2, 100, 1e-5), (2.0, 1.0, 10, 1e-6), (0.5, 0.3, 3, 1e-3)],
