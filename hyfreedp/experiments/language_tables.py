@@ -45,7 +45,7 @@ def sentences_scale(profile: str, dataset: str, epsilons: Sequence[float], seeds
     """
     if profile in ("smoke", "laptop"):
         task = "restaurants" if dataset == "restaurants" else "e2e_short"
-        learner = Learner(task, "gpt2_sentences", "full", 4 if profile == "smoke" else None)
+        learner = Learner(task, "gpt2_sentences", "full", 6 if profile == "smoke" else None)
     else:
         real = profile == "paper" or bool(os.environ.get("HYFREEDP_WEIGHTS"))
         task = "restaurants" if dataset == "restaurants" else "e2e"
@@ -69,7 +69,7 @@ def documents_scale(profile: str, source: str | None, epsilon: float, seeds: int
         epsilon, seeds: of the figure.
     """
     model = "llama_sentences" if profile in ("smoke", "laptop") else "llama2_7b"
-    learner = Learner("reports", model, "lora", 4 if profile == "smoke" else None, source)
+    learner = Learner("reports", model, "lora", 6 if profile == "smoke" else None, source)
     rows = _DYNAMICS[2:] if profile == "smoke" else _DYNAMICS
     return Scale((learner,), epsilons=(epsilon,), seeds=seeds, rows=rows)
 

@@ -254,10 +254,11 @@ def _train(spec: Spec, checkpoint: Path) -> HyFreeDPOptimizer:
     per_sample_loss = task.losses_of(model)
     every = max(EVALUATE_EVERY, optimizer.split.steps // 20)
     if (state := saved.load(checkpoint)) is not None:
-        optimizer.load_state_dict(state["optimizer"])
+        whole = state["optimizer"] | {"model": model.state_dict() | state["optimizer"]["model"]}
+        optimizer.load_state_dict(whole)
         if adaptive is not None:
             adaptive.load_state_dict(state["clipping"])
-    last_saved = time.monotonic()
+    last_saved, pause = time.monotonic(), CHECKPOINT_SECONDS
     while optimizer.steps_left:
         for batch in loader:
             factor = _rate_factor(optimizer)
@@ -269,13 +270,21 @@ def _train(spec: Spec, checkpoint: Path) -> HyFreeDPOptimizer:
             if optimizer.steps_left % every == 0:
                 scores = task.evaluate(model, held_out, spec.model)
                 optimizer.history[-1] |= {"test_accuracy": scores.accuracy, "test_loss": scores.loss}
-            if time.monotonic() - last_saved > CHECKPOINT_SECONDS:
+            if (now := time.monotonic()) - last_saved > pause:
                 extra = None if adaptive is None else adaptive.state_dict()
-                saved.save(checkpoint, {"optimizer": optimizer.state_dict(), "clipping": extra})
+                saved.save(checkpoint, {"optimizer": _without_frozen(optimizer), "clipping": extra})
                 last_saved = time.monotonic()
+                pause = max(CHECKPOINT_SECONDS, 20 * (last_saved - now))  # a large model is saved more rarely
             if not optimizer.steps_left:
                 break
     return optimizer
+
+
+def _without_frozen(optimizer: HyFreeDPOptimizer) -> dict[str, Any]:
+    """The optimizer's state less the parameters that are not trained: the spec gives them again."""
+    frozen = {name for name, parameter in optimizer.module.named_parameters() if not parameter.requires_grad}
+    state = optimizer.state_dict()
+    return state | {"model": {name: value for name, value in state["model"].items() if name not in frozen}}
 
 
 def _rate_factor(optimizer: HyFreeDPOptimizer) -> float:
