@@ -88,7 +88,7 @@ laptop = {
 }
 SIZES = {
     "smoke": laptop
-    | {"losses": 20_000, "contrasts": 500, "factors": [1.0, 0.35], "independent": 4000, "same_batch": 4000}
+    | {"losses": 20_000, "contrasts": 300, "factors": [1.0, 0.5], "independent": 4000, "same_batch": 4000}
     | {"accountant": "rdp", "epsilons": [1.0, math.inf], "canaries": 100, "training_steps": 10, "rates": [2e-2]},
     "laptop": laptop,
     "gpu": laptop | {"contrasts": 400_000, "independent": 20_000_000, "same_batch": 20_000_000, "training_steps": 100},
