@@ -22,7 +22,7 @@ from hyfreedp.experiments.files import write_text
 from hyfreedp.experiments.language_tasks import LANGUAGE_TASKS, Documents
 from hyfreedp.experiments.run import read_cell, read_steps, reader, run_cells
 from hyfreedp.experiments.spec import Spec
-from hyfreedp.experiments.workers import in_workers
+from hyfreedp.experiments.workers import attempt, in_workers
 
 METRICS = ("BLEU", "NIST", "METEOR", "ROUGE_L", "CIDEr")
 TABLE = "language_generation.csv"
@@ -92,8 +92,9 @@ def scored(scale: Scale, cells: Path, *, jobs: int) -> pd.DataFrame:
     shown = trained(scale, cells, jobs=jobs)
     todo = [spec for spec in shown if _known_scores(spec, cells) is None]
     one = partial(_score, cells=cells)
-    with_bar = partial(tqdm, total=len(todo), desc="scores", unit="run")
-    for spec, failure in with_bar(in_workers(get_context("spawn"), one, todo, jobs)):
+    here = ((spec, attempt(one, spec)) for spec in todo)
+    done = here if jobs == 1 else in_workers(get_context("spawn"), one, todo, jobs)
+    for spec, failure in tqdm(done, total=len(todo), desc="scores", unit="run"):
         if isinstance(failure, Exception):
             raise RuntimeError(f"the texts of {spec} could not be scored") from failure
     rows = table(scale, reader(cells))

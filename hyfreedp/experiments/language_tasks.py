@@ -271,14 +271,15 @@ def _small(
 
 
 _OWN = ("gpt2_sentences", "gpt2_tiny")
+_LARGE = ("gpt2_small_sentences", "gpt2", "gpt2_small")
 LANGUAGE_TASKS = {
     "restaurants": _small(
-        f"restaurants (synthetic, {RESTAURANTS_TRAIN:,} pairs)", _OWN, RESTAURANTS_TRAIN, read_restaurants
+        f"restaurants (synthetic, {RESTAURANTS_TRAIN:,} pairs)", _OWN + _LARGE, RESTAURANTS_TRAIN, read_restaurants
     ),
-    "e2e_short": _small(f"E2E, short runs ({E2E_TRAIN:,} pairs)", _OWN, E2E_TRAIN, read_e2e_for_few),
+    "e2e_short": _small(f"E2E, short runs ({E2E_TRAIN:,} pairs)", _OWN + _LARGE, E2E_TRAIN, read_e2e_for_few),
     "e2e": LanguageTask(
         f"E2E ({E2E_TRAIN:,} pairs)",
-        ("gpt2_small_sentences", "gpt2", "gpt2_small", *_OWN),
+        (*_LARGE, *_OWN),
         train_size=E2E_TRAIN,
         batch_size=E2E_BATCH,
         steps=E2E_EPOCHS * math.ceil(E2E_TRAIN / E2E_BATCH),
