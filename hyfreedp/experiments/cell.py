@@ -38,12 +38,15 @@ def main(arguments: list[str] | None = None) -> int:
         spec = Spec.from_json(text)
     except (OSError, TypeError, ValueError) as error:
         parser.error(str(error))
-    there = read_cell(spec, options.cells)
+    there = read_cell(spec, options.cells) is not None
     try:
-        record = there or run_cell(spec, options.cells)
+        record = run_cell(spec, options.cells)
     except KeyboardInterrupt:
         print("interrupted; the same command goes on from the last checkpoint", file=sys.stderr)
         return 130
+    except OSError as error:  # a full disk, a folder that may not be written to, data that are not there
+        print(f"failed: {error}", file=sys.stderr)
+        return 1
     print(
         "already there: " if there else "",
         f"accuracy {record['accuracy']:.4f}, epsilon {record['epsilon_spent']:.4g}, {record['seconds']:.1f} s: ",
