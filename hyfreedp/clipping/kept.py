@@ -21,7 +21,7 @@ class KeptInput:
     """
 
     def __init__(self, x: Tensor, layer: str) -> None:
-        self._node: Any = cast(Tensor, _Keep.apply(x, _NEEDS_GRADIENT)).grad_fn
+        self._handle = cast(Tensor, _Keep.apply(x, _NEEDS_GRADIENT))  # PyTorch 2.6 frees what it saves along with it
         self._version = x._version
         self._layer = layer
 
@@ -32,7 +32,7 @@ class KeptInput:
             ValueError: it was modified in place.
         """
         try:
-            (x,) = self._node.saved_tensors
+            (x,) = cast(Any, self._handle.grad_fn).saved_tensors
         except RuntimeError as error:
             if "inplace" not in str(error):
                 raise
