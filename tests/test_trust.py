@@ -1,0 +1,92 @@
+"""Nothing that is read is run: no evaluated text, no pickled code, no unchecked download, no word to the network."""
+
+import ast
+import socket
+
+import pytest
+
+from hyfreedp.experiments import image_files
+from hyfreedp.experiments.parameters import check_parameters
+from hyfreedp.experiments.paths import ROOT
+from hyfreedp.experiments.run import run_cell
+from hyfreedp.experiments.spec import Spec
+
+FILES = {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text()) for path in (ROOT / "hyfreedp").rglob("*.py")}
+CODE = "__import__('os').system('touch {}')"
+# Where a call that could run code does not: file, call, why.
+ALLOWED = {
+    ("hyfreedp/experiments/workers.py", "pickle.loads"): "of what the same line has pickled, to see whether it can be",
+}
+EVALUATING = {"eval", "exec", "compile", "__import__", "pickle.load", "pickle.loads", "yaml.load", "marshal.loads"}
+NETWORK = {"urllib", "requests", "http", "socket", "ftplib", "smtplib", "httpx", "aiohttp"}
+
+
+def calls():
+    for file, tree in FILES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call):
+                yield file, ast.unparse(node.func), node
+
+
+def test_there_are_files_to_look_at():
+    assert len(FILES) > 50 and "hyfreedp/experiments/saved.py" in FILES
+
+
+def test_every_load_takes_tensors_and_plain_values_only():
+    loads = [(file, node) for file, name, node in calls() if name == "torch.load"]
+    assert loads
+    for file, node in loads:
+        assert "weights_only=True" in [ast.unparse(word) for word in node.keywords], file
+
+
+def test_arrays_are_loaded_without_pickle():
+    """NumPy's default refuses pickled objects; nobody asks for them."""
+    for file, name, node in calls():
+        assert not (name == "np.load" and any(word.arg == "allow_pickle" for word in node.keywords)), file
+
+
+def test_no_text_is_evaluated():
+    found = {(file, name) for file, name, _ in calls() if name in EVALUATING}
+    assert found == set(ALLOWED)
+
+
+def test_no_module_imports_the_network():
+    for file, tree in FILES.items():
+        for node in ast.walk(tree):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not NETWORK & {name.split(".")[0] for name in names}, file
+
+
+def test_every_download_has_a_checksum():
+    downloads = [(file, node) for file, name, node in calls() if name.endswith(("download_url", "extract_archive"))]
+    assert downloads
+    for file, node in downloads:
+        assert "md5" in [word.arg for word in node.keywords], file
+    sums = [*image_files._GTSRB_ARCHIVES.values(), image_files._TINY_IMAGENET_MD5]
+    assert all(len(bytes.fromhex(text)) == 16 for text in sums)
+
+
+def test_a_spec_with_code_in_it_stays_text(tmp_path):
+    mark = tmp_path / "ran"
+    for text in (CODE.format(mark), f'{{"task": "digits", "method": "{CODE.format(mark)}"}}'):
+        with pytest.raises((ValueError, TypeError)):
+            Spec.from_json(text)
+    assert not mark.exists()
+
+
+def test_a_parameter_with_code_in_it_stays_text(tmp_path):
+    mark = tmp_path / "ran"
+    with pytest.raises(TypeError, match="epsilon must be float"):
+        check_parameters({"epsilon": CODE.format(mark)}, {"epsilon": float})
+    check_parameters({"task": CODE.format(mark)}, {"task": str})
+    assert not mark.exists()
+
+
+def test_a_run_opens_no_connection(tmp_path, monkeypatch):
+    def refuse(*args):
+        raise AssertionError(f"a connection to {args[1:]}")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket.socket, "connect_ex", refuse)
+    assert run_cell(Spec(method="linear", learning_rate=0.02, steps=2), tmp_path)["accuracy"] >= 0
