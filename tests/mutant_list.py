@@ -528,7 +528,7 @@ MUTANTS = [
         "return norms.index_add_(0, pairs // self.entries, _squared_norms(sums))",
         "return self.rows.to(wide).square().sum((1, 2))",
         "Rows of a token that occurs twice are not added up before the norm is taken: it comes out too small.",
-        ("clipping",),
+        ("clipping::test_rows_of_a_token_that_occurs_twice_add_up",),
     ),
     Mutant(
         "stability-constant-dropped",
@@ -536,7 +536,7 @@ MUTANTS = [
         "1 / (norms + self.stability)",
         "1 / norms",
         "Automatic clipping without its constant: tiny gradients are blown up, that of norm zero becomes NaN.",
-        ("clipping",),
+        ("exactness::test_equals_the_twin_for_every_probe_rule_and_clipping",),
     ),
     Mutant(
         "clipped-layer-by-layer",

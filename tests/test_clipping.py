@@ -255,6 +255,14 @@ def test_half_precision_autocast_is_close(engine, build) -> None:
     assert (example.collected() - clipped).norm() < 0.05 * clipped.norm()
 
 
+def test_rows_of_a_token_that_occurs_twice_add_up(engine) -> None:
+    """Gradients of a table alone, by hand: three times (1, 1, 1) for one entry; (1, 1, 1) for each of three."""
+    model = nn.Embedding(5, 3)
+    attached = engine(model, NoClipping())
+    norms = attached.backward(model(torch.tensor([[1, 1, 1], [0, 1, 2]])).sum((1, 2)))
+    torch.testing.assert_close(norms, torch.tensor([27.0, 9.0]).sqrt())
+
+
 def test_norms_of_half_precision_gradients_are_those_of_single_precision(engine) -> None:
     """3,000 weights and a bias with gradient one each: in half precision the norm would be 0.3 % off."""
     model = nn.Linear(3000, 1).bfloat16()
