@@ -30,7 +30,7 @@ test-slow: .venv/.installed  ## run the slow tests: statistics and accuracy targ
 mutants: .venv/.installed  ## make deliberate faults in a copy, see which test notices each (20 minutes)
 	$(BIN)/python tests/mutants.py $(ARGS)
 
-faults: .venv/.installed  ## kill runs and grids, damage checkpoints, fill disks, see how each ends (five minutes)
+faults: .venv/.installed  ## kill runs and grids, damage checkpoints, fill disks, see how each ends (seven minutes)
 	$(BIN)/python tests/faults.py $(ARGS)
 
 lint: .venv/.installed  ## check style and formatting

@@ -522,7 +522,7 @@ def all_nan(folder: Path, kills: int) -> str:
 HEAD = """# What happens to a run
 
 Made by `make faults`. "{same}": the record and the rows of all steps equal those of an undisturbed run to the last bit.
-Texts in quotation marks are all that is printed. Python {python}, PyTorch {torch}.
+Texts in quotation marks are what the user reads. Python {python}, PyTorch {torch}.
 
 | fault | outcome | seconds |
 | --- | --- | --- |
