@@ -11,8 +11,9 @@ import os
 import warnings
 from collections.abc import Mapping
 from contextlib import suppress
+from io import BufferedReader
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import torch
 
@@ -101,14 +102,14 @@ class _Hashed:
 def _write(file: IO[bytes], state: Mapping[str, Any]) -> None:
     file.write(_TITLE + bytes(_DIGEST_BYTES))
     hashed = _Hashed(file)
-    torch.save(dict(state), hashed)
+    torch.save(dict(state), cast(IO[bytes], hashed))  # which needs no more than these two methods
     if hashed.error is not None:
         raise hashed.error
     file.seek(len(_TITLE))
     file.write(hashed.hash.digest())
 
 
-def _is_whole(file: IO[bytes]) -> bool:
+def _is_whole(file: BufferedReader) -> bool:
     """Whether a file holds what was written; it is then read up to the beginning of the rest."""
     start = file.read(len(_TITLE) + _DIGEST_BYTES)
     whole = start == _TITLE + hashlib.file_digest(file, "sha256").digest()
