@@ -131,7 +131,8 @@ def _llama(**sizes: Any) -> PreTrainedModel:
 
 def _special_tokens() -> dict[str, Any]:
     ours = own_tokenizer()
-    ids = {f"{name}_token_id": getattr(ours, f"{name}_token_id") for name in ("bos", "eos", "pad")}
+    # Without its padding, which is on the right and never a target, and which transformers would warn about.
+    ids = {f"{name}_token_id": getattr(ours, f"{name}_token_id") for name in ("bos", "eos")}
     return {"vocab_size": len(ours), **ids}
 
 

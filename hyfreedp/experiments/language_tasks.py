@@ -47,7 +47,7 @@ TEST_SHARE = 10  # one in ten documents is for the test
 E2E_BATCH, E2E_EPOCHS = 1000, 10
 REPORTS, TEST_REPORTS, REPORTS_SEED = 6_000, 200, 3
 # What two CPU cores train, and score at every fifth step, in seconds.
-SMALL_BATCH, SMALL_DOCUMENT_BATCH, SMALL_STEPS, SCORED = 100, 64, 40, 200
+SMALL_BATCH, SMALL_STEPS, SCORED = 64, 40, 100
 FEW_MEANINGS = 100  # of E2E's tests
 
 
@@ -263,11 +263,10 @@ def _small(
     models: tuple[str, ...],
     size: int,
     load: Callable[[], Any],
-    batch_size: int = SMALL_BATCH,
     *,
     takes_source: bool = False,
 ) -> LanguageTask:
-    return LanguageTask(title, models, size, batch_size, SMALL_STEPS, size**-1.1, load, SCORED, takes_source)
+    return LanguageTask(title, models, size, SMALL_BATCH, SMALL_STEPS, size**-1.1, load, SCORED, takes_source)
 
 
 _OWN = ("gpt2_sentences", "gpt2_tiny")
@@ -291,7 +290,6 @@ LANGUAGE_TASKS = {
         ("llama_sentences", "llama_tiny", "llama2_7b"),
         REPORTS,
         read_reports,
-        SMALL_DOCUMENT_BATCH,
         takes_source=True,
     ),
 }
