@@ -13,7 +13,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from hyfreedp import PrivacyEngine
 from hyfreedp.accounting import PrivacyLedger, calibrate_noise
-from hyfreedp.privatize import privatize_loss
+from hyfreedp.privatize import privatize_contrasts, privatize_loss
+from hyfreedp.probe import Probe
+from hyfreedp.records import StepRecord
 
 STEPS = 100_000
 
@@ -37,6 +39,20 @@ def test_a_ledger_of_100_000_steps_takes_no_more_memory_than_one_of_ten():
     assert time.perf_counter() - started < 60
 
 
+def test_a_row_of_history_takes_less_than_a_kilobyte():
+    """A hundred thousand steps, each with a probe, stay below 100 MB."""
+    probe = Probe(kind="contrasts", rule="posterior", eta=1e-4, momentum=0.9)
+    losses, generator = torch.rand(3, 10), torch.Generator().manual_seed(0)
+    tracemalloc.start()
+    rows = []
+    for step in range(500):
+        result = probe.update(losses, 1.0, 10.0, generator, held=False)
+        rows.append(StepRecord(step, result.eta_next, result).to_dict())
+    taken, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert taken / len(rows) < 1000
+
+
 def test_the_mean_of_a_million_losses_is_their_mean():
     """Without noise; a sum in single precision would be off by more than a hundred times the tolerance."""
     losses = torch.rand(1_000_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -44,6 +60,15 @@ def test_the_mean_of_a_million_losses_is_their_mean():
     assert float(mean) == pytest.approx(math.fsum(losses.clamp(max=0.5).tolist()) / 1e6, rel=1e-12)
     single = privatize_loss(torch.full((1_000_000,), 0.1), 0.5, 0.0, expected_batch_size=1e6)
     assert float(single) == pytest.approx(float(torch.tensor(0.1)), rel=1e-10)
+
+
+def test_the_contrasts_of_a_million_losses_are_their_means():
+    """Without noise, and with thresholds that clip nothing."""
+    low = torch.rand(1_000_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    losses = torch.stack([low, low + 0.25, low + 0.75])
+    found = privatize_contrasts(losses, (10.0, 10.0), 0.0, expected_batch_size=1e6)
+    assert float(found.difference) == pytest.approx(0.75, rel=1e-12)
+    assert float(found.bend) == pytest.approx(0.25, rel=1e-12)
 
 
 def private(model, data, batch_size, **settings):

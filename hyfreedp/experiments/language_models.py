@@ -23,6 +23,8 @@ from hyfreedp.experiments.models import LORA_RANK, Tuning
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+GPT2, LLAMA2 = "openai-community/gpt2", "meta-llama/Llama-2-7b-hf"
+REVISIONS = {GPT2: "607a30d783dfa663caf39e06633721c8d4cfcd7e", LLAMA2: "01c7f73d771dfac7d292323805ebc428287df4f9"}
 # Queries and values, as in Hu et al. (2022); GPT-2 computes them, and the keys, in one layer.
 LORA_TARGETS = r".*\.(c_attn|q_proj|v_proj)"
 
@@ -54,7 +56,8 @@ class LanguageModel:
     def checksum(self) -> str | None:
         """Of the weights that training starts from, for the names of cells; None for fresh ones."""
         if self.public is not None:
-            return _folder_checksum(weights_folder(self.public))
+            folder = weights_folder(self.public)
+            return REVISIONS[self.public] if folder is None else _folder_checksum(folder)
         return None if self.weights is None else checkpoints.checksum(self.weights)
 
 
@@ -77,10 +80,8 @@ def weights_folder(public: str) -> Path | None:
 
 
 @cache
-def _folder_checksum(folder: Path | None) -> str:
-    """SHA-256 over the names and contents of a model's weights and configuration; "hub" without a folder."""
-    if folder is None:
-        return "hub"
+def _folder_checksum(folder: Path) -> str:
+    """SHA-256 over the names and contents of a model's weights and configuration."""
     digest = hashlib.sha256()
     for path in sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin"), folder / "config.json"]):
         digest.update(path.name.encode())
@@ -95,7 +96,9 @@ def _loaded(kind: str, public: str, **options: Any) -> Any:
 
     folder = weights_folder(public)
     try:
-        return getattr(transformers, kind).from_pretrained(folder or public, **options)
+        # A revision is a hash over the contents, so that what is downloaded is what was meant.
+        source = {"revision": REVISIONS[public]} if folder is None else {}
+        return getattr(transformers, kind).from_pretrained(folder or public, **source, **options)
     except Exception as error:  # transformers passes on whatever its hub, the network and the file system raise
         if folder is not None:
             raise ValueError(f"the weights in {folder} cannot be read ({type(error).__name__}: {error})") from error
@@ -158,7 +161,6 @@ _TINY_LLAMA = {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
 }
-GPT2, LLAMA2 = "openai-community/gpt2", "meta-llama/Llama-2-7b-hf"
 # Budgets that keep a step of the large models within about 20 GB beside their weights.
 LANGUAGE_MODELS = {
     "gpt2_tiny": LanguageModel("GPT-2, width 64, depth 2", partial(_gpt2, **_TINY), own_tokenizer, 256, 16_384),
