@@ -50,6 +50,8 @@ check_parameters(
 )
 
 # %%
+import math
+
 import matplotlib.pyplot as plt
 import pandas as pd
 import seaborn as sns
@@ -149,13 +151,13 @@ for axis, metric in zip(axes, [*METRICS, "perplexity"], strict=True):
             markersize=5,
             label=rf"$\varepsilon$ = {epsilon:g}",
         )
-    axis.set_title(metric + (" (lower is better)" if metric == "perplexity" else ""))
-    axis.set_xlabel("per token" if metric == "perplexity" else "score")
+    axis.set_title(metric)
+    axis.set_xlabel("per token, lower is better" if metric == "perplexity" else "score")
     axis.margins(x=0.15)
 axes[-1].set_xscale("log")
 axes[0].set_yticks(range(len(methods)), [ROWS[name].title for name in methods])
 axes[0].invert_yaxis()
-axes[0].legend(fontsize="small")
+figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(epsilons))
 plt.show()
 
 # %%
@@ -166,7 +168,7 @@ def value(epsilon, row, metric):
     return mean.get((epsilon, row, metric), float("nan"))
 
 
-findings = []
+findings = [f"before private training the perplexity is {math.exp(scores.loss):.0f}"]
 for epsilon in epsilons:
     by_perplexity = sorted(methods, key=lambda row: value(epsilon, row, "perplexity"))
     by_bleu = sorted(methods, key=lambda row: -value(epsilon, row, "BLEU"))
@@ -278,9 +280,7 @@ axes[2].scatter(
 )
 for index in (0, 1):
     axes[index].set_yscale("log")
-axes[2].legend(fontsize="x-small", loc="upper right")
-handles, labels = axes[3].get_legend_handles_labels()
-axes[3].legend(handles, labels, fontsize="x-small")
+figure.legend(*axes[2].get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize="small")
 plt.show()
 
 # %%
