@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
@@ -16,12 +17,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from tqdm import TqdmWarning
 
 from hyfreedp.experiments import checkpoints
 from hyfreedp.experiments.models import LORA_RANK, Tuning
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+# transformers asks tqdm for a bar of widgets, which no notebook of ours needs and which is missed in every one.
+warnings.filterwarnings("ignore", "IProgress not found", TqdmWarning)
 
 GPT2, LLAMA2 = "openai-community/gpt2", "meta-llama/Llama-2-7b-hf"
 REVISIONS = {GPT2: "607a30d783dfa663caf39e06633721c8d4cfcd7e", LLAMA2: "01c7f73d771dfac7d292323805ebc428287df4f9"}
