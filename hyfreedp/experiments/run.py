@@ -259,10 +259,13 @@ def _train(spec: Spec, checkpoint: Path) -> HyFreeDPOptimizer:
         if adaptive is not None:
             adaptive.load_state_dict(state["clipping"])
     last_saved, pause = time.monotonic(), CHECKPOINT_SECONDS
+    # Shown of runs that take more than a minute; a bar of runs stands above it.
+    bar = tqdm(desc=spec.task, total=optimizer.split.steps, initial=optimizer.ledger.steps, delay=60, leave=False)
     while optimizer.steps_left:
         for batch in loader:
             factor = _rate_factor(optimizer)
             optimizer.step(per_sample_loss, batch)
+            bar.update()
             optimizer.history[-1]["eta"] *= factor
             if adaptive is not None:
                 optimizer.history[-1]["clipping_threshold"] = adaptive.threshold
@@ -277,6 +280,7 @@ def _train(spec: Spec, checkpoint: Path) -> HyFreeDPOptimizer:
                 pause = max(CHECKPOINT_SECONDS, 20 * (last_saved - now))  # a large model is saved more rarely
             if not optimizer.steps_left:
                 break
+    bar.close()
     return optimizer
 
 
