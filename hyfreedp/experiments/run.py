@@ -277,7 +277,8 @@ def _train(spec: Spec, checkpoint: Path) -> HyFreeDPOptimizer:
                 extra = None if adaptive is None else adaptive.state_dict()
                 saved.save(checkpoint, {"optimizer": _without_frozen(optimizer), "clipping": extra})
                 last_saved = time.monotonic()
-                pause = max(CHECKPOINT_SECONDS, 20 * (last_saved - now))  # a large model is saved more rarely
+                took = last_saved - now
+                pause = max(CHECKPOINT_SECONDS, 20 * took if took > 1 else 0)  # a large model is saved more rarely
             if not optimizer.steps_left:
                 break
     bar.close()
