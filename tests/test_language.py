@@ -9,6 +9,7 @@ import torch
 
 from hyfreedp.clipping import AutomaticClipping, make_engine
 from hyfreedp.experiments import checkpoints, language_models, language_tables, pretrain, run, saved
+from hyfreedp.experiments.comparison import Learner, Scale
 from hyfreedp.experiments.generation import generate
 from hyfreedp.experiments.language_models import LANGUAGE_MODELS, own_tokenizer
 from hyfreedp.experiments.language_tasks import Documents, lengths, read_documents
@@ -270,6 +271,17 @@ def test_committed_starts_are_what_their_recipes_say(name):
     losses = TASKS[recipe.task].losses_of
     assert losses(network)(encoded) < 0.7 * losses(fresh)(encoded) or name == "gpt2_sentences"
     assert LANGUAGE_MODELS[name].checksum() == described["sha256"]
+
+
+def test_without_java_meteor_is_not_available_and_the_others_are(small, tmp_path, monkeypatch):
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    learner = Learner("restaurants", "gpt2_tiny", "full")
+    scale = Scale((learner,), epsilons=(8.0,), seeds=1, rows=("reference",))
+    rows = language_tables.scored(scale, tmp_path, jobs=1)
+    assert rows[list(language_tables.METRICS)].dtypes.eq(float).all()
+    texts, _ = language_tables.printed(language_tables.with_paper(language_tables.summarise(rows)))
+    assert texts.METEOR.tolist() == ["– | not available"]
+    assert rows.METEOR.isna().all() and rows.BLEU.notna().all()
 
 
 def test_the_paper_stands_beside_our_numbers():

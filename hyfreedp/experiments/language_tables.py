@@ -19,7 +19,7 @@ from tqdm import tqdm
 from hyfreedp.experiments import paper
 from hyfreedp.experiments.comparison import ROWS, Learner, Scale, entries, finals, searches, table
 from hyfreedp.experiments.files import write_text
-from hyfreedp.experiments.language_tasks import LANGUAGE_TASKS, Documents
+from hyfreedp.experiments.language_tasks import LANGUAGE_TASKS, Documents, LanguageTask
 from hyfreedp.experiments.run import read_cell, read_steps, reader, run_cells
 from hyfreedp.experiments.spec import Spec
 from hyfreedp.experiments.workers import attempt, in_workers
@@ -105,7 +105,7 @@ def scored(scale: Scale, cells: Path, *, jobs: int) -> pd.DataFrame:
             for spec in shown
         ]
     )
-    return rows.merge(scores, on="key", how="left")
+    return rows.merge(scores, on="key", how="left").astype(dict.fromkeys(METRICS, float))
 
 
 def _known_scores(spec: Spec, cells: Path) -> dict[str, Any] | None:
@@ -120,9 +120,10 @@ def _known_scores(spec: Spec, cells: Path) -> dict[str, Any] | None:
 def _score(spec: Spec, cells: Path) -> None:
     from hyfreedp.experiments import nlg_metrics
 
-    texts = LANGUAGE_TASKS[spec.task].load()
-    record = read_cell(spec, cells)
-    assert record is not None and not isinstance(texts, Documents)
+    task, record = spec.problem, read_cell(spec, cells)
+    assert isinstance(task, LanguageTask) and record is not None
+    texts = task.load()
+    assert not isinstance(texts, Documents)
     scores = nlg_metrics.scores([references for _, references in texts.test], record["outputs"])
     write_text(cells / f"{spec.key}.scores.json", json.dumps(scores))
 
