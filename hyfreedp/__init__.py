@@ -3,6 +3,7 @@
 from hyfreedp.accounting import NoiseSplit, calibrate_noise, epsilon
 from hyfreedp.curvefit import QuadraticFit, fit_quadratic
 from hyfreedp.engine import PRESETS, Preset, PrivacyEngine
+from hyfreedp.noise import NoiseGenerator
 from hyfreedp.optimizer import HyFreeDPOptimizer
 from hyfreedp.physical import token_budget
 from hyfreedp.privatize import clipping_bias, normal_clipping_bias, privatize_loss
@@ -11,6 +12,7 @@ from hyfreedp.records import StepRecord
 __all__ = [
     "PRESETS",
     "HyFreeDPOptimizer",
+    "NoiseGenerator",
     "NoiseSplit",
     "Preset",
     "PrivacyEngine",

@@ -30,18 +30,17 @@ def check_parameters(optimizer: torch.optim.Optimizer, module: nn.Module) -> Non
         )
 
 
-def check_losses(losses: Any, size: int, *, signed: bool, differentiable: bool = True) -> None:
+def check_losses(losses: Any, size: int, *, differentiable: bool = True) -> None:
     """Refuse what a loss function must not return; called before anything is released of it.
 
     Args:
         losses: what the loss function returned.
         size: number of samples it was given.
-        signed: whether losses may be negative; the probe "losses" clips them to [0, R_l].
         differentiable: whether they must have a gradient, as in training and not in a probe.
 
     Raises:
         TypeError: not a tensor.
-        ValueError: not of shape ``(size,)``, without a gradient, or negative where that is not allowed.
+        ValueError: not of shape ``(size,)``, or without a gradient.
     """
     if not isinstance(losses, Tensor):
         raise TypeError(f"per_sample_loss must return a tensor of shape ({size},), got {type(losses).__name__}")
@@ -56,8 +55,18 @@ def check_losses(losses: Any, size: int, *, signed: bool, differentiable: bool =
         raise ValueError(
             "per_sample_loss must return losses with a gradient: compute them from the model, not detached"
         )
-    if not signed and bool((losses < 0).any()):
+
+
+def check_not_negative(losses: Tensor) -> None:
+    """Refuse a loss that the probe "losses", which clips to [0, R_l], would mostly take for zero.
+
+    Asked of the first batch only, and of its majority: no single record may end a run. Later ones are clipped.
+
+    Raises:
+        ValueError: more than half of the losses are negative.
+    """
+    if 2 * int((losses < 0).sum()) > len(losses):
         raise ValueError(
-            'losses must not be negative with probe="losses", which clips them to [0, R_l]: shift the loss, or use '
-            'probe="contrasts"'
+            'losses must not be negative with probe="losses", which clips them to [0, R_l], but most of the first '
+            'batch are: shift the loss, or use probe="contrasts"'
         )

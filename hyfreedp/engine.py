@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import difflib
 import math
-import secrets
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, cast
 
-import numpy as np
 import torch
 from torch import nn
 from torch.distributed import ProcessGroup
@@ -19,6 +17,7 @@ from hyfreedp.accounting.arguments import check_choice, check_count
 from hyfreedp.checks import check_parameters
 from hyfreedp.clipping import AutomaticClipping, Clipping, NoClipping, make_engine
 from hyfreedp.distributed import Processes, check_unwrapped, replica
+from hyfreedp.noise import NoiseGenerator
 from hyfreedp.optimizer import HyFreeDPOptimizer
 from hyfreedp.physical import PhysicalBatchSize
 from hyfreedp.privatize import LossMechanism
@@ -79,18 +78,30 @@ class PrivacyEngine:
     Each then takes its own part of every batch. Result and epsilon do not depend on the number of processes (but for
     dropout and rounding).
 
+    One engine can wire any number of runs; each gets keys of its own for sampling and noise.
+
     Args:
-        seed: of the sampling and of all noise; drawn from the operating system if None, by the first of several
-            processes. A known seed makes a run reproducible and voids its privacy: publish neither.
+        seed: of the sampling and of all noise, for reproducible runs: the first call of
+            :meth:`make_private_with_epsilon` takes its first child stream, the second call the second, and so on. A
+            known seed voids the privacy of its runs: publish neither. If None, every run draws 256 bits from the
+            operating system, by the first of several processes.
+        secure_noise: against attacks on floating-point noise, each normal number is the sum of four (module ``noise``).
         process_group: the processes that train together if they are not all; a group of one trains alone.
     """
 
-    def __init__(self, *, seed: int | None = None, process_group: ProcessGroup | None = None) -> None:
-        if seed is not None and seed < 0:
-            raise ValueError(f"seed must be None or at least 0, got {seed}")
-        self.seed = secrets.randbits(128) if seed is None else seed
-        self._given_seed = seed
+    def __init__(
+        self,
+        *,
+        seed: int | None = None,
+        secure_noise: bool = False,
+        process_group: ProcessGroup | None = None,
+    ) -> None:
+        if seed is not None:
+            NoiseGenerator(seed)  # refuses a bad one here already
+        self._seed = seed
+        self._secure_noise = secure_noise
         self._process_group = process_group
+        self._runs = 0
 
     def make_private_with_epsilon(
         self,
@@ -137,11 +148,17 @@ class PrivacyEngine:
             RuntimeError: one of several processes had bad input or has died.
         """
         processes = Processes.present(self._process_group, optimizer.param_groups[0]["params"][0].device)
-        processes.agree(seed=self._given_seed)
-        self.seed = processes.gather(self.seed)[0]
+        processes.agree(seed=self._seed, run=self._runs, secure_noise=self._secure_noise)
+        generator = NoiseGenerator(self._seed, secure=self._secure_noise).child("run", self._runs)
+        generator.load_state_dict(processes.gather(generator.state_dict())[0])
         with processes.all_or_none():
             settings = _resolve(preset, overrides)
-            loader = poisson_loader(data_loader, seed=self._stream(0), rank=processes.rank, world_size=processes.size)
+            loader = poisson_loader(
+                data_loader,
+                seed=int.from_bytes(generator.child("sampling").key),
+                rank=processes.rank,
+                world_size=processes.size,
+            )
             sampler = cast(PoissonSampler, loader.batch_sampler)
             total = _run_length(epochs, steps, sampler.steps_per_epoch)
             check_unwrapped(module)
@@ -175,13 +192,13 @@ class PrivacyEngine:
                 module=module,
                 gradient_engine=hooks,
                 split=split,
+                generator=generator.child("noise"),
                 expected_batch_size=sampler.sample_rate * sampler.num_records,
                 probe=probe,
                 decay=settings.decay,
                 decay_start=settings.decay_start,
                 max_physical_batch_size=max_physical_batch_size,
                 sampler=sampler,
-                seed=self._stream(1),
                 diagnostics=diagnostics,
                 processes=processes,
             )
@@ -189,12 +206,8 @@ class PrivacyEngine:
             hooks.detach()  # a refused model is left as it was
             raise
         processes.copy_from_first([*module.parameters(), *module.buffers()])
+        self._runs += 1
         return module, private_optimizer, loader
-
-    def _stream(self, index: int) -> int:
-        """An independent seed per use: 0 for sampling, 1 for noise."""
-        words = np.random.SeedSequence(self.seed, spawn_key=(index,)).generate_state(2, np.uint64)
-        return int(words[0]) << 64 | int(words[1])
 
     @staticmethod
     def _calibrate(settings: Preset, epsilon: float, delta: float, sample_rate: float, steps: int) -> NoiseSplit:

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from hyfreedp.accounting import NoiseSplit, PrivacyLedger
-from hyfreedp.checks import check_parameters
+from hyfreedp.buffers import BufferGuard
+from hyfreedp.checks import check_not_negative, check_parameters
 from hyfreedp.clipping import GradientEngine
 from hyfreedp.distributed import Processes
+from hyfreedp.noise import NoiseGenerator
 from hyfreedp.passes import Passes, PerSampleLoss
 from hyfreedp.physical import PhysicalBatchSize, check_physical_batch_size
 from hyfreedp.privatize import privatize_gradient
@@ -26,6 +28,10 @@ from hyfreedp.probe import Probe, ProbeResult
 from hyfreedp.records import StepRecord, raw_values
 from hyfreedp.sampling import PoissonSampler, RandomState
 from hyfreedp.stepsize import Decay, decay_factor
+
+# Checks against mixing after the first: one in so many steps, and no more than so many.
+STEPS_PER_CHECK = 200
+MOST_CHECKS = 5
 
 
 class HyFreeDPOptimizer:
@@ -35,20 +41,21 @@ class HyFreeDPOptimizer:
     between parameter groups. It advances its state once per step, whether or not the step probes. It must be linear in
     its learning rate, as SGD, AdamW, Adam and RMSprop are (decoupled weight decay included).
 
-    Usually made by :class:`hyfreedp.PrivacyEngine`.
+    Usually made by :class:`hyfreedp.PrivacyEngine`. From then on the base optimizer steps by :meth:`step` only: its own
+    ``step`` would train on raw gradients, and is refused.
 
     Args:
         optimizer: the base optimizer over exactly the trainable parameters of ``module``.
         module: the model, in train mode.
         gradient_engine: clips and sums per-sample gradients of ``module``.
         split: noise multipliers and plan of the run.
+        generator: of the noise of gradients and probes, each step with a key of its own.
         expected_batch_size: sample rate times number of records.
         probe: how the learning rate is learned; None keeps the base optimizer's own rates (times the decay).
         decay: shape of the fall to zero at the horizon, beginning at the share ``decay_start`` of the run.
         max_physical_batch_size: larger Poisson batches are processed in pieces of this size, or in the pieces that a
             function of the batch returns as lists of positions (see :func:`hyfreedp.token_budget`).
         sampler: the Poisson sampler, told how far the run is so that loader and checkpoints agree.
-        seed: of the noise; two streams are derived from it, for gradients and for probes.
         diagnostics: also record raw values, which are not private.
         processes: those that train this model together, each with a copy of it and a part of every batch; all other
             arguments are the same on all of them. None if this process is alone.
@@ -64,13 +71,13 @@ class HyFreeDPOptimizer:
         module: nn.Module,
         gradient_engine: GradientEngine,
         split: NoiseSplit,
+        generator: NoiseGenerator,
         expected_batch_size: float,
         probe: Probe | None,
         decay: Decay = "none",
         decay_start: float = 0.0,
         max_physical_batch_size: PhysicalBatchSize = None,
         sampler: PoissonSampler | None = None,
-        seed: int = 0,
         diagnostics: bool = False,
         processes: Processes | None = None,
     ) -> None:
@@ -98,10 +105,12 @@ class HyFreeDPOptimizer:
             raise ValueError(f"optimizer must have positive learning rates (their ratios are kept), got {rates}")
         self._rate_ratios = [rate / rates[0] for rate in rates]
         self._fixed_eta = rates[0]
-        device = self._parameters[0].device
-        gradient_seed, probe_seed = (int(s) for s in np.random.SeedSequence(seed).generate_state(2, np.uint64))
-        self._gradient_noise = torch.Generator(device).manual_seed(gradient_seed)
-        self._probe_noise = torch.Generator(device).manual_seed(probe_seed)
+        self._generator = generator
+        self._buffers = BufferGuard(module)
+        self._checks_due = self._plan_checks()
+        self._settings = self._describe()
+        self._stepping = False
+        _owner_of(optimizer, self)
 
     # -- one step ----------------------------------------------------------------------------------------------------
 
@@ -114,9 +123,13 @@ class HyFreeDPOptimizer:
             batch: what the loader gave; samples are the first dimension of every tensor. May be empty.
 
         Raises:
-            BudgetExhausted: the planned steps are done. Nothing of the batch was looked at.
-            ValueError, TypeError: the model is in eval mode or the losses have the wrong form. Nothing was released.
+            BudgetExhausted: the planned steps are done, and nothing of the batch was looked at; or releases made again
+                with other data have used the budget up, and no further one was made.
+            ValueError, TypeError: the model is in eval mode, one of its layers has come to mix samples or to keep raw
+                statistics, or the losses have the wrong form or depend on other samples. Nothing was released.
             RuntimeError: one of several processes raised such an error or has died.
+
+        An error that ``per_sample_loss`` itself raises in a probe leaves the step made and counted, at the old rate.
         """
         t = self.ledger.steps
         probing = self.split.is_probe_step(t)
@@ -125,25 +138,26 @@ class HyFreeDPOptimizer:
         with self.processes.all_or_none():
             if not self.module.training:
                 raise ValueError("the model must be in train mode: call model.train() before optimizer.step")
+            self._engine.check_modes()
             passes = Passes(
                 per_sample_loss,
                 batch,
                 max_physical_batch_size=self.max_physical_batch_size,
                 device=self._parameters[0].device,
-                signed=self.probe is None or self.probe.kind != "losses",
+                buffers=self._buffers,
             )
-            self.base.zero_grad(set_to_none=True)
-            losses, norms = passes.backward(self._engine)
-        self.ledger.record(probing)
+            self.zero_grad()
+            losses, norms = self._raw_gradient(t, passes)
+        tag = self._privatize_gradient(t)
+        self.ledger.record(probing, tag)
         if self.sampler is not None:
             self.sampler.position = self.ledger.steps
-        self._privatize_gradient(self.split.gradient_noise_multiplier(t))
         if probing and self.probe is not None:
             eta, result, probed = self._probe_and_update(self.probe, passes, losses, eta)
         else:
             result, probed = None, None
             self._base_step(eta)
-        self.base.zero_grad(set_to_none=True)
+        self.zero_grad()
 
         diagnostics = None
         if self.diagnostics:
@@ -153,17 +167,40 @@ class HyFreeDPOptimizer:
         self.history.append(record.to_dict())
         return record
 
-    def _privatize_gradient(self, noise_multiplier: float) -> None:
-        """The private mean gradient of all processes, in place of this one's clipped sum."""
-        gradients = [parameter.grad for parameter in self._parameters]
-        self.processes.add_up(gradients)
+    def _raw_gradient(self, t: int, passes: Passes) -> tuple[Tensor, Tensor]:
+        """Clipped sums into the engine; losses and norms. All checks are made here, before anything is released."""
+        due = bool(self._checks_due) and t >= self._checks_due[0]
+        if due:
+            self._engine.check_again()
+        losses, norms = passes.backward(self._engine)
+        if t == 0 and self.probe is not None and self.probe.kind == "losses":
+            check_not_negative(losses)
+        if due and passes.check_samples_apart(self._engine, self._generator.child("check", t)):
+            self._checks_due = [step for step in self._checks_due if step > t]
+        return losses, norms
+
+    def _plan_checks(self) -> list[int]:
+        """Steps at which samples are checked not to mix: the first that this process makes, and random later ones."""
+        steps = self.split.steps
+        later = self._generator.child("checks").permutation(max(0, steps - 1))
+        count = min(MOST_CHECKS, 1 + steps // STEPS_PER_CHECK)
+        return [0, *sorted(1 + int(step) for step in later[:count])]
+
+    def _privatize_gradient(self, t: int) -> int:
+        """The private mean gradient of all processes into ``.grad``; the tag of its noise, 0 if there is none."""
+        sums = self._engine.clipped_sums(self._parameters)
+        self.processes.add_up(sums)
+        generator = self._generator.child("gradient", t)
         privatize_gradient(
-            gradients,
-            noise_multiplier,
+            sums,
+            self.split.gradient_noise_multiplier(t),
             sensitivity=self._engine.clipping.sensitivity,
             expected_batch_size=self.expected_batch_size,
-            generator=self._gradient_noise,
+            generator=generator,
         )
+        for parameter, private in zip(self._parameters, sums, strict=True):
+            parameter.grad = private.to(parameter.dtype)  # rounding to half precision comes after the noise
+        return generator.tag
 
     @torch.no_grad()
     def _probe_and_update(
@@ -184,7 +221,8 @@ class HyFreeDPOptimizer:
             torch._foreach_copy_(self._parameters, start)
             torch._foreach_lerp_(self._parameters, plain, distance / eta)
 
-        distance = probe.distance
+        distance, generator = probe.distance, self._generator.child("probe", self.ledger.steps - 1)
+        before = probe.state_dict()
         try:
             with self.processes.all_or_none():
                 move(distance)
@@ -196,11 +234,13 @@ class HyFreeDPOptimizer:
                 probed,
                 self.split.sigma_loss,
                 self.expected_batch_size,
-                self._probe_noise,
+                generator,
                 held=not self.split.is_probe_step(self.ledger.steps),
                 add_up=self.processes.add_up,
             )
+            self.ledger.record_probe(generator.tag)
         except BaseException:
+            probe.load_state_dict(before)
             torch._foreach_copy_(self._parameters, plain)
             raise
         if result.eta_next == result.eta_probed:
@@ -213,7 +253,16 @@ class HyFreeDPOptimizer:
 
     def _base_step(self, eta: float) -> None:
         self._set_rates(eta)
-        self.base.step()
+        with self._may_step():
+            self.base.step()
+
+    @contextmanager
+    def _may_step(self) -> Iterator[None]:
+        self._stepping = True
+        try:
+            yield
+        finally:
+            self._stepping = False
 
     def _set_rates(self, eta: float) -> None:
         for group, ratio in zip(self.base.param_groups, self._rate_ratios, strict=True):
@@ -239,13 +288,17 @@ class HyFreeDPOptimizer:
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients. :meth:`step` does so itself; kept for loops written for other optimizers."""
         self.base.zero_grad(set_to_none=set_to_none)
+        self._engine.clear()
 
     def epsilon_spent(self, target_delta: float | None = None) -> float:
-        """Epsilon of all that was released so far, at the plan's delta unless another is given."""
+        """Epsilon of all that is known to have been released, at the plan's delta unless another is given."""
         return self.ledger.epsilon(target_delta)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that :meth:`load_state_dict` needs to go on bit for bit, model included: tensors and plain values.
+
+        It holds the key of all noise: whoever has it can take the noise off again. Keep it as secret as the data, and
+        publish the model alone.
 
         As with torch's own, its tensors are those of the live model and optimizer: save or copy it before stepping on.
         The states of several processes differ only in the random state that dropout draws from; to go on bit for bit,
@@ -257,34 +310,72 @@ class HyFreeDPOptimizer:
             "probe": None if self.probe is None else self.probe.state_dict(),
             "ledger": self.ledger.state_dict(),
             "sampler": None if self.sampler is None else self.sampler.state_dict(),
-            "gradient_noise": self._gradient_noise.get_state(),
-            "probe_noise": self._probe_noise.get_state(),
+            "generator": self._generator.state_dict(),
+            "settings": dict(self._settings),
             "random_state": RandomState.capture(self._parameters[0].device).states,
             "history": [dict(row) for row in self.history],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` gave, torch's global generator included; the settings must be the same.
+        """Restore what :meth:`state_dict` gave, torch's global generator included; the run must be the same.
+
+        A step that is made again on the same data is the same release, noise included. One that is made again on other
+        data (augmentation or dropout may draw other numbers) gets other noise, and the ledger counts both where it
+        knows of the first: if this object made it, or the state tells. What another process has released since the
+        state was saved nobody knows here; count it, or publish nothing that was made after the last saved state.
 
         Raises:
-            ValueError: the state is of another plan (noise, steps, sample rate) or another kind of run, or several
-                processes load states of different runs or steps.
+            ValueError: the state is of another run, and what differs (a setting, the number of records, the batch size,
+                clipping, the base optimizer, the plan); or several processes load states of different runs or steps.
         """
-        noise = hashlib.sha256(state["gradient_noise"].cpu().numpy().tobytes()).hexdigest()[:8]
-        self.processes.agree(steps=state["ledger"]["steps"], generator=noise)
-        if (state["probe"] is None) != (self.probe is None):
-            raise ValueError("state is of a run that learned its rate and this one does not, or the other way round")
-        self.ledger.load_state_dict(state["ledger"])
+        if "generator" not in state:
+            raise ValueError("state was saved by a version of hyfreedp whose noise is not safe: it cannot be resumed")
+        key = hashlib.sha256(state["generator"]["key"].encode()).hexdigest()[:8]
+        self.processes.agree(steps=state["ledger"]["steps"], generator=key)
+        for name in {**self._settings, **state["settings"]}:
+            here, there = self._settings.get(name), state["settings"].get(name)
+            if here != there:
+                raise ValueError(
+                    f"the state is of another run: {name} is {there} there and {here} here. A run is resumed with "
+                    "the settings that it was started with"
+                )
+        self.ledger.load_state_dict(state["ledger"], same_run=state["generator"] == self._generator.state_dict())
         self.module.load_state_dict(state["model"])
         self.base.load_state_dict(copy.deepcopy(state["base_optimizer"]))  # torch would go on using its tensors
         if self.probe is not None:
             self.probe.load_state_dict(state["probe"])
         if self.sampler is not None and state["sampler"] is not None:
             self.sampler.load_state_dict(state["sampler"])
-        self._gradient_noise.set_state(state["gradient_noise"].cpu())
-        self._probe_noise.set_state(state["probe_noise"].cpu())
+        self._generator.load_state_dict(state["generator"])
+        self._checks_due = [self.ledger.steps, *(step for step in self._plan_checks() if step > self.ledger.steps)]
         RandomState(self._parameters[0].device, state["random_state"]).restore()
         self.history = [dict(row) for row in state["history"]]
+
+    def _describe(self) -> dict[str, str]:
+        """All that defines the run beside its plan, which the ledger compares: what a saved state must agree with.
+
+        Not among it: the sizes of physical batches, gradient engine, processes, worker processes. They may change, and
+        where that changes what is released, it gets other noise.
+        """
+        names = {id(parameter): name for name, parameter in self.module.named_parameters()}
+        groups = [
+            {key: value for key, value in group.items() if key not in ("params", "lr")}
+            | {"parameters": [names.get(id(p)) for p in group["params"]]}
+            for group in self.base.param_groups
+        ]
+        probe = "none" if self.probe is None else repr(self.probe)
+        return {
+            "number of records": str(None if self.sampler is None else self.sampler.num_records),
+            "expected batch size": repr(self.expected_batch_size),
+            "clipping": repr(self._engine.clipping),
+            "probe": probe,
+            "decay": f"{self.decay} from {self.decay_start!r}",
+            "optimizer": type(self.base).__qualname__,
+            "ratios of learning rates": repr(self._rate_ratios),
+            "learning rate": repr(self._fixed_eta) if self.probe is None else "learned",
+            **{f"optimizer's group {index}": repr(group) for index, group in enumerate(groups)},
+            "noise": "secure" if self._generator.secure else "standard",
+        }
 
     def __repr__(self) -> str:
         learned = "fixed" if self.probe is None else f"learned from {self.probe.kind}"
@@ -292,4 +383,20 @@ class HyFreeDPOptimizer:
             f"{type(self).__name__}({type(self.base).__name__}, step {self.ledger.steps} of {self.split.steps}, "
             f"eta {self.eta:.3g} ({learned}), clipping {self._engine.clipping}, engine {self._engine.name!r},\n"
             f"  {self.split})"
+        )
+
+
+def _owner_of(base: torch.optim.Optimizer, owner: HyFreeDPOptimizer) -> None:
+    """From now on ``base`` refuses every step that its owner, the last one it was given to, does not make."""
+    hooked = hasattr(base, "_private_owner")
+    base._private_owner = owner  # type: ignore[attr-defined]
+    if not hooked:
+        base.register_step_pre_hook(_refuse_raw_steps)
+
+
+def _refuse_raw_steps(base: torch.optim.Optimizer, *_: Any) -> None:
+    if not base._private_owner._stepping:  # type: ignore[attr-defined]
+        raise RuntimeError(
+            f"this {type(base).__name__} was made private, and its own step would train on raw gradients: call "
+            "step(per_sample_loss, batch) of the optimizer that make_private_with_epsilon returned, without backward()"
         )

@@ -8,8 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hyfreedp.buffers import BufferGuard
 from hyfreedp.checks import check_losses
 from hyfreedp.clipping import GradientEngine
+from hyfreedp.mixing import check_samples_apart
+from hyfreedp.noise import NoiseGenerator
 from hyfreedp.physical import PhysicalBatchSize, split_rows
 from hyfreedp.sampling import RandomState, batch_length, take
 
@@ -26,7 +29,7 @@ class Passes:
         batch: samples are the first dimension of every tensor.
         max_physical_batch_size: size of the pieces, or the function that chooses them; None for one piece.
         device: of the model.
-        signed: whether losses may be negative.
+        buffers: of the model, which no pass may change.
 
     Raises:
         ValueError: the pieces are no partition of the batch, see :func:`hyfreedp.physical.split_rows`.
@@ -39,13 +42,13 @@ class Passes:
         *,
         max_physical_batch_size: PhysicalBatchSize,
         device: torch.device,
-        signed: bool,
+        buffers: BufferGuard,
     ) -> None:
         self._loss = per_sample_loss
         self._rows = split_rows(batch, max_physical_batch_size)
         self._pieces = [take(batch, rows) for rows in self._rows]
         self._states: list[RandomState] = []
-        self._signed = signed
+        self._buffers = buffers
         self._device = device
         self._no_losses = torch.zeros(0, dtype=torch.float64, device=device)
 
@@ -54,8 +57,8 @@ class Passes:
         losses, norms = [], []
         for piece in self._pieces:
             self._states.append(RandomState.capture(self._device))
-            values = self._loss(piece)
-            check_losses(values, batch_length(piece), signed=self._signed)
+            values = self._values(piece)
+            check_losses(values, batch_length(piece))
             norms.append(engine.backward(values))
             losses.append(values.detach().double())
         if not self._pieces:
@@ -70,12 +73,33 @@ class Passes:
         try:
             for piece, state in zip(self._pieces, self._states, strict=True):
                 state.restore()
-                values = self._loss(piece)
-                check_losses(values, batch_length(piece), signed=self._signed, differentiable=False)
+                values = self._values(piece)
+                check_losses(values, batch_length(piece), differentiable=False)
                 losses.append(values.double())
         finally:
             present.restore()
         return self._in_order(losses) if losses else self._no_losses
+
+    def check_samples_apart(self, engine: GradientEngine, generator: NoiseGenerator) -> bool:
+        """:func:`hyfreedp.mixing.check_samples_apart` on one piece; whether there was one of two samples or more.
+
+        To be called after :meth:`backward`, which learns in which types the layers compute.
+        """
+        pieces = [piece for piece in self._pieces if batch_length(piece) > 1]
+        if not pieces:
+            return False
+        check_samples_apart(
+            self._values,
+            pieces[int(generator.permutation(len(pieces))[0])],
+            module=engine.module,
+            narrowest_type=engine.narrowest_type,
+            generator=generator,
+        )
+        return True
+
+    def _values(self, piece: Any) -> Tensor:
+        with self._buffers.unchanged():
+            return self._loss(piece)
 
     def _in_order(self, parts: list[Tensor]) -> Tensor:
         """Values of the pieces, shape ``(n,)`` each, as those of the batch, shape ``(B,)``."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
@@ -19,7 +18,9 @@ from numpy.typing import ArrayLike
 from scipy import optimize, special, stats
 from torch import Tensor
 
-LossMechanism = Literal["gaussian", "laplace"]
+from hyfreedp.noise import NoiseGenerator, NoiseMechanism, as_generator
+
+LossMechanism = NoiseMechanism
 
 # Turns the sums of one process, in place, into those of all processes that train together; None on a single one.
 AddUp = Callable[[Sequence[Tensor]], None]
@@ -34,21 +35,23 @@ def privatize_gradient(
     *,
     sensitivity: float,
     expected_batch_size: float,
-    generator: torch.Generator | None,
+    generator: NoiseGenerator | None,
 ) -> None:
     """Turn sums of clipped per-sample gradients into their private mean, in place (Eq. "priv grad").
 
     Args:
-        clipped_sums: one tensor per parameter.
+        clipped_sums: one tensor per parameter, float32 or float64.
         noise_multiplier: sigma_g >= 0. The noise of each number has standard deviation ``sigma_g * sensitivity``.
         sensitivity: largest norm of one sample's clipped gradient over all parameters together.
         expected_batch_size: sample rate times the number of records.
-        generator: source of the noise; torch's global one if None.
+        generator: source of the noise; a new one from the operating system if None.
+
+    Raises:
+        TypeError: another kind of generator.
+        ValueError: sums in half precision.
     """
     if noise_multiplier > 0:
-        for total in clipped_sums:
-            noise = torch.randn(total.shape, generator=generator, dtype=total.dtype, device=total.device)
-            total.add_(noise, alpha=noise_multiplier * sensitivity)
+        as_generator(generator).add_noise(clipped_sums, noise_multiplier * sensitivity)
     torch._foreach_div_(clipped_sums, expected_batch_size)
 
 
@@ -59,7 +62,7 @@ def privatize_loss(
     *,
     expected_batch_size: float,
     mechanism: LossMechanism = "gaussian",
-    generator: torch.Generator | None = None,
+    generator: NoiseGenerator | None = None,
     add_up: AddUp | None = None,
 ) -> Tensor:
     """Release mean losses: clip each to ``[0, R_l]``, sum, add noise, divide (Eq. "loss priv").
@@ -73,7 +76,7 @@ def privatize_loss(
             scale ``sigma_l R_l`` and so standard deviation ``sqrt(2) sigma_l R_l`` (Laplace).
         expected_batch_size: sample rate times the number of records, never the size of the batch at hand.
         mechanism: "gaussian" or "laplace".
-        generator: source of the noise; torch's global one if None.
+        generator: source of the noise; a new one from the operating system if None.
         add_up: adds up the sums of several processes before the noise; each then passes the losses of its own samples.
 
     Returns:
@@ -118,7 +121,7 @@ def privatize_contrasts(
     *,
     expected_batch_size: float,
     mechanism: LossMechanism = "gaussian",
-    generator: torch.Generator | None = None,
+    generator: NoiseGenerator | None = None,
     add_up: AddUp | None = None,
 ) -> PrivateContrasts:
     """Release the two signed contrasts that hold slope and curvature, and how many samples lie within their thresholds.
@@ -134,7 +137,7 @@ def privatize_contrasts(
         noise_multiplier: sigma_l >= 0, noise (standard deviation or Laplace scale) of each of the four sums.
         expected_batch_size: sample rate times the number of records.
         mechanism: "gaussian" or "laplace".
-        generator: source of the noise; torch's global one if None.
+        generator: source of the noise; a new one from the operating system if None.
         add_up: as in :func:`privatize_loss`.
 
     Raises:
@@ -277,7 +280,7 @@ def _noisy_mean(
     noise_multiplier: float,
     expected_batch_size: float,
     mechanism: LossMechanism,
-    generator: torch.Generator | None,
+    generator: NoiseGenerator | None,
     add_up: AddUp | None,
 ) -> Tensor:
     """Sum over the last dimension, plus noise of scale ``noise_multiplier * clip``, over the expected batch size."""
@@ -288,17 +291,8 @@ def _noisy_mean(
     if noise_multiplier > 0:
         if math.isinf(clip):
             raise ValueError("threshold must be finite when noise_multiplier > 0, got inf: the sum has no sensitivity")
-        total = total + noise_multiplier * clip * _standard_noise(total, mechanism, generator)
+        as_generator(generator).add_noise([total], noise_multiplier * clip, mechanism)
     return total / expected_batch_size
-
-
-def _standard_noise(like: Tensor, mechanism: LossMechanism, generator: torch.Generator | None) -> Tensor:
-    """Standard normal, or Laplace of scale 1, of the shape, type and device of ``like``."""
-    if mechanism == "gaussian":
-        return torch.randn(like.shape, generator=generator, dtype=like.dtype, device=like.device)
-    # The difference of two unit exponentials is Laplace(1); torch.distributions would ignore the generator.
-    exponentials = torch.empty((2, *like.shape), dtype=like.dtype, device=like.device).exponential_(generator=generator)
-    return exponentials[0] - exponentials[1]
 
 
 def _check_positive(name: str, value: float) -> None:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
 from hyfreedp import stepsize
 from hyfreedp.accounting.arguments import check_choice
 from hyfreedp.curvefit import QuadraticFit, fit_contrasts, fit_quadratic
+from hyfreedp.noise import NoiseGenerator
 from hyfreedp.privatize import AddUp, LossMechanism, loss_noise_std, privatize_contrasts, privatize_loss
 
 ProbeKind = Literal["contrasts", "losses"]
@@ -104,6 +104,10 @@ class Probe:
             "anchored": partial(stepsize.posterior, damping=math.sqrt(m), anchor=ANCHOR),
         }
         threshold_rules = {"sum": stepsize.loss_threshold_sum, "previous": stepsize.loss_threshold_previous}
+        self._description = (
+            f"{kind} with rule {rule}, momentum {momentum!r}, {mechanism} noise, thresholds {loss_threshold_rule} in "
+            f"{loss_threshold_range}"
+        )
         self.kind = kind
         self.eta = eta
         self.mechanism: LossMechanism = mechanism
@@ -126,7 +130,7 @@ class Probe:
         losses: Tensor,
         noise_multiplier: float,
         expected_batch_size: float,
-        generator: torch.Generator | None,
+        generator: NoiseGenerator | None,
         *,
         held: bool,
         add_up: AddUp | None = None,
@@ -134,7 +138,8 @@ class Probe:
         """Release, fit, decide; moves ``eta``, the thresholds and the rule's state.
 
         Args:
-            losses: raw per-sample losses at (w - hG, w, w + hG), shape ``(3, B)``.
+            losses: raw per-sample losses at (w - hG, w, w + hG), shape ``(3, B)``. Kind "losses" clips them to
+                [0, R_l], negative ones too: whether there is one must not show.
             noise_multiplier: sigma_l.
             expected_batch_size: sample rate times number of records.
             generator: source of the noise.
@@ -150,7 +155,7 @@ class Probe:
         eta, distance = self.eta, self.distance
         if self.kind == "losses":
             threshold = self.loss_threshold
-            private = privatize_loss(losses, threshold, noise_multiplier, **noise).tolist()
+            private = privatize_loss(losses.clamp(min=0), threshold, noise_multiplier, **noise).tolist()
             std = loss_noise_std(threshold, noise_multiplier, expected_batch_size, self.mechanism)
             fit = fit_quadratic([distance, 0.0, -distance], private, std)
             decision = self._decide(fit, held)
@@ -203,3 +208,7 @@ class Probe:
         self.loss_threshold = state["loss_threshold"]
         self.contrast_thresholds = tuple(state["contrast_thresholds"])
         self.state = stepsize.RuleState(*state["rule_state"])
+
+    def __repr__(self) -> str:
+        """All that does not change during a run."""
+        return f"{type(self).__name__}({self._description})"

@@ -5,18 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Sampler
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+)
 from torch.utils.data.dataloader import default_collate
+
+from hyfreedp.noise import NoiseGenerator
 
 
 class PoissonSampler(Sampler[list[int]]):
     """Batches that hold each record independently with probability ``sample_rate``; empty ones included.
 
-    The batch of step t is drawn by a generator keyed with (seed, t). A run therefore resumes exactly by setting
-    ``position``, even where worker processes fetch batches ahead. One pass yields the rest of an epoch.
+    The batch of step t is drawn by a :class:`~hyfreedp.noise.NoiseGenerator` keyed with (seed, t). A run therefore
+    resumes exactly by setting ``position``, even where worker processes fetch batches ahead. One pass yields the rest
+    of an epoch.
 
     Of several processes that train together, each draws the same batch and keeps the records of its own shard, those
     whose index leaves the remainder ``rank``. Their union is the batch of a single process, so it is a Poisson sample
@@ -70,9 +79,9 @@ class PoissonSampler(Sampler[list[int]]):
 
     def batch(self, step: int) -> list[int]:
         """Indices of this process's records in the batch of 0-based ``step``."""
-        # Philox takes its key from the whole seed; torch's CPU generator would use 32 bits of it.
-        generator = np.random.Generator(np.random.Philox(np.random.SeedSequence(self.seed, spawn_key=(step,))))
-        drawn = np.flatnonzero(generator.random(self.num_records) < self.sample_rate)
+        drawn = (NoiseGenerator(self.seed).child("batch", step).uniform(self.num_records) < self.sample_rate).nonzero()[
+            :, 0
+        ]
         return drawn[drawn % self.world_size == self.rank].tolist()
 
     def state_dict(self) -> dict[str, int]:
@@ -95,15 +104,36 @@ class CollateWithEmpty:
         return take(self.collate([self.dataset[0]]), slice(0, 0))
 
 
-def poisson_loader(loader: DataLoader, *, seed: int, rank: int = 0, world_size: int = 1) -> DataLoader:
+class PoissonLoader(DataLoader):
+    """A loader whose batch sampler is a :class:`PoissonSampler`, and that gives a batch when the one before was used.
+
+    The epsilon of a run is that of one step for every batch. A loop that passes over a batch, because it is empty or
+    because its step failed, would tell something about it, and in the next epoch get batches again that were used.
+    """
+
+    def __iter__(self) -> Any:  # an iterator; torch promises a private type
+        sampler = cast(PoissonSampler, self.batch_sampler)
+        step = sampler.position
+        for given, batch in enumerate(super().__iter__(), start=step):
+            if given > step and sampler.position != given:
+                made = sampler.position - given + 1
+                raise RuntimeError(
+                    f"optimizer.step was called {made} times for batch {given - 1}, but every batch of the loader must "
+                    "be passed to it exactly once, empty ones too: do not skip any. Where a step has failed, mend the "
+                    "cause and begin a new pass over the loader: it starts with the batch that has no step yet"
+                )
+            yield batch
+
+
+def poisson_loader(loader: DataLoader, *, seed: int, rank: int = 0, world_size: int = 1) -> PoissonLoader:
     """The same data, workers and collation as ``loader``, Poisson-sampled at rate ``loader.batch_size / N``.
 
     An epoch has ``len(loader)`` batches. The order that ``loader`` would have had (shuffled or not) plays no part.
     ``seed``, ``rank`` and ``world_size`` are those of :class:`PoissonSampler`.
 
     Raises:
-        ValueError: an iterable data set, a loader without a batch size or with a DistributedSampler, or a batch larger
-            than the data set.
+        ValueError: an iterable data set, a loader without a batch size, with a batch sampler or with a sampler that
+            does more than put all records into an order, or a batch larger than the data set.
         TypeError: not a DataLoader.
     """
     if not isinstance(loader, DataLoader):
@@ -111,12 +141,16 @@ def poisson_loader(loader: DataLoader, *, seed: int, rank: int = 0, world_size: 
     if isinstance(loader.dataset, IterableDataset):
         raise ValueError("data_loader must be over a map-style data set: an IterableDataset cannot be Poisson-sampled")
     if loader.batch_size is None:
-        raise ValueError("data_loader must have a batch_size: it gives the sample rate; a batch_sampler does not")
+        raise ValueError(
+            "data_loader must have a batch_size and no batch_sampler: batches are drawn here, each record with "
+            "probability batch_size / N. To leave records out give torch.utils.data.Subset(dataset, indices)"
+        )
     if isinstance(loader.sampler, DistributedSampler):
         raise ValueError(
             "data_loader must not have a DistributedSampler: give every process the same loader, over the whole data "
             "set and with the batch size of all processes together; each then takes records of its own"
         )
+    _check_order(loader.sampler)
     num_records = len(cast(Sized, loader.dataset))
     if num_records == 0:
         raise ValueError("data_loader must be over a data set of at least one record, got an empty one")
@@ -133,7 +167,7 @@ def poisson_loader(loader: DataLoader, *, seed: int, rank: int = 0, world_size: 
         rank=rank,
         world_size=world_size,
     )
-    return DataLoader(
+    return PoissonLoader(
         loader.dataset,
         batch_sampler=sampler,
         collate_fn=CollateWithEmpty(loader.collate_fn or default_collate, loader.dataset),
@@ -146,8 +180,30 @@ def poisson_loader(loader: DataLoader, *, seed: int, rank: int = 0, world_size: 
         persistent_workers=loader.persistent_workers,
         # Of the workers' seeds. Every iterator moves torch's global generator, the default; a resumed run, which makes
         # one iterator more, would then have other dropout masks.
-        generator=torch.Generator().manual_seed((seed + rank) % 2**63),
+        generator=torch.Generator().manual_seed(NoiseGenerator(seed).child("workers", rank).integer()),
     )
+
+
+def _check_order(sampler: object) -> None:
+    """Refuse a sampler that chooses, repeats or weighs records: Poisson sampling takes its place.
+
+    Raises:
+        ValueError: naming it.
+    """
+    plain = type(sampler) is SequentialSampler or (
+        type(sampler) is RandomSampler
+        and not sampler.replacement
+        and sampler.num_samples == len(cast(Sized, sampler.data_source))
+    )
+    if not plain:
+        kind = type(sampler).__name__
+        if isinstance(sampler, RandomSampler):
+            kind += f" with replacement={sampler.replacement} and num_samples={sampler.num_samples}"
+        raise ValueError(
+            f"data_loader must have no sampler of its own, got {kind}: Poisson sampling takes its place, from all "
+            "records of the data set and with equal probability. To train on some of them give "
+            "torch.utils.data.Subset(dataset, indices); weights can enter the per-sample loss"
+        )
 
 
 def batch_length(batch: Any) -> int:
@@ -208,6 +264,10 @@ class RandomState:
         if device.type == "cuda":
             states.append(torch.cuda.get_rng_state(device))
         return cls(device, states)
+
+    def same_as(self, other: RandomState) -> bool:
+        """Whether nothing was drawn between the two."""
+        return all(torch.equal(one.cpu(), two.cpu()) for one, two in zip(self.states, other.states, strict=True))
 
     def restore(self) -> None:
         torch.set_rng_state(self.states[0].cpu())

@@ -14,10 +14,14 @@ class BudgetExhausted(RuntimeError):
 
 
 class PrivacyLedger:
-    """Counts the steps of a run and refuses those that its noise does not pay for.
+    """Counts the releases of a run and refuses those that its noise does not pay for.
 
-    The plan fixes in advance which steps probe, so two counters say all that was released. A step on an empty Poisson
-    batch counts like any other: that it was empty is part of what the noise hides.
+    The plan fixes in advance which steps probe. A step on an empty Poisson batch counts like any other: that it was
+    empty is part of what the noise hides.
+
+    A run that goes back to an earlier state releases steps again. The noise is bound to what it hides (module
+    ``noise``), so a release has a tag: the same one again is the same release and costs nothing; another one for the
+    same step is a further release and counts, as far as this ledger or a state that it loads has seen the first.
 
     Args:
         split: the noise of the run and its plan.
@@ -26,17 +30,25 @@ class PrivacyLedger:
     def __init__(self, split: NoiseSplit) -> None:
         self.split = split
         self._steps = 0
-        self._probe_steps = 0
+        # Tags of what was released at each step, gradients and probes, and the larger number of the two, added up.
+        self._released: dict[int, tuple[list[int], list[int]]] = {}
+        self._released_steps = 0
+        self._released_probes = 0
 
     @property
     def steps(self) -> int:
-        """Steps made so far; also the index t = 0, 1, ... of the next one."""
+        """Steps that the run has made; also the index t = 0, 1, ... of the next one."""
         return self._steps
 
     @property
     def probe_steps(self) -> int:
-        """Steps with a probe made so far."""
-        return self._probe_steps
+        """Steps with a probe among them."""
+        return self.split.probe_steps_before(self._steps)
+
+    @property
+    def repeated(self) -> int:
+        """Releases known beyond one for each of ``steps``: made again with other data, or ahead of an earlier state."""
+        return self._released_steps - self._steps
 
     def check(self, probe: bool) -> None:
         """Refuse the next step if it is not in the plan; count nothing.
@@ -60,21 +72,49 @@ class PrivacyLedger:
                 f"interval={self.split.interval}), but it {'does' if probe else 'does not'}"
             )
 
-    def record(self, probe: bool) -> None:
+    def record(self, probe: bool, tag: int = 0) -> None:
         """Count the next step. To be called just before anything of it is released, also when its batch is empty.
 
         Args:
             probe: whether the step releases a probe.
+            tag: of its gradient's noise, see :class:`hyfreedp.noise.NoiseGenerator`.
 
         Raises:
-            BudgetExhausted: the step is not in the plan; nothing was counted.
+            BudgetExhausted: the step is not in the plan, or steps released twice have used its budget up; nothing was
+                counted.
         """
         self.check(probe)
+        self._count(self._steps, tag, 0)
         self._steps += 1
-        self._probe_steps += bool(probe)
+
+    def record_probe(self, tag: int = 0) -> None:
+        """Count the probe of the step just recorded, before anything of it is released.
+
+        Raises:
+            BudgetExhausted: as in :meth:`record`.
+        """
+        self._count(self._steps - 1, tag, 1)
+
+    def _count(self, step: int, tag: int, kind: int) -> None:
+        tags = self._released.get(step, ([], []))
+        if tag in tags[kind]:
+            return
+        more = len(tags[kind]) == max(map(len, tags))  # a probe beside its gradient is the same step
+        steps = self._released_steps + more
+        probe_steps = self._released_probes + (more and self.split.is_probe_step(step))
+        # A probe step costs at least what a plain one costs, so these two comparisons bound the whole.
+        if steps > self.split.steps or probe_steps > self.split.probe_steps:
+            raise BudgetExhausted(
+                f"step {step} would be released once more with other data. With the {self.repeated} releases known "
+                f"beyond one per step the run would exceed the {self.split.steps} steps (and {self.split.probe_steps} "
+                "probes) that its noise was calibrated for: it ends here"
+            )
+        self._released[step] = tags
+        tags[kind].append(tag)
+        self._released_steps, self._released_probes = steps, probe_steps
 
     def epsilon(self, target_delta: float | None = None, accountant: Accountant | None = None) -> float:
-        """Epsilon of the steps made so far; 0 before the first, infinite without noise.
+        """Epsilon of all releases that are known; 0 before the first, infinite without noise.
 
         Args:
             target_delta: in (0, 1); the split's own if None.
@@ -87,34 +127,58 @@ class PrivacyLedger:
             ValueError: an argument is out of range.
         """
         return epsilon_so_far(
-            self.split, self._steps, self._probe_steps, target_delta=target_delta, accountant=accountant
+            self.split,
+            self._released_steps,
+            self._released_probes,
+            target_delta=target_delta,
+            accountant=accountant,
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Counters and plan as plain numbers and strings."""
-        return {"steps": self._steps, "probe_steps": self._probe_steps, "split": self.split.to_dict()}
+        """Position, plan and tags as plain numbers and strings."""
+        return {
+            "steps": self._steps,
+            "released": {step: [list(tags) for tags in both] for step, both in self._released.items()},
+            "split": self.split.to_dict(),
+        }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any], *, same_run: bool = False) -> None:
         """Resume from :meth:`state_dict` of a ledger with the same split.
 
+        Args:
+            state: what was saved.
+            same_run: whether this ledger's own releases are of the run that the state is of, and so still count.
+
         Raises:
-            ValueError: the state belongs to another split, or its counters cannot have come from this plan.
+            ValueError: the state belongs to another split, or cannot have come from this plan.
         """
         mine, theirs = self.split.to_dict(), state["split"]
         different = [name for name in mine.keys() | theirs.keys() if mine.get(name) != theirs.get(name)]
         if different:
             changes = ", ".join(f"{name}: {theirs.get(name)!r} != {mine.get(name)!r}" for name in sorted(different))
             raise ValueError(f"the saved state belongs to another noise split ({changes})")
-        steps, probe_steps = state["steps"], state["probe_steps"]
-        if not 0 <= steps <= self.split.steps or probe_steps != self.split.probe_steps_before(steps):
+        position, released = state["steps"], dict(state["released"])
+        if not 0 <= position <= self.split.steps or not set(range(position)) <= set(released) <= set(
+            range(self.split.steps)
+        ):
             raise ValueError(
-                f"the saved state counts {steps} steps and {probe_steps} probes, which the plan of {self.split.steps} "
-                "steps does not allow"
+                f"the saved state counts {position} steps and {len(released)} released ones, which the plan of "
+                f"{self.split.steps} steps does not allow"
             )
-        self._steps, self._probe_steps = steps, probe_steps
+        if same_run:
+            for step, both in self._released.items():
+                theirs_at = released.get(step, ([], []))
+                released[step] = [
+                    [*old, *(t for t in tags if t not in old)] for old, tags in zip(theirs_at, both, strict=True)
+                ]
+        self._steps = position
+        self._released = {step: (list(both[0]), list(both[1])) for step, both in released.items()}
+        counts = {step: max(map(len, both)) for step, both in self._released.items()}
+        self._released_steps = sum(counts.values())
+        self._released_probes = sum(count for step, count in counts.items() if self.split.is_probe_step(step))
 
     def __repr__(self) -> str:
         return (
             f"{type(self).__name__}({self._steps} of {self.split.steps} steps, "
-            f"{self._probe_steps} of {self.split.probe_steps} probes)"
+            f"{self.probe_steps} of {self.split.probe_steps} probes)"
         )

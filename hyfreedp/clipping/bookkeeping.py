@@ -136,6 +136,7 @@ class BookKeepingEngine(GradientEngine):
         # Also asked for where this is another backward pass: what checkpointing recomputed for it is then let go.
         x = None if use.kept is None else use.kept.get()
         if self._pass is not None:
+            self._types.add(g.dtype)
             use.kept = None
             self._pass.receive(use, x, g)
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.grad import conv1d_weight, conv2d_weight
 
-from hyfreedp.clipping.persample import Instantiated, PerSampleGradients, gram_norms, prefers_factors
+from hyfreedp.clipping.persample import Instantiated, PerSampleGradients, gram_norms, prefers_factors, widened
 
 
 def convolution(layer: nn.Conv1d | nn.Conv2d, x: Tensor, g: Tensor) -> PerSampleGradients:
@@ -46,8 +46,9 @@ class ConvolutionFactors(PerSampleGradients):
         return torch.cat(norms)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        g = self.g * weights.to(self.g.dtype).view(-1, *[1] * (self.g.dim() - 1))
-        return self._weight_gradient(self.x, g, self.layer.groups)
+        x, g = widened(self.x), widened(self.g)
+        g = g * weights.to(g.dtype).view(-1, *[1] * (g.dim() - 1))
+        return self._weight_gradient(x, g, self.layer.groups)
 
     def instantiate(self) -> Tensor:
         # All samples side by side as channels of one convolution, in which each sample is a group of its own.

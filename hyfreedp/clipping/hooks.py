@@ -112,6 +112,7 @@ class HooksEngine(GradientEngine):
         x = kept.get()
         if self._gradients is None:
             return
+        self._types.add(gradient.dtype)
         if not len(x) == len(gradient) == self._batch_size:
             raise wrong_samples(name, layer, len(x), self._batch_size)
         if isinstance(layer, nn.Embedding) and layer.padding_idx is not None:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hyfreedp.clipping.convolution import convolution
-from hyfreedp.clipping.persample import EmbeddingRows, Instantiated, PerSampleGradients, products
+from hyfreedp.clipping.persample import EmbeddingRows, Instantiated, PerSampleGradients, products, widened
 
 Gradients = Iterator[tuple[nn.Parameter, PerSampleGradients]]
 
@@ -105,14 +105,14 @@ def _embedding(layer: nn.Embedding, x: Tensor, g: Tensor) -> EmbeddingRows:
 
 
 def _sum_tokens(t: Tensor, kept: int) -> Tensor:
-    """(B, ..., *S) to (B, *S), where S has ``kept`` dimensions."""
+    """(B, ..., *S) to (B, *S), where S has ``kept`` dimensions; sums are float32 or wider."""
     dims = tuple(range(1, t.dim() - kept))
-    return t.sum(dims) if dims else t
+    return widened(t).sum(dims) if dims else t
 
 
 def _sum_positions(t: Tensor) -> Tensor:
-    """(B, C, ...) to (B, C)."""
-    return t.flatten(2).sum(2) if t.dim() > 2 else t
+    """(B, C, ...) to (B, C); sums are float32 or wider."""
+    return widened(t).flatten(2).sum(2) if t.dim() > 2 else t
 
 
 def _image(layer: nn.Conv1d | nn.Conv2d) -> tuple[int, ...]:

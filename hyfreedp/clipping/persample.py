@@ -27,7 +27,11 @@ class PerSampleGradients(ABC):
 
     @abstractmethod
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        """sum_i weights_i g_i for weights of shape (B,); the result has shape S."""
+        """sum_i weights_i g_i for weights of shape (B,); the result has shape S and is float32 or wider.
+
+        Weights, products and the sum are of that width too: rounded to half precision, a sum of many samples would move
+        by several times what one of them contributes.
+        """
 
     @abstractmethod
     def instantiate(self) -> Tensor:
@@ -49,7 +53,7 @@ class Instantiated(PerSampleGradients):
         return _squared_norms(self._flat())
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        flat = self._flat()
+        flat = widened(self._flat())
         return (weights.to(flat.dtype) @ flat).view(self.gradients.shape[1:])
 
     def instantiate(self) -> Tensor:
@@ -73,7 +77,7 @@ class OuterProducts(PerSampleGradients):
         return gram_norms(self.left, self.right)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        left, right = self.left, self.right
+        left, right = widened(self.left), widened(self.right)
         weights = weights.to(left.dtype)[:, None, None]
         if left.numel() < right.numel():
             left = left * weights
@@ -100,14 +104,15 @@ class EmbeddingRows(PerSampleGradients):
         samples = torch.arange(batch, device=self.ids.device)
         # A token that occurs twice in a sample gets the sum of its rows: add up by (sample, token) pair first.
         pairs, inverse = torch.unique(self.ids + self.entries * samples[:, None], return_inverse=True)
-        wide = torch.promote_types(self.rows.dtype, torch.float32)
-        sums = self.rows.new_zeros(len(pairs), width, dtype=wide)
-        sums.index_add_(0, inverse.flatten(), self.rows.flatten(0, 1).to(wide))
+        rows = widened(self.rows)
+        sums = rows.new_zeros(len(pairs), width)
+        sums.index_add_(0, inverse.flatten(), rows.flatten(0, 1))
         norms = sums.new_zeros(batch)
         return norms.index_add_(0, pairs // self.entries, _squared_norms(sums))
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        rows = self.rows * weights.to(self.rows.dtype)[:, None, None]
+        rows = widened(self.rows)
+        rows = rows * weights.to(rows.dtype)[:, None, None]
         table = rows.new_zeros(self.entries, rows.shape[-1])
         return table.index_add_(0, self.ids.flatten(), rows.flatten(0, 1))
 
@@ -128,10 +133,9 @@ class TiedTable(PerSampleGradients):
     @cached_property
     def squared_norms(self) -> Tensor:
         ids, rows, left, right = self.embedding.ids, self.embedding.rows, self.head.left, self.head.right
-        wide = torch.promote_types(rows.dtype, torch.float32)
         # <head_i, embedding_i> = sum_ts left_it[id_is] <right_it, row_is>
         picked = left.gather(2, ids[:, None, :].expand(-1, left.shape[1], -1))
-        cross = (picked.to(wide) * (right.to(wide) @ rows.to(wide).mT)).sum((1, 2))
+        cross = (widened(picked) * (widened(right) @ widened(rows).mT)).sum((1, 2))
         return self.embedding.squared_norms + self.head.squared_norms + 2 * cross
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
@@ -188,12 +192,16 @@ def gram_norms(left: Tensor, right: Tensor) -> Tensor:
     """||sum_t left_it right_it^T||^2 from left (N, T, p) and right (N, T, d); shape (N,), float32 or wider."""
     if left.shape[1] == 1:
         return _squared_norms(left[:, 0]) * _squared_norms(right[:, 0])
-    wide = torch.promote_types(left.dtype, torch.float32)
-    left, right = left.to(wide), right.to(wide)
+    left, right = widened(left), widened(right)
     lefts, rights = left @ left.mT, right @ right.mT
     # Where tokens nearly cancel, only rounding is left. It must not understate a norm: the factor would be too large.
-    rounding = torch.finfo(wide).eps * _trace(lefts) * _trace(rights)
+    rounding = torch.finfo(left.dtype).eps * _trace(lefts) * _trace(rights)
     return (lefts * rights).sum((1, 2)) + rounding
+
+
+def widened(t: Tensor) -> Tensor:
+    """In float32, or wider if it is."""
+    return t.to(torch.promote_types(t.dtype, torch.float32))
 
 
 def _trace(matrices: Tensor) -> Tensor:

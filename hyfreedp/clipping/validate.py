@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
@@ -12,7 +14,8 @@ _RUNNING = ("running_mean", "running_var")
 def check_module(module: nn.Module) -> None:
     """Refuse a module whose training cannot be made private.
 
-    A frozen batch norm in eval mode is a fixed affine map and passes; keep it in eval mode while training.
+    A frozen batch norm in eval mode is a fixed affine map and passes. It must stay in eval mode while training, which
+    ``model.train()`` ends: :func:`check_modes` is asked again at every step.
 
     Raises:
         ValueError: naming every offending layer with the fix, or saying that nothing is trainable.
@@ -26,6 +29,32 @@ def check_module(module: nn.Module) -> None:
         problems.append("no parameter is trainable: set requires_grad on those to train")
     if problems:
         raise ValueError("this module cannot be trained privately: " + "; ".join(problems))
+
+
+def layers_with_modes(module: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Names and layers of ``module`` for which the answer can change after the first step."""
+    return [
+        (name, layer)
+        for name, layer in module.named_modules()
+        if isinstance(layer, (_BatchNorm, _InstanceNorm)) or any(hasattr(layer, name) for name in _RUNNING)
+    ]
+
+
+def check_modes(layers: Iterable[tuple[str, nn.Module]]) -> None:
+    """Refuse layers of :func:`layers_with_modes` that are, by now, what :func:`check_module` refuses.
+
+    Raises:
+        ValueError: naming them with the fix.
+    """
+    problems = [
+        f"layer {name!r} ({type(layer).__name__}) {problem}" for name, layer in layers if (problem := _problem(layer))
+    ]
+    if problems:
+        raise ValueError(
+            "the model has changed since training began: "
+            + "; ".join(problems)
+            + ". After model.train() call .eval() of such layers again"
+        )
 
 
 def _problem(layer: nn.Module) -> str | None:

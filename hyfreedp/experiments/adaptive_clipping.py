@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from hyfreedp.clipping import AbadiClipping
+from hyfreedp.noise import NoiseGenerator
 
 # The authors' settings: median, geometric updates, noise on the count of a twentieth of the batch.
 QUANTILE = 0.5
@@ -55,15 +56,16 @@ class AdaptiveClipping:
     sigma: float = 0.0
     expected_batch_size: float = 1.0
     _centred_count: float = field(default=0.0, repr=False)  # of this step: +1/2 for a norm within R_g, else -1/2
-    _generator: torch.Generator = field(default_factory=torch.Generator, repr=False)
+    _generator: NoiseGenerator = field(default_factory=NoiseGenerator, repr=False)
+    _step: int = field(default=0, repr=False)
 
-    def start(self, *, sigma: float, expected_batch_size: float, seed: int) -> None:
+    def start(self, *, sigma: float, expected_batch_size: float, generator: NoiseGenerator) -> None:
         """Fix the noise before the first step.
 
         Args:
             sigma: noise multiplier of vanilla DP-SGD with the run's budget; 0 without privacy.
             expected_batch_size: B.
-            seed: of the noise on the counts.
+            generator: of the noise on the counts.
 
         Raises:
             ValueError: the batch is so small that the count alone costs more than the budget.
@@ -72,7 +74,7 @@ class AdaptiveClipping:
         self.expected_batch_size = expected_batch_size
         if sigma > 0:
             update_noise(sigma, self.count_noise)
-        self._generator.manual_seed(seed)
+        self._generator = generator
 
     @property
     def count_noise(self) -> float:
@@ -100,17 +102,20 @@ class AdaptiveClipping:
         Returns:
             The noisy share, of the expected batch size; 1/2 for an empty batch without noise.
         """
-        noise = self.count_noise * torch.randn((), dtype=torch.float64, generator=self._generator).item()
-        share = 0.5 + (self._centred_count + noise) / self.expected_batch_size
+        count = torch.tensor(self._centred_count, dtype=torch.float64)
+        if self.count_noise > 0:
+            self._generator.child("count", self._step).add_noise([count], self.count_noise)
+        share = 0.5 + count.item() / self.expected_batch_size
         self.threshold *= math.exp(-RATE * (share - QUANTILE))
         self._centred_count = 0.0
+        self._step += 1
         return share
 
     def state_dict(self) -> dict[str, Any]:
         """What changes from step to step."""
-        return {"threshold": self.threshold, "generator": self._generator.get_state()}
+        return {"threshold": self.threshold, "step": self._step, "generator": self._generator.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` gave."""
-        self.threshold = state["threshold"]
-        self._generator.set_state(state["generator"])
+        self.threshold, self._step = state["threshold"], state["step"]
+        self._generator.load_state_dict(state["generator"])

@@ -16,6 +16,7 @@ from hyfreedp import fit_quadratic
 from hyfreedp.accounting.accountants import composed_epsilon
 from hyfreedp.accounting.mechanisms import Probe, probe_mechanism
 from hyfreedp.experiments.clouds import private_fit, usual_thresholds
+from hyfreedp.noise import NoiseGenerator
 from hyfreedp.stepsize import loss_threshold_sum
 
 
@@ -57,11 +58,11 @@ def game(
     means = known.mean(dim=1).tolist()
     usual = usual_thresholds(others)
     thresholds = (loss_threshold_sum(tuple(means), floor=0.0, cap=math.inf), usual[1], usual[2])
-    generator = torch.Generator().manual_seed(seed)
+    generator = NoiseGenerator(seed)
     rows: list[tuple[str, float, bool, int, float]] = []
     for run in tqdm(range(runs), desc="attacks", unit="run"):
         for planted in (False, True):
-            batch = known[:, torch.rand(known.shape[1], generator=generator) < sample_rate]
+            batch = known[:, generator.uniform(known.shape[1]) < sample_rate]
             if planted:
                 batch = torch.cat([batch, planted_losses], dim=1)
             raw = fit_quadratic([distance, 0.0, -distance], batch.mean(dim=1).tolist())

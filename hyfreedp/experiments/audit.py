@@ -23,6 +23,7 @@ from hyfreedp.accounting import NoiseSplit
 from hyfreedp.accounting.mechanisms import Probe
 from hyfreedp.experiments.attack import Score, clopper_pearson
 from hyfreedp.experiments.run import one_thread
+from hyfreedp.noise import NoiseGenerator
 from hyfreedp.privatize import privatize_contrasts, privatize_gradient, privatize_loss
 from hyfreedp.sampling import PoissonSampler
 
@@ -126,7 +127,7 @@ def probe_statistics(*, probe: Probe, sigma_loss: float, runs: int, seed: int) -
     Returns:
         Columns ``without`` and ``planted``.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = NoiseGenerator(seed)
     release = {"losses": _released_losses, "contrasts": _released_contrasts}[probe]
     with one_thread():
         without, planted = (release(world, sigma_loss, runs, generator) for world in (False, True))
@@ -141,13 +142,13 @@ def probe_bounds(
     return bounds(statistics, deltas, confidence)
 
 
-def _released_losses(planted: bool, sigma_loss: float, runs: int, generator: torch.Generator) -> np.ndarray:
+def _released_losses(planted: bool, sigma_loss: float, runs: int, generator: NoiseGenerator) -> np.ndarray:
     batch = torch.tensor(LOSSES)[:, None] if planted else torch.empty(3, 0)
     means = privatize_loss(batch.expand(runs, 3, -1), 1.0, sigma_loss, expected_batch_size=1.0, generator=generator)
     return (means @ torch.tensor(LOSSES, dtype=means.dtype)).numpy()
 
 
-def _released_contrasts(planted: bool, sigma_loss: float, runs: int, generator: torch.Generator) -> np.ndarray:
+def _released_contrasts(planted: bool, sigma_loss: float, runs: int, generator: NoiseGenerator) -> np.ndarray:
     d, c = CONTRASTS
     batch = torch.tensor([[(c - d) / 2], [0.0], [(c + d) / 2]], dtype=torch.float64)[:, : int(planted)]
     statistics = np.empty(runs)
@@ -181,7 +182,7 @@ def joint_statistics(*, split: dict[str, Any], runs: int, seed: int) -> pd.DataF
         raise ValueError(
             f"split must probe 'losses' with 'gaussian' noise, got {plan.probe!r}, {plan.loss_mechanism!r}"
         )
-    generator = torch.Generator().manual_seed(seed)
+    generator = NoiseGenerator(seed)
     sizes = [min(CHUNK, runs - start) for start in range(0, runs, CHUNK)]
     absent: list[Tensor] = []
     present: list[Tensor] = []
@@ -202,7 +203,7 @@ def joint_bounds(
     return bounds(joint_statistics(split=split, runs=runs, seed=seed), deltas, confidence)
 
 
-def _whole_runs(plan: NoiseSplit, runs: int, inside: Callable[[int], list[int]], generator: torch.Generator) -> Tensor:
+def _whole_runs(plan: NoiseSplit, runs: int, inside: Callable[[int], list[int]], generator: NoiseGenerator) -> Tensor:
     """Log likelihood ratios of ``runs`` runs side by side; ``inside(t)`` names those with the record in batch t."""
     q, size = plan.sample_rate, 1 / plan.sample_rate  # the expected batch size does not matter: it scales all releases
     total = torch.zeros(runs, dtype=torch.float64)
@@ -218,7 +219,7 @@ def _whole_runs(plan: NoiseSplit, runs: int, inside: Callable[[int], list[int]],
     return total
 
 
-def _losses_of_runs(plan: NoiseSplit, runs: int, members: Tensor, size: float, generator: torch.Generator) -> Tensor:
+def _losses_of_runs(plan: NoiseSplit, runs: int, members: Tensor, size: float, generator: NoiseGenerator) -> Tensor:
     """Three private mean losses per run, shape ``(runs, 3)``: of the record alone, or of an empty batch."""
     arguments: dict[str, Any] = {"expected_batch_size": size, "generator": generator}
     means = privatize_loss(torch.empty(runs, 3, 0), 1.0, plan.sigma_loss, **arguments)

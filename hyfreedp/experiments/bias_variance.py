@@ -14,6 +14,7 @@ from scipy import special
 from tqdm import tqdm
 
 from hyfreedp import NoiseSplit, calibrate_noise, clipping_bias, normal_clipping_bias
+from hyfreedp.noise import NoiseGenerator
 from hyfreedp.privatize import LossMechanism, loss_noise_std, normal_mse, privatize_gradient, privatize_loss
 
 # Published vision transformers on 224 x 224 images in patches of 16 x 16.
@@ -52,7 +53,7 @@ def normal_bias_dots(
         One row per alpha: ``bias`` in units of ``std``, its standard ``error``, and ``spread``, the standard deviation
         of the bias from batch to batch.
     """
-    draws = np.random.default_rng(seed).normal(mean, std, (batches, batch_size))
+    draws = NoiseGenerator(seed).normal(batches, batch_size).mul_(std).add_(mean).numpy()
     thresholds = mean + std * np.asarray(alphas)
     biases = np.array([clipping_bias(batch, thresholds) for batch in draws]) / std
     spread = biases.std(axis=0, ddof=1)
@@ -87,7 +88,7 @@ def release_dots(
     """
     batch = torch.as_tensor(np.asarray(losses, dtype=np.float64))
     batch = batch.expand(runs, batch.shape[-1])
-    generator = torch.Generator().manual_seed(seed)
+    generator = NoiseGenerator(seed)
     rows = []
     for threshold in thresholds:
         arguments: dict[str, Any] = {"expected_batch_size": expected_batch_size, "generator": generator}
@@ -192,7 +193,7 @@ def noise_magnitudes(*, models: list[dict[str, Any]], seeds: int) -> pd.DataFram
         ):
             if quantity == "loss":
                 empty = torch.zeros(10_000 * seeds, 0)  # a release of no losses, many times
-                generator = torch.Generator().manual_seed(0)
+                generator = NoiseGenerator(0)
                 norms = privatize_loss(empty, 1.0, sigma, expected_batch_size=expected, generator=generator).abs()
             else:
                 norms = torch.tensor([_gradient_noise(dimension, sigma, expected, seed) for seed in range(seeds)])
@@ -214,7 +215,7 @@ def noise_magnitudes(*, models: list[dict[str, Any]], seeds: int) -> pd.DataFram
 
 def _gradient_noise(dimension: int, sigma: float, expected_batch_size: float, seed: int, piece: int = 2**22) -> float:
     """Norm of one noise vector, drawn in pieces to save memory."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = NoiseGenerator(seed)
     squared = 0.0
     for start in range(0, dimension, piece):
         part = torch.zeros(min(piece, dimension - start))

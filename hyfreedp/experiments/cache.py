@@ -12,10 +12,13 @@ import pandas as pd
 
 from hyfreedp.experiments.files import replacing
 
+# Part of every name: what was computed with noise of another construction is another result.
+NOISE = "keyed ChaCha20"
+
 
 def key_of(arguments: dict[str, Any]) -> str:
     """Hash of plain arguments (numbers, strings, lists of them), independent of their order."""
-    text = json.dumps(arguments, sort_keys=True)
+    text = json.dumps([NOISE, arguments], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -20,6 +20,7 @@ from hyfreedp.experiments.evaluation import losses_of as per_sample_loss_of
 from hyfreedp.experiments.run import make_run, one_thread
 from hyfreedp.experiments.spec import Spec
 from hyfreedp.experiments.tasks import TASKS
+from hyfreedp.noise import NoiseGenerator
 from hyfreedp.privatize import privatize_contrasts, privatize_loss
 
 POINTS = ["ahead", "here", "behind"]  # losses at w - hG, w and w + hG, in the order that probes take them
@@ -117,7 +118,7 @@ def private_fit(
     *,
     distance: float,
     expected_batch_size: float,
-    generator: torch.Generator,
+    generator: NoiseGenerator,
 ) -> QuadraticFit:
     """The parabola that one probe sees.
 
@@ -160,7 +161,7 @@ def clipped_rates(losses: ArrayLike, distance: float) -> dict[str, float]:
             0.0,
             distance=distance,
             expected_batch_size=batch.shape[1],
-            generator=torch.Generator(),
+            generator=NoiseGenerator(),
         )
         return fit.minimizer / distance
 
@@ -201,7 +202,7 @@ def clouds(
     usual = usual_thresholds(losses)
     rows = []
     for probe, sigma in sigmas.items():
-        generator = torch.Generator().manual_seed(seed)
+        generator = NoiseGenerator(seed)
         for multiple in tqdm(multiples, desc=f"parabolas from {probe}", unit="threshold"):
             scaled = (multiple * usual[0], multiple * usual[1], multiple * usual[2])
             for _ in range(runs):

@@ -26,6 +26,7 @@ from hyfreedp.experiments.models import Model
 from hyfreedp.experiments.run import make_run, one_thread
 from hyfreedp.experiments.spec import Spec
 from hyfreedp.experiments.tasks import TASKS
+from hyfreedp.noise import NoiseGenerator
 from hyfreedp.privatize import loss_noise_std, privatize_contrasts, privatize_loss
 
 # In units of the probe distance h: where a run probes, and two points more.
@@ -143,7 +144,7 @@ def curves(*, spec: dict[str, Any], stages: list[float], grid: list[float], repe
     rows: list[tuple[Any, ...]] = []
     with one_thread():
         for visit in visits(Spec(**spec), stages):
-            probe, generator = visit.record.probe, torch.Generator().manual_seed(seed)
+            probe, generator = visit.record.probe, NoiseGenerator(seed)
             assert probe is not None
             step = visit.record.step
 
@@ -166,7 +167,7 @@ def curves(*, spec: dict[str, Any], stages: list[float], grid: list[float], repe
 
 
 def private_view(
-    losses: Tensor, points: Sequence[float], visit: Visit, sigma: float, generator: torch.Generator | None
+    losses: Tensor, points: Sequence[float], visit: Visit, sigma: float, generator: NoiseGenerator | None
 ) -> tuple[QuadraticFit, list[float] | None]:
     """The parabola, in x = distance / h, that a probe sees with the run's own thresholds.
 
@@ -214,7 +215,7 @@ def bands(*, spec: dict[str, Any], stages: list[float], repeats: int, seed: int)
     rows = []
     with one_thread():
         for visit in visits(Spec(**spec), stages):
-            probe, generator = visit.record.probe, torch.Generator().manual_seed(seed)
+            probe, generator = visit.record.probe, NoiseGenerator(seed)
             assert probe is not None
             losses, rest = visit.losses(PROBED), visit.rest(PROBED)
             fits = [private_view(losses, PROBED, visit, visit.split.sigma_loss, generator)[0] for _ in range(repeats)]

@@ -25,6 +25,7 @@ from hyfreedp.accounting.pld import privacy_loss_distribution
 from hyfreedp.accounting.search import smallest_noise
 from hyfreedp.accounting.split import Composition, count_probe_steps
 from hyfreedp.experiments.cache import cached
+from hyfreedp.noise import NoiseGenerator
 
 # Costs are read off a grid of privacy losses ten times coarser than that of the calibration: ten times faster, rounded
 # up like it, and at most 0.1 % above it.
@@ -283,14 +284,14 @@ def simulated_deltas(*, split: dict[str, Any], epsilons: list[float], runs: int,
     q = plan.sample_rate
     samples = []
     for seed in tqdm(range(seeds), desc="simulated mechanism", unit="seed"):
-        generator = np.random.default_rng(seed)
+        generator = NoiseGenerator(seed)
         total = np.zeros(runs)
         for t in range(plan.steps):
-            included = generator.random(runs) < q
+            included = generator.uniform(runs).numpy() < q
             sigma = plan.gradient_noise_multiplier(t)
-            ratio = (included + sigma * generator.standard_normal(runs) - 0.5) / sigma**2
+            ratio = (included + sigma * generator.normal(runs).numpy() - 0.5) / sigma**2
             if plan.is_probe_step(t):
-                losses = included + plan.sigma_loss * generator.standard_normal((3, runs))
+                losses = included + plan.sigma_loss * generator.normal(3, runs).numpy()
                 ratio += ((losses - 0.5) / plan.sigma_loss**2).sum(axis=0)
             total += np.logaddexp(math.log1p(-q), math.log(q) + ratio)
         samples.append(total)

@@ -16,7 +16,6 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
 from filelock import FileLock
@@ -33,6 +32,7 @@ from hyfreedp.experiments.methods import BASES, METHODS
 from hyfreedp.experiments.paths import ROOT
 from hyfreedp.experiments.spec import Spec
 from hyfreedp.experiments.workers import attempt, in_workers
+from hyfreedp.noise import NoiseGenerator
 
 CHECKPOINT_SECONDS = 20.0
 EVALUATE_EVERY = 5  # steps, in runs of up to a hundred; longer ones evaluate twenty times
@@ -220,8 +220,11 @@ def _start(spec: Spec, clipping: Clipping | None, diagnostics: bool) -> tuple[Hy
         **learned,
     )
     if isinstance(clipping, AdaptiveClipping):
-        seed = int(np.random.SeedSequence(spec.seed, spawn_key=(2,)).generate_state(1)[0])  # 0 and 1 are the engine's
-        clipping.start(sigma=optimizer.split.sigma, expected_batch_size=optimizer.expected_batch_size, seed=seed)
+        clipping.start(
+            sigma=optimizer.split.sigma,
+            expected_batch_size=optimizer.expected_batch_size,
+            generator=NoiseGenerator(spec.seed).child("adaptive clipping"),
+        )
     return optimizer, loader
 
 

@@ -1,0 +1,264 @@
+"""The noise: its distribution, what its key depends on, and its two computations against each other."""
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from hyfreedp import NoiseGenerator, noise
+
+CPU = torch.device("cpu")
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+def noised(total, scale=1.0, *, seed=0, mechanism="gaussian", path=(), **settings):
+    """What one release adds to a copy of ``total``."""
+    changed = total.clone()
+    NoiseGenerator(seed, **settings).child(*path).add_noise([changed], scale, mechanism)
+    return changed - total
+
+
+# -- ciphers and hashes ------------------------------------------------------------------------------------------------
+
+
+def test_chacha20_is_that_of_rfc_8439():
+    words = noise.chacha20(bytes(32), 0, 2, CPU)
+    expected = "76b8e0ada0f13d90405d6ae55386bd28bdd219b8a08ded1aa836efcc8b770dc7"  # appendix A.1, test vector 1
+    assert words.numpy().tobytes()[:32].hex() == expected
+    assert words.numpy().tobytes()[64:72].hex() == "9f07e7be5551387a"  # test vector 2, block 1
+
+
+@given(st.binary(min_size=32, max_size=32), st.integers(0, 50), st.integers(1, 40))
+def test_both_computations_of_chacha20_agree(key, first, blocks):
+    stream = noise._Keystream(key, CPU).take(8 * (first + blocks))
+    assert torch.equal(noise.chacha20(key, first, blocks, CPU), stream[8 * first :])
+
+
+def test_a_keystream_goes_on_where_it_was():
+    key = bytes(range(32))
+    whole = noise._Keystream(key, CPU).take(160).clone()
+    stream = noise._Keystream(key, CPU)
+    assert torch.equal(torch.cat([stream.take(count).clone() for count in (80, 16, 64)]), whole)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [1, 7, 1024, 5000])
+def test_compress_is_the_exact_product_with_secret_integers(size, dtype):
+    key, numbers = bytes(range(32)), torch.randn(size, dtype=dtype)
+    found = noise.compress(numbers, key).view(-1, noise._COLUMNS)
+    words = noise._Keystream(noise._derive(key, "rows"), CPU).take(noise._ROW * noise._COLUMNS)
+    table = [[int(word) % 2**26 for word in row] for row in words.view(noise._ROW, noise._COLUMNS)]
+    halves = np.frombuffer(numbers.numpy().tobytes(), dtype=np.int16).tolist()
+    rows = [halves[start : start + noise._ROW] for start in range(0, len(halves), noise._ROW)]
+    expected = [[sum(x * k[c] for x, k in zip(row, table, strict=False)) for c in range(4)] for row in rows]
+    assert found.tolist() == expected
+
+
+def test_every_bit_reaches_the_hash():
+    key, numbers = bytes(range(32)), torch.zeros(3000)
+    seen = {noise.compress(numbers, key).numpy().tobytes()}
+    for bit in range(32):
+        for place in (0, 1023, 1024, 2999):
+            changed = numbers.clone().view(torch.int32)
+            changed[place] = 1 << bit if bit < 31 else -(2**31)
+            seen.add(noise.compress(changed.view(torch.float32), key).numpy().tobytes())
+    assert len(seen) == 1 + 4 * 32
+
+
+# -- what noise depends on ---------------------------------------------------------------------------------------------
+
+
+def test_the_same_release_again_is_the_same_bit_for_bit():
+    total = torch.randn(1000)
+    one, two = NoiseGenerator(0), NoiseGenerator(0)
+    first, second = total.clone(), total.clone()
+    one.add_noise([first], 2.0)
+    two.add_noise([second], 2.0)
+    assert torch.equal(first, second) and one.tag == two.tag != 0
+
+
+BASE = torch.linspace(-1, 1, 4000, dtype=torch.float64)
+SMALLEST_CHANGE = BASE.clone()
+SMALLEST_CHANGE[1234] = math.nextafter(float(BASE[1234]), 2)
+OTHERS = {
+    "data": lambda: noised(SMALLEST_CHANGE),
+    "scale": lambda: noised(BASE, math.nextafter(1.0, 2)),
+    "seed": lambda: noised(BASE, seed=1),
+    "seed of the same low 32 bits": lambda: noised(BASE, seed=2**32),
+    "seed of the same low 128 bits": lambda: noised(BASE, seed=2**128),
+    "purpose": lambda: noised(BASE, path=("probe", 3)),
+    "step": lambda: noised(BASE, path=("gradient", 4)),
+    "path of the same letters": lambda: noised(BASE, path=("gradient3",)),
+    "secure": lambda: noised(BASE, secure=True),
+    "shape": lambda: noised(BASE.view(40, 100)).flatten(),
+}
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_another_release_has_independent_noise(what):
+    """Correlation of 4,000 pairs: beyond 4.5 / sqrt(4000) with probability 7e-6."""
+    for reference in (noised(BASE), noised(BASE, path=("gradient", 3))):
+        assert abs(np.corrcoef(reference, OTHERS[what]())[0, 1]) < 4.5 / math.sqrt(4000)
+
+
+def test_releases_one_after_the_other_are_independent():
+    generator, found = NoiseGenerator(0), []
+    for _ in range(3):
+        total = BASE.clone()
+        generator.add_noise([total], 1.0)
+        found.append(total - BASE)
+    assert np.abs(np.corrcoef(found) - np.eye(3)).max() < 4.5 / math.sqrt(4000)
+
+
+def test_children_do_not_depend_on_what_was_drawn():
+    one, two = NoiseGenerator(0), NoiseGenerator(0)
+    two.normal(5)
+    two.add_noise([torch.zeros(3)], 1.0)
+    assert torch.equal(one.child("a", 1).normal(9), two.child("a", 1).normal(9))
+    assert not torch.equal(one.child("a", 1).normal(9), one.child("a1").normal(9))
+
+
+def test_without_a_seed_the_key_is_the_systems():
+    keys = {NoiseGenerator().key for _ in range(100)}
+    assert len(keys) == 100 and all(len(key) == 32 for key in keys)
+
+
+def test_the_key_is_never_printed():
+    generator = NoiseGenerator(0)
+    assert generator.key.hex() not in repr(generator) and "key" not in repr(generator)
+
+
+def test_a_state_restores_the_stream():
+    generator = NoiseGenerator(0)
+    generator.normal(3)
+    state = copy.deepcopy(generator.state_dict())
+    other = NoiseGenerator(7)
+    other.load_state_dict(state)
+    assert torch.equal(generator.normal(5), other.normal(5))
+
+
+# -- where noise goes --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sizes", [(3,), (5, 1, 7), (2**16, 3), (70_000, 2, 140_001, 64), (0, 4), ()])
+def test_noise_reaches_every_number_of_every_tensor_once(sizes):
+    sums = [torch.full((size,), 7.0) for size in sizes]
+    NoiseGenerator(0).add_noise(sums, 0.5)
+    drawn = torch.cat([*sums, torch.zeros(0)]) - 7
+    assert len(drawn.unique()) >= 0.97 * len(drawn)
+    if len(drawn) > 1000:
+        assert drawn.std() == pytest.approx(0.5, rel=0.02)
+
+
+def test_a_number_and_other_memory_formats():
+    scalar, image = torch.tensor(1.0), torch.zeros(4, 3, 5, 6).contiguous(memory_format=torch.channels_last)
+    strided = torch.zeros(8, 6)[:, ::2]
+    NoiseGenerator(0).add_noise([scalar, image, strided], 1.0)
+    assert scalar != 1 and image.unique().numel() == 360 and strided.unique().numel() == 24
+    assert image.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_sum_and_noise_are_added_in_float64_and_rounded_once(monkeypatch):
+    drawn = torch.randn(5000, dtype=torch.float64)
+    monkeypatch.setattr(NoiseGenerator, "_draw", lambda self, normals, count, mechanism: drawn.clone())
+    total = torch.randn(5000)
+    released = total.clone()
+    NoiseGenerator(0).add_noise([released], 0.3)
+    assert torch.equal(released, (total.double() + 0.3 * drawn).float())
+    assert not torch.equal(released, total + (0.3 * drawn).float())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.int64])
+def test_sums_in_other_types_are_refused(dtype):
+    total = torch.zeros(3, dtype=dtype)
+    with pytest.raises(ValueError, match="float32 or float64"):
+        NoiseGenerator(0).add_noise([total], 1.0)
+    assert not total.any()
+
+
+@pytest.mark.parametrize("given_", [torch.Generator(), 3, np.random.default_rng(0)])
+def test_other_generators_are_refused_with_the_remedy(given_):
+    with pytest.raises(TypeError, match=r"hyfreedp.NoiseGenerator or None, got .* NoiseGenerator\(seed\)"):
+        noise.as_generator(given_)
+
+
+def test_a_negative_seed_is_refused():
+    with pytest.raises(ValueError, match="seed must be None or at least 0, got -1"):
+        NoiseGenerator(-1)
+
+
+# -- distributions -----------------------------------------------------------------------------------------------------
+
+
+def far_from(sample, distribution):
+    """p-value of Kolmogorov and Smirnov; with a fixed seed, below 1e-4 only where the distribution is another."""
+    return stats.kstest(np.asarray(sample).ravel(), distribution).pvalue
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_gaussian_noise_is_normal(secure):
+    sample = noised(torch.zeros(300_001, dtype=torch.float64), 2.5, secure=secure)
+    assert far_from(sample / 2.5, "norm") > 1e-4
+    assert far_from(noised(torch.zeros(300_001), secure=secure), "norm") > 1e-4
+    assert abs(np.corrcoef(sample[:-1], sample[1:])[0, 1]) < 4.5 / math.sqrt(300_000)
+    assert far_from(sample[::2] ** 2 / 6.25, stats.chi2(1).cdf) > 1e-4
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_laplace_noise_has_scale_one(secure):
+    sample = noised(torch.zeros(300_001, dtype=torch.float64), 0.5, mechanism="laplace", secure=secure)
+    assert far_from(sample / 0.5, "laplace") > 1e-4
+
+
+def test_normal_uniform_and_permutation():
+    generator = NoiseGenerator(0)
+    assert far_from(generator.normal(300, 1000), "norm") > 1e-4
+    uniform = generator.uniform(300, 1000)
+    assert far_from(uniform, "uniform") > 1e-4 and 0 <= uniform.min() and uniform.max() < 1
+    assert sorted(generator.permutation(50).tolist()) == list(range(50))
+    places = torch.stack([generator.permutation(4) for _ in range(6000)])[:, 0].bincount()
+    assert stats.chisquare(places).pvalue > 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_a_thousand_million_draws():
+    """Kolmogorov-Smirnov at 10,000 quantiles, and the counts beyond 4, 5 and 6 sigma, in the release's own float32.
+
+    False alarms: 1e-4 for the first, at most 3e-4 for each of the counts (Poisson).
+    """
+    generator, draws, piece = NoiseGenerator(11), 10**9, 2 * 10**7
+    quantiles = torch.tensor(stats.norm.ppf(np.arange(1, 10_000) / 10_000), dtype=torch.float32)
+    below = torch.zeros(10_000, dtype=torch.int64)
+    tails = dict.fromkeys((4.0, 5.0, 6.0), 0)
+    for _ in range(draws // piece):
+        total = torch.zeros(piece)
+        generator.add_noise([total], 1.0)
+        below += torch.bucketize(total, quantiles, out_int32=True).bincount(minlength=10_000)
+        tails = {at: count + int((total.abs() > at).sum()) for at, count in tails.items()}
+    reached = below.cumsum(0)[:-1].double() / draws
+    distance = (reached - torch.arange(1, 10_000, dtype=torch.float64) / 10_000).abs().max().item()
+    assert math.sqrt(draws) * distance < 2.23  # the 1e-4 point of Kolmogorov's distribution
+    for at, count in tails.items():
+        expected = 2 * stats.norm.sf(at) * draws
+        low, high = stats.poisson.ppf([1.5e-4, 1 - 1.5e-4], expected)
+        assert low <= count <= high, (at, count, expected)
+
+
+# -- accelerators ------------------------------------------------------------------------------------------------------
+
+
+@needs_cuda
+def test_cuda_has_the_same_keystream_hash_and_noise():
+    key, cuda = bytes(range(32)), torch.device("cuda")
+    assert torch.equal(noise.chacha20(key, 5, 1000, cuda).cpu(), noise.chacha20(key, 5, 1000, CPU))
+    numbers = torch.randn(100_000)
+    assert torch.equal(noise.compress(numbers.cuda(), key), noise.compress(numbers, key))
+    total = torch.zeros(300_001, device=cuda)
+    NoiseGenerator(0).add_noise([total], 1.0)
+    assert far_from(total.cpu(), "norm") > 1e-4
