@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -70,3 +71,21 @@ def check_not_negative(losses: Tensor) -> None:
             'losses must not be negative with probe="losses", which clips them to [0, R_l], but most of the first '
             'batch are: shift the loss, or use probe="contrasts"'
         )
+
+
+def check_same_run(here: Mapping[str, str], there: Mapping[str, str]) -> None:
+    """Refuse to resume a run with other settings than it was started with.
+
+    Args:
+        here: settings of this run, by name.
+        there: those that were saved.
+
+    Raises:
+        ValueError: naming the first that differs.
+    """
+    for name in {**here, **there}:
+        if here.get(name) != there.get(name):
+            raise ValueError(
+                f"the state is of another run: {name} is {there.get(name)} there and {here.get(name)} here. A run is "
+                "resumed with the settings that it was started with"
+            )

@@ -160,7 +160,7 @@ class PrivacyEngine:
                 world_size=processes.size,
             )
             sampler = cast(PoissonSampler, loader.batch_sampler)
-            total = _run_length(epochs, steps, sampler.steps_per_epoch)
+            total = sampler.horizon = _run_length(epochs, steps, sampler.steps_per_epoch)
             check_unwrapped(module)
             check_parameters(optimizer, module)
             if not module.training:

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hyfreedp.accounting import NoiseSplit, PrivacyLedger
+from hyfreedp.base import BaseOptimizer
 from hyfreedp.buffers import BufferGuard
-from hyfreedp.checks import check_not_negative, check_parameters
+from hyfreedp.checks import check_not_negative, check_same_run
 from hyfreedp.clipping import GradientEngine
 from hyfreedp.distributed import Processes
+from hyfreedp.mixing import steps_to_check
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.passes import Passes, PerSampleLoss
 from hyfreedp.physical import PhysicalBatchSize, check_physical_batch_size
@@ -28,10 +29,6 @@ from hyfreedp.probe import Probe, ProbeResult
 from hyfreedp.records import StepRecord, raw_values
 from hyfreedp.sampling import PoissonSampler, RandomState
 from hyfreedp.stepsize import Decay, decay_factor
-
-# Checks against mixing after the first: one in so many steps, and no more than so many.
-STEPS_PER_CHECK = 200
-MOST_CHECKS = 5
 
 
 class HyFreeDPOptimizer:
@@ -81,7 +78,6 @@ class HyFreeDPOptimizer:
         diagnostics: bool = False,
         processes: Processes | None = None,
     ) -> None:
-        check_parameters(optimizer, module)
         check_physical_batch_size(max_physical_batch_size)
         if (probe is None) != (split.probe == "none"):
             raise ValueError(f"probe must be None exactly if the split has none, got {probe} and {split.probe!r}")
@@ -99,18 +95,11 @@ class HyFreeDPOptimizer:
         self.processes = processes or Processes()
         self.history: list[dict[str, Any]] = []
         self._engine = gradient_engine
-        self._parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
-        rates = [float(group["lr"]) for group in optimizer.param_groups]
-        if not all(rate > 0 for rate in rates):
-            raise ValueError(f"optimizer must have positive learning rates (their ratios are kept), got {rates}")
-        self._rate_ratios = [rate / rates[0] for rate in rates]
-        self._fixed_eta = rates[0]
+        self._base = BaseOptimizer(optimizer, module)
         self._generator = generator
         self._buffers = BufferGuard(module)
-        self._checks_due = self._plan_checks()
+        self._checks_due = steps_to_check(0, split.steps, generator)
         self._settings = self._describe()
-        self._stepping = False
-        _owner_of(optimizer, self)
 
     # -- one step ----------------------------------------------------------------------------------------------------
 
@@ -129,7 +118,7 @@ class HyFreeDPOptimizer:
                 statistics, or the losses have the wrong form or depend on other samples. Nothing was released.
             RuntimeError: one of several processes raised such an error or has died.
 
-        An error that ``per_sample_loss`` itself raises in a probe leaves the step made and counted, at the old rate.
+        An error within a probe leaves the step made and counted, at the old rate.
         """
         t = self.ledger.steps
         probing = self.split.is_probe_step(t)
@@ -143,7 +132,7 @@ class HyFreeDPOptimizer:
                 per_sample_loss,
                 batch,
                 max_physical_batch_size=self.max_physical_batch_size,
-                device=self._parameters[0].device,
+                device=self._base.parameters[0].device,
                 buffers=self._buffers,
             )
             self.zero_grad()
@@ -156,7 +145,7 @@ class HyFreeDPOptimizer:
             eta, result, probed = self._probe_and_update(self.probe, passes, losses, eta)
         else:
             result, probed = None, None
-            self._base_step(eta)
+            self._base.step(eta)
         self.zero_grad()
 
         diagnostics = None
@@ -169,7 +158,7 @@ class HyFreeDPOptimizer:
 
     def _raw_gradient(self, t: int, passes: Passes) -> tuple[Tensor, Tensor]:
         """Clipped sums into the engine; losses and norms. All checks are made here, before anything is released."""
-        due = bool(self._checks_due) and t >= self._checks_due[0]
+        due = any(step <= t for step in self._checks_due)
         if due:
             self._engine.check_again()
         losses, norms = passes.backward(self._engine)
@@ -179,16 +168,9 @@ class HyFreeDPOptimizer:
             self._checks_due = [step for step in self._checks_due if step > t]
         return losses, norms
 
-    def _plan_checks(self) -> list[int]:
-        """Steps at which samples are checked not to mix: the first that this process makes, and random later ones."""
-        steps = self.split.steps
-        later = self._generator.child("checks").permutation(max(0, steps - 1))
-        count = min(MOST_CHECKS, 1 + steps // STEPS_PER_CHECK)
-        return [0, *sorted(1 + int(step) for step in later[:count])]
-
     def _privatize_gradient(self, t: int) -> int:
         """The private mean gradient of all processes into ``.grad``; the tag of its noise, 0 if there is none."""
-        sums = self._engine.clipped_sums(self._parameters)
+        sums = self._engine.clipped_sums(self._base.parameters)
         self.processes.add_up(sums)
         generator = self._generator.child("gradient", t)
         privatize_gradient(
@@ -198,7 +180,7 @@ class HyFreeDPOptimizer:
             expected_batch_size=self.expected_batch_size,
             generator=generator,
         )
-        for parameter, private in zip(self._parameters, sums, strict=True):
+        for parameter, private in zip(self._base.parameters, sums, strict=True):
             parameter.grad = private.to(parameter.dtype)  # rounding to half precision comes after the noise
         return generator.tag
 
@@ -206,21 +188,8 @@ class HyFreeDPOptimizer:
     def _probe_and_update(
         self, probe: Probe, passes: Passes, losses: Tensor, eta: float
     ) -> tuple[float, ProbeResult, Tensor]:
-        """Take the plain step, look along it in both directions, then move to where the new learning rate leads.
-
-        The base optimizer steps once, with the old rate, from w to w - eta G. Points along G are interpolations between
-        these two, which are both kept (the second in the gradients' memory, no longer needed), so a rejected probe
-        ends in exactly the plain step.
-        """
-        start = [parameter.detach().clone() for parameter in self._parameters]
-        self._base_step(eta)
-        plain = [parameter.grad for parameter in self._parameters]
-        torch._foreach_copy_(plain, self._parameters)
-
-        def move(distance: float) -> None:
-            torch._foreach_copy_(self._parameters, start)
-            torch._foreach_lerp_(self._parameters, plain, distance / eta)
-
+        """Take the plain step, look along it in both directions, then move to where the new learning rate leads."""
+        move = self._base.step_along(eta)
         distance, generator = probe.distance, self._generator.child("probe", self.ledger.steps - 1)
         before = probe.state_dict()
         try:
@@ -241,39 +210,19 @@ class HyFreeDPOptimizer:
             self.ledger.record_probe(generator.tag)
         except BaseException:
             probe.load_state_dict(before)
-            torch._foreach_copy_(self._parameters, plain)
+            move(eta)
             raise
-        if result.eta_next == result.eta_probed:
-            torch._foreach_copy_(self._parameters, plain)
-            return eta, result, probed
-        new_eta = eta * (result.eta_next / result.eta_probed)
-        move(new_eta)
-        self._set_rates(new_eta)
-        return new_eta, result, probed
-
-    def _base_step(self, eta: float) -> None:
-        self._set_rates(eta)
-        with self._may_step():
-            self.base.step()
-
-    @contextmanager
-    def _may_step(self) -> Iterator[None]:
-        self._stepping = True
-        try:
-            yield
-        finally:
-            self._stepping = False
-
-    def _set_rates(self, eta: float) -> None:
-        for group, ratio in zip(self.base.param_groups, self._rate_ratios, strict=True):
-            group["lr"] = eta * ratio
+        if result.eta_next != result.eta_probed:
+            eta *= result.eta_next / result.eta_probed
+        move(eta)
+        return eta, result, probed
 
     # -- state -------------------------------------------------------------------------------------------------------
 
     @property
     def eta(self) -> float:
         """The learning rate in force, without decay."""
-        return self._fixed_eta if self.probe is None else self.probe.eta
+        return self._base.eta if self.probe is None else self.probe.eta
 
     @property
     def steps_left(self) -> int:
@@ -312,7 +261,7 @@ class HyFreeDPOptimizer:
             "sampler": None if self.sampler is None else self.sampler.state_dict(),
             "generator": self._generator.state_dict(),
             "settings": dict(self._settings),
-            "random_state": RandomState.capture(self._parameters[0].device).states,
+            "random_state": RandomState.capture(self._base.parameters[0].device).states,
             "history": [dict(row) for row in self.history],
         }
 
@@ -332,13 +281,7 @@ class HyFreeDPOptimizer:
             raise ValueError("state was saved by a version of hyfreedp whose noise is not safe: it cannot be resumed")
         key = hashlib.sha256(state["generator"]["key"].encode()).hexdigest()[:8]
         self.processes.agree(steps=state["ledger"]["steps"], generator=key)
-        for name in {**self._settings, **state["settings"]}:
-            here, there = self._settings.get(name), state["settings"].get(name)
-            if here != there:
-                raise ValueError(
-                    f"the state is of another run: {name} is {there} there and {here} here. A run is resumed with "
-                    "the settings that it was started with"
-                )
+        check_same_run(self._settings, state["settings"])
         self.ledger.load_state_dict(state["ledger"], same_run=state["generator"] == self._generator.state_dict())
         self.module.load_state_dict(state["model"])
         self.base.load_state_dict(copy.deepcopy(state["base_optimizer"]))  # torch would go on using its tensors
@@ -347,33 +290,23 @@ class HyFreeDPOptimizer:
         if self.sampler is not None and state["sampler"] is not None:
             self.sampler.load_state_dict(state["sampler"])
         self._generator.load_state_dict(state["generator"])
-        self._checks_due = [self.ledger.steps, *(step for step in self._plan_checks() if step > self.ledger.steps)]
-        RandomState(self._parameters[0].device, state["random_state"]).restore()
+        self._checks_due = steps_to_check(self.ledger.steps, self.split.steps, self._generator)
+        RandomState(self._base.parameters[0].device, state["random_state"]).restore()
         self.history = [dict(row) for row in state["history"]]
 
     def _describe(self) -> dict[str, str]:
-        """All that defines the run beside its plan, which the ledger compares: what a saved state must agree with.
+        """What a saved state must agree with, beside the plan, which the ledger compares.
 
-        Not among it: the sizes of physical batches, gradient engine, processes, worker processes. They may change, and
-        where that changes what is released, it gets other noise.
+        Sizes of physical batches, gradient engine and processes may change: what that changes gets other noise.
         """
-        names = {id(parameter): name for name, parameter in self.module.named_parameters()}
-        groups = [
-            {key: value for key, value in group.items() if key not in ("params", "lr")}
-            | {"parameters": [names.get(id(p)) for p in group["params"]]}
-            for group in self.base.param_groups
-        ]
-        probe = "none" if self.probe is None else repr(self.probe)
         return {
             "number of records": str(None if self.sampler is None else self.sampler.num_records),
             "expected batch size": repr(self.expected_batch_size),
             "clipping": repr(self._engine.clipping),
-            "probe": probe,
+            "probe": repr(self.probe),
+            "learning rate": repr(self._base.eta) if self.probe is None else "learned",
             "decay": f"{self.decay} from {self.decay_start!r}",
-            "optimizer": type(self.base).__qualname__,
-            "ratios of learning rates": repr(self._rate_ratios),
-            "learning rate": repr(self._fixed_eta) if self.probe is None else "learned",
-            **{f"optimizer's group {index}": repr(group) for index, group in enumerate(groups)},
+            **self._base.settings(),
             "noise": "secure" if self._generator.secure else "standard",
         }
 
@@ -383,20 +316,4 @@ class HyFreeDPOptimizer:
             f"{type(self).__name__}({type(self.base).__name__}, step {self.ledger.steps} of {self.split.steps}, "
             f"eta {self.eta:.3g} ({learned}), clipping {self._engine.clipping}, engine {self._engine.name!r},\n"
             f"  {self.split})"
-        )
-
-
-def _owner_of(base: torch.optim.Optimizer, owner: HyFreeDPOptimizer) -> None:
-    """From now on ``base`` refuses every step that its owner, the last one it was given to, does not make."""
-    hooked = hasattr(base, "_private_owner")
-    base._private_owner = owner  # type: ignore[attr-defined]
-    if not hooked:
-        base.register_step_pre_hook(_refuse_raw_steps)
-
-
-def _refuse_raw_steps(base: torch.optim.Optimizer, *_: Any) -> None:
-    if not base._private_owner._stepping:  # type: ignore[attr-defined]
-        raise RuntimeError(
-            f"this {type(base).__name__} was made private, and its own step would train on raw gradients: call "
-            "step(per_sample_loss, batch) of the optimizer that make_private_with_epsilon returned, without backward()"
         )

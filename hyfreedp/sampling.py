@@ -40,6 +40,7 @@ class PoissonSampler(Sampler[list[int]]):
 
     Attributes:
         position: the step whose batch comes next; the optimizer advances it when a step is done.
+        horizon: number of steps of the whole run, where it is known.
 
     Raises:
         ValueError: an argument out of range.
@@ -68,6 +69,7 @@ class PoissonSampler(Sampler[list[int]]):
         self.rank = rank
         self.world_size = world_size
         self.position = 0
+        self.horizon: int | None = None
 
     def __len__(self) -> int:
         return self.steps_per_epoch
@@ -115,7 +117,7 @@ class PoissonLoader(DataLoader):
         sampler = cast(PoissonSampler, self.batch_sampler)
         step = sampler.position
         for given, batch in enumerate(super().__iter__(), start=step):
-            if given > step and sampler.position != given:
+            if given > step and sampler.position not in (given, sampler.horizon):
                 made = sampler.position - given + 1
                 raise RuntimeError(
                     f"optimizer.step was called {made} times for batch {given - 1}, but every batch of the loader must "

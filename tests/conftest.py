@@ -25,5 +25,17 @@ def _seed():
 
 
 @pytest.fixture
-def generator() -> torch.Generator:
-    return torch.Generator().manual_seed(0)
+def generator():
+    from hyfreedp import NoiseGenerator
+
+    return NoiseGenerator(0)
+
+
+@pytest.fixture
+def unbound_noise():
+    """Noise that follows from seed, purpose and step alone, see :func:`twins.unbind_noise`."""
+    from twins import unbind_noise
+
+    undo = unbind_noise()
+    yield
+    undo()

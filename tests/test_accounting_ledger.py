@@ -93,7 +93,7 @@ def test_the_state_of_another_split_is_refused():
         ledger.load_state_dict(state)
 
 
-@pytest.mark.parametrize("counts", [dict(steps=13, probe_steps=5), dict(steps=-1, probe_steps=0), dict(steps=6)])
+@pytest.mark.parametrize("counts", [dict(steps=13), dict(steps=-1), dict(steps=6)])
 def test_impossible_counts_are_refused(counts):
     ledger = PrivacyLedger(make_split())
     with pytest.raises(ValueError, match="which the plan of 12 steps does not allow"):

@@ -77,8 +77,8 @@ def clipped_sum(model, batch, stability=0.01):
 
 
 def test_t1_seed32_seeds_that_agree_in_32_bits_give_other_noise():
-    # The old noise hashed the seed to 64 bits, of which torch kept the low 32. A search of some 60,000 seeds, one second,
-    # finds two that agree there (0x8b599269), by the birthday paradox: their noise was the same.
+    # The old noise hashed the seed to 64 bits, of which torch kept the low 32. A search of some 60,000 seeds, one
+    # second, finds two that agree there (0x8b599269), by the birthday paradox: their noise was the same.
     rows = []
     for seed in (39112, 58380):
         torch.manual_seed(0)

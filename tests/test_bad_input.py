@@ -293,26 +293,12 @@ def test_negative_losses_are_refused_where_losses_are_released():
     model = make_model()
     _, optimizer, loader = make_private(model, adamw(model), preset="paper", target_epsilon=3.0, accountant="rdp")
     weights = flat(model)
-    with pytest.raises(ValueError, match=r"losses must not be negative.*contrasts"):
+    with pytest.raises(ValueError, match=r"losses must not be negative.*most of the first batch are.*contrasts"):
         optimizer.step(lambda b: cross_entropy(model)(b) - 5, make_batches((6,))[0])
     untouched(optimizer, loader, weights)
 
 
-def test_losses_that_turn_negative_in_a_probe_leave_the_plain_step():
-    """The gradient is released by then: its step stands and is counted; the weights do not stay where the probe was."""
-    model, plain = make_model(), make_model()
-    _, optimizer, _ = make_private(model, sgd(model), preset="paper", initial_learning_rate=0.3)
-    _, fixed, _ = make_private(plain, sgd(plain, 0.3), preset="fixed")
-    (batch,) = make_batches((6,))
-    here = cross_entropy(model)(batch).min().item()
-    with pytest.raises(ValueError, match="losses must not be negative"):
-        optimizer.step(lambda b: cross_entropy(model)(b) - here, batch)
-    fixed.step(lambda b: cross_entropy(plain)(b) - here, batch)
-    torch.testing.assert_close(flat(model), flat(plain), rtol=0, atol=0)
-    assert (optimizer.ledger.steps, optimizer.ledger.probe_steps) == (1, 1)
-
-
-def test_contrasts_allow_negative_losses():
+def test_contrasts_allow_negative_losses(unbound_noise):
     """A constant added to the loss changes nothing where only differences are released."""
     runs = []
     for shift in (0.0, -5.0):
@@ -337,7 +323,7 @@ BROKEN = {
 @pytest.mark.parametrize("engine", ["bookkeeping", "hooks"])
 @pytest.mark.parametrize("preset", ["robust", "paper", "fixed"])
 @pytest.mark.parametrize("what", [math.nan, math.inf, -math.inf])
-def test_records_that_are_not_finite_never_enter_the_weights(what, preset, engine):
+def test_records_that_are_not_finite_never_enter_the_weights(what, preset, engine, unbound_noise):
     """A step with two broken records is the step without them; it is counted, and training goes on."""
     model, other = make_model(), make_model()
     settings = {"preset": preset, "gradient_engine": engine, "target_epsilon": 3.0, "accountant": "rdp"}
@@ -370,6 +356,7 @@ def test_losses_that_are_not_finite_leave_all_that_is_learned_finite(broken, pre
         accountant="rdp",
         clipping=AutomaticClipping(),
     )
+    optimizer._checks_due = []  # the loss below is made for one batch size
     for t, batch in enumerate(make_batches((8, 6, 5, 7))):
         rows = torch.arange(len(batch[0])) == 1 if t < 3 else torch.ones(len(batch[0]), dtype=bool)
         optimizer.step(lambda b, r=rows: BROKEN[broken](cross_entropy(model)(b), r), batch)

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from scipy import optimize, stats
 
-from hyfreedp import calibrate_noise, clipping_bias, fit_quadratic, normal_clipping_bias
+from hyfreedp import NoiseGenerator, calibrate_noise, clipping_bias, fit_quadratic, normal_clipping_bias
 from hyfreedp.experiments import bias_variance, clouds
 from hyfreedp.experiments.paths import FIGURES
 from hyfreedp.experiments.run import Spec, make_run
@@ -182,7 +182,7 @@ def test_without_clipping_and_noise_every_probe_sees_the_same_parabola(probe):
         0.0,
         distance=0.2,
         expected_batch_size=30,
-        generator=torch.Generator(),
+        generator=NoiseGenerator(),
     )
     exact = fit_quadratic([0.2, 0.0, -0.2], losses.mean(dim=1))
     assert (fit.slope, fit.curvature) == pytest.approx((exact.slope, exact.curvature), rel=1e-9)

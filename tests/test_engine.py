@@ -22,7 +22,7 @@ from twins import (
 )
 
 import hyfreedp
-from hyfreedp import PRESETS, HyFreeDPOptimizer, Preset, PrivacyEngine, calibrate_noise
+from hyfreedp import PRESETS, HyFreeDPOptimizer, NoiseGenerator, Preset, PrivacyEngine, calibrate_noise
 from hyfreedp.clipping import AbadiClipping, AutomaticClipping, BookKeepingEngine, HooksEngine, NoClipping
 from hyfreedp.sampling import PoissonSampler
 
@@ -236,7 +236,7 @@ def test_clipping_is_automatic_with_privacy_and_absent_without():
         assert optimizer._engine.clipping == expected
 
 
-def test_the_gradient_engine_can_be_chosen_and_does_not_matter():
+def test_the_gradient_engine_can_be_chosen_and_does_not_matter(unbound_noise):
     """Same noise, same batches, so the same run but for rounding; in physical batches too."""
     weights = {}
     for engine, kind in (("auto", BookKeepingEngine), ("bookkeeping", BookKeepingEngine), ("hooks", HooksEngine)):
@@ -282,7 +282,24 @@ def test_without_a_seed_every_run_is_another():
         results.append(run(None))
     assert not torch.equal(results[0][0], results[1][0])
     assert results[0][1] != results[1][1]
-    assert PrivacyEngine().seed != PrivacyEngine().seed and PrivacyEngine().seed.bit_length() > 64
+
+
+def test_an_engine_gives_every_run_keys_of_its_own():
+    """With a seed they are reproducible in their order, and a refused call takes none."""
+    keys = []
+    for _ in range(2):
+        engine = PrivacyEngine(seed=3)
+        for steps in (None, 5, 5, 5):
+            model = make_model()
+            wired = {"module": model, "optimizer": adamw(model), "data_loader": DataLoader(make_data(), batch_size=8)}
+            wired |= {"target_delta": 1e-3, "steps": steps, **PRIVATE}
+            if steps is None:
+                with pytest.raises(ValueError, match="give either epochs or steps"):
+                    engine.make_private_with_epsilon(**wired)
+                continue
+            _, optimizer, loader = engine.make_private_with_epsilon(**wired)
+            keys += [optimizer.state_dict()["generator"]["key"], loader.batch_sampler.seed]
+    assert keys[:6] == keys[6:] and len(set(keys)) == 6
 
 
 def test_sampling_and_noise_have_seeds_of_their_own():
@@ -290,20 +307,12 @@ def test_sampling_and_noise_have_seeds_of_their_own():
     model = make_model()
     engine_seed = 3
     _, optimizer, loader = make_private(model, adamw(model), seed=engine_seed, **PRIVATE)
-    streams = [optimizer._gradient_noise.initial_seed(), optimizer._probe_noise.initial_seed()]
-    assert len({*streams, engine_seed, loader.batch_sampler.seed}) == 4
+    key = optimizer.state_dict()["generator"]["key"]
     for guess in (engine_seed, loader.batch_sampler.seed):
-        other = make_model()
-        guessed = HyFreeDPOptimizer(
-            adamw(other),
-            module=other,
-            gradient_engine=BookKeepingEngine(other, AutomaticClipping()),
-            split=optimizer.split,
-            expected_batch_size=8,
-            probe=optimizer.probe,
-            seed=guess,
-        )
-        assert guessed._gradient_noise.initial_seed() not in streams
+        tried = NoiseGenerator(guess)
+        children = [tried.child(*path) for path in (("noise",), ("run", 0), ("sampling",), ("gradient", 0))]
+        assert key not in {generator.key.hex() for generator in (tried, *children)}
+    assert key == NoiseGenerator(engine_seed).child("run", 0).child("noise").key.hex()  # who knows the seed knows all
 
 
 def test_batches_do_not_depend_on_what_else_is_set():

@@ -24,7 +24,7 @@ from twins import (
     trainable,
 )
 
-from hyfreedp import HyFreeDPOptimizer, QuadraticFit, calibrate_noise, stepsize
+from hyfreedp import HyFreeDPOptimizer, NoiseGenerator, QuadraticFit, calibrate_noise, stepsize
 from hyfreedp.clipping import AbadiClipping, AutomaticClipping, NoClipping, make_engine
 from hyfreedp.probe import Probe
 
@@ -142,6 +142,7 @@ def make_probing(model, probe, *, sigma=0.0, sigma_loss=0.0, interval=1, steps=1
         module=model,
         gradient_engine=make_engine(model, AutomaticClipping()),
         split=split,
+        generator=NoiseGenerator(0),
         expected_batch_size=EXPECTED,
         probe=probe,
         **settings,
@@ -351,6 +352,7 @@ def test_an_exception_inside_a_probe_leaves_the_plain_step(failing_call):
         model, adamw(model), preset="paper", initial_learning_rate=0.5, interval=2, **settings
     )
     _, fixed, _ = make_private(plain, adamw(plain), preset="fixed", **settings)
+    optimizer._checks_due = fixed._checks_due = []
     calls = []
 
     def fail(batch):
@@ -383,6 +385,7 @@ def test_an_exception_in_the_training_forward_releases_nothing():
     model, plain = make_model(), make_model()
     _, optimizer, loader = make_private(model, adamw(model), max_physical_batch_size=5)
     _, undisturbed, _ = make_private(plain, adamw(plain), max_physical_batch_size=5)
+    optimizer._checks_due = undisturbed._checks_due = []
     calls = []
 
     def fail(batch):
@@ -412,6 +415,7 @@ def test_probes_see_the_masks_of_the_training_forward(kind, pieces):
     model = nn.Sequential(nn.Linear(5, 40), nn.Dropout(0.5), nn.Linear(40, 1)).double()
     settings = {"step_rule": "gen", "interval": 1, "initial_learning_rate": 0.1, "max_physical_batch_size": pieces}
     _, optimizer, _ = make_private(model, sgd(model), probe=kind, **settings)
+    optimizer._checks_due = []
     seen = []
 
     def loss(batch):
@@ -474,6 +478,7 @@ def test_other_random_layers_see_the_same_numbers_too():
     """Noise drawn inside the loss function itself, such as augmentation, repeats in the probes."""
     model = make_model()
     _, optimizer, _ = make_private(model, sgd(model), interval=1)
+    optimizer._checks_due = []
     drawn = []
 
     def loss(batch):

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hyfreedp import calibrate_noise, fit_quadratic
+from hyfreedp import NoiseGenerator, calibrate_noise, fit_quadratic
 from hyfreedp.experiments import landscape
 from hyfreedp.experiments.landscape import (
     FIVE_POINTS,
@@ -87,7 +87,7 @@ def test_a_quadratic_loss_gives_its_own_coefficients(monkeypatch):
 def test_noise_of_a_view_is_what_the_fit_says():
     """400 draws: the standard deviation of the slope lies within 4 standard errors of the stated one (1e-4)."""
     (visit,) = visits(LOSSES, [0.0])
-    losses, generator = visit.losses(FIVE_POINTS), torch.Generator().manual_seed(0)
+    losses, generator = visit.losses(FIVE_POINTS), NoiseGenerator(0)
     fits = [private_view(losses, FIVE_POINTS, visit, visit.split.sigma_loss, generator)[0] for _ in range(400)]
     measured = np.std([fit.slope for fit in fits], ddof=1)
     assert abs(measured / fits[0].slope_std - 1) < 4 / math.sqrt(2 * 400)

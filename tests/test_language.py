@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from itertools import islice
 
 import pandas as pd
 import pytest
@@ -95,7 +96,7 @@ def test_lora_weights_move_and_frozen_ones_do_not(small, name, model):
     network = optimizer.module
     start = {key: parameter.detach().clone() for key, parameter in network.named_parameters()}
     losses = small[name].losses_of(network)
-    for batch in [batch for batch in loader][:3]:
+    for batch in islice(loader, 3):
         optimizer.step(losses, batch)
     for key, parameter in network.named_parameters():
         assert parameter.requires_grad == ("lora_" in key), key

@@ -11,7 +11,7 @@ from scipy import stats
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from hyfreedp import PrivacyEngine
+from hyfreedp import NoiseGenerator, PrivacyEngine
 from hyfreedp.accounting import PrivacyLedger, calibrate_noise
 from hyfreedp.privatize import privatize_contrasts, privatize_loss
 from hyfreedp.probe import Probe
@@ -26,7 +26,8 @@ def plan(steps=STEPS):
     )
 
 
-def test_a_ledger_of_100_000_steps_takes_no_more_memory_than_one_of_ten():
+def test_a_ledger_of_100_000_steps_takes_less_memory_than_their_history():
+    """It keeps a tag of each release, to know one that is made again with other data."""
     started = time.perf_counter()
     ledger = PrivacyLedger(plan())
     tracemalloc.start()
@@ -34,7 +35,7 @@ def test_a_ledger_of_100_000_steps_takes_no_more_memory_than_one_of_ten():
         ledger.record(ledger.split.is_probe_step(step))
     size, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert size < 1000 and ledger.steps == STEPS
+    assert size < 300 * STEPS and ledger.steps == STEPS
     assert ledger.epsilon() == pytest.approx(3.0, abs=0.05) and ledger.epsilon() <= 3
     assert time.perf_counter() - started < 60
 
@@ -42,7 +43,7 @@ def test_a_ledger_of_100_000_steps_takes_no_more_memory_than_one_of_ten():
 def test_a_row_of_history_takes_less_than_a_kilobyte():
     """A hundred thousand steps, each with a probe, stay below 100 MB."""
     probe = Probe(kind="contrasts", rule="posterior", eta=1e-4, momentum=0.9)
-    losses, generator = torch.rand(3, 10), torch.Generator().manual_seed(0)
+    losses, generator = torch.rand(3, 10), NoiseGenerator(0)
     tracemalloc.start()
     rows = []
     for step in range(500):

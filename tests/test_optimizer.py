@@ -111,8 +111,8 @@ def test_the_seed_determines_the_noise():
         assert not any(np.array_equal(runs[i], other) for other in runs[i + 1 :])
 
 
-def test_noise_is_added_to_the_clipped_sum():
-    """With the same seed, the update with noise minus the one without is the noise alone: it depends on no data."""
+def test_noise_is_added_to_the_clipped_sum(unbound_noise):
+    """With the same noise, the update with it minus the one without is the noise alone."""
     updates = []
     for target, batch in ((3.0, 0), (math.inf, 0), (3.0, 1)):
         model = make_model()

@@ -23,8 +23,9 @@ FOLLOWS_FROM_TORCH = re.compile(r"(nvidia|cuda|triton)\b")  # differ between pla
 
 # From the ground up: a module may import from the lines before its own, from nothing else on its line or after it.
 LAYERS = [
-    {"privatize", "accounting", "sampling", "checks", "distributed"},
-    {"curvefit", "physical"},
+    {"noise", "accounting", "checks", "distributed", "buffers"},
+    {"privatize", "sampling", "base"},
+    {"curvefit", "physical", "mixing"},
     {"stepsize", "clipping"},
     {"probe", "passes"},
     {"records"},

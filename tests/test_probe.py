@@ -12,7 +12,7 @@ from scipy import stats
 from torch import nn
 from twins import make_private, sgd
 
-from hyfreedp import stepsize
+from hyfreedp import NoiseGenerator, stepsize
 from hyfreedp.probe import Probe
 
 FALSE_ALARM = 1e-6  # of each statistical test below; the seeds are fixed, so a test that passes always passes
@@ -263,7 +263,7 @@ def test_state_goes_through_a_file_and_continues_exactly(kind, rule, generator):
     other.load_state_dict(torch.load(file, weights_only=True))
     results = []
     for each in (probe, other):
-        noise = torch.Generator().manual_seed(9)
+        noise = NoiseGenerator(9)
         results.append([each.update(LOSSES, 0.3, 3.0, noise, held=held) for held in (False, True)])
     assert results[0] == results[1]
     assert probe.state_dict() == other.state_dict()

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from hyfreedp import PrivacyEngine, QuadraticFit
+from hyfreedp import PrivacyEngine, QuadraticFit, noise
 
 TUNINGS = ("full", "biases", "lora", "frozen")
 
@@ -106,6 +106,25 @@ def make_private(model: nn.Module, optimizer: torch.optim.Optimizer, data=None, 
     return PrivacyEngine(seed=seed).make_private_with_epsilon(
         module=model, optimizer=optimizer, data_loader=loader, **(defaults | settings)
     )
+
+
+def unbind_noise() -> Callable[[], None]:
+    """Let noise follow from seed, purpose and step alone; returns what undoes it.
+
+    Noise is bound to the bits of what it hides, so that two computations of the same step that round differently have
+    unrelated noise. Tests that compare such computations compare what is left: the data's part, with equal noise.
+    """
+    derive = noise._derive
+
+    def unbound(key, *path):
+        bound = {"release": 2, "tag": 3}  # how much of such a path does not depend on the data
+        return derive(key, *path[: bound.get(path[0], len(path))])
+
+    def undo():
+        noise._derive = derive
+
+    noise._derive = unbound
+    return undo
 
 
 class Twin:

@@ -138,7 +138,7 @@ class PrivacyLedger:
         """Position, plan and tags as plain numbers and strings."""
         return {
             "steps": self._steps,
-            "released": {step: [list(tags) for tags in both] for step, both in self._released.items()},
+            "released": [[step, *map(list, both)] for step, both in self._released.items()],
             "split": self.split.to_dict(),
         }
 
@@ -157,7 +157,7 @@ class PrivacyLedger:
         if different:
             changes = ", ".join(f"{name}: {theirs.get(name)!r} != {mine.get(name)!r}" for name in sorted(different))
             raise ValueError(f"the saved state belongs to another noise split ({changes})")
-        position, released = state["steps"], dict(state["released"])
+        position, released = state["steps"], {step: both for step, *both in state["released"]}
         if not 0 <= position <= self.split.steps or not set(range(position)) <= set(released) <= set(
             range(self.split.steps)
         ):

@@ -1,0 +1,100 @@
+"""The torch optimizer underneath: it turns the private gradient into weights, at our rates and when we say so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from hyfreedp.checks import check_parameters
+
+
+class BaseOptimizer:
+    """A torch optimizer that steps for its owner only, at a rate given each time.
+
+    Its own step would train on whatever raw gradients ``backward()`` has left behind, so it is refused, also through
+    variables that its user still has. Given to several owners, it obeys the last.
+
+    Args:
+        optimizer: over exactly the trainable parameters of ``module``.
+        module: the model.
+
+    Attributes:
+        eta: the rate of the first parameter group as it was given.
+        parameters: the trainable ones, in the order of the groups.
+
+    Raises:
+        ValueError: the optimizer's parameters are not the model's trainable ones, or a rate is not positive.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, module: nn.Module) -> None:
+        check_parameters(optimizer, module)
+        rates = [float(group["lr"]) for group in optimizer.param_groups]
+        if not all(rate > 0 for rate in rates):
+            raise ValueError(f"optimizer must have positive learning rates (their ratios are kept), got {rates}")
+        self.optimizer = optimizer
+        self.eta = rates[0]
+        self.parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+        self._ratios = [rate / rates[0] for rate in rates]
+        self._names = {id(parameter): name for name, parameter in module.named_parameters()}
+        self._stepping = False
+        if not hasattr(optimizer, "_private_owner"):
+            optimizer.register_step_pre_hook(_refuse_raw_steps)
+        optimizer._private_owner = self  # type: ignore[attr-defined]
+
+    def step(self, eta: float) -> None:
+        """One step at rate ``eta`` of the first group, and of the others in proportion."""
+        self._set_rates(eta)
+        self._stepping = True
+        try:
+            self.optimizer.step()
+        finally:
+            self._stepping = False
+
+    @torch.no_grad()
+    def step_along(self, eta: float) -> Callable[[float], None]:
+        """One step, from w to w - eta G, and the function that moves the weights to w - x G for any x.
+
+        Points along G are interpolations between these two, which are both kept (the second in the gradients' memory,
+        no longer needed). So ``x = eta`` is exactly the plain step.
+        """
+        start = [parameter.detach().clone() for parameter in self.parameters]
+        self.step(eta)
+        plain = [cast(Tensor, parameter.grad) for parameter in self.parameters]
+        torch._foreach_copy_(plain, self.parameters)
+
+        @torch.no_grad()
+        def move(distance: float) -> None:
+            self._set_rates(distance)
+            torch._foreach_copy_(self.parameters, plain if distance == eta else start)
+            if distance != eta:
+                torch._foreach_lerp_(self.parameters, plain, distance / eta)
+
+        return move
+
+    def _set_rates(self, eta: float) -> None:
+        for group, ratio in zip(self.optimizer.param_groups, self._ratios, strict=True):
+            group["lr"] = eta * ratio
+
+    def settings(self) -> dict[str, str]:
+        """Class, ratios of rates, and each group's settings and parameters by name."""
+        groups = [
+            {key: value for key, value in group.items() if key not in ("params", "lr", "initial_lr")}
+            | {"parameters": [self._names.get(id(p)) for p in group["params"]]}
+            for group in self.optimizer.param_groups
+        ]
+        return {
+            "optimizer": type(self.optimizer).__qualname__,
+            "ratios of learning rates": repr(self._ratios),
+            **{f"optimizer's group {index}": repr(group) for index, group in enumerate(groups)},
+        }
+
+
+def _refuse_raw_steps(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    if not optimizer._private_owner._stepping:  # type: ignore[attr-defined]
+        raise RuntimeError(
+            f"this {type(optimizer).__name__} was made private, and its own step would train on raw gradients: call "
+            "step(per_sample_loss, batch) of the optimizer that make_private_with_epsilon returned, without backward()"
+        )
