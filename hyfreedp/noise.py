@@ -18,37 +18,32 @@ whoever cannot tell ChaCha20 and BLAKE2b under a secret random key from random f
 voids it.
 
 **Floating point.** A normal number lies within 9.4 standard deviations, beyond which a true one falls with probability
-4e-21. Sums and noise are added in float64 and rounded once, to the sums' own type, so a float32 release hides the last
-29 bits of what was added. In theory gaps remain: not every float64 can come out of a given sum (Mironov, CCS 2012),
-and a float64 release shows them. The known remedy (Holohan and Braghin, ESORICS 2021) is ``secure=True``: each normal
-number is then the sum of four, halved, so that an attacker would have to search all pairs of pairs.
-
-On CPUs ChaCha20 is OpenSSL's. On CUDA it is computed where the sums are, as is most of the hash, so nothing large is
-moved; other devices hand their sums to the CPU.
+4e-21. Sums and noise are added in float64, rounded to multiples of about 2^-32 of the scale, and then to the sums' own
+type. The rounding is there because the last bits of a floating-point sum tell what was added (Mironov, CCS 2012): not
+every number can come out of a given sum. Some 2^20 numbers become one multiple, so what remains are probabilities that
+are off by about one part in a million, at random. A further remedy (Holohan and Braghin, ESORICS 2021) is
+``secure=True``: each normal number is then the sum of four, halved, so that an attacker who would invert the sampler
+has to search pairs of pairs.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
 import secrets
-import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
-from cryptography.hazmat.primitives.poly1305 import Poly1305
 from torch import Tensor
+
+from hyfreedp.cipher import Keystream, derive, universal_hash, where
 
 NoiseMechanism = Literal["gaussian", "laplace"]
 
-_BLOCK = 8  # words of 64 bits in a block of ChaCha20
 _CHUNK = 2**16  # words at a time on a CPU, so that they stay in its cache
 _CUDA_CHUNK = 2**22
 
-# Of the hash on CUDA: 16-bit integers times 26-bit ones, summed over a row, stay below 2^53, where float64 is exact.
-_ROW, _COLUMNS, _KEY_BITS = 2**11, 4, 26
+_GRID_BITS = 32  # a release is a multiple of 2^-32 times the power of two above the scale
 
 
 class NoiseGenerator:
@@ -69,7 +64,7 @@ class NoiseGenerator:
     def __init__(self, seed: int | None = None, *, secure: bool = False) -> None:
         if seed is not None and seed < 0:
             raise ValueError(f"seed must be None or at least 0, got {seed}")
-        self.key = secrets.token_bytes(32) if seed is None else _derive(b"", "seed", int(seed))
+        self.key = secrets.token_bytes(32) if seed is None else derive(b"", "seed", int(seed))
         self.secure = secure
         self.releases = 0
         self.tag = 0
@@ -77,7 +72,7 @@ class NoiseGenerator:
     def child(self, *path: str | int) -> NoiseGenerator:
         """The generator named by ``path``, the same at each call, whatever was drawn before."""
         made = NoiseGenerator(0, secure=self.secure)
-        made.key = _derive(self.key, "child", *path)
+        made.key = derive(self.key, "child", *path)
         return made
 
     @torch.no_grad()
@@ -98,18 +93,19 @@ class NoiseGenerator:
             if total.dtype not in (torch.float32, torch.float64):
                 raise ValueError(f"sums must be float32 or float64, got {total.dtype}: noise is rounded after the sum")
         flat = [total.reshape(-1) for total in sums if total.numel()]  # copies where the memory format is not plain
-        device = _where(flat[0]) if flat else torch.device("cpu")
+        device = where(flat[0]) if flat else torch.device("cpu")
         groups = list(_groups(flat, _CHUNK if device.type == "cpu" else _CUDA_CHUNK))
         joined = [group[0] if len(group) == 1 else torch.cat(group) for group in groups]
         shapes = [(str(total.dtype), tuple(total.shape)) for total in sums]
-        digest = _universal_hash(joined, _derive(self.key, "hash", self.releases))
+        digest = universal_hash(joined, derive(self.key, "hash", self.releases))
         path = ("release", self.releases, mechanism, float(scale).hex(), self.secure, shapes, digest)
         self.releases += 1
-        self.tag = int.from_bytes(_derive(self.key, "tag", *path)[:8]) >> 1
-        normals = _Normals(_derive(self.key, *path), device)
+        self.tag = int.from_bytes(derive(self.key, "tag", *path)[:8]) >> 1
+        normals = _Normals(derive(self.key, *path), device)
+        grid = math.ldexp(1, math.frexp(scale)[1] - _GRID_BITS)
         for group, together in zip(groups, joined, strict=True):
             noise = self._draw(normals, len(together), mechanism)
-            torch.add(together.to(device), noise, alpha=scale, out=noise)
+            torch.add(together.to(device), noise, alpha=scale, out=noise).mul_(1 / grid).round_().mul_(grid)
             torch._foreach_copy_(group, noise.split([len(piece) for piece in group]))
         for total, changed in zip((total for total in sums if total.numel()), flat, strict=True):
             if total.data_ptr() != changed.data_ptr():
@@ -125,16 +121,16 @@ class NoiseGenerator:
 
     def uniform(self, *shape: int) -> Tensor:
         """Uniform numbers in [0, 1), multiples of 2^-53, float64, on the CPU; new ones at each call."""
-        words = _Keystream(self._next_key("uniform"), torch.device("cpu")).take(math.prod(shape))
+        words = Keystream(self._next_key("uniform"), torch.device("cpu")).take(math.prod(shape))
         return (words >> 11 & 2**53 - 1).double().mul_(2.0**-53).view(shape)
 
     def permutation(self, size: int) -> Tensor:
         """0 ... size - 1 in random order, int64; a new one at each call."""
-        return _Keystream(self._next_key("permutation"), torch.device("cpu")).take(size).argsort()
+        return Keystream(self._next_key("permutation"), torch.device("cpu")).take(size).argsort()
 
     def integer(self) -> int:
         """A number of 63 bits, the same at each call: a seed for other people's generators."""
-        return int.from_bytes(_derive(self.key, "integer")[:8]) >> 1
+        return int.from_bytes(derive(self.key, "integer")[:8]) >> 1
 
     def state_dict(self) -> dict[str, Any]:
         """Key and count as plain values. As secret as the data."""
@@ -146,7 +142,7 @@ class NoiseGenerator:
 
     def _next_key(self, purpose: str) -> bytes:
         self.releases += 1
-        return _derive(self.key, purpose, self.releases)
+        return derive(self.key, purpose, self.releases)
 
     def _draw(self, normals: _Normals, count: int, mechanism: NoiseMechanism) -> Tensor:
         """Noise of scale 1, shape ``(count,)``, which the next call may overwrite."""
@@ -180,16 +176,6 @@ def as_generator(generator: NoiseGenerator | None) -> NoiseGenerator:
     return generator
 
 
-def _derive(key: bytes, *path: object) -> bytes:
-    """A key of 32 bytes, independent for each path; the representation of a tuple of plain values is unambiguous."""
-    return hashlib.blake2b(repr(path).encode(), key=key, digest_size=32, person=b"hyfreedp noise 1").digest()
-
-
-def _where(tensor: Tensor) -> torch.device:
-    """Where noise for ``tensor`` is drawn: float64 and 64-bit integers are not to be had everywhere."""
-    return tensor.device if tensor.device.type == "cuda" else torch.device("cpu")
-
-
 def _groups(tensors: Iterable[Tensor], size: int) -> Iterator[list[Tensor]]:
     """One-dimensional tensors, cut into pieces and these joined to groups of at most ``size`` numbers."""
     group: list[Tensor] = []
@@ -205,34 +191,11 @@ def _groups(tensors: Iterable[Tensor], size: int) -> Iterator[list[Tensor]]:
         yield group
 
 
-class _Keystream:
-    """ChaCha20's output under a key that is used for nothing else, as 64-bit words."""
-
-    def __init__(self, key: bytes, device: torch.device) -> None:
-        self._key, self._device, self._blocks = key, device, 0
-        self._cipher = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
-        self._zeros, self._output = b"", bytearray()
-
-    def take(self, count: int) -> Tensor:
-        """The next ``count`` words, int64, valid until the next call; the rest of a block is left out."""
-        blocks = -(-count // _BLOCK)
-        if self._device.type != "cpu":
-            self._blocks += blocks
-            return chacha20(self._key, self._blocks - blocks, blocks, self._device)[:count]
-        if blocks == 0:
-            return torch.empty(0, dtype=torch.int64)
-        size = 8 * _BLOCK * blocks
-        if size != len(self._zeros):
-            self._zeros, self._output = bytes(size), bytearray(size)
-        self._cipher.update_into(self._zeros, self._output)
-        return torch.frombuffer(self._output, dtype=torch.int64)[:count]
-
-
 class _Normals:
     """Standard normal numbers from a keystream, by the pairs r cos(theta), r sin(theta) of Box and Muller."""
 
     def __init__(self, key: bytes, device: torch.device) -> None:
-        self._stream = _Keystream(key, device)
+        self._stream = Keystream(key, device)
         self._uniform = self._normal = torch.empty(0, dtype=torch.float64, device=device)
 
     def take(self, count: int) -> Tensor:
@@ -249,70 +212,3 @@ class _Normals:
         torch.cos(angle, out=self._normal[:half]).mul_(radius)
         torch.sin(angle, out=self._normal[half:]).mul_(radius)
         return self._normal[:count]
-
-
-def chacha20(key: bytes, first: int, blocks: int, device: torch.device) -> Tensor:
-    """ChaCha20 with nonce 0 by elementwise operations, for devices that OpenSSL does not reach (RFC 8439, section 2.3).
-
-    Args:
-        key: 32 bytes.
-        first: number of the first block.
-        blocks: how many.
-        device: where to compute.
-
-    Returns:
-        The keystream as int64 words, shape ``(8 * blocks,)``, in little-endian order.
-    """
-    words = struct.unpack("<16i", b"expand 32-byte k" + key + bytes(16))
-    start = torch.tensor(words, dtype=torch.int32, device=device)[:, None].repeat(1, blocks)
-    start[12] = torch.arange(first, first + blocks, dtype=torch.int64, device=device).to(torch.int32)
-    a, b, c, d = start.view(4, 4, blocks).clone().unbind()
-    for _ in range(10):
-        _quarter_round(a, b, c, d)  # of the columns
-        b, c, d = b.roll(-1, 0), c.roll(-2, 0), d.roll(-3, 0)
-        _quarter_round(a, b, c, d)  # of the diagonals
-        b, c, d = b.roll(1, 0), c.roll(2, 0), d.roll(3, 0)
-    output = torch.cat([a, b, c, d]).add_(start)
-    return output.T.reshape(-1).view(torch.int64)
-
-
-def _quarter_round(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> None:
-    for into, by, changed, places in ((a, b, d, 16), (c, d, b, 12), (a, b, d, 8), (c, d, b, 7)):
-        into.add_(by)
-        changed.bitwise_xor_(into)
-        high = changed << places
-        changed.bitwise_right_shift_(32 - places).bitwise_and_(2**places - 1).bitwise_or_(high)
-
-
-def _universal_hash(sums: Sequence[Tensor], key: bytes) -> bytes:
-    """16 bytes that differ for different bits of ``sums`` unless chance helps; the key is used for this only."""
-    mac = Poly1305(key)
-    for total in sums:
-        flat = total.detach().reshape(-1)
-        data = compress(flat, key) if _where(flat).type == "cuda" else flat.cpu()
-        mac.update(memoryview(cast(Any, data.view(torch.uint8).numpy())))
-    return mac.finalize()
-
-
-def compress(flat: Tensor, key: bytes) -> Tensor:
-    """Rows of 16-bit integers times secret integers: a universal hash to a hundredth of the size, where ``flat`` lies.
-
-    The bits of ``flat`` are read as rows of integers x in [-2^15, 2^15), and each row becomes four sums of k x with
-    secret k in [0, 2^26), computed exactly. Two different rows have the same four sums with probability at most 2^-104.
-
-    Args:
-        flat: floating-point numbers, shape ``(n,)``.
-        key: 32 bytes.
-
-    Returns:
-        float64, shape ``(rows * 4,)``, on the CPU.
-    """
-    device = flat.device
-    words = _Keystream(_derive(key, "rows"), device).take(_ROW * _COLUMNS)
-    table = (words & 2**_KEY_BITS - 1).double().view(_ROW, _COLUMNS)
-    integers = flat.view(torch.int16)
-    parts = []
-    for piece in integers.split(_ROW * 2**13):
-        padded = torch.nn.functional.pad(piece, (0, -len(piece) % _ROW))
-        parts.append(padded.view(-1, _ROW).double() @ table)
-    return torch.cat(parts).view(-1).cpu() if parts else torch.zeros(0, dtype=torch.float64)

@@ -353,10 +353,10 @@ def test_old_optimizers_own_step_is_refused():
 
 
 def test_t6_tail_the_support_reaches_beyond_eight_sigma(monkeypatch):
-    from hyfreedp import noise
+    from hyfreedp import cipher
 
-    keystream = noise._Keystream.take
-    monkeypatch.setattr(noise._Keystream, "take", lambda self, count: keystream(self, count).zero_())
+    keystream = cipher.Keystream.take
+    monkeypatch.setattr(cipher.Keystream, "take", lambda self, count: keystream(self, count).zero_())
     for dtype in (torch.float32, torch.float64):
         total = torch.zeros(4, dtype=dtype)
         NoiseGenerator(0).add_noise([total], 1.0)

@@ -39,7 +39,7 @@ PATIENCE = 120  # seconds that a test waits for a job; a hanging process fails t
 # -- processes ---------------------------------------------------------------------------------------------------------
 
 
-noise_derive = noise._derive  # before anything replaces it
+noise_derive = noise.derive  # before anything replaces it
 
 
 class Raised(NamedTuple):
@@ -248,11 +248,11 @@ def test_diagnostics_are_those_of_all_records(two):
 
 def bound(rank, **settings):
     """A whole run with noise as it is outside these tests."""
-    original, noise._derive = noise._derive, noise_derive
+    original, noise.derive = noise.derive, noise_derive
     try:
         return train(rank, **settings)
     finally:
-        noise._derive = original
+        noise.derive = original
 
 
 def test_noise_that_is_bound_to_the_sums_is_one_on_all_processes(two):

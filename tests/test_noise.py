@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from hyfreedp import NoiseGenerator, noise
+from hyfreedp import NoiseGenerator, cipher, noise
 
 CPU = torch.device("cpu")
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -27,7 +27,7 @@ def noised(total, scale=1.0, *, seed=0, mechanism="gaussian", path=(), **setting
 
 
 def test_chacha20_is_that_of_rfc_8439():
-    words = noise.chacha20(bytes(32), 0, 2, CPU)
+    words = cipher.chacha20(bytes(32), 0, 2, CPU)
     expected = "76b8e0ada0f13d90405d6ae55386bd28bdd219b8a08ded1aa836efcc8b770dc7"  # appendix A.1, test vector 1
     assert words.numpy().tobytes()[:32].hex() == expected
     assert words.numpy().tobytes()[64:72].hex() == "9f07e7be5551387a"  # test vector 2, block 1
@@ -35,14 +35,14 @@ def test_chacha20_is_that_of_rfc_8439():
 
 @given(st.binary(min_size=32, max_size=32), st.integers(0, 50), st.integers(1, 40))
 def test_both_computations_of_chacha20_agree(key, first, blocks):
-    stream = noise._Keystream(key, CPU).take(8 * (first + blocks))
-    assert torch.equal(noise.chacha20(key, first, blocks, CPU), stream[8 * first :])
+    stream = cipher.Keystream(key, CPU).take(8 * (first + blocks))
+    assert torch.equal(cipher.chacha20(key, first, blocks, CPU), stream[8 * first :])
 
 
 def test_a_keystream_goes_on_where_it_was():
     key = bytes(range(32))
-    whole = noise._Keystream(key, CPU).take(160).clone()
-    stream = noise._Keystream(key, CPU)
+    whole = cipher.Keystream(key, CPU).take(160).clone()
+    stream = cipher.Keystream(key, CPU)
     assert torch.equal(torch.cat([stream.take(count).clone() for count in (80, 16, 64)]), whole)
 
 
@@ -50,23 +50,23 @@ def test_a_keystream_goes_on_where_it_was():
 @pytest.mark.parametrize("size", [1, 7, 1024, 5000])
 def test_compress_is_the_exact_product_with_secret_integers(size, dtype):
     key, numbers = bytes(range(32)), torch.randn(size, dtype=dtype)
-    found = noise.compress(numbers, key).view(-1, noise._COLUMNS)
-    words = noise._Keystream(noise._derive(key, "rows"), CPU).take(noise._ROW * noise._COLUMNS)
-    table = [[int(word) % 2**26 for word in row] for row in words.view(noise._ROW, noise._COLUMNS)]
+    found = cipher.compress(numbers, key).view(-1, cipher.COLUMNS)
+    words = cipher.Keystream(cipher.derive(key, "rows"), CPU).take(cipher.ROW * cipher.COLUMNS)
+    table = [[int(word) % 2**26 for word in row] for row in words.view(cipher.ROW, cipher.COLUMNS)]
     halves = np.frombuffer(numbers.numpy().tobytes(), dtype=np.int16).tolist()
-    rows = [halves[start : start + noise._ROW] for start in range(0, len(halves), noise._ROW)]
+    rows = [halves[start : start + cipher.ROW] for start in range(0, len(halves), cipher.ROW)]
     expected = [[sum(x * k[c] for x, k in zip(row, table, strict=False)) for c in range(4)] for row in rows]
     assert found.tolist() == expected
 
 
 def test_every_bit_reaches_the_hash():
     key, numbers = bytes(range(32)), torch.zeros(3000)
-    seen = {noise.compress(numbers, key).numpy().tobytes()}
+    seen = {cipher.compress(numbers, key).numpy().tobytes()}
     for bit in range(32):
         for place in (0, 1023, 1024, 2999):
             changed = numbers.clone().view(torch.int32)
             changed[place] = 1 << bit if bit < 31 else -(2**31)
-            seen.add(noise.compress(changed.view(torch.float32), key).numpy().tobytes())
+            seen.add(cipher.compress(changed.view(torch.float32), key).numpy().tobytes())
     assert len(seen) == 1 + 4 * 32
 
 
@@ -169,8 +169,22 @@ def test_sum_and_noise_are_added_in_float64_and_rounded_once(monkeypatch):
     total = torch.randn(5000)
     released = total.clone()
     NoiseGenerator(0).add_noise([released], 0.3)
-    assert torch.equal(released, (total.double() + 0.3 * drawn).float())
+    grid = 2.0**-33  # 0.3 is below 2^-1
+    exact = ((total.double() + 0.3 * drawn) / grid).round() * grid
+    assert torch.equal(released, exact.float())
     assert not torch.equal(released, total + (0.3 * drawn).float())
+
+
+@pytest.mark.parametrize("scale", [0.3, 1.0, 4.0, 1e-9, 1e9])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_last_bits_do_not_tell_what_was_added(scale, dtype):
+    """A number near zero has the same spacing whether noise alone or noise and a record made it (Mironov 2012)."""
+    for share in (0.0, 0.1, 1.0, 2.0):
+        total = torch.full((200_000,), share * scale, dtype=dtype)
+        NoiseGenerator(0).add_noise([total], scale)
+        near = total[total.abs() < 1e-3 * scale].double()
+        multiples = near / (2.0 ** math.frexp(scale)[1] * 2.0**-32)
+        assert len(near) and torch.equal(multiples, multiples.round()) and (multiples % 2 == 1).any()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.int64])
@@ -256,9 +270,9 @@ def test_a_thousand_million_draws():
 @needs_cuda
 def test_cuda_has_the_same_keystream_hash_and_noise():
     key, cuda = bytes(range(32)), torch.device("cuda")
-    assert torch.equal(noise.chacha20(key, 5, 1000, cuda).cpu(), noise.chacha20(key, 5, 1000, CPU))
+    assert torch.equal(cipher.chacha20(key, 5, 1000, cuda).cpu(), cipher.chacha20(key, 5, 1000, CPU))
     numbers = torch.randn(100_000)
-    assert torch.equal(noise.compress(numbers.cuda(), key), noise.compress(numbers, key))
+    assert torch.equal(cipher.compress(numbers.cuda(), key), cipher.compress(numbers, key))
     total = torch.zeros(300_001, device=cuda)
     NoiseGenerator(0).add_noise([total], 1.0)
     assert far_from(total.cpu(), "norm") > 1e-4

@@ -23,7 +23,8 @@ FOLLOWS_FROM_TORCH = re.compile(r"(nvidia|cuda|triton)\b")  # differ between pla
 
 # From the ground up: a module may import from the lines before its own, from nothing else on its line or after it.
 LAYERS = [
-    {"noise", "accounting", "checks", "distributed", "buffers"},
+    {"cipher", "accounting", "checks", "distributed", "buffers"},
+    {"noise"},
     {"privatize", "sampling", "base"},
     {"curvefit", "physical", "mixing"},
     {"stepsize", "clipping"},

@@ -114,16 +114,16 @@ def unbind_noise() -> Callable[[], None]:
     Noise is bound to the bits of what it hides, so that two computations of the same step that round differently have
     unrelated noise. Tests that compare such computations compare what is left: the data's part, with equal noise.
     """
-    derive = noise._derive
+    derive = noise.derive
 
     def unbound(key, *path):
         bound = {"release": 2, "tag": 3}  # how much of such a path does not depend on the data
         return derive(key, *path[: bound.get(path[0], len(path))])
 
     def undo():
-        noise._derive = derive
+        noise.derive = derive
 
-    noise._derive = unbound
+    noise.derive = unbound
     return undo
 
 
