@@ -1,4 +1,4 @@
-"""Keys, ChaCha20 and a universal hash: the cryptography under the noise, on the CPU and where accelerators hold the data.
+"""Keys, ChaCha20 and a universal hash: the cryptography under the noise, on CPUs and where accelerators hold data.
 
 On CPUs ChaCha20 and Poly1305 are OpenSSL's. On CUDA the keystream is computed by elementwise operations, and what is to
 be hashed is first compressed to a hundredth where it lies, so that nothing large is moved.

@@ -29,9 +29,10 @@ from hyfreedp.sampling import RandomState, batch_length, take
 SAMPLES = 16  # that are looked at
 _SHAKE = 0.3  # standard deviation of what is added to a weight, in units of 1 / sqrt(inputs of its unit)
 
-# Relative difference of two losses beyond which samples mix, by the narrowest type in which layers compute. Rounding
-# measured on the models of the tests: 1e-14, 2e-6, 2e-3 and 1e-2 at most.
-_TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+# Relative difference of two losses beyond which samples mix, by the narrowest type in which layers compute. Rounding on
+# the ViT, GPT-2, LLaMA and BERT of the tests: below 1e-7 (float32), and none in the others, whose last bits hide it; a
+# GPU may choose another algorithm for another batch size.
+_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 1e-3, torch.bfloat16: 4e-3}
 
 
 # Checks after the first: one more for so many steps, and no more than so many; together under 1 % of a longer run.

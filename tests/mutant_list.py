@@ -45,6 +45,7 @@ class Mutant:
 
 PRIVATIZE, PROBE, OPTIMIZER = "hyfreedp/privatize.py", "hyfreedp/probe.py", "hyfreedp/optimizer.py"
 ENGINE, SAMPLING, PASSES = "hyfreedp/engine.py", "hyfreedp/sampling.py", "hyfreedp/passes.py"
+NOISE, CIPHER, BASE = "hyfreedp/noise.py", "hyfreedp/cipher.py", "hyfreedp/base.py"
 ACCOUNTING, CLIPPING = "hyfreedp/accounting", "hyfreedp/clipping"
 
 MUTANTS = [
@@ -52,64 +53,76 @@ MUTANTS = [
     Mutant(
         "gradient-noise-off",
         PRIVATIZE,
-        "alpha=noise_multiplier * sensitivity)",
-        "alpha=0.0)",
+        "as_generator(generator).add_noise(clipped_sums, noise_multiplier * sensitivity)",
+        "as_generator(generator).add_noise(clipped_sums, 0.0)",
         "The gradient is released without noise: no privacy at all.",
         ("optimizer",),
     ),
     Mutant(
         "gradient-noise-on-the-mean",
         PRIVATIZE,
-        "alpha=noise_multiplier * sensitivity)",
-        "alpha=noise_multiplier * sensitivity / expected_batch_size)",
+        "as_generator(generator).add_noise(clipped_sums, noise_multiplier * sensitivity)",
+        "as_generator(generator).add_noise(clipped_sums, noise_multiplier * sensitivity / expected_batch_size)",
         "Noise meant for the mean is added to the sum, which is divided once more: a B-th of what is accounted for.",
         ("optimizer",),
     ),
     Mutant(
         "gradient-noise-without-sensitivity",
         PRIVATIZE,
-        "alpha=noise_multiplier * sensitivity)",
-        "alpha=noise_multiplier)",
+        "as_generator(generator).add_noise(clipped_sums, noise_multiplier * sensitivity)",
+        "as_generator(generator).add_noise(clipped_sums, noise_multiplier)",
         "The noise does not grow with the clipping threshold: too little for any threshold above one.",
         ("optimizer",),
     ),
     Mutant(
         "probe-noise-off",
         PRIVATIZE,
-        "total = total + noise_multiplier * clip * _standard_noise",
-        "total = total + 0.0 * _standard_noise",
+        "as_generator(generator).add_noise([total], noise_multiplier * clip, mechanism)",
+        "as_generator(generator).add_noise([total], 0.0, mechanism)",
         "Losses and contrasts are released exactly.",
-        ("privatize", "probe"),
+        (
+            "privatize",
+            "probe",
+        ),
     ),
     Mutant(
         "probe-noise-on-the-mean",
         PRIVATIZE,
-        "total = total + noise_multiplier * clip * _standard_noise",
-        "total = total + noise_multiplier * clip / expected_batch_size * _standard_noise",
+        "as_generator(generator).add_noise([total], noise_multiplier * clip, mechanism)",
+        "as_generator(generator).add_noise([total], noise_multiplier * clip / expected_batch_size, mechanism)",
         "Noise meant for the mean loss is added to the sum of losses: a B-th of what is accounted for.",
-        ("privatize", "probe"),
+        (
+            "privatize",
+            "probe",
+        ),
     ),
     Mutant(
         "probe-noise-without-clip",
         PRIVATIZE,
-        "total = total + noise_multiplier * clip * _standard_noise",
-        "total = total + noise_multiplier * _standard_noise",
+        "as_generator(generator).add_noise([total], noise_multiplier * clip, mechanism)",
+        "as_generator(generator).add_noise([total], noise_multiplier, mechanism)",
         "The noise on the losses does not follow R_l, their sensitivity.",
-        ("privatize", "probe"),
+        (
+            "privatize",
+            "probe",
+        ),
     ),
     Mutant(
         "laplace-scale-too-small",
-        PRIVATIZE,
-        "return exponentials[0] - exponentials[1]",
-        "return (exponentials[0] - exponentials[1]) / math.sqrt(2)",
+        NOISE,
+        "return first.mul_(second).add_(third.mul_(fourth))",
+        "return first.mul_(second).add_(third.mul_(fourth)).mul_(0.7071)",
         "Laplace noise gets standard deviation 1 instead of scale 1: less than the accountant's b.",
-        ("privatize",),
+        (
+            "noise",
+            "privatize",
+        ),
     ),
     Mutant(
         "empty-batch-skips-gradient-noise",
         OPTIMIZER,
-        "        self._privatize_gradient(self.split.gradient_noise_multiplier(t))",
-        "        if len(losses):\n            self._privatize_gradient(self.split.gradient_noise_multiplier(t))",
+        "        tag = self._privatize_gradient(t)\n",
+        "        tag = self._privatize_gradient(t) if len(losses) else 0\n",
         "An empty batch is released without noise, so that everybody sees that it was empty.",
         ("optimizer",),
     ),
@@ -124,17 +137,21 @@ MUTANTS = [
     Mutant(
         "one-noise-stream",
         OPTIMIZER,
-        "self._probe_noise = torch.Generator(device).manual_seed(probe_seed)",
-        "self._probe_noise = torch.Generator(device).manual_seed(gradient_seed)",
-        "Gradient and probe draw the same numbers, so that one release tells the noise of the other.",
-        ("probe::test_probe_noise_is_independent_of_the_gradients_noise",),
+        'self._generator.child("probe", self.ledger.steps - 1)',
+        'self._generator.child("gradient", self.ledger.steps - 1)',
+        "Gradient and probe of a step have one key: where their sums agree, one release tells the noise of the other.",
+        (
+            "noise",
+            "probe::test_probe_noise_is_independent_of_the_gradients_noise",
+            "attacks_noise::test_gradient_and_probe_have_keys_of_their_own",
+        ),
     ),
     Mutant(
         "sampling-and-noise-share-a-seed",
         ENGINE,
-        "seed=self._stream(1),",
-        "seed=self._stream(0),",
-        "The noise comes from the seed that the batches come from.",
+        'generator=generator.child("noise"),',
+        'generator=generator.child("sampling"),',
+        "The noise comes from the key that the batches come from.",
         ("engine::test_sampling_and_noise_have_seeds_of_their_own",),
     ),
     Mutant(
@@ -149,10 +166,10 @@ MUTANTS = [
     Mutant(
         "actual-batch-size-gradient",
         OPTIMIZER,
-        "        self._privatize_gradient(self.split.gradient_noise_multiplier(t))",
+        "        tag = self._privatize_gradient(t)\n",
         "        planned, self.expected_batch_size = self.expected_batch_size, max(len(losses), 1)\n"
-        "        self._privatize_gradient(self.split.gradient_noise_multiplier(t))\n"
-        "        self.expected_batch_size = planned",
+        "        tag = self._privatize_gradient(t)\n"
+        "        self.expected_batch_size = planned\n",
         "The gradient is divided by the size of the batch at hand, which depends on who is in it.",
         ("optimizer",),
     ),
@@ -261,8 +278,8 @@ MUTANTS = [
     Mutant(
         "probe-not-counted",
         f"{ACCOUNTING}/ledger.py",
-        "self._probe_steps += bool(probe)",
-        "self._probe_steps += 0",
+        "probe_steps = self._released_probes + (more and self.split.is_probe_step(step))",
+        "probe_steps = self._released_probes",
         "The ledger does not count the probes that were released.",
         ("accounting_ledger",),
     ),
@@ -366,16 +383,17 @@ MUTANTS = [
     Mutant(
         "batches-of-fixed-size",
         SAMPLING,
-        "np.flatnonzero(generator.random(self.num_records) < self.sample_rate)",
-        "np.sort(generator.choice(self.num_records, round(self.num_records * self.sample_rate), replace=False))",
+        'NoiseGenerator(self.seed).child("batch", step).uniform(self.num_records) < self.sample_rate',
+        'NoiseGenerator(self.seed).child("batch", step).permutation(self.num_records) < '
+        "round(self.num_records * self.sample_rate)",
         "Batches of fixed size are no Poisson samples: the accountant's amplification does not hold for them.",
         ("sampling",),
     ),
     Mutant(
         "same-batch-at-every-step",
         SAMPLING,
-        "spawn_key=(step,)",
-        "spawn_key=(0,)",
+        '.child("batch", step)',
+        '.child("batch", 0)',
         "Every step draws the same batch: whoever is in it is in all of them.",
         ("sampling",),
     ),
@@ -394,17 +412,9 @@ MUTANTS = [
     Mutant(
         "gradient-noise-not-resumed",
         OPTIMIZER,
-        '        self._gradient_noise.set_state(state["gradient_noise"].cpu())\n',
+        '        self._generator.load_state_dict(state["generator"])\n',
         "",
-        "A resumed run draws the noise of its first steps again: the difference of two releases has none.",
-        ("resume::test_resumes_bitwise_from_every_step",),
-    ),
-    Mutant(
-        "probe-noise-not-resumed",
-        OPTIMIZER,
-        '        self._probe_noise.set_state(state["probe_noise"].cpu())\n',
-        "",
-        "A resumed run probes with the noise of its first probes again.",
+        "A resumed run has other noise: a step that is made again is released twice, with independent noise.",
         ("resume::test_resumes_bitwise_from_every_step",),
     ),
     Mutant(
@@ -418,24 +428,24 @@ MUTANTS = [
     Mutant(
         "spent-budget-forgotten-on-resume",
         f"{ACCOUNTING}/ledger.py",
-        "        self._steps, self._probe_steps = steps, probe_steps\n",
-        "        self._steps, self._probe_steps = 0, 0\n",
+        "        self._steps = position\n",
+        "        self._steps = 0\n",
         "A resumed run starts with the whole budget again.",
         ("accounting_ledger",),
     ),
     # -- the step ------------------------------------------------------------------------------------------------------
     Mutant(
         "eta-does-not-reach-the-optimizer",
-        OPTIMIZER,
+        BASE,
         'group["lr"] = eta * ratio',
-        'group["lr"] = self._fixed_eta * ratio',
+        'group["lr"] = self.eta * ratio',
         "The base optimizer steps with its own rate instead of the learned one.",
         ("exactness",),
     ),
     Mutant(
         "new-eta-not-told",
-        OPTIMIZER,
-        "        self._set_rates(new_eta)\n",
+        BASE,
+        "            self._set_rates(distance)\n",
         "",
         "After a probe the base optimizer's rate is not the one that the step took.",
         ("exactness",),
@@ -453,20 +463,22 @@ MUTANTS = [
     ),
     Mutant(
         "two-base-steps-per-probe",
-        OPTIMIZER,
-        "        self._base_step(eta)\n        plain =",
-        "        self._base_step(eta)\n        self._base_step(eta)\n        plain =",
+        BASE,
+        "        self.step(eta)\n        plain =",
+        "        self.step(eta)\n        self.step(eta)\n        plain =",
         "The base optimizer advances twice on steps that probe.",
         ("exactness",),
     ),
     Mutant(
         "weights-restored-by-arithmetic",
-        OPTIMIZER,
-        "        if result.eta_next == result.eta_probed:\n            torch._foreach_copy_(self._parameters, plain)\n",
-        "        if result.eta_next == result.eta_probed:\n"
-        "            torch._foreach_sub_(self._parameters, start)\n"
-        "            torch._foreach_mul_(self._parameters, -eta / distance)\n"
-        "            torch._foreach_add_(self._parameters, start)\n",
+        BASE,
+        "            torch._foreach_copy_(self.parameters, plain if distance == eta else start)\n"
+        "            if distance != eta:\n"
+        "                torch._foreach_lerp_(self.parameters, plain, distance / eta)\n",
+        "            torch._foreach_sub_(self.parameters, start)\n"
+        "            torch._foreach_mul_(self.parameters, distance / (getattr(self, '_at', 0.0) or eta))\n"
+        "            torch._foreach_add_(self.parameters, start)\n"
+        "            self._at = distance\n",
         "After a rejected probe the weights are computed back instead of restored, and drift by rounding.",
         ("exactness",),
     ),
@@ -541,10 +553,10 @@ MUTANTS = [
     Mutant(
         "clipped-layer-by-layer",
         f"{CLIPPING}/base.py",
-        "_add_to_grad(p, gradients.pop(p).weighted_sum(factors) if p in gradients else None)",
+        "self._add(p, gradients.pop(p).weighted_sum(factors) if p in gradients else None)",
         "g = gradients.pop(p, None)\n"
         "            own = None if g is None else self.clipping.factors(g.squared_norms.clamp(min=0).sqrt())\n"
-        "            _add_to_grad(p, None if g is None else g.weighted_sum(own))",
+        "            self._add(p, None if g is None else g.weighted_sum(own))",
         "Each parameter is clipped by its own norm: the whole gradient exceeds the sensitivity.",
         ("clipping",),
     ),
@@ -585,22 +597,12 @@ MUTANTS = [
     Mutant(
         "every-process-adds-gradient-noise",
         OPTIMIZER,
-        "        self.processes.add_up(gradients)\n        privatize_gradient(\n"
-        "            gradients,\n"
-        "            noise_multiplier,\n"
-        "            sensitivity=self._engine.clipping.sensitivity,\n"
-        "            expected_batch_size=self.expected_batch_size,\n"
-        "            generator=self._gradient_noise,\n"
-        "        )\n",
-        "        privatize_gradient(\n"
-        "            gradients,\n"
-        "            noise_multiplier,\n"
-        "            sensitivity=self._engine.clipping.sensitivity,\n"
-        "            expected_batch_size=self.expected_batch_size,\n"
-        "            generator=self._gradient_noise,\n"
-        "        )\n"
-        "        self.processes.add_up(gradients)\n",
-        "Each process adds the same noise before the sums are added up: too much, and the wrong epsilon.",
+        '        self.processes.add_up(sums)\n        generator = self._generator.child("gradient", t)\n',
+        '        add_up, generator = self.processes.add_up, self._generator.child("gradient", t)\n'
+        "        if (sigma := self.split.gradient_noise_multiplier(t)) > 0 and self.processes.rank > 0:\n"
+        '            generator.child("more").add_noise(sums, sigma * self._engine.clipping.sensitivity)\n'
+        "        add_up(sums)\n",
+        "Each process adds noise before the sums are added up: too much, and the wrong epsilon.",
         ("distributed",),
     ),
     Mutant(
@@ -610,6 +612,253 @@ MUTANTS = [
         "return drawn.tolist()",
         "Every process takes the whole batch: each record counts as often as there are processes.",
         ("distributed",),
+    ),
+    # -- what an adversary tried ---------------------------------------------------------------------------------------
+    Mutant(
+        "seed-of-32-bits",
+        NOISE,
+        'derive(b"", "seed", int(seed))',
+        'derive(b"", "seed", int(seed) % 2**32)',
+        "The key comes from 32 bits of the seed, which a search finds from one published step.",
+        ("noise",),
+    ),
+    Mutant(
+        "constant-key-without-seed",
+        NOISE,
+        "secrets.token_bytes(32) if seed is None",
+        "bytes(32) if seed is None",
+        "Without a seed every run has the same key: all noise is known.",
+        ("noise",),
+    ),
+    Mutant(
+        "noise-not-bound-to-the-data",
+        NOISE,
+        'digest = universal_hash(joined, derive(self.key, "hash", self.releases))',
+        'digest = b""',
+        "A step that is computed again on other data has the same noise: two releases differ by the raw difference.",
+        ("attacks_noise",),
+    ),
+    Mutant(
+        "noise-not-bound-to-its-scale",
+        NOISE,
+        "float(scale).hex(), ",
+        "",
+        "The same noise under two noise multipliers: two equations give the raw sum.",
+        (
+            "noise",
+            "attacks_noise",
+        ),
+    ),
+    Mutant(
+        "every-release-has-the-same-noise",
+        NOISE,
+        "        self.releases += 1\n        self.tag",
+        "        self.tag",
+        "One generator draws the same noise for each of its releases.",
+        ("noise",),
+    ),
+    Mutant(
+        "truncated-tails",
+        NOISE,
+        "radius.add_(0.5)",
+        "radius.add_(2.0**38)",
+        "Noise ends at 5.9 sigma: outputs beyond are possible with one record only.",
+        ("attacks_noise",),
+    ),
+    Mutant(
+        "last-bits-tell",
+        NOISE,
+        ".mul_(1 / grid).round_().mul_(grid)",
+        "",
+        "The last bits of a release tell what the noise was added to.",
+        ("noise",),
+    ),
+    Mutant(
+        "secure-noise-is-not",
+        NOISE,
+        "        if not self.secure:\n",
+        "        if True:\n",
+        "secure_noise=True changes nothing.",
+        ("noise",),
+    ),
+    Mutant(
+        "hash-ignores-half-the-bits",
+        CIPHER,
+        "integers = flat.view(torch.int16)",
+        "integers = flat.view(torch.int16)[::2]",
+        "On accelerators sums that differ in half of their bits have the same noise.",
+        ("noise",),
+    ),
+    Mutant(
+        "one-engine-one-key",
+        ENGINE,
+        '.child("run", self._runs)',
+        '.child("run", 0)',
+        "Two runs of one engine repeat batches and noise: two equations give the raw sum.",
+        ("engine::test_an_engine_gives_every_run_keys_of_its_own",),
+    ),
+    Mutant(
+        "default-key",
+        OPTIMIZER,
+        "        generator: NoiseGenerator,\n",
+        "        generator: NoiseGenerator = NoiseGenerator(0),  # noqa: B008\n",
+        "An optimizer that is built by hand has noise that everybody knows.",
+        ("attacks_noise",),
+    ),
+    Mutant(
+        "modes-not-checked-before-the-forward-pass",
+        OPTIMIZER,
+        "            self._engine.check_modes()\n",
+        "",
+        "A batch norm that has woken up sees the batch before it is refused.",
+        ("attacks_model::test_t3_bn_a_frozen_batch_norm_that_wakes_up_is_refused_before_it_sees_the_batch",),
+    ),
+    Mutant(
+        "modes-not-checked-by-the-engine",
+        f"{CLIPPING}/base.py",
+        "        self.check_modes()\n",
+        "",
+        "An engine used by itself trains through a batch norm that has woken up.",
+        ("attacks_model::test_t3b_an_engine_alone_refuses_it_too",),
+    ),
+    Mutant(
+        "buffers-may-learn",
+        PASSES,
+        "with self._buffers.unchanged():",
+        "if True:",
+        "A buffer takes in raw data, and the state_dict publishes it.",
+        ("attacks_model::test_t10_buffer_that_learns_is_refused_by_name_and_put_back",),
+    ),
+    Mutant(
+        "buffers-not-put-back",
+        "hyfreedp/buffers.py",
+        "            buffer.copy_(copy)\n",
+        "",
+        "A refused forward pass leaves raw data in a buffer.",
+        ("attacks_model::test_t10_buffer_that_learns_is_refused_by_name_and_put_back",),
+    ),
+    Mutant(
+        "settings-not-compared-on-resume",
+        OPTIMIZER,
+        '        check_same_run(self._settings, state["settings"])\n',
+        "",
+        "A run is resumed with other clipping, rule or data than its noise was made for.",
+        ("attacks_noise::test_t23_a_state_of_another_run_is_refused_by_the_field_that_differs",),
+    ),
+    Mutant(
+        "a-step-made-again-counts-once",
+        f"{ACCOUNTING}/ledger.py",
+        "        if tag in tags[kind]:\n",
+        "        if tags[kind]:\n",
+        "Steps that are released again with other data are not counted.",
+        ("attacks_noise::test_t23_steps_released_twice_count_twice_where_that_is_known",),
+    ),
+    Mutant(
+        "going-back-forgets-releases",
+        OPTIMIZER,
+        'same_run=state["generator"] == self._generator.state_dict()',
+        "same_run=False",
+        "Going back to an earlier state forgets what was released since.",
+        ("attacks_noise::test_t23_steps_released_twice_count_twice_where_that_is_known",),
+    ),
+    Mutant(
+        "products-in-half-precision",
+        f"{CLIPPING}/persample.py",
+        "        left, right = widened(self.left), widened(self.right)\n        weights",
+        "        left, right = self.left, self.right\n        weights",
+        "Under autocast the clipped sum is rounded to half precision: one record moves it by several times its clip.",
+        ("attacks_model::test_t5_bf16_one_of_4096_aligned_records_moves_the_sum_by_one",),
+    ),
+    Mutant(
+        "sums-in-half-precision",
+        f"{CLIPPING}/persample.py",
+        "        flat = widened(self._flat())\n        return (weights",
+        "        flat = self._flat()\n        return (weights",
+        "The same in sums of gradients that are kept one by one.",
+        ("attacks_model::test_t5_bf16_one_of_4096_aligned_records_moves_the_sum_by_one",),
+    ),
+    Mutant(
+        "samples-not-compared",
+        OPTIMIZER,
+        "        if due and passes.check_samples_apart(",
+        "        if due or passes.check_samples_apart(",
+        "Nobody looks whether losses depend on other samples.",
+        ("attacks_model::test_t7_mix_through_values_without_gradient_is_refused",),
+    ),
+    Mutant(
+        "weights-not-shaken",
+        "hyfreedp/mixing.py",
+        "            with _shaken(parameters, generator):\n",
+        "            if True:\n",
+        "Samples that mix behind a weight that is zero are not noticed before that opens.",
+        ("attacks_model::test_t21_check_gap_a_closed_branch_is_refused_before_it_opens",),
+    ),
+    Mutant(
+        "checked-once-only",
+        "hyfreedp/mixing.py",
+        "    return [first, *sorted(step for step in chosen.tolist() if step > first)]",
+        "    return [first]",
+        "What begins after the first batch is never noticed.",
+        ("attacks_model::test_t21_check_gap_mixing_that_begins_later_is_refused",),
+    ),
+    Mutant(
+        "gradients-checked-once-only",
+        OPTIMIZER,
+        "            self._engine.check_again()\n",
+        "            pass\n",
+        "Samples that change places between layers after the first batch are not noticed.",
+        ("attacks_model::test_t21_check_gap_an_order_that_changes_later_is_refused",),
+    ),
+    Mutant(
+        "check-with-one-sign",
+        f"{CLIPPING}/base.py",
+        "torch.where(uniform[1] < 0.5, -1.0, 1.0)",
+        "1.0",
+        "The check weighs samples by positive numbers: similar records hide that they are taken for each other.",
+        (
+            "attacks_model::test_wrong_pos_index_is_refused_on_similar_records",
+            "attacks_model::test_wrong_batch_attention_is_refused_on_similar_records",
+        ),
+    ),
+    Mutant(
+        "one-record-refuses",
+        "hyfreedp/mixing.py",
+        "if 2 * int(differs.sum()) > len(kept):",
+        "if int(differs.sum()) > 0:",
+        "One bad record can end a run.",
+        ("mixing",),
+    ),
+    Mutant(
+        "samplers-dropped",
+        SAMPLING,
+        "    _check_order(loader.sampler)\n",
+        "",
+        "A sampler that leaves records out is dropped, and they are trained on.",
+        ("attacks_model::test_t4_subset_samplers_that_choose_records_are_refused",),
+    ),
+    Mutant(
+        "skipped-batches-come-again",
+        SAMPLING,
+        "if given > step and sampler.position not in (given, sampler.horizon):",
+        "if False:",
+        "Who skips a batch is served used batches again as fresh ones.",
+        ("attacks_noise::test_t15_skip_a_batch_is_never_served_again_as_fresh",),
+    ),
+    Mutant(
+        "negative-losses-raise-in-a-probe",
+        PROBE,
+        "losses.clamp(min=0), threshold",
+        "losses, threshold",
+        "One record whose loss turns negative in a probe ends the run, after the release.",
+        ("attacks_model::test_t11_doc_losses_that_turn_negative_in_a_probe_are_clipped_like_others",),
+    ),
+    Mutant(
+        "raw-steps-allowed",
+        BASE,
+        "    if not optimizer._private_owner._stepping:",
+        "    if False:",
+        "loss.backward() and the old optimizer's step train without privacy, and epsilon stays 0.",
+        ("attacks_noise::test_old_optimizers_own_step_is_refused",),
     ),
     # -- baselines -----------------------------------------------------------------------------------------------------
     Mutant(
@@ -623,8 +872,8 @@ MUTANTS = [
     Mutant(
         "adaptive-clipping-count-without-noise",
         "hyfreedp/experiments/adaptive_clipping.py",
-        "share = 0.5 + (self._centred_count + noise)",
-        "share = 0.5 + (self._centred_count + 0 * noise)",
+        "        if self.count_noise > 0:\n            self._generator",
+        "        if False:\n            self._generator",
         "Adaptive clipping's threshold follows the exact number of small gradients.",
         ("adaptive_clipping",),
     ),

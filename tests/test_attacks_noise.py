@@ -385,3 +385,16 @@ def test_the_state_says_what_it_is_not_safe_to_resume():
     del state["generator"]
     with warnings.catch_warnings(), pytest.raises(ValueError, match="version of hyfreedp whose noise is not safe"):
         optimizer.load_state_dict(state)
+
+
+def test_gradient_and_probe_have_keys_of_their_own(monkeypatch):
+    """Were it one key, equal sums of both would have equal noise, and unequal ones the same hash key."""
+    paths = []
+    child = NoiseGenerator.child
+    monkeypatch.setattr(NoiseGenerator, "child", lambda self, *path: paths.append(path) or child(self, *path))
+    data = TensorDataset(torch.randn(60, 8), torch.randint(0, 2, (60,)))
+    model, optimizer, loader = wire(PrivacyEngine(seed=0), small_model(), data, batch_size=6, preset="robust")
+    steps_of(optimizer, loader, model, 3)
+    released = [path for path in paths if path[0] in ("gradient", "probe")]
+    assert released == [("gradient", 0), ("probe", 0), ("gradient", 1), ("probe", 1), ("gradient", 2), ("probe", 2)]
+    assert len({child(optimizer._generator, *path).key for path in released}) == 6

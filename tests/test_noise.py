@@ -276,3 +276,9 @@ def test_cuda_has_the_same_keystream_hash_and_noise():
     total = torch.zeros(300_001, device=cuda)
     NoiseGenerator(0).add_noise([total], 1.0)
     assert far_from(total.cpu(), "norm") > 1e-4
+
+
+def test_secure_noise_is_the_halved_sum_of_four(monkeypatch):
+    monkeypatch.setattr(noise._Normals, "take", lambda self, count: torch.ones(count, dtype=torch.float64))
+    zero = torch.zeros(3, dtype=torch.float64)
+    assert noised(zero).tolist() == [1.0] * 3 and noised(zero, secure=True).tolist() == [2.0] * 3

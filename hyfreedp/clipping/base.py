@@ -15,9 +15,10 @@ from hyfreedp.clipping.positions import PositionExpander
 from hyfreedp.clipping.validate import check_modes, layers_with_modes
 from hyfreedp.noise import NoiseGenerator
 
-# Relative rounding of a gradient against autograd's, by the narrowest type in which layers compute. Measured on the
-# models of the tests: 1e-14, 1e-6, 3e-3 and 2e-2 at most. TF32, which float32 may mean on a GPU, rounds by 1e-3.
-_ROUNDING = {torch.float64: 1e-4, torch.float32: 1e-2, torch.float16: 3e-2, torch.bfloat16: 1e-1}
+# Relative difference from autograd's gradient that rounding explains, by the narrowest type in which layers compute.
+# Measured on the ViT, GPT-2, LLaMA and BERT of the tests, both engines, at most: 8e-8 (LLaMA computes its norms in
+# float32), 4e-7, 9e-4 and 6e-3. TF32, which float32 may mean on a GPU, rounds by 1e-3.
+_ROUNDING = {torch.float64: 1e-5, torch.float32: 5e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
 
 class GradientEngine(ABC):
