@@ -823,7 +823,7 @@ MUTANTS = [
     Mutant(
         "one-record-refuses",
         "hyfreedp/mixing.py",
-        "if 2 * int(differs.sum()) > len(kept):",
+        "if int(differs.sum()) > min(max(1, len(kept) // 4), len(kept) - 1):",
         "if int(differs.sum()) > 0:",
         "One bad record can end a run.",
         ("mixing",),
