@@ -2,10 +2,9 @@
 
 Every process holds the whole model and takes its own records of every Poisson batch. Clipped gradients and clipped
 losses are summed over the processes before the noise. The noise of such a sum is drawn once: every process draws the
-same numbers, from generators of one seed that have drawn equally often, and adds them to the same sum. So all of them
-hold the same weights, learning rate and thresholds, bit for bit, without sending these; and the checkpoint of any one
-of them knows which noise was used, so that none is used twice after a resumption. Processes that could draw other
-numbers, because their hardware or PyTorch differs, are refused.
+same numbers, under one key and bound to the same sum, and adds them to it. So all of them hold the same weights,
+learning rate and thresholds, bit for bit, without sending these. Processes that could draw other numbers, because their
+hardware or PyTorch differs, are refused, and every step makes sure that they did not.
 
 Not covered: models that are themselves split over processes (FSDP, tensor and pipeline parallelism).
 """
@@ -97,6 +96,22 @@ class Processes:
                         f"all processes must be given the same run, but {name} is {here} on rank 0 and {there} on "
                         f"rank {rank}"
                     )
+
+    def check_same(self, number: int) -> None:
+        """Refuse to go on unless every process holds the same number, of 63 bits.
+
+        Raises:
+            RuntimeError: on all processes.
+        """
+        if self.size == 1:
+            return
+        both = torch.tensor([number, -number], dtype=torch.int64, device=self._device)
+        dist.all_reduce(both, op=dist.ReduceOp.MAX, group=self._group)
+        if int(both[0]) != -int(both[1]):
+            raise RuntimeError(
+                "the processes hold different sums, so their noise would differ: all_reduce of the process group's "
+                "backend must give every process the same bits"
+            )
 
     @contextmanager
     def all_or_none(self) -> Iterator[None]:

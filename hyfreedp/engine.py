@@ -75,8 +75,8 @@ class PrivacyEngine:
     Where ``torch.distributed`` is initialised, as in a script started by ``torchrun``, all processes train one model
     together, and every process runs the same code as a single one would: the plain model, without
     DistributedDataParallel, and a loader over the whole data set whose batch size is that of all processes together.
-    Each then takes its own part of every batch. Result and epsilon do not depend on the number of processes (but for
-    dropout and rounding).
+    Each then takes its own part of every batch. Epsilon and the raw sums do not depend on the number of processes (but
+    for dropout and rounding, which makes the noise of a given seed another one).
 
     One engine can wire any number of runs; each gets keys of its own for sampling and noise.
 

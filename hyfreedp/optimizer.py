@@ -138,6 +138,7 @@ class HyFreeDPOptimizer:
             self.zero_grad()
             losses, norms = self._raw_gradient(t, passes)
         tag = self._privatize_gradient(t)
+        self.processes.check_same(tag)
         self.ledger.record(probing, tag)
         if self.sampler is not None:
             self.sampler.position = self.ledger.steps

@@ -262,6 +262,33 @@ def test_noise_that_is_bound_to_the_sums_is_one_on_all_processes(two):
     assert not torch.equal(two.run(bound, **settings)[0].weights, two.run(train, **settings)[0].weights)
 
 
+def other_sums(rank):
+    """Rank 1 holds another sum, as after a faulty all_reduce."""
+    original, noise.derive = noise.derive, noise_derive
+    try:
+        model, optimizer, loader = start(rank, target_epsilon=3.0)
+        add_up = optimizer.processes.add_up
+
+        def faulty(tensors):
+            add_up(tensors)
+            if rank == 1:
+                tensors[0].view(-1)[0] += 1e-12
+
+        optimizer.processes.add_up = faulty
+        before = flat(model)
+        try:
+            advance(model, optimizer, loader, 1)
+        except RuntimeError as error:
+            return str(error), optimizer.ledger.steps, torch.equal(before, flat(model))
+    finally:
+        noise.derive = original
+
+
+def test_processes_with_different_sums_are_refused_before_the_release(two):
+    for message, steps, untouched in two.run(other_sums):
+        assert message.startswith("the processes hold different sums") and steps == 0 and untouched
+
+
 def drawn_seed(rank):
     """Without a seed the engine draws one, which all processes must share."""
     model, optimizer, loader = start(rank, seed=None, target_epsilon=3.0)
