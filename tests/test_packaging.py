@@ -80,7 +80,7 @@ def test_every_requirement_is_pinned_within_its_range(extra):
 
 def test_core_requires_nothing_that_only_experiments_need():
     core = {requirement.name for requirement in direct_requirements()}
-    assert core == {"torch", "numpy", "scipy", "opacus", "dp-accounting", "autodp", "tqdm"}
+    assert core == {"torch", "numpy", "scipy", "opacus", "dp-accounting", "autodp", "cryptography", "tqdm"}
 
 
 def test_conda_environment_has_the_same_versions():
