@@ -87,8 +87,11 @@ class NoiseGenerator:
             mechanism: "gaussian" or "laplace".
 
         Raises:
-            ValueError: sums in half precision, which would round away what was added.
+            ValueError: sums in half precision, which would round away what was added, or a scale that is not positive
+                and finite.
         """
+        if not 0 < scale < math.inf:
+            raise ValueError(f"scale must be positive and finite, got {scale}")
         for total in sums:
             if total.dtype not in (torch.float32, torch.float64):
                 raise ValueError(f"sums must be float32 or float64, got {total.dtype}: noise is rounded after the sum")

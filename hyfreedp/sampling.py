@@ -118,11 +118,10 @@ class PoissonLoader(DataLoader):
         step = sampler.position
         for given, batch in enumerate(super().__iter__(), start=step):
             if given > step and sampler.position not in (given, sampler.horizon):
-                made = sampler.position - given + 1
                 raise RuntimeError(
-                    f"optimizer.step was called {made} times for batch {given - 1}, but every batch of the loader must "
-                    "be passed to it exactly once, empty ones too: do not skip any. Where a step has failed, mend the "
-                    "cause and begin a new pass over the loader: it starts with the batch that has no step yet"
+                    f"after batch {given - 1} of the loader the run is at step {sampler.position}, not {given}: every "
+                    "batch must be passed to optimizer.step exactly once, empty ones too. Where a step failed, mend "
+                    "the cause and begin a new pass over the loader: it starts with the batch that has no step yet"
                 )
             yield batch
 

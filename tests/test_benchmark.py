@@ -10,9 +10,10 @@ import pandas as pd
 import pytest
 import torch
 
+from hyfreedp import NoiseGenerator
 from hyfreedp.experiments import paper
 from hyfreedp.experiments.benchmark import __main__ as command
-from hyfreedp.experiments.benchmark import contenders, goals, measure, record, tables, workloads
+from hyfreedp.experiments.benchmark import contenders, goals, measure, noise, record, tables, workloads
 from hyfreedp.experiments.benchmark.contenders import CONTENDERS, MAX_GRAD_NORM, Contender, Setup
 from hyfreedp.experiments.benchmark.record import cases
 from hyfreedp.experiments.benchmark.workloads import MODELS, Shape, Workload, make_workload
@@ -336,6 +337,13 @@ def elsewhere(tmp_path, monkeypatch):
         )
 
     monkeypatch.setattr(command, "measure", measured)
+    monkeypatch.setattr(
+        command,
+        "measure_noise",
+        lambda models, **kwargs: pd.DataFrame(
+            [{"what": "step", "model": m, "source": "", "seconds": 1.0, "parameters": 1, "ratio": 1} for m in models]
+        ),
+    )
     return tmp_path
 
 
@@ -346,7 +354,26 @@ def test_the_whole_record_has_every_small_model_and_the_growth(elsewhere):
     expected = [(model, tuning) for model in workloads.ON_CPU for tuning in MODELS[model].tunings]
     assert list(zip(rows.model, rows.tuning, strict=True)) == expected
     assert len(pd.read_csv(folder / "efficiency_growth.csv")) == sum(map(len, command._GROWTH["cpu"][1].values()))
+    assert tuple(pd.read_csv(folder / "efficiency_noise.csv").model) == workloads.ON_CPU
     assert not (elsewhere / "build").exists()
+
+
+def test_noise_alone_is_measured_on_request(elsewhere):
+    assert command.main(["--noise"]) == 0
+    assert [path.name for path in (elsewhere / "results" / "laptop").iterdir()] == ["efficiency_noise.csv"]
+
+
+def test_noise_and_checks_are_timed_beside_their_references(tiny):
+    """Every source really adds standard normal noise: one that does not would look fast."""
+    for add in noise.sources().values():
+        total = torch.full((200_000,), 5.0)
+        add([total])
+        assert total.mean().item() == pytest.approx(5, abs=0.02) and total.std().item() == pytest.approx(1, abs=0.02)
+    rows = noise.measure_noise(["tiny"], device="cpu", rounds=3, numbers=1000)
+    assert rows.groupby("what").size().to_dict() == {"check": 2, "noise alone": 5, "step": 3}
+    assert (rows[rows.source.isin([noise.REFERENCE, "without"])].ratio == 1).all()
+    assert (rows.seconds > 0).all() and (rows.ratio_q1 <= rows.ratio).all() and (rows.ratio <= rows.ratio_q3).all()
+    assert NoiseGenerator.add_noise.__qualname__ == "NoiseGenerator.add_noise"
 
 
 def test_an_interrupt_says_how_to_go_on(elsewhere, monkeypatch, capsys):

@@ -195,6 +195,12 @@ def test_sums_in_other_types_are_refused(dtype):
     assert not total.any()
 
 
+@pytest.mark.parametrize("scale", [0.0, -1.0, math.inf, math.nan])
+def test_a_scale_that_makes_no_noise_is_refused(scale):
+    with pytest.raises(ValueError, match="scale must be positive and finite"):
+        NoiseGenerator(0).add_noise([torch.zeros(3)], scale)
+
+
 @pytest.mark.parametrize("given_", [torch.Generator(), 3, np.random.default_rng(0)])
 def test_other_generators_are_refused_with_the_remedy(given_):
     with pytest.raises(TypeError, match=r"hyfreedp.NoiseGenerator or None, got .* NoiseGenerator\(seed\)"):

@@ -16,6 +16,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from hyfreedp.noise import NoiseGenerator
+
 
 def free_parameters(layer: nn.Module) -> dict[str, nn.Parameter]:
     """The trainable parameters registered on ``layer`` that can be repeated for every sample."""
@@ -52,7 +54,7 @@ def _stays_the_same(layer: nn.Module, flat: dict[str, nn.Parameter]) -> bool:
     if next(layer.children(), None) is not None:
         return False
     p = max(flat.values(), key=Tensor.numel)
-    x = torch.randn(2, 3, p.numel(), generator=torch.Generator().manual_seed(0)).to(p)
+    x = NoiseGenerator(0).normal(2, 3, p.numel()).to(p)
     views = {name: repeat(q.detach(), 2, 3).clone().requires_grad_() for name, q in flat.items()}
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         try:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from hyfreedp.clipping.convolution import convolution
 from hyfreedp.clipping.persample import EmbeddingRows, Instantiated, PerSampleGradients, products, widened
+from hyfreedp.noise import NoiseGenerator
 
 Gradients = Iterator[tuple[nn.Parameter, PerSampleGradients]]
 
@@ -121,12 +122,11 @@ def _image(layer: nn.Conv1d | nn.Conv2d) -> tuple[int, ...]:
 
 
 def _computes_the_same(layer: nn.Module, kind: type[nn.Module], shape: tuple[int, ...]) -> bool:
-    generator = torch.Generator().manual_seed(0)
     some = next(layer.parameters())
     if isinstance(layer, nn.Embedding):
-        x = torch.randint(layer.num_embeddings, shape, generator=generator).to(some.device)
+        x = (NoiseGenerator(0).uniform(*shape) * layer.num_embeddings).long().to(some.device)
     else:
-        x = torch.randn(shape, generator=generator).to(some)
+        x = NoiseGenerator(0).normal(*shape).to(some)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         try:
             output = layer.forward(x)

@@ -14,7 +14,6 @@ from functools import cache
 from itertools import product
 from typing import Any, Literal
 
-import numpy as np
 import pandas as pd
 
 from hyfreedp.accounting import calibrate_noise
@@ -26,6 +25,7 @@ from hyfreedp.experiments.models import Tuning
 from hyfreedp.experiments.spec import Spec
 from hyfreedp.experiments.tasks import TASKS
 from hyfreedp.experiments.tuning_budget import gamma_for, search_noise
+from hyfreedp.noise import NoiseGenerator
 
 Reader = Callable[[Spec], dict[str, Any] | None]  # the record of a finished run, None if there is none
 
@@ -178,12 +178,12 @@ class Entry:
     def _random_runs(self) -> list[Spec]:
         """A geometric number of runs at random rates, each with its own seed (Papernot and Steinke, 2022)."""
         row, learner = ROWS[self.row], self.learner
-        random = np.random.default_rng([self.seed, *self.row.encode()])
-        number = int(random.geometric(gamma_for(1.0, MEAN_RUNS)))
+        random = NoiseGenerator(self.seed).child("random search", self.row)
+        number = 1 + math.floor(math.log1p(-random.uniform(1).item()) / math.log1p(-gamma_for(1.0, MEAN_RUNS)))
         epsilon = random_search_epsilon(learner.task, learner.steps, self.epsilon)
         return [
             replace(self._run(float(rate), epsilon), seed=1000 * (self.seed + 1) + index, evaluation="validation")
-            for index, rate in enumerate(random.choice(row.rates, number))
+            for index, rate in enumerate(row.rates[int(len(row.rates) * u)] for u in random.uniform(number))
         ]
 
 

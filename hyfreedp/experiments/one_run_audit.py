@@ -28,6 +28,7 @@ from hyfreedp.experiments.methods import BASES, METHODS
 from hyfreedp.experiments.models import make_model
 from hyfreedp.experiments.run import one_thread
 from hyfreedp.experiments.tasks import TASKS
+from hyfreedp.noise import NoiseGenerator
 
 SHARES = (0.1, 0.3, 1.0)  # of the canaries about which the auditor dares a guess
 BRIGHTNESS = 8.0  # of a canary's pixel; those of digits are at most 1
@@ -150,9 +151,9 @@ def train_with_canaries(
         ValueError: ``canaries`` is out of range.
     """
     chosen, task, arrays = METHODS[method], TASKS["digits"], digits()
-    random = np.random.default_rng([seed, canaries])
+    random = NoiseGenerator(seed).child("canaries", canaries)
     images, labels = _with_canaries(*arrays.train, canaries, random)
-    included = random.random(canaries) < 0.5
+    included = random.uniform(canaries).numpy() < 0.5
     present = np.concatenate([np.ones(len(labels) - canaries, dtype=bool), included])
     shape: dict[str, Any] = {"features": images.shape[1], "classes": int(labels.max()) + 1, "seed": seed}
     learned: dict[str, Any] = {"initial_learning_rate": learning_rate} if chosen.learns else {}
@@ -196,7 +197,7 @@ def train_with_canaries(
     )
 
 
-def _with_canaries(images: Tensor, labels: Tensor, canaries: int, random: np.random.Generator) -> tuple[Tensor, Tensor]:
+def _with_canaries(images: Tensor, labels: Tensor, canaries: int, random: NoiseGenerator) -> tuple[Tensor, Tensor]:
     """A pixel more per canary; the last records are replaced by canaries."""
     if not 1 <= canaries < len(labels):
         raise ValueError(f"canaries must be at least 1 and fewer than the {len(labels)} records, got {canaries}")
@@ -204,7 +205,7 @@ def _with_canaries(images: Tensor, labels: Tensor, canaries: int, random: np.ran
     marked = F.pad(images, (0, canaries))
     marked[honest:] = 0
     marked[honest:, images.shape[1] :] = BRIGHTNESS * torch.eye(canaries)
-    wrong = torch.as_tensor(random.integers(0, int(labels.max()) + 1, canaries))
+    wrong = (random.uniform(canaries) * (int(labels.max()) + 1)).long()
     return marked, torch.cat([labels[:honest], wrong])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
@@ -12,7 +13,8 @@ import torch
 
 from hyfreedp.experiments.benchmark import goals
 from hyfreedp.experiments.benchmark.contenders import CONTENDERS
-from hyfreedp.experiments.benchmark.record import Case, cases, growth_cases, measure, part_of
+from hyfreedp.experiments.benchmark.noise import measure_noise
+from hyfreedp.experiments.benchmark.record import Case, cases, growth_cases, limited_threads, measure, part_of
 from hyfreedp.experiments.benchmark.workloads import MODELS, ON_CPU, ON_GPU, Tuning
 from hyfreedp.experiments.files import replacing
 from hyfreedp.experiments.paths import BUILD, CELLS, RESULTS
@@ -22,8 +24,9 @@ Measures seconds and peak memory of one training step: plain, by Opacus, by this
 
 All contenders of a case take turns in every round; reported are medians over rounds and medians of the rounds' ratios.
 Without --models, --tunings and --quick, the whole record is measured and written to data/results/laptop (cpu) or
-data/results/gpu (cuda): efficiency.csv, and efficiency_growth.csv on how the cost grows with batch size, depth, width
-and sequence length. A selection goes to build/benchmark instead. Run it on a machine that does nothing else.
+data/results/gpu (cuda): efficiency.csv, efficiency_growth.csv on how the cost grows with batch size, depth, width and
+sequence length, and efficiency_noise.csv on noise and checks (--noise: this one alone). A selection goes to
+build/benchmark instead. Run it on a machine that does nothing else.
 
 An interrupted command goes on where it was: each finished case waits in data/cells until the record is complete.
 
@@ -71,6 +74,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--tunings", nargs="+", metavar="NAME", help=f"among {', '.join(get_args(Tuning))}")
     parser.add_argument("--rounds", type=int, default=7, help="how often everything is timed (default: 7)")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of torch on the CPU")
+    parser.add_argument("--noise", action="store_true", help="measure only what noise and checks cost")
     parser.add_argument("--quick", action="store_true", help="one round of the first model only, to see that all works")
     parser.add_argument("--output", type=Path, metavar="FOLDER", help="where the tables are written")
     parser.add_argument("--fresh", action="store_true", help="forget what an interrupted command had measured")
@@ -82,6 +86,10 @@ def main(arguments: list[str] | None = None) -> int:
     rounds = _QUICK_ROUNDS if options.quick else options.rounds
     models = options.models or (default_models[:1] if options.quick else default_models)
     try:
+        if options.noise or whole:
+            _measure_noise(models, options.device, rounds, options.threads, output)
+        if options.noise:
+            return 0
         tables = {"efficiency": cases(models, options.tunings or get_args(Tuning))}
         if whole:
             model, grid = _GROWTH[options.device]
@@ -102,6 +110,16 @@ def main(arguments: list[str] | None = None) -> int:
     for todo in tables.values():
         _forget(todo, options.device, rounds, options.threads)
     return 0
+
+
+def _measure_noise(models: Sequence[str], device: str, rounds: int, threads: int, output: Path) -> None:
+    with limited_threads(threads):
+        table = measure_noise(models, device=device, rounds=rounds)
+    with replacing(output / "efficiency_noise.csv") as temporary:
+        table.to_csv(temporary, index=False)
+    shown = table.assign(ns_per_number=1e9 * table.seconds / table.parameters)
+    print(shown[["what", "model", "source", "ns_per_number", "ratio"]].round(3).to_string(index=False))
+    print(f"wrote {output / 'efficiency_noise.csv'}")
 
 
 def _measure(todo: list[Case], device: str, rounds: int, threads: int, fresh: bool) -> pd.DataFrame:

@@ -124,7 +124,7 @@ def measure(
         if number < 1:
             raise ValueError(f"{name} must be at least 1, got {number}")
     rows: list[dict[str, Any]] = []
-    with _threads(threads), tqdm(list(todo), unit="case") as bar:
+    with limited_threads(threads), tqdm(list(todo), unit="case") as bar:
         for case in bar:
             bar.set_description(str(case))
             part = None if parts is None else part_of(case, parts, device=device, rounds=rounds, threads=threads)
@@ -252,7 +252,7 @@ def _check(name: str, value: str, allowed: Iterable[str]) -> None:
 
 
 @contextmanager
-def _threads(number: int) -> Iterator[None]:
+def limited_threads(number: int) -> Iterator[None]:
     present = torch.get_num_threads()
     torch.set_num_threads(number)
     try:
