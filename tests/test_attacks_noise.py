@@ -183,16 +183,16 @@ def steps_of(optimizer, loader, model, upto):
 def test_t8b_a_step_on_other_data_has_other_noise(kind):
     np.random.seed(0)
     random.seed(0)
-    settings = {"batch_size": 30, "epochs": 3, "steps": None}
+    settings = {"batch_size": 30}
     model, optimizer, loader = wire(PrivacyEngine(seed=123), small_model(), Augmented(kind), **settings)
-    steps_of(optimizer, loader, model, 12)
+    steps_of(optimizer, loader, model, 5)
     saved = copy.deepcopy(optimizer.state_dict())
-    before, first, batch = steps_of(optimizer, loader, model, 13)  # published; then the process dies
+    before, first, batch = steps_of(optimizer, loader, model, 6)  # published; then the process dies
     model, optimizer, loader = wire(PrivacyEngine(seed=123), small_model(), Augmented(kind), **settings)
     optimizer.load_state_dict(saved)
     if kind == "torch":
         torch.rand(3)  # as where another version of PyTorch draws once more
-    again, second, other = steps_of(optimizer, loader, model, 13)
+    again, second, other = steps_of(optimizer, loader, model, 6)
     assert all(torch.equal(a, b) for a, b in zip(before.parameters(), again.parameters(), strict=True))
     assert not torch.equal(batch[0], other[0])
     raw = [torch.cat([t.flatten() for t in clipped_sum(again, b).values()]) for b in (batch, other)]
@@ -205,7 +205,7 @@ def test_t8b_a_step_on_other_data_has_other_noise(kind):
 @pytest.mark.parametrize("pieces", [None, 10])
 def test_t8c_other_pieces_of_a_batch_have_other_noise(pieces):
     data = TensorDataset(torch.randn(300, 8), torch.randint(0, 2, (300,)))
-    settings = {"batch_size": 30, "epochs": 3, "steps": None}
+    settings = {"batch_size": 30}
     model, optimizer, loader = wire(PrivacyEngine(seed=123), small_model(nn.Dropout(0.5)), data, **settings)
     steps_of(optimizer, loader, model, 4)
     saved = copy.deepcopy(optimizer.state_dict())
@@ -247,7 +247,7 @@ def test_t23_a_state_of_another_run_is_refused_by_the_field_that_differs(field):
             ),
             target_epsilon=1.0,
             target_delta=1e-4,
-            steps=30,
+            steps=20,
             preset=preset,
             accountant="rdp",
             **settings,
@@ -302,7 +302,7 @@ def calibrated_epsilon(optimizer, steps):
 def test_t15_skip_a_batch_is_never_served_again_as_fresh():
     data = TensorDataset(torch.arange(60).float()[:, None], torch.randint(0, 2, (60,)))
     model = nn.Linear(1, 2)
-    model, optimizer, loader = wire(PrivacyEngine(seed=0), model, data, batch_size=2, steps=120)
+    model, optimizer, loader = wire(PrivacyEngine(seed=0), model, data, batch_size=2, steps=60)
     used = []
     with pytest.raises(RuntimeError, match=r"after batch \d+ .* is at step \d+, not \d+: .*empty ones too"):
         for _ in range(4):
