@@ -38,7 +38,7 @@ class Keystream:
     def __init__(self, key: bytes, device: torch.device) -> None:
         self._key, self._device, self._blocks = key, device, 0
         self._cipher = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
-        self._zeros, self._output = b"", bytearray()
+        self._zeros, self._output = memoryview(b""), memoryview(bytearray())
 
     def take(self, count: int) -> Tensor:
         """The next ``count`` words, int64, valid until the next call; the rest of a block is left out."""
@@ -49,10 +49,10 @@ class Keystream:
         if blocks == 0:
             return torch.empty(0, dtype=torch.int64)
         size = 8 * _BLOCK * blocks
-        if size != len(self._zeros):
-            self._zeros, self._output = bytes(size), bytearray(size)
-        self._cipher.update_into(self._zeros, self._output)
-        return torch.frombuffer(self._output, dtype=torch.int64)[:count]
+        if size > len(self._zeros):
+            self._zeros, self._output = memoryview(bytes(size)), memoryview(bytearray(size))
+        self._cipher.update_into(self._zeros[:size], self._output[:size])
+        return torch.frombuffer(self._output, dtype=torch.int64, count=count)
 
 
 def chacha20(key: bytes, first: int, blocks: int, device: torch.device) -> Tensor:

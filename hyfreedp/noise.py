@@ -107,9 +107,9 @@ class NoiseGenerator:
         normals = _Normals(derive(self.key, *path), device)
         grid = math.ldexp(1, math.frexp(scale)[1] - _GRID_BITS)
         for group, together in zip(groups, joined, strict=True):
-            noise = self._draw(normals, len(together), mechanism)
-            torch.add(together.to(device), noise, alpha=scale, out=noise).mul_(1 / grid).round_().mul_(grid)
-            torch._foreach_copy_(group, noise.split([len(piece) for piece in group]))
+            released = self._draw(normals, len(together), mechanism, scale / grid)
+            released.add_(together.to(device), alpha=1 / grid).round_().mul_(grid)
+            torch._foreach_copy_(group, released.split([len(piece) for piece in group]))
         for total, changed in zip((total for total in sums if total.numel()), flat, strict=True):
             if total.data_ptr() != changed.data_ptr():
                 total.copy_(changed.view(total.shape))
@@ -119,7 +119,7 @@ class NoiseGenerator:
         normals = _Normals(self._next_key("normal"), torch.device("cpu"))
         drawn = torch.empty(math.prod(shape), dtype=torch.float64)
         for piece in drawn.split(_CHUNK):
-            piece.copy_(self._draw(normals, len(piece), "gaussian"))
+            piece.copy_(self._draw(normals, len(piece), "gaussian", 1.0))
         return drawn.view(shape)
 
     def uniform(self, *shape: int) -> Tensor:
@@ -147,17 +147,18 @@ class NoiseGenerator:
         self.releases += 1
         return derive(self.key, purpose, self.releases)
 
-    def _draw(self, normals: _Normals, count: int, mechanism: NoiseMechanism) -> Tensor:
-        """Noise of scale 1, shape ``(count,)``, which the next call may overwrite."""
+    def _draw(self, normals: _Normals, count: int, mechanism: NoiseMechanism, scale: float) -> Tensor:
+        """Noise, shape ``(count,)``, which the next call may overwrite."""
         if mechanism == "laplace":  # N1 N2 + N3 N4 has the Laplace distribution of scale 1
-            first, second, third, fourth = (self._draw(normals, count, "gaussian").clone() for _ in range(4))
+            scales = (scale, 1.0, scale, 1.0)
+            first, second, third, fourth = (self._draw(normals, count, "gaussian", one).clone() for one in scales)
             return first.mul_(second).add_(third.mul_(fourth))
         if not self.secure:
-            return normals.take(count)
-        total = normals.take(count).clone()
+            return normals.take(count, scale)
+        total = normals.take(count, scale / 2).clone()
         for _ in range(3):
-            total.add_(normals.take(count))
-        return total.mul_(0.5)
+            total.add_(normals.take(count, scale / 2))
+        return total
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(secure={self.secure})"  # never the key
@@ -195,23 +196,25 @@ def _groups(tensors: Iterable[Tensor], size: int) -> Iterator[list[Tensor]]:
 
 
 class _Normals:
-    """Standard normal numbers from a keystream, by the pairs r cos(theta), r sin(theta) of Box and Muller."""
+    """Normal numbers from a keystream, by the pairs r cos(theta), r sin(theta) of Box and Muller."""
 
     def __init__(self, key: bytes, device: torch.device) -> None:
         self._stream = Keystream(key, device)
-        self._uniform = self._normal = torch.empty(0, dtype=torch.float64, device=device)
+        self._memory = torch.empty(2, 0, dtype=torch.float64, device=device)
 
-    def take(self, count: int) -> Tensor:
-        """The next ``count`` numbers, valid until the next call."""
+    def take(self, count: int, scale: float) -> Tensor:
+        """The next ``count`` numbers of standard deviation ``scale``, valid until the next call."""
         half = -(-count // 2)
-        if 2 * half != len(self._normal):  # memory is kept, since fresh memory costs more than the numbers
-            self._uniform, self._normal = (self._normal.new_empty(2 * half) for _ in range(2))
+        if 2 * half > self._memory.shape[1]:  # memory is kept, since fresh memory costs more than the numbers
+            self._memory = self._memory.new_empty(2, 2 * half)
+        uniform, normal = self._memory[:, : 2 * half]
         words = self._stream.take(2 * half)
         words[:half].bitwise_and_(2**63 - 1)
-        radius, angle = self._uniform.copy_(words).split(half) if half else (self._uniform, self._uniform)
+        uniform.copy_(words)
+        radius, angle = uniform[:half], uniform[half:]
         # (k + 1/2) 2^-63 for k below 2^63: never zero, and finest near zero, where the tail comes from
-        radius.add_(0.5).mul_(2.0**-63).log_().mul_(-2).sqrt_()
+        radius.add_(0.5).mul_(2.0**-63).log_().mul_(-2 * scale**2).sqrt_()
         angle.mul_(math.pi * 2.0**-63)
-        torch.cos(angle, out=self._normal[:half]).mul_(radius)
-        torch.sin(angle, out=self._normal[half:]).mul_(radius)
-        return self._normal[:count]
+        torch.cos(angle, out=normal[:half]).mul_(radius)
+        torch.sin(angle, out=normal[half:]).mul_(radius)
+        return normal[:count]

@@ -668,8 +668,8 @@ MUTANTS = [
     Mutant(
         "last-bits-tell",
         NOISE,
-        ".mul_(1 / grid).round_().mul_(grid)",
-        "",
+        ".round_().mul_(grid)",
+        ".mul_(grid)",
         "The last bits of a release tell what the noise was added to.",
         ("noise",),
     ),

@@ -341,7 +341,7 @@ def elsewhere(tmp_path, monkeypatch):
         command,
         "measure_noise",
         lambda models, **kwargs: pd.DataFrame(
-            [{"what": "step", "model": m, "source": "", "seconds": 1.0, "parameters": 1, "ratio": 1} for m in models]
+            [dict(what="", model=m, batch_size=1, source="", seconds=1, parameters=1, ratio=1) for m in models]
         ),
     )
     return tmp_path

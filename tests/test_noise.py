@@ -165,12 +165,12 @@ def test_a_number_and_other_memory_formats():
 
 def test_sum_and_noise_are_added_in_float64_and_rounded_once(monkeypatch):
     drawn = torch.randn(5000, dtype=torch.float64)
-    monkeypatch.setattr(NoiseGenerator, "_draw", lambda self, normals, count, mechanism: drawn.clone())
+    monkeypatch.setattr(NoiseGenerator, "_draw", lambda self, normals, count, mechanism, scale: drawn * scale)
     total = torch.randn(5000)
     released = total.clone()
     NoiseGenerator(0).add_noise([released], 0.3)
     grid = 2.0**-33  # 0.3 is below 2^-1
-    exact = ((total.double() + 0.3 * drawn) / grid).round() * grid
+    exact = (drawn * (0.3 / grid) + total.double() / grid).round() * grid
     assert torch.equal(released, exact.float())
     assert not torch.equal(released, total + (0.3 * drawn).float())
 
@@ -285,6 +285,6 @@ def test_cuda_has_the_same_keystream_hash_and_noise():
 
 
 def test_secure_noise_is_the_halved_sum_of_four(monkeypatch):
-    monkeypatch.setattr(noise._Normals, "take", lambda self, count: torch.ones(count, dtype=torch.float64))
+    monkeypatch.setattr(noise._Normals, "take", lambda self, count, scale: torch.full((count,), scale).double())
     zero = torch.zeros(3, dtype=torch.float64)
     assert noised(zero).tolist() == [1.0] * 3 and noised(zero, secure=True).tolist() == [2.0] * 3

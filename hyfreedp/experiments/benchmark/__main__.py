@@ -118,7 +118,7 @@ def _measure_noise(models: Sequence[str], device: str, rounds: int, threads: int
     with replacing(output / "efficiency_noise.csv") as temporary:
         table.to_csv(temporary, index=False)
     shown = table.assign(ns_per_number=1e9 * table.seconds / table.parameters)
-    print(shown[["what", "model", "source", "ns_per_number", "ratio"]].round(3).to_string(index=False))
+    print(shown[["what", "model", "batch_size", "source", "ns_per_number", "ratio"]].round(3).to_string(index=False))
     print(f"wrote {output / 'efficiency_noise.csv'}")
 
 

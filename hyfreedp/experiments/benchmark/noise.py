@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,6 +20,8 @@ from hyfreedp.experiments.benchmark.record import environment
 from hyfreedp.experiments.benchmark.workloads import MODELS, make_workload
 
 NUMBERS = 2**22
+# The benchmark's batches are small; private training has larger ones, over which noise and checks are spread.
+LARGE, LARGE_BATCH = ("vit_d192", "vit_small"), 128
 REFERENCE = "PyTorch, float32"
 AddNoise = Callable[[Sequence[Tensor]], None]
 
@@ -54,15 +57,16 @@ def measure_noise(models: Sequence[str], *, device: str, rounds: int, numbers: i
         numbers: how many are drawn where noise is timed alone.
 
     Returns:
-        One row per ``what`` ("noise alone", "step", "check") and ``source``, with the ``model``, its number of trained
-        ``parameters`` (of noise alone: the numbers drawn), ``seconds`` (median) and the quartiles of the ``ratio``: to
-        PyTorch's float32 noise, of a step to the same step with that noise, and of a step with a check to one without.
+        One row per ``what`` ("noise alone", "step", "check") and ``source``, with the ``model``, its ``batch_size`` and
+        number of trained ``parameters`` (of noise alone: the numbers drawn), ``seconds`` (median) and the quartiles of
+        the ``ratio``: to PyTorch's float32 noise, of a step to the same step with that noise, and of a step with a
+        check to one without.
     """
     rows = []
     wait = partial(synchronize, torch.device(device))
     total = torch.zeros(numbers, device=device)
 
-    def compare(what: str, model: str, size: int, steps: Mapping[str, Step], reference: str) -> None:
+    def compare(what: str, model: str, batch: int, size: int, steps: Mapping[str, Step], reference: str) -> None:
         with garbage_stays():
             for step in steps.values():
                 step()
@@ -70,26 +74,28 @@ def measure_noise(models: Sequence[str], *, device: str, rounds: int, numbers: i
         assert not failed, failed
         for name, times in seconds.items():
             lower, middle, upper = ratio_quartiles(times, seconds[reference])
-            measured = {"what": what, "model": model, "parameters": size, "source": name}
+            measured = {"what": what, "model": model, "batch_size": batch, "parameters": size, "source": name}
             measured |= {"seconds": float(np.median(times)), "ratio_q1": lower, "ratio": middle, "ratio_q3": upper}
             rows.append(measured | environment(device))
 
-    compare("noise alone", "", numbers, {name: partial(add, [total]) for name, add in sources().items()}, REFERENCE)
-    for model in tqdm(models, desc="noise within a step", unit="model"):
-        work = make_workload(MODELS[model], "full", device)
+    compare("noise alone", "", 0, numbers, {name: partial(add, [total]) for name, add in sources().items()}, REFERENCE)
+    shapes = [(model, MODELS[model]) for model in models]
+    shapes += [(model, replace(shape, batch_size=LARGE_BATCH)) for model, shape in shapes if model in LARGE]
+    for model, shape in tqdm(shapes, desc="noise within a step", unit="model"):
+        work = make_workload(shape, "full", device)
         step = CONTENDERS["ours"].make(work, Setup())
         size = sum(parameter.numel() for parameter in work.trainable)
         optimizer: Any = step.func.__self__  # type: ignore[attr-defined]
         names = (REFERENCE, "ours", "ours, secure")
         variants = {name: partial(_with_noise, step, sources()[name]) for name in names}
-        compare("step", model, size, variants, REFERENCE)
+        compare("step", model, shape.batch_size, size, variants, REFERENCE)
 
         def checked(optimizer: Any = optimizer, step: Step = step) -> None:
             optimizer._checks_due = [0]
             step()
 
         optimizer._checks_due = []
-        compare("check", model, size, {"without": step, "with": checked}, "without")
+        compare("check", model, shape.batch_size, size, {"without": step, "with": checked}, "without")
     return pd.DataFrame(rows)
 
 
