@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.sampling import RandomState, batch_length, take
 
-SAMPLES = 16  # that are looked at
+SAMPLES = 16  # that are looked at, of a batch
 _SHAKE = 0.3  # standard deviation of what is added to a weight, in units of 1 / sqrt(inputs of its unit)
 
 # Relative difference of two losses beyond which samples mix, by the narrowest type in which layers compute. Rounding on
@@ -36,7 +36,7 @@ _TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 1e-3, tor
 
 
 # Checks after the first: one more for so many steps, and no more than so many; together under 1 % of a longer run.
-_STEPS_PER_CHECK, _MOST = 200, 5
+_STEPS_PER_CHECK, _MOST = 100, 5
 
 
 def steps_to_check(first: int, steps: int, generator: NoiseGenerator) -> list[int]:
@@ -47,7 +47,7 @@ def steps_to_check(first: int, steps: int, generator: NoiseGenerator) -> list[in
 
 def check_samples_apart(
     per_sample_loss: Callable[[Any], Tensor],
-    batch: Any,
+    samples: Any,
     *,
     module: nn.Module,
     narrowest_type: torch.dtype,
@@ -60,7 +60,7 @@ def check_samples_apart(
 
     Args:
         per_sample_loss: maps a batch to losses of shape ``(B,)``.
-        batch: of at least two samples.
+        samples: a batch of at least two samples.
         module: the model, in train mode.
         narrowest_type: in which its layers compute.
         generator: chooses samples and shakes weights.
@@ -68,12 +68,10 @@ def check_samples_apart(
     Raises:
         ValueError: losses changed with the other samples of the batch.
     """
-    size = batch_length(batch)
+    size = batch_length(samples)
     parameters = [p for p in module.parameters() if p.requires_grad]
     device = parameters[0].device
-    looked_at = generator.permutation(size)[:SAMPLES]
-    samples = take(batch, looked_at)
-    kept = generator.permutation(len(looked_at))[: max(1, len(looked_at) // 2)]
+    kept = generator.permutation(size)[: max(1, size // 2)]
     present = RandomState.capture(device)
     pairs = []
     with torch.no_grad(), _without_dropout(module):

@@ -160,12 +160,10 @@ class HyFreeDPOptimizer:
     def _raw_gradient(self, t: int, passes: Passes) -> tuple[Tensor, Tensor]:
         """Clipped sums into the engine; losses and norms. All checks are made here, before anything is released."""
         due = any(step <= t for step in self._checks_due)
-        if due:
-            self._engine.check_again()
         losses, norms = passes.backward(self._engine)
         if t == 0 and self.probe is not None and self.probe.kind == "losses":
             check_not_negative(losses)
-        if due and passes.check_samples_apart(self._engine, self._generator.child("check", t)):
+        if due and passes.check_samples(self._engine, self._generator.child("check", t)):
             self._checks_due = [step for step in self._checks_due if step > t]
         return losses, norms
 

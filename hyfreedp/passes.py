@@ -11,7 +11,7 @@ from torch import Tensor
 from hyfreedp.buffers import BufferGuard
 from hyfreedp.checks import check_losses
 from hyfreedp.clipping import GradientEngine
-from hyfreedp.mixing import check_samples_apart
+from hyfreedp.mixing import SAMPLES, check_samples_apart
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.physical import PhysicalBatchSize, split_rows
 from hyfreedp.sampling import RandomState, batch_length, take
@@ -80,21 +80,31 @@ class Passes:
             present.restore()
         return self._in_order(losses) if losses else self._no_losses
 
-    def check_samples_apart(self, engine: GradientEngine, generator: NoiseGenerator) -> bool:
-        """:func:`hyfreedp.mixing.check_samples_apart` on one piece; whether there was one of two samples or more.
+    def check_samples(self, engine: GradientEngine, generator: NoiseGenerator) -> bool:
+        """Gradients of a few samples against autograd, then losses, see :func:`hyfreedp.mixing.check_samples_apart`.
 
         To be called after :meth:`backward`, which learns in which types the layers compute.
+
+        Returns:
+            Whether there was a piece of two samples or more to choose them from.
         """
         pieces = [piece for piece in self._pieces if batch_length(piece) > 1]
         if not pieces:
             return False
-        check_samples_apart(
-            self._values,
-            pieces[int(generator.permutation(len(pieces))[0])],
-            module=engine.module,
-            narrowest_type=engine.narrowest_type,
-            generator=generator,
-        )
+        piece = pieces[int(generator.permutation(len(pieces))[0])]
+        samples = take(piece, generator.permutation(batch_length(piece))[:SAMPLES])
+        present = RandomState.capture(self._device)
+        try:
+            engine.verify(self._values(samples))
+            check_samples_apart(
+                self._values,
+                samples,
+                module=engine.module,
+                narrowest_type=engine.narrowest_type,
+                generator=generator,
+            )
+        finally:
+            present.restore()
         return True
 
     def _values(self, piece: Any) -> Tensor:

@@ -30,7 +30,7 @@ class GradientEngine(ABC):
     mode store nothing. What they keep, non-reentrant activation checkpointing (``torch.utils.checkpoint``) drops and
     recomputes.
 
-    The first batch of two samples or more, and the next one after :meth:`check_again`, is checked against autograd: for
+    The first batch of two samples or more, and whatever is given to :meth:`verify`, is checked against autograd: for
     random weights w of both signs, one per sample, the engine's sum_i w_i g_i must be the gradient of sum_i w_i L_i.
     Who reads a gradient from the wrong samples does not get there. Samples that mix through values without gradient, or
     behind a weight that is zero, are not seen here but by :mod:`hyfreedp.mixing`.
@@ -62,10 +62,6 @@ class GradientEngine(ABC):
     def narrowest_type(self) -> torch.dtype:
         """The shortest type in which a layer with trained parameters computed in the last backward pass."""
         return min(self._types, key=lambda dtype: torch.finfo(dtype).bits, default=torch.float32)
-
-    def check_again(self) -> None:
-        """Check the next batch of two samples or more against autograd, as the first one was."""
-        self._checked_samples = 0
 
     def check_modes(self) -> None:
         """Refuse a normalisation layer that has come to mix samples or to keep statistics, as ``check_module`` does.
@@ -126,23 +122,39 @@ class GradientEngine(ABC):
                 f"losses has shape {tuple(losses.shape)}: it must be (B,), one loss per sample. "
                 'Use reduction="none" and average over everything but the samples'
             )
-        trainable = {p: name for name, p in self.module.named_parameters() if p.requires_grad}
         if len(losses) == 0:
-            for p in trainable:
+            for p in self._trainable():
                 self._add(p, None)
             return losses.new_empty(0, dtype=torch.promote_types(losses.dtype, torch.float32))
+        return self._run(losses, add=True)
+
+    def verify(self, losses: Tensor) -> None:
+        """Check the gradients of some samples against autograd; nothing is added to any sum.
+
+        Args:
+            losses: as in :meth:`backward`, of at least one sample.
+
+        Raises:
+            ValueError: as in :meth:`backward`.
+        """
+        self._run(losses, add=False)
+
+    def _trainable(self) -> dict[nn.Parameter, str]:
+        return {p: name for name, p in self.module.named_parameters() if p.requires_grad}
+
+    def _run(self, losses: Tensor, *, add: bool) -> Tensor:
         if not losses.requires_grad:
             raise ValueError("losses depend on no trainable parameter: was the forward pass run under no_grad?")
         # Inside an autocast region the engine's own products would be rounded to half precision.
         autocast = torch.autocast(losses.device.type, enabled=False)
         with torch.no_grad(), autocast, self._expander.batch_of(len(losses)):
-            return self._backward(losses, trainable)
+            return self._backward(losses, self._trainable(), add)
 
-    def _backward(self, losses: Tensor, trainable: dict[nn.Parameter, str]) -> Tensor:
+    def _backward(self, losses: Tensor, trainable: dict[nn.Parameter, str], add: bool) -> Tensor:
         # A batch of one cannot show that samples mix, so the first larger one is checked as well.
         samples = min(len(losses), 2)
         weights, reference = None, None
-        if self._checked_samples < samples:
+        if not add or self._checked_samples < samples:
             weights = _weights(losses, self._checks)
             reference = _reference(losses, weights, trainable)
         self._types.clear()
@@ -160,7 +172,9 @@ class GradientEngine(ABC):
             gradients = {p: g.select(finite) for p, g in gradients.items()}
         elif weights is not None and reference is not None:
             _check(gradients, weights, reference, trainable, _ROUNDING[self.narrowest_type])
-            self._checked_samples = samples
+            self._checked_samples = max(self._checked_samples, samples)
+        if not add:
+            return norms
         factors = self.clipping.factors(norms)[finite]
         for p in trainable:
             # Popped, so that each is freed once it is used.

@@ -113,7 +113,7 @@ class BookKeepingEngine(GradientEngine):
             self._record(_Use(name, layer, [free[n]], partial(_free_gradients, free[n]), None, None), view)
         substitute(layer, views)
 
-    def _backward(self, losses: Tensor, trainable: dict[nn.Parameter, str]) -> Tensor:
+    def _backward(self, losses: Tensor, trainable: dict[nn.Parameter, str], add: bool) -> Tensor:
         # A layer that checkpoints its own forward, as transformers' blocks do, is recomputed without its hooks.
         layers = [(layer, free) for layer, free in self._free if layer.training]
         for layer, free in layers:
@@ -121,7 +121,7 @@ class BookKeepingEngine(GradientEngine):
                 kept = {n: p for n, p in free.items() if p.requires_grad and p.dim() >= 2}
                 substitute(layer, {n: repeat(p, len(losses), p.dim()) for n, p in kept.items()})
         try:
-            return super()._backward(losses, trainable)
+            return super()._backward(losses, trainable, add)
         finally:
             for layer, free in layers:
                 restore(layer, free)
