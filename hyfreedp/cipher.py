@@ -92,7 +92,7 @@ def universal_hash(sums: Sequence[Tensor], key: bytes) -> bytes:
     """16 bytes that differ for different bits of ``sums`` unless chance helps; the key is used for this only."""
     mac = Poly1305(key)
     for total in sums:
-        flat = total.detach().reshape(-1)
+        flat = total.detach().reshape(-1).contiguous()
         data = compress(flat, key) if where(flat).type == "cuda" else flat.cpu()
         mac.update(memoryview(cast(Any, data.view(torch.uint8).numpy())))
     return mac.finalize()

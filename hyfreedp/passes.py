@@ -48,6 +48,7 @@ class Passes:
         self._rows = split_rows(batch, max_physical_batch_size)
         self._pieces = [take(batch, rows) for rows in self._rows]
         self._states: list[RandomState] = []
+        self._finite: list[Tensor] = []  # of each piece, the samples whose loss and gradient are
         self._buffers = buffers
         self._device = device
         self._no_losses = torch.zeros(0, dtype=torch.float64, device=device)
@@ -61,6 +62,7 @@ class Passes:
             check_losses(values, batch_length(piece))
             norms.append(engine.backward(values))
             losses.append(values.detach().double())
+            self._finite.append((losses[-1].isfinite() & norms[-1].isfinite()).nonzero()[:, 0].cpu())
         if not self._pieces:
             return self._no_losses, engine.backward(self._no_losses)  # a zero sum, for the noise
         return self._in_order(losses), self._in_order(norms)
@@ -83,16 +85,17 @@ class Passes:
     def check_samples(self, engine: GradientEngine, generator: NoiseGenerator) -> bool:
         """Gradients of a few samples against autograd, then losses, see :func:`hyfreedp.mixing.check_samples_apart`.
 
-        To be called after :meth:`backward`, which learns in which types the layers compute.
+        To be called after :meth:`backward`, which learns in which types the layers compute and whose losses are finite:
+        no bad record hides the others.
 
         Returns:
-            Whether there was a piece of two samples or more to choose them from.
+            Whether there was a piece of two such samples or more to choose them from.
         """
-        pieces = [piece for piece in self._pieces if batch_length(piece) > 1]
+        pieces = [(piece, rows) for piece, rows in zip(self._pieces, self._finite, strict=True) if len(rows) > 1]
         if not pieces:
             return False
-        piece = pieces[int(generator.permutation(len(pieces))[0])]
-        samples = take(piece, generator.permutation(batch_length(piece))[:SAMPLES])
+        piece, rows = pieces[int(generator.permutation(len(pieces))[0])]
+        samples = take(piece, rows[generator.permutation(len(rows))[:SAMPLES]])
         present = RandomState.capture(self._device)
         try:
             engine.verify(self._values(samples))

@@ -355,6 +355,19 @@ def test_one_bad_record_causes_no_refusal():
     train(optimizer, loader, losses(model))
 
 
+def test_bad_records_hide_no_mixing():
+    data = classes()
+    data.tensors[0][::3] = float("nan")
+    for mix in (weighted, divided_by_size):
+        model, optimizer, loader = wire(mlp(), data)
+        with pytest.raises(ValueError, match=MIXES):
+            optimizer.step(mix(model), next(iter(loader)))
+    model, optimizer, loader = wire(Sorting(), data, steps=20)
+    model.on = True
+    with pytest.raises(ValueError, match="disagree with autograd"):
+        optimizer.step(losses(model), next(iter(loader)))
+
+
 def test_checks_leave_no_trace():
     """Weights, random state and releases are those of a run that is not checked."""
     ends = []

@@ -157,9 +157,11 @@ def test_noise_reaches_every_number_of_every_tensor_once(sizes):
 
 def test_a_number_and_other_memory_formats():
     scalar, image = torch.tensor(1.0), torch.zeros(4, 3, 5, 6).contiguous(memory_format=torch.channels_last)
-    strided = torch.zeros(8, 6)[:, ::2]
+    strided, every_second = torch.zeros(8, 6)[:, ::2], torch.zeros(10)[::2]
     NoiseGenerator(0).add_noise([scalar, image, strided], 1.0)
+    NoiseGenerator(0).add_noise([every_second], 1.0)
     assert scalar != 1 and image.unique().numel() == 360 and strided.unique().numel() == 24
+    assert every_second.unique().numel() == 5
     assert image.is_contiguous(memory_format=torch.channels_last)
 
 
