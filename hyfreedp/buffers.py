@@ -1,4 +1,4 @@
-"""Buffers must not learn: what a forward pass writes into one is a raw value that the state_dict would publish."""
+"""A forward pass must not write into the model: what it writes is a raw value that the state_dict would publish."""
 
 from __future__ import annotations
 
@@ -8,13 +8,17 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from hyfreedp.cipher import derive, universal_hash
+
+_KEY = derive(b"", "parameters")  # not secret: nobody chooses what a model writes against it
+
 
 class BufferGuard:
-    """Refuses forward passes that change, add or replace a buffer, and undoes what they did.
+    """Refuses forward passes that change, add or replace a buffer, and undoes what they did; or change a parameter.
 
-    Between passes buffers may change, as when a state is loaded. A comparison costs a look at each buffer's version
-    counter; a copy is taken only of those that have changed since the last one. Values kept elsewhere than in
-    registered buffers, as plain attributes of the model, are not seen.
+    Between passes all may change, as when a state is loaded. Buffers are compared by value, since writing through
+    ``.data``, as codebooks do, leaves no other trace. Parameters are large: they are compared by version counter, and
+    by a hash of their values where that is asked for. Values kept elsewhere, as plain attributes, are not seen.
 
     Args:
         module: the model.
@@ -22,48 +26,64 @@ class BufferGuard:
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
-        self._known: dict[str, tuple[Tensor, int, Tensor]] = {}  # the buffer, its version, a copy
 
     @contextmanager
-    def unchanged(self) -> Iterator[None]:
+    def unchanged(self, *, by_value: bool = False) -> Iterator[None]:
         """Around a forward pass.
 
+        Args:
+            by_value: compare the values of parameters too.
+
         Raises:
-            ValueError: it changed buffers, which are named; all are as they were before.
+            ValueError: it changed something, which is named. Buffers are as they were before.
         """
-        before = dict(self._module.named_buffers())
-        for name, buffer in before.items():
-            if not self._same(name, buffer):
-                self._known[name] = (buffer, buffer._version, buffer.detach().clone())
-        self._known = {name: self._known[name] for name in before}
+        before = [
+            (layer, name, buffer, None if buffer is None else buffer.detach().clone())
+            for layer in self._module.modules()
+            for name, buffer in layer._buffers.items()
+        ]
+        parameters = self._parameters(by_value)
         try:
             yield
         finally:
-            changed = self._restore()
+            added = self._added(before)
+            changed = [*added, *self._restored(before)]
+        after = self._parameters(by_value)
+        changed += [name for name, mark in parameters.items() if after.get(name) != mark]
         if changed:
             raise ValueError(
-                f"the forward pass in train mode changed these buffers of the model: {', '.join(map(repr, changed))}. "
-                "What it writes there is computed from raw data and would be published with the state_dict; it was "
-                "undone. Freeze what keeps such statistics by calling its .eval(), or replace it by a layer without"
+                "the forward pass in train mode changed these buffers or parameters of the model: "
+                f"{', '.join(map(repr, changed))}. What it writes there is computed from raw data and would be "
+                "published with the state_dict; in buffers it was undone. Freeze what keeps such statistics by calling "
+                "its .eval(), or replace it by a layer without; initialise nothing from the data"
             )
 
-    def _same(self, name: str, buffer: Tensor) -> bool:
-        known = self._known.get(name)
-        return known is not None and known[0] is buffer and known[1] == buffer._version
+    def _parameters(self, by_value: bool) -> dict[str, tuple[int, int, bytes]]:
+        return {
+            name: (id(p), p._version, universal_hash([p], _KEY) if by_value else b"")
+            for name, p in self._module.named_parameters()
+        }
+
+    def _name(self, layer: nn.Module, name: str) -> str:
+        path = next(path for path, other in self._module.named_modules() if other is layer)
+        return f"{path}.{name}".lstrip(".")
+
+    def _added(self, before: list[tuple[nn.Module, str, Tensor | None, Tensor | None]]) -> list[str]:
+        known = {(id(layer), name) for layer, name, _, _ in before}
+        new = [(m, name) for m in self._module.modules() for name in m._buffers if (id(m), name) not in known]
+        for layer, name in new:
+            del layer._buffers[name]
+        return [self._name(layer, name) for layer, name in new]
 
     @torch.no_grad()
-    def _restore(self) -> list[str]:
-        after = dict(self._module.named_buffers())
-        changed = [name for name in after if name not in self._known]
-        for name in changed:
-            owner, _, last = name.rpartition(".")
-            del self._module.get_submodule(owner)._buffers[last]
-        for name, (buffer, _, copy) in self._known.items():
-            if name in after and self._same(name, after[name]):
-                continue
-            changed.append(name)
-            buffer.copy_(copy)
-            owner, _, last = name.rpartition(".")
-            self._module.get_submodule(owner)._buffers[last] = buffer
-            self._known[name] = (buffer, buffer._version, copy)
+    def _restored(self, before: list[tuple[nn.Module, str, Tensor | None, Tensor | None]]) -> list[str]:
+        changed = []
+        for layer, name, buffer, copy in before:
+            same = layer._buffers.get(name) is buffer
+            layer._buffers[name] = buffer
+            if buffer is not None and copy is not None and not torch.equal(buffer, copy):
+                same = bool((buffer.isnan() & copy.isnan() | (buffer == copy)).all()) and same
+                buffer.copy_(copy)
+            if not same:
+                changed.append(self._name(layer, name))
         return changed

@@ -66,7 +66,7 @@ def check_not_negative(losses: Tensor) -> None:
     Raises:
         ValueError: more than half of the losses are negative.
     """
-    if 2 * int((losses < 0).sum()) > len(losses):
+    if int((losses < 0).sum()) > max(1, len(losses) // 2):
         raise ValueError(
             'losses must not be negative with probe="losses", which clips them to [0, R_l], but most of the first '
             'batch are: shift the loss, or use probe="contrasts"'

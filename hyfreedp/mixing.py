@@ -74,23 +74,27 @@ def check_samples_apart(
     kept = generator.permutation(size)[: max(1, size // 2)]
     present = RandomState.capture(device)
     pairs = []
-    with torch.no_grad(), _without_dropout(module):
+    with torch.no_grad():
         try:
-            pairs.append(_losses_twice(per_sample_loss, samples, kept, device, present))
+            with _without_dropout(module) as rests:
+                pairs.append(_losses_twice(per_sample_loss, samples, kept, device, present))
             with _shaken(parameters, generator):
                 pairs.append(_losses_twice(per_sample_loss, samples, kept, device, present))
+                if rests:  # as it is trained; and as above, for what depends on the number of samples
+                    with _without_dropout(module):
+                        pairs.append(_losses_twice(per_sample_loss, samples, kept, device, present))
         finally:
             present.restore()
     # A model that fits has losses near zero, all rounding; at shaken weights it has forgotten.
-    sizes = torch.stack([together.abs() for together, _ in pairs]).nan_to_num(nan=0.0, posinf=0.0)
-    scale = float(sizes.median(dim=1).values.max())
+    pairs = [pair for pair in pairs if len(pair[0])]
+    scale = max((float(one.abs().nan_to_num(nan=0.0, posinf=0.0).median()) for one, _ in pairs), default=0.0)
     for together, apart in pairs:
         allowed = _TOLERANCE[narrowest_type] * (together.abs() + scale)
         differs = ~((together - apart).abs() <= allowed) & ~(together == apart) & ~(together.isnan() & apart.isnan())
-        if int(differs.sum()) > min(max(1, len(kept) // 4), len(kept) - 1):
+        if int(differs.sum()) > min(max(1, len(differs) // 4), max(0, len(differs) - 1)):
             raise ValueError(
-                f"the losses of {int(differs.sum())} of {len(kept)} samples depend on which other samples are in the "
-                "batch, so clipping bounds nothing. Each loss must depend on its own sample only: dimension 0 of every "
+                f"the losses of {int(differs.sum())} of {len(differs)} samples depend on which other samples are in "
+                "the batch, so clipping bounds nothing. Each loss must depend on its own sample only: dimension 0 of every "
                 "tensor must be the samples (attention with batch_first=True), statistics such as means, class counts "
                 "or numbers of tokens must be a sample's own, not the batch's, and a random number must come from torch"
             )
@@ -101,27 +105,32 @@ def _losses_twice(
 ) -> tuple[Tensor, Tensor]:
     """Losses of the ``kept`` samples among all and without the others, float64; from the same random state."""
     state.restore()
-    together = per_sample_loss(samples).double()[kept]
-    if state.same_as(RandomState.capture(device)):
-        apart = per_sample_loss(take(samples, kept)).double()
-    else:
-        # A smaller batch would draw other random numbers: fill the others' places with copies instead.
-        rows = kept.repeat(math.ceil(batch_length(samples) / len(kept)))[: batch_length(samples)]
-        rows = rows.clone()
-        rows[kept] = kept
+    losses = per_sample_loss(samples).double()
+    drawn = RandomState.capture(device)
+    if state.same_as(drawn):
+        return losses[kept], per_sample_loss(take(samples, kept)).double()
+    # A smaller batch would draw other random numbers: fill the others' places with copies instead. So would one without
+    # its longest sample, where the loss cuts padding off: then keep the other half, which has that sample.
+    size = batch_length(samples)
+    others = torch.tensor([row for row in range(size) if row not in kept.tolist()])
+    for half in (kept, others):
+        rows = half.repeat(math.ceil(size / len(half)))[:size]
+        rows[half] = half
         state.restore()
-        apart = per_sample_loss(take(samples, rows)).double()[kept]
-    return together, apart
+        apart = per_sample_loss(take(samples, rows)).double()[half]
+        if drawn.same_as(RandomState.capture(device)):
+            return losses[half], apart
+    return losses[:0], losses[:0]  # nothing can be compared
 
 
 @contextmanager
-def _without_dropout(module: nn.Module) -> Iterator[None]:
+def _without_dropout(module: nn.Module) -> Iterator[bool]:
     """Layers named after dropping (Dropout, DropPath, StochasticDepth) rest, so that batches may differ in size."""
     resting = [layer for layer in module.modules() if layer.training and _drops(layer)]
     for layer in resting:
         layer.training = False
     try:
-        yield
+        yield bool(resting)
     finally:
         for layer in resting:
             layer.training = True
@@ -129,7 +138,8 @@ def _without_dropout(module: nn.Module) -> Iterator[None]:
 
 def _drops(layer: nn.Module) -> bool:
     name = type(layer).__name__.lower()
-    return "drop" in name or "stochasticdepth" in name
+    leaf = next(layer.children(), None) is None and next(layer.parameters(), None) is None
+    return leaf and ("drop" in name or "stochasticdepth" in name)
 
 
 @contextmanager

@@ -31,6 +31,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from numbers import Integral
 from typing import Any, Literal
 
 import torch
@@ -62,8 +63,8 @@ class NoiseGenerator:
     """
 
     def __init__(self, seed: int | None = None, *, secure: bool = False) -> None:
-        if seed is not None and seed < 0:
-            raise ValueError(f"seed must be None or at least 0, got {seed}")
+        if seed is not None and not (isinstance(seed, Integral) and seed >= 0):
+            raise ValueError(f"seed must be None or an integer of at least 0, got {seed!r}")
         self.key = secrets.token_bytes(32) if seed is None else derive(b"", "seed", int(seed))
         self.secure = secure
         self.releases = 0

@@ -50,12 +50,11 @@ class HyFreeDPOptimizer:
         expected_batch_size: sample rate times number of records.
         probe: how the learning rate is learned; None keeps the base optimizer's own rates (times the decay).
         decay: shape of the fall to zero at the horizon, beginning at the share ``decay_start`` of the run.
-        max_physical_batch_size: larger Poisson batches are processed in pieces of this size, or in the pieces that a
-            function of the batch returns as lists of positions (see :func:`hyfreedp.token_budget`).
+        max_physical_batch_size: size of the pieces in which larger Poisson batches are processed, or a function of the
+            batch that returns them as lists of positions (see :func:`hyfreedp.token_budget`).
         sampler: the Poisson sampler, told how far the run is so that loader and checkpoints agree.
         diagnostics: also record raw values, which are not private.
-        processes: those that train this model together, each with a copy of it and a part of every batch; all other
-            arguments are the same on all of them. None if this process is alone.
+        processes: those that train this model together, with the same arguments; None if this one is alone.
 
     Raises:
         ValueError: the optimizer's parameters are not the model's trainable ones, or an argument is out of range.
@@ -100,8 +99,7 @@ class HyFreeDPOptimizer:
         self._buffers = BufferGuard(module)
         self._checks_due = steps_to_check(0, split.steps, generator)
         self._settings = self._describe()
-
-    # -- one step ----------------------------------------------------------------------------------------------------
+        self._runs: dict[str, list[Any]] = {}  # releases of the runs that this object has been, by key
 
     def step(self, per_sample_loss: PerSampleLoss, batch: Any) -> StepRecord:
         """One step of Algorithm 1 on one Poisson batch: forward, backward, clip, noise, probe, update.
@@ -124,22 +122,16 @@ class HyFreeDPOptimizer:
         probing = self.split.is_probe_step(t)
         self.ledger.check(probing)
         eta = self.eta * decay_factor(t, self.split.steps, self.decay, self.decay_start)
-        with self.processes.all_or_none():
-            if not self.module.training:
-                raise ValueError("the model must be in train mode: call model.train() before optimizer.step")
-            self._engine.check_modes()
-            passes = Passes(
-                per_sample_loss,
-                batch,
-                max_physical_batch_size=self.max_physical_batch_size,
-                device=self._base.parameters[0].device,
-                buffers=self._buffers,
-            )
-            self.zero_grad()
-            losses, norms = self._raw_gradient(t, passes)
-        tag = self._privatize_gradient(t)
-        self.processes.check_same(tag)
-        self.ledger.record(probing, tag)
+        self.zero_grad()
+        try:
+            with self.processes.all_or_none():
+                passes, losses, norms = self._raw_gradient(t, per_sample_loss, batch)
+            tag = self._privatize_gradient(t)
+            self.processes.check_same(tag)
+            self.ledger.record(probing, tag)
+        except BaseException:
+            self.zero_grad()  # it may be raw
+            raise
         if self.sampler is not None:
             self.sampler.position = self.ledger.steps
         if probing and self.probe is not None:
@@ -149,23 +141,33 @@ class HyFreeDPOptimizer:
             self._base.step(eta)
         self.zero_grad()
 
-        diagnostics = None
+        join, diagnostics = self.processes.join_samples, None
         if self.diagnostics:
-            join = self.processes.join_samples
             diagnostics = raw_values(join(losses), join(norms), None if probed is None else join(probed))
         record = StepRecord(t, eta, result, diagnostics)
         self.history.append(record.to_dict())
         return record
 
-    def _raw_gradient(self, t: int, passes: Passes) -> tuple[Tensor, Tensor]:
+    def _raw_gradient(self, t: int, per_sample_loss: PerSampleLoss, batch: Any) -> tuple[Passes, Tensor, Tensor]:
         """Clipped sums into the engine; losses and norms. All checks are made here, before anything is released."""
+        if not self.module.training:
+            raise ValueError("the model must be in train mode: call model.train() before optimizer.step")
+        self._engine.check_modes()
         due = any(step <= t for step in self._checks_due)
+        passes = Passes(
+            per_sample_loss,
+            batch,
+            max_physical_batch_size=self.max_physical_batch_size,
+            device=self._base.parameters[0].device,
+            buffers=self._buffers,
+            check=due,
+        )
         losses, norms = passes.backward(self._engine)
         if t == 0 and self.probe is not None and self.probe.kind == "losses":
             check_not_negative(losses)
         if due and passes.check_samples(self._engine, self._generator.child("check", t)):
             self._checks_due = [step for step in self._checks_due if step > t]
-        return losses, norms
+        return passes, losses, norms
 
     def _privatize_gradient(self, t: int) -> int:
         """The private mean gradient of all processes into ``.grad``; the tag of its noise, 0 if there is none."""
@@ -216,8 +218,6 @@ class HyFreeDPOptimizer:
         move(eta)
         return eta, result, probed
 
-    # -- state -------------------------------------------------------------------------------------------------------
-
     @property
     def eta(self) -> float:
         """The learning rate in force, without decay."""
@@ -234,7 +234,7 @@ class HyFreeDPOptimizer:
         return self.base.param_groups
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients. :meth:`step` does so itself; kept for loops written for other optimizers."""
+        """Clear the gradients. :meth:`step` does so itself; for loops written for other optimizers."""
         self.base.zero_grad(set_to_none=set_to_none)
         self._engine.clear()
 
@@ -249,8 +249,8 @@ class HyFreeDPOptimizer:
         publish the model alone.
 
         As with torch's own, its tensors are those of the live model and optimizer: save or copy it before stepping on.
-        The states of several processes differ only in the random state that dropout draws from; to go on bit for bit,
-        each process saves and loads its own. Any of them may be loaded by any number of processes.
+        States of several processes differ only in dropout's random state; to go on bit for bit, each process saves and
+        loads its own. Any of them may be loaded by any number of processes.
         """
         return {
             "model": self.module.state_dict(),
@@ -267,23 +267,28 @@ class HyFreeDPOptimizer:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` gave, torch's global generator included; the run must be the same.
 
-        A step that is made again on the same data is the same release, noise included. One that is made again on other
-        data (augmentation or dropout may draw other numbers) gets other noise, and the ledger counts both where it
-        knows of the first: if this object made it, or the state tells. What another process has released since the
-        state was saved nobody knows here; count it, or publish nothing that was made after the last saved state.
+        A step made again on the same data is the same release. On other data (augmentation or dropout may draw other
+        numbers) it gets other noise, and the ledger counts both where it knows of the first: if this object made it, or
+        the state tells. What another process has released since the state was saved nobody knows here: publish nothing
+        that was made after the last saved state, or count it.
 
         Raises:
-            ValueError: the state is of another run, and what differs (a setting, the number of records, the batch size,
-                clipping, the base optimizer, the plan); or several processes load states of different runs or steps.
+            ValueError: the state is of another run, and what differs; or processes load states of different runs.
         """
         if "generator" not in state:
             raise ValueError("state was saved by a version of hyfreedp whose noise is not safe: it cannot be resumed")
         key = hashlib.sha256(state["generator"]["key"].encode()).hexdigest()[:8]
         self.processes.agree(steps=state["ledger"]["steps"], generator=key)
         check_same_run(self._settings, state["settings"])
-        self.ledger.load_state_dict(state["ledger"], same_run=state["generator"] == self._generator.state_dict())
-        self.module.load_state_dict(state["model"])
-        self.base.load_state_dict(copy.deepcopy(state["base_optimizer"]))  # torch would go on using its tensors
+        present = self.ledger.state_dict()
+        self._runs[self._generator.key.hex()] = present["released"]
+        self.ledger.load_state_dict(state["ledger"], also=self._runs.get(state["generator"]["key"], ()))
+        try:
+            self.module.load_state_dict(state["model"])
+            self.base.load_state_dict(copy.deepcopy(state["base_optimizer"]))  # torch would go on using its tensors
+        except BaseException:
+            self.ledger.load_state_dict(present)
+            raise
         if self.probe is not None:
             self.probe.load_state_dict(state["probe"])
         if self.sampler is not None and state["sampler"] is not None:
@@ -294,10 +299,7 @@ class HyFreeDPOptimizer:
         self.history = [dict(row) for row in state["history"]]
 
     def _describe(self) -> dict[str, str]:
-        """What a saved state must agree with, beside the plan, which the ledger compares.
-
-        Sizes of physical batches, gradient engine and processes may change: what that changes gets other noise.
-        """
+        """What a saved state must agree with, beside the plan. Sizes of pieces, engine and processes may change."""
         return {
             "number of records": str(None if self.sampler is None else self.sampler.num_records),
             "expected batch size": repr(self.expected_batch_size),

@@ -30,6 +30,7 @@ class Passes:
         max_physical_batch_size: size of the pieces, or the function that chooses them; None for one piece.
         device: of the model.
         buffers: of the model, which no pass may change.
+        check: whether :meth:`check_samples` will be called, and parameters are compared by value meanwhile.
 
     Raises:
         ValueError: the pieces are no partition of the batch, see :func:`hyfreedp.physical.split_rows`.
@@ -43,13 +44,14 @@ class Passes:
         max_physical_batch_size: PhysicalBatchSize,
         device: torch.device,
         buffers: BufferGuard,
+        check: bool = False,
     ) -> None:
         self._loss = per_sample_loss
         self._rows = split_rows(batch, max_physical_batch_size)
         self._pieces = [take(batch, rows) for rows in self._rows]
         self._states: list[RandomState] = []
         self._finite: list[Tensor] = []  # of each piece, the samples whose loss and gradient are
-        self._buffers = buffers
+        self._buffers, self._check = buffers, check
         self._device = device
         self._no_losses = torch.zeros(0, dtype=torch.float64, device=device)
 
@@ -108,10 +110,11 @@ class Passes:
             )
         finally:
             present.restore()
+        self._check = False
         return True
 
     def _values(self, piece: Any) -> Tensor:
-        with self._buffers.unchanged():
+        with self._buffers.unchanged(by_value=self._check):
             return self._loss(piece)
 
     def _in_order(self, parts: list[Tensor]) -> Tensor:

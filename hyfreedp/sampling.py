@@ -41,6 +41,7 @@ class PoissonSampler(Sampler[list[int]]):
     Attributes:
         position: the step whose batch comes next; the optimizer advances it when a step is done.
         horizon: number of steps of the whole run, where it is known.
+        given: the step whose batch a loader gave last; None before and after a state was loaded.
 
     Raises:
         ValueError: an argument out of range.
@@ -70,6 +71,7 @@ class PoissonSampler(Sampler[list[int]]):
         self.world_size = world_size
         self.position = 0
         self.horizon: int | None = None
+        self.given: int | None = None
 
     def __len__(self) -> int:
         return self.steps_per_epoch
@@ -90,7 +92,7 @@ class PoissonSampler(Sampler[list[int]]):
         return {"seed": self.seed, "position": self.position}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        self.seed, self.position = state["seed"], state["position"]
+        self.seed, self.position, self.given = state["seed"], state["position"], None
 
 
 class CollateWithEmpty:
@@ -115,15 +117,22 @@ class PoissonLoader(DataLoader):
 
     def __iter__(self) -> Any:  # an iterator; torch promises a private type
         sampler = cast(PoissonSampler, self.batch_sampler)
-        step = sampler.position
-        for given, batch in enumerate(super().__iter__(), start=step):
-            if given > step and sampler.position not in (given, sampler.horizon):
-                raise RuntimeError(
-                    f"after batch {given - 1} of the loader the run is at step {sampler.position}, not {given}: every "
-                    "batch must be passed to optimizer.step exactly once, empty ones too. Where a step failed, mend "
-                    "the cause and begin a new pass over the loader: it starts with the batch that has no step yet"
-                )
+        if sampler.given is not None:
+            self._check_used(sampler, sampler.given, sampler.given + 1)
+        for step, batch in enumerate(super().__iter__(), start=sampler.position):
+            if sampler.given is not None and step > sampler.given:
+                self._check_used(sampler, sampler.given + 1)
+            sampler.given = step
             yield batch
+
+    @staticmethod
+    def _check_used(sampler: PoissonSampler, *allowed: int) -> None:
+        if sampler.position not in (*allowed, sampler.horizon):
+            raise RuntimeError(
+                f"after batch {sampler.given} of the loader the run is at step {sampler.position}, not {allowed[-1]}: "
+                "every batch must be passed to optimizer.step exactly once, empty ones too. Where a step failed, mend "
+                "the cause and begin a new pass over the loader: it starts with the batch that has no step yet"
+            )
 
 
 def poisson_loader(loader: DataLoader, *, seed: int, rank: int = 0, world_size: int = 1) -> PoissonLoader:
@@ -151,8 +160,8 @@ def poisson_loader(loader: DataLoader, *, seed: int, rank: int = 0, world_size: 
             "data_loader must not have a DistributedSampler: give every process the same loader, over the whole data "
             "set and with the batch size of all processes together; each then takes records of its own"
         )
-    _check_order(loader.sampler)
     num_records = len(cast(Sized, loader.dataset))
+    _check_order(loader.sampler, num_records)
     if num_records == 0:
         raise ValueError("data_loader must be over a data set of at least one record, got an empty one")
     if loader.batch_size > num_records:
@@ -185,17 +194,14 @@ def poisson_loader(loader: DataLoader, *, seed: int, rank: int = 0, world_size: 
     )
 
 
-def _check_order(sampler: object) -> None:
+def _check_order(sampler: object, num_records: int) -> None:
     """Refuse a sampler that chooses, repeats or weighs records: Poisson sampling takes its place.
 
     Raises:
         ValueError: naming it.
     """
-    plain = type(sampler) is SequentialSampler or (
-        type(sampler) is RandomSampler
-        and not sampler.replacement
-        and sampler.num_samples == len(cast(Sized, sampler.data_source))
-    )
+    plain = type(sampler) is SequentialSampler or (type(sampler) is RandomSampler and not sampler.replacement)
+    plain = plain and len(cast(Sized, sampler)) == num_records == len(cast(Any, sampler).data_source)
     if not plain:
         kind = type(sampler).__name__
         if isinstance(sampler, RandomSampler):

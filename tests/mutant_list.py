@@ -166,10 +166,10 @@ MUTANTS = [
     Mutant(
         "actual-batch-size-gradient",
         OPTIMIZER,
-        "        tag = self._privatize_gradient(t)\n",
-        "        planned, self.expected_batch_size = self.expected_batch_size, max(len(losses), 1)\n"
-        "        tag = self._privatize_gradient(t)\n"
-        "        self.expected_batch_size = planned\n",
+        "            tag = self._privatize_gradient(t)\n",
+        "            planned, self.expected_batch_size = self.expected_batch_size, max(len(losses), 1)\n"
+        "            tag = self._privatize_gradient(t)\n"
+        "            self.expected_batch_size = planned\n",
         "The gradient is divided by the size of the batch at hand, which depends on who is in it.",
         ("optimizer",),
     ),
@@ -420,8 +420,8 @@ MUTANTS = [
     Mutant(
         "sampler-not-resumed",
         SAMPLING,
-        'self.seed, self.position = state["seed"], state["position"]',
-        'self.seed = state["seed"]',
+        '        self.seed, self.position, self.given = state["seed"], state["position"], None\n',
+        '        self.seed = state["seed"]\n',
         "A resumed run takes its first batches again.",
         ("sampling",),
     ),
@@ -526,8 +526,8 @@ MUTANTS = [
     Mutant(
         "cross-term-of-tied-weights-missing",
         f"{CLIPPING}/persample.py",
-        "return self.embedding.squared_norms + self.head.squared_norms + 2 * cross",
-        "return self.embedding.squared_norms + self.head.squared_norms",
+        "+ 2 * (cross + rounding)",
+        "+ 2 * (0 * cross + rounding)",
         "The two uses of a tied table are taken for orthogonal: norms come out too small.",
         (
             "clipping_models::test_full_fine_tuning",
@@ -708,8 +708,8 @@ MUTANTS = [
     Mutant(
         "modes-not-checked-before-the-forward-pass",
         OPTIMIZER,
-        "            self._engine.check_modes()\n",
-        "",
+        "        self._engine.check_modes()\n        due",
+        "        due",
         "A batch norm that has woken up sees the batch before it is refused.",
         ("attacks_model::test_t3_bn_a_frozen_batch_norm_that_wakes_up_is_refused_before_it_sees_the_batch",),
     ),
@@ -724,7 +724,7 @@ MUTANTS = [
     Mutant(
         "buffers-may-learn",
         PASSES,
-        "with self._buffers.unchanged():",
+        "with self._buffers.unchanged(by_value=self._check):",
         "if True:",
         "A buffer takes in raw data, and the state_dict publishes it.",
         ("attacks_model::test_t10_buffer_that_learns_is_refused_by_name_and_put_back",),
@@ -732,7 +732,7 @@ MUTANTS = [
     Mutant(
         "buffers-not-put-back",
         "hyfreedp/buffers.py",
-        "            buffer.copy_(copy)\n",
+        "                buffer.copy_(copy)\n",
         "",
         "A refused forward pass leaves raw data in a buffer.",
         ("attacks_model::test_t10_buffer_that_learns_is_refused_by_name_and_put_back",),
@@ -756,8 +756,8 @@ MUTANTS = [
     Mutant(
         "going-back-forgets-releases",
         OPTIMIZER,
-        'same_run=state["generator"] == self._generator.state_dict()',
-        "same_run=False",
+        'also=self._runs.get(state["generator"]["key"], ())',
+        "also=()",
         "Going back to an earlier state forgets what was released since.",
         ("attacks_noise::test_t23_steps_released_twice_count_twice_where_that_is_known",),
     ),
@@ -823,7 +823,7 @@ MUTANTS = [
     Mutant(
         "one-record-refuses",
         "hyfreedp/mixing.py",
-        "if int(differs.sum()) > min(max(1, len(kept) // 4), len(kept) - 1):",
+        "if int(differs.sum()) > min(max(1, len(differs) // 4), max(0, len(differs) - 1)):",
         "if int(differs.sum()) > 0:",
         "One bad record can end a run.",
         ("mixing",),
@@ -831,7 +831,7 @@ MUTANTS = [
     Mutant(
         "samplers-dropped",
         SAMPLING,
-        "    _check_order(loader.sampler)\n",
+        "    _check_order(loader.sampler, num_records)\n",
         "",
         "A sampler that leaves records out is dropped, and they are trained on.",
         ("attacks_model::test_t4_subset_samplers_that_choose_records_are_refused",),
@@ -839,8 +839,8 @@ MUTANTS = [
     Mutant(
         "skipped-batches-come-again",
         SAMPLING,
-        "if given > step and sampler.position not in (given, sampler.horizon):",
-        "if False:",
+        "        if sampler.position not in (*allowed, sampler.horizon):",
+        "        if False:",
         "Who skips a batch is served used batches again as fresh ones.",
         ("attacks_noise::test_t15_skip_a_batch_is_never_served_again_as_fresh",),
     ),

@@ -20,7 +20,7 @@ from torch.utils.data import (
 )
 
 from hyfreedp import PrivacyEngine
-from hyfreedp.clipping import AutomaticClipping, make_engine
+from hyfreedp.clipping import AbadiClipping, AutomaticClipping, make_engine
 
 ENGINES = ("bookkeeping", "hooks")
 MIXES = "depend on which other samples are in the batch"
@@ -130,6 +130,11 @@ class Standardiser(nn.Module):
         return x
 
 
+def through_data(layer):
+    layer.ema.data.mul_(0.9).add_(1.0)  # moves no version counter
+    return False
+
+
 def renewed(layer):
     layer.ema = torch.ones(8)  # another tensor
     return False
@@ -146,19 +151,59 @@ def added(layer):
         (lambda layer: layer.training, "0.ema"),
         (lambda layer: not torch.is_grad_enabled(), "0.ema"),  # in probes only
         (lambda layer: layer.calls > 12, "0.ema"),  # later
+        (through_data, "0.ema"),
         (renewed, "0.ema"),
         (added, "0.seen"),
     ],
-    ids=["training", "probes", "later", "renewed", "added"],
+    ids=["training", "probes", "later", "through_data", "renewed", "added"],
 )
 def test_t10_buffer_that_learns_is_refused_by_name_and_put_back(when, name):
     model = nn.Sequential(Standardiser(when), nn.Linear(8, 2))
     before = copy.deepcopy(model.state_dict())
     model, optimizer, loader = wire(model, classes(), preset="robust", warmup=0.5)
-    with pytest.raises(ValueError, match=f"changed these buffers of the model: '{name}'"):
+    with pytest.raises(ValueError, match=f"changed these buffers or parameters of the model: '{name}'"):
         train(optimizer, loader, losses(model))
     after = optimizer.state_dict()["model"]
     assert list(after) == list(before) and torch.equal(after["0.ema"], before["0.ema"])
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_t10_buffer_in_a_parameters_clothes_is_refused(trained):
+    """Averages in a frozen parameter, and an initialisation from the first batch, both through ``.data``."""
+
+    class Learns(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.f = nn.Linear(8, 8)
+            self.f.bias.requires_grad_(trained)
+            self.calls = 0
+
+        def forward(self, x):
+            self.calls += 1
+            if not trained or self.calls == 1:
+                self.f.bias.data.copy_(x.mean(0))
+            return self.f(x)
+
+    model, optimizer, loader = wire(nn.Sequential(Learns(), nn.Linear(8, 2)), classes())
+    with pytest.raises(ValueError, match="buffers or parameters of the model: '0.f.bias'"):
+        optimizer.step(losses(model), next(iter(loader)))
+    assert optimizer.ledger.steps == 0 and model[1].weight.grad is None  # nor is the raw sum left behind
+
+
+def test_a_frozen_table_that_renormalises_is_refused():
+    model = nn.Sequential(nn.Embedding(10, 4, max_norm=1.0), nn.Flatten(), nn.Linear(12, 2))
+    model[0].requires_grad_(False)
+    with pytest.raises(ValueError, match="renormalises the rows that the batch looks up"):
+        wire(model, TensorDataset(torch.randint(0, 10, (500, 3)), torch.randint(0, 2, (500,))))
+
+
+def test_batch_norm_that_comes_later_is_refused():
+    model = nn.Sequential(nn.Linear(8, 8), nn.Identity(), nn.Linear(8, 2))
+    model, optimizer, loader = wire(model, classes())
+    optimizer.step(losses(model), next(iter(loader)))
+    model[1] = nn.BatchNorm1d(8, affine=False, track_running_stats=False)
+    with pytest.raises(ValueError, match="layer '1'"):
+        optimizer.step(losses(model), next(iter(loader)))
 
 
 # -- samples that mix --------------------------------------------------------------------------------------------------
@@ -355,6 +400,38 @@ def test_one_bad_record_causes_no_refusal():
     train(optimizer, loader, losses(model))
 
 
+class MaxDropout(nn.Module):
+    """Takes its scale from the whole batch; its name hides it where layers named after dropping rest."""
+
+    def forward(self, x):
+        return x / x.std() if self.training else x
+
+
+def test_a_layer_named_after_dropping_is_looked_at_too():
+    model, optimizer, loader = wire(mlp(MaxDropout()), classes())
+    with pytest.raises(ValueError, match=MIXES):
+        optimizer.step(losses(model), next(iter(loader)))
+
+
+def test_trimmed_padding_beside_random_numbers_is_not_refused():
+    """Without its longest sample a batch is narrower, and draws other random numbers."""
+    ids, lengths = torch.randint(0, 50, (400, 12)), torch.randint(2, 13, (400,))
+    for seed in range(6):
+        torch.manual_seed(seed)
+        table, head = nn.Embedding(50, 16), nn.Linear(16, 50)
+        model = nn.ModuleList([table, head])
+
+        def loss(batch, table=table, head=head):
+            width = int(batch[1].max())
+            ids, mask = batch[0][:, :width], torch.arange(width) < batch[1][:, None]
+            hidden = F.dropout(table(ids[:, :-1]), 0.3, True)
+            per_token = F.cross_entropy(head(hidden).mT, ids[:, 1:], reduction="none") * mask[:, 1:]
+            return per_token.sum(1) / mask[:, 1:].sum(1)
+
+        model, optimizer, loader = wire(model, TensorDataset(ids, lengths))
+        optimizer.step(loss, next(iter(loader)))
+
+
 def test_bad_records_hide_no_mixing():
     data = classes()
     data.tensors[0][::3] = float("nan")
@@ -468,6 +545,42 @@ def test_t16c_noise_is_not_added_in_half_precision():
         NoiseGenerator(0).add_noise([torch.zeros(3, dtype=torch.bfloat16)], 1.0)
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("clipping", [AutomaticClipping(), AbadiClipping(0.01)])
+@pytest.mark.parametrize("magnitude", [3.0, 1e3, 1e5])
+def test_tokens_that_cancel_do_not_hide_a_norm(magnitude, clipping, engine):
+    """Half of the tokens undo the other half but for rounding; the factor came out up to 3,500 times too large."""
+    torch.manual_seed(0)
+    inner, norm, head = nn.Linear(768, 64), nn.LayerNorm(64), nn.Linear(64, 10)
+    model = nn.ModuleList([inner, norm, head])
+    engine = make_engine(model, clipping, engine)
+    engine._checked_samples = 2  # after a harmless first batch
+    for k in range(12):
+        u = torch.rand(768) + 1
+        v = u + torch.randn(768) * 1e-4 * (k % 6 + 0.5) / 3
+        x = torch.cat([u.expand(8, 768), -v.expand(8, 768)])[None] * magnitude
+        for p in model.parameters():
+            p.grad = None
+        engine.backward(F.cross_entropy(head(norm(inner(x).mean(1))), torch.tensor([3]), reduction="none"))
+        moved = torch.cat([p.grad.double().flatten() for p in model.parameters()]).norm()
+        assert moved <= 1.001 * clipping.sensitivity
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("clipping", [AutomaticClipping(), AbadiClipping(0.01)])
+@pytest.mark.parametrize("tokens", [1, 4])
+def test_squares_that_underflow_do_not_hide_a_norm(tokens, clipping, engine):
+    """A huge input and a tiny gradient, whose squares are infinite and zero: their product is neither."""
+    layer = nn.Linear(8, 10_000, bias=False)
+    engine = make_engine(layer, clipping, engine)
+    engine._checked_samples = 2
+    for size, weight in ((1e18, 2e-23), (1e15, 1e-22), (1e19, 1e-23), (1e-18, 1e15)):
+        layer.weight.grad = None
+        out = layer(torch.full((1, tokens, 8), size).squeeze(1) if tokens == 1 else torch.full((1, tokens, 8), size))
+        engine.backward((weight * out).flatten(1).sum(1))
+        assert layer.weight.grad.double().norm() <= 1.001 * clipping.sensitivity
+
+
 # -- losses and loaders ------------------------------------------------------------------------------------------------
 
 
@@ -505,6 +618,8 @@ def test_t4_subset_samplers_that_choose_records_are_refused():
         DataLoader(data, batch_size=10, sampler=RandomSampler(data, num_samples=100)),
         DataLoader(data, batch_size=10, sampler=Backwards(data)),
         DataLoader(data, batch_size=10, sampler=consent),
+        DataLoader(data, batch_size=10, sampler=RandomSampler(range(20))),
+        DataLoader(data, batch_size=10, sampler=torch.utils.data.SequentialSampler(range(20))),
         DataLoader(data, batch_sampler=BatchSampler(SubsetRandomSampler(consent), 10, False)),
     ):
         with pytest.raises(ValueError, match=r"Subset\(dataset, indices\)"):

@@ -293,6 +293,23 @@ def test_t23_steps_released_twice_count_twice_where_that_is_known():
     assert optimizer.epsilon_spent() <= optimizer.split.target_epsilon and optimizer.ledger.steps == 16
 
 
+def test_t23_no_detour_forgets_what_was_released():
+    """Over the state of another run, and over a state that fails to load."""
+    data = TensorDataset(torch.randn(300, 8), torch.randint(0, 2, (300,)))
+    model, optimizer, loader = wire(PrivacyEngine(seed=0), small_model(), data, batch_size=30)
+    begin = copy.deepcopy(optimizer.state_dict())
+    steps_of(optimizer, loader, model, 12)
+    spent = optimizer.epsilon_spent()
+    other = wire(PrivacyEngine(seed=1), small_model(), data, batch_size=30)[1].state_dict()
+    with pytest.raises(RuntimeError, match="size mismatch|Missing key"):
+        optimizer.load_state_dict(other | {"model": {}})
+    assert optimizer.epsilon_spent() == spent and optimizer.ledger.steps == 12
+    optimizer.load_state_dict(copy.deepcopy(other))
+    assert optimizer.epsilon_spent() == 0  # it is that run now
+    optimizer.load_state_dict(begin)
+    assert optimizer.epsilon_spent() == spent and optimizer.ledger.repeated == 12
+
+
 def calibrated_epsilon(optimizer, steps):
     from hyfreedp.accounting.composition import epsilon_so_far
 
@@ -326,6 +343,16 @@ def test_t15_skip_a_batch_cannot_be_used_twice():
         for batch in loader:
             optimizer.step(losses(model), batch)
             optimizer.step(losses(model), batch)
+
+
+def test_t15_skip_the_last_batch_of_a_pass_cannot_be_used_twice_either():
+    data = TensorDataset(torch.arange(60).float()[:, None], torch.randint(0, 2, (60,)))
+    model, optimizer, loader = wire(PrivacyEngine(seed=0), nn.Linear(1, 2), data, batch_size=6)
+    for batch in loader:
+        optimizer.step(losses(model), batch)
+    optimizer.step(losses(model), batch)
+    with pytest.raises(RuntimeError, match="after batch 9 of the loader the run is at step 11, not 10"):
+        next(iter(loader))
 
 
 def test_old_optimizers_own_step_is_refused():

@@ -209,9 +209,10 @@ def test_other_generators_are_refused_with_the_remedy(given_):
         noise.as_generator(given_)
 
 
-def test_a_negative_seed_is_refused():
-    with pytest.raises(ValueError, match="seed must be None or at least 0, got -1"):
-        NoiseGenerator(-1)
+@pytest.mark.parametrize("seed", [-1, 1.5, "1"])
+def test_a_seed_that_is_none_is_refused(seed):
+    with pytest.raises(ValueError, match="seed must be None or an integer of at least 0, got"):
+        NoiseGenerator(seed)
 
 
 # -- distributions -----------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from hyfreedp.accounting.accountants import Accountant
@@ -142,12 +143,12 @@ class PrivacyLedger:
             "split": self.split.to_dict(),
         }
 
-    def load_state_dict(self, state: dict[str, Any], *, same_run: bool = False) -> None:
+    def load_state_dict(self, state: dict[str, Any], *, also: Iterable[Sequence[Any]] = ()) -> None:
         """Resume from :meth:`state_dict` of a ledger with the same split.
 
         Args:
             state: what was saved.
-            same_run: whether this ledger's own releases are of the run that the state is of, and so still count.
+            also: further releases of the same run that are known, as in "released" of a state.
 
         Raises:
             ValueError: the state belongs to another split, or cannot have come from this plan.
@@ -165,12 +166,9 @@ class PrivacyLedger:
                 f"the saved state counts {position} steps and {len(released)} released ones, which the plan of "
                 f"{self.split.steps} steps does not allow"
             )
-        if same_run:
-            for step, both in self._released.items():
-                theirs_at = released.get(step, ([], []))
-                released[step] = [
-                    [*old, *(t for t in tags if t not in old)] for old, tags in zip(theirs_at, both, strict=True)
-                ]
+        for step, *both in also:
+            known = released.get(step, ([], []))
+            released[step] = [list(dict.fromkeys([*old, *new])) for old, new in zip(known, both, strict=True)]
         self._steps = position
         self._released = {step: (list(both[0]), list(both[1])) for step, both in released.items()}
         counts = {step: max(map(len, both)) for step, both in self._released.items()}

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hyfreedp.clipping.factors import Clipping
 from hyfreedp.clipping.persample import PerSampleGradients, widened
 from hyfreedp.clipping.positions import PositionExpander
-from hyfreedp.clipping.validate import check_modes, layers_with_modes
+from hyfreedp.clipping.validate import check_modes
 from hyfreedp.noise import NoiseGenerator
 
 # Relative difference from autograd's gradient that rounding explains, by the narrowest type in which layers compute.
@@ -52,7 +52,6 @@ class GradientEngine(ABC):
             raise ValueError(f"engine {self.name!r} cannot train this module: " + "; ".join(problems))
         self.module = module
         self.clipping = clipping
-        self._modes = layers_with_modes(module)
         self._checked_samples = 0
         self._checks = NoiseGenerator(0)  # not secret: its signs decide nothing but what a check would notice
         self._types: set[torch.dtype] = set()
@@ -60,8 +59,9 @@ class GradientEngine(ABC):
 
     @property
     def narrowest_type(self) -> torch.dtype:
-        """The shortest type in which a layer with trained parameters computed in the last backward pass."""
-        return min(self._types, key=lambda dtype: torch.finfo(dtype).bits, default=torch.float32)
+        """The shortest type of the last backward pass's gradients and of what the model holds."""
+        held = {t.dtype for t in (*self.module.parameters(), *self.module.buffers()) if t.is_floating_point()}
+        return min(self._types | held, key=lambda dtype: torch.finfo(dtype).bits)
 
     def check_modes(self) -> None:
         """Refuse a normalisation layer that has come to mix samples or to keep statistics, as ``check_module`` does.
@@ -71,10 +71,18 @@ class GradientEngine(ABC):
         Raises:
             ValueError: naming the layers.
         """
-        check_modes(self._modes)
+        check_modes(self.module)
 
     def clipped_sums(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
-        """What :meth:`backward` has added up for each parameter, float32 or wider: ``p.grad``, or its stand-in."""
+        """What :meth:`backward` has added up for each parameter, float32 or wider: ``p.grad``, or its stand-in.
+
+        Raises:
+            ValueError: nothing was, because a parameter was frozen meanwhile.
+        """
+        if any(p.grad is None and p not in self._wide_sums for p in parameters):
+            raise ValueError(
+                "a parameter was frozen since training began: choose what to train before, and wire it anew"
+            )
         return [self._wide_sums[p] if p in self._wide_sums else cast(Tensor, p.grad) for p in parameters]
 
     def clear(self) -> None:

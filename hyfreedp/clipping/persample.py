@@ -136,7 +136,9 @@ class TiedTable(PerSampleGradients):
         # <head_i, embedding_i> = sum_ts left_it[id_is] <right_it, row_is>
         picked = left.gather(2, ids[:, None, :].expand(-1, left.shape[1], -1))
         cross = (widened(picked) * (widened(right) @ widened(rows).mT)).sum((1, 2))
-        return self.embedding.squared_norms + self.head.squared_norms + 2 * cross
+        sizes = [_squared_norms(widened(t).flatten(1)) for t in (left, right, rows)]
+        rounding = _rounding(widened(left), widened(right)) * (sizes[0] * sizes[1] * sizes[2] * rows.shape[1]).sqrt()
+        return self.embedding.squared_norms + self.head.squared_norms + 2 * (cross + rounding)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         return self.embedding.weighted_sum(weights) + self.head.weighted_sum(weights)
@@ -189,14 +191,30 @@ def add_uses(uses: Sequence[PerSampleGradients]) -> PerSampleGradients:
 
 
 def gram_norms(left: Tensor, right: Tensor) -> Tensor:
-    """||sum_t left_it right_it^T||^2 from left (N, T, p) and right (N, T, d); shape (N,), float32 or wider."""
-    if left.shape[1] == 1:
-        return _squared_norms(left[:, 0]) * _squared_norms(right[:, 0])
+    """||sum_t left_it right_it^T||^2 from left (N, T, p) and right (N, T, d); shape (N,), float32 or wider.
+
+    Never understated, since the factor would then be too large: what rounding may have lost is added. It is nothing
+    beside the norm unless tokens cancel or numbers are near the ends of their type.
+    """
     left, right = widened(left), widened(right)
-    lefts, rights = left @ left.mT, right @ right.mT
-    # Where tokens nearly cancel, only rounding is left. It must not understate a norm: the factor would be too large.
-    rounding = torch.finfo(left.dtype).eps * _trace(lefts) * _trace(rights)
-    return (lefts * rights).sum((1, 2)) + rounding
+    if left.shape[1] == 1:
+        lefts, rights = _squared_norms(left[:, 0]), _squared_norms(right[:, 0])
+        return lefts * rights + _underflow(left, lefts, right, rights)
+    products_left, products_right = left @ left.mT, right @ right.mT
+    lefts, rights = _trace(products_left), _trace(products_right)
+    rounding = _rounding(left, right) * lefts * rights
+    return (products_left * products_right).sum((1, 2)).clamp(min=0) + rounding + _underflow(left, lefts, right, rights)
+
+
+def _rounding(left: Tensor, right: Tensor) -> float:
+    """Relative error of a product of inner products: eight standard deviations of as many independent roundings."""
+    return 4 * (left.shape[2] ** 0.5 + right.shape[2] ** 0.5) * torch.finfo(left.dtype).eps
+
+
+def _underflow(left: Tensor, lefts: Tensor, right: Tensor, rights: Tensor) -> Tensor:
+    """What may be missing from the product of two squared norms because squares of tiny numbers are zero."""
+    tiny = torch.finfo(left.dtype).tiny
+    return left[0].numel() * tiny * rights + right[0].numel() * tiny * lefts
 
 
 def widened(t: Tensor) -> Tensor:

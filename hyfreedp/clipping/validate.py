@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
@@ -31,23 +29,17 @@ def check_module(module: nn.Module) -> None:
         raise ValueError("this module cannot be trained privately: " + "; ".join(problems))
 
 
-def layers_with_modes(module: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Names and layers of ``module`` for which the answer can change after the first step."""
-    return [
-        (name, layer)
-        for name, layer in module.named_modules()
-        if isinstance(layer, (_BatchNorm, _InstanceNorm)) or any(hasattr(layer, name) for name in _RUNNING)
-    ]
-
-
-def check_modes(layers: Iterable[tuple[str, nn.Module]]) -> None:
-    """Refuse layers of :func:`layers_with_modes` that are, by now, what :func:`check_module` refuses.
+def check_modes(module: nn.Module) -> None:
+    """Refuse layers that can become what :func:`check_module` refuses after the first step, and have.
 
     Raises:
         ValueError: naming them with the fix.
     """
     problems = [
-        f"layer {name!r} ({type(layer).__name__}) {problem}" for name, layer in layers if (problem := _problem(layer))
+        f"layer {name!r} ({type(layer).__name__}) {problem}"
+        for name, layer in module.named_modules()
+        if (isinstance(layer, (_BatchNorm, _InstanceNorm)) or hasattr(layer, "running_mean"))
+        and (problem := _problem(layer))
     ]
     if problems:
         raise ValueError(
@@ -70,9 +62,9 @@ def _problem(layer: nn.Module) -> str | None:
             )
     elif any(getattr(layer, name, None) is not None for name in _RUNNING) and layer.training:
         return "keeps running statistics of the data without noise: replace it by a layer that does not, or freeze it"
+    elif isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) and layer.max_norm is not None:
+        return "renormalises the rows that the batch looks up, also where it is frozen: set max_norm=None"
     elif isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) and layer.weight.requires_grad:
-        if layer.max_norm is not None:
-            return "renormalises the rows that the batch looks up: set max_norm=None"
         if layer.scale_grad_by_freq:
             return "divides gradients by counts over the batch: set scale_grad_by_freq=False"
         if layer.sparse:
