@@ -94,9 +94,9 @@ def check_samples_apart(
         if int(differs.sum()) > min(max(1, len(differs) // 4), max(0, len(differs) - 1)):
             raise ValueError(
                 f"the losses of {int(differs.sum())} of {len(differs)} samples depend on which other samples are in "
-                "the batch, so clipping bounds nothing. Each loss must depend on its own sample only: dimension 0 of every "
-                "tensor must be the samples (attention with batch_first=True), statistics such as means, class counts "
-                "or numbers of tokens must be a sample's own, not the batch's, and a random number must come from torch"
+                "the batch, so clipping bounds nothing. Each loss must depend on its own sample only: dimension 0 of "
+                "every tensor must be the samples (attention with batch_first=True), statistics such as means, class "
+                "counts or numbers of tokens must be a sample's own, and random numbers must come from torch"
             )
 
 

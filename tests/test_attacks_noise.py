@@ -301,7 +301,7 @@ def test_t23_no_detour_forgets_what_was_released():
     steps_of(optimizer, loader, model, 12)
     spent = optimizer.epsilon_spent()
     other = wire(PrivacyEngine(seed=1), small_model(), data, batch_size=30)[1].state_dict()
-    with pytest.raises(RuntimeError, match="size mismatch|Missing key"):
+    with pytest.raises(RuntimeError, match=r"size mismatch|Missing key"):
         optimizer.load_state_dict(other | {"model": {}})
     assert optimizer.epsilon_spent() == spent and optimizer.ledger.steps == 12
     optimizer.load_state_dict(copy.deepcopy(other))
