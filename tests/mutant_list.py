@@ -815,10 +815,7 @@ MUTANTS = [
         "torch.where(uniform[1] < 0.5, -1.0, 1.0)",
         "1.0",
         "The check weighs samples by positive numbers: similar records hide that they are taken for each other.",
-        (
-            "attacks_model::test_wrong_pos_index_is_refused_on_similar_records",
-            "attacks_model::test_wrong_batch_attention_is_refused_on_similar_records",
-        ),
+        ("attacks_model::test_wrong_batch_attention_is_noticed_by_an_engine_alone",),
     ),
     Mutant(
         "one-record-refuses",

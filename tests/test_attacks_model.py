@@ -351,6 +351,16 @@ def test_wrong_batch_attention_is_refused_on_similar_records(trained, batch_size
                 optimizer.step(losses(model), batch)
 
 
+def test_wrong_batch_attention_is_noticed_by_an_engine_alone():
+    """By signs of the weights in its comparison: with positive ones similar records hide it."""
+    for seed in range(10):
+        torch.manual_seed(seed)
+        model, x = OverTheBatch(), torch.randn(7, 20) + 0.3 * torch.randn(128, 7, 20)
+        engine = make_engine(model, AutomaticClipping())
+        with pytest.raises(ValueError, match="disagree with autograd"):
+            clipped(model, engine, x, torch.zeros(128).long())
+
+
 class Indexed(nn.Module):
     """``pos[0]``: the whole batch's gradient is ascribed to sample 0."""
 
