@@ -59,7 +59,7 @@ class NoiseGenerator:
         secure: make each normal number the halved sum of four, against attacks on floating point; four times as slow.
 
     Raises:
-        ValueError: a negative seed.
+        ValueError: a seed that is no integer of at least 0.
     """
 
     def __init__(self, seed: int | None = None, *, secure: bool = False) -> None:
