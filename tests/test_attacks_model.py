@@ -591,6 +591,26 @@ def test_squares_that_underflow_do_not_hide_a_norm(tokens, clipping, engine):
         assert layer.weight.grad.double().norm() <= 1.001 * clipping.sensitivity
 
 
+class LowRank(nn.Module):
+    """As PEFT makes them: a frozen layer in bf16 and trained updates in float32."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.base = nn.Linear(width, width).bfloat16().requires_grad_(False)
+        self.a, self.b = nn.Linear(width, 4, bias=False), nn.Linear(4, width, bias=False)
+
+    def forward(self, x):
+        return torch.tanh(self.base(x) + self.b(self.a(x.float())).bfloat16())
+
+
+def test_rounding_of_frozen_layers_in_bf16_is_no_mixing():
+    for seed in range(5):
+        torch.manual_seed(seed)
+        model = nn.Sequential(*(LowRank(32) for _ in range(6)))
+        model, optimizer, loader = wire(model, TensorDataset(torch.randn(500, 32).bfloat16()))
+        optimizer.step(lambda batch, model=model: model(batch[0]).float().square().mean(1), next(iter(loader)))
+
+
 # -- losses and loaders ------------------------------------------------------------------------------------------------
 
 
