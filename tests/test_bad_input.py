@@ -134,7 +134,7 @@ def test_a_loader_that_is_none_is_refused():
 
 
 def test_a_negative_seed_is_refused():
-    with pytest.raises(ValueError, match="seed must be None or at least 0, got -1"):
+    with pytest.raises(ValueError, match="seed must be None or an integer of at least 0, got -1"):
         PrivacyEngine(seed=-1)
 
 

@@ -87,7 +87,9 @@ def test_norms_with_the_tied_table_equal_those_of_single_records(small):
         gradients = torch.autograd.grad(losses(tuple(tensor[row : row + 1] for tensor in batch))[0], parameters)
         expected.append(torch.cat([gradient.flatten() for gradient in gradients]).norm())
     engine = make_engine(network, AutomaticClipping(), "auto")
-    torch.testing.assert_close(engine.backward(losses(batch)), torch.stack(expected), rtol=1e-4, atol=1e-6)
+    norms = engine.backward(losses(batch))
+    torch.testing.assert_close(norms, torch.stack(expected), rtol=1e-3, atol=1e-6)
+    assert (norms >= torch.stack(expected) * (1 - 1e-6)).all()  # what rounding may have lost is added
 
 
 @pytest.mark.parametrize(("name", "model"), [("restaurants", "gpt2_tiny"), ("reports", "llama_tiny")])
