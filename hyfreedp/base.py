@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hyfreedp.checks import check_parameters
+
+Line = tuple[float, Callable[[float], None]]
 
 
 class BaseOptimizer:
@@ -24,6 +26,7 @@ class BaseOptimizer:
     Attributes:
         eta: the rate of the first parameter group as it was given.
         parameters: the trainable ones, in the order of the groups.
+        last: the rate of the last step and the weights before it, where :meth:`step` was told to keep them.
 
     Raises:
         ValueError: the optimizer's parameters are not the model's trainable ones, or a rate is not positive.
@@ -40,12 +43,14 @@ class BaseOptimizer:
         self._ratios = [rate / rates[0] for rate in rates]
         self._names = {id(parameter): name for name, parameter in module.named_parameters()}
         self._stepping = False
+        self.last: tuple[float, list[Tensor]] | None = None
         if not hasattr(optimizer, "_private_owner"):
             optimizer.register_step_pre_hook(_refuse_raw_steps)
         optimizer._private_owner = self  # type: ignore[attr-defined]
 
-    def step(self, eta: float) -> None:
-        """One step at rate ``eta`` of the first group, and of the others in proportion."""
+    def step(self, eta: float, *, keep: bool = False) -> None:
+        """One step at rate ``eta`` of the first group, the others in proportion; ``keep`` it for :meth:`retrace`."""
+        self.last = (eta, [parameter.detach().clone() for parameter in self.parameters]) if keep else None
         self._set_rates(eta)
         self._stepping = True
         try:
@@ -54,15 +59,21 @@ class BaseOptimizer:
             self._stepping = False
 
     @torch.no_grad()
-    def step_along(self, eta: float) -> Callable[[float], None]:
-        """One step, from w to w - eta G, and the function that moves the weights to w - x G for any x.
+    def step_along(self, eta: float) -> Line:
+        """One step and :meth:`retrace`, in the gradients' memory, which is no longer needed."""
+        self.step(eta, keep=True)
+        return self.retrace([parameter.grad for parameter in self.parameters if parameter.grad is not None])
 
-        Points along G are interpolations between these two, which are both kept (the second in the gradients' memory,
-        no longer needed). So ``x = eta`` is exactly the plain step.
+    @torch.no_grad()
+    def retrace(self, memory: list[Tensor] | None = None) -> Line:
+        """The rate eta of the last step, from w to w - eta G, and what moves the weights to w - x G for any x. Once.
+
+        Points along G are interpolations between these two, which are both kept, the second in ``memory`` if given. So
+        ``x = eta`` is exactly the plain step.
         """
-        start = [parameter.detach().clone() for parameter in self.parameters]
-        self.step(eta)
-        plain = [cast(Tensor, parameter.grad) for parameter in self.parameters]
+        assert self.last is not None, "the last step was not kept"
+        (eta, start), self.last = self.last, None
+        plain = memory or [torch.empty_like(parameter) for parameter in self.parameters]
         torch._foreach_copy_(plain, self.parameters)
 
         @torch.no_grad()
@@ -72,7 +83,7 @@ class BaseOptimizer:
             if distance != eta:
                 torch._foreach_lerp_(self.parameters, plain, distance / eta)
 
-        return move
+        return eta, move
 
     def _set_rates(self, eta: float) -> None:
         for group, ratio in zip(self.optimizer.param_groups, self._ratios, strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,6 +30,16 @@ def check_parameters(optimizer: torch.optim.Optimizer, module: nn.Module) -> Non
             f"optimizer lacks {len(missing)} trainable parameter(s) of the model, the first {missing[0]!r}: "
             f"add them or freeze them by requires_grad_(False)"
         )
+
+
+def check_learning_rate(eta: float) -> None:
+    """Refuse a first learning rate that no probe could look along.
+
+    Raises:
+        ValueError: not finite and positive.
+    """
+    if not (eta > 0 and math.isfinite(eta)):
+        raise ValueError(f"initial_learning_rate must be finite and positive, got {eta}")
 
 
 def check_losses(losses: Any, size: int, *, differentiable: bool = True) -> None:
@@ -69,7 +80,7 @@ def check_not_negative(losses: Tensor) -> None:
     if int((losses < 0).sum()) > max(1, len(losses) // 2):
         raise ValueError(
             'losses must not be negative with probe="losses", which clips them to [0, R_l], but most of the first '
-            'batch are: shift the loss, or use probe="contrasts"'
+            "batch are: shift the loss"
         )
 
 

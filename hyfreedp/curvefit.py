@@ -11,8 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hyfreedp.privatize import PrivateContrasts
-
 
 @dataclass(frozen=True)
 class QuadraticFit:
@@ -21,7 +19,8 @@ class QuadraticFit:
     Attributes:
         slope: b, units of loss per unit of learning rate; positive when G is a descent direction.
         curvature: a, units of loss per squared learning rate.
-        intercept: fitted loss at eta = 0; NaN when only contrasts were released, which do not determine it.
+        intercept: fitted loss at eta = 0; NaN when only differences of losses were
+            released, which do not determine it.
         slope_std, curvature_std: standard errors of b and a; 0 without noise.
     """
 
@@ -84,26 +83,4 @@ def fit_quadratic(etas: ArrayLike, losses: ArrayLike, noise_std: ArrayLike = 0.0
         intercept=float(intercept_weights @ y),
         slope_std=float(np.linalg.norm(slope_weights * std)),
         curvature_std=float(np.linalg.norm(curvature_weights * std)),
-    )
-
-
-def fit_contrasts(contrasts: PrivateContrasts, distance: float) -> QuadraticFit:
-    """The same parabola from the contrasts at w + hG and w - hG: b = D / 2h and a = C / h^2.
-
-    Args:
-        contrasts: the private means D (``difference``) and C (``bend``) with their noise.
-        distance: h, how far along G the losses were probed, in units of the learning rate; negative where rule
-            "literal" has made the rate so.
-
-    Raises:
-        ValueError: ``distance`` is zero or not finite.
-    """
-    if distance == 0 or not math.isfinite(distance):
-        raise ValueError(f"distance must be finite and not zero, got {distance}")
-    return QuadraticFit(
-        slope=contrasts.difference / (2 * distance),
-        curvature=contrasts.bend / distance**2,
-        intercept=math.nan,
-        slope_std=contrasts.difference_std / abs(2 * distance),
-        curvature_std=contrasts.bend_std / distance**2,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, cast
 
@@ -14,16 +15,18 @@ from torch.utils.data import DataLoader
 
 from hyfreedp.accounting import NoiseSplit, calibrate_noise
 from hyfreedp.accounting.arguments import check_choice, check_count
-from hyfreedp.checks import check_parameters
+from hyfreedp.accounting.mechanisms import Probe as ProbeKind
+from hyfreedp.checks import check_learning_rate, check_parameters
 from hyfreedp.clipping import AutomaticClipping, Clipping, NoClipping, make_engine
 from hyfreedp.distributed import Processes, check_unwrapped, replica
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.optimizer import HyFreeDPOptimizer
 from hyfreedp.physical import PhysicalBatchSize
 from hyfreedp.privatize import LossMechanism
-from hyfreedp.probe import LossThresholdRule, Probe, ProbeKind, StepRule
+from hyfreedp.probe import LineSearch, LossThresholdRule, Probe, ProbeBatch, StepRule
 from hyfreedp.sampling import PoissonSampler, poisson_loader
 from hyfreedp.stepsize import Decay
+from hyfreedp.votes import VotedRate, vote_steps
 
 
 @dataclass(frozen=True)
@@ -31,41 +34,49 @@ class Preset:
     """All that defines the method beyond data, model and privacy target; one setting for every task.
 
     Attributes:
-        probe: what a probe releases: "contrasts", three "losses", or "none" for plain DP training at the base
-            optimizer's own learning rate (the baselines).
-        step_rule: how a noisy fit moves the learning rate, see :mod:`hyfreedp.stepsize`.
-        damping: whether the posterior rules allow for the base optimizer's momentum, see :class:`hyfreedp.probe.Probe`.
+        probe: what is released beside gradients, as the accountant calls it: "votes" on whether the rate is too high
+            (:mod:`hyfreedp.votes`); three "losses" for the paper's line search; or "none" for plain DP training at the
+            base optimizer's own learning rate (the baselines). "contrasts" are released by a line search of your own.
+        step_rule: of a line search, how a noisy fit moves the learning rate, by name, see :mod:`hyfreedp.stepsize`; or
+            what makes another line search, from the preset, the base optimizer and whether the run is private. Several
+            processes compare its ``repr``: let it be a frozen dataclass.
+        smoothing: of step rule "gen", weight in (0, 1] of the clamped b/a in the next rate; the old one has the rest.
+        probe_batch: of a line search, the batch that looks along a direction: the "same" that it comes from, as Alg. 1
+            has it, or the "next" one, before its gradient, as the authors' package has it; see
+            :class:`hyfreedp.HyFreeDPOptimizer`.
         loss_threshold_rule: how R_l follows the released losses (probe "losses").
-        initial_learning_rate: eta_0.
-        interval: K, steps from probe to probe.
-        warmup: share of the run, from its start, in which every step probes.
+        initial_learning_rate: eta_0 of a line search. Votes have none: their start is public.
+        interval: K, steps from probe to probe of a line search; votes come when :mod:`hyfreedp.votes` says.
+        warmup: share of the run, from its start, in which every step of a line search probes.
         gamma: growth of the gradient noise (root mean square over steps) that pays for the probes.
         allocation, composition, accountant, loss_mechanism: see :func:`hyfreedp.calibrate_noise`.
         decay, decay_start: shape of the fall of the rate to zero at the horizon, and the share of the run before it.
     """
 
-    probe: ProbeKind | Literal["none"] = "contrasts"
-    step_rule: StepRule = "posterior"
-    damping: bool = True
+    probe: ProbeKind = "votes"
+    step_rule: StepRule | Callable[[Preset, torch.optim.Optimizer, bool], LineSearch] = "gen"
+    smoothing: float = 0.1
+    probe_batch: ProbeBatch = "same"
     loss_threshold_rule: LossThresholdRule = "sum"
     initial_learning_rate: float = 1e-4
     interval: int = 5
-    warmup: float = 0.1
-    gamma: float = 1.02
+    warmup: float = 0.0
+    gamma: float = 1.01
     allocation: Literal["per_step", "constant"] = "per_step"
     composition: Literal["same_batch", "independent", "epsilon_sum"] = "same_batch"
     accountant: Literal["pld", "rdp", "gdp"] = "pld"
     loss_mechanism: LossMechanism = "gaussian"
     decay: Decay = "linear"
-    decay_start: float = 0.5
+    decay_start: float = 0.0
 
 
+# "paper" probes on the gradient's batch, as Alg. 1 is printed: that spares a pass, since the loss at w is known then.
+# What Alg. 1 does not print, the guards and the smoothing of rule "gen", is that of its authors' own package, gen-optim
+# 0.1.1. Without privacy it equals that package step by step, whichever batch probes (tests/test_gen_optim.py).
 PRESETS: dict[str, Preset] = {
     "robust": Preset(),
-    "paper": Preset(
-        probe="losses", step_rule="gen", warmup=0.0, gamma=1.01, allocation="constant", decay="none", decay_start=0.0
-    ),
-    "fixed": Preset(probe="none", decay="none", decay_start=0.0),
+    "paper": Preset(probe="losses", allocation="constant", decay="none"),
+    "fixed": Preset(probe="none", decay="none"),
 }
 
 
@@ -167,7 +178,7 @@ class PrivacyEngine:
                 raise ValueError("module must be in train mode: call module.train() first")
             split = self._calibrate(settings, target_epsilon, target_delta, sampler.sample_rate, total)
             private = math.isfinite(target_epsilon)
-            probe = None if settings.probe == "none" else _make_probe(settings, optimizer, private)
+            probe = _make_probe(settings, optimizer, private, total)
             if clipping is None:
                 clipping = AutomaticClipping() if private else NoClipping()
             elif private and math.isinf(clipping.sensitivity):
@@ -195,6 +206,7 @@ class PrivacyEngine:
                 generator=generator.child("noise"),
                 expected_batch_size=sampler.sample_rate * sampler.num_records,
                 probe=probe,
+                probe_batch=settings.probe_batch,
                 decay=settings.decay,
                 decay_start=settings.decay_start,
                 max_physical_batch_size=max_physical_batch_size,
@@ -218,6 +230,7 @@ class PrivacyEngine:
             steps=steps,
             interval=settings.interval,
             warmup_steps=int(settings.warmup * steps),
+            vote_steps=vote_steps(steps) if settings.probe == "votes" else (),
             probe=settings.probe,
             gamma=None if settings.probe == "none" else settings.gamma,
             accountant=settings.accountant,
@@ -239,8 +252,15 @@ def _resolve(preset: str | Preset, overrides: dict[str, Any]) -> Preset:
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise TypeError(f"unknown argument {name!r}: fields of Preset are {', '.join(names)}{hint}")
     settings = replace(preset, **overrides)
+    check_learning_rate(settings.initial_learning_rate)
+    check_count("interval", settings.interval, 1)
+    if not callable(settings.step_rule):
+        check_choice("step_rule", settings.step_rule, StepRule)
     if not 0 <= settings.warmup <= 1:
         raise ValueError(f"warmup must be a share of the run in [0, 1], got {settings.warmup}")
+    if not 0 < settings.smoothing <= 1:
+        raise ValueError(f"smoothing must be the weight of the new rate, in (0, 1], got {settings.smoothing}")
+    check_choice("probe_batch", settings.probe_batch, ProbeBatch)
     check_choice("decay", settings.decay, Decay)
     if not 0 <= settings.decay_start < 1:
         raise ValueError(f"decay_start must be in [0, 1), got {settings.decay_start}")
@@ -255,17 +275,22 @@ def _run_length(epochs: int | None, steps: int | None, steps_per_epoch: int) -> 
     return length * steps_per_epoch if steps is None else length
 
 
-def _make_probe(settings: Preset, optimizer: torch.optim.Optimizer, private: bool) -> Probe:
-    group = optimizer.param_groups[0]
-    momentum = group["betas"][0] if "betas" in group else group.get("momentum", 0.0)
-    unclipped: dict[str, Any] = (
-        {} if private else {"loss_threshold": math.inf, "contrast_thresholds": (math.inf, math.inf)}
-    )
+def _make_probe(
+    settings: Preset, optimizer: torch.optim.Optimizer, private: bool, steps: int
+) -> LineSearch | VotedRate | None:
+    if settings.probe == "none":
+        return None
+    if settings.probe == "votes":
+        return VotedRate(
+            [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad], optimizer, steps
+        )
+    if callable(settings.step_rule):
+        return settings.step_rule(settings, optimizer, private)
+    unclipped: dict[str, Any] = {} if private else {"loss_threshold": math.inf}
     return Probe(
-        kind=cast(ProbeKind, settings.probe),
         rule=settings.step_rule,
         eta=settings.initial_learning_rate,
-        momentum=momentum if settings.damping else 0.0,
+        smoothing=settings.smoothing,
         mechanism=settings.loss_mechanism,
         loss_threshold_rule=settings.loss_threshold_rule,
         **unclipped,

@@ -1,14 +1,15 @@
-"""Algorithm 1 around any torch optimizer: private gradient, private probe, next learning rate, update.
+"""Algorithm 1 around any torch optimizer: private gradient, private probe or vote, learning rate, update.
 
-One step works on one Poisson batch. Its gradient and its probe are two adaptive releases on that same batch, which is
-how the accountant counts them. Everything that decides about the learning rate is computed from what was released.
+One step works on one Poisson batch. Its gradient and its probe, or vote, are two adaptive releases on that same batch,
+which is how the accountant counts them. Everything that decides about the learning rate is computed from what was
+released.
 """
 
 from __future__ import annotations
 
-import copy
-import hashlib
-from collections.abc import Mapping
+import math
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -17,21 +18,23 @@ from torch import Tensor, nn
 from hyfreedp.accounting import NoiseSplit, PrivacyLedger
 from hyfreedp.base import BaseOptimizer
 from hyfreedp.buffers import BufferGuard
-from hyfreedp.checks import check_not_negative, check_same_run
+from hyfreedp.checkpoint import Resumable
+from hyfreedp.checks import check_not_negative
 from hyfreedp.clipping import GradientEngine
 from hyfreedp.distributed import Processes
 from hyfreedp.mixing import steps_to_check
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.passes import Passes, PerSampleLoss
 from hyfreedp.physical import PhysicalBatchSize, check_physical_batch_size
-from hyfreedp.privatize import privatize_gradient
-from hyfreedp.probe import Probe, ProbeResult
+from hyfreedp.privatize import loss_noise_std, privatize_gradient, privatize_votes
+from hyfreedp.probe import LineSearch, ProbeBatch, ProbeResult
 from hyfreedp.records import StepRecord, raw_values
-from hyfreedp.sampling import PoissonSampler, RandomState
+from hyfreedp.sampling import PoissonSampler
 from hyfreedp.stepsize import Decay, decay_factor
+from hyfreedp.votes import VotedRate, VoteResult
 
 
-class HyFreeDPOptimizer:
+class HyFreeDPOptimizer(Resumable):
     """Wraps a torch optimizer: :meth:`step` takes a per-sample loss and a batch and does the rest.
 
     The base optimizer turns the private gradient into an update direction G; its own learning rate only sets the ratio
@@ -48,7 +51,13 @@ class HyFreeDPOptimizer:
         split: noise multipliers and plan of the run.
         generator: of the noise of gradients and probes, each step with a key of its own.
         expected_batch_size: sample rate times number of records.
-        probe: how the learning rate is learned; None keeps the base optimizer's own rates (times the decay).
+        probe: how the learning rate is learned, by a line search or by votes, as the split has it; None keeps the base
+            optimizer's own rates.
+        probe_batch: of a line search, which batch looks along a direction: the "same" that it comes from; or the
+            "next": a probe step, before its gradient, looks along the step made last, and makes that anew at the rate
+            learned (the first step has none to look along; records keep the rate that was first taken). Either way
+            one batch bears a probe and a gradient, and is accounted for as such: independent releases would be probes
+            whose batch serves nothing else.
         decay: shape of the fall to zero at the horizon, beginning at the share ``decay_start`` of the run.
         max_physical_batch_size: size of the pieces in which larger Poisson batches are processed, or a function of the
             batch that returns them as lists of positions (see :func:`hyfreedp.token_budget`).
@@ -69,7 +78,8 @@ class HyFreeDPOptimizer:
         split: NoiseSplit,
         generator: NoiseGenerator,
         expected_batch_size: float,
-        probe: Probe | None,
+        probe: LineSearch | VotedRate | None,
+        probe_batch: ProbeBatch = "same",
         decay: Decay = "none",
         decay_start: float = 0.0,
         max_physical_batch_size: PhysicalBatchSize = None,
@@ -78,14 +88,15 @@ class HyFreeDPOptimizer:
         processes: Processes | None = None,
     ) -> None:
         check_physical_batch_size(max_physical_batch_size)
-        if (probe is None) != (split.probe == "none"):
-            raise ValueError(f"probe must be None exactly if the split has none, got {probe} and {split.probe!r}")
+        if getattr(probe, "kind", "none") != split.probe:
+            raise ValueError(f"probe must be what {probe} releases, got {split.probe!r}: change it, or the step rule")
         self.base = optimizer
         self.module = module
         self.split = split
         self.ledger = PrivacyLedger(split)
         self.expected_batch_size = expected_batch_size
         self.probe = probe
+        self.probe_batch: ProbeBatch = probe_batch
         self.decay: Decay = decay
         self.decay_start = decay_start
         self.max_physical_batch_size = max_physical_batch_size
@@ -116,35 +127,57 @@ class HyFreeDPOptimizer:
                 statistics, or the losses have the wrong form or depend on other samples. Nothing was released.
             RuntimeError: one of several processes raised such an error or has died.
 
-        An error within a probe leaves the step made and counted, at the old rate.
+        An error within a probe leaves the step along which it looks made and counted, at the old rate; one after a vote
+        leaves the step to be made, from the weights and at the rate that it found, and the vote counted.
         """
         t = self.ledger.steps
         probing = self.split.is_probe_step(t)
         self.ledger.check(probing)
-        eta = self.eta * decay_factor(t, self.split.steps, self.decay, self.decay_start)
+        voted = self.probe if isinstance(self.probe, VotedRate) else None
+        search = None if isinstance(self.probe, VotedRate) else self.probe
+        late = self.probe_batch == "next"
+        vote: VoteResult | None = None
+        result, probed = None, None
+        if voted:
+            voted.arrive(t)
         self.zero_grad()
         try:
             with self.processes.all_or_none():
                 passes, losses, norms = self._raw_gradient(t, per_sample_loss, batch)
-            tag = self._privatize_gradient(t)
-            self.processes.check_same(tag)
-            self.ledger.record(probing, tag)
+            if voted and probing:
+                vote = self._vote(voted, t, passes, losses)
+            elif search and late and probing and self._base.last:
+                _, result, probed = self._probe_and_update(search, t, passes, None, *self._base.retrace())
+            with voted.retreat(vote) if voted and vote and vote.lost else nullcontext(False) as retreated:
+                if retreated or (result and result.eta_next != result.eta_probed):
+                    self.zero_grad()
+                    with self.processes.all_or_none():
+                        losses, norms = passes.backward(self._engine)
+                tag = self._privatize_gradient(t)
+                self.processes.check_same(tag)
+                self.ledger.record(probing, tag)
         except BaseException:
             self.zero_grad()  # it may be raw
             raise
         if self.sampler is not None:
             self.sampler.position = self.ledger.steps
-        if probing and self.probe is not None:
-            eta, result, probed = self._probe_and_update(self.probe, passes, losses, eta)
+        if voted:
+            voted.measure()
+        eta = self.eta * decay_factor(t, self.split.steps, self.decay, self.decay_start)
+        if math.isnan(eta):
+            eta = 0.0  # no gradient so far but zeros, which move nothing at any rate and set no unit
+        if search and not late and probing:
+            eta, result, probed = self._probe_and_update(search, t, passes, losses, *self._base.step_along(eta))
         else:
-            result, probed = None, None
-            self._base.step(eta)
+            self._base.step(eta, keep=search is not None and late and self.split.is_probe_step(t + 1))
+        if voted:
+            voted.advance()
         self.zero_grad()
 
         join, diagnostics = self.processes.join_samples, None
         if self.diagnostics:
             diagnostics = raw_values(join(losses), join(norms), None if probed is None else join(probed))
-        record = StepRecord(t, eta, result, diagnostics)
+        record = StepRecord(t, eta, result, vote, diagnostics)
         self.history.append(record.to_dict())
         return record
 
@@ -169,6 +202,25 @@ class HyFreeDPOptimizer:
             self._checks_due = [step for step in self._checks_due if step > t]
         return passes, losses, norms
 
+    def _vote(self, voted: VotedRate, t: int, passes: Passes, losses: Tensor) -> VoteResult:
+        """Let the records vote between the weights and their average; the result, which moves nothing yet."""
+        generator, sigma = self._generator.child("vote", t), self.split.sigma_loss
+        mechanism, expected = self.split.loss_mechanism, self.expected_batch_size
+        with self.processes.all_or_none(), voted.at_average():
+            rival = passes.forward()
+        margin = privatize_votes(
+            losses,
+            rival,
+            sigma,
+            expected_batch_size=expected,
+            mechanism=mechanism,
+            generator=generator,
+            add_up=self.processes.add_up,
+        )
+        self.processes.check_same(generator.tag)
+        self.ledger.record_vote(generator.tag)
+        return voted.count(margin, float(loss_noise_std(1.0, sigma, expected, mechanism)))
+
     def _privatize_gradient(self, t: int) -> int:
         """The private mean gradient of all processes into ``.grad``; the tag of its noise, 0 if there is none."""
         sums = self._engine.clipped_sums(self._base.parameters)
@@ -187,11 +239,25 @@ class HyFreeDPOptimizer:
 
     @torch.no_grad()
     def _probe_and_update(
-        self, probe: Probe, passes: Passes, losses: Tensor, eta: float
+        self,
+        probe: LineSearch,
+        t: int,
+        passes: Passes,
+        here: Tensor | None,
+        eta: float,
+        move: Callable[[float], None],
     ) -> tuple[float, ProbeResult, Tensor]:
-        """Take the plain step, look along it in both directions, then move to where the new learning rate leads."""
-        move = self._base.step_along(eta)
-        distance, generator = probe.distance, self._generator.child("probe", self.ledger.steps - 1)
+        """Look along a step in both directions, then move to where the new learning rate leads.
+
+        Args:
+            probe: the line search.
+            t: the step of the batch.
+            passes: of the batch.
+            here: its losses where the step began, shape ``(B,)``; None before the batch's gradient.
+            eta, move: of the step, see :meth:`BaseOptimizer.retrace`.
+        """
+        distance, generator = probe.distance, self._generator.child("probe", t)
+        record = self.ledger.record_vote if here is None else self.ledger.record_probe
         before = probe.state_dict()
         try:
             with self.processes.all_or_none():
@@ -199,16 +265,19 @@ class HyFreeDPOptimizer:
                 ahead = passes.forward()
                 move(-distance)
                 behind = passes.forward()
-                probed = torch.stack([ahead, losses, behind])
+                if here is None:
+                    move(0.0)
+                    here = passes.forward()
+                probed = torch.stack([ahead, here, behind])
             result = probe.update(
                 probed,
                 self.split.sigma_loss,
                 self.expected_batch_size,
                 generator,
-                held=not self.split.is_probe_step(self.ledger.steps),
+                held=not self.split.is_probe_step(t + 1),
                 add_up=self.processes.add_up,
             )
-            self.ledger.record_probe(generator.tag)
+            record(generator.tag)
         except BaseException:
             probe.load_state_dict(before)
             move(eta)
@@ -241,75 +310,6 @@ class HyFreeDPOptimizer:
     def epsilon_spent(self, target_delta: float | None = None) -> float:
         """Epsilon of all that is known to have been released, at the plan's delta unless another is given."""
         return self.ledger.epsilon(target_delta)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that :meth:`load_state_dict` needs to go on bit for bit, model included: tensors and plain values.
-
-        It holds the key of all noise: whoever has it can take the noise off again. Keep it as secret as the data, and
-        publish the model alone.
-
-        As with torch's own, its tensors are those of the live model and optimizer: save or copy it before stepping on.
-        States of several processes differ only in dropout's random state; to go on bit for bit, each process saves and
-        loads its own. Any of them may be loaded by any number of processes.
-        """
-        return {
-            "model": self.module.state_dict(),
-            "base_optimizer": self.base.state_dict(),
-            "probe": None if self.probe is None else self.probe.state_dict(),
-            "ledger": self.ledger.state_dict(),
-            "sampler": None if self.sampler is None else self.sampler.state_dict(),
-            "generator": self._generator.state_dict(),
-            "settings": dict(self._settings),
-            "random_state": RandomState.capture(self._base.parameters[0].device).states,
-            "history": [dict(row) for row in self.history],
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` gave, torch's global generator included; the run must be the same.
-
-        A step made again on the same data is the same release. On other data (augmentation or dropout may draw other
-        numbers) it gets other noise, and the ledger counts both where it knows of the first: if this object made it, or
-        the state tells. What another process has released since the state was saved nobody knows here: publish nothing
-        that was made after the last saved state, or count it.
-
-        Raises:
-            ValueError: the state is of another run, and what differs; or processes load states of different runs.
-        """
-        if "generator" not in state:
-            raise ValueError("state was saved by a version of hyfreedp whose noise is not safe: it cannot be resumed")
-        key = hashlib.sha256(state["generator"]["key"].encode()).hexdigest()[:8]
-        self.processes.agree(steps=state["ledger"]["steps"], generator=key)
-        check_same_run(self._settings, state["settings"])
-        present = self.ledger.state_dict()
-        self._runs[self._generator.key.hex()] = present["released"]
-        self.ledger.load_state_dict(state["ledger"], also=self._runs.get(state["generator"]["key"], ()))
-        try:
-            self.module.load_state_dict(state["model"])
-            self.base.load_state_dict(copy.deepcopy(state["base_optimizer"]))  # torch would go on using its tensors
-        except BaseException:
-            self.ledger.load_state_dict(present)
-            raise
-        if self.probe is not None:
-            self.probe.load_state_dict(state["probe"])
-        if self.sampler is not None and state["sampler"] is not None:
-            self.sampler.load_state_dict(state["sampler"])
-        self._generator.load_state_dict(state["generator"])
-        self._checks_due = steps_to_check(self.ledger.steps, self.split.steps, self._generator)
-        RandomState(self._base.parameters[0].device, state["random_state"]).restore()
-        self.history = [dict(row) for row in state["history"]]
-
-    def _describe(self) -> dict[str, str]:
-        """What a saved state must agree with, beside the plan. Sizes of pieces, engine and processes may change."""
-        return {
-            "number of records": str(None if self.sampler is None else self.sampler.num_records),
-            "expected batch size": repr(self.expected_batch_size),
-            "clipping": repr(self._engine.clipping),
-            "probe": repr(self.probe),
-            "learning rate": repr(self._base.eta) if self.probe is None else "learned",
-            "decay": f"{self.decay} from {self.decay_start!r}",
-            **self._base.settings(),
-            "noise": "secure" if self._generator.secure else "standard",
-        }
 
     def __repr__(self) -> str:
         learned = "fixed" if self.probe is None else f"learned from {self.probe.kind}"

@@ -58,6 +58,7 @@ class Passes:
     def backward(self, engine: GradientEngine) -> tuple[Tensor, Tensor]:
         """Clipped sum of per-sample gradients into ``.grad``; the losses and the gradients' norms, shape ``(B,)``."""
         losses, norms = [], []
+        self._states, self._finite = [], []
         for piece in self._pieces:
             self._states.append(RandomState.capture(self._device))
             values = self._values(piece)

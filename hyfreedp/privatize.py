@@ -1,16 +1,14 @@
-"""Private means of per-sample gradients, losses and loss contrasts, and what the clipping of losses costs.
+"""Private means of per-sample gradients and losses, and what the clipping of losses costs.
 
-Implements Eq. (priv grad), Eq. (loss priv), Theorem 1 and Corollary 1 of the paper, and the contrasts that replace the
-losses in preset "robust". Every sum runs over a Poisson batch and is divided by the *expected* batch size, so that one
-record more or less changes it by at most ``clip / expected_batch_size``. An empty batch is released like any other: as
-pure noise.
+Implements Eq. (priv grad), Eq. (loss priv), Theorem 1 and Corollary 1 of the paper. Every sum runs over a Poisson batch
+and is divided by the *expected* batch size, so that one record more or less changes it by at most
+``clip / expected_batch_size``. An empty batch is released like any other: as pure noise.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -26,7 +24,7 @@ LossMechanism = NoiseMechanism
 AddUp = Callable[[Sequence[Tensor]], None]
 
 # Stands for a loss that is not finite: beyond any threshold, yet its square is still finite in float64.
-_UNBOUNDED_LOSS = 1e100
+UNBOUNDED_LOSS = 1e100
 
 
 def privatize_gradient(
@@ -85,93 +83,56 @@ def privatize_loss(
     Raises:
         ValueError: an argument is out of range, or a loss is negative (clipping would silently make it zero).
     """
-    _check_positive("threshold", threshold)
+    check_positive("threshold", threshold)
     if bool((losses < 0).any()):
-        raise ValueError(
-            "losses must not be negative: they are clipped to [0, threshold]. Shift the loss or use contrasts"
-        )
-    finite = losses.double().nan_to_num(nan=_UNBOUNDED_LOSS, posinf=_UNBOUNDED_LOSS)
-    return _noisy_mean(
+        raise ValueError("losses must not be negative: they are clipped to [0, threshold]. Shift the loss")
+    finite = losses.double().nan_to_num(nan=UNBOUNDED_LOSS, posinf=UNBOUNDED_LOSS)
+    return noisy_mean(
         finite.clamp(max=threshold), threshold, noise_multiplier, expected_batch_size, mechanism, generator, add_up
     )
 
 
-@dataclass(frozen=True)
-class PrivateContrasts:
-    """What one probe releases in place of three losses (units of the loss unless said otherwise).
-
-    Attributes:
-        difference: private mean of d_i = L_i(w + hG) - L_i(w - hG).
-        bend: private mean of c_i = L_i(w + hG) + L_i(w - hG) - 2 L_i(w).
-        difference_std, bend_std: standard deviations of the noise in the two.
-        fractions: noisy shares of the expected batch with |d_i| <= R_d and with |c_i| <= R_c; nominally in [0, 1].
-    """
-
-    difference: float
-    bend: float
-    difference_std: float
-    bend_std: float
-    fractions: tuple[float, float]
-
-
-def privatize_contrasts(
+def privatize_votes(
     losses: Tensor,
-    thresholds: tuple[float, float],
+    rival: Tensor,
     noise_multiplier: float,
     *,
     expected_batch_size: float,
     mechanism: LossMechanism = "gaussian",
     generator: NoiseGenerator | None = None,
     add_up: AddUp | None = None,
-) -> PrivateContrasts:
-    """Release the two signed contrasts that hold slope and curvature, and how many samples lie within their thresholds.
+) -> float:
+    """Release by how much of the batch the present weights beat others: each record has one vote.
 
-    Each sample contributes four coordinates. Gaussian: (d/R_d, c/R_c) clipped jointly to L2 norm 1, and +-1/2 for
-    whether |d| <= R_d and whether |c| <= R_c: squared L2 norm at most 1.5. Laplace: d/2R_d and c/2R_c each clipped to
-    +-1/2 and the same two indicators: at most 1/2 per coordinate. The accountant assumes these sensitivities.
+    The sum of sign(l_i(rival) - l_i(present)), plus noise, over the expected batch size. A record adds -1, 0 or 1
+    whatever its losses are, so the sum has sensitivity 1: no threshold, no scale, and no record outvotes another. NaN
+    and infinity are the worst of losses, minus infinity is the best; ties, also of two such, add 0.
 
     Args:
-        losses: per-sample losses at (w - hG, w, w + hG), shape ``(3, B)``, of any sign. B may be 0. Losses that are not
-            finite count as very large ones.
-        thresholds: (R_d, R_c), positive, in units of the loss. Both infinite only without noise (non-private runs).
-        noise_multiplier: sigma_l >= 0, noise (standard deviation or Laplace scale) of each of the four sums.
-        expected_batch_size: sample rate times the number of records.
+        losses: per-sample losses of the present weights, shape ``(B,)``. B may be 0.
+        rival: those of the other weights, same shape.
+        noise_multiplier: sigma_l >= 0, of the noise of the sum: standard deviation (Gaussian) or scale (Laplace).
+        expected_batch_size: sample rate times the number of records, never the size of the batch at hand.
         mechanism: "gaussian" or "laplace".
         generator: source of the noise; a new one from the operating system if None.
-        add_up: as in :func:`privatize_loss`.
+        add_up: adds up the sums of several processes before the noise; each then passes the losses of its own samples.
+
+    Returns:
+        The private margin: 1 if all prefer the present weights, -1 if all prefer the others, but for noise and for the
+        random size of the batch.
 
     Raises:
-        ValueError: an argument is out of range.
+        ValueError: the shapes differ, or an argument is out of range.
     """
-    for index, threshold in enumerate(thresholds):
-        _check_positive(f"thresholds[{index}]", threshold)
-    finite = losses.double().nan_to_num(nan=_UNBOUNDED_LOSS).clamp(-_UNBOUNDED_LOSS, _UNBOUNDED_LOSS)
-    ahead, here, behind = finite  # "ahead" is w - hG, where the optimizer is going
-    contrasts = torch.stack([behind - ahead, behind + ahead - 2 * here])
-    if all(math.isinf(threshold) for threshold in thresholds):
-        exact = _noisy_mean(contrasts, math.inf, noise_multiplier, expected_batch_size, mechanism, generator, add_up)
-        return PrivateContrasts(exact[0].item(), exact[1].item(), 0.0, 0.0, (1.0, 1.0))
-
-    bounds = contrasts.new_tensor(thresholds)[:, None]
-    inside = torch.where(contrasts.abs() <= bounds, 0.5, -0.5).to(contrasts)
-    if mechanism == "gaussian":
-        unit = 1.0
-        scaled = contrasts / bounds
-        scaled = scaled / torch.linalg.vector_norm(scaled, dim=0).clamp(min=1.0)
-    else:
-        unit = 2.0
-        scaled = (contrasts / (unit * bounds)).clamp(-0.5, 0.5)
-    released = _noisy_mean(
-        torch.cat([scaled, inside]), 1.0, noise_multiplier, expected_batch_size, mechanism, generator, add_up
-    ).tolist()
-    std = float(loss_noise_std(unit, noise_multiplier, expected_batch_size, mechanism))
-    return PrivateContrasts(
-        difference=released[0] * unit * thresholds[0],
-        bend=released[1] * unit * thresholds[1],
-        difference_std=std * thresholds[0],
-        bend_std=std * thresholds[1],
-        fractions=(released[2] + 0.5, released[3] + 0.5),
-    )
+    if losses.shape != rival.shape or losses.ndim != 1:
+        raise ValueError(f"losses and rival must have the same shape (B,), got {losses.shape} and {rival.shape}")
+    here, there = (values.double().masked_fill(values.isnan(), math.inf) for values in (losses, rival))
+    votes = (there > here).double() - (there < here).double()
+    # The sum of the votes is a small integer, which other data may have, too. Two more sums get noise beside it and are
+    # thrown away: so the noise is bound to the losses themselves, see module noise.
+    fingerprints = torch.stack([here, there]).clamp(-UNBOUNDED_LOSS, UNBOUNDED_LOSS)
+    sums = torch.cat([votes[None], fingerprints])
+    return noisy_mean(sums, 1.0, noise_multiplier, expected_batch_size, mechanism, generator, add_up)[0].item()
 
 
 def clipping_bias(losses: ArrayLike | Tensor, threshold: ArrayLike) -> float | np.ndarray:
@@ -202,7 +163,7 @@ def normal_clipping_bias(threshold: ArrayLike, mean: float, std: float) -> float
     Raises:
         ValueError: ``std`` is not positive.
     """
-    _check_positive("std", std)
+    check_positive("std", std)
     alpha = (np.asarray(threshold, dtype=np.float64) - mean) / std
     bias = std * (stats.norm.pdf(alpha) - alpha * special.ndtr(-alpha))
     return float(bias) if bias.ndim == 0 else bias
@@ -260,9 +221,9 @@ def optimal_threshold(
     Raises:
         ValueError: an argument is out of range; the noise must be positive, since without it no finite optimum exists.
     """
-    _check_positive("std", std)
+    check_positive("std", std)
     unit_variance = loss_noise_std(1.0, noise_multiplier, expected_batch_size, mechanism) ** 2
-    _check_positive("noise_multiplier", noise_multiplier)
+    check_positive("noise_multiplier", noise_multiplier)
 
     def slope(threshold: float) -> float:
         tail = special.ndtr((mean - threshold) / std)
@@ -274,7 +235,7 @@ def optimal_threshold(
     return float(optimize.brentq(slope, 0.0, upper, xtol=1e-15 * upper, rtol=1e-14))
 
 
-def _noisy_mean(
+def noisy_mean(
     clipped: Tensor,
     clip: float,
     noise_multiplier: float,
@@ -283,7 +244,16 @@ def _noisy_mean(
     generator: NoiseGenerator | None,
     add_up: AddUp | None,
 ) -> Tensor:
-    """Sum over the last dimension, plus noise of scale ``noise_multiplier * clip``, over the expected batch size."""
+    """Sum over the last dimension, plus noise of scale ``noise_multiplier * clip``, over the expected batch size.
+
+    Args:
+        clipped: per-sample values, shape ``(..., B)``, of which one record changes each sum by at most ``clip``.
+        clip: infinite only without noise.
+        noise_multiplier, expected_batch_size, mechanism, generator, add_up: as in :func:`privatize_loss`.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
     _check_noise(noise_multiplier, expected_batch_size, mechanism)
     total = clipped.sum(dim=-1)
     if add_up is not None:
@@ -295,7 +265,7 @@ def _noisy_mean(
     return total / expected_batch_size
 
 
-def _check_positive(name: str, value: float) -> None:
+def check_positive(name: str, value: float) -> None:
     if not value > 0:
         raise ValueError(f"{name} must be positive, got {value}")
 

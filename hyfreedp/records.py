@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from hyfreedp.probe import ProbeResult
+from hyfreedp.votes import VoteResult
 
 
 @dataclass(frozen=True)
@@ -17,13 +18,14 @@ class StepRecord:
     Attributes:
         step: 0-based.
         eta: the learning rate that the step took, decay included.
-        probe: what the probe released and decided, None on steps without one.
+        probe, vote: what a probe or a vote released and decided, None on steps without one.
         diagnostics: raw, NOT private values, for teaching and debugging only; None unless asked for.
     """
 
     step: int
     eta: float
     probe: ProbeResult | None = None
+    vote: VoteResult | None = None
     diagnostics: dict[str, float] | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -31,6 +33,8 @@ class StepRecord:
         row: dict[str, Any] = {"step": self.step, "eta": self.eta}
         if self.probe is not None:
             row |= asdict(self.probe)
+        if self.vote is not None:
+            row |= asdict(self.vote)
         return row | {f"not_private_{name}": value for name, value in (self.diagnostics or {}).items()}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from hyfreedp.accounting.accountants import Accountant
 from hyfreedp.accounting.arguments import check_choice, check_count, check_number, check_probability
@@ -31,6 +31,7 @@ def calibrate_noise(
     steps: int,
     interval: int = 5,
     warmup_steps: int = 0,
+    vote_steps: Sequence[int] = (),
     probe: Probe = "contrasts",
     gamma: float | None = None,
     accountant: Accountant = "pld",
@@ -60,8 +61,9 @@ def calibrate_noise(
         steps: T >= 1.
         interval: K in [1, T], every K-th step probes (after the warm-up).
         warmup_steps: number of first steps that all probe, at most T.
-        probe: "contrasts", "losses", or "none" for plain DP-SGD, where ``interval``, ``warmup_steps`` and ``gamma`` are
-            ignored.
+        vote_steps: the steps that vote, in [0, T), each once; there may be none. For probe "votes", and for no other.
+        probe: "contrasts", "losses", "votes", where ``interval`` and ``warmup_steps`` are ignored, or "none" for plain
+            DP-SGD, where ``gamma`` is ignored too.
         gamma: > 1, how much larger the gradient noise is to pay for the probes; if None, 1.02 for "per_step" and 1.01
             for "constant".
         accountant: "pld" (tight), "rdp", or "gdp" (an approximation). Laplace noise restricts "rdp" to integer orders.
@@ -85,9 +87,15 @@ def calibrate_noise(
     check_choice("composition", composition, Composition)
     check_choice("loss_mechanism", loss_mechanism, LossMechanism)
     steps = check_count("steps", steps, 1)
-    if probe != "none":
+    votes = tuple(sorted(check_count("vote_steps", step, 0, steps - 1, "steps - 1") for step in vote_steps))
+    if len(set(votes)) < len(votes) or (votes and probe != "votes"):
+        raise ValueError(
+            f"vote_steps must differ, and be left out unless probe='votes', got {vote_steps!r} for probe={probe!r}"
+        )
+    if probe in ("losses", "contrasts"):
         interval = check_count("interval", interval, 1, steps, "steps")
         warmup_steps = check_count("warmup_steps", warmup_steps, 0, steps, "steps")
+    if probe != "none":
         gamma = check_number("gamma", DEFAULT_GAMMA[allocation] if gamma is None else gamma)
         if not 1 < gamma < math.inf:
             raise ValueError(
@@ -99,7 +107,7 @@ def calibrate_noise(
         sigma_gradient=0.0,
         sigma_gradient_probe=0.0,
         sigma_loss=0.0,
-        probe_steps=count_probe_steps(steps, interval, warmup_steps, probe),
+        probe_steps=count_probe_steps(steps, interval, warmup_steps, probe, votes),
         epsilon=math.inf,
         guarantee=False,
         reason=NON_PRIVATE,
@@ -109,6 +117,7 @@ def calibrate_noise(
         steps=steps,
         interval=interval,
         warmup_steps=warmup_steps,
+        vote_steps=votes,
         probe=probe,
         gamma=1.0 if gamma is None or probe == "none" else gamma,
         accountant=accountant,
@@ -120,13 +129,15 @@ def calibrate_noise(
         return split
 
     sigma = _vanilla_noise(split)
-    if allocation == "per_step" and probe != "none":
+    if not split.probe_steps:
+        split = dataclasses.replace(split, sigma=sigma, sigma_gradient=sigma, sigma_gradient_probe=sigma)
+    elif allocation == "per_step":
         probe_multiplier = sigma * math.sqrt(1 + _probe_excess(split))
         split = dataclasses.replace(split, sigma=sigma, sigma_gradient=sigma, sigma_gradient_probe=probe_multiplier)
     else:
-        multiplier = split.gamma * sigma  # gamma is 1 without probes
+        multiplier = split.gamma * sigma
         split = dataclasses.replace(split, sigma=sigma, sigma_gradient=multiplier, sigma_gradient_probe=multiplier)
-    if probe != "none":
+    if split.probe_steps:
         split = dataclasses.replace(split, sigma_loss=_loss_noise(split))
 
     reasons = unsound_reasons(accountant, composition, probe)

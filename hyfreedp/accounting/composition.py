@@ -46,7 +46,7 @@ def gradient_releases(split: NoiseSplit, steps: int, probe_steps: int) -> tuple[
 
 def probe_releases(split: NoiseSplit, probe_steps: int, composition: Composition) -> tuple[Release, ...]:
     """The probes alone: one release per probe, or as many as its composition counts (Alg. 2, line 8: three losses)."""
-    if split.probe == "none":
+    if not probe_steps:  # a plan without any has no noise for them
         return ()
     if composition == "same_batch":
         return ((probe_mechanism(split.probe, split.sigma_loss, split.loss_mechanism), probe_steps),)

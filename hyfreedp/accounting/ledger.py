@@ -67,10 +67,12 @@ class PrivacyLedger:
             )
         planned = self.split.is_probe_step(self._steps)
         if bool(probe) != planned:
+            plan = f"warmup_steps={self.split.warmup_steps}, interval={self.split.interval}"
+            if self.split.probe == "votes":
+                plan = f"vote_steps={self.split.vote_steps}"
             raise BudgetExhausted(
                 f"step {self._steps} {'must' if planned else 'must not'} probe by the plan that the noise was "
-                f"calibrated for (probe={self.split.probe!r}, warmup_steps={self.split.warmup_steps}, "
-                f"interval={self.split.interval}), but it {'does' if probe else 'does not'}"
+                f"calibrated for (probe={self.split.probe!r}, {plan}), but it {'does' if probe else 'does not'}"
             )
 
     def record(self, probe: bool, tag: int = 0) -> None:
@@ -95,6 +97,15 @@ class PrivacyLedger:
             BudgetExhausted: as in :meth:`record`.
         """
         self._count(self._steps - 1, tag, 1)
+
+    def record_vote(self, tag: int = 0) -> None:
+        """Count the vote of the next step, or its probe, if it is released before the step's gradient.
+
+        Raises:
+            BudgetExhausted: as in :meth:`record`.
+        """
+        self.check(True)
+        self._count(self._steps, tag, 1)
 
     def _count(self, step: int, tag: int, kind: int) -> None:
         tags = self._released.get(step, ([], []))

@@ -10,17 +10,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-Probe = Literal["contrasts", "losses", "none"]
+Probe = Literal["votes", "losses", "contrasts", "none"]
 LossMechanism = Literal["gaussian", "laplace"]
 
 # Squared L2 sensitivity of the whole probe vector, in units of its clip.
+#   votes: each record adds -1, 0 or 1.
 #   losses: three losses, each clipped to [0, R_l], so each changes by at most 1.
 #   contrasts: (d/R_d, c/R_c) clipped jointly to norm 1, and two indicators of +-1/2: 1 + 1/4 + 1/4.
-SQUARED_L2_SENSITIVITY = {"losses": 3.0, "contrasts": 1.5}
+SQUARED_L2_SENSITIVITY = {"votes": 1.0, "losses": 3.0, "contrasts": 1.5}
 
 # Number of coordinates and the sensitivity of each, when every coordinate has its own Laplace noise.
 #   contrasts: |d/R_d| and |c/R_c| are clipped to 1/2 each, like the two indicators.
-LAPLACE_SENSITIVITY = {"losses": (3, 1.0), "contrasts": (4, 0.5)}
+LAPLACE_SENSITIVITY = {"votes": (1, 1.0), "losses": (3, 1.0), "contrasts": (4, 0.5)}
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ def probe_mechanism(probe: Probe, sigma_loss: float, loss_mechanism: LossMechani
     """The release of all numbers of one probe.
 
     Args:
-        probe: "losses" or "contrasts".
+        probe: "votes", "losses" or "contrasts".
         sigma_loss: sigma_l, the noise of each coordinate in units of its clip: standard deviation for Gaussian noise,
             scale b (standard deviation sqrt(2) b) for Laplace noise.
         loss_mechanism: "gaussian" or "laplace".
@@ -70,10 +71,10 @@ def separate_probe_releases(
 ) -> tuple[Release, ...]:
     """``count`` probes counted as if none shared a batch with anything else (Alg. 2, line 8).
 
-    The three losses are then three scalar releases of sensitivity 1, hence the paper's 3T/K; the contrasts are clipped
-    jointly and stay one vector.
+    The three losses are then three scalar releases of sensitivity 1, hence the paper's 3T/K; votes are one number,
+    and contrasts are clipped jointly and stay one vector.
     """
-    if probe == "contrasts":
+    if probe != "losses":
         return ((probe_mechanism(probe, sigma_loss, loss_mechanism), count),)
     scalar = Mechanism(sigma_loss) if loss_mechanism == "gaussian" else Mechanism(laplace=sigma_loss, coordinates=1)
     return ((scalar, 3 * count),)

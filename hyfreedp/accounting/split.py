@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -45,6 +46,7 @@ class NoiseSplit:
     steps: int
     interval: int
     warmup_steps: int
+    vote_steps: tuple[int, ...]
     probe: Probe
     gamma: float
     accountant: Accountant
@@ -53,20 +55,22 @@ class NoiseSplit:
     loss_mechanism: LossMechanism
 
     def is_probe_step(self, t: int) -> bool:
-        """Whether step t = 0, 1, ... probes: during the warm-up always, then at every ``interval``-th step."""
+        """Whether step t = 0, 1, ... probes: in the warm-up always, then at every ``interval``-th step; or in votes."""
+        if self.probe == "votes":
+            return t in self.vote_steps
         return self.probe != "none" and (t < self.warmup_steps or (t - self.warmup_steps) % self.interval == 0)
 
     def probe_steps_before(self, t: int) -> int:
         """How many of the steps 0, ..., t - 1 probe."""
-        return count_probe_steps(t, self.interval, self.warmup_steps, self.probe)
+        return count_probe_steps(t, self.interval, self.warmup_steps, self.probe, self.vote_steps)
 
     def gradient_noise_multiplier(self, t: int) -> float:
         """Noise multiplier of the gradient at step t = 0, 1, ..."""
         return self.sigma_gradient_probe if self.is_probe_step(t) else self.sigma_gradient
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields as plain numbers and strings."""
-        return dataclasses.asdict(self)
+        """All fields as plain numbers, strings and a list, as JSON gives them back."""
+        return dataclasses.asdict(self) | {"vote_steps": list(self.vote_steps)}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> NoiseSplit:
@@ -81,7 +85,7 @@ class NoiseSplit:
                 f"a NoiseSplit needs exactly its own fields: missing {sorted(names - set(values))}, "
                 f"unknown {sorted(set(values) - names)}"
             )
-        return cls(**values)
+        return cls(**values | {"vote_steps": tuple(values["vote_steps"])})
 
     def __str__(self) -> str:
         if math.isinf(self.target_epsilon):
@@ -97,8 +101,12 @@ class NoiseSplit:
         )
 
 
-def count_probe_steps(steps: int, interval: int, warmup_steps: int, probe: Probe) -> int:
-    """Number of probes among the first ``steps`` steps: the warm-up, then every ``interval``-th from its end on."""
+def count_probe_steps(
+    steps: int, interval: int, warmup_steps: int, probe: Probe, vote_steps: Sequence[int] = ()
+) -> int:
+    """Number of probes among the first ``steps`` steps: the votes; or the warm-up, then every ``interval``-th step."""
     if probe == "none":
         return 0
+    if probe == "votes":
+        return sum(step < steps for step in vote_steps)
     return min(steps, warmup_steps) + math.ceil(max(steps - warmup_steps, 0) / interval)

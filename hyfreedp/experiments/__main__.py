@@ -79,7 +79,7 @@ def main(arguments: list[str] | None = None) -> int:
     accuracy.add_argument("--jobs", type=int, default=1, help="worker processes")
     accuracy.set_defaults(run=_accuracy)
 
-    ablation = commands.add_parser("ablation", help="step rules and parts of preset robust, on digits; some minutes")
+    ablation = commands.add_parser("ablation", help="step rules and parts of the line search, on digits; some minutes")
     ablation.add_argument("--seeds", type=int, default=5)
     ablation.add_argument("--jobs", type=int, default=1, help="worker processes")
     ablation.set_defaults(run=_ablation)

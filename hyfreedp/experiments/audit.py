@@ -23,8 +23,9 @@ from hyfreedp.accounting import NoiseSplit
 from hyfreedp.accounting.mechanisms import Probe
 from hyfreedp.experiments.attack import Score, clopper_pearson
 from hyfreedp.experiments.run import one_thread
+from hyfreedp.experiments.studies.contrasts import privatize_contrasts
 from hyfreedp.noise import NoiseGenerator
-from hyfreedp.privatize import privatize_contrasts, privatize_gradient, privatize_loss
+from hyfreedp.privatize import privatize_gradient, privatize_loss
 from hyfreedp.sampling import PoissonSampler
 
 CHUNK = 50_000  # runs that are simulated side by side

@@ -15,16 +15,16 @@ from tqdm import tqdm
 
 from hyfreedp import QuadraticFit, fit_quadratic
 from hyfreedp.accounting.mechanisms import Probe
-from hyfreedp.curvefit import fit_contrasts
 from hyfreedp.experiments.evaluation import losses_of as per_sample_loss_of
 from hyfreedp.experiments.run import make_run, one_thread
 from hyfreedp.experiments.spec import Spec
+from hyfreedp.experiments.studies.contrasts import fit_contrasts, privatize_contrasts
 from hyfreedp.experiments.tasks import TASKS
 from hyfreedp.noise import NoiseGenerator
-from hyfreedp.privatize import privatize_contrasts, privatize_loss
+from hyfreedp.privatize import privatize_loss
 
 POINTS = ["ahead", "here", "behind"]  # losses at w - hG, w and w + hG, in the order that probes take them
-QUANTILE = 0.8  # of the per-sample contrasts, where their thresholds settle (``stepsize.contrast_threshold``)
+QUANTILE = 0.8  # of the per-sample contrasts, where their thresholds settle (``contrast_threshold``)
 
 
 def outlier(task: str, brightness: float) -> tuple[Tensor, Tensor]:

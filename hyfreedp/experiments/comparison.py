@@ -79,6 +79,7 @@ ROWS = {
     "reference": Row("0.02, linear decay", "linear", (0.02,), True),
     "hyfreedp_paper": Row("HyFreeDP, paper", "paper", (1e-4,), True, "HyFreeDP"),
     "hyfreedp_robust": Row("HyFreeDP, robust", "robust", (1e-4,), True),
+    "line_search": Row("line search (former default)", "line_search", (1e-4,), True),
 }
 SPLIT_BUDGET = ("dp_hyper", "random_search")  # without privacy there is no budget to split: they are the grid search
 

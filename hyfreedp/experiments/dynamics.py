@@ -24,26 +24,34 @@ PROFILE_TASKS = {
     "gpu": ("gtsrb", "cifar10"),
     "paper": ("svhn", "gtsrb"),
 }
-PRESETS = ("robust", "paper")
+SEARCHES = ("line_search", "paper")
 INTERVALS = (1, 5, 10)
 
-# Every step rule on every probe, all else as in the preset that the probe belongs to: (probe, rule) -> method.
+# Every step rule on every probe, all else as in the line search that the probe belongs to: (probe, rule) -> method.
 RULES = {
-    ("contrasts", "literal"): "robust_literal",
-    ("contrasts", "gen"): "robust_gen",
-    ("contrasts", "posterior"): "robust",
-    ("contrasts", "anchored"): "robust_anchored",
+    ("contrasts", "literal"): "line_search_literal",
+    ("contrasts", "gen"): "line_search_gen",
+    ("contrasts", "posterior"): "line_search",
+    ("contrasts", "anchored"): "line_search_anchored",
     ("losses", "literal"): "paper_literal",
     ("losses", "gen"): "paper",
     ("losses", "posterior"): "paper_posterior",
     ("losses", "anchored"): "paper_anchored",
 }
-# Preset robust, whole and with one of its parts left out at a time.
+# The line search, whole and with one of its parts left out at a time.
 PARTS = {
-    "as it is": "robust",
-    "without damping": "robust_undamped",
-    "without warm-up": "robust_cold",
-    "with losses, not contrasts": "robust_losses",
+    "as it is": "line_search",
+    "without damping": "line_search_undamped",
+    "without warm-up": "line_search_cold",
+    "with losses, not contrasts": "line_search_losses",
+}
+# What published versions of rule "gen" differ in: (weight of the new rate, batch that probes) -> method. The authors'
+# package is (0.1, "next"), and 0.9 is an independent one's; Alg. 1 probes on the same batch and prints no smoothing.
+SMOOTHINGS = {
+    (0.1, "same"): "paper",
+    (0.1, "next"): "paper_next",
+    (0.9, "same"): "paper_fast",
+    (0.9, "next"): "paper_fast_next",
 }
 # Both published rules for R_l, under a step rule that does not learn on small data and one that does:
 # (step rule, rule for R_l) -> method.
@@ -53,7 +61,9 @@ LOSS_THRESHOLDS = {
     ("anchored", "previous"): "paper_anchored_previous",
     ("anchored", "sum"): "paper_anchored",
 }
-ABLATION = tuple(dict.fromkeys([*RULES.values(), *PARTS.values(), *LOSS_THRESHOLDS.values(), "algorithm1"]))
+ABLATION = tuple(
+    dict.fromkeys([*RULES.values(), *PARTS.values(), *SMOOTHINGS.values(), *LOSS_THRESHOLDS.values(), "algorithm1"])
+)
 
 # What tells the runs of this notebook apart.
 SPEC_COLUMNS = ("task", "method", "epsilon", "seed", "learning_rate", "interval")
@@ -63,8 +73,8 @@ SPEC_COLUMNS = ("task", "method", "epsilon", "seed", "learning_rate", "interval"
 
 
 def curve_specs(base: Spec, intervals: Sequence[int] = INTERVALS) -> list[Spec]:
-    """Both presets at every K; task, epsilon, seed and length are those of ``base``."""
-    return [replace(base, method=preset, interval=interval) for preset, interval in product(PRESETS, intervals)]
+    """Both line searches at every K; task, epsilon, seed and length are those of ``base``."""
+    return [replace(base, method=method, interval=interval) for method, interval in product(SEARCHES, intervals)]
 
 
 def ablation_specs(base: Spec) -> list[Spec]:

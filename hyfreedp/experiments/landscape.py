@@ -20,14 +20,15 @@ from tqdm import tqdm
 
 from hyfreedp import NoiseSplit, QuadraticFit, StepRecord, fit_quadratic
 from hyfreedp.accounting.mechanisms import SQUARED_L2_SENSITIVITY
-from hyfreedp.curvefit import fit_contrasts
 from hyfreedp.experiments.evaluation import losses_of
 from hyfreedp.experiments.models import Model
 from hyfreedp.experiments.run import make_run, one_thread
 from hyfreedp.experiments.spec import Spec
+from hyfreedp.experiments.studies.contrasts import fit_contrasts, privatize_contrasts
+from hyfreedp.experiments.studies.line_search import ContrastResult
 from hyfreedp.experiments.tasks import TASKS
 from hyfreedp.noise import NoiseGenerator
-from hyfreedp.privatize import loss_noise_std, privatize_contrasts, privatize_loss
+from hyfreedp.privatize import loss_noise_std, privatize_loss
 
 # In units of the probe distance h: where a run probes, and two points more.
 PROBED = (1.0, 0.0, -1.0)
@@ -190,7 +191,7 @@ def private_view(
         means = privatize_loss(losses, probe.loss_threshold, sigma, **noise).tolist()
         std = loss_noise_std(probe.loss_threshold, sigma, visit.expected_batch_size)
         return fit_quadratic(points, means, std), means
-    assert probe.difference_threshold is not None and probe.bend_threshold is not None
+    assert isinstance(probe, ContrastResult) and probe.difference_threshold and probe.bend_threshold
     three = losses[[list(points).index(x) for x in PROBED]]
     thresholds = (probe.difference_threshold, probe.bend_threshold)
     return fit_contrasts(privatize_contrasts(three, thresholds, sigma, **noise), 1.0), None

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
+
+from hyfreedp import PRESETS, Preset
+from hyfreedp.experiments.studies.line_search import LINE_SEARCH, StudiedRule
 
 
 def _dadaptation(parameters: Any, lr: float = 1.0) -> torch.optim.Optimizer:
@@ -37,22 +40,28 @@ class Method:
 
     Attributes:
         title: for figures.
-        preset: of :class:`hyfreedp.PrivacyEngine`.
+        preset: of :class:`hyfreedp.PrivacyEngine`, by name if it has one.
         overrides: changed fields of that preset.
         learns: True if the rate is learned by probes, and ``learning_rate`` only its first value.
         base: base optimizer, a name in ``BASES``.
     """
 
     title: str
-    preset: str
+    preset: str | Preset
     overrides: dict[str, Any] = field(default_factory=dict)
     learns: bool = True
     base: str = "adamw"
+
+    @property
+    def settings(self) -> Preset:
+        """The preset with its changes."""
+        return replace(PRESETS[self.preset] if isinstance(self.preset, str) else self.preset, **self.overrides)
 
 
 METHODS = {
     "robust": Method("HyFreeDP, preset robust", "robust"),
     "paper": Method("HyFreeDP, preset paper", "paper"),
+    "line_search": Method("line search with posterior (former default)", LINE_SEARCH),
     "constant": Method("constant rate", "fixed", learns=False),
     "linear": Method("rate with linear decay", "fixed", {"decay": "linear"}, learns=False),
     "cosine": Method("rate with cosine decay", "fixed", {"decay": "cosine"}, learns=False),
@@ -60,20 +69,29 @@ METHODS = {
     "prodigy": Method("Prodigy", "fixed", learns=False, base="prodigy"),
     "vanilla": Method("DP-SGD with clipping threshold", "fixed", learns=False),
     "adaptive": Method("adaptive clipping", "fixed", learns=False),
-    # For the ablation of notebook 04: other step rules in each preset, preset robust less one part at a time, and the
-    # other rule for R_l.
-    "robust_literal": Method("contrasts, literal", "robust", {"step_rule": "literal"}),
-    "robust_gen": Method("contrasts, gen", "robust", {"step_rule": "gen"}),
-    "robust_anchored": Method("contrasts, anchored", "robust", {"step_rule": "anchored"}),
+    # For the ablation of notebook 04: other step rules on both probes, the line search less one part at a time, and the
+    # other smoothing, the other batch and the other rule for R_l of the paper's.
+    "line_search_literal": Method("contrasts, literal", LINE_SEARCH, {"step_rule": StudiedRule("literal")}),
+    "line_search_gen": Method("contrasts, gen", LINE_SEARCH, {"step_rule": StudiedRule("gen")}),
+    "line_search_anchored": Method("contrasts, anchored", LINE_SEARCH, {"step_rule": StudiedRule("anchored")}),
     "paper_literal": Method("losses, literal", "paper", {"step_rule": "literal"}),
-    "paper_posterior": Method("losses, posterior", "paper", {"step_rule": "posterior"}),
-    "paper_anchored": Method("losses, anchored", "paper", {"step_rule": "anchored"}),
-    "robust_undamped": Method("robust without damping", "robust", {"damping": False}),
-    "robust_cold": Method("robust without warm-up", "robust", {"warmup": 0.0}),
-    "robust_losses": Method("robust with losses for contrasts", "robust", {"probe": "losses"}),
+    "paper_posterior": Method("losses, posterior", "paper", {"step_rule": StudiedRule("posterior")}),
+    "paper_anchored": Method("losses, anchored", "paper", {"step_rule": StudiedRule("anchored")}),
+    "line_search_undamped": Method(
+        "line search without damping", LINE_SEARCH, {"step_rule": StudiedRule(damping=False)}
+    ),
+    "line_search_cold": Method("line search without warm-up", LINE_SEARCH, {"warmup": 0.0}),
+    "line_search_losses": Method("line search with losses for contrasts", LINE_SEARCH, {"probe": "losses"}),
+    "paper_fast": Method("losses, gen, 0.9 of the new rate", "paper", {"smoothing": 0.9}),
+    "paper_next": Method("losses, gen, next batch", "paper", {"probe_batch": "next"}),
+    "paper_fast_next": Method(
+        "losses, gen, 0.9 of the new rate, next batch", "paper", {"smoothing": 0.9, "probe_batch": "next"}
+    ),
     "paper_previous": Method("losses, gen, previous loss as R_l", "paper", {"loss_threshold_rule": "previous"}),
     "paper_anchored_previous": Method(
-        "losses, anchored, previous loss as R_l", "paper", {"step_rule": "anchored", "loss_threshold_rule": "previous"}
+        "losses, anchored, previous loss as R_l",
+        "paper",
+        {"step_rule": StudiedRule("anchored"), "loss_threshold_rule": "previous"},
     ),
     "algorithm1": Method(
         "Algorithm 1 as printed", "paper", {"step_rule": "literal", "loss_threshold_rule": "previous"}

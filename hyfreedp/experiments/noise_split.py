@@ -17,7 +17,6 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 from tqdm import tqdm
 
-from hyfreedp import PRESETS
 from hyfreedp.accounting import NoiseSplit, UnsoundAccountingWarning, calibrate_noise
 from hyfreedp.accounting.composition import releases, shares, spent, unsound_reasons
 from hyfreedp.accounting.mechanisms import merge
@@ -25,6 +24,7 @@ from hyfreedp.accounting.pld import privacy_loss_distribution
 from hyfreedp.accounting.search import smallest_noise
 from hyfreedp.accounting.split import Composition, count_probe_steps
 from hyfreedp.experiments.cache import cached
+from hyfreedp.experiments.methods import METHODS
 from hyfreedp.noise import NoiseGenerator
 
 # Costs are read off a grid of privacy losses ten times coarser than that of the calibration: ten times faster, rounded
@@ -87,9 +87,9 @@ def settings(section: str, **choices: Any) -> list[dict[str, Any]]:
     return [{"section": section, **dict(zip(names, row, strict=True))} for row in product(*values)]
 
 
-def preset_split(name: str, steps: int) -> dict[str, Any]:
-    """Arguments of :func:`hyfreedp.calibrate_noise` that a preset of the privacy engine fixes, for T = ``steps``."""
-    preset = PRESETS[name]
+def preset_split(method: str, steps: int) -> dict[str, Any]:
+    """Arguments of :func:`hyfreedp.calibrate_noise` that the preset of a method fixes, for T = ``steps``."""
+    preset = METHODS[method].settings
     return {
         "probe": preset.probe,
         "interval": preset.interval,

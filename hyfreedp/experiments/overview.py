@@ -1,4 +1,4 @@
-"""Fig. "overview", redrawn: one step from batch to next learning rate, for both presets, and who sets what."""
+"""Fig. "overview", redrawn: one step from batch to next learning rate, by a probe or by a vote, and who sets what."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from matplotlib.patches import FancyBboxPatch, Rectangle
 
 from hyfreedp import PRESETS
 from hyfreedp.clipping import AutomaticClipping
+from hyfreedp.votes import OPENING, PEAK, REVIEWS
 
-WIDTH, HEIGHT = 100.0, 80.0  # tenths of an inch: a box 10 wide is an inch wide
+WIDTH, HEIGHT = 100.0, 83.0  # tenths of an inch: a box 10 wide is an inch wide
 BORDER = 58.0  # raw values stay left of it
 RAW, PRIVATE, INK, NOISE, LEARNED = "#E3C08F", "#EDF3F8", "0.1", "0.2", "#B3261E"
 
@@ -24,38 +25,18 @@ BY_BUDGET: dict[str, Any] = {"facecolor": NOISE, "edgecolor": NOISE, "linewidth"
 BY_DEFAULT: dict[str, Any] = {"facecolor": "white", "edgecolor": INK, "linewidth": 1.6, "linestyle": (0, (2, 1.5))}
 BY_LEARNING: dict[str, Any] = {"facecolor": "white", "edgecolor": LEARNED, "linewidth": 3.0}
 
-LANES = {"step": 66.0, "paper": 46.0, "robust": 26.0}
+LANES = {"step": 69.5, "paper": 49.5, "robust": 29.5}
 
 
 def draw() -> Figure:
-    """The diagram, 10 inches wide, no text below 9 points; constants are those of the presets."""
+    """The diagram, 10 inches wide, no text below 9 points; constants are those of their presets."""
     figure, axes = plt.subplots(figsize=(WIDTH / 10, HEIGHT / 10), layout="constrained")
     axes.set(xlim=(0, WIDTH), ylim=(0, HEIGHT))
     axes.axis("off")
     _zones(axes)
     _gradient_lane(axes)
-    _probe_lane(
-        axes,
-        "paper",
-        forwards="forward at $w \\pm hG$,\n$h = \\eta$:\nlosses $L_{-}, L_0, L_{+}$",
-        clipping="clip each loss\n$\\min(L_{k,i},\\, R_l)$",
-        noise="sum\n$+\\;\\sigma_l R_l\\, \\mathcal{N}(0, I_3)$",
-        fit="parabola through\n$\\tilde L_{-}, \\tilde L_0, \\tilde L_{+}$:\nslope $b$, curvature $a$",
-        rule="$b/a$\nif $a, b > 0$, and\nnear the old $\\eta$",
-        learned="$R_l$",
-        feedback="sum of the released losses",
-    )
-    _probe_lane(
-        axes,
-        "robust",
-        forwards="forward at $w \\pm hG$,\n$h = \\eta / m$:\n$d = L_{+} - L_{-}$\n$c = L_{+} + L_{-} - 2 L_0$",
-        clipping="clip $(d_i / R_d,\\, c_i / R_c)$\nto length 1; note if\n$|d_i| \\leq R_d$, $|c_i| \\leq R_c$",
-        noise="sums of both,\ntwo counts\n$+\\;\\sigma_l\\, \\mathcal{N}(0, I_4)$",
-        fit="mean contrasts $D, C$:\n$b = D / 2h$, $a = C / h^2$,\naveraged by known\nprecision",
-        rule="$\\sqrt{m}\\;\\mathbb{E}[b\\,|\\,b > 0]$\n$/\\;\\mathbb{E}[a\\,|\\,a > 0]$\nnear the old $\\eta$",
-        learned="$R_d, R_c$",
-        feedback="a quantile, from the released counts",
-    )
+    _probe_lane(axes)
+    _vote_lane(axes)
     _hyperparameters(axes)
     return figure
 
@@ -85,52 +66,64 @@ def _gradient_lane(axes: Axes) -> None:
         (84.0, 96.5, "update\n$w \\leftarrow w - \\eta\\, G$", PLAIN),
     ]
     _row(axes, y, height, boxes, labels={4: "$\\div B$"})
-    # The new rate moves this very step, and those up to the next probe.
-    chip = (84.0, 55.5, 96.5, 58.5)
+    # The new rate moves this very step, and those up to the next probe or vote.
+    chip = (84.0, 59.0, 96.5, 62.0)
     _box(axes, chip, "new $\\eta$", BY_LEARNING)
     _arrow(axes, (90.2, LANES["paper"]), (90.2, chip[1]), color=LEARNED)
     _arrow(axes, (90.2, chip[3]), (90.2, y - height / 2), color=LEARNED)
-    axes.plot([96.5, 98.2, 98.2], [LANES["robust"], LANES["robust"], 57], color=LEARNED, linewidth=1.6)
-    _arrow(axes, (98.2, 57), (96.5, 57), color=LEARNED)
+    axes.plot([96.5, 98.2, 98.2], [LANES["robust"], LANES["robust"], 60.5], color=LEARNED, linewidth=1.6)
+    _arrow(axes, (98.2, 60.5), (96.5, 60.5), color=LEARNED)
     # G goes back to the records: that is where the probes look.
-    turn, left, floor = 57.0, 13.3, LANES["robust"]
-    axes.plot([74, 74, left, left], [y - height / 2, turn, turn, floor], color=INK, linewidth=1.2)
+    turn, left = 60.5, 13.3
+    axes.plot([74, 74, left, left], [y - height / 2, turn, turn, LANES["paper"]], color=INK, linewidth=1.2)
     _text(axes, 40, turn + 1.4, "probe: look along $G$, on the same batch")
-    for lane in ("paper", "robust"):
-        _arrow(axes, (left, LANES[lane]), (15.5, LANES[lane]))
+    _arrow(axes, (left, LANES["paper"]), (15.5, LANES["paper"]))
 
 
-def _probe_lane(
-    axes: Axes,
-    preset: str,
-    *,
-    forwards: str,
-    clipping: str,
-    noise: str,
-    fit: str,
-    rule: str,
-    learned: str,
-    feedback: str,
-) -> None:
-    y, height = LANES[preset], 12.5
-    settings = PRESETS[preset]
-    warmup = f"\nand in the\nfirst {100 * settings.warmup:g} %" if settings.warmup else ""
-    _text(axes, 1.8, y, f"Preset\n“{preset}”", ha="left", fontweight="bold", va="bottom")
-    _text(axes, 1.8, y - 0.8, f"every {settings.interval} steps{warmup}", ha="left", va="top")
+def _probe_lane(axes: Axes) -> None:
     boxes = [
-        (15.5, 31.0, forwards, PLAIN),
-        (34.0, 50.0, clipping, PLAIN),
-        (52.0, 64.0, noise, BY_BUDGET),
-        (67.0, 81.5, fit, PLAIN),
-        (84.0, 96.5, rule, PLAIN),
+        (15.5, 31.0, "forward at $w \\pm hG$,\n$h = \\eta$:\nlosses $L_{-}, L_0, L_{+}$", PLAIN),
+        (34.0, 50.0, "clip each loss\n$\\min(L_{k,i},\\, R_l)$", PLAIN),
+        (52.0, 64.0, "sum\n$+\\;\\sigma_l R_l\\, \\mathcal{N}(0, I_3)$", BY_BUDGET),
+        (67.0, 81.5, "parabola through\n$\\tilde L_{-}, \\tilde L_0, \\tilde L_{+}$:\nslope $b$, curvature $a$", PLAIN),
+        (84.0, 96.5, "$b/a$\nif $a, b > 0$, and\nnear the old $\\eta$", PLAIN),
     ]
+    floor = _lane(axes, "paper", f"every {PRESETS['paper'].interval} steps", boxes)
+    # The releases also set the next threshold.
+    below = floor - 2.6
+    axes.plot([74.5, 74.5, 42], [floor, below, below], color=LEARNED, linewidth=1.6)
+    _arrow(axes, (42, below), (42, floor), color=LEARNED)
+    _box(axes, (52.0, below - 1.5, 64.0, below + 1.5), "next $R_l$", BY_LEARNING)
+    _text(axes, 75.5, below, "sum of the released losses", ha="left")
+
+
+def _vote_lane(axes: Axes) -> None:
+    when = f"after {OPENING} steps, then\n{len(REVIEWS)} times up to\n{REVIEWS[-1]:.0%} of the run"
+    boxes = [
+        (15.5, 31.0, "same batch, forward\nat an average $\\bar w$ of\nthe weights so far:\nlosses $\\bar L_i$", PLAIN),
+        (34.0, 50.0, "one vote per record\n$\\mathrm{sign}(\\bar L_i - L_i)$:\nat most 1, whatever\nthe losses", PLAIN),
+        (52.0, 64.0, "sum\n$+\\;\\sigma_l\\, \\mathcal{N}(0, 1)$", BY_BUDGET),
+        (67.0, 81.5, "margin of $w$ over $\\bar w$:\nlost if too low", PLAIN),
+        (84.0, 96.5, "if lost: go back\nand brake $\\eta$;\nelse go on", PLAIN),
+    ]
+    floor = _lane(axes, "robust", when, boxes)
+    # Weights are private, so the records may be looked at with their average; the rate starts from public numbers.
+    below = floor - 5.2
+    average = (60.0, below - 2.4, 81.5, below + 2.4)
+    axes.plot([average[0], 23.2], [below, below], color=INK, linewidth=1.2)
+    _arrow(axes, (23.2, below), (23.2, floor))
+    _box(axes, average, "average $\\bar w$ of the\nweights so far", PLAIN)
+    _box(axes, (84.0, below - 2.4, 96.5, below + 2.4), f"start ${PEAK:g}/\\sqrt{{T}}$,\nlinear decay", BY_DEFAULT)
+    _arrow(axes, (90.2, below + 2.4), (90.2, floor))
+
+
+def _lane(axes: Axes, name: str, when: str, boxes: Sequence[tuple[float, float, str, dict[str, Any]]]) -> float:
+    """A preset's way from the records to the rate; the height of the floor of its boxes."""
+    y, height = LANES[name], 12.5
+    _text(axes, 1.8, y, f"Preset\n“{name}”", ha="left", fontweight="bold", va="bottom")
+    _text(axes, 1.8, y - 0.8, when, ha="left", va="top")
     _row(axes, y, height, boxes, labels={2: "$\\div B$"})
-    # The rule's result is the next rate; the releases also set the next thresholds.
-    below = y - height / 2 - 2.6
-    axes.plot([74.5, 74.5, 42], [y - height / 2, below, below], color=LEARNED, linewidth=1.6)
-    _arrow(axes, (42, below), (42, y - height / 2), color=LEARNED)
-    _box(axes, (52.0, below - 1.5, 64.0, below + 1.5), f"next {learned}", BY_LEARNING)
-    _text(axes, 75.5, below, feedback, ha="left")
+    return y - height / 2
 
 
 def _hyperparameters(axes: Axes) -> None:
@@ -140,7 +133,7 @@ def _hyperparameters(axes: Axes) -> None:
             0.5,
             34.5,
             "DP-related: budget and constants",
-            "$\\sigma_g$ and $\\sigma_l$ from $(\\varepsilon, \\delta)$, $K$,\n"
+            "$\\sigma_g$ and $\\sigma_l$ from $(\\varepsilon, \\delta)$, $K$ or the votes’ steps,\n"
             f"$\\gamma = {paper.gamma:g}$ (paper), ${robust.gamma:g}$ (robust)",
             BY_BUDGET,
         ),
@@ -148,14 +141,14 @@ def _hyperparameters(axes: Axes) -> None:
             36.0,
             67.5,
             "Data-independent: left at defaults",
-            "$B$, $T$, $\\beta_1$, $\\beta_2$, weight decay;\n$R_g$ is scaled out by normalising",
+            "$B$, $T$, $\\beta_1$, $\\beta_2$, weight decay, start of $\\eta$;\n$R_g$ is scaled out by normalising",
             BY_DEFAULT,
         ),
         (
             69.0,
             99.5,
             "Data-dependent: learned, privately",
-            f"$\\eta$, from {paper.initial_learning_rate:g} on;\n$R_l$ (paper), $R_d$ and $R_c$ (robust)",
+            f"paper: $\\eta$, from {paper.initial_learning_rate:g} on, and $R_l$;\nrobust: when to brake $\\eta$",
             BY_LEARNING,
         ),
     ]

@@ -21,6 +21,7 @@ from hyfreedp.experiments.run import commit, environment
 STYLES: dict[str, dict[str, Any]] = {
     "robust": {"color": "#0072B2", "linestyle": "-", "marker": "o"},
     "paper": {"color": "#D55E00", "linestyle": "--", "marker": "s"},
+    "line_search": {"color": "#E69F00", "linestyle": (0, (1, 1)), "marker": "X"},
     "best": {"color": "#009E73", "linestyle": "-.", "marker": "^"},
     "worst": {"color": "#7F7F7F", "linestyle": ":", "marker": "v"},
     "reference": {"color": "#CC79A7", "linestyle": (0, (5, 1, 1, 1)), "marker": "D"},
@@ -28,7 +29,7 @@ STYLES: dict[str, dict[str, Any]] = {
 # For series that are not methods, in order.
 SERIES = [STYLES[name] for name in ("robust", "paper", "best", "reference", "worst")] + [
     {"color": "#56B4E9", "linestyle": (0, (3, 1)), "marker": "P"},
-    {"color": "#E69F00", "linestyle": (0, (1, 1)), "marker": "X"},
+    STYLES["line_search"],
 ]
 
 

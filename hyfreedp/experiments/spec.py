@@ -7,6 +7,7 @@ import math
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from hyfreedp import votes
 from hyfreedp.accounting.arguments import check_choice
 from hyfreedp.experiments.cache import key_of
 from hyfreedp.experiments.evaluation import Evaluation
@@ -98,10 +99,14 @@ class Spec:
     def key(self) -> str:
         """Name of the cell's files: a hash of the spec, without later fields that a spec leaves at None.
 
-        It covers the pre-trained weights and the documents that the run starts from, so that others make another cell.
+        It covers the pre-trained weights and the documents that the run starts from, and how its learning rate is
+        learned, so that others make another cell.
         """
         later = ("clipping_threshold", "base", "model", "tuning", "source")
         named = {name: value for name, value in asdict(self).items() if name not in later or value is not None}
+        method = METHODS[self.method]
+        if method.learns:
+            named["learning"] = [repr(method.settings), *(votes.CONSTANTS if method.settings.probe == "votes" else ())]
         if self.weights is not None:
             named["weights"] = self.weights
         if self.source is not None:

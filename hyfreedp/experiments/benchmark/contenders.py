@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from hyfreedp import PRESETS, PrivacyEngine, calibrate_noise
 from hyfreedp.clipping import AbadiClipping
 from hyfreedp.experiments.benchmark.workloads import Workload
+from hyfreedp.experiments.studies.line_search import LINE_SEARCH
 
 Step = Callable[[], object]
 
@@ -112,7 +113,7 @@ def _mean_loss(logits: Tensor, labels: Tensor, *, shape: torch.Size) -> Tensor:
 
 def _ours(work: Workload, setup: Setup, *, interval: int | None) -> Step:
     """This package's step: at a fixed rate, or with a probe every ``interval`` steps."""
-    preset = PRESETS["fixed"] if interval is None else replace(PRESETS["robust"], warmup=0.0, interval=interval)
+    preset = PRESETS["fixed"] if interval is None else replace(LINE_SEARCH, warmup=0.0, interval=interval)
     _, optimizer, _ = PrivacyEngine(seed=0).make_private_with_epsilon(
         module=work.module,
         optimizer=setup.optimizer(work.trainable),

@@ -1,0 +1,121 @@
+"""The state of a run: everything that going on bit for bit needs, and what a saved state must agree with."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from hyfreedp.accounting import NoiseSplit, PrivacyLedger
+from hyfreedp.base import BaseOptimizer
+from hyfreedp.checks import check_same_run
+from hyfreedp.clipping import GradientEngine
+from hyfreedp.distributed import Processes
+from hyfreedp.mixing import steps_to_check
+from hyfreedp.noise import NoiseGenerator
+from hyfreedp.probe import LineSearch, ProbeBatch
+from hyfreedp.sampling import PoissonSampler, RandomState
+from hyfreedp.stepsize import Decay
+from hyfreedp.votes import VotedRate
+
+
+class Resumable:
+    """Saving and loading, for :class:`hyfreedp.HyFreeDPOptimizer`, whose attributes these are."""
+
+    base: torch.optim.Optimizer
+    module: nn.Module
+    split: NoiseSplit
+    ledger: PrivacyLedger
+    expected_batch_size: float
+    probe: LineSearch | VotedRate | None
+    probe_batch: ProbeBatch
+    decay: Decay
+    decay_start: float
+    sampler: PoissonSampler | None
+    processes: Processes
+    history: list[dict[str, Any]]
+    _engine: GradientEngine
+    _base: BaseOptimizer
+    _generator: NoiseGenerator
+    _checks_due: list[int]
+    _settings: dict[str, str]
+    _runs: dict[str, list[Any]]  # releases of the runs that this object has been, by key
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that :meth:`load_state_dict` needs to go on bit for bit, model included: tensors and plain values.
+
+        It holds the key of all noise: whoever has it can take the noise off again. Keep it as secret as the data, and
+        publish the model alone.
+
+        As with torch's own, its tensors are those of the live model and optimizer: save or copy it before stepping on.
+        States of several processes differ only in dropout's random state; to go on bit for bit, each process saves and
+        loads its own. Any of them may be loaded by any number of processes.
+        """
+        return {
+            "model": self.module.state_dict(),
+            "base_optimizer": self.base.state_dict(),
+            "last_step": None if self._base.last is None else list(self._base.last),
+            "probe": None if self.probe is None else self.probe.state_dict(),
+            "ledger": self.ledger.state_dict(),
+            "sampler": None if self.sampler is None else self.sampler.state_dict(),
+            "generator": self._generator.state_dict(),
+            "settings": dict(self._settings),
+            "random_state": RandomState.capture(self._base.parameters[0].device).states,
+            "history": [dict(row) for row in self.history],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` gave, torch's global generator included; the run must be the same.
+
+        A step made again on the same data is the same release. On other data (augmentation or dropout may draw other
+        numbers) it gets other noise, and the ledger counts both where it knows of the first: if this object made it, or
+        the state tells. What another process has released since the state was saved nobody knows here: publish nothing
+        that was made after the last saved state, or count it.
+
+        Raises:
+            ValueError: the state is of another run, and what differs; or processes load states of different runs.
+        """
+        if "generator" not in state:
+            raise ValueError("state was saved by a version of hyfreedp whose noise is not safe: it cannot be resumed")
+        key = hashlib.sha256(state["generator"]["key"].encode()).hexdigest()[:8]
+        self.processes.agree(steps=state["ledger"]["steps"], generator=key)
+        check_same_run(self._settings, state["settings"])
+        present = self.ledger.state_dict()
+        self._runs[self._generator.key.hex()] = present["released"]
+        self.ledger.load_state_dict(state["ledger"], also=self._runs.get(state["generator"]["key"], ()))
+        try:
+            self.module.load_state_dict(state["model"])
+            self.base.load_state_dict(copy.deepcopy(state["base_optimizer"]))  # torch would go on using its tensors
+        except BaseException:
+            self.ledger.load_state_dict(present)
+            raise
+        if (last := state["last_step"]) is not None:
+            pairs = zip(last[1], self._base.parameters, strict=True)
+            last = last[0], [weight.to(parameter.device, copy=True) for weight, parameter in pairs]
+        self._base.last = last
+        if self.probe is not None:
+            self.probe.load_state_dict(state["probe"])
+        if self.sampler is not None and state["sampler"] is not None:
+            self.sampler.load_state_dict(state["sampler"])
+        self._generator.load_state_dict(state["generator"])
+        self._checks_due = steps_to_check(self.ledger.steps, self.split.steps, self._generator)
+        RandomState(self._base.parameters[0].device, state["random_state"]).restore()
+        self.history = [dict(row) for row in state["history"]]
+
+    def _describe(self) -> dict[str, str]:
+        """What a saved state must agree with, beside the plan. Sizes of pieces, engine and processes may change."""
+        return {
+            "number of records": str(None if self.sampler is None else self.sampler.num_records),
+            "expected batch size": repr(self.expected_batch_size),
+            "clipping": repr(self._engine.clipping),
+            "probe": repr(self.probe),
+            "probe's batch": self.probe_batch,
+            "learning rate": repr(self._base.eta) if self.probe is None else "learned",
+            "decay": f"{self.decay} from {self.decay_start!r}",
+            **self._base.settings(),
+            "noise": "secure" if self._generator.secure else "standard",
+        }

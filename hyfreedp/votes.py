@@ -1,0 +1,225 @@
+"""The rate of preset "robust": a public start, a linear decay, and private votes that brake it where it is too high.
+
+A parabola along the last step judges a rate one step ahead, where noise looks worse than it is: a later decay removes
+it for free. Here the records of a batch compare the weights with an average of those before, a few times in a run. What
+they say is one number of sensitivity 1 (:func:`hyfreedp.privatize.privatize_votes`), whatever the losses.
+
+AdamW on normalised gradients is scale-free: noise, the same for all tasks, is nearly all of what it normalises. So a
+share of 1 / sqrt(T), at which the noise of T steps adds up to the same displacement whatever T is, suits most tasks. It
+is too much for some, and these votes find out:
+
+* The *opening* vote, after two steps, compares them with their average. The first directions of Adam are signs, four
+  times as long as later ones, which shatters what pre-trained weights know. If the vote is clearly lost, the run begins
+  again from its first weights, and warms up: each direction is scaled by 1 - beta^t, which takes back what Adam adds to
+  its first moment, so that every gradient weighs the same. If it is lost by nearly all records, or if there is no such
+  first moment, at half the rate, too.
+* The *reviews* compare the weights with the polynomial average of the run so far (Shamir and Zhang, ICML 2013). If the
+  average wins, noise has outgrown progress: the run goes on from the average, at half the rate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Measured on validation data of small tasks, see docs/step_rule.md. Users set none of it.
+PEAK = 0.3  # of the rate, times sqrt(T), in units of the base optimizer's displacement per gradient
+OPENING = 2  # steps before the opening vote
+REVIEWS = (0.125, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7)  # shares of the run
+ROUGH = 8  # steps in which weights are too rough to be judged, unless they are two fifths of the run
+OPENING_MARGIN = -0.25  # below which the opening vote is lost
+SHATTERED = -0.75  # and below which it is lost by so many that the rate is halved
+REVIEW_MARGIN = 0.0  # the same of a review
+WARM_REVIEW_MARGIN = 0.2  # and of one after a lost opening: such weights have more to lose
+BRAKE = 0.5  # of the rate
+
+CONSTANTS = (PEAK, OPENING, REVIEWS, ROUGH, OPENING_MARGIN, SHATTERED, REVIEW_MARGIN, WARM_REVIEW_MARGIN, BRAKE)
+
+
+def vote_steps(steps: int) -> tuple[int, ...]:
+    """The steps, of a run of ``steps``, whose batch votes before its gradient is taken; fixed in advance."""
+    planned = {OPENING, *(round(share * steps) for share in REVIEWS if share * steps >= min(ROUGH, 0.4 * steps))}
+    return tuple(sorted(step for step in planned if OPENING <= step < steps))
+
+
+@dataclass(frozen=True)
+class VoteResult:
+    """What a vote released and what was decided from it.
+
+    Attributes:
+        margin: private share of votes for the weights at hand less that for their average.
+        margin_std: standard deviation of its noise.
+        needed: the margin below which the weights at hand lose.
+        lost: whether they did, so that the run went back and changed its rate.
+    """
+
+    margin: float
+    margin_std: float
+    needed: float
+    lost: bool
+
+
+class VotedRate:
+    """The learning rate of a run, the average of weights that its votes compare with, and the way back.
+
+    Memory: one copy of the trained weights, the average, until the last review; one more, the first weights, until the
+    opening vote; and one while a vote is held.
+
+    Args:
+        parameters: the trainable ones.
+        optimizer: the base optimizer over them.
+        steps: T, length of the run.
+
+    Raises:
+        ValueError: momentum or dampening of 1 or more.
+    """
+
+    kind = "votes"
+
+    def __init__(self, parameters: list[Tensor], optimizer: torch.optim.Optimizer, steps: int) -> None:
+        group = optimizer.param_groups[0]
+        self._parameters = parameters
+        self._steps = steps
+        self._made = 0  # steps
+        self._peak = PEAK / math.sqrt(steps)
+        self._warm = False
+        self._beta = float(group["betas"][0]) if "betas" in group else None
+        self._displacement, proportional = displacement_per_gradient(group)
+        self._unit = math.nan if proportional else 1.0  # size of a private gradient's coordinates
+        self._start: list[Tensor] = []
+        self._average: list[Tensor] = []
+        self._averaged = 0  # weights in the average
+
+    @property
+    def eta(self) -> float:
+        """The rate in force, without decay. NaN before the first gradient where its size sets the unit."""
+        warmup = 1 - self._beta ** (self._made + 1) if self._warm and self._beta is not None else 1.0
+        return self._peak * warmup / (self._displacement * self._unit)
+
+    def arrive(self, step: int) -> None:
+        """Before a step. At the first, keep the weights as those of the start, and as the first in the average."""
+        self._made = step
+        if step > 0:
+            return
+        self._start = [p.detach().clone() for p in self._parameters]
+        self._average = [w.to(torch.promote_types(w.dtype, torch.float32), copy=True) for w in self._start]
+        self._averaged = 1
+        self._tidy()
+
+    def measure(self) -> None:
+        """Take the unit from the first private gradient, which is in ``.grad``. Later ones change nothing."""
+        if math.isnan(self._unit):
+            gradients = [p.grad for p in self._parameters if p.grad is not None]
+            squares = sum(float(gradient.double().square().sum()) for gradient in gradients)
+            self._unit = math.sqrt(squares / sum(gradient.numel() for gradient in gradients)) or math.nan
+
+    @contextmanager
+    def at_average(self) -> Iterator[None]:
+        """The weights are the average's, for the length of a ``with``."""
+        present = [p.detach().clone() for p in self._parameters]
+        try:
+            self._set(self._average)
+            yield
+        finally:
+            self._set(present)
+
+    def count(self, margin: float, margin_std: float) -> VoteResult:
+        """What the margin of the vote of this step means."""
+        if self._made == OPENING:
+            needed = OPENING_MARGIN
+        else:
+            needed = WARM_REVIEW_MARGIN if self._warm else REVIEW_MARGIN
+        return VoteResult(margin, margin_std, needed, margin < needed)
+
+    @contextmanager
+    def retreat(self, vote: VoteResult) -> Iterator[bool]:
+        """Go back after a vote that was lost; true for the body. If that raises, all is as it was."""
+        present, before = [p.detach().clone() for p in self._parameters], (self._peak, self._warm)
+        opening = self._made == OPENING
+        try:
+            self._set(self._start if opening else self._average)
+            if not opening or not self._beta or vote.margin < SHATTERED:
+                self._peak *= BRAKE
+            self._warm |= opening
+            yield True
+        except BaseException:
+            self._set(present)
+            self._peak, self._warm = before
+            raise
+        if opening:
+            torch._foreach_copy_(self._average, self._start)
+            self._averaged = 1
+
+    @torch.no_grad()
+    def advance(self) -> None:
+        """A step was made: take its weights into the average, the i-th with a weight proportional to i."""
+        self._made += 1
+        if self._average:
+            self._averaged += 1
+            present = [p.detach().to(a.dtype) for p, a in zip(self._parameters, self._average, strict=True)]
+            torch._foreach_lerp_(self._average, present, 2 / (self._averaged + 1))
+        self._tidy()
+
+    def _tidy(self) -> None:
+        """Free what no later vote needs."""
+        left = [step for step in vote_steps(self._steps) if step >= self._made]
+        if OPENING not in left:
+            self._start = []
+        if not left:
+            self._average = []
+
+    @torch.no_grad()
+    def _set(self, weights: list[Tensor]) -> None:
+        for parameter, weight in zip(self._parameters, weights, strict=True):
+            parameter.copy_(weight)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain numbers and the live tensors that :meth:`load_state_dict` restores exactly."""
+        return {
+            "made": self._made,
+            "peak": self._peak,
+            "warm": self._warm,
+            "unit": self._unit,
+            "averaged": self._averaged,
+            "average": list(self._average),
+            "start": list(self._start),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` gave."""
+        self._made, self._peak, self._warm = state["made"], state["peak"], state["warm"]
+        self._unit, self._averaged = state["unit"], state["averaged"]
+        devices = [p.device for p in self._parameters]
+        self._average = [a.to(d, copy=True) for a, d in zip(state["average"], devices, strict=False)]
+        self._start = [a.to(d, copy=True) for a, d in zip(state["start"], devices, strict=False)]
+
+    def __repr__(self) -> str:
+        """All that does not change during a run."""
+        return f"{type(self).__name__}{CONSTANTS}"
+
+
+def displacement_per_gradient(group: Mapping[str, Any]) -> tuple[float, bool]:
+    """How far one gradient moves the weights in all, per unit of rate, and whether that is in units of the gradient.
+
+    Momentum beta repeats a gradient, 1 / (1 - beta) times in all. Optimizers that normalise, Adam's kin and those with
+    a running mean square, make its coordinates of size 1 on average; SGD leaves them as they are.
+
+    Args:
+        group: a parameter group of the base optimizer.
+
+    Raises:
+        ValueError: with this momentum a gradient would move the weights for ever, or but for the first not at all.
+    """
+    if "betas" in group:
+        return 1.0, False
+    for name in ("momentum", "dampening"):
+        if not float(group.get(name, 0.0)) < 1:
+            raise ValueError(f"optimizer must have {name} below 1, got {group[name]}: choose 0.9 and no dampening")
+    repeated = (1 - float(group.get("dampening", 0.0))) / (1 - float(group.get("momentum", 0.0)))
+    return repeated, not {"alpha", "rho", "lr_decay"} & set(group)
