@@ -329,7 +329,7 @@ def test_search_copes_with_infinite_and_vanishing_costs():
         (dict(gamma=1.0), "gamma must be greater than 1 and finite, got 1.0: .* nothing of the budget is left"),
         (dict(gamma=0.5), "gamma must be greater than 1"),
         (dict(gamma=math.inf), "gamma must be greater than 1 and finite, got inf"),
-        (dict(probe="contrast"), "probe must be one of 'contrasts', .*, got 'contrast' .did you mean 'contrasts'"),
+        (dict(probe="contrast"), "probe must be one of 'votes', .*, got 'contrast' .did you mean 'contrasts'"),
         (dict(accountant="prv"), "accountant must be one of 'pld', 'rdp', 'gdp', got 'prv'"),
         (dict(allocation="perstep"), "allocation must be .* .did you mean 'per_step'"),
         (dict(composition="same"), "composition must be one of 'same_batch', 'independent', 'epsilon_sum', got 'same'"),

@@ -26,7 +26,8 @@ from hyfreedp.accounting.mechanisms import (
     probe_mechanism,
 )
 from hyfreedp.accounting.pld import amplify_by_sampling, privacy_loss_distribution
-from hyfreedp.privatize import privatize_contrasts, privatize_loss
+from hyfreedp.experiments.studies.contrasts import privatize_contrasts
+from hyfreedp.privatize import privatize_loss
 
 pytestmark = pytest.mark.filterwarnings("ignore::hyfreedp.accounting.UnsoundAccountingWarning")
 

@@ -132,3 +132,43 @@ def test_epsilon_so_far_keeps_the_composition_and_its_warning():
     with pytest.warns(UnsoundAccountingWarning, match="share one") as caught:
         ledger.epsilon()
     assert [w.filename for w in caught] == [__file__]
+
+
+# -- votes, which come before the gradient of their step ---------------------------------------------------------------
+
+
+def test_a_vote_and_the_gradient_after_it_are_one_step():
+    """Released at once in the books: the vote counts the whole step, and its gradient nothing more."""
+    split = make_split(probe="votes", vote_steps=(1, 4))
+    ledger = PrivacyLedger(split)
+    ledger.record(False, 10)
+    ledger.record_vote(11)
+    after_vote = ledger.epsilon()
+    assert (ledger.steps, ledger.repeated) == (1, 1)
+    ledger.record_vote(11)  # the same batch once more: the same release
+    ledger.record(True, 12)
+    assert ledger.epsilon() == after_vote and (ledger.steps, ledger.probe_steps, ledger.repeated) == (2, 1, 0)
+    again = PrivacyLedger(split)
+    again.load_state_dict(json.loads(json.dumps(ledger.state_dict())))
+    again.record(False, 13)
+    assert after_vote < again.epsilon() < epsilon(split) <= 1
+
+
+def test_a_vote_of_others_is_a_further_release_until_the_votes_are_used_up():
+    ledger = PrivacyLedger(make_split(probe="votes", vote_steps=(1, 4)))
+    ledger.record(False, 10)
+    ledger.record_vote(11)
+    one = ledger.epsilon()
+    ledger.record_vote(21)
+    assert ledger.epsilon() > one and ledger.repeated == 2
+    with pytest.raises(BudgetExhausted, match="step 1 would be released once more with other data"):
+        ledger.record_vote(31)
+    ledger.record(True, 12)
+    assert (ledger.steps, ledger.repeated) == (2, 1)
+
+
+def test_a_vote_out_of_turn_is_refused_and_not_counted():
+    ledger = PrivacyLedger(make_split(probe="votes", vote_steps=(1, 4)))
+    with pytest.raises(BudgetExhausted, match=r"step 0 must not probe .*probe='votes', vote_steps=\(1, 4\)\), but it"):
+        ledger.record_vote(11)
+    assert (ledger.steps, ledger.repeated, ledger.epsilon()) == (0, 0, 0)

@@ -21,6 +21,7 @@ from torch.utils.data import (
 
 from hyfreedp import PrivacyEngine
 from hyfreedp.clipping import AbadiClipping, AutomaticClipping, make_engine
+from hyfreedp.experiments.studies.line_search import LINE_SEARCH
 
 ENGINES = ("bookkeeping", "hooks")
 MIXES = "depend on which other samples are in the batch"
@@ -160,7 +161,7 @@ def added(layer):
 def test_t10_buffer_that_learns_is_refused_by_name_and_put_back(when, name):
     model = nn.Sequential(Standardiser(when), nn.Linear(8, 2))
     before = copy.deepcopy(model.state_dict())
-    model, optimizer, loader = wire(model, classes(), preset="robust", warmup=0.5)
+    model, optimizer, loader = wire(model, classes(), preset=LINE_SEARCH, warmup=0.5)
     with pytest.raises(ValueError, match=f"changed these buffers or parameters of the model: '{name}'"):
         train(optimizer, loader, losses(model))
     after = optimizer.state_dict()["model"]

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from hyfreedp import HyFreeDPOptimizer, NoiseGenerator, PrivacyEngine, calibrate_noise
 from hyfreedp.accounting import BudgetExhausted
 from hyfreedp.clipping import AbadiClipping, AutomaticClipping, make_engine
+from hyfreedp.experiments.studies.line_search import LINE_SEARCH, StudiedRule
 
 
 class Bag(nn.Module):
@@ -224,8 +225,9 @@ def test_t8c_other_pieces_of_a_batch_have_other_noise(pieces):
 
 OTHER_RUNS = {
     "clipping": {"clipping": AbadiClipping(5.0)},
-    "probe": {"preset": "robust", "step_rule": "gen"},
-    "decay": {"preset": "robust", "decay": "none", "decay_start": 0.0},
+    "probe": {"preset": LINE_SEARCH, "step_rule": StudiedRule("gen")},
+    "probe's batch": {"preset": "paper", "probe_batch": "next"},
+    "decay": {"preset": LINE_SEARCH, "decay": "none", "decay_start": 0.0},
     "number of records": {"records": 600, "batch_size": 60},
     "learning rate": {"lr": 0.5},
     "optimizer": {"optimizer": torch.optim.Adam},
@@ -420,7 +422,7 @@ def test_gradient_and_probe_have_keys_of_their_own(monkeypatch):
     child = NoiseGenerator.child
     monkeypatch.setattr(NoiseGenerator, "child", lambda self, *path: paths.append(path) or child(self, *path))
     data = TensorDataset(torch.randn(60, 8), torch.randint(0, 2, (60,)))
-    model, optimizer, loader = wire(PrivacyEngine(seed=0), small_model(), data, batch_size=6, preset="robust")
+    model, optimizer, loader = wire(PrivacyEngine(seed=0), small_model(), data, batch_size=6, preset=LINE_SEARCH)
     steps_of(optimizer, loader, model, 3)
     released = [path for path in paths if path[0] in ("gradient", "probe")]
     assert released == [("gradient", 0), ("probe", 0), ("gradient", 1), ("probe", 1), ("gradient", 2), ("probe", 2)]

@@ -6,11 +6,22 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
-from twins import adamw, cross_entropy, flat, make_batches, make_model, make_private, sgd, trainable
+from twins import (
+    PRESETS,
+    adamw,
+    cross_entropy,
+    flat,
+    line_search,
+    make_batches,
+    make_model,
+    make_private,
+    sgd,
+    trainable,
+)
 
 from hyfreedp import PrivacyEngine
 from hyfreedp.clipping import AutomaticClipping, NoClipping
-from hyfreedp.probe import Probe
+from hyfreedp.experiments.studies.line_search import LINE_SEARCH
 
 
 class Forbidden(Dataset):
@@ -53,17 +64,27 @@ REFUSED = {
         {"loader": DataLoader(Forbidden(), batch_size=41)},
         "batch_size must be at most the number of records, 40, got 41: the sample rate would be .* > 1",
     ),
-    "interval beyond the run": ({"interval": 11}, "interval must be an integer .* at most steps=10, got 11"),
-    "interval zero": ({"interval": 0}, "interval must be an integer of at least 1 .*, got 0"),
+    "interval beyond the run": (
+        {"preset": "paper", "interval": 11},
+        "interval must be an integer .* at most steps=10, got 11",
+    ),
+    "interval zero": ({"interval": 0}, "interval must be an integer of at least 1, got 0"),
     "interval fraction": ({"interval": 2.5}, "interval must be an integer .*, got 2.5"),
-    "default interval in a short run": ({"steps": 4}, "interval must be .* at most steps=4, got 5"),
+    "default interval in a short run": ({"preset": "paper", "steps": 4}, "interval must be .* at most steps=4, got 5"),
     "neither epochs nor steps": ({"steps": None}, "either epochs or steps, got epochs=None and steps=None"),
     "both epochs and steps": ({"epochs": 2, "steps": 10}, "either epochs or steps, got epochs=2 and steps=10"),
     "no steps": ({"steps": 0}, "steps must be an integer of at least 1, got 0"),
     "half an epoch": ({"epochs": 0.5, "steps": None}, "epochs must be an integer of at least 1, got 0.5"),
     "unknown preset": ({"preset": "robustt"}, "preset must be one of 'robust', 'paper', 'fixed' .*, got 'robustt'"),
     "unknown probe": ({"probe": "loss"}, "probe must be one of .*'losses'.*, got 'loss'"),
+    "probe that the rule does not release": (
+        {"probe": "contrasts"},
+        r"probe must be what Probe\(losses .* releases, got 'contrasts'",
+    ),
     "unknown rule": ({"step_rule": "greedy"}, "step_rule must be one of .*'literal'.*got 'greedy'"),
+    "unknown batch of the probe": ({"probe_batch": "last"}, "probe_batch must be one of 'same', 'next', got 'last'"),
+    "smoothing zero": ({"smoothing": 0.0}, r"smoothing must be .* in \(0, 1\], got 0.0"),
+    "smoothing above one": ({"smoothing": 1.5}, r"smoothing must be .* in \(0, 1\], got 1.5"),
     "unknown threshold rule": (
         {"preset": "paper", "loss_threshold_rule": "mean"},
         "loss_threshold_rule must be one of .*'sum'.*got 'mean'",
@@ -107,7 +128,7 @@ def test_arguments_out_of_range_are_refused_by_name_value_and_range(case):
     refuse(ValueError, message, **settings)
 
 
-@pytest.mark.parametrize("preset", ["robust", "paper", "fixed"])
+@pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
 @pytest.mark.parametrize(
     "case",
     ["epsilon zero", "delta one", "batch larger than the data", "no steps", "delta so large that no noise is needed"],
@@ -289,11 +310,11 @@ def test_a_batch_without_tensors_is_refused(batch):
 
 
 def test_negative_losses_are_refused_where_losses_are_released():
-    """Clipping to [0, R_l] would silently make them zero. Found before the release, with the two ways out."""
+    """Clipping to [0, R_l] would silently make them zero. Found before the release, with the way out."""
     model = make_model()
     _, optimizer, loader = make_private(model, adamw(model), preset="paper", target_epsilon=3.0, accountant="rdp")
     weights = flat(model)
-    with pytest.raises(ValueError, match=r"losses must not be negative.*most of the first batch are.*contrasts"):
+    with pytest.raises(ValueError, match=r"losses must not be negative.*most of the first batch are: shift the loss"):
         optimizer.step(lambda b: cross_entropy(model)(b) - 5, make_batches((6,))[0])
     untouched(optimizer, loader, weights)
 
@@ -303,7 +324,9 @@ def test_contrasts_allow_negative_losses(unbound_noise):
     runs = []
     for shift in (0.0, -5.0):
         model = make_model()
-        _, optimizer, _ = make_private(model, adamw(model), interval=1, target_epsilon=3.0, accountant="rdp")
+        _, optimizer, _ = make_private(
+            model, adamw(model), preset=LINE_SEARCH, interval=1, target_epsilon=3.0, accountant="rdp"
+        )
         for batch in make_batches((6, 8)):
             optimizer.step(lambda b, s=shift, m=model: cross_entropy(m)(b) + s, batch)
         runs.append(flat(model))
@@ -321,7 +344,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("engine", ["bookkeeping", "hooks"])
-@pytest.mark.parametrize("preset", ["robust", "paper", "fixed"])
+@pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
 @pytest.mark.parametrize("what", [math.nan, math.inf, -math.inf])
 def test_records_that_are_not_finite_never_enter_the_weights(what, preset, engine, unbound_noise):
     """A step with two broken records is the step without them; it is counted, and training goes on."""
@@ -342,7 +365,7 @@ def test_records_that_are_not_finite_never_enter_the_weights(what, preset, engin
 
 
 @pytest.mark.parametrize("target", [3.0, math.inf])
-@pytest.mark.parametrize("preset", ["robust", "paper", "fixed"])
+@pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
 @pytest.mark.parametrize("broken", BROKEN)
 def test_losses_that_are_not_finite_leave_all_that_is_learned_finite(broken, preset, target):
     """Weights, rate, thresholds and history, with one broken record in every batch, and then a whole broken batch."""
@@ -378,7 +401,7 @@ def test_a_broken_record_moves_the_next_rate_no_further_than_any_record_may(kind
     for value in (0.3, math.nan):
         losses = torch.full((3, 8), 0.3, dtype=torch.float64)
         losses[:, 4] = value
-        probe = Probe(kind=kind, rule="gen", eta=0.1, loss_threshold=1.0, contrast_thresholds=(0.1, 0.1))
+        probe = line_search(kind, "gen", eta=0.1, loss_threshold=1.0, contrast_thresholds=(0.1, 0.1))
         fits.append(probe.update(losses, 0.0, 8.0, None, held=False))
     limit = (1.0 if kind == "losses" else 0.1) / 8
     assert abs(fits[0].slope - fits[1].slope) <= limit / (2 * 0.1)

@@ -15,9 +15,9 @@ from hyfreedp import NoiseGenerator, calibrate_noise, clipping_bias, fit_quadrat
 from hyfreedp.experiments import bias_variance, clouds
 from hyfreedp.experiments.paths import FIGURES
 from hyfreedp.experiments.run import Spec, make_run
+from hyfreedp.experiments.studies.contrasts import contrast_threshold
 from hyfreedp.experiments.tasks import TASKS
 from hyfreedp.privatize import optimal_threshold
-from hyfreedp.stepsize import contrast_threshold
 
 
 def test_the_curve_of_fig_truncated_normal():
@@ -129,7 +129,7 @@ def test_a_calibrated_split_survives_its_table(tmp_path):
 
 # -- a run and its parabolas -------------------------------------------------------------------------------------------
 
-SPEC = {"method": "robust", "epsilon": 0.5, "seed": 0, "steps": 10}
+SPEC = {"method": "line_search", "epsilon": 0.5, "seed": 0, "steps": 10}
 
 
 @pytest.fixture(scope="module")

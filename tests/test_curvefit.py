@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hyfreedp.curvefit import fit_contrasts, fit_quadratic
-from hyfreedp.privatize import PrivateContrasts
+from hyfreedp.curvefit import QuadraticFit, fit_quadratic
 
 etas = st.lists(st.integers(-20, 20).filter(bool), min_size=2, max_size=8, unique=True)
 
@@ -56,18 +55,10 @@ def test_three_points_are_the_papers_finite_differences():
     assert fit.curvature_std == pytest.approx(0.1 * math.sqrt(6) / eta**2)
 
 
-def test_contrasts_give_the_same_parabola_as_the_losses():
-    ahead, here, behind, distance = 1.1, 1.3, 1.9, 0.05
-    contrasts = PrivateContrasts(behind - ahead, behind + ahead - 2 * here, 0.2, 0.3, (1.0, 1.0))
-    fit, reference = fit_contrasts(contrasts, distance), fit_quadratic([distance, 0, -distance], [ahead, here, behind])
-    assert (fit.slope, fit.curvature) == pytest.approx((reference.slope, reference.curvature))
-    assert (fit.slope_std, fit.curvature_std) == pytest.approx((0.2 / (2 * distance), 0.3 / distance**2))
-
-
 def test_minimizer():
     assert fit_quadratic([-1, 0, 1], [2.5, 1.0, 0.5]).minimizer == pytest.approx(1.0)
-    assert fit_contrasts(PrivateContrasts(2.0, 0.0, 0, 0, (1, 1)), 1.0).minimizer == math.inf
-    assert math.isnan(fit_contrasts(PrivateContrasts(0.0, 0.0, 0, 0, (1, 1)), 1.0).minimizer)
+    assert QuadraticFit(2.0, 0.0, 1.0).minimizer == math.inf and QuadraticFit(-2.0, 0.0, 1.0).minimizer == -math.inf
+    assert math.isnan(QuadraticFit(0.0, 0.0, 1.0).minimizer)
 
 
 @pytest.mark.parametrize(

@@ -27,10 +27,22 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
-from twins import BASES, adamw, cross_entropy, flat, make_data, make_model, make_private, sgd, unbind_noise
+from twins import (
+    BASES,
+    PRESETS,
+    adamw,
+    cross_entropy,
+    flat,
+    make_data,
+    make_model,
+    make_private,
+    sgd,
+    unbind_noise,
+)
 
 from hyfreedp import PrivacyEngine, distributed, noise
 from hyfreedp.clipping import AutomaticClipping
+from hyfreedp.experiments.studies.line_search import LINE_SEARCH, StudiedRule
 from hyfreedp.sampling import PoissonSampler, poisson_loader
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -182,10 +194,12 @@ def from_both_ends(batch):
 
 
 RUNS = {
-    "contrasts at every step": {"interval": 1},
+    "contrasts at every step": {"preset": LINE_SEARCH, "interval": 1},
     "losses at every step": {"preset": "paper", "interval": 1},
-    "now and then": {"interval": 3, "warmup": 0.2, "base": "groups"},
+    "by the next batch": {"preset": "paper", "interval": 2, "probe_batch": "next"},
+    "now and then": {"preset": LINE_SEARCH, "interval": 3, "warmup": 0.2, "base": "groups"},
     "no probe": {"preset": "fixed", "base": "sgd"},
+    "votes": {"base": "sgd"},
     "in pieces": {"interval": 2, "max_physical_batch_size": 2},
     "in pieces of its own": {"interval": 2, "max_physical_batch_size": from_both_ends},
     "every record": {"interval": 2, "batch_size": 41},
@@ -207,7 +221,7 @@ def test_two_processes_make_the_run_of_one(two, run, noise):
 
 
 @pytest.mark.parametrize("mechanism", ["gaussian", "laplace"])
-@pytest.mark.parametrize("preset", ["robust", "paper"])
+@pytest.mark.parametrize("preset", [LINE_SEARCH, "paper"], ids=["line_search", "paper"])
 def test_empty_batches(two, preset, mechanism):
     """One process or both have none; every kind of step comes, with and without a probe."""
     settings = NOISY | {"preset": preset, "loss_mechanism": mechanism, "interval": 2, "steps": 40, "batch_size": 1}
@@ -408,7 +422,14 @@ UNEQUAL = {
     "records": ({"records": [41, 40]}, "records is 41 on rank 0 and 40 on rank 1"),
     "batch size": ({"batch_size": [8, 4]}, "batch_size is 8 on rank 0 and 4 on rank 1"),
     "epsilon": ({"target_epsilon": [3.0, 2.0]}, "target_epsilon is 3.0 on rank 0 and 2.0 on rank 1"),
-    "preset": ({"step_rule": ["posterior", "anchored"]}, "step_rule is 'posterior' on rank 0 and 'anchored' on rank 1"),
+    "preset": (
+        {"preset": ["paper"] * 2, "step_rule": ["gen", "literal"]},
+        "step_rule is 'gen' on rank 0 and 'literal' on",
+    ),
+    "line search": (
+        {"preset": [LINE_SEARCH] * 2, "step_rule": [StudiedRule(), StudiedRule("anchored")]},
+        "damping=True) on rank 0 and StudiedRule(name='anchored', damping=True) on rank 1",
+    ),
     "clipping": ({"clipping": [None, AutomaticClipping(0.1)]}, "rank 0 and AutomaticClipping(stability=0.1) on rank 1"),
     "rate of the optimizer": ({"base": ["adamw", "groups"]}, "lr: 0.5 maximize: False weight_decay on rank 0"),
     "model": ({"tuning": ["full", "biases"]}, "ight', (7, 5), torch.float64, False), ('0.bias', (7,), torch on rank 1"),
@@ -535,6 +556,67 @@ def test_a_process_that_dies_is_an_error_at_once(tmp_path):
     team.processes[0].join(PATIENCE)
 
 
+# -- votes -------------------------------------------------------------------------------------------------------------
+
+
+def voting(rank, *, bad=None, when=(), **settings):
+    """The run of nine steps in which the opening vote and the last review are lost, by far, and the others won.
+
+    Args:
+        bad: the rank on which passes of the model fail, as if memory did not suffice.
+        when: which passes do, as pairs of a step and a pass of it: the gradient, the average, the gradient again.
+    """
+    model, optimizer, loader = start(rank, records=400, batch_size=100, **settings)
+    optimizer._checks_due = []
+    calls, failed, errors = [0] * 9, [], []
+
+    def loss(batch):
+        t = optimizer.ledger.steps
+        calls[t] += 1
+        if rank == bad and (t, calls[t]) in when and t not in failed:
+            failed.append(t)
+            raise MemoryError("out of memory")
+        against = -100 if t in (2, 6) else 100
+        return cross_entropy(model)(batch) + (0 if torch.is_grad_enabled() else against)
+
+    sizes = []
+    while optimizer.steps_left:
+        for batch in loader:
+            before, state, t = flat(model), repr(optimizer.probe.state_dict()), optimizer.ledger.steps
+            try:
+                optimizer.step(loss, batch)
+            except (MemoryError, RuntimeError) as error:
+                errors.append((t, type(error).__name__))
+                assert torch.equal(flat(model), before) and repr(optimizer.probe.state_dict()) == state
+                calls[t] = 0
+                optimizer.step(loss, batch)
+            sizes.append(len(batch[1]))
+            if not optimizer.steps_left:
+                break
+    return end(model, optimizer, sizes), errors, optimizer.ledger.repeated
+
+
+@pytest.mark.parametrize("noise", [QUIET, NOISY], ids=["unclipped", "noisy"])
+@pytest.mark.parametrize("base", ["adamw", "sgd"])
+def test_two_processes_vote_and_go_back_as_one(two, base, noise):
+    """One margin for all, from the votes of all, and the same weights after votes lost and kept."""
+    answers = two.run(voting, base=base, **noise)
+    assert_one_run([answer[0] for answer in answers], voting(0, base=base, **noise)[0])
+    lost = {row["step"]: row["lost"] for row in answers[0][0].history if "lost" in row}
+    assert lost == {2: True, 4: False, 5: False, 6: True}
+
+
+@pytest.mark.parametrize("bad", [0, 1])
+def test_an_error_of_one_process_around_a_vote_is_an_error_of_all(two, bad):
+    """At the average and after lost votes: nobody keeps a step back, and the second attempt is the same release."""
+    when = ((2, 3), (4, 2), (6, 3))
+    answers = two.run(voting, bad=bad, when=when, **NOISY)
+    assert_one_run([answer[0] for answer in answers], voting(0, **NOISY)[0])
+    for rank, (_, errors, repeated) in enumerate(answers):
+        assert errors == [(t, "MemoryError" if rank == bad else "RuntimeError") for t, _ in when]
+        assert repeated == 0
+
+
 # -- resuming ----------------------------------------------------------------------------------------------------------
 
 LONG = NOISY | {"interval": 2, "steps": 9, "dropout": 0.5}
@@ -560,7 +642,7 @@ def resume(rank, states, **settings):
     return end(model, optimizer)
 
 
-@pytest.mark.parametrize("preset", ["robust", "paper", "fixed"])
+@pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
 def test_resumes_bitwise_when_each_process_loads_its_own_state(two, preset):
     """With dropout, whose random state differs by process."""
     answers = two.run(saved, preset=preset)

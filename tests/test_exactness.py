@@ -16,9 +16,11 @@ from twins import (
     adamw,
     cross_entropy,
     flat,
+    line_search,
     make_batches,
     make_model,
     make_private,
+    searching,
     sgd,
     sgd_momentum,
     trainable,
@@ -26,6 +28,7 @@ from twins import (
 
 from hyfreedp import HyFreeDPOptimizer, NoiseGenerator, QuadraticFit, calibrate_noise, stepsize
 from hyfreedp.clipping import AbadiClipping, AutomaticClipping, NoClipping, make_engine
+from hyfreedp.experiments.studies.line_search import LINE_SEARCH
 from hyfreedp.probe import Probe
 
 SIZES = (9, 6, 8, 0, 11, 7, 5)  # around the expected size, one batch empty
@@ -36,20 +39,23 @@ FACTORS = {
     "none": (NoClipping(), lambda norm: 1.0),
 }
 RULES = {
-    "literal": lambda fit, losses, eta: stepsize.literal(fit, stepsize.RuleState(), eta).eta,
-    "gen": lambda fit, losses, eta: stepsize.gen(fit, stepsize.RuleState(), eta).eta,
+    "literal": lambda fit, losses, eta: stepsize.literal(fit, eta).eta,
+    "gen": lambda fit, losses, eta: stepsize.gen(fit, eta).eta,
 }
 
 
-def compare(model, base, sizes=SIZES, *, clipping="automatic", step_rule="posterior", eta=0.05, **settings):
+def compare(
+    model, base, sizes=SIZES, *, clipping="automatic", kind="contrasts", step_rule="posterior", eta=0.05, **settings
+):
     """Train privately without noise, and the twin beside it; compare weights, rates and fits at every step."""
     twin_model = copy.deepcopy(model)
     rule, factor = FACTORS[clipping]
     _, optimizer, _ = make_private(
         model,
         base(model),
+        preset=LINE_SEARCH,
         clipping=rule,
-        step_rule=step_rule,
+        **searching(kind, step_rule),
         initial_learning_rate=eta,
         **({"interval": 2, "warmup": 0.2} | settings),
     )
@@ -71,7 +77,7 @@ def compare(model, base, sizes=SIZES, *, clipping="automatic", step_rule="poster
     )
     start = flat(model)
     for step, batch in enumerate(make_batches(sizes)):
-        decay = min(1.0, 2 * (1 - step / 10))  # the default: flat for half of the ten steps, then linear to zero
+        decay = min(1.0, 2 * (1 - step / 10))  # flat for half of the ten steps, then linear to zero
         record = optimizer.step(cross_entropy(model), batch)
         probing = step < plan.warmup_steps or (step - plan.warmup_steps) % plan.interval == 0
         taken = twin.step(batch, probing=probing, decay=decay)
@@ -105,7 +111,7 @@ def test_equals_the_twin_with_either_engine_in_physical_batches(tuning, engine):
 def test_equals_the_twin_for_every_probe_rule_and_clipping(probe, step_rule, clipping):
     """Three losses and two contrasts determine the same parabola; the rules' refusals on an empty batch included."""
     sizes = SIZES if step_rule != "literal" else tuple(size or 8 for size in SIZES)
-    compare(make_model(), sgd_momentum, sizes, probe=probe, step_rule=step_rule, clipping=clipping, eta=0.3)
+    compare(make_model(), sgd_momentum, sizes, kind=probe, step_rule=step_rule, clipping=clipping, eta=0.3)
 
 
 @pytest.mark.parametrize("base", BASES)
@@ -154,7 +160,7 @@ def test_clipped_losses_equal_the_twin(threshold_rule):
     """Each loss is clipped at R_l, which follows the released losses within [0.1, 20]."""
     model = make_model()
     twin_model = copy.deepcopy(model)
-    optimizer = make_probing(model, Probe(kind="losses", rule="gen", eta=0.3, loss_threshold_rule=threshold_rule))
+    optimizer = make_probing(model, Probe(rule="gen", eta=0.3, loss_threshold_rule=threshold_rule))
     threshold, heights = 1.0, []
 
     def average(losses):
@@ -188,7 +194,7 @@ def test_clipped_contrasts_equal_the_twin():
     """(d/R_d, c/R_c) of each sample is scaled to norm 1 at most; samples beyond their bound really occur."""
     model = make_model()
     thresholds = (0.02, 0.002)
-    optimizer = make_probing(model, Probe(kind="contrasts", rule="gen", eta=0.3, contrast_thresholds=thresholds))
+    optimizer = make_probing(model, line_search("contrasts", "gen", eta=0.3, contrast_thresholds=thresholds))
     twin_model = make_model()
     clipped = []
 
@@ -227,10 +233,10 @@ def test_clipped_contrasts_equal_the_twin():
 def always(eta_next=None):
     """A step rule that rejects every probe, or always moves to ``eta_next``."""
 
-    def rule(fit, state, eta, **constants):
+    def rule(fit, eta, **_):
         if eta_next is None:
-            return stepsize.StepDecision(eta, False, "rejected by the test", state)
-        return stepsize.StepDecision(eta_next, True, "set by the test", state)
+            return stepsize.StepDecision(eta, False, "rejected by the test")
+        return stepsize.StepDecision(eta_next, True, "set by the test")
 
     return rule
 
@@ -244,7 +250,7 @@ def test_rejected_probes_leave_the_weights_of_a_run_without_probes_bitwise(base,
     for kind in ("losses", "contrasts", None):
         model = make_model()
         rate = BASES[base](model).param_groups[0]["lr"]
-        probe = kind and Probe(kind=kind, rule="gen", eta=rate)
+        probe = kind and line_search(kind, "gen", eta=rate)
         optimizer = make_probing(model, probe, sigma=sigma, sigma_loss=sigma, interval=2, base=BASES[base])
         for batch in make_batches(SIZES):
             optimizer.step(cross_entropy(model), batch)
@@ -275,9 +281,9 @@ def test_gen_rejects_a_parabola_that_opens_downwards_and_leaves_the_weights_bitw
 @pytest.mark.parametrize("interval", [1, 3])
 def test_the_base_optimizer_advances_once_per_step(interval, monkeypatch):
     """AdamW's counter and averages move with the steps, not with the probes, wherever the rate goes."""
-    monkeypatch.setattr(stepsize, "posterior", always(0.07))
+    monkeypatch.setattr(stepsize, "gen", always(0.07))
     model = make_model()
-    _, optimizer, _ = make_private(model, adamw(model), interval=interval, clipping=AutomaticClipping())
+    _, optimizer, _ = make_private(model, adamw(model), preset="paper", interval=interval, clipping=AutomaticClipping())
     twin = copy.deepcopy(model)
     for hooks in (module._forward_hooks for module in twin.modules()):
         hooks.clear()
@@ -302,11 +308,11 @@ def test_the_base_optimizer_advances_once_per_step(interval, monkeypatch):
 @pytest.mark.parametrize("eta_next", [None, 0.5, 0.02])
 def test_the_innermost_rate_is_the_eta_applied(base, eta_next, monkeypatch):
     """A scheduler or a log that reads the optimizer's groups sees what was really taken, decay and ratios included."""
-    monkeypatch.setattr(stepsize, "posterior", always(eta_next))
+    monkeypatch.setattr(stepsize, "gen", always(eta_next))
     model = make_model()
     optimizer_base = BASES[base](model)
     ratios = [group["lr"] / optimizer_base.param_groups[0]["lr"] for group in optimizer_base.param_groups]
-    _, optimizer, _ = make_private(model, optimizer_base, interval=2, warmup=0.0, decay="cosine", decay_start=0.0)
+    _, optimizer, _ = make_private(model, optimizer_base, preset="paper", interval=2, decay="cosine")
     for t, batch in enumerate(make_batches(SIZES)):
         record = optimizer.step(cross_entropy(model), batch)
         factor = 0.5 * (1 + math.cos(math.pi * t / 10))
@@ -334,6 +340,81 @@ def test_an_accepted_rate_gives_the_step_that_the_base_optimizer_would_take_with
     fixed.step(cross_entropy(plain), batch)
     direction = (start - flat(plain)) / 0.1
     torch.testing.assert_close(flat(model), start - eta_next * direction, rtol=1e-10, atol=1e-12)
+
+
+# -- probes by the next batch ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("interval", [1, 3])
+@pytest.mark.parametrize("base", BASES)
+def test_the_next_batch_looks_along_a_step_and_makes_it_anew(base, interval):
+    """The twin waits for the next batch and then steps once; ours has stepped already, and corrects itself."""
+    model = make_model(dropout=0.0)
+    twin_model = copy.deepcopy(model)
+    _, optimizer, _ = make_private(
+        model,
+        BASES[base](model),
+        preset="paper",
+        clipping=AutomaticClipping(),
+        interval=interval,
+        initial_learning_rate=0.3,
+        smoothing=0.9,
+        decay="linear",
+        probe_batch="next",
+    )
+    twin = Twin(
+        twin_model,
+        BASES[base](twin_model),
+        factor=FACTORS["automatic"][1],
+        expected_batch_size=EXPECTED,
+        decide=lambda fit, losses, eta: stepsize.gen(fit, eta, smoothing=0.9).eta,
+        eta=0.3,
+    )
+    plan, batches = optimizer.split, make_batches(SIZES)
+    for t, batch in enumerate(batches):
+        record = optimizer.step(cross_entropy(model), batch)
+        assert (record.probe is not None) == (t > 0 and plan.is_probe_step(t))
+        if record.probe:
+            assert record.probe.slope == pytest.approx(twin.fit.slope, rel=1e-8, abs=1e-10)
+            assert record.probe.eta_next == pytest.approx(twin.eta, rel=1e-8)
+        by = batches[t + 1] if t + 1 < len(SIZES) and plan.is_probe_step(t + 1) else None
+        twin.step(batch, probing=by is not None, decay=1 - t / 10, by=by)
+        if by is None:  # else ours is still to be corrected
+            torch.testing.assert_close(flat(model), flat(twin_model), rtol=1e-8, atol=1e-8)
+    # Every step one gradient, every probe step but the first one probe: the plan's, and not more.
+    assert [[len(tags) for tags in both] for _, *both in optimizer.ledger.state_dict()["released"]] == [
+        [1, int(t > 0 and plan.is_probe_step(t))] for t in range(len(SIZES))
+    ]
+    assert (optimizer.ledger.repeated, optimizer._base.last is not None) == (0, plan.is_probe_step(len(SIZES)))
+
+
+@pytest.mark.parametrize("failing_call", [2, 3, 4, 5])
+def test_an_exception_inside_a_probe_by_the_next_batch_leaves_the_step_before(failing_call):
+    """Call 1 is the training forward, 2 to 4 are the probe, and 5 is the gradient at the corrected weights."""
+    model = make_model()
+    _, optimizer, _ = make_private(
+        model, adamw(model), preset="paper", initial_learning_rate=0.5, interval=1, probe_batch="next"
+    )
+    optimizer._checks_due = []
+    first, second = make_batches((8, 7))
+    optimizer.step(cross_entropy(model), first)
+    plain, calls = flat(model), []
+
+    def fail(batch):
+        calls.append(batch)
+        if len(calls) == failing_call:
+            raise Interrupt
+        return cross_entropy(model)(batch)
+
+    with pytest.raises(Interrupt):
+        optimizer.step(fail, second)
+    released = failing_call == 5  # so the step before stands corrected
+    assert optimizer.ledger.steps == 1 and all(parameter.grad is None for parameter in trainable(model))
+    assert (optimizer.eta == 0.5) == torch.equal(flat(model), plain) == (not released)
+    corrected = flat(model)
+    record = optimizer.step(cross_entropy(model), second)  # goes on, and does not probe again
+    assert (record.probe, record.eta, optimizer.ledger.repeated) == (None, optimizer.eta, 0)
+    assert not torch.equal(flat(model), corrected)
 
 
 # -- what goes wrong in a probe ----------------------------------------------------------------------------------------
@@ -413,8 +494,8 @@ def test_an_exception_in_the_training_forward_releases_nothing():
 def test_probes_see_the_masks_of_the_training_forward(kind, pieces):
     """Where the update direction is zero the three losses of every sample are equal, and so its contrasts are zero."""
     model = nn.Sequential(nn.Linear(5, 40), nn.Dropout(0.5), nn.Linear(40, 1)).double()
-    settings = {"step_rule": "gen", "interval": 1, "initial_learning_rate": 0.1, "max_physical_batch_size": pieces}
-    _, optimizer, _ = make_private(model, sgd(model), probe=kind, **settings)
+    settings = {"interval": 1, "initial_learning_rate": 0.1, "max_physical_batch_size": pieces}
+    _, optimizer, _ = make_private(model, sgd(model), **searching(kind, "gen"), **settings)
     optimizer._checks_due = []
     seen = []
 
@@ -439,7 +520,7 @@ def test_probes_see_the_masks_of_the_training_forward(kind, pieces):
 def test_probing_does_not_disturb_the_global_random_stream(pieces):
     """A run with probes draws the dropout masks of a run without; noise never comes from the global generator."""
     states = []
-    for settings in ({"preset": "fixed"}, {"interval": 1}, {"preset": "paper", "interval": 1}):
+    for settings in ({"preset": "fixed"}, {"preset": LINE_SEARCH, "interval": 1}, {"preset": "paper", "interval": 1}):
         model = make_model(dropout=0.5)
         _, optimizer, _ = make_private(
             model,

@@ -23,7 +23,7 @@ from hyfreedp.experiments.landscape import (
 )
 from hyfreedp.experiments.run import Spec, make_run
 
-CONTRASTS = Spec(method="robust", epsilon=8.0, interval=1, steps=4)
+CONTRASTS = Spec(method="line_search", epsilon=8.0, interval=1, steps=4)
 LOSSES = replace(CONTRASTS, method="paper_anchored")
 
 
@@ -115,7 +115,7 @@ def test_price_of_points_by_hand():
 
 
 def test_tables_hold_what_the_visits_say():
-    arguments = {"method": "robust", "epsilon": 8.0, "interval": 1, "steps": 4}
+    arguments = {"method": "line_search", "epsilon": 8.0, "interval": 1, "steps": 4}
     table = curves(spec=arguments, stages=[0.25], grid=[-1.0, 0.0], repeats=3, seed=0)
     (visit,) = visits(CONTRASTS, [0.25])
     raw = table[table.kind == "raw"]

@@ -13,8 +13,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from hyfreedp import NoiseGenerator, PrivacyEngine
 from hyfreedp.accounting import PrivacyLedger, calibrate_noise
-from hyfreedp.privatize import privatize_contrasts, privatize_loss
-from hyfreedp.probe import Probe
+from hyfreedp.experiments.studies.contrasts import privatize_contrasts
+from hyfreedp.experiments.studies.line_search import ContrastProbe
+from hyfreedp.experiments.studies.posterior import Rule
+from hyfreedp.privatize import privatize_loss
 from hyfreedp.records import StepRecord
 
 STEPS = 100_000
@@ -42,7 +44,7 @@ def test_a_ledger_of_100_000_steps_takes_less_memory_than_their_history():
 
 def test_a_row_of_history_takes_less_than_a_kilobyte():
     """A hundred thousand steps, each with a probe, stay below 100 MB."""
-    probe = Probe(kind="contrasts", rule="posterior", eta=1e-4, momentum=0.9)
+    probe = ContrastProbe(Rule("posterior", 0.9), eta=1e-4)
     losses, generator = torch.rand(3, 10), NoiseGenerator(0)
     tracemalloc.start()
     rows = []

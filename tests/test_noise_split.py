@@ -8,9 +8,10 @@ import pytest
 from scipy.integrate import quad
 from scipy.stats import norm
 
-from hyfreedp import PRESETS, PrivacyEngine, calibrate_noise
+from hyfreedp import PrivacyEngine, calibrate_noise
 from hyfreedp.accounting import epsilon
 from hyfreedp.experiments import noise_split
+from hyfreedp.experiments.methods import METHODS
 from hyfreedp.experiments.noise_split import DATA_SETS, PAPER_SPLIT, DataSet, settings
 
 pytestmark = pytest.mark.filterwarnings("ignore::hyfreedp.accounting.UnsoundAccountingWarning")
@@ -27,9 +28,9 @@ def test_the_reference_data_set_is_that_of_the_design():
     assert DataSet("tiny", 10, 10, 0.01).budget(1.0)["steps"] == 1
 
 
-@pytest.mark.parametrize("name", ["robust", "paper"])
+@pytest.mark.parametrize("name", ["robust", "line_search", "paper"])
 def test_a_presets_split_is_the_engines(name):
-    engines = PrivacyEngine._calibrate(PRESETS[name], 1.0, 1e-5, 0.1, 25)
+    engines = PrivacyEngine._calibrate(METHODS[name].settings, 1.0, 1e-5, 0.1, 25)
     ours = calibrate_noise(
         **CHEAP | {"steps": 25}, **noise_split.preset_split(name, 25), accountant="pld", composition="same_batch"
     )

@@ -13,6 +13,7 @@ from dp_accounting.rdp import RdpAccountant
 from scipy import stats
 from torch import nn
 from twins import (
+    PRESETS,
     adamw,
     cross_entropy,
     flat,
@@ -27,10 +28,10 @@ from twins import (
 from hyfreedp import StepRecord
 from hyfreedp.accounting import BudgetExhausted
 from hyfreedp.clipping import AbadiClipping, AutomaticClipping
+from hyfreedp.experiments.studies.line_search import LINE_SEARCH, StudiedRule
 
 FALSE_ALARM = 1e-6  # of each statistical test below; the seeds are fixed, so a test that passes always passes
 PRIVATE = {"target_epsilon": 3.0, "accountant": "rdp"}
-PRESETS = ("robust", "paper", "fixed")
 
 
 # -- the noise of the gradient -----------------------------------------------------------------------------------------
@@ -82,14 +83,18 @@ def test_gradient_noise_is_sigma_times_sensitivity_over_the_expected_batch_size(
 
 
 @pytest.mark.parametrize("size", [0, 9])
-@pytest.mark.parametrize("preset", ["robust", "paper"])
-def test_probe_steps_have_their_own_gradient_noise(preset, size):
+@pytest.mark.parametrize(
+    "settings",
+    [{"preset": LINE_SEARCH, "step_rule": StudiedRule("gen")}, {"preset": "paper"}],
+    ids=["line_search", "paper"],
+)
+def test_probe_steps_have_their_own_gradient_noise(settings, size):
     """Each kind of step has the multiplier that the accountant assumed for it."""
-    split, directions = noise_run(size, preset=preset, step_rule="gen", interval=2, warmup=0.0, gamma=1.3)
+    split, directions = noise_run(size, **settings, interval=2, warmup=0.0, gamma=1.3)
     probing = np.arange(60) % 2 == 0
     assert_standard(directions[probing] / (split.sigma_gradient_probe / 8))
     assert_standard(directions[~probing] / (split.sigma_gradient / 8))
-    if preset == "robust":
+    if split.allocation == "per_step":
         assert split.sigma_gradient_probe > 1.2 * split.sigma_gradient  # so the two lines above differ
 
 
@@ -142,7 +147,7 @@ def spend(preset, sizes, **settings):
     return optimizer, spent
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
 def test_epsilon_grows_to_the_target_and_empty_batches_count(preset):
     """A run on empty batches costs what any other costs."""
     optimizer, spent = spend(preset, [8] * 10, interval=3)
@@ -167,7 +172,7 @@ def test_without_privacy_epsilon_is_infinite():
     assert spend("robust", [8], target_epsilon=math.inf)[1][1] == math.inf
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
 def test_a_step_beyond_the_plan_is_refused_before_anything_is_looked_at(preset):
     """Neither the loss function nor the batch is touched, and nothing changes, however often one tries."""
     optimizer, spent = spend(preset, [8] * 10, interval=3)
@@ -187,7 +192,7 @@ def test_a_step_beyond_the_plan_is_refused_before_anything_is_looked_at(preset):
 def test_counters_and_schedule():
     """Probes at every step of the warm-up, then at every interval; steps_left counts down to zero."""
     model = make_model()
-    _, optimizer, loader = make_private(model, adamw(model), interval=4, warmup=0.2)
+    _, optimizer, loader = make_private(model, adamw(model), preset="paper", interval=4, warmup=0.2)
     assert optimizer.steps_left == 10
     probed = []
     for t, batch in enumerate(make_batches([4] * 10)):
@@ -205,31 +210,36 @@ PROBE_KEYS = {
     *STEP_KEYS,
     *("eta_probed", "eta_next", "distance", "accepted", "reason"),
     *("slope", "curvature", "slope_std", "curvature_std"),
-    *("private_loss", "loss_threshold", "difference_threshold", "bend_threshold"),
+    *("private_loss", "loss_threshold"),
 }
+VOTE_KEYS = STEP_KEYS | {"margin", "margin_std", "needed", "lost"}
+CONTRAST_KEYS = PROBE_KEYS | {"difference_threshold", "bend_threshold"}
 RAW_KEYS = {f"not_private_{name}" for name in ("batch_size", "mean_loss", "mean_gradient_norm", "non_finite_samples")}
 RAW_PROBE_KEYS = RAW_KEYS | {f"not_private_loss_{where}" for where in ("ahead", "here", "behind")}
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
 @pytest.mark.parametrize("diagnostics", [False, True])
 def test_history_makes_a_frame_and_marks_all_that_is_raw(preset, diagnostics):
     """A new column must be added here by hand, by someone who knows that it is private."""
     optimizer, _ = spend(preset, [8, 3, 0, 8], interval=2, warmup=0.0, diagnostics=diagnostics)
+    searches = preset not in ("fixed", "robust")
     for t, row in enumerate(optimizer.history):
-        probing = preset != "fixed" and t % 2 == 0
-        keys = PROBE_KEYS if probing else STEP_KEYS
+        probing = searches and t % 2 == 0
+        keys = (CONTRAST_KEYS if preset is LINE_SEARCH else PROBE_KEYS) if probing else STEP_KEYS
+        if preset == "robust" and t == 2:
+            keys = VOTE_KEYS
         raw = RAW_PROBE_KEYS if probing else RAW_KEYS
         assert set(row) == (keys | raw if diagnostics else keys)
         assert all(value is None or type(value) in (int, float, bool, str) for value in row.values())
     frame = pandas.DataFrame(optimizer.history)
     assert frame.step.tolist() == [0, 1, 2, 3]
     assert frame.eta.dtype == float and (frame.eta > 0).all()
-    if preset != "fixed":
+    if searches:
         assert frame.slope.notna().tolist() == [True, False, True, False]
 
 
-@pytest.mark.parametrize("preset", ["robust", "paper"])
+@pytest.mark.parametrize("preset", ["robust", "paper", LINE_SEARCH], ids=["robust", "paper", "line_search"])
 @pytest.mark.parametrize("diagnostics", [False, True])
 def test_raw_values_do_not_reach_what_is_private(preset, diagnostics):
     """Losses of 50 and of 500, both beyond the largest clip, release the same and must tell the same."""
@@ -255,7 +265,7 @@ def test_raw_values_do_not_reach_what_is_private(preset, diagnostics):
 def test_diagnostics_are_the_raw_values():
     """Means over the actual batch, before any clipping; samples that are not finite are counted."""
     model = make_model()
-    _, optimizer, _ = make_private(model, sgd(model), interval=1, diagnostics=True, **PRIVATE)
+    _, optimizer, _ = make_private(model, sgd(model), preset="paper", interval=1, diagnostics=True, **PRIVATE)
     (batch,) = make_batches([5])
     losses = cross_entropy(model)(batch)
     norms = [
@@ -273,7 +283,7 @@ def test_diagnostics_are_the_raw_values():
 
 
 def test_the_record_is_what_history_keeps():
-    optimizer, _ = spend("robust", [8], interval=1)
+    optimizer, _ = spend("paper", [8], interval=1)
     model, (batch,) = optimizer.module, make_batches([6])
     record = optimizer.step(cross_entropy(model), batch)
     assert isinstance(record, StepRecord) and record.to_dict() == optimizer.history[1]
@@ -282,7 +292,7 @@ def test_the_record_is_what_history_keeps():
         record.eta = 1.0
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
 def test_repr_says_where_the_run_stands(preset):
     optimizer, _ = spend(preset, [8, 3, 0])
     text = repr(optimizer)
@@ -312,19 +322,27 @@ def test_loops_written_for_other_optimizers_go_on_working():
 def test_the_data_type_of_the_losses_does_not_matter():
     """Half-precision losses of a float32 model, as under autocast, train and probe."""
     model = make_model().float()
-    _, optimizer, _ = make_private(model, adamw(model), interval=1, **PRIVATE)
+    _, optimizer, _ = make_private(model, adamw(model), preset="paper", interval=1, **PRIVATE)
     for inputs, labels in make_batches([8, 4]):
         record = optimizer.step(lambda b: cross_entropy(model)(b).bfloat16(), [inputs.float(), labels])
         assert math.isfinite(record.probe.slope)
     assert flat(model).dtype == torch.float32 and flat(model).isfinite().all()
 
 
-def test_training_learns():
+@pytest.mark.parametrize("preset", ["robust", LINE_SEARCH], ids=["robust", "line_search"])
+def test_training_learns(preset):
     """A hundred private steps without a learning rate, on the loader's batches; 0.73 to 0.75 is the best possible."""
     data = make_data(400)
     model = make_model()
     _, optimizer, loader = make_private(
-        model, adamw(model), data, batch_size=100, steps=100, target_epsilon=8.0, accountant="rdp"
+        model,
+        adamw(model),
+        data,
+        batch_size=100,
+        steps=100,
+        preset=preset,
+        target_epsilon=8.0,
+        accountant="rdp",
     )
     while optimizer.steps_left:
         for batch in loader:

@@ -2,11 +2,13 @@
 
 import matplotlib.pyplot as plt
 import pytest
-from matplotlib.colors import to_rgb
+from matplotlib.colors import to_rgb, to_rgba
 from matplotlib.patches import FancyBboxPatch
+from matplotlib.text import Annotation
 
 from hyfreedp import PRESETS
 from hyfreedp.experiments import overview
+from hyfreedp.votes import OPENING, PEAK, REVIEWS
 
 
 @pytest.fixture
@@ -60,9 +62,26 @@ def test_no_text_leaves_its_box_or_overlaps_another(figure):
             assert not area.overlaps(second), f"{name!r} overlaps {other!r}"
 
 
-def test_constants_are_those_of_the_presets(figure, monkeypatch):
-    shown = "\n".join(text.get_text() for text in texts(figure))
+def test_constants_are_those_of_the_presets(figure):
+    shown = " ".join(text.get_text().replace("\n", " ") for text in texts(figure))
     for name in ("paper", "robust"):
         assert f"{PRESETS[name].gamma:g}$ ({name})" in shown
-        assert f"every {PRESETS[name].interval} steps" in shown
-    assert f"first {100 * PRESETS['robust'].warmup:g} %" in shown
+    assert f"every {PRESETS['paper'].interval} steps" in shown
+    assert f"after {OPENING} steps, then {len(REVIEWS)} times up to {REVIEWS[-1]:.0%} of the run" in shown
+    assert (
+        f"start ${PEAK:g}/\\sqrt{{T}}$, {PRESETS['robust'].decay} decay" in shown and PRESETS["robust"].decay_start == 0
+    )
+
+
+def test_no_arrow_crosses_from_raw_to_private(figure):
+    """Black boxes stand on the border: what enters one is raw, what leaves it is not."""
+    axes = figure.axes[0]
+    black = [
+        patch.get_x() < overview.BORDER < patch.get_x() + patch.get_width()
+        for patch in axes.patches
+        if isinstance(patch, FancyBboxPatch) and patch.get_facecolor() == to_rgba(overview.NOISE)
+    ]
+    assert sum(black) == 3  # gradient, losses, votes; the fourth is the legend's
+    arrows = [text for text in axes.texts if isinstance(text, Annotation)]
+    assert len(arrows) > 15
+    assert not any(arrow.xyann[0] < overview.BORDER < arrow.xy[0] for arrow in arrows)

@@ -16,7 +16,6 @@ from hyfreedp.privatize import (
     normal_clipping_bias,
     normal_mse,
     optimal_threshold,
-    privatize_contrasts,
     privatize_loss,
 )
 
@@ -82,61 +81,6 @@ def test_one_more_record_moves_the_release_by_at_most_its_sensitivity(losses, ex
     assert -1e-9 <= change.item() <= threshold * (1 + 1e-9)
 
 
-signed = st.floats(-1e4, 1e4)
-
-
-@given(st.lists(st.tuples(signed, signed, signed), max_size=10), st.tuples(signed, signed, signed), st.booleans())
-def test_one_more_record_moves_the_contrasts_within_the_accountants_sensitivity(records, extra, laplace):
-    """Squared L2 norm at most 1.5 (Gaussian), every coordinate at most 1/2 (Laplace), in units of the clip."""
-    thresholds = (0.3, 0.02)
-    mechanism = "laplace" if laplace else "gaussian"
-    unit = 2.0 if laplace else 1.0
-
-    def coordinates(rows):
-        losses = torch.tensor(rows, dtype=torch.float64).reshape(-1, 3).T
-        release = privatize_contrasts(losses, thresholds, 0.0, expected_batch_size=1, mechanism=mechanism)
-        scaled = [release.difference / thresholds[0] / unit, release.bend / thresholds[1] / unit]
-        return np.array([*scaled, *release.fractions])
-
-    change = coordinates([*records, extra]) - coordinates(records)
-    if laplace:
-        assert np.abs(change).max() <= 0.5 + 1e-9
-    else:
-        assert change @ change <= 1.5 + 1e-9
-
-
-def test_contrasts_inside_their_thresholds_are_exact():
-    losses = torch.tensor([[1.0, 2.0], [1.1, 2.1], [1.3, 2.15]], dtype=torch.float64)  # at w - hG, w, w + hG
-    for mechanism in ("gaussian", "laplace"):
-        release = privatize_contrasts(losses, (1.0, 1.0), 0.0, expected_batch_size=2, mechanism=mechanism)
-        assert release.difference == pytest.approx((0.3 + 0.15) / 2)
-        assert release.bend == pytest.approx((0.1 - 0.05) / 2)
-        assert release.fractions == (1.0, 1.0)
-
-
-def test_contrast_noise_has_the_stated_standard_deviations(generator):
-    """Chi-square over 2,000 empty batches: nothing but noise."""
-    empty = torch.zeros(3, 0)
-    releases = [
-        privatize_contrasts(empty, (0.5, 0.1), 4.0, expected_batch_size=20, generator=generator) for _ in range(2000)
-    ]
-    scaled = np.array([[r.difference / r.difference_std, r.bend / r.bend_std] for r in releases])
-    fractions = (np.array([r.fractions for r in releases]) - 0.5) / (4.0 / 20)
-    assert releases[0].difference_std == pytest.approx(4.0 * 0.5 / 20)
-    assert releases[0].bend_std == pytest.approx(4.0 * 0.1 / 20)
-    for column in (*scaled.T, *fractions.T):
-        assert FALSE_ALARM / 2 < stats.chi2.cdf(column @ column, df=2000) < 1 - FALSE_ALARM / 2
-
-
-def test_a_bad_record_moves_contrasts_no_more_than_any_other():
-    losses = torch.zeros(3, 3)
-    for bad in (math.nan, math.inf, -math.inf):
-        losses[:, 1] = torch.tensor([bad, 0.0, 1.0])
-        release = privatize_contrasts(losses, (0.5, 0.1), 0.0, expected_batch_size=1)
-        assert abs(release.difference) <= 0.5 and abs(release.bend) <= 0.1
-        assert release.fractions == (1.0, 1.0)  # two of three inside, one out: 1/2 + (2 - 1)/2
-
-
 @given(st.lists(st.floats(0, 1e3), min_size=1, max_size=30), st.floats(1e-2, 1e3))
 def test_theorem_1_bias_is_what_clipping_takes_away(losses, threshold):
     batch = torch.tensor(losses, dtype=torch.float64)
@@ -192,7 +136,6 @@ def test_the_optimal_threshold_minimises_the_mse(multiplier, mechanism):
         (lambda: privatize_loss(torch.ones(3), math.inf, 1.0, expected_batch_size=3), "threshold must be finite"),
         (lambda: privatize_loss(-torch.ones(3), 1.0, 1.0, expected_batch_size=3), "losses must not be negative"),
         (lambda: privatize_loss(torch.ones(3), 1.0, 1.0, expected_batch_size=3, mechanism="cauchy"), "got 'cauchy'"),
-        (lambda: privatize_contrasts(torch.ones(3, 2), (1.0, 0.0), 1.0, expected_batch_size=3), r"thresholds\[1\]"),
         (lambda: clipping_bias([], 1.0), "B >= 1"),
         (lambda: normal_clipping_bias(1.0, 0.0, 0.0), "std must be positive, got 0.0"),
         (lambda: optimal_threshold(1.0, 1.0, noise_multiplier=0.0, expected_batch_size=5), "noise_multiplier"),

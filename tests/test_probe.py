@@ -10,9 +10,11 @@ import pytest
 import torch
 from scipy import stats
 from torch import nn
-from twins import make_private, sgd
+from twins import line_search, make_private, searching, sgd, thresholds_of
 
-from hyfreedp import NoiseGenerator, stepsize
+from hyfreedp import NoiseGenerator
+from hyfreedp.experiments.studies.contrasts import contrast_threshold
+from hyfreedp.experiments.studies.line_search import LINE_SEARCH, StudiedRule
 from hyfreedp.probe import Probe
 
 FALSE_ALARM = 1e-6  # of each statistical test below; the seeds are fixed, so a test that passes always passes
@@ -51,12 +53,11 @@ def constant_run(kind, size, *, loss=0.5, steps=1000, **settings):
     _, optimizer, _ = make_private(
         model,
         sgd(model),
-        probe=kind,
-        step_rule="gen",
+        **searching(kind, "gen"),
         steps=steps,
         interval=1,
         decay="none",
-        **({"target_epsilon": 3.0, "accountant": "rdp", "gamma": 1.2} | settings),
+        **({"allocation": "per_step", "target_epsilon": 3.0, "accountant": "rdp", "gamma": 1.2} | settings),
     )
     batch = [torch.ones(size, 2, dtype=torch.float64)]
     probes = [optimizer.step(lambda b: loss + 0 * model(b[0])[:, 0], batch).probe for _ in range(steps)]
@@ -125,7 +126,15 @@ def test_probe_noise_is_independent_of_the_gradients_noise():
     """Two streams from one seed: if they were one, the same numbers would be released twice."""
     model = nn.Linear(4, 1, bias=False).double()
     _, optimizer, _ = make_private(
-        model, sgd(model), step_rule="gen", steps=500, interval=1, decay="none", target_epsilon=3.0, accountant="rdp"
+        model,
+        sgd(model),
+        preset=LINE_SEARCH,
+        step_rule=StudiedRule("gen"),
+        steps=500,
+        interval=1,
+        decay="none",
+        target_epsilon=3.0,
+        accountant="rdp",
     )
     gradients, released = [], []
     for _ in range(500):
@@ -158,10 +167,9 @@ def test_one_bad_record_moves_a_release_by_no_more_than_its_clip(kind, where, ba
     extended[list(where), -1] = bad
     fits = []
     for losses in (LOSSES, extended):
-        probe = Probe(kind=kind, rule="gen", eta=0.1, loss_threshold=1.0, contrast_thresholds=(0.3, 0.2))
+        probe = line_search(kind, "gen", eta=0.1, loss_threshold=1.0, contrast_thresholds=(0.3, 0.2))
         fits.append(probe.update(losses, 0.0, 4.0, None, held=False))
-        values = (probe.eta, probe.loss_threshold, *probe.contrast_thresholds, *probe.state)
-        assert all(math.isfinite(value) for value in values) and probe.eta > 0
+        assert all(math.isfinite(value) for value in (probe.eta, *thresholds_of(probe))) and probe.eta > 0
     slope, curvature = (abs(getattr(fits[0], name) - getattr(fits[1], name)) for name in ("slope", "curvature"))
     clips = (1.0, 2.0) if kind == "losses" else (0.3, 0.2)  # of d; and of c, where 2 L(w) counts twice
     assert slope <= clips[0] / 4 / (2 * 0.1) * (1 + 1e-9)
@@ -175,7 +183,7 @@ def test_one_bad_record_moves_a_release_by_no_more_than_its_clip(kind, where, ba
 @pytest.mark.parametrize("rule", ["literal", "gen", "posterior", "anchored"])
 def test_the_result_says_what_was_done(kind, rule):
     """The record holds the clips that were used, not the next ones, and the rate before and after."""
-    probe = Probe(kind=kind, rule=rule, eta=0.1, momentum=0.5, loss_threshold=3.0, contrast_thresholds=(2.0, 1.5))
+    probe = line_search(kind, rule, eta=0.1, momentum=0.5, loss_threshold=3.0, contrast_thresholds=(2.0, 1.5))
     distance = probe.distance
     result = probe.update(LOSSES, 0.0, 3.0, None, held=False)
     assert (result.eta_probed, result.eta_next, result.distance) == (0.1, probe.eta, distance)
@@ -189,7 +197,6 @@ def test_the_result_says_what_was_done(kind, rule):
     assert (result.slope_std, result.curvature_std) == (0.0, 0.0)
     if kind == "losses":
         assert (result.private_loss, result.loss_threshold) == (pytest.approx(here), 3.0)
-        assert (result.difference_threshold, result.bend_threshold) == (None, None)
     else:
         assert (result.private_loss, result.loss_threshold) == (None, None)
         assert (result.difference_threshold, result.bend_threshold) == (2.0, 1.5)
@@ -199,7 +206,7 @@ def test_the_result_says_what_was_done(kind, rule):
 @pytest.mark.parametrize("rule", ["literal", "gen", "posterior", "anchored"])
 def test_a_flat_slope_does_not_end_the_run(kind, rule):
     """With b = 0 the rate b/a is 0, from where no probe could look any further: it must not be taken."""
-    probe = Probe(kind=kind, rule=rule, eta=0.25, contrast_thresholds=(2.0, 2.0))
+    probe = line_search(kind, rule, eta=0.25, contrast_thresholds=(2.0, 2.0))
     losses = torch.tensor([[0.75], [0.5], [0.75]], dtype=torch.float64)
     for _ in range(2):
         result = probe.update(losses, 0.0, 1.0, None, held=False)
@@ -207,13 +214,14 @@ def test_a_flat_slope_does_not_end_the_run(kind, rule):
         assert probe.eta > 0 and probe.distance > 0
 
 
-def test_distance_follows_the_rule():
+@pytest.mark.parametrize("kind", ["losses", "contrasts"])
+def test_distance_follows_the_rule(kind):
     """Algorithm 1 probes at eta; the posterior rules further out where momentum repeats the step."""
     for rule in ("literal", "gen"):
-        assert Probe(kind="losses", rule=rule, eta=0.3, momentum=0.9).distance == 0.3
+        assert line_search(kind, rule, eta=0.3, momentum=0.9).distance == 0.3
     for rule in ("posterior", "anchored"):
-        assert Probe(kind="losses", rule=rule, eta=0.3).distance == pytest.approx(0.3)
-        far = Probe(kind="losses", rule=rule, eta=0.3, momentum=0.9)
+        assert line_search(kind, rule, eta=0.3).distance == pytest.approx(0.3)
+        far = line_search(kind, rule, eta=0.3, momentum=0.9)
         assert far.distance == pytest.approx(0.3 * math.sqrt(19))
         assert far.distance / far.eta > 4  # so that a step grown fourfold stays inside
 
@@ -224,7 +232,7 @@ def test_distance_follows_the_rule():
 )
 def test_the_loss_threshold_follows_the_released_losses(rule, scale, expected):
     """R_l of the next probe is the sum of the three private losses, or the middle one, within [0.1, 20]."""
-    probe = Probe(kind="losses", rule="gen", eta=0.1, loss_threshold=100.0, loss_threshold_rule=rule)
+    probe = Probe(rule="gen", eta=0.1, loss_threshold=100.0, loss_threshold_rule=rule)
     probe.update(LOSSES * scale, 0.0, 3.0, None, held=False)
     if rule == "sum" and scale == 1:
         expected = float(LOSSES.mean(dim=1).sum())
@@ -233,28 +241,28 @@ def test_the_loss_threshold_follows_the_released_losses(rule, scale, expected):
 
 def test_the_contrasts_thresholds_follow_their_fractions_and_the_distance():
     """R_d grows with the distance, R_c with its square, each times the factor of its own fraction."""
-    probe = Probe(kind="contrasts", rule="gen", eta=0.1, contrast_thresholds=(0.6, 0.01))
+    probe = line_search("contrasts", "gen", eta=0.1, contrast_thresholds=(0.6, 0.01))
     result = probe.update(LOSSES, 0.0, 3.0, None, held=False)
     growth = result.eta_next / 0.1
     assert growth != 1
     # d = 0.4, 0.5, 0.7, of which two are within 0.6; c = 0.2, 0.1, 0.3: none is within 0.01
-    assert probe.contrast_thresholds[0] == pytest.approx(stepsize.contrast_threshold(0.6, 2 / 3, scale=growth))
-    assert probe.contrast_thresholds[1] == pytest.approx(stepsize.contrast_threshold(0.01, 0.0, scale=growth**2))
+    assert probe.contrast_thresholds[0] == pytest.approx(contrast_threshold(0.6, 2 / 3, scale=growth))
+    assert probe.contrast_thresholds[1] == pytest.approx(contrast_threshold(0.01, 0.0, scale=growth**2))
 
 
 @pytest.mark.parametrize("kind", ["losses", "contrasts"])
 def test_thresholds_of_a_run_without_privacy_stay_infinite(kind):
-    probe = Probe(kind=kind, rule="gen", eta=0.1, loss_threshold=math.inf, contrast_thresholds=(math.inf, math.inf))
+    unclipped = {"loss_threshold": math.inf, "contrast_thresholds": (math.inf, math.inf)}
+    probe = line_search(kind, "gen", eta=0.1, **unclipped)
     probe.update(LOSSES, 0.0, 3.0, None, held=False)
-    assert math.inf == probe.loss_threshold == probe.contrast_thresholds[0] == probe.contrast_thresholds[1]
+    assert set(thresholds_of(probe)) == {math.inf}
 
 
 @pytest.mark.parametrize("rule", ["literal", "gen", "posterior", "anchored"])
 @pytest.mark.parametrize("kind", ["losses", "contrasts"])
 def test_state_goes_through_a_file_and_continues_exactly(kind, rule, generator):
     """The next probe of the restored one is the next probe of the original, bit by bit."""
-    settings = {"kind": kind, "rule": rule, "eta": 0.1, "momentum": 0.9}
-    probe, other = Probe(**settings), Probe(**settings)
+    probe, other = (line_search(kind, rule, eta=0.1, momentum=0.9) for _ in range(2))
     for _ in range(3):
         probe.update(LOSSES, 0.3, 3.0, generator, held=False)
     file = io.BytesIO()
@@ -276,12 +284,10 @@ def test_state_goes_through_a_file_and_continues_exactly(kind, rule, generator):
         ({"eta": -1.0}, "initial_learning_rate must be finite and positive, got -1.0"),
         ({"eta": math.inf}, "initial_learning_rate must be finite and positive, got inf"),
         ({"eta": math.nan}, "initial_learning_rate must be finite and positive, got nan"),
-        ({"momentum": 1.0}, r"momentum must be in \[0, 1\), got 1.0"),
         ({"rule": "greedy"}, r"step_rule must be .*'literal'.*got 'greedy'"),
         ({"loss_threshold_rule": "mean"}, r"loss_threshold_rule must be .*'sum'.*got 'mean'"),
-        ({"kind": "loss"}, r"probe must be .*'losses'.*got 'loss'"),
     ],
 )
 def test_arguments_out_of_range(changes, message):
     with pytest.raises(ValueError, match=message):
-        Probe(**({"kind": "losses", "rule": "gen", "eta": 0.1} | changes))
+        Probe(**({"rule": "gen", "eta": 0.1} | changes))

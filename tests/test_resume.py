@@ -22,14 +22,17 @@ from twins import (
 
 from hyfreedp.accounting import BudgetExhausted
 from hyfreedp.clipping import AutomaticClipping
+from hyfreedp.experiments.studies.line_search import LINE_SEARCH
 
 STEPS = 11  # epochs of four steps: 0-3, 4-7, 8-10
-RUNS = {  # probes at steps 0, 1, 4, 7 and 10 for "robust", at 0, 3, 6 and 9 for "paper"
-    "robust": {"preset": "robust", "interval": 3, "warmup": 0.1},
+RUNS = {  # probes at steps 0, 1, 4, 7 and 10 for the line search, at 0, 3, 6 and 9 for "paper"
+    "line search": {"preset": LINE_SEARCH, "interval": 3, "warmup": 0.1},
     "paper": {"preset": "paper", "interval": 3},
+    "votes": {"preset": "robust"},  # at steps 2 and 4 to 8
+    "next batch": {"preset": "paper", "interval": 3, "probe_batch": "next"},
     "fixed": {"preset": "fixed"},
-    "non-private": {"preset": "robust", "interval": 3, "target_epsilon": math.inf, "clipping": AutomaticClipping()},
-    "laplace": {"preset": "robust", "interval": 3, "loss_mechanism": "laplace", "max_physical_batch_size": 4},
+    "non-private": {"preset": LINE_SEARCH, "interval": 3, "target_epsilon": math.inf, "clipping": AutomaticClipping()},
+    "laplace": {"preset": LINE_SEARCH, "interval": 3, "loss_mechanism": "laplace", "max_physical_batch_size": 4},
 }
 
 
@@ -131,10 +134,10 @@ def test_resumes_bitwise_from_every_step(name, interruption, dropout):
 
 @pytest.mark.parametrize("base", [sgd_momentum, three_groups])
 def test_momentum_and_groups_resume_too(base):
-    model, optimizer, loader = start("robust", base=base)
+    model, optimizer, loader = start("line search", base=base)
     files = []
     train(model, optimizer, loader, after_step=lambda: files.append(through_a_file(optimizer.state_dict())))
-    other = start("robust", model_seed=5, engine_seed=6, base=base)
+    other = start("line search", model_seed=5, engine_seed=6, base=base)
     other[1].load_state_dict(load(files[4]))
     train(*other)
     assert_same(end(*other[:2]), end(model, optimizer))
@@ -142,12 +145,12 @@ def test_momentum_and_groups_resume_too(base):
 
 def test_interrupted_twice():
     """State of a resumed run is as good as that of a first one."""
-    reference, checkpoints = uninterrupted("robust")
-    model, optimizer, loader = start("robust", model_seed=5, engine_seed=6)
+    reference, checkpoints = uninterrupted("line search")
+    model, optimizer, loader = start("line search", model_seed=5, engine_seed=6)
     optimizer.load_state_dict(load(checkpoints[2]))
     train(model, optimizer, loader, until=6)
     file = through_a_file(optimizer.state_dict())
-    model, optimizer, loader = start("robust", model_seed=8, engine_seed=9)
+    model, optimizer, loader = start("line search", model_seed=8, engine_seed=9)
     optimizer.load_state_dict(load(file))
     train(model, optimizer, loader)
     assert_same(end(model, optimizer), reference)
@@ -155,8 +158,8 @@ def test_interrupted_twice():
 
 def test_workers_that_fetch_ahead_lose_no_batch():
     """What workers had fetched before the interruption is fetched again, and the start of a worker draws nothing."""
-    reference, checkpoints = uninterrupted("robust")
-    model, optimizer, loader = start("robust", model_seed=5, engine_seed=6, workers=1)
+    reference, checkpoints = uninterrupted("line search")
+    model, optimizer, loader = start("line search", model_seed=5, engine_seed=6, workers=1)
     optimizer.load_state_dict(load(checkpoints[5]))
     train(model, optimizer, loader)
     assert_same(end(model, optimizer), reference)
@@ -164,10 +167,10 @@ def test_workers_that_fetch_ahead_lose_no_batch():
 
 def test_the_state_is_a_checkpoint_not_the_run():
     """A loaded state belongs to the file: training on changes neither it nor, through it, another run."""
-    reference, checkpoints = uninterrupted("robust")
+    reference, checkpoints = uninterrupted("line search")
     state = load(checkpoints[3])
     for _ in range(2):
-        model, optimizer, loader = start("robust", model_seed=5, engine_seed=6)
+        model, optimizer, loader = start("line search", model_seed=5, engine_seed=6)
         optimizer.load_state_dict(state)
         train(model, optimizer, loader)
         assert_same(end(model, optimizer), reference)
@@ -185,16 +188,16 @@ def test_the_state_is_a_checkpoint_not_the_run():
         ({"interval": 2}, "interval: 3 != 2"),
         ({"warmup": 0.0}, "warmup_steps: 1 != 0"),
         ({"gamma": 1.1}, "gamma: 1.02 != 1.1"),
-        ({"probe": "losses", "step_rule": "gen"}, "probe is Probe(contrasts with rule posterior"),
+        ({"probe": "losses", "step_rule": "gen"}, "probe is ContrastProbe(contrasts with rule posterior"),
         ({"data": 31}, "number of records is 32 there and 31 here"),
     ],
 )
 def test_the_state_of_another_plan_is_refused_and_changes_nothing(changes, message):
     """Resuming under other noise would void the stated epsilon."""
     changes = dict(changes)
-    file = uninterrupted("robust")[1][4]
+    file = uninterrupted("line search")[1][4]
     model = make_model(dropout=0.5)
-    settings = {"target_epsilon": 3.0, "accountant": "rdp", "steps": STEPS} | RUNS["robust"]
+    settings = {"target_epsilon": 3.0, "accountant": "rdp", "steps": STEPS} | RUNS["line search"]
     _, optimizer, loader = make_private(model, adamw(model), make_data(changes.pop("data", 32)), **(settings | changes))
     weights, random, before = flat(model), torch.get_rng_state(), repr(optimizer)
     with pytest.raises(ValueError, match=r"another noise split|the state is of another run") as caught:
@@ -204,7 +207,7 @@ def test_the_state_of_another_plan_is_refused_and_changes_nothing(changes, messa
     assert (repr(optimizer), optimizer.history, loader.batch_sampler.position) == (before, [], 0)
 
 
-@pytest.mark.parametrize(("saved", "resumed"), [("robust", "fixed"), ("fixed", "robust"), ("paper", "fixed")])
+@pytest.mark.parametrize(("saved", "resumed"), [("line search", "fixed"), ("fixed", "line search"), ("paper", "fixed")])
 def test_the_state_of_another_kind_of_run_is_refused(saved, resumed):
     model, optimizer, _ = start(resumed)
     weights = flat(model)
@@ -216,8 +219,8 @@ def test_the_state_of_another_kind_of_run_is_refused(saved, resumed):
 @pytest.mark.parametrize(("steps", "released"), [(-1, 0), (12, 12), (4, 3), (4, 0), (4, 13)])
 def test_counters_that_the_plan_does_not_allow_are_refused(steps, released):
     """A state edited to forget releases."""
-    _, optimizer, _ = start("robust")
-    state = load(uninterrupted("robust")[1][4])
+    _, optimizer, _ = start("line search")
+    state = load(uninterrupted("line search")[1][4])
     state["ledger"] |= {"steps": steps, "released": [[step, [1], [2]] for step in range(released)]}
     with pytest.raises(ValueError, match=f"counts {steps} steps and {released} released ones"):
         optimizer.load_state_dict(state)
@@ -226,8 +229,8 @@ def test_counters_that_the_plan_does_not_allow_are_refused(steps, released):
 def test_a_resumed_run_cannot_exceed_its_plan():
     """Loading the last checkpoint leaves no step to take, and an earlier one leaves just the rest."""
     for interruption in (STEPS, STEPS - 2):
-        model, optimizer, loader = start("robust", engine_seed=6)
-        optimizer.load_state_dict(load(uninterrupted("robust")[1][interruption]))
+        model, optimizer, loader = start("line search", engine_seed=6)
+        optimizer.load_state_dict(load(uninterrupted("line search")[1][interruption]))
         train(model, optimizer, loader)
         with pytest.raises(BudgetExhausted):
             optimizer.step(cross_entropy(model), next(iter(loader)))

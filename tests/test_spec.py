@@ -2,12 +2,13 @@
 
 import json
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hyfreedp.experiments.methods import METHODS
 from hyfreedp.experiments.paths import CHECKPOINTS
 from hyfreedp.experiments.spec import Spec
 
@@ -33,6 +34,17 @@ def test_json_gives_the_same_spec_and_the_same_cell(spec):
 
 def test_whole_numbers_name_the_same_cell_as_decimal_ones():
     assert Spec(epsilon=1).key == Spec(epsilon=1.0).key
+
+
+def test_another_way_of_learning_the_rate_makes_another_cell(monkeypatch):
+    """Records of an earlier version's rule are not taken for those of today's; fixed rates have none."""
+    voted, searched, fixed = (Spec(method=method) for method in ("robust", "paper", "linear"))
+    before = voted.key, searched.key, fixed.key
+    monkeypatch.setattr("hyfreedp.votes.CONSTANTS", (0.31,))
+    assert (voted.key != before[0], searched.key == before[1], fixed.key == before[2]) == (True, True, True)
+    changed = replace(METHODS["paper"], overrides={"gamma": 1.02})
+    monkeypatch.setitem(METHODS, "paper", changed)
+    assert searched.key != before[1] and fixed.key == before[2]
 
 
 def test_other_pre_trained_weights_make_another_cell(monkeypatch):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +19,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from hyfreedp import PrivacyEngine, QuadraticFit, noise
+from hyfreedp.experiments.studies.line_search import LINE_SEARCH, ContrastProbe, LossProbe, StudiedRule
+from hyfreedp.experiments.studies.posterior import Rule
+from hyfreedp.probe import Probe
 
+PRESETS = {name: name for name in ("robust", "paper", "fixed")} | {"line_search": LINE_SEARCH}
 TUNINGS = ("full", "biases", "lora", "frozen")
 
 
@@ -108,6 +113,28 @@ def make_private(model: nn.Module, optimizer: torch.optim.Optimizer, data=None, 
     )
 
 
+def searching(probe: str, rule: str) -> dict[str, Any]:
+    """Fields of a preset for a rule on "losses" or "contrasts": the package's own, or else a study's."""
+    own = probe == "losses" and rule in ("gen", "literal")
+    return {"probe": probe, "step_rule": rule if own else StudiedRule(rule)}
+
+
+def line_search(
+    kind: str, rule: str, *, momentum: float = 0.0, loss_threshold=1.0, contrast_thresholds=(0.01, 2e-4), **settings
+):
+    """What such a preset makes, with the thresholds of either kind."""
+    if kind == "contrasts":
+        return ContrastProbe(Rule(rule, momentum), contrast_thresholds=contrast_thresholds, **settings)
+    if rule in ("gen", "literal"):
+        return Probe(rule=rule, loss_threshold=loss_threshold, **settings)
+    return LossProbe(Rule(rule, momentum), loss_threshold=loss_threshold, **settings)
+
+
+def thresholds_of(probe) -> tuple[float, ...]:
+    """R_l, or R_d and R_c."""
+    return probe.contrast_thresholds if probe.kind == "contrasts" else (probe.loss_threshold,)
+
+
 def unbind_noise() -> Callable[[], None]:
     """Let noise follow from seed, purpose and step alone; returns what undoes it.
 
@@ -150,13 +177,13 @@ class Twin:
         self.ratios = [group["lr"] / optimizer.param_groups[0]["lr"] for group in optimizer.param_groups]
         self.fit: QuadraticFit | None = None
 
-    def step(self, batch: list[Tensor], *, probing: bool, decay: float = 1.0) -> float:
-        """Make one step; returns the rate that it took."""
+    def step(self, batch: list[Tensor], *, probing: bool, decay: float = 1.0, by: list[Tensor] | None = None) -> float:
+        """Make one step; returns the rate that it took. ``by`` is the batch that probes, ``batch`` itself if None."""
         for parameter, gradient in zip(trainable(self.model), self.clipped_mean(batch), strict=True):
             parameter.grad = gradient
         if probing:
             h = self.reach * self.eta
-            losses = [self.losses(self.moved(distance), batch) for distance in (h, 0.0, -h)]
+            losses = [self.losses(self.moved(distance), by or batch) for distance in (h, 0.0, -h)]
             heights = [self.average(values) for values in losses]
             # L(w - x G) = c - b x + a x^2 / 2
             half_a, minus_b, c = np.polyfit([h, 0.0, -h], heights, 2)
