@@ -51,6 +51,7 @@ from hyfreedp.experiments.methods import EXTENDED_GRID
 from hyfreedp.experiments.paths import CELLS, RESULTS
 from hyfreedp.experiments.run import Spec, read_steps, run_cells, tabulate, with_seeds
 from hyfreedp.experiments.tasks import TASKS
+from hyfreedp.votes import PEAK, vote_steps
 
 plots.use_style()
 task = TASKS["digits"]
@@ -119,19 +120,22 @@ display(
 # %% [markdown]
 # ## 4. HyFreeDP: learn the rate from a few private numbers
 #
-# Every few steps, look along the direction $\mathbf G$ in which the optimizer is about to go: the loss there is nearly a
-# parabola, $L(\mathbf w - \eta \mathbf G) \approx L - b\eta + \tfrac a2 \eta^2$, whose bottom is at $\eta = b/a$. The loss
-# values reveal something about the records, so they are clipped, averaged and noised as well; that takes 1-2 % more noise
-# on the gradients, paid from the same budget.
+# There are two ways to learn the rate. Both ask the records a few times in a run, and what they answer is clipped, summed and
+# noised as well; that takes 1 % more noise on the gradients, paid from the same budget.
 #
-# * **Preset "paper"** is the paper's algorithm: three noisy losses at $\mathbf w$ and $\mathbf w \pm \eta \mathbf G$, with
-#   the guards around $b/a$ that public implementations use.
-# * **Preset "robust"** (the default) releases what the parabola needs instead, the per-sample *contrasts*
-#   $L_+ - L_-$ and $L_+ + L_- - 2L$. They are far smaller than the losses, so the same budget buys far less noise. It then
-#   weighs each probe by its known noise.
+# * **Preset "paper"** is the paper's algorithm. Every few steps it looks along the direction $\mathbf G$ in which the optimizer is
+#   about to go: the loss there is nearly a parabola, $L(\mathbf w - \eta \mathbf G) \approx L - b\eta + \tfrac a2 \eta^2$, whose
+#   bottom is at $\eta = b/a$. It releases three noisy losses, at $\mathbf w$ and $\mathbf w \pm \eta \mathbf G$, and keeps to the
+#   guards around $b/a$ and the smoothing of its authors' own package for training without privacy, `gen-optim`.
+# * **Preset "robust"** (the default) asks less. AdamW on normalised gradients hardly knows the scale of a task, so the rate may start
+#   at a public number, $0.3/\sqrt T$ for $T$ steps, and decay linearly. Where that is too much, votes find out: up to eight times in a run
+#   every record of the batch says whether its loss is lower at the weights at hand or at an *average* of those before. A record
+#   adds 1, 0 or -1 whatever its losses are: no threshold, no scale. If the first vote is lost, after two steps, the run begins again from
+#   its first weights with a warm-up; if a later one is lost, noise has outgrown progress, and the run goes on from the average
+#   at half the rate.
 #
-# The next figure is one step of both, after the paper's overview figure. **Predict first:** of everything that happens in a
-# step, what may be written to a log file that the world can read?
+# Notebook 03 shows why a vote sees further than a parabola. The next figure is one step of both, after the paper's overview figure.
+# **Predict first:** of everything that happens in a step, what may be written to a log file that the world can read?
 
 # %%
 figure = overview.draw()
@@ -141,28 +145,26 @@ plots.save(
     "00_start_here_overview",
     parameters=parameters,
     inputs=[],
-    shows="The flow of one step from Poisson batch to new learning rate, with both presets' probes one below the other; raw "
+    shows="The flow of one step from Poisson batch to new learning rate, the probe of one preset above the vote of the other; raw "
     "values on dark ground at the left, private ones on light ground at the right; who sets each number is in its outline.",
     claim='Fig. "overview": HyFreeDP learns eta and R_l under DP and leaves all other hyperparameters at constants.',
     summary=[
-        f"Preset {name}: probes {settings.probe} every {settings.interval} steps"
-        f"{f' and in the first {settings.warmup:.0%} of the run' if settings.warmup else ''}, gamma = {settings.gamma:g}; "
-        f"{learned} learned, eta from {settings.initial_learning_rate:g} on"
-        for name, settings, learned in (
-            ("paper", PRESETS["paper"], "eta and R_l"),
-            ("robust", PRESETS["robust"], "eta, R_d and R_c"),
-        )
+        f"Preset paper: probes losses every {PRESETS['paper'].interval} steps, gamma = {PRESETS['paper'].gamma:g}; eta and R_l "
+        f"learned, eta from {PRESETS['paper'].initial_learning_rate:g} on",
+        f"Preset robust: votes at steps {', '.join(map(str, vote_steps(task.steps)))} of {task.steps}, gamma = "
+        f"{PRESETS['robust'].gamma:g}; eta from {PEAK / np.sqrt(task.steps):g} on, with {PRESETS['robust'].decay} decay",
     ],
 )
 
 # %% [markdown]
 # **What to see.** Nothing crosses from the dark side to the light one but through a black box, which adds noise. All that is
 # on the light side follows from released values, so by *post-processing* it may be logged and used again, also to look at
-# the records once more: that is how $G$, $\eta$ and the thresholds return to the left. Three kinds of numbers run a step:
+# the records once more: that is how $G$, $R_l$ and the average of the weights return to the left. Three kinds of numbers run a step:
 #
 # * *DP-related* (black): noise, from the budget, and two constants, $\gamma$ and $K$;
-# * *data-independent* (dotted): batch size, number of steps and the optimizer's own defaults, the same for all data;
-# * *data-dependent* (thick): the rate and the probe's clipping thresholds. They are what one would otherwise tune.
+# * *data-independent* (dotted): batch size, number of steps, the optimizer's own defaults and the start of preset robust, the same
+#   for all data;
+# * *data-dependent* (thick): the rate, and the clipping threshold of preset paper. They are what one would otherwise tune.
 #
 # In your own code (the README has the complete ten lines):
 #
@@ -176,14 +178,19 @@ plots.save(
 
 # %%
 learned = calibrate_noise(
-    target_epsilon=epsilon, steps=task.steps, interval=interval, warmup_steps=task.steps // 10, **protocol
+    target_epsilon=epsilon,
+    steps=task.steps,
+    probe="votes",
+    vote_steps=vote_steps(task.steps),
+    gamma=PRESETS["robust"].gamma,
+    **protocol,
 )
 print(learned)
 
 # %% [markdown]
 # ## 5. Four ways to choose the rate
 #
-# Both presets start from 1e-4. Beside them stand the **best** and the **worst** of the 16 grid runs, known from a study of
+# Preset "paper" starts from 1e-4, preset "robust" from its public rate. Beside them stand the **best** and the **worst** of the 16 grid runs, known from a study of
 # the whole grid (`python -m hyfreedp.experiments accuracy`, five seeds). "Best" is by test accuracy, which flatters the grid.
 
 # %%
@@ -194,7 +201,7 @@ grid = grid[grid.epsilon == nearest].sort_values("mean")
 worst, best = grid.iloc[0], grid.iloc[-1]
 
 specs = {
-    "robust": Spec(method="robust", epsilon=epsilon, interval=interval, steps=steps),
+    "robust": Spec(method="robust", epsilon=epsilon, steps=steps),
     "paper": Spec(method="paper", epsilon=epsilon, interval=interval, steps=steps),
     "best": Spec(method=best.method, learning_rate=float(best.learning_rate), epsilon=epsilon, steps=steps),
     "worst": Spec(method=worst.method, learning_rate=float(worst.learning_rate), epsilon=epsilon, steps=steps),
@@ -210,8 +217,9 @@ records = run_cells(runs, CELLS, description="training runs")
 
 # %% [markdown]
 # Each row below is one step of one run: the rate it took, the accuracy on test data every few steps, and, on steps with a
-# probe, what was released (`slope` b and `curvature` a with the standard deviation of their noise, the private loss) and
-# decided.
+# vote, the `margin` released (share of votes for the weights less that for the average), the standard deviation of its noise, the
+# margin `needed` and whether the vote was `lost`. Rows of preset paper have, on steps with a probe, `slope` b and `curvature` a with the
+# standard deviation of their noise, the private loss and the decision.
 
 # %%
 history = pd.concat(
@@ -219,12 +227,11 @@ history = pd.concat(
     for name, choice in specs.items()
     for spec in with_seeds(choice, runs_each)
 )
-history["probe_signal"] = history.slope.abs() / history.slope_std
-history[history.choice == "robust"].head(3).T
+history[history.choice == "robust"].head(3).dropna(axis="columns", how="all").T
 
 # %%
 figure, axes = plt.subplots(2, 2, figsize=(10, 7))
-rate_axis, accuracy_axis, loss_axis, signal_axis = axes.flat
+rate_axis, accuracy_axis, loss_axis, vote_axis = axes.flat
 
 
 def curves(axis, column, choices, **kwargs):
@@ -251,21 +258,43 @@ loss_axis.errorbar(
 )
 loss_axis.set(title="Preset paper: private loss, seed 0, with its noise (1 sd)", ylabel="private mean loss (nats)")
 
-curves(signal_axis, "probe_signal", ("robust", "paper"))
-signal_axis.axhline(1, color="0.3", linewidth=1)
-signal_axis.set_title("How clear is the slope that a probe sees? (below 1: noise)")
-signal_axis.set(yscale="log", ylabel="|slope| / noise (sd)")
+votes = history[history.margin.notna()].astype({"lost": bool})
+votes["place"] = votes.step + 0.02 * votes.step.max() * (votes.seed - (runs_each - 1) / 2)  # seeds side by side
+vote_axis.scatter(votes.place, votes.needed, marker="_", s=90, color="0.3", label="needed")
+for lost, marker, label in ((False, "o", "weights stay"), (True, "X", "lost: back, and brake")):
+    part = votes[votes.lost == lost]
+    color = plots.STYLES["paper" if lost else "robust"]["color"]
+    vote_axis.errorbar(
+        part.place, part.margin, part.margin_std, fmt=marker, capsize=2, markersize=6, color=color, label=label
+    )
+vote_axis.axhline(0, color="0.3", linewidth=0.8)
+vote_axis.set(
+    title="Preset robust: the votes of all seeds, with noise (1 sd)", ylabel="margin for the weights", ylim=(-1.2, 1.2)
+)
+vote_axis.legend(loc="lower right", fontsize="small", ncols=3)
 
 for axis in axes.flat:
     axis.set_xlabel("step")
 accuracy_axis.legend(loc="center right", fontsize="small")
 plt.show()
 
+# %%
+of_paper = history[(history.choice == "paper") & history.slope.notna()]
+signal = (of_paper.slope.abs() / of_paper.slope_std).median()
+rates = history.groupby("choice").eta.agg(["first", "max"])
+findings = [
+    f"Preset robust starts at {rates['first']['robust']:.3g}; {votes.lost.sum()} of its {len(votes)} votes are lost. The margins "
+    f"lie between {votes.margin.min():+.2f} and {votes.margin.max():+.2f}, their noise has a standard deviation of at most "
+    f"{votes.margin_std.max():.3f}",
+    f"Preset paper starts at {rates['first']['paper']:.3g} and never exceeds {rates['max']['paper']:.3g}. The slope that a probe of "
+    f"three losses sees is {signal:.2f} times the standard deviation of its noise (median)",
+]
+display(Markdown("**What to see.**\n\n" + "\n".join(f"* {line}." for line in findings)))
+
 # %% [markdown]
-# **What to see.** The rate of preset "robust" climbs from 1e-4 by orders of magnitude within the first steps, then hovers
-# and falls to zero at the end. The paper's three losses carry noise that is large against the *differences* between them
-# (lower left), so its slope is mostly noise (lower right) and its rate has nothing to go by. The paper reports that it works
-# on its own tasks, where batches are larger and models are already trained; that is not tested here.
+# A line search stands or falls with how clear its slope is: the three losses carry noise that is large against the *differences* between
+# them (lower left), and a rate that starts low has a long way to go. The paper reports that it works on its own tasks, where
+# batches are larger and models are already trained; that is not tested here. A vote has no scale that could be too small.
 #
 # ## 6. What each cost
 
@@ -294,9 +323,10 @@ plots.save(
     "00_start_here",
     parameters=parameters,
     inputs=[f"cell {spec.key}" for spec in runs],
-    shows="Learning rate, test accuracy, private loss and the clarity of each probe over the steps of four ways to train.",
+    shows="Learning rate and test accuracy over the steps of four ways to train, the private losses of preset paper and the "
+    "votes of preset robust.",
     claim='Fig. "train curve": HyFreeDP learns a schedule whose accuracy approaches the manually tuned baseline.',
-    summary=summary,
+    summary=[*summary, *findings],
 )
 
 # %% [markdown]
@@ -308,16 +338,26 @@ plots.save(
 # The study behind the grid: two tasks, three budgets, five seeds, one setting for all. Zero is the best of the 16 grid
 # runs, chosen by test accuracy. Also shown: the single rate 0.02 with linear decay. AdamW on normalised gradients is nearly
 # free of scale, so this one constant does well on both tasks; it is a prior about the optimizer that happens to fit, and
-# worth knowing before believing any claim about tuning.
+# worth knowing before believing any claim about tuning. Preset "robust" starts from a prior of the same kind, and pays for votes that
+# tell it where the prior is wrong.
+#
+# The **former default** of the package, method "line_search", climbed from a small rate by parabolas through clipped contrasts of the
+# losses. It is shown from two first rates.
+#
+# **Predict first:** how much may a rate that is learned all through the run still owe to the one it began with?
 
 # %%
 rows = pd.read_csv(RESULTS / "laptop" / "accuracy.csv")
 compared = study.gaps(rows)
 labels = {
-    ("robust", 1e-4): ("robust, from 1e-4", plots.STYLES["robust"]),
-    ("robust", 1e-3): ("robust, from 1e-3", plots.STYLES["robust"] | {"color": "#56B4E9", "marker": "P"}),
+    ("robust", 1e-4): ("robust", plots.STYLES["robust"]),  # which has no first rate to choose
+    study.REFERENCE: ("0.02, linear decay", plots.STYLES["reference"]),
+    ("line_search", 1e-4): ("former default, from 1e-4", plots.STYLES["line_search"]),
+    ("line_search", 1e-2): (
+        "former default, from 1e-2",
+        plots.STYLES["line_search"] | {"color": "#56B4E9", "marker": "P"},
+    ),
     ("paper", 1e-4): ("paper, from 1e-4", plots.STYLES["paper"]),
-    ("linear", 0.02): ("0.02, linear decay", plots.STYLES["reference"]),
 }
 studied = [name for name in TASKS if name in set(rows.task)]
 figure, axes = plt.subplots(1, len(studied), figsize=(10, 3.4), sharey=True)
@@ -326,7 +366,7 @@ for axis, name in zip(axes, studied, strict=True):
     for offset, ((method, rate), (label, style)) in enumerate(labels.items()):
         points = chosen[(chosen.method == method) & (chosen.learning_rate == rate)].sort_values("epsilon")
         axis.errorbar(
-            np.arange(len(points)) + 0.12 * (offset - 1.5),
+            np.arange(len(points)) + 0.12 * (offset - 2),
             points.gap,
             yerr=points["std"],
             label=label,
@@ -344,10 +384,20 @@ axes[0].set_ylabel("accuracy minus grid's best\n(points, mean and sd of 5 seeds)
 axes[1].legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
 plt.show()
 
-summary = [
-    f"{row.task}, epsilon {row.epsilon:g}: {row.method} from {row.learning_rate:g} {row['mean']:.1f} %, "
+of_robust = compared[compared.method == "robust"]
+starts = compared[compared.method == "line_search"].groupby(["task", "epsilon"])["mean"].agg(np.ptp)
+findings = [
+    f"Preset robust: from {of_robust.gap.min():+.1f} to {of_robust.gap.max():+.1f} points to the grid's best, "
+    f"{of_robust.gap.mean():+.1f} in the mean",
+    f"Former default: its first rate changes the accuracy by {starts.min():.1f} to {starts.max():.1f} points",
+]
+display(Markdown("**What to see.**\n\n" + "\n".join(f"* {line}." for line in findings)))
+
+summary = findings + [
+    f"{row.task}, epsilon {row.epsilon:g}: {labels[row.method, row.learning_rate][0]} {row['mean']:.1f} %, "
     f"{row.gap:+.1f} points to the grid's best"
     for _, row in compared.sort_values(["task", "epsilon"], ascending=[True, False]).iterrows()
+    if (row.method, row.learning_rate) in labels
 ]
 plots.save(
     figure,
@@ -366,18 +416,21 @@ plots.save(
 #   transformers on 26,000 to 75,000 images. Profile `laptop`; $T = 100$ steps, $B = 500$, $\delta = 10^{-4}$.
 # * Accounting: the gradient and the probes of a step use the same batch. We count them as one release; the paper counts
 #   them as separate samplings, which understates $\varepsilon$.
-# * Preset "robust" (contrasts, noise-aware rule, budget per step) is ours. Preset "paper" keeps the paper's probe but needs
-#   GeN's guards around $b/a$, which the paper's Algorithm 1 does not print.
+# * Preset "robust" (public start, decay, votes, budget per step) is ours. Preset "paper" keeps the paper's probe but needs
+#   GeN's guards around $b/a$ and its smoothing, which the paper's Algorithm 1 does not print; they are those of its authors'
+#   package, which probes on the next batch, where Algorithm 1 and the preset probe on the same.
 #
 # ## Exercises
 #
 # 1. Run this notebook with another budget: `papermill notebooks/00_start_here.ipynb out.ipynb -p epsilon 1.0`. Which of the
 #    four choices suffers most, and why?
-# 2. Set `interval` to 1. What happens to the noise of the probes and to the noise of the gradient? (Compare the two printed
-#    splits.)
+# 2. Calibrate preset "paper" as well: `calibrate_noise(target_epsilon=epsilon, steps=task.steps, probe="losses",
+#    allocation="constant", interval=5, **protocol)`, and with `interval=1`. In units of its clip, is a loss or a vote released more
+#    clearly at the same price, and why?
 
 # %% [markdown] tags=["solution"]
-# *Solutions.* (1) The paper's preset has nothing left to lose; the grid's best loses some points, because the noise on the
-# gradient grows about two and a half times; the robust preset loses more than that, because its probes grow as noisy and
-# the rate it finds is then often too large. (2) Probing at every step spreads the same extra noise over more probes: the gradient's noise on probe steps falls to
-# 1.02 times that of plain DP-SGD, and the noise of each probe grows.
+# *Solutions.* (1) The paper's preset has little to lose. The others lose some points, because the noise on the gradient grows about
+# two and a half times. So does that of a vote, but a clear majority of 500 records stays clear. (2) At $\varepsilon = 3$
+# a vote has a third of the noise of a loss at $K = 5$, and a seventh at $K = 1$. Five votes share what 20 or 100 probes share, and a
+# vote is one number of sensitivity 1 where a probe is three of $\sqrt3$ together. The gradient's noise is the same in the mean, $\gamma$
+# times that of plain DP-SGD; with votes only the steps that vote have more.

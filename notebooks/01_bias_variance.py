@@ -101,7 +101,7 @@ parameters = {
     name: globals()[name]
     for name in ("profile", "epsilon", "seeds", "step", "batch_sizes", "loss_mean", "loss_std", "brightness")
 }
-RED, BLUE, GREEN = (plots.STYLES[name] for name in ("paper", "robust", "best"))
+RED, BLUE, GREEN = (plots.STYLES[name] for name in ("paper", "line_search", "best"))
 LINES = {"bias": RED, "noise": GREEN, "rmse": BLUE}
 NAMES = {"bias": "clipping bias", "noise": "noise (sd)", "rmse": "total (root mean square)"}
 
@@ -115,7 +115,7 @@ def line(style):
 # ## Data: a run and its budget
 #
 # Where real losses are needed, they are those of a network that learns 1,500 handwritten digits under the budget above
-# (preset "robust"). The noise multipliers are those of preset "paper", which pays for its probes by a little more noise on the
+# (method "line_search"). The noise multipliers are those of preset "paper", which pays for its probes by a little more noise on the
 # gradient. Raw losses are used here to *teach*. They are not private; a run never shows them.
 
 # %%
@@ -138,7 +138,7 @@ three_losses, contrasts = noise_of(budget), noise_of(budget, probe="contrasts")
 sigmas = {"losses": three_losses.sigma_loss, "contrasts": contrasts.sigma_loss}
 runs = [
     {
-        "spec": {"method": "robust", "epsilon": epsilon, "seed": seed},
+        "spec": {"method": "line_search", "epsilon": epsilon, "seed": seed},
         "stages": sizes["stages"],
         "brightness": brightness,
     }
@@ -598,7 +598,7 @@ plots.save(
 # one step of the run, release them again and again, and look at the parabolas.
 #
 # * **Three losses** (the paper): each clipped to $[0, R_l]$ and noised.
-# * **Contrasts** (preset "robust"): per sample $d = L_+ - L_-$ and $c = L_+ + L_- - 2 L_0$, clipped at $R_d$ and $R_c$, at the same
+# * **Contrasts** (method "line_search"): per sample $d = L_+ - L_-$ and $c = L_+ + L_- - 2 L_0$, clipped at $R_d$ and $R_c$, at the same
 #   price in privacy. The thresholds shown are multiples of where their rules aim: the mean loss $L$ for $R_l$, the 0.8
 #   quantiles for $R_d$ and $R_c$.
 #
@@ -925,7 +925,7 @@ plots.save(
 #   and on real losses.
 # * Real losses come from a small network trained from scratch (profile `laptop`), not from fine-tuning a vision transformer. There
 #   $B$ is larger and $\sigma_l$ smaller, so noise matters less and bias more.
-# * Section 7 probes at the distance $h$ of preset "robust", several times its rate; Algorithm 1 probes at the rate itself, where the
+# * Section 7 probes at the distance $h$ of method "line_search", several times its rate; Algorithm 1 probes at the rate itself, where the
 #   differences between three losses are smaller still.
 # * Noise is calibrated with gradient and losses on the same batch, as Algorithm 1 runs; the paper counts them apart.
 # * Contrasts and the attack are ours.

@@ -201,7 +201,7 @@ allocation = settings(
 )
 worked = [
     row | {"data": chosen.title, "preset": name}
-    for name, accountant in (("robust", "pld"), ("paper", "rdp"))
+    for name, accountant in (("line_search", "pld"), ("paper", "rdp"))
     for target in budgets
     for chosen in data_sets
     for row in settings(
@@ -615,7 +615,7 @@ what_to_see(summary)
 #
 # $\gamma$ is the one dial: how much more gradient noise, for how much less loss noise. With the budget split per step there is a
 # closed form: probe steps take $\sigma_g' = \gamma_p\sigma$ with $\gamma_p^2 = 1 + \frac Tn(\gamma^2 - 1)$ for $n$ probe steps, and
-# $\sigma_l = \sigma\sqrt{s/(1 - \gamma_p^{-2})}$, with $s = 3$ for the losses and $1.5$ for the contrasts of preset "robust". For
+# $\sigma_l = \sigma\sqrt{s/(1 - \gamma_p^{-2})}$, with $s = 3$ for the losses and $1.5$ for the contrasts of method "line_search". For
 # $\gamma \to 1$ the losses drown; the gain flattens for larger $\gamma$. The scale that matters is the noise of the *mean*,
 # $\sigma_l / B$ of its clip.
 #
@@ -627,7 +627,7 @@ rows = table[table.section == "gamma"]
 PRICES = [
     ("losses", "constant", "three losses, constant (paper)", plots.STYLES["paper"]),
     ("losses", "per_step", "three losses, per step", plots.SERIES[5]),
-    ("contrasts", "per_step", "contrasts, per step (robust)", plots.STYLES["robust"]),
+    ("contrasts", "per_step", "contrasts, per step (line_search)", plots.STYLES["line_search"]),
 ]
 figure, (noise_axis, share_axis) = plt.subplots(1, 2, figsize=(10, 4))
 for probe, kind, label, style in PRICES:
@@ -729,7 +729,7 @@ what_to_see(summary)
 # ## 8. A worked table for the paper's data sets
 #
 # $N$ is the size of the training part, $\delta = N^{-1.1}$; $B$ and the number of epochs are our choice, as the paper does not
-# give them. Preset "robust" (contrasts, per step, $\gamma$ = 1.02, all of the first tenth probes) is calibrated by PLD, preset
+# give them. Method "line_search" (contrasts, per step, $\gamma$ = 1.02, all of the first tenth probes) is calibrated by PLD, preset
 # "paper" (three losses, constant, $\gamma$ = 1.01) by the paper's accountant RDP, but on the same batch, so both are guaranteed.
 # `share` is the part of $\varepsilon$ that the gradients leave to the probes; `noise_percent` the noise of a mean, in % of its clip.
 

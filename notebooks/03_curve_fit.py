@@ -18,7 +18,8 @@
 # * say why the loss along an update direction is nearly a parabola, and read slope and curvature off it,
 # * tell what clipping does to that parabola (a shift, mostly harmless) from what noise does (a different parabola),
 # * judge from the *known* noise of a probe how far its learning rate can be trusted,
-# * explain why releasing contrasts beats releasing losses, and what a probe of five points would cost.
+# * explain why releasing contrasts beats releasing losses, and what a probe of five points would cost,
+# * show on a quadratic why even a perfect parabola chooses rates that are too small, and what a private vote sees instead.
 #
 # **In the paper:** Eq. "curve fit dp" and Fig. "lr loss curve": along different iterations of fine-tuning ViT-Small on
 # CIFAR-100, the clipped and perturbed losses give nearly the same parabola as the raw ones, so that "$\sigma_l$ has
@@ -55,7 +56,7 @@ import numpy as np
 import pandas as pd
 from IPython.display import Markdown, display
 
-from hyfreedp.experiments import landscape, plots
+from hyfreedp.experiments import landscape, plots, short_sighted
 from hyfreedp.experiments.cache import cached
 from hyfreedp.experiments.paths import CELLS
 from hyfreedp.experiments.tasks import TASKS
@@ -79,13 +80,13 @@ shown = 20 if smoke else 60  # noisy parabolas in a panel
 # * **Three losses**: the paper's probe, $\tilde L(\mathbf w)$ and $\tilde L(\mathbf w \pm h\mathbf G)$, with the paper's rule for
 #   $R_l$. On data this small the paper's own step rule never leaves the start (notebook 04), so the run that we look at
 #   uses rule "anchored", which leans on a prior. Its probes are the paper's.
-# * **Contrasts**: preset "robust", which releases the means of $L_+-L_-$ and $L_++L_--2L_0$.
+# * **Contrasts**: method "line_search", the package's former default, which releases the means of $L_+-L_-$ and $L_++L_--2L_0$.
 #
 # Distances are in units of the probe distance $h$; at $x = 1$ lies $\mathbf w - h\mathbf G$. Thresholds, noise and $h$ are those
 # of the run at that step.
 
 # %%
-methods = {"losses": "paper_anchored", "contrasts": "robust"}
+methods = {"losses": "paper_anchored", "contrasts": "line_search"}
 curves = {
     kind: cached(
         CELLS, landscape.curves, spec=run | {"method": method}, stages=stages, grid=grid, repeats=shown, seed=0
@@ -250,7 +251,7 @@ for axis, step in zip(axes.flat, steps["contrasts"], strict=True):
         axis.plot(
             fine,
             parabola(row.fillna({"intercept": 0.0}), fine),
-            color=plots.STYLES["robust"]["color"],
+            color=plots.STYLES["line_search"]["color"],
             linewidth=0.5,
             alpha=0.35,
             label="from noised contrasts" if draw == 0 else None,
@@ -279,7 +280,7 @@ plots.save(
     "03_curve_fit_contrasts",
     parameters=parameters,
     inputs=["function landscape.curves"],
-    shows="Loss along the update direction of preset robust, and the parabolas that its noisy contrasts give.",
+    shows="Loss along the update direction of the former default, and the parabolas that its noisy contrasts give.",
     summary=[
         f"step {row.step}: noise of the slope is {share:.2f} times the clipped slope; slope and curvature have the right signs "
         f"in {100 * good:.0f} % of the draws"
@@ -315,7 +316,7 @@ bands = pd.concat(
 )
 figure, axes = plt.subplots(1, 3, figsize=(11, 3.5))
 titles = {"losses": "three losses", "contrasts": "contrasts"}
-styles = {"losses": plots.STYLES["paper"], "contrasts": plots.STYLES["robust"]}
+styles = {"losses": plots.STYLES["paper"], "contrasts": plots.STYLES["line_search"]}
 for axis, (kind, title) in zip(axes, titles.items(), strict=False):
     rows, color = bands[bands.probe == kind], styles[kind]["color"]
     middle = rows.groupby("step")[["q5", "q25", "q50", "q75", "q95"]].median()
@@ -370,26 +371,24 @@ display(
 
 # %%
 figure, axis = plt.subplots(figsize=(6.5, 3.6))
-of_robust = bands[bands.probe == "contrasts"]
+contrast_bands = bands[bands.probe == "contrasts"]
 for column, label, style in (
     ("slope_batch", "on the step's own batch", plots.SERIES[0]),
     ("slope_rest", "on the other training records", plots.SERIES[1]),
     ("slope_std", "standard deviation of the probe's noise", plots.SERIES[4]),
 ):
-    by_step = of_robust.groupby("step")[column]
+    by_step = contrast_bands.groupby("step")[column]
     axis.plot(by_step.mean(), label=label, markersize=4, **style)
     axis.fill_between(by_step.min().index, by_step.min(), by_step.max(), color=style["color"], alpha=0.15)
 axis.axhline(0, color="0.3", linewidth=0.8)
 axis.set_yscale("symlog", linthresh=0.01)
-axis.set(
-    xlabel="step", ylabel="slope over one probe distance (nats)", title="Preset robust: where the slope is measured"
-)
+axis.set(xlabel="step", ylabel="slope over one probe distance (nats)", title="Contrasts: where the slope is measured")
 axis.legend(fontsize="small")
 plt.show()
 
 # %%
-larger = (of_robust.slope_batch > of_robust.slope_rest).mean()
-late = of_robust[of_robust.step > of_robust.step.max() / 2][
+larger = (contrast_bands.slope_batch > contrast_bands.slope_rest).mean()
+late = contrast_bands[contrast_bands.step > contrast_bands.step.max() / 2][
     ["slope_batch", "slope_rest", "curvature_batch", "curvature_rest"]
 ].mean()
 plots.save(
@@ -449,22 +448,131 @@ display(
 )
 
 # %% [markdown]
+# ## 7. Why a parabola is short-sighted
+#
+# Suppose the probe were perfect: no clipping, no noise, all the data. Would $b/a$ be the right rate? Here is the smallest
+# model that can answer: a quadratic loss with several curvatures, and SGD whose gradients carry DP noise.
+#
+# $$ L(\mathbf w) = \tfrac12\sum_j h_j w_j^2, \qquad w_j \leftarrow w_j - \eta\,(h_j w_j + \nu z_j), \qquad z_j\sim N(0, 1),
+# \quad \nu = \sigma_g R_g/B. $$
+#
+# With $q_j = \mathbb E w_j^2$ a step is $q_j \leftarrow (1-\eta h_j)^2 q_j + \eta^2\nu^2$, whatever the rates: every expected loss
+# below is exact, without a single run. One step ahead
+#
+# $$ \mathbb E L(\mathbf w - \eta\mathbf g) = \mathbb E L(\mathbf w) - b\eta + \tfrac a2\eta^2, \qquad
+# b = \sum_j h_j^2 q_j, \qquad a = \sum_j h_j\,(h_j^2 q_j + \nu^2), $$
+#
+# so the *one-step rate* $b/a$ is the best there is, for one step. In `short_sighted.EXAMPLE` ten curvatures fall evenly on a
+# logarithmic scale from $h_1 = 1$ to $0.01$, each direction starts with a tenth of the loss, $\nu = 0.3$, and a run has 100 steps.
+#
+# **Predict first.** The one-step rate makes the loss after each step as low as that step can. Is it also the lowest after 100?
+
+# %%
+quadratic, peaks = short_sighted.EXAMPLE, short_sighted.PEAKS
+paths = short_sighted.runs(quadratic, peaks, steps=100)
+final = short_sighted.ends(quadratic, peaks, steps=100)
+paths.groupby("schedule", sort=False).rate.agg(["first", "last"]).assign(end=paths.loss.xs(100, level="step")).round(3)
+
+# %% [markdown]
+# A step costs noise $\eta^2\nu^2$ in every direction, and steep directions show it at once. The parabola weighs it
+# against the progress of *this* step, which is small in flat directions, and turns the rate down. But the noise does not last:
+# later steps at smaller rates shrink it by $(1-\eta h_j)^2$ each, so a decay removes it for nothing, whereas a flat direction that
+# was not walked stays where it is. Noise looks worse one step ahead than it is. This is the short-horizon bias of Wu et
+# al. (2018). It hits every rule that follows $b/a$, and no budget for the probe removes it.
+#
+# **A vote instead.** Two branches start from the same weights, at rates a factor of four apart, and train for five steps. Then
+# every record of one Poisson batch votes for the branch where its own loss is lower: $v = \frac1B\left(\sum_i \pm 1 +
+# N(0, \sigma_l^2)\right)$. A record changes the sum by at most 1 whatever its losses: no threshold, no scale, no parabola. Here
+# record $i$ has its optimum at $\mathbf c_i\sim N(0, 1.5^2\,\mathbf I)$, so the share that prefers branch A to branch B is
+# $\Phi(m/s)$ with mean $m = L(\mathbf w_B) - L(\mathbf w_A)$ and standard deviation
+# $s = 1.5\,\bigl(\sum_j h_j^2 (w_{A,j}-w_{B,j})^2\bigr)^{1/2}$ of the difference of a record's two losses; $\sigma_l = 10$. The winner goes
+# on, with a linear decay. Black: both branches *finish* a decay of their own before the vote.
+
+# %%
+race = {
+    "steps": 100, "raced": 5, "factor": 4, "spread": 1.5, "batch_sizes": [10, 100, 1000], "noise_multiplier": 10.0,
+    "draws": 2000, "seed": 0,
+}  # fmt: skip
+votes = short_sighted.race(quadratic, peaks, decay_over=100, **race)
+ahead = short_sighted.race(quadratic, peaks, decay_over=5, **race)
+figure = short_sighted.draw(paths, final, votes, ahead)
+plt.show()
+
+# %%
+greedy = paths.loc[short_sighted.GREEDY]
+lowest, at = final.min(), final.idxmin()
+leader = paths.loss.unstack("schedule").iloc[1:].idxmin(axis="columns")
+overtaken = leader[leader != short_sighted.GREEDY].index[0]
+turns, right = short_sighted.turning_points(votes)
+turns_ahead, _ = short_sighted.turning_points(ahead)
+raced = votes[(votes.batch_size == 100) & (votes.reached < greedy.loss.iloc[-1])].top
+summary = [
+    f"one-step rate: from {greedy.rate.iloc[0]:.2f} down to {greedy.rate.iloc[-2]:.3f}, ends at {greedy.loss.iloc[-1]:.3f} of the loss",
+    *(f"{name}: best from {at[name]:.2f}, ends at {lowest[name]:.3f}" for name in final),
+    f"vote at B = 1,000: keeps the faster branch up to a rate of {turns:.2f}; after branches that decay first up to "
+    f"{turns_ahead:.2f}; it does end lower up to {right:.2f}",
+    f"race at B = 100: ends lower than the one-step rate if the faster branch starts between {raced.min():.2f} and "
+    f"{raced.max():.2f}" + (" (the highest looked at)" if raced.max() == peaks[-1] else ""),
+]
+plots.save(
+    figure,
+    "03_curve_fit_short_sighted",
+    parameters=parameters,
+    inputs=["function short_sighted.runs", "function short_sighted.race"],
+    shows="A noisy quadratic: expected loss and rate over the steps, expected loss at the end against the peak rate, and how "
+    "often a private vote keeps the faster of two branches. Exact but for the average over the branches' weights.",
+    claim="Alg. 1, line 11: the next rate is b/a, where the parabola along the update is lowest.",
+    summary=summary,
+)
+display(
+    Markdown(
+        f"**What to see.** The one-step rate leads until step {overtaken} and ends last: at "
+        f"{greedy.loss.iloc[-1] / lowest[short_sighted.LINEAR]:.1f} times the loss of a linear decay, with a last rate "
+        f"{at[short_sighted.LINEAR] / greedy.rate.iloc[-2]:.0f} times below the peak of that decay.\n\n"
+        + "\n".join(f"* {line}" for line in summary)
+    )
+)
+
+# %% [markdown]
+# The batch decides how *surely* the vote is taken (panel 4: B = 10 is half a coin flip), the horizon decides *what* is taken.
+# Five steps are short as well: the plain vote turns where the faster rate is about half as high as it may be. More steps hardly
+# help, because the noise of a branch is there at once. Fewer rates at the end do: let the branches decay before the
+# vote, and five steps judge nearly as a hundred do. A race holds up all the same, since it asks once, early, where progress outweighs
+# noise, and leaves the rest to the decay; a rule that follows $b/a$ asks again at every step and answers worse the later it is.
+#
+# **What preset "robust" does with it.** A race shows what a vote is; the package holds none, since every step of a losing branch costs
+# budget. Its one run starts at a public rate, $0.3/\sqrt T$, and decays linearly. What its records vote on, up to eight times in a run,
+# is the weights at hand against an *average* of those before, $\bar{\mathbf w}$: $v = \frac1B\left(\sum_i
+# \operatorname{sign}(L_i(\bar{\mathbf w}) - L_i(\mathbf w)) + N(0, \sigma_l^2)\right)$, again at most 1 for a record. The average takes
+# the place of the finished decay: noise that smaller rates would shrink is averaged away, without a step. If it wins clearly after two
+# steps, the start was too fast, and the run begins again from its first weights with a warm-up. If it wins later, noise has
+# outgrown progress: the run goes on from the average at half the rate.
+#
 # ## Where this differs from the paper
 #
 # * Task, model, batch: a three-layer network on 1,500 digits instead of ViT-Small on CIFAR-100; $B = 500$.
 # * The run with three losses is driven by rule "anchored"; the paper's rule does not train here.
 # * $R_l$ is the sum of the last released losses (the paper's "more conservative" choice), so little is clipped.
 # * Five losses have the noise that keeps the price of three; the paper does not say what noise its figure has.
+# * Section 7 is ours: a model, not a run. Its gradients are those of the whole population, with DP noise but without that of
+#   sampling, its rates are SGD's, and the second branch's steps, which cost a run a few percent of noise, are free.
 #
 # ## Exercises
 #
 # 1. `papermill notebooks/03_curve_fit.ipynb out.ipynb -p epsilon 50.0`. From which $\varepsilon$ on does the paper's claim hold here?
 # 2. Two points, $\mathbf w$ and $\mathbf w - h\mathbf G$, give a slope alone. Compute its noise relative to three points at equal
 #    privacy. Why is it not used?
+# 3. Short sight needs two curvatures. With one, $h$, show that the one-step rate of section 7 is
+#    $\eta_t = 1\,/\,\bigl(h\,(t + 1 + \nu^2/(h^2q_0))\bigr)$ and that *no* schedule ends lower, however long the run. Which step of
+#    your proof fails with two?
 
 # %% [markdown] tags=["solution"]
 # *Solutions.* (1) Watch the share of right signs of three losses come near that of contrasts. Even at $\varepsilon=50$ the
 # noise stays comparable with the slope in the early steps, where $h$ is tiny and the loss hardly changes over it. (2) With
 # $s=2$ the noise of each loss falls by $\sqrt{2/3}$; the slope is their difference over $h$, with standard deviation
 # $\sqrt2\,\sqrt{2/3}\,\sigma_l R_l/(Bh)$, against $\sigma_l R_l/(\sqrt2 Bh)$ for three points: 1.63 times as much. And without a
-# curvature there is no minimum to go to.
+# curvature there is no minimum to go to. (3) Write $u = h^2q/\nu^2$. Then $b/a = u/(h(1+u))$, and a step at that rate leaves
+# $q/(1+u)$, so $1/u_{t+1} = 1/u_t + 1$ and $1/u_t = t + 1/u_0$. A step $q \leftarrow (1-\eta h)^2q + \eta^2\nu^2$ never decreases with $q$,
+# whatever $\eta$: who has the lowest $q$ now can copy all later rates of anybody else and stay lowest, so the lowest next $q$ is
+# always the best choice. With two curvatures the state is two numbers. The one-step rate makes $\sum_j h_jq_j$ lowest, but not each
+# $q_j$: it buys the steep one, which later steps would shrink anyway, with the flat one, which they hardly shrink.

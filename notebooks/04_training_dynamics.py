@@ -19,7 +19,7 @@
 # * say what probing at every step, every fifth or every tenth step changes, and what it cannot change,
 # * explain why $\eta = b/a$ fails as soon as $b$ and $a$ are noisy, and what each step rule does about it,
 # * explain the death spiral of a clipping threshold that follows what it clipped,
-# * say which parts of preset "robust" carry its result, from runs in which each is left out.
+# * say which parts of the line search carry its result, from runs in which each is left out.
 #
 # **The paper's item.** Fig. "train curve": $R_l$, $\eta$, training loss and test accuracy over the iterations, on SVHN and
 # GTSRB, for $K \in \{1, 5, 10\}$ and a manually tuned baseline. Its claims: the method "automatically finds optimal learning
@@ -69,12 +69,13 @@ bases = {task: Spec(task=task, epsilon=epsilon, steps=10 if smoke else None) for
 #
 # * **Preset "paper"** (Alg. 1) releases three mean losses, each loss clipped to $[0, R_l]$. The next $R_l$ is the sum of the
 #   three released values ("previous loss" in Alg. 1 as printed). Step rule "gen": $b/a$ if both are positive, never more
-#   than twice or less than half the old rate.
-# * **Preset "robust"** releases the mean of $d = L_+ - L_-$ clipped at $R_d$ and of $c = L_+ + L_- - 2L$ clipped at $R_c$.
+#   than twice or less than half the old rate; the next rate takes a tenth of it and nine tenths of the old one.
+# * **"line_search"**, the package's former default, releases the mean of $d = L_+ - L_-$ clipped at $R_d$ and of $c = L_+ + L_- - 2L$ clipped at $R_c$.
 #   Both thresholds follow a quantile of the contrasts. Step rule "posterior": what $b$ and $a$ are expected to be, given
 #   the noise and that both are positive; the rate falls to zero over the second half of the run.
 #
-# Both start from $\eta = 10^{-4}$. **Tuned by hand** is the best of 16 rates (8 rates, constant or with linear decay), chosen
+# Both start from $\eta = 10^{-4}$. (Preset "robust", the default, is no line search: its rate starts at a public number and is braked
+# by votes, see notebooks 00 and 03.) **Tuned by hand** is the best of 16 rates (8 rates, constant or with linear decay), chosen
 # by test accuracy: 16 runs that nobody paid for, as in the paper's NonDP-GS.
 
 # %%
@@ -97,32 +98,32 @@ rows = dynamics.steps_of(runs, CELLS)
 # and the test loss stand in for the paper's training loss.
 
 # %%
-rows[rows.method == "robust"].head(3).T
+rows[rows.method == "line_search"].head(3).T
 
 # %% [markdown]
 # ## 2. Thresholds, rates, loss, accuracy
 #
-# **Predict first.** $K = 1$ probes 100 times, $K = 10$ ten times (and ten more in the warm-up of "robust"), for the same budget.
+# **Predict first.** $K = 1$ probes 100 times, $K = 10$ ten times (and ten more in the warm-up of "line_search"), for the same budget.
 # Which of them sees less noise in each probe? Which should train best?
 
 # %%
 COLUMNS = {
-    "robust": {"difference_threshold": "$R_d$ (nats)", "bend_threshold": "$R_c$ (nats)"},
+    "line_search": {"difference_threshold": "$R_d$ (nats)", "bend_threshold": "$R_c$ (nats)"},
     "paper": {"loss_threshold": "$R_l$ (nats)", "private_loss": "released training loss (nats)"},
 }
 SHARED = {"eta": "learning rate $\\eta$", "test_loss": "test loss (nats)", "percent": "test accuracy (%)"}
 rows["percent"] = 100 * rows.test_accuracy
 styles = dict(zip(dynamics.INTERVALS, (plots.SERIES[0], plots.SERIES[6], plots.SERIES[3]), strict=True))
 
-lines = [(task, preset) for task in tasks for preset in dynamics.PRESETS]
+lines = [(task, method) for task in tasks for method in dynamics.SEARCHES]
 figure, axes = plt.subplots(len(lines), 5, figsize=(16, 2.9 * len(lines)), squeeze=False)
 for below in axes[1:]:  # loss and accuracy are compared across the rows
     for axis, top in zip(below[3:], axes[0, 3:], strict=True):
         axis.sharey(top)
-for panels, (task, preset) in zip(axes, lines, strict=True):
-    for axis, (column, name) in zip(panels, (COLUMNS[preset] | SHARED).items(), strict=True):
+for panels, (task, method) in zip(axes, lines, strict=True):
+    for axis, (column, name) in zip(panels, (COLUMNS[method] | SHARED).items(), strict=True):
         for interval in intervals:
-            chosen = dynamics.of_spec(rows, replace(bases[task], method=preset, interval=interval))
+            chosen = dynamics.of_spec(rows, replace(bases[task], method=method, interval=interval))
             dynamics.draw_band(axis, chosen, column, styles[interval], f"HyFreeDP, K = {interval}")
         if column in SHARED:
             dynamics.draw_band(axis, dynamics.of_spec(rows, tuned[task]), column, plots.STYLES["best"], "tuned by hand")
@@ -130,7 +131,7 @@ for panels, (task, preset) in zip(axes, lines, strict=True):
             axis.set_yscale("log")
         axis.set(title=name, xlabel="step")
     panels[-1].set_ylim(0, 100)
-    panels[0].set_ylabel(f"{task}\npreset {preset}", fontsize="large")
+    panels[0].set_ylabel(f"{task}\n{method}", fontsize="large")
 handles, labels = axes[0, 2].get_legend_handles_labels()
 title = f"epsilon = {epsilon:g}; median and range of {seeds} seeds"
 figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), title=title)
@@ -147,14 +148,14 @@ def reached(spec):
 
 summary = []
 for spec in curves:
-    if spec.method not in dynamics.PRESETS:
+    if spec.method not in dynamics.SEARCHES:
         summary.append(f"{spec.task}, tuned by hand ({spec.learning_rate:g}, {spec.method}): accuracy {reached(spec)}")
         continue
     column = next(iter(COLUMNS[spec.method]))
     shape = dynamics.peaks(dynamics.of_spec(rows, spec), column).median(numeric_only=True)
     summary.append(
-        f"{spec.task}, preset {spec.method}, K = {spec.interval}: accuracy {reached(spec)}; "
-        f"{'R_d' if spec.method == 'robust' else 'R_l'} is highest after {100 * shape.peak_at:.0f} % of the run "
+        f"{spec.task}, {spec.method}, K = {spec.interval}: accuracy {reached(spec)}; "
+        f"{'R_d' if spec.method == 'line_search' else 'R_l'} is highest after {100 * shape.peak_at:.0f} % of the run "
         f"and ends at {100 * shape['last']:.2g} % of that"
     )
 display(
@@ -170,7 +171,7 @@ plots.save(
     "04_training_dynamics",
     parameters=parameters,
     inputs=[f"cell {one.key}" for spec in curves for one in with_seeds(spec, seeds)],
-    shows="Clipping thresholds, learning rate, loss and test accuracy over the steps, for both presets at several K and "
+    shows="Clipping thresholds, learning rate, loss and test accuracy over the steps, for both line searches at several K and "
     "for the best of a grid; median and range over seeds.",
     claim='Fig. "train curve": thresholds peak early and decrease gradually, the learned schedule approaches the manually '
     "tuned baseline, K = 1 is best and larger K hardly worse.",
@@ -193,24 +194,37 @@ plots.save(
 # | rule | next $\eta$ |
 # | --- | --- |
 # | literal | $b/a$, whatever it is (Alg. 1, line 11) |
-# | gen | $b/a$ within $[\eta/2, 2\eta]$, smoothed (weight 0.9), if $a, b > 0$; else $\eta$ as it is |
+# | gen | $b/a$ within $[\eta/2, 2\eta]$, smoothed (weight 0.1, the rest stays with $\eta$), if $a, b > 0$; else $\eta$ as it is |
 # | posterior | $\sqrt m\; \mathbb E[b \mid b > 0] \,/\, \mathbb E[a \mid a > 0]$ of precision-weighted averages, within $[\eta/2, 4\eta]$, or $[\eta/2, 2\eta]$ when it is held for several steps |
 # | anchored | the same, pulled to 0.02: target$^{1/4}\; 0.02^{3/4}$. A prior about AdamW, not something learned |
 #
-# with the damping $m = \sqrt{(1-\beta)/(1+\beta)}$ for momentum $\beta$. Each rule is run on both probes, everything else as in
-# the preset that the probe belongs to ("contrasts": robust, "losses": paper); the last row leaves out one part of preset
-# robust at a time. Without damping, the rule aims for $b/a$ itself and looks no farther than it steps.
+# Alg. 1 prints $b/a$ and nothing else. What surrounds it in rule "gen" is taken from its authors' own package, `gen-optim`:
+# without privacy, preset "paper" equals that package step by step (`tests/test_gen_optim.py`). In two things published versions
+# differ. *Smoothing*: the authors' package keeps 0.9 of the old rate, an independent one 0.1. Preset "paper" follows the
+# authors; so a rate grows by at most 10 % per probe, sevenfold in twenty probes. *Batch*: Alg. 1 looks along $\mathbf G_t$ by
+# batch $t$, whose loss at $\mathbf w_t$ it has already; the package by batch $t+1$, which is not the one that $\mathbf G_t$ was fitted
+# to. Preset "paper" follows Alg. 1. The other batch is no cheaper in $\varepsilon$: batch $t+1$ then bears the probe along
+# $\mathbf G_t$ and its own gradient, again two releases on one batch. Only a batch that serves nothing but the probe would make
+# the paper's accounting, probes as independent samplings, sound. Both smoothings and both batches are in the table below.
+#
+# The damping is $m = \sqrt{(1-\beta)/(1+\beta)}$ for momentum $\beta$. Each rule is run on both probes, everything else as in
+# the method that the probe belongs to ("contrasts": line_search, "losses": paper); the third row leaves out one part of
+# line_search at a time, the last has both smoothings on both batches. Without damping, the rule aims for $b/a$ itself and
+# looks no farther than it steps.
 #
 # **Predict first.** Suppose a probe sees nothing but noise. In which direction does each rule move the rate in the long run?
 
 # %%
 ablated = rows[(rows.task == first.task) & (rows.interval == first.interval) & rows.method.isin(dynamics.ABLATION)]
-panels = [*dynamics.RULES.items(), *dynamics.PARTS.items()]
-figure, axes = plt.subplots(3, 4, figsize=(13, 8), sharex=True, sharey=True)
+versions = {
+    (f"gen, {weight} of the new", f"{batch} batch"): name for (weight, batch), name in dynamics.SMOOTHINGS.items()
+}
+panels = [*dynamics.RULES.items(), *dynamics.PARTS.items(), *versions.items()]
+figure, axes = plt.subplots(4, 4, figsize=(13, 10), sharex=True, sharey=True)
 for axis, (name, method) in zip(axes.flat, panels, strict=True):
-    style = plots.STYLES[METHODS[method].preset]
+    style = plots.STYLES["paper" if METHODS[method].preset == "paper" else "line_search"]
     dynamics.draw_runs(axis, ablated[ablated.method == method], "eta", style)
-    axis.set_title(", ".join(name) if isinstance(name, tuple) else f"preset robust {name}")
+    axis.set_title(", ".join(name) if isinstance(name, tuple) else f"line search {name}")
 axes[0, 0].set(yscale="log", ylim=(1e-8, 10))
 figure.supxlabel(f"step (epsilon = {epsilon:g})")
 figure.supylabel("learning rate $|\\eta|$, one line per seed (cross: negative)")
@@ -234,7 +248,7 @@ table
 
 # %%
 literal, gen = table.loc["paper_literal"], table.loc["paper"]
-contrasts_literal, contrasts_gen = table.loc["robust_literal"], table.loc["robust_gen"]
+contrasts_literal, contrasts_gen = table.loc["line_search_literal"], table.loc["line_search_gen"]
 summary = [
     f"losses, literal: {literal.negative:.0f} % of the probes make the rate negative, and it shrinks to {literal.smallest_eta:.0e} "
     f"(only {literal.clear:.0f} % of the slopes are clear); accuracy {literal.spread} %",
@@ -243,13 +257,19 @@ summary = [
     f"contrasts, literal: {contrasts_literal.negative:.0f} % negative, rates up to {contrasts_literal.largest_eta:.2g}; accuracy "
     f"{contrasts_literal.spread} %",
     f"contrasts, gen: {contrasts_gen.clamped:.0f} % clamped, {contrasts_gen.rejected:.0f} % rejected; accuracy {contrasts_gen.spread} %",
+    *(
+        f"losses, gen, {weight} of the new rate, {batch} batch: rates from {row.smallest_eta:.1e} to {row.largest_eta:.1e}; "
+        f"accuracy {row.spread} %"
+        for (weight, batch), row in ((version, table.loc[name]) for version, name in dynamics.SMOOTHINGS.items())
+    ),
 ]
 plots.save(
     figure,
     "04_training_dynamics_rates",
     parameters=parameters,
     inputs=[f"cell {one.key}" for spec in ablation for one in with_seeds(spec, seeds)],
-    shows="Absolute learning rate of every run, for four step rules on both probes, and for preset robust less one part.",
+    shows="Absolute learning rate of every run, for four step rules on both probes, for the line search less one part, and for "
+    "rule gen with both smoothings on both batches.",
     claim="Alg. 1, line 11: the next rate is b/a. (The paper has no such ablation.)",
     summary=summary,
 )
@@ -258,8 +278,8 @@ display(Markdown("**What to see**\n\n" + "\n".join(f"* {line}" for line in summa
 # %% [markdown]
 # With pure noise in $b$ and $a$, **literal** multiplies the rate by a random number of either sign whose typical size is
 # below one: it shrinks geometrically, and as it shrinks the signal $\eta b$ shrinks with it. **Gen** accepts one probe in four
-# (both signs right by chance) and then mostly $b/a$ is below its clamp: half of $\eta$. It drifts down, slowly, and cannot
-# climb. **Posterior** barely moves under pure noise. **Anchored** goes to its prior with or without a signal; that it works
+# (both signs right by chance) and then mostly $b/a$ is below its clamp: half of $\eta$, of which a tenth enters. It drifts down,
+# slowly, and cannot climb; with 0.9 of the new rate it does the same about ten times as fast. **Posterior** barely moves under pure noise. **Anchored** goes to its prior with or without a signal; that it works
 # on a probe that sees nothing says that 0.02 is a good rate here, not that anything was learned.
 #
 # ## 4. The death spiral of $R_l$
@@ -323,18 +343,18 @@ display(Markdown("**What to see** (means over seeds)\n\n" + "\n".join(f"* {line}
 #
 # ## 5. What each part contributes
 #
-# **Predict first.** Which part of preset robust matters most: the probe, the rule, the damping or the warm-up?
+# **Predict first.** Which part of the line search matters most: the probe, the rule, the damping or the warm-up?
 
 # %%
 figure, (rule_axis, part_axis) = plt.subplots(1, 2, figsize=(11, 3.8), sharex=True)
 final_rows = results[(results.task == first.task) & (results.interval == first.interval)]
 rules = list(dict.fromkeys(rule for _, rule in dynamics.RULES))
-for probe, preset, shift in (("contrasts", "robust", -0.12), ("losses", "paper", 0.12)):
+for probe, search, shift in (("contrasts", "line_search", -0.12), ("losses", "paper", 0.12)):
     methods = {rule: dynamics.RULES[probe, rule] for rule in rules}
-    dynamics.draw_accuracies(rule_axis, final_rows, methods, plots.STYLES[preset], f"{probe} (preset {preset})", shift)
-dynamics.draw_accuracies(part_axis, final_rows, dynamics.PARTS, plots.STYLES["robust"])
+    dynamics.draw_accuracies(rule_axis, final_rows, methods, plots.STYLES[search], f"{probe} ({search})", shift)
+dynamics.draw_accuracies(part_axis, final_rows, dynamics.PARTS, plots.STYLES["line_search"])
 by_hand = dynamics.of_spec(results, tuned[first.task]).percent.mean()
-for axis, title in ((rule_axis, "step rules on both probes"), (part_axis, "preset robust ...")):
+for axis, title in ((rule_axis, "step rules on both probes"), (part_axis, "line search ...")):
     axis.axvline(by_hand, color=plots.STYLES["best"]["color"], linestyle="-.", label="tuned by hand")
     axis.set(title=title, xlabel=f"test accuracy (%), epsilon = {epsilon:g}", xlim=(0, 100))
 handles, labels = rule_axis.get_legend_handles_labels()
@@ -342,10 +362,10 @@ figure.legend(handles, labels, loc="outside upper center", ncols=3)
 plt.show()
 
 # %%
-whole = table.loc["robust"]
+whole = table.loc["line_search"]
 summary = [
     f"{METHODS[method].title}: {table.spread[method]} %, "
-    f"{table.accuracy[method] - whole.accuracy:+.1f} points to preset robust"
+    f"{table.accuracy[method] - whole.accuracy:+.1f} points to the whole line search"
     for method in dynamics.ABLATION
 ]
 plots.save(
@@ -353,7 +373,7 @@ plots.save(
     "04_training_dynamics_ablation",
     parameters=parameters,
     inputs=[f"cell {one.key}" for spec in ablation for one in with_seeds(spec, seeds)],
-    shows="Final test accuracy of four step rules on both probes, and of preset robust less one part at a time; one point "
+    shows="Final test accuracy of four step rules on both probes, and of the line search less one part at a time; one point "
     "per seed, mean and standard deviation.",
     summary=summary,
 )
@@ -370,13 +390,13 @@ budgets = pd.read_csv(RESULTS / "laptop" / "ablation.csv")
 display(dynamics.accuracy_table(budgets))
 means = 100 * budgets.groupby(["method", "epsilon"]).accuracy.mean().unstack()[[8.0, 3.0, 1.0]]
 losses = [
-    f"preset robust {part}: {', '.join(f'{points:+.1f}' for points in means.loc[method] - means.loc['robust'])} points"
+    f"line search {part}: {', '.join(f'{points:+.1f}' for points in means.loc[method] - means.loc['line_search'])} points"
     for part, method in dynamics.PARTS.items()
-    if method != "robust"
+    if method != "line_search"
 ]
 display(
     Markdown(
-        "Against preset robust as it is, at $\\varepsilon$ = 8, 3, 1:\n\n" + "\n".join(f"* {line}" for line in losses)
+        "Against the line search as it is, at $\\varepsilon$ = 8, 3, 1:\n\n" + "\n".join(f"* {line}" for line in losses)
     )
 )
 
@@ -388,7 +408,7 @@ display(
 #   curvature is benign. Profile paper runs these.
 # * Accounting: gradient and probe of a step are one release on one batch. The paper counts them as separate samplings, which
 #   gives its losses less noise than its $\varepsilon$ allows.
-# * Preset "robust" is ours. Preset "paper" adds GeN's guards and a floor and a cap of $R_l$ to what Alg. 1 prints; "Algorithm 1
+# * "line_search" is ours. Preset "paper" adds the guards and the smoothing of its authors' package and a floor and a cap of $R_l$ to what Alg. 1 prints; "Algorithm 1
 #   as printed" in the tables is without the guards, and with the previous loss as $R_l$, but keeps floor and cap.
 # * The paper plots the training loss. Here it is the test loss, because that of the training batch would not be private, and
 #   beside it the private one where it is released.
@@ -397,7 +417,7 @@ display(
 # ## Exercises
 #
 # 1. Run the notebook at $\varepsilon = 1$ (`papermill notebooks/04_training_dynamics.ipynb out.ipynb -p epsilon 1.0`). Which
-#    $K$ suffers most with preset robust, and what do its thresholds do?
+#    $K$ suffers most with line_search, and what do its thresholds do?
 # 2. Take the rule $R \leftarrow 3\, L_R$ without noise. Where does it come to rest if the losses are exponentially distributed
 #    with mean $\mu$? Where if a share $p$ of the samples has loss 1 and all others none?
 # 3. In the table of section 3, what share of `clear` slopes would a probe have that sees nothing but noise? Which runs are
