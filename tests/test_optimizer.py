@@ -241,7 +241,7 @@ def test_history_makes_a_frame_and_marks_all_that_is_raw(preset, diagnostics):
 
 @pytest.mark.parametrize("preset", ["robust", "paper", LINE_SEARCH], ids=["robust", "paper", "line_search"])
 @pytest.mark.parametrize("diagnostics", [False, True])
-def test_raw_values_do_not_reach_what_is_private(preset, diagnostics):
+def test_raw_values_do_not_reach_what_is_private(preset, diagnostics, unbound_noise):
     """Losses of 50 and of 500, both beyond the largest clip, release the same and must tell the same."""
     told = []
     for value in (50.0, 500.0):

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from hyfreedp.experiments import comparison, dynamics, grid, notebooks, study
+from hyfreedp.experiments import comparison, dynamics, grid, notebooks, study, targets
 from hyfreedp.experiments.jobs import plan
 from hyfreedp.experiments.paths import CELLS, RESULTS
 from hyfreedp.experiments.reproduce import reproduce
@@ -84,6 +84,11 @@ def main(arguments: list[str] | None = None) -> int:
     ablation.add_argument("--jobs", type=int, default=1, help="worker processes")
     ablation.set_defaults(run=_ablation)
 
+    reach = commands.add_parser("targets", help="preset robust against sixteen rates and schedules; two hours")
+    reach.add_argument("--only", choices=sorted({group.task for group in targets.GROUPS}), default="", help="one task")
+    reach.add_argument("--jobs", type=int, default=1, help="worker processes")
+    reach.set_defaults(run=_targets)
+
     tables = commands.add_parser(
         "grid",
         help="train what the accuracy tables need; minutes (laptop) to days (paper)",
@@ -140,6 +145,12 @@ def _accuracy(options: argparse.Namespace) -> int:
 def _ablation(options: argparse.Namespace) -> int:
     rows = dynamics.record_ablation(CELLS, RESULTS / "laptop" / "ablation.csv", seeds=options.seeds, jobs=options.jobs)
     print(dynamics.accuracy_table(rows).to_string())
+    return 0
+
+
+def _targets(options: argparse.Namespace) -> int:
+    rows = targets.run(CELLS, RESULTS / "laptop" / "targets.csv", only=options.only, jobs=options.jobs)
+    print(targets.markdown(rows))
     return 0
 
 

@@ -23,6 +23,7 @@ from torch.utils.data import TensorDataset
 from tqdm import tqdm
 
 from hyfreedp.experiments import image_files
+from hyfreedp.experiments.glyphs import glyphs
 from hyfreedp.experiments.image_files import Part
 from hyfreedp.experiments.paths import CACHE
 
@@ -98,6 +99,26 @@ def classification() -> Arrays:
     )
     # Divided by a fixed scale, chosen without looking at private data.
     return _plain(features / 4, labels, 8000, "scikit-learn")
+
+
+@cache
+def drawn_digits() -> Arrays:
+    """Digits of 8 x 8 pixels drawn from fonts, see :mod:`hyfreedp.experiments.glyphs`, as a task of their own."""
+    features, labels = glyphs(22_000, seed=1)
+    return _plain(features, labels, 20_000, "drawn from matplotlib's fonts")
+
+
+def some_images(name: str) -> Arrays:
+    """10,000 training images of a data set in its fixed random order, and 2,000 test images; see :func:`images`.
+
+    The last fifth of the training images begin the validation part of the whole, so that no group is on both sides.
+    """
+    whole = images(name)
+    start = whole.validation_start
+    features, labels = (torch.cat([part[:8000], part[start : start + 2000]]) for part in whole.train)
+    order = torch.from_numpy(np.random.default_rng(0).permutation(len(whole.test[1]))[:2000])
+    test = whole.test[0][order], whole.test[1][order]
+    return Arrays((features, labels), test, 8000, f"{whole.source}, 10,000 of the training images")
 
 
 @dataclass(frozen=True)

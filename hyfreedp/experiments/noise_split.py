@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import warnings
 from collections.abc import Iterable, Sequence
@@ -26,6 +27,7 @@ from hyfreedp.accounting.split import Composition, count_probe_steps
 from hyfreedp.experiments.cache import cached
 from hyfreedp.experiments.methods import METHODS
 from hyfreedp.noise import NoiseGenerator
+from hyfreedp.votes import vote_steps
 
 # Costs are read off a grid of privacy losses ten times coarser than that of the calibration: ten times faster, rounded
 # up like it, and at most 0.1 % above it.
@@ -94,6 +96,7 @@ def preset_split(method: str, steps: int) -> dict[str, Any]:
         "probe": preset.probe,
         "interval": preset.interval,
         "warmup_steps": int(preset.warmup * steps),
+        "vote_steps": vote_steps(steps) if preset.probe == "votes" else (),
         "gamma": preset.gamma,
         "allocation": preset.allocation,
     }
@@ -148,7 +151,8 @@ def split_of(row: pd.Series) -> NoiseSplit:
     """The split in a row of the table of :func:`calibrations`."""
     values = row.replace({np.nan: ""})  # what a CSV makes of an empty reason
     names = [field.name for field in dataclasses.fields(NoiseSplit)]
-    return NoiseSplit.from_dict({name: getattr(values[name], "item", lambda v=values[name]: v)() for name in names})
+    plain = {name: getattr(values[name], "item", lambda v=values[name]: v)() for name in names}
+    return NoiseSplit.from_dict(plain | {"vote_steps": json.loads(plain["vote_steps"])})
 
 
 def true_epsilon(split: NoiseSplit) -> float:

@@ -104,6 +104,12 @@ def _small(title: str, dataset: Dataset, models: tuple[str, ...]) -> Task:
     return Task(title, dataset, models, batch_size=500, steps=100, delta=1e-4)
 
 
+def _some_images(name: str, classes: int) -> Task:
+    """As small as these two, but real: a tenth to a quarter of a data set."""
+    dataset = Dataset(10_000, 8000, 0, classes, lambda: datasets.some_images(name))
+    return _small(f"{datasets.IMAGES[name].title} (10,000 images)", dataset, ("mlp32", "convnet32"))
+
+
 def _images(name: str, classes: int) -> Task:
     known = datasets.IMAGES[name]
     size = known.sizes[0]
@@ -120,6 +126,9 @@ TASKS: dict[str, Task | LanguageTask] = {
     "classification": _small(
         "make_classification (8,000)", Dataset(8000, 6400, 40, 10, datasets.classification), ("mlp",)
     ),
+    "glyphs": _small("glyphs (20,000 drawn digits)", Dataset(20_000, 16_000, 64, 10, datasets.drawn_digits), ("mlp",)),
+    "cifar10_some": _some_images("cifar10", 10),
+    "gtsrb_some": _some_images("gtsrb", 43),
     "cifar10": _images("cifar10", 10),
     "cifar100": _images("cifar100", 100),
     "svhn": _images("svhn", 10),
