@@ -13,6 +13,11 @@ from hyfreedp.checks import check_parameters
 Line = tuple[float, Callable[[float], None]]
 
 
+def trainable(optimizer: torch.optim.Optimizer) -> list[Any]:
+    """The parameters that an optimizer moves, in the order of its groups."""
+    return [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+
+
 class BaseOptimizer:
     """A torch optimizer that steps for its owner only, at a rate given each time.
 
@@ -39,7 +44,7 @@ class BaseOptimizer:
             raise ValueError(f"optimizer must have positive learning rates (their ratios are kept), got {rates}")
         self.optimizer = optimizer
         self.eta = rates[0]
-        self.parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+        self.parameters = trainable(optimizer)
         self._ratios = [rate / rates[0] for rate in rates]
         self._names = {id(parameter): name for name, parameter in module.named_parameters()}
         self._stepping = False
@@ -60,19 +65,21 @@ class BaseOptimizer:
 
     @torch.no_grad()
     def step_along(self, eta: float) -> Line:
-        """One step and :meth:`retrace`, in the gradients' memory, which is no longer needed."""
+        """One step and :meth:`retrace`, in the gradients' memory, which is no longer needed. Not kept beyond that."""
         self.step(eta, keep=True)
-        return self.retrace([parameter.grad for parameter in self.parameters if parameter.grad is not None])
+        line = self.retrace([parameter.grad for parameter in self.parameters if parameter.grad is not None])
+        self.last = None
+        return line
 
     @torch.no_grad()
     def retrace(self, memory: list[Tensor] | None = None) -> Line:
-        """The rate eta of the last step, from w to w - eta G, and what moves the weights to w - x G for any x. Once.
+        """The rate eta of the last step, from w to w - eta G, and what moves the weights to w - x G for any x.
 
         Points along G are interpolations between these two, which are both kept, the second in ``memory`` if given. So
         ``x = eta`` is exactly the plain step.
         """
         assert self.last is not None, "the last step was not kept"
-        (eta, start), self.last = self.last, None
+        eta, start = self.last
         plain = memory or [torch.empty_like(parameter) for parameter in self.parameters]
         torch._foreach_copy_(plain, self.parameters)
 

@@ -281,9 +281,7 @@ def _make_probe(
     if settings.probe == "none":
         return None
     if settings.probe == "votes":
-        return VotedRate(
-            [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad], optimizer, steps
-        )
+        return VotedRate(optimizer, steps)
     if callable(settings.step_rule):
         return settings.step_rule(settings, optimizer, private)
     unclipped: dict[str, Any] = {} if private else {"loss_threshold": math.inf}

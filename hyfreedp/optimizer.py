@@ -29,7 +29,7 @@ from hyfreedp.physical import PhysicalBatchSize, check_physical_batch_size
 from hyfreedp.privatize import loss_noise_std, privatize_gradient, privatize_votes
 from hyfreedp.probe import LineSearch, ProbeBatch, ProbeResult
 from hyfreedp.records import StepRecord, raw_values
-from hyfreedp.sampling import PoissonSampler
+from hyfreedp.sampling import PoissonSampler, RandomState
 from hyfreedp.stepsize import Decay, decay_factor
 from hyfreedp.votes import VotedRate, VoteResult
 
@@ -41,8 +41,7 @@ class HyFreeDPOptimizer(Resumable):
     between parameter groups. It advances its state once per step, whether or not the step probes. It must be linear in
     its learning rate, as SGD, AdamW, Adam and RMSprop are (decoupled weight decay included).
 
-    Usually made by :class:`hyfreedp.PrivacyEngine`. From then on the base optimizer steps by :meth:`step` only: its own
-    ``step`` would train on raw gradients, and is refused.
+    Made by :class:`hyfreedp.PrivacyEngine`. Then the base optimizer steps by :meth:`step` only: its own is refused.
 
     Args:
         optimizer: the base optimizer over exactly the trainable parameters of ``module``.
@@ -88,8 +87,9 @@ class HyFreeDPOptimizer(Resumable):
         processes: Processes | None = None,
     ) -> None:
         check_physical_batch_size(max_physical_batch_size)
-        if getattr(probe, "kind", "none") != split.probe:
-            raise ValueError(f"probe must be what {probe} releases, got {split.probe!r}: change it, or the step rule")
+        if (getattr(probe, "kind", "none"), getattr(probe, "vote_steps", ())) != (split.probe, split.vote_steps):
+            plan = f"{split.probe!r}, with votes at {split.vote_steps}"
+            raise ValueError(f"probe must be what {probe} releases, got {plan}: change it, or the step rule")
         self.base = optimizer
         self.module = module
         self.split = split
@@ -128,7 +128,7 @@ class HyFreeDPOptimizer(Resumable):
             RuntimeError: one of several processes raised such an error or has died.
 
         An error within a probe leaves the step along which it looks made and counted, at the old rate; one after a vote
-        leaves the step to be made, from the weights and at the rate that it found, and the vote counted.
+        leaves the step to be made, from the weights, rate and random numbers that it found, and the vote counted.
         """
         t = self.ledger.steps
         probing = self.split.is_probe_step(t)
@@ -136,8 +136,8 @@ class HyFreeDPOptimizer(Resumable):
         voted = self.probe if isinstance(self.probe, VotedRate) else None
         search = None if isinstance(self.probe, VotedRate) else self.probe
         late = self.probe_batch == "next"
-        vote: VoteResult | None = None
-        result, probed = None, None
+        vote, result, probed = None, None, None
+        dropout = RandomState.capture(self._base.parameters[0].device)
         if voted:
             voted.arrive(t)
         self.zero_grad()
@@ -148,6 +148,7 @@ class HyFreeDPOptimizer(Resumable):
                 vote = self._vote(voted, t, passes, losses)
             elif search and late and probing and self._base.last:
                 _, result, probed = self._probe_and_update(search, t, passes, None, *self._base.retrace())
+                self._base.last = None  # it is looked along once
             with voted.retreat(vote) if voted and vote and vote.lost else nullcontext(False) as retreated:
                 if retreated or (result and result.eta_next != result.eta_probed):
                     self.zero_grad()
@@ -158,6 +159,7 @@ class HyFreeDPOptimizer(Resumable):
                 self.ledger.record(probing, tag)
         except BaseException:
             self.zero_grad()  # it may be raw
+            dropout.restore()  # so that the same step, made again, releases the same
             raise
         if self.sampler is not None:
             self.sampler.position = self.ledger.steps
@@ -250,10 +252,8 @@ class HyFreeDPOptimizer(Resumable):
         """Look along a step in both directions, then move to where the new learning rate leads.
 
         Args:
-            probe: the line search.
-            t: the step of the batch.
-            passes: of the batch.
-            here: its losses where the step began, shape ``(B,)``; None before the batch's gradient.
+            probe, t, passes: the line search; the step, and its batch.
+            here: the losses where the step began, shape ``(B,)``; None before the batch's gradient.
             eta, move: of the step, see :meth:`BaseOptimizer.retrace`.
         """
         distance, generator = probe.distance, self._generator.child("probe", t)

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, Self
 
 from torch import Tensor
 
@@ -49,6 +49,24 @@ class ProbeResult:
     curvature_std: float
     private_loss: float | None = None
     loss_threshold: float | None = None
+
+    @classmethod
+    def of(
+        cls, eta: float, distance: float, fit: QuadraticFit, decision: stepsize.StepDecision, **released: float
+    ) -> Self:
+        """From the rate before, how far the probe looked, what was fitted and decided, and what else was released."""
+        return cls(
+            eta_probed=eta,
+            eta_next=decision.eta,
+            distance=distance,
+            accepted=decision.accepted,
+            reason=decision.reason,
+            slope=fit.slope,
+            curvature=fit.curvature,
+            slope_std=fit.slope_std,
+            curvature_std=fit.curvature_std,
+            **released,
+        )
 
 
 class LineSearch(Protocol):
@@ -178,19 +196,7 @@ class Probe:
         self.eta = decision.eta
         if math.isfinite(threshold):
             self.loss_threshold = self._next_loss_threshold(tuple(private))
-        return ProbeResult(
-            eta_probed=eta,
-            eta_next=self.eta,
-            distance=distance,
-            accepted=decision.accepted,
-            reason=decision.reason,
-            slope=fit.slope,
-            curvature=fit.curvature,
-            slope_std=fit.slope_std,
-            curvature_std=fit.curvature_std,
-            private_loss=private[1],
-            loss_threshold=threshold,
-        )
+        return ProbeResult.of(eta, distance, fit, decision, private_loss=private[1], loss_threshold=threshold)
 
     def decide(self, fit: QuadraticFit, *, held: bool) -> stepsize.StepDecision:
         """What the rule makes of a fit; the published rules do not ask whether the rate will be held."""

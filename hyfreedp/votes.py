@@ -28,6 +28,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hyfreedp.base import trainable
+
 # Measured on validation data of small tasks, see docs/step_rule.md. Users set none of it.
 PEAK = 0.3  # of the rate, times sqrt(T), in units of the base optimizer's displacement per gradient
 OPENING = 2  # steps before the opening vote
@@ -72,25 +74,25 @@ class VotedRate:
     opening vote; and one while a vote is held.
 
     Args:
-        parameters: the trainable ones.
-        optimizer: the base optimizer over them.
+        optimizer: the base optimizer.
         steps: T, length of the run.
 
     Raises:
-        ValueError: momentum or dampening of 1 or more.
+        ValueError: it is unknown how far this optimizer moves, see :func:`displacement_per_gradient`.
     """
 
     kind = "votes"
 
-    def __init__(self, parameters: list[Tensor], optimizer: torch.optim.Optimizer, steps: int) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, steps: int) -> None:
         group = optimizer.param_groups[0]
-        self._parameters = parameters
+        self.vote_steps = vote_steps(steps)
+        self._parameters = trainable(optimizer)
         self._steps = steps
         self._made = 0  # steps
         self._peak = PEAK / math.sqrt(steps)
         self._warm = False
         self._beta = float(group["betas"][0]) if "betas" in group else None
-        self._displacement, proportional = displacement_per_gradient(group)
+        self._displacement, proportional = displacement_per_gradient(optimizer)
         self._unit = math.nan if proportional else 1.0  # size of a private gradient's coordinates
         self._start: list[Tensor] = []
         self._average: list[Tensor] = []
@@ -168,7 +170,7 @@ class VotedRate:
 
     def _tidy(self) -> None:
         """Free what no later vote needs."""
-        left = [step for step in vote_steps(self._steps) if step >= self._made]
+        left = [step for step in self.vote_steps if step >= self._made]
         if OPENING not in left:
             self._start = []
         if not left:
@@ -204,22 +206,29 @@ class VotedRate:
         return f"{type(self).__name__}{CONSTANTS}"
 
 
-def displacement_per_gradient(group: Mapping[str, Any]) -> tuple[float, bool]:
+def displacement_per_gradient(optimizer: torch.optim.Optimizer) -> tuple[float, bool]:
     """How far one gradient moves the weights in all, per unit of rate, and whether that is in units of the gradient.
 
-    Momentum beta repeats a gradient, 1 / (1 - beta) times in all. Optimizers that normalise, Adam's kin and those with
-    a running mean square, make its coordinates of size 1 on average; SGD leaves them as they are.
+    Momentum beta repeats a gradient, 1 / (1 - beta) times in all. Optimizers that normalise, Adam's kin and RMSprop,
+    make its coordinates of size 1 on average; SGD leaves them as they are.
 
     Args:
-        group: a parameter group of the base optimizer.
+        optimizer: the base optimizer, whose first group counts.
 
     Raises:
-        ValueError: with this momentum a gradient would move the weights for ever, or but for the first not at all.
+        ValueError: another kind of optimizer; or, with this momentum, a gradient would move the weights for ever, or
+            but for the first not at all.
     """
+    group = optimizer.param_groups[0]
     if "betas" in group:
         return 1.0, False
+    if not isinstance(optimizer, torch.optim.SGD | torch.optim.RMSprop):
+        raise ValueError(
+            f"optimizer must be SGD, RMSprop or of Adam's kin, with betas, for its rate to be learned by votes, got "
+            f"{type(optimizer).__name__}, whose steps may be of any size: choose AdamW, or preset='paper' or 'fixed'"
+        )
     for name in ("momentum", "dampening"):
         if not float(group.get(name, 0.0)) < 1:
             raise ValueError(f"optimizer must have {name} below 1, got {group[name]}: choose 0.9 and no dampening")
     repeated = (1 - float(group.get("dampening", 0.0))) / (1 - float(group.get("momentum", 0.0)))
-    return repeated, not {"alpha", "rho", "lr_decay"} & set(group)
+    return repeated, isinstance(optimizer, torch.optim.SGD)

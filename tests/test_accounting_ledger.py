@@ -154,17 +154,36 @@ def test_a_vote_and_the_gradient_after_it_are_one_step():
     assert after_vote < again.epsilon() < epsilon(split) <= 1
 
 
-def test_a_vote_of_others_is_a_further_release_until_the_votes_are_used_up():
-    ledger = PrivacyLedger(make_split(probe="votes", vote_steps=(1, 4)))
+def test_a_vote_of_others_is_a_further_release():
+    """At the price of a step each, where noise is normal: the run ends so much earlier, within its budget."""
+    split = make_split(probe="votes", vote_steps=(1, 4))
+    ledger = PrivacyLedger(split)
     ledger.record(False, 10)
     ledger.record_vote(11)
     one = ledger.epsilon()
     ledger.record_vote(21)
     assert ledger.epsilon() > one and ledger.repeated == 2
-    with pytest.raises(BudgetExhausted, match="step 1 would be released once more with other data"):
-        ledger.record_vote(31)
-    ledger.record(True, 12)
-    assert (ledger.steps, ledger.repeated) == (2, 1)
+    ledger.record_vote(31)
+    run(ledger, 9)
+    assert (ledger.steps, ledger.repeated) == (10, 2) and ledger.epsilon() == pytest.approx(split.epsilon)
+    with pytest.raises(BudgetExhausted, match="step 10 would be released once more with other data"):
+        ledger.record(False, 12)
+
+
+@pytest.mark.parametrize("mechanism", ["gaussian", "laplace"])
+@pytest.mark.parametrize("allocation", ["per_step", "constant"])
+@pytest.mark.parametrize("again", [0, 1])
+def test_the_same_step_on_ever_other_data_stays_within_the_target(mechanism, allocation, again):
+    """Plain steps and votes may differ in cost: with Laplace noise, plain ones in the place of votes come to 8.006."""
+    settings = {"accountant": "pld", "gamma": 1.5, "target_epsilon": 8.0, "loss_mechanism": mechanism}
+    split = make_split(probe="votes", vote_steps=(1, 4), allocation=allocation, **settings)
+    ledger = PrivacyLedger(split)
+    run(ledger, again)
+    with pytest.raises(BudgetExhausted):
+        for tag in range(1, 14):
+            ledger.record(split.is_probe_step(again), tag)
+            ledger.load_state_dict(ledger.state_dict() | {"steps": again})
+    assert 3 < ledger.epsilon() <= 8
 
 
 def test_a_vote_out_of_turn_is_refused_and_not_counted():

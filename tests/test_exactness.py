@@ -412,9 +412,9 @@ def test_an_exception_inside_a_probe_by_the_next_batch_leaves_the_step_before(fa
     assert optimizer.ledger.steps == 1 and all(parameter.grad is None for parameter in trainable(model))
     assert (optimizer.eta == 0.5) == torch.equal(flat(model), plain) == (not released)
     corrected = flat(model)
-    record = optimizer.step(cross_entropy(model), second)  # goes on, and does not probe again
-    assert (record.probe, record.eta, optimizer.ledger.repeated) == (None, optimizer.eta, 0)
-    assert not torch.equal(flat(model), corrected)
+    record = optimizer.step(cross_entropy(model), second)  # goes on, and does not probe again what was probed
+    assert (record.probe is None, record.eta, optimizer.ledger.repeated) == (released, optimizer.eta, 0)
+    assert optimizer.eta != 0.5 and not torch.equal(flat(model), corrected)
 
 
 # -- what goes wrong in a probe ----------------------------------------------------------------------------------------

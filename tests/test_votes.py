@@ -5,6 +5,7 @@ Batches of these tests have a third tensor, by which each record can be told how
 """
 
 import copy
+import dataclasses
 import functools
 import gc
 import io
@@ -15,6 +16,7 @@ import weakref
 
 import pytest
 import torch
+import torch.nn.functional as F
 from dp_accounting import ComposedDpEvent, GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
@@ -38,7 +40,7 @@ from twins import (
     trainable,
 )
 
-from hyfreedp import votes
+from hyfreedp import HyFreeDPOptimizer, votes
 from hyfreedp.accounting import BudgetExhausted, NoiseSplit, calibrate_noise
 from hyfreedp.clipping import AutomaticClipping
 from hyfreedp.noise import NoiseGenerator
@@ -590,6 +592,29 @@ def test_an_error_leaves_all_as_it_was_and_the_same_batch_votes_the_same(step, c
     assert (optimizer.history, optimizer.epsilon_spent()) == (history, epsilon)
 
 
+def test_a_step_made_again_after_an_error_drops_out_the_same():
+    """Dropout draws once more what it drew, so that the vote is the same release, and nothing is counted twice."""
+    released = []
+    for step in (None, 2, 5):
+        model, optimizer = start(**LARGE)
+        inner = Breaks(model, optimizer, step, 3)
+
+        def loss(batch, inner=inner):
+            return inner(batch) + 0.01 * F.dropout(torch.ones(len(batch[0])), 0.5)
+
+        torch.manual_seed(7)
+        for batch in election(BALLOTS, [100] * 10):
+            try:
+                optimizer.step(loss, batch)
+            except MemoryError:
+                assert optimizer.ledger.repeated == 1  # a vote, whose step is not made yet
+                optimizer.step(loss, batch)
+            assert optimizer.ledger.repeated == 0
+        assert inner.broken == (step is not None)
+        released.append((optimizer.history, flat(model).tolist()))
+    assert released[0] == released[1] == released[2]
+
+
 def test_another_batch_after_an_error_is_a_further_release():
     """The first vote is out, and its step is voted on again by others: a step is left less, and the run ends early."""
     model, optimizer = start(**LARGE)
@@ -602,10 +627,11 @@ def test_another_batch_after_an_error_is_a_further_release():
     assert optimizer.epsilon_spent() > first and (optimizer.ledger.steps, optimizer.ledger.repeated) == (5, 1)
     optimizer.step(loss, others[5])
     assert (optimizer.ledger.steps, optimizer.ledger.repeated) == (6, 1)
-    optimizer.step(loss, batches[6])
+    for batch in batches[6:9]:
+        optimizer.step(loss, batch)
     before = snapshot(model, optimizer)
-    with pytest.raises(BudgetExhausted, match="step 7 would be released once more"):
-        optimizer.step(loss, batches[7])
+    with pytest.raises(BudgetExhausted, match="step 9 would be released once more"):
+        optimizer.step(loss, batches[9])
     after = snapshot(model, optimizer)
     assert torch.equal(after[0], before[0]) and after[1:] == before[1:]
     assert optimizer.epsilon_spent() <= 3
@@ -636,7 +662,7 @@ def test_the_reach_is_how_far_torch_moves_on_one_gradient(momentum, dampening, n
     for t in range(400):
         weight.grad = torch.full_like(weight, float(t == 1))
         optimizer.step()
-    reach, proportional = displacement_per_gradient(optimizer.param_groups[0])
+    reach, proportional = displacement_per_gradient(optimizer)
     expected = -weight.item() if momentum else 1.0 - dampening
     assert proportional and reach == pytest.approx(expected, rel=1e-9)
 
@@ -656,7 +682,7 @@ def test_optimizers_that_normalise_move_the_reach_whatever_the_size_of_gradients
     optimizer = makers[kind]([weight])
     for group in optimizer.param_groups:
         group["eps"] = 1e-12
-    reach, proportional = displacement_per_gradient(optimizer.param_groups[0])
+    reach, proportional = displacement_per_gradient(optimizer)
     for t in range(800):
         if t == 400:
             begin = weight.detach().clone()
@@ -717,6 +743,31 @@ def test_gradients_of_zeros_at_first_move_nothing_and_set_no_unit(empty):
 def test_momentum_that_never_ends_is_refused(name, value):
     with pytest.raises(ValueError, match=f"optimizer must have {name} below 1, got {value}"):
         start(lambda m: torch.optim.SGD(trainable(m), lr=0.1, **({"momentum": 0.9} | {name: value})))
+
+
+@pytest.mark.parametrize("kind", ["ASGD", "Adadelta", "Adagrad", "Rprop", "Adafactor", "LBFGS"])
+def test_optimizers_whose_steps_may_be_of_any_size_are_refused(kind):
+    """Before anything is done to the model."""
+    model = make_model()
+    optimizer = getattr(torch.optim, kind)(trainable(model), lr=0.1)
+    with pytest.raises(ValueError, match=f"optimizer must be SGD, RMSprop or .* got {kind}, .* preset='paper'"):
+        make_private(model, optimizer)
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_votes_must_be_at_the_steps_that_were_paid_for():
+    _, optimizer = start(steps=20)
+    other = dataclasses.replace(optimizer.split, vote_steps=vote_steps(20)[1:])
+    with pytest.raises(ValueError, match=r"probe must be what VotedRate.* got 'votes', with votes at \(8, 10"):
+        HyFreeDPOptimizer(
+            adamw(optimizer.module),
+            module=optimizer.module,
+            gradient_engine=optimizer._engine,
+            split=other,
+            generator=NoiseGenerator(0),
+            expected_batch_size=8,
+            probe=optimizer.probe,
+        )
 
 
 @pytest.mark.parametrize("base", [adamw, sgd_momentum])
@@ -824,7 +875,7 @@ def test_the_average_is_kept_in_single_precision_at_least(dtype):
     """And the weights come back to the bit after each vote that they won; the average is not rounded by the way."""
     generator = torch.Generator().manual_seed(0)
     weight = nn.Parameter(torch.randn(50, generator=generator).to(dtype))
-    rate = VotedRate([weight], torch.optim.AdamW([weight]), 100)
+    rate = VotedRate(torch.optim.AdamW([weight]), 100)
     rate.arrive(0)
     path = [weight.detach().clone()]
     for _ in range(30):

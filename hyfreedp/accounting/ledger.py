@@ -114,12 +114,16 @@ class PrivacyLedger:
         more = len(tags[kind]) == max(map(len, tags))  # a probe beside its gradient is the same step
         steps = self._released_steps + more
         probe_steps = self._released_probes + (more and self.split.is_probe_step(step))
-        # A probe step costs at least what a plain one costs, so these two comparisons bound the whole.
-        if steps > self.split.steps or probe_steps > self.split.probe_steps:
+        # A plan's steps, of either kind, are paid for; others have to be counted.
+        plain, paid = steps - probe_steps, self.split.steps - self.split.probe_steps
+        if (plain > paid or probe_steps > self.split.probe_steps) and not (
+            steps <= self.split.steps and epsilon_so_far(self.split, steps, probe_steps) <= self.split.target_epsilon
+        ):
             raise BudgetExhausted(
                 f"step {step} would be released once more with other data. With the {self.repeated} releases known "
-                f"beyond one per step the run would exceed the {self.split.steps} steps (and {self.split.probe_steps} "
-                "probes) that its noise was calibrated for: it ends here"
+                f"beyond one per step the run would exceed the {self.split.steps} steps ({self.split.probe_steps} of "
+                f"them with probes) or the epsilon={self.split.target_epsilon:g} that its noise was calibrated for: it "
+                "ends here"
             )
         self._released[step] = tags
         tags[kind].append(tag)

@@ -98,18 +98,8 @@ class ContrastProbe:
                 contrast_threshold(thresholds[0], contrasts.fractions[0], scale=abs(growth)),
                 contrast_threshold(thresholds[1], contrasts.fractions[1], scale=growth**2),
             )
-        return ContrastResult(
-            eta_probed=eta,
-            eta_next=self.eta,
-            distance=distance,
-            accepted=decision.accepted,
-            reason=decision.reason,
-            slope=fit.slope,
-            curvature=fit.curvature,
-            slope_std=fit.slope_std,
-            curvature_std=fit.curvature_std,
-            difference_threshold=thresholds[0],
-            bend_threshold=thresholds[1],
+        return ContrastResult.of(
+            eta, distance, fit, decision, difference_threshold=thresholds[0], bend_threshold=thresholds[1]
         )
 
     def state_dict(self) -> dict[str, Any]:
