@@ -72,7 +72,8 @@ def what_to_see(lines):
 #   **random search** whose noise covers all its runs (Papernot and Steinke, 2022); the fifth that scores is then taken to be public.
 # * **D-Adaptation** and **Prodigy** estimate the rate from the noisy gradients, by post-processing, at no cost.
 # * **0.02 with linear decay** is a constant of ours for AdamW on normalised gradients: no search at all.
-# * **HyFreeDP**, presets paper and robust, learns the rate privately; its probes are part of $\varepsilon$.
+# * **HyFreeDP** learns the rate privately: preset paper from losses along each update, preset robust by votes on whether its public
+#   start is too high. Probes and votes are part of $\varepsilon$. The **line search** was the default before.
 #
 # One setting serves all tasks, tunings and budgets. Test data choose nothing.
 

@@ -314,8 +314,8 @@ what_to_see(summary)
 # If $R_g$ is above all norms, the signal stops growing while the noise goes on. AdamW divides by the size of what it
 # gets, so under it $R_g$ cancels altogether in the first regime, and the map has columns instead of a diagonal.
 #
-# HyFreeDP (automatic clipping, preset "robust") starts at $10^{-4}$ and finds its own rate $\eta^*$. The dots mark where that is
-# on the map, $\eta R_g = \eta^*$ for SGD and $\eta = \eta^*$ for AdamW, unless it lies beyond the last column. Every cell is the accuracy on *test* data, so the best of them
+# HyFreeDP (automatic clipping, preset "robust") has no rate to choose: it starts from a public one and votes on it. $\eta^*$ is the
+# median of those that it took. The dots mark where that is on the map, $\eta R_g = \eta^*$ for SGD and $\eta = \eta^*$ for AdamW, unless it lies beyond the last column. Every cell is the accuracy on *test* data, so the best of them
 # is chosen by test data. Each is a run at the full $\varepsilon$, as in the literature; no run is charged for the others.
 #
 # **Predict first.** How many cells of the SGD map will be within two points of its best?
@@ -350,7 +350,7 @@ for base in TITLES:
         for rate in rates
     ]
     specs += [Spec(method="constant", base=base, learning_rate=rate, **common) for rate in rates]
-    specs += [Spec(method="robust", base=base, interval=interval, **common)]
+    specs += [Spec(method="robust", base=base, **common)]
 runs = [one for spec in specs for one in with_seeds(spec, seeds)]
 results = tabulate(run_cells(runs, CELLS, jobs=1 if smoke else jobs, description="training runs"))
 results["percent"] = 100 * results.accuracy
@@ -361,7 +361,7 @@ results.groupby(["base", "method"], sort=False).percent.agg(["count", "min", "ma
 
 # %% [markdown]
 # One row per run: `clipping_threshold` $R_g$, `learning_rate` $\eta$ and `percent`, the test accuracy; for HyFreeDP, `eta` is the
-# median over the steps of the rate it took (which falls to zero over the second half).
+# median over the steps of the rate it took, which falls to zero.
 
 # %%
 means = results.groupby(["base", "method", "clipping_threshold", "learning_rate"], dropna=False).percent.mean()
@@ -443,8 +443,8 @@ what_to_see(summary)
 # %% [markdown]
 # Read along the diagonals of the left map: for small $R_g$ the numbers repeat, as do those of the automatic row when shifted. Moving
 # up, into thresholds above the norms, more noise is added for no more signal. The right map has columns: AdamW is free of the
-# scale. So a method that fixes $R_g \to 0$ has lost nothing but one axis of the search; HyFreeDP walks along the other. (Its rate falls to zero
-# over the second half, while those of the cells are constant, which is one reason why it can beat the whole map.)
+# scale. So a method that fixes $R_g \to 0$ has lost nothing but one axis of the search; HyFreeDP saves the other. (Its rate falls to zero,
+# while those of the cells are constant, which is one reason why it can beat the whole map.)
 #
 # ## Where this differs from the paper
 #

@@ -76,7 +76,7 @@ parameters = {
 }
 laptop = {
     "losses": 1_000_000,  # probes in each world
-    "contrasts": 40_000,  # these are released one by one
+    "votes": 40_000,  # these are released one by one
     "factors": [1.0, 0.7, 0.5, 0.35],
     "independent": 4_000_000,  # runs in each world
     "same_batch": 1_000_000,
@@ -88,12 +88,11 @@ laptop = {
 }
 SIZES = {
     "smoke": laptop
-    | {"losses": 20_000, "contrasts": 300, "factors": [1.0, 0.5], "independent": 4000, "same_batch": 4000}
+    | {"losses": 20_000, "votes": 300, "factors": [1.0, 0.5], "independent": 4000, "same_batch": 4000}
     | {"accountant": "rdp", "epsilons": [1.0, math.inf], "canaries": 100, "training_steps": 10, "rates": [2e-2]},
     "laptop": laptop,
-    "gpu": laptop | {"contrasts": 400_000, "independent": 20_000_000, "same_batch": 20_000_000, "training_steps": 100},
-    "paper": laptop
-    | {"contrasts": 400_000, "independent": 20_000_000, "same_batch": 20_000_000, "training_steps": 100},
+    "gpu": laptop | {"votes": 400_000, "independent": 20_000_000, "same_batch": 20_000_000, "training_steps": 100},
+    "paper": laptop | {"votes": 400_000, "independent": 20_000_000, "same_batch": 20_000_000, "training_steps": 100},
 }
 sizes = SIZES[profile]
 task = TASKS["digits"]
@@ -124,12 +123,12 @@ def what_to_see(lines):
 # the record, the event, or the number of runs may have been badly chosen. So a sound claim is one that good auditors fail to refute, and an
 # auditor is good only if it does refute what is wrong. That is why every audit below is also run on something broken on purpose.
 #
-# ## 2. One probe
+# ## 2. One probe, or one vote
 #
-# The worst-case record sits at the clip. Its three losses are all $R_l$, so that the released vector moves by $\sqrt 3$ clips; for the
-# contrasts it is a record on the edge of the joint clip, inside both thresholds, which moves the four coordinates by $\sqrt{1.5}$. All
-# other losses are zero. The statistic is the projection on that move. To give the auditor a chance, the noise $\sigma_l$ is as small as
-# can be: this one probe spends the whole budget. Then it is made smaller still by a factor, while the claim stays: a fault.
+# For the paper's probe the worst-case record sits at the clip: its three losses are all $R_l$, so that the released vector moves by
+# $\sqrt 3$ clips. For a vote of preset robust it is a record that votes at all, which moves the sum by 1. There are no others. The
+# statistic is the projection on that move. To give the auditor a chance, the noise $\sigma_l$ is as small as can be: this one release
+# spends the whole budget. Then it is made smaller still by a factor, while the claim stays: a fault.
 #
 # **Predict first.** From which factor on will the auditor notice?
 
@@ -138,7 +137,7 @@ single = calibrate_noise(
     target_epsilon=epsilon, target_delta=task.delta, sample_rate=1.0, steps=1, probe="none", accountant="pld"
 )
 rows = []
-for probe in ("losses", "contrasts"):
+for probe in ("losses", "votes"):
     sigma = single.sigma * math.sqrt(SQUARED_L2_SENSITIVITY[probe])
     for factor in sizes["factors"]:
         (found,) = cached(

@@ -71,7 +71,7 @@ def test_bounds_at_several_deltas_share_the_error():
 # -- one probe ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("probe", "sensitivity"), [("losses", 3.0), ("contrasts", 1.5)])
+@pytest.mark.parametrize(("probe", "sensitivity"), [("losses", 3.0), ("votes", 1.0)])
 def test_the_record_moves_a_probe_by_all_that_its_sensitivity_allows(probe, sensitivity):
     noiseless = audit.probe_statistics(probe=probe, sigma_loss=0.0, runs=1, seed=0)
     moved = noiseless.planted - noiseless.without
@@ -80,10 +80,10 @@ def test_the_record_moves_a_probe_by_all_that_its_sensitivity_allows(probe, sens
     assert noisy.without.std() == pytest.approx(2 * math.sqrt(sensitivity), rel=0.08)  # five standard errors
 
 
-@pytest.mark.parametrize(("probe", "runs"), [("losses", 400_000), ("contrasts", 3000)])
+@pytest.mark.parametrize(("probe", "runs"), [("losses", 400_000), ("votes", 3000)])
 def test_a_probe_keeps_its_epsilon_and_one_with_half_the_noise_is_refuted(probe, runs):
     delta = 1e-2
-    sigma = {"losses": 1.0, "contrasts": math.sqrt(0.5)}[probe] * math.sqrt(3)  # both move by one standard deviation
+    sigma = {"losses": math.sqrt(3), "votes": 1.0}[probe]  # both move by one standard deviation
     claim = release_epsilon(probe, sigma, delta)
     honest, faulty = (
         audit.probe_bounds(

@@ -1,22 +1,26 @@
 """The benchmark's logic, not anyone's speed: the comparison is fair, the numbers are right, records are complete."""
 
+import copy
 import json
+import math
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 
-from hyfreedp import NoiseGenerator
+from hyfreedp import PRESETS, NoiseGenerator
 from hyfreedp.experiments import paper
 from hyfreedp.experiments.benchmark import __main__ as command
-from hyfreedp.experiments.benchmark import contenders, goals, measure, noise, record, tables, workloads
+from hyfreedp.experiments.benchmark import contenders, goals, learning, measure, noise, record, tables, workloads
 from hyfreedp.experiments.benchmark.contenders import CONTENDERS, MAX_GRAD_NORM, Contender, Setup
 from hyfreedp.experiments.benchmark.record import cases
 from hyfreedp.experiments.benchmark.workloads import MODELS, Shape, Workload, make_workload
+from hyfreedp.experiments.comparison import ROWS
 
 for extra in ("timm", "transformers", "peft"):
     pytest.importorskip(extra)
@@ -344,6 +348,13 @@ def elsewhere(tmp_path, monkeypatch):
             [dict(what="", model=m, batch_size=1, source="", seconds=1, parameters=1, ratio=1) for m in models]
         ),
     )
+    monkeypatch.setattr(
+        command,
+        "measure_learning",
+        lambda models, **kwargs: pd.DataFrame(
+            [dict(model=m, method="", ratio=1, copies=0, budget_percent=0) for m in models]
+        ),
+    )
     return tmp_path
 
 
@@ -354,13 +365,69 @@ def test_the_whole_record_has_every_small_model_and_the_growth(elsewhere):
     expected = [(model, tuning) for model in workloads.ON_CPU for tuning in MODELS[model].tunings]
     assert list(zip(rows.model, rows.tuning, strict=True)) == expected
     assert len(pd.read_csv(folder / "efficiency_growth.csv")) == sum(map(len, command._GROWTH["cpu"][1].values()))
-    assert tuple(pd.read_csv(folder / "efficiency_noise.csv").model) == workloads.ON_CPU
+    for name in ("efficiency_noise", "efficiency_learning"):
+        assert tuple(pd.read_csv(folder / f"{name}.csv").model) == workloads.ON_CPU
     assert not (elsewhere / "build").exists()
 
 
-def test_noise_alone_is_measured_on_request(elsewhere):
-    assert command.main(["--noise"]) == 0
-    assert [path.name for path in (elsewhere / "results" / "laptop").iterdir()] == ["efficiency_noise.csv"]
+@pytest.mark.parametrize("what", ["noise", "learning"])
+def test_one_thing_alone_is_measured_on_request(elsewhere, what):
+    assert command.main([f"--{what}"]) == 0
+    assert [path.name for path in (elsewhere / "results" / "laptop").iterdir()] == [f"efficiency_{what}.csv"]
+
+
+@pytest.fixture(scope="module")
+def learned():
+    return learning.measure_learning(["tiny"], device="cpu", rounds=1, steps=10).set_index("method")
+
+
+def test_what_learning_the_rate_costs_is_that_of_whole_runs(learned):
+    """Copies: an average, the first weights, and those at hand while a vote is held; the budget: what the gradients leave."""
+    assert list(learned.index) == list(learning.PRESETS_MEASURED)
+    fixed = learned.loc["fixed"]
+    assert (fixed.ratio, fixed.copies, fixed.budget_percent) == (1, 0, 0)
+    assert learned.copies["hyfreedp_robust"] == pytest.approx(3, abs=1.1) and learned.copies["hyfreedp_paper"] <= 1.1
+    assert (learned.budget_percent.drop("fixed").between(0.5, 5)).all()
+
+
+def test_the_dear_run_of_votes_takes_two_gradients_again(tiny, monkeypatch):
+    work = make_workload(SHAPES["vit"], "full")
+    step = contenders.private_step(work, Setup(), preset=PRESETS["robust"], steps=10)
+    optimizer, calls = step.func.__self__, []
+    backward = optimizer._engine.backward
+    monkeypatch.setattr(optimizer._engine, "backward", lambda losses: calls.append(1) or backward(losses))
+    start = copy.deepcopy(optimizer.state_dict())
+    optimizer._checks_due = []
+    for _ in range(2):
+        calls.clear()
+        learning._run(optimizer, step, start)
+        assert (len(calls), optimizer.ledger.repeated) == (12, 0)
+        assert [row["step"] for row in optimizer.history if row.get("lost")] == [2, 7]
+
+
+def test_the_trade_off_shows_every_method_but_the_random_search(learned):
+    rows = pd.DataFrame(
+        [
+            dict(
+                task="t",
+                model="m",
+                tuning="full",
+                epsilon=epsilon,
+                row=row,
+                seed=0,
+                accuracy=0.5 + 0.01 * (row != "grid_linear"),
+            )
+            | {"validation_accuracy": 0.5}
+            for row in ROWS
+            for epsilon in (1.0, math.inf)
+        ]
+    )
+    figure, axes = plt.subplots(1, 2)
+    told = learning.draw(axes, learned.reset_index(), rows, {})
+    assert len(told) == 3 and all("points" in line for line in told)
+    for axis in axes:
+        assert len(axis.get_legend_handles_labels()[1]) == len(ROWS) - 1
+    plt.close(figure)
 
 
 def test_noise_and_checks_are_timed_beside_their_references(tiny):

@@ -23,21 +23,18 @@ from hyfreedp.accounting import NoiseSplit
 from hyfreedp.accounting.mechanisms import Probe
 from hyfreedp.experiments.attack import Score, clopper_pearson
 from hyfreedp.experiments.run import one_thread
-from hyfreedp.experiments.studies.contrasts import privatize_contrasts
 from hyfreedp.noise import NoiseGenerator
-from hyfreedp.privatize import privatize_gradient, privatize_loss
+from hyfreedp.privatize import privatize_gradient, privatize_loss, privatize_votes
 from hyfreedp.sampling import PoissonSampler
 
 CHUNK = 50_000  # runs that are simulated side by side
 # Thresholds that are tried: quantiles of the scores, evenly spaced on a logarithmic scale towards both tails.
 TAIL_POINTS = 60
 
-# A worst-case record. Its losses sit at the clip R_l = 1 ...
+# A worst-case record: its losses along the update are at the clip R_l = 1 ...
 LOSSES = (1.0, 1.0, 1.0)
-# ... or its contrasts on the unit circle, d = 0.6 R_d and c = 0.8 R_c, with R_d = R_c = 1. Both then are within their
-# thresholds, so both indicators are 1/2 and the four coordinates move by sqrt(1.5), all that there is. The losses at
-# w - hG, w and w + hG are (c - d)/2, 0 and (c + d)/2.
-CONTRASTS = (0.6, 0.8)
+# ... or it votes for the weights at hand, against their average.
+VOTE = (0.0, 1.0)
 
 
 def epsilon_bound(score: Score, delta: float, confidence: float = 0.95) -> float:
@@ -120,7 +117,7 @@ def probe_statistics(*, probe: Probe, sigma_loss: float, runs: int, seed: int) -
     grows with it, so no other statistic is better (Neyman and Pearson).
 
     Args:
-        probe: "losses" or "contrasts".
+        probe: "losses" or "votes".
         sigma_loss: noise multiplier that the mechanism gets. A smaller one than was claimed is a fault to be found.
         runs: repetitions in each world.
         seed: of the noise.
@@ -129,7 +126,7 @@ def probe_statistics(*, probe: Probe, sigma_loss: float, runs: int, seed: int) -
         Columns ``without`` and ``planted``.
     """
     generator = NoiseGenerator(seed)
-    release = {"losses": _released_losses, "contrasts": _released_contrasts}[probe]
+    release = {"losses": _released_losses, "votes": _released_votes}[probe]
     with one_thread():
         without, planted = (release(world, sigma_loss, runs, generator) for world in (False, True))
     return pd.DataFrame({"without": without, "planted": planted})
@@ -149,13 +146,11 @@ def _released_losses(planted: bool, sigma_loss: float, runs: int, generator: Noi
     return (means @ torch.tensor(LOSSES, dtype=means.dtype)).numpy()
 
 
-def _released_contrasts(planted: bool, sigma_loss: float, runs: int, generator: NoiseGenerator) -> np.ndarray:
-    d, c = CONTRASTS
-    batch = torch.tensor([[(c - d) / 2], [0.0], [(c + d) / 2]], dtype=torch.float64)[:, : int(planted)]
+def _released_votes(planted: bool, sigma_loss: float, runs: int, generator: NoiseGenerator) -> np.ndarray:
+    here, there = torch.tensor(VOTE, dtype=torch.float64)[:, None].expand(2, int(planted))
     statistics = np.empty(runs)
-    for run in tqdm(range(runs), desc=f"probes {'with' if planted else 'without'} the record", unit="run"):
-        released = privatize_contrasts(batch, (1.0, 1.0), sigma_loss, expected_batch_size=1.0, generator=generator)
-        statistics[run] = d * released.difference + c * released.bend + 0.5 * sum(released.fractions)
+    for run in tqdm(range(runs), desc=f"votes {'with' if planted else 'without'} the record", unit="run"):
+        statistics[run] = privatize_votes(here, there, sigma_loss, expected_batch_size=1.0, generator=generator)
     return statistics
 
 

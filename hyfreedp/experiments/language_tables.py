@@ -211,12 +211,12 @@ def dynamics(scale: Scale, cells: Path, *, jobs: int) -> pd.DataFrame:
     """Train the runs of the figure; one line per step, with ``row`` and ``seed``.
 
     Returns:
-        What the figure draws: ``eta``, ``loss_threshold`` (R_l), ``difference_threshold`` (R_d), ``private_loss``
-        (released), ``test_loss`` in nats per token and ``test_perplexity``; NaN where a step or a method has none.
+        What the figure draws: ``eta``, ``loss_threshold`` (R_l), ``private_loss`` (released), ``test_loss`` in nats per
+        token and ``test_perplexity``; NaN where a step or a method has none.
     """
     trained(scale, cells, jobs=jobs)
     read = reader(cells)
-    names = ["step", "eta", "loss_threshold", "difference_threshold", "private_loss", "test_loss"]
+    names = ["step", "eta", "loss_threshold", "private_loss", "test_loss"]
     frames = []
     for entry in entries(scale):
         final = entry.final(read)

@@ -13,6 +13,7 @@ import torch
 
 from hyfreedp.experiments.benchmark import goals
 from hyfreedp.experiments.benchmark.contenders import CONTENDERS
+from hyfreedp.experiments.benchmark.learning import measure_learning
 from hyfreedp.experiments.benchmark.noise import measure_noise
 from hyfreedp.experiments.benchmark.record import Case, cases, growth_cases, limited_threads, measure, part_of
 from hyfreedp.experiments.benchmark.workloads import MODELS, ON_CPU, ON_GPU, Tuning
@@ -25,8 +26,9 @@ Measures seconds and peak memory of one training step: plain, by Opacus, by this
 All contenders of a case take turns in every round; reported are medians over rounds and medians of the rounds' ratios.
 Without --models, --tunings and --quick, the whole record is measured and written to data/results/laptop (cpu) or
 data/results/gpu (cuda): efficiency.csv, efficiency_growth.csv on how the cost grows with batch size, depth, width and
-sequence length, and efficiency_noise.csv on noise and checks (--noise: this one alone). A selection goes to
-build/benchmark instead. Run it on a machine that does nothing else.
+sequence length, efficiency_noise.csv on noise and checks (--noise: this one alone), and efficiency_learning.csv on what
+learning the rate costs in a whole run (--learning). A selection goes to build/benchmark instead. Run it on a machine
+that does nothing else.
 
 An interrupted command goes on where it was: each finished case waits in data/cells until the record is complete.
 
@@ -75,6 +77,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=7, help="how often everything is timed (default: 7)")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of torch on the CPU")
     parser.add_argument("--noise", action="store_true", help="measure only what noise and checks cost")
+    parser.add_argument("--learning", action="store_true", help="measure only what learning the rate costs")
     parser.add_argument("--quick", action="store_true", help="one round of the first model only, to see that all works")
     parser.add_argument("--output", type=Path, metavar="FOLDER", help="where the tables are written")
     parser.add_argument("--fresh", action="store_true", help="forget what an interrupted command had measured")
@@ -86,9 +89,12 @@ def main(arguments: list[str] | None = None) -> int:
     rounds = _QUICK_ROUNDS if options.quick else options.rounds
     models = options.models or (default_models[:1] if options.quick else default_models)
     try:
-        if options.noise or whole:
+        only = options.noise or options.learning
+        if options.noise or (whole and not only):
             _measure_noise(models, options.device, rounds, options.threads, output)
-        if options.noise:
+        if options.learning or (whole and not only):
+            _measure_learning(models, options.device, rounds, options.threads, output)
+        if only:
             return 0
         tables = {"efficiency": cases(models, options.tunings or get_args(Tuning))}
         if whole:
@@ -120,6 +126,15 @@ def _measure_noise(models: Sequence[str], device: str, rounds: int, threads: int
     shown = table.assign(ns_per_number=1e9 * table.seconds / table.parameters)
     print(shown[["what", "model", "batch_size", "source", "ns_per_number", "ratio"]].round(3).to_string(index=False))
     print(f"wrote {output / 'efficiency_noise.csv'}")
+
+
+def _measure_learning(models: Sequence[str], device: str, rounds: int, threads: int, output: Path) -> None:
+    with limited_threads(threads):
+        table = measure_learning(models, device=device, rounds=rounds)
+    with replacing(output / "efficiency_learning.csv") as temporary:
+        table.to_csv(temporary, index=False)
+    print(table[["model", "method", "ratio", "copies", "budget_percent"]].round(3).to_string(index=False))
+    print(f"wrote {output / 'efficiency_learning.csv'}")
 
 
 def _measure(todo: list[Case], device: str, rounds: int, threads: int, fresh: bool) -> pd.DataFrame:

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from hyfreedp import PRESETS, PrivacyEngine, calibrate_noise
+from hyfreedp import PRESETS, Preset, PrivacyEngine, calibrate_noise
 from hyfreedp.clipping import AbadiClipping
 from hyfreedp.experiments.benchmark.workloads import Workload
 from hyfreedp.experiments.studies.line_search import LINE_SEARCH
@@ -111,16 +111,15 @@ def _mean_loss(logits: Tensor, labels: Tensor, *, shape: torch.Size) -> Tensor:
     return F.cross_entropy(logits, labels)
 
 
-def _ours(work: Workload, setup: Setup, *, interval: int | None) -> Step:
-    """This package's step: at a fixed rate, or with a probe every ``interval`` steps."""
-    preset = PRESETS["fixed"] if interval is None else replace(LINE_SEARCH, warmup=0.0, interval=interval)
+def private_step(work: Workload, setup: Setup, *, preset: Preset, steps: int = _STEPS) -> Step:
+    """This package's step, of a run of ``steps``."""
     _, optimizer, _ = PrivacyEngine(seed=0).make_private_with_epsilon(
         module=work.module,
         optimizer=setup.optimizer(work.trainable),
         data_loader=_loader(work),
         target_epsilon=setup.epsilon,
         target_delta=_DELTA,
-        steps=_STEPS,
+        steps=steps,
         preset=preset,
         clipping=AbadiClipping(MAX_GRAD_NORM),
         gradient_engine="bookkeeping",
@@ -159,8 +158,13 @@ CONTENDERS: dict[str, Contender] = {
     "opacus_hooks": Contender("Opacus, hooks", partial(_opacus, mode="hooks")),
     "opacus_ghost": Contender("Opacus, ghost clipping", partial(_opacus, mode="ghost")),
     "opacus_functorch": Contender("Opacus, functorch", partial(_opacus, mode="functorch")),
-    "ours": Contender("ours, fixed rate", partial(_ours, interval=None)),
-    "ours_k1": Contender("ours, HyFreeDP K = 1", partial(_ours, interval=1)),
-    "ours_k5": Contender("ours, HyFreeDP K = 5", partial(_ours, interval=5), period=5),
-    "ours_k10": Contender("ours, HyFreeDP K = 10", partial(_ours, interval=10), period=10),
+    "ours": Contender("ours, fixed rate", partial(private_step, preset=PRESETS["fixed"])),
+    **{
+        f"ours_k{interval}": Contender(
+            f"ours, HyFreeDP K = {interval}",
+            partial(private_step, preset=replace(LINE_SEARCH, warmup=0.0, interval=interval)),
+            period=interval,
+        )
+        for interval in (1, 5, 10)
+    },
 }

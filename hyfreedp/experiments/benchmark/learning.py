@@ -1,0 +1,137 @@
+"""What learning the rate costs, all told: time, memory and budget of whole runs beside the same run at a fixed rate."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from matplotlib.axes import Axes
+from tqdm import tqdm
+
+from hyfreedp import PRESETS, HyFreeDPOptimizer
+from hyfreedp.accounting.composition import shares
+from hyfreedp.experiments.accuracy_tables import paired
+from hyfreedp.experiments.benchmark.contenders import Contender, Setup, Step, private_step
+from hyfreedp.experiments.benchmark.measure import (
+    garbage_stays,
+    peak_memory,
+    ratio_quartiles,
+    synchronize,
+    time_rounds,
+)
+from hyfreedp.experiments.benchmark.record import environment
+from hyfreedp.experiments.benchmark.workloads import MODELS, make_workload
+from hyfreedp.experiments.comparison import ROWS
+from hyfreedp.experiments.studies.line_search import LINE_SEARCH
+from hyfreedp.votes import VoteResult
+
+STEPS = 50  # of a run: as short as those of the accuracy tables, in which what happens once weighs most
+MEMORY_STEPS = 10  # in which each rule has everything in memory that it ever has
+REFERENCE = "fixed"
+LOST = VoteResult(margin=-1.0, margin_std=0.0, needed=0.0, lost=True)
+PRESETS_MEASURED = {
+    REFERENCE: PRESETS["fixed"],
+    "hyfreedp_robust": PRESETS["robust"],
+    "hyfreedp_paper": PRESETS["paper"],
+    "line_search": LINE_SEARCH,
+}
+
+
+def measure_learning(models: Sequence[str], *, device: str, rounds: int, steps: int = STEPS) -> pd.DataFrame:
+    """Whole runs on one batch with every parameter trained, interleaved in rounds.
+
+    The run of preset robust is a dear one: it loses its opening vote and its last review, whatever the records say, so
+    that two gradients are taken again.
+
+    Args:
+        models: of ``MODELS``.
+        device: "cpu" or "cuda".
+        rounds: how often every run is timed.
+        steps: T.
+
+    Returns:
+        One row per ``model`` and ``method``: ``seconds`` of a run (median), the quartiles of the ``ratio`` to a fixed
+        rate, ``peak_mib`` and ``copies`` (how many more copies of the trained weights are in memory than at a fixed
+        rate), and ``budget_percent``, the share of epsilon that the gradients leave to the rate.
+    """
+    rows = []
+    for model in tqdm(models, desc="learning the rate", unit="model"):
+        shape = replace(MODELS[model], batch_size=min(MODELS[model].batch_size, 8))
+        runs, budget, peaks = {}, {}, {}
+        for method, preset in PRESETS_MEASURED.items():
+            make = partial(private_step, preset=preset)
+            step = make(make_workload(shape, "full", device), Setup(), steps=steps)
+            optimizer: HyFreeDPOptimizer = step.func.__self__  # type: ignore[attr-defined]
+            parts = shares(optimizer.split)
+            budget[method] = 100 * (1 - parts["gradients"] / parts["together"])
+            runs[method] = partial(_run, optimizer, step, copy.deepcopy(optimizer.state_dict()))
+            whole = Contender(method, partial(make, steps=MEMORY_STEPS), period=MEMORY_STEPS - 1)
+            with garbage_stays():
+                peaks[method] = peak_memory(whole, make_workload(shape, "full", device), Setup())
+        with garbage_stays():
+            for run in runs.values():
+                run()
+            wait = partial(synchronize, torch.device(device))
+            seconds, failed = time_rounds({name: (run, 1) for name, run in runs.items()}, rounds, wait=wait)
+        assert not failed, failed
+        trained = sum(p.nbytes for p in make_workload(shape, "full", device).trainable) / 2**20
+        for method, times in seconds.items():
+            lower, middle, upper = ratio_quartiles(times, seconds[REFERENCE])
+            row = {"model": model, "method": method, "steps": steps, "batch_size": shape.batch_size}
+            row |= {"seconds": float(np.median(times)), "ratio_q1": lower, "ratio": middle, "ratio_q3": upper}
+            row |= {"peak_mib": peaks[method], "copies": (peaks[method] - peaks[REFERENCE]) / trained}
+            rows.append(row | {"budget_percent": budget[method], "rounds": rounds} | environment(device))
+    return pd.DataFrame(rows)
+
+
+def _run(optimizer: HyFreeDPOptimizer, step: Step, start: Mapping[str, Any]) -> None:
+    """A run from its first state; the same releases again, which its ledger counts once."""
+    optimizer.load_state_dict(copy.deepcopy(start))
+    voted: Any = optimizer.probe if optimizer.split.probe == "votes" else None
+    while optimizer.steps_left:
+        if voted:
+            ends = optimizer.ledger.steps in (optimizer.split.vote_steps[0], optimizer.split.vote_steps[-1])
+            voted.count = lambda margin, std, ends=ends: replace(LOST, lost=ends)
+        step()
+
+
+def draw(axes: Sequence[Axes], measured: pd.DataFrame, rows: pd.DataFrame, styles: Mapping[str, Any]) -> list[str]:
+    """Accuracy against what it costs to have a rate: training time, then share of the budget.
+
+    Args:
+        axes: two.
+        measured: of :func:`measure_learning`.
+        rows: numbers of the accuracy tables, see :func:`hyfreedp.experiments.accuracy_tables.numbers`.
+        styles: of the methods that stand out, by name in ``ROWS``; others are grey.
+
+    Returns:
+        What is to be seen, a line per method that was measured.
+    """
+    ratio = measured.groupby("method").ratio.mean()
+    share = measured.groupby("method").budget_percent.mean()
+    private, found = rows[np.isfinite(rows.epsilon)], []
+    for name, row in ROWS.items():
+        if row.search == "random":
+            continue
+        gap = paired(private, name)
+        time, percent = ratio.get(name, 1.0) + (len(row.rates) if len(row.rates) > 1 else 0), share.get(name, 0.0)
+        look = styles.get(name, {"color": "#7F7F7F", "marker": "o"})
+        face = look["color"] if row.covered else "white"
+        for axis, value in zip(axes, (time, percent), strict=True):
+            bars = None if math.isnan(gap["low"]) else [[gap["mean"] - gap["low"]], [gap["high"] - gap["mean"]]]
+            style = {"color": look["color"], "marker": look["marker"], "markerfacecolor": face, "linestyle": "none"}
+            axis.errorbar(value, gap["mean"], yerr=bars, **style, label=row.title)
+        if name in share:
+            found.append(
+                f"{row.title}: {time:.2f} times the time, {percent:.1f} % of epsilon, {gap['mean']:+.1f} points"
+            )
+    axes[0].set(xscale="log", xlabel="training, in runs at a fixed rate", ylabel="points to the best grid search")
+    axes[1].set(xlabel=r"share of $\varepsilon$ for the rate (%)")
+    return found
