@@ -412,7 +412,7 @@ plots.save(
 recorded_learning = None if profile == "smoke" else tables.load(folder / "efficiency_learning.csv")
 whole_runs = recorded_learning
 if whole_runs is None:
-    whole_runs = cached(CELLS, learning.measure_learning, models=["tiny"], device=device, rounds=seeds, steps=20)
+    whole_runs = cached(CELLS, learning.measure_learning, models=["tiny"], steps=20, **settings)
 accuracy = tables.load(RESULTS / "laptop" / "image_classification.csv")
 figure, axes = plt.subplots(1, 2, figsize=(10.5, 4.2), sharey=True)
 looks = {f"hyfreedp_{name}": plots.STYLES[name] for name in ("robust", "paper")}

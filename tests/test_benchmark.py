@@ -378,11 +378,11 @@ def test_one_thing_alone_is_measured_on_request(elsewhere, what):
 
 @pytest.fixture(scope="module")
 def learned():
-    return learning.measure_learning(["tiny"], device="cpu", rounds=1, steps=10).set_index("method")
+    return learning.measure_learning(["tiny"], device="cpu", rounds=1, threads=1, steps=10).set_index("method")
 
 
 def test_what_learning_the_rate_costs_is_that_of_whole_runs(learned):
-    """Copies: an average, the first weights, and those at hand while a vote is held; the budget: what the gradients leave."""
+    """Copies: an average, the first weights, and those at hand in a vote; budget: what gradients leave."""
     assert list(learned.index) == list(learning.PRESETS_MEASURED)
     fixed = learned.loc["fixed"]
     assert (fixed.ratio, fixed.copies, fixed.budget_percent) == (1, 0, 0)

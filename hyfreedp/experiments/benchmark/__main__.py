@@ -129,8 +129,7 @@ def _measure_noise(models: Sequence[str], device: str, rounds: int, threads: int
 
 
 def _measure_learning(models: Sequence[str], device: str, rounds: int, threads: int, output: Path) -> None:
-    with limited_threads(threads):
-        table = measure_learning(models, device=device, rounds=rounds)
+    table = measure_learning(models, device=device, rounds=rounds, threads=threads)
     with replacing(output / "efficiency_learning.csv") as temporary:
         table.to_csv(temporary, index=False)
     print(table[["model", "method", "ratio", "copies", "budget_percent"]].round(3).to_string(index=False))

@@ -26,7 +26,7 @@ from hyfreedp.experiments.benchmark.measure import (
     synchronize,
     time_rounds,
 )
-from hyfreedp.experiments.benchmark.record import environment
+from hyfreedp.experiments.benchmark.record import environment, limited_threads
 from hyfreedp.experiments.benchmark.workloads import MODELS, make_workload
 from hyfreedp.experiments.comparison import ROWS
 from hyfreedp.experiments.studies.line_search import LINE_SEARCH
@@ -44,7 +44,9 @@ PRESETS_MEASURED = {
 }
 
 
-def measure_learning(models: Sequence[str], *, device: str, rounds: int, steps: int = STEPS) -> pd.DataFrame:
+def measure_learning(
+    models: Sequence[str], *, device: str, rounds: int, threads: int, steps: int = STEPS
+) -> pd.DataFrame:
     """Whole runs on one batch with every parameter trained, interleaved in rounds.
 
     The run of preset robust is a dear one: it loses its opening vote and its last review, whatever the records say, so
@@ -54,6 +56,7 @@ def measure_learning(models: Sequence[str], *, device: str, rounds: int, steps: 
         models: of ``MODELS``.
         device: "cpu" or "cuda".
         rounds: how often every run is timed.
+        threads: of torch on the CPU.
         steps: T.
 
     Returns:
@@ -61,34 +64,43 @@ def measure_learning(models: Sequence[str], *, device: str, rounds: int, steps: 
         rate, ``peak_mib`` and ``copies`` (how many more copies of the trained weights are in memory than at a fixed
         rate), and ``budget_percent``, the share of epsilon that the gradients leave to the rate.
     """
-    rows = []
-    for model in tqdm(models, desc="learning the rate", unit="model"):
-        shape = replace(MODELS[model], batch_size=min(MODELS[model].batch_size, 8))
-        runs, budget, peaks = {}, {}, {}
-        for method, preset in PRESETS_MEASURED.items():
-            make = partial(private_step, preset=preset)
-            step = make(make_workload(shape, "full", device), Setup(), steps=steps)
-            optimizer: HyFreeDPOptimizer = step.func.__self__  # type: ignore[attr-defined]
-            parts = shares(optimizer.split)
-            budget[method] = 100 * (1 - parts["gradients"] / parts["together"])
-            runs[method] = partial(_run, optimizer, step, copy.deepcopy(optimizer.state_dict()))
-            whole = Contender(method, partial(make, steps=MEMORY_STEPS), period=MEMORY_STEPS - 1)
-            with garbage_stays():
-                peaks[method] = peak_memory(whole, make_workload(shape, "full", device), Setup())
-        with garbage_stays():
-            for run in runs.values():
-                run()
-            wait = partial(synchronize, torch.device(device))
-            seconds, failed = time_rounds({name: (run, 1) for name, run in runs.items()}, rounds, wait=wait)
-        assert not failed, failed
-        trained = sum(p.nbytes for p in make_workload(shape, "full", device).trainable) / 2**20
-        for method, times in seconds.items():
-            lower, middle, upper = ratio_quartiles(times, seconds[REFERENCE])
-            row = {"model": model, "method": method, "steps": steps, "batch_size": shape.batch_size}
-            row |= {"seconds": float(np.median(times)), "ratio_q1": lower, "ratio": middle, "ratio_q3": upper}
-            row |= {"peak_mib": peaks[method], "copies": (peaks[method] - peaks[REFERENCE]) / trained}
-            rows.append(row | {"budget_percent": budget[method], "rounds": rounds} | environment(device))
+    with limited_threads(threads):
+        rows = [
+            row
+            for model in tqdm(models, "learning the rate", unit="model")
+            for row in _rows(model, device, rounds, steps)
+        ]
     return pd.DataFrame(rows)
+
+
+def _rows(model: str, device: str, rounds: int, steps: int) -> list[dict[str, Any]]:
+    rows = []
+    shape = replace(MODELS[model], batch_size=min(MODELS[model].batch_size, 8))
+    runs, budget, peaks = {}, {}, {}
+    for method, preset in PRESETS_MEASURED.items():
+        make = partial(private_step, preset=preset)
+        step = make(make_workload(shape, "full", device), Setup(), steps=steps)
+        optimizer: HyFreeDPOptimizer = step.func.__self__  # type: ignore[attr-defined]
+        parts = shares(optimizer.split)
+        budget[method] = 100 * (1 - parts["gradients"] / parts["together"])
+        runs[method] = partial(_run, optimizer, step, copy.deepcopy(optimizer.state_dict()))
+        whole = Contender(method, partial(make, steps=MEMORY_STEPS), period=MEMORY_STEPS - 1)
+        with garbage_stays():
+            peaks[method] = peak_memory(whole, make_workload(shape, "full", device), Setup())
+    with garbage_stays():
+        for run in runs.values():
+            run()
+        wait = partial(synchronize, torch.device(device))
+        seconds, failed = time_rounds({name: (run, 1) for name, run in runs.items()}, rounds, wait=wait)
+    assert not failed, failed
+    trained = sum(p.nbytes for p in make_workload(shape, "full", device).trainable) / 2**20
+    for method, times in seconds.items():
+        lower, middle, upper = ratio_quartiles(times, seconds[REFERENCE])
+        row = {"model": model, "method": method, "steps": steps, "batch_size": shape.batch_size}
+        row |= {"seconds": float(np.median(times)), "ratio_q1": lower, "ratio": middle, "ratio_q3": upper}
+        row |= {"peak_mib": peaks[method], "copies": (peaks[method] - peaks[REFERENCE]) / trained}
+        rows.append(row | {"budget_percent": budget[method], "rounds": rounds} | environment(device))
+    return rows
 
 
 def _run(optimizer: HyFreeDPOptimizer, step: Step, start: Mapping[str, Any]) -> None:
