@@ -172,7 +172,7 @@ def gaps(rows: pd.DataFrame) -> pd.DataFrame:
     """
     percent = rows.assign(accuracy=100 * rows.accuracy)
     means = percent.pivot_table(index=PLACE, columns="name", values="accuracy", sort=False)
-    errors = percent.pivot_table(index=PLACE, columns="name", values="accuracy", aggfunc="sem", sort=False)
+    errors = percent.groupby([*PLACE, "name"]).accuracy.sem().unstack("name").reindex(means.index)
     losses = rows.pivot_table(index=PLACE, columns="name", values="loss", sort=False)
     language = means.index.get_level_values("task").isin(LANGUAGE_TASKS)
     best = rows[rows.name == "best"].drop_duplicates(PLACE).set_index(PLACE)
