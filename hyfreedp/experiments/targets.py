@@ -61,9 +61,9 @@ GROUPS = (
         for tuning in ("full", "bitfit")
     ),
     *(Group(task, "mlp32", seeds=3) for task in ("cifar10_some", "gtsrb_some")),
-    *(Group(task, "convnet32", epsilons=(1.0, 8.0), seeds=3) for task in ("cifar10_some", "gtsrb_some")),
     Group("restaurants", "gpt2_sentences", "full", epsilons=(3.0, 8.0), seeds=3),
     Group("reports", "llama_sentences", "lora", epsilons=(8.0,), seeds=3),
+    *(Group(task, "convnet32", epsilons=(1.0, 8.0), seeds=3) for task in ("cifar10_some", "gtsrb_some")),
 )
 
 
