@@ -45,6 +45,7 @@ class BaseOptimizer:
         self.optimizer = optimizer
         self.eta = rates[0]
         self.parameters = trainable(optimizer)
+        self._module = module
         self._ratios = [rate / rates[0] for rate in rates]
         self._names = {id(parameter): name for name, parameter in module.named_parameters()}
         self._stepping = False
@@ -52,6 +53,20 @@ class BaseOptimizer:
         if not hasattr(optimizer, "_private_owner"):
             optimizer.register_step_pre_hook(_refuse_raw_steps)
         optimizer._private_owner = self  # type: ignore[attr-defined]
+
+    def check(self) -> None:
+        """Refuse parameters that were frozen when the run was made private, and are no longer: they would get no noise.
+
+        Raises:
+            ValueError: naming the first of them.
+        """
+        known = set(map(id, self.parameters))
+        for name, parameter in self._module.named_parameters():
+            if parameter.requires_grad and id(parameter) not in known:
+                raise ValueError(
+                    f"the trainable parameters must stay those that were made private, but {name!r} was unfrozen "
+                    "since: freeze it again, or unfreeze it before make_private_with_epsilon"
+                )
 
     def step(self, eta: float, *, keep: bool = False) -> None:
         """One step at rate ``eta`` of the first group, the others in proportion; ``keep`` it for :meth:`retrace`."""

@@ -127,8 +127,9 @@ class HyFreeDPOptimizer(Resumable):
                 statistics, or the losses have the wrong form or depend on other samples. Nothing was released.
             RuntimeError: one of several processes raised such an error or has died.
 
-        An error within a probe leaves the step along which it looks made and counted, at the old rate; one after a vote
-        leaves the step to be made, from the weights, rate and random numbers that it found, and the vote counted.
+        An error within a probe leaves the step along which it looks made and counted, at the old rate; one after a
+        probe by the next batch leaves that step corrected. One after a vote leaves the step to be made, from the
+        weights, rate and random numbers that it found, and the vote counted.
         """
         t = self.ledger.steps
         probing = self.split.is_probe_step(t)
@@ -187,6 +188,7 @@ class HyFreeDPOptimizer(Resumable):
         """Clipped sums into the engine; losses and norms. All checks are made here, before anything is released."""
         if not self.module.training:
             raise ValueError("the model must be in train mode: call model.train() before optimizer.step")
+        self._base.check()
         self._engine.check_modes()
         due = any(step <= t for step in self._checks_due)
         passes = Passes(
@@ -277,6 +279,7 @@ class HyFreeDPOptimizer(Resumable):
                 held=not self.split.is_probe_step(t + 1),
                 add_up=self.processes.add_up,
             )
+            self.processes.check_same(generator.tag)
             record(generator.tag)
         except BaseException:
             probe.load_state_dict(before)

@@ -25,6 +25,7 @@ AddUp = Callable[[Sequence[Tensor]], None]
 
 # Stands for a loss that is not finite: beyond any threshold, yet its square is still finite in float64.
 UNBOUNDED_LOSS = 1e100
+FINGERPRINT_BOUND = 1e6  # of losses that bind noise: an infinite one must not hide what the others are
 
 
 def privatize_gradient(
@@ -130,7 +131,7 @@ def privatize_votes(
     votes = (there > here).double() - (there < here).double()
     # The sum of the votes is a small integer, which other data may have, too. Two more sums get noise beside it and are
     # thrown away: so the noise is bound to the losses themselves, see module noise.
-    fingerprints = torch.stack([here, there]).clamp(-UNBOUNDED_LOSS, UNBOUNDED_LOSS)
+    fingerprints = torch.stack([here, there]).clamp(-FINGERPRINT_BOUND, FINGERPRINT_BOUND)
     sums = torch.cat([votes[None], fingerprints])
     return noisy_mean(sums, 1.0, noise_multiplier, expected_batch_size, mechanism, generator, add_up)[0].item()
 

@@ -71,7 +71,7 @@ class VotedRate:
     """The learning rate of a run, the average of weights that its votes compare with, and the way back.
 
     Memory: one copy of the trained weights, the average, until the last review; one more, the first weights, until the
-    opening vote; and one while a vote is held.
+    opening vote; and one while a vote is held, and for the gradient after a lost one.
 
     Args:
         optimizer: the base optimizer.
@@ -92,7 +92,7 @@ class VotedRate:
         self._peak = PEAK / math.sqrt(steps)
         self._warm = False
         self._beta = float(group["betas"][0]) if "betas" in group else None
-        self._displacement, proportional = displacement_per_gradient(optimizer)
+        self._displacement, proportional = displacement_per_gradient(optimizer, steps)
         self._unit = math.nan if proportional else 1.0  # size of a private gradient's coordinates
         self._start: list[Tensor] = []
         self._average: list[Tensor] = []
@@ -206,21 +206,23 @@ class VotedRate:
         return f"{type(self).__name__}{CONSTANTS}"
 
 
-def displacement_per_gradient(optimizer: torch.optim.Optimizer) -> tuple[float, bool]:
+def displacement_per_gradient(optimizer: torch.optim.Optimizer, steps: int) -> tuple[float, bool]:
     """How far one gradient moves the weights in all, per unit of rate, and whether that is in units of the gradient.
 
-    Momentum beta repeats a gradient, 1 / (1 - beta) times in all. Optimizers that normalise, Adam's kin and RMSprop,
-    make its coordinates of size 1 on average; SGD leaves them as they are.
+    Momentum beta repeats a gradient, 1 / (1 - beta) times in all. Optimizers that normalise make its coordinates of
+    size 1: Adam's kin at every step; RMSprop, which corrects no bias, of size (1 - alpha^t)^-1/2 at step t, of which
+    the root mean square over the run counts. SGD leaves them as they are.
 
     Args:
         optimizer: the base optimizer, whose first group counts.
+        steps: T, length of the run.
 
     Raises:
         ValueError: another kind of optimizer; or, with this momentum, a gradient would move the weights for ever, or
             but for the first not at all.
     """
     group = optimizer.param_groups[0]
-    if "betas" in group:
+    if "betas" in group and not isinstance(optimizer, torch.optim.RAdam):  # whose first steps are not normalised
         return 1.0, False
     if not isinstance(optimizer, torch.optim.SGD | torch.optim.RMSprop):
         raise ValueError(
@@ -231,4 +233,7 @@ def displacement_per_gradient(optimizer: torch.optim.Optimizer) -> tuple[float, 
         if not float(group.get(name, 0.0)) < 1:
             raise ValueError(f"optimizer must have {name} below 1, got {group[name]}: choose 0.9 and no dampening")
     repeated = (1 - float(group.get("dampening", 0.0))) / (1 - float(group.get("momentum", 0.0)))
-    return repeated, isinstance(optimizer, torch.optim.SGD)
+    if isinstance(optimizer, torch.optim.SGD):
+        return repeated, True
+    uncorrected = sum(1 / (1 - float(group["alpha"]) ** t) for t in range(1, steps + 1)) / steps
+    return repeated * math.sqrt(uncorrected), False

@@ -5,6 +5,8 @@ import json
 import math
 
 import pytest
+from dp_accounting import ComposedDpEvent, GaussianDpEvent, PoissonSampledDpEvent
+from dp_accounting.pld import PLDAccountant
 
 from hyfreedp.accounting import BudgetExhausted, PrivacyLedger, UnsoundAccountingWarning, calibrate_noise, epsilon
 from hyfreedp.accounting.composition import warned_reasons
@@ -155,7 +157,7 @@ def test_a_vote_and_the_gradient_after_it_are_one_step():
 
 
 def test_a_vote_of_others_is_a_further_release():
-    """At the price of a step each, where noise is normal: the run ends so much earlier, within its budget."""
+    """About the same draw of the batch: it costs more than a step, and the run ends so much earlier."""
     split = make_split(probe="votes", vote_steps=(1, 4))
     ledger = PrivacyLedger(split)
     ledger.record(False, 10)
@@ -163,18 +165,38 @@ def test_a_vote_of_others_is_a_further_release():
     one = ledger.epsilon()
     ledger.record_vote(21)
     assert ledger.epsilon() > one and ledger.repeated == 2
-    ledger.record_vote(31)
-    run(ledger, 9)
-    assert (ledger.steps, ledger.repeated) == (10, 2) and ledger.epsilon() == pytest.approx(split.epsilon)
-    with pytest.raises(BudgetExhausted, match="step 10 would be released once more with other data"):
-        ledger.record(False, 12)
+    with pytest.raises(BudgetExhausted, match="was to be released once more with other data, or after steps that were"):
+        run(ledger, 11)
+    assert 1 < ledger.steps < 12 and ledger.repeated == 1 and ledger.epsilon() <= 1
+
+
+def same_batch(sigma, count, probe, votes):
+    """Slow twin of one sampled batch with so many gradients and votes."""
+    return PoissonSampledDpEvent(0.1, GaussianDpEvent((count / sigma**2 + votes / probe**2) ** -0.5))
+
+
+@pytest.mark.parametrize(("again", "gradients", "votes"), [(0, 2, 0), (0, 5, 0), (1, 2, 1), (1, 1, 3), (1, 4, 2)])
+def test_releases_about_one_draw_are_one_sampled_mechanism(again, gradients, votes):
+    """Not as many steps: dp-accounting's answer for the whole of it."""
+    split = make_split(probe="votes", vote_steps=(1, 4), accountant="pld", target_epsilon=8.0)
+    ledger = PrivacyLedger(split)
+    run(ledger, again)
+    released = [*ledger.state_dict()["released"], [again, list(range(1, gradients + 1)), list(range(1, votes + 1))]]
+    ledger.load_state_dict(ledger.state_dict() | {"released": released})
+    events = [same_batch(split.sigma_gradient, 1, 1.0, 0)] * again
+    sigma = split.gradient_noise_multiplier(again)
+    events.append(same_batch(sigma, gradients, split.sigma_loss, votes))
+    twin = PLDAccountant().compose(ComposedDpEvent(events)).get_epsilon(1e-5)
+    assert ledger.epsilon() == pytest.approx(twin, rel=2e-3)
+    apart = [same_batch(sigma, 1, split.sigma_loss, int(votes > 0))] * max(gradients, votes)
+    if gradients * max(votes, 1) > 2:
+        assert ledger.epsilon() > 1.05 * PLDAccountant().compose(ComposedDpEvent(events[:-1] + apart)).get_epsilon(1e-5)
 
 
 @pytest.mark.parametrize("mechanism", ["gaussian", "laplace"])
 @pytest.mark.parametrize("allocation", ["per_step", "constant"])
 @pytest.mark.parametrize("again", [0, 1])
 def test_the_same_step_on_ever_other_data_stays_within_the_target(mechanism, allocation, again):
-    """Plain steps and votes may differ in cost: with Laplace noise, plain ones in the place of votes come to 8.006."""
     settings = {"accountant": "pld", "gamma": 1.5, "target_epsilon": 8.0, "loss_mechanism": mechanism}
     split = make_split(probe="votes", vote_steps=(1, 4), allocation=allocation, **settings)
     ledger = PrivacyLedger(split)
@@ -183,7 +205,13 @@ def test_the_same_step_on_ever_other_data_stays_within_the_target(mechanism, all
         for tag in range(1, 14):
             ledger.record(split.is_probe_step(again), tag)
             ledger.load_state_dict(ledger.state_dict() | {"steps": again})
-    assert 3 < ledger.epsilon() <= 8
+    assert 4 < ledger.epsilon() <= 8
+    state = json.loads(json.dumps(ledger.state_dict()))
+    other = PrivacyLedger(split)
+    other.load_state_dict(state)
+    assert other.epsilon() == ledger.epsilon() and other.repeated == ledger.repeated
+    with pytest.raises(BudgetExhausted):  # also after a resumption
+        other.record(split.is_probe_step(again), 99)
 
 
 def test_a_vote_out_of_turn_is_refused_and_not_counted():

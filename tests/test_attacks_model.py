@@ -18,6 +18,7 @@ from torch.utils.data import (
     TensorDataset,
     WeightedRandomSampler,
 )
+from twins import cross_entropy, make_batches, make_model, make_private
 
 from hyfreedp import PrivacyEngine
 from hyfreedp.clipping import AbadiClipping, AutomaticClipping, make_engine
@@ -660,3 +661,23 @@ def test_t4_subset_samplers_that_choose_records_are_refused():
     assert {index for step in range(50) for index in loader.batch_sampler.batch(step)} <= set(range(100))
     for shuffle in (False, True):
         wire(nn.Linear(1, 2), DataLoader(data, batch_size=10, shuffle=shuffle))
+
+
+@pytest.mark.parametrize("gradient_engine", ["bookkeeping", "hooks"])
+@pytest.mark.parametrize("name", ["3.bias", "3.weight", "1.bias", "0.weight"])
+def test_a_parameter_that_is_unfrozen_later_is_refused_before_its_raw_gradient_moves_it(name, gradient_engine):
+    """The optimizer holds it from the start, so its own step would apply what nothing has noised."""
+    model = make_model()
+    parameter = dict(model.named_parameters())[name]
+    parameter.requires_grad_(False)
+    base = torch.optim.AdamW(model.parameters())
+    _, optimizer, _ = make_private(model, base, target_epsilon=3.0, gradient_engine=gradient_engine)
+    first, second = make_batches((8, 7))
+    optimizer.step(cross_entropy(model), first)
+    parameter.requires_grad_(True)
+    before, steps = [p.detach().clone() for p in model.parameters()], optimizer.ledger.steps
+    with pytest.raises(ValueError, match=f"must stay those that were made private, but '{name}' was unfrozen"):
+        optimizer.step(cross_entropy(model), second)
+    assert all(map(torch.equal, before, model.parameters())) and optimizer.ledger.steps == steps
+    parameter.requires_grad_(False)
+    optimizer.step(cross_entropy(model), second)

@@ -287,12 +287,11 @@ def test_t23_steps_released_twice_count_twice_where_that_is_known():
     optimizer.load_state_dict(saved)
     with torch.no_grad():
         loader.dataset.tensors[0].mul_(-1)
-    steps_of(optimizer, loader, model, 8)
-    assert optimizer.ledger.repeated == 4 and optimizer.epsilon_spent() > once
-    assert optimizer.epsilon_spent() == pytest.approx(calibrated_epsilon(optimizer, 12), rel=1e-9)  # as of twelve steps
-    with pytest.raises(BudgetExhausted, match="once more with other data"):
-        steps_of(optimizer, loader, model, 20)
-    assert optimizer.epsilon_spent() <= optimizer.split.target_epsilon and optimizer.ledger.steps == 16
+    with pytest.raises(BudgetExhausted, match="step 6 was to be released once more with other data"):
+        steps_of(optimizer, loader, model, 8)
+    assert (optimizer.ledger.steps, optimizer.ledger.repeated) == (6, 4)  # 6 and 7 are out; 4 and 5 are so twice
+    # Each of these two draws bore two releases: that costs more than ten steps, each with a draw of its own.
+    assert calibrated_epsilon(optimizer, 10) < optimizer.epsilon_spent() <= optimizer.split.target_epsilon
 
 
 def test_t23_no_detour_forgets_what_was_released():
@@ -303,7 +302,7 @@ def test_t23_no_detour_forgets_what_was_released():
     steps_of(optimizer, loader, model, 12)
     spent = optimizer.epsilon_spent()
     other = wire(PrivacyEngine(seed=1), small_model(), data, batch_size=30)[1].state_dict()
-    with pytest.raises(RuntimeError, match=r"size mismatch|Missing key"):
+    with pytest.raises(ValueError, match=r"state is of another model: 2 entries differ, the first '0.bias'"):
         optimizer.load_state_dict(other | {"model": {}})
     assert optimizer.epsilon_spent() == spent and optimizer.ledger.steps == 12
     optimizer.load_state_dict(copy.deepcopy(other))

@@ -14,6 +14,7 @@ import json
 import math
 import weakref
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -364,7 +365,7 @@ KINDS = {  # whether the gradient sets the unit, and the reach
     "sgd": (sgd_momentum, True, 10.0),
     "adamw": (adamw, False, 1.0),
     "groups": (three_groups, False, 1.0),
-    "rmsprop": (rmsprop, False, 2.0),
+    "rmsprop": (rmsprop, False, 2.0 * math.sqrt(np.mean([1 / (1 - 0.99**t) for t in range(1, 21)]))),
     "damped": (damped, True, 0.75 / 0.2),
 }
 
@@ -476,6 +477,22 @@ def undisturbed():
     ten_steps(model, optimizer)
     assert [row["lost"] for row in optimizer.history if "lost" in row] == [True, False, True, False, True]
     return flat(model), optimizer.history, optimizer.epsilon_spent()
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_record_that_is_not_finite_does_not_hide_the_others_from_the_noise(bad):
+    """Equally many votes, one bad record, other losses: other noise."""
+    margins = [
+        privatize_votes(
+            torch.tensor([bad, 1.0, first]),
+            torch.tensor([0.5, 2.0, 3.0]),
+            2.0,
+            expected_batch_size=4,
+            generator=NoiseGenerator(3),
+        )
+        for first in (4.0, 5.0)
+    ]
+    assert margins[0] != margins[1]
 
 
 def test_losses_matter_by_the_sum_of_their_signs_only(unbound_noise):
@@ -616,7 +633,7 @@ def test_a_step_made_again_after_an_error_drops_out_the_same():
 
 
 def test_another_batch_after_an_error_is_a_further_release():
-    """The first vote is out, and its step is voted on again by others: a step is left less, and the run ends early."""
+    """The first vote is out, and its step is voted on again by others: two votes of one draw; the run ends early."""
     model, optimizer = start(**LARGE)
     loss = Breaks(model, optimizer, 5, 3)
     batches, others = election(BALLOTS, [100] * 10), election({5: 12}, [100] * 10)
@@ -624,17 +641,17 @@ def test_another_batch_after_an_error_is_a_further_release():
     first = optimizer.epsilon_spent()
     with pytest.raises(MemoryError):
         optimizer.step(loss, batches[5])
-    assert optimizer.epsilon_spent() > first and (optimizer.ledger.steps, optimizer.ledger.repeated) == (5, 1)
+    once = optimizer.epsilon_spent()
+    assert once > first and (optimizer.ledger.steps, optimizer.ledger.repeated) == (5, 1)
     optimizer.step(loss, others[5])
-    assert (optimizer.ledger.steps, optimizer.ledger.repeated) == (6, 1)
-    for batch in batches[6:9]:
-        optimizer.step(loss, batch)
-    before = snapshot(model, optimizer)
-    with pytest.raises(BudgetExhausted, match="step 9 would be released once more"):
-        optimizer.step(loss, batches[9])
+    assert optimizer.epsilon_spent() > once and (optimizer.ledger.steps, optimizer.ledger.repeated) == (6, 1)
+    with pytest.raises(BudgetExhausted, match="step 9 was to be released once more with other data, or after"):
+        for batch in batches[6:]:
+            before = snapshot(model, optimizer)
+            optimizer.step(loss, batch)
     after = snapshot(model, optimizer)
     assert torch.equal(after[0], before[0]) and after[1:] == before[1:]
-    assert optimizer.epsilon_spent() <= 3
+    assert optimizer.ledger.steps == 9 and optimizer.epsilon_spent() <= 3
 
 
 @pytest.mark.parametrize("step", VOTING)
@@ -662,15 +679,16 @@ def test_the_reach_is_how_far_torch_moves_on_one_gradient(momentum, dampening, n
     for t in range(400):
         weight.grad = torch.full_like(weight, float(t == 1))
         optimizer.step()
-    reach, proportional = displacement_per_gradient(optimizer)
+    reach, proportional = displacement_per_gradient(optimizer, 400)
     expected = -weight.item() if momentum else 1.0 - dampening
     assert proportional and reach == pytest.approx(expected, rel=1e-9)
 
 
+@pytest.mark.parametrize("steps", [50, 400])
 @pytest.mark.parametrize("size", [1e-6, 1.0, 1e4])
 @pytest.mark.parametrize("kind", ["adam", "adamw", "nadam", "rmsprop", "rmsprop with momentum"])
-def test_optimizers_that_normalise_move_the_reach_whatever_the_size_of_gradients(kind, size):
-    """Independent gradients: the variance of a long walk is steps times the square of the reach, within 20 %."""
+def test_optimizers_that_normalise_move_the_reach_whatever_the_size_of_gradients(kind, size, steps):
+    """Independent gradients: the variance of a whole run's walk is steps times the square of the reach, within 25 %."""
     makers = {
         "adam": lambda p: torch.optim.Adam(p, lr=1.0, betas=(0.9, 0.99)),
         "adamw": lambda p: torch.optim.AdamW(p, lr=1.0, betas=(0.9, 0.99), weight_decay=0.0),
@@ -682,14 +700,12 @@ def test_optimizers_that_normalise_move_the_reach_whatever_the_size_of_gradients
     optimizer = makers[kind]([weight])
     for group in optimizer.param_groups:
         group["eps"] = 1e-12
-    reach, proportional = displacement_per_gradient(optimizer)
-    for t in range(800):
-        if t == 400:
-            begin = weight.detach().clone()
+    reach, proportional = displacement_per_gradient(optimizer, steps)
+    for _ in range(steps):
         weight.grad = size * torch.randn_like(weight)
         optimizer.step()
-    walked = (weight - begin).square().mean().sqrt().item()
-    assert not proportional and walked == pytest.approx(reach * math.sqrt(400), rel=0.2)
+    walked = weight.detach().square().mean().sqrt().item()
+    assert not proportional and walked == pytest.approx(reach * math.sqrt(steps), rel=0.25)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -745,7 +761,7 @@ def test_momentum_that_never_ends_is_refused(name, value):
         start(lambda m: torch.optim.SGD(trainable(m), lr=0.1, **({"momentum": 0.9} | {name: value})))
 
 
-@pytest.mark.parametrize("kind", ["ASGD", "Adadelta", "Adagrad", "Rprop", "Adafactor", "LBFGS"])
+@pytest.mark.parametrize("kind", ["ASGD", "Adadelta", "Adagrad", "Rprop", "Adafactor", "LBFGS", "RAdam"])
 def test_optimizers_whose_steps_may_be_of_any_size_are_refused(kind):
     """Before anything is done to the model."""
     model = make_model()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections import Counter
+from collections.abc import Sequence
 
 from hyfreedp.accounting.accountants import INTEGER_ORDERS, ORDERS, Accountant, composed_epsilon
 from hyfreedp.accounting.arguments import check_choice, check_probability
@@ -73,6 +75,19 @@ def releases(
     return (gradients + probes,) if composition == "independent" else (gradients, probes)
 
 
+def repeated_release(split: NoiseSplit, probing: bool, gradients: int, probes: int) -> Mechanism:
+    """What a step released whose one batch bore several gradients and probes: a single subsampled mechanism.
+
+    Gaussian ones add up their precisions, gradients / sigma_g^2 + probes * s / sigma_l^2; Laplace coordinates are so
+    many times more. They share the draw of the batch, so they are not amplified apart, whatever the composition.
+    """
+    precision = gradients / (split.sigma_gradient_probe if probing else split.sigma_gradient) ** 2
+    if not probes:
+        return Mechanism(precision**-0.5)
+    probe = probe_mechanism(split.probe, split.sigma_loss, split.loss_mechanism)
+    return Mechanism((precision + probes / probe.gaussian**2) ** -0.5, probe.laplace, probes * probe.coordinates)
+
+
 def cost(
     split: NoiseSplit,
     released: tuple[Release, ...],
@@ -105,13 +120,20 @@ def spent(
     accountant: Accountant | None = None,
     composition: Composition | None = None,
     coarseness: int = 1,
+    repeats: Sequence[tuple[bool, int, int]] = (),
 ) -> float:
-    """Epsilon of the first ``steps`` steps of a run, ``probe_steps`` of them with a probe, as :func:`cost`."""
+    """Epsilon of the first ``steps`` steps of a run, ``probe_steps`` of them with a probe, as :func:`cost`.
+
+    ``repeats`` are those of them that released more than once: whether they probe, how many gradients and probes.
+    """
     if steps == 0:
         return 0.0
     if math.isinf(split.target_epsilon):
         return math.inf
-    parts = releases(split, steps, probe_steps, split.composition if composition is None else composition)
+    once = steps - len(repeats), probe_steps - sum(probing for probing, _, _ in repeats)
+    first, *others = releases(split, *once, split.composition if composition is None else composition)
+    again = tuple((repeated_release(split, *repeat), count) for repeat, count in Counter(repeats).items())
+    parts = (first + again, *others)
     return sum(
         cost(split, part, target_delta=target_delta, accountant=accountant, coarseness=coarseness) for part in parts
     )
@@ -176,8 +198,9 @@ def epsilon_so_far(
     target_delta: float | None = None,
     accountant: Accountant | None = None,
     composition: Composition | None = None,
+    repeats: Sequence[tuple[bool, int, int]] = (),
 ) -> float:
-    """:func:`epsilon` of the first ``steps`` steps, ``probe_steps`` of them with a probe."""
+    """:func:`epsilon` of the first ``steps`` steps, ``probe_steps`` of them with a probe; see :func:`spent`."""
     if target_delta is not None:
         check_probability("target_delta", target_delta)
     if accountant is not None:
@@ -186,7 +209,15 @@ def epsilon_so_far(
         check_choice("composition", composition, Composition)
     if math.isfinite(split.target_epsilon):
         warn_if_unsound(accountant or split.accountant, composition or split.composition, split.probe)
-    return spent(split, steps, probe_steps, target_delta=target_delta, accountant=accountant, composition=composition)
+    return spent(
+        split,
+        steps,
+        probe_steps,
+        target_delta=target_delta,
+        accountant=accountant,
+        composition=composition,
+        repeats=repeats,
+    )
 
 
 def unsound_reasons(accountant: Accountant, composition: Composition, probe: Probe) -> list[str]:

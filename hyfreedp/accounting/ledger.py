@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from hyfreedp.accounting.accountants import Accountant
-from hyfreedp.accounting.composition import epsilon_so_far
+from hyfreedp.accounting.composition import epsilon_so_far, spent
 from hyfreedp.accounting.split import NoiseSplit
 
 
@@ -22,7 +23,9 @@ class PrivacyLedger:
 
     A run that goes back to an earlier state releases steps again. The noise is bound to what it hides (module
     ``noise``), so a release has a tag: the same one again is the same release and costs nothing; another one for the
-    same step is a further release and counts, as far as this ledger or a state that it loads has seen the first.
+    same step is a further release *about the same draw of the batch*, so no subsampling makes it cheaper. It counts,
+    together with the first (see :func:`~hyfreedp.accounting.composition.repeated_release`), as far as this ledger or a
+    state that it loads has seen that.
 
     Args:
         split: the noise of the run and its plan.
@@ -31,10 +34,11 @@ class PrivacyLedger:
     def __init__(self, split: NoiseSplit) -> None:
         self.split = split
         self._steps = 0
-        # Tags of what was released at each step, gradients and probes, and the larger number of the two, added up.
+        # Tags of what was released at each step, gradients and probes.
         self._released: dict[int, tuple[list[int], list[int]]] = {}
-        self._released_steps = 0
-        self._released_probes = 0
+        self._probes = 0  # of these steps, those that probe
+        self._repeats: dict[int, tuple[bool, int, int]] = {}  # steps that released more than once, see ``spent``
+        self._affordable = split.steps  # so many first steps, with these repeats
 
     @property
     def steps(self) -> int:
@@ -49,7 +53,7 @@ class PrivacyLedger:
     @property
     def repeated(self) -> int:
         """Releases known beyond one for each of ``steps``: made again with other data, or ahead of an earlier state."""
-        return self._released_steps - self._steps
+        return len(self._released) + sum(max(g, p) - 1 for _, g, p in self._repeats.values()) - self._steps
 
     def check(self, probe: bool) -> None:
         """Refuse the next step if it is not in the plan; count nothing.
@@ -111,23 +115,39 @@ class PrivacyLedger:
         tags = self._released.get(step, ([], []))
         if tag in tags[kind]:
             return
-        more = len(tags[kind]) == max(map(len, tags))  # a probe beside its gradient is the same step
-        steps = self._released_steps + more
-        probe_steps = self._released_probes + (more and self.split.is_probe_step(step))
-        # A plan's steps, of either kind, are paid for; others have to be counted.
-        plain, paid = steps - probe_steps, self.split.steps - self.split.probe_steps
-        if (plain > paid or probe_steps > self.split.probe_steps) and not (
-            steps <= self.split.steps and epsilon_so_far(self.split, steps, probe_steps) <= self.split.target_epsilon
-        ):
+        counts = [len(one) for one in tags]
+        counts[kind] += 1
+        repeats, affordable = self._repeats, self._affordable
+        if max(counts) > 1:
+            repeats = repeats | {step: self._repeat(step, *counts)}
+            affordable = self._afford(repeats)
+        if len(self._released) + (step not in self._released) > affordable:
             raise BudgetExhausted(
-                f"step {step} would be released once more with other data. With the {self.repeated} releases known "
-                f"beyond one per step the run would exceed the {self.split.steps} steps ({self.split.probe_steps} of "
-                f"them with probes) or the epsilon={self.split.target_epsilon:g} that its noise was calibrated for: it "
-                "ends here"
+                f"step {step} was to be released once more with other data, or after steps that were. Such a release "
+                f"is about the same batch as the first, and costs more than a step: with {self.repeated} known beyond "
+                f"one per step, the run would exceed the epsilon={self.split.target_epsilon:g} that its noise was "
+                "calibrated for. It ends here"
             )
+        self._probes += step not in self._released and self.split.is_probe_step(step)
         self._released[step] = tags
         tags[kind].append(tag)
-        self._released_steps, self._released_probes = steps, probe_steps
+        self._repeats, self._affordable = repeats, affordable
+
+    def _repeat(self, step: int, gradients: int, probes: int) -> tuple[bool, int, int]:
+        """As :func:`spent` wants it. Gradient and probe of a step both count from the first release of either on."""
+        probing = self.split.is_probe_step(step)
+        return probing, max(gradients, 1), max(probes, int(probing))
+
+    def _afford(self, repeats: dict[int, tuple[bool, int, int]]) -> int:
+        """How many first steps the target pays for, with these repeats among them; too few for those if it does not."""
+        split, target = self.split, self.split.target_epsilon
+
+        def fits(steps: int) -> bool:
+            return spent(split, steps, split.probe_steps_before(steps), repeats=list(repeats.values())) <= target
+
+        return bisect.bisect_left(range(max(repeats) + 1, split.steps + 1), True, key=lambda n: not fits(n)) + max(
+            repeats
+        )
 
     def epsilon(self, target_delta: float | None = None, accountant: Accountant | None = None) -> float:
         """Epsilon of all releases that are known; 0 before the first, infinite without noise.
@@ -144,10 +164,11 @@ class PrivacyLedger:
         """
         return epsilon_so_far(
             self.split,
-            self._released_steps,
-            self._released_probes,
+            len(self._released),
+            self._probes,
             target_delta=target_delta,
             accountant=accountant,
+            repeats=list(self._repeats.values()),
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -186,9 +207,10 @@ class PrivacyLedger:
             released[step] = [list(dict.fromkeys([*old, *new])) for old, new in zip(known, both, strict=True)]
         self._steps = position
         self._released = {step: (list(both[0]), list(both[1])) for step, both in released.items()}
-        counts = {step: max(map(len, both)) for step, both in self._released.items()}
-        self._released_steps = sum(counts.values())
-        self._released_probes = sum(count for step, count in counts.items() if self.split.is_probe_step(step))
+        self._probes = sum(map(self.split.is_probe_step, self._released))
+        counts = {step: (len(gradients), len(probes)) for step, (gradients, probes) in self._released.items()}
+        self._repeats = {step: self._repeat(step, *both) for step, both in counts.items() if max(both) > 1}
+        self._affordable = self._afford(self._repeats) if self._repeats else self.split.steps
 
     def __repr__(self) -> str:
         return (

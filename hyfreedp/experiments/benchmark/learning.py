@@ -15,7 +15,7 @@ import torch
 from matplotlib.axes import Axes
 from tqdm import tqdm
 
-from hyfreedp import PRESETS, HyFreeDPOptimizer
+from hyfreedp import PRESETS, HyFreeDPOptimizer, Preset
 from hyfreedp.accounting.composition import shares
 from hyfreedp.experiments.accuracy_tables import paired
 from hyfreedp.experiments.benchmark.contenders import Contender, Setup, Step, private_step
@@ -27,10 +27,10 @@ from hyfreedp.experiments.benchmark.measure import (
     time_rounds,
 )
 from hyfreedp.experiments.benchmark.record import environment, limited_threads
-from hyfreedp.experiments.benchmark.workloads import MODELS, make_workload
+from hyfreedp.experiments.benchmark.workloads import MODELS, Workload, make_workload
 from hyfreedp.experiments.comparison import ROWS
 from hyfreedp.experiments.studies.line_search import LINE_SEARCH
-from hyfreedp.votes import VoteResult
+from hyfreedp.votes import VotedRate, VoteResult
 
 STEPS = 50  # of a run: as short as those of the accuracy tables, in which what happens once weighs most
 MEMORY_STEPS = 10  # in which each rule has everything in memory that it ever has
@@ -78,8 +78,11 @@ def _rows(model: str, device: str, rounds: int, steps: int) -> list[dict[str, An
     shape = replace(MODELS[model], batch_size=min(MODELS[model].batch_size, 8))
     runs, budget, peaks = {}, {}, {}
     for method, preset in PRESETS_MEASURED.items():
-        make = partial(private_step, preset=preset)
-        step = make(make_workload(shape, "full", device), Setup(), steps=steps)
+
+        def make(work: Workload, setup: Setup, steps: int = steps, preset: Preset = preset) -> Step:
+            return _dear(private_step(work, setup, preset=preset, steps=steps))
+
+        step = make(make_workload(shape, "full", device), Setup())
         optimizer: HyFreeDPOptimizer = step.func.__self__  # type: ignore[attr-defined]
         parts = shares(optimizer.split)
         budget[method] = 100 * (1 - parts["gradients"] / parts["together"])
@@ -103,14 +106,21 @@ def _rows(model: str, device: str, rounds: int, steps: int) -> list[dict[str, An
     return rows
 
 
+def _dear(step: Step) -> Step:
+    """The step of a run that loses its first and its last vote, whatever the records say."""
+    optimizer: HyFreeDPOptimizer = step.func.__self__  # type: ignore[attr-defined]
+    if isinstance(optimizer.probe, VotedRate):
+        ends = {optimizer.split.vote_steps[0], optimizer.split.vote_steps[-1]}
+        optimizer.probe.count = (  # type: ignore[method-assign]
+            lambda margin, margin_std: replace(LOST, lost=optimizer.ledger.steps in ends)
+        )
+    return step
+
+
 def _run(optimizer: HyFreeDPOptimizer, step: Step, start: Mapping[str, Any]) -> None:
     """A run from its first state; the same releases again, which its ledger counts once."""
     optimizer.load_state_dict(copy.deepcopy(start))
-    voted: Any = optimizer.probe if optimizer.split.probe == "votes" else None
     while optimizer.steps_left:
-        if voted:
-            ends = optimizer.ledger.steps in (optimizer.split.vote_steps[0], optimizer.split.vote_steps[-1])
-            voted.count = lambda margin, std, ends=ends: replace(LOST, lost=ends)
         step()
 
 
