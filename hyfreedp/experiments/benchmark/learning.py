@@ -32,7 +32,7 @@ from hyfreedp.experiments.comparison import ROWS
 from hyfreedp.experiments.studies.line_search import LINE_SEARCH
 from hyfreedp.votes import VotedRate, VoteResult
 
-STEPS = 50  # of a run: as short as those of the accuracy tables, in which what happens once weighs most
+STEPS = 30  # of a run: as short as the shortest of the accuracy tables, in which what happens once weighs most
 MEMORY_STEPS = 10  # in which each rule has everything in memory that it ever has
 REFERENCE = "fixed"
 LOST = VoteResult(margin=-1.0, margin_std=0.0, needed=0.0, lost=True)
