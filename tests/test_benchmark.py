@@ -392,7 +392,7 @@ def test_what_learning_the_rate_costs_is_that_of_whole_runs(learned):
 
 def test_the_dear_run_of_votes_takes_two_gradients_again(tiny, monkeypatch):
     work = make_workload(SHAPES["vit"], "full")
-    step = contenders.private_step(work, Setup(), preset=PRESETS["robust"], steps=10)
+    step = learning._dear(contenders.private_step(work, Setup(), preset=PRESETS["robust"], steps=10))
     optimizer, calls = step.func.__self__, []
     backward = optimizer._engine.backward
     monkeypatch.setattr(optimizer._engine, "backward", lambda losses: calls.append(1) or backward(losses))
@@ -423,10 +423,12 @@ def test_the_trade_off_shows_every_method_but_the_random_search(learned):
         ]
     )
     figure, axes = plt.subplots(1, 2)
-    told = learning.draw(axes, learned.reset_index(), rows, {})
+    told = learning.draw(axes, learned.reset_index(), rows, {"line_search": {"color": "red", "marker": "X"}})
     assert len(told) == 3 and all("points" in line for line in told)
     for axis in axes:
-        assert len(axis.get_legend_handles_labels()[1]) == len(ROWS) - 1
+        assert len(axis.containers) == len(ROWS) - 1
+        names = {"a search, beside epsilon", "other, without a search", ROWS["line_search"].title}
+        assert set(axis.get_legend_handles_labels()[1]) == names
     plt.close(figure)
 
 

@@ -131,7 +131,7 @@ def draw(axes: Sequence[Axes], measured: pd.DataFrame, rows: pd.DataFrame, style
         axes: two.
         measured: of :func:`measure_learning`.
         rows: numbers of the accuracy tables, see :func:`hyfreedp.experiments.accuracy_tables.numbers`.
-        styles: of the methods that stand out, by name in ``ROWS``; others are grey.
+        styles: of the methods that stand out, by name in ``ROWS``; others are grey, with a label for each kind.
 
     Returns:
         What is to be seen, a line per method that was measured.
@@ -143,13 +143,19 @@ def draw(axes: Sequence[Axes], measured: pd.DataFrame, rows: pd.DataFrame, style
         if row.search == "random":
             continue
         gap = paired(private, name)
-        time, percent = ratio.get(name, 1.0) + (len(row.rates) if len(row.rates) > 1 else 0), share.get(name, 0.0)
+        time, percent = (
+            ratio.get(name, 1.0) + (len(row.rates) if len(row.rates) > 1 else 0),
+            share.get(name, 100 * (1 - row.share)),
+        )
         look = styles.get(name, {"color": "#7F7F7F", "marker": "o"})
         face = look["color"] if row.covered else "white"
+        other = "other, without a search" if row.covered else "a search, beside epsilon"
+        label = row.title if name in styles else other
         for axis, value in zip(axes, (time, percent), strict=True):
             bars = None if math.isnan(gap["low"]) else [[gap["mean"] - gap["low"]], [gap["high"] - gap["mean"]]]
             style = {"color": look["color"], "marker": look["marker"], "markerfacecolor": face, "linestyle": "none"}
-            axis.errorbar(value, gap["mean"], yerr=bars, **style, label=row.title)
+            known = label in axis.get_legend_handles_labels()[1]
+            axis.errorbar(value, gap["mean"], yerr=bars, **style, label=None if known else label)
         if name in share:
             found.append(
                 f"{row.title}: {time:.2f} times the time, {percent:.1f} % of epsilon, {gap['mean']:+.1f} points"
