@@ -12,7 +12,7 @@ from torch import nn
 
 from hyfreedp.accounting import NoiseSplit, PrivacyLedger
 from hyfreedp.base import BaseOptimizer
-from hyfreedp.checks import check_same_run
+from hyfreedp.checks import check_same_model, check_same_run
 from hyfreedp.clipping import GradientEngine
 from hyfreedp.distributed import Processes
 from hyfreedp.mixing import steps_to_check
@@ -84,7 +84,9 @@ class Resumable:
         key = hashlib.sha256(state["generator"]["key"].encode()).hexdigest()[:8]
         self.processes.agree(steps=state["ledger"]["steps"], generator=key)
         check_same_run(self._settings, state["settings"])
-        _check_shapes(self.module.state_dict(), state["model"])  # torch would load what fits before it refuses the rest
+        check_same_model(
+            self.module.state_dict(), state["model"]
+        )  # torch would load what fits before it refuses the rest
         present = self.ledger.state_dict()
         self._runs[self._generator.key.hex()] = present["released"]
         self.ledger.load_state_dict(state["ledger"], also=self._runs.get(state["generator"]["key"], ()))
@@ -120,14 +122,3 @@ class Resumable:
             **self._base.settings(),
             "noise": "secure" if self._generator.secure else "standard",
         }
-
-
-def _check_shapes(own: Mapping[str, Any], loaded: Mapping[str, Any]) -> None:
-    shapes, others = ({name: getattr(value, "shape", None) for name, value in one.items()} for one in (own, loaded))
-    different = sorted(name for name in shapes.keys() | others.keys() if shapes.get(name, 0) != others.get(name, 0))
-    if different:
-        name = different[0]
-        raise ValueError(
-            f"state is of another model: {len(different)} entries differ, the first {name!r}, of shape "
-            f"{others.get(name)} there and {shapes.get(name)} here (None: it has none)"
-        )

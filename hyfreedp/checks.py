@@ -100,3 +100,22 @@ def check_same_run(here: Mapping[str, str], there: Mapping[str, str]) -> None:
                 f"the state is of another run: {name} is {there.get(name)} there and {here.get(name)} here. A run is "
                 "resumed with the settings that it was started with"
             )
+
+
+def check_same_model(here: Mapping[str, Any], there: Mapping[str, Any]) -> None:
+    """Refuse the weights of another model whole: torch would load what fits, and then say no.
+
+    Args:
+        here, there: state of this model, and the one that was saved.
+
+    Raises:
+        ValueError: naming the first entry that is on one side only, or of another shape.
+    """
+    own, other = ({name: getattr(value, "shape", None) for name, value in state.items()} for state in (here, there))
+    different = sorted(name for name in own.keys() | other.keys() if own.get(name, 0) != other.get(name, 0))
+    if different:
+        name = different[0]
+        raise ValueError(
+            f"state is of another model: {len(different)} entries differ, the first {name!r}, of shape "
+            f"{other.get(name)} there and {own.get(name)} here (None: it has none)"
+        )

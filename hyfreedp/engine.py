@@ -69,6 +69,17 @@ class Preset:
     decay: Decay = "linear"
     decay_start: float = 0.0
 
+    def plan(self, steps: int) -> dict[str, Any]:
+        """Arguments of :func:`hyfreedp.calibrate_noise` that say what a run of T = ``steps`` releases, and who pays."""
+        return {
+            "probe": self.probe,
+            "interval": self.interval,
+            "warmup_steps": int(self.warmup * steps),
+            "vote_steps": vote_steps(steps) if self.probe == "votes" else (),
+            "gamma": self.gamma,
+            "allocation": self.allocation,
+        }
+
 
 # "paper" probes on the gradient's batch, as Alg. 1 is printed: that spares a pass, since the loss at w is known then.
 # What Alg. 1 does not print, the guards and the smoothing of rule "gen", is that of its authors' own package, gen-optim
@@ -228,15 +239,10 @@ class PrivacyEngine:
             target_delta=delta,
             sample_rate=sample_rate,
             steps=steps,
-            interval=settings.interval,
-            warmup_steps=int(settings.warmup * steps),
-            vote_steps=vote_steps(steps) if settings.probe == "votes" else (),
-            probe=settings.probe,
-            gamma=None if settings.probe == "none" else settings.gamma,
             accountant=settings.accountant,
-            allocation=settings.allocation,
             composition=settings.composition,
             loss_mechanism=settings.loss_mechanism,
+            **settings.plan(steps),
         )
 
 

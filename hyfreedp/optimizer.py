@@ -209,17 +209,11 @@ class HyFreeDPOptimizer(Resumable):
     def _vote(self, voted: VotedRate, t: int, passes: Passes, losses: Tensor) -> VoteResult:
         """Let the records vote between the weights and their average; the result, which moves nothing yet."""
         generator, sigma = self._generator.child("vote", t), self.split.sigma_loss
-        mechanism, expected = self.split.loss_mechanism, self.expected_batch_size
+        mechanism, expected, add_up = self.split.loss_mechanism, self.expected_batch_size, self.processes.add_up
         with self.processes.all_or_none(), voted.at_average():
             rival = passes.forward()
         margin = privatize_votes(
-            losses,
-            rival,
-            sigma,
-            expected_batch_size=expected,
-            mechanism=mechanism,
-            generator=generator,
-            add_up=self.processes.add_up,
+            losses, rival, sigma, expected_batch_size=expected, mechanism=mechanism, generator=generator, add_up=add_up
         )
         self.processes.check_same(generator.tag)
         self.ledger.record_vote(generator.tag)

@@ -975,8 +975,8 @@ MUTANTS = [
     Mutant(
         "votes-with-other-noise",
         OPTIMIZER,
-        "            mechanism=mechanism,\n            generator=generator,",
-        "            generator=generator,",
+        "expected_batch_size=expected, mechanism=mechanism, generator=generator, add_up=add_up",
+        "expected_batch_size=expected, generator=generator, add_up=add_up",
         "The noise of votes is Gaussian where the accountant counts on Laplace noise of that scale.",
         ("votes::test_an_empty_batch_votes_with_noise_alone",),
     ),

@@ -8,7 +8,7 @@ Test data choose nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
@@ -156,19 +156,17 @@ class Entry:
         records = [record for record in map(read, runs) if record is not None]
         if len(records) < len(runs):
             return None
-        scores = [(record["accuracy"], -record["loss"]) for record in records]
-        best = runs[scores.index(max(scores))]
+        best = best_of(runs, records)
         return best if row.search == "random" else self._run(best.learning_rate, row.share * self.epsilon)
 
     def _run(self, rate: float, epsilon: float) -> Spec:
         row, learner = ROWS[self.row], self.learner
-        scaled = METHODS[row.method].learns and learner.tuning == "lora"
         return Spec(
             task=learner.task,
             method=row.method,
             epsilon=epsilon,
             seed=self.seed,
-            learning_rate=rate * LORA_FACTOR if scaled else rate,
+            learning_rate=first_rate(row.method, rate, learner.tuning),
             steps=learner.steps,
             clipping_threshold=row.clipping_threshold,
             model=learner.model,
@@ -186,6 +184,17 @@ class Entry:
             replace(self._run(float(rate), epsilon), seed=1000 * (self.seed + 1) + index, evaluation="validation")
             for index, rate in enumerate(row.rates[int(len(row.rates) * u)] for u in random.uniform(number))
         ]
+
+
+def best_of(runs: Sequence[Spec], records: Sequence[dict[str, Any]]) -> Spec:
+    """The run that scored best on validation data: by accuracy, then by loss; the first of equals."""
+    scores = [(record["accuracy"], -record["loss"]) for record in records]
+    return runs[scores.index(max(scores))]
+
+
+def first_rate(method: str, rate: float, tuning: Tuning | None) -> float:
+    """A spec's ``learning_rate``: that, but where a learned rate starts with LoRA from the paper's larger one."""
+    return rate * LORA_FACTOR if METHODS[method].learns and tuning == "lora" else rate
 
 
 @cache

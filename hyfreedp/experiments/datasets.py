@@ -23,7 +23,6 @@ from torch.utils.data import TensorDataset
 from tqdm import tqdm
 
 from hyfreedp.experiments import image_files
-from hyfreedp.experiments.glyphs import glyphs
 from hyfreedp.experiments.image_files import Part
 from hyfreedp.experiments.paths import CACHE
 
@@ -104,10 +103,13 @@ def classification() -> Arrays:
 @cache
 def drawn_digits() -> Arrays:
     """Digits of 8 x 8 pixels drawn from fonts, see :mod:`hyfreedp.experiments.glyphs`, as a task of their own."""
+    from hyfreedp.experiments.glyphs import glyphs  # loads fonts and an image library, for this task alone
+
     features, labels = glyphs(22_000, seed=1)
     return _plain(features, labels, 20_000, "drawn from matplotlib's fonts")
 
 
+@cache
 def some_images(name: str) -> Arrays:
     """10,000 training images of a data set in its fixed random order, and 2,000 test images; see :func:`images`.
 

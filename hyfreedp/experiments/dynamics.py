@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from hyfreedp.experiments import study
 from hyfreedp.experiments.files import replacing
 from hyfreedp.experiments.methods import EXTENDED_GRID, METHODS
-from hyfreedp.experiments.run import environment, read_steps, run_cells, tabulate
+from hyfreedp.experiments.run import read_steps, run_cells, tabulate, with_versions
 from hyfreedp.experiments.spec import Spec
 
 PROFILE_TASKS = {
@@ -195,7 +195,7 @@ def record_ablation(folder: Path, table: Path, *, seeds: int = 5, jobs: int = 1)
         for spec in ablation_specs(Spec(task="digits", epsilon=epsilon, seed=seed))
     ]
     rows = ablation_table(run_cells(specs, folder, jobs=jobs, description="ablation"), folder)
-    rows = rows.assign(**{f"version_{name}": value for name, value in environment().items()})
+    rows = with_versions(rows)
     with replacing(table) as temporary:
         rows.to_csv(temporary, index=False)
     return rows

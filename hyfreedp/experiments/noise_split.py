@@ -27,7 +27,6 @@ from hyfreedp.accounting.split import Composition, count_probe_steps
 from hyfreedp.experiments.cache import cached
 from hyfreedp.experiments.methods import METHODS
 from hyfreedp.noise import NoiseGenerator
-from hyfreedp.votes import vote_steps
 
 # Costs are read off a grid of privacy losses ten times coarser than that of the calibration: ten times faster, rounded
 # up like it, and at most 0.1 % above it.
@@ -91,15 +90,7 @@ def settings(section: str, **choices: Any) -> list[dict[str, Any]]:
 
 def preset_split(method: str, steps: int) -> dict[str, Any]:
     """Arguments of :func:`hyfreedp.calibrate_noise` that the preset of a method fixes, for T = ``steps``."""
-    preset = METHODS[method].settings
-    return {
-        "probe": preset.probe,
-        "interval": preset.interval,
-        "warmup_steps": int(preset.warmup * steps),
-        "vote_steps": vote_steps(steps) if preset.probe == "votes" else (),
-        "gamma": preset.gamma,
-        "allocation": preset.allocation,
-    }
+    return METHODS[method].settings.plan(steps)
 
 
 def calibrations(rows: Iterable[dict[str, Any]], folder: Path) -> pd.DataFrame:

@@ -179,6 +179,11 @@ def environment() -> dict[str, str]:
     }
 
 
+def with_versions(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows with :func:`environment` in columns ``version_...``."""
+    return rows.assign(**{f"version_{name}": value for name, value in environment().items()})
+
+
 def commit() -> str:
     """The repository's commit, with "-dirty" if files differ from it; "unknown" outside a repository."""
     command = ["git", "describe", "--always", "--dirty"]

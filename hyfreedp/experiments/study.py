@@ -10,7 +10,7 @@ import pandas as pd
 from hyfreedp.experiments.evaluation import Evaluation
 from hyfreedp.experiments.files import replacing
 from hyfreedp.experiments.methods import EXTENDED_GRID
-from hyfreedp.experiments.run import environment, run_cells, tabulate
+from hyfreedp.experiments.run import run_cells, tabulate, with_versions
 from hyfreedp.experiments.spec import Spec
 
 EPSILONS = (8.0, 3.0, 1.0)
@@ -36,7 +36,7 @@ def specs(evaluation: Evaluation = "test", seeds: int = 5) -> list[Spec]:
 def run(cells: Path, table: Path, *, evaluation: Evaluation = "test", seeds: int = 5, jobs: int = 1) -> pd.DataFrame:
     """Run what is missing and write one tidy row per run to ``table``."""
     rows = tabulate(run_cells(specs(evaluation, seeds), cells, jobs=jobs, description=f"accuracy study ({evaluation})"))
-    rows = rows.assign(**{f"version_{name}": value for name, value in environment().items()})
+    rows = with_versions(rows)
     with replacing(table) as temporary:
         rows.to_csv(temporary, index=False)
     return rows

@@ -16,19 +16,20 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from hyfreedp.experiments.comparison import LORA_FACTOR, Reader
+from hyfreedp.experiments.comparison import Reader, best_of, first_rate
 from hyfreedp.experiments.files import replacing
 from hyfreedp.experiments.language_tasks import LANGUAGE_TASKS
 from hyfreedp.experiments.methods import EXTENDED_GRID
 from hyfreedp.experiments.models import Tuning
-from hyfreedp.experiments.run import environment, reader, run_cells
+from hyfreedp.experiments.run import reader, run_cells, with_versions
 from hyfreedp.experiments.spec import Spec
 from hyfreedp.experiments.tasks import TASKS
 
 SCHEDULES = ("constant", "linear")
 SGD_GRID = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)  # of gradients normalised to 1, with momentum 0.9
 BUDGETS = (1.0, 3.0, 8.0)
-LINE_SEARCH_START = 1e-4
+PLACE = ["task", "model", "tuning", "base", "steps", "epsilon"]
+START = 1e-4  # of the line search; votes have none
 
 
 @dataclass(frozen=True)
@@ -69,8 +70,8 @@ GROUPS = (
 
 def rivals(group: Group) -> tuple[tuple[str, str, float], ...]:
     """Name, method and ``learning_rate`` of what is tested beside the best of the search."""
-    start = LINE_SEARCH_START * (LORA_FACTOR if group.tuning == "lora" else 1)
-    found = (("robust", "robust", 1e-4), ("line_search", "line_search", start))
+    methods = ("robust", "line_search")
+    found = tuple((method, method, first_rate(method, START, group.tuning)) for method in methods)
     return found if group.base == "sgd" else (*found, ("0.02, linear", "linear", 0.02))
 
 
@@ -91,9 +92,8 @@ def searches(place: Spec) -> list[Spec]:
 
 def finals(group: Group, place: Spec, read: Reader) -> dict[str, list[Spec]]:
     """The tested runs of a place by name, once its search is done: its "best", and each of :func:`rivals`."""
-    scores = {spec: read(spec) for spec in searches(place)}
-    records = {spec: (record["accuracy"], -record["loss"]) for spec, record in scores.items() if record is not None}
-    best = max(records, key=lambda spec: records[spec])
+    scores = {spec: record for spec in searches(place) if (record := read(spec)) is not None}
+    best = best_of(list(scores), list(scores.values()))
     chosen = {"best": replace(best, evaluation="test")}
     for name, method, rate in rivals(group):
         chosen[name] = replace(place, method=method, learning_rate=rate)
@@ -128,26 +128,25 @@ def run(cells: Path, table: Path, *, only: str = "", jobs: int = 1) -> pd.DataFr
             (name, run) for place in places(group) for name, runs in finals(group, place, read).items() for run in runs
         ]
         records = run_cells([run for _, run in shown], cells, jobs=jobs, description="tested runs")
-        made = pd.DataFrame(
-            [
-                {
-                    "name": name,
-                    **_place(run),
-                    "method": run.method,
-                    "learning_rate": run.learning_rate,
-                    "seed": run.seed,
-                }
-                | {column: record[column] for column in ("accuracy", "loss", "epsilon_spent", "seconds")}
-                for (name, run), record in zip(shown, records, strict=True)
-            ]
-        ).assign(**{f"version_{name}": value for name, value in environment().items()})
+        made = with_versions(
+            pd.DataFrame(
+                [
+                    {
+                        "name": name,
+                        **_place(run),
+                        "method": run.method,
+                        "learning_rate": run.learning_rate,
+                        "seed": run.seed,
+                    }
+                    | {column: record[column] for column in ("accuracy", "loss", "epsilon_spent", "seconds")}
+                    for (name, run), record in zip(shown, records, strict=True)
+                ]
+            )
+        )
         rows = pd.concat([rows, made]).drop_duplicates([*PLACE, "name", "seed"], keep="last").reset_index(drop=True)
         with replacing(table) as temporary:
             rows.to_csv(temporary, index=False)
     return rows
-
-
-PLACE = ["task", "model", "tuning", "base", "steps", "epsilon"]
 
 
 def _place(run: Spec) -> dict[str, object]:

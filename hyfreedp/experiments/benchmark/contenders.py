@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from hyfreedp import PRESETS, Preset, PrivacyEngine, calibrate_noise
+from hyfreedp import PRESETS, HyFreeDPOptimizer, Preset, PrivacyEngine, calibrate_noise
 from hyfreedp.clipping import AbadiClipping
 from hyfreedp.experiments.benchmark.workloads import Workload
 from hyfreedp.experiments.studies.line_search import LINE_SEARCH
@@ -132,6 +132,11 @@ def private_step(work: Workload, setup: Setup, *, preset: Preset, steps: int = _
         return losses.view(len(inputs), -1).mean(1)
 
     return partial(optimizer.step, per_sample_loss, (work.inputs, work.labels))
+
+
+def optimizer_of(step: Step) -> HyFreeDPOptimizer:
+    """That of :func:`private_step`."""
+    return step.func.__self__  # type: ignore[attr-defined]
 
 
 def _loader(work: Workload) -> DataLoader:

@@ -18,7 +18,7 @@ from tqdm import tqdm
 from hyfreedp import PRESETS, HyFreeDPOptimizer, Preset
 from hyfreedp.accounting.composition import shares
 from hyfreedp.experiments.accuracy_tables import paired
-from hyfreedp.experiments.benchmark.contenders import Contender, Setup, Step, private_step
+from hyfreedp.experiments.benchmark.contenders import Contender, Setup, Step, optimizer_of, private_step
 from hyfreedp.experiments.benchmark.measure import (
     garbage_stays,
     peak_memory,
@@ -83,7 +83,7 @@ def _rows(model: str, device: str, rounds: int, steps: int) -> list[dict[str, An
             return _dear(private_step(work, setup, preset=preset, steps=steps))
 
         step = make(make_workload(shape, "full", device), Setup())
-        optimizer: HyFreeDPOptimizer = step.func.__self__  # type: ignore[attr-defined]
+        optimizer = optimizer_of(step)
         parts = shares(optimizer.split)
         budget[method] = 100 * (1 - parts["gradients"] / parts["together"])
         runs[method] = partial(_run, optimizer, step, copy.deepcopy(optimizer.state_dict()))
@@ -108,7 +108,7 @@ def _rows(model: str, device: str, rounds: int, steps: int) -> list[dict[str, An
 
 def _dear(step: Step) -> Step:
     """The step of a run that loses its first and its last vote, whatever the records say."""
-    optimizer: HyFreeDPOptimizer = step.func.__self__  # type: ignore[attr-defined]
+    optimizer = optimizer_of(step)
     if isinstance(optimizer.probe, VotedRate):
         ends = {optimizer.split.vote_steps[0], optimizer.split.vote_steps[-1]}
         optimizer.probe.count = (  # type: ignore[method-assign]
@@ -143,10 +143,8 @@ def draw(axes: Sequence[Axes], measured: pd.DataFrame, rows: pd.DataFrame, style
         if row.search == "random":
             continue
         gap = paired(private, name)
-        time, percent = (
-            ratio.get(name, 1.0) + (len(row.rates) if len(row.rates) > 1 else 0),
-            share.get(name, 100 * (1 - row.share)),
-        )
+        time = ratio.get(name, 1.0) + (len(row.rates) if len(row.rates) > 1 else 0)
+        percent = share.get(name, 100 * (1 - row.share))
         look = styles.get(name, {"color": "#7F7F7F", "marker": "o"})
         face = look["color"] if row.covered else "white"
         other = "other, without a search" if row.covered else "a search, beside epsilon"

@@ -14,7 +14,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from hyfreedp import NoiseGenerator
-from hyfreedp.experiments.benchmark.contenders import CONTENDERS, Setup, Step
+from hyfreedp.experiments.benchmark.contenders import CONTENDERS, Setup, Step, optimizer_of
 from hyfreedp.experiments.benchmark.measure import garbage_stays, ratio_quartiles, synchronize, time_rounds
 from hyfreedp.experiments.benchmark.record import environment
 from hyfreedp.experiments.benchmark.workloads import MODELS, make_workload
@@ -85,7 +85,7 @@ def measure_noise(models: Sequence[str], *, device: str, rounds: int, numbers: i
         work = make_workload(shape, "full", device)
         step = CONTENDERS["ours"].make(work, Setup())
         size = sum(parameter.numel() for parameter in work.trainable)
-        optimizer: Any = step.func.__self__  # type: ignore[attr-defined]
+        optimizer = optimizer_of(step)
         names = (REFERENCE, "ours", "ours, secure")
         variants = {name: partial(_with_noise, step, sources()[name]) for name in names}
         compare("step", model, shape.batch_size, size, variants, REFERENCE)
