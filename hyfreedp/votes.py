@@ -14,7 +14,9 @@ is too much for some, and these votes find out:
   its first moment, so that every gradient weighs the same. If it is lost by nearly all records, or if there is no such
   first moment, at half the rate, too.
 * The *reviews* compare the weights with the polynomial average of the run so far (Shamir and Zhang, ICML 2013). If the
-  average wins, noise has outgrown progress: the run goes on from the average, at half the rate.
+  average wins, noise has outgrown progress: the run goes on from the average, at half the rate. If it wins the first
+  review as clearly as an opening vote is lost, there is no progress to keep: the run begins again, with the warm-up and
+  at half the rate.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ PEAK = 0.3  # of the rate, times sqrt(T), in units of the base optimizer's displ
 OPENING = 2  # steps before the opening vote
 REVIEWS = (0.125, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7)  # shares of the run
 ROUGH = 8  # steps in which weights are too rough to be judged, unless they are two fifths of the run
-OPENING_MARGIN = -0.25  # below which the opening vote is lost
+OPENING_MARGIN = -0.25  # below which the opening vote is lost, and the first review so clearly that the run begins again
 SHATTERED = -0.75  # and below which it is lost by so many that the rate is halved
 REVIEW_MARGIN = 0.0  # the same of a review
 WARM_REVIEW_MARGIN = 0.2  # and of one after a lost opening: such weights have more to lose
@@ -71,7 +73,7 @@ class VotedRate:
     """The learning rate of a run, the average of weights that its votes compare with, and the way back.
 
     Memory: one copy of the trained weights, the average, until the last review; one more, the first weights, until the
-    opening vote; and one while a vote is held, and for the gradient after a lost one.
+    first review or the opening vote that is lost; and one while a vote is held, and for the gradient after a lost one.
 
     Args:
         optimizer: the base optimizer.
@@ -143,18 +145,18 @@ class VotedRate:
     def retreat(self, vote: VoteResult) -> Iterator[bool]:
         """Go back after a vote that was lost; true for the body. If that raises, all is as it was."""
         present, before = [p.detach().clone() for p in self._parameters], (self._peak, self._warm)
-        opening = self._made == OPENING
+        again = bool(self._start) and vote.margin < OPENING_MARGIN  # the first weights are kept as long as this may be
         try:
-            self._set(self._start if opening else self._average)
-            if not opening or not self._beta or vote.margin < SHATTERED:
+            self._set(self._start if again else self._average)
+            if self._made > OPENING or not self._beta or vote.margin < SHATTERED:
                 self._peak *= BRAKE
-            self._warm |= opening
+            self._warm |= again
             yield True
         except BaseException:
             self._set(present)
             self._peak, self._warm = before
             raise
-        if opening:
+        if again:
             torch._foreach_copy_(self._average, self._start)
             self._averaged = 1
 
@@ -171,7 +173,7 @@ class VotedRate:
     def _tidy(self) -> None:
         """Free what no later vote needs."""
         left = [step for step in self.vote_steps if step >= self._made]
-        if OPENING not in left:
+        if self._warm or len(left) <= max(0, len(self.vote_steps) - 2):  # begun again, or past the first review
             self._start = []
         if not left:
             self._average = []

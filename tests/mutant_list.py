@@ -1037,6 +1037,22 @@ MUTANTS = [
         ("votes::test_a_run_is_that_of_the_twin",),
     ),
     Mutant(
+        "any-lost-review-begins-again",
+        VOTES,
+        "again = bool(self._start) and vote.margin < OPENING_MARGIN",
+        "again = bool(self._start)",
+        "A first review lost by a little throws away what the run had learned.",
+        ("votes::test_a_run_is_that_of_the_twin",),
+    ),
+    Mutant(
+        "begins-again-as-fast",
+        VOTES,
+        "if self._made > OPENING or not",
+        "if not again or not",
+        "A run whose first review was clearly lost begins again at the rate that lost it.",
+        ("votes::test_a_run_is_that_of_the_twin",),
+    ),
+    Mutant(
         "gradient-of-lost-weights",
         OPTIMIZER,
         "                if retreated or (result and",

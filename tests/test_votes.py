@@ -267,6 +267,9 @@ ELECTIONS = {
     "opening lost": {2: 2, 8: 8, 10: 5, 12: 4, 14: 8},
     "nearly all against": {2: 1, 8: 5, 10: 5, 12: 5, 14: 5},
     "rout": {2: 0, 8: 4, 10: 6, 12: 0, 14: 7},
+    "first review clearly lost": {2: 5, 8: 2, 10: 8, 12: 4, 14: 0},
+    "second review clearly lost": {2: 5, 8: 4, 10: 0, 12: 8, 14: 4},
+    "both clearly lost": {2: 1, 8: 0, 10: 7, 12: 8, 14: 8},
 }
 LOST = {
     "all kept": (),
@@ -274,6 +277,9 @@ LOST = {
     "opening lost": (2, 12),
     "nearly all against": (2,),
     "rout": (2, 8, 12),
+    "first review clearly lost": (8, 12, 14),
+    "second review clearly lost": (10,),
+    "both clearly lost": (2, 8),
 }
 
 
@@ -325,7 +331,7 @@ class Twin:
             gradient: of the model's present weights, one tensor per parameter.
         """
         if self.t in self.plan:
-            present, opening = flat(self.model), self.t == 2
+            present, opening, first_review = flat(self.model), self.t == 2, self.t == sorted(self.plan)[1]
             weights = torch.arange(1, len(self.path) + 1, dtype=torch.float64)
             average = (weights / weights.sum()) @ torch.stack(self.path)
             margin = margin_beside(average)
@@ -333,8 +339,9 @@ class Twin:
             review = votes.WARM_REVIEW_MARGIN if self.warm else votes.REVIEW_MARGIN
             if margin < (votes.OPENING_MARGIN if opening else review):
                 self.lost.append(self.t)
-                self.place(self.first if opening else average)
-                if opening:
+                again = opening or (first_review and not self.warm and margin < votes.OPENING_MARGIN)
+                self.place(self.first if again else average)
+                if again:
                     self.path, self.warm = [self.first], True
                 if not opening or margin < votes.SHATTERED or "betas" not in self.optimizer.param_groups[0]:
                     self.rate *= votes.BRAKE
@@ -934,7 +941,7 @@ def test_half_precision_weights_train_vote_and_go_back():
 
 
 def test_copies_of_the_weights_live_as_long_as_a_vote_needs_them():
-    """The first weights until the opening vote is over, the average until the last review is, and nobody else's."""
+    """The first weights until the first review is over, the average until the last review is, and nobody else's."""
     model, optimizer = start()
     kept = {"start": [], "average": []}
     alive = {name: [] for name in kept}
@@ -947,7 +954,7 @@ def test_copies_of_the_weights_live_as_long_as_a_vote_needs_them():
         gc.collect()
         for name, references in kept.items():
             alive[name].append(any(reference() is not None for reference in references))
-    assert alive["start"] == [True, True] + [False] * 8
+    assert alive["start"] == [True] * 4 + [False] * 6  # the first review is that of step 4
     assert alive["average"] == [True] * 7 + [False] * 3  # the last review is that of step 7
 
 
