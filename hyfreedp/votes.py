@@ -16,7 +16,7 @@ is too much for some, and these votes find out:
 * The *reviews* compare the weights with the polynomial average of the run so far (Shamir and Zhang, ICML 2013). If the
   average wins, noise has outgrown progress: the run goes on from the average, at half the rate. If it wins the first
   review as clearly as an opening vote is lost, there is no progress to keep: the run begins again, with the warm-up and
-  at half the rate.
+  at a quarter of the rate.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PEAK = 0.3  # of the rate, times sqrt(T), in units of the base optimizer's displ
 OPENING = 2  # steps before the opening vote
 REVIEWS = (0.125, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7)  # shares of the run
 ROUGH = 8  # steps in which weights are too rough to be judged, unless they are two fifths of the run
-OPENING_MARGIN = -0.25  # below which the opening vote is lost, and the first review so clearly that the run begins again
+OPENING_MARGIN = -0.25  # below which the opening vote is lost, and the run begins again; the first review may do so, too
 SHATTERED = -0.75  # and below which it is lost by so many that the rate is halved
 REVIEW_MARGIN = 0.0  # the same of a review
 WARM_REVIEW_MARGIN = 0.2  # and of one after a lost opening: such weights have more to lose
@@ -148,7 +148,9 @@ class VotedRate:
         again = bool(self._start) and vote.margin < OPENING_MARGIN  # the first weights are kept as long as this may be
         try:
             self._set(self._start if again else self._average)
-            if self._made > OPENING or not self._beta or vote.margin < SHATTERED:
+            if self._made > OPENING:
+                self._peak *= BRAKE**2 if again else BRAKE
+            elif not self._beta or vote.margin < SHATTERED:
                 self._peak *= BRAKE
             self._warm |= again
             yield True

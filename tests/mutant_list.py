@@ -1031,8 +1031,8 @@ MUTANTS = [
     Mutant(
         "no-brake",
         VOTES,
-        "            self._peak *= BRAKE\n",
-        "            pass\n",
+        "BRAKE**2 if again else BRAKE",
+        "1.0",
         "A lost review sets the weights back and leaves the rate that had lost.",
         ("votes::test_a_run_is_that_of_the_twin",),
     ),
@@ -1045,11 +1045,11 @@ MUTANTS = [
         ("votes::test_a_run_is_that_of_the_twin",),
     ),
     Mutant(
-        "begins-again-as-fast",
+        "begins-again-too-fast",
         VOTES,
-        "if self._made > OPENING or not",
-        "if not again or not",
-        "A run whose first review was clearly lost begins again at the rate that lost it.",
+        "BRAKE**2 if again else BRAKE",
+        "BRAKE",
+        "A run whose first review was clearly lost begins again at half the rate, not a quarter.",
         ("votes::test_a_run_is_that_of_the_twin",),
     ),
     Mutant(

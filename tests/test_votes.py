@@ -343,8 +343,11 @@ class Twin:
                 self.place(self.first if again else average)
                 if again:
                     self.path, self.warm = [self.first], True
-                if not opening or margin < votes.SHATTERED or "betas" not in self.optimizer.param_groups[0]:
-                    self.rate *= votes.BRAKE
+                if opening:
+                    halvings = margin < votes.SHATTERED or "betas" not in self.optimizer.param_groups[0]
+                else:
+                    halvings = 2 if again else 1
+                self.rate *= votes.BRAKE**halvings
         for parameter, value in zip(trainable(self.model), gradient(), strict=True):
             parameter.grad = value
         if self.unit is None:
