@@ -28,7 +28,7 @@ test-slow: .venv/.installed  ## run the slow tests: statistics and accuracy targ
 	$(BIN)/python -m pytest -m slow --timeout 3600 $(ARGS)
 
 mutants: .venv/.installed  ## make deliberate faults in a copy, see which test notices each (20 minutes)
-	$(BIN)/python tests/mutants.py $(ARGS)
+	$(BIN)/python tools/mutation/mutants.py $(ARGS)
 
 faults: .venv/.installed  ## kill runs and grids, damage checkpoints, fill disks, see how each ends (seven minutes)
 	$(BIN)/python tests/faults.py $(ARGS)

@@ -32,7 +32,7 @@ seeds = 3
 interval = 5
 
 # %%
-from hyfreedp.experiments.parameters import check_parameters
+from hyfreedp.experiments.book.parameters import check_parameters
 
 check_parameters(
     globals(), {"profile": ("smoke", "laptop", "gpu", "paper"), "epsilon": float, "seeds": int, "interval": int}
@@ -46,11 +46,13 @@ from IPython.display import Markdown, display
 
 from hyfreedp import PRESETS, NoiseSplit, calibrate_noise
 from hyfreedp import epsilon as epsilon_of
-from hyfreedp.experiments import overview, plots, study
-from hyfreedp.experiments.methods import EXTENDED_GRID
-from hyfreedp.experiments.paths import CELLS, RESULTS
-from hyfreedp.experiments.run import Spec, read_steps, run_cells, tabulate, with_seeds
-from hyfreedp.experiments.tasks import TASKS
+from hyfreedp.experiments.book import overview
+from hyfreedp.experiments.runs.cells import Spec, read_steps, run_cells, tabulate, with_seeds
+from hyfreedp.experiments.runs.methods import EXTENDED_GRID
+from hyfreedp.experiments.store import plots
+from hyfreedp.experiments.store.paths import CELLS, RESULTS
+from hyfreedp.experiments.tables import small_tasks
+from hyfreedp.experiments.tasks.registry import TASKS
 from hyfreedp.votes import PEAK, vote_steps
 
 plots.use_style()
@@ -194,8 +196,8 @@ print(learned)
 # the whole grid (`python -m hyfreedp.experiments accuracy`, five seeds). "Best" is by test accuracy, which flatters the grid.
 
 # %%
-grid = study.summarise(pd.read_csv(RESULTS / "laptop" / "accuracy.csv"))
-grid = grid[grid.method.isin(study.GRID_METHODS) & (grid.task == "digits")]
+grid = small_tasks.summarise(pd.read_csv(RESULTS / "laptop" / "accuracy.csv"))
+grid = grid[grid.method.isin(small_tasks.GRID_METHODS) & (grid.task == "digits")]
 nearest = min(grid.epsilon.unique(), key=lambda value: abs(np.log(value / epsilon)))
 grid = grid[grid.epsilon == nearest].sort_values("mean")
 worst, best = grid.iloc[0], grid.iloc[-1]
@@ -348,10 +350,10 @@ plots.save(
 
 # %%
 rows = pd.read_csv(RESULTS / "laptop" / "accuracy.csv")
-compared = study.gaps(rows)
+compared = small_tasks.gaps(rows)
 labels = {
     ("robust", 1e-4): ("robust", plots.STYLES["robust"]),  # which has no first rate to choose
-    study.REFERENCE: ("0.02, linear decay", plots.STYLES["reference"]),
+    small_tasks.REFERENCE: ("0.02, linear decay", plots.STYLES["reference"]),
     ("line_search", 1e-4): ("former default, from 1e-4", plots.STYLES["line_search"]),
     ("line_search", 1e-2): (
         "former default, from 1e-2",

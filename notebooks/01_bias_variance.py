@@ -40,7 +40,7 @@ loss_std = 0.4
 brightness = 16.0
 
 # %%
-from hyfreedp.experiments.parameters import check_parameters
+from hyfreedp.experiments.book.parameters import check_parameters
 
 check_parameters(
     globals(),
@@ -65,12 +65,15 @@ from matplotlib.collections import LineCollection
 from scipy import stats
 
 from hyfreedp import clipping_bias, fit_quadratic, normal_clipping_bias
-from hyfreedp.experiments import attack, bias_variance, clouds, plots, slider
-from hyfreedp.experiments.cache import cached, key_of
-from hyfreedp.experiments.files import write_text
-from hyfreedp.experiments.noise_split import DATA_SETS, preset_split
-from hyfreedp.experiments.paths import CELLS, FIGURES
-from hyfreedp.experiments.tasks import TASKS
+from hyfreedp.experiments.audits import attack
+from hyfreedp.experiments.book import slider
+from hyfreedp.experiments.store import plots
+from hyfreedp.experiments.store.cache import cached, key_of
+from hyfreedp.experiments.store.files import write_text
+from hyfreedp.experiments.store.paths import CELLS, FIGURES
+from hyfreedp.experiments.studies import bias_variance, clouds
+from hyfreedp.experiments.studies.noise_split import DATA_SETS, preset_split
+from hyfreedp.experiments.tasks.registry import TASKS
 from hyfreedp.privatize import loss_noise_std, optimal_threshold
 
 plots.use_style()

@@ -36,7 +36,7 @@ gamma = 1.01
 seeds = 5
 
 # %%
-from hyfreedp.experiments.parameters import check_parameters
+from hyfreedp.experiments.book.parameters import check_parameters
 
 check_parameters(
     globals(),
@@ -59,10 +59,11 @@ import pandas as pd
 from IPython.display import Markdown, display
 from matplotlib.ticker import NullFormatter, NullLocator, PercentFormatter
 
-from hyfreedp.experiments import noise_split, plots
-from hyfreedp.experiments.cache import cached
-from hyfreedp.experiments.noise_split import DATA_SETS, PAPER_SPLIT, DataSet, preset_split, settings
-from hyfreedp.experiments.paths import CELLS
+from hyfreedp.experiments.store import plots
+from hyfreedp.experiments.store.cache import cached
+from hyfreedp.experiments.store.paths import CELLS
+from hyfreedp.experiments.studies import noise_split
+from hyfreedp.experiments.studies.noise_split import DATA_SETS, PAPER_SPLIT, DataSet, preset_split, settings
 
 plots.use_style()
 parameters = {

@@ -36,7 +36,7 @@ seeds = 3
 stages = [0.05, 0.3, 0.5, 0.9]
 
 # %%
-from hyfreedp.experiments.parameters import check_parameters
+from hyfreedp.experiments.book.parameters import check_parameters
 
 check_parameters(
     globals(),
@@ -56,10 +56,11 @@ import numpy as np
 import pandas as pd
 from IPython.display import Markdown, display
 
-from hyfreedp.experiments import landscape, plots, short_sighted
-from hyfreedp.experiments.cache import cached
-from hyfreedp.experiments.paths import CELLS
-from hyfreedp.experiments.tasks import TASKS
+from hyfreedp.experiments.store import plots
+from hyfreedp.experiments.store.cache import cached
+from hyfreedp.experiments.store.paths import CELLS
+from hyfreedp.experiments.studies import landscape, short_sighted
+from hyfreedp.experiments.tasks.registry import TASKS
 
 plots.use_style()
 smoke = profile == "smoke"

@@ -34,7 +34,7 @@ seeds = 3
 jobs = 2  # worker processes
 
 # %%
-from hyfreedp.experiments.parameters import check_parameters
+from hyfreedp.experiments.book.parameters import check_parameters
 
 check_parameters(
     globals(),
@@ -48,10 +48,11 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from IPython.display import Markdown, display
 
-from hyfreedp.experiments import dynamics, plots
-from hyfreedp.experiments.methods import METHODS
-from hyfreedp.experiments.paths import CELLS, RESULTS
-from hyfreedp.experiments.run import Spec, run_cells, tabulate, with_seeds
+from hyfreedp.experiments.runs.cells import Spec, run_cells, tabulate, with_seeds
+from hyfreedp.experiments.runs.methods import METHODS
+from hyfreedp.experiments.store import plots
+from hyfreedp.experiments.store.paths import CELLS, RESULTS
+from hyfreedp.experiments.studies import dynamics
 
 plots.use_style()
 smoke = profile == "smoke"

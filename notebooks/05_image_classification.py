@@ -32,7 +32,7 @@ jobs = 2  # worker processes
 train = True  # False: show what is finished or committed, and train nothing
 
 # %%
-from hyfreedp.experiments.parameters import check_parameters
+from hyfreedp.experiments.book.parameters import check_parameters
 
 check_parameters(globals(), {"profile": ("smoke", "laptop", "gpu", "paper"), "seeds": int, "jobs": int, "train": bool})
 
@@ -44,16 +44,17 @@ import numpy as np
 import pandas as pd
 from IPython.display import Markdown, display
 
-from hyfreedp.experiments import accuracy_tables, plots
-from hyfreedp.experiments.accuracy_tables import PLACE
-from hyfreedp.experiments.comparison import ROWS
-from hyfreedp.experiments.models import MODELS
-from hyfreedp.experiments.paths import CELLS
-from hyfreedp.experiments.tasks import TASKS
+from hyfreedp.experiments.models.vision import MODELS
+from hyfreedp.experiments.store import plots
+from hyfreedp.experiments.store.paths import CELLS
+from hyfreedp.experiments.tables import image_classification
+from hyfreedp.experiments.tables.image_classification import PLACE
+from hyfreedp.experiments.tables.plan import ROWS
+from hyfreedp.experiments.tasks.registry import TASKS
 
 plots.use_style()
 parameters = {"profile": profile, "seeds": seeds, "jobs": jobs, "train": train}
-scale = accuracy_tables.scale_of(profile, seeds)
+scale = image_classification.scale_of(profile, seeds)
 
 
 def what_to_see(lines):
@@ -101,8 +102,8 @@ pd.DataFrame(
 # `python -m hyfreedp.experiments grid --profile ...`.
 
 # %%
-rows = accuracy_tables.numbers(scale, profile, CELLS, train=train, jobs=1 if profile == "smoke" else jobs)
-summary = accuracy_tables.with_paper(accuracy_tables.summarise(rows))
+rows = image_classification.numbers(scale, profile, CELLS, train=train, jobs=1 if profile == "smoke" else jobs)
+summary = image_classification.with_paper(image_classification.summarise(rows))
 missing = rows[rows.accuracy.isna()]
 if len(missing):
     display(
@@ -125,7 +126,7 @@ rows.groupby(["task", "model", "tuning", "source"], sort=False).agg(
 # %%
 tables = []
 for model in dict.fromkeys(summary.model):
-    texts, differences = accuracy_tables.printed(summary, model)
+    texts, differences = image_classification.printed(summary, model)
     display(Markdown(f"**{MODELS[model].title}**"))
     display(texts.style.apply(lambda _, found=differences: plots.shades(found), axis=None))
     tables.append(texts.reset_index().assign(model=MODELS[model].title))
@@ -147,7 +148,7 @@ plots.save_table(
 # among the extended, linear and cosine ones). Filled dots: epsilon covers the choice of the rate; open ones: it does not.
 
 # %%
-grid_of_place = accuracy_tables.best_grid(rows).groupby(PLACE).accuracy.mean() * 100
+grid_of_place = image_classification.best_grid(rows).groupby(PLACE).accuracy.mean() * 100
 learners = list(dict.fromkeys(rows[["task", "model", "tuning"]].itertuples(index=False, name=None)))
 epsilons = list(dict.fromkeys(rows.epsilon))
 order = list(ROWS)[::-1]
@@ -183,7 +184,7 @@ for line, epsilon in enumerate(epsilons):
         if column == 0:
             axis.set_ylabel(rf"$\varepsilon$ = {'∞' if math.isinf(epsilon) else f'{epsilon:g}'}")
         if line == 0:
-            title = f"{TASKS[task].title.split(' (')[0]}, {accuracy_tables.title_of(model, tuning)}"
+            title = f"{TASKS[task].title.split(' (')[0]}, {image_classification.title_of(model, tuning)}"
             axis.set_title(title, fontsize="small")
         if line == len(epsilons) - 1:
             axis.set_xlabel("test accuracy (%)")
@@ -191,9 +192,9 @@ plt.show()
 
 # %%
 comparison = {
-    name: accuracy_tables.paired(rows, name, epsilons=[e for e in epsilons if math.isfinite(e)]) for name in ROWS
+    name: image_classification.paired(rows, name, epsilons=[e for e in epsilons if math.isfinite(e)]) for name in ROWS
 }
-rank = accuracy_tables.ranking(summary)
+rank = image_classification.ranking(summary)
 
 
 def in_words(name):
@@ -248,7 +249,7 @@ display(ranked.round(2), against.round(3))
 # %%
 shown_epsilons = list(dict.fromkeys([min(epsilons), max(epsilons)]))
 names = {"hyfreedp_robust": 0, "hyfreedp_paper": 1, "dadaptation": 3, "prodigy": 6}
-all_steps = accuracy_tables.rates(scale, CELLS, list(names), epsilons)
+all_steps = image_classification.rates(scale, CELLS, list(names), epsilons)
 steps = all_steps[all_steps.epsilon.isin(shown_epsilons)]
 figure, axes = plt.subplots(
     len(shown_epsilons), len(learners), figsize=(2 + 3.2 * len(learners), 5), sharey=True, squeeze=False
@@ -265,7 +266,7 @@ for line, epsilon in enumerate(shown_epsilons):
         axis.set_yscale("log")
         axis.set_ylim(3e-7, 1)
         if line == 0:
-            axis.set_title(accuracy_tables.title_of(*learner[1:]), fontsize="small")
+            axis.set_title(image_classification.title_of(*learner[1:]), fontsize="small")
         if column == 0:
             axis.set_ylabel(f"learning rate,\n$\\varepsilon$ = {'∞' if math.isinf(epsilon) else f'{epsilon:g}'}")
         if line == len(shown_epsilons) - 1:
@@ -274,7 +275,7 @@ axes[0, -1].legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
 plt.show()
 
 # %%
-outcome = accuracy_tables.verdicts(rows, all_steps, ["dadaptation", "prodigy"])
+outcome = image_classification.verdicts(rows, all_steps, ["dadaptation", "prodigy"])
 outcome.assign(row=outcome.row.map(lambda name: ROWS[name].title)).style.format(
     {
         "last_rate": "{:.2g}",
@@ -329,7 +330,7 @@ what_to_see(collapse)
 # lost or gained against it, mean and range over places (the paper's: five data sets, two models).
 
 # %%
-gaps = accuracy_tables.gaps(summary)
+gaps = image_classification.gaps(summary)
 shown = [name for name, row in ROWS.items() if row.paper and name != "grid"] + ["hyfreedp_robust"]
 tunings = list(dict.fromkeys(gaps.tuning))
 finite = [epsilon for epsilon in epsilons if math.isfinite(epsilon)]

@@ -34,7 +34,7 @@ seeds = 2
 jobs = 2  # worker processes
 
 # %%
-from hyfreedp.experiments.parameters import check_parameters
+from hyfreedp.experiments.book.parameters import check_parameters
 
 check_parameters(
     globals(),
@@ -57,11 +57,12 @@ import pandas as pd
 import seaborn as sns
 from IPython.display import Markdown, display
 
-from hyfreedp.experiments import language_tables, plots
-from hyfreedp.experiments.comparison import ROWS
-from hyfreedp.experiments.language_tables import METRICS
-from hyfreedp.experiments.language_tasks import LANGUAGE_TASKS
-from hyfreedp.experiments.paths import CELLS
+from hyfreedp.experiments.store import plots
+from hyfreedp.experiments.store.paths import CELLS
+from hyfreedp.experiments.tables import language_generation
+from hyfreedp.experiments.tables.language_generation import METRICS
+from hyfreedp.experiments.tables.plan import ROWS
+from hyfreedp.experiments.tasks.language import LANGUAGE_TASKS
 
 plots.use_style()
 pd.set_option("display.max_colwidth", None)
@@ -72,7 +73,7 @@ parameters = {
 if profile == "smoke":
     epsilons = epsilons[-1:]
     jobs = 1  # starting workers would take longer than the runs
-scale = language_tables.sentences_scale(profile, dataset, epsilons, seeds)
+scale = language_generation.sentences_scale(profile, dataset, epsilons, seeds)
 learner = scale.learners[0]
 task = LANGUAGE_TASKS[learner.task]
 architecture = task.architecture(learner.model)
@@ -123,9 +124,9 @@ display(
 # **Predict first.** Which method will be worst, and will a metric disagree with the others about the best?
 
 # %%
-rows = language_tables.scored(scale, CELLS, jobs=jobs)
-summary = language_tables.with_paper(language_tables.summarise(rows))
-shown, differences = language_tables.printed(summary)
+rows = language_generation.scored(scale, CELLS, jobs=jobs)
+summary = language_generation.with_paper(language_generation.summarise(rows))
+shown, differences = language_generation.printed(summary)
 display(
     shown.style.apply(lambda _: plots.shades(differences, limit=50.0), axis=None).set_caption(
         f"paper | ours (mean ± standard deviation over {seeds} seeds); coloured by the difference to our grid search"
@@ -218,7 +219,7 @@ what_to_see(findings)
 # high?
 
 # %%
-sentences = language_tables.examples(scale, CELLS, [0, 1, 2])
+sentences = language_generation.examples(scale, CELLS, [0, 1, 2])
 for meaning, group in sentences.groupby("meaning", sort=False):
     display(
         group.drop(columns="meaning")
@@ -248,8 +249,8 @@ plots.save_table(
 # **Predict first.** Will the rate rise and then fall, as the paper saw?
 
 # %%
-curves_scale = language_tables.documents_scale(profile, documents or None, documents_epsilon, seeds)
-curves = language_tables.dynamics(curves_scale, CELLS, jobs=jobs)
+curves_scale = language_generation.documents_scale(profile, documents or None, documents_epsilon, seeds)
+curves = language_generation.dynamics(curves_scale, CELLS, jobs=jobs)
 curves_learner = curves_scale.learners[0]
 llama = LANGUAGE_TASKS[curves_learner.task].architecture(curves_learner.model)
 COLOURS = {"grid": "best", "reference": "reference", "hyfreedp_paper": "paper", "hyfreedp_robust": "robust"}

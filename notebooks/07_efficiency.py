@@ -30,7 +30,7 @@ seeds = 3
 threads = 1
 
 # %%
-from hyfreedp.experiments.parameters import check_parameters
+from hyfreedp.experiments.book.parameters import check_parameters
 
 check_parameters(globals(), {"profile": ("smoke", "laptop", "gpu", "paper"), "seeds": int, "threads": int})
 
@@ -41,11 +41,12 @@ import pandas as pd
 import torch
 from IPython.display import Markdown, display
 
-from hyfreedp.experiments import paper, plots
 from hyfreedp.experiments.benchmark import goals, learning, tables
 from hyfreedp.experiments.benchmark.contenders import CONTENDERS
-from hyfreedp.experiments.cache import cached
-from hyfreedp.experiments.paths import CELLS, RESULTS
+from hyfreedp.experiments.store import plots
+from hyfreedp.experiments.store.cache import cached
+from hyfreedp.experiments.store.paths import CELLS, RESULTS
+from hyfreedp.experiments.tables import paper
 
 plots.use_style()
 pd.set_option("display.max_rows", 100)

@@ -36,7 +36,7 @@ seeds = 2
 jobs = 2  # worker processes
 
 # %%
-from hyfreedp.experiments.parameters import check_parameters
+from hyfreedp.experiments.book.parameters import check_parameters
 
 check_parameters(
     globals(),
@@ -61,12 +61,14 @@ from IPython.display import Markdown, display
 from matplotlib.ticker import NullLocator
 
 from hyfreedp import calibrate_noise
-from hyfreedp.experiments import noise_split, plots, tuning_budget
-from hyfreedp.experiments.cache import cached
-from hyfreedp.experiments.noise_split import DATA_SETS, PAPER_SPLIT, DataSet, settings
-from hyfreedp.experiments.paths import CELLS
-from hyfreedp.experiments.run import Spec, read_steps, run_cells, tabulate, with_seeds
-from hyfreedp.experiments.tasks import TASKS
+from hyfreedp.experiments.runs.cells import Spec, read_steps, run_cells, tabulate, with_seeds
+from hyfreedp.experiments.store import plots
+from hyfreedp.experiments.store.cache import cached
+from hyfreedp.experiments.store.paths import CELLS
+from hyfreedp.experiments.studies import noise_split
+from hyfreedp.experiments.studies.noise_split import DATA_SETS, PAPER_SPLIT, DataSet, settings
+from hyfreedp.experiments.tables import tuning_budget
+from hyfreedp.experiments.tasks.registry import TASKS
 
 plots.use_style()
 smoke = profile == "smoke"

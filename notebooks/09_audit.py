@@ -34,7 +34,7 @@ confidence = 0.95
 seeds = 2  # training runs per method and budget, each with canaries of its own
 
 # %%
-from hyfreedp.experiments.parameters import check_parameters
+from hyfreedp.experiments.book.parameters import check_parameters
 
 check_parameters(
     globals(),
@@ -63,11 +63,12 @@ from hyfreedp import calibrate_noise
 from hyfreedp.accounting import UnsoundAccountingWarning
 from hyfreedp.accounting.composition import spent
 from hyfreedp.accounting.mechanisms import SQUARED_L2_SENSITIVITY
-from hyfreedp.experiments import attack, audit, one_run_audit, plots
-from hyfreedp.experiments.cache import cached
-from hyfreedp.experiments.noise_split import COARSENESS, PAPER_SPLIT, delta_curve, gdp_epsilon
-from hyfreedp.experiments.paths import CELLS
-from hyfreedp.experiments.tasks import TASKS
+from hyfreedp.experiments.audits import attack, one_run, releases
+from hyfreedp.experiments.store import plots
+from hyfreedp.experiments.store.cache import cached
+from hyfreedp.experiments.store.paths import CELLS
+from hyfreedp.experiments.studies.noise_split import COARSENESS, PAPER_SPLIT, delta_curve, gdp_epsilon
+from hyfreedp.experiments.tasks.registry import TASKS
 
 plots.use_style()
 parameters = {
@@ -142,7 +143,7 @@ for probe in ("losses", "votes"):
     for factor in sizes["factors"]:
         (found,) = cached(
             CELLS,
-            audit.probe_bounds,
+            releases.probe_bounds,
             probe=probe,
             sigma_loss=factor * sigma,
             deltas=[task.delta],
@@ -182,7 +183,7 @@ noticed = faulty[faulty.lower_bound > faulty.claimed]
 summary = [
     *(
         f"One probe of {row.probe}: the bound is {row.lower_bound:.2f} where {row.claimed:.2f} is claimed, "
-        f"{audit.verdict(row.claimed, row.lower_bound)}"
+        f"{releases.verdict(row.claimed, row.lower_bound)}"
         for row in honest.itertuples()
     ),
     f"With the noise too small on purpose, {len(noticed)} of {len(faulty)} claims are refuted"
@@ -244,7 +245,7 @@ joint = []
 for noise, split in splits.items():
     found = cached(
         CELLS,
-        audit.joint_bounds,
+        releases.joint_bounds,
         split=split.to_dict(),
         deltas=deltas,
         runs=sizes[noise],
@@ -266,7 +267,7 @@ for noise, split in splits.items():
         ]
         joint.append(found.assign(noise=noise, counted=count, claimed=claimed))
 joint = pd.concat(joint, ignore_index=True)
-joint["verdict"] = [audit.verdict(*pair) for pair in zip(joint.claimed, joint.lower_bound, strict=True)]
+joint["verdict"] = [releases.verdict(*pair) for pair in zip(joint.claimed, joint.lower_bound, strict=True)]
 joint[["noise", "counted", "delta", "hits", "alarms", "trials", "claimed", "lower_bound", "verdict"]]
 
 # %% [markdown]
@@ -354,7 +355,7 @@ LABELS = {
 def trained(method, target, rate, seed):
     return cached(
         CELLS,
-        one_run_audit.train_with_canaries,
+        one_run.train_with_canaries,
         method=method,
         epsilon=target,
         learning_rate=rate,
@@ -372,17 +373,17 @@ for target in sizes["epsilons"]:
         "paper": [trained("paper", target, 1e-4, seed) for seed in range(seeds)],
         "constant": [search[sizes["rates"].index(2e-2)] for search in searches],
         "linear": [trained("linear", target, 2e-2, seed) for seed in range(seeds)],
-        "tuned": [one_run_audit.tuned(search) for search in searches],
+        "tuned": [one_run.tuned(search) for search in searches],
     }
     for method, results in runs.items():
-        found = one_run_audit.pooled_bound(results, task.delta, confidence)
+        found = one_run.pooled_bound(results, task.delta, confidence)
         accuracy = 100 * np.mean([result.accuracy.iloc[0] for result in results])
         rows.append(
             {"method": method, "target": target, "claimed": results[0].epsilon.iloc[0], "accuracy_percent": accuracy}
             | found
         )
 canaries = pd.DataFrame(rows)
-canaries["verdict"] = [audit.verdict(*pair) for pair in zip(canaries.claimed, canaries.lower_bound, strict=True)]
+canaries["verdict"] = [releases.verdict(*pair) for pair in zip(canaries.claimed, canaries.lower_bound, strict=True)]
 canaries
 
 # %% [markdown]
@@ -463,7 +464,7 @@ table = pd.concat(
     ignore_index=True,
 )
 table["confidence"] = confidence
-table["verdict"] = [audit.verdict(*pair) for pair in zip(table.claimed, table.lower_bound, strict=True)]
+table["verdict"] = [releases.verdict(*pair) for pair in zip(table.claimed, table.lower_bound, strict=True)]
 wrong = table.mechanism.str.contains("fault|noise independent, counted independent")
 summary = [
     f"{len(table)} audits: of {wrong.sum()} claims that we know to be far too small {(table[wrong].verdict == 'refuted').sum()} are "
@@ -517,5 +518,5 @@ table.style.hide(axis="index").format(
 
 # %% tags=["solution"]
 pd.DataFrame({"canaries": (counts := [10, 100, 1000, 10_000])}).assign(
-    largest_bound=[one_run_audit.epsilon_bound(count, count, count, 0.0) for count in counts]
+    largest_bound=[one_run.epsilon_bound(count, count, count, 0.0) for count in counts]
 ).round(2)

@@ -43,18 +43,23 @@ import torch
 from torchvision.datasets.utils import download_and_extract_archive
 from tqdm import tqdm
 
-from hyfreedp.experiments import cell, comparison, datasets, grid, run
-from hyfreedp.experiments.comparison import Learner, Scale
-from hyfreedp.experiments.files import write_text
-from hyfreedp.experiments.image_files import Part
-from hyfreedp.experiments.paths import ROOT
-from hyfreedp.experiments.run import read_cell, read_steps, run_cell
-from hyfreedp.experiments.spec import Spec
+from hyfreedp import HyFreeDPOptimizer
+from hyfreedp.experiments.data import datasets
+from hyfreedp.experiments.data.image_files import Part
+from hyfreedp.experiments.runs import __main__ as cell
+from hyfreedp.experiments.runs import cells, train
+from hyfreedp.experiments.runs.cells import read_cell, read_steps, run_cell
+from hyfreedp.experiments.runs.spec import Spec
+from hyfreedp.experiments.store.files import write_text
+from hyfreedp.experiments.store.paths import ROOT
+from hyfreedp.experiments.tables import grid
+from hyfreedp.experiments.tables import plan as comparison
+from hyfreedp.experiments.tables.plan import Learner, Scale
 
 TABLE = ROOT / "tests" / "FAULTS.md"
 SPEC = Spec(method="robust", epsilon=8.0, steps=16)
 SCALE = Scale((Learner("digits", "mlp", "full", 5),), epsilons=(3.0,), seeds=1, rows=("vanilla", "reference"))
-STEP = run.HyFreeDPOptimizer.step
+STEP = HyFreeDPOptimizer.step
 SAME = "same numbers"
 FORK = get_context("fork")
 
@@ -103,8 +108,8 @@ def call(function: Callable[[], int | None], folder: Path) -> tuple[int, str]:
 
 
 def command(folder: Path, checkpoint_seconds: float = 0.0) -> int:
-    """As ``python -m hyfreedp.experiments.cell``, but for the time between checkpoints."""
-    run.CHECKPOINT_SECONDS = checkpoint_seconds
+    """As ``python -m hyfreedp.experiments.runs``, but for the time between checkpoints."""
+    train.CHECKPOINT_SECONDS = checkpoint_seconds
     (folder / "spec.json").write_text(SPEC.to_json())
     return cell.main([str(folder / "spec.json"), "--cells", str(folder / "cells")])
 
@@ -178,8 +183,8 @@ def kill_run(folder: Path, kills: int) -> str:
 def small_grid(folder: Path, jobs: int = 2) -> int:
     """The command ``grid``, as small as can be."""
     comparison.SCALES["smoke"] = SCALE
-    run.CHECKPOINT_SECONDS = 0.0
-    run.get_context = lambda _: FORK  # workers without a new import of everything
+    train.CHECKPOINT_SECONDS = 0.0
+    cells.get_context = lambda _: FORK  # workers without a new import of everything
     return grid.run("smoke", folder / "cells", folder / "results", jobs=jobs)
 
 
@@ -242,14 +247,14 @@ def _kill_group(process: ForkProcess) -> None:
 
 @fault("a worker process dies")
 def worker_dies(folder: Path, kills: int) -> str:
-    def dies(self: run.HyFreeDPOptimizer, *args: object) -> object:
+    def dies(self: HyFreeDPOptimizer, *args: object) -> object:
         if self.ledger.steps == 3 and not (folder / "died").exists():
             (folder / "died").touch()
             os.kill(os.getpid(), signal.SIGKILL)
         return STEP(self, *args)
 
     def disturbed() -> int:
-        run.HyFreeDPOptimizer.step = dies
+        HyFreeDPOptimizer.step = dies
         return small_grid(folder)
 
     status, printed = call(disturbed, folder)
@@ -326,7 +331,7 @@ def read_only(folder: Path, kills: int) -> str:
     (folder / "cells").chmod(0o555)
 
     def disturbed() -> int:
-        run.HyFreeDPOptimizer.step = None  # nothing is trained
+        HyFreeDPOptimizer.step = None  # nothing is trained
         (folder / "spec.json").write_text(SPEC.to_json())
         if os.geteuid() == 0:  # may write everywhere
             os.chmod(folder, 0o755)
@@ -341,23 +346,23 @@ def read_only(folder: Path, kills: int) -> str:
 def damaged(folder: Path, damage: Callable[[Path], None], which: str = "*.ckpt") -> tuple[str, int]:
     """Kill a run at its tenth step, damage what it left, finish it; the warnings, and how many steps were trained."""
 
-    def dies(self: run.HyFreeDPOptimizer, *args: object) -> object:
+    def dies(self: HyFreeDPOptimizer, *args: object) -> object:
         if self.ledger.steps == 9:
             os.kill(os.getpid(), signal.SIGKILL)
         return STEP(self, *args)
 
     def killed() -> int:
-        run.HyFreeDPOptimizer.step = dies
+        HyFreeDPOptimizer.step = dies
         return command(folder)
 
     def counted() -> int:
         steps = itertools.count(1)
 
-        def step(self: run.HyFreeDPOptimizer, *args: object) -> object:
+        def step(self: HyFreeDPOptimizer, *args: object) -> object:
             (folder / "steps").write_text(str(next(steps)))
             return STEP(self, *args)
 
-        run.HyFreeDPOptimizer.step = step
+        HyFreeDPOptimizer.step = step
         return command(folder)
 
     status, printed = call(killed, folder)
@@ -412,7 +417,7 @@ def clock(folder: Path, kills: int) -> str:
         for name in ("time", "monotonic", "perf_counter"):
             ticks = itertools.count(getattr(time, name)(), -3600.0)
             setattr(time, name, functools.partial(next, ticks))
-        run.run_cells([SPEC], folder / "cells")  # with its progress bar
+        cells.run_cells([SPEC], folder / "cells")  # with its progress bar
         return 0
 
     status, printed = call(disturbed, folder)
@@ -481,7 +486,7 @@ def download(folder: Path, kills: int) -> str:
 def with_nan(folder: Path, rows: slice) -> str:
     """Losses of some records of every batch are NaN from the eighth step on."""
 
-    def step(self: run.HyFreeDPOptimizer, loss: Callable[[object], torch.Tensor], batch: object) -> object:
+    def step(self: HyFreeDPOptimizer, loss: Callable[[object], torch.Tensor], batch: object) -> object:
         def spoilt(piece: object) -> torch.Tensor:
             losses = loss(piece)
             factors = torch.ones_like(losses)
@@ -495,7 +500,7 @@ def with_nan(folder: Path, rows: slice) -> str:
         return record
 
     def disturbed() -> int:
-        run.HyFreeDPOptimizer.step = step
+        HyFreeDPOptimizer.step = step
         return command(folder)
 
     status, printed = call(disturbed, folder)

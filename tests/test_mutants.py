@@ -6,7 +6,7 @@ import pytest
 from mutant_list import MUTANTS
 from mutants import is_killed, named_tests, read_report
 
-from hyfreedp.experiments.paths import ROOT
+from hyfreedp.experiments.store.paths import ROOT
 
 
 def test_there_are_at_least_thirty_and_every_one_has_its_own_name():

@@ -6,9 +6,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from hyfreedp.experiments import accuracy_tables, study
 from hyfreedp.experiments.benchmark import goals
-from hyfreedp.experiments.comparison import ROWS
+from hyfreedp.experiments.tables import image_classification, small_tasks
+from hyfreedp.experiments.tables.plan import ROWS
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -28,19 +28,19 @@ def test_links_and_pictures_exist():
 
 def test_the_table_is_that_of_the_records():
     rows = pd.read_csv(ROOT / "data" / "results" / "laptop" / "accuracy.csv")
-    assert study.markdown(rows) in README
+    assert small_tasks.markdown(rows) in README
 
 
 def test_the_comparison_is_that_of_the_records():
     rows = pd.read_csv(ROOT / "data" / "results" / "laptop" / "image_classification.csv")
-    assert accuracy_tables.markdown(rows) in README
+    assert image_classification.markdown(rows) in README
     # What the text says of the ViT, with and without privacy.
     here = rows[rows.model.str.startswith("vit")]
     means = 100 * here.groupby(["tuning", "epsilon", "row"]).accuracy.mean().unstack()
     behind = means.filter(like="grid").max(axis=1) - means.hyfreedp_robust
     assert behind.round().between(1, 3).all() and len(behind) == 8
     covered = [name for name, row in ROWS.items() if row.covered]
-    first = max(covered, key=lambda name: accuracy_tables.paired(rows[rows.epsilon <= 8], name)["mean"])
+    first = max(covered, key=lambda name: image_classification.paired(rows[rows.epsilon <= 8], name)["mean"])
     assert first == "hyfreedp_robust"
 
 
@@ -55,7 +55,7 @@ def test_the_tests_that_the_page_of_pitfalls_names_exist():
     named = re.findall(r"`(test_\w+\.py)::(test_\w+)`", page)
     assert len(named) > 25
     for file, name in named:
-        assert f"\ndef {name}(" in (ROOT / "tests" / file).read_text(encoding="utf-8"), f"{file}::{name}"
+        assert f"\ndef {name}(" in next((ROOT / "tests").rglob(file)).read_text(encoding="utf-8"), f"{file}::{name}"
     assert all(line.count("|") == 6 for line in page.splitlines() if line.startswith("|"))  # five columns
 
 

@@ -5,17 +5,20 @@ import socket
 
 import pytest
 
-from hyfreedp.experiments import image_files
-from hyfreedp.experiments.parameters import check_parameters
-from hyfreedp.experiments.paths import ROOT
-from hyfreedp.experiments.run import run_cell
-from hyfreedp.experiments.spec import Spec
+from hyfreedp.experiments.book.parameters import check_parameters
+from hyfreedp.experiments.data import image_files
+from hyfreedp.experiments.runs.cells import run_cell
+from hyfreedp.experiments.runs.spec import Spec
+from hyfreedp.experiments.store.paths import ROOT
 
 FILES = {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text()) for path in (ROOT / "hyfreedp").rglob("*.py")}
 CODE = "__import__('os').system('touch {}')"
 # Where a call that could run code does not: file, call, why.
 ALLOWED = {
-    ("hyfreedp/experiments/workers.py", "pickle.loads"): "of what the same line has pickled, to see whether it can be",
+    (
+        "hyfreedp/experiments/runs/workers.py",
+        "pickle.loads",
+    ): "of what the same line has pickled, to see whether it can be",
 }
 EVALUATING = {"eval", "exec", "compile", "__import__", "pickle.load", "pickle.loads", "yaml.load", "marshal.loads"}
 NETWORK = {"urllib", "requests", "http", "socket", "ftplib", "smtplib", "httpx", "aiohttp"}
@@ -29,7 +32,7 @@ def calls():
 
 
 def test_there_are_files_to_look_at():
-    assert len(FILES) > 50 and "hyfreedp/experiments/saved.py" in FILES
+    assert len(FILES) > 50 and "hyfreedp/experiments/store/checkpoints.py" in FILES
 
 
 def test_every_load_takes_tensors_and_plain_values_only():

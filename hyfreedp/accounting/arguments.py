@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import numbers
+from collections.abc import Iterable
 from typing import Any, get_args
 
 
@@ -38,3 +39,9 @@ def check_count(name: str, value: Any, smallest: int, largest: float = math.inf,
         upper = f" and at most {limit}={largest}" if limit else ""
         raise ValueError(f"{name} must be an integer of at least {smallest}{upper}, got {value!r}")
     return int(value)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The end of an error message about an unknown name: "; did you mean ...?", or nothing if no known one is near."""
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.4)
+    return f"; did you mean {near[0]!r}?" if near else ""

@@ -6,10 +6,13 @@ import argparse
 import sys
 from pathlib import Path
 
-from hyfreedp.experiments import comparison, dynamics, grid, notebooks, study, targets
-from hyfreedp.experiments.jobs import plan
-from hyfreedp.experiments.paths import CELLS, RESULTS
-from hyfreedp.experiments.reproduce import reproduce
+from hyfreedp.experiments.book import notebooks
+from hyfreedp.experiments.book.batch import reproduce
+from hyfreedp.experiments.book.jobs import plan
+from hyfreedp.experiments.store.paths import CELLS, RESULTS
+from hyfreedp.experiments.studies import dynamics
+from hyfreedp.experiments.tables import grid, small_tasks, targets
+from hyfreedp.experiments.tables import plan as comparison
 
 REPRODUCE = """\
 Executes the notebooks, writes figures/ (or $HYFREEDP_FIGURES) and build/<profile>/report.html.
@@ -131,14 +134,14 @@ def _pair(options: argparse.Namespace) -> int:
 
 def _accuracy(options: argparse.Namespace) -> int:
     suffix = "" if options.evaluation == "test" else f"_{options.evaluation}"
-    rows = study.run(
+    rows = small_tasks.run(
         CELLS,
         RESULTS / "laptop" / f"accuracy{suffix}.csv",
         evaluation=options.evaluation,
         seeds=options.seeds,
         jobs=options.jobs,
     )
-    print(study.markdown(rows))
+    print(small_tasks.markdown(rows))
     return 0
 
 

@@ -17,8 +17,8 @@ from hyfreedp.experiments.benchmark.learning import measure_learning
 from hyfreedp.experiments.benchmark.noise import measure_noise
 from hyfreedp.experiments.benchmark.record import Case, cases, growth_cases, limited_threads, measure, part_of
 from hyfreedp.experiments.benchmark.workloads import MODELS, ON_CPU, ON_GPU, Tuning
-from hyfreedp.experiments.files import replacing
-from hyfreedp.experiments.paths import BUILD, CELLS, RESULTS
+from hyfreedp.experiments.store.files import replacing
+from hyfreedp.experiments.store.paths import BUILD, CELLS, RESULTS
 
 DESCRIPTION = """\
 Measures seconds and peak memory of one training step: plain, by Opacus, by this package, and with HyFreeDP.

@@ -20,8 +20,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from hyfreedp import PRESETS, HyFreeDPOptimizer, Preset, PrivacyEngine, calibrate_noise
 from hyfreedp.clipping import AbadiClipping
+from hyfreedp.experiments.baselines.line_search import LINE_SEARCH
 from hyfreedp.experiments.benchmark.workloads import Workload
-from hyfreedp.experiments.studies.line_search import LINE_SEARCH
 
 Step = Callable[[], object]
 

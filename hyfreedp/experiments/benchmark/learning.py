@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from hyfreedp import PRESETS, HyFreeDPOptimizer, Preset
 from hyfreedp.accounting.composition import shares
-from hyfreedp.experiments.accuracy_tables import paired
+from hyfreedp.experiments.baselines.line_search import LINE_SEARCH
 from hyfreedp.experiments.benchmark.contenders import Contender, Setup, Step, optimizer_of, private_step
 from hyfreedp.experiments.benchmark.measure import (
     garbage_stays,
@@ -28,8 +28,8 @@ from hyfreedp.experiments.benchmark.measure import (
 )
 from hyfreedp.experiments.benchmark.record import environment, limited_threads
 from hyfreedp.experiments.benchmark.workloads import MODELS, Workload, make_workload
-from hyfreedp.experiments.comparison import ROWS
-from hyfreedp.experiments.studies.line_search import LINE_SEARCH
+from hyfreedp.experiments.tables.image_classification import paired
+from hyfreedp.experiments.tables.plan import ROWS
 from hyfreedp.votes import VotedRate, VoteResult
 
 STEPS = 30  # of a run: as short as the shortest of the accuracy tables, in which what happens once weighs most
@@ -130,7 +130,7 @@ def draw(axes: Sequence[Axes], measured: pd.DataFrame, rows: pd.DataFrame, style
     Args:
         axes: two.
         measured: of :func:`measure_learning`.
-        rows: numbers of the accuracy tables, see :func:`hyfreedp.experiments.accuracy_tables.numbers`.
+        rows: numbers of the accuracy tables, see :func:`hyfreedp.experiments.tables.image_classification.numbers`.
         styles: of the methods that stand out, by name in ``ROWS``; others are grey, with a label for each kind.
 
     Returns:

@@ -30,8 +30,8 @@ from hyfreedp.experiments.benchmark.measure import (
     time_rounds,
 )
 from hyfreedp.experiments.benchmark.workloads import MODELS, Shape, Tuning, Workload, make_workload
-from hyfreedp.experiments.cache import key_of
-from hyfreedp.experiments.files import write_text
+from hyfreedp.experiments.store.cache import key_of
+from hyfreedp.experiments.store.files import write_text
 
 PACKAGES = ("torch", "opacus", "timm", "transformers", "peft", "hyfreedp")
 _WARM_UP_STEPS = 2  # the first sets up the optimizer's state and our engine's check against autograd

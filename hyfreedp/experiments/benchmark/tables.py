@@ -10,7 +10,7 @@ import pandas as pd
 
 from hyfreedp.experiments.benchmark.record import Case, growth_cases, measure
 from hyfreedp.experiments.benchmark.workloads import Tuning
-from hyfreedp.experiments.cache import cached
+from hyfreedp.experiments.store.cache import cached
 
 # Rows of Tab. "eff", as (model, tuning) in data/paper, and the case that stands for each on either device.
 PAPER_CASES: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
@@ -65,7 +65,7 @@ def beside_paper(paper: pd.DataFrame, measured: Mapping[str, pd.DataFrame | None
     """Tab. "eff" as ratios to the same private step without HyFreeDP, ours beside the paper's.
 
     Args:
-        paper: table "eff" of :mod:`hyfreedp.experiments.paper`.
+        paper: table "eff" of :mod:`hyfreedp.experiments.tables.paper`.
         measured: title of a column -> rows of a record or measurement.
 
     Returns:

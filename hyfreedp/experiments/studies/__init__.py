@@ -1,1 +1,4 @@
-"""Line searches that were once the default, for tables and ablations: contrasts of losses, rules that remember."""
+"""What notebooks compute and draw beside the tables: one module per question.
+
+Imports all rooms before it, up to ``tables``.
+"""

@@ -1,0 +1,179 @@
+"""A membership attack on the learning rate: was one planted outlier in the batch? (notebook 01)"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import ArrayLike
+from scipy.stats import beta
+from tqdm import tqdm
+
+from hyfreedp import fit_quadratic
+from hyfreedp.accounting.accountants import composed_epsilon
+from hyfreedp.accounting.mechanisms import Probe, probe_mechanism
+from hyfreedp.experiments.studies.clouds import private_fit, usual_thresholds
+from hyfreedp.noise import NoiseGenerator
+from hyfreedp.stepsize import loss_threshold_sum
+
+
+def game(
+    *,
+    others: list[list[float]],
+    outlier: list[float],
+    distance: float,
+    sample_rate: float,
+    expected_batch_size: float,
+    sigmas: dict[Probe, float],
+    weakenings: list[float],
+    runs: int,
+    seed: int,
+) -> pd.DataFrame:
+    """Learning rates with and without the outlier in the batch, from raw and from private probes.
+
+    The weights w and the direction G are fixed and known to the observer: both were released with noise before. So are
+    the thresholds, which a run has from earlier releases: here R_l is the sum of the three mean losses (the rule that
+    the paper uses in practice), R_d and R_c are ``studies.clouds.usual_thresholds``, of the others.
+
+    Args:
+        others: losses of all other records at (w - hG, w, w + hG), shape ``(3, N)``.
+        outlier: the three losses of the planted record.
+        distance: h.
+        sample_rate: with which each of the others enters the batch, drawn afresh in each run. 1 is the strongest
+            observer, who knows the whole batch but for the outlier.
+        expected_batch_size: by which sums are divided.
+        sigmas: sigma_l of each probe, "losses" or "contrasts".
+        weakenings: factors on sigma_l, to see the attack where the noise is smaller than it should be.
+        runs: repetitions with and without the outlier, each.
+        seed: of batches and noise.
+
+    Returns:
+        One row per probe ("raw" too), weakening, world (``planted``) and run, with ``eta`` = b/a.
+    """
+    known = torch.tensor(others, dtype=torch.float64)
+    planted_losses = torch.tensor(outlier, dtype=torch.float64)[:, None]
+    means = known.mean(dim=1).tolist()
+    usual = usual_thresholds(others)
+    thresholds = (loss_threshold_sum(tuple(means), floor=0.0, cap=math.inf), usual[1], usual[2])
+    generator = NoiseGenerator(seed)
+    rows: list[tuple[str, float, bool, int, float]] = []
+    for run in tqdm(range(runs), desc="attacks", unit="run"):
+        for planted in (False, True):
+            batch = known[:, generator.uniform(known.shape[1]) < sample_rate]
+            if planted:
+                batch = torch.cat([batch, planted_losses], dim=1)
+            raw = fit_quadratic([distance, 0.0, -distance], batch.mean(dim=1).tolist())
+            rows.append(("raw", 0.0, planted, run, raw.minimizer))
+            for probe, sigma in sigmas.items():
+                for factor in weakenings:
+                    fit = private_fit(
+                        batch,
+                        probe,
+                        thresholds,
+                        factor * sigma,
+                        distance=distance,
+                        expected_batch_size=expected_batch_size,
+                        generator=generator,
+                    )
+                    rows.append((probe, factor, planted, run, fit.minimizer))
+    return pd.DataFrame(rows, columns=["probe", "weakening", "planted", "run", "eta"])
+
+
+@dataclass(frozen=True)
+class Score:
+    """How a threshold on eta did on runs that it was not chosen on: true and false positives among ``trials`` each."""
+
+    hits: int
+    alarms: int
+    trials: int
+
+    def __add__(self, other: Score) -> Score:
+        return Score(self.hits + other.hits, self.alarms + other.alarms, self.trials + other.trials)
+
+    @property
+    def advantage(self) -> float:
+        """True less false positive rate."""
+        return (self.hits - self.alarms) / self.trials
+
+    def interval(self, confidence: float = 0.95) -> tuple[float, float]:
+        """Of the advantage: both rates get Clopper-Pearson intervals at half the error, so they hold jointly.
+
+        Where scores were added, the rates are means over them, for which these intervals are only wider than needed.
+        """
+        error = (1 - confidence) / 2
+        hits_low, hits_high = clopper_pearson(self.hits, self.trials, error)
+        alarms_low, alarms_high = clopper_pearson(self.alarms, self.trials, error)
+        return hits_low - alarms_high, hits_high - alarms_low
+
+
+def judge(without: ArrayLike, planted: ArrayLike) -> Score:
+    """The best threshold on eta, and its direction, chosen on the first half of the runs and judged on the second.
+
+    Args:
+        without, planted: eta in the two worlds, equally many runs each, at least 2.
+
+    Raises:
+        ValueError: the two differ in shape, are not one-dimensional or too short.
+    """
+    negative, positive = np.asarray(without, dtype=float), np.asarray(planted, dtype=float)
+    if negative.ndim != 1 or negative.shape != positive.shape or negative.size < 2:
+        raise ValueError(
+            f"without and planted must be equally long, at least 2, got shapes {negative.shape} and {positive.shape}"
+        )
+    half = negative.size // 2
+    values = np.unique(np.concatenate([negative[:half], positive[:half]]))
+    candidates = (values[:-1] + values[1:]) / 2 if values.size > 1 else values
+    gains = _share_above(positive[:half], candidates) - _share_above(negative[:half], candidates)
+    best = int(np.argmax(np.abs(gains)))
+    above = gains[best] >= 0
+
+    def positives(etas: np.ndarray) -> int:
+        return int(((etas > candidates[best]) == above).sum())
+
+    return Score(positives(positive[half:]), positives(negative[half:]), negative.size - half)
+
+
+def _share_above(values: np.ndarray, cuts: np.ndarray) -> np.ndarray:
+    return 1 - np.searchsorted(np.sort(values), cuts, side="right") / values.size
+
+
+def clopper_pearson(successes: int, trials: int, error: float) -> tuple[float, float]:
+    """Interval of a probability that misses it with probability at most ``error`` (Clopper and Pearson, 1934)."""
+    low = beta.ppf(error / 2, successes, trials - successes + 1) if successes > 0 else 0.0
+    high = beta.ppf(1 - error / 2, successes + 1, trials - successes) if successes < trials else 1.0
+    return float(low), float(high)
+
+
+def release_epsilon(probe: Probe, sigma_loss: float, delta: float) -> float:
+    """Epsilon of one probe with Gaussian noise on a batch that holds the record for sure: nothing is amplified."""
+    release = (probe_mechanism(probe, sigma_loss, "gaussian"), 1)
+    return composed_epsilon((release,), sample_rate=1.0, delta=delta, accountant="pld")
+
+
+def advantage_bound(epsilon: ArrayLike, delta: float) -> np.ndarray:
+    """What no attack on an (epsilon, delta)-DP release can exceed: (e^eps - 1 + 2 delta) / (e^eps + 1).
+
+    The trade-off of the two error rates gives it (Kairouz, Oh and Viswanath, ICML 2015; Humphries et al., CSF 2023).
+    """
+    half = np.asarray(epsilon, dtype=float) / 2
+    return np.tanh(half) + delta * np.exp(-half) / np.cosh(half)
+
+
+def advantages(rows: pd.DataFrame, sigmas: dict[Probe, float], delta: float) -> pd.DataFrame:
+    """One row per observer, probe and weakening of :func:`game`'s rows, with columns ``observer`` and ``seed`` added.
+
+    The threshold is chosen anew for each seed, that is training run; the scores of all seeds are added. Columns
+    ``advantage``, ``low``, ``high``, ``epsilon`` of the release at ``delta`` (infinite for the raw rate) and the
+    ``bound`` that follows from it.
+    """
+    table = []
+    for (observer, probe, weakening), runs in rows.groupby(["observer", "probe", "weakening"], sort=False):
+        score = sum((judge(r.eta[~r.planted], r.eta[r.planted]) for _, r in runs.groupby("seed")), Score(0, 0, 0))
+        epsilon = math.inf if probe == "raw" else release_epsilon(probe, weakening * sigmas[probe], delta)
+        bound = float(advantage_bound(epsilon, delta))
+        table.append((observer, probe, weakening, score.advantage, *score.interval(), epsilon, bound))
+    names = ["observer", "probe", "weakening", "advantage", "low", "high", "epsilon", "bound"]
+    return pd.DataFrame(table, columns=names)

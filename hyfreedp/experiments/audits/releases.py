@@ -1,0 +1,224 @@
+"""Empirical lower bounds on epsilon from the library's own releases: one probe, and the gradient and probes of a run.
+
+An audit plays a game many times: with or without one worst-case record, can an observer of what was released tell
+which? How often the observer is right and wrong bounds epsilon from below, at a stated confidence. Such a bound can
+refute a claimed epsilon; it can never confirm one. Everything released here comes from :mod:`hyfreedp.privatize` and
+:class:`~hyfreedp.sampling.PoissonSampler`, with the noise of a real :class:`~hyfreedp.NoiseSplit`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+from tqdm import tqdm
+
+from hyfreedp.accounting import NoiseSplit
+from hyfreedp.accounting.mechanisms import Probe
+from hyfreedp.experiments.audits.attack import Score, clopper_pearson
+from hyfreedp.experiments.runs.train import one_thread
+from hyfreedp.noise import NoiseGenerator
+from hyfreedp.privatize import privatize_gradient, privatize_loss, privatize_votes
+from hyfreedp.sampling import PoissonSampler
+
+CHUNK = 50_000  # runs that are simulated side by side
+# Thresholds that are tried: quantiles of the scores, evenly spaced on a logarithmic scale towards both tails.
+TAIL_POINTS = 60
+
+# A worst-case record: its losses along the update are at the clip R_l = 1 ...
+LOSSES = (1.0, 1.0, 1.0)
+# ... or it votes for the weights at hand, against their average.
+VOTE = (0.0, 1.0)
+
+
+def epsilon_bound(score: Score, delta: float, confidence: float = 0.95) -> float:
+    """The epsilon that a release must have at least, given how a threshold fixed beforehand did on it.
+
+    (epsilon, delta)-DP means h <= e^eps a + delta for the true and false positive rates h and a of any test, and the
+    same for 1 - a and 1 - h (Kairouz, Oh and Viswanath, ICML 2015). h is replaced by its lower and a by its upper
+    Clopper-Pearson bound, each with half of the error.
+
+    Args:
+        score: hits and false alarms.
+        delta: at which epsilon is bounded, in [0, 1).
+        confidence: with which the bound holds.
+    """
+    hits = clopper_pearson(score.hits, score.trials, 1 - confidence)[0]
+    alarms = clopper_pearson(score.alarms, score.trials, 1 - confidence)[1]
+    ratios = [(hits - delta, alarms), (1 - alarms - delta, 1 - hits)]
+    return max([0.0, *(math.log(top / bottom) for top, bottom in ratios if top > 0)])
+
+
+def best_score(without: ArrayLike, planted: ArrayLike, delta: float, confidence: float = 0.95) -> Score:
+    """The threshold with the largest :func:`epsilon_bound` on the first half of the runs, judged on the second.
+
+    Unlike ``audits.attack.judge``, which looks for the largest advantage: the best evidence for a
+    large epsilon is in the tails.
+
+    Args:
+        without, planted: statistics of the two worlds, equally many runs each; large ones speak for the record.
+        delta, confidence: as for :func:`epsilon_bound`.
+
+    Raises:
+        ValueError: the two differ in shape, are not one-dimensional or too short.
+    """
+    negative, positive = np.asarray(without, dtype=float), np.asarray(planted, dtype=float)
+    if negative.ndim != 1 or negative.shape != positive.shape or negative.size < 2:
+        raise ValueError(
+            f"without and planted must be equally long, at least 2, got shapes {negative.shape} and {positive.shape}"
+        )
+    half = negative.size // 2
+    first = np.sort(negative[:half]), np.sort(positive[:half])
+    tails = np.geomspace(1 / half, 0.5, TAIL_POINTS)
+    cuts = np.unique(np.quantile(np.concatenate(first), np.concatenate([tails, 1 - tails])))
+    alarms, hits = (half - np.searchsorted(values, cuts, side="right") for values in first)
+    scores = [Score(int(h), int(a), half) for h, a in zip(hits, alarms, strict=True)]
+    chosen = cuts[int(np.argmax([epsilon_bound(score, delta, confidence) for score in scores]))]
+    rest = negative.size - half
+    return Score(int((positive[half:] > chosen).sum()), int((negative[half:] > chosen).sum()), rest)
+
+
+def bounds(runs: pd.DataFrame, deltas: Sequence[float], confidence: float = 0.95) -> pd.DataFrame:
+    """One row per delta: the lower bound on epsilon, all of them jointly at ``confidence`` (Bonferroni).
+
+    Args:
+        runs: columns ``without`` and ``planted``, one statistic per run and world.
+        deltas: stated beforehand.
+        confidence: with which all bounds hold together.
+
+    Returns:
+        ``delta``, ``hits``, ``alarms``, ``trials`` and ``lower_bound``.
+    """
+    each = 1 - (1 - confidence) / len(deltas)
+    rows = []
+    for delta in deltas:
+        score = best_score(runs.without, runs.planted, delta, each)
+        rows.append((delta, score.hits, score.alarms, score.trials, epsilon_bound(score, delta, each)))
+    return pd.DataFrame(rows, columns=["delta", "hits", "alarms", "trials", "lower_bound"])
+
+
+def verdict(claimed: float, lower_bound: float) -> str:
+    """What a lower bound says about a claimed epsilon."""
+    if math.isinf(claimed):
+        return "nothing claimed"
+    return "refuted" if lower_bound > claimed else "not refuted"
+
+
+def probe_statistics(*, probe: Probe, sigma_loss: float, runs: int, seed: int) -> pd.DataFrame:
+    """What one probe releases about a worst-case record, on a batch that holds nothing else.
+
+    The statistic is the released vector projected on the direction in which the record moves it: the likelihood ratio
+    grows with it, so no other statistic is better (Neyman and Pearson).
+
+    Args:
+        probe: "losses" or "votes".
+        sigma_loss: noise multiplier that the mechanism gets. A smaller one than was claimed is a fault to be found.
+        runs: repetitions in each world.
+        seed: of the noise.
+
+    Returns:
+        Columns ``without`` and ``planted``.
+    """
+    generator = NoiseGenerator(seed)
+    release = {"losses": _released_losses, "votes": _released_votes}[probe]
+    with one_thread():
+        without, planted = (release(world, sigma_loss, runs, generator) for world in (False, True))
+    return pd.DataFrame({"without": without, "planted": planted})
+
+
+def probe_bounds(
+    *, probe: Probe, sigma_loss: float, deltas: list[float], runs: int, seed: int, confidence: float
+) -> pd.DataFrame:
+    """:func:`bounds` of :func:`probe_statistics`, as one function of plain arguments."""
+    statistics = probe_statistics(probe=probe, sigma_loss=sigma_loss, runs=runs, seed=seed)
+    return bounds(statistics, deltas, confidence)
+
+
+def _released_losses(planted: bool, sigma_loss: float, runs: int, generator: NoiseGenerator) -> np.ndarray:
+    batch = torch.tensor(LOSSES)[:, None] if planted else torch.empty(3, 0)
+    means = privatize_loss(batch.expand(runs, 3, -1), 1.0, sigma_loss, expected_batch_size=1.0, generator=generator)
+    return (means @ torch.tensor(LOSSES, dtype=means.dtype)).numpy()
+
+
+def _released_votes(planted: bool, sigma_loss: float, runs: int, generator: NoiseGenerator) -> np.ndarray:
+    here, there = torch.tensor(VOTE, dtype=torch.float64)[:, None].expand(2, int(planted))
+    statistics = np.empty(runs)
+    for run in tqdm(range(runs), desc=f"votes {'with' if planted else 'without'} the record", unit="run"):
+        statistics[run] = privatize_votes(here, there, sigma_loss, expected_batch_size=1.0, generator=generator)
+    return statistics
+
+
+def joint_statistics(*, split: dict[str, Any], runs: int, seed: int) -> pd.DataFrame:
+    """What the gradients and probes of whole runs release about a worst-case record, and only about it.
+
+    At every step a Poisson sampler says in which runs the record is in the batch. There it moves the gradient by its
+    clip along one direction, and each of the three losses by theirs; gradient and probe see the same batch, as in
+    Algorithm 1. The observer weighs the released numbers of a step by their noise, which is the best linear statistic
+    of them, and adds over the steps the log likelihood ratio that it gives: log(1 - q + q p/p').
+
+    Args:
+        split: a :class:`~hyfreedp.NoiseSplit` as a dictionary, with probe "losses" and Gaussian noise.
+        runs: in each world.
+        seed: of sampling and noise.
+
+    Returns:
+        Columns ``without`` and ``planted``.
+
+    Raises:
+        ValueError: another kind of probe or noise.
+    """
+    plan = NoiseSplit.from_dict(split)
+    if plan.probe != "losses" or plan.loss_mechanism != "gaussian":
+        raise ValueError(
+            f"split must probe 'losses' with 'gaussian' noise, got {plan.probe!r}, {plan.loss_mechanism!r}"
+        )
+    generator = NoiseGenerator(seed)
+    sizes = [min(CHUNK, runs - start) for start in range(0, runs, CHUNK)]
+    absent: list[Tensor] = []
+    present: list[Tensor] = []
+    for index, size in enumerate(tqdm(sizes, desc="runs with and without the record", unit="chunk")):
+        sampler = PoissonSampler(
+            num_records=size, sample_rate=plan.sample_rate, steps_per_epoch=plan.steps, seed=seed * len(sizes) + index
+        )
+        with one_thread():
+            absent.append(_whole_runs(plan, size, lambda _: [], generator))
+            present.append(_whole_runs(plan, size, sampler.batch, generator))
+    return pd.DataFrame({"without": torch.cat(absent).numpy(), "planted": torch.cat(present).numpy()})
+
+
+def joint_bounds(
+    *, split: dict[str, Any], deltas: list[float], runs: int, seed: int, confidence: float
+) -> pd.DataFrame:
+    """:func:`bounds` of :func:`joint_statistics`, as one function of plain arguments."""
+    return bounds(joint_statistics(split=split, runs=runs, seed=seed), deltas, confidence)
+
+
+def _whole_runs(plan: NoiseSplit, runs: int, inside: Callable[[int], list[int]], generator: NoiseGenerator) -> Tensor:
+    """Log likelihood ratios of ``runs`` runs side by side; ``inside(t)`` names those with the record in batch t."""
+    q, size = plan.sample_rate, 1 / plan.sample_rate  # the expected batch size does not matter: it scales all releases
+    total = torch.zeros(runs, dtype=torch.float64)
+    for t in range(plan.steps):
+        members = torch.tensor(inside(t), dtype=torch.int64)
+        gradient = torch.zeros(runs).index_fill_(0, members, 1.0)  # sums of clipped gradients, one number per run
+        sigma = plan.gradient_noise_multiplier(t)
+        privatize_gradient([gradient], sigma, sensitivity=1.0, expected_batch_size=size, generator=generator)
+        ratio = (size * gradient.double() - 0.5) / sigma**2
+        if plan.is_probe_step(t):
+            ratio += ((size * _losses_of_runs(plan, runs, members, size, generator) - 0.5) / plan.sigma_loss**2).sum(1)
+        total += torch.log1p(q * torch.expm1(ratio))
+    return total
+
+
+def _losses_of_runs(plan: NoiseSplit, runs: int, members: Tensor, size: float, generator: NoiseGenerator) -> Tensor:
+    """Three private mean losses per run, shape ``(runs, 3)``: of the record alone, or of an empty batch."""
+    arguments: dict[str, Any] = {"expected_batch_size": size, "generator": generator}
+    means = privatize_loss(torch.empty(runs, 3, 0), 1.0, plan.sigma_loss, **arguments)
+    record = torch.tensor(LOSSES)[:, None].expand(len(members), 3, 1)
+    means[members] = privatize_loss(record, 1.0, plan.sigma_loss, **arguments)
+    return means

@@ -1,0 +1,192 @@
+"""The batch run: notebooks executed one or more at a time, resumed where interrupted, reported at the end."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import time
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed, wait
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import papermill
+import psutil
+from jupyter_core.utils import ensure_event_loop
+
+import hyfreedp
+from hyfreedp.experiments.book import notebooks, page
+from hyfreedp.experiments.book.jobs import Job, Outcome
+from hyfreedp.experiments.store.files import write_text
+from hyfreedp.experiments.store.paths import BUILD, CELLS, FIGURES, ROOT
+from hyfreedp.experiments.store.provenance import environment
+
+PACKAGE = Path(hyfreedp.__file__).parent
+
+
+def reproduce(jobs: Sequence[Job], profile: str, *, workers: int = 1, fresh: bool = False) -> int:
+    """Run a batch into ``build/<profile>/``, one line per notebook, and write ``page.html`` there; the exit status.
+
+    Args:
+        jobs: from :func:`hyfreedp.experiments.book.jobs.plan`.
+        profile: of all jobs.
+        workers: how many notebooks run at a time.
+        fresh: execute finished notebooks again and train their cells again, in ``build/<profile>/cells``.
+    """
+    folder = BUILD / profile
+    cells = CELLS
+    if fresh:
+        cells = folder / "cells"
+        shutil.rmtree(cells, ignore_errors=True)
+        for job in jobs:
+            _record_path(job).unlink(missing_ok=True)
+    try:
+        with _environment(HYFREEDP_FIGURES=str(FIGURES.resolve()), HYFREEDP_CELLS=str(cells.resolve())):
+            outcomes = run(jobs, workers)
+    except KeyboardInterrupt:
+        print("\ninterrupted; the same command goes on from here", flush=True)
+        return 130
+    path = folder / "report.html"
+    write_text(path, page.page(outcomes, profile))
+    failed = [outcome for outcome in outcomes if outcome.status == "failed"]
+    for outcome in failed:
+        print(f"\n{outcome.job.name} failed:\n{outcome.error}", flush=True)
+    print(f"{len(outcomes) - len(failed)} of {len(outcomes)} notebooks finished; report: {path}", flush=True)
+    if failed:
+        print(f"failed: {', '.join(outcome.job.name for outcome in failed)}", flush=True)
+    return 1 if failed else 0
+
+
+def run(jobs: Sequence[Job], workers: int = 1) -> list[Outcome]:
+    """Execute what is not up to date, a printed line each; a failed notebook does not stop the others."""
+    outcomes = {job.name: outcome for job in jobs if (outcome := _finished(job))}
+    timings = {job.name: record["seconds"] for job in jobs if (record := _record(job))}
+    pending = [job.name for job in jobs if job.name not in outcomes]
+    print(f"{len(jobs)} notebooks, {len(outcomes)} of them up to date", end="")
+    print(f", {_time_left(pending, timings, workers)} left" if pending else "", flush=True)
+    # Threads, because kernels of one process never take each other's ports.
+    with ThreadPoolExecutor(workers) as pool:
+        futures = [pool.submit(_execute, job) for job in jobs if job.name in pending]
+        try:
+            for future in as_completed(futures):
+                outcome = future.result()
+                outcomes[outcome.job.name] = outcome
+                timings[outcome.job.name] = outcome.seconds
+                pending.remove(outcome.job.name)
+                left = f", {_time_left(pending, timings, workers)} left" if pending else ""
+                name, took = outcome.job.name, _duration(outcome.seconds)
+                print(f"[{len(outcomes)}/{len(jobs)}] {name}: {outcome.status} after {took}{left}", flush=True)
+        except KeyboardInterrupt:
+            logging.getLogger("papermill").setLevel(logging.CRITICAL)  # that these kernels die is no error
+            for future in futures:
+                future.cancel()
+            while wait(futures, timeout=0.5).not_done:  # one may just be starting
+                _stop_kernels()
+            raise
+    return [outcomes[job.name] for job in jobs]
+
+
+def _stop_kernels() -> None:
+    for process in psutil.Process().children():
+        with suppress(psutil.Error):  # it ended by itself
+            if any("ipykernel" in word for word in process.cmdline()):
+                process.terminate()
+
+
+def _execute(job: Job) -> Outcome:
+    fingerprint = _fingerprint(job)
+    before = _stamps(job)
+    started = time.perf_counter()
+    try:
+        with closing(ensure_event_loop()):  # Jupyter opens one per thread and leaves it open
+            notebooks.execute(job.source, BUILD / job.parameters["profile"] / f"{job.name}.ipynb", job.parameters)
+    except papermill.PapermillExecutionError as error:
+        return Outcome(job, "failed", time.perf_counter() - started, error=str(error))
+    except Exception:  # a kernel that died or never came up; the other notebooks may still succeed
+        return Outcome(job, "failed", time.perf_counter() - started, error=traceback.format_exc())
+    seconds = time.perf_counter() - started
+    made = sorted(name for name, stamp in _stamps(job).items() if before.get(name) != stamp)
+    record = {
+        "fingerprint": fingerprint,
+        "seconds": seconds,
+        "made": {name: _digest(FIGURES / name) for name in made},
+        "read": {name: _digest(ROOT / name) for name in _inputs(made)},
+    }
+    write_text(_record_path(job), json.dumps(record, indent=1) + "\n")
+    return Outcome(job, "done", seconds, made)
+
+
+def _finished(job: Job) -> Outcome | None:
+    """The outcome of an earlier batch, if executing the job again could give nothing else."""
+    record = _record(job)
+    if record is None or record["fingerprint"] != _fingerprint(job):
+        return None
+    files = [(FIGURES, record["made"]), (ROOT, record["read"])]
+    if any(_digest(folder / name) != digest for folder, digests in files for name, digest in digests.items()):
+        return None
+    return Outcome(job, "up to date", record["seconds"], list(record["made"]))
+
+
+def _record_path(job: Job) -> Path:
+    return BUILD / job.parameters["profile"] / f"{job.name}.json"
+
+
+def _record(job: Job) -> dict[str, Any] | None:
+    path = _record_path(job)
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def _fingerprint(job: Job) -> str:
+    """Hash of all that the notebook's result follows from, but for the files that it reads."""
+    digest = hashlib.sha256(json.dumps([job.parameters, environment()], sort_keys=True).encode())
+    for path in [job.source, *sorted(PACKAGE.rglob("*.py"))]:
+        digest.update(_digest(path).encode())
+    return digest.hexdigest()
+
+
+def _digest(path: Path) -> str:
+    """Hash of a file's content; empty if there is no such file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+
+
+def _stamps(job: Job) -> dict[str, tuple[int, int]]:
+    """Per file of the notebook in ``figures/``, what changes whenever the file is written."""
+    return {path.name: (path.stat().st_mtime_ns, path.stat().st_ino) for path in FIGURES.glob(f"{job.name}*")}
+
+
+def _inputs(made: Sequence[str]) -> set[str]:
+    """The files of the repository that figures and tables say they were made from."""
+    described = [json.loads((FIGURES / name).read_text(encoding="utf-8")) for name in made if name.endswith(".json")]
+    return {name for made_of in described for name in made_of["inputs"] if (ROOT / name).is_file()}
+
+
+def _time_left(pending: Sequence[str], timings: Mapping[str, float], workers: int) -> str:
+    """From earlier timings; a notebook without one counts as the mean of those that have one."""
+    if not timings:
+        return "unknown time"
+    mean = sum(timings.values()) / len(timings)
+    expected = [timings.get(name, mean) for name in pending]
+    return f"about {_duration(max(sum(expected) / workers, *expected))}"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+@contextmanager
+def _environment(**variables: str) -> Iterator[None]:
+    """Environment variables that the kernels inherit."""
+    before = dict(os.environ)
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)

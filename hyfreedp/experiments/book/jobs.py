@@ -1,0 +1,86 @@
+"""What a batch runs: notebooks with parameters that were checked beforehand, and what becomes of them."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from hyfreedp.accounting.arguments import nearest
+from hyfreedp.experiments.book import notebooks
+from hyfreedp.experiments.book.parameters import parse_value
+
+
+@dataclass(frozen=True)
+class Job:
+    """One notebook of a batch: its source and the parameters set in it, ``profile`` among them."""
+
+    source: Path
+    parameters: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The stem of its files."""
+        return self.source.stem
+
+    @property
+    def command(self) -> str:
+        """The command line that does this job alone."""
+        settings = [f"{name}={value}" for name, value in self.parameters.items() if name != "profile"]
+        words = ["reproduce", "--profile", self.parameters["profile"], "--only", self.name]
+        return shlex.join(["python", "-m", "hyfreedp.experiments", *words, *(["--set", *settings] if settings else [])])
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a job.
+
+    Attributes:
+        job: what was asked for.
+        status: "up to date" if an earlier batch finished the same job and its figures are still there.
+        seconds: that its execution took, then or now.
+        made: names of the files in ``figures/`` that it made; none if it failed.
+        error: the traceback if it failed, else empty.
+    """
+
+    job: Job
+    status: Literal["done", "up to date", "failed"]
+    seconds: float
+    made: Sequence[str] = ()
+    error: str = ""
+
+
+def plan(selected: Sequence[Path], profile: str, settings: Mapping[str, str]) -> list[Job]:
+    """The jobs of a batch, all parameters checked before anything runs.
+
+    Args:
+        selected: sources of the notebooks.
+        profile: one of :data:`hyfreedp.experiments.book.notebooks.PROFILES`.
+        settings: parameter name -> text; each goes to those notebooks that have the parameter.
+
+    Raises:
+        ValueError: a name that no selected notebook has, or ``profile``.
+        TypeError: a value that is not of the type of a notebook's default.
+    """
+    defaults = {source: notebooks.defaults(source) for source in selected}
+    known = sorted({name for own in defaults.values() for name in own} - {"profile"})
+    for name in settings:
+        if name == "profile":
+            raise ValueError("parameter profile is set by --profile")
+        if name not in known:
+            raise ValueError(
+                f"no selected notebook has a parameter {name!r}: they take {', '.join(known)}{nearest(name, known)}"
+            )
+    jobs = []
+    for source, own in defaults.items():
+        parameters: dict[str, Any] = {"profile": profile}
+        for name, text in settings.items():
+            if name in own:
+                try:
+                    parameters[name] = parse_value(name, text, own[name])
+                except TypeError as error:
+                    raise TypeError(f"{source.stem}: {error}") from None
+        jobs.append(Job(source, parameters))
+    return jobs

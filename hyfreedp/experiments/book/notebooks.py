@@ -1,0 +1,139 @@
+"""The notebooks: which there are, what parameters they take, and how one is executed."""
+
+from __future__ import annotations
+
+import ast
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jupytext
+import nbformat
+import papermill
+from traitlets.config import Config
+
+from hyfreedp.accounting.arguments import nearest
+from hyfreedp.experiments.store.files import replacing
+from hyfreedp.experiments.store.paths import NOTEBOOKS
+
+PROFILES = ("smoke", "laptop", "gpu", "paper")
+
+# Messages between this process and a kernel go over local TCP ports, which others on the machine may listen to.
+_KERNEL = Config({"KernelManager": {"transport_encryption": "auto"}})
+
+
+def sources(only: Sequence[str] = ()) -> list[Path]:
+    """The notebooks' percent-format sources, in order.
+
+    Args:
+        only: numbers ("04") or names ("04_training_dynamics") of those wanted; all of them if empty.
+
+    Raises:
+        ValueError: no notebook has that number or name.
+    """
+    found = sorted(NOTEBOOKS.glob("[0-9][0-9]_*.py"))
+    known = {key: source for source in found for key in (source.stem, source.stem[:2])}
+    for name in only:
+        if name not in known:
+            stems = [source.stem for source in found]
+            raise ValueError(f"no notebook {name!r}: there are {', '.join(stems)}{nearest(name, stems)}")
+    wanted = {known[name] for name in only}
+    return [source for source in found if not only or source in wanted]
+
+
+def title(source: Path) -> str:
+    """The notebook's first heading."""
+    return next(line[4:] for line in source.read_text(encoding="utf-8").splitlines() if line.startswith("# # "))
+
+
+def defaults(source: Path) -> dict[str, Any]:
+    """Name and default of each parameter: the literals assigned in the cell tagged ``parameters``.
+
+    Raises:
+        ValueError: there is no such cell, or it holds anything but assignments of literals to names.
+    """
+    cells = [cell for cell in jupytext.read(source).cells if "parameters" in cell.metadata.get("tags", [])]
+    if len(cells) != 1:
+        raise ValueError(f"{source.name} must have one cell tagged 'parameters', it has {len(cells)}")
+    found = {}
+    for statement in ast.parse(cells[0].source).body:
+        try:
+            match statement:
+                case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                    found[name] = ast.literal_eval(value)
+                case _:
+                    raise ValueError
+        except ValueError:
+            text = ast.unparse(statement)
+            raise ValueError(f"{source.name}: a parameters cell assigns literals to names, not {text!r}") from None
+    return found
+
+
+def execute(source: Path, output: Path, parameters: dict[str, Any]) -> None:
+    """Run one source with papermill and write the executed notebook, without machine-dependent metadata.
+
+    Raises:
+        papermill.PapermillExecutionError: a cell failed; ``output`` is left as it was.
+    """
+    notebook = jupytext.read(source)
+    with replacing(output) as temporary:
+        nbformat.write(notebook, temporary)
+        with _quiet_kernel():
+            papermill.execute_notebook(
+                str(temporary),
+                str(temporary),
+                parameters=parameters,
+                resources={"metadata": {"path": str(source.parent)}},  # where the kernel runs; papermill's moves us too
+                progress_bar=False,
+                config=_KERNEL,
+            )
+        executed = nbformat.read(temporary, as_version=4)
+        _clean(executed)
+        nbformat.write(executed, temporary)
+
+
+def pair(selected: Sequence[Path]) -> None:
+    """Execute each source with its own parameters into the .ipynb beside it."""
+    for source in selected:
+        print(f"{source.stem}: executing", flush=True)
+        execute(source, source.with_suffix(".ipynb"), {})
+
+
+@contextmanager
+def _quiet_kernel() -> Iterator[None]:
+    """Keep the standard error that kernels inherit, where they complain of being shut down, unless a notebook fails."""
+    with tempfile.TemporaryFile() as said:
+        kept = os.dup(2)
+        os.dup2(said.fileno(), 2)
+        try:
+            yield
+        except Exception:
+            said.seek(0)
+            os.write(kept, said.read())
+            raise
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+
+
+def _clean(notebook: nbformat.NotebookNode) -> None:
+    """Drop what differs from run to run: papermill's paths and times, all but the last state of progress bars."""
+    notebook.metadata.pop("papermill", None)
+    for cell in notebook.cells:
+        for key in ("papermill", "execution"):
+            cell.metadata.pop(key, None)
+        outputs: list[nbformat.NotebookNode] = []
+        for output in cell.get("outputs", []):
+            last = outputs[-1] if outputs else None
+            if last and output.output_type == last.output_type == "stream" and output.name == last.name:
+                last.text += output.text
+            else:
+                outputs.append(output)
+        for output in outputs:
+            if output.output_type == "stream":
+                output.text = "\n".join(line.rsplit("\r", 1)[-1] for line in output.text.split("\n"))
+        if cell.cell_type == "code":
+            cell.outputs = outputs

@@ -1,0 +1,210 @@
+"""report.html: every figure and table of a batch on one page that needs nothing but itself."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+import pandas as pd
+
+from hyfreedp.experiments.book import notebooks
+from hyfreedp.experiments.book.jobs import Outcome
+from hyfreedp.experiments.store.paths import FIGURES
+from hyfreedp.experiments.store.provenance import commit, environment
+
+_STYLE = """
+:root { color-scheme: light dark; --text: #1b1b1b; --page: #fff; --soft: #f2f2f0; --line: #c4c4c0; --link: #0b57a4; }
+@media (prefers-color-scheme: dark) {
+  :root { --text: #e6e6e3; --page: #16181a; --soft: #23262a; --line: #4a4e54; --link: #8ab8ea; }
+}
+* { box-sizing: border-box; }
+body { margin: 0 auto; padding: 1rem clamp(0.75rem, 3vw, 2.5rem) 4rem; max-width: 72rem; color: var(--text);
+  background: var(--page); font: 1rem/1.55 system-ui, sans-serif; overflow-wrap: break-word; }
+h1, h2, h3 { line-height: 1.25; }
+h2 { margin-top: 3rem; padding-top: 1rem; border-top: 1px solid var(--line); }
+h3 { margin: 2.5rem 0 0.5rem; font-size: 1.1rem; }
+a { color: var(--link); }
+p, ul, dd { max-width: 50rem; }
+ul { margin: 0; padding-left: 1.2rem; }
+dl { display: grid; grid-template-columns: 8rem 1fr; gap: 0.4rem 1rem; margin: 1rem 0; }
+dt { font-weight: 600; }
+dd { margin: 0; min-width: 0; }
+code, pre { font-size: 0.875rem; background: var(--soft); }
+pre, .scroll { overflow: auto; max-height: 36rem; border: 1px solid var(--line); padding: 0.75rem; }
+figure { margin: 1rem 0; }
+img, iframe { display: block; max-width: 100%; background: #fff; }
+img { height: auto; padding: 0.5rem; }
+iframe { width: 100%; height: 54rem; border: 1px solid var(--line); }
+table { border-collapse: collapse; font-size: 0.875rem; font-variant-numeric: tabular-nums; }
+th, td { padding: 0.25rem 0.75rem; text-align: left; border-bottom: 1px solid var(--line); white-space: nowrap; }
+.number { text-align: right; }
+@media (max-width: 40rem) { dl { grid-template-columns: 1fr; } dd { margin-bottom: 0.5rem; } }
+@media print {
+  body { max-width: none; padding: 0; }
+  pre, .scroll { max-height: none; overflow: visible; }
+  pre { white-space: pre-wrap; }
+  table { font-size: 0.625rem; }
+  th, td { padding: 0.125rem 0.25rem; white-space: normal; overflow-wrap: anywhere; }
+  .interactive { display: none; }
+  figure, table tr { break-inside: avoid; }
+  h2, h3 { break-after: avoid; }
+}
+"""
+
+_NUMBER = ' class="number"'
+
+
+def page(outcomes: Sequence[Outcome], profile: str) -> str:
+    """The page as text: what each figure and table shows, the paper's claim, ours, and what made it.
+
+    Args:
+        outcomes: of the batch; the files that they made are read from ``figures/``.
+        profile: of the batch.
+    """
+    versions = ", ".join(f"{name} {value}" for name, value in environment().items())
+    failed = [_link(_anchor(outcome), outcome.job.name) for outcome in outcomes if outcome.status == "failed"]
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>hyfreedp, profile {escape(profile)}</title>
+<style>{_STYLE}</style>
+</head>
+<body>
+<header>
+<h1>hyfreedp: figures and tables, profile {escape(profile)}</h1>
+<p>A reproduction of “Towards hyperparameter-free optimization with differential privacy” (Bu and Liu, ICLR 2025).
+What the paper claims stands beside what was found here.</p>
+{_definitions({"Versions": escape(versions), "Commit": escape(commit())})}
+{f"<p><strong>Failed:</strong> {', '.join(failed)}</p>" if failed else ""}
+</header>
+<nav aria-labelledby="contents">
+<h2 id="contents">Contents</h2>
+<ul>
+{"".join(map(_entry, outcomes))}</ul>
+</nav>
+<main>
+{"".join(map(_section, outcomes))}</main>
+</body>
+</html>
+"""
+
+
+def _entry(outcome: Outcome) -> str:
+    """A notebook and what it made, in the list of contents."""
+    items = [f"<li>{_link(name, name)}: {escape(made['shows'])}</li>\n" for name, made in _descriptions(outcome)]
+    inner = f"<ul>\n{''.join(items)}</ul>" if items else f"<p>{escape(outcome.status)}</p>"
+    return f"<li>{_link(_anchor(outcome), notebooks.title(outcome.job.source))}\n{inner}</li>\n"
+
+
+def _section(outcome: Outcome) -> str:
+    """A notebook: how it was executed, then its figures, tables and interactive pages."""
+    job = outcome.job
+    facts = {
+        "Notebook": f"<code>{escape(job.name)}</code>",
+        "Profile": escape(job.parameters["profile"]),
+        "Command": f"<code>{escape(job.command)}</code>",
+        "Execution": f"{escape(outcome.status)}, {outcome.seconds:.0f} s",
+    }
+    parts = [_article(name, made) for name, made in _descriptions(outcome)]
+    parts += [_embedded(name) for name in outcome.made if name.endswith(".html")]
+    if outcome.error:
+        parts.append(f'<pre tabindex="0">{escape(outcome.error)}</pre>\n')
+    return f"""<section aria-labelledby="{_anchor(outcome)}">
+<h2 id="{_anchor(outcome)}">{escape(notebooks.title(job.source))}</h2>
+{_definitions(facts)}
+{"".join(parts)}</section>
+"""
+
+
+def _article(name: str, made: dict[str, Any]) -> str:
+    """One figure or table with its description, which ``plots.save`` wrote."""
+    facts = {"Paper": escape(made["claim"]) or "no such item", "Here": _list(made["summary"])}
+    parameters = [f"{key} = {value}" for key, value in made["parameters"].items()]
+    versions = [f"{key} {value}" for key, value in made["environment"].items()]
+    origin = {
+        "Parameters": _list(parameters),
+        "Inputs": _list(made["inputs"]),
+        "Commit": escape(made["commit"]),
+        "Versions": escape(", ".join(versions)),
+    }
+    return f"""<article aria-labelledby="{escape(name)}">
+<h3 id="{escape(name)}">{escape(name)}</h3>
+{_image(name, made["shows"]) if "figure" in made else _table(name, made["shows"])}
+{_definitions(facts)}
+<details><summary>What made it</summary>
+{_definitions(origin)}
+</details>
+</article>
+"""
+
+
+def _image(name: str, shows: str) -> str:
+    data = base64.b64encode((FIGURES / f"{name}.png").read_bytes()).decode()
+    return f"""<figure>
+<img src="data:image/png;base64,{data}" alt="{escape(shows)}">
+<figcaption>{escape(shows)}</figcaption>
+</figure>"""
+
+
+def _table(name: str, shows: str) -> str:
+    frame = pd.read_csv(FIGURES / f"{name}.csv", keep_default_na=False, na_values=[""])
+    numeric = frame.select_dtypes("number").columns
+    head = "".join(
+        f'<th scope="col"{_NUMBER if column in numeric else ""}>{escape(str(column))}</th>' for column in frame.columns
+    )
+    rows = "".join(f"<tr>{''.join(map(_cell, row))}</tr>\n" for row in frame.itertuples(index=False, name=None))
+    return f"""<p>{escape(shows)}</p>
+<div class="scroll" role="region" aria-labelledby="{escape(name)}" tabindex="0">
+<table>
+<thead><tr>{head}</tr></thead>
+<tbody>
+{rows}</tbody>
+</table>
+</div>"""
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, float):
+        return f"<td{_NUMBER}>{'' if math.isnan(value) else f'{value:.4g}'}</td>"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"<td{_NUMBER}>{value}</td>"
+    return f"<td>{escape(str(value))}</td>"
+
+
+def _embedded(name: str) -> str:
+    """An interactive page, in a frame that may run its scripts and reach nothing else."""
+    text = (FIGURES / name).read_text(encoding="utf-8")
+    return f"""<article class="interactive" aria-labelledby="{escape(name)}">
+<h3 id="{escape(name)}">{escape(name)}: interactive</h3>
+<iframe title="{escape(name)}" sandbox="allow-scripts" loading="lazy" srcdoc="{escape(text)}"></iframe>
+</article>
+"""
+
+
+def _descriptions(outcome: Outcome) -> list[tuple[str, dict[str, Any]]]:
+    """Name and description of each figure and table; the one with the notebook's own name first."""
+    names = [name.removesuffix(".json") for name in outcome.made if name.endswith(".json")]
+    return [(name, json.loads((FIGURES / f"{name}.json").read_text(encoding="utf-8"))) for name in sorted(names)]
+
+
+def _anchor(outcome: Outcome) -> str:
+    return f"notebook-{outcome.job.name}"
+
+
+def _link(anchor: str, text: str) -> str:
+    return f'<a href="#{escape(anchor)}">{escape(text)}</a>'
+
+
+def _list(lines: Sequence[str]) -> str:
+    return "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in lines) + "</ul>"
+
+
+def _definitions(facts: dict[str, str]) -> str:
+    """A description list; keys are plain text, values are HTML."""
+    return "<dl>\n" + "".join(f"<dt>{escape(key)}</dt><dd>{value}</dd>\n" for key, value in facts.items()) + "</dl>"

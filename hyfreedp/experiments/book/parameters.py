@@ -1,0 +1,75 @@
+"""Notebook parameters that raise when mistyped; papermill itself only warns."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from typing import Any
+
+from hyfreedp.accounting.arguments import nearest
+
+# IPython's own names of plain values; everything else that is a plain value came from a parameters cell.
+_NOTEBOOK_NAMES = {"In", "Out"}
+# Of every notebook that has them; other numbers are checked where they are used.
+_COUNTS = ("seeds", "jobs")
+_PLAIN = (str, int, float, bool, list, tuple, dict, type(None))
+
+
+def check_parameters(namespace: Mapping[str, Any], allowed: Mapping[str, type | tuple[Any, ...]]) -> None:
+    """Check what the parameters cell and papermill's injected one have set; call it right after them.
+
+    Args:
+        namespace: the notebook's ``globals()``, in which nothing else has been assigned yet.
+        allowed: parameter name -> its type (an int passes for a float), or the tuple of values it may have.
+
+    Raises:
+        TypeError: an unknown name (with the nearest known one) or a value of another type.
+        ValueError: none of the values allowed, or a number of seeds or jobs below one.
+    """
+    for name, value in namespace.items():
+        if name.startswith("_") or name in _NOTEBOOK_NAMES or not isinstance(value, _PLAIN):
+            continue
+        if name not in allowed:
+            raise TypeError(
+                f"unknown parameter {name!r}: this notebook takes {', '.join(allowed)}{nearest(name, allowed)}"
+            )
+        expected = allowed[name]
+        if isinstance(expected, tuple):
+            if value not in expected:
+                raise ValueError(f"parameter {name} must be one of {', '.join(map(repr, expected))}, got {value!r}")
+        else:
+            _check_type(name, value, expected)
+            if name in _COUNTS and isinstance(value, int) and value < 1:
+                raise ValueError(f"parameter {name} must be at least 1, got {value!r}")
+
+
+def parse_value(name: str, text: str, default: Any) -> Any:
+    """What a command line's ``--set name=text`` means for a parameter with this default.
+
+    Text is taken as it is for a string and read as a Python literal for any other type; nothing is ever evaluated.
+
+    Raises:
+        TypeError: not of the default's type.
+    """
+    if isinstance(default, str):
+        return text
+    value: Any
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        value = text
+    if isinstance(default, list) and isinstance(value, tuple):  # 1,3,8 without brackets
+        value = list(value)
+    if isinstance(default, float) and not isinstance(value, bool):
+        try:
+            value = float(text)  # 1 and inf too
+        except ValueError:
+            pass
+    _check_type(name, value, type(default))
+    return value
+
+
+def _check_type(name: str, value: Any, expected: type) -> None:
+    fits = isinstance(value, expected) or (expected is float and isinstance(value, int))
+    if not fits or (isinstance(value, bool) and expected is not bool):
+        raise TypeError(f"parameter {name} must be {expected.__name__}, got {value!r}")

@@ -1,0 +1,4 @@
+"""What is learned from: images, texts and synthetic data, found or fetched or made, and how they are split.
+
+Imports ``store``.
+"""

@@ -1,0 +1,244 @@
+"""Data sets, two that need no download and six of images: found or fetched, decoded once, kept as uint8 arrays.
+
+Images are looked up in ``$HYFREEDP_DATA`` (as packed copies, or as the official files in torchvision's layout) and else
+downloaded. Decoded arrays stay in ``$HYFREEDP_CACHE`` (``data/cache`` if unset) and are mapped into memory, so that a
+second run starts at once and worker processes share them. A folder of the cache is whole or absent.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from sklearn.datasets import load_digits, make_classification
+from torch import Tensor
+from tqdm import tqdm
+
+from hyfreedp.experiments.data import image_files
+from hyfreedp.experiments.data.image_files import Part
+from hyfreedp.experiments.data.splits import held_out_from, shuffled_by_group
+from hyfreedp.experiments.store.paths import CACHE
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """A data set in memory, or mapped into it.
+
+    Attributes:
+        train, test: features and labels (int64). Features are float32, shape (N, d), or uint8 images (N, 3, H, W).
+        validation_start: training records from here on are held out when settings are chosen.
+        source: where they come from, for the record of a run.
+    """
+
+    train: tuple[Tensor, Tensor]
+    test: tuple[Tensor, Tensor]
+    validation_start: int
+    source: str
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """What is known of a data set before it is read.
+
+    Attributes:
+        train_size: N.
+        validation_start: as of :class:`Arrays`: how many records train where settings are chosen.
+        features: entries of one record as a flat vector; 0 where images have no fixed size.
+        classes: number of labels.
+        load: reads it.
+    """
+
+    train_size: int
+    validation_start: int
+    features: int
+    classes: int
+    load: Callable[[], Arrays]
+
+
+def _plain(features: np.ndarray, labels: np.ndarray, train_size: int, source: str) -> Arrays:
+    """Float features, the training part first; validation is its last fifth."""
+    x, y = torch.as_tensor(features, dtype=torch.float32), torch.as_tensor(labels, dtype=torch.int64)
+    train, test = (x[:train_size], y[:train_size]), (x[train_size:], y[train_size:])
+    return Arrays(train, test, train_size * 4 // 5, source)
+
+
+@cache
+def digits() -> Arrays:
+    """scikit-learn's 1,797 handwritten digits of 8 x 8 pixels, scaled to [0, 1], in one fixed random order."""
+    features, labels = load_digits(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(features))
+    return _plain(features[order] / 16, labels[order], 1500, "scikit-learn")
+
+
+@cache
+def classification() -> Arrays:
+    """Synthetic: Gaussian clusters on the corners of a hypercube, 10 classes, 20 informative of 40 features."""
+    features, labels = make_classification(
+        n_samples=10_000, n_features=40, n_informative=20, n_classes=10, class_sep=2.0, random_state=7
+    )
+    # Divided by a fixed scale, chosen without looking at private data.
+    return _plain(features / 4, labels, 8000, "scikit-learn")
+
+
+@cache
+def drawn_digits() -> Arrays:
+    """Digits of 8 x 8 pixels drawn from fonts, see :mod:`hyfreedp.experiments.data.glyphs`, as a task of their own."""
+    from hyfreedp.experiments.data.glyphs import glyphs  # loads fonts and an image library, for this task alone
+
+    features, labels = glyphs(22_000, seed=1)
+    return _plain(features, labels, 20_000, "drawn from matplotlib's fonts")
+
+
+@cache
+def some_images(name: str) -> Arrays:
+    """10,000 training images of a data set in its fixed random order, and 2,000 test images; see :func:`images`.
+
+    The last fifth of the training images begin the validation part of the whole, so that no group is on both sides.
+    """
+    whole = images(name)
+    start = whole.validation_start
+    features, labels = (torch.cat([part[:8000], part[start : start + 2000]]) for part in whole.train)
+    order = torch.from_numpy(np.random.default_rng(0).permutation(len(whole.test[1]))[:2000])
+    test = whole.test[0][order], whole.test[1][order]
+    return Arrays((features, labels), test, 8000, f"{whole.source}, 10,000 of the training images")
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """How to get one image data set.
+
+    Attributes:
+        title: for messages.
+        sizes: numbers of training and test images, checked after decoding.
+        validation_start: how many of the training images train where settings are chosen, four fifths and what is left
+            of the last group; checked too.
+        official: reads the official files below a folder, after downloading them there if asked to.
+        copies: packed copies, see :class:`~hyfreedp.experiments.data.image_files.Copy`.
+    """
+
+    title: str
+    sizes: tuple[int, int]
+    validation_start: int
+    official: Callable[[Path, bool], tuple[Part, Part]]
+    copies: tuple[image_files.Copy, ...] = ()
+
+
+IMAGES = {
+    "cifar10": ImageSet("CIFAR-10", (50_000, 10_000), 40_000, image_files.cifar10, (image_files.CIFAR10_JPEG,)),
+    "cifar100": ImageSet("CIFAR-100", (50_000, 10_000), 40_000, image_files.cifar100),
+    "svhn": ImageSet("SVHN", (73_257, 26_032), 58_605, image_files.svhn),
+    # The whole training set of the benchmark. torchvision's GTSRB has the 26,640 images of an earlier competition.
+    "gtsrb": ImageSet("GTSRB", (39_209, 12_630), 31_379, image_files.gtsrb, (image_files.GTSRB_32,)),
+    # Public, for pre-training; its test images have no labels, so the validation images are its test part here.
+    "tiny_imagenet": ImageSet(
+        "Tiny ImageNet", (100_000, 10_000), 80_000, image_files.tiny_imagenet, (image_files.TINY_IMAGENET_JPEG,)
+    ),
+    "food101": ImageSet("Food-101", (75_750, 25_250), 60_600, image_files.food101),
+}
+
+
+def images(name: str) -> Arrays:
+    """An image data set: from ``$HYFREEDP_DATA``, from the cache, or from the internet.
+
+    Args:
+        name: in ``IMAGES``.
+
+    Raises:
+        FileNotFoundError: it is nowhere and cannot be downloaded, with what to do; or ``$HYFREEDP_DATA`` is no folder.
+        ValueError: a file is damaged, or has other images than expected.
+    """
+    wanted = IMAGES[name]
+    variable = os.environ.get("HYFREEDP_DATA")
+    given = Path(variable) if variable else None
+    if given is not None and not given.is_dir():
+        raise FileNotFoundError(f"HYFREEDP_DATA must name a folder of data sets, got {variable!r}")
+    for copy in wanted.copies:
+        if given is not None and all((given / file).exists() for file in copy.checksums):
+            folder = CACHE / f"{name}-{copy.name}"
+            if not folder.exists():
+                copy.verify(given)
+                _decode(folder, wanted, *copy.read(given))
+            return _mapped(folder, copy.source)
+    folder = CACHE / f"{name}-official"
+    if not folder.exists():
+        _fetch(folder, wanted, given)
+    return _mapped(folder, "official")
+
+
+def _fetch(folder: Path, wanted: ImageSet, given: Path | None) -> None:
+    """Decode the official files of ``$HYFREEDP_DATA``, or download them to a temporary folder and decode those."""
+    if given is not None:
+        try:
+            parts = wanted.official(given, False)
+        except (OSError, RuntimeError):  # what torchvision raises where files are missing: not there, so try elsewhere
+            pass
+        else:
+            return _decode(folder, wanted, *parts)
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=CACHE, prefix=".download-") as temporary:
+        try:
+            parts = wanted.official(Path(temporary), True)
+        except (OSError, RuntimeError) as error:
+            where = f"in HYFREEDP_DATA={given}" if given is not None else "on this machine (HYFREEDP_DATA is not set)"
+            raise FileNotFoundError(
+                f"{wanted.title} is not {where} and could not be downloaded ({error}): connect to the internet, or set "
+                "HYFREEDP_DATA to a folder that has it in torchvision's layout"
+                + "".join(f" or as {', '.join(copy.checksums)}" for copy in wanted.copies)
+            ) from error
+        _decode(folder, wanted, *parts)
+
+
+def _decode(folder: Path, wanted: ImageSet, *parts: Part) -> None:
+    """Write both parts as arrays to ``folder``, which appears when all are complete."""
+    for name, part, size in zip(("training", "test"), parts, wanted.sizes, strict=True):
+        if len(part.labels) != size:
+            raise ValueError(f"{wanted.title} must have {size} {name} images, found {len(part.labels)}")
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=CACHE, prefix=".decoding-") as temporary:
+        made = Path(temporary) / "made"
+        made.mkdir()
+        train, test = parts
+        groups = np.arange(len(train.labels)) if train.groups is None else train.groups
+        order = shuffled_by_group(groups)
+        if (start := held_out_from(groups[order])) != wanted.validation_start:
+            expected = wanted.validation_start
+            raise ValueError(f"{wanted.title} must have {expected} training images before validation, found {start}")
+        _write(made, "train", train, order, wanted.title)
+        np.save(made / "train_groups.npy", groups[order])
+        _write(made, "test", test, np.arange(len(test.labels)), wanted.title)
+        try:
+            made.rename(folder)
+        except OSError:
+            if not folder.exists():  # else another process was faster
+                raise
+
+
+def _write(folder: Path, name: str, part: Part, order: np.ndarray, title: str) -> None:
+    """Images one by one into a file, so that a large set needs little memory."""
+    shape = (len(order), 3, part.side, part.side)
+    pixels = np.lib.format.open_memmap(folder / f"{name}_images.npy", mode="w+", dtype=np.uint8, shape=shape)
+    places = np.argsort(order)
+    images = tqdm(zip(places, part.images, strict=True), total=len(order), desc=f"decode {title}, {name}", unit="image")
+    for place, image in images:
+        pixels[place] = image.transpose(2, 0, 1)
+    pixels.flush()
+    np.save(folder / f"{name}_labels.npy", np.asarray(part.labels, dtype=np.int64)[order])
+
+
+def _mapped(folder: Path, source: str) -> Arrays:
+    def tensor(name: str) -> Tensor:
+        # Copy on write: torch wants writable memory, and a write would stay in this process.
+        return torch.from_numpy(np.load(folder / f"{name}.npy", mmap_mode="c"))
+
+    return Arrays(
+        train=(tensor("train_images"), tensor("train_labels")),
+        test=(tensor("test_images"), tensor("test_labels")),
+        validation_start=held_out_from(np.load(folder / "train_groups.npy")),
+        source=source,
+    )

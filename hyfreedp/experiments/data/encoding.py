@@ -1,0 +1,224 @@
+"""Texts as token ids: a tokenizer of our own, and batches of pairs, documents and prompts for any tokenizer.
+
+``python -m hyfreedp.experiments.data.encoding`` makes the committed tokenizer again. It is byte-level, so it encodes
+any text, and trained on public text only: a vocabulary made from private text would tell of it without any privacy.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from hyfreedp.experiments.data.grammar import Pair, documents, pairs
+from hyfreedp.experiments.store.files import write_text
+from hyfreedp.experiments.store.paths import CHECKPOINTS
+
+IGNORED = -100  # label of a position that is no target, as torch's cross entropy has it
+
+PAD, BOS, EOS, SEP = "<pad>", "<bos>", "<eos>", "<sep>"
+COMMITTED = CHECKPOINTS / "sentences.tokenizer.json"
+VOCABULARY = 600
+SEED, PAIRS, DOCUMENTS = 0, 6000, 1000  # of the public text that the committed tokenizer is made of
+
+
+def public_texts() -> Iterable[str]:
+    """What the committed tokenizer is trained on: synthetic, of the public domain alone."""
+    for pair in pairs("public", PAIRS, SEED):
+        yield from (pair.meaning, pair.reference)
+    yield from documents("public", DOCUMENTS, SEED)
+
+
+def train_tokenizer(texts: Iterable[str], size: int) -> PreTrainedTokenizerFast:
+    """Byte-level byte-pair encoding (Sennrich et al. 2016; Radford et al. 2019); the same texts give the same one.
+
+    Args:
+        texts: public text.
+        size: number of tokens: four special ones, 256 bytes, and merges as far as the texts have any.
+    """
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    special = [PAD, BOS, EOS, SEP]
+    if size < len(special) + len(alphabet):
+        raise ValueError(f"size must be at least {len(special) + len(alphabet)}, got {size}")
+    trainer = trainers.BpeTrainer(
+        vocab_size=size, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return _wrapped(tokenizer)
+
+
+def _wrapped(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
+    # A text that contains "<sep>" is text: special tokens are only put in by the functions below.
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        bos_token=BOS,
+        eos_token=EOS,
+        sep_token=SEP,
+        split_special_tokens=True,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def save_tokenizer(tokenizer: PreTrainedTokenizerFast, path: Path) -> None:
+    """Write one of :func:`train_tokenizer` as one JSON file, whole or not at all."""
+    write_text(path, tokenizer.backend_tokenizer.to_str(pretty=True) + "\n")
+
+
+def load_tokenizer(path: Path = COMMITTED) -> PreTrainedTokenizerFast:
+    """Read what :func:`save_tokenizer` wrote.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is another file.
+    """
+    text = path.read_text(encoding="utf-8")
+    try:
+        vocabulary = json.loads(text)["model"]["vocab"]
+        tokenizer = Tokenizer.from_str(text)
+    except Exception as error:  # tokenizers raises nothing more precise
+        raise ValueError(f"{path} is no tokenizer: {error}") from error
+    if missing := [token for token in (PAD, BOS, EOS, SEP) if token not in vocabulary]:
+        raise ValueError(f"{path} is no tokenizer of this project: it has no {missing[0]}")
+    return _wrapped(tokenizer)
+
+
+def check_tokenizer(tokenizer: PreTrainedTokenizerBase) -> int:
+    """The id used for padding: the pad token's, or else the end token's, for padded positions are masked.
+
+    Raises:
+        ValueError: it has no token for the end of a sequence, or none to pad with.
+    """
+    for token in (tokenizer.pad_token_id, tokenizer.eos_token_id):
+        if token is not None:
+            return int(token)
+    raise ValueError("the tokenizer has neither a pad token nor an end-of-sequence token: set tokenizer.pad_token")
+
+
+def encode_pairs(
+    tokenizer: PreTrainedTokenizerBase, pairs: Sequence[Pair], context_length: int
+) -> tuple[Tensor, Tensor]:
+    """Pairs as sequences: meaning, separator, reference, end.
+
+    The separator is the tokenizer's separator token, or, where it has none (GPT-2's), its token for the beginning or
+    for the end of a sequence.
+
+    Args:
+        tokenizer: with a token for the end of a sequence.
+        pairs: N of them.
+        context_length: tokens in a sequence at most.
+
+    Returns:
+        Token ids, int64, shape (N, L), padded on the right to the longest; and labels of the same shape: the token
+        itself where it is a target (reference and end), else ``IGNORED``. Position t is to be predicted from those
+        before it, so a loss compares the output at t - 1 with the label at t.
+
+    Raises:
+        ValueError: no pair; a sequence is too long or a reference is empty; the tokenizer has no end token.
+    """
+    padding, separator, end = check_tokenizer(tokenizer), _separator(tokenizer), _end(tokenizer)
+    meanings = _ids(tokenizer, [pair.meaning for pair in pairs])
+    references = _ids(tokenizer, [pair.reference for pair in pairs])
+    for number, reference in enumerate(references, start=1):
+        if not reference:
+            raise ValueError(f"every reference must have a token, that of pair {number} has none")
+    sequences = [
+        [*meaning, separator, *reference, end] for meaning, reference in zip(meanings, references, strict=True)
+    ]
+    return _with_labels(sequences, [len(meaning) + 1 for meaning in meanings], padding, context_length, "pair")
+
+
+def encode_documents(
+    tokenizer: PreTrainedTokenizerBase, documents: Sequence[str], context_length: int
+) -> tuple[Tensor, Tensor]:
+    """Documents as sequences: beginning (or end, where there is no such token), text, end.
+
+    Args and returns as of :func:`encode_pairs`: every token but the first is a target.
+
+    Raises:
+        ValueError: no document; one is too long or empty; the tokenizer has no end token.
+    """
+    padding, end = check_tokenizer(tokenizer), _end(tokenizer)
+    start = end if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+    texts = _ids(tokenizer, documents)
+    for number, text in enumerate(texts, start=1):
+        if not text:
+            raise ValueError(f"every document must have a token, number {number} has none")
+    return _with_labels([[start, *text, end] for text in texts], [1] * len(texts), padding, context_length, "document")
+
+
+def encode_prompts(tokenizer: PreTrainedTokenizerBase, meanings: Sequence[str]) -> tuple[Tensor, Tensor]:
+    """Meanings and separators to generate from.
+
+    Returns:
+        Token ids, int64, shape (N, L), padded on the left to the longest; and a mask of the same shape, 1 at tokens
+        and 0 at padding.
+
+    Raises:
+        ValueError: no meaning.
+    """
+    padding, separator = check_tokenizer(tokenizer), _separator(tokenizer)
+    sequences = [[*ids, separator] for ids in _ids(tokenizer, meanings)]
+    lengths = np.array([len(sequence) for sequence in sequences])
+    filled = np.arange(lengths.max()) >= lengths.max() - lengths[:, None]
+    return _scattered(sequences, filled, padding), torch.from_numpy(filled.astype(np.int64))
+
+
+def _ids(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:
+    if not texts:
+        raise ValueError("there must be at least one text to encode, got none")
+    distinct = list(dict.fromkeys(texts))  # many references share a meaning
+    ids = tokenizer(distinct, add_special_tokens=False, return_attention_mask=False)["input_ids"]
+    known = dict(zip(distinct, ids, strict=True))
+    return [known[text] for text in texts]
+
+
+def _separator(tokenizer: PreTrainedTokenizerBase) -> int:
+    for token in (tokenizer.sep_token_id, tokenizer.bos_token_id):
+        if token is not None:
+            return int(token)
+    return _end(tokenizer)
+
+
+def _end(tokenizer: PreTrainedTokenizerBase) -> int:
+    if tokenizer.eos_token_id is None:
+        raise ValueError("the tokenizer has no end-of-sequence token: set tokenizer.eos_token")
+    return int(tokenizer.eos_token_id)
+
+
+def _with_labels(
+    sequences: list[list[int]], prompts: list[int], padding: int, context_length: int, kind: str
+) -> tuple[Tensor, Tensor]:
+    """Padded on the right; the first ``prompts`` tokens of each are no targets."""
+    lengths = np.array([len(sequence) for sequence in sequences])
+    if (too_long := np.flatnonzero(lengths > context_length)).size:
+        number = too_long[0]
+        raise ValueError(
+            f"no {kind} may have more tokens than the context length, {context_length}: number {number + 1} has "
+            f"{lengths[number]}"
+        )
+    places = np.arange(lengths.max())
+    filled = places < lengths[:, None]
+    tokens = _scattered(sequences, filled, padding)
+    targets = torch.from_numpy(filled & (places >= np.array(prompts)[:, None]))
+    return tokens, tokens.masked_fill(~targets, IGNORED)
+
+
+def _scattered(sequences: list[list[int]], filled: np.ndarray, padding: int) -> Tensor:
+    """Tokens in the rows' places that are ``filled``, (N, L), and padding in the others."""
+    tokens = np.full(filled.shape, padding, dtype=np.int64)
+    tokens[filled] = np.concatenate([np.asarray(sequence, dtype=np.int64) for sequence in sequences])
+    return torch.from_numpy(tokens)
+
+
+if __name__ == "__main__":
+    save_tokenizer(train_tokenizer(public_texts(), VOCABULARY), COMMITTED)

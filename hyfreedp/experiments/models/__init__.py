@@ -1,0 +1,4 @@
+"""What learns: small networks, ViTs and language models, and their public weights.
+
+Imports ``store`` and ``data``.
+"""

@@ -1,0 +1,80 @@
+"""Public weights of our own in data/checkpoints: half precision, each beside a JSON of the recipe that made it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from hyfreedp.experiments.store.files import replacing, write_text
+from hyfreedp.experiments.store.paths import CHECKPOINTS
+
+HEAD = "vit.head."
+
+
+def save(name: str, model: nn.Module, recipe: dict[str, Any], folder: Path = CHECKPOINTS) -> None:
+    """Write ``<name>.safetensors``, all weights but the classifier's, and then ``<name>.json``.
+
+    Args:
+        name: of the recipe.
+        model: a ViT of ``MODELS``.
+        recipe: how it was made; the checksum and the number of parameters are added.
+        folder: made if it does not exist.
+    """
+    from safetensors.torch import save as serialized
+
+    weights = {
+        key: value.detach().to("cpu", torch.float16).contiguous()
+        for key, value in model.state_dict().items()
+        if not key.startswith(HEAD)
+    }
+    content = serialized(weights, metadata={"recipe": name})
+    with replacing(folder / f"{name}.safetensors") as temporary:
+        temporary.write_bytes(content)
+    size = sum(value.numel() for value in weights.values())
+    described = recipe | {"parameters": size, "sha256": hashlib.sha256(content).hexdigest()}
+    write_text(folder / f"{name}.json", json.dumps(described, indent=1) + "\n")
+
+
+def round_to_stored(model: nn.Module) -> None:
+    """Round in place all weights but the classifier's to what :func:`save` keeps of them."""
+    for key, value in model.state_dict().items():
+        if not key.startswith(HEAD):
+            value.copy_(value.half())
+
+
+def checksum(name: str, folder: Path = CHECKPOINTS) -> str:
+    """The SHA-256 of a checkpoint's weights, as its JSON states it; "missing" if there is none."""
+    described = folder / f"{name}.json"
+    return json.loads(described.read_text(encoding="utf-8"))["sha256"] if described.exists() else "missing"
+
+
+def load(name: str, model: nn.Module, folder: Path = CHECKPOINTS) -> None:
+    """Give a model the weights of a checkpoint; its classifier stays as it is.
+
+    Raises:
+        FileNotFoundError: there is no such checkpoint, with the command that makes it.
+        ValueError: the file is not the one that was written, or is of another architecture.
+    """
+    from safetensors.torch import load as deserialized
+
+    path = folder / f"{name}.safetensors"
+    command = f"python -m hyfreedp.experiments.runs.pretrain {name}"
+    if not (path.exists() and path.with_suffix(".json").exists()):
+        raise FileNotFoundError(f"there are no pre-trained weights {path}: make them with {command}")
+    expected = checksum(name, folder)
+    content = path.read_bytes()
+    found = hashlib.sha256(content).hexdigest()
+    if found != expected:
+        raise ValueError(f"{path} is damaged: its SHA-256 is {found}, not {expected}; make it again with {command}")
+    weights = {key: value.float() for key, value in deserialized(content).items()}
+    try:
+        missing, unexpected = model.load_state_dict(weights, strict=False)
+    except RuntimeError as error:  # another shape
+        raise ValueError(f"{path} is of another architecture: {error}") from None
+    if unexpected or not all(key.startswith(HEAD) for key in missing):
+        raise ValueError(f"{path} is of another architecture: {[*missing, *unexpected]}")

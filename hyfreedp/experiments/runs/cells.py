@@ -1,0 +1,159 @@
+"""One cell: a frozen spec in, one JSON record and one per-step CSV out; finished cells are never trained again."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import closing, suppress
+from dataclasses import asdict, replace
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from filelock import FileLock
+from tqdm import tqdm
+
+from hyfreedp.experiments.runs.spec import Spec
+from hyfreedp.experiments.runs.train import one_thread, rate_factor, train
+from hyfreedp.experiments.runs.workers import attempt, in_workers
+from hyfreedp.experiments.store import checkpoints
+from hyfreedp.experiments.store.files import check_writable, replacing, write_text
+from hyfreedp.experiments.store.provenance import environment
+
+
+def run_cells(specs: Iterable[Spec], folder: Path, *, jobs: int = 1, description: str = "runs") -> list[dict[str, Any]]:
+    """Run the cells that have no record yet, with a progress bar; the records of all of them, in order.
+
+    Args:
+        specs: what to run.
+        folder: of the cells.
+        jobs: worker processes; 1 runs in this process.
+        description: of the progress bar.
+    """
+    specs = list(specs)
+    records = {}
+    with closing(try_cells(specs, folder, jobs=jobs, description=description)) as cells:
+        for spec, record in cells:
+            if isinstance(record, Exception):
+                raise record
+            records[spec] = record
+    return [records[spec] for spec in specs]
+
+
+def try_cells(
+    specs: Sequence[Spec], folder: Path, *, jobs: int, description: str
+) -> Generator[tuple[Spec, dict[str, Any] | Exception], None, None]:
+    """As :func:`run_cells`: each cell, as it ends, with its record or the error that it failed with."""
+    bar = partial(tqdm, total=len(specs), desc=description, unit="run")
+    one = partial(run_cell, folder=folder)
+    if jobs == 1 or all((folder / f"{spec.key}.json").exists() for spec in specs):
+        for spec in bar(specs):
+            yield spec, attempt(one, spec)
+        return
+    for spec in {(spec.task, spec.source): spec for spec in specs}.values():
+        _ = spec.problem.source  # downloaded and decoded once, here, and not by every worker
+    with closing(in_workers(get_context("spawn"), one, specs, jobs)) as cells:
+        yield from bar(cells)
+
+
+def read_cell(spec: Spec, folder: Path) -> dict[str, Any] | None:
+    """The record of a finished cell; None if it is not finished."""
+    try:
+        return json.loads((folder / f"{spec.key}.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+
+
+def reader(folder: Path) -> Callable[[Spec], dict[str, Any] | None]:
+    """:func:`read_cell` of a folder, which reads each record once: they never change."""
+    known: dict[Spec, dict[str, Any]] = {}
+
+    def read(spec: Spec) -> dict[str, Any] | None:
+        if spec not in known and (record := read_cell(spec, folder)) is not None:
+            known[spec] = record
+        return known.get(spec)
+
+    return read
+
+
+def run_cell(spec: Spec, folder: Path) -> dict[str, Any]:
+    """The record of one cell: read if it is there, else trained, from its checkpoint if there is one.
+
+    Args:
+        spec: what to run.
+        folder: where ``<key>.json`` (the record) and ``<key>.csv`` (one row per step) are kept. Of several processes
+            that want the same cell one trains it, and the others wait.
+
+    Raises:
+        OSError: the record cannot be written; noticed before the training, unless the disk fills up during it.
+    """
+    if (record := read_cell(spec, folder)) is not None:
+        _tidy(spec, folder)
+        return record
+    record_path = folder / f"{spec.key}.json"
+    check_writable(folder)
+    with FileLock(folder / f".{spec.key}.lock"):  # freed by the system if this process is killed
+        if not record_path.exists():
+            _make_cell(spec, folder, record_path)
+        _tidy(spec, folder)
+    return json.loads(record_path.read_text(encoding="utf-8"))
+
+
+def _tidy(spec: Spec, folder: Path) -> None:
+    """Remove what a finished cell no longer needs, left by a process that was killed or not."""
+    checkpoints.discard(_checkpoint(spec, folder))
+    with suppress(OSError):
+        (folder / f".{spec.key}.lock").unlink()  # whoever waits for it will find the record
+
+
+def _checkpoint(spec: Spec, folder: Path) -> Path:
+    return folder / f"{spec.key}.ckpt"
+
+
+def _make_cell(spec: Spec, folder: Path, record_path: Path) -> None:
+    for left in folder.glob(f".{spec.key}-*"):  # by a process that was killed while it wrote
+        left.unlink()
+    started = time.perf_counter()
+    with one_thread():
+        optimizer = train(spec, _checkpoint(spec, folder))
+        last = optimizer.history[-1]
+        scores = {"accuracy": last["test_accuracy"], "loss": last["test_loss"]}
+        if spec.evaluation == "validation":  # a random search releases the model that was scored
+            _, test = spec.problem.datasets("test", spec.model)
+            scores["test_accuracy"] = spec.problem.evaluate(optimizer.module, test, spec.model).accuracy
+        texts = spec.problem.outputs(optimizer.module, spec.model) if spec.evaluation == "test" else None
+    with replacing(folder / f"{spec.key}.csv") as temporary:
+        pd.DataFrame(optimizer.history).to_csv(temporary, index=False)
+    record = {
+        "spec": asdict(spec),
+        **scores,
+        **({} if texts is None else {"outputs": texts}),
+        "epsilon_spent": optimizer.epsilon_spent(),
+        "guarantee": optimizer.split.guarantee,
+        "noise_split": optimizer.split.to_dict(),
+        "final_eta": optimizer.eta * rate_factor(optimizer),
+        "seconds": time.perf_counter() - started,
+        "data": spec.problem.source,
+        "weights": spec.weights,
+        "environment": environment(),
+    }
+    write_text(record_path, json.dumps(record, indent=1))
+
+
+def read_steps(spec: Spec, folder: Path) -> pd.DataFrame:
+    """The per-step rows of a finished cell."""
+    return pd.read_csv(folder / f"{spec.key}.csv")
+
+
+def tabulate(records: Iterable[dict[str, Any]]) -> pd.DataFrame:
+    """One tidy row per record: the spec's fields, accuracy, epsilon, final rate, seconds."""
+    names = ("accuracy", "epsilon_spent", "guarantee", "final_eta", "seconds")
+    return pd.DataFrame([record["spec"] | {name: record[name] for name in names} for record in records])
+
+
+def with_seeds(spec: Spec, seeds: int) -> list[Spec]:
+    """The spec with seeds 0, ..., seeds - 1."""
+    return [replace(spec, seed=seed) for seed in range(seeds)]

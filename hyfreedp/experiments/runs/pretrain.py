@@ -1,0 +1,302 @@
+"""Public pre-training of our small models, without privacy: ``python -m hyfreedp.experiments.runs.pretrain RECIPE``.
+
+The result is kept in data/checkpoints. An interrupted run goes on from where it was a minute before at most, and ends
+in the same weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+from tqdm import tqdm
+
+from hyfreedp.experiments.data.datasets import images
+from hyfreedp.experiments.data.glyphs import fonts, glyphs
+from hyfreedp.experiments.data.grammar import documents, pairs
+from hyfreedp.experiments.data.records import Records
+from hyfreedp.experiments.models import weights
+from hyfreedp.experiments.models.language import make_language_model, own_tokenizer
+from hyfreedp.experiments.models.vision import head, make_model
+from hyfreedp.experiments.runs.train import one_thread
+from hyfreedp.experiments.store import checkpoints
+from hyfreedp.experiments.store.cache import key_of
+from hyfreedp.experiments.store.paths import CHECKPOINTS
+from hyfreedp.experiments.store.provenance import environment
+from hyfreedp.experiments.tasks.language import LANGUAGE_TASKS, token_losses
+from hyfreedp.experiments.tasks.scores import evaluate
+
+SAVE_SECONDS = 60.0
+GLYPHS, HELD_OUT_GLYPHS = 20_000, 2_000
+SENTENCES, HELD_OUT_SENTENCES = 12_000, 500
+REPORTS, HELD_OUT_REPORTS = 6_000, 300
+PUBLIC_SEED = 10  # not that of the tokenizer's texts
+_MORE_PACKAGES = ("timm", "safetensors", "matplotlib", "pillow", "transformers", "tokenizers")
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Public data: features and labels of a training part and of a held-out one, and where they come from."""
+
+    train: tuple[Tensor, Tensor]
+    held_out: tuple[Tensor, Tensor]
+    source: str
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One pre-training run of a classifier.
+
+    Attributes:
+        model: a name in ``MODELS`` with fresh weights.
+        classes: of the public data.
+        corpus: gives them.
+        epochs, batch_size: passes over the training part, in random order.
+        learning_rate: highest one of a one-cycle schedule, with AdamW.
+        weight_decay, label_smoothing: as usual for ViTs.
+        pad: pixels by which images are shifted at random, at most; they are also mirrored. 0: neither.
+        seed: of weights, order and shifts.
+        one_thread: of a CPU, so that the weights do not depend on the number of its cores.
+    """
+
+    model: str
+    classes: int
+    corpus: Callable[[], Corpus]
+    epochs: int
+    batch_size: int
+    learning_rate: float
+    weight_decay: float = 0.05
+    label_smoothing: float = 0.0
+    pad: int = 0
+    seed: int = 0
+    one_thread: bool = False
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All but the data, as plain values."""
+        return {name: value for name, value in vars(self).items() if name != "corpus"}
+
+    def start(self, corpus: Corpus) -> nn.Module:
+        """The model before the first step."""
+        features = corpus.train[0][0].numel()
+        model = make_model(self.model, "full", features=features, classes=self.classes, seed=self.seed)
+        # A classifier that is not zero: behind zeros, nothing else would learn from the first step.
+        generator = torch.Generator().manual_seed(self.seed)
+        with torch.no_grad():
+            head(model).weight.normal_(std=0.02, generator=generator)
+        return model
+
+    def loss(self, model: nn.Module, batch: Tensor, truth: Tensor, step: int) -> Tensor:
+        """Mean loss of a batch, whose images are moved about as the step's random numbers say."""
+        if self.pad:
+            batch = shifted(batch, self.pad, np.random.default_rng([self.seed, step, 1]))
+        return F.cross_entropy(model(batch), truth, label_smoothing=self.label_smoothing)
+
+    def score(self, model: nn.Module, held_out: tuple[Tensor, Tensor]) -> float:
+        """The share of right predictions."""
+        return evaluate(model, TensorDataset(*held_out), 1024).accuracy
+
+
+@dataclass(frozen=True)
+class LanguageRecipe:
+    """One pre-training run of a language model; attributes as of :class:`Recipe`.
+
+    ``model`` is a name in ``LANGUAGE_MODELS``, ``task`` one in ``LANGUAGE_TASKS`` whose loss it is trained by, on
+    public texts in place of the private ones.
+    """
+
+    model: str
+    task: str
+    corpus: Callable[[], Corpus]
+    epochs: int
+    batch_size: int
+    learning_rate: float
+    weight_decay: float = 0.01
+    seed: int = 0
+    one_thread: bool = False
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All but the data, as plain values."""
+        return {name: value for name, value in vars(self).items() if name != "corpus"}
+
+    def start(self, corpus: Corpus) -> nn.Module:
+        """The model before the first step."""
+        return make_language_model(self.model, "full", seed=self.seed)
+
+    def loss(self, model: nn.Module, batch: Tensor, truth: Tensor, step: int) -> Tensor:
+        """Mean over target tokens."""
+        losses, targets = token_losses(model, batch, truth)
+        return losses.sum() / targets.sum()
+
+    def score(self, model: nn.Module, held_out: tuple[Tensor, Tensor]) -> float:
+        """The share of target tokens predicted right."""
+        return LANGUAGE_TASKS[self.task].evaluate(model, Records(*held_out), self.model).accuracy
+
+
+def _glyphs() -> Corpus:
+    features, labels = (torch.from_numpy(array) for array in glyphs(GLYPHS + HELD_OUT_GLYPHS, seed=0))
+    parts = (features[:GLYPHS], labels[:GLYPHS]), (features[GLYPHS:], labels[GLYPHS:])
+    return Corpus(*parts, f"digits drawn from {len(fonts())} of the fonts that ship with matplotlib, seed 0")
+
+
+def _tiny_imagenet() -> Corpus:
+    arrays = images("tiny_imagenet")
+    return Corpus(arrays.train, arrays.test, f"Tiny ImageNet, {arrays.source}")
+
+
+def _sentences() -> Corpus:
+    from hyfreedp.experiments.data.encoding import encode_pairs
+
+    found = pairs("public", SENTENCES + HELD_OUT_SENTENCES, PUBLIC_SEED)
+    tokens, labels = encode_pairs(own_tokenizer(), found, 256)
+    parts = (tokens[:SENTENCES], labels[:SENTENCES]), (tokens[SENTENCES:], labels[SENTENCES:])
+    return Corpus(*parts, f"sentences of the public domain of our own grammar, seed {PUBLIC_SEED}")
+
+
+def _reports() -> Corpus:
+    from hyfreedp.experiments.data.encoding import encode_documents
+
+    tokens, labels = encode_documents(
+        own_tokenizer(), documents("public", REPORTS + HELD_OUT_REPORTS, PUBLIC_SEED), 2048
+    )
+    parts = (tokens[:REPORTS], labels[:REPORTS]), (tokens[REPORTS:], labels[REPORTS:])
+    return Corpus(*parts, f"reports of the public domain of our own grammar, seed {PUBLIC_SEED}")
+
+
+RECIPES: dict[str, Recipe | LanguageRecipe] = {
+    "glyphs": Recipe("vit8_d64_p4", 10, _glyphs, epochs=30, batch_size=128, learning_rate=2e-3, one_thread=True),
+    "tiny_imagenet": Recipe(
+        "vit32_d192",
+        200,
+        _tiny_imagenet,
+        epochs=60,
+        batch_size=512,
+        learning_rate=1e-3,
+        label_smoothing=0.1,
+        pad=4,
+    ),
+    "gpt2_sentences": LanguageRecipe(
+        "gpt2_tiny", "restaurants", _sentences, epochs=6, batch_size=64, learning_rate=5e-3, one_thread=True
+    ),
+    "llama_sentences": LanguageRecipe(
+        "llama_tiny", "reports", _reports, epochs=6, batch_size=64, learning_rate=5e-3, one_thread=True
+    ),
+    "gpt2_small_sentences": LanguageRecipe(
+        "gpt2_small", "restaurants", _sentences, epochs=6, batch_size=64, learning_rate=5e-4
+    ),
+}
+
+
+def pretrain(name: str, recipe: Recipe | LanguageRecipe, folder: Path = CHECKPOINTS, device: str = "cpu") -> float:
+    """Train, and write the checkpoint ``name`` to ``folder``; the accuracy on the held-out part of what is stored."""
+    corpus = recipe.corpus()
+    model = recipe.start(corpus)
+    model.to(device)
+    unfinished = folder / f".{name}-{key_of(recipe.settings)}.ckpt"  # another recipe starts afresh
+    with one_thread() if recipe.one_thread else nullcontext():
+        seconds = _train(model, recipe, corpus.train, unfinished, device)
+        weights.round_to_stored(model)
+        accuracy = recipe.score(model, corpus.held_out)
+    described = recipe.settings | {
+        "corpus": corpus.source,
+        "records": len(corpus.train[1]),
+        "held_out_records": len(corpus.held_out[1]),
+        "held_out_accuracy": accuracy,
+        "seconds": seconds,
+        "command": f"python -m hyfreedp.experiments.runs.pretrain {name}",
+        "device": device,
+        "environment": environment() | {package: version(package) for package in _MORE_PACKAGES},
+    }
+    weights.save(name, model, described, folder)
+    checkpoints.discard(unfinished)
+    return accuracy
+
+
+def _train(
+    model: nn.Module, recipe: Recipe | LanguageRecipe, train: tuple[Tensor, Tensor], unfinished: Path, device: str
+) -> float:
+    features, labels = train
+    per_epoch = len(labels) // recipe.batch_size
+    steps = recipe.epochs * per_epoch
+    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, recipe.learning_rate, steps)
+    first, earlier = 0, 0.0
+    if (state := checkpoints.load(unfinished)) is not None:
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        schedule.load_state_dict(state["schedule"])
+        first, earlier = state["step"], state["seconds"]
+    started = last_saved = time.monotonic()
+    order = np.empty(0, dtype=np.int64)
+    bar = tqdm(range(first, steps), initial=first, total=steps, desc="pre-training", unit="step")
+    for step in bar:
+        epoch, index = divmod(step, per_epoch)
+        if index == 0 or not len(order):
+            order = np.random.default_rng([recipe.seed, epoch]).permutation(len(labels))
+        rows = torch.from_numpy(order[index * recipe.batch_size : (index + 1) * recipe.batch_size])
+        batch, truth = features[rows].to(device), labels[rows].to(device)
+        with torch.autocast("cuda", torch.bfloat16, enabled=device.startswith("cuda")):
+            loss = recipe.loss(model, batch, truth, step)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        if time.monotonic() - last_saved > SAVE_SECONDS:
+            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1}
+            state |= {"schedule": schedule.state_dict(), "seconds": earlier + time.monotonic() - started}
+            checkpoints.save(unfinished, state)
+            last_saved = time.monotonic()
+    return earlier + time.monotonic() - started
+
+
+def shifted(images: Tensor, pad: int, random: np.random.Generator) -> Tensor:
+    """Each image (of B, C, H, W) shifted by up to ``pad`` pixels either way, zeros moving in, and mirrored or not."""
+    count, _, height, width = images.shape
+    padded = F.pad(images, (pad, pad, pad, pad))
+    top, left = (torch.from_numpy(random.integers(0, 2 * pad + 1, count)) for _ in range(2))
+    rows = top[:, None] + torch.arange(height)
+    columns = left[:, None] + torch.arange(width)
+    mirrored = torch.from_numpy(random.integers(0, 2, count)).bool()
+    columns = torch.where(mirrored[:, None], columns.flip(1), columns)
+    samples = torch.arange(count)[:, None, None]
+    moved = padded.movedim(1, 3)[
+        samples.to(images.device), rows[:, :, None].to(images.device), columns[:, None, :].to(images.device)
+    ]
+    return moved.movedim(3, 1)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(
+        prog="python -m hyfreedp.experiments.runs.pretrain", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument("recipe", choices=RECIPES)
+    parser.add_argument("--out", type=Path, default=CHECKPOINTS, help="folder of the checkpoint (default: %(default)s)")
+    parser.add_argument(
+        "--device",
+        choices=("cpu", "cuda"),
+        default="cuda" if torch.cuda.is_available() else "cpu",
+        help="(default: %(default)s)",
+    )
+    options = parser.parse_args(arguments)
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("argument --device: torch finds no GPU on this machine, so it must be cpu")
+    options.out.mkdir(parents=True, exist_ok=True)
+    accuracy = pretrain(options.recipe, RECIPES[options.recipe], options.out, options.device)
+    print(f"{options.recipe}: {100 * accuracy:.1f} % on held-out data, written to {options.out}")
+
+
+if __name__ == "__main__":
+    main()

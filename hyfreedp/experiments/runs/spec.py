@@ -1,0 +1,167 @@
+"""The spec of one training run: frozen, checked, hashable, and the same in a JSON file."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from hyfreedp import votes
+from hyfreedp.accounting.arguments import check_choice, nearest
+from hyfreedp.experiments.data.texts import checksum_of
+from hyfreedp.experiments.models.language import LanguageModel
+from hyfreedp.experiments.models.vision import Model, Tuning
+from hyfreedp.experiments.runs.methods import BASES, CLIPPED, METHODS
+from hyfreedp.experiments.store.cache import key_of
+from hyfreedp.experiments.tasks.language import LanguageTask
+from hyfreedp.experiments.tasks.registry import TASKS
+from hyfreedp.experiments.tasks.scores import Evaluation
+from hyfreedp.experiments.tasks.vision import Task
+
+
+@dataclass(frozen=True)
+class Spec:
+    """All that determines a run, randomness included.
+
+    Attributes:
+        task, method: names in ``TASKS`` and ``METHODS``.
+        epsilon: target; ``inf`` for no privacy. delta belongs to the task.
+        seed: of weights, sampling and noise.
+        learning_rate: the rate, or its first value where it is learned; a factor, customarily 1, of the rate that
+            D-Adaptation and Prodigy estimate.
+        interval: K, for methods that learn the rate by probes; at most the steps of the run.
+        evaluation: accuracy on "test" data, or on "validation" data held out of the training part.
+        steps: length of the run; the task's own if None.
+        clipping_threshold: R_g of Abadi's clipping (method "vanilla"), or its first value (method "adaptive").
+        base: base optimizer, a name in ``BASES``; the method's own if None.
+        model: a model that fits the task, by its name in ``MODELS`` or ``LANGUAGE_MODELS``; the task's own if None.
+        tuning: which parameters are trained, see ``models.vision.choose_trainable``; all if None.
+        source: documents for a task of language modelling: a file or the name of a data set, see
+            :func:`hyfreedp.experiments.data.texts.documents_from`; the task's own if None.
+
+    Raises:
+        ValueError: a name or number that is not allowed.
+    """
+
+    task: str = "digits"
+    method: str = "robust"
+    epsilon: float = 3.0
+    seed: int = 0
+    learning_rate: float = 1e-4
+    interval: int = 5
+    evaluation: Evaluation = "test"
+    steps: int | None = None
+    clipping_threshold: float | None = None
+    base: str | None = None
+    model: str | None = None
+    tuning: Tuning | None = None
+    source: str | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("task", self.task, TASKS)
+        check_choice("method", self.method, METHODS)
+        check_choice("evaluation", self.evaluation, Evaluation)
+        if self.source is not None and not (TASKS[self.task].takes_source and isinstance(self.source, str)):
+            able = ", ".join(name for name, task in TASKS.items() if task.takes_source)
+            raise ValueError(f"source must be a text for the tasks {able}, and None for others, got {self.source!r}")
+        if self.base is not None:
+            check_choice("base", self.base, BASES)
+        if self.model is not None:
+            check_choice("model", self.model, TASKS[self.task].models)
+        if self.tuning is not None:
+            check_choice("tuning", self.tuning, self.architecture.tunings)
+        for name in ("epsilon", "learning_rate", "clipping_threshold"):
+            value = getattr(self, name)
+            if value is None and name == "clipping_threshold":
+                continue
+            if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+                raise ValueError(f"{name} must be a positive number, got {value!r}")
+            object.__setattr__(self, name, float(value))  # so that 1 and 1.0 name the same cell
+        for name, smallest in (("seed", 0), ("interval", 1), ("steps", 1)):
+            value = getattr(self, name)
+            if value is None and name == "steps":
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < smallest:
+                raise ValueError(f"{name} must be an integer of at least {smallest}, got {value!r}")
+        length = self.steps or self.problem.steps
+        if METHODS[self.method].learns and self.interval > length:
+            raise ValueError(f"interval must be at most the {length} steps of the run, got {self.interval}")
+        if not math.isfinite(self.learning_rate):
+            raise ValueError(f"learning_rate must be finite, got {self.learning_rate!r}")
+        if (self.clipping_threshold is not None) != (self.method in CLIPPED):
+            raise ValueError(
+                f"clipping_threshold must be given exactly for the methods {', '.join(CLIPPED)}, "
+                f"got {self.clipping_threshold!r} for {self.method!r}"
+            )
+
+    @property
+    def key(self) -> str:
+        """Name of the cell's files: a hash of the spec, without later fields that a spec leaves at None.
+
+        It covers the pre-trained weights and the documents that the run starts from, and how its learning rate is
+        learned, so that others make another cell.
+        """
+        later = ("clipping_threshold", "base", "model", "tuning", "source")
+        named = {name: value for name, value in asdict(self).items() if name not in later or value is not None}
+        method = METHODS[self.method]
+        if method.learns:
+            named["learning"] = [repr(method.settings), *(votes.CONSTANTS if method.settings.probe == "votes" else ())]
+        if self.weights is not None:
+            named["weights"] = self.weights
+        if self.source is not None:
+            named["source"] = checksum_of(self.source)
+        return key_of(named)
+
+    @property
+    def problem(self) -> Task | LanguageTask:
+        """What is learned: the task, on the documents of ``source`` if there is one."""
+        task = TASKS[self.task]
+        return task.with_source(self.source) if self.source is not None and isinstance(task, LanguageTask) else task
+
+    @property
+    def architecture(self) -> Model | LanguageModel:
+        """The model that is trained."""
+        return TASKS[self.task].architecture(self.model)
+
+    @property
+    def weights(self) -> str | None:
+        """Checksum of the pre-trained weights that the run starts from; None if it starts from fresh or timm's ones."""
+        return self.architecture.checksum()
+
+    @property
+    def optimizer(self) -> str:
+        """The base optimizer, a name in ``BASES``."""
+        return self.base or METHODS[self.method].base
+
+    def to_json(self) -> str:
+        """The form that :meth:`from_json` reads; an infinite epsilon is written ``Infinity``."""
+        return json.dumps(asdict(self), indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> Spec:
+        """The spec in a JSON object of its fields, of which all but ``task`` and ``method`` may be left out.
+
+        Raises:
+            ValueError: not such an object, or a value that is not allowed.
+            TypeError: a field that specs do not have.
+        """
+        try:
+            given = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"the spec is not JSON: {error}") from None
+        if not isinstance(given, dict):
+            raise ValueError(f"a spec must be a JSON object, got {type(given).__name__}")
+        return cls.from_fields(given)
+
+    @classmethod
+    def from_fields(cls, given: dict[str, Any]) -> Spec:
+        """As :meth:`from_json`, of the parsed object."""
+        names = [field.name for field in fields(cls)]
+        for name in given:
+            if name not in names:
+                raise TypeError(f"a spec has no field {name!r}: it has {', '.join(names)}{nearest(name, names)}")
+        for name in ("task", "method"):
+            if name not in given:
+                raise ValueError(f"a spec must name its {name}")
+        return cls(**given)

@@ -1,0 +1,137 @@
+"""One training run: its optimizer and loader, and training to the end, from its checkpoint if there is one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+from tqdm import tqdm
+
+from hyfreedp import HyFreeDPOptimizer, PrivacyEngine
+from hyfreedp.clipping import AbadiClipping, Clipping
+from hyfreedp.experiments.baselines.adaptive_clipping import AdaptiveClipping
+from hyfreedp.experiments.data.records import as_is
+from hyfreedp.experiments.runs.methods import BASES, METHODS
+from hyfreedp.experiments.runs.spec import Spec
+from hyfreedp.experiments.store import checkpoints
+from hyfreedp.noise import NoiseGenerator
+
+CHECKPOINT_SECONDS = 20.0
+EVALUATE_EVERY = 5  # steps, in runs of up to a hundred; longer ones evaluate twenty times
+
+
+def make_run(spec: Spec, *, diagnostics: bool = False) -> tuple[HyFreeDPOptimizer, DataLoader]:
+    """The optimizer (with its model in ``optimizer.module``) and Poisson loader of a spec, ready for the first step.
+
+    The model is on the GPU if there is one; the task's ``losses_of(model)`` takes the loader's batches there.
+    """
+    return _start(spec, _clipping(spec), diagnostics)
+
+
+def _start(spec: Spec, clipping: Clipping | None, diagnostics: bool) -> tuple[HyFreeDPOptimizer, DataLoader]:
+    task, method = spec.problem, METHODS[spec.method]
+    train, _ = task.datasets(spec.evaluation, spec.model)
+    model = task.model(spec.seed, spec.model, spec.tuning or "full")
+    model.to("cuda" if torch.cuda.is_available() else "cpu")
+    learned: dict[str, Any] = (
+        {"initial_learning_rate": spec.learning_rate, "interval": spec.interval} if method.learns else {}
+    )
+    rate: dict[str, Any] = {} if method.learns else {"lr": spec.learning_rate}
+    _, optimizer, loader = PrivacyEngine(seed=spec.seed).make_private_with_epsilon(
+        module=model,
+        optimizer=BASES[spec.optimizer]([p for p in model.parameters() if p.requires_grad], **rate),
+        data_loader=DataLoader(train, batch_size=task.batch_size, collate_fn=as_is),
+        target_epsilon=spec.epsilon,
+        target_delta=task.delta,
+        steps=spec.steps or task.steps,
+        preset=method.preset,
+        max_physical_batch_size=task.physical_batches(spec.model),
+        clipping=clipping,
+        diagnostics=diagnostics,
+        **method.overrides,
+        **learned,
+    )
+    if isinstance(clipping, AdaptiveClipping):
+        clipping.start(
+            sigma=optimizer.split.sigma,
+            expected_batch_size=optimizer.expected_batch_size,
+            generator=NoiseGenerator(spec.seed).child("adaptive clipping"),
+        )
+    return optimizer, loader
+
+
+def _clipping(spec: Spec) -> Clipping | None:
+    if spec.clipping_threshold is None:
+        return None
+    return (AdaptiveClipping if spec.method == "adaptive" else AbadiClipping)(spec.clipping_threshold)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Records must not depend on the number of cores; and these small networks gain nothing from a second thread, which
+    on a busy machine only makes the first wait.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def train(spec: Spec, checkpoint: Path) -> HyFreeDPOptimizer:
+    """Train to the end; every few steps, and at the last, the history gets test accuracy and loss."""
+    clipping = _clipping(spec)
+    adaptive = clipping if isinstance(clipping, AdaptiveClipping) else None
+    optimizer, loader = _start(spec, clipping, diagnostics=False)
+    task, model = spec.problem, optimizer.module
+    _, held_out = task.datasets(spec.evaluation, spec.model)
+    per_sample_loss = task.losses_of(model)
+    every = max(EVALUATE_EVERY, optimizer.split.steps // 20)
+    if (state := checkpoints.load(checkpoint)) is not None:
+        whole = state["optimizer"] | {"model": model.state_dict() | state["optimizer"]["model"]}
+        optimizer.load_state_dict(whole)
+        if adaptive is not None:
+            adaptive.load_state_dict(state["clipping"])
+    last_saved, pause = time.monotonic(), CHECKPOINT_SECONDS
+    # Shown of runs that take more than a minute; a bar of runs stands above it.
+    bar = tqdm(desc=spec.task, total=optimizer.split.steps, initial=optimizer.ledger.steps, delay=60, leave=False)
+    while optimizer.steps_left:
+        for batch in loader:
+            factor = rate_factor(optimizer)
+            optimizer.step(per_sample_loss, batch)
+            bar.update()
+            optimizer.history[-1]["eta"] *= factor
+            if adaptive is not None:
+                optimizer.history[-1]["clipping_threshold"] = adaptive.threshold
+                adaptive.update()
+            if optimizer.steps_left % every == 0:
+                scores = task.evaluate(model, held_out, spec.model)
+                optimizer.history[-1] |= {"test_accuracy": scores.accuracy, "test_loss": scores.loss}
+            if (now := time.monotonic()) - last_saved > pause:
+                extra = None if adaptive is None else adaptive.state_dict()
+                checkpoints.save(checkpoint, {"optimizer": _without_frozen(optimizer), "clipping": extra})
+                last_saved = time.monotonic()
+                took = last_saved - now
+                pause = max(CHECKPOINT_SECONDS, 20 * took if took > 1 else 0)  # a large model is saved more rarely
+            if not optimizer.steps_left:
+                break
+    bar.close()
+    return optimizer
+
+
+def _without_frozen(optimizer: HyFreeDPOptimizer) -> dict[str, Any]:
+    """The optimizer's state less the parameters that are not trained: the spec gives them again."""
+    frozen = {name for name, parameter in optimizer.module.named_parameters() if not parameter.requires_grad}
+    state = optimizer.state_dict()
+    return state | {"model": {name: value for name, value in state["model"].items() if name not in frozen}}
+
+
+def rate_factor(optimizer: HyFreeDPOptimizer) -> float:
+    """What the base optimizer multiplies its learning rate by: the distance d of D-Adaptation and Prodigy, else 1."""
+    return float(optimizer.base.param_groups[0].get("d", 1.0))

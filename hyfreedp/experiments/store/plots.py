@@ -1,0 +1,135 @@
+"""One look for all figures, and how they are saved: PNG and PDF beside a JSON of what made them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib.pyplot as plt
+import pandas as pd
+import seaborn as sns
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+
+from hyfreedp.experiments.store.files import replacing, write_text
+from hyfreedp.experiments.store.paths import FIGURES
+from hyfreedp.experiments.store.provenance import commit, environment
+
+# Okabe and Ito's colours, told apart by colour-blind readers; each method also has its own dash pattern and marker,
+# which survive greyscale.
+STYLES: dict[str, dict[str, Any]] = {
+    "robust": {"color": "#0072B2", "linestyle": "-", "marker": "o"},
+    "paper": {"color": "#D55E00", "linestyle": "--", "marker": "s"},
+    "line_search": {"color": "#E69F00", "linestyle": (0, (1, 1)), "marker": "X"},
+    "best": {"color": "#009E73", "linestyle": "-.", "marker": "^"},
+    "worst": {"color": "#7F7F7F", "linestyle": ":", "marker": "v"},
+    "reference": {"color": "#CC79A7", "linestyle": (0, (5, 1, 1, 1)), "marker": "D"},
+}
+# For series that are not methods, in order.
+SERIES = [STYLES[name] for name in ("robust", "paper", "best", "reference", "worst")] + [
+    {"color": "#56B4E9", "linestyle": (0, (3, 1)), "marker": "P"},
+    STYLES["line_search"],
+]
+
+
+def use_style() -> None:
+    """Apply the style to all figures made from here on."""
+    sns.set_theme(context="notebook", style="whitegrid", font_scale=0.9)
+    plt.rcParams.update(
+        {
+            "figure.dpi": 110,
+            "savefig.dpi": 200,
+            "savefig.bbox": "tight",
+            "figure.constrained_layout.use": True,
+            "axes.titlesize": "medium",
+            "legend.frameon": False,
+            "pdf.fonttype": 42,  # text stays text
+        }
+    )
+
+
+def shades(differences: pd.DataFrame, limit: float = 10.0) -> pd.DataFrame:
+    """Styles for the cells of a table: brown where a difference is negative, teal where it is positive.
+
+    Args:
+        differences: numbers; a cell without one stays white.
+        limit: from which on colours are full.
+    """
+    colours = plt.get_cmap("BrBG")
+
+    def style(value: float) -> str:
+        if pd.isna(value):
+            return ""
+        # From the middle half of the map, so that black text stays readable.
+        return f"background-color: {to_hex(colours(0.5 + 0.25 * max(-1.0, min(1.0, value / limit))))}; color: black"
+
+    return differences.map(style)
+
+
+def save(
+    figure: Figure,
+    name: str,
+    *,
+    parameters: dict[str, Any],
+    inputs: Sequence[str],
+    shows: str,
+    claim: str = "",
+    summary: Sequence[str] = (),
+) -> None:
+    """Write ``figures/<name>.png``, ``.pdf`` and ``.json``.
+
+    Args:
+        figure: what to save.
+        name: stem of the three files, that of the notebook with an optional part.
+        parameters: of the notebook.
+        inputs: records the figure was drawn from, as keys of cells or paths in the repository.
+        shows: one sentence: what is drawn.
+        claim: the paper's item and what it claims there; empty if the paper has no such figure.
+        summary: what we found, one finding a line, for the report.
+    """
+    figure.draw_without_rendering()  # lays out,
+    figure.set_layout_engine("none")  # once: otherwise each of the drawings below would do so again
+    with replacing(FIGURES / f"{name}.png") as temporary:
+        figure.savefig(temporary, format="png")
+    with replacing(FIGURES / f"{name}.pdf") as temporary:
+        figure.savefig(temporary, format="pdf", metadata={"CreationDate": None})
+    _describe("figure", name, parameters, inputs, shows, claim, summary)
+
+
+def save_table(
+    table: pd.DataFrame,
+    name: str,
+    *,
+    parameters: dict[str, Any],
+    inputs: Sequence[str],
+    shows: str,
+    claim: str = "",
+    summary: Sequence[str] = (),
+) -> None:
+    """Write ``figures/<name>.csv`` (without the index) and ``.json``; arguments as for :func:`save`."""
+    with replacing(FIGURES / f"{name}.csv") as temporary:
+        table.to_csv(temporary, index=False)
+    _describe("table", name, parameters, inputs, shows, claim, summary)
+
+
+def _describe(
+    kind: str,
+    name: str,
+    parameters: dict[str, Any],
+    inputs: Sequence[str],
+    shows: str,
+    claim: str,
+    summary: Sequence[str],
+) -> None:
+    made = {
+        kind: name,
+        "shows": shows,
+        "claim": claim,
+        "summary": list(summary),
+        "parameters": parameters,
+        "inputs": list(inputs),
+        "commit": commit(),
+        "environment": environment(),
+    }
+    write_text(FIGURES / f"{name}.json", json.dumps(made, indent=1) + "\n")

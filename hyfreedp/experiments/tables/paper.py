@@ -1,0 +1,31 @@
+"""The numbers that the paper prints, one file per table in data/paper."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from hyfreedp.accounting.arguments import check_choice
+from hyfreedp.experiments.store.paths import ROOT
+
+PAPER = ROOT / "data" / "paper"
+TABLES = ("cv_main", "app_cv_main", "cv_main_eps8", "nondp_ls", "gpt2", "eff", "hyperparam_comparison")
+COLUMNS = ("table", "tuning", "epsilon", "method", "model", "dataset", "metric", "value", "std")
+
+
+def load(table: str) -> pd.DataFrame:
+    """One table of the paper, one row per printed number.
+
+    Args:
+        table: a name in ``TABLES``.
+
+    Returns:
+        ``COLUMNS``: epsilon is ``inf`` for runs without privacy and NaN where the table has none; std is NaN where none
+        is printed; names that a table does not have are empty.
+
+    Raises:
+        ValueError: an unknown name.
+    """
+    check_choice("table", table, TABLES)
+    types = {name: float if name in ("epsilon", "value", "std") else str for name in COLUMNS}
+    frame = pd.read_csv(PAPER / f"{table}.csv", dtype=types)
+    return frame.fillna({name: "" for name, kind in types.items() if kind is str})

@@ -1,0 +1,217 @@
+"""What tuning costs: the budget that each way of choosing hyperparameters takes from the training (notebook 08).
+
+All costs here are by Renyi differential privacy, in which the analysis of random search is stated, so that every method
+is compared under one accountant.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from dp_accounting.rdp.rdp_privacy_accountant import compute_delta
+from numpy.typing import ArrayLike
+from opacus.accountants.analysis import rdp as opacus_rdp
+from scipy.optimize import brentq
+
+from hyfreedp.accounting import calibrate_noise
+from hyfreedp.accounting.accountants import ORDERS, composed_epsilon
+from hyfreedp.accounting.mechanisms import Mechanism
+from hyfreedp.accounting.search import smallest_noise
+from hyfreedp.experiments.baselines.adaptive_clipping import update_noise
+
+# Distributions of the number of runs of a random search, by the shape eta of the truncated negative binomial.
+SHAPES = {"logarithmic": 0.0, "geometric": 1.0, "Poisson": math.inf}
+TOLERANCE = 1e-6  # relative, of the noise multipliers found here
+
+
+def mean_runs(shape: float, gamma: float) -> float:
+    """Expected number of runs E[k] of a truncated negative binomial distribution (Papernot and Steinke, 2022, Def. 1).
+
+    Args:
+        shape: eta >= 0; 1 is the geometric distribution, 0 the logarithmic one.
+        gamma: in (0, 1).
+    """
+    log = math.log(gamma)
+    if shape == 0:
+        return math.expm1(-log) / -log
+    return shape * math.expm1(-log) / -math.expm1(shape * log)
+
+
+def gamma_for(shape: float, mean: float) -> float:
+    """The gamma with ``mean_runs(shape, gamma) == mean``.
+
+    Raises:
+        ValueError: ``mean`` is not greater than 1, or ``shape`` negative.
+    """
+    if not mean > 1 or not math.isfinite(mean):
+        raise ValueError(f"mean must be greater than 1 and finite, got {mean!r}")
+    if not shape >= 0 or math.isinf(shape):
+        raise ValueError(f"shape must be at least 0 and finite, got {shape!r}")
+    root = brentq(lambda log: mean_runs(shape, math.exp(log)) - mean, -60.0, -1e-9, xtol=1e-14)
+    return float(math.exp(root))
+
+
+def repeated_rdp(orders: ArrayLike, rdp: ArrayLike, *, mean: float, shape: float) -> np.ndarray:
+    """Renyi DP of random search: run k times, k random, and release only the best run (Papernot and Steinke, 2022).
+
+    For k from the truncated negative binomial distribution with parameters eta and gamma (Theorem 2), at each order
+    lambda and for the best second order lambda',
+
+        eps(lambda) + (1 + eta) [(1 - 1/lambda') eps(lambda') + log(1/gamma) / lambda'] + log E[k] / (lambda - 1),
+
+    and for a Poisson k with mean mu (Theorem 6)
+
+        eps(lambda) + mu delta + log(mu) / (lambda - 1),   one run being (log(1 + 1/(lambda - 1)), delta)-DP.
+
+    Args:
+        orders: lambda > 1.
+        rdp: eps(lambda) of one run.
+        mean: expected number of runs, above 1.
+        shape: eta >= 0; infinite for the Poisson distribution.
+
+    Returns:
+        Renyi DP of the whole search at the same orders.
+    """
+    grid, one = np.asarray(orders, dtype=float), np.asarray(rdp, dtype=float)
+    overall = one + math.log(mean) / (grid - 1)
+    if math.isinf(shape):
+        deltas = [compute_delta(grid, one, math.log1p(1 / (order - 1)))[0] for order in grid]
+        return overall + mean * np.array(deltas)
+    second = (1 - 1 / grid) * one - math.log(gamma_for(shape, mean)) / grid
+    return overall + (1 + shape) * second.min()
+
+
+def run_rdp(sigma: float, *, sample_rate: float, steps: int) -> np.ndarray:
+    """Renyi DP at ``ORDERS`` of one run of DP-SGD with noise multiplier sigma."""
+    return np.asarray(
+        opacus_rdp.compute_rdp(q=sample_rate, noise_multiplier=sigma, steps=steps, orders=list(ORDERS)), dtype=float
+    )
+
+
+def search_epsilon(
+    sigma: float, *, target_delta: float, sample_rate: float, steps: int, mean: float, shape: float
+) -> float:
+    """Epsilon of a random search over runs of DP-SGD with noise multiplier sigma; arguments as elsewhere."""
+    rdp = repeated_rdp(ORDERS, run_rdp(sigma, sample_rate=sample_rate, steps=steps), mean=mean, shape=shape)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Optimal order is the")  # still a bound, as in the accountants
+        epsilon, _ = opacus_rdp.get_privacy_spent(orders=list(ORDERS), rdp=rdp, delta=target_delta)
+    return max(float(epsilon), 0.0)
+
+
+def dp_sgd_epsilon(sigma: float, *, target_delta: float, sample_rate: float, steps: int) -> float:
+    """Epsilon of one run of DP-SGD, by RDP."""
+    return composed_epsilon(((Mechanism(sigma), steps),), sample_rate=sample_rate, delta=target_delta, accountant="rdp")
+
+
+def budget_rows(
+    *,
+    budget: dict[str, float],
+    batch_size: int,
+    interval: int,
+    gammas: list[float],
+    kept: list[float],
+    trials: list[int],
+    runs: list[float],
+    quantile_parts: list[float],
+) -> pd.DataFrame:
+    """The budget that each way of choosing hyperparameters takes from the gradients of the run that is kept.
+
+    Args:
+        budget: ``target_epsilon``, ``target_delta``, ``sample_rate`` and ``steps``.
+        batch_size: B.
+        interval: K of HyFreeDP.
+        gammas: of HyFreeDP (three losses, constant allocation, same batch).
+        kept: parts of epsilon that a split search leaves to training, such as the paper's 0.85.
+        trials: numbers of runs of a grid search whose runs are all counted, by composition.
+        runs: mean numbers of runs of a random search.
+        quantile_parts: sigma_b / B of adaptive clipping.
+
+    Returns:
+        One row per method and setting: ``method``, ``setting`` (a number), ``target_epsilon``, ``sigma`` (vanilla, the
+        same for all), ``sigma_gradient``, ``noise_percent`` (how much larger it is) and ``share_percent``: the part of
+        epsilon that the gradients of the kept run, counted alone, leave to everything else.
+    """
+    target, protocol = _split_budget(budget)
+    sigma = _vanilla_noise(target, protocol)
+    learned: dict[str, Any] = {"probe": "losses", "allocation": "constant", "accountant": "rdp", "interval": interval}
+
+    noises = [("vanilla", math.nan, sigma)]
+    for gamma in gammas:
+        split = calibrate_noise(target_epsilon=target, **protocol, **learned, gamma=gamma)
+        noises.append(("hyfreedp", gamma, split.sigma_gradient))
+    for part in quantile_parts:
+        noises.append(("adaptive clipping", part, update_noise(sigma, part * batch_size)))
+    for part in kept:
+        noises.append(("split", part, _vanilla_noise(part * target, protocol)))
+    for number in trials:
+        noises.append(("grid search", number, _vanilla_noise(target, protocol | {"steps": number * protocol["steps"]})))
+    for name, shape in SHAPES.items():
+        for mean in runs:
+            noise = search_noise(target, mean=mean, shape=shape, start=sigma, **protocol)
+            noises.append((f"random search, {name}", mean, noise))
+    return pd.DataFrame(
+        [
+            {
+                "method": method,
+                "setting": setting,
+                "target_epsilon": target,
+                "sigma": sigma,
+                "sigma_gradient": noise,
+                "noise_percent": 100 * (noise / sigma - 1),
+                "share_percent": 100 * (1 - dp_sgd_epsilon(noise, **protocol) / target),
+            }
+            for method, setting, noise in noises
+        ]
+    )
+
+
+def _split_budget(budget: dict[str, float]) -> tuple[float, dict[str, Any]]:
+    return budget["target_epsilon"], {key: value for key, value in budget.items() if key != "target_epsilon"}
+
+
+def _vanilla_noise(target_epsilon: float, protocol: dict[str, Any]) -> float:
+    return calibrate_noise(**protocol, target_epsilon=target_epsilon, probe="none", accountant="rdp").sigma
+
+
+def search_noise(
+    target_epsilon: float,
+    *,
+    target_delta: float,
+    sample_rate: float,
+    steps: int,
+    mean: float,
+    shape: float,
+    start: float,
+) -> float:
+    """The smallest noise multiplier at which a whole random search stays within the budget.
+
+    Args:
+        target_epsilon, target_delta, sample_rate, steps: as of :func:`hyfreedp.calibrate_noise`.
+        mean: expected number of runs.
+        shape: of their distribution, see :func:`repeated_rdp`.
+        start: first noise to try.
+    """
+
+    def cost(sigma: float) -> float:
+        return search_epsilon(
+            sigma, target_delta=target_delta, sample_rate=sample_rate, steps=steps, mean=mean, shape=shape
+        )
+
+    return smallest_noise(cost, target_epsilon, start, TOLERANCE)
+
+
+def quantile_noise_for_share(share: float, *, budget: dict[str, float]) -> float:
+    """sigma_b at which adaptive clipping takes this share of epsilon from the gradients.
+
+    Args:
+        share: in (0, 1).
+        budget: as of :func:`budget_rows`.
+    """
+    target, protocol = _split_budget(budget)
+    total, kept = _vanilla_noise(target, protocol), _vanilla_noise((1 - share) * target, protocol)
+    return 0.5 * (total**-2 - kept**-2) ** -0.5

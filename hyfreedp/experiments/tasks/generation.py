@@ -1,0 +1,66 @@
+"""Sentences from a language model, by beam search."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from tqdm import tqdm
+
+from hyfreedp.experiments.data.encoding import check_tokenizer, encode_prompts
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+BEAMS = 5
+MOST_TOKENS = 100  # of a sentence; those of E2E have about half of it by our tokenizer, a quarter by GPT-2's
+TOGETHER = 64  # prompts in memory at a time
+
+
+def generate(
+    model: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    meanings: Sequence[str],
+    *,
+    beams: int = BEAMS,
+    most_tokens: int = MOST_TOKENS,
+) -> list[str]:
+    """The most probable continuation of each prompt that beam search finds, on one line each.
+
+    Args:
+        model: a causal language model of transformers; its mode is restored.
+        tokenizer: its tokenizer.
+        meanings: the prompts.
+        beams: width of the search; 1 is greedy.
+        most_tokens: after which an unfinished sentence is cut off, or where the context is full.
+
+    Raises:
+        ValueError: the tokenizer has nothing to pad with, or a prompt fills the context.
+    """
+    from transformers import GenerationConfig
+
+    device = next(model.parameters()).device
+    context = model.config.max_position_embeddings
+    settings = {"num_beams": beams, "do_sample": False, "early_stopping": beams > 1}
+    special = {"pad_token_id": check_tokenizer(tokenizer), "eos_token_id": tokenizer.eos_token_id}
+    training = model.training
+    model.eval()
+    shortest_first = sorted(range(len(meanings)), key=lambda index: len(meanings[index]))
+    sentences = [""] * len(meanings)
+    try:
+        for start in tqdm(range(0, len(meanings), TOGETHER), desc="sentences", unit="batch", delay=60, leave=False):
+            rows = shortest_first[start : start + TOGETHER]
+            ids, mask = (tensor.to(device) for tensor in encode_prompts(tokenizer, [meanings[row] for row in rows]))
+            room = context - ids.shape[1]
+            if room < 1:
+                raise ValueError(f"a prompt of {ids.shape[1]} tokens fills the model's context of {context}")
+            config = GenerationConfig(max_new_tokens=min(most_tokens, room), use_cache=True, **settings, **special)
+            with torch.no_grad():
+                found = model.generate(input_ids=ids, attention_mask=mask, generation_config=config)
+            texts = tokenizer.batch_decode(found[:, ids.shape[1] :], skip_special_tokens=True)
+            for row, text in zip(rows, texts, strict=True):
+                sentences[row] = " ".join(text.split())
+    finally:
+        model.train(training)
+    return sentences

@@ -1,0 +1,26 @@
+"""All tasks by name."""
+
+from __future__ import annotations
+
+from hyfreedp.experiments.data import datasets
+from hyfreedp.experiments.data.datasets import Dataset
+from hyfreedp.experiments.tasks.language import LANGUAGE_TASKS, LanguageTask
+from hyfreedp.experiments.tasks.vision import Task, _images, _small, _some_images
+
+TASKS: dict[str, Task | LanguageTask] = {
+    "digits": _small(
+        "digits (1,500 images)", Dataset(1500, 1200, 64, 10, datasets.digits), ("mlp", "vit8_d64_p4", "vit8_glyphs")
+    ),
+    "classification": _small(
+        "make_classification (8,000)", Dataset(8000, 6400, 40, 10, datasets.classification), ("mlp",)
+    ),
+    "glyphs": _small("glyphs (20,000 drawn digits)", Dataset(20_000, 16_000, 64, 10, datasets.drawn_digits), ("mlp",)),
+    "cifar10_some": _some_images("cifar10", 10),
+    "gtsrb_some": _some_images("gtsrb", 43),
+    "cifar10": _images("cifar10", 10),
+    "cifar100": _images("cifar100", 100),
+    "svhn": _images("svhn", 10),
+    "gtsrb": _images("gtsrb", 43),
+    "food101": _images("food101", 101),
+    **LANGUAGE_TASKS,
+}

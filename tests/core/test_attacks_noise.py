@@ -1,0 +1,428 @@
+"""The adversary against noise, reuse and resumption, written out: each of these attacks once gave back raw sums.
+
+Every test is named after the script that broke version 0.1.0 at its commit fdd210c, and fails there.
+"""
+
+import copy
+import math
+import random
+import warnings
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from hyfreedp import HyFreeDPOptimizer, NoiseGenerator, PrivacyEngine, calibrate_noise
+from hyfreedp.accounting import BudgetExhausted
+from hyfreedp.clipping import AbadiClipping, AutomaticClipping, make_engine
+from hyfreedp.experiments.baselines.line_search import LINE_SEARCH, StudiedRule
+
+
+class Bag(nn.Module):
+    """A bag of words. Token 0 pads: nobody's gradient reaches its row, so what is released there is pure noise."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = nn.Embedding(100, 32, padding_idx=0), nn.Linear(32, 3)
+
+    def forward(self, ids):
+        return self.head(self.table(ids).mean(1))
+
+
+def documents(size=200):
+    generator = torch.Generator().manual_seed(0)
+    return TensorDataset(
+        torch.randint(1, 100, (size, 12), generator=generator), torch.randint(0, 3, (size,), generator=generator)
+    )
+
+
+def wire(engine, model, data, *, batch_size, epsilon=1.0, **settings):
+    settings = {"preset": "fixed", "accountant": "rdp"} | settings
+    return engine.make_private_with_epsilon(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
+        data_loader=DataLoader(data, batch_size=batch_size, num_workers=settings.pop("num_workers", 0)),
+        target_epsilon=epsilon,
+        target_delta=1e-4,
+        **({"steps": 20} | settings),
+    )
+
+
+def losses(model):
+    return lambda batch: F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+
+def released_sum(engine, model, data, **settings):
+    """What one step publishes, as a noisy sum per parameter, and the batch that it saw."""
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    model, optimizer, loader = wire(engine, model, data, **settings)
+    batch = next(iter(loader))
+    optimizer.step(losses(model), batch)
+    scale = -optimizer.expected_batch_size
+    return {name: scale * (p.detach() - before[name]) for name, p in model.named_parameters()}, batch, optimizer
+
+
+def clipped_sum(model, batch, stability=0.01):
+    """The secret: the sum of normalised gradients, sample by sample."""
+    total = [torch.zeros_like(p) for p in model.parameters()]
+    for sample in zip(*batch, strict=True):
+        loss = losses(model)([part[None] for part in sample])
+        gradients = torch.autograd.grad(loss.sum(), list(model.parameters()))
+        norm = math.sqrt(sum(float(g.square().sum()) for g in gradients))
+        for t, g in zip(total, gradients, strict=True):
+            t += g / (norm + stability)
+    return {name: t for (name, _), t in zip(model.named_parameters(), total, strict=True)}
+
+
+def test_t1_seed32_seeds_that_agree_in_32_bits_give_other_noise():
+    # The old noise hashed the seed to 64 bits, of which torch kept the low 32. A search of some 60,000 seeds, one
+    # second, finds two that agree there (0x8b599269), by the birthday paradox: their noise was the same.
+    rows = []
+    for seed in (39112, 58380):
+        torch.manual_seed(0)
+        noise, _, optimizer = released_sum(PrivacyEngine(seed=seed), Bag(), documents(), batch_size=20)
+        rows.append(noise["table.weight"][0] / optimizer.split.sigma)
+    assert rows[0].std() == pytest.approx(1, abs=0.5)
+    assert not torch.allclose(rows[0], rows[1], atol=0.1)
+
+
+def test_t1b_victim_the_noise_is_no_stream_of_torchs_generator():
+    torch.manual_seed(0)
+    noise, _, optimizer = released_sum(PrivacyEngine(seed=5), Bag(), documents(), batch_size=20)
+    seen = (noise["table.weight"][0] / optimizer.split.sigma).double()
+    # What an attacker of fdd210c recovers from the first numbers and searches: the 24-bit uniforms of Box and Muller's
+    # method, u1 = 1 - exp(-r^2/2) and an angle. They were multiples of 2^-24.
+    radius = seen[:8].square() + seen[8:16].square()
+    grid = (1 - torch.exp(-radius / 2)) * 2**24
+    assert (grid - grid.round()).abs().mean() > 0.05  # on the grid they were within 0.01, the rounding of float32
+    for seed in range(2000):
+        guess = torch.randn(16, generator=torch.Generator().manual_seed(seed)).double()
+        assert (guess - seen[:16]).abs().max() > 1e-3
+
+
+def test_t2_engine_reuse_two_runs_of_one_engine_give_no_equations():
+    for seed in (None, 0):
+        engine = PrivacyEngine(seed=seed)
+        releases = []
+        for epsilon in (3.0, 8.0):
+            torch.manual_seed(1)
+            noisy, batch, optimizer = released_sum(engine, Bag(), documents(), batch_size=20, epsilon=epsilon)
+            releases.append((noisy["head.weight"], optimizer.split.sigma, batch))
+        (one, sigma_one, batch), (two, sigma_two, other) = releases
+        assert batch[0].shape != other[0].shape or not torch.equal(batch[0], other[0])
+        torch.manual_seed(1)
+        secret = clipped_sum(Bag(), batch)["head.weight"]
+        noise = (one - two) / (sigma_one - sigma_two)  # right if the noise of both were the same
+        assert (one - sigma_one * noise - secret).abs().max() > 0.5
+
+
+def test_t2_engine_reuse_another_noise_multiplier_is_other_noise():
+    # A published seed aside: two engines of the same seed, on the same batch, with two noise multipliers.
+    releases = []
+    for epsilon in (3.0, 8.0):
+        torch.manual_seed(1)
+        noisy, batch, optimizer = released_sum(
+            PrivacyEngine(seed=0), Bag(), documents(), batch_size=20, epsilon=epsilon
+        )
+        releases.append((noisy["head.weight"], optimizer.split.sigma))
+    (one, sigma_one), (two, sigma_two) = releases
+    torch.manual_seed(1)
+    secret = clipped_sum(Bag(), batch)["head.weight"]
+    noise = (one - two) / (sigma_one - sigma_two)
+    assert (one - sigma_one * noise - secret).abs().max() > 0.5
+
+
+def test_t9_default_seed_there_is_none():
+    model = nn.Linear(4, 2)
+    split = calibrate_noise(target_epsilon=3.0, target_delta=1e-5, sample_rate=0.1, steps=10, probe="none")
+    parts = {
+        "module": model,
+        "gradient_engine": make_engine(model, AutomaticClipping()),
+        "split": split,
+        "expected_batch_size": 10.0,
+        "probe": None,
+    }
+    with pytest.raises(TypeError, match="generator"):
+        HyFreeDPOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), **parts)
+
+
+class Augmented(Dataset):
+    """Each record is flipped at random, by one of the generators that people use."""
+
+    def __init__(self, kind):
+        generator = torch.Generator().manual_seed(0)
+        self.x = torch.randn(300, 8, generator=generator)
+        self.y = torch.randint(0, 2, (300,), generator=generator)
+        self.draw = {"torch": lambda: torch.rand(()).item(), "numpy": np.random.rand, "random": random.random}[kind]
+
+    def __len__(self):
+        return 300
+
+    def __getitem__(self, i):
+        return self.x[i] * (1 if self.draw() < 0.5 else -1), self.y[i]
+
+
+def small_model(*noise):
+    torch.manual_seed(5)
+    return nn.Sequential(*noise, nn.Linear(8, 2))
+
+
+def steps_of(optimizer, loader, model, upto):
+    """Run on; the weights before and after the last step, as one vector, and its batch."""
+    while True:
+        for batch in loader:
+            before = copy.deepcopy(model)
+            optimizer.step(losses(model), batch)
+            if optimizer.ledger.steps == upto:
+                return before, torch.cat([p.detach().flatten() for p in model.parameters()]), batch
+
+
+@pytest.mark.parametrize("kind", ["torch", "numpy", "random"])
+def test_t8b_a_step_on_other_data_has_other_noise(kind):
+    np.random.seed(0)
+    random.seed(0)
+    settings = {"batch_size": 30}
+    model, optimizer, loader = wire(PrivacyEngine(seed=123), small_model(), Augmented(kind), **settings)
+    steps_of(optimizer, loader, model, 5)
+    saved = copy.deepcopy(optimizer.state_dict())
+    before, first, batch = steps_of(optimizer, loader, model, 6)  # published; then the process dies
+    model, optimizer, loader = wire(PrivacyEngine(seed=123), small_model(), Augmented(kind), **settings)
+    optimizer.load_state_dict(saved)
+    if kind == "torch":
+        torch.rand(3)  # as where another version of PyTorch draws once more
+    again, second, other = steps_of(optimizer, loader, model, 6)
+    assert all(torch.equal(a, b) for a, b in zip(before.parameters(), again.parameters(), strict=True))
+    assert not torch.equal(batch[0], other[0])
+    raw = [torch.cat([t.flatten() for t in clipped_sum(again, b).values()]) for b in (batch, other)]
+    difference = -(first - second) * optimizer.expected_batch_size
+    # It was the difference of the raw sums, to rounding. Now two independent noises are in it.
+    noise = difference - (raw[0] - raw[1])
+    assert noise.std() == pytest.approx(math.sqrt(2) * optimizer.split.sigma, rel=0.6)
+
+
+@pytest.mark.parametrize("pieces", [None, 10])
+def test_t8c_other_pieces_of_a_batch_have_other_noise(pieces):
+    data = TensorDataset(torch.randn(300, 8), torch.randint(0, 2, (300,)))
+    settings = {"batch_size": 30}
+    model, optimizer, loader = wire(PrivacyEngine(seed=123), small_model(nn.Dropout(0.5)), data, **settings)
+    steps_of(optimizer, loader, model, 4)
+    saved = copy.deepcopy(optimizer.state_dict())
+    _, first, _ = steps_of(optimizer, loader, model, 5)
+    model, optimizer, loader = wire(
+        PrivacyEngine(seed=123), small_model(nn.Dropout(0.5)), data, max_physical_batch_size=pieces, **settings
+    )
+    optimizer.load_state_dict(saved)
+    _, second, _ = steps_of(optimizer, loader, model, 5)
+    difference = (first - second) * optimizer.expected_batch_size / optimizer.split.sigma
+    if pieces is None:  # the same step: the same release, bit for bit
+        assert torch.equal(first, second)
+    else:  # dropout fell on others
+        assert difference.std() > 0.8
+
+
+OTHER_RUNS = {
+    "clipping": {"clipping": AbadiClipping(5.0)},
+    "probe": {"preset": LINE_SEARCH, "step_rule": StudiedRule("gen")},
+    "probe's batch": {"preset": "paper", "probe_batch": "next"},
+    "decay": {"preset": LINE_SEARCH, "decay": "none", "decay_start": 0.0},
+    "number of records": {"records": 600, "batch_size": 60},
+    "learning rate": {"lr": 0.5},
+    "optimizer": {"optimizer": torch.optim.Adam},
+    "optimizer's group 0": {"momentum": 0.9},
+    "noise": {"secure_noise": True},
+}
+
+
+@pytest.mark.parametrize("field", OTHER_RUNS)
+def test_t23_a_state_of_another_run_is_refused_by_the_field_that_differs(field):
+    def make(*, records=300, batch_size=30, optimizer=torch.optim.SGD, secure_noise=False, preset="fixed", **settings):
+        model = small_model()
+        base = {name: settings.pop(name) for name in ("lr", "momentum") if name in settings}
+        return PrivacyEngine(seed=0, secure_noise=secure_noise).make_private_with_epsilon(
+            module=model,
+            optimizer=optimizer(model.parameters(), **({"lr": 0.1} | base)),
+            data_loader=DataLoader(
+                TensorDataset(torch.zeros(records, 8), torch.zeros(records).long()), batch_size=batch_size
+            ),
+            target_epsilon=1.0,
+            target_delta=1e-4,
+            steps=20,
+            preset=preset,
+            accountant="rdp",
+            **settings,
+        )
+
+    preset = {"preset": OTHER_RUNS[field]["preset"]} if "preset" in OTHER_RUNS[field] else {}
+    model, optimizer, loader = make(**preset)
+    steps_of(optimizer, loader, model, 2)
+    saved = copy.deepcopy(optimizer.state_dict())
+    _, other, _ = make(**OTHER_RUNS[field])
+    before = copy.deepcopy(other.state_dict())
+    with pytest.raises(ValueError, match=f"the state is of another run: {field} is"):
+        other.load_state_dict(saved)
+    assert other.ledger.steps == 0 and torch.equal(before["model"]["0.weight"], other.state_dict()["model"]["0.weight"])
+    _, same, _ = make(**preset)
+    same.load_state_dict(saved)
+    assert same.ledger.steps == 2
+
+
+def test_t23_steps_released_twice_count_twice_where_that_is_known():
+    model, optimizer, loader = wire(
+        PrivacyEngine(seed=0),
+        small_model(),
+        TensorDataset(torch.randn(300, 8), torch.randint(0, 2, (300,))),
+        batch_size=30,
+    )
+    steps_of(optimizer, loader, model, 4)
+    saved = copy.deepcopy(optimizer.state_dict())
+    steps_of(optimizer, loader, model, 8)
+    once = optimizer.epsilon_spent()
+    optimizer.load_state_dict(saved)
+    assert optimizer.ledger.steps == 4 and optimizer.epsilon_spent() == once  # steps 4 to 7 are out
+    steps_of(optimizer, loader, model, 8)  # the same again: the same releases
+    assert optimizer.epsilon_spent() == once and optimizer.ledger.repeated == 0
+    optimizer.load_state_dict(saved)
+    with torch.no_grad():
+        loader.dataset.tensors[0].mul_(-1)
+    with pytest.raises(BudgetExhausted, match="step 6 was to be released once more with other data"):
+        steps_of(optimizer, loader, model, 8)
+    assert (optimizer.ledger.steps, optimizer.ledger.repeated) == (6, 4)  # 6 and 7 are out; 4 and 5 are so twice
+    # Each of these two draws bore two releases: that costs more than ten steps, each with a draw of its own.
+    assert calibrated_epsilon(optimizer, 10) < optimizer.epsilon_spent() <= optimizer.split.target_epsilon
+
+
+def test_t23_no_detour_forgets_what_was_released():
+    """Over the state of another run, and over a state that fails to load."""
+    data = TensorDataset(torch.randn(300, 8), torch.randint(0, 2, (300,)))
+    model, optimizer, loader = wire(PrivacyEngine(seed=0), small_model(), data, batch_size=30)
+    begin = copy.deepcopy(optimizer.state_dict())
+    steps_of(optimizer, loader, model, 12)
+    spent = optimizer.epsilon_spent()
+    other = wire(PrivacyEngine(seed=1), small_model(), data, batch_size=30)[1].state_dict()
+    with pytest.raises(ValueError, match=r"state is of another model: 2 entries differ, the first '0.bias'"):
+        optimizer.load_state_dict(other | {"model": {}})
+    assert optimizer.epsilon_spent() == spent and optimizer.ledger.steps == 12
+    optimizer.load_state_dict(copy.deepcopy(other))
+    assert optimizer.epsilon_spent() == 0  # it is that run now
+    optimizer.load_state_dict(begin)
+    assert optimizer.epsilon_spent() == spent and optimizer.ledger.repeated == 12
+
+
+def calibrated_epsilon(optimizer, steps):
+    from hyfreedp.accounting.composition import epsilon_so_far
+
+    return epsilon_so_far(optimizer.split, steps, 0)
+
+
+def test_t15_skip_a_batch_is_never_served_again_as_fresh():
+    data = TensorDataset(torch.arange(60).float()[:, None], torch.randint(0, 2, (60,)))
+    model = nn.Linear(1, 2)
+    model, optimizer, loader = wire(PrivacyEngine(seed=0), model, data, batch_size=2, steps=60)
+    used = []
+    with pytest.raises(RuntimeError, match=r"after batch \d+ .* is at step \d+, not \d+: .*empty ones too"):
+        for _ in range(4):
+            for batch in loader:
+                if len(batch[1]) == 0:
+                    continue
+                optimizer.step(losses(model), batch)
+                used.append(optimizer.ledger.steps)
+    assert used == list(range(1, len(used) + 1))
+    # After the mistake is mended the run goes on with the batch that was passed over.
+    for batch in loader:
+        assert len(batch[1]) == 0
+        optimizer.step(losses(model), batch)
+        break
+
+
+def test_t15_skip_a_batch_cannot_be_used_twice():
+    data = TensorDataset(torch.arange(60).float()[:, None], torch.randint(0, 2, (60,)))
+    model, optimizer, loader = wire(PrivacyEngine(seed=0), nn.Linear(1, 2), data, batch_size=6)
+    with pytest.raises(RuntimeError, match="after batch 0 of the loader the run is at step 2, not 1"):
+        for batch in loader:
+            optimizer.step(losses(model), batch)
+            optimizer.step(losses(model), batch)
+
+
+def test_t15_skip_the_last_batch_of_a_pass_cannot_be_used_twice_either():
+    data = TensorDataset(torch.arange(60).float()[:, None], torch.randint(0, 2, (60,)))
+    model, optimizer, loader = wire(PrivacyEngine(seed=0), nn.Linear(1, 2), data, batch_size=6)
+    for batch in loader:
+        optimizer.step(losses(model), batch)
+    optimizer.step(losses(model), batch)
+    with pytest.raises(RuntimeError, match="after batch 9 of the loader the run is at step 11, not 10"):
+        next(iter(loader))
+
+
+def test_old_optimizers_own_step_is_refused():
+    data = TensorDataset(torch.randn(60, 8), torch.randint(0, 2, (60,)))
+    model = small_model()
+    old = torch.optim.SGD(model.parameters(), lr=0.1)
+    arguments = {"target_epsilon": 1.0, "target_delta": 1e-4, "steps": 10, "accountant": "rdp", "preset": "fixed"}
+    model, optimizer, loader = PrivacyEngine(seed=0).make_private_with_epsilon(
+        module=model, optimizer=old, data_loader=DataLoader(data, batch_size=6), **arguments
+    )
+    before = model[0].weight.detach().clone()
+    for step in (old.step, optimizer.base.step):
+        losses(model)(next(iter(loader))).sum().backward()
+        with pytest.raises(RuntimeError, match="SGD was made private"):
+            step()
+    assert torch.equal(before, model[0].weight) and optimizer.epsilon_spent() == 0
+    steps_of(optimizer, loader, model, 2)
+    # A second run takes the same torch optimizer over: the first run can then no longer step it.
+    _, second, loader = PrivacyEngine(seed=1).make_private_with_epsilon(
+        module=model, optimizer=old, data_loader=DataLoader(data, batch_size=6), **arguments
+    )
+    with pytest.raises(RuntimeError, match="SGD was made private"):
+        steps_of(optimizer, loader, model, 3)
+    steps_of(second, loader, model, 1)
+
+
+def test_t6_tail_the_support_reaches_beyond_eight_sigma(monkeypatch):
+    from hyfreedp import cipher
+
+    keystream = cipher.Keystream.take
+    monkeypatch.setattr(cipher.Keystream, "take", lambda self, count: keystream(self, count).zero_())
+    for dtype in (torch.float32, torch.float64):
+        total = torch.zeros(4, dtype=dtype)
+        NoiseGenerator(0).add_noise([total], 1.0)
+        assert total.max() == pytest.approx(math.sqrt(2 * math.log(2**64)), rel=1e-6)  # 9.42, at the smallest uniform
+
+
+@pytest.mark.slow
+def test_t6b_tail_float32_releases_are_found_beyond_their_old_end():
+    """Beyond 5.7682 sigma, where float32 normals ended, 4e-9 of the mass lies on each side: 8 of 1e9 draws expected.
+
+    No draw beyond is found with probability 3e-4, the false-alarm rate.
+    """
+    from hyfreedp.privatize import privatize_gradient
+
+    beyond, generator = 0, NoiseGenerator(3)
+    for _ in range(50):
+        total = torch.zeros(20_000_000)
+        privatize_gradient([total], 0.596, sensitivity=1.0, expected_batch_size=1.0, generator=generator)
+        beyond += int((total.abs() > 5.7682 * 0.596).sum())
+    assert 0 < beyond < 30
+
+
+def test_the_state_says_what_it_is_not_safe_to_resume():
+    _, optimizer, _ = wire(PrivacyEngine(seed=0), small_model(), TensorDataset(torch.zeros(60, 8)), batch_size=6)
+    state = optimizer.state_dict()
+    del state["generator"]
+    with warnings.catch_warnings(), pytest.raises(ValueError, match="version of hyfreedp whose noise is not safe"):
+        optimizer.load_state_dict(state)
+
+
+def test_gradient_and_probe_have_keys_of_their_own(monkeypatch):
+    """Were it one key, equal sums of both would have equal noise, and unequal ones the same hash key."""
+    paths = []
+    child = NoiseGenerator.child
+    monkeypatch.setattr(NoiseGenerator, "child", lambda self, *path: paths.append(path) or child(self, *path))
+    data = TensorDataset(torch.randn(60, 8), torch.randint(0, 2, (60,)))
+    model, optimizer, loader = wire(PrivacyEngine(seed=0), small_model(), data, batch_size=6, preset=LINE_SEARCH)
+    steps_of(optimizer, loader, model, 3)
+    released = [path for path in paths if path[0] in ("gradient", "probe")]
+    assert released == [("gradient", 0), ("probe", 0), ("gradient", 1), ("probe", 1), ("gradient", 2), ("probe", 2)]
+    assert len({child(optimizer._generator, *path).key for path in released}) == 6

@@ -1,0 +1,413 @@
+"""Bad input gets one clear message, before any record is touched and before anything changes."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+from twins import (
+    PRESETS,
+    adamw,
+    cross_entropy,
+    flat,
+    line_search,
+    make_batches,
+    make_model,
+    make_private,
+    sgd,
+    trainable,
+)
+
+from hyfreedp import PrivacyEngine
+from hyfreedp.clipping import AutomaticClipping, NoClipping
+from hyfreedp.experiments.baselines.line_search import LINE_SEARCH
+
+
+class Forbidden(Dataset):
+    """Forty records that nobody may look at."""
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        raise AssertionError(f"record {index} was touched")
+
+
+def hooks_of(model):
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return sum(len(getattr(module, kind)) for module in model.modules() for kind in kinds)
+
+
+# -- make_private_with_epsilon -----------------------------------------------------------------------------------------
+
+REFUSED = {
+    "epsilon zero": ({"target_epsilon": 0}, "target_epsilon must be positive, got 0"),
+    "epsilon negative": ({"target_epsilon": -1.0}, "target_epsilon must be positive, got -1.0"),
+    "epsilon nan": ({"target_epsilon": math.nan}, "target_epsilon must be a number, got nan"),
+    "epsilon text": ({"target_epsilon": "3"}, "target_epsilon must be a number, got '3'"),
+    "delta zero": ({"target_delta": 0.0}, r"target_delta must be in \(0, 1\), got 0.0"),
+    "delta one": ({"target_delta": 1.0}, r"target_delta must be in \(0, 1\), got 1.0"),
+    "delta negative": ({"target_delta": -1e-5}, r"target_delta must be in \(0, 1\), got -1e-05"),
+    "delta nan": ({"target_delta": math.nan}, "target_delta must be a number, got nan"),
+    "delta so large that no noise is needed": (
+        {"target_delta": 0.95},
+        "target_epsilon=3.0 at target_delta=0.95 .* Choose a smaller target_delta",
+    ),
+    "epsilon so small that no noise suffices": (
+        {"target_epsilon": 1e-12, "target_delta": 1e-15},
+        "no noise multiplier .* reaches target_epsilon=1e-12 at target_delta=1e-15",
+    ),
+    "gamma one": ({"gamma": 1.0}, "gamma must be greater than 1 and finite, got 1.0"),
+    "gamma below one": ({"gamma": 0.5, "preset": "paper"}, "gamma must be greater than 1 and finite, got 0.5"),
+    "batch larger than the data": (
+        {"loader": DataLoader(Forbidden(), batch_size=41)},
+        "batch_size must be at most the number of records, 40, got 41: the sample rate would be .* > 1",
+    ),
+    "interval beyond the run": (
+        {"preset": "paper", "interval": 11},
+        "interval must be an integer .* at most steps=10, got 11",
+    ),
+    "interval zero": ({"interval": 0}, "interval must be an integer of at least 1, got 0"),
+    "interval fraction": ({"interval": 2.5}, "interval must be an integer .*, got 2.5"),
+    "default interval in a short run": ({"preset": "paper", "steps": 4}, "interval must be .* at most steps=4, got 5"),
+    "neither epochs nor steps": ({"steps": None}, "either epochs or steps, got epochs=None and steps=None"),
+    "both epochs and steps": ({"epochs": 2, "steps": 10}, "either epochs or steps, got epochs=2 and steps=10"),
+    "no steps": ({"steps": 0}, "steps must be an integer of at least 1, got 0"),
+    "half an epoch": ({"epochs": 0.5, "steps": None}, "epochs must be an integer of at least 1, got 0.5"),
+    "unknown preset": ({"preset": "robustt"}, "preset must be one of 'robust', 'paper', 'fixed' .*, got 'robustt'"),
+    "unknown probe": ({"probe": "loss"}, "probe must be one of .*'losses'.*, got 'loss'"),
+    "probe that the rule does not release": (
+        {"probe": "contrasts"},
+        r"probe must be what Probe\(losses .* releases, got 'contrasts'",
+    ),
+    "unknown rule": ({"step_rule": "greedy"}, "step_rule must be one of .*'literal'.*got 'greedy'"),
+    "unknown batch of the probe": ({"probe_batch": "last"}, "probe_batch must be one of 'same', 'next', got 'last'"),
+    "smoothing zero": ({"smoothing": 0.0}, r"smoothing must be .* in \(0, 1\], got 0.0"),
+    "smoothing above one": ({"smoothing": 1.5}, r"smoothing must be .* in \(0, 1\], got 1.5"),
+    "unknown threshold rule": (
+        {"preset": "paper", "loss_threshold_rule": "mean"},
+        "loss_threshold_rule must be one of .*'sum'.*got 'mean'",
+    ),
+    "unknown accountant": ({"accountant": "prv"}, "accountant must be one of .*'pld'.*got 'prv'"),
+    "unknown noise": ({"loss_mechanism": "uniform"}, "loss_mechanism must be one of .*'laplace'.*got 'uniform'"),
+    "unknown decay": ({"decay": "step"}, "decay must be one of 'none', 'linear', 'cosine', got 'step'"),
+    "decay start": ({"decay_start": 1.0}, r"decay_start must be in \[0, 1\), got 1.0"),
+    "warmup": ({"warmup": 1.5}, r"warmup must be .* in \[0, 1\], got 1.5"),
+    "first rate zero": ({"initial_learning_rate": 0.0}, "initial_learning_rate must be .*positive, got 0.0"),
+    "first rate nan": ({"initial_learning_rate": math.nan}, "initial_learning_rate must be .*positive, got nan"),
+    "clipping that bounds nothing": ({"clipping": NoClipping()}, r"clipping must bound .*, got NoClipping\(\)"),
+    "unknown gradient engine": ({"gradient_engine": "ghost"}, "engine='ghost' is not allowed: use 'auto'"),
+    "physical batches of zero": (
+        {"max_physical_batch_size": 0},
+        "max_physical_batch_size must be .*at least 1 or None, got 0",
+    ),
+    "physical batches of a fraction": (
+        {"max_physical_batch_size": 2.5},
+        "max_physical_batch_size must be .*at least 1 or None, got 2.5",
+    ),
+}
+
+
+def refuse(error, message, *, model=None, optimizer=None, **settings):
+    """The call raises, and leaves model, optimizer, data and random numbers alone."""
+    model = model or make_model()
+    optimizer = optimizer or adamw(model)
+    weights, groups, random = flat(model), repr(optimizer.param_groups), torch.get_rng_state()
+    defaults = {"target_epsilon": 3.0, "accountant": "rdp", "loader": DataLoader(Forbidden(), batch_size=8)}
+    with pytest.raises(error, match=message):
+        make_private(model, optimizer, **(defaults | settings))
+    assert torch.equal(flat(model), weights) and torch.equal(torch.get_rng_state(), random)
+    assert repr(optimizer.param_groups) == groups
+    assert hooks_of(model) == 0, "the refused model keeps hooks"
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_arguments_out_of_range_are_refused_by_name_value_and_range(case):
+    settings, message = REFUSED[case]
+    refuse(ValueError, message, **settings)
+
+
+@pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
+@pytest.mark.parametrize(
+    "case",
+    ["epsilon zero", "delta one", "batch larger than the data", "no steps", "delta so large that no noise is needed"],
+)
+def test_every_preset_refuses_what_no_run_can_have(case, preset):
+    settings, message = REFUSED[case]
+    refuse(ValueError, message, **settings, preset=preset)
+
+
+def test_no_privacy_still_needs_a_plan():
+    """An infinite epsilon skips the noise, not the checks."""
+    for case in ("interval beyond the run", "delta one", "gamma one", "unknown rule", "physical batches of zero"):
+        settings, message = REFUSED[case]
+        refuse(ValueError, message, **({"target_epsilon": math.inf} | settings))
+
+
+def test_a_misspelt_argument_is_refused_with_the_nearest_name():
+    refuse(TypeError, "unknown argument 'intervall': .*; did you mean 'interval'", intervall=3)
+    refuse(TypeError, "unknown argument 'max_grad_norm'", max_grad_norm=1.0)
+
+
+def test_a_loader_that_is_none_is_refused():
+    refuse(TypeError, "data_loader must be a torch DataLoader, got list", loader=[1, 2])
+
+
+def test_a_negative_seed_is_refused():
+    with pytest.raises(ValueError, match="seed must be None or an integer of at least 0, got -1"):
+        PrivacyEngine(seed=-1)
+
+
+def test_a_model_in_eval_mode_is_refused():
+    refuse(ValueError, r"module must be in train mode: call module.train\(\)", model=make_model().eval())
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "message"),
+    [
+        (
+            lambda model: torch.optim.SGD(make_model().parameters(), lr=1.0),
+            r"optimizer holds 6 trainable parameter\(s\) that are not the model's, the first of shape \(7, 5\)",
+        ),
+        (
+            lambda model: torch.optim.SGD([*model.parameters(), nn.Parameter(torch.zeros(2))], lr=1.0),
+            r"optimizer holds 1 trainable parameter\(s\) that are not the model's, the first of shape \(2,\)",
+        ),
+        (
+            lambda model: torch.optim.SGD(model[:3].parameters(), lr=1.0),
+            r"optimizer lacks 2 trainable parameter\(s\) of the model, the first '3.weight'",
+        ),
+        (lambda model: sgd(model, 0.0), r"optimizer must have positive learning rates .*, got \[0.0\]"),
+        (lambda model: sgd(model, math.nan), r"optimizer must have positive learning rates .*, got \[nan\]"),
+    ],
+)
+def test_an_optimizer_of_other_parameters_or_without_a_rate_is_refused(optimizer, message):
+    model = make_model()
+    refuse(ValueError, message, model=model, optimizer=optimizer(model))
+
+
+def test_frozen_parameters_in_the_optimizer_are_fine():
+    """The usual ``AdamW(model.parameters())`` of a partly frozen model; the frozen ones stay, weight decay or not."""
+    model = make_model("frozen")
+    frozen = model[0].weight.detach().clone()
+    base = torch.optim.AdamW(model.parameters(), weight_decay=0.5)
+    _, optimizer, _ = make_private(model, base, interval=1, initial_learning_rate=0.1)
+    for batch in make_batches((8, 5)):
+        optimizer.step(cross_entropy(model), batch)
+    assert torch.equal(model[0].weight, frozen)
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        (nn.BatchNorm1d(5), r"layer '0' \(BatchNorm1d\) .* replace it by GroupNorm"),
+        (nn.PReLU(5), r"layer '0' \(PReLU\)"),
+    ],
+)
+def test_a_model_that_cannot_be_trained_privately_is_refused_by_layer(layer, message):
+    model = nn.Sequential(layer, nn.Linear(5, 3)).double()
+    settings = {"gradient_engine": "bookkeeping"} if isinstance(layer, nn.PReLU) else {}
+    refuse(ValueError, message, model=model, **settings)
+
+
+# -- step --------------------------------------------------------------------------------------------------------------
+
+WRONG_LOSSES = {
+    "a mean": (lambda losses: losses.mean(), r"per_sample_loss must return shape \(6,\), got \(\): .*reduction='none'"),
+    "a sum": (lambda losses: losses.sum(), r"per_sample_loss must return shape \(6,\), got \(\): .*reduction='none'"),
+    "a mean in a list": (lambda losses: losses.mean()[None], r"must return shape \(6,\), got \(1,\)"),
+    "one too few": (lambda losses: losses[1:], r"must return shape \(6,\), got \(5,\)"),
+    "one too many": (lambda losses: torch.cat([losses, losses[:1]]), r"must return shape \(6,\), got \(7,\)"),
+    "a column": (lambda losses: losses[:, None], r"must return shape \(6,\), got \(6, 1\)"),
+    "several per sample": (lambda losses: losses[:, None].expand(-1, 4), r"got \(6, 4\): one loss per sample"),
+    "detached": (lambda losses: losses.detach(), "must return losses with a gradient"),
+    "a list": (lambda losses: losses.tolist(), r"must return a tensor of shape \(6,\), got list"),
+    "a number": (lambda losses: losses.sum().item(), r"must return a tensor of shape \(6,\), got float"),
+    "nothing": (lambda losses: None, r"must return a tensor of shape \(6,\), got NoneType"),
+    "of another model": (lambda losses: losses, "losses depend on no trainable parameter"),
+    "samples mixed": (lambda losses: losses.mean().expand(6), "mixes samples"),
+}
+
+
+def untouched(optimizer, loader, weights, random=None):
+    """Nothing was released, counted or drawn, and nothing moved."""
+    unchanged = torch.equal(flat(optimizer.module), weights)
+    assert unchanged, "the weights moved"
+    assert (optimizer.ledger.steps, optimizer.history, loader.batch_sampler.position) == (0, [], 0)
+    assert not optimizer.base.state
+    assert random is None or torch.equal(torch.get_rng_state(), random)
+
+
+@pytest.mark.parametrize("preset", ["robust", "fixed"])
+@pytest.mark.parametrize("case", WRONG_LOSSES)
+def test_a_loss_function_of_the_wrong_form_releases_nothing(case, preset):
+    """It is found at the first forward pass; once corrected, training starts as if nothing had been."""
+    wrong, message = WRONG_LOSSES[case]
+    model, other = make_model(), make_model()
+    settings = {"preset": preset, "target_epsilon": 3.0, "accountant": "rdp"}
+    _, optimizer, loader = make_private(model, adamw(model), **settings)
+    _, undisturbed, _ = make_private(other, adamw(other), **settings)
+    weights, calls = flat(model), []
+    (batch,) = make_batches((6,))
+    trained = make_model(seed=1) if case == "of another model" else model
+
+    def loss(batch):
+        calls.append(batch)
+        return wrong(cross_entropy(trained)(batch))
+
+    with pytest.raises((TypeError, ValueError), match=message):
+        optimizer.step(loss, batch)
+    assert len(calls) == 1
+    untouched(optimizer, loader, weights)
+    optimizer.step(cross_entropy(model), batch)
+    undisturbed.step(cross_entropy(other), batch)
+    assert torch.equal(flat(model), flat(other))
+
+
+def test_a_loss_function_that_fails_on_the_last_piece_releases_nothing():
+    model = make_model()
+    _, optimizer, loader = make_private(model, adamw(model), max_physical_batch_size=3)
+    weights, sizes = flat(model), []
+
+    def loss(batch):
+        sizes.append(len(batch[0]))
+        losses = cross_entropy(model)(batch)
+        return losses if len(losses) == 3 else losses.mean()
+
+    with pytest.raises(ValueError, match=r"must return shape \(2,\), got \(\)"):
+        optimizer.step(loss, make_batches((8,))[0])
+    assert sizes == [3, 3, 2]
+    untouched(optimizer, loader, weights)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_model_put_in_eval_mode_is_refused_at_the_step(whole):
+    """As after an evaluation that forgot ``model.train()``; the loss function is not called."""
+    model = make_model(dropout=0.5)
+    _, optimizer, loader = make_private(model, adamw(model))
+    weights, random = flat(model), torch.get_rng_state()
+    (model if whole else model[0]).eval()
+    message = r"model.train\(\)" if whole else "eval mode.* train mode"
+
+    def loss(batch):
+        assert not whole, "the loss function was called"
+        return cross_entropy(model)(batch)
+
+    with pytest.raises(ValueError, match=message):
+        optimizer.step(loss, make_batches((6,))[0])
+    untouched(optimizer, loader, weights, random if whole else None)
+
+
+@pytest.mark.parametrize("batch", [None, 3, "text", [], {"names": ["a"]}])
+def test_a_batch_without_tensors_is_refused(batch):
+    model = make_model()
+    _, optimizer, loader = make_private(model, adamw(model))
+    weights, random = flat(model), torch.get_rng_state()
+    with pytest.raises(TypeError, match="batch must"):
+        optimizer.step(None, batch)
+    untouched(optimizer, loader, weights, random)
+
+
+def test_negative_losses_are_refused_where_losses_are_released():
+    """Clipping to [0, R_l] would silently make them zero. Found before the release, with the way out."""
+    model = make_model()
+    _, optimizer, loader = make_private(model, adamw(model), preset="paper", target_epsilon=3.0, accountant="rdp")
+    weights = flat(model)
+    with pytest.raises(ValueError, match=r"losses must not be negative.*most of the first batch are: shift the loss"):
+        optimizer.step(lambda b: cross_entropy(model)(b) - 5, make_batches((6,))[0])
+    untouched(optimizer, loader, weights)
+
+
+def test_contrasts_allow_negative_losses(unbound_noise):
+    """A constant added to the loss changes nothing where only differences are released."""
+    runs = []
+    for shift in (0.0, -5.0):
+        model = make_model()
+        _, optimizer, _ = make_private(
+            model, adamw(model), preset=LINE_SEARCH, interval=1, target_epsilon=3.0, accountant="rdp"
+        )
+        for batch in make_batches((6, 8)):
+            optimizer.step(lambda b, s=shift, m=model: cross_entropy(m)(b) + s, batch)
+        runs.append(flat(model))
+    torch.testing.assert_close(*runs, rtol=0, atol=1e-9)
+
+
+# -- losses that are not finite ----------------------------------------------------------------------------------------
+
+BROKEN = {
+    "nan": lambda losses, rows: torch.where(rows, losses * math.nan, losses),
+    "inf": lambda losses, rows: torch.where(rows, losses * math.inf, losses),
+    "inf beside a finite gradient": lambda losses, rows: losses + torch.where(rows, math.inf, 0.0),
+    "nan beside a finite gradient": lambda losses, rows: losses + torch.where(rows, math.nan, 0.0),
+}
+
+
+@pytest.mark.parametrize("engine", ["bookkeeping", "hooks"])
+@pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
+@pytest.mark.parametrize("what", [math.nan, math.inf, -math.inf])
+def test_records_that_are_not_finite_never_enter_the_weights(what, preset, engine, unbound_noise):
+    """A step with two broken records is the step without them; it is counted, and training goes on."""
+    model, other = make_model(), make_model()
+    settings = {"preset": preset, "gradient_engine": engine, "target_epsilon": 3.0, "accountant": "rdp"}
+    settings |= {"interval": 5, "warmup": 0.0} if preset != "fixed" else {}
+    _, optimizer, _ = make_private(model, adamw(model), **settings)
+    _, reference, _ = make_private(other, adamw(other), **settings)
+    first, second, last = make_batches((8, 8, 5))
+    broken = [second[0].clone(), second[1]]
+    broken[0][[2, 5]] = what
+    kept = [i for i in range(8) if i not in (2, 5)]
+    for batch, clean in ((first, first), (broken, [t[kept] for t in second]), (last, last)):
+        optimizer.step(cross_entropy(model), batch)
+        reference.step(cross_entropy(other), clean)
+        torch.testing.assert_close(flat(model), flat(other), rtol=1e-10, atol=1e-12)
+    assert optimizer.ledger.steps == 3 and optimizer.epsilon_spent() == reference.epsilon_spent() > 0
+
+
+@pytest.mark.parametrize("target", [3.0, math.inf])
+@pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
+@pytest.mark.parametrize("broken", BROKEN)
+def test_losses_that_are_not_finite_leave_all_that_is_learned_finite(broken, preset, target):
+    """Weights, rate, thresholds and history, with one broken record in every batch, and then a whole broken batch."""
+    model = make_model()
+    _, optimizer, _ = make_private(
+        model,
+        adamw(model),
+        preset=preset,
+        interval=1,
+        target_epsilon=target,
+        accountant="rdp",
+        clipping=AutomaticClipping(),
+    )
+    optimizer._checks_due = []  # the loss below is made for one batch size
+    for t, batch in enumerate(make_batches((8, 6, 5, 7))):
+        rows = torch.arange(len(batch[0])) == 1 if t < 3 else torch.ones(len(batch[0]), dtype=bool)
+        optimizer.step(lambda b, r=rows: BROKEN[broken](cross_entropy(model)(b), r), batch)
+        assert flat(model).isfinite().all() and 0 < optimizer.eta < 1e3
+    assert optimizer.ledger.steps == 4
+    told = [
+        value
+        for row in optimizer.history
+        for key, value in row.items()
+        if isinstance(value, float) and not (key.endswith("threshold") and target == math.inf)
+    ]
+    assert all(map(math.isfinite, told))
+
+
+@pytest.mark.parametrize("kind", ["losses", "contrasts"])
+def test_a_broken_record_moves_the_next_rate_no_further_than_any_record_may(kind):
+    """What it adds to the released sums is bounded by the clips, so that the noise hides it."""
+    fits = []
+    for value in (0.3, math.nan):
+        losses = torch.full((3, 8), 0.3, dtype=torch.float64)
+        losses[:, 4] = value
+        probe = line_search(kind, "gen", eta=0.1, loss_threshold=1.0, contrast_thresholds=(0.1, 0.1))
+        fits.append(probe.update(losses, 0.0, 8.0, None, held=False))
+    limit = (1.0 if kind == "losses" else 0.1) / 8
+    assert abs(fits[0].slope - fits[1].slope) <= limit / (2 * 0.1)
+    assert abs(fits[0].curvature - fits[1].curvature) <= 2 * limit / 0.1**2
+
+
+def test_all_parameters_of_the_tests_are_trainable():
+    """Otherwise the tests above would compare less than they say."""
+    assert sum(parameter.numel() for parameter in trainable(make_model())) == 80

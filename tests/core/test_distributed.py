@@ -1,0 +1,728 @@
+"""Several processes make the run of a single one: the same weights but for rounding, one noise, one failure for all.
+
+Two processes talk through gloo on the CPU. They are started once and given jobs, functions of this module that every
+process calls with its rank; what a job returns or raises comes back in order of rank. A job without processes is the
+single process that the others are compared with.
+"""
+
+import datetime
+import itertools
+import math
+import multiprocessing
+import os
+import pickle
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+import torch.distributed as dist
+from scipy import stats
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from twins import (
+    BASES,
+    PRESETS,
+    adamw,
+    cross_entropy,
+    flat,
+    make_data,
+    make_model,
+    make_private,
+    sgd,
+    unbind_noise,
+)
+
+from hyfreedp import PrivacyEngine, distributed, noise
+from hyfreedp.clipping import AutomaticClipping
+from hyfreedp.experiments.baselines.line_search import LINE_SEARCH, StudiedRule
+from hyfreedp.sampling import PoissonSampler, poisson_loader
+
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE = 120  # seconds that a test waits for a job; a hanging process fails the test
+
+# -- processes ---------------------------------------------------------------------------------------------------------
+
+
+noise_derive = noise.derive  # before anything replaces it
+
+
+class Raised(NamedTuple):
+    """What a job raised, for it need not survive pickling."""
+
+    kind: str
+    message: str
+    after: float
+
+
+def serve(pipe, rank, size, store):
+    """A process: initialises torch.distributed and does the jobs that it is sent until there are none."""
+    torch.set_num_threads(1)
+    unbind_noise()
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
+    while (request := pickle.loads(pipe.recv_bytes())) is not None:
+        job, arguments = request
+        begin = time.monotonic()
+        torch.manual_seed(rank)
+        try:
+            answer = job(rank, **arguments)
+        except Exception as error:
+            answer = Raised(type(error).__name__, str(error), time.monotonic() - begin)
+        pipe.send_bytes(pickle.dumps(answer))
+    dist.destroy_process_group()
+
+
+class Team:
+    """Processes that stay alive from job to job."""
+
+    def __init__(self, size: int, folder: Path) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.processes, self.pipes = [], []
+        for rank in range(size):
+            pipe, far_end = context.Pipe()
+            process = context.Process(target=serve, args=(far_end, rank, size, folder / "store"), daemon=True)
+            process.start()
+            far_end.close()
+            self.processes.append(process)
+            self.pipes.append(pipe)
+
+    def start(self, job, **arguments):
+        for pipe in self.pipes:
+            pipe.send_bytes(pickle.dumps((job, arguments)))
+
+    def answer(self, rank):
+        assert self.pipes[rank].poll(PATIENCE), f"rank {rank} hangs"
+        return pickle.loads(self.pipes[rank].recv_bytes())
+
+    def run(self, job, **arguments):
+        self.start(job, **arguments)
+        return [self.answer(rank) for rank in range(len(self.pipes))]
+
+    def close(self):
+        for pipe, process in zip(self.pipes, self.processes, strict=True):
+            if process.is_alive():
+                pipe.send_bytes(pickle.dumps(None))
+            process.join(PATIENCE)
+            assert not process.is_alive()
+
+
+@pytest.fixture(autouse=True)
+def _comparable(unbound_noise):
+    """A sum over two processes rounds differently from that of one, which bound noise would show."""
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    team = Team(2, tmp_path_factory.mktemp("two"))
+    yield team
+    team.close()
+
+
+# -- jobs --------------------------------------------------------------------------------------------------------------
+
+
+def start(rank, *, tuning="full", dropout=0.0, base="adamw", records=41, **settings):
+    """A run about to begin; its weights differ by rank until the engine has made them equal."""
+    model = make_model(tuning, seed=rank, dropout=dropout)
+    settings = {"seed": 3, "steps": 9, "accountant": "rdp", "initial_learning_rate": 0.03} | settings
+    _, optimizer, loader = make_private(model, BASES[base](model), make_data(records), **settings)
+    return model, optimizer, loader
+
+
+def advance(model, optimizer, loader, until):
+    """The loop of a user; returns the sizes of this process's batches."""
+    sizes = []
+    while optimizer.ledger.steps < until:
+        for batch in loader:
+            sizes.append(len(batch[1]))
+            optimizer.step(cross_entropy(model), batch)
+            if optimizer.ledger.steps == until:
+                break
+    return sizes
+
+
+class End(NamedTuple):
+    weights: Tensor
+    history: list
+    epsilon: float
+    random: Tensor
+    sizes: list
+
+
+def end(model, optimizer, sizes=()):
+    return End(flat(model), optimizer.history, optimizer.epsilon_spent(), torch.get_rng_state(), list(sizes))
+
+
+def train(rank, **settings):
+    """A whole run."""
+    model, optimizer, loader = start(rank, **settings)
+    return end(model, optimizer, advance(model, optimizer, loader, optimizer.split.steps))
+
+
+def assert_one_run(ends, single=None):
+    """All processes hold the same, bit for bit; and, but for rounding, what a single process holds."""
+    for other in ends[1:]:
+        assert torch.equal(other.weights, ends[0].weights)
+        assert repr(other.history) == repr(ends[0].history)
+        assert other.epsilon == ends[0].epsilon
+    if single is not None:
+        torch.testing.assert_close(ends[0].weights, single.weights, rtol=1e-8, atol=1e-10)
+        assert [sum(sizes) for sizes in zip(*(e.sizes for e in ends), strict=True)] == single.sizes
+        assert ends[0].epsilon == single.epsilon
+        for mine, other in zip(ends[0].history, single.history, strict=True):
+            assert {key: value if isinstance(value, str | None) else None for key, value in mine.items()} == {
+                key: value if isinstance(value, str | None) else None for key, value in other.items()
+            }
+            numbers = [key for key, value in mine.items() if not isinstance(value, str | None)]
+            assert [mine[key] for key in numbers] == pytest.approx([other[key] for key in numbers], 1e-8, 1e-12, True)
+
+
+# -- the same run ------------------------------------------------------------------------------------------------------
+
+
+def from_both_ends(batch):
+    """Pieces of one or two samples of the part that a process has."""
+    size = len(batch[0])
+    return [sorted({i, size - 1 - i}) for i in range((size + 1) // 2)]
+
+
+RUNS = {
+    "contrasts at every step": {"preset": LINE_SEARCH, "interval": 1},
+    "losses at every step": {"preset": "paper", "interval": 1},
+    "by the next batch": {"preset": "paper", "interval": 2, "probe_batch": "next"},
+    "now and then": {"preset": LINE_SEARCH, "interval": 3, "warmup": 0.2, "base": "groups"},
+    "no probe": {"preset": "fixed", "base": "sgd"},
+    "votes": {"base": "sgd"},
+    "in pieces": {"interval": 2, "max_physical_batch_size": 2},
+    "in pieces of its own": {"interval": 2, "max_physical_batch_size": from_both_ends},
+    "every record": {"interval": 2, "batch_size": 41},
+    "biases": {"interval": 2, "tuning": "biases", "gradient_engine": "hooks"},
+}
+QUIET = {"target_epsilon": math.inf}
+CLIPPED = {"target_epsilon": math.inf, "clipping": AutomaticClipping()}
+NOISY = {"target_epsilon": 3.0}
+
+
+@pytest.mark.parametrize("noise", [QUIET, CLIPPED, NOISY], ids=["unclipped", "clipped", "noisy"])
+@pytest.mark.parametrize("run", RUNS)
+def test_two_processes_make_the_run_of_one(two, run, noise):
+    """Weights, rates, thresholds and epsilon. With noise too: it is that of a single process, added once."""
+    settings = RUNS[run] | noise
+    ends = two.run(train, **settings)
+    assert_one_run(ends, train(0, **settings))
+    assert all(sum(e.sizes) > 0 for e in ends)
+
+
+@pytest.mark.parametrize("mechanism", ["gaussian", "laplace"])
+@pytest.mark.parametrize("preset", [LINE_SEARCH, "paper"], ids=["line_search", "paper"])
+def test_empty_batches(two, preset, mechanism):
+    """One process or both have none; every kind of step comes, with and without a probe."""
+    settings = NOISY | {"preset": preset, "loss_mechanism": mechanism, "interval": 2, "steps": 40, "batch_size": 1}
+    ends = two.run(train, **settings)
+    assert_one_run(ends, train(0, **settings))
+    kinds = {(a > 0, b > 0, step % 2) for step, (a, b) in enumerate(zip(*(e.sizes for e in ends), strict=True))}
+    assert len(kinds) == 8
+
+
+def pure_noise(rank, *, numbers=100_000):
+    """The step of plain SGD on an empty batch: the noise of the gradient."""
+    model = nn.Linear(numbers, 1, bias=False)
+    settings = {"target_epsilon": 3.0, "accountant": "rdp", "preset": "fixed", "seed": 5}
+    data = TensorDataset(torch.zeros(40, numbers))
+    _, optimizer, loader = make_private(model, sgd(model), data, **settings)
+    before = flat(model)
+    optimizer.step(lambda batch: model(batch[0])[:, 0], next(iter(loader))[0][:0])
+    noise = flat(model) - before
+    return noise, optimizer.split.sigma_gradient / optimizer.expected_batch_size, optimizer.expected_batch_size
+
+
+def test_the_noise_has_the_same_standard_deviation(two):
+    """Two-sided chi-square test of 100,000 numbers, false alarm 1e-6; independent noises would be 41 % too large."""
+    (noise, std, expected), (other, _, _) = two.run(pure_noise)
+    assert torch.equal(noise, other) and expected == 8
+    p = stats.chi2(noise.numel()).cdf(float((noise.double() / std).square().sum()))
+    assert 5e-7 < p < 1 - 5e-7
+    torch.testing.assert_close(noise, pure_noise(0)[0], rtol=0, atol=1e-6)  # weights of other sizes round otherwise
+
+
+def test_diagnostics_are_those_of_all_records(two):
+    """As on one process, also where a process has no record of its own."""
+    settings = NOISY | {"diagnostics": True, "interval": 2, "batch_size": 3, "steps": 12}
+    ends = two.run(train, **settings)
+    assert_one_run(ends, train(0, **settings))
+    assert "not_private_mean_loss" in ends[0].history[0] and 0 in ends[0].sizes
+
+
+def bound(rank, **settings):
+    """A whole run with noise as it is outside these tests."""
+    original, noise.derive = noise.derive, noise_derive
+    try:
+        return train(rank, **settings)
+    finally:
+        noise.derive = original
+
+
+def test_noise_that_is_bound_to_the_sums_is_one_on_all_processes(two):
+    """Every process has the same sums, bit for bit, and so the same noise; its size is that of one process."""
+    settings = NOISY | {"interval": 2, "steps": 9}
+    assert_one_run(two.run(bound, **settings))
+    assert not torch.equal(two.run(bound, **settings)[0].weights, two.run(train, **settings)[0].weights)
+
+
+def other_sums(rank):
+    """Rank 1 holds another sum, as after a faulty all_reduce."""
+    original, noise.derive = noise.derive, noise_derive
+    try:
+        model, optimizer, loader = start(rank, target_epsilon=3.0)
+        add_up = optimizer.processes.add_up
+
+        def faulty(tensors):
+            add_up(tensors)
+            if rank == 1:
+                tensors[0].view(-1)[0] += 1e-12
+
+        optimizer.processes.add_up = faulty
+        before = flat(model)
+        try:
+            advance(model, optimizer, loader, 1)
+        except RuntimeError as error:
+            return str(error), optimizer.ledger.steps, torch.equal(before, flat(model))
+    finally:
+        noise.derive = original
+
+
+def test_processes_with_different_sums_are_refused_before_the_release(two):
+    for message, steps, untouched in two.run(other_sums):
+        assert message.startswith("the processes hold different sums") and steps == 0 and untouched
+
+
+def drawn_seed(rank):
+    """Without a seed the engine draws one, which all processes must share."""
+    model, optimizer, loader = start(rank, seed=None, target_epsilon=3.0)
+    advance(model, optimizer, loader, 3)
+    return end(model, optimizer), loader.batch_sampler.seed
+
+
+def test_without_a_seed_all_processes_use_that_of_the_first(two):
+    (first, seed), (second, other_seed) = two.run(drawn_seed)
+    assert_one_run([first, second])
+    assert seed == other_seed > 2**64
+    assert two.run(drawn_seed)[0][1] != seed
+
+
+def half_precision(rank):
+    model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3).bfloat16())
+    model.forward = lambda x: model[2](model[1](model[0](x.float())).bfloat16()).float()
+    _, optimizer, loader = make_private(model, adamw(model), make_data(), target_epsilon=3.0, accountant="rdp")
+    advance(model, optimizer, loader, 4)
+    return end(model, optimizer)
+
+
+def test_parameters_of_mixed_types(two):
+    ends = two.run(half_precision)
+    assert_one_run(ends)
+    assert ends[0].weights.isfinite().all()
+
+
+@pytest.mark.slow
+def test_three_processes(tmp_path):
+    three = Team(3, tmp_path)
+    try:
+        for settings in (NOISY | RUNS["contrasts at every step"], QUIET | RUNS["in pieces"] | {"batch_size": 1}):
+            assert_one_run(three.run(train, **settings), train(0, **settings))
+    finally:
+        three.close()
+
+
+# -- shards ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+def test_shards_make_up_the_batch_of_one_process(size):
+    """Disjoint, of equal size but for one record, each record always on the same process; their union is Poisson."""
+    settings = {"num_records": 50, "steps_per_epoch": 10, "seed": 3}
+    for rate in (0.3, 1.0):
+        whole = PoissonSampler(**settings, sample_rate=rate)
+        parts = [PoissonSampler(**settings, sample_rate=rate, rank=rank, world_size=size) for rank in range(size)]
+        for step in range(20):
+            batches = [part.batch(step) for part in parts]
+            assert sorted(itertools.chain(*batches)) == whole.batch(step)
+            assert all(index % size == rank for rank, batch in enumerate(batches) for index in batch)
+    assert {len(part.batch(0)) for part in parts} <= {50 // size, 50 // size + 1}
+
+
+def test_a_distributed_sampler_is_refused():
+    """It would make the loader's length and batch size those of one process."""
+    data = make_data()
+    loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data, num_replicas=2, rank=0))
+    with pytest.raises(ValueError, match=r"data_loader must not have a DistributedSampler.*all processes together"):
+        poisson_loader(loader, seed=0)
+
+
+# -- groups ------------------------------------------------------------------------------------------------------------
+
+
+def alone(rank):
+    """Each process makes a run of its own, as in a search over seeds."""
+    groups = [dist.new_group([0]), dist.new_group([1])]
+    model = make_model(seed=rank)
+    engine = PrivacyEngine(seed=rank, process_group=groups[rank])
+    optimizer, loader = private(engine, model, steps=8 + rank)
+    advance(model, optimizer, loader, 4)
+    return end(model, optimizer)
+
+
+def private(engine, model, steps=9):
+    _, optimizer, loader = engine.make_private_with_epsilon(
+        module=model,
+        optimizer=adamw(model),
+        data_loader=DataLoader(make_data(), batch_size=8),
+        target_epsilon=3.0,
+        target_delta=1e-3,
+        steps=steps,
+        accountant="rdp",
+    )
+    return optimizer, loader
+
+
+def test_a_group_of_one_trains_alone(two):
+    ends = two.run(alone)
+    for rank, ended in enumerate(ends):
+        model = make_model(seed=rank)
+        optimizer, loader = private(PrivacyEngine(seed=rank), model, steps=8 + rank)
+        advance(model, optimizer, loader, 4)
+        assert torch.equal(ended.weights, flat(model))
+        assert repr(ended.history) == repr(optimizer.history)
+
+
+def foreign_group(rank):
+    group = dist.new_group([0])
+    if rank == 1:
+        private(PrivacyEngine(process_group=group), make_model())
+
+
+def test_a_group_without_this_process_is_refused(two):
+    _, second = two.run(foreign_group)
+    assert second[:2] == ("ValueError", "process_group must hold this process, but it is one of other processes")
+
+
+# -- what must be equal ------------------------------------------------------------------------------------------------
+
+UNEQUAL = {
+    "seed": ({"seed": [1, 2]}, "seed is 1 on rank 0 and 2 on rank 1"),
+    "seed of one": ({"seed": [None, 2]}, "seed is None on rank 0 and 2 on rank 1"),
+    "steps": ({"steps": [8, 9]}, "steps is 8 on rank 0 and 9 on rank 1"),
+    "records": ({"records": [41, 40]}, "records is 41 on rank 0 and 40 on rank 1"),
+    "batch size": ({"batch_size": [8, 4]}, "batch_size is 8 on rank 0 and 4 on rank 1"),
+    "epsilon": ({"target_epsilon": [3.0, 2.0]}, "target_epsilon is 3.0 on rank 0 and 2.0 on rank 1"),
+    "preset": (
+        {"preset": ["paper"] * 2, "step_rule": ["gen", "literal"]},
+        "step_rule is 'gen' on rank 0 and 'literal' on",
+    ),
+    "line search": (
+        {"preset": [LINE_SEARCH] * 2, "step_rule": [StudiedRule(), StudiedRule("anchored")]},
+        "damping=True) on rank 0 and StudiedRule(name='anchored', damping=True) on rank 1",
+    ),
+    "clipping": ({"clipping": [None, AutomaticClipping(0.1)]}, "rank 0 and AutomaticClipping(stability=0.1) on rank 1"),
+    "rate of the optimizer": ({"base": ["adamw", "groups"]}, "lr: 0.5 maximize: False weight_decay on rank 0"),
+    "model": ({"tuning": ["full", "biases"]}, "ight', (7, 5), torch.float64, False), ('0.bias', (7,), torch on rank 1"),
+    "diagnostics": ({"diagnostics": [True, False]}, "diagnostics is True on rank 0 and False on rank 1"),
+}
+
+
+def unequal(rank, changes):
+    start(rank, **({"target_epsilon": 3.0} | {name: values[rank] for name, values in changes.items()}))
+
+
+@pytest.mark.parametrize("case", UNEQUAL)
+def test_processes_with_other_arguments_are_refused(two, case):
+    changes, message = UNEQUAL[case]
+    answers = two.run(unequal, changes=changes)
+    assert answers[0][:2] == answers[1][:2]
+    assert answers[0].kind == "ValueError"
+    assert answers[0].message.startswith("all processes must be given the same run, but ")
+    assert message in answers[0].message
+
+
+def wrapped(rank, wrapper):
+    model = make_model()
+    if wrapper == "fsdp":
+        fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    else:
+        model = DistributedDataParallel(model) if wrapper == "ddp" else nn.DataParallel(model)
+    private(PrivacyEngine(), model)
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "message"),
+    [
+        ("ddp", "module must not be wrapped in DistributedDataParallel .*: give the model itself, its .module"),
+        ("dp", "module must not be wrapped in DataParallel "),
+        ("fsdp", "module must be whole on every process, but parameter '0.weight' is a DTensor"),
+    ],
+)
+def test_wrapped_models_are_refused(two, wrapper, message):
+    for answer in two.run(wrapped, wrapper=wrapper):
+        assert answer.kind == "ValueError" and re.match(message, answer.message)
+
+
+# -- failures ----------------------------------------------------------------------------------------------------------
+
+
+def bad_setup(rank):
+    start(rank, batch_size=42 if rank == 1 else 8)
+
+
+def test_an_error_of_one_process_in_the_set_up_is_an_error_of_all(two):
+    first, second = two.run(bad_setup)
+    assert first[:2] == ("RuntimeError", "rank 1 failed; its own traceback tells why")
+    assert second.kind == "ValueError" and "batch_size must be at most the number of records, 41" in second.message
+
+
+def one_bad_loss(rank, *, when, bad=1):
+    """Rank ``bad`` returns a bad loss once; the run then goes on, on all processes."""
+    model, optimizer, loader = start(rank, target_epsilon=3.0, preset="paper", interval=1, batch_size=41)
+    optimizer._checks_due = []
+    caught, calls = [], []
+
+    def loss(batch):
+        calls.append(len(batch[1]))
+        losses = cross_entropy(model)(batch)
+        if rank == bad and len(calls) == when:
+            return losses.mean()  # in the forward pass, or ahead of w in the probe
+        return losses
+
+    (batch,) = loader
+    try:
+        optimizer.step(loss, batch)
+    except (ValueError, RuntimeError) as error:
+        caught = [type(error).__name__, str(error)]
+    counted = optimizer.ledger.steps
+    advance(model, optimizer, loader, 5)
+    return end(model, optimizer), caught, counted
+
+
+@pytest.mark.parametrize(("when", "counted"), [(1, 0), (2, 1)], ids=["in the forward pass", "in the probe"])
+def test_an_error_of_one_process_in_a_step_is_an_error_of_all(two, when, counted):
+    """No process waits for the other, all count the same, and whoever catches the error can go on."""
+    (first, caught, steps), (second, own, other_steps) = two.run(one_bad_loss, when=when)
+    assert caught == ["RuntimeError", "rank 1 failed; its own traceback tells why"]
+    assert own[0] == "ValueError" and "must return shape" in own[1]
+    assert steps == other_steps == counted
+    assert_one_run([first, second])
+    single, single_caught, _ = one_bad_loss(0, when=when, bad=0)
+    assert single_caught[0] == "ValueError"
+    torch.testing.assert_close(first.weights, single.weights, rtol=1e-8, atol=1e-10)
+
+
+def late(rank):
+    """Rank 1 never takes its step."""
+    group = dist.new_group(timeout=datetime.timedelta(seconds=2))
+    model = make_model()
+    optimizer, loader = private(PrivacyEngine(process_group=group), model)
+    if rank == 0:
+        advance(model, optimizer, loader, 1)
+
+
+def test_a_process_that_hangs_is_an_error_after_the_timeout(two):
+    first, _ = two.run(late)
+    assert isinstance(first, Raised) and 1.9 < first.after < 20
+
+
+def dies(rank):
+    model, optimizer, loader = start(rank, target_epsilon=3.0)
+    advance(model, optimizer, loader, 2)
+    if rank == 1:
+        os._exit(1)
+    advance(model, optimizer, loader, 3)
+
+
+def test_a_process_that_dies_is_an_error_at_once(tmp_path):
+    """Long before the timeout, which is half an hour here."""
+    team = Team(2, tmp_path)
+    team.start(dies)
+    first = team.answer(0)
+    assert isinstance(first, Raised) and first.after < 30
+    team.processes[1].join(PATIENCE)
+    assert team.processes[1].exitcode == 1
+    team.processes[0].kill()
+    team.processes[0].join(PATIENCE)
+
+
+# -- votes -------------------------------------------------------------------------------------------------------------
+
+
+def voting(rank, *, bad=None, when=(), **settings):
+    """The run of nine steps in which the opening vote and the last review are lost, by far, and the others won.
+
+    Args:
+        bad: the rank on which passes of the model fail, as if memory did not suffice.
+        when: which passes do, as pairs of a step and a pass of it: the gradient, the average, the gradient again.
+    """
+    model, optimizer, loader = start(rank, records=400, batch_size=100, **settings)
+    optimizer._checks_due = []
+    calls, failed, errors = [0] * 9, [], []
+
+    def loss(batch):
+        t = optimizer.ledger.steps
+        calls[t] += 1
+        if rank == bad and (t, calls[t]) in when and t not in failed:
+            failed.append(t)
+            raise MemoryError("out of memory")
+        against = -100 if t in (2, 6) else 100
+        return cross_entropy(model)(batch) + (0 if torch.is_grad_enabled() else against)
+
+    sizes = []
+    while optimizer.steps_left:
+        for batch in loader:
+            before, state, t = flat(model), repr(optimizer.probe.state_dict()), optimizer.ledger.steps
+            try:
+                optimizer.step(loss, batch)
+            except (MemoryError, RuntimeError) as error:
+                errors.append((t, type(error).__name__))
+                assert torch.equal(flat(model), before) and repr(optimizer.probe.state_dict()) == state
+                calls[t] = 0
+                optimizer.step(loss, batch)
+            sizes.append(len(batch[1]))
+            if not optimizer.steps_left:
+                break
+    return end(model, optimizer, sizes), errors, optimizer.ledger.repeated
+
+
+@pytest.mark.parametrize("noise", [QUIET, NOISY], ids=["unclipped", "noisy"])
+@pytest.mark.parametrize("base", ["adamw", "sgd"])
+def test_two_processes_vote_and_go_back_as_one(two, base, noise):
+    """One margin for all, from the votes of all, and the same weights after votes lost and kept."""
+    answers = two.run(voting, base=base, **noise)
+    assert_one_run([answer[0] for answer in answers], voting(0, base=base, **noise)[0])
+    lost = {row["step"]: row["lost"] for row in answers[0][0].history if "lost" in row}
+    assert lost == {2: True, 4: False, 5: False, 6: True}
+
+
+@pytest.mark.parametrize("bad", [0, 1])
+def test_an_error_of_one_process_around_a_vote_is_an_error_of_all(two, bad):
+    """At the average and after lost votes: nobody keeps a step back, and the second attempt is the same release."""
+    when = ((2, 3), (4, 2), (6, 3))
+    answers = two.run(voting, bad=bad, when=when, **NOISY)
+    assert_one_run([answer[0] for answer in answers], voting(0, **NOISY)[0])
+    for rank, (_, errors, repeated) in enumerate(answers):
+        assert errors == [(t, "MemoryError" if rank == bad else "RuntimeError") for t, _ in when]
+        assert repeated == 0
+
+
+# -- resuming ----------------------------------------------------------------------------------------------------------
+
+LONG = NOISY | {"interval": 2, "steps": 9, "dropout": 0.5}
+
+
+def saved(rank, at=(4,), **settings):
+    """A whole run, and its states after the given steps."""
+    model, optimizer, loader = start(rank, **(LONG | settings))
+    states = []
+    for step in at:
+        advance(model, optimizer, loader, step)
+        states.append(pickle.dumps(optimizer.state_dict()))
+    advance(model, optimizer, loader, 9)
+    return end(model, optimizer), states
+
+
+def resume(rank, states, **settings):
+    """The rest of a run, in processes with other weights, seeds and random states."""
+    model, optimizer, loader = start(rank + 5, **(LONG | {"seed": 8} | settings))
+    torch.manual_seed(rank + 7)
+    optimizer.load_state_dict(pickle.loads(states[rank]))
+    advance(model, optimizer, loader, 9)
+    return end(model, optimizer)
+
+
+@pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
+def test_resumes_bitwise_when_each_process_loads_its_own_state(two, preset):
+    """With dropout, whose random state differs by process."""
+    answers = two.run(saved, preset=preset)
+    ends, states = [answer[0] for answer in answers], [answer[1][0] for answer in answers]
+    resumed = two.run(resume, states=states, preset=preset)
+    assert_one_run(resumed)
+    for again, ended in zip(resumed, ends, strict=True):
+        assert torch.equal(again.weights, ended.weights)
+        assert repr(again.history) == repr(ended.history)
+        assert torch.equal(again.random, ended.random)
+    assert not torch.equal(ends[0].random, ends[1].random)
+
+
+def test_resumes_on_another_number_of_processes(two):
+    """One after two and two after one make the same run, as long as there is no dropout."""
+    ended, (state,) = saved(0, dropout=0.0)
+    answers = two.run(saved, dropout=0.0)
+    for state_of_second in (answers[1][1][0], state):
+        resumed = two.run(resume, states=[state_of_second] * 2, dropout=0.0)
+        assert_one_run(resumed)
+        torch.testing.assert_close(resumed[0].weights, ended.weights, rtol=1e-8, atol=1e-10)
+    single = resume(0, [answers[1][1][0]], dropout=0.0)
+    torch.testing.assert_close(single.weights, ended.weights, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["steps", "generator"])
+def test_states_of_different_steps_or_runs_are_refused(two, name):
+    ((_, states), _) = two.run(saved, at=(4, 5))
+    if name == "generator":
+        states[1] = two.run(saved, at=(4,), seed=1)[0][1][0]
+    for answer in two.run(resume, states=states):
+        assert answer.kind == "ValueError" and f"{name} is" in answer.message
+
+
+# -- the messages ------------------------------------------------------------------------------------------------------
+
+
+def exchange(rank, limit):
+    """Sums and copies of tensors of several types and shapes, among them an empty and a transposed one."""
+    distributed.BUCKET_BYTES = limit
+    processes = distributed.Processes.present(None, torch.device("cpu"))
+    generator = torch.Generator().manual_seed(0)
+    tensors = [torch.randn(shape, generator=generator) for shape in [(3,), (), (2, 4), (0, 3), (5, 2), (7,)]]
+    tensors[1], tensors[4] = tensors[1].double(), tensors[4].t()
+    own = [tensor * (rank + 1) for tensor in tensors]
+    copies = [tensor + rank for tensor in tensors]
+    processes.add_up(own)
+    processes.copy_from_first(copies)
+    buckets = list(distributed._buckets(tensors))
+    assert all(len(b) == 1 or sum(t.nbytes for t in b) <= limit for b in buckets)
+    return tensors, own, copies, processes.gather(rank), len(buckets)
+
+
+@pytest.mark.parametrize(("limit", "buckets"), [(2**25, 2), (40, 5)])
+def test_sums_and_copies_in_buckets(two, limit, buckets):
+    for tensors, summed, copies, ranks, count in two.run(exchange, limit=limit):
+        torch.testing.assert_close(summed, [3 * tensor for tensor in tensors])
+        assert all(map(torch.equal, copies, tensors))
+        assert ranks == [0, 1] and count == buckets
+
+
+# -- the README --------------------------------------------------------------------------------------------------------
+
+
+def test_the_script_of_the_readme_runs_under_torchrun(tmp_path):
+    """As printed, on two processes: both tell the same, within the budget."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    section = readme.split("## On several processes")[1].split("\n## ")[0]
+    (code,) = re.findall(r"```python\n(.*?)```", section, flags=re.DOTALL)
+    (command,) = re.findall(r"^    torchrun (.*)$", section, flags=re.MULTILINE)
+    *options, script = command.split()
+    (tmp_path / script).write_text(code)
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *options, script],
+        cwd=tmp_path,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert done.returncode == 0, done.stderr
+    spent = re.findall(r"epsilon spent: ([\d.]+)", done.stdout)
+    assert len(spent) == 1 and 2.9 < float(spent[0]) <= 3.0

@@ -1,0 +1,343 @@
+"""PrivacyEngine: what it makes of a model, an optimizer, a loader and a budget."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader
+from twins import (
+    adamw,
+    cross_entropy,
+    flat,
+    make_batches,
+    make_data,
+    make_model,
+    make_private,
+    searching,
+    sgd,
+    sgd_momentum,
+    three_groups,
+)
+
+import hyfreedp
+from hyfreedp import PRESETS, HyFreeDPOptimizer, NoiseGenerator, Preset, PrivacyEngine, calibrate_noise
+from hyfreedp.clipping import AbadiClipping, AutomaticClipping, BookKeepingEngine, HooksEngine, NoClipping
+from hyfreedp.experiments.baselines.line_search import LINE_SEARCH
+from hyfreedp.sampling import PoissonSampler
+from hyfreedp.votes import vote_steps
+
+PRIVATE = {"target_epsilon": 3.0, "accountant": "rdp"}
+
+
+def train(model, optimizer, sizes=(8, 5, 0, 9, 8)):
+    for batch in make_batches(sizes):
+        optimizer.step(cross_entropy(model), batch)
+    return flat(model)
+
+
+# -- the promise of ten lines ------------------------------------------------------------------------------------------
+
+
+def test_ten_lines():
+    """No learning rate, no clipping norm, the default float32, and an expression that any Opacus user would write."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
+    inputs, labels = make_data(200).tensors
+    loader = DataLoader(torch.utils.data.TensorDataset(inputs.float(), labels), batch_size=50, shuffle=True)
+    model, optimizer, loader = PrivacyEngine().make_private_with_epsilon(
+        module=model,
+        optimizer=torch.optim.AdamW(model.parameters()),
+        data_loader=loader,
+        target_epsilon=3.0,
+        target_delta=1e-4,
+        epochs=3,
+    )
+
+    def per_sample_loss(batch):
+        x, y = batch
+        return F.cross_entropy(model(x), y, reduction="none")
+
+    for _ in range(3):
+        for batch in loader:
+            step = optimizer.step(per_sample_loss, batch)
+            assert math.isfinite(step.eta) and step.eta > 0
+    assert (optimizer.steps_left, len(optimizer.history)) == (0, 12)
+    assert 2.9 < optimizer.epsilon_spent() <= 3.0
+    assert optimizer.split.guarantee
+
+
+def test_public_names():
+    assert all(hasattr(hyfreedp, name) for name in hyfreedp.__all__)
+    for name in ("PrivacyEngine", "privatize_loss", "clipping_bias", "normal_clipping_bias", "fit_quadratic"):
+        assert name in hyfreedp.__all__
+    assert {"QuadraticFit", "calibrate_noise", "NoiseSplit", "epsilon"} <= set(hyfreedp.__all__)
+
+
+# -- the plan ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_preset_paper_is_the_papers():
+    """Algorithm 1 and section 4.1: three losses on the gradient's batch, their sum as R_l, gamma 1.01, K = 5, eta_0 =
+    1e-4, no decay; and the smoothing of its authors' package, see test_gen_optim.
+    """
+    paper = PRESETS["paper"]
+    assert (paper.probe, paper.loss_threshold_rule, paper.allocation) == ("losses", "sum", "constant")
+    assert (paper.gamma, paper.interval, paper.initial_learning_rate) == (1.01, 5, 1e-4)
+    assert (paper.warmup, paper.decay, paper.step_rule) == (0.0, "none", "gen")
+    assert (paper.probe_batch, paper.smoothing) == ("same", 0.1)
+
+
+def test_the_default_is_robust_and_all_presets_are_sound():
+    model = make_model()
+    _, optimizer, _ = make_private(model, adamw(model), **PRIVATE)
+    robust = PRESETS["robust"]
+    assert optimizer.probe.kind == optimizer.split.probe == robust.probe
+    assert (optimizer.split.allocation, optimizer.split.gamma) == (robust.allocation, robust.gamma)
+    for preset in PRESETS.values():
+        assert (preset.composition, preset.accountant, preset.loss_mechanism) == ("same_batch", "pld", "gaussian")
+
+
+@pytest.mark.parametrize("preset", [*PRESETS.values(), LINE_SEARCH], ids=[*PRESETS, "line_search"])
+def test_the_split_is_that_of_calibrate_noise(preset):
+    """Every argument reaches the accountant: rate B/N = 8/40, T steps, K, the warm-up's share of T, gamma, probe."""
+    model = make_model()
+    changes = {"interval": 4, "warmup": 0.25, "gamma": 1.05, "loss_mechanism": "laplace"}
+    _, optimizer, _ = make_private(model, adamw(model), preset=preset, steps=24, **PRIVATE, **changes)
+    assert optimizer.split == calibrate_noise(
+        target_epsilon=3.0,
+        target_delta=1e-3,
+        sample_rate=8 / 40,
+        steps=24,
+        interval=4,
+        warmup_steps=6,
+        vote_steps=vote_steps(24) if preset.probe == "votes" else (),
+        gamma=None if preset.probe == "none" else 1.05,
+        probe=preset.probe,
+        allocation=preset.allocation,
+        accountant="rdp",
+        loss_mechanism="laplace",
+    )
+    assert optimizer.expected_batch_size == pytest.approx(8)
+    assert preset.probe in ("votes", "none") or optimizer.probe.mechanism == "laplace"
+
+
+def test_epochs_are_passes_of_the_loader():
+    model = make_model()
+    loader = DataLoader(make_data(43), batch_size=10)
+    _, optimizer, private = make_private(model, sgd(model), loader=loader, epochs=3, preset="fixed")
+    assert (optimizer.split.steps, len(private)) == (15, 5)
+    assert optimizer.split.sample_rate == pytest.approx(10 / 43)
+    assert optimizer.expected_batch_size == pytest.approx(10)
+
+
+def test_a_preset_object_and_overrides_are_the_same():
+    """Overrides are fields of Preset; a named preset, a Preset and a changed one all lead to one run."""
+    paper = dataclasses.replace(PRESETS["paper"])
+    unchanged = {"probe": "losses", "allocation": "constant", "decay": "none"}
+    custom = dataclasses.replace(paper, interval=3, gamma=1.05, initial_learning_rate=0.1)
+    weights = []
+    for settings in (
+        {"preset": custom},
+        {"preset": "paper", "interval": 3, "gamma": 1.05, "initial_learning_rate": 0.1},
+        {"preset": Preset(interval=3, gamma=1.05, **unchanged), "initial_learning_rate": 0.1},
+    ):
+        model = make_model()
+        _, optimizer, _ = make_private(model, adamw(model), **(PRIVATE | settings))
+        weights.append(train(model, optimizer))
+    assert torch.equal(weights[0], weights[1]) and torch.equal(weights[0], weights[2])
+    assert PRESETS["paper"] == paper  # nothing above changed it
+
+
+@pytest.mark.parametrize("probe", ["losses", "contrasts"])
+@pytest.mark.parametrize("step_rule", ["literal", "gen", "posterior", "anchored"])
+@pytest.mark.parametrize("mechanism", ["gaussian", "laplace"])
+def test_every_combination_of_probe_rule_and_noise_trains(probe, step_rule, mechanism):
+    """All go to the end of their plan, whatever signs the noise gives to the rates."""
+    model = make_model()
+    settings = {"preset": LINE_SEARCH, "loss_mechanism": mechanism, "interval": 2} | searching(probe, step_rule)
+    _, optimizer, _ = make_private(model, adamw(model), **settings, **PRIVATE)
+    train(model, optimizer, [8] * 10)
+    assert optimizer.steps_left == 0 and flat(model).isfinite().all()
+    assert all(math.isfinite(row["eta"]) for row in optimizer.history)
+    assert step_rule == "literal" or all(row["eta"] > 0 for row in optimizer.history)
+    assert all(row["slope_std"] > 0 and row["curvature_std"] > 0 for row in optimizer.history if "slope" in row)
+
+
+@pytest.mark.parametrize(
+    ("base", "momentum"),
+    [(sgd, 0.0), (sgd_momentum, 0.9), (adamw, 0.9), (three_groups, 0.9)],
+    ids=lambda v: getattr(v, "__name__", str(v)),
+)
+def test_the_probe_reaches_as_far_as_the_base_optimizers_momentum_asks(base, momentum):
+    """h = eta / m with m = sqrt((1 - beta) / (1 + beta)), beta read from SGD's momentum or Adam's betas."""
+    model = make_model()
+    _, optimizer, _ = make_private(model, base(model), preset=LINE_SEARCH)
+    assert optimizer.probe.distance == pytest.approx(1e-4 * math.sqrt((1 + momentum) / (1 - momentum)))
+
+
+# -- model, optimizer, loader ------------------------------------------------------------------------------------------
+
+
+def test_the_model_stays_the_users():
+    """Hooked in place: the same object, parameters and state_dict, so that closures and checkpoints stay valid."""
+    model = make_model()
+    parameters, keys = list(model.parameters()), list(model.state_dict())
+    returned, optimizer, loader = make_private(model, adamw(model), **PRIVATE)
+    assert returned is model
+    assert all(a is b for a, b in zip(parameters, model.parameters(), strict=True))
+    assert list(model.state_dict()) == keys
+    assert isinstance(optimizer, HyFreeDPOptimizer) and isinstance(loader, DataLoader)
+    assert isinstance(loader.batch_sampler, PoissonSampler)
+
+
+def test_the_users_loader_and_optimizer_stay_as_they_were():
+    """Only the rate of the optimizer's groups moves, and only at a step."""
+    model, loader = make_model(), DataLoader(make_data(), batch_size=8)
+    base = three_groups(model)
+    groups = repr(base.param_groups)
+    _, optimizer, private = make_private(model, base, loader=loader, **PRIVATE)
+    assert repr(base.param_groups) == groups and optimizer.base is base
+    assert private is not loader and [len(labels) for _, labels in loader] == [8] * 5
+
+
+def test_an_evaluation_in_between_changes_nothing():
+    """Forward passes in eval mode, or without gradients, leave no trace in the gradient engine or in dropout."""
+    weights = []
+    for evaluate in (False, True):
+        model = make_model(dropout=0.5)
+        _, optimizer, _ = make_private(model, adamw(model), interval=2, **PRIVATE)
+        torch.manual_seed(0)
+        for batch in make_batches((8, 5, 9)):
+            optimizer.step(cross_entropy(model), batch)
+            if evaluate:
+                model.eval()
+                cross_entropy(model)(batch)  # with a graph, never differentiated
+                with torch.no_grad():
+                    cross_entropy(model)(batch)
+                model.train()
+        weights.append(flat(model))
+    assert torch.equal(*weights)
+
+
+@pytest.mark.parametrize("first", ["bookkeeping", "hooks"])
+def test_making_a_model_private_twice_is_as_good_as_once(first):
+    """As when a notebook's cell is run again."""
+    model, other = make_model(), make_model()
+    make_private(model, adamw(model), gradient_engine=first, **PRIVATE)
+    _, again, _ = make_private(model, adamw(model), **PRIVATE)
+    _, once, _ = make_private(other, adamw(other), **PRIVATE)
+    assert torch.equal(train(model, again), train(other, once))
+
+
+def test_clipping_is_automatic_with_privacy_and_absent_without():
+    for target, chosen, expected in (
+        (3.0, None, AutomaticClipping()),
+        (math.inf, None, NoClipping()),
+        (3.0, AbadiClipping(0.5), AbadiClipping(0.5)),
+        (math.inf, AutomaticClipping(), AutomaticClipping()),
+    ):
+        model = make_model()
+        _, optimizer, _ = make_private(model, sgd(model), target_epsilon=target, accountant="rdp", clipping=chosen)
+        assert repr(expected) in repr(optimizer)
+        assert optimizer._engine.clipping == expected
+
+
+def test_the_gradient_engine_can_be_chosen_and_does_not_matter(unbound_noise):
+    """Same noise, same batches, so the same run but for rounding; in physical batches too."""
+    weights = {}
+    for engine, kind in (("auto", BookKeepingEngine), ("bookkeeping", BookKeepingEngine), ("hooks", HooksEngine)):
+        for pieces in (None, 3):
+            model = make_model()
+            settings = {"gradient_engine": engine, "max_physical_batch_size": pieces}
+            _, optimizer, _ = make_private(model, adamw(model), interval=2, **settings, **PRIVATE)
+            assert isinstance(optimizer._engine, kind)
+            weights[engine, pieces] = train(model, optimizer)
+    for other in weights.values():
+        torch.testing.assert_close(weights["auto", None], other, rtol=0, atol=1e-9)
+
+
+# -- seeds -------------------------------------------------------------------------------------------------------------
+
+
+def run(seed, **changes):
+    """The weights after an epoch on the loader's batches, and the indices of these."""
+    model = make_model()
+    settings = {"steps": 5, "interval": 2, "seed": seed} | PRIVATE | changes
+    _, optimizer, loader = make_private(model, adamw(model), **settings)
+    for batch in loader:
+        optimizer.step(cross_entropy(model), batch)
+    return flat(model), [loader.batch_sampler.batch(step) for step in range(5)]
+
+
+def test_a_seed_makes_a_run_reproducible():
+    """Batches and noise follow from it, whatever the global generators say."""
+    weights, batches = run(3)
+    torch.manual_seed(99)
+    again, same_batches = run(3)
+    assert torch.equal(weights, again) and batches == same_batches
+    for other in (4, 3 + 2**40, 3 + 2**100):
+        other_weights, other_batches = run(other)
+        assert not torch.equal(weights, other_weights) and batches != other_batches
+
+
+def test_without_a_seed_every_run_is_another():
+    """Drawn from the operating system: seeding torch does not make batches or noise predictable."""
+    results = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        results.append(run(None))
+    assert not torch.equal(results[0][0], results[1][0])
+    assert results[0][1] != results[1][1]
+
+
+def test_an_engine_gives_every_run_keys_of_its_own():
+    """With a seed they are reproducible in their order, and a refused call takes none."""
+    keys = []
+    for _ in range(2):
+        engine = PrivacyEngine(seed=3)
+        for steps in (None, 5, 5, 5):
+            model = make_model()
+            wired = {"module": model, "optimizer": adamw(model), "data_loader": DataLoader(make_data(), batch_size=8)}
+            wired |= {"target_delta": 1e-3, "steps": steps, **PRIVATE}
+            if steps is None:
+                with pytest.raises(ValueError, match="give either epochs or steps"):
+                    engine.make_private_with_epsilon(**wired)
+                continue
+            _, optimizer, loader = engine.make_private_with_epsilon(**wired)
+            keys += [optimizer.state_dict()["generator"]["key"], loader.batch_sampler.seed]
+    assert keys[:6] == keys[6:] and len(set(keys)) == 6
+
+
+def test_sampling_and_noise_have_seeds_of_their_own():
+    """The sampler's seed is plain in every checkpoint; it must not give the noise away, nor one noise the other."""
+    model = make_model()
+    engine_seed = 3
+    _, optimizer, loader = make_private(model, adamw(model), seed=engine_seed, **PRIVATE)
+    key = optimizer.state_dict()["generator"]["key"]
+    for guess in (engine_seed, loader.batch_sampler.seed):
+        tried = NoiseGenerator(guess)
+        children = [tried.child(*path) for path in (("noise",), ("run", 0), ("sampling",), ("gradient", 0))]
+        assert key not in {generator.key.hex() for generator in (tried, *children)}
+    assert key == NoiseGenerator(engine_seed).child("run", 0).child("noise").key.hex()  # who knows the seed knows all
+
+
+def test_batches_do_not_depend_on_what_else_is_set():
+    """The sampling has a stream of its own: a comparison of methods sees the same batches."""
+    batches = run(3)[1]
+    for changes in ({"preset": "paper"}, {"preset": "fixed"}, {"target_epsilon": 1.0}, {"target_epsilon": math.inf}):
+        assert run(3, **changes)[1] == batches
+
+
+@pytest.mark.parametrize("preset", ["robust", "paper", "fixed", LINE_SEARCH], ids=[*PRESETS, "line_search"])
+def test_training_on_the_loaders_batches_equals_training_on_their_records(preset):
+    """The batches that the loader yields are the records that the sampler names."""
+    weights, batches = run(3, preset=preset)
+    model, (inputs, labels) = make_model(), make_data().tensors
+    settings = {"preset": preset, "steps": 5, "interval": 2, "seed": 3} | PRIVATE
+    _, optimizer, _ = make_private(model, adamw(model), **settings)
+    for rows in batches:
+        optimizer.step(cross_entropy(model), [inputs[rows], labels[rows]])
+    assert torch.equal(flat(model), weights)

@@ -1,0 +1,251 @@
+"""A run that was interrupted and resumed elsewhere equals the uninterrupted one, bit for bit."""
+
+import copy
+import functools
+import io
+import math
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+from twins import (
+    adamw,
+    cross_entropy,
+    flat,
+    make_data,
+    make_model,
+    make_private,
+    sgd_momentum,
+    three_groups,
+)
+
+from hyfreedp.accounting import BudgetExhausted
+from hyfreedp.clipping import AutomaticClipping
+from hyfreedp.experiments.baselines.line_search import LINE_SEARCH
+
+STEPS = 11  # epochs of four steps: 0-3, 4-7, 8-10
+RUNS = {  # probes at steps 0, 1, 4, 7 and 10 for the line search, at 0, 3, 6 and 9 for "paper"
+    "line search": {"preset": LINE_SEARCH, "interval": 3, "warmup": 0.1},
+    "paper": {"preset": "paper", "interval": 3},
+    "votes": {"preset": "robust"},  # at steps 2 and 4 to 8
+    "next batch": {"preset": "paper", "interval": 3, "probe_batch": "next"},
+    "fixed": {"preset": "fixed"},
+    "non-private": {"preset": LINE_SEARCH, "interval": 3, "target_epsilon": math.inf, "clipping": AutomaticClipping()},
+    "laplace": {"preset": LINE_SEARCH, "interval": 3, "loss_mechanism": "laplace", "max_physical_batch_size": 4},
+}
+
+
+def start(name, *, model_seed=0, engine_seed=0, global_seed=0, dropout=0.5, base=adamw, workers=0, **changes):
+    """A run about to begin."""
+    model = make_model(seed=model_seed, dropout=dropout)
+    settings = {"target_epsilon": 3.0, "accountant": "rdp", "steps": STEPS, "seed": engine_seed} | RUNS[name] | changes
+    loader = DataLoader(make_data(32), batch_size=8, num_workers=workers)
+    _, optimizer, loader = make_private(model, base(model), loader=loader, **settings)
+    torch.manual_seed(global_seed)
+    return model, optimizer, loader
+
+
+def train(model, optimizer, loader, until=STEPS, after_step=lambda: None):
+    """The loop of a user, as in the README, epoch after epoch."""
+    while optimizer.ledger.steps < until:
+        for batch in loader:
+            optimizer.step(cross_entropy(model), batch)
+            after_step()
+            if optimizer.ledger.steps == until:
+                break
+
+
+class End(NamedTuple):
+    weights: Tensor
+    history: list
+    base: dict
+    probe: dict | None
+    epsilon: float
+    eta: float
+    random: Tensor
+
+
+def end(model, optimizer):
+    return End(
+        flat(model),
+        optimizer.history,
+        optimizer.base.state_dict(),
+        optimizer.probe and optimizer.probe.state_dict(),
+        optimizer.epsilon_spent(),
+        optimizer.eta,
+        torch.get_rng_state(),
+    )
+
+
+def assert_same(first: End, second: End):
+    torch.testing.assert_close(first.weights, second.weights, rtol=0, atol=0)
+    # repr tells equal from nearly equal floats, and takes NaN for equal to itself
+    assert repr(first.history) == repr(second.history)
+    assert repr(first.probe) == repr(second.probe)  # eta, thresholds, the rule's memory
+    torch.testing.assert_close(first.base, second.base, rtol=0, atol=0)
+    assert (first.epsilon, first.eta) == (second.epsilon, second.eta)
+    same_random = torch.equal(first.random, second.random)
+    assert same_random, "torch's global generator is in another state"
+
+
+def through_a_file(state) -> io.BytesIO:
+    file = io.BytesIO()
+    torch.save(state, file)
+    return file
+
+
+def load(file: io.BytesIO):
+    """As a careful reader of files does: tensors and plain values only."""
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+@functools.cache
+def uninterrupted(name, dropout=0.5):
+    """The end of the run, and a checkpoint from after each of its steps."""
+    model, optimizer, loader = start(name, dropout=dropout)
+    checkpoints = [through_a_file(optimizer.state_dict())]
+    train(model, optimizer, loader, after_step=lambda: checkpoints.append(through_a_file(optimizer.state_dict())))
+    assert len(checkpoints) == STEPS + 1
+    return end(model, optimizer), checkpoints
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_saving_does_not_change_a_run(name):
+    """The reference of the tests below, which saved after every step, is the run that never saved."""
+    model, optimizer, loader = start(name)
+    train(model, optimizer, loader)
+    assert_same(end(model, optimizer), uninterrupted(name)[0])
+
+
+@pytest.mark.parametrize("dropout", [0.5, 0.0])
+@pytest.mark.parametrize("interruption", range(STEPS + 1))
+@pytest.mark.parametrize("name", RUNS)
+def test_resumes_bitwise_from_every_step(name, interruption, dropout):
+    """Other initial weights, another engine seed and another random state, as in a new process; then the checkpoint."""
+    reference, checkpoints = uninterrupted(name, dropout)
+    model, optimizer, loader = start(name, model_seed=5, engine_seed=6, global_seed=7, dropout=dropout)
+    optimizer.load_state_dict(load(checkpoints[interruption]))
+    assert optimizer.ledger.steps == loader.batch_sampler.position == interruption
+    train(model, optimizer, loader)
+    assert_same(end(model, optimizer), reference)
+
+
+@pytest.mark.parametrize("base", [sgd_momentum, three_groups])
+def test_momentum_and_groups_resume_too(base):
+    model, optimizer, loader = start("line search", base=base)
+    files = []
+    train(model, optimizer, loader, after_step=lambda: files.append(through_a_file(optimizer.state_dict())))
+    other = start("line search", model_seed=5, engine_seed=6, base=base)
+    other[1].load_state_dict(load(files[4]))
+    train(*other)
+    assert_same(end(*other[:2]), end(model, optimizer))
+
+
+def test_interrupted_twice():
+    """State of a resumed run is as good as that of a first one."""
+    reference, checkpoints = uninterrupted("line search")
+    model, optimizer, loader = start("line search", model_seed=5, engine_seed=6)
+    optimizer.load_state_dict(load(checkpoints[2]))
+    train(model, optimizer, loader, until=6)
+    file = through_a_file(optimizer.state_dict())
+    model, optimizer, loader = start("line search", model_seed=8, engine_seed=9)
+    optimizer.load_state_dict(load(file))
+    train(model, optimizer, loader)
+    assert_same(end(model, optimizer), reference)
+
+
+def test_workers_that_fetch_ahead_lose_no_batch():
+    """What workers had fetched before the interruption is fetched again, and the start of a worker draws nothing."""
+    reference, checkpoints = uninterrupted("line search")
+    model, optimizer, loader = start("line search", model_seed=5, engine_seed=6, workers=1)
+    optimizer.load_state_dict(load(checkpoints[5]))
+    train(model, optimizer, loader)
+    assert_same(end(model, optimizer), reference)
+
+
+def test_the_state_is_a_checkpoint_not_the_run():
+    """A loaded state belongs to the file: training on changes neither it nor, through it, another run."""
+    reference, checkpoints = uninterrupted("line search")
+    state = load(checkpoints[3])
+    for _ in range(2):
+        model, optimizer, loader = start("line search", model_seed=5, engine_seed=6)
+        optimizer.load_state_dict(state)
+        train(model, optimizer, loader)
+        assert_same(end(model, optimizer), reference)
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"target_epsilon": 2.0}, "target_epsilon: 3.0 != 2.0"),
+        ({"target_delta": 1e-4}, "target_delta: 0.001 != 0.0001"),
+        ({"steps": 12}, "steps: 11 != 12"),
+        ({"interval": 2}, "interval: 3 != 2"),
+        ({"warmup": 0.0}, "warmup_steps: 1 != 0"),
+        ({"gamma": 1.1}, "gamma: 1.02 != 1.1"),
+        ({"probe": "losses", "step_rule": "gen"}, "probe is ContrastProbe(contrasts with rule posterior"),
+        ({"data": 31}, "number of records is 32 there and 31 here"),
+    ],
+)
+def test_the_state_of_another_plan_is_refused_and_changes_nothing(changes, message):
+    """Resuming under other noise would void the stated epsilon."""
+    changes = dict(changes)
+    file = uninterrupted("line search")[1][4]
+    model = make_model(dropout=0.5)
+    settings = {"target_epsilon": 3.0, "accountant": "rdp", "steps": STEPS} | RUNS["line search"]
+    _, optimizer, loader = make_private(model, adamw(model), make_data(changes.pop("data", 32)), **(settings | changes))
+    weights, random, before = flat(model), torch.get_rng_state(), repr(optimizer)
+    with pytest.raises(ValueError, match=r"another noise split|the state is of another run") as caught:
+        optimizer.load_state_dict(load(file))
+    assert message in str(caught.value)
+    assert torch.equal(flat(model), weights) and torch.equal(torch.get_rng_state(), random)
+    assert (repr(optimizer), optimizer.history, loader.batch_sampler.position) == (before, [], 0)
+
+
+@pytest.mark.parametrize(("saved", "resumed"), [("line search", "fixed"), ("fixed", "line search"), ("paper", "fixed")])
+def test_the_state_of_another_kind_of_run_is_refused(saved, resumed):
+    model, optimizer, _ = start(resumed)
+    weights = flat(model)
+    with pytest.raises(ValueError, match=r"the state is of another run: probe is .* there and .* here"):
+        optimizer.load_state_dict(load(uninterrupted(saved)[1][4]))
+    assert torch.equal(flat(model), weights) and optimizer.ledger.steps == 0
+
+
+@pytest.mark.parametrize(("steps", "released"), [(-1, 0), (12, 12), (4, 3), (4, 0), (4, 13)])
+def test_counters_that_the_plan_does_not_allow_are_refused(steps, released):
+    """A state edited to forget releases."""
+    _, optimizer, _ = start("line search")
+    state = load(uninterrupted("line search")[1][4])
+    state["ledger"] |= {"steps": steps, "released": [[step, [1], [2]] for step in range(released)]}
+    with pytest.raises(ValueError, match=f"counts {steps} steps and {released} released ones"):
+        optimizer.load_state_dict(state)
+
+
+def test_a_resumed_run_cannot_exceed_its_plan():
+    """Loading the last checkpoint leaves no step to take, and an earlier one leaves just the rest."""
+    for interruption in (STEPS, STEPS - 2):
+        model, optimizer, loader = start("line search", engine_seed=6)
+        optimizer.load_state_dict(load(uninterrupted("line search")[1][interruption]))
+        train(model, optimizer, loader)
+        with pytest.raises(BudgetExhausted):
+            optimizer.step(cross_entropy(model), next(iter(loader)))
+        assert optimizer.epsilon_spent() <= 3
+
+
+def test_a_state_of_another_model_is_refused_before_any_weight_is_loaded():
+    """torch would load what fits, and then say no: weights of one run beside the ledger of another."""
+    model = make_model()
+    _, optimizer, _ = make_private(model, adamw(model), target_epsilon=3.0)
+    before, state = flat(model), copy.deepcopy(optimizer.state_dict())
+    for name in state["model"]:
+        state["model"][name] = state["model"][name] + 1
+    state["model"]["more"] = torch.zeros(2)
+    with pytest.raises(ValueError, match=r"another model: 1 entries differ, the first 'more', of shape .*2.* and None"):
+        optimizer.load_state_dict(state)
+    assert torch.equal(flat(model), before) and optimizer.ledger.steps == 0

@@ -1,0 +1,201 @@
+"""The accuracy tables: what is printed is what the records say, and the tests know their null hypothesis."""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from hyfreedp.experiments.runs.cells import run_cells
+from hyfreedp.experiments.runs.spec import Spec
+from hyfreedp.experiments.tables import image_classification as tables
+from hyfreedp.experiments.tables import plan as comparison
+from hyfreedp.experiments.tables.plan import ROWS, Learner, Scale, entries, table
+
+SCALE = Scale((Learner("cifar10", "vit32_tiny_imagenet", "full", 5),), epsilons=(1.0, 8.0, math.inf), seeds=2)
+LEVELS = {row: level for level, row in enumerate(ROWS)}
+
+
+def made(scale=SCALE, level=lambda row, epsilon, seed: 0.5 + LEVELS[row] / 100 + seed / 1000):
+    """The table of a scale whose test accuracies are ``level``; validation accuracies are those of the row plus 0.1."""
+    empty = table(scale, lambda _: None)
+    empty["accuracy"] = [level(*values) for values in zip(empty.row, empty.epsilon, empty.seed, strict=True)]
+    searched = empty.row.map(lambda row: 0.6 + LEVELS[row] / 100)
+    return empty.assign(validation_accuracy=searched, source="cell")
+
+
+def test_means_and_spreads_are_over_seeds_and_in_percent():
+    summary = tables.summarise(made())
+    line = summary[(summary.row == "prodigy") & (summary.epsilon == 8.0)].iloc[0]
+    percent = [50 + LEVELS["prodigy"] + 0.1 * seed for seed in (0, 1)]
+    assert line["mean"] == pytest.approx(np.mean(percent)) and line["std"] == pytest.approx(np.std(percent, ddof=1))
+    assert line["count"] == 2
+
+
+@pytest.mark.parametrize(
+    ("row", "epsilon", "value"),
+    [
+        ("grid", 1.0, 96.49),
+        ("prodigy", 1.0, 27.54),
+        ("dp_hyper", 1.0, 92.98),
+        ("grid_linear", 1.0, 88.02),
+        ("grid", 8.0, 96.28),
+    ],
+)
+def test_the_papers_numbers_stand_beside_ours(row, epsilon, value):
+    """Typed from the paper: Vit-Small on CIFAR10, full fine-tuning."""
+    summary = tables.with_paper(tables.summarise(made()))
+    assert len(summary) == len(tables.summarise(made()))
+    assert summary[(summary.row == row) & (summary.epsilon == epsilon)].paper.item() == value
+
+
+def test_rows_that_the_paper_does_not_have_have_no_number():
+    summary = tables.with_paper(tables.summarise(made()))
+    assert summary[~summary.row.map(lambda row: bool(ROWS[row].paper))].paper.isna().all()
+
+
+def test_the_printed_table_has_blocks_of_epsilon_in_the_order_of_the_rows():
+    rows = made()
+    rows.loc[(rows.row == "vanilla") & (rows.epsilon == 1.0), "accuracy"] = math.nan
+    rows.loc[(rows.row == "adaptive") & (rows.epsilon == 1.0) & (rows.seed == 1), "accuracy"] = math.nan
+    texts, differences = tables.printed(tables.with_paper(tables.summarise(rows)), "vit32_tiny_imagenet")
+    assert list(dict.fromkeys(texts.index.get_level_values(0))) == ["1", "8", "inf"]
+    assert list(texts.loc["1"].index) == [row.title for row in ROWS.values()]
+    column = "full, CIFAR-10"
+    assert texts.loc[("1", "grid search"), column] == "96.49 | 50.0 ± 0.1 (2)"
+    assert texts.loc[("1", ROWS["vanilla"].title), column] == "– | missing"
+    assert texts.loc[("1", ROWS["adaptive"].title), column] == "– | 55.0 (1)"
+    # Coloured by the difference to the paper, and to our grid search where the paper has no number.
+    assert differences.loc[("1", "grid search"), column] == pytest.approx(50.05 - 96.49)
+    assert differences.loc[("1", ROWS["reference"].title), column] == pytest.approx(LEVELS["reference"])
+    assert ("inf", ROWS["dp_hyper"].title) not in texts.index
+
+
+def test_gaps_are_to_the_grid_of_the_same_place():
+    gaps = tables.gaps(tables.with_paper(tables.summarise(made()))).set_index(["source", "tuning", "epsilon", "row"])
+    assert gaps.loc[("ours", "full", 8.0, "reference"), "gap"] == pytest.approx(LEVELS["reference"])
+    theirs = gaps.loc[("paper", "full", 1.0, "prodigy")]
+    assert theirs.places == 10  # five data sets, two models
+    paper = tables.paper_numbers()
+    chosen = paper[(paper.tuning == "full") & (paper.epsilon == 1.0)]
+    wide = chosen.pivot(index=["model", "dataset"], columns="method", values="value")
+    assert theirs.gap == pytest.approx((wide.Prodigy - wide["NonDP-GS"]).mean())
+    assert theirs.low == pytest.approx((wide.Prodigy - wide["NonDP-GS"]).min())
+
+
+def test_the_best_grid_is_chosen_by_validation_accuracy_whatever_the_test_says():
+    rows = made(level=lambda row, epsilon, seed: 0.9 if row == "grid_extended" else 0.5)
+    best = tables.best_grid(rows)
+    assert set(best.row) == {"grid_cosine"} and len(best) == 3 * 2
+
+
+def test_ranks_are_of_private_places_and_ties_share():
+    rank = tables.ranking(
+        tables.summarise(made(level=lambda row, epsilon, seed: 0.9 if row.startswith("hyfreedp") else 0.5))
+    )
+    first = rank.set_index("row")["rank"]
+    assert first["hyfreedp_robust"] == first["hyfreedp_paper"] == 1.5
+    assert rank.places.iloc[0] == 2 and len(rank) == len(ROWS)
+
+
+def test_the_paired_difference_and_its_interval_are_over_places():
+    scale = Scale(SCALE.learners, epsilons=(1.0, 2.0, 3.0, 8.0), seeds=2)
+    effect = {1.0: 0.01, 2.0: 0.02, 3.0: 0.03, 8.0: 0.06}
+    rows = made(scale, lambda row, epsilon, seed: 0.5 + (effect[epsilon] if row == "reference" else 0) + seed / 100)
+    found = tables.paired(rows, "reference")
+    values = 100 * np.array(list(effect.values()))
+    assert found["mean"] == pytest.approx(3.0) and found["places"] == 4 and found["pairs"] == found["wins"] == 8
+    half = stats.t.ppf(0.975, 3) * values.std(ddof=1) / 2
+    assert (found["low"], found["high"]) == (pytest.approx(3.0 - half), pytest.approx(3.0 + half))
+    assert found["p"] == pytest.approx(2 / 2**4)  # of all sign patterns, this one and its opposite
+    one = tables.paired(rows, "reference", epsilons=[1.0])
+    assert one["mean"] == pytest.approx(1.0) and math.isnan(one["p"]) and math.isnan(one["low"])
+
+
+def test_cells_come_before_committed_records_and_what_is_neither_is_missing(tmp_path, monkeypatch):
+    scale = Scale(
+        (Learner("digits", "mlp", "full", 5),),
+        epsilons=(8.0,),
+        seeds=1,
+        rows=("reference", "prodigy", "hyfreedp_robust"),
+    )
+    prodigy, reference, robust = (
+        next(entry.final(lambda _: None) for entry in entries(scale) if entry.row == row)
+        for row in ("prodigy", "reference", "hyfreedp_robust")
+    )
+    (record,) = run_cells([prodigy], tmp_path / "cells")
+    (tmp_path / "results" / "smoke").mkdir(parents=True)
+    committed = table(scale, lambda spec: None if spec == robust else record | {"accuracy": 0.123})
+    committed.assign(version_torch="2").to_csv(tmp_path / "results" / "smoke" / "image_classification.csv", index=False)
+    monkeypatch.setattr(tables, "RESULTS", tmp_path / "results")
+    rows = tables.numbers(scale, "smoke", tmp_path / "cells", train=False).set_index("row")
+    assert rows.source.to_dict() == {"reference": "committed", "prodigy": "cell", "hyfreedp_robust": "missing"}
+    assert rows.accuracy["reference"] == 0.123 and rows.accuracy["prodigy"] == record["accuracy"]
+    assert rows.key["reference"] == reference.key and math.isnan(rows.accuracy["hyfreedp_robust"])
+
+
+def test_a_whole_table_may_come_from_committed_records(tmp_path, monkeypatch):
+    committed = pd.read_csv(tables.RESULTS / "laptop" / "image_classification.csv")
+    rows = tables.numbers(tables.scale_of("laptop", 3), "laptop", tmp_path, train=False)
+    assert set(rows.source) == {"committed"} and len(rows) == len(committed)
+    pd.testing.assert_frame_equal(rows[committed.columns[:13]], committed[committed.columns[:13]], check_dtype=False)
+
+
+def test_where_nothing_is_known_yet_nothing_is_claimed(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    rows = tables.numbers(tables.scale_of("gpu", 2), "gpu", tmp_path, train=False)
+    assert set(rows.source) == {"missing"}
+    assert tables.ranking(tables.summarise(rows)).empty
+    found = tables.paired(rows, "prodigy")
+    assert found["pairs"] == 0 and math.isnan(found["mean"]) and math.isnan(found["p"])
+    steps = tables.rates(SCALE, tmp_path, ["prodigy"], [1.0])
+    assert tables.verdicts(rows, steps, ["prodigy"]).empty
+    texts, differences = tables.printed(tables.with_paper(tables.summarise(rows)), "vit32_tiny_imagenet")
+    assert texts.loc[("1", "grid search"), "full, CIFAR-10"] == "96.49 | missing" and differences.isna().all().all()
+
+
+def test_rates_are_those_of_the_final_runs(tmp_path):
+    scale = Scale((Learner("digits", "mlp", "full", 5),), epsilons=(8.0,), seeds=2, rows=("reference", "prodigy"))
+    spec = Spec(task="digits", model="mlp", tuning="full", steps=5, method="linear", learning_rate=0.02, epsilon=8.0)
+    run_cells([spec], tmp_path)
+    steps = tables.rates(scale, tmp_path, ["reference", "prodigy"], [8.0])
+    assert steps.eta.tolist() == pytest.approx([0.02 * (1 - step / 5) for step in range(5)])
+    assert set(steps.row) == {"reference"} and set(steps.seed) == {0}
+    assert isinstance(tables.rates(scale, tmp_path / "none", ["prodigy"], [8.0]), pd.DataFrame)
+
+
+def test_a_verdict_compares_the_last_step_with_adam_at_the_rate_of_the_grid():
+    """Adam without bias correction, run by torch's formulas on a steady gradient, against the closed form."""
+    first, second = 0.0, 0.0
+    for step in range(1, 31):
+        first, second = 0.9 * first + 0.1, 0.999 * second + 0.001
+        assert tables.without_bias_correction(step) == pytest.approx(first / math.sqrt(second))
+    scale = Scale((Learner("digits", "mlp", "full", 30),), epsilons=(1.0, 2.0, 3.0, 8.0), seeds=2)
+    rows = made(scale).assign(learning_rate=0.01)
+    last = {1.0: 5e-6, 2.0: 2e-5, 3.0: 0.002, 8.0: 0.01}  # times 5.5 after 30 steps
+    steps = pd.DataFrame(
+        [
+            {
+                "step": step,
+                "eta": 1e-6 if step == 0 else last[epsilon],
+                "task": "digits",
+                "model": "mlp",
+                "tuning": "full",
+            }
+            | {"epsilon": epsilon, "row": "prodigy", "seed": seed}
+            for epsilon in last
+            for seed in (0, 1)
+            for step in range(30)
+        ]
+    )
+    found = tables.verdicts(rows, steps, ["prodigy"])
+    assert found.verdict.tolist() == ["never left the start", "too low", "near", "too high"]
+    assert found.accuracy.iloc[0] == pytest.approx(100 * rows[rows.row == "prodigy"].accuracy[:2].mean())
+    assert found.grid_accuracy.iloc[0] == pytest.approx(100 * rows[rows.row == "grid_extended"].accuracy[:2].mean())
+
+
+def test_places_are_named_for_all_scales():
+    for scale in comparison.SCALES.values():
+        for learner in scale.learners:
+            assert "\n" in tables.title_of(learner.model, learner.tuning)

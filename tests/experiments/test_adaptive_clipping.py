@@ -1,0 +1,102 @@
+"""Adaptive clipping: what is counted, what it costs, where the threshold goes."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from hyfreedp import NoiseGenerator
+from hyfreedp.clipping import AbadiClipping
+from hyfreedp.experiments.baselines.adaptive_clipping import NOISE_PART, RATE, AdaptiveClipping
+from hyfreedp.experiments.runs.spec import Spec
+from hyfreedp.experiments.runs.train import _start
+
+NORMS = torch.tensor([0.0, 0.5, 1.0, 1.5, math.inf, math.nan])
+
+
+def test_gradients_are_clipped_at_the_threshold_of_the_step():
+    clipping = AdaptiveClipping(1.0)
+    assert torch.equal(clipping.factors(NORMS), AbadiClipping(1.0).factors(NORMS))
+
+
+def test_gradients_and_count_together_cost_what_sigma_costs():
+    for sigma, batch in ((0.7, 100.0), (3.0, 50.0)):
+        clipping = AdaptiveClipping(0.3)
+        clipping.start(sigma=sigma, expected_batch_size=batch, generator=NoiseGenerator(0))
+        gradient_noise = sigma * clipping.sensitivity  # what the engine adds, in units of the gradient
+        # Two Gaussians on one batch: sensitivity R_g of the sum, and 1/2 of the centred count.
+        assert (0.3 / gradient_noise) ** 2 + (0.5 / clipping.count_noise) ** 2 == pytest.approx(sigma**-2)
+
+
+def test_a_batch_too_small_to_pay_for_the_count_is_refused():
+    with pytest.raises(ValueError, match="quantile_noise must be greater than"):
+        AdaptiveClipping().start(sigma=2.0, expected_batch_size=20.0, generator=NoiseGenerator(0))
+
+
+def test_one_record_changes_the_centred_count_by_a_half():
+    clipping = AdaptiveClipping(1.0)
+    for norms, change in ((torch.tensor([0.2]), 0.5), (torch.tensor([2.0]), -0.5), (torch.tensor([math.nan]), -0.5)):
+        before = clipping._centred_count
+        clipping.factors(norms)
+        assert clipping._centred_count - before == change
+
+
+def test_without_noise_the_threshold_moves_by_the_formula_and_physical_batches_add_up():
+    norms = torch.rand(40, generator=torch.Generator().manual_seed(0))
+    whole, pieces = AdaptiveClipping(0.9), AdaptiveClipping(0.9)
+    for clipping in (whole, pieces):
+        clipping.start(sigma=0.0, expected_batch_size=40.0, generator=NoiseGenerator(0))
+    whole.factors(norms)
+    for piece in norms.split(7):
+        pieces.factors(piece)
+    share = whole.update()
+    assert share == pytest.approx((norms <= 0.9).float().mean().item())
+    assert whole.threshold == pytest.approx(0.9 * math.exp(-RATE * (share - 0.5)))
+    assert pieces.update() == pytest.approx(share) and pieces.threshold == pytest.approx(whole.threshold)
+
+
+def test_the_threshold_finds_the_median():
+    clipping = AdaptiveClipping(10.0)
+    clipping.start(sigma=1.0, expected_batch_size=200.0, generator=NoiseGenerator(0))
+    norms = torch.linspace(0, 2, 200)
+    thresholds = []
+    for _ in range(300):
+        clipping.factors(norms)
+        clipping.update()
+        thresholds.append(clipping.threshold)
+    assert np.mean(thresholds[100:]) == pytest.approx(1.0, abs=0.05)
+
+
+def test_the_noise_on_the_count_is_what_is_accounted_for():
+    """Its variance by a chi-square test of 2,000 draws, two-sided, false alarms once in 10^4."""
+    clipping = AdaptiveClipping(1.0)
+    clipping.start(sigma=1.0, expected_batch_size=100.0, generator=NoiseGenerator(1))
+    draws = np.array([(clipping.update() - 0.5) * 100 for _ in range(2000)])
+    statistic = (draws**2).sum() / (NOISE_PART * 100) ** 2
+    assert stats.chi2.ppf(0.5e-4, 2000) < statistic < stats.chi2.ppf(1 - 0.5e-4, 2000)
+
+
+def test_a_run_adds_the_larger_noise_to_its_gradients():
+    """Chi-square test of the noise on all 300,000 numbers of an empty batch's gradient, false alarms once in 10^4."""
+    spec = Spec(method="adaptive", learning_rate=0.01, clipping_threshold=0.1, steps=5)
+    clipping = AdaptiveClipping(0.1)
+    optimizer, _ = _start(spec, clipping, diagnostics=False)
+    for parameter in optimizer._base.parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer._privatize_gradient(0)
+    noise = torch.cat([parameter.grad.flatten() for parameter in optimizer._base.parameters]).double() * 500
+    assert clipping.count_noise == 25
+    expected = 0.1 * (optimizer.split.sigma**-2 - (2 * 25) ** -2) ** -0.5
+    statistic, count = (noise**2).sum().item() / expected**2, len(noise)
+    assert abs(statistic - count) / math.sqrt(2 * count) < stats.norm.ppf(1 - 0.5e-4)
+
+
+def test_its_state_is_restored():
+    first, second = AdaptiveClipping(1.0), AdaptiveClipping(1.0)
+    for seed, clipping in ((1, first), (2, second)):
+        clipping.start(sigma=1.0, expected_batch_size=100.0, generator=NoiseGenerator(seed))
+    first.update()
+    second.load_state_dict(first.state_dict())
+    assert second.update() == first.update() and second.threshold == first.threshold

@@ -1,0 +1,105 @@
+"""The membership attack of notebook 01: its statistics, its bound, and that privacy holds where it should."""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from hyfreedp.experiments.audits import attack
+
+
+@pytest.mark.parametrize(("successes", "trials"), [(0, 10), (3, 10), (10, 10), (150, 300)])
+def test_clopper_pearson_is_scipys(successes, trials):
+    exact = stats.binomtest(successes, trials).proportion_ci(0.975, method="exact")
+    assert attack.clopper_pearson(successes, trials, 0.025) == pytest.approx((exact.low, exact.high), abs=1e-12)
+
+
+def test_bound_is_the_papers_of_record_and_not_below_what_a_gaussian_allows():
+    for epsilon, delta in ((0.0, 1e-3), (0.5, 1e-5), (3.0, 0.01)):
+        naive = (math.exp(epsilon) - 1 + 2 * delta) / (math.exp(epsilon) + 1)
+        assert attack.advantage_bound(epsilon, delta) == pytest.approx(naive, rel=1e-12)
+    assert attack.advantage_bound(math.inf, 1e-5) == 1
+    for sigma in (1.0, 5.0, 25.0):
+        mu = math.sqrt(3) / sigma  # three losses, each moved by its clip
+        best_attack = 2 * stats.norm.cdf(mu / 2) - 1  # total variation
+        epsilon = attack.release_epsilon("losses", sigma, 1e-4)
+        assert best_attack <= attack.advantage_bound(epsilon, 1e-4)
+
+
+@pytest.mark.parametrize(("probe", "squared_sensitivity"), [("losses", 3.0), ("contrasts", 1.5)])
+def test_epsilon_of_one_release_is_that_of_the_gaussian_mechanism(probe, squared_sensitivity):
+    epsilon = attack.release_epsilon(probe, 4.0, 1e-5)
+    mu = math.sqrt(squared_sensitivity) / 4.0
+    # Balle and Wang (2018), Theorem 8.
+    delta = stats.norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * stats.norm.cdf(-mu / 2 - epsilon / mu)
+    assert delta == pytest.approx(1e-5, rel=1e-3)
+
+
+def test_threshold_is_chosen_on_one_half_and_judged_on_the_other():
+    without, planted = np.arange(10.0), np.arange(10.0) + 100
+    assert attack.judge(without, planted) == attack.Score(5, 0, 5)
+    assert attack.judge(planted, without).advantage == 1  # in either direction
+    # Separated on the first half only: what was learned there is worth nothing on the second.
+    only_first = np.concatenate([np.arange(5.0) + 100, np.arange(5.0, 10.0)])
+    assert attack.judge(without, only_first).advantage == 0
+
+
+def test_scores_add_up_and_give_an_interval():
+    score = attack.Score(30, 10, 50) + attack.Score(40, 20, 50)
+    assert score == attack.Score(70, 30, 100) and score.advantage == pytest.approx(0.4)
+    low, high = score.interval()
+    assert low < 0.4 < high
+    hits = stats.binomtest(70, 100).proportion_ci(0.975, method="exact")
+    alarms = stats.binomtest(30, 100).proportion_ci(0.975, method="exact")
+    assert (low, high) == pytest.approx((hits.low - alarms.high, hits.high - alarms.low))
+
+
+def test_unequal_worlds_are_refused():
+    with pytest.raises(ValueError, match=r"equally long, at least 2, got shapes \(3,\) and \(4,\)"):
+        attack.judge([1.0, 2.0, 3.0], [1.0, 2.0, 3.0, 4.0])
+
+
+@pytest.fixture(scope="module")
+def result():
+    """200 records on nearly one parabola, and an outlier that bends it."""
+    rng = np.random.default_rng(0)
+    slope, curvature = rng.normal(1.0, 0.3, 200), rng.normal(1.0, 0.3, 200)
+    others = np.stack([3 - 0.5 * slope + 0.125 * curvature, np.full(200, 3.0), 3 + 0.5 * slope + 0.125 * curvature])
+    sigmas = {"losses": 20.0, "contrasts": 20.0 / math.sqrt(2)}
+    tables = []
+    for observer, rate in (("random", 0.5), ("knows", 1.0)):
+        rows = attack.game(
+            others=others.tolist(),
+            outlier=[90.0, 30.0, 1.0],
+            distance=0.5,
+            sample_rate=rate,
+            expected_batch_size=200 * rate,
+            sigmas=sigmas,
+            weakenings=[1.0, 0.02],
+            runs=200,
+            seed=0,
+        )
+        tables.append(rows.assign(observer=observer, seed=0))
+    table = attack.advantages(pd.concat(tables), sigmas, 1e-4)
+    return table.set_index(["observer", "probe", "weakening"])
+
+
+def test_raw_rates_give_the_outlier_away(result):
+    assert (result.xs("raw", level="probe").low > 0.8).all()
+    assert result.loc[("knows", "raw", 0.0), "advantage"] == 1
+
+
+def test_private_rates_stay_below_the_bound_of_their_epsilon(result):
+    private = result.drop("raw", level="probe")
+    # Each interval lies wholly above the true advantage with probability 2.5 % at most: 8 of them, one of five seeds.
+    assert (private.low <= private.bound).all()
+    calibrated = private.xs(1.0, level="weakening")
+    assert (calibrated.bound < 0.2).all() and (calibrated.advantage < 0.2).all()
+
+
+def test_without_enough_noise_the_attack_succeeds(result):
+    """So the attack is able to fail the test above."""
+    weak = result.loc[("knows", "contrasts", 0.02)]
+    assert weak.epsilon > 5 and weak.low > 0.5

@@ -1,0 +1,400 @@
+"""Image data sets from tiny stand-ins in the same formats: right pixels, whole or absent, near duplicates together."""
+
+import csv
+import gzip
+import hashlib
+import io
+import json
+import lzma
+import tarfile
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from torch.utils.data import DataLoader, TensorDataset
+
+from hyfreedp.experiments.data import datasets, image_files
+from hyfreedp.experiments.data.datasets import images
+from hyfreedp.experiments.data.records import Records, as_is
+from hyfreedp.experiments.data.splits import held_out_from, shuffled_by_group
+from hyfreedp.sampling import poisson_loader
+
+RNG = np.random.default_rng(0)
+CLASSES = "airplane automobile bird cat deer dog frog horse ship truck".split()
+
+
+@pytest.fixture
+def places(tmp_path, monkeypatch):
+    """A folder of data and an empty cache; nothing is downloaded."""
+
+    def offline(*args, **kwargs):
+        raise OSError("no network")
+
+    monkeypatch.setattr(datasets, "CACHE", tmp_path / "cache")
+    monkeypatch.setattr("torchvision.datasets.utils.download_url", offline)
+    monkeypatch.setattr("torchvision.datasets.utils.urllib.request.urlopen", offline)
+    monkeypatch.setenv("HYFREEDP_DATA", str(tmp_path / "data"))
+    (tmp_path / "data").mkdir()
+    return tmp_path
+
+
+def expect(monkeypatch, name, sizes, files=None, start=None):
+    """Let a data set have other sizes and, of its packed copy, these files."""
+    known = datasets.IMAGES[name]
+    copies = known.copies
+    if files:
+        sums = {str(path): hashlib.sha256(content).hexdigest() for path, content in files.items()}
+        copies = (replace(copies[0], checksums=sums),)
+    monkeypatch.setitem(
+        datasets.IMAGES, name, replace(known, sizes=sizes, validation_start=start or sizes[0] * 4 // 5, copies=copies)
+    )
+
+
+def write(folder, files):
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+
+
+def encoded(pixels, form):
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, form)
+    return buffer.getvalue()
+
+
+def cifar_copy(per_class):
+    """The archive, and (label, bytes) of each of its images by part."""
+    buffer, made = io.BytesIO(), {"train": [], "test": []}
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        for split, count in (("train", per_class), ("test", 1)):
+            for label, name in enumerate(CLASSES):
+                for number in range(count):
+                    data = encoded(RNG.integers(0, 256, (32, 32, 3), dtype=np.uint8), "JPEG")
+                    member = tarfile.TarInfo(f"{split}/{name}/{number:04d}.jpg")
+                    member.size = len(data)
+                    archive.addfile(member, io.BytesIO(data))
+                    made[split].append((label, data))
+    return {"cifar10/cifar10.tar.gz": buffer.getvalue()}, made
+
+
+def gtsrb_copy(names, labels, pixels):
+    """The two files of one part, filtered as the real ones: (N, 32, 32, 3) to differences."""
+    coded = pixels.transpose(0, 3, 1, 2).copy()
+    coded[:, 0] -= coded[:, 1]
+    coded[:, 2] -= coded[:, 1]
+    for axis in (2, 3):
+        zeros = np.zeros_like(coded.take([0], axis))
+        coded = np.diff(coded, axis=axis, prepend=zeros)
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerows([("file", "label", "orig_width"), *zip(names, labels, [30] * len(names), strict=True)])
+    return lzma.compress(coded.tobytes()), gzip.compress(text.getvalue().encode())
+
+
+def test_the_jpeg_copy_is_decoded_in_a_fixed_random_order(places, monkeypatch):
+    files, made = cifar_copy(3)
+    write(places / "data", files)
+    expect(monkeypatch, "cifar10", (30, 10), files)
+    arrays = images("cifar10")
+    order = shuffled_by_group(np.arange(30))
+    assert order.tolist() != list(range(30))
+    x, y = arrays.train
+    assert x.dtype == torch.uint8 and x.shape == (30, 3, 32, 32) and y.dtype == torch.int64
+    for row, index in enumerate(order):
+        label, data = made["train"][index]
+        pixels = np.asarray(Image.open(io.BytesIO(data)))
+        assert y[row] == label and np.array_equal(x[row].permute(1, 2, 0).numpy(), pixels)
+    assert arrays.test[1].tolist() == list(range(10)) and arrays.validation_start == 24
+    assert arrays.source == "JPEG copy of quality 75"
+
+
+def test_images_are_decoded_once(places, monkeypatch):
+    files, _ = cifar_copy(1)
+    write(places / "data", files)
+    expect(monkeypatch, "cifar10", (10, 10), files)
+    first = images("cifar10")
+    monkeypatch.setattr(datasets, "_decode", None)  # would fail if called
+    again = images("cifar10")
+    assert torch.equal(first.train[0], again.train[0]) and torch.equal(first.test[1], again.test[1])
+    again.train[0][0] = 0  # stays in this process
+    assert torch.equal(first.train[0], images("cifar10").train[0])
+
+
+def test_traffic_signs_are_unpacked_bit_for_bit_and_tracks_are_not_divided(places, monkeypatch):
+    frames, tracks = 6, 11
+    names = [f"{track % 3:05d}/{track:05d}_{frame:05d}.ppm" for track in range(tracks) for frame in range(frames)]
+    labels = [track % 3 for track in range(tracks) for _ in range(frames)]
+    pixels = RNG.integers(0, 256, (len(names), 32, 32, 3), dtype=np.uint8)
+    pixels[:, 0, 0, 0] = np.arange(len(names))  # the number of the image
+    halves = {"even": slice(0, None, 2), "odd": slice(1, None, 2)}
+    parts = {f"train_{half}": (names[rows], labels[rows], pixels[rows]) for half, rows in halves.items()}
+    parts["test"] = (names[:4], labels[:4], pixels[:4])
+    files = {}
+    for part, content in parts.items():
+        files[f"gtsrb32/{part}.rgb.xz"], files[f"gtsrb32/{part}.csv.gz"] = gtsrb_copy(*content)
+    write(places / "data", files)
+    expect(monkeypatch, "gtsrb", (len(names), 4), files, start=54)
+    arrays = images("gtsrb")
+    x, y = arrays.train
+    which = x[:, 0, 0, 0].numpy()
+    assert sorted(which) == list(range(len(names)))
+    assert (
+        np.array_equal(x.permute(0, 2, 3, 1).numpy(), pixels[which]) and y.tolist() == np.array(labels)[which].tolist()
+    )
+    track = np.array([name.split("_")[0] for name in names])[which]
+    cut = arrays.validation_start
+    assert len(names) * 4 / 5 <= cut < len(names) * 4 / 5 + frames
+    assert not set(track[:cut]) & set(track[cut:])
+    assert torch.equal(arrays.test[0].permute(0, 2, 3, 1), torch.from_numpy(pixels[:4]))
+
+
+def test_official_traffic_signs_are_read_from_their_archives_layout(places, monkeypatch):
+    root = places / "data" / "gtsrb"
+    signs = {
+        f"GTSRB/Final_Training/Images/{label:05d}/{track:05d}_{frame:05d}.ppm": encoded(
+            np.full((30 + track, 40, 3), 10 * label + track, np.uint8), "PPM"
+        )
+        for label in range(2)
+        for track in range(5)
+        for frame in range(2)
+    }
+    signs |= {
+        f"GTSRB/Final_Test/Images/{number:05d}.ppm": encoded(np.full((9, 9, 3), number, np.uint8), "PPM")
+        for number in range(3)
+    }
+    write(root, signs | {"GT-final_test.csv": b"Filename;Width;ClassId\r\n00002.ppm;9;1\r\n00000.ppm;9;0\r\n"})
+    expect(monkeypatch, "gtsrb", (20, 2))
+    arrays = images("gtsrb")
+    x, y = arrays.train
+    assert x.shape == (20, 3, 224, 224) and arrays.source == "official"
+    assert (x[:, 0, 0, 0] // 10).tolist() == y.tolist()
+    of_track = (10 * y + x[:, 0, 0, 0] % 10).tolist()
+    assert not set(of_track[: arrays.validation_start]) & set(of_track[arrays.validation_start :])
+    assert arrays.test[0][:, 0, 0, 0].tolist() == [2, 0] and arrays.test[1].tolist() == [1, 0]
+
+
+def test_official_food_is_read_from_its_archives_layout(places, monkeypatch):
+    names = {"train": ["apple/1", "pie/2", "pie/3"], "test": ["pie/4"]}
+    meta = {"meta/classes.txt": b"apple\npie\n"}
+    for split, chosen in names.items():
+        by_class = {label: [n for n in chosen if n.startswith(label)] for label in ("apple", "pie")}
+        meta |= {f"meta/{split}.txt": "\n".join(chosen).encode(), f"meta/{split}.json": json.dumps(by_class).encode()}
+    pictures = {
+        f"images/{name}.jpg": encoded(np.full((50, 80, 3), 40 * int(name[-1]), np.uint8), "JPEG")
+        for chosen in names.values()
+        for name in chosen
+    }
+    write(places / "data" / "food-101", meta | pictures)
+    expect(monkeypatch, "food101", (3, 1))
+    x, y = images("food101").train
+    number = (x[:, 0, 100, 100].double() / 40).round()
+    assert sorted(number.tolist()) == [1, 2, 3] and y.tolist() == (number > 1).long().tolist()
+    assert x.shape == (3, 3, 224, 224)
+
+
+# Not in alphabetical order: the label of a class is its line in wnids.txt.
+WNIDS = ("n02", "n01")
+
+
+def tiny_imagenet(side):
+    """Text files and images (by place, with their class) of two classes of two, and of three validation images."""
+    boxes = "\t0\t0\t5\t5\n"
+    validation = {"val_0.JPEG": "n01", "val_1.JPEG": "n02", "val_2.JPEG": "n01"}
+    texts = {
+        "wnids.txt": "\n".join(WNIDS) + "\n",
+        "val/val_annotations.txt": "".join(f"{name}\t{wnid}{boxes}" for name, wnid in validation.items()),
+    }
+    names = [(wnid, f"train/{wnid}/images/{wnid}_{number}.JPEG") for wnid in WNIDS for number in range(2)]
+    names += [(wnid, f"val/images/{name}") for name, wnid in validation.items()]
+    # Each image has one colour of its own, which JPEG keeps nearly.
+    images = {
+        name: (
+            WNIDS.index(wnid),
+            30 * (number + 1),
+            encoded(np.full((side, side, 3), 30 * (number + 1), np.uint8), "JPEG"),
+        )
+        for number, (wnid, name) in enumerate(names)
+    }
+    return texts, images
+
+
+def assert_tiny_imagenet(arrays, images):
+    for (x, y), start in ((arrays.train, "train"), (arrays.test, "val")):
+        assert x.shape[1:] == (3, 32, 32)
+        found = sorted(zip(x.float().mean(dim=(1, 2, 3)).round().int().tolist(), y.tolist(), strict=True))
+        expected = sorted((shade, label) for name, (label, shade, _) in images.items() if name.startswith(start))
+        assert [label for _, label in found] == [label for _, label in expected]
+        assert all(abs(a - b) <= 2 for (a, _), (b, _) in zip(found, expected, strict=True))
+
+
+def test_tiny_imagenet_from_its_official_files(places, monkeypatch):
+    texts, pictures = tiny_imagenet(64)
+    files = {name: text.encode() for name, text in texts.items()} | {
+        name: data for name, (_, _, data) in pictures.items()
+    }
+    write(places / "data" / "tiny-imagenet-200", files)
+    expect(monkeypatch, "tiny_imagenet", (4, 3))
+    arrays = images("tiny_imagenet")
+    assert arrays.source == "official"
+    assert_tiny_imagenet(arrays, pictures)
+
+
+def test_tiny_imagenet_from_its_copy(places, monkeypatch):
+    texts, pictures = tiny_imagenet(32)
+    members = {name: text.encode() for name, text in texts.items()}
+    members |= {
+        name if name.startswith("val") else name.replace("/images", ""): data for name, (_, _, data) in pictures.items()
+    }
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        for name, content in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    files = {"tiny_imagenet32/tiny_imagenet32.tar.gz": buffer.getvalue()}
+    write(places / "data", files)
+    expect(monkeypatch, "tiny_imagenet", (4, 3), files)
+    arrays = images("tiny_imagenet")
+    assert arrays.source == "JPEG copy of quality 75 at 32 x 32"
+    assert_tiny_imagenet(arrays, pictures)
+
+
+@pytest.mark.parametrize(("name", "kind", "sizes"), [("cifar100", "CIFAR100", (6, 6)), ("svhn", "SVHN", (6, 6))])
+def test_official_arrays_of_torchvision_are_taken_as_they_are(places, monkeypatch, name, kind, sizes):
+    pixels = RNG.integers(0, 256, (6, 32, 32, 3), dtype=np.uint8)
+    labels = np.arange(6)
+    fake = SimpleNamespace(
+        data=pixels if kind == "CIFAR100" else pixels.transpose(0, 3, 1, 2), targets=labels.tolist(), labels=labels
+    )
+    asked = []
+    monkeypatch.setattr(f"torchvision.datasets.{kind}", lambda folder, **named: asked.append((folder, named)) or fake)
+    expect(monkeypatch, name, sizes)
+    arrays = images(name)
+    x, y = arrays.train
+    assert np.array_equal(x.permute(0, 2, 3, 1).numpy(), pixels[y.numpy()]) and sorted(y.tolist()) == labels.tolist()
+    assert np.array_equal(arrays.test[0].permute(0, 2, 3, 1).numpy(), pixels)
+    assert all(folder == places / "data" and named["download"] is False for folder, named in asked)
+
+
+@pytest.mark.parametrize("name", datasets.IMAGES)
+def test_without_data_and_internet_one_sentence_says_what_to_do(places, monkeypatch, name):
+    advice = "could not be downloaded .*: connect to the internet, or set HYFREEDP_DATA to a folder that has it"
+    with pytest.raises(FileNotFoundError, match=rf"is not in HYFREEDP_DATA=.*data and {advice}"):
+        images(name)
+    monkeypatch.delenv("HYFREEDP_DATA")
+    with pytest.raises(FileNotFoundError, match=rf"is not on this machine \(HYFREEDP_DATA is not set\) and {advice}"):
+        images(name)
+    assert not list((places / "cache").iterdir())
+
+
+def test_a_wrong_folder_is_named(places, monkeypatch):
+    monkeypatch.setenv("HYFREEDP_DATA", str(places / "dta"))
+    with pytest.raises(FileNotFoundError, match=r"HYFREEDP_DATA must name a folder of data sets, got '.*dta'"):
+        images("svhn")
+
+
+def test_a_download_is_decoded_and_not_kept(places, monkeypatch):
+    monkeypatch.delenv("HYFREEDP_DATA")
+
+    def fetched(folder, download):
+        assert download
+        (folder / "archive").write_text("large")
+        return tuple(image_files.Part(np.arange(2), np.full((2, 4, 4, 3), 7, np.uint8), 4) for _ in range(2))
+
+    monkeypatch.setitem(datasets.IMAGES, "svhn", datasets.ImageSet("SVHN", (2, 2), 1, fetched))
+    assert images("svhn").train[0].unique().tolist() == [7]
+    assert [path.name for path in (places / "cache").iterdir()] == ["svhn-official"]
+
+
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt, OSError])
+def test_an_interrupted_download_leaves_nothing(places, monkeypatch, interruption):
+    def interrupted(folder, download):
+        (folder / "half").write_text("half")
+        raise interruption("stop")
+
+    monkeypatch.delenv("HYFREEDP_DATA")
+    monkeypatch.setitem(datasets.IMAGES, "svhn", datasets.ImageSet("SVHN", (2, 2), 1, interrupted))
+    with pytest.raises((KeyboardInterrupt, FileNotFoundError)):
+        images("svhn")
+    assert not list((places / "cache").iterdir())
+
+
+def test_an_interrupted_decoding_leaves_nothing(places, monkeypatch):
+    files, _ = cifar_copy(1)
+    write(places / "data", files)
+    expect(monkeypatch, "cifar10", (10, 10), files)
+    calls = []
+
+    def dies_at_the_seventh(data):
+        calls.append(data)
+        if len(calls) == 7:
+            raise KeyboardInterrupt
+        return np.zeros((32, 32, 3), np.uint8)
+
+    monkeypatch.setattr(image_files, "_decoded", dies_at_the_seventh)
+    with pytest.raises(KeyboardInterrupt):
+        images("cifar10")
+    assert not list((places / "cache").iterdir())
+
+
+def test_the_result_of_a_faster_process_is_taken(places, monkeypatch):
+    def slower(folder, download):
+        part = image_files.Part(np.arange(2), np.full((2, 4, 4, 3), 7, np.uint8), 4)
+        if not (places / "cache" / "svhn-official").exists():
+            monkeypatch.setitem(datasets.IMAGES, "svhn", replace(wanted, official=lambda *_: (part, part)))
+            images("svhn")
+        return part, part
+
+    wanted = datasets.ImageSet("SVHN", (2, 2), 1, slower)
+    monkeypatch.setitem(datasets.IMAGES, "svhn", wanted)
+    assert images("svhn").train[0].unique().tolist() == [7]
+    assert [path.name for path in (places / "cache").iterdir()] == ["svhn-official"]
+
+
+def test_a_damaged_file_is_refused(places, monkeypatch):
+    files, _ = cifar_copy(1)
+    write(places / "data", files)
+    expect(monkeypatch, "cifar10", (10, 10), {name: content + b"x" for name, content in files.items()})
+    with pytest.raises(
+        ValueError, match=r"cifar10.tar.gz is damaged or another file: its SHA-256 is [0-9a-f]{64}, not"
+    ):
+        images("cifar10")
+    assert not (places / "cache").exists()
+
+
+def test_missing_images_are_refused(places, monkeypatch):
+    files, _ = cifar_copy(1)
+    write(places / "data", files)
+    expect(monkeypatch, "cifar10", (10, 11), files)
+    with pytest.raises(ValueError, match="CIFAR-10 must have 11 test images, found 10"):
+        images("cifar10")
+
+
+@given(st.lists(st.integers(0, 8), min_size=2, max_size=60))
+def test_groups_stay_together_on_one_side_of_the_cut(numbers):
+    groups = np.array(numbers)
+    order = shuffled_by_group(groups)
+    assert sorted(order) == list(range(len(groups)))
+    ordered = groups[order]
+    assert (np.diff(ordered) != 0).sum() == len(set(numbers)) - 1
+    cut = held_out_from(ordered)
+    assert cut >= len(groups) * 4 // 5 and not set(ordered[:cut]) & set(ordered[cut:])
+
+
+def test_batches_are_those_of_the_default_collation_and_may_be_empty():
+    tensors = torch.arange(40.0).reshape(20, 2), torch.arange(20)
+    fast = poisson_loader(DataLoader(Records(*tensors), batch_size=1, collate_fn=as_is), seed=3)
+    slow = poisson_loader(DataLoader(TensorDataset(*tensors), batch_size=1), seed=3)
+    sizes = set()
+    for ours, default in zip(fast, slow, strict=True):
+        fast.batch_sampler.position += 1
+        slow.batch_sampler.position += 1
+        assert len(ours) == len(default) == 2
+        assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(ours, default, strict=True))
+        sizes.add(len(ours[0]))
+    assert {0, 1} <= sizes

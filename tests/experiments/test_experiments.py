@@ -1,0 +1,245 @@
+"""Cells are reproducible, whole or absent, never trained twice and resumable; tables say what the records say."""
+
+import json
+import math
+
+import pandas as pd
+import pytest
+import torch
+
+from hyfreedp import HyFreeDPOptimizer
+from hyfreedp.experiments.book.parameters import check_parameters
+from hyfreedp.experiments.runs import cells, train
+from hyfreedp.experiments.runs.cells import Spec, read_steps, run_cell, run_cells, tabulate, with_seeds
+from hyfreedp.experiments.runs.train import make_run
+from hyfreedp.experiments.store.cache import cached
+from hyfreedp.experiments.store.files import replacing, write_text
+from hyfreedp.experiments.tables import small_tasks
+from hyfreedp.experiments.tasks.registry import TASKS
+from hyfreedp.experiments.tasks.scores import evaluate, losses_of
+
+QUICK = Spec(method="robust", epsilon=8.0, steps=12)
+
+
+def test_a_cell_is_reproducible_and_never_trained_twice(tmp_path, monkeypatch):
+    first = run_cell(QUICK, tmp_path / "a")
+    again = run_cell(QUICK, tmp_path / "b")
+    assert first["accuracy"] == again["accuracy"] and first["final_eta"] == again["final_eta"]
+    pd.testing.assert_frame_equal(read_steps(QUICK, tmp_path / "a"), read_steps(QUICK, tmp_path / "b"))
+    monkeypatch.setattr(cells, "train", None)  # would fail if called
+    assert run_cell(QUICK, tmp_path / "a") == first
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        QUICK,
+        Spec(method="adaptive", learning_rate=0.01, clipping_threshold=0.1, steps=12),
+        Spec(method="prodigy", learning_rate=1.0, epsilon=math.inf, steps=12),
+        Spec(method="dadaptation", learning_rate=1.0, epsilon=math.inf, steps=12),
+    ],
+    ids=lambda spec: spec.method,
+)
+def test_a_killed_cell_resumes_to_the_same_record(tmp_path, monkeypatch, spec):
+    reference = run_cell(spec, tmp_path / "whole")
+    monkeypatch.setattr(train, "CHECKPOINT_SECONDS", 0.0)
+    calls = 0
+    step = HyFreeDPOptimizer.step
+
+    def dies_at_step_seven(self, *args):
+        nonlocal calls
+        calls += 1
+        if calls == 7:
+            raise KeyboardInterrupt
+        return step(self, *args)
+
+    monkeypatch.setattr(HyFreeDPOptimizer, "step", dies_at_step_seven)
+    with pytest.raises(KeyboardInterrupt):
+        run_cell(spec, tmp_path / "killed")
+    assert not list((tmp_path / "killed").glob("*.json"))
+    resumed = run_cell(spec, tmp_path / "killed")
+    assert calls == 7 + 6  # steps 1 to 6 were not trained again
+    assert {k: v for k, v in resumed.items() if k != "seconds"} == {
+        k: v for k, v in reference.items() if k != "seconds"
+    }
+    pd.testing.assert_frame_equal(read_steps(spec, tmp_path / "killed"), read_steps(spec, tmp_path / "whole"))
+    assert not list((tmp_path / "killed").glob("*.ckpt"))
+
+
+def test_worker_processes_give_the_records_of_this_process(tmp_path):
+    specs = with_seeds(Spec(method="linear", learning_rate=0.02, steps=3), 2)
+    here = tabulate(run_cells(specs, tmp_path / "here"))
+    there = tabulate(run_cells(specs, tmp_path / "there", jobs=2))
+    pd.testing.assert_frame_equal(here.drop(columns="seconds"), there.drop(columns="seconds"))
+
+
+def test_records_hold_spec_split_and_versions(tmp_path):
+    record = run_cell(QUICK, tmp_path)
+    assert record["spec"]["epsilon"] == 8.0
+    assert record["epsilon_spent"] <= 8.0 and record["guarantee"] is True
+    assert {"hyfreedp", "torch", "dp-accounting", "python", "machine"} <= set(record["environment"])
+    json.dumps(record, allow_nan=False)
+
+
+def test_spec_keys_tell_specs_apart_and_names_are_checked():
+    assert len({spec.key for spec in small_tasks.specs()}) == len(small_tasks.specs())
+    assert QUICK.key == Spec(method="robust", epsilon=8.0, steps=12).key
+    with pytest.raises(ValueError, match=r"task must be one of 'digits'.* got 'mnist'"):
+        Spec(task="mnist")
+
+
+def test_keys_of_specs_without_later_fields_stay_what_they_were():
+    assert Spec(method="linear", learning_rate=0.02).key == "f1c1096d8167cc61"
+    assert Spec(base="sgd").key != Spec().key
+
+
+@pytest.mark.parametrize(("method", "threshold"), [("vanilla", None), ("linear", 1.0)])
+def test_a_clipping_threshold_belongs_to_methods_that_clip(method, threshold):
+    with pytest.raises(ValueError, match="clipping_threshold must be given exactly for the methods vanilla, adaptive"):
+        Spec(method=method, clipping_threshold=threshold)
+
+
+def test_sgd_with_tiny_thresholds_follows_rate_times_threshold(tmp_path, unbound_noise):
+    """Where every gradient is clipped, the update is eta R_g times one direction: halve one, double the other."""
+    specs = [
+        Spec(method="vanilla", base="sgd", steps=5, learning_rate=rate, clipping_threshold=threshold)
+        for rate, threshold in ((4e3, 1e-5), (8e3, 5e-6))
+    ]
+    weights = []
+    for spec in specs:
+        optimizer, loader = make_run(spec)
+        per_sample_loss = losses_of(optimizer.module)
+        for batch in loader:
+            optimizer.step(per_sample_loss, batch)
+        weights.append(torch.cat([p.detach().flatten() for p in optimizer.module.parameters()]))
+    torch.testing.assert_close(weights[0], weights[1], rtol=1e-3, atol=1e-5)
+
+
+def test_fixed_methods_use_their_rate_and_its_decay(tmp_path):
+    spec = Spec(method="linear", learning_rate=0.02, steps=4)
+    run_cell(spec, tmp_path)
+    assert read_steps(spec, tmp_path).eta.tolist() == pytest.approx([0.02, 0.015, 0.01, 0.005])
+
+
+@pytest.mark.parametrize("task", [TASKS["digits"], TASKS["classification"]], ids=lambda task: task.title)
+def test_validation_never_touches_the_test_part(task):
+    train, test = task.datasets("test")
+    fit, held_out = task.datasets("validation")
+    assert len(train) == task.train_size and len(fit) + len(held_out) == task.train_size
+    assert torch.equal(torch.cat([fit.tensors[0], held_out.tensors[0]]), train.tensors[0])
+    assert len(test) > 0
+
+
+def test_models_are_drawn_from_their_seed_alone():
+    task = TASKS["digits"]
+    first = task.model(1)
+    torch.rand(5)
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), task.model(1).parameters(), strict=True))
+    assert not torch.equal(first[0].weight, task.model(2)[0].weight)
+
+
+def test_scores_are_the_share_of_correct_predictions_and_the_mean_loss():
+    train, _ = TASKS["digits"].datasets("test")
+    x, y = train.tensors
+    model = torch.nn.Sequential(torch.nn.Linear(64, 10), torch.nn.Dropout(0.5)).train()
+    logits = model[0](x)
+    scores = evaluate(model, train)
+    assert scores.accuracy == pytest.approx((logits.argmax(1) == y).float().mean().item()) and model.training
+    surprise = -logits.log_softmax(dim=1)[torch.arange(len(y)), y]
+    assert scores.loss == pytest.approx(surprise.mean().item())
+
+
+def test_the_rate_of_d_adaptation_and_prodigy_is_the_distance_they_estimate(tmp_path):
+    for method in ("dadaptation", "prodigy"):
+        spec = Spec(method=method, learning_rate=1.0, epsilon=math.inf, steps=60)
+        record = run_cell(spec, tmp_path)
+        rates = read_steps(spec, tmp_path).eta
+        # Both start at d = 1e-6 and only grow; without privacy they find a rate at which this network learns.
+        assert rates[0] == pytest.approx(1e-6)
+        assert rates.is_monotonic_increasing and 1e-4 < record["final_eta"] < 0.1
+        assert record["accuracy"] > 0.7
+
+
+def test_a_validation_record_also_has_the_test_accuracy_of_its_own_model(tmp_path):
+    spec = Spec(method="linear", learning_rate=0.02, steps=10, evaluation="validation")
+    record = run_cell(spec, tmp_path)
+    optimizer, loader = make_run(spec)
+    while optimizer.steps_left:
+        for batch in loader:
+            if optimizer.steps_left:
+                optimizer.step(losses_of(optimizer.module), batch)
+    for name, part in (("accuracy", "validation"), ("test_accuracy", "test")):
+        assert record[name] == evaluate(optimizer.module, TASKS["digits"].datasets(part)[1]).accuracy
+
+
+def test_gaps_compare_with_the_best_mean_of_the_grid():
+    rows = pd.DataFrame(
+        [
+            ("digits", 3.0, "constant", 0.01, 0.90),
+            ("digits", 3.0, "constant", 0.01, 0.92),
+            ("digits", 3.0, "linear", 0.02, 0.89),
+            ("digits", 3.0, "linear", 0.02, 0.91),
+            ("digits", 3.0, "robust", 1e-4, 0.90),
+            ("digits", 3.0, "robust", 1e-4, 0.94),
+        ],
+        columns=["task", "epsilon", "method", "learning_rate", "accuracy"],
+    )
+    gaps = small_tasks.gaps(rows).set_index("method")
+    assert gaps.gap["robust"] == pytest.approx(1.0) and gaps.gap["linear"] == pytest.approx(-1.0)
+    assert gaps.best_rate["robust"] == 0.01 and gaps["std"]["robust"] == pytest.approx(100 * math.sqrt(0.0008))
+
+
+def test_a_table_is_computed_once_and_read_back_exactly(tmp_path):
+    calls = []
+
+    def thirds(count, name):
+        calls.append(count)
+        return pd.DataFrame({"name": [name] * count, "value": [i / 3 for i in range(count)]})
+
+    first = cached(tmp_path, thirds, count=4, name="a")
+    again = cached(tmp_path, thirds, name="a", count=4)
+    pd.testing.assert_frame_equal(first, again, check_exact=True)
+    pd.testing.assert_frame_equal(first, thirds(4, "a"), rtol=1e-12)
+    assert len(cached(tmp_path, thirds, count=5, name="a")) == 5
+    assert calls == [4, 4, 5]
+
+
+def test_files_are_whole_or_absent(tmp_path):
+    path = tmp_path / "folder" / "a.txt"
+    write_text(path, "old")
+    with pytest.raises(RuntimeError), replacing(path) as temporary:
+        temporary.write_text("half")
+        raise RuntimeError
+    assert path.read_text() == "old" and list(path.parent.iterdir()) == [path]
+
+
+ALLOWED = {"profile": str, "epsilon": float, "seeds": int}
+
+
+def test_parameters_of_the_stated_names_and_types_pass():
+    check_parameters({"profile": "laptop", "epsilon": 3, "seeds": 2, "In": [], "_": 1, "math": math}, ALLOWED)
+
+
+def test_a_parameter_may_be_limited_to_some_values():
+    with pytest.raises(ValueError, match="profile must be one of 'smoke', 'laptop', got 'laptpo'"):
+        check_parameters({"profile": "laptpo"}, {"profile": ("smoke", "laptop")})
+
+
+@pytest.mark.parametrize("count", [0, -1])
+def test_there_is_at_least_one_seed(count):
+    with pytest.raises(ValueError, match=f"parameter seeds must be at least 1, got {count}"):
+        check_parameters({"seeds": count}, ALLOWED)
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        ({"epsilonn": 1.0}, "unknown parameter 'epsilonn'.*did you mean 'epsilon'"),
+        ({"seeds": 2.5}, "seeds must be int, got 2.5"),
+        ({"seeds": True}, "seeds must be int, got True"),
+        ({"epsilon": "3"}, "epsilon must be float, got '3'"),
+    ],
+)
+def test_mistyped_parameters_raise(extra, message):
+    with pytest.raises(TypeError, match=message):
+        check_parameters({"profile": "laptop", "epsilon": 3.0, "seeds": 2} | extra, ALLOWED)

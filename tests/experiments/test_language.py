@@ -1,0 +1,320 @@
+"""Language tasks: the loss of a record, what is masked, what moves, what is written, and what is refused."""
+
+import json
+from dataclasses import replace
+from itertools import islice
+
+import pandas as pd
+import pytest
+import torch
+
+from hyfreedp.clipping import AutomaticClipping, make_engine
+from hyfreedp.experiments.data.encoding import IGNORED, encode_documents, encode_prompts
+from hyfreedp.experiments.data.texts import restaurants
+from hyfreedp.experiments.models import language, weights
+from hyfreedp.experiments.models.language import LANGUAGE_MODELS, own_tokenizer
+from hyfreedp.experiments.runs import pretrain, train
+from hyfreedp.experiments.runs.cells import Spec, read_steps, run_cell
+from hyfreedp.experiments.runs.train import make_run
+from hyfreedp.experiments.store import checkpoints
+from hyfreedp.experiments.tables import language_generation
+from hyfreedp.experiments.tables.plan import Learner, Scale
+from hyfreedp.experiments.tasks.generation import generate
+from hyfreedp.experiments.tasks.language import Documents, lengths, read_documents
+from hyfreedp.experiments.tasks.registry import TASKS
+
+DOCUMENTS = [f"Report {number} is about {'tea and cake ' * (number % 3)}on day {number}." for number in range(24)]
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Both kinds of task with a few records, in place of the real ones."""
+    texts = restaurants(40, 6)
+    reports = Documents(DOCUMENTS[:20], DOCUMENTS[20:], 16, "made here")
+    for name, data, size in (("restaurants", texts, 40), ("reports", reports, 20)):
+        task = replace(TASKS[name], train_size=size, batch_size=8, steps=6, delta=1e-2, load=lambda data=data: data)
+        monkeypatch.setitem(TASKS, name, task)
+    return TASKS
+
+
+def mean_loss_by_loop(model, tokens, labels):
+    """Of one sequence without its padding: every target's -log p, one by one."""
+    end = int((labels != IGNORED).nonzero().max()) + 1
+    logits = model(tokens[None, :end]).logits[0]
+    targets = [t for t in range(end) if labels[t] != IGNORED]
+    return sum(-logits[t - 1].double().log_softmax(0)[labels[t]] for t in targets) / len(targets)
+
+
+@pytest.mark.parametrize(("name", "model"), [("restaurants", "gpt2_tiny"), ("reports", "llama_tiny")])
+def test_a_records_loss_is_the_mean_over_its_own_targets(small, name, model):
+    task = small[name]
+    network = task.model(0, model)
+    tokens, labels = (tensor[:5] for tensor in task.datasets("test", model)[0].tensors)
+    found = task.losses_of(network)((tokens, labels))
+    for row in range(5):
+        assert found[row].item() == pytest.approx(mean_loss_by_loop(network, tokens[row], labels[row]).item(), rel=1e-5)
+
+
+def test_padding_and_the_other_records_play_no_part(small):
+    task = small["restaurants"]
+    network = task.model(0, "gpt2_tiny")
+    tokens, labels = task.datasets("test", "gpt2_tiny")[0].tensors
+    shortest = lengths((tokens, labels)).argsort()[:4]
+    tokens, labels = tokens[shortest].clone(), labels[shortest]
+    losses = task.losses_of(network)
+    before = losses((tokens, labels))
+    for row, length in enumerate(lengths((tokens, labels))):
+        tokens[row, length:] = 7
+    torch.testing.assert_close(losses((tokens, labels)), before)
+    torch.testing.assert_close(losses((tokens[2:3], labels[2:3])), before[2:3])
+
+
+def test_prompts_are_no_targets_and_every_sentence_ends(small):
+    tokenizer = own_tokenizer()
+    task = small["restaurants"]
+    labels = task.datasets("test", "gpt2_tiny")[0].tensors[1]
+    for row, pair in enumerate(task.load().train[:10]):
+        targets = labels[row][labels[row] != IGNORED]
+        assert targets[-1] == tokenizer.eos_token_id
+        assert tokenizer.decode(targets[:-1]) == pair.reference
+
+
+def test_norms_with_the_tied_table_equal_those_of_single_records(small):
+    task = small["restaurants"]
+    network = task.model(0, "gpt2_tiny")
+    assert network.lm_head.weight is network.transformer.wte.weight
+    batch = tuple(tensor[:4] for tensor in task.datasets("test", "gpt2_tiny")[0].tensors)
+    losses = task.losses_of(network)
+    parameters = list(network.parameters())
+    expected = []
+    for row in range(4):
+        gradients = torch.autograd.grad(losses(tuple(tensor[row : row + 1] for tensor in batch))[0], parameters)
+        expected.append(torch.cat([gradient.flatten() for gradient in gradients]).norm())
+    engine = make_engine(network, AutomaticClipping(), "auto")
+    norms = engine.backward(losses(batch))
+    torch.testing.assert_close(norms, torch.stack(expected), rtol=1e-3, atol=1e-6)
+    assert (norms >= torch.stack(expected) * (1 - 1e-6)).all()  # what rounding may have lost is added
+
+
+@pytest.mark.parametrize(("name", "model"), [("restaurants", "gpt2_tiny"), ("reports", "llama_tiny")])
+def test_lora_weights_move_and_frozen_ones_do_not(small, name, model):
+    optimizer, loader = make_run(Spec(task=name, model=model, tuning="lora", method="linear", learning_rate=0.01))
+    network = optimizer.module
+    start = {key: parameter.detach().clone() for key, parameter in network.named_parameters()}
+    losses = small[name].losses_of(network)
+    for batch in islice(loader, 3):
+        optimizer.step(losses, batch)
+    for key, parameter in network.named_parameters():
+        assert parameter.requires_grad == ("lora_" in key), key
+        assert torch.equal(parameter, start[key]) != parameter.requires_grad, key
+
+
+def test_low_rank_updates_of_a_model_in_half_precision_are_kept_in_single():
+    network = LANGUAGE_MODELS["llama_tiny"].build().bfloat16()
+    language.choose_trainable(network, "lora")
+    assert {p.dtype for p in network.parameters() if p.requires_grad} == {torch.float32}
+    loss = network(input_ids=torch.arange(6)[None], labels=torch.arange(6)[None]).loss
+    loss.backward()
+    assert all(p.grad.isfinite().all() for p in network.parameters() if p.requires_grad)
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "tuning"), [("restaurants", "gpt2_tiny", None), ("reports", "llama_tiny", "lora")]
+)
+def test_a_killed_run_goes_on_to_the_same_numbers_and_sentences(small, tmp_path, monkeypatch, name, model, tuning):
+    spec = Spec(task=name, model=model, tuning=tuning, interval=2)
+    whole = run_cell(spec, tmp_path / "whole")
+    monkeypatch.setattr(train, "CHECKPOINT_SECONDS", -1.0)
+    real, calls = type(small[name]).evaluate, []
+
+    def evaluate(self, *args):
+        calls.append(1)
+        if len(calls) == 2:  # after the last step; the first was after step 0
+            raise KeyboardInterrupt
+        return real(self, *args)
+
+    monkeypatch.setattr(type(small[name]), "evaluate", evaluate)
+    with pytest.raises(KeyboardInterrupt):
+        run_cell(spec, tmp_path / "killed")
+    kept = checkpoints.load(tmp_path / "killed" / f"{spec.key}.ckpt")["optimizer"]["model"]
+    assert all("lora_" in key for key in kept) == (tuning == "lora")
+    resumed = run_cell(spec, tmp_path / "killed")
+    assert resumed | {"seconds": 0} == whole | {"seconds": 0}
+    pd.testing.assert_frame_equal(read_steps(spec, tmp_path / "killed"), read_steps(spec, tmp_path / "whole"))
+    assert ("outputs" in whole) == (name == "restaurants")
+
+
+def test_scores_count_every_target_token_once_whatever_the_pieces(small, monkeypatch):
+    task = small["restaurants"]
+    network = task.model(0, "gpt2_tiny")
+    data = task.datasets("test", "gpt2_tiny")[1]
+    right, loss, count = 0, 0.0, 0
+    for tokens, labels in zip(*data.tensors, strict=True):
+        targets = (labels != IGNORED).nonzero().flatten()
+        logits = network.eval()(tokens[None]).logits[0, targets - 1]
+        right += int((logits.argmax(1) == labels[targets]).sum())
+        loss += torch.nn.functional.cross_entropy(logits, labels[targets], reduction="sum").item()
+        count += len(targets)
+    for budget in (200, None):
+        monkeypatch.setitem(LANGUAGE_MODELS, "gpt2_tiny", replace(LANGUAGE_MODELS["gpt2_tiny"], token_budget=budget))
+        found = task.evaluate(network.train(), data, "gpt2_tiny")
+        assert found.accuracy == right / count and found.loss == pytest.approx(loss / count, rel=1e-5)
+        assert network.training
+
+
+def test_physical_batches_keep_to_the_token_budget(small):
+    task = replace(small["restaurants"])
+    batch = task.datasets("test", "gpt2_tiny")[0].tensors
+    pieces = task.physical_batches("gpt2_tiny")(batch)
+    assert sorted(torch.cat([torch.as_tensor(piece) for piece in pieces]).tolist()) == list(range(40))
+    for piece in pieces:
+        assert len(piece) * lengths(batch)[piece].max() <= LANGUAGE_MODELS["gpt2_tiny"].token_budget
+
+
+def test_a_beam_of_one_is_the_greedy_loop_and_padding_changes_nothing(small):
+    tokenizer, task = own_tokenizer(), small["restaurants"]
+    network = task.model(0, "gpt2_sentences")
+    meanings = [meaning for meaning, _ in task.load().test[:4]]
+    together = generate(network, tokenizer, meanings, beams=1, most_tokens=15)
+    for meaning, found in zip(meanings, together, strict=True):
+        ids, _ = encode_prompts(tokenizer, [meaning])
+        written = []
+        while len(written) < 15 and tokenizer.eos_token_id not in written:
+            step = network.eval()(torch.cat([ids[0], torch.tensor(written, dtype=torch.int64)])[None]).logits[0, -1]
+            written.append(int(step.argmax()))
+        assert found == " ".join(tokenizer.decode(written, skip_special_tokens=True).split())
+    assert (
+        generate(network, tokenizer, meanings, most_tokens=15)[1]
+        == generate(network, tokenizer, meanings[1:2], most_tokens=15)[0]
+    )
+
+
+def test_a_prompt_that_fills_the_context_is_refused(small):
+    network = small["restaurants"].model(0, "gpt2_tiny")
+    with pytest.raises(ValueError, match=r"a prompt of \d+ tokens fills the model's context of 256"):
+        generate(network, own_tokenizer(), ["very long " * 200])
+
+
+def test_documents_of_a_file_make_a_task_and_name_the_cell(tmp_path, monkeypatch):
+    path = tmp_path / "abstracts.txt"
+    path.write_text("\n\n".join(f"Abstract {number} of a paper." for number in range(500)), encoding="utf-8")
+    spec = Spec(task="reports", model="llama_tiny", tuning="lora", source=str(path))
+    task = spec.problem
+    assert (task.train_size, task.batch_size, task.steps, len(task.load().test)) == (450, 200, 9, 50)
+    assert task.validation_start == 360 and task.delta == pytest.approx(450**-1.1)
+    assert sorted([*task.load().train, *task.load().test]) == sorted(f"Abstract {n} of a paper." for n in range(500))
+    other = tmp_path / "moved.txt"
+    other.write_bytes(path.read_bytes())
+    assert replace(spec, source=str(other)).key == spec.key != replace(spec, source=None).key
+    other.write_text(path.read_text(encoding="utf-8").replace("499", "four hundred"), encoding="utf-8")
+    read_documents.cache_clear()
+    assert replace(spec, source=str(other)).key != spec.key
+
+
+def test_bad_sources_are_refused(tmp_path):
+    path = tmp_path / "few.txt"
+    path.write_text("one\n\ntwo\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"has 2 documents, of which 2 would train: .* at least 400"):
+        Spec(task="reports", source=str(path))
+    with pytest.raises(ValueError, match="source must be a text for the tasks reports, and None for others"):
+        Spec(task="digits", source=str(path))
+    (tmp_path / "empty.txt").write_text("", encoding="utf-8")
+    with pytest.raises(ValueError, match="empty"):
+        Spec(task="reports", source=str(tmp_path / "empty.txt"))
+
+
+def test_a_document_over_the_context_length_is_refused(small, monkeypatch):
+    monkeypatch.setitem(LANGUAGE_MODELS, "llama_tiny", replace(LANGUAGE_MODELS["llama_tiny"], context_length=5))
+    with pytest.raises(ValueError, match="5"):
+        replace(small["reports"], title="shorter").datasets("test", "llama_tiny")
+
+
+def test_missing_weights_are_one_clear_sentence(monkeypatch, tmp_path):
+    monkeypatch.delenv("HYFREEDP_WEIGHTS", raising=False)
+    with pytest.raises(
+        FileNotFoundError, match=r"public weights of openai-community/gpt2 could not .* HYFREEDP_WEIGHTS"
+    ):
+        LANGUAGE_MODELS["gpt2"].build()
+    monkeypatch.setenv("HYFREEDP_WEIGHTS", str(tmp_path))
+    with pytest.raises(FileNotFoundError, match=r"has no weights of openai-community/gpt2: .*config.json"):
+        Spec(task="e2e", model="gpt2").key  # noqa: B018
+    monkeypatch.setattr(weights, "CHECKPOINTS", tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"pretrain gpt2_small_sentences"):
+        weights.load("gpt2_small_sentences", torch.nn.Linear(1, 1), tmp_path)
+
+
+def test_real_weights_are_read_from_a_folder_and_name_the_cell(monkeypatch, tmp_path):
+    folder = tmp_path / "gpt2"
+    made = LANGUAGE_MODELS["gpt2_tiny"].build()
+    made.config.resid_pdrop = made.config.attn_pdrop = made.config.embd_pdrop = 0.1
+    made.save_pretrained(folder)
+    own_tokenizer().save_pretrained(folder)
+    monkeypatch.setenv("HYFREEDP_WEIGHTS", str(tmp_path))
+    architecture = LANGUAGE_MODELS["gpt2"]
+    read = architecture.build().train()
+    torch.testing.assert_close(dict(read.named_parameters()), dict(made.named_parameters()))
+    ids = torch.arange(9)[None]
+    torch.testing.assert_close(read(ids).logits, made.eval()(ids).logits)  # no dropout
+    assert architecture.tokenizer().encode("tea") == own_tokenizer().encode("tea")
+    before = architecture.checksum()
+    with torch.no_grad():
+        made.lm_head.weight[0, 0] += 1
+    made.save_pretrained(folder)
+    language._folder_checksum.cache_clear()
+    assert len(before) == 64 and architecture.checksum() not in (before, None)
+    (folder / "model.safetensors").write_bytes(b"damaged")
+    with pytest.raises(ValueError, match=r"the weights in .* cannot be read"):
+        architecture.build()
+
+
+@pytest.mark.parametrize("name", ["gpt2_sentences", "llama_sentences"])
+def test_committed_starts_are_what_their_recipes_say(name):
+    described = json.loads((weights.CHECKPOINTS / f"{name}.json").read_text(encoding="utf-8"))
+    recipe = pretrain.RECIPES[name]
+    assert {key: described[key] for key in recipe.settings} == recipe.settings
+    network = TASKS[recipe.task].model(0, name)
+    encoded = encode_documents(own_tokenizer(), ["We asked 60 visitors about The Red Lion."], 256)
+    fresh = TASKS[recipe.task].model(0, recipe.model)
+    losses = TASKS[recipe.task].losses_of
+    assert losses(network)(encoded) < 0.7 * losses(fresh)(encoded) or name == "gpt2_sentences"
+    assert LANGUAGE_MODELS[name].checksum() == described["sha256"]
+
+
+def test_without_java_meteor_is_not_available_and_the_others_are(small, tmp_path, monkeypatch):
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    learner = Learner("restaurants", "gpt2_tiny", "full")
+    scale = Scale((learner,), epsilons=(8.0,), seeds=1, rows=("reference",))
+    rows = language_generation.scored(scale, tmp_path, jobs=1)
+    assert rows[list(language_generation.METRICS)].dtypes.eq(float).all()
+    texts, _ = language_generation.printed(language_generation.with_paper(language_generation.summarise(rows)))
+    assert texts.METEOR.tolist() == ["– | not available"]
+    assert rows.METEOR.isna().all() and rows.BLEU.notna().all()
+
+
+def test_the_paper_stands_beside_our_numbers():
+    rows = pd.DataFrame(
+        [
+            {"task": "e2e", "model": "gpt2", "tuning": "full", "epsilon": 3.0, "row": row, "seed": seed}
+            | dict.fromkeys(language_generation.METRICS, value + seed / 10)
+            | {"perplexity": 2.0}
+            for row, value in (("grid", 0.5), ("hyfreedp_paper", 0.6), ("reference", 0.4))
+            for seed in range(2)
+        ]
+    )
+    summary = language_generation.with_paper(language_generation.summarise(rows))
+    texts, differences = language_generation.printed(summary)
+    assert texts.loc[("3", "HyFreeDP, paper"), "BLEU"] == "0.585 | 0.650 ± 0.071"
+    assert texts.loc[("3", "grid search"), "CIDEr"] == "1.566 | 0.550 ± 0.071"
+    assert texts.loc[("3", "0.02, linear decay"), "NIST"] == "– | 0.450 ± 0.071"
+    assert differences.loc[("3", "HyFreeDP, paper"), "BLEU"] == pytest.approx(100 * 0.1 / 0.55)
+    assert differences.loc[("3", "0.02, linear decay"), "perplexity"] == 0
+
+
+def test_each_profile_asks_for_runs_that_exist():
+    for profile in ("smoke", "laptop", "gpu", "paper"):
+        for dataset in ("restaurants", "e2e"):
+            scale = language_generation.sentences_scale(profile, dataset, [3.0, 8.0], 2)
+            assert {entry.learner.task for entry in language_generation.entries(scale)} <= set(TASKS)
+            assert all(learner.model in TASKS[learner.task].models for learner in scale.learners)
+        scale = language_generation.documents_scale(profile, None, 8.0, 2)
+        assert all(learner.model in TASKS[learner.task].models for learner in scale.learners)

@@ -1,0 +1,127 @@
+"""The five scores against values by hand, and against the challenge's own where its example is at hand."""
+
+import json
+import math
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from hyfreedp.experiments.tasks import nlg_metrics
+from hyfreedp.experiments.tasks.nlg_metrics import main, nist, read_outputs, read_references, scores
+
+needs_java = pytest.mark.skipif(not shutil.which("java"), reason="needs Java")
+
+
+@pytest.fixture
+def without_java(monkeypatch):
+    monkeypatch.setattr(nlg_metrics.shutil, "which", lambda name: None)
+
+
+def test_bleu_by_hand(without_java):
+    # 5 of 6 words, 3 of 5 pairs, 2 of 4 triples and 1 of 3 quadruples are in the reference, which is as long.
+    measured = scores([["The cat sat on a mat"]], ["the cat sat on the mat"])
+    assert measured["BLEU"] == pytest.approx((5 / 6 * 3 / 5 * 2 / 4 * 1 / 3) ** (1 / 4), rel=1e-12)
+
+
+def test_bleu_takes_the_closest_of_a_variable_number_of_references(without_java):
+    measured = scores([["a b c d e f", "a b c d"], ["a b c d e"]], ["a b c d", "a b c d"])
+    assert measured["BLEU"] == pytest.approx(math.exp(1 - 9 / 8), rel=1e-12)
+
+
+def test_nist_by_hand():
+    # 4 words in the references: a twice, b and c once. Information: a 1 bit, b 2 bits, b after a 1 bit.
+    assert nist([["a b", "a c"]], ["a b"]) == pytest.approx((1 + 2) / 2 + 1)
+    # Two thirds of the length: half the score (that of a and b alone, as nothing else matches).
+    third = nist([["a b c"]], ["a b"])
+    assert third == pytest.approx(0.5 * ((math.log2(3) + math.log2(3)) / 2 + 0))
+
+
+def test_nist_holds_the_length_against_references_filled_up_with_empty_ones():
+    # 2 + 2 + 4 words in references, at most two for an instance: 4 of the outputs' 5 words are enough.
+    assert nist([["a b", "a b"], ["c d e f"]], ["a b", "c d e"]) > nist([["a b"], ["c d e f"]], ["a b", "c d e"])
+
+
+def test_rouge_by_hand(without_java):
+    # The longest common subsequence is "the cat on the mat": 5 of 6 words of the output, 5 of 5 of the reference.
+    precision, recall, beta = 5 / 6, 1.0, 1.2
+    expected = (1 + beta**2) * precision * recall / (recall + beta**2 * precision)
+    assert scores([["the cat on the mat"]], ["the cat sat on the mat."])["ROUGE_L"] == pytest.approx(expected)
+
+
+def test_cider_by_hand(without_java):
+    """An output equal to its reference has cosine 1 for every n, and CIDEr is ten times their mean."""
+    texts = ["one two three four five", "six seven eight nine ten"]
+    assert scores([[text] for text in texts], texts)["CIDEr"] == pytest.approx(10)
+    assert scores([[text] for text in texts], texts[::-1])["CIDEr"] == pytest.approx(0)
+
+
+@needs_java
+@pytest.mark.slow
+def test_meteor_by_hand():
+    """METEOR 1.5 for English: alpha 0.85, beta 0.2, gamma 0.6 (Denkowski and Lavie 2014, Tab. 1); all content words."""
+    precision, recall = 3 / 4, 1.0
+    mean = precision * recall / (0.85 * precision + 0.15 * recall)
+    penalty = 0.6 * (1 / 3) ** 0.2  # one chunk of three matches
+    measured = scores([["cat dog bird"]], ["cat dog bird fish"])
+    assert measured["METEOR"] == pytest.approx(mean * (1 - penalty), abs=1e-4)
+
+
+@needs_java
+@pytest.mark.slow
+def test_the_challenges_own_scores():
+    folder = Path(os.environ.get("HYFREEDP_DATA", "")) / "e2e" / "metrics_example"
+    if not folder.exists():
+        pytest.skip("HYFREEDP_DATA has no e2e/metrics_example")
+    measured = scores(read_references(folder / "references.txt"), read_outputs(folder / "outputs.txt"))
+    expected = {"BLEU": 0.7203, "NIST": 7.8212, "METEOR": 0.4801, "ROUGE_L": 0.7910, "CIDEr": 2.3039}
+    assert measured == pytest.approx(expected, abs=5e-5)
+
+
+def test_both_forms_of_files_give_the_same(tmp_path):
+    (tmp_path / "r.txt").write_text('One.\nUn.\n\nTwo, "deux".\n', encoding="utf-8")
+    (tmp_path / "r.csv").write_text('MR,ref\nname[1],One.\nname[1],Un.\nname[2],"Two, ""deux""."\n', encoding="utf-8")
+    (tmp_path / "o.txt").write_text("One\nTwo: £5\n", encoding="utf-8")
+    (tmp_path / "o.tsv").write_text("\ufeffmr\toutput\nname[1]\tOne\nname[2]\tTwo: Â£5\n", encoding="utf-8")
+    assert (
+        read_references(tmp_path / "r.txt")
+        == read_references(tmp_path / "r.csv")
+        == [["One.", "Un."], ['Two, "deux".']]
+    )
+    assert read_outputs(tmp_path / "o.txt") == read_outputs(tmp_path / "o.tsv") == ["One", "Two: £5"]
+
+
+def test_references_without_empty_lines_are_one_for_each_instance(tmp_path):
+    (tmp_path / "r.txt").write_text("one\ntwo\n")
+    assert read_references(tmp_path / "r.txt") == [["one"], ["two"]]
+
+
+def test_command_prints_json_and_says_what_is_missing(tmp_path, capsys, without_java):
+    (tmp_path / "r.txt").write_text("one two three four\n\nfive six seven eight\n")
+    (tmp_path / "o.txt").write_text("one two three four\nfive six seven eight\n")
+    assert main([str(tmp_path / "r.txt"), str(tmp_path / "o.txt"), "--json"]) == 0
+    printed = capsys.readouterr()
+    measured = json.loads(printed.out)
+    assert list(measured) == ["BLEU", "NIST", "METEOR", "ROUGE_L", "CIDEr"]
+    assert measured["METEOR"] is None and "no java" in printed.err
+    assert measured["BLEU"] == pytest.approx(1) and measured["ROUGE_L"] == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("references", "outputs", "message"),
+    [
+        ("a\n\nb\n", "a\n", "need one output for each instance, got 1 for 2"),
+        ("", "", "need one output for each instance, got 0 for 0"),
+    ],
+)
+def test_files_that_do_not_match(tmp_path, capsys, references, outputs, message):
+    (tmp_path / "r.txt").write_text(references)
+    (tmp_path / "o.txt").write_text(outputs)
+    assert main([str(tmp_path / "r.txt"), str(tmp_path / "o.txt")]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_missing_file_is_named(tmp_path, capsys):
+    assert main([str(tmp_path / "absent.txt"), str(tmp_path / "o.txt")]) == 2
+    assert "absent.txt" in capsys.readouterr().err

@@ -1,0 +1,110 @@
+"""Notebooks: source and twin in step, no errors, every figure and a report in the smoke profile, typos refused."""
+
+import ast
+import json
+import re
+
+import jupytext
+import matplotlib.image
+import nbformat
+import papermill
+import pytest
+
+from hyfreedp.experiments.__main__ import main
+from hyfreedp.experiments.book import batch, notebooks, page
+from hyfreedp.experiments.store.paths import FIGURES, ROOT
+
+SOURCES = notebooks.sources()
+ids = [source.stem for source in SOURCES]
+
+
+def test_there_are_notebooks_and_every_one_has_its_twin():
+    assert SOURCES
+    assert {path.stem for path in SOURCES} == {path.stem for path in notebooks.NOTEBOOKS.glob("*.ipynb")}
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=ids)
+def test_the_executed_notebook_is_that_of_the_source(source):
+    twin = nbformat.read(source.with_suffix(".ipynb"), as_version=4)
+    cells = [(cell.cell_type, cell.source) for cell in twin.cells if "injected-parameters" not in cell.metadata.tags]
+    assert cells == [(cell.cell_type, cell.source) for cell in jupytext.read(source).cells]
+    code = [cell for cell in twin.cells if cell.cell_type == "code"]
+    assert all(cell.execution_count for cell in code), "not executed to the end"
+    assert not [out for cell in code for out in cell.outputs if out.output_type == "error"]
+    assert str(ROOT) not in json.dumps(twin), "names a path of the machine it ran on"
+
+
+def head_of(source):
+    """Code of the parameters cell and of the check that follows it."""
+    cells = [cell for cell in jupytext.read(source).cells if cell.cell_type == "code"]
+    assert "parameters" in cells[0].metadata["tags"]
+    return cells[0].source, cells[1].source
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=ids)
+def test_parameters_are_plain_checked_and_know_every_profile(source):
+    defaults = notebooks.defaults(source)
+    assert defaults["profile"] == "laptop" and defaults["seeds"] > 0
+    # papermill passes these unchanged; a tuple would arrive as a string
+    assert {type(value) for value in defaults.values()} <= {str, int, float, bool, list}
+    calls = [node for node in ast.walk(ast.parse(head_of(source)[1])) if isinstance(node, ast.Call)]
+    (allowed,) = (call.args[1] for call in calls if ast.unparse(call.func) == "check_parameters")
+    checks = {key.value: ast.unparse(value) for key, value in zip(allowed.keys, allowed.values, strict=True)}
+    assert checks.keys() == defaults.keys()
+    assert ast.literal_eval(checks["profile"]) == notebooks.PROFILES
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=ids)
+@pytest.mark.parametrize(
+    "injected, error",
+    [
+        ("", None),
+        ("profilee = 'smoke'", "unknown parameter 'profilee'.*did you mean 'profile'"),
+        ("profile = 'lapto'", "parameter profile must be one of 'smoke', 'laptop', 'gpu', 'paper', got 'lapto'"),
+        ("seeds = 1.5", "parameter seeds must be int, got 1.5"),
+    ],
+)
+def test_a_mistyped_parameter_raises(source, injected, error):
+    parameters, check = head_of(source)
+    code = f"{parameters}\n{injected}\n{check}"
+    if error is None:
+        exec(code, {})
+    else:
+        with pytest.raises((TypeError, ValueError), match=error):
+            exec(code, {})
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    """All that a batch writes goes to a temporary folder, which is the working directory too."""
+    for module, name in ((batch, "FIGURES"), (page, "FIGURES"), (batch, "CELLS"), (batch, "BUILD")):
+        monkeypatch.setattr(module, name, tmp_path / name.lower())
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=ids)
+def test_smoke_profile_makes_every_figure_and_reports_it(source, elsewhere, capsys):
+    status = main(["reproduce", "--profile", "smoke", "--only", source.stem, "--set", "seeds=1"])
+    assert status == 0, capsys.readouterr().out
+    figures = elsewhere / "figures"
+    assert {path.name for path in figures.iterdir()} == {path.name for path in FIGURES.glob(f"{source.stem}*")}
+    for path in figures.glob("*.png"):
+        pixels = matplotlib.image.imread(path)
+        assert min(pixels.shape[:2]) > 200 and pixels[..., :3].std() > 0.03, f"{path.name} is nearly empty"
+    page = (elsewhere / "build" / "smoke" / "report.html").read_text(encoding="utf-8")
+    for path in figures.glob("*.json"):
+        made = json.loads(path.read_text(encoding="utf-8"))
+        assert all(made[name] for name in ("shows", "summary", "parameters", "commit", "environment")), path.name
+        assert made["parameters"]["profile"] == "smoke"
+        for line in (made["shows"], made["claim"], *made["summary"]):
+            assert not re.search(r"\b(nan|None)\b", line), f"{path.name}: {line}"
+        assert f'<h3 id="{path.stem}">' in page
+
+
+def test_a_mistyped_parameter_raises_under_plain_papermill_from_any_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(papermill.PapermillExecutionError, match="unknown parameter 'epsilonn'"):
+        papermill.execute_notebook(
+            str(SOURCES[0].with_suffix(".ipynb")), "out.ipynb", parameters={"epsilonn": 1.0}, progress_bar=False
+        )

@@ -1,0 +1,212 @@
+"""Pre-training: resumable, its weights whole and checked, its shifts what they say, its result a better start."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+from hyfreedp.experiments.data.glyphs import glyphs
+from hyfreedp.experiments.models import weights
+from hyfreedp.experiments.models.language import LANGUAGE_MODELS
+from hyfreedp.experiments.models.vision import choose_trainable, head, make_model
+from hyfreedp.experiments.runs import pretrain
+from hyfreedp.experiments.store.paths import CHECKPOINTS
+from hyfreedp.experiments.tasks.registry import TASKS
+from hyfreedp.experiments.tasks.scores import evaluate
+
+
+def tiny(**changes):
+    def corpus():
+        features, labels = (torch.from_numpy(array) for array in glyphs(120, seed=3))
+        return pretrain.Corpus((features[:80], labels[:80]), (features[80:], labels[80:]), "made here")
+
+    recipe = pretrain.Recipe("vit8_d64_p4", 10, corpus, epochs=3, batch_size=16, learning_rate=2e-3)
+    return replace(recipe, **changes)
+
+
+def fresh():
+    return make_model("vit8_d64_p4", "full", features=64, classes=10, seed=9)
+
+
+def test_an_interrupted_run_ends_in_the_same_weights(tmp_path, monkeypatch):
+    pretrain.pretrain("tiny", tiny(), tmp_path / "whole")
+    monkeypatch.setattr(pretrain, "SAVE_SECONDS", 0.0)
+    loss, calls = pretrain.F.cross_entropy, []
+
+    def dies_at_the_ninth(*args, **kwargs):
+        calls.append(None)
+        if len(calls) == 9:
+            raise KeyboardInterrupt
+        return loss(*args, **kwargs)
+
+    monkeypatch.setattr(pretrain.F, "cross_entropy", dies_at_the_ninth)
+    with pytest.raises(KeyboardInterrupt):
+        pretrain.pretrain("tiny", tiny(), tmp_path / "killed")
+    assert not list((tmp_path / "killed").glob("*.safetensors"))
+    monkeypatch.setattr(pretrain.F, "cross_entropy", loss)
+    pretrain.pretrain("tiny", tiny(), tmp_path / "killed")
+    whole, killed = (json.loads((tmp_path / name / "tiny.json").read_text()) for name in ("whole", "killed"))
+    assert whole["sha256"] == killed["sha256"] and whole["held_out_accuracy"] == killed["held_out_accuracy"]
+    assert whole["records"] == 80 and whole["held_out_records"] == 40
+    assert not list((tmp_path / "killed").glob(".*"))
+
+
+def test_another_recipe_does_not_go_on_from_an_interrupted_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(pretrain, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(weights, "save", None)  # dies when all steps are done
+    with pytest.raises(TypeError):
+        pretrain.pretrain("tiny", tiny(), tmp_path)
+    monkeypatch.undo()
+    other = tiny(seed=1)
+    pretrain.pretrain("tiny", other, tmp_path)
+    pretrain.pretrain("tiny", other, tmp_path / "afresh")
+    here, afresh = (json.loads((folder / "tiny.json").read_text()) for folder in (tmp_path, tmp_path / "afresh"))
+    assert here["sha256"] == afresh["sha256"]
+    pretrain.pretrain("tiny", tiny(), tmp_path / "afresh")
+    assert json.loads((tmp_path / "afresh" / "tiny.json").read_text())["sha256"] != here["sha256"]
+
+
+def test_the_accuracy_is_that_of_the_stored_weights(tmp_path, monkeypatch):
+    seen = []
+
+    def keep(model, *others):
+        seen.append({key: value.clone() for key, value in model.state_dict().items()})
+        return evaluate(model, *others)
+
+    monkeypatch.setattr(pretrain, "evaluate", keep)
+    pretrain.pretrain("tiny", tiny(), tmp_path)
+    model = fresh()
+    weights.load("tiny", model, tmp_path)
+    (scored,) = seen
+    trunk = {key: value for key, value in model.state_dict().items() if not key.startswith(weights.HEAD)}
+    assert trunk and all(torch.equal(scored[key], value) for key, value in trunk.items())
+
+
+def test_weights_come_back_in_half_precision_and_the_classifier_is_fresh(tmp_path):
+    saved, loaded = fresh(), make_model("vit8_d64_p4", "full", features=64, classes=10, seed=5)
+    weights.save("some", saved, {}, tmp_path)
+    torch.nn.init.constant_(head(loaded).weight, 7.0)
+    weights.load("some", loaded, tmp_path)
+    assert (head(loaded).weight == 7).all()
+    theirs = dict(loaded.named_parameters())
+    for name, value in saved.named_parameters():
+        if not name.startswith(weights.HEAD):
+            assert torch.equal(theirs[name], value.half().float())
+
+
+def test_damaged_missing_and_foreign_weights_are_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no pre-trained weights .*: make them with python -m .*pretrain some"):
+        weights.load("some", fresh(), tmp_path)
+    weights.save("some", fresh(), {}, tmp_path)
+    for other in ("mlp", "vit32_d128"):
+        with pytest.raises(ValueError, match="is of another architecture"):
+            weights.load("some", make_model(other, "full", features=64, classes=10, seed=0), tmp_path)
+    path = tmp_path / "some.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="is damaged: its SHA-256 is"):
+        weights.load("some", fresh(), tmp_path)
+
+
+def test_the_committed_checkpoint_is_small_and_says_what_made_it():
+    recipe = json.loads((CHECKPOINTS / "glyphs.json").read_text())
+    assert (CHECKPOINTS / "glyphs.safetensors").stat().st_size < 1e6
+    current = pretrain.RECIPES["glyphs"]
+    assert {name: recipe[name] for name in current.settings} == current.settings
+    assert recipe["held_out_accuracy"] > 0.9
+    assert f"| {100 * recipe['held_out_accuracy']:.1f} % |" in (CHECKPOINTS.parent / "README.md").read_text()
+    model = make_model("vit8_glyphs", "full", features=64, classes=10, seed=0)
+    assert (head(model).weight == 0).all()
+
+
+def test_pre_trained_features_are_a_better_start_than_random_ones():
+    """A linear classifier on frozen features, 60 full-batch steps on 200 real digits, scored on 300 others."""
+    accuracy = {}
+    for name in ("vit8_glyphs", "vit8_d64_p4"):
+        model = make_model(name, "full", features=64, classes=10, seed=0)
+        model.requires_grad_(False)
+        head(model).requires_grad_(True)
+        train, held_out = TASKS["digits"].datasets("validation")
+        features, labels = (tensor[:200] for tensor in train.tensors)
+        optimizer = torch.optim.AdamW(head(model).parameters(), lr=0.02)
+        for _ in range(60):
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(features), labels).backward()
+            optimizer.step()
+        accuracy[name] = evaluate(model, held_out).accuracy
+    assert accuracy["vit8_glyphs"] > accuracy["vit8_d64_p4"] + 0.1
+
+
+@pytest.mark.parametrize("tuning", ["full", "bitfit", "lora"])
+def test_every_tuning_trains_the_head_and_what_it_names(tuning):
+    model = make_model("vit8_glyphs", tuning, features=64, classes=10, seed=0)
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    everything = {name for name, _ in model.named_parameters()}
+    assert {"vit.head.weight", "vit.head.bias"} <= trained
+    if tuning == "full":
+        assert trained == everything
+    elif tuning == "bitfit":
+        assert trained - {"vit.head.weight"} == {name for name in everything if name.endswith("bias")}
+    else:
+        assert all("lora_" in name or name.startswith("vit.head") for name in trained) and len(trained) > 2
+    assert choose_trainable(model, "full") is None
+
+
+def test_shifts_are_crops_of_the_padded_image_or_of_its_mirror_image():
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(1, 255, (40, 3, 6, 6), generator=generator).to(torch.uint8)
+    moved = pretrain.shifted(images, 2, np.random.default_rng(0))
+    padded = torch.nn.functional.pad(images, (2, 2, 2, 2))
+    found = set()
+    for image, result in zip(padded, moved, strict=True):
+        places = [
+            (top, left, mirrored)
+            for top in range(5)
+            for left in range(5)
+            for mirrored in (False, True)
+            if torch.equal(crop(image, top, left, mirrored), result)
+        ]
+        assert len(places) == 1
+        found.update(places)
+    assert len({(top, left) for top, left, _ in found}) > 10 and {m for _, _, m in found} == {False, True}
+
+
+def crop(image, top, left, mirrored):
+    window = image[:, top : top + 6, left : left + 6]
+    return window.flip(2) if mirrored else window
+
+
+def test_recipes_train_models_that_exist_and_unknown_ones_are_refused(capsys):
+    for recipe in pretrain.RECIPES.values():
+        if isinstance(recipe, pretrain.Recipe):
+            make_model(recipe.model, "full", features=64, classes=recipe.classes, seed=0)
+        else:
+            assert LANGUAGE_MODELS[recipe.model].weights is None and recipe.task in TASKS
+    with pytest.raises(SystemExit, match="2"):
+        pretrain.main(["nothing"])
+    assert "invalid choice: 'nothing'" in capsys.readouterr().err
+
+
+def test_a_gpu_that_is_not_there_is_refused(capsys, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(SystemExit, match="2"):
+        pretrain.main(["glyphs", "--device", "cuda"])
+    assert "torch finds no GPU on this machine" in capsys.readouterr().err
+
+
+def test_a_colour_recipe_shifts_and_evaluates_on_what_was_held_out(tmp_path):
+    """A stand-in for Tiny ImageNet: 64 images of two classes that differ in brightness."""
+
+    def corpus():
+        labels = torch.arange(96) % 2
+        pixels = (labels[:, None, None, None] * 120 + 60).expand(96, 3, 32, 32).to(torch.uint8).contiguous()
+        return pretrain.Corpus((pixels[:64], labels[:64]), (pixels[64:], labels[64:]), "made here")
+
+    recipe = tiny(model="vit32_d128", classes=2, corpus=corpus, pad=4, label_smoothing=0.1)
+    assert pretrain.pretrain("bright", recipe, tmp_path) == 1.0
+    assert json.loads((tmp_path / "bright.json").read_text())["pad"] == 4
+    assert TensorDataset(*corpus().train)[0][0].dtype == torch.uint8

@@ -1,0 +1,169 @@
+"""The batch run: what runs, what is resumed, what is refused before anything runs, what is said."""
+
+import re
+import signal
+import subprocess
+import time
+from contextlib import suppress
+
+import pytest
+
+from hyfreedp.experiments.__main__ import main
+from hyfreedp.experiments.book import batch, notebooks
+
+pytest_plugins = ["batch"]
+
+
+@pytest.fixture
+def three(project):
+    # A shell starts background commands with interrupts ignored, and all that these start inherit it.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    for stem in ("01_first", "02_second", "03_third"):
+        project.write(stem)
+    yield project
+    signal.signal(signal.SIGINT, before)
+
+
+def test_a_failed_notebook_is_named_at_the_end_and_the_others_run(three, capsys):
+    three.write("02_second", "import colour_of_noise")
+    assert main(["reproduce", "--profile", "smoke"]) == 1
+    out = capsys.readouterr().out
+    assert three.log() == ["01_first", "02_second", "03_third"]
+    lines = out.splitlines()
+    assert lines[0] == "3 notebooks, 0 of them up to date, unknown time left"
+    assert [line.split(":")[0] for line in lines[1:4]] == ["[1/3] 01_first", "[2/3] 02_second", "[3/3] 03_third"]
+    assert re.search(r"02_second failed:.*No module named 'colour_of_noise'", out, flags=re.DOTALL)
+    assert lines[-1] == "failed: 02_second"
+    # The next batch runs the repaired one alone.
+    three.write("02_second")
+    assert main(["reproduce", "--profile", "smoke"]) == 0
+    assert three.log()[3:] == ["02_second"]
+
+
+def test_an_interrupted_batch_goes_on_where_it_was(three, capsys):
+    # The kernel interrupts the batch, as Ctrl-C would, the first time that the second notebook runs.
+    three.write(
+        "02_second",
+        "import signal, time\n"
+        "if len(open(cells / 'log.txt').readlines()) == 2:\n"
+        "    os.kill(os.getppid(), signal.SIGINT)\n"
+        "    time.sleep(60)\n",
+    )
+    assert main(["reproduce", "--profile", "smoke"]) == 130
+    out = capsys.readouterr().out
+    assert out.splitlines()[-1] == "interrupted; the same command goes on from here" and "Traceback" not in out
+    assert three.log() == ["01_first", "02_second"]
+    assert not list((three.build / "smoke").glob(".*")), "a half-written notebook was left behind"
+    assert main(["reproduce", "--profile", "smoke"]) == 0
+    assert three.log()[2:] == ["02_second", "03_third"]
+    assert "3 notebooks, 1 of them up to date, about" in capsys.readouterr().out
+
+
+def test_notebooks_run_at_the_same_time_and_are_interrupted_together(three):
+    meet = "import signal, time\nwhile len(open(cells / 'log.txt').readlines()) < 2:\n    time.sleep(0.05)\n"
+    three.write("01_first", meet + "os.kill(os.getppid(), signal.SIGINT)\ntime.sleep(60)")
+    three.write("02_second", meet + "time.sleep(60)")
+    started = time.monotonic()
+    assert main(["reproduce", "--profile", "smoke", "--jobs", "2"]) == 130
+    assert time.monotonic() - started < 30
+    assert sorted(three.log()) == ["01_first", "02_second"]
+    assert not list((three.build / "smoke").glob("*.json"))
+
+
+@pytest.mark.parametrize("change", ["nothing", "source", "parameter", "package", "figure", "profile", "input"])
+def test_only_what_changed_runs_again(three, in_process, change):
+    table = three.notebooks.parent / "table.csv"
+    table.write_text("1")
+    three.write("01_first", inputs=["table.csv", "cell 0"])
+    arguments = ["reproduce", "--profile", "smoke", "--only", "01", "02"]
+    assert main(arguments) == 0
+    again = ["01_first"]
+    if change == "nothing":
+        again = []
+    elif change == "source":
+        three.write("01_first", "1 + 1")
+    elif change == "parameter":
+        arguments += ["--set", "epsilon=1"]
+        again = ["01_first", "02_second"]
+    elif change == "package":
+        (three.package / "module.py").write_text("")
+        again = ["01_first", "02_second"]
+    elif change == "figure":
+        (three.figures / "01_first.png").unlink()
+    elif change == "profile":  # another profile overwrites the figures
+        assert main(["reproduce", "--profile", "laptop", "--only", "01"]) == 0
+        again = ["01_first", "01_first"]
+    elif change == "input":
+        table.write_text("2")
+    assert main(arguments) == 0
+    assert three.log()[2:] == again
+
+
+def test_fresh_runs_all_again_with_cells_of_its_own(three, in_process):
+    own = three.build / "smoke" / "cells"
+    for _ in range(2):
+        assert main(["reproduce", "--profile", "smoke", "--fresh"]) == 0
+        assert three.log(own) == ["01_first", "02_second", "03_third"], "the folder was not emptied"
+    assert not three.log()
+    assert main(["reproduce", "--profile", "smoke"]) == 0
+    assert not three.log(), "what a fresh batch finished is finished"
+
+
+def test_settings_reach_the_notebooks_that_have_them_with_the_type_of_the_default(three, in_process):
+    three.write("03_third", parameters='profile = "laptop"\nepsilon = [1.0]\ntask = "digits"')
+    settings = ["--set", "seeds=5", "--set", "task=3"]
+    assert main(["reproduce", "--profile", "smoke", *settings, "--only", "01", "03_third"]) == 0
+    assert three.log() == ["01_first", "03_third"]
+    assert three.description("01_first")["parameters"] == {"profile": "smoke", "epsilon": 3.0, "task": "3"}
+    assert main(["reproduce", "--profile", "gpu", "--set", "epsilon=inf", "--only", "01"]) == 0
+    assert three.description("01_first")["parameters"]["epsilon"] == float("inf")
+    assert main(["reproduce", "--set", "epsilon=1,3", "--only", "03"]) == 0
+    assert three.description("03_third")["parameters"]["epsilon"] == [1, 3]
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--set", "epsilonn=1"], "no selected notebook has a parameter 'epsilonn'.*did you mean 'epsilon'"),
+        (["--set", "epsilon=low"], "01_first: parameter epsilon must be float, got 'low'"),
+        (["--set", "epsilon=True"], "01_first: parameter epsilon must be float, got True"),
+        (["--set", "epsilon=__import__('os')"], '01_first: parameter epsilon must be float, got "__import__'),
+        (["--set", "seeds=1.5"], "01_first: parameter seeds must be int, got 1.5"),
+        (["--set", "profile=smoke"], "parameter profile is set by --profile"),
+        (["--set", "epsilon"], "must be NAME=VALUE, got 'epsilon'"),
+        (["--only", "7"], "no notebook '7': there are 01_first, 02_second, 03_third"),
+        (["--only", "02_secnd"], "no notebook '02_secnd'.*did you mean '02_second'"),
+        (["--profile", "lapto"], "invalid choice: 'lapto'"),
+    ],
+)
+def test_a_wrong_command_is_refused_before_anything_runs(three, in_process, capsys, arguments, message):
+    with pytest.raises(SystemExit) as exit_:
+        main(["reproduce", *arguments])
+    assert exit_.value.code == 2
+    assert re.search(message, " ".join(capsys.readouterr().err.split()))
+    assert not three.log()
+
+
+def test_a_notebook_without_readable_parameters_is_refused(three, in_process, capsys):
+    three.write("02_second", parameters="profile = 'laptop'\nseeds = 1 + 2")
+    with pytest.raises(SystemExit):
+        main(["reproduce", "--profile", "smoke"])
+    assert "02_second.py: a parameters cell assigns literals to names, not 'seeds = 1 + 2'" in capsys.readouterr().err
+
+
+def test_time_left_counts_unknown_notebooks_as_the_mean_of_the_known():
+    assert batch._time_left(["a", "b"], {"a": 20.0, "c": 40.0}, 1) == "about 50 s"
+    assert batch._time_left(["a", "b"], {"a": 20.0, "c": 40.0}, 2) == "about 30 s"  # that of the longest
+    assert batch._time_left(["a"], {}, 1) == "unknown time"
+    assert batch._time_left(["a"], {"a": 600.0}, 1) == "about 10 min"
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_a_kernel_says_on_standard_error_is_shown_only_if_the_notebook_fails(fails, capfd):
+    with suppress(RuntimeError), notebooks._quiet_kernel():
+        subprocess.run(["sh", "-c", "echo shut down rudely >&2"], check=True)
+        if fails:
+            raise RuntimeError
+    assert ("shut down rudely" in capfd.readouterr().err) == fails
+    subprocess.run(["sh", "-c", "echo afterwards >&2"], check=True)
+    assert capfd.readouterr().err == "afterwards\n"

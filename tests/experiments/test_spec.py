@@ -1,0 +1,99 @@
+"""Specs: the same cell however it is written, and nothing else than allowed ones."""
+
+import json
+import math
+from dataclasses import asdict, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hyfreedp.experiments.runs.methods import METHODS
+from hyfreedp.experiments.runs.spec import Spec
+from hyfreedp.experiments.store.paths import CHECKPOINTS
+
+SPECS = st.builds(
+    Spec,
+    method=st.sampled_from(["robust", "paper", "prodigy", "linear"]),
+    epsilon=st.floats(0.01, 100) | st.just(math.inf) | st.integers(1, 10),
+    seed=st.integers(0, 10_000),
+    learning_rate=st.floats(1e-6, 1),
+    interval=st.integers(1, 20),
+    evaluation=st.sampled_from(["test", "validation"]),
+    steps=st.none() | st.integers(20, 1000),
+    base=st.none() | st.sampled_from(["adamw", "sgd"]),
+    tuning=st.none() | st.sampled_from(["full", "bitfit"]),
+)
+
+
+@given(SPECS)
+def test_json_gives_the_same_spec_and_the_same_cell(spec):
+    again = Spec.from_json(spec.to_json())
+    assert again == spec and again.key == spec.key
+
+
+def test_whole_numbers_name_the_same_cell_as_decimal_ones():
+    assert Spec(epsilon=1).key == Spec(epsilon=1.0).key
+
+
+def test_another_way_of_learning_the_rate_makes_another_cell(monkeypatch):
+    """Records of an earlier version's rule are not taken for those of today's; fixed rates have none."""
+    voted, searched, fixed = (Spec(method=method) for method in ("robust", "paper", "linear"))
+    before = voted.key, searched.key, fixed.key
+    monkeypatch.setattr("hyfreedp.votes.CONSTANTS", (0.31,))
+    assert (voted.key != before[0], searched.key == before[1], fixed.key == before[2]) == (True, True, True)
+    changed = replace(METHODS["paper"], overrides={"gamma": 1.02})
+    monkeypatch.setitem(METHODS, "paper", changed)
+    assert searched.key != before[1] and fixed.key == before[2]
+
+
+def test_other_pre_trained_weights_make_another_cell(monkeypatch):
+    scratch, tuned = Spec(model="mlp"), Spec(model="vit8_glyphs")
+    before = scratch.key, tuned.key
+    assert tuned.weights == json.loads((CHECKPOINTS / "glyphs.json").read_text())["sha256"] and scratch.weights is None
+    monkeypatch.setattr("hyfreedp.experiments.models.weights.checksum", lambda name: f"other {name}")
+    assert scratch.key == before[0] and tuned.key != before[1]
+
+
+def test_fields_left_out_have_their_defaults():
+    assert Spec.from_json('{"task": "digits", "method": "robust"}') == Spec()
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "message"),
+    [
+        ("{", ValueError, "not JSON"),
+        ("[1]", ValueError, "must be a JSON object, got list"),
+        ('{"task": "digits"}', ValueError, "must name its method"),
+        ('{"task": "digits", "method": "robust", "epsilom": 1}', TypeError, "'epsilom'.*did you mean 'epsilon'"),
+        ('{"task": "digits", "method": ["robust"]}', ValueError, "method must be one of"),
+    ],
+)
+def test_what_is_no_spec_is_refused(text, error, message):
+    with pytest.raises(error, match=message):
+        Spec.from_json(text)
+
+
+def test_a_run_has_room_for_a_probe_interval():
+    with pytest.raises(ValueError, match="interval must be at most the 4 steps of the run, got 5"):
+        Spec(steps=4)
+    assert Spec(steps=4, method="linear").interval == 5  # not used
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *[("epsilon", value) for value in (0, -1.0, math.nan, "1", None, True)],
+        *[("learning_rate", value) for value in (0.0, math.inf, None)],
+        *[("seed", value) for value in (-1, 0.5, None, True)],
+        *[("interval", value) for value in (0, 2.0)],
+        *[("steps", value) for value in (0, 1.5, True)],
+        *[(name, "other") for name in ("task", "method", "evaluation", "base", "model", "tuning")],
+    ],
+)
+def test_a_value_that_is_not_allowed_is_named(field, value):
+    with pytest.raises(ValueError, match=rf"^{field} must be .*got {value!r}"):
+        Spec(**{field: value})
+    given = json.loads(json.dumps(asdict(Spec()) | {field: value}))
+    with pytest.raises(ValueError, match=rf"^{field} must be"):
+        Spec.from_fields(given)

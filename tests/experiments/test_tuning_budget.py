@@ -1,0 +1,112 @@
+"""What tuning costs: random search against dp-accounting and closed forms, adaptive clipping against its theorem."""
+
+import math
+
+import dp_accounting
+import numpy as np
+import pytest
+from dp_accounting import dp_event
+from dp_accounting.rdp import RdpAccountant
+
+from hyfreedp import calibrate_noise
+from hyfreedp.accounting.accountants import ORDERS
+from hyfreedp.experiments.tables import tuning_budget
+
+PROTOCOL = dict(target_delta=1e-5, sample_rate=0.1, steps=20)
+BUDGET = dict(target_epsilon=2.0, **PROTOCOL)
+
+
+@pytest.mark.parametrize("shape", [0.0, 0.5, 1.0, 3.0])
+@pytest.mark.parametrize("gamma", [0.01, 0.3, 0.9])
+def test_the_mean_number_of_runs_is_that_of_the_distribution(shape, gamma):
+    # P(k) is proportional to (1 - gamma)^k Gamma(k + eta) / k! (Papernot and Steinke, 2022, Definition 1).
+    k = np.arange(1, 20_000)
+    log_weights = k * math.log1p(-gamma) + np.array([math.lgamma(i + shape) - math.lgamma(i + 1) for i in k])
+    weights = np.exp(log_weights - log_weights.max())
+    assert tuning_budget.mean_runs(shape, gamma) == pytest.approx(float((k * weights).sum() / weights.sum()), rel=1e-9)
+    assert tuning_budget.gamma_for(shape, tuning_budget.mean_runs(shape, gamma)) == pytest.approx(gamma, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("shape", "mean"), [(1.0, 1.0), (1.0, math.inf), (-0.5, 3.0), (math.inf, 3.0), (0.0, math.nan)]
+)
+def test_impossible_distributions_are_refused(shape, mean):
+    with pytest.raises(ValueError, match=r"^(mean|shape) must be"):
+        tuning_budget.gamma_for(shape, mean)
+
+
+@pytest.mark.parametrize("shape", [0.0, 1.0, 2.5, math.inf])
+@pytest.mark.parametrize("mean", [2.0, 5.0, 40.0])
+def test_random_search_agrees_with_dp_accounting(shape, mean):
+    run = dp_accounting.SelfComposedDpEvent(
+        dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(2.0)), 20
+    )
+    orders = [order for order in ORDERS if float(order).is_integer()]  # where its RDP is exact, as ours is
+    accountant = RdpAccountant(orders)
+    accountant.compose(dp_event.RepeatAndSelectDpEvent(run, mean, shape))
+    theirs = dict(zip(orders, accountant._rdp, strict=True))
+    single = RdpAccountant(orders)
+    single.compose(run)
+    ours = tuning_budget.repeated_rdp(orders, single._rdp, mean=mean, shape=shape)
+    if math.isfinite(shape):
+        ours = np.minimum.accumulate(ours[::-1])[::-1]  # it also uses that Renyi DP grows with the order
+    assert ours == pytest.approx([theirs[order] for order in orders], rel=1e-6)
+
+
+def test_pure_dp_search_costs_twice_as_much_logarithmically_and_three_times_geometrically():
+    # Papernot and Steinke, 2022, Corollary 3: (2 + eta) eps for an eps-DP run, at infinite order.
+    orders = np.array([2.0, 1e3, 1e6, 1e9])
+    for shape in (0.0, 1.0):
+        whole = tuning_budget.repeated_rdp(orders, np.full(4, 0.7), mean=10.0, shape=shape)
+        assert whole[-1] == pytest.approx((2 + shape) * 0.7, rel=1e-6)
+
+
+def test_a_calibrated_search_meets_its_budget_and_its_noise_grows_with_the_runs():
+    noises = [tuning_budget.search_noise(2.0, **PROTOCOL, mean=mean, shape=1.0, start=1.0) for mean in (2.0, 5.0, 16.0)]
+    assert noises == sorted(noises)
+    for mean, noise in zip((2.0, 5.0, 16.0), noises, strict=True):
+        spent = tuning_budget.search_epsilon(noise, **PROTOCOL, mean=mean, shape=1.0)
+        assert 2.0 * (1 - 1e-5) < spent <= 2.0
+        assert tuning_budget.dp_sgd_epsilon(noise, **PROTOCOL) < 2.0
+
+
+def test_adaptive_clipping_composes_like_two_gaussians():
+    noise, quantile_noise = tuning_budget.update_noise(0.9, 3.0), 3.0
+    # The count of +-1/2 each has sensitivity 1/2 and noise sigma_b: noise multiplier 2 sigma_b.
+    assert noise**-2 + (2 * quantile_noise) ** -2 == pytest.approx(0.9**-2)
+    # Andrew et al., 2021, Section 3.1: with sigma_b = m/20 and m = 100 clients, z_Delta is within a percent of z = 1.
+    assert tuning_budget.update_noise(1.0, 100 / 20) == pytest.approx(1.005, abs=1e-3)
+    with pytest.raises(ValueError, match="quantile_noise must be greater than"):
+        tuning_budget.update_noise(0.9, 0.45)
+
+
+def test_quantile_noise_for_a_share_is_the_inverse():
+    quantile_noise = tuning_budget.quantile_noise_for_share(0.2, budget=BUDGET)
+    sigma = calibrate_noise(**BUDGET, probe="none", accountant="rdp").sigma
+    kept = tuning_budget.dp_sgd_epsilon(tuning_budget.update_noise(sigma, quantile_noise), **PROTOCOL)
+    assert kept == pytest.approx(0.8 * 2.0, rel=1e-5)
+
+
+def test_the_table_of_budgets():
+    table = tuning_budget.budget_rows(
+        budget=BUDGET,
+        batch_size=1000,
+        interval=5,
+        gammas=[1.005, 1.01, 1.02],
+        kept=[0.85],
+        trials=[1, 6],
+        runs=[5.0],
+        quantile_parts=[0.05],
+    ).set_index(["method", "setting"])
+    share = table.share_percent
+    assert abs(table.loc["vanilla"].share_percent.iloc[0]) < 1e-3
+    assert share["hyfreedp"].is_monotonic_increasing
+    assert table.noise_percent["hyfreedp"].to_numpy() == pytest.approx([0.5, 1.0, 2.0])
+    assert share["split", 0.85] == pytest.approx(15, abs=1e-3)
+    assert 0 < share["adaptive clipping", 0.05] < share["hyfreedp", 1.005]
+    assert share["grid search", 1] == pytest.approx(0, abs=1e-3)
+    all_runs = tuning_budget.dp_sgd_epsilon(table.sigma_gradient["grid search", 6], **PROTOCOL | {"steps": 120})
+    assert 2.0 * (1 - 1e-5) < all_runs <= 2.0
+    searches = [share[f"random search, {name}", 5.0] for name in tuning_budget.SHAPES]
+    assert min(searches) > share["split", 0.85]
+    assert (table.sigma_gradient >= table.sigma).all()
