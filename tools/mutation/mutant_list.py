@@ -431,7 +431,7 @@ MUTANTS = [
     ),
     Mutant(
         "delta-of-another-number-of-records",
-        "hyfreedp/experiments/tasks/registry.py",
+        "hyfreedp/experiments/tasks/vision.py",
         "delta=size**-1.1",
         "delta=known.validation_start**-1.1",
         "Delta is that of a smaller data set than the one trained on: larger than N^-1.1.",
