@@ -14,9 +14,8 @@ is too much for some, and these votes find out:
   its first moment, so that every gradient weighs the same. If it is lost by nearly all records, or if there is no such
   first moment, at half the rate, too.
 * The *reviews* compare the weights with the polynomial average of the run so far (Shamir and Zhang, ICML 2013). If the
-  average wins, noise has outgrown progress: the run goes on from the average, at half the rate. If it wins the first
-  review as clearly as an opening vote is lost, there is no progress to keep: the run begins again, with the warm-up and
-  at a quarter of the rate.
+  average wins, noise has outgrown progress: the run goes on from the average, at half the rate. At the first review
+  there is no progress to keep: the run begins again from its first weights, with the warm-up and at half the rate.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ PEAK = 0.3  # of the rate, times sqrt(T), in units of the base optimizer's displ
 OPENING = 2  # steps before the opening vote
 REVIEWS = (0.125, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7)  # shares of the run
 ROUGH = 8  # steps in which weights are too rough to be judged, unless they are two fifths of the run
-OPENING_MARGIN = -0.25  # below which the opening vote is lost, and the run begins again, as after such a first review
+OPENING_MARGIN = -0.25  # below which the opening vote is lost
 SHATTERED = -0.75  # and below which it is lost by so many that the rate is halved
 REVIEW_MARGIN = 0.0  # the same of a review
 WARM_REVIEW_MARGIN = 0.2  # and of one after a lost opening: such weights have more to lose
@@ -73,7 +72,7 @@ class VotedRate:
     """The learning rate of a run, the average of weights that its votes compare with, and the way back.
 
     Memory: one copy of the trained weights, the average, until the last review; one more, the first weights, until the
-    first review or the opening vote that is lost; and one while a vote is held, and for the gradient after a lost one.
+    first review; and one while a vote is held, and for the gradient after a lost one.
 
     Args:
         optimizer: the base optimizer.
@@ -93,6 +92,7 @@ class VotedRate:
         self._made = 0  # steps
         self._peak = PEAK / math.sqrt(steps)
         self._warm = False
+        self._review_margin = REVIEW_MARGIN
         self._beta = float(group["betas"][0]) if "betas" in group else None
         self._displacement, proportional = displacement_per_gradient(optimizer, steps)
         self._unit = math.nan if proportional else 1.0  # size of a private gradient's coordinates
@@ -135,28 +135,26 @@ class VotedRate:
 
     def count(self, margin: float, margin_std: float) -> VoteResult:
         """What the margin of the vote of this step means."""
-        if self._made == OPENING:
-            needed = OPENING_MARGIN
-        else:
-            needed = WARM_REVIEW_MARGIN if self._warm else REVIEW_MARGIN
+        needed = OPENING_MARGIN if self._made == OPENING else self._review_margin
         return VoteResult(margin, margin_std, needed, margin < needed)
 
     @contextmanager
     def retreat(self, vote: VoteResult) -> Iterator[bool]:
         """Go back after a vote that was lost; true for the body. If that raises, all is as it was."""
-        present, before = [p.detach().clone() for p in self._parameters], (self._peak, self._warm)
-        again = bool(self._start) and vote.margin < OPENING_MARGIN  # the first weights are kept as long as this may be
+        present = [p.detach().clone() for p in self._parameters]
+        before = self._peak, self._warm, self._review_margin
+        opening = self._made == OPENING
+        again = opening or (bool(self._start) and vote.margin < REVIEW_MARGIN)  # kept until the first review
         try:
             self._set(self._start if again else self._average)
-            if self._made > OPENING:
-                self._peak *= BRAKE**2 if again else BRAKE
-            elif not self._beta or vote.margin < SHATTERED:
+            if not opening or not self._beta or vote.margin < SHATTERED:
                 self._peak *= BRAKE
-            self._warm |= again
+            if again:
+                self._warm, self._review_margin = True, WARM_REVIEW_MARGIN if opening else REVIEW_MARGIN
             yield True
         except BaseException:
             self._set(present)
-            self._peak, self._warm = before
+            self._peak, self._warm, self._review_margin = before
             raise
         if again:
             torch._foreach_copy_(self._average, self._start)
@@ -175,7 +173,7 @@ class VotedRate:
     def _tidy(self) -> None:
         """Free what no later vote needs."""
         left = [step for step in self.vote_steps if step >= self._made]
-        if self._warm or len(left) <= max(0, len(self.vote_steps) - 2):  # begun again, or past the first review
+        if len(left) <= max(0, len(self.vote_steps) - 2):  # past the first review
             self._start = []
         if not left:
             self._average = []
@@ -191,6 +189,7 @@ class VotedRate:
             "made": self._made,
             "peak": self._peak,
             "warm": self._warm,
+            "review_margin": self._review_margin,
             "unit": self._unit,
             "averaged": self._averaged,
             "average": list(self._average),
@@ -200,6 +199,7 @@ class VotedRate:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` gave."""
         self._made, self._peak, self._warm = state["made"], state["peak"], state["warm"]
+        self._review_margin = state["review_margin"]
         self._unit, self._averaged = state["unit"], state["averaged"]
         devices = [p.device for p in self._parameters]
         self._average = [a.to(d, copy=True) for a, d in zip(state["average"], devices, strict=False)]

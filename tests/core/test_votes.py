@@ -267,9 +267,9 @@ ELECTIONS = {
     "opening lost": {2: 2, 8: 8, 10: 5, 12: 4, 14: 8},
     "nearly all against": {2: 1, 8: 5, 10: 5, 12: 5, 14: 5},
     "rout": {2: 0, 8: 4, 10: 6, 12: 0, 14: 7},
-    "first review clearly lost": {2: 5, 8: 2, 10: 8, 12: 4, 14: 0},
-    "second review clearly lost": {2: 5, 8: 4, 10: 0, 12: 8, 14: 4},
-    "both clearly lost": {2: 1, 8: 0, 10: 7, 12: 8, 14: 8},
+    "first review lost": {2: 5, 8: 3, 10: 8, 12: 4, 14: 0},
+    "second review lost": {2: 5, 8: 4, 10: 0, 12: 8, 14: 4},
+    "opening and first review lost": {2: 1, 8: 3, 10: 4, 12: 3, 14: 5},
 }
 LOST = {
     "all kept": (),
@@ -277,9 +277,9 @@ LOST = {
     "opening lost": (2, 12),
     "nearly all against": (2,),
     "rout": (2, 8, 12),
-    "first review clearly lost": (8, 12, 14),
-    "second review clearly lost": (10,),
-    "both clearly lost": (2, 8),
+    "first review lost": (8, 14),
+    "second review lost": (10,),
+    "opening and first review lost": (2, 8, 12),
 }
 
 
@@ -316,7 +316,7 @@ class Twin:
         self.model, self.optimizer, self.steps, self.reach = model, optimizer, steps, reach
         self.plan = {2} | {round(share * steps) for share in votes.REVIEWS if share >= 0.4 or share * steps >= 8}
         self.rate, self.warm, self.unit = votes.PEAK / math.sqrt(steps), False, None if unit else 1.0
-        self.path, self.t, self.lost = [flat(model)], 0, []
+        self.path, self.t, self.lost, self.review_margin = [flat(model)], 0, [], 0.0
         self.first = self.path[0]
         self.ratios = [group["lr"] / optimizer.param_groups[0]["lr"] for group in optimizer.param_groups]
 
@@ -336,18 +336,15 @@ class Twin:
             average = (weights / weights.sum()) @ torch.stack(self.path)
             margin = margin_beside(average)
             self.place(present)
-            review = votes.WARM_REVIEW_MARGIN if self.warm else votes.REVIEW_MARGIN
-            if margin < (votes.OPENING_MARGIN if opening else review):
+            if margin < (votes.OPENING_MARGIN if opening else self.review_margin):
                 self.lost.append(self.t)
-                again = opening or (first_review and not self.warm and margin < votes.OPENING_MARGIN)
+                again = opening or (first_review and margin < 0)
                 self.place(self.first if again else average)
                 if again:
                     self.path, self.warm = [self.first], True
-                if opening:
-                    halvings = margin < votes.SHATTERED or "betas" not in self.optimizer.param_groups[0]
-                else:
-                    halvings = 2 if again else 1
-                self.rate *= votes.BRAKE**halvings
+                    self.review_margin = 0.2 if opening else 0.0
+                if not opening or margin < votes.SHATTERED or "betas" not in self.optimizer.param_groups[0]:
+                    self.rate *= votes.BRAKE
         for parameter, value in zip(trainable(self.model), gradient(), strict=True):
             parameter.grad = value
         if self.unit is None:
