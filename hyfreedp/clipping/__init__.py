@@ -9,7 +9,7 @@ from torch import nn
 
 from hyfreedp.clipping.base import GradientEngine
 from hyfreedp.clipping.bookkeeping import BookKeepingEngine
-from hyfreedp.clipping.factors import AbadiClipping, AutomaticClipping, Clipping, NoClipping
+from hyfreedp.clipping.functions import AbadiClipping, AutomaticClipping, Clipping, NoClipping
 from hyfreedp.clipping.hooks import HooksEngine
 from hyfreedp.clipping.validate import check_module
 

@@ -9,9 +9,9 @@ from typing import ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from hyfreedp.clipping.factors import Clipping
-from hyfreedp.clipping.persample import PerSampleGradients, widened
-from hyfreedp.clipping.positions import PositionExpander
+from hyfreedp.clipping.broadcast import PositionExpander
+from hyfreedp.clipping.functions import Clipping
+from hyfreedp.clipping.per_sample import PerSampleGradients, widened
 from hyfreedp.clipping.validate import check_modes
 from hyfreedp.noise import NoiseGenerator
 

@@ -17,12 +17,11 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from hyfreedp.clipping.base import GradientEngine, hidden_use, wrong_samples
-from hyfreedp.clipping.factors import Clipping
-from hyfreedp.clipping.free import free_parameters, repeat, restore, substitute
-from hyfreedp.clipping.kept import KeptInput
+from hyfreedp.clipping.broadcast import PositionExpander, free_parameters, repeat, restore, substitute, tensors_in
+from hyfreedp.clipping.functions import Clipping
 from hyfreedp.clipping.layers import Gradients, LayerRule, input_to_keep, rule_of, ruled_parameters
-from hyfreedp.clipping.persample import Instantiated, PerSampleGradients, add_uses
-from hyfreedp.clipping.positions import PositionExpander, tensors_in
+from hyfreedp.clipping.per_sample import Instantiated, PerSampleGradients, add_uses
+from hyfreedp.clipping.saved_input import SavedInput
 
 
 class BookKeepingEngine(GradientEngine):
@@ -94,8 +93,8 @@ class BookKeepingEngine(GradientEngine):
             x = next(tensors_in((args, kwargs)))
             upstream = get_gradient_edge(x).node if x.requires_grad else None
             needed = input_to_keep(layer, x, output)
-            kept = None if needed is None else KeptInput(needed, name)
-            self._record(_Use(name, layer, trainable, partial(rule.gradients, layer), kept, upstream), output)
+            saved = None if needed is None else SavedInput(needed, name)
+            self._record(_Use(name, layer, trainable, partial(rule.gradients, layer), saved, upstream), output)
 
     def _repeat_free(
         self,
@@ -134,10 +133,10 @@ class BookKeepingEngine(GradientEngine):
 
     def _receive(self, use: _Use, g: Tensor) -> None:
         # Also asked for where this is another backward pass: what checkpointing recomputed for it is then let go.
-        x = None if use.kept is None else use.kept.get()
+        x = None if use.saved is None else use.saved.get()
         if self._pass is not None:
             self._types.add(g.dtype)
-            use.kept = None
+            use.saved = None
             self._pass.receive(use, x, g)
 
     def _per_sample_gradients(
@@ -190,7 +189,7 @@ class _Use:
 
     Args:
         gradients: (input, output gradient) to the gradients of ``trainable``.
-        kept: the input, None if no gradient needs it.
+        saved: the input, None if no gradient needs it.
         upstream: the node that computed the layer's input, None if that needs no gradient.
     """
 
@@ -200,11 +199,11 @@ class _Use:
         layer: nn.Module,
         trainable: list[nn.Parameter],
         gradients: Callable[[Tensor | None, Tensor], Gradients],
-        kept: KeptInput | None,
+        saved: SavedInput | None,
         upstream: Node | None,
     ) -> None:
         self.name, self.layer, self.trainable, self.gradients = name, layer, trainable, gradients
-        self.kept, self.upstream, self.output_nr = kept, upstream, 0
+        self.saved, self.upstream, self.output_nr = saved, upstream, 0
 
 
 class _Pass:

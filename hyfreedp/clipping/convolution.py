@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.grad import conv1d_weight, conv2d_weight
 
-from hyfreedp.clipping.persample import Instantiated, PerSampleGradients, gram_norms, prefers_factors, widened
+from hyfreedp.clipping.per_sample import Instantiated, PerSampleGradients, gram_norms, prefers_factors, widened
 
 
 def convolution(layer: nn.Conv1d | nn.Conv2d, x: Tensor, g: Tensor) -> PerSampleGradients:

@@ -13,10 +13,10 @@ from opacus.utils.module_utils import has_trainable_params
 from torch import Tensor, nn
 
 from hyfreedp.clipping.base import GradientEngine, hidden_use, wrong_samples
-from hyfreedp.clipping.factors import Clipping
-from hyfreedp.clipping.kept import KeptInput
-from hyfreedp.clipping.persample import Instantiated, PerSampleGradients, add_uses
-from hyfreedp.clipping.positions import PositionExpander
+from hyfreedp.clipping.broadcast import PositionExpander
+from hyfreedp.clipping.functions import Clipping
+from hyfreedp.clipping.per_sample import Instantiated, PerSampleGradients, add_uses
+from hyfreedp.clipping.saved_input import SavedInput
 
 _DROPOUTS = (nn.modules.dropout._DropoutNd, nn.RReLU)
 
@@ -105,11 +105,11 @@ class HooksEngine(GradientEngine):
                 f"layer {name!r} ({type(layer).__name__}): engine 'hooks' handles layers with one input tensor and one "
                 "output tensor; freeze the parameters registered directly on it"
             )
-        output.register_hook(partial(self._receive, name, layer, KeptInput(inputs[0].detach(), name)))
+        output.register_hook(partial(self._receive, name, layer, SavedInput(inputs[0].detach(), name)))
 
-    def _receive(self, name: str, layer: nn.Module, kept: KeptInput, gradient: Tensor) -> None:
+    def _receive(self, name: str, layer: nn.Module, saved: SavedInput, gradient: Tensor) -> None:
         # Also asked for where this is another backward pass: what checkpointing recomputed for it is then let go.
-        x = kept.get()
+        x = saved.get()
         if self._gradients is None:
             return
         self._types.add(gradient.dtype)

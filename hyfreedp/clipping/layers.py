@@ -1,7 +1,7 @@
 """One rule per kind of layer: from its input x and its output's gradient g to its parameters' per-sample gradients.
 
 Biases and the affine parameters of norm layers are summed over tokens at once, to (B, p). Weights that multiply tokens
-keep x and g as factors unless their product is smaller (see ``persample.products``).
+keep x and g as factors unless their product is smaller (see ``per_sample.products``).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hyfreedp.clipping.convolution import convolution
-from hyfreedp.clipping.persample import EmbeddingRows, Instantiated, PerSampleGradients, products, widened
+from hyfreedp.clipping.per_sample import EmbeddingRows, Instantiated, PerSampleGradients, products, widened
 from hyfreedp.noise import NoiseGenerator
 
 Gradients = Iterator[tuple[nn.Parameter, PerSampleGradients]]

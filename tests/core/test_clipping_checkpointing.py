@@ -45,7 +45,7 @@ class Positions(nn.Module):
 
 
 class Scale(nn.Module):
-    """A parameter without a layer of its own, repeated for every sample: see ``clipping/free.py``."""
+    """A parameter without a layer of its own, repeated for every sample: see ``clipping/broadcast.py``."""
 
     def __init__(self):
         super().__init__()

@@ -615,7 +615,7 @@ MUTANTS = [
     ),
     Mutant(
         "cross-term-of-tied-weights-missing",
-        f"{CLIPPING}/persample.py",
+        f"{CLIPPING}/per_sample.py",
         "+ 2 * (cross + rounding)",
         "+ 2 * (0 * cross + rounding)",
         "The two uses of a tied table are taken for orthogonal: norms come out too small.",
@@ -626,7 +626,7 @@ MUTANTS = [
     ),
     Mutant(
         "repeated-tokens-not-added",
-        f"{CLIPPING}/persample.py",
+        f"{CLIPPING}/per_sample.py",
         "return norms.index_add_(0, pairs // self.entries, _squared_norms(sums))",
         "return self.rows.to(wide).square().sum((1, 2))",
         "Rows of a token that occurs twice are not added up before the norm is taken: it comes out too small.",
@@ -634,7 +634,7 @@ MUTANTS = [
     ),
     Mutant(
         "stability-constant-dropped",
-        f"{CLIPPING}/factors.py",
+        f"{CLIPPING}/functions.py",
         "1 / (norms + self.stability)",
         "1 / norms",
         "Automatic clipping without its constant: tiny gradients are blown up, that of norm zero becomes NaN.",
@@ -652,7 +652,7 @@ MUTANTS = [
     ),
     Mutant(
         "sensitivity-of-clipping-is-one",
-        f"{CLIPPING}/factors.py",
+        f"{CLIPPING}/functions.py",
         "return float(self.threshold)",
         "return 1.0",
         "The noise does not know the clipping threshold.",
@@ -660,7 +660,7 @@ MUTANTS = [
     ),
     Mutant(
         "norms-in-half-precision",
-        f"{CLIPPING}/persample.py",
+        f"{CLIPPING}/per_sample.py",
         "return torch.linalg.vector_norm(x, dim=1, dtype=torch.promote_types(x.dtype, torch.float32)).square()",
         "return torch.linalg.vector_norm(x, dim=1).square()",
         "Norms of half-precision gradients are summed in half precision: they round, and overflow to no gradient.",
@@ -853,7 +853,7 @@ MUTANTS = [
     ),
     Mutant(
         "products-in-half-precision",
-        f"{CLIPPING}/persample.py",
+        f"{CLIPPING}/per_sample.py",
         "        left, right = widened(self.left), widened(self.right)\n        weights",
         "        left, right = self.left, self.right\n        weights",
         "Under autocast the clipped sum is rounded to half precision: one record moves it by several times its clip.",
@@ -861,7 +861,7 @@ MUTANTS = [
     ),
     Mutant(
         "sums-in-half-precision",
-        f"{CLIPPING}/persample.py",
+        f"{CLIPPING}/per_sample.py",
         "        flat = widened(self._flat())\n        return (weights",
         "        flat = self._flat()\n        return (weights",
         "The same in sums of gradients that are kept one by one.",

@@ -1,4 +1,4 @@
-"""A layer's input, kept for its gradients as autograd keeps the tensors of its own operations."""
+"""A layer's input, saved for its gradients as autograd saves the tensors of its own operations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 
-class KeptInput:
+class SavedInput:
     """An input that a forward hook sees and that the layer's gradients will need.
 
     It is handed to autograd, so that what handles the tensors of a graph handles it too: non-reentrant activation
@@ -21,7 +21,7 @@ class KeptInput:
     """
 
     def __init__(self, x: Tensor, layer: str) -> None:
-        self._handle = cast(Tensor, _Keep.apply(x, _NEEDS_GRADIENT))  # PyTorch 2.6 frees what it saves along with it
+        self._handle = cast(Tensor, _Save.apply(x, _NEEDS_GRADIENT))  # PyTorch 2.6 frees what it saves along with it
         self._version = x._version
         self._layer = layer
 
@@ -43,7 +43,7 @@ class KeptInput:
         return x
 
 
-class _Keep(torch.autograd.Function):
+class _Save(torch.autograd.Function):
     """No operation: a node that saves a tensor. It is part of no loss's graph."""
 
     @staticmethod
