@@ -1,11 +1,11 @@
 """Differentially private training that needs no learning rate (HyFreeDP)."""
 
 from hyfreedp.accounting import NoiseSplit, calibrate_noise, epsilon
+from hyfreedp.batches import token_budget
 from hyfreedp.curvefit import QuadraticFit, fit_quadratic
 from hyfreedp.engine import PRESETS, Preset, PrivacyEngine
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.optimizer import HyFreeDPOptimizer
-from hyfreedp.physical import token_budget
 from hyfreedp.privatize import clipping_bias, normal_clipping_bias, privatize_loss
 from hyfreedp.records import StepRecord
 

@@ -19,7 +19,7 @@ from hyfreedp.mixing import steps_to_check
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.probe import LineSearch, ProbeBatch
 from hyfreedp.sampling import PoissonSampler, RandomState
-from hyfreedp.stepsize import Decay
+from hyfreedp.step_rules import Decay
 from hyfreedp.votes import VotedRate
 
 

@@ -1,13 +1,59 @@
-"""Checks of what a user hands to the optimizer, made before any private data is used."""
+"""Checks of what a user hands over, made before any private data is used: each error names what is allowed."""
 
 from __future__ import annotations
 
+import difflib
 import math
-from collections.abc import Mapping
-from typing import Any
+import numbers
+from collections.abc import Iterable, Mapping
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
+
+
+def check_choice(name: str, value: Any, choices: Any) -> None:
+    """``value`` must be one of ``choices``: the strings of a Literal type, or of any iterable."""
+    allowed = get_args(choices) or tuple(choices)
+    if value not in allowed:
+        close = difflib.get_close_matches(str(value), allowed, n=1)
+        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}{hint}")
+
+
+def check_number(name: str, value: Any) -> float:
+    """``value`` as a float; NaN is refused."""
+    if not isinstance(value, numbers.Real) or isinstance(value, bool) or math.isnan(value):
+        raise ValueError(f"{name} must be a number, got {value!r}")
+    return float(value)
+
+
+def check_positive(name: str, value: float) -> None:
+    """``value`` must be greater than 0; infinity is allowed, NaN is not."""
+    if not value > 0:
+        raise ValueError(f"{name} must be positive, got {value}")
+
+
+def check_probability(name: str, value: Any, *, one_allowed: bool = False) -> float:
+    """``value`` as a float in (0, 1), or in (0, 1] if ``one_allowed``."""
+    number = check_number(name, value)
+    if not (0 < number < 1 or (one_allowed and number == 1)):
+        raise ValueError(f"{name} must be in (0, 1{']' if one_allowed else ')'}, got {value!r}")
+    return number
+
+
+def check_count(name: str, value: Any, smallest: int, largest: float = math.inf, limit: str = "") -> int:
+    """``value`` as an int from ``smallest`` to ``largest``, which the message calls ``limit``."""
+    if not isinstance(value, numbers.Integral) or isinstance(value, bool) or not smallest <= int(value) <= largest:
+        upper = f" and at most {limit}={largest}" if limit else ""
+        raise ValueError(f"{name} must be an integer of at least {smallest}{upper}, got {value!r}")
+    return int(value)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The end of an error message about an unknown name: "; did you mean ...?", or nothing if no known one is near."""
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.4)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def check_parameters(optimizer: torch.optim.Optimizer, module: nn.Module) -> None:

@@ -14,18 +14,17 @@ from torch.distributed import ProcessGroup
 from torch.utils.data import DataLoader
 
 from hyfreedp.accounting import NoiseSplit, calibrate_noise
-from hyfreedp.accounting.arguments import check_choice, check_count
-from hyfreedp.accounting.mechanisms import Probe as ProbeKind
-from hyfreedp.checks import check_learning_rate, check_parameters
+from hyfreedp.batches import PhysicalBatchSize
+from hyfreedp.checks import check_choice, check_count, check_learning_rate, check_parameters
 from hyfreedp.clipping import AutomaticClipping, Clipping, NoClipping, make_engine
 from hyfreedp.distributed import Processes, check_unwrapped, replica
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.optimizer import HyFreeDPOptimizer
-from hyfreedp.physical import PhysicalBatchSize
-from hyfreedp.privatize import LossMechanism
 from hyfreedp.probe import LineSearch, LossThresholdRule, Probe, ProbeBatch, StepRule
 from hyfreedp.sampling import PoissonSampler, poisson_loader
-from hyfreedp.stepsize import Decay
+from hyfreedp.sensitivity import LossMechanism
+from hyfreedp.sensitivity import Probe as ProbeKind
+from hyfreedp.step_rules import Decay
 from hyfreedp.votes import VotedRate, vote_steps
 
 
@@ -37,7 +36,7 @@ class Preset:
         probe: what is released beside gradients, as the accountant calls it: "votes" on whether the rate is too high
             (:mod:`hyfreedp.votes`); three "losses" for the paper's line search; or "none" for plain DP training at the
             base optimizer's own learning rate (the baselines). "contrasts" are released by a line search of your own.
-        step_rule: of a line search, how a noisy fit moves the learning rate, by name, see :mod:`hyfreedp.stepsize`; or
+        step_rule: of a line search, how a noisy fit moves the learning rate, by name (:mod:`hyfreedp.step_rules`); or
             what makes another line search, from the preset, the base optimizer and whether the run is private. Several
             processes compare its ``repr``: let it be a frozen dataclass.
         smoothing: of step rule "gen", weight in (0, 1] of the clamped b/a in the next rate; the old one has the rest.

@@ -23,8 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hyfreedp.batches import batch_length, take
 from hyfreedp.noise import NoiseGenerator
-from hyfreedp.sampling import RandomState, batch_length, take
+from hyfreedp.sampling import RandomState
 
 SAMPLES = 16  # that are looked at, of a batch
 _SHAKE = 0.3  # standard deviation of what is added to a weight, in units of 1 / sqrt(inputs of its unit)

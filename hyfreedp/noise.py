@@ -32,14 +32,13 @@ import math
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from numbers import Integral
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hyfreedp.cipher import Keystream, derive, universal_hash, where
-
-NoiseMechanism = Literal["gaussian", "laplace"]
+from hyfreedp.sensitivity import LossMechanism
 
 _CHUNK = 2**16  # words at a time on a CPU, so that they stay in its cache
 _CUDA_CHUNK = 2**22
@@ -77,7 +76,7 @@ class NoiseGenerator:
         return made
 
     @torch.no_grad()
-    def add_noise(self, sums: Sequence[Tensor], scale: float, mechanism: NoiseMechanism = "gaussian") -> None:
+    def add_noise(self, sums: Sequence[Tensor], scale: float, mechanism: LossMechanism = "gaussian") -> None:
         """Add independent noise to every number of one release, in place.
 
         Afterwards ``tag`` names the release: 63 bits, equal for the same sums, scale and noise.
@@ -148,7 +147,7 @@ class NoiseGenerator:
         self.releases += 1
         return derive(self.key, purpose, self.releases)
 
-    def _draw(self, normals: _Normals, count: int, mechanism: NoiseMechanism, scale: float) -> Tensor:
+    def _draw(self, normals: _Normals, count: int, mechanism: LossMechanism, scale: float) -> Tensor:
         """Noise, shape ``(count,)``, which the next call may overwrite."""
         if mechanism == "laplace":  # N1 N2 + N3 N4 has the Laplace distribution of scale 1
             scales = (scale, 1.0, scale, 1.0)

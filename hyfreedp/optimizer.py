@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from hyfreedp.accounting import NoiseSplit, PrivacyLedger
 from hyfreedp.base import BaseOptimizer
+from hyfreedp.batches import PhysicalBatchSize, check_physical_batch_size
 from hyfreedp.buffers import BufferGuard
 from hyfreedp.checkpoint import Resumable
 from hyfreedp.checks import check_not_negative
@@ -25,12 +26,11 @@ from hyfreedp.distributed import Processes
 from hyfreedp.mixing import steps_to_check
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.passes import Passes, PerSampleLoss
-from hyfreedp.physical import PhysicalBatchSize, check_physical_batch_size
 from hyfreedp.privatize import loss_noise_std, privatize_gradient, privatize_votes
 from hyfreedp.probe import LineSearch, ProbeBatch, ProbeResult
 from hyfreedp.records import StepRecord, raw_values
 from hyfreedp.sampling import PoissonSampler, RandomState
-from hyfreedp.stepsize import Decay, decay_factor
+from hyfreedp.step_rules import Decay, decay_factor
 from hyfreedp.votes import VotedRate, VoteResult
 
 

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hyfreedp.batches import PhysicalBatchSize, batch_length, split_rows, take
 from hyfreedp.buffers import BufferGuard
 from hyfreedp.checks import check_losses
 from hyfreedp.clipping import GradientEngine
 from hyfreedp.mixing import SAMPLES, check_samples_apart
 from hyfreedp.noise import NoiseGenerator
-from hyfreedp.physical import PhysicalBatchSize, split_rows
-from hyfreedp.sampling import RandomState, batch_length, take
+from hyfreedp.sampling import RandomState
 
 PerSampleLoss = Callable[[Any], Tensor]
 
@@ -33,7 +33,7 @@ class Passes:
         check: whether :meth:`check_samples` will be called, and parameters are compared by value meanwhile.
 
     Raises:
-        ValueError: the pieces are no partition of the batch, see :func:`hyfreedp.physical.split_rows`.
+        ValueError: the pieces are no partition of the batch, see :func:`hyfreedp.batches.split_rows`.
     """
 
     def __init__(

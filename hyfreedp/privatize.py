@@ -16,9 +16,9 @@ from numpy.typing import ArrayLike
 from scipy import optimize, special, stats
 from torch import Tensor
 
-from hyfreedp.noise import NoiseGenerator, NoiseMechanism, as_generator
-
-LossMechanism = NoiseMechanism
+from hyfreedp.checks import check_choice, check_positive
+from hyfreedp.noise import NoiseGenerator, as_generator
+from hyfreedp.sensitivity import VOTE_CLIP, LossMechanism
 
 # Turns the sums of one process, in place, into those of all processes that train together; None on a single one.
 AddUp = Callable[[Sequence[Tensor]], None]
@@ -133,7 +133,7 @@ def privatize_votes(
     # thrown away: so the noise is bound to the losses themselves, see module noise.
     fingerprints = torch.stack([here, there]).clamp(-FINGERPRINT_BOUND, FINGERPRINT_BOUND)
     sums = torch.cat([votes[None], fingerprints])
-    return noisy_mean(sums, 1.0, noise_multiplier, expected_batch_size, mechanism, generator, add_up)[0].item()
+    return noisy_mean(sums, VOTE_CLIP, noise_multiplier, expected_batch_size, mechanism, generator, add_up)[0].item()
 
 
 def clipping_bias(losses: ArrayLike | Tensor, threshold: ArrayLike) -> float | np.ndarray:
@@ -266,15 +266,9 @@ def noisy_mean(
     return total / expected_batch_size
 
 
-def check_positive(name: str, value: float) -> None:
-    if not value > 0:
-        raise ValueError(f"{name} must be positive, got {value}")
-
-
 def _check_noise(noise_multiplier: float, expected_batch_size: float, mechanism: str) -> None:
     if not (noise_multiplier >= 0 and math.isfinite(noise_multiplier)):
         raise ValueError(f"noise_multiplier must be finite and at least 0, got {noise_multiplier}")
     if not (expected_batch_size > 0 and math.isfinite(expected_batch_size)):
         raise ValueError(f"expected_batch_size must be finite and positive, got {expected_batch_size}")
-    if mechanism not in ("gaussian", "laplace"):
-        raise ValueError(f"mechanism must be 'gaussian' or 'laplace', got {mechanism!r}")
+    check_choice("mechanism", mechanism, LossMechanism)

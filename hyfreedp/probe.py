@@ -13,12 +13,12 @@ from typing import Any, Literal, Protocol, Self
 
 from torch import Tensor
 
-from hyfreedp import stepsize
-from hyfreedp.accounting.arguments import check_choice
-from hyfreedp.checks import check_learning_rate
+from hyfreedp import step_rules
+from hyfreedp.checks import check_choice, check_learning_rate
 from hyfreedp.curvefit import QuadraticFit, fit_quadratic
 from hyfreedp.noise import NoiseGenerator
-from hyfreedp.privatize import AddUp, LossMechanism, loss_noise_std, privatize_loss
+from hyfreedp.privatize import AddUp, loss_noise_std, privatize_loss
+from hyfreedp.sensitivity import LossMechanism
 
 StepRule = Literal["gen", "literal"]
 ProbeBatch = Literal["same", "next"]
@@ -52,7 +52,7 @@ class ProbeResult:
 
     @classmethod
     def of(
-        cls, eta: float, distance: float, fit: QuadraticFit, decision: stepsize.StepDecision, **released: float
+        cls, eta: float, distance: float, fit: QuadraticFit, decision: step_rules.StepDecision, **released: float
     ) -> Self:
         """From the rate before, how far the probe looked, what was fitted and decided, and what else was released."""
         return cls(
@@ -119,7 +119,7 @@ class Probe:
     """Three private losses, the parabola through them, and a rule that makes of it the next rate (Alg. 1, lines 7-11).
 
     Args:
-        rule: name of the step rule in :mod:`hyfreedp.stepsize`.
+        rule: name of the step rule in :mod:`hyfreedp.step_rules`.
         smoothing: of rule "gen", see there.
         eta: initial learning rate, positive.
         mechanism: noise of the released losses.
@@ -147,11 +147,11 @@ class Probe:
         check_learning_rate(eta)
         check_choice("step_rule", rule, StepRule)
         check_choice("loss_threshold_rule", loss_threshold_rule, LossThresholdRule)
-        rules: dict[str, Callable[[QuadraticFit, float], stepsize.StepDecision]] = {
-            "gen": partial(stepsize.gen, smoothing=smoothing),
-            "literal": stepsize.literal,
+        rules: dict[str, Callable[[QuadraticFit, float], step_rules.StepDecision]] = {
+            "gen": partial(step_rules.gen, smoothing=smoothing),
+            "literal": step_rules.literal,
         }
-        threshold_rules = {"sum": stepsize.loss_threshold_sum, "previous": stepsize.loss_threshold_previous}
+        threshold_rules = {"sum": step_rules.loss_threshold_sum, "previous": step_rules.loss_threshold_previous}
         self._rule_text = f"rule {rule}" + (f" of smoothing {smoothing!r}" if rule == "gen" else "")
         self._thresholds = f"{loss_threshold_rule} in {loss_threshold_range}"
         self.eta = eta
@@ -198,7 +198,7 @@ class Probe:
             self.loss_threshold = self._next_loss_threshold(tuple(private))
         return ProbeResult.of(eta, distance, fit, decision, private_loss=private[1], loss_threshold=threshold)
 
-    def decide(self, fit: QuadraticFit, *, held: bool) -> stepsize.StepDecision:
+    def decide(self, fit: QuadraticFit, *, held: bool) -> step_rules.StepDecision:
         """What the rule makes of a fit; the published rules do not ask whether the rate will be held."""
         return self._rule(fit, self.eta)
 

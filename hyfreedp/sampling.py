@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterator, Mapping, Sized
 from typing import Any, cast
 
 import torch
@@ -17,6 +17,7 @@ from torch.utils.data import (
 )
 from torch.utils.data.dataloader import default_collate
 
+from hyfreedp.batches import take
 from hyfreedp.noise import NoiseGenerator
 
 
@@ -211,51 +212,6 @@ def _check_order(sampler: object, num_records: int) -> None:
             "records of the data set and with equal probability. To train on some of them give "
             "torch.utils.data.Subset(dataset, indices); weights can enter the per-sample loss"
         )
-
-
-def batch_length(batch: Any) -> int:
-    """Number of samples in a batch: the first dimension of the first tensor found in it.
-
-    Raises:
-        TypeError: the batch holds no tensor.
-    """
-    first = next(_tensors(batch), None)
-    if first is None:
-        raise TypeError(
-            "batch must be a tensor, or a tuple, list or mapping that holds one, whose first dimension counts the "
-            f"samples, got {type(batch).__name__}"
-        )
-    return first.shape[0]
-
-
-def _tensors(batch: Any) -> Iterator[Tensor]:
-    if isinstance(batch, Tensor):
-        yield batch
-    elif isinstance(batch, Mapping | list | tuple):
-        for child in batch.values() if isinstance(batch, Mapping) else batch:
-            yield from _tensors(child)
-
-
-def take(batch: Any, rows: slice | Tensor) -> Any:
-    """The given samples of a batch, in the same structure of tensors, mappings (as dicts), tuples and lists.
-
-    Args:
-        batch: samples are dimension 0 of every tensor; lists without a tensor have one entry per sample.
-        rows: a slice, or positions in the batch, int64 of shape ``(n,)`` on the CPU, in any order.
-    """
-    if isinstance(batch, torch.Tensor):
-        return batch[rows]
-    if isinstance(batch, Mapping):
-        return {key: take(value, rows) for key, value in batch.items()}
-    if isinstance(batch, Sequence) and any(isinstance(child, torch.Tensor | Mapping | list | tuple) for child in batch):
-        parts = [take(child, rows) for child in batch]
-        kind: Any = type(batch)
-        return kind(*parts) if hasattr(batch, "_fields") else kind(parts)
-    # a list with one entry per sample, such as file names
-    if isinstance(rows, slice):
-        return batch[rows]
-    entries = [batch[row] for row in rows.tolist()]
-    return tuple(entries) if isinstance(batch, tuple) else entries
 
 
 class RandomState:

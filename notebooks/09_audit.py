@@ -62,13 +62,13 @@ from IPython.display import Markdown, display
 from hyfreedp import calibrate_noise
 from hyfreedp.accounting import UnsoundAccountingWarning
 from hyfreedp.accounting.composition import spent
-from hyfreedp.accounting.mechanisms import SQUARED_L2_SENSITIVITY
 from hyfreedp.experiments.audits import attack, one_run, releases
 from hyfreedp.experiments.store import plots
 from hyfreedp.experiments.store.cache import cached
 from hyfreedp.experiments.store.paths import CELLS
 from hyfreedp.experiments.studies.noise_split import COARSENESS, PAPER_SPLIT, delta_curve, gdp_epsilon
 from hyfreedp.experiments.tasks.registry import TASKS
+from hyfreedp.sensitivity import SQUARED_L2_SENSITIVITY
 
 plots.use_style()
 parameters = {

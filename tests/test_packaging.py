@@ -23,11 +23,11 @@ FOLLOWS_FROM_TORCH = re.compile(r"(nvidia|cuda|triton)\b")  # differ between pla
 
 # From the ground up: a module may import from the lines before its own, from nothing else on its line or after it.
 LAYERS = [
-    {"cipher", "accounting", "checks", "distributed"},
-    {"noise", "buffers"},
+    {"cipher", "checks", "sensitivity", "distributed"},
+    {"accounting", "noise", "buffers", "batches"},
     {"privatize", "sampling", "base"},
-    {"curvefit", "physical", "mixing"},
-    {"stepsize", "clipping"},
+    {"curvefit", "mixing"},
+    {"step_rules", "clipping"},
     {"probe", "passes", "votes"},
     {"records", "checkpoint"},
     {"optimizer"},

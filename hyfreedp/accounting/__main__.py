@@ -13,8 +13,8 @@ from typing import Any, NoReturn, get_args
 from hyfreedp.accounting.accountants import Accountant
 from hyfreedp.accounting.calibrate import calibrate_noise
 from hyfreedp.accounting.composition import UnsoundAccountingWarning, shares
-from hyfreedp.accounting.mechanisms import LossMechanism, Probe
 from hyfreedp.accounting.split import Allocation, Composition, NoiseSplit
+from hyfreedp.sensitivity import LossMechanism, Probe
 
 
 class _Parser(argparse.ArgumentParser):

@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Sequence
 
 from hyfreedp.accounting.accountants import Accountant
-from hyfreedp.accounting.arguments import check_choice, check_count, check_number, check_probability
 from hyfreedp.accounting.composition import (
     NON_PRIVATE,
     cost,
@@ -16,9 +15,11 @@ from hyfreedp.accounting.composition import (
     unsound_reasons,
     warn_if_unsound,
 )
-from hyfreedp.accounting.mechanisms import SQUARED_L2_SENSITIVITY, LossMechanism, Mechanism, Probe
+from hyfreedp.accounting.mechanisms import Mechanism
 from hyfreedp.accounting.search import LARGEST_NOISE, SMALLEST_NOISE, TOLERANCE, smallest_noise
 from hyfreedp.accounting.split import Allocation, Composition, NoiseSplit, count_probe_steps
+from hyfreedp.checks import check_choice, check_count, check_number, check_probability
+from hyfreedp.sensitivity import SQUARED_L2_SENSITIVITY, LossMechanism, Probe
 
 DEFAULT_GAMMA = {"per_step": 1.02, "constant": 1.01}
 

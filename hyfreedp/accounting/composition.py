@@ -8,15 +8,15 @@ from collections import Counter
 from collections.abc import Sequence
 
 from hyfreedp.accounting.accountants import INTEGER_ORDERS, ORDERS, Accountant, composed_epsilon
-from hyfreedp.accounting.arguments import check_choice, check_probability
 from hyfreedp.accounting.mechanisms import (
     Mechanism,
-    Probe,
     Release,
     probe_mechanism,
     separate_probe_releases,
 )
 from hyfreedp.accounting.split import Composition, NoiseSplit
+from hyfreedp.checks import check_choice, check_probability
+from hyfreedp.sensitivity import Probe
 
 NON_PRIVATE = "non-private: the target epsilon is infinite, nothing is noised"
 _UNSOUND = {

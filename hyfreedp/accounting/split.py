@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from hyfreedp.accounting.accountants import Accountant
-from hyfreedp.accounting.mechanisms import LossMechanism, Probe
+from hyfreedp.sensitivity import LossMechanism, Probe
 
 Allocation = Literal["per_step", "constant"]
 Composition = Literal["same_batch", "independent", "epsilon_sum"]

@@ -18,16 +18,11 @@ from splits import effective, vanilla
 
 from hyfreedp.accounting import calibrate_noise, epsilon
 from hyfreedp.accounting.accountants import ORDERS, _subsampled_rdp, composed_epsilon
-from hyfreedp.accounting.mechanisms import (
-    LAPLACE_SENSITIVITY,
-    SQUARED_L2_SENSITIVITY,
-    Mechanism,
-    merge,
-    probe_mechanism,
-)
+from hyfreedp.accounting.mechanisms import Mechanism, merge, probe_mechanism
 from hyfreedp.accounting.pld import amplify_by_sampling, privacy_loss_distribution
 from hyfreedp.experiments.baselines.contrasts import privatize_contrasts
 from hyfreedp.privatize import privatize_loss
+from hyfreedp.sensitivity import LAPLACE_SENSITIVITY, SQUARED_L2_SENSITIVITY
 
 pytestmark = pytest.mark.filterwarnings("ignore::hyfreedp.accounting.UnsoundAccountingWarning")
 

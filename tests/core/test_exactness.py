@@ -26,7 +26,7 @@ from twins import (
     trainable,
 )
 
-from hyfreedp import HyFreeDPOptimizer, NoiseGenerator, QuadraticFit, calibrate_noise, stepsize
+from hyfreedp import HyFreeDPOptimizer, NoiseGenerator, QuadraticFit, calibrate_noise, step_rules
 from hyfreedp.clipping import AbadiClipping, AutomaticClipping, NoClipping, make_engine
 from hyfreedp.experiments.baselines.line_search import LINE_SEARCH
 from hyfreedp.probe import Probe
@@ -39,8 +39,8 @@ FACTORS = {
     "none": (NoClipping(), lambda norm: 1.0),
 }
 RULES = {
-    "literal": lambda fit, losses, eta: stepsize.literal(fit, eta).eta,
-    "gen": lambda fit, losses, eta: stepsize.gen(fit, eta).eta,
+    "literal": lambda fit, losses, eta: step_rules.literal(fit, eta).eta,
+    "gen": lambda fit, losses, eta: step_rules.gen(fit, eta).eta,
 }
 
 
@@ -235,8 +235,8 @@ def always(eta_next=None):
 
     def rule(fit, eta, **_):
         if eta_next is None:
-            return stepsize.StepDecision(eta, False, "rejected by the test")
-        return stepsize.StepDecision(eta_next, True, "set by the test")
+            return step_rules.StepDecision(eta, False, "rejected by the test")
+        return step_rules.StepDecision(eta_next, True, "set by the test")
 
     return rule
 
@@ -245,7 +245,7 @@ def always(eta_next=None):
 @pytest.mark.parametrize("sigma", [0.0, 1.3])
 def test_rejected_probes_leave_the_weights_of_a_run_without_probes_bitwise(base, sigma, monkeypatch):
     """Weights after a probe are copied back, not computed back, with noise or without; so is all optimizer state."""
-    monkeypatch.setattr(stepsize, "gen", always())
+    monkeypatch.setattr(step_rules, "gen", always())
     runs = []
     for kind in ("losses", "contrasts", None):
         model = make_model()
@@ -281,7 +281,7 @@ def test_gen_rejects_a_parabola_that_opens_downwards_and_leaves_the_weights_bitw
 @pytest.mark.parametrize("interval", [1, 3])
 def test_the_base_optimizer_advances_once_per_step(interval, monkeypatch):
     """AdamW's counter and averages move with the steps, not with the probes, wherever the rate goes."""
-    monkeypatch.setattr(stepsize, "gen", always(0.07))
+    monkeypatch.setattr(step_rules, "gen", always(0.07))
     model = make_model()
     _, optimizer, _ = make_private(model, adamw(model), preset="paper", interval=interval, clipping=AutomaticClipping())
     twin = copy.deepcopy(model)
@@ -308,7 +308,7 @@ def test_the_base_optimizer_advances_once_per_step(interval, monkeypatch):
 @pytest.mark.parametrize("eta_next", [None, 0.5, 0.02])
 def test_the_innermost_rate_is_the_eta_applied(base, eta_next, monkeypatch):
     """A scheduler or a log that reads the optimizer's groups sees what was really taken, decay and ratios included."""
-    monkeypatch.setattr(stepsize, "gen", always(eta_next))
+    monkeypatch.setattr(step_rules, "gen", always(eta_next))
     model = make_model()
     optimizer_base = BASES[base](model)
     ratios = [group["lr"] / optimizer_base.param_groups[0]["lr"] for group in optimizer_base.param_groups]
@@ -326,7 +326,7 @@ def test_the_innermost_rate_is_the_eta_applied(base, eta_next, monkeypatch):
 @pytest.mark.parametrize("eta_next", [1e-3, 0.4, -0.2])
 def test_an_accepted_rate_gives_the_step_that_the_base_optimizer_would_take_with_it(base, eta_next, monkeypatch):
     """The last move is made by interpolation; it must be the base optimizer's own step, weight decay included."""
-    monkeypatch.setattr(stepsize, "gen", always(eta_next))
+    monkeypatch.setattr(step_rules, "gen", always(eta_next))
     model, plain = make_model(), make_model()
     _, probing, _ = make_private(model, BASES[base](model), preset="paper", initial_learning_rate=0.1)
     rescaled = BASES[base](plain)
@@ -367,7 +367,7 @@ def test_the_next_batch_looks_along_a_step_and_makes_it_anew(base, interval):
         BASES[base](twin_model),
         factor=FACTORS["automatic"][1],
         expected_batch_size=EXPECTED,
-        decide=lambda fit, losses, eta: stepsize.gen(fit, eta, smoothing=0.9).eta,
+        decide=lambda fit, losses, eta: step_rules.gen(fit, eta, smoothing=0.9).eta,
         eta=0.3,
     )
     plan, batches = optimizer.split, make_batches(SIZES)

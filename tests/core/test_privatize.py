@@ -1,5 +1,6 @@
 """Loss privatization: exact clipping, noise of the stated size, sensitivity, Theorem 1 and Corollary 1."""
 
+import itertools
 import math
 
 import numpy as np
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import integrate, optimize, stats
 
+from hyfreedp.accounting.mechanisms import Mechanism, probe_mechanism
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.privatize import (
     clipping_bias,
@@ -17,6 +19,7 @@ from hyfreedp.privatize import (
     normal_mse,
     optimal_threshold,
     privatize_loss,
+    privatize_votes,
 )
 
 FALSE_ALARM = 1e-6  # of each statistical test below; the seeds are fixed, so a test that passes always passes
@@ -79,6 +82,35 @@ def test_one_more_record_moves_the_release_by_at_most_its_sensitivity(losses, ex
         without, threshold, 0.0, expected_batch_size=1
     )
     assert -1e-9 <= change.item() <= threshold * (1 + 1e-9)
+
+
+CLIP = 0.5
+LOSSES = (0.0, 1e-300, 0.25, CLIP, 3.0, 1e300, math.inf, math.nan)  # and 0.25 adds up exactly
+
+
+def released_losses(records):
+    """Three losses of each record, in units of the clip."""
+    losses = torch.tensor(records, dtype=torch.float64).reshape(-1, 3).T
+    return privatize_loss(losses, CLIP, 0.0, expected_batch_size=1) / CLIP
+
+
+def released_votes(records):
+    here, there = torch.tensor(records, dtype=torch.float64).reshape(-1, 2).T
+    return torch.tensor([privatize_votes(here, there, 0.0, expected_batch_size=1)])
+
+
+@pytest.mark.parametrize(("probe", "release", "width"), [("losses", released_losses, 3), ("votes", released_votes, 2)])
+def test_the_worst_record_moves_a_probe_by_what_the_accountant_counts(probe, release, width):
+    """By all of it: a smaller sensitivity would be unsafe, a larger one a waste."""
+    changes = [
+        release([*others, record]) - release(others)
+        for record in itertools.product(LOSSES, repeat=width)
+        for others in ([], [(0.25,) * width, (math.inf, 0.0, 0.25)[:width]])
+    ]
+    squared_l2 = max(change.square().sum().item() for change in changes)
+    largest = max(change.abs().max().item() for change in changes)
+    assert probe_mechanism(probe, 3.0, "gaussian") == Mechanism(gaussian=3.0 / math.sqrt(squared_l2))
+    assert probe_mechanism(probe, 3.0, "laplace") == Mechanism(laplace=3.0 / largest, coordinates=len(changes[0]))
 
 
 @given(st.lists(st.floats(0, 1e3), min_size=1, max_size=30), st.floats(1e-2, 1e3))

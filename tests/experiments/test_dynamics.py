@@ -19,7 +19,7 @@ from hyfreedp.experiments.store.paths import RESULTS
 from hyfreedp.experiments.store.plots import SERIES
 from hyfreedp.experiments.studies import dynamics
 from hyfreedp.experiments.tables import small_tasks
-from hyfreedp.stepsize import decay_factor
+from hyfreedp.step_rules import decay_factor
 
 STEPS = 20
 BASE = Spec(epsilon=3.0, steps=STEPS)

@@ -375,7 +375,7 @@ MUTANTS = [
     ),
     Mutant(
         "sensitivity-of-three-losses-is-one",
-        f"{ACCOUNTING}/mechanisms.py",
+        "hyfreedp/sensitivity.py",
         '"losses": 3.0, "contrasts": 1.5}',
         '"losses": 1.0, "contrasts": 1.5}',
         "Three losses are paid for like one.",
@@ -383,7 +383,7 @@ MUTANTS = [
     ),
     Mutant(
         "sensitivity-of-contrasts-without-indicators",
-        f"{ACCOUNTING}/mechanisms.py",
+        "hyfreedp/sensitivity.py",
         '"losses": 3.0, "contrasts": 1.5}',
         '"losses": 3.0, "contrasts": 1.0}',
         "The two indicators that move the contrasts' thresholds are not paid for.",
@@ -391,7 +391,7 @@ MUTANTS = [
     ),
     Mutant(
         "laplace-sensitivity-of-one-coordinate",
-        f"{ACCOUNTING}/mechanisms.py",
+        "hyfreedp/sensitivity.py",
         '"losses": (3, 1.0), "contrasts": (4, 0.5)}',
         '"losses": (1, 1.0), "contrasts": (1, 0.5)}',
         "Of the coordinates that have Laplace noise only one is counted.",
@@ -521,7 +521,7 @@ MUTANTS = [
     ),
     Mutant(
         "gen-smoothing-reversed",
-        "hyfreedp/stepsize.py",
+        "hyfreedp/step_rules.py",
         "smoothing * next_eta + (1 - smoothing) * eta",
         "(1 - smoothing) * next_eta + smoothing * eta",
         "Rule gen keeps a tenth of the old rate, where its authors keep nine tenths.",
@@ -967,8 +967,8 @@ MUTANTS = [
     Mutant(
         "votes-without-noise",
         PRIVATIZE,
-        "return noisy_mean(sums, 1.0, noise_multiplier,",
-        "return noisy_mean(sums, 1.0, 0 * noise_multiplier,",
+        "return noisy_mean(sums, VOTE_CLIP, noise_multiplier,",
+        "return noisy_mean(sums, VOTE_CLIP, 0 * noise_multiplier,",
         "Votes are counted exactly and released so.",
         ("core/votes::test_noise_has_the_stated_distribution",),
     ),
@@ -982,7 +982,7 @@ MUTANTS = [
     ),
     Mutant(
         "votes-at-half-the-price",
-        f"{ACCOUNTING}/mechanisms.py",
+        "hyfreedp/sensitivity.py",
         'SQUARED_L2_SENSITIVITY = {"votes": 1.0,',
         'SQUARED_L2_SENSITIVITY = {"votes": 0.5,',
         "The accountant counts the votes' squared sensitivity as one half: their noise is too small.",

@@ -14,10 +14,11 @@ from tqdm import tqdm
 
 from hyfreedp import fit_quadratic
 from hyfreedp.accounting.accountants import composed_epsilon
-from hyfreedp.accounting.mechanisms import Probe, probe_mechanism
+from hyfreedp.accounting.mechanisms import probe_mechanism
 from hyfreedp.experiments.studies.clouds import private_fit, usual_thresholds
 from hyfreedp.noise import NoiseGenerator
-from hyfreedp.stepsize import loss_threshold_sum
+from hyfreedp.sensitivity import Probe
+from hyfreedp.step_rules import loss_threshold_sum
 
 
 def game(

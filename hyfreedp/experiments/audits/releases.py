@@ -20,12 +20,12 @@ from torch import Tensor
 from tqdm import tqdm
 
 from hyfreedp.accounting import NoiseSplit
-from hyfreedp.accounting.mechanisms import Probe
 from hyfreedp.experiments.audits.attack import Score, clopper_pearson
 from hyfreedp.experiments.runs.train import one_thread
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.privatize import privatize_gradient, privatize_loss, privatize_votes
 from hyfreedp.sampling import PoissonSampler
+from hyfreedp.sensitivity import Probe
 
 CHUNK = 50_000  # runs that are simulated side by side
 # Thresholds that are tried: quantiles of the scores, evenly spaced on a logarithmic scale towards both tails.

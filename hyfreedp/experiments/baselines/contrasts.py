@@ -12,9 +12,11 @@ import torch
 from scipy import special
 from torch import Tensor
 
+from hyfreedp.checks import check_positive
 from hyfreedp.curvefit import QuadraticFit
 from hyfreedp.noise import NoiseGenerator
-from hyfreedp.privatize import UNBOUNDED_LOSS, AddUp, LossMechanism, check_positive, loss_noise_std, noisy_mean
+from hyfreedp.privatize import UNBOUNDED_LOSS, AddUp, loss_noise_std, noisy_mean
+from hyfreedp.sensitivity import LossMechanism
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,10 @@ from hyfreedp.curvefit import QuadraticFit
 from hyfreedp.experiments.baselines.contrasts import contrast_threshold, fit_contrasts, privatize_contrasts
 from hyfreedp.experiments.baselines.posterior import Rule, RuleName, RuleState
 from hyfreedp.noise import NoiseGenerator
-from hyfreedp.privatize import AddUp, LossMechanism
+from hyfreedp.privatize import AddUp
 from hyfreedp.probe import LineSearch, Probe, ProbeResult
-from hyfreedp.stepsize import StepDecision
+from hyfreedp.sensitivity import LossMechanism
+from hyfreedp.step_rules import StepDecision
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from typing import Literal, NamedTuple
 
 from scipy import special
 
-from hyfreedp import stepsize
-from hyfreedp.accounting.arguments import check_choice
+from hyfreedp import step_rules
+from hyfreedp.checks import check_choice
 from hyfreedp.curvefit import QuadraticFit
-from hyfreedp.stepsize import StepDecision, clamped
+from hyfreedp.step_rules import StepDecision, clamped
 
 RuleName = Literal["gen", "literal", "posterior", "anchored"]
 
@@ -137,9 +137,9 @@ class Rule:
     def __call__(self, fit: QuadraticFit, eta: float, *, held: bool) -> StepDecision:
         """Decide, and remember the fit; ``held`` as in :meth:`hyfreedp.probe.LineSearch.update`."""
         if self.name == "gen":
-            return stepsize.gen(fit, eta)
+            return step_rules.gen(fit, eta)
         if self.name == "literal":
-            return stepsize.literal(fit, eta)
+            return step_rules.literal(fit, eta)
         grow = HELD_GROWTH if held else GROWTH
         decision, self.state = posterior(fit, self.state, eta, damping=self._damping, grow=grow, anchor=self._anchor)
         return decision

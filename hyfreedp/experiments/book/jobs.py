@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from hyfreedp.accounting.arguments import nearest
+from hyfreedp.checks import nearest
 from hyfreedp.experiments.book import notebooks
 from hyfreedp.experiments.book.parameters import parse_value
 

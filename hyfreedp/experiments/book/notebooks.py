@@ -15,7 +15,7 @@ import nbformat
 import papermill
 from traitlets.config import Config
 
-from hyfreedp.accounting.arguments import nearest
+from hyfreedp.checks import nearest
 from hyfreedp.experiments.store.files import replacing
 from hyfreedp.experiments.store.paths import NOTEBOOKS
 

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Mapping
 from typing import Any
 
-from hyfreedp.accounting.arguments import nearest
+from hyfreedp.checks import nearest
 
 # IPython's own names of plain values; everything else that is a plain value came from a parameters cell.
 _NOTEBOOK_NAMES = {"In", "Out"}

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from hyfreedp import votes
-from hyfreedp.accounting.arguments import check_choice, nearest
+from hyfreedp.checks import check_choice, nearest
 from hyfreedp.experiments.data.texts import checksum_of
 from hyfreedp.experiments.models.language import LanguageModel
 from hyfreedp.experiments.models.vision import Model, Tuning

@@ -15,7 +15,8 @@ from tqdm import tqdm
 
 from hyfreedp import NoiseSplit, calibrate_noise, clipping_bias, normal_clipping_bias
 from hyfreedp.noise import NoiseGenerator
-from hyfreedp.privatize import LossMechanism, loss_noise_std, normal_mse, privatize_gradient, privatize_loss
+from hyfreedp.privatize import loss_noise_std, normal_mse, privatize_gradient, privatize_loss
+from hyfreedp.sensitivity import LossMechanism
 
 # Published vision transformers on 224 x 224 images in patches of 16 x 16.
 TRANSFORMERS = {"ViT-Small": {"width": 384, "depth": 12}, "ViT-Base": {"width": 768, "depth": 12}}

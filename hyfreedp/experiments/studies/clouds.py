@@ -14,7 +14,6 @@ from torch import Tensor
 from tqdm import tqdm
 
 from hyfreedp import QuadraticFit, fit_quadratic
-from hyfreedp.accounting.mechanisms import Probe
 from hyfreedp.experiments.baselines.contrasts import fit_contrasts, privatize_contrasts
 from hyfreedp.experiments.runs.spec import Spec
 from hyfreedp.experiments.runs.train import make_run, one_thread
@@ -22,6 +21,7 @@ from hyfreedp.experiments.tasks.registry import TASKS
 from hyfreedp.experiments.tasks.scores import losses_of as per_sample_loss_of
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.privatize import privatize_loss
+from hyfreedp.sensitivity import Probe
 
 POINTS = ["ahead", "here", "behind"]  # losses at w - hG, w and w + hG, in the order that probes take them
 QUANTILE = 0.8  # of the per-sample contrasts, where their thresholds settle (``contrast_threshold``)

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from hyfreedp import NoiseSplit, QuadraticFit, StepRecord, fit_quadratic
-from hyfreedp.accounting.mechanisms import SQUARED_L2_SENSITIVITY
 from hyfreedp.experiments.baselines.contrasts import fit_contrasts, privatize_contrasts
 from hyfreedp.experiments.baselines.line_search import ContrastResult
 from hyfreedp.experiments.models.vision import Model
@@ -29,6 +28,7 @@ from hyfreedp.experiments.tasks.registry import TASKS
 from hyfreedp.experiments.tasks.scores import losses_of
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.privatize import loss_noise_std, privatize_loss
+from hyfreedp.sensitivity import SQUARED_L2_SENSITIVITY
 
 # In units of the probe distance h: where a run probes, and two points more.
 PROBED = (1.0, 0.0, -1.0)

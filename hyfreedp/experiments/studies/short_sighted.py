@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 from hyfreedp.experiments.store import plots
-from hyfreedp.stepsize import decay_factor
+from hyfreedp.step_rules import decay_factor
 
 Array = NDArray[np.float64]
 

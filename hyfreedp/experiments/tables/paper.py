@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from hyfreedp.accounting.arguments import check_choice
+from hyfreedp.checks import check_choice
 from hyfreedp.experiments.store.paths import ROOT
 
 PAPER = ROOT / "data" / "paper"

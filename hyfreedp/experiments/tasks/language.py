@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hyfreedp import token_budget
+from hyfreedp.batches import PhysicalBatchSize, split_rows, take
 from hyfreedp.experiments.data.encoding import IGNORED
 from hyfreedp.experiments.data.grammar import documents
 from hyfreedp.experiments.data.records import Records
@@ -35,8 +36,6 @@ from hyfreedp.experiments.data.texts import (
 from hyfreedp.experiments.models.language import LANGUAGE_MODELS, LanguageModel, make_language_model
 from hyfreedp.experiments.models.vision import Tuning
 from hyfreedp.experiments.tasks.scores import Evaluation, Scores
-from hyfreedp.physical import PhysicalBatchSize, split_rows
-from hyfreedp.sampling import take
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

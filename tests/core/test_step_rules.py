@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hyfreedp import stepsize
+from hyfreedp import step_rules
 from hyfreedp.curvefit import QuadraticFit
 
 values = st.floats(-1e3, 1e3)
@@ -19,18 +19,18 @@ def fit(slope, curvature):
 
 @given(values.filter(lambda b: abs(b) > 1e-3), values.filter(lambda a: abs(a) > 1e-3), rates)
 def test_literal_is_b_over_a_with_whatever_sign(slope, curvature, eta):
-    assert stepsize.literal(fit(slope, curvature), eta).eta == slope / curvature
+    assert step_rules.literal(fit(slope, curvature), eta).eta == slope / curvature
 
 
 @pytest.mark.parametrize(("slope", "curvature"), [(1.0, 0.0), (0.0, 0.0), (0.0, 1.0)])
 def test_literal_keeps_eta_when_b_over_a_is_no_rate(slope, curvature):
-    decision = stepsize.literal(fit(slope, curvature), 0.1)
+    decision = step_rules.literal(fit(slope, curvature), 0.1)
     assert (decision.eta, decision.accepted) == (0.1, False) and "zero or not finite" in decision.reason
 
 
 @given(values, values, rates)
 def test_gen_moves_only_on_a_convex_descent_and_within_its_range(slope, curvature, eta):
-    decision = stepsize.gen(fit(slope, curvature), eta)
+    decision = step_rules.gen(fit(slope, curvature), eta)
     if slope > 0 and curvature > 0:
         clamped = min(max(slope / curvature, 0.5 * eta), 2 * eta)
         assert decision.accepted and decision.eta == pytest.approx(0.1 * clamped + 0.9 * eta)
@@ -40,10 +40,10 @@ def test_gen_moves_only_on_a_convex_descent_and_within_its_range(slope, curvatur
 
 def test_loss_threshold_rules_take_what_was_released_within_floor_and_cap():
     losses = (1.0, 2.0, 4.0)
-    assert stepsize.loss_threshold_previous(losses, floor=0.1, cap=20) == 2.0
-    assert stepsize.loss_threshold_sum(losses, floor=0.1, cap=20) == 7.0
-    assert stepsize.loss_threshold_sum((-1.0, 0.5, 0.0), floor=0.1, cap=20) == 0.1
-    assert stepsize.loss_threshold_previous((0.0, 50.0, 0.0), floor=0.1, cap=20) == 20
+    assert step_rules.loss_threshold_previous(losses, floor=0.1, cap=20) == 2.0
+    assert step_rules.loss_threshold_sum(losses, floor=0.1, cap=20) == 7.0
+    assert step_rules.loss_threshold_sum((-1.0, 0.5, 0.0), floor=0.1, cap=20) == 0.1
+    assert step_rules.loss_threshold_previous((0.0, 50.0, 0.0), floor=0.1, cap=20) == 20
 
 
 @pytest.mark.parametrize(
@@ -56,4 +56,4 @@ def test_loss_threshold_rules_take_what_was_released_within_floor_and_cap():
     ],
 )
 def test_decay(decay, start, expected):
-    assert [stepsize.decay_factor(t, 4, decay, start) for t in range(4)] == pytest.approx(expected)
+    assert [step_rules.decay_factor(t, 4, decay, start) for t in range(4)] == pytest.approx(expected)

@@ -1,19 +1,63 @@
-"""Physical batches: the pieces in which a Poisson batch goes through the model, so that it fits into memory."""
+"""Batches of any structure: how many samples, some of them, and the pieces in which one goes through the model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hyfreedp.accounting.arguments import check_count
-from hyfreedp.sampling import batch_length
+from hyfreedp.checks import check_count
 
 # Maps a batch to its pieces, each a list or tensor of samples' positions in the batch.
 Partition = Callable[[Any], Sequence[Tensor | Sequence[int]]]
 PhysicalBatchSize = int | Partition | None
+
+
+def batch_length(batch: Any) -> int:
+    """Number of samples in a batch: the first dimension of the first tensor found in it.
+
+    Raises:
+        TypeError: the batch holds no tensor.
+    """
+    first = next(_tensors(batch), None)
+    if first is None:
+        raise TypeError(
+            "batch must be a tensor, or a tuple, list or mapping that holds one, whose first dimension counts the "
+            f"samples, got {type(batch).__name__}"
+        )
+    return first.shape[0]
+
+
+def _tensors(batch: Any) -> Iterator[Tensor]:
+    if isinstance(batch, Tensor):
+        yield batch
+    elif isinstance(batch, Mapping | list | tuple):
+        for child in batch.values() if isinstance(batch, Mapping) else batch:
+            yield from _tensors(child)
+
+
+def take(batch: Any, rows: slice | Tensor) -> Any:
+    """The given samples of a batch, in the same structure of tensors, mappings (as dicts), tuples and lists.
+
+    Args:
+        batch: samples are dimension 0 of every tensor; lists without a tensor have one entry per sample.
+        rows: a slice, or positions in the batch, int64 of shape ``(n,)`` on the CPU, in any order.
+    """
+    if isinstance(batch, torch.Tensor):
+        return batch[rows]
+    if isinstance(batch, Mapping):
+        return {key: take(value, rows) for key, value in batch.items()}
+    if isinstance(batch, Sequence) and any(isinstance(child, torch.Tensor | Mapping | list | tuple) for child in batch):
+        parts = [take(child, rows) for child in batch]
+        kind: Any = type(batch)
+        return kind(*parts) if hasattr(batch, "_fields") else kind(parts)
+    # a list with one entry per sample, such as file names
+    if isinstance(rows, slice):
+        return batch[rows]
+    entries = [batch[row] for row in rows.tolist()]
+    return tuple(entries) if isinstance(batch, tuple) else entries
 
 
 def token_budget(lengths_of: Callable[[Any], Tensor], budget: int) -> Partition:
@@ -61,7 +105,7 @@ def token_budget(lengths_of: Callable[[Any], Tensor], budget: int) -> Partition:
 
 
 def split_rows(batch: Any, size: PhysicalBatchSize) -> Sequence[slice | Tensor]:
-    """The pieces of a batch, each the rows that :func:`hyfreedp.sampling.take` takes; none of an empty batch.
+    """The pieces of a batch, each the rows that :func:`take` takes; none of an empty batch.
 
     Args:
         batch: of B samples.

@@ -1,4 +1,4 @@
-"""Physical batches by token budget: an exact partition of every batch, and a step that does not depend on it."""
+"""Batches of any structure: the partition by token budget is exact, and a step does not depend on it."""
 
 import itertools
 
@@ -20,11 +20,10 @@ from twins import (
 )
 
 from hyfreedp import token_budget
+from hyfreedp.batches import batch_length, split_rows, take
 from hyfreedp.buffers import BufferGuard
 from hyfreedp.clipping import AutomaticClipping, make_engine
 from hyfreedp.passes import Passes
-from hyfreedp.physical import split_rows
-from hyfreedp.sampling import take
 
 
 def by_length(budget):
@@ -111,6 +110,12 @@ def test_take_by_positions_keeps_the_structure():
     assert taken["x"].tolist() == x[[2, 0, 3]].tolist() == taken["pair"][0].tolist()
     assert taken["pair"][1][0].tolist() == (x[[2, 0, 3]] + 1).tolist()
     assert (taken["names"], taken["fixed"]) == (["c", "a", "d"], ("c", "a", "d"))
+
+
+@pytest.mark.parametrize("batch", [7, "text", object(), ["a", "b"], {}, [], {"names": ["a", "b"]}])
+def test_a_batch_without_a_tensor_is_refused(batch):
+    with pytest.raises(TypeError, match="batch must"):
+        batch_length(batch)
 
 
 # -- training ----------------------------------------------------------------------------------------------------------
