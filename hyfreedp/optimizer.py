@@ -132,8 +132,8 @@ class HyFreeDPOptimizer(Resumable):
         weights, rate and random numbers that it found, and the vote counted.
         """
         t = self.ledger.steps
-        probing = self.split.is_probe_step(t)
-        self.ledger.check(probing)
+        probing = self.ledger.probes(t)
+        self.ledger.check()
         voted = self.probe if isinstance(self.probe, VotedRate) else None
         search = None if isinstance(self.probe, VotedRate) else self.probe
         late = self.probe_batch == "next"
@@ -157,7 +157,7 @@ class HyFreeDPOptimizer(Resumable):
                         losses, norms = passes.backward(self._engine)
                 tag = self._privatize_gradient(t)
                 self.processes.check_same(tag)
-                self.ledger.record(probing, tag)
+                self.ledger.record(tag)
         except BaseException:
             self.zero_grad()  # it may be raw
             dropout.restore()  # so that the same step, made again, releases the same
@@ -172,7 +172,7 @@ class HyFreeDPOptimizer(Resumable):
         if search and not late and probing:
             eta, result, probed = self._probe_and_update(search, t, passes, losses, *self._base.step_along(eta))
         else:
-            self._base.step(eta, keep=search is not None and late and self.split.is_probe_step(t + 1))
+            self._base.step(eta, keep=search is not None and late and self.ledger.probes(t + 1))
         if voted:
             voted.advance()
         self.zero_grad()
@@ -270,7 +270,7 @@ class HyFreeDPOptimizer(Resumable):
                 self.split.sigma_loss,
                 self.expected_batch_size,
                 generator,
-                held=not self.split.is_probe_step(t + 1),
+                held=not self.ledger.probes(t + 1),
                 add_up=self.processes.add_up,
             )
             self.processes.check_same(generator.tag)

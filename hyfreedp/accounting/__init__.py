@@ -3,11 +3,12 @@
 from hyfreedp.accounting.calibrate import calibrate_noise
 from hyfreedp.accounting.composition import UnsoundAccountingWarning, epsilon
 from hyfreedp.accounting.ledger import BudgetExhausted, PrivacyLedger
-from hyfreedp.accounting.split import NoiseSplit
+from hyfreedp.accounting.split import NoiseSplit, Plan
 
 __all__ = [
     "BudgetExhausted",
     "NoiseSplit",
+    "Plan",
     "PrivacyLedger",
     "UnsoundAccountingWarning",
     "calibrate_noise",

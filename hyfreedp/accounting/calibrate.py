@@ -17,7 +17,7 @@ from hyfreedp.accounting.composition import (
 )
 from hyfreedp.accounting.mechanisms import Mechanism
 from hyfreedp.accounting.search import LARGEST_NOISE, SMALLEST_NOISE, TOLERANCE, smallest_noise
-from hyfreedp.accounting.split import Allocation, Composition, NoiseSplit, count_probe_steps
+from hyfreedp.accounting.split import Allocation, Composition, NoiseSplit, NoisyPlan, Plan, count_probe_steps
 from hyfreedp.checks import check_choice, check_count, check_number, check_probability
 from hyfreedp.sensitivity import SQUARED_L2_SENSITIVITY, LossMechanism, Probe
 
@@ -103,19 +103,12 @@ def calibrate_noise(
                 f"gamma must be greater than 1 and finite, got {gamma!r}: unless the gradient noise exceeds that of "
                 "DP-SGD alone, nothing of the budget is left for the probes"
             )
-    split = NoiseSplit(
-        sigma=0.0,
-        sigma_gradient=0.0,
-        sigma_gradient_probe=0.0,
-        sigma_loss=0.0,
-        probe_steps=count_probe_steps(steps, interval, warmup_steps, probe, votes),
-        epsilon=math.inf,
-        guarantee=False,
-        reason=NON_PRIVATE,
+    plan = Plan(
         target_epsilon=target_epsilon,
         target_delta=check_probability("target_delta", target_delta),
         sample_rate=check_probability("sample_rate", sample_rate, one_allowed=True),
         steps=steps,
+        probe_steps=count_probe_steps(steps, interval, warmup_steps, probe, votes),
         interval=interval,
         warmup_steps=warmup_steps,
         vote_steps=votes,
@@ -127,53 +120,61 @@ def calibrate_noise(
         loss_mechanism=loss_mechanism,
     )
     if math.isinf(target_epsilon):
-        return split
+        noisy = NoisyPlan(**vars(plan), sigma=0.0, sigma_gradient=0.0, sigma_gradient_probe=0.0, sigma_loss=0.0)
+        return NoiseSplit(**vars(noisy), epsilon=math.inf, guarantee=False, reason=NON_PRIVATE)
 
-    sigma = _vanilla_noise(split)
-    if not split.probe_steps:
-        split = dataclasses.replace(split, sigma=sigma, sigma_gradient=sigma, sigma_gradient_probe=sigma)
-    elif allocation == "per_step":
-        probe_multiplier = sigma * math.sqrt(1 + _probe_excess(split))
-        split = dataclasses.replace(split, sigma=sigma, sigma_gradient=sigma, sigma_gradient_probe=probe_multiplier)
-    else:
-        multiplier = split.gamma * sigma
-        split = dataclasses.replace(split, sigma=sigma, sigma_gradient=multiplier, sigma_gradient_probe=multiplier)
-    if split.probe_steps:
-        split = dataclasses.replace(split, sigma_loss=_loss_noise(split))
-
+    noisy = _with_noise(plan)
     reasons = unsound_reasons(accountant, composition, probe)
     warn_if_unsound(accountant, composition, probe, stacklevel=3)
-    split = dataclasses.replace(
-        split,
-        epsilon=spent(split, split.steps, split.probe_steps),
-        guarantee=not reasons,
-        reason="; ".join(reasons),
-    )
     margin = TOLERANCE
-    while split.epsilon > target_epsilon:
+    while (epsilon := spent(noisy, steps, plan.probe_steps)) > target_epsilon:
         # The closed form costs what DP-SGD at sigma does but for rounding, which at a tiny delta can exceed the target.
-        split = _with_more_noise(split, 1 + margin)
+        noisy = _with_more_noise(noisy, 1 + margin)
         margin *= 2
-    return split
+    return NoiseSplit(**vars(noisy), epsilon=epsilon, guarantee=not reasons, reason="; ".join(reasons))
 
 
-def _with_more_noise(split: NoiseSplit, factor: float) -> NoiseSplit:
-    """All noise scaled alike, which keeps the relations between its parts."""
-    scaled = dataclasses.replace(
-        split,
-        sigma=split.sigma * factor,
-        sigma_gradient=split.sigma_gradient * factor,
-        sigma_gradient_probe=split.sigma_gradient_probe * factor,
-        sigma_loss=split.sigma_loss * factor,
+def _with_noise(plan: Plan) -> NoisyPlan:
+    """The noise by Alg. 2, lines 4 to 9, within the budget but for rounding."""
+    sigma = _vanilla_noise(plan)
+    if not plan.probe_steps:
+        return NoisyPlan(**vars(plan), sigma=sigma, sigma_gradient=sigma, sigma_gradient_probe=sigma, sigma_loss=0.0)
+    excess = (plan.gamma - 1) * (plan.gamma + 1)  # gamma_p^2 - 1, that of the gradient noise variance on probe steps
+    if plan.allocation == "constant":
+        sigma_gradient = sigma_gradient_probe = plan.gamma * sigma
+    else:
+        excess = excess * plan.steps / plan.probe_steps
+        sigma_gradient, sigma_gradient_probe = sigma, sigma * math.sqrt(1 + excess)
+    noisy = NoisyPlan(
+        **vars(plan),
+        sigma=sigma,
+        sigma_gradient=sigma_gradient,
+        sigma_gradient_probe=sigma_gradient_probe,
+        # A probe step then costs what a step of DP-SGD at sigma does: sigma_g'^-2 + s sigma_l^-2 = sigma^-2.
+        sigma_loss=sigma_gradient_probe * math.sqrt(SQUARED_L2_SENSITIVITY[plan.probe] / excess),
     )
-    return dataclasses.replace(scaled, epsilon=spent(scaled, split.steps, split.probe_steps))
+    one_mechanism = plan.composition == "same_batch" and plan.loss_mechanism == "gaussian"
+    if one_mechanism and (plan.allocation == "per_step" or plan.probe_steps == plan.steps):
+        return noisy
+    return dataclasses.replace(noisy, sigma_loss=_loss_noise(noisy))
 
 
-def _vanilla_noise(split: NoiseSplit) -> float:
+def _with_more_noise(noisy: NoisyPlan, factor: float) -> NoisyPlan:
+    """All noise scaled alike, which keeps the relations between its parts."""
+    return dataclasses.replace(
+        noisy,
+        sigma=noisy.sigma * factor,
+        sigma_gradient=noisy.sigma_gradient * factor,
+        sigma_gradient_probe=noisy.sigma_gradient_probe * factor,
+        sigma_loss=noisy.sigma_loss * factor,
+    )
+
+
+def _vanilla_noise(plan: Plan) -> float:
     """sigma = GetSigma(epsilon, delta, q, T) of Alg. 2, line 4."""
-    budget = f"target_epsilon={split.target_epsilon} at target_delta={split.target_delta}"
-    ever_sampled = 1 - (1 - split.sample_rate) ** split.steps
-    if ever_sampled <= split.target_delta * (1 + 1e-9):
+    budget = f"target_epsilon={plan.target_epsilon} at target_delta={plan.target_delta}"
+    ever_sampled = 1 - (1 - plan.sample_rate) ** plan.steps
+    if ever_sampled <= plan.target_delta * (1 + 1e-9):
         raise ValueError(
             f"{budget} asks for no noise at all, since a record is ever sampled with probability "
             f"{ever_sampled:.3g} only. Choose a smaller target_delta, customarily below 1/N"
@@ -181,57 +182,45 @@ def _vanilla_noise(split: NoiseSplit) -> float:
 
     def noise(start: float, coarseness: int, tolerance: float) -> float:
         def spent_at(sigma: float) -> float:
-            return _vanilla_epsilon(split, sigma, coarseness)
+            return _vanilla_epsilon(plan, sigma, coarseness)
 
-        return smallest_noise(spent_at, split.target_epsilon, start, tolerance)
+        return smallest_noise(spent_at, plan.target_epsilon, start, tolerance)
 
-    sigma = _on_two_grids(noise, split.accountant, start=1.0)
+    sigma = _on_two_grids(noise, plan.accountant, start=1.0)
     if math.isinf(sigma):
         raise ValueError(
-            f"no noise multiplier up to {LARGEST_NOISE:g} reaches {budget} with accountant={split.accountant!r}"
+            f"no noise multiplier up to {LARGEST_NOISE:g} reaches {budget} with accountant={plan.accountant!r}"
         )
     if sigma <= SMALLEST_NOISE:
         raise ValueError(f"{budget} is reached with a noise multiplier below {SMALLEST_NOISE}, which protects nobody")
     return sigma
 
 
-def _probe_excess(split: NoiseSplit) -> float:
-    """gamma_p^2 - 1, the relative increase of the gradient noise variance on probe steps."""
-    excess = (split.gamma - 1) * (split.gamma + 1)
-    return excess if split.allocation == "constant" else excess * split.steps / split.probe_steps
-
-
-def _loss_noise(split: NoiseSplit) -> float:
-    """sigma_l of a split whose gradient noise is set (Alg. 2, lines 8 and 9)."""
-    # A probe step then costs what a step of DP-SGD at sigma does: sigma_g'^-2 + s sigma_l^-2 = sigma^-2.
-    matching = split.sigma_gradient_probe * math.sqrt(SQUARED_L2_SENSITIVITY[split.probe] / _probe_excess(split))
-    one_mechanism = split.composition == "same_batch" and split.loss_mechanism == "gaussian"
-    if one_mechanism and (split.allocation == "per_step" or split.probe_steps == split.steps):
-        return matching
-
-    gradients = gradient_releases(split, split.steps, split.probe_steps)
+def _loss_noise(noisy: NoisyPlan) -> float:
+    """sigma_l beside the gradient noise of ``noisy``, by a search that starts from its own (Alg. 2, lines 8 and 9)."""
+    gradients = gradient_releases(noisy, noisy.steps, noisy.probe_steps)
 
     def noise(start: float, coarseness: int, tolerance: float) -> float:
-        gradients_alone = cost(split, gradients, coarseness=coarseness)
-        budget = _vanilla_epsilon(split, split.sigma, coarseness) - gradients_alone
+        gradients_alone = cost(noisy, gradients, coarseness=coarseness)
+        budget = _vanilla_epsilon(noisy, noisy.sigma, coarseness) - gradients_alone
 
         def spent_on_probes(sigma_loss: float) -> float:
-            trial = dataclasses.replace(split, sigma_loss=sigma_loss)
-            return spent(trial, split.steps, split.probe_steps, coarseness=coarseness) - gradients_alone
+            trial = dataclasses.replace(noisy, sigma_loss=sigma_loss)
+            return spent(trial, noisy.steps, noisy.probe_steps, coarseness=coarseness) - gradients_alone
 
         return smallest_noise(spent_on_probes, budget, start, tolerance) if budget > 0 else math.inf
 
-    sigma_loss = _on_two_grids(noise, split.accountant, start=matching)
+    sigma_loss = _on_two_grids(noise, noisy.accountant, start=noisy.sigma_loss)
     if math.isinf(sigma_loss):
         raise ValueError(
-            f"gamma={split.gamma!r} leaves too little of the budget for the probes under "
-            f"accountant={split.accountant!r} and composition={split.composition!r}: choose a larger one"
+            f"gamma={noisy.gamma!r} leaves too little of the budget for the probes under "
+            f"accountant={noisy.accountant!r} and composition={noisy.composition!r}: choose a larger one"
         )
     return sigma_loss
 
 
-def _vanilla_epsilon(split: NoiseSplit, sigma: float, coarseness: int) -> float:
-    return cost(split, ((Mechanism(sigma), split.steps),), coarseness=coarseness)
+def _vanilla_epsilon(plan: Plan, sigma: float, coarseness: int) -> float:
+    return cost(plan, ((Mechanism(sigma), plan.steps),), coarseness=coarseness)
 
 
 def _on_two_grids(noise: Callable[[float, int, float], float], accountant: Accountant, start: float) -> float:

@@ -14,7 +14,7 @@ from hyfreedp.accounting.mechanisms import (
     probe_mechanism,
     separate_probe_releases,
 )
-from hyfreedp.accounting.split import Composition, NoiseSplit
+from hyfreedp.accounting.split import Composition, NoiseSplit, NoisyPlan, Plan
 from hyfreedp.checks import check_choice, check_probability
 from hyfreedp.sensitivity import Probe
 
@@ -38,25 +38,25 @@ class UnsoundAccountingWarning(UserWarning):
     """The epsilon just computed is no proven bound for Algorithm 1 as it is run."""
 
 
-def gradient_releases(split: NoiseSplit, steps: int, probe_steps: int) -> tuple[Release, ...]:
+def gradient_releases(plan: NoisyPlan, steps: int, probe_steps: int) -> tuple[Release, ...]:
     """The gradients alone of ``steps`` steps of which ``probe_steps`` probe."""
     return (
-        (Mechanism(split.sigma_gradient), steps - probe_steps),
-        (Mechanism(split.sigma_gradient_probe), probe_steps),
+        (Mechanism(plan.sigma_gradient), steps - probe_steps),
+        (Mechanism(plan.sigma_gradient_probe), probe_steps),
     )
 
 
-def probe_releases(split: NoiseSplit, probe_steps: int, composition: Composition) -> tuple[Release, ...]:
+def probe_releases(plan: NoisyPlan, probe_steps: int, composition: Composition) -> tuple[Release, ...]:
     """The probes alone: one release per probe, or as many as its composition counts (Alg. 2, line 8: three losses)."""
     if not probe_steps:  # a plan without any has no noise for them
         return ()
     if composition == "same_batch":
-        return ((probe_mechanism(split.probe, split.sigma_loss, split.loss_mechanism), probe_steps),)
-    return separate_probe_releases(split.probe, split.sigma_loss, split.loss_mechanism, probe_steps)
+        return ((probe_mechanism(plan.probe, plan.sigma_loss, plan.loss_mechanism), probe_steps),)
+    return separate_probe_releases(plan.probe, plan.sigma_loss, plan.loss_mechanism, probe_steps)
 
 
 def releases(
-    split: NoiseSplit, steps: int, probe_steps: int, composition: Composition
+    plan: NoisyPlan, steps: int, probe_steps: int, composition: Composition
 ) -> tuple[tuple[Release, ...], ...]:
     """What ``steps`` steps release, in parts whose epsilons add up (one part, but for "epsilon_sum").
 
@@ -65,54 +65,54 @@ def releases(
     * "independent": Alg. 2, line 8, gradients and probes as if every one drew its own batch.
     * "epsilon_sum": the paper's appendix, f^{3T/K}(sigma_l) + f^T(sigma_g), each at the same delta.
     """
-    gradients = gradient_releases(split, steps, probe_steps)
-    probes = probe_releases(split, probe_steps, composition)
+    gradients = gradient_releases(plan, steps, probe_steps)
+    probes = probe_releases(plan, probe_steps, composition)
     if not probes:
         return (gradients,)
     if composition == "same_batch":
         ((probe, count),) = probes
-        return ((gradients[0], (probe.with_gaussian(split.sigma_gradient_probe), count)),)
+        return ((gradients[0], (probe.with_gaussian(plan.sigma_gradient_probe), count)),)
     return (gradients + probes,) if composition == "independent" else (gradients, probes)
 
 
-def repeated_release(split: NoiseSplit, probing: bool, gradients: int, probes: int) -> Mechanism:
+def repeated_release(plan: NoisyPlan, probing: bool, gradients: int, probes: int) -> Mechanism:
     """What a step released whose one batch bore several gradients and probes: a single subsampled mechanism.
 
     Gaussian ones add up their precisions, gradients / sigma_g^2 + probes * s / sigma_l^2; Laplace coordinates are so
     many times more. They share the draw of the batch, so they are not amplified apart, whatever the composition.
     """
-    precision = gradients / (split.sigma_gradient_probe if probing else split.sigma_gradient) ** 2
+    precision = gradients / (plan.sigma_gradient_probe if probing else plan.sigma_gradient) ** 2
     if not probes:
         return Mechanism(precision**-0.5)
-    probe = probe_mechanism(split.probe, split.sigma_loss, split.loss_mechanism)
+    probe = probe_mechanism(plan.probe, plan.sigma_loss, plan.loss_mechanism)
     return Mechanism((precision + probes / probe.gaussian**2) ** -0.5, probe.laplace, probes * probe.coordinates)
 
 
 def cost(
-    split: NoiseSplit,
+    plan: Plan,
     released: tuple[Release, ...],
     *,
     target_delta: float | None = None,
     accountant: Accountant | None = None,
     coarseness: int = 1,
 ) -> float:
-    """Epsilon of some releases of a run; no warning. Arguments left out are the split's own.
+    """Epsilon of some releases of a run; no warning. Arguments left out are the plan's own.
 
     ``coarseness`` is how many times coarser than usual the grid of privacy losses is under "pld".
     """
     return composed_epsilon(
         released,
-        sample_rate=split.sample_rate,
-        delta=split.target_delta if target_delta is None else target_delta,
-        accountant=split.accountant if accountant is None else accountant,
+        sample_rate=plan.sample_rate,
+        delta=plan.target_delta if target_delta is None else target_delta,
+        accountant=plan.accountant if accountant is None else accountant,
         # One grid for everything of a run: with Laplace noise integers alone, or gradients alone would look cheaper.
-        orders=INTEGER_ORDERS if split.probe != "none" and split.loss_mechanism == "laplace" else ORDERS,
+        orders=INTEGER_ORDERS if plan.probe != "none" and plan.loss_mechanism == "laplace" else ORDERS,
         coarseness=coarseness,
     )
 
 
 def spent(
-    split: NoiseSplit,
+    plan: NoisyPlan,
     steps: int,
     probe_steps: int,
     *,
@@ -128,14 +128,14 @@ def spent(
     """
     if steps == 0:
         return 0.0
-    if math.isinf(split.target_epsilon):
+    if math.isinf(plan.target_epsilon):
         return math.inf
     once = steps - len(repeats), probe_steps - sum(probing for probing, _, _ in repeats)
-    first, *others = releases(split, *once, split.composition if composition is None else composition)
-    again = tuple((repeated_release(split, *repeat), count) for repeat, count in Counter(repeats).items())
+    first, *others = releases(plan, *once, plan.composition if composition is None else composition)
+    again = tuple((repeated_release(plan, *repeat), count) for repeat, count in Counter(repeats).items())
     parts = (first + again, *others)
     return sum(
-        cost(split, part, target_delta=target_delta, accountant=accountant, coarseness=coarseness) for part in parts
+        cost(plan, part, target_delta=target_delta, accountant=accountant, coarseness=coarseness) for part in parts
     )
 
 

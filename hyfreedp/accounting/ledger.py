@@ -55,42 +55,33 @@ class PrivacyLedger:
         """Releases known beyond one for each of ``steps``: made again with other data, or ahead of an earlier state."""
         return len(self._released) + sum(max(g, p) - 1 for _, g, p in self._repeats.values()) - self._steps
 
-    def check(self, probe: bool) -> None:
+    def probes(self, step: int) -> bool:
+        """Whether step t = 0, 1, ... releases a probe, or a vote, by the plan."""
+        return self.split.is_probe_step(step)
+
+    def check(self) -> None:
         """Refuse the next step if it is not in the plan; count nothing.
 
-        Args:
-            probe: whether the next step releases a probe.
-
         Raises:
-            BudgetExhausted: all planned steps were made, or the plan wants a probe exactly if ``probe`` is false.
+            BudgetExhausted: all planned steps were made.
         """
         if self._steps >= self.split.steps:
             raise BudgetExhausted(
                 f"all {self.split.steps} steps that the noise was calibrated for have been made; another one would "
                 f"exceed epsilon={self.split.target_epsilon:g}. Calibrate the noise for more steps"
             )
-        planned = self.split.is_probe_step(self._steps)
-        if bool(probe) != planned:
-            plan = f"warmup_steps={self.split.warmup_steps}, interval={self.split.interval}"
-            if self.split.probe == "votes":
-                plan = f"vote_steps={self.split.vote_steps}"
-            raise BudgetExhausted(
-                f"step {self._steps} {'must' if planned else 'must not'} probe by the plan that the noise was "
-                f"calibrated for (probe={self.split.probe!r}, {plan}), but it {'does' if probe else 'does not'}"
-            )
 
-    def record(self, probe: bool, tag: int = 0) -> None:
+    def record(self, tag: int = 0) -> None:
         """Count the next step. To be called just before anything of it is released, also when its batch is empty.
 
         Args:
-            probe: whether the step releases a probe.
             tag: of its gradient's noise, see :class:`hyfreedp.noise.NoiseGenerator`.
 
         Raises:
             BudgetExhausted: the step is not in the plan, or steps released twice have used its budget up; nothing was
                 counted.
         """
-        self.check(probe)
+        self.check()
         self._count(self._steps, tag, 0)
         self._steps += 1
 
@@ -98,18 +89,29 @@ class PrivacyLedger:
         """Count the probe of the step just recorded, before anything of it is released.
 
         Raises:
-            BudgetExhausted: as in :meth:`record`.
+            BudgetExhausted: as in :meth:`record`, or the plan has no probe there.
         """
-        self._count(self._steps - 1, tag, 1)
+        self._count_probe(self._steps - 1, tag)
 
     def record_vote(self, tag: int = 0) -> None:
         """Count the vote of the next step, or its probe, if it is released before the step's gradient.
 
         Raises:
-            BudgetExhausted: as in :meth:`record`.
+            BudgetExhausted: as in :meth:`record`, or the plan has no probe there.
         """
-        self.check(True)
-        self._count(self._steps, tag, 1)
+        self.check()
+        self._count_probe(self._steps, tag)
+
+    def _count_probe(self, step: int, tag: int) -> None:
+        if not self.probes(step):
+            plan = f"warmup_steps={self.split.warmup_steps}, interval={self.split.interval}"
+            if self.split.probe == "votes":
+                plan = f"vote_steps={self.split.vote_steps}"
+            raise BudgetExhausted(
+                f"step {step} must not probe by the plan that the noise was calibrated for "
+                f"(probe={self.split.probe!r}, {plan}), but it does"
+            )
+        self._count(step, tag, 1)
 
     def _count(self, step: int, tag: int, kind: int) -> None:
         tags = self._released.get(step, ([], []))
@@ -128,14 +130,14 @@ class PrivacyLedger:
                 f"one per step, the run would exceed the epsilon={self.split.target_epsilon:g} that its noise was "
                 "calibrated for. It ends here"
             )
-        self._probes += step not in self._released and self.split.is_probe_step(step)
+        self._probes += step not in self._released and self.probes(step)
         self._released[step] = tags
         tags[kind].append(tag)
         self._repeats, self._affordable = repeats, affordable
 
     def _repeat(self, step: int, gradients: int, probes: int) -> tuple[bool, int, int]:
         """As :func:`spent` wants it. Gradient and probe of a step both count from the first release of either on."""
-        probing = self.split.is_probe_step(step)
+        probing = self.probes(step)
         return probing, max(gradients, 1), max(probes, int(probing))
 
     def _afford(self, repeats: dict[int, tuple[bool, int, int]]) -> int:
@@ -207,7 +209,7 @@ class PrivacyLedger:
             released[step] = [list(dict.fromkeys([*old, *new])) for old, new in zip(known, both, strict=True)]
         self._steps = position
         self._released = {step: (list(both[0]), list(both[1])) for step, both in released.items()}
-        self._probes = sum(map(self.split.is_probe_step, self._released))
+        self._probes = sum(map(self.probes, self._released))
         counts = {step: (len(gradients), len(probes)) for step, (gradients, probes) in self._released.items()}
         self._repeats = {step: self._repeat(step, *both) for step, both in counts.items() if max(both) > 1}
         self._affordable = self._afford(self._repeats) if self._repeats else self.split.steps

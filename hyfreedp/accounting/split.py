@@ -1,4 +1,4 @@
-"""How the noise of a run is split between gradients and probes, and which steps probe."""
+"""The plan of a run, which steps probe, and how its noise is split between gradients and probes."""
 
 from __future__ import annotations
 
@@ -16,34 +16,20 @@ Composition = Literal["same_batch", "independent", "epsilon_sum"]
 
 
 @dataclass(frozen=True)
-class NoiseSplit:
-    """How one privacy budget is split between gradients and probes (Alg. 2). Made by :func:`calibrate_noise`.
+class Plan:
+    """What is known of a run before its noise is calibrated: the budget, and what will be released.
 
     Attributes:
-        sigma: noise multiplier of DP-SGD without probes at the same budget.
-        sigma_gradient: noise multiplier of the gradient on steps without probe.
-        sigma_gradient_probe: the same on steps with one.
-        sigma_loss: sigma_l, noise of each number of a probe in units of its clip (standard deviation or Laplace scale).
         probe_steps: number of steps with a probe among ``steps``.
-        epsilon: cost of the run at ``target_delta`` by ``accountant`` and ``composition``, at most ``target_epsilon``.
-        guarantee: whether ``epsilon`` is a proven bound for Algorithm 1, whose gradient and probes share a batch.
-        reason: why it is none; empty when it is.
 
-    The other attributes are the arguments of :func:`calibrate_noise`.
+    The other attributes are the arguments of :func:`calibrate_noise`, checked and with ``gamma`` filled in.
     """
 
-    sigma: float
-    sigma_gradient: float
-    sigma_gradient_probe: float
-    sigma_loss: float
-    probe_steps: int
-    epsilon: float
-    guarantee: bool
-    reason: str
     target_epsilon: float
     target_delta: float
     sample_rate: float
     steps: int
+    probe_steps: int
     interval: int
     warmup_steps: int
     vote_steps: tuple[int, ...]
@@ -64,9 +50,41 @@ class NoiseSplit:
         """How many of the steps 0, ..., t - 1 probe."""
         return count_probe_steps(t, self.interval, self.warmup_steps, self.probe, self.vote_steps)
 
+
+@dataclass(frozen=True)
+class NoisyPlan(Plan):
+    """A plan and the noise of all that it releases.
+
+    Attributes:
+        sigma: noise multiplier of DP-SGD without probes at the same budget.
+        sigma_gradient: noise multiplier of the gradient on steps without probe.
+        sigma_gradient_probe: the same on steps with one.
+        sigma_loss: sigma_l, noise of each number of a probe in units of its clip (standard deviation or Laplace scale).
+    """
+
+    sigma: float
+    sigma_gradient: float
+    sigma_gradient_probe: float
+    sigma_loss: float
+
     def gradient_noise_multiplier(self, t: int) -> float:
         """Noise multiplier of the gradient at step t = 0, 1, ..."""
         return self.sigma_gradient_probe if self.is_probe_step(t) else self.sigma_gradient
+
+
+@dataclass(frozen=True)
+class NoiseSplit(NoisyPlan):
+    """How one privacy budget is split between gradients and probes (Alg. 2). Made by :func:`calibrate_noise`.
+
+    Attributes, beside those of its plan and its noise:
+        epsilon: cost of the run at ``target_delta`` by ``accountant`` and ``composition``, at most ``target_epsilon``.
+        guarantee: whether ``epsilon`` is a proven bound for Algorithm 1, whose gradient and probes share a batch.
+        reason: why it is none; empty when it is.
+    """
+
+    epsilon: float
+    guarantee: bool
+    reason: str
 
     def to_dict(self) -> dict[str, Any]:
         """All fields as plain numbers, strings and a list, as JSON gives them back."""

@@ -27,7 +27,7 @@ def make_split(**changes):
 
 def run(ledger, steps):
     for _ in range(steps):
-        ledger.record(ledger.split.is_probe_step(ledger.steps))
+        ledger.record()
 
 
 def test_counts_what_was_released_and_reports_it():
@@ -36,7 +36,7 @@ def test_counts_what_was_released_and_reports_it():
     assert (ledger.steps, ledger.probe_steps, ledger.epsilon()) == (0, 0, 0.0)
     spent = [0.0]
     for t in range(split.steps):
-        ledger.record(split.is_probe_step(t))
+        ledger.record()
         assert ledger.steps == t + 1
         assert ledger.probe_steps == sum(map(split.is_probe_step, range(t + 1)))
         spent.append(ledger.epsilon())
@@ -50,26 +50,36 @@ def test_counts_what_was_released_and_reports_it():
 def test_a_step_beyond_the_plan_is_refused_and_not_counted():
     ledger = PrivacyLedger(make_split())
     run(ledger, 12)
-    for probe in (True, False):
-        for act in (ledger.check, ledger.record):
-            with pytest.raises(BudgetExhausted, match=r"all 12 steps .* would exceed epsilon=1"):
-                act(probe)
+    for act in (ledger.check, ledger.record, ledger.record_vote):
+        with pytest.raises(BudgetExhausted, match=r"all 12 steps .* would exceed epsilon=1"):
+            act()
     assert (ledger.steps, ledger.probe_steps) == (12, 5)
 
 
-def test_a_probe_out_of_turn_or_left_out_is_refused_and_not_counted():
+def test_a_probe_out_of_turn_is_refused_and_not_counted():
     ledger = PrivacyLedger(make_split())
-    with pytest.raises(BudgetExhausted, match=r"step 0 must probe by the plan .*interval=4\), but it does not"):
-        ledger.record(False)
     run(ledger, 3)
-    with pytest.raises(BudgetExhausted, match=r"step 3 must not probe by the plan .* but it does"):
-        ledger.record(True)
-    assert (ledger.steps, ledger.probe_steps) == (3, 3)
+    counted = ledger.state_dict()
+    with pytest.raises(BudgetExhausted, match=r"step 3 must not probe by the plan .*interval=4\), but it does"):
+        ledger.record_vote(11)
+    ledger.record()
+    with pytest.raises(BudgetExhausted, match="step 3 must not probe by the plan"):
+        ledger.record_probe(11)
+    assert ledger.state_dict() == counted | {"steps": 4, "released": [*counted["released"], [3, [0], []]]}
+
+
+def test_a_planned_probe_counts_from_the_gradient_on():
+    """Whether it is released after it, or not at all: the gradient's noise is that of a step with a probe."""
+    left_out, released = PrivacyLedger(make_split()), PrivacyLedger(make_split())
+    for ledger in (left_out, released):
+        ledger.record(10)
+    released.record_probe(11)
+    assert released.epsilon() == left_out.epsilon() and left_out.probe_steps == 1
 
 
 def test_check_counts_nothing():
     ledger = PrivacyLedger(make_split())
-    ledger.check(True)
+    ledger.check()
     assert (ledger.steps, ledger.probe_steps) == (0, 0)
 
 
@@ -85,7 +95,7 @@ def test_a_resumed_ledger_equals_the_uninterrupted_one(interrupted_after):
     run(resumed, split.steps - interrupted_after)
     assert resumed.epsilon() == split.epsilon
     with pytest.raises(BudgetExhausted):
-        resumed.check(False)
+        resumed.check()
 
 
 def test_the_state_of_another_split_is_refused():
@@ -110,7 +120,7 @@ def test_a_run_without_probes_counts_plain_dp_sgd():
     assert ledger.probe_steps == 0
     assert ledger.epsilon() == epsilon(dataclasses.replace(split, steps=6))
     with pytest.raises(BudgetExhausted, match="step 6 must not probe"):
-        ledger.record(True)
+        ledger.record_vote()
 
 
 def test_a_non_private_run_is_counted_and_costs_everything():
@@ -120,7 +130,7 @@ def test_a_non_private_run_is_counted_and_costs_everything():
     assert ledger.epsilon() == math.inf
     run(ledger, 11)
     with pytest.raises(BudgetExhausted):
-        ledger.check(False)
+        ledger.check()
 
 
 def test_epsilon_so_far_keeps_the_composition_and_its_warning():
@@ -143,16 +153,16 @@ def test_a_vote_and_the_gradient_after_it_are_one_step():
     """Released at once in the books: the vote counts the whole step, and its gradient nothing more."""
     split = make_split(probe="votes", vote_steps=(1, 4))
     ledger = PrivacyLedger(split)
-    ledger.record(False, 10)
+    ledger.record(10)
     ledger.record_vote(11)
     after_vote = ledger.epsilon()
     assert (ledger.steps, ledger.repeated) == (1, 1)
     ledger.record_vote(11)  # the same batch once more: the same release
-    ledger.record(True, 12)
+    ledger.record(12)
     assert ledger.epsilon() == after_vote and (ledger.steps, ledger.probe_steps, ledger.repeated) == (2, 1, 0)
     again = PrivacyLedger(split)
     again.load_state_dict(json.loads(json.dumps(ledger.state_dict())))
-    again.record(False, 13)
+    again.record(13)
     assert after_vote < again.epsilon() < epsilon(split) <= 1
 
 
@@ -160,7 +170,7 @@ def test_a_vote_of_others_is_a_further_release():
     """About the same draw of the batch: it costs more than a step, and the run ends so much earlier."""
     split = make_split(probe="votes", vote_steps=(1, 4))
     ledger = PrivacyLedger(split)
-    ledger.record(False, 10)
+    ledger.record(10)
     ledger.record_vote(11)
     one = ledger.epsilon()
     ledger.record_vote(21)
@@ -203,7 +213,7 @@ def test_the_same_step_on_ever_other_data_stays_within_the_target(mechanism, all
     run(ledger, again)
     with pytest.raises(BudgetExhausted):
         for tag in range(1, 14):
-            ledger.record(split.is_probe_step(again), tag)
+            ledger.record(tag)
             ledger.load_state_dict(ledger.state_dict() | {"steps": again})
     assert 4 < ledger.epsilon() <= 8
     state = json.loads(json.dumps(ledger.state_dict()))
@@ -211,7 +221,7 @@ def test_the_same_step_on_ever_other_data_stays_within_the_target(mechanism, all
     other.load_state_dict(state)
     assert other.epsilon() == ledger.epsilon() and other.repeated == ledger.repeated
     with pytest.raises(BudgetExhausted):  # also after a resumption
-        other.record(split.is_probe_step(again), 99)
+        other.record(99)
 
 
 def test_a_vote_out_of_turn_is_refused_and_not_counted():

@@ -280,7 +280,7 @@ MUTANTS = [
     Mutant(
         "independent-where-same-batch-is-asked",
         f"{ACCOUNTING}/composition.py",
-        "return ((gradients[0], (probe.with_gaussian(split.sigma_gradient_probe), count)),)",
+        "return ((gradients[0], (probe.with_gaussian(plan.sigma_gradient_probe), count)),)",
         "return (gradients + probes,)",
         "Gradient and probe of one batch are counted as if each had drawn its own: epsilon is understated.",
         ("core/accounting::test_a_per_step_split_costs_what_vanilla_does_under_every_accountant",),
@@ -288,7 +288,7 @@ MUTANTS = [
     Mutant(
         "probe-not-counted",
         f"{ACCOUNTING}/ledger.py",
-        "self._probes += step not in self._released and self.split.is_probe_step(step)",
+        "self._probes += step not in self._released and self.probes(step)",
         "self._probes += 0",
         "The ledger does not count the probes that were released.",
         ("core/accounting_ledger",),
@@ -408,8 +408,8 @@ MUTANTS = [
     Mutant(
         "tolerance-on-both-sides",
         f"{ACCOUNTING}/calibrate.py",
-        "while split.epsilon > target_epsilon:",
-        "while split.epsilon > target_epsilon * (1 + 1e-6):",
+        "while (epsilon := spent(noisy, steps, plan.probe_steps)) > target_epsilon:",
+        "while (epsilon := spent(noisy, steps, plan.probe_steps)) > target_epsilon * (1 + 1e-6):",
         "An epsilon a little above the target passes.",
         ("core/accounting::test_an_epsilon_that_rounding_lifts_above_the_target_is_met_with_more_noise",),
     ),
