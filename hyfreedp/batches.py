@@ -21,7 +21,7 @@ def batch_length(batch: Any) -> int:
     Raises:
         TypeError: the batch holds no tensor.
     """
-    first = next(_tensors(batch), None)
+    first = next(tensors_in(batch), None)
     if first is None:
         raise TypeError(
             "batch must be a tensor, or a tuple, list or mapping that holds one, whose first dimension counts the "
@@ -30,12 +30,13 @@ def batch_length(batch: Any) -> int:
     return first.shape[0]
 
 
-def _tensors(batch: Any) -> Iterator[Tensor]:
-    if isinstance(batch, Tensor):
-        yield batch
-    elif isinstance(batch, Mapping | list | tuple):
-        for child in batch.values() if isinstance(batch, Mapping) else batch:
-            yield from _tensors(child)
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """The tensors in nested mappings, tuples and lists, in order."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for child in value.values() if isinstance(value, Mapping) else value:
+            yield from tensors_in(child)
 
 
 def take(batch: Any, rows: slice | Tensor) -> Any:

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
+from hyfreedp.batches import tensors_in
 from hyfreedp.clipping.base import GradientEngine, hidden_use, wrong_samples
-from hyfreedp.clipping.broadcast import PositionExpander, free_parameters, repeat, restore, substitute, tensors_in
+from hyfreedp.clipping.broadcast import PositionExpander, free_parameters, repeat, restore, substitute
 from hyfreedp.clipping.functions import Clipping
 from hyfreedp.clipping.layers import Gradients, LayerRule, input_to_keep, rule_of, ruled_parameters
 from hyfreedp.clipping.per_sample import Instantiated, PerSampleGradients, add_uses

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hyfreedp.batches import tensors_in
 from hyfreedp.noise import NoiseGenerator
 
 
@@ -121,14 +122,3 @@ class PositionExpander:
         if not records or ids is None or self._batch_size is None or ids.dim() < 2 or ids.shape[0] != 1:
             return None
         return (ids.expand(self._batch_size, *ids.shape[1:]),), {}
-
-
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """The tensors in nested tuples, lists and dicts, in order."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, dict):
-        yield from tensors_in(list(value.values()))
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from tensors_in(item)
