@@ -14,8 +14,8 @@ is too much for some, and these votes find out:
   its first moment, so that every gradient weighs the same. If it is lost by nearly all records, or if there is no such
   first moment, at half the rate, too.
 * The *reviews* compare the weights with the polynomial average of the run so far (Shamir and Zhang, ICML 2013). If the
-  average wins, noise has outgrown progress: the run goes on from the average, at half the rate. At the first review
-  there is no progress to keep: the run begins again from its first weights, with the warm-up and at half the rate.
+  average wins, noise has outgrown progress: the run goes on from the average, at half the rate. At an eighth of the run
+  there is no progress to keep: it begins again from its first weights, with the warm-up and at half the rate.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class VoteResult:
 class VotedRate:
     """The learning rate of a run, the average of weights that its votes compare with, and the way back.
 
-    Memory: one copy of the trained weights, the average, until the last review; one more, the first weights, until the
-    first review; and one while a vote is held, and for the gradient after a lost one.
+    Memory: one copy of the trained weights, the average, until the last review; one more, the first weights, for an
+    eighth of the run; and one while a vote is held, and for the gradient after a lost one.
 
     Args:
         optimizer: the base optimizer.
@@ -144,7 +144,7 @@ class VotedRate:
         present = [p.detach().clone() for p in self._parameters]
         before = self._peak, self._warm, self._review_margin
         opening = self._made == OPENING
-        again = opening or (bool(self._start) and vote.margin < REVIEW_MARGIN)  # kept until the first review
+        again = opening or (bool(self._start) and vote.margin < REVIEW_MARGIN)
         try:
             self._set(self._start if again else self._average)
             if not opening or not self._beta or vote.margin < SHATTERED:
@@ -173,7 +173,7 @@ class VotedRate:
     def _tidy(self) -> None:
         """Free what no later vote needs."""
         left = [step for step in self.vote_steps if step >= self._made]
-        if len(left) <= max(0, len(self.vote_steps) - 2):  # past the first review
+        if not left or self._made > max(OPENING, round(REVIEWS[0] * self._steps)):  # later it costs too much
             self._start = []
         if not left:
             self._average = []
