@@ -6,7 +6,6 @@ import pandas as pd
 import pytest
 
 from hyfreedp.experiments.tables import paper
-from hyfreedp.experiments.tables.paper_tables import SOURCES, accuracies, cells, efficiency
 
 KEYS = ["tuning", "epsilon", "method", "model", "dataset"]
 
@@ -126,57 +125,3 @@ def test_where_the_paper_disagrees_with_itself():
 def test_an_unknown_table_raises():
     with pytest.raises(ValueError, match=r"table must be one of 'cv_main'.*did you mean 'gpt2'"):
         paper.load("gpt3")
-
-
-SNIPPET = r"""
-\begin{table}[t]\caption{other}\label{tab:other}\begin{tabular}{c} 1 \\ \end{tabular}\end{table}
-\begin{table}[t]
-\caption{A, 1 \& 2}\label{tab:one}
-\resizebox{\linewidth}{!}{
-\begin{tabular}{cc|cc|cc}
-\toprule[1pt]
-\multicolumn{2}{c}{Fully Fine-Tune} & \multicolumn{2}{c}{Small} & \multicolumn{2}{c}{Base} \\
-\midrule[1pt]
-Privacy budget & Method & A & B & A & B \\
-$\epsilon=$1 & NonDP-GS & 1.50 & {\ul \textbf{2.0}} &
-3 & $4.0 \pm  \scriptscriptstyle 0.10$ \\
-& \ours & 5 & 6 & 7 & 8 \\ \hline
-NonDP & D-adaptation & 9 & 10 & 11 & 12 \\
-\bottomrule[1pt]
-\end{tabular}
-}
-\end{table}
-"""
-
-
-def test_a_table_is_read_from_latex():
-    metric = "accuracy_percent"
-    assert list(accuracies(cells(SNIPPET, "tab:one")))[:5] == [
-        ("full", "1", "NonDP-GS", "Small", "A", metric, "1.50", ""),
-        ("full", "1", "NonDP-GS", "Small", "B", metric, "2.0", ""),
-        ("full", "1", "NonDP-GS", "Base", "A", metric, "3", ""),
-        ("full", "1", "NonDP-GS", "Base", "B", metric, "4.0", "0.10"),
-        ("full", "1", "HyFreeDP", "Small", "A", metric, "5", ""),
-    ]
-    assert list(accuracies(cells(SNIPPET, "tab:one")))[-1][:5] == ("full", "inf", "D-Adaptation", "Base", "B")
-
-
-def test_what_cannot_be_read_raises():
-    with pytest.raises(ValueError, match="no table labelled 'tab:two'"):
-        cells(SNIPPET, "tab:two")
-    with pytest.raises(ValueError, match=r"not a number: '96\.49x'"):
-        list(accuracies(cells(SNIPPET.replace("1.50", "96.49x"), "tab:one")))
-    with pytest.raises(ValueError, match="zip"):
-        list(accuracies(cells(SNIPPET.replace("& 7 & 8", "& 7"), "tab:one")))
-
-
-def test_times_are_read_from_latex():
-    rows = [["Models", "Dataset", "K=1"], ["GPT2", "E2E", r"163.333   ($\times$ 1.888)"]]
-    assert list(efficiency(rows)) == [
-        ("full", "", "K=1", "GPT2", "E2E", "minutes", "163.333", ""),
-        ("full", "", "K=1", "GPT2", "E2E", "ratio", "1.888", ""),
-    ]
-
-
-def test_every_table_has_a_source():
-    assert tuple(SOURCES) == paper.TABLES
