@@ -4,7 +4,7 @@ ARGS ?=
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help install reproduce notebooks benchmark test test-slow mutants faults lint types clean
+.PHONY: help install reproduce notebooks benchmark test test-slow mutants lint types clean
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -29,9 +29,6 @@ test-slow: .venv/.installed  ## run the slow tests: statistics and accuracy targ
 
 mutants: .venv/.installed  ## make deliberate faults in a copy, see which test notices each (20 minutes)
 	$(BIN)/python tools/mutation/mutants.py $(ARGS)
-
-faults: .venv/.installed  ## kill runs and grids, damage checkpoints, fill disks, see how each ends (seven minutes)
-	$(BIN)/python tests/faults.py $(ARGS)
 
 lint: .venv/.installed  ## check style and formatting
 	$(BIN)/ruff check .

@@ -1,21 +1,20 @@
-"""Damaged checkpoints, full disks and folders that may not be written to; `make faults` adds kills, for real."""
+"""Damaged checkpoints, full disks and folders that may not be written to; test_grid.py has the kills."""
 
 import os
 import resource
-import subprocess
-import sys
 from contextlib import contextmanager
 
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hyfreedp import HyFreeDPOptimizer
 from hyfreedp.experiments.runs import __main__ as cell
-from hyfreedp.experiments.runs.cells import Spec, read_cell, run_cell
+from hyfreedp.experiments.runs import cells, train
+from hyfreedp.experiments.runs.cells import Spec, read_cell, read_steps, run_cell
 from hyfreedp.experiments.store import checkpoints
-from hyfreedp.experiments.store.files import check_writable
-from hyfreedp.experiments.store.paths import ROOT
 
 SPEC = Spec(method="linear", learning_rate=0.02, steps=6)
 
@@ -93,18 +92,42 @@ def test_a_full_disk_leaves_the_checkpoint_that_was_there(tmp_path):
 
 def test_a_full_disk_at_the_record_is_one_sentence_and_nothing_half_written(tmp_path, capsys):
     (tmp_path / "spec.json").write_text(SPEC.to_json())
-    cells = tmp_path / "cells"
+    folder = tmp_path / "cells"
     with files_of_at_most(100):
-        assert cell.main([str(tmp_path / "spec.json"), "--cells", str(cells)]) == 1
+        assert cell.main([str(tmp_path / "spec.json"), "--cells", str(folder)]) == 1
     assert capsys.readouterr().err.startswith("failed: [Errno 27] File too large: ")
-    assert not [path for path in cells.iterdir() if path.suffix in (".csv", ".json")]
+    assert not [path for path in folder.iterdir() if path.suffix in (".csv", ".json")]
 
 
-def test_a_folder_that_cannot_be_written_to_is_named(tmp_path):
-    """That nothing is trained before: `make faults`."""
-    (tmp_path / "file").touch()
-    with pytest.raises(OSError, match=r"cannot write to the folder for results: .*file.cells"):
-        check_writable(tmp_path / "file" / "cells")
+def test_a_folder_that_cannot_be_written_to_is_named_before_anything_is_trained(tmp_path, monkeypatch):
+    monkeypatch.setattr(cells, "train", None)  # would fail if called
+    (tmp_path / "cells").symlink_to(tmp_path / "gone")
+    with pytest.raises(OSError, match=r"cannot write to the folder for results: .*cells"):
+        run_cell(SPEC, tmp_path / "cells")
+
+
+@pytest.mark.parametrize(("damaged", "trained"), [("*.ckpt", 2), ("*.ckpt*", 6)])
+def test_a_run_with_damaged_checkpoints_ends_in_the_same_numbers(tmp_path, monkeypatch, damaged, trained):
+    """Killed at its sixth step, after five checkpoints: the last is cut short, or the one before it too."""
+    step, steps = HyFreeDPOptimizer.step, []
+
+    def counted(self, *args):
+        steps.append(self.ledger.steps)
+        if len(steps) == 6:
+            raise KeyboardInterrupt
+        return step(self, *args)
+
+    run_cell(SPEC, tmp_path / "whole")
+    monkeypatch.setattr(train, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(HyFreeDPOptimizer, "step", counted)
+    with pytest.raises(KeyboardInterrupt):
+        run_cell(SPEC, tmp_path / "killed")
+    for path in (tmp_path / "killed").glob(damaged):
+        os.truncate(path, path.stat().st_size * 2 // 3)
+    with pytest.warns(RuntimeWarning, match="is damaged; the run starts from"):
+        run_cell(SPEC, tmp_path / "killed")
+    assert len(steps) == 6 + trained
+    pd.testing.assert_frame_equal(read_steps(SPEC, tmp_path / "killed"), read_steps(SPEC, tmp_path / "whole"))
 
 
 def test_reading_a_finished_cell_removes_what_a_kill_left(tmp_path):
@@ -113,12 +136,3 @@ def test_reading_a_finished_cell_removes_what_a_kill_left(tmp_path):
         (tmp_path / name).touch()
     assert run_cell(SPEC, tmp_path) == record == read_cell(SPEC, tmp_path)
     assert sorted(path.suffix for path in tmp_path.iterdir()) == [".csv", ".json"]
-
-
-@pytest.mark.slow
-def test_every_fault_ends_as_it_should(tmp_path):
-    table = tmp_path / "FAULTS.md"
-    command = [sys.executable, str(ROOT / "tests" / "faults.py"), "--kills", "5", "--table", str(table)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert table.read_text().count("\n| ") >= 15
