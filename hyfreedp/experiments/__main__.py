@@ -104,8 +104,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--cells", type=Path, default=CELLS, metavar="FOLDER", help="where records are kept (default: %(default)s)"
     )
     instead = tables.add_mutually_exclusive_group()
-    instead.add_argument("--dry-run", action="store_true", help="only list the runs, and estimate the time left")
-    instead.add_argument("--status", action="store_true", help="only count the runs")
+    instead.add_argument("--dry-run", action="store_true", help="only list the runs, done or missing")
     instead.add_argument(
         "--write-specs", type=Path, metavar="FOLDER", help="only write the runs' specs, for workflow managers"
     )
@@ -159,9 +158,7 @@ def _targets(options: argparse.Namespace) -> int:
 
 def _grid(options: argparse.Namespace) -> int:
     if options.dry_run:
-        print(grid.listing(options.profile, options.cells, jobs=options.jobs))
-    elif options.status:
-        print(grid.status(options.profile, options.cells, jobs=options.jobs))
+        print(grid.listing(options.profile, options.cells))
     elif options.write_specs:
         grid.write_specs(options.profile, options.cells, options.write_specs)
     else:

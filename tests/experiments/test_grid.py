@@ -190,20 +190,15 @@ def test_a_table_with_fewer_numbers_replaces_none_with_more(small, tmp_path):
     assert pd.read_csv(path).accuracy.tolist() == [0.5, 0.6]
 
 
-def test_listing_and_status_of_a_half_finished_grid(small, tmp_path):
-    assert "unknown, as no run of these learners is done" in grid.status("smoke", tmp_path)
+def test_the_listing_of_a_half_finished_grid(small, tmp_path):
     runs = comparison.searches(SCALE)
-    records = run_cells(runs[:3], tmp_path)
+    run_cells(runs[:3], tmp_path)
     lines = grid.listing("smoke", tmp_path).splitlines()
     listed = {line.split()[-2]: (line.split()[0], line.split()[-1]) for line in lines[1 : SEARCHES + 2]}
     assert [listed[spec.key] for spec in runs] == [("searches", "done")] * 3 + [("searches", "missing")] * (
         SEARCHES - 3
     )
-    assert lines[-2].startswith(f"3 of {SEARCHES + 1} known runs done, and at most 1 not known yet")
-    seconds, without = grid.seconds_left(grid.plan("smoke", reader(tmp_path)))
-    assert without == 0 and seconds == pytest.approx((ALL - 3) / 3 * sum(record["seconds"] for record in records))
-    counted = grid.status("smoke", tmp_path).splitlines()[1].split()
-    assert counted == ["digits", "mlp", "full", f"3/{SEARCHES}", "0/1", "1"]
+    assert lines[-1].startswith(f"3 of {SEARCHES + 1} known runs done, and at most 1 not known yet")
 
 
 def test_specs_for_workflow_managers_are_those_of_the_plan(small, tmp_path):
