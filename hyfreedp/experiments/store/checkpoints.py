@@ -11,16 +11,16 @@ import os
 import warnings
 from collections.abc import Mapping
 from contextlib import suppress
-from io import BufferedReader
+from io import BytesIO
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
 import torch
 
 from hyfreedp.experiments.store.files import replacing
 
 _TITLE = b"hyfreedp checkpoint 1\n"
-_DIGEST_BYTES = hashlib.sha256().digest_size
+_START_BYTES = len(_TITLE) + hashlib.sha256().digest_size
 
 
 def save(path: Path, state: Mapping[str, Any]) -> None:
@@ -34,10 +34,13 @@ def save(path: Path, state: Mapping[str, Any]) -> None:
         RuntimeWarning: the file could not be written, for example on a full disk. What was there is still there, and
             a run had better go on than end.
     """
+    rest = BytesIO()  # on a full disk torch.save would make its own error of an OSError, and may end the process
+    torch.save(dict(state), rest)
     try:
         with replacing(path) as temporary:
             with temporary.open("wb") as file:
-                _write(file, state)
+                file.write(_TITLE + hashlib.sha256(rest.getbuffer()).digest())
+                file.write(rest.getbuffer())
             with suppress(FileNotFoundError):  # none yet, or it was damaged
                 os.replace(path, _previous(path))
     except OSError as error:
@@ -57,8 +60,9 @@ def load(path: Path) -> dict[str, Any] | None:
     candidates = [one for one in (path, _previous(path)) if one.exists()]
     for index, candidate in enumerate(candidates):
         with candidate.open("rb") as file:
-            if _is_whole(file):
-                return torch.load(file, weights_only=True, map_location="cpu")
+            start, rest = file.read(_START_BYTES), BytesIO(file.read())
+        if start == _TITLE + hashlib.sha256(rest.getbuffer()).digest():
+            return torch.load(rest, weights_only=True, map_location="cpu")
         instead = "from the one before it" if index + 1 < len(candidates) else "from its beginning"
         warnings.warn(f"checkpoint {candidate} is damaged; the run starts {instead}", RuntimeWarning, stacklevel=2)
         candidate.unlink()
@@ -74,44 +78,3 @@ def discard(path: Path) -> None:
 
 def _previous(path: Path) -> Path:
     return path.with_name(f"{path.name}.previous")
-
-
-class _Hashed:
-    """A file for ``torch.save``, which would make its own error of an OSError, and may end the process in cleaning up:
-    the first one is kept for later instead.
-    """
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self.file = file
-        self.hash = hashlib.sha256()
-        self.error: OSError | None = None
-
-    def write(self, data: bytes) -> int:
-        if self.error is None:
-            try:
-                self.file.write(data)
-            except OSError as error:
-                self.error = error
-        self.hash.update(data)
-        return len(data)
-
-    def flush(self) -> None:
-        """Leave that to the closing of the file."""
-
-
-def _write(file: IO[bytes], state: Mapping[str, Any]) -> None:
-    file.write(_TITLE + bytes(_DIGEST_BYTES))
-    hashed = _Hashed(file)
-    torch.save(dict(state), cast(IO[bytes], hashed))  # which needs no more than these two methods
-    if hashed.error is not None:
-        raise hashed.error
-    file.seek(len(_TITLE))
-    file.write(hashed.hash.digest())
-
-
-def _is_whole(file: BufferedReader) -> bool:
-    """Whether a file holds what was written; it is then read up to the beginning of the rest."""
-    start = file.read(len(_TITLE) + _DIGEST_BYTES)
-    whole = start == _TITLE + hashlib.file_digest(file, "sha256").digest()
-    file.seek(len(start))
-    return whole
