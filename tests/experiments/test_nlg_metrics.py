@@ -1,6 +1,5 @@
 """The five scores against values by hand, and against the challenge's own where its example is at hand."""
 
-import json
 import math
 import os
 import shutil
@@ -9,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hyfreedp.experiments.tasks import nlg_metrics
-from hyfreedp.experiments.tasks.nlg_metrics import main, nist, read_outputs, read_references, scores
+from hyfreedp.experiments.tasks.nlg_metrics import nist, scores
 
 needs_java = pytest.mark.skipif(not shutil.which("java"), reason="needs Java")
 
@@ -74,54 +73,21 @@ def test_the_challenges_own_scores():
     folder = Path(os.environ.get("HYFREEDP_DATA", "")) / "e2e" / "metrics_example"
     if not folder.exists():
         pytest.skip("HYFREEDP_DATA has no e2e/metrics_example")
-    measured = scores(read_references(folder / "references.txt"), read_outputs(folder / "outputs.txt"))
+    references = (folder / "references.txt").read_text(encoding="utf-8").strip().split("\n\n")
+    outputs = (folder / "outputs.txt").read_text(encoding="utf-8").splitlines()
+    measured = scores([block.splitlines() for block in references], outputs)
     expected = {"BLEU": 0.7203, "NIST": 7.8212, "METEOR": 0.4801, "ROUGE_L": 0.7910, "CIDEr": 2.3039}
     assert measured == pytest.approx(expected, abs=5e-5)
-
-
-def test_both_forms_of_files_give_the_same(tmp_path):
-    (tmp_path / "r.txt").write_text('One.\nUn.\n\nTwo, "deux".\n', encoding="utf-8")
-    (tmp_path / "r.csv").write_text('MR,ref\nname[1],One.\nname[1],Un.\nname[2],"Two, ""deux""."\n', encoding="utf-8")
-    (tmp_path / "o.txt").write_text("One\nTwo: £5\n", encoding="utf-8")
-    (tmp_path / "o.tsv").write_text("\ufeffmr\toutput\nname[1]\tOne\nname[2]\tTwo: Â£5\n", encoding="utf-8")
-    assert (
-        read_references(tmp_path / "r.txt")
-        == read_references(tmp_path / "r.csv")
-        == [["One.", "Un."], ['Two, "deux".']]
-    )
-    assert read_outputs(tmp_path / "o.txt") == read_outputs(tmp_path / "o.tsv") == ["One", "Two: £5"]
-
-
-def test_references_without_empty_lines_are_one_for_each_instance(tmp_path):
-    (tmp_path / "r.txt").write_text("one\ntwo\n")
-    assert read_references(tmp_path / "r.txt") == [["one"], ["two"]]
-
-
-def test_command_prints_json_and_says_what_is_missing(tmp_path, capsys, without_java):
-    (tmp_path / "r.txt").write_text("one two three four\n\nfive six seven eight\n")
-    (tmp_path / "o.txt").write_text("one two three four\nfive six seven eight\n")
-    assert main([str(tmp_path / "r.txt"), str(tmp_path / "o.txt"), "--json"]) == 0
-    printed = capsys.readouterr()
-    measured = json.loads(printed.out)
-    assert list(measured) == ["BLEU", "NIST", "METEOR", "ROUGE_L", "CIDEr"]
-    assert measured["METEOR"] is None and "no java" in printed.err
-    assert measured["BLEU"] == pytest.approx(1) and measured["ROUGE_L"] == pytest.approx(1)
 
 
 @pytest.mark.parametrize(
     ("references", "outputs", "message"),
     [
-        ("a\n\nb\n", "a\n", "need one output for each instance, got 1 for 2"),
-        ("", "", "need one output for each instance, got 0 for 0"),
+        ([["a"], ["b"]], ["a"], "need one output for each instance, got 1 for 2"),
+        ([], [], "need one output for each instance, got 0 for 0"),
+        ([["a"], []], ["a", "b"], "every instance needs a reference, instance 2 has none"),
     ],
 )
-def test_files_that_do_not_match(tmp_path, capsys, references, outputs, message):
-    (tmp_path / "r.txt").write_text(references)
-    (tmp_path / "o.txt").write_text(outputs)
-    assert main([str(tmp_path / "r.txt"), str(tmp_path / "o.txt")]) == 2
-    assert message in capsys.readouterr().err
-
-
-def test_a_missing_file_is_named(tmp_path, capsys):
-    assert main([str(tmp_path / "absent.txt"), str(tmp_path / "o.txt")]) == 2
-    assert "absent.txt" in capsys.readouterr().err
+def test_texts_that_do_not_match_raise(references, outputs, message):
+    with pytest.raises(ValueError, match=message):
+        scores(references, outputs)

@@ -1,4 +1,4 @@
-"""The five scores of the E2E challenge: ``python -m hyfreedp.experiments.tasks.nlg_metrics REFERENCES OUTPUTS``.
+"""The five scores of the E2E challenge.
 
 They agree with the challenge's own scripts (Dusek, Novikova and Rieser 2020): BLEU and NIST as MT-Eval v13a with a
 variable number of references, METEOR, ROUGE-L and CIDEr as the COCO caption evaluation with its tokeniser.
@@ -6,17 +6,12 @@ variable number of references, METEOR, ROUGE-L and CIDEr as the COCO caption eva
 
 from __future__ import annotations
 
-import argparse
-import csv
-import json
 import math
 import re
 import shutil
-import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import groupby, zip_longest
-from pathlib import Path
+from itertools import zip_longest
 
 import sacrebleu
 from nltk.tokenize import TreebankWordTokenizer
@@ -26,8 +21,6 @@ from pycocoevalcap.rouge.rouge import Rouge
 from pycocoevalcap.tokenizer.ptbtokenizer import PUNCTUATIONS, PTBTokenizer
 from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
 
-# Wrong encodings that the challenge repairs in tables.
-MENDED = {"Ł": "£", "Â£": "£", "Ã©": "é", "ã©": "é"}
 LONGEST_NGRAM = 5
 # Of NIST's length penalty: one half where the output has two thirds of the references' length.
 PENALTY = -math.log(0.5) / math.log(1.5) ** 2
@@ -125,77 +118,3 @@ def _tokenized(texts: Sequence[Sequence[str]], java: bool) -> dict[int, list[str
         ]
         for i, group in enumerate(texts)
     }
-
-
-def read_references(path: Path) -> list[list[str]]:
-    """References of each instance.
-
-    A ``.csv`` or ``.tsv`` file has a meaning representation and a reference on each row; consecutive rows with the same
-    one are one instance. Any other file has one reference on each line and an empty line between instances; without
-    empty lines, each line is an instance of its own.
-    """
-    if _is_table(path):
-        return [[text for _, text in rows] for _, rows in groupby(_read_table(path), key=lambda row: row[0])]
-    lines = _read_lines(path)
-    blocks = [list(block) for filled, block in groupby(lines, key=bool) if filled]
-    return [[line] for line in blocks[0]] if len(blocks) == 1 else blocks
-
-
-def read_outputs(path: Path) -> list[str]:
-    """One output for each instance: the second column of a ``.csv`` or ``.tsv`` file, or the lines of any other."""
-    return [text for _, text in _read_table(path)] if _is_table(path) else _read_lines(path)
-
-
-def _is_table(path: Path) -> bool:
-    return path.suffix.lower() in (".csv", ".tsv")
-
-
-def _read_lines(path: Path) -> list[str]:
-    return [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines()]
-
-
-def _read_table(path: Path) -> list[tuple[str, str]]:
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        rows = [row for row in csv.reader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",") if row]
-    for number, row in enumerate(rows, start=1):
-        if len(row) != 2:
-            raise ValueError(f"{path}: need two columns, meaning representation and text; row {number} has {len(row)}")
-    if rows and re.match("mr|src|source|meaning", rows[0][0].strip(), re.IGNORECASE) and "[" not in rows[0][0]:
-        rows = rows[1:]
-    return [(source.strip(), _mended(text.strip())) for source, text in rows]
-
-
-def _mended(text: str) -> str:
-    for wrong, right in MENDED.items():
-        text = text.replace(wrong, right)
-    return text
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Read two files and print five scores; the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m hyfreedp.experiments.tasks.nlg_metrics", description=__doc__)
-    parser.add_argument("references", type=Path, help="text (an empty line between instances), .csv or .tsv")
-    parser.add_argument("outputs", type=Path, help="text (one output on each line), .csv or .tsv")
-    parser.add_argument("--json", action="store_true", help="print JSON; METEOR is null without Java")
-    options = parser.parse_args(arguments)
-    try:
-        measured = scores(read_references(options.references), read_outputs(options.outputs))
-    except (OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    if measured["METEOR"] is None:
-        print(
-            "no java found: METEOR is left out, and ROUGE_L and CIDEr use an approximation of their tokeniser, so that "
-            "they may differ from the challenge's",
-            file=sys.stderr,
-        )
-    if options.json:
-        print(json.dumps(measured))
-    else:
-        for name, value in measured.items():
-            print(f"{name + ':':9}" + ("not available" if value is None else f"{value:.4f}"))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
