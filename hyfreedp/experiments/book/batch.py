@@ -144,7 +144,8 @@ def _record(job: Job) -> dict[str, Any] | None:
 def _fingerprint(job: Job) -> str:
     """Hash of all that the notebook's result follows from, but for the files that it reads."""
     digest = hashlib.sha256(json.dumps([job.parameters, environment()], sort_keys=True).encode())
-    for path in [job.source, *sorted(PACKAGE.rglob("*.py"))]:
+    package = sorted(path for path in PACKAGE.rglob("*.*") if path.suffix in (".py", ".html", ".css", ".js"))
+    for path in [job.source, *package]:
         digest.update(_digest(path).encode())
     return digest.hexdigest()
 

@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Sequence
 from html import escape
+from importlib.resources import files
 from typing import Any
 
 import pandas as pd
@@ -15,45 +16,6 @@ from hyfreedp.experiments.book import notebooks
 from hyfreedp.experiments.book.jobs import Outcome
 from hyfreedp.experiments.store.paths import FIGURES
 from hyfreedp.experiments.store.provenance import commit, environment
-
-_STYLE = """
-:root { color-scheme: light dark; --text: #1b1b1b; --page: #fff; --soft: #f2f2f0; --line: #c4c4c0; --link: #0b57a4; }
-@media (prefers-color-scheme: dark) {
-  :root { --text: #e6e6e3; --page: #16181a; --soft: #23262a; --line: #4a4e54; --link: #8ab8ea; }
-}
-* { box-sizing: border-box; }
-body { margin: 0 auto; padding: 1rem clamp(0.75rem, 3vw, 2.5rem) 4rem; max-width: 72rem; color: var(--text);
-  background: var(--page); font: 1rem/1.55 system-ui, sans-serif; overflow-wrap: break-word; }
-h1, h2, h3 { line-height: 1.25; }
-h2 { margin-top: 3rem; padding-top: 1rem; border-top: 1px solid var(--line); }
-h3 { margin: 2.5rem 0 0.5rem; font-size: 1.1rem; }
-a { color: var(--link); }
-p, ul, dd { max-width: 50rem; }
-ul { margin: 0; padding-left: 1.2rem; }
-dl { display: grid; grid-template-columns: 8rem 1fr; gap: 0.4rem 1rem; margin: 1rem 0; }
-dt { font-weight: 600; }
-dd { margin: 0; min-width: 0; }
-code, pre { font-size: 0.875rem; background: var(--soft); }
-pre, .scroll { overflow: auto; max-height: 36rem; border: 1px solid var(--line); padding: 0.75rem; }
-figure { margin: 1rem 0; }
-img, iframe { display: block; max-width: 100%; background: #fff; }
-img { height: auto; padding: 0.5rem; }
-iframe { width: 100%; height: 54rem; border: 1px solid var(--line); }
-table { border-collapse: collapse; font-size: 0.875rem; font-variant-numeric: tabular-nums; }
-th, td { padding: 0.25rem 0.75rem; text-align: left; border-bottom: 1px solid var(--line); white-space: nowrap; }
-.number { text-align: right; }
-@media (max-width: 40rem) { dl { grid-template-columns: 1fr; } dd { margin-bottom: 0.5rem; } }
-@media print {
-  body { max-width: none; padding: 0; }
-  pre, .scroll { max-height: none; overflow: visible; }
-  pre { white-space: pre-wrap; }
-  table { font-size: 0.625rem; }
-  th, td { padding: 0.125rem 0.25rem; white-space: normal; overflow-wrap: anywhere; }
-  .interactive { display: none; }
-  figure, table tr { break-inside: avoid; }
-  h2, h3 { break-after: avoid; }
-}
-"""
 
 _NUMBER = ' class="number"'
 
@@ -67,13 +29,15 @@ def page(outcomes: Sequence[Outcome], profile: str) -> str:
     """
     versions = ", ".join(f"{name} {value}" for name, value in environment().items())
     failed = [_link(_anchor(outcome), outcome.job.name) for outcome in outcomes if outcome.status == "failed"]
+    style = files(__package__).joinpath("page.css").read_text(encoding="utf-8")
     return f"""<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>hyfreedp, profile {escape(profile)}</title>
-<style>{_STYLE}</style>
+<style>
+{style}</style>
 </head>
 <body>
 <header>
