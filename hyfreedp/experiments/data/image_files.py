@@ -175,20 +175,20 @@ def squares(paths: Iterable[Path], side: int = SIDE) -> Iterator[np.ndarray]:
 
 def cifar10_jpeg(folder: Path) -> tuple[Part, Part]:
     """The JPEG copy: ``train/CLASS/NNNN.jpg`` and ``test/CLASS/NNNN.jpg`` in one archive."""
-    found: dict[str, list[tuple[int, bytes]]] = {"train": [], "test": []}
-    with tarfile.open(folder / "cifar10" / "cifar10.tar.gz") as archive:
-        for member in archive:
-            if member.isfile():
-                split, label, _ = member.name.split("/")
-                data = archive.extractfile(member)
-                assert data is not None  # a regular file has content
-                found[split].append((_CIFAR10_CLASSES.index(label), data.read()))
+    data = _members(folder / "cifar10" / "cifar10.tar.gz")
 
     def part(split: str) -> Part:
-        labels = np.array([label for label, _ in found[split]])
-        return Part(labels, (_decoded(data) for _, data in found[split]), 32)
+        names = [name for name in data if name.startswith(f"{split}/")]
+        labels = np.array([_CIFAR10_CLASSES.index(name.split("/")[1]) for name in names])
+        return Part(labels, (_decoded(data[name]) for name in names), 32)
 
     return part("train"), part("test")
+
+
+def _members(path: Path) -> dict[str, bytes]:
+    """The files of an archive by their names, in its order."""
+    with tarfile.open(path) as archive:
+        return {member.name: file.read() for member in archive if (file := archive.extractfile(member)) is not None}
 
 
 def _decoded(data: bytes) -> np.ndarray:
@@ -198,8 +198,7 @@ def _decoded(data: bytes) -> np.ndarray:
 
 def tiny_imagenet_jpeg(folder: Path) -> tuple[Part, Part]:
     """The JPEG copy: the official layout, without the folders between class and image, in one archive."""
-    with tarfile.open(folder / "tiny_imagenet32" / "tiny_imagenet32.tar.gz") as archive:
-        data = {member.name: file.read() for member in archive if (file := archive.extractfile(member)) is not None}
+    data = _members(folder / "tiny_imagenet32" / "tiny_imagenet32.tar.gz")
     classes = {name: index for index, name in enumerate(data["wnids.txt"].decode().split())}
     labels = _tiny_imagenet_labels(data["val/val_annotations.txt"].decode())
     train = [name for name in data if name.startswith("train/")]
