@@ -1,7 +1,6 @@
 """The benchmark's logic, not anyone's speed: the comparison is fair, the numbers are right, records are complete."""
 
 import copy
-import json
 import math
 from dataclasses import replace
 from functools import partial
@@ -109,16 +108,6 @@ def test_copies_share_what_is_frozen_and_nothing_else():
     for (name, ours), (_, theirs) in zip(work.module.named_parameters(), copy.module.named_parameters(), strict=True):
         assert (ours is theirs) == (not ours.requires_grad), name
         assert torch.equal(ours, theirs)
-
-
-def test_half_precision_weights_train():
-    work = make_workload(replace(SHAPES["llama"], bfloat16=True), "lora")
-    assert {p.dtype for p in work.module.parameters() if not p.requires_grad} == {torch.bfloat16}
-    assert torch.get_default_dtype() == torch.float32
-    for name, contender in CONTENDERS.items():
-        step = contender.make(work.copy(), Setup())
-        step()
-        assert name
 
 
 @pytest.mark.parametrize("tuning", ["full", "biases", "lora"])
@@ -244,29 +233,6 @@ def test_a_contender_that_cannot_is_recorded_with_its_reason(tiny, monkeypatch):
     assert plain["failure"] == "" and plain["ratio_to_plain"] == 1
 
 
-def test_an_interrupted_measurement_goes_on_where_it_was(tiny, tmp_path, monkeypatch):
-    todo = cases(["tiny"], ["biases", "lora"], ["plain"])
-    settings = {"device": "cpu", "rounds": 1, "threads": 1, "parts": tmp_path}
-    measured, interrupt = [], [True]
-    honest = record.measure_case
-
-    def measure_case(case, **kwargs):
-        if case.tuning == "lora" and interrupt:
-            raise KeyboardInterrupt
-        measured.append(case.tuning)
-        return honest(case, **kwargs)
-
-    monkeypatch.setattr(record, "measure_case", measure_case)
-    with pytest.raises(KeyboardInterrupt):
-        record.measure(todo, **settings)
-    interrupt.clear()
-    rows = record.measure(todo, **settings)
-    assert measured == ["biases", "lora"] and list(rows.tuning) == ["biases", "lora"]
-    (first, second) = (record.part_of(case, tmp_path, device="cpu", rounds=1, threads=1) for case in todo)
-    assert json.loads(first.read_text())[0]["seconds"] == rows.seconds[0]
-    assert record.part_of(todo[0], tmp_path, device="cpu", rounds=2, threads=1) not in (first, second)
-
-
 def test_growth_varies_one_dimension_at_a_time(tiny):
     todo = record.growth_cases("tiny", {"depth": (1, 3), "batch_size": (2,)}, ["plain"])
     assert [(c.shape.depth, c.shape.batch_size) for c in todo] == [(1, 4), (3, 4), (2, 2)]
@@ -297,20 +263,18 @@ def test_bad_arguments_are_refused_clearly(call, message):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_missing_gpu_is_said_plainly(capsys):
     with pytest.raises(SystemExit) as stop:
-        command.main(["--device", "cuda", "--quick"])
+        command.main(["--device", "cuda"])
     assert stop.value.code == 2
     assert "torch finds no GPU" in capsys.readouterr().err
 
 
 def test_a_selection_is_measured_shown_and_written_aside(tiny, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(command, "CELLS", tmp_path / "cells")
     monkeypatch.setattr(command, "BUILD", tmp_path / "build")
     monkeypatch.setattr(command, "RESULTS", tmp_path / "results")
     arguments = ["--models", "tiny", "--tunings", "biases", "--rounds", "3", "--threads", "1"]
     assert command.main(arguments) == 0
     assert "ours, HyFreeDP K = 10" in capsys.readouterr().out
     assert not (tmp_path / "results").exists()
-    assert not list((tmp_path / "cells").iterdir()), "parts of a complete record are left behind"
 
     rows = pd.read_csv(tmp_path / "build" / "benchmark" / "efficiency.csv")
     assert list(rows.contender) == list(CONTENDERS)
@@ -332,7 +296,7 @@ def test_a_selection_is_measured_shown_and_written_aside(tiny, tmp_path, monkeyp
 @pytest.fixture
 def elsewhere(tmp_path, monkeypatch):
     """The command's folders, with all measurements replaced by one that says which case it was."""
-    for name in ("CELLS", "BUILD", "RESULTS"):
+    for name in ("BUILD", "RESULTS"):
         monkeypatch.setattr(command, name, tmp_path / name.lower())
 
     def measured(todo, **kwargs):
@@ -443,32 +407,6 @@ def test_noise_and_checks_are_timed_beside_their_references(tiny):
     assert (rows[rows.source.isin([noise.REFERENCE, "without"])].ratio == 1).all()
     assert (rows.seconds > 0).all() and (rows.ratio_q1 <= rows.ratio).all() and (rows.ratio <= rows.ratio_q3).all()
     assert NoiseGenerator.add_noise.__qualname__ == "NoiseGenerator.add_noise"
-
-
-def test_an_interrupt_says_how_to_go_on(elsewhere, monkeypatch, capsys):
-    monkeypatch.setattr(command, "measure", lambda *args, **kwargs: (_ for _ in ()).throw(KeyboardInterrupt))
-    assert command.main(["--quick"]) == 130
-    assert "goes on from the last finished case" in capsys.readouterr().err
-    assert not (elsewhere / "build").exists()
-
-
-def test_fresh_forgets_what_was_measured_before(elsewhere):
-    (case,) = cases(["tiny"], ["lora"])
-    part = record.part_of(case, elsewhere / "cells", device="cpu", rounds=1, threads=1)
-    part.parent.mkdir()
-    seen = []
-    for arguments, expected in ([], True), (["--fresh"], False):
-        part.write_text("[]")
-        with pytest.MonkeyPatch.context() as patch:
-            honest = command.measure
-
-            def look(todo, honest=honest, **kwargs):
-                seen.append(part.exists())
-                return honest(todo, **kwargs)
-
-            patch.setattr(command, "measure", look)
-            command.main(["--models", "tiny", "--tunings", "lora", "--rounds", "1", "--threads", "1", *arguments])
-        assert seen.pop() == expected and not part.exists()
 
 
 # ---- goals -----------------------------------------------------------------------------------------------------------

@@ -1,14 +1,13 @@
-"""Measures cases one after the other and keeps them as tidy rows; an interrupted measurement goes on where it was."""
+"""Measures cases one after the other, as tidy rows."""
 
 from __future__ import annotations
 
 import gc
-import json
 import os
 import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
@@ -30,8 +29,6 @@ from hyfreedp.experiments.benchmark.measure import (
     time_rounds,
 )
 from hyfreedp.experiments.benchmark.workloads import MODELS, Shape, Tuning, Workload, make_workload
-from hyfreedp.experiments.store.cache import key_of
-from hyfreedp.experiments.store.files import write_text
 
 PACKAGES = ("torch", "opacus", "timm", "transformers", "peft", "hyfreedp")
 _WARM_UP_STEPS = 2  # the first sets up the optimizer's state and our engine's check against autograd
@@ -94,15 +91,7 @@ def growth_cases(model: str, grid: Mapping[str, Sequence[int]], contenders: Sequ
     return [Case(model, "full", tuple(contenders), varied, n) for varied, values in grid.items() for n in values]
 
 
-def measure(
-    todo: Iterable[Case],
-    *,
-    device: str,
-    rounds: int,
-    threads: int,
-    parts: Path | None = None,
-    setup: Setup | None = None,
-) -> pd.DataFrame:
+def measure(todo: Iterable[Case], *, device: str, rounds: int, threads: int) -> pd.DataFrame:
     """Measure cases with a progress bar; one row per case and contender.
 
     Args:
@@ -110,8 +99,6 @@ def measure(
         device: "cpu" or "cuda".
         rounds: how often every contender is timed.
         threads: of torch on the CPU.
-        parts: folder in which each case is kept as soon as it is done, and looked up before it is measured.
-        setup: what the contenders have in common.
 
     Raises:
         ValueError: bad ``device``, ``rounds`` or ``threads``.
@@ -127,37 +114,23 @@ def measure(
     with limited_threads(threads), tqdm(list(todo), unit="case") as bar:
         for case in bar:
             bar.set_description(str(case))
-            part = None if parts is None else part_of(case, parts, device=device, rounds=rounds, threads=threads)
-            if part is not None and part.exists():
-                rows += json.loads(part.read_text(encoding="utf-8"))
-                continue
             with garbage_stays():
-                found = measure_case(case, device=torch.device(device), rounds=rounds, setup=setup or Setup())
-            if part is not None:
-                write_text(part, json.dumps(found))
-            rows += found
+                rows += measure_case(case, torch.device(device), rounds)
     return pd.DataFrame(rows)
 
 
-def part_of(case: Case, parts: Path, *, device: str, rounds: int, threads: int) -> Path:
-    """Where the rows of a case are kept until the measurement that it belongs to is complete."""
-    arguments = environment(device) | asdict(case) | {"shape": asdict(case.shape), "rounds": rounds, "threads": threads}
-    del arguments["date"]
-    return parts / f"efficiency-{key_of(arguments)}.json"
-
-
-def measure_case(case: Case, *, device: torch.device, rounds: int, setup: Setup) -> list[dict[str, Any]]:
+def measure_case(case: Case, device: torch.device, rounds: int) -> list[dict[str, Any]]:
     """The rows of one case: first the time of all contenders in turns, then the memory of each alone."""
     work = make_workload(case.shape, case.tuning, device)
     common = _describe(case, work) | environment(device.type)
-    seconds, failed = _time(case, work, rounds, setup)
+    seconds, failed = _time(case, work, rounds)
     rows = []
     for name in case.contenders:
         row: dict[str, Any] = {"contender": name, "rounds": rounds}
         if name in seconds:
             row |= _statistics(name, seconds)
             try:
-                row["peak_mib"] = peak_memory(CONTENDERS[name], work, setup)
+                row["peak_mib"] = peak_memory(CONTENDERS[name], work, Setup())
             except Exception as error:
                 failed[name] = reason(error)
             if device.type == "cuda":
@@ -167,14 +140,14 @@ def measure_case(case: Case, *, device: torch.device, rounds: int, setup: Setup)
     return rows
 
 
-def _time(case: Case, work: Workload, rounds: int, setup: Setup) -> tuple[dict[str, list[float]], dict[str, str]]:
+def _time(case: Case, work: Workload, rounds: int) -> tuple[dict[str, list[float]], dict[str, str]]:
     device = work.inputs.device
     steps: dict[str, tuple[Step, int]] = {}
     failed: dict[str, str] = {}
     for name in case.contenders:
         contender = CONTENDERS[name]
         try:
-            step = contender.make(work.copy(), setup)
+            step = contender.make(work.copy(), Setup())
             for _ in range(_WARM_UP_STEPS):
                 step()
         except Exception as error:  # another library may refuse a model in any way; the record says how
