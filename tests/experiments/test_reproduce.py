@@ -9,7 +9,7 @@ from contextlib import suppress
 import pytest
 
 from hyfreedp.experiments.__main__ import main
-from hyfreedp.experiments.book import batch, notebooks
+from hyfreedp.experiments.book import notebooks
 
 pytest_plugins = ["batch"]
 
@@ -30,7 +30,7 @@ def test_a_failed_notebook_is_named_at_the_end_and_the_others_run(three, capsys)
     out = capsys.readouterr().out
     assert three.log() == ["01_first", "02_second", "03_third"]
     lines = out.splitlines()
-    assert lines[0] == "3 notebooks, 0 of them up to date, unknown time left"
+    assert lines[0] == "3 notebooks, 0 of them up to date"
     assert [line.split(":")[0] for line in lines[1:4]] == ["[1/3] 01_first", "[2/3] 02_second", "[3/3] 03_third"]
     assert re.search(r"02_second failed:.*No module named 'colour_of_noise'", out, flags=re.DOTALL)
     assert lines[-1] == "failed: 02_second"
@@ -56,7 +56,7 @@ def test_an_interrupted_batch_goes_on_where_it_was(three, capsys):
     assert not list((three.build / "smoke").glob(".*")), "a half-written notebook was left behind"
     assert main(["reproduce", "--profile", "smoke"]) == 0
     assert three.log()[2:] == ["02_second", "03_third"]
-    assert "3 notebooks, 1 of them up to date, about" in capsys.readouterr().out
+    assert "3 notebooks, 1 of them up to date" in capsys.readouterr().out
 
 
 def test_notebooks_run_at_the_same_time_and_are_interrupted_together(three):
@@ -149,13 +149,6 @@ def test_a_notebook_without_readable_parameters_is_refused(three, in_process, ca
     with pytest.raises(SystemExit):
         main(["reproduce", "--profile", "smoke"])
     assert "02_second.py: a parameters cell assigns literals to names, not 'seeds = 1 + 2'" in capsys.readouterr().err
-
-
-def test_time_left_counts_unknown_notebooks_as_the_mean_of_the_known():
-    assert batch._time_left(["a", "b"], {"a": 20.0, "c": 40.0}, 1) == "about 50 s"
-    assert batch._time_left(["a", "b"], {"a": 20.0, "c": 40.0}, 2) == "about 30 s"  # that of the longest
-    assert batch._time_left(["a"], {}, 1) == "unknown time"
-    assert batch._time_left(["a"], {"a": 600.0}, 1) == "about 10 min"
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -9,7 +9,7 @@ import os
 import shutil
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -65,22 +65,16 @@ def reproduce(jobs: Sequence[Job], profile: str, *, workers: int = 1, fresh: boo
 def run(jobs: Sequence[Job], workers: int = 1) -> list[Outcome]:
     """Execute what is not up to date, a printed line each; a failed notebook does not stop the others."""
     outcomes = {job.name: outcome for job in jobs if (outcome := _finished(job))}
-    timings = {job.name: record["seconds"] for job in jobs if (record := _record(job))}
-    pending = [job.name for job in jobs if job.name not in outcomes]
-    print(f"{len(jobs)} notebooks, {len(outcomes)} of them up to date", end="")
-    print(f", {_time_left(pending, timings, workers)} left" if pending else "", flush=True)
+    print(f"{len(jobs)} notebooks, {len(outcomes)} of them up to date", flush=True)
     # Threads, because kernels of one process never take each other's ports.
     with ThreadPoolExecutor(workers) as pool:
-        futures = [pool.submit(_execute, job) for job in jobs if job.name in pending]
+        futures = [pool.submit(_execute, job) for job in jobs if job.name not in outcomes]
         try:
             for future in as_completed(futures):
                 outcome = future.result()
                 outcomes[outcome.job.name] = outcome
-                timings[outcome.job.name] = outcome.seconds
-                pending.remove(outcome.job.name)
-                left = f", {_time_left(pending, timings, workers)} left" if pending else ""
-                name, took = outcome.job.name, _duration(outcome.seconds)
-                print(f"[{len(outcomes)}/{len(jobs)}] {name}: {outcome.status} after {took}{left}", flush=True)
+                done = f"[{len(outcomes)}/{len(jobs)}] {outcome.job.name}"
+                print(f"{done}: {outcome.status} after {outcome.seconds:.0f} s", flush=True)
         except KeyboardInterrupt:
             logging.getLogger("papermill").setLevel(logging.CRITICAL)  # that these kernels die is no error
             for future in futures:
@@ -123,7 +117,8 @@ def _execute(job: Job) -> Outcome:
 
 def _finished(job: Job) -> Outcome | None:
     """The outcome of an earlier batch, if executing the job again could give nothing else."""
-    record = _record(job)
+    path = _record_path(job)
+    record = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
     if record is None or record["fingerprint"] != _fingerprint(job):
         return None
     files = [(FIGURES, record["made"]), (ROOT, record["read"])]
@@ -134,11 +129,6 @@ def _finished(job: Job) -> Outcome | None:
 
 def _record_path(job: Job) -> Path:
     return BUILD / job.parameters["profile"] / f"{job.name}.json"
-
-
-def _record(job: Job) -> dict[str, Any] | None:
-    path = _record_path(job)
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
 
 def _fingerprint(job: Job) -> str:
@@ -164,21 +154,6 @@ def _inputs(made: Sequence[str]) -> set[str]:
     """The files of the repository that figures and tables say they were made from."""
     described = [json.loads((FIGURES / name).read_text(encoding="utf-8")) for name in made if name.endswith(".json")]
     return {name for made_of in described for name in made_of["inputs"] if (ROOT / name).is_file()}
-
-
-def _time_left(pending: Sequence[str], timings: Mapping[str, float], workers: int) -> str:
-    """From earlier timings; a notebook without one counts as the mean of those that have one."""
-    if not timings:
-        return "unknown time"
-    mean = sum(timings.values()) / len(timings)
-    expected = [timings.get(name, mean) for name in pending]
-    return f"about {_duration(max(sum(expected) / workers, *expected))}"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 @contextmanager
