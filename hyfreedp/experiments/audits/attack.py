@@ -42,14 +42,12 @@ def game(
     Args:
         others: losses of all other records at (w - hG, w, w + hG), shape ``(3, N)``.
         outlier: the three losses of the planted record.
-        distance: h.
         sample_rate: with which each of the others enters the batch, drawn afresh in each run. 1 is the strongest
             observer, who knows the whole batch but for the outlier.
         expected_batch_size: by which sums are divided.
         sigmas: sigma_l of each probe, "losses" or "contrasts".
         weakenings: factors on sigma_l, to see the attack where the noise is smaller than it should be.
         runs: repetitions with and without the outlier, each.
-        seed: of batches and noise.
 
     Returns:
         One row per probe ("raw" too), weakening, world (``planted``) and run, with ``eta`` = b/a.

@@ -95,8 +95,6 @@ def pooled_bound(runs: Sequence[pd.DataFrame], delta: float, confidence: float =
 
     Args:
         runs: results of :func:`train_with_canaries`.
-        delta: of the claim.
-        confidence: with which the bound holds.
 
     Returns:
         ``lower_bound``, and of the share of guesses that gave it ``right``, ``guesses`` and ``canaries``.
@@ -139,9 +137,6 @@ def train_with_canaries(
         method: in ``METHODS``, trained with AdamW.
         epsilon: target; infinite for training without noise.
         learning_rate: of the methods that do not learn it; otherwise the first one.
-        canaries: m.
-        steps: T.
-        seed: of canaries, coins, weights, sampling and noise.
 
     Returns:
         One row per canary: ``included``, its coin, and ``score``, by how much training lowered its loss; and, the same

@@ -45,9 +45,7 @@ def epsilon_bound(score: Score, delta: float, confidence: float = 0.95) -> float
     Clopper-Pearson bound, each with half of the error.
 
     Args:
-        score: hits and false alarms.
         delta: at which epsilon is bounded, in [0, 1).
-        confidence: with which the bound holds.
     """
     hits = clopper_pearson(score.hits, score.trials, 1 - confidence)[0]
     alarms = clopper_pearson(score.alarms, score.trials, 1 - confidence)[1]
@@ -90,7 +88,6 @@ def bounds(runs: pd.DataFrame, deltas: Sequence[float], confidence: float = 0.95
     Args:
         runs: columns ``without`` and ``planted``, one statistic per run and world.
         deltas: stated beforehand.
-        confidence: with which all bounds hold together.
 
     Returns:
         ``delta``, ``hits``, ``alarms``, ``trials`` and ``lower_bound``.
@@ -119,8 +116,6 @@ def probe_statistics(*, probe: Probe, sigma_loss: float, runs: int, seed: int) -
     Args:
         probe: "losses" or "votes".
         sigma_loss: noise multiplier that the mechanism gets. A smaller one than was claimed is a fault to be found.
-        runs: repetitions in each world.
-        seed: of the noise.
 
     Returns:
         Columns ``without`` and ``planted``.
@@ -164,8 +159,6 @@ def joint_statistics(*, split: dict[str, Any], runs: int, seed: int) -> pd.DataF
 
     Args:
         split: a :class:`~hyfreedp.NoiseSplit` as a dictionary, with probe "losses" and Gaussian noise.
-        runs: in each world.
-        seed: of sampling and noise.
 
     Returns:
         Columns ``without`` and ``planted``.

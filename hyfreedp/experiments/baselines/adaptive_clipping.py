@@ -30,7 +30,6 @@ def update_noise(total: float, quantile_noise: float) -> float:
     z = ``total`` costs if z_Delta = (z^-2 - (2 sigma_b)^-2)^(-1/2): the count, of +-1/2 each, has sensitivity 1/2.
 
     Args:
-        total: z > 0.
         quantile_noise: sigma_b, standard deviation of the noise on the count of the batch.
 
     Raises:
@@ -64,7 +63,6 @@ class AdaptiveClipping:
 
         Args:
             sigma: noise multiplier of vanilla DP-SGD with the run's budget; 0 without privacy.
-            expected_batch_size: B.
             generator: of the noise on the counts.
 
         Raises:

@@ -50,7 +50,6 @@ class Contender:
     """One way to train.
 
     Attributes:
-        label: for tables and plots.
         make: attaches to a workload and returns the step, to be called again and again.
         period: K, after how many steps the work repeats; measured are whole periods.
     """

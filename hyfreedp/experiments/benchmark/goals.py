@@ -13,7 +13,6 @@ class Goal:
     """An upper limit for a cost of ``contender`` relative to ``reference``.
 
     Attributes:
-        text: for the table.
         contender, reference: names of contenders.
         quantity: "time" or "memory".
         limits: tuning -> largest ratio allowed.

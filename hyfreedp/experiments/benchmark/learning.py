@@ -52,13 +52,6 @@ def measure_learning(
     The run of preset robust is a dear one: it loses its opening vote and its last review, whatever the records say, so
     that two gradients are taken again.
 
-    Args:
-        models: of ``MODELS``.
-        device: "cpu" or "cuda".
-        rounds: how often every run is timed.
-        threads: of torch on the CPU.
-        steps: T.
-
     Returns:
         One row per ``model`` and ``method``: ``seconds`` of a run (median), the quartiles of the ``ratio`` to a fixed
         rate, ``peak_mib`` and ``copies`` (how many more copies of the trained weights are in memory than at a fixed

@@ -52,8 +52,6 @@ def measure_noise(models: Sequence[str], *, device: str, rounds: int, numbers: i
 
     Args:
         models: of ``MODELS``, trained in full, for the costs within a step.
-        device: "cpu" or "cuda".
-        rounds: how often everything is timed.
         numbers: how many are drawn where noise is timed alone.
 
     Returns:

@@ -94,12 +94,6 @@ def growth_cases(model: str, grid: Mapping[str, Sequence[int]], contenders: Sequ
 def measure(todo: Iterable[Case], *, device: str, rounds: int, threads: int) -> pd.DataFrame:
     """Measure cases with a progress bar; one row per case and contender.
 
-    Args:
-        todo: what to measure.
-        device: "cpu" or "cuda".
-        rounds: how often every contender is timed.
-        threads: of torch on the CPU.
-
     Raises:
         ValueError: bad ``device``, ``rounds`` or ``threads``.
     """

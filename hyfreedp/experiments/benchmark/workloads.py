@@ -31,11 +31,9 @@ class Shape:
     """Everything that the cost of a step depends on.
 
     Attributes:
-        family: architecture.
         width, depth, heads: of the transformer.
         tokens: T per sample; for a ViT the patches and the class token, so a square plus one.
         outputs: classes, or entries of the vocabulary.
-        batch_size: B.
         patch: side of a ViT's patches, in pixels.
         hidden: width of LLaMA's MLP.
         bfloat16: whether the (frozen) weights are kept in half precision.
@@ -120,7 +118,6 @@ def make_workload(shape: Shape, tuning: Tuning, device: str | torch.device = "cp
         shape: of model and batch.
         tuning: which parameters train: all ("full"), "biases" only, or low-rank updates of attention ("lora").
         device: the model is built there, and nowhere else before.
-        seed: of weights and inputs.
 
     Raises:
         ValueError: the shape does not allow the tuning, or a ViT's number of tokens is not a square plus one.

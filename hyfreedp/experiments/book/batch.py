@@ -33,9 +33,6 @@ def reproduce(jobs: Sequence[Job], profile: str, *, workers: int = 1, fresh: boo
     """Run a batch into ``build/<profile>/``, one line per notebook, and write ``page.html`` there; the exit status.
 
     Args:
-        jobs: from :func:`hyfreedp.experiments.book.jobs.plan`.
-        profile: of all jobs.
-        workers: how many notebooks run at a time.
         fresh: execute finished notebooks again and train their cells again, in ``build/<profile>/cells``.
     """
     folder = BUILD / profile

@@ -38,7 +38,6 @@ class Outcome:
     """What became of a job.
 
     Attributes:
-        job: what was asked for.
         status: "up to date" if an earlier batch finished the same job and its figures are still there.
         seconds: that its execution took, then or now.
         made: names of the files in ``figures/`` that it made; none if it failed.
@@ -56,7 +55,6 @@ def plan(selected: Sequence[Path], profile: str, settings: Mapping[str, str]) ->
     """The jobs of a batch, all parameters checked before anything runs.
 
     Args:
-        selected: sources of the notebooks.
         profile: one of :data:`hyfreedp.experiments.book.notebooks.PROFILES`.
         settings: parameter name -> text; each goes to those notebooks that have the parameter.
 

@@ -25,7 +25,6 @@ def page(outcomes: Sequence[Outcome], profile: str) -> str:
 
     Args:
         outcomes: of the batch; the files that they made are read from ``figures/``.
-        profile: of the batch.
     """
     versions = ", ".join(f"{name} {value}" for name, value in environment().items())
     failed = [_link(_anchor(outcome), outcome.job.name) for outcome in outcomes if outcome.status == "failed"]

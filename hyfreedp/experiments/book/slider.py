@@ -35,7 +35,6 @@ def page_data(
         usual: (R_l, R_d, R_c) at multiple 1.
         marks: names and values of R_l to mark; the first is labelled at the bottom, the others at the top.
         exact: parabola through the raw mean losses.
-        distance: h.
         setting: one sentence on data, batch and noise.
         drawn: how many parabolas of each cloud the page holds.
 

@@ -50,8 +50,6 @@ class Dataset:
         train_size: N.
         validation_start: as of :class:`Arrays`: how many records train where settings are chosen.
         features: entries of one record as a flat vector; 0 where images have no fixed size.
-        classes: number of labels.
-        load: reads it.
     """
 
     train_size: int
@@ -114,7 +112,6 @@ class ImageSet:
     """How to get one image data set.
 
     Attributes:
-        title: for messages.
         sizes: numbers of training and test images, checked after decoding.
         validation_start: how many of the training images train where settings are chosen, four fifths and what is left
             of the last group; checked too.
@@ -145,9 +142,6 @@ IMAGES = {
 
 def images(name: str) -> Arrays:
     """An image data set: from ``$HYFREEDP_DATA``, from the cache, or from the internet.
-
-    Args:
-        name: in ``IMAGES``.
 
     Raises:
         FileNotFoundError: it is nowhere and cannot be downloaded, with what to do; or ``$HYFREEDP_DATA`` is no folder.

@@ -39,7 +39,6 @@ def train_tokenizer(texts: Iterable[str], size: int) -> PreTrainedTokenizerFast:
     """Byte-level byte-pair encoding (Sennrich et al. 2016; Radford et al. 2019); the same texts give the same one.
 
     Args:
-        texts: public text.
         size: number of tokens: four special ones, 256 bytes, and merges as far as the texts have any.
     """
     tokenizer = Tokenizer(models.BPE())
@@ -114,7 +113,6 @@ def encode_pairs(
 
     Args:
         tokenizer: with a token for the end of a sequence.
-        pairs: N of them.
         context_length: tokens in a sequence at most.
 
     Returns:

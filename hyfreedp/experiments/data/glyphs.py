@@ -38,7 +38,6 @@ def glyphs(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
     Args:
         count: number of images.
-        seed: of all randomness.
 
     Returns:
         Images, float32, shape (count, 64), in [0, 1] in steps of 1/16; and labels 0 to 9, int64, shape (count,), in

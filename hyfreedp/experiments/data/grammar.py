@@ -37,7 +37,6 @@ def pairs(domain: Domain, count: int, seed: int, *, excluded: frozenset[str] = f
     Args:
         domain: "public" or "private".
         count: number of pairs.
-        seed: of all randomness.
         excluded: MRs that may not occur, such as those of a test set.
 
     Raises:

@@ -39,7 +39,6 @@ class LanguageModel:
     """One architecture with its tokenizer.
 
     Attributes:
-        title: for figures.
         build: the model, with fresh weights (from torch's global generator), ours or public ones.
         tokenizer: reads the tokenizer.
         context_length: tokens that a sequence may have.
@@ -233,9 +232,7 @@ def make_language_model(name: str, tuning: Tuning, *, seed: int) -> PreTrainedMo
     """A model in train mode with only some parameters trainable; the global random state is left as it was.
 
     Args:
-        name: in ``LANGUAGE_MODELS``.
         tuning: allowed by that model.
-        seed: of fresh weights and of the low-rank updates.
 
     Raises:
         FileNotFoundError: public or own weights are missing, with what to do.

@@ -33,7 +33,6 @@ class Model:
     """One architecture.
 
     Attributes:
-        title: for figures.
         build: from the number of a record's features (used by the MLP alone) and of classes, with fresh weights (from
             torch's global generator) or public ones.
         tunings: what may be trained.
@@ -205,10 +204,8 @@ def make_model(name: str, tuning: Tuning, *, features: int, classes: int, seed: 
     """A model in train mode with only some parameters trainable; the global random state is left as it was.
 
     Args:
-        name: in ``MODELS``.
         tuning: allowed by that model.
         features, classes: of the data set; features are used by the MLP alone.
-        seed: of fresh weights.
 
     Raises:
         RuntimeError: public weights are neither on this machine nor to be had.

@@ -20,7 +20,6 @@ def save(name: str, model: nn.Module, recipe: dict[str, Any], folder: Path = CHE
     """Write ``<name>.safetensors``, all weights but the classifier's, and then ``<name>.json``.
 
     Args:
-        name: of the recipe.
         model: a ViT of ``MODELS``.
         recipe: how it was made; the checksum and the number of parameters are added.
         folder: made if it does not exist.

@@ -25,14 +25,7 @@ from hyfreedp.experiments.store.provenance import environment
 
 
 def run_cells(specs: Iterable[Spec], folder: Path, *, jobs: int = 1, description: str = "runs") -> list[dict[str, Any]]:
-    """Run the cells that have no record yet, with a progress bar; the records of all of them, in order.
-
-    Args:
-        specs: what to run.
-        folder: of the cells.
-        jobs: worker processes; 1 runs in this process.
-        description: of the progress bar.
-    """
+    """Run the cells that have no record yet, with a progress bar; the records of all of them, in order."""
     specs = list(specs)
     records = {}
     with closing(try_cells(specs, folder, jobs=jobs, description=description)) as cells:
@@ -83,7 +76,6 @@ def run_cell(spec: Spec, folder: Path) -> dict[str, Any]:
     """The record of one cell: read if it is there, else trained, from its checkpoint if there is one.
 
     Args:
-        spec: what to run.
         folder: where ``<key>.json`` (the record) and ``<key>.csv`` (one row per step) are kept. Of several processes
             that want the same cell one trains it, and the others wait.
 

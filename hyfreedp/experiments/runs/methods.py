@@ -39,7 +39,6 @@ class Method:
     """A preset of the privacy engine with changes, and what a spec's ``learning_rate`` means for it.
 
     Attributes:
-        title: for figures.
         preset: of :class:`hyfreedp.PrivacyEngine`, by name if it has one.
         overrides: changed fields of that preset.
         learns: True if the rate is learned by probes, and ``learning_rate`` only its first value.

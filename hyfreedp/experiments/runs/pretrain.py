@@ -66,7 +66,6 @@ class Recipe:
         learning_rate: highest one of a one-cycle schedule, with AdamW.
         weight_decay, label_smoothing: as usual for ViTs.
         pad: pixels by which images are shifted at random, at most; they are also mirrored. 0: neither.
-        seed: of weights, order and shifts.
         one_thread: of a CPU, so that the weights do not depend on the number of its cores.
     """
 

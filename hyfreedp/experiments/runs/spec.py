@@ -27,7 +27,6 @@ class Spec:
     Attributes:
         task, method: names in ``TASKS`` and ``METHODS``.
         epsilon: target; ``inf`` for no privacy. delta belongs to the task.
-        seed: of weights, sampling and noise.
         learning_rate: the rate, or its first value where it is learned; a factor, customarily 1, of the rate that
             D-Adaptation and Prodigy estimate.
         interval: K, for methods that learn the rate by probes; at most the steps of the run.

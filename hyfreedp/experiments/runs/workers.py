@@ -26,7 +26,6 @@ def in_workers(
         context: of fresh interpreters: a forked one inherits locks of torch's thread pool.
         function: that can be pickled, as its results.
         items: that can be pickled.
-        workers: how many processes, at most.
     """
     waiting = list(reversed(items))
     # A pool of the standard library waits forever for the item of a killed worker, or gives up all others with it.

@@ -26,7 +26,6 @@ def cached(folder: Path, compute: Callable[..., pd.DataFrame], **arguments: Any)
     """``compute(**arguments)``, read from ``<folder>/<function>-<key>.csv`` if it was computed before.
 
     Args:
-        folder: of the cells.
         compute: a named function whose result depends on nothing but its arguments.
         **arguments: plain values; they make the key.
     """

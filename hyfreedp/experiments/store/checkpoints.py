@@ -51,9 +51,6 @@ def save(path: Path, state: Mapping[str, Any]) -> None:
 def load(path: Path) -> dict[str, Any] | None:
     """The newest checkpoint that is whole, on the CPU; None if there is none. Damaged ones are removed.
 
-    Args:
-        path: as for :func:`save`.
-
     Warns:
         RuntimeWarning: a checkpoint is damaged; says where the run starts instead.
     """

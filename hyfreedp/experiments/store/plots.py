@@ -80,9 +80,7 @@ def save(
     """Write ``figures/<name>.png``, ``.pdf`` and ``.json``.
 
     Args:
-        figure: what to save.
         name: stem of the three files, that of the notebook with an optional part.
-        parameters: of the notebook.
         inputs: records the figure was drawn from, as keys of cells or paths in the repository.
         shows: one sentence: what is drawn.
         claim: the paper's item and what it claims there; empty if the paper has no such figure.

@@ -36,14 +36,7 @@ def _unknown(profile: str, read: Reader) -> int:
 
 
 def run(profile: str, cells: Path, results: Path, *, jobs: int = 1) -> int:
-    """Run what is missing, stage by stage, and write ``<results>/<profile>/image_classification.csv``; the exit status.
-
-    Args:
-        profile: a name in ``SCALES``.
-        cells: folder of the records.
-        results: folder of the tables.
-        jobs: worker processes; 1 runs in this process.
-    """
+    """Run what is missing, stage by stage, and write ``<results>/<profile>/image_classification.csv``; the exit status."""
     read = reader(cells)
     failed: dict[Spec, Exception] = {}
     trained = 0

@@ -15,9 +15,6 @@ COLUMNS = ("table", "tuning", "epsilon", "method", "model", "dataset", "metric",
 def load(table: str) -> pd.DataFrame:
     """One table of the paper, one row per printed number.
 
-    Args:
-        table: a name in ``TABLES``.
-
     Returns:
         ``COLUMNS``: epsilon is ``inf`` for runs without privacy and NaN where the table has none; std is NaN where none
         is printed; names that a table does not have are empty.

@@ -42,7 +42,6 @@ class Row:
     """A way to get a model.
 
     Attributes:
-        title: for tables and figures.
         method: that trains, a name in ``METHODS``.
         rates: the candidates; a single one is taken without a search.
         covered: True if the table's epsilon covers the choice of the rate too.

@@ -38,9 +38,7 @@ class Group:
     """Places that differ in length and budget only.
 
     Attributes:
-        task, model, tuning, base: of the runs, see :class:`~hyfreedp.experiments.runs.spec.Spec`.
         steps: lengths; None is the task's own.
-        epsilons: budgets.
         seeds: of what is tested.
     """
 
@@ -105,10 +103,8 @@ def run(cells: Path, table: Path, *, only: str = "", jobs: int = 1) -> pd.DataFr
     """Train what is missing and write one row per tested run; groups whose data cannot be had are named and left out.
 
     Args:
-        cells: folder of the records.
         table: the CSV file, replaced once a group is done. Rows of other groups that it has are kept.
         only: groups of one task; all if empty.
-        jobs: worker processes.
 
     Returns:
         The table: fields of the run, ``name`` (see :func:`finals`), ``accuracy``, ``loss`` (of test data), ``seconds``,

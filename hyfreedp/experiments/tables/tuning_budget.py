@@ -69,7 +69,6 @@ def repeated_rdp(orders: ArrayLike, rdp: ArrayLike, *, mean: float, shape: float
 
     Args:
         orders: lambda > 1.
-        rdp: eps(lambda) of one run.
         mean: expected number of runs, above 1.
         shape: eta >= 0; infinite for the Poisson distribution.
 
@@ -123,8 +122,6 @@ def budget_rows(
 
     Args:
         budget: ``target_epsilon``, ``target_delta``, ``sample_rate`` and ``steps``.
-        batch_size: B.
-        interval: K of HyFreeDP.
         gammas: of HyFreeDP (three losses, constant allocation, same batch).
         kept: parts of epsilon that a split search leaves to training, such as the paper's 0.85.
         trials: numbers of runs of a grid search whose runs are all counted, by composition.
@@ -210,7 +207,6 @@ def quantile_noise_for_share(share: float, *, budget: dict[str, float]) -> float
 
     Args:
         share: in (0, 1).
-        budget: as of :func:`budget_rows`.
     """
     target, protocol = _split_budget(budget)
     total, kept = _vanilla_noise(target, protocol), _vanilla_noise((1 - share) * target, protocol)

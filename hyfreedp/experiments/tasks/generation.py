@@ -30,8 +30,6 @@ def generate(
 
     Args:
         model: a causal language model of transformers; its mode is restored.
-        tokenizer: its tokenizer.
-        meanings: the prompts.
         beams: width of the search; 1 is greedy.
         most_tokens: after which an unfinished sentence is cut off, or where the context is full.
 

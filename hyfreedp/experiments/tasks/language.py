@@ -65,11 +65,9 @@ class LanguageTask:
     """One language problem; the attributes are those of :class:`hyfreedp.experiments.tasks.vision.Task`.
 
     Attributes:
-        title: for figures.
         models: names in :data:`hyfreedp.experiments.models.language.LANGUAGE_MODELS`, the task's own first.
         train_size: N, with which ``evaluation="test"`` trains.
         batch_size, steps, delta: the protocol.
-        load: reads the texts.
         scored: sequences of the held-out part, from its start, that a run is scored on; all if None.
         takes_source: whether a spec may name other documents.
     """

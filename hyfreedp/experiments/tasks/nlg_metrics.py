@@ -30,7 +30,6 @@ def scores(references: Sequence[Sequence[str]], outputs: Sequence[str]) -> dict[
     """BLEU, NIST, METEOR, ROUGE_L and CIDEr of a system's outputs.
 
     Args:
-        references: for each instance, at least one text.
         outputs: one text for each instance.
 
     Returns:

@@ -33,8 +33,6 @@ class Task:
     """One problem of classification. Nothing is read before :meth:`datasets` is called.
 
     Attributes:
-        title: for figures.
-        dataset: what is learned.
         models: names in :data:`hyfreedp.experiments.models.vision.MODELS` that fit the data, the task's own first.
         batch_size, steps, delta: the protocol; the sample rate is ``batch_size / train_size``.
     """
