@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import papermill
 import psutil
