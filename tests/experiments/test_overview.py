@@ -1,8 +1,8 @@
-"""The overview diagram: large enough to project, different in greyscale, texts in boxes, constants of the presets."""
+"""The overview diagram: large enough to project, texts in boxes, constants of the presets."""
 
 import matplotlib.pyplot as plt
 import pytest
-from matplotlib.colors import to_rgb, to_rgba
+from matplotlib.colors import to_rgba
 from matplotlib.patches import FancyBboxPatch
 from matplotlib.text import Annotation
 
@@ -24,27 +24,9 @@ def texts(figure):
     return [text for text in figure.axes[0].texts if text.get_text()]
 
 
-def luminance(colour):
-    """Relative, of sRGB (WCAG 2)."""
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(colour)]
-    return sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
-
-
-def contrast(first, second):
-    """Of two colours by WCAG 2, from 1 to 21."""
-    low, high = sorted((luminance(first), luminance(second)))
-    return (high + 0.05) / (low + 0.05)
-
-
 def test_text_is_large_enough_to_project(figure):
     assert figure.get_size_inches()[0] == 10
     assert min(text.get_fontsize() for text in texts(figure)) >= 9
-
-
-def test_raw_and_private_differ_in_greyscale_and_text_is_readable_on_both():
-    assert contrast(overview.RAW, overview.PRIVATE) > 1.4
-    assert min(contrast(overview.INK, ground) for ground in (overview.RAW, overview.PRIVATE)) > 7
-    assert contrast(overview.NOISE, "white") > 7
 
 
 def test_no_text_leaves_its_box_or_overlaps_another(figure):

@@ -149,6 +149,11 @@ def _ours(recipe: str, base: str) -> PreTrainedModel:
     return model
 
 
+def _pretrained(title: str, recipe: str, base: str, context_length: int, token_budget: int) -> LanguageModel:
+    build = partial(_ours, recipe, base)
+    return LanguageModel(title, build, own_tokenizer, context_length, token_budget, weights=recipe)
+
+
 def own_tokenizer() -> PreTrainedTokenizerBase:
     """Byte-level BPE of our own, made from public sentences: it encodes any text."""
     from hyfreedp.experiments.data.encoding import load_tokenizer
@@ -168,33 +173,18 @@ _TINY_LLAMA = {
 # Budgets that keep a step of the large models within about 20 GB beside their weights.
 LANGUAGE_MODELS = {
     "gpt2_tiny": LanguageModel("GPT-2, width 64, depth 2", partial(_gpt2, **_TINY), own_tokenizer, 256, 16_384),
-    "gpt2_sentences": LanguageModel(
-        "tiny GPT-2, pre-trained on public sentences",
-        partial(_ours, "gpt2_sentences", "gpt2_tiny"),
-        own_tokenizer,
-        256,
-        16_384,
-        weights="gpt2_sentences",
+    "gpt2_sentences": _pretrained(
+        "tiny GPT-2, pre-trained on public sentences", "gpt2_sentences", "gpt2_tiny", 256, 16_384
     ),
     "llama_tiny": LanguageModel(
         "LLaMA, width 64, depth 2", partial(_llama, **_TINY_LLAMA), own_tokenizer, 2048, 16_384
     ),
-    "llama_sentences": LanguageModel(
-        "tiny LLaMA, pre-trained on public reports",
-        partial(_ours, "llama_sentences", "llama_tiny"),
-        own_tokenizer,
-        2048,
-        16_384,
-        weights="llama_sentences",
+    "llama_sentences": _pretrained(
+        "tiny LLaMA, pre-trained on public reports", "llama_sentences", "llama_tiny", 2048, 16_384
     ),
     "gpt2_small": LanguageModel("GPT-2's architecture", partial(_gpt2, **_SMALL), own_tokenizer, 1024, 8_192),
-    "gpt2_small_sentences": LanguageModel(
-        "GPT-2's architecture, pre-trained on public sentences",
-        partial(_ours, "gpt2_small_sentences", "gpt2_small"),
-        own_tokenizer,
-        1024,
-        8_192,
-        weights="gpt2_small_sentences",
+    "gpt2_small_sentences": _pretrained(
+        "GPT-2's architecture, pre-trained on public sentences", "gpt2_small_sentences", "gpt2_small", 1024, 8_192
     ),
     "gpt2": LanguageModel(
         "GPT-2", partial(_public, GPT2), partial(_loaded, "AutoTokenizer", GPT2), 1024, 8_192, public=GPT2

@@ -67,24 +67,13 @@ def shades(differences: pd.DataFrame, limit: float = 10.0) -> pd.DataFrame:
     return differences.map(style)
 
 
-def save(
-    figure: Figure,
-    name: str,
-    *,
-    parameters: dict[str, Any],
-    inputs: Sequence[str],
-    shows: str,
-    claim: str = "",
-    summary: Sequence[str] = (),
-) -> None:
+def save(figure: Figure, name: str, **described: Any) -> None:
     """Write ``figures/<name>.png``, ``.pdf`` and ``.json``.
 
     Args:
+        figure: what to save.
         name: stem of the three files, that of the notebook with an optional part.
-        inputs: records the figure was drawn from, as keys of cells or paths in the repository.
-        shows: one sentence: what is drawn.
-        claim: the paper's item and what it claims there; empty if the paper has no such figure.
-        summary: what we found, one finding a line, for the report.
+        **described: see :func:`_describe`.
     """
     figure.draw_without_rendering()  # lays out,
     figure.set_layout_engine("none")  # once: otherwise each of the drawings below would do so again
@@ -92,11 +81,18 @@ def save(
         figure.savefig(temporary, format="png")
     with replacing(FIGURES / f"{name}.pdf") as temporary:
         figure.savefig(temporary, format="pdf", metadata={"CreationDate": None})
-    _describe("figure", name, parameters, inputs, shows, claim, summary)
+    _describe("figure", name, **described)
 
 
-def save_table(
-    table: pd.DataFrame,
+def save_table(table: pd.DataFrame, name: str, **described: Any) -> None:
+    """Write ``figures/<name>.csv`` (without the index) and ``.json``; arguments as for :func:`save`."""
+    with replacing(FIGURES / f"{name}.csv") as temporary:
+        table.to_csv(temporary, index=False)
+    _describe("table", name, **described)
+
+
+def _describe(
+    kind: str,
     name: str,
     *,
     parameters: dict[str, Any],
@@ -105,21 +101,17 @@ def save_table(
     claim: str = "",
     summary: Sequence[str] = (),
 ) -> None:
-    """Write ``figures/<name>.csv`` (without the index) and ``.json``; arguments as for :func:`save`."""
-    with replacing(FIGURES / f"{name}.csv") as temporary:
-        table.to_csv(temporary, index=False)
-    _describe("table", name, parameters, inputs, shows, claim, summary)
+    """Write ``figures/<name>.json``.
 
-
-def _describe(
-    kind: str,
-    name: str,
-    parameters: dict[str, Any],
-    inputs: Sequence[str],
-    shows: str,
-    claim: str,
-    summary: Sequence[str],
-) -> None:
+    Args:
+        kind: "figure" or "table".
+        name: stem of the file.
+        parameters: of the notebook.
+        inputs: records it was made from, as keys of cells or paths in the repository.
+        shows: one sentence: what is drawn.
+        claim: the paper's item and what it claims there; empty if the paper has no such figure.
+        summary: what we found, one finding a line, for the report.
+    """
     made = {
         kind: name,
         "shows": shows,

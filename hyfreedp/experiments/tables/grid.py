@@ -36,7 +36,7 @@ def _unknown(profile: str, read: Reader) -> int:
 
 
 def run(profile: str, cells: Path, results: Path, *, jobs: int = 1) -> int:
-    """Run what is missing, stage by stage, and write ``<results>/<profile>/image_classification.csv``; the exit status."""
+    """Run what is missing, stage by stage, and write ``<results>/<profile>/`` with the table; the exit status."""
     read = reader(cells)
     failed: dict[Spec, Exception] = {}
     trained = 0

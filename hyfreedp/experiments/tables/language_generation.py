@@ -8,8 +8,6 @@ import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,6 @@ from tqdm import tqdm
 
 from hyfreedp.experiments.runs.cells import read_cell, read_steps, reader, run_cells
 from hyfreedp.experiments.runs.spec import Spec
-from hyfreedp.experiments.runs.workers import attempt, in_workers
 from hyfreedp.experiments.store.files import write_text
 from hyfreedp.experiments.tables import paper
 from hyfreedp.experiments.tables.plan import ROWS, Learner, Scale, entries, finals, searches, table
@@ -90,13 +87,8 @@ def scored(scale: Scale, cells: Path, *, jobs: int) -> pd.DataFrame:
         ``perplexity`` (of test tokens) and ``METRICS``; METEOR is NaN without Java.
     """
     shown = trained(scale, cells, jobs=jobs)
-    todo = [spec for spec in shown if _known_scores(spec, cells) is None]
-    one = partial(_score, cells=cells)
-    here = ((spec, attempt(one, spec)) for spec in todo)
-    done = here if jobs == 1 else in_workers(get_context("spawn"), one, todo, jobs)
-    for spec, failure in tqdm(done, total=len(todo), desc="scores", unit="run"):
-        if isinstance(failure, Exception):
-            raise RuntimeError(f"the texts of {spec} could not be scored") from failure
+    for spec in tqdm([spec for spec in shown if _known_scores(spec, cells) is None], desc="scores", unit="run"):
+        _score(spec, cells)
     rows = table(scale, reader(cells))
     scores = pd.DataFrame(
         [
