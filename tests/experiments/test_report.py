@@ -2,12 +2,12 @@
 
 import itertools
 from collections import Counter
-from html.parser import HTMLParser
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
+from pages import Page
 
 from hyfreedp.experiments.book import page as page_module
 from hyfreedp.experiments.book.jobs import Job, Outcome
@@ -16,33 +16,6 @@ from hyfreedp.experiments.store import plots
 pytest_plugins = ["batch"]
 
 HOSTILE = """<script>alert("x")</script> & 'quotes' </pre> a < b"""
-VOID = {"meta", "img", "br", "link", "hr"}
-
-
-class Page(HTMLParser):
-    """What the tests look at: elements with attributes, text, and whether every element is closed in turn."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.elements, self.open, self.text = [], [], ""
-        self.feed(text)
-        self.close()
-        assert not self.open, f"never closed: {self.open}"
-
-    def handle_starttag(self, tag, attributes):
-        self.elements.append((tag, dict(attributes)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open and self.open.pop() == tag, f"</{tag}> closes another element"
-
-    def handle_data(self, data):
-        if "style" not in self.open:
-            self.text += data
-
-    def all(self, tag, attribute):
-        return [found[attribute] for name, found in self.elements if name == tag and attribute in found]
 
 
 def save(name, **changes):

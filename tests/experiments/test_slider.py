@@ -4,10 +4,10 @@ import json
 import re
 import shutil
 import subprocess
-from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+from pages import Page
 
 from hyfreedp import clipping_bias, fit_quadratic
 from hyfreedp.experiments.book import slider
@@ -43,33 +43,6 @@ def inputs(batch):
     spread = clouds.eta_spread(fits, exact.minimizer)
     settings = {"usual": usual, "marks": {"R_l = L": usual[0]}, "exact": exact, "distance": 0.1}
     return errors, fits, spread, settings
-
-
-class Page(HTMLParser):
-    """Collects tags and checks that they close in order."""
-
-    VOID = ("meta", "input")
-
-    def __init__(self, text):
-        super().__init__()
-        self.tags, self.open, self.scripts = [], [], []
-        self.feed(text)
-        assert self.open == []
-
-    def handle_starttag(self, tag, attributes):
-        self.tags.append((tag, dict(attributes)))
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        if self.open and self.open[-1] == "script":
-            self.scripts.append(data)
-
-    def find(self, tag):
-        return [attributes for name, attributes in self.tags if name == tag]
 
 
 def embedded(text):
@@ -108,7 +81,7 @@ def check_page(text):
     (control,) = page.find("input")
     assert control["type"] == "range"
     assert [label["for"] for label in page.find("label")] == [control["id"]]
-    ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
+    ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
     assert len(ids) == len(set(ids))
     for picture in page.find("svg"):
         assert picture["role"] == "img"

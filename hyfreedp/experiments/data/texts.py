@@ -8,6 +8,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -173,13 +174,8 @@ def _content(path: Path) -> str:
 
 def _from_txt(path: Path) -> Iterable[str]:
     """Lines of one document are joined by spaces."""
-    document: list[str] = []
-    for line in [*_content(path).splitlines(), ""]:
-        if line.strip():
-            document.append(line.strip())
-        elif document:
-            yield " ".join(document)
-            document = []
+    blocks = re.split(r"\n\s*\n", _content(path))
+    return [" ".join(line.strip() for line in block.splitlines()) for block in blocks]
 
 
 def _from_jsonl(path: Path) -> Iterable[str]:
