@@ -2,14 +2,11 @@
 
 import re
 import signal
-import subprocess
 import time
-from contextlib import suppress
 
 import pytest
 
 from hyfreedp.experiments.__main__ import main
-from hyfreedp.experiments.book import notebooks
 
 pytest_plugins = ["batch"]
 
@@ -149,14 +146,3 @@ def test_a_notebook_without_readable_parameters_is_refused(three, in_process, ca
     with pytest.raises(SystemExit):
         main(["reproduce", "--profile", "smoke"])
     assert "02_second.py: a parameters cell assigns literals to names, not 'seeds = 1 + 2'" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_what_a_kernel_says_on_standard_error_is_shown_only_if_the_notebook_fails(fails, capfd):
-    with suppress(RuntimeError), notebooks._quiet_kernel():
-        subprocess.run(["sh", "-c", "echo shut down rudely >&2"], check=True)
-        if fails:
-            raise RuntimeError
-    assert ("shut down rudely" in capfd.readouterr().err) == fails
-    subprocess.run(["sh", "-c", "echo afterwards >&2"], check=True)
-    assert capfd.readouterr().err == "afterwards\n"

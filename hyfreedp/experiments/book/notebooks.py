@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import ast
-import os
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,15 +78,14 @@ def execute(source: Path, output: Path, parameters: dict[str, Any]) -> None:
     notebook = jupytext.read(source)
     with replacing(output) as temporary:
         nbformat.write(notebook, temporary)
-        with _quiet_kernel():
-            papermill.execute_notebook(
-                str(temporary),
-                str(temporary),
-                parameters=parameters,
-                resources={"metadata": {"path": str(source.parent)}},  # where the kernel runs; papermill's moves us too
-                progress_bar=False,
-                config=_KERNEL,
-            )
+        papermill.execute_notebook(
+            str(temporary),
+            str(temporary),
+            parameters=parameters,
+            resources={"metadata": {"path": str(source.parent)}},  # where the kernel runs; papermill's moves us too
+            progress_bar=False,
+            config=_KERNEL,
+        )
         executed = nbformat.read(temporary, as_version=4)
         _clean(executed)
         nbformat.write(executed, temporary)
@@ -100,23 +96,6 @@ def pair(selected: Sequence[Path]) -> None:
     for source in selected:
         print(f"{source.stem}: executing", flush=True)
         execute(source, source.with_suffix(".ipynb"), {})
-
-
-@contextmanager
-def _quiet_kernel() -> Iterator[None]:
-    """Keep the standard error that kernels inherit, where they complain of being shut down, unless a notebook fails."""
-    with tempfile.TemporaryFile() as said:
-        kept = os.dup(2)
-        os.dup2(said.fileno(), 2)
-        try:
-            yield
-        except Exception:
-            said.seek(0)
-            os.write(kept, said.read())
-            raise
-        finally:
-            os.dup2(kept, 2)
-            os.close(kept)
 
 
 def _clean(notebook: nbformat.NotebookNode) -> None:
