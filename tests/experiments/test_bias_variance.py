@@ -21,12 +21,6 @@ from hyfreedp.experiments.tasks.registry import TASKS
 from hyfreedp.privatize import optimal_threshold
 
 
-def test_the_curve_of_fig_truncated_normal():
-    golden = {-3.0: 3.00038215, -1.0: 1.0833155, 0.0: 1 / math.sqrt(2 * math.pi), 1.0: 0.0833155, 2.0: 0.0084907}
-    for alpha, value in golden.items():
-        assert normal_clipping_bias(alpha, mean=0.0, std=1.0) == pytest.approx(value, abs=5e-8)
-
-
 def test_simulated_bias_of_normal_losses_is_corollary_1():
     alphas = [-2.0, 0.0, 1.0]
     dots = bias_variance.normal_bias_dots(mean=2.0, std=0.4, batch_size=50, alphas=alphas, batches=2000, seed=0)

@@ -53,13 +53,6 @@ def test_each_part_is_left_out_alone():
     ]
 
 
-def test_the_former_default_is_a_method():
-    assert settings("line_search") == LINE_SEARCH and settings("robust") == PRESETS["robust"]
-    assert (
-        METHODS["line_search"].title == "line search with posterior (former default)" and METHODS["line_search"].learns
-    )
-
-
 @pytest.mark.parametrize(("smoothing", "batch"), dynamics.SMOOTHINGS)
 def test_runs_of_the_published_versions_differ_in_smoothing_and_batch_alone(smoothing, batch):
     method = dynamics.SMOOTHINGS[smoothing, batch]

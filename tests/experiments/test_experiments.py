@@ -81,11 +81,8 @@ def test_records_hold_spec_split_and_versions(tmp_path):
     json.dumps(record, allow_nan=False)
 
 
-def test_spec_keys_tell_specs_apart_and_names_are_checked():
+def test_spec_keys_tell_specs_apart():
     assert len({spec.key for spec in small_tasks.specs()}) == len(small_tasks.specs())
-    assert QUICK.key == Spec(method="robust", epsilon=8.0, steps=12).key
-    with pytest.raises(ValueError, match=r"task must be one of 'digits'.* got 'mnist'"):
-        Spec(task="mnist")
 
 
 def test_keys_of_specs_without_later_fields_stay_what_they_were():
@@ -128,14 +125,6 @@ def test_validation_never_touches_the_test_part(task):
     assert len(train) == task.train_size and len(fit) + len(held_out) == task.train_size
     assert torch.equal(torch.cat([fit.tensors[0], held_out.tensors[0]]), train.tensors[0])
     assert len(test) > 0
-
-
-def test_models_are_drawn_from_their_seed_alone():
-    task = TASKS["digits"]
-    first = task.model(1)
-    torch.rand(5)
-    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), task.model(1).parameters(), strict=True))
-    assert not torch.equal(first[0].weight, task.model(2)[0].weight)
 
 
 def test_scores_are_the_share_of_correct_predictions_and_the_mean_loss():
