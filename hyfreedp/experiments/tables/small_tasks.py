@@ -12,7 +12,6 @@ from hyfreedp.experiments.runs.methods import EXTENDED_GRID
 from hyfreedp.experiments.runs.spec import Spec
 from hyfreedp.experiments.store.files import replacing
 from hyfreedp.experiments.store.provenance import with_versions
-from hyfreedp.experiments.tasks.scores import Evaluation
 
 EPSILONS = (8.0, 3.0, 1.0)
 # First rates of the line searches. The former default needs two, to show what it owes to its start; robust has none.
@@ -23,21 +22,20 @@ GRID_METHODS = ("constant", "linear")
 REFERENCE = ("linear", 0.02)
 
 
-def specs(evaluation: Evaluation = "test", seeds: int = 5) -> list[Spec]:
+def specs(seeds: int = 5) -> list[Spec]:
     """All runs of the study."""
     runs = [(method, INITIAL_RATES[0]) for method in ("robust", "paper")]
     runs += [("line_search", rate) for rate in INITIAL_RATES]
     runs += list(product(GRID_METHODS, EXTENDED_GRID))
     return [
-        Spec(task=task, method=method, epsilon=epsilon, seed=seed, learning_rate=rate, evaluation=evaluation)
+        Spec(task=task, method=method, epsilon=epsilon, seed=seed, learning_rate=rate)
         for (method, rate), task, epsilon, seed in product(runs, TASKS, EPSILONS, range(seeds))
     ]
 
 
-def run(cells: Path, table: Path, *, evaluation: Evaluation = "test", seeds: int = 5, jobs: int = 1) -> pd.DataFrame:
+def run(cells: Path, table: Path, *, seeds: int = 5, jobs: int = 1) -> pd.DataFrame:
     """Run what is missing and write one tidy row per run to ``table``."""
-    rows = tabulate(run_cells(specs(evaluation, seeds), cells, jobs=jobs, description=f"accuracy study ({evaluation})"))
-    rows = with_versions(rows)
+    rows = with_versions(tabulate(run_cells(specs(seeds), cells, jobs=jobs, description="accuracy study")))
     with replacing(table) as temporary:
         rows.to_csv(temporary, index=False)
     return rows
