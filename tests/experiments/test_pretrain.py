@@ -1,4 +1,4 @@
-"""Pre-training: repeatable, its weights whole and checked, its shifts what they say, its result a better start."""
+"""Pre-training: resumable, its weights whole and checked, its shifts what they say, its result a better start."""
 
 import json
 from dataclasses import replace
@@ -31,13 +31,42 @@ def fresh():
     return make_model("vit8_d64_p4", "full", features=64, classes=10, seed=9)
 
 
-def test_the_same_recipe_gives_the_same_weights_and_another_seed_others(tmp_path):
-    made = {}
-    for name, recipe in (("first", tiny()), ("again", tiny()), ("other", tiny(seed=1))):
-        pretrain.pretrain("tiny", recipe, tmp_path / name)
-        made[name] = json.loads((tmp_path / name / "tiny.json").read_text())
-    assert made["first"]["sha256"] == made["again"]["sha256"] != made["other"]["sha256"]
-    assert made["first"]["records"] == 80 and made["first"]["held_out_records"] == 40
+def test_an_interrupted_run_ends_in_the_same_weights(tmp_path, monkeypatch):
+    pretrain.pretrain("tiny", tiny(), tmp_path / "whole")
+    monkeypatch.setattr(pretrain, "SAVE_SECONDS", 0.0)
+    loss, calls = pretrain.F.cross_entropy, []
+
+    def dies_at_the_ninth(*args, **kwargs):
+        calls.append(None)
+        if len(calls) == 9:
+            raise KeyboardInterrupt
+        return loss(*args, **kwargs)
+
+    monkeypatch.setattr(pretrain.F, "cross_entropy", dies_at_the_ninth)
+    with pytest.raises(KeyboardInterrupt):
+        pretrain.pretrain("tiny", tiny(), tmp_path / "killed")
+    assert not list((tmp_path / "killed").glob("*.safetensors"))
+    monkeypatch.setattr(pretrain.F, "cross_entropy", loss)
+    pretrain.pretrain("tiny", tiny(), tmp_path / "killed")
+    whole, killed = (json.loads((tmp_path / name / "tiny.json").read_text()) for name in ("whole", "killed"))
+    assert whole["sha256"] == killed["sha256"] and whole["held_out_accuracy"] == killed["held_out_accuracy"]
+    assert whole["records"] == 80 and whole["held_out_records"] == 40
+    assert not list((tmp_path / "killed").glob(".*"))
+
+
+def test_another_recipe_does_not_go_on_from_an_interrupted_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(pretrain, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(weights, "save", None)  # dies when all steps are done
+    with pytest.raises(TypeError):
+        pretrain.pretrain("tiny", tiny(), tmp_path)
+    monkeypatch.undo()
+    other = tiny(seed=1)
+    pretrain.pretrain("tiny", other, tmp_path)
+    pretrain.pretrain("tiny", other, tmp_path / "afresh")
+    here, afresh = (json.loads((folder / "tiny.json").read_text()) for folder in (tmp_path, tmp_path / "afresh"))
+    assert here["sha256"] == afresh["sha256"]
+    pretrain.pretrain("tiny", tiny(), tmp_path / "afresh")
+    assert json.loads((tmp_path / "afresh" / "tiny.json").read_text())["sha256"] != here["sha256"]
 
 
 def test_the_accuracy_is_that_of_the_stored_weights(tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """Public pre-training of our small models, without privacy: ``python -m hyfreedp.experiments.runs.pretrain RECIPE``.
 
-The result is kept in data/checkpoints.
+The result is kept in data/checkpoints. An interrupted run goes on from where it was a minute before at most, and ends
+in the same weights.
 """
 
 from __future__ import annotations
@@ -29,11 +30,14 @@ from hyfreedp.experiments.models import weights
 from hyfreedp.experiments.models.language import make_language_model, own_tokenizer
 from hyfreedp.experiments.models.vision import head, make_model
 from hyfreedp.experiments.runs.train import one_thread
+from hyfreedp.experiments.store import checkpoints
+from hyfreedp.experiments.store.cache import key_of
 from hyfreedp.experiments.store.paths import CHECKPOINTS
 from hyfreedp.experiments.store.provenance import environment
 from hyfreedp.experiments.tasks.language import LANGUAGE_TASKS, token_losses
 from hyfreedp.experiments.tasks.scores import evaluate
 
+SAVE_SECONDS = 60.0
 GLYPHS, HELD_OUT_GLYPHS = 20_000, 2_000
 SENTENCES, HELD_OUT_SENTENCES = 12_000, 500
 REPORTS, HELD_OUT_REPORTS = 6_000, 300
@@ -199,10 +203,9 @@ def pretrain(name: str, recipe: Recipe | LanguageRecipe, folder: Path = CHECKPOI
     corpus = recipe.corpus()
     model = recipe.start(corpus)
     model.to(device)
+    unfinished = folder / f".{name}-{key_of(recipe.settings)}.ckpt"  # another recipe starts afresh
     with one_thread() if recipe.one_thread else nullcontext():
-        started = time.monotonic()
-        _train(model, recipe, corpus.train, device)
-        seconds = time.monotonic() - started
+        seconds = _train(model, recipe, corpus.train, unfinished, device)
         weights.round_to_stored(model)
         accuracy = recipe.score(model, corpus.held_out)
     described = recipe.settings | {
@@ -216,18 +219,30 @@ def pretrain(name: str, recipe: Recipe | LanguageRecipe, folder: Path = CHECKPOI
         "environment": environment() | {package: version(package) for package in _MORE_PACKAGES},
     }
     weights.save(name, model, described, folder)
+    checkpoints.discard(unfinished)
     return accuracy
 
 
-def _train(model: nn.Module, recipe: Recipe | LanguageRecipe, train: tuple[Tensor, Tensor], device: str) -> None:
+def _train(
+    model: nn.Module, recipe: Recipe | LanguageRecipe, train: tuple[Tensor, Tensor], unfinished: Path, device: str
+) -> float:
     features, labels = train
     per_epoch = len(labels) // recipe.batch_size
     steps = recipe.epochs * per_epoch
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, recipe.learning_rate, steps)
-    for step in tqdm(range(steps), desc="pre-training", unit="step"):
+    first, earlier = 0, 0.0
+    if (state := checkpoints.load(unfinished)) is not None:
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        schedule.load_state_dict(state["schedule"])
+        first, earlier = state["step"], state["seconds"]
+    started = last_saved = time.monotonic()
+    order = np.empty(0, dtype=np.int64)
+    bar = tqdm(range(first, steps), initial=first, total=steps, desc="pre-training", unit="step")
+    for step in bar:
         epoch, index = divmod(step, per_epoch)
-        if index == 0:
+        if index == 0 or not len(order):
             order = np.random.default_rng([recipe.seed, epoch]).permutation(len(labels))
         rows = torch.from_numpy(order[index * recipe.batch_size : (index + 1) * recipe.batch_size])
         batch, truth = features[rows].to(device), labels[rows].to(device)
@@ -237,6 +252,12 @@ def _train(model: nn.Module, recipe: Recipe | LanguageRecipe, train: tuple[Tenso
         loss.backward()
         optimizer.step()
         schedule.step()
+        if time.monotonic() - last_saved > SAVE_SECONDS:
+            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1}
+            state |= {"schedule": schedule.state_dict(), "seconds": earlier + time.monotonic() - started}
+            checkpoints.save(unfinished, state)
+            last_saved = time.monotonic()
+    return earlier + time.monotonic() - started
 
 
 def shifted(images: Tensor, pad: int, random: np.random.Generator) -> Tensor:
