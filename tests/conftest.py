@@ -25,6 +25,17 @@ def _seed():
 
 
 @pytest.fixture
+def workspace(tmp_path, monkeypatch):
+    """Folders of an empty repository, ``tmp_path``, in which the experiments work instead of in this one."""
+    from hyfreedp.experiments.store import paths
+
+    monkeypatch.setenv("HYFREEDP_ROOT", str(tmp_path))
+    for name in ("FIGURES", "CELLS", "CACHE"):
+        monkeypatch.delenv(f"HYFREEDP_{name}", raising=False)
+    return paths.workspace()
+
+
+@pytest.fixture
 def generator():
     from hyfreedp import NoiseGenerator
 

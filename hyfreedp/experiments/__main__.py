@@ -9,7 +9,7 @@ from pathlib import Path
 from hyfreedp.experiments.book import notebooks
 from hyfreedp.experiments.book.batch import reproduce
 from hyfreedp.experiments.book.jobs import plan
-from hyfreedp.experiments.store.paths import CELLS, RESULTS
+from hyfreedp.experiments.store.paths import workspace
 from hyfreedp.experiments.studies import dynamics
 from hyfreedp.experiments.tables import grid, small_tasks, targets
 from hyfreedp.experiments.tables import plan as comparison
@@ -99,8 +99,9 @@ def main(arguments: list[str] | None = None) -> int:
     )
     tables.add_argument("--profile", choices=comparison.SCALES, required=True, help="how large")
     tables.add_argument("--jobs", type=int, choices=range(1, 65), default=1, metavar="N", help="worker processes")
+    cells = workspace().cells
     tables.add_argument(
-        "--cells", type=Path, default=CELLS, metavar="FOLDER", help="where records are kept (default: %(default)s)"
+        "--cells", type=Path, default=cells, metavar="FOLDER", help="where records are kept (default: %(default)s)"
     )
     instead = tables.add_mutually_exclusive_group()
     instead.add_argument("--dry-run", action="store_true", help="only list the runs, done or missing")
@@ -131,19 +132,23 @@ def _pair(options: argparse.Namespace) -> int:
 
 
 def _accuracy(options: argparse.Namespace) -> int:
-    rows = small_tasks.run(CELLS, RESULTS / "laptop" / "accuracy.csv", seeds=options.seeds, jobs=options.jobs)
+    here = workspace()
+    rows = small_tasks.run(here.cells, here.results / "laptop" / "accuracy.csv", seeds=options.seeds, jobs=options.jobs)
     print(small_tasks.markdown(rows))
     return 0
 
 
 def _ablation(options: argparse.Namespace) -> int:
-    rows = dynamics.record_ablation(CELLS, RESULTS / "laptop" / "ablation.csv", seeds=options.seeds, jobs=options.jobs)
+    here = workspace()
+    record = here.results / "laptop" / "ablation.csv"
+    rows = dynamics.record_ablation(here.cells, record, seeds=options.seeds, jobs=options.jobs)
     print(dynamics.accuracy_table(rows).to_string())
     return 0
 
 
 def _targets(options: argparse.Namespace) -> int:
-    rows = targets.run(CELLS, RESULTS / "laptop" / "targets.csv", only=options.only, jobs=options.jobs)
+    here = workspace()
+    rows = targets.run(here.cells, here.results / "laptop" / "targets.csv", only=options.only, jobs=options.jobs)
     print(targets.markdown(rows))
     return 0
 
@@ -154,7 +159,7 @@ def _grid(options: argparse.Namespace) -> int:
     elif options.write_specs:
         grid.write_specs(options.profile, options.cells, options.write_specs)
     else:
-        return grid.run(options.profile, options.cells, RESULTS, jobs=options.jobs)
+        return grid.run(options.profile, options.cells, workspace().results, jobs=options.jobs)
     return 0
 
 

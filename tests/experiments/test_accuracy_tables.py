@@ -9,6 +9,7 @@ from scipy import stats
 
 from hyfreedp.experiments.runs.cells import run_cells
 from hyfreedp.experiments.runs.spec import Spec
+from hyfreedp.experiments.store.paths import RESULTS, ROOT
 from hyfreedp.experiments.tables import image_classification as tables
 from hyfreedp.experiments.tables import plan as comparison
 from hyfreedp.experiments.tables.plan import ROWS, Learner, Scale, entries, table
@@ -113,7 +114,7 @@ def test_the_paired_difference_and_its_interval_are_over_places():
     assert one["mean"] == pytest.approx(1.0) and math.isnan(one["p"]) and math.isnan(one["low"])
 
 
-def test_cells_come_before_committed_records_and_what_is_neither_is_missing(tmp_path, monkeypatch):
+def test_cells_come_before_committed_records_and_what_is_neither_is_missing(workspace):
     scale = Scale(
         (Learner("digits", "mlp", "full", 5),),
         epsilons=(8.0,),
@@ -124,26 +125,27 @@ def test_cells_come_before_committed_records_and_what_is_neither_is_missing(tmp_
         next(entry.final(lambda _: None) for entry in entries(scale) if entry.row == row)
         for row in ("prodigy", "reference", "hyfreedp_robust")
     )
-    (record,) = run_cells([prodigy], tmp_path / "cells")
-    (tmp_path / "results" / "smoke").mkdir(parents=True)
+    (record,) = run_cells([prodigy], workspace.cells)
+    path = workspace.results / "smoke" / "image_classification.csv"
+    path.parent.mkdir(parents=True)
     committed = table(scale, lambda spec: None if spec == robust else record | {"accuracy": 0.123})
-    committed.assign(version_torch="2").to_csv(tmp_path / "results" / "smoke" / "image_classification.csv", index=False)
-    monkeypatch.setattr(tables, "RESULTS", tmp_path / "results")
-    rows = tables.numbers(scale, "smoke", tmp_path / "cells", train=False).set_index("row")
+    committed.assign(version_torch="2").to_csv(path, index=False)
+    rows = tables.numbers(scale, "smoke", workspace.cells, train=False).set_index("row")
     assert rows.source.to_dict() == {"reference": "committed", "prodigy": "cell", "hyfreedp_robust": "missing"}
     assert rows.accuracy["reference"] == 0.123 and rows.accuracy["prodigy"] == record["accuracy"]
     assert rows.key["reference"] == reference.key and math.isnan(rows.accuracy["hyfreedp_robust"])
 
 
-def test_a_whole_table_may_come_from_committed_records(tmp_path, monkeypatch):
-    committed = pd.read_csv(tables.RESULTS / "laptop" / "image_classification.csv")
+def test_a_whole_table_may_come_from_committed_records(tmp_path):
+    committed = pd.read_csv(RESULTS / "laptop" / "image_classification.csv")
     rows = tables.numbers(tables.scale_of("laptop", 3), "laptop", tmp_path, train=False)
     assert set(rows.source) == {"committed"} and len(rows) == len(committed)
     pd.testing.assert_frame_equal(rows[committed.columns[:13]], committed[committed.columns[:13]], check_dtype=False)
 
 
-def test_where_nothing_is_known_yet_nothing_is_claimed(tmp_path, monkeypatch):
-    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+def test_where_nothing_is_known_yet_nothing_is_claimed(workspace, tmp_path):
+    workspace.paper.parent.mkdir()
+    workspace.paper.symlink_to(ROOT / "data" / "paper")
     rows = tables.numbers(tables.scale_of("gpu", 2), "gpu", tmp_path, train=False)
     assert set(rows.source) == {"missing"}
     assert tables.ranking(tables.summarise(rows)).empty

@@ -268,15 +268,13 @@ def test_a_missing_gpu_is_said_plainly(capsys):
     assert "torch finds no GPU" in capsys.readouterr().err
 
 
-def test_a_selection_is_measured_shown_and_written_aside(tiny, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(command, "BUILD", tmp_path / "build")
-    monkeypatch.setattr(command, "RESULTS", tmp_path / "results")
+def test_a_selection_is_measured_shown_and_written_aside(tiny, workspace, capsys):
     arguments = ["--models", "tiny", "--tunings", "biases", "--rounds", "3", "--threads", "1"]
     assert command.main(arguments) == 0
     assert "ours, HyFreeDP K = 10" in capsys.readouterr().out
-    assert not (tmp_path / "results").exists()
+    assert not workspace.results.exists()
 
-    rows = pd.read_csv(tmp_path / "build" / "benchmark" / "efficiency.csv")
+    rows = pd.read_csv(workspace.build / "benchmark" / "efficiency.csv")
     assert list(rows.contender) == list(CONTENDERS)
     assert rows.failure.isna().all()
     assert (rows.seconds_min <= rows.seconds).all() and (rows.seconds <= rows.seconds_max).all()
@@ -294,10 +292,8 @@ def test_a_selection_is_measured_shown_and_written_aside(tiny, tmp_path, monkeyp
 
 
 @pytest.fixture
-def elsewhere(tmp_path, monkeypatch):
+def elsewhere(workspace, monkeypatch):
     """The command's folders, with all measurements replaced by one that says which case it was."""
-    for name in ("BUILD", "RESULTS"):
-        monkeypatch.setattr(command, name, tmp_path / name.lower())
 
     def measured(todo, **kwargs):
         return pd.DataFrame(
@@ -319,25 +315,25 @@ def elsewhere(tmp_path, monkeypatch):
             [dict(model=m, method="", ratio=1, copies=0, budget_percent=0) for m in models]
         ),
     )
-    return tmp_path
+    return workspace
 
 
 def test_the_whole_record_has_every_small_model_and_the_growth(elsewhere):
     assert command.main([]) == 0
-    folder = elsewhere / "results" / "laptop"
+    folder = elsewhere.results / "laptop"
     rows = pd.read_csv(folder / "efficiency.csv")
     expected = [(model, tuning) for model in workloads.ON_CPU for tuning in MODELS[model].tunings]
     assert list(zip(rows.model, rows.tuning, strict=True)) == expected
     assert len(pd.read_csv(folder / "efficiency_growth.csv")) == sum(map(len, command._GROWTH["cpu"][1].values()))
     for name in ("efficiency_noise", "efficiency_learning"):
         assert tuple(pd.read_csv(folder / f"{name}.csv").model) == workloads.ON_CPU
-    assert not (elsewhere / "build").exists()
+    assert not elsewhere.build.exists()
 
 
 @pytest.mark.parametrize("what", ["noise", "learning"])
 def test_one_thing_alone_is_measured_on_request(elsewhere, what):
     assert command.main([f"--{what}"]) == 0
-    assert [path.name for path in (elsewhere / "results" / "laptop").iterdir()] == [f"efficiency_{what}.csv"]
+    assert [path.name for path in (elsewhere.results / "laptop").iterdir()] == [f"efficiency_{what}.csv"]
 
 
 @pytest.fixture(scope="module")

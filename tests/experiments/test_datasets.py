@@ -35,7 +35,7 @@ def places(tmp_path, monkeypatch):
     def offline(*args, **kwargs):
         raise OSError("no network")
 
-    monkeypatch.setattr(datasets, "CACHE", tmp_path / "cache")
+    monkeypatch.setenv("HYFREEDP_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("torchvision.datasets.utils.download_url", offline)
     monkeypatch.setattr("torchvision.datasets.utils.urllib.request.urlopen", offline)
     monkeypatch.setenv("HYFREEDP_DATA", str(tmp_path / "data"))

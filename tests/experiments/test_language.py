@@ -17,6 +17,7 @@ from hyfreedp.experiments.runs import pretrain, train
 from hyfreedp.experiments.runs.cells import Spec, read_steps, run_cell
 from hyfreedp.experiments.runs.train import make_run
 from hyfreedp.experiments.store import checkpoints
+from hyfreedp.experiments.store.paths import CHECKPOINTS
 from hyfreedp.experiments.tables import language_generation
 from hyfreedp.experiments.tables.plan import Learner, Scale
 from hyfreedp.experiments.tasks.generation import generate
@@ -238,7 +239,6 @@ def test_missing_weights_are_one_clear_sentence(monkeypatch, tmp_path):
     monkeypatch.setenv("HYFREEDP_WEIGHTS", str(tmp_path))
     with pytest.raises(FileNotFoundError, match=r"has no weights of openai-community/gpt2: .*config.json"):
         Spec(task="e2e", model="gpt2").key  # noqa: B018
-    monkeypatch.setattr(weights, "CHECKPOINTS", tmp_path)
     with pytest.raises(FileNotFoundError, match=r"pretrain gpt2_small_sentences"):
         weights.load("gpt2_small_sentences", torch.nn.Linear(1, 1), tmp_path)
 
@@ -269,7 +269,7 @@ def test_real_weights_are_read_from_a_folder_and_name_the_cell(monkeypatch, tmp_
 
 @pytest.mark.parametrize("name", ["gpt2_sentences", "llama_sentences"])
 def test_committed_starts_are_what_their_recipes_say(name):
-    described = json.loads((weights.CHECKPOINTS / f"{name}.json").read_text(encoding="utf-8"))
+    described = json.loads((CHECKPOINTS / f"{name}.json").read_text(encoding="utf-8"))
     recipe = pretrain.RECIPES[name]
     assert {key: described[key] for key in recipe.settings} == recipe.settings
     network = TASKS[recipe.task].model(0, name)

@@ -11,8 +11,8 @@ import papermill
 import pytest
 
 from hyfreedp.experiments.__main__ import main
-from hyfreedp.experiments.book import batch, notebooks, page
-from hyfreedp.experiments.store.paths import FIGURES, ROOT
+from hyfreedp.experiments.book import notebooks
+from hyfreedp.experiments.store.paths import FIGURES, ROOT, workspace
 
 SOURCES = notebooks.sources()
 ids = [source.stem for source in SOURCES]
@@ -20,7 +20,7 @@ ids = [source.stem for source in SOURCES]
 
 def test_there_are_notebooks_and_every_one_has_its_twin():
     assert SOURCES
-    assert {path.stem for path in SOURCES} == {path.stem for path in notebooks.NOTEBOOKS.glob("*.ipynb")}
+    assert {path.stem for path in SOURCES} == {path.stem for path in workspace().notebooks.glob("*.ipynb")}
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=ids)
@@ -75,24 +75,25 @@ def test_a_mistyped_parameter_raises(source, injected, error):
 
 
 @pytest.fixture
-def elsewhere(tmp_path, monkeypatch):
-    """All that a batch writes goes to a temporary folder, which is the working directory too."""
-    for module, name in ((batch, "FIGURES"), (page, "FIGURES"), (batch, "CELLS"), (batch, "BUILD")):
-        monkeypatch.setattr(module, name, tmp_path / name.lower())
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+def elsewhere(workspace, monkeypatch):
+    """All that a batch writes goes to a temporary folder, which is the working directory too; it reads our data."""
+    for name in ("notebooks", "data"):
+        (workspace.root / name).symlink_to(ROOT / name)
+    monkeypatch.setenv("HYFREEDP_CELLS", str(workspace.root / "cells"))
+    monkeypatch.chdir(workspace.root)
+    return workspace
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=ids)
 def test_smoke_profile_makes_every_figure_and_reports_it(source, elsewhere, capsys):
     status = main(["reproduce", "--profile", "smoke", "--only", source.stem, "--set", "seeds=1"])
     assert status == 0, capsys.readouterr().out
-    figures = elsewhere / "figures"
+    figures = elsewhere.figures
     assert {path.name for path in figures.iterdir()} == {path.name for path in FIGURES.glob(f"{source.stem}*")}
     for path in figures.glob("*.png"):
         pixels = matplotlib.image.imread(path)
         assert min(pixels.shape[:2]) > 200 and pixels[..., :3].std() > 0.03, f"{path.name} is nearly empty"
-    page = (elsewhere / "build" / "smoke" / "report.html").read_text(encoding="utf-8")
+    page = (elsewhere.build / "smoke" / "report.html").read_text(encoding="utf-8")
     for path in figures.glob("*.json"):
         made = json.loads(path.read_text(encoding="utf-8"))
         assert all(made[name] for name in ("shows", "summary", "parameters", "commit", "environment")), path.name

@@ -17,7 +17,6 @@ from transformers import PreTrainedTokenizerFast
 
 from hyfreedp.experiments.data import texts
 from hyfreedp.experiments.data.encoding import (
-    COMMITTED,
     IGNORED,
     VOCABULARY,
     check_tokenizer,
@@ -31,7 +30,9 @@ from hyfreedp.experiments.data.encoding import (
 )
 from hyfreedp.experiments.data.grammar import Pair, pairs
 from hyfreedp.experiments.data.texts import checksum_of, documents_from, e2e, restaurants
+from hyfreedp.experiments.store.paths import CHECKPOINTS
 
+COMMITTED = CHECKPOINTS / "sentences.tokenizer.json"
 OURS = load_tokenizer()
 REAL = Path(os.environ.get("HYFREEDP_DATA", "nowhere"))
 

@@ -6,8 +6,7 @@ import jupytext
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-from hyfreedp.experiments.book import batch, notebooks, page
-from hyfreedp.experiments.store import plots
+from hyfreedp.experiments.book import batch, notebooks
 
 PIXEL = bytes.fromhex(
     "89504e470d0a1a0a0000000d4948445200000001000000010806000000"
@@ -33,12 +32,12 @@ made["parameters"] = {{"profile": profile, "epsilon": epsilon, "task": task}}
 
 
 class Project:
-    """Folders of a repository in which the runner works instead of in this one."""
+    """A workspace with notebooks, and a package that they are executed again for."""
 
-    def __init__(self, root):
-        self.notebooks, self.build = root / "notebooks", root / "build"
-        self.figures, self.cells = root / "figures", root / "cells"
-        self.package = root / "package"
+    def __init__(self, workspace):
+        self.notebooks, self.build = workspace.notebooks, workspace.build
+        self.figures, self.cells = workspace.figures, workspace.cells
+        self.package = workspace.root / "package"
         self.notebooks.mkdir()
         self.package.mkdir()
 
@@ -64,15 +63,9 @@ class Project:
 
 
 @pytest.fixture
-def project(tmp_path, monkeypatch):
-    made = Project(tmp_path)
-    monkeypatch.setattr(notebooks, "NOTEBOOKS", made.notebooks)
-    monkeypatch.setattr(batch, "BUILD", made.build)
-    monkeypatch.setattr(batch, "CELLS", made.cells)
+def project(workspace, monkeypatch):
+    made = Project(workspace)
     monkeypatch.setattr(batch, "PACKAGE", made.package)
-    monkeypatch.setattr(batch, "ROOT", tmp_path)
-    for module in (batch, page, plots):
-        monkeypatch.setattr(module, "FIGURES", made.figures)
     return made
 
 

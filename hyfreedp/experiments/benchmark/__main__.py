@@ -17,7 +17,7 @@ from hyfreedp.experiments.benchmark.noise import measure_noise
 from hyfreedp.experiments.benchmark.record import cases, growth_cases, limited_threads, measure
 from hyfreedp.experiments.benchmark.workloads import MODELS, ON_CPU, ON_GPU, Tuning
 from hyfreedp.experiments.store.files import replacing
-from hyfreedp.experiments.store.paths import BUILD, RESULTS
+from hyfreedp.experiments.store.paths import workspace
 
 DESCRIPTION = """\
 Measures seconds and peak memory of one training step: plain, by Opacus, by this package, and with HyFreeDP.
@@ -77,7 +77,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
 
     whole = not (options.models or options.tunings)
-    output = RESULTS / _PROFILES[options.device] if whole else BUILD / "benchmark"
+    here = workspace()
+    output = here.results / _PROFILES[options.device] if whole else here.build / "benchmark"
     models = options.models or (ON_GPU if options.device == "cuda" else ON_CPU)
     settings = {"device": options.device, "rounds": options.rounds, "threads": options.threads}
     steps = not (options.noise or options.learning)

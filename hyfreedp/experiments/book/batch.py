@@ -22,7 +22,7 @@ import hyfreedp
 from hyfreedp.experiments.book import notebooks, page
 from hyfreedp.experiments.book.jobs import Job, Outcome
 from hyfreedp.experiments.store.files import write_text
-from hyfreedp.experiments.store.paths import BUILD, CELLS, FIGURES, ROOT
+from hyfreedp.experiments.store.paths import workspace
 from hyfreedp.experiments.store.provenance import environment
 
 PACKAGE = Path(hyfreedp.__file__).parent
@@ -34,15 +34,15 @@ def reproduce(jobs: Sequence[Job], profile: str, *, workers: int = 1, fresh: boo
     Args:
         fresh: execute finished notebooks again and train their cells again, in ``build/<profile>/cells``.
     """
-    folder = BUILD / profile
-    cells = CELLS
+    here = workspace()
+    folder, cells = here.build / profile, here.cells
     if fresh:
         cells = folder / "cells"
         shutil.rmtree(cells, ignore_errors=True)
         for job in jobs:
             _record_path(job).unlink(missing_ok=True)
     try:
-        with _environment(HYFREEDP_FIGURES=str(FIGURES.resolve()), HYFREEDP_CELLS=str(cells.resolve())):
+        with _environment(HYFREEDP_FIGURES=str(here.figures.resolve()), HYFREEDP_CELLS=str(cells.resolve())):
             outcomes = run(jobs, workers)
     except KeyboardInterrupt:
         print("\ninterrupted; the same command goes on from here", flush=True)
@@ -94,7 +94,7 @@ def _execute(job: Job) -> Outcome:
     started = time.perf_counter()
     try:
         with closing(ensure_event_loop()):  # Jupyter opens one per thread and leaves it open
-            notebooks.execute(job.source, BUILD / job.parameters["profile"] / f"{job.name}.ipynb", job.parameters)
+            notebooks.execute(job.source, _record_path(job).with_suffix(".ipynb"), job.parameters)
     except papermill.PapermillExecutionError as error:
         return Outcome(job, "failed", time.perf_counter() - started, error=str(error))
     except Exception:  # a kernel that died or never came up; the other notebooks may still succeed
@@ -104,8 +104,8 @@ def _execute(job: Job) -> Outcome:
     record = {
         "fingerprint": fingerprint,
         "seconds": seconds,
-        "made": {name: _digest(FIGURES / name) for name in made},
-        "read": {name: _digest(ROOT / name) for name in _inputs(made)},
+        "made": {name: _digest(workspace().figures / name) for name in made},
+        "read": {name: _digest(workspace().root / name) for name in _inputs(made)},
     }
     write_text(_record_path(job), json.dumps(record, indent=1) + "\n")
     return Outcome(job, "done", seconds, made)
@@ -117,14 +117,14 @@ def _finished(job: Job) -> Outcome | None:
     record = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
     if record is None or record["fingerprint"] != _fingerprint(job):
         return None
-    files = [(FIGURES, record["made"]), (ROOT, record["read"])]
+    files = [(workspace().figures, record["made"]), (workspace().root, record["read"])]
     if any(_digest(folder / name) != digest for folder, digests in files for name, digest in digests.items()):
         return None
     return Outcome(job, "up to date", record["seconds"], list(record["made"]))
 
 
 def _record_path(job: Job) -> Path:
-    return BUILD / job.parameters["profile"] / f"{job.name}.json"
+    return workspace().build / job.parameters["profile"] / f"{job.name}.json"
 
 
 def _fingerprint(job: Job) -> str:
@@ -143,13 +143,16 @@ def _digest(path: Path) -> str:
 
 def _stamps(job: Job) -> dict[str, tuple[int, int]]:
     """Per file of the notebook in ``figures/``, what changes whenever the file is written."""
-    return {path.name: (path.stat().st_mtime_ns, path.stat().st_ino) for path in FIGURES.glob(f"{job.name}*")}
+    paths = workspace().figures.glob(f"{job.name}*")
+    return {path.name: (path.stat().st_mtime_ns, path.stat().st_ino) for path in paths}
 
 
 def _inputs(made: Sequence[str]) -> set[str]:
     """The files of the repository that figures and tables say they were made from."""
-    described = [json.loads((FIGURES / name).read_text(encoding="utf-8")) for name in made if name.endswith(".json")]
-    return {name for made_of in described for name in made_of["inputs"] if (ROOT / name).is_file()}
+    here = workspace()
+    paths = [here.figures / name for name in made if name.endswith(".json")]
+    described = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    return {name for made_of in described for name in made_of["inputs"] if (here.root / name).is_file()}
 
 
 @contextmanager

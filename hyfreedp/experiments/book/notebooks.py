@@ -14,7 +14,7 @@ from traitlets.config import Config
 
 from hyfreedp.checks import nearest
 from hyfreedp.experiments.store.files import replacing
-from hyfreedp.experiments.store.paths import NOTEBOOKS
+from hyfreedp.experiments.store.paths import workspace
 
 PROFILES = ("smoke", "laptop", "gpu", "paper")
 
@@ -31,7 +31,7 @@ def sources(only: Sequence[str] = ()) -> list[Path]:
     Raises:
         ValueError: no notebook has that number or name.
     """
-    found = sorted(NOTEBOOKS.glob("[0-9][0-9]_*.py"))
+    found = sorted(workspace().notebooks.glob("[0-9][0-9]_*.py"))
     known = {key: source for source in found for key in (source.stem, source.stem[:2])}
     for name in only:
         if name not in known:

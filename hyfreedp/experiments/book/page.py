@@ -14,7 +14,7 @@ import pandas as pd
 
 from hyfreedp.experiments.book import notebooks
 from hyfreedp.experiments.book.jobs import Outcome
-from hyfreedp.experiments.store.paths import FIGURES
+from hyfreedp.experiments.store.paths import workspace
 from hyfreedp.experiments.store.provenance import commit, environment
 
 _NUMBER = ' class="number"'
@@ -108,7 +108,7 @@ def _article(name: str, made: dict[str, Any]) -> str:
 
 
 def _image(name: str, shows: str) -> str:
-    data = base64.b64encode((FIGURES / f"{name}.png").read_bytes()).decode()
+    data = base64.b64encode((workspace().figures / f"{name}.png").read_bytes()).decode()
     return f"""<figure>
 <img src="data:image/png;base64,{data}" alt="{escape(shows)}">
 <figcaption>{escape(shows)}</figcaption>
@@ -116,7 +116,7 @@ def _image(name: str, shows: str) -> str:
 
 
 def _table(name: str, shows: str) -> str:
-    frame = pd.read_csv(FIGURES / f"{name}.csv", keep_default_na=False, na_values=[""])
+    frame = pd.read_csv(workspace().figures / f"{name}.csv", keep_default_na=False, na_values=[""])
     numeric = frame.select_dtypes("number").columns
     head = "".join(
         f'<th scope="col"{_NUMBER if column in numeric else ""}>{escape(str(column))}</th>' for column in frame.columns
@@ -142,7 +142,7 @@ def _cell(value: object) -> str:
 
 def _embedded(name: str) -> str:
     """An interactive page, in a frame that may run its scripts and reach nothing else."""
-    text = (FIGURES / name).read_text(encoding="utf-8")
+    text = (workspace().figures / name).read_text(encoding="utf-8")
     return f"""<article class="interactive" aria-labelledby="{escape(name)}">
 <h3 id="{escape(name)}">{escape(name)}: interactive</h3>
 <iframe title="{escape(name)}" sandbox="allow-scripts" loading="lazy" srcdoc="{escape(text)}"></iframe>
@@ -152,8 +152,8 @@ def _embedded(name: str) -> str:
 
 def _descriptions(outcome: Outcome) -> list[tuple[str, dict[str, Any]]]:
     """Name and description of each figure and table; the one with the notebook's own name first."""
-    names = [name.removesuffix(".json") for name in outcome.made if name.endswith(".json")]
-    return [(name, json.loads((FIGURES / f"{name}.json").read_text(encoding="utf-8"))) for name in sorted(names)]
+    paths = sorted(workspace().figures / name for name in outcome.made if name.endswith(".json"))
+    return [(path.stem, json.loads(path.read_text(encoding="utf-8"))) for path in paths]
 
 
 def _anchor(outcome: Outcome) -> str:

@@ -23,7 +23,7 @@ from tqdm import tqdm
 from hyfreedp.experiments.data import image_files
 from hyfreedp.experiments.data.image_files import Part
 from hyfreedp.experiments.data.splits import held_out_from, shuffled_by_group
-from hyfreedp.experiments.store.paths import CACHE
+from hyfreedp.experiments.store.paths import workspace
 
 
 @dataclass(frozen=True)
@@ -147,19 +147,19 @@ def images(name: str) -> Arrays:
         FileNotFoundError: it is nowhere and cannot be downloaded, with what to do; or ``$HYFREEDP_DATA`` is no folder.
         ValueError: a file is damaged, or has other images than expected.
     """
-    wanted = IMAGES[name]
+    wanted, cache = IMAGES[name], workspace().cache
     variable = os.environ.get("HYFREEDP_DATA")
     given = Path(variable) if variable else None
     if given is not None and not given.is_dir():
         raise FileNotFoundError(f"HYFREEDP_DATA must name a folder of data sets, got {variable!r}")
     for copy in wanted.copies:
         if given is not None and all((given / file).exists() for file in copy.checksums):
-            folder = CACHE / f"{name}-{copy.name}"
+            folder = cache / f"{name}-{copy.name}"
             if not folder.exists():
                 copy.verify(given)
                 _decode(folder, wanted, *copy.read(given))
             return _mapped(folder, copy.source)
-    folder = CACHE / f"{name}-official"
+    folder = cache / f"{name}-official"
     if not folder.exists():
         _fetch(folder, wanted, given)
     return _mapped(folder, "official")
@@ -174,8 +174,8 @@ def _fetch(folder: Path, wanted: ImageSet, given: Path | None) -> None:
             pass
         else:
             return _decode(folder, wanted, *parts)
-    CACHE.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=CACHE, prefix=".download-") as temporary:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".download-") as temporary:
         try:
             parts = wanted.official(Path(temporary), True)
         except (OSError, RuntimeError) as error:
@@ -193,8 +193,8 @@ def _decode(folder: Path, wanted: ImageSet, *parts: Part) -> None:
     for name, part, size in zip(("training", "test"), parts, wanted.sizes, strict=True):
         if len(part.labels) != size:
             raise ValueError(f"{wanted.title} must have {size} {name} images, found {len(part.labels)}")
-    CACHE.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=CACHE, prefix=".decoding-") as temporary:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".decoding-") as temporary:
         made = Path(temporary) / "made"
         made.mkdir()
         train, test = parts

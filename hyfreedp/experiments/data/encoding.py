@@ -18,12 +18,12 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from hyfreedp.experiments.data.grammar import Pair, documents, pairs
 from hyfreedp.experiments.store.files import write_text
-from hyfreedp.experiments.store.paths import CHECKPOINTS
+from hyfreedp.experiments.store.paths import workspace
 
 IGNORED = -100  # label of a position that is no target, as torch's cross entropy has it
 
 PAD, BOS, EOS, SEP = "<pad>", "<bos>", "<eos>", "<sep>"
-COMMITTED = CHECKPOINTS / "sentences.tokenizer.json"
+COMMITTED = "sentences.tokenizer.json"  # in data/checkpoints
 VOCABULARY = 600
 SEED, PAIRS, DOCUMENTS = 0, 6000, 1000  # of the public text that the committed tokenizer is made of
 
@@ -73,13 +73,14 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerFast, path: Path) -> None:
     write_text(path, tokenizer.backend_tokenizer.to_str(pretty=True) + "\n")
 
 
-def load_tokenizer(path: Path = COMMITTED) -> PreTrainedTokenizerFast:
-    """Read what :func:`save_tokenizer` wrote.
+def load_tokenizer(path: Path | None = None) -> PreTrainedTokenizerFast:
+    """Read what :func:`save_tokenizer` wrote: the committed one if no ``path`` is given.
 
     Raises:
         FileNotFoundError: there is no such file.
         ValueError: it is another file.
     """
+    path = path or workspace().checkpoints / COMMITTED
     text = path.read_text(encoding="utf-8")
     try:
         vocabulary = json.loads(text)["model"]["vocab"]
@@ -219,4 +220,4 @@ def _scattered(sequences: list[list[int]], filled: np.ndarray, padding: int) -> 
 
 
 if __name__ == "__main__":
-    save_tokenizer(train_tokenizer(public_texts(), VOCABULARY), COMMITTED)
+    save_tokenizer(train_tokenizer(public_texts(), VOCABULARY), workspace().checkpoints / COMMITTED)

@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from hyfreedp.experiments.store.files import replacing, write_text
-from hyfreedp.experiments.store.paths import CHECKPOINTS
+from hyfreedp.experiments.store.paths import workspace
 
 HEAD = "vit.head."
 
 
-def save(name: str, model: nn.Module, recipe: dict[str, Any], folder: Path = CHECKPOINTS) -> None:
+def save(name: str, model: nn.Module, recipe: dict[str, Any], folder: Path) -> None:
     """Write ``<name>.safetensors``, all weights but the classifier's, and then ``<name>.json``.
 
     Args:
@@ -46,13 +46,16 @@ def round_to_stored(model: nn.Module) -> None:
             value.copy_(value.half())
 
 
-def checksum(name: str, folder: Path = CHECKPOINTS) -> str:
-    """The SHA-256 of a checkpoint's weights, as its JSON states it; "missing" if there is none."""
-    described = folder / f"{name}.json"
+def checksum(name: str, folder: Path | None = None) -> str:
+    """The SHA-256 of a checkpoint's weights, as its JSON states it; "missing" if there is none.
+
+    ``folder`` is data/checkpoints if not given, here and in :func:`load`.
+    """
+    described = (folder or workspace().checkpoints) / f"{name}.json"
     return json.loads(described.read_text(encoding="utf-8"))["sha256"] if described.exists() else "missing"
 
 
-def load(name: str, model: nn.Module, folder: Path = CHECKPOINTS) -> None:
+def load(name: str, model: nn.Module, folder: Path | None = None) -> None:
     """Give a model the weights of a checkpoint; its classifier stays as it is.
 
     Raises:
@@ -61,7 +64,7 @@ def load(name: str, model: nn.Module, folder: Path = CHECKPOINTS) -> None:
     """
     from safetensors.torch import load as deserialized
 
-    path = folder / f"{name}.safetensors"
+    path = (folder or workspace().checkpoints) / f"{name}.safetensors"
     command = f"python -m hyfreedp.experiments.runs.pretrain {name}"
     if not (path.exists() and path.with_suffix(".json").exists()):
         raise FileNotFoundError(f"there are no pre-trained weights {path}: make them with {command}")

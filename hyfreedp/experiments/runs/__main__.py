@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hyfreedp.experiments.runs.cells import read_cell, run_cell
 from hyfreedp.experiments.runs.spec import Spec
-from hyfreedp.experiments.store.paths import CELLS
+from hyfreedp.experiments.store.paths import workspace
 
 DESCRIPTION = """\
 Trains what the spec says and prints one line. A finished cell is not trained again; one that was killed, however it
@@ -29,8 +29,9 @@ def main(arguments: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("spec", metavar="SPEC.json", help="file with the fields of a run; - for standard input")
+    cells = workspace().cells
     parser.add_argument(
-        "--cells", type=Path, default=CELLS, metavar="FOLDER", help="where records are kept (default: %(default)s)"
+        "--cells", type=Path, default=cells, metavar="FOLDER", help="where records are kept (default: %(default)s)"
     )
     options = parser.parse_args(arguments)
     try:

@@ -32,7 +32,7 @@ from hyfreedp.experiments.models.vision import head, make_model
 from hyfreedp.experiments.runs.train import one_thread
 from hyfreedp.experiments.store import checkpoints
 from hyfreedp.experiments.store.cache import key_of
-from hyfreedp.experiments.store.paths import CHECKPOINTS
+from hyfreedp.experiments.store.paths import workspace
 from hyfreedp.experiments.store.provenance import environment
 from hyfreedp.experiments.tasks.language import LANGUAGE_TASKS, token_losses
 from hyfreedp.experiments.tasks.scores import evaluate
@@ -198,7 +198,7 @@ RECIPES: dict[str, Recipe | LanguageRecipe] = {
 }
 
 
-def pretrain(name: str, recipe: Recipe | LanguageRecipe, folder: Path = CHECKPOINTS, device: str = "cpu") -> float:
+def pretrain(name: str, recipe: Recipe | LanguageRecipe, folder: Path, device: str = "cpu") -> float:
     """Train, and write the checkpoint ``name`` to ``folder``; the accuracy on the held-out part of what is stored."""
     corpus = recipe.corpus()
     model = recipe.start(corpus)
@@ -282,7 +282,8 @@ def main(arguments: list[str] | None = None) -> None:
         prog="python -m hyfreedp.experiments.runs.pretrain", description=__doc__.splitlines()[0]
     )
     parser.add_argument("recipe", choices=RECIPES)
-    parser.add_argument("--out", type=Path, default=CHECKPOINTS, help="folder of the checkpoint (default: %(default)s)")
+    out = workspace().checkpoints
+    parser.add_argument("--out", type=Path, default=out, help="folder of the checkpoint (default: %(default)s)")
     parser.add_argument(
         "--device",
         choices=("cpu", "cuda"),

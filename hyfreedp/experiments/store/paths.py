@@ -3,14 +3,47 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
-# An installed copy of the package has no repository around it: HYFREEDP_ROOT then names one.
-ROOT = Path(os.environ.get("HYFREEDP_ROOT", Path(__file__).resolve().parents[3]))
-NOTEBOOKS = ROOT / "notebooks"
-FIGURES = Path(os.environ.get("HYFREEDP_FIGURES", ROOT / "figures"))
-CELLS = Path(os.environ.get("HYFREEDP_CELLS", ROOT / "data" / "cells"))
-CACHE = Path(os.environ.get("HYFREEDP_CACHE", ROOT / "data" / "cache"))  # decoded data sets
-CHECKPOINTS = ROOT / "data" / "checkpoints"
-RESULTS = ROOT / "data" / "results"
-BUILD = ROOT / "build"
+
+@dataclass(frozen=True)
+class Workspace:
+    """The folders of a repository."""
+
+    root: Path
+    notebooks: Path
+    figures: Path
+    cells: Path
+    cache: Path  # decoded data sets
+    checkpoints: Path
+    results: Path
+    paper: Path
+    build: Path
+
+
+def workspace() -> Workspace:
+    """The folders that the environment names at present.
+
+    ``HYFREEDP_ROOT`` is the repository: the one around this file if unset, which an installed package does not have.
+    ``HYFREEDP_FIGURES``, ``HYFREEDP_CELLS`` and ``HYFREEDP_CACHE`` move one folder out of it.
+    """
+    root = Path(os.environ.get("HYFREEDP_ROOT", Path(__file__).resolve().parents[3]))
+    data = root / "data"
+    return Workspace(
+        root=root,
+        notebooks=root / "notebooks",
+        figures=Path(os.environ.get("HYFREEDP_FIGURES", root / "figures")),
+        cells=Path(os.environ.get("HYFREEDP_CELLS", data / "cells")),
+        cache=Path(os.environ.get("HYFREEDP_CACHE", data / "cache")),
+        checkpoints=data / "checkpoints",
+        results=data / "results",
+        paper=data / "paper",
+        build=root / "build",
+    )
+
+
+# What notebooks and tests name: the folders at the import.
+_HERE = workspace()
+ROOT, FIGURES, CELLS = _HERE.root, _HERE.figures, _HERE.cells
+CHECKPOINTS, RESULTS = _HERE.checkpoints, _HERE.results

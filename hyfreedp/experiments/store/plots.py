@@ -13,7 +13,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from hyfreedp.experiments.store.files import replacing, write_text
-from hyfreedp.experiments.store.paths import FIGURES
+from hyfreedp.experiments.store.paths import workspace
 from hyfreedp.experiments.store.provenance import commit, environment
 
 # Okabe and Ito's colours, told apart by colour-blind readers; each method also has its own dash pattern and marker,
@@ -77,16 +77,16 @@ def save(figure: Figure, name: str, **described: Any) -> None:
     """
     figure.draw_without_rendering()  # lays out,
     figure.set_layout_engine("none")  # once: otherwise each of the drawings below would do so again
-    with replacing(FIGURES / f"{name}.png") as temporary:
+    with replacing(workspace().figures / f"{name}.png") as temporary:
         figure.savefig(temporary, format="png")
-    with replacing(FIGURES / f"{name}.pdf") as temporary:
+    with replacing(workspace().figures / f"{name}.pdf") as temporary:
         figure.savefig(temporary, format="pdf", metadata={"CreationDate": None})
     _describe("figure", name, **described)
 
 
 def save_table(table: pd.DataFrame, name: str, **described: Any) -> None:
     """Write ``figures/<name>.csv`` (without the index) and ``.json``; arguments as for :func:`save`."""
-    with replacing(FIGURES / f"{name}.csv") as temporary:
+    with replacing(workspace().figures / f"{name}.csv") as temporary:
         table.to_csv(temporary, index=False)
     _describe("table", name, **described)
 
@@ -122,4 +122,4 @@ def _describe(
         "commit": commit(),
         "environment": environment(),
     }
-    write_text(FIGURES / f"{name}.json", json.dumps(made, indent=1) + "\n")
+    write_text(workspace().figures / f"{name}.json", json.dumps(made, indent=1) + "\n")

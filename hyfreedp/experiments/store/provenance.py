@@ -10,7 +10,7 @@ from importlib.metadata import version
 import pandas as pd
 import torch
 
-from hyfreedp.experiments.store.paths import ROOT
+from hyfreedp.experiments.store.paths import workspace
 
 
 def environment() -> dict[str, str]:
@@ -33,6 +33,6 @@ def commit() -> str:
     """The repository's commit, with "-dirty" if files differ from it; "unknown" outside a repository."""
     command = ["git", "describe", "--always", "--dirty"]
     try:
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(command, cwd=workspace().root, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return "unknown"

@@ -14,7 +14,7 @@ from scipy import stats
 
 from hyfreedp.experiments.models.vision import MODELS
 from hyfreedp.experiments.runs.cells import read_steps, reader, run_cells
-from hyfreedp.experiments.store.paths import RESULTS
+from hyfreedp.experiments.store.paths import workspace
 from hyfreedp.experiments.tables import paper
 from hyfreedp.experiments.tables.plan import COLUMNS, ROWS, SCALES, TABLE, Scale, entries, finals, searches, table
 from hyfreedp.experiments.tasks.registry import TASKS
@@ -58,7 +58,7 @@ def numbers(scale: Scale, profile: str, cells: Path, *, train: bool, jobs: int =
         run_cells(finals(scale, read), cells, jobs=jobs, description="tested runs")
     rows = table(scale, read)
     rows["source"] = np.where(rows.accuracy.isna(), "missing", "cell")
-    committed = RESULTS / profile / TABLE
+    committed = workspace().results / profile / TABLE
     if committed.exists() and rows.accuracy.isna().any():
         known = pd.read_csv(committed, usecols=COLUMNS).dropna(subset="accuracy")
         filled = rows[NUMBER].merge(known, on=NUMBER, how="left")

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pandas as pd
 
 from hyfreedp.checks import check_choice
-from hyfreedp.experiments.store.paths import ROOT
+from hyfreedp.experiments.store.paths import workspace
 
-PAPER = ROOT / "data" / "paper"
 TABLES = ("cv_main", "app_cv_main", "cv_main_eps8", "nondp_ls", "gpt2", "eff", "hyperparam_comparison")
 COLUMNS = ("table", "tuning", "epsilon", "method", "model", "dataset", "metric", "value", "std")
 
@@ -24,5 +23,5 @@ def load(table: str) -> pd.DataFrame:
     """
     check_choice("table", table, TABLES)
     types = {name: float if name in ("epsilon", "value", "std") else str for name in COLUMNS}
-    frame = pd.read_csv(PAPER / f"{table}.csv", dtype=types)
+    frame = pd.read_csv(workspace().paper / f"{table}.csv", dtype=types)
     return frame.fillna({name: "" for name, kind in types.items() if kind is str})
