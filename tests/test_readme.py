@@ -21,8 +21,9 @@ def test_the_code_block_runs_as_written(capsys):
     assert 2.9 < spent <= 3.0
 
 
-def test_links_and_pictures_exist():
-    targets = re.findall(r"\]\(([^)#]+)\)", README)
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
+def test_links_and_pictures_exist(page):
+    targets = re.findall(r"\]\(([^)#]+)\)", (ROOT / page).read_text(encoding="utf-8"))
     assert targets and all((ROOT / target).exists() for target in targets if "://" not in target)
 
 
@@ -57,6 +58,25 @@ def test_the_tests_that_the_page_of_pitfalls_names_exist():
     for file, name in named:
         assert f"\ndef {name}(" in next((ROOT / "tests").rglob(file)).read_text(encoding="utf-8"), f"{file}::{name}"
     assert all(line.count("|") == 6 for line in page.splitlines() if line.startswith("|"))  # five columns
+
+
+def test_every_equation_has_its_function_and_its_test():
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    rows = [line.split("|") for line in page.partition("## Which function")[2].partition("\n## ")[0].splitlines()]
+    named = [
+        (place, name)
+        for row in rows
+        if len(row) == 6
+        for place in (3, 4)
+        for name in re.findall(r"`(\w+)`", row[place])
+    ]
+    code = {
+        place: "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / folder).rglob("*.py"))
+        for place, folder in ((3, "hyfreedp"), (4, "tests"))
+    }
+    assert len(named) > 30
+    for place, name in named:
+        assert re.search(rf"^(def|class) {name}\b", code[place], flags=re.MULTILINE), name
 
 
 @pytest.mark.parametrize("target", ["reproduce", "test"])
