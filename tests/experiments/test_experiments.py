@@ -2,6 +2,8 @@
 
 import json
 import math
+from dataclasses import replace
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -12,6 +14,7 @@ from hyfreedp.experiments.book.parameters import check_parameters
 from hyfreedp.experiments.runs import cells, train
 from hyfreedp.experiments.runs.cells import Spec, read_steps, run_cell, run_cells, tabulate, with_seeds
 from hyfreedp.experiments.runs.train import make_run
+from hyfreedp.experiments.store import paths
 from hyfreedp.experiments.store.cache import cached
 from hyfreedp.experiments.store.files import replacing, write_text
 from hyfreedp.experiments.tables import small_tasks
@@ -232,3 +235,9 @@ def test_there_is_at_least_one_seed(count):
 def test_mistyped_parameters_raise(extra, message):
     with pytest.raises(TypeError, match=message):
         check_parameters({"profile": "laptop", "epsilon": 3.0, "seeds": 2} | extra, ALLOWED)
+
+
+def test_the_workspace_is_what_the_environment_names_at_each_call(workspace, tmp_path, monkeypatch):
+    assert all(folder.is_relative_to(tmp_path) for folder in vars(workspace).values())
+    monkeypatch.setenv("HYFREEDP_CELLS", "elsewhere")
+    assert paths.workspace() == replace(workspace, cells=Path("elsewhere"))
