@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -30,6 +31,7 @@ class BaseOptimizer:
 
     Attributes:
         eta: the rate of the first parameter group as it was given.
+        scheduled: whether steps take the groups' own rates, as a scheduler sets them, whatever they are told.
         parameters: the trainable ones, in the order of the groups.
         last: the rate of the last step and the weights before it, where :meth:`step` was told to keep them.
 
@@ -39,16 +41,18 @@ class BaseOptimizer:
 
     def __init__(self, optimizer: torch.optim.Optimizer, module: nn.Module) -> None:
         check_parameters(optimizer, module)
-        rates = [float(group["lr"]) for group in optimizer.param_groups]
+        self.optimizer = optimizer
+        rates = self.note_rates()
         if not all(rate > 0 for rate in rates):
             raise ValueError(f"optimizer must have positive learning rates (their ratios are kept), got {rates}")
-        self.optimizer = optimizer
         self.eta = rates[0]
+        self.scheduled = False
         self.parameters = trainable(optimizer)
         self._module = module
         self._ratios = [rate / rates[0] for rate in rates]
         self._names = {id(parameter): name for name, parameter in module.named_parameters()}
         self._stepping = False
+        self._warned = False
         self.last: tuple[float, list[Tensor]] | None = None
         if not hasattr(optimizer, "_private_owner"):
             optimizer.register_step_pre_hook(_refuse_raw_steps)
@@ -67,6 +71,42 @@ class BaseOptimizer:
                     f"the trainable parameters must stay those that were made private, but {name!r} was unfrozen "
                     "since: freeze it again, or unfreeze it before make_private_with_epsilon"
                 )
+
+    def note_rates(self) -> list[float]:
+        """Take the groups' rates for those of their owner; returns them."""
+        self._rates = [float(group["lr"]) for group in self.optimizer.param_groups]
+        return self._rates
+
+    def heed_scheduler(self, *, learned: bool, decays: bool) -> None:
+        """See whether somebody else, such as a torch scheduler, has set other rates since the last step.
+
+        Args:
+            learned: whether the owner learns the rate; then theirs change nothing.
+            decays: whether the owner lowers it during the run.
+
+        Warns:
+            UserWarning: once, if the rate is learned.
+
+        Raises:
+            ValueError: the owner lowers the rate, too.
+        """
+        mine = self._rates
+        if self.scheduled or self.note_rates() == mine:
+            return
+        self.scheduled = not learned and not decays
+        if learned and not self._warned:
+            self._warned = True
+            warnings.warn(
+                "a group's 'lr' was set, as by a learning-rate scheduler, which changes nothing, since this run learns "
+                "its rate: leave the scheduler out, or choose preset='fixed' to set the rate yourself",
+                stacklevel=4,
+            )
+        if decays and not learned:
+            self._rates = mine
+            raise ValueError(
+                "a group's 'lr' was set, as by a learning-rate scheduler, in a run whose rate falls by the plan of "
+                "decay: pass decay='none' to make_private_with_epsilon, or leave the scheduler out"
+            )
 
     def step(self, eta: float, *, keep: bool = False) -> None:
         """One step at rate ``eta`` of the first group, the others in proportion; ``keep`` it for :meth:`retrace`."""
@@ -108,8 +148,11 @@ class BaseOptimizer:
         return eta, move
 
     def _set_rates(self, eta: float) -> None:
+        if self.scheduled:
+            return
         for group, ratio in zip(self.optimizer.param_groups, self._ratios, strict=True):
             group["lr"] = eta * ratio
+        self.note_rates()
 
     def settings(self) -> dict[str, str]:
         """Class, ratios of rates, and each group's settings and parameters by name."""

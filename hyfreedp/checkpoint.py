@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import os
+import pickle
+import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,10 +21,11 @@ from hyfreedp.clipping import GradientEngine
 from hyfreedp.distributed import Processes
 from hyfreedp.mixing import steps_to_check
 from hyfreedp.noise import NoiseGenerator
-from hyfreedp.probe import LineSearch, ProbeBatch
+from hyfreedp.rate_learner import ProbeBatch, RateLearner
 from hyfreedp.sampling import PoissonSampler, RandomState
 from hyfreedp.step_rules import Decay
-from hyfreedp.votes import VotedRate
+
+_STATE = "optimizer_state_dict"  # as in Opacus's files
 
 
 class Resumable:
@@ -31,7 +36,7 @@ class Resumable:
     split: NoiseSplit
     ledger: PrivacyLedger
     expected_batch_size: float
-    probe: LineSearch | VotedRate | None
+    rate_learner: RateLearner | None
     probe_batch: ProbeBatch
     decay: Decay
     decay_start: float
@@ -59,7 +64,7 @@ class Resumable:
             "model": self.module.state_dict(),
             "base_optimizer": self.base.state_dict(),
             "last_step": None if self._base.last is None else list(self._base.last),
-            "probe": None if self.probe is None else self.probe.state_dict(),
+            "probe": None if self.rate_learner is None else self.rate_learner.state_dict(),
             "ledger": self.ledger.state_dict(),
             "sampler": None if self.sampler is None else self.sampler.state_dict(),
             "generator": self._generator.state_dict(),
@@ -96,12 +101,14 @@ class Resumable:
         except BaseException:
             self.ledger.load_state_dict(present)
             raise
+        if self.rate_learner is not None or self.decay != "none":
+            self._base.note_rates()
         if (last := state["last_step"]) is not None:
             pairs = zip(last[1], self._base.parameters, strict=True)
             last = last[0], [weight.to(parameter.device, copy=True) for weight, parameter in pairs]
         self._base.last = last
-        if self.probe is not None:
-            self.probe.load_state_dict(state["probe"])
+        if self.rate_learner is not None:
+            self.rate_learner.load_state_dict(state["probe"])
         if self.sampler is not None and state["sampler"] is not None:
             self.sampler.load_state_dict(state["sampler"])
         self._generator.load_state_dict(state["generator"])
@@ -115,10 +122,47 @@ class Resumable:
             "number of records": str(None if self.sampler is None else self.sampler.num_records),
             "expected batch size": repr(self.expected_batch_size),
             "clipping": repr(self._engine.clipping),
-            "probe": repr(self.probe),
+            "probe": repr(self.rate_learner),
             "probe's batch": self.probe_batch,
-            "learning rate": repr(self._base.eta) if self.probe is None else "learned",
+            "learning rate": repr(self._base.eta) if self.rate_learner is None else "learned",
             "decay": f"{self.decay} from {self.decay_start!r}",
             **self._base.settings(),
             "noise": "secure" if self._generator.secure else "standard",
         }
+
+
+def write_checkpoint(path: str | os.PathLike[str], state: dict[str, Any], more: Mapping[str, Any]) -> None:
+    """Save a run's state and ``more`` to a file, by a temporary name, so that an interruption leaves the old one.
+
+    Raises:
+        ValueError: ``more`` has an entry of the state's name.
+    """
+    if _STATE in more:
+        raise ValueError(f"checkpoint_dict must not have the entry {_STATE!r}, which is the run's own: rename it")
+    target = Path(path)
+    descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")  # for its owner only
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            torch.save({**more, _STATE: state}, file)
+            file.flush()
+            os.fsync(descriptor)
+        os.replace(temporary, target)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def read_checkpoint(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The state and what else :func:`write_checkpoint` saved, on the CPU.
+
+    Raises:
+        ValueError: the file holds something else.
+    """
+    try:
+        saved = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        raise ValueError(f"{path} must be a file of save_checkpoint, but torch cannot read it: {error}") from error
+    state = saved.pop(_STATE, None) if isinstance(saved, dict) else None
+    if not isinstance(state, dict) or "ledger" not in state:
+        raise ValueError(f"{path} must be a file of save_checkpoint, but it holds no state of a run of hyfreedp")
+    return state, saved

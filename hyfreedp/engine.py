@@ -2,92 +2,30 @@
 
 from __future__ import annotations
 
-import difflib
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, cast
+import os
+from collections.abc import Mapping
+from typing import Any, Literal, Never, NoReturn, Unpack, cast
 
 import torch
 from torch import nn
 from torch.distributed import ProcessGroup
 from torch.utils.data import DataLoader
 
-from hyfreedp.accounting import NoiseSplit, calibrate_noise
+from hyfreedp.accounting import NoiseSplit, PrivacyLedger, calibrate_noise
 from hyfreedp.batches import PhysicalBatchSize
-from hyfreedp.checks import check_choice, check_count, check_learning_rate, check_parameters
+from hyfreedp.checkpoint import read_checkpoint, write_checkpoint
+from hyfreedp.checks import check_count, check_parameters
 from hyfreedp.clipping import AutomaticClipping, Clipping, NoClipping, make_engine
 from hyfreedp.distributed import Processes, check_unwrapped, replica
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.optimizer import HyFreeDPOptimizer
-from hyfreedp.probe import LineSearch, LossThresholdRule, Probe, ProbeBatch, StepRule
+from hyfreedp.preset import PRESETS, Preset, PresetFields, refuse_unknown, resolve
+from hyfreedp.rate_learner import LineSearch, LossSearch
 from hyfreedp.sampling import PoissonSampler, poisson_loader
-from hyfreedp.sensitivity import LossMechanism
-from hyfreedp.sensitivity import Probe as ProbeKind
-from hyfreedp.step_rules import Decay
-from hyfreedp.votes import VotedRate, vote_steps
+from hyfreedp.votes import VotedRate
 
-
-@dataclass(frozen=True)
-class Preset:
-    """All that defines the method beyond data, model and privacy target; one setting for every task.
-
-    Attributes:
-        probe: what is released beside gradients, as the accountant calls it: "votes" on whether the rate is too high
-            (:mod:`hyfreedp.votes`); three "losses" for the paper's line search; or "none" for plain DP training at the
-            base optimizer's own learning rate (the baselines). "contrasts" are released by a line search of your own.
-        step_rule: of a line search, how a noisy fit moves the learning rate, by name (:mod:`hyfreedp.step_rules`); or
-            what makes another line search, from the preset, the base optimizer and whether the run is private. Several
-            processes compare its ``repr``: let it be a frozen dataclass.
-        smoothing: of step rule "gen", weight in (0, 1] of the clamped b/a in the next rate; the old one has the rest.
-        probe_batch: of a line search, the batch that looks along a direction: the "same" that it comes from, as Alg. 1
-            has it, or the "next" one, before its gradient, as the authors' package has it; see
-            :class:`hyfreedp.HyFreeDPOptimizer`.
-        loss_threshold_rule: how R_l follows the released losses (probe "losses").
-        initial_learning_rate: eta_0 of a line search. Votes have none: their start is public.
-        interval: K, steps from probe to probe of a line search; votes come when :mod:`hyfreedp.votes` says.
-        warmup: share of the run, from its start, in which every step of a line search probes.
-        gamma: growth of the gradient noise (root mean square over steps) that pays for the probes.
-        allocation, composition, accountant, loss_mechanism: see :func:`hyfreedp.calibrate_noise`.
-        decay, decay_start: shape of the fall of the rate to zero at the horizon, and the share of the run before it.
-    """
-
-    probe: ProbeKind = "votes"
-    step_rule: StepRule | Callable[[Preset, torch.optim.Optimizer, bool], LineSearch] = "gen"
-    smoothing: float = 0.1
-    probe_batch: ProbeBatch = "same"
-    loss_threshold_rule: LossThresholdRule = "sum"
-    initial_learning_rate: float = 1e-4
-    interval: int = 5
-    warmup: float = 0.0
-    gamma: float = 1.01
-    allocation: Literal["per_step", "constant"] = "per_step"
-    composition: Literal["same_batch", "independent", "epsilon_sum"] = "same_batch"
-    accountant: Literal["pld", "rdp", "gdp"] = "pld"
-    loss_mechanism: LossMechanism = "gaussian"
-    decay: Decay = "linear"
-    decay_start: float = 0.0
-
-    def plan(self, steps: int) -> dict[str, Any]:
-        """Arguments of :func:`hyfreedp.calibrate_noise` that say what a run of T = ``steps`` releases, and who pays."""
-        return {
-            "probe": self.probe,
-            "interval": self.interval,
-            "warmup_steps": int(self.warmup * steps),
-            "vote_steps": vote_steps(steps) if self.probe == "votes" else (),
-            "gamma": self.gamma,
-            "allocation": self.allocation,
-        }
-
-
-# "paper" probes on the gradient's batch, as Alg. 1 is printed: that spares a pass, since the loss at w is known then.
-# What Alg. 1 does not print, the guards and the smoothing of rule "gen", is that of its authors' own package, gen-optim
-# 0.1.1. Without privacy it equals that package step by step, whichever batch probes (tests/test_gen_optim.py).
-PRESETS: dict[str, Preset] = {
-    "robust": Preset(),
-    "paper": Preset(probe="losses", allocation="constant", decay="none"),
-    "fixed": Preset(probe="none", decay="none"),
-}
+__all__ = ["PRESETS", "Preset", "PrivacyEngine"]
 
 
 class PrivacyEngine:
@@ -108,6 +46,9 @@ class PrivacyEngine:
             operating system, by the first of several processes.
         secure_noise: against attacks on floating-point noise, each normal number is the sum of four (module ``noise``).
         process_group: the processes that train together if they are not all; a group of one trains alone.
+
+    Raises:
+        ValueError, TypeError: a bad seed or an unknown argument.
     """
 
     def __init__(
@@ -116,13 +57,27 @@ class PrivacyEngine:
         seed: int | None = None,
         secure_noise: bool = False,
         process_group: ProcessGroup | None = None,
+        **unknown: Never,
     ) -> None:
+        refuse_unknown(unknown, ("seed", "secure_noise", "process_group"), "arguments")
         if seed is not None:
             NoiseGenerator(seed)  # refuses a bad one here already
         self._seed = seed
         self._secure_noise = secure_noise
         self._process_group = process_group
         self._runs = 0
+        self._ledgers: list[PrivacyLedger] = []
+
+    def make_private(self, **_: Any) -> NoReturn:
+        """Opacus's way with a noise multiplier of one's own; not offered, since rate and noise share one budget.
+
+        Raises:
+            TypeError: always, naming :meth:`make_private_with_epsilon`.
+        """
+        raise TypeError(
+            "make_private is Opacus's: here the noise follows from a budget, so call make_private_with_epsilon("
+            "module=, optimizer=, data_loader=, target_epsilon=, target_delta=, epochs=)"
+        )
 
     def make_private_with_epsilon(
         self,
@@ -139,7 +94,7 @@ class PrivacyEngine:
         max_physical_batch_size: PhysicalBatchSize = None,
         gradient_engine: Literal["auto", "bookkeeping", "hooks"] = "auto",
         diagnostics: bool = False,
-        **overrides: Any,
+        **changes: Unpack[PresetFields],
     ) -> tuple[nn.Module, HyFreeDPOptimizer, DataLoader]:
         """Wire a run that spends at most (target_epsilon, target_delta), learning rate included.
 
@@ -147,7 +102,8 @@ class PrivacyEngine:
             module: the model; hooked in place and returned, so closures made before stay valid. Non-reentrant gradient
                 checkpointing saves memory as usual, see :func:`hyfreedp.clipping.make_engine` for how to turn it on.
             optimizer: any torch optimizer linear in its learning rate, over exactly the trainable parameters. Its
-                rate is ignored but for the ratio between groups (preset "fixed" uses it as it is).
+                rate is ignored but for the ratio between groups (preset "fixed" uses it as it is). Of one that is
+                private already the base optimizer is taken.
             data_loader: its batch size B gives the sample rate B / N and the expected batch size. Several processes
                 all pass the same loader, over all N records and with the B of all together, as in Opacus.
             target_epsilon: budget of the whole run; ``inf`` trains without noise and without clipping.
@@ -159,7 +115,7 @@ class PrivacyEngine:
                 in those that a function of the batch chooses, such as :func:`hyfreedp.token_budget` makes.
             gradient_engine: see :func:`hyfreedp.clipping.make_engine`.
             diagnostics: record raw, not private values too.
-            **overrides: fields of :class:`Preset` to change, such as ``interval=10``.
+            **changes: fields of :class:`Preset` to change, such as ``interval=10``.
 
         Returns:
             The module, the :class:`~hyfreedp.optimizer.HyFreeDPOptimizer` and the Poisson loader.
@@ -168,12 +124,13 @@ class PrivacyEngine:
             ValueError, TypeError: bad input, with what is allowed; no private record has been used by then.
             RuntimeError: one of several processes had bad input or has died.
         """
+        if isinstance(optimizer, HyFreeDPOptimizer):
+            optimizer = optimizer.base
         processes = Processes.present(self._process_group, optimizer.param_groups[0]["params"][0].device)
         processes.agree(seed=self._seed, run=self._runs, secure_noise=self._secure_noise)
         generator = NoiseGenerator(self._seed, secure=self._secure_noise).child("run", self._runs)
         generator.load_state_dict(processes.gather(generator.state_dict())[0])
         with processes.all_or_none():
-            settings = _resolve(preset, overrides)
             loader = poisson_loader(
                 data_loader,
                 seed=int.from_bytes(generator.child("sampling").key),
@@ -182,15 +139,21 @@ class PrivacyEngine:
             )
             sampler = cast(PoissonSampler, loader.batch_sampler)
             total = sampler.horizon = _run_length(epochs, steps, sampler.steps_per_epoch)
+            settings = resolve(preset, changes, total)
             check_unwrapped(module)
             check_parameters(optimizer, module)
             if not module.training:
                 raise ValueError("module must be in train mode: call module.train() first")
             split = self._calibrate(settings, target_epsilon, target_delta, sampler.sample_rate, total)
             private = math.isfinite(target_epsilon)
-            probe = _make_probe(settings, optimizer, private, total)
+            rate_learner = _make_rate_learner(settings, optimizer, private, total)
             if clipping is None:
                 clipping = AutomaticClipping() if private else NoClipping()
+            elif isinstance(clipping, str):
+                raise TypeError(
+                    f"clipping must be a rule, got Opacus's {clipping!r}: leave it out for normalised gradients, or "
+                    "pass AbadiClipping(max_grad_norm) of hyfreedp.clipping, which is what 'flat' means"
+                )
             elif private and math.isinf(clipping.sensitivity):
                 raise ValueError(f"clipping must bound the gradient when target_epsilon is finite, got {clipping}")
         processes.agree(
@@ -215,7 +178,7 @@ class PrivacyEngine:
                 split=split,
                 generator=generator.child("noise"),
                 expected_batch_size=sampler.sample_rate * sampler.num_records,
-                probe=probe,
+                rate_learner=rate_learner,
                 probe_batch=settings.probe_batch,
                 decay=settings.decay,
                 decay_start=settings.decay_start,
@@ -229,7 +192,67 @@ class PrivacyEngine:
             raise
         processes.copy_from_first([*module.parameters(), *module.buffers()])
         self._runs += 1
+        self._ledgers.append(private_optimizer.ledger)
         return module, private_optimizer, loader
+
+    def get_epsilon(self, delta: float) -> float:
+        """Epsilon at ``delta`` of all that the run of this engine is known to have released, as in Opacus.
+
+        Raises:
+            ValueError: several runs have released something; each optimizer's ``epsilon_spent`` tells its own.
+        """
+        spent = [epsilon for ledger in self._ledgers if (epsilon := ledger.epsilon(delta)) > 0]
+        if len(spent) > 1:
+            raise ValueError(
+                f"this engine has trained {len(spent)} runs, and what they spent together depends on whether they "
+                f"share records: ask each optimizer's get_epsilon({delta!r})"
+            )
+        return sum(spent)
+
+    def save_checkpoint(
+        self,
+        *,
+        path: str | os.PathLike[str],
+        module: nn.Module,
+        optimizer: HyFreeDPOptimizer,
+        checkpoint_dict: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Save a run to a file, whole or not at all; see :meth:`HyFreeDPOptimizer.state_dict`.
+
+        The file holds the key of all noise: keep it as secret as the data. Only its owner may read it. Several
+        processes save a file each.
+
+        Args:
+            path: of the file, which is replaced if it is there.
+            module: the model that ``optimizer`` trains.
+            optimizer: what :meth:`make_private_with_epsilon` returned; its state includes model, ledger and sampler.
+            checkpoint_dict: more to save beside it, tensors and plain values, such as a scheduler's state.
+
+        Raises:
+            ValueError: ``module`` is another model, or a name in ``checkpoint_dict`` is taken.
+        """
+        _check_own(module, optimizer)
+        write_checkpoint(path, optimizer.state_dict(), checkpoint_dict or {})
+
+    def load_checkpoint(
+        self, *, path: str | os.PathLike[str], module: nn.Module, optimizer: HyFreeDPOptimizer
+    ) -> dict[str, Any]:
+        """Go on, bit for bit, where :meth:`save_checkpoint` was called; no code in the file is run.
+
+        Args:
+            path: of the file.
+            module, optimizer: as :meth:`make_private_with_epsilon` returned them, called as for the saved run.
+
+        Returns:
+            What was passed as ``checkpoint_dict``.
+
+        Raises:
+            ValueError: the file is no such checkpoint, or of another run, or ``module`` is another model.
+        """
+        _check_own(module, optimizer)
+        state, more = read_checkpoint(path)
+        optimizer.load_state_dict(state)
+        return more
 
     @staticmethod
     def _calibrate(settings: Preset, epsilon: float, delta: float, sample_rate: float, steps: int) -> NoiseSplit:
@@ -245,33 +268,6 @@ class PrivacyEngine:
         )
 
 
-def _resolve(preset: str | Preset, overrides: dict[str, Any]) -> Preset:
-    if isinstance(preset, str):
-        if preset not in PRESETS:
-            raise ValueError(f"preset must be one of {', '.join(map(repr, PRESETS))} or a Preset, got {preset!r}")
-        preset = PRESETS[preset]
-    names = [field.name for field in fields(Preset)]
-    for name in overrides:
-        if name not in names:
-            near = difflib.get_close_matches(name, names, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise TypeError(f"unknown argument {name!r}: fields of Preset are {', '.join(names)}{hint}")
-    settings = replace(preset, **overrides)
-    check_learning_rate(settings.initial_learning_rate)
-    check_count("interval", settings.interval, 1)
-    if not callable(settings.step_rule):
-        check_choice("step_rule", settings.step_rule, StepRule)
-    if not 0 <= settings.warmup <= 1:
-        raise ValueError(f"warmup must be a share of the run in [0, 1], got {settings.warmup}")
-    if not 0 < settings.smoothing <= 1:
-        raise ValueError(f"smoothing must be the weight of the new rate, in (0, 1], got {settings.smoothing}")
-    check_choice("probe_batch", settings.probe_batch, ProbeBatch)
-    check_choice("decay", settings.decay, Decay)
-    if not 0 <= settings.decay_start < 1:
-        raise ValueError(f"decay_start must be in [0, 1), got {settings.decay_start}")
-    return settings
-
-
 def _run_length(epochs: int | None, steps: int | None, steps_per_epoch: int) -> int:
     if (epochs is None) == (steps is None):
         raise ValueError(f"give either epochs or steps, got epochs={epochs} and steps={steps}")
@@ -280,7 +276,14 @@ def _run_length(epochs: int | None, steps: int | None, steps_per_epoch: int) -> 
     return length * steps_per_epoch if steps is None else length
 
 
-def _make_probe(
+def _check_own(module: nn.Module, optimizer: HyFreeDPOptimizer) -> None:
+    if not isinstance(optimizer, HyFreeDPOptimizer):
+        raise TypeError(f"optimizer must be what make_private_with_epsilon returned, got {type(optimizer).__name__}")
+    if optimizer.module is not module:
+        raise ValueError("module must be the model that optimizer trains, as make_private_with_epsilon returned it")
+
+
+def _make_rate_learner(
     settings: Preset, optimizer: torch.optim.Optimizer, private: bool, steps: int
 ) -> LineSearch | VotedRate | None:
     if settings.probe == "none":
@@ -290,7 +293,7 @@ def _make_probe(
     if callable(settings.step_rule):
         return settings.step_rule(settings, optimizer, private)
     unclipped: dict[str, Any] = {} if private else {"loss_threshold": math.inf}
-    return Probe(
+    return LossSearch(
         rule=settings.step_rule,
         eta=settings.initial_learning_rate,
         smoothing=settings.smoothing,

@@ -1,8 +1,7 @@
 """Algorithm 1 around any torch optimizer: private gradient, private probe or vote, learning rate, update.
 
 One step works on one Poisson batch. Its gradient and its probe, or vote, are two adaptive releases on that same batch,
-which is how the accountant counts them. Everything that decides about the learning rate is computed from what was
-released.
+which is how the accountant counts them. All that decides about the learning rate is computed from what was released.
 """
 
 from __future__ import annotations
@@ -27,21 +26,24 @@ from hyfreedp.mixing import steps_to_check
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.passes import Passes, PerSampleLoss
 from hyfreedp.privatize import loss_noise_std, privatize_gradient, privatize_votes
-from hyfreedp.probe import LineSearch, ProbeBatch, ProbeResult
-from hyfreedp.records import StepRecord, raw_values
+from hyfreedp.rate_learner import LineSearch, ProbeBatch, check_paid_for
+from hyfreedp.records import ProbeResult, StepRecord, VoteResult, raw_values
+from hyfreedp.renamed import renamed_argument, renamed_attribute
 from hyfreedp.sampling import PoissonSampler, RandomState
 from hyfreedp.step_rules import Decay, decay_factor
-from hyfreedp.votes import VotedRate, VoteResult
+from hyfreedp.votes import VotedRate
+from hyfreedp.wrapper import OptimizerWrapper, hooked_step
 
 
-class HyFreeDPOptimizer(Resumable):
-    """Wraps a torch optimizer: :meth:`step` takes a per-sample loss and a batch and does the rest.
+class HyFreeDPOptimizer(Resumable, OptimizerWrapper):
+    """Wraps a torch optimizer, and is one: :meth:`step` takes a per-sample loss and a batch and does the rest.
 
     The base optimizer turns the private gradient into an update direction G; its own learning rate only sets the ratio
     between parameter groups. It advances its state once per step, whether or not the step probes. It must be linear in
     its learning rate, as SGD, AdamW, Adam and RMSprop are (decoupled weight decay included).
 
     Made by :class:`hyfreedp.PrivacyEngine`. Then the base optimizer steps by :meth:`step` only: its own is refused.
+    Learning-rate schedulers of torch take it, and are followed where the rate is not learned (preset "fixed").
 
     Args:
         optimizer: the base optimizer over exactly the trainable parameters of ``module``.
@@ -50,13 +52,11 @@ class HyFreeDPOptimizer(Resumable):
         split: noise multipliers and plan of the run.
         generator: of the noise of gradients and probes, each step with a key of its own.
         expected_batch_size: sample rate times number of records.
-        probe: how the learning rate is learned, by a line search or by votes, as the split has it; None keeps the base
-            optimizer's own rates.
+        rate_learner: learns the rate as the split has it, by a line search or by votes; None keeps the base optimizer's
+            own rates.
         probe_batch: of a line search, which batch looks along a direction: the "same" that it comes from; or the
             "next": a probe step, before its gradient, looks along the step made last, and makes that anew at the rate
-            learned (the first step has none to look along; records keep the rate that was first taken). Either way
-            one batch bears a probe and a gradient, and is accounted for as such: independent releases would be probes
-            whose batch serves nothing else.
+            learned (the first step has none to look along; records keep the rate that was first taken).
         decay: shape of the fall to zero at the horizon, beginning at the share ``decay_start`` of the run.
         max_physical_batch_size: size of the pieces in which larger Poisson batches are processed, or a function of the
             batch that returns them as lists of positions (see :func:`hyfreedp.token_budget`).
@@ -68,6 +68,7 @@ class HyFreeDPOptimizer(Resumable):
         ValueError: the optimizer's parameters are not the model's trainable ones, or an argument is out of range.
     """
 
+    @renamed_argument("probe", "rate_learner")
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
@@ -77,7 +78,7 @@ class HyFreeDPOptimizer(Resumable):
         split: NoiseSplit,
         generator: NoiseGenerator,
         expected_batch_size: float,
-        probe: LineSearch | VotedRate | None,
+        rate_learner: LineSearch | VotedRate | None,
         probe_batch: ProbeBatch = "same",
         decay: Decay = "none",
         decay_start: float = 0.0,
@@ -87,15 +88,13 @@ class HyFreeDPOptimizer(Resumable):
         processes: Processes | None = None,
     ) -> None:
         check_physical_batch_size(max_physical_batch_size)
-        if (getattr(probe, "kind", "none"), getattr(probe, "vote_steps", ())) != (split.probe, split.vote_steps):
-            plan = f"{split.probe!r}, with votes at {split.vote_steps}"
-            raise ValueError(f"probe must be what {probe} releases, got {plan}: change it, or the step rule")
-        self.base = optimizer
+        check_paid_for(rate_learner, split)
+        OptimizerWrapper.__init__(self, optimizer)
         self.module = module
         self.split = split
         self.ledger = PrivacyLedger(split)
         self.expected_batch_size = expected_batch_size
-        self.probe = probe
+        self.rate_learner: LineSearch | VotedRate | None = rate_learner
         self.probe_batch: ProbeBatch = probe_batch
         self.decay: Decay = decay
         self.decay_start = decay_start
@@ -112,7 +111,8 @@ class HyFreeDPOptimizer(Resumable):
         self._settings = self._describe()
         self._runs: dict[str, list[Any]] = {}  # releases of the runs that this object has been, by key
 
-    def step(self, per_sample_loss: PerSampleLoss, batch: Any) -> StepRecord:
+    @hooked_step
+    def step(self, per_sample_loss: PerSampleLoss, batch: Any) -> StepRecord:  # type: ignore[override]
         """One step of Algorithm 1 on one Poisson batch: forward, backward, clip, noise, probe, update.
 
         Args:
@@ -134,8 +134,9 @@ class HyFreeDPOptimizer(Resumable):
         t = self.ledger.steps
         probing = self.ledger.probes(t)
         self.ledger.check()
-        voted = self.probe if isinstance(self.probe, VotedRate) else None
-        search = None if isinstance(self.probe, VotedRate) else self.probe
+        voted = self.rate_learner if isinstance(self.rate_learner, VotedRate) else None
+        search = None if isinstance(self.rate_learner, VotedRate) else self.rate_learner
+        self._base.heed_scheduler(learned=self.rate_learner is not None, decays=self.decay != "none")
         late = self.probe_batch == "next"
         vote, result, probed = None, None, None
         dropout = RandomState.capture(self._base.parameters[0].device)
@@ -200,7 +201,7 @@ class HyFreeDPOptimizer(Resumable):
             check=due,
         )
         losses, norms = passes.backward(self._engine)
-        if t == 0 and self.probe is not None and self.probe.kind == "losses":
+        if t == 0 and self.rate_learner is not None and self.rate_learner.kind == "losses":
             check_not_negative(losses)
         if due and passes.check_samples(self._engine, self._generator.child("check", t)):
             self._checks_due = [step for step in self._checks_due if step > t]
@@ -238,7 +239,7 @@ class HyFreeDPOptimizer(Resumable):
     @torch.no_grad()
     def _probe_and_update(
         self,
-        probe: LineSearch,
+        search: LineSearch,
         t: int,
         passes: Passes,
         here: Tensor | None,
@@ -248,13 +249,13 @@ class HyFreeDPOptimizer(Resumable):
         """Look along a step in both directions, then move to where the new learning rate leads.
 
         Args:
-            probe, t, passes: the line search; the step, and its batch.
+            search, t, passes: the line search; the step, and its batch.
             here: the losses where the step began, shape ``(B,)``; None before the batch's gradient.
             eta, move: of the step, see :meth:`BaseOptimizer.retrace`.
         """
-        distance, generator = probe.distance, self._generator.child("probe", t)
+        distance, generator = search.distance, self._generator.child("probe", t)
         record = self.ledger.record_vote if here is None else self.ledger.record_probe
-        before = probe.state_dict()
+        before = search.state_dict()
         try:
             with self.processes.all_or_none():
                 move(distance)
@@ -265,7 +266,7 @@ class HyFreeDPOptimizer(Resumable):
                     move(0.0)
                     here = passes.forward()
                 probed = torch.stack([ahead, here, behind])
-            result = probe.update(
+            result = search.update(
                 probed,
                 self.split.sigma_loss,
                 self.expected_batch_size,
@@ -276,7 +277,7 @@ class HyFreeDPOptimizer(Resumable):
             self.processes.check_same(generator.tag)
             record(generator.tag)
         except BaseException:
-            probe.load_state_dict(before)
+            search.load_state_dict(before)
             move(eta)
             raise
         if result.eta_next != result.eta_probed:
@@ -287,17 +288,15 @@ class HyFreeDPOptimizer(Resumable):
     @property
     def eta(self) -> float:
         """The learning rate in force, without decay."""
-        return self._base.eta if self.probe is None else self.probe.eta
+        fixed = self._base.eta if self.decay != "none" else float(self.param_groups[0]["lr"])
+        return fixed if self.rate_learner is None else self.rate_learner.eta
+
+    probe = renamed_attribute("HyFreeDPOptimizer.probe", "rate_learner")
 
     @property
     def steps_left(self) -> int:
         """How many steps the privacy plan still allows."""
         return self.split.steps - self.ledger.steps
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        """The base optimizer's groups; their "lr" is what the last step used."""
-        return self.base.param_groups
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients. :meth:`step` does so itself; for loops written for other optimizers."""
@@ -308,8 +307,12 @@ class HyFreeDPOptimizer(Resumable):
         """Epsilon of all that is known to have been released, at the plan's delta unless another is given."""
         return self.ledger.epsilon(target_delta)
 
+    def get_epsilon(self, delta: float) -> float:
+        """:meth:`epsilon_spent` by its name in Opacus."""
+        return self.epsilon_spent(delta)
+
     def __repr__(self) -> str:
-        learned = "fixed" if self.probe is None else f"learned from {self.probe.kind}"
+        learned = "fixed" if self.rate_learner is None else f"learned from {self.rate_learner.kind}"
         return (
             f"{type(self).__name__}({type(self.base).__name__}, step {self.ledger.steps} of {self.split.steps}, "
             f"eta {self.eta:.3g} ({learned}), clipping {self._engine.clipping}, engine {self._engine.name!r},\n"

@@ -3,12 +3,71 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Self
 
 from torch import Tensor
 
-from hyfreedp.probe import ProbeResult
-from hyfreedp.votes import VoteResult
+from hyfreedp.curvefit import QuadraticFit
+from hyfreedp.step_rules import StepDecision
+
+
+@dataclass(frozen=True)
+class ProbeResult:
+    """What a probe released and what was decided from it.
+
+    Attributes:
+        eta_probed, eta_next: the learning rate before and after, without decay.
+        distance: h, how far along the update direction the losses were probed.
+        accepted, reason: whether the rule used the fit, and why.
+        slope, curvature: b and a of the noisy parabola, with ``slope_std`` and ``curvature_std`` from the known noise.
+        private_loss: released mean loss at w, and ``loss_threshold``, the R_l that clipped it; None where a line search
+            releases something else.
+    """
+
+    eta_probed: float
+    eta_next: float
+    distance: float
+    accepted: bool
+    reason: str
+    slope: float
+    curvature: float
+    slope_std: float
+    curvature_std: float
+    private_loss: float | None = None
+    loss_threshold: float | None = None
+
+    @classmethod
+    def of(cls, eta: float, distance: float, fit: QuadraticFit, decision: StepDecision, **released: float) -> Self:
+        """From the rate before, how far the probe looked, what was fitted and decided, and what else was released."""
+        return cls(
+            eta_probed=eta,
+            eta_next=decision.eta,
+            distance=distance,
+            accepted=decision.accepted,
+            reason=decision.reason,
+            slope=fit.slope,
+            curvature=fit.curvature,
+            slope_std=fit.slope_std,
+            curvature_std=fit.curvature_std,
+            **released,
+        )
+
+
+@dataclass(frozen=True)
+class VoteResult:
+    """What a vote released and what was decided from it.
+
+    Attributes:
+        margin: private share of votes for the weights at hand less that for their average.
+        margin_std: standard deviation of its noise.
+        needed: the margin below which the weights at hand lose.
+        lost: whether they did, so that the run went back and changed its rate.
+    """
+
+    margin: float
+    margin_std: float
+    needed: float
+    lost: bool
 
 
 @dataclass(frozen=True)

@@ -23,13 +23,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from hyfreedp.base import trainable
+from hyfreedp.records import VoteResult
 
 # Measured on validation data of small tasks, see docs/step_rule.md. Users set none of it.
 PEAK = 0.3  # of the rate, times sqrt(T), in units of the base optimizer's displacement per gradient
@@ -49,23 +49,6 @@ def vote_steps(steps: int) -> tuple[int, ...]:
     """The steps, of a run of ``steps``, whose batch votes before its gradient is taken; fixed in advance."""
     planned = {OPENING, *(round(share * steps) for share in REVIEWS if share * steps >= min(ROUGH, 0.4 * steps))}
     return tuple(sorted(step for step in planned if OPENING <= step < steps))
-
-
-@dataclass(frozen=True)
-class VoteResult:
-    """What a vote released and what was decided from it.
-
-    Attributes:
-        margin: private share of votes for the weights at hand less that for their average.
-        margin_std: standard deviation of its noise.
-        needed: the margin below which the weights at hand lose.
-        lost: whether they did, so that the run went back and changed its rate.
-    """
-
-    margin: float
-    margin_std: float
-    needed: float
-    lost: bool
 
 
 class VotedRate:

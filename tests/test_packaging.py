@@ -23,13 +23,14 @@ FOLLOWS_FROM_TORCH = re.compile(r"(nvidia|cuda|triton)\b")  # differ between pla
 
 # From the ground up: a module may import from the lines before its own, from nothing else on its line or after it.
 LAYERS = [
-    {"cipher", "checks", "sensitivity", "distributed"},
+    {"cipher", "checks", "sensitivity", "distributed", "renamed", "wrapper"},
     {"accounting", "noise", "buffers", "batches"},
     {"privatize", "sampling", "base"},
     {"curvefit", "mixing"},
     {"step_rules", "clipping"},
-    {"probe", "passes", "votes"},
-    {"records", "checkpoint"},
+    {"records", "passes"},
+    {"rate_learner", "votes"},
+    {"checkpoint", "preset", "probe"},
     {"optimizer"},
     {"engine"},
     {"__init__"},

@@ -70,7 +70,6 @@ REFUSED = {
     ),
     "interval zero": ({"interval": 0}, "interval must be an integer of at least 1, got 0"),
     "interval fraction": ({"interval": 2.5}, "interval must be an integer .*, got 2.5"),
-    "default interval in a short run": ({"preset": "paper", "steps": 4}, "interval must be .* at most steps=4, got 5"),
     "neither epochs nor steps": ({"steps": None}, "either epochs or steps, got epochs=None and steps=None"),
     "both epochs and steps": ({"epochs": 2, "steps": 10}, "either epochs or steps, got epochs=2 and steps=10"),
     "no steps": ({"steps": 0}, "steps must be an integer of at least 1, got 0"),
@@ -147,7 +146,6 @@ def test_no_privacy_still_needs_a_plan():
 
 def test_a_misspelt_argument_is_refused_with_the_nearest_name():
     refuse(TypeError, "unknown argument 'intervall': .*; did you mean 'interval'", intervall=3)
-    refuse(TypeError, "unknown argument 'max_grad_norm'", max_grad_norm=1.0)
 
 
 def test_a_loader_that_is_none_is_refused():
@@ -305,7 +303,7 @@ def test_a_batch_without_tensors_is_refused(batch):
     _, optimizer, loader = make_private(model, adamw(model))
     weights, random = flat(model), torch.get_rng_state()
     with pytest.raises(TypeError, match="batch must"):
-        optimizer.step(None, batch)
+        optimizer.step(cross_entropy(model), batch)
     untouched(optimizer, loader, weights, random)
 
 

@@ -582,12 +582,12 @@ def voting(rank, *, bad=None, when=(), **settings):
     sizes = []
     while optimizer.steps_left:
         for batch in loader:
-            before, state, t = flat(model), repr(optimizer.probe.state_dict()), optimizer.ledger.steps
+            before, state, t = flat(model), repr(optimizer.rate_learner.state_dict()), optimizer.ledger.steps
             try:
                 optimizer.step(loss, batch)
             except (MemoryError, RuntimeError) as error:
                 errors.append((t, type(error).__name__))
-                assert torch.equal(flat(model), before) and repr(optimizer.probe.state_dict()) == state
+                assert torch.equal(flat(model), before) and repr(optimizer.rate_learner.state_dict()) == state
                 calls[t] = 0
                 optimizer.step(loss, batch)
             sizes.append(len(batch[1]))

@@ -94,7 +94,7 @@ def test_the_default_is_robust_and_all_presets_are_sound():
     model = make_model()
     _, optimizer, _ = make_private(model, adamw(model), **PRIVATE)
     robust = PRESETS["robust"]
-    assert optimizer.probe.kind == optimizer.split.probe == robust.probe
+    assert optimizer.rate_learner.kind == optimizer.split.probe == robust.probe
     assert (optimizer.split.allocation, optimizer.split.gamma) == (robust.allocation, robust.gamma)
     for preset in PRESETS.values():
         assert (preset.composition, preset.accountant, preset.loss_mechanism) == ("same_batch", "pld", "gaussian")
@@ -121,7 +121,7 @@ def test_the_split_is_that_of_calibrate_noise(preset):
         loss_mechanism="laplace",
     )
     assert optimizer.expected_batch_size == pytest.approx(8)
-    assert preset.probe in ("votes", "none") or optimizer.probe.mechanism == "laplace"
+    assert preset.probe in ("votes", "none") or optimizer.rate_learner.mechanism == "laplace"
 
 
 def test_epochs_are_passes_of_the_loader():
@@ -175,7 +175,7 @@ def test_the_probe_reaches_as_far_as_the_base_optimizers_momentum_asks(base, mom
     """h = eta / m with m = sqrt((1 - beta) / (1 + beta)), beta read from SGD's momentum or Adam's betas."""
     model = make_model()
     _, optimizer, _ = make_private(model, base(model), preset=LINE_SEARCH)
-    assert optimizer.probe.distance == pytest.approx(1e-4 * math.sqrt((1 + momentum) / (1 - momentum)))
+    assert optimizer.rate_learner.distance == pytest.approx(1e-4 * math.sqrt((1 + momentum) / (1 - momentum)))
 
 
 # -- model, optimizer, loader ------------------------------------------------------------------------------------------

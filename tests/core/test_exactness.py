@@ -29,7 +29,7 @@ from twins import (
 from hyfreedp import HyFreeDPOptimizer, NoiseGenerator, QuadraticFit, calibrate_noise, step_rules
 from hyfreedp.clipping import AbadiClipping, AutomaticClipping, NoClipping, make_engine
 from hyfreedp.experiments.baselines.line_search import LINE_SEARCH
-from hyfreedp.probe import Probe
+from hyfreedp.rate_learner import LossSearch
 
 SIZES = (9, 6, 8, 0, 11, 7, 5)  # around the expected size, one batch empty
 EXPECTED = 8
@@ -59,7 +59,7 @@ def compare(
         initial_learning_rate=eta,
         **({"interval": 2, "warmup": 0.2} | settings),
     )
-    probe, plan = copy.deepcopy(optimizer.probe), optimizer.split
+    probe, plan = copy.deepcopy(optimizer.rate_learner), optimizer.split
 
     def posterior(fit, losses, eta):
         """The same rule fed with the twin's losses; its formula has tests of its own."""
@@ -150,7 +150,7 @@ def make_probing(model, probe, *, sigma=0.0, sigma_loss=0.0, interval=1, steps=1
         split=split,
         generator=NoiseGenerator(0),
         expected_batch_size=EXPECTED,
-        probe=probe,
+        rate_learner=probe,
         **settings,
     )
 
@@ -160,7 +160,7 @@ def test_clipped_losses_equal_the_twin(threshold_rule):
     """Each loss is clipped at R_l, which follows the released losses within [0.1, 20]."""
     model = make_model()
     twin_model = copy.deepcopy(model)
-    optimizer = make_probing(model, Probe(rule="gen", eta=0.3, loss_threshold_rule=threshold_rule))
+    optimizer = make_probing(model, LossSearch(rule="gen", eta=0.3, loss_threshold_rule=threshold_rule))
     threshold, heights = 1.0, []
 
     def average(losses):

@@ -15,7 +15,7 @@ from twins import line_search, make_private, searching, sgd, thresholds_of
 from hyfreedp import NoiseGenerator
 from hyfreedp.experiments.baselines.contrasts import contrast_threshold
 from hyfreedp.experiments.baselines.line_search import LINE_SEARCH, StudiedRule
-from hyfreedp.probe import Probe
+from hyfreedp.rate_learner import LossSearch
 
 FALSE_ALARM = 1e-6  # of each statistical test below; the seeds are fixed, so a test that passes always passes
 
@@ -139,7 +139,7 @@ def test_probe_noise_is_independent_of_the_gradients_noise():
     gradients, released = [], []
     for _ in range(500):
         before = model.weight.detach().clone()
-        record = optimizer.step(None, [torch.zeros(0, 4, dtype=torch.float64)])
+        record = optimizer.step(lambda batch: model(batch[0])[:, 0], [torch.zeros(0, 4, dtype=torch.float64)])
         direction = (before - model.weight.detach()) / record.eta * 8
         gradients.append((direction / optimizer.split.sigma_gradient_probe).flatten().tolist())
         probe = record.probe
@@ -232,7 +232,7 @@ def test_distance_follows_the_rule(kind):
 )
 def test_the_loss_threshold_follows_the_released_losses(rule, scale, expected):
     """R_l of the next probe is the sum of the three private losses, or the middle one, within [0.1, 20]."""
-    probe = Probe(rule="gen", eta=0.1, loss_threshold=100.0, loss_threshold_rule=rule)
+    probe = LossSearch(rule="gen", eta=0.1, loss_threshold=100.0, loss_threshold_rule=rule)
     probe.update(LOSSES * scale, 0.0, 3.0, None, held=False)
     if rule == "sum" and scale == 1:
         expected = float(LOSSES.mean(dim=1).sum())
@@ -290,4 +290,4 @@ def test_state_goes_through_a_file_and_continues_exactly(kind, rule, generator):
 )
 def test_arguments_out_of_range(changes, message):
     with pytest.raises(ValueError, match=message):
-        Probe(**({"rule": "gen", "eta": 0.1} | changes))
+        LossSearch(**({"rule": "gen", "eta": 0.1} | changes))

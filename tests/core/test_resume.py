@@ -72,7 +72,7 @@ def end(model, optimizer):
         flat(model),
         optimizer.history,
         optimizer.base.state_dict(),
-        optimizer.probe and optimizer.probe.state_dict(),
+        optimizer.rate_learner and optimizer.rate_learner.state_dict(),
         optimizer.epsilon_spent(),
         optimizer.eta,
         torch.get_rng_state(),

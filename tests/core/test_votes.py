@@ -597,7 +597,7 @@ class Breaks:
 
 def snapshot(model, optimizer):
     """What an error within a step must leave alone."""
-    probe = copy.deepcopy(optimizer.probe.state_dict())
+    probe = copy.deepcopy(optimizer.rate_learner.state_dict())
     return flat(model), repr(probe), repr(optimizer.base.state_dict()), optimizer.eta, optimizer.ledger.steps
 
 
@@ -799,7 +799,7 @@ def test_votes_must_be_at_the_steps_that_were_paid_for():
             split=other,
             generator=NoiseGenerator(0),
             expected_batch_size=8,
-            probe=optimizer.probe,
+            rate_learner=optimizer.rate_learner,
         )
 
 
@@ -876,7 +876,7 @@ def test_what_is_frozen_stays_and_is_not_copied(tuning):
     frozen = {name: p.detach().clone() for name, p in model.named_parameters() if not p.requires_grad}
     for batch in election({2: 0, 4: 0}, [8] * 10):
         optimizer.step(scripted(model), batch)
-        state = optimizer.probe.state_dict()
+        state = optimizer.rate_learner.state_dict()
         shapes = [tuple(p.shape) for p in trainable(model)]
         for kept in ("average", "start"):
             assert [tuple(w.shape) for w in state[kept]] in ([], shapes)
@@ -957,7 +957,7 @@ def test_copies_of_the_weights_live_as_long_as_a_vote_needs_them():
     alive = {name: [] for name in kept}
     for batch in make_batches([8] * 10):
         optimizer.step(cross_entropy(model), batch)
-        state = optimizer.probe.state_dict()
+        state = optimizer.rate_learner.state_dict()
         for name, references in kept.items():
             references.extend(map(weakref.ref, state[name]))
         del state
@@ -973,7 +973,7 @@ def test_a_run_that_never_votes_keeps_no_copies(steps):
     model, optimizer = start(steps=steps)
     for batch in make_batches([8] * steps):
         optimizer.step(cross_entropy(model), batch)
-        state = optimizer.probe.state_dict()
+        state = optimizer.rate_learner.state_dict()
         assert state["start"] == state["average"] == []
 
 
@@ -1007,7 +1007,7 @@ def test_resumes_bitwise_from_every_step(interruption, base):
     ten_steps(other, resumed, batches=batches[interruption:])
     assert torch.equal(flat(other), flat(model))
     assert repr(resumed.history) == repr(optimizer.history) and resumed.epsilon_spent() == optimizer.epsilon_spent()
-    assert repr(resumed.probe.state_dict()) == repr(optimizer.probe.state_dict())
+    assert repr(resumed.rate_learner.state_dict()) == repr(optimizer.rate_learner.state_dict())
 
 
 def test_a_loaded_state_is_not_the_runs_own_memory():

@@ -84,7 +84,7 @@ def test_damping_sets_what_the_rule_aims_for_and_how_far_the_probe_looks(damping
         target_epsilon=math.inf,
         initial_learning_rate=0.1,
     )
-    probe = optimizer.probe
+    probe = optimizer.rate_learner
     m = math.sqrt((1 - 0.9) / (1 + 0.9)) if damping else 1.0
     assert probe.distance == pytest.approx(0.1 / m)
     slope, curvature = 0.3, 2.0

@@ -213,9 +213,9 @@ def test_the_line_search_is_the_former_default():
     """Contrasts at every step of the first tenth and then at each fifth, two percent of noise, decay from half on."""
     model = make_model()
     _, optimizer, _ = make_private(model, adamw(model), preset=LINE_SEARCH, target_epsilon=3.0, steps=40)
-    assert isinstance(optimizer.probe, ContrastProbe) and optimizer.probe.rule.name == "posterior"
-    assert (optimizer.probe.eta, optimizer.probe.contrast_thresholds) == (1e-4, (0.01, 2e-4))
-    assert optimizer.probe.rule.momentum == 0.9
+    assert isinstance(optimizer.rate_learner, ContrastProbe) and optimizer.rate_learner.rule.name == "posterior"
+    assert (optimizer.rate_learner.eta, optimizer.rate_learner.contrast_thresholds) == (1e-4, (0.01, 2e-4))
+    assert optimizer.rate_learner.rule.momentum == 0.9
     split = optimizer.split
     assert [t for t in range(40) if split.is_probe_step(t)] == [0, 1, 2, 3, *range(4, 40, 5)]
     assert (split.probe, split.gamma, split.allocation, split.loss_mechanism) == (

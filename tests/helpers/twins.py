@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from hyfreedp import PrivacyEngine, QuadraticFit, noise
 from hyfreedp.experiments.baselines.line_search import LINE_SEARCH, ContrastProbe, LossProbe, StudiedRule
 from hyfreedp.experiments.baselines.posterior import Rule
-from hyfreedp.probe import Probe
+from hyfreedp.rate_learner import LossSearch
 
 PRESETS = {name: name for name in ("robust", "paper", "fixed")} | {"line_search": LINE_SEARCH}
 TUNINGS = ("full", "biases", "lora", "frozen")
@@ -126,7 +126,7 @@ def line_search(
     if kind == "contrasts":
         return ContrastProbe(Rule(rule, momentum), contrast_thresholds=contrast_thresholds, **settings)
     if rule in ("gen", "literal"):
-        return Probe(rule=rule, loss_threshold=loss_threshold, **settings)
+        return LossSearch(rule=rule, loss_threshold=loss_threshold, **settings)
     return LossProbe(Rule(rule, momentum), loss_threshold=loss_threshold, **settings)
 
 

@@ -43,7 +43,7 @@ class Mutant:
         path.write_text(text.replace(self.old, self.new), encoding="utf-8")
 
 
-PRIVATIZE, PROBE, OPTIMIZER = "hyfreedp/privatize.py", "hyfreedp/probe.py", "hyfreedp/optimizer.py"
+PRIVATIZE, RATE_LEARNER, OPTIMIZER = "hyfreedp/privatize.py", "hyfreedp/rate_learner.py", "hyfreedp/optimizer.py"
 VOTES, CHECKPOINT = "hyfreedp/votes.py", "hyfreedp/checkpoint.py"
 CONTRASTS = "hyfreedp/experiments/baselines/contrasts.py"
 ENGINE, SAMPLING, PASSES = "hyfreedp/engine.py", "hyfreedp/sampling.py", "hyfreedp/passes.py"
@@ -218,7 +218,7 @@ MUTANTS = [
     ),
     Mutant(
         "raw-loss-moves-the-threshold",
-        PROBE,
+        RATE_LEARNER,
         "self.loss_threshold = self._next_loss_threshold(tuple(private))",
         "self.loss_threshold = self._next_loss_threshold(tuple((losses.sum(dim=-1) / expected_batch_size).tolist()))",
         "The next R_l follows the raw losses instead of the released ones: an unaccounted release.",
@@ -237,7 +237,7 @@ MUTANTS = [
     ),
     Mutant(
         "private-loss-is-the-raw-one",
-        PROBE,
+        RATE_LEARNER,
         "private_loss=private[1],",
         "private_loss=losses[1].sum().item() / expected_batch_size,",
         "What is reported as the private loss is the raw one.",
@@ -245,9 +245,9 @@ MUTANTS = [
     ),
     Mutant(
         "another-release-than-was-paid-for",
-        OPTIMIZER,
-        '(getattr(probe, "kind", "none"), getattr(probe, "vote_steps", ())) != (split.probe, split.vote_steps)',
-        "False",
+        RATE_LEARNER,
+        "if released != (split.probe, split.vote_steps):",
+        "if False:",
         "A line search releases other numbers than those that the noise was calibrated for.",
         ("experiments/studies::test_what_is_released_must_be_what_was_paid_for",),
     ),
@@ -343,9 +343,9 @@ MUTANTS = [
     ),
     Mutant(
         "votes-at-other-steps-than-were-paid-for",
-        OPTIMIZER,
-        '(getattr(probe, "kind", "none"), getattr(probe, "vote_steps", ())) != (split.probe, split.vote_steps)',
-        'getattr(probe, "kind", "none") != split.probe',
+        RATE_LEARNER,
+        "if released != (split.probe, split.vote_steps):",
+        "if released[0] != split.probe:",
         "The noise was calibrated for votes at other steps than the rule's.",
         ("core/votes",),
     ),
@@ -933,7 +933,7 @@ MUTANTS = [
     ),
     Mutant(
         "negative-losses-raise-in-a-probe",
-        PROBE,
+        RATE_LEARNER,
         "losses.clamp(min=0),",
         "losses,",
         "One record whose loss turns negative in a probe ends the run, after the release.",

@@ -20,14 +20,15 @@ from hyfreedp.experiments.baselines.contrasts import contrast_threshold, fit_con
 from hyfreedp.experiments.baselines.posterior import Rule, RuleName, RuleState
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.privatize import AddUp
-from hyfreedp.probe import LineSearch, Probe, ProbeResult
+from hyfreedp.rate_learner import LineSearch, LossSearch
+from hyfreedp.records import ProbeResult
 from hyfreedp.sensitivity import LossMechanism
 from hyfreedp.step_rules import StepDecision
 
 
 @dataclass(frozen=True)
 class ContrastResult(ProbeResult):
-    """As :class:`hyfreedp.probe.ProbeResult`, with the R_d and R_c that clipped the contrasts."""
+    """As :class:`hyfreedp.records.ProbeResult`, with the R_d and R_c that clipped the contrasts."""
 
     difference_threshold: float | None = None
     bend_threshold: float | None = None
@@ -121,12 +122,12 @@ class ContrastProbe:
         return f"{type(self).__name__}({self.kind} with {self.rule}, {self.mechanism} noise)"
 
 
-class LossProbe(Probe):
+class LossProbe(LossSearch):
     """The paper's three losses under a rule that remembers, and that says how far to look.
 
     Args:
         rule: moves the learning rate.
-        **settings: of :class:`hyfreedp.probe.Probe`.
+        **settings: of :class:`hyfreedp.rate_learner.LossSearch`.
     """
 
     def __init__(self, rule: Rule, **settings: Any) -> None:

@@ -135,7 +135,7 @@ class Rule:
         self._anchor = ANCHOR if name == "anchored" else None
 
     def __call__(self, fit: QuadraticFit, eta: float, *, held: bool) -> StepDecision:
-        """Decide, and remember the fit; ``held`` as in :meth:`hyfreedp.probe.LineSearch.update`."""
+        """Decide, and remember the fit; ``held`` as in :meth:`hyfreedp.rate_learner.LineSearch.update`."""
         if self.name == "gen":
             return step_rules.gen(fit, eta)
         if self.name == "literal":

@@ -30,7 +30,8 @@ from hyfreedp.experiments.benchmark.record import environment, limited_threads
 from hyfreedp.experiments.benchmark.workloads import MODELS, Workload, make_workload
 from hyfreedp.experiments.tables.image_classification import paired
 from hyfreedp.experiments.tables.plan import ROWS
-from hyfreedp.votes import VotedRate, VoteResult
+from hyfreedp.records import VoteResult
+from hyfreedp.votes import VotedRate
 
 STEPS = 30  # of a run: as short as the shortest of the accuracy tables, in which what happens once weighs most
 MEMORY_STEPS = 10  # in which each rule has everything in memory that it ever has
@@ -102,9 +103,9 @@ def _rows(model: str, device: str, rounds: int, steps: int) -> list[dict[str, An
 def _dear(step: Step) -> Step:
     """The step of a run that loses its first and its last vote, whatever the records say."""
     optimizer = optimizer_of(step)
-    if isinstance(optimizer.probe, VotedRate):
+    if isinstance(optimizer.rate_learner, VotedRate):
         ends = {optimizer.split.vote_steps[0], optimizer.split.vote_steps[-1]}
-        optimizer.probe.count = (  # type: ignore[method-assign]
+        optimizer.rate_learner.count = (  # type: ignore[method-assign]
             lambda margin, margin_std: replace(LOST, lost=optimizer.ledger.steps in ends)
         )
     return step

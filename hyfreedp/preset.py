@@ -1,0 +1,171 @@
+"""Presets: all that defines the method beyond data, model and privacy target, and the arguments that change them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, TypedDict
+
+import torch
+
+from hyfreedp.checks import check_choice, check_count, check_learning_rate
+from hyfreedp.rate_learner import LineSearch, LossThresholdRule, ProbeBatch, StepRule
+from hyfreedp.sensitivity import LossMechanism
+from hyfreedp.sensitivity import Probe as ProbeKind
+from hyfreedp.step_rules import Decay
+from hyfreedp.votes import vote_steps
+
+
+@dataclass(frozen=True)
+class Preset:
+    """All that defines the method beyond data, model and privacy target; one setting for every task.
+
+    Attributes:
+        probe: what is released beside gradients, as the accountant calls it: "votes" on whether the rate is too high
+            (:mod:`hyfreedp.votes`); three "losses" for the paper's line search; or "none" for plain DP training at the
+            base optimizer's own learning rate (the baselines). "contrasts" are released by a line search of your own.
+        step_rule: of a line search, how a noisy fit moves the learning rate, by name (:mod:`hyfreedp.step_rules`); or
+            what makes another line search, from the preset, the base optimizer and whether the run is private. Several
+            processes compare its ``repr``: let it be a frozen dataclass.
+        smoothing: of step rule "gen", weight in (0, 1] of the clamped b/a in the next rate; the old one has the rest.
+        probe_batch: of a line search, the batch that looks along a direction: the "same" that it comes from, as Alg. 1
+            has it, or the "next" one, before its gradient, as the authors' package has it; see
+            :class:`hyfreedp.HyFreeDPOptimizer`.
+        loss_threshold_rule: how R_l follows the released losses (probe "losses").
+        initial_learning_rate: eta_0 of a line search. Votes have none: their start is public.
+        interval: K, steps from probe to probe of a line search; votes come when :mod:`hyfreedp.votes` says.
+        warmup: share of the run, from its start, in which every step of a line search probes.
+        gamma: growth of the gradient noise (root mean square over steps) that pays for the probes.
+        allocation, composition, accountant, loss_mechanism: see :func:`hyfreedp.calibrate_noise`.
+        decay, decay_start: shape of the fall of the rate to zero at the horizon, and the share of the run before it.
+    """
+
+    probe: ProbeKind = "votes"
+    step_rule: StepRule | Callable[[Preset, torch.optim.Optimizer, bool], LineSearch] = "gen"
+    smoothing: float = 0.1
+    probe_batch: ProbeBatch = "same"
+    loss_threshold_rule: LossThresholdRule = "sum"
+    initial_learning_rate: float = 1e-4
+    interval: int = 5
+    warmup: float = 0.0
+    gamma: float = 1.01
+    allocation: Literal["per_step", "constant"] = "per_step"
+    composition: Literal["same_batch", "independent", "epsilon_sum"] = "same_batch"
+    accountant: Literal["pld", "rdp", "gdp"] = "pld"
+    loss_mechanism: LossMechanism = "gaussian"
+    decay: Decay = "linear"
+    decay_start: float = 0.0
+
+    def plan(self, steps: int) -> dict[str, Any]:
+        """Arguments of :func:`hyfreedp.calibrate_noise` that say what a run of T = ``steps`` releases, and who pays."""
+        return {
+            "probe": self.probe,
+            "interval": self.interval,
+            "warmup_steps": int(self.warmup * steps),
+            "vote_steps": vote_steps(steps) if self.probe == "votes" else (),
+            "gamma": self.gamma,
+            "allocation": self.allocation,
+        }
+
+
+# "paper" probes on the gradient's batch, as Alg. 1 is printed: that spares a pass, since the loss at w is known then.
+# What Alg. 1 does not print, the guards and the smoothing of rule "gen", is that of its authors' own package, gen-optim
+# 0.1.1. Without privacy it equals that package step by step, whichever batch probes (tests/test_gen_optim.py).
+PRESETS: dict[str, Preset] = {
+    "robust": Preset(),
+    "paper": Preset(probe="losses", allocation="constant", decay="none"),
+    "fixed": Preset(probe="none", decay="none"),
+}
+
+
+class PresetFields(TypedDict, total=False):
+    """The fields of :class:`Preset`, for keyword arguments that change some of them."""
+
+    probe: ProbeKind
+    step_rule: StepRule | Callable[[Preset, torch.optim.Optimizer, bool], LineSearch]
+    smoothing: float
+    probe_batch: ProbeBatch
+    loss_threshold_rule: LossThresholdRule
+    initial_learning_rate: float
+    interval: int
+    warmup: float
+    gamma: float
+    allocation: Literal["per_step", "constant"]
+    composition: Literal["same_batch", "independent", "epsilon_sum"]
+    accountant: Literal["pld", "rdp", "gdp"]
+    loss_mechanism: LossMechanism
+    decay: Decay
+    decay_start: float
+
+
+# Arguments of Opacus's PrivacyEngine that mean nothing here, and what to do instead.
+OPACUS = {
+    "accountant": "each run has its own: pass accountant='pld', 'rdp' or 'gdp' to make_private_with_epsilon",
+    "secure_mode": "pass PrivacyEngine(secure_noise=True)",
+    "noise_multiplier": "the noise follows from target_epsilon, target_delta and the length of the run",
+    "max_grad_norm": (
+        "there is no norm to choose, since gradients are normalised; clipping=AbadiClipping(max_grad_norm), of "
+        "hyfreedp.clipping, clips them instead"
+    ),
+    "criterion": "the loss belongs to optimizer.step(per_sample_loss, batch), where it returns shape (B,)",
+    "loss_reduction": "optimizer.step takes losses without reduction, of shape (B,)",
+    "batch_first": "samples are the first dimension of every tensor of a batch",
+    "poisson_sampling": "batches are always Poisson samples, as the accounting needs; leave it out",
+    "noise_generator": "noise has keys of its own; PrivacyEngine(seed=...) makes them reproducible",
+    "grad_sample_mode": "pass gradient_engine='auto', 'bookkeeping' or 'hooks'",
+    "wrap_model": "the module is hooked in place and comes back as it is, never wrapped",
+    "rand_on_empty": "empty batches are steps like others",
+}
+
+
+def refuse_unknown(names: Iterable[str], known: Sequence[str], what: str) -> None:
+    """Refuse keyword arguments that are not known, with what to write instead.
+
+    Args:
+        names: of the arguments that were given.
+        known: those that are allowed.
+        what: what the known ones are called.
+
+    Raises:
+        TypeError: naming the first that is unknown.
+    """
+    for name in names:
+        if name in known:
+            continue
+        if name in OPACUS:
+            raise TypeError(f"{name} is an argument of Opacus; here {OPACUS[name]}")
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise TypeError(f"unknown argument {name!r}: {what} are {', '.join(known)}{hint}")
+
+
+def resolve(preset: str | Preset, changes: PresetFields, steps: int) -> Preset:
+    """The settings of a run of ``steps``: a preset, by name or as it is, with some fields changed.
+
+    A preset's own interval is shortened to a run that is shorter; one that was asked for is not.
+
+    Raises:
+        ValueError, TypeError: an unknown name, or a field out of range.
+    """
+    if isinstance(preset, str):
+        if preset not in PRESETS:
+            raise ValueError(f"preset must be one of {', '.join(map(repr, PRESETS))} or a Preset, got {preset!r}")
+        preset = PRESETS[preset]
+    refuse_unknown(changes, [field.name for field in fields(Preset)], "fields of Preset")
+    settings = replace(preset, **changes)
+    check_learning_rate(settings.initial_learning_rate)
+    check_count("interval", settings.interval, 1)
+    if not callable(settings.step_rule):
+        check_choice("step_rule", settings.step_rule, StepRule)
+    if not 0 <= settings.warmup <= 1:
+        raise ValueError(f"warmup must be a share of the run in [0, 1], got {settings.warmup}")
+    if not 0 < settings.smoothing <= 1:
+        raise ValueError(f"smoothing must be the weight of the new rate, in (0, 1], got {settings.smoothing}")
+    check_choice("probe_batch", settings.probe_batch, ProbeBatch)
+    check_choice("decay", settings.decay, Decay)
+    if not 0 <= settings.decay_start < 1:
+        raise ValueError(f"decay_start must be in [0, 1), got {settings.decay_start}")
+    if settings.probe in ("losses", "contrasts") and "interval" not in changes:
+        settings = replace(settings, interval=min(settings.interval, steps))
+    return settings
