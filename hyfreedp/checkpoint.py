@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import hashlib
 import os
-import pickle
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -160,7 +159,9 @@ def read_checkpoint(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[
     """
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+    except OSError:
+        raise
+    except Exception as error:  # of any kind: the bytes may be anything
         raise ValueError(f"{path} must be a file of save_checkpoint, but torch cannot read it: {error}") from error
     state = saved.pop(_STATE, None) if isinstance(saved, dict) else None
     if not isinstance(state, dict) or "ledger" not in state:

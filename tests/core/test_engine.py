@@ -1,8 +1,11 @@
 """PrivacyEngine: what it makes of a model, an optimizer, a loader and a budget."""
 
 import dataclasses
+import inspect
 import math
+import typing
 
+import opacus
 import pytest
 import torch
 import torch.nn.functional as F
@@ -26,6 +29,7 @@ import hyfreedp
 from hyfreedp import PRESETS, HyFreeDPOptimizer, NoiseGenerator, Preset, PrivacyEngine, calibrate_noise
 from hyfreedp.clipping import AbadiClipping, AutomaticClipping, BookKeepingEngine, HooksEngine, NoClipping
 from hyfreedp.experiments.baselines.line_search import LINE_SEARCH
+from hyfreedp.preset import OPACUS, PresetFields
 from hyfreedp.sampling import PoissonSampler
 from hyfreedp.votes import vote_steps
 
@@ -149,6 +153,120 @@ def test_a_preset_object_and_overrides_are_the_same():
         weights.append(train(model, optimizer))
     assert torch.equal(weights[0], weights[1]) and torch.equal(weights[0], weights[2])
     assert PRESETS["paper"] == paper  # nothing above changed it
+
+
+def test_the_typed_arguments_are_the_fields_of_a_preset():
+    """Names and types, in order: what completes and checks keyword arguments can forget none."""
+    fields, arguments = typing.get_type_hints(Preset), typing.get_type_hints(PresetFields)
+    assert list(fields.items()) == list(arguments.items())
+    assert typing.get_type_hints(PrivacyEngine.make_private_with_epsilon)["changes"] == typing.Unpack[PresetFields]
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("preset", [*PRESETS, LINE_SEARCH], ids=[*PRESETS, "line_search"])
+def test_every_preset_trains_runs_shorter_than_its_interval(preset, steps):
+    """Its own interval of 5 is shortened to the run, by name or as an object; the plan is paid for and used up."""
+    model = make_model()
+    _, optimizer, _ = make_private(model, adamw(model), preset=preset, steps=steps, **PRIVATE)
+    train(model, optimizer, [8] * steps)
+    assert optimizer.steps_left == 0 and optimizer.epsilon_spent() == pytest.approx(3.0, rel=1e-3)
+    if optimizer.split.probe in ("losses", "contrasts"):
+        assert optimizer.split.interval == min(5, steps) and optimizer.history[0]["accepted"] in (True, False)
+    else:
+        assert optimizer.split.interval == 5  # nobody asks
+
+
+@pytest.mark.parametrize("preset", ["paper", LINE_SEARCH], ids=["paper", "line_search"])
+def test_an_interval_that_was_asked_for_is_not_shortened(preset):
+    model = make_model()
+    with pytest.raises(ValueError, match=r"interval must be an integer .* at most steps=3, got 5"):
+        make_private(model, adamw(model), preset=preset, steps=3, interval=5, **PRIVATE)
+
+
+# -- what users of Opacus know -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "instead"),
+    [
+        ("max_grad_norm", 1.0, r"clipping=AbadiClipping\(max_grad_norm\)"),
+        ("noise_multiplier", 1.1, "target_epsilon, target_delta and the length of the run"),
+        ("poisson_sampling", True, "always Poisson samples"),
+        ("grad_sample_mode", "ghost", "gradient_engine='auto', 'bookkeeping' or 'hooks'"),
+        ("criterion", nn.CrossEntropyLoss(), r"optimizer.step\(per_sample_loss, batch\)"),
+        ("loss_reduction", "sum", r"shape \(B,\)"),
+        ("noise_generator", None, r"PrivacyEngine\(seed=...\)"),
+        ("batch_first", False, "first dimension"),
+        ("wrap_model", False, "never wrapped"),
+    ],
+)
+def test_an_argument_of_opacus_is_refused_with_what_to_write_here(argument, value, instead):
+    model = make_model()
+    with pytest.raises(TypeError, match=f"{argument} is an argument of Opacus; here .*{instead}"):
+        make_private(model, adamw(model), **{argument: value}, **PRIVATE)
+    assert not any(layer._forward_hooks for layer in model.modules())
+
+
+def test_every_argument_of_opacus_is_taken_or_named():
+    """None is left to the general refusal of a misspelt name."""
+    for method in ("__init__", "make_private", "make_private_with_epsilon"):
+        theirs = inspect.signature(getattr(opacus.PrivacyEngine, method)).parameters
+        ours = {*inspect.signature(PrivacyEngine).parameters}
+        ours |= {*inspect.signature(PrivacyEngine.make_private_with_epsilon).parameters}
+        assert set(theirs) - {"kwargs"} <= ours | set(OPACUS), method
+    assert not set(OPACUS) & ours
+
+
+@pytest.mark.parametrize("kind", ["flat", "per_layer", "adaptive"])
+def test_clipping_by_the_names_of_opacus_is_refused(kind):
+    model = make_model()
+    with pytest.raises(TypeError, match=rf"clipping must be a rule, got Opacus's '{kind}': .* AbadiClipping"):
+        make_private(model, adamw(model), clipping=kind, **PRIVATE)
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ({"accountant": "prv"}, "accountant is an argument of Opacus; here each run has its own"),
+        ({"secure_mode": True}, r"secure_mode is an argument of Opacus; here pass PrivacyEngine\(secure_noise=True\)"),
+        ({"sed": 3}, "unknown argument 'sed': arguments are seed, .*; did you mean 'seed'"),
+    ],
+)
+def test_the_engine_names_what_it_takes(argument, message):
+    with pytest.raises(TypeError, match=message):
+        PrivacyEngine(**argument)
+
+
+def test_opacuss_make_private_names_ours():
+    with pytest.raises(TypeError, match="noise follows from a budget, so call make_private_with_epsilon"):
+        PrivacyEngine().make_private(module=None, noise_multiplier=1.0, max_grad_norm=1.0)
+
+
+def test_epsilon_as_in_opacus_is_what_the_run_has_spent():
+    engine = PrivacyEngine(seed=0)
+    assert engine.get_epsilon(1e-3) == 0
+    runs = []
+    for _ in range(3):
+        model = make_model()
+        _, optimizer, _ = engine.make_private_with_epsilon(
+            module=model,
+            optimizer=adamw(model),
+            data_loader=DataLoader(make_data(), batch_size=8),
+            target_delta=1e-3,
+            steps=10,
+            **PRIVATE,
+        )
+        runs.append((model, optimizer))
+        assert engine.get_epsilon(1e-3) == 0  # nothing released
+    spent = []
+    for sizes in ((8, 3), (5,)):
+        train(*runs[1], sizes)
+        spent.append(engine.get_epsilon(1e-4))
+        assert spent[-1] == runs[1][1].epsilon_spent(1e-4) == runs[1][1].get_epsilon(delta=1e-4)
+    assert 0 < spent[0] < spent[1] and engine.get_epsilon(1e-3) < spent[1]
+    train(*runs[2], (8,))
+    with pytest.raises(ValueError, match=r"has trained 2 runs, .* each optimizer's get_epsilon\(0.001\)"):
+        engine.get_epsilon(1e-3)
 
 
 @pytest.mark.parametrize("probe", ["losses", "contrasts"])

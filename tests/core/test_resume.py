@@ -21,6 +21,7 @@ from twins import (
     three_groups,
 )
 
+from hyfreedp import PrivacyEngine
 from hyfreedp.accounting import BudgetExhausted
 from hyfreedp.clipping import AutomaticClipping
 from hyfreedp.experiments.baselines.line_search import LINE_SEARCH
@@ -175,6 +176,79 @@ def test_the_state_is_a_checkpoint_not_the_run():
         optimizer.load_state_dict(state)
         train(model, optimizer, loader)
         assert_same(end(model, optimizer), reference)
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_engines_checkpoint_resumes_bitwise_through_a_file(tmp_path):
+    """As a user of Opacus would: saved in the middle, a new process, loaded; with what else was to be kept."""
+    reference, _ = uninterrupted("line search")
+    path, engine = tmp_path / "run.pt", PrivacyEngine()
+    model, optimizer, loader = start("line search")
+    train(model, optimizer, loader, until=5)
+    more = {"epoch": 1, "best": torch.tensor([0.5])}
+    engine.save_checkpoint(path=path, module=model, optimizer=optimizer, checkpoint_dict=more)
+    assert [file.name for file in tmp_path.iterdir()] == ["run.pt"] and path.stat().st_mode & 0o777 == 0o600
+    model, optimizer, loader = start("line search", model_seed=5, engine_seed=6, global_seed=7)
+    found = PrivacyEngine().load_checkpoint(path=str(path), module=model, optimizer=optimizer)
+    assert found == more and "optimizer_state_dict" not in more
+    train(model, optimizer, loader)
+    assert_same(end(model, optimizer), reference)
+
+
+def test_an_interrupted_save_leaves_the_checkpoint_before(tmp_path, monkeypatch):
+    path, engine = tmp_path / "run.pt", PrivacyEngine()
+    model, optimizer, loader = start("fixed")
+    engine.save_checkpoint(path=path, module=model, optimizer=optimizer)
+    before = path.read_bytes()
+    train(model, optimizer, loader, until=1)
+
+    def fail(state, file):
+        file.write(b"half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(torch, "save", fail)
+    with pytest.raises(KeyboardInterrupt):
+        engine.save_checkpoint(path=path, module=model, optimizer=optimizer)
+    assert path.read_bytes() == before and [file.name for file in tmp_path.iterdir()] == ["run.pt"]
+
+
+def test_what_is_no_checkpoint_of_the_run_is_refused(tmp_path):
+    """Other files, files of Opacus's form, files that would run code; other models, plain optimizers, taken names."""
+    path, engine = tmp_path / "run.pt", PrivacyEngine()
+    model, optimizer, _ = start("fixed")
+    own = {"path": path, "module": model, "optimizer": optimizer}
+    plain = torch.nn.Linear(2, 2)
+    for content in (b"text", b""):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=r"run.pt must be a file of save_checkpoint, but torch cannot read it"):
+            engine.load_checkpoint(**own)
+    for content in ({"optimizer_state_dict": sgd_momentum(model).state_dict()}, {"epoch": 3}, torch.zeros(3)):
+        torch.save(content, path)
+        with pytest.raises(ValueError, match=r"run.pt must be a file of save_checkpoint, but it holds no state"):
+            engine.load_checkpoint(**own)
+    torch.save({"optimizer_state_dict": plain}, path)  # a pickled object, which weights_only refuses
+    with pytest.raises(ValueError, match="torch cannot read it"):
+        engine.load_checkpoint(**own)
+    with pytest.raises(FileNotFoundError):
+        engine.load_checkpoint(**own | {"path": tmp_path / "nowhere.pt"})
+    for call in (engine.save_checkpoint, engine.load_checkpoint):
+        with pytest.raises(ValueError, match="module must be the model that optimizer trains"):
+            call(**own | {"module": plain})
+        with pytest.raises(TypeError, match="optimizer must be what make_private_with_epsilon returned, got SGD"):
+            call(**own | {"optimizer": sgd_momentum(model)})
+    with pytest.raises(ValueError, match="must not have the entry 'optimizer_state_dict'"):
+        engine.save_checkpoint(**own, checkpoint_dict={"optimizer_state_dict": {}})
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("paper", "Probe(losses with rule gen of smoothing 0.1, gaussian noise, thresholds sum in (0.1, 20.0))")],
+)
+def test_states_saved_under_earlier_names_of_classes_resume(name, text):
+    """What a state says of the line search is part of it, and does not follow the names in the code."""
+    assert start(name)[1].state_dict()["settings"]["probe"] == text
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------

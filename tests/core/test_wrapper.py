@@ -1,0 +1,313 @@
+"""The private optimizer is a torch optimizer: schedulers, hooks, profiler, and what loops for other optimizers call."""
+
+import collections
+import copy
+import math
+import pickle
+import warnings
+
+import pytest
+import torch
+from torch.optim import lr_scheduler
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from twins import adamw, cross_entropy, flat, make_batches, make_model, make_private, sgd_momentum, three_groups
+
+from hyfreedp import HyFreeDPOptimizer
+
+PRIVATE = {"target_epsilon": 3.0, "accountant": "rdp"}
+SIZES = (8, 5, 0, 9, 8, 7)
+SCHEDULERS = {
+    "steps": lambda base: lr_scheduler.StepLR(base, step_size=2, gamma=0.1),
+    "warm-up": lambda base: lr_scheduler.LambdaLR(base, lambda t: min(1.0, (t + 1) / 3)),
+    "cosine": lambda base: lr_scheduler.CosineAnnealingLR(base, T_max=4),
+    "one cycle": lambda base: lr_scheduler.OneCycleLR(base, max_lr=0.3, total_steps=7, cycle_momentum=False),
+    "two in turn": lambda base: lr_scheduler.SequentialLR(
+        base, [lr_scheduler.ConstantLR(base, 0.5, 2), lr_scheduler.ExponentialLR(base, 0.5)], milestones=[2]
+    ),
+}
+
+
+def make(base=adamw, **settings):
+    model = make_model()
+    _, optimizer, loader = make_private(model, base(model), **({"preset": "fixed"} | PRIVATE | settings))
+    return model, optimizer, loader
+
+
+# -- schedulers --------------------------------------------------------------------------------------------------------
+
+
+def plain_loop(base, schedule, *, expected=8):
+    """torch alone: the sum of losses over the expected batch size, by whatever rates the scheduler sets."""
+    model = make_model()
+    optimizer = base(model)
+    scheduler = schedule(optimizer)
+    rates = []
+    for batch in make_batches(SIZES):
+        rates.append([group["lr"] for group in optimizer.param_groups])
+        optimizer.zero_grad()
+        (cross_entropy(model)(batch).sum() / expected).backward()
+        optimizer.step()
+        scheduler.step()
+    return flat(model), rates
+
+
+@pytest.mark.parametrize("on", ["private", "base"])
+@pytest.mark.parametrize("base", [sgd_momentum, adamw, three_groups])
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_a_fixed_rate_follows_a_scheduler_as_in_plain_torch(name, base, on):
+    """Made for the private optimizer, or for the base optimizer before it was made private; rates of all groups."""
+    model = make_model()
+    inner = base(model)
+    early = SCHEDULERS[name](inner) if on == "base" else None
+    _, optimizer, _ = make_private(model, inner, preset="fixed")
+    scheduler = early or SCHEDULERS[name](optimizer)
+    weights, rates = plain_loop(base, SCHEDULERS[name])
+    for batch, expected in zip(make_batches(SIZES), rates, strict=True):
+        assert optimizer.eta == expected[0]
+        record = optimizer.step(cross_entropy(model), batch)
+        assert record.eta == expected[0]
+        assert [group["lr"] for group in optimizer.param_groups] == pytest.approx(expected, rel=1e-14)
+        scheduler.step()
+    torch.testing.assert_close(flat(model), weights, rtol=1e-9, atol=1e-12)
+
+
+def test_rates_of_several_groups_that_are_scheduled_apart():
+    schedule = lambda base: lr_scheduler.LambdaLR(base, [lambda t: 0.5**t, lambda t: 1.0, lambda t: 1 / (1 + t)])  # noqa: E731
+    weights, rates = plain_loop(three_groups, schedule)
+    model, optimizer, _ = make(three_groups, target_epsilon=math.inf)
+    scheduler = schedule(optimizer)
+    for batch, expected in zip(make_batches(SIZES), rates, strict=True):
+        optimizer.step(cross_entropy(model), batch)
+        assert [group["lr"] for group in optimizer.param_groups] == pytest.approx(expected, rel=1e-14)
+        scheduler.step()
+    torch.testing.assert_close(flat(model), weights, rtol=1e-9, atol=1e-12)
+
+
+def test_a_warm_up_from_zero_moves_nothing_at_first():
+    model, optimizer, _ = make()
+    scheduler = lr_scheduler.LambdaLR(optimizer, lambda t: t / 3)
+    first, second = make_batches((8, 8))
+    before = flat(model)
+    assert optimizer.step(cross_entropy(model), first).eta == 0 and torch.equal(flat(model), before)
+    scheduler.step()
+    assert optimizer.step(cross_entropy(model), second).eta == 0.5 / 3 and not torch.equal(flat(model), before)
+
+
+def test_a_scheduler_that_reads_a_metric():
+    model, optimizer, _ = make()
+    scheduler = lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.1, patience=0)
+    rates = []
+    for batch in make_batches(SIZES[:3]):
+        rates.append(optimizer.step(cross_entropy(model), batch).eta)
+        scheduler.step(1.0)  # no progress, so from the second call on the rate falls
+    assert rates == pytest.approx([0.5, 0.5, 0.05])
+
+
+def test_a_scheduled_run_resumes_bitwise():
+    """Optimizer and scheduler each from a state of their own, into objects made anew; groups scheduled apart."""
+    lambdas = [lambda t: 0.5**t, lambda t: 1.0, lambda t: 1 / (1 + t)]
+    ends = []
+    for interrupted in (False, True):
+        model, optimizer, _ = make(three_groups)
+        scheduler = lr_scheduler.LambdaLR(optimizer, lambdas)
+        for t, batch in enumerate(make_batches(SIZES)):
+            if interrupted and t == 3:
+                saved = copy.deepcopy((optimizer.state_dict(), scheduler.state_dict()))
+                model, optimizer, _ = make(three_groups, seed=7)
+                scheduler = lr_scheduler.LambdaLR(optimizer, lambdas)
+                optimizer.load_state_dict(saved[0])
+                scheduler.load_state_dict(saved[1])
+            optimizer.step(cross_entropy(model), batch)
+            scheduler.step()
+        ends.append((flat(model), optimizer.history, [group["lr"] for group in optimizer.param_groups]))
+    assert torch.equal(ends[0][0], ends[1][0]) and ends[0][1:] == ends[1][1:]
+
+
+@pytest.mark.parametrize("settings", [{"preset": "robust"}, {"preset": "paper", "interval": 2, "probe_batch": "next"}])
+def test_a_learned_rate_says_once_that_it_follows_no_scheduler(settings):
+    """And is bit for bit what it is without one; so it is after a resumption, which is no scheduler."""
+    runs = []
+    for scheduled in (False, True):
+        model, optimizer, _ = make(**settings)
+        scheduler = lr_scheduler.ExponentialLR(optimizer, 0.5) if scheduled else None
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for t, batch in enumerate(make_batches(SIZES)):
+                optimizer.step(cross_entropy(model), batch)
+                if scheduler:
+                    scheduler.step()
+                elif t == 2:
+                    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        told = [str(warning.message) for warning in caught if "learns" in str(warning.message)]
+        assert len(told) == scheduled and len(caught) == scheduled
+        assert not told or "preset='fixed'" in told[0]
+        runs.append((flat(model), repr(optimizer.history)))
+    assert torch.equal(runs[0][0], runs[1][0]) and runs[0][1] == runs[1][1]
+
+
+@pytest.mark.parametrize("decay", ["linear", "cosine"])
+def test_a_scheduler_beside_a_decay_is_refused_before_anything_is_released(decay):
+    model, optimizer, _ = make(decay=decay)
+    scheduler = lr_scheduler.ExponentialLR(optimizer, 0.5)
+    first, second = make_batches(SIZES[:2])
+    optimizer.step(cross_entropy(model), first)
+    before = flat(model)
+    scheduler.step()
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"'lr' was set.* pass decay='none'"):
+            optimizer.step(cross_entropy(model), second)
+    assert torch.equal(flat(model), before) and optimizer.ledger.steps == 1
+
+
+def test_a_decay_alone_is_no_scheduler():
+    """Its own changes of the groups' rates are told from others', also after a resumption."""
+    model, optimizer, _ = make(decay="linear")
+    for batch in make_batches(SIZES[:3]):
+        optimizer.step(cross_entropy(model), batch)
+    resumed_model, resumed, _ = make(decay="linear", seed=5)
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    (batch,) = make_batches(SIZES[3:4], seed=9)
+    assert optimizer.step(cross_entropy(model), batch).eta == resumed.step(cross_entropy(resumed_model), batch).eta
+    assert torch.equal(flat(model), flat(resumed_model)) and optimizer.eta == 0.5
+
+
+# -- hooks and profiler ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("preset", ["fixed", "robust", "paper"])
+def test_hooks_run_once_a_step(preset):
+    """Those on the private optimizer around all of its step; those on the base and on all optimizers at the base's."""
+    model, optimizer, _ = make(preset=preset)
+    count, seen = collections.Counter(), []
+    note = lambda name: lambda which, args, kwargs: count.update([(name, type(which).__name__)])  # noqa: E731
+    handles = [
+        optimizer.register_step_pre_hook(note("before")),
+        optimizer.register_step_post_hook(note("after")),
+        optimizer.register_step_post_hook(lambda *_: seen.append(flat(model))),
+        optimizer.base.register_step_post_hook(note("base")),
+        register_optimizer_step_pre_hook(note("all before")),
+        register_optimizer_step_post_hook(note("all after")),
+    ]
+    try:
+        for batch in make_batches(SIZES[:3]):
+            optimizer.step(cross_entropy(model), batch)
+            assert torch.equal(seen[-1], flat(model))  # after all that a step does, an average would be right
+    finally:
+        for handle in handles:
+            handle.remove()
+    of_base = dict.fromkeys([("base", "AdamW"), ("all before", "AdamW"), ("all after", "AdamW")], 3)
+    assert count == {("before", "HyFreeDPOptimizer"): 3, ("after", "HyFreeDPOptimizer"): 3} | of_base
+    optimizer.step(cross_entropy(model), make_batches(SIZES[:1])[0])
+    assert len(seen) == 3 and sum(count.values()) == 15  # removed
+
+
+def test_a_hook_before_the_step_may_change_its_arguments():
+    model, optimizer, _ = make()
+    other, reference, _ = make()
+    first, second = make_batches((8, 5))
+    optimizer.register_step_pre_hook(lambda which, args, kwargs: ((which, args[1], second), kwargs))
+    optimizer.step(cross_entropy(model), first)
+    reference.step(cross_entropy(other), second)
+    assert torch.equal(flat(model), flat(other))
+
+
+def test_no_hook_after_a_step_that_failed():
+    model, optimizer, _ = make()
+    optimizer.register_step_post_hook(lambda *_: pytest.fail("a step that was not made"))
+    with pytest.raises(ValueError, match="per_sample_loss must return shape"):
+        optimizer.step(lambda batch: cross_entropy(model)(batch).mean(), make_batches((8,))[0])
+
+
+def test_hooks_on_states_are_the_base_optimizers():
+    optimizer = make()[1]
+    calls = []
+    optimizer.register_state_dict_pre_hook(lambda which: calls.append(("save", type(which).__name__)))
+    optimizer.register_state_dict_post_hook(lambda which, state: calls.append(("saved", sorted(state))))
+    optimizer.register_load_state_dict_post_hook(lambda which: calls.append(("loaded", type(which).__name__)))
+    state = optimizer.state_dict()
+    assert calls == [("save", "AdamW"), ("saved", ["param_groups", "state"])] and "ledger" in state
+    optimizer.load_state_dict(state)
+    assert calls[2:] == [("loaded", "AdamW")]
+
+
+def test_the_profiler_counts_each_step_once():
+    model, optimizer, _ = make(preset="paper", interval=1)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        for batch in make_batches(SIZES[:2]):
+            optimizer.step(cross_entropy(model), batch)
+    steps = {event.key: event.count for event in profile.key_averages() if event.key.startswith("Optimizer.step")}
+    assert steps == {"Optimizer.step#AdamW.step": 2}
+
+
+# -- what other loops call ---------------------------------------------------------------------------------------------
+
+
+def test_it_is_an_optimizer_by_the_base_optimizers_groups_state_and_defaults():
+    model, optimizer, _ = make(three_groups)
+    assert isinstance(optimizer, torch.optim.Optimizer)
+    assert optimizer.param_groups is optimizer.base.param_groups
+    assert optimizer.state is optimizer.base.state and optimizer.defaults is optimizer.base.defaults
+    optimizer.step(cross_entropy(model), make_batches((8,))[0])
+    assert set(optimizer.state) == set(model.parameters())
+    assert "ledger" in optimizer.state_dict()  # ours, with all that a resumption needs
+    assert "HyFreeDPOptimizer(AdamW, step 1 of 10" in repr(optimizer)
+
+
+@pytest.mark.parametrize("scheduled", [False, True])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda step, loss, batch: step(),
+        lambda step, loss, batch: step(lambda: loss(batch).mean()),
+        lambda step, loss, batch: step(closure=lambda: loss(batch).mean()),
+        lambda step, loss, batch: step(None),
+        lambda step, loss, batch: step(loss(batch).mean()),
+        lambda step, loss, batch: step(loss(batch), batch),
+        lambda step, loss, batch: step(batch, loss),
+        lambda step, loss, batch: step(loss, batch, 3),
+    ],
+    ids=["nothing", "closure", "closure by name", "no closure", "loss", "losses", "swapped", "too many"],
+)
+def test_a_step_as_of_another_optimizer_says_what_to_call(call, scheduled):
+    model, optimizer, loader = make(preset="robust")
+    if scheduled:
+        lr_scheduler.ExponentialLR(optimizer, 1.0)  # wraps the method
+    (batch,) = make_batches((8,))
+    before = flat(model)
+    with pytest.raises(TypeError, match=r"call optimizer\.step\(per_sample_loss, batch\)"):
+        call(optimizer.step, cross_entropy(model), batch)
+    assert torch.equal(flat(model), before) and optimizer.ledger.steps == loader.batch_sampler.position == 0
+    optimizer.step(batch=batch, per_sample_loss=cross_entropy(model))
+    assert optimizer.ledger.steps == 1
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_run_cannot_be_copied(duplicate):
+    """Two runs with one key would release two batches under the same noise."""
+    with pytest.raises(TypeError, match=r"neither pickled nor copied.* state_dict\(\)"):
+        duplicate(make()[1])
+
+
+def test_parameters_cannot_be_added():
+    optimizer = make()[1]
+    with pytest.raises(RuntimeError, match="add_param_group belongs before make_private_with_epsilon"):
+        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(2))]})
+    assert len(optimizer.param_groups) == 1
+
+
+def test_the_base_optimizers_own_step_stays_refused():
+    optimizer = make()[1]
+    lr_scheduler.ExponentialLR(optimizer.base, 0.5)
+    with pytest.raises(RuntimeError, match=r"own step would train on raw gradients"):
+        optimizer.base.step()
+
+
+def test_made_private_again_it_gives_its_base_optimizer():
+    """As when a notebook's cell is run again with the objects that it made."""
+    model, optimizer, _ = make()
+    _, again, _ = make_private(model, optimizer, preset="fixed", **PRIVATE)
+    assert isinstance(again, HyFreeDPOptimizer) and again.base is optimizer.base
+    (batch,) = make_batches((8,))
+    again.step(cross_entropy(model), batch)
+    with pytest.raises(RuntimeError, match="own step would train on raw gradients"):
+        optimizer.step(cross_entropy(model), batch)  # the base obeys the last
