@@ -97,5 +97,4 @@ def hooked_step(step: Callable[P, R]) -> Callable[P, R]:
             after(optimizer, args, kwargs)
         return result
 
-    hooked.hooked = True  # type: ignore[attr-defined]  # so that torch does not wrap it once more
     return hooked
