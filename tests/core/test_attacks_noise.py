@@ -143,7 +143,7 @@ def test_t9_default_seed_there_is_none():
         "gradient_engine": make_engine(model, AutomaticClipping()),
         "split": split,
         "expected_batch_size": 10.0,
-        "probe": None,
+        "rate_learner": None,
     }
     with pytest.raises(TypeError, match="generator"):
         HyFreeDPOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), **parts)
