@@ -34,7 +34,8 @@ class Preset:
             :class:`hyfreedp.HyFreeDPOptimizer`.
         loss_threshold_rule: how R_l follows the released losses (probe "losses").
         initial_learning_rate: eta_0 of a line search. Votes have none: their start is public.
-        interval: K, steps from probe to probe of a line search; votes come when :mod:`hyfreedp.votes` says.
+        interval: K, steps from probe to probe of a line search, or the length of a shorter run; votes come when
+            :mod:`hyfreedp.votes` says.
         warmup: share of the run, from its start, in which every step of a line search probes.
         gamma: growth of the gradient noise (root mean square over steps) that pays for the probes.
         allocation, composition, accountant, loss_mechanism: see :func:`hyfreedp.calibrate_noise`.

@@ -2,6 +2,7 @@
 
 import collections
 import copy
+import inspect
 import math
 import pickle
 import warnings
@@ -101,6 +102,13 @@ def test_a_scheduler_that_reads_a_metric():
         rates.append(optimizer.step(cross_entropy(model), batch).eta)
         scheduler.step(1.0)  # no progress, so from the second call on the rate falls
     assert rates == pytest.approx([0.5, 0.5, 0.05])
+
+
+def test_torch_goes_on_warning_of_a_scheduler_that_is_first():
+    """Its bookkeeping of who stepped first works here, too; in the right order it says nothing (above)."""
+    scheduler = lr_scheduler.ExponentialLR(make()[1], 0.5)
+    with pytest.warns(UserWarning, match=r"`lr_scheduler.step\(\)` before `optimizer.step\(\)`"):
+        scheduler.step()
 
 
 def test_a_scheduled_run_resumes_bitwise():
@@ -251,6 +259,7 @@ def test_it_is_an_optimizer_by_the_base_optimizers_groups_state_and_defaults():
     assert set(optimizer.state) == set(model.parameters())
     assert "ledger" in optimizer.state_dict()  # ours, with all that a resumption needs
     assert "HyFreeDPOptimizer(AdamW, step 1 of 10" in repr(optimizer)
+    assert list(inspect.signature(optimizer.step).parameters) == ["per_sample_loss", "batch"]  # what editors complete
 
 
 @pytest.mark.parametrize("scheduled", [False, True])
