@@ -56,7 +56,9 @@ class HyFreeDPOptimizer(Resumable, OptimizerWrapper):
             own rates.
         probe_batch: of a line search, which batch looks along a direction: the "same" that it comes from; or the
             "next": a probe step, before its gradient, looks along the step made last, and makes that anew at the rate
-            learned (the first step has none to look along; records keep the rate that was first taken).
+            learned (the first step has none to look along; records keep the rate that was first taken). Either way
+            one batch bears a probe and a gradient, and is accounted for as such: independent releases would be probes
+            whose batch serves nothing else.
         decay: shape of the fall to zero at the horizon, beginning at the share ``decay_start`` of the run.
         max_physical_batch_size: size of the pieces in which larger Poisson batches are processed, or a function of the
             batch that returns them as lists of positions (see :func:`hyfreedp.token_budget`).
