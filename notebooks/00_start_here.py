@@ -39,22 +39,20 @@ check_parameters(
 )
 
 # %%
-import matplotlib.pyplot as plt
-import numpy as np
 import pandas as pd
 from IPython.display import Markdown, display
 
-from hyfreedp import PRESETS, NoiseSplit, calibrate_noise
-from hyfreedp import epsilon as epsilon_of
+from hyfreedp import PRESETS, calibrate_noise
 from hyfreedp.experiments.book import overview
-from hyfreedp.experiments.runs.cells import Spec, read_steps, run_cells, tabulate, with_seeds
+from hyfreedp.experiments.runs.cells import run_cells, with_seeds
 from hyfreedp.experiments.runs.methods import EXTENDED_GRID
 from hyfreedp.experiments.store import plots
 from hyfreedp.experiments.store.paths import CELLS, RESULTS
-from hyfreedp.experiments.tables import small_tasks
+from hyfreedp.experiments.tables import first_look, small_tasks
 from hyfreedp.experiments.tasks.registry import TASKS
-from hyfreedp.votes import PEAK, vote_steps
+from hyfreedp.votes import vote_steps
 
+# %%
 plots.use_style()
 task = TASKS["digits"]
 steps = 10 if profile == "smoke" else None  # None: the task's own
@@ -69,12 +67,7 @@ parameters = {"profile": profile, "epsilon": epsilon, "seeds": seeds, "interval"
 
 # %%
 train, test = task.datasets("test")
-figure, axes = plt.subplots(1, 10, figsize=(9, 1.2))
-for axis, image, label in zip(axes, train.tensors[0], train.tensors[1], strict=False):
-    axis.imshow(image.reshape(8, 8), cmap="gray_r")
-    axis.set_title(int(label))
-    axis.axis("off")
-plt.show()
+figure = first_look.draw_digits(*train.tensors)
 
 # %% [markdown]
 # ## 2. What DP training is
@@ -109,15 +102,13 @@ print(plain)
 
 # %%
 trials = 2 * len(EXTENDED_GRID)
-whole_grid = NoiseSplit.from_dict(plain.to_dict() | {"steps": trials * task.steps})
-tuned_epsilon = epsilon_of(whole_grid, target_delta=task.delta)
-display(
-    Markdown(
-        f"One run: epsilon = {plain.epsilon:.2f}. All {trials} runs together: **epsilon = {tuned_epsilon:.1f}**, computed by "
-        f"composition at the same delta = {task.delta:g}. (Randomised searches with their own analysis do better, and still "
-        "pay several times over.)"
-    )
+tuned_epsilon = first_look.grid_epsilon(plain, trials)
+text = (
+    f"One run: epsilon = {plain.epsilon:.2f}. All {trials} runs together: **epsilon = {tuned_epsilon:.1f}**, computed by "
+    f"composition at the same delta = {task.delta:g}. (Randomised searches with their own analysis do better, and still "
+    "pay several times over.)"
 )
+display(Markdown(text))
 
 # %% [markdown]
 # ## 4. HyFreeDP: learn the rate from a few private numbers
@@ -141,7 +132,8 @@ display(
 
 # %%
 figure = overview.draw()
-plt.show()
+
+# %%
 plots.save(
     figure,
     "00_start_here_overview",
@@ -150,12 +142,7 @@ plots.save(
     shows="The flow of one step from Poisson batch to new learning rate, the probe of one preset above the vote of the other; raw "
     "values on dark ground at the left, private ones on light ground at the right; who sets each number is in its outline.",
     claim='Fig. "overview": HyFreeDP learns eta and R_l under DP and leaves all other hyperparameters at constants.',
-    summary=[
-        f"Preset paper: probes losses every {PRESETS['paper'].interval} steps, gamma = {PRESETS['paper'].gamma:g}; eta and R_l "
-        f"learned, eta from {PRESETS['paper'].initial_learning_rate:g} on",
-        f"Preset robust: votes at steps {', '.join(map(str, vote_steps(task.steps)))} of {task.steps}, gamma = "
-        f"{PRESETS['robust'].gamma:g}; eta from {PEAK / np.sqrt(task.steps):g} on, with {PRESETS['robust'].decay} decay",
-    ],
+    summary=overview.findings(task.steps),
 )
 
 # %% [markdown]
@@ -196,25 +183,9 @@ print(learned)
 # the whole grid (`python -m hyfreedp.experiments accuracy`, five seeds). "Best" is by test accuracy, which flatters the grid.
 
 # %%
-grid = small_tasks.summarise(pd.read_csv(RESULTS / "laptop" / "accuracy.csv"))
-grid = grid[grid.method.isin(small_tasks.GRID_METHODS) & (grid.task == "digits")]
-nearest = min(grid.epsilon.unique(), key=lambda value: abs(np.log(value / epsilon)))
-grid = grid[grid.epsilon == nearest].sort_values("mean")
-worst, best = grid.iloc[0], grid.iloc[-1]
-
-specs = {
-    "robust": Spec(method="robust", epsilon=epsilon, steps=steps),
-    "paper": Spec(method="paper", epsilon=epsilon, interval=interval, steps=steps),
-    "best": Spec(method=best.method, learning_rate=float(best.learning_rate), epsilon=epsilon, steps=steps),
-    "worst": Spec(method=worst.method, learning_rate=float(worst.learning_rate), epsilon=epsilon, steps=steps),
-}
-titles = {
-    "robust": "HyFreeDP, preset robust",
-    "paper": "HyFreeDP, preset paper",
-    "best": f"grid's best: {best.learning_rate:g}, {best.method}",
-    "worst": f"grid's worst: {worst.learning_rate:g}, {worst.method}",
-}
-runs = [spec for choice in specs.values() for spec in with_seeds(choice, runs_each)]
+study = pd.read_csv(RESULTS / "laptop" / "accuracy.csv")
+choices = first_look.choices(study, epsilon=epsilon, interval=interval, steps=steps)
+runs = [spec for choice in choices.values() for spec in with_seeds(choice.spec, runs_each)]
 records = run_cells(runs, CELLS, description="training runs")
 
 # %% [markdown]
@@ -224,74 +195,16 @@ records = run_cells(runs, CELLS, description="training runs")
 # standard deviation of their noise, the private loss and the decision.
 
 # %%
-history = pd.concat(
-    read_steps(spec, CELLS).assign(choice=name, seed=spec.seed)
-    for name, choice in specs.items()
-    for spec in with_seeds(choice, runs_each)
-)
+history = first_look.history(choices, runs_each, CELLS)
 history[history.choice == "robust"].head(3).dropna(axis="columns", how="all").T
 
 # %%
-figure, axes = plt.subplots(2, 2, figsize=(10, 7))
-rate_axis, accuracy_axis, loss_axis, vote_axis = axes.flat
-
-
-def curves(axis, column, choices, **kwargs):
-    """Mean over seeds with the range from lowest to highest."""
-    for name in choices:
-        rows = history[(history.choice == name) & history[column].notna()]
-        style = plots.STYLES[name]
-        by_step = rows.groupby("step")[column]
-        middle, low, high = by_step.mean(), by_step.min(), by_step.max()
-        axis.plot(middle.index, middle, label=titles[name], markevery=0.2, markersize=5, **style, **kwargs)
-        axis.fill_between(middle.index, low, high, color=style["color"], alpha=0.15, linewidth=0)
-
-
-curves(rate_axis, "eta", specs)
-rate_axis.set(yscale="log", title="The learning rate", ylabel="learning rate")
-history["percent"] = 100 * history.test_accuracy
-curves(accuracy_axis, "percent", specs)
-accuracy_axis.set(title=f"What it brings (epsilon = {epsilon:g})", ylabel="test accuracy (%)", ylim=(0, 100))
-
-first = history[(history.choice == "paper") & (history.seed == 0) & history.private_loss.notna()]
-noise = first.loss_threshold * records[runs_each]["noise_split"]["sigma_loss"] / task.batch_size
-loss_axis.errorbar(
-    first.step, first.private_loss, yerr=noise, fmt="s", capsize=2, markersize=4, color=plots.STYLES["paper"]["color"]
-)
-loss_axis.set(title="Preset paper: private loss, seed 0, with its noise (1 sd)", ylabel="private mean loss (nats)")
-
-votes = history[history.margin.notna()].astype({"lost": bool})
-votes["place"] = votes.step + 0.02 * votes.step.max() * (votes.seed - (runs_each - 1) / 2)  # seeds side by side
-vote_axis.scatter(votes.place, votes.needed, marker="_", s=90, color="0.3", label="needed")
-for lost, marker, label in ((False, "o", "weights stay"), (True, "X", "lost: back, and brake")):
-    part = votes[votes.lost == lost]
-    color = plots.STYLES["paper" if lost else "robust"]["color"]
-    vote_axis.errorbar(
-        part.place, part.margin, part.margin_std, fmt=marker, capsize=2, markersize=6, color=color, label=label
-    )
-vote_axis.axhline(0, color="0.3", linewidth=0.8)
-vote_axis.set(
-    title="Preset robust: the votes of all seeds, with noise (1 sd)", ylabel="margin for the weights", ylim=(-1.2, 1.2)
-)
-vote_axis.legend(loc="lower right", fontsize="small", ncols=3)
-
-for axis in axes.flat:
-    axis.set_xlabel("step")
-accuracy_axis.legend(loc="center right", fontsize="small")
-plt.show()
+of_paper = records[runs_each]  # the first run after those of preset robust
+figure = first_look.draw_runs(history, choices, of_paper["noise_split"]["sigma_loss"])
 
 # %%
-of_paper = history[(history.choice == "paper") & history.slope.notna()]
-signal = (of_paper.slope.abs() / of_paper.slope_std).median()
-rates = history.groupby("choice").eta.agg(["first", "max"])
-findings = [
-    f"Preset robust starts at {rates['first']['robust']:.3g}; {votes.lost.sum()} of its {len(votes)} votes are lost. The margins "
-    f"lie between {votes.margin.min():+.2f} and {votes.margin.max():+.2f}, their noise has a standard deviation of at most "
-    f"{votes.margin_std.max():.3f}",
-    f"Preset paper starts at {rates['first']['paper']:.3g} and never exceeds {rates['max']['paper']:.3g}. The slope that a probe of "
-    f"three losses sees is {signal:.2f} times the standard deviation of its noise (median)",
-]
-display(Markdown("**What to see.**\n\n" + "\n".join(f"* {line}." for line in findings)))
+findings = first_look.findings(history)
+plots.what_to_see(findings)
 
 # %% [markdown]
 # A line search stands or falls with how clear its slope is: the three losses carry noise that is large against the *differences* between
@@ -301,25 +214,10 @@ display(Markdown("**What to see.**\n\n" + "\n".join(f"* {line}." for line in fin
 # ## 6. What each cost
 
 # %%
-results = tabulate(records)
-results["choice"] = [name for name in specs for _ in range(runs_each)]
-table = results.groupby("choice", sort=False).agg(
-    accuracy=("accuracy", "mean"), sd=("accuracy", "std"), epsilon_of_the_run=("epsilon_spent", "max")
-)
-table[["accuracy", "sd"]] *= 100
-table["epsilon_with_tuning"] = [
-    tuned_epsilon if name in ("best", "worst") else table.epsilon_of_the_run[name] for name in table.index
-]
-table.index = [titles[name] for name in table.index]
+table = first_look.cost_table(records, choices, runs_each, tuned_epsilon)
 table.round(2)
 
 # %%
-spread = {title: f" +- {row.sd:.1f}" if runs_each > 1 else "" for title, row in table.iterrows()}
-summary = [
-    f"{title}: accuracy {row.accuracy:.1f}{spread[title]} %, epsilon {row.epsilon_of_the_run:.2f} for the run, "
-    f"{row.epsilon_with_tuning:.2f} with tuning"
-    for title, row in table.iterrows()
-]
 plots.save(
     figure,
     "00_start_here",
@@ -328,7 +226,7 @@ plots.save(
     shows="Learning rate and test accuracy over the steps of four ways to train, the private losses of preset paper and the "
     "votes of preset robust.",
     claim='Fig. "train curve": HyFreeDP learns a schedule whose accuracy approaches the manually tuned baseline.',
-    summary=[*summary, *findings],
+    summary=first_look.cost_findings(table) + findings,
 )
 
 # %% [markdown]
@@ -349,58 +247,11 @@ plots.save(
 # **Predict first:** how much may a rate that is learned all through the run still owe to the one it began with?
 
 # %%
-rows = pd.read_csv(RESULTS / "laptop" / "accuracy.csv")
-compared = small_tasks.gaps(rows)
-labels = {
-    ("robust", 1e-4): ("robust", plots.STYLES["robust"]),  # which has no first rate to choose
-    small_tasks.REFERENCE: ("0.02, linear decay", plots.STYLES["reference"]),
-    ("line_search", 1e-4): ("former default, from 1e-4", plots.STYLES["line_search"]),
-    ("line_search", 1e-2): (
-        "former default, from 1e-2",
-        plots.STYLES["line_search"] | {"color": "#56B4E9", "marker": "P"},
-    ),
-    ("paper", 1e-4): ("paper, from 1e-4", plots.STYLES["paper"]),
-}
-studied = [name for name in TASKS if name in set(rows.task)]
-figure, axes = plt.subplots(1, len(studied), figsize=(10, 3.4), sharey=True)
-for axis, name in zip(axes, studied, strict=True):
-    chosen = compared[compared.task == name]
-    for offset, ((method, rate), (label, style)) in enumerate(labels.items()):
-        points = chosen[(chosen.method == method) & (chosen.learning_rate == rate)].sort_values("epsilon")
-        axis.errorbar(
-            np.arange(len(points)) + 0.12 * (offset - 2),
-            points.gap,
-            yerr=points["std"],
-            label=label,
-            linestyle="none",
-            capsize=2,
-            color=style["color"],
-            marker=style["marker"],
-        )
-    axis.axhline(0, color="0.3", linewidth=1)
-    axis.set_xticks(range(len(points)), [f"{value:g}" for value in points.epsilon])
-    axis.set(title=TASKS[name].title, xlabel="target epsilon")
-    axis.set_yscale("symlog", linthresh=5)
-    axis.set_yticks([-50, -20, -10, -5, -2, 0, 2], ["-50", "-20", "-10", "-5", "-2", "0", "2"])
-axes[0].set_ylabel("accuracy minus grid's best\n(points, mean and sd of 5 seeds)")
-axes[1].legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
-plt.show()
+compared = small_tasks.gaps(study)
+figure = first_look.draw_gaps(compared)
 
-of_robust = compared[compared.method == "robust"]
-starts = compared[compared.method == "line_search"].groupby(["task", "epsilon"])["mean"].agg(np.ptp)
-findings = [
-    f"Preset robust: from {of_robust.gap.min():+.1f} to {of_robust.gap.max():+.1f} points to the grid's best, "
-    f"{of_robust.gap.mean():+.1f} in the mean",
-    f"Former default: its first rate changes the accuracy by {starts.min():.1f} to {starts.max():.1f} points",
-]
-display(Markdown("**What to see.**\n\n" + "\n".join(f"* {line}." for line in findings)))
-
-summary = findings + [
-    f"{row.task}, epsilon {row.epsilon:g}: {labels[row.method, row.learning_rate][0]} {row['mean']:.1f} %, "
-    f"{row.gap:+.1f} points to the grid's best"
-    for _, row in compared.sort_values(["task", "epsilon"], ascending=[True, False]).iterrows()
-    if (row.method, row.learning_rate) in labels
-]
+# %%
+findings = first_look.gap_findings(compared)
 plots.save(
     figure,
     "00_start_here_gaps",
@@ -408,8 +259,9 @@ plots.save(
     inputs=["data/results/laptop/accuracy.csv"],
     shows="Accuracy of learned rates minus that of the best of 16 tuned runs, on two tasks at three budgets.",
     claim='Tab. "cv_main": HyFreeDP matches or surpasses NonDP-GS, the tuned upper bound, on most data sets.',
-    summary=summary,
+    summary=findings + first_look.gap_list(compared),
 )
+plots.what_to_see(findings)
 
 # %% [markdown]
 # ## Where this differs from the paper

@@ -57,62 +57,37 @@ check_parameters(
 )
 
 # %%
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from IPython.display import Markdown, display
-from matplotlib.collections import LineCollection
-from scipy import stats
 
-from hyfreedp import clipping_bias, fit_quadratic, normal_clipping_bias
-from hyfreedp.experiments.audits import attack
+from hyfreedp.experiments.audits import attack, attack_figures
 from hyfreedp.experiments.book import slider
 from hyfreedp.experiments.store import plots
-from hyfreedp.experiments.store.cache import cached, key_of
+from hyfreedp.experiments.store.cache import cached
 from hyfreedp.experiments.store.files import write_text
 from hyfreedp.experiments.store.paths import CELLS, FIGURES
-from hyfreedp.experiments.studies import bias_variance, clouds
-from hyfreedp.experiments.studies.noise_split import DATA_SETS, preset_split
 from hyfreedp.experiments.tasks.registry import TASKS
-from hyfreedp.privatize import loss_noise_std, optimal_threshold
 
 plots.use_style()
-laptop = {
-    "batches": 400,  # simulated batches of normal losses
-    "releases": 2000,  # repeated releases of one batch
-    "stages": sorted({3, step, 40}),  # steps of the training run to look at
-    "octaves": range(-8, 18),  # thresholds: twelve per factor of ten
-    "parabolas": 200,  # per threshold
-    "attacks": 400,  # with and without the outlier, each
-}
-sizes = {
-    "smoke": {
-        "batches": 50,
-        "releases": 50,
-        "stages": [2],
-        "octaves": range(-8, 17, 8),
-        "parabolas": 20,
-        "attacks": 20,
-    },
-    "laptop": laptop,
-    "gpu": laptop | {"releases": 10_000, "parabolas": 1000, "attacks": 2000},
-    "paper": laptop | {"releases": 10_000, "parabolas": 1000, "attacks": 2000},
-}[profile]
+
+# %%
+from hyfreedp.experiments.studies import (
+    bias_variance,
+    bias_variance_figures,
+    clouds,
+    clouds_figures,
+    noise_magnitudes,
+    repeated_probes,
+)
+
 if profile == "smoke":  # a small budget is calibrated quickly
     epsilon, step = 0.2, 2
+sizes = bias_variance.sizes_of(profile, step)
 parameters = {
     name: globals()[name]
     for name in ("profile", "epsilon", "seeds", "step", "batch_sizes", "loss_mean", "loss_std", "brightness")
 }
-RED, BLUE, GREEN = (plots.STYLES[name] for name in ("paper", "line_search", "best"))
-LINES = {"bias": RED, "noise": GREEN, "rmse": BLUE}
-NAMES = {"bias": "clipping bias", "noise": "noise (sd)", "rmse": "total (root mean square)"}
-
-
-def line(style):
-    """A style without its marker."""
-    return {name: style[name] for name in ("color", "linestyle")}
-
 
 # %% [markdown]
 # ## Data: a run and its budget
@@ -123,39 +98,19 @@ def line(style):
 
 # %%
 task = TASKS["digits"]
-
-
-def noise_of(budget, **choices):
-    """The calibrated split of a budget in the paper's plan."""
-    arguments = budget | preset_split("paper", budget["steps"]) | choices
-    return bias_variance.split_of(cached(CELLS, bias_variance.calibrated, **arguments))
-
-
-budget = {
-    "target_epsilon": epsilon,
-    "target_delta": task.delta,
-    "sample_rate": task.batch_size / task.train_size,
-    "steps": task.steps,
-}
-three_losses, contrasts = noise_of(budget), noise_of(budget, probe="contrasts")
+budget = bias_variance.digits_budget(epsilon)
+three_losses = bias_variance.noise_of(CELLS, budget)
+contrasts = bias_variance.noise_of(CELLS, budget, probe="contrasts")
 sigmas = {"losses": three_losses.sigma_loss, "contrasts": contrasts.sigma_loss}
-runs = [
-    {
-        "spec": {"method": "line_search", "epsilon": epsilon, "seed": seed},
-        "stages": sizes["stages"],
-        "brightness": brightness,
-    }
-    for seed in range(seeds)
-]
-probed = [cached(CELLS, clouds.probed_losses, **arguments) for arguments in runs]
-run_inputs = [f"cell probed_losses-{key_of(arguments)}" for arguments in runs]
-display(
-    Markdown(
-        f"N = {task.train_size:,}, B = {task.batch_size}, T = {task.steps}, epsilon = {epsilon:g}, delta = {task.delta:g}: "
-        f"sigma_g = {three_losses.sigma_gradient_probe:.2f}, sigma_l = {sigmas['losses']:.1f} for three losses and "
-        f"{sigmas['contrasts']:.1f} for two contrasts with their counts."
-    )
+probed, run_inputs = clouds.probed_runs(
+    CELLS, epsilon=epsilon, seeds=seeds, stages=sizes["stages"], brightness=brightness
 )
+text = (
+    f"N = {task.train_size:,}, B = {task.batch_size}, T = {task.steps}, epsilon = {epsilon:g}, delta = {task.delta:g}: "
+    f"sigma_g = {three_losses.sigma_gradient_probe:.2f}, sigma_l = {sigmas['losses']:.1f} for three losses and "
+    f"{sigmas['contrasts']:.1f} for two contrasts with their counts."
+)
+display(Markdown(text))
 
 # %% [markdown]
 # ## 1. What clipping takes: Fig. "truncated normal"
@@ -168,22 +123,10 @@ display(
 # **Predict first:** at $R_l = \mu$, half of the losses are clipped. Is the bias then half a standard deviation, more, or less?
 
 # %%
-alphas = np.linspace(-3, 3, 121)
-figure, axis = plt.subplots(figsize=(5, 3.4))
-axis.plot(alphas, normal_clipping_bias(alphas, mean=0.0, std=1.0), color=BLUE["color"])
-marked = pd.DataFrame({"alpha": [-1.0, 0.0, 1.0, 2.0]})
-marked["bias"] = normal_clipping_bias(marked.alpha, mean=0.0, std=1.0)
-axis.plot(marked.alpha, marked.bias, linestyle="none", marker="o", color=BLUE["color"])
-for _, row in marked.iterrows():
-    axis.annotate(f"{row.bias:.3f}", (row.alpha, row.bias), textcoords="offset points", xytext=(6, 6))
-axis.set(xlabel=r"$\alpha = (R_l - \mu)\,/\,\xi$", ylabel=r"$\phi(\alpha) - \alpha\,(1 - \Phi(\alpha))$")
-plt.show()
-at = dict(zip(marked.alpha, marked.bias, strict=True))
-summary = [
-    f"Strictly falling; {at[0.0]:.4f} = 1/sqrt(2 pi) at alpha = 0, {at[1.0]:.4f} at 1 and {at[2.0]:.4f} at 2 "
-    "(in standard deviations of the loss)."
-]
-display(Markdown("**What to see.** " + summary[0]))
+figure = bias_variance_figures.draw_normal_bias()
+
+# %%
+summary = bias_variance_figures.normal_bias_findings()
 plots.save(
     figure,
     "01_bias_variance_normal",
@@ -193,6 +136,7 @@ plots.save(
     claim='Fig. "truncated normal": phi(alpha) - alpha (1 - Phi(alpha)) is strictly decreasing, minimised at alpha = infinity.',
     summary=summary,
 )
+plots.what_to_see(summary)
 
 # %% [markdown]
 # The curve never reaches zero but falls faster than any exponential: two standard deviations above the mean, hardly anything
@@ -215,71 +159,19 @@ plots.save(
 # **Predict first:** the corollary is about $B \to \infty$. Will the mean bias of batches of 50 lie above, on or below the curve?
 
 # %%
-small_batch = batch_sizes[0]
+batches, runs, small_batch = sizes["batches"], sizes["releases"], batch_sizes[0]
+alphas = np.linspace(-2.5, 2.5, 11).tolist()
 dots = bias_variance.normal_bias_dots(
-    mean=loss_mean,
-    std=loss_std,
-    batch_size=small_batch,
-    alphas=np.linspace(-2.5, 2.5, 11).tolist(),
-    batches=sizes["batches"],
-    seed=0,
+    mean=loss_mean, std=loss_std, batch_size=small_batch, alphas=alphas, batches=batches, seed=0
 )
 real = clouds.losses_of(probed[0], step, "batch")[1]
-thresholds = real.mean() * np.geomspace(0.3, 6, 60)
-curves = bias_variance.batch_errors(real, thresholds, noise_multiplier=sigmas["losses"], expected_batch_size=real.size)
-releases = bias_variance.release_dots(
-    real,
-    thresholds[::6],
-    noise_multiplier=sigmas["losses"],
-    expected_batch_size=real.size,
-    runs=sizes["releases"],
-    seed=1,
+curves, releases = bias_variance.one_batch(real, noise_multiplier=sigmas["losses"], runs=runs, seed=1)
+figure = bias_variance_figures.draw_theorem(
+    dots, curves, releases, batches=batches, batch_size=small_batch, real_size=real.size, runs=runs
 )
-figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.8))
-left.plot(alphas, normal_clipping_bias(alphas, mean=0.0, std=1.0), color=BLUE["color"], label="Corollary 1")
-left.fill_between(dots.alpha, dots.bias - dots.spread, dots.bias + dots.spread, color="0.85", label="one batch (1 sd)")
-left.errorbar(
-    dots.alpha, dots.bias, yerr=2 * dots.error, fmt="o", color="0.2", markersize=4, capsize=2, label="mean of batches"
-)
-left.set(
-    xlabel=r"$\alpha = (R_l - \mu)\,/\,\xi$",
-    ylabel="clipping bias (sd of the loss)",
-    title=f"{sizes['batches']} batches of {small_batch} normal losses",
-)
-left.legend()
-for name in ("bias", "noise"):
-    right.plot(curves.threshold, curves[name], label=f"{NAMES[name]}: Theorem 1", **line(LINES[name]))
-    right.errorbar(
-        releases.threshold,
-        releases[name],
-        yerr=2 * releases[f"{name}_error"],
-        linestyle="none",
-        marker=LINES[name]["marker"],
-        color=LINES[name]["color"],
-        markersize=5,
-        capsize=2,
-        label=f"{NAMES[name]}: simulated",
-    )
-right.set(
-    xlabel="threshold $R_l$ (nats)",
-    ylabel="error of the mean loss (nats)",
-    title=f"one real batch of {real.size}, {sizes['releases']} releases",
-)
-right.legend()
-plt.show()
 
-z = (dots.bias - normal_clipping_bias(dots.alpha, mean=0.0, std=1.0)) / dots.error
-# The releases at one threshold test both formulas; thresholds share no noise.
-z_bias = (releases.bias - clipping_bias(real, releases.threshold)) / releases.bias_error
-exact_noise = loss_noise_std(releases.threshold, sigmas["losses"], real.size)
-z_noise = (releases.noise - exact_noise) / releases.noise_error
-summary = [
-    f"Corollary 1: the {len(dots)} simulated means lie within {z.abs().max():.1f} standard errors of the closed form "
-    "(they share their draws).",
-    f"Theorem 1: the {len(releases)} simulated biases lie within {z_bias.abs().max():.1f}, the noises within "
-    f"{z_noise.abs().max():.1f} standard errors of it.",
-]
-display(Markdown("**What to see.** " + " ".join(summary)))
+# %%
+summary = bias_variance_figures.theorem_findings(dots, releases, real, sigmas["losses"])
 plots.save(
     figure,
     "01_bias_variance_theorem",
@@ -289,6 +181,7 @@ plots.save(
     claim="Theorem 1 and Corollary 1: closed forms of clipping bias and noise variance.",
     summary=summary,
 )
+plots.what_to_see(summary)
 
 # %% [markdown]
 # The mean over batches lies *on* the curve at every $B$: the expected bias of one loss does not depend on $B$, only its scatter
@@ -304,54 +197,13 @@ plots.save(
 # **Predict first:** as $B$ grows tenfold, does the best $R_l$ move towards the mean loss or away from it?
 
 # %%
-wide = np.geomspace(0.2, 5, 200) * loss_mean
-closed, simulated, best = {}, {}, {}
-rng = np.random.default_rng(2)
-for size in batch_sizes:
-    setting = {"noise_multiplier": sigmas["losses"], "expected_batch_size": size}
-    closed[size] = bias_variance.normal_errors(wide, mean=loss_mean, std=loss_std, **setting)
-    best[size] = optimal_threshold(loss_mean, loss_std, **setting)
-    # A draw below zero, which no loss can be, counts as zero: rare enough to be invisible at these parameters.
-    draws = np.maximum(rng.normal(loss_mean, loss_std, (sizes["batches"], size)), 0)
-    simulated[size] = bias_variance.release_dots(draws, wide[10::30], runs=sizes["batches"], seed=size, **setting)
+trade_offs = bias_variance.trade_offs(
+    batch_sizes, mean=loss_mean, std=loss_std, noise_multiplier=sigmas["losses"], batches=sizes["batches"]
+)
+figure = bias_variance_figures.draw_trade_offs(trade_offs, loss_mean)
 
-figure, axes = plt.subplots(1, len(batch_sizes), figsize=(3.6 * len(batch_sizes), 4.1), sharey=True, squeeze=False)
-for axis, size in zip(axes[0], batch_sizes, strict=True):
-    for name, style in LINES.items():
-        axis.plot(closed[size].threshold, closed[size][name], label=NAMES[name], **line(style))
-    axis.errorbar(
-        simulated[size].threshold,
-        simulated[size].rmse,
-        yerr=2 * simulated[size].rmse_error,
-        fmt="o",
-        color=BLUE["color"],
-        markersize=4,
-        capsize=2,
-        label="total, simulated",
-    )
-    lowest = np.interp(best[size], closed[size].threshold, closed[size].rmse)
-    axis.plot(best[size], lowest, marker="*", markersize=14, linestyle="none", color="0.1", label="least error")
-    axis.axvline(loss_mean, color="0.4", linewidth=1.2, linestyle=(0, (1, 1)), label="the paper's $R_l = L$")
-    axis.axvline(3 * loss_mean, color="0.4", linewidth=1.2, linestyle=(0, (6, 2)), label="sum of three losses")
-    axis.set(xscale="log", yscale="log", title=f"B = {size:,}", xlabel="threshold $R_l$ (nats)", ylim=(1e-3, 10))
-    axis.set_xticks([0.5, 1, 2, 5, 10], ["0.5", "1", "2", "5", "10"])
-    axis.minorticks_off()
-axes[0, 0].set_ylabel("error of the mean loss (nats)")
-figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
-plt.show()
-
-summary = []
-for size in batch_sizes:
-    at = {
-        name: np.interp(value, wide, closed[size].rmse)
-        for name, value in {"best": best[size], "mean": loss_mean, "sum": 3 * loss_mean}.items()
-    }
-    summary.append(
-        f"B = {size:,}: least error {at['best']:.3g} nats at R_l = {best[size]:.2f} = {best[size] / loss_mean:.2f} L; "
-        f"{at['mean'] / at['best']:.1f} times that at R_l = L and {at['sum'] / at['best']:.1f} times at the sum of three "
-        "losses."
-    )
-display(Markdown("**What to see.**\n\n" + "\n".join(f"* {text}" for text in summary)))
+# %%
+summary = bias_variance_figures.trade_off_findings(trade_offs, loss_mean)
 plots.save(
     figure,
     "01_bias_variance",
@@ -361,6 +213,7 @@ plots.save(
     claim='Theorem 1 and §"Bias-variance trade-off": R_l = L makes the clipping bias close to zero and the noise small.',
     summary=summary,
 )
+plots.what_to_see(summary)
 
 # %% [markdown]
 # The best threshold grows with $B$, since noise fades and bias does not. In small batches it lies below the mean loss, where
@@ -381,71 +234,13 @@ plots.save(
 # of 86 million parameters and a batch of 1,000?
 
 # %%
-cifar = DATA_SETS[0]
-network = sum(parameter.numel() for parameter in task.model(seed=0).parameters())
-models = [
-    {
-        "model": "digits network",
-        "dimension": network,
-        "expected_batch_size": task.batch_size,
-        "sigma_loss": three_losses.sigma_loss,
-        "sigma_gradient": three_losses.sigma_gradient_probe,
-    }
-]
-if profile != "smoke":
-    cifar_noise = noise_of(cifar.budget(epsilon))
-    models += [
-        {
-            "model": f"{name}, {cifar.title}",
-            "dimension": bias_variance.transformer_size(**shape, classes=10),
-            "expected_batch_size": cifar.batch_size,
-            "sigma_loss": cifar_noise.sigma_loss,
-            "sigma_gradient": cifar_noise.sigma_gradient_probe,
-        }
-        for name, shape in bias_variance.TRANSFORMERS.items()
-    ]
-magnitudes = cached(CELLS, bias_variance.noise_magnitudes, models=models, seeds=seeds)
+models = noise_magnitudes.paper_models(CELLS, three_losses, epsilon, transformers=profile != "smoke")
+magnitudes = cached(CELLS, noise_magnitudes.noise_magnitudes, models=models, seeds=seeds)
 display(magnitudes.style.format(precision=4, thousands=",").hide(axis="index"))
-aspects = pd.DataFrame(
-    {
-        "aspect": [
-            "dimension",
-            "clipping norm",
-            "noise, in units of the clip",
-            "key to convergence",
-            "per-sample operation",
-        ],
-        "loss": [
-            "1",
-            "absolute value",
-            f"{magnitudes.exact[0]:.3g}",
-            f"clipping bias: {clipping_bias(real, real.mean()) / real.mean():.0%} of the loss at R_l = L (step {step})",
-            "clipping",
-        ],
-        "gradient": [
-            f"{network:,}",
-            "L2",
-            f"{magnitudes.exact[1]:.3g}",
-            f"noise: {magnitudes.exact[1]:.2g} times the longest signal possible",
-            "normalisation",
-        ],
-    }
-)
-display(aspects.style.hide(axis="index"))
-ratios = magnitudes[magnitudes.quantity == "gradient"].exact.to_numpy() / (
-    magnitudes[magnitudes.quantity == "loss"].exact.to_numpy()
-)
-relative = (magnitudes.simulated / magnitudes.exact - 1).abs().max()
-summary = [
-    f"{row.model}, {row.quantity}: noise {row.exact:.3g} times its clip (d = {row.dimension:,}, simulated {row.simulated:.3g})"
-    for row in magnitudes.itertuples()
-] + [f"Gradient noise is {min(ratios):.3g} to {max(ratios):.3g} times the loss noise, each in units of its clip."]
-display(
-    Markdown(
-        f"**What to see.** {summary[-1]} Simulation and formula agree to {relative:.2%}. The gradient survives because its noise "
-        "spreads over all directions and averages out over steps; the loss has one direction, and bias in it stays."
-    )
-)
+display(noise_magnitudes.aspects(magnitudes, real, step).style.hide(axis="index"))
+
+# %%
+summary = noise_magnitudes.magnitude_findings(magnitudes)
 plots.save_table(
     magnitudes,
     "01_bias_variance_noise",
@@ -455,6 +250,7 @@ plots.save_table(
     claim='Tab. "diff priv": noise sqrt(2/pi) sigma_l R_l / B on the loss, sqrt(d) sigma_g R_g / B on the gradient.',
     summary=summary,
 )
+display(Markdown(noise_magnitudes.magnitude_text(magnitudes)))
 
 # %% [markdown]
 # ## 5. Are losses normal?
@@ -467,58 +263,12 @@ plots.save_table(
 # too much or too little bias at $R_l = L$?
 
 # %%
-stages = sizes["stages"]
-figure, axes = plt.subplots(2, len(stages), figsize=(3.6 * len(stages), 5.6), squeeze=False)
-rows = []
-for (top, bottom), stage in zip(axes.T, stages, strict=True):
-    batches = [clouds.losses_of(table, stage, "batch")[1] for table in probed]
-    shown = batches[0]
-    mean, std = shown.mean(), shown.std()
-    grid = np.linspace(mean - 3.5 * std, mean + 5 * std, 200)
-    top.hist(shown, bins=grid[::4], density=True, color="0.7", linewidth=0, label="losses of one batch")
-    top.plot(grid, stats.norm.pdf(grid, mean, std), label="normal, same mean and sd", **line(RED))
-    top.axvline(mean, color="0.4", linewidth=1.2, linestyle=(0, (1, 1)), label="$R_l = L$")
-    top.set(title=f"step {stage}", xlabel="loss of a sample (nats)", xlim=(grid[0], grid[-1]))
-    ratio = np.geomspace(0.2, 50, 200)
-    actual = np.array([clipping_bias(batch, batch.mean() * ratio) / batch.mean() for batch in batches])
-    normal = np.array(
-        [normal_clipping_bias(batch.mean() * ratio, batch.mean(), batch.std()) / batch.mean() for batch in batches]
-    )
-    for values, style, label in ((actual, BLUE, "actual"), (normal, RED, "normal (Corollary 1)")):
-        bottom.plot(ratio, values.mean(axis=0), label=label, **line(style))
-        bottom.fill_between(ratio, values.min(axis=0), values.max(axis=0), color=style["color"], alpha=0.2, linewidth=0)
-    bottom.axvline(1, color="0.4", linewidth=1.2, linestyle=(0, (1, 1)))
-    bottom.set(xscale="log", yscale="log", ylim=(1e-3, 3), xlabel="threshold $R_l$ / mean loss $L$")
-    bottom.set_xticks([0.2, 1, 5, 20], ["0.2", "1", "5", "20"])
-    bottom.minorticks_off()
-    for seed, batch in enumerate(batches):
-        rows.append(
-            {
-                "step": stage,
-                "seed": seed,
-                "mean": batch.mean(),
-                "sd": batch.std(),
-                "skewness": stats.skew(batch),
-                "normal_below_zero": stats.norm.cdf(-batch.mean() / batch.std()),
-                "bias_at_L": clipping_bias(batch, batch.mean()) / batch.mean(),
-                "normal_bias_at_L": normal_clipping_bias(batch.mean(), batch.mean(), batch.std()) / batch.mean(),
-                "keeps_99_percent": ratio[np.argmax(actual[seed] < 0.01)],
-            }
-        )
-axes[0, 0].set_ylabel("density (1/nat)")
-axes[1, 0].set_ylabel("clipping bias / mean loss")
-axes[1, 0].legend(fontsize="small")
-figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=3, fontsize="small")
-plt.show()
-moments = pd.DataFrame(rows).groupby("step").mean().drop(columns="seed")
+moments = bias_variance.loss_moments(probed, sizes["stages"])
 display(moments.style.format(precision=3))
-summary = [
-    f"Step {stage}: mean {row['mean']:.2f}, sd {row.sd:.2f}, skewness {row.skewness:.1f}; clipping at R_l = L takes "
-    f"{row.bias_at_L:.1%} of the mean loss, a normal would say {row.normal_bias_at_L:.1%}. "
-    f"To keep 99 % of it, R_l must be {row.keeps_99_percent:.1f} L (mean of {seeds} seed{'s' * (seeds > 1)})."
-    for stage, row in moments.iterrows()
-]
-display(Markdown("**What to see.**\n\n" + "\n".join(f"* {text}" for text in summary)))
+figure = bias_variance_figures.draw_losses(probed, sizes["stages"])
+
+# %%
+summary = bias_variance_figures.loss_findings(moments, seeds)
 plots.save(
     figure,
     "01_bias_variance_losses",
@@ -528,6 +278,7 @@ plots.save(
     claim='Corollary 1 assumes normal losses "to put this into perspective".',
     summary=summary,
 )
+plots.what_to_see(summary)
 
 # %% [markdown]
 # Early on the normal gives nearly the right bias, whatever the shape of the histogram. Later it fails in both directions: too much
@@ -545,40 +296,13 @@ plots.save(
 # with a Gaussian gradient?
 
 # %%
-laplace = noise_of(budget, loss_mechanism="laplace")
-mechanisms = {"gaussian": (three_losses, BLUE), "laplace": (laplace, RED)}
-level = float(real.mean())
-figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.7))
-optima, deviations = {}, {}
-for name, (split, style) in mechanisms.items():
-    setting = {"noise_multiplier": split.sigma_loss, "expected_batch_size": task.batch_size, "mechanism": name}
-    deviations[name] = loss_noise_std(1.0, **setting)
-    scale = split.sigma_loss / task.batch_size
-    density = stats.norm(scale=scale) if name == "gaussian" else stats.laplace(scale=scale)
-    x = np.linspace(-4.5, 4.5, 401) * deviations["gaussian"]
-    left.plot(x, density.pdf(x), label=f"{name}, sd {deviations[name]:.3f}", **line(style))
-    errors = bias_variance.normal_errors(wide, mean=loss_mean, std=loss_std, **setting)
-    threshold = optimal_threshold(loss_mean, loss_std, **setting)
-    optima[name] = (threshold, float(np.interp(threshold, wide, errors.rmse)))
-    right.plot(wide, errors.rmse, label=f"{name}: least {optima[name][1]:.3f} nats", **line(style))
-    right.plot(*optima[name], marker="*", markersize=13, color=style["color"])
-left.set(xlabel="noise of the private mean loss (units of $R_l$)", ylabel="density", yscale="log")
-left.set_ylim(bottom=1e-3)
-right.axvline(loss_mean, color="0.4", linewidth=1.2, linestyle=(0, (1, 1)), label="$R_l = L$")
-right.set(xscale="log", yscale="log", xlabel="threshold $R_l$ (nats)", ylabel="total error of the mean loss (nats)")
-right.set_xticks([0.5, 1, 2, 5, 10], ["0.5", "1", "2", "5", "10"])
-right.set_yticks([0.1, 0.2, 0.5, 1, 2], ["0.1", "0.2", "0.5", "1", "2"])
-right.minorticks_off()
-for axis in (left, right):
-    axis.legend(fontsize="small")
-plt.show()
-summary = [
-    f"At epsilon = {epsilon:g} on the same batch, Laplace noise has {(deviations['laplace'] / deviations['gaussian']) ** 2 - 1:+.0%} "
-    f"variance (sigma_l = {laplace.sigma_loss:.1f} against {three_losses.sigma_loss:.1f}); its least error is "
-    f"{optima['laplace'][1] / optima['gaussian'][1]:.2f} times the Gaussian's, at a threshold of "
-    f"{optima['laplace'][0]:.2f} instead of {optima['gaussian'][0]:.2f} nats."
-]
-display(Markdown("**What to see.** " + summary[0]))
+laplace = bias_variance.noise_of(CELLS, budget, loss_mechanism="laplace")
+mechanisms = {"gaussian": three_losses, "laplace": laplace}
+setting = {"mean": loss_mean, "std": loss_std, "batch_size": task.batch_size}
+figure = bias_variance_figures.draw_mechanisms(mechanisms, **setting)
+
+# %%
+summary = bias_variance_figures.mechanism_findings(mechanisms, **setting)
 plots.save(
     figure,
     "01_bias_variance_laplace",
@@ -588,6 +312,7 @@ plots.save(
     claim='§"Privatized quadratic function": Gaussian noise by default, or Laplace noise with clipping in L1 norm.',
     summary=summary,
 )
+plots.what_to_see(summary)
 
 # %% [markdown]
 # Over many releases it is not the worst case of the privacy loss that counts but its variance, and by that measure a Laplace of
@@ -612,116 +337,25 @@ plots.save(
 # **Predict first:** which hurts the rate more, a threshold too small or one too large? Is the answer the same for contrasts?
 
 # %%
-multiples = [10 ** (k / 12) for k in sizes["octaves"]]
-batches = [clouds.losses_of(table, step, "batch") for table in probed]
-distances = [float(table.distance[table.step == step].iloc[0]) for table in probed]
-fits, spreads, exact_fits, inputs = [], [], [], []
-for seed, (batch, distance) in enumerate(zip(batches, distances, strict=True)):
-    arguments = {
-        "losses": batch.tolist(),
-        "distance": distance,
-        "sigmas": sigmas,
-        "expected_batch_size": task.batch_size,
-        "multiples": multiples,
-        "runs": sizes["parabolas"],
-        "seed": seed,
-    }
-    inputs.append(f"cell clouds-{key_of(arguments)}")
-    fits.append(cached(CELLS, clouds.clouds, **arguments))
-    exact_fits.append(fit_quadratic([distance, 0, -distance], batch.mean(axis=1)))
-    spreads.append(clouds.eta_spread(fits[-1], exact_fits[-1].minimizer).assign(seed=seed))
-batch, distance, exact = batches[0], distances[0], exact_fits[0]
-usual = clouds.usual_thresholds(batch)
-errors = bias_variance.batch_errors(
-    batch, np.array(multiples) * usual[0], noise_multiplier=sigmas["losses"], expected_batch_size=task.batch_size
+multiples = sizes["multiples"]
+probes = {"sigmas": sigmas, "expected_batch_size": task.batch_size, "runs": sizes["parabolas"]}
+found = repeated_probes.repeated_probes(CELLS, probed, step, multiples=multiples, **probes)
+first = found[0]
+errors = repeated_probes.errors_of(
+    first, multiples, noise_multiplier=sigmas["losses"], expected_batch_size=task.batch_size
 )
 optimum = float(errors.threshold[errors.rmse.idxmin()])
-sum_rule = float(batch.mean(axis=1).sum())
-right_multiple = {"losses": optimum / usual[0], "contrasts": 1.0}
-choices = {
-    probe: {
-        name: slider.nearest(multiples, factor * right)
-        for name, factor in {"too small": 0.25, "right": 1.0, "too large": 10.0}.items()
-    }
-    for probe, right in right_multiple.items()
-}
+right = repeated_probes.right_multiples(first, optimum)
+choices = repeated_probes.threshold_choices(right, multiples)
 
 # %%
-figure, axes = plt.subplots(2, 4, figsize=(13, 6), width_ratios=[1, 1, 1, 1.4])
-u = np.linspace(-1.5, 1.5, 61)
+figure = clouds_figures.draw_parabolas(first, choices, right)
 
-
-def parabola(slope, curvature):
-    """Change of the loss against the distance u along G in units of h."""
-    return -slope * distance * u + curvature * (distance * u) ** 2 / 2
-
-
-truth = parabola(exact.slope, exact.curvature)
-margin = np.ptp(truth)
-for row, (probe, chosen) in zip(axes, choices.items(), strict=True):
-    for axis, (name, multiple) in zip(row[:3], chosen.items(), strict=True):
-        some = fits[0][(fits[0].probe == probe) & np.isclose(fits[0].multiple, multiple)].head(60)
-        lines = [np.column_stack([u, parabola(fit.slope, fit.curvature)]) for fit in some.itertuples()]
-        axis.add_collection(LineCollection(lines, colors=BLUE["color"], alpha=0.25, linewidths=0.8))
-        axis.plot(u, truth, color="0.1", linestyle="--", linewidth=2)
-        symbol = f"$R_l$ = {multiple * usual[0]:.2g}" if probe == "losses" else f"$R_d$ = {multiple * usual[1]:.2g}"
-        axis.set(title=f"{name}: {symbol}", ylim=(truth.min() - 0.6 * margin, truth.max() + 0.3 * margin))
-        axis.set_xlabel("distance along $G$ (h)")
-    row[0].set_ylabel(("three losses" if probe == "losses" else "contrasts") + "\nchange of the loss (nats)")
-    spread = spreads[0][spreads[0].probe == probe]
-    last = row[3]
-    for low, high, alpha in (("q5", "q95", 0.2), ("q25", "q75", 0.4)):
-        last.fill_between(
-            spread.multiple,
-            spread[low] / distance,
-            spread[high] / distance,
-            color=BLUE["color"],
-            alpha=alpha,
-            linewidth=0,
-            label=f"{'nine tenths' if low == 'q5' else 'half'} of the rates",
-        )
-    last.plot(spread.multiple, spread.q50 / distance, color=BLUE["color"], label="median")
-    last.axhline(exact.minimizer / distance, color="0.1", linestyle="--", label="exact")
-    if probe == "losses":
-        last.axvline(1, color="0.2", linewidth=1.2, linestyle=(0, (1, 1)))
-        last.axvline(sum_rule / usual[0], color="0.2", linewidth=1.2, linestyle=(0, (6, 2)))
-        for value, label in ((1, "$L$"), (sum_rule / usual[0], "sum")):
-            last.annotate(
-                label, (value, 0.03), xycoords=("data", "axes fraction"), xytext=(3, 0), textcoords="offset points"
-            )
-    last.axvline(right_multiple[probe], color=RED["color"], linewidth=1.5, linestyle="-.", label="right")
-    reach = 4 * abs(exact.minimizer) / distance
-    last.set(xscale="log", ylim=(-reach, reach), ylabel="$b/a$ (h)")
-    last.set_xticks([0.3, 1, 3, 10], ["0.3", "1", "3", "10"])
-    last.minorticks_off()
-    last.set_xlabel("$R_l$ / mean loss" if probe == "losses" else "$R_d$ and $R_c$ / 0.8 quantile")
-axes[1, 3].legend(fontsize="x-small", loc="lower left", ncols=2)
-plt.show()
-
-spread = pd.concat(spreads)
-spread[["q5", "q25", "q50", "q75", "q95"]] = spread[["q5", "q25", "q50", "q75", "q95"]].div(
-    spread.seed.map(dict(enumerate(distances))), axis=0
-)
-papers = {"R_l = L": 1.0, "sum of three losses": slider.nearest(multiples, sum_rule / usual[0])}
-shown = {probe: papers | chosen if probe == "losses" else chosen for probe, chosen in choices.items()}
-table = pd.DataFrame(
-    [
-        {"probe": probe, "threshold": name, "multiple": multiple}
-        | rows[["q5", "q25", "q50", "q75", "q95", "near", "concave", "uphill"]].mean().to_dict()
-        | {"near_low": rows.near.min(), "near_high": rows.near.max()}
-        for probe, chosen in shown.items()
-        for name, multiple in chosen.items()
-        for rows in [spread[(spread.probe == probe) & np.isclose(spread.multiple, multiple)]]
-    ]
-)
+# %%
+table = repeated_probes.spread_table(found, choices, multiples)
 display(table.style.format(precision=2).hide(axis="index"))
-summary = [
-    f"{row.probe}, {row.threshold} ({row.multiple:.2g} times): {row.near:.0%} of the rates within a factor of two of the exact "
-    f"one ({row.near_low:.0%} to {row.near_high:.0%} over {seeds} seed{'s' * (seeds > 1)}), {row.concave:.0%} of the parabolas "
-    "concave."
-    for row in table.itertuples()
-]
-display(Markdown("**What to see** (means over the seeds).\n\n" + "\n".join(f"* {text}" for text in summary)))
+summary = clouds_figures.spread_findings(table, seeds)
+plots.what_to_see(summary, "means over the seeds")
 
 # %% [markdown]
 # A small $R_l$ does not shift the parabola, it *deforms* it: the highest of the three losses is cut most, and the height of the ends
@@ -734,35 +368,19 @@ display(Markdown("**What to see** (means over the seeds).\n\n" + "\n".join(f"* {
 # clipped at `mean_loss` or `sum_of_losses`, and from `contrasts` clipped where their rules aim.
 
 # %%
-rates = pd.DataFrame(
-    [
-        {"step": stage, "seed": seed}
-        | clouds.clipped_rates(
-            clouds.losses_of(table, stage, "batch"), float(table.distance[table.step == stage].iloc[0])
-        )
-        for stage in stages
-        for seed, table in enumerate(probed)
-    ]
-)
+rates = clouds.rate_table(probed, sizes["stages"])
 display(rates.style.format(precision=2).hide(axis="index"))
-off = rates[["mean_loss", "sum_of_losses", "contrasts"]].div(rates.exact, axis=0).groupby(rates.step)
-lowest, highest = off.min(), off.max()
-clipping_summary = [
-    f"Step {stage}, clipping alone: contrasts give {lowest.contrasts[stage]:.2f} to {highest.contrasts[stage]:.2f} times the exact "
-    f"rate, three losses {lowest.sum_of_losses[stage]:.2f} to {highest.sum_of_losses[stage]:.2f} times at their sum and "
-    f"{lowest.mean_loss[stage]:.2f} to {highest.mean_loss[stage]:.2f} times at R_l = L ({seeds} seed{'s' * (seeds > 1)})."
-    for stage in stages
-]
-display(Markdown("**What to see.**\n\n" + "\n".join(f"* {text}" for text in clipping_summary)))
+clipping_summary = clouds_figures.rate_findings(rates, sizes["stages"], seeds)
 plots.save(
     figure,
     "01_bias_variance_parabolas",
     parameters=parameters,
-    inputs=run_inputs + inputs,
+    inputs=run_inputs + [cloud.cell for cloud in found],
     shows="Parabolas through repeated private probes of one real batch, and the spread of b/a, for several thresholds.",
     claim="§4.1: R_l close to L, or the sum of three losses in practice, to avoid the clipping bias.",
     summary=summary + clipping_summary,
 )
+plots.what_to_see(clipping_summary)
 
 # %% [markdown]
 # Late in training a few samples carry most of the mean loss and of its contrasts. Whatever is clipped then follows the many instead
@@ -774,22 +392,14 @@ plots.save(
 # The same numbers as one page. It stands alone, without server or network, so it can be mailed or projected.
 
 # %%
-page = slider.page(
-    slider.page_data(
-        errors,
-        fits[0],
-        spreads[0],
-        usual=usual,
-        marks={"R_l = L": usual[0], "least error": optimum, "sum of three": sum_rule},
-        exact=exact,
-        distance=distance,
-        setting=(
-            f"Digits ({task.train_size:,} images), step {step} of a training run at epsilon = {epsilon:g}: one batch "
-            f"(B = {task.batch_size}), h = {distance:.3g}. Noise multipliers {sigmas['losses']:.1f} for three losses and "
-            f"{sigmas['contrasts']:.1f} for contrasts, at the same price in privacy. Profile {profile}."
-        ),
-    )
+setting = (
+    f"Digits ({task.train_size:,} images), step {step} of a training run at epsilon = {epsilon:g}: one batch "
+    f"(B = {task.batch_size}), h = {first.distance:.3g}. Noise multipliers {sigmas['losses']:.1f} for three losses and "
+    f"{sigmas['contrasts']:.1f} for contrasts, at the same price in privacy. Profile {profile}."
 )
+marks = {"R_l = L": first.usual[0], "least error": optimum, "sum of three": first.sum_rule}
+place = {"usual": first.usual, "exact": first.exact, "distance": first.distance}
+page = slider.page(slider.page_data(errors, first.fits, first.spread, marks=marks, setting=setting, **place))
 write_text(FIGURES / "01_bias_variance.html", page)
 display(Markdown(f"`figures/01_bias_variance.html`, {len(page.encode()) / 1024:.0f} KiB, {len(multiples)} thresholds."))
 
@@ -816,93 +426,15 @@ display(Markdown(f"`figures/01_bias_variance.html`, {len(page.encode()) / 1024:.
 # **Predict first:** how many of the raw rates can the observer tell apart? And does clipping alone, with little noise, help?
 
 # %%
-played = []
-weakenings = [1.0, 0.25, 0.0625]
-inputs = []
-for seed, (table, distance) in enumerate(zip(probed, distances, strict=True)):
-    for observer, part, rate in (
-        ("sees a random batch", "train", task.batch_size / task.train_size),
-        ("knows the others", "batch", 1.0),
-    ):
-        arguments = {
-            "others": clouds.losses_of(table, step, part).tolist(),
-            "outlier": clouds.losses_of(table, step, "outlier").ravel().tolist(),
-            "distance": distance,
-            "sample_rate": rate,
-            "expected_batch_size": task.batch_size,
-            "sigmas": sigmas,
-            "weakenings": weakenings,
-            "runs": sizes["attacks"],
-            "seed": seed,
-        }
-        inputs.append(f"cell game-{key_of(arguments)}")
-        played.append(cached(CELLS, attack.game, **arguments).assign(observer=observer, seed=seed))
-games = pd.concat(played)
+games, inputs = attack.games(CELLS, probed, step, sigmas=sigmas, weakenings=[1.0, 0.25, 0.0625], runs=sizes["attacks"])
 result = attack.advantages(games, sigmas, task.delta)
 display(result.style.format(precision=3).hide(axis="index"))
 
 # %%
-figure, axes = plt.subplots(1, 3, figsize=(13, 4), width_ratios=[1.25, 1, 1])
-first = games[(games.seed == 0) & (games.observer == "sees a random batch")]
-cells = [("raw", 0.0, "raw"), ("losses", 1.0, "three losses"), ("contrasts", 1.0, "contrasts")]
-jitter = np.random.default_rng(3)
-limits = np.sort(exact_fits[0].minimizer * np.array([-0.25, 2.25]))
-for position, (probe, weakening, _) in enumerate(cells):
-    for planted, style, offset in ((False, BLUE, 0.18), (True, RED, -0.18)):
-        rows = first[(first.probe == probe) & (first.weakening == weakening) & (first.planted == planted)].head(100)
-        axes[0].plot(
-            rows.eta.clip(*limits),
-            position + offset + jitter.uniform(-0.12, 0.12, len(rows)),
-            linestyle="none",
-            marker=style["marker"],
-            markersize=3,
-            alpha=0.6,
-            color=style["color"],
-            label=None if position else f"outlier {'in' if planted else 'not in'} the batch",
-        )
-axes[0].set_yticks(range(3), [title for *_, title in cells])
-axes[0].set(
-    xlabel="learning rate $b/a$ (beyond the axis: at its end)", title="what the observer sees", ylim=(2.5, -0.9)
-)
-axes[0].legend(fontsize="small", loc="upper center", ncols=2)
-budgets = np.geomspace(0.05, 12, 200)
-for axis, (observer, rows) in zip(axes[1:], result.groupby("observer", sort=False), strict=True):
-    axis.fill_between(budgets, attack.advantage_bound(budgets, task.delta), 1.1, color="0.9", linewidth=0)
-    axis.plot(budgets, attack.advantage_bound(budgets, task.delta), color="0.3", label="bound of epsilon")
-    for index, (probe, style) in enumerate((("losses", RED), ("contrasts", BLUE))):
-        chosen = rows[rows.probe == probe]
-        axis.errorbar(
-            chosen.epsilon * 1.1 ** (index - 0.5),
-            chosen.advantage,
-            yerr=[chosen.advantage - chosen.low, chosen.high - chosen.advantage],
-            linestyle="none",
-            marker=style["marker"],
-            color=style["color"],
-            capsize=3,
-            label="three losses" if probe == "losses" else "contrasts",
-        )
-    raw = rows[rows.probe == "raw"].iloc[0]
-    axis.axhline(raw.advantage, label="raw rate: no epsilon", **line(plots.STYLES["reference"]))
-    axis.axhspan(raw.low, raw.high, color=plots.STYLES["reference"]["color"], alpha=0.2, linewidth=0)
-    axis.set(title=f"observer {observer}", xscale="log", xlabel=r"$\varepsilon$ of the release", ylim=(-0.2, 1.05))
-    axis.set_xticks([0.1, 1, 10], ["0.1", "1", "10"])
-axes[1].set_ylabel("membership advantage")
-axes[2].legend(fontsize="small", loc="center left", bbox_to_anchor=(0, 0.62))
-plt.show()
+figure = attack_figures.draw_attack(games, result, exact=first.exact.minimizer, delta=task.delta)
 
-summary = []
-for row in result[(result.probe == "raw") | (result.weakening == 1.0)].itertuples():
-    release = "raw rate" if row.probe == "raw" else f"{row.probe}, epsilon {row.epsilon:.2f} (bound {row.bound:.2f})"
-    summary.append(
-        f"Observer {row.observer}, {release}: advantage {row.advantage:.2f}, 95 % interval [{row.low:.2f}, {row.high:.2f}]."
-    )
-private = result[result.probe != "raw"]
-above = int((private.low > private.bound).sum())
-summary.append(
-    f"Of {len(private)} private settings, weakened ones included, {above} {'has' if above == 1 else 'have'} an interval wholly "
-    "above the bound."
-)
-display(Markdown("**What to see.**\n\n" + "\n".join(f"* {text}" for text in summary)))
+# %%
+summary = attack_figures.attack_findings(result)
 plots.save(
     figure,
     "01_bias_variance_attack",
@@ -912,6 +444,7 @@ plots.save(
     claim='§"Privatized quadratic function": fitting the rate to raw losses violates DP; the private fit is post-processing.',
     summary=summary,
 )
+plots.what_to_see(summary)
 
 # %% [markdown]
 # A raw learning rate gives the outlier away: its losses are tens of times those of the others and bend the parabola. Clipping already
@@ -954,7 +487,8 @@ plots.save(
 # %% tags=["solution"]
 rows = []
 for size in (150, 500, 1500):
-    split = noise_of(budget | {"sample_rate": size / task.train_size}, allocation="per_step")
+    rate = {"sample_rate": size / task.train_size}
+    split = bias_variance.noise_of(CELLS, budget | rate, allocation="per_step")
     rows.append({"B": size, "sigma_l": split.sigma_loss, "noise of one loss / R_l": split.sigma_loss / size})
 pd.DataFrame(rows).style.format(precision=3).hide(axis="index")
 

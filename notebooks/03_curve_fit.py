@@ -51,26 +51,28 @@ check_parameters(
 )
 
 # %%
-import matplotlib.pyplot as plt
 import numpy as np
-import pandas as pd
 from IPython.display import Markdown, display
 
 from hyfreedp.experiments.store import plots
 from hyfreedp.experiments.store.cache import cached
 from hyfreedp.experiments.store.paths import CELLS
-from hyfreedp.experiments.studies import landscape, short_sighted
+from hyfreedp.experiments.studies import (
+    band_figures,
+    landscape,
+    landscape_figures,
+    short_sighted,
+    short_sighted_figures,
+)
 from hyfreedp.experiments.tasks.registry import TASKS
 
 plots.use_style()
+
+# %%
+names = ("profile", "task", "epsilon", "interval", "seeds", "stages")
+parameters = {name: globals()[name] for name in names}
 smoke = profile == "smoke"
-parameters = {
-    "profile": profile, "task": task, "epsilon": epsilon, "interval": interval, "seeds": seeds, "stages": stages,
-}  # fmt: skip
 run = {"task": task, "epsilon": epsilon, "interval": 1 if smoke else interval, "steps": 12 if smoke else None}
-grid = np.linspace(-1.25, 1.25, 7 if smoke else 41).tolist()
-repeats = 20 if smoke else 1000
-shown = 20 if smoke else 60  # noisy parabolas in a panel
 
 # %% [markdown]
 # ## 1. Two runs to look at
@@ -87,11 +89,10 @@ shown = 20 if smoke else 60  # noisy parabolas in a panel
 # of the run at that step.
 
 # %%
-methods = {"losses": "paper_anchored", "contrasts": "line_search"}
+methods = landscape_figures.METHODS
+drawn = {"grid": np.linspace(-1.25, 1.25, 7 if smoke else 41).tolist(), "repeats": 20 if smoke else 60, "seed": 0}
 curves = {
-    kind: cached(
-        CELLS, landscape.curves, spec=run | {"method": method}, stages=stages, grid=grid, repeats=shown, seed=0
-    )
+    kind: cached(CELLS, landscape.curves, spec=run | {"method": method}, stages=stages, **drawn)
     for kind, method in methods.items()
 }
 curves["losses"].head(3)
@@ -101,27 +102,6 @@ curves["losses"].head(3)
 # `draw` counting repetitions of the noise, at the place `x`.
 
 
-# %%
-def values(kind, step, what, draw=None):
-    """The numbers of one kind at one step, in the order of x."""
-    rows = curves[kind]
-    rows = rows[(rows.step == step) & (rows.kind == what)]
-    return rows if draw is None else rows[rows.draw == draw]
-
-
-def coefficients(kind, step, what):
-    """Slope, curvature and intercept, one row per draw."""
-    return values(kind, step, what).pivot(index="draw", columns="x", values="value")
-
-
-def parabola(row, x):
-    """The fitted parabola at x."""
-    return row.intercept - row.slope * x + row.curvature * x**2 / 2
-
-
-fine = np.linspace(-1.25, 1.25, 101)
-steps = {kind: sorted(table.step.unique()) for kind, table in curves.items()}
-
 # %% [markdown]
 # ## 2. Three losses: clipping shifts the parabola, noise replaces it
 #
@@ -130,84 +110,17 @@ steps = {kind: sorted(table.step.unique()) for kind, table in curves.items()}
 # loss along $\mathbf G$?
 
 # %%
-figure, axes = plt.subplots(2, len(steps["losses"]), figsize=(11, 5.6), sharex=True, squeeze=False)
-for (top, bottom), step in zip(axes.T, steps["losses"], strict=True):
-    raw, points = values("losses", step, "raw"), values("losses", step, "points")
-    places = np.array(landscape.FIVE_POINTS)
-    for axis in (top, bottom):
-        axis.plot(raw.x.astype(float), raw.value, color="0.45", linewidth=3, alpha=0.6, label="raw loss, 41 points")
-    top.plot(places, points.value, "o", color="black", markersize=5, label="raw, five points")
-    exact, clipped = (coefficients("losses", step, name).iloc[0] for name in ("exact fit", "clipped fit"))
-    top.plot(fine, parabola(exact, fine), label="parabola through raw", **plots.SERIES[2] | {"marker": ""})
-    top.plot(places, values("losses", step, "clipped").value, "s", color=plots.SERIES[0]["color"], label="clipped")
-    top.plot(fine, parabola(clipped, fine), label="parabola through clipped", **plots.SERIES[0] | {"marker": ""})
-    noised = coefficients("losses", step, "noised fit")
-    for draw, row in noised.iterrows():
-        bottom.plot(
-            fine,
-            parabola(row, fine),
-            color=plots.STYLES["paper"]["color"],
-            linewidth=0.5,
-            alpha=0.35,
-            label="parabolas, other noise" if draw == 0 else None,
-        )
-    one = values("losses", step, "noised", draw=0)
-    bottom.plot(places, one.value, "D", color="black", markersize=5, label="clipped and noised, one draw")
-    bottom.plot(fine, parabola(noised.iloc[0], fine), "--", color="black", label="its parabola")
-    bottom_at = noised.slope.iloc[0] / noised.curvature.iloc[0]
-    if abs(bottom_at) <= 1.25:
-        bottom.axvline(bottom_at, color="black", linestyle=":", label="its b/a")
-    top.set_title(f"step {step}")
-    bottom.set_xlabel("distance along -G (units of h)")
-axes[0, 0].set_ylabel("mean loss (nats)")
-axes[1, 0].set_ylabel("mean loss (nats)")
-handles = {label: handle for axis in axes.flat for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
-figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, fontsize="small")
-plt.show()
+figure = landscape_figures.draw_losses(curves["losses"])
 
 # %%
-rows = []
-for kind in curves:
-    for step in steps[kind]:
-        exact, clipped = (coefficients(kind, step, name).iloc[0] for name in ("exact fit", "clipped fit"))
-        noised = coefficients(kind, step, "noised fit")
-        at = values(kind, step, "eta").set_index("x").value
-        rows.append(
-            {
-                "probe": kind,
-                "step": step,
-                "exact b/a (h)": exact.slope / exact.curvature,
-                "clipped b/a (h)": clipped.slope / clipped.curvature,
-                "b, exact": exact.slope,
-                "b, clipped": clipped.slope,
-                "b, sd of noise": noised.slope.std(),
-                "a, exact": exact.curvature,
-                "a, clipped": clipped.curvature,
-                "a, sd of noise": noised.curvature.std(),
-                "right signs (share)": (
-                    (noised.slope * exact.slope > 0) & (noised.curvature * exact.curvature > 0)
-                ).mean(),
-                "eta before": at.before,
-                "eta after": at.after,
-            }
-        )
-fits = pd.DataFrame(rows)
+fits = landscape_figures.fit_table(curves)
 fits.round(4)
 
 # %%
-of_losses = fits[fits.probe == "losses"]
-ratio = of_losses["b, sd of noise"] / of_losses["b, clipped"].abs()
-right = of_losses["right signs (share)"]
-kept = of_losses["b, clipped"] / of_losses["b, exact"]
 claim = (
     'Fig. "lr loss curve": the fit from clipped and perturbed losses is close to that from raw losses, so the loss noise '
     "has negligible interference with the learning rate."
 )
-summary = [
-    f"step {row.step}: noise of the slope is {share:.1f} times the clipped slope; slope and curvature have the right signs "
-    f"in {100 * good:.0f} % of the draws"
-    for row, share, good in zip(of_losses.itertuples(), ratio, right, strict=True)
-]
 plots.save(
     figure,
     "03_curve_fit",
@@ -215,19 +128,9 @@ plots.save(
     inputs=["function landscape.curves"],
     shows="Loss along the update direction at several steps: raw, clipped, clipped and noised, five points with parabolas.",
     claim=claim,
-    summary=summary,
+    summary=landscape_figures.fit_findings(fits, "losses"),
 )
-display(
-    Markdown(
-        f"**What to see.** A parabola through the five raw points follows the raw curve closely. Clipping keeps "
-        f"{100 * kept.min():.0f} to {100 * kept.max():.0f} % of its slope: nearly all while $R_l$ is above the losses, little once "
-        "$R_l$ has fallen below those of the few hard samples that still change. Noise is another matter: the standard deviation "
-        f"of the slope's noise is {ratio.min():.1f} to {ratio.max():.1f} times the clipped slope, and slope and curvature have the "
-        f"right signs in {100 * right.min():.0f} to {100 * right.max():.0f} % of the draws (25 % by chance). The paper's claim "
-        "holds where the loss changes much over the probed distance and batches are large; here, with "
-        f"B = {TASKS[task].batch_size:,}, noise that is small against the *loss* is large against its *change*."
-    )
-)
+display(Markdown(landscape_figures.losses_text(fits, TASKS[task].batch_size)))
 
 # %% [markdown]
 # ## 3. Contrasts: the same parabola, seen clearly
@@ -242,62 +145,18 @@ display(
 # **Predict first:** the same $\varepsilon$, the same network. How much narrower is the bundle?
 
 # %%
-figure, axes = plt.subplots(1, len(steps["contrasts"]), figsize=(11, 3.4), squeeze=False)
-for axis, step in zip(axes.flat, steps["contrasts"], strict=True):
-    raw = values("contrasts", step, "raw")
-    x = raw.x.astype(float).to_numpy()
-    here = np.interp(0.0, x, raw.value)
-    axis.plot(x, raw.value - here, color="0.45", linewidth=3, alpha=0.6, label="raw loss minus L(w)")
-    for draw, row in coefficients("contrasts", step, "noised fit").iterrows():
-        axis.plot(
-            fine,
-            parabola(row.fillna({"intercept": 0.0}), fine),
-            color=plots.STYLES["line_search"]["color"],
-            linewidth=0.5,
-            alpha=0.35,
-            label="from noised contrasts" if draw == 0 else None,
-        )
-    clipped = coefficients("contrasts", step, "clipped fit").iloc[0].fillna(0.0)
-    axis.plot(fine, parabola(clipped, fine), "--", color="black", label="from clipped contrasts")
-    at = values("contrasts", step, "eta").set_index("x").value
-    for name, marker in (("before", "|"), ("after", "v")):
-        axis.plot(
-            at[name] / at.distance, axis.get_ylim()[0], marker, color="black", markersize=9, clip_on=False,
-            label=f"the run's rate {name}",
-        )  # fmt: skip
-    axis.set_title(f"step {step}")
-    axis.set_xlabel("distance along -G (units of h)")
-axes[0, 0].set_ylabel("change of the mean loss (nats)")
-figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize="small")
-plt.show()
+figure = landscape_figures.draw_contrasts(curves["contrasts"])
 
 # %%
-of_contrasts = fits[fits.probe == "contrasts"]
-ratio_contrasts = of_contrasts["b, sd of noise"] / of_contrasts["b, clipped"].abs()
-right_contrasts = of_contrasts["right signs (share)"]
-kept_contrasts = of_contrasts["b, clipped"] / of_contrasts["b, exact"]
 plots.save(
     figure,
     "03_curve_fit_contrasts",
     parameters=parameters,
     inputs=["function landscape.curves"],
     shows="Loss along the update direction of the former default, and the parabolas that its noisy contrasts give.",
-    summary=[
-        f"step {row.step}: noise of the slope is {share:.2f} times the clipped slope; slope and curvature have the right signs "
-        f"in {100 * good:.0f} % of the draws"
-        for row, share, good in zip(of_contrasts.itertuples(), ratio_contrasts, right_contrasts, strict=True)
-    ],
+    summary=landscape_figures.fit_findings(fits, "contrasts"),
 )
-display(
-    Markdown(
-        f"**What to see.** The bundles are narrow, and slope and curvature have the right signs in "
-        f"{100 * right_contrasts.min():.0f} to {100 * right_contrasts.max():.0f} % of the draws (three losses: "
-        f"{100 * right.min():.0f} to {100 * right.max():.0f} %). But they are flatter than the curve: clipping keeps "
-        f"{100 * kept_contrasts.min():.0f} to {100 * kept_contrasts.max():.0f} % of the slope. A fifth of the samples lies beyond each "
-        "threshold by design, and late in a run these few carry most of the change. The rate needs only the ratio b/a, which "
-        "mostly suffers less (columns 3 and 4 of the table): a bias bought for much less noise, as in notebook 01."
-    )
-)
+display(Markdown(landscape_figures.contrasts_text(fits)))
 
 # %% [markdown]
 # ## 4. How far can the rate be trusted, over a whole run?
@@ -308,42 +167,10 @@ display(
 
 # %%
 moments = [0.0, 0.3, 0.6] if smoke else np.linspace(0, 0.95, 20).round(2).tolist()
-bands = pd.concat(
-    cached(
-        CELLS, landscape.bands, spec=run | {"method": method, "seed": seed}, stages=moments, repeats=repeats, seed=seed
-    ).assign(probe=kind, run=seed)
-    for kind, method in methods.items()
-    for seed in range(seeds)
-)
-figure, axes = plt.subplots(1, 3, figsize=(11, 3.5))
-titles = {"losses": "three losses", "contrasts": "contrasts"}
-styles = {"losses": plots.STYLES["paper"], "contrasts": plots.STYLES["line_search"]}
-for axis, (kind, title) in zip(axes, titles.items(), strict=False):
-    rows, color = bands[bands.probe == kind], styles[kind]["color"]
-    middle = rows.groupby("step")[["q5", "q25", "q50", "q75", "q95"]].median()
-    axis.fill_between(middle.index, middle.q5, middle.q95, color=color, alpha=0.2, label="nine tenths of the rates")
-    axis.fill_between(middle.index, middle.q25, middle.q75, color=color, alpha=0.4, label="half of the rates")
-    axis.plot(middle.index, middle.q50, color=color, label="median")
-    axis.plot(rows.step, rows.exact, ".", color="black", markersize=4, label="b/a of raw losses (not private)")
-    axis.axhline(1, color="0.3", linestyle=":", label="the run's rate")
-    axis.set_yscale("symlog", linthresh=1)
-    axis.set(title=title, xlabel="step", ylabel="b/a (units of the run's rate)", ylim=(-1e4, 1e4))
-for kind, title in titles.items():
-    by_step = bands[bands.probe == kind].groupby("step").right_signs
-    style = styles[kind] | {"markersize": 4}
-    axes[2].plot(100 * by_step.mean(), label=title, **style)
-    axes[2].fill_between(
-        by_step.min().index, 100 * by_step.min(), 100 * by_step.max(), color=style["color"], alpha=0.15
-    )
-axes[2].axhline(25, color="0.3", linestyle=":", label="coin flips")
-axes[2].set(title="a and b with the right signs", xlabel="step", ylabel="share (%)", ylim=(0, 104))
-axes[2].legend(fontsize="small")
-handles, names = axes[0].get_legend_handles_labels()
-figure.legend(handles, names, loc="outside lower center", ncols=5, fontsize="small")
-plt.show()
+bands = landscape.all_bands(CELLS, run, methods, stages=moments, repeats=20 if smoke else 1000, seeds=seeds)
+figure = band_figures.draw_bands(bands)
 
 # %%
-means = bands.groupby("probe").right_signs.mean()
 plots.save(
     figure,
     "03_curve_fit_bands",
@@ -351,18 +178,9 @@ plots.save(
     inputs=["function landscape.bands"],
     shows="Spread of b/a over the noise of one probe along a whole run, for three losses and for contrasts.",
     claim=claim,
-    summary=[
-        f"{titles[kind]}: {100 * share:.0f} % of the draws have a and b with the right signs, over all steps"
-        for kind, share in means.items()
-    ],
+    summary=band_figures.band_findings(bands),
 )
-display(
-    Markdown(
-        f"**What to see.** With three losses slope and curvature have the right signs in {100 * means.losses:.0f} % of the "
-        f"draws, with contrasts in {100 * means.contrasts:.0f} % (25 % by chance). Where the band crosses zero, no rule can do "
-        "without a guard or an average over probes."
-    )
-)
+display(Markdown(band_figures.bands_text(bands)))
 
 # %% [markdown]
 # ## 5. A bias that noise does not explain
@@ -371,47 +189,18 @@ display(
 # data, so the slope is too large. Fresh data would cure it, at the cost of another sampling. (Raw slopes, not private.)
 
 # %%
-figure, axis = plt.subplots(figsize=(6.5, 3.6))
-contrast_bands = bands[bands.probe == "contrasts"]
-for column, label, style in (
-    ("slope_batch", "on the step's own batch", plots.SERIES[0]),
-    ("slope_rest", "on the other training records", plots.SERIES[1]),
-    ("slope_std", "standard deviation of the probe's noise", plots.SERIES[4]),
-):
-    by_step = contrast_bands.groupby("step")[column]
-    axis.plot(by_step.mean(), label=label, markersize=4, **style)
-    axis.fill_between(by_step.min().index, by_step.min(), by_step.max(), color=style["color"], alpha=0.15)
-axis.axhline(0, color="0.3", linewidth=0.8)
-axis.set_yscale("symlog", linthresh=0.01)
-axis.set(xlabel="step", ylabel="slope over one probe distance (nats)", title="Contrasts: where the slope is measured")
-axis.legend(fontsize="small")
-plt.show()
+figure = band_figures.draw_same_batch(bands)
 
 # %%
-larger = (contrast_bands.slope_batch > contrast_bands.slope_rest).mean()
-late = contrast_bands[contrast_bands.step > contrast_bands.step.max() / 2][
-    ["slope_batch", "slope_rest", "curvature_batch", "curvature_rest"]
-].mean()
 plots.save(
     figure,
     "03_curve_fit_same_batch",
     parameters=parameters,
     inputs=["function landscape.bands"],
     shows="Slope along the update direction, on the batch that made it and on the other training records (not private).",
-    summary=[
-        f"the slope is larger on the step's own batch at {100 * larger:.0f} % of the steps looked at",
-        f"second half of the run: mean slope {late.slope_batch:.4f} on the batch, {late.slope_rest:.4f} on the other records",
-    ],
+    summary=band_figures.same_batch_findings(bands),
 )
-display(
-    Markdown(
-        f"**What to see.** At {100 * larger:.0f} % of the steps the slope is larger on the batch that made the direction. Over the "
-        f"second half of the run its mean is {late.slope_batch:.4f} nats on the batch and {late.slope_rest:.4f} on the other records, "
-        f"that of the curvature {late.curvature_batch:.4f} and {late.curvature_rest:.4f}; so b/a is "
-        f"{late.slope_batch / late.curvature_batch * late.curvature_rest / late.slope_rest:.2f} times what the other records "
-        "would say. That is a bias of the line search, which no budget removes."
-    )
-)
+display(Markdown(band_figures.same_batch_text(bands)))
 
 # %% [markdown]
 # ## 6. What would five points cost?
@@ -423,8 +212,7 @@ display(
 # **Predict first:** does the slope get better or worse?
 
 # %%
-sigma = 1.0
-price = landscape.price_of_points(sigma, [3, 5, 9])
+price = landscape.price_of_points(1.0, [3, 5, 9])
 plots.save_table(
     price.round(3),
     "03_curve_fit_points",
@@ -432,21 +220,10 @@ plots.save_table(
     inputs=["function landscape.price_of_points"],
     shows="Probes of three, five and nine losses at equal privacy: forward passes, loss noise, noise of slope and curvature.",
     claim="More points may stabilise the algorithm, at the cost of more forward passes and more privacy budget (footnote).",
-    summary=[
-        f"{row.points} points: {row.forwards} forward passes, slope noise {row.slope_noise:.2f}, curvature noise "
-        f"{row.curvature_noise:.2f} (three points: 1)"
-        for row in price.itertuples()
-    ],
+    summary=landscape_figures.price_findings(price),
 )
-five = price.set_index("points").loc[5]
 display(price.round(3))
-display(
-    Markdown(
-        f"**What to see.** At equal privacy five points give a slope with {100 * (five.slope_noise - 1):.0f} % *more* noise and a "
-        f"curvature with {100 * (five.curvature_noise - 1):.0f} % more, for twice the forward passes. The outermost points carry "
-        "nearly all the information; each other point only shares the budget."
-    )
-)
+display(Markdown(landscape_figures.price_text(price)))
 
 # %% [markdown]
 # ## 7. Why a parabola is short-sighted
@@ -496,25 +273,10 @@ race = {
 }  # fmt: skip
 votes = short_sighted.race(quadratic, peaks, decay_over=100, **race)
 ahead = short_sighted.race(quadratic, peaks, decay_over=5, **race)
-figure = short_sighted.draw(paths, final, votes, ahead)
-plt.show()
+figure = short_sighted_figures.draw(paths, final, votes, ahead)
 
 # %%
-greedy = paths.loc[short_sighted.GREEDY]
-lowest, at = final.min(), final.idxmin()
-leader = paths.loss.unstack("schedule").iloc[1:].idxmin(axis="columns")
-overtaken = leader[leader != short_sighted.GREEDY].index[0]
-turns, right = short_sighted.turning_points(votes)
-turns_ahead, _ = short_sighted.turning_points(ahead)
-raced = votes[(votes.batch_size == 100) & (votes.reached < greedy.loss.iloc[-1])].top
-summary = [
-    f"one-step rate: from {greedy.rate.iloc[0]:.2f} down to {greedy.rate.iloc[-2]:.3f}, ends at {greedy.loss.iloc[-1]:.3f} of the loss",
-    *(f"{name}: best from {at[name]:.2f}, ends at {lowest[name]:.3f}" for name in final),
-    f"vote at B = 1,000: keeps the faster branch up to a rate of {turns:.2f}; after branches that decay first up to "
-    f"{turns_ahead:.2f}; it does end lower up to {right:.2f}",
-    f"race at B = 100: ends lower than the one-step rate if the faster branch starts between {raced.min():.2f} and "
-    f"{raced.max():.2f}" + (" (the highest looked at)" if raced.max() == peaks[-1] else ""),
-]
+summary = short_sighted_figures.findings(paths, final, votes, ahead)
 plots.save(
     figure,
     "03_curve_fit_short_sighted",
@@ -525,14 +287,7 @@ plots.save(
     claim="Alg. 1, line 11: the next rate is b/a, where the parabola along the update is lowest.",
     summary=summary,
 )
-display(
-    Markdown(
-        f"**What to see.** The one-step rate leads until step {overtaken} and ends last: at "
-        f"{greedy.loss.iloc[-1] / lowest[short_sighted.LINEAR]:.1f} times the loss of a linear decay, with a last rate "
-        f"{at[short_sighted.LINEAR] / greedy.rate.iloc[-2]:.0f} times below the peak of that decay.\n\n"
-        + "\n".join(f"* {line}" for line in summary)
-    )
-)
+plots.what_to_see([short_sighted_figures.lead(paths, final), *summary])
 
 # %% [markdown]
 # The batch decides how *surely* the vote is taken (panel 4: B = 10 is half a coin flip), the horizon decides *what* is taken.

@@ -44,16 +44,15 @@ check_parameters(
 # %%
 from dataclasses import replace
 
-import matplotlib.pyplot as plt
 import pandas as pd
-from IPython.display import Markdown, display
+from IPython.display import display
 
 from hyfreedp.experiments.runs.cells import Spec, run_cells, tabulate, with_seeds
-from hyfreedp.experiments.runs.methods import METHODS
 from hyfreedp.experiments.store import plots
 from hyfreedp.experiments.store.paths import CELLS, RESULTS
-from hyfreedp.experiments.studies import dynamics
+from hyfreedp.experiments.studies import dynamics, dynamics_figures
 
+# %%
 plots.use_style()
 smoke = profile == "smoke"
 tasks = tasks or list(dynamics.PROFILE_TASKS[profile])
@@ -84,11 +83,11 @@ recorded = pd.concat(pd.read_csv(path) for path in sorted(RESULTS.glob("*/accura
 tuned = {task: dynamics.tuned_by_hand(base, recorded, CELLS) for task, base in bases.items()}
 curves = [spec for task, base in bases.items() for spec in [*dynamics.curve_specs(base, intervals), tuned[task]]]
 first = bases[tasks[0]]  # the task of the ablation
-ablation = dynamics.ablation_specs(first)
-thresholds = dynamics.threshold_specs(replace(first, interval=min(intervals)))
+often = replace(first, interval=min(intervals))
+ablation, thresholds = dynamics.ablation_specs(first), dynamics.threshold_specs(often)
 runs = [one for spec in dict.fromkeys([*curves, *ablation, *thresholds]) for one in with_seeds(spec, seeds)]
 records = run_cells(runs, CELLS, jobs=1 if smoke else jobs, description="training runs")
-rows = dynamics.steps_of(runs, CELLS)
+rows, results = dynamics.steps_of(runs, CELLS), tabulate(records)
 
 # %% [markdown]
 # One row per step of each run. On probe steps: `eta_probed` and `eta_next`, the rate before and after; `slope` $b$ and
@@ -108,63 +107,11 @@ rows[rows.method == "line_search"].head(3).T
 # Which of them sees less noise in each probe? Which should train best?
 
 # %%
-COLUMNS = {
-    "line_search": {"difference_threshold": "$R_d$ (nats)", "bend_threshold": "$R_c$ (nats)"},
-    "paper": {"loss_threshold": "$R_l$ (nats)", "private_loss": "released training loss (nats)"},
-}
-SHARED = {"eta": "learning rate $\\eta$", "test_loss": "test loss (nats)", "percent": "test accuracy (%)"}
-rows["percent"] = 100 * rows.test_accuracy
-styles = dict(zip(dynamics.INTERVALS, (plots.SERIES[0], plots.SERIES[6], plots.SERIES[3]), strict=True))
-
-lines = [(task, method) for task in tasks for method in dynamics.SEARCHES]
-figure, axes = plt.subplots(len(lines), 5, figsize=(16, 2.9 * len(lines)), squeeze=False)
-for below in axes[1:]:  # loss and accuracy are compared across the rows
-    for axis, top in zip(below[3:], axes[0, 3:], strict=True):
-        axis.sharey(top)
-for panels, (task, method) in zip(axes, lines, strict=True):
-    for axis, (column, name) in zip(panels, (COLUMNS[method] | SHARED).items(), strict=True):
-        for interval in intervals:
-            chosen = dynamics.of_spec(rows, replace(bases[task], method=method, interval=interval))
-            dynamics.draw_band(axis, chosen, column, styles[interval], f"HyFreeDP, K = {interval}")
-        if column in SHARED:
-            dynamics.draw_band(axis, dynamics.of_spec(rows, tuned[task]), column, plots.STYLES["best"], "tuned by hand")
-        if column not in ("percent", "private_loss", "loss_threshold"):
-            axis.set_yscale("log")
-        axis.set(title=name, xlabel="step")
-    panels[-1].set_ylim(0, 100)
-    panels[0].set_ylabel(f"{task}\n{method}", fontsize="large")
-handles, labels = axes[0, 2].get_legend_handles_labels()
-title = f"epsilon = {epsilon:g}; median and range of {seeds} seeds"
-figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), title=title)
-plt.show()
+figure = dynamics_figures.draw_curves(rows, tuned, intervals)
 
 # %%
-results = tabulate(records).assign(percent=lambda table: 100 * table.accuracy)
-
-
-def reached(spec):
-    """Final test accuracy over seeds, as text."""
-    return f"{dynamics.spread(dynamics.of_spec(results, spec).percent)} %"
-
-
-summary = []
-for spec in curves:
-    if spec.method not in dynamics.SEARCHES:
-        summary.append(f"{spec.task}, tuned by hand ({spec.learning_rate:g}, {spec.method}): accuracy {reached(spec)}")
-        continue
-    column = next(iter(COLUMNS[spec.method]))
-    shape = dynamics.peaks(dynamics.of_spec(rows, spec), column).median(numeric_only=True)
-    summary.append(
-        f"{spec.task}, {spec.method}, K = {spec.interval}: accuracy {reached(spec)}; "
-        f"{'R_d' if spec.method == 'line_search' else 'R_l'} is highest after {100 * shape.peak_at:.0f} % of the run "
-        f"and ends at {100 * shape['last']:.2g} % of that"
-    )
-display(
-    Markdown(
-        f"**What to see** at epsilon = {epsilon:g} (accuracy: mean and standard deviation of {seeds} seeds)\n\n"
-        + "\n".join(f"* {line}" for line in summary)
-    )
-)
+summary = dynamics_figures.curve_findings(rows, results, curves)
+plots.what_to_see(summary, f"epsilon = {epsilon:g}; accuracy: mean and standard deviation of {seeds} seeds")
 
 # %%
 plots.save(
@@ -216,20 +163,7 @@ plots.save(
 # **Predict first.** Suppose a probe sees nothing but noise. In which direction does each rule move the rate in the long run?
 
 # %%
-ablated = rows[(rows.task == first.task) & (rows.interval == first.interval) & rows.method.isin(dynamics.ABLATION)]
-versions = {
-    (f"gen, {weight} of the new", f"{batch} batch"): name for (weight, batch), name in dynamics.SMOOTHINGS.items()
-}
-panels = [*dynamics.RULES.items(), *dynamics.PARTS.items(), *versions.items()]
-figure, axes = plt.subplots(4, 4, figsize=(13, 10), sharex=True, sharey=True)
-for axis, (name, method) in zip(axes.flat, panels, strict=True):
-    style = plots.STYLES["paper" if METHODS[method].preset == "paper" else "line_search"]
-    dynamics.draw_runs(axis, ablated[ablated.method == method], "eta", style)
-    axis.set_title(", ".join(name) if isinstance(name, tuple) else f"line search {name}")
-axes[0, 0].set(yscale="log", ylim=(1e-8, 10))
-figure.supxlabel(f"step (epsilon = {epsilon:g})")
-figure.supylabel("learning rate $|\\eta|$, one line per seed (cross: negative)")
-plt.show()
+figure = dynamics_figures.draw_rates(rows, first)
 
 # %% [markdown]
 # What the probes did, averaged over seeds: shares of the probes whose slope was `clear` (more than two standard deviations
@@ -237,33 +171,11 @@ plt.show()
 # the smallest and the largest rate of all runs; the accuracy reached (%, mean), with its standard deviation in `spread`.
 
 # %%
-behaviour = dynamics.probe_behaviour(ablated).groupby("method")
-shares = 100 * behaviour[["clear", "rejected", "clamped", "negative"]].mean()
-extremes = behaviour.agg(smallest_eta=("smallest_eta", "min"), largest_eta=("largest_eta", "max"))
-final = results[(results.task == first.task) & (results.interval == first.interval)].groupby("method").percent
-table = (
-    shares.round(0).join(extremes).join(final.agg(accuracy="mean", spread=dynamics.spread)).loc[list(dynamics.ABLATION)]
-)
-table.insert(0, "what", [METHODS[method].title for method in table.index])
+table = dynamics.behaviour_table(rows, results, first)
 table
 
 # %%
-literal, gen = table.loc["paper_literal"], table.loc["paper"]
-contrasts_literal, contrasts_gen = table.loc["line_search_literal"], table.loc["line_search_gen"]
-summary = [
-    f"losses, literal: {literal.negative:.0f} % of the probes make the rate negative, and it shrinks to {literal.smallest_eta:.0e} "
-    f"(only {literal.clear:.0f} % of the slopes are clear); accuracy {literal.spread} %",
-    f"losses, gen: {gen.rejected:.0f} % of the probes are rejected, {gen.clamped:.0f} % clamped; the rate never exceeds "
-    f"{gen.largest_eta:.1e} and falls to {gen.smallest_eta:.0e}; accuracy {gen.spread} %",
-    f"contrasts, literal: {contrasts_literal.negative:.0f} % negative, rates up to {contrasts_literal.largest_eta:.2g}; accuracy "
-    f"{contrasts_literal.spread} %",
-    f"contrasts, gen: {contrasts_gen.clamped:.0f} % clamped, {contrasts_gen.rejected:.0f} % rejected; accuracy {contrasts_gen.spread} %",
-    *(
-        f"losses, gen, {weight} of the new rate, {batch} batch: rates from {row.smallest_eta:.1e} to {row.largest_eta:.1e}; "
-        f"accuracy {row.spread} %"
-        for (weight, batch), row in ((version, table.loc[name]) for version, name in dynamics.SMOOTHINGS.items())
-    ),
-]
+summary = dynamics_figures.rate_findings(table)
 plots.save(
     figure,
     "04_training_dynamics_rates",
@@ -274,7 +186,7 @@ plots.save(
     claim="Alg. 1, line 11: the next rate is b/a. (The paper has no such ablation.)",
     summary=summary,
 )
-display(Markdown("**What to see**\n\n" + "\n".join(f"* {line}" for line in summary)))
+plots.what_to_see(summary)
 
 # %% [markdown]
 # With pure noise in $b$ and $a$, **literal** multiplies the rate by a random number of either sign whose typical size is
@@ -298,29 +210,10 @@ display(Markdown("**What to see**\n\n" + "\n".join(f"* {line}" for line in summa
 # **Predict first.** Where is $R_l$ at the end, compared with the true loss?
 
 # %%
-figure, axes = plt.subplots(1, 4, figsize=(15, 3.6), sharex=True, sharey=True)
-interval = min(intervals)
-spiral = {}
-for axis, ((rule, threshold_rule), method) in zip(axes, dynamics.LOSS_THRESHOLDS.items(), strict=True):
-    chosen = dynamics.of_spec(rows, replace(first, method=method, interval=interval))
-    dynamics.draw_band(axis, chosen, "loss_threshold", plots.STYLES["paper"], "threshold $R_l$")
-    dynamics.draw_band(axis, chosen, "test_loss", plots.STYLES["best"], "test loss")
-    dynamics.draw_band(axis, chosen, "private_loss", plots.STYLES["worst"], "released loss")
-    axis.set(title=f"rule {rule}, $R_l$: {threshold_rule}", xlabel="step", yscale="log", ylim=(5e-3, 20))
-    late = chosen[chosen.step >= 0.5 * chosen.step.max()]
-    spiral[rule, threshold_rule] = late[["loss_threshold", "private_loss", "test_loss"]].mean()
-axes[0].set_ylabel("nats")
-handles, labels = axes[0].get_legend_handles_labels()
-figure.legend(handles, labels, loc="outside upper center", ncols=3, title=title)
-plt.show()
+figure = dynamics_figures.draw_thresholds(rows, often)
 
 # %%
-summary = [
-    f"rule {rule}, R_l from the {threshold_rule}, K = {interval}: over the second half R_l is {end.loss_threshold:.2g}, the released loss "
-    f"{end.private_loss:.2g}, the test loss {end.test_loss:.2g} nats; accuracy "
-    f"{reached(replace(first, method=dynamics.LOSS_THRESHOLDS[rule, threshold_rule], interval=interval))}"
-    for (rule, threshold_rule), end in spiral.items()
-]
+summary = dynamics_figures.threshold_findings(rows, results, often)
 plots.save(
     figure,
     "04_training_dynamics_thresholds",
@@ -332,7 +225,7 @@ plots.save(
     "to avoid the clipping bias.",
     summary=summary,
 )
-display(Markdown("**What to see** (means over seeds)\n\n" + "\n".join(f"* {line}" for line in summary)))
+plots.what_to_see(summary, "means over seeds")
 
 # %% [markdown]
 # While nothing is learned, "previous" wanders down from its initial 1 and never finds the loss of $\ln 10 \approx 2.3$, whereas
@@ -347,28 +240,10 @@ display(Markdown("**What to see** (means over seeds)\n\n" + "\n".join(f"* {line}
 # **Predict first.** Which part of the line search matters most: the probe, the rule, the damping or the warm-up?
 
 # %%
-figure, (rule_axis, part_axis) = plt.subplots(1, 2, figsize=(11, 3.8), sharex=True)
-final_rows = results[(results.task == first.task) & (results.interval == first.interval)]
-rules = list(dict.fromkeys(rule for _, rule in dynamics.RULES))
-for probe, search, shift in (("contrasts", "line_search", -0.12), ("losses", "paper", 0.12)):
-    methods = {rule: dynamics.RULES[probe, rule] for rule in rules}
-    dynamics.draw_accuracies(rule_axis, final_rows, methods, plots.STYLES[search], f"{probe} ({search})", shift)
-dynamics.draw_accuracies(part_axis, final_rows, dynamics.PARTS, plots.STYLES["line_search"])
-by_hand = dynamics.of_spec(results, tuned[first.task]).percent.mean()
-for axis, title in ((rule_axis, "step rules on both probes"), (part_axis, "line search ...")):
-    axis.axvline(by_hand, color=plots.STYLES["best"]["color"], linestyle="-.", label="tuned by hand")
-    axis.set(title=title, xlabel=f"test accuracy (%), epsilon = {epsilon:g}", xlim=(0, 100))
-handles, labels = rule_axis.get_legend_handles_labels()
-figure.legend(handles, labels, loc="outside upper center", ncols=3)
-plt.show()
+figure = dynamics_figures.draw_ablation(results, first, tuned[first.task])
 
 # %%
-whole = table.loc["line_search"]
-summary = [
-    f"{METHODS[method].title}: {table.spread[method]} %, "
-    f"{table.accuracy[method] - whole.accuracy:+.1f} points to the whole line search"
-    for method in dynamics.ABLATION
-]
+summary = dynamics_figures.ablation_findings(table)
 plots.save(
     figure,
     "04_training_dynamics_ablation",
@@ -378,7 +253,7 @@ plots.save(
     "per seed, mean and standard deviation.",
     summary=summary,
 )
-display(Markdown(f"At epsilon = {epsilon:g}, {seeds} seeds:\n\n" + "\n".join(f"* {line}" for line in summary)))
+plots.what_to_see(summary, f"epsilon = {epsilon:g}, {seeds} seeds")
 
 # %% [markdown]
 # ### At three budgets
@@ -389,17 +264,7 @@ display(Markdown(f"At epsilon = {epsilon:g}, {seeds} seeds:\n\n" + "\n".join(f"*
 # %%
 budgets = pd.read_csv(RESULTS / "laptop" / "ablation.csv")
 display(dynamics.accuracy_table(budgets))
-means = 100 * budgets.groupby(["method", "epsilon"]).accuracy.mean().unstack()[[8.0, 3.0, 1.0]]
-losses = [
-    f"line search {part}: {', '.join(f'{points:+.1f}' for points in means.loc[method] - means.loc['line_search'])} points"
-    for part, method in dynamics.PARTS.items()
-    if method != "line_search"
-]
-display(
-    Markdown(
-        "Against the line search as it is, at $\\varepsilon$ = 8, 3, 1:\n\n" + "\n".join(f"* {line}" for line in losses)
-    )
-)
+plots.what_to_see(dynamics.losses_by_budget(budgets), "against the line search as it is, at $\\varepsilon$ = 8, 3, 1")
 
 # %% [markdown]
 # ## Where this differs from the paper

@@ -37,29 +37,16 @@ from hyfreedp.experiments.book.parameters import check_parameters
 check_parameters(globals(), {"profile": ("smoke", "laptop", "gpu", "paper"), "seeds": int, "jobs": int, "train": bool})
 
 # %%
-import math
-
-import matplotlib.pyplot as plt
 import numpy as np
-import pandas as pd
 from IPython.display import Markdown, display
 
-from hyfreedp.experiments.models.vision import MODELS
 from hyfreedp.experiments.store import plots
 from hyfreedp.experiments.store.paths import CELLS
-from hyfreedp.experiments.tables import image_classification
-from hyfreedp.experiments.tables.image_classification import PLACE
-from hyfreedp.experiments.tables.plan import ROWS
-from hyfreedp.experiments.tasks.registry import TASKS
+from hyfreedp.experiments.tables import image_classification, image_classification_figures
 
 plots.use_style()
 parameters = {"profile": profile, "seeds": seeds, "jobs": jobs, "train": train}
 scale = image_classification.scale_of(profile, seeds)
-
-
-def what_to_see(lines):
-    display(Markdown("\n".join(["**What to see.**", *(f"* {line}" for line in lines)])))
-
 
 # %% [markdown]
 # ## 1. The rows
@@ -79,18 +66,7 @@ def what_to_see(lines):
 # One setting serves all tasks, tunings and budgets. Test data choose nothing.
 
 # %%
-pd.DataFrame(
-    [
-        {
-            "row": row.title,
-            "in the paper": row.paper or "–",
-            "candidates": len(row.rates),
-            "epsilon covers the choice": "yes" if row.covered else "no",
-            "share of epsilon for training": f"{row.share:.0%}" if row.search == "grid" else "by the bound",
-        }
-        for row in ROWS.values()
-    ]
-).style.hide(axis="index")
+image_classification_figures.row_table().style.hide(axis="index")
 
 # %% [markdown]
 # **Predict first.** Which rows will be within one point of the best grid search at $\varepsilon = 1$?
@@ -104,14 +80,8 @@ pd.DataFrame(
 # %%
 rows = image_classification.numbers(scale, profile, CELLS, train=train, jobs=1 if profile == "smoke" else jobs)
 summary = image_classification.with_paper(image_classification.summarise(rows))
-missing = rows[rows.accuracy.isna()]
-if len(missing):
-    display(
-        Markdown(
-            f"**{len(missing)} of {len(rows)} numbers are missing.** To fill them: "
-            f"`python -m hyfreedp.experiments grid --profile {profile}`"
-        )
-    )
+inputs = [f"cell {key}" for key in rows.key.dropna().unique()]
+display(Markdown(image_classification_figures.missing_text(rows, profile)))
 rows.groupby(["task", "model", "tuning", "source"], sort=False).agg(
     numbers=("accuracy", "size"), seconds=("seconds", "sum")
 ).round(0)
@@ -124,21 +94,19 @@ rows.groupby(["task", "model", "tuning", "source"], sort=False).agg(
 # where there is one, else to our grid search over the paper's rates, the first line of each block.
 
 # %%
-tables = []
-for model in dict.fromkeys(summary.model):
-    texts, differences = image_classification.printed(summary, model)
-    display(Markdown(f"**{MODELS[model].title}**"))
-    display(texts.style.apply(lambda _, found=differences: plots.shades(found), axis=None))
-    tables.append(texts.reset_index().assign(model=MODELS[model].title))
-together = pd.concat(tables, ignore_index=True).fillna("")
+tables = image_classification_figures.all_printed(summary)
+for title, (texts, differences) in tables.items():
+    display(Markdown(f"**{title}**"), plots.shaded(texts, differences))
+
+# %%
 plots.save_table(
-    together[["model", *together.columns.drop("model")]],
+    image_classification_figures.together(tables),
     "05_image_classification_tables",
     parameters=parameters,
-    inputs=[f"cell {key}" for key in rows.key.dropna().unique()],
+    inputs=inputs,
     shows="Test accuracy in percent: paper | ours ± standard deviation (seeds).",
     claim='Tab. "cv main" and its relatives: HyFreeDP "almost outperforms all end-to-end DP baselines".',
-    summary=[f"{len(missing)} of {len(rows)} numbers missing"],
+    summary=[f"{rows.accuracy.isna().sum()} of {len(rows)} numbers missing"],
 )
 
 # %% [markdown]
@@ -148,90 +116,25 @@ plots.save_table(
 # among the extended, linear and cosine ones). Filled dots: epsilon covers the choice of the rate; open ones: it does not.
 
 # %%
-grid_of_place = image_classification.best_grid(rows).groupby(PLACE).accuracy.mean() * 100
-learners = list(dict.fromkeys(rows[["task", "model", "tuning"]].itertuples(index=False, name=None)))
-epsilons = list(dict.fromkeys(rows.epsilon))
-order = list(ROWS)[::-1]
-figure, axes = plt.subplots(
-    len(epsilons),
-    len(learners),
-    figsize=(2.6 + 3.1 * len(learners), 2.75 * len(epsilons)),
-    sharex="col",
-    sharey=True,
-    squeeze=False,
-)
-for line, epsilon in enumerate(epsilons):
-    for column, learner in enumerate(learners):
-        axis = axes[line, column]
-        task, model, tuning = learner
-        here = rows[(rows[["task", "model", "tuning"]] == list(learner)).all(axis=1) & (rows.epsilon == epsilon)]
-        for height, name in enumerate(order):
-            percent = 100 * here[here.row == name].accuracy.dropna()
-            if percent.empty:
-                continue
-            style = plots.STYLES[
-                "robust" if name == "hyfreedp_robust" else "paper" if name == "hyfreedp_paper" else "worst"
-            ]
-            style = {**style, "color": style["color"] if name.startswith("hyfreedp") else "#333333"}
-            axis.plot([percent.min(), percent.max()], [height, height], "-", color=style["color"], linewidth=1.5)
-            face = style["color"] if ROWS[name].covered else "white"
-            marker = style["marker"] if name.startswith("hyfreedp") else "o"
-            axis.plot(percent.mean(), height, marker, color=style["color"], markerfacecolor=face, markersize=6)
-        best = grid_of_place.get((*learner, epsilon), math.nan)
-        axis.axvline(best, color=plots.STYLES["best"]["color"], linestyle="--", linewidth=1.2)
-        axis.set_yticks(range(len(order)), [ROWS[name].title for name in order], fontsize="small")
-        axis.set_xlim(0, 100)
-        if column == 0:
-            axis.set_ylabel(rf"$\varepsilon$ = {'∞' if math.isinf(epsilon) else f'{epsilon:g}'}")
-        if line == 0:
-            title = f"{TASKS[task].title.split(' (')[0]}, {image_classification.title_of(model, tuning)}"
-            axis.set_title(title, fontsize="small")
-        if line == len(epsilons) - 1:
-            axis.set_xlabel("test accuracy (%)")
-plt.show()
+figure = image_classification_figures.draw_accuracies(rows)
 
 # %%
-comparison = {
-    name: image_classification.paired(rows, name, epsilons=[e for e in epsilons if math.isfinite(e)]) for name in ROWS
-}
+against = image_classification_figures.comparisons(rows)
 rank = image_classification.ranking(summary)
-
-
-def in_words(name):
-    found = comparison[name]
-    if not found["pairs"]:
-        return "no numbers yet"
-    interval = "" if math.isnan(found["low"]) else f", 95 % interval {found['low']:+.1f} to {found['high']:+.1f}"
-    test = "" if math.isnan(found["p"]) else f", sign-flip p = {found['p']:.2g}"
-    return (
-        f"{found['mean']:+.1f} points to the best grid search (mean of {found['places']} private places{interval}{test}; "
-        f"better in {found['wins']} of {found['pairs']} pairs)"
-    )
-
-
-findings = [f"{ROWS[name].title}: {in_words(name)}" for name in ("hyfreedp_robust", "hyfreedp_paper", "reference")]
-findings += [f"{ROWS[name].title}: {in_words(name)}" for name in ("dp_hyper", "random_search")]
-if len(rank):
-    first = ", ".join(f"{ROWS[one.row].title} ({one.rank:.1f})" for one in rank.head(4).itertuples())
-    findings.append(f"Mean rank over {rank.places[0]} private places, of {len(rank)} methods: {first}")
+findings = image_classification_figures.accuracy_findings(against, rank)
 plots.save(
     figure,
     "05_image_classification",
     parameters=parameters,
-    inputs=[f"cell {key}" for key in rows.key.dropna().unique()],
+    inputs=inputs,
     shows="Test accuracy of all methods, mean and range over seeds, at every budget for every learner.",
     claim='Tab. "cv main": HyFreeDP comes close to a grid search that is not private, the other private methods do not.',
     summary=findings,
 )
-what_to_see(findings)
+plots.what_to_see(findings)
 
 # %%
-ranked = rank.assign(method=rank.row.map(lambda name: ROWS[name].title))[["method", "rank", "places"]]
-against = pd.DataFrame(
-    [{"method": ROWS[name].title, **found} for name, found in comparison.items()],
-    columns=["method", "mean", "low", "high", "p", "wins", "pairs", "places"],
-)
-display(ranked.round(2), against.round(3))
+display(image_classification_figures.rank_table(rank).round(2), against.reset_index(drop=True).round(3))
 
 # %% [markdown]
 # `mean` is the difference to the best grid search in points; its 95 % interval and `p` are over the places, of which there are few: they say how
@@ -247,45 +150,18 @@ display(ranked.round(2), against.round(3))
 # **Predict first.** At $\varepsilon = 8$, does the rate of Prodigy leave $10^{-6}$ with full fine-tuning? With BitFit?
 
 # %%
-shown_epsilons = list(dict.fromkeys([min(epsilons), max(epsilons)]))
-names = {"hyfreedp_robust": 0, "hyfreedp_paper": 1, "dadaptation": 3, "prodigy": 6}
-all_steps = image_classification.rates(scale, CELLS, list(names), epsilons)
-steps = all_steps[all_steps.epsilon.isin(shown_epsilons)]
-figure, axes = plt.subplots(
-    len(shown_epsilons), len(learners), figsize=(2 + 3.2 * len(learners), 5), sharey=True, squeeze=False
-)
-for line, epsilon in enumerate(shown_epsilons):
-    for column, learner in enumerate(learners):
-        axis = axes[line, column]
-        here = steps[(steps[["task", "model", "tuning"]] == list(learner)).all(axis=1) & (steps.epsilon == epsilon)]
-        for name, style in names.items():
-            found = here[here.row == name].groupby("step").eta.agg(["median", "min", "max"])
-            look = {key: plots.SERIES[style][key] for key in ("color", "linestyle")}
-            axis.plot(found.index, found["median"], label=ROWS[name].title, **look)
-            axis.fill_between(found.index, found["min"].clip(lower=1e-9), found["max"], color=look["color"], alpha=0.15)
-        axis.set_yscale("log")
-        axis.set_ylim(3e-7, 1)
-        if line == 0:
-            axis.set_title(image_classification.title_of(*learner[1:]), fontsize="small")
-        if column == 0:
-            axis.set_ylabel(f"learning rate,\n$\\varepsilon$ = {'∞' if math.isinf(epsilon) else f'{epsilon:g}'}")
-        if line == len(shown_epsilons) - 1:
-            axis.set_xlabel("step")
-axes[0, -1].legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
-plt.show()
+epsilons = list(dict.fromkeys(rows.epsilon))
+names = list(image_classification_figures.RATES)
+steps = image_classification.rates(scale, CELLS, names, epsilons)
+learners = image_classification_figures.learners_of(rows)
+ends = list(dict.fromkeys([min(epsilons), max(epsilons)]))
+figure = image_classification_figures.draw_rates(steps, learners, ends)
 
 # %%
-outcome = image_classification.verdicts(rows, all_steps, ["dadaptation", "prodigy"])
-outcome.assign(row=outcome.row.map(lambda name: ROWS[name].title)).style.format(
-    {
-        "last_rate": "{:.2g}",
-        "as_adam": "{:.2g}",
-        "grid_rate": "{:.2g}",
-        "accuracy": "{:.1f}",
-        "grid_accuracy": "{:.1f}",
-        "epsilon": "{:g}",
-    }
-).hide(axis="index")
+outcome = image_classification.verdicts(rows, steps, image_classification_figures.COLLAPSING)
+formats = {name: "{:.2g}" for name in ("last_rate", "as_adam", "grid_rate")}
+formats |= {"accuracy": "{:.1f}", "grid_accuracy": "{:.1f}", "epsilon": "{:g}"}
+image_classification_figures.titled(outcome).style.format(formats).hide(axis="index")
 
 # %% [markdown]
 # `last_rate` is $d$ times the optimizer's rate at the last step (median over seeds). Both methods leave out Adam's bias correction by default, which makes
@@ -293,18 +169,7 @@ outcome.assign(row=outcome.row.map(lambda name: ROWS[name].title)).style.format(
 # that the extended grid search chose, `verdict` how the two compare (a factor of three either way is near).
 
 # %%
-collapse = []
-for tuning, word in (("full", "all parameters trained"), ("bitfit", "BitFit")):
-    for private, budget in ((True, "with privacy"), (False, "without")):
-        chosen = outcome[(outcome.tuning == tuning) & (np.isfinite(outcome.epsilon) == private)]
-        if len(chosen):
-            counts = chosen.verdict.value_counts()
-            behind = (chosen.grid_accuracy - chosen.accuracy).mean()
-            collapse.append(
-                f"D-Adaptation and Prodigy, {word}, {budget}: the rate "
-                + ", ".join(f"{verdict} in {count}" for verdict, count in counts.items())
-                + f" of {len(chosen)} places; {behind:.0f} points behind the grid search on average"
-            )
+collapse = image_classification_figures.collapse_findings(outcome)
 plots.save(
     figure,
     "05_image_classification_rates",
@@ -314,7 +179,7 @@ plots.save(
     claim="D-Adaptation and Prodigy fail under DP with full fine-tuning and recover with BitFit.",
     summary=collapse,
 )
-what_to_see(collapse)
+plots.what_to_see(collapse)
 
 # %% [markdown]
 # With all parameters trained, privacy holds the estimate at its start or far below the rate that would work: the collapse that the paper found. (An
@@ -331,52 +196,11 @@ what_to_see(collapse)
 
 # %%
 gaps = image_classification.gaps(summary)
-shown = [name for name, row in ROWS.items() if row.paper and name != "grid"] + ["hyfreedp_robust"]
-tunings = list(dict.fromkeys(gaps.tuning))
-finite = [epsilon for epsilon in epsilons if math.isfinite(epsilon)]
-figure, axes = plt.subplots(
-    1, len(tunings), figsize=(2 + 4 * len(tunings), 3.4), sharey=True, sharex=True, squeeze=False
-)
-for axis, tuning in zip(axes[0], tunings, strict=True):
-    for source, style, shift in (("paper", "paper", 0.15), ("ours", "robust", -0.15)):
-        chosen = gaps[(gaps.source == source) & (gaps.tuning == tuning) & gaps.epsilon.isin(finite)]
-        together = chosen.groupby("row").agg(gap=("gap", "mean"), low=("low", "min"), high=("high", "max"))
-        for height, name in enumerate(shown[::-1]):
-            if name in together.index:
-                found = together.loc[name]
-                look = plots.STYLES[style]
-                axis.plot([found.low, found.high], [height + shift] * 2, color=look["color"], linewidth=1.2)
-                axis.plot(
-                    found.gap,
-                    height + shift,
-                    look["marker"],
-                    color=look["color"],
-                    label=source if height == len(shown) - 1 else None,
-                )
-    axis.axvline(0, color="black", linewidth=0.8)
-    axis.set_yticks(range(len(shown)), [ROWS[name].title for name in shown[::-1]])
-    axis.set_title({"full": "full fine-tuning, or from scratch", "bitfit": "BitFit", "lora": "LoRA"}[tuning])
-    axis.set_xlabel("test accuracy less the grid search's (points)")
-handles = {
-    source: plt.Line2D([], [], color=plots.STYLES[style]["color"], marker=plots.STYLES[style]["marker"], label=source)
-    for source, style in (("paper", "paper"), ("ours", "robust"))
-}
-axes[0, -1].legend(handles=list(handles.values()), loc="center left", bbox_to_anchor=(1, 0.5))
-plt.show()
+private = gaps[gaps.epsilon.isin(epsilons) & np.isfinite(gaps.epsilon)]
+figure = image_classification_figures.draw_gaps(private)
 
 # %%
-pattern = []
-for tuning in tunings:
-    for name in ("hyfreedp_paper", "hyfreedp_robust", "prodigy", "dp_hyper"):
-        values = {}
-        for source in ("paper", "ours"):
-            chosen = gaps[
-                (gaps.source == source) & (gaps.tuning == tuning) & (gaps.row == name) & gaps.epsilon.isin(finite)
-            ]
-            if len(chosen):
-                values[source] = f"{chosen.gap.mean():+.1f} ({source})"
-        if values:
-            pattern.append(f"{tuning}, {ROWS[name].title}: {', '.join(values.values())} points to the grid search")
+pattern = image_classification_figures.gap_findings(private)
 plots.save(
     figure,
     "05_image_classification_gaps",
@@ -386,7 +210,7 @@ plots.save(
     claim='Tab. "cv main" and its relatives, as distances to NonDP-GS.',
     summary=pattern,
 )
-what_to_see(pattern)
+plots.what_to_see(pattern)
 
 # %% [markdown]
 # ## Where this differs from the paper
@@ -415,7 +239,4 @@ what_to_see(pattern)
 # composition. (3) It pays twice: noise for all its runs, and it may never draw a good rate.
 
 # %% tags=["solution"]
-grids = rows[rows.row.str.startswith("grid")].dropna(subset=["accuracy"])
-grids.assign(optimism=100 * (grids.validation_accuracy - grids.accuracy)).groupby(
-    ["model", "tuning", "epsilon"], sort=False
-).optimism.agg(["mean", "std"]).round(1)
+image_classification_figures.optimism(rows).round(1)

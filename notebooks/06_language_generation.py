@@ -50,33 +50,21 @@ check_parameters(
 )
 
 # %%
-import math
-
-import matplotlib.pyplot as plt
 import pandas as pd
-import seaborn as sns
 from IPython.display import Markdown, display
 
 from hyfreedp.experiments.store import plots
 from hyfreedp.experiments.store.paths import CELLS
-from hyfreedp.experiments.tables import language_generation
-from hyfreedp.experiments.tables.language_generation import METRICS
-from hyfreedp.experiments.tables.plan import ROWS
+from hyfreedp.experiments.tables import language_generation, language_generation_figures
 from hyfreedp.experiments.tasks.language import LANGUAGE_TASKS
 
 plots.use_style()
 pd.set_option("display.max_colwidth", None)
-parameters = {
-    name: globals()[name]
-    for name in ("profile", "dataset", "epsilons", "documents", "documents_epsilon", "seeds", "jobs")
-}
+names = ("profile", "dataset", "epsilons", "documents", "documents_epsilon", "seeds", "jobs")
+parameters = {name: globals()[name] for name in names}
 if profile == "smoke":
     epsilons = epsilons[-1:]
     jobs = 1  # starting workers would take longer than the runs
-scale = language_generation.sentences_scale(profile, dataset, epsilons, seeds)
-learner = scale.learners[0]
-task = LANGUAGE_TASKS[learner.task]
-architecture = task.architecture(learner.model)
 
 # %% [markdown]
 # ## 1. What is private, and where training starts
@@ -95,19 +83,12 @@ architecture = task.architecture(learner.model)
 # that the public one lacks.
 
 # %%
-texts = task.load()
+scale = language_generation.sentences_scale(profile, dataset, epsilons, seeds)
+learner, methods = scale.learners[0], list(scale.rows)
+task = LANGUAGE_TASKS[learner.task]
 start = task.model(seed=0, name=learner.model)
 scores = task.evaluate(start, task.datasets("test", learner.model)[1], learner.model)
-before = task.outputs(start, learner.model)
-display(
-    Markdown(
-        f"**{task.title}**, {texts.source}. N = {task.train_size:,}, B = {task.batch_size}, T = {learner.steps or task.steps}, "
-        f"delta = {task.delta:.1e}; {len(texts.test)} meanings to test. Model: {architecture.title}, "
-        f"{sum(p.numel() for p in start.parameters()):,} parameters. Before private training it predicts "
-        f"{100 * scores.accuracy:.0f} % of the test tokens right ({scores.loss:.2f} nats per token).\n\n"
-        f"> {texts.test[0][0]}\n\n*A reference:* {texts.test[0][1][0]}\n\n*The public start:* {before[0]}"
-    )
-)
+display(Markdown(language_generation_figures.start_text(task, learner, start, scores)))
 
 # %% [markdown]
 # ## 2. The table: every method, five metrics
@@ -127,10 +108,8 @@ display(
 rows = language_generation.scored(scale, CELLS, jobs=jobs)
 summary = language_generation.with_paper(language_generation.summarise(rows))
 shown, differences = language_generation.printed(summary)
-display(
-    shown.style.apply(lambda _: plots.shades(differences, limit=50.0), axis=None).set_caption(
-        f"paper | ours (mean ± standard deviation over {seeds} seeds); coloured by the difference to our grid search"
-    )
+plots.shaded(shown, differences, limit=50.0).set_caption(
+    f"paper | ours (mean ± standard deviation over {seeds} seeds); coloured by the difference to our grid search"
 )
 
 # %% [markdown]
@@ -138,77 +117,21 @@ display(
 # comparable in level when model or data differ; what can be compared is the order of the methods.
 
 # %%
-figure, axes = plt.subplots(1, len(METRICS) + 1, figsize=(13, 3.4), sharey=True)
-methods = list(scale.rows)
-for axis, metric in zip(axes, [*METRICS, "perplexity"], strict=True):
-    for index, epsilon in enumerate(epsilons):
-        chosen = summary[(summary.metric == metric) & (summary.epsilon == epsilon)].set_index("row").reindex(methods)
-        positions = [place + 0.2 * (index - (len(epsilons) - 1) / 2) for place in range(len(methods))]
-        axis.errorbar(
-            chosen["mean"],
-            positions,
-            xerr=chosen["std"].fillna(0),
-            **plots.SERIES[index] | {"linestyle": "none"},
-            markersize=5,
-            label=rf"$\varepsilon$ = {epsilon:g}",
-        )
-    axis.set_title(metric)
-    axis.set_xlabel("per token, lower is better" if metric == "perplexity" else "score")
-    axis.margins(x=0.15)
-axes[-1].set_xscale("log")
-axes[0].set_yticks(range(len(methods)), [ROWS[name].title for name in methods])
-axes[0].invert_yaxis()
-figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(epsilons))
-plt.show()
+figure = language_generation_figures.draw_metrics(summary, methods, epsilons)
 
 # %%
-mean = summary.set_index(["epsilon", "row", "metric"])["mean"]
-
-
-def value(epsilon, row, metric):
-    return mean.get((epsilon, row, metric), float("nan"))
-
-
-findings = [f"before private training the perplexity is {math.exp(scores.loss):.0f}"]
-for epsilon in epsilons:
-    by_perplexity = sorted(methods, key=lambda row: value(epsilon, row, "perplexity"))
-    by_bleu = sorted(methods, key=lambda row: -value(epsilon, row, "BLEU"))
-    findings.append(
-        f"epsilon = {epsilon:g}: lowest perplexity {ROWS[by_perplexity[0]].title} ({value(epsilon, by_perplexity[0], 'perplexity'):.2f}), "
-        f"highest {ROWS[by_perplexity[-1]].title} ({value(epsilon, by_perplexity[-1], 'perplexity'):.3g}); best BLEU "
-        f"{ROWS[by_bleu[0]].title} ({value(epsilon, by_bleu[0], 'BLEU'):.3f})"
-    )
-    for row in ("hyfreedp_robust", "hyfreedp_paper"):
-        if row in methods and "grid" in methods:
-            findings.append(
-                f"epsilon = {epsilon:g}: {ROWS[row].title} has BLEU {value(epsilon, row, 'BLEU'):.3f} and perplexity "
-                f"{value(epsilon, row, 'perplexity'):.2f}, the uncounted grid search {value(epsilon, 'grid', 'BLEU'):.3f} and "
-                f"{value(epsilon, 'grid', 'perplexity'):.2f}"
-            )
-if rows[list(METRICS)].isna().any().any():
-    findings.append("METEOR needs Java, which this machine lacks")
+findings = language_generation_figures.metric_findings(summary, methods, epsilons, scores.loss)
 made = {
     "parameters": parameters,
     "inputs": sorted(rows.key.dropna()),
     "claim": 'Tab. "gpt2": HyFreeDP is as good as the grid search, D-Adaptation and Prodigy fail.',
     "summary": findings,
 }
-plots.save(
-    figure, "06_language_generation", shows="Five metrics and perplexity of every method at each epsilon.", **made
-)
-plots.save_table(
-    summary,
-    "06_language_generation_table",
-    shows="The same as a table, with the paper's numbers.",
-    **made,
-)
-
-
-def what_to_see(lines):
-    display(Markdown("**What to see.**\n\n" + "\n".join(f"* {line}." for line in lines)))
-
-
-what_to_see(findings)
+shows = "Five metrics and perplexity of every method at each epsilon."
+plots.save(figure, "06_language_generation", shows=shows, **made)
+shows = "The same as a table, with the paper's numbers."
+plots.save_table(summary, "06_language_generation_table", shows=shows, **made)
+plots.what_to_see(findings)
 
 # %% [markdown]
 # ## 3. What the models write
@@ -221,13 +144,10 @@ what_to_see(findings)
 # %%
 sentences = language_generation.examples(scale, CELLS, [0, 1, 2])
 for meaning, group in sentences.groupby("meaning", sort=False):
-    display(
-        group.drop(columns="meaning")
-        .style.hide(axis="index")
-        .format({"epsilon": "{:g}"}, na_rep="")
-        .set_properties(**{"text-align": "left"})
-        .set_caption(meaning)
-    )
+    shown = group.drop(columns="meaning").style.hide(axis="index").format({"epsilon": "{:g}"}, na_rep="")
+    display(shown.set_properties(**{"text-align": "left"}).set_caption(meaning))
+
+# %%
 plots.save_table(
     sentences,
     "06_language_generation_examples",
@@ -251,57 +171,22 @@ plots.save_table(
 # %%
 curves_scale = language_generation.documents_scale(profile, documents or None, documents_epsilon, seeds)
 curves = language_generation.dynamics(curves_scale, CELLS, jobs=jobs)
-curves_learner = curves_scale.learners[0]
-llama = LANGUAGE_TASKS[curves_learner.task].architecture(curves_learner.model)
-COLOURS = {"grid": "best", "reference": "reference", "hyfreedp_paper": "paper", "hyfreedp_robust": "robust"}
-PANELS = [
-    ("eta", r"learning rate $\eta$"),
-    ("loss_threshold", r"clipping threshold $R_l$ (nats)"),
-    ("test_loss", "loss (nats per token)"),
-    ("test_perplexity", "test perplexity"),
-]
-
-figure, axes = plt.subplots(1, 4, figsize=(13, 3.4))
-for axis, (column, label) in zip(axes, PANELS, strict=True):
-    for row, group in curves.dropna(subset=column).groupby("row", sort=False):
-        style = plots.STYLES[COLOURS[row]] | {"marker": None}
-        sns.lineplot(
-            group, x="step", y=column, ax=axis, label=ROWS[row].title, errorbar=("pi", 100), legend=False, **style
-        )
-    axis.set(xlabel="step", ylabel=label)
-released = curves.dropna(subset="private_loss")
-axes[2].scatter(
-    released.step,
-    released.private_loss,
-    s=8,
-    color=plots.STYLES["paper"]["color"],
-    alpha=0.5,
-    label="released, paper preset",
-)
-for index in (0, 1):
-    axes[index].set_yscale("log")
-figure.legend(*axes[2].get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize="small")
-plt.show()
+figure = language_generation_figures.draw_dynamics(curves)
 
 # %%
-last = curves.sort_values("step").groupby(["row", "seed"], sort=False).last(numeric_only=True).groupby("row").mean()
-findings = []
-for row in curves.row.unique():
-    rate = curves[curves.row == row].groupby("step").eta.median()
-    findings.append(
-        f"{ROWS[row].title}: rate {rate.iloc[0]:.2g} at first, at most {rate.max():.2g} (step {rate.idxmax()}), {rate.iloc[-1]:.2g} at the "
-        f"end; test perplexity {last.test_perplexity[row]:.2f} at the end"
-    )
+findings = language_generation_figures.dynamics_findings(curves)
+learner = curves_scale.learners[0]
+llama = LANGUAGE_TASKS[learner.task].architecture(learner.model)
 plots.save(
     figure,
     "06_language_generation_dynamics",
     parameters=parameters,
-    inputs=[f"runs of {llama.title} on {curves_learner.task}, epsilon = {documents_epsilon:g}"],
+    inputs=[f"runs of {llama.title} on {learner.task}, epsilon = {documents_epsilon:g}"],
     shows="Learning rate, clipping threshold of the paper's probe, loss and perplexity of LoRA training, mean and range over seeds.",
     claim='Fig. "llama": the learned rate rises, then falls, and generalises better than the grid search.',
     summary=findings,
 )
-what_to_see(findings)
+plots.what_to_see(findings)
 
 # %% [markdown]
 # ## 5. Where this differs from the paper

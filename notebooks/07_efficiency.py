@@ -35,26 +35,25 @@ from hyfreedp.experiments.book.parameters import check_parameters
 check_parameters(globals(), {"profile": ("smoke", "laptop", "gpu", "paper"), "seeds": int, "threads": int})
 
 # %%
-import matplotlib.pyplot as plt
-import numpy as np
 import pandas as pd
 import torch
 from IPython.display import Markdown, display
 
-from hyfreedp.experiments.benchmark import goals, learning, tables
-from hyfreedp.experiments.benchmark.contenders import CONTENDERS
+from hyfreedp.experiments.benchmark import figures, goals, learning, tables
 from hyfreedp.experiments.store import plots
 from hyfreedp.experiments.store.cache import cached
 from hyfreedp.experiments.store.paths import CELLS, RESULTS
 from hyfreedp.experiments.tables import paper
 
+# %%
 plots.use_style()
 pd.set_option("display.max_rows", 100)
 parameters = {"profile": profile, "seeds": seeds, "threads": threads}
+smoke = profile == "smoke"
 device = "cuda" if profile in ("gpu", "paper") else "cpu"
 folder = RESULTS / ("gpu" if device == "cuda" else "laptop")
 can_measure = device == "cpu" or torch.cuda.is_available()
-labels = {name: contender.label for name, contender in CONTENDERS.items()}
+settings = {"rounds": seeds, "threads": 1 if smoke else threads, "device": device}
 
 # %% [markdown]
 # ## 1. Where the time goes
@@ -92,56 +91,22 @@ labels = {name: contender.label for name, contender in CONTENDERS.items()}
 # machine slows all of them.
 
 # %%
-if profile == "smoke":
-    selection = [("tiny", "full"), ("tiny", "biases")]
-else:
-    selection = [stand_ins[device] for stand_ins in tables.PAPER_CASES.values()]
-settings = {"rounds": seeds, "threads": 1 if profile == "smoke" else threads, "device": device}
-record = None if profile == "smoke" else tables.load(folder / "efficiency.csv")
-# With K = 10 a period is ten steps, half of all the time; where a record has it, it is not measured again on a CPU.
-contenders = [name for name in CONTENDERS if name != "ours_k10" or record is None or device == "cuda"]
+record = None if smoke else tables.load(folder / "efficiency.csv")
 measured = None
 if can_measure:
-    measured = tables.measure_once(CELLS, selection, contenders=contenders, **settings)
-if record is None and measured is None:
-    raise RuntimeError(f"no GPU here, and no record {folder / 'efficiency.csv'}: run the benchmark with --device cuda")
-rows = measured if record is None else record
+    measured = tables.measure_profile(CELLS, profile, recorded=record is not None, **settings)
+rows = tables.first_known(folder / "efficiency.csv", record, measured)
 origin = "measured by the notebook" if record is None else f"data/results/{folder.name}/efficiency.csv"
-
-shapes = rows.drop_duplicates(["model", "tuning"])[
-    ["model", "tuning", "batch_size", "tokens", "width", "depth", "parameters", "trainable"]
-]
-shapes.set_index(["model", "tuning"])
+shapes = rows.drop_duplicates(["model", "tuning"]).set_index(["model", "tuning"])
+shapes[["batch_size", "tokens", "width", "depth", "parameters", "trainable"]]
 
 # %%
 source = "measured by this notebook" if record is None else "of the committed record"
-display(
-    Markdown(
-        f"Numbers below are those {source} unless said otherwise: {rows.hardware.iloc[0]}, {rows.threads.iloc[0]} thread(s), "
-        f"medians of {rows.rounds.iloc[0]} rounds, torch {rows.torch.iloc[0]}, Opacus {rows.opacus.iloc[0]}, {rows.date.iloc[0]}. "
-        "A row says what one contender did on one model:\n\n"
-        "* `seconds`, `seconds_min`, `seconds_max`: per step, over the rounds; with a probe every $K$ steps, the average over $K$ "
-        "steps,\n"
-        "* `ratio_to_plain` and `ratio_to_ours` with quartiles `_q1`, `_q3`: median over rounds of the ratio *within* a round,\n"
-        "* `peak_mib`: most memory in tensors at any time, weights and optimizer state included, counted by torch's allocator,\n"
-        "* `failure`: why a contender could not train the model, if so."
-    )
-)
-failed = rows[rows.failure.notna()]
-table = rows.assign(
-    contender=rows.contender.map(labels),
-    milliseconds=1e3 * rows.seconds,
-    range=[f"{1e3 * a:.0f} to {1e3 * b:.0f}" for a, b in zip(rows.seconds_min, rows.seconds_max, strict=True)],
-)[["model", "tuning", "contender", "milliseconds", "range", "ratio_to_plain", "ratio_to_ours", "peak_mib"]]
-table.set_index(["model", "tuning", "contender"]).round(2)
+display(Markdown(figures.source_text(rows, source)))
+figures.time_table(rows).round(2)
 
 # %%
-display(
-    Markdown(
-        "\n".join(f"* {row.model}, {row.tuning}: {labels[row.contender]}: {row.failure}" for row in failed.itertuples())
-        or "Every contender could train every model."
-    )
-)
+display(Markdown(figures.failure_text(rows)))
 
 # %% [markdown]
 # ## 3. Contenders side by side
@@ -149,66 +114,10 @@ display(
 # Bars are ratios to the plain, non-private step of the same model (dotted line at 1). Whiskers are the quartiles over rounds.
 
 # %%
-hatches = ("", "//", "..", "\\\\", "xx", "++", "oo")
-private = [name for name in CONTENDERS if name != "plain"]
-look = {
-    name: {"color": style["color"], "hatch": hatch, "edgecolor": "white", "linewidth": 0.5}
-    for name, style, hatch in zip(
-        ["ours", "ours_k1", "ours_k5", "opacus_hooks", "opacus_functorch", "ours_k10", "opacus_ghost"],
-        plots.SERIES,
-        hatches,
-        strict=True,
-    )
-}
-tunings = [tuning for tuning in ("full", "biases", "lora") if tuning in set(rows.tuning)]
-rows["memory_ratio"] = tables.memory_ratio(rows)
-figure, axes = plt.subplots(
-    2, len(tunings), figsize=(10.5, 6), sharex="col", sharey="row", squeeze=False,
-    gridspec_kw={"width_ratios": [rows[rows.tuning == tuning].model.nunique() + 0.5 for tuning in tunings]},
-)  # fmt: skip
-for column, tuning in enumerate(tunings):
-    chosen = rows[rows.tuning == tuning]
-    models = list(chosen.model.unique())
-    for axis, value, who in (
-        (axes[0, column], "ratio_to_plain", private),
-        (axes[1, column], "memory_ratio", private[:4]),
-    ):
-        width = 0.85 / len(who)
-        for i, name in enumerate(who):
-            bars = chosen[chosen.contender == name].set_index("model").reindex(models)
-            places = np.arange(len(models)) + width * (i - (len(who) - 1) / 2)
-            axis.bar(places, bars[value], width, label=labels[name], **look[name])
-            if value == "ratio_to_plain":
-                ends = [bars[value] - bars[f"{value}_q1"], bars[f"{value}_q3"] - bars[value]]
-                axis.errorbar(places, bars[value], ends, fmt="none", ecolor="0.2", elinewidth=0.8)
-        axis.axhline(1, color="0.2", linestyle=":", linewidth=1.2)
-        axis.set_xticks(range(len(models)), models, rotation=20)
-        axis.grid(False, axis="x")
-    axes[0, column].set_title(tuning)
-axes[0, 0].set_ylabel("time per step / plain step")
-axes[1, 0].set_ylabel("peak memory / plain step")
-handles, names = axes[0, 0].get_legend_handles_labels()
-figure.legend(handles, names, loc="outside lower center", ncols=4, fontsize="small")
-plt.show()
-
+figure = figures.draw_contenders(rows)
 
 # %%
-def spread(name, column, tuning):
-    """Range over models of a column's values, as text."""
-    values = rows[(rows.contender == name) & (rows.tuning == tuning)][column].dropna()
-    if not len(values):
-        return "not measured"
-    return f"{values.min():.2f}" + (f" to {values.max():.2f}" if len(values) > 1 else "")
-
-
-summary = [
-    f"{tuning}: time to a plain step " + ", ".join(f"{labels[name]} {spread(name, 'ratio_to_plain', tuning)}" for name in private[:4])
-    for tuning in tunings
-] + [
-    f"{tuning}: peak memory to a plain step " + ", ".join(f"{labels[name]} {spread(name, 'memory_ratio', tuning)}" for name in private[:4])
-    for tuning in tunings
-]  # fmt: skip
-display(Markdown("**What to see.** Ranges over the models:\n\n" + "\n".join(f"* {line}" for line in summary)))
+summary = figures.contender_findings(rows)
 plots.save(
     figure,
     "07_efficiency",
@@ -218,6 +127,7 @@ plots.save(
     claim='Section "Efficiency of algorithm": with book-keeping, a private step is almost as efficient as a plain one.',
     summary=summary,
 )
+plots.what_to_see(summary, "ranges over the models")
 
 # %% [markdown]
 # Ghost clipping pays for its second backward pass whatever is trained; instantiation pays in memory, the more the more
@@ -245,24 +155,10 @@ prototype.set_index(["model", "tuning", "contender"])
 
 # %%
 sources = {"record": record, "this notebook": measured}
-compared = tables.beside_paper(paper.load("eff"), sources)
-compared["model"] = [
-    tables.PAPER_CASES[name, tuning][device][0]
-    for name, tuning in zip(compared.paper_model, compared.tuning, strict=True)
-]
-compared["theory, f = 1/3"] = [tables.interval_ratio(interval, 1 / 3) for interval in compared.interval]
-compared = compared[["paper_model", "model", "tuning", "interval", "paper", *sources, "theory, f = 1/3"]]
+compared = figures.interval_table(paper.load("eff"), sources, device)
 compared.set_index(["paper_model", "model", "tuning", "interval"]).round(3)
 
 # %%
-best = compared["record"].fillna(compared["this notebook"])
-implied = rows[rows.contender == "ours_k1"].assign(share=lambda found: found.ratio_to_ours.map(tables.forward_share))
-shares = implied.groupby("tuning", sort=False).share.agg(["min", "max"])
-eff_summary = [
-    f"{row.paper_model} ({row.tuning}), K = {row.interval}: paper {row.paper:.3f}, ours ({row.model}) {value:.3f}"
-    for row, value in zip(compared.itertuples(), best, strict=True)
-    if np.isfinite(value)
-] or [f"{row.model} ({row.tuning}), K = 1: {row.ratio_to_ours:.2f}" for row in implied.itertuples()]
 plots.save_table(
     compared.round(4),
     "07_efficiency_table",
@@ -270,58 +166,17 @@ plots.save_table(
     inputs=["data/paper/eff.csv", origin],
     shows="Time with HyFreeDP relative to the same private step without it: the paper's table beside ours.",
     claim='Tab. "eff": 1.255 to 2.040 times for K = 1, 1.017 to 1.108 times for K = 10.',
-    summary=eff_summary,
+    summary=figures.interval_findings(compared, rows),
 )
 
 # %% [markdown]
 # **Predict** the curve before you look: where do biases and low-rank updates lie, above or below full tuning?
 
 # %%
-figure, axes = plt.subplots(1, 2, figsize=(10, 3.8), sharey=True)
-grid = np.geomspace(1, 10, 50)
-for axis in axes:
-    for share, dashes, text in ((1 / 3, "-", "theory: f = 1/3"), (1 / 2, "--", "theory: f = 1/2")):
-        axis.plot(grid, [tables.interval_ratio(k, share) for k in grid], color="0.45", linestyle=dashes, label=text)
-    axis.set(xscale="log", xlabel="interval $K$ (steps)")
-    axis.set_xticks(tables.INTERVALS, [str(k) for k in tables.INTERVALS])
-    axis.minorticks_off()
-for (name, tuning), style in zip(tables.PAPER_CASES, plots.SERIES, strict=False):
-    found = compared[(compared.paper_model == name) & (compared.tuning == tuning)]
-    axes[0].plot(found.interval, found.paper, label=f"{name}, {tuning}", **style | {"linestyle": "none"})
-probing = rows[rows.contender.isin([f"ours_k{k}" for k in tables.INTERVALS])]
-colours = {tuning: style for tuning, style in zip(("full", "biases", "lora"), plots.SERIES, strict=False)}
-for tuning in tunings:
-    found = probing[probing.tuning == tuning]
-    at = found.contender.str.removeprefix("ours_k").astype(int) * {"full": 0.96, "biases": 1.0, "lora": 1.04}[tuning]
-    ends = [found.ratio_to_ours - found.ratio_to_ours_q1, found.ratio_to_ours_q3 - found.ratio_to_ours]
-    axes[1].errorbar(
-        at, found.ratio_to_ours, ends, label=tuning, elinewidth=0.8, **colours[tuning] | {"linestyle": "none"}
-    )
-axes[0].set(title="The paper's Tab. eff", ylabel="time with HyFreeDP / without")
-axes[1].set(title=f"Ours, one mark per model ({device})")
-for axis in axes:
-    axis.legend(fontsize="small")
-plt.show()
+figure = figures.draw_intervals(compared, rows, device)
 
 # %%
-lines = [
-    f"{tuning}: a forward pass is {low:.2f}"
-    + (f" to {high:.2f}" if high > low else "")
-    + " of our private step, by K = 1"
-    for tuning, low, high in shares.itertuples()
-]
-text = "\n".join(f"* {line}" for line in lines)
-at_one = compared[compared.interval == 1].set_index(["paper_model", "tuning"]).paper
-display(
-    Markdown(
-        f"**What to see.** The ratio for $K = 1$ tells $f$, and the other intervals follow without a free parameter:\n\n{text}\n\n"
-        "The paper's text says that LoRA and BitFit have *lower* additional costs. Its own table says the opposite: for $K = 1$, "
-        f"{at_one['Vit-base', 'bitfit']:.2f} with BitFit against {at_one['Vit-base', 'full']:.2f} with full tuning of the same "
-        f"model, and {at_one['Llama2-7B', 'lora']:.2f} with LoRA. The theory agrees with the table: with few weight gradients the "
-        "step itself is shorter, so the same two forward passes weigh more. The paper's ratios of whole runs can lie below "
-        "$1 + 2/3$, since data loading and slower clipping are part of both runs."
-    )
-)
+summary = figures.share_findings(rows)
 plots.save(
     figure,
     "07_efficiency_interval",
@@ -329,8 +184,10 @@ plots.save(
     inputs=["data/paper/eff.csv", origin],
     shows="Cost of HyFreeDP against the interval K: the paper's table, ours, and the model 1 + 2 f / K.",
     claim='Section "Efficiency of algorithm": 3 + 2/K units of time instead of 3.',
-    summary=lines,
+    summary=summary,
 )
+plots.what_to_see(summary, "the ratio for $K = 1$ tells $f$, and the other intervals follow without a free parameter")
+display(Markdown(figures.interval_text(compared)))
 
 # %% [markdown]
 # ## 5. How the cost grows
@@ -339,61 +196,25 @@ plots.save(
 # suffers from larger batches in time, which in memory, and where $T^2$ of the ghost norms might show.
 
 # %%
-recorded_growth = None if profile == "smoke" else tables.load(folder / "efficiency_growth.csv")
-growth = recorded_growth
-if growth is None:
-    if not can_measure:
-        raise RuntimeError(f"no GPU here, and no record {folder / 'efficiency_growth.csv'}")
-    base, sizes = {
-        "smoke": ("tiny", {"batch_size": [2, 4], "tokens": [5]}),
-        "laptop": ("vit_d192", {"batch_size": [4, 16], "depth": [1, 4], "width": [96, 192], "tokens": [17, 65, 145]}),
-    }.get(profile, ("vit_small", {"batch_size": [16, 64], "depth": [3, 12], "width": [192, 384], "tokens": [50, 197]}))
-    who = ["plain", "opacus_hooks", "opacus_ghost", "ours"]
-    growth = tables.measure_growth_once(CELLS, base, sizes, contenders=who, **settings)
-growth["memory_ratio"] = tables.memory_ratio(growth)
-varied = list(growth.varied.unique())
-titles = {"batch_size": "batch size $B$", "depth": "depth (blocks)", "width": "width", "tokens": "tokens $T$"}
-styles = dict(zip(("ours", "opacus_hooks", "opacus_ghost"), plots.SERIES, strict=False))
-figure, axes = plt.subplots(2, len(varied), figsize=(10.5, 5.2), sharex="col", sharey="row", squeeze=False)
-for column, name in enumerate(varied):
-    for contender, style in styles.items():
-        found = growth[(growth.varied == name) & (growth.contender == contender)].sort_values("value")
-        axes[0, column].plot(found.value, found.ratio_to_plain, label=labels[contender], **style)
-        axes[0, column].fill_between(
-            found.value, found.ratio_to_plain_q1, found.ratio_to_plain_q3, color=style["color"], alpha=0.2, linewidth=0
-        )
-        axes[1, column].plot(found.value, found.memory_ratio, **style)
-    ticks = sorted(growth[growth.varied == name].value.unique())
-    axes[1, column].set(xscale="log", xlabel=titles[name])
-    axes[1, column].set_xticks(ticks, [str(tick) for tick in ticks])
-    axes[1, column].minorticks_off()
-    for axis in axes[:, column]:
-        axis.axhline(1, color="0.2", linestyle=":", linewidth=1.2)
-axes[0, 0].set_ylabel("time / plain step")
-axes[1, 0].set_ylabel("peak memory / plain step")
-handles, names = axes[0, 0].get_legend_handles_labels()
-figure.legend(handles, names, loc="outside lower center", ncols=3, fontsize="small")
-plt.show()
+path = folder / "efficiency_growth.csv"
+recorded = None if smoke else tables.load(path)
+growth = recorded
+if recorded is None and can_measure:
+    growth = tables.measure_profile_growth(CELLS, profile, **settings)
+growth = tables.first_known(path, growth)
+figure = figures.draw_growth(growth)
 
 # %%
-growth_summary = [
-    f"{labels[contender]}: time {found.ratio_to_plain.min():.2f} to {found.ratio_to_plain.max():.2f}, "
-    f"peak memory {found.memory_ratio.min():.2f} to {found.memory_ratio.max():.2f} of a plain step"
-    for contender, found in growth[growth.contender.isin(styles)].groupby("contender", sort=False)
-]
-display(Markdown("**What to see.** Over all sizes:\n\n" + "\n".join(f"* {line}" for line in growth_summary)))
+summary = figures.growth_findings(growth)
 plots.save(
     figure,
     "07_efficiency_growth",
     parameters=parameters,
-    inputs=[
-        f"data/results/{folder.name}/efficiency_growth.csv"
-        if recorded_growth is not None
-        else "measured by the notebook"
-    ],
+    inputs=["measured by the notebook" if recorded is None else f"data/results/{folder.name}/{path.name}"],
     shows="Time and peak memory relative to a plain step against batch size, depth, width and tokens of a vision transformer.",
-    summary=growth_summary,
+    summary=summary,
 )
+plots.what_to_see(summary, "over all sizes")
 
 # %% [markdown]
 # A small batch is dear for every private contender: the noise and AdamW's update touch each parameter once per step, however
@@ -410,42 +231,30 @@ plots.save(
 # **Predict first.** What is dearer: to vote on a rate, or to search one?
 
 # %%
-recorded_learning = None if profile == "smoke" else tables.load(folder / "efficiency_learning.csv")
-whole_runs = recorded_learning
-if whole_runs is None:
+path = folder / "efficiency_learning.csv"
+recorded = None if smoke else tables.load(path)
+whole_runs = recorded
+if recorded is None:
     whole_runs = cached(CELLS, learning.measure_learning, models=["tiny"], steps=20, **settings)
-accuracy = tables.load(RESULTS / "laptop" / "image_classification.csv")
-figure, axes = plt.subplots(1, 2, figsize=(10.5, 4.2), sharey=True)
-looks = {f"hyfreedp_{name}": plots.STYLES[name] for name in ("robust", "paper")}
-looks |= {name: plots.STYLES[name] for name in ("line_search", "reference")}
-cost_summary = learning.draw(axes, whole_runs, accuracy, looks)
-figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", fontsize="small")
-plt.show()
+costs = learning.costs(whole_runs, tables.load(RESULTS / "laptop" / "image_classification.csv"))
+figure = learning.draw(costs)
 
 # %%
-cost_summary += [
-    f"Preset robust on {row.model}: {row.ratio:.2f} times the time, {row.copies:.1f} copies of the trained weights more"
-    for row in whole_runs[whole_runs.method == "hyfreedp_robust"].itertuples()
-]
-display(Markdown("**What to see.**\n\n" + "\n".join(f"* {line}" for line in cost_summary)))
+origins = ["measured by the notebook" if recorded is None else f"data/results/{folder.name}/{path.name}"]
+summary = learning.findings(costs, whole_runs)
 plots.save(
     figure,
     "07_efficiency_learning",
     parameters=parameters,
-    inputs=[
-        f"data/results/{folder.name}/efficiency_learning.csv"
-        if recorded_learning is not None
-        else "measured by the notebook",
-        "data/results/laptop/image_classification.csv",
-    ],
+    inputs=[*origins, "data/results/laptop/image_classification.csv"],
     shows="Points to the best grid search against the training time and the share of the budget that a rate takes. Filled: "
     "epsilon covers the choice.",
     claim='Section "Efficiency of algorithm": the learning rate is found with a minor overhead.',
-    summary=cost_summary,
+    summary=summary,
 )
-whole_runs.set_index(["model", "method"])[
-    ["seconds", "ratio_q1", "ratio", "ratio_q3", "copies", "budget_percent"]
-].round(3)
+plots.what_to_see(summary)
+columns = ["seconds", "ratio_q1", "ratio", "ratio_q3", "copies", "budget_percent"]
+whole_runs.set_index(["model", "method"])[columns].round(3)
 
 # %% [markdown]
 # ## 7. Goals, met and missed
@@ -468,22 +277,7 @@ plots.save_table(
 goal_table.set_index(["goal", "tuning"]).round(2)
 
 # %%
-missed = judged[~judged.met]
-display(
-    Markdown(
-        f"{int(judged.met.sum())} of {len(judged)} met ({source}). "
-        + (
-            "Missed: "
-            + "; ".join(
-                f"{row.goal}, {row.tuning}, {row.model}: {row.measured:.2f} > {row.limit:.2f}"
-                for row in missed.itertuples()
-            )
-            + "."
-            if len(missed)
-            else "None missed."
-        )
-    )
-)
+display(Markdown(f"Numbers {source}: {goals.missed_text(judged)}"))
 
 # %% [markdown]
 # ## Where this differs from the paper
@@ -506,19 +300,7 @@ display(
 #    another program meanwhile. Which columns change, and which hardly?
 
 # %% tags=["solution"]
-width = 384
-display(
-    Markdown(
-        f"*Solution 1.* They break even at $T = pd/(p+d)$ = {width * width / (2 * width):.0f} tokens. The engine compares the two for every layer and takes the cheaper, so it never pays more."
-    )
-)
-share = tables.forward_share(tables.interval_ratio(1, 0.5))
-enough = next(k for k in range(1, 101) if tables.interval_ratio(k, share) <= 1.05)
-display(
-    Markdown(
-        f"*Solution 2.* With $f = 1/2$, $2f/K \\le 0.05$ needs $K \\ge {enough}$. The rate is then learned from {enough / 5:.0f} times fewer probes, so it follows the loss more slowly; but each probe gets more of the budget."
-    )
-)
+display(Markdown("\n\n".join(figures.solutions(width=384, limit=0.05))))
 
 # %% [markdown] tags=["solution"]
 # *Solution 3.* The seconds change, and their maximum most. The ratios hardly do, because the contenders of a round are slowed

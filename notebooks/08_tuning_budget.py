@@ -53,22 +53,10 @@ check_parameters(
 )
 
 # %%
-import matplotlib.pyplot as plt
-import numpy as np
-import pandas as pd
-import seaborn as sns
-from IPython.display import Markdown, display
-from matplotlib.ticker import NullLocator
-
-from hyfreedp import calibrate_noise
-from hyfreedp.experiments.runs.cells import Spec, read_steps, run_cells, tabulate, with_seeds
 from hyfreedp.experiments.store import plots
-from hyfreedp.experiments.store.cache import cached
 from hyfreedp.experiments.store.paths import CELLS
-from hyfreedp.experiments.studies import noise_split
-from hyfreedp.experiments.studies.noise_split import DATA_SETS, PAPER_SPLIT, DataSet, settings
-from hyfreedp.experiments.tables import tuning_budget
-from hyfreedp.experiments.tasks.registry import TASKS
+from hyfreedp.experiments.studies import noise_split, noise_split_figures, noise_split_rows
+from hyfreedp.experiments.tables import rate_map, tuning_budget_figures
 
 plots.use_style()
 smoke = profile == "smoke"
@@ -100,115 +88,26 @@ parameters = {
 # **Predict first.** The paper's table says about 20 % for adaptive clipping and for DP-hyper. Which of the two is nearer the truth?
 
 # %%
-GRID = {
-    "smoke": {"targets": [epsilon], "runs": [5.0], "data": DATA_SETS[2:3], "intervals": [interval], "gammas": [1.01]},
-    "laptop": {
-        "targets": sorted({1.0, 3.0, 8.0, epsilon}),
-        "runs": [5.0, 16.0],
-        "data": DATA_SETS[1:],  # CIFAR-10 and CIFAR-100 are of one size
-        "intervals": [1, 5, 10],
-        "gammas": [1.005, 1.01, 1.02],
-    },
-}
-grid = GRID["smoke" if smoke else "laptop"]
-data = DataSet("parameters", records, batch_size, epochs)
-RATES, THRESHOLDS = 5, 6  # a vanilla grid: the paper's five rates, six thresholds
-table = pd.concat(
-    cached(
-        CELLS,
-        tuning_budget.budget_rows,
-        budget=data.budget(target),
-        batch_size=batch_size,
-        interval=interval,
-        gammas=[1.01],
-        kept=[0.85],
-        trials=[RATES, RATES * THRESHOLDS],
-        runs=grid["runs"],
-        quantile_parts=[0.05],
-    )
-    for target in grid["targets"]
-)
-at = table.set_index(["method", "setting", "target_epsilon"]).sort_index()
-runs = grid["runs"][0]
-METHODS = [  # method and setting of a row, label, what it searches, the paper's percentage
-    ("hyfreedp", 1.01, "HyFreeDP, $\\gamma$ = 1.01", "no", "no", "<1"),
-    ("adaptive clipping", 0.05, "adaptive clipping, $\\sigma_b = B/20$", "yes", "no", "20"),
-    ("split", 0.85, "DP-hyper as simulated: 85 % kept", "yes", "no", "15"),
-    ("random search, logarithmic", runs, f"DP-hyper, logarithmic, {runs:g} runs on average", "yes", "no", "20"),
-    ("random search, geometric", runs, f"DP-hyper, geometric, {runs:g} runs on average", "yes", "no", "20"),
-    ("random search, Poisson", runs, f"DP-hyper, Poisson, {runs:g} runs on average", "yes", "no", "20"),
-    ("grid search", RATES, f"automatic clipping, {RATES} rates, all counted", "yes", "no", "0"),
-    ("grid search", RATES * THRESHOLDS, f"vanilla, {RATES} x {THRESHOLDS} pairs, all counted", "yes", "yes", "0"),
-]
+targets = [epsilon] if smoke else sorted({1.0, 3.0, 8.0, epsilon})
+runs = [5.0] if smoke else [5.0, 16.0]  # of a random search, on average
+data = noise_split.DataSet("parameters", records, batch_size, epochs)
+budgets = [data.budget(target) for target in targets]
+costs = tuning_budget_figures.costs(CELLS, budgets, batch_size=batch_size, interval=interval, runs=runs)
+methods = tuning_budget_figures.methods(runs[0])
 
 # %% [markdown]
 # Each row of the table is a method at one budget. `share_percent` and `noise_percent` are defined above; `paper_percent` is the
 # paper's entry (15 for its own simulation, in its Section "Experiments", although its table says 20).
 
 # %%
-shown = pd.DataFrame(
-    [
-        {
-            "method": label.replace("$", "").replace("\\", ""),
-            "searches_eta": eta,
-            "searches_R_g": threshold,
-            "epsilon": target,
-            "paper_percent": printed,
-            "share_percent": at.share_percent[method, setting, target],
-            "noise_percent": at.noise_percent[method, setting, target],
-        }
-        for method, setting, label, eta, threshold, printed in METHODS
-        for target in grid["targets"]
-    ]
-)
+shown = tuning_budget_figures.comparison(costs, methods, targets)
 shown.style.hide(axis="index").format({"epsilon": "{:g}", "share_percent": "{:.3f}", "noise_percent": "{:.3f}"})
 
 # %%
-figure, axes = plt.subplots(1, 2, figsize=(10, 4.2), sharey=True)
-for axis, column, label in zip(
-    axes,
-    ("share_percent", "noise_percent"),
-    (r"share of $\varepsilon$ not left to training (%)", r"more gradient noise than vanilla (%)"),
-    strict=True,
-):
-    for index, target in enumerate(grid["targets"]):
-        style = plots.SERIES[index]
-        values = [at[column][method, setting, target] for method, setting, *_ in METHODS]
-        positions = np.arange(len(METHODS)) + 0.2 * (index - (len(grid["targets"]) - 1) / 2)
-        axis.plot(
-            values, positions, **style | {"linestyle": "none"}, label=rf"$\varepsilon$ = {target:g}", markersize=6
-        )
-    axis.set(xscale="log", xlabel=label)
-printed = [(position, float(row[5])) for position, row in enumerate(METHODS) if row[5] not in ("0", "<1")]
-axes[0].plot(
-    [value for _, value in printed],
-    [position for position, _ in printed],
-    linestyle="none",
-    marker="|",
-    markersize=14,
-    markeredgewidth=2,
-    color="0.3",
-    label="the paper's figure",
-)
-axes[0].axvline(1, color="0.3", linewidth=1, linestyle=":")
-axes[0].set_yticks(range(len(METHODS)), [row[2] for row in METHODS])
-axes[0].invert_yaxis()
-handles, names = axes[0].get_legend_handles_labels()
-axes[1].legend(handles, names, fontsize="small", loc="lower left", frameon=True)
-plt.show()
+figure = tuning_budget_figures.draw_costs(costs, methods, targets)
 
 # %%
-needed = {part: tuning_budget.quantile_noise_for_share(part, budget=data.budget(epsilon)) for part in (0.01, 0.2)}
-value = at.xs(epsilon, level="target_epsilon")
-summary = [
-    *(
-        f"{label.replace('$', '').replace(chr(92), '')}: {value.share_percent[method, setting]:.3g} % of epsilon = {epsilon:g}, "
-        f"{value.noise_percent[method, setting]:.3g} % more gradient noise"
-        for method, setting, label, *_ in METHODS
-    ),
-    f"Adaptive clipping would take 20 % only with sigma_b = {needed[0.2]:.2f}, that is B / "
-    f"{batch_size / needed[0.2]:.0f}, and 1 % with {needed[0.01]:.2f}",
-]
+summary = tuning_budget_figures.cost_findings(costs, methods, data.budget(epsilon), batch_size)
 saved = {
     "parameters": parameters,
     "inputs": ["tables of calibrations, cells of data/cells"],
@@ -216,20 +115,10 @@ saved = {
     "clipping, DP-hyper) and below 1 % (HyFreeDP) of the budget.",
     "summary": summary,
 }
-plots.save(
-    figure,
-    "08_tuning_budget",
-    shows="The share of the privacy budget that each way of choosing hyperparameters takes from training, and the noise it adds.",
-    **saved,
-)
+shows = "The share of the privacy budget that each way of choosing hyperparameters takes from training, and the noise it adds."
+plots.save(figure, "08_tuning_budget", shows=shows, **saved)
 plots.save_table(shown, "08_tuning_budget_table", shows="The same as a table, at several budgets.", **saved)
-
-
-def what_to_see(lines):
-    display(Markdown("**What to see.**\n\n" + "\n".join(f"* {line}." for line in lines)))
-
-
-what_to_see(summary)
+plots.what_to_see(summary)
 
 # %% [markdown]
 # Adaptive clipping is nearly free by its authors' own formula: a count over the whole batch is a very robust statistic, and it
@@ -245,50 +134,16 @@ what_to_see(summary)
 # **Predict first.** Does the share grow or fall with $\varepsilon$?
 
 # %%
-PAPER = PAPER_SPLIT | {"accountant": "rdp", "measured": True}
-rows = [
-    row | {"data": chosen.title}
-    for chosen in grid["data"]
-    for target in grid["targets"]
-    for row in settings("data", **chosen.budget(target), **PAPER, gamma=1.01, interval=interval)
-] + settings("interval", **data.budget(epsilon), **PAPER, gamma=grid["gammas"], interval=grid["intervals"])
-splits = noise_split.calibrations(rows, CELLS)
-splits["share_percent"] = 100 * splits.probe_share
-
-figure, (data_axis, setting_axis) = plt.subplots(1, 2, figsize=(10, 3.8), sharey=True)
-for index, chosen in enumerate(grid["data"]):
-    line = splits[splits.data == chosen.title]
-    data_axis.plot(line.target_epsilon, line.share_percent, label=chosen.title, markersize=5, **plots.SERIES[index])
-data_axis.set(xscale="log", xlabel=r"target $\varepsilon$", ylabel=r"HyFreeDP's share of $\varepsilon$ (%)")
-data_axis.set_title(rf"$\gamma$ = 1.01, $K$ = {interval}")
-data_axis.xaxis.set_minor_locator(NullLocator())
-data_axis.set_xticks(grid["targets"], [f"{target:g}" for target in grid["targets"]])
-for index, gamma in enumerate(grid["gammas"]):
-    line = splits[(splits.section == "interval") & (splits.gamma == gamma)]
-    style = plots.SERIES[index]
-    setting_axis.plot(line.interval, line.share_percent, label=rf"$\gamma$ = {gamma:g}", markersize=5, **style)
-setting_axis.set(
-    xscale="log", xlabel="probing interval $K$ (steps)", title=rf"N = {records:,}, $\varepsilon$ = {epsilon:g}"
+data_sets = noise_split.DATA_SETS[2:3] if smoke else noise_split.DATA_SETS[1:]  # both CIFAR are of one size
+over = (
+    {"gammas": [1.01], "intervals": [interval]} if smoke else {"gammas": [1.005, 1.01, 1.02], "intervals": [1, 5, 10]}
 )
-setting_axis.xaxis.set_minor_locator(NullLocator())
-setting_axis.set_xticks(grid["intervals"], [str(k) for k in grid["intervals"]])
-for axis in (data_axis, setting_axis):
-    axis.axhline(1, color="0.3", linewidth=1)
-data_axis.legend(fontsize="small")
-setting_axis.legend(fontsize="small", loc="center left", bbox_to_anchor=(0, 0.72))
-data_axis.set_ylim(bottom=0)
-plt.show()
+rows = noise_split_rows.share_rows(data_sets, targets, data, epsilon=epsilon, interval=interval, **over)
+splits = noise_split.calibrations(rows, CELLS)
+figure = noise_split_figures.draw_shares(splits, interval, records, epsilon)
 
 # %%
-over_data = splits[splits.section == "data"].share_percent
-over_settings = splits[splits.section == "interval"].groupby("gamma").share_percent
-summary = [
-    f"gamma = 1.01, K = {interval}: {over_data.min():.2f} to {over_data.max():.2f} % over the data sets and budgets",
-    *(
-        f"gamma = {gamma:g}: {low:.2f} to {high:.2f} % over K = {', '.join(map(str, grid['intervals']))}"
-        for gamma, low, high in over_settings.agg(["min", "max"]).itertuples()
-    ),
-]
+summary = noise_split_figures.share_findings(splits, interval)
 plots.save(
     figure,
     "08_tuning_budget_grid",
@@ -298,7 +153,7 @@ plots.save(
     claim='Tab. "hyperparam comparison": below 1 % of the budget.',
     summary=summary,
 )
-what_to_see(summary)
+plots.what_to_see(summary)
 
 # %% [markdown]
 # One percent more *noise* is not one percent of $\varepsilon$: $\varepsilon$ falls faster than the noise grows, the more so the
@@ -323,42 +178,8 @@ what_to_see(summary)
 # **Predict first.** How many cells of the SGD map will be within two points of its best?
 
 # %%
-MAP = {
-    "smoke": {
-        "steps": 10,
-        "sgd": ((0.1, 1.0), (0.3, 3.0)),
-        "adamw": ((0.1, 1.0), (1e-2,)),
-    },
-    "laptop": {
-        "steps": 50,
-        "sgd": ((0.1, 0.3, 1.0, 3.0, 10.0, 30.0), (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)),
-        "adamw": ((0.3, 3.0, 30.0), (1e-3, 5e-3, 2e-2, 5e-2)),
-    },
-    "paper": {
-        "steps": None,
-        "sgd": ((0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0), (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)),
-        "adamw": ((0.3, 1.0, 3.0, 10.0, 30.0), (5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2)),
-    },
-}
-task_map = MAP.get(profile, MAP["paper"])
-common = {"task": "digits", "epsilon": epsilon, "steps": task_map["steps"]}
-TITLES = {"sgd": "SGD with momentum 0.9", "adamw": "AdamW"}
-specs = []
-for base in TITLES:
-    thresholds, rates = task_map[base]
-    specs += [
-        Spec(method="vanilla", base=base, clipping_threshold=threshold, learning_rate=rate, **common)
-        for threshold in thresholds
-        for rate in rates
-    ]
-    specs += [Spec(method="constant", base=base, learning_rate=rate, **common) for rate in rates]
-    specs += [Spec(method="robust", base=base, **common)]
-runs = [one for spec in specs for one in with_seeds(spec, seeds)]
-results = tabulate(run_cells(runs, CELLS, jobs=1 if smoke else jobs, description="training runs"))
-results["percent"] = 100 * results.accuracy
-learned = results.method == "robust"
-results.loc[learned, "eta"] = [read_steps(spec, CELLS).eta.median() for spec in runs if spec.method == "robust"]
-learned = results[learned].groupby("base")[["percent", "eta"]].mean()
+runs = rate_map.specs(profile, epsilon, seeds)
+results = rate_map.train(runs, CELLS, jobs=1 if smoke else jobs)
 results.groupby(["base", "method"], sort=False).percent.agg(["count", "min", "max"]).round(1)
 
 # %% [markdown]
@@ -366,71 +187,10 @@ results.groupby(["base", "method"], sort=False).percent.agg(["count", "min", "ma
 # median over the steps of the rate it took, which falls to zero.
 
 # %%
-means = results.groupby(["base", "method", "clipping_threshold", "learning_rate"], dropna=False).percent.mean()
-figure, axes = plt.subplots(2, 2, figsize=(10, 5.6), width_ratios=(1.35, 1), height_ratios=(6, 1), sharex="col")
-shades = {"cmap": "cividis", "vmin": 10, "vmax": 100, "annot": True, "fmt": ".0f", "cbar": False, "linewidths": 0.5}
-shades["annot_kws"] = {"va": "bottom"}
-
-
-def column_of(rate, rates):
-    """Where a rate is on an axis whose columns are these rates; nowhere if beyond them."""
-    return np.interp(np.log10(rate), np.log10(rates), np.arange(len(rates)) + 0.5, left=np.nan, right=np.nan)
-
-
-for (above, below), base in zip(axes.T, TITLES, strict=True):
-    thresholds, rates = task_map[base]
-    vanilla = means[base]["vanilla"].unstack().sort_index(ascending=False)
-    automatic = means[base]["constant"].droplevel("clipping_threshold").to_frame().T
-    for axis, values in ((above, vanilla), (below, automatic)):
-        sns.heatmap(values, ax=axis, **shades)
-        axis.set(xlabel="", ylabel="")
-    found = learned.eta[base]
-    equivalent = [found / level if base == "sgd" else found for level in vanilla.index]
-    line = {"color": "black", "markerfacecolor": "white", "zorder": 5}
-    above.plot(column_of(equivalent, rates), np.arange(len(vanilla)) + 0.5, "o", markersize=7, **line)
-    below.plot(column_of([found], rates), [0.62], "*", markersize=14, **line)
-    above.set_title(f"{TITLES[base]}: clipping at $R_g$")
-    above.set_yticks(np.arange(len(vanilla)) + 0.5, [f"{level:g}" for level in vanilla.index], rotation=0)
-    below.set_yticks([0.5], ["automatic\n($R_g \\to 0$)"], rotation=0)
-    below.set_xticks(np.arange(len(rates)) + 0.5, [f"{rate:g}" for rate in rates], rotation=0)
-    below.set_xlabel(r"learning rate $\eta$")
-    above.tick_params(labelbottom=False)
-axes[0, 0].set_ylabel("clipping threshold $R_g$")
-figure.suptitle(
-    rf"Test accuracy (%), mean of {seeds} runs; dots and star: the rate that HyFreeDP finds", fontsize="medium"
-)
-plt.show()
+figure = rate_map.draw(results)
 
 # %%
-plain = calibrate_noise(
-    target_epsilon=epsilon,
-    target_delta=TASKS["digits"].delta,
-    sample_rate=TASKS["digits"].batch_size / TASKS["digits"].train_size,
-    steps=task_map["steps"] or TASKS["digits"].steps,
-    probe="none",
-    accountant="rdp",
-)
-summary = []
-for base in TITLES:
-    vanilla, constant = means[base]["vanilla"], means[base]["constant"]
-    good = int((vanilla > vanilla.max() - 2).sum())
-    whole = tuning_budget.dp_sgd_epsilon(
-        plain.sigma, target_delta=plain.target_delta, sample_rate=plain.sample_rate, steps=len(vanilla) * plain.steps
-    )
-    (threshold, rate) = vanilla.idxmax()
-    summary.append(
-        f"{TITLES[base]}: best of {len(vanilla)} cells {vanilla.max():.1f} % (R_g = {threshold:g}, rate {rate:g}), {good} of them "
-        f"within 2 points, worst {vanilla.min():.1f} %; counted, this search costs epsilon = {whole:.1f} (RDP)"
-    )
-    spread = results[(results.base == base) & (results.method == "robust")].percent
-    summary.append(
-        f"{TITLES[base]}: HyFreeDP {spread.mean():.1f} % (from {spread.min():.1f} to {spread.max():.1f} over {seeds} seeds) at a "
-        f"median rate of {learned.eta[base]:.3g}, without a search; best rate under automatic clipping {constant.max():.1f} %"
-    )
-spread = (
-    results[results.method == "vanilla"].groupby(["base", "clipping_threshold", "learning_rate"]).percent.agg(np.ptp)
-)
-summary.append(f"Two runs of one cell differ by {spread.median():.1f} points (median range over {seeds} seeds)")
+summary = rate_map.findings(results, profile, epsilon)
 plots.save(
     figure,
     "08_tuning_budget_heatmap",
@@ -440,7 +200,7 @@ plots.save(
     claim='Fig. "heatmap": DP training works only in a narrow region of (R_g, rate), which has to be searched.',
     summary=summary,
 )
-what_to_see(summary)
+plots.what_to_see(summary)
 
 # %% [markdown]
 # Read along the diagonals of the left map: for small $R_g$ the numbers repeat, as do those of the automatic row when shifted. Moving
@@ -471,12 +231,4 @@ what_to_see(summary)
 # out; up to the spread between seeds it does.
 
 # %% tags=["solution"]
-vanilla_sigma = value.sigma.iloc[0]
-pd.DataFrame(
-    {
-        "B": (sizes := [50, 100, 200, 1000]),
-        "more_noise_percent": [
-            100 * (tuning_budget.update_noise(vanilla_sigma, b / 20) / vanilla_sigma - 1) for b in sizes
-        ],
-    }
-).round(3)
+tuning_budget_figures.small_batches(costs.sigma.xs(epsilon, level=2).iloc[0], [50, 100, 200, 1000]).round(3)

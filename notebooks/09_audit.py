@@ -51,58 +51,17 @@ check_parameters(
 )
 
 # %%
-import math
-import warnings
-
-import matplotlib.pyplot as plt
-import numpy as np
-import pandas as pd
-from IPython.display import Markdown, display
-
-from hyfreedp import calibrate_noise
-from hyfreedp.accounting import UnsoundAccountingWarning
-from hyfreedp.accounting.composition import spent
-from hyfreedp.experiments.audits import attack, one_run, releases
+from hyfreedp.experiments.audits import campaign, campaign_figures
 from hyfreedp.experiments.store import plots
-from hyfreedp.experiments.store.cache import cached
 from hyfreedp.experiments.store.paths import CELLS
-from hyfreedp.experiments.studies.noise_split import COARSENESS, PAPER_SPLIT, delta_curve, gdp_epsilon
-from hyfreedp.experiments.tasks.registry import TASKS
-from hyfreedp.sensitivity import SQUARED_L2_SENSITIVITY
 
 plots.use_style()
 parameters = {
     name: globals()[name]
     for name in ("profile", "epsilon", "records", "batch_size", "steps", "interval", "confidence", "seeds")
 }
-laptop = {
-    "losses": 1_000_000,  # probes in each world
-    "votes": 40_000,  # these are released one by one
-    "factors": [1.0, 0.7, 0.5, 0.35],
-    "independent": 4_000_000,  # runs in each world
-    "same_batch": 1_000_000,
-    "accountant": "pld",
-    "epsilons": [1.0, 3.0, 8.0, math.inf],
-    "canaries": 1000,
-    "training_steps": 50,
-    "rates": [1e-3, 5e-3, 2e-2, 5e-2],
-}
-SIZES = {
-    "smoke": laptop
-    | {"losses": 20_000, "votes": 300, "factors": [1.0, 0.5], "independent": 4000, "same_batch": 4000}
-    | {"accountant": "rdp", "epsilons": [1.0, math.inf], "canaries": 100, "training_steps": 10, "rates": [2e-2]},
-    "laptop": laptop,
-    "gpu": laptop | {"votes": 400_000, "independent": 20_000_000, "same_batch": 20_000_000, "training_steps": 100},
-    "paper": laptop | {"votes": 400_000, "independent": 20_000_000, "same_batch": 20_000_000, "training_steps": 100},
-}
-sizes = SIZES[profile]
-task = TASKS["digits"]
-percent = f"{100 * confidence:g} %"
-
-
-def what_to_see(lines):
-    display(Markdown("**What to see.**\n\n" + "\n".join(f"* {line}." for line in lines)))
-
+sizes = campaign.SIZES[profile]
+saved = {"parameters": parameters, "inputs": ["tables of audits, cells of data/cells"]}
 
 # %% [markdown]
 # ## 1. The logic of an audit
@@ -134,26 +93,7 @@ def what_to_see(lines):
 # **Predict first.** From which factor on will the auditor notice?
 
 # %%
-single = calibrate_noise(
-    target_epsilon=epsilon, target_delta=task.delta, sample_rate=1.0, steps=1, probe="none", accountant="pld"
-)
-rows = []
-for probe in ("losses", "votes"):
-    sigma = single.sigma * math.sqrt(SQUARED_L2_SENSITIVITY[probe])
-    for factor in sizes["factors"]:
-        (found,) = cached(
-            CELLS,
-            releases.probe_bounds,
-            probe=probe,
-            sigma_loss=factor * sigma,
-            deltas=[task.delta],
-            runs=sizes[probe],
-            seed=0,
-            confidence=confidence,
-        ).itertuples()
-        true = attack.release_epsilon(probe, factor * sigma, task.delta)
-        rows.append((probe, factor, attack.release_epsilon(probe, sigma, task.delta), true, found.lower_bound))
-probes = pd.DataFrame(rows, columns=["probe", "factor", "claimed", "true_epsilon", "lower_bound"])
+probes = campaign.probe_audits(CELLS, sizes, epsilon=epsilon, confidence=confidence)
 probes
 
 # %% [markdown]
@@ -161,36 +101,10 @@ probes
 # accountant, and `lower_bound` what the audit found.
 
 # %%
-finely = np.geomspace(min(sizes["factors"]), 1, 50)
-exact = [gdp_epsilon(1 / (factor * single.sigma), task.delta) for factor in finely]
-figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), sharey=True)
-for axis, (probe, part) in zip(axes, probes.groupby("probe", sort=False), strict=True):
-    axis.plot(finely, exact, label="exact, noise that is there", **plots.STYLES["worst"] | {"marker": ""})
-    axis.axhline(part.claimed.iloc[0], color="0.2", linewidth=1, label="claim, noise asked for")
-    axis.plot(
-        part.factor, part.lower_bound, label=f"audit, {percent}", **plots.STYLES["robust"] | {"linestyle": "none"}
-    )
-    axis.set(title=f"one probe, {probe}", xlabel=r"noise / noise asked for", xscale="log")
-    axis.set_xticks(sizes["factors"], [f"{factor:g}" for factor in sizes["factors"]])
-    axis.minorticks_off()
-axes[0].set_ylabel(r"$\varepsilon$ of the release")
-axes[0].legend(fontsize="small")
-plt.show()
+figure = campaign_figures.draw_probes(probes, epsilon, confidence)
 
 # %%
-honest, faulty = probes[probes.factor == 1], probes[probes.factor < 1]
-noticed = faulty[faulty.lower_bound > faulty.claimed]
-summary = [
-    *(
-        f"One probe of {row.probe}: the bound is {row.lower_bound:.2f} where {row.claimed:.2f} is claimed, "
-        f"{releases.verdict(row.claimed, row.lower_bound)}"
-        for row in honest.itertuples()
-    ),
-    f"With the noise too small on purpose, {len(noticed)} of {len(faulty)} claims are refuted"
-    + (f", from a factor of {noticed.factor.max():g} on" if len(noticed) else " by so few runs"),
-    f"No bound exceeds the accountant's epsilon of the noise that is there: {(probes.lower_bound <= probes.true_epsilon).all()}",
-]
-saved = {"parameters": parameters, "inputs": ["tables of audits, cells of data/cells"]}
+summary = campaign_figures.probe_findings(probes)
 plots.save(
     figure,
     "09_audit_probe",
@@ -199,7 +113,7 @@ plots.save(
     summary=summary,
     **saved,
 )
-what_to_see(summary)
+plots.what_to_see(summary)
 
 # %% [markdown]
 # The bound stays below the truth because the best evidence lies in the tails, where even many runs leave few counts.
@@ -228,46 +142,16 @@ what_to_see(summary)
 # **Predict first.** Where, if anywhere, will the audit contradict the count of independent batches?
 
 # %%
-deltas = [records**-1.1, 1e-4, 1e-3, 1e-2]
-protocol = {
-    "target_epsilon": epsilon,
-    "target_delta": deltas[0],
-    "sample_rate": batch_size / records,
-    "steps": steps,
-    "interval": interval,
-    "accountant": sizes["accountant"],
-}
-COUNTS = ("independent", "same_batch")
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore", UnsoundAccountingWarning)  # that is what this section is about
-    splits = {count: calibrate_noise(**protocol, **PAPER_SPLIT, composition=count) for count in COUNTS}
-joint = []
-for noise, split in splits.items():
-    found = cached(
-        CELLS,
-        releases.joint_bounds,
-        split=split.to_dict(),
-        deltas=deltas,
-        runs=sizes[noise],
-        seed=0,
-        confidence=confidence,
-    )
-    for count in COUNTS:
-        claimed = [
-            spent(
-                split,
-                split.steps,
-                split.probe_steps,
-                target_delta=delta,
-                accountant="pld",
-                composition=count,
-                coarseness=COARSENESS,
-            )
-            for delta in deltas
-        ]
-        joint.append(found.assign(noise=noise, counted=count, claimed=claimed))
-joint = pd.concat(joint, ignore_index=True)
-joint["verdict"] = [releases.verdict(*pair) for pair in zip(joint.claimed, joint.lower_bound, strict=True)]
+deltas = campaign.deltas_of(records)
+splits = campaign.joint_splits(
+    epsilon=epsilon,
+    records=records,
+    batch_size=batch_size,
+    steps=steps,
+    interval=interval,
+    accountant=sizes["accountant"],
+)
+joint = campaign.joint_audits(CELLS, sizes, splits, deltas, confidence=confidence)
 joint[["noise", "counted", "delta", "hits", "alarms", "trials", "claimed", "lower_bound", "verdict"]]
 
 # %% [markdown]
@@ -275,38 +159,10 @@ joint[["noise", "counted", "delta", "hits", "alarms", "trials", "claimed", "lowe
 # was exceeded with and without the record, in `trials` runs each.
 
 # %%
-grid = np.linspace(0.05, 1.75 * epsilon, 40)
-TITLES = {"independent": "noise chosen by the independent count", "same_batch": "noise chosen by the same-batch count"}
-CURVES = {"independent": ("counted as independent", "paper"), "same_batch": ("counted as same batch", "best")}
-figure, axes = plt.subplots(1, 2, figsize=(10, 4), sharey=True)
-for axis, (noise, split) in zip(axes, splits.items(), strict=True):
-    for count, (label, style) in CURVES.items():
-        axis.plot(delta_curve(split, count, grid), grid, label=label, **plots.STYLES[style] | {"marker": ""})
-    part = joint[(joint.noise == noise) & (joint.counted == noise)]
-    axis.plot(part.delta, part.lower_bound, label=f"audit, {percent}", **plots.STYLES["robust"] | {"linestyle": "none"})
-    axis.plot(deltas[0], epsilon, marker="*", color="0.2", markersize=12, linestyle="none", label="target")
-    axis.set(xscale="log", xlim=(1e-6, 0.1), xlabel=r"$\delta$", title=TITLES[noise])
-axes[0].set_ylabel(r"$\varepsilon$")
-axes[0].legend(fontsize="small")
-plt.show()
+figure = campaign_figures.draw_joint(joint, splits, confidence)
 
 # %%
-by = joint.set_index(["noise", "counted"])
-refuted = by.loc[("independent", "independent")]
-refuted = refuted[refuted.verdict == "refuted"]
-truths = by.xs("same_batch", level="counted")
-summary = [
-    f"Noise by the independent count: its own claim is refuted at {len(refuted)} of {len(deltas)} values of delta, jointly at {percent}"
-    + "".join(
-        f"; at delta = {row.delta:.2g} at least {row.lower_bound:.2f} where {row.claimed:.2f} is claimed"
-        for row in refuted.itertuples()
-    ),
-    f"The same releases counted as one batch are claimed to cost {by.loc[('independent', 'same_batch')].claimed.iloc[0]:.2f} at the "
-    f"target's delta; the audit finds at least {by.loc[('independent', 'same_batch')].lower_bound.iloc[0]:.2f}",
-    f"Noise by the same-batch count: at most {by.loc[('same_batch', 'same_batch')].claimed.iloc[0]:.2f} is claimed, at least "
-    f"{by.loc[('same_batch', 'same_batch')].lower_bound.iloc[0]:.2f} found",
-    f"Claims of the same-batch count refuted: {(truths.verdict == 'refuted').sum()} of {len(truths)}",
-]
+summary = campaign_figures.joint_findings(joint, confidence)
 plots.save(
     figure,
     "09_audit",
@@ -315,7 +171,7 @@ plots.save(
     summary=summary,
     **saved,
 )
-what_to_see(summary)
+plots.what_to_see(summary)
 
 # %% [markdown]
 # Points above the curve of independent batches cannot be explained by it: the mechanism that really runs leaks more than Alg. 2 says. The
@@ -343,47 +199,7 @@ what_to_see(summary)
 # **Predict first.** Which of these will stand out, and at which budgets?
 
 # %%
-LABELS = {
-    "robust": "HyFreeDP, preset robust",
-    "paper": "HyFreeDP, preset paper",
-    "constant": "constant rate 0.02",
-    "linear": "0.02, linear decay",
-    "tuned": "constant rate, tuned without privacy",
-}
-
-
-def trained(method, target, rate, seed):
-    return cached(
-        CELLS,
-        one_run.train_with_canaries,
-        method=method,
-        epsilon=target,
-        learning_rate=rate,
-        canaries=sizes["canaries"],
-        steps=sizes["training_steps"],
-        seed=seed,
-    )
-
-
-rows = []
-for target in sizes["epsilons"]:
-    searches = [[trained("constant", target, rate, seed) for rate in sizes["rates"]] for seed in range(seeds)]
-    runs = {
-        "robust": [trained("robust", target, 1e-4, seed) for seed in range(seeds)],
-        "paper": [trained("paper", target, 1e-4, seed) for seed in range(seeds)],
-        "constant": [search[sizes["rates"].index(2e-2)] for search in searches],
-        "linear": [trained("linear", target, 2e-2, seed) for seed in range(seeds)],
-        "tuned": [one_run.tuned(search) for search in searches],
-    }
-    for method, results in runs.items():
-        found = one_run.pooled_bound(results, task.delta, confidence)
-        accuracy = 100 * np.mean([result.accuracy.iloc[0] for result in results])
-        rows.append(
-            {"method": method, "target": target, "claimed": results[0].epsilon.iloc[0], "accuracy_percent": accuracy}
-            | found
-        )
-canaries = pd.DataFrame(rows)
-canaries["verdict"] = [releases.verdict(*pair) for pair in zip(canaries.claimed, canaries.lower_bound, strict=True)]
+canaries = campaign.canary_audits(CELLS, sizes, seeds=seeds, confidence=confidence)
 canaries
 
 # %% [markdown]
@@ -391,37 +207,10 @@ canaries
 # share the error); `accuracy_percent` is that on the test digits.
 
 # %%
-figure, axis = plt.subplots(figsize=(7.5, 4))
-positions = np.arange(len(sizes["epsilons"]))
-for index, (method, label) in enumerate(LABELS.items()):
-    part = canaries[canaries.method == method]
-    style = plots.SERIES[index] | {"linestyle": "none"}
-    axis.plot(positions + 0.14 * (index - 2), part.lower_bound, label=label, markersize=7, **style)
-for position, target in zip(positions, sizes["epsilons"], strict=True):
-    if math.isfinite(target):
-        axis.hlines(target, position - 0.4, position + 0.4, color="0.2", label="claimed" if position == 0 else None)
-axis.set_xticks(positions, ["without noise" if math.isinf(target) else f"{target:g}" for target in sizes["epsilons"]])
-axis.set(xlabel=r"claimed $\varepsilon$", ylabel=rf"lower bound on $\varepsilon$, {percent}")
-axis.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1, 1))
-plt.show()
+figure = campaign_figures.draw_canaries(canaries, confidence)
 
 # %%
-private, bare = canaries[np.isfinite(canaries.claimed)], canaries[np.isinf(canaries.claimed)]
-largest = private.loc[private.lower_bound.idxmax()]
-at = canaries.set_index(["method", "target"]).lower_bound
-summary = [
-    f"Without noise {(bare.right / bare.guesses).min():.0%} or more of the guesses are right, which gives lower bounds of "
-    f"{bare.lower_bound.min():.2f} to {bare.lower_bound.max():.2f}: the canaries are remembered",
-    f"With noise {(private.verdict == 'refuted').sum()} of {len(private)} claims are refuted; the largest bound is {largest.lower_bound:.2f} where "
-    f"{largest.claimed:.2f} is claimed ({LABELS[largest.method]})",
-    "The rate tuned without privacy: "
-    + ", ".join(
-        f"{at['tuned', target]:.2f} (untuned {at['constant', target]:.2f}) where {target:g} is claimed"
-        for target in sizes["epsilons"]
-        if math.isfinite(target)
-    )
-    + f"; {(private[private.method == 'tuned'].verdict == 'refuted').sum()} of these claims are refuted by this audit",
-]
+summary = campaign_figures.canary_findings(canaries)
 plots.save(
     figure,
     "09_audit_one_run",
@@ -430,7 +219,7 @@ plots.save(
     summary=summary,
     **saved,
 )
-what_to_see(summary)
+plots.what_to_see(summary)
 
 # %% [markdown]
 # Even if no guess is wrong the bound is finite: so many guesses, less what $\delta$ concedes for so many canaries, allow no more (Exercise 1).
@@ -441,35 +230,12 @@ what_to_see(summary)
 # ## 5. All audits in one table
 
 # %%
-table = pd.concat(
-    [
-        pd.DataFrame(
-            {
-                "mechanism": [
-                    f"one probe, {row.probe}" + ("" if row.factor == 1 else f", fault: noise x {row.factor:g}")
-                    for row in probes.itertuples()
-                ],
-                "delta": task.delta,
-                "claimed": probes.claimed,
-                "lower_bound": probes.lower_bound,
-            }
-        ),
-        joint.assign(
-            mechanism="gradient and probes, noise " + joint.noise + ", counted " + joint.counted,
-        )[["mechanism", "delta", "claimed", "lower_bound"]],
-        canaries.assign(mechanism="training on digits, " + canaries.method.map(LABELS), delta=task.delta)[
-            ["mechanism", "delta", "claimed", "lower_bound"]
-        ],
-    ],
-    ignore_index=True,
-)
-table["confidence"] = confidence
-table["verdict"] = [releases.verdict(*pair) for pair in zip(table.claimed, table.lower_bound, strict=True)]
-wrong = table.mechanism.str.contains("fault|noise independent, counted independent")
-summary = [
-    f"{len(table)} audits: of {wrong.sum()} claims that we know to be far too small {(table[wrong].verdict == 'refuted').sum()} are "
-    f"refuted, and of {(~wrong & np.isfinite(table.claimed)).sum()} others {(table[~wrong].verdict == 'refuted').sum()}"
-]
+table = campaign.all_audits(probes, joint, canaries, confidence)
+formats = {"delta": "{:.2g}", "claimed": "{:.2f}", "lower_bound": "{:.2f}", "confidence": "{:.0%}"}
+table.style.hide(axis="index").format(formats)
+
+# %%
+summary = campaign_figures.all_findings(table)
 plots.save_table(
     table,
     "09_audit_table",
@@ -478,10 +244,7 @@ plots.save_table(
     summary=summary,
     **saved,
 )
-what_to_see(summary)
-table.style.hide(axis="index").format(
-    {"delta": "{:.2g}", "claimed": "{:.2f}", "lower_bound": "{:.2f}", "confidence": "{:.0%}"}
-)
+plots.what_to_see(summary)
 
 # %% [markdown]
 # Two notes on reading it. The four bounds of one noise hold jointly at the stated confidence, every other bound by itself; so among
@@ -517,6 +280,4 @@ table.style.hide(axis="index").format(
 # them, so other records shift both worlds alike; an observer who knows them, which DP grants, subtracts them.
 
 # %% tags=["solution"]
-pd.DataFrame({"canaries": (counts := [10, 100, 1000, 10_000])}).assign(
-    largest_bound=[one_run.epsilon_bound(count, count, count, 0.0) for count in counts]
-).round(2)
+campaign.largest_bounds([10, 100, 1000, 10_000]).round(2)

@@ -382,12 +382,14 @@ def test_the_trade_off_shows_every_method_but_the_random_search(learned):
             for epsilon in (1.0, math.inf)
         ]
     )
-    figure, axes = plt.subplots(1, 2)
-    told = learning.draw(axes, learned.reset_index(), rows, {"line_search": {"color": "red", "marker": "X"}})
-    assert len(told) == 3 and all("points" in line for line in told)
-    for axis in axes:
-        assert len(axis.containers) == len(ROWS) - 1
-        names = {"a search, beside epsilon", "other, without a search", ROWS["line_search"].title}
+    found = learning.costs(learned.reset_index(), rows)
+    told = learning.findings(found, learned.reset_index())
+    assert len(told) == 4 and all("points" in line for line in told[:3])
+    figure = learning.draw(found)
+    names = {"a search, beside epsilon", "other, without a search", *(ROWS[name].title for name in learning.STYLES)}
+    for axis, column in zip(figure.axes, ("time", "percent"), strict=True):
+        assert [bar.lines[0].get_xdata()[0] for bar in axis.containers] == pytest.approx(found[column].to_list())
+        assert [bar.lines[0].get_ydata()[0] for bar in axis.containers] == pytest.approx(found.gap.to_list())
         assert set(axis.get_legend_handles_labels()[1]) == names
     plt.close(figure)
 

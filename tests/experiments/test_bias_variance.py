@@ -16,7 +16,7 @@ from hyfreedp.experiments.baselines.contrasts import contrast_threshold
 from hyfreedp.experiments.runs.cells import Spec
 from hyfreedp.experiments.runs.train import make_run
 from hyfreedp.experiments.store.paths import FIGURES
-from hyfreedp.experiments.studies import bias_variance, clouds
+from hyfreedp.experiments.studies import bias_variance, clouds, noise_magnitudes
 from hyfreedp.experiments.tasks.registry import TASKS
 from hyfreedp.privatize import optimal_threshold
 
@@ -73,23 +73,23 @@ def test_errors_of_several_probes_are_root_mean_squares():
 def test_norm_of_normal_noise():
     closed = {1: math.sqrt(2 / math.pi), 2: math.sqrt(math.pi / 2), 3: 2 * math.sqrt(2 / math.pi)}
     for dimension, value in closed.items():
-        assert bias_variance.noise_norm(dimension) == pytest.approx(value, rel=1e-12)
+        assert noise_magnitudes.noise_norm(dimension) == pytest.approx(value, rel=1e-12)
     for dimension in (10**3, 10**8):  # sqrt(d) (1 - 1/4d + O(d^-2))
-        assert bias_variance.noise_norm(dimension) == pytest.approx(math.sqrt(dimension) * (1 - 0.25 / dimension))
+        assert noise_magnitudes.noise_norm(dimension) == pytest.approx(math.sqrt(dimension) * (1 - 0.25 / dimension))
 
 
 def test_sizes_of_transformers_are_timms():
     timm = pytest.importorskip("timm")
-    for name, shape in bias_variance.TRANSFORMERS.items():
+    for name, shape in noise_magnitudes.TRANSFORMERS.items():
         with torch.device("meta"):
             model = timm.create_model(f"{name.lower().replace('-', '_')}_patch16_224", num_classes=10)
-        size = bias_variance.transformer_size(**shape, classes=10)
+        size = noise_magnitudes.transformer_size(**shape, classes=10)
         assert size == sum(parameter.numel() for parameter in model.parameters())
 
 
 def test_noise_magnitudes_are_what_the_formulas_say():
     model = {"model": "m", "dimension": 5000, "expected_batch_size": 50, "sigma_loss": 4.0, "sigma_gradient": 2.0}
-    table = bias_variance.noise_magnitudes(models=[model], seeds=20)
+    table = noise_magnitudes.noise_magnitudes(models=[model], seeds=20)
     assert table.exact.to_list() == pytest.approx([math.sqrt(2 / math.pi) * 4 / 50, math.sqrt(5000) * 2 / 50], rel=1e-4)
     # Four standard errors, by Student's t for twenty norms: a false alarm in one of 1,200 seeds.
     assert (np.abs(table.simulated - table.exact) < 4 * table.error).all()
@@ -97,9 +97,9 @@ def test_noise_magnitudes_are_what_the_formulas_say():
 
 @pytest.mark.parametrize("piece", [64, 2**22])
 def test_gradient_noise_is_whole_however_it_is_drawn(piece):
-    norm = bias_variance._gradient_noise(1000, 2.0, 50, seed=3, piece=piece)
+    norm = noise_magnitudes._gradient_noise(1000, 2.0, 50, seed=3, piece=piece)
     # The norm of a long normal vector has standard deviation 1/sqrt(2): four of them, one of 16,000 seeds fails.
-    assert norm == pytest.approx(bias_variance.noise_norm(1000) * 2.0 / 50, abs=4 / math.sqrt(2) * 2.0 / 50)
+    assert norm == pytest.approx(noise_magnitudes.noise_norm(1000) * 2.0 / 50, abs=4 / math.sqrt(2) * 2.0 / 50)
 
 
 def test_the_saved_table_is_calibrated_and_computed():

@@ -17,7 +17,7 @@ from hyfreedp.experiments.runs.cells import Spec, run_cells
 from hyfreedp.experiments.runs.methods import EXTENDED_GRID, METHODS
 from hyfreedp.experiments.store.paths import RESULTS
 from hyfreedp.experiments.store.plots import SERIES
-from hyfreedp.experiments.studies import dynamics
+from hyfreedp.experiments.studies import dynamics, dynamics_figures
 from hyfreedp.experiments.tables import small_tasks
 from hyfreedp.step_rules import decay_factor
 
@@ -254,8 +254,8 @@ def test_the_table_of_accuracies_has_mean_and_deviation():
 
 def test_bands_draw_what_they_are_given_and_nothing_where_there_is_none():
     _, axis = plt.subplots()
-    dynamics.draw_band(axis, made_rows(), "loss_threshold", SERIES[0], "R")
-    dynamics.draw_band(axis, made_rows().assign(test_loss=math.nan), "test_loss", SERIES[1])
+    dynamics_figures.draw_band(axis, made_rows(), "loss_threshold", SERIES[0], "R")
+    dynamics_figures.draw_band(axis, made_rows().assign(test_loss=math.nan), "test_loss", SERIES[1])
     (line,) = axis.lines
     assert line.get_xdata().tolist() == [0, 2] and line.get_ydata().tolist() == [2.0, 3.0]
     plt.close()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,7 +18,9 @@ from tqdm import tqdm
 from hyfreedp import fit_quadratic
 from hyfreedp.accounting.accountants import composed_epsilon
 from hyfreedp.accounting.mechanisms import probe_mechanism
-from hyfreedp.experiments.studies.clouds import private_fit, usual_thresholds
+from hyfreedp.experiments.store.cache import cached, key_of
+from hyfreedp.experiments.studies.clouds import distance_of, losses_of, private_fit, usual_thresholds
+from hyfreedp.experiments.tasks.registry import TASKS
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.sensitivity import Probe
 from hyfreedp.step_rules import loss_threshold_sum
@@ -79,6 +84,50 @@ def game(
                     )
                     rows.append((probe, factor, planted, run, fit.minimizer))
     return pd.DataFrame(rows, columns=["probe", "weakening", "planted", "run", "eta"])
+
+
+def games(
+    folder: Path,
+    probed: Sequence[pd.DataFrame],
+    step: int,
+    *,
+    sigmas: dict[Probe, float],
+    weakenings: list[float],
+    runs: int,
+) -> tuple[pd.DataFrame, list[str]]:
+    """:func:`game` on each run's losses at ``step``, of an observer who draws the others and of one who knows them.
+
+    Args:
+        folder: keeps the games.
+        probed: of ``studies.clouds.probed_losses``, one table of task "digits" per seed.
+        step: of these tables.
+        sigmas, weakenings, runs: of :func:`game`.
+
+    Returns:
+        The rows of all games, with columns ``observer`` and ``seed``; and the names of their cells.
+    """
+    task = TASKS["digits"]
+    observers = {
+        "sees a random batch": ("train", task.batch_size / task.train_size),
+        "knows the others": ("batch", 1.0),
+    }
+    tables, cells = [], []
+    for seed, table in enumerate(probed):
+        for observer, (part, rate) in observers.items():
+            arguments: dict[str, Any] = {
+                "others": losses_of(table, step, part).tolist(),
+                "outlier": losses_of(table, step, "outlier").ravel().tolist(),
+                "distance": distance_of(table, step),
+                "sample_rate": rate,
+                "expected_batch_size": task.batch_size,
+                "sigmas": sigmas,
+                "weakenings": weakenings,
+                "runs": runs,
+                "seed": seed,
+            }
+            cells.append(f"cell game-{key_of(arguments)}")
+            tables.append(cached(folder, game, **arguments).assign(observer=observer, seed=seed))
+    return pd.concat(tables), cells
 
 
 @dataclass(frozen=True)

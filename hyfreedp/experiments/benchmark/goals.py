@@ -77,6 +77,16 @@ def summarise(judged: pd.DataFrame) -> pd.DataFrame:
     return table.reindex(judged.set_index(keys).index.unique()).reset_index()
 
 
+def missed_text(judged: pd.DataFrame) -> str:
+    """How many goals of :func:`judge` are met, and which are not."""
+    missed = [
+        f"{row.goal}, {row.tuning}, {row.model}: {row.measured:.2f} > {row.limit:.2f}"
+        for row in judged[~judged.met].itertuples()
+    ]
+    rest = f"Missed: {'; '.join(missed)}." if missed else "None missed."
+    return f"{int(judged.met.sum())} of {len(judged)} met. {rest}"
+
+
 def markdown(rows: pd.DataFrame) -> str:
     """A record as the README prints it: for each goal the limit and the ratio of every model, in bold if above it."""
     table = summarise(judge(rows))

@@ -9,10 +9,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import torch
-from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from tqdm import tqdm
 
 from hyfreedp import PRESETS, HyFreeDPOptimizer, Preset
@@ -28,6 +29,7 @@ from hyfreedp.experiments.benchmark.measure import (
 )
 from hyfreedp.experiments.benchmark.record import environment, limited_threads
 from hyfreedp.experiments.benchmark.workloads import MODELS, Workload, make_workload
+from hyfreedp.experiments.store import plots
 from hyfreedp.experiments.tables.image_classification import paired
 from hyfreedp.experiments.tables.plan import ROWS
 from hyfreedp.records import VoteResult
@@ -118,40 +120,73 @@ def _run(optimizer: HyFreeDPOptimizer, step: Step, start: Mapping[str, Any]) -> 
         step()
 
 
-def draw(axes: Sequence[Axes], measured: pd.DataFrame, rows: pd.DataFrame, styles: Mapping[str, Any]) -> list[str]:
-    """Accuracy against what it costs to have a rate: training time, then share of the budget.
+STYLES = {f"hyfreedp_{name}": plots.STYLES[name] for name in ("robust", "paper")}
+STYLES |= {name: plots.STYLES[name] for name in ("line_search", "reference")}
+_OTHER: dict[str, Any] = {"color": "#7F7F7F", "marker": "o"}
+
+
+def costs(measured: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
+    """What every way to get a rate costs, and what it brings; ways whose number of runs is random are left out.
 
     Args:
-        axes: two.
         measured: of :func:`measure_learning`.
         rows: numbers of the accuracy tables, see :func:`hyfreedp.experiments.tables.image_classification.numbers`.
-        styles: of the methods that stand out, by name in ``ROWS``; others are grey, with a label for each kind.
 
     Returns:
-        What is to be seen, a line per method that was measured.
+        One row per name in ``ROWS`` (the index): ``time`` of the training, in runs at a fixed rate, ``percent`` of
+        epsilon for the rate, points to the best grid search (``gap``) with its interval ``low`` to ``high``, NaN for a
+        single place, and whether its time is ``measured``.
     """
     ratio = measured.groupby("method").ratio.mean()
     share = measured.groupby("method").budget_percent.mean()
-    private, found = rows[np.isfinite(rows.epsilon)], []
+    private, found = rows[np.isfinite(rows.epsilon)], {}
     for name, row in ROWS.items():
-        if row.search == "random":
-            continue
-        gap = paired(private, name)
-        time = ratio.get(name, 1.0) + (len(row.rates) if len(row.rates) > 1 else 0)
-        percent = share.get(name, 100 * (1 - row.share))
-        look = styles.get(name, {"color": "#7F7F7F", "marker": "o"})
-        face = look["color"] if row.covered else "white"
+        if row.search != "random":
+            gap = paired(private, name)
+            found[name] = {
+                "time": ratio.get(name, 1.0) + (len(row.rates) if len(row.rates) > 1 else 0),
+                "percent": share.get(name, 100 * (1 - row.share)),
+                "gap": gap["mean"],
+                "low": gap["low"],
+                "high": gap["high"],
+                "measured": name in share,
+            }
+    return pd.DataFrame.from_dict(found, orient="index")
+
+
+def draw(found: pd.DataFrame) -> Figure:
+    """Accuracy against what it costs to have a rate: training time, then share of the budget.
+
+    Methods in ``STYLES`` stand out, others are grey with a label for each kind; filled where epsilon covers the choice.
+
+    Args:
+        found: of :func:`costs`.
+    """
+    figure, axes = plt.subplots(1, 2, figsize=(10.5, 4.2), sharey=True)
+    for name, cost in found.iterrows():
+        row = ROWS[str(name)]
+        look = STYLES.get(str(name), _OTHER)
         other = "other, without a search" if row.covered else "a search, beside epsilon"
-        label = row.title if name in styles else other
-        for axis, value in zip(axes, (time, percent), strict=True):
-            bars = None if math.isnan(gap["low"]) else [[gap["mean"] - gap["low"]], [gap["high"] - gap["mean"]]]
-            style = {"color": look["color"], "marker": look["marker"], "markerfacecolor": face, "linestyle": "none"}
+        label = row.title if name in STYLES else other
+        bars = None if math.isnan(cost.low) else [[cost.gap - cost.low], [cost.high - cost.gap]]
+        style: dict[str, Any] = {"color": look["color"], "marker": look["marker"], "linestyle": "none"}
+        style["markerfacecolor"] = look["color"] if row.covered else "white"
+        for axis, value in zip(axes, (cost.time, cost.percent), strict=True):
             known = label in axis.get_legend_handles_labels()[1]
-            axis.errorbar(value, gap["mean"], yerr=bars, **style, label=None if known else label)
-        if name in share:
-            found.append(
-                f"{row.title}: {time:.2f} times the time, {percent:.1f} % of epsilon, {gap['mean']:+.1f} points"
-            )
+            axis.errorbar(value, cost.gap, yerr=bars, label=None if known else label, **style)
     axes[0].set(xscale="log", xlabel="training, in runs at a fixed rate", ylabel="points to the best grid search")
     axes[1].set(xlabel=r"share of $\varepsilon$ for the rate (%)")
-    return found
+    plots.shared_legend(figure, axes[:1], loc="outside right center", fontsize="small")
+    return figure
+
+
+def findings(found: pd.DataFrame, measured: pd.DataFrame) -> list[str]:
+    """What :func:`draw` shows, a line per method that was measured, and the cost of preset robust on every model."""
+    return [
+        f"{ROWS[str(name)].title}: {row.time:.2f} times the time, {row.percent:.1f} % of epsilon, {row.gap:+.1f} points"
+        for name, row in found[found.measured].iterrows()
+    ] + [
+        f"Preset robust on {row.model}: {row.ratio:.2f} times the time, {row.copies:.1f} copies of the trained weights "
+        "more"
+        for row in measured[measured.method == "hyfreedp_robust"].itertuples()
+    ]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from hyfreedp.experiments.benchmark.contenders import CONTENDERS
 from hyfreedp.experiments.benchmark.record import Case, growth_cases, measure
 from hyfreedp.experiments.benchmark.workloads import Tuning
 from hyfreedp.experiments.store.cache import cached
@@ -54,6 +55,46 @@ def measure_growth_once(folder: Path, model: str, grid: Mapping[str, list[int]],
         ],
         ignore_index=True,
     )
+
+
+def measure_profile(folder: Path, profile: str, *, recorded: bool, **settings: Any) -> pd.DataFrame:
+    """What notebook 07 measures itself: the stand-ins of ``PAPER_CASES`` on its device, in profile smoke a tiny model.
+
+    Args:
+        folder: of earlier measurements.
+        profile: of the notebook.
+        recorded: whether a record has all of it; periods of ten steps are then not measured again on a CPU, where they
+            take half of all the time.
+        **settings: ``rounds``, ``threads`` and ``device``.
+    """
+    device = settings["device"]
+    selection = [("tiny", "full"), ("tiny", "biases")]
+    if profile != "smoke":
+        selection = [stand_ins[device] for stand_ins in PAPER_CASES.values()]
+    contenders = [name for name in CONTENDERS if name != "ours_k10" or not recorded or device == "cuda"]
+    return measure_once(folder, selection, contenders=contenders, **settings)
+
+
+def measure_profile_growth(folder: Path, profile: str, **settings: Any) -> pd.DataFrame:
+    """The same for the growth of the cost, on one vision transformer."""
+    base, sizes = {
+        "smoke": ("tiny", {"batch_size": [2, 4], "tokens": [5]}),
+        "laptop": ("vit_d192", {"batch_size": [4, 16], "depth": [1, 4], "width": [96, 192], "tokens": [17, 65, 145]}),
+    }.get(profile, ("vit_small", {"batch_size": [16, 64], "depth": [3, 12], "width": [192, 384], "tokens": [50, 197]}))
+    contenders = ["plain", "opacus_hooks", "opacus_ghost", "ours"]
+    return measure_growth_once(folder, base, sizes, contenders=contenders, **settings)
+
+
+def first_known(path: Path, *tables: pd.DataFrame | None) -> pd.DataFrame:
+    """The first table that is not None.
+
+    Raises:
+        RuntimeError: all are; ``path`` is that of the missing record.
+    """
+    for table in tables:
+        if table is not None:
+            return table
+    raise RuntimeError(f"no GPU here, and no record {path}: run the benchmark with --device cuda")
 
 
 def load(path: Path) -> pd.DataFrame | None:

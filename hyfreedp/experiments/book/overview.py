@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -13,7 +14,7 @@ from matplotlib.patches import FancyBboxPatch, Rectangle
 
 from hyfreedp import PRESETS
 from hyfreedp.clipping import AutomaticClipping
-from hyfreedp.votes import OPENING, PEAK, REVIEWS
+from hyfreedp.votes import OPENING, PEAK, REVIEWS, vote_steps
 
 WIDTH, HEIGHT = 100.0, 83.0  # tenths of an inch: a box 10 wide is an inch wide
 BORDER = 58.0  # raw values stay left of it
@@ -39,6 +40,17 @@ def draw() -> Figure:
     _vote_lane(axes)
     _hyperparameters(axes)
     return figure
+
+
+def findings(steps: int) -> list[str]:
+    """What each preset asks and learns in a run of ``steps`` steps."""
+    paper, robust = PRESETS["paper"], PRESETS["robust"]
+    return [
+        f"Preset paper: probes losses every {paper.interval} steps, gamma = {paper.gamma:g}; eta and R_l learned, eta "
+        f"from {paper.initial_learning_rate:g} on",
+        f"Preset robust: votes at steps {', '.join(map(str, vote_steps(steps)))} of {steps}, gamma = "
+        f"{robust.gamma:g}; eta from {PEAK / math.sqrt(steps):g} on, with {robust.decay} decay",
+    ]
 
 
 def _zones(axes: Axes) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
 
@@ -84,11 +83,6 @@ def page(data: dict[str, Any]) -> str:
     text = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("</", "<\\/")
     parts = {"STYLE": _read("slider.css"), "SCRIPT": _read("slider.js"), "DATA": text}
     return re.sub("@([A-Z]+)@", lambda place: parts[place[1]], _read("slider.html"))
-
-
-def nearest(multiples: Sequence[float], value: float) -> float:
-    """The slider position nearest to ``value``, by ratio."""
-    return min(multiples, key=lambda multiple: abs(np.log(multiple / value)))
 
 
 def _short(value: float) -> float:

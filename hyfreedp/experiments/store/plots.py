@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import matplotlib.pyplot as plt
 import pandas as pd
 import seaborn as sns
+from IPython.display import Markdown, display
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
+from pandas.io.formats.style import Styler
 
 from hyfreedp.experiments.store.files import replacing, write_text
 from hyfreedp.experiments.store.paths import workspace
@@ -31,6 +36,41 @@ SERIES = [STYLES[name] for name in ("robust", "paper", "best", "reference", "wor
     {"color": "#56B4E9", "linestyle": (0, (3, 1)), "marker": "P"},
     STYLES["line_search"],
 ]
+
+
+def line(style: dict[str, Any]) -> dict[str, Any]:
+    """A style without its marker."""
+    return {name: style[name] for name in ("color", "linestyle")}
+
+
+def marks(style: dict[str, Any]) -> dict[str, Any]:
+    """A style without its line."""
+    return style | {"linestyle": "none"}
+
+
+def log_ticks(axis: Axis, ticks: Sequence[float]) -> None:
+    """Label a logarithmic axis at these values, as plain numbers, and nowhere else."""
+    axis.set_ticks(ticks, [f"{tick:g}" for tick in ticks])
+    axis.set_minor_locator(NullLocator())
+
+
+def shared_legend(figure: Figure, axes: Iterable[Axes], **choices: Any) -> None:
+    """One legend for all axes, below the figure unless chosen otherwise, with each label once."""
+    found = [pair for axis in axes for pair in zip(*axis.get_legend_handles_labels(), strict=True)]
+    handles = {label: handle for handle, label in found}
+    figure.legend(list(handles.values()), list(handles), **{"loc": "outside lower center"} | choices)
+
+
+def what_to_see(lines: Sequence[str], note: str = "") -> None:
+    """Show the findings under a figure, an item each.
+
+    Args:
+        lines: sentences, with or without their full stop.
+        note: on all of them, as "means over the seeds".
+    """
+    items = "\n".join(f"* {line.rstrip('.')}." for line in lines)
+    heading = f"**What to see** ({note})." if note else "**What to see.**"
+    display(Markdown(f"{heading}\n\n{items}"))
 
 
 def use_style() -> None:
@@ -65,6 +105,11 @@ def shades(differences: pd.DataFrame, limit: float = 10.0) -> pd.DataFrame:
         return f"background-color: {to_hex(colours(0.5 + 0.25 * max(-1.0, min(1.0, value / limit))))}; color: black"
 
     return differences.map(style)
+
+
+def shaded(texts: pd.DataFrame, differences: pd.DataFrame, limit: float = 10.0) -> Styler:
+    """A table with the colours of :func:`shades`; both frames have the same shape."""
+    return texts.style.apply(lambda _: shades(differences, limit), axis=None)
 
 
 def save(figure: Figure, name: str, **described: Any) -> None:

@@ -3,23 +3,59 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
 from numpy.typing import ArrayLike
-from scipy import special
-from tqdm import tqdm
+from scipy import stats
 
 from hyfreedp import NoiseSplit, calibrate_noise, clipping_bias, normal_clipping_bias
+from hyfreedp.experiments.store.cache import cached
+from hyfreedp.experiments.studies import clouds
+from hyfreedp.experiments.studies.noise_split import preset_split
+from hyfreedp.experiments.tasks.registry import TASKS
 from hyfreedp.noise import NoiseGenerator
-from hyfreedp.privatize import loss_noise_std, normal_mse, privatize_gradient, privatize_loss
+from hyfreedp.privatize import loss_noise_std, normal_mse, optimal_threshold, privatize_loss
 from hyfreedp.sensitivity import LossMechanism
 
-# Published vision transformers on 224 x 224 images in patches of 16 x 16.
-TRANSFORMERS = {"ViT-Small": {"width": 384, "depth": 12}, "ViT-Base": {"width": 768, "depth": 12}}
+_LAPTOP: dict[str, Any] = {
+    "batches": 400,  # simulated batches of normal losses
+    "releases": 2000,  # repeated releases of one batch
+    "multiples": [10 ** (k / 12) for k in range(-8, 18)],  # thresholds: twelve per factor of ten
+    "parabolas": 200,  # per threshold
+    "attacks": 400,  # with and without the outlier, each
+}
+_LARGE = _LAPTOP | {"releases": 10_000, "parabolas": 1000, "attacks": 2000}
+_SMOKE = _LAPTOP | {"batches": 50, "releases": 50, "parabolas": 20, "attacks": 20}
+_SMOKE["multiples"] = _LAPTOP["multiples"][:-1:8]
+
+
+def sizes_of(profile: str, step: int) -> dict[str, Any]:
+    """How much notebook 01 simulates; ``stages`` are the steps of the training run that it looks at."""
+    stages = [step] if profile == "smoke" else sorted({3, step, 40})
+    return {"smoke": _SMOKE, "laptop": _LAPTOP}.get(profile, _LARGE) | {"stages": stages}
+
+
+def digits_budget(epsilon: float) -> dict[str, float]:
+    """Arguments of :func:`hyfreedp.calibrate_noise` for the task "digits"."""
+    task = TASKS["digits"]
+    return {
+        "target_epsilon": epsilon,
+        "target_delta": task.delta,
+        "sample_rate": task.batch_size / task.train_size,
+        "steps": task.steps,
+    }
+
+
+def noise_of(folder: Path, budget: dict[str, Any], **choices: Any) -> NoiseSplit:
+    """The calibrated split of a budget in the paper's plan, but for ``choices``; kept in ``folder``."""
+    arguments = budget | preset_split("paper", budget["steps"]) | choices
+    return split_of(cached(folder, calibrated, **arguments))
 
 
 def calibrated(**arguments: Any) -> pd.DataFrame:
@@ -111,6 +147,59 @@ def release_dots(
     return pd.DataFrame(rows)
 
 
+def one_batch(
+    losses: np.ndarray, *, noise_multiplier: float, runs: int, seed: int
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Theorem 1 on one batch of real losses, shape ``(B,)``: :func:`batch_errors` and fewer :func:`release_dots`."""
+    thresholds = losses.mean() * np.geomspace(0.3, 6, 60)
+    noise: dict[str, Any] = {"noise_multiplier": noise_multiplier, "expected_batch_size": losses.size}
+    curves = batch_errors(losses, thresholds, **noise)
+    return curves, release_dots(losses, thresholds[::6], runs=runs, seed=seed, **noise)
+
+
+@dataclass(frozen=True)
+class TradeOff:
+    """Errors of the private mean of normal losses against R_l.
+
+    Attributes:
+        curves: of :func:`normal_errors`.
+        releases: of :func:`release_dots`, at some of the thresholds.
+        best: the threshold of least error.
+    """
+
+    curves: pd.DataFrame
+    releases: pd.DataFrame
+    best: float
+
+    def error_at(self, threshold: float) -> float:
+        """Root mean square error at a threshold."""
+        return float(np.interp(threshold, self.curves.threshold, self.curves.rmse))
+
+
+def trade_offs(
+    batch_sizes: Sequence[int], *, mean: float, std: float, noise_multiplier: float, batches: int
+) -> dict[int, TradeOff]:
+    """The trade-off at each batch size, with ``batches`` simulated batches of N(mean, std^2) losses."""
+    wide = wide_thresholds(mean)
+    rng = np.random.default_rng(2)
+    found = {}
+    for size in batch_sizes:
+        noise: dict[str, Any] = {"noise_multiplier": noise_multiplier, "expected_batch_size": size}
+        # A draw below zero, which no loss can be, counts as zero: rare enough to be invisible at these parameters.
+        draws = np.maximum(rng.normal(mean, std, (batches, size)), 0)
+        found[size] = TradeOff(
+            curves=normal_errors(wide, mean=mean, std=std, **noise),
+            releases=release_dots(draws, wide[10::30], runs=batches, seed=size, **noise),
+            best=optimal_threshold(mean, std, **noise),
+        )
+    return found
+
+
+def wide_thresholds(mean: float) -> np.ndarray:
+    """R_l from a fifth of the mean loss to five times it."""
+    return np.geomspace(0.2, 5, 200) * mean
+
+
 def normal_errors(
     thresholds: ArrayLike,
     *,
@@ -154,72 +243,45 @@ def batch_errors(
     return pd.DataFrame({"threshold": thresholds, "bias": bias, "noise": noise, "rmse": np.hypot(bias, noise)})
 
 
-# -- Tab. "diff priv" --------------------------------------------------------------------------------------------------
+# -- Corollary 1 on real losses ----------------------------------------------------------------------------------------
+
+RATIOS = np.geomspace(0.2, 50, 200)  # thresholds in units of the mean loss
 
 
-def noise_norm(dimension: int) -> float:
-    """E||z|| for z ~ N(0, I_d): sqrt(2) Gamma((d+1)/2) / Gamma(d/2). It is sqrt(2/pi) for d = 1 and nears sqrt(d)."""
-    return math.sqrt(2) * float(special.poch(dimension / 2, 0.5))
+def relative_biases(batch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Clipping bias in units of the mean loss at ``RATIOS``: of a batch, shape ``(B,)``, and of a normal like it."""
+    mean, thresholds = batch.mean(), batch.mean() * RATIOS
+    actual = np.asarray(clipping_bias(batch, thresholds))
+    return actual / mean, np.asarray(normal_clipping_bias(thresholds, mean, batch.std())) / mean
 
 
-def transformer_size(*, width: int, depth: int, classes: int, patch: int = 16, image: int = 224) -> int:
-    """Parameters of a vision transformer (Dosovitskiy et al., 2021) with biases and an MLP four times as wide."""
-    patches = (image // patch) ** 2
-    embedding = 3 * patch**2 * width + width + (patches + 1) * width + width  # patches, positions, class token
-    attention = 4 * width**2 + 4 * width
-    mlp = 8 * width**2 + 5 * width
-    norms = 2 * 2 * width
-    return embedding + depth * (attention + mlp + norms) + 2 * width + classes * (width + 1)
-
-
-def noise_magnitudes(*, models: list[dict[str, Any]], seeds: int) -> pd.DataFrame:
-    """Tab. "diff priv" in numbers: how large the noise of the private loss and gradient is, in units of their clip.
+def loss_moments(probed: Sequence[pd.DataFrame], stages: Sequence[int]) -> pd.DataFrame:
+    """How normal the losses of a run are, averaged over seeds.
 
     Args:
-        models: each with ``model`` (a name), ``dimension`` d, ``expected_batch_size`` B, ``sigma_loss`` and
-            ``sigma_gradient``.
-        seeds: repetitions of the simulation, which releases sums that are zero, so that only the noise is left.
+        probed: of ``clouds.probed_losses``, one table per seed.
+        stages: steps.
 
     Returns:
-        Two rows per model, ``quantity`` "loss" and "gradient": ``dimension``, ``noise_multiplier``,
-        ``expected_batch_size``, ``formula`` (as printed: sqrt(2/pi) sigma_l / B and sqrt(d) sigma_g / B), ``exact``
-        (E||z|| sigma / B), ``simulated`` with its standard ``error``.
+        One row per step: ``mean``, ``sd`` and ``skewness`` of the losses of a batch, ``normal_below_zero`` (mass of the
+        normal with these moments), ``bias_at_L`` and ``normal_bias_at_L`` (clipping at the mean loss, in its units) and
+        ``keeps_99_percent`` (the threshold, in units of the mean loss, that clips less than 1 % of it).
     """
     rows = []
-    for model in tqdm(models, desc="noise magnitudes", unit="model"):
-        expected = model["expected_batch_size"]
-        for quantity, dimension, sigma in (
-            ("loss", 1, model["sigma_loss"]),
-            ("gradient", model["dimension"], model["sigma_gradient"]),
-        ):
-            if quantity == "loss":
-                empty = torch.zeros(10_000 * seeds, 0)  # a release of no losses, many times
-                generator = NoiseGenerator(0)
-                norms = privatize_loss(empty, 1.0, sigma, expected_batch_size=expected, generator=generator).abs()
-            else:
-                norms = torch.tensor([_gradient_noise(dimension, sigma, expected, seed) for seed in range(seeds)])
+    for stage in stages:
+        for table in probed:
+            batch = clouds.losses_of(table, stage, "batch")[1]
+            mean, std = batch.mean(), batch.std()
             rows.append(
                 {
-                    "model": model["model"],
-                    "quantity": quantity,
-                    "dimension": dimension,
-                    "noise_multiplier": sigma,
-                    "expected_batch_size": expected,
-                    "formula": math.sqrt(2 / math.pi if quantity == "loss" else dimension) * sigma / expected,
-                    "exact": noise_norm(dimension) * sigma / expected,
-                    "simulated": norms.mean().item(),
-                    "error": norms.std().item() / math.sqrt(len(norms)) if len(norms) > 1 else math.nan,
+                    "step": stage,
+                    "mean": mean,
+                    "sd": std,
+                    "skewness": stats.skew(batch),
+                    "normal_below_zero": stats.norm.cdf(-mean / std),
+                    "bias_at_L": clipping_bias(batch, mean) / mean,
+                    "normal_bias_at_L": normal_clipping_bias(mean, mean, std) / mean,
+                    "keeps_99_percent": RATIOS[np.argmax(relative_biases(batch)[0] < 0.01)],
                 }
             )
-    return pd.DataFrame(rows)
-
-
-def _gradient_noise(dimension: int, sigma: float, expected_batch_size: float, seed: int, piece: int = 2**22) -> float:
-    """Norm of one noise vector, drawn in pieces to save memory."""
-    generator = NoiseGenerator(seed)
-    squared = 0.0
-    for start in range(0, dimension, piece):
-        part = torch.zeros(min(piece, dimension - start))
-        privatize_gradient([part], sigma, sensitivity=1.0, expected_batch_size=expected_batch_size, generator=generator)
-        squared += part.double().square().sum().item()
-    return math.sqrt(squared)
+    return pd.DataFrame(rows).groupby("step").mean()

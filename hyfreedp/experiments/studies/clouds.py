@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import chain, repeat
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from hyfreedp import QuadraticFit, fit_quadratic
 from hyfreedp.experiments.baselines.contrasts import fit_contrasts, privatize_contrasts
 from hyfreedp.experiments.runs.spec import Spec
 from hyfreedp.experiments.runs.train import make_run, one_thread
+from hyfreedp.experiments.store.cache import cached, key_of
 from hyfreedp.experiments.tasks.registry import TASKS
 from hyfreedp.experiments.tasks.scores import losses_of as per_sample_loss_of
 from hyfreedp.noise import NoiseGenerator
@@ -86,6 +88,22 @@ def probed_losses(*, spec: dict[str, Any], stages: list[int], brightness: float)
     return pd.concat(tables, ignore_index=True)
 
 
+def probed_runs(
+    folder: Path, *, epsilon: float, seeds: int, stages: list[int], brightness: float
+) -> tuple[list[pd.DataFrame], list[str]]:
+    """:func:`probed_losses` of method "line_search" with each seed, kept in ``folder``; and the names of the cells."""
+    runs: list[dict[str, Any]] = [
+        {
+            "spec": {"method": "line_search", "epsilon": epsilon, "seed": seed},
+            "stages": stages,
+            "brightness": brightness,
+        }
+        for seed in range(seeds)
+    ]
+    tables = [cached(folder, probed_losses, **arguments) for arguments in runs]
+    return tables, [f"cell probed_losses-{key_of(arguments)}" for arguments in runs]
+
+
 def _move(parameters: Iterable[Tensor], start: Sequence[Tensor], end: Sequence[Tensor], share: float) -> None:
     """Put the weights on the line through ``start`` (share 0) and ``end`` (share 1), which are met exactly."""
     with torch.no_grad():
@@ -96,6 +114,11 @@ def _move(parameters: Iterable[Tensor], start: Sequence[Tensor], end: Sequence[T
 def losses_of(table: pd.DataFrame, step: int, part: str) -> np.ndarray:
     """Losses at (w - hG, w, w + hG), shape ``(3, B)``, of a part of :func:`probed_losses`."""
     return table[(table.step == step) & (table.part == part)][POINTS].to_numpy().T
+
+
+def distance_of(table: pd.DataFrame, step: int) -> float:
+    """h at a step of :func:`probed_losses`."""
+    return float(table.distance[table.step == step].iloc[0])
 
 
 def usual_thresholds(losses: ArrayLike) -> tuple[float, float, float]:
@@ -239,3 +262,14 @@ def eta_spread(fits: pd.DataFrame, exact: float) -> pd.DataFrame:
     table["uphill"] = (fits.slope < 0).groupby(keys).mean()
     table["concave"] = (fits.curvature < 0).groupby(keys).mean()
     return table.reset_index()
+
+
+def rate_table(probed: Sequence[pd.DataFrame], stages: Sequence[int]) -> pd.DataFrame:
+    """:func:`clipped_rates` of the batch of each run at each step."""
+    return pd.DataFrame(
+        [
+            {"step": stage, "seed": seed} | clipped_rates(losses_of(table, stage, "batch"), distance_of(table, stage))
+            for stage in stages
+            for seed, table in enumerate(probed)
+        ]
+    )

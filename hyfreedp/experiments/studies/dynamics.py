@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 
 from hyfreedp.experiments.runs.cells import read_steps, run_cells, tabulate
 from hyfreedp.experiments.runs.methods import EXTENDED_GRID, METHODS
@@ -215,60 +214,55 @@ def accuracy_table(rows: pd.DataFrame) -> pd.DataFrame:
     return text.rename(index={method: METHODS[method].title for method in text.index}).rename_axis(index=None)
 
 
-# -- panels ------------------------------------------------------------------------------------------------------------
-
-
-def draw_band(
-    axis: Axes, rows: pd.DataFrame, column: str, style: dict[str, Any], label: str = "", *, every: float = 0.2
-) -> None:
-    """Median over the runs as a line, their range as a band; nothing where the column has no values.
+def behaviour_table(rows: pd.DataFrame, results: pd.DataFrame, base: Spec) -> pd.DataFrame:
+    """What the probes of each method of the ablation did, averaged over seeds, and what it reached.
 
     Args:
-        axis: to draw on.
-        rows: per-step rows of the runs of one series.
-        column: what to draw against ``step``.
-        style: colour, dashes and marker, from :mod:`hyfreedp.experiments.store.plots`.
-        label: of the line.
-        every: spacing of the markers, as a share of the axis.
+        rows: of :func:`steps_of`.
+        results: of ``runs.cells.tabulate``.
+        base: its task and interval are those of the ablation.
+
+    Returns:
+        One row per method: ``what`` (its title), in percent of the probes ``clear``, ``rejected``, ``clamped`` and
+        ``negative``, ``smallest_eta`` and ``largest_eta`` of all runs (see :func:`probe_behaviour`), ``accuracy`` in
+        percent and as text with its deviation in ``spread``.
     """
-    if column not in rows or rows[column].isna().all():
-        return
-    band = bands(rows, column)
-    axis.plot(band.index, band["median"], label=label, markevery=every, markersize=4, **style)
-    axis.fill_between(band.index, band.low, band.high, color=style["color"], alpha=0.15, linewidth=0)
+    by_method = probe_behaviour(of_ablation(rows, base)).groupby("method")
+    shares = 100 * by_method[["clear", "rejected", "clamped", "negative"]].mean()
+    extremes = by_method.agg(smallest_eta=("smallest_eta", "min"), largest_eta=("largest_eta", "max"))
+    here = of_ablation(results, base)
+    final = (100 * here.accuracy).groupby(here.method)
+    table = shares.round(0).join(extremes).join(final.agg(accuracy="mean", spread=spread)).loc[list(ABLATION)]
+    table.insert(0, "what", [METHODS[method].title for method in table.index])
+    return table
 
 
-def draw_runs(axis: Axes, rows: pd.DataFrame, column: str, style: dict[str, Any]) -> None:
-    """One line of absolute values per run; a cross wherever the value is negative."""
-    for _, run in rows.dropna(subset=column).groupby("seed"):
-        axis.plot(run.step, run[column].abs(), linewidth=1.2, color=style["color"], linestyle=style["linestyle"])
-        below = run[run[column] < 0]
-        axis.plot(below.step, below[column].abs(), "x", color="black", markersize=4)
+def of_ablation(table: pd.DataFrame, base: Spec) -> pd.DataFrame:
+    """The rows of all methods of the ablation at the task and the interval of ``base``."""
+    return table[(table.task == base.task) & (table.interval == base.interval) & table.method.isin(ABLATION)]
 
 
-def draw_accuracies(
-    axis: Axes,
-    results: pd.DataFrame,
-    methods: dict[str, str],
-    style: dict[str, Any],
-    label: str = "",
-    shift: float = 0.0,
-) -> None:
-    """Final accuracies: one row per entry of ``methods``, a small point per run, a large one with mean and deviation.
+def late_means(rows: pd.DataFrame, base: Spec) -> pd.DataFrame:
+    """Means of R_l, released and test loss over the second half of the run, a row per key of ``LOSS_THRESHOLDS``."""
+    found = {}
+    for rules, method in LOSS_THRESHOLDS.items():
+        chosen = of_spec(rows, replace(base, method=method))
+        late = chosen[chosen.step >= 0.5 * chosen.step.max()]
+        found[rules] = late[["loss_threshold", "private_loss", "test_loss"]].mean()
+    return pd.DataFrame(found).T
 
-    Args:
-        axis: to draw on; names go to its y axis, from top to bottom.
-        results: one row per run, ``accuracy`` a share.
-        methods: name to show -> method.
-        style: colour and marker.
-        label: of the series.
-        shift: of the points within their row, for several series on one axis.
-    """
-    points = {"color": style["color"], "marker": style["marker"], "linestyle": "none"}
-    for row, method in enumerate(methods.values()):
-        percent = 100 * results[results.method == method].accuracy
-        axis.plot(percent, [row + shift] * len(percent), alpha=0.4, markersize=4, **points)
-        name = label if row == 0 else None
-        axis.errorbar(percent.mean(), row + shift, xerr=percent.std(), capsize=3, markersize=7, label=name, **points)
-    axis.set_yticks(range(len(methods)), list(methods))
-    axis.set_ylim(len(methods) - 0.5, -0.5)
+
+def reached(results: pd.DataFrame, spec: Spec) -> str:
+    """Final test accuracy of a spec in percent over seeds, as text."""
+    return f"{spread(100 * of_spec(results, spec).accuracy)} %"
+
+
+def losses_by_budget(rows: pd.DataFrame) -> list[str]:
+    """What leaving out each part of the line search costs at epsilon 8, 3 and 1, from :func:`record_ablation`."""
+    means = 100 * rows.groupby(["method", "epsilon"]).accuracy.mean().unstack()[[8.0, 3.0, 1.0]]
+    return [
+        f"line search {part}: {', '.join(f'{points:+.1f}' for points in means.loc[method] - means.loc['line_search'])} "
+        "points"
+        for part, method in PARTS.items()
+        if method != "line_search"
+    ]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, repeat
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from hyfreedp.experiments.baselines.line_search import ContrastResult
 from hyfreedp.experiments.models.vision import Model
 from hyfreedp.experiments.runs.spec import Spec
 from hyfreedp.experiments.runs.train import make_run, one_thread
+from hyfreedp.experiments.store.cache import cached
 from hyfreedp.experiments.tasks.registry import TASKS
 from hyfreedp.experiments.tasks.scores import losses_of
 from hyfreedp.noise import NoiseGenerator
@@ -239,6 +241,33 @@ def bands(*, spec: dict[str, Any], stages: list[float], repeats: int, seed: int)
                 }
             )
     return pd.DataFrame(rows)
+
+
+def all_bands(
+    folder: Path,
+    run: dict[str, Any],
+    methods: dict[str, str],
+    *,
+    stages: list[float],
+    repeats: int,
+    seeds: int,
+) -> pd.DataFrame:
+    """:func:`bands` of each method and seed, kept in ``folder``, with columns ``probe`` and ``run`` (the seed).
+
+    Args:
+        folder: of the tables.
+        run: fields of the runs' specs, but for method and seed.
+        methods: probe -> method.
+        stages, repeats: of :func:`bands`.
+        seeds: how many.
+    """
+    tables = []
+    for probe, method in methods.items():
+        for seed in range(seeds):
+            spec = run | {"method": method, "seed": seed}
+            table = cached(folder, bands, spec=spec, stages=stages, repeats=repeats, seed=seed)
+            tables.append(table.assign(probe=probe, run=seed))
+    return pd.concat(tables)
 
 
 def same_signs(fit: QuadraticFit, exact: QuadraticFit) -> bool:

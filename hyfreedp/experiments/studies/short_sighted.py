@@ -10,22 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullLocator
 from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
-from hyfreedp.experiments.store import plots
 from hyfreedp.step_rules import decay_factor
 
 Array = NDArray[np.float64]
 
 GREEDY, CONSTANT, LINEAR = "one-step rate b/a", "constant rate", "linear decay"
-STYLES = {GREEDY: plots.STYLES["paper"], CONSTANT: plots.STYLES["best"], LINEAR: plots.STYLES["robust"]}
 
 
 @dataclass(frozen=True)
@@ -255,59 +249,3 @@ def turning_points(votes: pd.DataFrame) -> tuple[float, float]:
     """Highest of the raced rates that the vote of the largest batch keeps, and highest that does end lower."""
     clear = votes[votes.batch_size == votes.batch_size.max()]
     return clear.top[clear.kept > 0.5].max(), clear.top[clear.fast < clear.slow].max()
-
-
-# -- the figure --------------------------------------------------------------------------------------------------------
-
-
-def draw(paths: pd.DataFrame, final: pd.DataFrame, votes: pd.DataFrame, ahead: pd.DataFrame) -> Figure:
-    """Loss and rate over the steps, loss at the end against the peak rate, and the vote.
-
-    Args:
-        paths: of :func:`runs`.
-        final: of :func:`ends`.
-        votes: of :func:`race` between beginnings of the run.
-        ahead: of :func:`race` between looks ahead.
-    """
-    figure, ((loss, rate), (end, vote)) = plt.subplots(2, 2, figsize=(11, 7.8))
-    for name, rows in paths.groupby("schedule", sort=False):
-        style = STYLES[str(name)] | {"markevery": 0.1, "markersize": 5}
-        rows = rows.droplevel("schedule")
-        loss.plot(rows.loss, label=name, **style)
-        rate.plot(rows.rate, **style)
-    loss.set(title="1. Along the run", ylabel="expected loss (start: 1)", xlabel="step", yscale="log")
-    rate.set(title="2. The rates of these runs", ylabel="learning rate $\\eta$ (1/$h_1$)", xlabel="step", yscale="log")
-
-    reached, last = paths.loss[GREEDY].iloc[-1], paths.rate[GREEDY].dropna().iloc[-1]
-    end.axhline(reached, color=STYLES[GREEDY]["color"], linestyle=STYLES[GREEDY]["linestyle"])
-    end.plot(last, reached, markersize=8, **STYLES[GREEDY])
-    end.annotate("its last rate", (last, reached), (0, -18), textcoords="offset points", ha="center", fontsize="small")
-    for name, column in final.items():
-        end.plot(final.index, column, **STYLES[str(name)] | {"marker": ""})
-        end.plot(column.idxmin(), column.min(), markersize=8, **STYLES[str(name)])
-    end.set(title="3. Where each peak rate ends (marked: the best)", ylabel="expected loss at the end (start: 1)")
-    end.set(xlabel="peak rate (1/$h_1$)", xscale="log", yscale="log", ylim=(0.8 * final.min().min(), 1.1))
-
-    _draw_votes(vote, votes, ahead)
-    for axis in (end, vote):
-        axis.set_xlim(final.index.min(), final.index.max())
-    for scale in (loss.yaxis, rate.yaxis, end.xaxis, end.yaxis, vote.xaxis):
-        scale.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        scale.set_major_formatter("{x:g}")
-        scale.set_minor_locator(NullLocator())
-    figure.legend(*loss.get_legend_handles_labels(), loc="outside upper center", ncols=3)
-    return figure
-
-
-def _draw_votes(axis: Axes, votes: pd.DataFrame, ahead: pd.DataFrame) -> None:
-    """Probability that the faster branch wins, one line per batch size; shaded where that is a mistake."""
-    for style, (size, rows) in zip(plots.SERIES[3:], votes.groupby("batch_size"), strict=False):
-        axis.plot(rows.top, 100 * rows.kept, label=f"B = {size:,}", markevery=0.1, markersize=5, **style)
-    size = ahead.batch_size.max()
-    clear = ahead[ahead.batch_size == size]
-    axis.plot(clear.top, 100 * clear.kept, color="black", label=f"B = {size:,}, branches decay first")
-    axis.axvspan(turning_points(votes)[1], votes.top.max(), color="0.88", zorder=0, label="the slower one ends lower")
-    axis.axhline(50, color="0.3", linestyle=":")
-    axis.set(title="4. The private vote", ylabel="faster branch wins (% of races)", ylim=(-3, 103), xscale="log")
-    axis.set_xlabel("peak rate of the faster branch (1/$h_1$)")
-    axis.legend(fontsize="small", loc="lower left", frameon=True, framealpha=1, edgecolor="none")

@@ -1,0 +1,97 @@
+"""Figure and findings of the membership attack, see ``attack``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from hyfreedp.experiments.audits.attack import advantage_bound
+from hyfreedp.experiments.store import plots
+
+RED, BLUE, RAW = (plots.STYLES[name] for name in ("paper", "line_search", "reference"))
+PROBES = {"losses": ("three losses", RED), "contrasts": ("contrasts", BLUE)}
+
+
+def draw_attack(games: pd.DataFrame, result: pd.DataFrame, *, exact: float, delta: float) -> Figure:
+    """Learning rates with and without the outlier, and each observer's advantage against the bound of epsilon.
+
+    Args:
+        games: of ``attack.games``.
+        result: of ``attack.advantages``.
+        exact: b/a of the raw losses of seed 0's batch.
+        delta: of the bound.
+    """
+    figure, axes = plt.subplots(1, 3, figsize=(13, 4), width_ratios=[1.25, 1, 1])
+    _draw_rates(axes[0], games, exact)
+    for axis, (observer, rows) in zip(axes[1:], result.groupby("observer", sort=False), strict=True):
+        _draw_advantages(axis, rows, delta)
+        axis.set_title(f"observer {observer}")
+    axes[1].set_ylabel("membership advantage")
+    axes[2].legend(fontsize="small", loc="center left", bbox_to_anchor=(0, 0.62))
+    return figure
+
+
+def _draw_rates(axis: Axes, games: pd.DataFrame, exact: float) -> None:
+    """A dot per game of seed 0, beside each other by chance."""
+    first = games[(games.seed == 0) & (games.observer == "sees a random batch")]
+    jitter = np.random.default_rng(3)
+    limits = np.sort(exact * np.array([-0.25, 2.25]))
+    for position, (probe, weakening) in enumerate((("raw", 0.0), ("losses", 1.0), ("contrasts", 1.0))):
+        for planted, style, offset in ((False, BLUE, 0.18), (True, RED, -0.18)):
+            chosen = (first.probe == probe) & (first.weakening == weakening) & (first.planted == planted)
+            etas = first[chosen].head(100).eta
+            label = f"outlier {'in' if planted else 'not in'} the batch"
+            axis.plot(
+                etas.clip(*limits),
+                position + offset + jitter.uniform(-0.12, 0.12, len(etas)),
+                markersize=3,
+                alpha=0.6,
+                label=None if position else label,
+                **plots.marks(style),
+            )
+    axis.set_yticks(range(3), ["raw", *(label for label, _ in PROBES.values())])
+    axis.set(xlabel="learning rate $b/a$ (beyond the axis: at its end)", title="what the observer sees")
+    axis.set_ylim(2.5, -0.9)
+    axis.legend(fontsize="small", loc="upper center", ncols=2)
+
+
+def _draw_advantages(axis: Axes, rows: pd.DataFrame, delta: float) -> None:
+    """Advantages of one observer, with intervals."""
+    budgets = np.geomspace(0.05, 12, 200)
+    bound = advantage_bound(budgets, delta)
+    axis.fill_between(budgets, bound, 1.1, color="0.9", linewidth=0)
+    axis.plot(budgets, bound, color="0.3", label="bound of epsilon")
+    for index, (probe, (label, style)) in enumerate(PROBES.items()):
+        chosen = rows[rows.probe == probe]
+        ends = [chosen.advantage - chosen.low, chosen.high - chosen.advantage]
+        places = chosen.epsilon * 1.1 ** (index - 0.5)  # beside each other
+        bars: dict[str, Any] = {"yerr": ends, "capsize": 3, "label": label}
+        axis.errorbar(places, chosen.advantage, **bars, **plots.marks(style))
+    raw = rows[rows.probe == "raw"].iloc[0]
+    axis.axhline(raw.advantage, label="raw rate: no epsilon", **plots.line(RAW))
+    axis.axhspan(raw.low, raw.high, color=RAW["color"], alpha=0.2, linewidth=0)
+    axis.set(xscale="log", xlabel=r"$\varepsilon$ of the release", ylim=(-0.2, 1.05))
+    axis.set_xticks([0.1, 1, 10], ["0.1", "1", "10"])
+
+
+def attack_findings(result: pd.DataFrame) -> list[str]:
+    """The raw rate and the calibrated noise for each observer, and how many intervals are above the bound."""
+    findings = []
+    for row in result[(result.probe == "raw") | (result.weakening == 1.0)].itertuples():
+        private = f"{row.probe}, epsilon {row.epsilon:.2f} (bound {row.bound:.2f})"
+        findings.append(
+            f"Observer {row.observer}, {'raw rate' if row.probe == 'raw' else private}: advantage {row.advantage:.2f}, "
+            f"95 % interval [{row.low:.2f}, {row.high:.2f}]."
+        )
+    private_rows = result[result.probe != "raw"]
+    above = int((private_rows.low > private_rows.bound).sum())
+    findings.append(
+        f"Of {len(private_rows)} private settings, weakened ones included, {above} {'has' if above == 1 else 'have'} "
+        "an interval wholly above the bound."
+    )
+    return findings

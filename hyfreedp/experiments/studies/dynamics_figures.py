@@ -1,0 +1,252 @@
+"""Figures and findings of notebook 04, from the tables of ``dynamics``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from hyfreedp.experiments.runs.methods import METHODS
+from hyfreedp.experiments.runs.spec import Spec
+from hyfreedp.experiments.store import plots
+from hyfreedp.experiments.studies import dynamics
+
+# What each line search has of its own, and what all have: column -> title of a panel.
+COLUMNS = {
+    "line_search": {"difference_threshold": "$R_d$ (nats)", "bend_threshold": "$R_c$ (nats)"},
+    "paper": {"loss_threshold": "$R_l$ (nats)", "private_loss": "released training loss (nats)"},
+}
+SHARED = {"eta": r"learning rate $\eta$", "test_loss": "test loss (nats)", "percent": "test accuracy (%)"}
+INTERVAL_STYLES = dict(zip(dynamics.INTERVALS, (plots.SERIES[0], plots.SERIES[6], plots.SERIES[3]), strict=True))
+
+
+# -- the figures -------------------------------------------------------------------------------------------------------
+
+
+def draw_curves(rows: pd.DataFrame, tuned: dict[str, Spec], intervals: Sequence[int]) -> Figure:
+    """Thresholds, rate, loss and accuracy over the steps: a row per task and line search, a line per K.
+
+    Args:
+        rows: of ``dynamics.steps_of``.
+        tuned: task -> what was tuned by hand there; its epsilon, seed and length are those of the line searches.
+        intervals: values of K.
+    """
+    rows = rows.assign(percent=100 * rows.test_accuracy)
+    lines = [(task, method) for task in tuned for method in dynamics.SEARCHES]
+    figure, axes = plt.subplots(len(lines), 5, figsize=(16, 2.9 * len(lines)), squeeze=False)
+    for below in axes[1:]:  # loss and accuracy are compared across the rows
+        for axis, top in zip(below[3:], axes[0, 3:], strict=True):
+            axis.sharey(top)
+    for panels, (task, method) in zip(axes, lines, strict=True):
+        searches = [replace(Spec(task=task, epsilon=tuned[task].epsilon), method=method, interval=k) for k in intervals]
+        for axis, (column, name) in zip(panels, (COLUMNS[method] | SHARED).items(), strict=True):
+            for spec in searches:
+                chosen, style = dynamics.of_spec(rows, spec), INTERVAL_STYLES[spec.interval]
+                draw_band(axis, chosen, column, style, f"HyFreeDP, K = {spec.interval}")
+            if column in SHARED:
+                by_hand = dynamics.of_spec(rows, tuned[task])
+                draw_band(axis, by_hand, column, plots.STYLES["best"], "tuned by hand")
+            if column not in ("percent", "private_loss", "loss_threshold"):
+                axis.set_yscale("log")
+            axis.set(title=name, xlabel="step")
+        panels[-1].set_ylim(0, 100)
+        panels[0].set_ylabel(f"{task}\n{method}", fontsize="large")
+    handles, labels = axes[0, 2].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), title=_title(rows))
+    return figure
+
+
+def _title(rows: pd.DataFrame) -> str:
+    return f"epsilon = {rows.epsilon.iloc[0]:g}; median and range of {rows.seed.nunique()} seeds"
+
+
+def curve_findings(rows: pd.DataFrame, results: pd.DataFrame, specs: Sequence[Spec]) -> list[str]:
+    """Accuracy of every spec of :func:`draw_curves`, and where the threshold of each line search peaks.
+
+    Args:
+        rows: of ``dynamics.steps_of``.
+        results: of ``runs.cells.tabulate``.
+        specs: line searches, and what was tuned by hand.
+    """
+    lines = []
+    for spec in specs:
+        accuracy = dynamics.reached(results, spec)
+        if spec.method not in dynamics.SEARCHES:
+            lines.append(f"{spec.task}, tuned by hand ({spec.learning_rate:g}, {spec.method}): accuracy {accuracy}")
+            continue
+        column = next(iter(COLUMNS[spec.method]))
+        shape = dynamics.peaks(dynamics.of_spec(rows, spec), column).median(numeric_only=True)
+        lines.append(
+            f"{spec.task}, {spec.method}, K = {spec.interval}: accuracy {accuracy}; "
+            f"{'R_d' if spec.method == 'line_search' else 'R_l'} is highest after {100 * shape.peak_at:.0f} % of the "
+            f"run and ends at {100 * shape['last']:.2g} % of that"
+        )
+    return lines
+
+
+def draw_rates(rows: pd.DataFrame, base: Spec) -> Figure:
+    """The rate of every run: step rules on both probes, the line search less one part, versions of rule "gen".
+
+    Args:
+        rows: of ``dynamics.steps_of``.
+        base: its task and interval are those of the ablation.
+    """
+    ablated = dynamics.of_ablation(rows, base)
+    panels = {f"{probe}, {rule}": method for (probe, rule), method in dynamics.RULES.items()}
+    panels |= {f"line search {part}": method for part, method in dynamics.PARTS.items()}
+    for (weight, batch), method in dynamics.SMOOTHINGS.items():
+        panels[f"gen, {weight} of the new, {batch} batch"] = method
+    figure, axes = plt.subplots(4, 4, figsize=(13, 10), sharex=True, sharey=True)
+    for axis, (name, method) in zip(axes.flat, panels.items(), strict=True):
+        style = plots.STYLES["paper" if METHODS[method].preset == "paper" else "line_search"]
+        draw_runs(axis, ablated[ablated.method == method], "eta", style)
+        axis.set_title(name)
+    axes[0, 0].set(yscale="log", ylim=(1e-8, 10))
+    figure.supxlabel(f"step (epsilon = {base.epsilon:g})")
+    figure.supylabel(r"learning rate $|\eta|$, one line per seed (cross: negative)")
+    return figure
+
+
+def rate_findings(table: pd.DataFrame) -> list[str]:
+    """Of ``dynamics.behaviour_table``."""
+    literal, gen = table.loc["paper_literal"], table.loc["paper"]
+    contrasts_literal, contrasts_gen = table.loc["line_search_literal"], table.loc["line_search_gen"]
+    lines = [
+        f"losses, literal: {literal.negative:.0f} % of the probes make the rate negative, and it shrinks to "
+        f"{literal.smallest_eta:.0e} (only {literal.clear:.0f} % of the slopes are clear); accuracy {literal.spread} %",
+        f"losses, gen: {gen.rejected:.0f} % of the probes are rejected, {gen.clamped:.0f} % clamped; the rate never "
+        f"exceeds {gen.largest_eta:.1e} and falls to {gen.smallest_eta:.0e}; accuracy {gen.spread} %",
+        f"contrasts, literal: {contrasts_literal.negative:.0f} % negative, rates up to "
+        f"{contrasts_literal.largest_eta:.2g}; accuracy {contrasts_literal.spread} %",
+        f"contrasts, gen: {contrasts_gen.clamped:.0f} % clamped, {contrasts_gen.rejected:.0f} % rejected; accuracy "
+        f"{contrasts_gen.spread} %",
+    ]
+    for (weight, batch), method in dynamics.SMOOTHINGS.items():
+        row = table.loc[method]
+        lines.append(
+            f"losses, gen, {weight} of the new rate, {batch} batch: rates from {row.smallest_eta:.1e} to "
+            f"{row.largest_eta:.1e}; accuracy {row.spread} %"
+        )
+    return lines
+
+
+def draw_thresholds(rows: pd.DataFrame, base: Spec) -> Figure:
+    """R_l, released and test loss for both rules for R_l under two step rules, at the interval of ``base``."""
+    figure, axes = plt.subplots(1, 4, figsize=(15, 3.6), sharex=True, sharey=True)
+    for axis, ((rule, threshold_rule), method) in zip(axes, dynamics.LOSS_THRESHOLDS.items(), strict=True):
+        chosen = dynamics.of_spec(rows, replace(base, method=method))
+        draw_band(axis, chosen, "loss_threshold", plots.STYLES["paper"], "threshold $R_l$")
+        draw_band(axis, chosen, "test_loss", plots.STYLES["best"], "test loss")
+        draw_band(axis, chosen, "private_loss", plots.STYLES["worst"], "released loss")
+        axis.set(title=f"rule {rule}, $R_l$: {threshold_rule}", xlabel="step", yscale="log", ylim=(5e-3, 20))
+    axes[0].set_ylabel("nats")
+    plots.shared_legend(figure, axes[:1], loc="outside upper center", ncols=3, title=_title(rows))
+    return figure
+
+
+def threshold_findings(rows: pd.DataFrame, results: pd.DataFrame, base: Spec) -> list[str]:
+    """What :func:`draw_thresholds` shows, over the second half of the runs; ``results`` as for the curves."""
+    late = dynamics.late_means(rows, base)
+    return [
+        f"rule {rule}, R_l from the {threshold_rule}, K = {base.interval}: over the second half R_l is "
+        f"{late.loss_threshold[rule, threshold_rule]:.2g}, the released loss "
+        f"{late.private_loss[rule, threshold_rule]:.2g}, the test loss {late.test_loss[rule, threshold_rule]:.2g} "
+        f"nats; accuracy {dynamics.reached(results, replace(base, method=method))}"
+        for (rule, threshold_rule), method in dynamics.LOSS_THRESHOLDS.items()
+    ]
+
+
+def draw_ablation(results: pd.DataFrame, base: Spec, tuned: Spec) -> Figure:
+    """Final accuracy of step rules on both probes, and of the line search less one part.
+
+    Args:
+        results: of ``runs.cells.tabulate``.
+        base: its task and interval are those of the ablation.
+        tuned: what was tuned by hand on that task.
+    """
+    figure, (rule_axis, part_axis) = plt.subplots(1, 2, figsize=(11, 3.8), sharex=True)
+    final = dynamics.of_ablation(results, base)
+    rules = list(dict.fromkeys(rule for _, rule in dynamics.RULES))
+    for probe, search, shift in (("contrasts", "line_search", -0.12), ("losses", "paper", 0.12)):
+        methods = {rule: dynamics.RULES[probe, rule] for rule in rules}
+        draw_accuracies(rule_axis, final, methods, plots.STYLES[search], f"{probe} ({search})", shift)
+    draw_accuracies(part_axis, final, dynamics.PARTS, plots.STYLES["line_search"])
+    by_hand = 100 * dynamics.of_spec(results, tuned).accuracy.mean()
+    for axis, title in ((rule_axis, "step rules on both probes"), (part_axis, "line search ...")):
+        axis.axvline(by_hand, color=plots.STYLES["best"]["color"], linestyle="-.", label="tuned by hand")
+        axis.set(title=title, xlabel=f"test accuracy (%), epsilon = {base.epsilon:g}", xlim=(0, 100))
+    plots.shared_legend(figure, [rule_axis], loc="outside upper center", ncols=3)
+    return figure
+
+
+def ablation_findings(table: pd.DataFrame) -> list[str]:
+    """Of ``dynamics.behaviour_table``: every method against the whole line search."""
+    whole = table.accuracy["line_search"]
+    return [
+        f"{row.what}: {row.spread} %, {row.accuracy - whole:+.1f} points to the whole line search"
+        for row in table.itertuples()
+    ]
+
+
+# -- panels ------------------------------------------------------------------------------------------------------------
+
+
+def draw_band(
+    axis: Axes, rows: pd.DataFrame, column: str, style: dict[str, Any], label: str = "", *, every: float = 0.2
+) -> None:
+    """Median over the runs as a line, their range as a band; nothing where the column has no values.
+
+    Args:
+        axis: to draw on.
+        rows: per-step rows of the runs of one series.
+        column: what to draw against ``step``.
+        style: colour, dashes and marker, from :mod:`hyfreedp.experiments.store.plots`.
+        label: of the line.
+        every: spacing of the markers, as a share of the axis.
+    """
+    if column not in rows or rows[column].isna().all():
+        return
+    band = dynamics.bands(rows, column)
+    axis.plot(band.index, band["median"], label=label, markevery=every, markersize=4, **style)
+    axis.fill_between(band.index, band.low, band.high, color=style["color"], alpha=0.15, linewidth=0)
+
+
+def draw_runs(axis: Axes, rows: pd.DataFrame, column: str, style: dict[str, Any]) -> None:
+    """One line of absolute values per run; a cross wherever the value is negative."""
+    for _, run in rows.dropna(subset=column).groupby("seed"):
+        axis.plot(run.step, run[column].abs(), linewidth=1.2, color=style["color"], linestyle=style["linestyle"])
+        below = run[run[column] < 0]
+        axis.plot(below.step, below[column].abs(), "x", color="black", markersize=4)
+
+
+def draw_accuracies(
+    axis: Axes,
+    results: pd.DataFrame,
+    methods: dict[str, str],
+    style: dict[str, Any],
+    label: str = "",
+    shift: float = 0.0,
+) -> None:
+    """Final accuracies: one row per entry of ``methods``, a small point per run, a large one with mean and deviation.
+
+    Args:
+        axis: to draw on; names go to its y axis, from top to bottom.
+        results: one row per run, ``accuracy`` a share.
+        methods: name to show -> method.
+        style: colour and marker.
+        label: of the series.
+        shift: of the points within their row, for several series on one axis.
+    """
+    points = {"color": style["color"], "marker": style["marker"], "linestyle": "none"}
+    for row, method in enumerate(methods.values()):
+        percent = 100 * results[results.method == method].accuracy
+        axis.plot(percent, [row + shift] * len(percent), alpha=0.4, markersize=4, **points)
+        name = label if row == 0 else None
+        axis.errorbar(percent.mean(), row + shift, xerr=percent.std(), capsize=3, markersize=7, label=name, **points)
+    axis.set_yticks(range(len(methods)), list(methods))
+    axis.set_ylim(len(methods) - 0.5, -0.5)

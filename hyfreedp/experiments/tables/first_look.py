@@ -1,0 +1,249 @@
+"""Four ways to choose the rate of one small task, beside each other (notebook 00)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from hyfreedp import NoiseSplit
+from hyfreedp import epsilon as epsilon_of
+from hyfreedp.experiments.runs.cells import Spec, read_steps, tabulate, with_seeds
+from hyfreedp.experiments.store import plots
+from hyfreedp.experiments.tables import small_tasks
+from hyfreedp.experiments.tasks.registry import TASKS
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A way to get the rate: its name in figures, and the run of its first seed."""
+
+    title: str
+    spec: Spec
+
+
+def choices(recorded: pd.DataFrame, *, epsilon: float, interval: int, steps: int | None) -> dict[str, Choice]:
+    """Both presets, and the best and the worst of the learning-rate grid on digits; names are those of ``STYLES``.
+
+    Args:
+        recorded: rows of ``small_tasks``; the nearest epsilon of them tells best and worst.
+        epsilon: of the runs.
+        interval: of preset paper.
+        steps: of the runs; None for the task's own.
+    """
+    grid = small_tasks.summarise(recorded)
+    grid = grid[grid.method.isin(small_tasks.GRID_METHODS) & (grid.task == "digits")]
+    distance = np.log(grid.epsilon / epsilon).abs()
+    grid = grid[distance == distance.min()].sort_values("mean")
+    common: dict[str, Any] = {"epsilon": epsilon, "steps": steps}
+    found = {
+        "robust": Choice("HyFreeDP, preset robust", Spec(method="robust", **common)),
+        "paper": Choice("HyFreeDP, preset paper", Spec(method="paper", interval=interval, **common)),
+    }
+    for name, row in (("best", grid.iloc[-1]), ("worst", grid.iloc[0])):
+        spec = Spec(method=row.method, learning_rate=float(row.learning_rate), **common)
+        found[name] = Choice(f"grid's {name}: {row.learning_rate:g}, {row.method}", spec)
+    return found
+
+
+def grid_epsilon(split: NoiseSplit, trials: int) -> float:
+    """What ``trials`` runs with this split cost together, by composition at its delta."""
+    together = NoiseSplit.from_dict(split.to_dict() | {"steps": trials * split.steps})
+    return epsilon_of(together, target_delta=split.target_delta)
+
+
+def history(found: dict[str, Choice], seeds: int, folder: Path) -> pd.DataFrame:
+    """One row per step of all finished runs, with the ``choice`` and the ``seed`` of its run."""
+    return pd.concat(
+        read_steps(spec, folder).assign(choice=name, seed=spec.seed)
+        for name, choice in found.items()
+        for spec in with_seeds(choice.spec, seeds)
+    )
+
+
+def draw_digits(images: Tensor, labels: Tensor) -> Figure:
+    """The first ten images, shape ``(N, 64)``, under their labels."""
+    figure, axes = plt.subplots(1, 10, figsize=(9, 1.2))
+    for axis, image, label in zip(axes, images, labels, strict=False):
+        axis.imshow(image.reshape(8, 8).numpy(), cmap="gray_r")
+        axis.set_title(int(label))
+        axis.axis("off")
+    return figure
+
+
+def draw_runs(steps: pd.DataFrame, found: dict[str, Choice], sigma_loss: float) -> Figure:
+    """Rate and accuracy of all choices, the private losses of preset paper and the votes of preset robust.
+
+    Args:
+        steps: of :func:`history`.
+        found: of :func:`choices`.
+        sigma_loss: noise multiplier of the losses of preset paper.
+    """
+    figure, axes = plt.subplots(2, 2, figsize=(10, 7))
+    rate_axis, accuracy_axis, loss_axis, vote_axis = axes.flat
+    epsilon = found["robust"].spec.epsilon
+    _draw_ranges(rate_axis, steps, "eta", found)
+    rate_axis.set(yscale="log", title="The learning rate", ylabel="learning rate")
+    _draw_ranges(accuracy_axis, steps.assign(percent=100 * steps.test_accuracy), "percent", found)
+    accuracy_axis.set(title=f"What it brings (epsilon = {epsilon:g})", ylabel="test accuracy (%)", ylim=(0, 100))
+    _draw_losses(loss_axis, steps, sigma_loss)
+    _draw_votes(vote_axis, votes_of(steps))
+    for axis in axes.flat:
+        axis.set_xlabel("step")
+    accuracy_axis.legend(loc="center right", fontsize="small")
+    return figure
+
+
+def _draw_ranges(axis: Axes, steps: pd.DataFrame, column: str, found: dict[str, Choice]) -> None:
+    """Mean over seeds with the range from lowest to highest."""
+    for name, choice in found.items():
+        rows, style = steps[(steps.choice == name) & steps[column].notna()], plots.STYLES[name]
+        by_step = rows.groupby("step")[column]
+        middle, low, high = by_step.mean(), by_step.min(), by_step.max()
+        axis.plot(middle.index, middle, label=choice.title, markevery=0.2, markersize=5, **style)
+        axis.fill_between(middle.index, low, high, color=style["color"], alpha=0.15, linewidth=0)
+
+
+def _draw_losses(axis: Axes, steps: pd.DataFrame, sigma_loss: float) -> None:
+    """Released mean losses of preset paper's first run, with the standard deviation of their noise."""
+    first = steps[(steps.choice == "paper") & (steps.seed == 0) & steps.private_loss.notna()]
+    noise = first.loss_threshold * sigma_loss / TASKS["digits"].batch_size
+    look: dict[str, Any] = {"fmt": "s", "capsize": 2, "markersize": 4, "color": plots.STYLES["paper"]["color"]}
+    axis.errorbar(first.step, first.private_loss, yerr=noise, **look)
+    axis.set(title="Preset paper: private loss, seed 0, with its noise (1 sd)", ylabel="private mean loss (nats)")
+
+
+def votes_of(steps: pd.DataFrame) -> pd.DataFrame:
+    """The rows with a vote."""
+    return steps[steps.margin.notna()].astype({"lost": bool})
+
+
+def _draw_votes(axis: Axes, votes: pd.DataFrame) -> None:
+    """Margins with the standard deviation of their noise, those needed, seeds side by side."""
+    middle = (votes.seed.max() + votes.seed.min()) / 2
+    places = votes.step + 0.02 * votes.step.max() * (votes.seed - middle)
+    axis.scatter(places, votes.needed, marker="_", s=90, color="0.3", label="needed")
+    for lost, marker, label in ((False, "o", "weights stay"), (True, "X", "lost: back, and brake")):
+        part = votes[votes.lost == lost]
+        look: dict[str, Any] = {"fmt": marker, "capsize": 2, "markersize": 6, "label": label}
+        color = plots.STYLES["paper" if lost else "robust"]["color"]
+        axis.errorbar(places[votes.lost == lost], part.margin, part.margin_std, color=color, **look)
+    axis.axhline(0, color="0.3", linewidth=0.8)
+    axis.set(title="Preset robust: the votes of all seeds, with noise (1 sd)", ylabel="margin for the weights")
+    axis.set_ylim(-1.2, 1.2)
+    axis.legend(loc="lower right", fontsize="small", ncols=3)
+
+
+def findings(steps: pd.DataFrame) -> list[str]:
+    """What :func:`draw_runs` shows."""
+    votes = votes_of(steps)
+    of_paper = steps[(steps.choice == "paper") & steps.slope.notna()]
+    signal = (of_paper.slope.abs() / of_paper.slope_std).median()
+    rates = steps.groupby("choice").eta.agg(["first", "max"])
+    return [
+        f"Preset robust starts at {rates['first']['robust']:.3g}; {votes.lost.sum()} of its {len(votes)} votes are "
+        f"lost. The margins lie between {votes.margin.min():+.2f} and {votes.margin.max():+.2f}, their noise has a "
+        f"standard deviation of at most {votes.margin_std.max():.3f}",
+        f"Preset paper starts at {rates['first']['paper']:.3g} and never exceeds {rates['max']['paper']:.3g}. The "
+        f"slope that a probe of three losses sees is {signal:.2f} times the standard deviation of its noise (median)",
+    ]
+
+
+def cost_table(
+    records: Iterable[dict[str, Any]], found: dict[str, Choice], seeds: int, tuned_epsilon: float
+) -> pd.DataFrame:
+    """Accuracy in percent and epsilon of each choice, a row each; best and worst of the grid cost ``tuned_epsilon``.
+
+    Args:
+        records: of all runs, choice by choice and seed by seed.
+        found: of :func:`choices`.
+        seeds: of each.
+        tuned_epsilon: of the whole grid.
+    """
+    results = tabulate(records)
+    results["choice"] = [name for name in found for _ in range(seeds)]
+    by_choice = results.groupby("choice", sort=False)
+    table = by_choice.agg(
+        accuracy=("accuracy", "mean"), sd=("accuracy", "std"), epsilon_of_the_run=("epsilon_spent", "max")
+    )
+    table[["accuracy", "sd"]] *= 100
+    tuned = table.index.isin(["best", "worst"])
+    table["epsilon_with_tuning"] = np.where(tuned, tuned_epsilon, table.epsilon_of_the_run)
+    return table.set_axis([found[name].title for name in table.index])
+
+
+def cost_findings(table: pd.DataFrame) -> list[str]:
+    """Of :func:`cost_table`."""
+    lines = []
+    for title, row in table.iterrows():
+        spread = "" if np.isnan(row.sd) else f" +- {row.sd:.1f}"
+        lines.append(
+            f"{title}: accuracy {row.accuracy:.1f}{spread} %, epsilon {row.epsilon_of_the_run:.2f} for the run, "
+            f"{row.epsilon_with_tuning:.2f} with tuning"
+        )
+    return lines
+
+
+# -- the study on two tasks --------------------------------------------------------------------------------------------
+
+LABELS: dict[tuple[str, float], tuple[str, dict[str, Any]]] = {
+    ("robust", 1e-4): ("robust", plots.STYLES["robust"]),  # which has no first rate to choose
+    small_tasks.REFERENCE: ("0.02, linear decay", plots.STYLES["reference"]),
+    ("line_search", 1e-4): ("former default, from 1e-4", plots.STYLES["line_search"]),
+    ("line_search", 1e-2): ("former default, from 1e-2", plots.SERIES[5]),
+    ("paper", 1e-4): ("paper, from 1e-4", plots.STYLES["paper"]),
+}
+
+
+def draw_gaps(compared: pd.DataFrame) -> Figure:
+    """Accuracy of learned rates minus that of the grid's best, a panel per task.
+
+    Args:
+        compared: of ``small_tasks.gaps``.
+    """
+    studied: Sequence[str] = [name for name in TASKS if name in set(compared.task)]
+    figure, axes = plt.subplots(1, len(studied), figsize=(10, 3.4), sharey=True)
+    for axis, name in zip(axes, studied, strict=True):
+        chosen = compared[compared.task == name]
+        epsilons = sorted(chosen.epsilon.unique())
+        for offset, ((method, rate), (label, style)) in enumerate(LABELS.items()):
+            points = chosen[(chosen.method == method) & (chosen.learning_rate == rate)].sort_values("epsilon")
+            places = np.arange(len(points)) + 0.12 * (offset - 2)
+            axis.errorbar(places, points.gap, yerr=points["std"], label=label, capsize=2, **plots.marks(style))
+        axis.axhline(0, color="0.3", linewidth=1)
+        axis.set_xticks(range(len(epsilons)), [f"{value:g}" for value in epsilons])
+        axis.set(title=TASKS[name].title, xlabel="target epsilon")
+        axis.set_yscale("symlog", linthresh=5)
+        axis.set_yticks([-50, -20, -10, -5, -2, 0, 2], ["-50", "-20", "-10", "-5", "-2", "0", "2"])
+    axes[0].set_ylabel("accuracy minus grid's best\n(points, mean and sd of 5 seeds)")
+    axes[-1].legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
+    return figure
+
+
+def gap_findings(compared: pd.DataFrame) -> list[str]:
+    """What :func:`draw_gaps` shows, in two lines."""
+    of_robust = compared[compared.method == "robust"]
+    starts = compared[compared.method == "line_search"].groupby(["task", "epsilon"])["mean"].agg(np.ptp)
+    return [
+        f"Preset robust: from {of_robust.gap.min():+.1f} to {of_robust.gap.max():+.1f} points to the grid's best, "
+        f"{of_robust.gap.mean():+.1f} in the mean",
+        f"Former default: its first rate changes the accuracy by {starts.min():.1f} to {starts.max():.1f} points",
+    ]
+
+
+def gap_list(compared: pd.DataFrame) -> list[str]:
+    """Every point of :func:`draw_gaps`."""
+    return [
+        f"{row.task}, epsilon {row.epsilon:g}: {LABELS[row.method, row.learning_rate][0]} {row['mean']:.1f} %, "
+        f"{row.gap:+.1f} points to the grid's best"
+        for _, row in compared.sort_values(["task", "epsilon"], ascending=[True, False]).iterrows()
+        if (row.method, row.learning_rate) in LABELS
+    ]

@@ -1,0 +1,275 @@
+"""Figures, tables and findings of notebook 05, from the tables of ``image_classification``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from hyfreedp.experiments.models.vision import MODELS
+from hyfreedp.experiments.store import plots
+from hyfreedp.experiments.tables import image_classification
+from hyfreedp.experiments.tables.image_classification import PLACE
+from hyfreedp.experiments.tables.plan import ROWS
+from hyfreedp.experiments.tasks.registry import TASKS
+
+LEARNER = ["task", "model", "tuning"]
+# Methods whose rate is drawn, with their looks.
+RATES = {
+    name: plots.line(plots.SERIES[index])
+    for name, index in (("hyfreedp_robust", 0), ("hyfreedp_paper", 1), ("dadaptation", 3), ("prodigy", 6))
+}
+COLLAPSING = ["dadaptation", "prodigy"]
+TUNINGS = {"full": "full fine-tuning, or from scratch", "bitfit": "BitFit", "lora": "LoRA"}
+SOURCES = {"paper": (plots.STYLES["paper"], 0.15), "ours": (plots.STYLES["robust"], -0.15)}
+
+
+def row_table() -> pd.DataFrame:
+    """All rows of the accuracy tables, and whether they are private from end to end."""
+    return pd.DataFrame(
+        [
+            {
+                "row": row.title,
+                "in the paper": row.paper or "–",
+                "candidates": len(row.rates),
+                "epsilon covers the choice": "yes" if row.covered else "no",
+                "share of epsilon for training": f"{row.share:.0%}" if row.search == "grid" else "by the bound",
+            }
+            for row in ROWS.values()
+        ]
+    )
+
+
+def missing_text(rows: pd.DataFrame, profile: str) -> str:
+    """Whether numbers are missing, how many, and how to fill them."""
+    missing = int(rows.accuracy.isna().sum())
+    fill = f"To fill them: `python -m hyfreedp.experiments grid --profile {profile}`"
+    return (
+        f"**{missing} of {len(rows)} numbers are missing.** {fill}"
+        if missing
+        else f"All {len(rows)} numbers are there."
+    )
+
+
+def all_printed(summary: pd.DataFrame) -> dict[str, tuple[pd.DataFrame, pd.DataFrame]]:
+    """``image_classification.printed`` of every model, by its title."""
+    models = dict.fromkeys(summary.model)
+    return {MODELS[model].title: image_classification.printed(summary, model) for model in models}
+
+
+def together(tables: dict[str, tuple[pd.DataFrame, pd.DataFrame]]) -> pd.DataFrame:
+    """The texts of :func:`all_printed` as one table, the model in front."""
+    frames = [texts.reset_index().assign(model=title) for title, (texts, _) in tables.items()]
+    table = pd.concat(frames, ignore_index=True).fillna("")
+    return table[["model", *table.columns.drop("model")]]
+
+
+# -- all methods at a glance -------------------------------------------------------------------------------------------
+
+
+def learners_of(rows: pd.DataFrame) -> list[tuple[str, str, str]]:
+    """Task, model and tuning of the tables, in their order."""
+    return list(dict.fromkeys(rows[LEARNER].itertuples(index=False, name=None)))
+
+
+def _panel(rows: pd.DataFrame, learner: tuple[str, str, str], epsilon: float) -> pd.DataFrame:
+    """The rows of one learner at one epsilon."""
+    return rows[(rows[LEARNER] == list(learner)).all(axis=1) & (rows.epsilon == epsilon)]
+
+
+def _name_of(epsilon: float) -> str:
+    return rf"$\varepsilon$ = {'∞' if math.isinf(epsilon) else f'{epsilon:g}'}"
+
+
+def draw_accuracies(rows: pd.DataFrame) -> Figure:
+    """Mean and range of every method, a panel per budget and learner; filled where epsilon covers the choice.
+
+    Args:
+        rows: of ``image_classification.numbers``.
+    """
+    best = 100 * image_classification.best_grid(rows).groupby(PLACE).accuracy.mean()
+    learners, epsilons = learners_of(rows), list(dict.fromkeys(rows.epsilon))
+    size = (2.6 + 3.1 * len(learners), 2.75 * len(epsilons))
+    shape: dict[str, Any] = {"sharex": "col", "sharey": True, "squeeze": False}
+    figure, axes = plt.subplots(len(epsilons), len(learners), figsize=size, **shape)
+    for line, epsilon in zip(axes, epsilons, strict=True):
+        for axis, learner in zip(line, learners, strict=True):
+            _draw_methods(axis, _panel(rows, learner, epsilon))
+            level = best.get((*learner, epsilon), math.nan)
+            axis.axvline(level, color=plots.STYLES["best"]["color"], linestyle="--", linewidth=1.2)
+        line[0].set_ylabel(_name_of(epsilon))
+    for top, bottom, (task, model, tuning) in zip(axes[0], axes[-1], learners, strict=True):
+        title = f"{TASKS[task].title.split(' (')[0]}, {image_classification.title_of(model, tuning)}"
+        top.set_title(title, fontsize="small")
+        bottom.set_xlabel("test accuracy (%)")
+    return figure
+
+
+def _draw_methods(axis: Axes, here: pd.DataFrame) -> None:
+    """A dot with its range per method, from bottom to top."""
+    order = list(ROWS)[::-1]
+    for height, name in enumerate(order):
+        percent = 100 * here[here.row == name].accuracy.dropna()
+        if percent.empty:
+            continue
+        style = plots.STYLES.get(name.removeprefix("hyfreedp_"), {}) if name.startswith("hyfreedp") else {}
+        color, marker = style.get("color", "#333333"), style.get("marker", "o")
+        axis.plot([percent.min(), percent.max()], [height, height], "-", color=color, linewidth=1.5)
+        face = color if ROWS[name].covered else "white"
+        axis.plot(percent.mean(), height, marker, color=color, markerfacecolor=face, markersize=6)
+    axis.set_yticks(range(len(order)), [ROWS[name].title for name in order], fontsize="small")
+    axis.set_xlim(0, 100)
+
+
+def comparisons(rows: pd.DataFrame) -> pd.DataFrame:
+    """Every method of ``ROWS`` (the index) against the best grid search, see ``image_classification.paired``."""
+    epsilons = [epsilon for epsilon in dict.fromkeys(rows.epsilon) if math.isfinite(epsilon)]
+    found = {name: image_classification.paired(rows, name, epsilons=epsilons) for name in ROWS}
+    columns = ["mean", "low", "high", "p", "wins", "pairs", "places"]
+    table = pd.DataFrame.from_dict(found, orient="index", columns=columns)
+    return table.assign(method=[ROWS[name].title for name in table.index])[["method", *columns]]
+
+
+def accuracy_findings(compared: pd.DataFrame, rank: pd.DataFrame) -> list[str]:
+    """The private methods against the best grid search, and the first four ranks.
+
+    Args:
+        compared: of :func:`comparisons`.
+        rank: of ``image_classification.ranking``.
+    """
+    names = ["hyfreedp_robust", "hyfreedp_paper", "reference", "dp_hyper", "random_search"]
+    lines = [f"{ROWS[name].title}: {_in_words(compared.loc[name])}" for name in names]
+    if len(rank):
+        first = ", ".join(f"{ROWS[one.row].title} ({one.rank:.1f})" for one in rank.head(4).itertuples())
+        lines.append(f"Mean rank over {rank.places.iloc[0]} private places, of {len(rank)} methods: {first}")
+    return lines
+
+
+def _in_words(found: pd.Series) -> str:
+    if not found.pairs:
+        return "no numbers yet"
+    interval = "" if math.isnan(found.low) else f", 95 % interval {found.low:+.1f} to {found.high:+.1f}"
+    test = "" if math.isnan(found.p) else f", sign-flip p = {found.p:.2g}"
+    return (
+        f"{found['mean']:+.1f} points to the best grid search (mean of {found.places} private places{interval}{test}; "
+        f"better in {found.wins} of {found.pairs} pairs)"
+    )
+
+
+def rank_table(rank: pd.DataFrame) -> pd.DataFrame:
+    """``image_classification.ranking`` with titles."""
+    return pd.DataFrame(
+        {"method": [ROWS[name].title for name in rank.row], "rank": rank["rank"], "places": rank.places}
+    )
+
+
+# -- the collapse ------------------------------------------------------------------------------------------------------
+
+
+def draw_rates(steps: pd.DataFrame, learners: Sequence[tuple[str, str, str]], epsilons: Sequence[float]) -> Figure:
+    """The rate at every step of the methods in ``RATES``: median and range over seeds.
+
+    Args:
+        steps: of ``image_classification.rates``.
+        learners: a column each, of :func:`learners_of`.
+        epsilons: a row each.
+    """
+    size = (2 + 3.2 * len(learners), 5)
+    figure, axes = plt.subplots(len(epsilons), len(learners), figsize=size, sharey=True, squeeze=False)
+    for line, epsilon in zip(axes, epsilons, strict=True):
+        for axis, learner in zip(line, learners, strict=True):
+            here = _panel(steps, learner, epsilon)
+            for name, look in RATES.items():
+                found = here[here.row == name].groupby("step").eta.agg(["median", "min", "max"])
+                low = found["min"].clip(lower=1e-9)
+                axis.plot(found.index, found["median"], label=ROWS[name].title, **look)
+                axis.fill_between(found.index, low, found["max"], color=look["color"], alpha=0.15)
+            axis.set(yscale="log", ylim=(3e-7, 1))
+        line[0].set_ylabel(f"learning rate,\n{_name_of(epsilon)}")
+    for top, bottom, (_, model, tuning) in zip(axes[0], axes[-1], learners, strict=True):
+        top.set_title(image_classification.title_of(model, tuning), fontsize="small")
+        bottom.set_xlabel("step")
+    axes[0, -1].legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
+    return figure
+
+
+def collapse_findings(outcome: pd.DataFrame) -> list[str]:
+    """Of ``image_classification.verdicts``, by tuning and with or without privacy."""
+    lines = []
+    for tuning, word in (("full", "all parameters trained"), ("bitfit", "BitFit")):
+        for private, budget in ((True, "with privacy"), (False, "without")):
+            chosen = outcome[(outcome.tuning == tuning) & (np.isfinite(outcome.epsilon) == private)]
+            if len(chosen):
+                counts = ", ".join(f"{verdict} in {count}" for verdict, count in chosen.verdict.value_counts().items())
+                behind = (chosen.grid_accuracy - chosen.accuracy).mean()
+                lines.append(
+                    f"D-Adaptation and Prodigy, {word}, {budget}: the rate {counts} of {len(chosen)} places; "
+                    f"{behind:.0f} points behind the grid search on average"
+                )
+    return lines
+
+
+def titled(outcome: pd.DataFrame) -> pd.DataFrame:
+    """The same table with the titles of the methods in column ``row``."""
+    return outcome.assign(row=[ROWS[name].title for name in outcome.row])
+
+
+# -- the paper's pattern -----------------------------------------------------------------------------------------------
+
+
+def draw_gaps(gaps: pd.DataFrame) -> Figure:
+    """Points to the grid search over the paper's rates, the paper's and ours, a panel per tuning.
+
+    Args:
+        gaps: of ``image_classification.gaps``.
+    """
+    order = [name for name, row in ROWS.items() if row.paper and name != "grid"] + ["hyfreedp_robust"]
+    order = order[::-1]
+    tunings = list(dict.fromkeys(gaps.tuning))
+    shape: dict[str, Any] = {"sharex": True, "sharey": True, "squeeze": False}
+    figure, axes = plt.subplots(1, len(tunings), figsize=(2 + 4 * len(tunings), 3.4), **shape)
+    for axis, tuning in zip(axes[0], tunings, strict=True):
+        for source, (look, shift) in SOURCES.items():
+            chosen = gaps[(gaps.source == source) & (gaps.tuning == tuning)]
+            ranges = chosen.groupby("row").agg(gap=("gap", "mean"), low=("low", "min"), high=("high", "max"))
+            for name, found in ranges[ranges.index.isin(order)].iterrows():
+                height = order.index(str(name)) + shift
+                axis.plot([found.low, found.high], [height] * 2, color=look["color"], linewidth=1.2)
+                axis.plot(found.gap, height, look["marker"], color=look["color"])
+        axis.axvline(0, color="black", linewidth=0.8)
+        axis.set_yticks(range(len(order)), [ROWS[name].title for name in order])
+        axis.set_title(TUNINGS[tuning])
+        axis.set_xlabel("test accuracy less the grid search's (points)")
+    handles = [
+        Line2D([], [], color=look["color"], marker=look["marker"], label=source)
+        for source, (look, _) in SOURCES.items()
+    ]
+    axes[0, -1].legend(handles=handles, loc="center left", bbox_to_anchor=(1, 0.5))
+    return figure
+
+
+def gap_findings(gaps: pd.DataFrame) -> list[str]:
+    """Mean of :func:`draw_gaps`, by tuning and method, for those that the paper or we have."""
+    lines = []
+    for tuning in dict.fromkeys(gaps.tuning):
+        for name in ("hyfreedp_paper", "hyfreedp_robust", "prodigy", "dp_hyper"):
+            chosen = gaps[(gaps.tuning == tuning) & (gaps.row == name)]
+            means = {source: chosen[chosen.source == source].gap.mean() for source in SOURCES}
+            values = [f"{mean:+.1f} ({source})" for source, mean in means.items() if not math.isnan(mean)]
+            if values:
+                lines.append(f"{tuning}, {ROWS[name].title}: {', '.join(values)} points to the grid search")
+    return lines
+
+
+def optimism(rows: pd.DataFrame) -> pd.DataFrame:
+    """Validation less test accuracy of the grid searches, in points: mean and deviation by model, tuning, epsilon."""
+    grids = rows[rows.row.str.startswith("grid")].dropna(subset=["accuracy"])
+    points = 100 * (grids.validation_accuracy - grids.accuracy)
+    return points.groupby([grids.model, grids.tuning, grids.epsilon], sort=False).agg(["mean", "std"])
