@@ -8,6 +8,7 @@ import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -41,7 +42,7 @@ class Resumable:
     decay_start: float
     sampler: PoissonSampler | None
     processes: Processes
-    history: list[dict[str, Any]]
+    history: list[Mapping[str, Any]]
     _engine: GradientEngine
     _base: BaseOptimizer
     _generator: NoiseGenerator
@@ -113,7 +114,7 @@ class Resumable:
         self._generator.load_state_dict(state["generator"])
         self._checks_due = steps_to_check(self.ledger.steps, self.split.steps, self._generator)
         RandomState(self._base.parameters[0].device, state["random_state"]).restore()
-        self.history = [dict(row) for row in state["history"]]
+        self.history = [MappingProxyType(dict(row)) for row in state["history"]]
 
     def _describe(self) -> dict[str, str]:
         """What a saved state must agree with, beside the plan. Sizes of pieces, engine and processes may change."""

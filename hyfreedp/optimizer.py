@@ -7,8 +7,9 @@ which is how the accountant counts them. All that decides about the learning rat
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -104,7 +105,7 @@ class HyFreeDPOptimizer(Resumable, OptimizerWrapper):
         self.sampler = sampler
         self.diagnostics = diagnostics
         self.processes = processes or Processes()
-        self.history: list[dict[str, Any]] = []
+        self.history: list[Mapping[str, Any]] = []  # of each step, see StepRecord.to_dict; rows cannot be changed
         self._engine = gradient_engine
         self._base = BaseOptimizer(optimizer, module)
         self._generator = generator
@@ -184,7 +185,7 @@ class HyFreeDPOptimizer(Resumable, OptimizerWrapper):
         if self.diagnostics:
             diagnostics = raw_values(join(losses), join(norms), None if probed is None else join(probed))
         record = StepRecord(t, eta, result, vote, diagnostics)
-        self.history.append(record.to_dict())
+        self.history.append(MappingProxyType(record.to_dict()))
         return record
 
     def _raw_gradient(self, t: int, per_sample_loss: PerSampleLoss, batch: Any) -> tuple[Passes, Tensor, Tensor]:

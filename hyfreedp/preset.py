@@ -72,7 +72,7 @@ class Preset:
 
 # "paper" probes on the gradient's batch, as Alg. 1 is printed: that spares a pass, since the loss at w is known then.
 # What Alg. 1 does not print, the guards and the smoothing of rule "gen", is that of its authors' own package, gen-optim
-# 0.1.1. Without privacy it equals that package step by step, whichever batch probes (tests/test_gen_optim.py).
+# 0.1.1. Without privacy it equals that package step by step, whichever batch probes (tests/core/test_gen_optim.py).
 PRESETS: dict[str, Preset] = {
     "robust": Preset(),
     "paper": Preset(probe="losses", allocation="constant", decay="none"),

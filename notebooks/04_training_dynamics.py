@@ -147,7 +147,7 @@ plots.save(
 # | anchored | the same, pulled to 0.02: target$^{1/4}\; 0.02^{3/4}$. A prior about AdamW, not something learned |
 #
 # Alg. 1 prints $b/a$ and nothing else. What surrounds it in rule "gen" is taken from its authors' own package, `gen-optim`:
-# without privacy, preset "paper" equals that package step by step (`tests/test_gen_optim.py`). In two things published versions
+# without privacy, preset "paper" equals that package step by step (`tests/core/test_gen_optim.py`). In two things published versions
 # differ. *Smoothing*: the authors' package keeps 0.9 of the old rate, an independent one 0.1. Preset "paper" follows the
 # authors; so a rate grows by at most 10 % per probe, sevenfold in twenty probes. *Batch*: Alg. 1 looks along $\mathbf G_t$ by
 # batch $t$, whose loss at $\mathbf w_t$ it has already; the package by batch $t+1$, which is not the one that $\mathbf G_t$ was fitted

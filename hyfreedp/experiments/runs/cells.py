@@ -110,15 +110,14 @@ def _make_cell(spec: Spec, folder: Path, record_path: Path) -> None:
         left.unlink()
     started = time.perf_counter()
     with one_thread():
-        optimizer = train(spec, _checkpoint(spec, folder))
-        last = optimizer.history[-1]
-        scores = {"accuracy": last["test_accuracy"], "loss": last["test_loss"]}
+        optimizer, rows = train(spec, _checkpoint(spec, folder))
+        scores = {"accuracy": rows[-1]["test_accuracy"], "loss": rows[-1]["test_loss"]}
         if spec.evaluation == "validation":  # a random search releases the model that was scored
             _, test = spec.problem.datasets("test", spec.model)
             scores["test_accuracy"] = spec.problem.evaluate(optimizer.module, test, spec.model).accuracy
         texts = spec.problem.outputs(optimizer.module, spec.model) if spec.evaluation == "test" else None
     with replacing(folder / f"{spec.key}.csv") as temporary:
-        pd.DataFrame(optimizer.history).to_csv(temporary, index=False)
+        pd.DataFrame(rows).to_csv(temporary, index=False)
     record = {
         "spec": asdict(spec),
         **scores,

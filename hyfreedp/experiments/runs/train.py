@@ -84,8 +84,8 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def train(spec: Spec, checkpoint: Path) -> HyFreeDPOptimizer:
-    """Train to the end; every few steps, and at the last, the history gets test accuracy and loss."""
+def train(spec: Spec, checkpoint: Path) -> tuple[HyFreeDPOptimizer, list[dict[str, Any]]]:
+    """Train to the end; the optimizer, and its history with test accuracy and loss every few steps and at the last."""
     clipping = _clipping(spec)
     adaptive = clipping if isinstance(clipping, AdaptiveClipping) else None
     optimizer, loader = _start(spec, clipping, diagnostics=False)
@@ -93,9 +93,11 @@ def train(spec: Spec, checkpoint: Path) -> HyFreeDPOptimizer:
     _, held_out = task.datasets(spec.evaluation, spec.model)
     per_sample_loss = task.losses_of(model)
     every = max(EVALUATE_EVERY, optimizer.split.steps // 20)
+    rows: list[dict[str, Any]] = []
     if (state := checkpoints.load(checkpoint)) is not None:
         whole = state["optimizer"] | {"model": model.state_dict() | state["optimizer"]["model"]}
         optimizer.load_state_dict(whole)
+        rows = state["rows"]
         if adaptive is not None:
             adaptive.load_state_dict(state["clipping"])
     last_saved, pause = time.monotonic(), CHECKPOINT_SECONDS
@@ -106,23 +108,24 @@ def train(spec: Spec, checkpoint: Path) -> HyFreeDPOptimizer:
             factor = rate_factor(optimizer)
             optimizer.step(per_sample_loss, batch)
             bar.update()
-            optimizer.history[-1]["eta"] *= factor
+            rows.append({**optimizer.history[-1], "eta": optimizer.history[-1]["eta"] * factor})
             if adaptive is not None:
-                optimizer.history[-1]["clipping_threshold"] = adaptive.threshold
+                rows[-1]["clipping_threshold"] = adaptive.threshold
                 adaptive.update()
             if optimizer.steps_left % every == 0:
                 scores = task.evaluate(model, held_out, spec.model)
-                optimizer.history[-1] |= {"test_accuracy": scores.accuracy, "test_loss": scores.loss}
+                rows[-1] |= {"test_accuracy": scores.accuracy, "test_loss": scores.loss}
             if (now := time.monotonic()) - last_saved > pause:
                 extra = None if adaptive is None else adaptive.state_dict()
-                checkpoints.save(checkpoint, {"optimizer": _without_frozen(optimizer), "clipping": extra})
+                whole = {"optimizer": _without_frozen(optimizer), "clipping": extra, "rows": rows}
+                checkpoints.save(checkpoint, whole)
                 last_saved = time.monotonic()
                 took = last_saved - now
                 pause = max(CHECKPOINT_SECONDS, 20 * took if took > 1 else 0)  # a large model is saved more rarely
             if not optimizer.steps_left:
                 break
     bar.close()
-    return optimizer
+    return optimizer, rows
 
 
 def _without_frozen(optimizer: HyFreeDPOptimizer) -> dict[str, Any]:

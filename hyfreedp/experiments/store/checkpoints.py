@@ -19,7 +19,7 @@ import torch
 
 from hyfreedp.experiments.store.files import replacing
 
-_TITLE = b"hyfreedp checkpoint 1\n"
+_TITLE = b"hyfreedp checkpoint 2\n"
 _START_BYTES = len(_TITLE) + hashlib.sha256().digest_size
 
 
