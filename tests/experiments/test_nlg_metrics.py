@@ -37,9 +37,42 @@ def test_nist_by_hand():
     assert third == pytest.approx(0.5 * ((math.log2(3) + math.log2(3)) / 2 + 0))
 
 
-def test_nist_holds_the_length_against_references_filled_up_with_empty_ones():
-    # 2 + 2 + 4 words in references, at most two for an instance: 4 of the outputs' 5 words are enough.
-    assert nist([["a b", "a b"], ["c d e f"]], ["a b", "c d e"]) > nist([["a b"], ["c d e f"]], ["a b", "c d e"])
+@pytest.mark.parametrize("more", [[], ["a b"], ["a b"] * 2, ["a b", "", ""], ["a b"] * 19])
+def test_nist_holds_the_length_against_the_mean_number_of_references(more):
+    """2 n + 4 words in n + 1 references of two instances: (2 n + 4) / ((n + 1) / 2) words are expected."""
+    references, outputs = [["a b", *more], ["c d e f"]], ["a b", "c d e"]
+    count = 1 + sum(map(bool, more))
+    expected = (2 * count + 4) / ((count + 1) / 2)
+    ratio = min(1.0, 5 / expected)
+    penalty = math.exp(math.log(0.5) * (math.log(ratio) / math.log(1.5)) ** 2)
+    assert nist(references, outputs) == pytest.approx(penalty * information(references, outputs), rel=1e-12)
+
+
+def information(references, outputs):
+    """NIST before its penalty, slow and obvious: bits of the matched n-grams, per n-gram of the outputs."""
+    corpus = [text.split() for texts in references for text in texts]
+    total = 0.0
+    for n in range(1, 6):
+        bits, count = 0.0, 0
+        for texts, output in zip(references, outputs, strict=True):
+            grams = [tuple(output.split()[i : i + n]) for i in range(len(output.split()) - n + 1)]
+            count += len(grams)
+            for gram in set(grams):
+                there = max(occurrences(gram, text.split()) for text in texts)
+                everywhere = sum(occurrences(gram, words) for words in corpus)
+                before = sum(occurrences(gram[:-1], words) if n > 1 else len(words) for words in corpus)
+                if there:
+                    bits += min(grams.count(gram), there) * math.log2(before / everywhere)
+        total += bits / count if count else 0.0
+    return total
+
+
+def occurrences(gram, words):
+    return sum(tuple(words[i : i + len(gram)]) == gram for i in range(len(words) - len(gram) + 1))
+
+
+def test_nist_of_nothing_is_zero():
+    assert nist([["a b"]], [""]) == 0.0 and nist([[""]], ["a"]) == 0.0
 
 
 def test_rouge_by_hand(without_java):

@@ -60,9 +60,9 @@ def scores(references: Sequence[Sequence[str]], outputs: Sequence[str]) -> dict[
 def nist(references: Sequence[Sequence[str]], outputs: Sequence[str]) -> float:
     """NIST of MT-Eval v13a (Doddington 2002) as the challenge uses it.
 
-    Its script fills up instances that have fewer references than others with empty ones. The length that an output is
-    held against is thus the length of all references divided by the *largest* number of references of an instance.
-    (nltk's NIST compares each output with its best reference alone and gives other numbers.)
+    The length that all outputs are held against is that of all references, divided by the mean number of references of
+    an instance; empty ones do not count. (nltk's NIST compares each output with its best reference alone and gives
+    other numbers.)
     """
     tokenize = Tokenizer13a()
     candidates = [tokenize(text.lower()).split() for text in outputs]
@@ -85,7 +85,10 @@ def nist(references: Sequence[Sequence[str]], outputs: Sequence[str]) -> float:
             information += sum(count * math.log2(seen[gram[:-1]] / seen[gram]) for gram, count in hits.items())
             total += max(len(tokens) - n + 1, 0)
         score += information / total if total else 0.0
-    length = sum(map(len, candidates)) * max(map(len, targets)) / words
+    if words == 0:
+        return 0.0
+    references_each = sum(bool(tokens) for texts in targets for tokens in texts) / len(targets)
+    length = sum(map(len, candidates)) * references_each / words
     if length == 0:
         return 0.0
     return score * math.exp(-PENALTY * math.log(min(length, 1.0)) ** 2)
