@@ -8,7 +8,6 @@ import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -42,7 +41,7 @@ class Resumable:
     decay_start: float
     sampler: PoissonSampler | None
     processes: Processes
-    history: list[Mapping[str, Any]]
+    _rows: list[dict[str, Any]]
     _engine: GradientEngine
     _base: BaseOptimizer
     _generator: NoiseGenerator
@@ -70,7 +69,7 @@ class Resumable:
             "generator": self._generator.state_dict(),
             "settings": dict(self._settings),
             "random_state": RandomState.capture(self._base.parameters[0].device).states,
-            "history": [dict(row) for row in self.history],
+            "history": [dict(row) for row in self._rows],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -114,7 +113,7 @@ class Resumable:
         self._generator.load_state_dict(state["generator"])
         self._checks_due = steps_to_check(self.ledger.steps, self.split.steps, self._generator)
         RandomState(self._base.parameters[0].device, state["random_state"]).restore()
-        self.history = [MappingProxyType(dict(row)) for row in state["history"]]
+        self._rows = [dict(row) for row in state["history"]]
 
     def _describe(self) -> dict[str, str]:
         """What a saved state must agree with, beside the plan. Sizes of pieces, engine and processes may change."""

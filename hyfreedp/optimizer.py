@@ -7,9 +7,8 @@ which is how the accountant counts them. All that decides about the learning rat
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -105,7 +104,7 @@ class HyFreeDPOptimizer(Resumable, OptimizerWrapper):
         self.sampler = sampler
         self.diagnostics = diagnostics
         self.processes = processes or Processes()
-        self.history: list[Mapping[str, Any]] = []  # of each step, see StepRecord.to_dict; rows cannot be changed
+        self._rows: list[dict[str, Any]] = []
         self._engine = gradient_engine
         self._base = BaseOptimizer(optimizer, module)
         self._generator = generator
@@ -185,7 +184,7 @@ class HyFreeDPOptimizer(Resumable, OptimizerWrapper):
         if self.diagnostics:
             diagnostics = raw_values(join(losses), join(norms), None if probed is None else join(probed))
         record = StepRecord(t, eta, result, vote, diagnostics)
-        self.history.append(MappingProxyType(record.to_dict()))
+        self._rows.append(record.to_dict())
         return record
 
     def _raw_gradient(self, t: int, per_sample_loss: PerSampleLoss, batch: Any) -> tuple[Passes, Tensor, Tensor]:
@@ -287,6 +286,11 @@ class HyFreeDPOptimizer(Resumable, OptimizerWrapper):
             eta *= result.eta_next / result.eta_probed
         move(eta)
         return eta, result, probed
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """A row for each step, see :meth:`StepRecord.to_dict`: copies, so that what was released stays as it was."""
+        return [dict(row) for row in self._rows]
 
     @property
     def eta(self) -> float:

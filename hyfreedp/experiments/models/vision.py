@@ -158,6 +158,15 @@ MODELS = {
     "vit32_d128": Model(
         "ViT, 32 x 32, width 128, depth 4", partial(_small_vit, 32, 4, 3, 128, 4, 4), physical_batch_size=250
     ),
+    "vit32_d128_l6": Model(
+        "ViT, 32 x 32, width 128, depth 6", partial(_small_vit, 32, 4, 3, 128, 6, 4), physical_batch_size=250
+    ),
+    "vit32_tiny_imagenet_d128": Model(
+        "small ViT, pre-trained on Tiny ImageNet",
+        partial(_pretrained, "tiny_imagenet_d128", "vit32_d128_l6"),
+        weights="tiny_imagenet_d128",
+        physical_batch_size=250,
+    ),
     # As wide and deep as ViT-Tiny.
     "vit32_d192": Model(
         "ViT, 32 x 32, width 192, depth 12", partial(_small_vit, 32, 4, 3, 192, 12, 3), physical_batch_size=250

@@ -106,9 +106,9 @@ def train(spec: Spec, checkpoint: Path) -> tuple[HyFreeDPOptimizer, list[dict[st
     while optimizer.steps_left:
         for batch in loader:
             factor = rate_factor(optimizer)
-            optimizer.step(per_sample_loss, batch)
+            record = optimizer.step(per_sample_loss, batch)
             bar.update()
-            rows.append({**optimizer.history[-1], "eta": optimizer.history[-1]["eta"] * factor})
+            rows.append(record.to_dict() | {"eta": record.eta * factor})
             if adaptive is not None:
                 rows[-1]["clipping_threshold"] = adaptive.threshold
                 adaptive.update()

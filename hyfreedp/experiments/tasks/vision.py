@@ -23,7 +23,14 @@ from hyfreedp.experiments.data.records import Records
 from hyfreedp.experiments.models.vision import MODELS, Model, Tuning, make_model
 from hyfreedp.experiments.tasks.scores import Evaluation, Scores, evaluate, losses_of
 
-IMAGE_MODELS = ("vit32_d192", "vit32_d128", "vit32_tiny_imagenet", "vit_small_patch16_224", "vit_base_patch16_224")
+IMAGE_MODELS = (
+    "vit32_d192",
+    "vit32_d128",
+    "vit32_tiny_imagenet",
+    "vit32_tiny_imagenet_d128",
+    "vit_small_patch16_224",
+    "vit_base_patch16_224",
+)
 IMAGE_BATCH = 1000
 IMAGE_EPOCHS = 5
 
