@@ -97,8 +97,9 @@ class BaseOptimizer:
         if learned and not self._warned:
             self._warned = True
             warnings.warn(
-                "a group's 'lr' was set, as by a learning-rate scheduler, which changes nothing, since this run learns "
-                "its rate: leave the scheduler out, or choose preset='fixed' to set the rate yourself",
+                "a group's 'lr' was set, as by a learning-rate scheduler, which does not set the rate of a run that "
+                "learns it: leave the scheduler out, or choose preset='fixed' to set the rate yourself. (What a "
+                "scheduler does to momentum or betas takes effect.)",
                 stacklevel=4,
             )
         if decays and not learned:

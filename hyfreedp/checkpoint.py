@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import hashlib
 import os
+import pickle
 import tempfile
+from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -59,9 +61,12 @@ class Resumable:
         States of several processes differ only in dropout's random state; to go on bit for bit, each process saves and
         loads its own. Any of them may be loaded by any number of processes.
         """
+        return {"base_optimizer": self.base.state_dict(), **self._own_state()}
+
+    def _own_state(self) -> dict[str, Any]:
+        """All but the base optimizer's, whose hooks are a user's."""
         return {
             "model": self.module.state_dict(),
-            "base_optimizer": self.base.state_dict(),
             "last_step": None if self._base.last is None else list(self._base.last),
             "probe": None if self.rate_learner is None else self.rate_learner.state_dict(),
             "ledger": self.ledger.state_dict(),
@@ -91,17 +96,26 @@ class Resumable:
         check_same_model(
             self.module.state_dict(), state["model"]
         )  # torch would load what fits before it refuses the rest
-        present = self.ledger.state_dict()
-        self._runs[self._generator.key.hex()] = present["released"]
-        self.ledger.load_state_dict(state["ledger"], also=self._runs.get(state["generator"]["key"], ()))
+        present = copy.deepcopy(self._own_state())
+        moments = {parameter: copy.deepcopy(values) for parameter, values in self.base.state.items()}
+        groups = [dict(group) for group in self.base.param_groups]
+        self._runs[self._generator.key.hex()] = present["ledger"]["released"]
         try:
-            self.module.load_state_dict(state["model"])
+            self._restore(state)
             self.base.load_state_dict(copy.deepcopy(state["base_optimizer"]))  # torch would go on using its tensors
         except BaseException:
-            self.ledger.load_state_dict(present)
+            self._restore(present)
+            self.base.__setstate__({"state": defaultdict(dict, moments), "param_groups": groups})
             raise
         if self.rate_learner is not None or self.decay != "none":
             self._base.note_rates()
+
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        """Become what a checked state says, but for the base optimizer."""
+        key = state["generator"]["key"]
+        self.ledger.load_state_dict(state["ledger"], also=self._runs.get(key, ()))
+        self.ledger.earlier_runs = sum(bool(released) for other, released in self._runs.items() if other != key)
+        self.module.load_state_dict(state["model"])
         if (last := state["last_step"]) is not None:
             pairs = zip(last[1], self._base.parameters, strict=True)
             last = last[0], [weight.to(parameter.device, copy=True) for weight, parameter in pairs]
@@ -134,7 +148,8 @@ def write_checkpoint(path: str | os.PathLike[str], state: dict[str, Any], more: 
     """Save a run's state and ``more`` to a file, by a temporary name, so that an interruption leaves the old one.
 
     Raises:
-        ValueError: ``more`` has an entry of the state's name.
+        ValueError: ``more`` has an entry of the state's name, or something is no tensor and no plain value; the file
+            that was there is still there.
     """
     if _STATE in more:
         raise ValueError(f"checkpoint_dict must not have the entry {_STATE!r}, which is the run's own: rename it")
@@ -145,6 +160,13 @@ def write_checkpoint(path: str | os.PathLike[str], state: dict[str, Any], more: 
             torch.save({**more, _STATE: state}, file)
             file.flush()
             os.fsync(descriptor)
+        try:
+            torch.load(temporary, map_location="cpu", weights_only=True)
+        except pickle.UnpicklingError as error:
+            raise ValueError(
+                "a checkpoint must hold tensors and plain values only, so that loading it runs no code: look for NumPy "
+                f"numbers and other objects in checkpoint_dict and in the optimizer's settings ({error})"
+            ) from None
         os.replace(temporary, target)
     except BaseException:
         os.unlink(temporary)

@@ -199,13 +199,15 @@ class PrivacyEngine:
         """Epsilon at ``delta`` of all that the run of this engine is known to have released, as in Opacus.
 
         Raises:
-            ValueError: several runs have released something; each optimizer's ``epsilon_spent`` tells its own.
+            ValueError: several runs have released something, also if the state of another was loaded after one; each
+                optimizer's ``epsilon_spent`` tells its own.
         """
         spent = [epsilon for ledger in self._ledgers if (epsilon := ledger.epsilon(delta)) > 0]
-        if len(spent) > 1:
+        earlier = sum(ledger.earlier_runs for ledger in self._ledgers)
+        if earlier or len(spent) > 1:
             raise ValueError(
-                f"this engine has trained {len(spent)} runs, and what they spent together depends on whether they "
-                f"share records: ask each optimizer's get_epsilon({delta!r})"
+                f"this engine has trained {len(spent) + earlier} runs, and what they spent together depends on whether "
+                f"they share records: ask each optimizer's get_epsilon({delta!r})"
             )
         return sum(spent)
 

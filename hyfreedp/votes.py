@@ -15,7 +15,8 @@ is too much for some, and these votes find out:
   first moment, at half the rate, too.
 * The *reviews* compare the weights with the polynomial average of the run so far (Shamir and Zhang, ICML 2013). If the
   average wins, noise has outgrown progress: the run goes on from the average, at half the rate. At an eighth of the run
-  there is no progress to keep: it begins again from its first weights, with the warm-up and at half the rate.
+  there is no progress to keep, unless the average wins by no more than after a lost opening: it begins again from its
+  first weights at half the rate, warmed up as steps made so far have it. Moments of the optimizer stay in all cases.
 """
 
 from __future__ import annotations
@@ -70,6 +71,8 @@ class VotedRate:
     def __init__(self, optimizer: torch.optim.Optimizer, steps: int) -> None:
         group = optimizer.param_groups[0]
         self.vote_steps = vote_steps(steps)
+        # Votes after which the run may begin again; later, it would cost more than it wins.
+        self._restarts = {OPENING, round(REVIEWS[0] * steps)} & set(self.vote_steps)
         self._parameters = trainable(optimizer)
         self._steps = steps
         self._made = 0  # steps
@@ -127,7 +130,7 @@ class VotedRate:
         present = [p.detach().clone() for p in self._parameters]
         before = self._peak, self._warm, self._review_margin
         opening = self._made == OPENING
-        again = opening or (bool(self._start) and vote.margin < REVIEW_MARGIN)
+        again = self._made in self._restarts and (opening or vote.margin < REVIEW_MARGIN)
         try:
             self._set(self._start if again else self._average)
             if not opening or not self._beta or vote.margin < SHATTERED:
@@ -156,7 +159,7 @@ class VotedRate:
     def _tidy(self) -> None:
         """Free what no later vote needs."""
         left = [step for step in self.vote_steps if step >= self._made]
-        if not left or self._made > max(OPENING, round(REVIEWS[0] * self._steps)):  # later it costs too much
+        if not any(step in self._restarts for step in left):
             self._start = []
         if not left:
             self._average = []
@@ -190,7 +193,7 @@ class VotedRate:
 
     def __repr__(self) -> str:
         """All that does not change during a run."""
-        return f"{type(self).__name__}{CONSTANTS}"
+        return f"{type(self).__name__}{CONSTANTS}, begins again after votes {sorted(self._restarts)}"
 
 
 def displacement_per_gradient(optimizer: torch.optim.Optimizer, steps: int) -> tuple[float, bool]:
@@ -216,9 +219,11 @@ def displacement_per_gradient(optimizer: torch.optim.Optimizer, steps: int) -> t
             f"optimizer must be SGD, RMSprop or of Adam's kin, with betas, for its rate to be learned by votes, got "
             f"{type(optimizer).__name__}, whose steps may be of any size: choose AdamW, or preset='paper' or 'fixed'"
         )
-    for name in ("momentum", "dampening"):
+    for name in ("momentum", "dampening", "alpha"):
         if not float(group.get(name, 0.0)) < 1:
-            raise ValueError(f"optimizer must have {name} below 1, got {group[name]}: choose 0.9 and no dampening")
+            raise ValueError(
+                f"optimizer must have {name} below 1, got {group[name]}: choose momentum 0.9, alpha 0.99, no dampening"
+            )
     repeated = (1 - float(group.get("dampening", 0.0))) / (1 - float(group.get("momentum", 0.0)))
     if isinstance(optimizer, torch.optim.SGD):
         return repeated, True

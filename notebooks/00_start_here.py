@@ -124,8 +124,8 @@ display(Markdown(text))
 #   at a public number, $0.3/\sqrt T$ for $T$ steps, and decay linearly. Where that is too much, votes find out: up to eight times in a run
 #   every record of the batch says whether its loss is lower at the weights at hand or at an *average* of those before. A record
 #   adds 1, 0 or -1 whatever its losses are: no threshold, no scale. If the first vote is lost, after two steps, the run begins again from
-#   its first weights with a warm-up; if a later one is lost, noise has outgrown progress, and the run goes on from the average
-#   at half the rate.
+#   its first weights with a warm-up, and at an eighth of the run it may do so once more, at half the rate; if a later one is lost,
+#   noise has outgrown progress, and the run goes on from the average at half the rate.
 #
 # Notebook 03 shows why a vote sees further than a parabola. The next figure is one step of both, after the paper's overview figure.
 # **Predict first:** of everything that happens in a step, what may be written to a log file that the world can read?

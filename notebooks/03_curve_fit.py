@@ -301,8 +301,9 @@ plots.what_to_see([short_sighted_figures.lead(paths, final), *summary])
 # is the weights at hand against an *average* of those before, $\bar{\mathbf w}$: $v = \frac1B\left(\sum_i
 # \operatorname{sign}(L_i(\bar{\mathbf w}) - L_i(\mathbf w)) + N(0, \sigma_l^2)\right)$, again at most 1 for a record. The average takes
 # the place of the finished decay: noise that smaller rates would shrink is averaged away, without a step. If it wins clearly after two
-# steps, the start was too fast, and the run begins again from its first weights with a warm-up. If it wins later, noise has
-# outgrown progress: the run goes on from the average at half the rate.
+# steps, the start was too fast, and the run begins again from its first weights with a warm-up; if it wins at an eighth of the run,
+# there is no progress to keep, and the run does so at half the rate. If it wins later, noise has outgrown progress: the run goes on
+# from the average at half the rate.
 #
 # ## Where this differs from the paper
 #

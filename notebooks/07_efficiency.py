@@ -226,7 +226,7 @@ plots.what_to_see(summary, "over all sizes")
 # Steps are not runs. Preset `robust` votes a few times in a run, keeps an average of the weights, and takes a gradient again where
 # a vote is lost; a search trains once per candidate. Measured are whole runs of 30 steps whose first and last votes are lost on
 # purpose. `ratio` is to the same run at a fixed rate, `copies` how many more copies of the trained weights are in memory at
-# most (an average, the first weights for two steps, those at hand during a vote), `budget_percent` what gradients leave of $\varepsilon$.
+# most (an average, the first weights until the last vote that may begin again, those at hand during a vote), `budget_percent` what gradients leave of $\varepsilon$.
 #
 # **Predict first.** What is dearer: to vote on a rate, or to search one?
 

@@ -35,6 +35,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--batch-size", type=int, required=True, help="expected size of a Poisson batch")
     add("--steps", type=int, required=True, help="number of optimizer steps T")
     add("--interval", type=int, default=5, help="probe every K-th step (default: %(default)s)")
+    add("--vote-steps", type=int, nargs="+", default=[], metavar="STEP", help="of --probe votes: the steps that vote")
     add("--warmup-steps", type=int, default=0, help="first steps that all probe (default: %(default)s)")
     add(
         "--gamma",
@@ -94,6 +95,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--n must be at least 1, got {options.n}")
     if not 1 <= options.batch_size <= options.n:
         parser.error(f"--batch-size must be from 1 to n={options.n}, got {options.batch_size}")
+    if options.probe == "votes" and not options.vote_steps:
+        parser.error("--probe votes needs --vote-steps; those of preset robust are hyfreedp.votes.vote_steps(STEPS)")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UnsoundAccountingWarning)  # the report says it itself
@@ -104,6 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 steps=options.steps,
                 interval=options.interval,
                 warmup_steps=options.warmup_steps,
+                vote_steps=options.vote_steps,
                 probe=options.probe,
                 gamma=options.gamma,
                 accountant=options.accountant,

@@ -39,6 +39,7 @@ class PrivacyLedger:
         self._probes = 0  # of these steps, those that probe
         self._repeats: dict[int, tuple[bool, int, int]] = {}  # steps that released more than once, see ``spent``
         self._affordable = split.steps  # so many first steps, with these repeats
+        self.earlier_runs = 0  # others that have released something, before the state of this one was loaded
 
     @property
     def steps(self) -> int:

@@ -46,6 +46,15 @@ def test_options_reach_the_split(capsys):
     assert output.err == ""
 
 
+def test_votes_come_at_the_steps_that_are_given_and_not_without(capsys):
+    assert main([*CHEAP, "--probe", "votes", "--gamma", "1.01", "--vote-steps", "2", "8", "--json"]) == 0
+    split = json.loads(capsys.readouterr().out)
+    assert (split["vote_steps"], split["probe_steps"], split["probe"]) == ([2, 8], 2, "votes")
+    with pytest.raises(SystemExit) as stop:
+        main([*CHEAP, "--probe", "votes"])
+    assert stop.value.code == 2 and "needs --vote-steps" in capsys.readouterr().err
+
+
 def test_text_says_everything_a_reader_needs(capsys):
     main(CHEAP)
     text = capsys.readouterr().out

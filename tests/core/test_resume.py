@@ -4,8 +4,10 @@ import copy
 import functools
 import io
 import math
+from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -212,6 +214,58 @@ def test_an_interrupted_save_leaves_the_checkpoint_before(tmp_path, monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         engine.save_checkpoint(path=path, module=model, optimizer=optimizer)
     assert path.read_bytes() == before and [file.name for file in tmp_path.iterdir()] == ["run.pt"]
+
+
+@pytest.mark.parametrize("entry", [np.float64(0.9), Path("here"), {"nested": [np.int64(3)]}])
+def test_what_could_not_be_loaded_is_not_saved(tmp_path, entry):
+    path, engine = tmp_path / "run.pt", PrivacyEngine()
+    model, optimizer, _ = start("fixed")
+    own = {"path": path, "module": model, "optimizer": optimizer}
+    engine.save_checkpoint(**own)
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match="must hold tensors and plain values only"):
+        engine.save_checkpoint(**own, checkpoint_dict={"accuracy": entry})
+    assert path.read_bytes() == before and [file.name for file in tmp_path.iterdir()] == ["run.pt"]
+
+
+@pytest.mark.parametrize("broken", ["hook", "learner"])
+def test_a_state_that_cannot_be_loaded_to_its_end_changes_nothing(broken):
+    """Weights, ledger, key, sampler, history, moments and learner are those of before, and the run goes on as if."""
+    model, optimizer, loader = start("votes", model_seed=1, engine_seed=1)
+    train(model, optimizer, loader, until=6)
+    state = copy.deepcopy(optimizer.state_dict())
+    model, optimizer, loader = start("votes")
+    train(model, optimizer, loader, until=3)
+    if broken == "hook":
+        handle = optimizer.base.register_load_state_dict_post_hook(lambda which: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            optimizer.load_state_dict(state)
+        handle.remove()
+    else:
+        del state["probe"]["averaged"]
+        with pytest.raises(KeyError):
+            optimizer.load_state_dict(state)
+    train(model, optimizer, loader)
+    assert_same(end(model, optimizer), uninterrupted("votes")[0])
+
+
+def test_an_engine_does_not_forget_a_run_over_which_another_was_loaded():
+    engine = PrivacyEngine(seed=0)
+    model = make_model(dropout=0.5)
+    _, optimizer, loader = engine.make_private_with_epsilon(
+        module=model, optimizer=adamw(model), data_loader=DataLoader(make_data(32), batch_size=8), steps=STEPS,
+        target_epsilon=3.0, target_delta=1e-3, accountant="rdp", preset="fixed",
+    )  # fmt: skip
+    other = start("fixed", engine_seed=1)[1].state_dict()
+    train(model, optimizer, loader, until=3)
+    mine = copy.deepcopy(optimizer.state_dict())
+    assert engine.get_epsilon(1e-3) == optimizer.epsilon_spent() > 0
+    optimizer.load_state_dict(other)
+    assert optimizer.epsilon_spent() == 0  # of the run that it is now
+    with pytest.raises(ValueError, match="has trained 1 runs"):
+        engine.get_epsilon(1e-3)
+    optimizer.load_state_dict(mine)
+    assert engine.get_epsilon(1e-3) == optimizer.epsilon_spent() > 0
 
 
 def test_what_is_no_checkpoint_of_the_run_is_refused(tmp_path):

@@ -546,8 +546,8 @@ MUTANTS = [
     Mutant(
         "checkpoint-may-run-code",
         CHECKPOINT,
-        "weights_only=True",
-        "weights_only=False",
+        'torch.load(path, map_location="cpu", weights_only=True)',
+        'torch.load(path, map_location="cpu", weights_only=False)',
         "A checkpoint from somebody else may run code when it is loaded.",
         ("core/resume::test_what_is_no_checkpoint_of_the_run_is_refused",),
     ),
@@ -878,7 +878,7 @@ MUTANTS = [
     Mutant(
         "going-back-forgets-releases",
         CHECKPOINT,
-        'also=self._runs.get(state["generator"]["key"], ())',
+        "also=self._runs.get(key, ())",
         "also=()",
         "Going back to an earlier state forgets what was released since.",
         ("core/attacks_noise::test_t23_steps_released_twice_count_twice_where_that_is_known",),
@@ -1071,7 +1071,7 @@ MUTANTS = [
     Mutant(
         "first-review-keeps-damaged-weights",
         VOTES,
-        "again = opening or (bool(self._start) and vote.margin < REVIEW_MARGIN)",
+        "again = self._made in self._restarts and (opening or vote.margin < REVIEW_MARGIN)",
         "again = opening",
         "A run whose first review is lost goes on from weights that have learned nothing.",
         ("core/votes::test_a_run_is_that_of_the_twin",),
@@ -1079,8 +1079,8 @@ MUTANTS = [
     Mutant(
         "any-lost-first-review-begins-again",
         VOTES,
-        "again = opening or (bool(self._start) and vote.margin < REVIEW_MARGIN)",
-        "again = opening or bool(self._start)",
+        "again = self._made in self._restarts and (opening or vote.margin < REVIEW_MARGIN)",
+        "again = self._made in self._restarts",
         "A run that begins again at its opening does so once more where its first review is won by too little.",
         ("core/votes::test_a_run_is_that_of_the_twin",),
     ),
