@@ -1,5 +1,5 @@
 """Tasks, methods, runs and figures of the reproduction. Not part of the core: needs the ``notebooks`` extra.
 
-Its rooms, each of which imports those before it: ``store``, ``data``, ``models``, ``tasks``, ``baselines`` (the core only),
+Its rooms, each importing those before it: ``store``, ``data``, ``models``, ``tasks``, ``baselines`` (the core only),
 ``runs``, ``tables``, ``studies``, ``audits``; and beside them ``book`` and ``benchmark``.
 """
