@@ -83,3 +83,20 @@ def test_every_equation_has_its_function_and_its_test():
 def test_the_two_commands_are_make_targets(target):
     assert f"make {target}" in README
     assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
+
+
+def test_the_falls_beside_the_best_rate_are_those_of_the_landscape():
+    """Points lost at half and at twice (SGD: 2.5 times) 0.3 / sqrt(T), in the first table of docs/step_rule.md."""
+    page = (ROOT / "docs" / "step_rule.md").read_text(encoding="utf-8")
+    rows = pd.read_csv(ROOT / "data" / "results" / "laptop" / "step_rule_landscape.csv")
+    linear = rows[rows.schedule == "linear"].groupby(["task", "base", "steps", "epsilon", "peak"]).accuracy.mean()
+    lines = re.findall(
+        r"^\| (\w+), MLP \| (\w+).*? \| (\d+) \| 8 / 1 \| 0.3 / 0.3 \| (.*?) \| (.*?) \|$", page, re.MULTILINE
+    )
+    assert len(lines) == 6
+    for task, base, steps, *falls in lines:
+        place = linear[task, base.lower(), int(steps)]
+        for peak, fall in zip((0.15, 0.6 if base == "AdamW" else 0.75), falls, strict=True):
+            for epsilon, points in zip((8, 1), fall.split(" (")[0].split(" / "), strict=True):
+                lost = 100 * (place[epsilon, peak] - place[epsilon, 0.3])
+                assert float(points) == pytest.approx(lost, abs=0.06)
