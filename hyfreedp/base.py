@@ -23,7 +23,8 @@ class BaseOptimizer:
     """A torch optimizer that steps for its owner only, at a rate given each time.
 
     Its own step would train on whatever raw gradients ``backward()`` has left behind, so it is refused, also through
-    variables that its user still has. Given to several owners, it obeys the last.
+    variables that its user still has. Given to several owners, it obeys the last, who finds it at the rates that its
+    user gave it and not at those that the one before has left.
 
     Args:
         optimizer: over exactly the trainable parameters of ``module``.
@@ -42,11 +43,16 @@ class BaseOptimizer:
     def __init__(self, optimizer: torch.optim.Optimizer, module: nn.Module) -> None:
         check_parameters(optimizer, module)
         self.optimizer = optimizer
+        before: BaseOptimizer | None = getattr(optimizer, "_private_owner", None)
+        if before is not None and self.note_rates() == before._rates and not before.scheduled:
+            for group, rate in zip(optimizer.param_groups, before._given, strict=True):
+                group["lr"] = rate
         rates = self.note_rates()
         if not all(rate > 0 for rate in rates):
             raise ValueError(f"optimizer must have positive learning rates (their ratios are kept), got {rates}")
         self.eta = rates[0]
-        self.scheduled = False
+        self.scheduled: bool = False
+        self._given: list[float] = rates
         self.parameters = trainable(optimizer)
         self._module = module
         self._ratios = [rate / rates[0] for rate in rates]
@@ -54,7 +60,7 @@ class BaseOptimizer:
         self._stepping = False
         self._warned = False
         self.last: tuple[float, list[Tensor]] | None = None
-        if not hasattr(optimizer, "_private_owner"):
+        if before is None:
             optimizer.register_step_pre_hook(_refuse_raw_steps)
         optimizer._private_owner = self  # type: ignore[attr-defined]
 
@@ -62,8 +68,18 @@ class BaseOptimizer:
         """Refuse parameters that were frozen when the run was made private, and are no longer: they would get no noise.
 
         Raises:
-            ValueError: naming the first of them.
+            ValueError: naming the first of them; or the optimizer has other groups, or another owner, than then.
         """
+        if self.optimizer._private_owner is not self:  # type: ignore[attr-defined]
+            raise ValueError(
+                f"this {type(self.optimizer).__name__} was made private once more, for another run: step the optimizer "
+                "that the last make_private_with_epsilon returned, or make one for each run"
+            )
+        if len(self.optimizer.param_groups) != len(self._ratios):
+            raise ValueError(
+                f"optimizer must keep its {len(self._ratios)} parameter group(s), got "
+                f"{len(self.optimizer.param_groups)}: add groups before make_private_with_epsilon"
+            )
         known = set(map(id, self.parameters))
         for name, parameter in self._module.named_parameters():
             if parameter.requires_grad and id(parameter) not in known:
@@ -91,7 +107,7 @@ class BaseOptimizer:
             ValueError: the owner lowers the rate, too.
         """
         mine = self._rates
-        if self.scheduled or self.note_rates() == mine:
+        if self.scheduled or self.optimizer._private_owner is not self or self.note_rates() == mine:  # type: ignore[attr-defined]
             return
         self.scheduled = not learned and not decays
         if learned and not self._warned:

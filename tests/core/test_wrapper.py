@@ -318,5 +318,32 @@ def test_made_private_again_it_gives_its_base_optimizer():
     assert isinstance(again, HyFreeDPOptimizer) and again.base is optimizer.base
     (batch,) = make_batches((8,))
     again.step(cross_entropy(model), batch)
-    with pytest.raises(RuntimeError, match="own step would train on raw gradients"):
+    with pytest.raises(ValueError, match="was made private once more, for another run"):
         optimizer.step(cross_entropy(model), batch)  # the base obeys the last
+
+
+# -- one base optimizer, several runs ----------------------------------------------------------------------------------
+
+
+def test_a_later_run_begins_at_the_users_rates_and_the_earlier_one_is_refused():
+    """Not at those that the first run has left, in the ratio between groups neither; before anything is counted."""
+    model, first, _ = make(three_groups, preset="robust", steps=6)
+    given = [group["lr"] for group in first.base.param_groups]
+    batches = make_batches(SIZES)
+    for batch in batches[:3]:
+        first.step(cross_entropy(model), batch)
+    assert [group["lr"] for group in first.base.param_groups] != given
+    _, second, _ = make_private(model, first.base, preset="fixed", **PRIVATE)
+    assert [group["lr"] for group in second.param_groups] == given
+    with pytest.raises(ValueError, match="was made private once more, for another run"):
+        first.step(cross_entropy(model), batches[3])
+    assert first.ledger.steps == 3
+    assert second.step(cross_entropy(model), batches[3]).eta == given[0]
+
+
+def test_a_group_that_is_added_to_the_base_optimizer_is_refused_before_anything_is_counted():
+    model, optimizer, _ = make()
+    optimizer.base.add_param_group({"params": [torch.nn.Parameter(torch.zeros(2))]})
+    with pytest.raises(ValueError, match=r"must keep its 1 parameter group\(s\), got 2"):
+        optimizer.step(cross_entropy(model), make_batches(SIZES)[0])
+    assert optimizer.ledger.steps == 0
