@@ -68,10 +68,11 @@ class BaseOptimizer:
         """Refuse parameters that were frozen when the run was made private, and are no longer: they would get no noise.
 
         Raises:
-            ValueError: naming the first of them; or the optimizer has other groups, or another owner, than then.
+            ValueError: naming the first of them; or the optimizer has other groups than then.
+            RuntimeError: it has another owner.
         """
         if self.optimizer._private_owner is not self:  # type: ignore[attr-defined]
-            raise ValueError(
+            raise RuntimeError(
                 f"this {type(self.optimizer).__name__} was made private once more, for another run: step the optimizer "
                 "that the last make_private_with_epsilon returned, or make one for each run"
             )

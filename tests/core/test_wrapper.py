@@ -318,7 +318,7 @@ def test_made_private_again_it_gives_its_base_optimizer():
     assert isinstance(again, HyFreeDPOptimizer) and again.base is optimizer.base
     (batch,) = make_batches((8,))
     again.step(cross_entropy(model), batch)
-    with pytest.raises(ValueError, match="was made private once more, for another run"):
+    with pytest.raises(RuntimeError, match="was made private once more, for another run"):
         optimizer.step(cross_entropy(model), batch)  # the base obeys the last
 
 
@@ -335,7 +335,7 @@ def test_a_later_run_begins_at_the_users_rates_and_the_earlier_one_is_refused():
     assert [group["lr"] for group in first.base.param_groups] != given
     _, second, _ = make_private(model, first.base, preset="fixed", **PRIVATE)
     assert [group["lr"] for group in second.param_groups] == given
-    with pytest.raises(ValueError, match="was made private once more, for another run"):
+    with pytest.raises(RuntimeError, match="was made private once more, for another run"):
         first.step(cross_entropy(model), batches[3])
     assert first.ledger.steps == 3
     assert second.step(cross_entropy(model), batches[3]).eta == given[0]
