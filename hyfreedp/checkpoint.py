@@ -93,9 +93,7 @@ class Resumable:
         key = hashlib.sha256(state["generator"]["key"].encode()).hexdigest()[:8]
         self.processes.agree(steps=state["ledger"]["steps"], generator=key)
         check_same_run(self._settings, state["settings"])
-        check_same_model(
-            self.module.state_dict(), state["model"]
-        )  # torch would load what fits before it refuses the rest
+        check_same_model(self.module.state_dict(), state["model"])
         present = copy.deepcopy(self._own_state())
         moments = {parameter: copy.deepcopy(values) for parameter, values in self.base.state.items()}
         groups = [dict(group) for group in self.base.param_groups]

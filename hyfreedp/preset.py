@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypedDict
 
 import torch
 
-from hyfreedp.checks import check_choice, check_count, check_learning_rate
+from hyfreedp.checks import check_choice, check_count, check_learning_rate, nearest
 from hyfreedp.rate_learner import LineSearch, LossThresholdRule, ProbeBatch, StepRule
 from hyfreedp.sensitivity import LossMechanism
 from hyfreedp.sensitivity import Probe as ProbeKind
@@ -136,9 +135,7 @@ def refuse_unknown(names: Iterable[str], known: Sequence[str], what: str) -> Non
             continue
         if name in OPACUS:
             raise TypeError(f"{name} is an argument of Opacus; here {OPACUS[name]}")
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise TypeError(f"unknown argument {name!r}: {what} are {', '.join(known)}{hint}")
+        raise TypeError(f"unknown argument {name!r}: {what} are {', '.join(known)}{nearest(name, known)}")
 
 
 def resolve(preset: str | Preset, changes: PresetFields, steps: int) -> Preset:

@@ -74,7 +74,6 @@ class VotedRate:
         # Votes after which the run may begin again; later, it would cost more than it wins.
         self._restarts = {OPENING, round(REVIEWS[0] * steps)} & set(self.vote_steps)
         self._parameters = trainable(optimizer)
-        self._steps = steps
         self._made = 0  # steps
         self._peak = PEAK / math.sqrt(steps)
         self._warm = False

@@ -559,16 +559,17 @@ def test_a_process_that_dies_is_an_error_at_once(tmp_path):
 # -- votes -------------------------------------------------------------------------------------------------------------
 
 
-def voting(rank, *, bad=None, when=(), **settings):
-    """The run of nine steps in which the opening vote and the last review are lost, by far, and the others won.
+def voting(rank, *, lost=(2, 6), bad=None, when=(), **settings):
+    """A run, of nine steps if not said, in which some votes are lost by far, and the others won.
 
     Args:
+        lost: these votes; of nine steps, the opening and the last review.
         bad: the rank on which passes of the model fail, as if memory did not suffice.
         when: which passes do, as pairs of a step and a pass of it: the gradient, the average, the gradient again.
     """
     model, optimizer, loader = start(rank, records=400, batch_size=100, **settings)
     optimizer._checks_due = []
-    calls, failed, errors = [0] * 9, [], []
+    calls, failed, errors = [0] * optimizer.split.steps, [], []
 
     def loss(batch):
         t = optimizer.ledger.steps
@@ -576,7 +577,7 @@ def voting(rank, *, bad=None, when=(), **settings):
         if rank == bad and (t, calls[t]) in when and t not in failed:
             failed.append(t)
             raise MemoryError("out of memory")
-        against = -100 if t in (2, 6) else 100
+        against = -100 if t in lost else 100
         return cross_entropy(model)(batch) + (0 if torch.is_grad_enabled() else against)
 
     sizes = []
@@ -604,6 +605,17 @@ def test_two_processes_vote_and_go_back_as_one(two, base, noise):
     assert_one_run([answer[0] for answer in answers], voting(0, base=base, **noise)[0])
     lost = {row["step"]: row["lost"] for row in answers[0][0].history if "lost" in row}
     assert lost == {2: True, 4: False, 5: False, 6: True}
+
+
+@pytest.mark.parametrize("base", ["adamw", "sgd"])
+def test_two_processes_begin_again_at_an_eighth_of_the_run_as_one(two, base):
+    """Of 64 steps, whose reviews come at 8, 13, ...: from the same first weights, also where an error comes between."""
+    settings = NOISY | {"steps": 64, "base": base, "lost": (8, 26)}
+    undisturbed = voting(0, **settings)[0]
+    for errors in ({}, {"bad": 1, "when": ((8, 3), (26, 2))}):
+        answers = two.run(voting, **settings, **errors)
+        assert_one_run([answer[0] for answer in answers], undisturbed)
+    assert [row["step"] for row in undisturbed.history if row.get("lost")] == [8, 26]
 
 
 @pytest.mark.parametrize("bad", [0, 1])
