@@ -157,11 +157,8 @@ class Score:
         return hits_low - alarms_high, hits_high - alarms_low
 
 
-def judge(without: ArrayLike, planted: ArrayLike) -> Score:
-    """The best threshold on eta, and its direction, chosen on the first half of the runs and judged on the second.
-
-    Args:
-        without, planted: eta in the two worlds, equally many runs each, at least 2.
+def two_worlds(without: ArrayLike, planted: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+    """Both as arrays of shape (n,).
 
     Raises:
         ValueError: the two differ in shape, are not one-dimensional or too short.
@@ -171,6 +168,19 @@ def judge(without: ArrayLike, planted: ArrayLike) -> Score:
         raise ValueError(
             f"without and planted must be equally long, at least 2, got shapes {negative.shape} and {positive.shape}"
         )
+    return negative, positive
+
+
+def judge(without: ArrayLike, planted: ArrayLike) -> Score:
+    """The best threshold on eta, and its direction, chosen on the first half of the runs and judged on the second.
+
+    Args:
+        without, planted: eta in the two worlds, equally many runs each, at least 2.
+
+    Raises:
+        ValueError: the two differ in shape, are not one-dimensional or too short.
+    """
+    negative, positive = two_worlds(without, planted)
     half = negative.size // 2
     values = np.unique(np.concatenate([negative[:half], positive[:half]]))
     candidates = (values[:-1] + values[1:]) / 2 if values.size > 1 else values

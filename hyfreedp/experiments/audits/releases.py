@@ -20,7 +20,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from hyfreedp.accounting import NoiseSplit
-from hyfreedp.experiments.audits.attack import Score, clopper_pearson
+from hyfreedp.experiments.audits.attack import Score, clopper_pearson, two_worlds
 from hyfreedp.experiments.runs.train import one_thread
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.privatize import privatize_gradient, privatize_loss, privatize_votes
@@ -66,11 +66,7 @@ def best_score(without: ArrayLike, planted: ArrayLike, delta: float, confidence:
     Raises:
         ValueError: the two differ in shape, are not one-dimensional or too short.
     """
-    negative, positive = np.asarray(without, dtype=float), np.asarray(planted, dtype=float)
-    if negative.ndim != 1 or negative.shape != positive.shape or negative.size < 2:
-        raise ValueError(
-            f"without and planted must be equally long, at least 2, got shapes {negative.shape} and {positive.shape}"
-        )
+    negative, positive = two_worlds(without, planted)
     half = negative.size // 2
     first = np.sort(negative[:half]), np.sort(positive[:half])
     tails = np.geomspace(1 / half, 0.5, TAIL_POINTS)
