@@ -30,6 +30,7 @@ from hyfreedp.rate_learner import LineSearch, ProbeBatch, check_paid_for
 from hyfreedp.records import ProbeResult, StepRecord, VoteResult, raw_values
 from hyfreedp.renamed import renamed_argument, renamed_attribute
 from hyfreedp.sampling import PoissonSampler, RandomState
+from hyfreedp.sensitivity import VOTE_CLIP
 from hyfreedp.step_rules import Decay, decay_factor
 from hyfreedp.votes import VotedRate
 from hyfreedp.wrapper import OptimizerWrapper, hooked_step
@@ -220,7 +221,7 @@ class HyFreeDPOptimizer(Resumable, OptimizerWrapper):
         )
         self.processes.check_same(generator.tag)
         self.ledger.record_vote(generator.tag)
-        return voted.count(margin, float(loss_noise_std(1.0, sigma, expected, mechanism)))
+        return voted.count(margin, float(loss_noise_std(VOTE_CLIP, sigma, expected, mechanism)))
 
     def _privatize_gradient(self, t: int) -> int:
         """The private mean gradient of all processes into ``.grad``; the tag of its noise, 0 if there is none."""
