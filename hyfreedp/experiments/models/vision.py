@@ -123,6 +123,27 @@ def _small_vit(
     return _with_pixels(network, side)
 
 
+class Bfloat16(nn.Sequential):
+    """Modules whose matrix products are computed in bfloat16; outputs are float32.
+
+    Twice as fast on recent CPUs, but not with torch's fused attention, whose backward pass takes them far longer.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, torch.bfloat16):
+            return super().forward(x).float()
+
+
+def _half_precision_vit(*arguments: int) -> nn.Module:
+    from timm.models.vision_transformer import Attention
+
+    model = _small_vit(*arguments)
+    for module in model.modules():
+        if isinstance(module, Attention):
+            module.fused_attn = False
+    return Bfloat16(OrderedDict(model.named_children()))
+
+
 def _public_vit(name: str, _: int, classes: int) -> nn.Module:
     import timm
 
@@ -158,14 +179,16 @@ MODELS = {
     "vit32_d128": Model(
         "ViT, 32 x 32, width 128, depth 4", partial(_small_vit, 32, 4, 3, 128, 4, 4), physical_batch_size=250
     ),
-    "vit32_d128_l6": Model(
-        "ViT, 32 x 32, width 128, depth 6", partial(_small_vit, 32, 4, 3, 128, 6, 4), physical_batch_size=250
+    "vit32_d128_p8": Model(
+        "ViT, 32 x 32, patches of 8, width 128, depth 6",
+        partial(_half_precision_vit, 32, 8, 3, 128, 6, 4),
+        physical_batch_size=500,
     ),
     "vit32_tiny_imagenet_d128": Model(
         "small ViT, pre-trained on Tiny ImageNet",
-        partial(_pretrained, "tiny_imagenet_d128", "vit32_d128_l6"),
+        partial(_pretrained, "tiny_imagenet_d128", "vit32_d128_p8"),
         weights="tiny_imagenet_d128",
-        physical_batch_size=250,
+        physical_batch_size=500,
     ),
     # As wide and deep as ViT-Tiny.
     "vit32_d192": Model(
