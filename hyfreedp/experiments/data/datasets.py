@@ -94,17 +94,19 @@ def drawn_digits() -> Arrays:
 
 
 @cache
-def some_images(name: str) -> Arrays:
-    """10,000 training images of a data set in its fixed random order, and 2,000 test images; see :func:`images`.
+def some_images(name: str, size: int = 10_000, test_size: int | None = 2000) -> Arrays:
+    """Some training images of a data set in its fixed random order, and some test images or all; see :func:`images`.
 
     The last fifth of the training images begin the validation part of the whole, so that no group is on both sides.
     """
     whole = images(name)
-    start = whole.validation_start
-    features, labels = (torch.cat([part[:8000], part[start : start + 2000]]) for part in whole.train)
-    order = torch.from_numpy(np.random.default_rng(0).permutation(len(whole.test[1]))[:2000])
-    test = whole.test[0][order], whole.test[1][order]
-    return Arrays((features, labels), test, 8000, f"{whole.source}, 10,000 of the training images")
+    start, train, validation = whole.validation_start, size * 4 // 5, size // 5
+    features, labels = (torch.cat([part[:train], part[start : start + validation]]) for part in whole.train)
+    test = whole.test
+    if test_size is not None:
+        order = torch.from_numpy(np.random.default_rng(0).permutation(len(test[1]))[:test_size])
+        test = test[0][order], test[1][order]
+    return Arrays((features, labels), test, train, f"{whole.source}, {size:,} of the training images")
 
 
 @dataclass(frozen=True)

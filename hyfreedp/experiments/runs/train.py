@@ -22,7 +22,7 @@ from hyfreedp.experiments.store import checkpoints
 from hyfreedp.noise import NoiseGenerator
 
 CHECKPOINT_SECONDS = 20.0
-EVALUATE_EVERY = 5  # steps, in runs of up to a hundred; longer ones evaluate twenty times
+EVALUATE_EVERY = 5  # steps, in runs of up to a hundred; longer ones evaluate as often as their task says
 
 
 def make_run(spec: Spec, *, diagnostics: bool = False) -> tuple[HyFreeDPOptimizer, DataLoader]:
@@ -92,7 +92,7 @@ def train(spec: Spec, checkpoint: Path) -> tuple[HyFreeDPOptimizer, list[dict[st
     task, model = spec.problem, optimizer.module
     _, held_out = task.datasets(spec.evaluation, spec.model)
     per_sample_loss = task.losses_of(model)
-    every = max(EVALUATE_EVERY, optimizer.split.steps // 20)
+    every = max(EVALUATE_EVERY, optimizer.split.steps // task.evaluations)
     rows: list[dict[str, Any]] = []
     if (state := checkpoints.load(checkpoint)) is not None:
         whole = state["optimizer"] | {"model": model.state_dict() | state["optimizer"]["model"]}

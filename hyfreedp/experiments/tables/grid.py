@@ -41,8 +41,8 @@ def run(profile: str, cells: Path, results: Path, *, jobs: int = 1) -> int:
     failed: dict[Spec, Exception] = {}
     trained = 0
     try:
-        for stage in ("searches", "finals"):
-            missing = [spec for spec in stages(profile, read)[stage] if read(spec) is None]
+        for stage in ("finals", "searches", "finals"):  # first those that need no search
+            missing = [spec for spec in stages(profile, read)[stage] if spec not in failed and read(spec) is None]
             failed |= _without_data(missing)
             ready = [spec for spec in missing if spec not in failed]
             if not ready:

@@ -81,6 +81,11 @@ ROWS = {
     "hyfreedp_robust": Row("HyFreeDP, robust", "robust", (1e-4,), True),
     "line_search": Row("line search (former default)", "line_search", (1e-4,), True),
 }
+# Of the desktop's tables: those of the paper, the extended grid, the constant of ours, and preset robust.
+DESKTOP_ROWS = (
+    *("grid", "grid_extended", "grid_linear", "dp_hyper", "dadaptation", "prodigy", "reference"),
+    *("hyfreedp_paper", "hyfreedp_robust"),
+)
 SPLIT_BUDGET = ("dp_hyper", "random_search")  # without privacy there is no budget to split: they are the grid search
 
 
@@ -113,6 +118,12 @@ SCALES = {
             Learner("digits", "mlp", "full"),
             *(Learner("digits", "vit8_glyphs", tuning, 30) for tuning in _TUNINGS),
         )
+    ),
+    "desktop": Scale(
+        tuple(Learner(*one) for one in product(("cifar10_20k", "gtsrb_20k"), ("vit32_tiny_imagenet_d128",), _TUNINGS)),
+        epsilons=(1.0, 8.0, math.inf),
+        seeds=2,
+        rows=DESKTOP_ROWS,
     ),
     "gpu": Scale(tuple(Learner(*one) for one in product(("cifar10", "gtsrb"), ("vit32_tiny_imagenet",), _TUNINGS))),
     "paper": Scale(

@@ -70,6 +70,7 @@ class LanguageTask:
         batch_size, steps, delta: the protocol.
         scored: sequences of the held-out part, from its start, that a run is scored on; all if None.
         takes_source: whether a spec may name other documents.
+        evaluations: of a run of more than a hundred steps, the last one included.
     """
 
     title: str
@@ -81,6 +82,7 @@ class LanguageTask:
     load: Callable[[], TableToText | Documents]
     scored: int | None = None
     takes_source: bool = False
+    evaluations: int = 20
 
     @property
     def validation_start(self) -> int:

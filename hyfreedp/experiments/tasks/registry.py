@@ -5,7 +5,7 @@ from __future__ import annotations
 from hyfreedp.experiments.data import datasets
 from hyfreedp.experiments.data.datasets import Dataset
 from hyfreedp.experiments.tasks.language import LANGUAGE_TASKS, LanguageTask
-from hyfreedp.experiments.tasks.vision import Task, _images, _small, _some_images
+from hyfreedp.experiments.tasks.vision import Task, _images, _part_of_images, _small, _some_images
 
 TASKS: dict[str, Task | LanguageTask] = {
     "digits": _small(
@@ -17,6 +17,8 @@ TASKS: dict[str, Task | LanguageTask] = {
     "glyphs": _small("glyphs (20,000 drawn digits)", Dataset(20_000, 16_000, 64, 10, datasets.drawn_digits), ("mlp",)),
     "cifar10_some": _some_images("cifar10", 10),
     "gtsrb_some": _some_images("gtsrb", 43),
+    "cifar10_20k": _part_of_images("cifar10", 10),
+    "gtsrb_20k": _part_of_images("gtsrb", 43),
     "cifar10": _images("cifar10", 10),
     "cifar100": _images("cifar100", 100),
     "svhn": _images("svhn", 10),
