@@ -8,8 +8,8 @@ import pytest
 from scipy import stats
 
 from hyfreedp.experiments.runs.cells import run_cells
-from hyfreedp.experiments.runs.spec import Spec
 from hyfreedp.experiments.store.paths import RESULTS, ROOT
+from hyfreedp.experiments.tables import grid
 from hyfreedp.experiments.tables import image_classification as tables
 from hyfreedp.experiments.tables import plan as comparison
 from hyfreedp.experiments.tables.plan import ROWS, Learner, Scale, entries, table
@@ -23,7 +23,7 @@ def made(scale=SCALE, level=lambda row, epsilon, seed: 0.5 + LEVELS[row] / 100 +
     empty = table(scale, lambda _: None)
     empty["accuracy"] = [level(*values) for values in zip(empty.row, empty.epsilon, empty.seed, strict=True)]
     searched = empty.row.map(lambda row: 0.6 + LEVELS[row] / 100)
-    return empty.assign(validation_accuracy=searched, source="cell")
+    return empty.assign(validation_accuracy=searched, source="cell", profile="gpu")
 
 
 def test_means_and_spreads_are_over_seeds_and_in_percent():
@@ -35,54 +35,94 @@ def test_means_and_spreads_are_over_seeds_and_in_percent():
 
 
 @pytest.mark.parametrize(
-    ("row", "epsilon", "value"),
+    ("tuning", "row", "epsilon", "value"),
     [
-        ("grid", 1.0, 96.49),
-        ("prodigy", 1.0, 27.54),
-        ("dp_hyper", 1.0, 92.98),
-        ("grid_linear", 1.0, 88.02),
-        ("grid", 8.0, 96.28),
+        ("full", "grid", 1.0, 96.49),
+        ("full", "prodigy", 1.0, 27.54),
+        ("full", "dp_hyper", 1.0, 92.98),
+        ("full", "grid_linear", 1.0, 88.02),
+        ("full", "grid", 8.0, 96.28),
+        ("bitfit", "grid_cosine", 1.0, 97.40),
     ],
 )
-def test_the_papers_numbers_stand_beside_ours(row, epsilon, value):
-    """Typed from the paper: Vit-Small on CIFAR10, full fine-tuning."""
-    summary = tables.with_paper(tables.summarise(made()))
-    assert len(summary) == len(tables.summarise(made()))
-    assert summary[(summary.row == row) & (summary.epsilon == epsilon)].paper.item() == value
+def test_the_papers_numbers_have_our_names(tuning, row, epsilon, value):
+    """Typed from the paper: Vit-Small on CIFAR10."""
+    known = tables.paper_numbers()
+    assert not known.duplicated([*tables.PAPER_PLACE, "row"]).any()
+    place = (known.tuning == tuning) & (known.epsilon == epsilon) & (known.model == "Vit-Small")
+    assert known[place & (known.row == row) & (known.dataset == "CIFAR10")].value.item() == value
 
 
-def test_rows_that_the_paper_does_not_have_have_no_number():
-    summary = tables.with_paper(tables.summarise(made()))
-    assert summary[~summary.row.map(lambda row: bool(ROWS[row].paper))].paper.isna().all()
+def test_the_papers_schedule_is_a_cosine_with_bitfit_and_deviations_are_those_of_the_appendix():
+    known = tables.paper_numbers().set_index(["tuning", "row"]).sort_index()
+    assert ("bitfit", "grid_linear") not in known.index and ("full", "grid_cosine") not in known.index
+    assert known.loc["full", "std"].notna().any() and known.loc["bitfit", "std"].isna().all()
 
 
-def test_the_printed_table_has_blocks_of_epsilon_in_the_order_of_the_rows():
+def test_the_tables_have_blocks_of_epsilon_in_the_order_of_the_rows_and_ours_beside_the_papers():
     rows = made()
     rows.loc[(rows.row == "vanilla") & (rows.epsilon == 1.0), "accuracy"] = math.nan
     rows.loc[(rows.row == "adaptive") & (rows.epsilon == 1.0) & (rows.seed == 1), "accuracy"] = math.nan
-    texts, differences = tables.printed(tables.with_paper(tables.summarise(rows)), "vit32_tiny_imagenet")
-    assert list(dict.fromkeys(texts.index.get_level_values(0))) == ["1", "8", "inf"]
+    texts, differences = tables.beside_paper(tables.summarise(rows), "full")
+    assert list(dict.fromkeys(texts.index.get_level_values(0))) == ["1", "3", "8", "inf"]
     assert list(texts.loc["1"].index) == [row.title for row in ROWS.values()]
-    column = "full, CIFAR-10"
-    assert texts.loc[("1", "grid search"), column] == "96.49 | 50.0 ± 0.1 (2)"
-    assert texts.loc[("1", ROWS["vanilla"].title), column] == "– | missing"
-    assert texts.loc[("1", ROWS["adaptive"].title), column] == "– | 55.0 (1)"
-    # Coloured by the difference to the paper, and to our grid search where the paper has no number.
-    assert differences.loc[("1", "grid search"), column] == pytest.approx(50.05 - 96.49)
-    assert differences.loc[("1", ROWS["reference"].title), column] == pytest.approx(LEVELS["reference"])
+    assert texts.shape[1] == 11 and list(texts.columns)[-1] == ("ours, gpu", "CIFAR-10")
+    ours, theirs = ("ours, gpu", "CIFAR-10"), ("the paper's Vit-Small", "CIFAR10")
+    assert texts.loc[("1", "grid search"), ours] == "50.0 ± 0.1"
+    assert texts.loc[("1", "grid search"), theirs].startswith("96.5")
+    assert texts.loc[("1", ROWS["vanilla"].title), ours] == "missing"
+    assert texts.loc[("1", ROWS["adaptive"].title), ours] == "55.0"
+    # Coloured by the difference to the grid search over the paper's rates, each in its own column.
+    assert differences.loc[("1", ROWS["reference"].title), ours] == pytest.approx(LEVELS["reference"])
+    assert differences.loc[("1", ROWS["prodigy"].title), theirs] == pytest.approx(27.54 - 96.49)
     assert ("inf", ROWS["dp_hyper"].title) not in texts.index
+    bitfit, _ = tables.beside_paper(tables.summarise(rows), "bitfit")
+    assert bitfit.shape[1] == 10 and (bitfit != "").any().all()
 
 
 def test_gaps_are_to_the_grid_of_the_same_place():
-    gaps = tables.gaps(tables.with_paper(tables.summarise(made()))).set_index(["source", "tuning", "epsilon", "row"])
-    assert gaps.loc[("ours", "full", 8.0, "reference"), "gap"] == pytest.approx(LEVELS["reference"])
-    theirs = gaps.loc[("paper", "full", 1.0, "prodigy")]
+    gaps = tables.gaps(tables.summarise(made())).set_index(["source", "tuning", "epsilon", "row"])
+    expected = LEVELS["reference"] - LEVELS["grid_extended"]
+    assert gaps.loc[("gpu", "full", 8.0, "reference"), "gap"] == pytest.approx(expected)
+    theirs = gaps.loc[("the paper", "full", 1.0, "prodigy")]
     assert theirs.places == 10  # five data sets, two models
     paper = tables.paper_numbers()
     chosen = paper[(paper.tuning == "full") & (paper.epsilon == 1.0)]
-    wide = chosen.pivot(index=["model", "dataset"], columns="method", values="value")
-    assert theirs.gap == pytest.approx((wide.Prodigy - wide["NonDP-GS"]).mean())
-    assert theirs.low == pytest.approx((wide.Prodigy - wide["NonDP-GS"]).min())
+    wide = chosen.pivot(index=["model", "dataset"], columns="row", values="value")
+    assert theirs.gap == pytest.approx((wide.prodigy - wide.grid).mean())
+    assert theirs.low == pytest.approx((wide.prodigy - wide.grid).min())
+
+
+@pytest.mark.parametrize(
+    ("effects", "verdict"),
+    [((6.0, 6.5, 7.0), "reproduced"), ((-3.0, 4.9, 12.0), "not shown"), ((1.0, 1.5, 2.0), "contradicted")],
+)
+def test_a_claim_is_judged_by_the_whole_interval(effects, verdict):
+    """That D-Adaptation is at least five points behind with full fine-tuning, which the paper's own tables say."""
+    scale = Scale(SCALE.learners, epsilons=(1.0, 3.0, 8.0, math.inf), seeds=2)
+    behind = dict(zip(scale.epsilons, (*effects, -50.0), strict=True))  # without privacy it does not count
+    rows = made(scale, lambda row, epsilon, seed: 0.5 - (behind[epsilon] / 100 if row == "dadaptation" else 0))
+    judged = tables.judged(rows).set_index("claim")
+    line = judged.loc["D-Adaptation performs poorly with full fine-tuning"]
+    assert line.verdict == verdict and line.places == 3 and line["mean"] == pytest.approx(np.mean(effects))
+    half = stats.t.ppf(0.975, 2) * np.std(effects, ddof=1) / math.sqrt(3)
+    assert (line.low, line.high) == (pytest.approx(np.mean(effects) - half), pytest.approx(np.mean(effects) + half))
+    assert line.paper > 50
+    # Of BitFit there is no place here.
+    assert judged.loc[judged.index.str.startswith("With BitFit"), "verdict"].item() == "not shown"
+
+
+def test_real_images_are_shown_first_if_there_are_records_of_them(workspace):
+    own = tables.shown("laptop", 1, workspace.cells, train=False)
+    assert set(own.profile) == {"laptop"}
+    committed = table(comparison.SCALES["desktop"], lambda _: None)
+    committed.loc[0, "accuracy"] = 0.5
+    path = workspace.results / "desktop" / "image_classification.csv"
+    path.parent.mkdir(parents=True)
+    committed.to_csv(path, index=False)
+    both = tables.shown("laptop", 1, workspace.cells, train=False)
+    assert list(dict.fromkeys(both.profile)) == ["desktop", "laptop"] and both.accuracy[0] == 0.5
+    assert set(tables.shown("gpu", 1, workspace.cells, train=False).profile) == {"gpu"}
 
 
 def test_the_best_grid_is_chosen_by_validation_accuracy_whatever_the_test_says():
@@ -151,20 +191,26 @@ def test_where_nothing_is_known_yet_nothing_is_claimed(workspace, tmp_path):
     assert tables.ranking(tables.summarise(rows)).empty
     found = tables.paired(rows, "prodigy")
     assert found["pairs"] == 0 and math.isnan(found["mean"]) and math.isnan(found["p"])
-    steps = tables.rates(SCALE, tmp_path, ["prodigy"], [1.0])
+    steps = tables.rates("gpu", SCALE, tmp_path)
     assert tables.verdicts(rows, steps, ["prodigy"]).empty
-    texts, differences = tables.printed(tables.with_paper(tables.summarise(rows)), "vit32_tiny_imagenet")
-    assert texts.loc[("1", "grid search"), "full, CIFAR-10"] == "96.49 | missing" and differences.isna().all().all()
+    texts, differences = tables.beside_paper(tables.summarise(rows), "full")
+    ours = ("ours, gpu", "CIFAR-10")
+    assert texts.loc[("1", "grid search"), ours] == "missing" and differences[ours].isna().all()
+    judged = tables.judged(rows)
+    assert set(judged.verdict) == {"not shown"} and (judged.places == 0).all()
 
 
-def test_rates_are_those_of_the_final_runs(tmp_path):
-    scale = Scale((Learner("digits", "mlp", "full", 5),), epsilons=(8.0,), seeds=2, rows=("reference", "prodigy"))
-    spec = Spec(task="digits", model="mlp", tuning="full", steps=5, method="linear", learning_rate=0.02, epsilon=8.0)
-    run_cells([spec], tmp_path)
-    steps = tables.rates(scale, tmp_path, ["reference", "prodigy"], [8.0])
-    assert steps.eta.tolist() == pytest.approx([0.02 * (1 - step / 5) for step in range(5)])
-    assert set(steps.row) == {"reference"} and set(steps.seed) == {0}
-    assert isinstance(tables.rates(scale, tmp_path / "none", ["prodigy"], [8.0]), pd.DataFrame)
+def test_rates_are_those_of_the_final_runs_or_as_committed(workspace, monkeypatch):
+    scale = Scale((Learner("digits", "mlp", "full", 60),), epsilons=(8.0,), seeds=1, rows=("reference", "prodigy"))
+    monkeypatch.setitem(comparison.SCALES, "tiny", scale)
+    assert grid.run("tiny", workspace.cells, workspace.results) == 0
+    steps = tables.rates("tiny", scale, workspace.cells)
+    assert set(steps.row) == {"prodigy"} and steps.step.tolist() == list(range(60))
+    committed = tables.rates("tiny", scale, workspace.root / "no cells")
+    assert len(committed) == grid.RECORDED_STEPS and {0, 59} <= set(committed.step)
+    both = committed.merge(steps, on=[*tables.CELL, "seed", "step"])
+    assert len(both) == len(committed) and both.eta_x.tolist() == pytest.approx(both.eta_y.tolist())
+    assert tables.rates("smoke", scale, workspace.root / "no cells").empty
 
 
 def test_a_verdict_compares_the_last_step_with_adam_at_the_rate_of_the_grid():
@@ -184,6 +230,7 @@ def test_a_verdict_compares_the_last_step_with_adam_at_the_rate_of_the_grid():
                 "task": "digits",
                 "model": "mlp",
                 "tuning": "full",
+                "profile": "gpu",
             }
             | {"epsilon": epsilon, "row": "prodigy", "seed": seed}
             for epsilon in last

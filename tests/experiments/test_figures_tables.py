@@ -151,23 +151,31 @@ def numbers():
     """Every row at its own level, half a point more with the second seed."""
     rows = table(SCALE, lambda _: None)
     level = rows.row.map(LEVELS)
-    return rows.assign(accuracy=0.5 + level / 100 + 0.005 * rows.seed, validation_accuracy=0.6 + level / 100)
+    levels = {"accuracy": 0.5 + level / 100 + 0.005 * rows.seed, "validation_accuracy": 0.6 + level / 100}
+    return rows.assign(profile="gpu", **levels)
 
 
 def test_all_methods_have_their_range_and_are_filled_if_covered(numbers):
-    figure = image_classification_figures.draw_accuracies(numbers)
+    numbers.loc[numbers.row == "prodigy", "accuracy"] = 0.1
+    figure = image_classification_figures.draw_distances(numbers)
     assert [axis.get_ylabel() for axis in figure.axes] == [r"$\varepsilon$ = 1", r"$\varepsilon$ = ∞"]
     axis = figure.axes[0]
     names = [text.get_text() for text in axis.get_yticklabels()]
     assert names == [row.title for row in ROWS.values()][::-1]
-    *methods, best = axis.lines
-    for name, span, dot in zip(list(ROWS)[::-1], methods[::2], methods[1::2], strict=True):
-        assert span.get_xdata() == pytest.approx([50 + LEVELS[name], 50.5 + LEVELS[name]])
-        assert dot.get_xdata() == pytest.approx([50.25 + LEVELS[name]])
-        assert (dot.get_markerfacecolor() != "white") == ROWS[name].covered
     chosen = image_classification.best_grid(numbers).row.iloc[0]
-    assert best.get_xdata() == pytest.approx([50.25 + LEVELS[chosen]] * 2)
-    assert figure.axes[1].get_xlabel() == "test accuracy (%)"
+    *methods, zero = axis.lines
+    assert zero.get_xdata() == pytest.approx([0, 0])
+    edge = methods.pop(2 * names.index(ROWS["prodigy"].title))
+    assert edge.get_xdata() == [-image_classification_figures.FAR] and edge.get_marker() == "<"
+    assert [text.get_text() for text in axis.texts] == [f"{10 - 50.25 - LEVELS[chosen]:+.0f}"]
+    near = [name for name in list(ROWS)[::-1] if name != "prodigy"]
+    for name, span, dot in zip(near, methods[::2], methods[1::2], strict=True):
+        behind = LEVELS[name] - LEVELS[chosen]
+        assert span.get_xdata() == pytest.approx([behind - 0.25, behind + 0.25])
+        assert dot.get_xdata() == pytest.approx([behind])
+        assert (dot.get_markerfacecolor() != "white") == ROWS[name].covered
+    assert axis.get_title().endswith(f"best grid search {50.25 + LEVELS[chosen]:.1f} %")
+    assert figure.axes[1].get_xlabel() == "points to the best grid search"
 
 
 def test_methods_are_compared_with_the_best_grid_at_private_places_alone(numbers):
@@ -194,15 +202,23 @@ def test_missing_numbers_are_counted(numbers):
     assert text.startswith(f"**3 of {len(numbers)} numbers are missing.**") and text.endswith("--profile gpu`")
 
 
-def test_tables_of_all_models_are_one(numbers):
-    tables = image_classification_figures.all_printed(
-        image_classification.with_paper(image_classification.summarise(numbers))
-    )
-    together = image_classification_figures.together(tables)
-    ((title, (texts, _)),) = tables.items()
-    assert together.columns.tolist()[:3] == ["model", "epsilon", "method"] and set(together.model) == {title}
-    assert together.iloc[:, 3].tolist() == texts.iloc[:, 0].tolist()
+def test_tables_of_both_tunings_are_one(numbers):
+    summary = image_classification.summarise(numbers)
+    together = image_classification_figures.together(summary)
+    assert together.columns.tolist()[:3] == ["tuning", "epsilon", "method"] and together.shape[1] == 3 + 11
+    texts, _ = image_classification.beside_paper(summary, "full")
+    full = together[together.tuning == "full"]
+    assert full.iloc[:, -1].tolist() == texts.iloc[:, -1].tolist()
     assert len(image_classification_figures.row_table()) == len(ROWS)
+
+
+def test_verdicts_are_printed_with_their_intervals(numbers):
+    judged = image_classification.judged(numbers)
+    told = image_classification_figures.judged_table(judged)
+    line = told.set_index("claim").loc["HyFreeDP outperforms Prodigy"]
+    assert line["ours"] == f"{LEVELS['hyfreedp_paper'] - LEVELS['prodigy']:+.1f}"
+    assert line["95 % interval"] == "–" and line.verdict == "not shown"  # a single private place
+    assert told["paper's tables"].str.match(r"[+-]\d+\.\d|–").all()
 
 
 def test_rates_are_medians_on_a_logarithmic_scale():
@@ -235,7 +251,7 @@ def test_the_collapse_is_counted_by_verdict():
 def test_gaps_are_drawn_with_their_range_over_places():
     gaps = pd.DataFrame(
         {
-            "source": ["paper", "ours", "ours"],
+            "source": ["the paper", "desktop", "desktop"],
             "tuning": "bitfit",
             "epsilon": [1.0, 1.0, 8.0],
             "row": "hyfreedp_robust",
@@ -250,7 +266,8 @@ def test_gaps_are_drawn_with_their_range_over_places():
     assert [dot.get_xdata()[0] for dot in dots] == [1.0, -3.0]
     assert axis.get_xlabel().endswith("(points)") and axis.get_title() == "BitFit"
     (text,) = image_classification_figures.gap_findings(gaps)
-    assert text == f"bitfit, {ROWS['hyfreedp_robust'].title}: +1.0 (paper), -3.0 (ours) points to the grid search"
+    means = "+1.0 (the paper), -3.0 (ours, real images)"
+    assert text == f"BitFit, {ROWS['hyfreedp_robust'].title}: {means} points to the grid search"
 
 
 def test_optimism_is_of_the_grid_searches_alone(numbers):

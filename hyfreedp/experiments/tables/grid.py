@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from hyfreedp.experiments.runs.cells import reader, try_cells
 from hyfreedp.experiments.runs.spec import Spec
 from hyfreedp.experiments.store.files import replacing, write_text
-from hyfreedp.experiments.tables.plan import ROWS, SCALES, TABLE, Reader, entries, finals, searches, table
+from hyfreedp.experiments.tables.plan import (
+    LEARNED,
+    RATES,
+    ROWS,
+    SCALES,
+    TABLE,
+    Reader,
+    entries,
+    finals,
+    searches,
+    table,
+)
 from hyfreedp.experiments.tasks.registry import TASKS
+
+RECORDED_STEPS = 50  # of a run whose learning rate is recorded
 
 
 def stages(profile: str, read: Reader) -> dict[str, list[Spec]]:
@@ -81,7 +95,20 @@ def write_table(profile: str, cells: Path, results: Path) -> str:
         return f"{path} is left as it was, for it has more numbers: {missing} of {len(rows)} are missing here"
     with replacing(path) as temporary:
         rows.to_csv(temporary, index=False)
+    with replacing(results / profile / RATES) as temporary:
+        _rates(rows[rows.row.isin(LEARNED)].key.dropna(), cells).to_csv(temporary, index=False)
     return f"{path}: {len(rows)} numbers" + (f", {missing} of them still missing" if missing else "")
+
+
+def _rates(keys: Iterable[str], cells: Path) -> pd.DataFrame:
+    """``key``, ``step`` and ``eta`` of runs at some fifty of their steps, the first and the last among them."""
+    none = pd.DataFrame(columns=["key", "step", "eta"])
+    found = [none]
+    for key in keys:
+        steps = pd.read_csv(cells / f"{key}.csv", usecols=["step", "eta"])
+        some = np.unique(np.linspace(0, len(steps) - 1, RECORDED_STEPS).round().astype(int))
+        found.append(steps.iloc[some].assign(key=key)[none.columns])
+    return pd.concat(found[1:] or found, ignore_index=True)
 
 
 def listing(profile: str, cells: Path) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,31 +12,49 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from hyfreedp.experiments.models.vision import MODELS
+from hyfreedp.experiments.models.vision import MODELS, Tuning
 from hyfreedp.experiments.runs.cells import read_steps, reader, run_cells
 from hyfreedp.experiments.store.paths import workspace
 from hyfreedp.experiments.tables import paper
-from hyfreedp.experiments.tables.plan import COLUMNS, ROWS, SCALES, TABLE, Scale, entries, finals, searches, table
+from hyfreedp.experiments.tables.plan import (
+    COLUMNS,
+    LEARNED,
+    RATES,
+    ROWS,
+    SCALES,
+    TABLE,
+    Scale,
+    entries,
+    finals,
+    searches,
+    table,
+)
 from hyfreedp.experiments.tasks.registry import TASKS
 
 NUMBER = ["task", "model", "tuning", "epsilon", "row", "seed"]
-CELL = NUMBER[:-1]
+CELL = ["profile", *NUMBER[:-1]]
 PLACE = CELL[:-1]
 
-# What the paper's tables call our tasks and models. The small pre-trained ViT stands beside its smaller one.
-PAPER_TASKS = {"cifar10": "CIFAR10", "cifar100": "CIFAR100", "svhn": "SVHN", "gtsrb": "GTSRB", "food101": "Food101"}
-PAPER_MODELS = {
-    "vit_small_patch16_224": "Vit-Small",
-    "vit_base_patch16_224": "Vit-Base",
-    "vit32_tiny_imagenet": "Vit-Small",
-}
+# Profiles whose records are shown before those of another one.
+SHOWN_FIRST = {"laptop": ("desktop",)}
+SEARCHED = ("grid_extended", "grid_linear", "grid_cosine")  # of which the best grid search is taken
 PAPER_TABLES = ("cv_main", "cv_main_eps8", "nondp_ls")
-PAPER_GRID_ROW = "NonDP-GS"
+PAPER_PLACE = ["tuning", "epsilon", "model", "dataset"]
 
 
 def scale_of(profile: str, seeds: int) -> Scale:
     """The tables of a profile with another number of seeds."""
     return replace(SCALES[profile], seeds=seeds)
+
+
+def shown(profile: str, seeds: int, cells: Path, *, train: bool, jobs: int = 1) -> pd.DataFrame:
+    """The numbers of a profile, after those of the profiles that are shown first, as far as there are records of them.
+
+    Args: as of :func:`numbers`, whose rows are returned.
+    """
+    first = [numbers(SCALES[name], name, cells, train=False) for name in SHOWN_FIRST.get(profile, ())]
+    own = numbers(scale_of(profile, seeds), profile, cells, train=train, jobs=jobs)
+    return pd.concat([*(rows for rows in first if rows.accuracy.notna().any()), own], ignore_index=True)
 
 
 def numbers(scale: Scale, profile: str, cells: Path, *, train: bool, jobs: int = 1) -> pd.DataFrame:
@@ -50,7 +68,7 @@ def numbers(scale: Scale, profile: str, cells: Path, *, train: bool, jobs: int =
         jobs: worker processes.
 
     Returns:
-        The table, with ``source``: "cell", "committed" or "missing".
+        The table, with ``profile`` and ``source``: "cell", "committed" or "missing".
     """
     read = reader(cells)
     if train:
@@ -66,7 +84,7 @@ def numbers(scale: Scale, profile: str, cells: Path, *, train: bool, jobs: int =
         for name in known.columns:
             rows[name] = filled[name].where(fills, rows[name])
         rows.loc[fills, "source"] = "committed"
-    return rows
+    return rows.assign(profile=profile)
 
 
 def summarise(rows: pd.DataFrame) -> pd.DataFrame:
@@ -76,90 +94,93 @@ def summarise(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def paper_numbers() -> pd.DataFrame:
-    """The paper's accuracies in percent: ``tuning``, ``epsilon``, ``method``, ``model``, ``dataset``, ``value``.
+    """The paper's accuracies in percent: ``tuning``, ``epsilon``, ``row``, ``model``, ``dataset``, ``value``, ``std``.
 
-    Numbers that two of its tables print are the main table's.
+    ``row`` is our name of its method. Numbers that two of its tables print are the main table's; deviations are printed
+    in its appendix alone, for full fine-tuning.
     """
     printed = pd.concat([paper.load(name) for name in PAPER_TABLES])
-    keys = ["tuning", "epsilon", "method", "model", "dataset"]
-    return printed.drop_duplicates(keys)[[*keys, "value"]].dropna(subset="value")
-
-
-def with_paper(summary: pd.DataFrame) -> pd.DataFrame:
-    """The summary with ``paper``, the number at the same place of the paper's tables; NaN if it has none."""
-    places = summary.assign(
-        dataset=summary.task.map(PAPER_TASKS),
-        paper_model=summary.model.map(PAPER_MODELS),
-        method=summary.row.map({name: row.paper for name, row in ROWS.items()}),
-    )
-    known = paper_numbers().rename(columns={"model": "paper_model", "value": "paper"})
-    return places.merge(known, on=["tuning", "epsilon", "method", "paper_model", "dataset"], how="left")[
-        [*summary.columns, "paper"]
+    keys = [*PAPER_PLACE, "method"]
+    found = printed.drop_duplicates(keys)[[*keys, "value"]].dropna(subset="value")
+    found = found.merge(paper.load("app_cv_main")[[*keys, "std"]], on=keys, how="left")
+    names = [
+        {"tuning": tuning, "method": row.paper, "row": name}
+        for name, row in ROWS.items()
+        for tuning in ("full", "bitfit")
+        if row.paper and row.paper_tuning in (None, tuning)
     ]
+    return found.merge(pd.DataFrame(names), on=["tuning", "method"])[[*PAPER_PLACE, "row", "value", "std"]]
 
 
-def printed(summary: pd.DataFrame, model: str) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """One model's table as the paper prints it: blocks of epsilon, a line per method, a column per tuning and task.
+def beside_paper(summary: pd.DataFrame, tuning: str) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The paper's table of a tuning, and ours beside it: blocks of epsilon, a line per method.
 
     Args:
-        summary: of :func:`with_paper`.
-        model: a name in ``MODELS``.
+        summary: of :func:`summarise`.
+        tuning: "full" or "bitfit".
 
     Returns:
-        The table of strings "paper | ours +- std (seeds)", and the differences that colour it, in points: ours less the
-        paper's where it has the number, else ours less the grid search of the same place.
+        The table of strings "accuracy ± standard deviation", with columns (whose, data set); and the differences that
+        colour it: points to the grid search over the paper's rates in the same column and block.
     """
-    chosen = summary[summary.model == model].copy()
-    grid = chosen[chosen.row == "grid"].set_index(PLACE)["mean"]
-    reference = [grid.get(place, math.nan) for place in chosen[PLACE].itertuples(index=False, name=None)]
-    chosen["difference"] = chosen["mean"] - chosen.paper.fillna(pd.Series(reference, chosen.index))
-    chosen["text"] = [
-        _text(*values) for values in zip(*(chosen[c] for c in ("paper", "mean", "std", "count")), strict=True)
-    ]
-    chosen["column"] = [f"{tuning}, {_short(task)}" for tuning, task in zip(chosen.tuning, chosen.task, strict=True)]
-    order = {"index": chosen[["epsilon", "row"]].drop_duplicates(), "columns": chosen.column.drop_duplicates()}
-    index = pd.MultiIndex.from_frame(order["index"])
-    texts, differences = (
-        chosen.pivot(index=["epsilon", "row"], columns="column", values=value).reindex(index, columns=order["columns"])
-        for value in ("text", "difference")
+    theirs = paper_numbers().rename(columns={"value": "mean", "dataset": "place"})
+    theirs["whose"] = "the paper's " + theirs.model
+    ours = summary[summary.tuning == tuning].copy()
+    ours["whose"] = "ours, " + ours.profile
+    ours["place"] = [_place(task, model) for task, model in zip(ours.task, ours.model, strict=True)]
+    both = pd.concat([theirs[theirs.tuning == tuning], ours], ignore_index=True)
+    both["text"] = [_text(mean, std) for mean, std in zip(both["mean"], both["std"], strict=True)]
+    grid = both[both.row == "grid"].set_index(["whose", "place", "epsilon"])["mean"]
+    both["gap"] = both["mean"] - both.join(grid.rename("grid"), on=grid.index.names).grid
+    lines = pd.MultiIndex.from_tuples(
+        [
+            (epsilon, row)
+            for epsilon in sorted(set(both.epsilon))
+            for row in ROWS
+            if ((both.epsilon == epsilon) & (both.row == row)).any()
+        ]
     )
-    for frame in (texts, differences):
+    columns = pd.MultiIndex.from_frame(both[["whose", "place"]].drop_duplicates())
+    texts, gaps = (
+        both.pivot(index=["epsilon", "row"], columns=["whose", "place"], values=value).reindex(lines, columns=columns)
+        for value in ("text", "gap")
+    )
+    for frame in (texts, gaps):
         frame.index = pd.MultiIndex.from_tuples(
-            [(f"{epsilon:g}", ROWS[row].title) for epsilon, row in frame.index], names=["epsilon", "method"]
+            [(f"{epsilon:g}", ROWS[row].title) for epsilon, row in lines], names=["epsilon", "method"]
         )
-        frame.columns.name = None
-    return texts.fillna(""), differences
+        frame.columns.names = [None, None]
+    return texts.fillna(""), gaps.astype(float)
 
 
-def _text(printed_value: float, mean: float, std: float, count: int) -> str:
-    theirs = "–" if math.isnan(printed_value) else f"{printed_value:.2f}"
+def _text(mean: float, std: float) -> str:
     if math.isnan(mean):
-        return f"{theirs} | missing"
-    return f"{theirs} | {mean:.1f}" + ("" if math.isnan(std) else f" ± {std:.1f}") + f" ({count})"
+        return "missing"
+    return f"{mean:.1f}" + ("" if math.isnan(std) else f" ± {std:.1f}")
 
 
-def _short(task: str) -> str:
-    return TASKS[task].title.split(" (")[0]
+def _place(task: str, model: str) -> str:
+    """The data set, and the kind of model where a data set has several."""
+    name = TASKS[task].title.split(" (")[0]
+    return f"{name}, {MODELS[model].title.split(',')[0]}" if task == "digits" else name
 
 
 def gaps(summary: pd.DataFrame) -> pd.DataFrame:
-    """Points to the grid search over the paper's rates, ours and the paper's, averaged over tasks and models.
+    """Points to the grid search, the paper's and ours, averaged over tasks and models.
+
+    The paper's numbers are compared with its grid search, whose five rates end at 0.005; ours with the extended one.
 
     Returns:
-        ``source`` ("ours" or "paper"), ``tuning``, ``epsilon``, ``row``, ``gap`` (mean), ``low`` and ``high`` (range
-        over the places), ``places`` (their number).
+        ``source`` ("the paper" or a profile), ``tuning``, ``epsilon``, ``row``, ``gap`` (mean), ``low`` and ``high``
+        (range over the places), ``places`` (their number).
     """
-    ours = summary.dropna(subset="mean").copy()
-    grid = ours[ours.row == "grid"].set_index(PLACE)["mean"].rename("grid")
-    ours = ours.join(grid, on=PLACE).assign(gap=lambda frame: frame["mean"] - frame.grid, source="ours")
+    ours = summary.dropna(subset="mean")
+    grid = ours[ours.row == "grid_extended"].set_index(PLACE)["mean"].rename("grid")
+    ours = ours.join(grid, on=PLACE).assign(gap=lambda frame: frame["mean"] - frame.grid, source=ours.profile)
     theirs = paper_numbers()
-    place = ["tuning", "epsilon", "model", "dataset"]
-    grid = theirs[theirs.method == PAPER_GRID_ROW].set_index(place).value.rename("grid")
-    names = {row.paper: name for name, row in ROWS.items() if row.paper}
-    theirs = theirs.join(grid, on=place).assign(
-        gap=lambda frame: frame.value - frame.grid, row=theirs.method.map(names), source="paper"
-    )
-    together = pd.concat([frame[["source", "tuning", "epsilon", "row", "gap"]] for frame in (ours, theirs)])
+    grid = theirs[theirs.row == "grid"].set_index(PAPER_PLACE).value.rename("grid")
+    theirs = theirs.join(grid, on=PAPER_PLACE).assign(gap=lambda frame: frame.value - frame.grid, source="the paper")
+    together = pd.concat([frame[["source", "tuning", "epsilon", "row", "gap"]] for frame in (theirs, ours)])
     grouped = together.dropna().groupby(["source", "tuning", "epsilon", "row"], sort=False).gap
     return grouped.agg(gap="mean", low="min", high="max", places="count").reset_index()
 
@@ -178,18 +199,27 @@ def ranking(summary: pd.DataFrame) -> pd.DataFrame:
 
 def best_grid(rows: pd.DataFrame) -> pd.DataFrame:
     """At each place and seed the test accuracy of the grid search that had the best *validation* accuracy there."""
-    grids = rows[rows.row.isin(["grid_extended", "grid_linear", "grid_cosine"])].dropna(subset="accuracy")
+    grids = rows[rows.row.isin(SEARCHED)].dropna(subset="accuracy")
     searched = grids.groupby([*PLACE, "row"], sort=False).validation_accuracy.max().reset_index()
     best = searched.loc[searched.groupby(PLACE).validation_accuracy.idxmax(), [*PLACE, "row"]]
     return grids.merge(best, on=[*PLACE, "row"])
 
 
-def paired(rows: pd.DataFrame, row: str, *, epsilons: Sequence[float] | None = None) -> dict[str, Any]:
-    """A method against the best grid search, paired by place and seed: difference in points, its interval, a test.
+def paired(
+    rows: pd.DataFrame,
+    row: str,
+    *,
+    against: str | None = None,
+    tuning: str | None = None,
+    epsilons: Sequence[float] | None = None,
+) -> dict[str, Any]:
+    """A method against another, paired by place and seed: difference in points, its interval, a test.
 
     Args:
         rows: of :func:`numbers`.
         row: a name in ``ROWS``.
+        against: another one; None: the best grid search.
+        tuning: only this one.
         epsilons: only these.
 
     Returns:
@@ -198,24 +228,86 @@ def paired(rows: pd.DataFrame, row: str, *, epsilons: Sequence[float] | None = N
         ``p``, two-sided, of a sign-flip permutation test over the places, exact up to twelve; ``places``; ``pairs``,
         and how many of them are ``wins``.
     """
+    other = best_grid(rows) if against is None else rows[rows.row == against].dropna(subset="accuracy")
     ours = rows[rows.row == row].dropna(subset="accuracy")
-    pairs = ours.merge(best_grid(rows), on=[*PLACE, "seed"], suffixes=("", "_grid"))
+    pairs = ours.merge(other, on=[*PLACE, "seed"], suffixes=("", "_other"))
     if epsilons is not None:
         pairs = pairs[pairs.epsilon.isin(epsilons)]
-    pairs = pairs.assign(difference=100 * (pairs.accuracy - pairs.accuracy_grid))
+    if tuning is not None:
+        pairs = pairs[pairs.tuning == tuning]
+    pairs = pairs.assign(difference=100 * (pairs.accuracy - pairs.accuracy_other))
     by_place = pairs.groupby(PLACE).difference.mean().to_numpy()
     mean = by_place.mean() if len(by_place) else math.nan
     found = {"mean": mean, "places": len(by_place), "pairs": len(pairs), "low": math.nan, "high": math.nan}
     found |= {"wins": int((pairs.difference > 0).sum()), "p": math.nan}
     if len(by_place) > 1:
-        found["low"], found["high"] = stats.t.interval(
-            0.95, len(by_place) - 1, loc=by_place.mean(), scale=stats.sem(by_place)
-        )
+        half = stats.t.ppf(0.975, len(by_place) - 1) * stats.sem(by_place)
+        found["low"], found["high"] = mean - half, mean + half
         test = stats.permutation_test(
             (by_place,), np.mean, permutation_type="samples", n_resamples=4096, random_state=0
         )
         found["p"] = float(test.pvalue)
     return found
+
+
+@dataclass(frozen=True)
+class Claim:
+    """That one method is better than another by at least so many points, at private places.
+
+    Attributes:
+        text: the claim.
+        better, worse: names in ``ROWS``; ``worse`` may be None, for the best grid search.
+        least: points; -1 for "comparable".
+        tuning: of which it is said; None: of all.
+    """
+
+    text: str
+    better: str
+    worse: str | None
+    least: float
+    tuning: Tuning | None = None
+
+
+CLAIMS = (
+    Claim("HyFreeDP outperforms D-Adaptation", "hyfreedp_paper", "dadaptation", 0.0),
+    Claim("HyFreeDP outperforms Prodigy", "hyfreedp_paper", "prodigy", 0.0),
+    Claim("HyFreeDP outperforms DP-hyper", "hyfreedp_paper", "dp_hyper", 0.0),
+    Claim("With BitFit, HyFreeDP is comparable or superior to NonDP-GS", "hyfreedp_paper", "grid", -1.0, "bitfit"),
+    Claim("With full fine-tuning, HyFreeDP comes close to NonDP-GS", "hyfreedp_paper", "grid", -1.0, "full"),
+    Claim("D-Adaptation performs poorly with full fine-tuning", "grid", "dadaptation", 5.0, "full"),
+    Claim("Prodigy performs poorly with full fine-tuning", "grid", "prodigy", 5.0, "full"),
+    Claim("DP-hyper loses by its noise", "grid_extended", "dp_hyper", 0.0),
+    Claim("(Ours) preset robust is comparable or superior to the best grid search", "hyfreedp_robust", None, -1.0),
+)
+
+
+def judged(rows: pd.DataFrame) -> pd.DataFrame:
+    """What the paper claims of its tables, and what we claim, judged by our numbers at private places.
+
+    Returns:
+        A line per claim of ``CLAIMS``: ``claim``; ``least``, the points that it says at least; ``paper``, the mean
+        difference in the paper's own tables (NaN if it has none); ``mean``, ``low`` and ``high``, ours with its 95 %
+        interval over ``places``, see :func:`paired`; ``verdict``: "reproduced" if the whole interval is at ``least`` or
+        above, "contradicted" if all of it is below, else "not shown".
+    """
+    private = rows[np.isfinite(rows.epsilon)]
+    theirs = paper_numbers()
+    wide = theirs[np.isfinite(theirs.epsilon)].pivot(index=PAPER_PLACE, columns="row", values="value")
+    wide["grid_extended"] = wide.grid  # from whose rate its DP-hyper starts, too
+    lines = []
+    for claim in CLAIMS:
+        found = paired(private, claim.better, against=claim.worse, tuning=claim.tuning)
+        there = wide if claim.tuning is None else wide.loc[[claim.tuning]]
+        known = claim.better in wide and claim.worse in wide
+        printed = (there[claim.better] - there[claim.worse]).mean() if known else math.nan
+        verdict = "not shown"
+        if found["low"] >= claim.least:
+            verdict = "reproduced"
+        elif found["high"] < claim.least:
+            verdict = "contradicted"
+        measured = {name: found[name] for name in ("mean", "low", "high", "places")}
+        lines.append({"claim": claim.text, "least": claim.least, "paper": printed} | measured | {"verdict": verdict})
+    return pd.DataFrame(lines)
 
 
 def markdown(rows: pd.DataFrame) -> str:
@@ -235,18 +327,27 @@ def markdown(rows: pd.DataFrame) -> str:
     return "\n".join(lines)
 
 
-def rates(scale: Scale, cells: Path, names: Sequence[str], epsilons: Sequence[float]) -> pd.DataFrame:
-    """The learning rate at every step of some methods: one line per step of the finished runs, with their place."""
+def rates(profile: str, scale: Scale, cells: Path) -> pd.DataFrame:
+    """The learning rate over the steps of the runs whose rate is learned, from their cells or as committed.
+
+    Returns:
+        ``step`` and ``eta``, at every step of a cell and at some of a committed run, and what ``NUMBER`` names.
+    """
     read = reader(cells)
+    committed = workspace().results / profile / RATES
+    known = pd.read_csv(committed) if committed.exists() else pd.DataFrame(columns=["key", "step", "eta"])
+    by_key = dict(list(known.groupby("key")[["step", "eta"]]))
     found = []
-    for entry in entries(scale):
-        if entry.row in names and entry.epsilon in epsilons:
-            final = entry.final(read)
-            if final is not None and (cells / f"{final.key}.csv").exists():
-                place = {"task": entry.learner.task, "model": entry.learner.model, "tuning": entry.learner.tuning}
-                steps = read_steps(final, cells)[["step", "eta"]]
-                found.append(steps.assign(**place, epsilon=entry.epsilon, row=entry.row, seed=entry.seed))
-    none = pd.DataFrame(columns=["step", "eta", *NUMBER]).astype({name: float for name in ("step", "eta", "epsilon")})
+    for entry in entries(replace(scale, rows=tuple(row for row in scale.rows if row in LEARNED))):
+        final = entry.final(read)
+        assert final is not None  # they search nothing
+        there = (cells / f"{final.key}.csv").exists()
+        steps = read_steps(final, cells)[["step", "eta"]] if there else by_key.get(final.key)
+        if steps is not None:
+            place = {"task": entry.learner.task, "model": entry.learner.model, "tuning": entry.learner.tuning}
+            found.append(steps.assign(**place, epsilon=entry.epsilon, row=entry.row, seed=entry.seed, profile=profile))
+    none = pd.DataFrame(columns=["step", "eta", "profile", *NUMBER])
+    none = none.astype({name: float for name in ("step", "eta", "epsilon")})
     return pd.concat(found, ignore_index=True) if found else none
 
 

@@ -13,7 +13,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from hyfreedp.experiments.models.vision import MODELS
 from hyfreedp.experiments.store import plots
 from hyfreedp.experiments.tables import image_classification
 from hyfreedp.experiments.tables.image_classification import PLACE
@@ -21,6 +20,14 @@ from hyfreedp.experiments.tables.plan import ROWS
 from hyfreedp.experiments.tasks.registry import TASKS
 
 LEARNER = ["task", "model", "tuning"]
+FAR = 20.0  # points below the best grid search, from where a method is drawn at the edge with its number
+PROFILES = {
+    "smoke": "digits",
+    "laptop": "digits",
+    "desktop": "real images",
+    "gpu": "real images",
+    "paper": "as the paper",
+}
 # Methods whose rate is drawn, with their looks.
 RATES = {
     name: plots.line(plots.SERIES[index])
@@ -28,7 +35,9 @@ RATES = {
 }
 COLLAPSING = ["dadaptation", "prodigy"]
 TUNINGS = {"full": "full fine-tuning, or from scratch", "bitfit": "BitFit", "lora": "LoRA"}
-SOURCES = {"paper": (plots.STYLES["paper"], 0.15), "ours": (plots.STYLES["robust"], -0.15)}
+LOOKS = dict(
+    zip(("the paper", "desktop", "laptop"), (plots.STYLES[name] for name in ("paper", "robust", "best")), strict=True)
+)
 
 
 def row_table() -> pd.DataFrame:
@@ -58,17 +67,15 @@ def missing_text(rows: pd.DataFrame, profile: str) -> str:
     )
 
 
-def all_printed(summary: pd.DataFrame) -> dict[str, tuple[pd.DataFrame, pd.DataFrame]]:
-    """``image_classification.printed`` of every model, by its title."""
-    models = dict.fromkeys(summary.model)
-    return {MODELS[model].title: image_classification.printed(summary, model) for model in models}
-
-
-def together(tables: dict[str, tuple[pd.DataFrame, pd.DataFrame]]) -> pd.DataFrame:
-    """The texts of :func:`all_printed` as one table, the model in front."""
-    frames = [texts.reset_index().assign(model=title) for title, (texts, _) in tables.items()]
+def together(summary: pd.DataFrame) -> pd.DataFrame:
+    """The texts of ``image_classification.beside_paper`` of both tunings as one table, the tuning in front."""
+    frames = []
+    for tuning in ("full", "bitfit"):
+        texts, _ = image_classification.beside_paper(summary, tuning)
+        texts.columns = [f"{whose}: {place}" for whose, place in texts.columns]
+        frames.append(texts.reset_index().assign(tuning=tuning))
     table = pd.concat(frames, ignore_index=True).fillna("")
-    return table[["model", *table.columns.drop("model")]]
+    return table[["tuning", *table.columns.drop("tuning")]]
 
 
 # -- all methods at a glance -------------------------------------------------------------------------------------------
@@ -88,53 +95,69 @@ def _name_of(epsilon: float) -> str:
     return rf"$\varepsilon$ = {'∞' if math.isinf(epsilon) else f'{epsilon:g}'}"
 
 
-def draw_accuracies(rows: pd.DataFrame) -> Figure:
-    """Mean and range of every method, a panel per budget and learner; filled where epsilon covers the choice.
+def draw_distances(rows: pd.DataFrame) -> Figure:
+    """Points to the best grid search, mean and range of every method, a panel per budget and learner.
+
+    Filled where epsilon covers the choice; a method that is farther behind than ``FAR`` stands at the edge, with its
+    number.
 
     Args:
-        rows: of ``image_classification.numbers``.
+        rows: of ``image_classification.numbers``, of one profile.
     """
     best = 100 * image_classification.best_grid(rows).groupby(PLACE).accuracy.mean()
     learners, epsilons = learners_of(rows), list(dict.fromkeys(rows.epsilon))
-    size = (2.6 + 3.1 * len(learners), 2.75 * len(epsilons))
-    shape: dict[str, Any] = {"sharex": "col", "sharey": True, "squeeze": False}
+    order = [name for name in ROWS if name in set(rows.row)][::-1]
+    size = (2.6 + 2.9 * len(learners), (0.8 + 0.22 * len(order)) * len(epsilons))
+    shape: dict[str, Any] = {"sharex": True, "sharey": True, "squeeze": False}
     figure, axes = plt.subplots(len(epsilons), len(learners), figsize=size, **shape)
     for line, epsilon in zip(axes, epsilons, strict=True):
         for axis, learner in zip(line, learners, strict=True):
-            _draw_methods(axis, _panel(rows, learner, epsilon))
-            level = best.get((*learner, epsilon), math.nan)
-            axis.axvline(level, color=plots.STYLES["best"]["color"], linestyle="--", linewidth=1.2)
+            level = best.get((rows.profile.iloc[0], *learner, epsilon), math.nan)
+            _draw_methods(axis, _panel(rows, learner, epsilon), level, order)
         line[0].set_ylabel(_name_of(epsilon))
     for top, bottom, (task, model, tuning) in zip(axes[0], axes[-1], learners, strict=True):
-        title = f"{TASKS[task].title.split(' (')[0]}, {image_classification.title_of(model, tuning)}"
-        top.set_title(title, fontsize="small")
-        bottom.set_xlabel("test accuracy (%)")
+        name = f"{TASKS[task].title.split(' (')[0]}, {image_classification.title_of(model, tuning)}"
+        top.set_title(f"{name}\n{top.get_title()}", fontsize="small")
+        bottom.set_xlabel("points to the best grid search")
     return figure
 
 
-def _draw_methods(axis: Axes, here: pd.DataFrame) -> None:
-    """A dot with its range per method, from bottom to top."""
-    order = list(ROWS)[::-1]
+def _draw_methods(axis: Axes, here: pd.DataFrame, level: float, order: Sequence[str]) -> None:
+    """A dot with its range per method, from bottom to top; nothing where the level is not known."""
     for height, name in enumerate(order):
-        percent = 100 * here[here.row == name].accuracy.dropna()
-        if percent.empty:
+        points = 100 * here[here.row == name].accuracy.dropna() - level
+        if points.isna().all():
             continue
         style = plots.STYLES.get(name.removeprefix("hyfreedp_"), {}) if name.startswith("hyfreedp") else {}
         color, marker = style.get("color", "#333333"), style.get("marker", "o")
-        axis.plot([percent.min(), percent.max()], [height, height], "-", color=color, linewidth=1.5)
         face = color if ROWS[name].covered else "white"
-        axis.plot(percent.mean(), height, marker, color=color, markerfacecolor=face, markersize=6)
+        if points.mean() < -FAR:
+            axis.plot(-FAR, height, "<", color=color, markerfacecolor=face, markersize=6)
+            axis.annotate(
+                f"{points.mean():+.0f}",
+                (-FAR, height),
+                (6, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize="x-small",
+            )
+            continue
+        axis.plot([max(points.min(), -FAR), points.max()], [height, height], "-", color=color, linewidth=1.5)
+        axis.plot(points.mean(), height, marker, color=color, markerfacecolor=face, markersize=6)
+    axis.axvline(0, color=plots.STYLES["best"]["color"], linestyle="--", linewidth=1.2)
     axis.set_yticks(range(len(order)), [ROWS[name].title for name in order], fontsize="small")
-    axis.set_xlim(0, 100)
+    axis.set_xlim(-FAR - 1.5, 6)
+    axis.set_title("" if math.isnan(level) else f"best grid search {level:.1f} %", fontsize="small")
 
 
 def comparisons(rows: pd.DataFrame) -> pd.DataFrame:
-    """Every method of ``ROWS`` (the index) against the best grid search, see ``image_classification.paired``."""
+    """Every method of the rows (the index) against the best grid search, see ``image_classification.paired``."""
     epsilons = [epsilon for epsilon in dict.fromkeys(rows.epsilon) if math.isfinite(epsilon)]
-    found = {name: image_classification.paired(rows, name, epsilons=epsilons) for name in ROWS}
+    names = [name for name in ROWS if name in set(rows.row)]
+    found = {name: image_classification.paired(rows, name, epsilons=epsilons) for name in names}
     columns = ["mean", "low", "high", "p", "wins", "pairs", "places"]
     table = pd.DataFrame.from_dict(found, orient="index", columns=columns)
-    return table.assign(method=[ROWS[name].title for name in table.index])[["method", *columns]]
+    return table.assign(method=[ROWS[name].title for name in names])[["method", *columns]]
 
 
 def accuracy_findings(compared: pd.DataFrame, rank: pd.DataFrame) -> list[str]:
@@ -145,7 +168,7 @@ def accuracy_findings(compared: pd.DataFrame, rank: pd.DataFrame) -> list[str]:
         rank: of ``image_classification.ranking``.
     """
     names = ["hyfreedp_robust", "hyfreedp_paper", "reference", "dp_hyper", "random_search"]
-    lines = [f"{ROWS[name].title}: {_in_words(compared.loc[name])}" for name in names]
+    lines = [f"{ROWS[name].title}: {_in_words(compared.loc[name])}" for name in names if name in compared.index]
     if len(rank):
         first = ", ".join(f"{ROWS[one.row].title} ({one.rank:.1f})" for one in rank.head(4).itertuples())
         lines.append(f"Mean rank over {rank.places.iloc[0]} private places, of {len(rank)} methods: {first}")
@@ -225,18 +248,19 @@ def titled(outcome: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw_gaps(gaps: pd.DataFrame) -> Figure:
-    """Points to the grid search over the paper's rates, the paper's and ours, a panel per tuning.
+    """Points to the grid search, the paper's and ours, a panel per tuning: mean and range over places and budgets.
 
     Args:
         gaps: of ``image_classification.gaps``.
     """
     order = [name for name, row in ROWS.items() if row.paper and name != "grid"] + ["hyfreedp_robust"]
-    order = order[::-1]
-    tunings = list(dict.fromkeys(gaps.tuning))
+    order = [name for name in order if name in set(gaps.row)][::-1]
+    tunings, sources = list(dict.fromkeys(gaps.tuning)), list(dict.fromkeys(gaps.source))
     shape: dict[str, Any] = {"sharex": True, "sharey": True, "squeeze": False}
-    figure, axes = plt.subplots(1, len(tunings), figsize=(2 + 4 * len(tunings), 3.4), **shape)
+    figure, axes = plt.subplots(1, len(tunings), figsize=(2 + 4 * len(tunings), 3.8), **shape)
     for axis, tuning in zip(axes[0], tunings, strict=True):
-        for source, (look, shift) in SOURCES.items():
+        for place, source in enumerate(sources):
+            look, shift = LOOKS.get(source, plots.STYLES["robust"]), 0.2 * ((len(sources) - 1) / 2 - place)
             chosen = gaps[(gaps.source == source) & (gaps.tuning == tuning)]
             ranges = chosen.groupby("row").agg(gap=("gap", "mean"), low=("low", "min"), high=("high", "max"))
             for name, found in ranges[ranges.index.isin(order)].iterrows():
@@ -248,11 +272,16 @@ def draw_gaps(gaps: pd.DataFrame) -> Figure:
         axis.set_title(TUNINGS[tuning])
         axis.set_xlabel("test accuracy less the grid search's (points)")
     handles = [
-        Line2D([], [], color=look["color"], marker=look["marker"], label=source)
-        for source, (look, _) in SOURCES.items()
+        Line2D([], [], color=look["color"], marker=look["marker"], label=_source(source))
+        for source in sources
+        for look in [LOOKS.get(source, plots.STYLES["robust"])]
     ]
     axes[0, -1].legend(handles=handles, loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
+
+
+def _source(source: str) -> str:
+    return f"ours, {PROFILES[source]}" if source in PROFILES else source
 
 
 def gap_findings(gaps: pd.DataFrame) -> list[str]:
@@ -261,11 +290,34 @@ def gap_findings(gaps: pd.DataFrame) -> list[str]:
     for tuning in dict.fromkeys(gaps.tuning):
         for name in ("hyfreedp_paper", "hyfreedp_robust", "prodigy", "dp_hyper"):
             chosen = gaps[(gaps.tuning == tuning) & (gaps.row == name)]
-            means = {source: chosen[chosen.source == source].gap.mean() for source in SOURCES}
-            values = [f"{mean:+.1f} ({source})" for source, mean in means.items() if not math.isnan(mean)]
+            means = chosen.groupby("source", sort=False).gap.mean()
+            values = [f"{mean:+.1f} ({_source(str(source))})" for source, mean in means.items()]
             if values:
-                lines.append(f"{tuning}, {ROWS[name].title}: {', '.join(values)} points to the grid search")
+                lines.append(f"{TUNINGS[tuning]}, {ROWS[name].title}: {', '.join(values)} points to the grid search")
     return lines
+
+
+# -- verdicts ----------------------------------------------------------------------------------------------------------
+
+
+def judged_table(judged: pd.DataFrame) -> pd.DataFrame:
+    """``image_classification.judged`` as it is read: points with their sign, the interval as one text."""
+    interval = [
+        f"{low:+.1f} to {high:+.1f}" if math.isfinite(low) else "–"
+        for low, high in zip(judged.low, judged.high, strict=True)
+    ]
+    numbers = {name: judged[name].map("{:+.1f}".format, na_action="ignore").fillna("–") for name in ("paper", "mean")}
+    return pd.DataFrame(
+        {
+            "claim": judged.claim,
+            "says at least": judged.least.map("{:+.0f}".format),
+            "paper's tables": numbers["paper"],
+            "ours": numbers["mean"],
+            "95 % interval": interval,
+            "places": judged.places,
+            "verdict": judged.verdict,
+        }
+    )
 
 
 def optimism(rows: pd.DataFrame) -> pd.DataFrame:

@@ -27,7 +27,7 @@ from hyfreedp.experiments.tables.tuning_budget import gamma_for, search_noise
 from hyfreedp.experiments.tasks.registry import TASKS
 from hyfreedp.noise import NoiseGenerator
 
-TABLE = "image_classification.csv"
+TABLE, RATES = "image_classification.csv", "image_classification_rates.csv"
 Reader = Callable[[Spec], dict[str, Any] | None]  # the record of a finished run, None if there is none
 
 # For all searches but the first two: the extended grid from where AdamW begins to learn within a hundred steps, so that
@@ -46,6 +46,7 @@ class Row:
         rates: the candidates; a single one is taken without a search.
         covered: True if the table's epsilon covers the choice of the rate too.
         paper: what the paper's tables call it, empty if they do not have it.
+        paper_tuning: the tuning whose tables have it under that name; None: all.
         share: of epsilon that is left to the training.
         search: "grid": the best of ``rates`` on validation data; "random": a random number of random candidates, each
             with the noise that lets the whole search stay within epsilon.
@@ -57,6 +58,7 @@ class Row:
     rates: tuple[float, ...]
     covered: bool
     paper: str = ""
+    paper_tuning: Tuning | None = None
     share: float = 1.0
     search: Literal["grid", "random"] = "grid"
     clipping_threshold: float | None = None
@@ -65,8 +67,9 @@ class Row:
 ROWS = {
     "grid": Row("grid search", "constant", PAPER_GRID, False, "NonDP-GS"),
     "grid_extended": Row("grid search, extended", "constant", EXTENDED_GRID, False),
-    "grid_linear": Row("grid search, linear decay", "linear", UPPER_GRID, False, "NonDP-GS w/ LS"),
-    "grid_cosine": Row("grid search, cosine decay", "cosine", UPPER_GRID, False),
+    # The paper's schedule is a cosine with BitFit, and not named with full fine-tuning.
+    "grid_linear": Row("grid search, linear decay", "linear", UPPER_GRID, False, "NonDP-GS w/ LS", "full"),
+    "grid_cosine": Row("grid search, cosine decay", "cosine", UPPER_GRID, False, "NonDP-GS w/ LS", "bitfit"),
     "vanilla": Row("grid search, clipping at 1", "vanilla", UPPER_GRID, False, clipping_threshold=1.0),
     "adaptive": Row(
         "grid search, adaptive clipping", "adaptive", UPPER_GRID, False, clipping_threshold=INITIAL_THRESHOLD
@@ -86,6 +89,8 @@ DESKTOP_ROWS = (
     *("grid", "grid_extended", "grid_linear", "dp_hyper", "dadaptation", "prodigy", "reference"),
     *("hyfreedp_paper", "hyfreedp_robust"),
 )
+# Whose rates are recorded step by step: they are learned, or follow an estimate.
+LEARNED = ("hyfreedp_robust", "hyfreedp_paper", "dadaptation", "prodigy")
 SPLIT_BUDGET = ("dp_hyper", "random_search")  # without privacy there is no budget to split: they are the grid search
 
 
