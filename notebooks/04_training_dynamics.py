@@ -50,7 +50,7 @@ from IPython.display import display
 from hyfreedp.experiments.runs.cells import Spec, run_cells, tabulate, with_seeds
 from hyfreedp.experiments.store import plots
 from hyfreedp.experiments.store.paths import CELLS, RESULTS
-from hyfreedp.experiments.studies import dynamics, dynamics_figures
+from hyfreedp.experiments.studies import dynamics, dynamics_figures, fine_tuning
 
 # %%
 plots.use_style()
@@ -107,22 +107,31 @@ rows[rows.method == "line_search"].head(3).T
 # Which of them sees less noise in each probe? Which should train best?
 
 # %%
-figure = dynamics_figures.draw_curves(rows, tuned, intervals)
+curve_inputs = [f"cell {one.key}" for spec in curves for one in with_seeds(spec, seeds)]
+figure = dynamics_figures.draw_curves(rows, tuned, intervals, "rate")
 
 # %%
 summary = dynamics_figures.curve_findings(rows, results, curves)
-plots.what_to_see(summary, f"epsilon = {epsilon:g}; accuracy: mean and standard deviation of {seeds} seeds")
-
-# %%
 plots.save(
     figure,
     "04_training_dynamics",
     parameters=parameters,
-    inputs=[f"cell {one.key}" for spec in curves for one in with_seeds(spec, seeds)],
-    shows="Clipping thresholds, learning rate, loss and test accuracy over the steps, for both line searches at several K and "
-    "for the best of a grid; median and range over seeds.",
-    claim='Fig. "train curve": thresholds peak early and decrease gradually, the learned schedule approaches the manually '
-    "tuned baseline, K = 1 is best and larger K hardly worse.",
+    inputs=curve_inputs,
+    shows="Clipping thresholds, released loss and learning rate over the steps, for both line searches at several K.",
+    claim='Fig. "train curve": thresholds peak early and decrease gradually, the learned schedule approaches the manually tuned one.',
+    summary=summary,
+)
+plots.what_to_see(summary, f"epsilon = {epsilon:g}; accuracy: mean and standard deviation of {seeds} seeds")
+
+# %%
+figure = dynamics_figures.draw_curves(rows, tuned, intervals, "result")
+plots.save(
+    figure,
+    "04_training_dynamics_results",
+    parameters=parameters,
+    inputs=curve_inputs,
+    shows="Test loss and accuracy over the steps, for both line searches at several K and for the best of a grid.",
+    claim='Fig. "train curve": K = 1 is best and larger K hardly worse.',
     summary=summary,
 )
 
@@ -134,6 +143,25 @@ plots.save(
 # "paper", $R_l$ jumps to three times the loss and stays there, because the loss does not fall: the rate shrinks, and at
 # $K = 1$ fastest. The next two sections show why.
 #
+# ### On real images, from a pre-trained start
+#
+# The same curves where the paper draws them: all parameters of a pre-trained model, batches of hundreds (profile `desktop` of notebook 05: 20,000 images of
+# CIFAR-10, a small ViT pre-trained on Tiny ImageNet; `data/results/desktop/fine_tuning.csv`, made by `python -m hyfreedp.experiments fine-tuning`). "Tuned by
+# hand" is the best constant of eight, chosen on validation data.
+
+# %%
+real = fine_tuning.recorded()
+if real.empty:
+    print("no record yet: python -m hyfreedp.experiments fine-tuning makes it, from CIFAR-10")
+else:
+    figure = dynamics_figures.draw_real(real)
+    summary = dynamics_figures.real_findings(real)
+    shows = "Threshold, rate, losses and accuracy over the steps on CIFAR-10, preset paper at several K, preset robust and a constant."
+    described = {"parameters": {}, "inputs": ["data/results/desktop/fine_tuning.csv"], "shows": shows}
+    plots.save(figure, "04_training_dynamics_real", summary=summary, claim='Fig. "train curve".', **described)
+    plots.what_to_see(summary, f"epsilon = {real.epsilon.iloc[0]:g}; {real.seed.nunique()} seeds")
+
+# %% [markdown]
 # ## 3. What each rule makes of a noisy parabola
 #
 # $b$ and $a$ carry noise of known size. A quotient of two noisy numbers has no mean: where $a$ may be near zero, $b/a$ may be

@@ -10,7 +10,7 @@ from hyfreedp.experiments.book import notebooks
 from hyfreedp.experiments.book.batch import reproduce
 from hyfreedp.experiments.book.jobs import plan
 from hyfreedp.experiments.store.paths import workspace
-from hyfreedp.experiments.studies import dynamics
+from hyfreedp.experiments.studies import dynamics, fine_tuning
 from hyfreedp.experiments.tables import grid, small_tasks, targets
 from hyfreedp.experiments.tables import plan as comparison
 
@@ -86,6 +86,10 @@ def main(arguments: list[str] | None = None) -> int:
     ablation.add_argument("--jobs", type=int, default=1, help="worker processes")
     ablation.set_defaults(run=_ablation)
 
+    real = commands.add_parser("fine-tuning", help="training dynamics on CIFAR-10 for notebook 04; an hour")
+    real.add_argument("--jobs", type=int, default=1, help="worker processes")
+    real.set_defaults(run=_fine_tuning)
+
     reach = commands.add_parser("targets", help="preset robust against sixteen rates and schedules; two hours")
     reach.add_argument("--only", choices=sorted({group.task for group in targets.GROUPS}), default="", help="one task")
     reach.add_argument("--jobs", type=int, default=1, help="worker processes")
@@ -143,6 +147,12 @@ def _ablation(options: argparse.Namespace) -> int:
     record = here.results / "laptop" / "ablation.csv"
     rows = dynamics.record_ablation(here.cells, record, seeds=options.seeds, jobs=options.jobs)
     print(dynamics.accuracy_table(rows).to_string())
+    return 0
+
+
+def _fine_tuning(options: argparse.Namespace) -> int:
+    rows = fine_tuning.record(workspace().cells, fine_tuning.record_path(), jobs=options.jobs)
+    print(rows.groupby("series", sort=False).test_accuracy.last().to_string())
     return 0
 
 

@@ -13,12 +13,13 @@ from twins import adamw, make_model, make_private, searching
 
 from hyfreedp.engine import PRESETS
 from hyfreedp.experiments.baselines.line_search import LINE_SEARCH, StudiedRule
-from hyfreedp.experiments.runs.cells import Spec, run_cells
+from hyfreedp.experiments.runs.cells import Spec, read_cell, read_steps, reader, run_cells
 from hyfreedp.experiments.runs.methods import EXTENDED_GRID, METHODS
 from hyfreedp.experiments.store.paths import RESULTS
 from hyfreedp.experiments.store.plots import SERIES
-from hyfreedp.experiments.studies import dynamics, dynamics_figures
+from hyfreedp.experiments.studies import dynamics, dynamics_figures, fine_tuning
 from hyfreedp.experiments.tables import small_tasks
+from hyfreedp.experiments.tables.plan import Learner
 from hyfreedp.step_rules import decay_factor
 
 STEPS = 20
@@ -314,3 +315,25 @@ def test_the_ablation_shows_what_the_notebook_says():
     for method in ("paper_anchored", "paper_anchored_previous"):  # the loss falls, and R_l to its floor
         assert mean.last_loss_threshold[method] == pytest.approx(0.1, abs=0.01)
     assert mean.last_loss_threshold["paper_previous"] < math.log(10) < mean.last_loss_threshold["paper"]
+
+
+# -- real images -------------------------------------------------------------------------------------------------------
+
+
+def test_the_record_of_fine_tuning_holds_the_steps_of_its_runs(tmp_path):
+    """On a stand-in: digits instead of CIFAR-10, the same series."""
+    learner = Learner("digits", "mlp", "full", 12)
+    scale = replace(fine_tuning.SCALE, learners=(learner,), seeds=1)
+    table = tmp_path / "fine_tuning.csv"
+    rows = fine_tuning.record(tmp_path / "cells", table, scale=scale)
+    names = [f"HyFreeDP, paper, K = {interval}" for interval in dynamics.INTERVALS]
+    assert list(dict.fromkeys(rows.series)) == [*names, *fine_tuning.NAMES.values()]
+    for series, specs in fine_tuning.runs(scale, reader(tmp_path / "cells")).items():
+        steps = read_steps(specs[0], tmp_path / "cells")
+        found = rows[rows.series == series]
+        assert found.step.tolist() == [0, 1, 5, 6, 10, 11]  # every fifth, and where it is evaluated
+        assert found.eta.tolist() == steps[steps.step.isin(found.step)].eta.tolist()
+        assert found.test_accuracy.dropna().iloc[-1] == read_cell(specs[0], tmp_path / "cells")["accuracy"]
+    pd.testing.assert_frame_equal(pd.read_csv(table), rows, check_dtype=False)
+    waiting = fine_tuning.runs(scale, lambda spec: None)
+    assert "tuned by hand" not in waiting and len(waiting) == 4

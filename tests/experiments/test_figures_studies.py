@@ -521,16 +521,35 @@ TUNED = replace(BASE, method="linear", learning_rate=0.02)
 
 
 def test_curves_are_medians_over_seeds_in_rows_of_line_searches():
-    figure = dynamics_figures.draw_curves(step_rows(), {"digits": TUNED}, [5])
-    axes = np.reshape(figure.axes, (2, 5))
-    assert line(axes[1, 0], "HyFreeDP, K = 5")[1].tolist() == [2.5, 1.5]  # R_l, median of two seeds
-    assert line(axes[0, 2], "tuned by hand")[1][0] == pytest.approx(0.1 * (len(dynamics.ABLATION) + 1))
-    assert line(axes[0, 4], "HyFreeDP, K = 5")[1] == pytest.approx([50, 60])
-    titles = [axis.get_title() for axis in axes[1]]
-    assert titles[:2] == ["$R_l$ (nats)", "released training loss (nats)"] and titles[4] == "test accuracy (%)"
+    rate, result = (
+        np.reshape(dynamics_figures.draw_curves(step_rows(), {"digits": TUNED}, [5], panels).axes, (2, -1))
+        for panels in ("rate", "result")
+    )
+    assert line(rate[1, 0], "HyFreeDP, K = 5")[1].tolist() == [2.5, 1.5]  # R_l, median of two seeds
+    assert line(rate[0, 2], "tuned by hand")[1][0] == pytest.approx(0.1 * (len(dynamics.ABLATION) + 1))
+    assert line(result[0, 1], "HyFreeDP, K = 5")[1] == pytest.approx([50, 60])
+    titles = [axis.get_title() for axis in rate[1]]
+    assert titles[:2] == ["$R_l$ (nats)", "released training loss (nats)"] and len(titles) == 3
+    assert [axis.get_title() for axis in result[1]] == ["test loss (nats)", "test accuracy (%)"]
     told = dynamics_figures.curve_findings(step_rows(), final_rows(), [replace(BASE, method="paper"), TUNED])
     assert told[0].startswith("digits, paper, K = 5: accuracy 70.0 ± 14.1 %; R_l is highest after 0 % of the run")
     assert told[1] == "digits, tuned by hand (0.02, linear): accuracy 70.0 ± 14.1 %"
+
+
+def test_real_images_have_a_line_per_series_and_say_where_the_threshold_peaks():
+    steps = {"step": [0, 1, 2], "eta": [0.1, 0.3, 0.2], "private_loss": 1.0, "test_loss": 2.0}
+    paper = pd.DataFrame(steps | {"series": "paper, K = 1", "loss_threshold": [1.0, 4.0, 2.0], "test_accuracy": 0.25})
+    tuned = pd.DataFrame(steps | {"series": "tuned by hand", "loss_threshold": math.nan, "test_accuracy": 0.75})
+    rows = pd.concat([paper, tuned]).assign(seed=0, epsilon=8.0)
+    axes = dynamics_figures.draw_real(rows).axes
+    assert [axis.get_title() for axis in axes] == list(dynamics_figures.REAL.values())
+    assert line(axes[0], "paper, K = 1")[1].tolist() == [1.0, 4.0, 2.0] and len(axes[0].lines) == 1
+    assert line(axes[4], "tuned by hand")[1].tolist() == [75.0] * 3
+    assert dynamics_figures.real_findings(rows) == [
+        "paper, K = 1: accuracy 25.0 %; rate at most 0.3, 0.2 at the end; "
+        "R_l is highest after 50 % of the run and ends at 50 % of that",
+        "tuned by hand: accuracy 75.0 %; rate at most 0.3, 0.2 at the end",
+    ]
 
 
 def test_every_rate_is_drawn_by_its_size_with_a_cross_where_it_is_negative():

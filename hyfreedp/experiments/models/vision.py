@@ -140,7 +140,7 @@ def _half_precision_vit(*arguments: int) -> nn.Module:
     model = _small_vit(*arguments)
     for module in model.modules():
         if isinstance(module, Attention):
-            module.fused_attn = False
+            module.fused_attn = False  # type: ignore[misc]  # final for TorchScript alone
     return Bfloat16(OrderedDict(model.named_children()))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -21,43 +21,47 @@ COLUMNS = {
     "line_search": {"difference_threshold": "$R_d$ (nats)", "bend_threshold": "$R_c$ (nats)"},
     "paper": {"loss_threshold": "$R_l$ (nats)", "private_loss": "released training loss (nats)"},
 }
-SHARED = {"eta": r"learning rate $\eta$", "test_loss": "test loss (nats)", "percent": "test accuracy (%)"}
+RATE = {"eta": r"learning rate $\eta$"}
+RESULT = {"test_loss": "test loss (nats)", "percent": "test accuracy (%)"}
+REAL = {"loss_threshold": "threshold $R_l$ (nats)"} | RATE | {"private_loss": "released training loss (nats)"} | RESULT
 INTERVAL_STYLES = dict(zip(dynamics.INTERVALS, (plots.SERIES[0], plots.SERIES[6], plots.SERIES[3]), strict=True))
 
 
 # -- the figures -------------------------------------------------------------------------------------------------------
 
 
-def draw_curves(rows: pd.DataFrame, tuned: dict[str, Spec], intervals: Sequence[int]) -> Figure:
-    """Thresholds, rate, loss and accuracy over the steps: a row per task and line search, a line per K.
+def draw_curves(
+    rows: pd.DataFrame, tuned: dict[str, Spec], intervals: Sequence[int], panels: Literal["rate", "result"]
+) -> Figure:
+    """Thresholds and rate, or losses and accuracy, over the steps: a row per task and line search, a line per K.
 
     Args:
         rows: of ``dynamics.steps_of``.
         tuned: task -> what was tuned by hand there; its epsilon, seed and length are those of the line searches.
         intervals: values of K.
+        panels: which half.
     """
     rows = rows.assign(percent=100 * rows.test_accuracy)
     lines = [(task, method) for task in tuned for method in dynamics.SEARCHES]
-    figure, axes = plt.subplots(len(lines), 5, figsize=(16, 2.9 * len(lines)), squeeze=False)
-    for below in axes[1:]:  # loss and accuracy are compared across the rows
-        for axis, top in zip(below[3:], axes[0, 3:], strict=True):
-            axis.sharey(top)
-    for panels, (task, method) in zip(axes, lines, strict=True):
+    shape: dict[str, Any] = {"figsize": (12 if panels == "rate" else 9, 2.9 * len(lines)), "squeeze": False}
+    figure, axes = plt.subplots(len(lines), 3 if panels == "rate" else 2, **shape)
+    for line, (task, method) in zip(axes, lines, strict=True):
         searches = [replace(Spec(task=task, epsilon=tuned[task].epsilon), method=method, interval=k) for k in intervals]
-        for axis, (column, name) in zip(panels, (COLUMNS[method] | SHARED).items(), strict=True):
+        columns = COLUMNS[method] | RATE if panels == "rate" else RESULT
+        for axis, (column, name) in zip(line, columns.items(), strict=True):
             for spec in searches:
                 chosen, style = dynamics.of_spec(rows, spec), INTERVAL_STYLES[spec.interval]
                 draw_band(axis, chosen, column, style, f"HyFreeDP, K = {spec.interval}")
-            if column in SHARED:
+            if column in RATE | RESULT:
                 by_hand = dynamics.of_spec(rows, tuned[task])
                 draw_band(axis, by_hand, column, plots.STYLES["best"], "tuned by hand")
             if column not in ("percent", "private_loss", "loss_threshold"):
                 axis.set_yscale("log")
             axis.set(title=name, xlabel="step")
-        panels[-1].set_ylim(0, 100)
-        panels[0].set_ylabel(f"{task}\n{method}", fontsize="large")
-    handles, labels = axes[0, 2].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), title=_title(rows))
+        if panels == "result":
+            line[-1].set_ylim(0, 100)
+        line[0].set_ylabel(f"{task}\n{method}", fontsize="large")
+    plots.shared_legend(figure, axes[:1, -1], loc="outside upper center", ncols=4, title=_title(rows))
     return figure
 
 
@@ -86,6 +90,39 @@ def curve_findings(rows: pd.DataFrame, results: pd.DataFrame, specs: Sequence[Sp
             f"{'R_d' if spec.method == 'line_search' else 'R_l'} is highest after {100 * shape.peak_at:.0f} % of the "
             f"run and ends at {100 * shape['last']:.2g} % of that"
         )
+    return lines
+
+
+def draw_real(rows: pd.DataFrame) -> Figure:
+    """Threshold, rate, losses and accuracy on real images: a line per series.
+
+    Args:
+        rows: of ``fine_tuning.record``.
+    """
+    rows = rows.assign(percent=100 * rows.test_accuracy)
+    looks = [*INTERVAL_STYLES.values(), plots.SERIES[1], plots.STYLES["best"]]
+    styles = dict(zip(dict.fromkeys(rows.series), looks, strict=False))
+    figure, axes = plt.subplots(1, len(REAL), figsize=(17, 3.6))
+    for axis, (column, name) in zip(axes, REAL.items(), strict=True):
+        for series, style in styles.items():
+            draw_band(axis, rows[rows.series == series], column, style, series)
+        axis.set(title=name, xlabel="step", yscale="log" if column == "eta" else "linear")
+    plots.shared_legend(figure, axes, loc="outside upper center", ncols=len(styles), title=_title(rows))
+    return figure
+
+
+def real_findings(rows: pd.DataFrame) -> list[str]:
+    """Accuracy of every series of :func:`draw_real`, its largest and its last rate, and where R_l peaks."""
+    lines = []
+    for series, chosen in rows.groupby("series", sort=False):
+        last = chosen.sort_values("step").groupby("seed").last()
+        line = f"{series}: accuracy {dynamics.spread(100 * last.test_accuracy)} %; "
+        line += f"rate at most {chosen.eta.max():.1g}, {last.eta.median():.1g} at the end"
+        if chosen.loss_threshold.notna().any():
+            highest = chosen.loc[chosen.loss_threshold.idxmax()]
+            share, end = highest.step / chosen.step.max(), last.loss_threshold.median() / highest.loss_threshold
+            line += f"; R_l is highest after {100 * share:.0f} % of the run and ends at {100 * end:.0f} % of that"
+        lines.append(line)
     return lines
 
 
