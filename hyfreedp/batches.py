@@ -47,7 +47,7 @@ def take(batch: Any, rows: slice | Tensor) -> Any:
         rows: a slice, or positions in the batch, int64 of shape ``(n,)`` on the CPU, in any order.
     """
     if isinstance(batch, torch.Tensor):
-        return batch[rows]
+        return batch[on_device(rows, batch.device)]
     if isinstance(batch, Mapping):
         return {key: take(value, rows) for key, value in batch.items()}
     if isinstance(batch, Sequence) and any(isinstance(child, torch.Tensor | Mapping | list | tuple) for child in batch):
@@ -59,6 +59,11 @@ def take(batch: Any, rows: slice | Tensor) -> Any:
         return batch[rows]
     entries = [batch[row] for row in rows.tolist()]
     return tuple(entries) if isinstance(batch, tuple) else entries
+
+
+def on_device(rows: slice | Tensor, device: torch.device) -> slice | Tensor:
+    """Positions where they can choose from a tensor on ``device`` without waiting for it."""
+    return rows if isinstance(rows, slice) else rows.to(device, non_blocking=True)
 
 
 def token_budget(lengths_of: Callable[[Any], Tensor], budget: int) -> Partition:

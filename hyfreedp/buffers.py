@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from hyfreedp.cipher import derive, universal_hash
+from hyfreedp.cipher import derive, universal_hashes
 
 _KEY = derive(b"", "parameters")  # not secret: nobody chooses what a model writes against it
 
@@ -59,10 +59,9 @@ class BufferGuard:
             )
 
     def _parameters(self, by_value: bool) -> dict[str, tuple[int, int, bytes]]:
-        return {
-            name: (id(p), p._version, universal_hash([p], _KEY) if by_value else b"")
-            for name, p in self._module.named_parameters()
-        }
+        parameters = dict(self._module.named_parameters())
+        hashes = universal_hashes(list(parameters.values()), _KEY) if by_value else [b""] * len(parameters)
+        return {name: (id(p), p._version, mark) for (name, p), mark in zip(parameters.items(), hashes, strict=True)}
 
     def _name(self, layer: nn.Module, name: str) -> str:
         path = next(path for path, other in self._module.named_modules() if other is layer)
@@ -78,10 +77,13 @@ class BufferGuard:
     @torch.no_grad()
     def _restored(self, before: list[tuple[nn.Module, str, Tensor | None, Tensor | None]]) -> list[str]:
         changed = []
+        flags = [(buffer != copy).any() for _, _, buffer, copy in before if buffer is not None and copy is not None]
+        # Read at once: each reading waits for the device.
+        differ = iter(torch.stack([flag.to(flags[0].device) for flag in flags]).tolist() if flags else ())
         for layer, name, buffer, copy in before:
             same = layer._buffers.get(name) is buffer
             layer._buffers[name] = buffer
-            if buffer is not None and copy is not None and not torch.equal(buffer, copy):
+            if buffer is not None and copy is not None and next(differ):
                 same = bool((buffer.isnan() & copy.isnan() | (buffer == copy)).all()) and same
                 buffer.copy_(copy)
             if not same:

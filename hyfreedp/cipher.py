@@ -1,7 +1,8 @@
 """Keys, ChaCha20 and a universal hash: the cryptography under the noise, on CPUs and where accelerators hold data.
 
-On CPUs ChaCha20 and Poly1305 are OpenSSL's. On CUDA the keystream is computed by elementwise operations, and what is to
-be hashed is first compressed to a hundredth where it lies, so that nothing large is moved.
+On CPUs ChaCha20 and Poly1305 are OpenSSL's. On an accelerator the keystream is computed by elementwise operations, and
+what is to be hashed is first compressed to a hundredth where it lies, so that nothing large is moved. That is done on
+those that are seen to compute the same bits as OpenSSL; for others, such as MPS, which has no float64, on the CPU.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, cast
 
 import torch
@@ -16,9 +18,11 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from cryptography.hazmat.primitives.poly1305 import Poly1305
 from torch import Tensor
 
+from hyfreedp.devices import CPU
+
 _BLOCK = 8  # words of 64 bits in a block of ChaCha20
 
-# Of the hash on CUDA: 16-bit integers times 26-bit ones, summed over a row, stay below 2^53, where float64 is exact.
+# Of the hash on accelerators: 16-bit integers times 26-bit ones, summed over a row, stay below 2^53: exact in float64.
 ROW, COLUMNS, KEY_BITS = 2**11, 4, 26
 
 
@@ -28,8 +32,24 @@ def derive(key: bytes, *path: object) -> bytes:
 
 
 def where(tensor: Tensor) -> torch.device:
-    """Where noise for ``tensor`` is drawn: float64 and 64-bit integers are not to be had everywhere."""
-    return tensor.device if tensor.device.type == "cuda" else torch.device("cpu")
+    """Where noise for ``tensor`` is drawn: on its device if that can, else on the CPU."""
+    return tensor.device if computes_noise(tensor.device) else CPU
+
+
+@cache
+def computes_noise(device: torch.device) -> bool:
+    """Whether there are float64 and 64-bit integers there, and keystream and hash are those of the CPU, bit for bit.
+
+    Tried once per process and device, by known answers.
+    """
+    if device.type == CPU.type:
+        return True
+    key, numbers = bytes(range(32)), torch.arange(1, 2 * ROW, dtype=torch.float32).sqrt()
+    try:
+        stream, sums = chacha20(key, 5, 3, device).cpu(), compress(numbers.to(device), key).cpu()
+    except (RuntimeError, TypeError):  # what backends raise of types and operations that they lack
+        return False
+    return torch.equal(stream, chacha20(key, 5, 3, CPU)) and torch.equal(sums, compress(numbers, key))
 
 
 class Keystream:
@@ -68,7 +88,8 @@ def chacha20(key: bytes, first: int, blocks: int, device: torch.device) -> Tenso
         The keystream as int64 words, shape ``(8 * blocks,)``, in little-endian order.
     """
     words = struct.unpack("<16i", b"expand 32-byte k" + key + bytes(16))
-    start = torch.tensor(words, dtype=torch.int32, device=device)[:, None].repeat(1, blocks)
+    # Not to wait for the device, as making the tensor there would.
+    start = torch.tensor(words, dtype=torch.int32).to(device, non_blocking=True)[:, None].repeat(1, blocks)
     start[12] = torch.arange(first, first + blocks, dtype=torch.int64, device=device).to(torch.int32)
     a, b, c, d = start.view(4, 4, blocks).clone().unbind()
     for _ in range(10):
@@ -90,12 +111,31 @@ def _quarter_round(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> None:
 
 def universal_hash(sums: Sequence[Tensor], key: bytes) -> bytes:
     """16 bytes that differ for different bits of ``sums`` unless chance helps; the key is used for this only."""
+    return _authenticate(_to_host(sums, key), key)
+
+
+def universal_hashes(tensors: Sequence[Tensor], key: bytes) -> list[bytes]:
+    """:func:`universal_hash` of each tensor by itself."""
+    return [_authenticate([data], key) for data in _to_host(tensors, key)]
+
+
+def _authenticate(parts: Sequence[Tensor], key: bytes) -> bytes:
     mac = Poly1305(key)
-    for total in sums:
-        flat = total.detach().reshape(-1).contiguous()
-        data = compress(flat, key) if where(flat).type == "cuda" else flat.cpu()
+    for data in parts:
         mac.update(memoryview(cast(Any, data.view(torch.uint8).numpy())))
     return mac.finalize()
+
+
+def _to_host(tensors: Sequence[Tensor], key: bytes) -> list[Tensor]:
+    """What is hashed of each, on the CPU; moved there at once, since each move waits for the device."""
+    parts = [tensor.detach().reshape(-1).contiguous() for tensor in tensors]
+    if len({part.device for part in parts}) > 1:
+        return [data for part in parts for data in _to_host([part], key)]
+    if not parts or where(parts[0]) == CPU:
+        return [part.cpu() for part in parts]
+    table = _table(key, parts[0].device)
+    short = [_compressed(part, table) for part in parts]
+    return list(torch.cat(short).cpu().split([len(data) for data in short]))
 
 
 def compress(flat: Tensor, key: bytes) -> Tensor:
@@ -109,14 +149,24 @@ def compress(flat: Tensor, key: bytes) -> Tensor:
         key: 32 bytes.
 
     Returns:
-        float64, shape ``(rows * 4,)``, on the CPU.
+        float64, shape ``(rows * 4,)``.
     """
-    device = flat.device
-    words = Keystream(derive(key, "rows"), device).take(ROW * COLUMNS)
-    table = (words & 2**KEY_BITS - 1).double().view(ROW, COLUMNS)
+    return _compressed(flat, _table(key, flat.device))
+
+
+def _table(key: bytes, device: torch.device) -> Tensor:
+    """The secret integers by which rows are multiplied, float64, shape ``(ROW, COLUMNS)``.
+
+    So few are made sooner on the CPU and sent than an accelerator is told how to make them.
+    """
+    words = Keystream(derive(key, "rows"), CPU).take(ROW * COLUMNS)
+    return (words & 2**KEY_BITS - 1).double().view(ROW, COLUMNS).to(device, non_blocking=True)
+
+
+def _compressed(flat: Tensor, table: Tensor) -> Tensor:
     integers = flat.view(torch.int16)
     parts = []
     for piece in integers.split(ROW * 2**13):
         padded = torch.nn.functional.pad(piece, (0, -len(piece) % ROW))
         parts.append(padded.view(-1, ROW).double() @ table)
-    return torch.cat(parts).view(-1).cpu() if parts else torch.zeros(0, dtype=torch.float64)
+    return torch.cat(parts).view(-1) if parts else table.new_zeros(0)

@@ -24,6 +24,8 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+from hyfreedp.devices import kernels
+
 T = TypeVar("T")
 
 # Tensors are sent together, since each message costs time, but not all at once, since each is a copy.
@@ -161,9 +163,7 @@ def replica(module: nn.Module) -> dict[str, Any]:
     device = tensors[0][1].device
     return {
         "torch": torch.__version__,
-        "hardware": torch.cuda.get_device_name(device)
-        if device.type == "cuda"
-        else f"{device.type} {torch.backends.cpu.get_cpu_capability()}",
+        "hardware": kernels(device),
         "module": [(name, tuple(tensor.shape), tensor.dtype, tensor.requires_grad) for name, tensor in tensors],
     }
 

@@ -16,6 +16,7 @@ from hyfreedp.accounting import NoiseSplit, PrivacyLedger, calibrate_noise
 from hyfreedp.batches import PhysicalBatchSize
 from hyfreedp.checkpoint import read_checkpoint, write_checkpoint
 from hyfreedp.checks import check_count, check_parameters
+from hyfreedp.cipher import computes_noise
 from hyfreedp.clipping import AutomaticClipping, Clipping, NoClipping, make_engine
 from hyfreedp.distributed import Processes, check_unwrapped, replica
 from hyfreedp.noise import NoiseGenerator
@@ -142,6 +143,7 @@ class PrivacyEngine:
             settings = resolve(preset, changes, total)
             check_unwrapped(module)
             check_parameters(optimizer, module)
+            _check_device(module)
             if not module.training:
                 raise ValueError("module must be in train mode: call module.train() first")
             split = self._calibrate(settings, target_epsilon, target_delta, sampler.sample_rate, total)
@@ -276,6 +278,21 @@ def _run_length(epochs: int | None, steps: int | None, steps_per_epoch: int) -> 
     name, value = ("epochs", epochs) if steps is None else ("steps", steps)
     length = check_count(name, value, 1)
     return length * steps_per_epoch if steps is None else length
+
+
+def _check_device(module: nn.Module) -> None:
+    """Refuse an accelerator on which losses and noise would not be what they are on the CPU.
+
+    Raises:
+        ValueError: naming it.
+    """
+    for device in {parameter.device for parameter in module.parameters()}:
+        if not computes_noise(device):
+            raise ValueError(
+                "module must be where float64 and 64-bit integers are computed as on the CPU, since losses and noise "
+                f"are: {device.type!r} failed that test (MPS, for one, has no float64). Call module.to('cpu') before "
+                "making the optimizer"
+            )
 
 
 def _check_own(module: nn.Module, optimizer: HyFreeDPOptimizer) -> None:

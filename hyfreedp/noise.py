@@ -38,10 +38,11 @@ import torch
 from torch import Tensor
 
 from hyfreedp.cipher import Keystream, derive, universal_hash, where
+from hyfreedp.devices import CPU
 from hyfreedp.sensitivity import LossMechanism
 
 _CHUNK = 2**16  # words at a time on a CPU, so that they stay in its cache
-_CUDA_CHUNK = 2**22
+_ACCELERATOR_CHUNK = 2**22
 
 _GRID_BITS = 32  # a release is a multiple of 2^-32 times the power of two above the scale
 
@@ -96,8 +97,8 @@ class NoiseGenerator:
             if total.dtype not in (torch.float32, torch.float64):
                 raise ValueError(f"sums must be float32 or float64, got {total.dtype}: noise is rounded after the sum")
         flat = [total.reshape(-1) for total in sums if total.numel()]  # copies where the memory format is not plain
-        device = where(flat[0]) if flat else torch.device("cpu")
-        groups = list(_groups(flat, _CHUNK if device.type == "cpu" else _CUDA_CHUNK))
+        device = where(flat[0]) if flat else CPU
+        groups = list(_groups(flat, _CHUNK if device == CPU else _ACCELERATOR_CHUNK))
         joined = [group[0] if len(group) == 1 else torch.cat(group) for group in groups]
         shapes = [(str(total.dtype), tuple(total.shape)) for total in sums]
         digest = universal_hash(joined, derive(self.key, "hash", self.releases))
@@ -116,7 +117,7 @@ class NoiseGenerator:
 
     def normal(self, *shape: int) -> Tensor:
         """Standard normal numbers, float64, on the CPU; new ones at each call."""
-        normals = _Normals(self._next_key("normal"), torch.device("cpu"))
+        normals = _Normals(self._next_key("normal"), CPU)
         drawn = torch.empty(math.prod(shape), dtype=torch.float64)
         for piece in drawn.split(_CHUNK):
             piece.copy_(self._draw(normals, len(piece), "gaussian", 1.0))
@@ -124,12 +125,12 @@ class NoiseGenerator:
 
     def uniform(self, *shape: int) -> Tensor:
         """Uniform numbers in [0, 1), multiples of 2^-53, float64, on the CPU; new ones at each call."""
-        words = Keystream(self._next_key("uniform"), torch.device("cpu")).take(math.prod(shape))
+        words = Keystream(self._next_key("uniform"), CPU).take(math.prod(shape))
         return (words >> 11 & 2**53 - 1).double().mul_(2.0**-53).view(shape)
 
     def permutation(self, size: int) -> Tensor:
         """0 ... size - 1 in random order, int64; a new one at each call."""
-        return Keystream(self._next_key("permutation"), torch.device("cpu")).take(size).argsort()
+        return Keystream(self._next_key("permutation"), CPU).take(size).argsort()
 
     def integer(self) -> int:
         """A number of 63 bits, the same at each call: a seed for other people's generators."""

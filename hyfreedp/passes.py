@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hyfreedp.batches import PhysicalBatchSize, batch_length, split_rows, take
+from hyfreedp.batches import PhysicalBatchSize, batch_length, on_device, split_rows, take
 from hyfreedp.buffers import BufferGuard
 from hyfreedp.checks import check_losses
 from hyfreedp.clipping import GradientEngine
@@ -50,7 +50,7 @@ class Passes:
         self._rows = split_rows(batch, max_physical_batch_size)
         self._pieces = [take(batch, rows) for rows in self._rows]
         self._states: list[RandomState] = []
-        self._finite: list[Tensor] = []  # of each piece, the samples whose loss and gradient are
+        self._finite: list[Tensor] = []  # of each piece, which samples' loss and gradient are
         self._buffers, self._check = buffers, check
         self._device = device
         self._no_losses = torch.zeros(0, dtype=torch.float64, device=device)
@@ -65,7 +65,7 @@ class Passes:
             check_losses(values, batch_length(piece))
             norms.append(engine.backward(values))
             losses.append(values.detach().double())
-            self._finite.append((losses[-1].isfinite() & norms[-1].isfinite()).nonzero()[:, 0].cpu())
+            self._finite.append(losses[-1].isfinite() & norms[-1].isfinite())
         if not self._pieces:
             return self._no_losses, engine.backward(self._no_losses)  # a zero sum, for the noise
         return self._in_order(losses), self._in_order(norms)
@@ -94,7 +94,8 @@ class Passes:
         Returns:
             Whether there was a piece of two such samples or more to choose them from.
         """
-        pieces = [(piece, rows) for piece, rows in zip(self._pieces, self._finite, strict=True) if len(rows) > 1]
+        chosen = [finite.cpu().nonzero()[:, 0] for finite in self._finite]
+        pieces = [(piece, rows) for piece, rows in zip(self._pieces, chosen, strict=True) if len(rows) > 1]
         if not pieces:
             return False
         piece, rows = pieces[int(generator.permutation(len(pieces))[0])]
@@ -122,5 +123,5 @@ class Passes:
         """Values of the pieces, shape ``(n,)`` each, as those of the batch, shape ``(B,)``."""
         values = torch.cat(parts)
         for rows, part in zip(self._rows, parts, strict=True):
-            values[rows] = part
+            values[on_device(rows, values.device)] = part
         return values

@@ -79,7 +79,7 @@ def privatize_loss(
         add_up: adds up the sums of several processes before the noise; each then passes the losses of its own samples.
 
     Returns:
-        Private means, shape ``(...)``, float64.
+        Private means, shape ``(...)``, float64, on the CPU.
 
     Raises:
         ValueError: an argument is out of range, or a loss is negative (clipping would silently make it zero).
@@ -87,6 +87,19 @@ def privatize_loss(
     check_positive("threshold", threshold)
     if bool((losses < 0).any()):
         raise ValueError("losses must not be negative: they are clipped to [0, threshold]. Shift the loss")
+    return clipped_mean(losses, threshold, noise_multiplier, expected_batch_size, mechanism, generator, add_up)
+
+
+def clipped_mean(
+    losses: Tensor,
+    threshold: float,
+    noise_multiplier: float,
+    expected_batch_size: float,
+    mechanism: LossMechanism,
+    generator: NoiseGenerator | None,
+    add_up: AddUp | None,
+) -> Tensor:
+    """:func:`privatize_loss` of losses that are known not to be negative: to ask would wait for their device."""
     finite = losses.double().nan_to_num(nan=UNBOUNDED_LOSS, posinf=UNBOUNDED_LOSS)
     return noisy_mean(
         finite.clamp(max=threshold), threshold, noise_multiplier, expected_batch_size, mechanism, generator, add_up
@@ -252,6 +265,9 @@ def noisy_mean(
         clip: infinite only without noise.
         noise_multiplier, expected_batch_size, mechanism, generator, add_up: as in :func:`privatize_loss`.
 
+    Returns:
+        Shape ``(...)``, on the CPU.
+
     Raises:
         ValueError: an argument is out of range.
     """
@@ -259,6 +275,7 @@ def noisy_mean(
     total = clipped.sum(dim=-1)
     if add_up is not None:
         add_up([total])
+    total = total.cpu()  # a few numbers, which are needed there: noised here, they wait for the device only once
     if noise_multiplier > 0:
         if math.isinf(clip):
             raise ValueError("threshold must be finite when noise_multiplier > 0, got inf: the sum has no sensitivity")

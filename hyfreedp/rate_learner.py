@@ -17,7 +17,7 @@ from hyfreedp.accounting import NoiseSplit
 from hyfreedp.checks import check_choice, check_learning_rate
 from hyfreedp.curvefit import QuadraticFit, fit_quadratic
 from hyfreedp.noise import NoiseGenerator
-from hyfreedp.privatize import AddUp, loss_noise_std, privatize_loss
+from hyfreedp.privatize import AddUp, clipped_mean, loss_noise_std
 from hyfreedp.records import ProbeResult
 from hyfreedp.sensitivity import LossMechanism
 
@@ -154,14 +154,8 @@ class LossSearch:
         Losses are clipped to [0, R_l], negative ones too: whether there is one must not show.
         """
         eta, distance, threshold = self.eta, self.distance, self.loss_threshold
-        private = privatize_loss(
-            losses.clamp(min=0),
-            threshold,
-            noise_multiplier,
-            expected_batch_size=expected_batch_size,
-            mechanism=self.mechanism,
-            generator=generator,
-            add_up=add_up,
+        private = clipped_mean(
+            losses.clamp(min=0), threshold, noise_multiplier, expected_batch_size, self.mechanism, generator, add_up
         ).tolist()
         std = loss_noise_std(threshold, noise_multiplier, expected_batch_size, self.mechanism)
         fit = fit_quadratic([distance, 0.0, -distance], private, std)

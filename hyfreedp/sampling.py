@@ -18,6 +18,7 @@ from torch.utils.data import (
 from torch.utils.data.dataloader import default_collate
 
 from hyfreedp.batches import take
+from hyfreedp.devices import random_states, set_random_states
 from hyfreedp.noise import NoiseGenerator
 
 
@@ -223,16 +224,11 @@ class RandomState:
 
     @classmethod
     def capture(cls, device: torch.device) -> RandomState:
-        states = [torch.get_rng_state()]
-        if device.type == "cuda":
-            states.append(torch.cuda.get_rng_state(device))
-        return cls(device, states)
+        return cls(device, random_states(device))
 
     def same_as(self, other: RandomState) -> bool:
         """Whether nothing was drawn between the two."""
         return all(torch.equal(one.cpu(), two.cpu()) for one, two in zip(self.states, other.states, strict=True))
 
     def restore(self) -> None:
-        torch.set_rng_state(self.states[0].cpu())
-        if self.device.type == "cuda" and len(self.states) > 1:
-            torch.cuda.set_rng_state(self.states[1].cpu(), self.device)
+        set_random_states(self.device, self.states)

@@ -105,8 +105,8 @@ class VotedRate:
         """Take the unit from the first private gradient, which is in ``.grad``. Later ones change nothing."""
         if math.isnan(self._unit):
             gradients = [p.grad for p in self._parameters if p.grad is not None]
-            squares = sum(float(gradient.double().square().sum()) for gradient in gradients)
-            self._unit = math.sqrt(squares / sum(gradient.numel() for gradient in gradients)) or math.nan
+            squares = torch.stack([gradient.double().square().sum() for gradient in gradients]).tolist()
+            self._unit = math.sqrt(sum(squares) / sum(gradient.numel() for gradient in gradients)) or math.nan
 
     @contextmanager
     def at_average(self) -> Iterator[None]:

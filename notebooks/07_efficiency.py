@@ -50,9 +50,9 @@ plots.use_style()
 pd.set_option("display.max_rows", 100)
 parameters = {"profile": profile, "seeds": seeds, "threads": threads}
 smoke = profile == "smoke"
-device = "cuda" if profile in ("gpu", "paper") else "cpu"
-folder = RESULTS / ("gpu" if device == "cuda" else "laptop")
-can_measure = device == "cpu" or torch.cuda.is_available()
+device = "accelerator" if profile in ("gpu", "paper") else "cpu"
+folder = RESULTS / ("laptop" if device == "cpu" else "gpu")
+can_measure = device == "cpu" or torch.accelerator.is_available()
 settings = {"rounds": seeds, "threads": 1 if smoke else threads, "device": device}
 
 # %% [markdown]

@@ -174,16 +174,15 @@ class GradientEngine(ABC):
         # Rounding may leave a tiny negative square; an overflow or NaN makes the norm inf and the factor 0.
         norms = squared.clamp(min=0).sqrt().nan_to_num(nan=torch.inf, posinf=torch.inf)
         finite = norms.isfinite()
-        if not finite.any():
-            gradients = {}
-        elif not finite.all():  # 0 * NaN is NaN, so such samples are left out rather than multiplied by 0
-            gradients = {p: g.select(finite) for p, g in gradients.items()}
+        factors = self.clipping.factors(norms)
+        if not finite.all():  # 0 * NaN is NaN, so such samples are left out rather than multiplied by 0
+            gradients = {p: g.select(finite) for p, g in gradients.items()} if finite.any() else {}
+            factors = factors[finite]
         elif weights is not None and reference is not None:
             _check(gradients, weights, reference, trainable, _ROUNDING.get(self.narrowest_type, 5e-2))
             self._checked_samples = max(self._checked_samples, samples)
         if not add:
             return norms
-        factors = self.clipping.factors(norms)[finite]
         for p in trainable:
             # Popped, so that each is freed once it is used.
             self._add(p, gradients.pop(p).weighted_sum(factors) if p in gradients else None)

@@ -102,13 +102,16 @@ class EmbeddingRows(PerSampleGradients):
     def squared_norms(self) -> Tensor:
         batch, width = self.ids.shape[0], self.rows.shape[-1]
         samples = torch.arange(batch, device=self.ids.device)
-        # A token that occurs twice in a sample gets the sum of its rows: add up by (sample, token) pair first.
-        pairs, inverse = torch.unique(self.ids + self.entries * samples[:, None], return_inverse=True)
-        rows = widened(self.rows)
-        sums = rows.new_zeros(len(pairs), width)
-        sums.index_add_(0, inverse.flatten(), rows.flatten(0, 1))
+        # A token that occurs twice in a sample gets the sum of its rows: add up by (sample, token) pair first. There is
+        # room for as many pairs as there are tokens, since to count them would wait for the device.
+        pairs, order = (self.ids + self.entries * samples[:, None]).flatten().sort()
+        numbers = (pairs.diff(prepend=pairs[:1]) != 0).cumsum(0)
+        inverse, owners = torch.empty_like(order), torch.zeros_like(order)
+        inverse[order], owners[numbers] = numbers, pairs // self.entries
+        sums = widened(self.rows).new_zeros(len(pairs), width)
+        sums.index_add_(0, inverse, widened(self.rows).flatten(0, 1))
         norms = sums.new_zeros(batch)
-        return norms.index_add_(0, pairs // self.entries, _squared_norms(sums))
+        return norms.index_add_(0, owners, _squared_norms(sums))
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         rows = widened(self.rows)

@@ -13,7 +13,6 @@ from scipy import stats
 from hyfreedp import NoiseGenerator, cipher, noise
 
 CPU = torch.device("cpu")
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
 def noised(total, scale=1.0, *, seed=0, mechanism="gaussian", path=(), **settings):
@@ -271,20 +270,6 @@ def test_a_thousand_million_draws():
         expected = 2 * stats.norm.sf(at) * draws
         low, high = stats.poisson.ppf([1.5e-4, 1 - 1.5e-4], expected)
         assert low <= count <= high, (at, count, expected)
-
-
-# -- accelerators ------------------------------------------------------------------------------------------------------
-
-
-@needs_cuda
-def test_cuda_has_the_same_keystream_hash_and_noise():
-    key, cuda = bytes(range(32)), torch.device("cuda")
-    assert torch.equal(cipher.chacha20(key, 5, 1000, cuda).cpu(), cipher.chacha20(key, 5, 1000, CPU))
-    numbers = torch.randn(100_000)
-    assert torch.equal(cipher.compress(numbers.cuda(), key), cipher.compress(numbers, key))
-    total = torch.zeros(300_001, device=cuda)
-    NoiseGenerator(0).add_noise([total], 1.0)
-    assert far_from(total.cpu(), "norm") > 1e-4
 
 
 def test_secure_noise_is_the_halved_sum_of_four(monkeypatch):

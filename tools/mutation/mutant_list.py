@@ -659,8 +659,8 @@ MUTANTS = [
     Mutant(
         "repeated-tokens-not-added",
         f"{CLIPPING}/per_sample.py",
-        "return norms.index_add_(0, pairs // self.entries, _squared_norms(sums))",
-        "return self.rows.to(wide).square().sum((1, 2))",
+        "return norms.index_add_(0, owners, _squared_norms(sums))",
+        "return widened(self.rows).square().sum((1, 2))",
         "Rows of a token that occurs twice are not added up before the norm is taken: it comes out too small.",
         ("core/clipping::test_rows_of_a_token_that_occurs_twice_add_up",),
     ),

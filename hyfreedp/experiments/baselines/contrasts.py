@@ -75,7 +75,7 @@ def privatize_contrasts(
         exact = noisy_mean(contrasts, math.inf, noise_multiplier, expected_batch_size, mechanism, generator, add_up)
         return PrivateContrasts(exact[0].item(), exact[1].item(), 0.0, 0.0, (1.0, 1.0))
 
-    bounds = contrasts.new_tensor(thresholds)[:, None]
+    bounds = torch.tensor(thresholds, dtype=torch.float64).to(contrasts.device, non_blocking=True)[:, None]
     inside = torch.where(contrasts.abs() <= bounds, 0.5, -0.5).to(contrasts)
     if mechanism == "gaussian":
         unit = 1.0

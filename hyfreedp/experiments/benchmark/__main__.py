@@ -10,6 +10,7 @@ from typing import get_args
 import pandas as pd
 import torch
 
+from hyfreedp.devices import CPU
 from hyfreedp.experiments.benchmark import goals
 from hyfreedp.experiments.benchmark.contenders import CONTENDERS
 from hyfreedp.experiments.benchmark.learning import measure_learning
@@ -24,21 +25,20 @@ Measures seconds and peak memory of one training step: plain, by Opacus, by this
 
 All contenders of a case take turns in every round; reported are medians over rounds and medians of the rounds' ratios.
 Without --models and --tunings, the whole record is measured and written to data/results/laptop (cpu) or
-data/results/gpu (cuda): efficiency.csv, efficiency_growth.csv on how the cost grows with batch size, depth, width and
-sequence length, efficiency_noise.csv on noise and checks (--noise: this one alone), and efficiency_learning.csv on what
-learning the rate costs in a whole run (--learning). A selection goes to build/benchmark instead. Run it on a machine
-that does nothing else.
+data/results/gpu (else): efficiency.csv, efficiency_growth.csv on how the cost grows with batch size, depth, width and
+sequence length, efficiency_noise.csv on noise and checks (--noise: this one alone), and efficiency_learning.csv on
+what learning the rate costs in a whole run (--learning). A selection goes to build/benchmark instead. Run it on a
+machine that does nothing else.
 
 examples:
   python -m hyfreedp.experiments.benchmark
-  python -m hyfreedp.experiments.benchmark --device cuda --models vit_base --tunings full biases
+  python -m hyfreedp.experiments.benchmark --device accelerator --models vit_base --tunings full biases
 
 exit status: 0; 2 if the command is wrong."""
 
-_PROFILES = {"cpu": "laptop", "cuda": "gpu"}
 _GROWTH_CONTENDERS = ("plain", "opacus_hooks", "opacus_ghost", "ours")
 _GROWTH = {
-    "cpu": (
+    "laptop": (
         "vit_d192",
         {
             "batch_size": (4, 8, 16, 32, 64),
@@ -47,7 +47,7 @@ _GROWTH = {
             "tokens": (17, 65, 145, 257),
         },
     ),
-    "cuda": (
+    "gpu": (
         "vit_small",
         {
             "batch_size": (8, 16, 32, 64, 128),
@@ -66,7 +66,9 @@ def main(arguments: list[str] | None = None) -> int:
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--device", choices=tuple(_PROFILES), default="cpu")
+    parser.add_argument(
+        "--device", metavar="NAME", default="cpu", help="cpu, accelerator, or a device by torch's name (default: cpu)"
+    )
     parser.add_argument("--models", nargs="+", metavar="NAME", help=f"among {', '.join(MODELS)}")
     parser.add_argument("--tunings", nargs="+", metavar="NAME", help=f"among {', '.join(get_args(Tuning))}")
     parser.add_argument("--rounds", type=int, default=7, help="how often everything is timed (default: 7)")
@@ -78,8 +80,9 @@ def main(arguments: list[str] | None = None) -> int:
 
     whole = not (options.models or options.tunings)
     here = workspace()
-    output = here.results / _PROFILES[options.device] if whole else here.build / "benchmark"
-    models = options.models or (ON_GPU if options.device == "cuda" else ON_CPU)
+    profile = "laptop" if options.device == CPU.type else "gpu"
+    output = here.results / profile if whole else here.build / "benchmark"
+    models = options.models or (ON_CPU if profile == "laptop" else ON_GPU)
     settings = {"device": options.device, "rounds": options.rounds, "threads": options.threads}
     steps = not (options.noise or options.learning)
     try:
@@ -90,7 +93,7 @@ def main(arguments: list[str] | None = None) -> int:
                 summary = goals.summarise(judged).round(3).to_string(index=False, na_rep="")
                 print("\nGoals (for the CPU):", summary, sep="\n")
             if whole:
-                table = measure(growth_cases(*_GROWTH[options.device], _GROWTH_CONTENDERS), **settings)
+                table = measure(growth_cases(*_GROWTH[profile], _GROWTH_CONTENDERS), **settings)
                 _write(table, output, "_growth", _shown(table))
         if options.noise or (steps and whole):
             with limited_threads(options.threads):

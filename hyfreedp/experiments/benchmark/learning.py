@@ -18,15 +18,10 @@ from tqdm import tqdm
 
 from hyfreedp import PRESETS, HyFreeDPOptimizer, Preset
 from hyfreedp.accounting.composition import shares
+from hyfreedp.devices import named_device, synchronize
 from hyfreedp.experiments.baselines.line_search import LINE_SEARCH
 from hyfreedp.experiments.benchmark.contenders import Contender, Setup, Step, optimizer_of, private_step
-from hyfreedp.experiments.benchmark.measure import (
-    garbage_stays,
-    peak_memory,
-    ratio_quartiles,
-    synchronize,
-    time_rounds,
-)
+from hyfreedp.experiments.benchmark.measure import garbage_stays, peak_memory, ratio_quartiles, time_rounds
 from hyfreedp.experiments.benchmark.record import environment, limited_threads
 from hyfreedp.experiments.benchmark.workloads import MODELS, Workload, make_workload
 from hyfreedp.experiments.store import plots
@@ -64,12 +59,12 @@ def measure_learning(
         rows = [
             row
             for model in tqdm(models, "learning the rate", unit="model")
-            for row in _rows(model, device, rounds, steps)
+            for row in _rows(model, named_device(device), rounds, steps)
         ]
     return pd.DataFrame(rows)
 
 
-def _rows(model: str, device: str, rounds: int, steps: int) -> list[dict[str, Any]]:
+def _rows(model: str, device: torch.device, rounds: int, steps: int) -> list[dict[str, Any]]:
     rows = []
     shape = replace(MODELS[model], batch_size=min(MODELS[model].batch_size, 8))
     runs, budget, peaks = {}, {}, {}
@@ -89,7 +84,7 @@ def _rows(model: str, device: str, rounds: int, steps: int) -> list[dict[str, An
     with garbage_stays():
         for run in runs.values():
             run()
-        wait = partial(synchronize, torch.device(device))
+        wait = partial(synchronize, device)
         seconds, failed = time_rounds({name: (run, 1) for name, run in runs.items()}, rounds, wait=wait)
     assert not failed, failed
     trained = sum(p.nbytes for p in make_workload(shape, "full", device).trainable) / 2**20

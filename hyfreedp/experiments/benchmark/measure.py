@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from hyfreedp.devices import CPU
 from hyfreedp.experiments.benchmark.contenders import Contender, Setup, Step
 from hyfreedp.experiments.benchmark.workloads import Workload
 
@@ -34,12 +35,6 @@ def garbage_stays() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
-
-
-def synchronize(device: torch.device) -> None:
-    """Wait until the device has done all it was told to."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def time_rounds(
@@ -98,19 +93,20 @@ def peak_memory(contender: Contender, work: Workload, setup: Setup) -> float:
         setup: see :class:`~hyfreedp.experiments.benchmark.contenders.Setup`.
     """
     shared = sum(tensor.nbytes for tensor in work.frozen)
-    grown = _peak_on_cuda if work.inputs.is_cuda else _peak_on_cpu
+    grown = _peak_on_cpu if work.inputs.device == CPU else _peak_on_accelerator
     return (shared + grown(contender, work, setup)) / MIB
 
 
-def _peak_on_cuda(contender: Contender, work: Workload, setup: Setup) -> int:
+def _peak_on_accelerator(contender: Contender, work: Workload, setup: Setup) -> int:
     device = work.inputs.device
-    before = torch.cuda.memory_allocated(device)
+    allocator = torch.get_device_module(device)
+    before = allocator.memory_allocated(device)
     step = contender.make(work.copy(), setup)
     step()
-    torch.cuda.reset_peak_memory_stats(device)
+    allocator.reset_peak_memory_stats(device)
     for _ in range(contender.period):
         step()
-    return torch.cuda.max_memory_allocated(device) - before
+    return allocator.max_memory_allocated(device) - before
 
 
 def _peak_on_cpu(contender: Contender, work: Workload, setup: Setup) -> int:

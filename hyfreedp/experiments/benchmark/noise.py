@@ -14,8 +14,9 @@ from torch import Tensor
 from tqdm import tqdm
 
 from hyfreedp import NoiseGenerator
+from hyfreedp.devices import named_device, synchronize
 from hyfreedp.experiments.benchmark.contenders import CONTENDERS, Setup, Step, optimizer_of
-from hyfreedp.experiments.benchmark.measure import garbage_stays, ratio_quartiles, synchronize, time_rounds
+from hyfreedp.experiments.benchmark.measure import garbage_stays, ratio_quartiles, time_rounds
 from hyfreedp.experiments.benchmark.record import environment
 from hyfreedp.experiments.benchmark.workloads import MODELS, make_workload
 
@@ -61,8 +62,9 @@ def measure_noise(models: Sequence[str], *, device: str, rounds: int, numbers: i
         check to one without.
     """
     rows = []
-    wait = partial(synchronize, torch.device(device))
-    total = torch.zeros(numbers, device=device)
+    where = named_device(device)
+    wait = partial(synchronize, where)
+    total = torch.zeros(numbers, device=where)
 
     def compare(what: str, model: str, batch: int, size: int, steps: Mapping[str, Step], reference: str) -> None:
         with garbage_stays():
@@ -74,13 +76,13 @@ def measure_noise(models: Sequence[str], *, device: str, rounds: int, numbers: i
             lower, middle, upper = ratio_quartiles(times, seconds[reference])
             measured = {"what": what, "model": model, "batch_size": batch, "parameters": size, "source": name}
             measured |= {"seconds": float(np.median(times)), "ratio_q1": lower, "ratio": middle, "ratio_q3": upper}
-            rows.append(measured | environment(device))
+            rows.append(measured | environment(where))
 
     compare("noise alone", "", 0, numbers, {name: partial(add, [total]) for name, add in sources().items()}, REFERENCE)
     shapes = [(model, MODELS[model]) for model in models]
     shapes += [(model, replace(shape, batch_size=LARGE_BATCH)) for model, shape in shapes if model in LARGE]
     for model, shape in tqdm(shapes, desc="noise within a step", unit="model"):
-        work = make_workload(shape, "full", device)
+        work = make_workload(shape, "full", where)
         step = CONTENDERS["ours"].make(work, Setup())
         size = sum(parameter.numel() for parameter in work.trainable)
         optimizer = optimizer_of(step)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,7 +10,6 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
@@ -19,13 +17,13 @@ import pandas as pd
 import torch
 from tqdm import tqdm
 
+from hyfreedp.devices import backend, hardware, named_device, synchronize
 from hyfreedp.experiments.benchmark.contenders import CONTENDERS, Setup, Step
 from hyfreedp.experiments.benchmark.measure import (
     garbage_stays,
     peak_memory,
     ratio_quartiles,
     reason,
-    synchronize,
     time_rounds,
 )
 from hyfreedp.experiments.benchmark.workloads import MODELS, Shape, Tuning, Workload, make_workload
@@ -97,10 +95,7 @@ def measure(todo: Iterable[Case], *, device: str, rounds: int, threads: int) -> 
     Raises:
         ValueError: bad ``device``, ``rounds`` or ``threads``.
     """
-    if device not in ("cpu", "cuda"):
-        raise ValueError(f"device must be 'cpu' or 'cuda', got {device!r}")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device 'cuda' is not available: torch finds no GPU on this machine")
+    where = named_device(device)
     for name, number in (("rounds", rounds), ("threads", threads)):
         if number < 1:
             raise ValueError(f"{name} must be at least 1, got {number}")
@@ -109,14 +104,14 @@ def measure(todo: Iterable[Case], *, device: str, rounds: int, threads: int) -> 
         for case in bar:
             bar.set_description(str(case))
             with garbage_stays():
-                rows += measure_case(case, torch.device(device), rounds)
+                rows += measure_case(case, where, rounds)
     return pd.DataFrame(rows)
 
 
 def measure_case(case: Case, device: torch.device, rounds: int) -> list[dict[str, Any]]:
     """The rows of one case: first the time of all contenders in turns, then the memory of each alone."""
     work = make_workload(case.shape, case.tuning, device)
-    common = _describe(case, work) | environment(device.type)
+    common = _describe(case, work) | environment(device)
     seconds, failed = _time(case, work, rounds)
     rows = []
     for name in case.contenders:
@@ -127,8 +122,7 @@ def measure_case(case: Case, device: torch.device, rounds: int) -> list[dict[str
                 row["peak_mib"] = peak_memory(CONTENDERS[name], work, Setup())
             except Exception as error:
                 failed[name] = reason(error)
-            if device.type == "cuda":
-                _free(device)
+            _free(device)
         row["failure"] = failed.get(name, "")
         rows.append(common | row)
     return rows
@@ -185,11 +179,11 @@ def _describe(case: Case, work: Workload) -> dict[str, Any]:
     }
 
 
-def environment(device: str) -> dict[str, Any]:
+def environment(device: torch.device) -> dict[str, Any]:
     """Hardware and versions, and the day."""
     return {
-        "device": device,
-        "hardware": torch.cuda.get_device_name() if device == "cuda" else _processor(),
+        "device": device.type,
+        "hardware": hardware(device),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         **{name: version(name) for name in PACKAGES},
@@ -197,20 +191,10 @@ def environment(device: str) -> dict[str, Any]:
     }
 
 
-def _processor() -> str:
-    cores = f"{os.cpu_count()} cores"
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        names = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if "model name" in line]
-        if names:
-            return f"{names[0]}, {cores}"
-    return f"{platform.processor() or platform.machine()}, {cores}"
-
-
 def _free(device: torch.device) -> None:
     gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
+    if (module := backend(device)) is not None:
+        module.empty_cache()
 
 
 def _check(name: str, value: str, allowed: Iterable[str]) -> None:

@@ -15,11 +15,11 @@ from hyfreedp.experiments.store.cache import cached
 
 # Rows of Tab. "eff", as (model, tuning) in data/paper, and the case that stands for each on either device.
 PAPER_CASES: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
-    ("Llama2-7B", "lora"): {"cuda": ("llama2_7b", "lora"), "cpu": ("llama_d256", "lora")},
-    ("GPT2", "full"): {"cuda": ("gpt2", "full"), "cpu": ("gpt2_d256", "full")},
-    ("Vit-base", "full"): {"cuda": ("vit_base", "full"), "cpu": ("vit_d384", "full")},
-    ("Vit-base", "bitfit"): {"cuda": ("vit_base", "biases"), "cpu": ("vit_d384", "biases")},
-    ("Vit-small", "full"): {"cuda": ("vit_small", "full"), "cpu": ("vit_d192", "full")},
+    ("Llama2-7B", "lora"): {"accelerator": ("llama2_7b", "lora"), "cpu": ("llama_d256", "lora")},
+    ("GPT2", "full"): {"accelerator": ("gpt2", "full"), "cpu": ("gpt2_d256", "full")},
+    ("Vit-base", "full"): {"accelerator": ("vit_base", "full"), "cpu": ("vit_d384", "full")},
+    ("Vit-base", "bitfit"): {"accelerator": ("vit_base", "biases"), "cpu": ("vit_d384", "biases")},
+    ("Vit-small", "full"): {"accelerator": ("vit_small", "full"), "cpu": ("vit_d192", "full")},
 }
 INTERVALS = (1, 5, 10)
 
@@ -71,7 +71,7 @@ def measure_profile(folder: Path, profile: str, *, recorded: bool, **settings: A
     selection = [("tiny", "full"), ("tiny", "biases")]
     if profile != "smoke":
         selection = [stand_ins[device] for stand_ins in PAPER_CASES.values()]
-    contenders = [name for name in CONTENDERS if name != "ours_k10" or not recorded or device == "cuda"]
+    contenders = [name for name in CONTENDERS if name != "ours_k10" or not recorded or device != "cpu"]
     return measure_once(folder, selection, contenders=contenders, **settings)
 
 
@@ -94,7 +94,7 @@ def first_known(path: Path, *tables: pd.DataFrame | None) -> pd.DataFrame:
     for table in tables:
         if table is not None:
             return table
-    raise RuntimeError(f"no GPU here, and no record {path}: run the benchmark with --device cuda")
+    raise RuntimeError(f"no accelerator here, and no record {path}: run the benchmark with --device accelerator")
 
 
 def load(path: Path) -> pd.DataFrame | None:

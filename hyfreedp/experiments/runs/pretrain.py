@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 from tqdm import tqdm
 
+from hyfreedp.devices import CPU, default_device, named_device
 from hyfreedp.experiments.data.datasets import images
 from hyfreedp.experiments.data.glyphs import fonts, glyphs
 from hyfreedp.experiments.data.grammar import documents, pairs
@@ -208,7 +209,7 @@ RECIPES: dict[str, Recipe | LanguageRecipe] = {
 }
 
 
-def pretrain(name: str, recipe: Recipe | LanguageRecipe, folder: Path, device: str = "cpu") -> float:
+def pretrain(name: str, recipe: Recipe | LanguageRecipe, folder: Path, device: torch.device = CPU) -> float:
     """Train, and write the checkpoint ``name`` to ``folder``; the accuracy on the held-out part of what is stored."""
     corpus = recipe.corpus()
     model = recipe.start(corpus)
@@ -225,7 +226,7 @@ def pretrain(name: str, recipe: Recipe | LanguageRecipe, folder: Path, device: s
         "held_out_accuracy": accuracy,
         "seconds": seconds,
         "command": f"python -m hyfreedp.experiments.runs.pretrain {name}",
-        "device": device,
+        "device": str(device),
         "environment": environment() | {package: version(package) for package in _MORE_PACKAGES},
     }
     weights.save(name, model, described, folder)
@@ -234,7 +235,11 @@ def pretrain(name: str, recipe: Recipe | LanguageRecipe, folder: Path, device: s
 
 
 def _train(
-    model: nn.Module, recipe: Recipe | LanguageRecipe, train: tuple[Tensor, Tensor], unfinished: Path, device: str
+    model: nn.Module,
+    recipe: Recipe | LanguageRecipe,
+    train: tuple[Tensor, Tensor],
+    unfinished: Path,
+    device: torch.device,
 ) -> float:
     features, labels = train
     per_epoch = len(labels) // recipe.batch_size
@@ -256,7 +261,7 @@ def _train(
             order = np.random.default_rng([recipe.seed, epoch]).permutation(len(labels))
         rows = torch.from_numpy(order[index * recipe.batch_size : (index + 1) * recipe.batch_size])
         batch, truth = features[rows].to(device), labels[rows].to(device)
-        with torch.autocast("cuda", torch.bfloat16, enabled=device.startswith("cuda")):
+        with torch.autocast(device.type, torch.bfloat16, enabled=device != CPU):
             loss = recipe.loss(model, batch, truth, step)
         optimizer.zero_grad()
         loss.backward()
@@ -296,15 +301,17 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=out, help="folder of the checkpoint (default: %(default)s)")
     parser.add_argument(
         "--device",
-        choices=("cpu", "cuda"),
-        default="cuda" if torch.cuda.is_available() else "cpu",
-        help="(default: %(default)s)",
+        metavar="NAME",
+        default=str(default_device()),
+        help="cpu, accelerator, or a device by torch's name (default: %(default)s)",
     )
     options = parser.parse_args(arguments)
-    if options.device == "cuda" and not torch.cuda.is_available():
-        parser.error("argument --device: torch finds no GPU on this machine, so it must be cpu")
+    try:
+        device = named_device(options.device)
+    except ValueError as error:
+        parser.error(str(error))
     options.out.mkdir(parents=True, exist_ok=True)
-    accuracy = pretrain(options.recipe, RECIPES[options.recipe], options.out, options.device)
+    accuracy = pretrain(options.recipe, RECIPES[options.recipe], options.out, device)
     print(f"{options.recipe}: {100 * accuracy:.1f} % on held-out data, written to {options.out}")
 
 

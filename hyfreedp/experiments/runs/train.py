@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from hyfreedp import HyFreeDPOptimizer, PrivacyEngine
 from hyfreedp.clipping import AbadiClipping, Clipping
+from hyfreedp.devices import default_device
 from hyfreedp.experiments.baselines.adaptive_clipping import AdaptiveClipping
 from hyfreedp.experiments.data.records import as_is
 from hyfreedp.experiments.runs.methods import BASES, METHODS
@@ -28,7 +29,7 @@ EVALUATE_EVERY = 5  # steps, in runs of up to a hundred; longer ones evaluate as
 def make_run(spec: Spec, *, diagnostics: bool = False) -> tuple[HyFreeDPOptimizer, DataLoader]:
     """The optimizer (with its model in ``optimizer.module``) and Poisson loader of a spec, ready for the first step.
 
-    The model is on the GPU if there is one; the task's ``losses_of(model)`` takes the loader's batches there.
+    The model is on the accelerator if there is one; the task's ``losses_of(model)`` takes the loader's batches there.
     """
     return _start(spec, _clipping(spec), diagnostics)
 
@@ -37,7 +38,7 @@ def _start(spec: Spec, clipping: Clipping | None, diagnostics: bool) -> tuple[Hy
     task, method = spec.problem, METHODS[spec.method]
     train, _ = task.datasets(spec.evaluation, spec.model)
     model = task.model(spec.seed, spec.model, spec.tuning or "full")
-    model.to("cuda" if torch.cuda.is_available() else "cpu")
+    model.to(default_device())
     learned: dict[str, Any] = (
         {"initial_learning_rate": spec.learning_rate, "interval": spec.interval} if method.learns else {}
     )

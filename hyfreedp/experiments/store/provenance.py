@@ -8,8 +8,8 @@ import subprocess
 from importlib.metadata import version
 
 import pandas as pd
-import torch
 
+from hyfreedp.devices import CPU, default_device, hardware
 from hyfreedp.experiments.store.paths import workspace
 
 
@@ -20,7 +20,7 @@ def environment() -> dict[str, str]:
         **{name: version(name) for name in packages},
         "python": platform.python_version(),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
+        "accelerator": "none" if (device := default_device()) == CPU else hardware(device),
     }
 
 
