@@ -65,7 +65,9 @@ class BaseOptimizer:
         optimizer._private_owner = self  # type: ignore[attr-defined]
 
     def check(self) -> None:
-        """Refuse parameters that were frozen when the run was made private, and are no longer: they would get no noise.
+        """Refuse a model whose trainable parameters are no longer those that were made private.
+
+        One that was unfrozen since would get no noise; one that was frozen, or replaced, no gradient.
 
         Raises:
             ValueError: naming the first of them; or the optimizer has other groups than then.
@@ -81,8 +83,22 @@ class BaseOptimizer:
                 f"optimizer must keep its {len(self._ratios)} parameter group(s), got "
                 f"{len(self.optimizer.param_groups)}: add groups before make_private_with_epsilon"
             )
-        known = set(map(id, self.parameters))
-        for name, parameter in self._module.named_parameters():
+        known, present = set(map(id, self.parameters)), dict(self._module.named_parameters())
+        there = set(map(id, present.values()))
+        for parameter in self.parameters:
+            name = self._names[id(parameter)]
+            if id(parameter) not in there:
+                raise ValueError(
+                    f"the model's parameters must stay those that were made private, but {name!r} was replaced by "
+                    "another tensor since, as load_state_dict(assign=True) does: load without assign=True, or before "
+                    "the optimizer is made and made private"
+                )
+            if not parameter.requires_grad:
+                raise ValueError(
+                    f"the trainable parameters must stay those that were made private, but {name!r} was frozen since: "
+                    "unfreeze it again, or freeze it before the optimizer is made and made private"
+                )
+        for name, parameter in present.items():
             if parameter.requires_grad and id(parameter) not in known:
                 raise ValueError(
                     f"the trainable parameters must stay those that were made private, but {name!r} was unfrozen "

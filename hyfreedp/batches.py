@@ -16,18 +16,27 @@ PhysicalBatchSize = int | Partition | None
 
 
 def batch_length(batch: Any) -> int:
-    """Number of samples in a batch: the first dimension of the first tensor found in it.
+    """Number of samples in a batch: the first dimension of every tensor in it.
 
     Raises:
         TypeError: the batch holds no tensor.
+        ValueError: one of them is a scalar, or has another first dimension than the first.
     """
-    first = next(tensors_in(batch), None)
-    if first is None:
+    tensors = list(tensors_in(batch))
+    if not tensors:
         raise TypeError(
             "batch must be a tensor, or a tuple, list or mapping that holds one, whose first dimension counts the "
             f"samples, got {type(batch).__name__}"
         )
-    return first.shape[0]
+    size = tensors[0].shape[:1]
+    wrong = next((tensor for tensor in tensors if tensor.shape[:1] != size or not size), None)
+    if wrong is not None:
+        seen = f"one of shape {tuple(wrong.shape)}" + (f" beside {size[0]} samples" if size else "")
+        raise ValueError(
+            f"batch must hold tensors whose first dimension counts the samples, got {seen}: what all samples share, "
+            "such as weights of classes, is no part of a batch; let per_sample_loss have it from outside"
+        )
+    return size[0]
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
@@ -40,7 +49,7 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 def take(batch: Any, rows: slice | Tensor) -> Any:
-    """The given samples of a batch, in the same structure of tensors, mappings (as dicts), tuples and lists.
+    """The given samples of a batch, in the same structure of tensors, mappings, tuples and lists.
 
     Args:
         batch: samples are dimension 0 of every tensor; lists without a tensor have one entry per sample.
@@ -49,7 +58,7 @@ def take(batch: Any, rows: slice | Tensor) -> Any:
     if isinstance(batch, torch.Tensor):
         return batch[on_device(rows, batch.device)]
     if isinstance(batch, Mapping):
-        return {key: take(value, rows) for key, value in batch.items()}
+        return _like(batch, {key: take(value, rows) for key, value in batch.items()})
     if isinstance(batch, Sequence) and any(isinstance(child, torch.Tensor | Mapping | list | tuple) for child in batch):
         parts = [take(child, rows) for child in batch]
         kind: Any = type(batch)
@@ -64,6 +73,15 @@ def take(batch: Any, rows: slice | Tensor) -> Any:
 def on_device(rows: slice | Tensor, device: torch.device) -> slice | Tensor:
     """Positions where they can choose from a tensor on ``device`` without waiting for it."""
     return rows if isinstance(rows, slice) else rows.to(device, non_blocking=True)
+
+
+def _like(mapping: Mapping[Any, Any], entries: dict[Any, Any]) -> Mapping[Any, Any]:
+    """``entries`` as a mapping of the same kind, such as the BatchEncoding of a tokenizer; a dict if it can be none."""
+    kind: Any = type(mapping)
+    try:
+        return kind(entries)
+    except TypeError:  # its constructor takes something else
+        return entries
 
 
 def token_budget(lengths_of: Callable[[Any], Tensor], budget: int) -> Partition:

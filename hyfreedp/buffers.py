@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from hyfreedp.checks import listed
 from hyfreedp.cipher import derive, universal_hashes
 
 _KEY = derive(b"", "parameters")  # not secret: nobody chooses what a model writes against it
@@ -53,9 +54,9 @@ class BufferGuard:
         if changed:
             raise ValueError(
                 "the forward pass in train mode changed these buffers or parameters of the model: "
-                f"{', '.join(map(repr, changed))}. What it writes there is computed from raw data and would be "
-                "published with the state_dict; in buffers it was undone. Freeze what keeps such statistics by calling "
-                "its .eval(), or replace it by a layer without; initialise nothing from the data"
+                f"{listed([repr(name) for name in changed])}. What it writes there is computed from raw data and would "
+                "be published with the state_dict; in buffers it was undone. Freeze what keeps such statistics by "
+                "calling its .eval(), or replace it by a layer without; initialise nothing from the data"
             )
 
     def _parameters(self, by_value: bool) -> dict[str, tuple[int, int, bytes]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import numbers
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_args
 
 import torch
@@ -54,6 +54,40 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """The end of an error message about an unknown name: "; did you mean ...?", or nothing if no known one is near."""
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.4)
     return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def listed(problems: Sequence[str]) -> str:
+    """The first three of many, and how many more there are: a large model has a hundred layers of one kind."""
+    more = f"; and {len(problems) - 3} more like these" if len(problems) > 3 else ""
+    return "; ".join(problems[:3]) + more
+
+
+def check_optimizer(optimizer: Any) -> None:
+    """Refuse what is no torch optimizer, or one that another library has made private.
+
+    Raises:
+        TypeError: naming its kind.
+    """
+    kind = type(optimizer)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"optimizer must be a torch optimizer, such as AdamW(module.parameters()), got {kind.__name__}")
+    if kind.__module__.startswith("opacus."):
+        raise TypeError(f"optimizer must be a plain one, got Opacus's {kind.__name__}: give its .original_optimizer")
+
+
+def check_values(module: nn.Module) -> None:
+    """Refuse a model on the meta device.
+
+    Raises:
+        ValueError: naming the first parameter or buffer that has no values.
+    """
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if tensor.is_meta:
+            raise ValueError(
+                f"module must have values, but {name!r} is on the meta device, which holds shapes alone: call "
+                "module.to_empty(device=...) and load its weights, or build it on a real device, before it is made "
+                "private"
+            )
 
 
 def check_parameters(optimizer: torch.optim.Optimizer, module: nn.Module) -> None:

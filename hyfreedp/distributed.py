@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from opacus.grad_sample import AbstractGradSampleModule
 from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
@@ -139,7 +140,7 @@ class Processes:
 
 
 def check_unwrapped(module: nn.Module) -> None:
-    """Refuse a model whose gradients or parameters another tool handles across devices.
+    """Refuse a model whose gradients or parameters another tool handles.
 
     Raises:
         ValueError: naming the wrapper, or the first parameter that is split over processes.
@@ -149,6 +150,11 @@ def check_unwrapped(module: nn.Module) -> None:
             raise ValueError(
                 f"module must not be wrapped in {type(layer).__name__} (layer {name!r}), which combines gradients "
                 "before they are clipped: give the model itself, its .module; processes are synchronised without it"
+            )
+        if isinstance(layer, AbstractGradSampleModule) or hasattr(layer, "autograd_grad_sample_hooks"):
+            raise ValueError(
+                f"module must not have Opacus's hooks, but layer {name!r} has: call .to_standard_module() of the "
+                "GradSampleModule that Opacus made, which takes them off, and give what it returns"
             )
         if isinstance(layer, FullyShardedDataParallel):
             raise ValueError(f"module must be whole on every process, but layer {name!r} is split by FSDP")

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from hyfreedp.accounting import NoiseSplit, PrivacyLedger, calibrate_noise
 from hyfreedp.batches import PhysicalBatchSize
 from hyfreedp.checkpoint import read_checkpoint, write_checkpoint
-from hyfreedp.checks import check_count, check_parameters
+from hyfreedp.checks import check_count, check_optimizer, check_parameters, check_values
 from hyfreedp.cipher import computes_noise
 from hyfreedp.clipping import AutomaticClipping, Clipping, NoClipping, make_engine
 from hyfreedp.distributed import Processes, check_unwrapped, replica
@@ -127,6 +127,7 @@ class PrivacyEngine:
         """
         if isinstance(optimizer, HyFreeDPOptimizer):
             optimizer = optimizer.base
+        check_optimizer(optimizer)
         processes = Processes.present(self._process_group, optimizer.param_groups[0]["params"][0].device)
         processes.agree(seed=self._seed, run=self._runs, secure_noise=self._secure_noise)
         generator = NoiseGenerator(self._seed, secure=self._secure_noise).child("run", self._runs)
@@ -142,6 +143,7 @@ class PrivacyEngine:
             total = sampler.horizon = _run_length(epochs, steps, sampler.steps_per_epoch)
             settings = resolve(preset, changes, total)
             check_unwrapped(module)
+            check_values(module)
             check_parameters(optimizer, module)
             _check_device(module)
             if not module.training:
@@ -149,15 +151,7 @@ class PrivacyEngine:
             split = self._calibrate(settings, target_epsilon, target_delta, sampler.sample_rate, total)
             private = math.isfinite(target_epsilon)
             rate_learner = _make_rate_learner(settings, optimizer, private, total)
-            if clipping is None:
-                clipping = AutomaticClipping() if private else NoClipping()
-            elif isinstance(clipping, str):
-                raise TypeError(
-                    f"clipping must be a rule, got Opacus's {clipping!r}: leave it out for normalised gradients, or "
-                    "pass AbadiClipping(max_grad_norm) of hyfreedp.clipping, which is what 'flat' means"
-                )
-            elif private and math.isinf(clipping.sensitivity):
-                raise ValueError(f"clipping must bound the gradient when target_epsilon is finite, got {clipping}")
+            clipping = _check_clipping(clipping, private)
         processes.agree(
             records=sampler.num_records,
             batch_size=data_loader.batch_size,
@@ -293,6 +287,20 @@ def _check_device(module: nn.Module) -> None:
                 f"are: {device.type!r} failed that test (MPS, for one, has no float64). Call module.to('cpu') before "
                 "making the optimizer"
             )
+
+
+def _check_clipping(clipping: Clipping | None, private: bool) -> Clipping:
+    if clipping is None:
+        return AutomaticClipping() if private else NoClipping()
+    if not (hasattr(clipping, "sensitivity") and hasattr(clipping, "factors")):
+        more = "; its other ways are not offered" if isinstance(clipping, str) and clipping != "flat" else ""
+        raise TypeError(
+            f"clipping must be a rule of hyfreedp.clipping, got {clipping!r}: leave it out for normalised gradients, "
+            f"or pass AbadiClipping(max_grad_norm), which is Opacus's 'flat'{more}"
+        )
+    if private and math.isinf(clipping.sensitivity):
+        raise ValueError(f"clipping must bound the gradient when target_epsilon is finite, got {clipping}")
+    return clipping
 
 
 def _check_own(module: nn.Module, optimizer: HyFreeDPOptimizer) -> None:

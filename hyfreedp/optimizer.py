@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from hyfreedp.accounting import NoiseSplit, PrivacyLedger
 from hyfreedp.base import BaseOptimizer
-from hyfreedp.batches import PhysicalBatchSize, check_physical_batch_size
+from hyfreedp.batches import PhysicalBatchSize, batch_length, check_physical_batch_size
 from hyfreedp.buffers import BufferGuard
 from hyfreedp.checkpoint import Resumable
 from hyfreedp.checks import check_not_negative
@@ -192,6 +192,8 @@ class HyFreeDPOptimizer(Resumable, OptimizerWrapper):
         """Clipped sums into the engine; losses and norms. All checks are made here, before anything is released."""
         if not self.module.training:
             raise ValueError("the model must be in train mode: call model.train() before optimizer.step")
+        if self.sampler is not None and self.split.gradient_noise_multiplier(t) > 0:
+            self.sampler.check_drawn(batch_length(batch))
         self._base.check()
         self._engine.check_modes()
         due = any(step <= t for step in self._checks_due)

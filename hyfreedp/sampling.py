@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sized
 from typing import Any, cast
 
@@ -74,6 +75,7 @@ class PoissonSampler(Sampler[list[int]]):
         self.position = 0
         self.horizon: int | None = None
         self.given: int | None = None
+        self._told = False
 
     def __len__(self) -> int:
         return self.steps_per_epoch
@@ -89,6 +91,33 @@ class PoissonSampler(Sampler[list[int]]):
             :, 0
         ]
         return drawn[drawn % self.world_size == self.rank].tolist()
+
+    def check_drawn(self, samples: int) -> None:
+        """See whether a batch of so many samples can be the one of the next step, which the loader gives.
+
+        Warns:
+            UserWarning: once, if no loader has given any yet and the batch drawn here has another size.
+
+        Raises:
+            RuntimeError: a loader has given batches, and not this one.
+        """
+        if self.given == self.position:
+            return
+        if self.given is not None:
+            raise RuntimeError(
+                f"the batch of step {self.position} must come from the loader, which gave that of step {self.given} "
+                "last: itertools.cycle and lists give old batches again, whose cost in epsilon is another. Go through "
+                "the loader once an epoch: for epoch in range(epochs): for batch in loader: ..."
+            )
+        drawn = len(self.batch(self.position))
+        if drawn != samples and not self._told:
+            self._told = True
+            warnings.warn(
+                f"a batch of {samples} samples was passed to step where the Poisson sample has {drawn}: epsilon is "
+                "that of the batches of the loader that make_private_with_epsilon returned, so go through that one and "
+                "not through the loader that it was given",
+                stacklevel=5,
+            )
 
     def state_dict(self) -> dict[str, int]:
         return {"seed": self.seed, "position": self.position}

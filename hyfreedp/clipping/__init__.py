@@ -7,6 +7,7 @@ from typing import Literal
 
 from torch import nn
 
+from hyfreedp.checks import listed
 from hyfreedp.clipping.base import GradientEngine
 from hyfreedp.clipping.bookkeeping import BookKeepingEngine
 from hyfreedp.clipping.functions import AbadiClipping, AutomaticClipping, Clipping, NoClipping
@@ -59,7 +60,7 @@ def make_engine(
     also_missing = HooksEngine.unsupported(module)
     if also_missing:
         raise ValueError(
-            f"no engine can train this module. Book-keeping: {'; '.join(missing)}. Hooks: {'; '.join(also_missing)}"
+            f"no engine can train this module. Book-keeping: {listed(missing)}. Hooks: {listed(also_missing)}"
         )
-    warnings.warn(f"using the slower engine 'hooks', because {'; '.join(missing)}", stacklevel=2)
+    warnings.warn(f"using the slower engine 'hooks', because {listed(missing)}", stacklevel=2)
     return HooksEngine(module, clipping)

@@ -9,6 +9,7 @@ from typing import ClassVar, cast
 import torch
 from torch import Tensor, nn
 
+from hyfreedp.checks import listed
 from hyfreedp.clipping.broadcast import PositionExpander
 from hyfreedp.clipping.functions import Clipping
 from hyfreedp.clipping.per_sample import PerSampleGradients, widened
@@ -49,7 +50,7 @@ class GradientEngine(ABC):
     def __init__(self, module: nn.Module, clipping: Clipping) -> None:
         problems = self.unsupported(module)
         if problems:
-            raise ValueError(f"engine {self.name!r} cannot train this module: " + "; ".join(problems))
+            raise ValueError(f"engine {self.name!r} cannot train this module: " + listed(problems))
         self.module = module
         self.clipping = clipping
         self._checked_samples = 0
@@ -252,7 +253,7 @@ def _check(
     if wrong:
         raise ValueError(
             "per-sample gradients of these parameters disagree with autograd: "
-            + ", ".join(map(repr, wrong))
+            + listed([repr(name) for name in wrong])
             + ". Either the model mixes samples (dimension 0 of every tensor must be the samples, and each loss must "
             "depend on its own sample only) or it uses these parameters outside their layer's forward pass"
         )

@@ -19,6 +19,7 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from hyfreedp.batches import tensors_in
 from hyfreedp.clipping.base import GradientEngine, hidden_use, wrong_samples
 from hyfreedp.clipping.broadcast import PositionExpander, free_parameters, repeat, restore, substitute
+from hyfreedp.clipping.engine_hook import EngineHook
 from hyfreedp.clipping.functions import Clipping
 from hyfreedp.clipping.layers import Gradients, LayerRule, input_to_keep, rule_of, ruled_parameters
 from hyfreedp.clipping.per_sample import Instantiated, PerSampleGradients, add_uses
@@ -43,11 +44,11 @@ class BookKeepingEngine(GradientEngine):
         for name, layer in module.named_modules():
             if ruled_parameters(layer) and (rule := rule_of(layer)):
                 # First in line, to see what the layer itself returned, before other hooks change it.
-                hook = partial(self._record_layer, name, rule)
+                hook = EngineHook(self._record_layer, name, rule)
                 self._handles.append(layer.register_forward_hook(hook, prepend=True, with_kwargs=True))
             elif free := free_parameters(layer):
-                before = layer.register_forward_pre_hook(partial(self._repeat_free, name, free), with_kwargs=True)
-                after = layer.register_forward_hook(partial(_restore_free, free), always_call=True)
+                before = layer.register_forward_pre_hook(EngineHook(self._repeat_free, name, free), with_kwargs=True)
+                after = layer.register_forward_hook(EngineHook(_restore_free, free), always_call=True)
                 self._handles += [before, after]
                 self._free.append((layer, free))
 

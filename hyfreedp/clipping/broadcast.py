@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from hyfreedp.batches import tensors_in
+from hyfreedp.clipping.engine_hook import EngineHook
 from hyfreedp.noise import NoiseGenerator
 
 
@@ -86,12 +87,12 @@ class PositionExpander:
     def __init__(self, module: nn.Module) -> None:
         self._batch_size: int | None = None
         self._handles = [
-            module.register_forward_pre_hook(self._start, prepend=True, with_kwargs=True),
-            module.register_forward_hook(self._stop, always_call=True),
+            module.register_forward_pre_hook(EngineHook(self._start), prepend=True, with_kwargs=True),
+            module.register_forward_hook(EngineHook(self._stop), always_call=True),
         ]
         for layer in module.modules():
             if isinstance(layer, nn.Embedding):
-                self._handles.append(layer.register_forward_pre_hook(self._expand, with_kwargs=True))
+                self._handles.append(layer.register_forward_pre_hook(EngineHook(self._expand), with_kwargs=True))
 
     @contextmanager
     def batch_of(self, size: int) -> Iterator[None]:

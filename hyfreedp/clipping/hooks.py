@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import torch
 from opacus.grad_sample import GradSampleHooks
-from opacus.grad_sample.functorch import ft_compute_per_sample_gradient, prepare_layer
+from opacus.grad_sample.functorch import prepare_layer
 from opacus.utils.module_utils import has_trainable_params
 from torch import Tensor, nn
 
 from hyfreedp.clipping.base import GradientEngine, hidden_use, wrong_samples
 from hyfreedp.clipping.broadcast import PositionExpander
+from hyfreedp.clipping.engine_hook import EngineHook
 from hyfreedp.clipping.functions import Clipping
 from hyfreedp.clipping.per_sample import Instantiated, PerSampleGradients, add_uses
 from hyfreedp.clipping.saved_input import SavedInput
@@ -36,13 +37,15 @@ class HooksEngine(GradientEngine):
         self._batch_size = 0
         self._gradients: dict[nn.Parameter, PerSampleGradients] | None = None  # collected during a backward pass only
         layers = list(_sampled_layers(module))
-        self._functorch_layers = [layer for _, layer in layers if not _has_sampler(layer)]
-        for layer in self._functorch_layers:  # before there are hooks, because functorch copies the layer with them
-            prepare_layer(layer)
+        self._functorch: dict[nn.Module, Callable[..., Any]] = {}
+        for _, layer in layers:  # before there are hooks, because functorch copies the layer with them
+            if not _has_sampler(layer):
+                prepare_layer(layer)
+                self._functorch[layer] = layer.__dict__.pop("ft_compute_sample_grad")  # it could not be pickled
         self._expander = PositionExpander(module)
         self._handles = []
         for name, layer in layers:
-            hook = partial(self._keep_input, name)
+            hook = EngineHook(self._keep_input, name)
             self._handles.append(layer.register_forward_hook(hook, prepend=True, with_kwargs=True))
 
     @classmethod
@@ -75,9 +78,8 @@ class HooksEngine(GradientEngine):
     def detach(self) -> None:
         for handle in self._handles:
             handle.remove()
-        for layer in self._functorch_layers:
-            del layer.ft_compute_sample_grad
-        self._handles, self._functorch_layers = [], []
+        self._handles = []
+        self._functorch.clear()
         self._expander.detach()
 
     def _per_sample_gradients(
@@ -117,10 +119,14 @@ class HooksEngine(GradientEngine):
             raise wrong_samples(name, layer, len(x), self._batch_size)
         if isinstance(layer, nn.Embedding) and layer.padding_idx is not None:
             gradient = gradient.masked_fill((x == layer.padding_idx)[..., None], 0)  # Opacus overlooks the padding
-        sampler = GradSampleHooks.GRAD_SAMPLERS.get(type(layer), ft_compute_per_sample_gradient)
         try:
             # Opacus's unfolding of convolutions misreads inputs in other memory formats.
-            per_sample_gradients = sampler(layer, [x.contiguous()], gradient)
+            if layer in self._functorch:
+                parameters = list(layer.parameters())
+                computed = self._functorch[layer](parameters, x.contiguous(), gradient)
+                per_sample_gradients = dict(zip(parameters, computed, strict=True))
+            else:
+                per_sample_gradients = GradSampleHooks.GRAD_SAMPLERS[type(layer)](layer, [x.contiguous()], gradient)
         except RuntimeError as error:
             if "saved tensor hooks" not in str(error):
                 raise
@@ -135,7 +141,9 @@ class HooksEngine(GradientEngine):
 
 
 def _has_sampler(layer: nn.Module) -> bool:
-    return type(layer) in GradSampleHooks.GRAD_SAMPLERS
+    # Opacus's sampler of LayerNorm asks for a bias.
+    without_bias = isinstance(layer, nn.LayerNorm) and layer.bias is None
+    return type(layer) in GradSampleHooks.GRAD_SAMPLERS and not without_bias
 
 
 def _sampled_layers(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:

@@ -6,6 +6,8 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
+from hyfreedp.checks import listed
+
 _RUNNING = ("running_mean", "running_var")
 
 
@@ -26,7 +28,7 @@ def check_module(module: nn.Module) -> None:
     if not any(p.requires_grad for p in module.parameters()):
         problems.append("no parameter is trainable: set requires_grad on those to train")
     if problems:
-        raise ValueError("this module cannot be trained privately: " + "; ".join(problems))
+        raise ValueError("this module cannot be trained privately: " + listed(problems))
 
 
 def check_modes(module: nn.Module) -> None:
@@ -44,7 +46,7 @@ def check_modes(module: nn.Module) -> None:
     if problems:
         raise ValueError(
             "the model has changed since training began: "
-            + "; ".join(problems)
+            + listed(problems)
             + ". After model.train() call .eval() of such layers again"
         )
 

@@ -96,6 +96,14 @@ REFUSED = {
     "first rate zero": ({"initial_learning_rate": 0.0}, "initial_learning_rate must be .*positive, got 0.0"),
     "first rate nan": ({"initial_learning_rate": math.nan}, "initial_learning_rate must be .*positive, got nan"),
     "clipping that bounds nothing": ({"clipping": NoClipping()}, r"clipping must bound .*, got NoClipping\(\)"),
+    "clipping by a number": (
+        {"clipping": 1.0, "error": TypeError},
+        r"clipping must be a rule of hyfreedp.clipping, got 1.0: leave it out .* AbadiClipping\(max_grad_norm\)",
+    ),
+    "clipping by layers": (
+        {"clipping": "per_layer", "error": TypeError},
+        r"got 'per_layer': leave it out .*AbadiClipping\(max_grad_norm\), .*; its other ways are not offered",
+    ),
     "unknown gradient engine": ({"gradient_engine": "ghost"}, "engine='ghost' is not allowed: use 'auto'"),
     "physical batches of zero": (
         {"max_physical_batch_size": 0},
@@ -124,7 +132,8 @@ def refuse(error, message, *, model=None, optimizer=None, **settings):
 @pytest.mark.parametrize("case", REFUSED)
 def test_arguments_out_of_range_are_refused_by_name_value_and_range(case):
     settings, message = REFUSED[case]
-    refuse(ValueError, message, **settings)
+    settings = dict(settings)
+    refuse(settings.pop("error", ValueError), message, **settings)
 
 
 @pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
@@ -194,6 +203,47 @@ def test_frozen_parameters_in_the_optimizer_are_fine():
     for batch in make_batches((8, 5)):
         optimizer.step(cross_entropy(model), batch)
     assert torch.equal(model[0].weight, frozen)
+
+
+def opacus_model(inner):
+    from opacus import GradSampleModule
+
+    model = make_model()
+    wrapped = GradSampleModule(model)
+    return model if inner else wrapped
+
+
+@pytest.mark.parametrize("inner", [False, True])
+def test_a_model_with_the_hooks_of_opacus_is_refused_until_they_are_off(inner):
+    """Wrapped, or the model within, whose hooks would fail in the middle of a step."""
+    model = opacus_model(inner)
+    with pytest.raises(ValueError, match=r"must not have Opacus's hooks.* call \.to_standard_module\(\)"):
+        make_private(model, adamw(model))
+    if not inner:
+        plain = model.to_standard_module()
+        _, optimizer, _ = make_private(plain, adamw(plain))
+        optimizer.step(cross_entropy(plain), make_batches((6,))[0])
+
+
+def test_an_optimizer_of_opacus_is_refused_and_what_is_none():
+    from opacus.optimizers import DPOptimizer
+
+    model = make_model()
+    theirs = DPOptimizer(adamw(model), noise_multiplier=1.0, max_grad_norm=1.0, expected_batch_size=8)
+    with pytest.raises(TypeError, match=r"got Opacus's DPOptimizer: give its \.original_optimizer"):
+        make_private(model, theirs)
+    make_private(model, theirs.original_optimizer)
+    with pytest.raises(TypeError, match=r"must be a torch optimizer, such as AdamW\(.*\), got float"):
+        make_private(model, 0.1)
+
+
+@pytest.mark.parametrize("part", ["0", "1"])
+def test_a_model_without_values_is_refused(part):
+    model = make_model()
+    model.register_buffer("offset", torch.zeros(2))
+    getattr(model, part).to("meta")
+    with pytest.raises(ValueError, match=rf"'{part}\.weight' is on the meta device.* module\.to_empty"):
+        make_private(model, adamw(model))
 
 
 @pytest.mark.parametrize(
@@ -295,6 +345,56 @@ def test_a_model_put_in_eval_mode_is_refused_at_the_step(whole):
     with pytest.raises(ValueError, match=message):
         optimizer.step(loss, make_batches((6,))[0])
     untouched(optimizer, loader, weights, random if whole else None)
+
+
+CHANGED = {
+    "frozen": (lambda model: model[0].requires_grad_(False), r"'0\.weight' was frozen since: unfreeze it again, or"),
+    "unfrozen": (lambda model: model[3].requires_grad_(True), r"'3\.weight' was unfrozen since: freeze it again, or"),
+    "assigned": (
+        lambda model: model.load_state_dict({k: v.clone() for k, v in model.state_dict().items()}, assign=True),
+        r"'0\.weight' was replaced by another tensor since, as load_state_dict\(assign=True\) does: load without",
+    ),
+    "set": (
+        lambda model: setattr(model[0], "weight", nn.Parameter(model[0].weight.detach().clone())),
+        r"'0\.weight' was replaced by another tensor since",
+    ),
+}
+
+
+@pytest.mark.parametrize("engine", ["bookkeeping", "hooks"])
+@pytest.mark.parametrize("change", CHANGED)
+def test_parameters_that_change_after_the_run_was_made_private_are_refused(change, engine):
+    """Before the loss function is called, by name, with the remedy."""
+    act, message = CHANGED[change]
+    model = make_model()
+    model[3].requires_grad_(change != "unfrozen")
+    _, optimizer, loader = make_private(model, adamw(model), gradient_engine=engine)
+    act(model)
+    with pytest.raises(ValueError, match=message):
+        optimizer.step(lambda batch: pytest.fail("the loss function was called"), make_batches((6,))[0])
+    assert optimizer.ledger.steps == loader.batch_sampler.position == 0
+
+
+SCALAR = r"got one of shape \(\).*; let per_sample_loss have it from outside"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda x, y: [torch.tensor(0.5), x, y], SCALAR),
+        (lambda x, y: [x, y, torch.tensor(0.5)], SCALAR),
+        (lambda x, y: {"x": x, "more": (y, torch.ones(3))}, r"got one of shape \(3,\) beside 6 samples"),
+        (lambda x, y: [x, y, torch.ones(10)], r"got one of shape \(10,\) beside 6 samples"),
+    ],
+)
+def test_a_tensor_that_does_not_count_samples_is_refused(change, message):
+    """It would be cut by the pieces of the batch, or stand for its size."""
+    model = make_model()
+    _, optimizer, loader = make_private(model, adamw(model))
+    weights = flat(model)
+    with pytest.raises(ValueError, match=message):
+        optimizer.step(lambda batch: pytest.fail("the loss function was called"), change(*make_batches((6,))[0]))
+    untouched(optimizer, loader, weights)
 
 
 @pytest.mark.parametrize("batch", [None, 3, "text", [], {"names": ["a"]}])

@@ -1,5 +1,6 @@
 """Batches of any structure: the partition by token budget is exact, and a step does not depend on it."""
 
+import collections
 import itertools
 
 import pytest
@@ -110,6 +111,18 @@ def test_take_by_positions_keeps_the_structure():
     assert taken["x"].tolist() == x[[2, 0, 3]].tolist() == taken["pair"][0].tolist()
     assert taken["pair"][1][0].tolist() == (x[[2, 0, 3]] + 1).tolist()
     assert (taken["names"], taken["fixed"]) == (["c", "a", "d"], ("c", "a", "d"))
+
+
+def test_take_keeps_the_kind_of_a_mapping():
+    """Whose methods a loss function may use, as ``batch.to(device)``; what cannot be made of entries is a dict."""
+    from transformers import BatchEncoding
+
+    entries = {"ids": torch.arange(12).view(4, 3), "names": ["a", "b", "c", "d"]}
+    for kind in (dict, collections.OrderedDict, collections.UserDict, BatchEncoding):
+        taken = take(kind(entries), torch.tensor([2, 0]))
+        assert type(taken) is kind and taken["ids"].tolist() == [[6, 7, 8], [0, 1, 2]] and taken["names"] == ["c", "a"]
+    assert take(BatchEncoding(entries), slice(1, 2)).to("cpu").ids.tolist() == [[3, 4, 5]]
+    assert type(take(collections.defaultdict(list, entries), slice(0, 1))) is dict
 
 
 @pytest.mark.parametrize("batch", [7, "text", object(), ["a", "b"], {}, [], {"names": ["a", "b"]}])

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import io
 import math
+import pickle
 
 import pytest
 import torch
@@ -87,6 +90,12 @@ def test_convolution_of_any_shape(engine, groups, kernel, stride, padding, dilat
     assert_exact(
         engine, Example(model, (x,), lambda model, x: model(x).square().flatten(1).sum(1)), AutomaticClipping()
     )
+
+
+def test_layer_norm_without_bias(engine) -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4, bias=False), nn.Linear(4, 1)).double()
+    x = torch.randn(5, 2, 3, dtype=torch.float64)
+    assert_exact(engine, Example(model, (x,), lambda model, x: model(x).sum((1, 2))), AutomaticClipping())
 
 
 @settings(max_examples=15, deadline=None)
@@ -269,6 +278,37 @@ def test_norms_of_half_precision_gradients_are_those_of_single_precision(engine)
     attached = engine(model, AutomaticClipping())
     norms = attached.backward(model(torch.ones(4, 3000, dtype=torch.bfloat16))[:, 0])
     torch.testing.assert_close(norms, torch.full((4,), math.sqrt(3001)), rtol=1e-6, atol=0)
+
+
+def prelu_net() -> Example:
+    model = nn.Sequential(nn.Linear(3, 4), nn.PReLU(), nn.Linear(4, 1)).double()
+    return Example(model, (torch.randn(5, 3).double(),), lambda model, x: model(x)[:, 0])
+
+
+def saved_and_loaded(model: nn.Module) -> nn.Module:
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@pytest.mark.parametrize("build", [mlp, tied_language_model, prelu_net])
+@pytest.mark.parametrize("again", [copy.deepcopy, saved_and_loaded, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_model_can_be_copied_and_saved(engine, build, again, monkeypatch) -> None:
+    """In the middle of a run. What comes out is the same model without an engine."""
+    example = build()
+    if engine.unsupported(example.model):
+        pytest.skip("not a model of this engine")
+    expected = example.gradients()
+    attached = engine(example.model, AutomaticClipping())
+    attached.backward(example.losses())
+    other = Example(again(example.model), example.batch, example.loss)
+    assert list(other.model.state_dict()) == list(example.model.state_dict())
+    for name in ("_record_layer", "_repeat_free", "_keep_input", "_receive"):
+        monkeypatch.setattr(engine, name, lambda *_: pytest.fail("the copy has an engine"), raising=False)
+    assert torch.equal(other.gradients(), expected)
+    monkeypatch.undo()
+    assert_exact(engine, other, AutomaticClipping())  # it may have one of its own
 
 
 def test_the_module_stays_what_it_was(engine) -> None:

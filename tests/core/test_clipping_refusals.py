@@ -155,6 +155,16 @@ def test_hooks_refuse_to_recompute_dropout_or_buffers() -> None:
         HooksEngine(block, AutomaticClipping())
 
 
+@pytest.mark.parametrize("make", [lambda: nn.BatchNorm1d(5), lambda: nn.LSTM(2, 2), lambda: nn.Bilinear(2, 2, 2)])
+def test_a_refusal_names_three_layers_and_counts_the_rest(make) -> None:
+    module = nn.ModuleList([make() for _ in range(40)])
+    with pytest.raises(ValueError, match=r"and \d+ more like these") as refused:
+        make_engine(module, AutomaticClipping(), "bookkeeping")
+    message = str(refused.value)
+    assert "'0'" in message and "'39'" not in message
+    assert len(message) < 10 * 120
+
+
 def test_auto_falls_back_to_hooks_with_a_warning() -> None:
     module = nn.Sequential(nn.Linear(4, 4), nn.PReLU())
     with pytest.warns(UserWarning, match=r"slower engine 'hooks', because layer '1' \(PReLU\)"):

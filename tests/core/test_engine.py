@@ -220,7 +220,7 @@ def test_every_argument_of_opacus_is_taken_or_named():
 @pytest.mark.parametrize("kind", ["flat", "per_layer", "adaptive"])
 def test_clipping_by_the_names_of_opacus_is_refused(kind):
     model = make_model()
-    with pytest.raises(TypeError, match=rf"clipping must be a rule, got Opacus's '{kind}': .* AbadiClipping"):
+    with pytest.raises(TypeError, match=rf"clipping must be a rule .*, got '{kind}': .* AbadiClipping"):
         make_private(model, adamw(model), clipping=kind, **PRIVATE)
 
 

@@ -1,6 +1,9 @@
 """Poisson batches: every record independently with probability q, the same again for the same seed and step."""
 
 import io
+import itertools
+import math
+import warnings
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +13,7 @@ import torch.nn.functional as F
 from scipy import stats
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
-from twins import make_data, make_model, make_private, sgd, trainable
+from twins import adamw, cross_entropy, make_data, make_model, make_private, sgd, trainable
 
 from hyfreedp.batches import batch_length, take
 from hyfreedp.sampling import CollateWithEmpty, PoissonSampler, RandomState, poisson_loader
@@ -333,3 +336,49 @@ def test_the_model_of_these_tests_is_random_with_dropout():
     """Otherwise the tests of masks would show nothing."""
     model, (inputs, _) = make_model(dropout=0.5), make_data().tensors
     assert not torch.equal(model(inputs), model(inputs))
+
+
+# -- batches of another loader -----------------------------------------------------------------------------------------
+
+
+def private_run(**settings):
+    model = make_model()
+    old = DataLoader(make_data(), batch_size=8, shuffle=True)
+    private = {"target_epsilon": 3.0, "accountant": "rdp", "preset": "fixed", "steps": 12}
+    return cross_entropy(model), old, *make_private(model, adamw(model), loader=old, **(private | settings))[1:]
+
+
+def test_the_loader_that_was_given_is_told_from_the_one_that_came_back():
+    """Its batches are no Poisson samples. One clear warning, not one a step; none where nothing is private."""
+    loss, old, optimizer, _ = private_run()
+    with pytest.warns(UserWarning, match="the loader that make_private_with_epsilon returned") as told:
+        for batch in old:
+            optimizer.step(loss, batch)
+    assert len(told) == 1 and "a batch of 8 samples" in str(told[0].message)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loss, old, optimizer, _ = private_run(target_epsilon=math.inf)
+        for batch in old:
+            optimizer.step(loss, batch)
+
+
+def test_the_batches_of_the_sampler_may_be_fetched_by_hand():
+    loss, old, optimizer, loader = private_run()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for step in range(12):
+            rows = loader.batch_sampler.batch(step)
+            optimizer.step(loss, [tensor[rows] for tensor in old.dataset.tensors])
+
+
+def test_batches_that_are_given_again_are_refused():
+    """``itertools.cycle`` keeps those of the first epoch; the ones of a second are others."""
+    loss, _, optimizer, loader = private_run()
+    batches, first = itertools.cycle(loader), len(loader)
+    for _ in range(first):
+        optimizer.step(loss, next(batches))
+    with pytest.raises(RuntimeError, match=rf"batch of step {first} .*gave that of step {first - 1} last.*cycle"):
+        optimizer.step(loss, next(batches))
+    for batch in loader:  # as it says
+        optimizer.step(loss, batch)
+    assert optimizer.ledger.steps == 2 * first

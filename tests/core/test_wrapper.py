@@ -140,6 +140,7 @@ def test_a_learned_rate_says_once_that_it_follows_no_scheduler(settings):
         scheduler = lr_scheduler.ExponentialLR(optimizer, 0.5) if scheduled else None
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
+            warnings.filterwarnings("ignore", "a batch of")  # these are made by hand
             for t, batch in enumerate(make_batches(SIZES)):
                 optimizer.step(cross_entropy(model), batch)
                 if scheduler:

@@ -836,6 +836,22 @@ MUTANTS = [
         ("core/attacks_model::test_t3_bn_a_frozen_batch_norm_that_wakes_up_is_refused_before_it_sees_the_batch",),
     ),
     Mutant(
+        "a-replaced-parameter-not-noticed",
+        BASE,
+        "            if id(parameter) not in there:\n",
+        "            if False:\n",
+        "After load_state_dict(assign=True) the optimizer moves weights that the model no longer has.",
+        ("core/bad_input::test_parameters_that_change_after_the_run_was_made_private_are_refused",),
+    ),
+    Mutant(
+        "batches-given-again-not-noticed",
+        "hyfreedp/sampling.py",
+        "        if self.given is not None:\n",
+        "        if False:\n",
+        "itertools.cycle trains on the batches of the first epoch for ever; epsilon is that of fresh ones.",
+        ("core/sampling::test_batches_that_are_given_again_are_refused",),
+    ),
+    Mutant(
         "modes-not-checked-by-the-engine",
         f"{CLIPPING}/base.py",
         "        self.check_modes()\n",
