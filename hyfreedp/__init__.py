@@ -2,6 +2,7 @@
 
 from hyfreedp.accounting import NoiseSplit, calibrate_noise, epsilon
 from hyfreedp.batches import token_budget
+from hyfreedp.clipping import replace_batch_norm
 from hyfreedp.curvefit import QuadraticFit, fit_quadratic
 from hyfreedp.engine import PRESETS, Preset, PrivacyEngine
 from hyfreedp.noise import NoiseGenerator
@@ -24,5 +25,6 @@ __all__ = [
     "fit_quadratic",
     "normal_clipping_bias",
     "privatize_loss",
+    "replace_batch_norm",
     "token_budget",
 ]

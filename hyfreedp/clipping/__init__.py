@@ -9,6 +9,7 @@ from torch import nn
 
 from hyfreedp.checks import listed
 from hyfreedp.clipping.base import GradientEngine
+from hyfreedp.clipping.batch_norm import replace_batch_norm
 from hyfreedp.clipping.bookkeeping import BookKeepingEngine
 from hyfreedp.clipping.functions import AbadiClipping, AutomaticClipping, Clipping, NoClipping
 from hyfreedp.clipping.hooks import HooksEngine
@@ -24,6 +25,7 @@ __all__ = [
     "NoClipping",
     "check_module",
     "make_engine",
+    "replace_batch_norm",
 ]
 
 _ENGINES: dict[str, type[GradientEngine]] = {"bookkeeping": BookKeepingEngine, "hooks": HooksEngine}

@@ -51,19 +51,30 @@ def check_modes(module: nn.Module) -> None:
         )
 
 
+def is_constant_batch_norm(layer: _BatchNorm) -> bool:
+    """Whether a batch normalisation is a fixed affine map: in eval mode, with frozen weights."""
+    frozen = not any(p.requires_grad for p in layer.parameters())
+    return frozen and layer.track_running_stats and not layer.training
+
+
 def _problem(layer: nn.Module) -> str | None:
     if isinstance(layer, _InstanceNorm):
         if layer.track_running_stats:
             return "keeps running statistics of the data without noise: set track_running_stats=False"
     elif isinstance(layer, _BatchNorm):
-        frozen = not any(p.requires_grad for p in layer.parameters())
-        if layer.training or not layer.track_running_stats or not frozen:
+        if not is_constant_batch_norm(layer):
             return (
                 "normalises each sample by the others in its batch: replace it by GroupNorm "
-                "(opacus.validators.ModuleValidator.fix does), or freeze it and keep it in eval mode"
+                "(hyfreedp.replace_batch_norm(model) does, before the optimizer is made), or freeze it and keep it in "
+                "eval mode"
             )
+    elif "FrozenBatchNorm" in type(layer).__name__:  # of torchvision, timm, transformers: constants, as buffers
+        return None
     elif any(getattr(layer, name, None) is not None for name in _RUNNING) and layer.training:
-        return "keeps running statistics of the data without noise: replace it by a layer that does not, or freeze it"
+        return (
+            "keeps running statistics of the data without noise: replace it by a layer that does not, or keep it in "
+            "eval mode"
+        )
     elif isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) and layer.max_norm is not None:
         return "renormalises the rows that the batch looks up, also where it is frozen: set max_norm=None"
     elif isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) and layer.weight.requires_grad:
