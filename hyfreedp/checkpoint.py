@@ -139,6 +139,7 @@ class Resumable:
             "decay": f"{self.decay} from {self.decay_start!r}",
             **self._base.settings(),
             "noise": "secure" if self._generator.secure else "standard",
+            **({"views of a record": str(self._engine.views)} if self._engine.views > 1 else {}),
         }
 
 

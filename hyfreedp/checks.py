@@ -122,27 +122,32 @@ def check_learning_rate(eta: float) -> None:
         raise ValueError(f"initial_learning_rate must be finite and positive, got {eta}")
 
 
-def check_losses(losses: Any, size: int, *, differentiable: bool = True) -> None:
+def check_losses(losses: Any, size: int, views: int = 1, *, differentiable: bool = True) -> None:
     """Refuse what a loss function must not return; called before anything is released of it.
 
     Args:
         losses: what the loss function returned.
         size: number of samples it was given.
+        views: of each sample.
         differentiable: whether they must have a gradient, as in training and not in a probe.
 
     Raises:
         TypeError: not a tensor.
-        ValueError: not of shape ``(size,)``, or without a gradient.
+        ValueError: not of shape ``(size,)``, or ``(size, views)`` if there are several; or without a gradient.
     """
+    shape = (size,) if views == 1 else (size, views)
     if not isinstance(losses, Tensor):
-        raise TypeError(f"per_sample_loss must return a tensor of shape ({size},), got {type(losses).__name__}")
-    if losses.shape != (size,):
+        raise TypeError(f"per_sample_loss must return a tensor of shape {shape}, got {type(losses).__name__}")
+    if losses.shape != shape:
         hint = (
-            "a mean or sum over the batch has no per-sample gradients; use reduction='none'"
+            f"with views={views}, one loss for each view, those of a record in one row; .view(-1, {views}) does that "
+            "where the model was given the views of a record one after the other"
+            if views > 1
+            else "a mean or sum over the batch has no per-sample gradients; use reduction='none'"
             if losses.ndim == 0
-            else ("one loss per sample, the mean over a sample's own tokens or pixels")
+            else "one loss per sample, the mean over a sample's own tokens or pixels"
         )
-        raise ValueError(f"per_sample_loss must return shape ({size},), got {tuple(losses.shape)}: {hint}")
+        raise ValueError(f"per_sample_loss must return shape {shape}, got {tuple(losses.shape)}: {hint}")
     if differentiable and not losses.requires_grad:
         raise ValueError(
             "per_sample_loss must return losses with a gradient: compute them from the model, not detached"

@@ -93,6 +93,7 @@ class PrivacyEngine:
         preset: str | Preset = "robust",
         clipping: Clipping | None = None,
         max_physical_batch_size: PhysicalBatchSize = None,
+        views: int = 1,
         gradient_engine: Literal["auto", "bookkeeping", "hooks"] = "auto",
         diagnostics: bool = False,
         **changes: Unpack[PresetFields],
@@ -114,6 +115,11 @@ class PrivacyEngine:
             clipping: of per-sample gradients; automatic normalisation if None (none when ``target_epsilon`` is inf).
             max_physical_batch_size: memory limit; larger Poisson batches are processed in pieces of so many samples, or
                 in those that a function of the batch chooses, such as :func:`hyfreedp.token_budget` makes.
+            views: of every record, such as augmented copies, whose gradients are averaged before they are clipped (De
+                et al. 2022), so that a record moves the sum as far as with one. They are made after sampling, in
+                ``per_sample_loss``: it gives the model the K views of a record one after the other (as
+                ``repeat_interleave(K, 0)`` makes them) and returns losses of shape ``(B, K)``. Random numbers of
+                torch's are the same in the gradient and its probes.
             gradient_engine: see :func:`hyfreedp.clipping.make_engine`.
             diagnostics: record raw, not private values too.
             **changes: fields of :class:`Preset` to change, such as ``interval=10``.
@@ -152,6 +158,7 @@ class PrivacyEngine:
             private = math.isfinite(target_epsilon)
             rate_learner = _make_rate_learner(settings, optimizer, private, total)
             clipping = _check_clipping(clipping, private)
+            check_count("views", views, 1)
         processes.agree(
             records=sampler.num_records,
             batch_size=data_loader.batch_size,
@@ -161,11 +168,12 @@ class PrivacyEngine:
             **vars(settings),
             clipping=clipping,
             optimizer=optimizer,
+            views=views,
             diagnostics=diagnostics,
             **replica(module),
             noise=split,
         )
-        hooks = make_engine(module, clipping, gradient_engine)
+        hooks = make_engine(module, clipping, gradient_engine, views=views)
         try:
             private_optimizer = HyFreeDPOptimizer(
                 optimizer,

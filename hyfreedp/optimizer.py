@@ -120,7 +120,8 @@ class HyFreeDPOptimizer(Resumable, OptimizerWrapper):
 
         Args:
             per_sample_loss: maps a batch, or a piece of it, to losses of shape ``(B,)`` without reduction, each
-                depending on its own sample only. Called again for the probes, without gradients.
+                depending on its own sample only; of shape ``(B, K)`` where the run was made with ``views=K``. Called
+                again for the probes, without gradients and with the same random numbers of torch's.
             batch: what the loader gave; samples are the first dimension of every tensor. May be empty.
 
         Raises:
@@ -204,6 +205,7 @@ class HyFreeDPOptimizer(Resumable, OptimizerWrapper):
             device=self._base.parameters[0].device,
             buffers=self._buffers,
             check=due,
+            views=self._engine.views,
         )
         losses, norms = passes.backward(self._engine)
         if t == 0 and self.rate_learner is not None and self.rate_learner.kind == "losses":

@@ -25,12 +25,13 @@ class Passes:
     Results are in the order of the batch, whatever the order of its pieces.
 
     Args:
-        per_sample_loss: maps a batch, or a piece of it, to losses of shape ``(B,)``.
+        per_sample_loss: maps a batch, or a piece of it, to losses of shape ``(B,)``, or ``(B, views)``.
         batch: samples are the first dimension of every tensor.
         max_physical_batch_size: size of the pieces, or the function that chooses them; None for one piece.
         device: of the model.
         buffers: of the model, which no pass may change.
         check: whether :meth:`check_samples` will be called, and parameters are compared by value meanwhile.
+        views: of each sample, whose loss is the mean over them.
 
     Raises:
         ValueError: the pieces are no partition of the batch, see :func:`hyfreedp.batches.split_rows`.
@@ -45,8 +46,9 @@ class Passes:
         device: torch.device,
         buffers: BufferGuard,
         check: bool = False,
+        views: int = 1,
     ) -> None:
-        self._loss = per_sample_loss
+        self._loss, self._views = per_sample_loss, views
         self._rows = split_rows(batch, max_physical_batch_size)
         self._pieces = [take(batch, rows) for rows in self._rows]
         self._states: list[RandomState] = []
@@ -61,8 +63,7 @@ class Passes:
         self._states, self._finite = [], []
         for piece in self._pieces:
             self._states.append(RandomState.capture(self._device))
-            values = self._values(piece)
-            check_losses(values, batch_length(piece))
+            values = self._values(piece, differentiable=True)
             norms.append(engine.backward(values))
             losses.append(values.detach().double())
             self._finite.append(losses[-1].isfinite() & norms[-1].isfinite())
@@ -78,9 +79,7 @@ class Passes:
         try:
             for piece, state in zip(self._pieces, self._states, strict=True):
                 state.restore()
-                values = self._values(piece)
-                check_losses(values, batch_length(piece), differentiable=False)
-                losses.append(values.double())
+                losses.append(self._values(piece).double())
         finally:
             present.restore()
         return self._in_order(losses) if losses else self._no_losses
@@ -115,9 +114,11 @@ class Passes:
         self._check = False
         return True
 
-    def _values(self, piece: Any) -> Tensor:
+    def _values(self, piece: Any, *, differentiable: bool = False) -> Tensor:
         with self._buffers.unchanged(by_value=self._check):
-            return self._loss(piece)
+            losses = self._loss(piece)
+        check_losses(losses, batch_length(piece), self._views, differentiable=differentiable)
+        return losses if self._views == 1 else losses.mean(1)
 
     def _in_order(self, parts: list[Tensor]) -> Tensor:
         """Values of the pieces, shape ``(n,)`` each, as those of the batch, shape ``(B,)``."""

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import torch
 
 from hyfreedp.experiments.benchmark import goals
 from hyfreedp.experiments.tables import image_classification, small_tasks
@@ -15,10 +16,13 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_code_block_runs_as_written(capsys):
-    code, _ = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)  # test_distributed.py runs the second
-    exec(compile(code, "README.md", "exec"), {})
+    code, views, _ = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)  # test_distributed.py runs the last
+    exec(compile(code, "README.md", "exec"), names := {})
     spent = float(re.search(r"epsilon spent: ([\d.]+)", capsys.readouterr().out).group(1))
     assert 2.9 < spent <= 3.0
+    names["augment"] = lambda x: x + 0.1 * torch.randn_like(x)
+    exec(compile(views, "README.md", "exec"), names)
+    assert names["per_sample_loss"](names["data"][:6]).shape == (6, 4)
 
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])

@@ -32,7 +32,11 @@ _ENGINES: dict[str, type[GradientEngine]] = {"bookkeeping": BookKeepingEngine, "
 
 
 def make_engine(
-    module: nn.Module, clipping: Clipping, engine: Literal["auto", "bookkeeping", "hooks"] = "auto"
+    module: nn.Module,
+    clipping: Clipping,
+    engine: Literal["auto", "bookkeeping", "hooks"] = "auto",
+    *,
+    views: int = 1,
 ) -> GradientEngine:
     """Attach a gradient engine to ``module``.
 
@@ -47,6 +51,7 @@ def make_engine(
         clipping: ``AutomaticClipping()``, ``AbadiClipping(threshold)`` or ``NoClipping()``.
         engine: "bookkeeping" (fast), "hooks" (Opacus, general), or "auto": the first where it covers the module, else
             the second, with a warning.
+        views: of each sample, which the model is given one after the other: K B rows for B losses.
 
     Raises:
         ValueError: the module cannot be privatised (see ``check_module``), or no allowed engine covers it.
@@ -55,14 +60,14 @@ def make_engine(
         raise ValueError(f"engine={engine!r} is not allowed: use 'auto', {', '.join(map(repr, _ENGINES))}")
     check_module(module)
     if engine != "auto":
-        return _ENGINES[engine](module, clipping)
+        return _ENGINES[engine](module, clipping, views)
     missing = BookKeepingEngine.unsupported(module)
     if not missing:
-        return BookKeepingEngine(module, clipping)
+        return BookKeepingEngine(module, clipping, views)
     also_missing = HooksEngine.unsupported(module)
     if also_missing:
         raise ValueError(
             f"no engine can train this module. Book-keeping: {listed(missing)}. Hooks: {listed(also_missing)}"
         )
     warnings.warn(f"using the slower engine 'hooks', because {listed(missing)}", stacklevel=2)
-    return HooksEngine(module, clipping)
+    return HooksEngine(module, clipping, views)

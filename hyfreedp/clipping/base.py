@@ -39,6 +39,7 @@ class GradientEngine(ABC):
     Args:
         module: the model.
         clipping: turns per-sample norms into factors c_i.
+        views: rows in dimension 0 that each sample has, one after the other, and whose gradients it adds up.
 
     Raises:
         ValueError: something in ``module`` is trainable and this engine cannot handle it; all of it is named.
@@ -47,12 +48,13 @@ class GradientEngine(ABC):
     name: ClassVar[str]
     _expander: PositionExpander
 
-    def __init__(self, module: nn.Module, clipping: Clipping) -> None:
+    def __init__(self, module: nn.Module, clipping: Clipping, views: int = 1) -> None:
         problems = self.unsupported(module)
         if problems:
             raise ValueError(f"engine {self.name!r} cannot train this module: " + listed(problems))
         self.module = module
         self.clipping = clipping
+        self.views = views
         self._checked_samples = 0
         self._checks = NoiseGenerator(0)  # not secret: its signs decide nothing but what a check would notice
         self._types: set[torch.dtype] = set()
@@ -156,7 +158,7 @@ class GradientEngine(ABC):
             raise ValueError("losses depend on no trainable parameter: was the forward pass run under no_grad?")
         # Inside an autocast region the engine's own products would be rounded to half precision.
         autocast = torch.autocast(losses.device.type, enabled=False)
-        with torch.no_grad(), autocast, self._expander.batch_of(len(losses)):
+        with torch.no_grad(), autocast, self._expander.batch_of(len(losses) * self.views):
             return self._backward(losses, self._trainable(), add)
 
     def _backward(self, losses: Tensor, trainable: dict[nn.Parameter, str], add: bool) -> Tensor:
@@ -267,9 +269,10 @@ def hidden_use(parameter: str) -> ValueError:
     )
 
 
-def wrong_samples(name: str, layer: nn.Module, seen: int, losses: int) -> ValueError:
+def wrong_samples(name: str, layer: nn.Module, seen: int, losses: int, views: int = 1) -> ValueError:
     """The refusal of a layer whose input does not have the samples in dimension 0."""
+    rows = "the samples" if views == 1 else f"the {views} views of each sample, one after the other"
     return ValueError(
         f"layer {name!r} ({type(layer).__name__}) saw {seen} samples, but there are {losses} losses: dimension 0 of "
-        "its input must be the samples"
+        f"its input must be {rows}"
     )

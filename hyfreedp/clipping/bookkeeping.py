@@ -22,7 +22,7 @@ from hyfreedp.clipping.broadcast import PositionExpander, free_parameters, repea
 from hyfreedp.clipping.engine_hook import EngineHook
 from hyfreedp.clipping.functions import Clipping
 from hyfreedp.clipping.layers import Gradients, LayerRule, input_to_keep, rule_of, ruled_parameters
-from hyfreedp.clipping.per_sample import Instantiated, PerSampleGradients, add_uses
+from hyfreedp.clipping.per_sample import Instantiated, PerSampleGradients, add_uses, join_views
 from hyfreedp.clipping.saved_input import SavedInput
 
 
@@ -35,8 +35,8 @@ class BookKeepingEngine(GradientEngine):
 
     name = "bookkeeping"
 
-    def __init__(self, module: nn.Module, clipping: Clipping) -> None:
-        super().__init__(module, clipping)
+    def __init__(self, module: nn.Module, clipping: Clipping, views: int = 1) -> None:
+        super().__init__(module, clipping, views)
         self._pass: _Pass | None = None
         self._expander = PositionExpander(module)
         self._handles = []
@@ -120,7 +120,7 @@ class BookKeepingEngine(GradientEngine):
         for layer, free in layers:
             with torch.enable_grad():  # as in the forward pass, so that recomputing saves the same tensors
                 kept = {n: p for n, p in free.items() if p.requires_grad and p.dim() >= 2}
-                substitute(layer, {n: repeat(p, len(losses), p.dim()) for n, p in kept.items()})
+                substitute(layer, {n: repeat(p, len(losses) * self.views, p.dim()) for n, p in kept.items()})
         try:
             return super()._backward(losses, trainable, add)
         finally:
@@ -146,7 +146,7 @@ class BookKeepingEngine(GradientEngine):
     ) -> dict[nn.Parameter, PerSampleGradients]:
         uses, ends = self._trace(losses, trainable)
         counts = Counter(p for use in uses for p in use.trainable)
-        self._pass = current = _Pass(len(losses), {p for p, count in counts.items() if count > 1})
+        self._pass = current = _Pass(len(losses), self.views, {p for p, count in counts.items() if count > 1})
         try:
             if ends:
                 torch.autograd.grad(losses, ends, torch.ones_like(losses), allow_unused=True)
@@ -211,14 +211,16 @@ class _Use:
 class _Pass:
     """What one backward pass collects; norms are taken at once, except those of parameters used more than once."""
 
-    def __init__(self, batch_size: int, shared: set[nn.Parameter]) -> None:
-        self.batch_size, self.shared = batch_size, shared
+    def __init__(self, batch_size: int, views: int, shared: set[nn.Parameter]) -> None:
+        self.batch_size, self.views, self.shared = batch_size, views, shared
         self.gradients: dict[nn.Parameter, list[PerSampleGradients]] = {}
 
     def receive(self, use: _Use, x: Tensor | None, g: Tensor) -> None:
-        if len(g) != self.batch_size or (x is not None and len(x) != self.batch_size):
-            raise wrong_samples(use.name, use.layer, len(g), self.batch_size)
-        for p, gradients in use.gradients(x, g):
+        rows = self.batch_size * self.views
+        if len(g) != rows or (x is not None and len(x) != rows):
+            raise wrong_samples(use.name, use.layer, len(g), self.batch_size, self.views)
+        for p, of_rows in use.gradients(x, g):
+            gradients = join_views(of_rows, self.views)
             self.gradients.setdefault(p, []).append(gradients)
             if p not in self.shared:
                 _ = gradients.squared_norms  # computed while x and g are still in the cache

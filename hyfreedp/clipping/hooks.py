@@ -16,7 +16,7 @@ from hyfreedp.clipping.base import GradientEngine, hidden_use, wrong_samples
 from hyfreedp.clipping.broadcast import PositionExpander
 from hyfreedp.clipping.engine_hook import EngineHook
 from hyfreedp.clipping.functions import Clipping
-from hyfreedp.clipping.per_sample import Instantiated, PerSampleGradients, add_uses
+from hyfreedp.clipping.per_sample import Instantiated, PerSampleGradients, add_uses, join_views
 from hyfreedp.clipping.saved_input import SavedInput
 
 _DROPOUTS = (nn.modules.dropout._DropoutNd, nn.RReLU)
@@ -32,8 +32,8 @@ class HooksEngine(GradientEngine):
 
     name = "hooks"
 
-    def __init__(self, module: nn.Module, clipping: Clipping) -> None:
-        super().__init__(module, clipping)
+    def __init__(self, module: nn.Module, clipping: Clipping, views: int = 1) -> None:
+        super().__init__(module, clipping, views)
         self._batch_size = 0
         self._gradients: dict[nn.Parameter, PerSampleGradients] | None = None  # collected during a backward pass only
         layers = list(_sampled_layers(module))
@@ -115,8 +115,8 @@ class HooksEngine(GradientEngine):
         if self._gradients is None:
             return
         self._types.add(gradient.dtype)
-        if not len(x) == len(gradient) == self._batch_size:
-            raise wrong_samples(name, layer, len(x), self._batch_size)
+        if not len(x) == len(gradient) == self._batch_size * self.views:
+            raise wrong_samples(name, layer, len(x), self._batch_size, self.views)
         if isinstance(layer, nn.Embedding) and layer.padding_idx is not None:
             gradient = gradient.masked_fill((x == layer.padding_idx)[..., None], 0)  # Opacus overlooks the padding
         try:
@@ -137,7 +137,7 @@ class HooksEngine(GradientEngine):
         for p, per_sample in per_sample_gradients.items():
             if p.requires_grad:
                 earlier = [self._gradients[p]] if p in self._gradients else []
-                self._gradients[p] = add_uses([*earlier, Instantiated(per_sample)])
+                self._gradients[p] = add_uses([*earlier, join_views(Instantiated(per_sample), self.views)])
 
 
 def _has_sampler(layer: nn.Module) -> bool:

@@ -852,6 +852,22 @@ MUTANTS = [
         ("core/sampling::test_batches_that_are_given_again_are_refused",),
     ),
     Mutant(
+        "losses-of-views-added-up",
+        "hyfreedp/passes.py",
+        "losses.mean(1)",
+        "losses.sum(1)",
+        "The loss of a record, which a probe clips and releases, grows with the number of its views.",
+        ("core/views::test_a_step_is_that_of_a_loop_over_records_and_views",),
+    ),
+    Mutant(
+        "rows-of-views-in-another-order",
+        f"{CLIPPING}/per_sample.py",
+        "products(gradients.left.unflatten(0, (-1, views)), gradients",
+        "products(gradients.left.unflatten(0, (views, -1)).transpose(0, 1), gradients",
+        "The gradient of one record is made of the outputs of several.",
+        ("core/views::test_equals_a_loop_over_single_views",),
+    ),
+    Mutant(
         "modes-not-checked-by-the-engine",
         f"{CLIPPING}/base.py",
         "        self.check_modes()\n",

@@ -1,0 +1,238 @@
+"""Several views of each record: their gradients are averaged before clipping, and one record still counts for one."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from models import Example, conv1d_net, groupnorm_convnet, mlp, tied_language_model, vit
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from twins import PRESETS, adamw, flat, make_batches, make_model, make_private, sgd, trainable
+
+from hyfreedp.clipping import AbadiClipping, AutomaticClipping, BookKeepingEngine, HooksEngine
+
+ENGINES = [BookKeepingEngine, HooksEngine]
+
+
+def several(model, views, augment=lambda x: x):
+    """Per-sample losses of so many views of every record, shape (B, views)."""
+
+    def per_sample_loss(batch):
+        x, y = (tensor.repeat_interleave(views, 0) for tensor in batch)
+        return F.cross_entropy(model(augment(x)), y, reduction="none").view(-1, views)
+
+    return per_sample_loss
+
+
+def single(model):
+    return lambda batch: F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+
+# -- the engines -------------------------------------------------------------------------------------------------------
+
+
+def assert_averages(engine, example, views, rows=(0, 3, 1, 4, 2, 0)):
+    """The norms and the clipped sum are those of a loop over single views; some occur in two records."""
+    rows, clipping = torch.tensor(rows), AutomaticClipping()
+    batch = tuple(tensor[rows % len(tensor)] for tensor in example.batch)
+    of_views = Example(example.model, batch, example.loss)
+    gradients = of_views.gradients().unflatten(0, (-1, views)).mean(1)
+    norms = gradients.norm(dim=1)
+    attached = engine(example.model, clipping, views)
+    losses = of_views.losses().view(-1, views).mean(1)
+    torch.testing.assert_close(attached.backward(losses), norms, rtol=1e-8, atol=1e-12)
+    torch.testing.assert_close(of_views.collected(), clipping.factors(norms) @ gradients, rtol=1e-8, atol=1e-12)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("views", [2, 3, 6])
+@pytest.mark.parametrize("build", [mlp, groupnorm_convnet, conv1d_net, tied_language_model])
+def test_equals_a_loop_over_single_views(engine, views, build):
+    assert_averages(engine, build(), views)
+
+
+def test_a_class_token_and_positions_are_repeated_for_every_view():
+    assert_averages(BookKeepingEngine, vit(), 3)
+
+
+class Checkpointed(nn.Module):
+    """A parameter that is broadcast, in a block that is computed again in the backward pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.token, self.inner, self.head = nn.Parameter(torch.randn(1, 1, 4)), nn.Linear(4, 4), nn.Linear(4, 1)
+
+    def forward(self, x):
+        return self.head(checkpoint(self.block, x, use_reentrant=False))[..., 0]
+
+    def block(self, x):
+        return torch.tanh(self.inner(x) * self.token)
+
+
+def test_checkpointing():
+    example = Example(Checkpointed().double(), (torch.randn(5, 2, 4).double(),), lambda model, x: model(x).sin().sum(1))
+    assert_averages(BookKeepingEngine, example, 2)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_views_of_a_record_may_mix(engine):
+    """A loss that compares them with each other, say; each record's is still its own."""
+    model = nn.Linear(3, 4).double()
+    x = torch.randn(4 * 3, 3, dtype=torch.float64)
+
+    def losses(x):
+        features = model(x).unflatten(0, (-1, 3))
+        return (features - features.mean(1, keepdim=True)).square().sum((1, 2))
+
+    gradients = [torch.autograd.grad(losses(record)[0], list(model.parameters())) for record in x.split(3)]
+    expected = [math.sqrt(sum(float(g.square().sum()) for g in record)) for record in gradients]
+    norms = engine(model, AutomaticClipping(), 3).backward(losses(x))
+    torch.testing.assert_close(norms, torch.tensor(expected, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_without_being_told_an_engine_takes_no_rows_for_views(engine):
+    model = nn.Linear(3, 2).double()
+    attached = engine(model, AutomaticClipping())
+    with pytest.raises(ValueError):
+        attached.backward(model(torch.randn(6, 3).double()).flatten().view(2, 6).sum(1))
+
+
+@settings(max_examples=20)
+@given(
+    views=st.integers(1, 4), size=st.integers(1, 5), scale=st.sampled_from([1e-3, 1.0, 1e3]), seed=st.integers(0, 99)
+)
+def test_one_record_moves_the_sum_by_no_more_than_the_sensitivity(views, size, scale, seed):
+    """However many views it has and whatever they are."""
+    torch.manual_seed(seed)
+    model, clipping = make_model(seed=seed), AbadiClipping(0.5)
+    x, y = torch.randn((size + 1) * views, 5).double(), torch.randint(3, ((size + 1) * views,))
+    x[-views:] *= scale
+    sums = []
+    for records in (size, size + 1):
+        model.zero_grad()
+        attached = BookKeepingEngine(model, clipping, views)
+        losses = F.cross_entropy(model(x[: records * views]), y[: records * views], reduction="none")
+        attached.backward(losses.view(-1, views).mean(1))
+        attached.detach()
+        sums.append(torch.cat([p.grad.flatten() for p in trainable(model)]).clone())
+    assert float((sums[1] - sums[0]).norm()) <= 0.5 * (1 + 1e-9)
+
+
+# -- runs --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [None, 3, lambda batch: [[3, 0], [1, 2, 4], [5]]])
+@pytest.mark.parametrize("engine", ["bookkeeping", "hooks"])
+def test_a_step_is_that_of_a_loop_over_records_and_views(engine, size):
+    """Whatever the pieces; what counts is records. The loss of a record is the mean of its views'."""
+    model, views, rate = make_model(), 3, 0.5
+    (batch,) = make_batches((6,))
+    noise = torch.randn(6, views, 5, dtype=torch.float64)
+    batch = [batch[0], batch[1], noise]
+
+    def loss(batch):
+        x = (batch[0][:, None] + batch[2]).flatten(0, 1)
+        return F.cross_entropy(model(x), batch[1].repeat_interleave(views), reduction="none").view(-1, views)
+
+    weights, total, means = flat(model), 0.0, []
+    for i in range(6):
+        each = [F.cross_entropy(model(batch[0][i] + noise[i, k]), batch[1][i]) for k in range(views)]
+        gradients = [torch.cat([g.flatten() for g in torch.autograd.grad(one, trainable(model))]) for one in each]
+        mean = sum(gradients) / views
+        total += mean / (mean.norm() + 0.01)
+        means.append(sum(each).item() / views)
+    settings = {"preset": "fixed", "clipping": AutomaticClipping(), "gradient_engine": engine, "diagnostics": True}
+    _, optimizer, _ = make_private(model, sgd(model, rate), views=views, max_physical_batch_size=size, **settings)
+    record = optimizer.step(loss, batch)
+    torch.testing.assert_close(flat(model), weights - rate * total / optimizer.expected_batch_size)
+    assert record.diagnostics["mean_loss"] == pytest.approx(sum(means) / 6)
+
+
+@pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
+def test_views_that_are_equal_are_a_run_without_views(preset, unbound_noise):
+    """Votes, probes, thresholds and an empty batch included: the loss of a record is the mean over its views."""
+    runs = []
+    for views in (1, 4):
+        model = make_model()
+        private = {"preset": preset, "target_epsilon": 3.0, "accountant": "rdp", "views": views}
+        _, optimizer, _ = make_private(model, adamw(model), **private)
+        loss = single(model) if views == 1 else several(model, views)
+        for batch in make_batches((8, 5, 0, 9, 8)):
+            optimizer.step(loss, batch)
+        runs.append((flat(model), optimizer.eta, optimizer.epsilon_spent()))
+    torch.testing.assert_close(runs[0][0], runs[1][0], rtol=1e-8, atol=1e-10)
+    assert runs[0][1:] == pytest.approx(runs[1][1:])
+
+
+def test_gradient_and_probes_see_the_same_views():
+    """Made by torch's random numbers in the loss function, after sampling; other ones in the next step."""
+    model, seen = make_model(), []
+
+    def augment(x):
+        seen.append(x + torch.randn_like(x))
+        return seen[-1]
+
+    _, optimizer, _ = make_private(model, sgd(model), preset="paper", interval=1, views=2, max_physical_batch_size=4)
+    optimizer._checks_due = []
+    for batch in make_batches((8, 8)):
+        optimizer.step(several(model, 2, augment), batch)
+    first, second = seen[:6], seen[6:]  # two pieces: the gradient, ahead and behind
+    for one, ahead, behind in zip(first[:2], first[2:4], first[4:], strict=True):
+        assert torch.equal(one, ahead) and torch.equal(one, behind)
+    assert len(second) == 6 and not torch.equal(first[0], second[0])
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("views", [0, -1, 2.5, "2", True, None])
+def test_a_number_of_views_that_is_none_is_refused(views):
+    model = make_model()
+    with pytest.raises(ValueError, match="views must be an integer of at least 1, got"):
+        make_private(model, adamw(model), views=views)
+
+
+@pytest.mark.parametrize(
+    ("views", "wrong", "shape"),
+    [
+        (2, lambda losses: losses.flatten(), r"\(12,\)"),
+        (2, lambda losses: losses.mean(1), r"\(6,\)"),
+        (2, lambda losses: losses.T, r"\(2, 6\)"),
+        (3, lambda losses: losses, r"\(6, 2\)"),
+    ],
+)
+def test_losses_of_another_form_are_refused(views, wrong, shape):
+    model = make_model()
+    _, optimizer, _ = make_private(model, adamw(model), views=views)
+    (batch,) = make_batches((6,))
+    with pytest.raises(ValueError, match=rf"must return shape \(6, {views}\), got {shape}: with views={views}, one"):
+        optimizer.step(lambda batch: wrong(several(model, 2)(batch)), batch)
+    assert optimizer.ledger.steps == 0
+
+
+def test_views_in_the_wrong_order_are_refused():
+    """Row by row they would be views of different records, each of which could then move several of the sum."""
+    model = make_model()
+    _, optimizer, _ = make_private(model, adamw(model), views=3)
+
+    def loss(batch):
+        x, y = batch[0].repeat(3, 1), batch[1].repeat(3)  # the first view of all records, then the second
+        return F.cross_entropy(model(x), y, reduction="none").view(-1, 3)
+
+    with pytest.raises(ValueError, match="depend on which other samples are in the batch"):
+        optimizer.step(loss, make_batches((8,))[0])
+    assert optimizer.ledger.steps == 0
+
+
+def test_a_run_is_resumed_with_its_number_of_views():
+    model, states = make_model(), []
+    for views in (1, 2):
+        _, optimizer, _ = make_private(model, adamw(model), views=views)
+        states.append(optimizer.state_dict())
+    with pytest.raises(ValueError, match="views of a record is None there and 2 here"):
+        optimizer.load_state_dict(states[0])
+    optimizer.load_state_dict(states[1])
