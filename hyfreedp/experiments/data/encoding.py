@@ -105,7 +105,7 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase) -> int:
 
 
 def encode_pairs(
-    tokenizer: PreTrainedTokenizerBase, pairs: Sequence[Pair], context_length: int
+    tokenizer: PreTrainedTokenizerBase, pairs: Sequence[Pair], context_length: int, *, cut: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Pairs as sequences: meaning, separator, reference, end.
 
@@ -115,6 +115,7 @@ def encode_pairs(
     Args:
         tokenizer: with a token for the end of a sequence.
         context_length: tokens in a sequence at most.
+        cut: whether longer sequences are cut off there, and not refused.
 
     Returns:
         Token ids, int64, shape (N, L), padded on the right to the longest; and labels of the same shape: the token
@@ -122,7 +123,8 @@ def encode_pairs(
         before it, so a loss compares the output at t - 1 with the label at t.
 
     Raises:
-        ValueError: no pair; a sequence is too long or a reference is empty; the tokenizer has no end token.
+        ValueError: no pair; a sequence, or the meaning of one that is cut, is too long; a reference is empty; the
+            tokenizer has no end token.
     """
     padding, separator, end = check_tokenizer(tokenizer), _separator(tokenizer), _end(tokenizer)
     meanings = _ids(tokenizer, [pair.meaning for pair in pairs])
@@ -133,6 +135,8 @@ def encode_pairs(
     sequences = [
         [*meaning, separator, *reference, end] for meaning, reference in zip(meanings, references, strict=True)
     ]
+    if cut and max(map(len, meanings)) + 1 < context_length:  # a target is left of each
+        sequences = [sequence[:context_length] for sequence in sequences]
     return _with_labels(sequences, [len(meaning) + 1 for meaning in meanings], padding, context_length, "pair")
 
 

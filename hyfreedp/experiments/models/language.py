@@ -162,6 +162,8 @@ def own_tokenizer() -> PreTrainedTokenizerBase:
 
 
 _TINY = {"n_positions": 256, "n_embd": 64, "n_layer": 2, "n_head": 4}
+# The same function as GPT-2's activation, in one operation.
+_FUSED = {"activation_function": "gelu_pytorch_tanh"}
 _SMALL = {"n_positions": 1024, "n_embd": 768, "n_layer": 12, "n_head": 12}
 _TINY_LLAMA = {
     "max_position_embeddings": 2048,
@@ -175,6 +177,13 @@ LANGUAGE_MODELS = {
     "gpt2_tiny": LanguageModel("GPT-2, width 64, depth 2", partial(_gpt2, **_TINY), own_tokenizer, 256, 16_384),
     "gpt2_sentences": _pretrained(
         "tiny GPT-2, pre-trained on public sentences", "gpt2_sentences", "gpt2_tiny", 256, 16_384
+    ),
+    # For whole runs on one core: a quarter faster, and other numbers by rounding. Small pieces stay in its cache.
+    "gpt2_tiny_fused": LanguageModel(
+        "GPT-2, width 64, depth 2", partial(_gpt2, **_TINY, **_FUSED), own_tokenizer, 256, 4_096
+    ),
+    "gpt2_sentences_fused": _pretrained(
+        "tiny GPT-2, pre-trained on public sentences", "gpt2_sentences", "gpt2_tiny_fused", 256, 4_096
     ),
     "llama_tiny": LanguageModel(
         "LLaMA, width 64, depth 2", partial(_llama, **_TINY_LLAMA), own_tokenizer, 2048, 16_384

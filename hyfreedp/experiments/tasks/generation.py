@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 BEAMS = 5
-MOST_TOKENS = 100  # of a sentence; those of E2E have about half of it by our tokenizer, a quarter by GPT-2's
+# Of a sentence. By our tokenizer 99 % of E2E's test references have at most 107, by GPT-2's a third of it.
+MOST_TOKENS = 128
 TOGETHER = 64  # prompts in memory at a time
 
 
