@@ -1,7 +1,9 @@
 """The five scores of the E2E challenge.
 
 They agree with the challenge's own scripts (Dusek, Novikova and Rieser 2020): BLEU and NIST as MT-Eval v13a with a
-variable number of references, METEOR, ROUGE-L and CIDEr as the COCO caption evaluation with its tokeniser.
+variable number of references, METEOR, ROUGE-L and CIDEr as the COCO caption evaluation with its tokeniser. METEOR is
+version 1.5 itself, with its own paraphrases and synonyms: the archives that pycocoevalcap brings are the challenge's
+byte for byte, as is the tokeniser's.
 """
 
 from __future__ import annotations
@@ -43,18 +45,35 @@ def scores(references: Sequence[Sequence[str]], outputs: Sequence[str]) -> dict[
         raise ValueError(f"need one output for each instance, got {len(outputs)} for {len(references)}")
     if empty := [number for number, texts in enumerate(references, start=1) if not texts]:
         raise ValueError(f"every instance needs a reference, instance {empty[0]} has none")
-    streams = list(zip_longest(*references))  # sacrebleu wants None where an instance has fewer references
-    bleu = sacrebleu.BLEU(lowercase=True, tokenize="13a").corpus_score(list(outputs), streams).score / 100
     java = shutil.which("java") is not None
     targets = _tokenized(list(references), java)
     candidates = _tokenized([[output] for output in outputs], java)
     return {
-        "BLEU": bleu,
+        "BLEU": bleu(references, outputs),
         "NIST": nist(references, outputs),
         "METEOR": _meteor(targets, candidates) if java else None,
         "ROUGE_L": float(Rouge().compute_score(targets, candidates)[0]),
         "CIDEr": float(Cider().compute_score(targets, candidates)[0]),
     }
+
+
+def bleu(references: Sequence[Sequence[str]], outputs: Sequence[str]) -> float:
+    """BLEU of MT-Eval v13a, from 0 to 1, with n-grams of up to four words and its smoothing.
+
+    sacrebleu counts, but where nothing matches, or no output has four words, it gives 0. The script smooths the first,
+    as any length of which no n-gram matches, and takes lengths that no output has for perfect.
+    """
+    streams = list(zip_longest(*references))  # sacrebleu wants None where an instance has fewer references
+    found = sacrebleu.BLEU(lowercase=True, tokenize="13a").corpus_score(list(outputs), streams)
+    if found.sys_len == 0:
+        return 0.0
+    logarithm, smooth = min(0.0, 1 - found.ref_len / found.sys_len), 1.0
+    for hits, total in zip(found.counts, found.totals, strict=True):
+        if total and not hits:
+            smooth *= 2
+        if total:
+            logarithm += math.log((hits or 1 / smooth) / total) / len(found.totals)
+    return math.exp(logarithm)
 
 
 def nist(references: Sequence[Sequence[str]], outputs: Sequence[str]) -> float:
