@@ -4,7 +4,7 @@ ARGS ?=
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help install reproduce notebooks benchmark test test-slow mutants lint types clean
+.PHONY: help install reproduce update benchmark test test-slow mutants lint types clean
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -12,11 +12,11 @@ help:  ## list these targets
 
 install: .venv/.installed  ## create .venv with the versions of constraints.txt (PyTorch with CUDA: several GB)
 
-reproduce: .venv/.installed  ## run the laptop profile's notebooks, write figures/ and build/laptop/report.html
+reproduce: .venv/.installed  ## run the laptop profile's notebooks, write build/laptop/ with report.html
 	$(BIN)/python -m hyfreedp.experiments reproduce --profile laptop --jobs 2 $(ARGS)
 
-notebooks: .venv/.installed  ## execute notebooks/*.py and save each with its outputs as .ipynb
-	$(BIN)/python -m hyfreedp.experiments notebooks $(ARGS)
+update: .venv/.installed  ## renew the committed figures and .ipynb from committed sources
+	$(BIN)/python -m hyfreedp.experiments update $(ARGS)
 
 benchmark: .venv/.installed  ## measure time and memory of a step beside plain ones and Opacus (ten minutes)
 	$(BIN)/python -m hyfreedp.experiments.benchmark $(ARGS)

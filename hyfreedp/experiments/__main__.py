@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from hyfreedp.experiments.book import notebooks
+from hyfreedp.experiments.book import committed, notebooks
 from hyfreedp.experiments.book.batch import reproduce
 from hyfreedp.experiments.book.jobs import plan
 from hyfreedp.experiments.store.paths import workspace
@@ -15,7 +15,7 @@ from hyfreedp.experiments.tables import grid, small_tasks, targets
 from hyfreedp.experiments.tables import plan as comparison
 
 REPRODUCE = """\
-Executes the notebooks, writes figures/ (or $HYFREEDP_FIGURES) and build/<profile>/report.html.
+Executes the notebooks and writes build/<profile>/: the notebooks, figures/, and report.html. No committed file changes.
 
 An interrupted or repeated command goes on where it was: training runs are kept as cells in data/cells (or
 $HYFREEDP_CELLS), and a notebook is executed again only if its source, its parameters, the package, the files it
@@ -48,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
     batch = commands.add_parser(
         "reproduce",
         parents=[only],
-        help="execute the notebooks, write figures/ and report.html",
+        help="execute the notebooks into build/<profile>/, with report.html",
         description=REPRODUCE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -71,10 +71,10 @@ def main(arguments: list[str] | None = None) -> int:
     )
     batch.set_defaults(run=_reproduce, error=batch.error)
 
-    pair = commands.add_parser(
-        "notebooks", parents=[only], help="execute each notebook's .py source into the .ipynb beside it"
+    renewed = commands.add_parser(
+        "update", parents=[only], help="renew what is committed: figures/ and each notebook's .ipynb, on a clean tree"
     )
-    pair.set_defaults(run=_pair, error=pair.error)
+    renewed.set_defaults(run=_update, error=renewed.error)
 
     accuracy = commands.add_parser("accuracy", help="presets against the learning-rate grid; minutes to an hour")
     accuracy.add_argument("--seeds", type=int, default=5)
@@ -126,12 +126,11 @@ def _reproduce(options: argparse.Namespace) -> int:
     return reproduce(jobs, options.profile, workers=options.jobs, fresh=options.fresh)
 
 
-def _pair(options: argparse.Namespace) -> int:
+def _update(options: argparse.Namespace) -> int:
     try:
-        selected = notebooks.sources(options.only)
-    except ValueError as error:
+        committed.update(notebooks.sources(options.only))
+    except (ValueError, RuntimeError) as error:
         options.error(str(error))
-    notebooks.pair(selected)
     return 0
 
 

@@ -10,6 +10,7 @@ import pytest
 from pages import Page
 
 from hyfreedp.experiments.book import page as page_module
+from hyfreedp.experiments.book.committed import Comparison
 from hyfreedp.experiments.book.jobs import Job, Outcome
 from hyfreedp.experiments.store import plots
 
@@ -36,8 +37,9 @@ def save(name, **changes):
 
 
 @pytest.fixture
-def page(project):
+def page(project, monkeypatch):
     """Of two notebooks that made two figures, a table and a slider, and one that failed; a stale figure lies about."""
+    monkeypatch.setenv("HYFREEDP_FIGURES", str(project.figures))
     for stem in ("01_first", "02_second", "03_third"):
         project.write(stem)
     save("01_first")
@@ -50,9 +52,10 @@ def page(project):
         "02_second": ["02_second.csv", "02_second.json"],
     }
     jobs = {stem: Job(project.notebooks / f"{stem}.py", {"profile": "smoke", "epsilon": 1.0}) for stem in made}
-    outcomes = [Outcome(job, "done", 12.0, made[stem]) for stem, job in jobs.items()]
+    outcomes = [Outcome(job, "done", 12.0, made[stem], {"commit": f"of {stem}"}) for stem, job in jobs.items()]
     third = Job(project.notebooks / "03_third.py", {"profile": "smoke", "task": "a b; rm"})
-    return page_module.page([*outcomes, Outcome(third, "failed", 3.0, error=f"ValueError: {HOSTILE}")], "smoke")
+    outcomes.append(Outcome(third, "failed", 3.0, error=f"ValueError: {HOSTILE}"))
+    return page_module.page(outcomes, "smoke", Comparison(("01_first.png",), (HOSTILE,), 3))
 
 
 def test_it_needs_nothing_but_itself(page):
@@ -72,6 +75,8 @@ def test_every_figure_and_table_of_the_batch_appears_once_with_its_words(page):
     for text in ("the claim of 01_first", "finding of 01_first", "cell 01_first_part", "cell 02_second"):
         assert found.text.count(text) == 1
     assert found.text.count("profile = smoke") == 3
+    assert found.text.count("commit of 01_first") == 2 and found.text.count("commit of 02_second") == 1
+    assert "1 of 2 files are the committed ones, byte for byte; 3 have other parameters" in found.text
     cells = [text.strip() for text in found.text.split("\n")]
     assert f"{HOSTILE}0.33331" in cells and "2" in cells  # the row of the table; nan is an empty cell
     ids = Counter(attributes["id"] for _, attributes in found.elements if "id" in attributes)
@@ -85,8 +90,9 @@ def test_texts_are_escaped_and_the_slider_is_framed(page):
     (slider,) = (attributes for tag, attributes in found.elements if tag == "iframe")
     assert slider["srcdoc"] == f"<p>slider</p><script>let text = '{HOSTILE}'</script>"
     assert slider["sandbox"] == "allow-scripts" and slider["title"]
-    # shows (contents and caption), claim, summary, the parameter of three figures and tables, the table, the error
-    assert found.text.count(HOSTILE) == 9
+    # shows (contents and caption), claim, summary, the parameter of three figures and tables, the table, the error, the
+    # name of a file
+    assert found.text.count(HOSTILE) == 10
 
 
 def test_it_says_how_to_make_each_and_what_failed(page):

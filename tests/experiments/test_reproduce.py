@@ -87,9 +87,8 @@ def test_only_what_changed_runs_again(three, in_process, change):
         again = ["01_first", "02_second"]
     elif change == "figure":
         (three.figures / "01_first.png").unlink()
-    elif change == "profile":  # another profile overwrites the figures
+    elif change == "profile":  # has a folder of its own
         assert main(["reproduce", "--profile", "laptop", "--only", "01"]) == 0
-        again = ["01_first", "01_first"]
     elif change == "input":
         table.write_text("2")
     assert main(arguments) == 0
@@ -113,9 +112,25 @@ def test_settings_reach_the_notebooks_that_have_them_with_the_type_of_the_defaul
     assert three.log() == ["01_first", "03_third"]
     assert three.description("01_first")["parameters"] == {"profile": "smoke", "epsilon": 3.0, "task": "3"}
     assert main(["reproduce", "--profile", "gpu", "--set", "epsilon=inf", "--only", "01"]) == 0
-    assert three.description("01_first")["parameters"]["epsilon"] == float("inf")
+    assert three.description("01_first", "gpu")["parameters"]["epsilon"] == float("inf")
     assert main(["reproduce", "--set", "epsilon=1,3", "--only", "03"]) == 0
-    assert three.description("03_third")["parameters"]["epsilon"] == [1, 3]
+    assert three.description("03_third", "laptop")["parameters"]["epsilon"] == [1, 3]
+
+
+def test_a_batch_writes_nothing_but_its_folder_and_cells(three, in_process, workspace, capsys):
+    committed = workspace.root / "figures"
+    committed.mkdir()
+    (committed / "01_first.png").write_bytes(b"old")
+    (committed / "01_first.json").write_text('{"parameters": {"profile": "smoke", "epsilon": 3.0, "task": "digits"}}')
+    before = {path: path.read_bytes() for path in workspace.root.rglob("*") if path.is_file()}
+    assert main(["reproduce", "--profile", "smoke", "--only", "01", "02"]) == 0
+    after = {path: path.read_bytes() for path in workspace.root.rglob("*") if path.is_file()}
+    new = after.keys() - before.keys()
+    assert all(three.build in path.parents or three.cells in path.parents for path in new)
+    assert all(after[path] == before[path] for path in before)
+    told = "0 of 2 files are the committed ones, byte for byte; 2 have other parameters; different: 01_first.json, 01_"
+    assert told in capsys.readouterr().out
+    assert told in (three.build / "smoke" / "report.html").read_text()
 
 
 @pytest.mark.parametrize(

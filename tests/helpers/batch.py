@@ -23,8 +23,7 @@ for folder in (figures, cells):
     folder.mkdir(parents=True, exist_ok=True)
 with open(cells / "log.txt", "a") as log:
     log.write("{stem}\\n")
-made = {{"figure": "{stem}", "shows": "a dot", "claim": "", "summary": [], "inputs": {inputs}, "commit": ""}}
-made["environment"] = {{}}
+made = {{"figure": "{stem}", "shows": "a dot", "claim": "", "summary": [], "inputs": {inputs}}}
 made["parameters"] = {{"profile": profile, "epsilon": epsilon, "task": task}}
 (figures / "{stem}.png").write_bytes(bytes.fromhex("{pixel}"))
 (figures / "{stem}.json").write_text(json.dumps(made))
@@ -36,7 +35,7 @@ class Project:
 
     def __init__(self, workspace):
         self.notebooks, self.build = workspace.notebooks, workspace.build
-        self.figures, self.cells = workspace.figures, workspace.cells
+        self.figures, self.cells = workspace.build / "smoke" / "figures", workspace.cells
         self.package = workspace.root / "package"
         self.notebooks.mkdir()
         self.package.mkdir()
@@ -58,8 +57,8 @@ class Project:
         path = (cells or self.cells) / "log.txt"
         return path.read_text().split() if path.exists() else []
 
-    def description(self, stem):
-        return json.loads((self.figures / f"{stem}.json").read_text())
+    def description(self, stem, profile="smoke"):
+        return json.loads((self.build / profile / "figures" / f"{stem}.json").read_text())
 
 
 @pytest.fixture

@@ -1,4 +1,7 @@
-"""The batch run: notebooks executed one or more at a time, resumed where interrupted, reported at the end."""
+"""The batch run: notebooks executed one or more at a time, resumed where interrupted, reported at the end.
+
+It writes below ``build/<profile>/``: what is committed changes by :mod:`hyfreedp.experiments.book.committed` alone.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +22,11 @@ import psutil
 from jupyter_core.utils import ensure_event_loop
 
 import hyfreedp
-from hyfreedp.experiments.book import notebooks, page
+from hyfreedp.experiments.book import committed, notebooks, page
 from hyfreedp.experiments.book.jobs import Job, Outcome
 from hyfreedp.experiments.store.files import write_text
 from hyfreedp.experiments.store.paths import workspace
-from hyfreedp.experiments.store.provenance import environment
+from hyfreedp.experiments.store.provenance import commit, environment
 
 PACKAGE = Path(hyfreedp.__file__).parent
 
@@ -41,14 +44,17 @@ def reproduce(jobs: Sequence[Job], profile: str, *, workers: int = 1, fresh: boo
         shutil.rmtree(cells, ignore_errors=True)
         for job in jobs:
             _record_path(job).unlink(missing_ok=True)
-    try:
-        with _environment(HYFREEDP_FIGURES=str(here.figures.resolve()), HYFREEDP_CELLS=str(cells.resolve())):
+    path, figures = folder / "report.html", folder / "figures"
+    with _environment(HYFREEDP_FIGURES=str(figures.resolve()), HYFREEDP_CELLS=str(cells.resolve())):
+        try:
             outcomes = run(jobs, workers)
-    except KeyboardInterrupt:
-        print("\ninterrupted; the same command goes on from here", flush=True)
-        return 130
-    path = folder / "report.html"
-    write_text(path, page.page(outcomes, profile))
+        except KeyboardInterrupt:
+            print("\ninterrupted; the same command goes on from here", flush=True)
+            return 130
+        made = [name for outcome in outcomes for name in outcome.made]
+        comparison = committed.compare(here.figures, figures, made)
+        write_text(path, page.page(outcomes, profile, comparison))
+    print(comparison, flush=True)
     failed = [outcome for outcome in outcomes if outcome.status == "failed"]
     for outcome in failed:
         print(f"\n{outcome.job.name} failed:\n{outcome.error}", flush=True)
@@ -101,14 +107,16 @@ def _execute(job: Job) -> Outcome:
         return Outcome(job, "failed", time.perf_counter() - started, error=traceback.format_exc())
     seconds = time.perf_counter() - started
     made = sorted(name for name, stamp in _stamps(job).items() if before.get(name) != stamp)
+    made_with = {"commit": commit(), **environment()}
     record = {
         "fingerprint": fingerprint,
         "seconds": seconds,
+        "made_with": made_with,
         "made": {name: _digest(workspace().figures / name) for name in made},
         "read": {name: _digest(workspace().root / name) for name in _inputs(made)},
     }
     write_text(_record_path(job), json.dumps(record, indent=1) + "\n")
-    return Outcome(job, "done", seconds, made)
+    return Outcome(job, "done", seconds, made, made_with)
 
 
 def _finished(job: Job) -> Outcome | None:
@@ -120,7 +128,7 @@ def _finished(job: Job) -> Outcome | None:
     files = [(workspace().figures, record["made"]), (workspace().root, record["read"])]
     if any(_digest(folder / name) != digest for folder, digests in files for name, digest in digests.items()):
         return None
-    return Outcome(job, "up to date", record["seconds"], list(record["made"]))
+    return Outcome(job, "up to date", record["seconds"], list(record["made"]), record["made_with"])
 
 
 def _record_path(job: Job) -> Path:
@@ -142,7 +150,7 @@ def _digest(path: Path) -> str:
 
 
 def _stamps(job: Job) -> dict[str, tuple[int, int]]:
-    """Per file of the notebook in ``figures/``, what changes whenever the file is written."""
+    """Per file of the notebook in the folder for figures, what changes whenever the file is written."""
     paths = workspace().figures.glob(f"{job.name}*")
     return {path.name: (path.stat().st_mtime_ns, path.stat().st_ino) for path in paths}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,7 +40,8 @@ class Outcome:
     Attributes:
         status: "up to date" if an earlier batch finished the same job and its figures are still there.
         seconds: that its execution took, then or now.
-        made: names of the files in ``figures/`` that it made; none if it failed.
+        made: names of the files that it made, in the folder for figures; none if it failed.
+        made_with: versions, hardware and commit of that execution; none if it failed.
         error: the traceback if it failed, else empty.
     """
 
@@ -48,6 +49,7 @@ class Outcome:
     status: Literal["done", "up to date", "failed"]
     seconds: float
     made: Sequence[str] = ()
+    made_with: Mapping[str, str] = field(default_factory=dict)
     error: str = ""
 
 

@@ -91,13 +91,6 @@ def execute(source: Path, output: Path, parameters: dict[str, Any]) -> None:
         nbformat.write(executed, temporary)
 
 
-def pair(selected: Sequence[Path]) -> None:
-    """Execute each source with its own parameters into the .ipynb beside it."""
-    for source in selected:
-        print(f"{source.stem}: executing", flush=True)
-        execute(source, source.with_suffix(".ipynb"), {})
-
-
 def _clean(notebook: nbformat.NotebookNode) -> None:
     """Drop what differs from run to run: papermill's paths and times, all but the last state of progress bars."""
     notebook.metadata.pop("papermill", None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import pandas as pd
 
 from hyfreedp.experiments.book import notebooks
+from hyfreedp.experiments.book.committed import Comparison
 from hyfreedp.experiments.book.jobs import Outcome
 from hyfreedp.experiments.store.paths import workspace
 from hyfreedp.experiments.store.provenance import commit, environment
@@ -20,13 +21,14 @@ from hyfreedp.experiments.store.provenance import commit, environment
 _NUMBER = ' class="number"'
 
 
-def page(outcomes: Sequence[Outcome], profile: str) -> str:
+def page(outcomes: Sequence[Outcome], profile: str, comparison: Comparison) -> str:
     """The page as text: what each figure and table shows, the paper's claim, ours, and what made it.
 
     Args:
-        outcomes: of the batch; the files that they made are read from ``figures/``.
+        outcomes: of the batch; the files that they made are read from the workspace's folder for figures.
+        comparison: of these files with the committed ones.
     """
-    versions = ", ".join(f"{name} {value}" for name, value in environment().items())
+    facts = {"Versions": _versions(environment()), "Commit": commit(), "Files": str(comparison)}
     failed = [_link(_anchor(outcome), outcome.job.name) for outcome in outcomes if outcome.status == "failed"]
     style = files(__package__).joinpath("page.css").read_text(encoding="utf-8")
     return f"""<!doctype html>
@@ -43,7 +45,7 @@ def page(outcomes: Sequence[Outcome], profile: str) -> str:
 <h1>hyfreedp: figures and tables, profile {escape(profile)}</h1>
 <p>A reproduction of “Towards hyperparameter-free optimization with differential privacy” (Bu and Liu, ICLR 2025).
 What the paper claims stands beside what was found here.</p>
-{_definitions({"Versions": escape(versions), "Commit": escape(commit())})}
+{_definitions({key: escape(value) for key, value in facts.items()})}
 {f"<p><strong>Failed:</strong> {', '.join(failed)}</p>" if failed else ""}
 </header>
 <nav aria-labelledby="contents">
@@ -74,7 +76,7 @@ def _section(outcome: Outcome) -> str:
         "Command": f"<code>{escape(job.command)}</code>",
         "Execution": f"{escape(outcome.status)}, {outcome.seconds:.0f} s",
     }
-    parts = [_article(name, made) for name, made in _descriptions(outcome)]
+    parts = [_article(name, made, outcome.made_with) for name, made in _descriptions(outcome)]
     parts += [_embedded(name) for name in outcome.made if name.endswith(".html")]
     if outcome.error:
         parts.append(f'<pre tabindex="0">{escape(outcome.error)}</pre>\n')
@@ -85,16 +87,14 @@ def _section(outcome: Outcome) -> str:
 """
 
 
-def _article(name: str, made: dict[str, Any]) -> str:
-    """One figure or table with its description, which ``plots.save`` wrote."""
+def _article(name: str, made: dict[str, Any], made_with: Mapping[str, str]) -> str:
+    """One figure or table with its description, which ``plots.save`` wrote, and what it was made with."""
     facts = {"Paper": escape(made["claim"]) or "no such item", "Here": _list(made["summary"])}
     parameters = [f"{key} = {value}" for key, value in made["parameters"].items()]
-    versions = [f"{key} {value}" for key, value in made["environment"].items()]
     origin = {
         "Parameters": _list(parameters),
         "Inputs": _list(made["inputs"]),
-        "Commit": escape(made["commit"]),
-        "Versions": escape(", ".join(versions)),
+        "Made with": escape(_versions(made_with)),
     }
     return f"""<article aria-labelledby="{escape(name)}">
 <h3 id="{escape(name)}">{escape(name)}</h3>
@@ -154,6 +154,10 @@ def _descriptions(outcome: Outcome) -> list[tuple[str, dict[str, Any]]]:
     """Name and description of each figure and table; the one with the notebook's own name first."""
     paths = sorted(workspace().figures / name for name in outcome.made if name.endswith(".json"))
     return [(path.stem, json.loads(path.read_text(encoding="utf-8"))) for path in paths]
+
+
+def _versions(made_with: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in made_with.items())
 
 
 def _anchor(outcome: Outcome) -> str:

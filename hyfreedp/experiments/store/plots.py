@@ -1,4 +1,8 @@
-"""One look for all figures, and how they are saved: PNG and PDF beside a JSON of what made them."""
+"""One look for all figures, and how they are saved: PNG and PDF beside a JSON of what made them.
+
+The same values give the same bytes: the font is the one that comes with matplotlib, and no file names a time, a commit
+or a machine. What a batch was made with stands in its own record, see :mod:`hyfreedp.experiments.book.batch`.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,6 @@ from pandas.io.formats.style import Styler
 
 from hyfreedp.experiments.store.files import replacing, write_text
 from hyfreedp.experiments.store.paths import workspace
-from hyfreedp.experiments.store.provenance import commit, environment
 
 # Okabe and Ito's colours, told apart by colour-blind readers; each method also has its own dash pattern and marker,
 # which survive greyscale.
@@ -84,6 +87,8 @@ def use_style() -> None:
             "figure.constrained_layout.use": True,
             "axes.titlesize": "medium",
             "legend.frameon": False,
+            "font.family": ["DejaVu Sans"],  # comes with matplotlib; any other may be missing on another machine
+            "mathtext.fontset": "dejavusans",
             "pdf.fonttype": 42,  # text stays text
         }
     )
@@ -164,7 +169,5 @@ def _describe(
         "summary": list(summary),
         "parameters": parameters,
         "inputs": list(inputs),
-        "commit": commit(),
-        "environment": environment(),
     }
     write_text(workspace().figures / f"{name}.json", json.dumps(made, indent=1) + "\n")

@@ -1,0 +1,94 @@
+"""What is committed of the notebooks, figures and outputs: compared with what a batch made, and made anew."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hyfreedp.experiments.book import notebooks
+from hyfreedp.experiments.store.files import write_text
+from hyfreedp.experiments.store.paths import workspace
+from hyfreedp.experiments.store.provenance import environment
+
+# Whatever lies elsewhere is a source: it must be committed before outputs are made of it.
+_OUTPUTS = ("figures", "notebooks/*.ipynb")
+_MADE_WITH = "made_with.json"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Files of a batch beside those that are committed.
+
+    Attributes:
+        equal: names of those that are the same, byte for byte.
+        different: names of the others.
+        apart: how many are not compared, since they were made with other parameters or are not committed.
+    """
+
+    equal: tuple[str, ...]
+    different: tuple[str, ...]
+    apart: int
+
+    def __str__(self) -> str:
+        compared = len(self.equal) + len(self.different)
+        if not compared:
+            return "no figure or table has the parameters of the committed ones"
+        text = f"{len(self.equal)} of {compared} files are the committed ones, byte for byte"
+        text += f"; {self.apart} have other parameters" if self.apart else ""
+        return text + (f"; different: {', '.join(self.different)}" if self.different else "")
+
+
+def compare(theirs: Path, ours: Path, made: Sequence[str]) -> Comparison:
+    """Compare files in the folder ``ours`` with those of the same names in ``theirs``, where their parameters agree."""
+    found: dict[bool, list[str]] = {True: [], False: []}
+    for name in made:
+        described = Path(name).with_suffix(".json")
+        if (theirs / name).is_file() and _parameters(theirs / described) == _parameters(ours / described):
+            found[(theirs / name).read_bytes() == (ours / name).read_bytes()].append(name)
+    equal, different = (tuple(sorted(found[same])) for same in (True, False))
+    return Comparison(equal, different, len(made) - len(equal) - len(different))
+
+
+def _parameters(path: Path) -> object:
+    return json.loads(path.read_text(encoding="utf-8")).get("parameters") if path.is_file() else None
+
+
+def update(selected: Sequence[Path]) -> None:
+    """Execute each source with its own parameters into ``figures/`` and the .ipynb beside it.
+
+    ``figures/made_with.json`` says with which versions, on what hardware. The commit needs no record: it is the one
+    that holds the files.
+
+    Raises:
+        RuntimeError: a file other than these outputs is not committed, or there is no repository.
+    """
+    if changed := uncommitted():
+        raise RuntimeError(
+            "outputs are made of committed sources only; commit or stash these first (and, to have both in one commit, "
+            f"amend it afterwards): {', '.join(changed)}"
+        )
+    record = workspace().figures / _MADE_WITH
+    for source in selected:
+        print(f"{source.stem}: executing", flush=True)
+        notebooks.execute(source, source.with_suffix(".ipynb"), {})
+        known = json.loads(record.read_text(encoding="utf-8")) if record.exists() else {}
+        known[source.stem] = environment()
+        write_text(record, json.dumps(known, indent=1, sort_keys=True) + "\n")
+
+
+def uncommitted() -> list[str]:
+    """Changed, new and deleted files of the repository, but for the outputs of notebooks.
+
+    Raises:
+        RuntimeError: the workspace is no git repository.
+    """
+    apart = [f":(exclude,top,glob){name}{'' if '*' in name else '/**'}" for name in _OUTPUTS]
+    command = ["git", "status", "--porcelain", "--untracked-files=all", "-z", "--", ":(top)", *apart]
+    try:
+        done = subprocess.run(command, cwd=workspace().root, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise RuntimeError(f"outputs are made in a git repository only, and git failed: {error}") from error
+    return [line[3:] for line in done.stdout.split("\0") if line]

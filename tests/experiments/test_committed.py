@@ -1,0 +1,124 @@
+"""Committed figures and outputs: the same bytes from the same values, compared, and renewed on a clean tree only."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jupytext
+import matplotlib
+import nbformat
+import pytest
+from matplotlib.font_manager import FontProperties, findfont
+
+from hyfreedp.experiments.__main__ import main
+from hyfreedp.experiments.book.committed import compare, uncommitted
+from hyfreedp.experiments.store import plots
+from hyfreedp.experiments.store.paths import FIGURES, ROOT
+
+DRAW = """
+import matplotlib.pyplot as plt
+import pandas as pd
+from hyfreedp.experiments.store import plots
+plots.use_style()
+figure, axis = plt.subplots(figsize=(3, 2))
+axis.plot([0, 1], label=r"$\\eta^2$ of $\\mathbf{w}$")
+axis.set_title("ε, δ ≤ 1", fontweight="bold")
+axis.legend()
+made = {"parameters": {"profile": "smoke"}, "inputs": ["cell 0"], "shows": "a line"}
+plots.save(figure, "00_line", **made)
+plots.save_table(pd.DataFrame({"x": [1 / 3]}), "00_table", **made)
+"""
+
+
+def draw(folder, *, hash_seed, home):
+    """The files that a fresh interpreter writes, with another hash seed, time and home."""
+    variables = {"HYFREEDP_FIGURES": str(folder), "PYTHONHASHSEED": hash_seed, "MPLCONFIGDIR": str(home)}
+    home.mkdir()
+    (home / "matplotlibrc").write_text("font.family: serif\nfont.size: 20\npdf.compression: 6\n")
+    command = [sys.executable, "-c", DRAW]
+    environment = os.environ | variables | {"SOURCE_DATE_EPOCH": hash_seed}
+    subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True)
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_the_same_values_give_the_same_bytes(tmp_path):
+    one = draw(tmp_path / "1", hash_seed="1", home=tmp_path / "home1")
+    two = draw(tmp_path / "2", hash_seed="2", home=tmp_path / "home2")
+    assert set(one) == {"00_line.png", "00_line.pdf", "00_line.json", "00_table.csv", "00_table.json"}
+    assert one == two
+
+
+@pytest.mark.parametrize("weight", ["normal", "bold"])
+@pytest.mark.parametrize("slant", ["normal", "oblique"])
+def test_the_font_is_the_one_that_comes_with_matplotlib(figure_style, weight, slant):
+    assert matplotlib.rcParams["font.family"] == ["DejaVu Sans"]  # and nothing to fall back to
+    path = findfont(FontProperties(weight=weight, style=slant), fallback_to_default=False)
+    assert Path(matplotlib.get_data_path()) in Path(path).parents
+
+
+def test_no_committed_figure_names_a_commit_a_time_or_a_machine():
+    for path in FIGURES.glob("[0-9]*.json"):
+        assert not {"commit", "environment", "date"} & json.loads(path.read_text(encoding="utf-8")).keys(), path.name
+
+
+def test_files_are_compared_where_parameters_agree(tmp_path):
+    theirs, ours = tmp_path / "theirs", tmp_path / "ours"
+    for folder, profile, content in ((theirs, "laptop", b"1"), (ours, "laptop", b"2")):
+        folder.mkdir()
+        for stem in ("same", "other", "new"):
+            if (stem, folder) != ("new", theirs):
+                (folder / f"{stem}.json").write_text(json.dumps({"parameters": {"profile": profile}}))
+                (folder / f"{stem}.png").write_bytes(content if stem == "other" else b"0")
+    (ours / "aside.json").write_text(json.dumps({"parameters": {"profile": "smoke"}}))
+    (theirs / "aside.json").write_text(json.dumps({"parameters": {"profile": "laptop"}}))
+    found = compare(theirs, ours, [path.name for path in ours.iterdir()])
+    assert found.equal == ("other.json", "same.json", "same.png")
+    assert found.different == ("other.png",)
+    assert found.apart == 3
+    assert str(found).startswith(
+        "3 of 4 files are the committed ones, byte for byte; 3 have other parameters; different"
+    )
+    assert str(compare(theirs, ours, ["aside.json"])) == "no figure or table has the parameters of the committed ones"
+
+
+@pytest.fixture
+def repository(project, workspace):
+    """A committed project of one notebook."""
+    project.write("01_first")
+
+    def git(*arguments):
+        subprocess.run(["git", *arguments], cwd=workspace.root, check=True, capture_output=True)
+
+    git("init")
+    git("add", ".")
+    git("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-m", "all")
+    return workspace
+
+
+def test_outputs_are_renewed_from_committed_sources_only(repository, monkeypatch, capsys):
+    monkeypatch.setenv("HYFREEDP_CELLS", str(repository.build / "cells"))
+    (repository.root / ".git" / "info" / "exclude").write_text("build/\n")
+    monkeypatch.setenv("HYFREEDP_FIGURES", str(repository.figures))  # which the notebook of this project reads
+    assert main(["update", "--only", "01"]) == 0
+    twin = nbformat.read(repository.notebooks / "01_first.ipynb", as_version=4)
+    sources = [cell.source for cell in jupytext.read(repository.notebooks / "01_first.py").cells]
+    assert [cell.source for cell in twin.cells] == sources
+    assert (repository.figures / "01_first.png").exists()
+    assert json.loads((repository.figures / "made_with.json").read_text()).keys() == {"01_first"}
+    assert not uncommitted(), "outputs are no reason to refuse"
+    (repository.notebooks / "02_new.py").write_text("")
+    with (repository.notebooks / "01_first.py").open("a") as source:
+        source.write("\n# more\n")
+    with pytest.raises(SystemExit):
+        main(["update"])
+    assert "commit or stash these first" in capsys.readouterr().err
+    assert sorted(uncommitted()) == ["notebooks/01_first.py", "notebooks/02_new.py"]
+
+
+def test_without_a_repository_outputs_are_not_renewed(project, monkeypatch):
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", "/")
+    with pytest.raises(RuntimeError, match="in a git repository only"):
+        uncommitted()
+    assert not plots.workspace().figures.exists()
