@@ -13,7 +13,7 @@ ORDER = ("store", "data", "models", "tasks", "baselines", "runs", "tables", "stu
 ALLOWED = {room: set(ORDER[: place + 1]) for place, room in enumerate(ORDER)}
 ALLOWED |= {
     "baselines": {"baselines"},
-    "book": {"book", "store"},
+    "book": {"book", "store", "runs"},
     "benchmark": {"benchmark", "store", "data", "models", "tasks", "baselines", "runs", "tables"},
 }
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from hyfreedp.experiments.book import committed, notebooks
 from hyfreedp.experiments.book.batch import reproduce
 from hyfreedp.experiments.book.jobs import plan
+from hyfreedp.experiments.store import archive
 from hyfreedp.experiments.store.paths import workspace
 from hyfreedp.experiments.studies import dynamics, fine_tuning
 from hyfreedp.experiments.tables import grid, small_tasks, targets
@@ -16,6 +17,9 @@ from hyfreedp.experiments.tables import plan as comparison
 
 REPRODUCE = """\
 Executes the notebooks and writes build/<profile>/: the notebooks, figures/, and report.html. No committed file changes.
+
+Training runs are read from the committed records, data/results/<profile>/runs.tar.xz, as far as these have them, and
+seven of those, others each time, are trained again and compared (not with --only). --fresh trains all.
 
 An interrupted or repeated command goes on where it was: training runs are kept as cells in data/cells (or
 $HYFREEDP_CELLS), and a notebook is executed again only if its source, its parameters, the package, the files it
@@ -26,7 +30,8 @@ examples:
   python -m hyfreedp.experiments reproduce --profile smoke
   python -m hyfreedp.experiments reproduce --only 00 02 --set epsilon=1.0 seeds=5
 
-exit status: 0; 1 if a notebook failed, 2 if the command is wrong, 130 if interrupted."""
+exit status: 0; 1 if a notebook failed, or if a run ended farther from its record than another seed would; 2 if the
+command is wrong, 130 if interrupted."""
 
 GRID = """\
 Trains the runs of the accuracy tables that are missing, first those that search a learning rate on validation data,
@@ -76,6 +81,10 @@ def main(arguments: list[str] | None = None) -> int:
     )
     renewed.set_defaults(run=_update, error=renewed.error)
 
+    records = commands.add_parser("records", help="commit the runs of the last reproduce --fresh as records to read")
+    records.add_argument("--profile", choices=notebooks.PROFILES, default="laptop", help="of which (default: laptop)")
+    records.set_defaults(run=_records, error=records.error)
+
     accuracy = commands.add_parser("accuracy", help="presets against the learning-rate grid; minutes to an hour")
     accuracy.add_argument("--seeds", type=int, default=5)
     accuracy.add_argument("--jobs", type=int, default=1, help="worker processes")
@@ -123,7 +132,8 @@ def _reproduce(options: argparse.Namespace) -> int:
         jobs = plan(notebooks.sources(options.only), options.profile, dict(options.settings))
     except (TypeError, ValueError) as error:
         options.error(str(error))
-    return reproduce(jobs, options.profile, workers=options.jobs, fresh=options.fresh)
+    whole = not options.only
+    return reproduce(jobs, options.profile, workers=options.jobs, fresh=options.fresh, remake=whole)
 
 
 def _update(options: argparse.Namespace) -> int:
@@ -131,6 +141,15 @@ def _update(options: argparse.Namespace) -> int:
         committed.update(notebooks.sources(options.only))
     except (ValueError, RuntimeError) as error:
         options.error(str(error))
+    return 0
+
+
+def _records(options: argparse.Namespace) -> int:
+    here = workspace()
+    cells, path = here.build / options.profile / "cells", here.results / options.profile / archive.NAME
+    if not cells.is_dir():
+        options.error(f"{cells} is not there: it is made by reproduce --fresh --profile {options.profile}")
+    print(f"{path}: {archive.pack(cells, path)} runs")
     return 0
 
 

@@ -11,12 +11,16 @@ from pages import Page
 
 from hyfreedp.experiments.book import page as page_module
 from hyfreedp.experiments.book.committed import Comparison
-from hyfreedp.experiments.book.jobs import Job, Outcome
+from hyfreedp.experiments.book.jobs import Job, Origin, Outcome
 from hyfreedp.experiments.store import plots
 
 pytest_plugins = ["batch"]
 
 HOSTILE = """<script>alert("x")</script> & 'quotes' </pre> a < b"""
+
+
+KEY = "0123456789abcdef"
+ORIGIN = Origin(frozenset([KEY]), 2, [f"machine {HOSTILE}"], ["1 of 1 records made again: equal", "digits: equal"])
 
 
 def save(name, **changes):
@@ -44,7 +48,11 @@ def page(project, monkeypatch):
         project.write(stem)
     save("01_first")
     save("01_first_part", shows=HOSTILE, claim=HOSTILE, summary=[HOSTILE])
-    save("02_second", table=pd.DataFrame({"<name>": [HOSTILE, ""], "value": [1 / 3, np.nan], "count": [1, 2]}))
+    save(
+        "02_second",
+        inputs=[f"cell {KEY}", KEY[::-1], "a file"],
+        table=pd.DataFrame({"<name>": [HOSTILE, ""], "value": [1 / 3, np.nan], "count": [1, 2]}),
+    )
     save("02_second_old")
     (project.figures / "01_first.html").write_text(f"<p>slider</p><script>let text = '{HOSTILE}'</script>")
     made = {
@@ -55,7 +63,7 @@ def page(project, monkeypatch):
     outcomes = [Outcome(job, "done", 12.0, made[stem], {"commit": f"of {stem}"}) for stem, job in jobs.items()]
     third = Job(project.notebooks / "03_third.py", {"profile": "smoke", "task": "a b; rm"})
     outcomes.append(Outcome(third, "failed", 3.0, error=f"ValueError: {HOSTILE}"))
-    return page_module.page(outcomes, "smoke", Comparison(("01_first.png",), (HOSTILE,), 3))
+    return page_module.page(outcomes, "smoke", Comparison(("01_first.png",), (HOSTILE,), 3), ORIGIN)
 
 
 def test_it_needs_nothing_but_itself(page):
@@ -72,7 +80,7 @@ def test_every_figure_and_table_of_the_batch_appears_once_with_its_words(page):
     headings = Counter(attributes["id"] for tag, attributes in found.elements if tag == "h3")
     assert headings == Counter(["01_first", "01_first_part", "02_second", "01_first.html"])
     assert found.all("img", "alt") == ["what 01_first shows", HOSTILE]
-    for text in ("the claim of 01_first", "finding of 01_first", "cell 01_first_part", "cell 02_second"):
+    for text in ("the claim of 01_first", "finding of 01_first", "cell 01_first_part", "a file"):
         assert found.text.count(text) == 1
     assert found.text.count("profile = smoke") == 3
     assert found.text.count("commit of 01_first") == 2 and found.text.count("commit of 02_second") == 1
@@ -91,8 +99,18 @@ def test_texts_are_escaped_and_the_slider_is_framed(page):
     assert slider["srcdoc"] == f"<p>slider</p><script>let text = '{HOSTILE}'</script>"
     assert slider["sandbox"] == "allow-scripts" and slider["title"]
     # shows (contents and caption), claim, summary, the parameter of three figures and tables, the table, the error, the
-    # name of a file
-    assert found.text.count(HOSTILE) == 10
+    # name of a file, what records were made with
+    assert found.text.count(HOSTILE) == 11
+
+
+def test_it_says_what_is_read_and_what_is_fresh(page):
+    text = " ".join(Page(page).text.split())
+    assert (
+        "1 runs are read from committed records, 2 others were trained here; 1 of 1 records made again: equal" in text
+    )
+    assert "2 runs: 1 read from committed records, 1 trained here" in text
+    assert "digits: equal" in text and "never called equal" in text
+    assert str(Origin()) == "every run was trained on this machine"
 
 
 def test_it_says_how_to_make_each_and_what_failed(page):

@@ -1,4 +1,4 @@
 """The notebooks as files: executing them, alone and in batch, their parameters, and the page made of them.
 
-Imports ``store``.
+Imports ``store`` and ``runs``.
 """

@@ -23,7 +23,9 @@ from jupyter_core.utils import ensure_event_loop
 
 import hyfreedp
 from hyfreedp.experiments.book import committed, notebooks, page
-from hyfreedp.experiments.book.jobs import Job, Outcome
+from hyfreedp.experiments.book.jobs import Job, Origin, Outcome
+from hyfreedp.experiments.runs import again
+from hyfreedp.experiments.store import archive
 from hyfreedp.experiments.store.files import write_text
 from hyfreedp.experiments.store.paths import workspace
 from hyfreedp.experiments.store.provenance import commit, environment
@@ -31,37 +33,64 @@ from hyfreedp.experiments.store.provenance import commit, environment
 PACKAGE = Path(hyfreedp.__file__).parent
 
 
-def reproduce(jobs: Sequence[Job], profile: str, *, workers: int = 1, fresh: bool = False) -> int:
-    """Run a batch into ``build/<profile>/``, one line per notebook, and write ``page.html`` there; the exit status.
+def reproduce(jobs: Sequence[Job], profile: str, *, workers: int = 1, fresh: bool = False, remake: bool = False) -> int:
+    """Run a batch into ``build/<profile>/``, one line per notebook, and write ``report.html`` there; the exit status.
+
+    Runs that the folder of cells lacks are taken from the committed records.
 
     Args:
         fresh: execute finished notebooks again and train their cells again, in ``build/<profile>/cells``.
+        remake: train a few of the committed records again, see :func:`hyfreedp.experiments.runs.again.again`.
     """
     here = workspace()
     folder, cells = here.build / profile, here.cells
+    committed_runs: dict[str, bytes] = {}
     if fresh:
         cells = folder / "cells"
         shutil.rmtree(cells, ignore_errors=True)
         for job in jobs:
             _record_path(job).unlink(missing_ok=True)
+    else:
+        committed_runs = archive.read(here.results / profile / archive.NAME)
+        archive.unpack(committed_runs, cells)
+    known = _runs(cells)
     path, figures = folder / "report.html", folder / "figures"
     with _environment(HYFREEDP_FIGURES=str(figures.resolve()), HYFREEDP_CELLS=str(cells.resolve())):
         try:
             outcomes = run(jobs, workers)
+            remade = _remade(committed_runs, folder / "again", workers) if remake else []
         except KeyboardInterrupt:
             print("\ninterrupted; the same command goes on from here", flush=True)
             return 130
         made = [name for outcome in outcomes for name in outcome.made]
         comparison = committed.compare(here.figures, figures, made)
-        write_text(path, page.page(outcomes, profile, comparison))
-    print(comparison, flush=True)
+        origin = _origin(committed_runs, cells, known, remade)
+        write_text(path, page.page(outcomes, profile, comparison, origin))
+    print(*origin.again, origin, comparison, sep="\n", flush=True)
     failed = [outcome for outcome in outcomes if outcome.status == "failed"]
     for outcome in failed:
         print(f"\n{outcome.job.name} failed:\n{outcome.error}", flush=True)
     print(f"{len(outcomes) - len(failed)} of {len(outcomes)} notebooks finished; report: {path}", flush=True)
     if failed:
         print(f"failed: {', '.join(outcome.job.name for outcome in failed)}", flush=True)
-    return 1 if failed else 0
+    return 1 if failed or any(one.outcome == "beyond" for one in remade) else 0
+
+
+def _runs(cells: Path) -> set[str]:
+    return {path.stem for path in cells.glob("*.json")}
+
+
+def _remade(committed_runs: dict[str, bytes], folder: Path, workers: int) -> list[again.Again]:
+    shutil.rmtree(folder, ignore_errors=True)  # of the batch before
+    return again.again(committed_runs, folder, jobs=workers)
+
+
+def _origin(committed_runs: dict[str, bytes], cells: Path, known: set[str], remade: list[again.Again]) -> Origin:
+    keys = archive.unchanged(committed_runs, cells)
+    environments = [json.loads(committed_runs[f"{key}.json"])["environment"] for key in sorted(keys)]
+    made_with = [", ".join(f"{name} {value}" for name, value in one.items()) for one in environments]
+    lines = [again.summary(remade, len(committed_runs) // 2), *map(str, remade)] if remade else []
+    return Origin(frozenset(keys), len(_runs(cells) - known), list(dict.fromkeys(made_with)), lines)
 
 
 def run(jobs: Sequence[Job], workers: int = 1) -> list[Outcome]:

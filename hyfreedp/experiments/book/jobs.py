@@ -53,6 +53,29 @@ class Outcome:
     error: str = ""
 
 
+@dataclass(frozen=True)
+class Origin:
+    """Where the training runs of a batch come from.
+
+    Attributes:
+        committed: keys of the committed runs that were read, or stood ready to be.
+        trained: how many runs the batch trained itself.
+        made_with: versions and hardware of the committed ones, a line each.
+        again: a sentence on those that were trained once more, then a line each; none if all were trained here.
+    """
+
+    committed: frozenset[str] = frozenset()
+    trained: int = 0
+    made_with: Sequence[str] = ()
+    again: Sequence[str] = ()
+
+    def __str__(self) -> str:
+        if not self.committed:
+            return "every run was trained on this machine"
+        ready = f"{len(self.committed):,} runs are read from committed records, {self.trained} others were trained here"
+        return f"{ready}; {self.again[0]}" if self.again else ready
+
+
 def plan(selected: Sequence[Path], profile: str, settings: Mapping[str, str]) -> list[Job]:
     """The jobs of a batch, all parameters checked before anything runs.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.resources import files
@@ -14,21 +15,28 @@ import pandas as pd
 
 from hyfreedp.experiments.book import notebooks
 from hyfreedp.experiments.book.committed import Comparison
-from hyfreedp.experiments.book.jobs import Outcome
+from hyfreedp.experiments.book.jobs import Origin, Outcome
 from hyfreedp.experiments.store.paths import workspace
 from hyfreedp.experiments.store.provenance import commit, environment
 
 _NUMBER = ' class="number"'
+_RUN = re.compile(r"(cell )?[0-9a-f]{16}")
 
 
-def page(outcomes: Sequence[Outcome], profile: str, comparison: Comparison) -> str:
+def page(outcomes: Sequence[Outcome], profile: str, comparison: Comparison, origin: Origin) -> str:
     """The page as text: what each figure and table shows, the paper's claim, ours, and what made it.
 
     Args:
         outcomes: of the batch; the files that they made are read from the workspace's folder for figures.
         comparison: of these files with the committed ones.
+        origin: of the training runs behind them.
     """
-    facts = {"Versions": _versions(environment()), "Commit": commit(), "Files": str(comparison)}
+    facts = {
+        "Versions": escape(_versions(environment())),
+        "Commit": escape(commit()),
+        "Runs": _runs(origin),
+        "Files": escape(str(comparison)),
+    }
     failed = [_link(_anchor(outcome), outcome.job.name) for outcome in outcomes if outcome.status == "failed"]
     style = files(__package__).joinpath("page.css").read_text(encoding="utf-8")
     return f"""<!doctype html>
@@ -45,7 +53,7 @@ def page(outcomes: Sequence[Outcome], profile: str, comparison: Comparison) -> s
 <h1>hyfreedp: figures and tables, profile {escape(profile)}</h1>
 <p>A reproduction of “Towards hyperparameter-free optimization with differential privacy” (Bu and Liu, ICLR 2025).
 What the paper claims stands beside what was found here.</p>
-{_definitions({key: escape(value) for key, value in facts.items()})}
+{_definitions(facts)}
 {f"<p><strong>Failed:</strong> {', '.join(failed)}</p>" if failed else ""}
 </header>
 <nav aria-labelledby="contents">
@@ -54,7 +62,7 @@ What the paper claims stands beside what was found here.</p>
 {"".join(map(_entry, outcomes))}</ul>
 </nav>
 <main>
-{"".join(map(_section, outcomes))}</main>
+{"".join(_section(outcome, origin) for outcome in outcomes)}</main>
 </body>
 </html>
 """
@@ -67,7 +75,7 @@ def _entry(outcome: Outcome) -> str:
     return f"<li>{_link(_anchor(outcome), notebooks.title(outcome.job.source))}\n{inner}</li>\n"
 
 
-def _section(outcome: Outcome) -> str:
+def _section(outcome: Outcome, origin: Origin) -> str:
     """A notebook: how it was executed, then its figures, tables and interactive pages."""
     job = outcome.job
     facts = {
@@ -76,7 +84,7 @@ def _section(outcome: Outcome) -> str:
         "Command": f"<code>{escape(job.command)}</code>",
         "Execution": f"{escape(outcome.status)}, {outcome.seconds:.0f} s",
     }
-    parts = [_article(name, made, outcome.made_with) for name, made in _descriptions(outcome)]
+    parts = [_article(name, made, outcome.made_with, origin) for name, made in _descriptions(outcome)]
     parts += [_embedded(name) for name in outcome.made if name.endswith(".html")]
     if outcome.error:
         parts.append(f'<pre tabindex="0">{escape(outcome.error)}</pre>\n')
@@ -87,13 +95,13 @@ def _section(outcome: Outcome) -> str:
 """
 
 
-def _article(name: str, made: dict[str, Any], made_with: Mapping[str, str]) -> str:
+def _article(name: str, made: dict[str, Any], made_with: Mapping[str, str], origin: Origin) -> str:
     """One figure or table with its description, which ``plots.save`` wrote, and what it was made with."""
     facts = {"Paper": escape(made["claim"]) or "no such item", "Here": _list(made["summary"])}
     parameters = [f"{key} = {value}" for key, value in made["parameters"].items()]
-    origin = {
+    behind = {
         "Parameters": _list(parameters),
-        "Inputs": _list(made["inputs"]),
+        "Inputs": _list(_inputs(made["inputs"], origin)),
         "Made with": escape(_versions(made_with)),
     }
     return f"""<article aria-labelledby="{escape(name)}">
@@ -101,10 +109,35 @@ def _article(name: str, made: dict[str, Any], made_with: Mapping[str, str]) -> s
 {_image(name, made["shows"]) if "figure" in made else _table(name, made["shows"])}
 {_definitions(facts)}
 <details><summary>What made it</summary>
-{_definitions(origin)}
+{_definitions(behind)}
 </details>
 </article>
 """
+
+
+def _runs(origin: Origin) -> str:
+    """What is read and what is fresh, and how some of what is read came out once more."""
+    if not origin.committed:
+        return escape(str(origin))
+    return f"""{escape(str(origin))}.
+<details><summary>What that means</summary>
+<p>Records are read that were made with: {escape("; ".join(origin.made_with))}. Each time others of them are trained
+again. "Equal" is said of runs whose every released number of every step is the recorded one, bit for bit. Noise
+follows from the bits of what it hides, so that one sum that a processor or library rounds otherwise makes it other
+noise; such a run ends as one with another seed would. It is accepted within the spread of seeds, and never called
+equal.</p>
+{_list(origin.again[1:])}
+</details>"""
+
+
+def _inputs(inputs: Sequence[str], origin: Origin) -> list[str]:
+    """Inputs as they are, but runs as their numbers: read, and trained here."""
+    keys = {name: name.removeprefix("cell ") for name in inputs if _RUN.fullmatch(name)}
+    others = [name for name in inputs if name not in keys]
+    if not keys:
+        return others
+    read = sum(key in origin.committed for key in keys.values())
+    return [f"{len(keys)} runs: {read} read from committed records, {len(keys) - read} trained here", *others]
 
 
 def _image(name: str, shows: str) -> str:

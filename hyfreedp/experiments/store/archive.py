@@ -1,0 +1,68 @@
+"""Finished runs in one committed file: packed, and unpacked beside those of this machine.
+
+The file is a compressed tar of the runs' records, ``<key>.json``, and steps, ``<key>.csv``. The same runs give the same
+bytes. Nothing in it is executed, and no name leads out of the folder it is unpacked into.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import tarfile
+from pathlib import Path
+
+from hyfreedp.experiments.store.files import replacing
+
+NAME = "runs.tar.xz"  # in data/results/<profile>/
+_FILE = re.compile(r"[0-9a-f]{16}\.(csv|json)")
+
+
+def pack(cells: Path, path: Path) -> int:
+    """Write the finished runs of a folder to ``path``; their number."""
+    records = sorted(file for file in cells.glob("*.json") if _FILE.fullmatch(file.name))
+    with replacing(path) as temporary:
+        with tarfile.open(temporary, "w:xz", preset=9) as archive:
+            for record in records:
+                for file in (record.with_suffix(".csv"), record):  # a record says that its run is finished
+                    content = file.read_bytes()
+                    member = tarfile.TarInfo(file.name)  # of no time and no user
+                    member.size = len(content)
+                    archive.addfile(member, io.BytesIO(content))
+    return len(records)
+
+
+def read(path: Path) -> dict[str, bytes]:
+    """The files of an archive by name; none if it does not exist.
+
+    Raises:
+        ValueError: it holds anything but records and steps of runs.
+    """
+    found: dict[str, bytes] = {}
+    if not path.exists():
+        return found
+    with tarfile.open(path, "r:xz") as archive:
+        for member in archive:
+            content = archive.extractfile(member) if member.isfile() else None
+            if content is None or not _FILE.fullmatch(member.name):
+                raise ValueError(f"{path} must hold runs only, named <16 hex digits>.json or .csv, not {member.name!r}")
+            found[member.name] = content.read()
+    return found
+
+
+def unpack(files: dict[str, bytes], cells: Path) -> None:
+    """Write the files of :func:`read` that the folder lacks: what was trained on this machine stays."""
+    cells.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        path = cells / name
+        if not path.exists() or not path.stat().st_size:  # empty after a power cut: none of two thousand is synced
+            temporary = cells / f".{name}.tmp"
+            temporary.write_bytes(content)
+            os.replace(temporary, path)
+
+
+def unchanged(files: dict[str, bytes], cells: Path) -> set[str]:
+    """Keys of the runs whose record in the folder is the committed one."""
+    records = [name for name in files if name.endswith(".json")]
+    paths = {Path(name).stem: (cells / name, files[name]) for name in records}
+    return {key for key, (path, content) in paths.items() if path.is_file() and path.read_bytes() == content}

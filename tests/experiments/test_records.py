@@ -1,0 +1,143 @@
+"""Committed records of runs: packed to the same bytes, unpacked beside what is there, and some of them made again."""
+
+import json
+import math
+import tarfile
+from dataclasses import asdict, replace
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from hyfreedp.experiments.__main__ import main
+from hyfreedp.experiments.runs import again
+from hyfreedp.experiments.runs.cells import run_cells
+from hyfreedp.experiments.runs.spec import Spec
+from hyfreedp.experiments.store import archive
+from hyfreedp.experiments.store.paths import ROOT
+
+pytest_plugins = ["batch"]
+
+SHORT = Spec(method="constant", learning_rate=0.02, steps=3)
+
+
+@pytest.fixture(scope="module")
+def committed(tmp_path_factory):
+    """The archive of three short runs that differ in their seed."""
+    folder = tmp_path_factory.mktemp("records")
+    run_cells([replace(SHORT, seed=seed) for seed in range(3)], folder / "cells")
+    archive.pack(folder / "cells", folder / archive.NAME)
+    return folder / archive.NAME
+
+
+def test_the_same_runs_give_the_same_bytes_and_come_out_as_they_went_in(committed, tmp_path):
+    files = archive.read(committed)
+    assert len(files) == 6
+    archive.unpack(files, tmp_path / "cells")
+    (tmp_path / "cells" / "function-0123456789abcdef.csv").write_text("no run")
+    assert archive.pack(tmp_path / "cells", tmp_path / "again.tar.xz") == 3
+    assert (tmp_path / "again.tar.xz").read_bytes() == committed.read_bytes()
+    assert archive.unchanged(files, tmp_path / "cells") == {name[:16] for name in files}
+
+
+def test_what_was_trained_here_stays(committed, tmp_path):
+    files = archive.read(committed)
+    ours = tmp_path / sorted(name for name in files if name.endswith(".json"))[0]
+    ours.write_text("{}")
+    archive.unpack(files, tmp_path)
+    assert ours.read_text() == "{}"
+    assert len(archive.unchanged(files, tmp_path)) == 2
+    assert archive.read(tmp_path / "none.tar.xz") == {}
+
+
+@pytest.mark.parametrize("name", ["../0123456789abcdef.json", "/0123456789abcdef.json", "0123456789abcdef.py", "link"])
+def test_an_archive_with_anything_else_is_refused(tmp_path, name):
+    with tarfile.open(tmp_path / "bad.tar.xz", "w:xz") as bad:
+        member = tarfile.TarInfo(name if name != "link" else "0123456789abcdef.json")
+        member.type = tarfile.SYMTYPE if name == "link" else tarfile.REGTYPE
+        bad.addfile(member)
+    with pytest.raises(ValueError, match="must hold runs only"):
+        archive.read(tmp_path / "bad.tar.xz")
+
+
+def test_the_same_machine_makes_the_same_runs(committed, tmp_path):
+    found = again.again(archive.read(committed), tmp_path)
+    assert [one.outcome for one in found] == ["equal"] * 3
+    assert {one.spec.seed for one in found} == {0, 1, 2}
+    assert again.summary(found, 3) == "3 of 3 records made again: equal"
+
+
+@pytest.mark.parametrize("change", ["step", "accuracy", "far"])
+def test_a_single_bit_is_not_called_equal(committed, tmp_path, monkeypatch, change):
+    monkeypatch.setattr(again, "FREEDOM", 2)
+    files = archive.read(committed)
+    for name, content in files.items():
+        if change == "step" and name.endswith(".csv"):
+            files[name] = content.replace(b"0.02", b"0.020000000000000004", 1)
+        elif change != "step" and name.endswith(".json"):
+            record = json.loads(content)
+            record["accuracy"] = np.nextafter(record["accuracy"], 1) if change == "accuracy" else 40.0
+            files[name] = json.dumps(record).encode()
+    if change != "far":
+        # Three accuracies have a spread of their own; of equal ones (far) it is zero.
+        assert {one.outcome for one in again.again(files, tmp_path)} == {"as another seed"}
+        return
+    found = again.again(files, tmp_path)
+    assert {one.outcome for one in found} == {"beyond"}
+    assert again.summary(found, 1234) == "3 of 1,234 records made again: 3 beyond"
+    assert "beyond," in str(found[0]) and "4000.0 is recorded, spread of seeds ±0.0" in str(found[0])
+
+
+def test_a_record_of_an_earlier_version_is_not_drawn_and_long_ones_do_not_add_up(committed):
+    records = {name[:16]: json.loads(text) for name, text in archive.read(committed).items() if name.endswith(".json")}
+    assert len(again.draw(records)) == 3
+    assert not again.draw({key[::-1]: record for key, record in records.items()})
+    assert len(again.draw({key: record | {"seconds": 25.0} for key, record in records.items()})) == 2
+
+
+def test_the_spread_is_that_of_two_seeds():
+    random = np.random.default_rng(0)
+    made = [
+        {"spec": asdict(replace(SHORT, seed=seed, learning_rate=rate)), "accuracy": random.normal(rate, 0.01)}
+        for rate in np.linspace(0.1, 0.9, 60)
+        for seed in range(3)
+    ]
+    ((kind, spread),) = again.spreads_over_seeds(made).items()
+    assert kind == ("digits", None, None, "constant")
+    assert spread == pytest.approx(stats.norm.ppf(0.9995) * math.sqrt(2) * 0.01, rel=0.15)
+    assert not again.spreads_over_seeds(made[:3]), "too few pairs"
+    assert not again.spreads_over_seeds([])
+
+
+def test_the_committed_records_are_of_this_version():
+    """Else ``make reproduce`` would train them all: make them again by ``reproduce --fresh`` and ``records``."""
+    for path in sorted((ROOT / "data" / "results").glob(f"*/{archive.NAME}")):
+        files = archive.read(path)
+        records = {name[:16]: json.loads(text) for name, text in files.items() if name.endswith(".json")}
+        stale = [key for key, record in records.items() if Spec.from_fields(record["spec"]).key != key]
+        assert not stale and len(files) == 2 * len(records) > 1000, f"{len(stale)} of {len(records)} are not"
+
+
+def test_a_batch_reads_committed_records_and_makes_some_again(committed, project, in_process, workspace, capsys):
+    project.write("01_first", "len(list(cells.glob('*.json'))) == 3 or exit(1)")
+    project.write("02_second")
+    place = workspace.results / "smoke" / archive.NAME
+    place.parent.mkdir(parents=True)
+    place.write_bytes(committed.read_bytes())
+    assert main(["reproduce", "--profile", "smoke"]) == 0
+    out = capsys.readouterr().out
+    line = "3 runs are read from committed records, 0 others were trained here; 3 of 3 records made again: equal"
+    assert line in out and line in (project.build / "smoke" / "report.html").read_text()
+    assert main(["reproduce", "--profile", "smoke", "--only", "01"]) == 0
+    assert "made again" not in capsys.readouterr().out
+    assert main(["reproduce", "--profile", "smoke", "--only", "02", "--fresh"]) == 0
+    assert "every run was trained on this machine" in capsys.readouterr().out
+
+
+def test_runs_of_a_fresh_batch_become_the_committed_ones(committed, workspace, capsys):
+    with pytest.raises(SystemExit):
+        main(["records", "--profile", "smoke"])
+    assert "it is made by reproduce --fresh --profile smoke" in capsys.readouterr().err
+    archive.unpack(archive.read(committed), workspace.build / "smoke" / "cells")
+    assert main(["records", "--profile", "smoke"]) == 0
+    assert (workspace.results / "smoke" / archive.NAME).read_bytes() == committed.read_bytes()
