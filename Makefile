@@ -4,7 +4,7 @@ ARGS ?=
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help install reproduce update benchmark test test-slow mutants lint types clean
+.PHONY: help install reproduce update docs benchmark test test-slow mutants lint types clean
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -17,6 +17,9 @@ reproduce: .venv/.installed  ## run the laptop profile's notebooks, write build/
 
 update: .venv/.installed  ## renew the committed figures and .ipynb from committed sources
 	$(BIN)/python -m hyfreedp.experiments update $(ARGS)
+
+docs: .venv/.installed  ## build the site into build/docs, without network; open build/docs/docs/index.html
+	$(BIN)/python -m sphinx -W --keep-going -q -c docs -b html . build/docs $(ARGS)
 
 benchmark: .venv/.installed  ## measure time and memory of a step beside plain ones and Opacus (ten minutes)
 	$(BIN)/python -m hyfreedp.experiments.benchmark $(ARGS)

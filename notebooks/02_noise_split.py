@@ -364,7 +364,7 @@ plots.what_to_see(summary)
 #   numbers cannot.
 # * The paper uses autodp's RDP at integer orders; our RDP uses Opacus's at fractional orders too, wherever no Laplace noise takes
 #   part. With Laplace noise it is autodp's, at integer orders, for the whole run.
-# * The paper picks $\sigma_l$ by $\arg\min |\varepsilon(\sigma_l) - \varepsilon|$, which may end above the budget; ours never does.
+# * The paper picks $\sigma_l$ by $\operatorname{argmin} |\varepsilon(\sigma_l) - \varepsilon|$, which may end above the budget; ours never does.
 # * Our default counts the shared batch. The paper's counting, reproduced here, understates $\varepsilon$ of its own Algorithm 1.
 #
 # ## Exercises

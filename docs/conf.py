@@ -1,0 +1,35 @@
+"""The site: ``make docs``. The source folder is the repository, so that links work there and here alike."""
+
+from importlib import metadata
+
+project = "hyfreedp"
+author = "The hyfreedp developers"
+release = metadata.version("hyfreedp")
+
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "hyfreedp.experiments.book.site",
+]
+root_doc = "docs/index"
+include_patterns = ["*.md", "docs/*.md", "data/README.md", "tools/mutation/MUTANTS.md", "notebooks/[0-9]*.ipynb"]
+
+nb_execution_mode = "off"  # the outputs are those that are committed
+nb_merge_streams = True
+myst_enable_extensions = ["dollarmath", "amsmath"]
+myst_heading_anchors = 3
+suppress_warnings = ["myst.header"]  # a notebook's last parts are headings of their own
+
+autodoc_typehints = "signature"
+autodoc_member_order = "bysource"
+napoleon_google_docstring = True
+
+html_theme = "furo"
+html_title = "hyfreedp"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_math_renderer = "mathml"
+html_copy_source = False
+html_show_sourcelink = False
+html_show_copyright = False

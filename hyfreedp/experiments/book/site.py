@@ -1,0 +1,94 @@
+"""The site's own parts, a Sphinx extension: formulas as MathML, and pages made of what notebooks wrote.
+
+Formulas are translated when the site is built, so that it needs neither network nor script to show them.
+``docs/conf.py`` names this module; the extra ``docs`` installs what it needs.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from latex2mathml.converter import convert
+from sphinx.application import Sphinx
+from sphinx.util import logging
+from sphinx.util.docutils import SphinxDirective
+
+from hyfreedp.experiments.book import notebooks
+from hyfreedp.experiments.store.paths import workspace
+
+_log = logging.getLogger(__name__)
+
+
+class Gallery(SphinxDirective):
+    """Every committed figure beside what the paper claims there and what was found, notebook by notebook."""
+
+    def run(self) -> list[nodes.Node]:
+        return self.parse_text_to_nodes(gallery(), allow_section_headings=True)
+
+
+def gallery() -> str:
+    """The page of :class:`Gallery`, in MyST Markdown; links are relative to ``docs/``."""
+    parts = []
+    for source in notebooks.sources():
+        parts.append(f"## {notebooks.title(source)}\n\n[Notebook](../notebooks/{source.stem}.ipynb)")
+        for path in sorted(workspace().figures.glob(f"{source.stem}*.json")):
+            made = json.loads(path.read_text(encoding="utf-8"))
+            if "figure" in made:
+                parts.append(_entry(path, made))
+    return "\n\n".join(parts)
+
+
+def _entry(path: Path, made: dict[str, Any]) -> str:
+    findings = "\n".join(f"* {_plain(line)}" for line in made["summary"])
+    claim = _plain(made["claim"]) or "*no such item*"
+    return f"""### {path.stem}
+
+![{_plain(made["shows"])}](../figures/{path.stem}.png)
+
+{_plain(made["shows"])}
+
+**The paper.** {claim}
+
+**Here.**
+
+{findings}"""
+
+
+def _plain(text: str) -> str:
+    """Text in which Markdown finds no markup."""
+    return "".join(f"\\{letter}" if letter in "\\`*_{}[]<>#|$~^" else letter for letter in text)
+
+
+def _inline(self: Any, node: nodes.math) -> None:
+    self.body.append(mathml(node.astext(), node, block=False))
+    raise nodes.SkipNode
+
+
+def _block(self: Any, node: nodes.math_block) -> None:
+    text = mathml(node.astext(), node, block=True)
+    self.body.append(f'<div class="math" tabindex="0">{text}</div>\n')
+    raise nodes.SkipNode
+
+
+def mathml(tex: str, node: nodes.Node, *, block: bool) -> str:
+    """A formula as MathML; one that cannot be translated is a warning, and shown as it is."""
+    try:
+        text = convert(tex.strip(), display="block" if block else "inline")
+    except Exception as error:  # the translator has errors of many kinds
+        _log.warning("the formula %r cannot be translated: %s", tex, error, location=node)
+        return f"<code>{escape(tex)}</code>"
+    if unknown := re.findall(r"\\\w+", text):  # which it leaves as they are
+        _log.warning("the formula %r has unknown commands: %s", tex, ", ".join(unknown), location=node)
+    return text
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Called by Sphinx."""
+    app.add_directive("gallery", Gallery)
+    app.add_html_math_renderer("mathml", (_inline, None), (_block, None))
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

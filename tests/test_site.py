@@ -1,0 +1,76 @@
+"""The site: every page builds without a warning, shows every figure, and loads nothing from elsewhere."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("sphinx", reason="the extra docs is not installed")
+
+from hyfreedp.experiments.book import notebooks, site
+from hyfreedp.experiments.store.paths import FIGURES, ROOT
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """The folder of the site as ``make docs`` makes it."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-c", "docs", "-b", "html", ".", str(folder)]
+    environment = os.environ | {"PYTHONWARNINGS": "ignore"}  # Sphinx's own warnings are those that count
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def test_every_notebook_has_a_page_with_its_figures_and_formulas(built):
+    for source in notebooks.sources():
+        page = (built / "notebooks" / f"{source.stem}.html").read_text(encoding="utf-8")
+        assert notebooks.title(source).split(":")[0] in page
+        assert page.count("<math") > 3 and page.count("<img") > 1, source.stem
+        assert "Traceback" not in page
+
+
+def test_the_gallery_has_every_figure_with_its_claim(built):
+    page = (built / "docs" / "gallery.html").read_text(encoding="utf-8")
+    made = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in FIGURES.glob("[0-9]*.json")}
+    drawn = {stem for stem, described in made.items() if "figure" in described}
+    shown = re.findall(r'<img [^>]*src="\.\./_images/(\w+)\.png"', page)
+    assert set(shown) == drawn and len(shown) == len(drawn) > 30
+
+
+def test_the_reference_has_what_the_package_offers(built):
+    import hyfreedp
+
+    page = (built / "docs" / "api.html").read_text(encoding="utf-8")
+    assert all(f'id="hyfreedp.{name}"' in page for name in hyfreedp.__all__ if name != "PRESETS")
+
+
+def test_pages_load_nothing_from_elsewhere(built):
+    for path in built.rglob("*.html"):
+        text = path.read_text(encoding="utf-8")
+        loaded = re.findall(r'<(?:script|img|iframe)[^>]*\ssrc="([^"]+)"|<link[^>]*\shref="([^"]+)"', text)
+        assert not [one for pair in loaded for one in pair if "//" in one], path.name
+
+
+def test_text_of_notebooks_cannot_become_markup():
+    assert site._plain("a_b <c> $d$ [e](f) `g`") == r"a\_b \<c\> \$d\$ \[e\](f) \`g\`"
+
+
+@pytest.mark.parametrize(
+    ("tex", "inside"),
+    [(r"\eta = b/a", "&#x003B7;"), (r"\Big(\sum_i \tfrac{\mathbf g_i}{\|\mathbf g_i\|}\Big)", "<mfrac>")],
+)
+def test_formulas_become_mathml(tex, inside):
+    text = site.mathml(tex, None, block=True)
+    assert text.startswith("<math") and 'display="block"' in text and inside in text
+
+
+@pytest.mark.parametrize("tex", [r"a \alfa", r"\frac{a}{b"])
+def test_a_formula_that_cannot_be_translated_is_a_warning(monkeypatch, tex):
+    told = []
+    monkeypatch.setattr(site._log, "warning", lambda message, *values, **_: told.append(message % values))
+    assert site.mathml(tex, None, block=False)
+    assert len(told) == 1 and repr(tex) in told[0]
