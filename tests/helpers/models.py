@@ -115,7 +115,7 @@ class TiedLanguageModel(nn.Module):
         self.head.weight = self.embedding.weight
 
     def forward(self, ids: Tensor) -> Tensor:
-        x = self.embedding(ids) + self.positions(torch.arange(ids.shape[1])[None])
+        x = self.embedding(ids) + self.positions(torch.arange(ids.shape[1], device=ids.device)[None])
         return self.head(self.block(self.block(x)))
 
 

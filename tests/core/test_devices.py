@@ -1,0 +1,290 @@
+"""Devices: one place names them, and a whole private step minds them, seen on a simulated accelerator."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from models import Example, bert, biases_only, gpt2, groupnorm_convnet, llama_lora, tied_language_model, vit
+from simulated import simulated
+from torch import nn
+from training import go_on, run
+from twins import BASES, flat, make_data, make_model, make_private
+
+from hyfreedp import NoiseGenerator, PrivacyEngine, cipher, devices, token_budget
+from hyfreedp.clipping import AutomaticClipping, make_engine
+from hyfreedp.experiments.store.paths import ROOT
+from hyfreedp.noise import as_generator
+
+CPU = torch.device("cpu")
+
+
+# -- the simulated accelerator is as strict as CUDA --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mistake", "message"),
+    [
+        (lambda x: x + torch.ones(3), "at least two devices"),
+        (lambda x: torch.cat([x, torch.ones(3)]), "at least two devices"),
+        (lambda x: F.linear(x, torch.ones(2, 3)), "at least two devices"),
+        (lambda x: torch.ones(()).add_(x.sum()), "at least two devices"),
+        (lambda x: torch.randn(3, device=x.device, generator=torch.Generator()), "device type for generator"),
+        (lambda x: x.normal_(generator=torch.Generator()), "device type for generator"),
+        (lambda x: torch.ones(3)[x.argsort()], "indices should be on"),
+        (lambda x: F.embedding(torch.tensor([0, 1]), x[:, None]), "at least two devices"),
+        (lambda x: x.numpy(), "can't convert cuda:0 device type tensor to numpy"),
+        (lambda x: x.to("xpu"), "device xpu is not on this machine"),
+        (lambda x: torch.autocast("cpu"), "autocast of 'cpu' says nothing"),
+        (lambda x: torch.autograd.grad(hooked(x, lambda g: g + torch.ones(3)).sum(), x), "at least two devices"),
+    ],
+)
+def test_a_mistake_is_refused(mistake, message):
+    with simulated() as machine:
+        x = torch.zeros(3, device=machine.device, requires_grad=True)
+        with pytest.raises((RuntimeError, TypeError, AssertionError), match=message):
+            mistake(x.detach() if "hooked" not in mistake.__code__.co_names else x)
+
+
+def hooked(x, hook):
+    y = x * 2
+    y.register_hook(hook)
+    return y
+
+
+@pytest.mark.parametrize(
+    ("wait", "count"),
+    [
+        (lambda x: x + 1.0, 0),
+        (lambda x: x * torch.tensor(2.0), 0),
+        (lambda x: x[:2].sum().sqrt(), 0),
+        (lambda x: x.to("cpu"), 1),
+        (lambda x: x.sum().item(), 1),
+        (lambda x: bool((x > 0).any()), 1),
+        (lambda x: x.tolist(), 1),
+        (lambda x: x.nonzero(), 1),
+        (lambda x: x[x > 0], 1),
+        (lambda x: torch.unique(x), 1),
+        (lambda x: torch.equal(x, x), 1),
+        (lambda x: torch.tensor([1.0], device=x.device), 1),
+        (lambda x: torch.ones(3).to(x.device), 1),
+        (lambda x: torch.ones(3).to(x.device, non_blocking=True), 0),
+        (lambda x: torch.arange(3, device=x.device), 0),
+        (lambda x: x[torch.tensor([0])], 1),
+        (lambda x: x.new_tensor([0.0]), 1),
+    ],
+)
+def test_each_wait_is_counted(wait, count):
+    with simulated() as machine:
+        x = torch.zeros(3, device=machine.device)
+        wait(x)
+    assert machine.waits.total() == count, machine.waits
+
+
+def test_dropout_draws_from_the_accelerators_own_state():
+    with simulated() as machine:
+        x, host = torch.ones(100, device=machine.device), torch.get_rng_state()
+        states = devices.random_states(machine.device)
+        first, second = F.dropout(x), F.dropout(x)
+        devices.set_random_states(machine.device, states)
+        assert torch.equal(F.dropout(x), first) and not torch.equal(first, second)
+        assert torch.equal(torch.get_rng_state(), host)
+
+
+# -- which device ------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_but_torch_names_a_makers_device():
+    pages = [*(ROOT / "hyfreedp").rglob("*.py"), *(ROOT / "notebooks").glob("*.py")]
+    assert not [path.name for path in pages if "cuda" in path.read_text(encoding="utf-8")]
+
+
+@pytest.mark.parametrize("kind", ["cuda", "xpu"])
+def test_an_accelerator_is_found_whoever_made_it(kind):
+    with simulated(kind) as machine:
+        assert devices.default_device().type == devices.named_device("accelerator").type == kind
+        assert devices.named_device(f"{kind}:0") == machine.device and devices.named_device("cpu") == CPU
+        assert devices.hardware(machine.device) == devices.kernels(machine.device) == f"simulated {kind}"
+        for name in ("tpu", f"{kind}:1", "mps"):
+            with pytest.raises(ValueError, match=f"got '{name}': torch finds 1 of type '{kind}'"):
+                devices.named_device(name)
+
+
+def test_without_an_accelerator_the_cpu_is_taken_and_others_are_refused(monkeypatch):
+    monkeypatch.setattr("torch.accelerator.is_available", lambda: False)
+    assert devices.default_device() == CPU
+    for name in ("accelerator", "xpu", "nonsense"):
+        with pytest.raises(ValueError, match=f"got '{name}': torch finds none on this machine"):
+            devices.named_device(name)
+
+
+def test_a_backend_without_float64_is_refused_before_any_data_is_used():
+    """MPS. Noise that is asked for all the same is drawn on the CPU."""
+    with simulated("mps") as machine:
+        model = make_model().float().to(machine.device)
+        with pytest.raises(ValueError, match=r"'mps' failed that test .*module.to\('cpu'\)"):
+            make_private(model, BASES["adamw"](model))
+        total = torch.zeros(3, device=machine.device)
+        assert cipher.where(total) == CPU and cipher.where(torch.zeros(3)) == CPU
+    assert cipher.computes_noise(CPU)
+
+
+def test_noise_of_another_key_or_keystream_is_noticed(monkeypatch):
+    with simulated() as machine:
+        assert cipher.computes_noise(machine.device)
+        cipher.computes_noise.cache_clear()
+        right = cipher.chacha20
+        wrong = lambda key, first, blocks, device: right(key, first, blocks, device) + (device != CPU)  # noqa: E731
+        monkeypatch.setattr(cipher, "chacha20", wrong)
+        assert not cipher.computes_noise(machine.device)
+
+
+# -- noise and engines -------------------------------------------------------------------------------------------------
+
+
+def test_noise_waits_once_per_release_and_its_key_depends_on_every_bit():
+    def released(sums, device):
+        moved = [total.to(device) for total in sums]
+        generator = NoiseGenerator(0)
+        generator.add_noise(moved, 1.0)
+        return [total.cpu() for total in moved], generator.tag
+
+    with simulated() as machine:
+        sums = [torch.zeros(100), torch.zeros(7, 3, dtype=torch.float64)]
+        first, tag = released(sums, machine.device)
+        machine.waits.clear()
+        again, same = released(sums, machine.device)
+        assert machine.waits.total() == len(sums) + 1 + len(sums)  # to the device, the hash, and back
+        assert tag == same and all(torch.equal(*pair) for pair in zip(first, again, strict=True))
+        sums[1][-1, -1] = 1e-300
+        assert released(sums, machine.device)[1] != tag
+    assert as_generator(None).tag == 0
+
+
+@pytest.mark.parametrize(
+    ("build", "engine"),
+    [(build, "bookkeeping") for build in (groupnorm_convnet, tied_language_model, vit, gpt2, bert, llama_lora)]
+    + [(groupnorm_convnet, "hooks"), (bert, "hooks")],
+)
+def test_clipped_sums_are_those_of_the_cpu(build, engine):
+    here = clipped(seeded(build), engine)
+    example = seeded(build)
+    with simulated() as machine:
+        example.model.to(machine.device)
+        example.batch = tuple(tensor.to(machine.device) for tensor in example.batch)
+        there = clipped(example, engine)
+        assert there[0].device == there[1].device == machine.device
+    assert torch.equal(here[0], there[0]) and torch.equal(here[1], there[1])
+
+
+def seeded(build) -> Example:
+    torch.manual_seed(3)
+    return build()
+
+
+def clipped(example: Example, name: str):
+    engine = make_engine(example.model, AutomaticClipping(), name)
+    norms = engine.backward(example.losses())
+    engine.detach()
+    return norms, example.collected()
+
+
+# -- whole steps -------------------------------------------------------------------------------------------------------
+
+
+RUNS = {
+    "robust": {"preset": "robust", "steps": 8},
+    "paper": {"preset": "paper", "interval": 2},
+    "paper, biases": {"preset": "paper", "interval": 5, "tuning": "biases", "base": "groups"},
+    "fixed, lora": {"preset": "fixed", "tuning": "lora", "steps": 3},
+    "robust, SGD, functorch": {"preset": "robust", "base": "sgd", "gradient_engine": "hooks", "steps": 4},
+    "fixed, pieces": {"preset": "fixed", "max_physical_batch_size": 3, "steps": 3},
+    "paper, chosen pieces": {
+        "preset": "paper",
+        "max_physical_batch_size": token_budget(lambda batch: batch[1] + 1, 5),
+        "steps": 3,
+    },
+}
+
+
+@pytest.mark.usefixtures("unbound_noise")
+@pytest.mark.parametrize("settings", RUNS.values(), ids=RUNS)
+def test_a_run_equals_that_on_the_cpu_and_waits_only_for_what_it_must(settings, monkeypatch):
+    """Weights and records bit for bit; once per physical batch and once per release, but for steps that check."""
+    monkeypatch.setattr("hyfreedp.mixing._MOST", 0)  # checks after the first step
+    here, _ = run(CPU, **settings)
+    with simulated() as machine:
+        there, waits = run(machine.device, machine=machine, **settings)
+        assert all(parameter.device == machine.device for parameter in there.module.parameters())
+        for record, counted in waits[1:]:
+            pieces = counted.total() - 1 - (record.probe is not None) - (record.vote is not None)
+            assert set(map(place, counted)) <= {"base.py", "cipher.py", "privatize.py"}, counted
+            assert pieces == sum(n for what, n in counted.items() if place(what) == "base.py"), counted
+            retaken = 2 if record.vote and record.vote.lost else 1
+            assert pieces == retaken or "max_physical_batch_size" in settings, counted
+    assert torch.equal(flat(here.module), flat(there.module))
+    assert str(here.history) == str(there.history)
+
+
+def place(what):
+    return what.partition(" at ")[2].partition(":")[0]
+
+
+def test_the_first_step_checks_and_waits_more():
+    """Its checks are of the batch at hand, and wait as often as they compare; no more than this."""
+    with simulated() as machine:
+        _, [(_, counted)] = run(machine.device, "fixed", machine=machine, stop=1)
+    assert counted.total() < 100, counted
+
+
+class Masked(nn.Module):
+    """A model with buffers, as GPT-2's causal masks are."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(5, 3)
+        for name in ("mask", "scale"):
+            self.register_buffer(name, torch.ones(3, dtype=torch.float64))
+
+    def forward(self, x):
+        return self.linear(x) * self.mask * self.scale
+
+
+def test_buffers_are_compared_at_once(monkeypatch):
+    monkeypatch.setattr("hyfreedp.mixing._MOST", 0)
+    with simulated() as machine:
+        model = Masked().double().to(machine.device)
+        _, optimizer, loader = make_private(model, BASES["adamw"](model), target_epsilon=8.0, preset="fixed", steps=2)
+        (_, _), (_, counted) = go_on(optimizer, loader, machine.device, machine)
+        assert counted.total() == 3 and "tolist at buffers.py" in " ".join(counted)
+
+
+@pytest.mark.parametrize("preset", ["robust", "paper"])
+def test_a_run_goes_on_bit_for_bit(preset, tmp_path):
+    """By a file, in the middle: the accelerator's random state, from which dropout draws, is that of the saved run."""
+    with simulated() as machine:
+        whole, _ = run(machine.device, preset, steps=5)
+        first, _ = run(machine.device, preset, steps=5, stop=3)
+        PrivacyEngine().save_checkpoint(path=tmp_path / "run", module=first.module, optimizer=first)
+        torch.manual_seed(7)
+        model = make_model(dropout=0.1, seed=1).to(machine.device)
+        model, second, loader = make_private(
+            model, BASES["adamw"](model), make_data(), target_epsilon=8.0, preset=preset, steps=5
+        )
+        PrivacyEngine().load_checkpoint(path=tmp_path / "run", module=model, optimizer=second)
+        go_on(second, loader, machine.device)
+        assert torch.equal(flat(whole.module), flat(second.module)) and str(whole.history) == str(second.history)
+
+
+def test_biases_of_a_vit_in_bfloat16_under_autocast():
+    """Autocast of the accelerator's own type is what the engine switches off for its own products."""
+    example = vit()
+    example.model.float()
+    biases_only(example.model, head="head")
+    with simulated() as machine:
+        example.model.to(machine.device)
+        example.batch = (example.batch[0].float().to(machine.device), example.batch[1].to(machine.device))
+        engine = make_engine(example.model, AutomaticClipping())
+        with torch.autocast(machine.device.type, torch.bfloat16):
+            losses = example.losses()
+            norms = engine.backward(losses.float())
+        gradients = example.gradients()
+        assert norms.dtype == torch.float32 and torch.allclose(norms, gradients.norm(dim=1), rtol=0.05)
