@@ -4,7 +4,7 @@ ARGS ?=
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help install reproduce update docs benchmark test test-slow mutants lint types clean
+.PHONY: help install reproduce update docs benchmark gpu test test-slow test-gpu mutants lint types clean
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -24,11 +24,17 @@ docs: .venv/.installed  ## build the site into build/docs, without network; open
 benchmark: .venv/.installed  ## measure time and memory of a step beside plain ones and Opacus (ten minutes)
 	$(BIN)/python -m hyfreedp.experiments.benchmark $(ARGS)
 
+gpu: .venv/.installed  ## fill data/results/gpu, in phases of nine minutes (docs/gpu.md): make gpu ARGS="efficiency-vit_base"
+	$(BIN)/python -m hyfreedp.experiments.book.gpu $(ARGS)
+
 test: .venv/.installed  ## run the test suite (ruff included), without the slow tests
 	$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 
 test-slow: .venv/.installed  ## run the slow tests: statistics and accuracy targets
 	$(BIN)/python -m pytest -m slow --timeout 3600 $(ARGS)
+
+test-gpu: .venv/.installed  ## run the tests that need an accelerator, skipped where there is none (8 minutes)
+	$(BIN)/python -m pytest -m gpu tests/gpu $(ARGS)
 
 mutants: .venv/.installed  ## make deliberate faults in a copy, see which test notices each (20 minutes)
 	$(BIN)/python tools/mutation/mutants.py $(ARGS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
 from pathlib import Path
 from typing import get_args
 
@@ -12,7 +13,7 @@ import torch
 
 from hyfreedp.devices import CPU
 from hyfreedp.experiments.benchmark import goals
-from hyfreedp.experiments.benchmark.contenders import CONTENDERS
+from hyfreedp.experiments.benchmark.contenders import ALL_CONTENDERS, CONTENDERS
 from hyfreedp.experiments.benchmark.learning import measure_learning
 from hyfreedp.experiments.benchmark.noise import measure_noise
 from hyfreedp.experiments.benchmark.record import cases, growth_cases, limited_threads, measure
@@ -24,11 +25,11 @@ DESCRIPTION = """\
 Measures seconds and peak memory of one training step: plain, by Opacus, by this package, and with HyFreeDP.
 
 All contenders of a case take turns in every round; reported are medians over rounds and medians of the rounds' ratios.
-Without --models and --tunings, the whole record is measured and written to data/results/laptop (cpu) or
+Without --models, --tunings and --contenders, the whole record is measured and written to data/results/laptop (cpu) or
 data/results/gpu (else): efficiency.csv, efficiency_growth.csv on how the cost grows with batch size, depth, width and
 sequence length, efficiency_noise.csv on noise and checks (--noise: this one alone), and efficiency_learning.csv on
-what learning the rate costs in a whole run (--learning). A selection goes to build/benchmark instead. Run it on a
-machine that does nothing else.
+what learning the rate costs in a whole run (--learning). A selection goes to build/benchmark instead, or with
+--record into that record, in place of its rows of the same cases. Run it on a machine that does nothing else.
 
 examples:
   python -m hyfreedp.experiments.benchmark
@@ -36,6 +37,8 @@ examples:
 
 exit status: 0; 2 if the command is wrong."""
 
+# What names a row of a record.
+_CASE = ("model", "tuning", "varied", "value", "what", "batch_size", "contender", "source", "method")
 _GROWTH_CONTENDERS = ("plain", "opacus_hooks", "opacus_ghost", "ours")
 _GROWTH = {
     "laptop": (
@@ -71,53 +74,68 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--models", nargs="+", metavar="NAME", help=f"among {', '.join(MODELS)}")
     parser.add_argument("--tunings", nargs="+", metavar="NAME", help=f"among {', '.join(get_args(Tuning))}")
+    parser.add_argument("--contenders", nargs="+", metavar="NAME", help=f"among {', '.join(ALL_CONTENDERS)}")
+    parser.add_argument("--record", action="store_true", help="put what is measured into the record, beside the rest")
     parser.add_argument("--rounds", type=int, default=7, help="how often everything is timed (default: 7)")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of torch on the CPU")
     only = parser.add_mutually_exclusive_group()
     only.add_argument("--noise", action="store_true", help="measure only what noise and checks cost")
+    only.add_argument("--growth", action="store_true", help="measure only how the cost grows")
     only.add_argument("--learning", action="store_true", help="measure only what learning the rate costs")
     options = parser.parse_args(arguments)
 
-    whole = not (options.models or options.tunings)
+    whole = not (options.models or options.tunings or options.contenders)
     here = workspace()
     profile = "laptop" if options.device == CPU.type else "gpu"
-    output = here.results / profile if whole else here.build / "benchmark"
+    output = here.results / profile if whole or options.record else here.build / "benchmark"
     models = options.models or (ON_CPU if profile == "laptop" else ON_GPU)
     settings = {"device": options.device, "rounds": options.rounds, "threads": options.threads}
-    steps = not (options.noise or options.learning)
+    contenders = options.contenders or tuple(CONTENDERS)
+    steps = not (options.noise or options.learning or options.growth)
+    write = partial(_write, folder=output, beside=options.record)
     try:
         if steps:
-            table = measure(cases(models, options.tunings or get_args(Tuning)), **settings)
-            _write(table, output, "", _shown(table))
+            table = measure(cases(models, options.tunings or get_args(Tuning), contenders), **settings)
+            write(table, "", _shown(table))
             if len(judged := goals.judge(table)):
                 summary = goals.summarise(judged).round(3).to_string(index=False, na_rep="")
                 print("\nGoals (for the CPU):", summary, sep="\n")
-            if whole:
-                table = measure(growth_cases(*_GROWTH[profile], _GROWTH_CONTENDERS), **settings)
-                _write(table, output, "_growth", _shown(table))
+        if options.growth or (steps and whole):
+            table = measure(growth_cases(*_GROWTH[profile], _GROWTH_CONTENDERS), **settings)
+            write(table, "_growth", _shown(table))
         if options.noise or (steps and whole):
             with limited_threads(options.threads):
                 table = measure_noise(models, device=options.device, rounds=options.rounds)
             shown = table.assign(ns_per_number=1e9 * table.seconds / table.parameters)
-            _write(table, output, "_noise", shown[["what", "model", "batch_size", "source", "ns_per_number", "ratio"]])
+            write(table, "_noise", shown[["what", "model", "batch_size", "source", "ns_per_number", "ratio"]])
         if options.learning or (steps and whole):
             table = measure_learning(models, **settings)
-            _write(table, output, "_learning", table[["model", "method", "ratio", "copies", "budget_percent"]])
+            write(table, "_learning", table[["model", "method", "ratio", "copies", "budget_percent"]])
     except ValueError as error:
         parser.error(str(error))
     return 0
 
 
-def _write(table: pd.DataFrame, folder: Path, what: str, shown: pd.DataFrame) -> None:
+def _write(table: pd.DataFrame, what: str, shown: pd.DataFrame, *, folder: Path, beside: bool) -> None:
     path = folder / f"efficiency{what}.csv"
+    if beside and path.exists():
+        table = replaced(pd.read_csv(path, float_precision="round_trip"), table)
     with replacing(path) as temporary:
         table.to_csv(temporary, index=False)
     print(shown.round(3).to_string(index=False, na_rep=""))
     print(f"wrote {path}")
 
 
+def replaced(record: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
+    """A record with new rows in place of its rows of the same cases, and at its end where there are none."""
+    names = [name for name in _CASE if name in rows]
+    old, new = (list(frame[names].fillna("").astype(str).itertuples(index=False)) for frame in (record, rows))
+    kept = record[[case not in set(new) for case in old]]
+    return pd.concat([kept, rows], ignore_index=True)
+
+
 def _shown(table: pd.DataFrame) -> pd.DataFrame:
-    named = table.assign(contender=[CONTENDERS[name].label for name in table.contender], ms=1e3 * table.seconds)
+    named = table.assign(contender=[ALL_CONTENDERS[name].label for name in table.contender], ms=1e3 * table.seconds)
     columns = ["model", "tuning", "contender", "ms", "ratio_to_plain", "ratio_to_ours", "peak_mib", "failure"]
     return named[[name for name in columns if name in named]]
 

@@ -64,12 +64,13 @@ def _flat(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     return logits.flatten(0, -2), labels.flatten()
 
 
-def _plain(work: Workload, setup: Setup) -> Step:
+def _plain(work: Workload, setup: Setup, *, compiled: bool = False) -> Step:
     optimizer = setup.optimizer(work.trainable)
+    model = torch.compile(work.module) if compiled else work.module
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
-        F.cross_entropy(*_flat(work.module(work.inputs), work.labels)).backward()
+        F.cross_entropy(*_flat(model(work.inputs), work.labels)).backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
@@ -110,8 +111,8 @@ def _mean_loss(logits: Tensor, labels: Tensor, *, shape: torch.Size) -> Tensor:
     return F.cross_entropy(logits, labels)
 
 
-def private_step(work: Workload, setup: Setup, *, preset: Preset, steps: int = _STEPS) -> Step:
-    """This package's step, of a run of ``steps``."""
+def private_step(work: Workload, setup: Setup, *, preset: Preset, steps: int = _STEPS, compiled: bool = False) -> Step:
+    """This package's step, of a run of ``steps``; ``compiled``: the model goes through torch.compile, hooks and all."""
     _, optimizer, _ = PrivacyEngine(seed=0).make_private_with_epsilon(
         module=work.module,
         optimizer=setup.optimizer(work.trainable),
@@ -125,9 +126,11 @@ def private_step(work: Workload, setup: Setup, *, preset: Preset, steps: int = _
         accountant=_ACCOUNTANT,
     )
 
+    model = torch.compile(work.module) if compiled else work.module
+
     def per_sample_loss(batch: tuple[Tensor, Tensor]) -> Tensor:
         inputs, labels = batch
-        losses = F.cross_entropy(*_flat(work.module(inputs), labels), reduction="none")
+        losses = F.cross_entropy(*_flat(model(inputs), labels), reduction="none")
         return losses.view(len(inputs), -1).mean(1)
 
     return partial(optimizer.step, per_sample_loss, (work.inputs, work.labels))
@@ -172,3 +175,8 @@ CONTENDERS: dict[str, Contender] = {
         for interval in (1, 5, 10)
     },
 }
+COMPILED: dict[str, Contender] = {  # measured on request: torch.compile takes minutes for some models
+    "plain_compiled": Contender("plain, torch.compile", partial(_plain, compiled=True)),
+    "ours_compiled": Contender("ours, torch.compile", partial(private_step, preset=PRESETS["fixed"], compiled=True)),
+}
+ALL_CONTENDERS = CONTENDERS | COMPILED

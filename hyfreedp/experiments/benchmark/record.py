@@ -18,7 +18,7 @@ import torch
 from tqdm import tqdm
 
 from hyfreedp.devices import backend, hardware, named_device, synchronize
-from hyfreedp.experiments.benchmark.contenders import CONTENDERS, Setup, Step
+from hyfreedp.experiments.benchmark.contenders import ALL_CONTENDERS, CONTENDERS, Setup, Step
 from hyfreedp.experiments.benchmark.measure import (
     garbage_stays,
     peak_memory,
@@ -40,7 +40,7 @@ class Case:
     Attributes:
         model: name in ``MODELS``.
         tuning: "full", "biases" or "lora".
-        contenders: names in ``CONTENDERS``.
+        contenders: names in ``ALL_CONTENDERS``.
         varied, value: a field of the model's shape and the value it gets instead, where growth is measured.
     """
 
@@ -54,7 +54,7 @@ class Case:
         _check("models", self.model, MODELS)
         _check("tunings", self.tuning, get_args(Tuning))
         for name in self.contenders:
-            _check("contenders", name, CONTENDERS)
+            _check("contenders", name, ALL_CONTENDERS)
 
     @property
     def shape(self) -> Shape:
@@ -119,7 +119,7 @@ def measure_case(case: Case, device: torch.device, rounds: int) -> list[dict[str
         if name in seconds:
             row |= _statistics(name, seconds)
             try:
-                row["peak_mib"] = peak_memory(CONTENDERS[name], work, Setup())
+                row["peak_mib"] = peak_memory(ALL_CONTENDERS[name], work, Setup())
             except Exception as error:
                 failed[name] = reason(error)
             _free(device)
@@ -133,7 +133,7 @@ def _time(case: Case, work: Workload, rounds: int) -> tuple[dict[str, list[float
     steps: dict[str, tuple[Step, int]] = {}
     failed: dict[str, str] = {}
     for name in case.contenders:
-        contender = CONTENDERS[name]
+        contender = ALL_CONTENDERS[name]
         try:
             step = contender.make(work.copy(), Setup())
             for _ in range(_WARM_UP_STEPS):
