@@ -20,9 +20,11 @@
 # * compare learning rates found by a search that nobody counts with rates that are learned within the budget,
 # * read the learned rate, the clipping threshold, the loss and the perplexity of a private run side by side.
 #
-# **The paper's items.** Tab. "gpt2": on E2E with GPT-2 (full fine-tuning) HyFreeDP is as good as the grid search at
-# $\varepsilon = 3$ and $8$, while D-Adaptation and Prodigy fail. Fig. "llama": LLaMA-2-7B with LoRA on PubMed abstracts; the learned
-# rate first rises, then falls, and the model generalises better than the grid search.
+# **The paper's items.** Tab. "gpt2", on E2E with GPT-2 (full fine-tuning) at $\varepsilon = 3$ and $8$: HyFreeDP "consistently obtains a
+# comparable performance as the NonDP-GS baseline without extra tuning", and "even when the privacy budget is not small ... non-DP
+# automatic learning rate scheduler does not perform well". Fig. "llama", LLaMA-2-7B with LoRA on PubMed abstracts: HyFreeDP "achieves
+# better generalization performance compared to the early-stopped NonDP-GS", and its learned rate has "an increase-then-decrease
+# trajectory". Section 3 judges the table by whole runs on the real E2E, section 7 has the verdicts.
 
 # %% tags=["parameters"]
 profile = "laptop"
@@ -86,17 +88,18 @@ if profile == "smoke":
 scale = language_generation.sentences_scale(profile, dataset, epsilons, seeds)
 learner, methods = scale.learners[0], list(scale.rows)
 task = LANGUAGE_TASKS[learner.task]
-start = task.model(seed=0, name=learner.model)
-scores = task.evaluate(start, task.datasets("test", learner.model)[1], learner.model)
-display(Markdown(language_generation_figures.start_text(task, learner, start, scores)))
+start = language_generation.public_start(learner, CELLS)
+display(Markdown(language_generation_figures.start_text(task, learner, start)))
 
 # %% [markdown]
 # ## 2. The table: every method, five metrics
 #
-# Each line is one way to get a model. "grid search" takes, of the paper's five rates, the one that predicted most tokens of held-out
+# Each line is one way to get a model. The first is no training at all: the public start, which costs no privacy ($\varepsilon = 0$), and
+# which every private run has to beat. "grid search" takes, of the paper's five rates, the one that predicted most tokens of held-out
 # *training* records right; its epsilon does not cover that search. All other lines need no search, and their epsilon covers everything.
-# D-Adaptation and Prodigy estimate a rate without knowing of the noise. "0.02, linear decay" is a constant that suits AdamW on
-# normalised gradients on any task so far; it is our reference, not something learned.
+# D-Adaptation and Prodigy estimate a rate without knowing of the noise. "0.02, linear decay" is one constant for every task, near the
+# best on our image tasks and by far too large here: on the synthetic restaurants it is the worst line on all five scores. No constant
+# suits every task, which is why a rate is worth learning.
 #
 # The metrics are those of the E2E challenge: **BLEU** and **NIST** count n-grams shared with the references (NIST weighs rare ones
 # more), **METEOR** aligns words, stems and synonyms, **ROUGE-L** takes the longest common subsequence, **CIDEr** compares n-grams
@@ -105,7 +108,7 @@ display(Markdown(language_generation_figures.start_text(task, learner, start, sc
 # **Predict first.** Which method will be worst, and will a metric disagree with the others about the best?
 
 # %%
-rows = language_generation.scored(scale, CELLS, jobs=jobs)
+rows = language_generation.scored(scale, profile, CELLS, jobs=jobs)
 summary = language_generation.with_paper(language_generation.summarise(rows))
 shown, differences = language_generation.printed(summary)
 plots.shaded(shown, differences, limit=50.0).set_caption(
@@ -120,11 +123,12 @@ plots.shaded(shown, differences, limit=50.0).set_caption(
 figure = language_generation_figures.draw_metrics(summary, methods, epsilons)
 
 # %%
-findings = language_generation_figures.metric_findings(summary, methods, epsilons, scores.loss)
+findings = language_generation_figures.metric_findings(summary, methods, epsilons)
+findings += language_generation_figures.edge_findings(rows)
 made = {
     "parameters": parameters,
     "inputs": sorted(rows.key.dropna()),
-    "claim": 'Tab. "gpt2": HyFreeDP is as good as the grid search, D-Adaptation and Prodigy fail.',
+    "claim": 'Tab. "gpt2": HyFreeDP is comparable to the grid search; D-Adaptation and Prodigy do not perform well.',
     "summary": findings,
 }
 shows = "Five metrics and perplexity of every method at each epsilon."
@@ -134,7 +138,38 @@ plots.save_table(summary, "06_language_generation_table", shows=shows, **made)
 plots.what_to_see(findings)
 
 # %% [markdown]
-# ## 3. What the models write
+# ## 3. E2E in earnest
+#
+# The same model and start, but whole private runs on all 42,061 pairs of the E2E challenge, and its 630 test inputs with all their
+# references: batches of 1,024 for 10 epochs, the usual protocol there (Li et al., 2022; the authors' public script has 1,000 for 10), at
+# $\delta = N^{-1.1}$. A run takes some twenty minutes of one core, so these are **records**, read and not trained here; whatever line is
+# missing has not been trained yet. The scores agree with the challenge's own scripts to four decimals.
+#
+# **Predict first.** Ten times as many steps, sixteen times the batch: does a constant of 0.02 still fail?
+
+# %%
+whole = language_generation.desktop_scale()
+e2e = language_generation.scored(whole, "desktop", CELLS, train=False)
+e2e_summary = language_generation.with_paper(language_generation.summarise(e2e))
+shown, differences = language_generation.printed(e2e_summary)
+plots.shaded(shown, differences, limit=50.0).set_caption(
+    "paper (GPT-2) | ours (tiny GPT-2), E2E; mean ± deviation of two seeds"
+)
+
+# %%
+figure = language_generation_figures.draw_metrics(e2e_summary, list(whole.rows), list(whole.epsilons))
+
+# %%
+e2e_findings = language_generation_figures.metric_findings(e2e_summary, list(whole.rows), list(whole.epsilons))
+e2e_findings += language_generation_figures.edge_findings(e2e)
+e2e_made = made | {"inputs": ["data/results/desktop/language_generation.csv"], "summary": e2e_findings}
+plots.save(figure, "06_language_generation_e2e", shows="Five metrics and perplexity of whole runs on E2E.", **e2e_made)
+shows = "Whole runs on E2E as a table, with the paper's numbers."
+plots.save_table(e2e_summary, "06_language_generation_e2e_table", shows=shows, **e2e_made)
+plots.what_to_see(e2e_findings)
+
+# %% [markdown]
+# ## 4. What the models write
 #
 # Scores are averages; here are the sentences. The first seed of every method, for the same meanings.
 #
@@ -159,14 +194,18 @@ plots.save_table(
 )
 
 # %% [markdown]
-# ## 4. Training dynamics of a LLaMA with LoRA
+# ## 5. Training dynamics of a LLaMA with LoRA
 #
 # Only low-rank updates of queries and values are trained; the paper starts them at ten times the usual rate, and so do we
 # ($\eta_0 = 10^{-3}$ for the paper's preset; the robust one has no first rate). A record is a whole document. Four panels, as in the
 # paper's figure: the learning rate; the clipping threshold $R_l$ of the paper's probe (a vote needs none); the loss, on test documents
 # and as released with noise; the perplexity on test documents.
 #
-# **Predict first.** Will the rate rise and then fall, as the paper saw?
+# Much of a rise and fall is built in. Preset robust starts from a public rate, warms up after a lost vote, and decays linearly to zero,
+# whatever it learns: only its level is learned, and that can only fall. Preset paper has no decay, but a first rate so far below the
+# useful ones that it can only rise at first.
+#
+# **Predict first.** Will the rate rise and then fall, as the paper saw, and by how much more than the schedule makes it?
 
 # %%
 curves_scale = language_generation.documents_scale(profile, documents or None, documents_epsilon, seeds)
@@ -183,14 +222,18 @@ plots.save(
     parameters=parameters,
     inputs=[f"runs of {llama.title} on {learner.task}, epsilon = {documents_epsilon:g}"],
     shows="Learning rate, clipping threshold of the paper's probe, loss and perplexity of LoRA training, mean and range over seeds.",
-    claim='Fig. "llama": the learned rate rises, then falls, and generalises better than the grid search.',
+    claim='Fig. "llama": the learned rate increases, then decreases, and generalises better than an early-stopped grid search.',
     summary=findings,
 )
 plots.what_to_see(findings)
 
 # %% [markdown]
-# ## 5. Where this differs from the paper
+# ## 6. Where this differs from the paper
 #
+# * The E2E data of section 3 are the official release; the model is not: 193,000 parameters where GPT-2 has 124 million, pre-trained on
+#   synthetic sentences of hotels and museums, and a tokenizer made from these. The one test reference of more than 256 tokens is cut off
+#   there for the perplexity.
+# * The paper does not print its batch size, epochs or $\delta$. Its grid search for LLaMA was stopped early; ours trains to the end.
 # * At profiles smoke and laptop: a tiny GPT-2 and a tiny LLaMA that start from our own public weights in place of GPT-2 and
 #   LLaMA-2-7B, synthetic sentences in place of E2E (`dataset="e2e"` takes the real ones) and PubMed (`documents=` takes any local
 #   file), runs of 40 steps, and the grid's rates chosen with one seed.
@@ -198,7 +241,21 @@ plots.what_to_see(findings)
 #   `HYFREEDP_WEIGHTS` names a folder that has them. Profile paper needs the real ones. Neither has been run for the committed output.
 # * Gradients, probes and sampling are accounted on the same batch, see notebook 02.
 #
-# ## 6. Exercises
+# ## 7. Verdicts
+#
+# By section 3. "Comparable" is taken as at least 95 % of the grid search in every score (the paper's own scores are all above 97 %), "does
+# not perform well" as at most half of it. *Reproduced*: all five scores, of every seed, are there; *contradicted*: none is; *not shown*:
+# some are. First against a grid search over the paper's five rates, then over eight that reach 0.05.
+
+# %%
+for name in ("grid", "grid_extended"):
+    verdicts = language_generation_figures.judged_table(language_generation.judged(e2e, grid=name))
+    display(Markdown(f"**{language_generation.TITLES[name]}**"), verdicts.style.hide(axis="index"))
+    shows = f"What Tab. gpt2 claims, judged by whole runs on E2E against the {language_generation.TITLES[name]}."
+    plots.save_table(verdicts, f"06_language_generation_verdicts_{name}", shows=shows, **(e2e_made | {"summary": []}))
+
+# %% [markdown]
+# ## 8. Exercises
 #
 # 1. The loss of a record is a *mean* over its tokens. What would a *sum* change for the probe's clipping threshold $R_l$, and for whom
 #    would it be unfair?

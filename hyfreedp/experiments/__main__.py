@@ -12,7 +12,7 @@ from hyfreedp.experiments.book.jobs import plan
 from hyfreedp.experiments.store import archive
 from hyfreedp.experiments.store.paths import workspace
 from hyfreedp.experiments.studies import dynamics, fine_tuning
-from hyfreedp.experiments.tables import grid, small_tasks, targets
+from hyfreedp.experiments.tables import grid, language_generation, small_tasks, targets
 from hyfreedp.experiments.tables import plan as comparison
 
 REPRODUCE = """\
@@ -99,6 +99,11 @@ def main(arguments: list[str] | None = None) -> int:
     real.add_argument("--jobs", type=int, default=1, help="worker processes")
     real.set_defaults(run=_fine_tuning)
 
+    language = commands.add_parser("sentences", help="the language table on all of E2E, for notebook 06; ten hours")
+    language.add_argument("--jobs", type=int, default=1, help="worker processes")
+    language.add_argument("--write", action="store_true", help="train nothing: score and write what is there")
+    language.set_defaults(run=_sentences)
+
     reach = commands.add_parser("targets", help="preset robust against sixteen rates and schedules; two hours")
     reach.add_argument("--only", choices=sorted({group.task for group in targets.GROUPS}), default="", help="one task")
     reach.add_argument("--jobs", type=int, default=1, help="worker processes")
@@ -171,6 +176,12 @@ def _ablation(options: argparse.Namespace) -> int:
 def _fine_tuning(options: argparse.Namespace) -> int:
     rows = fine_tuning.record(workspace().cells, fine_tuning.record_path(), jobs=options.jobs)
     print(rows.groupby("series", sort=False).test_accuracy.last().to_string())
+    return 0
+
+
+def _sentences(options: argparse.Namespace) -> int:
+    here = workspace()
+    print(language_generation.record(here.cells, here.results, train=not options.write, jobs=options.jobs))
     return 0
 
 

@@ -298,16 +298,28 @@ def test_metrics_are_drawn_with_their_deviations(scores):
     assert x == pytest.approx([1.8, 2.8]) and y == pytest.approx([0.1, 1.1])
     assert high[:, 0] - low[:, 0] == pytest.approx([0.1, 0.1])
     assert figure.axes[-1].get_xlabel() == "per token, lower is better" and figure.axes[-1].get_xscale() == "log"
-    told = language_generation_figures.metric_findings(scores, METHODS, [3.0], math.log(40))
+    start = scores[(scores.row == "grid") & (scores.epsilon == 3.0)].assign(row="start", epsilon=0.0, mean=0.25)
+    start.loc[start.metric == "perplexity", "mean"] = 40.0
+    told = language_generation_figures.metric_findings(pd.concat([start, scores]), METHODS, [3.0, 5.0])
     grid, robust = (ROWS[name].title for name in METHODS)
     assert told == [
-        "before private training the perplexity is 40",
+        "before private training the perplexity is 40 and BLEU 0.250",
         f"epsilon = 3: lowest perplexity {grid} (1.30), highest {robust} (2.3); best BLEU {robust} (2.300)",
         f"epsilon = 3: {robust} has BLEU 2.300 and perplexity 2.30, the uncounted grid search 1.300 and 1.30",
     ]
     without = scores[scores.metric != "METEOR"]
     missing = pd.concat([without, scores[scores.metric == "METEOR"].assign(mean=math.nan)])
-    assert "Java" in language_generation_figures.metric_findings(missing, METHODS, [3.0], 1.0)[-1]
+    assert "Java" in language_generation_figures.metric_findings(missing, METHODS, [3.0])[-1]
+    axis = language_generation_figures.draw_metrics(pd.concat([start, scores]), METHODS, [3.0, 8.0]).axes[0]
+    (line,) = [line for line in axis.lines if line.get_label() == "public start"]
+    assert list(line.get_xdata()) == [0.25, 0.25]
+
+
+def test_a_search_that_ends_at_an_edge_says_so():
+    rows = pd.DataFrame({"epsilon": 3.0, "row": ["grid", "grid_extended", "prodigy"], "learning_rate": [5e-3, 1e-2, 1]})
+    edge, inside = language_generation_figures.edge_findings(rows)
+    assert edge.endswith("chose 0.005, the largest of its rates: a wider grid may do better")
+    assert inside.endswith("chose 0.01")
 
 
 def test_dynamics_are_means_over_seeds():

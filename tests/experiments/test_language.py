@@ -1,8 +1,10 @@
 """Language tasks: the loss of a record, what is masked, what moves, what is written, and what is refused."""
 
 import json
+import math
 from dataclasses import replace
 from itertools import islice
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -284,11 +286,63 @@ def test_without_java_meteor_is_not_available_and_the_others_are(small, tmp_path
     monkeypatch.setattr("shutil.which", lambda name: None)
     learner = Learner("restaurants", "gpt2_tiny", "full")
     scale = Scale((learner,), epsilons=(8.0,), seeds=1, rows=("reference",))
-    rows = language_generation.scored(scale, tmp_path, jobs=1)
+    rows = language_generation.scored(scale, "none", tmp_path)
     assert rows[list(language_generation.METRICS)].dtypes.eq(float).all()
     texts, _ = language_generation.printed(language_generation.with_paper(language_generation.summarise(rows)))
-    assert texts.METEOR.tolist() == ["– | not available"]
+    assert texts.METEOR.tolist() == ["– | not available"] * 2
     assert rows.METEOR.isna().all() and rows.BLEU.notna().all()
+    assert rows.row.tolist() == ["start", "reference"] and rows.epsilon.tolist() == [0, 8]
+
+
+def test_the_start_is_scored_as_a_run_of_no_step(small, tmp_path):
+    task = small["restaurants"]
+    found = language_generation.public_start(Learner("restaurants", "gpt2_tiny", "full"), tmp_path)
+    network = task.model(0, "gpt2_tiny")
+    expected = task.evaluate(network, task.datasets("test", "gpt2_tiny")[1], "gpt2_tiny")
+    assert (found["accuracy"], found["loss"]) == (expected.accuracy, expected.loss)
+    assert found["outputs"] == task.outputs(network, "gpt2_tiny")
+
+
+def test_committed_records_stand_in_for_cells_and_are_never_lost(small, tmp_path, monkeypatch):
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    learner = Learner("restaurants", "gpt2_tiny", "full")
+    scale = Scale((learner,), epsilons=(8.0,), seeds=1, rows=("reference", "hyfreedp_robust"))
+    monkeypatch.setattr(language_generation, "desktop_scale", lambda: scale)
+    monkeypatch.setattr(language_generation, "workspace", lambda: SimpleNamespace(results=tmp_path))
+    some = replace(scale, rows=("reference",))
+    trained = language_generation.scored(some, "none", tmp_path / "cells")
+    assert language_generation.record(tmp_path / "cells", tmp_path, train=False).endswith("1 of them still missing")
+    for cells in ("none", "cells"):
+        rows = language_generation.scored(scale, "desktop", tmp_path / cells, train=False)
+        pd.testing.assert_frame_equal(rows.iloc[:2][trained.columns], trained, check_dtype=False)
+        assert rows.row.tolist() == ["start", *scale.rows] and rows.accuracy.isna().tolist() == [False, False, True]
+    before = (tmp_path / "desktop" / "language_generation.csv").read_bytes()
+    language_generation.record(tmp_path / "none", tmp_path, train=False)
+    assert (tmp_path / "desktop" / "language_generation.csv").read_bytes() == before
+
+
+def test_claims_are_judged_by_every_score_and_seed():
+    def line(row, seed, *scores, epsilon=3.0):
+        names = dict(zip(language_generation.METRICS, scores, strict=True))
+        return {"epsilon": epsilon, "row": row, "seed": seed} | names
+
+    rows = pd.DataFrame(
+        [
+            line("start", 0, 0, 0, 0, 0, 0, epsilon=0.0),
+            *(line("grid", seed, 0.5, 5 + seed - 0.5, 0.4, 0.6, 2) for seed in (0, 1)),
+            line("hyfreedp_paper", 0, 0.5, 5, 0.4, 0.6, 1.95),
+            line("hyfreedp_robust", 0, 0.5, 5, 0.4, 0.6, 1.95),
+            line("hyfreedp_robust", 1, 0.5, 5, 0.4, 0.3, 1.95),
+            line("dadaptation", 0, 0.4, 4, 0.3, 0.5, 1.8),
+            line("prodigy", 0, *[math.nan] * 5),
+        ]
+    )
+    judged = language_generation.judged(rows)
+    assert judged.verdict.tolist() == ["reproduced", "contradicted", "not measured", "not shown"]
+    assert judged.low.iloc[[0, 3]].tolist() == pytest.approx([0.975, 0.5])
+    assert judged.paper_low.tolist()[0] == pytest.approx(0.636 / 0.653) and math.isnan(judged.paper_low.iloc[3])
+    assert judged.paper_high.tolist()[2] == pytest.approx(0.157 / 0.367)  # METEOR of Prodigy
+    assert language_generation.judged(rows, grid="grid_extended").verdict.eq("not measured").all()
 
 
 def test_the_paper_stands_beside_our_numbers():
@@ -311,7 +365,7 @@ def test_the_paper_stands_beside_our_numbers():
 
 
 def test_each_profile_asks_for_runs_that_exist():
-    for profile in ("smoke", "laptop", "gpu", "paper"):
+    for profile in ("smoke", "laptop", "desktop", "gpu", "paper"):
         for dataset in ("restaurants", "e2e"):
             scale = language_generation.sentences_scale(profile, dataset, [3.0, 8.0], 2)
             assert {entry.learner.task for entry in language_generation.entries(scale)} <= set(TASKS)

@@ -344,7 +344,12 @@ def test_sequences_that_do_not_fit_or_say_nothing_are_refused():
     message = r"no pair may have more tokens than the context length, {}: number 2 has {}$"
     with pytest.raises(ValueError, match=message.format(length - 1, length)):
         encode_pairs(OURS, [good, long], length - 1)
-    assert encode_pairs(OURS, [good, long], length)[0].shape == (2, length)
+    whole = encode_pairs(OURS, [good, long], length)
+    assert whole[0].shape == (2, length)
+    for part, kept in zip(encode_pairs(OURS, [good, long], length - 5, cut=True), whole, strict=True):
+        assert torch.equal(part, kept[:, : length - 5])
+    with pytest.raises(ValueError, match="no pair may have more tokens"):  # no target would be left
+        encode_pairs(OURS, [good, long], len(OURS(long.meaning)["input_ids"]) + 1, cut=True)
     with pytest.raises(
         ValueError, match=r"no document may have more tokens than the context length, 3: number 1 has \d+$"
     ):

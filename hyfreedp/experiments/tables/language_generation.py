@@ -7,23 +7,30 @@ import math
 import os
 import shutil
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from tqdm import tqdm
 
-from hyfreedp.experiments.runs.cells import read_cell, read_steps, reader, run_cells
+from hyfreedp.experiments.runs.cells import read_steps, reader, run_cells
 from hyfreedp.experiments.runs.spec import Spec
-from hyfreedp.experiments.store.files import write_text
+from hyfreedp.experiments.store.cache import key_of
+from hyfreedp.experiments.store.files import replacing, write_text
+from hyfreedp.experiments.store.paths import workspace
+from hyfreedp.experiments.store.provenance import environment
 from hyfreedp.experiments.tables import paper
 from hyfreedp.experiments.tables.plan import ROWS, Learner, Scale, entries, finals, searches, table
-from hyfreedp.experiments.tasks.language import LANGUAGE_TASKS, Documents, LanguageTask
+from hyfreedp.experiments.tasks.language import Documents, LanguageTask
+from hyfreedp.experiments.tasks.registry import TASKS
 
 METRICS = ("BLEU", "NIST", "METEOR", "ROUGE_L", "CIDEr")
 TABLE = "language_generation.csv"
 CELL = ["task", "model", "tuning", "epsilon", "row"]
+NUMBER = [*CELL, "seed"]
+START = "start"  # the row of the model before private training, at epsilon 0
+TITLES = {name: row.title for name, row in ROWS.items()} | {START: "public start, not trained"}
 
 _ALL = ("grid", "dadaptation", "prodigy", "reference", "hyfreedp_paper", "hyfreedp_robust")
 # The extended grid costs three runs more per epsilon, and stands in for the paper's where time is no matter.
@@ -35,14 +42,18 @@ def sentences_scale(profile: str, dataset: str, epsilons: Sequence[float], seeds
     """The runs of the table.
 
     Args:
-        profile: "smoke", "laptop", "gpu" or "paper".
-        dataset: "restaurants" or "e2e". On a laptop runs on the latter are short; the two large profiles train whole
-            ones on GPT-2's architecture, from its real weights if ``$HYFREEDP_WEIGHTS`` has them ("paper": always).
+        profile: "smoke", "laptop", "desktop", "gpu" or "paper".
+        dataset: "restaurants" or "e2e". On a laptop runs on the latter are short; on a desktop they are whole, of the
+            tiny model; the two large profiles train GPT-2's architecture, from its real weights if
+            ``$HYFREEDP_WEIGHTS`` has them ("paper": always).
         epsilons, seeds: of the table.
     """
     if profile in ("smoke", "laptop"):
         task = "restaurants" if dataset == "restaurants" else "e2e_short"
         learner = Learner(task, "gpt2_sentences", "full", 6 if profile == "smoke" else None)
+    elif profile == "desktop":
+        real = dataset == "e2e"
+        learner = Learner(dataset, "gpt2_sentences_fused" if real else "gpt2_sentences", "full")
     else:
         real = profile == "paper" or bool(os.environ.get("HYFREEDP_WEIGHTS"))
         task = "restaurants" if dataset == "restaurants" else "e2e"
@@ -79,50 +90,110 @@ def trained(scale: Scale, cells: Path, *, jobs: int) -> list[Spec]:
     return shown
 
 
-def scored(scale: Scale, cells: Path, *, jobs: int) -> pd.DataFrame:
-    """Train and score every run of the table.
+def desktop_scale() -> Scale:
+    """Of the committed records: whole runs of the tiny model on all of E2E, about ten hours of one core."""
+    return sentences_scale("desktop", "e2e", (3.0, 8.0), 2)
+
+
+def scored(scale: Scale, profile: str, cells: Path, *, train: bool = True, jobs: int = 1) -> pd.DataFrame:
+    """The numbers of the table, and above them those of the public start.
+
+    Args:
+        scale: of one learner.
+        profile: whose committed records fill what has no cell.
+        cells: folder of the cells.
+        train: whether to train what is missing first; else what is neither a cell nor committed stays missing.
+        jobs: worker processes.
 
     Returns:
         The columns of :func:`hyfreedp.experiments.tables.plan.table` (``accuracy`` is that of test tokens),
-        ``perplexity`` (of test tokens) and ``METRICS``; METEOR is NaN without Java.
+        ``perplexity`` (of test tokens), ``METRICS``, and versions and hardware. METEOR is NaN without Java; the start
+        has row ``START``, epsilon 0 and one seed.
     """
-    shown = trained(scale, cells, jobs=jobs)
-    for spec in tqdm([spec for spec in shown if _known_scores(spec, cells) is None], desc="scores", unit="run"):
-        _score(spec, cells)
-    rows = table(scale, reader(cells))
-    scores = pd.DataFrame(
-        [
-            {"key": spec.key, "perplexity": math.exp((read_cell(spec, cells) or {})["loss"])}
-            | (_known_scores(spec, cells) or {})
-            for spec in shown
-        ]
-    )
-    return rows.merge(scores, on="key", how="left").astype(dict.fromkeys(METRICS, float))
+    learner, read = scale.learners[0], reader(cells)
+    if train:
+        trained(scale, cells, jobs=jobs)
+        public_start(learner, cells)
+    records = {spec.key: record for spec in finals(scale, read) if (record := read(spec)) is not None}
+    rows = table(scale, read)
+    first = {name: getattr(learner, name) for name in ("task", "model", "tuning")}
+    first |= {"epsilon": 0.0, "row": START, "seed": 0, "runs": 0}
+    if (path := _start_path(learner, cells)).exists():
+        records[path.stem] = record = json.loads(path.read_text(encoding="utf-8"))
+        first |= {"accuracy": record["accuracy"], "epsilon_run": 0.0, "key": path.stem}
+    rows = pd.DataFrame([first, *rows.to_dict("records")], columns=rows.columns)
+    lines = [
+        {"key": key, "perplexity": math.exp(record["loss"])}
+        | _scores(key, _task(learner), record["outputs"], cells)
+        | {f"version_{name}": version for name, version in record["environment"].items()}
+        for key, record in tqdm(records.items(), desc="scores", unit="run", delay=10, leave=False)
+    ]
+    scores = pd.DataFrame(lines, columns=None if lines else ["key", "perplexity", *METRICS])
+    rows = rows.astype({"key": object}).merge(scores, on="key", how="left").astype(dict.fromkeys(METRICS, float))
+    committed = workspace().results / profile / TABLE
+    return _filled(rows, pd.read_csv(committed)) if committed.exists() else rows
 
 
-def _known_scores(spec: Spec, cells: Path) -> dict[str, Any] | None:
-    path = cells / f"{spec.key}.scores.json"
+def _filled(rows: pd.DataFrame, committed: pd.DataFrame) -> pd.DataFrame:
+    """The rows, with those of the committed table where there is no number."""
+    rows = rows.reindex(columns=list(dict.fromkeys([*rows.columns, *committed.columns])))
+    known = rows[NUMBER].merge(committed, on=NUMBER, how="left").reindex(columns=rows.columns)
+    missing = rows.accuracy.isna() & known.accuracy.notna()
+    return pd.concat([known[missing], rows[~missing]]).sort_index()
+
+
+def record(cells: Path, results: Path, *, train: bool, jobs: int = 1) -> str:
+    """Write ``<results>/desktop/`` with the table of :func:`desktop_scale`; arguments as of :func:`scored`."""
+    rows = scored(desktop_scale(), "desktop", cells, train=train, jobs=jobs)
+    path, missing = results / "desktop" / TABLE, int(rows.accuracy.isna().sum())
+    with replacing(path) as temporary:
+        rows.to_csv(temporary, index=False)
+    return f"{path}: {len(rows)} numbers" + (f", {missing} of them still missing" if missing else "")
+
+
+def public_start(learner: Learner, cells: Path) -> dict[str, Any]:
+    """``accuracy`` and ``loss`` of the test part's tokens, and ``outputs``, before private training; kept as a cell."""
+    path = _start_path(learner, cells)
     if not path.exists():
-        return None
-    known: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    without_java = known["METEOR"] is None
-    return None if without_java and shutil.which("java") else known
+        task = _task(learner)
+        model = task.model(seed=0, name=learner.model)
+        found = task.evaluate(model, task.datasets("test", learner.model)[1], learner.model)
+        outputs = task.outputs(model, learner.model)
+        record = {"accuracy": found.accuracy, "loss": found.loss, "outputs": outputs, "environment": environment()}
+        write_text(path, json.dumps(record, indent=1))
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
-def _score(spec: Spec, cells: Path) -> None:
+def _task(learner: Learner) -> LanguageTask:
+    task = TASKS[learner.task]
+    assert isinstance(task, LanguageTask)
+    return task
+
+
+def _start_path(learner: Learner, cells: Path) -> Path:
+    weights = _task(learner).architecture(learner.model).checksum()
+    return cells / f"{key_of({'start': learner.task, 'model': learner.model, 'weights': weights})}.json"
+
+
+def _scores(key: str, task: LanguageTask, outputs: list[str], cells: Path) -> dict[str, Any]:
+    """The five scores of a cell's sentences, kept beside it; made again where METEOR can be had now."""
     from hyfreedp.experiments.tasks import nlg_metrics
 
-    task, record = spec.problem, read_cell(spec, cells)
-    assert isinstance(task, LanguageTask) and record is not None
+    path = cells / f"{key}.scores.json"
+    if path.exists():
+        known: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if known["METEOR"] is not None or not shutil.which("java"):
+            return known
     texts = task.load()
     assert not isinstance(texts, Documents)
-    scores = nlg_metrics.scores([references for _, references in texts.test], record["outputs"])
-    write_text(cells / f"{spec.key}.scores.json", json.dumps(scores))
+    scores = nlg_metrics.scores([references for _, references in texts.test], outputs)
+    write_text(path, json.dumps(scores))
+    return scores
 
 
 def summarise(rows: pd.DataFrame) -> pd.DataFrame:
     """Over seeds: one line per place, method and metric (perplexity too), with ``mean``, ``std`` and ``count``."""
-    long = rows.melt(id_vars=[*CELL, "seed"], value_vars=[*METRICS, "perplexity"], var_name="metric")
+    long = rows.melt(id_vars=NUMBER, value_vars=[*METRICS, "perplexity"], var_name="metric")
     return long.groupby([*CELL, "metric"], sort=False).value.agg(["mean", "std", "count"]).reset_index()
 
 
@@ -160,7 +231,7 @@ def printed(summary: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     )
     for frame in (texts, differences):
         frame.index = pd.MultiIndex.from_tuples(
-            [(f"{epsilon:g}", ROWS[row].title) for epsilon, row in frame.index], names=["epsilon", "method"]
+            [(f"{epsilon:g}", TITLES[row]) for epsilon, row in frame.index], names=["epsilon", "method"]
         )
         frame.columns.name = None
     return texts, differences
@@ -171,6 +242,66 @@ def _text(printed_value: float, mean: float, std: float) -> str:
     if math.isnan(mean):
         return f"{theirs} | not available"
     return f"{theirs} | {mean:.3f}" + ("" if math.isnan(std) else f" ± {std:.3f}")
+
+
+@dataclass(frozen=True)
+class Claim:
+    """That a method's scores are between two shares of those of the grid search over the paper's rates.
+
+    Attributes:
+        row: the method, in ``ROWS``.
+        least, most: shares; 0.95 at least for "comparable", as no score of the paper's is less than 0.97 of its grid
+            search, and half at most for "does not perform well".
+    """
+
+    text: str
+    row: str
+    least: float = 0.0
+    most: float = math.inf
+
+
+CLAIMS = (
+    Claim("HyFreeDP is comparable to NonDP-GS", "hyfreedp_paper", least=0.95),
+    Claim("D-Adaptation does not perform well", "dadaptation", most=0.5),
+    Claim("Prodigy does not perform well", "prodigy", most=0.5),
+    Claim("(Ours) preset robust is comparable to NonDP-GS", "hyfreedp_robust", least=0.95),
+)
+
+
+def judged(rows: pd.DataFrame, *, grid: str = "grid") -> pd.DataFrame:
+    """What the paper claims of Tab. gpt2, and what we claim, judged by our scores at each epsilon.
+
+    Args:
+        rows: of :func:`scored`.
+        grid: the search, in ``ROWS``, whose mean over seeds our scores are held against.
+
+    Returns:
+        A line per epsilon and claim of ``CLAIMS``: ``epsilon``, ``claim``; ``says``, the shares that it claims;
+        ``paper_low`` and ``paper_high``, range of the shares in the paper's table over its five scores; ``low`` and
+        ``high``, ours over scores and seeds; ``verdict``: "reproduced" if all are within what it says, "contradicted"
+        if none is, else "not shown", or "not measured" without numbers of both.
+    """
+    printed = paper.load("gpt2").pivot(index=["epsilon", "method"], columns="metric", values="value")
+    lines = []
+    for epsilon in sorted(set(rows.epsilon) - {0.0}):
+        ours = rows[rows.epsilon == epsilon].set_index("row")[list(METRICS)]
+        reference = ours.loc[[grid]].mean() if grid in ours.index else math.nan
+        for claim in (claim for claim in CLAIMS if claim.row in ours.index):
+            shares = (ours.loc[[claim.row]] / reference).stack()
+            place = (epsilon, ROWS[claim.row].paper)
+            known = printed.loc[place] / printed.loc[(epsilon, "NonDP-GS")] if place in printed.index else shares[:0]
+            within = shares.between(claim.least, claim.most)
+            verdict = "reproduced" if within.all() else "not shown" if within.any() else "contradicted"
+            lines.append(
+                {"epsilon": epsilon, "claim": claim.text, "says": _says(claim)}
+                | {"paper_low": known.min(), "paper_high": known.max(), "low": shares.min(), "high": shares.max()}
+                | {"verdict": verdict if len(shares) else "not measured"}
+            )
+    return pd.DataFrame(lines)
+
+
+def _says(claim: Claim) -> str:
+    return f"at most {claim.most:g}" if math.isfinite(claim.most) else f"at least {claim.least:g}"
 
 
 def examples(scale: Scale, cells: Path, numbers: Sequence[int]) -> pd.DataFrame:
@@ -185,12 +316,13 @@ def examples(scale: Scale, cells: Path, numbers: Sequence[int]) -> pd.DataFrame:
         ``meaning``, ``epsilon`` (NaN for the reference), ``method``, ``sentence``.
     """
     read = reader(cells)
-    texts = LANGUAGE_TASKS[scale.learners[0].task].load()
+    texts = _task(scale.learners[0]).load()
     assert not isinstance(texts, Documents)
     lines = []
     for number in numbers:
         meaning, references = texts.test[number]
         lines.append((meaning, math.nan, "reference", references[0]))
+        lines.append((meaning, 0.0, TITLES[START], public_start(scale.learners[0], cells)["outputs"][number]))
         for entry in entries(replace(scale, seeds=1)):
             final = entry.final(read)
             record = None if final is None else read(final)

@@ -10,13 +10,11 @@ import matplotlib.pyplot as plt
 import pandas as pd
 import seaborn as sns
 from matplotlib.figure import Figure
-from torch import nn
 
 from hyfreedp.experiments.store import plots
-from hyfreedp.experiments.tables.language_generation import METRICS
+from hyfreedp.experiments.tables.language_generation import METRICS, START
 from hyfreedp.experiments.tables.plan import ROWS, Learner
 from hyfreedp.experiments.tasks.language import Documents, LanguageTask
-from hyfreedp.experiments.tasks.scores import Scores
 
 STYLES = {"grid": "best", "reference": "reference", "hyfreedp_paper": "paper", "hyfreedp_robust": "robust"}
 PANELS = {
@@ -27,22 +25,22 @@ PANELS = {
 }
 
 
-def start_text(task: LanguageTask, learner: Learner, model: nn.Module, scores: Scores) -> str:
-    """Data, model and what it says before private training, with ``scores`` on the test part."""
-    texts, architecture, written = task.load(), task.architecture(learner.model), task.outputs(model, learner.model)
-    assert not isinstance(texts, Documents) and written is not None
+def start_text(task: LanguageTask, learner: Learner, start: dict[str, Any]) -> str:
+    """Data, model and what it says before private training, as ``language_generation.public_start`` found."""
+    texts, architecture, model = task.load(), task.architecture(learner.model), task.model(0, learner.model)
+    assert not isinstance(texts, Documents)
     meaning, references = texts.test[0]
     return (
         f"**{task.title}**, {texts.source}. N = {task.train_size:,}, B = {task.batch_size}, "
         f"T = {learner.steps or task.steps}, delta = {task.delta:.1e}; {len(texts.test)} meanings to test. Model: "
         f"{architecture.title}, {sum(p.numel() for p in model.parameters()):,} parameters. Before private training it "
-        f"predicts {100 * scores.accuracy:.0f} % of the test tokens right ({scores.loss:.2f} nats per token).\n\n"
-        f"> {meaning}\n\n*A reference:* {references[0]}\n\n*The public start:* {written[0]}"
+        f"predicts {100 * start['accuracy']:.0f} % of the test tokens right ({start['loss']:.2f} nats per token).\n\n"
+        f"> {meaning}\n\n*A reference:* {references[0]}\n\n*The public start:* {start['outputs'][0]}"
     )
 
 
 def draw_metrics(summary: pd.DataFrame, methods: Sequence[str], epsilons: Sequence[float]) -> Figure:
-    """Every metric and the perplexity, mean and deviation over seeds, a panel each.
+    """Every metric and the perplexity, mean and deviation over seeds, a panel each; the public start is a line.
 
     Args:
         summary: of ``language_generation.summarise``.
@@ -58,31 +56,30 @@ def draw_metrics(summary: pd.DataFrame, methods: Sequence[str], epsilons: Sequen
             bars: dict[str, Any] = {"xerr": chosen["std"].fillna(0), "markersize": 5}
             label = rf"$\varepsilon$ = {epsilon:g}"
             axis.errorbar(chosen["mean"], places, label=label, **bars, **plots.marks(style))
+        for value in summary[(summary.metric == metric) & (summary.row == START)]["mean"]:
+            axis.axvline(value, label="public start", linestyle=":", color="0.4")
         axis.set_title(metric)
         axis.set_xlabel("per token, lower is better" if metric == "perplexity" else "score")
         axis.margins(x=0.15)
     axes[-1].set_xscale("log")
     axes[0].set_yticks(range(len(methods)), [ROWS[name].title for name in methods])
     axes[0].invert_yaxis()
-    plots.shared_legend(figure, axes[:1], ncols=len(epsilons))
+    plots.shared_legend(figure, axes[:1], ncols=len(epsilons) + 1)
     return figure
 
 
-def metric_findings(
-    summary: pd.DataFrame, methods: Sequence[str], epsilons: Sequence[float], start_loss: float
-) -> list[str]:
-    """The best, the worst and HyFreeDP at every epsilon; arguments as for :func:`draw_metrics`.
-
-    ``start_loss`` is that before private training, in nats per token.
-    """
+def metric_findings(summary: pd.DataFrame, methods: Sequence[str], epsilons: Sequence[float]) -> list[str]:
+    """The start, and the best, the worst and HyFreeDP at every epsilon; arguments as for :func:`draw_metrics`."""
     means = summary.set_index(["metric", "epsilon", "row"])["mean"]
-    lines = [f"before private training the perplexity is {math.exp(start_loss):.0f}"]
+    perplexity, bleu = (means.get((metric, 0.0, START), math.nan) for metric in ("perplexity", "BLEU"))
+    lines = [f"before private training the perplexity is {perplexity:.0f} and BLEU {bleu:.3f}"]
     for epsilon in epsilons:
-        perplexity, bleu = (
-            {row: means.get((metric, epsilon, row), math.nan) for row in methods} for metric in ("perplexity", "BLEU")
-        )
-        by_perplexity = sorted(methods, key=perplexity.__getitem__)
-        lowest, highest, best = by_perplexity[0], by_perplexity[-1], max(methods, key=bleu.__getitem__)
+        measured = [row for row in methods if not math.isnan(means.get(("BLEU", epsilon, row), math.nan))]
+        if not measured:
+            continue
+        perplexity, bleu = ({row: means[metric, epsilon, row] for row in measured} for metric in ("perplexity", "BLEU"))
+        by_perplexity = sorted(measured, key=perplexity.__getitem__)
+        lowest, highest, best = by_perplexity[0], by_perplexity[-1], max(measured, key=bleu.__getitem__)
         lines.append(
             f"epsilon = {epsilon:g}: lowest perplexity {ROWS[lowest].title} ({perplexity[lowest]:.2f}), highest "
             f"{ROWS[highest].title} ({perplexity[highest]:.3g}); best BLEU {ROWS[best].title} ({bleu[best]:.3f})"
@@ -91,11 +88,37 @@ def metric_findings(
             f"epsilon = {epsilon:g}: {ROWS[row].title} has BLEU {bleu[row]:.3f} and perplexity {perplexity[row]:.2f}, "
             f"the uncounted grid search {bleu['grid']:.3f} and {perplexity['grid']:.2f}"
             for row in ("hyfreedp_robust", "hyfreedp_paper")
-            if row in methods and "grid" in methods
+            if row in measured and "grid" in measured
         ]
-    if summary[summary.metric == "METEOR"]["mean"].isna().any():
+    there = summary.dropna(subset="mean").metric
+    if (there == "BLEU").sum() > (there == "METEOR").sum():
         lines.append("METEOR needs Java, which this machine lacks")
     return lines
+
+
+def edge_findings(rows: pd.DataFrame) -> list[str]:
+    """Where a grid search chose the smallest or largest of its rates; ``rows`` of ``language_generation.scored``."""
+    found = rows[rows.row.str.startswith("grid")].dropna(subset="learning_rate").drop_duplicates(["epsilon", "row"])
+    return [
+        f"epsilon = {epsilon:g}: {ROWS[row].title} chose {rate:g}{at_edge(row, rate)}"
+        for epsilon, row, rate in found[["epsilon", "row", "learning_rate"]].itertuples(index=False, name=None)
+    ]
+
+
+def at_edge(row: str, rate: float) -> str:
+    """What to add to a rate that a search chose at an end of its grid; else nothing."""
+    candidates = ROWS[row].rates
+    ends = {min(candidates): "smallest", max(candidates): "largest"} if len(candidates) > 1 else {}
+    return f", the {ends[rate]} of its rates: a wider grid may do better" if rate in ends else ""
+
+
+def judged_table(judged: pd.DataFrame) -> pd.DataFrame:
+    """``language_generation.judged`` as it is read: ranges as one text."""
+    table = {"epsilon": judged.epsilon.map("{:g}".format), "claim": judged.claim, "share of grid search": judged.says}
+    for title, low, high in (("paper's scores", "paper_low", "paper_high"), ("ours", "low", "high")):
+        ranges = zip(judged[low], judged[high], strict=True)
+        table[title] = [f"{a:.2f} to {b:.2f}" if math.isfinite(a) else "–" for a, b in ranges]
+    return pd.DataFrame(table | {"verdict": judged.verdict})
 
 
 def draw_dynamics(curves: pd.DataFrame) -> Figure:
@@ -128,6 +151,6 @@ def dynamics_findings(curves: pd.DataFrame) -> list[str]:
         rate = curves[curves.row == row].groupby("step").eta.median()
         lines.append(
             f"{ROWS[row].title}: rate {rate.iloc[0]:.2g} at first, at most {rate.max():.2g} (step {rate.idxmax()}), "
-            f"{rate.iloc[-1]:.2g} at the end; test perplexity {perplexity[row]:.2f} at the end"
+            f"{rate.iloc[-1]:.2g} at the end{at_edge(str(row), rate.iloc[0])}; test perplexity {perplexity[row]:.2f}"
         )
     return lines
