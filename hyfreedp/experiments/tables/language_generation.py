@@ -172,7 +172,7 @@ def _task(learner: Learner) -> LanguageTask:
 
 def _start_path(learner: Learner, cells: Path) -> Path:
     weights = _task(learner).architecture(learner.model).checksum()
-    return cells / f"{key_of({'start': learner.task, 'model': learner.model, 'weights': weights})}.json"
+    return cells / f"start-{key_of({'task': learner.task, 'model': learner.model, 'weights': weights})}.json"
 
 
 def _scores(key: str, task: LanguageTask, outputs: list[str], cells: Path) -> dict[str, Any]:
@@ -287,7 +287,7 @@ def judged(rows: pd.DataFrame, *, grid: str = "grid") -> pd.DataFrame:
         ours = rows[rows.epsilon == epsilon].set_index("row")[list(METRICS)]
         reference = ours.loc[[grid]].mean() if grid in ours.index else math.nan
         for claim in (claim for claim in CLAIMS if claim.row in ours.index):
-            shares = (ours.loc[[claim.row]] / reference).stack()
+            shares = (ours.loc[[claim.row]] / reference).stack().dropna()
             place = (epsilon, ROWS[claim.row].paper)
             known = printed.loc[place] / printed.loc[(epsilon, "NonDP-GS")] if place in printed.index else shares[:0]
             within = shares.between(claim.least, claim.most)
