@@ -1,0 +1,61 @@
+"""Private training by the Trainer of Lightning: ``pip install 'hyfreedp[lightning]'``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning.pytorch import LightningModule
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from hyfreedp import HyFreeDPOptimizer, PrivacyEngine
+from hyfreedp.integrations.closure import ClosureOptimizer
+
+
+class PrivateModule(LightningModule):
+    """A LightningModule that trains privately: write :meth:`per_sample_loss` instead of ``training_step``.
+
+    Before ``Trainer.fit``, :meth:`make_private` turns the training loader into the one to fit with::
+
+        module = Classifier()
+        loader = module.make_private(torch.optim.AdamW(module.parameters()), loader, target_epsilon=3.0,
+                                     target_delta=1e-5, epochs=5)
+        Trainer(max_epochs=5).fit(module, loader)
+
+    The Trainer needs ``use_distributed_sampler=False``, and no precision that scales losses. A checkpoint of it is
+    resumed bit for bit by ``fit(..., ckpt_path=...)`` on a module that was made private with the same arguments.
+
+    Attributes:
+        private: the private optimizer, once there is one.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.private: HyFreeDPOptimizer | None = None
+
+    def per_sample_loss(self, batch: Any) -> Tensor:
+        """Losses of a batch, or a piece of it, of shape ``(B,)``; let it call ``self(...)``."""
+        raise NotImplementedError("write per_sample_loss(self, batch), which returns losses of shape (B,)")
+
+    def make_private(
+        self, optimizer: Optimizer, data_loader: DataLoader, *, engine: PrivacyEngine | None = None, **privacy: Any
+    ) -> DataLoader:
+        """The Poisson loader; the rest are arguments of :meth:`hyfreedp.PrivacyEngine.make_private_with_epsilon`."""
+        _, self.private, private_loader = (engine or PrivacyEngine()).make_private_with_epsilon(
+            module=self, optimizer=optimizer, data_loader=data_loader, **privacy
+        )
+        return private_loader
+
+    def configure_optimizers(self) -> Optimizer:
+        """The private optimizer, in a form that Lightning can call."""
+        if self.private is None:
+            raise RuntimeError("the module must be made private first: call make_private, and fit with what it returns")
+        return ClosureOptimizer(self.private)
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        """One private step; logs epsilon and the learning rate, which are all that may be told."""
+        private: Any = self.private
+        self.optimizers().step(closure=lambda: private.step(self.per_sample_loss, batch))  # type: ignore[union-attr]
+        self.log_dict({"epsilon": private.epsilon_spent(), "learning_rate": private.eta}, batch_size=1)

@@ -1,0 +1,235 @@
+"""Other libraries' loops: a run by them is, bit for bit, the run by hand, and tells nothing that is not private."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+from twins import cross_entropy, flat, make_data
+
+from hyfreedp import PrivacyEngine
+
+OF_LIGHTNING = pytest.mark.filterwarnings("ignore::UserWarning", "ignore:`isinstance.treespec, LeafSpec")  # its advice
+STEPS, SIZE = 10, 8  # two epochs of 40 records
+PRIVACY = {"target_epsilon": 3.0, "target_delta": 1e-3, "accountant": "rdp"}
+
+
+def layers() -> nn.Sequential:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Dropout(0.2), nn.Linear(7, 3))
+
+
+def by_hand(model, base, loss, data, collate=None, **privacy):
+    """The same run by the loop of the README."""
+    torch.manual_seed(3)
+    model.train()
+    loader = DataLoader(data, batch_size=SIZE, collate_fn=collate)
+    _, optimizer, loader = PrivacyEngine(seed=0).make_private_with_epsilon(
+        module=model, optimizer=base, data_loader=loader, steps=STEPS, **(PRIVACY | privacy)
+    )
+    for _ in range(2):
+        for batch in loader:
+            optimizer.step(loss, batch)
+    return flat(model), optimizer
+
+
+# -- transformers ------------------------------------------------------------------------------------------------------
+
+
+class Named(Dataset):
+    """The records as transformers' Trainer has them, in float32."""
+
+    def __init__(self) -> None:
+        self.x, self.y = make_data().tensors
+
+    def __len__(self):
+        return len(self.y)
+
+    def __getitem__(self, index):
+        return {"x": self.x[index].float(), "labels": self.y[index], "name": "not for the model"}
+
+
+class Classifier(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = layers()
+
+    def forward(self, x, labels=None):
+        logits = self.layers(x)
+        return {"logits": logits} if labels is None else {"loss": F.cross_entropy(logits, labels), "logits": logits}
+
+
+def losses(model, batch):
+    return F.cross_entropy(model(batch["x"])["logits"], batch["labels"], reduction="none")
+
+
+@pytest.fixture
+def trainer(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    from hyfreedp.integrations.transformers import PrivateTrainer
+
+    def make(privacy=None, **arguments):
+        torch.manual_seed(3)
+        defaults = {"output_dir": str(tmp_path), "per_device_train_batch_size": SIZE, "num_train_epochs": 2, "seed": 3}
+        defaults |= {"report_to": [], "use_cpu": True, "save_strategy": "no", "logging_steps": 1, "disable_tqdm": True}
+        return PrivateTrainer(
+            per_sample_loss=losses,
+            privacy=PRIVACY | (privacy or {}),
+            engine=PrivacyEngine(seed=0),
+            model=Classifier(),
+            args=transformers.TrainingArguments(**(defaults | arguments)),
+            train_dataset=Named(),
+            eval_dataset=Named(),
+        )
+
+    return make
+
+
+def collate(records):
+    return {name: torch.stack([record[name] for record in records]) for name in ("x", "labels")}
+
+
+@pytest.mark.parametrize("privacy", [{}, {"preset": "paper", "interval": 2, "max_physical_batch_size": 3}])
+def test_the_trainer_of_transformers_makes_the_run_by_hand(trainer, privacy):
+    found = trainer(privacy)
+    base = found.create_optimizer()  # transformers' own AdamW, with its groups
+    found.train()
+    model = Classifier()
+    groups = [{**group, "params": []} for group in base.param_groups]
+    names = {id(p): name for name, p in found.model.named_parameters()}
+    for group, old in zip(groups, base.param_groups, strict=True):
+        group["params"] = [dict(model.named_parameters())[names[id(p)]] for p in old["params"]]
+        group["lr"] = found.args.learning_rate
+    expected, optimizer = by_hand(
+        model, torch.optim.AdamW(groups), lambda batch: losses(model, batch), Named(), collate, **privacy
+    )
+    assert torch.equal(flat(found.model), expected)
+    assert repr(found.private.history) == repr(optimizer.history)
+    assert found.state.global_step == STEPS and found.private.steps_left == 0
+
+
+def test_what_the_trainer_logs_is_private(trainer):
+    """Epsilon and the rate, no loss of a training batch; evaluation is the user's."""
+    found = trainer(eval_strategy="epoch")
+    result = found.train()
+    training = [row for row in found.state.log_history if "eval_loss" not in row]
+    assert len(training) == STEPS + 1 and all(not {"loss", "train_loss", "grad_norm"} & row.keys() for row in training)
+    epsilons = [row["epsilon"] for row in training]
+    assert epsilons == sorted(epsilons) and 2.9 < epsilons[-1] <= 3.0
+    rates = [row["learning_rate"] for row in training[:-1]]
+    assert rates == pytest.approx([row["eta"] for row in found.private.history])
+    assert result.training_loss == 0 and any("eval_loss" in row for row in found.state.log_history)
+    with pytest.raises(RuntimeError, match="has trained its private run"):
+        found.train()
+
+
+def test_a_fixed_rate_follows_the_scheduler_of_the_arguments(trainer):
+    found = trainer({"preset": "fixed"}, learning_rate=0.1, lr_scheduler_type="linear")
+    found.train()
+    expected = [0.1 * (1 - t / STEPS) for t in range(STEPS)]
+    assert [row["eta"] for row in found.private.history] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("at", [3, 5])
+def test_a_checkpoint_of_the_trainer_goes_on_bit_for_bit(trainer, tmp_path, at):
+    """Within an epoch, and at its end."""
+    whole = trainer()
+    whole.train()
+    first = trainer(save_strategy="steps", save_steps=at)
+    first.train()
+    resumed = trainer(ignore_data_skip=True)
+    torch.manual_seed(99)
+    resumed.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{at}"))
+    assert torch.equal(flat(resumed.model), flat(whole.model))
+    assert repr(resumed.private.history) == repr(whole.private.history)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"gradient_accumulation_steps": 2}, "gradient_accumulation_steps must be 1, got 2: .*max_physical_batch_size"),
+        ({"push_to_hub": True, "hub_strategy": "all_checkpoints", "hub_token": "none"}, "hold the key of all noise"),
+    ],
+)
+def test_arguments_that_a_private_run_cannot_follow_are_refused(trainer, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        trainer(**arguments)
+
+
+# -- Lightning ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def lightning(tmp_path):
+    pytest.importorskip("lightning")
+    import lightning.pytorch as library
+
+    from hyfreedp.integrations.lightning import PrivateModule
+
+    class Module(PrivateModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = layers().double()
+
+        def forward(self, x):
+            return self.layers(x)
+
+        def per_sample_loss(self, batch):
+            return cross_entropy(self)(batch)
+
+    def make(privacy=None, **arguments):
+        torch.manual_seed(3)
+        module = Module()
+        base = torch.optim.AdamW(module.parameters(), lr=0.1)
+        data = DataLoader(make_data(), batch_size=SIZE)
+        settings = PRIVACY | {"steps": STEPS} | (privacy or {})
+        loader = module.make_private(base, data, engine=PrivacyEngine(seed=0), **settings)
+        quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+        quiet |= {"enable_model_summary": False, "accelerator": "cpu", "default_root_dir": tmp_path, "max_epochs": 2}
+        return module, loader, library.Trainer(**(quiet | arguments))
+
+    return make
+
+
+@OF_LIGHTNING
+@pytest.mark.parametrize("privacy", [{}, {"preset": "paper", "interval": 2, "max_physical_batch_size": 3}])
+def test_the_trainer_of_lightning_makes_the_run_by_hand(lightning, privacy):
+    module, loader, trainer = lightning(privacy)
+    trainer.fit(module, loader)
+    model = layers().double()
+    base = torch.optim.AdamW(model.parameters(), lr=0.1)
+    expected, optimizer = by_hand(model, base, cross_entropy(model), make_data(), **privacy)
+    assert torch.equal(flat(module), expected)
+    assert repr(module.private.history) == repr(optimizer.history)
+    assert trainer.global_step == STEPS and module.private.steps_left == 0
+    assert trainer.callback_metrics.keys() == {"epsilon", "learning_rate"}
+    assert 2.9 < float(trainer.callback_metrics["epsilon"]) <= 3.0
+
+
+@OF_LIGHTNING
+@pytest.mark.parametrize("at", [3, 5])
+def test_a_checkpoint_of_lightning_goes_on_bit_for_bit(lightning, tmp_path, at):
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    module, loader, trainer = lightning()
+    trainer.fit(module, loader)
+    saving = {"enable_checkpointing": True, "callbacks": [ModelCheckpoint(tmp_path, "run", every_n_train_steps=at)]}
+    first, its_loader, its_trainer = lightning(max_steps=at, **saving)
+    its_trainer.fit(first, its_loader)
+    assert first.private.ledger.steps == at
+    resumed, its_loader, its_trainer = lightning(**saving)
+    torch.manual_seed(99)
+    its_trainer.fit(resumed, its_loader, ckpt_path=tmp_path / "run.ckpt")
+    assert torch.equal(flat(resumed), flat(module))
+    assert repr(resumed.private.history) == repr(module.private.history)
+
+
+def test_a_module_that_is_not_private_is_refused_and_one_without_a_loss(lightning):
+    module, _, _ = lightning()
+    module.private = None
+    with pytest.raises(RuntimeError, match="call make_private, and fit with what it returns"):
+        module.configure_optimizers()
+    with pytest.raises(NotImplementedError, match="write per_sample_loss"):
+        super(type(module), module).per_sample_loss(None)
