@@ -67,6 +67,7 @@ from hyfreedp.experiments.store import plots
 from hyfreedp.experiments.store.cache import cached
 from hyfreedp.experiments.store.files import write_text
 from hyfreedp.experiments.store.paths import CELLS, FIGURES
+from hyfreedp.experiments.store.verdicts import verdict
 from hyfreedp.experiments.tasks.registry import TASKS
 
 plots.use_style()
@@ -189,8 +190,11 @@ plots.what_to_see(summary)
 #
 # ## 3. The trade-off, and its optimum
 #
-# Bias falls with $R_l$, noise grows with it, and their root mean square has one minimum, where
-# $\text{bias}(R)\,\mathbb P(L > R) = (\sigma_l/B)^2 R$. Below: normal losses with the mean and standard deviation of the
+# Bias falls with $R_l$ and noise grows with it. The mean squared error of the released mean loss is the sum of their squares,
+#
+# $$ \text{MSE}(R_l) = \text{bias}(R_l)^2 + \Big(\frac{\sigma_l R_l}{B}\Big)^2, $$
+#
+# and its root, the *total*, has one minimum, where $\text{bias}(R)\,\mathbb P(L > R) = (\sigma_l/B)^2 R$. Below: normal losses with the mean and standard deviation of the
 # parameters, early training of a ten-class problem ($\ln 10 = 2.3$), at the $\sigma_l$ of the digits task. Only $B$ changes, as
 # in Theorem 1. (In a run $\sigma_l$ would follow $B$, through the sample rate.) The dots release simulated batches.
 #
@@ -359,7 +363,8 @@ plots.what_to_see(summary, "means over the seeds")
 
 # %% [markdown]
 # A small $R_l$ does not shift the parabola, it *deforms* it: the highest of the three losses is cut most, and the height of the ends
-# over the middle is what bends it. The cloud is tight and wrong, often concave. Clipping at the mean loss is already too small. A
+# over the middle is what bends it. The cloud is tight and wrong, often concave. Clipping at the mean loss is already too small at the
+# distance $h$ of this run, several times its rate; at the rate itself, where Algorithm 1 probes, the three losses differ less. A
 # large $R_l$ leaves the middle right and scatters everything. In between is a window, and it lies well above $L$, near the sum of the
 # three losses: here the paper's practice is better than its theory. The contrasts are clipped as *differences*: cutting both alike
 # hardly moves their ratio, so at this step a threshold too small is nearly harmless and only one too large hurts.
@@ -454,6 +459,14 @@ plots.what_to_see(summary)
 # proves nothing, but one above it would disprove the accountant. In training the outlier enters a batch with probability $q$ only, which
 # protects it further, while the observer sees many probes and all gradients: the accountant adds all of it up.
 #
+# ## Verdict
+
+# %%
+ratios = {size: trade.error_at(loss_mean) / trade.error_at(trade.best) for size, trade in trade_offs.items()}
+decided = bias_variance_figures.verdicts(dots, releases, real, sigmas["losses"], ratios)
+verdict("01_bias_variance", decided, parameters=parameters, inputs=run_inputs[:1])
+
+# %% [markdown]
 # ## Where this differs from the paper
 #
 # * Sections 1 to 4 restate the paper's formulas; the numbers in Tab. "diff priv" are ours, since the paper prints formulas only.

@@ -50,6 +50,7 @@ from IPython.display import display
 from hyfreedp.experiments.runs.cells import Spec, run_cells, tabulate, with_seeds
 from hyfreedp.experiments.store import plots
 from hyfreedp.experiments.store.paths import CELLS, RESULTS
+from hyfreedp.experiments.store.verdicts import verdict
 from hyfreedp.experiments.studies import dynamics, dynamics_figures, fine_tuning
 
 # %%
@@ -293,6 +294,13 @@ plots.what_to_see(summary, f"epsilon = {epsilon:g}, {seeds} seeds")
 budgets = pd.read_csv(RESULTS / "laptop" / "ablation.csv")
 display(dynamics.accuracy_table(budgets))
 plots.what_to_see(dynamics.losses_by_budget(budgets), "against the line search as it is, at $\\varepsilon$ = 8, 3, 1")
+
+# %% [markdown]
+# ## Verdict
+
+# %%
+decided = dynamics_figures.verdicts(results, tuned)
+verdict("04_training_dynamics", decided, parameters=parameters, inputs=[f"cell {one.key}" for one in runs])
 
 # %% [markdown]
 # ## Where this differs from the paper

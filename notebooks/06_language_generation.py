@@ -57,6 +57,7 @@ from IPython.display import Markdown, display
 
 from hyfreedp.experiments.store import plots
 from hyfreedp.experiments.store.paths import CELLS
+from hyfreedp.experiments.store.verdicts import verdict
 from hyfreedp.experiments.tables import language_generation, language_generation_figures
 from hyfreedp.experiments.tasks.language import LANGUAGE_TASKS
 
@@ -226,6 +227,13 @@ plots.save(
     summary=findings,
 )
 plots.what_to_see(findings)
+
+# %% [markdown]
+# ## Verdict
+
+# %%
+decided = language_generation_figures.verdicts(summary, epsilons)
+verdict("06_language_generation", decided, parameters=parameters, inputs=made["inputs"])
 
 # %% [markdown]
 # ## 6. Where this differs from the paper

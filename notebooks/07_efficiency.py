@@ -43,6 +43,7 @@ from hyfreedp.experiments.benchmark import figures, goals, learning, tables
 from hyfreedp.experiments.store import plots
 from hyfreedp.experiments.store.cache import cached
 from hyfreedp.experiments.store.paths import CELLS, RESULTS
+from hyfreedp.experiments.store.verdicts import verdict
 from hyfreedp.experiments.tables import paper
 
 # %%
@@ -278,6 +279,12 @@ goal_table.set_index(["goal", "tuning"]).round(2)
 
 # %%
 display(Markdown(f"Numbers {source}: {goals.missed_text(judged)}"))
+
+# %% [markdown]
+# ## Verdict
+
+# %%
+verdict("07_efficiency", figures.verdicts(compared), parameters=parameters, inputs=["data/paper/eff.csv", origin])
 
 # %% [markdown]
 # ## Where this differs from the paper

@@ -55,6 +55,7 @@ check_parameters(
 # %%
 from hyfreedp.experiments.store import plots
 from hyfreedp.experiments.store.paths import CELLS
+from hyfreedp.experiments.store.verdicts import verdict
 from hyfreedp.experiments.studies import noise_split, noise_split_figures, noise_split_rows
 from hyfreedp.experiments.tables import rate_map, tuning_budget_figures
 
@@ -172,7 +173,8 @@ plots.what_to_see(summary)
 # gets, so under it $R_g$ cancels altogether in the first regime, and the map has columns instead of a diagonal.
 #
 # HyFreeDP (automatic clipping, preset "robust") has no rate to choose: it starts from a public one and votes on it. $\eta^*$ is the
-# median of those that it took. The dots mark where that is on the map, $\eta R_g = \eta^*$ for SGD and $\eta = \eta^*$ for AdamW, unless it lies beyond the last column. Every cell is the accuracy on *test* data, so the best of them
+# median of those that it took. The dots mark where that is on the map, $\eta R_g = \eta^*$ for SGD and $\eta = \eta^*$ for AdamW, but for
+# rows with $R_g > 10$, which clip hardly any gradient and so scale none, and where it lies beyond the last column. Every cell is the accuracy on *test* data, so the best of them
 # is chosen by test data. Each is a run at the full $\varepsilon$, as in the literature; no run is charged for the others.
 #
 # **Predict first.** How many cells of the SGD map will be within two points of its best?
@@ -205,9 +207,17 @@ plots.what_to_see(summary)
 # %% [markdown]
 # Read along the diagonals of the left map: for small $R_g$ the numbers repeat, as do those of the automatic row when shifted. Moving
 # up, into thresholds above the norms, more noise is added for no more signal. The right map has columns: AdamW is free of the
-# scale. So a method that fixes $R_g \to 0$ has lost nothing but one axis of the search; HyFreeDP saves the other. (Its rate falls to zero,
-# while those of the cells are constant, which is one reason why it can beat the whole map.)
+# scale. So a method that fixes $R_g \to 0$ has lost nothing but one axis of the search; HyFreeDP saves the other. (Where it lies above the
+# best cell, that is by less than two runs of one cell differ: it ties with the map. Its rate falls to zero, while those of the cells are
+# constant, which helps.)
 #
+# ## Verdict
+
+# %%
+decided = tuning_budget_figures.verdicts(costs, methods, epsilon)
+verdict("08_tuning_budget", decided, parameters=parameters, inputs=saved["inputs"])
+
+# %% [markdown]
 # ## Where this differs from the paper
 #
 # * The heat maps that the paper cites show GPT-2 on E2E (BLEU, DP-Adam) and ResNet-18 on ImageNet (accuracy, DP-SGD). Ours is a small

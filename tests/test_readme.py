@@ -1,4 +1,4 @@
-"""The README is true: its code runs as written, its files exist, its commands are real."""
+"""README and docs are true: their code runs as written, their files exist, their commands and numbers are real."""
 
 import re
 from pathlib import Path
@@ -8,37 +8,59 @@ import pytest
 import torch
 
 from hyfreedp.experiments.benchmark import goals
+from hyfreedp.experiments.book import notebooks
+from hyfreedp.experiments.store import verdicts
 from hyfreedp.experiments.tables import image_classification, small_tasks
 from hyfreedp.experiments.tables.plan import ROWS
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+RESULTS = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "data/README.md"]
+PAGES += [f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))]
 
 
 def test_the_code_block_runs_as_written(capsys):
-    code, views, _ = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)  # test_distributed.py runs the last
+    (code,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    usage = (ROOT / "docs" / "usage.md").read_text(encoding="utf-8")
+    views, _ = re.findall(r"```python\n(.*?)```", usage, flags=re.DOTALL)  # test_distributed.py runs the last
     exec(compile(code, "README.md", "exec"), names := {})
     spent = float(re.search(r"epsilon spent: ([\d.]+)", capsys.readouterr().out).group(1))
     assert 2.9 < spent <= 3.0
     names["augment"] = lambda x: x + 0.1 * torch.randn_like(x)
-    exec(compile(views, "README.md", "exec"), names)
+    exec(compile(views, "usage.md", "exec"), names)
     assert names["per_sample_loss"](names["data"][:6]).shape == (6, 4)
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
+@pytest.mark.parametrize("page", PAGES)
 def test_links_and_pictures_exist(page):
-    targets = re.findall(r"\]\(([^)#]+)\)", (ROOT / page).read_text(encoding="utf-8"))
-    assert targets and all((ROOT / target).exists() for target in targets if "://" not in target)
+    place = ROOT / page
+    targets = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", place.read_text(encoding="utf-8"))
+    missing = [target for target in targets if "://" not in target and not (place.parent / target).exists()]
+    assert not missing
+
+
+def test_the_front_page_is_short_and_leads_everywhere():
+    assert len(README.encode()) < 9000
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    for path in (ROOT / "docs").glob("*.md"):
+        assert path.stem == "index" or f"\n{path.stem}\n" in index, f"{path.name} is not on the site"
+
+
+def test_the_scoreboard_is_that_of_the_notebooks():
+    board = verdicts.scoreboard([source.stem for source in notebooks.sources()])
+    assert board in README
+    assert board.count(".ipynb") == len(notebooks.sources()), "a notebook without verdict"
 
 
 def test_the_table_is_that_of_the_records():
     rows = pd.read_csv(ROOT / "data" / "results" / "laptop" / "accuracy.csv")
-    assert small_tasks.markdown(rows) in README
+    assert small_tasks.markdown(rows) in RESULTS
 
 
 def test_the_comparison_is_that_of_the_records():
     rows = pd.read_csv(ROOT / "data" / "results" / "laptop" / "image_classification.csv")
-    assert image_classification.markdown(rows) in README
+    assert image_classification.markdown(rows) in RESULTS
     # What the text says of the ViT, with and without privacy.
     here = rows[rows.model.str.startswith("vit")]
     means = 100 * here.groupby(["tuning", "epsilon", "row"]).accuracy.mean().unstack()
@@ -51,7 +73,7 @@ def test_the_comparison_is_that_of_the_records():
 
 def test_the_costs_are_those_of_the_record():
     rows = pd.read_csv(ROOT / "data" / "results" / "laptop" / "efficiency.csv")
-    assert goals.markdown(rows) in README
+    assert goals.markdown(rows) in RESULTS
     assert set(rows.threads) == {1} and set(rows.rounds) == {7}
 
 

@@ -716,13 +716,13 @@ def test_sums_and_copies_in_buckets(two, limit, buckets):
         assert ranks == [0, 1] and count == buckets
 
 
-# -- the README --------------------------------------------------------------------------------------------------------
+# -- the page on its use -----------------------------------------------------------------------------------------------
 
 
-def test_the_script_of_the_readme_runs_under_torchrun(tmp_path):
+def test_the_script_of_the_docs_runs_under_torchrun(tmp_path):
     """As printed, on two processes: both tell the same, within the budget."""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    section = readme.split("## On several processes")[1].split("\n## ")[0]
+    page = (ROOT / "docs" / "usage.md").read_text(encoding="utf-8")
+    section = page.split("## On several processes")[1].split("\n## ")[0]
     (code,) = re.findall(r"```python\n(.*?)```", section, flags=re.DOTALL)
     (command,) = re.findall(r"^    torchrun (.*)$", section, flags=re.MULTILINE)
     *options, script = command.split()

@@ -26,12 +26,23 @@ def test_there_are_notebooks_and_every_one_has_its_twin():
 @pytest.mark.parametrize("source", SOURCES, ids=ids)
 def test_the_executed_notebook_is_that_of_the_source(source):
     twin = nbformat.read(source.with_suffix(".ipynb"), as_version=4)
-    cells = [(cell.cell_type, cell.source) for cell in twin.cells if "injected-parameters" not in cell.metadata.tags]
+    added = {"injected-parameters", notebooks.LINKS}
+    cells = [(cell.cell_type, cell.source) for cell in twin.cells if not added & set(cell.metadata.tags)]
     assert cells == [(cell.cell_type, cell.source) for cell in jupytext.read(source).cells]
     code = [cell for cell in twin.cells if cell.cell_type == "code"]
     assert all(cell.execution_count for cell in code), "not executed to the end"
     assert not [out for cell in code for out in cell.outputs if out.output_type == "error"]
     assert str(ROOT) not in json.dumps(twin), "names a path of the machine it ran on"
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=ids)
+def test_notebooks_lead_to_each_other(source):
+    twin = nbformat.read(source.with_suffix(".ipynb"), as_version=4)
+    top, end = (cell.source for cell in twin.cells if notebooks.LINKS in cell.metadata.get("tags", []))
+    place = SOURCES.index(source)
+    around = [other.stem for other in (*SOURCES[:place][-1:], *SOURCES[place + 1 :][:1])]
+    assert re.findall(r"\]\((\w+)\.ipynb\)", end) == around and end in top
+    assert "*Before this: " in top and " minute" in top
 
 
 def head_of(source):

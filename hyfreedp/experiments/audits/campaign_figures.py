@@ -11,9 +11,10 @@ from matplotlib.figure import Figure
 
 from hyfreedp import NoiseSplit
 from hyfreedp.accounting.split import Composition
-from hyfreedp.experiments.audits import releases
+from hyfreedp.experiments.audits import one_run, releases
 from hyfreedp.experiments.audits.campaign import DELTA, LABELS, single_sigma
 from hyfreedp.experiments.store import plots
+from hyfreedp.experiments.store.verdicts import Verdict
 from hyfreedp.experiments.studies.noise_split import delta_curve, gdp_epsilon
 
 TITLES = {"independent": "noise chosen by the independent count", "same_batch": "noise chosen by the same-batch count"}
@@ -134,6 +135,9 @@ def draw_canaries(canaries: pd.DataFrame, confidence: float) -> Figure:
         if math.isfinite(target):
             label = "claimed" if position == 0 else ""
             axis.hlines(target, position - 0.4, position + 0.4, color="0.2", label=label)
+    best = canaries.loc[canaries.lower_bound.idxmax()]
+    ceiling = one_run.perfect_bound(int(best.guesses), int(best.canaries), DELTA, confidence)
+    axis.axhline(ceiling, color="0.5", linestyle=":", label=f"{best.guesses:,} guesses, all right: {ceiling:.2f}")
     axis.set_xticks(positions, ["without noise" if math.isinf(target) else f"{target:g}" for target in targets])
     axis.set(xlabel=r"claimed $\varepsilon$", ylabel=rf"lower bound on $\varepsilon$, {percent(confidence)}")
     axis.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1, 1))
@@ -157,6 +161,27 @@ def canary_findings(canaries: pd.DataFrame) -> list[str]:
         f"{largest.lower_bound:.2f} where {largest.claimed:.2f} is claimed ({LABELS[largest.method]})",
         f"The rate tuned without privacy: {', '.join(untuned)}; "
         f"{(private[private.method == 'tuned'].verdict == 'refuted').sum()} of these claims are refuted by this audit",
+    ]
+
+
+def verdicts(joint: pd.DataFrame, canaries: pd.DataFrame, confidence: float) -> list[Verdict]:
+    """On Algorithm 2, from :func:`joint_findings`' table, and on this package's own claims, from both tables."""
+    paper = joint[(joint.noise == "independent") & (joint.counted == "independent")].iloc[0]
+    own = joint[joint.counted == "same_batch"]
+    private = canaries[np.isfinite(canaries.claimed)]
+    wrong = int((own.verdict == "refuted").sum() + (private.verdict == "refuted").sum())
+    return [
+        Verdict(
+            "Algorithm 2's count of a probe step, as independent batches, bounds epsilon",
+            "contradicted" if paper.verdict == "refuted" else "reproduced",
+            f"at least {paper.lower_bound:.2f} is found where {paper.claimed:.2f} is claimed, at {percent(confidence)} "
+            "(noise by that count and PLD)",
+        ),
+        Verdict(
+            "The default accounting of this package bounds epsilon (ours)",
+            "contradicted" if wrong else "reproduced",
+            f"{wrong} of {len(own) + len(private)} claims are refuted, which proves none of them",
+        ),
     ]
 
 

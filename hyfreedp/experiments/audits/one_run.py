@@ -73,6 +73,11 @@ def epsilon_bound(right: int, guesses: int, canaries: int, delta: float, confide
     return float(brentq(excess, 0.0, LARGEST_EPSILON, xtol=1e-9))
 
 
+def perfect_bound(guesses: int, canaries: int, delta: float, confidence: float = 0.95) -> float:
+    """What :func:`pooled_bound` finds at one of its numbers of guesses if none of them is wrong."""
+    return epsilon_bound(guesses, guesses, canaries, delta, 1 - (1 - confidence) / len(SHARES))
+
+
 def guess(scores: ArrayLike, included: ArrayLike, guesses: int) -> int:
     """Right guesses when the highest half of ``guesses`` scores are said to be in, and as many lowest to be out.
 

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from hyfreedp.experiments.benchmark import tables
 from hyfreedp.experiments.benchmark.contenders import CONTENDERS
 from hyfreedp.experiments.store import plots
+from hyfreedp.experiments.store.verdicts import Verdict
 
 LABELS = {name: contender.label for name, contender in CONTENDERS.items()}
 PRIVATE = [name for name in CONTENDERS if name != "plain"]
@@ -147,6 +148,24 @@ def interval_findings(compared: pd.DataFrame, rows: pd.DataFrame) -> list[str]:
         f"{row.model} ({row.tuning}), K = 1: {row.ratio_to_ours:.2f}"
         for row in rows[rows.contender == "ours_k1"].itertuples()
     ]
+
+
+def verdicts(compared: pd.DataFrame) -> list[Verdict]:
+    """On Tab. "eff", from :func:`interval_table`: ours may be at most 2 % above the largest of the paper's ratios."""
+    found = []
+    for interval in tables.INTERVALS:
+        at = compared[compared.interval == interval]
+        ours = at["record"].fillna(at["this notebook"]).dropna()
+        if len(ours):
+            theirs = f"{at.paper.min():.3g} to {at.paper.max():.3g}"
+            found.append(
+                Verdict(
+                    f'Tab. "eff": a learned rate takes {theirs} times a private step at K = {interval}',
+                    "reproduced" if ours.max() <= 1.02 * at.paper.max() else "contradicted",
+                    f"{ours.min():.2f} to {ours.max():.2f} times, on smaller models of the same families",
+                )
+            )
+    return found
 
 
 def draw_intervals(compared: pd.DataFrame, rows: pd.DataFrame, device: str) -> Figure:

@@ -88,7 +88,7 @@ def missed_text(judged: pd.DataFrame) -> str:
 
 
 def markdown(rows: pd.DataFrame) -> str:
-    """A record as the README prints it: for each goal the limit and the ratio of every model, in bold if above it."""
+    """A record as docs/results.md prints it: per goal the limit and the ratio of every model, in bold if above it."""
     table = summarise(judge(rows))
     models = [name for name in table.columns if name not in ("goal", "tuning", "limit", "met")]
     lines = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from hyfreedp.checks import nearest
 from hyfreedp.experiments.store.files import replacing
 from hyfreedp.experiments.store.paths import workspace
 
+LINKS = "links"  # tag of cells that are added when a notebook is executed
 PROFILES = ("smoke", "laptop", "gpu", "paper")
 
 # Messages between this process and a kernel go over local TCP ports, which others on the machine may listen to.
@@ -72,10 +74,13 @@ def defaults(source: Path) -> dict[str, Any]:
 def execute(source: Path, output: Path, parameters: dict[str, Any]) -> None:
     """Run one source with papermill and write the executed notebook, without machine-dependent metadata.
 
+    Below its title and at its end it has a cell with the way to the notebooks before and after it, see :data:`LINKS`.
+
     Raises:
         papermill.PapermillExecutionError: a cell failed; ``output`` is left as it was.
     """
     notebook = jupytext.read(source)
+    _add_links(notebook, source)
     with replacing(output) as temporary:
         nbformat.write(notebook, temporary)
         papermill.execute_notebook(
@@ -89,6 +94,34 @@ def execute(source: Path, output: Path, parameters: dict[str, Any]) -> None:
         executed = nbformat.read(temporary, as_version=4)
         _clean(executed)
         nbformat.write(executed, temporary)
+
+
+def links(source: Path) -> str:
+    """The way to the notebooks before and after one, as a line in Markdown."""
+    order = sources()
+    place = order.index(source)
+    before = f"[← {title(order[place - 1])}]({order[place - 1].stem}.ipynb)" if place else ""
+    after = f"[{title(order[place + 1])} →]({order[place + 1].stem}.ipynb)" if place + 1 < len(order) else ""
+    return " · ".join(filter(None, (before, after)))
+
+
+def course(source: Path) -> str:
+    """What to have read before a notebook, and how long it runs, from ``notebooks/course.json``; empty if not there."""
+    path = source.parent / "course.json"
+    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    if source.stem not in known:
+        return ""
+    needs, time = known[source.stem]["needs"], known[source.stem]["time"]
+    return f"*Before this: {needs}. Runs for about {time} on two cores, with the committed runs.*"
+
+
+def _add_links(notebook: nbformat.NotebookNode, source: Path) -> None:
+    if not (line := links(source)):  # the only one
+        return
+    header = "\n\n".join(filter(None, (line, course(source))))
+    tag = {"tags": [LINKS]}
+    notebook.cells.insert(1, nbformat.v4.new_markdown_cell(header, id="links-top", metadata=tag))
+    notebook.cells.append(nbformat.v4.new_markdown_cell(line, id="links-end", metadata=tag))
 
 
 def _clean(notebook: nbformat.NotebookNode) -> None:

@@ -85,6 +85,11 @@ def _gradient_lane(axes: Axes) -> None:
     _arrow(axes, (90.2, chip[3]), (90.2, y - height / 2), color=LEARNED)
     axes.plot([96.5, 98.2, 98.2], [LANES["robust"], LANES["robust"], 60.5], color=LEARNED, linewidth=1.6)
     _arrow(axes, (98.2, 60.5), (96.5, 60.5), color=LEARNED)
+    # The new weights are those of the next step.
+    above = y + height / 2 + 3.2
+    axes.plot([90.2, 90.2, 17.9], [y + height / 2, above, above], color=INK, linewidth=1.2)
+    _arrow(axes, (17.9, above), (17.9, y + height / 2))
+    _text(axes, 73.5, above - 1.7, "the next step starts from the new weights")
     # G goes back to the records: that is where the probes look.
     turn, left = 60.5, 13.3
     axes.plot([74, 74, left, left], [y - height / 2, turn, turn, LANES["paper"]], color=INK, linewidth=1.2)
@@ -145,8 +150,8 @@ def _hyperparameters(axes: Axes) -> None:
             0.5,
             34.5,
             "DP-related: budget and constants",
-            "$\\sigma_g$ and $\\sigma_l$ from $(\\varepsilon, \\delta)$, $K$ or the votes’ steps,\n"
-            f"$\\gamma = {paper.gamma:g}$ (paper), ${robust.gamma:g}$ (robust)",
+            "the accountant finds $\\sigma_g$, $\\sigma_l$ for $(\\varepsilon, \\delta)$,\n"
+            f"$q$, $T$, $K$ or votes; $\\gamma = {paper.gamma:g}$ (paper), ${robust.gamma:g}$ (robust)",
             BY_BUDGET,
         ),
         (
@@ -164,6 +169,9 @@ def _hyperparameters(axes: Axes) -> None:
             BY_LEARNING,
         ),
     ]
+    # From the accountant to the noise.
+    axes.plot([30, 30, 56], [12, 13, 13], color=NOISE, linewidth=1.6)
+    _arrow(axes, (56, 13), (56, LANES["robust"] - 6.25), color=NOISE)
     for left, right, name, text, style in columns:
         _box(axes, (left, 1.0, right, 12.0), "", style)
         options: dict[str, Any] = {"color": _ink(style), "linespacing": 1.35}

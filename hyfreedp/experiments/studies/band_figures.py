@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from hyfreedp.experiments.store import plots
+from hyfreedp.experiments.store.verdicts import Verdict
 from hyfreedp.experiments.studies.landscape_figures import STYLES, TITLES
 
 
@@ -57,6 +58,19 @@ def band_findings(bands: pd.DataFrame) -> list[str]:
     return [
         f"{TITLES[str(kind)]}: {100 * share:.0f} % of the draws have a and b with the right signs, over all steps"
         for kind, share in bands.groupby("probe").right_signs.mean().items()
+    ]
+
+
+def verdicts(bands: pd.DataFrame, batch_size: int) -> list[Verdict]:
+    """On Fig. "lr loss curve", from ``landscape.all_bands``: half-way from chance (25 %) to certainty decides."""
+    share = 100 * bands[bands.probe == "losses"].right_signs.mean()
+    return [
+        Verdict(
+            'Fig. "lr loss curve": noise on the losses hardly changes the parabola',
+            "reproduced" if share > 62.5 else "not at this scale",
+            f"at B = {batch_size:,} slope and curvature have the right signs in {share:.0f} % of the draws, where 25 % "
+            "is chance",
+        )
     ]
 
 

@@ -14,6 +14,7 @@ from scipy import stats
 
 from hyfreedp import NoiseSplit, clipping_bias, normal_clipping_bias
 from hyfreedp.experiments.store import plots
+from hyfreedp.experiments.store.verdicts import Verdict
 from hyfreedp.experiments.studies import clouds
 from hyfreedp.experiments.studies.bias_variance import (
     RATIOS,
@@ -26,7 +27,7 @@ from hyfreedp.privatize import loss_noise_std, optimal_threshold
 
 RED, BLUE, GREEN = (plots.STYLES[name] for name in ("paper", "line_search", "best"))
 LINES = {"bias": RED, "noise": GREEN, "rmse": BLUE}
-NAMES = {"bias": "clipping bias", "noise": "noise (sd)", "rmse": "total (root mean square)"}
+NAMES = {"bias": "clipping bias", "noise": "noise (sd)", "rmse": "total (root sum of squares)"}
 ALPHAS = np.linspace(-3, 3, 121)
 MARKED = [-1.0, 0.0, 1.0, 2.0]  # values of alpha with a dot
 DOTTED: dict[str, Any] = {"linewidth": 1.2, "linestyle": (0, (1, 1))}
@@ -111,17 +112,24 @@ def theorem_findings(
     dots: pd.DataFrame, releases: pd.DataFrame, losses: np.ndarray, noise_multiplier: float
 ) -> list[str]:
     """Largest distances of simulation and closed form, in standard errors; ``losses`` are those released."""
-    z = (dots.bias - _normal_bias(dots.alpha)) / dots.error
-    # The releases at one threshold test both formulas; thresholds share no noise.
-    z_bias = (releases.bias - clipping_bias(losses, releases.threshold)) / releases.bias_error
-    exact_noise = loss_noise_std(releases.threshold, noise_multiplier, losses.size)
-    z_noise = (releases.noise - exact_noise) / releases.noise_error
+    z, z_bias, z_noise = _standard_errors(dots, releases, losses, noise_multiplier)
     return [
         f"Corollary 1: the {len(dots)} simulated means lie within {z.abs().max():.1f} standard errors of the closed "
         "form (they share their draws).",
         f"Theorem 1: the {len(releases)} simulated biases lie within {z_bias.abs().max():.1f}, the noises within "
         f"{z_noise.abs().max():.1f} standard errors of it.",
     ]
+
+
+def _standard_errors(
+    dots: pd.DataFrame, releases: pd.DataFrame, losses: np.ndarray, noise_multiplier: float
+) -> tuple[pd.Series, pd.Series, pd.Series]:
+    """Distances from Corollary 1, and of bias and noise from Theorem 1."""
+    z = (dots.bias - _normal_bias(dots.alpha)) / dots.error
+    # The releases at one threshold test both formulas; thresholds share no noise.
+    z_bias = (releases.bias - clipping_bias(losses, releases.threshold)) / releases.bias_error
+    exact_noise = loss_noise_std(releases.threshold, noise_multiplier, losses.size)
+    return z, z_bias, (releases.noise - exact_noise) / releases.noise_error
 
 
 def draw_trade_offs(found: dict[int, TradeOff], mean: float) -> Figure:
@@ -155,6 +163,32 @@ def trade_off_findings(found: dict[int, TradeOff], mean: float) -> list[str]:
             f"{at_mean / least:.1f} times that at R_l = L and {at_sum / least:.1f} times at the sum of three losses."
         )
     return findings
+
+
+def verdicts(
+    dots: pd.DataFrame, releases: pd.DataFrame, losses: np.ndarray, noise_multiplier: float, ratios: dict[int, float]
+) -> list[Verdict]:
+    """On Theorem 1 and on R_l = L.
+
+    Args:
+        dots, releases, losses, noise_multiplier: as of :func:`theorem_findings`.
+        ratios: error at R_l = L in units of the least error, by batch size.
+    """
+    farthest = max(z.abs().max() for z in _standard_errors(dots, releases, losses, noise_multiplier))
+    size, ratio = max(ratios.items())
+    return [
+        Verdict(
+            "Theorem 1 and Corollary 1: clipping bias and noise of a private mean loss",
+            "reproduced" if farthest < 4 else "contradicted",
+            f"{len(dots) + 2 * len(releases)} simulated values lie within {farthest:.1f} standard errors of the "
+            "formulas",
+        ),
+        Verdict(
+            "R_l = L leaves a clipping bias close to zero",
+            "reproduced" if ratio < 2 else "contradicted",
+            f"at B = {size:,} the error at R_l = L is {ratio:.1f} times the least, nearly all of it bias",
+        ),
+    ]
 
 
 def draw_losses(probed: Sequence[pd.DataFrame], stages: Sequence[int]) -> Figure:

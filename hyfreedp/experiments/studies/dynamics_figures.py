@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from hyfreedp.experiments.runs.methods import METHODS
 from hyfreedp.experiments.runs.spec import Spec
 from hyfreedp.experiments.store import plots
+from hyfreedp.experiments.store.verdicts import Verdict
 from hyfreedp.experiments.studies import dynamics
 
 # What each line search has of its own, and what all have: column -> title of a panel.
@@ -124,6 +125,27 @@ def real_findings(rows: pd.DataFrame) -> list[str]:
             line += f"; R_l is highest after {100 * share:.0f} % of the run and ends at {100 * end:.0f} % of that"
         lines.append(line)
     return lines
+
+
+def verdicts(results: pd.DataFrame, tuned: dict[str, Spec]) -> list[Verdict]:
+    """On Fig. "train curve": the best K of preset paper against the rate tuned by hand, on every task.
+
+    Args:
+        results: of ``runs.cells.tabulate``.
+        tuned: of ``dynamics.tuned_by_hand``, by task.
+    """
+    means = 100 * results.groupby(["task", "method", "interval", "learning_rate"]).accuracy.mean()
+    gaps = {
+        task: means[task, "paper"].max() - means[task, spec.method].xs(spec.learning_rate, level="learning_rate").max()
+        for task, spec in tuned.items()
+    }
+    return [
+        Verdict(
+            'Fig. "train curve": the learned schedule approaches the one tuned by hand (preset paper)',
+            "reproduced" if min(gaps.values()) > -2 else "not at this scale",
+            ", ".join(f"{gap:+.1f} points on {task}" for task, gap in gaps.items()) + " at its best K",
+        )
+    ]
 
 
 def draw_rates(rows: pd.DataFrame, base: Spec) -> Figure:

@@ -178,8 +178,11 @@ def losses_text(fits: pd.DataFrame, batch_size: int) -> str:
     share = noise_share(fits[fits.probe == "losses"])
     return (
         f"**What to see.** A parabola through the five raw points follows the raw curve closely. Clipping keeps {kept} "
-        "of its slope: nearly all while $R_l$ is above the losses, little once $R_l$ has fallen below those of the few "
-        "hard samples that still change. Noise is another matter: the standard deviation of the slope's noise is "
+        "of its slope: nearly all while $R_l$ is above the losses, hardly any once $R_l$ has fallen below those of "
+        "the few hard samples that still change. Where clipped points lie *above* raw ones, the Poisson batch was "
+        "larger than usual: released sums are divided by the expected batch size B, the raw mean by the batch's own. "
+        "That scales slope and curvature alike and leaves b/a as it is. Noise is another matter: the standard "
+        "deviation of the slope's noise is "
         f"{share.min():.1f} to {share.max():.1f} times the clipped slope, and slope and curvature have the right signs "
         f"in {right} of the draws (25 % by chance). The paper's claim holds where the loss changes much over the "
         f"probed distance and batches are large; here, with B = {batch_size:,}, noise that is small against the *loss* "

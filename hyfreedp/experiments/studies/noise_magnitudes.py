@@ -146,7 +146,7 @@ def magnitude_findings(magnitudes: pd.DataFrame) -> list[str]:
         f"{row.model}, {row.quantity}: noise {row.exact:.3g} times its clip (d = {row.dimension:,}, "
         f"simulated {row.simulated:.3g})"
         for row in magnitudes.itertuples()
-    ] + [f"Gradient noise is {min(ratios):.3g} to {max(ratios):.3g} times the loss noise, each in units of its clip."]
+    ] + [f"Gradient noise is {min(ratios):,.0f} to {max(ratios):,.0f} times the loss noise, each in units of its clip."]
 
 
 def magnitude_text(magnitudes: pd.DataFrame) -> str:

@@ -285,7 +285,9 @@ def share_findings(splits: pd.DataFrame, interval: int) -> list[str]:
         f"gamma = 1.01, K = {interval}: {over_data.min():.2f} to {over_data.max():.2f} % over the data sets and "
         "budgets",
         *(
-            f"gamma = {gamma:g}: {low:.2f} to {high:.2f} % over K = {intervals}"
+            f"gamma = {gamma:g}: {low:.2f} %, whatever K is ({intervals})"
+            if f"{low:.2f}" == f"{high:.2f}"
+            else f"gamma = {gamma:g}: {low:.2f} to {high:.2f} % over K = {intervals}"
             for gamma, low, high in over_settings.agg(["min", "max"]).itertuples()
         ),
     ]

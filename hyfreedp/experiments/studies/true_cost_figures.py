@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 
 from hyfreedp import NoiseSplit
 from hyfreedp.experiments.store import plots
+from hyfreedp.experiments.store.verdicts import Verdict
 from hyfreedp.experiments.studies import noise_split
 from hyfreedp.experiments.studies.noise_split_figures import LEVEL
 from hyfreedp.experiments.studies.noise_split_rows import ACCOUNTANTS, COMPOSITIONS
@@ -109,6 +110,33 @@ def true_cost_findings(
         f"costs {by_interval[often]:.2f} at K = {often} and {by_interval[seldom]:.2f} at K = {seldom}",
         f"Simulated, target {split.target_epsilon:g}: delta({last.epsilon:g}) = {last.delta:.2e} +- {last.error:.1e}; "
         f"PLD says {run:.2e} for one batch per step and {counted:.2e} for independent batches",
+    ]
+
+
+def verdicts(rows: pd.DataFrame, by_interval: pd.DataFrame, targets: Sequence[float]) -> list[Verdict]:
+    """On the price of a learned rate, and on Algorithm 2.
+
+    Args:
+        rows: of section "true cost".
+        by_interval: of section "interval".
+        targets: budgets, of which the largest decides.
+    """
+    gaussian = by_interval[(by_interval.loss_mechanism == "gaussian") & ~by_interval.even]
+    growth = 100 * (gaussian.sigma_gradient / gaussian.sigma - 1).max()
+    pairs = rows[(rows.probe == "losses") & (rows.accountant == "rdp") & (rows.composition == "independent")]
+    cost = pairs.set_index("target_epsilon").true_epsilon
+    costs = ", ".join(f"{cost[target]:.2f} for {target:g}" for target in targets)
+    return [
+        Verdict(
+            "A learned rate takes about 1 % more noise on the gradient",
+            "reproduced" if growth < 1.5 else "contradicted",
+            f"{growth:.1f} % more at every interval K",
+        ),
+        Verdict(
+            "Algorithm 2: its pair of noises keeps Algorithm 1 within epsilon",
+            "contradicted" if (cost[list(targets)] > targets).any() else "reproduced",
+            f"on the one batch that a step has, its pairs really cost {costs}",
+        ),
     ]
 
 

@@ -311,7 +311,7 @@ def judged(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def markdown(rows: pd.DataFrame) -> str:
-    """Every method against the best grid search at finite epsilon, see :func:`paired`, as the README prints it."""
+    """Every method against the best grid search at finite epsilon, see :func:`paired`, as docs/results.md prints it."""
     finite = rows[np.isfinite(rows.epsilon)]
     lines = [
         "| Method | epsilon covers the choice | points to the best grid search | 95 % interval | better in |",

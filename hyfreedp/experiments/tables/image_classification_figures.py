@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from hyfreedp.experiments.store import plots
+from hyfreedp.experiments.store.verdicts import Outcome, Verdict
 from hyfreedp.experiments.tables import image_classification
 from hyfreedp.experiments.tables.image_classification import PLACE
 from hyfreedp.experiments.tables.plan import ROWS
@@ -318,6 +319,18 @@ def judged_table(judged: pd.DataFrame) -> pd.DataFrame:
             "verdict": judged.verdict,
         }
     )
+
+
+def verdicts(judged: pd.DataFrame) -> list[Verdict]:
+    """Those claims of ``image_classification.judged`` that are about the grid searches."""
+    found = []
+    for row in judged[judged.claim.str.contains("NonDP-GS|grid search")].itertuples():
+        outcome: Outcome = "not at this scale" if row.verdict == "not shown" else row.verdict
+        claim = row.claim.replace("(Ours) preset", "Ours: preset")
+        interval = f", 95 % interval {row.low:+.1f} to {row.high:+.1f}" if math.isfinite(row.low) else ""
+        number = f"{row.mean:+.1f} points{interval}, {row.places} places"
+        found.append(Verdict(claim, outcome, number))
+    return found
 
 
 def optimism(rows: pd.DataFrame) -> pd.DataFrame:

@@ -12,6 +12,7 @@ import seaborn as sns
 from matplotlib.figure import Figure
 
 from hyfreedp.experiments.store import plots
+from hyfreedp.experiments.store.verdicts import Verdict
 from hyfreedp.experiments.tables.language_generation import METRICS, START
 from hyfreedp.experiments.tables.plan import ROWS, Learner
 from hyfreedp.experiments.tasks.language import Documents, LanguageTask
@@ -119,6 +120,22 @@ def judged_table(judged: pd.DataFrame) -> pd.DataFrame:
         ranges = zip(judged[low], judged[high], strict=True)
         table[title] = [f"{a:.2f} to {b:.2f}" if math.isfinite(a) else "–" for a, b in ranges]
     return pd.DataFrame(table | {"verdict": judged.verdict})
+
+
+def verdicts(summary: pd.DataFrame, epsilons: Sequence[float]) -> list[Verdict]:
+    """On Tab. "gpt2": BLEU of both presets in units of the uncounted grid search; ``summary`` as for the figure."""
+    bleu = summary[summary.metric == "BLEU"].set_index(["row", "epsilon"])["mean"]
+    claims = {
+        "hyfreedp_paper": 'Tab. "gpt2": HyFreeDP writes as well as the grid search (preset paper)',
+        "hyfreedp_robust": "A rate learned within the budget writes as well as the grid search (preset robust, ours)",
+    }
+    found = []
+    for row, claim in claims.items():
+        shares = [bleu[row, epsilon] / bleu["grid", epsilon] for epsilon in epsilons]
+        number = " and ".join(f"{share:.0%}" for share in shares) + " of the grid search's BLEU at epsilon = "
+        number += " and ".join(f"{epsilon:g}" for epsilon in epsilons)
+        found.append(Verdict(claim, "reproduced" if min(shares) > 0.95 else "not at this scale", number))
+    return found
 
 
 def draw_dynamics(curves: pd.DataFrame) -> Figure:

@@ -19,6 +19,7 @@ from hyfreedp.experiments.tables import tuning_budget
 from hyfreedp.experiments.tasks.registry import TASKS
 
 TITLES = {"sgd": "SGD with momentum 0.9", "adamw": "AdamW"}
+CLIPS = 10.0  # the largest R_g that scales gradients of this task: one that clips none has no equivalent rate
 # Per profile the steps of a run and, per optimizer, thresholds R_g and rates eta.
 MAPS: dict[str, dict[str, Any]] = {
     "smoke": {"steps": 10, "sgd": ((0.1, 1.0), (0.3, 3.0)), "adamw": ((0.1, 1.0), (1e-2,))},
@@ -95,7 +96,8 @@ def draw(results: pd.DataFrame) -> Figure:
         found = learned_rate(results, base)
         equivalent = [found / level if base == "sgd" else found for level in vanilla.index]
         mark: dict[str, Any] = {"color": "black", "markerfacecolor": "white", "zorder": 5}
-        above.plot(column_of(equivalent, rates), rows, "o", markersize=7, **mark)
+        scaled = vanilla.index <= CLIPS
+        above.plot(column_of(equivalent, rates)[scaled], rows[scaled], "o", markersize=7, **mark)
         below.plot(column_of([found], rates), [0.62], "*", markersize=14, **mark)
         above.set_title(f"{title}: clipping at $R_g$")
         above.set_yticks(rows, [f"{level:g}" for level in vanilla.index], rotation=0)

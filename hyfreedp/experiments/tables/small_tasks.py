@@ -68,7 +68,7 @@ def gaps(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def markdown(rows: pd.DataFrame) -> str:
-    """The study as the README prints it: mean accuracy in percent and, in brackets, points to the grid's best."""
+    """The study as docs/results.md prints it: mean accuracy in percent and, in brackets, points to the grid's best."""
     table = gaps(rows)
     columns = [("robust", 1e-4), REFERENCE, ("line_search", 1e-4), ("line_search", 1e-2), ("paper", 1e-4)]
     names = ["robust", "0.02 with linear decay", "former default, from 1e-4", "from 1e-2", "paper, from 1e-4"]

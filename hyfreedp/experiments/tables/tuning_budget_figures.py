@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 
 from hyfreedp.experiments.store import plots
 from hyfreedp.experiments.store.cache import cached
+from hyfreedp.experiments.store.verdicts import Verdict
 from hyfreedp.experiments.tables import tuning_budget
 
 RATES, THRESHOLDS = 5, 6  # a vanilla grid: the paper's five rates, six thresholds
@@ -115,16 +116,18 @@ def draw_costs(found: pd.DataFrame, chosen: Sequence[Method], targets: Sequence[
             name = rf"$\varepsilon$ = {target:g}"
             axis.plot(values, places, label=name, markersize=6, **plots.marks(style))
         axis.set(xscale="log", xlabel=label)
-    printed = {
-        place: float(one.paper_percent) for place, one in enumerate(chosen) if one.paper_percent not in ("0", "<1")
-    }
-    bar: dict[str, Any] = {"marker": "|", "markersize": 14, "markeredgewidth": 2, "linestyle": "none", "color": "0.3"}
-    axes[0].plot(list(printed.values()), list(printed), label="the paper's figure", **bar)
+    left = axes[0].get_xlim()[0]
+    look: dict[str, Any] = {"markersize": 14, "markeredgewidth": 2, "linestyle": "none", "color": "0.3"}
+    for place, one in enumerate(chosen):  # a logarithmic axis has no 0: it is at the left edge
+        marker = {"0": "$0$", "<1": "$<$"}.get(one.paper_percent, "|")
+        value = {"0": left, "<1": 1.0}.get(one.paper_percent) or float(one.paper_percent)
+        entry = {"label": "the paper's figure"} if marker == "|" else {}
+        axes[0].plot(value, place, marker=marker, clip_on=False, **entry, **look)
+    axes[0].set_xlim(left=left)
     axes[0].axvline(1, color="0.3", linewidth=1, linestyle=":")
     axes[0].set_yticks(range(len(chosen)), [one.label for one in chosen])
     axes[0].invert_yaxis()
-    handles, names = axes[0].get_legend_handles_labels()
-    axes[1].legend(handles, names, fontsize="small", loc="lower left", frameon=True)
+    plots.shared_legend(figure, axes[:1], ncols=5, fontsize="small")
     return figure
 
 
@@ -149,6 +152,31 @@ def cost_findings(
         ),
         f"Adaptive clipping would take 20 % only with sigma_b = {a_fifth:.2f}, that is B / {batch_size / a_fifth:.0f}, "
         f"and 1 % with {a_percent:.2f}",
+    ]
+
+
+def verdicts(found: pd.DataFrame, chosen: Sequence[Method], target: float) -> list[Verdict]:
+    """On Tab. "hyperparam comparison"; ``found`` and ``chosen`` as for :func:`comparison`, at one budget."""
+    share = found.share_percent.xs(target, level="target_epsilon")
+    ours = share["hyfreedp", 1.01]
+    adaptive = share["adaptive clipping", 0.05]
+    searches = [share[one.method, one.setting] for one in chosen if one.method.startswith("random search")]
+    return [
+        Verdict(
+            "HyFreeDP takes less than 1 % of the budget",
+            "reproduced" if ours < 1 else "contradicted",
+            f"{ours:.1f} % of epsilon = {target:g} at gamma = 1.01",
+        ),
+        Verdict(
+            "Adaptive clipping takes about 20 %",
+            "reproduced" if 10 < adaptive < 40 else "contradicted",
+            f"{adaptive:.2f} % by its authors' own analysis",
+        ),
+        Verdict(
+            "DP-hyper takes about 20 %",
+            "reproduced" if 10 < min(searches) and max(searches) < 30 else "contradicted",
+            f"{min(searches):.0f} to {max(searches):.0f} % for a random search of five runs",
+        ),
     ]
 
 
