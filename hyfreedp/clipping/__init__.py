@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Literal
 
 from torch import nn
 
-from hyfreedp.checks import listed
 from hyfreedp.clipping.base import GradientEngine
 from hyfreedp.clipping.batch_norm import replace_batch_norm
 from hyfreedp.clipping.bookkeeping import BookKeepingEngine
@@ -28,7 +26,11 @@ __all__ = [
     "replace_batch_norm",
 ]
 
-_ENGINES: dict[str, type[GradientEngine]] = {"bookkeeping": BookKeepingEngine, "hooks": HooksEngine}
+_ENGINES: dict[str, type[GradientEngine]] = {
+    "auto": BookKeepingEngine,
+    "bookkeeping": BookKeepingEngine,
+    "hooks": HooksEngine,
+}
 
 
 def make_engine(
@@ -49,25 +51,14 @@ def make_engine(
     Args:
         module: the model, in train mode, with its final choice of trainable parameters.
         clipping: ``AutomaticClipping()``, ``AbadiClipping(threshold)`` or ``NoClipping()``.
-        engine: "bookkeeping" (fast), "hooks" (Opacus, general), or "auto": the first where it covers the module, else
-            the second, with a warning.
+        engine: "bookkeeping", which is fast and what "auto" means; or "hooks", which instantiates every gradient by
+            Opacus's samplers.
         views: of each sample, which the model is given one after the other: K B rows for B losses.
 
     Raises:
-        ValueError: the module cannot be privatised (see ``check_module``), or no allowed engine covers it.
+        ValueError: the module cannot be privatised (see ``check_module``), or the engine does not cover it.
     """
-    if engine != "auto" and engine not in _ENGINES:
-        raise ValueError(f"engine={engine!r} is not allowed: use 'auto', {', '.join(map(repr, _ENGINES))}")
+    if engine not in _ENGINES:
+        raise ValueError(f"engine={engine!r} is not allowed: use {', '.join(map(repr, _ENGINES))}")
     check_module(module)
-    if engine != "auto":
-        return _ENGINES[engine](module, clipping, views)
-    missing = BookKeepingEngine.unsupported(module)
-    if not missing:
-        return BookKeepingEngine(module, clipping, views)
-    also_missing = HooksEngine.unsupported(module)
-    if also_missing:
-        raise ValueError(
-            f"no engine can train this module. Book-keeping: {listed(missing)}. Hooks: {listed(also_missing)}"
-        )
-    warnings.warn(f"using the slower engine 'hooks', because {listed(missing)}", stacklevel=2)
-    return HooksEngine(module, clipping, views)
+    return _ENGINES[engine](module, clipping, views)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from hyfreedp.checks import listed
-from hyfreedp.clipping.broadcast import PositionExpander
 from hyfreedp.clipping.functions import Clipping
 from hyfreedp.clipping.per_sample import PerSampleGradients, widened
 from hyfreedp.clipping.validate import check_modes
@@ -46,7 +46,6 @@ class GradientEngine(ABC):
     """
 
     name: ClassVar[str]
-    _expander: PositionExpander
 
     def __init__(self, module: nn.Module, clipping: Clipping, views: int = 1) -> None:
         problems = self.unsupported(module)
@@ -100,6 +99,10 @@ class GradientEngine(ABC):
     @abstractmethod
     def detach(self) -> None:
         """Remove all hooks and whatever they stored."""
+
+    @abstractmethod
+    def _again(self, size: int) -> AbstractContextManager[None]:
+        """Around a backward pass of ``size`` samples: checkpointing calls layers again in it, but not the module."""
 
     @abstractmethod
     def _per_sample_gradients(
@@ -158,7 +161,7 @@ class GradientEngine(ABC):
             raise ValueError("losses depend on no trainable parameter: was the forward pass run under no_grad?")
         # Inside an autocast region the engine's own products would be rounded to half precision.
         autocast = torch.autocast(losses.device.type, enabled=False)
-        with torch.no_grad(), autocast, self._expander.batch_of(len(losses) * self.views):
+        with torch.no_grad(), autocast, self._again(len(losses) * self.views):
             return self._backward(losses, self._trainable(), add)
 
     def _backward(self, losses: Tensor, trainable: dict[nn.Parameter, str], add: bool) -> Tensor:

@@ -8,7 +8,8 @@ is one matrix product of x with g, scaled by c ("book-keeping", Bu et al. 2023; 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, cast
 
@@ -18,19 +19,25 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from hyfreedp.batches import tensors_in
 from hyfreedp.clipping.base import GradientEngine, hidden_use, wrong_samples
-from hyfreedp.clipping.broadcast import PositionExpander, free_parameters, repeat, restore, substitute
 from hyfreedp.clipping.engine_hook import EngineHook
 from hyfreedp.clipping.functions import Clipping
-from hyfreedp.clipping.layers import Gradients, LayerRule, input_to_keep, rule_of, ruled_parameters
-from hyfreedp.clipping.per_sample import Instantiated, PerSampleGradients, add_uses, join_views
+from hyfreedp.clipping.layers import LayerRule, input_to_keep, rule_of, ruled_parameters
+from hyfreedp.clipping.operations import Operations, Recorded
+from hyfreedp.clipping.per_sample import EmbeddingRows, Instantiated, PerSampleGradients, add_uses, join_views
 from hyfreedp.clipping.saved_input import SavedInput
+from hyfreedp.clipping.shared import Shared
+from hyfreedp.clipping.substitution import Substitution
+
+# The gradients of parameters, and of values that were computed from parameters alone.
+Gradients = Iterator[tuple[Tensor, PerSampleGradients]]
 
 
 class BookKeepingEngine(GradientEngine):
     """Clipped sums at nearly the cost of a plain backward pass.
 
     What a layer's call needs is stored on the autograd node of its output, so activations belong to exactly one graph
-    and vanish with it; a forward pass whose loss is never differentiated leaves nothing behind.
+    and vanish with it; a forward pass whose loss is never differentiated leaves nothing behind. Parameters that are
+    used outside a layer with a rule are followed through the operations on them, see :mod:`hyfreedp.clipping.shared`.
     """
 
     name = "bookkeeping"
@@ -38,48 +45,46 @@ class BookKeepingEngine(GradientEngine):
     def __init__(self, module: nn.Module, clipping: Clipping, views: int = 1) -> None:
         super().__init__(module, clipping, views)
         self._pass: _Pass | None = None
-        self._expander = PositionExpander(module)
+        self._operations = Operations(module, self._record_operation)
+        self._rules = {
+            layer: rule for layer in module.modules() if ruled_parameters(layer) and (rule := rule_of(layer))
+        }
+        self._substitution = Substitution(module, self._operations, set(self._rules))
         self._handles = []
-        self._free: list[tuple[nn.Module, dict[str, nn.Parameter]]] = []
         for name, layer in module.named_modules():
-            if ruled_parameters(layer) and (rule := rule_of(layer)):
+            if layer in self._rules:
                 # First in line, to see what the layer itself returned, before other hooks change it.
-                hook = EngineHook(self._record_layer, name, rule)
+                hook = EngineHook(self._record_layer, name, self._rules[layer])
                 self._handles.append(layer.register_forward_hook(hook, prepend=True, with_kwargs=True))
-            elif free := free_parameters(layer):
-                before = layer.register_forward_pre_hook(EngineHook(self._repeat_free, name, free), with_kwargs=True)
-                after = layer.register_forward_hook(EngineHook(_restore_free, free), always_call=True)
-                self._handles += [before, after]
-                self._free.append((layer, free))
+        self._substitution.attach()
 
     @classmethod
     def unsupported(cls, module: nn.Module) -> list[str]:
-        ruled = [layer for layer in module.modules() if ruled_parameters(layer) and rule_of(layer)]
-        covered = {p for layer in ruled for p in ruled_parameters(layer)}
         problems = []
         for name, layer in module.named_modules():
+            if not any(p.requires_grad for p in layer.parameters()):
+                continue
             what = f"layer {name!r} ({type(layer).__name__})"
-            if isinstance(layer, nn.MultiheadAttention) and any(p.requires_grad for p in layer.parameters()):
+            if isinstance(layer, nn.MultiheadAttention):
                 problems.append(
                     f"{what} uses its projections without calling them: replace it by an attention made of nn.Linear "
                     "layers, such as opacus.layers.DPMultiheadAttention with batch_first=True, or freeze it"
                 )
-                continue
-            own = {n: p for n, p in layer.named_parameters(recurse=False) if p.requires_grad and p not in covered}
-            free = free_parameters(layer) if own else {}
-            problems += [
-                f"{what} has no rule for its parameter {n!r} of shape {tuple(p.shape)}: use a supported layer, give a "
-                "parameter that is broadcast over the samples the shape (1, ...), or freeze it"
-                for n, p in own.items()
-                if n not in free
-            ]
+            elif isinstance(layer, nn.RNNBase):
+                problems.append(
+                    f"{what} hides its time steps: replace it by opacus.layers.DPLSTM, DPGRU or DPRNN, or freeze it"
+                )
         return problems
+
+    def coverage(self) -> tuple[int, int]:
+        """How many layers have a rule, and how many other parameters are followed through the operations on them."""
+        return len(self._rules), self._substitution.followed
 
     def detach(self) -> None:
         for handle in self._handles:
             handle.remove()
-        self._handles, self._free = [], []
-        self._expander.detach()
+        self._handles = []
+        self._substitution.detach()
 
     def _record_layer(
         self,
@@ -89,48 +94,60 @@ class BookKeepingEngine(GradientEngine):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         output: Tensor,
-    ) -> None:
+    ) -> Tensor | None:
         trainable = ruled_parameters(layer)
-        if trainable and layer.training and torch.is_grad_enabled():
-            x = next(tensors_in((args, kwargs)))
-            upstream = get_gradient_edge(x).node if x.requires_grad else None
-            needed = input_to_keep(layer, x, output)
-            saved = None if needed is None else SavedInput(needed, name)
-            self._record(_Use(name, layer, trainable, partial(rule.gradients, layer), saved, upstream), output)
+        if not (trainable and layer.training and torch.is_grad_enabled()):
+            return None
+        if isinstance(output, Shared) or self in _metadata(cast(Node, output.grad_fn)):
+            return None  # followed already, since its input or its weight is a shared value
+        x = next(tensors_in((args, kwargs)))
+        if self._substitution.active and not x.requires_grad and self._operations.is_constant(layer, x):
+            return self._substitution.run(layer, args, kwargs)
+        upstream = get_gradient_edge(x).node if x.requires_grad else None
+        needed = input_to_keep(layer, x, output)
+        saved = None if needed is None else SavedInput(needed, name)
+        gradients = partial(rule.gradients, layer)
+        self._record(_Use(name, layer, trainable, gradients, saved, upstream, rule.channels_first), output)
+        return None
 
-    def _repeat_free(
-        self,
-        name: str,
-        free: dict[str, nn.Parameter],
-        layer: nn.Module,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> None:
-        x = next(tensors_in((args, kwargs)), None)
-        if x is None or not (layer.training and torch.is_grad_enabled()):
-            return
-        views = {n: repeat(p, x.shape[0], x.dim()) for n, p in free.items() if p.requires_grad}
-        for n, view in views.items():
-            self._record(_Use(name, layer, [free[n]], partial(_free_gradients, free[n]), None, None), view)
-        substitute(layer, views)
+    def _record_operation(self, recorded: Recorded) -> None:
+        parameters = list(dict.fromkeys(p for value in recorded.values for p in value.parameters))
+        name, layer = self._substitution.owners[parameters[0]]
+        x, rule = recorded.x, recorded.gradients  # not the record, which holds the output
+        upstream = get_gradient_edge(x).node if x is not None and x.requires_grad else None
+        saved = None
+        if recorded.keep and x is not None:
+            # Under autocast products are computed in the output's half precision, as in layers.
+            saved = SavedInput(x.detach().to(recorded.output.dtype) if x.is_floating_point() else x.detach(), name)
+
+        def gradients(x: Tensor | None, g: Tensor) -> Gradients:
+            for value, each in rule(x, g):
+                yield _of_parameter(value, each) or (value, each)
+
+        use = _Use(name, layer, parameters, gradients, saved, upstream, recorded.by_row)
+        self._record(use, recorded.output)
+        if len(recorded.values) == 1 and x is None:
+            value = recorded.values[0]
+            use.since = self._substitution.entered(layer) if value.is_parameter else value.serial
+
+    def _again(self, size: int) -> AbstractContextManager[None]:
+        # A layer that checkpoints its own forward, as transformers' blocks do, is recomputed without its hooks.
+        return self._substitution.again(size)
 
     def _backward(self, losses: Tensor, trainable: dict[nn.Parameter, str], add: bool) -> Tensor:
-        # A layer that checkpoints its own forward, as transformers' blocks do, is recomputed without its hooks.
-        layers = [(layer, free) for layer, free in self._free if layer.training]
-        for layer, free in layers:
-            with torch.enable_grad():  # as in the forward pass, so that recomputing saves the same tensors
-                kept = {n: p for n, p in free.items() if p.requires_grad and p.dim() >= 2}
-                substitute(layer, {n: repeat(p, len(losses) * self.views, p.dim()) for n, p in kept.items()})
-        try:
-            return super()._backward(losses, trainable, add)
-        finally:
-            for layer, free in layers:
-                restore(layer, free)
+        if self._operations.undecided:
+            self._checked_samples = min(self._checked_samples, 1)  # another check against autograd
+        norms = super()._backward(losses, trainable, add)
+        if self._checked_samples > 1:
+            self._operations.undecided = False
+        return norms
 
     def _record(self, use: _Use, output: Tensor) -> None:
         assert output.grad_fn is not None
+        self._operations.serial += 1
+        use.serial = self._operations.serial
         use.output_nr = output.output_nr
-        _metadata(output.grad_fn)[self] = use
+        _metadata(output.grad_fn).setdefault(self, []).append(use)
         output.register_hook(partial(self._receive, use))
 
     def _receive(self, use: _Use, g: Tensor) -> None:
@@ -152,7 +169,7 @@ class BookKeepingEngine(GradientEngine):
                 torch.autograd.grad(losses, ends, torch.ones_like(losses), allow_unused=True)
         finally:
             self._pass = None
-        return {p: add_uses(uses) for p, uses in current.gradients.items()}
+        return current.finish()
 
     def _trace(self, losses: Tensor, trainable: dict[nn.Parameter, str]) -> tuple[list[_Use], list[GradientEdge]]:
         """The uses of parameters in the graph of ``losses``, and the edges at which its backward pass may end.
@@ -168,13 +185,13 @@ class BookKeepingEngine(GradientEngine):
             if node is None or node in seen:
                 continue
             seen.add(node)
-            use = _metadata(node).get(self)
-            if use is not None:
-                uses.append(use)
-                if use.upstream is None:
-                    ends.append(GradientEdge(node, use.output_nr))
-                else:
-                    stack.append(use.upstream)
+            here = _metadata(node).get(self)
+            if here is not None:
+                uses.extend(here)
+                upstream = [use.upstream for use in here if use.upstream is not None]
+                if not upstream:
+                    ends.append(GradientEdge(node, here[0].output_nr))
+                stack.extend(upstream)
             elif (leaf := getattr(node, "variable", None)) is not None:
                 if leaf in trainable:
                     raise hidden_use(trainable[leaf])
@@ -187,13 +204,21 @@ class BookKeepingEngine(GradientEngine):
 class _Use:
     """One use of some parameters in a forward pass: what their gradients will need in the backward pass.
 
-    It is stored on the node of the layer's output, so it must not refer to that node: the cycle would never be freed.
+    It is stored on the node of the output, so it must not refer to that node: the cycle would never be freed.
 
     Args:
-        gradients: (input, output gradient) to the gradients of ``trainable``.
+        gradients: (input, output gradient) to the gradients of ``trainable``, or of values computed from them.
         saved: the input, None if no gradient needs it.
-        upstream: the node that computed the layer's input, None if that needs no gradient.
+        upstream: the node that computed the input, None if that needs no gradient.
+        by_row: where a sample has several rows in dimension 0, whether ``gradients`` takes each for a sample.
+
+    Attributes:
+        serial: its number among the uses of all passes.
+        since: of a parameter that was there for a while before it met samples, the last number before.
     """
+
+    serial: int
+    since: int | None
 
     def __init__(
         self,
@@ -203,9 +228,11 @@ class _Use:
         gradients: Callable[[Tensor | None, Tensor], Gradients],
         saved: SavedInput | None,
         upstream: Node | None,
+        by_row: bool,
     ) -> None:
         self.name, self.layer, self.trainable, self.gradients = name, layer, trainable, gradients
-        self.saved, self.upstream, self.output_nr = saved, upstream, 0
+        self.saved, self.upstream, self.by_row, self.output_nr = saved, upstream, by_row, 0
+        self.serial, self.since = 0, None
 
 
 class _Pass:
@@ -213,26 +240,80 @@ class _Pass:
 
     def __init__(self, batch_size: int, views: int, shared: set[nn.Parameter]) -> None:
         self.batch_size, self.views, self.shared = batch_size, views, shared
-        self.gradients: dict[nn.Parameter, list[PerSampleGradients]] = {}
+        self.gradients: dict[Tensor, list[PerSampleGradients]] = {}
+        self.waiting: list[tuple[int, Tensor]] = []
 
     def receive(self, use: _Use, x: Tensor | None, g: Tensor) -> None:
-        rows = self.batch_size * self.views
-        if len(g) != rows or (x is not None and len(x) != rows):
-            raise wrong_samples(use.name, use.layer, len(g), self.batch_size, self.views)
-        for p, of_rows in use.gradients(x, g):
-            gradients = join_views(of_rows, self.views)
-            self.gradients.setdefault(p, []).append(gradients)
-            if p not in self.shared:
+        for target, gradients in self._gradients(use, x, g):
+            if target not in self.gradients:
+                self._put_in_order(target, use)
+            self.gradients.setdefault(target, []).append(gradients)
+            if isinstance(target, nn.Parameter) and target not in self.shared:
                 _ = gradients.squared_norms  # computed while x and g are still in the cache
+
+    def finish(self) -> dict[nn.Parameter, PerSampleGradients]:
+        """All gradients of parameters; those of other values are carried on to the parameters first."""
+        self._release(-1)
+        values = [target for target in self.gradients if isinstance(target, Shared)]
+        for value in values:
+            gradients = add_uses(self.gradients.pop(value)).instantiate()
+            for p, each in zip(value.parameters, _carry_on(value, gradients), strict=True):
+                if each is not None:
+                    self.gradients.setdefault(p, []).append(Instantiated(each))
+        return {cast(nn.Parameter, p): add_uses(uses) for p, uses in self.gradients.items()}
+
+    def _put_in_order(self, target: Tensor, use: _Use) -> None:
+        # Norms are added up in the order of the backward pass, in which a parameter comes when its layer was entered.
+        if use.since is not None:
+            self.waiting.append((use.since, target))
+            self.waiting.sort(key=lambda pair: -pair[0])
+        else:
+            self._release(use.serial)
+
+    def _release(self, serial: int) -> None:
+        while self.waiting and self.waiting[0][0] >= serial:
+            _, target = self.waiting.pop(0)
+            self.gradients[target] = self.gradients.pop(target)
+
+    def _gradients(self, use: _Use, x: Tensor | None, g: Tensor) -> Gradients:
+        rows, size = len(g), self.batch_size * self.views
+        if rows % size or (x is not None and len(x) != rows):
+            raise wrong_samples(use.name, use.layer, rows, self.batch_size, self.views)
+        if rows == size or use.by_row:
+            for target, gradients in use.gradients(x, g):
+                yield target, join_views(gradients, rows // self.batch_size)
+        else:
+            of_samples = None if x is None else x.unflatten(0, (size, -1))
+            for target, gradients in use.gradients(of_samples, g.unflatten(0, (size, -1))):
+                yield target, join_views(gradients, self.views)
+
+
+def _of_parameter(value: Shared, gradients: PerSampleGradients) -> tuple[Tensor, PerSampleGradients] | None:
+    """The gradients of the one parameter of which ``value`` is rows, or which it is."""
+    p = value.parameters[0]
+    if value.is_parameter:
+        return p, gradients
+    if value.ids is None:
+        return None
+    rows = gradients.instantiate()
+    ids, rows = value.ids.flatten().expand(len(rows), -1), rows.reshape(len(rows), -1, p.shape[-1])
+    if value.padding_idx is not None:
+        rows = rows.masked_fill((ids == value.padding_idx)[..., None], 0)
+    return p, EmbeddingRows(ids, rows, len(p))
+
+
+def _carry_on(value: Shared, gradients: Tensor) -> tuple[Tensor | None, ...]:
+    """Gradients (B, *S) of a value of shape S to those of its parameters, by functorch."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return torch.autograd.grad(
+            value,
+            value.parameters,
+            gradients.to(value.dtype),
+            retain_graph=True,
+            allow_unused=True,
+            is_grads_batched=True,
+        )
 
 
 def _metadata(node: Node) -> dict[Any, Any]:
     return cast(dict[Any, Any], node.metadata)  # a property, which torch annotates as a method
-
-
-def _free_gradients(p: nn.Parameter, x: None, g: Tensor) -> Gradients:
-    yield p, Instantiated(g.reshape(len(g), *p.shape))
-
-
-def _restore_free(free: dict[str, nn.Parameter], layer: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-    restore(layer, free)

@@ -9,12 +9,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.grad import conv1d_weight, conv2d_weight
+from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
 
 from hyfreedp.clipping.per_sample import Instantiated, PerSampleGradients, gram_norms, prefers_factors, widened
 
+Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 
-def convolution(layer: nn.Conv1d | nn.Conv2d, x: Tensor, g: Tensor) -> PerSampleGradients:
+
+def convolution(layer: Convolution, x: Tensor, g: Tensor) -> PerSampleGradients:
     """Gradients of ``layer.weight`` from its input x (B, C, ...) and output gradient g (B, P, ...)."""
     padding: Any = layer.padding
     if layer.padding_mode != "zeros":
@@ -23,13 +25,14 @@ def convolution(layer: nn.Conv1d | nn.Conv2d, x: Tensor, g: Tensor) -> PerSample
         x, padding = F.pad(x, layer._reversed_padding_repeated_twice), 0
     factors = ConvolutionFactors(layer, x, g, padding)
     tokens, p, d = prod(g.shape[2:]), layer.out_channels // layer.groups, prod(layer.weight.shape[1:])
-    return factors if prefers_factors(tokens, p, d) else Instantiated(factors.instantiate())
+    keep = prefers_factors(tokens, p, d) and g.dim() < 5  # torch unfolds no volumes
+    return factors if keep else Instantiated(factors.instantiate())
 
 
 class ConvolutionFactors(PerSampleGradients):
     """The gradients as input x and output gradient g of one convolution, whose (larger) patches are not kept."""
 
-    def __init__(self, layer: nn.Conv1d | nn.Conv2d, x: Tensor, g: Tensor, padding: int | tuple[int, ...]) -> None:
+    def __init__(self, layer: Convolution, x: Tensor, g: Tensor, padding: int | tuple[int, ...]) -> None:
         self.layer, self.x, self.g, self.padding = layer, x, g, padding
 
     @cached_property
@@ -61,7 +64,7 @@ class ConvolutionFactors(PerSampleGradients):
     def _weight_gradient(self, x: Tensor, g: Tensor, groups: int) -> Tensor:
         layer = self.layer
         shape = (g.shape[1], *layer.weight.shape[1:])
-        gradient = conv1d_weight if isinstance(layer, nn.Conv1d) else conv2d_weight
+        gradient = {3: conv1d_weight, 4: conv2d_weight, 5: conv3d_weight}[g.dim()]
         return gradient(x, shape, g, layer.stride, self.padding, layer.dilation, groups)
 
     def _patches(self, x: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -13,10 +14,10 @@ from opacus.utils.module_utils import has_trainable_params
 from torch import Tensor, nn
 
 from hyfreedp.clipping.base import GradientEngine, hidden_use, wrong_samples
-from hyfreedp.clipping.broadcast import PositionExpander
 from hyfreedp.clipping.engine_hook import EngineHook
 from hyfreedp.clipping.functions import Clipping
 from hyfreedp.clipping.per_sample import Instantiated, PerSampleGradients, add_uses, join_views
+from hyfreedp.clipping.positions import PositionExpander
 from hyfreedp.clipping.saved_input import SavedInput
 
 _DROPOUTS = (nn.modules.dropout._DropoutNd, nn.RReLU)
@@ -82,6 +83,9 @@ class HooksEngine(GradientEngine):
         self._functorch.clear()
         self._expander.detach()
 
+    def _again(self, size: int) -> AbstractContextManager[None]:
+        return self._expander.batch_of(size)
+
     def _per_sample_gradients(
         self, losses: Tensor, trainable: dict[nn.Parameter, str]
     ) -> dict[nn.Parameter, PerSampleGradients]:
@@ -120,13 +124,12 @@ class HooksEngine(GradientEngine):
         if isinstance(layer, nn.Embedding) and layer.padding_idx is not None:
             gradient = gradient.masked_fill((x == layer.padding_idx)[..., None], 0)  # Opacus overlooks the padding
         try:
-            # Opacus's unfolding of convolutions misreads inputs in other memory formats.
             if layer in self._functorch:
                 parameters = list(layer.parameters())
-                computed = self._functorch[layer](parameters, x.contiguous(), gradient)
+                computed = self._functorch[layer](parameters, _in_order(x), gradient)
                 per_sample_gradients = dict(zip(parameters, computed, strict=True))
             else:
-                per_sample_gradients = GradSampleHooks.GRAD_SAMPLERS[type(layer)](layer, [x.contiguous()], gradient)
+                per_sample_gradients = GradSampleHooks.GRAD_SAMPLERS[type(layer)](layer, [_in_order(x)], gradient)
         except RuntimeError as error:
             if "saved tensor hooks" not in str(error):
                 raise
@@ -138,6 +141,15 @@ class HooksEngine(GradientEngine):
             if p.requires_grad:
                 earlier = [self._gradients[p]] if p in self._gradients else []
                 self._gradients[p] = add_uses([*earlier, join_views(Instantiated(per_sample), self.views)])
+
+
+def _in_order(x: Tensor) -> Tensor:
+    """With the strides of a fresh tensor: Opacus's unfolding of convolutions misreads others.
+
+    ``contiguous`` leaves those of dimensions of size one as they are, as of a 1 x 1 image whose channels come last.
+    """
+    fresh = torch.empty(x.shape, device="meta").stride()
+    return x if x.stride() == fresh else x.clone(memory_format=torch.contiguous_format)
 
 
 def _has_sampler(layer: nn.Module) -> bool:

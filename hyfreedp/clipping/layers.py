@@ -14,8 +14,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hyfreedp.clipping.convolution import convolution
-from hyfreedp.clipping.per_sample import EmbeddingRows, Instantiated, PerSampleGradients, products, widened
+from hyfreedp.clipping.convolution import Convolution, convolution
+from hyfreedp.clipping.per_sample import (
+    EmbeddingRows,
+    Instantiated,
+    PerSampleGradients,
+    products,
+    sum_positions,
+    sum_tokens,
+)
 from hyfreedp.noise import NoiseGenerator
 
 Gradients = Iterator[tuple[nn.Parameter, PerSampleGradients]]
@@ -39,7 +46,7 @@ class LayerRule:
         """The gradients of the layer's trainable parameters; x is what ``input_to_keep`` kept."""
         weight, bias = layer._parameters.get("weight"), layer._parameters.get("bias")
         if bias is not None and bias.requires_grad:
-            yield bias, Instantiated(_sum_positions(g) if self.channels_first else _sum_tokens(g, bias.dim()))
+            yield bias, Instantiated(sum_positions(g) if self.channels_first else sum_tokens(g, bias.dim()))
         if weight is not None and x is not None:
             yield weight, self.weight(layer, x, g)
 
@@ -84,18 +91,23 @@ def _transposed_linear(layer: nn.Module, x: Tensor, g: Tensor) -> PerSampleGradi
 
 def _layer_norm(layer: nn.LayerNorm, x: Tensor, g: Tensor) -> Instantiated:
     normalized = F.layer_norm(x.to(g.dtype), layer.normalized_shape, eps=layer.eps)
-    return Instantiated(_sum_tokens(normalized.mul_(g), len(layer.normalized_shape)))
+    return Instantiated(sum_tokens(normalized.mul_(g), len(layer.normalized_shape)))
 
 
 def _rms_norm(layer: nn.RMSNorm, x: Tensor, g: Tensor) -> Instantiated:
     # In the dtype of x, on which the default eps depends.
     normalized = F.rms_norm(x, layer.normalized_shape, eps=layer.eps).to(g.dtype)
-    return Instantiated(_sum_tokens(normalized.mul_(g), len(layer.normalized_shape)))
+    return Instantiated(sum_tokens(normalized.mul_(g), len(layer.normalized_shape)))
 
 
 def _group_norm(layer: nn.GroupNorm, x: Tensor, g: Tensor) -> Instantiated:
     normalized = F.group_norm(x.to(g.dtype), layer.num_groups, eps=layer.eps)
-    return Instantiated(_sum_positions(normalized.mul_(g)))
+    return Instantiated(sum_positions(normalized.mul_(g)))
+
+
+def _instance_norm(layer: nn.InstanceNorm2d, x: Tensor, g: Tensor) -> Instantiated:
+    normalized = F.instance_norm(x.to(g.dtype), eps=layer.eps)
+    return Instantiated(sum_positions(normalized.mul_(g)))
 
 
 def _embedding(layer: nn.Embedding, x: Tensor, g: Tensor) -> EmbeddingRows:
@@ -105,18 +117,7 @@ def _embedding(layer: nn.Embedding, x: Tensor, g: Tensor) -> EmbeddingRows:
     return EmbeddingRows(ids, rows, layer.num_embeddings)
 
 
-def _sum_tokens(t: Tensor, kept: int) -> Tensor:
-    """(B, ..., *S) to (B, *S), where S has ``kept`` dimensions; sums are float32 or wider."""
-    dims = tuple(range(1, t.dim() - kept))
-    return widened(t).sum(dims) if dims else t
-
-
-def _sum_positions(t: Tensor) -> Tensor:
-    """(B, C, ...) to (B, C); sums are float32 or wider."""
-    return widened(t).flatten(2).sum(2) if t.dim() > 2 else t
-
-
-def _image(layer: nn.Conv1d | nn.Conv2d) -> tuple[int, ...]:
+def _image(layer: Convolution) -> tuple[int, ...]:
     sizes = (dilation * kernel + 2 for dilation, kernel in zip(layer.dilation, layer.kernel_size, strict=True))
     return (2, layer.in_channels, *sizes)
 
@@ -136,15 +137,23 @@ def _computes_the_same(layer: nn.Module, kind: type[nn.Module], shape: tuple[int
     return output.shape == expected.shape and torch.allclose(output, expected, rtol=1e-3, atol=1e-5)
 
 
+def _instance_norm_rule(positions: int) -> LayerRule:
+    return LayerRule(_instance_norm, lambda layer: (2, layer.num_features, *[5] * positions), channels_first=True)
+
+
 _CONVOLUTION = LayerRule(convolution, _image, channels_first=True)
 _TRANSPOSED_LINEAR = LayerRule(_transposed_linear, lambda layer: (2, 3, layer.nx))  # transformers' Conv1D
-_NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm)
+_NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 _RULES: dict[type[nn.Module], LayerRule] = {
     nn.Linear: LayerRule(_linear, lambda layer: (2, 3, layer.in_features)),
     nn.Conv1d: _CONVOLUTION,
     nn.Conv2d: _CONVOLUTION,
+    nn.Conv3d: _CONVOLUTION,
     nn.LayerNorm: LayerRule(_layer_norm, lambda layer: (2, 3, *layer.normalized_shape)),
     nn.RMSNorm: LayerRule(_rms_norm, lambda layer: (2, 3, *layer.normalized_shape)),
     nn.GroupNorm: LayerRule(_group_norm, lambda layer: (2, layer.num_channels, 5), channels_first=True),
+    nn.InstanceNorm1d: _instance_norm_rule(1),
+    nn.InstanceNorm2d: _instance_norm_rule(2),
+    nn.InstanceNorm3d: _instance_norm_rule(3),
     nn.Embedding: LayerRule(_embedding, lambda layer: (2, 3)),
 }

@@ -237,6 +237,17 @@ def widened(t: Tensor) -> Tensor:
     return t.to(torch.promote_types(t.dtype, torch.float32))
 
 
+def sum_tokens(t: Tensor, kept: int) -> Tensor:
+    """(B, ..., *S) to (B, *S), where S has ``kept`` dimensions; sums are float32 or wider."""
+    dims = tuple(range(1, t.dim() - kept))
+    return widened(t).sum(dims) if dims else t
+
+
+def sum_positions(t: Tensor) -> Tensor:
+    """(B, C, ...) to (B, C); sums are float32 or wider."""
+    return widened(t).flatten(2).sum(2) if t.dim() > 2 else t
+
+
 def _trace(matrices: Tensor) -> Tensor:
     return matrices.diagonal(dim1=1, dim2=2).sum(1)
 

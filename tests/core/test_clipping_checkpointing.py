@@ -34,7 +34,7 @@ class Checkpointed(nn.Module):
 
 
 class Positions(nn.Module):
-    """Embeds tokens, and positions once for all samples: what ``PositionExpander`` is for."""
+    """Embeds tokens, and positions once for all samples."""
 
     def __init__(self):
         super().__init__()
@@ -45,7 +45,7 @@ class Positions(nn.Module):
 
 
 class Scale(nn.Module):
-    """A parameter without a layer of its own, repeated for every sample: see ``clipping/broadcast.py``."""
+    """A parameter without a layer of its own, repeated for every sample: see ``clipping/shared.py``."""
 
     def __init__(self):
         super().__init__()

@@ -93,12 +93,16 @@ def test_views_of_a_record_may_mix(engine):
     torch.testing.assert_close(norms, torch.tensor(expected, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_without_being_told_an_engine_takes_no_rows_for_views(engine):
-    model = nn.Linear(3, 2).double()
-    attached = engine(model, AutomaticClipping())
-    with pytest.raises(ValueError):
-        attached.backward(model(torch.randn(6, 3).double()).flatten().view(2, 6).sum(1))
+def test_without_being_told_rows_are_parts_of_a_sample_or_refused():
+    """Book-keeping has rules for windows of a sample, and views are no more than that to a layer."""
+    model, x = nn.Linear(3, 2).double(), torch.randn(6, 3).double()
+    norms = [
+        BookKeepingEngine(model, AutomaticClipping(), views).backward(model(x).flatten().view(2, 6).sum(1))
+        for views in (1, 3)
+    ]
+    torch.testing.assert_close(*norms)
+    with pytest.raises(ValueError, match="saw 6 samples, but there are 2 losses"):
+        HooksEngine(model, AutomaticClipping()).backward(model(x).flatten().view(2, 6).sum(1))
 
 
 @settings(max_examples=20)

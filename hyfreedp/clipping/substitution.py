@@ -1,0 +1,153 @@
+"""Shared values in the place of a model's parameters, while it computes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Set
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from hyfreedp.batches import tensors_in
+from hyfreedp.clipping.engine_hook import EngineHook
+from hyfreedp.clipping.operations import Operations
+from hyfreedp.clipping.shared import Shared, share
+
+
+class Substitution:
+    """Lets parameters that no layer rule covers be shared values during forward passes in train mode.
+
+    While ``module`` computes, that is so wherever the parameters are read; if a layer is called by itself, in its own
+    forward pass. In the first pass, the parameters of layers with a rule are shared values outside these layers too:
+    those that are read there stay so.
+
+    Args:
+        module: the model.
+        operations: follows the values.
+        ruled: layers with a rule for their ``weight`` and ``bias``.
+    """
+
+    def __init__(self, module: nn.Module, operations: Operations, ruled: Set[nn.Module]) -> None:
+        self._module, self._operations = module, operations
+        self._own: dict[nn.Module, dict[str, nn.Parameter]] = {}  # without a rule, by layer
+        self._outside: dict[nn.Module, dict[str, nn.Parameter]] = {}  # of layers with one, watched outside them
+        self.owners: dict[nn.Parameter, tuple[str, nn.Module]] = {}
+        covered = {layer._parameters.get(name) for layer in ruled for name in ("weight", "bias")}
+        for name, layer in module.named_modules():
+            trainable = {n: p for n, p in layer.named_parameters(recurse=False) if p.requires_grad}
+            self.owners |= {p: (name, layer) for p in trainable.values()}
+            if layer in ruled:
+                self._outside[layer] = {n: p for n, p in trainable.items() if n in ("weight", "bias")}
+            if own := {n: p for n, p in trainable.items() if p not in covered}:
+                self._own[layer] = own
+        self._entered: dict[nn.Module, int] = {}
+        self._scope: nn.Module | None = None
+        self._learned = False
+        self._handles: list[Any] = []
+        self._watchers: dict[nn.Module, list[Any]] = {}
+
+    @property
+    def active(self) -> bool:
+        """Whether a pass is under way whose number of samples is known."""
+        return self._scope is not None
+
+    def entered(self, layer: nn.Module) -> int:
+        """How many uses had been recorded when ``layer`` was called last."""
+        return self._entered.get(layer, 0)
+
+    @property
+    def followed(self) -> int:
+        """How many parameters are replaced."""
+        return len({p for parameters in [*self._own.values(), *self._outside.values()] for p in parameters.values()})
+
+    def attach(self) -> None:
+        """Register the hooks; after all others, so that these see the model as it is."""
+        for layer in dict.fromkeys([self._module, *self._own]):
+            before = layer.register_forward_pre_hook(EngineHook(self._enter), with_kwargs=True)
+            self._handles += [before, layer.register_forward_hook(EngineHook(self._leave), always_call=True)]
+        for layer in self._outside:
+            self._watchers[layer] = [
+                layer.register_forward_pre_hook(EngineHook(self._inside)),
+                layer.register_forward_hook(EngineHook(self._back_outside), always_call=True),
+            ]
+
+    def detach(self) -> None:
+        for handle in [*self._handles, *(handle for handles in self._watchers.values() for handle in handles)]:
+            handle.remove()
+        self._handles, self._watchers = [], {}
+
+    def run(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The output of a layer with a rule, its parameters being shared values in it."""
+        parameters = {n: p for n, p in layer.named_parameters(recurse=False) if p.requires_grad}
+        _substitute(layer, {n: share(p, self._operations) for n, p in parameters.items()})
+        try:
+            return layer.forward(*args, **kwargs)
+        finally:
+            _restore(layer, parameters)
+
+    @contextmanager
+    def again(self, size: int) -> Iterator[None]:
+        """Around a backward pass, in which checkpointing calls layers again, of ``size`` samples."""
+        self._operations.resume(size)
+        with torch.enable_grad():
+            self._start(self._module, {**self._own, **self._outside})
+        try:
+            yield
+        finally:
+            self._stop()
+
+    def _enter(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._entered[layer] = self._operations.serial
+        if self._scope is not None or not torch.is_grad_enabled() or not layer.training:
+            return
+        inputs = list(tensors_in((args, kwargs)))
+        if not inputs or inputs[0].dim() == 0 or len(inputs[0]) == 0:
+            return
+        self._operations.begin(len(inputs[0]), inputs)
+        whole = layer is self._module
+        self._start(layer, {**self._own, **self._outside} if whole else {layer: self._own[layer]})
+
+    def _leave(self, layer: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if self._scope is not layer:
+            return
+        self._stop()
+        if layer is self._module and not self._learned:
+            self._learned = True
+            used = self._operations.used
+            for other in [o for o, parameters in self._outside.items() if not used & set(parameters.values())]:
+                del self._outside[other]
+                for handle in self._watchers.pop(other):
+                    handle.remove()
+
+    def _start(self, scope: nn.Module, layers: dict[nn.Module, dict[str, nn.Parameter]]) -> None:
+        self._scope = scope
+        self._substituted = layers
+        for layer, parameters in layers.items():
+            if layer.training:
+                values = {n: share(p, self._operations) for n, p in parameters.items() if p.requires_grad}
+                _substitute(layer, values)
+
+    def _stop(self) -> None:
+        for layer, parameters in self._substituted.items():
+            _restore(layer, parameters)
+        self._scope, self._substituted = None, {}
+
+    def _inside(self, layer: nn.Module, args: Any) -> None:
+        _restore(layer, self._outside[layer])
+
+    def _back_outside(self, layer: nn.Module, args: Any, output: Any) -> None:
+        if self._scope is self._module and layer.training:
+            parameters = self._outside.get(layer, {})
+            _substitute(layer, {n: share(p, self._operations) for n, p in parameters.items() if p.requires_grad})
+
+
+def _substitute(layer: nn.Module, values: dict[str, Shared]) -> None:
+    """Let ``layer.name`` be ``values[name]``. Registered parameters, and so the state_dict, stay what they are."""
+    # Python finds an entry of the instance's own dictionary before nn.Module looks among its parameters.
+    layer.__dict__.update(values)
+
+
+def _restore(layer: nn.Module, names: Iterable[str]) -> None:
+    for name in names:
+        layer.__dict__.pop(name, None)

@@ -1,0 +1,253 @@
+"""Parameters outside layers that have a rule: followed through the operations on them, exactly, or refused by name."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from catalog import cases
+from measure import measure
+from models import Example
+from torch import Tensor, nn
+
+from hyfreedp.clipping import AutomaticClipping, BookKeepingEngine, HooksEngine, make_engine
+
+CASES = {f"{case.library}/{case.name}": case for case in cases()}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "timm/swin_tiny_patch4_window7_224",
+        "timm/swinv2_tiny_window8_256",
+        "timm/beit_base_patch16_224",
+        "timm/vit_small_patch16_dinov3",
+        "timm/convnext_atto",
+        "timm/convnextv2_atto",
+        "timm/cait_xxs24_224",
+        "timm/davit_tiny",
+        "timm/convit_tiny",
+        "timm/tnt_s_patch16_224",
+    ],
+)
+def test_models_of_others(name) -> None:
+    """Full, and biases and head: norms and clipped sums of two batches against a loop over samples."""
+    finding = measure(CASES[name], beside=False)
+    assert (finding["full"], finding["biases"]) == ("exact", "exact")
+
+
+class Net(nn.Module):
+    """A linear layer, then a function of its output (B, 5, 6) and of a parameter."""
+
+    def __init__(self, shape: tuple[int, ...], use) -> None:
+        super().__init__()
+        self.inner, self.head = nn.Linear(4, 6), nn.Linear(6, 3)
+        self.p, self.use = nn.Parameter(torch.randn(shape)), use
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.use(self.inner(x), self.p)).flatten(1, -2).mean(1))
+
+
+def set_first(h: Tensor, p: Tensor) -> Tensor:
+    h = h.clone()
+    h[:, 0] = p
+    return h
+
+
+def set_masked(h: Tensor, p: Tensor) -> Tensor:
+    h = h.clone()
+    h[h[..., 0] > 0] = p
+    return h
+
+
+USES = {
+    "scale": ((6,), lambda h, p: h * p),
+    "from the left": ((6,), lambda h, p: 1 / (1 + p * p) - h),
+    "number": ((), lambda h, p: h * p.exp()),
+    "in the middle": ((5,), lambda h, p: h * p[:, None]),
+    "by index": ((1, 5, 6), lambda h, p: h + p[0]),
+    "in place": ((1, 6), lambda h, p: (h + 1).mul_(p)),
+    "set": ((6,), set_first),
+    "set where": ((6,), set_masked),
+    "where": ((6,), lambda h, p: torch.where(h > 0, p, h)),
+    "expand": ((1, 1, 6), lambda h, p: torch.cat([p.expand(len(h), -1, -1), h], 1)),
+    "repeat": ((1, 2, 6), lambda h, p: torch.cat([h, p.repeat(len(h), 1, 1)], 1)),
+    "expand twice": ((6,), lambda h, p: torch.cat([p.expand(len(h), 1, 6) + 1, h * p], 1)),
+    "rows by number": ((9, 6), lambda h, p: h + p[torch.arange(5) + 2]),
+    "rows looked up": ((9, 6), lambda h, p: h + F.embedding(torch.arange(5).flip(0), p)),
+    "folded": ((1, 6), lambda h, p: (h.flatten(0, 1) + p).view_as(h)),
+    "windows": ((2, 3), lambda h, p: (h.reshape(-1, 2, 3) * p).view_as(h)),
+    "linear": ((6, 6), lambda h, p: F.linear(h, p * 2, p[0])),
+    "product": ((6, 4), lambda h, p: h @ p @ p.T),
+    "batched product": ((1, 2, 3, 3), lambda h, p: (h.view(len(h), 5, 2, 3).transpose(1, 2) @ p).reshape_as(h)),
+    "einsum": ((6, 6), lambda h, p: torch.einsum("btd,de->bte", h, p)),
+    "convolution": ((5, 5, 3), lambda h, p: F.conv1d(h, p - p.mean(), padding=1)),
+    "convolution of rows": ((1, 1, 3), lambda h, p: F.conv1d(h.reshape(-1, 1, 6), p, padding=1).view_as(h)),
+    "norm": ((6,), lambda h, p: F.layer_norm(h, (6,), p, p + 1)),
+    "group norm": ((5,), lambda h, p: F.group_norm(h, 1, p)),
+    "prelu": ((5,), F.prelu),
+    "bilinear": ((6, 6, 6), lambda h, p: F.bilinear(h, h, p)),
+    "attention": ((1, 1, 5, 5), lambda h, p: F.scaled_dot_product_attention(*[h[:, None]] * 3, attn_mask=p)[:, 0]),
+}
+
+
+@pytest.mark.parametrize("rows", [slice(0, 4), slice(0, 1)], ids=["four", "one"])
+@pytest.mark.parametrize("use", USES)
+def test_operations(use, rows) -> None:
+    """Also where the batch has as many samples as there are tokens, or one."""
+    torch.manual_seed(0)
+    example = _example(Net(*USES[use]), rows)
+    norms, clipped = example.clipped(AutomaticClipping())
+    engine = BookKeepingEngine(example.model, AutomaticClipping())
+    for _ in range(2):
+        example.model.zero_grad()
+        torch.testing.assert_close(engine.backward(example.losses()), norms, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(example.collected(), clipped, rtol=1e-9, atol=1e-12)
+
+
+def _example(model: nn.Module, rows: slice = slice(None)) -> Example:
+    def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(model(x), y, reduction="none")
+
+    return Example(model.double().train(), (torch.randn(7, 5, 4).double()[rows], torch.randint(3, (7,))[rows]), loss)
+
+
+def assert_exact(example: Example) -> None:
+    norms, clipped = example.clipped(AutomaticClipping())
+    measured = BookKeepingEngine(example.model, AutomaticClipping()).backward(example.losses())
+    torch.testing.assert_close(measured, norms, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(example.collected(), clipped, rtol=1e-9, atol=1e-12)
+
+
+class Doubled(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        Doubled(6, 6),
+        nn.PReLU(5),
+        nn.ConvTranspose1d(5, 5, 3, padding=1),
+        nn.utils.parametrizations.weight_norm(nn.Linear(6, 6)),
+        nn.InstanceNorm1d(5, affine=True),
+        nn.Sequential(nn.Unflatten(1, (5, 1)), nn.Unflatten(3, (2, 3)), nn.Conv3d(5, 5, (1, 1, 3), padding="same")),
+    ],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_layers(layer) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), layer, nn.Tanh(), nn.Flatten(), nn.LazyLinear(3))
+    model(torch.randn(2, 5, 4))
+    assert_exact(_example(model))
+
+
+@pytest.mark.parametrize("mode", ["mean", "sum"])
+def test_bags_of_words(mode) -> None:
+    model = nn.Sequential(nn.EmbeddingBag(9, 6, mode=mode, padding_idx=0), nn.Linear(6, 3)).double().train()
+    ids = torch.randint(9, (4, 5))
+    assert_exact(Example(model, (ids,), lambda model, ids: model(ids).square().sum(1)))
+
+
+class OfAnother(nn.Module):
+    """Uses a layer's weight without calling the layer, and a table that other layers turn into positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.table, self.project = nn.Linear(4, 4), nn.Embedding(9, 4), nn.Linear(4, 4)
+        self.norm, self.head = nn.LayerNorm(4), nn.Linear(4, 3)
+        self.register_buffer("numbers", torch.arange(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.linear(torch.tanh(self.inner(x)), self.inner.weight)
+        x = x + self.project(self.norm(self.table.weight))[self.numbers] + self.norm(self.table(self.numbers))
+        return self.head(x).mean(1)
+
+
+def test_weights_of_layers_that_are_not_called_and_layers_called_without_samples() -> None:
+    """One parameter is read inside and outside of its layer; one layer sees samples nowhere, one here and there."""
+    for samples in (4, 5, 1):
+        torch.manual_seed(0)
+        assert_exact(_example(OfAnother(), slice(0, samples)))
+
+
+class Dropping(nn.Module):
+    """Draws random numbers itself, beside a parameter of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.gamma, self.head = nn.Linear(4, 6), nn.Parameter(torch.ones(6)), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.dropout(self.gamma * self.inner(x).tanh(), 0.3, self.training)
+        h = h * h.new_empty(len(h), 1, 1).bernoulli_(0.7)
+        return self.head(h + 0.1 * torch.randn_like(h)).mean(1)
+
+
+def test_random_numbers_are_those_of_the_forward_pass() -> None:
+    example = _example(Dropping())
+    engine = BookKeepingEngine(example.model, AutomaticClipping())
+    losses = example.losses()
+    rows = [torch.autograd.grad(loss, example.trainable, retain_graph=True) for loss in losses]
+    true = torch.stack([torch.cat([g.flatten() for g in row]) for row in rows]).norm(dim=1)
+    torch.testing.assert_close(engine.backward(losses), true, rtol=1e-9, atol=1e-12)
+
+
+def test_a_batch_as_large_as_a_table_is_read_like_the_others() -> None:
+    """Five samples of five tokens: numbers of tokens are not taken for samples, since they were not before."""
+    example = _example(OfAnother())
+    engine = BookKeepingEngine(example.model, AutomaticClipping())
+    engine.backward(example.losses())
+    example.batch = tuple(t[:5] for t in example.batch)
+    example.model.zero_grad()
+    norms, clipped = example.clipped(AutomaticClipping())
+    torch.testing.assert_close(engine.backward(example.losses()), norms, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(example.collected(), clipped, rtol=1e-9, atol=1e-12)
+
+
+class TokensFirst(nn.Module):
+    """Moves the samples to dimension 1 before they meet the parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.p = nn.Linear(4, 6), nn.Parameter(torch.randn(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.inner(x).transpose(0, 1) * self.p).tanh().sum((0, 2))
+
+
+@pytest.mark.parametrize(("tokens", "message"), [(5, "cannot be told apart .* 'p'"), (14, "disagree .* 'p'")])
+def test_samples_elsewhere_are_refused(tokens, message) -> None:
+    model = TokensFirst().train()
+    engine = make_engine(model, AutomaticClipping())
+    with pytest.raises(ValueError, match=message):
+        engine.backward(model(torch.randn(7, tokens, 4)))
+
+
+def test_a_map_of_one_pixel_whose_channels_come_last() -> None:
+    """Opacus's samplers misread its strides; ConvNeXt V2 has them on small images."""
+
+    class Pixel(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.norm, self.conv = (
+                nn.Conv2d(3, 8, 1),
+                nn.LayerNorm(8),
+                nn.Conv2d(8, 8, 3, padding=1, groups=8),
+            )
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (
+                self.conv(self.norm(self.inner(x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)).square().flatten(1).sum(1)
+            )
+
+    for size in (1, 2):
+        example = Example(
+            Pixel().double().train(), (torch.randn(4, 3, size, size).double(),), lambda model, x: model(x)
+        )
+        norms, _ = example.clipped(AutomaticClipping())
+        for engine in (BookKeepingEngine, HooksEngine):
+            attached = engine(example.model, AutomaticClipping())
+            torch.testing.assert_close(attached.backward(example.losses()), norms, rtol=1e-9, atol=1e-12)
+            attached.detach()
