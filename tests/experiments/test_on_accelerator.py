@@ -1,0 +1,65 @@
+"""The experiments' training, evaluation and pre-training on a simulated accelerator: the same numbers as on the CPU."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from simulated import simulated
+from torch.utils.data import TensorDataset
+
+from hyfreedp import noise
+from hyfreedp.devices import default_device
+from hyfreedp.experiments.data.texts import restaurants
+from hyfreedp.experiments.models.language import own_tokenizer
+from hyfreedp.experiments.runs import pretrain
+from hyfreedp.experiments.runs.spec import Spec
+from hyfreedp.experiments.runs.train import train
+from hyfreedp.experiments.store.provenance import environment
+from hyfreedp.experiments.tasks.generation import generate
+from hyfreedp.experiments.tasks.registry import TASKS
+
+
+@pytest.mark.usefixtures("unbound_noise")
+def test_a_cell_is_trained_evaluated_and_resumed_there(tmp_path, monkeypatch):
+    monkeypatch.setattr("hyfreedp.experiments.runs.train.CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(noise, "_ACCELERATOR_CHUNK", noise._CHUNK)  # the pieces in which the same numbers are drawn
+    spec = Spec(method="robust", epsilon=8.0, steps=4, interval=1)
+    _, here = train(spec, tmp_path / "here")
+    with simulated() as machine:
+        optimizer, there = train(spec, tmp_path / "there")
+        assert next(optimizer.module.parameters()).device == machine.device
+        resumed, rows = train(spec, tmp_path / "there")  # from a checkpoint at an earlier step, or the last
+        assert next(resumed.module.parameters()).device == machine.device
+        assert environment()["accelerator"] == "simulated cuda"
+    assert str(here) == str(there) == str(rows)
+
+
+def test_sentences_are_written_and_scored_there(monkeypatch):
+    texts = restaurants(8, 3)
+    task = replace(TASKS["restaurants"], train_size=8, load=lambda: texts)
+    model, tokenizer = task.model(0, "gpt2_tiny"), own_tokenizer()
+    _, held_out = task.datasets("test", "gpt2_tiny")
+    here = task.evaluate(model, held_out, "gpt2_tiny"), generate(model, tokenizer, ["name[A]"], most_tokens=4)
+    with simulated():
+        model.to(default_device())
+        there = task.evaluate(model, held_out, "gpt2_tiny"), generate(model, tokenizer, ["name[A]"], most_tokens=4)
+    assert here == there
+
+
+def test_pre_training_computes_in_bfloat16_there_and_is_kept_for_any_device(tmp_path):
+    def corpus():
+        labels = torch.arange(48) % 2
+        pixels = (labels[:, None, None, None] * 120 + 60).expand(48, 3, 32, 32).to(torch.uint8).contiguous()
+        return pretrain.Corpus((pixels[:32], labels[:32]), (pixels[32:], labels[32:]), "made here")
+
+    recipe = pretrain.Recipe("vit32_d128", 2, corpus, epochs=2, batch_size=16, learning_rate=1e-3, pad=4)
+    seen = []
+    with simulated() as machine:
+        forward = torch.nn.Linear.forward
+        spy = pytest.MonkeyPatch()
+        spy.setattr(torch.nn.Linear, "forward", lambda layer, x: seen.append(y := forward(layer, x)) or y)
+        accuracy = pretrain.pretrain("bright", recipe, tmp_path, default_device())
+        spy.undo()
+        assert {output.device for output in seen} == {machine.device} and torch.bfloat16 in {o.dtype for o in seen}
+    assert 0 <= accuracy <= 1 and TensorDataset(*corpus().train)
+    assert '"device": "cuda"' in (tmp_path / "bright.json").read_text()
