@@ -216,7 +216,7 @@ def paired(
     """A method against another, paired by place and seed: difference in points, its interval, a test.
 
     Args:
-        rows: of :func:`numbers`.
+        rows: of :func:`numbers`, or a committed record of one profile.
         row: a name in ``ROWS``.
         against: another one; None: the best grid search.
         tuning: only this one.
@@ -228,6 +228,7 @@ def paired(
         ``p``, two-sided, of a sign-flip permutation test over the places, exact up to twelve; ``places``; ``pairs``,
         and how many of them are ``wins``.
     """
+    rows = rows if "profile" in rows else rows.assign(profile="")
     other = best_grid(rows) if against is None else rows[rows.row == against].dropna(subset="accuracy")
     ours = rows[rows.row == row].dropna(subset="accuracy")
     pairs = ours.merge(other, on=[*PLACE, "seed"], suffixes=("", "_other"))
