@@ -26,10 +26,10 @@
 # `gpu` and `paper` keep this small task, which needs no accelerator, and train three times as many seeds.
 
 # %% tags=["parameters"]
-profile = "laptop"
-epsilon = 3.0
-seeds = 3
-interval = 5
+profile = "laptop"  # how large: smoke, laptop, gpu or paper
+epsilon = 3.0  # of a run, at the task's delta
+seeds = 3  # runs of each choice
+interval = 5  # K: steps between probes of preset paper
 
 # %%
 from hyfreedp.experiments.book.parameters import check_parameters

@@ -30,14 +30,14 @@
 # [`figures/01_bias_variance.html`](../figures/01_bias_variance.html). It needs no server; open it in any browser.
 
 # %% tags=["parameters"]
-profile = "laptop"
-epsilon = 3.0
-seeds = 3
-step = 10
-batch_sizes = [50, 500, 5000]
-loss_mean = 2.0
-loss_std = 0.4
-brightness = 16.0
+profile = "laptop"  # how large: smoke, laptop, gpu or paper
+epsilon = 3.0  # of a run, at the task's delta
+seeds = 3  # training runs whose losses are looked at
+step = 10  # of the run, at which parabolas are drawn and the attack is played
+batch_sizes = [50, 500, 5000]  # B, of sections 2 and 3
+loss_mean = 2.0  # of the normal losses (nats)
+loss_std = 0.4  # of the normal losses (nats)
+brightness = 16.0  # how many times too bright the planted outlier is
 
 # %%
 from hyfreedp.experiments.book.parameters import check_parameters
@@ -84,6 +84,7 @@ from hyfreedp.experiments.studies import (
 
 if profile == "smoke":  # a small budget is calibrated quickly
     epsilon, step = 0.2, 2
+    print(f"profile smoke sets epsilon = {epsilon} and step = {step}")
 sizes = bias_variance.sizes_of(profile, step)
 parameters = {
     name: globals()[name]

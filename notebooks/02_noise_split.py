@@ -26,14 +26,14 @@
 # gradient noise", about 1 %, so the price of a learned rate is negligible. Eq. (muGDP), Eq. (sigmas), Algorithm 2.
 
 # %% tags=["parameters"]
-profile = "laptop"
-epsilon = 3.0
-records = 50_000
-batch_size = 1000
-epochs = 5
-interval = 5
-gamma = 1.01
-seeds = 5
+profile = "laptop"  # how large: smoke, laptop, gpu or paper
+epsilon = 3.0  # target of the whole run
+records = 50_000  # N
+batch_size = 1000  # B, expected
+epochs = 5  # so that a run has epochs * N / B steps
+interval = 5  # K: steps between probes
+gamma = 1.01  # sigma_g in units of the noise of vanilla DP-SGD
+seeds = 5  # of the simulation of section 4
 
 # %%
 from hyfreedp.experiments.book.parameters import check_parameters
@@ -112,6 +112,7 @@ display(Markdown(text))
 # %%
 if profile == "smoke":  # a small budget has short privacy loss distributions
     epsilon, data = 0.5, noise_split.DataSet("smoke", records, batch_size, 1)
+    print("profile smoke sets epsilon = 0.5 and epochs = 1")
 grid = noise_split_rows.grid_of(profile, epsilon, interval)
 rows = noise_split_rows.rows_of(profile, data, grid, epsilon=epsilon, interval=interval, gamma=gamma)
 table = noise_split.calibrations(rows, CELLS)

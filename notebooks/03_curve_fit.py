@@ -28,12 +28,12 @@
 # **All curves of raw losses here are diagnostics, NOT private.** A run never shows them; a teacher may.
 
 # %% tags=["parameters"]
-profile = "laptop"
-task = "digits"
-epsilon = 3.0
-interval = 5
-seeds = 3
-stages = [0.05, 0.3, 0.5, 0.9]
+profile = "laptop"  # how large: smoke, laptop, gpu or paper
+task = "digits"  # or "classification"
+epsilon = 3.0  # of a run, at the task's delta
+interval = 5  # K: steps between probes
+seeds = 3  # runs of section 4
+stages = [0.05, 0.3, 0.5, 0.9]  # where to look, as shares of the run
 
 # %%
 from hyfreedp.experiments.book.parameters import check_parameters

@@ -239,7 +239,8 @@ for name, part in shown.items():
 
 # %%
 first = next(iter(shown))
-decided = image_classification_figures.verdicts(image_classification.judged(shown[first]))
+judged = image_classification.judged(shown[first])
+decided = image_classification_figures.verdicts(judged, real=first == "desktop")
 verdict("05_image_classification", decided, parameters=parameters, inputs=inputs[first])
 
 # %% [markdown]

@@ -26,13 +26,13 @@
 # $\eta$ of DP training on E2E and ImageNet. We compute the first where it can be computed, and redraw the second on our own task.
 
 # %% tags=["parameters"]
-profile = "laptop"
-epsilon = 3.0
-records = 50_000
-batch_size = 1000
-epochs = 5
-interval = 5
-seeds = 2
+profile = "laptop"  # how large: smoke, laptop, gpu or paper
+epsilon = 3.0  # target of the whole run
+records = 50_000  # N, of sections 1 and 2
+batch_size = 1000  # B, expected
+epochs = 5  # so that a run has epochs * N / B steps
+interval = 5  # K: steps between probes
+seeds = 2  # runs of each cell of the map
 jobs = 2  # worker processes
 
 # %%

@@ -24,13 +24,13 @@
 # paper has no audit. Here its claim, and ours, are put to the test.
 
 # %% tags=["parameters"]
-profile = "laptop"
-epsilon = 3.0
-records = 50_000
-batch_size = 1000
-steps = 250
-interval = 5
-confidence = 0.95
+profile = "laptop"  # how large: smoke, laptop, gpu or paper
+epsilon = 3.0  # claimed, in sections 2 and 3
+records = 50_000  # N, of section 3
+batch_size = 1000  # B, expected
+steps = 250  # T, of a run of section 3
+interval = 5  # K: steps between probes
+confidence = 0.95  # of each bound
 seeds = 2  # training runs per method and budget, each with canaries of its own
 
 # %%

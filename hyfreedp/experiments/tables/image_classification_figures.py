@@ -321,11 +321,16 @@ def judged_table(judged: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def verdicts(judged: pd.DataFrame) -> list[Verdict]:
-    """Those claims of ``image_classification.judged`` that are about the grid searches."""
+def verdicts(judged: pd.DataFrame, *, real: bool) -> list[Verdict]:
+    """Those claims of ``image_classification.judged`` that are about the grid searches.
+
+    Args:
+        real: whether it judged real images, which alone can contradict a claim about them.
+    """
     found = []
     for row in judged[judged.claim.str.contains("NonDP-GS|grid search")].itertuples():
-        outcome: Outcome = "not at this scale" if row.verdict == "not shown" else row.verdict
+        decided = row.verdict == "reproduced" or (row.verdict == "contradicted" and real)
+        outcome: Outcome = row.verdict if decided else "not at this scale"
         claim = row.claim.replace("(Ours) preset", "Ours: preset")
         interval = f", 95 % interval {row.low:+.1f} to {row.high:+.1f}" if math.isfinite(row.low) else ""
         number = f"{row.mean:+.1f} points{interval}, {row.places} places"
