@@ -278,6 +278,10 @@ display(
 )
 
 # %% tags=["solution"]
-spread = summary[summary.metric != "perplexity"].groupby(["epsilon", "metric"])["mean"].agg(["max", "min"])
+spread = (
+    summary[(summary.metric != "perplexity") & (summary.row != language_generation.START)]
+    .groupby(["epsilon", "metric"])["mean"]
+    .agg(["max", "min"])
+)
 spread["factor"] = spread["max"] / spread["min"]
 spread.round(3)
