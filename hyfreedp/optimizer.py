@@ -193,9 +193,9 @@ class HyFreeDPOptimizer(Resumable, OptimizerWrapper):
         """Clipped sums into the engine; losses and norms. All checks are made here, before anything is released."""
         if not self.module.training:
             raise ValueError("the model must be in train mode: call model.train() before optimizer.step")
+        self._base.check()
         if self.sampler is not None and self.split.gradient_noise_multiplier(t) > 0:
             self.sampler.check_drawn(batch_length(batch))
-        self._base.check()
         self._engine.check_modes()
         due = any(step <= t for step in self._checks_due)
         passes = Passes(
