@@ -99,7 +99,7 @@ def main(arguments: list[str] | None = None) -> int:
     real.add_argument("--jobs", type=int, default=1, help="worker processes")
     real.set_defaults(run=_fine_tuning)
 
-    language = commands.add_parser("sentences", help="the language table on all of E2E, for notebook 06; ten hours")
+    language = commands.add_parser("sentences", help="the language table on all of E2E, for notebook 06; half a day")
     language.add_argument("--jobs", type=int, default=1, help="worker processes")
     language.add_argument("--write", action="store_true", help="train nothing: score and write what is there")
     language.set_defaults(run=_sentences)

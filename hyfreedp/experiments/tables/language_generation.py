@@ -91,7 +91,7 @@ def trained(scale: Scale, cells: Path, *, jobs: int) -> list[Spec]:
 
 
 def desktop_scale() -> Scale:
-    """Of the committed records: whole runs of the tiny model on all of E2E, about ten hours of one core."""
+    """Of the committed records: whole runs of the tiny model on all of E2E, about thirteen hours of one core."""
     return sentences_scale("desktop", "e2e", (3.0, 8.0), 2)
 
 
