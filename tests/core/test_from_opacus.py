@@ -1,5 +1,6 @@
 """The page for users of Opacus is true: both scripts run as written, and its names exist."""
 
+import argparse
 import ast
 import inspect
 import os
@@ -10,13 +11,19 @@ from pathlib import Path
 
 import opacus
 import pytest
+import torch
+import torch.nn.functional as F
+from opacus.layers import DPGRU, DPLSTM
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from hyfreedp import PrivacyEngine
 from hyfreedp.preset import PresetFields
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "from-opacus.md").read_text(encoding="utf-8")
-SCRIPTS = dict(zip(("opacus", "hyfreedp"), re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL), strict=True))
+*BLOCKS, MNIST, NAMES = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+SCRIPTS = dict(zip(("opacus", "hyfreedp"), BLOCKS, strict=True))
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
 FIELDS = set(PresetFields.__annotations__)
 
@@ -47,6 +54,55 @@ def test_the_scripts_differ_only_where_the_page_says():
         "loss.backward()",
         "optimizer.step()",
     ]
+
+
+def test_what_becomes_of_the_program_on_images(capsys):
+    """Its functions, with a small net on random images: two runs on one loader, the whole budget each."""
+    names = {"F": F, "PrivacyEngine": PrivacyEngine}
+    exec(compile(MNIST, "mnist.py", "exec"), names)
+    args = argparse.Namespace(delta=1e-4, epsilon=3.0, epochs=2, secure_rng=True)
+    loader = DataLoader(TensorDataset(torch.randn(40, 1, 6, 6), torch.randint(10, (40,))), batch_size=8)
+    for _ in range(2):
+        model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2, 1), nn.Flatten(), nn.Linear(36, 10))
+        made = names["make_private"](args, model, torch.optim.SGD(model.parameters(), lr=0.1), loader)
+        for epoch in (1, 2):
+            names["train"](args, made[0], torch.device("cpu"), made[2], made[1], epoch)
+        assert made[1].steps_left == 0
+    assert re.fullmatch(r"(epoch 1: epsilon [12]\.\d\d\nepoch 2: epsilon (2\.9\d|3\.00)\n){2}", capsys.readouterr().out)
+
+
+class Names(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.embedding, self.rnn, self.head = nn.Embedding(20, 6), kind(6, 8, batch_first=True), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.head(self.rnn(self.embedding(x))[0][:, -1])
+
+
+def padded(records):
+    x = nn.utils.rnn.pad_sequence([record[0] for record in records], batch_first=True)
+    return x, torch.stack([record[1] for record in records])
+
+
+@pytest.mark.parametrize("kind", [DPLSTM, DPGRU])
+def test_what_becomes_of_the_program_on_names(kind, capsys):
+    """Its function, with recurrent layers of Opacus on names of many lengths, an empty batch among them."""
+    exec(compile(NAMES, "char-lstm-classification.py", "exec"), names := {})
+    data = [(torch.randint(20, (1 + i % 7,)), torch.tensor(i % 3)) for i in range(40)]
+    model = Names(kind)
+    _, optimizer, loader = PrivacyEngine(seed=11).make_private_with_epsilon(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=2.0),
+        data_loader=DataLoader(data, batch_size=2, collate_fn=padded),
+        target_epsilon=3.0,
+        target_delta=1e-4,
+        epochs=1,
+    )
+    assert 0 in (len(loader.batch_sampler.batch(step)) for step in range(20))
+    names["train"](model, nn.CrossEntropyLoss(reduction="none"), optimizer, loader, 0, 1e-4, torch.device("cpu"))
+    assert optimizer.steps_left == 0 and optimizer._engine.name == "bookkeeping"
+    assert re.fullmatch(r"epoch 0: epsilon (2\.9\d|3\.00)\n", capsys.readouterr().out)
 
 
 def test_the_table_names_what_exists():
