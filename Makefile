@@ -4,7 +4,7 @@ ARGS ?=
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help install reproduce update docs benchmark gpu test test-slow test-gpu mutants lint types clean
+.PHONY: help install reproduce update docs benchmark gpu test test-slow test-gpu models mutants lint types clean
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -35,6 +35,9 @@ test-slow: .venv/.installed  ## run the slow tests: statistics and accuracy targ
 
 test-gpu: .venv/.installed  ## run the tests that need an accelerator, skipped where there is none (8 minutes)
 	$(BIN)/python -m pytest -m gpu tests/gpu $(ARGS)
+
+models: .venv/.installed  ## try the engines on models of timm, transformers and peft, write docs/models.md (half an hour)
+	$(BIN)/python tools/models $(ARGS)
 
 mutants: .venv/.installed  ## make deliberate faults in a copy, see which test notices each (20 minutes)
 	$(BIN)/python tools/mutation/mutants.py $(ARGS)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Set
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hyfreedp.batches import tensors_in
 from hyfreedp.clipping.engine_hook import EngineHook
@@ -39,8 +40,12 @@ class Substitution:
             self.owners |= {p: (name, layer) for p in trainable.values()}
             if layer in ruled:
                 self._outside[layer] = {n: p for n, p in trainable.items() if n in ("weight", "bias")}
-            if own := {n: p for n, p in trainable.items() if p not in covered}:
-                self._own[layer] = own
+            # A container may hold its layer's parameter too, as BERT holds its output bias.
+            mine = {n: p for n, p in trainable.items() if p not in covered or isinstance(layer, nn.Embedding)}
+            if layer in ruled:
+                mine = {n: p for n, p in mine.items() if n not in ("weight", "bias")}
+            if mine:
+                self._own[layer] = mine
         self._entered: dict[nn.Module, int] = {}
         self._scope: nn.Module | None = None
         self._learned = False
@@ -124,14 +129,32 @@ class Substitution:
         self._scope = scope
         self._substituted = layers
         for layer, parameters in layers.items():
-            if layer.training:
+            if layer.training and _routes(layer):
+                layer.__dict__["forward"] = partial(self._one_by_one, layer, parameters)
+            elif layer.training:
                 values = {n: share(p, self._operations) for n, p in parameters.items() if p.requires_grad}
                 _substitute(layer, values)
 
     def _stop(self) -> None:
         for layer, parameters in self._substituted.items():
-            _restore(layer, parameters)
+            _restore(layer, (*parameters, "forward"))
         self._scope, self._substituted = None, {}
+
+    def _one_by_one(self, layer: nn.Module, parameters: dict[str, nn.Parameter], *args: Tensor) -> Tensor:
+        """The output of a layer that treats each row by itself, from one forward pass for the rows of each sample."""
+        size = self._operations.size
+        if any(len(x) % size for x in args):
+            return cast(Tensor, type(layer).forward(layer, *args))  # in which no row can be followed: refused later
+        trained = {n: p for n, p in parameters.items() if p.requires_grad}
+        copies = {n: self._operations.copies(share(p, self._operations), *p.shape) for n, p in trained.items()}
+        outputs = []
+        try:
+            for i, rows in enumerate(zip(*(x.unflatten(0, (size, -1)) for x in args), strict=True)):
+                layer.__dict__.update({n: each[i] for n, each in copies.items()})
+                outputs.append(type(layer).forward(layer, *rows))
+        finally:
+            _restore(layer, copies)
+        return torch.cat(outputs)
 
     def _inside(self, layer: nn.Module, args: Any) -> None:
         _restore(layer, self._outside[layer])
@@ -140,6 +163,11 @@ class Substitution:
         if self._scope is self._module and layer.training:
             parameters = self._outside.get(layer, {})
             _substitute(layer, {n: share(p, self._operations) for n, p in parameters.items() if p.requires_grad})
+
+
+def _routes(layer: nn.Module) -> bool:
+    """Whether it is the experts of a mixture, which gather their rows from all samples."""
+    return type(layer).__name__.endswith("Experts")
 
 
 def _substitute(layer: nn.Module, values: dict[str, Shared]) -> None:

@@ -250,13 +250,12 @@ def test_a_model_without_values_is_refused(part):
     ("layer", "message"),
     [
         (nn.BatchNorm1d(5), r"layer '0' \(BatchNorm1d\) .* replace it by GroupNorm"),
-        (nn.PReLU(5), r"layer '0' \(PReLU\)"),
+        (nn.LSTM(5, 5), r"layer '0' \(LSTM\) hides its time steps"),
     ],
 )
 def test_a_model_that_cannot_be_trained_privately_is_refused_by_layer(layer, message):
     model = nn.Sequential(layer, nn.Linear(5, 3)).double()
-    settings = {"gradient_engine": "bookkeeping"} if isinstance(layer, nn.PReLU) else {}
-    refuse(ValueError, message, model=model, **settings)
+    refuse(ValueError, message, model=model)
 
 
 # -- step --------------------------------------------------------------------------------------------------------------

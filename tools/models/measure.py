@@ -125,7 +125,7 @@ def _judge(
         own = isinstance(error, ValueError | TypeError) and "hyfreedp" in _origin(error)
         return f"{'refused' if own else 'crash'}: {_said(error)}"
     finding.error = max(finding.error, worst)
-    if isinstance(engine, BookKeepingEngine) and not finding.layers:
+    if isinstance(engine, BookKeepingEngine) and not finding.full:
         finding.layers, finding.followed = engine.coverage()
     if worst > _TOLERANCE:
         return f"wrong: {worst:.1e}"
