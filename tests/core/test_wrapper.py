@@ -154,6 +154,21 @@ def test_a_learned_rate_says_once_that_it_follows_no_scheduler(settings):
     assert torch.equal(runs[0][0], runs[1][0]) and runs[0][1] == runs[1][1]
 
 
+def test_a_rate_that_is_set_by_hand_is_used_where_none_is_learned_and_told_where_one_is():
+    for preset in ("fixed", "robust"):
+        model, optimizer, _ = make(preset=preset)
+        first, second = make_batches((8, 8))
+        optimizer.step(cross_entropy(model), first)
+        learned = optimizer.eta
+        for group in optimizer.param_groups:
+            group["lr"] = 0.0123
+        if preset == "fixed":
+            assert optimizer.step(cross_entropy(model), second).eta == 0.0123
+        else:
+            with pytest.warns(UserWarning, match=r"a group's 'lr' was set.* choose preset='fixed' to set the rate"):
+                assert optimizer.step(cross_entropy(model), second).eta <= learned
+
+
 @pytest.mark.parametrize("decay", ["linear", "cosine"])
 def test_a_scheduler_beside_a_decay_is_refused_before_anything_is_released(decay):
     model, optimizer, _ = make(decay=decay)
