@@ -21,7 +21,7 @@ class PrivateTrainer(Trainer):
 
     The batch size of its arguments, times the processes, is the expected size of a Poisson batch. No loss of a training
     batch is logged, since none is private; ``epsilon`` is. Learning rate and scheduler of the arguments count only with
-    ``preset="fixed"``. A checkpoint is resumed bit for bit, by a new trainer with ``args.ignore_data_skip``.
+    ``preset="fixed"``. A checkpoint is resumed bit for bit, by a new trainer.
 
     Args:
         per_sample_loss: maps the model and a batch, or a piece of it, to losses of shape ``(B,)``.
@@ -52,6 +52,7 @@ class PrivateTrainer(Trainer):
         if (args := kwargs.get("args")) is not None:
             _check_arguments(args)
         super().__init__(**kwargs)
+        self.args.ignore_data_skip = True  # the sampler goes on by itself: nothing used is given again
         self.per_sample_loss, self.privacy, self.engine = per_sample_loss, privacy, engine or PrivacyEngine()
         self.private: HyFreeDPOptimizer | None = None
 

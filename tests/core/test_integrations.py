@@ -139,7 +139,7 @@ def test_a_checkpoint_of_the_trainer_goes_on_bit_for_bit(trainer, tmp_path, at):
     whole.train()
     first = trainer(save_strategy="steps", save_steps=at)
     first.train()
-    resumed = trainer(ignore_data_skip=True)
+    resumed = trainer()
     torch.manual_seed(99)
     resumed.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{at}"))
     assert torch.equal(flat(resumed.model), flat(whole.model))
