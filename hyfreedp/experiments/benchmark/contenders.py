@@ -125,7 +125,7 @@ def private_step(work: Workload, setup: Setup, *, preset: Preset, steps: int = _
         gradient_engine="bookkeeping",
         accountant=_ACCOUNTANT,
     )
-
+    optimizer.sampler = None  # the batch is given
     model = torch.compile(work.module) if compiled else work.module
 
     def per_sample_loss(batch: tuple[Tensor, Tensor]) -> Tensor:
