@@ -26,7 +26,7 @@
 # versa"), Fig. "truncated normal", Tab. "diff priv", and the advice that follows from them: $R_l \approx L$, so that "the
 # clipping bias is close to zero".
 #
-# There is also a page with one slider that moves the threshold and shows all of this at once:
+# There is also a page with sliders that shows all of this at once, in section 8 and as a file of its own:
 # [`figures/01_bias_variance.html`](../figures/01_bias_variance.html). It needs no server; open it in any browser.
 
 # %% tags=["parameters"]
@@ -395,7 +395,9 @@ plots.what_to_see(clipping_summary)
 #
 # ## 8. All at once: the slider
 #
-# The same numbers as one page. It stands alone, without server or network, so it can be mailed or projected.
+# The same numbers as one page, with sliders for $R_l$, $B$ and $\sigma_l$. It stands alone, without server or network, so it can be mailed or
+# projected: [`figures/01_bias_variance.html`](../figures/01_bias_variance.html). Between the thresholds it interpolates. With $B$ only
+# the divisor of the noise moves, as in Theorem 1; in a run $\sigma_l$ would follow, and the batch would be another.
 
 # %%
 setting = (
@@ -405,9 +407,11 @@ setting = (
 )
 marks = {"R_l = L": first.usual[0], "least error": optimum, "sum of three": first.sum_rule}
 place = {"usual": first.usual, "exact": first.exact, "distance": first.distance}
-page = slider.page(slider.page_data(errors, first.fits, first.spread, marks=marks, setting=setting, **place))
+noise = {"batch_size": task.batch_size, "noise_multiplier": sigmas["losses"]}
+clipped = clouds.clipped_fits(first.losses, first.distance, multiples, expected_batch_size=task.batch_size)
+page = slider.page(slider.page_data(errors, clipped, first.fits, marks=marks, setting=setting, **place, **noise))
 write_text(FIGURES / "01_bias_variance.html", page)
-display(Markdown(f"`figures/01_bias_variance.html`, {len(page.encode()) / 1024:.0f} KiB, {len(multiples)} thresholds."))
+display(slider.frame(page), raw=True)
 
 # %% [markdown]
 # ## 9. Attack: what a learning rate tells about one record

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import chain, repeat
+from itertools import chain, product, repeat
 from pathlib import Path
 from typing import Any
 
@@ -240,6 +240,26 @@ def clouds(
                 )
                 rows.append((probe, multiple, fit.slope, fit.curvature, fit.minimizer))
     return pd.DataFrame(rows, columns=["probe", "multiple", "slope", "curvature", "eta"])
+
+
+def clipped_fits(
+    losses: ArrayLike, distance: float, multiples: Sequence[float], *, expected_batch_size: float
+) -> pd.DataFrame:
+    """What clipping leaves of slope and curvature, without noise: around it the :func:`clouds` scatter.
+
+    Returns:
+        One row per probe and multiple: ``slope`` and ``curvature``.
+    """
+    batch = torch.as_tensor(np.asarray(losses, dtype=np.float64))
+    usual = usual_thresholds(losses)
+    probes: tuple[Probe, ...] = ("losses", "contrasts")
+    rows = []
+    for probe, multiple in product(probes, multiples):
+        scaled = (multiple * usual[0], multiple * usual[1], multiple * usual[2])
+        known: dict[str, Any] = {"distance": distance, "expected_batch_size": expected_batch_size}
+        fit = private_fit(batch, probe, scaled, 0.0, generator=NoiseGenerator(), **known)
+        rows.append((probe, multiple, fit.slope, fit.curvature))
+    return pd.DataFrame(rows, columns=["probe", "multiple", "slope", "curvature"])
 
 
 def eta_spread(fits: pd.DataFrame, exact: float) -> pd.DataFrame:
