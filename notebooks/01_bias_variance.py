@@ -82,6 +82,7 @@ from hyfreedp.experiments.studies import (
     repeated_probes,
 )
 
+# %%
 if profile == "smoke":  # a small budget is calibrated quickly
     epsilon, step = 0.2, 2
     print(f"profile smoke sets epsilon = {epsilon} and step = {step}")

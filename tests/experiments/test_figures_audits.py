@@ -232,6 +232,7 @@ def test_curves_of_both_counts_stand_beside_the_bounds(joint):
 def canaries():
     rows = [
         {"method": method, "target": target, "claimed": target, "lower_bound": bound, "right": 90, "guesses": 100}
+        | {"canaries": 200}
         for method in campaign.LABELS
         for target, bound in ((1.0, 0.5 + (method == "tuned")), (math.inf, 5.0))
     ]
@@ -245,6 +246,8 @@ def test_canaries_are_grouped_by_what_is_claimed(canaries):
         assert x == pytest.approx(np.array([0, 1]) + 0.14 * (place - 2))
         assert y.tolist() == [0.5 + (label == campaign.LABELS["tuned"]), 5.0]
     assert [text.get_text() for text in axis.get_xticklabels()] == ["1", "without noise"]
+    ceiling = one_run.perfect_bound(100, 200, campaign.DELTA)
+    assert line(axis, f"100 guesses, all right: {ceiling:.2f}")[1].tolist() == [ceiling, ceiling]
     (claim,) = axis.collections
     assert claim.get_segments()[0][:, 1].tolist() == [1, 1]
     without, private, tuned = campaign_figures.canary_findings(canaries)

@@ -112,7 +112,7 @@ def test_the_trade_off_has_its_least_error_at_the_star():
     found = bias_variance.trade_offs([50, 500], mean=2.0, std=0.4, noise_multiplier=20.0, batches=20)
     figure = bias_variance_figures.draw_trade_offs(found, 2.0)
     for axis, (size, trade) in zip(figure.axes, found.items(), strict=True):
-        threshold, total = line(axis, "total (root mean square)")
+        threshold, total = line(axis, "total (root sum of squares)")
         bias, noise = (line(axis, name)[1] for name in ("clipping bias", "noise (sd)"))
         assert total == pytest.approx(np.hypot(bias, noise)) and noise == pytest.approx(20 * threshold / size)
         (best,), (least,) = line(axis, "least error")

@@ -103,6 +103,8 @@ def test_the_first_figure_shows_means_noise_and_votes(study, history):
     assert x == pytest.approx([1 - 0.01, 1 + 0.01])
     assert (loss.get_ylabel(), accuracy.get_ylabel()) == ("private mean loss (nats)", "test accuracy (%)")
     robust, paper = first_look.findings(history)
+    (*_, start) = first_look.findings(history.assign(loss_threshold=2.5))
+    assert start.startswith("Its first released loss is 2.50 where R_l is still 2.5: the losses are above it")
     assert "2 of its 4 votes are lost" in robust and "between -0.50 and +0.50" in robust
     assert "0.50 times the standard deviation" in paper
 
@@ -364,6 +366,8 @@ def test_costs_stand_beside_the_papers_percentages(tuning):
     assert line(left, r"$\varepsilon$ = 2")[0] == pytest.approx(table.share_percent)
     assert line(right, r"$\varepsilon$ = 2")[0] == pytest.approx(table.noise_percent)
     assert [data.tolist() for data in line(left, "the paper's figure")] == [[20, 15, 20, 20, 20], [1, 2, 3, 4, 5]]
+    assert [data.tolist() for data in line(left, "the paper's <1")] == [[1], [0]]
+    assert [data.tolist() for data in line(left, "the paper's 0")] == [[left.get_xlim()[0]] * 2, [6, 7]]
     assert left.get_xlabel().endswith("(%)") and right.get_xlabel().endswith("(%)")
     told = tuning_budget_figures.cost_findings(found, methods, budget, 100)
     assert len(told) == len(methods) + 1 and "B / " in told[-1]

@@ -149,16 +149,21 @@ def findings(steps: pd.DataFrame) -> list[str]:
     of_paper = steps[(steps.choice == "paper") & steps.slope.notna()]
     signal = (of_paper.slope.abs() / of_paper.slope_std).median()
     start = of_paper[of_paper.step == of_paper.step.min()]
+    released, threshold = start.private_loss.mean(), start.loss_threshold.mean()
     rates = steps.groupby("choice").eta.agg(["first", "max"])
-    return [
+    lines = [
         f"Preset robust starts at {rates['first']['robust']:.3g}; {votes.lost.sum()} of its {len(votes)} votes are "
         f"lost. The margins lie between {votes.margin.min():+.2f} and {votes.margin.max():+.2f}, their noise has a "
         f"standard deviation of at most {votes.margin_std.max():.3f}",
         f"Preset paper starts at {rates['first']['paper']:.3g} and never exceeds {rates['max']['paper']:.3g}. The "
         f"slope that a probe of three losses sees is {signal:.2f} times the standard deviation of its noise (median)",
-        f"Its first released loss says nothing: R_l is still {start.loss_threshold.mean():g}, below every loss, so "
-        f"that all are clipped to it ({start.private_loss.mean():.2f} is released whatever the data are)",
     ]
+    if abs(released / threshold - 1) < 0.1:
+        lines.append(
+            f"Its first released loss is {released:.2f} where R_l is still {threshold:g}: the losses are above it and "
+            "clipped to it, so that this number says hardly anything of the data"
+        )
+    return lines
 
 
 def cost_table(

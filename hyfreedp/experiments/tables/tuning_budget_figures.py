@@ -116,13 +116,14 @@ def draw_costs(found: pd.DataFrame, chosen: Sequence[Method], targets: Sequence[
             name = rf"$\varepsilon$ = {target:g}"
             axis.plot(values, places, label=name, markersize=6, **plots.marks(style))
         axis.set(xscale="log", xlabel=label)
-    left = axes[0].get_xlim()[0]
+    left = axes[0].get_xlim()[0]  # where a logarithmic axis has its 0
     look: dict[str, Any] = {"markersize": 14, "markeredgewidth": 2, "linestyle": "none", "color": "0.3"}
-    for place, one in enumerate(chosen):  # a logarithmic axis has no 0: it is at the left edge
-        marker = {"0": "$0$", "<1": "$<$"}.get(one.paper_percent, "|")
-        value = {"0": left, "<1": 1.0}.get(one.paper_percent) or float(one.paper_percent)
-        entry = {"label": "the paper's figure"} if marker == "|" else {}
-        axes[0].plot(value, place, marker=marker, clip_on=False, **entry, **look)
+    numbers = {one.paper_percent: float(one.paper_percent) for one in chosen if one.paper_percent not in ("<1", "0")}
+    for text, marker, known in (("figure", "|", numbers), ("<1", "$<$", {"<1": 1.0}), ("0", "$0$", {"0": left})):
+        printed = {row: known[one.paper_percent] for row, one in enumerate(chosen) if one.paper_percent in known}
+        axes[0].plot(
+            list(printed.values()), list(printed), marker=marker, clip_on=False, label=f"the paper's {text}", **look
+        )
     axes[0].set_xlim(left=left)
     axes[0].axvline(1, color="0.3", linewidth=1, linestyle=":")
     axes[0].set_yticks(range(len(chosen)), [one.label for one in chosen])
