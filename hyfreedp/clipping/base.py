@@ -180,15 +180,18 @@ class GradientEngine(ABC):
         # Rounding may leave a tiny negative square; an overflow or NaN makes the norm inf and the factor 0.
         norms = squared.clamp(min=0).sqrt().nan_to_num(nan=torch.inf, posinf=torch.inf)
         finite = norms.isfinite()
-        factors = self.clipping.factors(norms)
-        if not finite.all():  # 0 * NaN is NaN, so such samples are left out rather than multiplied by 0
+        whole = bool(finite.all())
+        if not whole:  # 0 * NaN is NaN, so such samples are left out rather than multiplied by 0
             gradients = {p: g.select(finite) for p, g in gradients.items()} if finite.any() else {}
-            factors = factors[finite]
         elif weights is not None and reference is not None:
             _check(gradients, weights, reference, trainable, _ROUNDING.get(self.narrowest_type, 5e-2))
             self._checked_samples = max(self._checked_samples, samples)
         if not add:
             return norms
+        # Asked for what is released alone, and once: a rule may count what it sees.
+        factors = self.clipping.factors(norms)
+        if not whole:
+            factors = factors[finite]
         for p in trainable:
             # Popped, so that each is freed once it is used.
             self._add(p, gradients.pop(p).weighted_sum(factors) if p in gradients else None)
