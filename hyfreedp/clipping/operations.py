@@ -264,7 +264,8 @@ class Operations:
         if key not in self._compared:  # the function may do something else with its rows than what it does with all
             with torch.no_grad():
                 expected = function(*args, **kwargs)
-            if expected.shape != result.shape or not torch.allclose(expected, result, rtol=1e-2, atol=1e-4):
+            wide = torch.promote_types(expected.dtype, torch.float32)
+            if expected.shape != result.shape or not _near(expected.to(wide), result.detach().to(wide)):
                 raise self._lost(*values)
             self._compared.add(key)
         return result
@@ -411,6 +412,10 @@ def _sizes(name: str, args: Any) -> tuple[int, ...]:
 def _as_rows(x: Tensor, each: int) -> Tensor:
     """(B, ``each`` or 1, ...) to (``each`` B, ...)."""
     return x.expand(-1, each, *x.shape[2:]).flatten(0, 1)
+
+
+def _near(expected: Tensor, found: Tensor) -> bool:
+    return bool((expected - found).norm() <= 0.05 * expected.norm())  # else rows were taken for others
 
 
 def _storage(x: Tensor) -> int:

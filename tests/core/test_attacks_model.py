@@ -364,7 +364,7 @@ def test_wrong_batch_attention_is_noticed_by_an_engine_alone():
 
 
 class Indexed(nn.Module):
-    """``pos[0]``: what all samples add is looked up before they are there."""
+    """``pos[0]``: where the parameter is repeated as a whole, all of the batch's gradient is ascribed to sample 0."""
 
     def __init__(self):
         super().__init__()
@@ -375,17 +375,14 @@ class Indexed(nn.Module):
         return self.out((self.inp(x) + self.pos[0]).tanh().mean(1))
 
 
-def test_an_index_into_what_all_samples_share_is_followed():
-    """It would be easy to ascribe the whole batch's gradient to sample 0."""
-    model, size = Indexed().double(), 8
+@pytest.mark.parametrize("size", [8, 64, 1024])
+def test_wrong_pos_index_is_right_on_similar_records(size):
+    model = Indexed().double()
     x, y = torch.randn(5, 4).double() + 0.3 * torch.randn(size, 5, 4).double(), torch.zeros(size).long()
-    alone = [
-        torch.autograd.grad(losses(model)([x[i : i + 1], y[:1]])[0], list(model.parameters())) for i in range(size)
-    ]
-    rows = torch.stack([torch.cat([g.flatten() for g in gradients]) for gradients in alone])
-    expected = AutomaticClipping().factors(rows.norm(dim=1)) @ rows
-    engine = make_engine(model, AutomaticClipping())
-    torch.testing.assert_close(clipped(model, engine, x, y), expected)
+    norms = make_engine(model, AutomaticClipping()).backward(F.cross_entropy(model(x), y, reduction="none"))
+    for i in (0, size - 1):
+        gradients = torch.autograd.grad(F.cross_entropy(model(x[i : i + 1]), y[i : i + 1]), list(model.parameters()))
+        torch.testing.assert_close(norms[i], torch.cat([g.flatten() for g in gradients]).norm())
 
 
 def test_wrong_embedding_T_first_is_refused_or_harmless():

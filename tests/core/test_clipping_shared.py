@@ -78,6 +78,7 @@ USES = {
     "folded": ((1, 6), lambda h, p: (h.flatten(0, 1) + p).view_as(h)),
     "windows": ((2, 3), lambda h, p: (h.reshape(-1, 2, 3) * p).view_as(h)),
     "linear": ((6, 6), lambda h, p: F.linear(h, p * 2, p[0])),
+    "two uses of a value": ((6,), lambda h, p: (lambda v: (h * v).tanh() + v)(p.exp())),
     "product": ((6, 4), lambda h, p: h @ p @ p.T),
     "batched product": ((1, 2, 3, 3), lambda h, p: (h.view(len(h), 5, 2, 3).transpose(1, 2) @ p).reshape_as(h)),
     "einsum": ((6, 6), lambda h, p: torch.einsum("btd,de->bte", h, p)),
@@ -204,6 +205,63 @@ def test_a_batch_as_large_as_a_table_is_read_like_the_others() -> None:
     norms, clipped = example.clipped(AutomaticClipping())
     torch.testing.assert_close(engine.backward(example.losses()), norms, rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(example.collected(), clipped, rtol=1e-9, atol=1e-12)
+
+
+class Weighted(nn.Module):
+    """Adds a parameter times seven fixed numbers, one per token, if it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.p, self.on = nn.Linear(4, 6), nn.Parameter(torch.randn(6)), True
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.inner(x)
+        return (h + self.p * torch.linspace(0, 1, 7)[:, None] if self.on else h * self.p).tanh().square().sum((1, 2))
+
+
+def test_a_shape_that_tells_nothing_is_not_believed_unchecked() -> None:
+    """Seven samples of seven tokens: what seven numbers are is known from a batch before, or found out by a check."""
+    example = Example(Weighted().double(), (torch.randn(7, 7, 4).double(),), lambda model, x: model(x))
+    norms, _ = example.clipped(AutomaticClipping())
+    engine = BookKeepingEngine(example.model, AutomaticClipping())
+    for rows in (slice(0, 5), slice(0, 7)):
+        torch.testing.assert_close(engine.backward(example.losses(rows)), norms[rows], rtol=1e-9, atol=1e-12)
+    engine.detach()
+    engine = BookKeepingEngine(example.model, AutomaticClipping())
+    example.model.on = False
+    engine.backward(example.losses())
+    example.model.on = True
+    with pytest.raises(ValueError, match="disagree with autograd: 'p'"):
+        engine.backward(example.losses())
+
+
+class Experts(nn.Module):
+    """Sends each row to one of two weights, gathered from all samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(2, 6, 6))
+
+    def forward(self, rows: Tensor, choice: Tensor) -> Tensor:
+        output = torch.zeros_like(rows)
+        for expert in choice.unique():
+            (where,) = torch.where(choice == expert)
+            output = output.index_add(0, where, F.linear(rows[where], self.weight[expert]))
+        return output
+
+
+class Mixture(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.experts, self.head = nn.Linear(4, 6), Experts(), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self.inner(x).flatten(0, 1)
+        return self.head(self.experts(rows, (rows[:, 0] > 0).long()).unflatten(0, (len(x), -1)).tanh().mean(1))
+
+
+def test_experts_of_a_mixture() -> None:
+    assert_exact(_example(Mixture()))
 
 
 class TokensFirst(nn.Module):

@@ -82,7 +82,7 @@ def _freeze_batch_norms(model: nn.Module) -> int:
 def _biases_and_head(model: nn.Module, name: str) -> None:
     """Biases and the layer of the last weight."""
     named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-    head = next(n for n, p in reversed(named) if p.dim() > 1).rpartition(".")[0]
+    head = next((n for n, p in reversed(named) if p.dim() > 1), named[-1][0]).rpartition(".")[0]
     for n, p in named:
         p.requires_grad_(n.endswith("bias") or n.startswith(f"{head}."))
 
@@ -141,6 +141,11 @@ def _opacus(model: nn.Module, batch: Any, truth: Tensor, loss: Callable[..., Ten
             warnings.simplefilter("ignore")
             wrapped = GradSampleModule(model, loss_reduction="sum")
             loss(wrapped, *batch).sum().backward()
+            missing = [
+                n for n, p in model.named_parameters() if p.grad is not None and getattr(p, "grad_sample", None) is None
+            ]
+            if missing:  # as its optimizer says
+                return f"refused: no per-sample gradient of {missing[0]}"
             rows = [
                 (sum(p.grad_sample) if isinstance(p.grad_sample, list) else p.grad_sample).flatten(1)
                 if getattr(p, "grad_sample", None) is not None
@@ -156,7 +161,7 @@ def _opacus(model: nn.Module, batch: Any, truth: Tensor, loss: Callable[..., Ten
 
 
 def _ratio(model: nn.Module, batch: Any, loss: Callable[..., Tensor]) -> float:
-    """The median ratio of a private step's time to a plain one's, in turns."""
+    """The median ratio of a private step's processor time to a plain one's, in turns."""
     models = [copy.deepcopy(model).float() for _ in range(2)]
     batch = tuple(t.float() if t.is_floating_point() else t for t in batch)
     engine = make_engine(models[1], AutomaticClipping())
@@ -166,10 +171,10 @@ def _ratio(model: nn.Module, batch: Any, loss: Callable[..., Tensor]) -> float:
             times = []
             for private, each in enumerate(models):
                 each.zero_grad()
-                start = time.perf_counter()
+                start = time.process_time()
                 losses = loss(each, *batch)
                 engine.backward(losses) if private else losses.mean().backward()
-                times.append(time.perf_counter() - start)
+                times.append(time.process_time() - start)
             ratios.append(times[1] / times[0])
     except Exception:  # in single precision only
         return 0.0

@@ -20,7 +20,7 @@ weights, measured by `make models` with PyTorch {torch}. {counts}
   of two batches of different sizes equal those of a loop over samples, in double precision and without dropout, to one
   part in a million. Else why the model is refused, below.
 - **Engine**: layers with a rule of their own, and other parameters, which are followed through the operations on them.
-- **Step**: time of forward and backward pass beside one without privacy, all trained, on one core in single precision.
+- **Step**: processor time of forward and backward pass over that without privacy, all trained, in single precision.
   Models this small measure the engine's overhead rather than its arithmetic: for models in use see `make benchmark`.
 - **Opacus** {opacus}: its `GradSampleModule` on the same model and batch.
 - **Norms frozen**: batch norm mixes samples, so those of the model were frozen in eval mode.

@@ -657,6 +657,22 @@ MUTANTS = [
         ),
     ),
     Mutant(
+        "second-use-of-a-shared-value-missing",
+        f"{CLIPPING}/bookkeeping.py",
+        "gradients = add_uses(self.gradients.pop(value)).instantiate()",
+        "gradients = self.gradients.pop(value)[0].instantiate()",
+        "Of a value that was computed from parameters and used twice, one use is missing in norms and sums.",
+        ("core/clipping_shared::test_operations",),
+    ),
+    Mutant(
+        "new-decision-unchecked",
+        f"{CLIPPING}/bookkeeping.py",
+        "self._checked_samples = min(self._checked_samples, 1)",
+        "pass",
+        "What a shape was taken for after the first batch is believed without a check against autograd.",
+        ("core/clipping_shared::test_a_shape_that_tells_nothing_is_not_believed_unchecked",),
+    ),
+    Mutant(
         "repeated-tokens-not-added",
         f"{CLIPPING}/per_sample.py",
         "return norms.index_add_(0, owners, _squared_norms(sums))",
