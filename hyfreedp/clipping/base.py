@@ -33,8 +33,9 @@ class GradientEngine(ABC):
 
     The first batch of two samples or more, and whatever is given to :meth:`verify`, is checked against autograd: for
     random weights w of both signs, one per sample, the engine's sum_i w_i g_i must be the gradient of sum_i w_i L_i.
-    Who reads a gradient from the wrong samples does not get there. Samples that mix through values without gradient, or
-    behind a weight that is zero, are not seen here but by :mod:`hyfreedp.mixing`.
+    Who reads a gradient from the wrong samples does not get there. Until every parameter's gradient has been large
+    enough to tell, which it is not behind a gate that is zero, batches 2, 4, 8, ... are checked too. Samples that mix
+    through values without gradient, or behind a weight that is zero, are not seen here but by :mod:`hyfreedp.mixing`.
 
     Args:
         module: the model.
@@ -54,7 +55,8 @@ class GradientEngine(ABC):
         self.module = module
         self.clipping = clipping
         self.views = views
-        self._checked_samples = 0
+        self._checked_samples, self._batches = 0, 0
+        self._unseen = {p for p in module.parameters() if p.requires_grad}  # whose gradients were too small for a check
         self._checks = NoiseGenerator(0)  # not secret: its signs decide nothing but what a check would notice
         self._types: set[torch.dtype] = set()
         self._wide_sums: dict[nn.Parameter, Tensor] = {}
@@ -168,7 +170,9 @@ class GradientEngine(ABC):
         # A batch of one cannot show that samples mix, so the first larger one is checked as well.
         samples = min(len(losses), 2)
         weights, reference = None, None
-        if not add or self._checked_samples < samples:
+        self._batches += add and samples > 1
+        again = add and samples > 1 and bool(self._unseen) and self._batches.bit_count() == 1
+        if not add or again or self._checked_samples < samples:
             weights = _weights(losses, self._checks)
             reference = _reference(losses, weights, trainable)
         self._types.clear()
@@ -184,7 +188,9 @@ class GradientEngine(ABC):
         if not whole:  # 0 * NaN is NaN, so such samples are left out rather than multiplied by 0
             gradients = {p: g.select(finite) for p, g in gradients.items()} if finite.any() else {}
         elif weights is not None and reference is not None:
-            _check(gradients, weights, reference, trainable, _ROUNDING.get(self.narrowest_type, 5e-2))
+            seen = _check(gradients, weights, reference, trainable, _ROUNDING.get(self.narrowest_type, 5e-2))
+            if samples > 1:
+                self._unseen -= seen
             self._checked_samples = max(self._checked_samples, samples)
         if not add:
             return norms
@@ -247,17 +253,21 @@ def _check(
     reference: dict[nn.Parameter, Tensor | None],
     trainable: dict[nn.Parameter, str],
     rounding: float,
-) -> None:
+) -> set[nn.Parameter]:
+    """The parameters whose gradients were large enough to show if they had been misread."""
     total = sum(float(_norm(g)) ** 2 for g in reference.values() if g is not None) ** 0.5
-    wrong = []
+    wrong, seen = [], set()
     for p, name in trainable.items():
         expected, g = reference[p], gradients.get(p)
         expected = widened(torch.zeros_like(p) if expected is None else expected)
         found = torch.zeros_like(expected) if g is None else g.weighted_sum(weights)
         # A misread gradient is wrong by order one. The total is there for gradients that vanish but for rounding, such
         # as those of a key projection's bias in attention.
-        if found.shape != p.shape or _norm(found - expected) > rounding * (_norm(expected) + 0.1 * total):
+        allowed = rounding * (_norm(expected) + 0.1 * total)
+        if found.shape != p.shape or _norm(found - expected) > allowed:
             wrong.append(name)
+        if _norm(expected) > allowed:
+            seen.add(p)
     if wrong:
         raise ValueError(
             "per-sample gradients of these parameters disagree with autograd: "
@@ -265,6 +275,7 @@ def _check(
             + ". Either the model mixes samples (dimension 0 of every tensor must be the samples, and each loss must "
             "depend on its own sample only) or it uses these parameters outside their layer's forward pass"
         )
+    return seen
 
 
 def hidden_use(parameter: str) -> ValueError:

@@ -25,7 +25,7 @@ from hyfreedp.clipping.layers import LayerRule, input_to_keep, rule_of, ruled_pa
 from hyfreedp.clipping.operations import Operations, Recorded
 from hyfreedp.clipping.per_sample import EmbeddingRows, Instantiated, PerSampleGradients, add_uses, join_views
 from hyfreedp.clipping.saved_input import SavedInput
-from hyfreedp.clipping.shared import Shared
+from hyfreedp.clipping.shared import Shared, plain
 from hyfreedp.clipping.substitution import Substitution
 
 # The gradients of parameters, and of values that were computed from parameters alone.
@@ -122,6 +122,11 @@ class BookKeepingEngine(GradientEngine):
 
         def gradients(x: Tensor | None, g: Tensor) -> Gradients:
             for value, each in rule(x, g):
+                if value._version != value.met:
+                    raise ValueError(
+                        f"a value computed from the parameters of layer {name!r} was modified in place after it met "
+                        "the samples: compute a new one instead"
+                    )
                 yield _of_parameter(value, each) or (value, each)
 
         use = _Use(name, layer, parameters, gradients, saved, upstream, recorded.by_row)
@@ -136,11 +141,10 @@ class BookKeepingEngine(GradientEngine):
 
     def _backward(self, losses: Tensor, trainable: dict[nn.Parameter, str], add: bool) -> Tensor:
         if self._operations.undecided:
+            self._unseen |= self._operations.undecided
+            self._operations.undecided.clear()
             self._checked_samples = min(self._checked_samples, 1)  # another check against autograd
-        norms = super()._backward(losses, trainable, add)
-        if self._checked_samples > 1:
-            self._operations.undecided = False
-        return norms
+        return super()._backward(losses, trainable, add)
 
     def _record(self, use: _Use, output: Tensor) -> None:
         assert output.grad_fn is not None
@@ -154,8 +158,13 @@ class BookKeepingEngine(GradientEngine):
         # Also asked for where this is another backward pass: what checkpointing recomputed for it is then let go.
         x = None if use.saved is None else use.saved.get()
         if self._pass is not None:
+            if use.received:
+                raise ValueError(
+                    f"layer {use.name!r} gave an output that an earlier backward pass has used already: keep no "
+                    "activations from one step to the next, or detach them"
+                )
             self._types.add(g.dtype)
-            use.saved = None
+            use.saved, use.received = None, True
             self._pass.receive(use, x, g)
 
     def _per_sample_gradients(
@@ -215,10 +224,12 @@ class _Use:
     Attributes:
         serial: its number among the uses of all passes.
         since: of a parameter that was there for a while before it met samples, the last number before.
+        received: whether its gradient has been asked for.
     """
 
     serial: int
     since: int | None
+    received: bool
 
     def __init__(
         self,
@@ -232,7 +243,7 @@ class _Use:
     ) -> None:
         self.name, self.layer, self.trainable, self.gradients = name, layer, trainable, gradients
         self.saved, self.upstream, self.by_row, self.output_nr = saved, upstream, by_row, 0
-        self.serial, self.since = 0, None
+        self.serial, self.since, self.received = 0, None, False
 
 
 class _Pass:
@@ -304,15 +315,16 @@ def _of_parameter(value: Shared, gradients: PerSampleGradients) -> tuple[Tensor,
 
 def _carry_on(value: Shared, gradients: Tensor) -> tuple[Tensor | None, ...]:
     """Gradients (B, *S) of a value of shape S to those of its parameters, by functorch."""
-    with torch._C.DisableTorchFunctionSubclass():
-        return torch.autograd.grad(
-            value,
-            value.parameters,
-            gradients.to(value.dtype),
-            retain_graph=True,
-            allow_unused=True,
-            is_grads_batched=True,
-        )
+    with torch._C.DisableTorchFunctionSubclass(), torch.enable_grad():
+        end = plain(value)
+    return torch.autograd.grad(  # in which checkpointing may compute the value again, and follows it
+        end,
+        value.parameters,
+        gradients.to(value.dtype),
+        retain_graph=True,
+        allow_unused=True,
+        is_grads_batched=True,
+    )
 
 
 def _metadata(node: Node) -> dict[Any, Any]:

@@ -42,7 +42,7 @@ Record = Callable[["Recorded"], None]
 _BROADCASTS = frozenset(
     "add sub subtract rsub mul multiply div divide true_divide __add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ "
     "__truediv__ __rtruediv__ __iadd__ __isub__ __imul__ __itruediv__ add_ sub_ mul_ div_ pow __pow__ __rpow__ "
-    "maximum minimum where lerp addcmul addcdiv masked_fill copy_ clamp".split()
+    "maximum minimum where lerp addcmul addcdiv copy_ clamp".split()
 )
 _BATCHED = frozenset("matmul __matmul__ bmm baddbmm scaled_dot_product_attention".split())  # likewise, of three or more
 _REPEATS = frozenset({"expand", "repeat", "broadcast_to", "expand_as"})
@@ -77,13 +77,14 @@ class Operations:
         record: is told every use.
 
     Attributes:
-        undecided: a shape was taken for the first time to tell samples from constants; whoever has checked the pass's
-            gradients since sets it to False.
+        undecided: the parameters at which a shape was taken for the first time to tell samples from constants; whoever
+            has seen the pass's gradients of them agree with autograd's removes them.
     """
 
     def __init__(self, module: nn.Module, record: Record) -> None:
         self._module, self._record = module, record
-        self.undecided, self.serial = False, 0
+        self.undecided: set[nn.Parameter] = set()
+        self.serial = 0
         self.used: set[nn.Parameter] = set()
         self.size = 0
         self._inputs: set[int] = set()
@@ -99,21 +100,27 @@ class Operations:
         """The last pass again, as checkpointing recomputes it."""
         self.size = size
 
-    def is_constant(self, owner: object, x: Tensor) -> bool:
+    def is_constant(self, layer: nn.Module, x: Tensor) -> bool:
         """Whether the input of a layer is the same for every sample, such as numbers of positions."""
-        return not self._holds_samples(x, (owner,))
+        return not self._holds_samples(x, (layer,), layer.parameters(recurse=False))
 
     def meets_samples(self, name: str, args: Any, values: list[Shared], others: list[Tensor]) -> bool:
         self.used.update(p for v in values for p in v.parameters)
-        key = (name, *map(id, values[0].parameters))
+        key, parameters = (name, *map(id, values[0].parameters)), [p for v in values for p in v.parameters]
         if name in _REPEATS and args[0] is values[0]:
-            return self._repeats(name, args, (*key, "rows"))
-        return any(self._holds_samples(t, (*key, t.dim(), t.dtype)) for t in others)
+            return self._repeats(name, args, (*key, "rows"), parameters)
+        return any(self._holds_samples(t, (*key, t.dim(), t.dtype), parameters) for t in others)
 
     def meet(self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = function.__name__
+        if _in_place(name) and isinstance(args[0], Shared):
+            raise self._lost(args[0])
+        if _in_place(name) and name != "copy_":  # which must happen once, and to the target itself
+            another = getattr(Tensor, f"__{name[3:]}" if name.startswith("__i") else name[:-1])
+            return args[0].copy_(self.meet(another, (args[0].clone(), *args[1:]), kwargs))
         rule = _RULES.get(name)
-        if name in _BROADCASTS or name in _BATCHED:
+        vectors = name in _BATCHED and any(isinstance(a, Shared) and a.dim() < 2 for a in args)
+        if name in _BROADCASTS or (name in _BATCHED and not vectors):
             result = self._broadcast(function, args, kwargs) if rule is None else rule(self, function, *args, **kwargs)
             return self._broadcast(function, args, kwargs) if result is NotImplemented else result
         result = NotImplemented if rule is None else rule(self, function, *args, **kwargs)
@@ -121,7 +128,7 @@ class Operations:
 
     # -- what holds samples --------------------------------------------------------------------------------------------
 
-    def _holds_samples(self, x: Tensor, key: tuple[Any, ...]) -> bool:
+    def _holds_samples(self, x: Tensor, key: tuple[Any, ...], parameters: Iterable[nn.Parameter]) -> bool:
         if x.requires_grad:
             return True
         if x.dim() == 0 or len(x) == 0:
@@ -132,27 +139,28 @@ class Operations:
         if _storage(x) in self._constants():
             return len(x) == self.size and x.stride(0) == 0  # repeated for the samples, or not
         if x.is_floating_point():
-            return self._decide(key, multiple)
+            return self._decide(key, multiple, parameters)
         if len(x) == self.size and (x.dim() == 1 or len(x) == x.shape[1]):  # rather numbers or pairs of tokens
             return self._decisions.get(key, False)
-        return self._decide(key, len(x) == self.size)
+        return self._decide(key, len(x) == self.size, parameters)
 
     def _constants(self) -> set[int]:
         if not self._held:
             self._held = {_storage(t) for t in (*self._module.buffers(), *self._module.parameters())}
         return self._held
 
-    def _repeats(self, name: str, args: Any, key: tuple[Any, ...]) -> bool:
+    def _repeats(self, name: str, args: Any, key: tuple[Any, ...], parameters: Iterable[nn.Parameter]) -> bool:
         value, sizes = args[0], _sizes(name, args)
         new_rows = len(sizes) > 0 and (len(sizes) > value.dim() or value.shape[0] == 1)
-        return new_rows and self.size > 1 and self._decide(key, sizes[0] == self.size)
+        return new_rows and self.size > 1 and self._decide(key, sizes[0] == self.size, parameters)
 
-    def _decide(self, key: tuple[Any, ...], by_shape: bool) -> bool:
-        if self.size == 1:  # of which nothing can be learned; and nothing can go to a wrong sample
-            return by_shape
+    def _decide(self, key: tuple[Any, ...], by_shape: bool, parameters: Iterable[nn.Parameter]) -> bool:
         before = self._decisions.get(key)
+        if self.size == 1:  # of which nothing can be learned; and nothing can go to a wrong sample
+            return by_shape and before is not False
         decision = by_shape and before is not False
-        self.undecided |= decision != before
+        if decision != before:
+            self.undecided.update(parameters)
         self._decisions[key] = decision
         return decision
 
@@ -168,6 +176,8 @@ class Operations:
         by_row: bool = False,
     ) -> Tensor:
         """Record a use and return its ``output``; see :class:`Recorded`."""
+        for value in values:
+            value.met = getattr(value, "met", value._version)
         self._record(Recorded(values, rule, x, keep, output, by_row))
         return output
 
@@ -175,7 +185,7 @@ class Operations:
         """``value`` repeated for every sample, shape (B, \\*shape); with its last dimensions."""
 
         def gradients(x: Tensor | None, g: Tensor) -> Iterator[tuple[Shared, PerSampleGradients]]:
-            yield value, Instantiated(g.reshape(len(g), *value.shape))
+            yield value, Instantiated(g.reshape(len(g), -1, *value.shape).sum(1))  # of k calls' rows in one
 
         return self.use([value], gradients, None, plain(value).expand(self.size, *shape))
 
@@ -229,7 +239,7 @@ class Operations:
 
         args, kwargs = tree_unflatten([prepared(leaf) for leaf in leaves], structure)
         result = function(*args, **kwargs)
-        if _in_place(function.__name__):
+        if function.__name__ == "copy_":
             return others[0]
         return result.flatten(0, 1) if several else result
 
@@ -238,10 +248,14 @@ class Operations:
         leaves, structure = tree_flatten((args, kwargs))
         values = [leaf for leaf in leaves if isinstance(leaf, Shared)]
         key = (function.__name__, *map(id, values[0].parameters))
+        compared = (*key, self.size > 1)  # of one sample nothing can be learned
         prepared, dims = [], []
         for leaf in leaves:
             each = isinstance(leaf, Shared)
-            held = each or (isinstance(leaf, Tensor) and self._holds_samples(leaf, (*key, leaf.dim(), leaf.dtype)))
+            held = each or (
+                isinstance(leaf, Tensor)
+                and self._holds_samples(leaf, (*key, leaf.dim(), leaf.dtype), values[0].parameters)
+            )
             if held and not each and (leaf.dim() == 0 or len(leaf) % self.size):
                 raise self._lost(*values)
             prepared.append(
@@ -256,18 +270,20 @@ class Operations:
         try:
             with warnings.catch_warnings(action="ignore", category=UserWarning):  # that vmap is slow on some functions
                 result = torch.vmap(of_one, tuple(dims))(*prepared)
-        except (RuntimeError, NotImplementedError, ValueError, TypeError) as error:
+        except (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError) as error:
             raise self._lost(*values) from error
         if not isinstance(result, Tensor):
             raise self._lost(*values)
         result = result.flatten(0, 1) if result.dim() > 1 else result
-        if key not in self._compared:  # the function may do something else with its rows than what it does with all
+        if (
+            compared not in self._compared
+        ):  # the function may do something else with its rows than what it does with all
             with torch.no_grad():
                 expected = function(*args, **kwargs)
             wide = torch.promote_types(expected.dtype, torch.float32)
             if expected.shape != result.shape or not _near(expected.to(wide), result.detach().to(wide)):
                 raise self._lost(*values)
-            self._compared.add(key)
+            self._compared.add(compared)
         return result
 
     def _lost(self, *values: Shared) -> ValueError:
@@ -285,7 +301,7 @@ class Operations:
 def _linear(
     operations: Operations, function: Function, input: Tensor, weight: Tensor, bias: Tensor | None = None
 ) -> Any:
-    if isinstance(input, Shared):
+    if isinstance(input, Shared) or weight.dim() != 2:
         return NotImplemented
 
     def gradients(x: Tensor | None, g: Tensor) -> Iterator[tuple[Shared, PerSampleGradients]]:
@@ -353,7 +369,7 @@ def _embedding(
     def gradients(x: Tensor | None, g: Tensor) -> Iterator[tuple[Shared, PerSampleGradients]]:
         ids, rows = cast(Tensor, x).reshape(len(g), -1), g.reshape(len(g), -1, g.shape[-1])
         if padding_idx is not None:
-            rows = rows.masked_fill((ids == padding_idx)[..., None], 0)
+            rows = rows.masked_fill((ids == padding_idx % len(table))[..., None], 0)
         yield table, EmbeddingRows(ids, rows, len(table))
 
     return operations.use([table], gradients, input, function(input, weight, padding_idx, *args, **kwargs))
@@ -415,11 +431,20 @@ def _as_rows(x: Tensor, each: int) -> Tensor:
 
 
 def _near(expected: Tensor, found: Tensor) -> bool:
-    return bool((expected - found).norm() <= 0.05 * expected.norm())  # else rows were taken for others
+    same = (expected == found) | (expected.isnan() & found.isnan())
+    apart = torch.where(same, 0.0, expected - found)
+    # A few roundings; else rows were taken for others.
+    return bool(apart.norm() <= 0.05 * expected.nan_to_num(0, 0, 0).norm())
 
 
 def _storage(x: Tensor) -> int:
-    return x.untyped_storage().data_ptr()
+    try:
+        return x.untyped_storage().data_ptr()
+    except NotImplementedError as error:
+        raise ValueError(
+            "the model maps a function over samples by torch.vmap that uses parameters directly: write it for a batch, "
+            "or freeze these parameters"
+        ) from error
 
 
 def _in_place(name: str) -> bool:

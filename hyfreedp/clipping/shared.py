@@ -49,6 +49,7 @@ class Shared(Tensor):
         is_parameter: whether it is a parameter itself.
         ids: if it is rows of a parameter that were looked up by an embedding, their numbers; with ``padding_idx``.
         serial: the follower's count of uses when a parameter's layer was entered, or rows were looked up.
+        met: its version when it met samples first.
     """
 
     follower: Follower
@@ -57,6 +58,7 @@ class Shared(Tensor):
     ids: Tensor | None
     padding_idx: int | None
     serial: int
+    met: int
 
     @classmethod
     def __torch_function__(
@@ -81,7 +83,14 @@ class Shared(Tensor):
                 others = []
             if values[0].follower.meets_samples(name, args, values, others):
                 return values[0].follower.meet(func, args, kwargs)
-            result = tree_map(lambda t: _shared(t, values) if isinstance(t, Tensor) else t, func(*args, **kwargs))
+            result = func(*args, **kwargs)
+            if (
+                args and isinstance(args[0], Tensor) and (result is args[0] or name == "__setitem__")
+            ):  # changed in place
+                if type(args[0]) is Tensor:
+                    args[0].__class__ = cls
+                _set_origin(cast(Shared, args[0]), values)
+            result = tree_map(lambda t: _shared(t, values) if isinstance(t, Tensor) else t, result)
             if name == "embedding" and values[-1].is_parameter and others:
                 _set_looked_up(result, *args, **kwargs)
             return result
@@ -107,7 +116,10 @@ def _trainable(leaf: Any) -> bool:
 def _shared(result: Tensor, values: Iterable[Shared]) -> Tensor:
     if not result.requires_grad or isinstance(result, Shared):
         return result
-    value = cast(Shared, result.as_subclass(Shared))
+    return _set_origin(cast(Shared, result.as_subclass(Shared)), values)
+
+
+def _set_origin(value: Shared, values: Iterable[Shared]) -> Shared:
     value.follower = next(iter(values)).follower
     value.parameters = tuple(dict.fromkeys(p for v in values for p in v.parameters))
     value.is_parameter, value.ids, value.serial = False, None, value.follower.serial
@@ -117,4 +129,5 @@ def _shared(result: Tensor, values: Iterable[Shared]) -> Tensor:
 def _set_looked_up(
     rows: Shared, input: Tensor, weight: Shared, padding_idx: int | None = None, *args: Any, **kwargs: Any
 ) -> None:
-    rows.ids, rows.padding_idx, rows.serial = input, padding_idx, rows.follower.serial
+    rows.ids, rows.serial = input, rows.follower.serial
+    rows.padding_idx = None if padding_idx is None else padding_idx % len(weight)

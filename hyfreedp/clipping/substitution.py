@@ -48,6 +48,7 @@ class Substitution:
                 self._own[layer] = mine
         self._entered: dict[nn.Module, int] = {}
         self._scope: nn.Module | None = None
+        self._substituted: dict[nn.Module, dict[str, nn.Parameter]] = {}
         self._learned = False
         self._handles: list[Any] = []
         self._watchers: dict[nn.Module, list[Any]] = {}
@@ -81,6 +82,7 @@ class Substitution:
         for handle in [*self._handles, *(handle for handles in self._watchers.values() for handle in handles)]:
             handle.remove()
         self._handles, self._watchers = [], {}
+        self._stop()
 
     def run(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The output of a layer with a rule, its parameters being shared values in it."""
@@ -104,6 +106,10 @@ class Substitution:
 
     def _enter(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._entered[layer] = self._operations.serial
+        if self._scope is self._module is layer:  # the last call was interrupted
+            self._stop()
+        if layer in self._substituted:
+            self._again(layer)
         if self._scope is not None or not torch.is_grad_enabled() or not layer.training:
             return
         inputs = list(tensors_in((args, kwargs)))
@@ -132,8 +138,20 @@ class Substitution:
             if layer.training and _routes(layer):
                 layer.__dict__["forward"] = partial(self._one_by_one, layer, parameters)
             elif layer.training:
-                values = {n: share(p, self._operations) for n, p in parameters.items() if p.requires_grad}
-                _substitute(layer, values)
+                self._share(layer, parameters)
+
+    def _again(self, layer: nn.Module) -> None:
+        """Let what torch.func.functional_call put in the place of parameters be what ``layer`` computes with."""
+        parameters = self._substituted[layer]
+        if any((n in layer.__dict__) != (layer._parameters.get(n) is p) for n, p in parameters.items()):
+            _restore(layer, parameters)
+            if layer.training and not _routes(layer):
+                self._share(layer, parameters)
+
+    def _share(self, layer: nn.Module, parameters: dict[str, nn.Parameter]) -> None:
+        # One that was replaced meanwhile, by torch.func.functional_call or for good, is not what is shared.
+        same = {n: p for n, p in parameters.items() if p.requires_grad and layer._parameters.get(n) is p}
+        _substitute(layer, {n: share(p, self._operations) for n, p in same.items()})
 
     def _stop(self) -> None:
         for layer, parameters in self._substituted.items():
@@ -161,8 +179,7 @@ class Substitution:
 
     def _back_outside(self, layer: nn.Module, args: Any, output: Any) -> None:
         if self._scope is self._module and layer.training:
-            parameters = self._outside.get(layer, {})
-            _substitute(layer, {n: share(p, self._operations) for n, p in parameters.items() if p.requires_grad})
+            self._share(layer, self._outside.get(layer, {}))
 
 
 def _routes(layer: nn.Module) -> bool:

@@ -9,6 +9,7 @@ from catalog import cases
 from measure import measure
 from models import Example
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from hyfreedp.clipping import AutomaticClipping, BookKeepingEngine, HooksEngine, make_engine
 
@@ -60,6 +61,20 @@ def set_masked(h: Tensor, p: Tensor) -> Tensor:
     return h
 
 
+def set_of_a_new_tensor(h: Tensor, p: Tensor) -> Tensor:
+    factors = torch.ones(6).to(h)
+    factors[1] = p[2]
+    return h * factors
+
+
+def changed_in_place(h: Tensor, p: Tensor) -> Tensor:
+    value, rows = p[:6, 0] * 2, F.embedding(torch.arange(5), p, padding_idx=-9)
+    value += p[3]
+    value[0] = p[2, 1]
+    rows.mul_(3)
+    return h * value + rows
+
+
 USES = {
     "scale": ((6,), lambda h, p: h * p),
     "from the left": ((6,), lambda h, p: 1 / (1 + p * p) - h),
@@ -67,7 +82,15 @@ USES = {
     "in the middle": ((5,), lambda h, p: h * p[:, None]),
     "by index": ((1, 5, 6), lambda h, p: h + p[0]),
     "in place": ((1, 6), lambda h, p: (h + 1).mul_(p)),
+    "in place, mapped": ((6,), lambda h, p: (h + 1).addcmul_(p, torch.tensor(2.0).to(h)).clamp_(max=p)),
+    "in place, along tokens": (
+        (2, 6),
+        lambda h, p: (h + 1).index_add_(1, torch.tensor([0, 2]), p.expand(len(h), 2, 6)),
+    ),
+    "filled": ((), lambda h, p: h.masked_fill(h > 1, p)),
     "set": ((6,), set_first),
+    "changed in place": ((9, 6), changed_in_place),
+    "padding from the end": ((9, 6), lambda h, p: h + F.embedding(8 * (h[..., 0] > 0).long(), p, padding_idx=-1)),
     "set where": ((6,), set_masked),
     "where": ((6,), lambda h, p: torch.where(h > 0, p, h)),
     "expand": ((1, 1, 6), lambda h, p: torch.cat([p.expand(len(h), -1, -1), h], 1)),
@@ -81,6 +104,8 @@ USES = {
     "two uses of a value": ((6,), lambda h, p: (lambda v: (h * v).tanh() + v)(p.exp())),
     "product": ((6, 4), lambda h, p: h @ p @ p.T),
     "batched product": ((1, 2, 3, 3), lambda h, p: (h.view(len(h), 5, 2, 3).transpose(1, 2) @ p).reshape_as(h)),
+    "product with a vector": ((6,), lambda h, p: h * (h @ p)[..., None] + (h[:, 0] @ p)[:, None, None]),
+    "linear to a number": ((6,), lambda h, p: h * F.linear(h, p)[..., None]),
     "einsum": ((6, 6), lambda h, p: torch.einsum("btd,de->bte", h, p)),
     "convolution": ((5, 5, 3), lambda h, p: F.conv1d(h, p - p.mean(), padding=1)),
     "convolution of rows": ((1, 1, 3), lambda h, p: F.conv1d(h.reshape(-1, 1, 6), p, padding=1).view_as(h)),
@@ -309,3 +334,132 @@ def test_a_map_of_one_pixel_whose_channels_come_last() -> None:
             attached = engine(example.model, AutomaticClipping())
             torch.testing.assert_close(attached.backward(example.losses()), norms, rtol=1e-9, atol=1e-12)
             attached.detach()
+
+
+class Scale(nn.Module):
+    """What only a parameter of its own makes of its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.randn(6))
+
+    def forward(self, h: Tensor) -> Tensor:
+        return h * self.scale
+
+
+class Called(nn.Module):
+    """Calls a layer in the way that ``use`` knows."""
+
+    def __init__(self, use) -> None:
+        super().__init__()
+        self.inner, self.scale, self.head, self.use = nn.Linear(4, 6), Scale(), nn.Linear(6, 3), use
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.use(self.inner, self.scale, x)).tanh().mean(1)
+
+
+def functional(inner: nn.Module, scale: nn.Module, x: Tensor) -> Tensor:
+    return scale(torch.func.functional_call(scale, {"scale": scale.scale.exp() + 1}, (inner(x),)))
+
+
+def pairs(inner: nn.Module, scale: nn.Module, x: Tensor) -> Tensor:
+    return scale(inner(torch.stack([x, x.flip(1)], 1).flatten(0, 1)).tanh()).unflatten(0, (-1, 2)).sum(1)
+
+
+def recomputed(inner: nn.Module, scale: nn.Module, x: Tensor) -> Tensor:
+    def twice(h: Tensor) -> Tensor:
+        factor = scale.scale.sin().exp()
+        return F.linear(h * factor, torch.outer(factor, factor))
+
+    return checkpoint(twice, inner(x), use_reentrant=False)
+
+
+@pytest.mark.parametrize("use", [functional, pairs, recomputed])
+def test_calls_of_a_layer_with_other_values_more_rows_and_twice(use) -> None:
+    torch.manual_seed(0)
+    example = _example(Called(use))
+    plain, (norms, _) = example.losses(), example.clipped(AutomaticClipping())
+    engine = make_engine(example.model, AutomaticClipping())
+    for _ in range(2):
+        torch.testing.assert_close(example.losses(), plain)
+        torch.testing.assert_close(engine.backward(example.losses()), norms, rtol=1e-9, atol=1e-12)
+
+
+def test_a_new_tensor_into_which_a_parameter_is_written_is_followed() -> None:
+    assert_exact(_example(Net((6,), set_of_a_new_tensor)))
+
+
+def test_a_single_sample_is_read_like_those_before() -> None:
+    """Constants of any length could be rows of one sample, but have not been rows of samples."""
+    model = nn.Sequential(nn.Linear(4, 6), nn.utils.parametrizations.orthogonal(nn.Linear(6, 3)), nn.Tanh())
+    example = _example(nn.Sequential(model, nn.Flatten(), nn.Linear(15, 3)))
+    engine = make_engine(example.model, AutomaticClipping())
+    engine.backward(example.losses())
+    norms, _ = example.clipped(AutomaticClipping())
+    torch.testing.assert_close(engine.backward(example.losses(slice(0, 1))), norms[:1], rtol=1e-9, atol=1e-12)
+
+
+class Gated(nn.Module):
+    """Moves the samples to dimension 1, behind a gate that is closed at first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.behind, self.gate = nn.Linear(4, 6), nn.Linear(6, 6), nn.Parameter(torch.zeros(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.inner(x)
+        moved = self.behind(h.transpose(0, 1).reshape(-1, 6)).view(-1, len(x), 6).transpose(0, 1)
+        return (h + self.gate * moved).square().sum((1, 2))
+
+
+def test_what_a_closed_gate_hid_is_seen_once_it_opens() -> None:
+    model = Gated().train()
+    engine = make_engine(model, AutomaticClipping())
+    engine.backward(model(torch.randn(4, 5, 4)))
+    nn.init.ones_(model.gate)
+    with pytest.raises(ValueError, match=r"disagree .* 'behind.weight'"):
+        engine.backward(model(torch.randn(4, 5, 4)))
+
+
+def test_a_parameter_that_was_replaced_is_refused() -> None:
+    """It would not be what the model computes with."""
+    example = _example(Called(lambda inner, scale, x: scale(inner(x))))
+    engine = make_engine(example.model, AutomaticClipping())
+    engine.backward(example.losses())
+    state = {name: 2 * value for name, value in example.model.state_dict().items()}
+    example.model.load_state_dict(state, assign=True)
+    with pytest.raises(ValueError, match=r"parameter 'scale\.scale' is used outside"):
+        engine.backward(example.losses())
+
+
+def test_an_interrupted_forward_pass_leaves_the_next_one_as_it_was() -> None:
+    example = _example(Called(lambda inner, scale, x: scale(inner(x))))
+    engine = make_engine(example.model, AutomaticClipping())
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    handle = example.model.head.register_forward_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        example.losses()
+    handle.remove()
+    norms, _ = example.clipped(AutomaticClipping())
+    torch.testing.assert_close(engine.backward(example.losses(slice(0, 3))), norms[:3], rtol=1e-9, atol=1e-12)
+
+
+def test_values_changed_after_their_use_and_outputs_used_twice_are_refused() -> None:
+    def changed(h: Tensor, p: Tensor) -> Tensor:
+        value = p * 2
+        h = h + value
+        value.mul_(3)
+        return h
+
+    example = _example(Net((6,), changed))
+    with pytest.raises(ValueError, match=r"modified in place after it met the samples"):
+        make_engine(example.model, AutomaticClipping()).backward(example.losses())
+    model = nn.Linear(4, 6).train()
+    engine = make_engine(model, AutomaticClipping())
+    kept = model(torch.randn(3, 4))
+    engine.backward(kept.sum(1))
+    with pytest.raises(ValueError, match=r"earlier backward pass"):
+        engine.backward(kept.square().sum(1))

@@ -15,7 +15,7 @@ import torch
 from hyfreedp import PRESETS, NoiseGenerator
 from hyfreedp.experiments.benchmark import __main__ as command
 from hyfreedp.experiments.benchmark import contenders, goals, learning, measure, noise, record, tables, workloads
-from hyfreedp.experiments.benchmark.contenders import CONTENDERS, MAX_GRAD_NORM, Contender, Setup
+from hyfreedp.experiments.benchmark.contenders import ALL_CONTENDERS, CONTENDERS, MAX_GRAD_NORM, Contender, Setup
 from hyfreedp.experiments.benchmark.record import cases
 from hyfreedp.experiments.benchmark.workloads import MODELS, Shape, Workload, make_workload
 from hyfreedp.experiments.tables import paper
@@ -225,7 +225,7 @@ def test_a_contender_that_cannot_is_recorded_with_its_reason(tiny, monkeypatch):
     def refuse(work, setup):
         raise NotImplementedError("parameter tying is not supported\nand more lines")
 
-    monkeypatch.setitem(CONTENDERS, "opacus_ghost", Contender("", refuse))
+    monkeypatch.setitem(ALL_CONTENDERS, "opacus_ghost", Contender("", refuse))
     rows = record.measure(cases(["tiny"], ["full"], ["plain", "opacus_ghost"]), device="cpu", rounds=1, threads=1)
     plain, ghost = rows.to_dict("records")
     assert ghost["failure"] == "NotImplementedError: parameter tying is not supported"

@@ -156,7 +156,7 @@ def test_goals_that_are_missed_are_named():
 def test_a_record_comes_first_and_without_any_it_is_said(tmp_path):
     frame = pd.DataFrame({"a": [1]})
     assert tables.first_known(tmp_path, None, frame) is frame
-    with pytest.raises(RuntimeError, match="no GPU here, and no record"):
+    with pytest.raises(RuntimeError, match="no accelerator here, and no record"):
         tables.first_known(tmp_path, None)
 
 

@@ -342,7 +342,7 @@ def test_dynamics_are_means_over_seeds():
         "loss (nats per token)",
     ]
     (text,) = language_generation_figures.dynamics_findings(pd.DataFrame(rows))
-    assert text == f"{title}: rate 0.1 at first, at most 0.2 (step 1), 0.2 at the end; test perplexity 20.50 at the end"
+    assert text == f"{title}: rate 0.1 at first, at most 0.2 (step 1), 0.2 at the end; test perplexity 20.50"
 
 
 # -- 08: what tuning costs ---------------------------------------------------------------------------------------------
