@@ -79,7 +79,7 @@ def check_samples_apart(
         try:
             with _without_dropout(module) as rests:
                 pairs.append(_losses_twice(per_sample_loss, samples, kept, device, present))
-            with _shaken(parameters, generator):
+            with shaken(parameters, generator):
                 pairs.append(_losses_twice(per_sample_loss, samples, kept, device, present))
                 if rests:  # as it is trained; and as above, for what depends on the number of samples
                     with _without_dropout(module):
@@ -144,13 +144,16 @@ def _drops(layer: nn.Module) -> bool:
 
 
 @contextmanager
-def _shaken(parameters: Sequence[nn.Parameter], generator: NoiseGenerator) -> Iterator[None]:
+def shaken(parameters: Sequence[nn.Parameter], generator: NoiseGenerator) -> Iterator[None]:
+    """Random numbers are added to all ``parameters``, and taken away again bit for bit."""
     kept = [p.detach().clone() for p in parameters]
     try:
-        for p in parameters:
-            inputs = p[0].numel() if p.dim() > 1 else 1
-            noise = generator.normal(*p.shape).mul_(_SHAKE / math.sqrt(max(1, inputs)))
-            p.add_(noise.to(p.device, p.dtype))
+        with torch.no_grad():
+            for p in parameters:
+                inputs = p[0].numel() if p.dim() > 1 else 1
+                noise = generator.normal(*p.shape).mul_(_SHAKE / math.sqrt(max(1, inputs)))
+                p.add_(noise.to(p.device, p.dtype))
         yield
     finally:
-        torch._foreach_copy_(list(parameters), kept)
+        with torch.no_grad():
+            torch._foreach_copy_(list(parameters), kept)

@@ -12,7 +12,7 @@ from hyfreedp.batches import PhysicalBatchSize, batch_length, on_device, split_r
 from hyfreedp.buffers import BufferGuard
 from hyfreedp.checks import check_losses
 from hyfreedp.clipping import GradientEngine
-from hyfreedp.mixing import SAMPLES, check_samples_apart
+from hyfreedp.mixing import SAMPLES, check_samples_apart, shaken
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.sampling import RandomState
 
@@ -87,6 +87,8 @@ class Passes:
     def check_samples(self, engine: GradientEngine, generator: NoiseGenerator) -> bool:
         """Gradients of a few samples against autograd, then losses, see :func:`hyfreedp.mixing.check_samples_apart`.
 
+        Both are compared at the weights as they are and at shaken weights.
+
         To be called after :meth:`backward`, which learns in which types the layers compute and whose losses are finite:
         no bad record hides the others.
 
@@ -102,6 +104,9 @@ class Passes:
         present = RandomState.capture(self._device)
         try:
             engine.verify(self._values(samples))
+            parameters = [p for p in engine.module.parameters() if p.requires_grad]
+            with shaken(parameters, generator.child("gradients")):  # which opens gates that hide gradients
+                engine.verify(self._values(samples))
             check_samples_apart(
                 self._values,
                 samples,

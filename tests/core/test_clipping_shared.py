@@ -10,6 +10,8 @@ from measure import measure
 from models import Example
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import TensorDataset
+from twins import make_private
 
 from hyfreedp.clipping import AutomaticClipping, BookKeepingEngine, HooksEngine, make_engine
 
@@ -419,6 +421,15 @@ def test_what_a_closed_gate_hid_is_seen_once_it_opens() -> None:
     nn.init.ones_(model.gate)
     with pytest.raises(ValueError, match=r"disagree .* 'behind.weight'"):
         engine.backward(model(torch.randn(4, 5, 4)))
+
+
+def test_what_a_closed_gate_hides_is_seen_at_shaken_weights() -> None:
+    data = TensorDataset(torch.randn(16, 5, 4))
+    model = Gated().train()
+    private, optimizer, loader = make_private(model, torch.optim.SGD(model.parameters(), lr=0.1), data)
+    with pytest.raises(ValueError, match=r"disagree .* 'behind.weight'"):
+        for batch in loader:
+            optimizer.step(lambda batch: private(batch[0]), batch)
 
 
 def test_a_parameter_that_was_replaced_is_refused() -> None:

@@ -69,7 +69,7 @@ def test_no_more_than_a_few_samples_are_asked_for():
         return apart(model)(batch)
 
     optimizer.step(loss, batch)
-    assert asked == [100, SAMPLES, SAMPLES, SAMPLES // 2, SAMPLES, SAMPLES // 2]
+    assert asked == [100, SAMPLES, SAMPLES, SAMPLES, SAMPLES // 2, SAMPLES, SAMPLES // 2]
 
 
 def test_weights_random_state_and_modes_are_put_back_bit_for_bit():
