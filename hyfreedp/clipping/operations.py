@@ -275,9 +275,7 @@ class Operations:
         if not isinstance(result, Tensor):
             raise self._lost(*values)
         result = result.flatten(0, 1) if result.dim() > 1 else result
-        if (
-            compared not in self._compared
-        ):  # the function may do something else with its rows than what it does with all
+        if compared not in self._compared:  # it may do something else with rows than what it does with all
             with torch.no_grad():
                 expected = function(*args, **kwargs)
             wide = torch.promote_types(expected.dtype, torch.float32)

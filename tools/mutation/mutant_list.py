@@ -958,7 +958,7 @@ MUTANTS = [
     Mutant(
         "weights-not-shaken",
         "hyfreedp/mixing.py",
-        "            with _shaken(parameters, generator):\n",
+        "            with shaken(parameters, generator):\n",
         "            if True:\n",
         "Samples that mix behind a weight that is zero are not noticed before that opens.",
         ("core/attacks_model::test_t21_check_gap_a_closed_branch_is_refused_before_it_opens",),
@@ -974,7 +974,10 @@ MUTANTS = [
     Mutant(
         "gradients-checked-once-only",
         PASSES,
-        "            engine.verify(self._values(samples))\n",
+        "            engine.verify(self._values(samples))\n"
+        "            parameters = [p for p in engine.module.parameters() if p.requires_grad]\n"
+        '            with shaken(parameters, generator.child("gradients")):  # which opens gates that hide gradients\n'
+        "                engine.verify(self._values(samples))\n",
         "",
         "Samples that change places between layers after the first batch are not noticed.",
         ("core/attacks_model::test_t21_check_gap_an_order_that_changes_later_is_refused",),
