@@ -21,7 +21,8 @@ weights, measured by `make models` with PyTorch {torch}. {counts}
   part in a million. Else why the model is refused, below.
 - **Engine**: layers with a rule of their own, and other parameters, which are followed through the operations on them.
 - **Step**: processor time of forward and backward pass over that without privacy, all trained, in single precision.
-  Models this small measure the engine's overhead rather than its arithmetic: for models in use see `make benchmark`.
+  Models this small measure the overhead rather than the arithmetic, for which see `make benchmark`. Empty: not
+  measured.
 - **Opacus** {opacus}: its `GradSampleModule` on the same model and batch.
 - **Norms frozen**: batch norm mixes samples, so those of the model were frozen in eval mode.
 
