@@ -162,9 +162,7 @@ trained = e2e_summary[e2e_summary.row.isin(whole.rows)]["mean"].notna().any()
 if trained:
     figure = language_generation_figures.draw_metrics(e2e_summary, list(whole.rows), list(whole.epsilons))
 else:
-    print(
-        "no private run is recorded yet: python -m hyfreedp.experiments sentences makes them, in half a day"
-    )
+    print("no private run is recorded yet: python -m hyfreedp.experiments sentences makes them, in half a day")
 
 # %%
 e2e_findings = language_generation_figures.metric_findings(e2e_summary, list(whole.rows), list(whole.epsilons))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -255,18 +256,24 @@ def _check(
     rounding: float,
 ) -> set[nn.Parameter]:
     """The parameters whose gradients were large enough to show if they had been misread."""
-    total = sum(float(_norm(g)) ** 2 for g in reference.values() if g is not None) ** 0.5
-    wrong, seen = [], set()
-    for p, name in trainable.items():
+    sizes, errors = [], []
+    for p in trainable:
         expected, g = reference[p], gradients.get(p)
         expected = widened(torch.zeros_like(p) if expected is None else expected)
         found = torch.zeros_like(expected) if g is None else g.weighted_sum(weights)
+        sizes.append(_norm(expected))
+        errors.append(_norm(found - expected) if found.shape == p.shape else torch.full_like(sizes[-1], torch.inf))
+    # Read at once: each reading waits for the device.
+    numbers = torch.stack([n.to(sizes[0].device, torch.float64) for n in (*sizes, *errors)]).view(2, -1).tolist()
+    total = math.hypot(*numbers[0])
+    wrong, seen = [], set()
+    for (p, name), size, error in zip(trainable.items(), *numbers, strict=True):
         # A misread gradient is wrong by order one. The total is there for gradients that vanish but for rounding, such
         # as those of a key projection's bias in attention.
-        allowed = rounding * (_norm(expected) + 0.1 * total)
-        if found.shape != p.shape or _norm(found - expected) > allowed:
+        allowed = rounding * (size + 0.1 * total)
+        if error > allowed:
             wrong.append(name)
-        if _norm(expected) > allowed:
+        if size > allowed:
             seen.add(p)
     if wrong:
         raise ValueError(

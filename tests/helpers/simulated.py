@@ -59,12 +59,16 @@ class Machine:
 
     def mark_of(self, tensor: Tensor) -> Any:
         """The device, EITHER, or None for the CPU."""
+        if torch._C._functorch.is_legacy_batchedtensor(tensor):  # of autograd.grad(is_grads_batched=True): no storage
+            return EITHER
         entry = self._marks.get(_storage(tensor)._cdata)
         return None if entry is None or entry[0].expired() else entry[1]
 
     def mark(self, tensor: Tensor, mark: Any) -> None:
         if mark == self.device and self.device.type == "mps" and tensor.dtype == torch.float64:
             raise TypeError("Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support float64")
+        if torch._C._functorch.is_legacy_batchedtensor(tensor):
+            return
         storage = _storage(tensor)
         if mark is None:
             self._marks.pop(storage._cdata, None)
