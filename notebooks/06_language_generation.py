@@ -244,10 +244,11 @@ plots.what_to_see(findings)
 
 # %%
 for name in ("grid", "grid_extended"):
-    verdicts = language_generation_figures.judged_table(language_generation.judged(e2e, grid=name))
-    display(Markdown(f"**{language_generation.TITLES[name]}**"), verdicts.style.hide(axis="index"))
+    table = language_generation_figures.judged_table(language_generation.judged(e2e, grid=name))
+    display(Markdown(f"**{language_generation.TITLES[name]}**"), table.style.hide(axis="index"))
     shows = f"What Tab. gpt2 claims, judged by whole runs on E2E against the {language_generation.TITLES[name]}."
-    plots.save_table(verdicts, f"06_language_generation_verdicts_{name}", shows=shows, **(e2e_made | {"summary": []}))
+    found = {"summary": [f"{line.claim}: {line.verdict}" for line in table.itertuples()]}
+    plots.save_table(table, f"06_language_generation_verdicts_{name}", shows=shows, **(e2e_made | found))
 
 # %% [markdown]
 # Of the synthetic task, whose runs are short, by BLEU alone:

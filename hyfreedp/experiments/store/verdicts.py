@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
 import pandas as pd
@@ -41,7 +41,7 @@ def verdict(name: str, found: Sequence[Verdict], *, parameters: Mapping[str, Any
         name: stem of the notebook.
         parameters, inputs: as of :func:`hyfreedp.experiments.store.plots.save`.
     """
-    table = pd.DataFrame([asdict(one) for one in found])
+    table = pd.DataFrame([asdict(one) for one in found], columns=[field.name for field in fields(Verdict)])
     plots.save_table(
         table,
         f"{name}_verdict",
@@ -49,7 +49,7 @@ def verdict(name: str, found: Sequence[Verdict], *, parameters: Mapping[str, Any
         inputs=inputs,
         shows="Verdicts on the claims of this notebook, each with the number that decides.",
         claim="",
-        summary=[f"{one.claim}: {one.outcome} ({one.number})" for one in found],
+        summary=[f"{one.claim}: {one.outcome} ({one.number})" for one in found] or ["too little data for a verdict"],
     )
     lines = [f"* {one.claim}: **{one.outcome}**. {one.number[0].upper()}{one.number[1:]}." for one in found]
     display(Markdown("\n".join(lines)))

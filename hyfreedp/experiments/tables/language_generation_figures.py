@@ -131,9 +131,12 @@ def verdicts(summary: pd.DataFrame, epsilons: Sequence[float]) -> list[Verdict]:
     }
     found = []
     for row, claim in claims.items():
-        shares = [bleu[row, epsilon] / bleu["grid", epsilon] for epsilon in epsilons]
+        both = [epsilon for epsilon in epsilons if {(row, epsilon), ("grid", epsilon)} <= {*bleu.index}]
+        if not both:  # a profile without them
+            continue
+        shares = [bleu[row, epsilon] / bleu["grid", epsilon] for epsilon in both]
         number = " and ".join(f"{share:.0%}" for share in shares) + " of the grid search's BLEU at epsilon = "
-        number += " and ".join(f"{epsilon:g}" for epsilon in epsilons)
+        number += " and ".join(f"{epsilon:g}" for epsilon in both)
         found.append(Verdict(claim, "reproduced" if min(shares) > 0.95 else "not at this scale", number))
     return found
 
