@@ -322,13 +322,13 @@ def judged_table(judged: pd.DataFrame) -> pd.DataFrame:
 
 
 def verdicts(judged: pd.DataFrame, *, real: bool) -> list[Verdict]:
-    """Those claims of ``image_classification.judged`` that are about the grid searches.
+    """Those claims of ``image_classification.judged`` that are about the grid searches, where there are numbers.
 
     Args:
         real: whether it judged real images, which alone can contradict a claim about them.
     """
     found = []
-    for row in judged[judged.claim.str.contains("NonDP-GS|grid search")].itertuples():
+    for row in judged[judged.claim.str.contains("NonDP-GS|grid search") & (judged.places > 0)].itertuples():
         decided = row.verdict == "reproduced" or (row.verdict == "contradicted" and real)
         outcome: Outcome = row.verdict if decided else "not at this scale"
         claim = row.claim.replace("(Ours) preset", "Ours: preset")
