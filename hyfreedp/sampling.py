@@ -109,8 +109,9 @@ class PoissonSampler(Sampler[list[int]]):
                 "last: itertools.cycle and lists give old batches again, whose cost in epsilon is another. Go through "
                 "the loader once an epoch: for epoch in range(epochs): for batch in loader: ..."
             )
-        drawn = len(self.batch(self.position))
-        if drawn != samples and not self._told:
+        if self._told:
+            return
+        if (drawn := len(self.batch(self.position))) != samples:
             self._told = True
             warnings.warn(
                 f"a batch of {samples} samples was passed to step where the Poisson sample has {drawn}: epsilon is "
