@@ -80,7 +80,7 @@ figure = first_look.draw_digits(*train.tensors)
 #
 # Whoever sees the model, and all its intermediate states, then learns only so much about whether a given person took part: no attack
 # tells it with an advantage (true less false alarms) above $(e^\varepsilon - 1 + 2\delta)/(e^\varepsilon + 1)$. That is 0.46 at
-# $\varepsilon = 1$ and 0.905 at 3: a limit to the worst case, far above what known attacks reach (notebooks 01 and 09), but not "nothing". DP-SGD gets there in each step by drawing a random batch (every record with probability $q = B/N$), bounding what
+# $\varepsilon = 1$ and 0.905 at 3: a limit to the worst case, far above what known attacks reach (notebooks 01 and 10), but not "nothing". DP-SGD gets there in each step by drawing a random batch (every record with probability $q = B/N$), bounding what
 # one record can do to the gradient, and drowning the rest in noise:
 #
 # $$ \mathbf m = \frac 1B\Big(\sum_{i\in\text{batch}} \frac{\mathbf g_i}{\|\mathbf g_i\| + 0.01}
@@ -129,7 +129,7 @@ display(Markdown(text))
 #   its first weights with a warm-up, and at an eighth of the run it may do so once more, at half the rate; if a later one is lost,
 #   noise has outgrown progress, and the run goes on from the average at half the rate.
 #
-# Notebook 03 shows why a vote sees further than a parabola. The next figure is one step of both, after the paper's overview figure.
+# Notebook 04 shows why a vote sees further than a parabola. The next figure is one step of both, after the paper's overview figure.
 # **Predict first:** of everything that happens in a step, what may be written to a log file that the world can read?
 
 # %%
@@ -280,7 +280,7 @@ verdict(
 # * Task, model and batch size: 1,500 or 8,000 records and a three-layer network from scratch, instead of fine-tuned vision
 #   transformers on 26,000 to 75,000 images. Profile `laptop`; $T = 100$ steps, $B = 500$, $\delta = 10^{-4}$.
 # * Accounting: the gradient and the probes of a step use the same batch. We count them as one release; the paper counts
-#   them as separate samplings, which understates $\varepsilon$: by a third at a target of 3, hardly or not at all at 1 (notebook 02).
+#   them as separate samplings, which understates $\varepsilon$: by a third at a target of 3, hardly or not at all at 1 (notebook 03).
 # * Preset "robust" (public start, decay, votes, budget per step) is ours. Preset "paper" keeps the paper's probe but needs
 #   GeN's guards around $b/a$ and its smoothing, which the paper's Algorithm 1 does not print; they are those of its authors'
 #   package, which probes on the next batch, where Algorithm 1 and the preset probe on the same.

@@ -28,7 +28,7 @@ end with its traceback.
 
 examples:
   python -m hyfreedp.experiments reproduce --profile smoke
-  python -m hyfreedp.experiments reproduce --only 00 02 --set epsilon=1.0 seeds=5
+  python -m hyfreedp.experiments reproduce --only 00 03 --set epsilon=1.0 seeds=5
 
 exit status: 0; 1 if a notebook failed, or if a run ended farther from its record than another seed would; 2 if the
 command is wrong, 130 if interrupted."""
@@ -95,11 +95,11 @@ def main(arguments: list[str] | None = None) -> int:
     ablation.add_argument("--jobs", type=int, default=1, help="worker processes")
     ablation.set_defaults(run=_ablation)
 
-    real = commands.add_parser("fine-tuning", help="training dynamics on CIFAR-10 for notebook 04; an hour")
+    real = commands.add_parser("fine-tuning", help="training dynamics on CIFAR-10 for notebook 05; an hour")
     real.add_argument("--jobs", type=int, default=1, help="worker processes")
     real.set_defaults(run=_fine_tuning)
 
-    language = commands.add_parser("sentences", help="the language table on all of E2E, for notebook 06; half a day")
+    language = commands.add_parser("sentences", help="the language table on all of E2E, for notebook 07; half a day")
     language.add_argument("--jobs", type=int, default=1, help="worker processes")
     language.add_argument("--write", action="store_true", help="train nothing: score and write what is there")
     language.set_defaults(run=_sentences)

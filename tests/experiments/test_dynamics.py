@@ -1,4 +1,4 @@
-"""Notebook 04: its runs differ in what they say, probe when and decide how they say, and its records make sense."""
+"""Notebook 05: its runs differ in what they say, probe when and decide how they say, and its records make sense."""
 
 import math
 from dataclasses import replace

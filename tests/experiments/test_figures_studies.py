@@ -1,4 +1,4 @@
-"""Figures of notebooks 01 to 04: what is drawn is what the tables or the closed forms say, and axes have units."""
+"""Figures of notebooks 01 to 05: what is drawn is what the tables or the closed forms say, and axes have units."""
 
 import math
 from dataclasses import replace
@@ -238,7 +238,7 @@ def test_rates_of_clipping_alone_are_told_relative_to_the_exact_one():
     assert "contrasts give 0.50 to 1.00 times" in text and "0.50 to 1.00 times at their sum" in text
 
 
-# -- 02: the noise split -----------------------------------------------------------------------------------------------
+# -- 03: the noise split -----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -378,7 +378,7 @@ def test_shares_are_drawn_in_percent_for_data_sets_and_gammas():
     ]
 
 
-# -- 03: the parabola behind the rate ----------------------------------------------------------------------------------
+# -- 04: the parabola behind the rate ----------------------------------------------------------------------------------
 
 
 def made_curves(*, heights):
@@ -491,7 +491,7 @@ def test_the_short_sighted_rate_is_told_by_where_it_ends():
     assert f"{ratio:.1f} times the loss of a linear decay" in short_sighted_figures.lead(paths, final)
 
 
-# -- 04: training dynamics ---------------------------------------------------------------------------------------------
+# -- 05: training dynamics ---------------------------------------------------------------------------------------------
 
 BASE = Spec(task="digits", epsilon=3.0, interval=5)
 

@@ -1,4 +1,4 @@
-"""Figures of notebooks 00, 05, 06 and 08: what is drawn is what the tables say, and axes have units."""
+"""Figures of notebooks 00, 06, 07 and 09: what is drawn is what the tables say, and axes have units."""
 
 import math
 from dataclasses import replace
@@ -142,7 +142,7 @@ def test_the_overview_tells_when_the_presets_ask():
     assert f"at steps {', '.join(map(str, vote_steps(100)))} of 100" in robust
 
 
-# -- 05: image classification ------------------------------------------------------------------------------------------
+# -- 06: image classification ------------------------------------------------------------------------------------------
 
 SCALE = Scale((Learner("cifar10", "vit32_tiny_imagenet", "full", 5),), epsilons=(1.0, math.inf), seeds=2)
 LEVELS = {row: level for level, row in enumerate(ROWS)}
@@ -276,7 +276,7 @@ def test_optimism_is_of_the_grid_searches_alone(numbers):
     assert image_classification_figures.optimism(numbers)["mean"].to_numpy() == pytest.approx(10 - 0.25)
 
 
-# -- 06: language ------------------------------------------------------------------------------------------------------
+# -- 07: language ------------------------------------------------------------------------------------------------------
 
 METHODS = ["grid", "hyfreedp_robust"]
 
@@ -345,7 +345,7 @@ def test_dynamics_are_means_over_seeds():
     assert text == f"{title}: rate 0.1 at first, at most 0.2 (step 1), 0.2 at the end; test perplexity 20.50"
 
 
-# -- 08: what tuning costs ---------------------------------------------------------------------------------------------
+# -- 09: what tuning costs ---------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Notebook 03's noisy quadratic: its recursion, the greedy rate, how short-sighted that is, and the private vote."""
+"""Notebook 04's noisy quadratic: its recursion, the greedy rate, how short-sighted that is, and the private vote."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""The audits of notebook 09: which are run at each profile, beside what is claimed, as tables."""
+"""The audits of notebook 10: which are run at each profile, beside what is claimed, as tables."""
 
 from __future__ import annotations
 

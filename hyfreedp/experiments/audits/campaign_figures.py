@@ -1,4 +1,4 @@
-"""Figures and findings of notebook 09, from the tables of ``campaign``."""
+"""Figures and findings of notebook 10, from the tables of ``campaign``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures and findings of notebook 07, from the records of the benchmark."""
+"""Figures and findings of notebook 08, from the records of the benchmark."""
 
 from __future__ import annotations
 

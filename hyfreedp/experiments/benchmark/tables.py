@@ -1,4 +1,4 @@
-"""For notebook 07: measurements as cacheable tables, the paper's table beside them, and its model of the cost."""
+"""For notebook 08: measurements as cacheable tables, the paper's table beside them, and its model of the cost."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def measure_growth_once(folder: Path, model: str, grid: Mapping[str, list[int]],
 
 
 def measure_profile(folder: Path, profile: str, *, recorded: bool, **settings: Any) -> pd.DataFrame:
-    """What notebook 07 measures itself: the stand-ins of ``PAPER_CASES`` on its device, in profile smoke a tiny model.
+    """What notebook 08 measures itself: the stand-ins of ``PAPER_CASES`` on its device, in profile smoke a tiny model.
 
     Args:
         folder: of earlier measurements.

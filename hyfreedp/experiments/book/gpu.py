@@ -88,7 +88,7 @@ PHASES: dict[str, Phase] = {
         sliced=True,
     ),
     "grid": Phase(
-        "notebook 05's tables: CIFAR-10 and GTSRB from that ViT",
+        "notebook 06's tables: CIFAR-10 and GTSRB from that ViT",
         ("-m", "hyfreedp.experiments", "grid", "--profile", "gpu"),
         ("data/results/gpu/image_classification.csv",),
         ("timm", "safetensors", "pillow", "torchvision", "dadaptation", "prodigyopt"),

@@ -28,7 +28,7 @@ def sources(only: Sequence[str] = ()) -> list[Path]:
     """The notebooks' percent-format sources, in order.
 
     Args:
-        only: numbers ("04") or names ("04_training_dynamics") of those wanted; all of them if empty.
+        only: numbers ("05") or names ("05_training_dynamics") of those wanted; all of them if empty.
 
     Raises:
         ValueError: no notebook has that number or name.

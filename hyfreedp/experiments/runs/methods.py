@@ -68,7 +68,7 @@ METHODS = {
     "prodigy": Method("Prodigy", "fixed", learns=False, base="prodigy"),
     "vanilla": Method("DP-SGD with clipping threshold", "fixed", learns=False),
     "adaptive": Method("adaptive clipping", "fixed", learns=False),
-    # For the ablation of notebook 04: other step rules on both probes, the line search less one part at a time, and the
+    # For the ablation of notebook 05: other step rules on both probes, the line search less one part at a time, and the
     # other smoothing, the other batch and the other rule for R_l of the paper's.
     "line_search_literal": Method("contrasts, literal", LINE_SEARCH, {"step_rule": StudiedRule("literal")}),
     "line_search_gen": Method("contrasts, gen", LINE_SEARCH, {"step_rule": StudiedRule("gen")}),

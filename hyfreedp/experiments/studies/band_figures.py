@@ -1,4 +1,4 @@
-"""Figures and findings of notebook 03 on whole runs, from ``landscape.all_bands``."""
+"""Figures and findings of notebook 04 on whole runs, from ``landscape.all_bands``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training dynamics (notebook 04): which runs show them, one row per step of these, their bands, and the ablation."""
+"""Training dynamics (notebook 05): which runs show them, one row per step of these, their bands, and the ablation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures and findings of notebook 04, from the tables of ``dynamics``."""
+"""Figures and findings of notebook 05, from the tables of ``dynamics``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training dynamics on real images (notebook 04): the paper's method at several K beside a rate tuned by hand."""
+"""Training dynamics on real images (notebook 05): the paper's method at several K beside a rate tuned by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loss along the update direction of a real run, raw and as private probes see it (notebook 03).
+"""The loss along the update direction of a real run, raw and as private probes see it (notebook 04).
 
 Everything computed from raw losses here is NOT private. It shows what a run never sees.
 """

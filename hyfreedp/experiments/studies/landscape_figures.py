@@ -1,4 +1,4 @@
-"""Figures, tables and findings of notebook 03 on real runs, from the tables of ``landscape``."""
+"""Figures, tables and findings of notebook 04 on real runs, from the tables of ``landscape``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The noise split in numbers: what each way of counting allows, and what it really costs (notebook 02)."""
+"""The noise split in numbers: what each way of counting allows, and what it really costs (notebook 03)."""
 
 from __future__ import annotations
 

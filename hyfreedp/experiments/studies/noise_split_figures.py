@@ -1,4 +1,4 @@
-"""Figures, tables and findings of notebook 02, all from the table of ``noise_split.calibrations``."""
+"""Figures, tables and findings of notebook 03, all from the table of ``noise_split.calibrations``."""
 
 from __future__ import annotations
 
@@ -243,7 +243,7 @@ def data_set_findings(worked: pd.DataFrame) -> list[str]:
     ]
 
 
-# -- the share of the probes (notebook 08) -----------------------------------------------------------------------------
+# -- the share of the probes (notebook 09) -----------------------------------------------------------------------------
 
 
 def draw_shares(splits: pd.DataFrame, interval: int, records: int, epsilon: float) -> Figure:

@@ -1,4 +1,4 @@
-"""Which calibrations notebook 02 compares: rows for :func:`~hyfreedp.experiments.studies.noise_split.calibrations`."""
+"""Which calibrations notebook 03 compares: rows for :func:`~hyfreedp.experiments.studies.noise_split.calibrations`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LAPTOP: dict[str, Any] = {
 
 
 def grid_of(profile: str, epsilon: float, interval: int) -> dict[str, Any]:
-    """The values that notebook 02 compares at a profile: lists, and the number of simulated ``runs``."""
+    """The values that notebook 03 compares at a profile: lists, and the number of simulated ``runs``."""
     if profile == "smoke":
         grid: dict[str, Any] = {name: [0.5] for name in _LAPTOP} | {"gammas": [1.005, 1.05], "runs": 5000}
         grid |= {"intervals": [interval], "intervals_laplace": [interval]}
@@ -113,7 +113,7 @@ def share_rows(
     gammas: list[float],
     intervals: list[int],
 ) -> list[dict[str, Any]]:
-    """Three losses by RDP, for notebook 08: sections "data" (data sets and budgets) and "interval" (gamma and K).
+    """Three losses by RDP, for notebook 09: sections "data" (data sets and budgets) and "interval" (gamma and K).
 
     Args:
         data_sets, targets: of section "data", at ``interval`` and gamma = 1.01.

@@ -1,4 +1,4 @@
-"""Why a parabola is short-sighted: SGD on a noisy quadratic, whose expected loss is exact (notebook 03).
+"""Why a parabola is short-sighted: SGD on a noisy quadratic, whose expected loss is exact (notebook 04).
 
 The loss is L(w) = 1/2 sum_j h_j w_j^2 and a step is w <- w - eta g with g_j = h_j w_j + noise N(0, nu^2), so mean and
 variance of each coordinate follow a recursion and nothing has to be sampled (Schaul et al., 2013). That rates chosen

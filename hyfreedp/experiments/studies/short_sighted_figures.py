@@ -1,4 +1,4 @@
-"""Figure and findings of notebook 03 on the noisy quadratic, see ``short_sighted``."""
+"""Figure and findings of notebook 04 on the noisy quadratic, see ``short_sighted``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures, tables and findings of notebook 02 on what calibrated pairs really cost, see ``noise_split``."""
+"""Figures, tables and findings of notebook 03 on what calibrated pairs really cost, see ``noise_split``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Notebook 05: the accuracy tables as the paper prints them, ours beside its own, and what they say together."""
+"""Notebook 06: the accuracy tables as the paper prints them, ours beside its own, and what they say together."""
 
 from __future__ import annotations
 

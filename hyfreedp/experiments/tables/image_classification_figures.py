@@ -1,4 +1,4 @@
-"""Figures, tables and findings of notebook 05, from the tables of ``image_classification``."""
+"""Figures, tables and findings of notebook 06, from the tables of ``image_classification``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Notebook 06: the runs of Tab. gpt2 and Fig. llama, their scores, and the paper's beside them."""
+"""Notebook 07: the runs of Tab. gpt2 and Fig. llama, their scores, and the paper's beside them."""
 
 from __future__ import annotations
 

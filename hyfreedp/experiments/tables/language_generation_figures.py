@@ -1,4 +1,4 @@
-"""Figures and findings of notebook 06, from the tables of ``language_generation``."""
+"""Figures and findings of notebook 07, from the tables of ``language_generation``."""
 
 from __future__ import annotations
 

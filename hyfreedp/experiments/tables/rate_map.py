@@ -1,4 +1,4 @@
-"""Accuracy over clipping threshold and learning rate, and where HyFreeDP trains on that map (notebook 08)."""
+"""Accuracy over clipping threshold and learning rate, and where HyFreeDP trains on that map (notebook 09)."""
 
 from __future__ import annotations
 

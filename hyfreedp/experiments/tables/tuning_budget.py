@@ -1,4 +1,4 @@
-"""What tuning costs: the budget that each way of choosing hyperparameters takes from the training (notebook 08).
+"""What tuning costs: the budget that each way of choosing hyperparameters takes from the training (notebook 09).
 
 All costs here are by Renyi differential privacy, in which the analysis of random search is stated, so that every method
 is compared under one accountant.

@@ -1,4 +1,4 @@
-"""Figure, table and findings of notebook 08 on what tuning costs, from the rows of ``tuning_budget``."""
+"""Figure, table and findings of notebook 09 on what tuning costs, from the rows of ``tuning_budget``."""
 
 from __future__ import annotations
 
