@@ -80,7 +80,7 @@ figure = first_look.draw_digits(*train.tensors)
 #
 # Whoever sees the model, and all its intermediate states, then learns only so much about whether a given person took part: no attack
 # tells it with an advantage (true less false alarms) above $(e^\varepsilon - 1 + 2\delta)/(e^\varepsilon + 1)$. That is 0.46 at
-# $\varepsilon = 1$ and 0.905 at 3: a limit to the worst case, far above what known attacks reach (notebooks 01 and 10), but not "nothing". DP-SGD gets there in each step by drawing a random batch (every record with probability $q = B/N$), bounding what
+# $\varepsilon = 1$ and 0.905 at 3: a limit to the worst case, far above what known attacks reach (notebooks 02 and 10), but not "nothing". DP-SGD gets there in each step by drawing a random batch (every record with probability $q = B/N$), bounding what
 # one record can do to the gradient, and drowning the rest in noise:
 #
 # $$ \mathbf m = \frac 1B\Big(\sum_{i\in\text{batch}} \frac{\mathbf g_i}{\|\mathbf g_i\| + 0.01}

@@ -11,33 +11,28 @@
 # ---
 
 # %% [markdown]
-# # Bias against variance: how to clip a loss, and what it does to the learning rate
+# # Bias against variance: how to clip a loss
 #
 # **After this notebook you can**
 #
 # * say what clipping takes from a private mean loss and what noise adds, and compute both in closed form,
 # * find the threshold $R_l$ of least error, and place the paper's $R_l = L$ beside it,
 # * say why gradients may be clipped to nothing but losses may not (Tab. "diff priv"), with numbers for real models,
-# * judge when the normal assumption of Corollary 1 holds on real losses, and compare Gaussian with Laplace noise,
-# * follow the threshold through to its consequence, a cloud of parabolas and the spread of $\eta = b/a$,
-# * attack a learning rate, and say what protects it.
+# * judge when the normal assumption of Corollary 1 holds on real losses, and compare Gaussian with Laplace noise.
 #
 # **The paper's items.** Theorem 1 and Corollary 1 ("a large $R_l$ reduces the clipping bias but magnifies the noise, and vice
 # versa"), Fig. "truncated normal", Tab. "diff priv", and the advice that follows from them: $R_l \approx L$, so that "the
-# clipping bias is close to zero".
-#
-# There is also a page with sliders that shows all of this at once, in section 8 and as a file of its own:
-# [`figures/01_bias_variance.html`](../figures/01_bias_variance.html). It needs no server; open it in any browser.
+# clipping bias is close to zero". What the threshold does to the learning rate is the next notebook. Both together are a lecture of
+# ninety minutes, planned in [docs/teaching.md](../docs/teaching.md).
 
 # %% tags=["parameters"]
 profile = "laptop"  # how large: smoke, laptop, gpu or paper
 epsilon = 3.0  # of a run, at the task's delta
 seeds = 3  # training runs whose losses are looked at
-step = 10  # of the run, at which parabolas are drawn and the attack is played
+step = 10  # of the run, at which one batch is looked at closely
 batch_sizes = [50, 500, 5000]  # B, of sections 2 and 3
 loss_mean = 2.0  # of the normal losses (nats)
 loss_std = 0.4  # of the normal losses (nats)
-brightness = 16.0  # how many times too bright the planted outlier is
 
 # %%
 from hyfreedp.experiments.book.parameters import check_parameters
@@ -52,35 +47,22 @@ check_parameters(
         "batch_sizes": list,
         "loss_mean": float,
         "loss_std": float,
-        "brightness": float,
     },
 )
 
 # %%
 import numpy as np
-import pandas as pd
 from IPython.display import Markdown, display
 
-from hyfreedp.experiments.audits import attack, attack_figures
-from hyfreedp.experiments.book import slider
+from hyfreedp.experiments.book.exercises import check
 from hyfreedp.experiments.store import plots
 from hyfreedp.experiments.store.cache import cached
-from hyfreedp.experiments.store.files import write_text
-from hyfreedp.experiments.store.paths import CELLS, FIGURES
+from hyfreedp.experiments.store.paths import CELLS
 from hyfreedp.experiments.store.verdicts import verdict
+from hyfreedp.experiments.studies import bias_variance, bias_variance_figures, clouds, noise_magnitudes
 from hyfreedp.experiments.tasks.registry import TASKS
 
 plots.use_style()
-
-# %%
-from hyfreedp.experiments.studies import (
-    bias_variance,
-    bias_variance_figures,
-    clouds,
-    clouds_figures,
-    noise_magnitudes,
-    repeated_probes,
-)
 
 # %%
 if profile == "smoke":  # a small budget is calibrated quickly
@@ -88,8 +70,7 @@ if profile == "smoke":  # a small budget is calibrated quickly
     print(f"profile smoke sets epsilon = {epsilon} and step = {step}")
 sizes = bias_variance.sizes_of(profile, step)
 parameters = {
-    name: globals()[name]
-    for name in ("profile", "epsilon", "seeds", "step", "batch_sizes", "loss_mean", "loss_std", "brightness")
+    name: globals()[name] for name in ("profile", "epsilon", "seeds", "step", "batch_sizes", "loss_mean", "loss_std")
 }
 
 # %% [markdown]
@@ -103,15 +84,11 @@ parameters = {
 task = TASKS["digits"]
 budget = bias_variance.digits_budget(epsilon)
 three_losses = bias_variance.noise_of(CELLS, budget)
-contrasts = bias_variance.noise_of(CELLS, budget, probe="contrasts")
-sigmas = {"losses": three_losses.sigma_loss, "contrasts": contrasts.sigma_loss}
-probed, run_inputs = clouds.probed_runs(
-    CELLS, epsilon=epsilon, seeds=seeds, stages=sizes["stages"], brightness=brightness
-)
+sigma_loss = three_losses.sigma_loss
+probed, run_inputs = clouds.probed_runs(CELLS, epsilon=epsilon, seeds=seeds, stages=sizes["stages"])
 text = (
     f"N = {task.train_size:,}, B = {task.batch_size}, T = {task.steps}, epsilon = {epsilon:g}, delta = {task.delta:g}: "
-    f"sigma_g = {three_losses.sigma_gradient_probe:.2f}, sigma_l = {sigmas['losses']:.1f} for three losses and "
-    f"{sigmas['contrasts']:.1f} for two contrasts with their counts."
+    f"sigma_g = {three_losses.sigma_gradient_probe:.2f}, sigma_l = {sigma_loss:.1f}."
 )
 display(Markdown(text))
 
@@ -168,13 +145,13 @@ dots = bias_variance.normal_bias_dots(
     mean=loss_mean, std=loss_std, batch_size=small_batch, alphas=alphas, batches=batches, seed=0
 )
 real = clouds.losses_of(probed[0], step, "batch")[1]
-curves, releases = bias_variance.one_batch(real, noise_multiplier=sigmas["losses"], runs=runs, seed=1)
+curves, releases = bias_variance.one_batch(real, noise_multiplier=sigma_loss, runs=runs, seed=1)
 figure = bias_variance_figures.draw_theorem(
     dots, curves, releases, batches=batches, batch_size=small_batch, real_size=real.size, runs=runs
 )
 
 # %%
-summary = bias_variance_figures.theorem_findings(dots, releases, real, sigmas["losses"])
+summary = bias_variance_figures.theorem_findings(dots, releases, real, sigma_loss)
 plots.save(
     figure,
     "01_bias_variance_theorem",
@@ -204,7 +181,7 @@ plots.what_to_see(summary)
 
 # %%
 trade_offs = bias_variance.trade_offs(
-    batch_sizes, mean=loss_mean, std=loss_std, noise_multiplier=sigmas["losses"], batches=sizes["batches"]
+    batch_sizes, mean=loss_mean, std=loss_std, noise_multiplier=sigma_loss, batches=sizes["batches"]
 )
 figure = bias_variance_figures.draw_trade_offs(trade_offs, loss_mean)
 
@@ -325,194 +302,69 @@ plots.what_to_see(summary)
 # scale $s$ costs about as much as a Gaussian of standard deviation $s$ (compare the two $\sigma_l$), while its own standard deviation
 # is $\sqrt2\, s$. The paper's default is the right one.
 #
-# ## 7. The consequence: parabolas and learning rates
-#
-# Nobody needs the mean loss itself. It serves to fit $L(\mathbf w - \eta \mathbf G) \approx L - b\eta + \tfrac a2\eta^2$ through
-# $\eta \in \{-h, 0, h\}$, and the next rate is $\eta = b/a$. So take the real losses of one batch along the real update direction at
-# one step of the run, release them again and again, and look at the parabolas.
-#
-# * **Three losses** (the paper): each clipped to $[0, R_l]$ and noised.
-# * **Contrasts** (method "line_search"): per sample $d = L_+ - L_-$ and $c = L_+ + L_- - 2 L_0$, clipped at $R_d$ and $R_c$, at the same
-#   price in privacy. The thresholds shown are multiples of where their rules aim: the mean loss $L$ for $R_l$, the 0.8
-#   quantiles for $R_d$ and $R_c$.
-#
-# "Right" is the threshold with the least error of the three mean losses together (for contrasts, multiple 1), "too small" a
-# quarter, "too large" ten times that. Also marked: the paper's $R_l = L$, and the sum of the three losses, its rule in practice. Columns of the table: quantiles `q5` to `q95` of $b/a$ in units of $h$, `near` the share within a factor of two of
-# the exact $b/a$, `concave` and `uphill` the shares with $a < 0$ and $b < 0$, where $b/a$ is a maximum or points backwards.
-#
-# **Predict first:** which hurts the rate more, a threshold too small or one too large? Is the answer the same for contrasts?
-
-# %%
-multiples = sizes["multiples"]
-probes = {"sigmas": sigmas, "expected_batch_size": task.batch_size, "runs": sizes["parabolas"]}
-found = repeated_probes.repeated_probes(CELLS, probed, step, multiples=multiples, **probes)
-first = found[0]
-errors = repeated_probes.errors_of(
-    first, multiples, noise_multiplier=sigmas["losses"], expected_batch_size=task.batch_size
-)
-optimum = float(errors.threshold[errors.rmse.idxmin()])
-right = repeated_probes.right_multiples(first, optimum)
-choices = repeated_probes.threshold_choices(right, multiples)
-
-# %%
-figure = clouds_figures.draw_parabolas(first, choices, right)
-
-# %%
-table = repeated_probes.spread_table(found, choices, multiples)
-display(table.style.format(precision=2).hide(axis="index"))
-summary = clouds_figures.spread_findings(table, seeds)
-plots.what_to_see(summary, "means over the seeds")
-
-# %% [markdown]
-# A small $R_l$ does not shift the parabola, it *deforms* it: the highest of the three losses is cut most, and the height of the ends
-# over the middle is what bends it. The cloud is tight and wrong, often concave. Clipping at the mean loss is already too small at the
-# distance $h$ of this run, several times its rate; at the rate itself, where Algorithm 1 probes, the three losses differ less. A
-# large $R_l$ leaves the middle right and scatters everything. In between is a window, and it lies well above $L$, near the sum of the
-# three losses: here the paper's practice is better than its theory. The contrasts are clipped as *differences*: cutting both alike
-# hardly moves their ratio, so at this step a threshold too small is nearly harmless and only one too large hurts.
-#
-# Is that so at other steps? The next table leaves the noise out: $b/a$ in units of $h$ from raw losses (`exact`), from three losses
-# clipped at `mean_loss` or `sum_of_losses`, and from `contrasts` clipped where their rules aim.
-
-# %%
-rates = clouds.rate_table(probed, sizes["stages"])
-display(rates.style.format(precision=2).hide(axis="index"))
-clipping_summary = clouds_figures.rate_findings(rates, sizes["stages"], seeds)
-plots.save(
-    figure,
-    "01_bias_variance_parabolas",
-    parameters=parameters,
-    inputs=run_inputs + [cloud.cell for cloud in found],
-    shows="Parabolas through repeated private probes of one real batch, and the spread of b/a, for several thresholds.",
-    claim="§4.1: R_l close to L, or the sum of three losses in practice, to avoid the clipping bias.",
-    summary=summary + clipping_summary,
-)
-plots.what_to_see(clipping_summary)
-
-# %% [markdown]
-# Late in training a few samples carry most of the mean loss and of its contrasts. Whatever is clipped then follows the many instead
-# of the mean, contrasts too, and even the exact rate hangs on which few samples the batch drew. Clipping is robust statistics: it
-# answers a slightly different question, with far less noise.
-#
-# ## 8. All at once: the slider
-#
-# The same numbers as one page, with sliders for $R_l$, $B$ and $\sigma_l$. It stands alone, without server or network, so it can be mailed or
-# projected: [`figures/01_bias_variance.html`](../figures/01_bias_variance.html). Between the thresholds it interpolates. With $B$ only
-# the divisor of the noise moves, as in Theorem 1; in a run $\sigma_l$ would follow, and the batch would be another.
-
-# %%
-setting = (
-    f"Digits ({task.train_size:,} images), step {step} of a training run at epsilon = {epsilon:g}: one batch "
-    f"(B = {task.batch_size}), h = {first.distance:.3g}. Noise multipliers {sigmas['losses']:.1f} for three losses and "
-    f"{sigmas['contrasts']:.1f} for contrasts, at the same price in privacy. Profile {profile}."
-)
-marks = {"R_l = L": first.usual[0], "least error": optimum, "sum of three": first.sum_rule}
-place = {"usual": first.usual, "exact": first.exact, "distance": first.distance}
-noise = {"batch_size": task.batch_size, "noise_multiplier": sigmas["losses"]}
-clipped = clouds.clipped_fits(first.losses, first.distance, multiples, expected_batch_size=task.batch_size)
-page = slider.page(slider.page_data(errors, clipped, first.fits, marks=marks, setting=setting, **place, **noise))
-write_text(FIGURES / "01_bias_variance.html", page)
-display(slider.frame(page), raw=True)
-
-# %% [markdown]
-# ## 9. Attack: what a learning rate tells about one record
-#
-# Suppose the gradient is private but the learning rate is fitted to *raw* losses. One number per probe, a mean over hundreds of
-# records: can it hurt? We plant one outlier, an image whose pixels were not scaled (`brightness` times too large) under a wrong label, and
-# play a game. The observer knows the weights, the direction $\mathbf G$ and the thresholds (all released before), sees
-# $\eta = b/a$ and must say whether the outlier was in the batch. The score is the *membership advantage*, true less false positive
-# rate, of the best threshold on $\eta$; it is chosen on one half of the games and judged on the other. Two observers:
-#
-# * **"sees a random batch"**: the other records are drawn by Poisson sampling, as in training, and make $\eta$ vary by themselves;
-# * **"knows the others"**: the whole batch but the outlier is known. DP promises protection even then.
-#
-# For an $(\varepsilon, \delta)$-DP release no attack whatever has more than
-#
-# $$ \text{advantage} \le \frac{e^\varepsilon - 1 + 2\delta}{e^\varepsilon + 1}. $$
-#
-# The $\varepsilon$ is that of this one release on a batch that holds the outlier for sure, without amplification by sampling; it is
-# found by the library's accountant. Beside the calibrated noise we also play with a quarter and a sixteenth of it, to see the bound
-# where there is something to see.
-#
-# **Predict first:** how many of the raw rates can the observer tell apart? And does clipping alone, with little noise, help?
-
-# %%
-games, inputs = attack.games(CELLS, probed, step, sigmas=sigmas, weakenings=[1.0, 0.25, 0.0625], runs=sizes["attacks"])
-result = attack.advantages(games, sigmas, task.delta)
-display(result.style.format(precision=3).hide(axis="index"))
-
-# %%
-figure = attack_figures.draw_attack(games, result, exact=first.exact.minimizer, delta=task.delta)
-
-# %%
-summary = attack_figures.attack_findings(result)
-plots.save(
-    figure,
-    "01_bias_variance_attack",
-    parameters=parameters,
-    inputs=run_inputs + inputs,
-    shows="Learning rates with and without one planted outlier, and the advantage of an observer against the bound of epsilon.",
-    claim='§"Privatized quadratic function": fitting the rate to raw losses violates DP; the private fit is post-processing.',
-    summary=summary,
-)
-plots.what_to_see(summary)
-
-# %% [markdown]
-# A raw learning rate gives the outlier away: its losses are tens of times those of the others and bend the parabola. Clipping already
-# takes most of that, noise covers the rest. Three losses hide this outlier even with a sixteenth of the noise, since all three of its
-# losses are cut to the same $R_l$ and cancel in slope and curvature; among the contrasts the one who knows the others then finds it.
-# The bound is far above what this attack reaches, because it holds for *every* attack and *every* record: a weak attack below it
-# proves nothing, but one above it would disprove the accountant. In training the outlier enters a batch with probability $q$ only, which
-# protects it further, while the observer sees many probes and all gradients: the accountant adds all of it up.
-#
 # ## Verdict
 
 # %%
 ratios = {size: trade.error_at(loss_mean) / trade.error_at(trade.best) for size, trade in trade_offs.items()}
-decided = bias_variance_figures.verdicts(dots, releases, real, sigmas["losses"], ratios)
+decided = bias_variance_figures.verdicts(dots, releases, real, sigma_loss, ratios)
 verdict("01_bias_variance", decided, parameters=parameters, inputs=run_inputs[:1])
 
 # %% [markdown]
 # ## Where this differs from the paper
 #
 # * Sections 1 to 4 restate the paper's formulas; the numbers in Tab. "diff priv" are ours, since the paper prints formulas only.
-# * The paper finds $R_l = L$, or the sum of three losses, without a computed optimum; sections 3, 5 and 7 look for one, on normal
-#   and on real losses.
+# * The paper finds $R_l = L$, or the sum of three losses, without a computed optimum; sections 3 and 5 look for one, on normal and on
+#   real losses.
 # * Real losses come from a small network trained from scratch (profile `laptop`), not from fine-tuning a vision transformer. There
 #   $B$ is larger and $\sigma_l$ smaller, so noise matters less and bias more.
-# * Section 7 probes at the distance $h$ of method "line_search", several times its rate; Algorithm 1 probes at the rate itself, where the
-#   differences between three losses are smaller still.
 # * Noise is calibrated with gradient and losses on the same batch, as Algorithm 1 runs; the paper counts them apart.
-# * Contrasts and the attack are ours.
 #
 # ## Exercises
 #
-# 1. Derive the equation of section 3 for the best threshold, and explain why it has exactly one solution.
-# 2. Run with `papermill notebooks/01_bias_variance.ipynb out.ipynb -p step 40`. What happens to the parabolas late in training,
-#    and which probe suffers more?
-# 3. In section 3, $\sigma_l$ was held fixed while $B$ grew. At fixed N and number of steps, what does `calibrate_noise` do to
-#    $\sigma_l / B$ as $B$ grows from 150 to 1,500?
-# 4. Set `brightness` to 1: the planted record is now ordinary but for its label. What is left of the attack on the raw rate, and
-#    why does that not make raw rates safe?
+# Put your answer in place of `None` and run the cell; it says whether you are right. Solutions are in
+# [`solutions/`](solutions/01_bias_variance.ipynb).
+#
+# 1. Derive the equation of section 3 for the best threshold, and explain why it has exactly one solution. Which threshold (in nats) is it
+#    for losses with mean 2 and standard deviation 0.4, $B = 500$ and $\sigma_l = 100$?
+
+# %%
+best_threshold = None
+check(best_threshold, lambda: bias_variance.optimal_threshold(2.0, 0.4, noise_multiplier=100, expected_batch_size=500))
 
 # %% [markdown] tags=["solution"]
-# *Solutions.* (1) The squared error is $\text{bias}^2 + (\sigma_l/B)^2 R^2$, and the derivative of the bias is $-\mathbb P(L > R)$. Setting
+# *Solution.* The squared error is $\text{bias}^2 + (\sigma_l/B)^2 R^2$, and the derivative of the bias is $-\mathbb P(L > R)$. Setting
 # the derivative to zero gives the equation. Its left side, $\text{bias}(R)\,\mathbb P(L > R)$, is positive and falls to zero, its
-# right side grows from zero, so they meet once. (2) The mean loss is small and its tail long, so $R_l = L$ cuts off most of the mean,
-# while the differences between the three losses are far below the noise at any $R_l$: the rates from three losses are close to a ratio of
-# two noises. The contrasts, with smaller thresholds of their own, still give a tight cloud, but clipping has moved it: compare the last
-# table of section 7.
+# right side grows from zero, so they meet once.
 
 # %% tags=["solution"]
-rows = []
-for size in (150, 500, 1500):
-    rate = {"sample_rate": size / task.train_size}
-    split = bias_variance.noise_of(CELLS, budget | rate, allocation="per_step")
-    rows.append({"B": size, "sigma_l": split.sigma_loss, "noise of one loss / R_l": split.sigma_loss / size})
-pd.DataFrame(rows).style.format(precision=3).hide(axis="index")
+from scipy.optimize import brentq
+from scipy.stats import norm
+
+from hyfreedp import normal_clipping_bias
+
+
+def excess(R):
+    return normal_clipping_bias(R, 2.0, 0.4) * norm.sf(R, 2.0, 0.4) - (100 / 500) ** 2 * R
+
+
+best_threshold = brentq(excess, 0.1, 10)
+check(best_threshold, lambda: bias_variance.optimal_threshold(2.0, 0.4, noise_multiplier=100, expected_batch_size=500))
+
+# %% [markdown]
+# 2. In section 3, $\sigma_l$ was held fixed while $B$ grew. At fixed N and number of steps, by which factor does $\sigma_l / B$ fall
+#    as $B$ grows from 150 to 1,500? (Give the first divided by the second; `bias_variance.noise_of(CELLS, budget | {"sample_rate": ...},
+#    allocation="per_step").sigma_loss` calibrates.)
+
+# %%
+factor = None
+check(factor, lambda: bias_variance.fall_of_noise(CELLS, budget, task.train_size, 150, 1500))
+
+# %% tags=["solution"]
+factor = bias_variance.fall_of_noise(CELLS, budget, task.train_size, 150, 1500)
+print(f"{factor:.2f}")
+check(factor, lambda: bias_variance.fall_of_noise(CELLS, budget, task.train_size, 150, 1500))
 
 # %% [markdown] tags=["solution"]
-# (3) As long as the noise is large, $\sigma_l$ grows nearly in proportion to $q$, and the noise on the mean hardly falls: at a fixed
-# number of steps, larger batches bring little. What the small multiples of section 3 show needs a larger *data set*. (4) An ordinary
-# record moves a mean over hundreds by less than the sampling of the others does, so this observer sees little. The one who knows the
-# others still tells the two raw rates apart every time. Protection must not depend on a record being ordinary.
+# *Solution.* Far less than tenfold. As long as the noise is large, $\sigma_l$ grows nearly in proportion to $q$, and the noise on the mean
+# hardly falls: at a fixed number of steps, larger batches bring little. What the small multiples of section 3 show needs a larger
+# *data set*.

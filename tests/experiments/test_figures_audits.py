@@ -1,4 +1,4 @@
-"""Figures of notebooks 01 (attack), 07 and 09: what is drawn is what the tables say, and axes have units."""
+"""Figures of notebooks 02 (attack), 08 and 10: what is drawn is what the tables say, and axes have units."""
 
 import math
 from dataclasses import replace
@@ -18,7 +18,7 @@ from hyfreedp.experiments.tables import paper
 pytestmark = pytest.mark.usefixtures("figure_style")
 
 
-# -- 01: the attack ----------------------------------------------------------------------------------------------------
+# -- 02: the attack ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -182,7 +182,7 @@ def test_the_table_of_magnitudes_is_told_in_units_of_the_clips():
     assert aspects.loss["key to convergence"] == "clipping bias: 50% of the loss at R_l = L (step 7)"
 
 
-# -- 01: parabolas -----------------------------------------------------------------------------------------------------
+# -- 02: parabolas -----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

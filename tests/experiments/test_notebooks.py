@@ -11,7 +11,7 @@ import papermill
 import pytest
 
 from hyfreedp.experiments.__main__ import main
-from hyfreedp.experiments.book import notebooks
+from hyfreedp.experiments.book import exercises, notebooks
 from hyfreedp.experiments.store.paths import FIGURES, ROOT, workspace
 
 SOURCES = notebooks.sources()
@@ -25,14 +25,34 @@ def test_there_are_notebooks_and_every_one_has_its_twin():
 
 @pytest.mark.parametrize("source", SOURCES, ids=ids)
 def test_the_executed_notebook_is_that_of_the_source(source):
-    twin = nbformat.read(source.with_suffix(".ipynb"), as_version=4)
+    student = nbformat.read(source.with_suffix(".ipynb"), as_version=4)
+    solved = nbformat.read(notebooks.solutions(source), as_version=4)
+    of_source = jupytext.read(source)
+    assert cells_of(student) == cells_of(exercises.without_solutions(of_source))
+    assert cells_of(solved) == cells_of(exercises.with_solutions(of_source)) != cells_of(student)
+    for copy in (student, solved):
+        code = [cell for cell in copy.cells if cell.cell_type == "code"]
+        assert all(cell.execution_count for cell in code), "not executed to the end"
+        assert not [out for cell in code for out in cell.outputs if out.output_type == "error"]
+        assert str(ROOT) not in json.dumps(copy), "names a path of the machine it ran on"
+
+
+def cells_of(notebook):
     added = {"injected-parameters", notebooks.LINKS}
-    cells = [(cell.cell_type, cell.source) for cell in twin.cells if not added & set(cell.metadata.tags)]
-    assert cells == [(cell.cell_type, cell.source) for cell in jupytext.read(source).cells]
-    code = [cell for cell in twin.cells if cell.cell_type == "code"]
-    assert all(cell.execution_count for cell in code), "not executed to the end"
-    assert not [out for cell in code for out in cell.outputs if out.output_type == "error"]
-    assert str(ROOT) not in json.dumps(twin), "names a path of the machine it ran on"
+    return [(cell.cell_type, cell.source) for cell in notebook.cells if not added & set(cell.metadata.get("tags", []))]
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=ids)
+def test_students_have_answers_to_give_and_teachers_the_right_ones(source):
+    said = {}
+    for name, path in (("student", source.with_suffix(".ipynb")), ("teacher", notebooks.solutions(source))):
+        cells = nbformat.read(path, as_version=4).cells
+        asked = [
+            cell for cell in cells if cell.cell_type == "code" and re.search(r"^check\(", cell.source, re.MULTILINE)
+        ]
+        said[name] = [re.sub(r"\W*(\w+ \w+|Right).*", r"\1", cell.outputs[-1].data["text/markdown"]) for cell in asked]
+    assert said["student"] and set(said["student"]) == {"No answer"}
+    assert sorted(said["teacher"]) == sorted([*said["student"], *["Right"] * len(said["student"])])
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=ids)

@@ -1,4 +1,4 @@
-"""The slider page of notebook 01: whole, self-contained, labelled, and its numbers are the library's."""
+"""The slider page of notebook 02: whole, self-contained, labelled, and its numbers are the library's."""
 
 import json
 import re
@@ -117,8 +117,8 @@ def test_the_page_stands_alone_and_is_labelled(inputs):
     check_page(slider.page(slider.page_data(errors, clipped, fits, setting="test", **settings)))
 
 
-def test_the_committed_page_is_the_slider_of_notebook_01():
-    text = (FIGURES / "01_bias_variance.html").read_text(encoding="utf-8")
+def test_the_committed_page_is_the_slider_of_its_notebook():
+    text = (FIGURES / "02_parabolas.html").read_text(encoding="utf-8")
     check_page(text)
     data = embedded(text)
     assert len(data["positions"]) >= 25

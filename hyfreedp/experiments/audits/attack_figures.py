@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from hyfreedp.experiments.audits.attack import advantage_bound
 from hyfreedp.experiments.store import plots
+from hyfreedp.experiments.store.verdicts import Verdict
 
 RED, BLUE, RAW = (plots.STYLES[name] for name in ("paper", "line_search", "reference"))
 PROBES = {"losses": ("three losses", RED), "contrasts": ("contrasts", BLUE)}
@@ -95,3 +96,18 @@ def attack_findings(result: pd.DataFrame) -> list[str]:
         "an interval wholly above the bound."
     )
     return findings
+
+
+def verdicts(result: pd.DataFrame) -> list[Verdict]:
+    """On raw and private rates, from ``attack.advantages``."""
+    raw = result[result.probe == "raw"].sort_values("advantage").iloc[-1]
+    private = result[result.probe != "raw"]
+    above = int((private.low > private.bound).sum())
+    return [
+        Verdict(
+            "A rate that is fitted to raw losses violates DP; one fitted to private losses does not",
+            "reproduced" if raw.low > 0.5 and not above else "contradicted",
+            f"raw rates give an outlier away with advantage {raw.advantage:.2f}; of {len(private)} private settings "
+            f"{above} {'has' if above == 1 else 'have'} more than the bound",
+        )
+    ]

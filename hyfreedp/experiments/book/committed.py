@@ -8,13 +8,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import nbformat
+
 from hyfreedp.experiments.book import notebooks
+from hyfreedp.experiments.book.exercises import with_solutions, without_solutions
 from hyfreedp.experiments.store.files import write_text
 from hyfreedp.experiments.store.paths import workspace
 from hyfreedp.experiments.store.provenance import environment
 
 # Whatever lies elsewhere is a source: it must be committed before outputs are made of it.
-_OUTPUTS = ("figures", "notebooks/*.ipynb")
+_OUTPUTS = ("figures", "notebooks/solutions", "notebooks/*.ipynb")
 _MADE_WITH = "made_with.json"
 
 
@@ -57,7 +60,7 @@ def _parameters(path: Path) -> object:
 
 
 def update(selected: Sequence[Path]) -> None:
-    """Execute each source with its own parameters into ``figures/`` and the .ipynb beside it.
+    """Execute each source with its own parameters into ``figures/``, the .ipynb beside it and its copy with solutions.
 
     ``figures/made_with.json`` says with which versions, on what hardware. The commit needs no record: it is the one
     that holds the files.
@@ -73,7 +76,11 @@ def update(selected: Sequence[Path]) -> None:
     record = workspace().figures / _MADE_WITH
     for source in selected:
         print(f"{source.stem}: executing", flush=True)
-        notebooks.execute(source, source.with_suffix(".ipynb"), {})
+        student, solved = source.with_suffix(".ipynb"), notebooks.solutions(source)
+        notebooks.execute(source, solved, {})
+        executed = nbformat.read(solved, as_version=4)
+        for path, made in ((student, without_solutions(executed)), (solved, with_solutions(executed))):
+            write_text(path, nbformat.writes(made) + "\n")
         known = json.loads(record.read_text(encoding="utf-8")) if record.exists() else {}
         known[source.stem] = environment()
         write_text(record, json.dumps(known, indent=1, sort_keys=True) + "\n")

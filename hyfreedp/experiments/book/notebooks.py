@@ -43,6 +43,11 @@ def sources(only: Sequence[str] = ()) -> list[Path]:
     return [source for source in found if not only or source in wanted]
 
 
+def solutions(source: Path) -> Path:
+    """Where a notebook's executed copy with solutions lies; the one beside the source is the student's."""
+    return source.parent / "solutions" / f"{source.stem}.ipynb"
+
+
 def title(source: Path) -> str:
     """The notebook's first heading."""
     return next(line[4:] for line in source.read_text(encoding="utf-8").splitlines() if line.startswith("# # "))

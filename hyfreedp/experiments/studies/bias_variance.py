@@ -58,6 +58,15 @@ def noise_of(folder: Path, budget: dict[str, Any], **choices: Any) -> NoiseSplit
     return split_of(cached(folder, calibrated, **arguments))
 
 
+def fall_of_noise(folder: Path, budget: dict[str, Any], records: int, small: int, large: int) -> float:
+    """sigma_l / B at the batch size ``small`` divided by that at ``large``, at the same number of steps."""
+    noise = [
+        noise_of(folder, budget | {"sample_rate": size / records}, allocation="per_step").sigma_loss / size
+        for size in (small, large)
+    ]
+    return noise[0] / noise[1]
+
+
 def calibrated(**arguments: Any) -> pd.DataFrame:
     """One row: the fields of :func:`hyfreedp.calibrate_noise`'s split, and the arguments it was made with."""
     return pd.DataFrame([calibrate_noise(**arguments).to_dict()])

@@ -1,4 +1,4 @@
-"""Real losses along the update direction of a training run, and the parabolas that probes see there (notebook 01)."""
+"""Real losses along the update direction of a training run, and the parabolas that probes see there (notebook 02)."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def probed_losses(*, spec: dict[str, Any], stages: list[int], brightness: float)
 
 
 def probed_runs(
-    folder: Path, *, epsilon: float, seeds: int, stages: list[int], brightness: float
+    folder: Path, *, epsilon: float, seeds: int, stages: list[int], brightness: float = 16.0
 ) -> tuple[list[pd.DataFrame], list[str]]:
     """:func:`probed_losses` of method "line_search" with each seed, kept in ``folder``; and the names of the cells."""
     runs: list[dict[str, Any]] = [

@@ -1,4 +1,4 @@
-"""Figures and findings of notebook 01 on the parabolas that probes see, see ``clouds``."""
+"""Figures and findings of notebook 02 on the parabolas that probes see, see ``clouds``."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
 from hyfreedp.experiments.store import plots
+from hyfreedp.experiments.store.verdicts import Verdict
 from hyfreedp.experiments.studies.repeated_probes import Cloud
 
 BLUE, RED = plots.STYLES["line_search"]["color"], plots.STYLES["paper"]["color"]
@@ -97,4 +98,19 @@ def rate_findings(rates: pd.DataFrame, stages: Sequence[int], seeds: int) -> lis
         f"their sum and {low.mean_loss[stage]:.2f} to {high.mean_loss[stage]:.2f} times at R_l = L "
         f"({seeds} seed{'s' * (seeds > 1)})."
         for stage in stages
+    ]
+
+
+def verdicts(table: pd.DataFrame) -> list[Verdict]:
+    """On the paper's two thresholds for its three losses, from ``repeated_probes.spread_table``."""
+    near = table[table.probe == "losses"].set_index("threshold").near
+    (mean_loss,), (total,) = (near[near.index.str.contains(name)] for name in ("R_l = L", "sum of three losses"))
+    best = near.max()
+    return [
+        Verdict(
+            "§ 4.1: three losses clipped at R_l = L, or in practice at their sum, give the rate",
+            "reproduced" if max(mean_loss, total) > 0.5 else "not at this scale",
+            f"within a factor of two of the exact rate in {mean_loss:.0%} of the probes at R_l = L, {total:.0%} at the "
+            f"sum, {best:.0%} at the best threshold",
+        )
     ]

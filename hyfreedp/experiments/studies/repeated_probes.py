@@ -1,4 +1,4 @@
-"""Real batches probed again and again, and the thresholds to look at (notebook 01, section 7)."""
+"""Real batches probed again and again, and the thresholds to look at (notebook 02)."""
 
 from __future__ import annotations
 
