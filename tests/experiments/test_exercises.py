@@ -1,6 +1,7 @@
 """Cells that check an answer: what they say and never say, and the copies with and without solutions."""
 
 import nbformat
+import numpy as np
 import pytest
 
 from hyfreedp.experiments.book import exercises
@@ -9,31 +10,26 @@ from hyfreedp.experiments.book import exercises
 @pytest.mark.parametrize(
     "answer, truth, said",
     [
-        (None, 3.0, "No answer yet"),
         (3.05, 3.0, "**Right.**"),
         (3.07, 3.0, "**Not yet.** It is too high."),
-        (-3.07, lambda: -3.0, "**Not yet.** It is too low."),
+        (-3.07, -3.0, "**Not yet.** It is too low."),
         (1e-9, 0.0, "**Not yet.** It is too high."),
         (0, 0.0, "**Right.**"),
-        (float("nan"), 3.0, "**Not yet.**"),
-        (" Losses ", "losses", "**Right.**"),
-        ("rates", "losses", "**Not yet.** It is another one."),
+        (np.float64(3.0), 3.0, "**Right.**"),
     ],
 )
-def test_what_is_said_of_an_answer(answer, truth, said, capsys):
-    exercises.check(answer, truth)
-    assert said in exercises._said(answer, truth, 0.02)
-    assert "3.0\n" not in capsys.readouterr().out
+def test_what_is_said_of_an_answer(answer, truth, said):
+    exercises.check(answer, lambda: truth)
+    assert exercises._said(answer, lambda: truth, 0.02) == said
 
 
 def test_the_truth_is_not_computed_before_there_is_an_answer():
     exercises.check(None, lambda: 1 / 0)
 
 
-@pytest.mark.parametrize("answer, truth", [("three", 3.0), (3.0, "three")])
-def test_a_word_for_a_number_is_refused(answer, truth):
-    with pytest.raises(TypeError, match=r"the answer must be a (number|word), got"):
-        exercises.check(answer, truth)
+def test_an_answer_is_a_number():
+    with pytest.raises(TypeError, match="the answer must be a number, got 'three'"):
+        exercises.check("three", lambda: 3.0)
 
 
 def test_the_two_copies():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from numbers import Real
 
 import nbformat
 from IPython.display import Markdown, display
@@ -13,29 +14,26 @@ SOLUTION = "solution"  # tag of the cells that only the copy with solutions has
 HEADING = "## Exercises"
 
 
-def check(answer: float | str | None, truth: float | str | Callable[[], float], *, relative: float = 0.02) -> None:
+def check(answer: float | None, truth: Callable[[], float], *, relative: float = 0.02) -> None:
     """Display whether an answer is right, and if it is not, which way it is wrong; never the answer.
 
     Args:
-        answer: a number, or a word (in upper or lower case); None as long as there is none.
-        truth: the answer, or a function that computes it, called only when there is an answer to compare.
-        relative: how far a number may be from the true one, as a share of that.
+        answer: a number; None as long as there is none.
+        truth: computes the answer. A function, so that the cell neither shows nor computes it before it is needed.
+        relative: how far the answer may be from the true one, as a share of that.
 
     Raises:
-        TypeError: a word for a number, or a number for a word.
+        TypeError: the answer is no number.
     """
     display(Markdown(_said(answer, truth, relative)))
 
 
-def _said(answer: float | str | None, truth: float | str | Callable[[], float], relative: float) -> str:
+def _said(answer: float | None, truth: Callable[[], float], relative: float) -> str:
     if answer is None:
         return "*No answer yet: put yours in place of None, and run this cell again.*"
-    right = truth() if callable(truth) else truth
-    if isinstance(answer, str) != isinstance(right, str):
-        raise TypeError(f"the answer must be a {'word' if isinstance(right, str) else 'number'}, got {answer!r}")
-    if isinstance(answer, str) or isinstance(right, str):
-        same = str(answer).strip().casefold() == str(right).casefold()
-        return "**Right.**" if same else "**Not yet.** It is another one."
+    if not isinstance(answer, Real):
+        raise TypeError(f"the answer must be a number, got {answer!r}")
+    right = truth()
     if math.isclose(answer, right, rel_tol=relative):
         return "**Right.**"
     return f"**Not yet.** It is too {'high' if answer > right else 'low'}."
