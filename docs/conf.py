@@ -13,7 +13,14 @@ extensions = [
     "hyfreedp.experiments.book.site",
 ]
 root_doc = "docs/index"
-include_patterns = ["*.md", "docs/*.md", "data/README.md", "tools/mutation/MUTANTS.md", "notebooks/[0-9]*.ipynb"]
+include_patterns = [
+    "*.md",
+    "docs/*.md",
+    "data/README.md",
+    "tools/mutation/MUTANTS.md",
+    "notebooks/[0-9]*.ipynb",
+    "notebooks/solutions/*.ipynb",
+]
 
 nb_execution_mode = "off"  # the outputs are those that are committed
 nb_merge_streams = True

@@ -55,6 +55,10 @@ def test_advantages_stand_under_the_bound_with_their_intervals(advantages):
     told = attack_figures.attack_findings(advantages)
     assert told[0].endswith("raw rate: advantage 0.80, 95 % interval [0.70, 0.90].")
     assert told[-1].startswith("Of 8 private settings, weakened ones included, 4 have an interval wholly above")
+    (judged,) = attack_figures.verdicts(advantages)
+    assert judged.outcome == "contradicted" and "0.80 in raw rates, above the bound in 4 of 8" in judged.number
+    (judged,) = attack_figures.verdicts(advantages.assign(bound=1.0))
+    assert judged.outcome == "reproduced"
 
 
 def test_games_are_of_every_run_and_both_observers(tmp_path):

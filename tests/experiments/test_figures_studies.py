@@ -230,6 +230,20 @@ def test_the_table_of_spreads_is_the_mean_over_runs_in_units_of_h(cloud):
     assert text.startswith(f"contrasts, right (1 times): {row.near / 2:.0%}") and "over 2 seeds" in text
 
 
+@pytest.mark.parametrize("total, outcome", [(0.4, "not at this scale"), (0.6, "reproduced")])
+def test_the_papers_thresholds_are_judged_by_the_rates_they_give(total, outcome):
+    names = ["R_l = L", "sum of three losses", "right", "right"]
+    probes = ["losses", "losses", "losses", "contrasts"]
+    (judged,) = clouds_figures.verdicts(
+        pd.DataFrame({"probe": probes, "threshold": names, "near": [0.1, total, 0.7, 0.9]})
+    )
+    assert judged.outcome == outcome
+    assert (
+        judged.number
+        == f"within a factor of two in 10% of the probes at R_l = L, {total:.0%} at the sum, 70% at the best threshold"
+    )
+
+
 def test_rates_of_clipping_alone_are_told_relative_to_the_exact_one():
     rates = pd.DataFrame(
         {"step": 3, "exact": [2.0, 4.0], "mean_loss": [1.0, 4.0], "sum_of_losses": 2.0, "contrasts": [2.0, 2.0]}

@@ -105,9 +105,9 @@ def verdicts(result: pd.DataFrame) -> list[Verdict]:
     above = int((private.low > private.bound).sum())
     return [
         Verdict(
-            "A rate that is fitted to raw losses violates DP; one fitted to private losses does not",
+            "A rate from raw losses violates DP, one from private losses does not",
             "reproduced" if raw.low > 0.5 and not above else "contradicted",
-            f"raw rates give an outlier away with advantage {raw.advantage:.2f}; of {len(private)} private settings "
-            f"{above} {'has' if above == 1 else 'have'} more than the bound",
+            f"an outlier is found with advantage {raw.advantage:.2f} in raw rates, above the bound in {above} of "
+            f"{len(private)} private settings",
         )
     ]

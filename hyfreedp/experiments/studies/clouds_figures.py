@@ -108,9 +108,9 @@ def verdicts(table: pd.DataFrame) -> list[Verdict]:
     best = near.max()
     return [
         Verdict(
-            "§ 4.1: three losses clipped at R_l = L, or in practice at their sum, give the rate",
+            "Three losses clipped at R_l = L, or at their sum, give the rate",
             "reproduced" if max(mean_loss, total) > 0.5 else "not at this scale",
-            f"within a factor of two of the exact rate in {mean_loss:.0%} of the probes at R_l = L, {total:.0%} at the "
-            f"sum, {best:.0%} at the best threshold",
+            f"within a factor of two in {mean_loss:.0%} of the probes at R_l = L, {total:.0%} at the sum, {best:.0%} at "
+            "the best threshold",
         )
     ]
