@@ -110,7 +110,7 @@ def verdicts(table: pd.DataFrame) -> list[Verdict]:
         Verdict(
             "Three losses clipped at R_l = L, or at their sum, give the rate",
             "reproduced" if max(mean_loss, total) > 0.5 else "not at this scale",
-            f"within a factor of two in {mean_loss:.0%} of the probes at R_l = L, {total:.0%} at the sum, {best:.0%} at "
-            "the best threshold",
+            f"within a factor of two in {mean_loss:.0%} of the probes at R_l = L, {total:.0%} at the sum, "
+            f"{best:.0%} at the best threshold",
         )
     ]
