@@ -11,6 +11,7 @@ from hyfreedp.experiments.runs.cells import run_cells
 from hyfreedp.experiments.store.paths import RESULTS, ROOT
 from hyfreedp.experiments.tables import grid
 from hyfreedp.experiments.tables import image_classification as tables
+from hyfreedp.experiments.tables import image_classification_figures as figures
 from hyfreedp.experiments.tables import plan as comparison
 from hyfreedp.experiments.tables.plan import ROWS, Learner, Scale, entries, table
 
@@ -115,13 +116,21 @@ def test_a_claim_is_judged_by_the_whole_interval(effects, verdict):
 def test_real_images_are_shown_first_if_there_are_records_of_them(workspace):
     own = tables.shown("laptop", 1, workspace.cells, train=False)
     assert set(own.profile) == {"laptop"}
-    committed = table(comparison.SCALES["desktop"], lambda _: None)
-    committed.loc[0, "accuracy"] = 0.5
+    scale = comparison.SCALES["desktop"]
+    committed = table(scale, lambda _: None)
+    place = tables.PLACE[1:]  # of one profile
+    one = (committed[place] == committed[place].iloc[20]).all(axis=1)
+    assert one.sum() == len(scale.rows) * scale.seeds
+    committed.loc[one, "accuracy"] = 0.5
+    committed.loc[0, "accuracy"] = 0.5  # of a place that is not whole
     path = workspace.results / "desktop" / "image_classification.csv"
     path.parent.mkdir(parents=True)
     committed.to_csv(path, index=False)
     both = tables.shown("laptop", 1, workspace.cells, train=False)
-    assert list(dict.fromkeys(both.profile)) == ["desktop", "laptop"] and both.accuracy[0] == 0.5
+    assert list(dict.fromkeys(both.profile)) == ["desktop", "laptop"]
+    real = both[both.profile == "desktop"]
+    assert len(real) == one.sum() and (real.accuracy == 0.5).all()
+    assert figures.missing_text(real, "desktop").startswith("All 18 numbers of 1 places; **11 places are missing.**")
     assert set(tables.shown("gpu", 1, workspace.cells, train=False).profile) == {"gpu"}
 
 

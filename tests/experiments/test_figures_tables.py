@@ -198,10 +198,10 @@ def test_methods_are_compared_with_the_best_grid_at_private_places_alone(numbers
 
 
 def test_missing_numbers_are_counted(numbers):
-    assert image_classification_figures.missing_text(numbers, "gpu") == f"All {len(numbers)} numbers are there."
+    assert image_classification_figures.missing_text(numbers, "smoke") == f"All {len(numbers)} numbers are there."
     numbers.loc[:2, "accuracy"] = math.nan
-    text = image_classification_figures.missing_text(numbers, "gpu")
-    assert text.startswith(f"**3 of {len(numbers)} numbers are missing.**") and text.endswith("--profile gpu`")
+    text = image_classification_figures.missing_text(numbers, "smoke")
+    assert text.startswith(f"**3 of {len(numbers)} numbers are missing.**") and text.endswith("--profile smoke`")
 
 
 def test_tables_of_both_tunings_are_one(numbers):

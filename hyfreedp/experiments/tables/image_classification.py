@@ -48,13 +48,18 @@ def scale_of(profile: str, seeds: int) -> Scale:
 
 
 def shown(profile: str, seeds: int, cells: Path, *, train: bool, jobs: int = 1) -> pd.DataFrame:
-    """The numbers of a profile, after those of the profiles that are shown first, as far as there are records of them.
+    """The numbers of a profile, after the whole places of the profiles that are shown first.
 
     Args: as of :func:`numbers`, whose rows are returned.
     """
-    first = [numbers(SCALES[name], name, cells, train=False) for name in SHOWN_FIRST.get(profile, ())]
+    first = [whole_places(numbers(SCALES[name], name, cells, train=False)) for name in SHOWN_FIRST.get(profile, ())]
     own = numbers(scale_of(profile, seeds), profile, cells, train=train, jobs=jobs)
-    return pd.concat([*(rows for rows in first if rows.accuracy.notna().any()), own], ignore_index=True)
+    return pd.concat([*(rows for rows in first if len(rows)), own], ignore_index=True)
+
+
+def whole_places(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of those places where no number is missing, so that all methods are compared on the same ones."""
+    return rows[rows.accuracy.notna().groupby([rows[name] for name in PLACE]).transform("all")]
 
 
 def numbers(scale: Scale, profile: str, cells: Path, *, train: bool, jobs: int = 1) -> pd.DataFrame:

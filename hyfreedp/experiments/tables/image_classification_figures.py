@@ -17,7 +17,7 @@ from hyfreedp.experiments.store import plots
 from hyfreedp.experiments.store.verdicts import Outcome, Verdict
 from hyfreedp.experiments.tables import image_classification
 from hyfreedp.experiments.tables.image_classification import PLACE
-from hyfreedp.experiments.tables.plan import ROWS
+from hyfreedp.experiments.tables.plan import ROWS, SCALES
 from hyfreedp.experiments.tasks.registry import TASKS
 
 LEARNER = ["task", "model", "tuning"]
@@ -58,14 +58,15 @@ def row_table() -> pd.DataFrame:
 
 
 def missing_text(rows: pd.DataFrame, profile: str) -> str:
-    """Whether numbers are missing, how many, and how to fill them."""
-    missing = int(rows.accuracy.isna().sum())
+    """Whether numbers or whole places of a profile are missing, how many, and how to fill them."""
+    missing, scale = int(rows.accuracy.isna().sum()), SCALES[profile]
+    places, planned = len(rows[PLACE].drop_duplicates()), len(scale.learners) * len(scale.epsilons)
     fill = f"To fill them: `python -m hyfreedp.experiments grid --profile {profile}`"
-    return (
-        f"**{missing} of {len(rows)} numbers are missing.** {fill}"
-        if missing
-        else f"All {len(rows)} numbers are there."
-    )
+    if missing:
+        return f"**{missing} of {len(rows)} numbers are missing.** {fill}"
+    if places < planned:
+        return f"All {len(rows)} numbers of {places} places; **{planned - places} places are missing.** {fill}"
+    return f"All {len(rows)} numbers are there."
 
 
 def together(summary: pd.DataFrame) -> pd.DataFrame:
@@ -85,6 +86,10 @@ def together(summary: pd.DataFrame) -> pd.DataFrame:
 def learners_of(rows: pd.DataFrame) -> list[tuple[str, str, str]]:
     """Task, model and tuning of the tables, in their order."""
     return list(dict.fromkeys(rows[LEARNER].itertuples(index=False, name=None)))
+
+
+def _title(task: str, model: str, tuning: str) -> str:
+    return f"{TASKS[task].title.split(' (')[0]}, {image_classification.title_of(model, tuning)}"
 
 
 def _panel(rows: pd.DataFrame, learner: tuple[str, str, str], epsilon: float) -> pd.DataFrame:
@@ -117,8 +122,7 @@ def draw_distances(rows: pd.DataFrame) -> Figure:
             _draw_methods(axis, _panel(rows, learner, epsilon), level, order)
         line[0].set_ylabel(_name_of(epsilon))
     for top, bottom, (task, model, tuning) in zip(axes[0], axes[-1], learners, strict=True):
-        name = f"{TASKS[task].title.split(' (')[0]}, {image_classification.title_of(model, tuning)}"
-        top.set_title(f"{name}\n{top.get_title()}", fontsize="small")
+        top.set_title(f"{_title(task, model, tuning)}\n{top.get_title()}", fontsize="small")
         bottom.set_xlabel("points to the best grid search")
     return figure
 
@@ -217,8 +221,8 @@ def draw_rates(steps: pd.DataFrame, learners: Sequence[tuple[str, str, str]], ep
                 axis.fill_between(found.index, low, found["max"], color=look["color"], alpha=0.15)
             axis.set(yscale="log", ylim=(3e-7, 1))
         line[0].set_ylabel(f"learning rate,\n{_name_of(epsilon)}")
-    for top, bottom, (_, model, tuning) in zip(axes[0], axes[-1], learners, strict=True):
-        top.set_title(image_classification.title_of(model, tuning), fontsize="small")
+    for top, bottom, (task, model, tuning) in zip(axes[0], axes[-1], learners, strict=True):
+        top.set_title(_title(task, model, tuning), fontsize="small")
         bottom.set_xlabel("step")
     axes[0, -1].legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
