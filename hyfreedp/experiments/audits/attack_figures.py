@@ -14,8 +14,9 @@ from hyfreedp.experiments.audits.attack import advantage_bound
 from hyfreedp.experiments.store import plots
 from hyfreedp.experiments.store.verdicts import Verdict
 
-RED, BLUE, RAW = (plots.STYLES[name] for name in ("paper", "line_search", "reference"))
-PROBES = {"losses": ("three losses", RED), "contrasts": ("contrasts", BLUE)}
+RAW = plots.STYLES["reference"]
+PROBES = {"losses": ("three losses", plots.STYLES["paper"]), "contrasts": ("contrasts", plots.STYLES["line_search"])}
+OUT, IN = {"color": "0.55", "marker": "o"}, {"color": "0.1", "marker": "x"}  # no colour of a probe
 
 
 def draw_attack(games: pd.DataFrame, result: pd.DataFrame, *, exact: float, delta: float) -> Figure:
@@ -33,7 +34,7 @@ def draw_attack(games: pd.DataFrame, result: pd.DataFrame, *, exact: float, delt
         _draw_advantages(axis, rows, delta)
         axis.set_title(f"observer {observer}")
     axes[1].set_ylabel("membership advantage")
-    axes[2].legend(fontsize="small", loc="center left", bbox_to_anchor=(0, 0.62))
+    plots.legend_below(axes[1], ncols=2)
     return figure
 
 
@@ -43,7 +44,7 @@ def _draw_rates(axis: Axes, games: pd.DataFrame, exact: float) -> None:
     jitter = np.random.default_rng(3)
     limits = np.sort(exact * np.array([-0.25, 2.25]))
     for position, (probe, weakening) in enumerate((("raw", 0.0), ("losses", 1.0), ("contrasts", 1.0))):
-        for planted, style, offset in ((False, BLUE, 0.18), (True, RED, -0.18)):
+        for planted, style, offset in ((False, OUT, 0.18), (True, IN, -0.18)):
             chosen = (first.probe == probe) & (first.weakening == weakening) & (first.planted == planted)
             etas = first[chosen].head(100).eta
             label = f"outlier {'in' if planted else 'not in'} the batch"
@@ -57,8 +58,8 @@ def _draw_rates(axis: Axes, games: pd.DataFrame, exact: float) -> None:
             )
     axis.set_yticks(range(3), ["raw", *(label for label, _ in PROBES.values())])
     axis.set(xlabel="learning rate $b/a$ (beyond the axis: at its end)", title="what the observer sees")
-    axis.set_ylim(2.5, -0.9)
-    axis.legend(fontsize="small", loc="upper center", ncols=2)
+    axis.set_ylim(2.5, -0.5)
+    plots.legend_below(axis, ncols=2)
 
 
 def _draw_advantages(axis: Axes, rows: pd.DataFrame, delta: float) -> None:

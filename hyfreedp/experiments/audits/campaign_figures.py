@@ -48,7 +48,7 @@ def draw_probes(probes: pd.DataFrame, epsilon: float, confidence: float) -> Figu
         axis.set(title=f"one probe, {probe}", xlabel="noise / noise asked for", xscale="log")
         plots.log_ticks(axis.xaxis, factors)
     axes[0].set_ylabel(r"$\varepsilon$ of the release")
-    axes[0].legend(fontsize="small")
+    plots.shared_legend(figure, axes[:1], ncols=3, fontsize="small")
     return figure
 
 
@@ -90,7 +90,7 @@ def draw_joint(joint: pd.DataFrame, splits: dict[Composition, NoiseSplit], confi
         axis.plot(*target, marker="*", color="0.2", markersize=12, linestyle="none", label="target")
         axis.set(xscale="log", xlim=(1e-6, 0.1), xlabel=r"$\delta$", title=TITLES[noise])
     axes[0].set_ylabel(r"$\varepsilon$")
-    axes[0].legend(fontsize="small")
+    plots.shared_legend(figure, axes[:1], ncols=3, fontsize="small")
     return figure
 
 

@@ -197,7 +197,7 @@ def draw_intervals(compared: pd.DataFrame, rows: pd.DataFrame, device: str) -> F
     theirs.set(title="The paper's Tab. eff", ylabel="time with HyFreeDP / without")
     ours.set_title(f"Ours, one mark per model ({device})")
     for axis in (theirs, ours):
-        axis.legend(fontsize="small")
+        plots.legend_below(axis, ncols=2)
     return figure
 
 

@@ -19,6 +19,7 @@ from matplotlib.axis import Axis
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
+from matplotlib.transforms import ScaledTranslation
 from pandas.io.formats.style import Styler
 
 from hyfreedp.experiments.store.files import replacing, write_text
@@ -62,6 +63,14 @@ def shared_legend(figure: Figure, axes: Iterable[Axes], **choices: Any) -> None:
     found = [pair for axis in axes for pair in zip(*axis.get_legend_handles_labels(), strict=True)]
     handles = {label: handle for handle, label in found}
     figure.legend(list(handles.values()), list(handles), **{"loc": "outside lower center"} | choices)
+
+
+def legend_below(axis: Axes, **choices: Any) -> None:
+    """A legend of one axis' own, below its label."""
+    assert axis.figure is not None
+    below = axis.transAxes + ScaledTranslation(0, -0.5, axis.figure.dpi_scale_trans)
+    place: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, 0), "bbox_transform": below}
+    axis.legend(**place | {"fontsize": "small"} | choices)
 
 
 def what_to_see(lines: Sequence[str], note: str = "") -> None:

@@ -87,7 +87,7 @@ def draw_theorem(
         ylabel="clipping bias (sd of the loss)",
         title=f"{batches} batches of {batch_size} normal losses",
     )
-    left.legend()
+    plots.legend_below(left, ncols=2)
     for name in ("bias", "noise"):
         right.plot(curves.threshold, curves[name], label=f"{NAMES[name]}: Theorem 1", **plots.line(LINES[name]))
         right.errorbar(
@@ -104,7 +104,7 @@ def draw_theorem(
         ylabel="error of the mean loss (nats)",
         title=f"one real batch of {real_size}, {runs} releases",
     )
-    right.legend()
+    plots.legend_below(right, ncols=2)
     return figure
 
 
@@ -210,7 +210,7 @@ def draw_losses(probed: Sequence[pd.DataFrame], stages: Sequence[int]) -> Figure
         plots.log_ticks(bottom.xaxis, [0.2, 1, 5, 20])
     axes[0, 0].set_ylabel("density (1/nat)")
     axes[1, 0].set_ylabel("clipping bias / mean loss")
-    axes[1, 0].legend(fontsize="small")
+    plots.shared_legend(figure, axes[1, :1], ncols=2)
     plots.shared_legend(figure, axes[0, :1], loc="outside upper center", ncols=3, fontsize="small")
     return figure
 
@@ -261,7 +261,7 @@ def draw_mechanisms(splits: dict[str, NoiseSplit], *, mean: float, std: float, b
     plots.log_ticks(right.xaxis, [0.5, 1, 2, 5, 10])
     plots.log_ticks(right.yaxis, [0.1, 0.2, 0.5, 1, 2])
     for axis in (left, right):
-        axis.legend(fontsize="small")
+        plots.legend_below(axis)
     return figure
 
 

@@ -41,7 +41,7 @@ def draw_parabolas(cloud: Cloud, choices: dict[str, dict[str, float]], right: di
             axis.set_title(f"{name}: {symbol} = {multiple * cloud.usual[place]:.2g}")
         row[0].set_ylabel(("three losses" if probe == "losses" else "contrasts") + "\nchange of the loss (nats)")
         _draw_spread(row[3], cloud, probe, right[probe])
-    axes[1, 3].legend(fontsize="x-small", loc="lower left", ncols=2)
+    plots.shared_legend(figure, [axes[1, 3]], ncols=5)
     return figure
 
 

@@ -64,8 +64,7 @@ def draw_noises(rows: pd.DataFrame, column: str, label: str, ticks: Sequence[flo
     _ticks_within(axes[1, 0], (0.2, 0.5, 1, 2, 5, 10, 20, 50))
     axes[0, 0].set_ylabel("gradient noise multiplier")
     axes[1, 0].set_ylabel("loss noise (standard deviation / $R_l$)")
-    for axis in axes[:, 0]:
-        axis.legend(fontsize="small")
+    plots.shared_legend(figure, axes[:, 0], ncols=3, fontsize="small")
     return figure
 
 
@@ -137,7 +136,7 @@ def draw_price(rows: pd.DataFrame, batch_size: int) -> Figure:
     noise_axis.set_title("What it buys: precise probes")
     share_axis.set_ylabel(r"share of $\varepsilon$ left to the probes")
     share_axis.set_title("What it takes from the gradients")
-    noise_axis.legend(fontsize="small")
+    plots.shared_legend(figure, [noise_axis], ncols=2, fontsize="small")
     return figure
 
 
@@ -185,11 +184,11 @@ def draw_allocation(table: pd.DataFrame, intervals: Sequence[int], interval: int
     step_axis.set(xlabel="step $t$", ylabel=r"gradient noise / $\sigma$")
     step_axis.set_title(f"Gradient noise over the steps (K = {shown})")
     step_axis.set_ylim(top=1 + 1.5 * (largest - 1))
-    step_axis.legend(fontsize="small", loc="upper center")
+    plots.legend_below(step_axis)
     noise_axis.set(xscale="log", xlabel="probing interval $K$ (steps)", ylabel=r"$\sigma_l$ (in units of the clip)")
     noise_axis.set_title("Loss noise")
     plots.log_ticks(noise_axis.xaxis, intervals)
-    noise_axis.legend(fontsize="small")
+    plots.legend_below(noise_axis)
     return figure
 
 
@@ -269,8 +268,8 @@ def draw_shares(splits: pd.DataFrame, interval: int, records: int, epsilon: floa
     plots.log_ticks(setting_axis.xaxis, list(of_settings.interval.unique()))
     for axis in (data_axis, setting_axis):
         axis.axhline(1, **LEVEL)
-    data_axis.legend(fontsize="small")
-    setting_axis.legend(fontsize="small", loc="center left", bbox_to_anchor=(0, 0.72))
+    for axis in (data_axis, setting_axis):
+        plots.legend_below(axis, ncols=3)
     data_axis.set_ylim(bottom=0)
     return figure
 

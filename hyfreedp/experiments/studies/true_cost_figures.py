@@ -47,7 +47,7 @@ def draw_true_costs(rows: pd.DataFrame, targets: Sequence[float], split: NoiseSp
     cost_axis.invert_yaxis()
     cost_axis.set_xlabel(r"true $\varepsilon$ / target $\varepsilon$")
     cost_axis.set_title("Right of the line: costs more than it claims")
-    cost_axis.legend(fontsize="small")
+    plots.legend_below(cost_axis, ncols=2)
     epsilons = np.linspace(0, 2.2 * split.target_epsilon, 45)
     for composition, label, name in (
         ("independent", "as counted: independent batches", "paper"),
@@ -72,7 +72,7 @@ def _finish_deltas(axis: Axes, target: float) -> None:
     axis.axhline(target, **LEVEL)
     axis.text(0, target, r" target $\delta$", va="bottom", fontsize="small")
     axis.set(yscale="log", ylim=(target / 20, 1), xlabel=r"$\varepsilon$", ylabel=r"$\delta(\varepsilon)$")
-    axis.legend(fontsize="small")
+    plots.legend_below(axis)
 
 
 def true_cost_table(rows: pd.DataFrame) -> pd.DataFrame:
@@ -196,7 +196,7 @@ def draw_mu_gdp(formula: pd.DataFrame, rows: pd.DataFrame, epsilon: float) -> Fi
     axis.set_xticks(positions, [f"{value:g}" for value in formula.target])
     axis.set(xlabel=r"target $\varepsilon$", ylabel=r"true $\varepsilon$ / target $\varepsilon$")
     axis.set_title("What GDP's pairs cost")
-    axis.legend(fontsize="small", loc="upper left")
+    plots.legend_below(axis)
 
     chosen = (rows.probe == "none") & (rows.accountant == "gdp") & (rows.target_epsilon == epsilon)
     plain = noise_split.split_of(rows[chosen].iloc[0])

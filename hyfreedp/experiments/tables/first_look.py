@@ -99,7 +99,7 @@ def draw_runs(steps: pd.DataFrame, found: dict[str, Choice], sigma_loss: float) 
     _draw_votes(vote_axis, votes_of(steps))
     for axis in axes.flat:
         axis.set_xlabel("step")
-    accuracy_axis.legend(loc="center right", fontsize="small")
+    plots.legend_below(accuracy_axis, ncols=2)
     return figure
 
 
@@ -140,7 +140,7 @@ def _draw_votes(axis: Axes, votes: pd.DataFrame) -> None:
     axis.axhline(0, color="0.3", linewidth=0.8)
     axis.set(title="Preset robust: the votes of all seeds, with noise (1 sd)", ylabel="margin for the weights")
     axis.set_ylim(-1.2, 1.2)
-    axis.legend(loc="lower right", fontsize="small", ncols=3)
+    plots.legend_below(axis, ncols=3)
 
 
 def findings(steps: pd.DataFrame) -> list[str]:
