@@ -43,7 +43,7 @@ def draw_probes(probes: pd.DataFrame, epsilon: float, confidence: float) -> Figu
     for axis, (probe, part) in zip(axes, probes.groupby("probe", sort=False), strict=True):
         axis.plot(finely, exact, label="exact, noise that is there", **plots.line(plots.STYLES["worst"]))
         axis.axhline(part.claimed.iloc[0], color="0.2", linewidth=1, label="claim, noise asked for")
-        look = plots.marks(plots.STYLES["robust"])
+        look = plots.marks(plots.SERIES[0])
         axis.plot(part.factor, part.lower_bound, label=f"audit, {percent(confidence)}", **look)
         axis.set(title=f"one probe, {probe}", xlabel="noise / noise asked for", xscale="log")
         plots.log_ticks(axis.xaxis, factors)
@@ -84,7 +84,7 @@ def draw_joint(joint: pd.DataFrame, splits: dict[Composition, NoiseSplit], confi
             deltas = delta_curve(split, count, grid)  # type: ignore[arg-type]
             axis.plot(deltas, grid, label=label, **plots.line(plots.STYLES[style]))
         part = joint[(joint.noise == noise) & (joint.counted == noise)]
-        look = plots.marks(plots.STYLES["robust"])
+        look = plots.marks(plots.SERIES[0])
         axis.plot(part.delta, part.lower_bound, label=f"audit, {percent(confidence)}", **look)
         target = (split.target_delta, split.target_epsilon)
         axis.plot(*target, marker="*", color="0.2", markersize=12, linestyle="none", label="target")

@@ -35,8 +35,10 @@ STYLES: dict[str, dict[str, Any]] = {
     "worst": {"color": "#7F7F7F", "linestyle": ":", "marker": "v"},
     "reference": {"color": "#CC79A7", "linestyle": (0, (5, 1, 1, 1)), "marker": "D"},
 }
-# For series that are not methods, in order.
-SERIES = [STYLES[name] for name in ("robust", "paper", "best", "reference", "worst")] + [
+# For series that are not methods, in order. Blue is ours in every figure, so it is not among them.
+SERIES = [
+    {"color": "#1A1A1A", "linestyle": "-", "marker": "o"},
+    *(STYLES[name] for name in ("paper", "best", "reference", "worst")),
     {"color": "#56B4E9", "linestyle": (0, (3, 1)), "marker": "P"},
     STYLES["line_search"],
 ]

@@ -25,8 +25,8 @@ from hyfreedp.experiments.studies.bias_variance import (
 )
 from hyfreedp.privatize import loss_noise_std, optimal_threshold
 
-RED, BLUE, GREEN = (plots.STYLES[name] for name in ("paper", "line_search", "best"))
-LINES = {"bias": RED, "noise": GREEN, "rmse": BLUE}
+RED, ORANGE, GREEN = (plots.STYLES[name] for name in ("paper", "line_search", "best"))
+LINES = {"bias": RED, "noise": GREEN, "rmse": ORANGE}
 NAMES = {"bias": "clipping bias", "noise": "noise (sd)", "rmse": "total (root sum of squares)"}
 ALPHAS = np.linspace(-3, 3, 121)
 MARKED = [-1.0, 0.0, 1.0, 2.0]  # values of alpha with a dot
@@ -42,9 +42,9 @@ def _normal_bias(alphas: Any) -> np.ndarray:
 def draw_normal_bias() -> Figure:
     """Fig. "truncated normal": the clipping bias of normal losses against alpha."""
     figure, axis = plt.subplots(figsize=(5, 3.4))
-    axis.plot(ALPHAS, _normal_bias(ALPHAS), color=BLUE["color"])
+    axis.plot(ALPHAS, _normal_bias(ALPHAS), color=ORANGE["color"])
     biases = _normal_bias(MARKED)
-    axis.plot(MARKED, biases, linestyle="none", marker="o", color=BLUE["color"])
+    axis.plot(MARKED, biases, linestyle="none", marker="o", color=ORANGE["color"])
     for alpha, bias in zip(MARKED, biases, strict=True):
         axis.annotate(f"{bias:.3f}", (alpha, bias), textcoords="offset points", xytext=(6, 6))
     axis.set(xlabel=r"$\alpha = (R_l - \mu)\,/\,\xi$", ylabel=r"$\phi(\alpha) - \alpha\,(1 - \Phi(\alpha))$")
@@ -77,7 +77,7 @@ def draw_theorem(
         curves, releases: of ``one_batch``, from ``runs`` releases of a batch of ``real_size``.
     """
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.8))
-    left.plot(ALPHAS, _normal_bias(ALPHAS), color=BLUE["color"], label="Corollary 1")
+    left.plot(ALPHAS, _normal_bias(ALPHAS), color=ORANGE["color"], label="Corollary 1")
     low, high = dots.bias - dots.spread, dots.bias + dots.spread
     left.fill_between(dots.alpha, low, high, color="0.85", label="one batch (1 sd)")
     bars: dict[str, Any] = {"fmt": "o", "color": "0.2", "markersize": 4, "capsize": 2}
@@ -139,7 +139,7 @@ def draw_trade_offs(found: dict[int, TradeOff], mean: float) -> Figure:
         for name, style in LINES.items():
             axis.plot(trade.curves.threshold, trade.curves[name], label=NAMES[name], **plots.line(style))
         dots = trade.releases
-        bars: dict[str, Any] = {"fmt": "o", "color": BLUE["color"], "markersize": 4, "capsize": 2}
+        bars: dict[str, Any] = {"fmt": "o", "color": ORANGE["color"], "markersize": 4, "capsize": 2}
         axis.errorbar(dots.threshold, dots.rmse, yerr=2 * dots.rmse_error, label="total, simulated", **bars)
         star: dict[str, Any] = {"marker": "*", "markersize": 14, "linestyle": "none", "color": "0.1"}
         axis.plot(trade.best, trade.error_at(trade.best), label="least error", **star)
@@ -200,7 +200,7 @@ def draw_losses(probed: Sequence[pd.DataFrame], stages: Sequence[int]) -> Figure
         top.set_title(f"step {stage}")
         biases = np.array([relative_biases(batch) for batch in batches])
         for values, style, label in zip(
-            biases.swapaxes(0, 1), (BLUE, RED), ("actual", "normal (Corollary 1)"), strict=True
+            biases.swapaxes(0, 1), (ORANGE, RED), ("actual", "normal (Corollary 1)"), strict=True
         ):
             bottom.plot(RATIOS, values.mean(axis=0), label=label, **plots.line(style))
             band: dict[str, Any] = {"color": style["color"], "alpha": 0.2, "linewidth": 0}
@@ -246,7 +246,7 @@ def draw_mechanisms(splits: dict[str, NoiseSplit], *, mean: float, std: float, b
     deviations = {name: _deviation(split, batch_size) for name, split in splits.items()}
     grid = np.linspace(-4.5, 4.5, 401) * deviations["gaussian"]
     thresholds = wide_thresholds(mean)
-    for (name, split), style in zip(splits.items(), (BLUE, RED), strict=True):
+    for (name, split), style in zip(splits.items(), (ORANGE, RED), strict=True):
         scale = split.sigma_loss / batch_size
         density = stats.norm(scale=scale) if name == "gaussian" else stats.laplace(scale=scale)
         left.plot(grid, density.pdf(grid), label=f"{name}, sd {deviations[name]:.3f}", **plots.line(style))

@@ -16,7 +16,7 @@ from hyfreedp.experiments.store import plots
 from hyfreedp.experiments.store.verdicts import Verdict
 from hyfreedp.experiments.studies.repeated_probes import Cloud
 
-BLUE, RED = plots.STYLES["line_search"]["color"], plots.STYLES["paper"]["color"]
+ORANGE, RED = plots.STYLES["line_search"]["color"], plots.STYLES["paper"]["color"]
 PLACES = np.linspace(-1.5, 1.5, 61)  # along G, in units of h
 
 
@@ -50,7 +50,7 @@ def _draw_fits(axis: Axes, cloud: Cloud, probe: str, multiple: float) -> None:
     some = cloud.fits[(cloud.fits.probe == probe) & np.isclose(cloud.fits.multiple, multiple)].head(60)
     curves = [parabola(fit.slope, fit.curvature, cloud.distance) for fit in some.itertuples()]
     lines = [np.column_stack([PLACES, curve]) for curve in curves]
-    axis.add_collection(LineCollection(lines, colors=BLUE, alpha=0.25, linewidths=0.8))
+    axis.add_collection(LineCollection(lines, colors=ORANGE, alpha=0.25, linewidths=0.8))
     truth = parabola(cloud.exact.slope, cloud.exact.curvature, cloud.distance)
     axis.plot(PLACES, truth, color="0.1", linestyle="--", linewidth=2)
     margin = np.ptp(truth)
@@ -62,9 +62,9 @@ def _draw_spread(axis: Axes, cloud: Cloud, probe: str, right: float) -> None:
     """Quantiles of b/a in units of h against the threshold, and the thresholds to know."""
     spread, distance = cloud.spread[cloud.spread.probe == probe], cloud.distance
     for low, high, alpha, share in (("q5", "q95", 0.2, "nine tenths"), ("q25", "q75", 0.4, "half")):
-        band: dict[str, Any] = {"color": BLUE, "alpha": alpha, "linewidth": 0, "label": f"{share} of the rates"}
+        band: dict[str, Any] = {"color": ORANGE, "alpha": alpha, "linewidth": 0, "label": f"{share} of the rates"}
         axis.fill_between(spread.multiple, spread[low] / distance, spread[high] / distance, **band)
-    axis.plot(spread.multiple, spread.q50 / distance, color=BLUE, label="median")
+    axis.plot(spread.multiple, spread.q50 / distance, color=ORANGE, label="median")
     axis.axhline(cloud.exact.minimizer / distance, color="0.1", linestyle="--", label="exact")
     if probe == "losses":
         for value, label, dashes in ((1.0, "$L$", (1, 1)), (cloud.sum_rule / cloud.usual[0], "sum", (6, 2))):

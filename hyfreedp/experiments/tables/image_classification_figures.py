@@ -31,8 +31,10 @@ PROFILES = {
 }
 # Methods whose rate is drawn, with their looks.
 RATES = {
-    name: plots.line(plots.SERIES[index])
-    for name, index in (("hyfreedp_robust", 0), ("hyfreedp_paper", 1), ("dadaptation", 3), ("prodigy", 6))
+    "hyfreedp_robust": plots.line(plots.STYLES["robust"]),
+    "hyfreedp_paper": plots.line(plots.STYLES["paper"]),
+    "dadaptation": plots.line(plots.STYLES["reference"]),
+    "prodigy": plots.line(plots.STYLES["line_search"]),
 }
 COLLAPSING = ["dadaptation", "prodigy"]
 TUNINGS = {"full": "full fine-tuning, or from scratch", "bitfit": "BitFit", "lora": "LoRA"}
