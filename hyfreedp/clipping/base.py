@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from hyfreedp.checks import listed
 from hyfreedp.clipping.functions import Clipping
 from hyfreedp.clipping.per_sample import PerSampleGradients, widened
+from hyfreedp.clipping.reference import weighted_gradients
 from hyfreedp.clipping.validate import check_modes
 from hyfreedp.noise import NoiseGenerator
 
@@ -175,7 +176,7 @@ class GradientEngine(ABC):
         again = add and samples > 1 and bool(self._unseen) and self._batches.bit_count() == 1
         if not add or again or self._checked_samples < samples:
             weights = _weights(losses, self._checks)
-            reference = _reference(losses, weights, trainable)
+            reference = weighted_gradients(losses, weights, trainable)
         self._types.clear()
         gradients = self._per_sample_gradients(losses, trainable)
         if not gradients:
@@ -227,25 +228,6 @@ def _weights(losses: Tensor, generator: NoiseGenerator) -> Tensor:
 
 def _norm(g: Tensor) -> Tensor:
     return torch.linalg.vector_norm(g, dtype=torch.promote_types(g.dtype, torch.float32))
-
-
-def _reference(
-    losses: Tensor, weights: Tensor, trainable: dict[nn.Parameter, str]
-) -> dict[nn.Parameter, Tensor | None]:
-    """Autograd's gradient of sum_i w_i L_i."""
-    try:
-        gradients = torch.autograd.grad(
-            losses, list(trainable), weights.to(losses.dtype), retain_graph=True, allow_unused=True
-        )
-    except RuntimeError as error:
-        if "checkpoint" not in str(error).lower() or ".grad()" not in str(error):
-            raise
-        raise ValueError(
-            "the model uses reentrant checkpointing, in whose backward pass no per-sample gradients can be taken: pass "
-            "use_reentrant=False to torch.utils.checkpoint, or to transformers' gradient_checkpointing_enable "
-            "gradient_checkpointing_kwargs={'use_reentrant': False}"
-        ) from error
-    return dict(zip(trainable, gradients, strict=True))
 
 
 def _check(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from models import Example, bert, biases_only, gpt2, groupnorm_convnet, llama, llama_lora, vit, vit_tiny
-from torch import nn
+from torch import Tensor, nn
 
 from hyfreedp.clipping import AutomaticClipping, BookKeepingEngine, GradientEngine, HooksEngine, make_engine
 
@@ -107,3 +108,49 @@ def test_half_precision_autocast_is_close(build) -> None:
     assert measured.dtype == torch.float32
     torch.testing.assert_close(measured, norms, rtol=0.05, atol=0)
     assert (example.collected() - clipped).norm() < 0.05 * clipped.norm()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_half_precision_autocast_of_swin_is_not_refused(seed) -> None:
+    """Autograd's own gradients of its norms are off by up to a half there: its kernel adds up rows in bfloat16."""
+    timm = pytest.importorskip("timm")
+    sizes = {"img_size": 32, "patch_size": 2, "window_size": 4, "embed_dim": 12, "depths": (2, 2), "num_heads": (2, 2)}
+    torch.manual_seed(seed)
+    model = timm.create_model("swin_tiny_patch4_window7_224", num_classes=5, **sizes).train()
+    engine = make_engine(model, AutomaticClipping())
+    with torch.autocast("cpu", torch.bfloat16):
+        losses = F.cross_entropy(model(torch.randn(16, 3, 32, 32)), torch.randint(5, (16,)), reduction="none")
+    engine.backward(losses)
+
+
+class Rows(nn.Module):
+    """A layer with many rows per sample; ``shift`` makes a sample's loss that of the rows of another."""
+
+    def __init__(self, layer: nn.Module, shift: int) -> None:
+        super().__init__()
+        self.layer, self.shift = layer, shift
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return (self.layer(x).roll(self.shift, 0) - y).square().mean((1, 2))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", [nn.LayerNorm, nn.Embedding])
+def test_long_sums_in_half_precision(kind, dtype, engine) -> None:
+    """Where autograd's own are off by a third and more, what is right passes, and what is wrong does not."""
+    torch.manual_seed(0)
+    y = torch.tensor([-1.0, 1.0, 2.0, -2.0], dtype=torch.float64)[:, None, None]
+    if kind is nn.LayerNorm:
+        layer, x = nn.LayerNorm(8), torch.randn(4, 2048, 8).double()
+    else:
+        layer, x = nn.Embedding(5, 8), (torch.rand(4, 4096) < 0.2) + torch.arange(4)[:, None]
+    norms, _ = Example(Rows(layer.double(), 0), (x, y), lambda model, x, y: model(x, y)).clipped(AutomaticClipping())
+    batch = [t.to(dtype) if t.is_floating_point() else t for t in (x, y)]
+    attached = engine(Rows(layer.to(dtype), 0).train(), AutomaticClipping())
+    measured = attached.backward(attached.module(*batch).float())
+    torch.testing.assert_close(measured.double(), norms, rtol=0.05, atol=0)
+    attached.detach()
+    attached = engine(Rows(layer, 1).train(), AutomaticClipping())
+    with pytest.raises(ValueError, match="disagree with autograd"):
+        attached.backward(attached.module(*batch).float())
