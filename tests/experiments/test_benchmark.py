@@ -2,9 +2,11 @@
 
 import copy
 import math
+import sys
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
+from importlib.util import find_spec
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -13,6 +15,7 @@ import pytest
 import torch
 
 from hyfreedp import PRESETS, NoiseGenerator
+from hyfreedp.clipping import AutomaticClipping
 from hyfreedp.experiments.benchmark import __main__ as command
 from hyfreedp.experiments.benchmark import contenders, goals, learning, measure, noise, record, tables, workloads
 from hyfreedp.experiments.benchmark.contenders import ALL_CONTENDERS, CONTENDERS, MAX_GRAD_NORM, Contender, Setup
@@ -42,7 +45,11 @@ def tiny(monkeypatch):
 # ---- the contenders do the same work ---------------------------------------------------------------------------------
 
 
-def clipped_mean(work: Workload) -> torch.Tensor:
+def clip_factor(norm: torch.Tensor) -> torch.Tensor:
+    return (MAX_GRAD_NORM / norm).clamp(max=1)
+
+
+def clipped_mean(work: Workload, factor=clip_factor) -> torch.Tensor:
     """The slow, obvious twin: one sample at a time."""
     total = 0
     for i in range(len(work.inputs)):
@@ -50,7 +57,7 @@ def clipped_mean(work: Workload) -> torch.Tensor:
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, -2), work.labels[i : i + 1].flatten())
         gradients = torch.autograd.grad(loss, work.trainable)
         gradient = torch.cat([g.flatten() for g in gradients])
-        total = total + gradient * (MAX_GRAD_NORM / gradient.norm()).clamp(max=1)
+        total = total + gradient * factor(gradient.norm())
     return total / len(work.inputs)
 
 
@@ -79,6 +86,34 @@ def test_every_private_contender_takes_the_same_clipped_step(family, tuning):
         assert rate > 0 and (step / rate - expected).norm() < 0.05 * expected.norm(), name
 
 
+@pytest.fixture
+def opake():
+    """Where it is installed, which is an environment of its own: it wants PyTorch 2.9, this package 2.6."""
+    return pytest.importorskip("opake.dpsgd.clipping", reason="opake is not installed (pip install opake)")
+
+
+@pytest.mark.parametrize(("family", "tuning"), ALL)
+def test_opake_takes_the_same_clipped_step(opake, family, tuning):
+    work = make_workload(SHAPES[family], tuning)
+    for p in work.trainable:
+        p.data *= 1.5
+    expected = clipped_mean(work)
+    step = step_taken(ALL_CONTENDERS["opake"], work)
+    assert (step - expected).norm() < 2e-5 * expected.norm()
+
+
+def test_opake_normalises_gradients_as_our_automatic_clipping(opake, monkeypatch):
+    """AUTO-S in both, in place of the benchmark's clipping: opake's factor is ours, stability included."""
+    monkeypatch.setattr(contenders, "AbadiClipping", lambda threshold: AutomaticClipping())
+    monkeypatch.setattr(
+        opake, "clipped_grad", lambda loss, *, clipping_norm, **kw: opake.auto_clipped_grad(loss, R=clipping_norm, **kw)
+    )
+    work = make_workload(SHAPES["vit"], "full")
+    expected = clipped_mean(work, lambda norm: 1 / (norm + 0.01))
+    for name in ("ours", "opake"):
+        assert (step_taken(ALL_CONTENDERS[name], work) - expected).norm() < 2e-5 * expected.norm(), name
+
+
 @pytest.mark.parametrize(("family", "tuning"), ALL)
 def test_the_plain_step_is_the_unclipped_one(family, tuning):
     work = make_workload(SHAPES[family], tuning)
@@ -92,10 +127,11 @@ def test_contenders_add_the_same_noise():
     """At a rate of 1 the weights change by the noise as well, whose standard deviation is sigma R_g / B."""
     work = make_workload(SHAPES["gpt2"], "full")
     quiet = step_taken(CONTENDERS["ours"], work)
-    for name in ("opacus_hooks", "opacus_ghost", "ours"):
+    installed = ["opake"] if find_spec("opake") else []
+    for name in ("opacus_hooks", "opacus_ghost", "ours", *installed):
         copy = work.copy()
         before = [p.detach().clone() for p in copy.trainable]
-        CONTENDERS[name].make(copy, replace(SGD, epsilon=3.0))()
+        ALL_CONTENDERS[name].make(copy, replace(SGD, epsilon=3.0))()
         step = torch.cat([(old - p.detach()).flatten() for old, p in zip(before, copy.trainable, strict=True)])
         noise = (step - quiet) * len(work.inputs) / MAX_GRAD_NORM
         # 7,000 numbers: 5 % are six standard errors of their standard deviation.
@@ -334,6 +370,22 @@ def test_the_whole_record_has_every_small_model_and_the_growth(elsewhere):
 def test_one_thing_alone_is_measured_on_request(elsewhere, what):
     assert command.main([f"--{what}"]) == 0
     assert [path.name for path in (elsewhere.results / "laptop").iterdir()] == [f"efficiency_{what}.csv"]
+
+
+def test_opake_is_measured_on_request_where_it_is_installed(elsewhere, monkeypatch, capsys):
+    monkeypatch.setattr(command, "find_spec", {"opake": None}.get)
+    with pytest.raises(SystemExit):
+        command.main(["--opake"])
+    assert "pip install opake" in capsys.readouterr().err and not elsewhere.results.exists()
+    monkeypatch.setattr(command, "find_spec", {"opake": "found"}.get)
+    assert command.main(["--opake"]) == 0
+    assert [path.name for path in (elsewhere.results / "laptop").iterdir()] == ["efficiency_opake.csv"]
+
+
+def test_a_contender_that_is_not_installed_is_left_out_with_its_reason(tiny, monkeypatch):
+    monkeypatch.setitem(sys.modules, "opake.dpsgd.clipping", None)
+    rows = record.measure(cases(["tiny"], ["full"], ["opake"]), device="cpu", rounds=1, threads=1)
+    assert "seconds" not in rows and "opake.dpsgd.clipping" in rows.failure[0]
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import get_args
 
@@ -28,8 +29,9 @@ All contenders of a case take turns in every round; reported are medians over ro
 Without --models, --tunings and --contenders, the whole record is measured and written to data/results/laptop (cpu) or
 data/results/gpu (else): efficiency.csv, efficiency_growth.csv on how the cost grows with batch size, depth, width and
 sequence length, efficiency_noise.csv on noise and checks (--noise: this one alone), and efficiency_learning.csv on
-what learning the rate costs in a whole run (--learning). A selection goes to build/benchmark instead, or with
---record into that record, in place of its rows of the same cases. Run it on a machine that does nothing else.
+what learning the rate costs in a whole run (--learning). efficiency_opake.csv has opake beside the others, on request
+(--opake; pip install opake, which wants PyTorch 2.9). A selection goes to build/benchmark instead, or with --record
+into that record, in place of its rows of the same cases. Run it on a machine that does nothing else.
 
 examples:
   python -m hyfreedp.experiments.benchmark
@@ -39,6 +41,7 @@ exit status: 0; 2 if the command is wrong."""
 
 # What names a row of a record.
 _CASE = ("model", "tuning", "varied", "value", "what", "batch_size", "contender", "source", "method")
+_BESIDE_OPAKE = ("plain", "opacus_hooks", "opacus_ghost", "opacus_functorch", "ours", "opake")
 _GROWTH_CONTENDERS = ("plain", "opacus_hooks", "opacus_ghost", "ours")
 _GROWTH = {
     "laptop": (
@@ -82,7 +85,10 @@ def main(arguments: list[str] | None = None) -> int:
     only.add_argument("--noise", action="store_true", help="measure only what noise and checks cost")
     only.add_argument("--growth", action="store_true", help="measure only how the cost grows")
     only.add_argument("--learning", action="store_true", help="measure only what learning the rate costs")
+    only.add_argument("--opake", action="store_true", help="measure only opake, beside the others")
     options = parser.parse_args(arguments)
+    if options.opake and find_spec("opake") is None:
+        parser.error("--opake needs opake, which is not installed: pip install opake")
 
     whole = not (options.models or options.tunings or options.contenders)
     here = workspace()
@@ -91,7 +97,7 @@ def main(arguments: list[str] | None = None) -> int:
     models = options.models or (ON_CPU if profile == "laptop" else ON_GPU)
     settings = {"device": options.device, "rounds": options.rounds, "threads": options.threads}
     contenders = options.contenders or tuple(CONTENDERS)
-    steps = not (options.noise or options.learning or options.growth)
+    steps = not (options.noise or options.learning or options.growth or options.opake)
     write = partial(_write, folder=output, beside=options.record)
     try:
         if steps:
@@ -100,6 +106,9 @@ def main(arguments: list[str] | None = None) -> int:
             if len(judged := goals.judge(table)):
                 summary = goals.summarise(judged).round(3).to_string(index=False, na_rep="")
                 print("\nGoals (for the CPU):", summary, sep="\n")
+        if options.opake:
+            table = measure(cases(models, options.tunings or get_args(Tuning), _BESIDE_OPAKE), **settings)
+            write(table, "_opake", _shown(table))
         if options.growth or (steps and whole):
             table = measure(growth_cases(*_GROWTH[profile], _GROWTH_CONTENDERS), **settings)
             write(table, "_growth", _shown(table))

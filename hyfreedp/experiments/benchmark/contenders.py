@@ -16,6 +16,7 @@ import opacus
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.utils.data import DataLoader, TensorDataset
 
 from hyfreedp import PRESETS, HyFreeDPOptimizer, Preset, PrivacyEngine, calibrate_noise
@@ -111,6 +112,37 @@ def _mean_loss(logits: Tensor, labels: Tensor, *, shape: torch.Size) -> Tensor:
     return F.cross_entropy(logits, labels)
 
 
+def _opake(work: Workload, setup: Setup) -> Step:
+    """Opake's functions with torch's optimizer; they need none of opake's patches for these models."""
+    from opake.dpsgd.clipping import clipped_grad
+    from opake.dpsgd.noise import gaussian_noise
+    from opake.random import key
+
+    trainable = {name: p for name, p in work.module.named_parameters() if p.requires_grad}
+    weights = {name: p.detach() for name, p in trainable.items()}  # the same memory
+    optimizer = setup.optimizer(trainable.values())
+
+    def loss(weights: dict[str, Tensor], sample: Tensor, label: Tensor) -> Tensor:
+        return F.cross_entropy(*_flat(functional_call(work.module, weights, (sample[None],)), label))
+
+    settings = {"clipping_norm": MAX_GRAD_NORM, "normalize_by": len(work.inputs), "batch_argnums": (1, 2)}
+    clip, clip_state = clipped_grad(loss, **settings)
+    privatize, noise_state = gaussian_noise(noise_multiplier=_noise_multiplier(setup.epsilon), key=key(0))
+
+    def step() -> None:
+        nonlocal clip_state, noise_state
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "There is a performance drop")  # attention has no batching rule on CPUs
+            gradient, clip_state = clip(weights, work.inputs, work.labels, state=clip_state)
+        private, noise_state = privatize(gradient, noise_state)
+        for name, p in trainable.items():
+            p.grad = private.pytree[name]
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
 def private_step(work: Workload, setup: Setup, *, preset: Preset, steps: int = _STEPS, compiled: bool = False) -> Step:
     """This package's step, of a run of ``steps``; ``compiled``: the model goes through torch.compile, hooks and all."""
     _, optimizer, _ = PrivacyEngine(seed=0).make_private_with_epsilon(
@@ -179,4 +211,7 @@ COMPILED: dict[str, Contender] = {  # measured on request: torch.compile takes m
     "plain_compiled": Contender("plain, torch.compile", partial(_plain, compiled=True)),
     "ours_compiled": Contender("ours, torch.compile", partial(private_step, preset=PRESETS["fixed"], compiled=True)),
 }
-ALL_CONTENDERS = CONTENDERS | COMPILED
+OTHER_LIBRARIES: dict[str, Contender] = {  # where they are installed, by the name of their package
+    "opake": Contender("opake", _opake),
+}
+ALL_CONTENDERS = CONTENDERS | COMPILED | OTHER_LIBRARIES

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
+from importlib.util import find_spec
 from typing import Any, get_args
 
 import numpy as np
@@ -18,7 +19,7 @@ import torch
 from tqdm import tqdm
 
 from hyfreedp.devices import backend, hardware, named_device, synchronize
-from hyfreedp.experiments.benchmark.contenders import ALL_CONTENDERS, CONTENDERS, Setup, Step
+from hyfreedp.experiments.benchmark.contenders import ALL_CONTENDERS, CONTENDERS, OTHER_LIBRARIES, Setup, Step
 from hyfreedp.experiments.benchmark.measure import (
     garbage_stays,
     peak_memory,
@@ -186,7 +187,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "hardware": hardware(device),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
-        **{name: version(name) for name in PACKAGES},
+        **{name: version(name) for name in (*PACKAGES, *filter(find_spec, OTHER_LIBRARIES))},
         "date": datetime.now(UTC).date().isoformat(),
     }
 
