@@ -27,8 +27,8 @@
 
 # %% tags=["parameters"]
 profile = "laptop"  # how large: smoke, laptop, gpu or paper
-epsilon = 3.0  # of a run, at the task's delta
-seeds = 3  # runs of each choice
+epsilon = 3.0  # target of a run, at the task's delta
+seeds = 3  # training runs of each choice; profiles gpu and paper train three times as many
 interval = 5  # K: steps between probes of preset paper
 
 # %%
@@ -44,6 +44,7 @@ from IPython.display import Markdown, display
 
 from hyfreedp import PRESETS, calibrate_noise
 from hyfreedp.experiments.book import overview
+from hyfreedp.experiments.book.exercises import check
 from hyfreedp.experiments.runs.cells import run_cells, with_seeds
 from hyfreedp.experiments.runs.methods import EXTENDED_GRID
 from hyfreedp.experiments.store import plots
@@ -97,10 +98,10 @@ print(plain)
 # ## 3. Why tuning leaks
 #
 # The formula says nothing about $\eta$, so people try several and keep the best. But *which* rate did best depends on the
-# private records, and each trial looked at all of them. Without further measures the budget of all trials adds up. The
+# private records, and each trial looked at all of them. Without further measures all trials have to be paid for. The
 # grid of this project has 8 rates, each constant or with linear decay: 16 runs.
 #
-# **Predict first:** if one run costs the $\varepsilon$ above, what do 16 runs on the same data cost?
+# **Predict first:** if one run costs the $\varepsilon$ above, what do 16 runs on the same data cost? Sixteen times as much?
 
 # %%
 trials = 2 * len(EXTENDED_GRID)
@@ -113,6 +114,13 @@ text = (
 display(Markdown(text))
 
 # %% [markdown]
+# Why not $16 \times 3 = 48$? That sum is a valid bound, and a wasteful one: it takes it that every run shows its worst at once. What really
+# adds up is evidence. From each run an observer gets a log-likelihood ratio, of the outcome with a given record against that without;
+# $\varepsilon$ is a height that it exceeds with a probability of hardly more than $\delta$: its mean and some standard deviations. The
+# noises of the runs are independent, so over 16 of them the mean grows sixteenfold, but the standard deviation fourfold. At a noise as
+# large as this the standard deviations are most of $\varepsilon$, hence a result between 4 and 16 times 3. The accountant computes it
+# without such rules of thumb; the text above has its number.
+#
 # ## 4. HyFreeDP: learn the rate from a few private numbers
 #
 # There are two ways to learn the rate. Both ask the records a few times in a run, and what they answer is clipped, summed and
@@ -247,6 +255,9 @@ plots.save(
 # The **former default** of the package, method "line_search", climbed from a small rate by parabolas through clipped contrasts of the
 # losses. It is shown from two first rates.
 #
+# The vertical axis is linear within five points of zero and logarithmic beyond: half a point and eighty fit on it, but the lower half is
+# compressed. The distance from -10 to -20 is as long as that from -20 to -40.
+#
 # **Predict first:** how much may a rate that is learned all through the run still owe to the one it began with?
 
 # %%
@@ -267,6 +278,13 @@ plots.save(
 plots.what_to_see(findings)
 
 # %% [markdown]
+# 1e-2 lies beside the grid's best rates, and yet it is the worse start. The former default clips its contrasts at thresholds that
+# begin small, as suits a start at 1e-4: the rate then climbs at most fourfold per probe, the thresholds at most fifteenfold, and they keep
+# up. At 1e-2 the two contrasts, of first and second order in the distance, are a hundred and ten thousand times larger, and the first
+# probe cuts nearly all of them off. What is left of the parabola is far too flat, and seems very precise, because noise is
+# proportional to the threshold. The rule averages its parabolas by that precision, so that the first, wrong ones outweigh later
+# ones, and the rate settles several times above the best. Preset robust has no threshold that could begin too small.
+#
 # ## Verdict
 
 # %%
@@ -287,15 +305,49 @@ verdict(
 #
 # ## Exercises
 #
-# 1. Run this notebook with another budget: `papermill notebooks/00_start_here.ipynb out.ipynb -p epsilon 1.0`. Which of the
+# Put your answer in place of `None` and run the cell; it says whether you are right. Solutions are in
+# [`solutions/`](solutions/00_start_here.ipynb).
+#
+# 1. Every record enters every batch with probability $q = B/N$. In how many of the batches of a run at full length ($T = 100$, $B = 500$,
+#    $N = 1500$) does a person's record take part, on average?
+
+# %%
+batches = None
+check(batches, lambda: protocol["sample_rate"] * task.steps)
+
+# %% [markdown] tags=["solution"]
+# *Solution.* $qT = 100 \cdot 500 / 1500$. Every third step has looked at you: what protects is the noise, not that you are seldom there.
+
+# %% tags=["solution"]
+batches = 100 * 500 / 1500
+check(batches, lambda: protocol["sample_rate"] * task.steps)
+
+# %% [markdown]
+# 2. A vote releases the sum of $\pm 1$ and 0 over the batch with noise of multiplier $\sigma_l$ (one record moves the sum by 1 at most), and
+#    the margin is that sum divided by the expected batch size $B = 500$. For the runs of section 5, $\sigma_l$ is
+#    `records[0]["noise_split"]["sigma_loss"]`. Which standard deviation has the noise of a margin?
+
+# %%
+margin_noise = None
+check(margin_noise, lambda: history.margin_std.max())
+
+# %% [markdown] tags=["solution"]
+# *Solution.* $\sigma_l \cdot 1 / B$. Few margins are so close that noise of this size decides them.
+
+# %% tags=["solution"]
+margin_noise = records[0]["noise_split"]["sigma_loss"] / 500
+check(margin_noise, lambda: history.margin_std.max())
+
+# %% [markdown]
+# 3. Run this notebook with another budget: `papermill notebooks/00_start_here.ipynb out.ipynb -p epsilon 1.0`. Which of the
 #    four choices suffers most, and why?
-# 2. Calibrate preset "paper" as well: `calibrate_noise(target_epsilon=epsilon, steps=task.steps, probe="losses",
+# 4. Calibrate preset "paper" as well: `calibrate_noise(target_epsilon=epsilon, steps=task.steps, probe="losses",
 #    allocation="constant", interval=5, **protocol)`, and with `interval=1`. In units of its clip, is a loss or a vote released more
 #    clearly at the same price, and why?
 
 # %% [markdown] tags=["solution"]
-# *Solutions.* (1) The paper's preset has little to lose. The others lose some points, because the noise on the gradient grows about
-# two and a half times. So does that of a vote, but a clear majority of 500 records stays clear. (2) At $\varepsilon = 3$
-# a vote has a third of the noise of a loss at $K = 5$, and a seventh at $K = 1$. Five votes share what 20 or 100 probes share, and a
-# vote is one number of sensitivity 1 where a probe is three of $\sqrt3$ together. The gradient's noise is the same in the mean, $\gamma$
-# times that of plain DP-SGD; with votes only the steps that vote have more.
+# *Solutions.* (3) The paper's preset has little to lose. The others lose some points, because the noise on the gradient grows about
+# two and a half times. So does that of a vote, but a clear majority of 500 records stays clear. (4) At $\varepsilon = 3$
+# a vote has two fifths of the noise of a loss at $K = 5$, and less than a fifth at $K = 1$. Eight votes share what 20 or 100 probes share,
+# and a vote is one number of sensitivity 1 where a probe is three of $\sqrt3$ together. The gradient's noise is the same in the mean,
+# $\gamma$ times that of plain DP-SGD; with votes only the steps that vote have more.
