@@ -20,13 +20,14 @@ LABELS = {name: contender.label for name, contender in CONTENDERS.items()}
 PRIVATE = [name for name in CONTENDERS if name != "plain"]
 TUNINGS = ("full", "biases", "lora")
 _ORDER = ["ours", "ours_k1", "ours_k5", "opacus_hooks", "opacus_functorch", "ours_k10", "opacus_ghost"]
+_LOOKS = [plots.STYLES["robust"], *plots.SERIES[1:]]  # ours is blue
 _HATCHES = ("", "//", "..", "\\\\", "xx", "++", "oo")
 BARS: dict[str, dict[str, Any]] = {
     name: {"color": style["color"], "hatch": hatch, "edgecolor": "white", "linewidth": 0.5}
-    for name, style, hatch in zip(_ORDER, plots.SERIES, _HATCHES, strict=True)
+    for name, style, hatch in zip(_ORDER, _LOOKS, _HATCHES, strict=True)
 }
 PLAIN: dict[str, Any] = {"color": "0.2", "linestyle": ":", "linewidth": 1.2}
-GROWTH = dict(zip(("ours", "opacus_hooks", "opacus_ghost"), plots.SERIES, strict=False))
+GROWTH = dict(zip(("ours", "opacus_hooks", "opacus_ghost"), _LOOKS, strict=False))
 VARIED = {"batch_size": "batch size $B$", "depth": "depth (blocks)", "width": "width", "tokens": "tokens $T$"}
 
 
