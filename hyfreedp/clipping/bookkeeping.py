@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from functools import partial
-from typing import Any, cast
+from functools import cache, partial
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,10 @@ from hyfreedp.clipping.substitution import Substitution
 # The gradients of parameters, and of values that were computed from parameters alone.
 Gradients = Iterator[tuple[Tensor, PerSampleGradients]]
 
+# An operation and its dimensions, or a layer; and after it the layer that uses parameters next.
+Step = tuple[Any, ...]
+_MANY = 8  # of a step, or more: loops over tokens have as many as there are tokens
+
 
 class BookKeepingEngine(GradientEngine):
     """Clipped sums at nearly the cost of a plain backward pass.
@@ -38,13 +42,19 @@ class BookKeepingEngine(GradientEngine):
     What a layer's call needs is stored on the autograd node of its output, so activations belong to exactly one graph
     and vanish with it; a forward pass whose loss is never differentiated leaves nothing behind. Parameters that are
     used outside a layer with a rule are followed through the operations on them, see :mod:`hyfreedp.clipping.shared`.
+
+    A model may change after the first batches, and move its samples to another dimension, which no shape tells where
+    that is as long as the batch. They must come back to dimension 0 of the losses, and so the graph between two uses of
+    parameters has other operations then, or along other dimensions: a batch with such news is checked as the first is.
     """
 
     name = "bookkeeping"
 
     def __init__(self, module: nn.Module, clipping: Clipping, views: int = 1) -> None:
         super().__init__(module, clipping, views)
+        self._traced: _Trace | None = None
         self._pass: _Pass | None = None
+        self._steps: set[tuple[Step, int]] = set()  # how many a graph had whose gradients agreed with autograd's
         self._operations = Operations(module, self._record_operation)
         self._rules = {
             layer: rule for layer in module.modules() if ruled_parameters(layer) and (rule := rule_of(layer))
@@ -140,11 +150,22 @@ class BookKeepingEngine(GradientEngine):
         return self._substitution.again(size)
 
     def _backward(self, losses: Tensor, trainable: dict[nn.Parameter, str], add: bool) -> Tensor:
-        if self._operations.undecided:
-            self._unseen |= self._operations.undecided
+        self._traced = self._trace(losses, trainable)
+        # In the graph of one sample nothing can go to a wrong sample.
+        new = self._traced.steps.items() - self._steps if len(losses) > 1 else set()
+        if new:
+            new = {(step, min(count, _MANY)) for step, count in new} - self._steps
+        if new or self._operations.undecided:
+            self._unseen |= set(trainable) if new else self._operations.undecided
             self._operations.undecided.clear()
             self._checked_samples = min(self._checked_samples, 1)  # another check against autograd
-        return super()._backward(losses, trainable, add)
+        try:
+            norms = super()._backward(losses, trainable, add)
+        finally:
+            self._traced = None
+        if self._checked_samples > 1:  # else there was none, since a gradient was not finite
+            self._steps |= new
+        return norms
 
     def _record(self, use: _Use, output: Tensor) -> None:
         assert output.grad_fn is not None
@@ -170,7 +191,8 @@ class BookKeepingEngine(GradientEngine):
     def _per_sample_gradients(
         self, losses: Tensor, trainable: dict[nn.Parameter, str]
     ) -> dict[nn.Parameter, PerSampleGradients]:
-        uses, ends = self._trace(losses, trainable)
+        assert self._traced is not None
+        uses, ends, _ = self._traced
         counts = Counter(p for use in uses for p in use.trainable)
         self._pass = current = _Pass(len(losses), self.views, {p for p, count in counts.items() if count > 1})
         try:
@@ -180,34 +202,52 @@ class BookKeepingEngine(GradientEngine):
             self._pass = None
         return current.finish()
 
-    def _trace(self, losses: Tensor, trainable: dict[nn.Parameter, str]) -> tuple[list[_Use], list[GradientEdge]]:
-        """The uses of parameters in the graph of ``losses``, and the edges at which its backward pass may end.
+    def _trace(self, losses: Tensor, trainable: dict[nn.Parameter, str]) -> _Trace:
+        """What a walk through the graph of ``losses`` finds.
 
         From a layer's output the walk goes straight to its input. So it meets a parameter only where that is used
         outside its layer, and differentiating with respect to the outputs of the lowest layers reaches every use
         without a single weight gradient.
         """
-        uses, ends = [], []
-        seen, stack = set(), [losses.grad_fn]
+        uses, ends, steps = [], [], []
+        seen, stack = set(), [(losses.grad_fn, "")]
         while stack:
-            node = stack.pop()
+            node, user = stack.pop()
             if node is None or node in seen:
                 continue
             seen.add(node)
             here = _metadata(node).get(self)
             if here is not None:
+                steps.append((user, here[0].name))
                 uses.extend(here)
                 upstream = [use.upstream for use in here if use.upstream is not None]
                 if not upstream:
                     ends.append(GradientEdge(node, here[0].output_nr))
-                stack.extend(upstream)
-            elif (leaf := getattr(node, "variable", None)) is not None:
+                stack.extend((node, here[0].name) for node in upstream)
+                continue
+            kind = type(node)
+            steps.append((user, kind, *[getattr(node, name) for name in _dimensions(kind)]))
+            if (leaf := getattr(node, "variable", None)) is not None:
                 if leaf in trainable:
                     raise hidden_use(trainable[leaf])
                 ends.append(GradientEdge(node, 0))
             else:
-                stack.extend(upstream for upstream, _ in node.next_functions)
-        return uses, ends
+                stack.extend((upstream, user) for upstream, _ in node.next_functions)
+        return _Trace(uses, ends, Counter(steps))
+
+
+class _Trace(NamedTuple):
+    """What a walk through an autograd graph has found.
+
+    Attributes:
+        uses: of parameters.
+        ends: edges at which a backward pass may end and has reached all uses.
+        steps: what there is how often between the uses.
+    """
+
+    uses: list[_Use]
+    ends: list[GradientEdge]
+    steps: Counter[Step]
 
 
 class _Use:
@@ -325,6 +365,12 @@ def _carry_on(value: Shared, gradients: Tensor) -> tuple[Tensor | None, ...]:
         allow_unused=True,
         is_grads_batched=True,
     )
+
+
+@cache
+def _dimensions(kind: type[Node]) -> tuple[str, ...]:
+    """The attributes in which a kind of operation keeps dimensions; numbers, so that no saved tensor is touched."""
+    return tuple(name for name in dir(kind) if name.startswith("_saved_") and "dim" in name)
 
 
 def _metadata(node: Node) -> dict[Any, Any]:

@@ -14,6 +14,7 @@ from torch.utils.data import TensorDataset
 from twins import make_private
 
 from hyfreedp.clipping import AutomaticClipping, BookKeepingEngine, HooksEngine, make_engine
+from hyfreedp.clipping.reference import weighted_gradients
 
 CASES = {f"{case.library}/{case.name}": case for case in cases()}
 
@@ -261,6 +262,90 @@ def test_a_shape_that_tells_nothing_is_not_believed_unchecked() -> None:
     example.model.on = True
     with pytest.raises(ValueError, match="disagree with autograd: 'p'"):
         engine.backward(example.losses())
+
+
+class Turning(nn.Module):
+    """Has its samples in dimension 0 until it is turned; the losses of one sample are the same then."""
+
+    def __init__(self, turned) -> None:
+        super().__init__()
+        self.inner, self.p, self.on, self.turned = nn.Linear(4, 6), nn.Parameter(torch.randn(6)), False, turned
+
+    def parts(self, x: Tensor) -> Tensor:
+        return (self.inner(x).tanh() * self.p).square()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.turned(self, x) if self.on else self.parts(x).transpose(1, 2).mean(2).sum(1)
+
+
+TURNS = {
+    "transposed and back": lambda self, x: self.parts(x.transpose(0, 1)).transpose(0, 1).mean(1).sum(1),
+    "copied in another order": lambda self, x: self.parts(x.transpose(0, 1).contiguous()).mean(0).sum(1),
+    "by index": lambda self, x: sum(self.parts(x.mT.mT.swapaxes(0, 1).clone())[t] for t in range(x.shape[1])).sum(1),
+    "by a product": lambda self, x: torch.einsum("tbd,t->b", self.parts(x.transpose(0, 1)), x.new_ones(x.shape[1])),
+    "in the middle": lambda self, x: (
+        (self.inner(x).transpose(0, 1).tanh() * self.p).square().transpose(0, 1).sum((1, 2))
+    ),
+    "once more": lambda self, x: self.parts(x.transpose(0, 1)).transpose(1, 2).transpose(0, 2).sum((1, 2)),
+}
+
+
+@pytest.mark.parametrize("turn", TURNS)
+def test_samples_that_move_to_another_dimension_later_are_noticed_where_no_shape_tells(turn) -> None:
+    """In a batch of as many samples as there are tokens, after the first batches: no other check is due."""
+    torch.manual_seed(0)
+    example = Example(
+        Turning(TURNS[turn]).double().train(), (torch.randn(5, 5, 4).double(),), lambda model, x: model(x)
+    )
+    engine = make_engine(example.model, AutomaticClipping())
+    for rows in (slice(0, 5), slice(0, 4), slice(0, 5)):
+        engine.backward(example.losses(rows))
+    example.model.on = True
+    with pytest.raises(ValueError, match="disagree with autograd"):
+        engine.backward(example.losses())
+
+
+class Loop(nn.Module):
+    """Goes through the tokens one by one, and leaves a layer out at times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.step, self.more = (
+            nn.Linear(4, 6),
+            nn.Linear(6, 6),
+            nn.ModuleList(nn.Linear(6, 6) for _ in range(4)),
+        )
+        self.left_out = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x.new_zeros(len(x), 6)
+        for token in self.inner(x).unbind(1):
+            h = torch.tanh(self.step(h) + token)
+        for i, layer in enumerate(self.more):
+            h = h if self.left_out >> i & 1 else h + layer(h).tanh()
+        return h.square().sum(1)
+
+
+def test_batches_of_other_sizes_lengths_and_layers_left_out_are_checked_a_few_times_only(monkeypatch) -> None:
+    checks = []
+
+    def counted(*args):
+        checks.append(args)
+        return weighted_gradients(*args)
+
+    monkeypatch.setattr("hyfreedp.clipping.base.weighted_gradients", counted)
+    model = Loop().train()
+    engine = make_engine(model, AutomaticClipping())
+    for samples in (7, 5, 2, 9, 1, 7):
+        engine.backward(model(torch.randn(samples, 5, 4)))
+    assert len(checks) == 1
+    for tokens in range(6, 40):
+        engine.backward(model(torch.randn(3, tokens, 4)))
+    assert len(checks) <= 6
+    for left_out in torch.randint(16, (200,)).tolist():
+        model.left_out = left_out
+        engine.backward(model(torch.randn(3, 12, 4)))
+    assert len(checks) <= 20
 
 
 class Experts(nn.Module):

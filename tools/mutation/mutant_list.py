@@ -673,6 +673,14 @@ MUTANTS = [
         ("core/clipping_shared::test_a_shape_that_tells_nothing_is_not_believed_unchecked",),
     ),
     Mutant(
+        "new-operation-unchecked",
+        f"{CLIPPING}/bookkeeping.py",
+        "if new or self._operations.undecided:",
+        "if self._operations.undecided:",
+        "Samples that move to another dimension of the same length after the first batch are not noticed.",
+        ("core/clipping_shared::test_samples_that_move_to_another_dimension_later_are_noticed_where_no_shape_tells",),
+    ),
+    Mutant(
         "repeated-tokens-not-added",
         f"{CLIPPING}/per_sample.py",
         "return norms.index_add_(0, owners, _squared_norms(sums))",
