@@ -27,7 +27,7 @@
 
 # %% tags=["parameters"]
 profile = "laptop"  # how large: smoke, laptop, gpu or paper
-epsilon = 3.0  # target of a run, at the task's delta
+epsilon = 3.0  # of a run, at the task's delta
 seeds = 3  # training runs of each choice; profiles gpu and paper train three times as many
 interval = 5  # K: steps between probes of preset paper
 
@@ -81,7 +81,8 @@ figure = first_look.draw_digits(*train.tensors)
 #
 # Whoever sees the model, and all its intermediate states, then learns only so much about whether a given person took part: no attack
 # tells it with an advantage (true less false alarms) above $(e^\varepsilon - 1 + 2\delta)/(e^\varepsilon + 1)$. That is 0.46 at
-# $\varepsilon = 1$ and 0.905 at 3: a limit to the worst case, far above what known attacks reach (notebooks 02 and 10), but not "nothing". DP-SGD gets there in each step by drawing a random batch (every record with probability $q = B/N$), bounding what
+# $\varepsilon = 1$ and 0.905 at 3: a limit to the worst case, far above what known attacks reach (notebooks 02 and 10), but not
+# "nothing". DP-SGD gets there in each step by drawing a random batch (every record with probability $q = B/N$), bounding what
 # one record can do to the gradient, and drowning the rest in noise:
 #
 # $$ \mathbf m = \frac 1B\Big(\sum_{i\in\text{batch}} \frac{\mathbf g_i}{\|\mathbf g_i\| + 0.01}
@@ -116,7 +117,7 @@ display(Markdown(text))
 # %% [markdown]
 # Why not $16 \times 3 = 48$? That sum is a valid bound, and a wasteful one: it takes it that every run shows its worst at once. What really
 # adds up is evidence. From each run an observer gets a log-likelihood ratio, of the outcome with a given record against that without;
-# $\varepsilon$ is a height that it exceeds with a probability of hardly more than $\delta$: its mean and some standard deviations. The
+# $\varepsilon$ is a height that it exceeds with a probability of the order of $\delta$: its mean and some standard deviations. The
 # noises of the runs are independent, so over 16 of them the mean grows sixteenfold, but the standard deviation fourfold. At a noise as
 # large as this the standard deviations are most of $\varepsilon$, hence a result between 4 and 16 times 3. The accountant computes it
 # without such rules of thumb; the text above has its number.
@@ -256,7 +257,7 @@ plots.save(
 # losses. It is shown from two first rates.
 #
 # The vertical axis is linear within five points of zero and logarithmic beyond: half a point and eighty fit on it, but the lower half is
-# compressed. The distance from -10 to -20 is as long as that from -20 to -40.
+# compressed. The distance from -5 to -10 is as long as that from -10 to -20.
 #
 # **Predict first:** how much may a rate that is learned all through the run still owe to the one it began with?
 

@@ -232,7 +232,7 @@ def draw_gaps(compared: pd.DataFrame) -> Figure:
         axis.set(title=TASKS[name].title, xlabel="target epsilon")
         axis.set_yscale("symlog", linthresh=5)
         axis.set_yticks([-50, -20, -10, -5, -2, 0, 2], ["-50", "-20", "-10", "-5", "-2", "0", "2"])
-    axes[0].set_ylabel("accuracy minus grid's best (points, mean\nand sd of 5 seeds; logarithmic beyond 5)")
+    axes[0].set_ylabel("accuracy minus grid's best\n(points, mean and sd of 5 seeds;\nlogarithmic beyond 5)")
     axes[-1].legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
 
