@@ -27,13 +27,13 @@
 
 # %% tags=["parameters"]
 profile = "laptop"  # how large: smoke, laptop, gpu or paper
-epsilon = 3.0  # target of the whole run
-records = 50_000  # N
+epsilon = 3.0  # of a run, at a delta of N^-1.1
+records = 50_000  # N, in the training data
 batch_size = 1000  # B, expected
-epochs = 5  # so that a run has epochs * N / B steps
+epochs = 5  # passes, so that a run has epochs * N / B steps
 interval = 5  # K: steps between probes
 gamma = 1.01  # sigma_g in units of the noise of vanilla DP-SGD
-seeds = 5  # of the simulation of section 4
+seeds = 5  # repetitions of the simulation of section 4, each with random numbers of its own
 
 # %%
 from hyfreedp.experiments.book.parameters import check_parameters
@@ -53,17 +53,23 @@ check_parameters(
 )
 
 # %%
-import numpy as np
 import pandas as pd
 from IPython.display import Markdown, display
 
+from hyfreedp import calibrate_noise
+from hyfreedp.accounting.mechanisms import probe_mechanism
+from hyfreedp.experiments.book.exercises import check
 from hyfreedp.experiments.store import plots
 from hyfreedp.experiments.store.cache import cached
 from hyfreedp.experiments.store.paths import CELLS
 from hyfreedp.experiments.store.verdicts import verdict
 from hyfreedp.experiments.studies import noise_split, noise_split_figures, noise_split_rows, true_cost_figures
 
+# %%
 plots.use_style()
+if profile == "smoke":  # a small budget has short privacy loss distributions
+    epsilon, epochs = 0.5, 1
+    print(f"profile smoke sets epsilon = {epsilon} and epochs = {epochs}")
 parameters = {
     name: globals()[name]
     for name in ("profile", "epsilon", "records", "batch_size", "epochs", "interval", "gamma", "seeds")
@@ -110,9 +116,6 @@ display(Markdown(text))
 # and losses on the same batch. `probe_share` is the part of $\varepsilon$ that the gradients leave to the probes.
 
 # %%
-if profile == "smoke":  # a small budget has short privacy loss distributions
-    epsilon, data = 0.5, noise_split.DataSet("smoke", records, batch_size, 1)
-    print("profile smoke sets epsilon = 0.5 and epochs = 1")
 grid = noise_split_rows.grid_of(profile, epsilon, interval)
 rows = noise_split_rows.rows_of(profile, data, grid, epsilon=epsilon, interval=interval, gamma=gamma)
 table = noise_split.calibrations(rows, CELLS)
@@ -391,25 +394,57 @@ verdict(
 #
 # ## Exercises
 #
-# 1. Use the $\mu$-GDP equation to find out what happens to $\sigma_l$ for large $\sigma_l$ when $K$ is multiplied by 4. Check it in the
+# Put your answer in place of `None` and run the cell; it says whether you are right. Solutions are in
+# [`solutions/`](solutions/03_noise_split.ipynb).
+#
+# 1. Section 6 has a closed form for the budget per step. How many times the vanilla noise, $\sigma_l/\sigma$, does a probe of three losses
+#    get at $K = 5$ and $\gamma = 1.01$? And why does the answer depend neither on $\varepsilon$ nor on $B$, $N$ and $T$?
+
+# %%
+loss_noise = None
+split = calibrate_noise(**plan, probe="losses", allocation="per_step", interval=5, gamma=1.01, accountant="rdp")
+check(loss_noise, lambda: split.sigma_loss / split.sigma)
+
+# %% [markdown] tags=["solution"]
+# *Solution.* $\gamma_p^2 = 1 + 5\,(1.01^2 - 1) = 1.1005$, and $\sigma_l/\sigma = \sqrt{3/(1 - 1/1.1005)}$. A probe step is to cost what a
+# vanilla step costs: gradient and losses of one batch are one release with the noise $\sigma$, whatever that is needed for.
+
+# %% tags=["solution"]
+loss_noise = (3 / (1 - 1 / (1 + 5 * (1.01**2 - 1)))) ** 0.5
+check(loss_noise, lambda: split.sigma_loss / split.sigma)
+
+# %% [markdown]
+# 2. A step releases a gradient with $\sigma_g = 2$ and three losses with $\sigma_l = 6$, all from one batch. At which noise of a gradient
+#    released alone would the step cost as much?
+
+# %%
+effective = None
+check(effective, lambda: probe_mechanism("losses", 6.0, "gaussian").with_gaussian(2.0).gaussian)
+
+# %% [markdown] tags=["solution"]
+# *Solution.* $(2^{-2} + 3 \cdot 6^{-2})^{-1/2} = (1/4 + 1/12)^{-1/2} = \sqrt 3$.
+
+# %% tags=["solution"]
+effective = 3**0.5
+check(effective, lambda: probe_mechanism("losses", 6.0, "gaussian").with_gaussian(2.0).gaussian)
+
+# %% [markdown]
+# 3. Use the $\mu$-GDP equation to find out what happens to $\sigma_l$ for large $\sigma_l$ when $K$ is multiplied by 4. Check it in the
 #    table (accountant "gdp", section "interval").
-# 2. A colleague proposes to draw a *fresh* batch for each probe, so that independent counting becomes correct. Which cost does that
+# 4. A colleague proposes to draw a *fresh* batch for each probe, so that independent counting becomes correct. Which cost does that
 #    move from the noise to elsewhere? And are the three losses of one probe then independent?
-# 3. Run the notebook with `batch_size=4000` and the same number of epochs. Which noise changes more, and why is the *mean* loss so
+# 5. Run the notebook with `batch_size=4000` and the same number of epochs. Which noise changes more, and why is the *mean* loss so
 #    much more precise?
 
 # %% [markdown] tags=["solution"]
-# *Solutions.* (1) For large $\sigma_l$, $e^{1/\sigma_l^2} - 1 \approx \sigma_l^{-2}$, so what is left of $\mu^2$ fixes
-# $\frac{3T}{K}\sigma_l^{-2}$: four times the interval, half the noise. The cell below compares. (2) Each probe then needs data of its own, with
+# *Solutions.* (3) For large $\sigma_l$, $e^{1/\sigma_l^2} - 1 \approx \sigma_l^{-2}$, so what is left of $\mu^2$ fixes
+# $\frac{3T}{K}\sigma_l^{-2}$: four times the interval, half the noise. In the cell below $\sigma_l \sqrt K$ is nearly the same where $\sigma_l$ is
+# well above 1. (4) Each probe then needs data of its own, with
 # its own forward passes, and its losses are no longer those of the batch whose gradient is used; and the three losses still share
-# *their* batch, so they are one release with sensitivity $\sqrt 3$, not three samplings. (3) A larger $q$ amplifies less, so both
+# *their* batch, so they are one release with sensitivity $\sqrt 3$, not three samplings. (5) A larger $q$ amplifies less, so both
 # multipliers grow; but a mean divides its noise by $B$, so four times the batch outweighs that.
 
 # %% tags=["solution"]
-line = table[
-    (table.section == "interval") & (table.accountant == "gdp") & (table.loss_mechanism == "gaussian") & ~table.even
-]
-line = line.set_index("interval").sigma_loss
-pd.DataFrame({"K": line.index, "sigma_l": line.values, "sigma_l * sqrt(K)": (line * np.sqrt(line.index)).values}).round(
-    3
-)
+line = table[(table.section == "interval") & (table.accountant == "gdp") & ~table.even]
+line = line[line.loss_mechanism == "gaussian"].set_index("interval").sigma_loss
+pd.DataFrame({"sigma_l": line, "sigma_l * sqrt(K)": line * line.index**0.5}).round(3)
