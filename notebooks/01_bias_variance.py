@@ -146,9 +146,8 @@ dots = bias_variance.normal_bias_dots(
 )
 real = clouds.losses_of(probed[0], step, "batch")[1]
 curves, releases = bias_variance.one_batch(real, noise_multiplier=sigma_loss, runs=runs, seed=1)
-figure = bias_variance_figures.draw_theorem(
-    dots, curves, releases, batches=batches, batch_size=small_batch, real_size=real.size, runs=runs
-)
+counts = {"batches": batches, "batch_size": small_batch, "real_size": real.size, "runs": runs}
+figure = bias_variance_figures.draw_theorem(dots, curves, releases, **counts)
 
 # %%
 summary = bias_variance_figures.theorem_findings(dots, releases, real, sigma_loss)
