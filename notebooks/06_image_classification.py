@@ -27,8 +27,8 @@
 # number of trainable parameters is large".
 
 # %% tags=["parameters"]
-profile = "laptop"
-seeds = 3
+profile = "laptop"  # how large: smoke, laptop, gpu or paper
+seeds = 3  # training runs of each row at each place
 jobs = 2  # worker processes
 train = True  # False: show what is finished or committed, and train nothing
 
@@ -43,13 +43,18 @@ check_parameters(
 # %%
 import numpy as np
 from IPython.display import Markdown, display
+from scipy.stats import binom
 
+from hyfreedp.experiments.book.exercises import check
 from hyfreedp.experiments.store import plots
 from hyfreedp.experiments.store.paths import CELLS
 from hyfreedp.experiments.store.verdicts import verdict
 from hyfreedp.experiments.tables import image_classification, image_classification_figures
 
 plots.use_style()
+if profile == "smoke":  # starting workers would take longer than the runs
+    jobs = 1
+    print(f"profile smoke sets jobs = {jobs}")
 parameters = {"profile": profile, "seeds": seeds, "jobs": jobs, "train": train}
 
 # %% [markdown]
@@ -81,7 +86,6 @@ image_classification_figures.row_table().style.hide(axis="index")
 # makes the same records: `python -m hyfreedp.experiments grid --profile ...`.
 
 # %%
-jobs = 1 if profile == "smoke" else jobs
 rows = image_classification.shown(profile, seeds, CELLS, train=train, jobs=jobs)
 summary = image_classification.summarise(rows)
 shown = {name: rows[rows.profile == name] for name in dict.fromkeys(rows.profile)}
@@ -264,15 +268,35 @@ verdict("06_image_classification", decided, parameters=parameters, inputs=inputs
 #
 # ## Exercises
 #
-# 1. The best of eight rates on 300 validation images has, even if all rates were equally good, a validation accuracy above its true one. By
-#    how much, about, at 90 %? Compare `validation_accuracy` and `accuracy` of the grid rows.
-# 2. Whose $\varepsilon$ would you have to report for "grid search, extended" if every run counted? (Notebook 09 has the tool.)
-# 3. Why can the random search lose more than the simulated DP-hyper although both train with less noise than a counted grid?
+# Put your answer in place of `None` and run the cell; it says whether you are right. Solutions are in
+# [`solutions/`](solutions/06_image_classification.ipynb).
+#
+# 1. Searches on the digits choose by the accuracy on 300 validation images. How many points is the standard error of one such
+#    accuracy, for a model that is right with probability 0.9?
+
+# %%
+standard_error = None
+check(standard_error, lambda: 100 * binom(300, 0.9).std() / 300)
 
 # %% [markdown] tags=["solution"]
-# *Solutions.* (1) One accuracy has a standard error of $\sqrt{0.9 \cdot 0.1 / 300} = 1.7$ points; the largest of eight independent ones lies 1.4
-# standard deviations up: 2.5 points (less, as the runs share the images). The cell below compares. (2) Nine runs with the same noise: nine-fold
-# composition. (3) It pays twice: noise for all its runs, and it may never draw a good rate.
+# *Solution.* The number of images that are right is binomial, with variance $300 \cdot 0.9 \cdot 0.1$; divided by 300, the standard
+# deviation is $\sqrt{0.9 \cdot 0.1 / 300}$, in points a hundred times that.
+
+# %% tags=["solution"]
+standard_error = 100 * (0.9 * 0.1 / 300) ** 0.5
+check(standard_error, lambda: 100 * binom(300, 0.9).std() / 300)
+
+# %% [markdown]
+# 2. The best of eight rates has, even if all rates were equally good, a validation accuracy above its true one. By
+#    how much, about? Compare `validation_accuracy` and `accuracy` of the grid rows.
+# 3. Whose $\varepsilon$ would you have to report for "grid search, extended" if every run counted? (Notebook 09 has the tool.)
+# 4. Why can the random search lose more than the simulated DP-hyper although both train with less noise than a counted grid?
+
+# %% [markdown] tags=["solution"]
+# *Solutions.* (2) The largest of eight independent normal numbers lies 1.4 standard deviations above their mean: 2.5 points (less, as the
+# runs share the images). The cell below compares; where its numbers are negative, the tested run gained more by training on all of the
+# training data than the choice flatters. (3) Nine runs with the same noise: nine-fold
+# composition. (4) It pays twice: noise for all its runs, and it may never draw a good rate.
 
 # %% tags=["solution"]
 image_classification_figures.optimism(rows).round(1)
