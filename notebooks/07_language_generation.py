@@ -24,15 +24,15 @@
 # comparable performance as the NonDP-GS baseline without extra tuning", and "even when the privacy budget is not small ... non-DP
 # automatic learning rate scheduler does not perform well". Fig. "llama", LLaMA-2-7B with LoRA on PubMed abstracts: HyFreeDP "achieves
 # better generalization performance compared to the early-stopped NonDP-GS", and its learned rate has "an increase-then-decrease
-# trajectory". Section 3 judges the table by whole runs on the real E2E, section 7 has the verdicts.
+# trajectory". Section 3 judges the table by whole runs on the real E2E, section 6 has the verdicts.
 
 # %% tags=["parameters"]
-profile = "laptop"
-dataset = "restaurants"  # or "e2e", from $HYFREEDP_DATA
-epsilons = [3.0, 8.0]
-documents = ""  # a .txt, .jsonl or .parquet file or a name for the package datasets; "": synthetic reports
-documents_epsilon = 8.0
-seeds = 2
+profile = "laptop"  # how large: smoke, laptop, gpu or paper
+dataset = "restaurants"  # of section 2; or "e2e", from $HYFREEDP_DATA
+epsilons = [3.0, 8.0]  # of the runs of section 2
+documents = ""  # of section 5: .txt, .jsonl or .parquet, or a name for the package datasets; "": synthetic reports
+documents_epsilon = 8.0  # of the runs of section 5
+seeds = 2  # training runs of each method and budget
 jobs = 2  # worker processes
 
 # %%
@@ -55,19 +55,22 @@ check_parameters(
 import pandas as pd
 from IPython.display import Markdown, display
 
+from hyfreedp.experiments.book.exercises import check
 from hyfreedp.experiments.store import plots
 from hyfreedp.experiments.store.paths import CELLS
 from hyfreedp.experiments.store.verdicts import verdict
 from hyfreedp.experiments.tables import language_generation, language_generation_figures
 from hyfreedp.experiments.tasks.language import LANGUAGE_TASKS
+from hyfreedp.experiments.tasks.nlg_metrics import bleu
 
+# %%
 plots.use_style()
 pd.set_option("display.max_colwidth", None)
+if profile == "smoke":  # starting workers would take longer than the runs
+    epsilons, jobs = epsilons[-1:], 1
+    print(f"profile smoke sets epsilons = {epsilons} and jobs = {jobs}")
 names = ("profile", "dataset", "epsilons", "documents", "documents_epsilon", "seeds", "jobs")
 parameters = {name: globals()[name] for name in names}
-if profile == "smoke":
-    epsilons = epsilons[-1:]
-    jobs = 1  # starting workers would take longer than the runs
 
 # %% [markdown]
 # ## 1. What is private, and where training starts
@@ -258,7 +261,7 @@ decided = language_generation_figures.verdicts(summary, epsilons)
 verdict("07_language_generation", decided, parameters=parameters, inputs=made["inputs"])
 
 # %% [markdown]
-# ## 7. Where this differs from the paper
+# ## Where this differs from the paper
 #
 # * The E2E data of section 3 are the official release; the model is not: 193,000 parameters where GPT-2 has 124 million, pre-trained on
 #   synthetic sentences of hotels and museums, and a tokenizer made from these. The one test reference of more than 256 tokens is cut off
@@ -272,19 +275,38 @@ verdict("07_language_generation", decided, parameters=parameters, inputs=made["i
 # * Gradients, probes and sampling are accounted on the same batch, see notebook 03.
 
 # %% [markdown]
-# ## 8. Exercises
+# ## Exercises
 #
-# 1. The loss of a record is a *mean* over its tokens. What would a *sum* change for the probe's clipping threshold $R_l$, and for whom
-#    would it be unfair?
-# 2. Compute from the table by which factor the metrics of the best and the worst method differ. Which metric separates them most?
+# Put your answer in place of `None` and run the cell; it says whether you are right. Solutions are in
+# [`solutions/`](solutions/07_language_generation.ipynb).
+#
+# 1. A meaning has one reference, "The Vaults is a cheap pub near the river", and a model writes "The Vaults is a cheap pub". Every n-gram of
+#    the output is in the reference. Which BLEU (from 0 to 1) does it get, with $\exp(1 - r/c)$ for an output of $c$ words where the
+#    reference has $r$?
+
+# %%
+score = None
+check(score, lambda: bleu([["The Vaults is a cheap pub near the river"]], ["The Vaults is a cheap pub"]))
+
+# %% [markdown] tags=["solution"]
+# *Solution.* All four precisions are 1, so that the brevity penalty alone is left: $e^{1 - 9/6} = e^{-1/2}$. What is there is right, and yet the place
+# is missing: of the metrics here ROUGE-L and METEOR ask for what the reference has, too.
 
 # %% tags=["solution"]
-display(
-    Markdown(
-        "With a sum, long texts have large losses and gradients: R_l would have to be as large as the longest text's loss, so the noise "
-        "on all of them grows, or long texts would be clipped most, which biases the released loss towards short ones."
-    )
-)
+from math import exp
+
+score = exp(1 - 9 / 6)
+check(score, lambda: bleu([["The Vaults is a cheap pub near the river"]], ["The Vaults is a cheap pub"]))
+
+# %% [markdown]
+# 2. The loss of a record is a *mean* over its tokens. What would a *sum* change for the probe's clipping threshold $R_l$, and for whom
+#    would it be unfair?
+# 3. Compute from the table by which factor the metrics of the best and the worst method differ. Which metric separates them most?
+
+# %% [markdown] tags=["solution"]
+# *Solutions.* (2) With a sum, long texts have large losses and gradients: $R_l$ would have to be as large as the longest text's loss, so that the
+# noise on all of them grows, or long texts would be clipped most, which biases the released loss towards short ones. (3) The column
+# `factor` below.
 
 # %% tags=["solution"]
 spread = (
