@@ -25,21 +25,23 @@
 # private training without it for $K = 1$, and 1.017 to 1.108 times for $K = 10$.
 
 # %% tags=["parameters"]
-profile = "laptop"
-seeds = 3
-threads = 1
+profile = "laptop"  # how large: smoke, laptop, gpu or paper
+rounds = 3  # of timing, in each of which all contenders take a turn
+threads = 1  # of the CPU, for each contender
 
 # %%
 from hyfreedp.experiments.book.parameters import check_parameters
 
-check_parameters(globals(), {"profile": ("smoke", "laptop", "gpu", "paper"), "seeds": int, "threads": int})
+check_parameters(globals(), {"profile": ("smoke", "laptop", "gpu", "paper"), "rounds": int, "threads": int})
 
 # %%
 import pandas as pd
 import torch
 from IPython.display import Markdown, display
 
+from hyfreedp.clipping.per_sample import prefers_factors
 from hyfreedp.experiments.benchmark import figures, goals, learning, tables
+from hyfreedp.experiments.book.exercises import check
 from hyfreedp.experiments.store import plots
 from hyfreedp.experiments.store.cache import cached
 from hyfreedp.experiments.store.paths import CELLS, RESULTS
@@ -49,12 +51,12 @@ from hyfreedp.experiments.tables import paper
 # %%
 plots.use_style()
 pd.set_option("display.max_rows", 100)
-parameters = {"profile": profile, "seeds": seeds, "threads": threads}
+parameters = {"profile": profile, "rounds": rounds, "threads": threads}
 smoke = profile == "smoke"
 device = "accelerator" if profile in ("gpu", "paper") else "cpu"
 folder = RESULTS / ("laptop" if device == "cpu" else "gpu")
 can_measure = device == "cpu" or torch.accelerator.is_available()
-settings = {"rounds": seeds, "threads": 1 if smoke else threads, "device": device}
+settings = {"rounds": rounds, "threads": threads, "device": device}
 
 # %% [markdown]
 # ## 1. Where the time goes
@@ -299,16 +301,44 @@ verdict("08_efficiency", figures.verdicts(compared), parameters=parameters, inpu
 #
 # ## Exercises
 #
-# 1. At which number of tokens $T$ do ghost norms ($T^2(p+d)$ multiplications) cost more than instantiating ($Tpd$) for a layer
-#    with $p = d = 384$? Does our engine ever pay more than the cheaper one?
-# 2. A colleague trains biases only and finds HyFreeDP with $K = 5$ too slow by 20 %. Use the formula to say what $K$ costs at
-#    most 5 %, and what it costs in other respects.
+# Put your answer in place of `None` and run the cell; it says whether you are right. Solutions are in
+# [`solutions/`](solutions/08_efficiency.ipynb).
+#
+# 1. From which number of tokens $T$ on do ghost norms ($T^2(p+d)$ multiplications) cost more than instantiating ($Tpd$), for a layer
+#    with $p = 1536$ outputs and $d = 384$ inputs? Does our engine ever pay more than the cheaper one?
+
+# %%
+tokens = None
+check(tokens, lambda: next(T for T in range(1, 10_000) if not prefers_factors(T, p=1536, d=384)))
+
+# %% [markdown] tags=["solution"]
+# *Solution.* They break even at $T = pd/(p+d) = 307.2$. The engine compares the two for every layer and takes the cheaper, so it never
+# pays more.
+
+# %% tags=["solution"]
+tokens = 1536 * 384 / (1536 + 384)
+check(tokens, lambda: next(T for T in range(1, 10_000) if not prefers_factors(T, p=1536, d=384)))
+
+# %% [markdown]
+# 2. A colleague trains biases only and finds HyFreeDP with $K = 5$ too slow by 20 %. Which share $f$ of a private step is then a forward
+#    pass? Which $K$ costs at most 5 %, and what does it cost in other respects?
+
+# %%
+share = None
+check(share, lambda: tables.forward_share(1.2, interval=5))
+
+# %% [markdown] tags=["solution"]
+# *Solution.* $1 + 2f/5 = 1.2$ gives $f = 1/2$, as section 1 expects where weight gradients are dropped, and $2f/K \le 0.05$ needs $K \ge 20$. The
+# rate is then learned from 4 times fewer probes, so it follows the loss more slowly; but each probe gets more of the budget.
+
+# %% tags=["solution"]
+share = 0.2 * 5 / 2
+check(share, lambda: tables.forward_share(1.2, interval=5))
+
+# %% [markdown]
 # 3. Measure one model yourself: `python -m hyfreedp.experiments.benchmark --models vit_d192 --tunings full --rounds 15`. Then run
 #    another program meanwhile. Which columns change, and which hardly?
 
-# %% tags=["solution"]
-display(Markdown("\n\n".join(figures.solutions(width=384, limit=0.05))))
-
 # %% [markdown] tags=["solution"]
-# *Solution 3.* The seconds change, and their maximum most. The ratios hardly do, because the contenders of a round are slowed
+# *Solution.* The seconds change, and their maximum most. The ratios hardly do, because the contenders of a round are slowed
 # together; their quartiles widen. Memory does not change at all: it is counted, not sampled.

@@ -164,11 +164,6 @@ def test_a_record_comes_first_and_without_any_it_is_said(tmp_path):
         tables.first_known(tmp_path, None)
 
 
-def test_solutions_of_the_exercises():
-    first, second = figures.solutions(width=384, limit=0.05)
-    assert "= 192 tokens" in first and "$K \\ge 20$" in second  # pd/(p+d) = d/2, and 1/K = 0.05
-
-
 # -- 10: audits --------------------------------------------------------------------------------------------------------
 
 

@@ -72,10 +72,16 @@ def head_of(source):
     return cells[0].source, cells[1].source
 
 
+def repeated(source):
+    """The parameter that counts repetitions: of training or drawing, or of timing."""
+    (name,) = notebooks.defaults(source).keys() & {"seeds", "rounds"}
+    return name
+
+
 @pytest.mark.parametrize("source", SOURCES, ids=ids)
 def test_parameters_are_plain_checked_and_know_every_profile(source):
     defaults = notebooks.defaults(source)
-    assert defaults["profile"] == "laptop" and defaults["seeds"] > 0
+    assert defaults["profile"] == "laptop" and defaults[repeated(source)] > 0
     # papermill passes these unchanged; a tuple would arrive as a string
     assert {type(value) for value in defaults.values()} <= {str, int, float, bool, list}
     calls = [node for node in ast.walk(ast.parse(head_of(source)[1])) if isinstance(node, ast.Call)]
@@ -92,16 +98,17 @@ def test_parameters_are_plain_checked_and_know_every_profile(source):
         ("", None),
         ("profilee = 'smoke'", "unknown parameter 'profilee'.*did you mean 'profile'"),
         ("profile = 'lapto'", "parameter profile must be one of 'smoke', 'laptop', 'gpu', 'paper', got 'lapto'"),
-        ("seeds = 1.5", "parameter seeds must be int, got 1.5"),
+        ("{repeated} = 1.5", "parameter {repeated} must be int, got 1.5"),
+        ("{repeated} = 0", "parameter {repeated} must be at least 1, got 0"),
     ],
 )
 def test_a_mistyped_parameter_raises(source, injected, error):
     parameters, check = head_of(source)
-    code = f"{parameters}\n{injected}\n{check}"
+    code = f"{parameters}\n{injected.format(repeated=repeated(source))}\n{check}"
     if error is None:
         exec(code, {})
     else:
-        with pytest.raises((TypeError, ValueError), match=error):
+        with pytest.raises((TypeError, ValueError), match=error.format(repeated=repeated(source))):
             exec(code, {})
 
 
@@ -117,7 +124,7 @@ def elsewhere(workspace, monkeypatch):
 
 @pytest.mark.parametrize("source", SOURCES, ids=ids)
 def test_smoke_profile_makes_every_figure_and_reports_it(source, elsewhere, capsys):
-    status = main(["reproduce", "--profile", "smoke", "--only", source.stem, "--set", "seeds=1"])
+    status = main(["reproduce", "--profile", "smoke", "--only", source.stem, "--set", f"{repeated(source)}=1"])
     assert status == 0, capsys.readouterr().out
     figures = elsewhere.build / "smoke" / "figures"
     assert {path.name for path in figures.iterdir()} == {path.name for path in FIGURES.glob(f"{source.stem}*")}

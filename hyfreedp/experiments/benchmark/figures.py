@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -266,17 +265,3 @@ def growth_findings(growth: pd.DataFrame) -> list[str]:
         f"peak memory {found.memory_ratio.min():.2f} to {found.memory_ratio.max():.2f} of a plain step"
         for contender, found in growth[growth.contender.isin(GROWTH)].groupby("contender", sort=False)
     ]
-
-
-def solutions(width: int, limit: float) -> Sequence[str]:
-    """Exercises 1 and 2: where ghost norms break even for a square layer, and the K that costs at most ``limit``."""
-    tokens = width * width / (2 * width)
-    share = tables.forward_share(tables.interval_ratio(1, 0.5))
-    enough = next(k for k in range(1, 101) if tables.interval_ratio(k, share) <= 1 + limit)
-    return (
-        f"*Solution 1.* They break even at $T = pd/(p+d)$ = {tokens:.0f} tokens. The engine compares the two for every "
-        "layer and takes the cheaper, so it never pays more.",
-        f"*Solution 2.* With $f = 1/2$, $2f/K \\le {limit:g}$ needs $K \\ge {enough}$. The rate is then learned from "
-        f"{enough / 5:.0f} times fewer probes, so it follows the loss more slowly; but each probe gets more of the "
-        "budget.",
-    )

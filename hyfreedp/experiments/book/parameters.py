@@ -11,7 +11,7 @@ from hyfreedp.checks import nearest
 # IPython's own names of plain values; everything else that is a plain value came from a parameters cell.
 _NOTEBOOK_NAMES = {"In", "Out"}
 # Of every notebook that has them; other numbers are checked where they are used.
-_COUNTS = ("seeds", "jobs")
+_COUNTS = ("seeds", "rounds", "jobs")
 _PLAIN = (str, int, float, bool, list, tuple, dict, type(None))
 
 
@@ -24,7 +24,7 @@ def check_parameters(namespace: Mapping[str, Any], allowed: Mapping[str, type | 
 
     Raises:
         TypeError: an unknown name (with the nearest known one) or a value of another type.
-        ValueError: none of the values allowed, or a number of seeds or jobs below one.
+        ValueError: none of the values allowed, or a number of seeds, rounds or jobs below one.
     """
     for name, value in namespace.items():
         if name.startswith("_") or name in _NOTEBOOK_NAMES or not isinstance(value, _PLAIN):
