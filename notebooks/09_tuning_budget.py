@@ -27,12 +27,12 @@
 
 # %% tags=["parameters"]
 profile = "laptop"  # how large: smoke, laptop, gpu or paper
-epsilon = 3.0  # target of the whole run
-records = 50_000  # N, of sections 1 and 2
+epsilon = 3.0  # of a run, at a delta of N^-1.1
+records = 50_000  # N, in the training data of sections 1 and 2
 batch_size = 1000  # B, expected
-epochs = 5  # so that a run has epochs * N / B steps
+epochs = 5  # passes, so that a run has epochs * N / B steps
 interval = 5  # K: steps between probes
-seeds = 2  # runs of each cell of the map
+seeds = 2  # training runs of each cell of the map
 jobs = 2  # worker processes
 
 # %%
@@ -53,14 +53,21 @@ check_parameters(
 )
 
 # %%
+from scipy.stats import binom
+
+from hyfreedp.experiments.book.exercises import check
 from hyfreedp.experiments.store import plots
 from hyfreedp.experiments.store.paths import CELLS
 from hyfreedp.experiments.store.verdicts import verdict
 from hyfreedp.experiments.studies import noise_split, noise_split_figures, noise_split_rows
 from hyfreedp.experiments.tables import rate_map, tuning_budget_figures
 
+# %%
 plots.use_style()
 smoke = profile == "smoke"
+if smoke:  # starting workers would take longer than the runs
+    jobs = 1
+    print(f"profile smoke sets jobs = {jobs}")
 parameters = {
     name: globals()[name]
     for name in ("profile", "epsilon", "records", "batch_size", "epochs", "interval", "seeds", "jobs")
@@ -181,7 +188,7 @@ plots.what_to_see(summary)
 
 # %%
 runs = rate_map.specs(profile, epsilon, seeds)
-results = rate_map.train(runs, CELLS, jobs=1 if smoke else jobs)
+results = rate_map.train(runs, CELLS, jobs=jobs)
 results.groupby(["base", "method"], sort=False).percent.agg(["count", "min", "max"]).round(1)
 
 # %% [markdown]
@@ -229,16 +236,49 @@ verdict("09_tuning_budget", decided, parameters=parameters, inputs=saved["inputs
 #
 # ## Exercises
 #
-# 1. Random search with 5 runs on average costs the same whether the candidates are good or bad. What would you need to know to make 5
-#    enough, and where does that knowledge come from?
-# 2. Adaptive clipping adds noise $\sigma_b = B/20$ to a count, yet is nearly free. Why does it stop being free for $B = 50$?
-# 3. In the left map, take the best cell of the row with the smallest $R_g$. Which column of the automatic row should do equally well?
+# Put your answer in place of `None` and run the cell; it says whether you are right. Solutions are in
+# [`solutions/`](solutions/09_tuning_budget.ipynb).
+#
+# 1. Adaptive clipping adds noise $\sigma_b = B/20$ to a count, yet is nearly free. At $B = 50$, and with the vanilla noise `sigma` of the cell
+#    below, by how many percent does it raise the gradient noise? Why is it free no longer?
+
+# %%
+more_noise = None
+sigma = costs.sigma.xs(epsilon, level="target_epsilon").iloc[0]
+print(f"sigma = {sigma:.4f}")
+check(more_noise, lambda: tuning_budget_figures.small_batches(sigma, [50]).more_noise_percent.item())
 
 # %% [markdown] tags=["solution"]
-# *Solutions.* (1) The range in which a good rate lies: five draws from three decades seldom hit. That knowledge comes from public tasks, or
-# from earlier runs on the same data, which must be counted. (2) $\sigma_b = 2.5$, and the count's own multiplier is $2\sigma_b = 5$: no
-# longer large against $\sigma$. The cell below computes the increase. (3) The column $\eta R_g$, since the automatic row has $R_g$ scaled
-# out; up to the spread between seeds it does.
+# *Solution.* $\sigma_b = 2.5$, and the count's own multiplier is $2\sigma_b = 5$: no longer large against $\sigma$. By section 1 the gradient then
+# needs $(\sigma^{-2} - 5^{-2})^{-1/2}$.
 
 # %% tags=["solution"]
-tuning_budget_figures.small_batches(costs.sigma.xs(epsilon, level=2).iloc[0], [50, 100, 200, 1000]).round(3)
+more_noise = 100 * ((sigma**-2 - 5**-2) ** -0.5 / sigma - 1)
+check(more_noise, lambda: tuning_budget_figures.small_batches(sigma, [50]).more_noise_percent.item())
+
+# %% tags=["solution"]
+tuning_budget_figures.small_batches(sigma, [50, 100, 200, 1000]).round(3)
+
+# %% [markdown]
+# 2. A random search has three draws, and a candidate is good with probability 0.3. With which probability does it find a good one?
+
+# %%
+found = None
+check(found, lambda: binom(3, 0.3).sf(0))
+
+# %% [markdown] tags=["solution"]
+# *Solution.* It fails if all three do: $1 - 0.7^3$. Two searches in three find one, and each is paid for.
+
+# %% tags=["solution"]
+found = 1 - 0.7**3
+check(found, lambda: binom(3, 0.3).sf(0))
+
+# %% [markdown]
+# 3. Random search with 5 runs on average costs the same whether the candidates are good or bad. What would you need to know to make 5
+#    enough, and where does that knowledge come from?
+# 4. In the left map, take the best cell of the row with the smallest $R_g$. Which column of the automatic row should do equally well?
+
+# %% [markdown] tags=["solution"]
+# *Solutions.* (3) The range in which a good rate lies: five draws from three decades seldom hit. That knowledge comes from public tasks, or
+# from earlier runs on the same data, which must be counted. (4) The column $\eta R_g$, since the automatic row has $R_g$ scaled
+# out; up to the spread between seeds it does.
