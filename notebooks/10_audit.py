@@ -25,13 +25,13 @@
 
 # %% tags=["parameters"]
 profile = "laptop"  # how large: smoke, laptop, gpu or paper
-epsilon = 3.0  # claimed, in sections 2 and 3
-records = 50_000  # N, of section 3
+epsilon = 3.0  # of a run, as claimed in sections 2 and 3
+records = 50_000  # N, in the training data of section 3
 batch_size = 1000  # B, expected
 steps = 250  # T, of a run of section 3
 interval = 5  # K: steps between probes
 confidence = 0.95  # of each bound
-seeds = 2  # training runs per method and budget, each with canaries of its own
+seeds = 2  # training runs of each method and budget, each with canaries of its own
 
 # %%
 from hyfreedp.experiments.book.parameters import check_parameters
@@ -51,7 +51,9 @@ check_parameters(
 )
 
 # %%
+from hyfreedp.accounting.mechanisms import SQUARED_L2_SENSITIVITY
 from hyfreedp.experiments.audits import campaign, campaign_figures
+from hyfreedp.experiments.book.exercises import check
 from hyfreedp.experiments.store import plots
 from hyfreedp.experiments.store.paths import CELLS
 from hyfreedp.experiments.store.verdicts import verdict
@@ -279,16 +281,49 @@ verdict("10_audit", campaign_figures.verdicts(joint, canaries, confidence), **sa
 #
 # ## Exercises
 #
-# 1. Suppose an auditor sees every canary right: $v = r = m$, with $\delta = 0$. Which bound can it reach at most with 100 canaries? With
-#    1,000?
-# 2. Why is the threshold judged on other runs than those that chose it? Which way would the bound err otherwise?
-# 3. Section 3 uses one worst-case record and no others. Why does it lose nothing by that?
+# Put your answer in place of `None` and run the cell; it says whether you are right. Solutions are in
+# [`solutions/`](solutions/10_audit.ipynb).
+#
+# 1. Suppose an auditor is right about every canary: $v = r = m$, with $\delta = 0$. Which bound can it reach at most with 100 canaries, at
+#    a confidence of 95 %? And with 1,000?
+
+# %%
+largest_bound = None
+check(largest_bound, lambda: campaign.largest_bounds([100]).largest_bound.item())
 
 # %% [markdown] tags=["solution"]
-# *Solutions.* (1) The bound solves $(e^\varepsilon/(1 + e^\varepsilon))^m = 0.05$, that is about $\log(m/3)$: the cell below. A one-run
-# audit of 1,000 canaries can never refute a claim of 6. (2) The best of many thresholds is best partly by luck, and the luck is gone on
-# fresh runs: the bound would come out too large, and could refute a true claim. (3) The sums are linear and the noise does not depend on
-# them, so other records shift both worlds alike; an observer who knows them, which DP grants, subtracts them.
+# *Solution.* The bound solves $(e^\varepsilon/(1 + e^\varepsilon))^m = 0.05$: with $p = 0.05^{1/m}$ it is $\log(p/(1 - p))$, about $\log(m/3)$. A one-run
+# audit of 1,000 canaries can never refute a claim of 6.
+
+# %% tags=["solution"]
+from math import log
+
+p = 0.05 ** (1 / 100)
+largest_bound = log(p / (1 - p))
+check(largest_bound, lambda: campaign.largest_bounds([100]).largest_bound.item())
 
 # %% tags=["solution"]
 campaign.largest_bounds([10, 100, 1000, 10_000]).round(2)
+
+# %% [markdown]
+# 2. At which noise multiplier $\sigma_l$ does a probe of three losses reveal as much as one number of sensitivity 1 with noise of 10?
+
+# %%
+probe_noise = None
+check(probe_noise, lambda: 10 * SQUARED_L2_SENSITIVITY["losses"] ** 0.5)
+
+# %% [markdown] tags=["solution"]
+# *Solution.* Section 2: one record moves the three losses together by $\sqrt 3$ clips, so each needs noise of $10 \sqrt 3$.
+
+# %% tags=["solution"]
+probe_noise = 10 * 3**0.5
+check(probe_noise, lambda: 10 * SQUARED_L2_SENSITIVITY["losses"] ** 0.5)
+
+# %% [markdown]
+# 3. Why is the threshold judged on other runs than those that chose it? Which way would the bound err otherwise?
+# 4. Section 3 uses one worst-case record and no others. Why does it lose nothing by that?
+
+# %% [markdown] tags=["solution"]
+# *Solutions.* (3) The best of many thresholds is best partly by luck, and the luck is gone on
+# fresh runs: the bound would come out too large, and could refute a true claim. (4) The sums are linear and the noise does not depend on
+# them, so other records shift both worlds alike; an observer who knows them, which DP grants, subtracts them.
