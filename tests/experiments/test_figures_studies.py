@@ -396,7 +396,7 @@ def test_shares_are_drawn_in_percent_for_data_sets_and_gammas():
 
 
 def made_curves(*, heights):
-    """One step of ``landscape.curves``: raw losses on 3 - 2x + 2x^2, clipped ones half as steep, two noisy fits."""
+    """One step of ``landscape.loss_curves``: raw losses on 3 - 2x + 2x^2, clipped half as steep, two noisy fits."""
     grid = [-1.25, 0.0, 1.25]
     rows = [("raw", -1, x, 3 - 2 * x + 2 * x**2) for x in grid]
     fits = {("exact fit", -1): (2.0, 4.0), ("clipped fit", -1): (1.0, 2.0)}
@@ -408,7 +408,8 @@ def made_curves(*, heights):
     if heights:
         for kind, draw in (("points", -1), ("clipped", -1), ("noised", 0)):
             rows += [(kind, draw, x, 3.0 + x) for x in landscape_figures.FIVE_POINTS]
-    rows += [("eta", -1, name, value) for name, value in {"distance": 0.1, "before": 0.05, "after": 0.2}.items()]
+    run = {"distance": 0.1, "before": 0.05, "after": 0.2, "threshold": 2.5, "noise": 0.12}
+    rows += [("run", -1, name, value) for name, value in run.items()]
     return pd.DataFrame(rows, columns=["kind", "draw", "x", "value"]).assign(step=4)
 
 
@@ -425,6 +426,7 @@ def test_parabolas_behind_the_rate_are_those_of_the_table():
     assert line(bottom, "its b/a")[0].tolist() == [0.5, 0.5]
     assert line(top, "clipped")[1] == pytest.approx(3 + np.array(landscape_figures.FIVE_POINTS))
     assert labels(figure) == ["mean loss (nats)", "distance along -G (units of h)", "mean loss (nats)"]
+    assert [axis.get_title() for axis in figure.axes] == ["step 4: $R_l$ = 2.5 nats", "noise of a point: 0.12 nats"]
 
 
 def test_contrasts_are_drawn_as_changes_with_the_rates_of_the_run():
@@ -438,17 +440,16 @@ def test_contrasts_are_drawn_as_changes_with_the_rates_of_the_run():
 
 
 def test_the_table_of_fits_and_its_sentences():
-    both = {"losses": made_curves(heights=True), "contrasts": made_curves(heights=False)}
-    fits = landscape_figures.fit_table(both)
-    row = fits[fits.probe == "losses"].iloc[0]
-    assert (row["exact b/a (h)"], row["clipped b/a (h)"], row["right signs (share)"]) == (0.5, 0.5, 0.5)
+    fits = landscape_figures.fit_table(made_curves(heights=True))
+    row = fits.iloc[0]
+    assert (row["b/a raw"], row["b/a clipped"], row["right signs"]) == (0.5, 0.5, 0.5)
     deviation = np.std([0.5, -3.0], ddof=1)
-    assert row["b, sd of noise"] == pytest.approx(deviation) and row["eta after"] == 0.2
-    (losses,) = landscape_figures.fit_findings(fits, "losses")
-    assert losses.startswith(f"step 4: noise of the slope is {deviation:.1f} times") and "in 50 %" in losses
-    assert f"{deviation:.2f} times" in landscape_figures.fit_findings(fits, "contrasts")[0]
-    assert "keeps 50 to 50 % of its slope" in landscape_figures.losses_text(fits, 500)
-    assert "keeps 50 to 50 % of the slope" in landscape_figures.contrasts_text(fits)
+    assert row["b noise"] == pytest.approx(deviation) and (row.h, row.threshold) == (0.1, 2.5)
+    (told,) = landscape_figures.fit_findings(fits)
+    assert told.startswith(f"step 4: noise of the slope is {deviation:.1f} times") and "in 50 %" in told
+    assert "0.50 to 0.50 times the raw one" in landscape_figures.losses_text(fits, 500)
+    contrasts = landscape_figures.fit_table(made_curves(heights=False))
+    assert "keeps 50 to 50 % of the slope" in landscape_figures.contrasts_text(contrasts, fits)
 
 
 @pytest.fixture
@@ -456,7 +457,9 @@ def bands():
     columns = {"exact": 1.5, "q5": 0.1, "q25": 0.5, "q50": 1.0, "q75": 2.0, "q95": 9.0}
     columns |= {"slope_batch": 0.04, "slope_rest": 0.02, "curvature_batch": 0.2, "curvature_rest": 0.3}
     rows = [
-        columns | {"step": step, "probe": probe, "run": run, "right_signs": share + 0.1 * run, "slope_std": 0.01}
+        columns
+        | {"step": step, "probe": probe, "run": run, "slope_std": 0.01}
+        | {"right_signs": share + 0.1 * run, "right_signs_losses": 0.4 + 0.1 * run}
         for step in (0, 10)
         for run in (0, 1)
         for probe, share in (("losses", 0.25), ("contrasts", 0.8))
@@ -469,9 +472,11 @@ def test_bands_are_medians_and_shares_are_means_with_their_range(bands):
     assert line(first, "median")[1].tolist() == [1, 1]
     assert line(first, "b/a of raw losses (not private)")[1].tolist() == [1.5] * 4
     assert line(shares, "three losses")[1] == pytest.approx([30, 30])
+    assert line(shares, "three losses in the run of the contrasts")[1] == pytest.approx([45, 45])
     assert (shares.get_ylabel(), first.get_ylabel()) == ("share (%)", "b/a (units of the run's rate)")
-    assert band_figures.band_findings(bands)[1].startswith("three losses: 30 % of the draws")
-    assert "in 30 % of the draws, with contrasts in 85 %" in band_figures.bands_text(bands)
+    assert band_figures.band_findings(bands)[0].startswith("three losses: 30 % of the draws")
+    text = band_figures.bands_text(bands)
+    assert "30 % of the draws with three losses and in 85 % with contrasts" in text and "would reach 45 %" in text
 
 
 def test_the_own_batch_is_steeper_and_the_ratio_of_rates_is_told(bands):
@@ -480,7 +485,8 @@ def test_the_own_batch_is_steeper_and_the_ratio_of_rates_is_told(bands):
     assert line(axis, "on the other training records")[1].tolist() == [0.02, 0.02]
     assert axis.get_ylabel() == "slope over one probe distance (nats)"
     assert band_figures.same_batch_findings(bands)[0].endswith("at 100 % of the steps looked at")
-    assert "b/a is 3.00 times" in band_figures.same_batch_text(bands)  # (0.04 / 0.2) / (0.02 / 0.3)
+    assert line(axis, "mean over the second half: 0.02")[1].tolist() == [0.02, 0.02]
+    assert "b/a is 3.0 times" in band_figures.same_batch_text(bands)  # (0.04 / 0.2) / (0.02 / 0.3)
 
 
 def test_the_price_of_points_is_told_as_more_noise():
@@ -500,7 +506,9 @@ def test_the_short_sighted_rate_is_told_by_where_it_ends():
     told = short_sighted_figures.findings(paths, final, votes, votes)
     assert told[0].endswith(f"ends at {paths.loss[short_sighted.GREEDY].iloc[-1]:.3f} of the loss")
     assert "keeps the faster branch up to a rate of 0.50" in told[3] and "does end lower up to 0.50" in told[3]
-    assert told[4].endswith("if the faster branch starts between 0.10 and 0.50")
+    assert told[4].endswith("from peaks of the faster branch of 0.10 to 0.50")
+    lower = [peak for peak in peaks if final[short_sighted.LINEAR][peak] < paths.loss[short_sighted.GREEDY].iloc[-1]]
+    assert f"from peaks of {lower[0]:.2f} to 1.00 (the highest looked at)" in told[2]
     ratio = paths.loss[short_sighted.GREEDY].iloc[-1] / final[short_sighted.LINEAR].min()
     assert f"{ratio:.1f} times the loss of a linear decay" in short_sighted_figures.lead(paths, final)
 

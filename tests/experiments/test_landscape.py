@@ -16,12 +16,13 @@ from hyfreedp.experiments.studies import landscape
 from hyfreedp.experiments.studies.landscape import (
     FIVE_POINTS,
     PROBED,
-    bands,
-    curves,
+    loss_curves,
     noise_for_points,
     price_of_points,
     private_view,
+    rate_bands,
     visits,
+    with_losses,
 )
 
 CONTRASTS = Spec(method="line_search", epsilon=8.0, interval=1, steps=4)
@@ -94,6 +95,21 @@ def test_noise_of_a_view_is_what_the_fit_says():
     assert abs(measured / fits[0].slope_std - 1) < 4 / math.sqrt(2 * 400)
 
 
+def test_three_losses_see_the_step_of_the_contrasts_at_its_price_and_their_own_threshold():
+    (visit,) = visits(CONTRASTS, [0.0])
+    losses = visit.losses(PROBED)
+    seen = with_losses(visit, losses)
+    assert seen.record.probe.loss_threshold == pytest.approx(losses.mean(dim=1).sum().item())
+    assert seen.record.probe.distance == visit.record.probe.distance
+    # The effective multiplier of a step: three losses of squared sensitivity 3, contrasts of 1.5.
+    assert 3 / seen.split.sigma_loss**2 == pytest.approx(1.5 / visit.split.sigma_loss**2)
+    fit, means = private_view(losses, PROBED, seen, 0.0, None)
+    size = losses.shape[1] / visit.expected_batch_size
+    raw = fit_quadratic(PROBED, losses.mean(dim=1).tolist())  # nothing lies above the sum of the three means
+    assert losses.max() < losses.mean(dim=1).sum() and len(means) == 3
+    assert (fit.slope, fit.curvature) == pytest.approx((size * raw.slope, size * raw.curvature), abs=1e-9)
+
+
 def test_five_points_at_the_price_of_three():
     """The effective multiplier of a step, and so the run's epsilon, stays the same."""
     split = calibrate_noise(
@@ -117,18 +133,22 @@ def test_price_of_points_by_hand():
 
 def test_tables_hold_what_the_visits_say():
     arguments = {"method": "line_search", "epsilon": 8.0, "interval": 1, "steps": 4}
-    table = curves(spec=arguments, stages=[0.25], grid=[-1.0, 0.0], repeats=3, seed=0)
+    table = loss_curves(spec=arguments, stages=[0.25], grid=[-1.0, 0.0], repeats=3, seed=0)
     (visit,) = visits(CONTRASTS, [0.25])
     raw = table[table.kind == "raw"]
     assert raw.value.tolist() == pytest.approx(visit.losses([-1.0, 0.0]).mean(dim=1).tolist())
     assert sorted(table[table.kind == "noised fit"].draw.unique()) == [0, 1, 2]
-    (row,) = bands(spec=arguments, stages=[0.25], repeats=50, seed=0).to_dict("records")
+    (row,) = rate_bands(spec=arguments, stages=[0.25], repeats=50, seed=0).to_dict("records")
     exact = fit_quadratic(PROBED, visit.losses(PROBED).mean(dim=1).tolist())
     assert row["slope_batch"] == pytest.approx(exact.slope)
     assert row["slope_rest"] == pytest.approx(
         fit_quadratic(PROBED, visit.rest(PROBED).mean(dim=1).tolist()).slope, rel=1e-6
     )
     assert row["q5"] <= row["q50"] <= row["q95"]
+    run = table[table.kind == "run"].set_index("x").value
+    threshold = visit.record.probe.difference_threshold
+    assert run.threshold == threshold and run.before == visit.record.probe.eta_probed
+    assert run.noise == pytest.approx(visit.split.sigma_loss * threshold / visit.expected_batch_size)
 
 
 def test_bad_stages_and_methods():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, repeat
 from pathlib import Path
@@ -125,7 +125,9 @@ def _losses_along(
 # -- what is drawn -----------------------------------------------------------------------------------------------------
 
 
-def curves(*, spec: dict[str, Any], stages: list[float], grid: list[float], repeats: int, seed: int) -> pd.DataFrame:
+def loss_curves(
+    *, spec: dict[str, Any], stages: list[float], grid: list[float], repeats: int, seed: int
+) -> pd.DataFrame:
     """Loss curves of one run at some stages, and the parabolas that private probes fit there.
 
     Thresholds, noise and probe distance are the run's own at that step.
@@ -139,10 +141,11 @@ def curves(*, spec: dict[str, Any], stages: list[float], grid: list[float], repe
 
     Returns:
         Long form, one row per value: ``step``, ``kind``, ``draw`` (0-based, of noisy kinds), ``x``, ``value``. Kinds:
-        "raw" (mean loss on the grid), "points", "clipped", "noised" (means at ``FIVE_POINTS``, the latter two only
-        where the run probes losses), "exact fit", "clipped fit", "noised fit" (``x`` is "slope", "curvature" or
-        "intercept" of the parabola in x = distance / h), "eta" (``x``: "distance", "before", "after": h, and the run's
-        learning rate around the step, without decay).
+        "raw" (mean loss on the grid), "points", "clipped", "noised" (means at ``FIVE_POINTS``, or, of a run that probes
+        contrasts, "points" alone, at ``PROBED``), "exact fit", "clipped fit", "noised fit" (``x`` is "slope",
+        "curvature" or "intercept" of the parabola in x = distance / h through the same points), "run" (``x``:
+        "distance" is h, "before" and "after" the run's learning rate around the step, without decay, "threshold" R_l
+        or R_d, "noise" the standard deviation of one released mean that it clips).
     """
     rows: list[tuple[Any, ...]] = []
     with one_thread():
@@ -155,17 +158,18 @@ def curves(*, spec: dict[str, Any], stages: list[float], grid: list[float], repe
                 rows.extend((step, kind, draw, x, value) for x, value in zip(xs, values, strict=True))
 
             add("raw", grid, visit.losses(grid).mean(dim=1).tolist())
-            losses = visit.losses(FIVE_POINTS)
-            add("points", FIVE_POINTS, losses.mean(dim=1).tolist())
-            add("eta", ["distance", "before", "after"], [probe.distance, probe.eta_probed, probe.eta_next])
-            add("exact fit", *_coefficients(fit_quadratic(FIVE_POINTS, losses.mean(dim=1).tolist())))
+            points = PROBED if probe.loss_threshold is None else FIVE_POINTS
+            losses = visit.losses(points)
+            add("points", points, losses.mean(dim=1).tolist())
+            add("run", *_of_run(visit))
+            add("exact fit", *_coefficients(fit_quadratic(points, losses.mean(dim=1).tolist())))
             for draw in range(-1, repeats):
                 sigma = 0.0 if draw < 0 else visit.split.sigma_loss
                 kind = "clipped" if draw < 0 else "noised"
-                fit, means = private_view(losses, FIVE_POINTS, visit, sigma, generator)
+                fit, means = private_view(losses, points, visit, sigma, generator)
                 add(f"{kind} fit", *_coefficients(fit), draw=draw)
                 if means is not None:
-                    add(kind, FIVE_POINTS, means, draw=draw)
+                    add(kind, points, means, draw=draw)
     return pd.DataFrame(rows, columns=["step", "kind", "draw", "x", "value"])
 
 
@@ -199,7 +203,33 @@ def private_view(
     return fit_contrasts(privatize_contrasts(three, thresholds, sigma, **noise), 1.0), None
 
 
-def bands(*, spec: dict[str, Any], stages: list[float], repeats: int, seed: int) -> pd.DataFrame:
+def _of_run(visit: Visit) -> tuple[list[str], list[float]]:
+    """Rows of kind "run", see :func:`loss_curves`."""
+    probe = visit.record.probe
+    assert probe is not None
+    threshold = probe.difference_threshold if isinstance(probe, ContrastResult) else probe.loss_threshold
+    assert threshold is not None
+    noise = visit.split.sigma_loss * threshold / visit.expected_batch_size
+    values = {"distance": probe.distance, "before": probe.eta_probed, "after": probe.eta_next}
+    values |= {"threshold": threshold, "noise": noise}
+    return list(values), list(values.values())
+
+
+def with_losses(visit: Visit, losses: Tensor) -> Visit:
+    """The same step as a probe of three losses would see it at the same price, R_l where its rule aims, at their sum.
+
+    Args:
+        visit: of whatever probe.
+        losses: raw, at ``PROBED``, shape ``(3, B)``.
+    """
+    assert visit.record.probe is not None
+    probe = replace(visit.record.probe, loss_threshold=losses.mean(dim=1).sum().item())
+    price = SQUARED_L2_SENSITIVITY["losses"] / SQUARED_L2_SENSITIVITY[visit.split.probe]
+    split = replace(visit.split, sigma_loss=visit.split.sigma_loss * math.sqrt(price))
+    return replace(visit, record=replace(visit.record, probe=probe), split=split)
+
+
+def rate_bands(*, spec: dict[str, Any], stages: list[float], repeats: int, seed: int) -> pd.DataFrame:
     """Where the noise of a probe puts b/a, and what the raw losses say, at each stage of a run.
 
     Args:
@@ -213,7 +243,8 @@ def bands(*, spec: dict[str, Any], stages: list[float], repeats: int, seed: int)
         quantiles of b/a of the run's own kind of probe over new noise; ``exact``, b/a of the raw losses at the same
         three points; ``slope_batch`` and ``curvature_batch``, their b and a (nats, for x = distance / h);
         ``slope_rest`` and ``curvature_rest``, the same on the training records outside the batch; ``right_signs``, the
-        share of fits whose b and a have the signs of the raw ones; ``slope_std``, the noise of b.
+        share of fits whose b and a have the signs of the raw ones; ``right_signs_losses``, the same of three losses on
+        this very batch (:func:`with_losses`); ``slope_std``, the noise of b.
     """
     rows = []
     with one_thread():
@@ -221,7 +252,10 @@ def bands(*, spec: dict[str, Any], stages: list[float], repeats: int, seed: int)
             probe, generator = visit.record.probe, NoiseGenerator(seed)
             assert probe is not None
             losses, rest = visit.losses(PROBED), visit.rest(PROBED)
-            fits = [private_view(losses, PROBED, visit, visit.split.sigma_loss, generator)[0] for _ in range(repeats)]
+            fits, of_losses = (
+                [private_view(losses, PROBED, seen, seen.split.sigma_loss, generator)[0] for _ in range(repeats)]
+                for seen in (visit, with_losses(visit, losses))
+            )
             unit = probe.distance / probe.eta_probed
             rates = unit * np.array([fit.minimizer for fit in fits])
             batch_fit = fit_quadratic(PROBED, losses.mean(dim=1).tolist())
@@ -233,6 +267,7 @@ def bands(*, spec: dict[str, Any], stages: list[float], repeats: int, seed: int)
                     **{f"q{round(100 * q)}": np.quantile(rates, q) for q in QUANTILES},
                     "exact": unit * batch_fit.minimizer,
                     "right_signs": np.mean([same_signs(fit, batch_fit) for fit in fits]),
+                    "right_signs_losses": np.mean([same_signs(fit, batch_fit) for fit in of_losses]),
                     "slope_batch": batch_fit.slope,
                     "slope_rest": rest_fit.slope,
                     "curvature_batch": batch_fit.curvature,
@@ -252,20 +287,20 @@ def all_bands(
     repeats: int,
     seeds: int,
 ) -> pd.DataFrame:
-    """:func:`bands` of each method and seed, kept in ``folder``, with columns ``probe`` and ``run`` (the seed).
+    """:func:`rate_bands` of each method and seed, kept in ``folder``, with columns ``probe`` and ``run`` (the seed).
 
     Args:
         folder: of the tables.
         run: fields of the runs' specs, but for method and seed.
         methods: probe -> method.
-        stages, repeats: of :func:`bands`.
+        stages, repeats: of :func:`rate_bands`.
         seeds: how many.
     """
     tables = []
     for probe, method in methods.items():
         for seed in range(seeds):
             spec = run | {"method": method, "seed": seed}
-            table = cached(folder, bands, spec=spec, stages=stages, repeats=repeats, seed=seed)
+            table = cached(folder, rate_bands, spec=spec, stages=stages, repeats=repeats, seed=seed)
             tables.append(table.assign(probe=probe, run=seed))
     return pd.concat(tables)
 

@@ -26,7 +26,7 @@ THIN: dict[str, Any] = {"linewidth": 0.5, "alpha": 0.35}
 
 
 def at_step(curves: pd.DataFrame, step: int, kind: str, draw: int | None = None) -> pd.DataFrame:
-    """The rows of ``landscape.curves`` of one kind at one step, in the order of x."""
+    """The rows of ``landscape.loss_curves`` of one kind at one step, in the order of x."""
     rows = curves[(curves.step == step) & (curves.kind == kind)]
     return rows if draw is None else rows[rows.draw == draw]
 
@@ -34,6 +34,11 @@ def at_step(curves: pd.DataFrame, step: int, kind: str, draw: int | None = None)
 def coefficients(curves: pd.DataFrame, step: int, kind: str) -> pd.DataFrame:
     """Slope, curvature and intercept, one row per draw."""
     return at_step(curves, step, kind).pivot(index="draw", columns="x", values="value")
+
+
+def of_run(curves: pd.DataFrame, step: int) -> pd.Series:
+    """Distance, rates, threshold and noise of the run at one step."""
+    return at_step(curves, step, "run").set_index("x").value
 
 
 def parabola(row: pd.Series, x: np.ndarray) -> np.ndarray:
@@ -46,7 +51,7 @@ def draw_losses(curves: pd.DataFrame) -> Figure:
     """Raw curve, clipped points and their parabolas above, noised parabolas below, a column per step.
 
     Args:
-        curves: of ``landscape.curves`` for a run that probes losses.
+        curves: of ``landscape.loss_curves`` for a run that probes losses.
     """
     steps = sorted(curves.step.unique())
     figure, axes = plt.subplots(2, len(steps), figsize=(11, 5.6), sharex=True, squeeze=False)
@@ -56,7 +61,9 @@ def draw_losses(curves: pd.DataFrame) -> Figure:
             axis.plot(raw.x.astype(float), raw.value, label="raw loss, 41 points", **RAW)
         _draw_clipped(top, curves, step)
         _draw_noised(bottom, curves, step)
-        top.set_title(f"step {step}")
+        run = of_run(curves, step)
+        top.set_title(f"step {step}: $R_l$ = {run.threshold:.2g} nats")
+        bottom.set_title(f"noise of a point: {run.noise:.2g} nats")
         bottom.set_xlabel("distance along -G (units of h)")
     axes[0, 0].set_ylabel("mean loss (nats)")
     axes[1, 0].set_ylabel("mean loss (nats)")
@@ -67,12 +74,11 @@ def draw_losses(curves: pd.DataFrame) -> Figure:
 def _draw_clipped(axis: Axes, curves: pd.DataFrame, step: int) -> None:
     """Five raw and five clipped points with their parabolas."""
     exact, clipped = (coefficients(curves, step, name).iloc[0] for name in ("exact fit", "clipped fit"))
-    blue, green = plots.SERIES[0], plots.SERIES[2]
     points = at_step(curves, step, "points").value
     axis.plot(FIVE_POINTS, points, "o", color="black", markersize=5, label="raw, five points")
-    axis.plot(FINE, parabola(exact, FINE), label="parabola through raw", **plots.line(green))
-    axis.plot(FIVE_POINTS, at_step(curves, step, "clipped").value, "s", color=blue["color"], label="clipped")
-    axis.plot(FINE, parabola(clipped, FINE), label="parabola through clipped", **plots.line(blue))
+    axis.plot(FINE, parabola(exact, FINE), color="black", linewidth=1, label="parabola through raw")
+    axis.plot(FIVE_POINTS, at_step(curves, step, "clipped").value, label="clipped", **plots.marks(STYLES["losses"]))
+    axis.plot(FINE, parabola(clipped, FINE), label="parabola through clipped", **plots.line(STYLES["losses"]))
 
 
 def _draw_noised(axis: Axes, curves: pd.DataFrame, step: int) -> None:
@@ -94,7 +100,7 @@ def draw_contrasts(curves: pd.DataFrame) -> Figure:
     """Change of the raw loss, and the parabolas of noised contrasts, a panel per step.
 
     Args:
-        curves: of ``landscape.curves`` for a run that probes contrasts.
+        curves: of ``landscape.loss_curves`` for a run that probes contrasts.
     """
     steps = sorted(curves.step.unique())
     figure, axes = plt.subplots(1, len(steps), figsize=(11, 3.4), squeeze=False)
@@ -107,98 +113,92 @@ def draw_contrasts(curves: pd.DataFrame) -> Figure:
             axis.plot(FINE, parabola(row, FINE), color=STYLES["contrasts"]["color"], label=label, **THIN)
         clipped = coefficients(curves, step, "clipped fit").iloc[0]
         axis.plot(FINE, parabola(clipped, FINE), "--", color="black", label="from clipped contrasts")
-        at = at_step(curves, step, "eta").set_index("x").value
+        run = of_run(curves, step)
         for name, marker in (("before", "|"), ("after", "v")):
             mark: dict[str, Any] = {"color": "black", "markersize": 9, "clip_on": False}
             height = axis.get_ylim()[0]
-            axis.plot(at[name] / at.distance, height, marker, label=f"the run's rate {name}", **mark)
-        axis.set_title(f"step {step}")
+            axis.plot(run[name] / run.distance, height, marker, label=f"the run's rate {name}", **mark)
+        axis.set_title(f"step {step}: h = {run.distance:.2g}")
         axis.set_xlabel("distance along -G (units of h)")
     axes[0, 0].set_ylabel("change of the mean loss (nats)")
     plots.shared_legend(figure, axes[0, :1], ncols=5, fontsize="small")
     return figure
 
 
-def fit_table(curves: dict[str, pd.DataFrame]) -> pd.DataFrame:
-    """What clipping and noise do to slope and curvature, a row per probe and step of ``landscape.curves``."""
+def fit_table(curves: pd.DataFrame) -> pd.DataFrame:
+    """What clipping and noise do to slope and curvature, in nats over one probe distance, a row per step.
+
+    Args:
+        curves: of ``landscape.loss_curves``.
+    """
     rows = []
-    for kind, table in curves.items():
-        for step in sorted(table.step.unique()):
-            exact, clipped = (coefficients(table, step, name).iloc[0] for name in ("exact fit", "clipped fit"))
-            noised = coefficients(table, step, "noised fit")
-            at = at_step(table, step, "eta").set_index("x").value
-            right = (noised.slope * exact.slope > 0) & (noised.curvature * exact.curvature > 0)
-            rows.append(
-                {
-                    "probe": kind,
-                    "step": step,
-                    "exact b/a (h)": exact.slope / exact.curvature,
-                    "clipped b/a (h)": clipped.slope / clipped.curvature,
-                    "b, exact": exact.slope,
-                    "b, clipped": clipped.slope,
-                    "b, sd of noise": noised.slope.std(),
-                    "a, exact": exact.curvature,
-                    "a, clipped": clipped.curvature,
-                    "a, sd of noise": noised.curvature.std(),
-                    "right signs (share)": right.mean(),
-                    "eta before": at.before,
-                    "eta after": at.after,
-                }
-            )
+    for step in sorted(curves.step.unique()):
+        exact, clipped = (coefficients(curves, step, name).iloc[0] for name in ("exact fit", "clipped fit"))
+        noised = coefficients(curves, step, "noised fit")
+        run = of_run(curves, step)
+        right = (noised.slope * exact.slope > 0) & (noised.curvature * exact.curvature > 0)
+        rows.append(
+            {
+                "step": step,
+                "h": run.distance,
+                "threshold": run.threshold,
+                "b raw": exact.slope,
+                "b clipped": clipped.slope,
+                "b noise": noised.slope.std(),
+                "a raw": exact.curvature,
+                "a clipped": clipped.curvature,
+                "a noise": noised.curvature.std(),
+                "b/a raw": exact.slope / exact.curvature,
+                "b/a clipped": clipped.slope / clipped.curvature,
+                "right signs": right.mean(),
+            }
+        )
     return pd.DataFrame(rows)
 
 
 def noise_share(fits: pd.DataFrame) -> pd.Series:
     """Noise of the slope in units of the clipped slope, of rows of :func:`fit_table`."""
-    return fits["b, sd of noise"] / fits["b, clipped"].abs()
+    return fits["b noise"] / fits["b clipped"].abs()
 
 
-def fit_findings(fits: pd.DataFrame, probe: str) -> list[str]:
-    """Of :func:`fit_table`, a line per step of one probe."""
-    chosen = fits[fits.probe == probe]
-    digits = 1 if probe == "losses" else 2
+def fit_findings(fits: pd.DataFrame) -> list[str]:
+    """Of :func:`fit_table`, a line per step."""
     return [
-        f"step {step}: noise of the slope is {share:.{digits}f} times the clipped slope; slope and curvature have the "
-        f"right signs in {100 * right:.0f} % of the draws"
-        for step, share, right in zip(chosen.step, noise_share(chosen), chosen["right signs (share)"], strict=True)
+        f"step {step}: noise of the slope is {share:.2g} times the clipped slope; slope and curvature have the right "
+        f"signs, those of the raw ones, in {100 * right:.0f} % of the draws"
+        for step, share, right in zip(fits.step, noise_share(fits), fits["right signs"], strict=True)
     ]
 
 
-def _kept_and_right(fits: pd.DataFrame, probe: str) -> tuple[str, str]:
-    """Ranges, in percent, of the share of the slope that clipping keeps and of right signs."""
-    chosen = fits[fits.probe == probe]
-    kept, right = chosen["b, clipped"] / chosen["b, exact"], chosen["right signs (share)"]
-    kept_range, right_range = (f"{100 * x.min():.0f} to {100 * x.max():.0f} %" for x in (kept, right))
-    return kept_range, right_range
+def _right(fits: pd.DataFrame) -> str:
+    """Range, in percent, of the share of right signs."""
+    return f"{100 * fits['right signs'].min():.0f} to {100 * fits['right signs'].max():.0f} %"
 
 
 def losses_text(fits: pd.DataFrame, batch_size: int) -> str:
     """What :func:`draw_losses` shows."""
-    kept, right = _kept_and_right(fits, "losses")
-    share = noise_share(fits[fits.probe == "losses"])
+    kept, share = fits["b clipped"] / fits["b raw"], noise_share(fits)
     return (
-        f"**What to see.** A parabola through the five raw points follows the raw curve closely. Clipping keeps {kept} "
-        "of its slope: nearly all while $R_l$ is above the losses, hardly any once $R_l$ has fallen below those of "
-        "the few hard samples that still change. Where clipped points lie *above* raw ones, the Poisson batch was "
-        "larger than usual: released sums are divided by the expected batch size B, the raw mean by the batch's own. "
-        "That scales slope and curvature alike and leaves b/a as it is. Noise is another matter: the standard "
-        "deviation of the slope's noise is "
-        f"{share.min():.1f} to {share.max():.1f} times the clipped slope, and slope and curvature have the right signs "
-        f"in {right} of the draws (25 % by chance). The paper's claim holds where the loss changes much over the "
-        f"probed distance and batches are large; here, with B = {batch_size:,}, noise that is small against the *loss* "
-        "is large against its *change*."
+        f"**What to see.** *Clipping* (upper row). Where $R_l$ lies above all losses, clipped points lie a percent or "
+        f"so off the raw ones, along the same parabola: released sums are divided by the expected batch size "
+        f"{batch_size:,}, the raw mean by the batch's own. Where it does not, the highest losses are cut, and most so "
+        f"at the end where they rise: the slope becomes {kept.min():.2f} to {kept.max():.2f} times the raw one, and "
+        "the bottom moves (columns b/a of the table). *Noise* (lower row). It is small against the loss and large "
+        f"against its change: in the slope it is {share.min():.1f} to {share.max():.0f} times the slope that clipping "
+        f"leaves, and the signs are right in {_right(fits)} of the draws."
     )
 
 
-def contrasts_text(fits: pd.DataFrame) -> str:
-    """What :func:`draw_contrasts` shows."""
-    kept, right = _kept_and_right(fits, "contrasts")
+def contrasts_text(fits: pd.DataFrame, losses: pd.DataFrame) -> str:
+    """What :func:`draw_contrasts` shows, beside the table of three losses."""
+    kept, share = fits["b clipped"] / fits["b raw"], noise_share(fits)
     return (
-        f"**What to see.** The bundles are narrow, and slope and curvature have the right signs in {right} of the "
-        f"draws (three losses: {_kept_and_right(fits, 'losses')[1]}). But they are flatter than the curve: clipping "
-        f"keeps {kept} of the slope. A fifth of the samples lies beyond each threshold by design, and late in a run "
-        "these few carry most of the change. The rate needs only the ratio b/a, which mostly suffers less (columns 3 "
-        "and 4 of the table): a bias bought for much less noise, as in notebook 01."
+        f"**What to see.** The bundles are narrow: noise is {share.min():.2f} to {share.max():.1f} times the clipped "
+        f"slope (three losses: {noise_share(losses).min():.1f} to {noise_share(losses).max():.0f}), and the signs are "
+        f"right in {_right(fits)} of the draws. But they are flatter than the curve: clipping keeps "
+        f"{100 * kept.min():.0f} to {100 * kept.max():.0f} % of the slope. A fifth of the samples lies beyond each "
+        "threshold by design, and late in a run these few carry most of the change. The rate needs only the ratio b/a, "
+        "which loses less (last columns but one): a bias bought for much less noise, as in notebook 01."
     )
 
 

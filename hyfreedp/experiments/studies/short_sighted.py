@@ -1,6 +1,6 @@
 """Why a parabola is short-sighted: SGD on a noisy quadratic, whose expected loss is exact (notebook 04).
 
-The loss is L(w) = 1/2 sum_j h_j w_j^2 and a step is w <- w - eta g with g_j = h_j w_j + noise N(0, nu^2), so mean and
+The loss is L(w) = 1/2 sum_j l_j w_j^2 and a step is w <- w - eta g with g_j = l_j w_j + noise N(0, nu^2), so mean and
 variance of each coordinate follow a recursion and nothing has to be sampled (Schaul et al., 2013). That rates chosen
 one step ahead end too small on it is the short-horizon bias of Wu et al. (2018).
 """
@@ -27,7 +27,7 @@ class NoisyQuadratic:
     """A quadratic loss whose lowest point is the origin, and the noise of its gradients.
 
     Attributes:
-        curvatures: h, positive, shape ``(d,)``.
+        curvatures: l (lambda), positive, shape ``(d,)``.
         start: w_0, shape ``(d,)``.
         noise: nu, standard deviation of the gradient's noise in every coordinate: sigma_g R_g / B under DP.
 
@@ -57,7 +57,7 @@ class NoisyQuadratic:
     def parabola(self, mean: Array, variance: Array) -> tuple[float, float]:
         """b and a of E L(w - eta g) = E L(w) - b eta + a eta^2 / 2, which holds exactly.
 
-        b = E g'grad L = sum h^2 q and a = E g'Hg = sum h (h^2 q + nu^2), with q = E w^2: what a probe along g would
+        b = E g'grad L = sum l^2 u and a = E g'Hg = sum l (l^2 u + nu^2), with u = E w^2: what a probe along g would
         measure on average, were it neither clipped nor noised.
         """
         slopes = self.curvatures**2 * (mean**2 + variance)
@@ -157,12 +157,12 @@ def runs(problem: NoisyQuadratic, peaks: Sequence[float], steps: int) -> pd.Data
 def preferring(curvatures: Array, first: Array, second: Array, spread: float) -> Array:
     """Share of the records whose loss is lower at ``first`` than at ``second``.
 
-    A record's loss is 1/2 sum_j h_j (w_j - c_j)^2 with c ~ N(0, spread^2 I), so that L is the mean loss less a
+    A record's loss is 1/2 sum_j l_j (w_j - c_j)^2 with c ~ N(0, spread^2 I), so that L is the mean loss less a
     constant, and the difference of the two losses is normal over records: the share is Phi of its mean over its
     standard deviation, (L(second) - L(first)) / (spread ||H (first - second)||).
 
     Args:
-        curvatures: h, shape ``(d,)``.
+        curvatures: l (lambda), shape ``(d,)``.
         first, second: two different weights, shape ``(..., d)``.
         spread: standard deviation of the records' own optima in every coordinate.
     """

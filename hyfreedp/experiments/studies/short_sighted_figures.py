@@ -12,6 +12,7 @@ from hyfreedp.experiments.store import plots
 from hyfreedp.experiments.studies.short_sighted import CONSTANT, GREEDY, LINEAR, turning_points
 
 STYLES = {GREEDY: plots.STYLES["paper"], CONSTANT: plots.STYLES["best"], LINEAR: plots.STYLES["robust"]}
+VOTES = [plots.STYLES[name] for name in ("reference", "worst", "line_search")]  # by batch size
 
 
 def draw(paths: pd.DataFrame, final: pd.DataFrame, votes: pd.DataFrame, ahead: pd.DataFrame) -> Figure:
@@ -30,7 +31,9 @@ def draw(paths: pd.DataFrame, final: pd.DataFrame, votes: pd.DataFrame, ahead: p
         loss.plot(rows.loss, label=name, **style)
         rate.plot(rows.rate, **style)
     loss.set(title="1. Along the run", ylabel="expected loss (start: 1)", xlabel="step", yscale="log")
-    rate.set(title="2. The rates of these runs", ylabel="learning rate $\\eta$ (1/$h_1$)", xlabel="step", yscale="log")
+    rate.set(
+        title="2. The rates of these runs", ylabel="learning rate $\\eta$ (1/$\\lambda_1$)", xlabel="step", yscale="log"
+    )
 
     reached, last = paths.loss[GREEDY].iloc[-1], paths.rate[GREEDY].dropna().iloc[-1]
     end.axhline(reached, color=STYLES[GREEDY]["color"], linestyle=STYLES[GREEDY]["linestyle"])
@@ -39,8 +42,10 @@ def draw(paths: pd.DataFrame, final: pd.DataFrame, votes: pd.DataFrame, ahead: p
     for name, column in final.items():
         end.plot(final.index, column, **STYLES[str(name)] | {"marker": ""})
         end.plot(column.idxmin(), column.min(), markersize=8, **STYLES[str(name)])
+    raced = _of_hundred(votes)
+    end.plot(raced.top, raced.reached, label="winner of a race, B = 100", **plots.line(VOTES[1]))
     end.set(title="3. Where each peak rate ends (marked: the best)", ylabel="expected loss at the end (start: 1)")
-    end.set(xlabel="peak rate (1/$h_1$)", xscale="log", yscale="log", ylim=(0.8 * final.min().min(), 1.1))
+    end.set(xlabel="peak rate (1/$\\lambda_1$)", xscale="log", yscale="log", ylim=(0.8 * final.min().min(), 1.1))
 
     _draw_votes(vote, votes, ahead)
     for axis in (end, vote):
@@ -49,13 +54,18 @@ def draw(paths: pd.DataFrame, final: pd.DataFrame, votes: pd.DataFrame, ahead: p
         scale.set_major_locator(LogLocator(subs=(1, 2, 5)))
         scale.set_major_formatter("{x:g}")
         scale.set_minor_locator(NullLocator())
-    figure.legend(*loss.get_legend_handles_labels(), loc="outside upper center", ncols=3)
+    plots.shared_legend(figure, [loss, end], loc="outside upper center", ncols=4)
     return figure
+
+
+def _of_hundred(votes: pd.DataFrame) -> pd.DataFrame:
+    """The races that a batch of 100 decides: the smallest batch whose votes are clear."""
+    return votes[votes.batch_size == 100]
 
 
 def _draw_votes(axis: Axes, votes: pd.DataFrame, ahead: pd.DataFrame) -> None:
     """Probability that the faster branch wins, one line per batch size; shaded where that is a mistake."""
-    for style, (size, rows) in zip(plots.SERIES[3:], votes.groupby("batch_size"), strict=False):
+    for style, (size, rows) in zip(VOTES, votes.groupby("batch_size"), strict=False):
         axis.plot(rows.top, 100 * rows.kept, label=f"B = {size:,}", markevery=0.1, markersize=5, **style)
     size = ahead.batch_size.max()
     clear = ahead[ahead.batch_size == size]
@@ -63,24 +73,35 @@ def _draw_votes(axis: Axes, votes: pd.DataFrame, ahead: pd.DataFrame) -> None:
     axis.axvspan(turning_points(votes)[1], votes.top.max(), color="0.88", zorder=0, label="the slower one ends lower")
     axis.axhline(50, color="0.3", linestyle=":")
     axis.set(title="4. The private vote", ylabel="faster branch wins (% of races)", ylim=(-3, 103), xscale="log")
-    axis.set_xlabel("peak rate of the faster branch (1/$h_1$)")
-    axis.legend(fontsize="small", loc="lower left", frameon=True, framealpha=1, edgecolor="none")
+    axis.set_xlabel("peak rate of the faster branch (1/$\\lambda_1$)")
+    axis.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=2)
 
 
 def findings(paths: pd.DataFrame, final: pd.DataFrame, votes: pd.DataFrame, ahead: pd.DataFrame) -> list[str]:
     """What :func:`draw` shows; arguments as there. ``votes`` must have batches of 100 beside the largest."""
     one_step, peaks = paths.loc[GREEDY], final.index
     turns, right = turning_points(votes)
-    raced = votes[(votes.batch_size == 100) & (votes.reached < one_step.loss.iloc[-1])].top
+    end = one_step.loss.iloc[-1]
+    raced = _of_hundred(votes)
+    better = {name: peaks[column < end] for name, column in final.items()}
     return [
         f"one-step rate: from {one_step.rate.iloc[0]:.2f} down to {one_step.rate.iloc[-2]:.3f}, ends at "
-        f"{one_step.loss.iloc[-1]:.3f} of the loss",
-        *(f"{name}: best from {final[name].idxmin():.2f}, ends at {final[name].min():.3f}" for name in final),
+        f"{end:.3f} of the loss",
+        *(
+            f"{name}: ends lower than that from peaks of {_range(better[name], peaks)}; best from "
+            f"{column.idxmin():.2f}, at {column.min():.3f}"
+            for name, column in final.items()
+        ),
         f"vote at B = {votes.batch_size.max():,}: keeps the faster branch up to a rate of {turns:.2f}; after branches "
         f"that decay first up to {turning_points(ahead)[0]:.2f}; it does end lower up to {right:.2f}",
-        f"race at B = 100: ends lower than the one-step rate if the faster branch starts between {raced.min():.2f} and "
-        f"{raced.max():.2f}" + (" (the highest looked at)" if raced.max() == peaks[-1] else ""),
+        f"race at B = 100: ends lower than the one-step rate from peaks of the faster branch of "
+        f"{_range(raced.top[raced.reached < end], peaks)}",
     ]
+
+
+def _range(found: pd.Index | pd.Series, peaks: pd.Index) -> str:
+    highest = " (the highest looked at)" if found.max() == peaks[-1] else ""
+    return f"{found.min():.2f} to {found.max():.2f}{highest}"
 
 
 def lead(paths: pd.DataFrame, final: pd.DataFrame) -> str:
