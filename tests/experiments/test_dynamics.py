@@ -17,7 +17,7 @@ from hyfreedp.experiments.runs.cells import Spec, read_cell, read_steps, reader,
 from hyfreedp.experiments.runs.methods import EXTENDED_GRID, METHODS
 from hyfreedp.experiments.store.paths import RESULTS
 from hyfreedp.experiments.store.plots import SERIES
-from hyfreedp.experiments.studies import dynamics, dynamics_figures, fine_tuning
+from hyfreedp.experiments.studies import dynamics, dynamics_figures, fine_tuning, pure_noise
 from hyfreedp.experiments.tables import small_tasks
 from hyfreedp.experiments.tables.plan import Learner
 from hyfreedp.step_rules import decay_factor
@@ -249,7 +249,8 @@ def test_the_table_of_accuracies_has_mean_and_deviation():
     )
     table = dynamics.accuracy_table(rows)
     assert table.columns.tolist() == [8.0, 1.0]
-    assert table.loc[METHODS["line_search"].title].tolist() == ["90.0 ± 0.0", "60.0 ± 14.1"]
+    assert table.loc["contrasts, posterior (line_search)"].tolist() == ["90.0 ± 0.0", "60.0 ± 14.1"]
+    assert dynamics.accuracy_table(rows, ["paper"]).empty
     assert dynamics.spread(pd.Series([12.34])) == "12.3"  # one run has no deviation
 
 
@@ -260,6 +261,31 @@ def test_bands_draw_what_they_are_given_and_nothing_where_there_is_none():
     (line,) = axis.lines
     assert line.get_xdata().tolist() == [0, 2] and line.get_ydata().tolist() == [2.0, 3.0]
     plt.close()
+
+
+# -- arithmetic and pure noise -----------------------------------------------------------------------------------------
+
+
+def test_rule_gen_grows_by_a_tenth_per_probe_at_most():
+    assert dynamics.probes_to_reach(0.01, start=1e-4) == math.ceil(math.log(100) / math.log(1.1)) == 49
+    assert dynamics.probes_to_reach(1e-4, start=1e-4) == 0
+
+
+def test_pure_noise_moves_every_rule_as_the_notebook_derives():
+    """Of three losses the noise of b is h / sqrt(12) times that of a, and b/a is that times a Cauchy variable."""
+    probes, start = 20, 1e-3
+    table = pure_noise.drift(probes=probes, start=start, runs=400, seed=1).set_index("rule")
+    steps = np.log(table["median"] / start) / probes
+    # log |Cauchy| has mean 0 and variance pi^2/4; the median of 400 sums of 20 within four standard errors.
+    error = 1.25 * math.pi / 2 * math.sqrt(probes / 400) / probes
+    assert abs(steps["literal"] - math.log(1 / math.sqrt(12))) < 4 * error
+    # gen: a quarter is accepted; below half the rate with probability 2/3, above twice with 1 - 2/pi arctan(2 sqrt 12).
+    above = 1 - 2 / math.pi * math.atan(2 * math.sqrt(12))
+    down, up = math.log(0.95), math.log(1.1)
+    assert 0.25 * (2 / 3 * down + above * up) - 0.003 < steps["gen"] < 0
+    assert steps["gen, 0.9 of the new rate"] == pytest.approx(10 * steps["gen"], rel=0.5)
+    assert -0.2 < steps["posterior"] < -0.03
+    assert table["median"]["anchored"] == pytest.approx(0.02, rel=0.3)
 
 
 # -- the records that are committed ------------------------------------------------------------------------------------

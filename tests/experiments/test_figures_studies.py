@@ -526,7 +526,14 @@ def step_rows():
             spec = {"task": "digits", "method": method, "epsilon": 3.0, "seed": seed, "interval": 5}
             spec["learning_rate"] = 0.02 if method == "linear" else BASE.learning_rate
             for step in (0, 1):
-                decided = {"slope": 1.0, "slope_std": 0.4, "accepted": True, "reason": "clamped", "eta_next": -0.5}
+                decided = {
+                    "slope": 1.0,
+                    "slope_std": 0.4,
+                    "distance": 0.5,
+                    "accepted": True,
+                    "reason": "clamped",
+                    "eta_next": -0.5,
+                }
                 measured = {"eta": 0.1 * (number + 1) * (-1) ** step, "loss_threshold": 2.0 - step + seed}
                 measured |= {"test_loss": 1.0 + step, "test_accuracy": 0.5 + 0.1 * step, "private_loss": 0.4}
                 measured |= {"difference_threshold": 0.3, "bend_threshold": 0.2}
@@ -543,19 +550,28 @@ TUNED = replace(BASE, method="linear", learning_rate=0.02)
 
 
 def test_curves_are_medians_over_seeds_in_rows_of_line_searches():
+    rows = step_rows()
+    robust = rows[rows.method == "paper"].assign(method="robust", eta=0.3)
     rate, result = (
-        np.reshape(dynamics_figures.draw_curves(step_rows(), {"digits": TUNED}, [5], panels).axes, (2, -1))
+        np.reshape(
+            dynamics_figures.draw_curves(pd.concat([rows, robust]), {"digits": TUNED}, [5], panels).axes, (2, -1)
+        )
         for panels in ("rate", "result")
     )
-    assert line(rate[1, 0], "HyFreeDP, K = 5")[1].tolist() == [2.5, 1.5]  # R_l, median of two seeds
+    assert line(rate[1, 0], "K = 5")[1].tolist() == [2.5, 1.5]  # R_l, median of two seeds
+    assert line(rate[1, 2], "preset robust")[1].tolist() == [0.3, 0.3]
     assert line(rate[0, 2], "tuned by hand")[1][0] == pytest.approx(0.1 * (len(dynamics.ABLATION) + 1))
-    assert line(result[0, 1], "HyFreeDP, K = 5")[1] == pytest.approx([50, 60])
+    assert line(result[0, 1], "K = 5")[1] == pytest.approx([50, 60])
     titles = [axis.get_title() for axis in rate[1]]
     assert titles[:2] == ["$R_l$ (nats)", "released training loss (nats)"] and len(titles) == 3
     assert [axis.get_title() for axis in result[1]] == ["test loss (nats)", "test accuracy (%)"]
     told = dynamics_figures.curve_findings(step_rows(), final_rows(), [replace(BASE, method="paper"), TUNED])
     assert told[0].startswith("digits, paper, K = 5: accuracy 70.0 ± 14.1 %; R_l is highest after 0 % of the run")
     assert told[1] == "digits, tuned by hand (0.02, linear): accuracy 70.0 ± 14.1 %"
+    (known,) = dynamics.probe_table(rows, final_rows(), [replace(BASE, method="paper")]).to_dict("records")
+    # |b| / noise = 1 / 0.4; noise of b is 0.4 at a distance of 0.5; at the last of two probes thresholds 1 and 2.
+    assert (known["probes"], known["|b| / noise"], known["noise (nats)"]) == (2, 2.5, pytest.approx(0.2))
+    assert known["noise / R"] == pytest.approx(0.15) and known["accuracy"] == "70.0 ± 14.1 %"
 
 
 def test_real_images_have_a_line_per_series_and_say_where_the_threshold_peaks():
@@ -575,9 +591,9 @@ def test_real_images_have_a_line_per_series_and_say_where_the_threshold_peaks():
 
 
 def test_every_rate_is_drawn_by_its_size_with_a_cross_where_it_is_negative():
-    figure = dynamics_figures.draw_rates(step_rows(), BASE)
-    assert len(figure.axes) == 16
-    axis = next(axis for axis in figure.axes if axis.get_title() == "losses, gen")
+    figure = dynamics_figures.draw_rates(step_rows(), BASE, dynamics.RULES.values())
+    assert len(figure.axes) == 8
+    axis = next(axis for axis in figure.axes if axis.get_title() == "losses, gen (preset paper)")
     value = 0.1 * (dynamics.ABLATION.index("paper") + 1)
     assert [one.get_ydata().tolist() for one in axis.lines[:2]] == [
         pytest.approx([value, value]),
@@ -588,19 +604,37 @@ def test_every_rate_is_drawn_by_its_size_with_a_cross_where_it_is_negative():
     assert (row.clear, row.clamped, row.negative, row.rejected) == (100, 100, 100, 0)
     assert row.spread == "70.0 ± 14.1" and row.accuracy == pytest.approx(70)
     assert dynamics_figures.rate_findings(table)[0].startswith("losses, literal: 100 % of the probes make the rate")
-    assert dynamics_figures.ablation_findings(table)[0].endswith("+0.0 points to the whole line search")
+    table.loc["line_search_losses", ["accuracy", "spread"]] = [10.0, "10.0 ± 1.0"]
+    first, *_, last = dynamics_figures.ablation_findings(table)
+    assert first.endswith("60.0 points are lost, which leaves 10.0 ± 1.0 %") and "reach 70.0 ± 14.1 %" in last
+    part = dynamics_figures.part_findings(table)[2]
+    assert part == "line search with losses for contrasts: 10.0 ± 1.0 %, -60.0 points to the whole line search"
+
+
+def test_rates_below_the_axis_are_told():
+    tiny = step_rows().assign(eta=1e-12)
+    axis = dynamics_figures.draw_rates(tiny, BASE, dynamics.RULES.values()).axes[0]
+    assert [text.get_text() for text in axis.texts] == ["down to 1e-12"]
+
+
+def test_the_verdict_has_the_best_interval_and_the_smallest():
+    frames = [final_rows().assign(accuracy=0.6)] + [
+        final_rows().query("method == 'paper'").assign(interval=k, accuracy=value) for k, value in ((1, 0.2), (10, 0.3))
+    ]
+    results = pd.concat([frames[0].query("method != 'paper'"), *frames[1:]])
+    (found,) = dynamics_figures.verdicts(results, {"digits": TUNED})
+    assert found.outcome == "not at this scale"
+    assert found.number == "-30.0 points on digits at its best K, -40.0 at K = 1"
 
 
 def test_thresholds_are_compared_over_the_second_half():
     figure = dynamics_figures.draw_thresholds(step_rows(), BASE)
     assert line(figure.axes[1], "threshold $R_l$")[1].tolist() == [2.5, 1.5]
     assert figure.axes[0].get_ylabel() == "nats"
-    late = dynamics.late_means(step_rows(), BASE)
+    late = dynamics.late_medians(step_rows(), BASE)
     assert late.loc[("gen", "sum")].tolist() == [1.5, 0.4, 2.0]
     told = dynamics_figures.threshold_findings(step_rows(), final_rows(), BASE)
-    assert told[1].startswith(
-        "rule gen, R_l from the sum, K = 5: over the second half R_l is 1.5, the released loss 0.4"
-    )
+    assert told[1].startswith("rule gen, R_l from the sum, K = 5: R_l is 1.5, the released loss 0.4")
 
 
 def test_the_ablation_shows_every_run_and_the_tuned_rate():

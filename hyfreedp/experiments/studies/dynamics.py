@@ -10,13 +10,16 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from pandas.io.formats.style import Styler
 
+from hyfreedp.curvefit import QuadraticFit
 from hyfreedp.experiments.runs.cells import read_steps, run_cells, tabulate
 from hyfreedp.experiments.runs.methods import EXTENDED_GRID, METHODS
 from hyfreedp.experiments.runs.spec import Spec
 from hyfreedp.experiments.store.files import replacing
 from hyfreedp.experiments.store.provenance import with_versions
 from hyfreedp.experiments.tables import small_tasks
+from hyfreedp.step_rules import gen
 
 PROFILE_TASKS = {
     "smoke": ("digits",),
@@ -65,6 +68,12 @@ ABLATION = tuple(
     dict.fromkeys([*RULES.values(), *PARTS.values(), *SMOOTHINGS.values(), *LOSS_THRESHOLDS.values(), "algorithm1"])
 )
 
+# What each is called in this notebook, by what sets it apart; the two that are presets elsewhere say so.
+TITLES = {method: METHODS[method].title for method in ABLATION} | {
+    "line_search": "contrasts, posterior (line_search)",
+    "paper": "losses, gen (preset paper)",
+}
+
 # What tells the runs of this notebook apart.
 SPEC_COLUMNS = ("task", "method", "epsilon", "seed", "learning_rate", "interval")
 
@@ -77,6 +86,11 @@ def curve_specs(base: Spec, intervals: Sequence[int] = INTERVALS) -> list[Spec]:
     return [replace(base, method=method, interval=interval) for method, interval in product(SEARCHES, intervals)]
 
 
+def robust_spec(base: Spec) -> Spec:
+    """Preset robust at the task, the epsilon, the seed and the length of ``base``."""
+    return replace(base, method="robust", learning_rate=Spec.learning_rate, interval=Spec.interval)
+
+
 def ablation_specs(base: Spec) -> list[Spec]:
     """All methods of the ablation at the K of ``base``."""
     return [replace(base, method=method) for method in ABLATION]
@@ -85,6 +99,14 @@ def ablation_specs(base: Spec) -> list[Spec]:
 def threshold_specs(base: Spec) -> list[Spec]:
     """Both rules for R_l under both step rules, at the K of ``base``."""
     return [replace(base, method=method) for method in LOSS_THRESHOLDS.values()]
+
+
+def probes_to_reach(target: float, start: float) -> int:
+    """After how many probes rule "gen" is at ``target`` if every one of them says: farther than you may go."""
+    far, eta, probes = QuadraticFit(slope=1.0, curvature=1e-12, intercept=0.0), start, 0
+    while eta < target:
+        eta, probes = gen(far, eta).eta, probes + 1
+    return probes
 
 
 def tuned_by_hand(base: Spec, recorded: pd.DataFrame, folder: Path) -> Spec:
@@ -206,12 +228,42 @@ def spread(values: pd.Series) -> str:
     return f"{values.mean():.1f}" + (f" ± {values.std():.1f}" if len(values) > 1 else "")
 
 
-def accuracy_table(rows: pd.DataFrame) -> pd.DataFrame:
+def probe_table(rows: pd.DataFrame, results: pd.DataFrame, specs: Iterable[Spec]) -> pd.DataFrame:
+    """How clearly the probes of each spec saw the slope, and what the runs reached.
+
+    Args:
+        rows: of :func:`steps_of`.
+        results: of ``runs.cells.tabulate``.
+        specs: line searches.
+
+    Returns:
+        One row per spec: ``task``, ``method``, ``K``; ``probes`` of a run; medians, over seeds and the probes after the
+        first tenth of the run, of the noise of the slope over one probe distance, in units of the threshold (``noise /
+        R``) and in nats, and of the size of the slope in units of its noise (``|b| / noise``); ``accuracy`` in percent,
+        as text.
+    """
+    table = []
+    for spec in specs:
+        chosen = of_spec(rows, spec)
+        probes = chosen.dropna(subset="slope")
+        count = len(probes) // probes.seed.nunique()
+        probes = probes[probes.step >= 0.1 * (chosen.step.max() + 1)]
+        noise = probes.slope_std * probes.distance
+        kind = "difference" if METHODS[spec.method].settings.probe == "contrasts" else "loss"
+        threshold = probes[f"{kind}_threshold"]
+        clear = (probes.slope / probes.slope_std).abs()
+        medians = ((noise / threshold).median(), noise.median(), clear.median())
+        table.append([spec.task, spec.method, spec.interval, count, *medians, reached(results, spec)])
+    columns = ["task", "method", "K", "probes", "noise / R", "noise (nats)", "|b| / noise", "accuracy"]
+    return pd.DataFrame(table, columns=columns)
+
+
+def accuracy_table(rows: pd.DataFrame, methods: Sequence[str] = ABLATION) -> pd.DataFrame:
     """Final test accuracy in percent, mean and standard deviation over seeds as text: methods by epsilon."""
     percent = rows.assign(percent=100 * rows.accuracy).groupby(["method", "epsilon"]).percent
     text = percent.agg(spread).unstack()
-    text = text.loc[[method for method in ABLATION if method in text.index], ::-1]
-    return text.rename(index={method: METHODS[method].title for method in text.index}).rename_axis(index=None)
+    text = text.loc[[method for method in methods if method in text.index], ::-1]
+    return text.rename(index=TITLES).rename_axis(index=None)
 
 
 def behaviour_table(rows: pd.DataFrame, results: pd.DataFrame, base: Spec) -> pd.DataFrame:
@@ -233,8 +285,16 @@ def behaviour_table(rows: pd.DataFrame, results: pd.DataFrame, base: Spec) -> pd
     here = of_ablation(results, base)
     final = (100 * here.accuracy).groupby(here.method)
     table = shares.round(0).join(extremes).join(final.agg(accuracy="mean", spread=spread)).loc[list(ABLATION)]
-    table.insert(0, "what", [METHODS[method].title for method in table.index])
+    table.insert(0, "what", [TITLES[method] for method in table.index])
     return table
+
+
+def shown(table: pd.DataFrame, methods: Iterable[str]) -> Styler:
+    """Some rows of :func:`behaviour_table`, to be read."""
+    shares = ["clear", "rejected", "clamped", "negative"]
+    chosen = table.loc[list(methods)].drop(columns="accuracy").rename(columns={"spread": "accuracy (%)"})
+    formats = dict.fromkeys(shares, "{:.0f}") | dict.fromkeys(["smallest_eta", "largest_eta"], "{:.1e}")
+    return chosen.style.format(formats).hide(axis="index")
 
 
 def of_ablation(table: pd.DataFrame, base: Spec) -> pd.DataFrame:
@@ -242,13 +302,13 @@ def of_ablation(table: pd.DataFrame, base: Spec) -> pd.DataFrame:
     return table[(table.task == base.task) & (table.interval == base.interval) & table.method.isin(ABLATION)]
 
 
-def late_means(rows: pd.DataFrame, base: Spec) -> pd.DataFrame:
-    """Means of R_l, released and test loss over the second half of the run, a row per key of ``LOSS_THRESHOLDS``."""
+def late_medians(rows: pd.DataFrame, base: Spec) -> pd.DataFrame:
+    """Medians of R_l, released and test loss over the second half of all runs, by the keys of ``LOSS_THRESHOLDS``."""
     found = {}
     for rules, method in LOSS_THRESHOLDS.items():
         chosen = of_spec(rows, replace(base, method=method))
         late = chosen[chosen.step >= 0.5 * chosen.step.max()]
-        found[rules] = late[["loss_threshold", "private_loss", "test_loss"]].mean()
+        found[rules] = late[["loss_threshold", "private_loss", "test_loss"]].median()
     return pd.DataFrame(found).T
 
 
@@ -261,8 +321,8 @@ def losses_by_budget(rows: pd.DataFrame) -> list[str]:
     """What leaving out each part of the line search costs at epsilon 8, 3 and 1, from :func:`record_ablation`."""
     means = 100 * rows.groupby(["method", "epsilon"]).accuracy.mean().unstack()[[8.0, 3.0, 1.0]]
     return [
-        f"line search {part}: {', '.join(f'{points:+.1f}' for points in means.loc[method] - means.loc['line_search'])} "
+        f"{TITLES[method]}: {', '.join(f'{points:+.1f}' for points in means.loc[method] - means.loc['line_search'])} "
         "points"
-        for part, method in PARTS.items()
+        for method in PARTS.values()
         if method != "line_search"
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -25,7 +25,12 @@ COLUMNS = {
 RATE = {"eta": r"learning rate $\eta$"}
 RESULT = {"test_loss": "test loss (nats)", "percent": "test accuracy (%)"}
 REAL = {"loss_threshold": "threshold $R_l$ (nats)"} | RATE | {"private_loss": "released training loss (nats)"} | RESULT
-INTERVAL_STYLES = dict(zip(dynamics.INTERVALS, (plots.SERIES[0], plots.SERIES[6], plots.SERIES[3]), strict=True))
+# Colours that no method has.
+BLACK: dict[str, Any] = {"color": "black", "linestyle": "-", "marker": "."}
+INTERVAL_STYLES = dict(zip(dynamics.INTERVALS, (BLACK, plots.STYLES["reference"], plots.STYLES["worst"]), strict=True))
+
+
+LEAST_RATE = 1e-8  # that is drawn
 
 
 # -- the figures -------------------------------------------------------------------------------------------------------
@@ -35,6 +40,8 @@ def draw_curves(
     rows: pd.DataFrame, tuned: dict[str, Spec], intervals: Sequence[int], panels: Literal["rate", "result"]
 ) -> Figure:
     """Thresholds and rate, or losses and accuracy, over the steps: a row per task and line search, a line per K.
+
+    Beside them, where they have the column, the rate tuned by hand and preset robust.
 
     Args:
         rows: of ``dynamics.steps_of``.
@@ -52,17 +59,19 @@ def draw_curves(
         for axis, (column, name) in zip(line, columns.items(), strict=True):
             for spec in searches:
                 chosen, style = dynamics.of_spec(rows, spec), INTERVAL_STYLES[spec.interval]
-                draw_band(axis, chosen, column, style, f"HyFreeDP, K = {spec.interval}")
+                draw_band(axis, chosen, column, style, f"K = {spec.interval}")
             if column in RATE | RESULT:
                 by_hand = dynamics.of_spec(rows, tuned[task])
                 draw_band(axis, by_hand, column, plots.STYLES["best"], "tuned by hand")
+                robust = dynamics.of_spec(rows, dynamics.robust_spec(tuned[task]))
+                draw_band(axis, robust, column, plots.STYLES["robust"], "preset robust")
             if column not in ("percent", "private_loss", "loss_threshold"):
                 axis.set_yscale("log")
             axis.set(title=name, xlabel="step")
         if panels == "result":
             line[-1].set_ylim(0, 100)
         line[0].set_ylabel(f"{task}\n{method}", fontsize="large")
-    plots.shared_legend(figure, axes[:1, -1], loc="outside upper center", ncols=4, title=_title(rows))
+    plots.shared_legend(figure, axes[:1, -1], loc="outside upper center", ncols=5, title=_title(rows))
     return figure
 
 
@@ -76,22 +85,29 @@ def curve_findings(rows: pd.DataFrame, results: pd.DataFrame, specs: Sequence[Sp
     Args:
         rows: of ``dynamics.steps_of``.
         results: of ``runs.cells.tabulate``.
-        specs: line searches, and what was tuned by hand.
+        specs: line searches, preset robust and what was tuned by hand.
     """
     lines = []
     for spec in specs:
         accuracy = dynamics.reached(results, spec)
         if spec.method not in dynamics.SEARCHES:
-            lines.append(f"{spec.task}, tuned by hand ({spec.learning_rate:g}, {spec.method}): accuracy {accuracy}")
+            name = (
+                "preset robust" if spec.method == "robust" else f"tuned by hand ({spec.learning_rate:g}, {spec.method})"
+            )
+            lines.append(f"{spec.task}, {name}: accuracy {accuracy}")
             continue
         column = next(iter(COLUMNS[spec.method]))
         shape = dynamics.peaks(dynamics.of_spec(rows, spec), column).median(numeric_only=True)
         lines.append(
             f"{spec.task}, {spec.method}, K = {spec.interval}: accuracy {accuracy}; "
             f"{'R_d' if spec.method == 'line_search' else 'R_l'} is highest after {100 * shape.peak_at:.0f} % of the "
-            f"run and ends at {100 * shape['last']:.2g} % of that"
+            f"run and ends at {_percent(shape['last'])} of that"
         )
     return lines
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %" if share > 0.095 else f"{100 * share:.1g} %"
 
 
 def draw_real(rows: pd.DataFrame) -> Figure:
@@ -101,14 +117,15 @@ def draw_real(rows: pd.DataFrame) -> Figure:
         rows: of ``fine_tuning.record``.
     """
     rows = rows.assign(percent=100 * rows.test_accuracy)
-    looks = [*INTERVAL_STYLES.values(), plots.SERIES[1], plots.STYLES["best"]]
+    looks = [*INTERVAL_STYLES.values(), plots.STYLES["robust"], plots.STYLES["best"]]
     styles = dict(zip(dict.fromkeys(rows.series), looks, strict=False))
-    figure, axes = plt.subplots(1, len(REAL), figsize=(17, 3.6))
-    for axis, (column, name) in zip(axes, REAL.items(), strict=True):
+    figure, axes = plt.subplots(2, 3, figsize=(12, 6))
+    axes[-1, -1].remove()
+    for axis, (column, name) in zip(axes.flat[:-1], REAL.items(), strict=True):
         for series, style in styles.items():
             draw_band(axis, rows[rows.series == series], column, style, series)
         axis.set(title=name, xlabel="step", yscale="log" if column == "eta" else "linear")
-    plots.shared_legend(figure, axes, loc="outside upper center", ncols=len(styles), title=_title(rows))
+    plots.shared_legend(figure, figure.axes, loc="outside upper center", ncols=3, title=_title(rows))
     return figure
 
 
@@ -136,62 +153,78 @@ def verdicts(results: pd.DataFrame, tuned: dict[str, Spec]) -> list[Verdict]:
     """
     means = 100 * results.groupby(["task", "method", "interval", "learning_rate"]).accuracy.mean()
     gaps = {
-        task: means[task, "paper"].max() - means[task, spec.method].xs(spec.learning_rate, level="learning_rate").max()
+        task: means[task, "paper"] - means[task, spec.method].xs(spec.learning_rate, level="learning_rate").max()
         for task, spec in tuned.items()
     }
+    told = [
+        f"{gap.max():+.1f} points on {task} at its best K, {gap.iloc[0]:+.1f} at K = {gap.index[0][0]}"
+        for task, gap in gaps.items()
+    ]
     return [
         Verdict(
             'Fig. "train curve": the learned schedule approaches the one tuned by hand (preset paper)',
-            "reproduced" if min(gaps.values()) > -2 else "not at this scale",
-            ", ".join(f"{gap:+.1f} points on {task}" for task, gap in gaps.items()) + " at its best K",
+            "reproduced" if min(gap.max() for gap in gaps.values()) > -2 else "not at this scale",
+            ", ".join(told),
         )
     ]
 
 
-def draw_rates(rows: pd.DataFrame, base: Spec) -> Figure:
-    """The rate of every run: step rules on both probes, the line search less one part, versions of rule "gen".
+def draw_rates(rows: pd.DataFrame, base: Spec, methods: Iterable[str]) -> Figure:
+    """The rate of every run, a panel per method of the ablation.
 
     Args:
         rows: of ``dynamics.steps_of``.
         base: its task and interval are those of the ablation.
+        methods: in rows of four, or of three if there are six.
     """
-    ablated = dynamics.of_ablation(rows, base)
-    panels = {f"{probe}, {rule}": method for (probe, rule), method in dynamics.RULES.items()}
-    panels |= {f"line search {part}": method for part, method in dynamics.PARTS.items()}
-    for (weight, batch), method in dynamics.SMOOTHINGS.items():
-        panels[f"gen, {weight} of the new, {batch} batch"] = method
-    figure, axes = plt.subplots(4, 4, figsize=(13, 10), sharex=True, sharey=True)
-    for axis, (name, method) in zip(axes.flat, panels.items(), strict=True):
+    ablated, methods = dynamics.of_ablation(rows, base), list(methods)
+    columns = 3 if len(methods) == 6 else 4
+    shape: dict[str, Any] = {"figsize": (13, 2.7 * (len(methods) // columns)), "sharex": True, "sharey": True}
+    figure, axes = plt.subplots(len(methods) // columns, columns, **shape)
+    for axis, method in zip(axes.flat, methods, strict=True):
+        chosen = ablated[ablated.method == method]
         style = plots.STYLES["paper" if METHODS[method].preset == "paper" else "line_search"]
-        draw_runs(axis, ablated[ablated.method == method], "eta", style)
-        axis.set_title(name)
-    axes[0, 0].set(yscale="log", ylim=(1e-8, 10))
+        draw_runs(axis, chosen, "eta", style)
+        axis.set_title(dynamics.TITLES[method])
+        if (least := chosen.eta.abs().min()) < LEAST_RATE:
+            axis.text(0.97, 0.05, f"down to {least:.0e}", transform=axis.transAxes, ha="right", fontsize="small")
+    axes[0, 0].set(yscale="log", ylim=(LEAST_RATE, 10))
     figure.supxlabel(f"step (epsilon = {base.epsilon:g})")
-    figure.supylabel(r"learning rate $|\eta|$, one line per seed (cross: negative)")
+    figure.supylabel(r"learning rate $|\eta|$, a line per run (cross: negative)")
     return figure
 
 
 def rate_findings(table: pd.DataFrame) -> list[str]:
-    """Of ``dynamics.behaviour_table``."""
+    """Of ``dynamics.behaviour_table``: what the step rules did."""
     literal, gen = table.loc["paper_literal"], table.loc["paper"]
     contrasts_literal, contrasts_gen = table.loc["line_search_literal"], table.loc["line_search_gen"]
-    lines = [
+    return [
         f"losses, literal: {literal.negative:.0f} % of the probes make the rate negative, and it shrinks to "
         f"{literal.smallest_eta:.0e} (only {literal.clear:.0f} % of the slopes are clear); accuracy {literal.spread} %",
         f"losses, gen: {gen.rejected:.0f} % of the probes are rejected, {gen.clamped:.0f} % clamped; the rate never "
         f"exceeds {gen.largest_eta:.1e} and falls to {gen.smallest_eta:.0e}; accuracy {gen.spread} %",
         f"contrasts, literal: {contrasts_literal.negative:.0f} % negative, rates up to "
         f"{contrasts_literal.largest_eta:.2g}; accuracy {contrasts_literal.spread} %",
-        f"contrasts, gen: {contrasts_gen.clamped:.0f} % clamped, {contrasts_gen.rejected:.0f} % rejected; accuracy "
-        f"{contrasts_gen.spread} %",
+        f"contrasts, gen: {contrasts_gen.clear:.0f} % of the slopes are clear, and the rate still gets no farther than "
+        f"{contrasts_gen.largest_eta:.1e}; accuracy {contrasts_gen.spread} %",
     ]
-    for (weight, batch), method in dynamics.SMOOTHINGS.items():
-        row = table.loc[method]
-        lines.append(
-            f"losses, gen, {weight} of the new rate, {batch} batch: rates from {row.smallest_eta:.1e} to "
-            f"{row.largest_eta:.1e}; accuracy {row.spread} %"
-        )
-    return lines
+
+
+def part_findings(table: pd.DataFrame) -> list[str]:
+    """Of ``dynamics.behaviour_table``: the line search less one part, and versions of rule "gen"."""
+    lines = [f"{row.what}: {_against(table, row)}" for row in table.loc[_parts_left_out()].itertuples()]
+    return lines + [
+        f"{row.what}: rates from {row.smallest_eta:.1e} to {row.largest_eta:.1e}; accuracy {row.spread} %"
+        for row in table.loc[list(dynamics.SMOOTHINGS.values())].itertuples()
+    ]
+
+
+def _parts_left_out() -> list[str]:
+    return [method for method in dynamics.PARTS.values() if method != "line_search"]
+
+
+def _against(table: pd.DataFrame, row: Any) -> str:
+    return f"{row.spread} %, {row.accuracy - table.accuracy['line_search']:+.1f} points to the whole line search"
 
 
 def draw_thresholds(rows: pd.DataFrame, base: Spec) -> Figure:
@@ -200,7 +233,7 @@ def draw_thresholds(rows: pd.DataFrame, base: Spec) -> Figure:
     for axis, ((rule, threshold_rule), method) in zip(axes, dynamics.LOSS_THRESHOLDS.items(), strict=True):
         chosen = dynamics.of_spec(rows, replace(base, method=method))
         draw_band(axis, chosen, "loss_threshold", plots.STYLES["paper"], "threshold $R_l$")
-        draw_band(axis, chosen, "test_loss", plots.STYLES["best"], "test loss")
+        draw_band(axis, chosen, "test_loss", plots.STYLES["reference"], "test loss")
         draw_band(axis, chosen, "private_loss", plots.STYLES["worst"], "released loss")
         axis.set(title=f"rule {rule}, $R_l$: {threshold_rule}", xlabel="step", yscale="log", ylim=(5e-3, 20))
     axes[0].set_ylabel("nats")
@@ -210,9 +243,9 @@ def draw_thresholds(rows: pd.DataFrame, base: Spec) -> Figure:
 
 def threshold_findings(rows: pd.DataFrame, results: pd.DataFrame, base: Spec) -> list[str]:
     """What :func:`draw_thresholds` shows, over the second half of the runs; ``results`` as for the curves."""
-    late = dynamics.late_means(rows, base)
+    late = dynamics.late_medians(rows, base)
     return [
-        f"rule {rule}, R_l from the {threshold_rule}, K = {base.interval}: over the second half R_l is "
+        f"rule {rule}, R_l from the {threshold_rule}, K = {base.interval}: R_l is "
         f"{late.loss_threshold[rule, threshold_rule]:.2g}, the released loss "
         f"{late.private_loss[rule, threshold_rule]:.2g}, the test loss {late.test_loss[rule, threshold_rule]:.2g} "
         f"nats; accuracy {dynamics.reached(results, replace(base, method=method))}"
@@ -244,11 +277,17 @@ def draw_ablation(results: pd.DataFrame, base: Spec, tuned: Spec) -> Figure:
 
 
 def ablation_findings(table: pd.DataFrame) -> list[str]:
-    """Of ``dynamics.behaviour_table``: every method against the whole line search."""
-    whole = table.accuracy["line_search"]
+    """Of ``dynamics.behaviour_table``, the most important part first."""
+    lost = table.accuracy["line_search"] - table.accuracy
+    probe, damping, warmup = (lost[f"line_search_{part}"] for part in ("losses", "undamped", "cold"))
     return [
-        f"{row.what}: {row.spread} %, {row.accuracy - whole:+.1f} points to the whole line search"
-        for row in table.itertuples()
+        f"the probe: with three losses in place of the contrasts {probe:.1f} points are lost, which leaves "
+        f"{table.spread['line_search_losses']} %",
+        f"the rule: on the same contrasts rule gen loses {lost['line_search_gen']:.1f} points, b/a taken literally "
+        f"{lost['line_search_literal']:.1f}",
+        f"the damping: {damping:.1f} points; the probes at every step of the first tenth: {warmup:.1f}",
+        f"a prior in place of the probe: three losses under rule anchored reach {table.spread['paper_anchored']} %, "
+        f"the line search {table.spread['line_search']} %",
     ]
 
 
