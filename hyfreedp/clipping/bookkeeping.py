@@ -75,12 +75,7 @@ class BookKeepingEngine(GradientEngine):
             if not any(p.requires_grad for p in layer.parameters()):
                 continue
             what = f"layer {name!r} ({type(layer).__name__})"
-            if isinstance(layer, nn.MultiheadAttention):
-                problems.append(
-                    f"{what} uses its projections without calling them: replace it by an attention made of nn.Linear "
-                    "layers, such as opacus.layers.DPMultiheadAttention with batch_first=True, or freeze it"
-                )
-            elif isinstance(layer, nn.RNNBase):
+            if isinstance(layer, nn.RNNBase):
                 problems.append(
                     f"{what} hides its time steps: replace it by opacus.layers.DPLSTM, DPGRU or DPRNN, or freeze it"
                 )

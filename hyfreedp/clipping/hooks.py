@@ -56,8 +56,8 @@ class HooksEngine(GradientEngine):
             what = f"layer {name!r} ({type(layer).__name__})"
             if isinstance(layer, nn.MultiheadAttention):
                 problems.append(
-                    f"{what} takes several inputs: replace it by opacus.layers.DPMultiheadAttention with "
-                    "batch_first=True"
+                    f"{what} takes several inputs: use engine 'bookkeeping', or replace it by "
+                    "opacus.layers.DPMultiheadAttention with batch_first=True"
                 )
             elif isinstance(layer, nn.RNNBase):
                 problems.append(f"{what} hides its time steps: replace it by opacus.layers.DPLSTM, DPGRU or DPRNN")

@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from hyfreedp.clipping.attention import multi_head_attention
 from hyfreedp.clipping.convolution import convolution
 from hyfreedp.clipping.per_sample import (
     EmbeddingRows,
@@ -32,7 +33,7 @@ from hyfreedp.clipping.per_sample import (
     sum_positions,
     sum_tokens,
 )
-from hyfreedp.clipping.shared import Shared, plain
+from hyfreedp.clipping.shared import Shared, as_shared, plain
 
 Function = Callable[..., Any]
 # (input, output gradient) to the gradients of each shared value
@@ -45,6 +46,7 @@ _BROADCASTS = frozenset(
     "maximum minimum where lerp addcmul addcdiv copy_ clamp".split()
 )
 _BATCHED = frozenset("matmul __matmul__ bmm baddbmm scaled_dot_product_attention".split())  # likewise, of three or more
+_TOKENS_FIRST = frozenset({"multi_head_attention_forward"})  # which has samples, in dimension 1
 _REPEATS = frozenset({"expand", "repeat", "broadcast_to", "expand_as"})
 
 
@@ -107,6 +109,8 @@ class Operations:
     def meets_samples(self, name: str, args: Any, values: list[Shared], others: list[Tensor]) -> bool:
         self.used.update(p for v in values for p in v.parameters)
         key, parameters = (name, *map(id, values[0].parameters)), [p for v in values for p in v.parameters]
+        if name in _TOKENS_FIRST:
+            return True
         if name in _REPEATS and args[0] is values[0]:
             return self._repeats(name, args, (*key, "rows"), parameters)
         return any(self._holds_samples(t, (*key, t.dim(), t.dtype), parameters) for t in others)
@@ -400,6 +404,20 @@ def _embedding_bag(
     return (rows * factors[..., None]).sum(1)
 
 
+def _attention(operations: Operations, function: Function, *args: Any, **kwargs: Any) -> Any:
+    def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        followed = isinstance(weight, Shared) or isinstance(bias, Shared)
+        return operations.meet(F.linear, (x, weight, bias), {}) if followed else F.linear(x, weight, bias)
+
+    def split(bias: Tensor) -> tuple[Tensor, ...]:
+        parts = bias.chunk(3)
+        return tuple(as_shared(part, [bias]) for part in parts) if isinstance(bias, Shared) else parts
+
+    if any(isinstance(x, Shared) for x in args[:3]):
+        return NotImplemented
+    return multi_head_attention(linear, split, *args, **kwargs)
+
+
 def _join(operations: Operations, function: Function, tensors: Any, dim: int = 0) -> Any:
     others = [t for t in tensors if not isinstance(t, Shared)]
     if function.__name__ not in ("cat", "concat", "concatenate", "stack") or dim % max(t.dim() for t in others) == 0:
@@ -481,4 +499,5 @@ _RULES: dict[str, Callable[..., Any]] = {
     "broadcast_to": _repeat,
     "expand_as": _repeat,
     "__setitem__": _set_item,
+    "multi_head_attention_forward": _attention,
 }

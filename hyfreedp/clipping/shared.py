@@ -68,7 +68,7 @@ class Shared(Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             if name in _ATTRIBUTES or not torch.is_grad_enabled():
                 result = func(*args, **kwargs)
-                return _shared(result, [args[0]]) if isinstance(result, Tensor) else result
+                return as_shared(result, [args[0]]) if isinstance(result, Tensor) else result
             leaves = tree_leaves((args, kwargs))
             values = [leaf for leaf in leaves if isinstance(leaf, Shared)]
             if any(_trainable(leaf) for leaf in leaves):  # such as a layer's own weight, where its input is shared
@@ -90,7 +90,7 @@ class Shared(Tensor):
                 if type(args[0]) is Tensor:
                     args[0].__class__ = cls
                 _set_origin(cast(Shared, args[0]), values)
-            result = tree_map(lambda t: _shared(t, values) if isinstance(t, Tensor) else t, result)
+            result = tree_map(lambda t: as_shared(t, values) if isinstance(t, Tensor) else t, result)
             if name == "embedding" and values[-1].is_parameter and others:
                 _set_looked_up(result, *args, **kwargs)
             return result
@@ -113,7 +113,8 @@ def _trainable(leaf: Any) -> bool:
     return isinstance(leaf, nn.Parameter) and leaf.requires_grad
 
 
-def _shared(result: Tensor, values: Iterable[Shared]) -> Tensor:
+def as_shared(result: Tensor, values: Iterable[Shared]) -> Tensor:
+    """What was computed from ``values`` and constants alone; itself if it needs no gradient."""
     if not result.requires_grad or isinstance(result, Shared):
         return result
     return _set_origin(cast(Shared, result.as_subclass(Shared)), values)

@@ -1,0 +1,131 @@
+"""PyTorch's own attention, which uses its projections without calling them and moves samples to dimension 1."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from models import Example, biases_only
+from torch import Tensor, nn
+
+from hyfreedp.clipping import AutomaticClipping, BookKeepingEngine, make_engine
+
+
+class Attention(nn.Module):
+    """Attention to itself, to a memory, or to keys and values of their own; with its weights in the output."""
+
+    def __init__(self, batch_first: bool = True, kind: str = "self", need_weights: bool = True, **settings) -> None:
+        super().__init__()
+        width = settings.get("kdim", 8)
+        self.inner, self.memory, self.head = nn.Linear(4, 8), nn.Linear(4, width), nn.Linear(8, 3)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=batch_first, **settings)
+        self.kind, self.need_weights, self.average = kind, need_weights, kind != "memory"
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.inner(x)
+        keys = h if self.kind == "self" else self.memory(x[:, :3]).tanh()
+        padding = torch.cat([torch.zeros_like(x[:, :1, 0], dtype=torch.bool), x[:, 1 : keys.shape[1], 0] > 1], 1)
+        mask = torch.ones(5, keys.shape[1], dtype=torch.bool).triu(1)
+        if not self.attention.batch_first:
+            h, keys = (h, h) if keys is h else (h, keys.transpose(0, 1))
+            h = h.transpose(0, 1)
+            keys = h if self.kind == "self" else keys
+        values = keys.flip(2) if self.kind == "three" else keys
+        output, weights = self.attention(
+            h, keys, values, padding, self.need_weights, mask, average_attn_weights=self.average
+        )
+        output = output if self.attention.batch_first else output.transpose(0, 1)
+        assert (weights is not None) == self.need_weights
+        shares = 0 if weights is None else weights.square().flatten(1).sum(1)
+        return self.head(output).tanh().sum((1, 2)) + shares
+
+
+SETTINGS = [
+    {},
+    {"need_weights": False},
+    {"kind": "memory"},
+    {"kind": "three", "need_weights": False},
+    {"kind": "memory", "kdim": 6, "vdim": 6},
+    {"bias": False},
+]
+
+
+def assert_exact(example: Example, rows: slice = slice(None)) -> None:
+    """Losses as without an engine; norms and clipped sum of a loop over samples."""
+    example.batch = tuple(t[rows] for t in example.batch)
+    plain, (norms, clipped) = example.losses(), example.clipped(AutomaticClipping())
+    engine = make_engine(example.model, AutomaticClipping())
+    losses = example.losses()
+    torch.testing.assert_close(losses, plain, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(engine.backward(losses), norms, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(example.collected(), clipped, rtol=1e-9, atol=1e-12)
+
+
+def _example(model: nn.Module) -> Example:
+    return Example(model.double().train(), (torch.randn(7, 5, 4).double(),), lambda model, x: model(x))
+
+
+@pytest.mark.parametrize("samples", [7, 5, 1])
+@pytest.mark.parametrize("batch_first", [True, False], ids=["batch_first", "tokens_first"])
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_every_kind_of_call(settings, batch_first, samples) -> None:
+    """Also where there are as many samples as tokens, or one."""
+    torch.manual_seed(0)
+    assert_exact(_example(Attention(batch_first, **settings)), slice(0, samples))
+
+
+class Transformer(nn.Module):
+    """PyTorch's encoder and decoder with its own layers."""
+
+    def __init__(self, norm_first: bool, dropout: float = 0.0) -> None:
+        super().__init__()
+        settings = {"dropout": dropout, "batch_first": True, "norm_first": norm_first}
+        self.inner = nn.Linear(4, 8)
+        self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 12, **settings), 2)
+        self.decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(8, 2, 12, **settings), 1)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(5).to(x)
+        h = self.inner(x)
+        h = self.decoder(h.flip(1), self.encoder(h, mask, is_causal=True), tgt_mask=mask)
+        return self.head(h).tanh().sum((1, 2))
+
+
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor:UserWarning")
+@pytest.mark.parametrize("trained", ["full", "biases"])
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_a_transformer(norm_first, trained) -> None:
+    torch.manual_seed(0)
+    example = _example(Transformer(norm_first))
+    if trained == "biases":
+        biases_only(example.model, "head")
+    assert_exact(example)
+
+
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor:UserWarning")
+@pytest.mark.parametrize("need_weights", [True, False])
+def test_dropout_draws_what_it_draws_without_an_engine(need_weights) -> None:
+    torch.manual_seed(0)
+    example = _example(Attention(need_weights=need_weights, dropout=0.4))
+    state = torch.get_rng_state()
+    plain = example.losses()
+    make_engine(example.model, AutomaticClipping())
+    torch.set_rng_state(state)
+    torch.testing.assert_close(example.losses(), plain, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("samples", [7, 5])
+def test_attention_over_the_batch_is_refused(samples) -> None:
+    """Without batch_first, of inputs that have the samples first; also where there are as many as tokens."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0), nn.Linear(8, 3)).train()
+    engine = make_engine(model, AutomaticClipping())
+    with pytest.raises(ValueError, match=r"disagree with autograd|saw 5 samples, but there are 7"):
+        engine.backward(model(torch.randn(samples, 5, 4)).square().sum((1, 2)))
+
+
+@pytest.mark.parametrize("settings", [{"add_bias_kv": True}, {"add_zero_attn": True}], ids=str)
+def test_tokens_that_are_added_are_refused_by_name(settings) -> None:
+    example = _example(Attention(**settings))
+    with pytest.raises(ValueError, match=r"cannot be told apart .*attention.in_proj_weight"):
+        BookKeepingEngine(example.model, AutomaticClipping()).backward(example.losses())
