@@ -209,6 +209,9 @@ plots.save(
 display(Markdown(band_figures.bands_text(bands)))
 
 # %% [markdown]
+# Late in the contrasts' run most dots lie above 1, and that is no short sight: for the sake of momentum its rule aims at half of $b/a$, and the $b/a$ it sees
+# is the clipped one (section 3).
+#
 # ## 5. A bias that noise does not explain
 #
 # The probe looks at the same batch that made the gradient. $\mathbf G$ descends on *that* batch more than on the rest of the
