@@ -144,7 +144,7 @@ plots.save(
 display(Markdown(landscape_figures.losses_text(fits["losses"], batch_size)))
 
 # %% [markdown]
-# So clipping does move the bottom. At step 50 it takes 0.05 nats at $x = -1$ and at 0 but 0.10 at $x = 1$, where a few samples are already
+# So clipping does move the bottom. At step 50 of the default run it takes 0.05 nats at $x = -1$ and at 0 but 0.10 at $x = 1$, where a few samples are already
 # too far gone: what is left falls longer, and its bottom lies at 0.91 instead of 0.61. At step 90 $R_l$ has fallen to its floor of 0.1 nats, nearly all of the loss
 # sits in samples above it, and the slope that is left has the other sign. And the noise is that of the *loss*: at step 5 it is 0.14 nats, 6 % of the
 # loss and 45 times its change over $h$. In the lower row the dotted line is the $b/a$ of one draw. At steps 5 and 90 that is a *maximum*, since the parabola opens
@@ -178,7 +178,7 @@ plots.save(
 display(Markdown(landscape_figures.contrasts_text(fits["contrasts"], fits["losses"])))
 
 # %% [markdown]
-# Step 5 shows where a parabola ends. The rate has just climbed to 0.1, so $h$ is 0.45, and there the curve is a flat valley between two walls. Its
+# Step 5 of the default run shows where a parabola ends. The rate has just climbed to 0.1, so $h$ is 0.45, and there the curve is a flat valley between two walls. Its
 # lowest point lies *ahead*, at $x = 0.2$, about where the run would step; the parabola through the walls has its bottom behind, at $-0.3$ for the raw
 # losses. Noise has no part in it, and all draws have the "right" signs: they agree on a wrong answer. The rule takes it for "less", and halves the rate.
 #

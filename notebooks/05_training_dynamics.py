@@ -151,7 +151,7 @@ measured = ["noise / R", "noise (nats)", "|b| / noise"]
 display(dynamics.probe_table(rows, results, searches).style.format("{:.2g}", subset=measured).hide())
 
 # %% [markdown]
-# **How to read the four curves**, on digits. A healthy *threshold* follows the losses: $R_d$ and $R_c$ rise with the rate, because a longer look along
+# **How to read the four curves**, on digits and by default. A healthy *threshold* follows the losses: $R_d$ and $R_c$ rise with the rate, because a longer look along
 # $\mathbf G$ sees larger differences, peak early and fall by orders of magnitude, as the paper says of $R_l$. A healthy *rate* leaves its start: here
 # within a few steps, to near the tuned one. *Loss* falls and *accuracy* rises together. With preset "paper" none of it happens: the rate stays
 # at its start, so the loss stays at $\ln 10$, and $R_l$ at three times that. And where loss and accuracy part, look at the rate: one run of "line_search" at $K = 10$
