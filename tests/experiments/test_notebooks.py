@@ -127,7 +127,10 @@ def test_smoke_profile_makes_every_figure_and_reports_it(source, elsewhere, caps
     status = main(["reproduce", "--profile", "smoke", "--only", source.stem, "--set", f"{repeated(source)}=1"])
     assert status == 0, capsys.readouterr().out
     figures = elsewhere.build / "smoke" / "figures"
-    assert {path.name for path in figures.iterdir()} == {path.name for path in FIGURES.glob(f"{source.stem}*")}
+    committed = {path.name for path in FIGURES.glob(f"{source.stem}*")}
+    # What is drawn from records of long runs alone, which profile laptop has and smoke has not.
+    of_records = {name for name in committed if re.search("_desktop|training_dynamics_real|_e2e[.]", name)}
+    assert {path.name for path in figures.iterdir()} == committed - of_records
     for path in figures.glob("*.png"):
         pixels = matplotlib.image.imread(path)
         assert min(pixels.shape[:2]) > 200 and pixels[..., :3].std() > 0.03, f"{path.name} is nearly empty"
