@@ -70,16 +70,7 @@ class BookKeepingEngine(GradientEngine):
 
     @classmethod
     def unsupported(cls, module: nn.Module) -> list[str]:
-        problems = []
-        for name, layer in module.named_modules():
-            if not any(p.requires_grad for p in layer.parameters()):
-                continue
-            what = f"layer {name!r} ({type(layer).__name__})"
-            if isinstance(layer, nn.RNNBase):
-                problems.append(
-                    f"{what} hides its time steps: replace it by opacus.layers.DPLSTM, DPGRU or DPRNN, or freeze it"
-                )
-        return problems
+        return []
 
     def coverage(self) -> tuple[int, int]:
         """How many layers have a rule, and how many other parameters are followed through the operations on them."""

@@ -60,7 +60,10 @@ class HooksEngine(GradientEngine):
                     "opacus.layers.DPMultiheadAttention with batch_first=True"
                 )
             elif isinstance(layer, nn.RNNBase):
-                problems.append(f"{what} hides its time steps: replace it by opacus.layers.DPLSTM, DPGRU or DPRNN")
+                problems.append(
+                    f"{what} hides its time steps: use engine 'bookkeeping', or replace it by opacus.layers.DPLSTM, "
+                    "DPGRU or DPRNN"
+                )
             elif isinstance(layer, nn.EmbeddingBag):
                 problems.append(f"{what} has inputs without a batch dimension: use nn.Embedding and a sum")
             elif getattr(layer, "padding_mode", "zeros") != "zeros":

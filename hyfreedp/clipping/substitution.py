@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from hyfreedp.batches import tensors_in
 from hyfreedp.clipping.engine_hook import EngineHook
 from hyfreedp.clipping.operations import Operations
+from hyfreedp.clipping.recurrent import unrolled
 from hyfreedp.clipping.shared import Shared, share
 
 
@@ -115,6 +116,11 @@ class Substitution:
         inputs = list(tensors_in((args, kwargs)))
         if not inputs or inputs[0].dim() == 0 or len(inputs[0]) == 0:
             return
+        if isinstance(layer, nn.RNNBase):  # torch has chosen its forward already
+            raise ValueError(
+                f"{type(layer).__name__} is called outside of the model's forward pass: let a module call it that "
+                "holds it, such as nn.Sequential, and give that to the engine"
+            )
         self._operations.begin(len(inputs[0]), inputs)
         whole = layer is self._module
         self._start(layer, {**self._own, **self._outside} if whole else {layer: self._own[layer]})
@@ -139,6 +145,8 @@ class Substitution:
                 layer.__dict__["forward"] = partial(self._one_by_one, layer, parameters)
             elif layer.training:
                 self._share(layer, parameters)
+                if isinstance(layer, nn.RNNBase):
+                    layer.__dict__["forward"] = partial(unrolled, layer)
 
     def _again(self, layer: nn.Module) -> None:
         """Let what torch.func.functional_call put in the place of parameters be what ``layer`` computes with."""

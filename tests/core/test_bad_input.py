@@ -250,7 +250,7 @@ def test_a_model_without_values_is_refused(part):
     ("layer", "message"),
     [
         (nn.BatchNorm1d(5), r"layer '0' \(BatchNorm1d\) .* replace it by GroupNorm"),
-        (nn.LSTM(5, 5), r"layer '0' \(LSTM\) hides its time steps"),
+        (nn.Embedding(5, 5, max_norm=1), r"layer '0' \(Embedding\) renormalises .* set max_norm=None"),
     ],
 )
 def test_a_model_that_cannot_be_trained_privately_is_refused_by_layer(layer, message):

@@ -85,9 +85,9 @@ def padded(records):
     return x, torch.stack([record[1] for record in records])
 
 
-@pytest.mark.parametrize("kind", [DPLSTM, DPGRU])
+@pytest.mark.parametrize("kind", [DPLSTM, DPGRU, nn.LSTM, nn.GRU])
 def test_what_becomes_of_the_program_on_names(kind, capsys):
-    """Its function, with recurrent layers of Opacus on names of many lengths, an empty batch among them."""
+    """Its function, with recurrent layers of Opacus or PyTorch on names of many lengths, an empty batch among them."""
     exec(compile(NAMES, "char-lstm-classification.py", "exec"), names := {})
     data = [(torch.randint(20, (1 + i % 7,)), torch.tensor(i % 3)) for i in range(40)]
     model = Names(kind)

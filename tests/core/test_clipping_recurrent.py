@@ -1,0 +1,149 @@
+"""PyTorch's own LSTM, GRU and RNN, whose kernels show no weight at work."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from models import Example, biases_only
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from hyfreedp.clipping import AutomaticClipping, make_engine
+from hyfreedp.clipping.recurrent import unrolled
+
+KINDS = [nn.LSTM, nn.GRU, nn.RNN]
+SETTINGS = [
+    {"batch_first": True},
+    {},
+    {"batch_first": True, "num_layers": 2, "bidirectional": True},
+    {"num_layers": 2, "bias": False},
+]
+LENGTHS = torch.tensor([3, 5, 1, 5, 2, 4, 5])
+
+
+class Recurrent(nn.Module):
+    """Reads tokens, packed or not, from states of its own or from zeros; outputs and last states count."""
+
+    def __init__(self, kind, packed: bool = False, start: bool = False, **settings) -> None:
+        super().__init__()
+        self.inner, self.layer = nn.Embedding(9, 4), kind(4, 6, **settings)
+        directions = 2 if self.layer.bidirectional else 1
+        self.head = nn.Linear(directions * (self.layer.proj_size or 6), 3)
+        self.start = nn.Parameter(torch.randn(directions * self.layer.num_layers, 1, 6)) if start else None
+        self.packed = packed
+
+    def forward(self, ids: Tensor, lengths: Tensor) -> Tensor:
+        x, first = self.inner(ids), self.layer.batch_first
+        x = x if first else x.transpose(0, 1)
+        if self.packed:
+            x = pack_padded_sequence(x, lengths, batch_first=first, enforce_sorted=False)
+        start = None if self.start is None else self.start.expand(-1, len(ids), -1)
+        output, last = self.layer(x, start)
+        if self.packed:
+            output, _ = pad_packed_sequence(output, batch_first=first, total_length=5)
+        output = output if first else output.transpose(0, 1)
+        ends = sum(state.square().sum((0, 2)) for state in (last if isinstance(last, tuple) else (last,)))
+        return self.head(output).tanh().sum((1, 2)) + ends
+
+
+def assert_exact(model: nn.Module, samples: int = 7) -> None:
+    batch = torch.randint(9, (7, 5))[:samples], LENGTHS[:samples]
+    example = Example(model.double().train(), batch, lambda model, *batch: model(*batch))
+    plain, (norms, clipped) = example.losses(), example.clipped(AutomaticClipping())
+    engine = make_engine(model, AutomaticClipping())
+    losses = example.losses()
+    torch.testing.assert_close(losses, plain, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(engine.backward(losses), norms, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(example.collected(), clipped, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("samples", [7, 5, 1])
+@pytest.mark.parametrize("packed", [False, True], ids=["whole", "packed"])
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind(kind, settings, packed, samples) -> None:
+    """Norms and clipped sum of a loop over samples; also with as many samples as tokens, or one."""
+    torch.manual_seed(0)
+    assert_exact(Recurrent(kind, packed, **settings), samples)
+
+
+def test_biases_projections_and_other_activations() -> None:
+    torch.manual_seed(0)
+    model = Recurrent(nn.LSTM)
+    biases_only(model, "head")
+    assert_exact(model)
+    assert_exact(Recurrent(nn.LSTM, packed=True, proj_size=3, bidirectional=True))
+    assert_exact(Recurrent(nn.RNN, nonlinearity="relu"))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_states_that_are_learned(packed) -> None:
+    torch.manual_seed(0)
+    assert_exact(Recurrent(nn.GRU, packed, start=True, batch_first=True, bidirectional=True))
+
+
+@pytest.mark.parametrize("sort", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_steps_one_by_one_give_what_the_kernels_give(kind, sort) -> None:
+    """Packed sequences too, part by part."""
+    torch.manual_seed(0)
+    layer, x = kind(4, 6, 2, bidirectional=True).double(), torch.randn(5, 7, 4).double()
+    lengths = LENGTHS.sort(descending=True).values if sort else LENGTHS
+    packed = pack_padded_sequence(x, lengths, enforce_sorted=sort)
+    state = torch.randn(4, 7, 6).double()
+    state = (state, state.flip(0)) if kind is nn.LSTM else state
+    for given in (x, packed):
+        for start in (None, state):
+            expected, found = layer(given, start), unrolled(layer, given, start)
+            torch.testing.assert_close(found[1], expected[1])
+            if given is x:
+                torch.testing.assert_close(found[0], expected[0])
+            else:
+                for one, other in zip(found[0], expected[0], strict=True):
+                    torch.testing.assert_close(one, other)
+
+
+def test_dropout_between_layers_is_trained_through() -> None:
+    """Its random numbers are those of the pass: the same norms as autograd's of this pass."""
+    torch.manual_seed(0)
+    model = Recurrent(nn.LSTM, num_layers=3, dropout=0.5, batch_first=True).double().train()
+    engine = make_engine(model, AutomaticClipping())
+    losses = model(torch.randint(9, (4, 5)), LENGTHS[:4])
+    rows = [torch.autograd.grad(loss, list(model.parameters()), retain_graph=True) for loss in losses]
+    norms = torch.stack([torch.cat([g.flatten() for g in row]).norm() for row in rows])
+    torch.testing.assert_close(engine.backward(losses), norms, rtol=1e-9, atol=1e-12)
+
+
+def test_one_sample_without_its_dimension_is_refused() -> None:
+    model = nn.Sequential(nn.LSTM(4, 6)).train()
+    make_engine(model, AutomaticClipping())
+    with pytest.raises(ValueError, match=r"LSTM got an input of shape \(5, 4\): it needs a dimension of samples"):
+        model(torch.randn(5, 4))
+
+
+def test_a_layer_that_no_module_calls_is_refused() -> None:
+    layer = nn.GRU(4, 6).train()
+    make_engine(layer, AutomaticClipping())
+    with pytest.raises(ValueError, match=r"GRU is called outside of the model's forward pass: .* nn\.Sequential"):
+        layer(torch.randn(5, 3, 4))
+    with torch.no_grad():
+        layer(torch.randn(5, 3, 4))
+
+
+@pytest.mark.parametrize("samples", [7, 5])
+def test_samples_taken_for_tokens_are_refused(samples) -> None:
+    """Without batch_first, of inputs that have the samples first; also where there are as many as tokens."""
+
+    class Wrong(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.layer, self.head = nn.Linear(4, 4), nn.LSTM(4, 6), nn.Linear(6, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.layer(self.inner(x))[0]).square().sum((1, 2))
+
+    torch.manual_seed(0)
+    model = Wrong().train()
+    engine = make_engine(model, AutomaticClipping())
+    with pytest.raises(ValueError, match=r"disagree with autograd|dimension 0 of"):
+        engine.backward(model(torch.randn(samples, 5, 4)))
