@@ -104,7 +104,9 @@ class Operations:
 
     def is_constant(self, layer: nn.Module, x: Tensor) -> bool:
         """Whether the input of a layer is the same for every sample, such as numbers of positions."""
-        return not self._holds_samples(x, (layer,), layer.parameters(recurse=False))
+        # A frozen one has no gradient by which a check could see it.
+        trained = (p for p in layer.parameters(recurse=False) if p.requires_grad)
+        return not self._holds_samples(x, (layer,), trained)
 
     def meets_samples(self, name: str, args: Any, values: list[Shared], others: list[Tensor]) -> bool:
         self.used.update(p for v in values for p in v.parameters)
