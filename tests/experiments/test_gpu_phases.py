@@ -1,5 +1,7 @@
 """The phases that fill data/results/gpu: their commands are real, they are resumed, and what is missing is said."""
 
+import math
+
 import pandas as pd
 import pytest
 import torch
@@ -104,7 +106,7 @@ def test_rows_go_into_a_record_in_place_of_those_of_the_same_case():
         {
             "model": ["a", "a", "b"],
             "contender": ["plain", "ours", "plain"],
-            "varied": [None, None, None],
+            "varied": [math.nan] * 3,  # an empty column, as it is read back
             "seconds": [1.0, 2.0, 3.0],
         }
     )

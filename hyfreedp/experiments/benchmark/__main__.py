@@ -138,7 +138,8 @@ def _write(table: pd.DataFrame, what: str, shown: pd.DataFrame, *, folder: Path,
 def replaced(record: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
     """A record with new rows in place of its rows of the same cases, and at its end where there are none."""
     names = [name for name in _CASE if name in rows]
-    old, new = (list(frame[names].fillna("").astype(str).itertuples(index=False)) for frame in (record, rows))
+    texts = (frame[names].map(lambda value: "" if pd.isna(value) else str(value)) for frame in (record, rows))
+    old, new = (list(text.itertuples(index=False)) for text in texts)
     kept = record[[case not in set(new) for case in old]]
     return pd.concat([kept, rows], ignore_index=True)
 
