@@ -275,10 +275,20 @@ def hidden_use(parameter: str) -> ValueError:
     )
 
 
+def foreign_function(parameter: str, function: str) -> ValueError:
+    """The refusal of a parameter that is an argument of somebody's ``torch.autograd.Function``."""
+    return ValueError(
+        f"parameter {parameter!r} goes into {function}, an autograd function of the model's own, whose gradient does "
+        "not tell the samples apart: compute the same by torch's operations, freeze the parameter, or take another "
+        "adapter instead of PEFT's LoHa, such as LoKr or LoRA"
+    )
+
+
 def wrong_samples(name: str, layer: nn.Module, seen: int, losses: int, views: int = 1) -> ValueError:
     """The refusal of a layer whose input does not have the samples in dimension 0."""
     rows = "the samples" if views == 1 else f"the {views} views of each sample, one after the other"
     return ValueError(
         f"layer {name!r} ({type(layer).__name__}) saw {seen} samples, but there are {losses} losses: dimension 0 of "
-        f"its input must be {rows}"
+        f"its input must be {rows}, which it is not where a model computes with the tokens first, as Longformer does; "
+        "change the order of dimensions there (batch_first=True), or freeze the layer"
     )

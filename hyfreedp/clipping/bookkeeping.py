@@ -8,17 +8,18 @@ is one matrix product of x with g, scaled by c ("book-keeping", Bu et al. 2023; 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from functools import cache, partial
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from hyfreedp.batches import tensors_in
-from hyfreedp.clipping.base import GradientEngine, hidden_use, wrong_samples
+from hyfreedp.clipping.base import GradientEngine, foreign_function, hidden_use, wrong_samples
 from hyfreedp.clipping.engine_hook import EngineHook
 from hyfreedp.clipping.functions import Clipping
 from hyfreedp.clipping.layers import LayerRule, input_to_keep, rule_of, ruled_parameters
@@ -215,7 +216,9 @@ class BookKeepingEngine(GradientEngine):
             steps.append((user, kind, *[getattr(node, name) for name in _dimensions(kind)]))
             if (leaf := getattr(node, "variable", None)) is not None:
                 if leaf in trainable:
-                    raise hidden_use(trainable[leaf])
+                    function = _function_of(node, seen)
+                    name = trainable[leaf]
+                    raise foreign_function(name, function) if function else hidden_use(name)
                 ends.append(GradientEdge(node, 0))
             else:
                 stack.extend((upstream, user) for upstream, _ in node.next_functions)
@@ -357,6 +360,17 @@ def _carry_on(value: Shared, gradients: Tensor) -> tuple[Tensor | None, ...]:
 def _dimensions(kind: type[Node]) -> tuple[str, ...]:
     """The attributes in which a kind of operation keeps dimensions; numbers, so that no saved tensor is touched."""
     return tuple(name for name in dir(kind) if name.startswith("_saved_") and "dim" in name)
+
+
+def _function_of(leaf: Node, nodes: Iterable[Node]) -> str:
+    """The name of the ``torch.autograd.Function`` among ``nodes`` that was given a leaf; empty if none was."""
+    for node in nodes:
+        if isinstance(node, BackwardCFunction):
+            given = [upstream for upstream, _ in node.next_functions if upstream is not None]
+            # A followed parameter is an alias of it.
+            if any(leaf in (upstream, *(n for n, _ in upstream.next_functions)) for upstream in given):
+                return type(node).__name__.removesuffix("Backward")
+    return ""
 
 
 def _metadata(node: Node) -> dict[Any, Any]:

@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from hyfreedp.checks import listed
 from hyfreedp.clipping.attention import multi_head_attention
 from hyfreedp.clipping.convolution import convolution
 from hyfreedp.clipping.per_sample import (
@@ -292,10 +293,11 @@ class Operations:
 
     def _lost(self, *values: Shared) -> ValueError:
         names = {p: name for name, p in self._module.named_parameters()}
-        which = ", ".join(repr(names.get(p, "?")) for p in dict.fromkeys(p for v in values for p in v.parameters))
+        which = listed([repr(names.get(p, "?")) for p in dict.fromkeys(p for v in values for p in v.parameters)])
         return ValueError(
             f"the samples cannot be told apart where they meet the parameters {which}: dimension 0 of the tensors "
-            "there must be the samples; freeze these parameters, or try gradient_engine='hooks'"
+            "there must be the samples, which it is not where a model computes with the tokens first, as XLNet does; "
+            "freeze these parameters, or take a model that docs/models.md calls exact"
         )
 
 

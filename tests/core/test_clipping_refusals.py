@@ -7,6 +7,7 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
+from catalog import cases
 from models import TiedLanguageModel, mlp
 from torch import Tensor, nn
 
@@ -228,3 +229,49 @@ def test_frozen_embedding_keeps_shared_positions() -> None:
     model.positions.requires_grad_(True)
     model(torch.ones(5, 7, dtype=torch.long))
     assert shapes == [(1, 7, 8), (5, 7, 8)]
+
+
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, p: Tensor) -> Tensor:
+        return 2 * p
+
+    @staticmethod
+    def backward(ctx, g: Tensor) -> Tensor:
+        return 2 * g
+
+
+class OwnFunction(nn.Module):
+    def __init__(self, rows: bool) -> None:
+        super().__init__()
+        self.inner, self.p, self.rows = nn.Linear(4, 4), nn.Parameter(torch.ones(4, 4)), rows
+
+    def forward(self, x: Tensor) -> Tensor:
+        return Scaled.apply(self.inner(x) @ self.p) if self.rows else self.inner(x) @ Scaled.apply(self.p)
+
+
+def test_a_parameter_in_an_autograd_function_of_somebodys_own_is_refused_with_its_name() -> None:
+    """PEFT's LoHa has one; one of samples is no matter."""
+    model = OwnFunction(rows=False).train()
+    engine = make_engine(model, AutomaticClipping())
+    with pytest.raises(ValueError, match=r"'p' goes into Scaled, an autograd function .* such as LoKr or LoRA"):
+        engine.backward(model(torch.randn(3, 4)).sum(1))
+    model = OwnFunction(rows=True).train()
+    make_engine(model, AutomaticClipping()).backward(model(torch.randn(3, 4)).sum(1))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("transformers/LongformerForSequenceClassification", r"saw 8 samples.* tokens first, as Longformer .* freeze"),
+        ("transformers/XLNetForSequenceClassification", r"cannot be told apart.* tokens first, as XLNet .* freeze"),
+        ("peft/LoHa, LLaMA", r"goes into HadaWeight, an autograd function"),
+    ],
+)
+def test_models_that_are_refused_say_why_and_what_to_do(name, message) -> None:
+    pytest.importorskip("transformers")
+    (case,) = [case for case in cases() if f"{case.library}/{case.name}" == name]
+    model, batch, loss = case.build()
+    engine = make_engine(model, AutomaticClipping())
+    with pytest.raises(ValueError, match=message):
+        engine.backward(loss(model, *batch(3)))

@@ -189,4 +189,4 @@ def _origin(error: BaseException) -> str:
 
 
 def _said(error: BaseException) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:240]
+    return " ".join(f"{type(error).__name__}: {error}".split())[:520]
