@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from models import Example, biases_only
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.utils.checkpoint import checkpoint
 
 from hyfreedp.clipping import AutomaticClipping, make_engine
 from hyfreedp.clipping.recurrent import unrolled
@@ -147,3 +150,30 @@ def test_samples_taken_for_tokens_are_refused(samples) -> None:
     engine = make_engine(model, AutomaticClipping())
     with pytest.raises(ValueError, match=r"disagree with autograd|dimension 0 of"):
         engine.backward(model(torch.randn(samples, 5, 4)))
+
+
+class Checkpointed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.attention = nn.LSTM(4, 8, batch_first=True), nn.TransformerEncoderLayer(8, 2, 8, 0.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = checkpoint(lambda x: self.layer(x)[0], x, use_reentrant=False)
+        return checkpoint(self.attention, h.transpose(0, 1), use_reentrant=False).transpose(0, 1).square().sum((1, 2))
+
+
+def test_checkpointing_and_copies() -> None:
+    """Layers are called again in the backward pass; a copy of the model is a plain one."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), Checkpointed()).double().train()
+    model[1].attention.requires_grad_(False).self_attn.requires_grad_(True)
+    example = Example(model, (torch.randn(7, 5, 4).double(),), lambda model, x: model(x))
+    norms, clipped = example.clipped(AutomaticClipping())
+    engine = make_engine(model, AutomaticClipping())
+    for _ in range(2):
+        model.zero_grad()
+        torch.testing.assert_close(engine.backward(example.losses()), norms, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(example.collected(), clipped, rtol=1e-9, atol=1e-12)
+    copied = copy.deepcopy(model)
+    torch.testing.assert_close(copied(*example.batch), example.losses(), rtol=1e-12, atol=1e-12)
+    assert "forward" not in vars(copied[1].layer)
