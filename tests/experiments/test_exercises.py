@@ -37,7 +37,7 @@ def test_the_two_copies():
     notebook = new.new_notebook()
     output = [new.new_output("stream", text="2")]
     notebook.cells = [
-        new.new_markdown_cell("see [a](../figures/a.html)"),
+        new.new_markdown_cell("# Title\nsee [a](../figures/a.html)"),
         new.new_code_cell("1 + 1", outputs=output),
         new.new_markdown_cell("## Exercises\n[`solutions/`](solutions/a.ipynb)"),
         new.new_code_cell("check(None, 2)", outputs=output),
@@ -49,7 +49,7 @@ def test_the_two_copies():
     assert student.cells == notebook.cells[:4]
     assert [cell.get("outputs") for cell in solved.cells] == [None, [], None, output, output]
     assert [cell.source for cell in solved.cells[::2]] == [
-        "see [a](../../figures/a.html)",
+        "# Solutions: Title\nsee [a](../../figures/a.html)",
         "## Exercises\n[`solutions/`](a.ipynb)",
         "check(2, 2)",
     ]

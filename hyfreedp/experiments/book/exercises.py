@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from collections.abc import Callable
 from numbers import Real
 
@@ -59,4 +60,5 @@ def with_solutions(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
             cell.outputs = []
         elif cell.cell_type == "markdown":
             cell.source = cell.source.replace("](../", "](../../").replace("](solutions/", "](")
+            cell.source = re.sub(r"\A# ", "# Solutions: ", cell.source)
     return solved
