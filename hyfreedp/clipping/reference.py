@@ -31,7 +31,7 @@ def weighted_gradients(
         trainable: parameters, with their names; one that was not used has no gradient.
 
     Raises:
-        ValueError: the model uses reentrant checkpointing.
+        ValueError: the model uses reentrant checkpointing, or was compiled so that its graph cannot be kept.
     """
     try:
         with _SumsInFloat32():
@@ -39,6 +39,11 @@ def weighted_gradients(
                 losses, list(trainable), weights.to(losses.dtype), retain_graph=True, allow_unused=True
             )
     except RuntimeError as error:
+        if "donated buffers" in str(error):
+            raise ValueError(
+                "torch.compile let the backward pass overwrite what it needs, and the first batch takes two of them: "
+                "set torch._functorch.config.donated_buffer = False before the model's first call"
+            ) from error
         if "checkpoint" not in str(error).lower() or ".grad()" not in str(error):
             raise
         raise ValueError(

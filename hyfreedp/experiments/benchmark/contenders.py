@@ -165,6 +165,8 @@ def private_step(work: Workload, setup: Setup, *, preset: Preset, steps: int = _
         losses = F.cross_entropy(*_flat(model(inputs), labels), reduction="none")
         return losses.view(len(inputs), -1).mean(1)
 
+    if compiled:  # the first batch takes two backward passes
+        torch._functorch.config.donated_buffer = False
     return partial(optimizer.step, per_sample_loss, (work.inputs, work.labels))
 
 
