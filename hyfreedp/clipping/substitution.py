@@ -70,8 +70,9 @@ class Substitution:
 
     def attach(self) -> None:
         """Register the hooks; after all others, so that these see the model as it is."""
-        # torch.compile leaves operations on shared values alone; by EngineHook it has been imported now.
-        torch._dynamo.config.nontraceable_tensor_subclasses.add(Shared)
+        # torch.compile, imported by EngineHook, is to leave operations on shared values alone, as before torch 2.8.
+        if hasattr(torch._dynamo.config, "nontraceable_tensor_subclasses"):
+            torch._dynamo.config.nontraceable_tensor_subclasses.add(Shared)
         for layer in dict.fromkeys([self._module, *self._own]):
             before = layer.register_forward_pre_hook(EngineHook(self._enter), with_kwargs=True)
             self._handles += [before, layer.register_forward_hook(EngineHook(self._leave), always_call=True)]
