@@ -16,6 +16,8 @@ from hyfreedp.clipping.operations import Operations
 from hyfreedp.clipping.recurrent import unrolled
 from hyfreedp.clipping.shared import Shared, share
 
+_UNROLLED = frozenset({nn.LSTM.forward, nn.GRU.forward, nn.RNN.forward})
+
 
 class Substitution:
     """Lets parameters that no layer rule covers be shared values during forward passes in train mode.
@@ -50,6 +52,7 @@ class Substitution:
         self._entered: dict[nn.Module, int] = {}
         self._scope: nn.Module | None = None
         self._substituted: dict[nn.Module, dict[str, nn.Parameter]] = {}
+        self._forwards: dict[nn.Module, Any] = {}  # replaced: what the instance itself had, None if its class's
         self._learned = False
         self._handles: list[Any] = []
         self._watchers: dict[nn.Module, list[Any]] = {}
@@ -145,11 +148,22 @@ class Substitution:
         self._substituted = layers
         for layer, parameters in layers.items():
             if layer.training and _routes(layer):
-                layer.__dict__["forward"] = partial(self._one_by_one, layer, parameters)
+                self._replace_forward(layer, partial(self._one_by_one, layer, parameters, layer.forward))
             elif layer.training:
                 self._share(layer, parameters)
                 if isinstance(layer, nn.RNNBase):
-                    layer.__dict__["forward"] = partial(unrolled, layer)
+                    if "forward" in layer.__dict__ or type(layer).forward not in _UNROLLED:
+                        name, _ = self.owners[next(iter(parameters.values()))]
+                        raise ValueError(
+                            f"layer {name!r} ({type(layer).__name__}) has a forward of its own, inside which its steps "
+                            "cannot be followed: let a module hold a plain LSTM, GRU or RNN of torch.nn and do the "
+                            "rest, or freeze its parameters"
+                        )
+                    self._replace_forward(layer, partial(unrolled, layer))
+
+    def _replace_forward(self, layer: nn.Module, forward: Any) -> None:
+        self._forwards[layer] = layer.__dict__.get("forward")
+        layer.__dict__["forward"] = forward
 
     def _again(self, layer: nn.Module) -> None:
         """Let what torch.func.functional_call put in the place of parameters be what ``layer`` computes with."""
@@ -166,21 +180,24 @@ class Substitution:
 
     def _stop(self) -> None:
         for layer, parameters in self._substituted.items():
-            _restore(layer, (*parameters, "forward"))
-        self._scope, self._substituted = None, {}
+            _restore(layer, parameters)
+        for layer, own in self._forwards.items():
+            _restore(layer, ("forward",))
+            layer.__dict__.update({} if own is None else {"forward": own})
+        self._scope, self._substituted, self._forwards = None, {}, {}
 
-    def _one_by_one(self, layer: nn.Module, parameters: dict[str, nn.Parameter], *args: Tensor) -> Tensor:
+    def _one_by_one(self, layer: nn.Module, parameters: dict[str, nn.Parameter], forward: Any, *args: Tensor) -> Tensor:
         """The output of a layer that treats each row by itself, from one forward pass for the rows of each sample."""
         size = self._operations.size
         if any(len(x) % size for x in args):
-            return cast(Tensor, type(layer).forward(layer, *args))  # in which no row can be followed: refused later
+            return cast(Tensor, forward(*args))  # in which no row can be followed: refused later
         trained = {n: p for n, p in parameters.items() if p.requires_grad}
         copies = {n: self._operations.copies(share(p, self._operations), *p.shape) for n, p in trained.items()}
         outputs = []
         try:
             for i, rows in enumerate(zip(*(x.unflatten(0, (size, -1)) for x in args), strict=True)):
                 layer.__dict__.update({n: each[i] for n, each in copies.items()})
-                outputs.append(type(layer).forward(layer, *rows))
+                outputs.append(forward(*rows))
         finally:
             _restore(layer, copies)
         return torch.cat(outputs)

@@ -117,6 +117,27 @@ def test_dropout_between_layers_is_trained_through() -> None:
     torch.testing.assert_close(engine.backward(losses), norms, rtol=1e-9, atol=1e-12)
 
 
+class Doubled(nn.LSTM):
+    def forward(self, input: Tensor, hx=None):
+        return super().forward(2 * input, hx)
+
+
+@pytest.mark.parametrize("patched", [False, True])
+def test_a_forward_of_its_own_is_not_replaced_in_silence(patched) -> None:
+    """What a subclass, or an instance, computes besides would be left out of the training."""
+    layer = Doubled(4, 6)
+    if patched:
+        layer = nn.LSTM(4, 6)
+        layer.forward = lambda input, hx=None: nn.LSTM.forward(layer, 2 * input, hx)
+    model, x = nn.Sequential(layer).train(), torch.randn(5, 3, 4)
+    expected = model(x)[0]
+    make_engine(model, AutomaticClipping())
+    with pytest.raises(ValueError, match=r"layer '0' \((Doubled|LSTM)\) has a forward of its own"):
+        model(x)
+    with torch.no_grad():
+        torch.testing.assert_close(model(x)[0], expected)
+
+
 def test_one_sample_without_its_dimension_is_refused() -> None:
     model = nn.Sequential(nn.LSTM(4, 6)).train()
     make_engine(model, AutomaticClipping())

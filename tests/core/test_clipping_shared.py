@@ -120,6 +120,20 @@ USES = {
 }
 
 
+def test_a_forward_that_was_put_on_a_layer_stays() -> None:
+    """As wrappers for mixed precision do; the layer's parameter is replaced for the pass, its forward is not."""
+    torch.manual_seed(0)
+    model = Net((6,), lambda h, p: h * p)
+    model.forward = lambda x: 2 * Net.forward(model, x)
+    example = _example(model)
+    norms, _ = example.clipped(AutomaticClipping())
+    engine = BookKeepingEngine(model, AutomaticClipping())
+    own = model.forward
+    for _ in range(2):
+        torch.testing.assert_close(engine.backward(example.losses()), norms)
+        assert model.forward is own
+
+
 @pytest.mark.parametrize("rows", [slice(0, 4), slice(0, 1)], ids=["four", "one"])
 @pytest.mark.parametrize("use", USES)
 def test_operations(use, rows) -> None:
