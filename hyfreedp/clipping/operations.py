@@ -113,7 +113,11 @@ class Operations:
         self.used.update(p for v in values for p in v.parameters)
         key, parameters = (name, *map(id, values[0].parameters)), [p for v in values for p in v.parameters]
         if name in _TOKENS_FIRST:
-            return True
+            repeated = args[0].dim() > 1 and args[0].shape[1] == self.size
+            if not all(isinstance(t, Shared) for t in args[:3]) or self._decide(
+                (*key, "repeated"), repeated, parameters
+            ):
+                return True
         if name in _REPEATS and args[0] is values[0]:
             return self._repeats(name, args, (*key, "rows"), parameters)
         return any(self._holds_samples(t, (*key, t.dim(), t.dtype), parameters) for t in others)
@@ -277,7 +281,7 @@ class Operations:
         try:
             with warnings.catch_warnings(action="ignore", category=UserWarning):  # that vmap is slow on some functions
                 result = torch.vmap(of_one, tuple(dims))(*prepared)
-        except (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError) as error:
+        except (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError, AssertionError) as error:
             raise self._lost(*values) from error
         if not isinstance(result, Tensor):
             raise self._lost(*values)
@@ -417,9 +421,17 @@ def _attention(operations: Operations, function: Function, *args: Any, **kwargs:
         parts = bias.chunk(3)
         return tuple(as_shared(part, [bias]) for part in parts) if isinstance(bias, Shared) else parts
 
-    if any(isinstance(x, Shared) for x in args[:3]):
-        return NotImplemented
-    return multi_head_attention(linear, split, *args, **kwargs)
+    # Of tokens that all samples share, such as learned queries, and of a trained mask each sample gets its copy.
+    copies = {
+        id(x): operations.broadcast(cast(Shared, as_shared(x.transpose(0, 1), [x])), operations.size, 3).transpose(0, 1)
+        for x in args[:3]
+        if isinstance(x, Shared)
+    }
+    mask = kwargs.get("attn_mask")
+    if isinstance(mask, Shared):
+        each = operations.copies(mask, 1, *mask.shape) if mask.dim() == 2 else operations.broadcast(mask, len(mask), 3)
+        kwargs["attn_mask"] = each if mask.dim() == 2 else each.reshape(mask.shape)
+    return multi_head_attention(linear, split, *(copies.get(id(x), x) for x in args[:3]), *args[3:], **kwargs)
 
 
 def _join(operations: Operations, function: Function, tensors: Any, dim: int = 0) -> Any:

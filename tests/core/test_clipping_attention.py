@@ -73,6 +73,59 @@ def test_every_kind_of_call(settings, batch_first, samples) -> None:
     assert_exact(_example(Attention(batch_first, **settings)), slice(0, samples))
 
 
+class Queries(nn.Module):
+    """Learned queries attend to each other and to the samples, with a trained mask of shape (3, 5) or (2, 3, 5)."""
+
+    def __init__(self, batch_first: bool, need_weights: bool, heads: tuple[int, ...], alone: bool) -> None:
+        super().__init__()
+        self.queries, self.mask = nn.Parameter(torch.randn(3, 8)), nn.Parameter(torch.randn(*heads, 3, 5))
+        self.among = nn.MultiheadAttention(8, 2, batch_first=batch_first)
+        self.inner, self.head = nn.Linear(4, 8), nn.Linear(8, 3)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=batch_first)
+        self.need_weights, self.alone = need_weights, alone
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch_first, size = self.attention.batch_first, len(x)
+        queries = self.queries.unsqueeze(0 if batch_first else 1)
+        sizes = (size, -1, -1) if batch_first else (-1, size, -1)
+        if self.alone:
+            queries = self.among(queries, queries, queries)[0].expand(*sizes)
+        else:
+            queries = queries.expand(*sizes)
+            queries = self.among(queries, queries, queries)[0]
+        h = self.inner(x) if batch_first else self.inner(x).transpose(0, 1)
+        mask = self.mask if self.mask.dim() == 2 else self.mask.repeat(size, 1, 1)
+        output, _ = self.attention(queries, h, h, attn_mask=mask, need_weights=self.need_weights)
+        return self.head(output if batch_first else output.transpose(0, 1)).tanh().sum((1, 2))
+
+
+@pytest.mark.parametrize("samples", [7, 3, 1])
+@pytest.mark.parametrize("batch_first", [True, False], ids=["batch_first", "tokens_first"])
+@pytest.mark.parametrize("settings", [(True, (), False), (False, (2,), True)], ids=str)
+def test_queries_and_masks_that_are_learned(settings, batch_first, samples) -> None:
+    """Of one sample too, where nothing tells a query that was repeated from one that was not."""
+    torch.manual_seed(0)
+    assert_exact(_example(Queries(batch_first, *settings)), slice(0, samples))
+
+
+class Words(nn.Module):
+    """Looks up numbers that are no input themselves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.attention = nn.Embedding(9, 8), nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        h = self.table(ids + 1)
+        return self.attention(h, h, h)[0].tanh().sum((1, 2))
+
+
+def test_as_many_samples_as_tokens_whose_numbers_were_computed() -> None:
+    """Where a square of numbers may be pairs of tokens as well."""
+    torch.manual_seed(0)
+    assert_exact(Example(Words().double().train(), (torch.randint(8, (5, 5)),), lambda model, ids: model(ids)))
+
+
 class Transformer(nn.Module):
     """PyTorch's encoder and decoder with its own layers."""
 
