@@ -213,7 +213,8 @@ class BookKeepingEngine(GradientEngine):
                 stack.extend((node, here[0].name) for node in upstream)
                 continue
             kind = type(node)
-            steps.append((user, kind, *[getattr(node, name) for name in _dimensions(kind)]))
+            followed = tuple(upstream is not None for upstream, _ in node.next_functions)  # a product: from which side
+            steps.append((user, kind, followed, *[getattr(node, name) for name in _dimensions(kind)]))
             if (leaf := getattr(node, "variable", None)) is not None:
                 if leaf in trainable:
                     function = _function_of(node, seen)

@@ -319,6 +319,31 @@ def test_samples_that_move_to_another_dimension_later_are_noticed_where_no_shape
         engine.backward(example.losses())
 
 
+class Pooled(nn.Module):
+    """Adds up its tokens by a matrix product; of samples that were turned, from the other side."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.on = nn.Linear(4, 1), False
+
+    def forward(self, x: Tensor) -> Tensor:
+        ones = x.new_ones(1, len(x))
+        parts = self.inner(x.transpose(0, 1) if self.on else x).tanh().squeeze(2)
+        return (ones @ parts if self.on else parts @ ones.T).flatten()
+
+
+def test_a_product_from_the_other_side_is_noticed() -> None:
+    """Its operations are the same, without an argument that names a dimension."""
+    torch.manual_seed(0)
+    model, x = Pooled().train(), torch.randn(5, 5, 4)
+    engine = make_engine(model, AutomaticClipping())
+    for _ in range(3):  # no other check is due
+        engine.backward(model(x))
+    model.on = True
+    with pytest.raises(ValueError, match="disagree with autograd"):
+        engine.backward(model(x))
+
+
 class Loop(nn.Module):
     """Goes through the tokens one by one, and leaves a layer out at times."""
 
