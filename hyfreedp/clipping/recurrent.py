@@ -24,6 +24,7 @@ def unrolled(layer: nn.RNNBase, input: Any, hx: Any = None) -> tuple[Any, Any]:
 
     Raises:
         ValueError: the input is one sample without its dimension.
+        RuntimeError: the input or the states have another shape than PyTorch takes.
     """
     lengths = None
     if isinstance(input, PackedSequence):
@@ -34,6 +35,11 @@ def unrolled(layer: nn.RNNBase, input: Any, hx: Any = None) -> tuple[Any, Any]:
         )
     else:
         x = input if layer.batch_first else input.transpose(0, 1)
+    sizes = (input.data, input.batch_sizes) if isinstance(input, PackedSequence) else (input, None)
+    if hx is None:
+        layer.check_input(*sizes)
+    else:  # states of fewer samples would be broadcast
+        layer.check_forward_args(sizes[0], hx, sizes[1])
     order, present = None, None
     if lengths is not None:
         steps, ends = torch.arange(x.shape[1], device=x.device), lengths.to(x.device)[:, None]

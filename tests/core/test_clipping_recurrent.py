@@ -117,6 +117,15 @@ def test_dropout_between_layers_is_trained_through() -> None:
     torch.testing.assert_close(engine.backward(losses), norms, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("shape", [(1, 1, 6), (5, 6), (1, 5, 4)], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_states_of_another_shape_are_refused_as_by_pytorch(kind, shape) -> None:
+    """Those of one sample would be every sample's, and those without a layer's dimension the first sample's."""
+    state = torch.zeros(shape)
+    with pytest.raises(RuntimeError, match="Expected hidden"):
+        unrolled(kind(4, 6), torch.randn(3, 5, 4), (state, state) if kind is nn.LSTM else state)
+
+
 class Doubled(nn.LSTM):
     def forward(self, input: Tensor, hx=None):
         return super().forward(2 * input, hx)
