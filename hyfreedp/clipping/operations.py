@@ -16,6 +16,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -34,6 +35,7 @@ from hyfreedp.clipping.per_sample import (
     sum_positions,
     sum_tokens,
 )
+from hyfreedp.clipping.recurrent import cell
 from hyfreedp.clipping.shared import Shared, as_shared, plain
 
 Function = Callable[..., Any]
@@ -412,10 +414,33 @@ def _embedding_bag(
     return (rows * factors[..., None]).sum(1)
 
 
+def _linear_of_samples(operations: Operations, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    followed = isinstance(weight, Shared) or isinstance(bias, Shared)
+    return operations.meet(F.linear, (x, weight, bias), {}) if followed else F.linear(x, weight, bias)
+
+
+def _cell(
+    operations: Operations,
+    function: Function,
+    input: Tensor,
+    hx: Any,
+    w_ih: Tensor,
+    w_hh: Tensor,
+    b_ih: Tensor | None = None,
+    b_hh: Tensor | None = None,
+) -> Any:
+    def of_samples(x: Tensor) -> Tensor:
+        return operations.broadcast(x, operations.size, 2) if isinstance(x, Shared) else x
+
+    state = tuple(map(of_samples, (hx,) if isinstance(hx, Tensor) else hx))
+    given = _linear_of_samples(operations, of_samples(input), w_ih, b_ih)
+    mode = function.__name__.removesuffix("_cell").upper()
+    new = cell(mode, given, _linear_of_samples(operations, state[0], w_hh, b_hh), state)
+    return new[0] if isinstance(hx, Tensor) else new
+
+
 def _attention(operations: Operations, function: Function, *args: Any, **kwargs: Any) -> Any:
-    def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        followed = isinstance(weight, Shared) or isinstance(bias, Shared)
-        return operations.meet(F.linear, (x, weight, bias), {}) if followed else F.linear(x, weight, bias)
+    linear = partial(_linear_of_samples, operations)
 
     def split(bias: Tensor) -> tuple[Tensor, ...]:
         parts = bias.chunk(3)
@@ -516,4 +541,8 @@ _RULES: dict[str, Callable[..., Any]] = {
     "expand_as": _repeat,
     "__setitem__": _set_item,
     "multi_head_attention_forward": _attention,
+    "lstm_cell": _cell,
+    "gru_cell": _cell,
+    "rnn_tanh_cell": _cell,
+    "rnn_relu_cell": _cell,
 }

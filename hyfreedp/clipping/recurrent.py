@@ -90,7 +90,8 @@ def _one_direction(
     inputs = F.linear(x, getattr(layer, f"weight_ih_{name}"), getattr(layer, f"bias_ih_{name}", None))
     outputs = []
     for t, given in enumerate(inputs.unbind(1)):
-        new = _cell(layer, given, F.linear(state[0], weight, bias), state, projection)
+        new = cell(layer.mode, given, F.linear(state[0], weight, bias), state)
+        new = new if projection is None else (F.linear(new[0], projection), *new[1:])
         if present is not None:
             new = tuple(torch.where(present[t], after, before) for after, before in zip(new, state, strict=True))
         state = new
@@ -98,15 +99,14 @@ def _one_direction(
     return torch.stack(outputs, 1), state
 
 
-def _cell(layer: nn.RNNBase, given: Tensor, recalled: Tensor, state: State, projection: Tensor | None) -> State:
-    """The next state, from what input and last state contribute to the gates, (B, G H) each."""
-    if isinstance(layer, nn.LSTM):
+def cell(mode: str, given: Tensor, recalled: Tensor, state: State) -> State:
+    """The next state, before any projection, from what input and last state contribute to the gates, (B, G H) each."""
+    if mode == "LSTM":
         enter, forget, change, leave = (given + recalled).chunk(4, 1)
-        cell = forget.sigmoid() * state[1] + enter.sigmoid() * change.tanh()
-        hidden = leave.sigmoid() * cell.tanh()
-        return hidden if projection is None else F.linear(hidden, projection), cell
-    if isinstance(layer, nn.GRU):
+        memory = forget.sigmoid() * state[1] + enter.sigmoid() * change.tanh()
+        return leave.sigmoid() * memory.tanh(), memory
+    if mode == "GRU":
         resets, updates, changes = zip(given.chunk(3, 1), recalled.chunk(3, 1), strict=True)
         change = (changes[0] + (resets[0] + resets[1]).sigmoid() * changes[1]).tanh()
         return (change + (updates[0] + updates[1]).sigmoid() * (state[0] - change),)
-    return ((given + recalled).tanh() if layer.mode == "RNN_TANH" else (given + recalled).relu(),)
+    return ((given + recalled).tanh() if mode == "RNN_TANH" else (given + recalled).relu(),)

@@ -85,6 +85,33 @@ def test_states_that_are_learned(packed) -> None:
     assert_exact(Recurrent(nn.GRU, packed, start=True, batch_first=True, bidirectional=True))
 
 
+class Cells(nn.Module):
+    """Steps by a cell, from zeros or from a state that is learned."""
+
+    def __init__(self, kind, start: bool, **settings) -> None:
+        super().__init__()
+        self.inner, self.cell = nn.Embedding(9, 4), kind(4, 6, **settings)
+        self.start = nn.Parameter(torch.randn(1, 6)) if start else None
+
+    def forward(self, ids: Tensor, lengths: Tensor) -> Tensor:
+        state = None if self.start is None else self.start.expand(len(ids), -1)
+        state = (state, state) if state is not None and isinstance(self.cell, nn.LSTMCell) else state
+        for token in self.inner(ids).unbind(1):
+            state = self.cell(token, state)
+        return sum(each.square().sum(1) for each in (state if isinstance(state, tuple) else (state,)))
+
+
+@pytest.mark.parametrize("samples", [7, 1])
+@pytest.mark.parametrize("start", [True, False])
+@pytest.mark.parametrize(
+    "kind, settings",
+    [(nn.LSTMCell, {}), (nn.GRUCell, {}), (nn.RNNCell, {"bias": False}), (nn.RNNCell, {"nonlinearity": "relu"})],
+)
+def test_cells(kind, settings, start, samples) -> None:
+    torch.manual_seed(0)
+    assert_exact(Cells(kind, start, **settings), samples)
+
+
 @pytest.mark.parametrize("sort", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
 def test_steps_one_by_one_give_what_the_kernels_give(kind, sort) -> None:
