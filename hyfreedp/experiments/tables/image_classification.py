@@ -333,6 +333,22 @@ def markdown(rows: pd.DataFrame) -> str:
     return "\n".join(lines)
 
 
+def markdown_by_place(rows: pd.DataFrame) -> str:
+    """Mean accuracy in percent of every method at every place, a column each, as docs/results.md prints it."""
+    means = 100 * rows.groupby([*PLACE, "row"], sort=False).accuracy.mean()
+    places = list(dict.fromkeys(rows[PLACE].itertuples(index=False, name=None)))
+    titles = [
+        f"{_place(task, model)}, {'BitFit' if tuning == 'bitfit' else 'all parameters'}, epsilon = {epsilon:g}"
+        for _, task, model, tuning, epsilon in places
+    ]
+    lines = [f"| Method | {' | '.join(titles)} |", f"| --- |{' --- |' * len(places)}"]
+    for name in [name for name in ROWS if name in set(rows.row)]:
+        values = [means.get((*place, name), math.nan) for place in places]
+        texts = ["–" if math.isnan(value) else f"{value:.1f}" for value in values]
+        lines.append(f"| {ROWS[name].title} | {' | '.join(texts)} |")
+    return "\n".join(lines)
+
+
 def rates(profile: str, scale: Scale, cells: Path) -> pd.DataFrame:
     """The learning rate over the steps of the runs whose rate is learned, from their cells or as committed.
 
