@@ -171,7 +171,7 @@ for name, table in compared.items():
 
 # %%
 main = next(iter(shown))
-steps = image_classification.rates(main, image_classification.scale_of(main, rows.seed.max() + 1), CELLS)
+steps = image_classification.rates(shown[main], CELLS)
 epsilons = list(dict.fromkeys(shown[main].epsilon))
 ends = list(dict.fromkeys([min(epsilons), max(epsilons)]))
 figure = image_classification_figures.draw_rates(steps, image_classification_figures.learners_of(shown[main]), ends)

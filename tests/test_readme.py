@@ -78,7 +78,7 @@ def test_real_images_are_those_of_the_records():
     # What the text says of the place where 0.02 fails.
     full = whole[(whole.task == "cifar10_20k") & (whole.tuning == "full") & (whole.epsilon == 1)]
     behind = {name: -image_classification.paired(full, name)["mean"] for name in ("reference", "hyfreedp_robust")}
-    assert {name: round(points) for name, points in behind.items()} == {"reference": 26, "hyfreedp_robust": 5}
+    assert {name: round(points) for name, points in behind.items()} == {"reference": 25, "hyfreedp_robust": 4}
 
 
 def test_the_costs_are_those_of_the_record():

@@ -200,7 +200,7 @@ def test_where_nothing_is_known_yet_nothing_is_claimed(workspace, tmp_path):
     assert tables.ranking(tables.summarise(rows)).empty
     found = tables.paired(rows, "prodigy")
     assert found["pairs"] == 0 and math.isnan(found["mean"]) and math.isnan(found["p"])
-    steps = tables.rates("gpu", SCALE, tmp_path)
+    steps = tables.rates(rows, tmp_path)
     assert tables.verdicts(rows, steps, ["prodigy"]).empty
     texts, differences = tables.beside_paper(tables.summarise(rows), "full")
     ours = ("ours, gpu", "CIFAR-10")
@@ -213,13 +213,14 @@ def test_rates_are_those_of_the_final_runs_or_as_committed(workspace, monkeypatc
     scale = Scale((Learner("digits", "mlp", "full", 60),), epsilons=(8.0,), seeds=1, rows=("reference", "prodigy"))
     monkeypatch.setitem(comparison.SCALES, "tiny", scale)
     assert grid.run("tiny", workspace.cells, workspace.results) == 0
-    steps = tables.rates("tiny", scale, workspace.cells)
+    rows = tables.numbers(scale, "tiny", workspace.cells, train=False)
+    steps = tables.rates(rows, workspace.cells)
     assert set(steps.row) == {"prodigy"} and steps.step.tolist() == list(range(60))
-    committed = tables.rates("tiny", scale, workspace.root / "no cells")
+    committed = tables.rates(rows, workspace.root / "no cells")
     assert len(committed) == grid.RECORDED_STEPS and {0, 59} <= set(committed.step)
     both = committed.merge(steps, on=[*tables.CELL, "seed", "step"])
     assert len(both) == len(committed) and both.eta_x.tolist() == pytest.approx(both.eta_y.tolist())
-    assert tables.rates("smoke", scale, workspace.root / "no cells").empty
+    assert tables.rates(rows.assign(profile="smoke"), workspace.root / "no cells").empty
 
 
 def test_a_verdict_compares_the_last_step_with_adam_at_the_rate_of_the_grid():

@@ -13,7 +13,7 @@ import pandas as pd
 from scipy import stats
 
 from hyfreedp.experiments.models.vision import MODELS, Tuning
-from hyfreedp.experiments.runs.cells import read_steps, reader, run_cells
+from hyfreedp.experiments.runs.cells import reader, run_cells
 from hyfreedp.experiments.store.paths import workspace
 from hyfreedp.experiments.tables import paper
 from hyfreedp.experiments.tables.plan import (
@@ -24,7 +24,6 @@ from hyfreedp.experiments.tables.plan import (
     SCALES,
     TABLE,
     Scale,
-    entries,
     finals,
     searches,
     table,
@@ -349,26 +348,26 @@ def markdown_by_place(rows: pd.DataFrame) -> str:
     return "\n".join(lines)
 
 
-def rates(profile: str, scale: Scale, cells: Path) -> pd.DataFrame:
+def rates(rows: pd.DataFrame, cells: Path) -> pd.DataFrame:
     """The learning rate over the steps of the runs whose rate is learned, from their cells or as committed.
+
+    Args:
+        rows: of :func:`numbers`, of one profile.
+        cells: folder of the cells.
 
     Returns:
         ``step`` and ``eta``, at every step of a cell and at some of a committed run, and what ``NUMBER`` names.
     """
-    read = reader(cells)
-    committed = workspace().results / profile / RATES
+    committed = workspace().results / rows.profile.iloc[0] / RATES
     known = pd.read_csv(committed) if committed.exists() else pd.DataFrame(columns=["key", "step", "eta"])
     by_key = dict(list(known.groupby("key")[["step", "eta"]]))
-    found = []
-    for entry in entries(replace(scale, rows=tuple(row for row in scale.rows if row in LEARNED))):
-        final = entry.final(read)
-        assert final is not None  # they search nothing
-        there = (cells / f"{final.key}.csv").exists()
-        steps = read_steps(final, cells)[["step", "eta"]] if there else by_key.get(final.key)
+    names, found = [*CELL, "seed"], []
+    for row in rows[rows.row.isin(LEARNED)].dropna(subset="key").to_dict("records"):
+        path = cells / f"{row['key']}.csv"
+        steps = pd.read_csv(path, usecols=["step", "eta"]) if path.exists() else by_key.get(row["key"])
         if steps is not None:
-            place = {"task": entry.learner.task, "model": entry.learner.model, "tuning": entry.learner.tuning}
-            found.append(steps.assign(**place, epsilon=entry.epsilon, row=entry.row, seed=entry.seed, profile=profile))
-    none = pd.DataFrame(columns=["step", "eta", "profile", *NUMBER])
+            found.append(steps[["step", "eta"]].assign(**{name: row[name] for name in names}))
+    none = pd.DataFrame(columns=["step", "eta", *names])
     none = none.astype({name: float for name in ("step", "eta", "epsilon")})
     return pd.concat(found, ignore_index=True) if found else none
 

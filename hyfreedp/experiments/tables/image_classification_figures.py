@@ -91,7 +91,7 @@ def learners_of(rows: pd.DataFrame) -> list[tuple[str, str, str]]:
 
 
 def _title(task: str, model: str, tuning: str) -> str:
-    return f"{TASKS[task].title.split(' (')[0]}, {image_classification.title_of(model, tuning)}"
+    return f"{TASKS[task].title.split(' (')[0]}\n{image_classification.title_of(model, tuning)}"
 
 
 def _panel(rows: pd.DataFrame, learner: tuple[str, str, str], epsilon: float) -> pd.DataFrame:
@@ -129,6 +129,10 @@ def draw_distances(rows: pd.DataFrame) -> Figure:
     return figure
 
 
+def _say_missing(axis: Axes) -> None:
+    axis.text(0.5, 0.5, "not trained yet", transform=axis.transAxes, ha="center", va="center", color="0.5")
+
+
 def _draw_methods(axis: Axes, here: pd.DataFrame, level: float, order: Sequence[str]) -> None:
     """A dot with its range per method, from bottom to top; nothing where the level is not known."""
     for height, name in enumerate(order):
@@ -151,6 +155,8 @@ def _draw_methods(axis: Axes, here: pd.DataFrame, level: float, order: Sequence[
             continue
         axis.plot([max(points.min(), -FAR), points.max()], [height, height], "-", color=color, linewidth=1.5)
         axis.plot(points.mean(), height, marker, color=color, markerfacecolor=face, markersize=6)
+    if here.accuracy.isna().all():
+        _say_missing(axis)
     axis.axvline(0, color=plots.STYLES["best"]["color"], linestyle="--", linewidth=1.2)
     axis.set_yticks(range(len(order)), [ROWS[name].title for name in order], fontsize="small")
     axis.set_xlim(-FAR - 1.5, 6)
@@ -212,7 +218,8 @@ def draw_rates(steps: pd.DataFrame, learners: Sequence[tuple[str, str, str]], ep
         epsilons: a row each.
     """
     size = (2 + 3.2 * len(learners), 5)
-    figure, axes = plt.subplots(len(epsilons), len(learners), figsize=size, sharey=True, squeeze=False)
+    shape: dict[str, Any] = {"sharex": True, "sharey": True, "squeeze": False}
+    figure, axes = plt.subplots(len(epsilons), len(learners), figsize=size, **shape)
     for line, epsilon in zip(axes, epsilons, strict=True):
         for axis, learner in zip(line, learners, strict=True):
             here = _panel(steps, learner, epsilon)
@@ -221,6 +228,8 @@ def draw_rates(steps: pd.DataFrame, learners: Sequence[tuple[str, str, str]], ep
                 low = found["min"].clip(lower=1e-9)
                 axis.plot(found.index, found["median"], label=ROWS[name].title, **look)
                 axis.fill_between(found.index, low, found["max"], color=look["color"], alpha=0.15)
+            if here.empty:
+                _say_missing(axis)
             axis.set(yscale="log", ylim=(3e-7, 1))
         line[0].set_ylabel(f"learning rate,\n{_name_of(epsilon)}")
     for top, bottom, (task, model, tuning) in zip(axes[0], axes[-1], learners, strict=True):
@@ -277,7 +286,7 @@ def draw_gaps(gaps: pd.DataFrame) -> Figure:
         axis.axvline(0, color="black", linewidth=0.8)
         axis.set_yticks(range(len(order)), [ROWS[name].title for name in order])
         axis.set_title(TUNINGS[tuning])
-        axis.set_xlabel("test accuracy less the grid search's (points)")
+        axis.set_xlabel("points to the grid search")
     handles = [
         Line2D([], [], color=look["color"], marker=look["marker"], label=_source(source))
         for source in sources
@@ -339,7 +348,7 @@ def verdicts(judged: pd.DataFrame, *, real: bool) -> list[Verdict]:
         outcome: Outcome = row.verdict if decided else "not at this scale"
         claim = row.claim.replace("(Ours) preset", "Ours: preset")
         interval = f", 95 % interval {row.low:+.1f} to {row.high:+.1f}" if math.isfinite(row.low) else ""
-        number = f"{row.mean:+.1f} points{interval}, {row.places} places"
+        number = f"{row.mean:+.1f} points{interval}, {row.places} place{'s' * (row.places > 1)}"
         found.append(Verdict(claim, outcome, number))
     return found
 
