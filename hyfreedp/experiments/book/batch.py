@@ -77,7 +77,7 @@ def reproduce(jobs: Sequence[Job], profile: str, *, workers: int = 1, fresh: boo
 
 
 def _runs(cells: Path) -> set[str]:
-    return {path.stem for path in cells.glob("*.json")}
+    return {path.stem for path in cells.glob("*.json") if "." not in path.stem}  # a run's scores lie beside it
 
 
 def _remade(committed_runs: dict[str, bytes], folder: Path, workers: int) -> list[again.Again]:
