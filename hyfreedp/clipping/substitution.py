@@ -113,11 +113,15 @@ class Substitution:
 
     def _enter(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._entered[layer] = self._operations.serial
-        if self._scope is self._module is layer:  # the last call was interrupted
-            self._stop()
+        if layer is self._module and self._scope in (None, layer):
+            self._stop()  # of a last call that was interrupted
         if layer in self._substituted:
             self._again(layer)
-        if self._scope is not None or not torch.is_grad_enabled() or not layer.training:
+        if self._scope is not None or not layer.training:
+            return
+        if not torch.is_grad_enabled():
+            if layer is self._module:
+                self._unroll_dropout()
             return
         inputs = list(tensors_in((args, kwargs)))
         if not inputs or inputs[0].dim() == 0 or len(inputs[0]) == 0:
@@ -133,6 +137,8 @@ class Substitution:
 
     def _leave(self, layer: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         if self._scope is not layer:
+            if self._scope is None and layer is self._module:
+                self._stop()  # of a pass without gradients
             return
         self._stop()
         if layer is self._module and not self._learned:
@@ -152,7 +158,7 @@ class Substitution:
             elif layer.training:
                 self._share(layer, parameters)
                 if isinstance(layer, nn.RNNBase):
-                    if "forward" in layer.__dict__ or type(layer).forward not in _UNROLLED:
+                    if not _is_plain(layer):
                         name, _ = self.owners[next(iter(parameters.values()))]
                         raise ValueError(
                             f"layer {name!r} ({type(layer).__name__}) has a forward of its own, inside which its steps "
@@ -160,6 +166,12 @@ class Substitution:
                             "rest, or freeze its parameters"
                         )
                     self._replace_forward(layer, partial(unrolled, layer))
+
+    def _unroll_dropout(self) -> None:
+        """Let a pass without gradients, such as a probe, drop what the pass with them did at the same random state."""
+        for layer in self._own:
+            if isinstance(layer, nn.RNNBase) and layer.training and layer.dropout and _is_plain(layer):
+                self._replace_forward(layer, partial(unrolled, layer))
 
     def _replace_forward(self, layer: nn.Module, forward: Any) -> None:
         self._forwards[layer] = layer.__dict__.get("forward")
@@ -208,6 +220,11 @@ class Substitution:
     def _back_outside(self, layer: nn.Module, args: Any, output: Any) -> None:
         if self._scope is self._module and layer.training:
             self._share(layer, self._outside.get(layer, {}))
+
+
+def _is_plain(layer: nn.RNNBase) -> bool:
+    """Whether it has no forward of its own."""
+    return "forward" not in layer.__dict__ and type(layer).forward in _UNROLLED
 
 
 def _routes(layer: nn.Module) -> bool:

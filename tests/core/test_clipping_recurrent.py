@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -234,3 +236,35 @@ def test_checkpointing_and_copies() -> None:
     copied = copy.deepcopy(model)
     torch.testing.assert_close(copied(*example.batch), example.losses(), rtol=1e-12, atol=1e-12)
     assert "forward" not in vars(copied[1].layer)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_passes_without_gradients_drop_what_those_with_them_drop(kind) -> None:
+    """At the same random state, as a probe's; also after one was interrupted. Without dropout nothing is replaced."""
+    model = Recurrent(kind, num_layers=2, dropout=0.5, batch_first=True).double().train()
+    engine = make_engine(model, AutomaticClipping())
+    batch = torch.randint(9, (7, 5)), LENGTHS
+
+    def losses() -> Tensor:
+        torch.manual_seed(1)
+        return model(*batch)
+
+    with_gradients = losses()
+    with torch.no_grad():
+        assert torch.equal(losses(), with_gradients)
+        with pytest.raises(KeyboardInterrupt), interrupted(model.head):
+            losses()
+    assert torch.equal(losses(), with_gradients) and "forward" not in vars(model.layer)
+    engine.backward(with_gradients)
+    with torch.no_grad():
+        assert torch.equal(losses(), with_gradients)
+    assert "forward" not in vars(model.layer)
+
+
+@contextmanager
+def interrupted(layer: nn.Module) -> Iterator[None]:
+    def stop(*_) -> None:
+        raise KeyboardInterrupt
+
+    with layer.register_forward_pre_hook(stop):
+        yield
