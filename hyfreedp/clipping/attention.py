@@ -87,7 +87,8 @@ def multi_head_attention(
     else:
         output = F.scaled_dot_product_attention(q, k, v, mask, dropout)
     output = linear(output.transpose(1, 2).flatten(2), out_proj_weight, out_proj_bias)
-    return output.transpose(0, 1), attended
+    # Laid out as PyTorch's, since a dropout after it draws in the order of memory.
+    return output.transpose(0, 1).contiguous(), attended
 
 
 def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:

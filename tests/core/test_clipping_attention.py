@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from models import Example, biases_only
@@ -156,15 +158,26 @@ def test_a_transformer(norm_first, trained) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor:UserWarning")
-@pytest.mark.parametrize("need_weights", [True, False])
-def test_dropout_draws_what_it_draws_without_an_engine(need_weights) -> None:
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param(partial(Attention, need_weights=True, dropout=0.4), id="weights"),
+        pytest.param(partial(Attention, need_weights=False, dropout=0.4), id="no weights"),
+        pytest.param(partial(Transformer, True, dropout=0.4), id="norm first"),
+        pytest.param(partial(Transformer, False, dropout=0.4), id="norm last"),
+    ],
+)
+def test_dropout_draws_what_it_draws_without_an_engine(model) -> None:
+    """So does a pass without gradients, such as a probe's; later layers draw in the order of what they are given."""
     torch.manual_seed(0)
-    example = _example(Attention(need_weights=need_weights, dropout=0.4))
+    example = _example(model())
     state = torch.get_rng_state()
     plain = example.losses()
     make_engine(example.model, AutomaticClipping())
-    torch.set_rng_state(state)
-    torch.testing.assert_close(example.losses(), plain, rtol=1e-12, atol=1e-12)
+    for gradients in (True, False):
+        torch.set_rng_state(state)
+        with torch.set_grad_enabled(gradients):
+            torch.testing.assert_close(example.losses(), plain, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("samples", [7, 5])
