@@ -102,11 +102,28 @@ def test_the_spread_is_that_of_two_seeds():
         for rate in np.linspace(0.1, 0.9, 60)
         for seed in range(3)
     ]
-    ((kind, spread),) = again.spreads_over_seeds(made).items()
-    assert kind == ("digits", None, None, "constant")
-    assert spread == pytest.approx(stats.norm.ppf(0.9995) * math.sqrt(2) * 0.01, rel=0.15)
+    spreads = again.spreads_over_seeds(made)
+    kind = ("digits", None, None, "constant")
+    assert spreads[kind] == pytest.approx(stats.norm.ppf(0.9995) * math.sqrt(2) * 0.01, rel=0.15)
+    assert spreads == {kind[:length]: spreads[kind] for length in range(5)}
     assert not again.spreads_over_seeds(made[:3]), "too few pairs"
     assert not again.spreads_over_seeds([])
+
+
+def test_a_kind_of_few_seeds_is_judged_by_its_likes():
+    """Two methods, three times as far apart in one: pooled, their variances have the mean of the two."""
+    distances = {"constant": (0.01, 20), "linear": (0.03, 20), "paper": (0.02, 1)}
+    made = [
+        {"spec": asdict(SHORT) | {"method": method, "seed": seed, "learning_rate": rate}, "accuracy": seed * far}
+        for method, (far, rates) in distances.items()
+        for rate in range(1, rates + 1)
+        for seed in range(2)
+    ]
+    spreads = again.spreads_over_seeds(made)
+    assert ("digits", None, None, "paper") not in spreads
+    variance = (20 * 0.01**2 + 20 * 0.03**2 + 0.02**2) / 2 / 41
+    expected = stats.t.ppf(0.9995, 41) * math.sqrt(2 * variance)
+    assert spreads["digits", None, None] == pytest.approx(expected, rel=1e-12)
 
 
 def test_the_committed_records_are_of_this_version():

@@ -90,10 +90,9 @@ def attack_findings(result: pd.DataFrame) -> list[str]:
             f"Observer {row.observer}, {'raw rate' if row.probe == 'raw' else private}: advantage {row.advantage:.2f}, "
             f"95 % interval [{row.low:.2f}, {row.high:.2f}]."
         )
-    private_rows = result[result.probe != "raw"]
-    above = int((private_rows.low > private_rows.bound).sum())
+    settings, above = _private(result)
     findings.append(
-        f"Of {len(private_rows)} private settings, weakened ones included, {above} {'has' if above == 1 else 'have'} "
+        f"Of {settings} private settings, weakened ones included, {above} {'has' if above == 1 else 'have'} "
         "an interval wholly above the bound."
     )
     return findings
@@ -102,13 +101,18 @@ def attack_findings(result: pd.DataFrame) -> list[str]:
 def verdicts(result: pd.DataFrame) -> list[Verdict]:
     """On raw and private rates, from ``attack.advantages``."""
     raw = result[result.probe == "raw"].sort_values("advantage").iloc[-1]
-    private = result[result.probe != "raw"]
-    above = int((private.low > private.bound).sum())
+    settings, above = _private(result)
     return [
         Verdict(
             "A rate from raw losses violates DP, one from private losses does not",
             "reproduced" if raw.low > 0.5 and not above else "contradicted",
             f"an outlier is found with advantage {raw.advantage:.2f} in raw rates, above the bound in {above} of "
-            f"{len(private)} private settings",
+            f"{settings} private settings",
         )
     ]
+
+
+def _private(result: pd.DataFrame) -> tuple[int, int]:
+    """How many settings have private rates, and how many of these an interval wholly above the bound."""
+    rows = result[result.probe != "raw"]
+    return len(rows), int((rows.low > rows.bound).sum())

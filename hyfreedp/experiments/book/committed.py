@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,8 +78,9 @@ def update(selected: Sequence[Path]) -> None:
     for source in selected:
         print(f"{source.stem}: executing", flush=True)
         student, solved = source.with_suffix(".ipynb"), notebooks.solutions(source)
-        notebooks.execute(source, solved, {})
-        executed = nbformat.read(solved, as_version=4)
+        with tempfile.TemporaryDirectory() as folder:
+            notebooks.execute(source, executing := Path(folder) / student.name, {})
+            executed = nbformat.read(executing, as_version=4)
         for path, made in ((student, without_solutions(executed)), (solved, with_solutions(executed))):
             write_text(path, nbformat.writes(made) + "\n")
         known = json.loads(record.read_text(encoding="utf-8")) if record.exists() else {}

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import SystemRandom
 from typing import Any, Literal
 
-import numpy as np
 import pandas as pd
 from scipy import stats
 
@@ -27,7 +27,7 @@ SECONDS = 60.0  # of all of them together, as recorded
 CONFIDENCE = 0.999  # of the spread over seeds: one false alarm in a hundred and fifty batches of seven
 FREEDOM = 5  # fewer pairs of seeds do not tell their spread
 _OF_THE_MACHINE = ("seconds", "environment")  # entries of a record that no other execution has
-_KIND = ["task", "model", "tuning", "method"]
+_KIND = ("task", "model", "tuning", "method")
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,10 @@ class Again:
 
     Attributes:
         outcome: "equal" in every bit of record and steps; "as another seed", within the spread; "beyond" it; or
-            "unknown" where too few runs differ by their seed alone.
+            "unknown" where too few committed runs of any kind differ by their seed alone.
         accuracy, recorded: of this execution and of the record, shares.
-        spread: the largest difference that two seeds would have with probability :data:`CONFIDENCE`; NaN if unknown.
+        spread: the largest difference that two seeds would have with probability :data:`CONFIDENCE`, of the narrowest
+            kind that has enough of them; NaN if unknown.
     """
 
     spec: Spec
@@ -77,7 +78,9 @@ def again(committed: Mapping[str, bytes], folder: Path, *, jobs: int = 1) -> lis
     for (key, spec), record in zip(drawn, made, strict=True):
         same = _released(record) == _released(records[key])
         same = same and (folder / f"{key}.csv").read_bytes() == committed[f"{key}.csv"]
-        ours, theirs, spread = record["accuracy"], records[key]["accuracy"], spreads.get(_kind(spec), math.nan)
+        kinds = _beginnings(tuple(getattr(spec, name) for name in _KIND))
+        spread = next((spreads[kind] for kind in kinds if kind in spreads), math.nan)
+        ours, theirs = record["accuracy"], records[key]["accuracy"]
         outcome: Literal["equal", "as another seed", "beyond", "unknown"] = "equal"
         if not same:
             outcome = (
@@ -103,26 +106,37 @@ def draw(records: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, Spec]]:
 
 
 def spreads_over_seeds(records: Iterable[Mapping[str, Any]]) -> dict[tuple[Any, ...], float]:
-    """By task, model, tuning and method: how far apart two runs that differ in nothing but their seed may be.
+    """How far apart two runs that differ in nothing but their seed may be, by the beginnings of a kind.
 
     The standard deviation is pooled over the groups of such runs, and taken times sqrt(2) and the quantile of Student's
-    t of :data:`CONFIDENCE`. Kinds with less than :data:`FREEDOM` degrees of freedom are left out.
+    t of :data:`CONFIDENCE`. What has less than :data:`FREEDOM` degrees of freedom is left out.
+
+    Returns:
+        Spreads of (task, model, tuning, method), and pooled over methods, tunings, models and tasks: of the shorter
+        beginnings of these four, down to the empty one.
     """
     rows = pd.DataFrame([{**record["spec"], "accuracy": record["accuracy"]} for record in records])
     if rows.empty:
         return {}
     fields = [name for name in rows.columns if name not in ("seed", "accuracy")]
     groups = rows.groupby(fields, dropna=False, sort=False).accuracy.agg(["var", "count"]).reset_index()
-    groups = groups[groups["count"] > 1]
-    found = {}
-    for kind, group in groups.groupby(_KIND, dropna=False, sort=False):
-        freedom = (group["count"] - 1).sum()
-        if freedom < FREEDOM:
-            continue
-        pooled = np.average(group["var"], weights=group["count"] - 1)
-        quantile = stats.t.ppf(0.5 + CONFIDENCE / 2, freedom)
-        found[tuple(None if pd.isna(name) else name for name in kind)] = float(quantile * math.sqrt(2 * pooled))
-    return found
+    squares: Counter[tuple[Any, ...]] = Counter()
+    freedom: Counter[tuple[Any, ...]] = Counter()
+    for group in groups[groups["count"] > 1].to_dict("records"):
+        kind = tuple(None if pd.isna(group[name]) else group[name] for name in _KIND)
+        for beginning in _beginnings(kind):
+            squares[beginning] += group["var"] * (group["count"] - 1)
+            freedom[beginning] += group["count"] - 1
+    return {
+        kind: float(stats.t.ppf(0.5 + CONFIDENCE / 2, known) * math.sqrt(2 * squares[kind] / known))
+        for kind, known in freedom.items()
+        if known >= FREEDOM
+    }
+
+
+def _beginnings(kind: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    """Of a kind, the longest first: what is known of few seeds is taken from its likes."""
+    return [kind[:length] for length in range(len(kind), -1, -1)]
 
 
 def summary(found: Sequence[Again], committed: int) -> str:
@@ -135,7 +149,3 @@ def summary(found: Sequence[Again], committed: int) -> str:
 def _released(record: Mapping[str, Any]) -> dict[str, Any]:
     kept = {name: value for name, value in record.items() if name not in _OF_THE_MACHINE}
     return json.loads(json.dumps(kept))
-
-
-def _kind(spec: Spec) -> tuple[Any, ...]:
-    return tuple(getattr(spec, name) for name in _KIND)

@@ -74,7 +74,7 @@ def _draw_votes(axis: Axes, votes: pd.DataFrame, ahead: pd.DataFrame) -> None:
     axis.axhline(50, color="0.3", linestyle=":")
     axis.set(title="4. The private vote", ylabel="faster branch wins (% of races)", ylim=(-3, 103), xscale="log")
     axis.set_xlabel("peak rate of the faster branch (1/$\\lambda_1$)")
-    axis.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=2)
+    plots.legend_below(axis, ncols=2)
 
 
 def findings(paths: pd.DataFrame, final: pd.DataFrame, votes: pd.DataFrame, ahead: pd.DataFrame) -> list[str]:

@@ -38,6 +38,7 @@ PLACE = CELL[:-1]
 SHOWN_FIRST = {"laptop": ("desktop",)}
 SEARCHED = ("grid_extended", "grid_linear", "grid_cosine")  # of which the best grid search is taken
 PAPER_TABLES = ("cv_main", "cv_main_eps8", "nondp_ls")
+_TUNING_TITLES = {"full": "full fine-tuning", "bitfit": "BitFit", "lora": "LoRA"}
 PAPER_PLACE = ["tuning", "epsilon", "model", "dataset"]
 
 
@@ -165,7 +166,7 @@ def _text(mean: float, std: float) -> str:
 
 def _place(task: str, model: str) -> str:
     """The data set, and the kind of model where a data set has several."""
-    name = TASKS[task].title.split(" (")[0]
+    name = data_set(task)
     return f"{name}, {MODELS[model].title.split(',')[0]}" if task == "digits" else name
 
 
@@ -337,7 +338,7 @@ def markdown_by_place(rows: pd.DataFrame) -> str:
     means = 100 * rows.groupby([*PLACE, "row"], sort=False).accuracy.mean()
     places = list(dict.fromkeys(rows[PLACE].itertuples(index=False, name=None)))
     titles = [
-        f"{_place(task, model)}, {'BitFit' if tuning == 'bitfit' else 'all parameters'}, epsilon = {epsilon:g}"
+        f"{_place(task, model)}, {_TUNING_TITLES[tuning]}, epsilon = {epsilon:g}"
         for _, task, model, tuning, epsilon in places
     ]
     lines = [f"| Method | {' | '.join(titles)} |", f"| --- |{' --- |' * len(places)}"]
@@ -415,6 +416,11 @@ def verdicts(rows: pd.DataFrame, steps: pd.DataFrame, names: Sequence[str]) -> p
     return found[[*keys, "last_rate", "as_adam", "grid_rate", "accuracy", "grid_accuracy", "verdict"]]
 
 
+def data_set(task: str) -> str:
+    """Its title without what is said of it in brackets."""
+    return TASKS[task].title.split(" (")[0]
+
+
 def title_of(model: str, tuning: str) -> str:
     """For figures."""
-    return f"{MODELS[model].title}\n{ {'full': 'full fine-tuning', 'bitfit': 'BitFit', 'lora': 'LoRA'}[tuning] }"
+    return f"{MODELS[model].title}\n{_TUNING_TITLES[tuning]}"

@@ -18,7 +18,6 @@ from hyfreedp.experiments.store.verdicts import Outcome, Verdict
 from hyfreedp.experiments.tables import image_classification
 from hyfreedp.experiments.tables.image_classification import PLACE
 from hyfreedp.experiments.tables.plan import ROWS, SCALES
-from hyfreedp.experiments.tasks.registry import TASKS
 
 LEARNER = ["task", "model", "tuning"]
 FAR = 20.0  # points below the best grid search, from where a method is drawn at the edge with its number
@@ -91,7 +90,7 @@ def learners_of(rows: pd.DataFrame) -> list[tuple[str, str, str]]:
 
 
 def _title(task: str, model: str, tuning: str) -> str:
-    return f"{TASKS[task].title.split(' (')[0]}\n{image_classification.title_of(model, tuning)}"
+    return f"{image_classification.data_set(task)}\n{image_classification.title_of(model, tuning)}"
 
 
 def _panel(rows: pd.DataFrame, learner: tuple[str, str, str], epsilon: float) -> pd.DataFrame:
