@@ -241,6 +241,27 @@ def test_a_killed_worker_costs_its_own_item_only():
     assert isinstance(ended[3], ValueError) and str(ended[3]) == "three"
 
 
+SHOWS_PROGRESS = """
+from multiprocessing import get_context
+from tqdm import tqdm
+from hyfreedp.experiments.runs.workers import in_workers
+
+def count(number):
+    return sum(1 for _ in tqdm(range(number)))
+
+if __name__ == "__main__":
+    assert sorted(in_workers(get_context("spawn"), count, [3, 4], 2)) == [(3, 3), (4, 4)]
+"""
+
+
+def test_workers_that_show_progress_leak_nothing(tmp_path):
+    """A semaphore that nobody unlinked would be named in a warning at the end."""
+    script = tmp_path / "shows_progress.py"
+    script.write_text(SHOWS_PROGRESS)
+    done = subprocess.run([sys.executable, str(script)], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "4/4" in done.stderr and "leaked" not in done.stderr
+
+
 # ---- on a cluster ---------------------------------------------------------------------------------------------------
 
 SUBMIT = """#!/bin/sh

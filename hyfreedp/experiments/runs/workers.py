@@ -9,7 +9,10 @@ from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnContext
 from multiprocessing.process import BaseProcess
+from threading import RLock
 from typing import Any, TypeVar, cast
+
+from tqdm import tqdm
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -77,6 +80,7 @@ def _start(context: SpawnContext, function: Callable[[Any], Any]) -> tuple[Conne
 
 def _serve(function: Callable[[Any], Any], connection: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all; the parent decides
+    tqdm.set_lock(RLock())  # of this process alone; its default is a semaphore, which ending a worker would leak
     with suppress(EOFError, OSError):  # the parent has ended
         while True:
             connection.send(_portable(attempt(function, connection.recv())))
