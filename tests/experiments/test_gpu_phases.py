@@ -1,6 +1,9 @@
 """The phases that fill data/results/gpu: their commands are real, they are resumed, and what is missing is said."""
 
 import math
+import signal
+import sys
+import time
 
 import pandas as pd
 import pytest
@@ -99,6 +102,16 @@ def test_what_fails_or_takes_too_long_is_said_and_the_rest_goes_on(workspace, mo
     out = capsys.readouterr().out
     assert "bad: failed: ended with status 3" in out and "slow: failed: did not end within" in out
     assert [path.name for path in (workspace.build / "gpu").iterdir()] == ["good.done"]
+
+
+def test_a_command_is_interrupted_also_where_a_script_started_it_in_its_background(tmp_path):
+    """There SIGINT is ignored, and whether it is passes on to what is started."""
+    before, started = signal.signal(signal.SIGINT, signal.SIG_IGN), time.monotonic()
+    try:
+        assert gpu._limited((sys.executable, "-c", "import time; time.sleep(60)"), tmp_path, 0.5) is None
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert time.monotonic() - started < gpu._ENDING
 
 
 def test_rows_go_into_a_record_in_place_of_those_of_the_same_case():

@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from hyfreedp.devices import CPU, default_device, hardware
@@ -161,7 +162,8 @@ def run(phases: Mapping[str, Phase], minutes: float = MINUTES) -> int:
 
 def _limited(command: Sequence[str], folder: Path, seconds: float) -> int | None:
     """The exit status of a command; None if it was interrupted, as by Ctrl-C, because its time was over."""
-    with subprocess.Popen(command, cwd=folder) as process:
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # what a script starts in its background ignores it
+    with subprocess.Popen(command, cwd=folder, preexec_fn=heard) as process:
         try:
             return process.wait(seconds)
         except subprocess.TimeoutExpired:
