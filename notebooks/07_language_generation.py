@@ -129,6 +129,7 @@ figure = language_generation_figures.draw_metrics(summary, methods, epsilons)
 # %%
 findings = language_generation_figures.metric_findings(summary, methods, epsilons)
 findings += language_generation_figures.edge_findings(rows)
+findings += language_generation_figures.below_start_findings(rows)
 made = {
     "parameters": parameters,
     "inputs": sorted(rows.key.dropna()),

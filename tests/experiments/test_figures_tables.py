@@ -324,6 +324,21 @@ def test_a_search_that_ends_at_an_edge_says_so():
     assert inside.endswith("chose 0.01")
 
 
+def test_runs_that_write_worse_than_their_start_are_named():
+    rows = pd.DataFrame(
+        [
+            *(("start", 0.0, 0.3), ("grid", 3.0, 0.4), ("grid", 3.0, 0.31)),
+            *(("reference", 3.0, 0.1), ("reference", 3.0, 0.25), ("reference", 8.0, math.nan)),
+            *(("hyfreedp_robust", 8.0, 0.0), ("hyfreedp_robust", 8.0, 0.4)),
+        ],
+        columns=["row", "epsilon", "BLEU"],
+    )
+    assert language_generation_figures.below_start_findings(rows) == [
+        "epsilon = 3: 2 of 2 runs of 0.02, linear decay ended below the public start's BLEU of 0.300: 0.100 and 0.250",
+        "epsilon = 8: 1 of 2 runs of HyFreeDP, robust ended below the public start's BLEU of 0.300: 0.000",
+    ]
+
+
 def test_dynamics_are_means_over_seeds():
     rows = [
         {"row": "hyfreedp_paper", "seed": seed, "step": step, "eta": 0.1 * (1 + step), "loss_threshold": 5.0}

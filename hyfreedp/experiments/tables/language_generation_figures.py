@@ -106,6 +106,20 @@ def edge_findings(rows: pd.DataFrame) -> list[str]:
     ]
 
 
+def below_start_findings(rows: pd.DataFrame) -> list[str]:
+    """Which runs write worse than the model they began from; ``rows`` of ``language_generation.scored``."""
+    start = float(rows.BLEU[rows.row == START].iloc[0])
+    lines = []
+    for (epsilon, row), runs in rows[rows.row != START].dropna(subset="BLEU").groupby(["epsilon", "row"], sort=False):
+        if len(below := runs.BLEU[runs.BLEU < start]):
+            scores = " and ".join(f"{score:.3f}" for score in below)
+            lines.append(
+                f"epsilon = {epsilon:g}: {len(below)} of {len(runs)} runs of {ROWS[str(row)].title} ended below the "
+                f"public start's BLEU of {start:.3f}: {scores}"
+            )
+    return lines
+
+
 def at_edge(row: str, rate: float) -> str:
     """What to add to a rate that a search chose at an end of its grid; else nothing."""
     candidates = ROWS[row].rates
