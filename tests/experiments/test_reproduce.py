@@ -58,12 +58,12 @@ def test_an_interrupted_batch_goes_on_where_it_was(three, capsys):
 
 def test_notebooks_run_at_the_same_time_and_are_interrupted_together(three):
     meet = "import signal, time\nwhile len(open(cells / 'log.txt').readlines()) < 2:\n    time.sleep(0.05)\n"
-    three.write("01_first", meet + "os.kill(os.getppid(), signal.SIGINT)\ntime.sleep(60)")
+    three.write("03_third", meet + "os.kill(os.getppid(), signal.SIGINT)\ntime.sleep(60)")
     three.write("02_second", meet + "time.sleep(60)")
     started = time.monotonic()
     assert main(["reproduce", "--profile", "smoke", "--jobs", "2"]) == 130
     assert time.monotonic() - started < 30
-    assert sorted(three.log()) == ["01_first", "02_second"]
+    assert sorted(three.log()) == ["02_second", "03_third"]
     assert not list((three.build / "smoke").glob("*.json"))
 
 

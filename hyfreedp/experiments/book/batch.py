@@ -99,7 +99,9 @@ def run(jobs: Sequence[Job], workers: int = 1) -> list[Outcome]:
     print(f"{len(jobs)} notebooks, {len(outcomes)} of them up to date", flush=True)
     # Threads, because kernels of one process never take each other's ports.
     with ThreadPoolExecutor(workers) as pool:
-        futures = [pool.submit(_execute, job) for job in jobs if job.name not in outcomes]
+        # Of several at a time the last first: the later ones run longest, and no worker is idle for long at the end.
+        ordered = jobs if workers == 1 else jobs[::-1]
+        futures = [pool.submit(_execute, job) for job in ordered if job.name not in outcomes]
         try:
             for future in as_completed(futures):
                 outcome = future.result()
