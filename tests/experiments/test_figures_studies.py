@@ -315,7 +315,7 @@ def test_true_costs_are_drawn_over_their_targets(calibrated):
     assert y == pytest.approx(simulated.delta) and high[:, 1] - low[:, 1] == pytest.approx(4 * simulated.error)
     told = true_cost_figures.true_cost_findings(table, grid, pair, simulated)
     assert f"really costs {cost['rdp', 'independent']:.2f}" in told[0]
-    assert "delta(0.4) = 1.00e-02 +- 2.0e-03" in told[-1]
+    assert "delta(0.4) = 1.00e-02 ± 2.0e-03" in told[-1]
     assert true_cost_figures.true_cost_table(rows).composition.iloc[0] == "same_batch"
 
 

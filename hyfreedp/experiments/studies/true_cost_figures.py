@@ -108,7 +108,7 @@ def true_cost_findings(
         "counting needs (RDP and PLD)",
         f"The less often it probes, the more the paper's counting understates: target {split.target_epsilon:g} really "
         f"costs {by_interval[often]:.2f} at K = {often} and {by_interval[seldom]:.2f} at K = {seldom}",
-        f"Simulated, target {split.target_epsilon:g}: delta({last.epsilon:g}) = {last.delta:.2e} +- {last.error:.1e}; "
+        f"Simulated, target {split.target_epsilon:g}: delta({last.epsilon:g}) = {last.delta:.2e} ± {last.error:.1e}; "
         f"PLD says {run:.2e} for one batch per step and {counted:.2e} for independent batches",
     ]
 

@@ -193,7 +193,7 @@ def cost_findings(table: pd.DataFrame) -> list[str]:
     """Of :func:`cost_table`."""
     lines = []
     for title, row in table.iterrows():
-        spread = "" if np.isnan(row.sd) else f" +- {row.sd:.1f}"
+        spread = "" if np.isnan(row.sd) else f" ± {row.sd:.1f}"
         lines.append(
             f"{title}: accuracy {row.accuracy:.1f}{spread} %, epsilon {row.epsilon_of_the_run:.2f} for the run, "
             f"{row.epsilon_with_tuning:.2f} with tuning"
@@ -269,10 +269,14 @@ def verdicts(compared: pd.DataFrame) -> list[Verdict]:
 
 
 def gap_list(compared: pd.DataFrame) -> list[str]:
-    """Every point of :func:`draw_gaps`."""
-    return [
-        f"{row.task}, epsilon {row.epsilon:g}: {LABELS[row.method, row.learning_rate][0]} {row['mean']:.1f} %, "
-        f"{row.gap:+.1f} points to the grid's best"
-        for _, row in compared.sort_values(["task", "epsilon"], ascending=[True, False]).iterrows()
-        if (row.method, row.learning_rate) in LABELS
-    ]
+    """Every point of :func:`draw_gaps`, one line per way to learn the rate."""
+    epsilons = " / ".join(f"{epsilon:g}" for epsilon in sorted(compared.epsilon.unique()))
+    lines = []
+    for (method, rate), (label, _) in LABELS.items():
+        chosen = compared[(compared.method == method) & (compared.learning_rate == rate)].sort_values("epsilon")
+        found = [
+            f"{TASKS[str(task)].title} {' / '.join(map('{:+.1f}'.format, rows.gap))}"
+            for task, rows in chosen.groupby("task", sort=False)
+        ]
+        lines.append(f"{label}: {', '.join(found)} points to the grid's best at epsilon {epsilons}")
+    return lines
