@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -218,7 +218,7 @@ def draw_gaps(compared: pd.DataFrame) -> Figure:
     Args:
         compared: of ``small_tasks.gaps``.
     """
-    studied: Sequence[str] = [name for name in TASKS if name in set(compared.task)]
+    studied = _studied(compared)
     figure, axes = plt.subplots(1, len(studied), figsize=(10, 3.4), sharey=True)
     for axis, name in zip(axes, studied, strict=True):
         chosen = compared[compared.task == name]
@@ -275,8 +275,12 @@ def gap_list(compared: pd.DataFrame) -> list[str]:
     for (method, rate), (label, _) in LABELS.items():
         chosen = compared[(compared.method == method) & (compared.learning_rate == rate)].sort_values("epsilon")
         found = [
-            f"{TASKS[str(task)].title} {' / '.join(map('{:+.1f}'.format, rows.gap))}"
-            for task, rows in chosen.groupby("task", sort=False)
+            f"{TASKS[task].title} {' / '.join(map('{:+.1f}'.format, chosen.gap[chosen.task == task]))}"
+            for task in _studied(compared)
         ]
         lines.append(f"{label}: {', '.join(found)} points to the grid's best at epsilon {epsilons}")
     return lines
+
+
+def _studied(compared: pd.DataFrame) -> list[str]:
+    return [name for name in TASKS if name in set(compared.task)]
