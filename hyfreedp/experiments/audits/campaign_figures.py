@@ -22,6 +22,7 @@ CURVES: dict[Composition, tuple[str, str]] = {
     "independent": ("counted as independent", "paper"),
     "same_batch": ("counted as same batch", "best"),
 }
+LOOKS = {"constant": "line_search", "linear": "reference", "tuned": "best"}  # the presets have styles of their own
 
 
 def percent(confidence: float) -> str:
@@ -128,9 +129,9 @@ def draw_canaries(canaries: pd.DataFrame, confidence: float) -> Figure:
     figure, axis = plt.subplots(figsize=(7.5, 4))
     targets = list(canaries.target.unique())
     positions = np.arange(len(targets))
-    for index, ((method, label), style) in enumerate(zip(LABELS.items(), plots.SERIES, strict=False)):
-        part = canaries[canaries.method == method]
-        axis.plot(positions + 0.14 * (index - 2), part.lower_bound, label=label, markersize=7, **plots.marks(style))
+    for index, (method, label) in enumerate(LABELS.items()):
+        part, look = canaries[canaries.method == method], plots.marks(plots.STYLES[LOOKS.get(method, method)])
+        axis.plot(positions + 0.14 * (index - 2), part.lower_bound, label=label, markersize=7, **look)
     for position, target in zip(positions, targets, strict=True):
         if math.isfinite(target):
             label = "claimed" if position == 0 else ""
