@@ -237,7 +237,7 @@ plots.save_table(
     claim='Thm. "DP" and Algorithm 2: the calibrated pair makes Algorithm 1 (epsilon, delta)-DP at the target.',
     summary=summary,
 )
-real.round(3).style.hide(axis="index").format(precision=3)
+plots.folded(f"All {len(real)} pairs", real.style.hide(axis="index").format(precision=3))
 
 # %% [markdown]
 # Only the combination *same batch* with a bounding accountant is guaranteed. Independent counting fails more the larger
@@ -354,7 +354,7 @@ plots.what_to_see(summary)
 # %%
 worked = noise_split_figures.data_set_table(table[table.section == "data"])
 formats = {"delta": "{:.1e}", "N": "{:,}", "B": "{:,}", "epochs": "{:g}"}
-worked.style.hide(axis="index").format(precision=3, formatter=formats)
+plots.folded(f"All {len(worked)} rows", worked.style.hide(axis="index").format(precision=3, formatter=formats))
 
 # %%
 summary = noise_split_figures.data_set_findings(worked)

@@ -106,11 +106,13 @@ rows.groupby(["profile", "task", "model", "tuning", "source"], sort=False).agg(
 
 # %%
 texts, differences = image_classification.beside_paper(summary, "full")
-display(Markdown("**Full fine-tuning (or, for the MLP, training from scratch)**"), plots.shaded(texts, differences))
+display(Markdown("**Full fine-tuning (or, for the MLP, training from scratch)**"))
+plots.show_blocks(texts, differences)
 
 # %%
 texts, differences = image_classification.beside_paper(summary, "bitfit")
-display(Markdown("**BitFit: biases and head**"), plots.shaded(texts, differences))
+display(Markdown("**BitFit: biases and head**"))
+plots.show_blocks(texts, differences)
 
 # %%
 plots.save_table(

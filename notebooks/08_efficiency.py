@@ -106,7 +106,8 @@ shapes[["batch_size", "tokens", "width", "depth", "parameters", "trainable"]]
 # %%
 source = "measured by this notebook" if record is None else "of the committed record"
 display(Markdown(figures.source_text(rows, source)))
-figures.time_table(rows).round(2)
+times = figures.time_table(rows)
+plots.folded(f"All {len(times)} times", times.style.format(precision=2))
 
 # %%
 display(Markdown(figures.failure_text(rows)))

@@ -109,7 +109,8 @@ methods = tuning_budget_figures.methods(runs[0])
 
 # %%
 shown = tuning_budget_figures.comparison(costs, methods, targets)
-shown.style.hide(axis="index").format({"epsilon": "{:g}", "share_percent": "{:.3f}", "noise_percent": "{:.3f}"})
+formats = {"epsilon": "{:g}", "share_percent": "{:.3f}", "noise_percent": "{:.3f}"}
+plots.folded(f"All {len(shown)} rows", shown.style.hide(axis="index").format(formats))
 
 # %%
 figure = tuning_budget_figures.draw_costs(costs, methods, targets)

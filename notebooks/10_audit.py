@@ -239,7 +239,7 @@ plots.what_to_see(summary)
 # %%
 table = campaign.all_audits(probes, joint, canaries, confidence)
 formats = {"delta": "{:.2g}", "claimed": "{:.2f}", "lower_bound": "{:.2f}", "confidence": "{:.0%}"}
-table.style.hide(axis="index").format(formats)
+plots.folded(f"All {len(table)} audits", table.style.hide(axis="index").format(formats))
 
 # %%
 summary = campaign_figures.all_findings(table)

@@ -82,6 +82,18 @@ def test_a_shaded_table_keeps_its_texts_and_takes_the_colours_of_its_differences
 # -- 01: bias and noise ------------------------------------------------------------------------------------------------
 
 
+def test_blocks_of_a_long_table_are_shown_one_by_one_and_folded_after_the_first(monkeypatch):
+    shown = []
+    monkeypatch.setattr(plots, "display", shown.append)
+    rows = pd.MultiIndex.from_product([["1", "<8>"], ["grid", "ours"]], names=["epsilon", "method"])
+    texts = pd.DataFrame({"digits": ["90.1", "80.2", "70.3", "60.4"]}, index=rows)
+    plots.show_blocks(texts, pd.DataFrame({"digits": [0.0, 10.0, -10.0, 0.0]}, index=rows))
+    first, folded = shown[0].to_html(), shown[1].data
+    assert "90.1" in first and "80.2" in first and "70.3" not in first
+    assert folded.startswith("<details><summary>epsilon = &lt;8&gt;</summary>") and folded.endswith("</details>")
+    assert "70.3" in folded and "60.4" in folded and "90.1" not in folded and len(shown) == 2
+
+
 def test_the_truncated_normal_is_its_formula():
     axis = bias_variance_figures.draw_normal_bias().axes[0]
     alpha, bias = axis.lines[0].get_data()

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from html import escape
 from typing import Any
 
 import matplotlib.pyplot as plt
 import pandas as pd
 import seaborn as sns
-from IPython.display import Markdown, display
+from IPython.display import HTML, Markdown, display
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.colors import to_hex
@@ -126,6 +127,23 @@ def shades(differences: pd.DataFrame, limit: float = 10.0) -> pd.DataFrame:
 def shaded(texts: pd.DataFrame, differences: pd.DataFrame, limit: float = 10.0) -> Styler:
     """A table with the colours of :func:`shades`; both frames have the same shape."""
     return texts.style.apply(lambda _: shades(differences, limit), axis=None)
+
+
+def folded(title: str, table: Styler) -> HTML:
+    """A table that is longer than a screen, behind a fold with this title."""
+    return HTML(f"<details><summary>{escape(title)}</summary>\n{table.to_html()}\n</details>")
+
+
+def show_blocks(texts: pd.DataFrame, differences: pd.DataFrame) -> None:
+    """Show :func:`shaded` a block at a time, those after the first folded.
+
+    Args:
+        texts, differences: as there; their rows have two levels, of which the first names the block.
+    """
+    name, blocks = texts.index.names[0], texts.index.unique(0)
+    for block in blocks:
+        table = shaded(texts.loc[[block]], differences.loc[[block]])
+        display(table if block == blocks[0] else folded(f"{name} = {block}", table))
 
 
 def save(figure: Figure, name: str, **described: Any) -> None:
