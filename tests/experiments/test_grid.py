@@ -10,6 +10,7 @@ import time
 from multiprocessing import get_context
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -143,6 +144,27 @@ def test_the_written_table_is_that_of_the_records(small, tmp_path, capsys):
     assert grid.run("smoke", tmp_path / "cells", tmp_path / "results") == 0
     assert f"0 runs trained, {ALL} were there, 0 failed" in capsys.readouterr().out
     assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "cells").iterdir()} == stamps
+
+
+def test_committed_numbers_are_trained_again_and_compared(small, tmp_path, monkeypatch, capsys):
+    assert grid.run("smoke", tmp_path / "cells", tmp_path / "results") == 0
+    capsys.readouterr()
+    assert grid.again("smoke", tmp_path / "again", tmp_path / "results", number=9) == 0
+    equal = capsys.readouterr().out
+    assert equal.count(": equal, ") == 2 and equal.endswith("2 of 2 records made again: equal\n")
+    table = tmp_path / "results" / "smoke" / grid.TABLE
+    rows = pd.read_csv(table, converters={"accuracy": float})
+    rows.assign(accuracy=np.nextafter(rows.accuracy, 1)).to_csv(table, index=False)
+    assert grid.again("smoke", tmp_path / "again", tmp_path / "results", number=1) == 0
+    assert capsys.readouterr().out.endswith("1 of 2 records made again: 1 unknown\n"), "of one seed no spread is known"
+    monkeypatch.setattr(grid, "spreads_over_seeds", lambda _: {(): 0.1})
+    assert grid.again("smoke", tmp_path / "again", tmp_path / "results", number=1) == 0
+    assert capsys.readouterr().out.endswith("1 of 2 records made again: 1 as another seed\n")
+    rows.assign(accuracy=[0.1, 0.1]).to_csv(table, index=False)
+    assert grid.again("smoke", tmp_path / "again", tmp_path / "results", number=1) == 1
+    rows.assign(key="0" * 16).to_csv(table, index=False)
+    assert grid.again("smoke", tmp_path / "again", tmp_path / "results", number=1) == 0
+    assert capsys.readouterr().out.endswith("0 of 0 records made again: \n"), "of another version"
 
 
 def test_an_interrupted_grid_runs_exactly_what_is_missing(small, tmp_path, monkeypatch, capsys):

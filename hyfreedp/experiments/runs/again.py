@@ -78,16 +78,24 @@ def again(committed: Mapping[str, bytes], folder: Path, *, jobs: int = 1) -> lis
     for (key, spec), record in zip(drawn, made, strict=True):
         same = _released(record) == _released(records[key])
         same = same and (folder / f"{key}.csv").read_bytes() == committed[f"{key}.csv"]
-        kinds = _beginnings(tuple(getattr(spec, name) for name in _KIND))
-        spread = next((spreads[kind] for kind in kinds if kind in spreads), math.nan)
-        ours, theirs = record["accuracy"], records[key]["accuracy"]
-        outcome: Literal["equal", "as another seed", "beyond", "unknown"] = "equal"
-        if not same:
-            outcome = (
-                "unknown" if math.isnan(spread) else "beyond" if abs(ours - theirs) > spread else "as another seed"
-            )
-        found.append(Again(spec, outcome, ours, theirs, spread))
+        found.append(judged(spec, record["accuracy"], records[key]["accuracy"], same, spreads))
     return found
+
+
+def judged(spec: Spec, accuracy: float, recorded: float, same: bool, spreads: Mapping[tuple[Any, ...], float]) -> Again:
+    """A run beside its record.
+
+    Args:
+        same: whether every number that is known of the record is the same.
+        spreads: of :func:`spreads_over_seeds`.
+    """
+    kinds = _beginnings(tuple(getattr(spec, name) for name in _KIND))
+    spread = next((spreads[kind] for kind in kinds if kind in spreads), math.nan)
+    outcome: Literal["equal", "as another seed", "beyond", "unknown"] = "equal"
+    if not same:
+        far = abs(accuracy - recorded) > spread
+        outcome = "unknown" if math.isnan(spread) else "beyond" if far else "as another seed"
+    return Again(spec, outcome, accuracy, recorded, spread)
 
 
 def draw(records: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, Spec]]:

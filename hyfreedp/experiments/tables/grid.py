@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
+from random import SystemRandom
 
 import numpy as np
 import pandas as pd
 
-from hyfreedp.experiments.runs.cells import reader, try_cells
+from hyfreedp.experiments.runs.again import judged, spreads_over_seeds, summary
+from hyfreedp.experiments.runs.cells import reader, run_cells, try_cells
 from hyfreedp.experiments.runs.spec import Spec
 from hyfreedp.experiments.store.files import replacing, write_text
 from hyfreedp.experiments.tables.plan import (
@@ -19,6 +22,7 @@ from hyfreedp.experiments.tables.plan import (
     ROWS,
     SCALES,
     TABLE,
+    Entry,
     Reader,
     entries,
     finals,
@@ -98,6 +102,41 @@ def write_table(profile: str, cells: Path, results: Path) -> str:
     with replacing(results / profile / RATES) as temporary:
         _rates(rows[rows.row.isin(LEARNED)].key.dropna(), cells).to_csv(temporary, index=False)
     return f"{path}: {len(rows)} numbers" + (f", {missing} of them still missing" if missing else "")
+
+
+def again(profile: str, folder: Path, results: Path, *, number: int, jobs: int = 1) -> int:
+    """Train numbers of the committed table once more, drawn by the system's randomness, and compare; the exit status.
+
+    Args:
+        folder: for the new cells; an empty one.
+        number: how many. What has another key by now belongs to an earlier version, and is not drawn.
+
+    Returns:
+        1 if one is farther from its record than another seed would be.
+    """
+    to_the_bit = dict.fromkeys(("accuracy", "learning_rate"), lambda text: float(text or "nan"))
+    rows = pd.read_csv(results / profile / TABLE, converters=to_the_bit).dropna(subset="accuracy")
+    rows = rows.astype({"model": object, "tuning": object}).where(rows.notna(), None)
+    known = {_number(entry): entry for entry in entries(SCALES[profile])}
+    recorded = {}
+    for line in rows.itertuples():
+        spec = known[line.task, line.model, line.tuning, line.epsilon, line.row, line.seed].tested(line.learning_rate)
+        if spec.key == line.key:
+            recorded[spec] = line.accuracy
+    drawn = SystemRandom().sample(list(recorded), min(number, len(recorded)))
+    made = run_cells(drawn, folder, jobs=jobs, description=f"{profile}, again")
+    spreads = spreads_over_seeds({"spec": asdict(spec), "accuracy": accuracy} for spec, accuracy in recorded.items())
+    found = [
+        judged(spec, new["accuracy"], recorded[spec], new["accuracy"] == recorded[spec], spreads)
+        for spec, new in zip(drawn, made, strict=True)
+    ]
+    print(*found, summary(found, len(recorded)), sep="\n")
+    return int(any(one.outcome == "beyond" for one in found))
+
+
+def _number(entry: Entry) -> tuple[object, ...]:
+    learner = entry.learner
+    return learner.task, learner.model, learner.tuning, entry.epsilon, entry.row, entry.seed
 
 
 def _rates(keys: Iterable[str], cells: Path) -> pd.DataFrame:

@@ -173,7 +173,12 @@ class Entry:
         if len(records) < len(runs):
             return None
         best = best_of(runs, records)
-        return best if row.search == "random" else self._run(best.learning_rate, row.share * self.epsilon)
+        return best if row.search == "random" else self.tested(best.learning_rate)
+
+    def tested(self, rate: float) -> Spec:
+        """The run of a row that tests one run, with this rate for the one that was chosen, or with its only one."""
+        row = ROWS[self.row]
+        return replace(self._run(row.rates[0], row.share * self.epsilon), learning_rate=rate)
 
     def _run(self, rate: float, epsilon: float) -> Spec:
         row, learner = ROWS[self.row], self.learner
