@@ -252,6 +252,8 @@ def test_a_verdict_compares_the_last_step_with_adam_at_the_rate_of_the_grid():
     assert found.verdict.tolist() == ["never left the start", "too low", "near", "too high"]
     assert found.accuracy.iloc[0] == pytest.approx(100 * rows[rows.row == "prodigy"].accuracy[:2].mean())
     assert found.grid_accuracy.iloc[0] == pytest.approx(100 * rows[rows.row == "grid_extended"].accuracy[:2].mean())
+    some = steps[steps.step.isin([0, 15, 29])]  # as of a committed run
+    pd.testing.assert_frame_equal(tables.verdicts(rows, some, ["prodigy"]), found)
 
 
 def test_places_are_named_for_all_scales():

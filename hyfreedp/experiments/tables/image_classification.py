@@ -397,12 +397,13 @@ def verdicts(rows: pd.DataFrame, steps: pd.DataFrame, names: Sequence[str]) -> p
         "near".
     """
     keys = [*PLACE, "row"]
-    by_run = steps[steps.row.isin(names)].sort_values("step", kind="stable").groupby([*keys, "seed"], sort=False).eta
-    ends = by_run.agg(["first", "last", "size"]).reset_index()
+    by_run = steps[steps.row.isin(names)].sort_values("step", kind="stable").groupby([*keys, "seed"], sort=False)
+    ends = by_run.agg(first=("eta", "first"), last=("eta", "last"), last_step=("step", "last")).reset_index()
     found = ends.groupby(keys, sort=False).agg(
-        last_rate=("last", "median"), highest=("last", "max"), start=("first", "min"), length=("size", "max")
+        last_rate=("last", "median"), highest=("last", "max"), start=("first", "min"), last_step=("last_step", "max")
     )
-    found["as_adam"] = found.last_rate * without_bias_correction(found.length)
+    # The number of a step begins at 0. Of a committed run only some steps are recorded, so that they are not counted.
+    found["as_adam"] = found.last_rate * without_bias_correction(found.last_step + 1)
     grid = rows[rows.row == "grid_extended"].groupby(PLACE, sort=False)
     found = found.reset_index().join(grid.learning_rate.median().rename("grid_rate"), on=PLACE)
     found = found.join(100 * grid.accuracy.mean().rename("grid_accuracy"), on=PLACE)
