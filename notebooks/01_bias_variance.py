@@ -304,8 +304,7 @@ plots.what_to_see(summary)
 # ## Verdict
 
 # %%
-ratios = {size: trade.error_at(loss_mean) / trade.error_at(trade.best) for size, trade in trade_offs.items()}
-decided = bias_variance_figures.verdicts(dots, releases, real, sigma_loss, ratios)
+decided = bias_variance_figures.verdicts(dots, releases, real, sigma_loss, moments)
 verdict("01_bias_variance", decided, parameters=parameters, inputs=run_inputs[:1])
 
 # %% [markdown]

@@ -286,7 +286,9 @@ METHODS = ["grid", "hyfreedp_robust"]
 def scores():
     places = {"task": "t", "model": "m", "tuning": "full", "count": 2}
     rows = [
-        places | {"epsilon": epsilon, "row": row, "metric": metric, "mean": level + epsilon / 10, "std": 0.05}
+        places
+        | {"epsilon": epsilon, "row": row, "metric": metric, "mean": level + epsilon / 10, "std": 0.05}
+        | {"low": level + epsilon / 10 - 0.02, "high": level + epsilon / 10 + 0.03}
         for epsilon in (3.0, 8.0)
         for level, row in enumerate(METHODS, start=1)
         for metric in (*language_generation.METRICS, "perplexity")
@@ -294,12 +296,12 @@ def scores():
     return pd.DataFrame(rows)
 
 
-def test_metrics_are_drawn_with_their_deviations(scores):
+def test_metrics_are_drawn_with_their_ranges(scores):
     figure = language_generation_figures.draw_metrics(scores, METHODS, [3.0, 8.0])
     assert [axis.get_title() for axis in figure.axes] == [*language_generation.METRICS, "perplexity"]
     x, y, low, high = bars(figure.axes[0], r"$\varepsilon$ = 8")
     assert x == pytest.approx([1.8, 2.8]) and y == pytest.approx([0.1, 1.1])
-    assert high[:, 0] - low[:, 0] == pytest.approx([0.1, 0.1])
+    assert low[:, 0] == pytest.approx([1.78, 2.78]) and high[:, 0] == pytest.approx([1.83, 2.83])
     assert figure.axes[-1].get_xlabel() == "per token, lower is better" and figure.axes[-1].get_xscale() == "log"
     start = scores[(scores.row == "grid") & (scores.epsilon == 3.0)].assign(row="start", epsilon=0.0, mean=0.25)
     start.loc[start.metric == "perplexity", "mean"] = 40.0

@@ -51,9 +51,12 @@ def test_a_formula_is_contradicted_by_four_standard_errors(shift, outcome):
     releases = pd.DataFrame(
         {"threshold": [2.0], "bias": [0.5], "bias_error": [0.1], "noise": [4.0 * 2 / 2], "noise_error": [0.1]}
     )
-    found = bias_variance_figures.verdicts(dots, releases, losses, 4.0, {50: 1.1, 5000: 11.9})
+    moments = pd.DataFrame({"bias_at_L": [0.012, 0.31]}, index=[3, 10])
+    found = bias_variance_figures.verdicts(dots, releases, losses, 4.0, moments)
     assert outcomes(found) == [outcome, "contradicted"]
-    assert "at B = 5,000 the error at R_l = L is 11.9 times the least" in found[1].number
+    assert found[1].number == "of the mean loss it is 1% at step 3, 31% at step 10"
+    (_, zero) = bias_variance_figures.verdicts(dots, releases, losses, 4.0, moments[:1])
+    assert zero.outcome == "reproduced"
 
 
 @pytest.mark.parametrize(("cost", "outcome"), [(2.9, "reproduced"), (3.1, "contradicted")])

@@ -22,7 +22,7 @@ class Verdict:
 
     Attributes:
         claim: of the paper, or of this package where it says so.
-        outcome: "not at this scale" if the claim is about larger data or models than were tried.
+        outcome: "not at this scale" if it fails, or too few places tell, on smaller data or models than it is about.
         number: a phrase with the number that decides.
     """
 

@@ -77,7 +77,7 @@ def aspects(magnitudes: pd.DataFrame, losses: np.ndarray, step: int) -> pd.DataF
         ("noise, in units of the clip", f"{loss.exact:.3g}", f"{gradient.exact:.3g}"),
         (
             "key to convergence",
-            f"clipping bias: {bias:.0%} of the loss at R_l = L (step {step})",
+            f"clipping bias: {bias:.0%} of the loss at R_l = L (step {step}, first seed)",
             f"noise: {gradient.exact:.2g} times the longest signal possible",
         ),
         ("per-sample operation", "clipping", "normalisation"),

@@ -346,7 +346,8 @@ def verdicts(judged: pd.DataFrame, *, real: bool) -> list[Verdict]:
         decided = row.verdict == "reproduced" or (row.verdict == "contradicted" and real)
         outcome: Outcome = row.verdict if decided else "not at this scale"
         claim = row.claim.replace("(Ours) preset", "Ours: preset")
-        interval = f", 95 % interval {row.low:+.1f} to {row.high:+.1f}" if math.isfinite(row.low) else ""
+        # That of two places, a t interval with one degree of freedom, would be wider than accuracies are.
+        interval = f", 95 % interval {row.low:+.1f} to {row.high:+.1f}" if row.places > 2 else ""
         number = f"{row.mean:+.1f} points{interval}, {row.places} place{'s' * (row.places > 1)}"
         found.append(Verdict(claim, outcome, number))
     return found

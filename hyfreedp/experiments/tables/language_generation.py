@@ -27,6 +27,7 @@ from hyfreedp.experiments.tasks.registry import TASKS
 
 METRICS = ("BLEU", "NIST", "METEOR", "ROUGE_L", "CIDEr")
 TABLE = "language_generation.csv"
+_OVER_SEEDS, _RANGE = ["mean", "std", "min", "max", "count"], {"min": "low", "max": "high"}
 CELL = ["task", "model", "tuning", "epsilon", "row"]
 NUMBER = [*CELL, "seed"]
 START = "start"  # the row of the model before private training, at epsilon 0
@@ -192,9 +193,13 @@ def _scores(key: str, task: LanguageTask, outputs: list[str], cells: Path) -> di
 
 
 def summarise(rows: pd.DataFrame) -> pd.DataFrame:
-    """Over seeds: one line per place, method and metric (perplexity too), with ``mean``, ``std`` and ``count``."""
+    """Over seeds: a line per place, method and metric (perplexity too), with its mean, deviation, range and number.
+
+    Returns:
+        Beside ``metric`` and the columns of ``CELL``: ``mean``, ``std``, ``low``, ``high`` and ``count``.
+    """
     long = rows.melt(id_vars=NUMBER, value_vars=[*METRICS, "perplexity"], var_name="metric")
-    return long.groupby([*CELL, "metric"], sort=False).value.agg(["mean", "std", "count"]).reset_index()
+    return long.groupby([*CELL, "metric"], sort=False).value.agg(_OVER_SEEDS).reset_index().rename(columns=_RANGE)
 
 
 def with_paper(summary: pd.DataFrame) -> pd.DataFrame:

@@ -41,7 +41,7 @@ def start_text(task: LanguageTask, learner: Learner, start: dict[str, Any]) -> s
 
 
 def draw_metrics(summary: pd.DataFrame, methods: Sequence[str], epsilons: Sequence[float]) -> Figure:
-    """Every metric and the perplexity, mean and deviation over seeds, a panel each; the public start is a line.
+    """Every metric and the perplexity, mean and range over seeds, a panel each; the public start is a line.
 
     Args:
         summary: of ``language_generation.summarise``.
@@ -54,7 +54,8 @@ def draw_metrics(summary: pd.DataFrame, methods: Sequence[str], epsilons: Sequen
             chosen = summary[(summary.metric == metric) & (summary.epsilon == epsilon)]
             chosen = chosen.set_index("row").reindex(methods)
             places = [place + 0.2 * (index - (len(epsilons) - 1) / 2) for place in range(len(methods))]
-            bars: dict[str, Any] = {"xerr": chosen["std"].fillna(0), "markersize": 5}
+            ranges = [(chosen["mean"] - chosen.low).fillna(0), (chosen.high - chosen["mean"]).fillna(0)]
+            bars: dict[str, Any] = {"xerr": ranges, "markersize": 5}
             label = rf"$\varepsilon$ = {epsilon:g}"
             axis.errorbar(chosen["mean"], places, label=label, **bars, **plots.marks(style))
         for value in summary[(summary.metric == metric) & (summary.row == START)]["mean"]:
