@@ -267,6 +267,15 @@ def _check(
     return seen
 
 
+def not_a_view(output: Tensor) -> Tensor:
+    """A layer's output, to be followed through the graph even if it is changed in place afterwards.
+
+    Some layers return a view, as transformers' Conv1D and, in PyTorch 2.6, Linear do. An operation in place on a view
+    takes its node out of the graph, and what was recorded there with it.
+    """
+    return torch.ops.aten._unsafe_view(output, output.shape) if output._is_view() else output
+
+
 def hidden_use(parameter: str) -> ValueError:
     """The refusal of a parameter whose use left no trace that an engine could follow."""
     return ValueError(

@@ -19,7 +19,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from hyfreedp.batches import tensors_in
-from hyfreedp.clipping.base import GradientEngine, foreign_function, hidden_use, wrong_samples
+from hyfreedp.clipping.base import GradientEngine, foreign_function, hidden_use, not_a_view, wrong_samples
 from hyfreedp.clipping.engine_hook import EngineHook
 from hyfreedp.clipping.functions import Clipping
 from hyfreedp.clipping.layers import LayerRule, input_to_keep, rule_of, ruled_parameters
@@ -104,8 +104,9 @@ class BookKeepingEngine(GradientEngine):
         needed = input_to_keep(layer, x, output)
         saved = None if needed is None else SavedInput(needed, name)
         gradients = partial(rule.gradients, layer)
+        output = not_a_view(output)
         self._record(_Use(name, layer, trainable, gradients, saved, upstream, rule.channels_first), output)
-        return None
+        return output
 
     def _record_operation(self, recorded: Recorded) -> None:
         parameters = list(dict.fromkeys(p for value in recorded.values for p in value.parameters))

@@ -13,7 +13,7 @@ from opacus.grad_sample.functorch import prepare_layer
 from opacus.utils.module_utils import has_trainable_params
 from torch import Tensor, nn
 
-from hyfreedp.clipping.base import GradientEngine, hidden_use, wrong_samples
+from hyfreedp.clipping.base import GradientEngine, hidden_use, not_a_view, wrong_samples
 from hyfreedp.clipping.engine_hook import EngineHook
 from hyfreedp.clipping.functions import Clipping
 from hyfreedp.clipping.per_sample import Instantiated, PerSampleGradients, add_uses, join_views
@@ -105,16 +105,18 @@ class HooksEngine(GradientEngine):
 
     def _keep_input(
         self, name: str, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
-    ) -> None:
+    ) -> Tensor | None:
         if not (layer.training and torch.is_grad_enabled() and has_trainable_params(layer)):
-            return
+            return None
         inputs = [x for x in (*args, *kwargs.values()) if x is not None]
         if len(inputs) != 1 or not isinstance(inputs[0], Tensor) or not isinstance(output, Tensor):
             raise ValueError(
                 f"layer {name!r} ({type(layer).__name__}): engine 'hooks' handles layers with one input tensor and one "
                 "output tensor; freeze the parameters registered directly on it"
             )
+        output = not_a_view(output)
         output.register_hook(partial(self._receive, name, layer, SavedInput(inputs[0].detach(), name)))
+        return output
 
     def _receive(self, name: str, layer: nn.Module, saved: SavedInput, gradient: Tensor) -> None:
         # Also asked for where this is another backward pass: what checkpointing recomputed for it is then let go.
@@ -134,7 +136,7 @@ class HooksEngine(GradientEngine):
             else:
                 per_sample_gradients = GradSampleHooks.GRAD_SAMPLERS[type(layer)](layer, [_in_order(x)], gradient)
         except RuntimeError as error:
-            if "saved tensor hooks" not in str(error):
+            if not any(text in str(error) for text in ("saved tensor hooks", "_NoopSaveInputs")):  # the latter: 2.6
                 raise
             raise ValueError(
                 f"layer {name!r} ({type(layer).__name__}) is recomputed by functorch, which allows no checkpointing in "

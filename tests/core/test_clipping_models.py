@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from models import Example, bert, biases_only, gpt2, groupnorm_convnet, llama, llama_lora, vit, vit_tiny
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from hyfreedp.clipping import AutomaticClipping, BookKeepingEngine, GradientEngine, HooksEngine, make_engine
 
@@ -63,6 +64,14 @@ def test_biases_and_head(engine, build, head) -> None:
     example = build()
     biases_only(example.model, head)
     assert_exact(engine, example)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_output_that_is_a_view_and_is_changed_in_place(engine) -> None:
+    """As that of transformers' Conv1D: its node leaves the graph, and took with it what was recorded there."""
+    model = nn.Sequential(Conv1D(6, 4), nn.ReLU(inplace=True), nn.Linear(6, 3)).double().train()
+    x = torch.randn(5, 7, 4).double()
+    assert_exact(engine, Example(model, (x,), lambda model, x: model(x).square().sum((1, 2))))
 
 
 @pytest.mark.parametrize("engine", ENGINES)
