@@ -85,7 +85,9 @@ def multi_head_attention(
         output = attended @ v
         attended = attended.mean(1) if average_attn_weights else attended
     else:
-        output = F.scaled_dot_product_attention(q, k, v, mask, dropout)
+        # PyTorch's takes the hint for the mask.
+        causal = is_causal and key_padding_mask is None
+        output = F.scaled_dot_product_attention(q, k, v, None if causal else mask, dropout, causal)
     output = linear(output.transpose(1, 2).flatten(2), out_proj_weight, out_proj_bias)
     # Laid out as PyTorch's, since a dropout after it draws in the order of memory.
     return output.transpose(0, 1).contiguous(), attended

@@ -95,7 +95,7 @@ class Operations:
         self._inputs: set[int] = set()
         self._held: set[int] = set()  # storages of the model's own tensors
         self._decisions: dict[tuple[Any, ...], bool] = {}  # whether it holds samples
-        self._compared: set[tuple[Any, ...]] = set()
+        self._compared: dict[tuple[Any, ...], tuple[int, ...]] = {}
 
     def begin(self, size: int, inputs: Iterable[Tensor]) -> None:
         """A pass of ``size`` samples, of which ``inputs`` are tensors."""
@@ -261,7 +261,8 @@ class Operations:
         leaves, structure = tree_flatten((args, kwargs))
         values = [leaf for leaf in leaves if isinstance(leaf, Shared)]
         key = (function.__name__, *map(id, values[0].parameters))
-        compared = (*key, self.size > 1)  # of one sample nothing can be learned
+        layouts = tuple(_order(leaf) for leaf in leaves if isinstance(leaf, Tensor))
+        compared = (*key, layouts, self.size > 1)  # of one sample nothing can be learned
         prepared, dims = [], []
         for leaf in leaves:
             each = isinstance(leaf, Shared)
@@ -294,7 +295,10 @@ class Operations:
             wide = torch.promote_types(expected.dtype, torch.float32)
             if expected.shape != result.shape or not _near(expected.to(wide), result.detach().to(wide)):
                 raise self._lost(*values)
-            self._compared.add(compared)
+            self._compared[compared] = _order(expected)
+        order = self._compared[compared]
+        if _order(result) != order:  # a dropout after it draws in the order of memory
+            result = result.permute(order).contiguous().permute([order.index(d) for d in range(len(order))])
         return result
 
     def _lost(self, *values: Shared) -> ValueError:
@@ -404,6 +408,7 @@ def _embedding_bag(
 ) -> Any:
     if input.dim() != 2 or mode == "max":  # bags of different sizes in one row of ids have no samples in dimension 0
         return NotImplemented
+    padding_idx = None if padding_idx is None else padding_idx % len(weight)
     rows = _embedding(operations, F.embedding, input, weight, padding_idx)
     counts = torch.ones_like(input, dtype=rows.dtype)
     if padding_idx is not None:
@@ -485,6 +490,12 @@ def _sizes(name: str, args: Any) -> tuple[int, ...]:
 def _as_rows(x: Tensor, each: int) -> Tensor:
     """(B, ``each`` or 1, ...) to (``each`` B, ...)."""
     return x.expand(-1, each, *x.shape[2:]).flatten(0, 1)
+
+
+def _order(x: Tensor) -> tuple[int, ...]:
+    """Its dimensions in the order of memory."""
+    strides = x.stride()
+    return tuple(sorted(range(x.dim()), key=lambda d: (-strides[d], d)))
 
 
 def _near(expected: Tensor, found: Tensor) -> bool:

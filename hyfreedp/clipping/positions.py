@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import nn
 
 from hyfreedp.batches import tensors_in
@@ -55,7 +54,7 @@ class PositionExpander:
         self, layer: nn.Embedding, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         ids = next(tensors_in((args, kwargs)), None)
-        records = layer.training and layer.weight.requires_grad and torch.is_grad_enabled()
+        records = layer.training and layer.weight.requires_grad
         if not records or ids is None or self._batch_size is None or ids.dim() < 2 or ids.shape[0] != 1:
             return None
         return (ids.expand(self._batch_size, *ids.shape[1:]),), {}

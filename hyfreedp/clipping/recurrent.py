@@ -60,7 +60,8 @@ def unrolled(layer: nn.RNNBase, input: Any, hx: Any = None) -> tuple[Any, Any]:
     ends_by_kind = tuple(torch.stack(states) for states in zip(*ends_of, strict=True))
     final = ends_by_kind if isinstance(layer, nn.LSTM) else ends_by_kind[0]
     if lengths is None:
-        return x if layer.batch_first else x.transpose(0, 1), final
+        x = x.transpose(0, 1).contiguous()  # laid out as PyTorch's, for a dropout after it
+        return x.transpose(0, 1) if layer.batch_first else x, final
     assert isinstance(input, PackedSequence)
     indices = input.sorted_indices
     in_order, lengths = (x, lengths) if indices is None else (x[indices], lengths[indices.to(lengths.device)])

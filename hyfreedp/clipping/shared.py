@@ -68,7 +68,9 @@ class Shared(Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             if name in _ATTRIBUTES or not torch.is_grad_enabled():
                 result = func(*args, **kwargs)
-                return as_shared(result, [args[0]]) if isinstance(result, Tensor) else result
+                if not isinstance(result, Tensor):
+                    return result
+                return as_shared(result, [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Shared)])
             leaves = tree_leaves((args, kwargs))
             values = [leaf for leaf in leaves if isinstance(leaf, Shared)]
             if any(_trainable(leaf) for leaf in leaves):  # such as a layer's own weight, where its input is shared

@@ -15,6 +15,7 @@ from hyfreedp.clipping.engine_hook import EngineHook
 from hyfreedp.clipping.operations import Operations
 from hyfreedp.clipping.recurrent import unrolled
 from hyfreedp.clipping.shared import Shared, share
+from hyfreedp.devices import random_states
 
 _UNROLLED = frozenset({nn.LSTM.forward, nn.GRU.forward, nn.RNN.forward})
 
@@ -198,20 +199,28 @@ class Substitution:
             layer.__dict__.update({} if own is None else {"forward": own})
         self._scope, self._substituted, self._forwards = None, {}, {}
 
-    def _one_by_one(self, layer: nn.Module, parameters: dict[str, nn.Parameter], forward: Any, *args: Tensor) -> Tensor:
+    def _one_by_one(
+        self, layer: nn.Module, parameters: dict[str, nn.Parameter], forward: Any, *args: Tensor, **named: Tensor
+    ) -> Tensor:
         """The output of a layer that treats each row by itself, from one forward pass for the rows of each sample."""
-        size = self._operations.size
-        if any(len(x) % size for x in args):
-            return cast(Tensor, forward(*args))  # in which no row can be followed: refused later
+        size, given = self._operations.size, (*args, *named.values())
+        if any(len(x) % size for x in given):
+            return cast(Tensor, forward(*args, **named))  # in which no row can be followed: refused later
         trained = {n: p for n, p in parameters.items() if p.requires_grad}
         copies = {n: self._operations.copies(share(p, self._operations), *p.shape) for n, p in trained.items()}
-        outputs = []
+        outputs, states = [], random_states(given[0].device)
         try:
-            for i, rows in enumerate(zip(*(x.unflatten(0, (size, -1)) for x in args), strict=True)):
+            for i, rows in enumerate(zip(*(x.unflatten(0, (size, -1)) for x in given), strict=True)):
                 layer.__dict__.update({n: each[i] for n, each in copies.items()})
-                outputs.append(forward(*rows))
+                outputs.append(forward(*rows[: len(args)], **dict(zip(named, rows[len(args) :], strict=True))))
         finally:
             _restore(layer, copies)
+        if any(not torch.equal(*pair) for pair in zip(states, random_states(given[0].device), strict=True)):
+            name, _ = self.owners[next(iter(parameters.values()))]
+            raise ValueError(
+                f"layer {name!r} ({type(layer).__name__}) draws random numbers, such as a dropout's, and would draw "
+                "others for the rows of one sample than for all: set its dropout to 0, or freeze its parameters"
+            )
         return torch.cat(outputs)
 
     def _inside(self, layer: nn.Module, args: Any) -> None:
