@@ -75,10 +75,16 @@ def test_real_images_are_those_of_the_records():
     rows = pd.read_csv(ROOT / "data" / "results" / "desktop" / "image_classification.csv").assign(profile="desktop")
     whole = image_classification.whole_places(rows)
     assert image_classification.markdown_by_place(whole) in RESULTS
-    # What the text says of the place where 0.02 fails.
-    full = whole[(whole.task == "cifar10_20k") & (whole.tuning == "full") & (whole.epsilon == 1)]
-    behind = {name: -image_classification.paired(full, name)["mean"] for name in ("reference", "hyfreedp_robust")}
-    assert {name: round(points) for name, points in behind.items()} == {"reference": 25, "hyfreedp_robust": 4}
+    # What the text says of all places, and of those where 0.02 fails.
+    names = ("hyfreedp_robust", "prodigy", "dadaptation", "reference", "hyfreedp_paper")
+    behind = {name: -image_classification.paired(whole, name)["mean"] for name in names}
+    assert [round(points, 1) for points in behind.values()] == [1.3, 2.0, 4.7, 7.5, 14.5]
+    found = image_classification.paired(whole, "hyfreedp_robust")
+    assert (round(found["low"], 1), round(found["high"], 1)) == (-3.3, 0.8) and found["places"] == 6
+    for epsilon, expected in ((1, [4, 25]), (8, [3, 21])):
+        full = whole[(whole.task == "cifar10_20k") & (whole.tuning == "full") & (whole.epsilon == epsilon)]
+        points = [-image_classification.paired(full, name)["mean"] for name in ("hyfreedp_robust", "reference")]
+        assert [round(point) for point in points] == expected
 
 
 def test_the_costs_are_those_of_the_record():
