@@ -17,6 +17,8 @@ from hyfreedp.experiments.book.committed import compare, uncommitted
 from hyfreedp.experiments.store import plots
 from hyfreedp.experiments.store.paths import FIGURES, ROOT
 
+pytest_plugins = ["batch"]
+
 DRAW = """
 import matplotlib.pyplot as plt
 import pandas as pd
