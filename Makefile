@@ -36,7 +36,7 @@ test-slow: .venv/.installed  ## run the slow tests: statistics and accuracy targ
 test-gpu: .venv/.installed  ## run the tests that need an accelerator, skipped where there is none (8 minutes)
 	$(BIN)/python -m pytest -m gpu tests/gpu $(ARGS)
 
-models: .venv/.installed  ## try the engines on models of timm, transformers and peft, write docs/models.md (half an hour)
+models: .venv/.installed  ## try the engines on models of timm, transformers and peft, write docs/models.md (five minutes)
 	$(BIN)/python tools/models $(ARGS)
 
 mutants: .venv/.installed  ## make deliberate faults in a copy, see which test notices each (20 minutes)
