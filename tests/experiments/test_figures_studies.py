@@ -191,7 +191,7 @@ def test_the_table_of_magnitudes_is_told_in_units_of_the_clips():
     assert "agree to 900.00%" in noise_magnitudes.magnitude_text(table)  # 0.1 for 0.01
     aspects = noise_magnitudes.aspects(table, np.array([0.0, 4.0]), 7).set_index("aspect")
     assert aspects.gradient["dimension"] == "4,000" and aspects.loss["noise, in units of the clip"] == "0.01"
-    assert aspects.loss["key to convergence"] == "clipping bias: 50% of the loss at R_l = L (step 7)"
+    assert aspects.loss["key to convergence"] == "clipping bias: 50% of the loss at R_l = L (step 7, first seed)"
 
 
 # -- 02: parabolas -----------------------------------------------------------------------------------------------------
