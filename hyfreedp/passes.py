@@ -63,10 +63,6 @@ class Passes:
         self._states, self._finite = [], []
         for piece in self._pieces:
             self._states.append(RandomState.capture(self._device))
-            if self._check and (size := batch_length(piece)) > 2 and not norms:
-                # What has some rows for each sample at another number too holds samples; the identity of DoRA does not.
-                self._values(take(piece, torch.arange(size - 1)))
-                self._states[-1].restore()
             values = self._values(piece, differentiable=True)
             norms.append(engine.backward(values))
             losses.append(values.detach().double())

@@ -685,25 +685,3 @@ def test_a_parameter_that_is_unfrozen_later_is_refused_before_its_raw_gradient_m
     assert all(map(torch.equal, before, model.parameters())) and optimizer.ledger.steps == steps
     parameter.requires_grad_(False)
     optimizer.step(cross_entropy(model), second)
-
-
-class Adapter(nn.Module):
-    """As DoRA: what its two small matrices make of an identity matrix, of as many rows as the layer is wide."""
-
-    def __init__(self):
-        super().__init__()
-        self.frozen = nn.Linear(8, 8).requires_grad_(False)
-        self.down, self.up = nn.Linear(8, 8), nn.Linear(8, 8, bias=False)
-        self.magnitude = nn.Parameter(torch.rand(8) + 0.5)
-
-    def forward(self, x):
-        x = self.down(x)
-        norms = (self.frozen.weight + self.up(torch.eye(8)).T.detach()).norm(dim=1)
-        return self.magnitude / norms * (self.frozen(x) + self.up(x))
-
-
-@pytest.mark.parametrize("pieces", [8, 4, None])
-def test_a_matrix_whose_rows_are_a_multiple_of_the_batch_is_not_taken_for_samples(pieces):
-    model = nn.Sequential(Adapter(), nn.ReLU(), nn.Linear(8, 2))
-    model, optimizer, loader = wire(model, classes(), max_physical_batch_size=pieces)
-    train(optimizer, loader, losses(model))
