@@ -20,7 +20,7 @@ from hyfreedp.batches import PhysicalBatchSize, batch_length, check_physical_bat
 from hyfreedp.buffers import BufferGuard
 from hyfreedp.checkpoint import Resumable
 from hyfreedp.checks import check_not_negative
-from hyfreedp.clipping import GradientEngine
+from hyfreedp.clipping import GradientEngine, Misread
 from hyfreedp.distributed import Processes
 from hyfreedp.mixing import steps_to_check
 from hyfreedp.noise import NoiseGenerator
@@ -149,7 +149,7 @@ class HyFreeDPOptimizer(Resumable, OptimizerWrapper):
         self.zero_grad()
         try:
             with self.processes.all_or_none():
-                passes, losses, norms = self._raw_gradient(t, per_sample_loss, batch)
+                passes, losses, norms = self._checked_gradient(t, per_sample_loss, batch, dropout)
             if voted and probing:
                 vote = self._vote(voted, t, passes, losses)
             elif search and late and probing and self._base.last:
@@ -188,6 +188,23 @@ class HyFreeDPOptimizer(Resumable, OptimizerWrapper):
         record = StepRecord(t, eta, result, vote, diagnostics)
         self._rows.append(record.to_dict())
         return record
+
+    def _checked_gradient(
+        self, t: int, per_sample_loss: PerSampleLoss, batch: Any, dropout: RandomState
+    ) -> tuple[Passes, Tensor, Tensor]:
+        """As :meth:`_raw_gradient`, made again as long as its checks teach the engine to read the model otherwise."""
+        try:
+            return self._raw_gradient(t, per_sample_loss, batch)
+        except Misread as error:
+            if not error.again:
+                raise
+            self.zero_grad()
+            dropout.restore()
+            try:
+                return self._checked_gradient(t, per_sample_loss, batch, dropout)
+            except BaseException as another:
+                self._engine.reopen()
+                raise error if isinstance(another, ValueError) else another from None
 
     def _raw_gradient(self, t: int, per_sample_loss: PerSampleLoss, batch: Any) -> tuple[Passes, Tensor, Tensor]:
         """Clipped sums into the engine; losses and norms. All checks are made here, before anything is released."""

@@ -6,7 +6,7 @@ from typing import Literal
 
 from torch import nn
 
-from hyfreedp.clipping.base import GradientEngine
+from hyfreedp.clipping.base import GradientEngine, Misread
 from hyfreedp.clipping.batch_norm import replace_batch_norm
 from hyfreedp.clipping.bookkeeping import BookKeepingEngine
 from hyfreedp.clipping.functions import AbadiClipping, AutomaticClipping, Clipping, NoClipping
@@ -20,6 +20,7 @@ __all__ = [
     "Clipping",
     "GradientEngine",
     "HooksEngine",
+    "Misread",
     "NoClipping",
     "check_module",
     "make_engine",

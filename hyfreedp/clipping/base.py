@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import ClassVar, cast
 
@@ -22,6 +22,19 @@ from hyfreedp.noise import NoiseGenerator
 # Measured on the ViT, GPT-2, LLaMA and BERT of the tests, both engines, at most: 8e-8 (LLaMA computes its norms in
 # float32), 4e-7, 9e-4 and 6e-3. TF32, which float32 may mean on a GPU, rounds by 1e-3.
 _ROUNDING = {torch.float64: 1e-5, torch.float32: 5e-3, torch.float16: 1e-2}  # else as bfloat16
+
+
+class Misread(ValueError):
+    """An engine cannot tell the samples apart in a model, or has found that it did not.
+
+    Attributes:
+        parameters: at which.
+        again: whether it reads the model differently from now on, so that the same pass may succeed.
+    """
+
+    def __init__(self, message: str, parameters: Iterable[nn.Parameter], *, again: bool = False) -> None:
+        super().__init__(message)
+        self.parameters, self.again = set(parameters), again
 
 
 class GradientEngine(ABC):
@@ -94,6 +107,10 @@ class GradientEngine(ABC):
     def clear(self) -> None:
         """Forget the sums of parameters in half precision, as ``zero_grad`` does the gradients of others."""
         self._wide_sums.clear()
+
+    def reopen(self) -> None:
+        """Read the model again as before the last :class:`Misread`, since reading it otherwise did not help."""
+        return
 
     @classmethod
     @abstractmethod
@@ -248,21 +265,22 @@ def _check(
     # Read at once: each reading waits for the device.
     numbers = torch.stack([n.to(sizes[0].device, torch.float64) for n in (*sizes, *errors)]).view(2, -1).tolist()
     total = math.hypot(*numbers[0])
-    wrong, seen = [], set()
+    wrong, seen = {}, set()
     for (p, name), size, error in zip(trainable.items(), *numbers, strict=True):
         # A misread gradient is wrong by order one. The total is there for gradients that vanish but for rounding, such
         # as those of a key projection's bias in attention.
         allowed = rounding * (size + 0.1 * total)
         if error > allowed:
-            wrong.append(name)
+            wrong[p] = name
         if size > allowed:
             seen.add(p)
     if wrong:
-        raise ValueError(
+        raise Misread(
             "per-sample gradients of these parameters disagree with autograd: "
-            + listed([repr(name) for name in wrong])
+            + listed([repr(name) for name in wrong.values()])
             + ". Either the model mixes samples (dimension 0 of every tensor must be the samples, and each loss must "
-            "depend on its own sample only) or it uses these parameters outside their layer's forward pass"
+            "depend on its own sample only) or it uses these parameters outside their layer's forward pass",
+            wrong,
         )
     return seen
 

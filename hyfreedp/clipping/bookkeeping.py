@@ -8,7 +8,7 @@ is one matrix product of x with g, scaled by c ("book-keeping", Bu et al. 2023; 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import cache, partial
 from typing import Any, NamedTuple, cast
@@ -19,7 +19,14 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from hyfreedp.batches import tensors_in
-from hyfreedp.clipping.base import GradientEngine, foreign_function, hidden_use, not_a_view, wrong_samples
+from hyfreedp.clipping.base import (
+    GradientEngine,
+    Misread,
+    foreign_function,
+    hidden_use,
+    not_a_view,
+    wrong_samples,
+)
 from hyfreedp.clipping.engine_hook import EngineHook
 from hyfreedp.clipping.functions import Clipping
 from hyfreedp.clipping.layers import LayerRule, input_to_keep, rule_of, ruled_parameters
@@ -82,6 +89,13 @@ class BookKeepingEngine(GradientEngine):
             handle.remove()
         self._handles = []
         self._substitution.detach()
+
+    def reopen(self) -> None:
+        self._operations.reopen()
+
+    def clipped_sums(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+        self._operations.settle()
+        return super().clipped_sums(parameters)
 
     def _record_layer(
         self,
@@ -149,6 +163,9 @@ class BookKeepingEngine(GradientEngine):
             self._checked_samples = min(self._checked_samples, 1)  # another check against autograd
         try:
             norms = super()._backward(losses, trainable, add)
+        except Misread as error:
+            error.again = self._operations.reconsider(error.parameters)
+            raise
         finally:
             self._traced = None
         if self._checked_samples > 1:  # else there was none, since a gradient was not finite

@@ -8,13 +8,14 @@ functorch.
 
 Which tensors hold samples is not written on them. Whatever needs a gradient and is not shared does. Of the others
 (masks, ids, outputs of frozen layers) the shape decides, and a use whose shape said otherwise once is never taken for
-samples again. Each new decision is checked against autograd, see ``OperationRecorder.undecided``.
+samples again. Each new decision is checked against autograd, see :attr:`Operations.undecided`, and where the two
+disagree the other one is tried, see :meth:`Operations.reconsider`.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -26,6 +27,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from hyfreedp.checks import listed
 from hyfreedp.clipping.attention import multi_head_attention
+from hyfreedp.clipping.base import Misread
 from hyfreedp.clipping.convolution import convolution
 from hyfreedp.clipping.per_sample import (
     EmbeddingRows,
@@ -82,8 +84,8 @@ class Operations:
         record: is told every use.
 
     Attributes:
-        undecided: the parameters at which a shape was taken for the first time to tell samples from constants; whoever
-            has seen the pass's gradients of them agree with autograd's removes them.
+        undecided: the parameters at which samples were told from constants in a new way, by a shape or by
+            :meth:`reconsider`; whoever has seen the pass's gradients of them agree with autograd's removes them.
     """
 
     def __init__(self, module: nn.Module, record: Record) -> None:
@@ -95,6 +97,8 @@ class Operations:
         self._inputs: set[int] = set()
         self._held: set[int] = set()  # storages of the model's own tensors
         self._decisions: dict[tuple[Any, ...], bool] = {}  # whether it holds samples
+        self._doubtful: dict[tuple[Any, ...], set[nn.Parameter]] = {}  # since :meth:`settle`: by their shape they do
+        self._reconsidered: list[tuple[Any, ...]] = []
         self._compared: dict[tuple[Any, ...], tuple[int, ...]] = {}
 
     def begin(self, size: int, inputs: Iterable[Tensor]) -> None:
@@ -104,6 +108,36 @@ class Operations:
     def resume(self, size: int) -> None:
         """The last pass again, as checkpointing recomputes it."""
         self.size = size
+
+    def reconsider(self, wrong: Set[nn.Parameter]) -> bool:
+        """Take for constants, from now on, what shapes alone have made samples where it met parameters.
+
+        An identity matrix, as DoRA multiplies by, has a multiple of the samples in rows wherever the batch divides its
+        width.
+
+        Args:
+            wrong: the parameters, whose gradients disagree with autograd's.
+
+        Returns:
+            Whether there was any since :meth:`settle`, so that the same pass may agree now.
+        """
+        doubtful = [key for key, parameters in self._doubtful.items() if parameters & wrong]
+        for key in doubtful:
+            self.undecided |= self._doubtful.pop(key)
+            self._decisions[key] = False
+        self._reconsidered += doubtful
+        return bool(doubtful)
+
+    def reopen(self) -> None:
+        """Forget what was reconsidered since :meth:`settle`: something else is wrong."""
+        for key in self._reconsidered:
+            del self._decisions[key]
+        self._reconsidered.clear()
+
+    def settle(self) -> None:
+        """Stand by all decisions so far: gradients that rest on them are released now."""
+        self._doubtful.clear()
+        self._reconsidered.clear()
 
     def is_constant(self, layer: nn.Module, x: Tensor) -> bool:
         """Whether the input of a layer is the same for every sample, such as numbers of positions."""
@@ -168,12 +202,18 @@ class Operations:
         return new_rows and self.size > 1 and self._decide(key, sizes[0] == self.size, parameters)
 
     def _decide(self, key: tuple[Any, ...], by_shape: bool, parameters: Iterable[nn.Parameter]) -> bool:
+        if self.size == 1:  # of which nothing can be learned for others; and nothing can go to a wrong sample
+            by_shape &= self._decisions.get(key) is not False
+            key = (*key, "one")
         before = self._decisions.get(key)
-        if self.size == 1:  # of which nothing can be learned; and nothing can go to a wrong sample
-            return by_shape and before is not False
         decision = by_shape and before is not False
         if decision != before:
-            self.undecided.update(parameters)
+            self._doubtful.pop(key, None)
+            met = set(parameters)
+            if self.size > 1:
+                self.undecided |= met
+            if decision:
+                self._doubtful[key] = met
         self._decisions[key] = decision
         return decision
 
@@ -262,8 +302,8 @@ class Operations:
         values = [leaf for leaf in leaves if isinstance(leaf, Shared)]
         key = (function.__name__, *map(id, values[0].parameters))
         layouts = tuple(_order(leaf) for leaf in leaves if isinstance(leaf, Tensor))
-        compared = (*key, layouts, self.size > 1)  # of one sample nothing can be learned
-        prepared, dims = [], []
+        prepared: list[Any] = []
+        dims: list[int | None] = []
         for leaf in leaves:
             each = isinstance(leaf, Shared)
             held = each or (
@@ -276,6 +316,8 @@ class Operations:
                 self.copies(leaf, *leaf.shape) if each else leaf.unflatten(0, (self.size, -1)) if held else leaf
             )
             dims.append(0 if held else None)
+
+        compared = (*key, layouts, *dims, self.size > 1)  # of one sample nothing can be learned
 
         def of_one(*leaves: Any) -> Any:
             args, kwargs = tree_unflatten(list(leaves), structure)
@@ -301,13 +343,16 @@ class Operations:
             result = result.permute(order).contiguous().permute([order.index(d) for d in range(len(order))])
         return result
 
-    def _lost(self, *values: Shared) -> ValueError:
+    def _lost(self, *values: Shared) -> Misread:
         names = {p: name for name, p in self._module.named_parameters()}
-        which = listed([repr(names.get(p, "?")) for p in dict.fromkeys(p for v in values for p in v.parameters)])
-        return ValueError(
-            f"the samples cannot be told apart where they meet the parameters {which}: dimension 0 of the tensors "
-            "there must be the samples, which it is not where a model computes with the tokens first, as XLNet does; "
-            "freeze these parameters, or take a model that docs/models.md calls exact"
+        parameters = dict.fromkeys(p for v in values for p in v.parameters)
+        return Misread(
+            "the samples cannot be told apart where they meet the parameters "
+            + listed([repr(names.get(p, "?")) for p in parameters])
+            + ": dimension 0 of the tensors there must be the samples, which it is not where a model computes with the "
+            "tokens first, as XLNet does; freeze these parameters, or take a model that docs/models.md calls exact",
+            parameters,
+            again=self.reconsider(set(parameters)),
         )
 
 
