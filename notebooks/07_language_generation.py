@@ -163,7 +163,7 @@ e2e = language_generation.scored(whole, "desktop", CELLS, train=False)
 e2e_summary = language_generation.with_paper(language_generation.summarise(e2e))
 shown, differences = language_generation.printed(e2e_summary)
 plots.shaded(shown, differences, limit=50.0).set_caption(
-    "paper (GPT-2) | ours (tiny GPT-2), E2E; mean ± deviation of two seeds"
+    "paper (GPT-2) | ours (tiny GPT-2), E2E; mean, and where there are two seeds their deviation"
 )
 
 # %%

@@ -27,7 +27,6 @@ from hyfreedp.experiments.tasks.registry import TASKS
 
 METRICS = ("BLEU", "NIST", "METEOR", "ROUGE_L", "CIDEr")
 TABLE = "language_generation.csv"
-_OVER_SEEDS, _RANGE = ["mean", "std", "min", "max", "count"], {"min": "low", "max": "high"}
 CELL = ["task", "model", "tuning", "epsilon", "row"]
 NUMBER = [*CELL, "seed"]
 START = "start"  # the row of the model before private training, at epsilon 0
@@ -199,7 +198,8 @@ def summarise(rows: pd.DataFrame) -> pd.DataFrame:
         Beside ``metric`` and the columns of ``CELL``: ``mean``, ``std``, ``low``, ``high`` and ``count``.
     """
     long = rows.melt(id_vars=NUMBER, value_vars=[*METRICS, "perplexity"], var_name="metric")
-    return long.groupby([*CELL, "metric"], sort=False).value.agg(_OVER_SEEDS).reset_index().rename(columns=_RANGE)
+    groups = long.groupby([*CELL, "metric"], sort=False).value
+    return groups.agg(mean="mean", std="std", low="min", high="max", count="count").reset_index()
 
 
 def with_paper(summary: pd.DataFrame) -> pd.DataFrame:
@@ -283,8 +283,8 @@ def judged(rows: pd.DataFrame, *, grid: str = "grid") -> pd.DataFrame:
     Returns:
         A line per epsilon and claim of ``CLAIMS``: ``epsilon``, ``claim``; ``says``, the shares that it claims;
         ``paper_low`` and ``paper_high``, range of the shares in the paper's table over its five scores; ``low`` and
-        ``high``, ours over scores and seeds; ``verdict``: "reproduced" if all are within what it says, "contradicted"
-        if none is, else "not shown", or "not measured" without numbers of both.
+        ``high``, ours over scores and seeds; ``runs``, the method's that have scores; ``verdict``: "reproduced" if all
+        are within what it says, "contradicted" if none is, else "not shown", or "not measured" without numbers of both.
     """
     printed = paper.load("gpt2").pivot(index=["epsilon", "method"], columns="metric", values="value")
     lines = []
@@ -300,6 +300,7 @@ def judged(rows: pd.DataFrame, *, grid: str = "grid") -> pd.DataFrame:
             lines.append(
                 {"epsilon": epsilon, "claim": claim.text, "says": _says(claim)}
                 | {"paper_low": known.min(), "paper_high": known.max(), "low": shares.min(), "high": shares.max()}
+                | {"runs": int(ours.loc[[claim.row]].notna().any(axis=1).sum())}
                 | {"verdict": verdict if len(shares) else "not measured"}
             )
     return pd.DataFrame(lines)

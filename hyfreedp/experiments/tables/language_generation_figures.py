@@ -134,7 +134,7 @@ def judged_table(judged: pd.DataFrame) -> pd.DataFrame:
     for title, low, high in (("paper's scores", "paper_low", "paper_high"), ("ours", "low", "high")):
         ranges = zip(judged[low], judged[high], strict=True)
         table[title] = [f"{a:.2f} to {b:.2f}" if math.isfinite(a) else "–" for a, b in ranges]
-    return pd.DataFrame(table | {"verdict": judged.verdict})
+    return pd.DataFrame(table | {"runs": judged.runs, "verdict": judged.verdict})
 
 
 def verdicts(summary: pd.DataFrame, epsilons: Sequence[float]) -> list[Verdict]:
