@@ -320,6 +320,19 @@ def test_metrics_are_drawn_with_their_ranges(scores):
     assert list(line.get_xdata()) == [0.25, 0.25]
 
 
+def test_the_verdict_counts_the_runs_that_it_rests_on(scores):
+    (found,) = language_generation_figures.verdicts(scores, [3.0, 8.0, 1.0], "E2E")
+    assert found.claim.endswith("(preset robust, ours)")
+    assert found.outcome == "reproduced"
+    assert found.number == "177% and 156% of the grid search's BLEU on E2E at epsilon = 3 and 8, 2 runs each"
+    one = (scores.row == "hyfreedp_robust") & (scores.epsilon == 8.0)
+    scores.loc[one, "count"] = 1
+    scores.loc[(scores.row == "grid") & (scores.epsilon == 3.0), "mean"] = math.nan
+    (found,) = language_generation_figures.verdicts(scores, [3.0, 8.0], "E2E")
+    assert found.number == "156% of the grid search's BLEU on E2E at epsilon = 8, 1 to 2 runs each"
+    assert language_generation_figures.verdicts(scores, [3.0], "E2E") == []
+
+
 def test_a_search_that_ends_at_an_edge_says_so():
     rows = pd.DataFrame({"epsilon": 3.0, "row": ["grid", "grid_extended", "prodigy"], "learning_rate": [5e-3, 1e-2, 1]})
     edge, inside = language_generation_figures.edge_findings(rows)

@@ -137,9 +137,18 @@ def judged_table(judged: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(table | {"runs": judged.runs, "verdict": judged.verdict})
 
 
-def verdicts(summary: pd.DataFrame, epsilons: Sequence[float]) -> list[Verdict]:
-    """On Tab. "gpt2": BLEU of both presets in units of the uncounted grid search; ``summary`` as for the figure."""
-    bleu = summary[summary.metric == "BLEU"].set_index(["row", "epsilon"])["mean"]
+def verdicts(summary: pd.DataFrame, epsilons: Sequence[float], data: str) -> list[Verdict]:
+    """On Tab. "gpt2": BLEU of both presets in units of the uncounted grid search.
+
+    Args:
+        summary, epsilons: as for :func:`draw_metrics`.
+        data: what the runs were trained on, in words.
+
+    Returns:
+        Of each preset that has, as the grid search, a number at one of ``epsilons``.
+    """
+    scored = summary[(summary.metric == "BLEU") & summary["mean"].notna()].set_index(["row", "epsilon"])
+    bleu, runs = scored["mean"], scored["count"]
     claims = {
         "hyfreedp_paper": 'Tab. "gpt2": HyFreeDP writes as well as the grid search (preset paper)',
         "hyfreedp_robust": "A rate learned within the budget writes as well as the grid search (preset robust, ours)",
@@ -150,8 +159,12 @@ def verdicts(summary: pd.DataFrame, epsilons: Sequence[float]) -> list[Verdict]:
         if not both:  # a profile without them
             continue
         shares = [bleu[row, epsilon] / bleu["grid", epsilon] for epsilon in both]
-        number = " and ".join(f"{share:.0%}" for share in shares) + " of the grid search's BLEU at epsilon = "
+        number = (
+            " and ".join(f"{share:.0%}" for share in shares) + f" of the grid search's BLEU on {data} at epsilon = "
+        )
         number += " and ".join(f"{epsilon:g}" for epsilon in both)
+        counts = sorted({int(runs[key, epsilon]) for key in (row, "grid") for epsilon in both})
+        number += f", {' to '.join(map(str, counts))} {'run' if counts == [1] else 'runs'} each"
         found.append(Verdict(claim, "reproduced" if min(shares) > 0.95 else "not at this scale", number))
     return found
 
