@@ -363,6 +363,12 @@ def test_the_paper_stands_beside_our_numbers():
     assert texts.loc[("3", "0.02, linear decay"), "NIST"] == "– | 0.450 ± 0.071"
     assert differences.loc[("3", "HyFreeDP, paper"), "BLEU"] == pytest.approx(100 * 0.1 / 0.55)
     assert differences.loc[("3", "0.02, linear decay"), "perplexity"] == 0
+    rows.loc[rows.row == "reference", [*language_generation.METRICS, "perplexity"]] = math.nan
+    rows.loc[rows.seed == 1, "METEOR"] = math.nan
+    assert language_generation.markdown(language_generation.summarise(rows)).splitlines()[2:] == [
+        "| 3 | grid search | 0.550 | 0.550 | 0.500 | 0.550 | 0.550 | 2.000 | 2 |",
+        "| 3 | HyFreeDP, paper | 0.650 | 0.650 | 0.600 | 0.650 | 0.650 | 2.000 | 2 |",
+    ]
 
 
 def test_each_profile_asks_for_runs_that_exist():

@@ -242,6 +242,19 @@ def printed(summary: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     return texts, differences
 
 
+def markdown(summary: pd.DataFrame) -> str:
+    """The means of :func:`summarise`, a line per budget and method that has numbers, as docs/results.md prints them."""
+    lines = [
+        f"| epsilon | Method | {' | '.join(METRICS)} | perplexity | runs |",
+        f"| --- | --- |{' --- |' * (len(METRICS) + 2)}",
+    ]
+    for (epsilon, row), cell in summary.dropna(subset="mean").groupby(["epsilon", "row"], sort=False):
+        means = cell.set_index("metric")["mean"].reindex([*METRICS, "perplexity"])
+        texts = ["–" if math.isnan(mean) else f"{mean:.3f}" for mean in means]
+        lines.append(f"| {epsilon:g} | {TITLES[row]} | {' | '.join(texts)} | {cell['count'].max()} |")
+    return "\n".join(lines)
+
+
 def _text(printed_value: float, mean: float, std: float) -> str:
     theirs = "–" if math.isnan(printed_value) else f"{printed_value:.3f}"
     if math.isnan(mean):
