@@ -7,8 +7,9 @@ which is how the accountant counts them. All that decides about the learning rat
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from traceback import clear_frames
 from typing import Any
 
 import torch
@@ -192,22 +193,38 @@ class HyFreeDPOptimizer(Resumable, OptimizerWrapper):
     def _checked_gradient(
         self, t: int, per_sample_loss: PerSampleLoss, batch: Any, dropout: RandomState
     ) -> tuple[Passes, Tensor, Tensor]:
-        """As :meth:`_raw_gradient`, made again as long as its checks teach the engine to read the model otherwise."""
-        try:
-            return self._raw_gradient(t, per_sample_loss, batch)
-        except Misread as error:
-            if not error.again:
-                raise
+        """As :meth:`_raw_gradient`, made again where a shape misled the engine and passes of other sizes tell it so."""
+        refusal, sizes, tried = None, set[int](), set[int]()
+        while True:
+            try:
+                found, stands = self._raw_gradient(t, per_sample_loss, batch, sorted(sizes))
+                if stands:
+                    return found
+                sizes = set()
+            except Misread as error:
+                refusal = refusal or error
+                clear_frames(error.__traceback__)  # which hold the graph
+                tried |= sizes
+                sizes = {size for size in error.sizes - tried if size <= batch_length(batch)}
+                if not sizes:
+                    raise refusal from refusal.__cause__
+            except Exception as error:
+                if refusal is None:
+                    raise
+                raise refusal from error
             self.zero_grad()
             dropout.restore()
-            try:
-                return self._checked_gradient(t, per_sample_loss, batch, dropout)
-            except BaseException as another:
-                self._engine.reopen()
-                raise error if isinstance(another, ValueError) else another from None
 
-    def _raw_gradient(self, t: int, per_sample_loss: PerSampleLoss, batch: Any) -> tuple[Passes, Tensor, Tensor]:
-        """Clipped sums into the engine; losses and norms. All checks are made here, before anything is released."""
+    def _raw_gradient(
+        self, t: int, per_sample_loss: PerSampleLoss, batch: Any, sizes: Sequence[int]
+    ) -> tuple[tuple[Passes, Tensor, Tensor], bool]:
+        """Clipped sums into the engine; losses and norms. All checks are made here, before anything is released.
+
+        Before, the engine is shown forward passes of the first samples, as many as each of ``sizes`` says.
+
+        Returns:
+            These, and whether the engine still reads the model as it did for them.
+        """
         if not self.module.training:
             raise ValueError("the model must be in train mode: call model.train() before optimizer.step")
         self._base.check()
@@ -224,12 +241,21 @@ class HyFreeDPOptimizer(Resumable, OptimizerWrapper):
             check=due,
             views=self._engine.views,
         )
+        passes.show(sizes)
+        taken_back = self._engine.taken_back
         losses, norms = passes.backward(self._engine)
         if t == 0 and self.rate_learner is not None and self.rate_learner.kind == "losses":
             check_not_negative(losses)
-        if due and passes.check_samples(self._engine, self._generator.child("check", t)):
-            self._checks_due = [step for step in self._checks_due if step > t]
-        return passes, losses, norms
+        if due or self._engine.unchecked:
+            if passes.check_samples(self._engine, self._generator.child("check", t)):
+                self._checks_due = [step for step in self._checks_due if step > t]
+        stands = self._engine.taken_back == taken_back
+        if stands and self._engine.unchecked:
+            raise ValueError(
+                "fewer than two samples of this batch have a finite loss and gradient, too few to check how the model "
+                "treats them: look for a number that overflows, or for records that are not finite"
+            )
+        return (passes, losses, norms), stands
 
     def _vote(self, voted: VotedRate, t: int, passes: Passes, losses: Tensor) -> VoteResult:
         """Let the records vote between the weights and their average; the result, which moves nothing yet."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -50,12 +50,20 @@ class Passes:
     ) -> None:
         self._loss, self._views = per_sample_loss, views
         self._rows = split_rows(batch, max_physical_batch_size)
+        self._batch = batch
         self._pieces = [take(batch, rows) for rows in self._rows]
         self._states: list[RandomState] = []
-        self._finite: list[Tensor] = []  # of each piece, which samples' loss and gradient are
+        self._finite: list[Tensor] = []  # of each piece, which samples' loss is, and whose gradient is too
         self._buffers, self._check = buffers, check
         self._device = device
         self._no_losses = torch.zeros(0, dtype=torch.float64, device=device)
+
+    def show(self, sizes: Iterable[int]) -> None:
+        """Let the model's engine see forward passes of the batch's first samples, as many as each size says."""
+        for size in sizes:
+            state = RandomState.capture(self._device)
+            self._values(take(self._batch, slice(size)), differentiable=True)
+            state.restore()
 
     def backward(self, engine: GradientEngine) -> tuple[Tensor, Tensor]:
         """Clipped sum of per-sample gradients into ``.grad``; the losses and the gradients' norms, shape ``(B,)``."""
@@ -66,7 +74,8 @@ class Passes:
             values = self._values(piece, differentiable=True)
             norms.append(engine.backward(values))
             losses.append(values.detach().double())
-            self._finite.append(losses[-1].isfinite() & norms[-1].isfinite())
+            finite = losses[-1].isfinite()
+            self._finite.append(torch.stack([finite & norms[-1].isfinite(), finite]))
         if not self._pieces:
             return self._no_losses, engine.backward(self._no_losses)  # a zero sum, for the noise
         return self._in_order(losses), self._in_order(norms)
@@ -90,13 +99,18 @@ class Passes:
         Both are compared at the weights as they are and at shaken weights.
 
         To be called after :meth:`backward`, which learns in which types the layers compute and whose losses are finite:
-        no bad record hides the others.
+        no bad record hides the others. Where a misread model spreads one such gradient over all samples, those with
+        finite losses are taken.
 
         Returns:
             Whether there was a piece of two such samples or more to choose them from.
         """
-        chosen = [finite.cpu().nonzero()[:, 0] for finite in self._finite]
-        pieces = [(piece, rows) for piece, rows in zip(self._pieces, chosen, strict=True) if len(rows) > 1]
+        pieces: list[tuple[Any, Tensor]] = []
+        for kind in (0, 1):
+            chosen = [finite[kind].cpu().nonzero()[:, 0] for finite in self._finite]
+            pieces = pieces or [
+                (piece, rows) for piece, rows in zip(self._pieces, chosen, strict=True) if len(rows) > 1
+            ]
         if not pieces:
             return False
         piece, rows = pieces[int(generator.permutation(len(pieces))[0])]

@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -29,12 +29,17 @@ class Misread(ValueError):
 
     Attributes:
         parameters: at which.
-        again: whether it reads the model differently from now on, so that the same pass may succeed.
+        sizes: if the shape of a constant may have misled the engine, of how many samples a forward pass would show so.
     """
 
-    def __init__(self, message: str, parameters: Iterable[nn.Parameter], *, again: bool = False) -> None:
+    def __init__(
+        self, message: str, parameters: Iterable[nn.Parameter] = (), sizes: frozenset[int] = frozenset()
+    ) -> None:
         super().__init__(message)
-        self.parameters, self.again = set(parameters), again
+        self.parameters, self.sizes = set(parameters), sizes
+
+    def __reduce__(self) -> tuple[type[Misread], tuple[Any, ...]]:
+        return type(self), self.args
 
 
 class GradientEngine(ABC):
@@ -57,6 +62,9 @@ class GradientEngine(ABC):
         clipping: turns per-sample norms into factors c_i.
         views: rows in dimension 0 that each sample has, one after the other, and whose gradients it adds up.
 
+    Attributes:
+        unchecked: whether a gradient was to be checked and could not be, since a sample's was not finite.
+
     Raises:
         ValueError: something in ``module`` is trainable and this engine cannot handle it; all of it is named.
     """
@@ -71,10 +79,16 @@ class GradientEngine(ABC):
         self.clipping = clipping
         self.views = views
         self._checked_samples, self._batches = 0, 0
+        self.unchecked = False
         self._unseen = {p for p in module.parameters() if p.requires_grad}  # whose gradients were too small for a check
         self._checks = NoiseGenerator(0)  # not secret: its signs decide nothing but what a check would notice
         self._types: set[torch.dtype] = set()
         self._wide_sums: dict[nn.Parameter, Tensor] = {}
+
+    @property
+    def taken_back(self) -> int:
+        """How often a later shape has shown that what was taken for samples is a constant."""
+        return 0
 
     @property
     def narrowest_type(self) -> torch.dtype:
@@ -107,10 +121,6 @@ class GradientEngine(ABC):
     def clear(self) -> None:
         """Forget the sums of parameters in half precision, as ``zero_grad`` does the gradients of others."""
         self._wide_sums.clear()
-
-    def reopen(self) -> None:
-        """Read the model again as before the last :class:`Misread`, since reading it otherwise did not help."""
-        return
 
     @classmethod
     @abstractmethod
@@ -205,11 +215,13 @@ class GradientEngine(ABC):
         finite = norms.isfinite()
         whole = bool(finite.all())
         if not whole:  # 0 * NaN is NaN, so such samples are left out rather than multiplied by 0
+            self.unchecked |= add and weights is not None and samples > 1 and bool(losses.isfinite().any())
             gradients = {p: g.select(finite) for p, g in gradients.items()} if finite.any() else {}
         elif weights is not None and reference is not None:
             seen = _check(gradients, weights, reference, trainable, _ROUNDING.get(self.narrowest_type, 5e-2))
             if samples > 1:
                 self._unseen -= seen
+                self.unchecked = False
             self._checked_samples = max(self._checked_samples, samples)
         if not add:
             return norms

@@ -90,8 +90,9 @@ class BookKeepingEngine(GradientEngine):
         self._handles = []
         self._substitution.detach()
 
-    def reopen(self) -> None:
-        self._operations.reopen()
+    @property
+    def taken_back(self) -> int:
+        return self._operations.taken_back
 
     def clipped_sums(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
         self._operations.settle()
@@ -164,7 +165,7 @@ class BookKeepingEngine(GradientEngine):
         try:
             norms = super()._backward(losses, trainable, add)
         except Misread as error:
-            error.again = self._operations.reconsider(error.parameters)
+            error.sizes = self._operations.telling_sizes(error.parameters)
             raise
         finally:
             self._traced = None

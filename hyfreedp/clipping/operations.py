@@ -8,8 +8,8 @@ functorch.
 
 Which tensors hold samples is not written on them. Whatever needs a gradient and is not shared does. Of the others
 (masks, ids, outputs of frozen layers) the shape decides, and a use whose shape said otherwise once is never taken for
-samples again. Each new decision is checked against autograd, see :attr:`Operations.undecided`, and where the two
-disagree the other one is tried, see :meth:`Operations.reconsider`.
+samples again. Each new decision is checked against autograd, see :attr:`Operations.undecided`; where the two disagree,
+a pass of another size may tell, see :meth:`Operations.telling_sizes`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from typing import Any, cast
 
 import torch
@@ -84,21 +85,22 @@ class Operations:
         record: is told every use.
 
     Attributes:
-        undecided: the parameters at which samples were told from constants in a new way, by a shape or by
-            :meth:`reconsider`; whoever has seen the pass's gradients of them agree with autograd's removes them.
+        undecided: the parameters at which a shape was taken for the first time to tell samples from constants; whoever
+            has seen the pass's gradients of them agree with autograd's removes them.
+        taken_back: how often a later shape showed that such samples were none.
     """
 
     def __init__(self, module: nn.Module, record: Record) -> None:
         self._module, self._record = module, record
         self.undecided: set[nn.Parameter] = set()
-        self.serial = 0
+        self.serial, self.taken_back = 0, 0
         self.used: set[nn.Parameter] = set()
         self.size = 0
         self._inputs: set[int] = set()
         self._held: set[int] = set()  # storages of the model's own tensors
         self._decisions: dict[tuple[Any, ...], bool] = {}  # whether it holds samples
-        self._doubtful: dict[tuple[Any, ...], set[nn.Parameter]] = {}  # since :meth:`settle`: by their shape they do
-        self._reconsidered: list[tuple[Any, ...]] = []
+        # Since :meth:`settle`: number of rows, and what they met, of those that do by their shape.
+        self._doubtful: dict[tuple[Any, ...], tuple[int, set[nn.Parameter]]] = {}
         self._compared: dict[tuple[Any, ...], tuple[int, ...]] = {}
 
     def begin(self, size: int, inputs: Iterable[Tensor]) -> None:
@@ -109,35 +111,22 @@ class Operations:
         """The last pass again, as checkpointing recomputes it."""
         self.size = size
 
-    def reconsider(self, wrong: Set[nn.Parameter]) -> bool:
-        """Take for constants, from now on, what shapes alone have made samples where it met parameters.
+    def telling_sizes(self, parameters: Set[nn.Parameter]) -> frozenset[int]:
+        """Of how many samples a pass would show which tensors are constants, if a shape has misled the decisions.
 
         An identity matrix, as DoRA multiplies by, has a multiple of the samples in rows wherever the batch divides its
-        width.
+        width. What has 16 rows for three samples is a constant.
 
         Args:
-            wrong: the parameters, whose gradients disagree with autograd's.
-
-        Returns:
-            Whether there was any since :meth:`settle`, so that the same pass may agree now.
+            parameters: at which. Decisions on which released gradients rest (:meth:`settle`) are not doubted: those
+                gradients would have been wrong.
         """
-        doubtful = [key for key, parameters in self._doubtful.items() if parameters & wrong]
-        for key in doubtful:
-            self.undecided |= self._doubtful.pop(key)
-            self._decisions[key] = False
-        self._reconsidered += doubtful
-        return bool(doubtful)
-
-    def reopen(self) -> None:
-        """Forget what was reconsidered since :meth:`settle`: something else is wrong."""
-        for key in self._reconsidered:
-            del self._decisions[key]
-        self._reconsidered.clear()
+        doubtful = (rows for rows, met in self._doubtful.values() if met & parameters)
+        return frozenset(next(size for size in count(2) if rows % size) for rows in doubtful)
 
     def settle(self) -> None:
         """Stand by all decisions so far: gradients that rest on them are released now."""
         self._doubtful.clear()
-        self._reconsidered.clear()
 
     def is_constant(self, layer: nn.Module, x: Tensor) -> bool:
         """Whether the input of a layer is the same for every sample, such as numbers of positions."""
@@ -149,9 +138,9 @@ class Operations:
         self.used.update(p for v in values for p in v.parameters)
         key, parameters = (name, *map(id, values[0].parameters)), [p for v in values for p in v.parameters]
         if name in _TOKENS_FIRST:
-            repeated = args[0].dim() > 1 and args[0].shape[1] == self.size
+            tokens = args[0].shape[1] if args[0].dim() > 1 else 0
             if not all(isinstance(t, Shared) for t in args[:3]) or self._decide(
-                (*key, "repeated"), repeated, parameters
+                (*key, "repeated"), tokens, tokens == self.size, parameters
             ):
                 return True
         if name in _REPEATS and args[0] is values[0]:
@@ -186,10 +175,10 @@ class Operations:
         if _storage(x) in self._constants():
             return len(x) == self.size and x.stride(0) == 0  # repeated for the samples, or not
         if x.is_floating_point():
-            return self._decide(key, multiple, parameters)
+            return self._decide(key, len(x), multiple, parameters)
         if len(x) == self.size and (x.dim() == 1 or len(x) == x.shape[1]):  # rather numbers or pairs of tokens
             return self._decisions.get(key, False)
-        return self._decide(key, len(x) == self.size, parameters)
+        return self._decide(key, len(x), len(x) == self.size, parameters)
 
     def _constants(self) -> set[int]:
         if not self._held:
@@ -199,22 +188,20 @@ class Operations:
     def _repeats(self, name: str, args: Any, key: tuple[Any, ...], parameters: Iterable[nn.Parameter]) -> bool:
         value, sizes = args[0], _sizes(name, args)
         new_rows = len(sizes) > 0 and (len(sizes) > value.dim() or value.shape[0] == 1)
-        return new_rows and self.size > 1 and self._decide(key, sizes[0] == self.size, parameters)
+        return new_rows and self.size > 1 and self._decide(key, sizes[0], sizes[0] == self.size, parameters)
 
-    def _decide(self, key: tuple[Any, ...], by_shape: bool, parameters: Iterable[nn.Parameter]) -> bool:
-        if self.size == 1:  # of which nothing can be learned for others; and nothing can go to a wrong sample
-            by_shape &= self._decisions.get(key) is not False
-            key = (*key, "one")
+    def _decide(self, key: tuple[Any, ...], rows: int, by_shape: bool, parameters: Iterable[nn.Parameter]) -> bool:
         before = self._decisions.get(key)
         decision = by_shape and before is not False
+        if self.size > 1:  # of one sample nothing can be learned; and nothing can go to a wrong sample
+            self._decisions[key] = decision
         if decision != before:
-            self._doubtful.pop(key, None)
             met = set(parameters)
             if self.size > 1:
                 self.undecided |= met
+                self.taken_back += before is True
             if decision:
-                self._doubtful[key] = met
-        self._decisions[key] = decision
+                self._doubtful[key] = rows, met
         return decision
 
     # -- one copy per sample -------------------------------------------------------------------------------------------
@@ -352,7 +339,7 @@ class Operations:
             + ": dimension 0 of the tensors there must be the samples, which it is not where a model computes with the "
             "tokens first, as XLNet does; freeze these parameters, or take a model that docs/models.md calls exact",
             parameters,
-            again=self.reconsider(set(parameters)),
+            sizes=self.telling_sizes(set(parameters)),
         )
 
 
