@@ -250,11 +250,11 @@ class HyFreeDPOptimizer(Resumable, OptimizerWrapper):
             if passes.check_samples(self._engine, self._generator.child("check", t)):
                 self._checks_due = [step for step in self._checks_due if step > t]
         stands = self._engine.taken_back == taken_back
-        if stands and self._engine.unchecked:
-            raise ValueError(
-                "fewer than two samples of this batch have a finite loss and gradient, too few to check how the model "
-                "treats them: look for a number that overflows, or for records that are not finite"
-            )
+        if (
+            stands and self._engine.unchecked
+        ):  # of fewer than two finite gradients, so that zero is within a bound of them
+            self.zero_grad()
+            self._engine.backward(losses[:0])
         return (passes, losses, norms), stands
 
     def _vote(self, voted: VotedRate, t: int, passes: Passes, losses: Tensor) -> VoteResult:

@@ -53,7 +53,7 @@ class Passes:
         self._batch = batch
         self._pieces = [take(batch, rows) for rows in self._rows]
         self._states: list[RandomState] = []
-        self._finite: list[Tensor] = []  # of each piece, which samples' loss is, and whose gradient is too
+        self._finite: list[tuple[Tensor, Tensor]] = []  # of each piece, which samples' loss is, and whose gradient too
         self._buffers, self._check = buffers, check
         self._device = device
         self._no_losses = torch.zeros(0, dtype=torch.float64, device=device)
@@ -75,7 +75,7 @@ class Passes:
             norms.append(engine.backward(values))
             losses.append(values.detach().double())
             finite = losses[-1].isfinite()
-            self._finite.append(torch.stack([finite & norms[-1].isfinite(), finite]))
+            self._finite.append((finite, finite & norms[-1].isfinite()))
         if not self._pieces:
             return self._no_losses, engine.backward(self._no_losses)  # a zero sum, for the noise
         return self._in_order(losses), self._in_order(norms)
@@ -99,24 +99,18 @@ class Passes:
         Both are compared at the weights as they are and at shaken weights.
 
         To be called after :meth:`backward`, which learns in which types the layers compute and whose losses are finite:
-        no bad record hides the others. Where a misread model spreads one such gradient over all samples, those with
-        finite losses are taken.
+        no bad record hides the others.
 
         Returns:
             Whether there was a piece of two such samples or more to choose them from.
         """
-        pieces: list[tuple[Any, Tensor]] = []
-        for kind in (0, 1):
-            chosen = [finite[kind].cpu().nonzero()[:, 0] for finite in self._finite]
-            pieces = pieces or [
-                (piece, rows) for piece, rows in zip(self._pieces, chosen, strict=True) if len(rows) > 1
-            ]
-        if not pieces:
-            return False
-        piece, rows = pieces[int(generator.permutation(len(pieces))[0])]
-        samples = take(piece, rows[generator.permutation(len(rows))[:SAMPLES]])
         present = RandomState.capture(self._device)
         try:
+            pieces = self._finite_samples(engine)
+            if not pieces:
+                return False
+            piece, rows = pieces[int(generator.permutation(len(pieces))[0])]
+            samples = take(piece, rows[generator.permutation(len(rows))[:SAMPLES]])
             engine.verify(self._values(samples))
             parameters = [p for p in engine.module.parameters() if p.requires_grad]
             with shaken(parameters, generator.child("gradients")):  # which opens gates that hide gradients
@@ -132,6 +126,18 @@ class Passes:
             present.restore()
         self._check = False
         return True
+
+    def _finite_samples(self, engine: GradientEngine) -> list[tuple[Any, Tensor]]:
+        """Where there are two or more samples of finite losses and gradients, and which these are."""
+        chosen = [finite.cpu().nonzero()[:, 0] for _, finite in self._finite]
+        found = [(piece, rows) for piece, rows in zip(self._pieces, chosen, strict=True) if len(rows) > 1]
+        if found or not engine.unchecked:
+            return found
+        # A misread model may have spread one sample's over all; in a pass of its own it can go nowhere else.
+        rows = self._in_order([finite for finite, _ in self._finite]).cpu().nonzero()[:, 0]
+        alone = [bool(engine.verify(self._values(take(self._batch, row[None]))).isfinite()) for row in rows]
+        rows = rows[torch.tensor(alone, dtype=torch.bool)][: max(map(batch_length, self._pieces))]
+        return [(self._batch, rows)] if len(rows) > 1 else []
 
     def _values(self, piece: Any, *, differentiable: bool = False) -> Tensor:
         with self._buffers.unchanged(by_value=self._check):

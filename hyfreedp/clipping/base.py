@@ -173,16 +173,19 @@ class GradientEngine(ABC):
             return losses.new_empty(0, dtype=torch.promote_types(losses.dtype, torch.float32))
         return self._run(losses, add=True)
 
-    def verify(self, losses: Tensor) -> None:
+    def verify(self, losses: Tensor) -> Tensor:
         """Check the gradients of some samples against autograd; nothing is added to any sum.
 
         Args:
             losses: as in :meth:`backward`, of at least one sample.
 
+        Returns:
+            The norms, as :meth:`backward` does. Where one is not finite, nothing could be checked.
+
         Raises:
             ValueError: as in :meth:`backward`.
         """
-        self._run(losses, add=False)
+        return self._run(losses, add=False)
 
     def _trainable(self) -> dict[nn.Parameter, str]:
         return {p: name for name, p in self.module.named_parameters() if p.requires_grad}

@@ -291,16 +291,29 @@ def test_nor_does_one_that_a_misread_model_spreads_over_all() -> None:
 
 
 @pytest.mark.parametrize("gradient_engine", ["bookkeeping", "hooks"])
-def test_where_no_gradient_can_be_checked_nothing_is_released(gradient_engine) -> None:
-    """The derivative of ``where`` multiplies the branch not taken by zero, and zero times inf is no number."""
+def test_a_gradient_that_could_not_be_checked_is_replaced_by_zero(gradient_engine) -> None:
+    """There are fewer than two in the batch, and an error would tell that a record is there."""
     model = make(nn.Identity)
     _, optimizer, _ = make_private(model, sgd(model), preset="fixed", gradient_engine=gradient_engine)
-    batch, loss, before = [tensor[:8] for tensor in records().tensors], cross_entropy(model), flat(model)
-    for _ in range(2):
-        with pytest.raises(ValueError, match="too few to check how the model treats them"):
-            optimizer.step(lambda batch: torch.where(batch[1] < 3, loss(batch), loss(batch) * math.nan), batch)
-    assert torch.equal(before, flat(model)) and optimizer.ledger.steps == 0
-    optimizer.step(loss, batch)
+    first, batch = [tensor[:2].clone() for tensor in records().tensors], [tensor[:8] for tensor in records().tensors]
+    first[0][1] = math.nan
+    before = flat(model)
+    optimizer.step(cross_entropy(model), first)
+    assert torch.equal(before, flat(model)) and optimizer.ledger.steps == 1
+    optimizer.step(cross_entropy(model), batch)
+    assert not torch.equal(before, flat(model))
+
+
+@pytest.mark.parametrize("pieces", [2, 4])
+def test_a_finite_gradient_in_each_piece_is_enough_for_the_check(pieces) -> None:
+    model, batch = make(Mapped), [tensor[:8].clone() for tensor in records().tensors]
+    _, optimizer, _ = make_private(
+        model, sgd(model), preset="fixed", clipping=AbadiClipping(0.05), max_physical_batch_size=pieces
+    )
+    batch[0][torch.arange(8) % pieces > 0] = math.nan
+    expected = clipped_sum(model, batch, 0.05)
+    assert expected.norm() > 0.02
+    torch.testing.assert_close(released(optimizer, model, batch), expected, rtol=1e-9, atol=1e-12)
 
 
 def test_a_model_of_many_layers_takes_few_passes() -> None:
