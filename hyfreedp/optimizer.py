@@ -250,9 +250,7 @@ class HyFreeDPOptimizer(Resumable, OptimizerWrapper):
             if passes.check_samples(self._engine, self._generator.child("check", t)):
                 self._checks_due = [step for step in self._checks_due if step > t]
         stands = self._engine.taken_back == taken_back
-        if (
-            stands and self._engine.unchecked
-        ):  # of fewer than two finite gradients, so that zero is within a bound of them
+        if stands and self._engine.unchecked:  # at most one gradient is finite: zero is within its bound
             self.zero_grad()
             self._engine.backward(losses[:0])
         return (passes, losses, norms), stands
