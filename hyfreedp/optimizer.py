@@ -160,7 +160,7 @@ class HyFreeDPOptimizer(Resumable, OptimizerWrapper):
                 if retreated or (result and result.eta_next != result.eta_probed):
                     self.zero_grad()
                     with self.processes.all_or_none():
-                        losses, norms = passes.backward(self._engine)
+                        losses, norms = self._clipped_sums(passes)
                 tag = self._privatize_gradient(t)
                 self.processes.check_same(tag)
                 self.ledger.record(tag)
@@ -197,10 +197,7 @@ class HyFreeDPOptimizer(Resumable, OptimizerWrapper):
         refusal, sizes, tried = None, set[int](), set[int]()
         while True:
             try:
-                found, stands = self._raw_gradient(t, per_sample_loss, batch, sorted(sizes))
-                if stands:
-                    return found
-                sizes = set()
+                return self._raw_gradient(t, per_sample_loss, batch, sorted(sizes))
             except Misread as error:
                 refusal = refusal or error
                 clear_frames(error.__traceback__)  # which hold the graph
@@ -211,19 +208,18 @@ class HyFreeDPOptimizer(Resumable, OptimizerWrapper):
             except Exception as error:
                 if refusal is None:
                     raise
+                if isinstance(error, ValueError):  # about the losses, or samples that mix
+                    raise error from refusal
                 raise refusal from error
             self.zero_grad()
             dropout.restore()
 
     def _raw_gradient(
         self, t: int, per_sample_loss: PerSampleLoss, batch: Any, sizes: Sequence[int]
-    ) -> tuple[tuple[Passes, Tensor, Tensor], bool]:
+    ) -> tuple[Passes, Tensor, Tensor]:
         """Clipped sums into the engine; losses and norms. All checks are made here, before anything is released.
 
         Before, the engine is shown forward passes of the first samples, as many as each of ``sizes`` says.
-
-        Returns:
-            These, and whether the engine still reads the model as it did for them.
         """
         if not self.module.training:
             raise ValueError("the model must be in train mode: call model.train() before optimizer.step")
@@ -241,19 +237,23 @@ class HyFreeDPOptimizer(Resumable, OptimizerWrapper):
             check=due,
             views=self._engine.views,
         )
-        passes.show(sizes)
-        taken_back = self._engine.taken_back
-        losses, norms = passes.backward(self._engine)
+        passes.show(self._engine, sizes)
+        losses, norms = self._clipped_sums(passes)
         if t == 0 and self.rate_learner is not None and self.rate_learner.kind == "losses":
             check_not_negative(losses)
-        if due or self._engine.unchecked:
-            if passes.check_samples(self._engine, self._generator.child("check", t)):
-                self._checks_due = [step for step in self._checks_due if step > t]
-        stands = self._engine.taken_back == taken_back
-        if stands and self._engine.unchecked:  # at most one gradient is finite: zero is within its bound
+        if (due or self._engine.unchecked) and passes.check_samples(self._engine, self._generator.child("check", t)):
+            self._checks_due = [step for step in self._checks_due if step > t]
+        return passes, losses, norms
+
+    def _clipped_sums(self, passes: Passes) -> tuple[Tensor, Tensor]:
+        """Into the engine; losses and norms. Sample by sample where one that is not finite hinders a check."""
+        self._engine.unchecked = False
+        found = passes.backward(self._engine)
+        if self._engine.unchecked:
             self.zero_grad()
-            self._engine.backward(losses[:0])
-        return (passes, losses, norms), stands
+            passes.split()
+            found = passes.backward(self._engine)
+        return found
 
     def _vote(self, voted: VotedRate, t: int, passes: Passes, losses: Tensor) -> VoteResult:
         """Let the records vote between the weights and their average; the result, which moves nothing yet."""

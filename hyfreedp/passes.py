@@ -53,17 +53,24 @@ class Passes:
         self._batch = batch
         self._pieces = [take(batch, rows) for rows in self._rows]
         self._states: list[RandomState] = []
-        self._finite: list[tuple[Tensor, Tensor]] = []  # of each piece, which samples' loss is, and whose gradient too
+        self._largest = max(map(batch_length, self._pieces), default=0)
+        self._finite: list[Tensor] = []  # of each piece, which samples' loss and gradient are
         self._buffers, self._check = buffers, check
         self._device = device
         self._no_losses = torch.zeros(0, dtype=torch.float64, device=device)
 
-    def show(self, sizes: Iterable[int]) -> None:
-        """Let the model's engine see forward passes of the batch's first samples, as many as each size says."""
+    def show(self, engine: GradientEngine, sizes: Iterable[int]) -> None:
+        """Let the engine see forward passes of the batch's first samples, as many as each of ``sizes`` says."""
         for size in sizes:
             state = RandomState.capture(self._device)
-            self._values(take(self._batch, slice(size)), differentiable=True)
+            with engine.telling():
+                self._values(take(self._batch, slice(size)), differentiable=True)
             state.restore()
+
+    def split(self) -> None:
+        """Into pieces of one sample, in which nothing can go to a wrong one."""
+        self._rows = [slice(row, row + 1) for row in range(batch_length(self._batch))]
+        self._pieces = [take(self._batch, rows) for rows in self._rows]
 
     def backward(self, engine: GradientEngine) -> tuple[Tensor, Tensor]:
         """Clipped sum of per-sample gradients into ``.grad``; the losses and the gradients' norms, shape ``(B,)``."""
@@ -74,8 +81,7 @@ class Passes:
             values = self._values(piece, differentiable=True)
             norms.append(engine.backward(values))
             losses.append(values.detach().double())
-            finite = losses[-1].isfinite()
-            self._finite.append((finite, finite & norms[-1].isfinite()))
+            self._finite.append(losses[-1].isfinite() & norms[-1].isfinite())
         if not self._pieces:
             return self._no_losses, engine.backward(self._no_losses)  # a zero sum, for the noise
         return self._in_order(losses), self._in_order(norms)
@@ -104,13 +110,17 @@ class Passes:
         Returns:
             Whether there was a piece of two such samples or more to choose them from.
         """
+        chosen = [finite.cpu().nonzero()[:, 0] for finite in self._finite]
+        pieces = [(piece, rows) for piece, rows in zip(self._pieces, chosen, strict=True) if len(rows) > 1]
+        if not pieces and self._largest > 1 and self._finite:  # they were split
+            finite = self._in_order(self._finite).cpu().nonzero()[:, 0]
+            pieces = [(self._batch, finite)] if len(finite) > 1 else []
+        if not pieces:
+            return False
+        piece, rows = pieces[int(generator.permutation(len(pieces))[0])]
+        samples = take(piece, rows[generator.permutation(len(rows))[: min(SAMPLES, self._largest)]])
         present = RandomState.capture(self._device)
         try:
-            pieces = self._finite_samples(engine)
-            if not pieces:
-                return False
-            piece, rows = pieces[int(generator.permutation(len(pieces))[0])]
-            samples = take(piece, rows[generator.permutation(len(rows))[:SAMPLES]])
             engine.verify(self._values(samples))
             parameters = [p for p in engine.module.parameters() if p.requires_grad]
             with shaken(parameters, generator.child("gradients")):  # which opens gates that hide gradients
@@ -126,18 +136,6 @@ class Passes:
             present.restore()
         self._check = False
         return True
-
-    def _finite_samples(self, engine: GradientEngine) -> list[tuple[Any, Tensor]]:
-        """Where there are two or more samples of finite losses and gradients, and which these are."""
-        chosen = [finite.cpu().nonzero()[:, 0] for _, finite in self._finite]
-        found = [(piece, rows) for piece, rows in zip(self._pieces, chosen, strict=True) if len(rows) > 1]
-        if found or not engine.unchecked:
-            return found
-        # A misread model may have spread one sample's over all; in a pass of its own it can go nowhere else.
-        rows = self._in_order([finite for finite, _ in self._finite]).cpu().nonzero()[:, 0]
-        alone = [bool(engine.verify(self._values(take(self._batch, row[None]))).isfinite()) for row in rows]
-        rows = rows[torch.tensor(alone, dtype=torch.bool)][: max(map(batch_length, self._pieces))]
-        return [(self._batch, rows)] if len(rows) > 1 else []
 
     def _values(self, piece: Any, *, differentiable: bool = False) -> Tensor:
         with self._buffers.unchanged(by_value=self._check):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, cast
 
 import torch
@@ -63,7 +63,8 @@ class GradientEngine(ABC):
         views: rows in dimension 0 that each sample has, one after the other, and whose gradients it adds up.
 
     Attributes:
-        unchecked: whether a gradient was to be checked and could not be, since a sample's was not finite.
+        unchecked: whether, since somebody set it to False, sums were added whose check was due and not possible, as a
+            sample's gradient was not finite.
 
     Raises:
         ValueError: something in ``module`` is trainable and this engine cannot handle it; all of it is named.
@@ -85,10 +86,9 @@ class GradientEngine(ABC):
         self._types: set[torch.dtype] = set()
         self._wide_sums: dict[nn.Parameter, Tensor] = {}
 
-    @property
-    def taken_back(self) -> int:
-        """How often a later shape has shown that what was taken for samples is a constant."""
-        return 0
+    def telling(self) -> AbstractContextManager[None]:
+        """Around a forward pass of a size of :attr:`Misread.sizes`."""
+        return nullcontext()
 
     @property
     def narrowest_type(self) -> torch.dtype:
@@ -173,19 +173,16 @@ class GradientEngine(ABC):
             return losses.new_empty(0, dtype=torch.promote_types(losses.dtype, torch.float32))
         return self._run(losses, add=True)
 
-    def verify(self, losses: Tensor) -> Tensor:
+    def verify(self, losses: Tensor) -> None:
         """Check the gradients of some samples against autograd; nothing is added to any sum.
 
         Args:
             losses: as in :meth:`backward`, of at least one sample.
 
-        Returns:
-            The norms, as :meth:`backward` does. Where one is not finite, nothing could be checked.
-
         Raises:
             ValueError: as in :meth:`backward`.
         """
-        return self._run(losses, add=False)
+        self._run(losses, add=False)
 
     def _trainable(self) -> dict[nn.Parameter, str]:
         return {p: name for name, p in self.module.named_parameters() if p.requires_grad}
@@ -218,13 +215,12 @@ class GradientEngine(ABC):
         finite = norms.isfinite()
         whole = bool(finite.all())
         if not whole:  # 0 * NaN is NaN, so such samples are left out rather than multiplied by 0
-            self.unchecked |= add and weights is not None and samples > 1 and bool(losses.isfinite().any())
+            self.unchecked |= add and weights is not None and samples > 1
             gradients = {p: g.select(finite) for p, g in gradients.items()} if finite.any() else {}
         elif weights is not None and reference is not None:
             seen = _check(gradients, weights, reference, trainable, _ROUNDING.get(self.narrowest_type, 5e-2))
             if samples > 1:
                 self._unseen -= seen
-                self.unchecked = False
             self._checked_samples = max(self._checked_samples, samples)
         if not add:
             return norms

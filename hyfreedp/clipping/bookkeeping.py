@@ -90,9 +90,8 @@ class BookKeepingEngine(GradientEngine):
         self._handles = []
         self._substitution.detach()
 
-    @property
-    def taken_back(self) -> int:
-        return self._operations.taken_back
+    def telling(self) -> AbstractContextManager[None]:
+        return self._operations.telling()
 
     def clipped_sums(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
         self._operations.settle()

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Set
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -87,13 +88,12 @@ class Operations:
     Attributes:
         undecided: the parameters at which a shape was taken for the first time to tell samples from constants; whoever
             has seen the pass's gradients of them agree with autograd's removes them.
-        taken_back: how often a later shape showed that such samples were none.
     """
 
     def __init__(self, module: nn.Module, record: Record) -> None:
         self._module, self._record = module, record
         self.undecided: set[nn.Parameter] = set()
-        self.serial, self.taken_back = 0, 0
+        self.serial = 0
         self.used: set[nn.Parameter] = set()
         self.size = 0
         self._inputs: set[int] = set()
@@ -102,6 +102,7 @@ class Operations:
         # Since :meth:`settle`: number of rows, and what they met, of those that do by their shape.
         self._doubtful: dict[tuple[Any, ...], tuple[int, set[nn.Parameter]]] = {}
         self._compared: dict[tuple[Any, ...], tuple[int, ...]] = {}
+        self._said: dict[tuple[Any, ...], bool] | None = None  # by shapes of the pass that is to tell
 
     def begin(self, size: int, inputs: Iterable[Tensor]) -> None:
         """A pass of ``size`` samples, of which ``inputs`` are tensors."""
@@ -123,6 +124,15 @@ class Operations:
         """
         doubtful = (rows for rows, met in self._doubtful.values() if met & parameters)
         return frozenset(next(size for size in count(2) if rows % size) for rows in doubtful)
+
+    @contextmanager
+    def telling(self) -> Iterator[None]:
+        """Around a pass of such a size: what it shows to be a constant and samples in the same place is refused."""
+        self._said = {}
+        try:
+            yield
+        finally:
+            self._said = None
 
     def settle(self) -> None:
         """Stand by all decisions so far: gradients that rest on them are released now."""
@@ -150,7 +160,7 @@ class Operations:
     def meet(self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = function.__name__
         if _in_place(name) and isinstance(args[0], Shared):
-            raise self._lost(args[0])
+            raise self._lost(args[0].parameters)
         if _in_place(name) and name != "copy_":  # which must happen once, and to the target itself
             another = getattr(Tensor, f"__{name[3:]}" if name.startswith("__i") else name[:-1])
             return args[0].copy_(self.meet(another, (args[0].clone(), *args[1:]), kwargs))
@@ -191,6 +201,9 @@ class Operations:
         return new_rows and self.size > 1 and self._decide(key, sizes[0], sizes[0] == self.size, parameters)
 
     def _decide(self, key: tuple[Any, ...], rows: int, by_shape: bool, parameters: Iterable[nn.Parameter]) -> bool:
+        # DoRA calls a layer with both.
+        if self._said is not None and key[0] in _BROADCASTS and self._said.setdefault(key, by_shape) is not by_shape:
+            raise self._lost(parameters)
         before = self._decisions.get(key)
         decision = by_shape and before is not False
         if self.size > 1:  # of one sample nothing can be learned; and nothing can go to a wrong sample
@@ -199,7 +212,6 @@ class Operations:
             met = set(parameters)
             if self.size > 1:
                 self.undecided |= met
-                self.taken_back += before is True
             if decision:
                 self._doubtful[key] = rows, met
         return decision
@@ -252,7 +264,7 @@ class Operations:
             return self.copies(value, *extra, *value.shape[1:])
         if value.dim() == dims and value.shape[0] == rows:
             return self._by_sample(self.rows(value))
-        raise self._lost(value)
+        raise self._lost(value.parameters)
 
     def _by_sample(self, x: Tensor) -> Tensor:
         """(k B, ...) to (B, k, ...), unless k is 1."""
@@ -265,7 +277,7 @@ class Operations:
         dims = max(leaf.dim() for leaf in others)
         rows = max((len(leaf) for leaf in others if leaf.dim() == dims and dims), default=0)
         if rows == 0 or rows % self.size:
-            raise self._lost(*values)
+            raise self._lost(_parameters(values))
         batched = function.__name__ in _BATCHED  # which may not get another dimension
         several = rows != self.size and not batched
 
@@ -298,7 +310,7 @@ class Operations:
                 and self._holds_samples(leaf, (*key, leaf.dim(), leaf.dtype), values[0].parameters)
             )
             if held and not each and (leaf.dim() == 0 or len(leaf) % self.size):
-                raise self._lost(*values)
+                raise self._lost(_parameters(values))
             prepared.append(
                 self.copies(leaf, *leaf.shape) if each else leaf.unflatten(0, (self.size, -1)) if held else leaf
             )
@@ -314,25 +326,25 @@ class Operations:
             with warnings.catch_warnings(action="ignore", category=UserWarning):  # that vmap is slow on some functions
                 result = torch.vmap(of_one, tuple(dims))(*prepared)
         except (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError, AssertionError) as error:
-            raise self._lost(*values) from error
+            raise self._lost(_parameters(values)) from error
         if not isinstance(result, Tensor):
-            raise self._lost(*values)
+            raise self._lost(_parameters(values))
         result = result.flatten(0, 1) if result.dim() > 1 else result
         if compared not in self._compared:  # it may do something else with rows than what it does with all
             with torch.no_grad():
                 expected = function(*args, **kwargs)
             wide = torch.promote_types(expected.dtype, torch.float32)
             if expected.shape != result.shape or not _near(expected.to(wide), result.detach().to(wide)):
-                raise self._lost(*values)
+                raise self._lost(_parameters(values))
             self._compared[compared] = _order(expected)
         order = self._compared[compared]
         if _order(result) != order:  # a dropout after it draws in the order of memory
             result = result.permute(order).contiguous().permute([order.index(d) for d in range(len(order))])
         return result
 
-    def _lost(self, *values: Shared) -> Misread:
+    def _lost(self, parameters: Iterable[nn.Parameter]) -> Misread:
         names = {p: name for name, p in self._module.named_parameters()}
-        parameters = dict.fromkeys(p for v in values for p in v.parameters)
+        parameters = dict.fromkeys(parameters)
         return Misread(
             "the samples cannot be told apart where they meet the parameters "
             + listed([repr(names.get(p, "?")) for p in parameters])
@@ -341,6 +353,10 @@ class Operations:
             parameters,
             sizes=self.telling_sizes(set(parameters)),
         )
+
+
+def _parameters(values: Iterable[Shared]) -> Iterator[nn.Parameter]:
+    return (p for value in values for p in value.parameters)
 
 
 # -- operations with rules of their own --------------------------------------------------------------------------------

@@ -208,7 +208,8 @@ def clipped_sum(model: nn.Module, batch: list[Tensor], threshold: float) -> Tens
     total = torch.zeros_like(flat(model))
     for i in range(len(batch[0])):
         loss = cross_entropy(model)([tensor[i : i + 1] for tensor in batch])[0]
-        gradient = torch.cat([g.flatten() for g in torch.autograd.grad(loss, trainable(model))])
+        gradients = torch.autograd.grad(loss, trainable(model), allow_unused=True, materialize_grads=True)
+        gradient = torch.cat([g.flatten() for g in gradients])
         if gradient.isfinite().all():
             total += gradient * min(1.0, threshold / float(gradient.norm()))
     return total
@@ -291,17 +292,64 @@ def test_nor_does_one_that_a_misread_model_spreads_over_all() -> None:
 
 
 @pytest.mark.parametrize("gradient_engine", ["bookkeeping", "hooks"])
-def test_a_gradient_that_could_not_be_checked_is_replaced_by_zero(gradient_engine) -> None:
-    """There are fewer than two in the batch, and an error would tell that a record is there."""
-    model = make(nn.Identity)
-    _, optimizer, _ = make_private(model, sgd(model), preset="fixed", gradient_engine=gradient_engine)
-    first, batch = [tensor[:2].clone() for tensor in records().tensors], [tensor[:8] for tensor in records().tensors]
-    first[0][1] = math.nan
-    before = flat(model)
-    optimizer.step(cross_entropy(model), first)
-    assert torch.equal(before, flat(model)) and optimizer.ledger.steps == 1
-    optimizer.step(cross_entropy(model), batch)
-    assert not torch.equal(before, flat(model))
+def test_no_record_ends_a_run_by_hindering_the_check(gradient_engine) -> None:
+    """A batch of two of which one is broken, an empty one, and a loss all of whose gradients are no numbers."""
+    model, batch = make(nn.Identity), [tensor[:8] for tensor in records().tensors]
+    settings = {"preset": "fixed", "gradient_engine": gradient_engine, "clipping": AbadiClipping(0.05)}
+    _, optimizer, _ = make_private(model, sgd(model), **settings)
+    two = [tensor[:2].clone() for tensor in batch]
+    two[0][1] = math.nan
+    for few in (two, [tensor[:0] for tensor in batch], [tensor[:1] for tensor in batch]):
+        expected = clipped_sum(model, few, 0.05)
+        torch.testing.assert_close(released(optimizer, model, few), expected, rtol=1e-9, atol=1e-12)
+    loss, before = cross_entropy(model), flat(model)
+    optimizer.step(lambda batch: torch.where(batch[1] < 3, loss(batch), loss(batch) * math.nan), batch)
+    assert torch.equal(before, flat(model)) and optimizer.ledger.steps == 4
+
+
+def test_the_check_is_made_up_for_and_later_batches_are_whole() -> None:
+    """Though each has a broken record: the finite samples of the first show what an undisturbed batch would have."""
+    model, sizes = make(Adapter), []
+    _, optimizer, _ = make_private(model, sgd(model), preset="fixed", steps=100)
+    optimizer._checks_due, loss = [], cross_entropy(model)
+
+    def counted(batch):
+        sizes.append(len(batch[0]))
+        return loss(batch)
+
+    batch = [tensor[:12].clone() for tensor in records().tensors]
+    batch[0][3] = math.nan
+    for _ in range(3):
+        sizes.clear()
+        optimizer.step(counted, batch)
+    assert sizes == [12]
+
+
+class Sometimes(nn.Module):
+    """Its branch runs if a record asks for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Mapped()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x) if (x.detach()[:, 0] > 0.999).any() or x.isnan().any() else x
+
+
+@pytest.mark.parametrize("pieces", [4, 8])
+@pytest.mark.parametrize("later", [False, True])
+def test_a_check_of_other_samples_does_not_stand_for_the_one_that_was_hindered(pieces, later) -> None:
+    """They do not take the branch that is misread."""
+    model, batch = make(Sometimes), [tensor[:8].clone() for tensor in records().tensors]
+    settings = {"preset": "fixed", "clipping": AbadiClipping(0.05), "max_physical_batch_size": pieces}
+    _, optimizer, _ = make_private(model, sgd(model), **settings)
+    batch[0][:, 0] = -9.0
+    if later:
+        optimizer.step(cross_entropy(model), batch)
+    batch[0][1, 1] = math.nan
+    expected = clipped_sum(model, batch, 0.05)
+    assert expected.norm() > 0.05
+    torch.testing.assert_close(released(optimizer, model, batch), expected, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("pieces", [2, 4])
@@ -334,6 +382,40 @@ def test_a_model_of_many_layers_takes_few_passes() -> None:
         numbers.append(len(sizes))
     assert sizes[:3] == [4, 3, 4]
     assert numbers[1] == numbers[0] + 2
+
+
+class OneUse(nn.Module):
+    """The same product, of the same number of dimensions, of ``p`` with a constant and with features of the samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = nn.Linear(3, WIDTH), nn.Linear(WIDTH, 3)
+        self.frozen = nn.Linear(2, WIDTH, bias=False).requires_grad_(False)
+        self.p = nn.Parameter(torch.rand(WIDTH) + 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.inner(x[..., :3])
+        waves = torch.outer(torch.linspace(0, 9, 16, dtype=x.dtype), torch.linspace(0.1, 1, WIDTH, dtype=x.dtype)).sin()
+        h = h + (self.p * waves[:, None]).mean(0)
+        features = (self.p * self.frozen(x[..., 3:])).transpose(0, 1)
+        return self.head((h.tanh().transpose(0, 1) + features).transpose(0, 1).mean(1))
+
+
+def test_one_use_of_both_kinds_is_refused() -> None:
+    torch.manual_seed(0)
+    model = OneUse().double().train()
+    _, optimizer, _ = make_private(model, sgd(model), preset="fixed")
+    with pytest.raises(Misread, match="disagree with autograd: 'p'"):
+        optimizer.step(cross_entropy(model), [torch.randn(16, 48, 5).double(), torch.randint(3, (16,))])
+
+
+def test_an_error_after_the_repair_is_not_hidden_by_the_first() -> None:
+    model = make(Adapter)
+    _, optimizer, _ = make_private(model, sgd(model), preset="paper", target_epsilon=3.0, accountant="rdp")
+    loss = cross_entropy(model)
+    with pytest.raises(ValueError, match="negative") as caught:
+        optimizer.step(lambda batch: loss(batch) - 50, [tensor[:8] for tensor in records().tensors])
+    assert isinstance(caught.value.__cause__, Misread)
 
 
 class Asserting(nn.Module):
