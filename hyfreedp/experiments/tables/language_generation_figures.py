@@ -77,7 +77,7 @@ def metric_findings(summary: pd.DataFrame, methods: Sequence[str], epsilons: Seq
     lines = [f"before private training the perplexity is {perplexity:.0f} and BLEU {bleu:.3f}"]
     for epsilon in epsilons:
         measured = [row for row in methods if not math.isnan(means.get(("BLEU", epsilon, row), math.nan))]
-        if not measured:
+        if len(measured) < 2:
             continue
         perplexity, bleu = ({row: means[metric, epsilon, row] for row in measured} for metric in ("perplexity", "BLEU"))
         by_perplexity = sorted(measured, key=perplexity.__getitem__)
