@@ -7,6 +7,7 @@ which is how the accountant counts them. All that decides about the learning rat
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from traceback import clear_frames
@@ -194,17 +195,19 @@ class HyFreeDPOptimizer(Resumable, OptimizerWrapper):
         self, t: int, per_sample_loss: PerSampleLoss, batch: Any, dropout: RandomState
     ) -> tuple[Passes, Tensor, Tensor]:
         """As :meth:`_raw_gradient`, made again where a shape misled the engine and passes of other sizes tell it so."""
-        refusal, sizes, tried = None, set[int](), set[int]()
+        refusal, sizes, tried = None, list[int](), Counter[Any]()
         while True:
             try:
-                return self._raw_gradient(t, per_sample_loss, batch, sorted(sizes))
+                return self._raw_gradient(t, per_sample_loss, batch, sizes)
             except Misread as error:
                 refusal = refusal or error
                 clear_frames(error.__traceback__)  # which hold the graph
-                tried |= sizes
-                sizes = {size for size in error.sizes - tried if size <= batch_length(batch)}
-                if not sizes:
+                places = [(size, frozenset(error.parameters)) for size in error.sizes if size <= batch_length(batch)]
+                places = [place for place in places if tried[place] < 2]  # a layer may drop out of the first pass
+                if not places:
                     raise refusal from refusal.__cause__
+                tried.update(places)
+                sizes += [size for size, _ in places]
             except Exception as error:
                 if refusal is None:
                     raise

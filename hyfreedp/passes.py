@@ -61,11 +61,11 @@ class Passes:
 
     def show(self, engine: GradientEngine, sizes: Iterable[int]) -> None:
         """Let the engine see forward passes of the batch's first samples, as many as each of ``sizes`` says."""
+        state = RandomState.capture(self._device)
         for size in sizes:
-            state = RandomState.capture(self._device)
             with engine.telling():
                 self._values(take(self._batch, slice(size)), differentiable=True)
-            state.restore()
+        state.restore()
 
     def split(self) -> None:
         """Into pieces of one sample, in which nothing can go to a wrong one."""

@@ -418,6 +418,29 @@ def test_an_error_after_the_repair_is_not_hidden_by_the_first() -> None:
     assert isinstance(caught.value.__cause__, Misread)
 
 
+class Skipped(nn.Module):
+    """Drops out as a whole, as LoKr's modules may: not of the batch, but of the first pass that could tell."""
+
+    calls = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Adapter()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x if self.calls == 2 else self.inner(x)
+
+
+def test_a_layer_that_drops_out_of_the_telling_pass_gets_another() -> None:
+    model, batch = make(Skipped), [tensor[:8] for tensor in records().tensors]
+    _, optimizer, _ = make_private(model, sgd(model), preset="fixed", clipping=AbadiClipping(0.05))
+    model[2].calls = 2
+    expected = clipped_sum(model, batch, 0.05)
+    model[2].calls = 0
+    torch.testing.assert_close(released(optimizer, model, batch), expected, rtol=1e-9, atol=1e-12)
+
+
 class Asserting(nn.Module):
     """Does not work with another number of samples."""
 
