@@ -10,7 +10,7 @@ import torch
 from hyfreedp.experiments.benchmark import goals
 from hyfreedp.experiments.book import notebooks
 from hyfreedp.experiments.store import verdicts
-from hyfreedp.experiments.tables import image_classification, small_tasks
+from hyfreedp.experiments.tables import image_classification, language_generation, small_tasks
 from hyfreedp.experiments.tables.plan import ROWS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -85,6 +85,21 @@ def test_real_images_are_those_of_the_records():
         full = whole[(whole.task == "cifar10_20k") & (whole.tuning == "full") & (whole.epsilon == epsilon)]
         points = [-image_classification.paired(full, name)["mean"] for name in ("hyfreedp_robust", "reference")]
         assert [round(point) for point in points] == expected
+
+
+def test_real_texts_are_those_of_the_records():
+    rows = pd.read_csv(ROOT / "data" / "results" / "desktop" / "language_generation.csv")
+    summary = language_generation.summarise(rows)
+    assert language_generation.markdown(summary) in RESULTS
+    means = summary[summary.epsilon == 8].pivot(index="row", columns="metric", values="mean")
+    shares = means / means.loc["grid"]
+    rows_told = ("hyfreedp_robust", "dadaptation", "prodigy", "reference", "hyfreedp_paper")
+    assert [round(100 * shares.BLEU[row]) for row in rows_told] == [99, 101, 102, 39, 60]
+    assert round(100 * shares.CIDEr["hyfreedp_paper"]) == 9
+    assert round(100 * shares.perplexity["hyfreedp_robust"]) == 113
+    ours = shares.loc["hyfreedp_robust", list(language_generation.METRICS)]
+    assert (round(ours.min(), 2), round(ours.max(), 2)) == (0.97, 1.09)
+    assert set(rows.learning_rate[(rows.row == "grid") & (rows.epsilon == 8)].dropna()) == {5e-3}
 
 
 def test_the_costs_are_those_of_the_record():
