@@ -49,9 +49,8 @@ class Passes:
         views: int = 1,
     ) -> None:
         self._loss, self._views = per_sample_loss, views
-        self._rows = split_rows(batch, max_physical_batch_size)
         self._batch = batch
-        self._pieces = [take(batch, rows) for rows in self._rows]
+        self._cut(max_physical_batch_size)
         self._states: list[RandomState] = []
         self._largest = max(map(batch_length, self._pieces), default=0)
         self._finite: list[Tensor] = []  # of each piece, which samples' loss and gradient are
@@ -69,8 +68,7 @@ class Passes:
 
     def split(self) -> None:
         """Into pieces of one sample, in which nothing can go to a wrong one."""
-        self._rows = [slice(row, row + 1) for row in range(batch_length(self._batch))]
-        self._pieces = [take(self._batch, rows) for rows in self._rows]
+        self._cut(1)
 
     def backward(self, engine: GradientEngine) -> tuple[Tensor, Tensor]:
         """Clipped sum of per-sample gradients into ``.grad``; the losses and the gradients' norms, shape ``(B,)``."""
@@ -136,6 +134,10 @@ class Passes:
             present.restore()
         self._check = False
         return True
+
+    def _cut(self, size: PhysicalBatchSize) -> None:
+        self._rows = split_rows(self._batch, size)
+        self._pieces = [take(self._batch, rows) for rows in self._rows]
 
     def _values(self, piece: Any, *, differentiable: bool = False) -> Tensor:
         with self._buffers.unchanged(by_value=self._check):

@@ -145,8 +145,8 @@ class Operations:
         return not self._holds_samples(x, (layer,), trained)
 
     def meets_samples(self, name: str, args: Any, values: list[Shared], others: list[Tensor]) -> bool:
-        self.used.update(p for v in values for p in v.parameters)
-        key, parameters = (name, *map(id, values[0].parameters)), [p for v in values for p in v.parameters]
+        key, parameters = (name, *map(id, values[0].parameters)), list(_parameters(values))
+        self.used.update(parameters)
         if name in _TOKENS_FIRST:
             tokens = args[0].shape[1] if args[0].dim() > 1 else 0
             if not all(isinstance(t, Shared) for t in args[:3]) or self._decide(
