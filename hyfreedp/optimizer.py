@@ -244,12 +244,15 @@ class HyFreeDPOptimizer(Resumable, OptimizerWrapper):
         losses, norms = self._clipped_sums(passes)
         if t == 0 and self.rate_learner is not None and self.rate_learner.kind == "losses":
             check_not_negative(losses)
-        if (due or self._engine.unchecked) and passes.check_samples(self._engine, self._generator.child("check", t)):
+        if due and passes.check_samples(self._engine, self._generator.child("check", t)):
             self._checks_due = [step for step in self._checks_due if step > t]
         return passes, losses, norms
 
     def _clipped_sums(self, passes: Passes) -> tuple[Tensor, Tensor]:
-        """Into the engine; losses and norms. Sample by sample where one that is not finite hinders a check."""
+        """Into the engine; losses and norms. Sample by sample where one that is not finite would hinder a check.
+
+        Whether or not one is due: a step made again after a resume, where it is, must release the same.
+        """
         self._engine.unchecked = False
         found = passes.backward(self._engine)
         if self._engine.unchecked:

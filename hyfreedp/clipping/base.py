@@ -63,8 +63,8 @@ class GradientEngine(ABC):
         views: rows in dimension 0 that each sample has, one after the other, and whose gradients it adds up.
 
     Attributes:
-        unchecked: whether, since somebody set it to False, sums were added whose check was due and not possible, as a
-            sample's gradient was not finite.
+        unchecked: whether, since somebody set it to False, sums of several samples were added that cannot be checked:
+            one of their gradients was not finite.
 
     Raises:
         ValueError: something in ``module`` is trainable and this engine cannot handle it; all of it is named.
@@ -215,7 +215,7 @@ class GradientEngine(ABC):
         finite = norms.isfinite()
         whole = bool(finite.all())
         if not whole:  # 0 * NaN is NaN, so such samples are left out rather than multiplied by 0
-            self.unchecked |= add and weights is not None and samples > 1
+            self.unchecked |= add and samples > 1
             gradients = {p: g.select(finite) for p, g in gradients.items()} if finite.any() else {}
         elif weights is not None and reference is not None:
             seen = _check(gradients, weights, reference, trainable, _ROUNDING.get(self.narrowest_type, 5e-2))
