@@ -44,7 +44,7 @@ class Resumable:
     sampler: PoissonSampler | None
     processes: Processes
     _rows: list[dict[str, Any]]
-    _engine: GradientEngine
+    gradient_engine: GradientEngine
     _base: BaseOptimizer
     _generator: NoiseGenerator
     _checks_due: list[int]
@@ -132,14 +132,14 @@ class Resumable:
         return {
             "number of records": str(None if self.sampler is None else self.sampler.num_records),
             "expected batch size": repr(self.expected_batch_size),
-            "clipping": repr(self._engine.clipping),
+            "clipping": repr(self.gradient_engine.clipping),
             "probe": repr(self.rate_learner),
             "probe's batch": self.probe_batch,
             "learning rate": repr(self._base.eta) if self.rate_learner is None else "learned",
             "decay": f"{self.decay} from {self.decay_start!r}",
             **self._base.settings(),
             "noise": "secure" if self._generator.secure else "standard",
-            **({"views of a record": str(self._engine.views)} if self._engine.views > 1 else {}),
+            **({"views of a record": str(self.gradient_engine.views)} if self.gradient_engine.views > 1 else {}),
         }
 
 

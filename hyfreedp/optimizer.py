@@ -108,7 +108,7 @@ class HyFreeDPOptimizer(Resumable, OptimizerWrapper):
         self.diagnostics = diagnostics
         self.processes = processes or Processes()
         self._rows: list[dict[str, Any]] = []
-        self._engine = gradient_engine
+        self.gradient_engine = gradient_engine
         self._base = BaseOptimizer(optimizer, module)
         self._generator = generator
         self._buffers = BufferGuard(module)
@@ -229,7 +229,7 @@ class HyFreeDPOptimizer(Resumable, OptimizerWrapper):
         self._base.check()
         if self.sampler is not None and self.split.gradient_noise_multiplier(t) > 0:
             self.sampler.check_drawn(batch_length(batch))
-        self._engine.check_modes()
+        self.gradient_engine.check_modes()
         due = any(step <= t for step in self._checks_due)
         passes = Passes(
             per_sample_loss,
@@ -238,13 +238,13 @@ class HyFreeDPOptimizer(Resumable, OptimizerWrapper):
             device=self._base.parameters[0].device,
             buffers=self._buffers,
             check=due,
-            views=self._engine.views,
+            views=self.gradient_engine.views,
         )
-        passes.show(self._engine, sizes)
+        passes.show(self.gradient_engine, sizes)
         losses, norms = self._clipped_sums(passes)
         if t == 0 and self.rate_learner is not None and self.rate_learner.kind == "losses":
             check_not_negative(losses)
-        if due and passes.check_samples(self._engine, self._generator.child("check", t)):
+        if due and passes.check_samples(self.gradient_engine, self._generator.child("check", t)):
             self._checks_due = [step for step in self._checks_due if step > t]
         return passes, losses, norms
 
@@ -253,12 +253,12 @@ class HyFreeDPOptimizer(Resumable, OptimizerWrapper):
 
         Whether or not one is due: a step made again after a resume, where it is, must release the same.
         """
-        self._engine.unchecked = False
-        found = passes.backward(self._engine)
-        if self._engine.unchecked:
+        self.gradient_engine.unchecked = False
+        found = passes.backward(self.gradient_engine)
+        if self.gradient_engine.unchecked:
             self.zero_grad()
             passes.split()
-            found = passes.backward(self._engine)
+            found = passes.backward(self.gradient_engine)
         return found
 
     def _vote(self, voted: VotedRate, t: int, passes: Passes, losses: Tensor) -> VoteResult:
@@ -276,13 +276,13 @@ class HyFreeDPOptimizer(Resumable, OptimizerWrapper):
 
     def _privatize_gradient(self, t: int) -> int:
         """The private mean gradient of all processes into ``.grad``; the tag of its noise, 0 if there is none."""
-        sums = self._engine.clipped_sums(self._base.parameters)
+        sums = self.gradient_engine.clipped_sums(self._base.parameters)
         self.processes.add_up(sums)
         generator = self._generator.child("gradient", t)
         privatize_gradient(
             sums,
             self.split.gradient_noise_multiplier(t),
-            sensitivity=self._engine.clipping.sensitivity,
+            sensitivity=self.gradient_engine.clipping.sensitivity,
             expected_batch_size=self.expected_batch_size,
             generator=generator,
         )
@@ -360,7 +360,7 @@ class HyFreeDPOptimizer(Resumable, OptimizerWrapper):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients. :meth:`step` does so itself; for loops written for other optimizers."""
         self.base.zero_grad(set_to_none=set_to_none)
-        self._engine.clear()
+        self.gradient_engine.clear()
 
     def epsilon_spent(self, target_delta: float | None = None) -> float:
         """Epsilon of all that is known to have been released, at the plan's delta unless another is given."""
@@ -371,9 +371,10 @@ class HyFreeDPOptimizer(Resumable, OptimizerWrapper):
         return self.epsilon_spent(delta)
 
     def __repr__(self) -> str:
+        engine = self.gradient_engine
         learned = "fixed" if self.rate_learner is None else f"learned from {self.rate_learner.kind}"
         return (
             f"{type(self).__name__}({type(self.base).__name__}, step {self.ledger.steps} of {self.split.steps}, "
-            f"eta {self.eta:.3g} ({learned}), clipping {self._engine.clipping}, engine {self._engine.name!r},\n"
+            f"eta {self.eta:.3g} ({learned}), clipping {engine.clipping}, engine {engine.name!r},\n"
             f"  {self.split})"
         )

@@ -78,6 +78,7 @@ class Passes:
             self._states.append(RandomState.capture(self._device))
             values = self._values(piece, differentiable=True)
             norms.append(engine.backward(values))
+            self._look_closer(engine, piece, self._states[-1])
             losses.append(values.detach().double())
             self._finite.append(losses[-1].isfinite() & norms[-1].isfinite())
         if not self._pieces:
@@ -120,9 +121,11 @@ class Passes:
         present = RandomState.capture(self._device)
         try:
             engine.verify(self._values(samples))
+            self._look_closer(engine, samples, present)
             parameters = [p for p in engine.module.parameters() if p.requires_grad]
             with shaken(parameters, generator.child("gradients")):  # which opens gates that hide gradients
                 engine.verify(self._values(samples))
+                self._look_closer(engine, samples, present)
             check_samples_apart(
                 self._values,
                 samples,
@@ -134,6 +137,12 @@ class Passes:
             present.restore()
         self._check = False
         return True
+
+    def _look_closer(self, engine: GradientEngine, samples: Any, state: RandomState) -> None:
+        """Compare again, from the same random numbers, where one large gradient has hidden others from autograd."""
+        if engine.hidden is not None:
+            state.restore()
+            engine.verify(self._values(samples, differentiable=True), engine.hidden)
 
     def _cut(self, size: PhysicalBatchSize) -> None:
         self._rows = split_rows(self._batch, size)

@@ -22,6 +22,7 @@ from hyfreedp.noise import NoiseGenerator
 # Measured on the ViT, GPT-2, LLaMA and BERT of the tests, both engines, at most: 8e-8 (LLaMA computes its norms in
 # float32), 4e-7, 9e-4 and 6e-3. TF32, which float32 may mean on a GPU, rounds by 1e-3.
 _ROUNDING = {torch.float64: 1e-5, torch.float32: 5e-3, torch.float16: 1e-2}  # else as bfloat16
+_APART = 10  # of factors: an error of order one in the smaller gradient is then still far above rounding of the larger
 
 
 class Misread(ValueError):
@@ -65,6 +66,10 @@ class GradientEngine(ABC):
     Attributes:
         unchecked: whether, since somebody set it to False, sums of several samples were added that cannot be checked:
             one of their gradients was not finite.
+        hidden: None, unless the last pass was compared with autograd, and one gradient was so much larger than another
+            that an error in the latter would not have shown: then factors at which it does, for :meth:`verify`, shape
+            (B,). Until that, such a comparison does not count, and the next batch is compared as well.
+        norms: of the samples in the present sums, as :meth:`backward` returned them. They are *not* private.
 
     Raises:
         ValueError: something in ``module`` is trainable and this engine cannot handle it; all of it is named.
@@ -81,6 +86,8 @@ class GradientEngine(ABC):
         self.views = views
         self._checked_samples, self._batches = 0, 0
         self.unchecked = False
+        self.hidden: Tensor | None = None
+        self.norms: list[Tensor] = []
         self._unseen = {p for p in module.parameters() if p.requires_grad}  # whose gradients were too small for a check
         self._checks = NoiseGenerator(0)  # not secret: its signs decide nothing but what a check would notice
         self._types: set[torch.dtype] = set()
@@ -119,8 +126,9 @@ class GradientEngine(ABC):
         return [self._wide_sums[p] if p in self._wide_sums else cast(Tensor, p.grad) for p in parameters]
 
     def clear(self) -> None:
-        """Forget the sums of parameters in half precision, as ``zero_grad`` does the gradients of others."""
+        """Forget norms, and sums of parameters in half precision, as ``zero_grad`` does the gradients of others."""
         self._wide_sums.clear()
+        self.norms.clear()
 
     @classmethod
     @abstractmethod
@@ -162,6 +170,8 @@ class GradientEngine(ABC):
                 the samples from the engine (the parameter is named). ``p.grad`` is then untouched.
         """
         self.check_modes()
+        if all(self._sum_of(p) is None for p in self._trainable()):
+            self.norms.clear()
         if losses.dim() != 1:
             raise ValueError(
                 f"losses has shape {tuple(losses.shape)}: it must be (B,), one loss per sample. "
@@ -173,29 +183,32 @@ class GradientEngine(ABC):
             return losses.new_empty(0, dtype=torch.promote_types(losses.dtype, torch.float32))
         return self._run(losses, add=True)
 
-    def verify(self, losses: Tensor) -> None:
+    def verify(self, losses: Tensor, factors: Tensor | None = None) -> None:
         """Check the gradients of some samples against autograd; nothing is added to any sum.
 
         Args:
             losses: as in :meth:`backward`, of at least one sample.
+            factors: :attr:`hidden`, shape (B,), by which each gradient is multiplied before, as in what is released.
 
         Raises:
             ValueError: as in :meth:`backward`.
         """
-        self._run(losses, add=False)
+        self._run(losses, add=False, factors=factors)
 
     def _trainable(self) -> dict[nn.Parameter, str]:
         return {p: name for name, p in self.module.named_parameters() if p.requires_grad}
 
-    def _run(self, losses: Tensor, *, add: bool) -> Tensor:
+    def _run(self, losses: Tensor, *, add: bool, factors: Tensor | None = None) -> Tensor:
         if not losses.requires_grad:
             raise ValueError("losses depend on no trainable parameter: was the forward pass run under no_grad?")
         # Inside an autocast region the engine's own products would be rounded to half precision.
         autocast = torch.autocast(losses.device.type, enabled=False)
         with torch.no_grad(), autocast, self._again(len(losses) * self.views):
-            return self._backward(losses, self._trainable(), add)
+            return self._backward(losses, self._trainable(), add, factors)
 
-    def _backward(self, losses: Tensor, trainable: dict[nn.Parameter, str], add: bool) -> Tensor:
+    def _backward(
+        self, losses: Tensor, trainable: dict[nn.Parameter, str], add: bool, factors: Tensor | None
+    ) -> Tensor:
         # A batch of one cannot show that samples mix, so the first larger one is checked as well.
         samples = min(len(losses), 2)
         weights, reference = None, None
@@ -203,6 +216,8 @@ class GradientEngine(ABC):
         again = add and samples > 1 and bool(self._unseen) and self._batches.bit_count() == 1
         if not add or again or self._checked_samples < samples:
             weights = _weights(losses, self._checks)
+            if factors is not None:
+                weights = (weights * factors).to(losses.dtype)  # rounded as in the reference
             reference = weighted_gradients(losses, weights, trainable)
         self._types.clear()
         gradients = self._per_sample_gradients(losses, trainable)
@@ -214,29 +229,36 @@ class GradientEngine(ABC):
         norms = squared.clamp(min=0).sqrt().nan_to_num(nan=torch.inf, posinf=torch.inf)
         finite = norms.isfinite()
         whole = bool(finite.all())
+        self.hidden = None
         if not whole:  # 0 * NaN is NaN, so such samples are left out rather than multiplied by 0
             self.unchecked |= add and samples > 1
             gradients = {p: g.select(finite) for p, g in gradients.items()} if finite.any() else {}
         elif weights is not None and reference is not None:
             seen = _check(gradients, weights, reference, trainable, _ROUNDING.get(self.narrowest_type, 5e-2))
-            if samples > 1:
-                self._unseen -= seen
-            self._checked_samples = max(self._checked_samples, samples)
+            if factors is None:
+                self.hidden = _apart(self.clipping.factors(norms))
+            if self.hidden is None:
+                if samples > 1:
+                    self._unseen -= seen
+                self._checked_samples = max(self._checked_samples, samples)
         if not add:
             return norms
-        # Asked for what is released alone, and once: a rule may count what it sees.
         factors = self.clipping.factors(norms)
         if not whole:
             factors = factors[finite]
         for p in trainable:
             # Popped, so that each is freed once it is used.
             self._add(p, gradients.pop(p).weighted_sum(factors) if p in gradients else None)
+        self.norms.append(norms)
         return norms
+
+    def _sum_of(self, p: nn.Parameter) -> Tensor | None:
+        return p.grad if p.dtype == torch.promote_types(p.dtype, torch.float32) else self._wide_sums.get(p)
 
     def _add(self, p: nn.Parameter, addend: Tensor | None) -> None:
         """Add to the sum of ``p``; an addend of None stands for zeros."""
         wide = torch.promote_types(p.dtype, torch.float32)
-        held = p.grad if wide == p.dtype else self._wide_sums.get(p)
+        held = self._sum_of(p)
         if held is not None:
             if addend is not None:
                 held.add_(addend)
@@ -252,6 +274,12 @@ def _weights(losses: Tensor, generator: NoiseGenerator) -> Tensor:
     """Weights (B,) of random sign and of sizes from 1/2 to 3/2."""
     uniform = generator.uniform(2, len(losses)).to(losses.device, torch.promote_types(losses.dtype, torch.float32))
     return (uniform[0] + 0.5) * torch.where(uniform[1] < 0.5, -1.0, 1.0)
+
+
+def _apart(factors: Tensor) -> Tensor | None:
+    """Factors (B,) on a scale of which they are the middle, if the largest is more than ten times the smallest."""
+    least, most = factors.aminmax()
+    return factors / (least.sqrt() * most.sqrt()) if bool(most > _APART * least) else None
 
 
 def _norm(g: Tensor) -> Tensor:

@@ -151,7 +151,9 @@ class BookKeepingEngine(GradientEngine):
         # A layer that checkpoints its own forward, as transformers' blocks do, is recomputed without its hooks.
         return self._substitution.again(size)
 
-    def _backward(self, losses: Tensor, trainable: dict[nn.Parameter, str], add: bool) -> Tensor:
+    def _backward(
+        self, losses: Tensor, trainable: dict[nn.Parameter, str], add: bool, factors: Tensor | None
+    ) -> Tensor:
         self._traced = self._trace(losses, trainable)
         # In the graph of one sample nothing can go to a wrong sample.
         new = self._traced.steps.items() - self._steps if len(losses) > 1 else set()
@@ -162,13 +164,13 @@ class BookKeepingEngine(GradientEngine):
             self._operations.undecided.clear()
             self._checked_samples = min(self._checked_samples, 1)  # another check against autograd
         try:
-            norms = super()._backward(losses, trainable, add)
+            norms = super()._backward(losses, trainable, add, factors)
         except Misread as error:
             error.sizes = self._operations.telling_sizes(error.parameters)
             raise
         finally:
             self._traced = None
-        if self._checked_samples > 1:  # else there was none, since a gradient was not finite
+        if self._checked_samples > 1:  # else there was none that would have shown everything
             self._steps |= new
         return norms
 

@@ -266,6 +266,7 @@ def test_nothing_is_left_behind(engine):
                 if differentiate:
                     attached.backward(losses)
                 model.zero_grad()
+                attached.clear()
                 del losses
                 torch.zeros(0)
                 left.append(live.now)

@@ -360,7 +360,7 @@ def test_clipping_is_automatic_with_privacy_and_absent_without():
         model = make_model()
         _, optimizer, _ = make_private(model, sgd(model), target_epsilon=target, accountant="rdp", clipping=chosen)
         assert repr(expected) in repr(optimizer)
-        assert optimizer._engine.clipping == expected
+        assert optimizer.gradient_engine.clipping == expected
 
 
 def test_the_gradient_engine_can_be_chosen_and_does_not_matter(unbound_noise):
@@ -371,7 +371,7 @@ def test_the_gradient_engine_can_be_chosen_and_does_not_matter(unbound_noise):
             model = make_model()
             settings = {"gradient_engine": engine, "max_physical_batch_size": pieces}
             _, optimizer, _ = make_private(model, adamw(model), interval=2, **settings, **PRIVATE)
-            assert isinstance(optimizer._engine, kind)
+            assert isinstance(optimizer.gradient_engine, kind)
             weights[engine, pieces] = train(model, optimizer)
     for other in weights.values():
         torch.testing.assert_close(weights["auto", None], other, rtol=0, atol=1e-9)

@@ -101,7 +101,7 @@ def test_what_becomes_of_the_program_on_names(kind, capsys):
     )
     assert 0 in (len(loader.batch_sampler.batch(step)) for step in range(20))
     names["train"](model, nn.CrossEntropyLoss(reduction="none"), optimizer, loader, 0, 1e-4, torch.device("cpu"))
-    assert optimizer.steps_left == 0 and optimizer._engine.name == "bookkeeping"
+    assert optimizer.steps_left == 0 and optimizer.gradient_engine.name == "bookkeeping"
     assert re.fullmatch(r"epoch 0: epsilon (2\.9\d|3\.00)\n", capsys.readouterr().out)
 
 

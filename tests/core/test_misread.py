@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -272,6 +273,40 @@ def test_a_record_that_is_not_finite_does_not_turn_the_check_off(later) -> None:
     torch.testing.assert_close(released(optimizer, model, batch), expected, rtol=1e-9, atol=1e-12)
 
 
+class Outshone(nn.Module):
+    """A misread ``p``, beside ``q`` at which a record's last feature makes the gradient as large as it likes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.p, self.q = nn.Parameter(torch.rand(WIDTH) + 0.5), nn.Parameter(torch.zeros(3))
+        self.head, self.on = nn.Linear(WIDTH, 3).requires_grad_(False), True
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens, large = x[..., :WIDTH], x[:, 0, WIDTH:]
+        positions = torch.linspace(0, 9, x.shape[1], dtype=x.dtype)
+        if self.on:
+            tokens = tokens + self.p * torch.outer(positions, torch.linspace(0.1, 1, WIDTH, dtype=x.dtype)).sin()
+        return self.head(tokens.tanh().mean(1)) + self.q * large
+
+
+@pytest.mark.parametrize("later", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_large_gradient_does_not_hide_a_misread_one_from_the_check(dtype, later) -> None:
+    """Neither in the first batch, nor where the model changes in another: gradients are compared as released, too."""
+    torch.manual_seed(0)
+    model, batch = Outshone().to(dtype).train(), [torch.randn(16, 16, WIDTH + 1).to(dtype), torch.randint(3, (16,))]
+    batch[0][..., WIDTH] = 0
+    _, optimizer, _ = make_private(model, sgd(model), preset="fixed", clipping=AbadiClipping(0.05), steps=100)
+    if later:
+        model.on = False
+        optimizer.step(cross_entropy(model), [tensor.clone() for tensor in batch])
+    optimizer._checks_due, model.on = [], True  # of few samples, among which the large one need not be
+    batch[0][3, 0, WIDTH] = 1e9
+    expected = clipped_sum(model, batch, 0.05)
+    assert expected.norm() > 0.1
+    torch.testing.assert_close(released(optimizer, model, batch), expected, rtol=1e-5, atol=1e-6)
+
+
 class Mapped(nn.Module):
     """A matrix product: misread, it gives every sample the gradient of the one that is not finite."""
 
@@ -308,8 +343,9 @@ def test_no_record_ends_a_run_by_hindering_the_check(gradient_engine) -> None:
     assert torch.equal(before, flat(model)) and optimizer.ledger.steps == 4
 
 
-def test_a_step_made_again_after_a_resume_releases_the_same() -> None:
-    """Also where a check is due then that was not before, and a broken record hinders it: else its noise is new."""
+@pytest.mark.parametrize("scale", [math.nan, 1e6])
+def test_a_step_made_again_after_a_resume_releases_the_same(scale) -> None:
+    """Also where a check is due then that was not before, and a record hinders it: else its noise is new."""
 
     def wired(state=None):
         model = make(nn.Identity)
@@ -326,13 +362,19 @@ def test_a_step_made_again_after_a_resume_releases_the_same() -> None:
     optimizer.step(cross_entropy(model), first)
     optimizer._checks_due = []
     state = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
-    second[0][3] = math.nan
+    second.append(torch.where(torch.arange(8) == 3, scale, 1.0))
+
+    def scaled(model: nn.Module) -> Callable[[list[Tensor]], Tensor]:
+        loss = cross_entropy(model)
+        return lambda batch: loss(batch) * batch[2]
+
     random = torch.get_rng_state()
-    optimizer.step(cross_entropy(model), second)
+    optimizer.step(scaled(model), second)
+    after = torch.get_rng_state()
     again, resumed = wired(state)
     torch.set_rng_state(random)
-    resumed.step(cross_entropy(again), second)
-    assert torch.equal(flat(again), flat(model))
+    resumed.step(scaled(again), second)
+    assert torch.equal(flat(again), flat(model)) and torch.equal(torch.get_rng_state(), after)
 
 
 class Sometimes(nn.Module):

@@ -49,7 +49,7 @@ def test_the_optimizers_attribute_and_argument_probe(warned):
         again = HyFreeDPOptimizer(
             optimizer.base,
             module=model,
-            gradient_engine=optimizer._engine,
+            gradient_engine=optimizer.gradient_engine,
             split=optimizer.split,
             generator=NoiseGenerator(0),
             expected_batch_size=8,

@@ -795,7 +795,7 @@ def test_votes_must_be_at_the_steps_that_were_paid_for():
         HyFreeDPOptimizer(
             adamw(optimizer.module),
             module=optimizer.module,
-            gradient_engine=optimizer._engine,
+            gradient_engine=optimizer.gradient_engine,
             split=other,
             generator=NoiseGenerator(0),
             expected_batch_size=8,

@@ -38,8 +38,10 @@ def test_a_batch_too_small_to_pay_for_the_count_is_refused():
 def test_one_record_changes_the_centred_count_by_a_half():
     clipping = AdaptiveClipping(1.0)
     for norms, change in ((torch.tensor([0.2]), 0.5), (torch.tensor([2.0]), -0.5), (torch.tensor([math.nan]), -0.5)):
+        others = [torch.tensor([0.1, 3.0, 0.2])]
+        clipping.count(others)
         before = clipping._centred_count
-        clipping.factors(norms)
+        clipping.count([*others, norms])
         assert clipping._centred_count - before == change
 
 
@@ -48,9 +50,8 @@ def test_without_noise_the_threshold_moves_by_the_formula_and_physical_batches_a
     whole, pieces = AdaptiveClipping(0.9), AdaptiveClipping(0.9)
     for clipping in (whole, pieces):
         clipping.start(sigma=0.0, expected_batch_size=40.0, generator=NoiseGenerator(0))
-    whole.factors(norms)
-    for piece in norms.split(7):
-        pieces.factors(piece)
+    whole.count([norms])
+    pieces.count(norms.split(7))
     share = whole.update()
     assert share == pytest.approx((norms <= 0.9).float().mean().item())
     assert whole.threshold == pytest.approx(0.9 * math.exp(-RATE * (share - 0.5)))
@@ -63,7 +64,7 @@ def test_the_threshold_finds_the_median():
     norms = torch.linspace(0, 2, 200)
     thresholds = []
     for _ in range(300):
-        clipping.factors(norms)
+        clipping.count([norms])
         clipping.update()
         thresholds.append(clipping.threshold)
     assert np.mean(thresholds[100:]) == pytest.approx(1.0, abs=0.05)
@@ -91,6 +92,21 @@ def test_a_run_adds_the_larger_noise_to_its_gradients():
     expected = 0.1 * (optimizer.split.sigma**-2 - (2 * 25) ** -2) ** -0.5
     statistic, count = (noise**2).sum().item() / expected**2, len(noise)
     assert abs(statistic - count) / math.sqrt(2 * count) < stats.norm.ppf(1 - 0.5e-4)
+
+
+def test_a_batch_that_is_read_twice_is_counted_once() -> None:
+    """As one with a record that is not finite is, sample by sample: that record changes the count by a half."""
+
+    def count(first: int) -> float:
+        clipping = AdaptiveClipping(0.1)
+        spec = Spec(method="adaptive", learning_rate=0.01, clipping_threshold=0.1, steps=5)
+        optimizer, loader = _start(spec, clipping, diagnostics=False)
+        images, labels = next(iter(loader))
+        images[0] = math.nan
+        optimizer.step(spec.problem.losses_of(optimizer.module), [images[first:], labels[first:]])
+        return clipping._centred_count
+
+    assert count(0) - count(1) == -0.5
 
 
 def test_its_state_is_restored():

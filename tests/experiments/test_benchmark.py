@@ -406,8 +406,8 @@ def test_the_dear_run_of_votes_takes_two_gradients_again(tiny, monkeypatch):
     work = make_workload(SHAPES["vit"], "full")
     step = learning._dear(contenders.private_step(work, Setup(), preset=PRESETS["robust"], steps=10))
     optimizer, calls = step.func.__self__, []
-    backward = optimizer._engine.backward
-    monkeypatch.setattr(optimizer._engine, "backward", lambda losses: calls.append(1) or backward(losses))
+    backward = optimizer.gradient_engine.backward
+    monkeypatch.setattr(optimizer.gradient_engine, "backward", lambda losses: calls.append(1) or backward(losses))
     start = copy.deepcopy(optimizer.state_dict())
     optimizer._checks_due = []
     for _ in range(2):

@@ -746,7 +746,7 @@ MUTANTS = [
         '        self.processes.add_up(sums)\n        generator = self._generator.child("gradient", t)\n',
         '        add_up, generator = self.processes.add_up, self._generator.child("gradient", t)\n'
         "        if (sigma := self.split.gradient_noise_multiplier(t)) > 0 and self.processes.rank > 0:\n"
-        '            generator.child("more").add_noise(sums, sigma * self._engine.clipping.sensitivity)\n'
+        '            generator.child("more").add_noise(sums, sigma * self.gradient_engine.clipping.sensitivity)\n'
         "        add_up(sums)\n",
         "Each process adds noise before the sums are added up: too much, and the wrong epsilon.",
         ("core/distributed",),
@@ -854,7 +854,7 @@ MUTANTS = [
     Mutant(
         "modes-not-checked-before-the-forward-pass",
         OPTIMIZER,
-        "        self._engine.check_modes()\n        due",
+        "        self.gradient_engine.check_modes()\n        due",
         "        due",
         "A batch norm that has woken up sees the batch before it is refused.",
         ("core/attacks_model::test_t3_bn_a_frozen_batch_norm_that_wakes_up_is_refused_before_it_sees_the_batch",),
@@ -964,6 +964,22 @@ MUTANTS = [
         ("core/misread::test_a_record_that_is_not_finite_does_not_turn_the_check_off",),
     ),
     Mutant(
+        "a-large-gradient-hides-others",
+        f"{CLIPPING}/base.py",
+        "_APART = 10 ",
+        "_APART = 1e30 ",
+        "A record whose gradient is huge lets gradients of wrong samples be released unchecked.",
+        ("core/misread::test_a_large_gradient_does_not_hide_a_misread_one_from_the_check",),
+    ),
+    Mutant(
+        "a-closer-look-draws-other-numbers",
+        PASSES,
+        "            state.restore()\n            engine.verify",
+        "            engine.verify",
+        "A step made again after a resume has other dropout masks: its noise is new, and the budget is spent twice.",
+        ("core/misread::test_a_step_made_again_after_a_resume_releases_the_same",),
+    ),
+    Mutant(
         "samples-not-compared",
         OPTIMIZER,
         "        if due and passes.check_samples(",
@@ -991,9 +1007,11 @@ MUTANTS = [
         "gradients-checked-once-only",
         PASSES,
         "            engine.verify(self._values(samples))\n"
+        "            self._look_closer(engine, samples, present)\n"
         "            parameters = [p for p in engine.module.parameters() if p.requires_grad]\n"
         '            with shaken(parameters, generator.child("gradients")):  # which opens gates that hide gradients\n'
-        "                engine.verify(self._values(samples))\n",
+        "                engine.verify(self._values(samples))\n"
+        "                self._look_closer(engine, samples, present)\n",
         "",
         "Samples that change places between layers after the first batch are not noticed.",
         ("core/attacks_model::test_t21_check_gap_an_order_that_changes_later_is_refused",),
@@ -1255,6 +1273,14 @@ MUTANTS = [
         "return self.threshold * share",
         "return self.threshold",
         "Adaptive clipping's count is released, and the gradients' noise does not pay for it.",
+        ("experiments/adaptive_clipping",),
+    ),
+    Mutant(
+        "adaptive-clipping-counts-twice",
+        "hyfreedp/experiments/runs/train.py",
+        "optimizer.base.register_step_pre_hook(lambda *_: clipping.count(optimizer.gradient_engine.norms))",
+        "optimizer.base.register_step_pre_hook(lambda *_: clipping.count([*optimizer.gradient_engine.norms] * 2))",
+        "Adaptive clipping counts the batch twice where noise is made for once.",
         ("experiments/adaptive_clipping",),
     ),
     Mutant(

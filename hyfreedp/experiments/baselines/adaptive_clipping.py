@@ -7,6 +7,7 @@ one Gaussian mechanism (their Theorem 1), so a run costs what DP-SGD at the same
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,7 +44,9 @@ def update_noise(total: float, quantile_noise: float) -> float:
 
 @dataclass
 class AdaptiveClipping:
-    """A :class:`hyfreedp.clipping.Clipping` whose threshold moves: call :meth:`start` once and :meth:`update` per step.
+    """A :class:`hyfreedp.clipping.Clipping` whose threshold moves.
+
+    Call :meth:`start` once; :meth:`count` when a step's sum is whole, and :meth:`update` after the step.
 
     Attributes:
         threshold: R_g.
@@ -89,10 +92,12 @@ class AdaptiveClipping:
         return self.threshold * share
 
     def factors(self, norms: Tensor) -> Tensor:
-        """As :class:`hyfreedp.clipping.AbadiClipping`, and the norms within R_g are counted."""
-        within = (norms <= self.threshold).sum().item()  # a norm that is not a number is not within
-        self._centred_count += within - len(norms) / 2
+        """As :class:`hyfreedp.clipping.AbadiClipping`."""
         return AbadiClipping(self.threshold).factors(norms)
+
+    def count(self, norms: Iterable[Tensor]) -> None:
+        """Once per step, when the sum is whole: the norms in it, shape (n,) each, that are within R_g."""
+        self._centred_count = sum(((n <= self.threshold).double() - 0.5).sum().item() for n in norms)
 
     def update(self) -> float:
         """After each step: release the share of the batch within R_g, and move R_g towards the quantile.

@@ -63,6 +63,8 @@ def _start(spec: Spec, clipping: Clipping | None, diagnostics: bool) -> tuple[Hy
             expected_batch_size=optimizer.expected_batch_size,
             generator=NoiseGenerator(spec.seed).child("adaptive clipping"),
         )
+        # Not where gradients are clipped: a batch may be read twice, of which one sum is released.
+        optimizer.base.register_step_pre_hook(lambda *_: clipping.count(optimizer.gradient_engine.norms))
     return optimizer, loader
 
 
