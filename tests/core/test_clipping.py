@@ -117,6 +117,24 @@ def test_physical_batches_add_up(engine) -> None:
     torch.testing.assert_close(example.collected(), clipped, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_the_norms_kept_are_those_of_the_present_sums(engine, dtype) -> None:
+    example = mlp()
+    example.model.to(dtype)
+    attached = engine(example.model, AutomaticClipping())
+
+    def losses(rows: slice) -> Tensor:
+        return example.model(example.batch[0][rows].to(dtype)).sum(1)
+
+    for pieces in ([slice(0, 2), slice(2, 5)], [slice(0, 1)], [slice(0, 0)]):
+        example.model.zero_grad()
+        if dtype == torch.bfloat16:
+            attached.clear()
+        given = [attached.backward(losses(rows)) for rows in pieces]
+        kept = torch.cat([*attached.norms, torch.zeros(0)])
+        assert torch.equal(kept, torch.cat(given))
+
+
 def test_empty_batch_gives_zeros(engine) -> None:
     example = mlp()
     attached = engine(example.model, AutomaticClipping())

@@ -358,16 +358,16 @@ def test_a_step_made_again_after_a_resume_releases_the_same(scale) -> None:
         return model, optimizer
 
     model, optimizer = wired()
-    first, second = ([t[k : k + 8].clone() for t in records().tensors] for k in (0, 8))
-    optimizer.step(cross_entropy(model), first)
-    optimizer._checks_due = []
-    state = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
-    second.append(torch.where(torch.arange(8) == 3, scale, 1.0))
+    first, second = ([*(t[k : k + 8].clone() for t in records().tensors), torch.ones(8)] for k in (0, 8))
 
     def scaled(model: nn.Module) -> Callable[[list[Tensor]], Tensor]:
         loss = cross_entropy(model)
         return lambda batch: loss(batch) * batch[2]
 
+    optimizer.step(scaled(model), first)
+    optimizer._checks_due = []
+    state = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    second[2][3] = scale
     random = torch.get_rng_state()
     optimizer.step(scaled(model), second)
     after = torch.get_rng_state()
