@@ -249,9 +249,10 @@ class HyFreeDPOptimizer(Resumable, OptimizerWrapper):
         return passes, losses, norms
 
     def _clipped_sums(self, passes: Passes) -> tuple[Tensor, Tensor]:
-        """Into the engine; losses and norms. Sample by sample where one that is not finite would hinder a check.
+        """Into the engine; losses and norms. Sample by sample where a comparison with autograd tells nothing.
 
-        Whether or not one is due: a step made again after a resume, where it is, must release the same.
+        That is so if a sample is not finite, whether or not one is due: a step made again after a resume, where it is,
+        must release the same.
         """
         self.gradient_engine.unchecked = False
         found = passes.backward(self.gradient_engine)

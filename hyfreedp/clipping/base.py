@@ -22,7 +22,9 @@ from hyfreedp.noise import NoiseGenerator
 # Measured on the ViT, GPT-2, LLaMA and BERT of the tests, both engines, at most: 8e-8 (LLaMA computes its norms in
 # float32), 4e-7, 9e-4 and 6e-3. TF32, which float32 may mean on a GPU, rounds by 1e-3.
 _ROUNDING = {torch.float64: 1e-5, torch.float32: 5e-3, torch.float16: 1e-2}  # else as bfloat16
-_APART = 10  # of factors: an error of order one in the smaller gradient is then still far above rounding of the larger
+_APART = 0.1  # over that: how far factors may be apart for an error in the smallest gradient to show beside the largest
+
+_LARGE = torch.finfo(torch.float32).max  # an error beyond all, but finite
 
 
 class Misread(ValueError):
@@ -64,12 +66,12 @@ class GradientEngine(ABC):
         views: rows in dimension 0 that each sample has, one after the other, and whose gradients it adds up.
 
     Attributes:
-        unchecked: whether, since somebody set it to False, sums of several samples were added that cannot be checked:
-            one of their gradients was not finite.
+        unchecked: whether, since somebody set it to False, there was a pass of several samples that cannot be compared
+            with autograd: one of their gradients, or a sum of them, was not finite.
         hidden: None, unless the last pass was compared with autograd, and one gradient was so much larger than another
             that an error in the latter would not have shown: then factors at which it does, for :meth:`verify`, shape
             (B,). Until that, such a comparison does not count, and the next batch is compared as well.
-        norms: of the samples in the present sums, as :meth:`backward` returned them. They are *not* private.
+        norms: as :meth:`backward` returned them, since all sums were None or :meth:`clear` was called. *Not* private.
 
     Raises:
         ValueError: something in ``module`` is trainable and this engine cannot handle it; all of it is named.
@@ -170,6 +172,7 @@ class GradientEngine(ABC):
                 the samples from the engine (the parameter is named). ``p.grad`` is then untouched.
         """
         self.check_modes()
+        self.hidden = None
         if all(self._sum_of(p) is None for p in self._trainable()):
             self.norms.clear()
         if losses.dim() != 1:
@@ -193,6 +196,7 @@ class GradientEngine(ABC):
         Raises:
             ValueError: as in :meth:`backward`.
         """
+        self.hidden = None
         self._run(losses, add=False, factors=factors)
 
     def _trainable(self) -> dict[nn.Parameter, str]:
@@ -216,8 +220,8 @@ class GradientEngine(ABC):
         again = add and samples > 1 and bool(self._unseen) and self._batches.bit_count() == 1
         if not add or again or self._checked_samples < samples:
             weights = _weights(losses, self._checks)
-            if factors is not None:
-                weights = (weights * factors).to(losses.dtype)  # rounded as in the reference
+            if factors is not None:  # to powers of two, with which rounding commutes: small gradients may be rounding
+                weights = (weights.sign() * (weights * factors).abs().log2().round().exp2()).to(losses.dtype)
             reference = weighted_gradients(losses, weights, trainable)
         self._types.clear()
         gradients = self._per_sample_gradients(losses, trainable)
@@ -229,15 +233,17 @@ class GradientEngine(ABC):
         norms = squared.clamp(min=0).sqrt().nan_to_num(nan=torch.inf, posinf=torch.inf)
         finite = norms.isfinite()
         whole = bool(finite.all())
-        self.hidden = None
         if not whole:  # 0 * NaN is NaN, so such samples are left out rather than multiplied by 0
             self.unchecked |= add and samples > 1
             gradients = {p: g.select(finite) for p, g in gradients.items()} if finite.any() else {}
         elif weights is not None and reference is not None:
-            seen = _check(gradients, weights, reference, trainable, _ROUNDING.get(self.narrowest_type, 5e-2))
-            if factors is None:
-                self.hidden = _apart(self.clipping.factors(norms))
-            if self.hidden is None:
+            rounding = _ROUNDING.get(self.narrowest_type, 5e-2)
+            seen = _check(gradients, weights, reference, trainable, rounding)
+            if seen is not None and factors is None:
+                self.hidden = _apart(self.clipping.factors(norms), _APART / rounding)
+            if seen is None:
+                self.unchecked |= samples > 1
+            elif self.hidden is None:
                 if samples > 1:
                     self._unseen -= seen
                 self._checked_samples = max(self._checked_samples, samples)
@@ -276,10 +282,12 @@ def _weights(losses: Tensor, generator: NoiseGenerator) -> Tensor:
     return (uniform[0] + 0.5) * torch.where(uniform[1] < 0.5, -1.0, 1.0)
 
 
-def _apart(factors: Tensor) -> Tensor | None:
-    """Factors (B,) on a scale of which they are the middle, if the largest is more than ten times the smallest."""
-    least, most = factors.aminmax()
-    return factors / (least.sqrt() * most.sqrt()) if bool(most > _APART * least) else None
+def _apart(factors: Tensor, allowed: float) -> Tensor | None:
+    """Factors (B,) on a scale of which they are the middle, if the largest is too large a multiple of the smallest."""
+    if not bool(factors.any()) or not bool(factors.amax() > allowed * factors.amin()):
+        return None
+    least, most = factors[factors > 0].aminmax()  # a rule may leave out what is not released
+    return factors / (least.sqrt() * most.sqrt())
 
 
 def _norm(g: Tensor) -> Tensor:
@@ -292,18 +300,20 @@ def _check(
     reference: dict[nn.Parameter, Tensor | None],
     trainable: dict[nn.Parameter, str],
     rounding: float,
-) -> set[nn.Parameter]:
-    """The parameters whose gradients were large enough to show if they had been misread."""
+) -> set[nn.Parameter] | None:
+    """The parameters whose gradients were large enough to show if they had been misread; None if a sum overflowed."""
     sizes, errors = [], []
     for p in trainable:
         expected, g = reference[p], gradients.get(p)
         expected = widened(torch.zeros_like(p) if expected is None else expected)
         found = torch.zeros_like(expected) if g is None else g.weighted_sum(weights)
         sizes.append(_norm(expected))
-        errors.append(_norm(found - expected) if found.shape == p.shape else torch.full_like(sizes[-1], torch.inf))
+        errors.append(_norm(found - expected) if found.shape == p.shape else torch.full_like(sizes[-1], _LARGE))
     # Read at once: each reading waits for the device.
     numbers = torch.stack([n.to(sizes[0].device, torch.float64) for n in (*sizes, *errors)]).view(2, -1).tolist()
     total = math.hypot(*numbers[0])
+    if not math.isfinite(total + sum(numbers[1])):
+        return None
     wrong, seen = {}, set()
     for (p, name), size, error in zip(trainable.items(), *numbers, strict=True):
         # A misread gradient is wrong by order one. The total is there for gradients that vanish but for rounding, such

@@ -205,11 +205,11 @@ def test_what_a_released_gradient_rests_on_is_not_doubted() -> None:
         engine.detach()
 
 
-def clipped_sum(model: nn.Module, batch: list[Tensor], threshold: float) -> Tensor:
+def clipped_sum(model: nn.Module, batch: list[Tensor], threshold: float, loss_of=cross_entropy) -> Tensor:
     """By a loop over the samples, which leaves out gradients that are not finite."""
     total = torch.zeros_like(flat(model))
     for i in range(len(batch[0])):
-        loss = cross_entropy(model)([tensor[i : i + 1] for tensor in batch])[0]
+        loss = loss_of(model)([tensor[i : i + 1] for tensor in batch])[0]
         gradients = torch.autograd.grad(loss, trainable(model), allow_unused=True, materialize_grads=True)
         gradient = torch.cat([g.flatten() for g in gradients])
         if gradient.isfinite().all():
@@ -217,10 +217,10 @@ def clipped_sum(model: nn.Module, batch: list[Tensor], threshold: float) -> Tens
     return total
 
 
-def released(optimizer, model: nn.Module, batch: list[Tensor]) -> Tensor:
+def released(optimizer, model: nn.Module, batch: list[Tensor], loss_of=cross_entropy) -> Tensor:
     """The clipped sum that a step of rate 1 without noise moves the weights by."""
     before = flat(model)
-    optimizer.step(cross_entropy(model), batch)
+    optimizer.step(loss_of(model), batch)
     return (before - flat(model)) * optimizer.expected_batch_size
 
 
@@ -293,9 +293,8 @@ class Outshone(nn.Module):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_large_gradient_does_not_hide_a_misread_one_from_the_check(dtype, later) -> None:
     """Neither in the first batch, nor where the model changes in another: gradients are compared as released, too."""
-    torch.manual_seed(0)
-    model, batch = Outshone().to(dtype).train(), [torch.randn(16, 16, WIDTH + 1).to(dtype), torch.randint(3, (16,))]
-    batch[0][..., WIDTH] = 0
+    model, batch = outshone()
+    model, batch = model.to(dtype), [batch[0].to(dtype), batch[1]]
     _, optimizer, _ = make_private(model, sgd(model), preset="fixed", clipping=AbadiClipping(0.05), steps=100)
     if later:
         model.on = False
@@ -305,6 +304,77 @@ def test_a_large_gradient_does_not_hide_a_misread_one_from_the_check(dtype, late
     expected = clipped_sum(model, batch, 0.05)
     assert expected.norm() > 0.1
     torch.testing.assert_close(released(optimizer, model, batch), expected, rtol=1e-5, atol=1e-6)
+
+
+def scaled(model: nn.Module) -> Callable[[list[Tensor]], Tensor]:
+    """Losses times the batch's third tensor."""
+    loss = cross_entropy(model)
+    return lambda batch: loss(batch) * batch[2]
+
+
+def halved(model: nn.Module) -> Callable[[list[Tensor]], Tensor]:
+    loss = cross_entropy(model)
+    return lambda batch: loss(batch).half()
+
+
+class LeavesOut:
+    """A rule by which the largest gradients are not released."""
+
+    sensitivity = 0.05
+
+    def factors(self, norms: Tensor) -> Tensor:
+        return torch.where(norms > 1e3, 0.0, AbadiClipping(0.05).factors(norms))
+
+
+def outshone(large: float = 0.0, scale: float = 1.0) -> tuple[nn.Module, list[Tensor]]:
+    torch.manual_seed(0)
+    batch = [torch.randn(16, 16, WIDTH + 1), torch.randint(3, (16,)), torch.full((16,), scale)]
+    batch[0][..., WIDTH] = 0
+    batch[0][3, 0, WIDTH] = large
+    return Outshone().train(), batch
+
+
+@pytest.mark.parametrize(
+    ("large", "scale", "loss_of", "clipping", "left_out"),
+    [
+        (0.0, 1.8e20, scaled, AbadiClipping(0.05), []),
+        (1e9, 1.0, halved, AbadiClipping(0.05), []),
+        (1e12, 1.0, halved, AbadiClipping(0.05), []),
+        (1e9, 1.0, scaled, LeavesOut(), [3]),
+    ],
+)
+def test_what_overflows_in_a_comparison_is_not_taken_for_agreement(large, scale, loss_of, clipping, left_out) -> None:
+    """Sums of gradients each of which is finite; weights in the type of the losses; a factor of zero."""
+    model, batch = outshone(large, scale)
+    _, optimizer, _ = make_private(model, sgd(model), preset="fixed", clipping=clipping, steps=100)
+    optimizer._checks_due = []
+    rest = [tensor[[i for i in range(16) if i not in left_out]] for tensor in batch]
+    expected = clipped_sum(model, rest, 0.05, loss_of)
+    assert expected.norm() > 0.1
+    torch.testing.assert_close(released(optimizer, model, batch, loss_of), expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("gradient_engine", ["bookkeeping", "hooks"])
+@pytest.mark.parametrize("clipping", [AbadiClipping(0.1), AutomaticClipping(), AutomaticClipping(1e-8)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_gradients_that_are_all_rounding_end_no_run(dtype, clipping, gradient_engine) -> None:
+    """Those of records at their optimum: as released, they are as large as others', and no two computations agree."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 16)).to(dtype).train()
+    inputs = torch.randn(16, 32).to(dtype)
+    with torch.no_grad():
+        targets = model(torch.randn(16, 32).to(dtype))
+        targets[:4] = model(inputs[:4])
+
+    def loss(batch: list[Tensor]) -> Tensor:
+        return 30 * (1 - nn.functional.cosine_similarity(model(batch[0]), batch[1], dim=1))
+
+    _, optimizer, _ = make_private(
+        model, sgd(model, 1e-9), preset="fixed", clipping=clipping, gradient_engine=gradient_engine, steps=3
+    )
+    for _ in range(3):
+        optimizer.step(loss, [inputs, targets])
+    assert optimizer.steps_left == 0
 
 
 class Mapped(nn.Module):
@@ -359,10 +429,6 @@ def test_a_step_made_again_after_a_resume_releases_the_same(scale) -> None:
 
     model, optimizer = wired()
     first, second = ([*(t[k : k + 8].clone() for t in records().tensors), torch.ones(8)] for k in (0, 8))
-
-    def scaled(model: nn.Module) -> Callable[[list[Tensor]], Tensor]:
-        loss = cross_entropy(model)
-        return lambda batch: loss(batch) * batch[2]
 
     optimizer.step(scaled(model), first)
     optimizer._checks_due = []
