@@ -69,8 +69,9 @@ class GradientEngine(ABC):
         unchecked: whether, since somebody set it to False, there was a pass of several samples that cannot be compared
             with autograd: one of their gradients, or a sum of them, was not finite.
         hidden: None, unless the last pass was compared with autograd, and one gradient was so much larger than another
-            that an error in the latter would not have shown: then factors at which it does, for :meth:`verify`, shape
-            (B,). Until that, such a comparison does not count, and the next batch is compared as well.
+            that an error in the latter would not have shown, or their sum overflowed: then factors at which it does
+            show, for :meth:`verify`, shape (B,). Until that, the comparison does not count, and the next batch is
+            compared as well.
         norms: as :meth:`backward` returned them, since all sums were None or :meth:`clear` was called. *Not* private.
 
     Raises:
@@ -186,18 +187,21 @@ class GradientEngine(ABC):
             return losses.new_empty(0, dtype=torch.promote_types(losses.dtype, torch.float32))
         return self._run(losses, add=True)
 
-    def verify(self, losses: Tensor, factors: Tensor | None = None) -> None:
+    def verify(self, losses: Tensor, factors: Tensor | None = None) -> Tensor:
         """Check the gradients of some samples against autograd; nothing is added to any sum.
 
         Args:
             losses: as in :meth:`backward`, of at least one sample.
             factors: :attr:`hidden`, shape (B,), by which each gradient is multiplied before, as in what is released.
 
+        Returns:
+            The norms, as in :meth:`backward`. If one is inf, nothing was compared.
+
         Raises:
             ValueError: as in :meth:`backward`.
         """
         self.hidden = None
-        self._run(losses, add=False, factors=factors)
+        return self._run(losses, add=False, factors=factors)
 
     def _trainable(self) -> dict[nn.Parameter, str]:
         return {p: name for name, p in self.module.named_parameters() if p.requires_grad}
@@ -221,7 +225,7 @@ class GradientEngine(ABC):
         if not add or again or self._checked_samples < samples:
             weights = _weights(losses, self._checks)
             if factors is not None:  # to powers of two, with which rounding commutes: small gradients may be rounding
-                weights = (weights.sign() * (weights * factors).abs().log2().round().exp2()).to(losses.dtype)
+                weights = (weights.sign() * (weights * factors).abs().log2().floor().exp2()).to(losses.dtype)
             reference = weighted_gradients(losses, weights, trainable)
         self._types.clear()
         gradients = self._per_sample_gradients(losses, trainable)
@@ -239,10 +243,12 @@ class GradientEngine(ABC):
         elif weights is not None and reference is not None:
             rounding = _ROUNDING.get(self.narrowest_type, 5e-2)
             seen = _check(gradients, weights, reference, trainable, rounding)
-            if seen is not None and factors is None:
-                self.hidden = _apart(self.clipping.factors(norms), _APART / rounding)
+            if factors is None and samples > 1:
+                released = self.clipping.factors(norms)
+                if seen is None or bool(released.amax() > _APART / rounding * released.amin()):
+                    self.hidden = _as_released(released, norms)
             if seen is None:
-                self.unchecked |= samples > 1
+                self.unchecked |= self.hidden is None and samples > 1
             elif self.hidden is None:
                 if samples > 1:
                     self._unseen -= seen
@@ -282,12 +288,10 @@ def _weights(losses: Tensor, generator: NoiseGenerator) -> Tensor:
     return (uniform[0] + 0.5) * torch.where(uniform[1] < 0.5, -1.0, 1.0)
 
 
-def _apart(factors: Tensor, allowed: float) -> Tensor | None:
-    """Factors (B,) on a scale of which they are the middle, if the largest is too large a multiple of the smallest."""
-    if not bool(factors.any()) or not bool(factors.amax() > allowed * factors.amin()):
-        return None
-    least, most = factors[factors > 0].aminmax()  # a rule may leave out what is not released
-    return factors / (least.sqrt() * most.sqrt())
+def _as_released(factors: Tensor, norms: Tensor) -> Tensor | None:
+    """Factors (B,) so scaled that neither they nor gradients of these norms (B,) exceed one; None if all are zero."""
+    largest = torch.maximum(factors, factors * norms).amax()
+    return factors / largest if bool(largest > 0) else None
 
 
 def _norm(g: Tensor) -> Tensor:

@@ -62,6 +62,7 @@ class BookKeepingEngine(GradientEngine):
         super().__init__(module, clipping, views)
         self._traced: _Trace | None = None
         self._pass: _Pass | None = None
+        self._resting = False  # whether sums rest on decisions what samples are: not if made of one sample each
         self._steps: set[tuple[Step, int]] = set()  # how many a graph had whose gradients agreed with autograd's
         self._operations = Operations(module, self._record_operation)
         self._rules = {
@@ -94,8 +95,13 @@ class BookKeepingEngine(GradientEngine):
         return self._operations.telling()
 
     def clipped_sums(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
-        self._operations.settle()
+        if self._resting:
+            self._operations.settle()
         return super().clipped_sums(parameters)
+
+    def clear(self) -> None:
+        super().clear()
+        self._resting = False
 
     def _record_layer(
         self,
@@ -172,6 +178,7 @@ class BookKeepingEngine(GradientEngine):
             self._traced = None
         if self._checked_samples > 1:  # else there was none that would have shown everything
             self._steps |= new
+        self._resting |= add and len(losses) > 1
         return norms
 
     def _record(self, use: _Use, output: Tensor) -> None:

@@ -340,18 +340,69 @@ def outshone(large: float = 0.0, scale: float = 1.0) -> tuple[nn.Module, list[Te
         (0.0, 1.8e20, scaled, AbadiClipping(0.05), []),
         (1e9, 1.0, halved, AbadiClipping(0.05), []),
         (1e12, 1.0, halved, AbadiClipping(0.05), []),
+        (1e9, 1.0, halved, AbadiClipping(1e-9), []),
         (1e9, 1.0, scaled, LeavesOut(), [3]),
     ],
 )
 def test_what_overflows_in_a_comparison_is_not_taken_for_agreement(large, scale, loss_of, clipping, left_out) -> None:
     """Sums of gradients each of which is finite; weights in the type of the losses; a factor of zero."""
     model, batch = outshone(large, scale)
-    _, optimizer, _ = make_private(model, sgd(model), preset="fixed", clipping=clipping, steps=100)
+    rate = 0.05 / clipping.sensitivity
+    _, optimizer, _ = make_private(model, sgd(model, rate), preset="fixed", clipping=clipping, steps=100)
     optimizer._checks_due = []
     rest = [tensor[[i for i in range(16) if i not in left_out]] for tensor in batch]
-    expected = clipped_sum(model, rest, 0.05, loss_of)
+    expected = clipped_sum(model, rest, clipping.sensitivity, loss_of) * rate
     assert expected.norm() > 0.1
     torch.testing.assert_close(released(optimizer, model, batch, loss_of), expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("bad", [1e9, math.nan])
+def test_a_model_misread_in_a_hindered_batch_is_read_again_in_the_next(bad) -> None:
+    """Sums of single samples rest on no decision, so none is settled by their release."""
+    model, batch = outshone(bad)
+    _, optimizer, _ = make_private(model, sgd(model), preset="fixed", clipping=AbadiClipping(0.05), steps=100)
+    for _ in range(3):
+        expected = clipped_sum(model, batch, 0.05)
+        torch.testing.assert_close(released(optimizer, model, batch), expected, rtol=1e-4, atol=1e-5)
+        batch[0][3, 0, WIDTH] = 0
+
+
+class Steep(nn.Module):
+    """A gate that is closed, and a record that overflows once weights are shaken, which opens the gate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.gated = nn.Linear(5, WIDTH), Gated()
+        self.q, self.head = nn.Parameter(torch.zeros(())), nn.Linear(WIDTH, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        steep = (self.q * x[:, 5:]) ** 2
+        return self.head(self.gated(self.inner(x[:, :5]).tanh())) + torch.cat([steep, 0 * steep, 0 * steep], 1)
+
+
+def test_a_record_that_overflows_at_shaken_weights_does_not_hide_what_they_show() -> None:
+    torch.manual_seed(0)
+    model, batch = Steep().train(), [torch.randn(8, 6), torch.randint(3, (8,))]
+    batch[0][:, 5], batch[1][3] = 0, 1
+    _, optimizer, _ = make_private(model, sgd(model), preset="fixed", clipping=AbadiClipping(0.05), steps=100)
+    batch[0][3, 5] = 1e15
+    for rate in [1e-3] * 4 + [100.0] + [10.0] * 3:  # the first open the gate by too little for a comparison
+        optimizer.param_groups[0]["lr"] = rate
+        expected, before = clipped_sum(model, batch, 0.05), flat(model)
+        optimizer.step(cross_entropy(model), batch)
+        got = (before - flat(model)) * optimizer.expected_batch_size / rate
+        torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-3)
+        batch[0][3, 5] = 0
+
+
+def test_a_check_in_which_nothing_could_be_compared_stays_due() -> None:
+    torch.manual_seed(0)
+    model, batch = Steep().train(), [torch.randn(6, 6), torch.ones(6, dtype=torch.long)]
+    _, optimizer, _ = make_private(model, sgd(model), preset="fixed", steps=100)
+    for steep, due in ((1e15, True), (1e15, True), (0.0, False)):
+        batch[0][:, 5] = steep
+        optimizer.step(cross_entropy(model), batch)
+        assert (0 in optimizer._checks_due) == due
 
 
 @pytest.mark.parametrize("gradient_engine", ["bookkeeping", "hooks"])
