@@ -162,7 +162,7 @@ for name, table in compared.items():
 # chance, but so is *any* tiny rate on a pre-trained model: the classifier starts at zero, and the first small steps make it a nearest-mean
 # classifier on the public features. (From scratch, digits with the MLP, it is near chance at $\varepsilon = 1$ and 3.) Section 5 draws its rate, which stays
 # near its start of $10^{-4}$ at every place; a constant of $10^{-4}$, one of the candidates of the search, scores 53 to 57 % on CIFAR-10's validation
-# part and 24 to 26 % on GTSRB's, as it does. Its probes, three losses at $\mathbf w$ and $\mathbf w \pm \eta\mathbf G$, see no slope through their noise at so small an $\eta$.
+# part and 24 to 28 % on GTSRB's, as it does. Its probes, three losses at $\mathbf w$ and $\mathbf w \pm \eta\mathbf G$, see no slope through their noise at so small an $\eta$.
 #
 # ## 5. The collapse, and what the learning rate was
 #
