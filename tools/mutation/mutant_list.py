@@ -972,14 +972,6 @@ MUTANTS = [
         ("core/misread::test_a_large_gradient_does_not_hide_a_misread_one_from_the_check",),
     ),
     Mutant(
-        "an-overflow-taken-for-agreement",
-        f"{CLIPPING}/base.py",
-        "    if not math.isfinite(total + sum(numbers[1])):\n        return None\n",
-        "",
-        "Gradients whose sum overflows agree with any others: those of wrong samples are released unchecked.",
-        ("core/misread::test_what_overflows_in_a_comparison_is_not_taken_for_agreement",),
-    ),
-    Mutant(
         "decisions-settled-by-single-samples",
         f"{CLIPPING}/bookkeeping.py",
         "        if self._resting:\n",
