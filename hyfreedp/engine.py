@@ -122,7 +122,8 @@ class PrivacyEngine:
                 torch's are the same in the gradient and its probes.
             gradient_engine: see :func:`hyfreedp.clipping.make_engine`.
             diagnostics: record raw, not private values too.
-            **changes: fields of :class:`Preset` to change, such as ``interval=10``.
+            **changes: fields of :class:`Preset` to change, such as ``gamma=1.02``. Those of a line search, such as
+                ``interval``, change nothing without one, as in preset "robust".
 
         Returns:
             The module, the :class:`~hyfreedp.optimizer.HyFreeDPOptimizer` and the Poisson loader.

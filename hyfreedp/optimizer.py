@@ -231,6 +231,7 @@ class HyFreeDPOptimizer(Resumable, OptimizerWrapper):
             self.sampler.check_drawn(batch_length(batch))
         self.gradient_engine.check_modes()
         due = any(step <= t for step in self._checks_due)
+        self.gradient_engine.signs = self._generator.child("signs", t)
         passes = Passes(
             per_sample_loss,
             batch,

@@ -72,6 +72,8 @@ class GradientEngine(ABC):
             that an error in the latter would not have shown, or their sum overflowed: then factors at which it does
             show, for :meth:`verify`, shape (B,). Until that, the comparison does not count, and the next batch is
             compared as well.
+        signs: of the samples in a comparison with autograd, by which no records can be chosen so that errors cancel if
+            they are secret: give it a generator of the run's, as the optimizer does.
         norms: as :meth:`backward` returned them, since all sums were None or :meth:`clear` was called. *Not* private.
 
     Raises:
@@ -92,7 +94,7 @@ class GradientEngine(ABC):
         self.hidden: Tensor | None = None
         self.norms: list[Tensor] = []
         self._unseen = {p for p in module.parameters() if p.requires_grad}  # whose gradients were too small for a check
-        self._checks = NoiseGenerator(0)  # not secret: its signs decide nothing but what a check would notice
+        self.signs = NoiseGenerator(0)
         self._types: set[torch.dtype] = set()
         self._wide_sums: dict[nn.Parameter, Tensor] = {}
 
@@ -223,7 +225,7 @@ class GradientEngine(ABC):
         self._batches += add and samples > 1
         again = add and samples > 1 and bool(self._unseen) and self._batches.bit_count() == 1
         if not add or again or self._checked_samples < samples:
-            weights = _weights(losses, self._checks)
+            weights = _weights(losses, self.signs)
             if factors is not None:  # to powers of two, with which rounding commutes: small gradients may be rounding
                 weights = (weights.sign() * (weights * factors).abs().log2().floor().exp2()).to(losses.dtype)
             reference = weighted_gradients(losses, weights, trainable)
@@ -237,16 +239,16 @@ class GradientEngine(ABC):
         norms = squared.clamp(min=0).sqrt().nan_to_num(nan=torch.inf, posinf=torch.inf)
         finite = norms.isfinite()
         whole = bool(finite.all())
+        released = self.clipping.factors(norms)
         if not whole:  # 0 * NaN is NaN, so such samples are left out rather than multiplied by 0
             self.unchecked |= add and samples > 1
             gradients = {p: g.select(finite) for p, g in gradients.items()} if finite.any() else {}
         elif weights is not None and reference is not None:
             rounding = _ROUNDING.get(self.narrowest_type, 5e-2)
             seen = _check(gradients, weights, reference, trainable, rounding)
-            if factors is None and samples > 1:
-                released = self.clipping.factors(norms)
-                if seen is None or bool(released.amax() > _APART / rounding * released.amin()):
-                    self.hidden = _as_released(released, norms)
+            apart = seen is None or bool(released.amax() > _APART / rounding * released.amin())
+            if apart and factors is None and samples > 1:
+                self.hidden = _as_released(released, norms)
             if seen is None:
                 self.unchecked |= self.hidden is None and samples > 1
             elif self.hidden is None:
@@ -255,12 +257,11 @@ class GradientEngine(ABC):
                 self._checked_samples = max(self._checked_samples, samples)
         if not add:
             return norms
-        factors = self.clipping.factors(norms)
         if not whole:
-            factors = factors[finite]
+            released = released[finite]
         for p in trainable:
             # Popped, so that each is freed once it is used.
-            self._add(p, gradients.pop(p).weighted_sum(factors) if p in gradients else None)
+            self._add(p, gradients.pop(p).weighted_sum(released) if p in gradients else None)
         self.norms.append(norms)
         return norms
 

@@ -62,7 +62,6 @@ class BookKeepingEngine(GradientEngine):
         super().__init__(module, clipping, views)
         self._traced: _Trace | None = None
         self._pass: _Pass | None = None
-        self._resting = False  # whether sums rest on decisions what samples are: not if made of one sample each
         self._steps: set[tuple[Step, int]] = set()  # how many a graph had whose gradients agreed with autograd's
         self._operations = Operations(module, self._record_operation)
         self._rules = {
@@ -95,13 +94,9 @@ class BookKeepingEngine(GradientEngine):
         return self._operations.telling()
 
     def clipped_sums(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
-        if self._resting:
+        if any(len(norms) > 1 for norms in self.norms):  # gradients of single samples rest on no decision
             self._operations.settle()
         return super().clipped_sums(parameters)
-
-    def clear(self) -> None:
-        super().clear()
-        self._resting = False
 
     def _record_layer(
         self,
@@ -178,7 +173,6 @@ class BookKeepingEngine(GradientEngine):
             self._traced = None
         if self._checked_samples > 1:  # else there was none that would have shown everything
             self._steps |= new
-        self._resting |= add and len(losses) > 1
         return norms
 
     def _record(self, use: _Use, output: Tensor) -> None:

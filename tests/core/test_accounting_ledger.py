@@ -203,9 +203,18 @@ def test_releases_about_one_draw_are_one_sampled_mechanism(again, gradients, vot
         assert ledger.epsilon() > 1.05 * PLDAccountant().compose(ComposedDpEvent(events[:-1] + apart)).get_epsilon(1e-5)
 
 
-@pytest.mark.parametrize(  # every pair of them
+@pytest.mark.parametrize(
     ("mechanism", "allocation", "again"),
-    [("gaussian", "per_step", 1), ("gaussian", "constant", 0), ("laplace", "per_step", 0), ("laplace", "constant", 1)],
+    [
+        ("gaussian", "per_step", 1),
+        ("gaussian", "constant", 0),
+        ("laplace", "per_step", 0),
+        ("laplace", "constant", 1),  # so far every pair of them
+        pytest.param("gaussian", "per_step", 0, marks=pytest.mark.slow),
+        pytest.param("gaussian", "constant", 1, marks=pytest.mark.slow),
+        pytest.param("laplace", "per_step", 1, marks=pytest.mark.slow),
+        pytest.param("laplace", "constant", 0, marks=pytest.mark.slow),
+    ],
 )
 def test_the_same_step_on_ever_other_data_stays_within_the_target(mechanism, allocation, again):
     settings = {"accountant": "pld", "gamma": 1.5, "target_epsilon": 8.0, "loss_mechanism": mechanism}

@@ -16,6 +16,8 @@ from torch.utils.data import TensorDataset
 from twins import cross_entropy, flat, make_private, sgd, trainable
 
 from hyfreedp.clipping import AbadiClipping, AutomaticClipping, BookKeepingEngine, Misread
+from hyfreedp.clipping.base import _weights
+from hyfreedp.noise import NoiseGenerator
 
 WIDTH = 8
 
@@ -283,7 +285,7 @@ class Outshone(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         tokens, large = x[..., :WIDTH], x[:, 0, WIDTH:]
-        positions = torch.linspace(0, 9, x.shape[1], dtype=x.dtype)
+        positions = torch.linspace(1, 9, x.shape[1], dtype=x.dtype)
         if self.on:
             tokens = tokens + self.p * torch.outer(positions, torch.linspace(0.1, 1, WIDTH, dtype=x.dtype)).sin()
         return self.head(tokens.tanh().mean(1)) + self.q * large
@@ -310,6 +312,25 @@ def scaled(model: nn.Module) -> Callable[[list[Tensor]], Tensor]:
     """Losses times the batch's third tensor."""
     loss = cross_entropy(model)
     return lambda batch: loss(batch) * batch[2]
+
+
+def test_no_records_are_chosen_so_that_the_errors_of_a_misread_gradient_cancel() -> None:
+    """They can be where the signs of a comparison are known; those of a run are not."""
+    model, (x, y, _) = outshone()
+    positions, twin = nn.Parameter(model.p.detach().expand(16, 16, WIDTH).clone()), copy.deepcopy(model)
+    twin.p = positions
+    (by_position,) = torch.autograd.grad(cross_entropy(twin)([x, y]).sum(), positions)  # (samples, positions, WIDTH)
+    known = _weights(torch.zeros(16), NoiseGenerator(0))
+    errors = ((known - known[:, None])[..., None] * by_position).sum(1)  # taken for samples' minus the samples'
+    scale = torch.linalg.svd(errors.T)[2][-1]
+    batch, clipping = [x, y, scale], AbadiClipping(2e-3)
+    twin = copy.deepcopy(model)
+    BookKeepingEngine(twin, clipping).backward(scaled(twin)(batch))
+    expected = clipped_sum(model, batch, 2e-3, scaled)
+    assert (torch.cat([twin.p.grad, twin.q.grad]) - expected).norm() > 0.2 * expected.norm()
+    _, optimizer, _ = make_private(model, sgd(model), preset="fixed", clipping=clipping, steps=100)
+    optimizer._checks_due = []
+    torch.testing.assert_close(released(optimizer, model, batch, scaled), expected, rtol=1e-4, atol=1e-6)
 
 
 def halved(model: nn.Module) -> Callable[[list[Tensor]], Tensor]:

@@ -699,7 +699,7 @@ MUTANTS = [
     Mutant(
         "clipped-layer-by-layer",
         f"{CLIPPING}/base.py",
-        "self._add(p, gradients.pop(p).weighted_sum(factors) if p in gradients else None)",
+        "self._add(p, gradients.pop(p).weighted_sum(released) if p in gradients else None)",
         "g = gradients.pop(p, None)\n"
         "            own = None if g is None else self.clipping.factors(g.squared_norms.clamp(min=0).sqrt())\n"
         "            self._add(p, None if g is None else g.weighted_sum(own))",
@@ -972,10 +972,26 @@ MUTANTS = [
         ("core/misread::test_a_large_gradient_does_not_hide_a_misread_one_from_the_check",),
     ),
     Mutant(
+        "an-overflow-taken-for-agreement",
+        f"{CLIPPING}/base.py",
+        "    if not math.isfinite(total + sum(numbers[1])):\n        return None\n",
+        "",
+        "Gradients whose sum overflows agree with any others: those of wrong samples are released unchecked.",
+        ("core/misread::test_what_overflows_in_a_comparison_is_not_taken_for_agreement",),
+    ),
+    Mutant(
+        "signs-of-comparisons-known",
+        OPTIMIZER,
+        '        self.gradient_engine.signs = self._generator.child("signs", t)\n',
+        "",
+        "Records can be chosen so that errors of a misread gradient cancel where it is compared with autograd.",
+        ("core/misread::test_no_records_are_chosen_so_that_the_errors_of_a_misread_gradient_cancel",),
+    ),
+    Mutant(
         "decisions-settled-by-single-samples",
         f"{CLIPPING}/bookkeeping.py",
-        "        if self._resting:\n",
-        "        if True:\n",
+        "        if any(len(norms) > 1 for norms in self.norms):  #",
+        "        if True:  #",
         "One record with a huge gradient makes every later batch of a misread model be refused.",
         ("core/misread::test_a_model_misread_in_a_hindered_batch_is_read_again_in_the_next",),
     ),
@@ -1251,8 +1267,8 @@ MUTANTS = [
     Mutant(
         "device-mask-in-the-hot-path",
         f"{CLIPPING}/base.py",
-        "        factors = self.clipping.factors(norms)\n",
-        "        factors = self.clipping.factors(norms)[finite]\n",
+        "        if not whole:\n            released = released[finite]\n",
+        "        released = released[finite]\n",
         "Every step chooses by a mask, whose result has a size that the host waits for.",
         ("core/devices::test_buffers_are_compared_at_once",),
     ),
