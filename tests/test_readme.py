@@ -1,5 +1,6 @@
 """README and docs are true: their code runs as written, their files exist, their commands and numbers are real."""
 
+import math
 import re
 from pathlib import Path
 
@@ -75,24 +76,55 @@ def test_real_images_are_those_of_the_records():
     rows = pd.read_csv(ROOT / "data" / "results" / "desktop" / "image_classification.csv").assign(profile="desktop")
     whole = image_classification.whole_places(rows)
     assert image_classification.markdown_by_place(whole) in RESULTS
-    # What the text says of all places, and of those where 0.02 fails.
-    names = ("hyfreedp_robust", "reference", "prodigy", "dadaptation", "hyfreedp_paper")
-    behind = {name: -image_classification.paired(whole, name)["mean"] for name in names}
-    assert [round(points, 1) for points in behind.values()] == [1.6, 8.8, 8.9, 13.0, 20.1]
-    found = image_classification.paired(whole, "hyfreedp_robust")
-    assert (round(found["low"], 1), round(found["high"], 1)) == (-3.3, 0.1) and found["places"] == 8
-    estimates = []
-    for task, epsilon, expected in (
-        ("cifar10_20k", 1, [4, 25]),
-        ("cifar10_20k", 8, [3, 21]),
-        ("gtsrb_20k", 1, [5, 20]),
-        ("gtsrb_20k", 8, [1, 5]),
+    # What the text says of all places, of the private ones, and of those where one method fails.
+    names = ("hyfreedp_robust", "prodigy", "hyfreedp_paper", "reference", "dadaptation")
+    for part, expected in ((whole, [2.1, 7.3, 15.9, 16.2, 26.7]), (private(whole), [1.6, 8.9, 20.1, 8.8, 13.0])):
+        assert [round(points, 1) for points in behind(part, *names)] == expected
+    for part, expected in ((whole, (-3.3, -0.8, 12)), (private(whole), (-3.3, 0.1, 8))):
+        found = image_classification.paired(part, "hyfreedp_robust")
+        assert (round(found["low"], 1), round(found["high"], 1), found["places"]) == expected
+    full, biases = (whole[whole.tuning == tuning] for tuning in ("full", "bitfit"))
+    for task, ours, constant in (
+        ("cifar10_20k", [4, 3, 3], [25, 21, 46]),
+        ("gtsrb_20k", [5, 1, 3], [20, 5, 74]),
     ):
-        full = whole[(whole.task == task) & (whole.tuning == "full") & (whole.epsilon == epsilon)]
-        behind = {name: round(-image_classification.paired(full, name)["mean"]) for name in names}
-        assert [behind[name] for name in ("hyfreedp_robust", "reference")] == expected
-        estimates += [behind[name] for name in ("prodigy", "dadaptation")]
-    assert (min(estimates[:4]), max(estimates[:4]), min(estimates[4:]), max(estimates[4:])) == (5, 10, 29, 46)
+        places = [at(full, task, epsilon) for epsilon in (1, 8, math.inf)]
+        assert [round(*behind(place, "hyfreedp_robust")) for place in places] == ours
+        assert [round(*behind(place, "reference")) for place in places] == constant
+    lost = {
+        task: [round(points) for epsilon in (1, 8) for points in behind(at(full, task, epsilon), *names[1::3])]
+        for task in ("cifar10_20k", "gtsrb_20k")
+    }
+    assert [(min(points), max(points)) for points in lost.values()] == [(5, 10), (29, 46)]
+    assert max(behind(at(biases, task, epsilon), "prodigy")[0] for task in lost for epsilon in (1, 8)) < 2
+    constant = [round(*behind(at(biases, task, e), "reference")) for task in lost for e in (1, 8, math.inf)]
+    assert max(constant[:5]) <= 1 and constant[5] == 5
+    last = at(full[full.row == "hyfreedp_robust"], "gtsrb_20k", math.inf).accuracy
+    assert round(100 * (last.max() - last.min())) == 6
+    unnoised = [at(part, task, math.inf) for part in (full, biases) for task in lost]
+    assert [round(*behind(place, "hyfreedp_paper")) for place in unnoised] == [7, 0, 4, 19]
+    for name, expected in (("prodigy", (2, 8)), ("dadaptation", (47, 64))):
+        points = [round(*behind(place, name)) for place in unnoised]
+        assert (min(points), max(points)) == expected, name
+    rates = pd.read_csv(ROOT / "data" / "results" / "desktop" / "image_classification_rates.csv")
+    grown = rates.groupby("key").eta.max() / 1e-4
+    paper = whole[whole.row == "hyfreedp_paper"]
+    reached = (100 * private(paper).groupby(["task", "tuning", "epsilon"]).accuracy.mean()).groupby("task")
+    assert reached.agg(["min", "max"]).round().to_numpy().tolist() == [[53, 55], [22, 26]]
+    assert grown[private(paper).key].between(0.9, 1.2).all()
+    assert grown[paper.key[paper.epsilon == math.inf]].between(5, 30).all()
+
+
+def private(rows):
+    return rows[rows.epsilon < math.inf]
+
+
+def at(rows, task, epsilon):
+    return rows[(rows.task == task) & (rows.epsilon == epsilon)]
+
+
+def behind(rows, *names):
+    return [-image_classification.paired(rows, name)["mean"] for name in names]
 
 
 def test_real_texts_are_those_of_the_records():
@@ -108,6 +140,11 @@ def test_real_texts_are_those_of_the_records():
     ours = shares.loc["hyfreedp_robust", list(language_generation.METRICS)]
     assert (round(ours.min(), 2), round(ours.max(), 2)) == (0.97, 1.09)
     assert set(rows.learning_rate[(rows.row == "grid") & (rows.epsilon == 8)].dropna()) == {5e-3}
+    tight = summary[summary.epsilon == 3].pivot(index="row", columns="metric", values="mean")
+    best = [tight[metric].idxmax() for metric in ("BLEU", "NIST", "METEOR", "ROUGE_L", "CIDEr")]
+    assert best == ["hyfreedp_robust"] * 2 + ["prodigy"] * 3 and math.isnan(tight.BLEU.get("grid", math.nan))
+    for name in ("dadaptation", "prodigy"):
+        assert round(100 * tight.perplexity[name] / tight.perplexity["hyfreedp_robust"]) == 93
 
 
 def test_the_costs_are_those_of_the_record():

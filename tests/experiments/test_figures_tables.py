@@ -246,8 +246,11 @@ def test_the_collapse_is_counted_by_verdict():
         }
     )
     private, open_ = image_classification_figures.collapse_findings(outcome)
-    assert "the rate never left the start in 1, too low in 1 of 2 places; 45 points behind" in private
-    assert "without: the rate near in 1 of 1 places; 5 points behind" in open_
+    assert private == (
+        "All parameters trained, with privacy: the rate of Prodigy never left the start in 1, too low in 1 of 2 "
+        "places, -45 points to the extended grid search"
+    )
+    assert open_.endswith(", without: the rate of Prodigy near in 1 of 1 places, -5 points to the extended grid search")
     assert set(image_classification_figures.titled(outcome).row) == {ROWS["prodigy"].title}
 
 

@@ -146,6 +146,12 @@ def show_blocks(texts: pd.DataFrame, differences: pd.DataFrame) -> None:
         display(table if block == blocks[0] else folded(f"{name} = {block}", table))
 
 
+def show(figure: Figure) -> None:
+    """Show one of several figures of a cell, and close it: an open one is drawn once more below the cell."""
+    display(figure)
+    plt.close(figure)
+
+
 def save(figure: Figure, name: str, **described: Any) -> None:
     """Write ``figures/<name>.png``, ``.pdf`` and ``.json``.
 

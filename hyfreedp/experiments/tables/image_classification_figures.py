@@ -239,19 +239,21 @@ def draw_rates(steps: pd.DataFrame, learners: Sequence[tuple[str, str, str]], ep
 
 
 def collapse_findings(outcome: pd.DataFrame) -> list[str]:
-    """Of ``image_classification.verdicts``, by tuning and with or without privacy."""
+    """Of ``image_classification.verdicts``, by tuning and with or without privacy, method by method."""
     lines = []
-    for tuning, word in (("full", "all parameters trained"), ("bitfit", "BitFit")):
+    for tuning, word in (("full", "All parameters trained"), ("bitfit", "BitFit")):
         for private, budget in ((True, "with privacy"), (False, "without")):
             chosen = outcome[(outcome.tuning == tuning) & (np.isfinite(outcome.epsilon) == private)]
-            if len(chosen):
-                counts = ", ".join(f"{verdict} in {count}" for verdict, count in chosen.verdict.value_counts().items())
-                behind = (chosen.grid_accuracy - chosen.accuracy).mean()
-                lines.append(
-                    f"D-Adaptation and Prodigy, {word}, {budget}: the rate {counts} of {len(chosen)} places; "
-                    f"{behind:.0f} points behind the grid search on average"
-                )
+            found = [_collapse(ROWS[str(name)].title, part) for name, part in chosen.groupby("row", sort=False)]
+            if found:
+                lines.append(f"{word}, {budget}: " + "; ".join(found))
     return lines
+
+
+def _collapse(title: str, places: pd.DataFrame) -> str:
+    counts = ", ".join(f"{verdict} in {count}" for verdict, count in places.verdict.value_counts().items())
+    points = (places.accuracy - places.grid_accuracy).mean()
+    return f"the rate of {title} {counts} of {len(places)} places, {points:+.0f} points to the extended grid search"
 
 
 def titled(outcome: pd.DataFrame) -> pd.DataFrame:
@@ -348,7 +350,7 @@ def verdicts(judged: pd.DataFrame, *, real: bool) -> list[Verdict]:
         claim = row.claim.replace("(Ours) preset", "Ours: preset")
         # That of two places, a t interval with one degree of freedom, would be wider than accuracies are.
         interval = f", 95 % interval {row.low:+.1f} to {row.high:+.1f}" if row.places > 2 else ""
-        number = f"{row.mean:+.1f} points{interval}, {row.places} place{'s' * (row.places > 1)}"
+        number = f"{row.mean:+.1f} points{interval}, {row.places} private place{'s' * (row.places > 1)}"
         found.append(Verdict(claim, outcome, number))
     return found
 

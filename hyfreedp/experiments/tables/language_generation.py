@@ -49,8 +49,9 @@ def sentences_scale(profile: str, dataset: str, epsilons: Sequence[float], seeds
         epsilons, seeds: of the table.
     """
     if profile in ("smoke", "laptop"):
-        task = "restaurants" if dataset == "restaurants" else "e2e_short"
-        learner = Learner(task, "gpt2_sentences", "full", 6 if profile == "smoke" else None)
+        few = profile == "smoke"
+        tasks = {"restaurants": "restaurants_few" if few else "restaurants", "e2e": "e2e_short"}
+        learner = Learner(tasks[dataset], "gpt2_sentences", "full", 6 if few else None)
     elif profile == "desktop":
         real = dataset == "e2e"
         learner = Learner(dataset, "gpt2_sentences_fused" if real else "gpt2_sentences", "full")

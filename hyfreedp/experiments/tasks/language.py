@@ -47,7 +47,7 @@ E2E_BATCH, E2E_EPOCHS = 1024, 10
 REPORTS, TEST_REPORTS, REPORTS_SEED = 6_000, 200, 3
 # What two CPU cores train, and score at every fifth step, in seconds.
 SMALL_BATCH, SMALL_STEPS, SCORED = 64, 40, 100
-FEW_MEANINGS = 100  # of E2E's tests
+FEW_E2E, FEW_RESTAURANTS = 100, 16  # test meanings
 
 
 @dataclass(frozen=True)
@@ -253,10 +253,10 @@ read_e2e, read_restaurants = cache(e2e), cache(restaurants)
 
 
 @cache
-def read_e2e_for_few() -> TableToText:
-    """E2E with its first test meanings only."""
-    texts = read_e2e()
-    return replace(texts, test=texts.test[:FEW_MEANINGS])
+def with_few_tests(read: Callable[[], TableToText], meanings: int) -> TableToText:
+    """The same with its first test meanings only: to write a sentence takes longer than a step."""
+    texts = read()
+    return replace(texts, test=texts.test[:meanings])
 
 
 def _small(
@@ -276,7 +276,18 @@ LANGUAGE_TASKS = {
     "restaurants": _small(
         f"restaurants (synthetic, {RESTAURANTS_TRAIN:,} pairs)", _OWN + _LARGE, RESTAURANTS_TRAIN, read_restaurants
     ),
-    "e2e_short": _small(f"E2E, short runs ({E2E_TRAIN:,} pairs)", _OWN + _LARGE, E2E_TRAIN, read_e2e_for_few),
+    "restaurants_few": _small(
+        f"restaurants, few tests ({RESTAURANTS_TRAIN:,} pairs)",
+        _OWN + _LARGE,
+        RESTAURANTS_TRAIN,
+        partial(with_few_tests, read_restaurants, FEW_RESTAURANTS),
+    ),
+    "e2e_short": _small(
+        f"E2E, short runs ({E2E_TRAIN:,} pairs)",
+        _OWN + _LARGE,
+        E2E_TRAIN,
+        partial(with_few_tests, read_e2e, FEW_E2E),
+    ),
     "e2e": LanguageTask(
         f"E2E ({E2E_TRAIN:,} pairs)",
         (*_LARGE, *_OWN, "gpt2_sentences_fused"),
