@@ -202,6 +202,24 @@ def test_meteor_by_hand():
 
 @needs_java
 @pytest.mark.slow
+def test_one_java_process_serves_all_texts_until_it_is_interrupted(monkeypatch):
+    texts = {0: ["the cat on the mat"]}, {0: ["the cat sat on the mat"]}
+    first = nlg_metrics._meteor(*texts)
+    process = nlg_metrics._meteor_process()
+    assert nlg_metrics._meteor(*texts) == first and nlg_metrics._meteor_process() is process
+
+    def interrupted(*_):
+        process.meteor_p.stdin.write(b"SCORE ||| a ||| b\n")  # whose answer nobody reads
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(process, "_stat", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        nlg_metrics._meteor(*texts)
+    assert nlg_metrics._meteor(*texts) == first and nlg_metrics._meteor_process() is not process
+
+
+@needs_java
+@pytest.mark.slow
 def test_the_challenges_own_scores():
     folder = Path(os.environ.get("HYFREEDP_DATA", "")) / "e2e" / "metrics_example"
     if not folder.exists():

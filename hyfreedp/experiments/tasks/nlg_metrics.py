@@ -8,11 +8,13 @@ byte for byte, as is the tokeniser's.
 
 from __future__ import annotations
 
+import atexit
 import math
 import re
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import cache
 from itertools import zip_longest
 
 import sacrebleu
@@ -114,12 +116,29 @@ def nist(references: Sequence[Sequence[str]], outputs: Sequence[str]) -> float:
 
 
 def _meteor(targets: dict[int, list[str]], candidates: dict[int, list[str]]) -> float:
-    scorer = Meteor()  # starts a Java process and leaves it to the garbage collector
+    if _meteor_process().meteor_p.poll() is not None:  # killed, as by an interrupt
+        _meteor_process.cache_clear()
+    scorer = _meteor_process()
     try:
         return float(scorer.compute_score(targets, candidates)[0])
-    finally:
-        with scorer.meteor_p as process:
-            process.kill()
+    except BaseException:  # answers that nobody read would be taken for those of the next texts
+        _end(scorer)
+        if scorer.lock.locked():  # its destructor would wait for it
+            scorer.lock.release()
+        raise
+
+
+@cache
+def _meteor_process() -> Meteor:
+    """One Java process for all texts: it reads paraphrases for seconds before its first score."""
+    scorer = Meteor()
+    atexit.register(_end, scorer)
+    return scorer
+
+
+def _end(scorer: Meteor) -> None:
+    with scorer.meteor_p as process:
+        process.kill()
 
 
 def _ngrams(tokens: list[str], n: int) -> Iterator[tuple[str, ...]]:
