@@ -30,9 +30,9 @@ def record(spec, test=0.5):
 def test_every_scale_is_made_of_possible_runs_without_reading_data(name, monkeypatch):
     monkeypatch.setattr(Task, "arrays", None)
     scale = SCALES[name]
-    first = searches(scale)
+    first = searches(entries(scale))
     assert first and all(spec.evaluation == "validation" for spec in first)
-    second = finals(scale, record)
+    second = finals(entries(scale), record)
     assert len({spec.key for spec in (*first, *second)}) == len({*first, *second})
     numbers = Counter((entry.learner, entry.epsilon, entry.row) for entry in entries(scale))
     assert set(numbers.values()) == {scale.seeds}

@@ -26,7 +26,7 @@ from hyfreedp.experiments.tables.plan import Learner, Scale
 ROOT = Path(__file__).resolve().parents[2]
 SPEC = Spec(method="robust", epsilon=8.0, steps=60)
 SCALE = Scale((Learner("digits", "mlp", "full", 5),), epsilons=(3.0,), seeds=1, rows=("vanilla", "reference"))
-SEARCHES = len(comparison.searches(SCALE))
+SEARCHES = len(comparison.searches(comparison.entries(SCALE)))
 ALL = SEARCHES + 2
 # As the command, but for the time between checkpoints.
 COMMAND = (
@@ -137,7 +137,7 @@ def test_the_written_table_is_that_of_the_records(small, tmp_path, capsys):
     written = pd.read_csv(tmp_path / "results" / "smoke" / grid.TABLE)
     expected = comparison.table(SCALE, reader(tmp_path / "cells"))
     pd.testing.assert_frame_equal(written[list(expected.columns)], expected, check_dtype=False)
-    record = read_cell(comparison.searches(SCALE)[0], tmp_path / "cells")
+    record = read_cell(comparison.searches(comparison.entries(SCALE))[0], tmp_path / "cells")
     assert set(written.version_torch) == {record["environment"]["torch"]}
     assert capsys.readouterr().out.endswith("2 numbers\n")
     stamps = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "cells").iterdir()}
@@ -186,7 +186,7 @@ def test_an_interrupted_grid_runs_exactly_what_is_missing(small, tmp_path, monke
 
 
 def test_a_failed_cell_stops_no_other_and_is_named(small, tmp_path, monkeypatch, capsys):
-    bad = comparison.searches(SCALE)[2]
+    bad = comparison.searches(comparison.entries(SCALE))[2]
 
     def fails(spec, *, folder):
         if spec == bad:
@@ -200,20 +200,20 @@ def test_a_failed_cell_stops_no_other_and_is_named(small, tmp_path, monkeypatch,
     assert "ZeroDivisionError: on purpose" in out and f"{SEARCHES} runs trained, 0 were there, 1 failed" in out
     assert "2 numbers, 1 of them still missing" in out
     with pytest.raises(ZeroDivisionError):
-        run_cells(comparison.searches(SCALE), tmp_path / "others")
+        run_cells(comparison.searches(comparison.entries(SCALE)), tmp_path / "others")
 
 
 def test_a_table_with_fewer_numbers_replaces_none_with_more(small, tmp_path):
     path = tmp_path / "smoke" / grid.TABLE
     path.parent.mkdir()
     pd.DataFrame({"accuracy": [0.5, 0.6]}).to_csv(path, index=False)
-    run_cell(comparison.finals(SCALE, lambda spec: None)[0], tmp_path / "cells")
+    run_cell(comparison.finals(comparison.entries(SCALE), lambda spec: None)[0], tmp_path / "cells")
     assert "is left as it was" in grid.write_table("smoke", tmp_path / "cells", tmp_path)
     assert pd.read_csv(path).accuracy.tolist() == [0.5, 0.6]
 
 
 def test_the_listing_of_a_half_finished_grid(small, tmp_path):
-    runs = comparison.searches(SCALE)
+    runs = comparison.searches(comparison.entries(SCALE))
     run_cells(runs[:3], tmp_path)
     lines = grid.listing("smoke", tmp_path).splitlines()
     listed = {line.split()[-2]: (line.split()[0], line.split()[-1]) for line in lines[1 : SEARCHES + 2]}
@@ -227,7 +227,7 @@ def test_specs_for_workflow_managers_are_those_of_the_plan(small, tmp_path):
     grid.write_specs("smoke", tmp_path / "cells", tmp_path / "specs")
     keys = (tmp_path / "specs" / "searches").read_text().split()
     specs = [Spec.from_json((tmp_path / "specs" / f"{key}.json").read_text()) for key in keys]
-    assert specs == comparison.searches(SCALE)
+    assert specs == comparison.searches(comparison.entries(SCALE))
     stamp = (tmp_path / "specs" / f"{keys[0]}.json").stat().st_mtime_ns
     grid.write_specs("smoke", tmp_path / "cells", tmp_path / "specs")
     assert (tmp_path / "specs" / f"{keys[0]}.json").stat().st_mtime_ns == stamp
@@ -239,9 +239,9 @@ def test_the_list_of_tested_runs_is_whole_or_absent(small, tmp_path):
     (specs / "finals").write_text("of another time\n")
     grid.write_specs("smoke", tmp_path / "cells", specs)
     assert not (specs / "finals").exists()
-    run_cells(comparison.searches(SCALE), tmp_path / "cells")
+    run_cells(comparison.searches(comparison.entries(SCALE)), tmp_path / "cells")
     grid.write_specs("smoke", tmp_path / "cells", specs)
-    expected = comparison.finals(SCALE, reader(tmp_path / "cells"))
+    expected = comparison.finals(comparison.entries(SCALE), reader(tmp_path / "cells"))
     assert (specs / "finals").read_text().split() == [spec.key for spec in expected] and len(expected) == 2
 
 

@@ -16,12 +16,12 @@ from hyfreedp.experiments.data.texts import restaurants
 from hyfreedp.experiments.models import language, weights
 from hyfreedp.experiments.models.language import LANGUAGE_MODELS, own_tokenizer
 from hyfreedp.experiments.runs import pretrain, train
-from hyfreedp.experiments.runs.cells import Spec, read_steps, run_cell
+from hyfreedp.experiments.runs.cells import Spec, read_cell, read_steps, run_cell, run_cells
 from hyfreedp.experiments.runs.train import make_run
-from hyfreedp.experiments.store import checkpoints
+from hyfreedp.experiments.store import archive, checkpoints
 from hyfreedp.experiments.store.paths import CHECKPOINTS
 from hyfreedp.experiments.tables import language_generation
-from hyfreedp.experiments.tables.plan import Learner, Scale
+from hyfreedp.experiments.tables.plan import Learner, Scale, entries, finals, searches
 from hyfreedp.experiments.tasks.generation import generate
 from hyfreedp.experiments.tasks.language import Documents, lengths, read_documents
 from hyfreedp.experiments.tasks.registry import TASKS
@@ -311,7 +311,9 @@ def test_committed_records_stand_in_for_cells_and_are_never_lost(small, tmp_path
     monkeypatch.setattr(language_generation, "workspace", lambda: SimpleNamespace(results=tmp_path))
     some = replace(scale, rows=("reference",))
     trained = language_generation.scored(some, "none", tmp_path / "cells")
-    assert language_generation.record(tmp_path / "cells", tmp_path, train=False).endswith("1 of them still missing")
+    assert language_generation.record(tmp_path / "cells", tmp_path, train=False).endswith(
+        "3 numbers, 1 of them still missing; 1 runs"
+    )
     for cells in ("none", "cells"):
         rows = language_generation.scored(scale, "desktop", tmp_path / cells, train=False)
         pd.testing.assert_frame_equal(rows.iloc[:2][trained.columns], trained, check_dtype=False)
@@ -319,6 +321,33 @@ def test_committed_records_stand_in_for_cells_and_are_never_lost(small, tmp_path
     before = (tmp_path / "desktop" / "language_generation.csv").read_bytes()
     language_generation.record(tmp_path / "none", tmp_path, train=False)
     assert (tmp_path / "desktop" / "language_generation.csv").read_bytes() == before
+
+
+def test_training_goes_on_from_what_is_committed(small, tmp_path, monkeypatch):
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    scale = Scale((Learner("restaurants", "gpt2_tiny", "full"),), epsilons=(8.0,), seeds=1, rows=("reference", "grid"))
+    monkeypatch.setattr(language_generation, "desktop_scale", lambda: scale)
+    monkeypatch.setattr(language_generation, "workspace", lambda: SimpleNamespace(results=tmp_path))
+    first, *rest = searches(entries(scale))
+    (reference,) = (spec for spec in finals(entries(scale), lambda spec: None))
+    run_cells([reference, first], tmp_path / "here")
+    assert language_generation.record(tmp_path / "here", tmp_path, train=False).endswith("; 2 runs")
+
+    def trained(cells):
+        """Whether each run that the first table rests on was trained here, or else where that was."""
+        return {
+            spec: read_cell(spec, tmp_path / cells) != read_cell(spec, tmp_path / "here")
+            for spec in (reference, first)
+            if read_cell(spec, tmp_path / cells)
+        }
+
+    assert language_generation.record(tmp_path / "there", tmp_path, train=True).endswith("3 numbers; 7 runs")
+    assert trained("there") == {reference: False, first: False} and all(read_cell(s, tmp_path / "there") for s in rest)
+    (tmp_path / "desktop" / archive.NAME).unlink()
+    table = (tmp_path / "desktop" / language_generation.TABLE).read_bytes()
+    assert language_generation.record(tmp_path / "elsewhere", tmp_path, train=True).endswith("3 numbers; 0 runs")
+    assert trained("elsewhere") == {}
+    assert (tmp_path / "desktop" / language_generation.TABLE).read_bytes() == table
 
 
 def test_claims_are_judged_by_every_score_and_seed():

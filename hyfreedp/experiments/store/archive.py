@@ -10,6 +10,7 @@ import io
 import os
 import re
 import tarfile
+from collections.abc import Container
 from pathlib import Path
 
 from hyfreedp.experiments.store.files import replacing
@@ -18,9 +19,10 @@ NAME = "runs.tar.xz"  # in data/results/<profile>/
 _FILE = re.compile(r"[0-9a-f]{16}\.(csv|json)")
 
 
-def pack(cells: Path, path: Path) -> int:
-    """Write the finished runs of a folder to ``path``; their number."""
+def pack(cells: Path, path: Path, keys: Container[str] | None = None) -> int:
+    """Write the finished runs of a folder to ``path``, those with these keys or all; their number."""
     records = sorted(file for file in cells.glob("*.json") if _FILE.fullmatch(file.name))
+    records = [record for record in records if keys is None or record.stem in keys]
     with replacing(path) as temporary:
         with tarfile.open(temporary, "w:xz", preset=9) as archive:
             for record in records:

@@ -58,7 +58,7 @@ def record(cells: Path, table: Path, *, scale: Scale = SCALE, jobs: int = 1) -> 
         ``series``, ``seed``, ``epsilon``, ``step``; ``VALUES`` as of a run's steps, NaN where a step has none; versions
         and hardware.
     """
-    run_cells(searches(scale), cells, jobs=jobs, description="searches")
+    run_cells(searches(entries(scale)), cells, jobs=jobs, description="searches")
     chosen = runs(scale, reader(cells))
     run_cells([spec for specs in chosen.values() for spec in specs], cells, jobs=jobs, description="dynamics")
     frames = []

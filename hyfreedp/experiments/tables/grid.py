@@ -22,7 +22,6 @@ from hyfreedp.experiments.tables.plan import (
     ROWS,
     SCALES,
     TABLE,
-    Entry,
     Reader,
     entries,
     finals,
@@ -40,9 +39,9 @@ def stages(profile: str, read: Reader) -> dict[str, list[Spec]]:
     A final run whose search is not done is not known yet, and not among them.
     """
     scale = SCALES[profile]
-    first = searches(scale)
+    first = searches(entries(scale))
     known = set(first)
-    return {"searches": first, "finals": [spec for spec in finals(scale, read) if spec not in known]}
+    return {"searches": first, "finals": [spec for spec in finals(entries(scale), read) if spec not in known]}
 
 
 def _unknown(profile: str, read: Reader) -> int:
@@ -117,7 +116,7 @@ def again(profile: str, folder: Path, results: Path, *, number: int, jobs: int =
     to_the_bit = dict.fromkeys(("accuracy", "learning_rate"), lambda text: float(text or "nan"))
     rows = pd.read_csv(results / profile / TABLE, converters=to_the_bit).dropna(subset="accuracy")
     rows = rows.astype({"model": object, "tuning": object}).where(rows.notna(), None)
-    known = {_number(entry): entry for entry in entries(SCALES[profile])}
+    known = {entry.number: entry for entry in entries(SCALES[profile])}
     recorded = {}
     for line in rows.itertuples():
         spec = known[line.task, line.model, line.tuning, line.epsilon, line.row, line.seed].tested(line.learning_rate)
@@ -132,11 +131,6 @@ def again(profile: str, folder: Path, results: Path, *, number: int, jobs: int =
     ]
     print(*found, summary(found, len(recorded)), sep="\n")
     return int(any(one.outcome == "beyond" for one in found))
-
-
-def _number(entry: Entry) -> tuple[object, ...]:
-    learner = entry.learner
-    return learner.task, learner.model, learner.tuning, entry.epsilon, entry.row, entry.seed
 
 
 def _rates(keys: Iterable[str], cells: Path) -> pd.DataFrame:

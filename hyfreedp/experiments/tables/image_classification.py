@@ -24,6 +24,7 @@ from hyfreedp.experiments.tables.plan import (
     SCALES,
     TABLE,
     Scale,
+    entries,
     finals,
     searches,
     table,
@@ -77,8 +78,8 @@ def numbers(scale: Scale, profile: str, cells: Path, *, train: bool, jobs: int =
     """
     read = reader(cells)
     if train:
-        run_cells(searches(scale), cells, jobs=jobs, description="searches")
-        run_cells(finals(scale, read), cells, jobs=jobs, description="tested runs")
+        run_cells(searches(entries(scale)), cells, jobs=jobs, description="searches")
+        run_cells(finals(entries(scale), read), cells, jobs=jobs, description="tested runs")
     rows = table(scale, read)
     rows["source"] = np.where(rows.accuracy.isna(), "missing", "cell")
     committed = workspace().results / profile / TABLE

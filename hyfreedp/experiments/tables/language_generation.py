@@ -15,13 +15,13 @@ import pandas as pd
 from tqdm import tqdm
 
 from hyfreedp.experiments.runs.cells import read_steps, reader, run_cells
-from hyfreedp.experiments.runs.spec import Spec
+from hyfreedp.experiments.store import archive
 from hyfreedp.experiments.store.cache import key_of
 from hyfreedp.experiments.store.files import replacing, write_text
 from hyfreedp.experiments.store.paths import workspace
 from hyfreedp.experiments.store.provenance import environment
 from hyfreedp.experiments.tables import paper
-from hyfreedp.experiments.tables.plan import ROWS, Learner, Scale, entries, finals, searches, table
+from hyfreedp.experiments.tables.plan import ROWS, Entry, Learner, Scale, entries, finals, searches, table
 from hyfreedp.experiments.tasks.language import Documents, LanguageTask
 from hyfreedp.experiments.tasks.registry import TASKS
 
@@ -83,12 +83,10 @@ def documents_scale(profile: str, source: str | None, epsilon: float, seeds: int
     return Scale((learner,), epsilons=(epsilon,), seeds=seeds, rows=rows)
 
 
-def trained(scale: Scale, cells: Path, *, jobs: int) -> list[Spec]:
-    """Train what is missing, first the searches; the runs whose numbers are shown."""
-    run_cells(searches(scale), cells, jobs=jobs, description="searches")
-    shown = finals(scale, reader(cells))
-    run_cells(shown, cells, jobs=jobs, description="tested runs")
-    return shown
+def train_missing(numbers: Sequence[Entry], cells: Path, *, jobs: int) -> None:
+    """Train what these numbers lack, first the searches."""
+    run_cells(searches(numbers), cells, jobs=jobs, description="searches")
+    run_cells(finals(numbers, reader(cells)), cells, jobs=jobs, description="tested runs")
 
 
 def desktop_scale() -> Scale:
@@ -113,9 +111,9 @@ def scored(scale: Scale, profile: str, cells: Path, *, train: bool = True, jobs:
     """
     learner, read = scale.learners[0], reader(cells)
     if train:
-        trained(scale, cells, jobs=jobs)
+        train_missing(list(entries(scale)), cells, jobs=jobs)
         public_start(learner, cells)
-    records = {spec.key: record for spec in finals(scale, read) if (record := read(spec)) is not None}
+    records = {spec.key: record for spec in finals(entries(scale), read) if (record := read(spec)) is not None}
     rows = table(scale, read)
     first = {name: getattr(learner, name) for name in ("task", "model", "tuning")}
     first |= {"epsilon": 0.0, "row": START, "seed": 0, "runs": 0}
@@ -144,12 +142,27 @@ def _filled(rows: pd.DataFrame, committed: pd.DataFrame) -> pd.DataFrame:
 
 
 def record(cells: Path, results: Path, *, train: bool, jobs: int = 1) -> str:
-    """Write ``<results>/desktop/`` with the table of :func:`desktop_scale`; arguments as of :func:`scored`."""
-    rows = scored(desktop_scale(), "desktop", cells, train=train, jobs=jobs)
-    path, missing = results / "desktop" / TABLE, int(rows.accuracy.isna().sum())
+    """Write ``<results>/desktop/`` with the table of :func:`desktop_scale` and the runs behind it.
+
+    Args:
+        cells: folder of the cells; the runs that were written before are put there.
+        train: whether to train first what has no number in the table yet.
+        jobs: worker processes.
+    """
+    scale, path, runs = desktop_scale(), results / "desktop" / TABLE, results / "desktop" / archive.NAME
+    archive.unpack(archive.read(runs), cells)
+    if train:
+        known = pd.read_csv(path).dropna(subset="accuracy")[NUMBER] if path.exists() else pd.DataFrame(columns=NUMBER)
+        numbers = set(known.itertuples(index=False, name=None))
+        train_missing([entry for entry in entries(scale) if entry.number not in numbers], cells, jobs=jobs)
+        public_start(scale.learners[0], cells)
+    rows = scored(scale, "desktop", cells, train=False)
     with replacing(path) as temporary:
         rows.to_csv(temporary, index=False)
-    return f"{path}: {len(rows)} numbers" + (f", {missing} of them still missing" if missing else "")
+    specs = [*searches(entries(scale)), *finals(entries(scale), reader(cells))]
+    kept = archive.pack(cells, runs, {spec.key for spec in specs})
+    missing = int(rows.accuracy.isna().sum())
+    return f"{path}: {len(rows)} numbers" + (f", {missing} of them still missing" if missing else "") + f"; {kept} runs"
 
 
 def public_start(learner: Learner, cells: Path) -> dict[str, Any]:
@@ -358,7 +371,7 @@ def dynamics(scale: Scale, cells: Path, *, jobs: int) -> pd.DataFrame:
         What the figure draws: ``eta``, ``loss_threshold`` (R_l), ``private_loss`` (released), ``test_loss`` in nats per
         token and ``test_perplexity``; NaN where a step or a method has none.
     """
-    trained(scale, cells, jobs=jobs)
+    train_missing(list(entries(scale)), cells, jobs=jobs)
     read = reader(cells)
     names = ["step", "eta", "loss_threshold", "private_loss", "test_loss"]
     frames = []

@@ -8,7 +8,7 @@ Test data choose nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
@@ -153,6 +153,12 @@ class Entry:
     row: str
     seed: int
 
+    @property
+    def number(self) -> tuple[object, ...]:
+        """What names its line of :func:`table`: the columns from ``task`` to ``seed``."""
+        learner = self.learner
+        return learner.task, learner.model, learner.tuning, self.epsilon, self.row, self.seed
+
     def searches(self) -> list[Spec]:
         """The runs on validation data from which the rate, or the model, is chosen; none if there is no choice."""
         row = ROWS[self.row]
@@ -246,14 +252,14 @@ def entries(scale: Scale) -> Iterator[Entry]:
             yield Entry(learner, epsilon, row, seed)
 
 
-def searches(scale: Scale) -> list[Spec]:
+def searches(numbers: Iterable[Entry]) -> list[Spec]:
     """The runs that choose, without repetitions: the first stage."""
-    return list(dict.fromkeys(spec for entry in entries(scale) for spec in entry.searches()))
+    return list(dict.fromkeys(spec for entry in numbers for spec in entry.searches()))
 
 
-def finals(scale: Scale, read: Reader) -> list[Spec]:
+def finals(numbers: Iterable[Entry], read: Reader) -> list[Spec]:
     """The runs whose numbers are shown, without repetitions: the second stage, as far as the first one is done."""
-    runs = (entry.final(read) for entry in entries(scale))
+    runs = (entry.final(read) for entry in numbers)
     return list(dict.fromkeys(spec for spec in runs if spec is not None))
 
 
