@@ -72,8 +72,9 @@ class GradientEngine(ABC):
             that an error in the latter would not have shown, or their sum overflowed: then factors at which it does
             show, for :meth:`verify`, shape (B,). Until that, the comparison does not count, and the next batch is
             compared as well.
-        signs: of the samples in a comparison with autograd, by which no records can be chosen so that errors cancel if
-            they are secret: give it a generator of the run's, as the optimizer does.
+        signs: generator of the random weights of the samples in a comparison with autograd. They are secret: where they
+            are known, records can be chosen whose errors cancel. The optimizer gives it another at each step, of the
+            run's own, so that a step made again draws the same.
         norms: as :meth:`backward` returned them, since all sums were None or :meth:`clear` was called. *Not* private.
 
     Raises:
@@ -94,7 +95,7 @@ class GradientEngine(ABC):
         self.hidden: Tensor | None = None
         self.norms: list[Tensor] = []
         self._unseen = {p for p in module.parameters() if p.requires_grad}  # whose gradients were too small for a check
-        self.signs = NoiseGenerator(0)
+        self.signs = NoiseGenerator()
         self._types: set[torch.dtype] = set()
         self._wide_sums: dict[nn.Parameter, Tensor] = {}
 

@@ -343,11 +343,18 @@ def test_training_goes_on_from_what_is_committed(small, tmp_path, monkeypatch):
 
     assert language_generation.record(tmp_path / "there", tmp_path, train=True).endswith("3 numbers; 7 runs")
     assert trained("there") == {reference: False, first: False} and all(read_cell(s, tmp_path / "there") for s in rest)
-    (tmp_path / "desktop" / archive.NAME).unlink()
-    table = (tmp_path / "desktop" / language_generation.TABLE).read_bytes()
+    runs, path = (tmp_path / "desktop" / name for name in (archive.NAME, language_generation.TABLE))
+    runs.unlink()
+    with_java = pd.read_csv(path).assign(METEOR=0.5)
+    with_java.to_csv(path, index=False)
     assert language_generation.record(tmp_path / "elsewhere", tmp_path, train=True).endswith("3 numbers; 0 runs")
-    assert trained("elsewhere") == {}
-    assert (tmp_path / "desktop" / language_generation.TABLE).read_bytes() == table
+    assert trained("elsewhere") == {} and not runs.exists()
+    assert language_generation.record(tmp_path / "here", tmp_path, train=False).endswith("3 numbers; 2 runs")
+    pd.testing.assert_frame_equal(pd.read_csv(path), with_java)
+    runs.unlink()
+    with_java.replace({"key": {reference.key: "that of another version"}}).to_csv(path, index=False)
+    language_generation.record(tmp_path / "elsewhere", tmp_path, train=True)
+    assert trained("elsewhere") == {reference: True}
 
 
 def test_claims_are_judged_by_every_score_and_seed():

@@ -3,6 +3,8 @@
 import math
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -216,6 +218,18 @@ def test_one_java_process_serves_all_texts_until_it_is_interrupted(monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         nlg_metrics._meteor(*texts)
     assert nlg_metrics._meteor(*texts) == first and nlg_metrics._meteor_process() is not process
+
+
+def test_a_java_process_that_dies_is_an_error_and_no_wait(tmp_path, monkeypatch):
+    """Of one that answers once and ends; in a process of its own, which would otherwise wait at its end."""
+    java = tmp_path / "java"
+    java.write_text("#!/bin/sh\nread line; echo 1 2 3\n")
+    java.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    texts = {number: ["the cat"] for number in range(1000)}
+    code = f"from hyfreedp.experiments.tasks import nlg_metrics; nlg_metrics._meteor({texts}, {texts})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and "Error" in done.stderr.splitlines()[-1], done.stderr
 
 
 @needs_java

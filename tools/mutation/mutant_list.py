@@ -982,8 +982,8 @@ MUTANTS = [
     Mutant(
         "signs-of-comparisons-known",
         OPTIMIZER,
-        '        self.gradient_engine.signs = self._generator.child("signs", t)\n',
-        "",
+        'self.gradient_engine.signs = self._generator.child("signs", t)',
+        "self.gradient_engine.signs = NoiseGenerator(0)",
         "Records can be chosen so that errors of a misread gradient cancel where it is compared with autograd.",
         ("core/misread::test_no_records_are_chosen_so_that_the_errors_of_a_misread_gradient_cancel",),
     ),

@@ -10,6 +10,7 @@ import io
 import os
 import re
 import tarfile
+import uuid
 from collections.abc import Container
 from pathlib import Path
 
@@ -20,9 +21,11 @@ _FILE = re.compile(r"[0-9a-f]{16}\.(csv|json)")
 
 
 def pack(cells: Path, path: Path, keys: Container[str] | None = None) -> int:
-    """Write the finished runs of a folder to ``path``, those with these keys or all; their number."""
+    """Write the finished runs of a folder to ``path``, those with these keys or all; their number. No file if none."""
     records = sorted(file for file in cells.glob("*.json") if _FILE.fullmatch(file.name))
     records = [record for record in records if keys is None or record.stem in keys]
+    if not records:
+        return 0
     with replacing(path) as temporary:
         with tarfile.open(temporary, "w:xz", preset=9) as archive:
             for record in records:
@@ -58,7 +61,7 @@ def unpack(files: dict[str, bytes], cells: Path) -> None:
     for name, content in files.items():
         path = cells / name
         if not path.exists() or not path.stat().st_size:  # empty after a power cut: none of two thousand is synced
-            temporary = cells / f".{name}.tmp"
+            temporary = cells / f".{name}-{uuid.uuid4().hex}"
             temporary.write_bytes(content)
             os.replace(temporary, path)
 

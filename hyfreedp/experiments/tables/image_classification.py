@@ -19,6 +19,7 @@ from hyfreedp.experiments.tables import paper
 from hyfreedp.experiments.tables.plan import (
     COLUMNS,
     LEARNED,
+    NUMBER,
     RATES,
     ROWS,
     SCALES,
@@ -31,7 +32,6 @@ from hyfreedp.experiments.tables.plan import (
 )
 from hyfreedp.experiments.tasks.registry import TASKS
 
-NUMBER = ["task", "model", "tuning", "epsilon", "row", "seed"]
 CELL = ["profile", *NUMBER[:-1]]
 PLACE = CELL[:-1]
 

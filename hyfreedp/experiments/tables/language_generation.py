@@ -6,7 +6,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,14 +21,13 @@ from hyfreedp.experiments.store.files import replacing, write_text
 from hyfreedp.experiments.store.paths import workspace
 from hyfreedp.experiments.store.provenance import environment
 from hyfreedp.experiments.tables import paper
-from hyfreedp.experiments.tables.plan import ROWS, Entry, Learner, Scale, entries, finals, searches, table
+from hyfreedp.experiments.tables.plan import NUMBER, ROWS, Entry, Learner, Scale, entries, finals, searches, table
 from hyfreedp.experiments.tasks.language import Documents, LanguageTask
 from hyfreedp.experiments.tasks.registry import TASKS
 
 METRICS = ("BLEU", "NIST", "METEOR", "ROUGE_L", "CIDEr")
 TABLE = "language_generation.csv"
-CELL = ["task", "model", "tuning", "epsilon", "row"]
-NUMBER = [*CELL, "seed"]
+CELL = NUMBER[:-1]
 START = "start"  # the row of the model before private training, at epsilon 0
 TITLES = {name: row.title for name, row in ROWS.items()} | {START: "public start, not trained"}
 
@@ -83,10 +82,10 @@ def documents_scale(profile: str, source: str | None, epsilon: float, seeds: int
     return Scale((learner,), epsilons=(epsilon,), seeds=seeds, rows=rows)
 
 
-def train_missing(numbers: Sequence[Entry], cells: Path, *, jobs: int) -> None:
+def train_missing(wanted: Sequence[Entry], cells: Path, *, jobs: int) -> None:
     """Train what these numbers lack, first the searches."""
-    run_cells(searches(numbers), cells, jobs=jobs, description="searches")
-    run_cells(finals(numbers, reader(cells)), cells, jobs=jobs, description="tested runs")
+    run_cells(searches(wanted), cells, jobs=jobs, description="searches")
+    run_cells(finals(wanted, reader(cells)), cells, jobs=jobs, description="tested runs")
 
 
 def desktop_scale() -> Scale:
@@ -134,11 +133,15 @@ def scored(scale: Scale, profile: str, cells: Path, *, train: bool = True, jobs:
 
 
 def _filled(rows: pd.DataFrame, committed: pd.DataFrame) -> pd.DataFrame:
-    """The rows, with those of the committed table where there is no number."""
+    """The rows, with those of the committed table where there is no number, or one of the same run.
+
+    For the latter may have been scored with Java, which may be missing here.
+    """
     rows = rows.reindex(columns=list(dict.fromkeys([*rows.columns, *committed.columns])))
     known = rows[NUMBER].merge(committed, on=NUMBER, how="left").reindex(columns=rows.columns)
-    missing = rows.accuracy.isna() & known.accuracy.notna()
-    return pd.concat([known[missing], rows[~missing]]).sort_index()
+    same = (known.key == rows.key) & known.METEOR.notna()
+    kept = known.accuracy.notna() & (rows.accuracy.isna() | same)
+    return pd.concat([known[kept], rows[~kept]]).sort_index()
 
 
 def record(cells: Path, results: Path, *, train: bool, jobs: int = 1) -> str:
@@ -146,23 +149,28 @@ def record(cells: Path, results: Path, *, train: bool, jobs: int = 1) -> str:
 
     Args:
         cells: folder of the cells; the runs that were written before are put there.
-        train: whether to train first what has no number in the table yet.
+        train: whether to train first what has no number in the table yet, or one of another version.
         jobs: worker processes.
     """
     scale, path, runs = desktop_scale(), results / "desktop" / TABLE, results / "desktop" / archive.NAME
     archive.unpack(archive.read(runs), cells)
     if train:
-        known = pd.read_csv(path).dropna(subset="accuracy")[NUMBER] if path.exists() else pd.DataFrame(columns=NUMBER)
-        numbers = set(known.itertuples(index=False, name=None))
-        train_missing([entry for entry in entries(scale) if entry.number not in numbers], cells, jobs=jobs)
+        known = pd.read_csv(path).dropna(subset="accuracy").to_dict("records") if path.exists() else []
+        lines = {tuple(line[name] for name in NUMBER): line for line in known}
+        train_missing([one for one in entries(scale) if not _is_run_of(one, lines.get(one.number))], cells, jobs=jobs)
         public_start(scale.learners[0], cells)
     rows = scored(scale, "desktop", cells, train=False)
+    specs = [*searches(entries(scale)), *finals(entries(scale), reader(cells))]
+    kept = archive.pack(cells, runs, {spec.key for spec in specs} | set(rows.key))
     with replacing(path) as temporary:
         rows.to_csv(temporary, index=False)
-    specs = [*searches(entries(scale)), *finals(entries(scale), reader(cells))]
-    kept = archive.pack(cells, runs, {spec.key for spec in specs})
     missing = int(rows.accuracy.isna().sum())
     return f"{path}: {len(rows)} numbers" + (f", {missing} of them still missing" if missing else "") + f"; {kept} runs"
+
+
+def _is_run_of(entry: Entry, line: dict[Hashable, Any] | None) -> bool:
+    """Whether a line of the table is of the run that would be tested for it by this version."""
+    return line is not None and entry.tested(line["learning_rate"]).key == line["key"]
 
 
 def public_start(learner: Learner, cells: Path) -> dict[str, Any]:

@@ -155,7 +155,7 @@ class Entry:
 
     @property
     def number(self) -> tuple[object, ...]:
-        """What names its line of :func:`table`: the columns from ``task`` to ``seed``."""
+        """What names its line of :func:`table`: the columns of ``NUMBER``."""
         learner = self.learner
         return learner.task, learner.model, learner.tuning, self.epsilon, self.row, self.seed
 
@@ -252,14 +252,14 @@ def entries(scale: Scale) -> Iterator[Entry]:
             yield Entry(learner, epsilon, row, seed)
 
 
-def searches(numbers: Iterable[Entry]) -> list[Spec]:
+def searches(wanted: Iterable[Entry]) -> list[Spec]:
     """The runs that choose, without repetitions: the first stage."""
-    return list(dict.fromkeys(spec for entry in numbers for spec in entry.searches()))
+    return list(dict.fromkeys(spec for entry in wanted for spec in entry.searches()))
 
 
-def finals(numbers: Iterable[Entry], read: Reader) -> list[Spec]:
+def finals(wanted: Iterable[Entry], read: Reader) -> list[Spec]:
     """The runs whose numbers are shown, without repetitions: the second stage, as far as the first one is done."""
-    runs = (entry.final(read) for entry in numbers)
+    runs = (entry.final(read) for entry in wanted)
     return list(dict.fromkeys(spec for spec in runs if spec is not None))
 
 
@@ -299,7 +299,8 @@ def table(scale: Scale, read: Reader) -> pd.DataFrame:
     return pd.DataFrame(lines, columns=COLUMNS)
 
 
+NUMBER = ["task", "model", "tuning", "epsilon", "row", "seed"]  # what names a number of a table
 COLUMNS = (
-    *("task", "model", "tuning", "epsilon", "row", "seed", "accuracy", "learning_rate"),
+    *(*NUMBER, "accuracy", "learning_rate"),
     *("runs", "validation_accuracy", "epsilon_run", "key", "seconds"),
 )

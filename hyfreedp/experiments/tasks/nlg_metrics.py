@@ -14,6 +14,7 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import cache
 from itertools import zip_longest
 
@@ -137,7 +138,7 @@ def _meteor_process() -> Meteor:
 
 
 def _end(scorer: Meteor) -> None:
-    with scorer.meteor_p as process:
+    with suppress(OSError), scorer.meteor_p as process:  # which writes what is left to a pipe that may be closed
         process.kill()
 
 
