@@ -73,8 +73,8 @@ class GradientEngine(ABC):
             show, for :meth:`verify`, shape (B,). Until that, the comparison does not count, and the next batch is
             compared as well.
         signs: generator of the random weights of the samples in a comparison with autograd. They are secret: where they
-            are known, records can be chosen whose errors cancel. The optimizer gives it another at each step, of the
-            run's own, so that a step made again draws the same.
+            are known, as those of the first generator are, records can be chosen whose errors cancel. The optimizer
+            gives it a secret one at each step, of the run's own, so that a step made again draws the same.
         norms: as :meth:`backward` returned them, since all sums were None or :meth:`clear` was called. *Not* private.
 
     Raises:
@@ -95,7 +95,7 @@ class GradientEngine(ABC):
         self.hidden: Tensor | None = None
         self.norms: list[Tensor] = []
         self._unseen = {p for p in module.parameters() if p.requires_grad}  # whose gradients were too small for a check
-        self.signs = NoiseGenerator()
+        self.signs = NoiseGenerator(0)
         self._types: set[torch.dtype] = set()
         self._wide_sums: dict[nn.Parameter, Tensor] = {}
 
@@ -314,6 +314,8 @@ def _check(
         expected = widened(torch.zeros_like(p) if expected is None else expected)
         found = torch.zeros_like(expected) if g is None else g.weighted_sum(weights)
         sizes.append(_norm(expected))
+        if g is not None:  # where a sum cancels by chance, as of records that are all alike, its rounding does not
+            sizes[-1] = sizes[-1].maximum(_norm(weights * g.squared_norms.clamp(min=0).sqrt()).to(expected.device))
         errors.append(_norm(found - expected) if found.shape == p.shape else torch.full_like(sizes[-1], _LARGE))
     # Read at once: each reading waits for the device.
     numbers = torch.stack([n.to(sizes[0].device, torch.float64) for n in (*sizes, *errors)]).view(2, -1).tolist()
