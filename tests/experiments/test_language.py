@@ -357,6 +357,22 @@ def test_training_goes_on_from_what_is_committed(small, tmp_path, monkeypatch):
     assert trained("elsewhere") == {reference: True}
 
 
+def test_another_seed_is_tested_at_the_rate_that_a_committed_search_chose(small, tmp_path, monkeypatch):
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    learner = Learner("restaurants", "gpt2_tiny", "full")
+    scales = [Scale((learner,), epsilons=(8.0,), seeds=seeds, rows=("grid",)) for seeds in (1, 2)]
+    monkeypatch.setattr(language_generation, "workspace", lambda: SimpleNamespace(results=tmp_path))
+    for scale, done in zip(scales, ("2 numbers; 6 runs", "3 numbers; 1 runs"), strict=True):
+        monkeypatch.setattr(language_generation, "desktop_scale", lambda scale=scale: scale)
+        (tmp_path / "desktop" / archive.NAME).unlink(missing_ok=True)
+        cells = tmp_path / f"cells of {scale.seeds}"
+        assert language_generation.record(cells, tmp_path, train=True).endswith(done)
+    assert not any(read_cell(spec, cells) for spec in searches(entries(scale)))
+    rows = language_generation.scored(scale, "desktop", tmp_path / "none", train=False)
+    assert rows.learning_rate[1] == rows.learning_rate[2] and rows.accuracy.notna().all()
+    assert rows.key[1:].tolist() == [one.tested(rows.learning_rate[1]).key for one in entries(scale)]
+
+
 def test_claims_are_judged_by_every_score_and_seed():
     def line(row, seed, *scores, epsilon=3.0):
         names = dict(zip(language_generation.METRICS, scores, strict=True))

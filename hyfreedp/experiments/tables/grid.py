@@ -22,6 +22,8 @@ from hyfreedp.experiments.tables.plan import (
     ROWS,
     SCALES,
     TABLE,
+    Chosen,
+    Entry,
     Reader,
     entries,
     finals,
@@ -31,6 +33,13 @@ from hyfreedp.experiments.tables.plan import (
 from hyfreedp.experiments.tasks.registry import TASKS
 
 RECORDED_STEPS = 50  # of a run whose learning rate is recorded
+
+
+def train_missing(wanted: Iterable[Entry], cells: Path, *, jobs: int, chosen: Chosen | None = None) -> None:
+    """Train what these numbers lack: first the searches, but those whose rate is in ``chosen``."""
+    wanted, chosen = list(wanted), chosen or {}
+    run_cells(searches(e for e in wanted if e.cell not in chosen), cells, jobs=jobs, description="searches")
+    run_cells(finals(wanted, reader(cells), chosen), cells, jobs=jobs, description="tested runs")
 
 
 def stages(profile: str, read: Reader) -> dict[str, list[Spec]]:

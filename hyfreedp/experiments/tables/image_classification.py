@@ -13,26 +13,14 @@ import pandas as pd
 from scipy import stats
 
 from hyfreedp.experiments.models.vision import MODELS, Tuning
-from hyfreedp.experiments.runs.cells import reader, run_cells
+from hyfreedp.experiments.runs.cells import reader
 from hyfreedp.experiments.store.paths import workspace
-from hyfreedp.experiments.tables import paper
-from hyfreedp.experiments.tables.plan import (
-    COLUMNS,
-    LEARNED,
-    NUMBER,
-    RATES,
-    ROWS,
-    SCALES,
-    TABLE,
-    Scale,
-    entries,
-    finals,
-    searches,
-    table,
-)
+from hyfreedp.experiments.tables import paper, plan
+from hyfreedp.experiments.tables.grid import train_missing
+from hyfreedp.experiments.tables.plan import COLUMNS, LEARNED, NUMBER, RATES, ROWS, SCALES, TABLE, Scale, entries, table
 from hyfreedp.experiments.tasks.registry import TASKS
 
-CELL = ["profile", *NUMBER[:-1]]
+CELL = ["profile", *plan.CELL]
 PLACE = CELL[:-1]
 
 # Profiles whose records are shown before those of another one.
@@ -76,11 +64,9 @@ def numbers(scale: Scale, profile: str, cells: Path, *, train: bool, jobs: int =
     Returns:
         The table, with ``profile`` and ``source``: "cell", "committed" or "missing".
     """
-    read = reader(cells)
     if train:
-        run_cells(searches(entries(scale)), cells, jobs=jobs, description="searches")
-        run_cells(finals(entries(scale), read), cells, jobs=jobs, description="tested runs")
-    rows = table(scale, read)
+        train_missing(entries(scale), cells, jobs=jobs)
+    rows = table(scale, reader(cells))
     rows["source"] = np.where(rows.accuracy.isna(), "missing", "cell")
     committed = workspace().results / profile / TABLE
     if committed.exists() and rows.accuracy.isna().any():

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,20 +14,31 @@ from typing import Any
 import pandas as pd
 from tqdm import tqdm
 
-from hyfreedp.experiments.runs.cells import read_steps, reader, run_cells
+from hyfreedp.experiments.runs.cells import read_steps, reader
 from hyfreedp.experiments.store import archive
 from hyfreedp.experiments.store.cache import key_of
 from hyfreedp.experiments.store.files import replacing, write_text
 from hyfreedp.experiments.store.paths import workspace
 from hyfreedp.experiments.store.provenance import environment
 from hyfreedp.experiments.tables import paper
-from hyfreedp.experiments.tables.plan import NUMBER, ROWS, Entry, Learner, Scale, entries, finals, searches, table
+from hyfreedp.experiments.tables.grid import train_missing
+from hyfreedp.experiments.tables.plan import (
+    CELL,
+    NUMBER,
+    ROWS,
+    Entry,
+    Learner,
+    Scale,
+    entries,
+    finals,
+    searches,
+    table,
+)
 from hyfreedp.experiments.tasks.language import Documents, LanguageTask
 from hyfreedp.experiments.tasks.registry import TASKS
 
 METRICS = ("BLEU", "NIST", "METEOR", "ROUGE_L", "CIDEr")
 TABLE = "language_generation.csv"
-CELL = NUMBER[:-1]
 START = "start"  # the row of the model before private training, at epsilon 0
 TITLES = {name: row.title for name, row in ROWS.items()} | {START: "public start, not trained"}
 
@@ -82,12 +93,6 @@ def documents_scale(profile: str, source: str | None, epsilon: float, seeds: int
     return Scale((learner,), epsilons=(epsilon,), seeds=seeds, rows=rows)
 
 
-def train_missing(wanted: Sequence[Entry], cells: Path, *, jobs: int) -> None:
-    """Train what these numbers lack, first the searches."""
-    run_cells(searches(wanted), cells, jobs=jobs, description="searches")
-    run_cells(finals(wanted, reader(cells)), cells, jobs=jobs, description="tested runs")
-
-
 def desktop_scale() -> Scale:
     """Of the committed records: whole runs of the tiny model on all of E2E, about thirteen hours of one core."""
     return sentences_scale("desktop", "e2e", (3.0, 8.0), 2)
@@ -109,16 +114,18 @@ def scored(scale: Scale, profile: str, cells: Path, *, train: bool = True, jobs:
         has row ``START``, epsilon 0 and one seed.
     """
     learner, read = scale.learners[0], reader(cells)
+    committed = workspace().results / profile / TABLE
+    chosen = {one.cell: rate for one, rate in _of_this_version(scale, committed).items()}
     if train:
-        train_missing(list(entries(scale)), cells, jobs=jobs)
+        train_missing(entries(scale), cells, jobs=jobs, chosen=chosen)
         public_start(learner, cells)
-    records = {spec.key: record for spec in finals(entries(scale), read) if (record := read(spec)) is not None}
-    rows = table(scale, read)
+    records = {spec.key: found for spec in finals(entries(scale), read, chosen) if (found := read(spec)) is not None}
+    rows = table(scale, read, chosen)
     first = {name: getattr(learner, name) for name in ("task", "model", "tuning")}
     first |= {"epsilon": 0.0, "row": START, "seed": 0, "runs": 0}
     if (path := _start_path(learner, cells)).exists():
-        records[path.stem] = record = json.loads(path.read_text(encoding="utf-8"))
-        first |= {"accuracy": record["accuracy"], "epsilon_run": 0.0, "key": path.stem}
+        records[path.stem] = start = json.loads(path.read_text(encoding="utf-8"))
+        first |= {"accuracy": start["accuracy"], "epsilon_run": 0.0, "key": path.stem}
     rows = pd.DataFrame([first, *rows.to_dict("records")], columns=rows.columns)
     lines = [
         {"key": key, "perplexity": math.exp(record["loss"])}
@@ -128,7 +135,6 @@ def scored(scale: Scale, profile: str, cells: Path, *, train: bool = True, jobs:
     ]
     scores = pd.DataFrame(lines, columns=None if lines else ["key", "perplexity", *METRICS])
     rows = rows.astype({"key": object}).merge(scores, on="key", how="left").astype(dict.fromkeys(METRICS, float))
-    committed = workspace().results / profile / TABLE
     return _filled(rows, pd.read_csv(committed)) if committed.exists() else rows
 
 
@@ -155,22 +161,27 @@ def record(cells: Path, results: Path, *, train: bool, jobs: int = 1) -> str:
     scale, path, runs = desktop_scale(), results / "desktop" / TABLE, results / "desktop" / archive.NAME
     archive.unpack(archive.read(runs), cells)
     if train:
-        known = pd.read_csv(path).dropna(subset="accuracy").to_dict("records") if path.exists() else []
-        lines = {tuple(line[name] for name in NUMBER): line for line in known}
-        train_missing([one for one in entries(scale) if not _is_run_of(one, lines.get(one.number))], cells, jobs=jobs)
+        known = _of_this_version(scale, path)
+        missing = [one for one in entries(scale) if one not in known]
+        train_missing(missing, cells, jobs=jobs, chosen={one.cell: rate for one, rate in known.items()})
         public_start(scale.learners[0], cells)
     rows = scored(scale, "desktop", cells, train=False)
     specs = [*searches(entries(scale)), *finals(entries(scale), reader(cells))]
     kept = archive.pack(cells, runs, {spec.key for spec in specs} | set(rows.key))
     with replacing(path) as temporary:
         rows.to_csv(temporary, index=False)
-    missing = int(rows.accuracy.isna().sum())
-    return f"{path}: {len(rows)} numbers" + (f", {missing} of them still missing" if missing else "") + f"; {kept} runs"
+    left = int(rows.accuracy.isna().sum())
+    return f"{path}: {len(rows)} numbers" + (f", {left} of them still missing" if left else "") + f"; {kept} runs"
 
 
-def _is_run_of(entry: Entry, line: dict[Hashable, Any] | None) -> bool:
-    """Whether a line of the table is of the run that would be tested for it by this version."""
-    return line is not None and entry.tested(line["learning_rate"]).key == line["key"]
+def _of_this_version(scale: Scale, committed: Path) -> dict[Entry, float]:
+    """The learning rate of each number of a committed table that is of the run that this version would test for it."""
+    if not committed.exists():
+        return {}
+    known = pd.read_csv(committed).dropna(subset="accuracy").to_dict("records")
+    lines = {tuple(line[name] for name in NUMBER): line for line in known}
+    rates = {entry: lines[entry.number]["learning_rate"] for entry in entries(scale) if entry.number in lines}
+    return {entry: rate for entry, rate in rates.items() if entry.tested(rate).key == lines[entry.number]["key"]}
 
 
 def public_start(learner: Learner, cells: Path) -> dict[str, Any]:
@@ -379,7 +390,7 @@ def dynamics(scale: Scale, cells: Path, *, jobs: int) -> pd.DataFrame:
         What the figure draws: ``eta``, ``loss_threshold`` (R_l), ``private_loss`` (released), ``test_loss`` in nats per
         token and ``test_perplexity``; NaN where a step or a method has none.
     """
-    train_missing(list(entries(scale)), cells, jobs=jobs)
+    train_missing(entries(scale), cells, jobs=jobs)
     read = reader(cells)
     names = ["step", "eta", "loss_threshold", "private_loss", "test_loss"]
     frames = []

@@ -8,7 +8,7 @@ Test data choose nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
@@ -29,6 +29,7 @@ from hyfreedp.noise import NoiseGenerator
 
 TABLE, RATES = "image_classification.csv", "image_classification_rates.csv"
 Reader = Callable[[Spec], dict[str, Any] | None]  # the record of a finished run, None if there is none
+Chosen = Mapping[tuple[object, ...], float]  # rates that grid searches chose whose runs are not at hand, by Entry.cell
 
 # For all searches but the first two: the extended grid from where AdamW begins to learn within a hundred steps, so that
 # the tables of the laptop take minutes.
@@ -156,8 +157,12 @@ class Entry:
     @property
     def number(self) -> tuple[object, ...]:
         """What names its line of :func:`table`: the columns of ``NUMBER``."""
-        learner = self.learner
-        return learner.task, learner.model, learner.tuning, self.epsilon, self.row, self.seed
+        return *self.cell, self.seed
+
+    @property
+    def cell(self) -> tuple[object, ...]:
+        """What its seeds have in common, the search among it: the columns of ``CELL``."""
+        return self.learner.task, self.learner.model, self.learner.tuning, self.epsilon, self.row
 
     def searches(self) -> list[Spec]:
         """The runs on validation data from which the rate, or the model, is chosen; none if there is no choice."""
@@ -169,15 +174,15 @@ class Entry:
         # One search serves all seeds, and the split budget searches with all of it.
         return [replace(self._run(rate, self.epsilon), seed=0, evaluation="validation") for rate in row.rates]
 
-    def final(self, read: Reader) -> Spec | None:
-        """The run whose test accuracy is the number; None as long as its searches are not done."""
+    def final(self, read: Reader, chosen: Chosen | None = None) -> Spec | None:
+        """The run whose test accuracy is the number; None as long as its search is neither done nor in ``chosen``."""
         row = ROWS[self.row]
         if len(row.rates) == 1:
             return self._run(row.rates[0], self.epsilon)
         runs = self.searches()
         records = [record for record in map(read, runs) if record is not None]
         if len(records) < len(runs):
-            return None
+            return self.tested(chosen[self.cell]) if chosen and self.cell in chosen else None
         best = best_of(runs, records)
         return best if row.search == "random" else self.tested(best.learning_rate)
 
@@ -257,14 +262,18 @@ def searches(wanted: Iterable[Entry]) -> list[Spec]:
     return list(dict.fromkeys(spec for entry in wanted for spec in entry.searches()))
 
 
-def finals(wanted: Iterable[Entry], read: Reader) -> list[Spec]:
+def finals(wanted: Iterable[Entry], read: Reader, chosen: Chosen | None = None) -> list[Spec]:
     """The runs whose numbers are shown, without repetitions: the second stage, as far as the first one is done."""
-    runs = (entry.final(read) for entry in wanted)
+    runs = (entry.final(read, chosen) for entry in wanted)
     return list(dict.fromkeys(spec for spec in runs if spec is not None))
 
 
-def table(scale: Scale, read: Reader) -> pd.DataFrame:
+def table(scale: Scale, read: Reader, chosen: Chosen | None = None) -> pd.DataFrame:
     """One tidy line per number.
+
+    Args:
+        scale: which.
+        read, chosen: see :meth:`Entry.final`.
 
     Returns:
         ``task``, ``model``, ``tuning``, ``epsilon``, ``row``, ``seed``; ``accuracy`` (test, a share; NaN while it is
@@ -274,7 +283,7 @@ def table(scale: Scale, read: Reader) -> pd.DataFrame:
     """
     lines = []
     for entry in entries(scale):
-        final, runs = entry.final(read), entry.searches()
+        final, runs = entry.final(read, chosen), entry.searches()
         record = None if final is None else read(final)
         line: dict[str, Any] = {
             "task": entry.learner.task,
@@ -299,7 +308,8 @@ def table(scale: Scale, read: Reader) -> pd.DataFrame:
     return pd.DataFrame(lines, columns=COLUMNS)
 
 
-NUMBER = ["task", "model", "tuning", "epsilon", "row", "seed"]  # what names a number of a table
+CELL = ["task", "model", "tuning", "epsilon", "row"]
+NUMBER = [*CELL, "seed"]  # what names a number of a table
 COLUMNS = (
     *(*NUMBER, "accuracy", "learning_rate"),
     *("runs", "validation_accuracy", "epsilon_run", "key", "seconds"),
