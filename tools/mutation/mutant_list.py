@@ -988,6 +988,14 @@ MUTANTS = [
         ("core/misread::test_no_records_are_chosen_so_that_the_errors_of_a_misread_gradient_cancel",),
     ),
     Mutant(
+        "rounding-of-what-cancels-not-allowed-for",
+        f"{CLIPPING}/base.py",
+        "        if g is not None:  # where a sum cancels",
+        "        if False:  # where a sum cancels",
+        "Records that are all alike are refused in half precision, where their weighted sum cancels by chance.",
+        ("core/misread::test_records_that_are_all_alike_raise_no_false_alarm",),
+    ),
+    Mutant(
         "decisions-settled-by-single-samples",
         f"{CLIPPING}/bookkeeping.py",
         "        if any(len(norms) > 1 for norms in self.norms):  #",
