@@ -83,7 +83,9 @@ class Resumable:
         A step made again on the same data is the same release. On other data (augmentation or dropout may draw other
         numbers) it gets other noise, and the ledger counts both where it knows of the first: if this object made it, or
         the state tells. What another process has released since the state was saved nobody knows here: publish nothing
-        that was made after the last saved state, or count it.
+        that was made after the last saved state, or count it. Nor does it know the records: resume on the same ones.
+        Releases that come out equal after one was erased tell that it was in none of their batches, which no epsilon
+        covers.
 
         Raises:
             ValueError: the state is of another run, and what differs; or processes load states of different runs.

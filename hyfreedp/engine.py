@@ -43,8 +43,9 @@ class PrivacyEngine:
     Args:
         seed: of the sampling and of all noise, for reproducible runs: the first call of
             :meth:`make_private_with_epsilon` takes its first child stream, the second call the second, and so on. A
-            known seed voids the privacy of its runs: publish neither. If None, every run draws 256 bits from the
-            operating system, by the first of several processes.
+            known seed voids the privacy of its runs: publish neither. A seed is for one run: another with the same one
+            draws the same batches, so that their epsilons do not compose as those of independent runs. If None, every
+            run draws 256 bits from the operating system, by the first of several processes.
         secure_noise: against attacks on floating-point noise, each normal number is the sum of four (module ``noise``).
         process_group: the processes that train together if they are not all; a group of one trains alone.
 

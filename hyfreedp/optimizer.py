@@ -257,6 +257,10 @@ class HyFreeDPOptimizer(Resumable, OptimizerWrapper):
         """
         self.gradient_engine.unchecked = False
         found = passes.backward(self.gradient_engine)
+        while passes.misled(self.gradient_engine):
+            self.zero_grad()
+            passes.rewind()
+            found = passes.backward(self.gradient_engine)
         if self.gradient_engine.unchecked:
             self.zero_grad()
             passes.split()

@@ -18,6 +18,8 @@ from hyfreedp.sampling import RandomState
 
 PerSampleLoss = Callable[[Any], Tensor]
 
+_TRIALS = 2  # of a pass that is to tell of a layer, which may drop out of it
+
 
 class Passes:
     """One batch and its loss function. An empty batch takes no pass, and its results have length 0.
@@ -61,10 +63,32 @@ class Passes:
     def show(self, engine: GradientEngine, sizes: Iterable[int]) -> None:
         """Let the engine see forward passes of the batch's first samples, as many as each of ``sizes`` says."""
         state = RandomState.capture(self._device)
-        for size in sizes:
-            with engine.telling():
-                self._values(take(self._batch, slice(size)), differentiable=True)
+        self._tell(engine, sizes)
         state.restore()
+        engine.was_misled()  # the batch is still to come
+
+    def misled(self, engine: GradientEngine) -> bool:
+        """Whether shapes have misled the engine in passes of this batch; passes of other sizes, made here, tell.
+
+        Where they do not tell, say because layers drop out of them, the engine is left ``unchecked``.
+        """
+        if engine.doubtful_sizes():
+            state = RandomState.capture(self._device)
+            for _ in range(_TRIALS):
+                self._tell(engine, engine.doubtful_sizes())
+            state.restore()
+            engine.unchecked |= bool(engine.doubtful_sizes())
+        return engine.was_misled()
+
+    def _tell(self, engine: GradientEngine, sizes: Iterable[int]) -> None:
+        for size in sizes:
+            rows = torch.arange(size) % batch_length(self._batch)  # a smaller batch begins again
+            with engine.telling():
+                self._values(take(self._batch, rows), differentiable=True)
+
+    def rewind(self) -> None:
+        """To the random numbers that :meth:`backward` began with."""
+        self._states[0].restore()
 
     def split(self) -> None:
         """Into pieces of one sample, in which nothing can go to a wrong one."""

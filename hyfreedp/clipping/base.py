@@ -99,9 +99,17 @@ class GradientEngine(ABC):
         self._types: set[torch.dtype] = set()
         self._wide_sums: dict[nn.Parameter, Tensor] = {}
 
+    def doubtful_sizes(self) -> frozenset[int]:
+        """Of how many samples forward passes would show whether shapes have misled those so far; none if none may."""
+        return frozenset()
+
     def telling(self) -> AbstractContextManager[None]:
-        """Around a forward pass of a size of :attr:`Misread.sizes`."""
+        """Around a forward pass of such a size."""
         return nullcontext()
+
+    def was_misled(self) -> bool:
+        """Whether a pass since the last call has shown that shapes misled one before it."""
+        return False
 
     @property
     def narrowest_type(self) -> torch.dtype:
@@ -307,8 +315,8 @@ def _check(
     trainable: dict[nn.Parameter, str],
     rounding: float,
 ) -> set[nn.Parameter] | None:
-    """The parameters whose gradients were large enough to show if they had been misread; None if a sum overflowed."""
-    sizes, errors = [], []
+    """The parameters whose gradients would show if they were the neighbours' of each; None if a sum overflowed."""
+    sizes, errors, others = [], [], []
     for p in trainable:
         expected, g = reference[p], gradients.get(p)
         expected = widened(torch.zeros_like(p) if expected is None else expected)
@@ -317,19 +325,21 @@ def _check(
         if g is not None:  # where a sum cancels by chance, as of records that are all alike, its rounding does not
             sizes[-1] = sizes[-1].maximum(_norm(weights * g.squared_norms.clamp(min=0).sqrt()).to(expected.device))
         errors.append(_norm(found - expected) if found.shape == p.shape else torch.full_like(sizes[-1], _LARGE))
+        others.append(torch.zeros_like(sizes[-1]) if g is None else _norm(g.weighted_sum(weights.roll(1)) - found))
     # Read at once: each reading waits for the device.
-    numbers = torch.stack([n.to(sizes[0].device, torch.float64) for n in (*sizes, *errors)]).view(2, -1).tolist()
-    total = math.hypot(*numbers[0])
-    if not math.isfinite(total + sum(numbers[1])):
+    numbers = [n.to(sizes[0].device, torch.float64) for n in (*sizes, *errors, *others)]
+    rows = torch.stack(numbers).view(3, -1).tolist()
+    total = math.hypot(*rows[0])
+    if not math.isfinite(total + sum(rows[1]) + sum(rows[2])):
         return None
     wrong, seen = {}, set()
-    for (p, name), size, error in zip(trainable.items(), *numbers, strict=True):
+    for (p, name), size, error, other in zip(trainable.items(), *rows, strict=True):
         # A misread gradient is wrong by order one. The total is there for gradients that vanish but for rounding, such
         # as those of a key projection's bias in attention.
         allowed = rounding * (size + 0.1 * total)
         if error > allowed:
             wrong[p] = name
-        if size > allowed:
+        if other > allowed:
             seen.add(p)
     if wrong:
         raise Misread(

@@ -90,8 +90,15 @@ class BookKeepingEngine(GradientEngine):
         self._handles = []
         self._substitution.detach()
 
+    def doubtful_sizes(self) -> frozenset[int]:
+        return self._operations.telling_sizes()
+
     def telling(self) -> AbstractContextManager[None]:
         return self._operations.telling()
+
+    def was_misled(self) -> bool:
+        found, self._operations.misled = self._operations.misled, False
+        return found
 
     def clipped_sums(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
         if any(len(norms) > 1 for norms in self.norms):  # gradients of single samples rest on no decision

@@ -8,8 +8,9 @@ functorch.
 
 Which tensors hold samples is not written on them. Whatever needs a gradient and is not shared does. Of the others
 (masks, ids, outputs of frozen layers) the shape decides, and a use whose shape said otherwise once is never taken for
-samples again. Each new decision is checked against autograd, see :attr:`Operations.undecided`; where the two disagree,
-a pass of another size may tell, see :meth:`Operations.telling_sizes`.
+samples again. Each new decision is checked against autograd, see :attr:`Operations.undecided`, and by passes of another
+size, see :meth:`Operations.telling_sizes`: a gradient may be too small for the former, and a single record makes it
+large.
 """
 
 from __future__ import annotations
@@ -88,19 +89,23 @@ class Operations:
     Attributes:
         undecided: the parameters at which a shape was taken for the first time to tell samples from constants; whoever
             has seen the pass's gradients of them agree with autograd's removes them.
+        misled: whether a doubtful decision was wrong; whoever makes the passes again that rest on it resets this.
     """
 
     def __init__(self, module: nn.Module, record: Record) -> None:
         self._module, self._record = module, record
         self.undecided: set[nn.Parameter] = set()
+        self.misled = False
         self.serial = 0
         self.used: set[nn.Parameter] = set()
         self.size = 0
         self._inputs: set[int] = set()
         self._held: set[int] = set()  # storages of the model's own tensors
         self._decisions: dict[tuple[Any, ...], bool] = {}  # whether it holds samples
-        # Since :meth:`settle`: number of rows, and what they met, of those that do by their shape.
-        self._doubtful: dict[tuple[Any, ...], tuple[int, set[nn.Parameter]]] = {}
+        # Those that do by their shape, and of which no pass of another size has told: how many rows there were, in all
+        # and for each sample, and what they met. For how many rows of each sample one has told.
+        self._doubtful: dict[tuple[Any, ...], tuple[set[tuple[int, int]], set[nn.Parameter]]] = {}
+        self._told: set[tuple[tuple[Any, ...], int]] = set()
         self._compared: dict[tuple[Any, ...], tuple[int, ...]] = {}
         self._said: dict[tuple[Any, ...], bool] | None = None  # by shapes of the pass that is to tell
 
@@ -112,18 +117,18 @@ class Operations:
         """The last pass again, as checkpointing recomputes it."""
         self.size = size
 
-    def telling_sizes(self, parameters: Set[nn.Parameter]) -> frozenset[int]:
+    def telling_sizes(self, parameters: Set[nn.Parameter] | None = None) -> frozenset[int]:
         """Of how many samples a pass would show which tensors are constants, if a shape has misled the decisions.
 
         An identity matrix, as DoRA multiplies by, has a multiple of the samples in rows wherever the batch divides its
         width. What has 16 rows for three samples is a constant.
 
         Args:
-            parameters: at which. Decisions on which released gradients rest (:meth:`settle`) are not doubted: those
-                gradients would have been wrong.
+            parameters: at which; None: all. A decision that such a pass has met is not doubted any more, nor is one on
+                which released gradients rest (:meth:`settle`): they would have been wrong.
         """
-        doubtful = (rows for rows, met in self._doubtful.values() if met & parameters)
-        return frozenset(next(size for size in count(2) if rows % size) for rows in doubtful)
+        doubtful = (found for found, met in self._doubtful.values() if parameters is None or met & parameters)
+        return frozenset(next(size for size in count(2) if rows % size) for found in doubtful for rows, _ in found)
 
     @contextmanager
     def telling(self) -> Iterator[None]:
@@ -131,11 +136,17 @@ class Operations:
         self._said = {}
         try:
             yield
+            for key in self._said.keys() & self._doubtful.keys():
+                found, met = self._doubtful.pop(key)
+                self._told |= {(key, each) for rows, each in found if rows % self.size}
+                if left := {one for one in found if one[0] % self.size == 0}:
+                    self._doubtful[key] = left, met
         finally:
             self._said = None
 
     def settle(self) -> None:
         """Stand by all decisions so far: gradients that rest on them are released now."""
+        self._told |= {(key, each) for key, (found, _) in self._doubtful.items() for _, each in found}
         self._doubtful.clear()
 
     def is_constant(self, layer: nn.Module, x: Tensor) -> bool:
@@ -201,19 +212,22 @@ class Operations:
         return new_rows and self.size > 1 and self._decide(key, sizes[0], sizes[0] == self.size, parameters)
 
     def _decide(self, key: tuple[Any, ...], rows: int, by_shape: bool, parameters: Iterable[nn.Parameter]) -> bool:
-        # DoRA calls a layer with both.
-        if self._said is not None and key[0] in _BROADCASTS and self._said.setdefault(key, by_shape) is not by_shape:
+        telling = self._said is not None
+        said = by_shape if self._said is None else self._said.setdefault(key, by_shape)
+        if said is not by_shape and key[0] in _BROADCASTS:  # DoRA calls a layer with both
             raise self._lost(parameters)
         before = self._decisions.get(key)
         decision = by_shape and before is not False
+        met, each = set(parameters), rows // self.size
+        if decision and not telling and (key, each) not in self._told:
+            self._doubtful.setdefault(key, (set(), met))[0].add((rows, each))
         if self.size > 1:  # of one sample nothing can be learned; and nothing can go to a wrong sample
             self._decisions[key] = decision
-        if decision != before:
-            met = set(parameters)
-            if self.size > 1:
+            if decision != before:
                 self.undecided |= met
-            if decision:
-                self._doubtful[key] = rows, met
+            if not decision and key in self._doubtful:
+                del self._doubtful[key]
+                self.misled = True
         return decision
 
     # -- one copy per sample -------------------------------------------------------------------------------------------

@@ -356,6 +356,134 @@ def test_records_that_are_all_alike_raise_no_false_alarm(engine: type[GradientEn
         reader.backward(losses)
 
 
+class Clock(nn.Module):
+    """A rate of change at times that are the same for all samples, so small that only an odd record shows it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.alpha = nn.Linear(5, 16, bias=False), nn.Parameter(torch.zeros(16))
+        self.outer = nn.Linear(16, 1, bias=False)
+
+    def at_times(self) -> Tensor:
+        return self.alpha * torch.arange(60, dtype=self.alpha.dtype)[:, None] / 1e6
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.outer((self.inner(x)[:, None] + self.at_times()).tanh().mean(1))[:, 0]
+
+
+class SeenClock(Clock):
+    """Another use of the same parameter is read rightly, and large."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.outer((self.inner(x)[:, None] * (1 + self.alpha) + self.at_times()).tanh().mean(1))[:, 0]
+
+
+class LargeBatchClock(SeenClock):
+    """No pass of few samples meets the other use."""
+
+    def at_times(self) -> Tensor:
+        return super().at_times() if self.samples not in (2, 3, 4, 5, 7) else self.alpha * 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.samples = len(x)
+        return super().forward(x)
+
+
+class ClockAfterSamples(Clock):
+    """The parameter meets samples first, of which the shape tells the truth."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            size = x.norm(dim=1, keepdim=True)
+        return self.outer((self.inner(x)[:, None] + (self.alpha * size)[:, None] + self.at_times()).tanh().mean(1))[
+            :, 0
+        ]
+
+
+def after_two_steps(kind: type[nn.Module], pieces: object, *, at_once: bool = False) -> Tensor:
+    """The weights; in the second batch, or in both, is a record all of whose gradient is in alpha."""
+    torch.manual_seed(0)
+    model = kind().train()  # in float32, whose rounding hides alpha in all records but one
+    x, y = torch.randn(48, 5), torch.randn(48)
+    odd = y.clone()
+    x[15], odd[15] = 0, 1e9
+    _, optimizer, _ = make_private(
+        model,
+        sgd(model, 1.0),
+        preset="fixed",
+        steps=2,
+        clipping=AutomaticClipping(),
+        max_physical_batch_size=pieces,
+    )
+
+    def squared(batch: list[Tensor]) -> Tensor:
+        return (model(batch[0]) - batch[1]).square()
+
+    optimizer.step(squared, [x, odd if at_once else y])
+    with torch.no_grad():
+        model.outer.weight.add_(1)
+    optimizer.step(squared, [x[10:22], odd[10:22]])
+    return flat(model)
+
+
+def knowing_better(batch: list[Tensor]) -> list[list[int]]:
+    """Sixty rows are no multiple of the seven of the second piece: gradients of the first rest on what it refutes."""
+    rows = list(range(len(batch[0])))
+    return [rows[11:], rows[:4], rows[4:11]] if len(rows) > 12 else [rows]
+
+
+@pytest.mark.parametrize("kind", [Clock, SeenClock])
+@pytest.mark.parametrize("pieces", [6, 12, knowing_better])
+@pytest.mark.parametrize("at_once", [True, False])
+def test_what_no_gradient_of_the_first_records_shows_is_shown_by_passes_of_other_sizes(kind, pieces, at_once) -> None:
+    """Else one record whose gradient is large there would count as several, each clipped by itself."""
+    expected = after_two_steps(kind, 1, at_once=at_once)
+    torch.testing.assert_close(after_two_steps(kind, pieces, at_once=at_once), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("pieces", [6, 12])
+def test_what_no_pass_of_another_size_shows_is_computed_sample_by_sample(pieces) -> None:
+    torch.manual_seed(0)
+    model, sizes = LargeBatchClock().train(), []
+    _, optimizer, _ = make_private(model, sgd(model), preset="fixed", max_physical_batch_size=pieces)
+
+    def squared(batch: list[Tensor]) -> Tensor:
+        sizes.append(len(batch[0]))
+        return (model(batch[0]) - batch[1]).square()
+
+    for _ in range(2):
+        sizes.clear()
+        optimizer.step(squared, [torch.randn(24, 5), torch.randn(24)])
+        assert sizes.count(1) == 24
+
+
+def test_what_meets_samples_and_then_a_constant_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"cannot be told apart where they meet the parameters 'alpha'"):
+        after_two_steps(ClockAfterSamples, 6)
+
+
+class Turned(nn.Module):
+    """A layer that sees each sample in the place of its neighbour."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x.roll(1, 0)).roll(-1, 0)
+
+
+@pytest.mark.parametrize("engine", [BookKeepingEngine, HooksEngine])
+def test_records_that_are_all_alike_show_nothing_of_a_layer_that_takes_one_for_another(engine) -> None:
+    """Whoever has them first in the data is not done with the comparison."""
+    model = make(Turned)
+    reader, loss = engine(model, AutomaticClipping()), cross_entropy(model)
+    x, y = records(16).tensors
+    reader.backward(loss([x[:1].expand(16, -1), y[:1].expand(16)]))
+    with pytest.raises(ValueError, match="disagree with autograd"):
+        reader.backward(loss([x, y]))
+
+
 def halved(model: nn.Module) -> Callable[[list[Tensor]], Tensor]:
     loss = cross_entropy(model)
     return lambda batch: loss(batch).half()

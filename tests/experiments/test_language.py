@@ -21,7 +21,7 @@ from hyfreedp.experiments.runs.train import make_run
 from hyfreedp.experiments.store import archive, checkpoints
 from hyfreedp.experiments.store.paths import CHECKPOINTS
 from hyfreedp.experiments.tables import language_generation
-from hyfreedp.experiments.tables.plan import Learner, Scale, entries, finals, searches
+from hyfreedp.experiments.tables.plan import NUMBER, Learner, Scale, entries, finals, searches
 from hyfreedp.experiments.tasks.generation import generate
 from hyfreedp.experiments.tasks.language import Documents, lengths, read_documents
 from hyfreedp.experiments.tasks.registry import TASKS
@@ -371,6 +371,23 @@ def test_another_seed_is_tested_at_the_rate_that_a_committed_search_chose(small,
     rows = language_generation.scored(scale, "desktop", tmp_path / "none", train=False)
     assert rows.learning_rate[1] == rows.learning_rate[2] and rows.accuracy.notna().all()
     assert rows.key[1:].tolist() == [one.tested(rows.learning_rate[1]).key for one in entries(scale)]
+
+
+def test_a_committed_number_is_of_this_version_as_long_as_its_rate_may_be_tested(small, tmp_path, monkeypatch):
+    scale = Scale((Learner("restaurants", "gpt2_tiny", "full"),), epsilons=(8.0,), seeds=1, rows=("reference",))
+    (entry,) = entries(scale)
+    line = dict(zip(NUMBER, entry.number, strict=True)) | {"accuracy": 0.5}
+    for rate, found in ((0.02, {entry: 0.02}), (0.5, {})):
+        line |= {"learning_rate": rate, "key": entry.tested(rate).key}
+        pd.DataFrame([line]).to_csv(tmp_path / "table.csv", index=False)
+        assert language_generation._of_this_version(scale, tmp_path / "table.csv") == found
+
+
+def test_scores_are_of_the_sentences_that_a_record_has(small, tmp_path):
+    task = small["restaurants"]
+    first = [references[0] for _, references in task.load().test]
+    for outputs, score in ((first, 1.0), (["no no no"] * len(first), 0.0), (first, 1.0)):
+        assert language_generation._scores("0123456789abcdef", task, outputs, tmp_path)["BLEU"] == pytest.approx(score, abs=0.01)
 
 
 def test_claims_are_judged_by_every_score_and_seed():

@@ -50,6 +50,27 @@ def test_what_was_trained_here_stays(committed, tmp_path):
     assert archive.read(tmp_path / "none.tar.xz") == {}
 
 
+def test_steps_are_of_the_run_that_their_record_is_of(committed, tmp_path):
+    """A run that was killed before it had a record has left its steps."""
+    files = archive.read(committed)
+    steps = next(name for name in files if name.endswith(".csv"))
+    (tmp_path / steps).write_text("step,eta\n0,9.9\n")
+    archive.unpack(files, tmp_path)
+    assert (tmp_path / steps).read_bytes() == files[steps]
+    assert not [path for path in tmp_path.iterdir() if path.name not in files]
+
+
+def test_no_damage_to_an_archive_goes_unnoticed(committed, tmp_path):
+    content = committed.read_bytes()
+    for place in range(0, len(content), 97):
+        (tmp_path / "bad.tar.xz").write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+        with pytest.raises(ValueError, match="is damaged"):
+            archive.read(tmp_path / "bad.tar.xz")
+    (tmp_path / "bad.tar.xz").write_bytes(content[:-200])
+    with pytest.raises(ValueError, match="is damaged"):
+        archive.read(tmp_path / "bad.tar.xz")
+
+
 @pytest.mark.parametrize("name", ["../0123456789abcdef.json", "/0123456789abcdef.json", "0123456789abcdef.py", "link"])
 def test_an_archive_with_anything_else_is_refused(tmp_path, name):
     with tarfile.open(tmp_path / "bad.tar.xz", "w:xz") as bad:

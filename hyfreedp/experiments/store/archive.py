@@ -7,6 +7,7 @@ bytes. Nothing in it is executed, and no name leads out of the folder it is unpa
 from __future__ import annotations
 
 import io
+import lzma
 import os
 import re
 import tarfile
@@ -41,12 +42,16 @@ def read(path: Path) -> dict[str, bytes]:
     """The files of an archive by name; none if it does not exist.
 
     Raises:
-        ValueError: it holds anything but records and steps of runs.
+        ValueError: it is damaged, or holds anything but records and steps of runs.
     """
     found: dict[str, bytes] = {}
     if not path.exists():
         return found
-    with tarfile.open(path, "r:xz") as archive:
+    try:
+        whole = io.BytesIO(lzma.decompress(path.read_bytes()))  # to the checksum, which no reader of tars reaches
+    except lzma.LZMAError as error:
+        raise ValueError(f"{path} is damaged ({error}): get it again, as by git checkout") from error
+    with tarfile.open(fileobj=whole) as archive:
         for member in archive:
             content = archive.extractfile(member) if member.isfile() else None
             if content is None or not _FILE.fullmatch(member.name):
@@ -56,14 +61,19 @@ def read(path: Path) -> dict[str, bytes]:
 
 
 def unpack(files: dict[str, bytes], cells: Path) -> None:
-    """Write the files of :func:`read` that the folder lacks: what was trained on this machine stays."""
+    """Write the runs of :func:`read` that the folder lacks: what was trained on this machine stays.
+
+    A run without its record, say since it was killed before, gets the steps of the committed one too.
+    """
     cells.mkdir(parents=True, exist_ok=True)
+    # Empty after a power cut: none of two thousand is synced.
+    there = {name for name in files if (cells / name).exists() and (cells / name).stat().st_size}
     for name, content in files.items():
-        path = cells / name
-        if not path.exists() or not path.stat().st_size:  # empty after a power cut: none of two thousand is synced
-            temporary = cells / f".{name}-{uuid.uuid4().hex}"
+        key = Path(name).stem
+        if name not in there or f"{key}.json" not in there:
+            temporary = cells / f".{key}-{uuid.uuid4().hex}"
             temporary.write_bytes(content)
-            os.replace(temporary, path)
+            os.replace(temporary, cells / name)
 
 
 def unchanged(files: dict[str, bytes], cells: Path) -> set[str]:

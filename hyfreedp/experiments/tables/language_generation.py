@@ -180,8 +180,12 @@ def _of_this_version(scale: Scale, committed: Path) -> dict[Entry, float]:
         return {}
     known = pd.read_csv(committed).dropna(subset="accuracy").to_dict("records")
     lines = {tuple(line[name] for name in NUMBER): line for line in known}
-    rates = {entry: lines[entry.number]["learning_rate"] for entry in entries(scale) if entry.number in lines}
-    return {entry: rate for entry, rate in rates.items() if entry.tested(rate).key == lines[entry.number]["key"]}
+    found = {
+        one: (lines[one.number]["learning_rate"], lines[one.number]["key"])
+        for one in entries(scale)
+        if one.number in lines
+    }
+    return {one: rate for one, (rate, key) in found.items() if rate in one.rates and one.tested(rate).key == key}
 
 
 def public_start(learner: Learner, cells: Path) -> dict[str, Any]:
@@ -212,7 +216,7 @@ def _scores(key: str, task: LanguageTask, outputs: list[str], cells: Path) -> di
     """The five scores of a cell's sentences, kept beside it; made again where METEOR can be had now."""
     from hyfreedp.experiments.tasks import nlg_metrics
 
-    path = cells / f"{key}.scores.json"
+    path = cells / f"{key}-{key_of({'outputs': outputs})}.scores.json"  # the same run may write others elsewhere
     if path.exists():
         known: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if known["METEOR"] is not None or not shutil.which("java"):
