@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -69,6 +72,41 @@ def set_random_states(device: torch.device, states: list[Tensor]) -> None:
     module = backend(device)
     if module is not None and len(states) > 1:
         module.set_rng_state(states[1].cpu(), device)
+
+
+@contextmanager
+def random_states_kept(device: torch.device) -> Iterator[None]:
+    """Around what draws from torch's global generators: the CPU's, and that of ``device``, are put back."""
+    before = random_states(device)
+    try:
+        yield
+    finally:
+        set_random_states(device, before)
+
+
+def rounds_products() -> bool:
+    """Whether torch is set to round the factors of float32 matrix products to TF32 or bfloat16, where a device can."""
+    parts = [getattr(torch.backends.mkldnn, "conv", None)]
+    parts += [getattr(makers, "matmul", None) for makers in vars(torch.backends).values()]
+    settings = {getattr(part, "fp32_precision", None) for part in parts} - {None}
+    if settings:  # as of PyTorch 2.9, where one that was set so hides the other
+        return not settings <= {"none", "ieee"}
+    return torch.get_float32_matmul_precision() != "highest"
+
+
+@contextmanager
+def exact_convolutions() -> Iterator[None]:
+    """Float32 convolutions in float32: CUDA's are rounded to TF32 unless one asks."""
+    old: Any = torch.backends.cudnn
+    new = getattr(old, "conv", None)
+    changed = (new, "fp32_precision", "ieee") if hasattr(new, "fp32_precision") else (old, "allow_tf32", False)
+    settings, name, exact = changed  # the first as of PyTorch 2.9
+    before = getattr(settings, name)
+    setattr(settings, name, exact)
+    try:
+        yield
+    finally:
+        setattr(settings, name, before)
 
 
 def hardware(device: torch.device) -> str:

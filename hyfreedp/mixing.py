@@ -151,7 +151,7 @@ def shaken(parameters: Sequence[nn.Parameter], generator: NoiseGenerator) -> Ite
         with torch.no_grad():
             for p in parameters:
                 inputs = p[0].numel() if p.dim() > 1 else 1
-                noise = generator.normal(*p.shape).mul_(_SHAKE / math.sqrt(max(1, inputs)))
+                noise = generator.normal(*p.shape, device=p.device).mul_(_SHAKE / math.sqrt(max(1, inputs)))
                 p.add_(noise.to(p.device, p.dtype))
         yield
     finally:

@@ -37,7 +37,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hyfreedp.cipher import Keystream, derive, universal_hash, where
+from hyfreedp.cipher import Keystream, computes_noise, derive, universal_hash, where
 from hyfreedp.devices import CPU
 from hyfreedp.sensitivity import LossMechanism
 
@@ -115,11 +115,12 @@ class NoiseGenerator:
             if total.data_ptr() != changed.data_ptr():
                 total.copy_(changed.view(total.shape))
 
-    def normal(self, *shape: int) -> Tensor:
-        """Standard normal numbers, float64, on the CPU; new ones at each call."""
-        normals = _Normals(self._next_key("normal"), CPU)
-        drawn = torch.empty(math.prod(shape), dtype=torch.float64)
-        for piece in drawn.split(_CHUNK):
+    def normal(self, *shape: int, device: torch.device = CPU) -> Tensor:
+        """Standard normal numbers, float64, on ``device`` if it can draw them, else on the CPU; new at each call."""
+        device = device if computes_noise(device) else CPU
+        normals = _Normals(self._next_key("normal"), device)
+        drawn = torch.empty(math.prod(shape), dtype=torch.float64, device=device)
+        for piece in drawn.split(_CHUNK if device == CPU else _ACCELERATOR_CHUNK):
             piece.copy_(self._draw(normals, len(piece), "gaussian", 1.0))
         return drawn.view(shape)
 

@@ -118,12 +118,12 @@ class GradientEngine(ABC):
         return min(self._types | held, key=lambda dtype: torch.finfo(dtype).bits)
 
     def check_modes(self) -> None:
-        """Refuse a normalisation layer that has come to mix samples or to keep statistics, as ``check_module`` does.
+        """Refuse layers that have come to mix samples or keep statistics, or rounded products; see ``check_module``.
 
         :meth:`backward` asks; who can ask before the forward pass keeps such a layer from seeing the batch.
 
         Raises:
-            ValueError: naming the layers.
+            ValueError: naming the layers, or the setting.
         """
         check_modes(self.module)
 

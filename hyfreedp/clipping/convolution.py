@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
 
 from hyfreedp.clipping.per_sample import Instantiated, PerSampleGradients, gram_norms, prefers_factors, widened
+from hyfreedp.devices import exact_convolutions
 
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 
@@ -65,7 +66,8 @@ class ConvolutionFactors(PerSampleGradients):
         layer = self.layer
         shape = (g.shape[1], *layer.weight.shape[1:])
         gradient = {3: conv1d_weight, 4: conv2d_weight, 5: conv3d_weight}[g.dim()]
-        return gradient(x, shape, g, layer.stride, self.padding, layer.dilation, groups)
+        with exact_convolutions():  # as the norms are
+            return gradient(x, shape, g, layer.stride, self.padding, layer.dilation, groups)
 
     def _patches(self, x: Tensor) -> Tensor:
         """(n, C, ...) to (n, C * kernel, T)."""

@@ -23,6 +23,7 @@ from hyfreedp.clipping.per_sample import (
     sum_positions,
     sum_tokens,
 )
+from hyfreedp.devices import random_states_kept
 from hyfreedp.noise import NoiseGenerator
 
 Gradients = Iterator[tuple[nn.Parameter, PerSampleGradients]]
@@ -128,7 +129,7 @@ def _computes_the_same(layer: nn.Module, kind: type[nn.Module], shape: tuple[int
         x = (NoiseGenerator(0).uniform(*shape) * layer.num_embeddings).long().to(some.device)
     else:
         x = NoiseGenerator(0).normal(*shape).to(some)
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+    with torch.no_grad(), random_states_kept(some.device):
         try:
             output = layer.forward(x)
         except Exception:  # whatever a foreign forward dislikes about x, the answer is no

@@ -7,6 +7,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from hyfreedp.checks import listed
+from hyfreedp.devices import rounds_products
 
 _RUNNING = ("running_mean", "running_var")
 
@@ -18,8 +19,10 @@ def check_module(module: nn.Module) -> None:
     ``model.train()`` ends: :func:`check_modes` is asked again at every step.
 
     Raises:
-        ValueError: naming every offending layer with the fix, or saying that nothing is trainable.
+        ValueError: naming every offending layer with the fix, or saying that nothing is trainable; or float32 products
+            are set to be rounded.
     """
+    _check_products()
     problems = [
         f"layer {name!r} ({type(layer).__name__}) {problem}"
         for name, layer in module.named_modules()
@@ -32,11 +35,12 @@ def check_module(module: nn.Module) -> None:
 
 
 def check_modes(module: nn.Module) -> None:
-    """Refuse layers that can become what :func:`check_module` refuses after the first step, and have.
+    """Refuse what can become such as :func:`check_module` refuses after the first step, and has.
 
     Raises:
-        ValueError: naming them with the fix.
+        ValueError: naming layers with the fix; or float32 products are set to be rounded.
     """
+    _check_products()
     problems = [
         f"layer {name!r} ({type(layer).__name__}) {problem}"
         for name, layer in module.named_modules()
@@ -48,6 +52,15 @@ def check_modes(module: nn.Module) -> None:
             "the model has changed since training began: "
             + listed(problems)
             + ". After model.train() call .eval() of such layers again"
+        )
+
+
+def _check_products() -> None:
+    if rounds_products():
+        raise ValueError(
+            "torch is set to round the factors of float32 products (TF32, bfloat16), so that a clipped gradient may be "
+            "larger than its norm says: call torch.set_float32_matmul_precision('highest'), and leave fp32_precision "
+            "of torch.backends at 'none' or 'ieee'; autocast is not concerned"
         )
 
 

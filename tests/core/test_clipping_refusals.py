@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +13,8 @@ import torch.nn.functional as F
 from catalog import cases
 from models import TiedLanguageModel, mlp
 from torch import Tensor, nn
+from torch.nn.grad import conv2d_weight
+from twins import cross_entropy, make_data, make_model, make_private, sgd
 
 from hyfreedp.clipping import (
     AbadiClipping,
@@ -46,6 +51,50 @@ def test_layers_that_mix_samples(layer, message) -> None:
         check_module(module)
     with pytest.raises(ValueError, match=message):
         make_engine(module, AutomaticClipping())
+
+
+@contextmanager
+def rounded(how: str) -> Iterator[None]:
+    """float32 products with factors in TF32 or bfloat16, where a device can."""
+    matmul = torch.backends.cuda.matmul
+    if how == "of the backend" and not hasattr(matmul, "fp32_precision"):
+        pytest.skip("as of PyTorch 2.9")
+    if how == "of the backend":
+        matmul.fp32_precision = "tf32"
+    else:
+        torch.set_float32_matmul_precision(how)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.parametrize("how", ["high", "medium", "of the backend"])
+def test_rounded_products_are_refused_before_the_batch_is_seen(how) -> None:
+    """A clipped gradient could be larger than its norm says."""
+    model = make_model()
+    with rounded(how), pytest.raises(ValueError, match="set_float32_matmul_precision"):
+        make_engine(model, AutomaticClipping())
+    _, optimizer, _ = make_private(model, sgd(model))
+    with rounded(how), pytest.raises(ValueError, match="set_float32_matmul_precision"):
+        optimizer.step(lambda batch: pytest.fail("the batch was seen"), list(make_data(8).tensors))
+    optimizer.step(cross_entropy(model), list(make_data(8).tensors))
+
+
+def test_convolutions_of_clipped_sums_are_exact_where_others_are_rounded(monkeypatch) -> None:
+    """CUDA rounds convolutions to TF32 by default, and norms are no convolutions."""
+    settings = torch.backends.cudnn.conv if hasattr(torch.backends.cudnn, "conv") else torch.backends.cudnn
+    name, exact = ("fp32_precision", "ieee") if hasattr(settings, "fp32_precision") else ("allow_tf32", False)
+    before, seen = getattr(settings, name), []
+
+    def recorded(*args: Any) -> Tensor:
+        seen.append(getattr(settings, name))
+        return conv2d_weight(*args)
+
+    monkeypatch.setattr("hyfreedp.clipping.convolution.conv2d_weight", recorded)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4 * 36, 2))
+    make_engine(model, AutomaticClipping()).backward(model(torch.randn(5, 3, 8, 8)).square().sum(1))
+    assert seen and set(seen) == {exact} and getattr(settings, name) == before != exact
 
 
 def test_running_statistics_of_foreign_layers() -> None:

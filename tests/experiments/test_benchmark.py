@@ -333,8 +333,11 @@ def elsewhere(workspace, monkeypatch):
 
     def measured(todo, **kwargs):
         return pd.DataFrame(
-            [{"model": c.model, "tuning": c.tuning, "contender": "plain", "seconds": 1.0} for c in todo]
-        )
+            [
+                {"model": c.model, "tuning": c.tuning, "varied": c.varied, "value": c.value, "contender": "plain"}
+                for c in todo
+            ]
+        ).assign(seconds=1.0)
 
     monkeypatch.setattr(command, "measure", measured)
     monkeypatch.setattr(
@@ -370,6 +373,41 @@ def test_the_whole_record_has_every_small_model_and_the_growth(elsewhere):
 def test_one_thing_alone_is_measured_on_request(elsewhere, what):
     assert command.main([f"--{what}"]) == 0
     assert [path.name for path in (elsewhere.results / "laptop").iterdir()] == [f"efficiency_{what}.csv"]
+
+
+def test_noise_and_learning_are_measured_where_all_parameters_can_be_trained(elsewhere):
+    """A list of models may hold one that is trained by LoRA alone."""
+    for what in ("noise", "learning"):
+        assert command.main([f"--{what}", "--models", "llama2_7b", "tiny", "--record"]) == 0
+        assert pd.read_csv(elsewhere.results / "laptop" / f"efficiency_{what}.csv").model.tolist() == ["tiny"]
+
+
+def test_an_interrupted_record_goes_on_where_it_was(elsewhere, monkeypatch, capsys):
+    """Case by case: what was measured before the interrupt is written, and left out the next time."""
+    done = []
+
+    def measured(todo, **kwargs):
+        (case,) = todo
+        if len(done) == 2:
+            raise KeyboardInterrupt
+        done.append(str(case))
+        place = {"model": case.model, "tuning": case.tuning, "varied": "", "value": 0}
+        return pd.DataFrame([place | {"contender": name, "seconds": 0.1 + 0.2} for name in case.contenders])
+
+    monkeypatch.setattr(command, "measure", measured)
+    arguments = ["--models", "tiny", "vit_d192", "--contenders", "plain", "--resume"]
+    path = elsewhere.results / "laptop" / "efficiency.csv"
+    assert command.main(arguments) == 130 and "--resume" in capsys.readouterr().out
+    first, before = path.read_text(), list(done)
+    assert len(pd.read_csv(path)) == 2 and "0.30000000000000004" in first
+    done.clear()
+    while command.main(arguments) == 130:
+        done.clear()
+    rows = pd.read_csv(path)
+    assert path.read_text().startswith(first) and not set(before) & set(done)
+    assert len(rows) == len(cases(["tiny", "vit_d192"], contenders=["plain"])) == len(rows.drop_duplicates())
+    assert command.main(arguments) == 0 and path.read_text() == rows.to_csv(index=False)
+    assert command.main([*arguments[:-1], "--record"]) == 130
 
 
 def test_opake_is_measured_on_request_where_it_is_installed(elsewhere, monkeypatch, capsys):

@@ -61,6 +61,29 @@ def test_a_dry_run_lists_everything_and_starts_nothing(workspace, monkeypatch, c
     assert gpu.main(["noise"]) == 1 and "noise: needs an accelerator" in capsys.readouterr().out
 
 
+def test_packages_are_wanted_in_the_versions_of_the_project(monkeypatch):
+    known = {"timm": "1.0.9", "matplotlib": "3.7.0", "torch": "2.11.0a0+git", "transformers": None}
+    version = gpu.importlib.metadata.version
+
+    def found(name):
+        if known.get(name, "") is None:
+            raise gpu.importlib.metadata.PackageNotFoundError(name)
+        return known.get(name) or version(name)
+
+    monkeypatch.setattr(gpu.importlib.metadata, "version", found)
+    assert gpu._lacking(("timm", "matplotlib")) == ["package matplotlib>=3.8 (3.7.0 is here)"]
+    assert gpu._lacking(("timm", "transformers")) == ["package transformers"]
+    known["opacus"] = None
+    assert gpu._lacking(()) == ["package opacus"]
+
+    def not_installed(name):
+        raise gpu.importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(gpu.importlib.metadata, "requires", not_installed)
+    (lack,) = gpu._lacking(("timm",))
+    assert "hyfreedp itself" in lack and "--no-deps" in lack
+
+
 def test_bad_arguments_are_refused(capsys):
     for arguments, message in ((["nothing"], "PHASE must be among tests, .* got nothing"), (["--minutes", "0"], "0.0")):
         with pytest.raises(SystemExit, match="2"):

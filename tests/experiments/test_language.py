@@ -387,7 +387,9 @@ def test_scores_are_of_the_sentences_that_a_record_has(small, tmp_path):
     task = small["restaurants"]
     first = [references[0] for _, references in task.load().test]
     for outputs, score in ((first, 1.0), (["no no no"] * len(first), 0.0), (first, 1.0)):
-        assert language_generation._scores("0123456789abcdef", task, outputs, tmp_path)["BLEU"] == pytest.approx(score, abs=0.01)
+        assert language_generation._scores("0123456789abcdef", task, outputs, tmp_path)["BLEU"] == pytest.approx(
+            score, abs=0.01
+        )
 
 
 def test_claims_are_judged_by_every_score_and_seed():

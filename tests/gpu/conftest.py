@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hyfreedp.devices import CPU, default_device, named_device
+from hyfreedp.devices import CPU, default_device, exact_convolutions, named_device
 
 
 def pytest_addoption(parser):
@@ -22,6 +22,5 @@ def device(request):
 @pytest.fixture(autouse=True)
 def _exact():
     """Convolutions in float32, not TF32, so that sums can be compared."""
-    torch.backends.cudnn.allow_tf32 = False
-    yield
-    torch.backends.cudnn.allow_tf32 = True
+    with exact_convolutions():
+        yield

@@ -139,12 +139,14 @@ def test_a_run_is_that_on_the_cpu_but_for_rounding(preset, device):
     assert far(flat(runs[1].module).cpu(), flat(runs[0].module)) < 1e-6
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_a_step_waits_once_per_physical_batch_and_once_per_release(device, monkeypatch):
     """As torch counts it, where it can; tests/core/test_devices.py counts on a simulated accelerator."""
     if not hasattr(backend(device), "set_sync_debug_mode"):
         pytest.skip("torch counts no synchronisations on this device")
     monkeypatch.setattr("hyfreedp.mixing._MOST", 0)
     optimizer, _ = run(device, "paper", interval=2, steps=8, stop=3)
+    optimizer.sampler = None  # the batch is given
     x, y = (tensor[:8].to(device) for tensor in make_data().tensors)
 
     def loss(batch):
@@ -152,8 +154,8 @@ def test_a_step_waits_once_per_physical_batch_and_once_per_release(device, monke
 
     counts = []
     for _ in range(4):
-        backend(device).set_sync_debug_mode("warn")
         try:
+            backend(device).set_sync_debug_mode("warn")
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 record = optimizer.step(loss, (x, y))
@@ -161,6 +163,23 @@ def test_a_step_waits_once_per_physical_batch_and_once_per_release(device, monke
             backend(device).set_sync_debug_mode("default")
         counts.append(sum("synchroniz" in str(w.message) for w in caught) - 2 - (record.probe is not None))
     assert counts == [0] * 4
+
+
+@pytest.mark.parametrize("build", [groupnorm_convnet, conv1d_net])
+def test_clipped_sums_of_convolutions_are_not_rounded_to_tf32(build, device):
+    """As they would be by default on CUDA, where the norms that they are clipped by are not."""
+    if hasattr(getattr(torch.backends.cudnn, "conv", None), "fp32_precision"):
+        torch.backends.cudnn.conv.fp32_precision = "tf32"  # put back by the fixture around
+    else:
+        torch.backends.cudnn.allow_tf32 = True
+    example = moved(build, device, torch.float32)
+    engine = make_engine(example.model, AutomaticClipping())
+    for row in range(len(example.batch[0])):
+        engine.clear()
+        example.model.zero_grad()
+        engine.backward(example.losses(slice(row, row + 1)))
+        total = torch.cat([part.flatten() for part in engine.clipped_sums(example.trainable)])
+        assert total.norm() <= 1 + 1e-5
 
 
 def memory_of(contender, model, tuning, device):

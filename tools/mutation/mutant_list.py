@@ -1020,6 +1020,22 @@ MUTANTS = [
         ("core/misread::test_records_that_are_all_alike_show_nothing_of_a_layer_that_takes_one_for_another",),
     ),
     Mutant(
+        "rounded-products-accepted",
+        f"{CLIPPING}/validate.py",
+        "    if rounds_products():",
+        "    if False:",
+        "Under TF32 a clipped gradient is larger than the norm that it was clipped by.",
+        ("core/clipping_refusals::test_rounded_products_are_refused_before_the_batch_is_seen",),
+    ),
+    Mutant(
+        "clipped-convolutions-rounded",
+        f"{CLIPPING}/convolution.py",
+        "        with exact_convolutions():  # as the norms are",
+        "        if True:",
+        "CUDA's default rounds the clipped sums of convolutions to TF32, and not the norms.",
+        ("core/clipping_refusals::test_convolutions_of_clipped_sums_are_exact_where_others_are_rounded",),
+    ),
+    Mutant(
         "decisions-settled-by-single-samples",
         f"{CLIPPING}/bookkeeping.py",
         "        if any(len(norms) > 1 for norms in self.norms):  #",

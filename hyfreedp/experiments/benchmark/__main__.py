@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pandas as pd
 import torch
@@ -17,7 +18,7 @@ from hyfreedp.experiments.benchmark import goals
 from hyfreedp.experiments.benchmark.contenders import ALL_CONTENDERS, CONTENDERS
 from hyfreedp.experiments.benchmark.learning import measure_learning
 from hyfreedp.experiments.benchmark.noise import measure_noise
-from hyfreedp.experiments.benchmark.record import cases, growth_cases, limited_threads, measure
+from hyfreedp.experiments.benchmark.record import Case, cases, growth_cases, limited_threads, measure
 from hyfreedp.experiments.benchmark.workloads import MODELS, ON_CPU, ON_GPU, Tuning
 from hyfreedp.experiments.store.files import replacing
 from hyfreedp.experiments.store.paths import workspace
@@ -31,13 +32,14 @@ data/results/gpu (else): efficiency.csv, efficiency_growth.csv on how the cost g
 sequence length, efficiency_noise.csv on noise and checks (--noise: this one alone), and efficiency_learning.csv on
 what learning the rate costs in a whole run (--learning). efficiency_opake.csv has opake beside the others, on request
 (--opake; pip install opake, which wants PyTorch 2.9). A selection goes to build/benchmark instead, or with --record
-into that record, in place of its rows of the same cases. Run it on a machine that does nothing else.
+into that record, in place of its rows of the same cases; with --resume what the record has is not measured again.
+Every case is written as it ends. Run it on a machine that does nothing else.
 
 examples:
   python -m hyfreedp.experiments.benchmark
   python -m hyfreedp.experiments.benchmark --device accelerator --models vit_base --tunings full biases
 
-exit status: 0; 2 if the command is wrong."""
+exit status: 0; 2 if the command is wrong; 130 if it was interrupted."""
 
 # What names a row of a record.
 _CASE = ("model", "tuning", "varied", "value", "what", "batch_size", "contender", "source", "method")
@@ -79,6 +81,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--tunings", nargs="+", metavar="NAME", help=f"among {', '.join(get_args(Tuning))}")
     parser.add_argument("--contenders", nargs="+", metavar="NAME", help=f"among {', '.join(ALL_CONTENDERS)}")
     parser.add_argument("--record", action="store_true", help="put what is measured into the record, beside the rest")
+    parser.add_argument("--resume", action="store_true", help="as --record, without what the record has already")
     parser.add_argument("--rounds", type=int, default=7, help="how often everything is timed (default: 7)")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of torch on the CPU")
     only = parser.add_mutually_exclusive_group()
@@ -93,46 +96,83 @@ def main(arguments: list[str] | None = None) -> int:
     whole = not (options.models or options.tunings or options.contenders)
     here = workspace()
     profile = "laptop" if options.device == CPU.type else "gpu"
-    output = here.results / profile if whole or options.record else here.build / "benchmark"
+    beside = options.record or options.resume
+    output = here.results / profile if whole or beside else here.build / "benchmark"
     models = options.models or (ON_CPU if profile == "laptop" else ON_GPU)
+    full = [model for model in models if model in MODELS and "full" in MODELS[model].tunings]
     settings = {"device": options.device, "rounds": options.rounds, "threads": options.threads}
     contenders = options.contenders or tuple(CONTENDERS)
     steps = not (options.noise or options.learning or options.growth or options.opake)
-    write = partial(_write, folder=output, beside=options.record)
+    record = partial(_record, folder=output, beside=beside, resume=options.resume)
+    measured = partial(measure, **settings)
     try:
         if steps:
-            table = measure(cases(models, options.tunings or get_args(Tuning), contenders), **settings)
-            write(table, "", _shown(table))
-            if len(judged := goals.judge(table)):
+            table = record(measured, cases(models, options.tunings or get_args(Tuning), contenders), "", _shown)
+            if len(table) and len(judged := goals.judge(table)):
                 summary = goals.summarise(judged).round(3).to_string(index=False, na_rep="")
                 print("\nGoals (for the CPU):", summary, sep="\n")
         if options.opake:
-            table = measure(cases(models, options.tunings or get_args(Tuning), _BESIDE_OPAKE), **settings)
-            write(table, "_opake", _shown(table))
+            record(measured, cases(models, options.tunings or get_args(Tuning), _BESIDE_OPAKE), "_opake", _shown)
         if options.growth or (steps and whole):
-            table = measure(growth_cases(*_GROWTH[profile], _GROWTH_CONTENDERS), **settings)
-            write(table, "_growth", _shown(table))
+            record(measured, growth_cases(*_GROWTH[profile], _GROWTH_CONTENDERS), "_growth", _shown)
         if options.noise or (steps and whole):
             with limited_threads(options.threads):
-                table = measure_noise(models, device=options.device, rounds=options.rounds)
-            shown = table.assign(ns_per_number=1e9 * table.seconds / table.parameters)
-            write(table, "_noise", shown[["what", "model", "batch_size", "source", "ns_per_number", "ratio"]])
+                noise = partial(measure_noise, device=options.device, rounds=options.rounds)
+                record(noise, full, "_noise", _shown_noise)
         if options.learning or (steps and whole):
-            table = measure_learning(models, **settings)
-            write(table, "_learning", table[["model", "method", "ratio", "copies", "budget_percent"]])
+            shown = ["model", "method", "ratio", "copies", "budget_percent"]
+            record(partial(measure_learning, **settings), full, "_learning", lambda table: table[shown])
     except ValueError as error:
         parser.error(str(error))
+    except KeyboardInterrupt:
+        print("\ninterrupted; with --resume the same command goes on from here", flush=True)
+        return 130
     return 0
 
 
-def _write(table: pd.DataFrame, what: str, shown: pd.DataFrame, *, folder: Path, beside: bool) -> None:
+def _record(
+    measured: Callable[[list[Any]], pd.DataFrame],
+    todo: Sequence[Case | str],
+    what: str,
+    shown: Callable[[pd.DataFrame], pd.DataFrame],
+    *,
+    folder: Path,
+    beside: bool,
+    resume: bool,
+) -> pd.DataFrame:
+    """Measure cases, or models, one by one, and write what there is after each; the rows of this time."""
     path = folder / f"efficiency{what}.csv"
+    before = pd.DataFrame()
     if beside and path.exists():
-        table = replaced(pd.read_csv(path, float_precision="round_trip"), table)
-    with replacing(path) as temporary:
-        table.to_csv(temporary, index=False)
-    print(shown.round(3).to_string(index=False, na_rep=""))
-    print(f"wrote {path}")
+        before = pd.read_csv(path, dtype=str, keep_default_na=False)  # to be written as it was
+    table = pd.DataFrame()
+    for one in todo:
+        if resume and _has(before, one):
+            print(f"{one}: recorded before")
+            continue
+        rows = measured([one])
+        table = replaced(table, rows) if len(table) else rows  # noise alone is measured beside each model's
+        with replacing(path) as temporary:
+            (replaced(before, table) if len(before) else table).to_csv(temporary, index=False)
+    if len(table):
+        print(shown(table).round(3).to_string(index=False, na_rep=""))
+        print(f"wrote {path}")
+    return table
+
+
+def _has(record: pd.DataFrame, one: Case | str) -> bool:
+    """Whether a record has all rows of a case, or a model."""
+    if record.empty:
+        return False
+    if isinstance(one, str):
+        return one in set(record.model)
+    place = record[(record.model == one.model) & (record.tuning == one.tuning) & (record.varied == one.varied)]
+    return set(one.contenders) <= set(place[place.value == str(one.value)].contender)
+
+
+def _shown_noise(table: pd.DataFrame) -> pd.DataFrame:
+    named = table.assign(ns_per_number=1e9 * table.seconds / table.parameters)
+    return named[["what", "model", "batch_size", "source", "ns_per_number", "ratio"]]
 
 
 def replaced(record: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:

@@ -67,7 +67,7 @@ def _flat(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 def _plain(work: Workload, setup: Setup, *, compiled: bool = False) -> Step:
     optimizer = setup.optimizer(work.trainable)
-    model = torch.compile(work.module) if compiled else work.module
+    model = _compiled(work.module) if compiled else work.module
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
@@ -76,6 +76,12 @@ def _plain(work: Workload, setup: Setup, *, compiled: bool = False) -> Step:
         optimizer.zero_grad(set_to_none=True)
 
     return step
+
+
+def _compiled(module: nn.Module) -> Any:
+    # Else code that was compiled for one contender's model is taken for another's, which has hooks.
+    torch._dynamo.config.skip_nnmodule_hook_guards = False
+    return torch.compile(module)
 
 
 def _opacus(work: Workload, setup: Setup, *, mode: str) -> Step:
@@ -158,7 +164,7 @@ def private_step(work: Workload, setup: Setup, *, preset: Preset, steps: int = _
         accountant=_ACCOUNTANT,
     )
     optimizer.sampler = None  # the batch is given
-    model = torch.compile(work.module) if compiled else work.module
+    model = _compiled(work.module) if compiled else work.module
 
     def per_sample_loss(batch: tuple[Tensor, Tensor]) -> Tensor:
         inputs, labels = batch

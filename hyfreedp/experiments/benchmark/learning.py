@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from tqdm import tqdm
 
 from hyfreedp import PRESETS, HyFreeDPOptimizer, Preset
+from hyfreedp.accounting import PrivacyLedger
 from hyfreedp.accounting.composition import shares
 from hyfreedp.devices import named_device, synchronize
 from hyfreedp.experiments.baselines.line_search import LINE_SEARCH
@@ -109,7 +110,8 @@ def _dear(step: Step) -> Step:
 
 
 def _run(optimizer: HyFreeDPOptimizer, step: Step, start: Mapping[str, Any]) -> None:
-    """A run from its first state; the same releases again, which its ledger counts once."""
+    """A run from its first state, with an account of its own: it may round otherwise each time, on an accelerator."""
+    optimizer.ledger = PrivacyLedger(optimizer.split)
     optimizer.load_state_dict(copy.deepcopy(start))
     while optimizer.steps_left:
         step()

@@ -22,6 +22,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from hyfreedp.devices import random_states_kept
+
 Family = Literal["vit", "gpt2", "llama"]
 Tuning = Literal["full", "biases", "lora"]
 
@@ -126,7 +128,7 @@ def make_workload(shape: Shape, tuning: Tuning, device: str | torch.device = "cp
         raise ValueError(f"tuning must be one of {', '.join(map(repr, shape.tunings))} here, got {tuning!r}")
     with (
         warnings.catch_warnings(),
-        torch.random.fork_rng(),
+        random_states_kept(torch.device(device)),
         torch.device(device),
         _default_dtype(torch.bfloat16 if shape.bfloat16 else None),
     ):

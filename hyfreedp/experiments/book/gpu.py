@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from packaging.requirements import Requirement
+
 from hyfreedp.devices import CPU, default_device, hardware
 from hyfreedp.experiments.store.files import write_text
 from hyfreedp.experiments.store.paths import workspace
@@ -25,8 +27,11 @@ MINUTES = 8.5  # of a phase: below the ten minutes that such machines often allo
 _ENDING = 30.0  # seconds that an interrupted command may take to end
 
 _MODELS = ("vit_small", "vit_base", "gpt2", "llama2_7b")
-_BENCHMARK = ("-m", "hyfreedp.experiments.benchmark", "--device", "accelerator", "--record")
-_TIMING = ("timm", "transformers", "peft")
+_BENCHMARK = ("-m", "hyfreedp.experiments.benchmark", "--device", "accelerator", "--resume")
+_TABLES = ("pandas", "matplotlib", "seaborn", "scikit-learn", "filelock", "packaging", "ipykernel")
+_TIMING = (*_TABLES, "timm", "transformers", "peft")
+_IMAGES = (*_TABLES, "timm", "transformers", "peft", "safetensors", "torchvision")
+_NOTEBOOKS = ("papermill", "jupytext", "nbformat", "jupyter-core", "traitlets", "psutil")
 
 
 @dataclass(frozen=True)
@@ -37,7 +42,7 @@ class Phase:
         what: in a sentence.
         command: arguments of Python, from the repository's root.
         writes: files below the root; some are shared, each phase adding its rows.
-        packages: beyond those of the core.
+        packages: that it imports, beyond those of the core; in the versions that the project asks for.
         data: sets that ``$HYFREEDP_DATA`` must have.
         after: phases that must be done before.
         sliced: whether it takes longer than a phase may, and is resumed.
@@ -53,7 +58,7 @@ class Phase:
 
 
 def _efficiency(what: str, *options: str, record: str = "") -> Phase:
-    return Phase(what, (*_BENCHMARK, *options), (f"data/results/gpu/efficiency{record}.csv",), _TIMING)
+    return Phase(what, (*_BENCHMARK, *options), (f"data/results/gpu/efficiency{record}.csv",), _TIMING, sliced=True)
 
 
 PHASES: dict[str, Phase] = {
@@ -61,7 +66,7 @@ PHASES: dict[str, Phase] = {
         "the tests that need an accelerator",
         ("-m", "pytest", "-m", "gpu", "tests/gpu", "--junitxml=build/gpu/tests.xml"),
         ("build/gpu/tests.xml",),
-        ("pytest", "pytest-timeout", "hypothesis", "papermill", "jupytext", "ipykernel", "matplotlib", *_TIMING),
+        ("pytest", "pytest-timeout", "hypothesis", *_NOTEBOOKS, *_IMAGES, "dadaptation", "prodigyopt"),
     ),
     **{
         f"efficiency-{model}": _efficiency(
@@ -77,14 +82,14 @@ PHASES: dict[str, Phase] = {
     "noise": _efficiency("what noise and checks cost", "--noise", record="_noise"),
     "learning": _efficiency(
         "what learning the rate costs in whole runs",
-        *("--learning", "--models", "vit_small", "vit_base", "gpt2"),
+        *("--learning", "--models", "vit_small", "vit_base", "gpt2", "--rounds", "3"),
         record="_learning",
     ),
     "pretrain": Phase(
         "the larger ViT, pre-trained on Tiny ImageNet",
         ("-m", "hyfreedp.experiments.runs.pretrain", "tiny_imagenet"),
         ("data/checkpoints/tiny_imagenet.json", "data/checkpoints/tiny_imagenet.safetensors"),
-        ("timm", "safetensors", "pillow", "torchvision"),
+        _IMAGES,
         ("tiny_imagenet",),
         sliced=True,
     ),
@@ -92,7 +97,7 @@ PHASES: dict[str, Phase] = {
         "notebook 06's tables: CIFAR-10 and GTSRB from that ViT",
         ("-m", "hyfreedp.experiments", "grid", "--profile", "gpu"),
         ("data/results/gpu/image_classification.csv",),
-        ("timm", "safetensors", "pillow", "torchvision", "dadaptation", "prodigyopt"),
+        (*_NOTEBOOKS, *_IMAGES, "dadaptation", "prodigyopt"),
         ("cifar10", "gtsrb"),
         after=("pretrain",),
         sliced=True,
@@ -105,14 +110,28 @@ def missing(phase: Phase) -> list[str]:
     lacks = []
     if default_device() == CPU:
         lacks.append("an accelerator")
-    for package in phase.packages:
-        try:
-            importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            lacks.append(f"package {package}")
+    lacks += _lacking(phase.packages)
     if phase.data and not os.environ.get("HYFREEDP_DATA"):
         lacks.append(f"HYFREEDP_DATA with {' and '.join(phase.data)}")
     return [*lacks, *(f"phase {name}" for name in phase.after if not _mark(name).exists())]
+
+
+def _lacking(packages: Sequence[str]) -> list[str]:
+    """Of the core's packages and of these: what is missing, or not in a version that the project asks for."""
+    try:
+        stated = [Requirement(text) for text in importlib.metadata.requires("hyfreedp") or ()]
+    except importlib.metadata.PackageNotFoundError:
+        return ["package hyfreedp itself: python -m pip install --no-index --no-deps --no-build-isolation -e ."]
+    lacks = []
+    for one in {one.name: one for one in stated if one.marker is None or one.name in packages}.values():
+        try:
+            found = importlib.metadata.version(one.name)
+        except importlib.metadata.PackageNotFoundError:
+            lacks.append(f"package {one.name}")
+        else:
+            if not one.specifier.contains(found, prereleases=True):
+                lacks.append(f"package {one.name}{one.specifier} ({found} is here)")
+    return lacks
 
 
 def listing(phases: Mapping[str, Phase]) -> str:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from tqdm import TqdmWarning
 
+from hyfreedp.devices import default_device, random_states_kept
 from hyfreedp.experiments.models import weights
 from hyfreedp.experiments.models.vision import LORA_RANK, Tuning
 
@@ -237,7 +238,7 @@ def make_language_model(name: str, tuning: Tuning, *, seed: int) -> PreTrainedMo
         FileNotFoundError: public or own weights are missing, with what to do.
         ValueError: the weights cannot be read.
     """
-    with torch.random.fork_rng(devices=[]):
+    with random_states_kept(default_device()):
         torch.manual_seed(seed)
         model = LANGUAGE_MODELS[name].build()
         choose_trainable(model, tuning)

@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hyfreedp.devices import default_device, random_states_kept
 from hyfreedp.experiments.models import weights
 
 Tuning = Literal["full", "bitfit", "lora"]
@@ -242,7 +243,7 @@ def make_model(name: str, tuning: Tuning, *, features: int, classes: int, seed: 
     Raises:
         RuntimeError: public weights are neither on this machine nor to be had.
     """
-    with torch.random.fork_rng(devices=[]):
+    with random_states_kept(default_device()):
         torch.manual_seed(seed)
         module = MODELS[name].build(features, classes)
         choose_trainable(module, tuning)
