@@ -269,6 +269,15 @@ def test_a_contender_that_cannot_is_recorded_with_its_reason(tiny, monkeypatch):
     assert plain["failure"] == "" and plain["ratio_to_plain"] == 1
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("tuning", ["full", "biases"])
+def test_compiled_models_are_compiled_each_for_itself(tuning, monkeypatch):
+    """Dynamo would run the private model, which has hooks, by the code that it made for the plain one."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    case = record.Case("tiny", tuning, ("plain", "plain_compiled", "ours", "ours_compiled"))
+    assert [row["failure"] for row in record.measure_case(case, torch.device("cpu"), rounds=1)] == [""] * 4
+
+
 def test_growth_varies_one_dimension_at_a_time(tiny):
     todo = record.growth_cases("tiny", {"depth": (1, 3), "batch_size": (2,)}, ["plain"])
     assert [(c.shape.depth, c.shape.batch_size) for c in todo] == [(1, 4), (3, 4), (2, 2)]
