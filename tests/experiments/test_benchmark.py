@@ -270,6 +270,7 @@ def test_a_contender_that_cannot_is_recorded_with_its_reason(tiny, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo's own reading
 @pytest.mark.parametrize("tuning", ["full", "biases"])
 def test_compiled_models_are_compiled_each_for_itself(tuning, monkeypatch):
     """Dynamo would run the private model, which has hooks, by the code that it made for the plain one."""
