@@ -18,7 +18,7 @@ from hyfreedp.sampling import RandomState
 
 PerSampleLoss = Callable[[Any], Tensor]
 
-_TRIALS = 2  # of a pass that is to tell of a layer, which may drop out of it
+_TRIALS = 2  # of passes that are to tell of a layer, which may drop out of one, or have as many tokens as samples there
 
 
 class Passes:
@@ -74,8 +74,8 @@ class Passes:
         """
         if engine.doubtful_sizes():
             state = RandomState.capture(self._device)
-            for _ in range(_TRIALS):
-                self._tell(engine, engine.doubtful_sizes())
+            for trial in range(_TRIALS):
+                self._tell(engine, engine.doubtful_sizes(trial))
             state.restore()
             engine.unchecked |= bool(engine.doubtful_sizes())
         return engine.was_misled()

@@ -99,8 +99,12 @@ class GradientEngine(ABC):
         self._types: set[torch.dtype] = set()
         self._wide_sums: dict[nn.Parameter, Tensor] = {}
 
-    def doubtful_sizes(self) -> frozenset[int]:
-        """Of how many samples forward passes would show whether shapes have misled those so far; none if none may."""
+    def doubtful_sizes(self, trial: int = 0) -> frozenset[int]:
+        """Of how many samples forward passes would show whether shapes have misled those so far; none if none may.
+
+        Args:
+            trial: another one takes other sizes.
+        """
         return frozenset()
 
     def telling(self) -> AbstractContextManager[None]:

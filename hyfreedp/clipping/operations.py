@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
+from itertools import count, islice
 from typing import Any, cast
 
 import torch
@@ -117,7 +117,7 @@ class Operations:
         """The last pass again, as checkpointing recomputes it."""
         self.size = size
 
-    def telling_sizes(self, parameters: Set[nn.Parameter] | None = None) -> frozenset[int]:
+    def telling_sizes(self, parameters: Set[nn.Parameter] | None = None, trial: int = 0) -> frozenset[int]:
         """Of how many samples a pass would show which tensors are constants, if a shape has misled the decisions.
 
         An identity matrix, as DoRA multiplies by, has a multiple of the samples in rows wherever the batch divides its
@@ -126,9 +126,11 @@ class Operations:
         Args:
             parameters: at which; None: all. A decision that such a pass has met is not doubted any more, nor is one on
                 which released gradients rest (:meth:`settle`): they would have been wrong.
+            trial: how many of the sizes to leave out, such as one that is a number of tokens too.
         """
         doubtful = (found for found, met in self._doubtful.values() if parameters is None or met & parameters)
-        return frozenset(next(size for size in count(2) if rows % size) for found in doubtful for rows, _ in found)
+        numbers = (rows for found in doubtful for rows, _ in found)
+        return frozenset(next(islice((size for size in count(2) if rows % size), trial, None)) for rows in numbers)
 
     @contextmanager
     def telling(self) -> Iterator[None]:
