@@ -202,7 +202,7 @@ class HyFreeDPOptimizer(Resumable, OptimizerWrapper):
             except Misread as error:
                 refusal = refusal or error
                 clear_frames(error.__traceback__)  # which hold the graph
-                places = [(size, frozenset(error.parameters)) for size in error.sizes if size <= batch_length(batch)]
+                places = [(size, frozenset(error.parameters)) for size in error.sizes]
                 places = [place for place in places if tried[place] < 2]  # a layer may drop out of the first pass
                 if not places:
                     raise refusal from refusal.__cause__
@@ -257,7 +257,7 @@ class HyFreeDPOptimizer(Resumable, OptimizerWrapper):
         """
         self.gradient_engine.unchecked = False
         found = passes.backward(self.gradient_engine)
-        while passes.misled(self.gradient_engine):
+        while self.gradient_engine.was_misled():
             self.zero_grad()
             passes.rewind()
             found = passes.backward(self.gradient_engine)

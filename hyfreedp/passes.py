@@ -18,7 +18,7 @@ from hyfreedp.sampling import RandomState
 
 PerSampleLoss = Callable[[Any], Tensor]
 
-_TRIALS = 2  # of passes that are to tell of a layer, which may drop out of one, or have as many tokens as samples there
+_TRIALS = 10  # of passes that are to tell of a layer, which may drop out of them
 
 
 class Passes:
@@ -61,30 +61,30 @@ class Passes:
         self._no_losses = torch.zeros(0, dtype=torch.float64, device=device)
 
     def show(self, engine: GradientEngine, sizes: Iterable[int]) -> None:
-        """Let the engine see forward passes of the batch's first samples, as many as each of ``sizes`` says."""
-        state = RandomState.capture(self._device)
-        self._tell(engine, sizes)
-        state.restore()
-        engine.was_misled()  # the batch is still to come
-
-    def misled(self, engine: GradientEngine) -> bool:
-        """Whether shapes have misled the engine in passes of this batch; passes of other sizes, made here, tell.
-
-        Where they do not tell, say because layers drop out of them, the engine is left ``unchecked``.
-        """
-        if engine.doubtful_sizes():
-            state = RandomState.capture(self._device)
-            for trial in range(_TRIALS):
-                self._tell(engine, engine.doubtful_sizes(trial))
-            state.restore()
-            engine.unchecked |= bool(engine.doubtful_sizes())
-        return engine.was_misled()
-
-    def _tell(self, engine: GradientEngine, sizes: Iterable[int]) -> None:
-        for size in sizes:
-            rows = torch.arange(size) % batch_length(self._batch)  # a smaller batch begins again
+        """Let the engine see forward passes of so many samples, copies among them if there are fewer."""
+        state, piece = RandomState.capture(self._device), max(self._pieces, key=batch_length, default=None)
+        for size in sizes if piece is not None else ():
             with engine.telling():
-                self._values(take(self._batch, rows), differentiable=True)
+                self._values(take(piece, torch.arange(size) % batch_length(piece)), differentiable=True)
+        state.restore()
+
+    def _confirm(self, engine: GradientEngine, piece: Any) -> None:
+        """Let the engine see whether shapes have misled it: by a pass of the piece and copies of some of its samples.
+
+        Where such passes do not tell, say because layers drop out of them, the engine is left ``unchecked``.
+        """
+        size = length = batch_length(piece)
+        if length == 1 or engine.telling_size(length) is None:  # of one sample nothing can go to a wrong one
+            return
+        state = RandomState.capture(self._device)
+        for _ in range(_TRIALS):
+            if (larger := engine.telling_size(size)) is None:
+                break
+            size = larger
+            with engine.telling():
+                self._values(take(piece, torch.arange(size) % length), differentiable=True)
+        state.restore()
+        engine.unchecked |= engine.telling_size(size) is not None
 
     def rewind(self) -> None:
         """To the random numbers that :meth:`backward` began with."""
@@ -95,7 +95,11 @@ class Passes:
         self._cut(1)
 
     def backward(self, engine: GradientEngine) -> tuple[Tensor, Tensor]:
-        """Clipped sum of per-sample gradients into ``.grad``; the losses and the gradients' norms, shape ``(B,)``."""
+        """Clipped sum of per-sample gradients into ``.grad``; the losses and the gradients' norms, shape ``(B,)``.
+
+        Whoever asks the engine whether it :meth:`~GradientEngine.was_misled` afterwards knows whether to do it again.
+        """
+        engine.was_misled()  # before
         losses, norms = [], []
         self._states, self._finite = [], []
         for piece in self._pieces:
@@ -103,6 +107,7 @@ class Passes:
             values = self._values(piece, differentiable=True)
             norms.append(engine.backward(values))
             self._look_closer(engine, piece, self._states[-1])
+            self._confirm(engine, piece)
             losses.append(values.detach().double())
             self._finite.append(losses[-1].isfinite() & norms[-1].isfinite())
         if not self._pieces:

@@ -99,13 +99,13 @@ class GradientEngine(ABC):
         self._types: set[torch.dtype] = set()
         self._wide_sums: dict[nn.Parameter, Tensor] = {}
 
-    def doubtful_sizes(self, trial: int = 0) -> frozenset[int]:
-        """Of how many samples forward passes would show whether shapes have misled those so far; none if none may.
+    def telling_size(self, above: int) -> int | None:
+        """Of how many samples a pass would show whether shapes have misled those so far; None if they cannot have.
 
         Args:
-            trial: another one takes other sizes.
+            above: more than this: samples in doubt and copies of some meet the same branches and lengths again.
         """
-        return frozenset()
+        return None
 
     def telling(self) -> AbstractContextManager[None]:
         """Around a forward pass of such a size."""

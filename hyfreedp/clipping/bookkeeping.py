@@ -90,8 +90,8 @@ class BookKeepingEngine(GradientEngine):
         self._handles = []
         self._substitution.detach()
 
-    def doubtful_sizes(self, trial: int = 0) -> frozenset[int]:
-        return self._operations.telling_sizes(trial=trial)
+    def telling_size(self, above: int) -> int | None:
+        return self._operations.telling_size(above)
 
     def telling(self) -> AbstractContextManager[None]:
         return self._operations.telling()

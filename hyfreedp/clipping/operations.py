@@ -9,18 +9,19 @@ functorch.
 Which tensors hold samples is not written on them. Whatever needs a gradient and is not shared does. Of the others
 (masks, ids, outputs of frozen layers) the shape decides, and a use whose shape said otherwise once is never taken for
 samples again. Each new decision is checked against autograd, see :attr:`Operations.undecided`, and by passes of another
-size, see :meth:`Operations.telling_sizes`: a gradient may be too small for the former, and a single record makes it
+size, see :meth:`Operations.telling_size`: a gradient may be too small for the former, and a single record makes it
 large.
 """
 
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import count, islice
+from itertools import count
 from typing import Any, cast
 
 import torch
@@ -47,6 +48,7 @@ Function = Callable[..., Any]
 # (input, output gradient) to the gradients of each shared value
 Rule = Callable[[Tensor | None, Tensor], Iterator[tuple[Shared, PerSampleGradients]]]
 Record = Callable[["Recorded"], None]
+_Key = tuple[Any, ...]  # of a use: the operation, or the layer, and what it was used with
 
 _BROADCASTS = frozenset(
     "add sub subtract rsub mul multiply div divide true_divide __add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ "
@@ -101,54 +103,64 @@ class Operations:
         self.size = 0
         self._inputs: set[int] = set()
         self._held: set[int] = set()  # storages of the model's own tensors
-        self._decisions: dict[tuple[Any, ...], bool] = {}  # whether it holds samples
-        # Those that do by their shape, and of which no pass of another size has told: how many rows there were, in all
-        # and for each sample, and what they met. For how many rows of each sample one has told.
-        self._doubtful: dict[tuple[Any, ...], tuple[set[tuple[int, int]], set[nn.Parameter]]] = {}
-        self._told: set[tuple[tuple[Any, ...], int]] = set()
+        self._decisions: dict[_Key, bool] = {}  # whether it holds samples
+        # Those that do by their shape, by key and how often it was asked before in the pass, and of which no pass of
+        # another size has told: how many rows there were, in all and for each sample, and what they met.
+        self._doubtful: dict[tuple[_Key, int], tuple[set[tuple[int, int]], set[nn.Parameter]]] = {}
+        self._told: set[tuple[_Key, int, int]] = set()  # of which one has
+        self._asked: Counter[_Key] = Counter()
+        self._recomputes = False
         self._compared: dict[tuple[Any, ...], tuple[int, ...]] = {}
-        self._said: dict[tuple[Any, ...], bool] | None = None  # by shapes of the pass that is to tell
+        self._said: dict[_Key, bool] | None = None  # by shapes of the pass that is to tell
+        self._met: set[tuple[_Key, int, int]] = set()  # in that pass
 
     def begin(self, size: int, inputs: Iterable[Tensor]) -> None:
         """A pass of ``size`` samples, of which ``inputs`` are tensors."""
         self.size, self._inputs, self._held = size, {_storage(x) for x in inputs}, set()
+        self._asked.clear()
+        self._recomputes = False
 
     def resume(self, size: int) -> None:
         """The last pass again, as checkpointing recomputes it."""
-        self.size = size
+        self.size, self._recomputes = size, True
 
-    def telling_sizes(self, parameters: Set[nn.Parameter] | None = None, trial: int = 0) -> frozenset[int]:
+    def telling_sizes(self, parameters: Set[nn.Parameter]) -> frozenset[int]:
         """Of how many samples a pass would show which tensors are constants, if a shape has misled the decisions.
 
         An identity matrix, as DoRA multiplies by, has a multiple of the samples in rows wherever the batch divides its
         width. What has 16 rows for three samples is a constant.
 
         Args:
-            parameters: at which; None: all. A decision that such a pass has met is not doubted any more, nor is one on
-                which released gradients rest (:meth:`settle`): they would have been wrong.
-            trial: how many of the sizes to leave out, such as one that is a number of tokens too.
+            parameters: at which. A decision that such a pass has met is not doubted any more, nor is one on which
+                released gradients rest (:meth:`settle`): they would have been wrong.
         """
-        doubtful = (found for found, met in self._doubtful.values() if parameters is None or met & parameters)
-        numbers = (rows for found in doubtful for rows, _ in found)
-        return frozenset(next(islice((size for size in count(2) if rows % size), trial, None)) for rows in numbers)
+        doubtful = (found for found, met in self._doubtful.values() if met & parameters)
+        return frozenset(next(size for size in count(2) if rows % size) for found in doubtful for rows, _ in found)
+
+    def telling_size(self, above: int) -> int | None:
+        """As :meth:`telling_sizes`, one number above this one that would show it of all; None if none is doubtful."""
+        numbers = {rows for found, _ in self._doubtful.values() for rows, _ in found}
+        sizes = (size for size in count(above + 1) if all(rows % size for rows in numbers))
+        return next(sizes) if numbers else None
 
     @contextmanager
     def telling(self) -> Iterator[None]:
         """Around a pass of such a size: what it shows to be a constant and samples in the same place is refused."""
-        self._said = {}
+        self._said, self._met = {}, set()
         try:
             yield
-            for key in self._said.keys() & self._doubtful.keys():
-                found, met = self._doubtful.pop(key)
-                self._told |= {(key, each) for rows, each in found if rows % self.size}
-                if left := {one for one in found if one[0] % self.size == 0}:
-                    self._doubtful[key] = left, met
+            for place, (found, _) in list(self._doubtful.items()):
+                told = {(rows, each) for rows, each in found if rows % self.size and (*place, each) in self._met}
+                self._told |= {(*place, each) for _, each in told}
+                found -= told
+                if not found:
+                    del self._doubtful[place]
         finally:
             self._said = None
 
     def settle(self) -> None:
         """Stand by all decisions so far: gradients that rest on them are released now."""
-        self._told |= {(key, each) for key, (found, _) in self._doubtful.items() for _, each in found}
+        self._told |= {(*place, each) for place, (found, _) in self._doubtful.items() for _, each in found}
         self._doubtful.clear()
 
     def is_constant(self, layer: nn.Module, x: Tensor) -> bool:
@@ -193,10 +205,10 @@ class Operations:
         if x.dim() == 0 or len(x) == 0:
             return False
         multiple = len(x) % self.size == 0
-        if multiple and _storage(x) in self._inputs:
-            return True
-        if _storage(x) in self._constants():
-            return len(x) == self.size and x.stride(0) == 0  # repeated for the samples, or not
+        if _storage(x) in self._inputs:
+            return self._decide((*key, "input"), len(x), multiple, parameters)
+        if _storage(x) in self._constants():  # repeated for the samples, or not
+            return x.stride(0) == 0 and self._decide((*key, "held"), len(x), len(x) == self.size, parameters)
         if x.is_floating_point():
             return self._decide(key, len(x), multiple, parameters)
         if len(x) == self.size and (x.dim() == 1 or len(x) == x.shape[1]):  # rather numbers or pairs of tokens
@@ -220,16 +232,19 @@ class Operations:
             raise self._lost(parameters)
         before = self._decisions.get(key)
         decision = by_shape and before is not False
-        met, each = set(parameters), rows // self.size
-        if decision and not telling and (key, each) not in self._told:
-            self._doubtful.setdefault(key, (set(), met))[0].add((rows, each))
+        met, place, each = set(parameters), (key, self._asked[key]), rows // self.size
+        self._asked[key] += 1
+        if decision and telling:
+            self._met.add((*place, each))
+        elif decision and not self._recomputes and (*place, each) not in self._told:
+            self._doubtful.setdefault(place, (set(), met))[0].add((rows, each))
         if self.size > 1:  # of one sample nothing can be learned; and nothing can go to a wrong sample
             self._decisions[key] = decision
             if decision != before:
                 self.undecided |= met
-            if not decision and key in self._doubtful:
-                del self._doubtful[key]
+            if before and not decision:
                 self.misled = True
+                self._doubtful = {other: found for other, found in self._doubtful.items() if other[0] != key}
         return decision
 
     # -- one copy per sample -------------------------------------------------------------------------------------------

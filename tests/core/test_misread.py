@@ -378,11 +378,48 @@ class SeenClock(Clock):
         return self.outer((self.inner(x)[:, None] * (1 + self.alpha) + self.at_times()).tanh().mean(1))[:, 0]
 
 
-class LargeBatchClock(SeenClock):
-    """No pass of few samples meets the other use."""
+class ClockOfAnArgument(Clock):
+    """The times are an argument of the model, as a batch would be."""
 
     def at_times(self) -> Tensor:
-        return super().at_times() if self.samples not in (2, 3, 4, 5, 7, 8, 9) else self.alpha * 0
+        return self.alpha * self.times
+
+    def forward(self, x: Tensor, times: Tensor | None = None) -> Tensor:
+        if times is None:
+            return self(x, torch.arange(60, dtype=x.dtype)[:, None] / 1e6)
+        self.times = times
+        return super().forward(x)
+
+
+class ExpandedClock(Clock):
+    """The times are a buffer, repeated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("time", torch.full((1, 1), 1e-6))
+
+    def at_times(self) -> Tensor:
+        return self.alpha * self.time.expand(12, 1)
+
+
+class LateClock(SeenClock):
+    """Another use only where a record opens a branch; the first use tells nothing of it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.late = bool((x.abs().sum(1) == 0).any())
+        with torch.no_grad():
+            size = x.norm(dim=1, keepdim=True)
+        return super().forward(x) + (self.alpha * size).sum(1)
+
+    def at_times(self) -> Tensor:
+        return super().at_times() if self.late else self.alpha * 0
+
+
+class LargeBatchClock(SeenClock):
+    """No pass of another size meets the other use."""
+
+    def at_times(self) -> Tensor:
+        return super().at_times() if self.samples in (1, 6, 12) else self.alpha * 0
 
     def forward(self, x: Tensor) -> Tensor:
         self.samples = len(x)
@@ -432,7 +469,7 @@ def knowing_better(batch: list[Tensor]) -> list[list[int]]:
     return [rows[11:], rows[:4], rows[4:11]] if len(rows) > 12 else [rows]
 
 
-@pytest.mark.parametrize("kind", [Clock, SeenClock])
+@pytest.mark.parametrize("kind", [Clock, SeenClock, ClockOfAnArgument, ExpandedClock])
 @pytest.mark.parametrize("pieces", [6, 12, knowing_better])
 @pytest.mark.parametrize("at_once", [True, False])
 def test_what_no_gradient_of_the_first_records_shows_is_shown_by_passes_of_other_sizes(kind, pieces, at_once) -> None:
@@ -458,14 +495,14 @@ def test_what_no_pass_of_another_size_shows_is_computed_sample_by_sample(pieces)
 
 
 class Prompted(nn.Module):
-    """Three tokens that all samples share: in a pass of three samples they might be numbers of pairs."""
+    """Nine tokens that all samples share: in a pass of nine samples they might be numbers of pairs."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.prompt, self.inner, self.outer = nn.Embedding(3, 5), nn.Linear(5, 5), nn.Linear(5, 1)
+        self.prompt, self.inner, self.outer = nn.Embedding(9, 5), nn.Linear(5, 5), nn.Linear(5, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        tokens = self.prompt(torch.arange(3).expand(len(x), -1))
+        tokens = self.prompt(torch.arange(9).expand(len(x), -1))
         return self.outer((self.inner(x)[:, None] * tokens).tanh().mean(1))[:, 0]
 
 
@@ -481,12 +518,13 @@ def test_a_pass_that_tells_nothing_is_followed_by_one_of_another_size() -> None:
     for _ in range(2):
         optimizer._checks_due = []
         optimizer.step(squared, [torch.randn(8, 5), torch.randn(8)])
-    assert sizes == [8, 3, 5, 8]
+    assert sizes == [8, 9, 10, 8]
 
 
-def test_what_meets_samples_and_then_a_constant_is_refused() -> None:
+@pytest.mark.parametrize("kind", [ClockAfterSamples, LateClock])
+def test_what_meets_samples_and_then_a_constant_is_refused(kind) -> None:
     with pytest.raises(ValueError, match=r"cannot be told apart where they meet the parameters 'alpha'"):
-        after_two_steps(ClockAfterSamples, 6)
+        after_two_steps(kind, 12)
 
 
 class Turned(nn.Module):
@@ -749,7 +787,7 @@ def test_a_model_of_many_layers_takes_few_passes() -> None:
         optimizer.step(counted, [tensor[:4] for tensor in records().tensors])
         numbers.append(len(sizes))
     assert sizes[:3] == [4, 3, 4]
-    assert numbers[1] == numbers[0] + 2
+    assert numbers[1] <= numbers[0] + 2
 
 
 class OneUse(nn.Module):

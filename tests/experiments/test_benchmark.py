@@ -407,7 +407,7 @@ def test_an_interrupted_record_goes_on_where_it_was(elsewhere, monkeypatch, caps
     monkeypatch.setattr(command, "measure", measured)
     arguments = ["--models", "tiny", "vit_d192", "--contenders", "plain", "--resume"]
     path = elsewhere.results / "laptop" / "efficiency.csv"
-    assert command.main(arguments) == 130 and "--resume" in capsys.readouterr().out
+    assert command.main(arguments) == 130 and "goes on from here" in capsys.readouterr().out
     first, before = path.read_text(), list(done)
     assert len(pd.read_csv(path)) == 2 and "0.30000000000000004" in first
     done.clear()
@@ -417,7 +417,8 @@ def test_an_interrupted_record_goes_on_where_it_was(elsewhere, monkeypatch, caps
     assert path.read_text().startswith(first) and not set(before) & set(done)
     assert len(rows) == len(cases(["tiny", "vit_d192"], contenders=["plain"])) == len(rows.drop_duplicates())
     assert command.main(arguments) == 0 and path.read_text() == rows.to_csv(index=False)
-    assert command.main([*arguments[:-1], "--record"]) == 130
+    capsys.readouterr()
+    assert command.main([*arguments[:-1], "--record"]) == 130 and "goes on" not in capsys.readouterr().out
 
 
 def test_opake_is_measured_on_request_where_it_is_installed(elsewhere, monkeypatch, capsys):

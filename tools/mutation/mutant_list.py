@@ -998,7 +998,7 @@ MUTANTS = [
     Mutant(
         "shapes-believed-untold",
         OPTIMIZER,
-        "        while passes.misled(self.gradient_engine):",
+        "        while self.gradient_engine.was_misled():",
         "        while False:",
         "A constant of as many rows as samples is taken for them where no gradient shows it: one counts six times.",
         ("core/misread::test_what_no_gradient_of_the_first_records_shows_is_shown_by_passes_of_other_sizes",),
@@ -1006,8 +1006,8 @@ MUTANTS = [
     Mutant(
         "what-no-pass-tells-released",
         "hyfreedp/passes.py",
-        "            engine.unchecked |= bool(engine.doubtful_sizes())",
-        "            pass",
+        "        engine.unchecked |= engine.telling_size(size) is not None",
+        "        pass",
         "Layers that drop out of every telling pass are believed by their shapes.",
         ("core/misread::test_what_no_pass_of_another_size_shows_is_computed_sample_by_sample",),
     ),

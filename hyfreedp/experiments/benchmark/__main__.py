@@ -33,7 +33,7 @@ sequence length, efficiency_noise.csv on noise and checks (--noise: this one alo
 what learning the rate costs in a whole run (--learning). efficiency_opake.csv has opake beside the others, on request
 (--opake; pip install opake, which wants PyTorch 2.9). A selection goes to build/benchmark instead, or with --record
 into that record, in place of its rows of the same cases; with --resume what the record has is not measured again.
-Every case is written as it ends. Run it on a machine that does nothing else.
+There every case is written as it ends. Run it on a machine that does nothing else.
 
 examples:
   python -m hyfreedp.experiments.benchmark
@@ -125,7 +125,7 @@ def main(arguments: list[str] | None = None) -> int:
     except ValueError as error:
         parser.error(str(error))
     except KeyboardInterrupt:
-        print("\ninterrupted; with --resume the same command goes on from here", flush=True)
+        print("\ninterrupted" + ("; the same command goes on from here" if options.resume else ""), flush=True)
         return 130
     return 0
 
@@ -140,7 +140,7 @@ def _record(
     beside: bool,
     resume: bool,
 ) -> pd.DataFrame:
-    """Measure cases, or models, one by one, and write what there is after each; the rows of this time."""
+    """Measure cases, or models, and write them, each as it ends if beside a record; the rows of this time."""
     path = folder / f"efficiency{what}.csv"
     before = pd.DataFrame()
     if beside and path.exists():
@@ -152,12 +152,19 @@ def _record(
             continue
         rows = measured([one])
         table = replaced(table, rows) if len(table) else rows  # noise alone is measured beside each model's
-        with replacing(path) as temporary:
-            (replaced(before, table) if len(before) else table).to_csv(temporary, index=False)
+        if beside:  # else an interrupt would leave a part for the whole
+            _write(replaced(before, table) if len(before) else table, path)
     if len(table):
+        if not beside:
+            _write(table, path)
         print(shown(table).round(3).to_string(index=False, na_rep=""))
         print(f"wrote {path}")
     return table
+
+
+def _write(table: pd.DataFrame, path: Path) -> None:
+    with replacing(path) as temporary:
+        table.to_csv(temporary, index=False)
 
 
 def _has(record: pd.DataFrame, one: Case | str) -> bool:
