@@ -64,9 +64,14 @@ class Passes:
         """Let the engine see forward passes of so many samples, copies among them if there are fewer."""
         state, piece = RandomState.capture(self._device), max(self._pieces, key=batch_length, default=None)
         for size in sizes if piece is not None else ():
-            with engine.telling():
-                self._values(take(piece, torch.arange(size) % batch_length(piece)), differentiable=True)
+            self._tell(engine, piece, size)
         state.restore()
+
+    def _tell(self, engine: GradientEngine, piece: Any, size: int) -> None:
+        samples = take(piece, torch.arange(size) % batch_length(piece))
+        engine.expect(samples)
+        with engine.telling():
+            self._values(samples, differentiable=True)
 
     def _confirm(self, engine: GradientEngine, piece: Any) -> None:
         """Let the engine see whether shapes have misled it: by a pass of the piece and copies of some of its samples.
@@ -81,8 +86,7 @@ class Passes:
             if (larger := engine.telling_size(size)) is None:
                 break
             size = larger
-            with engine.telling():
-                self._values(take(piece, torch.arange(size) % length), differentiable=True)
+            self._tell(engine, piece, size)
         state.restore()
         engine.unchecked |= engine.telling_size(size) is not None
 
@@ -104,6 +108,7 @@ class Passes:
         self._states, self._finite = [], []
         for piece in self._pieces:
             self._states.append(RandomState.capture(self._device))
+            engine.expect(piece)
             values = self._values(piece, differentiable=True)
             norms.append(engine.backward(values))
             self._look_closer(engine, piece, self._states[-1])
@@ -170,6 +175,7 @@ class Passes:
         """With autograd, without the samples whose gradient is not finite here."""
         for _ in range(2):
             state = RandomState.capture(self._device)
+            engine.expect(samples)
             finite = engine.verify(self._values(samples, differentiable=True)).isfinite().cpu()
             if finite.all():
                 self._look_closer(engine, samples, state)

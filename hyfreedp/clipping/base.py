@@ -107,6 +107,10 @@ class GradientEngine(ABC):
         """
         return None
 
+    def expect(self, batch: Any) -> None:
+        """Say that what comes next is a pass of this batch: its tensors, as they are, hold samples beyond doubt."""
+        return None
+
     def telling(self) -> AbstractContextManager[None]:
         """Around a forward pass of such a size."""
         return nullcontext()

@@ -93,6 +93,9 @@ class BookKeepingEngine(GradientEngine):
     def telling_size(self, above: int) -> int | None:
         return self._operations.telling_size(above)
 
+    def expect(self, batch: Any) -> None:
+        self._operations.expect(tensors_in(batch))
+
     def telling(self) -> AbstractContextManager[None]:
         return self._operations.telling()
 

@@ -101,6 +101,7 @@ class Operations:
         self.serial = 0
         self.used: set[nn.Parameter] = set()
         self.size = 0
+        self._batch: set[int] = set()
         self._inputs: set[int] = set()
         self._held: set[int] = set()  # storages of the model's own tensors
         self._decisions: dict[_Key, bool] = {}  # whether it holds samples
@@ -113,6 +114,10 @@ class Operations:
         self._compared: dict[tuple[Any, ...], tuple[int, ...]] = {}
         self._said: dict[_Key, bool] | None = None  # by shapes of the pass that is to tell
         self._met: set[tuple[_Key, int, int]] = set()  # in that pass
+
+    def expect(self, batch: Iterable[Tensor]) -> None:
+        """What comes next is a pass of this batch, of whose tensors there is no doubt."""
+        self._batch = {_storage(x) for x in batch}
 
     def begin(self, size: int, inputs: Iterable[Tensor]) -> None:
         """A pass of ``size`` samples, of which ``inputs`` are tensors."""
@@ -205,6 +210,8 @@ class Operations:
         if x.dim() == 0 or len(x) == 0:
             return False
         multiple = len(x) % self.size == 0
+        if _storage(x) in self._batch:
+            return multiple
         if _storage(x) in self._inputs:
             return self._decide((*key, "input"), len(x), multiple, parameters)
         if _storage(x) in self._constants():  # repeated for the samples, or not

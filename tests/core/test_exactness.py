@@ -558,7 +558,7 @@ def test_a_loss_function_that_draws_more_in_the_probes_does_not_disturb_the_stre
 def test_other_random_layers_see_the_same_numbers_too():
     """Noise drawn inside the loss function itself, such as augmentation, repeats in the probes."""
     model = make_model()
-    _, optimizer, _ = make_private(model, sgd(model), interval=1)
+    _, optimizer, _ = make_private(model, sgd(model), preset="paper", interval=1)
     optimizer._checks_due = []
     drawn = []
 
@@ -567,7 +567,8 @@ def test_other_random_layers_see_the_same_numbers_too():
         drawn.append(noise)
         return F.cross_entropy(model(batch[0] + noise), batch[1], reduction="none")
 
-    for batch in make_batches((8, 5)):
+    for step, batch in enumerate(make_batches((8, 8, 5))):
         drawn.clear()
         optimizer.step(loss, batch)
-        assert all(torch.equal(first, second) for first, second in itertools.pairwise(drawn))
+        if step > 0:  # at the first one a larger pass tells that such an input holds samples
+            assert len(drawn) == 3 and all(torch.equal(first, second) for first, second in itertools.pairwise(drawn))

@@ -254,7 +254,7 @@ def test_pieces_have_the_structure_of_the_batch(form):
 def test_training_works_on_every_structure_with_empty_batches(form, pieces):
     """The loss function gets batches of the form that the loader gives, and never an empty one."""
     torch.manual_seed(0)
-    model = nn.Linear(3, 1).double()
+    model = nn.Linear(3, 1)
     settings = {"steps": 12, "preset": "paper", "interval": 1, "max_physical_batch_size": pieces}
     _, optimizer, loader = make_private(
         model, sgd(model), loader=DataLoader(Records(form), batch_size=2), seed=SEED, **settings
@@ -264,7 +264,7 @@ def test_training_works_on_every_structure_with_empty_batches(form, pieces):
 
     def loss(batch):
         asked.append(len(inputs_of(batch)))
-        return F.softplus(model(inputs_of(batch).double())[:, 0])
+        return F.softplus(model(inputs_of(batch))[:, 0])
 
     for batch in loader:
         sizes.append(batch_length(batch))

@@ -182,9 +182,9 @@ def test_gradient_and_probes_see_the_same_views():
 
     _, optimizer, _ = make_private(model, sgd(model), preset="paper", interval=1, views=2, max_physical_batch_size=4)
     optimizer._checks_due = []
-    for batch in make_batches((8, 8)):
+    for batch in make_batches((8, 8, 8)):
         optimizer.step(several(model, 2, augment), batch)
-    first, second = seen[:6], seen[6:]  # two pieces: the gradient, ahead and behind
+    first, second = seen[-12:-6], seen[-6:]  # two pieces: the gradient, ahead and behind
     for one, ahead, behind in zip(first[:2], first[2:4], first[4:], strict=True):
         assert torch.equal(one, ahead) and torch.equal(one, behind)
     assert len(second) == 6 and not torch.equal(first[0], second[0])
