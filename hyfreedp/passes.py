@@ -68,6 +68,7 @@ class Passes:
         state.restore()
 
     def _tell(self, engine: GradientEngine, piece: Any, size: int) -> None:
+        """A forward pass of so many samples, copies among them."""
         samples = take(piece, torch.arange(size) % batch_length(piece))
         engine.expect(samples)
         with engine.telling():
@@ -115,6 +116,7 @@ class Passes:
             self._confirm(engine, piece)
             losses.append(values.detach().double())
             self._finite.append(losses[-1].isfinite() & norms[-1].isfinite())
+        engine.expect(())  # other tensors may lie there later
         if not self._pieces:
             return self._no_losses, engine.backward(self._no_losses)  # a zero sum, for the noise
         return self._in_order(losses), self._in_order(norms)
@@ -168,6 +170,7 @@ class Passes:
             )
         finally:
             present.restore()
+            engine.expect(())
         self._check = False
         return not engine.unchecked
 

@@ -108,7 +108,7 @@ class GradientEngine(ABC):
         return None
 
     def expect(self, batch: Any) -> None:
-        """Say that what comes next is a pass of this batch: its tensors, as they are, hold samples beyond doubt."""
+        """Say that what comes next is a pass of this batch, whose own tensors hold samples for sure; () ends that."""
         return None
 
     def telling(self) -> AbstractContextManager[None]:
