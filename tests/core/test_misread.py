@@ -443,7 +443,7 @@ def after_two_steps(kind: type[nn.Module], pieces: object, *, at_once: bool = Fa
     model = kind().train()  # in float32, whose rounding hides alpha in all records but one
     x, y = torch.randn(48, 5), torch.randn(48)
     odd = y.clone()
-    x[15], odd[15] = 0, 1e9
+    x[[2, 15]], odd[[2, 15]] = 0, 1e9  # in the first piece and in a later one
     _, optimizer, _ = make_private(
         model,
         sgd(model, 1.0),
