@@ -97,10 +97,11 @@ def rounds_products() -> bool:
 @contextmanager
 def exact_convolutions() -> Iterator[None]:
     """Float32 convolutions in float32: CUDA's are rounded to TF32 unless one asks."""
-    old: Any = torch.backends.cudnn
-    new = getattr(old, "conv", None)
-    changed = (new, "fp32_precision", "ieee") if hasattr(new, "fp32_precision") else (old, "allow_tf32", False)
-    settings, name, exact = changed  # the first as of PyTorch 2.9
+    settings: Any = torch.backends.cudnn
+    change: tuple[str, Any] = ("allow_tf32", False)
+    if hasattr(getattr(settings, "conv", None), "fp32_precision"):  # as of PyTorch 2.9
+        settings, change = settings.conv, ("fp32_precision", "ieee")
+    name, exact = change
     before = getattr(settings, name)
     setattr(settings, name, exact)
     try:

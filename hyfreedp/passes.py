@@ -79,17 +79,17 @@ class Passes:
 
         Where such passes do not tell, say because layers drop out of them, the engine is left ``unchecked``.
         """
-        size = length = batch_length(piece)
-        if length == 1 or engine.telling_size(length) is None:  # of one sample nothing can go to a wrong one
+        length = batch_length(piece)
+        size = engine.telling_size(length)
+        if length == 1 or size is None or engine.unchecked:  # of one sample nothing can go to a wrong one
             return
         state = RandomState.capture(self._device)
         for _ in range(_TRIALS):
-            if (larger := engine.telling_size(size)) is None:
-                break
-            size = larger
             self._tell(engine, piece, size)
+            if (size := engine.telling_size(size)) is None:
+                break
         state.restore()
-        engine.unchecked |= engine.telling_size(size) is not None
+        engine.unchecked = size is not None
 
     def rewind(self) -> None:
         """To the random numbers that :meth:`backward` began with."""
