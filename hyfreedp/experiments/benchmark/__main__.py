@@ -20,7 +20,7 @@ from hyfreedp.experiments.benchmark.learning import measure_learning
 from hyfreedp.experiments.benchmark.noise import measure_noise
 from hyfreedp.experiments.benchmark.record import Case, cases, growth_cases, limited_threads, measure
 from hyfreedp.experiments.benchmark.workloads import MODELS, ON_CPU, ON_GPU, Tuning
-from hyfreedp.experiments.store.files import replacing
+from hyfreedp.experiments.store.files import write_csv
 from hyfreedp.experiments.store.paths import workspace
 
 DESCRIPTION = """\
@@ -153,18 +153,13 @@ def _record(
         rows = measured([one])
         table = replaced(table, rows) if len(table) else rows  # noise alone is measured beside each model's
         if beside:  # else an interrupt would leave a part for the whole
-            _write(replaced(before, table) if len(before) else table, path)
+            write_csv(path, replaced(before, table) if len(before) else table)
     if len(table):
         if not beside:
-            _write(table, path)
+            write_csv(path, table)
         print(shown(table).round(3).to_string(index=False, na_rep=""))
         print(f"wrote {path}")
     return table
-
-
-def _write(table: pd.DataFrame, path: Path) -> None:
-    with replacing(path) as temporary:
-        table.to_csv(temporary, index=False)
 
 
 def _has(record: pd.DataFrame, one: Case | str) -> bool:

@@ -20,7 +20,7 @@ from hyfreedp.experiments.runs.spec import Spec
 from hyfreedp.experiments.runs.train import one_thread, rate_factor, train
 from hyfreedp.experiments.runs.workers import attempt, in_workers
 from hyfreedp.experiments.store import checkpoints
-from hyfreedp.experiments.store.files import check_writable, replacing, write_text
+from hyfreedp.experiments.store.files import check_writable, write_csv, write_text
 from hyfreedp.experiments.store.provenance import environment
 
 
@@ -116,8 +116,7 @@ def _make_cell(spec: Spec, folder: Path, record_path: Path) -> None:
             _, test = spec.problem.datasets("test", spec.model)
             scores["test_accuracy"] = spec.problem.evaluate(optimizer.module, test, spec.model).accuracy
         texts = spec.problem.outputs(optimizer.module, spec.model) if spec.evaluation == "test" else None
-    with replacing(folder / f"{spec.key}.csv") as temporary:
-        pd.DataFrame(rows).to_csv(temporary, index=False)
+    write_csv(folder / f"{spec.key}.csv", pd.DataFrame(rows))
     record = {
         "spec": asdict(spec),
         **scores,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from hyfreedp.experiments.store.files import replacing
+from hyfreedp.experiments.store.files import write_csv
 
 # Part of every name: what was computed with noise of another construction is another result.
 NOISE = "keyed ChaCha20"
@@ -32,7 +32,6 @@ def cached(folder: Path, compute: Callable[..., pd.DataFrame], **arguments: Any)
     path = folder / f"{compute.__name__}-{key_of(arguments)}.csv"
     if not path.exists():
         frame = compute(**arguments)
-        with replacing(path) as temporary:
-            frame.to_csv(temporary, index=False)
+        write_csv(path, frame)
     # Read back even when just computed, so that a second run sees the very same values and types.
     return pd.read_csv(path)

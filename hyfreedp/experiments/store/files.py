@@ -7,6 +7,10 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pandas as pd  # loaded by those who have a table
 
 
 @contextmanager
@@ -35,6 +39,12 @@ def write_text(path: Path, text: str) -> None:
     """Write a text file atomically."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def write_csv(path: Path, table: pd.DataFrame) -> None:
+    """Write the columns of a table as CSV, atomically."""
+    with replacing(path) as temporary:
+        table.to_csv(temporary, index=False)
 
 
 def check_writable(folder: Path) -> None:

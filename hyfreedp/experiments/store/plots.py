@@ -23,7 +23,7 @@ from matplotlib.ticker import NullLocator
 from matplotlib.transforms import ScaledTranslation
 from pandas.io.formats.style import Styler
 
-from hyfreedp.experiments.store.files import replacing, write_text
+from hyfreedp.experiments.store.files import replacing, write_csv, write_text
 from hyfreedp.experiments.store.paths import workspace
 
 # Okabe and Ito's colours, told apart by colour-blind readers; each method also has its own dash pattern and marker,
@@ -171,8 +171,7 @@ def save(figure: Figure, name: str, **described: Any) -> None:
 
 def save_table(table: pd.DataFrame, name: str, **described: Any) -> None:
     """Write ``figures/<name>.csv`` (without the index) and ``.json``; arguments as for :func:`save`."""
-    with replacing(workspace().figures / f"{name}.csv") as temporary:
-        table.to_csv(temporary, index=False)
+    write_csv(workspace().figures / f"{name}.csv", table)
     _describe("table", name, **described)
 
 

@@ -16,7 +16,7 @@ from hyfreedp.curvefit import QuadraticFit
 from hyfreedp.experiments.runs.cells import read_steps, run_cells, tabulate
 from hyfreedp.experiments.runs.methods import EXTENDED_GRID, METHODS
 from hyfreedp.experiments.runs.spec import Spec
-from hyfreedp.experiments.store.files import replacing
+from hyfreedp.experiments.store.files import write_csv
 from hyfreedp.experiments.store.provenance import with_versions
 from hyfreedp.experiments.tables import small_tasks
 from hyfreedp.step_rules import gen
@@ -218,8 +218,7 @@ def record_ablation(folder: Path, table: Path, *, seeds: int = 5, jobs: int = 1)
     ]
     rows = ablation_table(run_cells(specs, folder, jobs=jobs, description="ablation"), folder)
     rows = with_versions(rows)
-    with replacing(table) as temporary:
-        rows.to_csv(temporary, index=False)
+    write_csv(table, rows)
     return rows
 
 

@@ -9,7 +9,7 @@ import pandas as pd
 
 from hyfreedp.experiments.runs.cells import read_steps, reader, run_cells
 from hyfreedp.experiments.runs.spec import Spec
-from hyfreedp.experiments.store.files import replacing
+from hyfreedp.experiments.store.files import write_csv
 from hyfreedp.experiments.store.paths import workspace
 from hyfreedp.experiments.store.provenance import with_versions
 from hyfreedp.experiments.studies.dynamics import INTERVALS
@@ -69,6 +69,5 @@ def record(cells: Path, table: Path, *, scale: Scale = SCALE, jobs: int = 1) -> 
             named = {"series": series, "seed": spec.seed, "epsilon": spec.epsilon}
             frames.append(some.reindex(columns=["step", *VALUES]).assign(**named))
     rows = with_versions(pd.concat(frames, ignore_index=True))
-    with replacing(table) as temporary:
-        rows.to_csv(temporary, index=False)
+    write_csv(table, rows)
     return rows

@@ -15,7 +15,7 @@ import pandas as pd
 from hyfreedp.experiments.runs.again import judged, spreads_over_seeds, summary
 from hyfreedp.experiments.runs.cells import reader, run_cells, try_cells
 from hyfreedp.experiments.runs.spec import Spec
-from hyfreedp.experiments.store.files import replacing, write_text
+from hyfreedp.experiments.store.files import write_csv, write_text
 from hyfreedp.experiments.tables.plan import (
     LEARNED,
     RATES,
@@ -105,10 +105,8 @@ def write_table(profile: str, cells: Path, results: Path) -> str:
         return f"no table: all {missing} numbers are missing"
     if path.exists() and pd.read_csv(path).accuracy.count() > len(rows) - missing:
         return f"{path} is left as it was, for it has more numbers: {missing} of {len(rows)} are missing here"
-    with replacing(path) as temporary:
-        rows.to_csv(temporary, index=False)
-    with replacing(results / profile / RATES) as temporary:
-        _rates(rows[rows.row.isin(LEARNED)].key.dropna(), cells).to_csv(temporary, index=False)
+    write_csv(path, rows)
+    write_csv(results / profile / RATES, _rates(rows[rows.row.isin(LEARNED)].key.dropna(), cells))
     return f"{path}: {len(rows)} numbers" + (f", {missing} of them still missing" if missing else "")
 
 

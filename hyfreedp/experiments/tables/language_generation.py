@@ -17,7 +17,7 @@ from tqdm import tqdm
 from hyfreedp.experiments.runs.cells import read_steps, reader
 from hyfreedp.experiments.store import archive
 from hyfreedp.experiments.store.cache import key_of
-from hyfreedp.experiments.store.files import replacing, write_text
+from hyfreedp.experiments.store.files import write_csv, write_text
 from hyfreedp.experiments.store.paths import workspace
 from hyfreedp.experiments.store.provenance import environment
 from hyfreedp.experiments.tables import paper
@@ -168,8 +168,7 @@ def record(cells: Path, results: Path, *, train: bool, jobs: int = 1) -> str:
     rows = scored(scale, "desktop", cells, train=False)
     specs = [*searches(entries(scale)), *finals(entries(scale), reader(cells))]
     kept = archive.pack(cells, runs, {spec.key for spec in specs} | set(rows.key))
-    with replacing(path) as temporary:
-        rows.to_csv(temporary, index=False)
+    write_csv(path, rows)
     left = int(rows.accuracy.isna().sum())
     return f"{path}: {len(rows)} numbers" + (f", {left} of them still missing" if left else "") + f"; {kept} runs"
 
@@ -180,12 +179,9 @@ def _of_this_version(scale: Scale, committed: Path) -> dict[Entry, float]:
         return {}
     known = pd.read_csv(committed).dropna(subset="accuracy").to_dict("records")
     lines = {tuple(line[name] for name in NUMBER): line for line in known}
-    found = {
-        one: (lines[one.number]["learning_rate"], lines[one.number]["key"])
-        for one in entries(scale)
-        if one.number in lines
-    }
-    return {one: rate for one, (rate, key) in found.items() if rate in one.rates and one.tested(rate).key == key}
+    rates = {one: lines[one.number]["learning_rate"] for one in entries(scale) if one.number in lines}
+    same = (one for one, rate in rates.items() if one.tested(rate).key == lines[one.number]["key"])
+    return {one: rates[one] for one in same if rates[one] in one.rates}
 
 
 def public_start(learner: Learner, cells: Path) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pandas as pd
 from hyfreedp.experiments.runs.cells import run_cells, tabulate
 from hyfreedp.experiments.runs.methods import EXTENDED_GRID
 from hyfreedp.experiments.runs.spec import Spec
-from hyfreedp.experiments.store.files import replacing
+from hyfreedp.experiments.store.files import write_csv
 from hyfreedp.experiments.store.provenance import with_versions
 
 EPSILONS = (8.0, 3.0, 1.0)
@@ -36,8 +36,7 @@ def specs(seeds: int = 5) -> list[Spec]:
 def run(cells: Path, table: Path, *, seeds: int = 5, jobs: int = 1) -> pd.DataFrame:
     """Run what is missing and write one tidy row per run to ``table``."""
     rows = with_versions(tabulate(run_cells(specs(seeds), cells, jobs=jobs, description="accuracy study")))
-    with replacing(table) as temporary:
-        rows.to_csv(temporary, index=False)
+    write_csv(table, rows)
     return rows
 
 

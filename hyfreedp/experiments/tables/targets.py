@@ -20,7 +20,7 @@ from hyfreedp.experiments.models.vision import Tuning
 from hyfreedp.experiments.runs.cells import reader, run_cells
 from hyfreedp.experiments.runs.methods import EXTENDED_GRID
 from hyfreedp.experiments.runs.spec import Spec
-from hyfreedp.experiments.store.files import replacing
+from hyfreedp.experiments.store.files import write_csv
 from hyfreedp.experiments.store.provenance import with_versions
 from hyfreedp.experiments.tables.plan import Reader, best_of, first_rate
 from hyfreedp.experiments.tasks.language import LANGUAGE_TASKS
@@ -141,8 +141,7 @@ def run(cells: Path, table: Path, *, only: str = "", jobs: int = 1) -> pd.DataFr
             )
         )
         rows = pd.concat([rows, made]).drop_duplicates([*PLACE, "name", "seed"], keep="last").reset_index(drop=True)
-        with replacing(table) as temporary:
-            rows.to_csv(temporary, index=False)
+        write_csv(table, rows)
     return rows
 
 
