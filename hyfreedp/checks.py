@@ -154,6 +154,35 @@ def check_losses(losses: Any, size: int, views: int = 1, *, differentiable: bool
         )
 
 
+def check_weights(weights: Any, size: int) -> Tensor:
+    """``weights``, unless by them a sample could count for more than the noise is made for.
+
+    Args:
+        weights: what was given, or what a function of the batch returned.
+        size: number of samples in the batch.
+
+    Raises:
+        TypeError: not a tensor of real numbers.
+        ValueError: not of shape ``(size,)``, or one is not in [0, 1].
+    """
+    if not isinstance(weights, Tensor) or weights.is_complex():
+        kind = weights.dtype if isinstance(weights, Tensor) else type(weights).__name__
+        raise TypeError(f"weights must be, or return, a tensor of real numbers of shape ({size},), got {kind}")
+    if weights.shape != (size,):
+        raise ValueError(
+            f"weights must have shape ({size},), one number for each sample of the batch, got {tuple(weights.shape)}: "
+            "of weights of classes take each sample's own, as in lambda batch: class_weights[batch[1]]"
+        )
+    outside = weights[~((weights >= 0) & (weights <= 1))]
+    if len(outside):
+        raise ValueError(
+            f"weights must be in [0, 1], got {outside[0].item():.6g}: the noise is made for samples that count once at "
+            "most. Divide all weights by the largest that is possible, whoever is in the data, such as the largest of "
+            "the weights of classes (never by the largest of a batch, which others determine)"
+        )
+    return weights
+
+
 def check_not_negative(losses: Tensor) -> None:
     """Refuse a loss that the probe "losses", which clips to [0, R_l], would mostly take for zero.
 

@@ -26,7 +26,7 @@ from hyfreedp.clipping import GradientEngine, Misread
 from hyfreedp.distributed import Processes
 from hyfreedp.mixing import steps_to_check
 from hyfreedp.noise import NoiseGenerator
-from hyfreedp.passes import Passes, PerSampleLoss
+from hyfreedp.passes import Passes, PerSampleLoss, Weights
 from hyfreedp.privatize import loss_noise_std, privatize_gradient, privatize_votes
 from hyfreedp.rate_learner import LineSearch, ProbeBatch, check_paid_for
 from hyfreedp.records import ProbeResult, StepRecord, VoteResult, raw_values
@@ -117,7 +117,9 @@ class HyFreeDPOptimizer(Resumable, OptimizerWrapper):
         self._runs: dict[str, list[Any]] = {}  # releases of the runs that this object has been, by key
 
     @hooked_step
-    def step(self, per_sample_loss: PerSampleLoss, batch: Any) -> StepRecord:  # type: ignore[override]
+    def step(  # type: ignore[override]
+        self, per_sample_loss: PerSampleLoss, batch: Any, weights: Weights = None
+    ) -> StepRecord:
         """One step of Algorithm 1 on one Poisson batch: forward, backward, clip, noise, probe, update.
 
         Args:
@@ -125,12 +127,17 @@ class HyFreeDPOptimizer(Resumable, OptimizerWrapper):
                 depending on its own sample only; of shape ``(B, K)`` where the run was made with ``views=K``. Called
                 again for the probes, without gradients and with the same random numbers of torch's.
             batch: what the loader gave; samples are the first dimension of every tensor. May be empty.
+            weights: how much each record counts, in [0, 1]: a function of the batch, or a tensor of shape ``(B,)``;
+                each of its own record alone. They multiply the clipped gradient, the vote, and the losses of a line
+                search, so that noise and epsilon stay as they are. Weights within ``per_sample_loss`` change nothing
+                where gradients are normalised afterwards.
 
         Raises:
             BudgetExhausted: the planned steps are done, and nothing of the batch was looked at; or releases made again
                 with other data have used the budget up, and no further one was made.
             ValueError, TypeError: the model is in eval mode, one of its layers has come to mix samples or to keep raw
-                statistics, or the losses have the wrong form or depend on other samples. Nothing was released.
+                statistics, the losses have the wrong form or depend on other samples, or a weight is out of range or
+                does. Nothing was released.
             RuntimeError: one of several processes raised such an error or has died.
 
         An error within a probe leaves the step along which it looks made and counted, at the old rate; one after a
@@ -151,7 +158,7 @@ class HyFreeDPOptimizer(Resumable, OptimizerWrapper):
         self.zero_grad()
         try:
             with self.processes.all_or_none():
-                passes, losses, norms = self._checked_gradient(t, per_sample_loss, batch, dropout)
+                passes, losses, norms = self._checked_gradient(t, per_sample_loss, batch, weights, dropout)
             if voted and probing:
                 vote = self._vote(voted, t, passes, losses)
             elif search and late and probing and self._base.last:
@@ -192,13 +199,13 @@ class HyFreeDPOptimizer(Resumable, OptimizerWrapper):
         return record
 
     def _checked_gradient(
-        self, t: int, per_sample_loss: PerSampleLoss, batch: Any, dropout: RandomState
+        self, t: int, per_sample_loss: PerSampleLoss, batch: Any, weights: Weights, dropout: RandomState
     ) -> tuple[Passes, Tensor, Tensor]:
         """As :meth:`_raw_gradient`, made again where a shape misled the engine and passes of other sizes tell it so."""
         refusal, sizes, tried = None, list[int](), Counter[Any]()
         while True:
             try:
-                return self._raw_gradient(t, per_sample_loss, batch, sizes)
+                return self._raw_gradient(t, per_sample_loss, batch, weights, sizes)
             except Misread as error:
                 refusal = refusal or error
                 clear_frames(error.__traceback__)  # which hold the graph
@@ -218,7 +225,7 @@ class HyFreeDPOptimizer(Resumable, OptimizerWrapper):
             dropout.restore()
 
     def _raw_gradient(
-        self, t: int, per_sample_loss: PerSampleLoss, batch: Any, sizes: Sequence[int]
+        self, t: int, per_sample_loss: PerSampleLoss, batch: Any, weights: Weights, sizes: Sequence[int]
     ) -> tuple[Passes, Tensor, Tensor]:
         """Clipped sums into the engine; losses and norms. All checks are made here, before anything is released.
 
@@ -240,6 +247,7 @@ class HyFreeDPOptimizer(Resumable, OptimizerWrapper):
             buffers=self._buffers,
             check=due,
             views=self.gradient_engine.views,
+            weights=weights,
         )
         passes.show(self.gradient_engine, sizes)
         losses, norms = self._clipped_sums(passes)
@@ -274,7 +282,14 @@ class HyFreeDPOptimizer(Resumable, OptimizerWrapper):
         with self.processes.all_or_none(), voted.at_average():
             rival = passes.forward()
         margin = privatize_votes(
-            losses, rival, sigma, expected_batch_size=expected, mechanism=mechanism, generator=generator, add_up=add_up
+            losses,
+            rival,
+            sigma,
+            expected_batch_size=expected,
+            weights=passes.weights,
+            mechanism=mechanism,
+            generator=generator,
+            add_up=add_up,
         )
         self.processes.check_same(generator.tag)
         self.ledger.record_vote(generator.tag)
@@ -327,7 +342,7 @@ class HyFreeDPOptimizer(Resumable, OptimizerWrapper):
                     here = passes.forward()
                 probed = torch.stack([ahead, here, behind])
             result = search.update(
-                probed,
+                passes.weighted(probed),
                 self.split.sigma_loss,
                 self.expected_batch_size,
                 generator,

@@ -10,13 +10,14 @@ from torch import Tensor
 
 from hyfreedp.batches import PhysicalBatchSize, batch_length, on_device, split_rows, take
 from hyfreedp.buffers import BufferGuard
-from hyfreedp.checks import check_losses
+from hyfreedp.checks import check_losses, check_weights
 from hyfreedp.clipping import GradientEngine, Misread
 from hyfreedp.mixing import SAMPLES, check_samples_apart, shaken
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.sampling import RandomState
 
 PerSampleLoss = Callable[[Any], Tensor]
+Weights = Tensor | Callable[[Any], Tensor] | None
 
 _TRIALS = 10  # of passes that are to tell of a layer, which may drop out of them
 
@@ -34,9 +35,14 @@ class Passes:
         buffers: of the model, which no pass may change.
         check: whether :meth:`check_samples` will be called, and parameters are compared by value meanwhile.
         views: of each sample, whose loss is the mean over them.
+        weights: of the samples, in [0, 1], shape ``(B,)``, or a function of the batch that returns them.
+
+    Attributes:
+        weights: float64, shape ``(B,)``, on the model's device; None if all are 1.
 
     Raises:
-        ValueError: the pieces are no partition of the batch, see :func:`hyfreedp.batches.split_rows`.
+        ValueError: the pieces are no partition of the batch, see :func:`hyfreedp.batches.split_rows`; or weights of
+            another shape or range.
     """
 
     def __init__(
@@ -49,6 +55,7 @@ class Passes:
         buffers: BufferGuard,
         check: bool = False,
         views: int = 1,
+        weights: Weights = None,
     ) -> None:
         self._loss, self._views = per_sample_loss, views
         self._batch = batch
@@ -58,6 +65,8 @@ class Passes:
         self._finite: list[Tensor] = []  # of each piece, which samples' loss and gradient are
         self._buffers, self._check = buffers, check
         self._device = device
+        self._weigh = weights
+        self.weights = None if weights is None or not self._pieces else self._weights_of(batch)
         self._no_losses = torch.zeros(0, dtype=torch.float64, device=device)
 
     def show(self, engine: GradientEngine, sizes: Iterable[int]) -> None:
@@ -107,11 +116,12 @@ class Passes:
         engine.was_misled()  # before
         losses, norms = [], []
         self._states, self._finite = [], []
-        for piece in self._pieces:
+        for rows, piece in zip(self._rows, self._pieces, strict=True):
             self._states.append(RandomState.capture(self._device))
             engine.expect(piece)
             values = self._values(piece, differentiable=True)
-            norms.append(engine.backward(values))
+            weights = None if self.weights is None else take(self.weights, rows)
+            norms.append(engine.backward(values, weights))
             self._look_closer(engine, piece, self._states[-1])
             self._confirm(engine, piece)
             losses.append(values.detach().double())
@@ -133,6 +143,10 @@ class Passes:
         finally:
             present.restore()
         return self._in_order(losses) if losses else self._no_losses
+
+    def weighted(self, losses: Tensor) -> Tensor:
+        """Losses, shape ``(..., B)``, times the weights; a sample of weight 0 has loss 0, whatever it was."""
+        return losses if self.weights is None else (losses * self.weights).masked_fill(self.weights == 0, 0.0)
 
     def check_samples(self, engine: GradientEngine, generator: NoiseGenerator) -> bool:
         """Gradients of a few samples against autograd, then losses, see :func:`hyfreedp.mixing.check_samples_apart`.
@@ -157,6 +171,7 @@ class Passes:
         present = RandomState.capture(self._device)
         engine.unchecked = False
         try:
+            self._check_weights_apart(samples, generator.child("weights"))
             self._compare(engine, samples)
             parameters = [p for p in engine.module.parameters() if p.requires_grad]
             with shaken(parameters, generator.child("gradients")):  # which opens gates that hide gradients
@@ -173,6 +188,24 @@ class Passes:
             engine.expect(())
         self._check = False
         return not engine.unchecked
+
+    @torch.no_grad()
+    def _weights_of(self, samples: Any) -> Tensor:
+        weights = self._weigh(samples) if callable(self._weigh) else self._weigh
+        return check_weights(weights, batch_length(samples)).detach().to(self._device, torch.float64)
+
+    def _check_weights_apart(self, samples: Any, generator: NoiseGenerator) -> None:
+        """Refuse a function by which one sample's weight depends on others: these would move more than their own."""
+        if not callable(self._weigh):
+            return
+        size = batch_length(samples)
+        kept = generator.permutation(size)[: max(1, size // 2)]
+        together, apart = take(self._weights_of(samples), kept), self._weights_of(take(samples, kept))
+        if not torch.allclose(together, apart, rtol=1e-4, atol=1e-6):
+            raise ValueError(
+                "weights must give each sample a weight of its own record alone, but they changed with the other "
+                "samples of the batch: compute no sum, mean, maximum or count over the batch in them"
+            )
 
     def _compare(self, engine: GradientEngine, samples: Any) -> None:
         """With autograd, without the samples whose gradient is not finite here."""

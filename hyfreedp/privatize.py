@@ -112,21 +112,23 @@ def privatize_votes(
     noise_multiplier: float,
     *,
     expected_batch_size: float,
+    weights: Tensor | None = None,
     mechanism: LossMechanism = "gaussian",
     generator: NoiseGenerator | None = None,
     add_up: AddUp | None = None,
 ) -> float:
     """Release by how much of the batch the present weights beat others: each record has one vote.
 
-    The sum of sign(l_i(rival) - l_i(present)), plus noise, over the expected batch size. A record adds -1, 0 or 1
-    whatever its losses are, so the sum has sensitivity 1: no threshold, no scale, and no record outvotes another. NaN
-    and infinity are the worst of losses, minus infinity is the best; ties, also of two such, add 0.
+    The sum of w_i sign(l_i(rival) - l_i(present)), plus noise, over the expected batch size. A record adds -w_i, 0 or
+    w_i whatever its losses are, so the sum has sensitivity 1: no threshold, and no scale. NaN and infinity are the
+    worst of losses, minus infinity is the best; ties, also of two such, add 0.
 
     Args:
         losses: per-sample losses of the present weights, shape ``(B,)``. B may be 0.
         rival: those of the other weights, same shape.
         noise_multiplier: sigma_l >= 0, of the noise of the sum: standard deviation (Gaussian) or scale (Laplace).
         expected_batch_size: sample rate times the number of records, never the size of the batch at hand.
+        weights: of the samples, in [0, 1], shape ``(B,)``; all 1 if None.
         mechanism: "gaussian" or "laplace".
         generator: source of the noise; a new one from the operating system if None.
         add_up: adds up the sums of several processes before the noise; each then passes the losses of its own samples.
@@ -142,6 +144,8 @@ def privatize_votes(
         raise ValueError(f"losses and rival must have the same shape (B,), got {losses.shape} and {rival.shape}")
     here, there = (values.double().masked_fill(values.isnan(), math.inf) for values in (losses, rival))
     votes = (there > here).double() - (there < here).double()
+    if weights is not None:
+        votes = votes * weights
     # The sum of the votes is a small integer, which other data may have, too. Two more sums get noise beside it and are
     # thrown away: so the noise is bound to the losses themselves, see module noise.
     fingerprints = torch.stack([here, there]).clamp(-FINGERPRINT_BOUND, FINGERPRINT_BOUND)

@@ -171,8 +171,8 @@ class GradientEngine(ABC):
     ) -> dict[nn.Parameter, PerSampleGradients]:
         """One backward pass of ``losses`` (B,); every parameter in ``trainable`` (with its name) that was used."""
 
-    def backward(self, losses: Tensor) -> Tensor:
-        """Add sum_i c_i g_i of one physical batch to ``p.grad`` of every trainable parameter.
+    def backward(self, losses: Tensor, sample_weights: Tensor | None = None) -> Tensor:
+        """Add sum_i w_i c_i g_i of one physical batch to ``p.grad`` of every trainable parameter.
 
         Call it once per physical batch; the sums of several batches add up as with ``loss.backward()``. A parameter
         that this forward pass did not use gets zeros. A sample whose gradient is not finite contributes exactly zero.
@@ -181,6 +181,8 @@ class GradientEngine(ABC):
 
         Args:
             losses: per-sample losses, shape (B,), with their autograd graph, which is freed. B may be 0.
+            sample_weights: w_i in [0, 1], shape (B,), on the losses' device; all 1 if None. They scale what is clipped
+                already, so that the sensitivity stays that of the clipping.
 
         Returns:
             The norms ||g_i|| over all trainable parameters together, shape (B,), float32 or wider, inf where not
@@ -204,7 +206,7 @@ class GradientEngine(ABC):
             for p in self._trainable():
                 self._add(p, None)
             return losses.new_empty(0, dtype=torch.promote_types(losses.dtype, torch.float32))
-        return self._run(losses, add=True)
+        return self._run(losses, add=True, sample_weights=sample_weights)
 
     def verify(self, losses: Tensor, factors: Tensor | None = None) -> Tensor:
         """Check the gradients of some samples against autograd; nothing is added to any sum.
@@ -225,16 +227,23 @@ class GradientEngine(ABC):
     def _trainable(self) -> dict[nn.Parameter, str]:
         return {p: name for name, p in self.module.named_parameters() if p.requires_grad}
 
-    def _run(self, losses: Tensor, *, add: bool, factors: Tensor | None = None) -> Tensor:
+    def _run(
+        self, losses: Tensor, *, add: bool, factors: Tensor | None = None, sample_weights: Tensor | None = None
+    ) -> Tensor:
         if not losses.requires_grad:
             raise ValueError("losses depend on no trainable parameter: was the forward pass run under no_grad?")
         # Inside an autocast region the engine's own products would be rounded to half precision.
         autocast = torch.autocast(losses.device.type, enabled=False)
         with torch.no_grad(), autocast, self._again(len(losses) * self.views):
-            return self._backward(losses, self._trainable(), add, factors)
+            return self._backward(losses, self._trainable(), add, factors, sample_weights)
 
     def _backward(
-        self, losses: Tensor, trainable: dict[nn.Parameter, str], add: bool, factors: Tensor | None
+        self,
+        losses: Tensor,
+        trainable: dict[nn.Parameter, str],
+        add: bool,
+        factors: Tensor | None,
+        sample_weights: Tensor | None,
     ) -> Tensor:
         # A batch of one cannot show that samples mix, so the first larger one is checked as well.
         samples = min(len(losses), 2)
@@ -274,6 +283,8 @@ class GradientEngine(ABC):
                 self._checked_samples = max(self._checked_samples, samples)
         if not add:
             return norms
+        if sample_weights is not None:
+            released = released * sample_weights.to(released.dtype)
         if not whole:
             released = released[finite]
         for p in trainable:

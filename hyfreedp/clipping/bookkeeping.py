@@ -163,7 +163,12 @@ class BookKeepingEngine(GradientEngine):
         return self._substitution.again(size)
 
     def _backward(
-        self, losses: Tensor, trainable: dict[nn.Parameter, str], add: bool, factors: Tensor | None
+        self,
+        losses: Tensor,
+        trainable: dict[nn.Parameter, str],
+        add: bool,
+        factors: Tensor | None,
+        sample_weights: Tensor | None,
     ) -> Tensor:
         self._traced = self._trace(losses, trainable)
         # In the graph of one sample nothing can go to a wrong sample.
@@ -175,7 +180,7 @@ class BookKeepingEngine(GradientEngine):
             self._operations.undecided.clear()
             self._checked_samples = min(self._checked_samples, 1)  # another check against autograd
         try:
-            norms = super()._backward(losses, trainable, add, factors)
+            norms = super()._backward(losses, trainable, add, factors, sample_weights)
         except Misread as error:
             error.sizes = self._operations.telling_sizes(error.parameters)
             raise
