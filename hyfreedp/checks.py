@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 import math
 import numbers
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,6 +11,19 @@ from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
+
+
+def import_extra(module: str, what: str) -> Any:
+    """``module``, of a package that the core does without.
+
+    Raises:
+        ImportError: it is not installed, and ``what`` needs it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        package = module.partition(".")[0]
+        raise ImportError(f"{what} needs the package {package}: pip install 'hyfreedp[accountants]'") from error
 
 
 def check_choice(name: str, value: Any, choices: Any) -> None:

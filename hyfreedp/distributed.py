@@ -19,10 +19,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from opacus.grad_sample import AbstractGradSampleModule
 from torch import Tensor, nn
-from torch.distributed.fsdp import FullyShardedDataParallel
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from hyfreedp.devices import kernels
@@ -151,16 +148,21 @@ def check_unwrapped(module: nn.Module) -> None:
                 f"module must not be wrapped in {type(layer).__name__} (layer {name!r}), which combines gradients "
                 "before they are clipped: give the model itself, its .module; processes are synchronised without it"
             )
-        if isinstance(layer, AbstractGradSampleModule) or hasattr(layer, "autograd_grad_sample_hooks"):
+        if _is_of("opacus.grad_sample", layer) or hasattr(layer, "autograd_grad_sample_hooks"):
             raise ValueError(
                 f"module must not have Opacus's hooks, but layer {name!r} has: call .to_standard_module() of the "
                 "GradSampleModule that Opacus made, which takes them off, and give what it returns"
             )
-        if isinstance(layer, FullyShardedDataParallel):
+        if _is_of("torch.distributed.fsdp", layer):
             raise ValueError(f"module must be whole on every process, but layer {name!r} is split by FSDP")
     for name, parameter in module.named_parameters():
-        if isinstance(parameter, DTensor):
+        if _is_of("torch.distributed.tensor", parameter):
             raise ValueError(f"module must be whole on every process, but parameter {name!r} is a DTensor")
+
+
+def _is_of(module: str, value: object) -> bool:
+    """Whether a value's class, or one that it inherits from, is of a package, which need not be imported to tell."""
+    return any(kind.__module__.startswith(module) for kind in type(value).__mro__)
 
 
 def replica(module: nn.Module) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
-from scipy import optimize, special, stats
+from scipy import optimize, special
 from torch import Tensor
 
 from hyfreedp.checks import check_choice, check_positive
@@ -183,7 +183,8 @@ def normal_clipping_bias(threshold: ArrayLike, mean: float, std: float) -> float
     """
     check_positive("std", std)
     alpha = (np.asarray(threshold, dtype=np.float64) - mean) / std
-    bias = std * (stats.norm.pdf(alpha) - alpha * special.ndtr(-alpha))
+    density = np.exp(-(alpha**2) / 2) / math.sqrt(2 * math.pi)  # scipy.stats would take a second to import
+    bias = std * (density - alpha * special.ndtr(-alpha))
     return float(bias) if bias.ndim == 0 else bias
 
 

@@ -241,8 +241,8 @@ def _check_order(sampler: object, num_records: int) -> None:
         raise ValueError(
             f"data_loader must have no sampler of its own, got {kind}: Poisson sampling takes its place, from all "
             "records of the data set and with equal probability. To train on some of them give "
-            "torch.utils.data.Subset(dataset, indices). To let some count for more, as WeightedRandomSampler does, pass "
-            "weights to step: optimizer.step(per_sample_loss, batch, weights=...). Weights within the loss change "
+            "torch.utils.data.Subset(dataset, indices). To let some count for more, pass weights to step, as in "
+            "optimizer.step(per_sample_loss, batch, weights=...). Weights within the loss change "
             "nothing, since every gradient is normalised"
         )
 

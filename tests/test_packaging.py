@@ -82,7 +82,7 @@ def test_every_requirement_is_pinned_within_its_range(extra):
 
 def test_core_requires_nothing_that_only_experiments_need():
     core = {requirement.name for requirement in direct_requirements()}
-    assert core == {"torch", "numpy", "scipy", "opacus", "dp-accounting", "autodp", "cryptography", "tqdm"}
+    assert core == {"torch", "numpy", "scipy", "dp-accounting", "cryptography"}
 
 
 def test_conda_environment_has_the_same_versions():
@@ -177,4 +177,38 @@ def test_module_keeps_to_the_layout(path):
             other = imported_component(name)
             assert other == me or LEVEL[other] < LEVEL[me], f"{me} imports {name}, which is not below it"
         elif me not in ("experiments", "integrations"):
-            assert top in core | sys.stdlib_module_names, f"{top} is not a requirement of the core"
+            extra = {"opacus"} if path.name == "hooks.py" else set()  # which make_engine imports where it is asked for
+            assert top in core | extra | sys.stdlib_module_names, f"{top} is not a requirement of the core"
+
+
+def test_the_core_runs_without_opacus_and_autodp_and_says_what_needs_them():
+    """In a process to which neither is installed: None in ``sys.modules`` is how Python says so."""
+    script = """
+import sys
+sys.modules["opacus"] = sys.modules["autodp"] = None
+import torch, torch.nn.functional as F
+from torch.utils.data import DataLoader, TensorDataset
+import hyfreedp
+print([name for name in ("dp_accounting", "scipy.stats", "torch.distributed.fsdp") if name in sys.modules])
+data, model = TensorDataset(torch.randn(40, 3), torch.randint(0, 2, (40,))), torch.nn.Linear(3, 2)
+def wire(**more):
+    return hyfreedp.PrivacyEngine(seed=0).make_private_with_epsilon(
+        module=model, optimizer=torch.optim.AdamW(model.parameters()), data_loader=DataLoader(data, batch_size=8),
+        target_epsilon=3.0, target_delta=1e-3, steps=2, **more)
+_, optimizer, loader = wire()
+for batch, _ in zip(loader, range(2)):
+    optimizer.step(lambda batch: F.cross_entropy(model(batch[0]), batch[1], reduction="none"), batch)
+print(optimizer.epsilon_spent() < 3)
+for more in ({"accountant": "rdp"}, {"gradient_engine": "hooks"}):
+    try:
+        wire(**more)
+    except ImportError as error:
+        print(error)
+"""
+    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    assert told.splitlines() == [
+        "[]",
+        "True",
+        "accountant='rdp' needs the package opacus: pip install 'hyfreedp[accountants]'",
+        "gradient_engine='hooks' needs the package opacus: pip install 'hyfreedp[accountants]'",
+    ]

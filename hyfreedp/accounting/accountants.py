@@ -3,7 +3,9 @@
 * "pld": privacy loss distributions by dp-accounting, the tightest (module ``pld``).
 * "rdp": Renyi differential privacy, by Opacus for Gaussians (exact at fractional orders too) and by autodp where
   Laplace noise takes part (integer orders).
-* "gdp": the central limit approximation of Eq. (muGDP). It is not a bound.
+* "gdp": the central limit approximation of Eq. (muGDP), by Opacus. It is not a bound.
+
+All three are imported where they are used; the presets need dp-accounting alone.
 """
 
 from __future__ import annotations
@@ -11,15 +13,12 @@ from __future__ import annotations
 import math
 import warnings
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
-from autodp import mechanism_zoo, transformer_zoo
-from opacus.accountants.analysis import gdp as opacus_gdp
-from opacus.accountants.analysis import rdp as opacus_rdp
 
 from hyfreedp.accounting.mechanisms import Mechanism, Release, merge
-from hyfreedp.accounting.pld import privacy_loss_distribution
+from hyfreedp.checks import import_extra
 
 Accountant = Literal["pld", "rdp", "gdp"]
 
@@ -61,6 +60,8 @@ def composed_epsilon(
 
 @lru_cache(maxsize=4096)
 def _pld_epsilon(releases: tuple[Release, ...], sample_rate: float, delta: float, coarseness: int) -> float:
+    from hyfreedp.accounting.pld import privacy_loss_distribution  # dp-accounting takes a second to import
+
     return float(privacy_loss_distribution(releases, sample_rate, coarseness).get_epsilon_for_delta(delta))
 
 
@@ -70,7 +71,7 @@ def _rdp_epsilon(releases: tuple[Release, ...], sample_rate: float, delta: float
     with warnings.catch_warnings():
         # At the first or last order epsilon is still a bound, only perhaps not the tightest; the search probes such.
         warnings.filterwarnings("ignore", message="Optimal order is the")
-        epsilon, _ = opacus_rdp.get_privacy_spent(orders=orders, rdp=rdp, delta=delta)
+        epsilon, _ = _opacus("rdp").get_privacy_spent(orders=orders, rdp=rdp, delta=delta)
     return max(float(epsilon), 0.0)
 
 
@@ -86,19 +87,23 @@ def _subsampled_rdp(mechanism: Mechanism, sample_rate: float, orders: tuple[floa
 
 def _gaussian_rdp(noise_multiplier: float, sample_rate: float, order: float) -> float:
     try:
-        rdp = opacus_rdp.compute_rdp(q=sample_rate, noise_multiplier=noise_multiplier, steps=1, orders=[order])[0]
+        rdp = _opacus("rdp").compute_rdp(q=sample_rate, noise_multiplier=noise_multiplier, steps=1, orders=[order])[0]
     except (ValueError, OverflowError):  # the series can fail at extreme parameters: do without that order
         return math.inf
     return math.inf if math.isnan(rdp) else float(rdp)
 
 
-def _laplace_rdp(mechanism: Mechanism, sample_rate: float) -> mechanism_zoo.Mechanism:
+def _laplace_rdp(mechanism: Mechanism, sample_rate: float) -> Any:
     """autodp's RDP of the product on one Poisson batch: unsampled parts add up, then they are subsampled as one.
 
     The "improved bound" is the exact divergence when the record is removed, at integer orders. It also bounds the
     reverse direction where a reflection swaps the two outputs, as it does for noise symmetric about its centre
     (Mironov, Talwar and Zhang, 2019, Theorem 5).
     """
+    mechanism_zoo, transformer_zoo = (
+        import_extra(f"autodp.{name}", "accountant='rdp' with loss_mechanism='laplace'")
+        for name in ("mechanism_zoo", "transformer_zoo")
+    )
     parts = [mechanism_zoo.LaplaceMechanism(b=mechanism.laplace)]
     counts = [mechanism.coordinates]
     if math.isfinite(mechanism.gaussian):
@@ -121,11 +126,16 @@ def _gdp_epsilon(releases: tuple[Release, ...], sample_rate: float, delta: float
     """
     mu_squared = sample_rate**2 * sum(count * _chi_squared(mechanism) for mechanism, count in releases)
     mu = math.sqrt(mu_squared)
-    if mu == 0 or opacus_gdp.delta_eps_mu(eps=0, mu=mu) <= delta:
+    gdp = _opacus("gdp")
+    if mu == 0 or gdp.delta_eps_mu(eps=0, mu=mu) <= delta:
         return 0.0
-    if opacus_gdp.delta_eps_mu(eps=500, mu=mu) >= delta:  # where Opacus's root search ends
+    if gdp.delta_eps_mu(eps=500, mu=mu) >= delta:  # where Opacus's root search ends
         return math.inf
-    return float(opacus_gdp.eps_from_mu(mu=mu, delta=delta))
+    return float(gdp.eps_from_mu(mu=mu, delta=delta))
+
+
+def _opacus(accountant: Accountant) -> Any:
+    return import_extra(f"opacus.accountants.analysis.{accountant}", f"accountant={accountant!r}")
 
 
 def _chi_squared(mechanism: Mechanism) -> float:

@@ -6,11 +6,11 @@ from typing import Literal
 
 from torch import nn
 
+from hyfreedp.checks import import_extra
 from hyfreedp.clipping.base import GradientEngine, Misread
 from hyfreedp.clipping.batch_norm import replace_batch_norm
 from hyfreedp.clipping.bookkeeping import BookKeepingEngine
 from hyfreedp.clipping.functions import AbadiClipping, AutomaticClipping, Clipping, NoClipping
-from hyfreedp.clipping.hooks import HooksEngine
 from hyfreedp.clipping.validate import check_module
 
 __all__ = [
@@ -19,7 +19,6 @@ __all__ = [
     "BookKeepingEngine",
     "Clipping",
     "GradientEngine",
-    "HooksEngine",
     "Misread",
     "NoClipping",
     "check_module",
@@ -27,11 +26,7 @@ __all__ = [
     "replace_batch_norm",
 ]
 
-_ENGINES: dict[str, type[GradientEngine]] = {
-    "auto": BookKeepingEngine,
-    "bookkeeping": BookKeepingEngine,
-    "hooks": HooksEngine,
-}
+_ENGINES = ("auto", "bookkeeping", "hooks")
 
 
 def make_engine(
@@ -58,8 +53,14 @@ def make_engine(
 
     Raises:
         ValueError: the module cannot be privatised (see ``check_module``), or the engine does not cover it.
+        ImportError: "hooks" without Opacus.
     """
     if engine not in _ENGINES:
         raise ValueError(f"engine={engine!r} is not allowed: use {', '.join(map(repr, _ENGINES))}")
     check_module(module)
-    return _ENGINES[engine](module, clipping, views)
+    if engine != "hooks":
+        return BookKeepingEngine(module, clipping, views)
+    import_extra("opacus", "gradient_engine='hooks'")
+    from hyfreedp.clipping.hooks import HooksEngine
+
+    return HooksEngine(module, clipping, views)

@@ -13,7 +13,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 from twins import cross_entropy, flat, make_batches, make_private, sgd
 
-from hyfreedp.clipping import AutomaticClipping, BookKeepingEngine, HooksEngine, make_engine
+from hyfreedp.clipping import AutomaticClipping, BookKeepingEngine, make_engine
+from hyfreedp.clipping.hooks import HooksEngine
 
 ENGINES = [BookKeepingEngine, HooksEngine]
 

@@ -9,7 +9,8 @@ from models import Example, bert, biases_only, gpt2, groupnorm_convnet, llama, l
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from hyfreedp.clipping import AutomaticClipping, BookKeepingEngine, GradientEngine, HooksEngine, make_engine
+from hyfreedp.clipping import AutomaticClipping, BookKeepingEngine, GradientEngine, make_engine
+from hyfreedp.clipping.hooks import HooksEngine
 
 ENGINES = [BookKeepingEngine, HooksEngine]
 

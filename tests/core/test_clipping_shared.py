@@ -13,7 +13,8 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
 from twins import make_private
 
-from hyfreedp.clipping import AutomaticClipping, BookKeepingEngine, HooksEngine, make_engine
+from hyfreedp.clipping import AutomaticClipping, BookKeepingEngine, make_engine
+from hyfreedp.clipping.hooks import HooksEngine
 from hyfreedp.clipping.reference import weighted_gradients
 
 CASES = {f"{case.library}/{case.name}": case for case in cases()}

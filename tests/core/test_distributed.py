@@ -25,6 +25,7 @@ from scipy import stats
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from twins import (
@@ -455,6 +456,8 @@ def wrapped(rank, wrapper):
     model = make_model()
     if wrapper == "fsdp":
         fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    elif wrapper == "tensor":
+        model[0].weight = nn.Parameter(distribute_tensor(model[0].weight, init_device_mesh("cpu", (2,))))
     else:
         model = DistributedDataParallel(model) if wrapper == "ddp" else nn.DataParallel(model)
     private(PrivacyEngine(), model)
@@ -465,7 +468,8 @@ def wrapped(rank, wrapper):
     [
         ("ddp", "module must not be wrapped in DistributedDataParallel .*: give the model itself, its .module"),
         ("dp", "module must not be wrapped in DataParallel "),
-        ("fsdp", "module must be whole on every process, but parameter '0.weight' is a DTensor"),
+        ("fsdp", "module must be whole on every process, but layer '.*' is split by FSDP"),
+        ("tensor", "module must be whole on every process, but parameter '0.weight' is a DTensor"),
     ],
 )
 def test_wrapped_models_are_refused(two, wrapper, message):

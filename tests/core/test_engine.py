@@ -27,7 +27,8 @@ from twins import (
 
 import hyfreedp
 from hyfreedp import PRESETS, HyFreeDPOptimizer, NoiseGenerator, Preset, PrivacyEngine, calibrate_noise
-from hyfreedp.clipping import AbadiClipping, AutomaticClipping, BookKeepingEngine, HooksEngine, NoClipping
+from hyfreedp.clipping import AbadiClipping, AutomaticClipping, BookKeepingEngine, NoClipping
+from hyfreedp.clipping.hooks import HooksEngine
 from hyfreedp.experiments.baselines.line_search import LINE_SEARCH
 from hyfreedp.preset import OPACUS, PresetFields
 from hyfreedp.sampling import PoissonSampler

@@ -12,7 +12,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from twins import PRESETS, adamw, flat, make_batches, make_model, make_private, sgd, trainable
 
-from hyfreedp.clipping import AbadiClipping, AutomaticClipping, BookKeepingEngine, HooksEngine
+from hyfreedp.clipping import AbadiClipping, AutomaticClipping, BookKeepingEngine
+from hyfreedp.clipping.hooks import HooksEngine
 
 ENGINES = [BookKeepingEngine, HooksEngine]
 

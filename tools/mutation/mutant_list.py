@@ -1162,10 +1162,26 @@ MUTANTS = [
     Mutant(
         "votes-with-other-noise",
         OPTIMIZER,
-        "expected_batch_size=expected, mechanism=mechanism, generator=generator, add_up=add_up",
-        "expected_batch_size=expected, generator=generator, add_up=add_up",
+        "weights=passes.weights,\n            mechanism=mechanism,",
+        "weights=passes.weights,",
         "The noise of votes is Gaussian where the accountant counts on Laplace noise of that scale.",
         ("core/votes::test_an_empty_batch_votes_with_noise_alone",),
+    ),
+    Mutant(
+        "weights-above-one",
+        "hyfreedp/checks.py",
+        "outside = weights[~((weights >= 0) & (weights <= 1))]",
+        "outside = weights[~((weights >= 0) & (weights <= 2))]",
+        "A record may count twice, with the noise of one that counts once.",
+        ("core/weights::test_bad_weights_are_refused_before_anything_is_released",),
+    ),
+    Mutant(
+        "weights-of-the-others",
+        "hyfreedp/passes.py",
+        'self._check_weights_apart(samples, generator.child("weights"))',
+        "pass",
+        "Nobody looks whether one record changes the weights of others.",
+        ("core/weights::test_bad_weights_are_refused_before_anything_is_released",),
     ),
     Mutant(
         "votes-at-half-the-price",
