@@ -18,7 +18,7 @@ reproduce: .venv/.installed  ## run the laptop profile's notebooks, write build/
 update: .venv/.installed  ## renew the committed figures and .ipynb from committed sources
 	$(BIN)/python -m hyfreedp.experiments update $(ARGS)
 
-docs: .venv/.installed  ## build the site into build/docs, without network; open build/docs/docs/index.html
+docs: .venv/.installed  ## build the site into build/docs, without network; open build/docs/index.html
 	$(BIN)/python -m sphinx -W --keep-going -q -c docs -b html . build/docs $(ARGS)
 
 benchmark: .venv/.installed  ## measure time and memory of a step beside plain ones and Opacus (ten minutes)

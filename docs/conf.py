@@ -13,6 +13,9 @@ extensions = [
     "hyfreedp.experiments.book.site",
 ]
 root_doc = "docs/index"
+templates_path = ["_templates"]
+html_additional_pages = {"index": "landing.html"}  # index.html at the site's root; the table of contents lies in docs/
+html_context = {"master_doc": "index"}  # the page that the site's name in the margin leads to
 include_patterns = [
     "*.md",
     "docs/*.md",
@@ -28,6 +31,7 @@ myst_enable_extensions = ["dollarmath", "amsmath"]
 myst_heading_anchors = 3
 suppress_warnings = ["myst.header"]  # a notebook's last parts are headings of their own
 
+python_maximum_signature_line_length = 88  # a longer one has a line for each argument
 autodoc_typehints = "signature"
 autodoc_member_order = "bysource"
 napoleon_google_docstring = True

@@ -19,8 +19,9 @@ class PrivateModule(LightningModule):
     Before ``Trainer.fit``, :meth:`make_private` turns the training loader into the one to fit with::
 
         module = Classifier()
-        loader = module.make_private(torch.optim.AdamW(module.parameters()), loader, target_epsilon=3.0,
-                                     target_delta=1e-5, epochs=5)
+        optimizer = torch.optim.AdamW(module.parameters())
+        budget = {"target_epsilon": 3.0, "target_delta": 1e-5}
+        loader = module.make_private(optimizer, loader, epochs=5, **budget)
         Trainer(max_epochs=5).fit(module, loader)
 
     The Trainer needs ``use_distributed_sampler=False``, and no precision that scales losses. A checkpoint of it is
