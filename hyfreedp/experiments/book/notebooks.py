@@ -101,6 +101,19 @@ def execute(source: Path, output: Path, parameters: dict[str, Any]) -> None:
         nbformat.write(executed, temporary)
 
 
+def make(source: Path, output: Path, parameters: dict[str, Any]) -> list[str]:
+    """As :func:`execute`; the names of the files that the notebook wrote into the folder of its profile."""
+    folder = workspace().output((defaults(source) | parameters)["profile"])
+    before = _stamps(source, folder)
+    execute(source, output, parameters)
+    return sorted(name for name, stamp in _stamps(source, folder).items() if before.get(name) != stamp)
+
+
+def _stamps(source: Path, folder: Path) -> dict[str, tuple[int, int]]:
+    """Per figure and table of the notebook, what changes whenever the file is written."""
+    return {path.name: (path.stat().st_mtime_ns, path.stat().st_ino) for path in folder.glob(f"{source.stem}*")}
+
+
 def links(source: Path) -> str:
     """The way to the notebooks before and after one, as a line in Markdown."""
     order = sources()
