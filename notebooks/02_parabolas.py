@@ -164,7 +164,8 @@ plots.what_to_see(clipping_summary)
 # ## 3. All at once: the slider
 #
 # The same numbers as one page, with sliders for $R_l$, $B$ and $\sigma_l$. It stands alone, without server or network, so it can be mailed or
-# projected: [`figures/02_parabolas.html`](../figures/02_parabolas.html). Between the thresholds it interpolates. With $B$ only
+# projected: `02_parabolas.html` among the figures of this run, and with the committed numbers
+# [`figures/02_parabolas.html`](../figures/02_parabolas.html). Between the thresholds it interpolates. With $B$ only
 # the divisor of the noise moves, as in Theorem 1; in a run $\sigma_l$ would follow, and the batch would be another.
 
 # %%

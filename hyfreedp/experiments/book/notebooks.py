@@ -124,13 +124,14 @@ def links(source: Path) -> str:
 
 
 def course(source: Path) -> str:
-    """What to have read before a notebook, and how long it runs, from ``notebooks/course.json``; empty if not there."""
+    """What to have read before a notebook, how long it runs and where it writes; empty if not in ``course.json``."""
     path = source.parent / "course.json"
     known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     if source.stem not in known:
         return ""
     needs, time = known[source.stem]["needs"], known[source.stem]["time"]
-    return f"*Before this: {needs}. Runs for about {time} on two cores, with the committed runs.*"
+    text = f"Before this: {needs}. Runs for about {time} on two cores, with the committed runs."
+    return f"*{text} Figures and tables go to `build/<profile>/figures/`.*"
 
 
 def _add_links(notebook: nbformat.NotebookNode, source: Path) -> None:
