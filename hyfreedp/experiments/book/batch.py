@@ -94,9 +94,21 @@ def _origin(committed_runs: dict[str, bytes], cells: Path, known: set[str], rema
 
 
 def run(jobs: Sequence[Job], workers: int = 1) -> list[Outcome]:
-    """Execute what is not up to date, a printed line each; a failed notebook does not stop the others."""
-    outcomes = {job.name: outcome for job in jobs if (outcome := _finished(job))}
-    print(f"{len(jobs)} notebooks, {len(outcomes)} of them up to date", flush=True)
+    """Execute what is not up to date; a failed notebook does not stop the others.
+
+    One line is printed for each as it ends, which says what is left, and nothing else.
+    """
+    outcomes: dict[str, Outcome] = {}
+
+    def ended(outcome: Outcome) -> None:
+        outcomes[outcome.job.name] = outcome
+        done = "up to date" if outcome.status == "up to date" else f"{outcome.status} after {outcome.seconds:.0f} s"
+        left = ", ".join(job.name[:2] for job in jobs if job.name not in outcomes)
+        print(f"[{len(outcomes)}/{len(jobs)}] {outcome.job.name}: {done}; {left or 'none'} left", flush=True)
+
+    for job in jobs:
+        if finished := _finished(job):
+            ended(finished)
     # Threads, because kernels of one process never take each other's ports.
     with ThreadPoolExecutor(workers) as pool:
         # Of several at a time the last first: the later ones run longest, and no worker is idle for long at the end.
@@ -104,10 +116,7 @@ def run(jobs: Sequence[Job], workers: int = 1) -> list[Outcome]:
         futures = [pool.submit(_execute, job) for job in ordered if job.name not in outcomes]
         try:
             for future in as_completed(futures):
-                outcome = future.result()
-                outcomes[outcome.job.name] = outcome
-                done = f"[{len(outcomes)}/{len(jobs)}] {outcome.job.name}"
-                print(f"{done}: {outcome.status} after {outcome.seconds:.0f} s", flush=True)
+                ended(future.result())
         except KeyboardInterrupt:
             logging.getLogger("papermill").setLevel(logging.CRITICAL)  # that these kernels die is no error
             for future in futures:
