@@ -55,7 +55,7 @@ from hyfreedp.experiments.book import slider
 from hyfreedp.experiments.book.exercises import check
 from hyfreedp.experiments.store import plots
 from hyfreedp.experiments.store.files import write_text
-from hyfreedp.experiments.store.paths import CELLS, FIGURES
+from hyfreedp.experiments.store.paths import CELLS, workspace
 from hyfreedp.experiments.store.verdicts import verdict
 from hyfreedp.experiments.studies import bias_variance, clouds, clouds_figures, repeated_probes
 from hyfreedp.experiments.tasks.registry import TASKS
@@ -164,7 +164,8 @@ plots.what_to_see(clipping_summary)
 # ## 3. All at once: the slider
 #
 # The same numbers as one page, with sliders for $R_l$, $B$ and $\sigma_l$. It stands alone, without server or network, so it can be mailed or
-# projected: [`figures/02_parabolas.html`](../figures/02_parabolas.html). Between the thresholds it interpolates. With $B$ only
+# projected: `02_parabolas.html` among the figures of this run, and with the committed numbers
+# [`figures/02_parabolas.html`](../figures/02_parabolas.html). Between the thresholds it interpolates. With $B$ only
 # the divisor of the noise moves, as in Theorem 1; in a run $\sigma_l$ would follow, and the batch would be another.
 
 # %%
@@ -178,7 +179,7 @@ place = {"usual": first.usual, "exact": first.exact, "distance": first.distance}
 noise = {"batch_size": task.batch_size, "noise_multiplier": sigmas["losses"]}
 clipped = clouds.clipped_fits(first.losses, first.distance, multiples, expected_batch_size=task.batch_size)
 page = slider.page(slider.page_data(errors, clipped, first.fits, marks=marks, setting=setting, **place, **noise))
-write_text(FIGURES / "02_parabolas.html", page)
+write_text(workspace().output(profile) / "02_parabolas.html", page)
 display(slider.frame(page), raw=True)
 
 # %% [markdown]

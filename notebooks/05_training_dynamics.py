@@ -176,7 +176,7 @@ else:
     figure = dynamics_figures.draw_real(real)
     summary = dynamics_figures.real_findings(real)
     shows = "Threshold, rate, losses and accuracy over the steps on CIFAR-10, preset paper at several K, preset robust and a constant."
-    described = {"parameters": {}, "inputs": ["data/results/desktop/fine_tuning.csv"], "shows": shows}
+    described = {"parameters": parameters, "inputs": ["data/results/desktop/fine_tuning.csv"], "shows": shows}
     plots.save(figure, "05_training_dynamics_real", summary=summary, claim='Fig. "train curve".', **described)
     plots.what_to_see(summary, f"epsilon = {real.epsilon.iloc[0]:g}; {real.seed.nunique()} runs each")
 

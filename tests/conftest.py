@@ -30,7 +30,7 @@ def workspace(tmp_path, monkeypatch):
     from hyfreedp.experiments.store import paths
 
     monkeypatch.setenv("HYFREEDP_ROOT", str(tmp_path))
-    for name in ("FIGURES", "CELLS", "CACHE"):
+    for name in ("CELLS", "CACHE"):
         monkeypatch.delenv(f"HYFREEDP_{name}", raising=False)
     return paths.workspace()
 

@@ -18,6 +18,7 @@ from hyfreedp.experiments.tables import plan as comparison
 
 REPRODUCE = """\
 Executes the notebooks and writes build/<profile>/: the notebooks, figures/, and report.html. No committed file changes.
+It prints a line for each notebook as it ends, with the numbers of those that are left.
 
 Training runs are read from the committed records, data/results/<profile>/runs.tar.xz, as far as these have them, and
 seven of those, others each time, are trained again and compared (not with --only). --fresh trains all.

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import jupytext
 import matplotlib
 import nbformat
+import papermill
 import pytest
 from matplotlib.font_manager import FontProperties, findfont
 
@@ -36,13 +38,13 @@ plots.save_table(pd.DataFrame({"x": [1 / 3]}), "00_table", **made)
 
 def draw(folder, *, hash_seed, home):
     """The files that a fresh interpreter writes, with another hash seed, time and home."""
-    variables = {"HYFREEDP_FIGURES": str(folder), "PYTHONHASHSEED": hash_seed, "MPLCONFIGDIR": str(home)}
+    variables = {"HYFREEDP_ROOT": str(folder), "PYTHONHASHSEED": hash_seed, "MPLCONFIGDIR": str(home)}
     home.mkdir()
     (home / "matplotlibrc").write_text("font.family: serif\nfont.size: 20\npdf.compression: 6\n")
     command = [sys.executable, "-c", DRAW]
     environment = os.environ | variables | {"SOURCE_DATE_EPOCH": hash_seed}
     subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True)
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+    return {path.name: path.read_bytes() for path in folder.glob("build/smoke/figures/*")}
 
 
 def test_the_same_values_give_the_same_bytes(tmp_path):
@@ -85,29 +87,52 @@ def test_files_are_compared_where_parameters_agree(tmp_path):
     assert str(compare(theirs, ours, ["aside.json"])) == "no figure or table has the parameters of the committed ones"
 
 
+JUDGE = """
+from hyfreedp.experiments.store.verdicts import Verdict, verdict
+verdict("01_first", [Verdict("A", "reproduced", f"{epsilon:g}")], parameters={"profile": profile}, inputs=[])
+"""
+
+
+def git(folder, *arguments):
+    done = subprocess.run(["git", *arguments], cwd=folder, check=True, capture_output=True, text=True)
+    return done.stdout
+
+
 @pytest.fixture
-def repository(project, workspace):
-    """A committed project of one notebook."""
-    project.write("01_first")
-
-    def git(*arguments):
-        subprocess.run(["git", *arguments], cwd=workspace.root, check=True, capture_output=True)
-
-    git("init")
-    git("add", ".")
-    git("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-m", "all")
+def repository(project, workspace, monkeypatch):
+    """A committed project of one notebook with a verdict, whose committed figures are old."""
+    project.write("01_first", JUDGE)
+    jupytext.write(jupytext.read(project.notebooks / "01_first.py"), project.notebooks / "01_first.ipynb")
+    shutil.copy(ROOT / ".gitignore", workspace.root)
+    workspace.figures.mkdir()
+    for name in ("01_first.png", "01_first_verdict.csv"):
+        (workspace.figures / name).write_bytes(b"old")
+    git(workspace.root, "init")
+    git(workspace.root, "add", ".")
+    git(workspace.root, "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-m", "all")
+    monkeypatch.setenv("HYFREEDP_CELLS", str(workspace.cells))
     return workspace
 
 
-def test_outputs_are_renewed_from_committed_sources_only(repository, monkeypatch, capsys):
-    monkeypatch.setenv("HYFREEDP_CELLS", str(repository.build / "cells"))
-    (repository.root / ".git" / "info" / "exclude").write_text("build/\n")
-    monkeypatch.setenv("HYFREEDP_FIGURES", str(repository.figures))  # which the notebook of this project reads
+def test_a_notebook_run_by_itself_changes_nothing_that_is_committed(repository, tmp_path_factory, monkeypatch):
+    notebook = repository.notebooks / "01_first.ipynb"
+    monkeypatch.chdir(tmp_path_factory.mktemp("anywhere"))
+    parameters = {"profile": "smoke", "epsilon": 1.0}
+    papermill.execute_notebook(str(notebook), "out.ipynb", parameters=parameters, progress_bar=False)
+    monkeypatch.chdir(repository.notebooks)
+    papermill.execute_notebook("01_first.ipynb", "out.ipynb", progress_bar=False)
+    assert not git(repository.root, "status", "--porcelain", "--untracked-files=all")
+    for profile, epsilon in (("smoke", 1), ("laptop", 3)):  # neither is overwritten by the other
+        assert (repository.output(profile) / "01_first_verdict.csv").read_text().endswith(f"reproduced,{epsilon}\n")
+
+
+def test_outputs_are_renewed_from_committed_sources_only(repository, capsys):
     assert main(["update", "--only", "01"]) == 0
     twin = nbformat.read(repository.notebooks / "01_first.ipynb", as_version=4)
     sources = [cell.source for cell in jupytext.read(repository.notebooks / "01_first.py").cells]
     assert [cell.source for cell in twin.cells] == sources
-    assert (repository.figures / "01_first.png").exists()
+    for name in ("01_first.png", "01_first.json", "01_first_verdict.csv"):
+        assert (repository.figures / name).read_bytes() == (repository.output("laptop") / name).read_bytes()
     assert json.loads((repository.figures / "made_with.json").read_text()).keys() == {"01_first"}
     assert not uncommitted(), "outputs are no reason to refuse"
     (repository.notebooks / "02_new.py").write_text("")

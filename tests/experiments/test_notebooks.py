@@ -126,7 +126,8 @@ def elsewhere(workspace, monkeypatch):
 def test_smoke_profile_makes_every_figure_and_reports_it(source, elsewhere, capsys):
     status = main(["reproduce", "--profile", "smoke", "--only", source.stem, "--set", f"{repeated(source)}=1"])
     assert status == 0, capsys.readouterr().out
-    figures = elsewhere.build / "smoke" / "figures"
+    assert not elsewhere.figures.exists(), "a notebook writes among the committed figures"
+    figures = elsewhere.output("smoke")
     committed = {path.name for path in FIGURES.glob(f"{source.stem}*")}
     # What is drawn from records of long runs alone: profile smoke reads some of them, and has no part in any.
     of_records = {name for name in committed if re.search("_desktop|training_dynamics_real|_e2e[.]", name)}

@@ -41,9 +41,8 @@ def save(name, **changes):
 
 
 @pytest.fixture
-def page(project, monkeypatch):
+def page(project):
     """Of two notebooks that made two figures, a table and a slider, and one that failed; a stale figure lies about."""
-    monkeypatch.setenv("HYFREEDP_FIGURES", str(project.figures))
     for stem in ("01_first", "02_second", "03_third"):
         project.write(stem)
     save("01_first")

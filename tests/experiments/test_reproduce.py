@@ -27,14 +27,41 @@ def test_a_failed_notebook_is_named_at_the_end_and_the_others_run(three, capsys)
     out = capsys.readouterr().out
     assert three.log() == ["01_first", "02_second", "03_third"]
     lines = out.splitlines()
-    assert lines[0] == "3 notebooks, 0 of them up to date"
-    assert [line.split(":")[0] for line in lines[1:4]] == ["[1/3] 01_first", "[2/3] 02_second", "[3/3] 03_third"]
+    assert [re.sub("[0-9]+ s", "1 s", line) for line in lines[:3]] == [
+        "[1/3] 01_first: done after 1 s; 02, 03 left",
+        "[2/3] 02_second: failed after 1 s; 03 left",
+        "[3/3] 03_third: done after 1 s; none left",
+    ]
     assert re.search(r"02_second failed:.*No module named 'colour_of_noise'", out, flags=re.DOTALL)
     assert lines[-1] == "failed: 02_second"
     # The next batch runs the repaired one alone.
     three.write("02_second")
     assert main(["reproduce", "--profile", "smoke"]) == 0
     assert three.log()[3:] == ["02_second"]
+
+
+NOISE = """
+import subprocess, sys, warnings
+print("printed")
+warnings.warn("warned")
+for number in (1, 2):
+    os.write(number, b"written\\n")
+    subprocess.run(f"echo tokenized 91 tokens >&{number}", shell=True)
+"""
+
+
+def test_what_notebooks_and_their_subprocesses_print_is_not_in_the_log(three, capfd, monkeypatch):
+    monkeypatch.delenv("PYTEST_CURRENT_TEST")  # with which kernels do not look at what subprocesses print
+    three.write("01_first", NOISE)
+    three.write("02_second", NOISE + "os.abort()")
+    assert main(["reproduce", "--profile", "smoke"]) == 1
+    out, err = capfd.readouterr()
+    lines = out.splitlines()
+    assert [line.split(":")[0] for line in lines[:3]] == ["[1/3] 01_first", "[2/3] 02_second", "[3/3] 03_third"]
+    assert lines[3] == "every run was trained on this machine" and not err
+    said = out[out.index("02_second failed:") :]  # a dead kernel has no notebook that could tell
+    assert "DeadKernelError" in said and "tokenized 91 tokens" in said
+    assert out.count("tokenized") == said.count("tokenized")
 
 
 def test_an_interrupted_batch_goes_on_where_it_was(three, capsys):
@@ -53,7 +80,7 @@ def test_an_interrupted_batch_goes_on_where_it_was(three, capsys):
     assert not list((three.build / "smoke").glob(".*")), "a half-written notebook was left behind"
     assert main(["reproduce", "--profile", "smoke"]) == 0
     assert three.log()[2:] == ["02_second", "03_third"]
-    assert "3 notebooks, 1 of them up to date" in capsys.readouterr().out
+    assert capsys.readouterr().out.startswith("[1/3] 01_first: up to date; 02, 03 left\n[2/3] 02_second: done")
 
 
 def test_notebooks_run_at_the_same_time_and_are_interrupted_together(three):

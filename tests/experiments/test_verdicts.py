@@ -19,9 +19,11 @@ def outcomes(found):
 def test_they_are_written_down_and_collected(workspace, capsys):
     made = [Verdict("A", "reproduced", "one in two"), Verdict('"B", b', "contradicted", "3.1 > 3")]
     verdict("01_second", made, parameters={"profile": "smoke"}, inputs=["cell 0"])
-    described = json.loads((workspace.figures / "01_second_verdict.json").read_text())
+    described = json.loads((workspace.output("smoke") / "01_second_verdict.json").read_text())
     assert described["summary"] == ["A: reproduced (one in two)", '"B", b: contradicted (3.1 > 3)']
     assert "**reproduced**. One in two." in capsys.readouterr().out or described["table"] == "01_second_verdict"
+    assert len(scoreboard(["01_second"]).splitlines()) == 2, "a verdict that is not committed"
+    workspace.output("smoke").rename(workspace.figures)
     board = scoreboard(["00_first", "01_second"]).splitlines()
     assert board[2:] == [
         "| [01](notebooks/01_second.ipynb) | A | **reproduced** | one in two |",

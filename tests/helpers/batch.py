@@ -18,7 +18,8 @@ PARAMETERS = 'profile = "laptop"\nepsilon = 3.0\nseeds = 3\ntask = "digits"'
 # Plain files instead of plots.save, so that a kernel need not import PyTorch.
 BODY = """
 import json, os, pathlib
-figures, cells = (pathlib.Path(os.environ["HYFREEDP_" + name]) for name in ("FIGURES", "CELLS"))
+figures = pathlib.Path(os.environ["HYFREEDP_ROOT"]) / "build" / profile / "figures"
+cells = pathlib.Path(os.environ["HYFREEDP_CELLS"])
 for folder in (figures, cells):
     folder.mkdir(parents=True, exist_ok=True)
 with open(cells / "log.txt", "a") as log:
@@ -35,7 +36,7 @@ class Project:
 
     def __init__(self, workspace):
         self.notebooks, self.build = workspace.notebooks, workspace.build
-        self.figures, self.cells = workspace.build / "smoke" / "figures", workspace.cells
+        self.figures, self.cells = workspace.output("smoke"), workspace.cells
         self.package = workspace.root / "package"
         self.notebooks.mkdir()
         self.package.mkdir()

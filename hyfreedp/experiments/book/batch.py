@@ -54,8 +54,8 @@ def reproduce(jobs: Sequence[Job], profile: str, *, workers: int = 1, fresh: boo
         committed_runs = archive.read(here.results / profile / archive.NAME)
         archive.unpack(committed_runs, cells)
     known = _runs(cells)
-    path, figures = folder / "report.html", folder / "figures"
-    with _environment(HYFREEDP_FIGURES=str(figures.resolve()), HYFREEDP_CELLS=str(cells.resolve())):
+    path = folder / "report.html"
+    with _environment(HYFREEDP_CELLS=str(cells.resolve())):
         try:
             outcomes = run(jobs, workers)
             remade = _remade(committed_runs, folder / "again", workers) if remake else []
@@ -63,7 +63,7 @@ def reproduce(jobs: Sequence[Job], profile: str, *, workers: int = 1, fresh: boo
             print("\ninterrupted; the same command goes on from here", flush=True)
             return 130
         made = [name for outcome in outcomes for name in outcome.made]
-        comparison = committed.compare(here.figures, figures, made)
+        comparison = committed.compare(here.figures, here.output(profile), made)
         origin = _origin(committed_runs, cells, known, remade)
         write_text(path, page.page(outcomes, profile, comparison, origin))
     print(*origin.again, origin, comparison, sep="\n", flush=True)
@@ -94,9 +94,21 @@ def _origin(committed_runs: dict[str, bytes], cells: Path, known: set[str], rema
 
 
 def run(jobs: Sequence[Job], workers: int = 1) -> list[Outcome]:
-    """Execute what is not up to date, a printed line each; a failed notebook does not stop the others."""
-    outcomes = {job.name: outcome for job in jobs if (outcome := _finished(job))}
-    print(f"{len(jobs)} notebooks, {len(outcomes)} of them up to date", flush=True)
+    """Execute what is not up to date; a failed notebook does not stop the others.
+
+    One line is printed for each as it ends, which says what is left, and nothing else.
+    """
+    outcomes: dict[str, Outcome] = {}
+
+    def ended(outcome: Outcome) -> None:
+        outcomes[outcome.job.name] = outcome
+        done = "up to date" if outcome.status == "up to date" else f"{outcome.status} after {outcome.seconds:.0f} s"
+        left = ", ".join(job.name[:2] for job in jobs if job.name not in outcomes)
+        print(f"[{len(outcomes)}/{len(jobs)}] {outcome.job.name}: {done}; {left or 'none'} left", flush=True)
+
+    for job in jobs:
+        if finished := _finished(job):
+            ended(finished)
     # Threads, because kernels of one process never take each other's ports.
     with ThreadPoolExecutor(workers) as pool:
         # Of several at a time the last first: the later ones run longest, and no worker is idle for long at the end.
@@ -104,10 +116,7 @@ def run(jobs: Sequence[Job], workers: int = 1) -> list[Outcome]:
         futures = [pool.submit(_execute, job) for job in ordered if job.name not in outcomes]
         try:
             for future in as_completed(futures):
-                outcome = future.result()
-                outcomes[outcome.job.name] = outcome
-                done = f"[{len(outcomes)}/{len(jobs)}] {outcome.job.name}"
-                print(f"{done}: {outcome.status} after {outcome.seconds:.0f} s", flush=True)
+                ended(future.result())
         except KeyboardInterrupt:
             logging.getLogger("papermill").setLevel(logging.CRITICAL)  # that these kernels die is no error
             for future in futures:
@@ -127,24 +136,22 @@ def _stop_kernels() -> None:
 
 def _execute(job: Job) -> Outcome:
     fingerprint = _fingerprint(job)
-    before = _stamps(job)
     started = time.perf_counter()
     try:
         with closing(ensure_event_loop()):  # Jupyter opens one per thread and leaves it open
-            notebooks.execute(job.source, _record_path(job).with_suffix(".ipynb"), job.parameters)
+            made = notebooks.make(job.source, _record_path(job).with_suffix(".ipynb"), job.parameters)
     except papermill.PapermillExecutionError as error:
         return Outcome(job, "failed", time.perf_counter() - started, error=str(error))
     except Exception:  # a kernel that died or never came up; the other notebooks may still succeed
         return Outcome(job, "failed", time.perf_counter() - started, error=traceback.format_exc())
     seconds = time.perf_counter() - started
-    made = sorted(name for name, stamp in _stamps(job).items() if before.get(name) != stamp)
     made_with = {"commit": commit(), **environment()}
     record = {
         "fingerprint": fingerprint,
         "seconds": seconds,
         "made_with": made_with,
-        "made": {name: _digest(workspace().figures / name) for name in made},
-        "read": {name: _digest(workspace().root / name) for name in _inputs(made)},
+        "made": {name: _digest(job.output / name) for name in made},
+        "read": {name: _digest(workspace().root / name) for name in _inputs(job, made)},
     }
     write_text(_record_path(job), json.dumps(record, indent=1) + "\n")
     return Outcome(job, "done", seconds, made, made_with)
@@ -156,7 +163,7 @@ def _finished(job: Job) -> Outcome | None:
     record = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
     if record is None or record["fingerprint"] != _fingerprint(job):
         return None
-    files = [(workspace().figures, record["made"]), (workspace().root, record["read"])]
+    files = [(job.output, record["made"]), (workspace().root, record["read"])]
     if any(_digest(folder / name) != digest for folder, digests in files for name, digest in digests.items()):
         return None
     return Outcome(job, "up to date", record["seconds"], list(record["made"]), record["made_with"])
@@ -180,18 +187,12 @@ def _digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
 
 
-def _stamps(job: Job) -> dict[str, tuple[int, int]]:
-    """Per file of the notebook in the folder for figures, what changes whenever the file is written."""
-    paths = workspace().figures.glob(f"{job.name}*")
-    return {path.name: (path.stat().st_mtime_ns, path.stat().st_ino) for path in paths}
-
-
-def _inputs(made: Sequence[str]) -> set[str]:
+def _inputs(job: Job, made: Sequence[str]) -> set[str]:
     """The files of the repository that figures and tables say they were made from."""
-    here = workspace()
-    paths = [here.figures / name for name in made if name.endswith(".json")]
+    root = workspace().root
+    paths = [job.output / name for name in made if name.endswith(".json")]
     described = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
-    return {name for made_of in described for name in made_of["inputs"] if (here.root / name).is_file()}
+    return {name for made_of in described for name in made_of["inputs"] if (root / name).is_file()}
 
 
 @contextmanager

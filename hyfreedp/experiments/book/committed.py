@@ -1,8 +1,12 @@
-"""What is committed of the notebooks, figures and outputs: compared with what a batch made, and made anew."""
+"""What is committed of the notebooks, figures and outputs: compared with what a batch made, and made anew.
+
+Nothing else writes into ``figures/``.
+"""
 
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -13,7 +17,7 @@ import nbformat
 
 from hyfreedp.experiments.book import notebooks
 from hyfreedp.experiments.book.exercises import with_solutions, without_solutions
-from hyfreedp.experiments.store.files import write_text
+from hyfreedp.experiments.store.files import replacing, write_text
 from hyfreedp.experiments.store.paths import workspace
 from hyfreedp.experiments.store.provenance import environment
 
@@ -61,10 +65,10 @@ def _parameters(path: Path) -> object:
 
 
 def update(selected: Sequence[Path]) -> None:
-    """Execute each source with its own parameters into ``figures/``, the .ipynb beside it and its copy with solutions.
+    """Execute each source with its own parameters, and renew ``figures/``, the .ipynb beside it and its solutions.
 
-    ``figures/made_with.json`` says with which versions, on what hardware. The commit needs no record: it is the one
-    that holds the files.
+    A notebook that fails leaves its own as they were. ``figures/made_with.json`` says with which versions, on what
+    hardware. The commit needs no record: it is the one that holds the files.
 
     Raises:
         RuntimeError: a file other than these outputs is not committed, or there is no repository.
@@ -74,15 +78,20 @@ def update(selected: Sequence[Path]) -> None:
             "outputs are made of committed sources only; commit or stash these first (and, to have both in one commit, "
             f"amend it afterwards): {', '.join(changed)}"
         )
-    record = workspace().figures / _MADE_WITH
+    figures = workspace().figures
+    record = figures / _MADE_WITH
     for source in selected:
         print(f"{source.stem}: executing", flush=True)
         student, solved = source.with_suffix(".ipynb"), notebooks.solutions(source)
         with tempfile.TemporaryDirectory() as folder:
-            notebooks.execute(source, executing := Path(folder) / student.name, {})
+            made = notebooks.make(source, executing := Path(folder) / student.name, {})
             executed = nbformat.read(executing, as_version=4)
-        for path, made in ((student, without_solutions(executed)), (solved, with_solutions(executed))):
-            write_text(path, nbformat.writes(made) + "\n")
+        output = workspace().output(notebooks.defaults(source)["profile"])
+        for name in made:
+            with replacing(figures / name) as temporary:
+                shutil.copyfile(output / name, temporary)
+        for path, copy in ((student, without_solutions(executed)), (solved, with_solutions(executed))):
+            write_text(path, nbformat.writes(copy) + "\n")
         known = json.loads(record.read_text(encoding="utf-8")) if record.exists() else {}
         known[source.stem] = environment()
         write_text(record, json.dumps(known, indent=1, sort_keys=True) + "\n")

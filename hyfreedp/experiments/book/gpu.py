@@ -31,7 +31,7 @@ _BENCHMARK = ("-m", "hyfreedp.experiments.benchmark", "--device", "accelerator",
 _TABLES = ("pandas", "matplotlib", "seaborn", "scikit-learn", "filelock", "packaging", "ipykernel")
 _TIMING = (*_TABLES, "timm", "transformers", "peft")
 _IMAGES = (*_TABLES, "timm", "transformers", "peft", "safetensors", "torchvision")
-_NOTEBOOKS = ("papermill", "jupytext", "nbformat", "jupyter-core", "traitlets", "psutil")
+_NOTEBOOKS = ("papermill", "jupytext", "nbformat", "jupyter-client", "jupyter-core", "nbclient", "traitlets", "psutil")
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from hyfreedp.checks import nearest
 from hyfreedp.experiments.book import notebooks
 from hyfreedp.experiments.book.parameters import parse_value
+from hyfreedp.experiments.store.paths import workspace
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,11 @@ class Job:
     def name(self) -> str:
         """The stem of its files."""
         return self.source.stem
+
+    @property
+    def output(self) -> Path:
+        """The folder of its figures and tables."""
+        return workspace().output(self.parameters["profile"])
 
     @property
     def command(self) -> str:
@@ -40,7 +46,7 @@ class Outcome:
     Attributes:
         status: "up to date" if an earlier batch finished the same job and its figures are still there.
         seconds: that its execution took, then or now.
-        made: names of the files that it made, in the folder for figures; none if it failed.
+        made: names of the files that it made, in its job's folder; none if it failed.
         made_with: versions, hardware and commit of that execution; none if it failed.
         error: the traceback if it failed, else empty.
     """

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import json
+import subprocess
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,9 @@ from typing import Any
 import jupytext
 import nbformat
 import papermill
+from jupyter_client.manager import AsyncKernelManager
+from nbclient.exceptions import DeadKernelError
+from traitlets import Int
 from traitlets.config import Config
 
 from hyfreedp.checks import nearest
@@ -21,7 +26,19 @@ LINKS = "links"  # tag of cells that are added when a notebook is executed
 PROFILES = ("smoke", "laptop", "gpu", "paper")
 
 # Messages between this process and a kernel go over local TCP ports, which others on the machine may listen to.
-_KERNEL = Config({"KernelManager": {"transport_encryption": "auto"}})
+_ENCRYPTED = {"KernelManager": {"transport_encryption": "auto"}}
+
+
+class QuietKernel(AsyncKernelManager):
+    """A kernel that leaves our terminal alone: what it and its subprocesses write there goes to a file.
+
+    What a cell prints is in the notebook. Of that, a kernel would repeat here what subprocesses print.
+    """
+
+    file = Int(subprocess.DEVNULL, help="descriptor of the file").tag(config=True)
+
+    async def start_kernel(self, **options: Any) -> None:  # type: ignore[override]  # as its superclass's is
+        await super().start_kernel(stdout=self.file, stderr=self.file, **options)
 
 
 def sources(only: Sequence[str] = ()) -> list[Path]:
@@ -83,22 +100,42 @@ def execute(source: Path, output: Path, parameters: dict[str, Any]) -> None:
 
     Raises:
         papermill.PapermillExecutionError: a cell failed; ``output`` is left as it was.
+        DeadKernelError: the kernel died; a note has what it wrote.
     """
     notebook = jupytext.read(source)
     _add_links(notebook, source)
-    with replacing(output) as temporary:
+    with replacing(output) as temporary, tempfile.TemporaryFile() as written:
         nbformat.write(notebook, temporary)
-        papermill.execute_notebook(
-            str(temporary),
-            str(temporary),
-            parameters=parameters,
-            resources={"metadata": {"path": str(source.parent)}},  # where the kernel runs; papermill's moves us too
-            progress_bar=False,
-            config=_KERNEL,
-        )
+        try:
+            papermill.execute_notebook(
+                str(temporary),
+                str(temporary),
+                parameters=parameters,
+                resources={"metadata": {"path": str(source.parent)}},  # where the kernel runs; papermill's moves us too
+                progress_bar=False,
+                kernel_manager_class=QuietKernel,
+                config=Config(_ENCRYPTED | {"QuietKernel": {"file": written.fileno()}}),
+            )
+        except DeadKernelError as error:
+            written.seek(0)
+            error.add_note(written.read().decode(errors="replace"))
+            raise
         executed = nbformat.read(temporary, as_version=4)
         _clean(executed)
         nbformat.write(executed, temporary)
+
+
+def make(source: Path, output: Path, parameters: dict[str, Any]) -> list[str]:
+    """As :func:`execute`; the names of the files that the notebook wrote into the folder of its profile."""
+    folder = workspace().output((defaults(source) | parameters)["profile"])
+    before = _stamps(source, folder)
+    execute(source, output, parameters)
+    return sorted(name for name, stamp in _stamps(source, folder).items() if before.get(name) != stamp)
+
+
+def _stamps(source: Path, folder: Path) -> dict[str, tuple[int, int]]:
+    """Per figure and table of the notebook, what changes whenever the file is written."""
+    return {path.name: (path.stat().st_mtime_ns, path.stat().st_ino) for path in folder.glob(f"{source.stem}*")}
 
 
 def links(source: Path) -> str:
@@ -111,13 +148,14 @@ def links(source: Path) -> str:
 
 
 def course(source: Path) -> str:
-    """What to have read before a notebook, and how long it runs, from ``notebooks/course.json``; empty if not there."""
+    """What to have read before a notebook, how long it runs and where it writes; empty if not in ``course.json``."""
     path = source.parent / "course.json"
     known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     if source.stem not in known:
         return ""
     needs, time = known[source.stem]["needs"], known[source.stem]["time"]
-    return f"*Before this: {needs}. Runs for about {time} on two cores, with the committed runs.*"
+    text = f"Before this: {needs}. Runs for about {time} on two cores, with the committed runs."
+    return f"*{text} Figures and tables go to `build/<profile>/figures/`.*"
 
 
 def _add_links(notebook: nbformat.NotebookNode, source: Path) -> None:

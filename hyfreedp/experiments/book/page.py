@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -16,7 +17,6 @@ import pandas as pd
 from hyfreedp.experiments.book import notebooks
 from hyfreedp.experiments.book.committed import Comparison
 from hyfreedp.experiments.book.jobs import Origin, Outcome
-from hyfreedp.experiments.store.paths import workspace
 from hyfreedp.experiments.store.provenance import commit, environment
 
 _NUMBER = ' class="number"'
@@ -27,7 +27,7 @@ def page(outcomes: Sequence[Outcome], profile: str, comparison: Comparison, orig
     """The page as text: what each figure and table shows, the paper's claim, ours, and what made it.
 
     Args:
-        outcomes: of the batch; the files that they made are read from the workspace's folder for figures.
+        outcomes: of the batch; the files that they made are read from their jobs' folder.
         comparison: of these files with the committed ones.
         origin: of the training runs behind them.
     """
@@ -70,7 +70,7 @@ What the paper claims stands beside what was found here.</p>
 
 def _entry(outcome: Outcome) -> str:
     """A notebook and what it made, in the list of contents."""
-    items = [f"<li>{_link(name, name)}: {escape(made['shows'])}</li>\n" for name, made in _descriptions(outcome)]
+    items = [f"<li>{_link(one.stem, one.stem)}: {escape(made['shows'])}</li>\n" for one, made in _descriptions(outcome)]
     inner = f"<ul>\n{''.join(items)}</ul>" if items else f"<p>{escape(outcome.status)}</p>"
     return f"<li>{_link(_anchor(outcome), notebooks.title(outcome.job.source))}\n{inner}</li>\n"
 
@@ -84,8 +84,8 @@ def _section(outcome: Outcome, origin: Origin) -> str:
         "Command": f"<code>{escape(job.command)}</code>",
         "Execution": f"{escape(outcome.status)}, {outcome.seconds:.0f} s",
     }
-    parts = [_article(name, made, outcome.made_with, origin) for name, made in _descriptions(outcome)]
-    parts += [_embedded(name) for name in outcome.made if name.endswith(".html")]
+    parts = [_article(path, made, outcome.made_with, origin) for path, made in _descriptions(outcome)]
+    parts += [_embedded(outcome.job.output / name) for name in outcome.made if name.endswith(".html")]
     if outcome.error:
         parts.append(f'<pre tabindex="0">{escape(outcome.error)}</pre>\n')
     return f"""<section aria-labelledby="{_anchor(outcome)}">
@@ -95,8 +95,13 @@ def _section(outcome: Outcome, origin: Origin) -> str:
 """
 
 
-def _article(name: str, made: dict[str, Any], made_with: Mapping[str, str], origin: Origin) -> str:
-    """One figure or table with its description, which ``plots.save`` wrote, and what it was made with."""
+def _article(path: Path, made: dict[str, Any], made_with: Mapping[str, str], origin: Origin) -> str:
+    """One figure or table with its description, which ``plots.save`` wrote, and what it was made with.
+
+    Args:
+        path: of the description; the figure or table lies beside it.
+    """
+    name = path.stem
     facts = {"Paper": escape(made["claim"]) or "no such item", "Here": _list(made["summary"])}
     parameters = [f"{key} = {value}" for key, value in made["parameters"].items()]
     behind = {
@@ -106,7 +111,7 @@ def _article(name: str, made: dict[str, Any], made_with: Mapping[str, str], orig
     }
     return f"""<article aria-labelledby="{escape(name)}">
 <h3 id="{escape(name)}">{escape(name)}</h3>
-{_image(name, made["shows"]) if "figure" in made else _table(name, made["shows"])}
+{_image(path, made["shows"]) if "figure" in made else _table(path, made["shows"])}
 {_definitions(facts)}
 <details><summary>What made it</summary>
 {_definitions(behind)}
@@ -140,23 +145,23 @@ def _inputs(inputs: Sequence[str], origin: Origin) -> list[str]:
     return [f"{len(keys)} runs: {read} read from committed records, {len(keys) - read} trained here", *others]
 
 
-def _image(name: str, shows: str) -> str:
-    data = base64.b64encode((workspace().figures / f"{name}.png").read_bytes()).decode()
+def _image(path: Path, shows: str) -> str:
+    data = base64.b64encode(path.with_suffix(".png").read_bytes()).decode()
     return f"""<figure>
 <img src="data:image/png;base64,{data}" alt="{escape(shows)}">
 <figcaption>{escape(shows)}</figcaption>
 </figure>"""
 
 
-def _table(name: str, shows: str) -> str:
-    frame = pd.read_csv(workspace().figures / f"{name}.csv", keep_default_na=False, na_values=[""])
+def _table(path: Path, shows: str) -> str:
+    frame = pd.read_csv(path.with_suffix(".csv"), keep_default_na=False, na_values=[""])
     numeric = frame.select_dtypes("number").columns
     head = "".join(
         f'<th scope="col"{_NUMBER if column in numeric else ""}>{escape(str(column))}</th>' for column in frame.columns
     )
     rows = "".join(f"<tr>{''.join(map(_cell, row))}</tr>\n" for row in frame.itertuples(index=False, name=None))
     return f"""<p>{escape(shows)}</p>
-<div class="scroll" role="region" aria-labelledby="{escape(name)}" tabindex="0">
+<div class="scroll" role="region" aria-labelledby="{escape(path.stem)}" tabindex="0">
 <table>
 <thead><tr>{head}</tr></thead>
 <tbody>
@@ -173,9 +178,9 @@ def _cell(value: object) -> str:
     return f"<td>{escape(str(value))}</td>"
 
 
-def _embedded(name: str) -> str:
+def _embedded(path: Path) -> str:
     """An interactive page, in a frame that may run its scripts and reach nothing else."""
-    text = (workspace().figures / name).read_text(encoding="utf-8")
+    name, text = path.name, path.read_text(encoding="utf-8")
     return f"""<article class="interactive" aria-labelledby="{escape(name)}">
 <h3 id="{escape(name)}">{escape(name)}: interactive</h3>
 <iframe title="{escape(name)}" sandbox="allow-scripts" loading="lazy" srcdoc="{escape(text)}"></iframe>
@@ -183,10 +188,10 @@ def _embedded(name: str) -> str:
 """
 
 
-def _descriptions(outcome: Outcome) -> list[tuple[str, dict[str, Any]]]:
-    """Name and description of each figure and table; the one with the notebook's own name first."""
-    paths = sorted(workspace().figures / name for name in outcome.made if name.endswith(".json"))
-    return [(path.stem, json.loads(path.read_text(encoding="utf-8"))) for path in paths]
+def _descriptions(outcome: Outcome) -> list[tuple[Path, dict[str, Any]]]:
+    """Path and content of the description of each figure and table; the one with the notebook's own name first."""
+    paths = sorted(outcome.job.output / name for name in outcome.made if name.endswith(".json"))
+    return [(path, json.loads(path.read_text(encoding="utf-8"))) for path in paths]
 
 
 def _versions(made_with: Mapping[str, str]) -> str:

@@ -72,7 +72,7 @@ def again(committed: Mapping[str, bytes], folder: Path, *, jobs: int = 1) -> lis
     """
     records = {Path(name).stem: json.loads(text) for name, text in committed.items() if name.endswith(".json")}
     drawn = draw(records)
-    made = run_cells([spec for _, spec in drawn], folder, jobs=jobs, description="committed runs, again")
+    made = run_cells([spec for _, spec in drawn], folder, jobs=jobs, description="")
     spreads = spreads_over_seeds(records.values())
     found = []
     for (key, spec), record in zip(drawn, made, strict=True):

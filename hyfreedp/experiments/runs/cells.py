@@ -25,7 +25,7 @@ from hyfreedp.experiments.store.provenance import environment
 
 
 def run_cells(specs: Iterable[Spec], folder: Path, *, jobs: int = 1, description: str = "runs") -> list[dict[str, Any]]:
-    """Run the cells that have no record yet, with a progress bar; the records of all of them, in order."""
+    """Run the cells that have no record yet, with a progress bar if described; the records of all, in order."""
     specs = list(specs)
     records = {}
     with closing(try_cells(specs, folder, jobs=jobs, description=description)) as cells:
@@ -40,7 +40,7 @@ def try_cells(
     specs: Sequence[Spec], folder: Path, *, jobs: int, description: str
 ) -> Generator[tuple[Spec, dict[str, Any] | Exception], None, None]:
     """As :func:`run_cells`: each cell, as it ends, with its record or the error that it failed with."""
-    bar = partial(tqdm, total=len(specs), desc=description, unit="run")
+    bar = partial(tqdm, total=len(specs), desc=description, unit="run", disable=not description)
     one = partial(run_cell, folder=folder)
     if jobs == 1 or all((folder / f"{spec.key}.json").exists() for spec in specs):
         for spec in bar(specs):

@@ -13,7 +13,7 @@ class Workspace:
 
     root: Path
     notebooks: Path
-    figures: Path
+    figures: Path  # those that are committed
     cells: Path
     cache: Path  # decoded data sets
     checkpoints: Path
@@ -21,19 +21,23 @@ class Workspace:
     paper: Path
     build: Path
 
+    def output(self, profile: str) -> Path:
+        """Where notebooks write their figures and tables, one folder for each profile."""
+        return self.build / profile / "figures"
+
 
 def workspace() -> Workspace:
     """The folders that the environment names at present.
 
     ``HYFREEDP_ROOT`` is the repository: the one around this file if unset, which an installed package does not have.
-    ``HYFREEDP_FIGURES``, ``HYFREEDP_CELLS`` and ``HYFREEDP_CACHE`` move one folder out of it.
+    ``HYFREEDP_CELLS`` and ``HYFREEDP_CACHE`` move one folder out of it.
     """
     root = Path(os.environ.get("HYFREEDP_ROOT", Path(__file__).resolve().parents[3]))
     data = root / "data"
     return Workspace(
         root=root,
         notebooks=root / "notebooks",
-        figures=Path(os.environ.get("HYFREEDP_FIGURES", root / "figures")),
+        figures=root / "figures",
         cells=Path(os.environ.get("HYFREEDP_CELLS", data / "cells")),
         cache=Path(os.environ.get("HYFREEDP_CACHE", data / "cache")),
         checkpoints=data / "checkpoints",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from html import escape
+from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -152,44 +153,49 @@ def show(figure: Figure) -> None:
     plt.close(figure)
 
 
-def save(figure: Figure, name: str, **described: Any) -> None:
-    """Write ``figures/<name>.png``, ``.pdf`` and ``.json``.
+def save(figure: Figure, name: str, *, parameters: dict[str, Any], **described: Any) -> None:
+    """Write ``build/<profile>/figures/<name>.png``, ``.pdf`` and ``.json``; the profile is that of ``parameters``.
 
     Args:
         figure: what to save.
         name: stem of the three files, that of the notebook with an optional part.
+        parameters: of the notebook, ``profile`` among them.
         **described: see :func:`_describe`.
     """
+    folder = workspace().output(parameters["profile"])
     figure.draw_without_rendering()  # lays out,
     figure.set_layout_engine("none")  # once: otherwise each of the drawings below would do so again
-    with replacing(workspace().figures / f"{name}.png") as temporary:
+    with replacing(folder / f"{name}.png") as temporary:
         figure.savefig(temporary, format="png")
-    with replacing(workspace().figures / f"{name}.pdf") as temporary:
+    with replacing(folder / f"{name}.pdf") as temporary:
         figure.savefig(temporary, format="pdf", metadata={"CreationDate": None})
-    _describe("figure", name, **described)
+    _describe("figure", name, folder, parameters, **described)
 
 
-def save_table(table: pd.DataFrame, name: str, **described: Any) -> None:
-    """Write ``figures/<name>.csv`` (without the index) and ``.json``; arguments as for :func:`save`."""
-    write_csv(workspace().figures / f"{name}.csv", table)
-    _describe("table", name, **described)
+def save_table(table: pd.DataFrame, name: str, *, parameters: dict[str, Any], **described: Any) -> None:
+    """Write ``<name>.csv`` (without the index) and ``.json``; folder and arguments as for :func:`save`."""
+    folder = workspace().output(parameters["profile"])
+    write_csv(folder / f"{name}.csv", table)
+    _describe("table", name, folder, parameters, **described)
 
 
 def _describe(
     kind: str,
     name: str,
-    *,
+    folder: Path,
     parameters: dict[str, Any],
+    *,
     inputs: Sequence[str],
     shows: str,
     claim: str = "",
     summary: Sequence[str] = (),
 ) -> None:
-    """Write ``figures/<name>.json``.
+    """Write ``<folder>/<name>.json``.
 
     Args:
         kind: "figure" or "table".
         name: stem of the file.
+        folder: where the figure or table is.
         parameters: of the notebook.
         inputs: records it was made from, as keys of cells or paths in the repository.
         shows: one sentence: what is drawn.
@@ -204,4 +210,4 @@ def _describe(
         "parameters": parameters,
         "inputs": list(inputs),
     }
-    write_text(workspace().figures / f"{name}.json", json.dumps(made, indent=1) + "\n")
+    write_text(folder / f"{name}.json", json.dumps(made, indent=1) + "\n")

@@ -35,7 +35,7 @@ class Verdict:
 
 
 def verdict(name: str, found: Sequence[Verdict], *, parameters: Mapping[str, Any], inputs: Sequence[str]) -> None:
-    """Show the verdicts at a notebook's end, and write them to ``figures/<name>_verdict.csv`` with their ``.json``.
+    """Show the verdicts at a notebook's end, and write them to ``<name>_verdict.csv`` with their ``.json``.
 
     Args:
         name: stem of the notebook.
@@ -63,7 +63,7 @@ def scoreboard(stems: Sequence[str]) -> str:
     """
     lines = ["| | Claim | Verdict | The number that decides |", "| --- | --- | --- | --- |"]
     for stem in stems:
-        path = workspace().root / "figures" / f"{stem}_verdict.csv"
+        path = workspace().figures / f"{stem}_verdict.csv"
         rows = pd.read_csv(path).itertuples() if path.exists() else ()
         for place, row in enumerate(rows):
             link = "" if place else f"[{stem[:2]}](notebooks/{stem}.ipynb)"
