@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pairs import each
 from scipy import optimize
 from splits import effective, vanilla
 
@@ -148,8 +149,7 @@ def test_three_losses_at_every_step_need_12_34_sigma():
     assert split.sigma_loss / split.sigma == pytest.approx(12.339, abs=1e-3)
 
 
-@pytest.mark.parametrize("probe", ["losses", "contrasts"])
-@pytest.mark.parametrize("warmup_steps", [0, 3, 20])
+@each(probe=["losses", "contrasts"], warmup_steps=[0, 3, 20])
 def test_a_per_step_split_costs_what_vanilla_does_under_every_accountant(probe, warmup_steps):
     split = calibrate_noise(**CHEAP, probe=probe, warmup_steps=warmup_steps, gamma=1.02)
     assert effective(split) == pytest.approx(split.sigma, rel=1e-12)

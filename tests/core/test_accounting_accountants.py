@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from opacus.accountants import PRVAccountant, RDPAccountant
 from opacus.accountants.analysis.gdp import delta_eps_mu
+from pairs import each
 from scipy import integrate
 from scipy.stats import laplace, norm
 from splits import effective, vanilla
@@ -70,8 +71,7 @@ def test_independent_composition_agrees_with_dp_accounting_pld():
         assert epsilon(split) == pytest.approx(reference, abs=1e-4)
 
 
-@pytest.mark.parametrize("probe", ["losses", "contrasts"])
-@pytest.mark.parametrize("target_epsilon", [0.7, 3.0, 8.0])
+@each(probe=["losses", "contrasts"], target_epsilon=[0.7, 3.0, 8.0])
 def test_agrees_with_opacus_rdp(target_epsilon, probe):
     split = calibrate_noise(
         target_epsilon=target_epsilon, **REFERENCE, probe=probe, allocation="constant", accountant="rdp"

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from opacus.layers import DPMultiheadAttention
+from pairs import each, pairs
 from torch import nn
 from torch.utils.data import (
     BatchSampler,
@@ -227,9 +228,7 @@ def divided_by_size(model):
     return lambda b: losses(model)(b) / len(b[1])
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("dropout", [0.0, 0.5])
-@pytest.mark.parametrize("mix", [centred, weighted, divided_by_size])
+@pairs(engine=ENGINES, dropout=[0.0, 0.5], mix=[centred, weighted, divided_by_size])
 def test_t7_mix_through_values_without_gradient_is_refused(mix, dropout, engine):
     model = mlp(nn.Dropout(dropout)) if dropout else mlp()
     model, optimizer, loader = wire(model, classes(), gradient_engine=engine)
@@ -477,9 +476,7 @@ def test_checks_leave_no_trace():
 # -- precision ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("piece", [4096, 64])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("engine", ENGINES)
+@pairs(piece=[4096, 64], dtype=[torch.bfloat16, torch.float16], engine=ENGINES)
 def test_t5_bf16_one_of_4096_aligned_records_moves_the_sum_by_one(engine, dtype, piece):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 16))
@@ -561,9 +558,7 @@ def test_t16c_noise_is_not_added_in_half_precision():
         NoiseGenerator(0).add_noise([torch.zeros(3, dtype=torch.bfloat16)], 1.0)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("clipping", [AutomaticClipping(), AbadiClipping(0.01)])
-@pytest.mark.parametrize("magnitude", [3.0, 1e3, 1e5])
+@pairs(engine=ENGINES, clipping=[AutomaticClipping(), AbadiClipping(0.01)], magnitude=[3.0, 1e3, 1e5])
 def test_tokens_that_cancel_do_not_hide_a_norm(magnitude, clipping, engine):
     """Half of the tokens undo the other half but for rounding; the factor came out up to 3,500 times too large."""
     torch.manual_seed(0)
@@ -582,9 +577,7 @@ def test_tokens_that_cancel_do_not_hide_a_norm(magnitude, clipping, engine):
         assert moved <= 1.001 * clipping.sensitivity
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("clipping", [AutomaticClipping(), AbadiClipping(0.01)])
-@pytest.mark.parametrize("tokens", [1, 4])
+@pairs(engine=ENGINES, clipping=[AutomaticClipping(), AbadiClipping(0.01)], tokens=[1, 4])
 def test_squares_that_underflow_do_not_hide_a_norm(tokens, clipping, engine):
     """A huge input and a tiny gradient, whose squares are infinite and zero: their product is neither."""
     layer = nn.Linear(8, 10_000, bias=False)
@@ -667,8 +660,7 @@ def test_t4_subset_samplers_that_choose_records_are_refused():
         wire(nn.Linear(1, 2), DataLoader(data, batch_size=10, shuffle=shuffle))
 
 
-@pytest.mark.parametrize("gradient_engine", ["bookkeeping", "hooks"])
-@pytest.mark.parametrize("name", ["3.bias", "3.weight", "1.bias", "0.weight"])
+@each(gradient_engine=["bookkeeping", "hooks"], name=["3.bias", "3.weight", "1.bias", "0.weight"])
 def test_a_parameter_that_is_unfrozen_later_is_refused_before_its_raw_gradient_moves_it(name, gradient_engine):
     """The optimizer holds it from the start, so its own step would apply what nothing has noised."""
     model = make_model()

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from pairs import each, pairs
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 from twins import (
@@ -136,10 +137,15 @@ def test_arguments_out_of_range_are_refused_by_name_value_and_range(case):
     refuse(settings.pop("error", ValueError), message, **settings)
 
 
-@pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
-@pytest.mark.parametrize(
-    "case",
-    ["epsilon zero", "delta one", "batch larger than the data", "no steps", "delta so large that no noise is needed"],
+@each(
+    preset=PRESETS.values(),
+    case=[
+        "epsilon zero",
+        "delta one",
+        "batch larger than the data",
+        "no steps",
+        "delta so large that no noise is needed",
+    ],
 )
 def test_every_preset_refuses_what_no_run_can_have(case, preset):
     settings, message = REFUSED[case]
@@ -286,8 +292,7 @@ def untouched(optimizer, loader, weights, random=None):
     assert random is None or torch.equal(torch.get_rng_state(), random)
 
 
-@pytest.mark.parametrize("preset", ["robust", "fixed"])
-@pytest.mark.parametrize("case", WRONG_LOSSES)
+@each(preset=["robust", "fixed"], case=WRONG_LOSSES)
 def test_a_loss_function_of_the_wrong_form_releases_nothing(case, preset):
     """It is found at the first forward pass; once corrected, training starts as if nothing had been."""
     wrong, message = WRONG_LOSSES[case]
@@ -360,8 +365,7 @@ CHANGED = {
 }
 
 
-@pytest.mark.parametrize("engine", ["bookkeeping", "hooks"])
-@pytest.mark.parametrize("change", CHANGED)
+@each(engine=["bookkeeping", "hooks"], change=CHANGED)
 def test_parameters_that_change_after_the_run_was_made_private_are_refused(change, engine):
     """Before the loss function is called, by name, with the remedy."""
     act, message = CHANGED[change]
@@ -440,9 +444,7 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("engine", ["bookkeeping", "hooks"])
-@pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
-@pytest.mark.parametrize("what", [math.nan, math.inf, -math.inf])
+@pairs(engine=["bookkeeping", "hooks"], preset=PRESETS.values(), what=[math.nan, math.inf, -math.inf])
 def test_records_that_are_not_finite_never_enter_the_weights(what, preset, engine, unbound_noise):
     """A step with two broken records is the step without them; it is counted, and training goes on."""
     model, other = make_model(), make_model()
@@ -461,9 +463,7 @@ def test_records_that_are_not_finite_never_enter_the_weights(what, preset, engin
     assert optimizer.ledger.steps == 3 and optimizer.epsilon_spent() == reference.epsilon_spent() > 0
 
 
-@pytest.mark.parametrize("target", [3.0, math.inf])
-@pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
-@pytest.mark.parametrize("broken", BROKEN)
+@pairs(target=[3.0, math.inf], preset=PRESETS.values(), broken=BROKEN)
 def test_losses_that_are_not_finite_leave_all_that_is_learned_finite(broken, preset, target):
     """Weights, rate, thresholds and history, with one broken record in every batch, and then a whole broken batch."""
     model = make_model()

@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 import torch
 from models import Example, biases_only
+from pairs import pairs
 from torch import Tensor, nn
 
 from hyfreedp.clipping import AutomaticClipping, BookKeepingEngine, make_engine
@@ -66,9 +67,7 @@ def _example(model: nn.Module) -> Example:
     return Example(model.double().train(), (torch.randn(7, 5, 4).double(),), lambda model, x: model(x))
 
 
-@pytest.mark.parametrize("samples", [7, 5, 1])
-@pytest.mark.parametrize("batch_first", [True, False], ids=["batch_first", "tokens_first"])
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pairs(samples=[7, 5, 1], batch_first=[True, False], settings=SETTINGS)
 def test_every_kind_of_call(settings, batch_first, samples) -> None:
     """Also where there are as many samples as tokens, or one."""
     torch.manual_seed(0)
@@ -101,9 +100,7 @@ class Queries(nn.Module):
         return self.head(output if batch_first else output.transpose(0, 1)).tanh().sum((1, 2))
 
 
-@pytest.mark.parametrize("samples", [7, 3, 1])
-@pytest.mark.parametrize("batch_first", [True, False], ids=["batch_first", "tokens_first"])
-@pytest.mark.parametrize("settings", [(True, (), False), (False, (2,), True)], ids=str)
+@pairs(samples=[7, 3, 1], batch_first=[True, False], settings=[(True, (), False), (False, (2,), True)])
 def test_queries_and_masks_that_are_learned(settings, batch_first, samples) -> None:
     """Of one sample too, where nothing tells a query that was repeated from one that was not."""
     torch.manual_seed(0)

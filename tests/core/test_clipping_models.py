@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from models import Example, bert, biases_only, gpt2, groupnorm_convnet, llama, llama_lora, vit, vit_tiny
+from pairs import pairs
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
@@ -144,9 +145,7 @@ class Rows(nn.Module):
         return (self.layer(x).roll(self.shift, 0) - y).square().mean((1, 2))
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("kind", [nn.LayerNorm, nn.Embedding])
+@pairs(engine=ENGINES, dtype=[torch.bfloat16, torch.float16], kind=[nn.LayerNorm, nn.Embedding])
 def test_long_sums_in_half_precision(kind, dtype, engine) -> None:
     """Where autograd's own are off by a third and more, what is right passes, and what is wrong does not."""
     torch.manual_seed(0)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 from models import Example, biases_only
+from pairs import each, pairs
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.checkpoint import checkpoint
@@ -62,10 +63,7 @@ def assert_exact(model: nn.Module, samples: int = 7) -> None:
     torch.testing.assert_close(example.collected(), clipped, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("samples", [7, 5, 1])
-@pytest.mark.parametrize("packed", [False, True], ids=["whole", "packed"])
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
-@pytest.mark.parametrize("kind", KINDS)
+@pairs(samples=[7, 5, 1], packed=[False, True], settings=SETTINGS, kind=KINDS)
 def test_every_kind(kind, settings, packed, samples) -> None:
     """Norms and clipped sum of a loop over samples; also with as many samples as tokens, or one."""
     torch.manual_seed(0)
@@ -114,8 +112,7 @@ def test_cells(kind, settings, start, samples) -> None:
     assert_exact(Cells(kind, start, **settings), samples)
 
 
-@pytest.mark.parametrize("sort", [True, False])
-@pytest.mark.parametrize("kind", KINDS)
+@each(sort=[True, False], kind=KINDS)
 def test_steps_one_by_one_give_what_the_kernels_give(kind, sort) -> None:
     """Packed sequences too, part by part."""
     torch.manual_seed(0)
@@ -146,8 +143,7 @@ def test_dropout_between_layers_is_trained_through() -> None:
     torch.testing.assert_close(engine.backward(losses), norms, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 6), (5, 6), (1, 5, 4)], ids=str)
-@pytest.mark.parametrize("kind", KINDS)
+@each(shape=[(1, 1, 6), (5, 6), (1, 5, 4)], kind=KINDS)
 def test_states_of_another_shape_are_refused_as_by_pytorch(kind, shape) -> None:
     """Those of one sample would be every sample's, and those without a layer's dimension the first sample's."""
     state = torch.zeros(shape)

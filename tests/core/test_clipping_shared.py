@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from catalog import cases
 from measure import measure
 from models import Example
+from pairs import each
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
@@ -135,8 +136,7 @@ def test_a_forward_that_was_put_on_a_layer_stays() -> None:
         assert model.forward is own
 
 
-@pytest.mark.parametrize("rows", [slice(0, 4), slice(0, 1)], ids=["four", "one"])
-@pytest.mark.parametrize("use", USES)
+@each(rows=[slice(0, 4), slice(0, 1)], use=USES)
 def test_operations(use, rows) -> None:
     """Also where the batch has as many samples as there are tokens, or one."""
     torch.manual_seed(0)

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from models import Example
+from pairs import each
 from torch import Tensor, nn
 
 from hyfreedp.clipping import AutomaticClipping, make_engine
@@ -133,8 +134,7 @@ def test_a_map_whose_channels_come_last_is_dropped_alike() -> None:
     torch.testing.assert_close(without, plain, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("mode", ["mean", "sum"])
-@pytest.mark.parametrize("padding_idx", [-1, 8, None])
+@each(mode=["mean", "sum"], padding_idx=[-1, 8, None])
 def test_padding_counted_from_the_end_is_padding(mode, padding_idx) -> None:
     class Bag(nn.Module):
         def __init__(self) -> None:

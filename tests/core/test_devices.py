@@ -79,6 +79,13 @@ def test_each_wait_is_counted(wait, count):
     assert machine.waits.total() == count, machine.waits
 
 
+def test_a_clone_in_a_folder_called_hyfreedp_is_not_the_package():
+    with simulated() as machine:
+        x = torch.zeros(3, device=machine.device)
+        exec(compile("x.tolist()", "/home/someone/hyfreedp/tests/test_it.py", "exec"), {"x": x})
+    assert list(machine.waits) == ["tolist at a test"]
+
+
 def test_dropout_draws_from_the_accelerators_own_state():
     with simulated() as machine:
         x, host = torch.ones(100, device=machine.device), torch.get_rng_state()

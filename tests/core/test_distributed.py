@@ -21,6 +21,7 @@ from typing import NamedTuple
 import pytest
 import torch
 import torch.distributed as dist
+from pairs import each
 from scipy import stats
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -211,8 +212,7 @@ CLIPPED = {"target_epsilon": math.inf, "clipping": AutomaticClipping()}
 NOISY = {"target_epsilon": 3.0}
 
 
-@pytest.mark.parametrize("noise", [QUIET, CLIPPED, NOISY], ids=["unclipped", "clipped", "noisy"])
-@pytest.mark.parametrize("run", RUNS)
+@each(noise=[QUIET, CLIPPED, NOISY], run=RUNS)
 def test_two_processes_make_the_run_of_one(two, run, noise):
     """Weights, rates, thresholds and epsilon. With noise too: it is that of a single process, added once."""
     settings = RUNS[run] | noise

@@ -9,6 +9,7 @@ import opacus
 import pytest
 import torch
 import torch.nn.functional as F
+from pairs import each, pairs
 from torch import nn
 from torch.utils.data import DataLoader
 from twins import (
@@ -163,8 +164,7 @@ def test_the_typed_arguments_are_the_fields_of_a_preset():
     assert typing.get_type_hints(PrivacyEngine.make_private_with_epsilon)["changes"] == typing.Unpack[PresetFields]
 
 
-@pytest.mark.parametrize("steps", [1, 2, 3, 4, 5])
-@pytest.mark.parametrize("preset", [*PRESETS, LINE_SEARCH], ids=[*PRESETS, "line_search"])
+@each(steps=[1, 2, 3, 4, 5], preset=[*PRESETS, LINE_SEARCH])
 def test_every_preset_trains_runs_shorter_than_its_interval(preset, steps):
     """Its own interval of 5 is shortened to the run, by name or as an object; the plan is paid for and used up."""
     model = make_model()
@@ -270,9 +270,11 @@ def test_epsilon_as_in_opacus_is_what_the_run_has_spent():
         engine.get_epsilon(1e-3)
 
 
-@pytest.mark.parametrize("probe", ["losses", "contrasts"])
-@pytest.mark.parametrize("step_rule", ["literal", "gen", "posterior", "anchored"])
-@pytest.mark.parametrize("mechanism", ["gaussian", "laplace"])
+@pairs(
+    probe=["losses", "contrasts"],
+    step_rule=["literal", "gen", "posterior", "anchored"],
+    mechanism=["gaussian", "laplace"],
+)
 def test_every_combination_of_probe_rule_and_noise_trains(probe, step_rule, mechanism):
     """All go to the end of their plan, whatever signs the noise gives to the rates."""
     model = make_model()

@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from pairs import each, pairs
 from torch import nn
 from twins import (
     BASES,
@@ -91,23 +92,19 @@ def compare(
     return optimizer
 
 
-@pytest.mark.parametrize("base", BASES)
-@pytest.mark.parametrize("tuning", TUNINGS)
+@each(base=BASES, tuning=TUNINGS)
 def test_equals_the_twin_for_every_tuning_mode_and_base_optimizer(tuning, base):
     """Clipping, direction, probes, fit, rule, decay and update, each as plain code would do it."""
     compare(make_model(tuning), BASES[base])
 
 
-@pytest.mark.parametrize("engine", ["bookkeeping", "hooks"])
-@pytest.mark.parametrize("tuning", TUNINGS)
+@each(engine=["bookkeeping", "hooks"], tuning=TUNINGS)
 def test_equals_the_twin_with_either_engine_in_physical_batches(tuning, engine):
     """Batches of up to 11 in pieces of 4 are the whole batch."""
     compare(make_model(tuning), adamw, gradient_engine=engine, max_physical_batch_size=4)
 
 
-@pytest.mark.parametrize("clipping", FACTORS)
-@pytest.mark.parametrize("step_rule", ["literal", "gen", "posterior"])
-@pytest.mark.parametrize("probe", ["losses", "contrasts"])
+@pairs(clipping=FACTORS, step_rule=["literal", "gen", "posterior"], probe=["losses", "contrasts"])
 def test_equals_the_twin_for_every_probe_rule_and_clipping(probe, step_rule, clipping):
     """Three losses and two contrasts determine the same parabola; the rules' refusals on an empty batch included."""
     sizes = SIZES if step_rule != "literal" else tuple(size or 8 for size in SIZES)
@@ -241,8 +238,7 @@ def always(eta_next=None):
     return rule
 
 
-@pytest.mark.parametrize("base", BASES)
-@pytest.mark.parametrize("sigma", [0.0, 1.3])
+@each(base=BASES, sigma=[0.0, 1.3])
 def test_rejected_probes_leave_the_weights_of_a_run_without_probes_bitwise(base, sigma, monkeypatch):
     """Weights after a probe are copied back, not computed back, with noise or without; so is all optimizer state."""
     monkeypatch.setattr(step_rules, "gen", always())
@@ -304,8 +300,7 @@ def test_the_base_optimizer_advances_once_per_step(interval, monkeypatch):
         )
 
 
-@pytest.mark.parametrize("base", BASES)
-@pytest.mark.parametrize("eta_next", [None, 0.5, 0.02])
+@each(base=BASES, eta_next=[None, 0.5, 0.02])
 def test_the_innermost_rate_is_the_eta_applied(base, eta_next, monkeypatch):
     """A scheduler or a log that reads the optimizer's groups sees what was really taken, decay and ratios included."""
     monkeypatch.setattr(step_rules, "gen", always(eta_next))
@@ -322,8 +317,7 @@ def test_the_innermost_rate_is_the_eta_applied(base, eta_next, monkeypatch):
         assert optimizer.param_groups is optimizer_base.param_groups
 
 
-@pytest.mark.parametrize("base", BASES)
-@pytest.mark.parametrize("eta_next", [1e-3, 0.4, -0.2])
+@each(base=BASES, eta_next=[1e-3, 0.4, -0.2])
 def test_an_accepted_rate_gives_the_step_that_the_base_optimizer_would_take_with_it(base, eta_next, monkeypatch):
     """The last move is made by interpolation; it must be the base optimizer's own step, weight decay included."""
     monkeypatch.setattr(step_rules, "gen", always(eta_next))
@@ -345,8 +339,7 @@ def test_an_accepted_rate_gives_the_step_that_the_base_optimizer_would_take_with
 # -- probes by the next batch ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("interval", [1, 3])
-@pytest.mark.parametrize("base", BASES)
+@each(interval=[1, 3], base=BASES)
 def test_the_next_batch_looks_along_a_step_and_makes_it_anew(base, interval):
     """The twin waits for the next batch and then steps once; ours has stepped already, and corrects itself."""
     model = make_model(dropout=0.0)

@@ -10,6 +10,7 @@ from functools import partial
 
 import pytest
 import torch
+from pairs import each, pairs
 from peft import FourierFTConfig, LoKrConfig, LoraConfig, OFTConfig, get_peft_model
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
@@ -114,8 +115,7 @@ def trained(model: nn.Module, data: TensorDataset, pieces: int | None) -> Tensor
     return flat(model)
 
 
-@pytest.mark.parametrize("inner", [Adapter, Heads, Gated, Thinned, Both])
-@pytest.mark.parametrize("pieces", [2, 4, 8])
+@each(inner=[Adapter, Heads, Gated, Thinned, Both], pieces=[2, 4, 8])
 def test_a_run_is_that_of_one_sample_at_a_time(inner, pieces) -> None:
     """In which no gradient can go to a wrong sample."""
     data = records()
@@ -130,8 +130,7 @@ ADAPTERS = {
 }
 
 
-@pytest.mark.parametrize("name", ADAPTERS)
-@pytest.mark.parametrize("pieces", [2, 4, 8])
+@each(name=ADAPTERS, pieces=[2, 4, 8])
 def test_adapters(name, pieces) -> None:
     def adapted() -> nn.Module:
         torch.manual_seed(0)
@@ -469,9 +468,7 @@ def knowing_better(batch: list[Tensor]) -> list[list[int]]:
     return [rows[11:], rows[:4], rows[4:11]] if len(rows) > 12 else [rows]
 
 
-@pytest.mark.parametrize("kind", [Clock, SeenClock, ClockOfAnArgument, ExpandedClock])
-@pytest.mark.parametrize("pieces", [6, 12, knowing_better])
-@pytest.mark.parametrize("at_once", [True, False])
+@pairs(kind=[Clock, SeenClock, ClockOfAnArgument, ExpandedClock], pieces=[6, 12, knowing_better], at_once=[True, False])
 def test_what_no_gradient_of_the_first_records_shows_is_shown_by_passes_of_other_sizes(kind, pieces, at_once) -> None:
     """Else one record whose gradient is large there would count as several, each clipped by itself."""
     expected = after_two_steps(kind, 1, at_once=at_once)
@@ -642,9 +639,11 @@ def test_a_check_in_which_nothing_could_be_compared_stays_due() -> None:
         assert (0 in optimizer._checks_due) == due
 
 
-@pytest.mark.parametrize("gradient_engine", ["bookkeeping", "hooks"])
-@pytest.mark.parametrize("clipping", [AbadiClipping(0.1), AutomaticClipping(), AutomaticClipping(1e-8)])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pairs(
+    gradient_engine=["bookkeeping", "hooks"],
+    clipping=[AbadiClipping(0.1), AutomaticClipping(), AutomaticClipping(1e-8)],
+    dtype=[torch.bfloat16, torch.float16, torch.float32],
+)
 def test_gradients_that_are_all_rounding_end_no_run(dtype, clipping, gradient_engine) -> None:
     """Those of records at their optimum: as released, they are as large as others', and no two computations agree."""
     torch.manual_seed(0)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from pairs import each
 from scipy import stats
 
 from hyfreedp import NoiseGenerator, cipher, noise
@@ -45,8 +46,7 @@ def test_a_keystream_goes_on_where_it_was():
     assert torch.equal(torch.cat([stream.take(count).clone() for count in (80, 16, 64)]), whole)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("size", [1, 7, 1024, 5000])
+@each(dtype=[torch.float32, torch.float64], size=[1, 7, 1024, 5000])
 def test_compress_is_the_exact_product_with_secret_integers(size, dtype):
     key, numbers = bytes(range(32)), torch.randn(size, dtype=dtype)
     found = cipher.compress(numbers, key).view(-1, cipher.COLUMNS)
@@ -176,8 +176,7 @@ def test_sum_and_noise_are_added_in_float64_and_rounded_once(monkeypatch):
     assert not torch.equal(released, total + (0.3 * drawn).float())
 
 
-@pytest.mark.parametrize("scale", [0.3, 1.0, 4.0, 1e-9, 1e9])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@each(scale=[0.3, 1.0, 4.0, 1e-9, 1e9], dtype=[torch.float32, torch.float64])
 def test_the_last_bits_do_not_tell_what_was_added(scale, dtype):
     """A number near zero has the same spacing whether noise alone or noise and a record made it (Mironov 2012)."""
     for share in (0.0, 0.1, 1.0, 2.0):

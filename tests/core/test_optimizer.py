@@ -10,6 +10,7 @@ import pytest
 import torch
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 from dp_accounting.rdp import RdpAccountant
+from pairs import each
 from scipy import stats
 from torch import nn
 from twins import (
@@ -218,8 +219,7 @@ RAW_KEYS = {f"not_private_{name}" for name in ("batch_size", "mean_loss", "mean_
 RAW_PROBE_KEYS = RAW_KEYS | {f"not_private_loss_{where}" for where in ("ahead", "here", "behind")}
 
 
-@pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
-@pytest.mark.parametrize("diagnostics", [False, True])
+@each(preset=PRESETS.values(), diagnostics=[False, True])
 def test_history_makes_a_frame_and_marks_all_that_is_raw(preset, diagnostics):
     """A new column must be added here by hand, by someone who knows that it is private."""
     optimizer, _ = spend(preset, [8, 3, 0, 8], interval=2, warmup=0.0, diagnostics=diagnostics)
@@ -239,8 +239,7 @@ def test_history_makes_a_frame_and_marks_all_that_is_raw(preset, diagnostics):
         assert frame.slope.notna().tolist() == [True, False, True, False]
 
 
-@pytest.mark.parametrize("preset", ["robust", "paper", LINE_SEARCH], ids=["robust", "paper", "line_search"])
-@pytest.mark.parametrize("diagnostics", [False, True])
+@each(preset=["robust", "paper", LINE_SEARCH], diagnostics=[False, True])
 def test_raw_values_do_not_reach_what_is_private(preset, diagnostics, unbound_noise):
     """Losses of 50 and of 500, both beyond the largest clip, release the same and must tell the same."""
     told = []

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from pairs import each
 from scipy import integrate, optimize, stats
 
 from hyfreedp.accounting.mechanisms import Mechanism, probe_mechanism
@@ -141,8 +142,7 @@ def test_corollary_1_by_monte_carlo(generator):
     assert abs(z) < stats.norm.isf(FALSE_ALARM / 2)
 
 
-@pytest.mark.parametrize("mechanism", ["gaussian", "laplace"])
-@pytest.mark.parametrize("multiplier", [0.5, 30.0, 3000.0])
+@each(mechanism=["gaussian", "laplace"], multiplier=[0.5, 30.0, 3000.0])
 def test_the_optimal_threshold_minimises_the_mse(multiplier, mechanism):
     setting = {"noise_multiplier": multiplier, "expected_batch_size": 500, "mechanism": mechanism}
     best = optimal_threshold(2.3, 0.5, **setting)

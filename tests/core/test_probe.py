@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from pairs import each, pairs
 from scipy import stats
 from torch import nn
 from twins import line_search, make_private, searching, sgd, thresholds_of
@@ -156,9 +157,7 @@ def test_probe_noise_is_independent_of_the_gradients_noise():
 # -- what is not finite ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e300])
-@pytest.mark.parametrize("where", [(0,), (1,), (2,), (0, 1, 2)])
-@pytest.mark.parametrize("kind", ["losses", "contrasts"])
+@pairs(bad=[math.nan, math.inf, -math.inf, 1e300], where=[(0,), (1,), (2,), (0, 1, 2)], kind=["losses", "contrasts"])
 def test_one_bad_record_moves_a_release_by_no_more_than_its_clip(kind, where, bad):
     """Whatever one record's losses are, the fit stays finite and within the sensitivity of the fit without it."""
     if kind == "losses" and bad == -math.inf:
@@ -179,8 +178,7 @@ def test_one_bad_record_moves_a_release_by_no_more_than_its_clip(kind, where, ba
 # -- the learned state -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["losses", "contrasts"])
-@pytest.mark.parametrize("rule", ["literal", "gen", "posterior", "anchored"])
+@each(kind=["losses", "contrasts"], rule=["literal", "gen", "posterior", "anchored"])
 def test_the_result_says_what_was_done(kind, rule):
     """The record holds the clips that were used, not the next ones, and the rate before and after."""
     probe = line_search(kind, rule, eta=0.1, momentum=0.5, loss_threshold=3.0, contrast_thresholds=(2.0, 1.5))
@@ -202,8 +200,7 @@ def test_the_result_says_what_was_done(kind, rule):
         assert (result.difference_threshold, result.bend_threshold) == (2.0, 1.5)
 
 
-@pytest.mark.parametrize("kind", ["losses", "contrasts"])
-@pytest.mark.parametrize("rule", ["literal", "gen", "posterior", "anchored"])
+@each(kind=["losses", "contrasts"], rule=["literal", "gen", "posterior", "anchored"])
 def test_a_flat_slope_does_not_end_the_run(kind, rule):
     """With b = 0 the rate b/a is 0, from where no probe could look any further: it must not be taken."""
     probe = line_search(kind, rule, eta=0.25, contrast_thresholds=(2.0, 2.0))
@@ -258,8 +255,7 @@ def test_thresholds_of_a_run_without_privacy_stay_infinite(kind):
     assert set(thresholds_of(probe)) == {math.inf}
 
 
-@pytest.mark.parametrize("rule", ["literal", "gen", "posterior", "anchored"])
-@pytest.mark.parametrize("kind", ["losses", "contrasts"])
+@each(rule=["literal", "gen", "posterior", "anchored"], kind=["losses", "contrasts"])
 def test_state_goes_through_a_file_and_continues_exactly(kind, rule, generator):
     """The next probe of the restored one is the next probe of the original, bit by bit."""
     probe, other = (line_search(kind, rule, eta=0.1, momentum=0.9) for _ in range(2))
@@ -270,9 +266,9 @@ def test_state_goes_through_a_file_and_continues_exactly(kind, rule, generator):
     file.seek(0)
     other.load_state_dict(torch.load(file, weights_only=True))
     results = []
-    for each in (probe, other):
+    for one in (probe, other):
         noise = NoiseGenerator(9)
-        results.append([each.update(LOSSES, 0.3, 3.0, noise, held=held) for held in (False, True)])
+        results.append([one.update(LOSSES, 0.3, 3.0, noise, held=held) for held in (False, True)])
     assert results[0] == results[1]
     assert probe.state_dict() == other.state_dict()
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from pairs import each
 from scipy import stats
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
@@ -249,8 +250,7 @@ def test_pieces_have_the_structure_of_the_batch(form):
     assert inputs_of(empty).shape == (0, 3)
 
 
-@pytest.mark.parametrize("form", Records.FORMS)
-@pytest.mark.parametrize("pieces", [None, 2])
+@each(form=Records.FORMS, pieces=[None, 2])
 def test_training_works_on_every_structure_with_empty_batches(form, pieces):
     """The loss function gets batches of the form that the loader gives, and never an empty one."""
     torch.manual_seed(0)

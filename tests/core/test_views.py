@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import Example, conv1d_net, groupnorm_convnet, mlp, tied_language_model, vit
+from pairs import each, pairs
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from twins import PRESETS, adamw, flat, make_batches, make_model, make_private, sgd, trainable
@@ -48,9 +49,7 @@ def assert_averages(engine, example, views, rows=(0, 3, 1, 4, 2, 0)):
     torch.testing.assert_close(of_views.collected(), clipping.factors(norms) @ gradients, rtol=1e-8, atol=1e-12)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("views", [2, 3, 6])
-@pytest.mark.parametrize("build", [mlp, groupnorm_convnet, conv1d_net, tied_language_model])
+@pairs(engine=ENGINES, views=[2, 3, 6], build=[mlp, groupnorm_convnet, conv1d_net, tied_language_model])
 def test_equals_a_loop_over_single_views(engine, views, build):
     assert_averages(engine, build(), views)
 
@@ -130,8 +129,7 @@ def test_one_record_moves_the_sum_by_no_more_than_the_sensitivity(views, size, s
 # -- runs --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", [None, 3, lambda batch: [[3, 0], [1, 2, 4], [5]]])
-@pytest.mark.parametrize("engine", ["bookkeeping", "hooks"])
+@each(size=[None, 3, lambda batch: [[3, 0], [1, 2, 4], [5]]], engine=["bookkeeping", "hooks"])
 def test_a_step_is_that_of_a_loop_over_records_and_views(engine, size):
     """Whatever the pieces; what counts is records. The loss of a record is the mean of its views'."""
     model, views, rate = make_model(), 3, 0.5

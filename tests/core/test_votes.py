@@ -23,6 +23,7 @@ from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 from hypothesis import example, given
 from hypothesis import strategies as st
+from pairs import each, pairs
 from scipy import stats
 from torch import nn
 from torch.nn.utils import vector_to_parameters
@@ -392,8 +393,7 @@ def start(base=adamw, *, tuning="full", dropout=0.0, model_seed=0, **settings):
     return model, optimizer
 
 
-@pytest.mark.parametrize("name", ELECTIONS)
-@pytest.mark.parametrize("kind", KINDS)
+@each(name=ELECTIONS, kind=KINDS)
 def test_a_run_is_that_of_the_twin(kind, name):
     """Weights, rates and decisions at every step, through votes kept and lost, just and clearly."""
     base, unit, reach = KINDS[kind]
@@ -601,8 +601,7 @@ def snapshot(model, optimizer):
     return flat(model), repr(probe), repr(optimizer.base.state_dict()), optimizer.eta, optimizer.ledger.steps
 
 
-@pytest.mark.parametrize("call", [1, 2, 3], ids=["at hand", "of the average", "after the vote"])
-@pytest.mark.parametrize("step", [2, 5])
+@each(call=[1, 2, 3], step=[2, 5])
 def test_an_error_leaves_all_as_it_was_and_the_same_batch_votes_the_same(step, call):
     """Whether the opening or a review is lost: weights, average, rate; the second attempt counts nothing twice."""
     model, optimizer = start(**LARGE)
@@ -701,9 +700,7 @@ def test_the_reach_is_how_far_torch_moves_on_one_gradient(momentum, dampening, n
     assert proportional and reach == pytest.approx(expected, rel=1e-9)
 
 
-@pytest.mark.parametrize("steps", [50, 400])
-@pytest.mark.parametrize("size", [1e-6, 1.0, 1e4])
-@pytest.mark.parametrize("kind", ["adam", "adamw", "nadam", "rmsprop", "rmsprop with momentum"])
+@pairs(steps=[50, 400], size=[1e-6, 1.0, 1e4], kind=["adam", "adamw", "nadam", "rmsprop", "rmsprop with momentum"])
 def test_optimizers_that_normalise_move_the_reach_whatever_the_size_of_gradients(kind, size, steps):
     """Independent gradients: the variance of a whole run's walk is steps times the square of the reach, within 25 %."""
     makers = {
@@ -803,8 +800,7 @@ def test_votes_must_be_at_the_steps_that_were_paid_for():
         )
 
 
-@pytest.mark.parametrize("base", [adamw, sgd_momentum])
-@pytest.mark.parametrize("rate", [1e-5, 1e-4, 1e-1])
+@each(base=[adamw, sgd_momentum], rate=[1e-5, 1e-4, 1e-1])
 def test_no_rate_that_a_caller_gives_matters(base, rate):
     """Neither the preset's nor the base optimizer's; bit for bit, with noise."""
     runs = []
@@ -848,8 +844,7 @@ def margins(optimizer):
     return [(row["margin"], row["lost"]) for row in optimizer.history if "margin" in row]
 
 
-@pytest.mark.parametrize("privacy", [{}, NOISY | {"steps": 10}], ids=["exact", "noisy"])
-@pytest.mark.parametrize("pieces", [1, 3, shuffled])
+@each(privacy=[{}, NOISY | {"steps": 10}], pieces=[1, 3, shuffled])
 def test_pieces_make_the_run_of_a_whole_batch(pieces, privacy, unbound_noise):
     """Backward, vote and backward again: the same margins exactly, and the same weights but for rounding."""
     (whole, one), (cut, other) = run_ten(**privacy), run_ten(partition=pieces, **privacy)
@@ -987,8 +982,7 @@ def through_a_file(state):
     return torch.load(file, weights_only=True)
 
 
-@pytest.mark.parametrize("base", BASES.values(), ids=BASES)
-@pytest.mark.parametrize("interruption", range(11))
+@each(base=BASES.values(), interruption=range(11))
 def test_resumes_bitwise_from_every_step(interruption, base):
     """Before the opening vote, which is lost; between reviews, of which two are; after the last; with dropout."""
     settings = LARGE | {"dropout": 0.5}

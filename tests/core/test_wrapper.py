@@ -9,6 +9,7 @@ import warnings
 
 import pytest
 import torch
+from pairs import pairs
 from torch.optim import lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from twins import adamw, cross_entropy, flat, make_batches, make_model, make_private, sgd_momentum, three_groups
@@ -52,9 +53,7 @@ def plain_loop(base, schedule, *, expected=8):
     return flat(model), rates
 
 
-@pytest.mark.parametrize("on", ["private", "base"])
-@pytest.mark.parametrize("base", [sgd_momentum, adamw, three_groups])
-@pytest.mark.parametrize("name", SCHEDULERS)
+@pairs(on=["private", "base"], base=[sgd_momentum, adamw, three_groups], name=SCHEDULERS)
 def test_a_fixed_rate_follows_a_scheduler_as_in_plain_torch(name, base, on):
     """Made for the private optimizer, or for the base optimizer before it was made private; rates of all groups."""
     model = make_model()

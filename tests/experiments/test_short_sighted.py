@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pairs import each
 from scipy import optimize, stats
 
 from hyfreedp.experiments.studies import short_sighted
@@ -201,8 +202,7 @@ def test_the_better_weights_win_the_majority_and_votes_are_symmetric(problem, sp
     assert (share > 0.5) == (problem.loss(first, zero) < problem.loss(second, zero))
 
 
-@pytest.mark.parametrize("noise_multiplier", [1.0, 10.0])
-@pytest.mark.parametrize("batch_size", [10, 100, 1000])
+@each(noise_multiplier=[1.0, 10.0], batch_size=[10, 100, 1000])
 def test_winning_is_nearly_the_exact_probability(batch_size, noise_multiplier):
     for share in (0.4, 0.5, 0.55, 0.7):
         votes = stats.skellam(batch_size * share, batch_size * (1 - share))

@@ -17,6 +17,7 @@ import contextlib
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -27,8 +28,10 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import hyfreedp
 from hyfreedp import cipher
 
+PACKAGE = Path(hyfreedp.__file__).parent
 CPU = torch.device("cpu")
 EITHER = "either"
 _WAITS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
@@ -53,8 +56,8 @@ class Machine:
         self._purge_at = 1000
 
     def wait(self, what: str) -> None:
-        own = [frame for frame in traceback.extract_stack() if "/hyfreedp/" in frame.filename]
-        where = f"{own[-1].filename.rpartition('/')[2]}:{own[-1].lineno}" if own else "a test"
+        own = [frame for frame in traceback.extract_stack() if Path(frame.filename).is_relative_to(PACKAGE)]
+        where = f"{Path(own[-1].filename).name}:{own[-1].lineno}" if own else "a test"
         self.waits[f"{what} at {where}"] += 1
 
     def mark_of(self, tensor: Tensor) -> Any:

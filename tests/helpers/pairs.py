@@ -1,0 +1,31 @@
+"""Parametrization by a few of all combinations, since a fault seldom needs more than two values to meet."""
+
+import itertools
+from collections.abc import Collection
+
+import pytest
+
+
+def each(**values: Collection) -> pytest.MarkDecorator:
+    """Every value of every parameter at least once: as many cases as the longest list has values."""
+    lists = [list(given) for given in values.values()]
+    longest = max(map(len, lists))
+    return _mark(values, [tuple(given[i % len(given)] for given in lists) for i in range(longest)])
+
+
+def pairs(**values: Collection) -> pytest.MarkDecorator:
+    """Every two values of two parameters meet at least once: greedily chosen from the product of three or more."""
+    lists = [list(given) for given in values.values()]
+    rows = list(itertools.product(*(range(len(given)) for given in lists)))
+    met = {row: set(itertools.combinations(enumerate(row), 2)) for row in rows}
+    left, chosen = set().union(*met.values()), []
+    while left:
+        chosen.append(max(rows, key=lambda row: len(met[row] & left)))
+        left -= met[chosen[-1]]
+    return _mark(values, [tuple(given[i] for given, i in zip(lists, row, strict=True)) for row in chosen])
+
+
+def _mark(values: dict[str, Collection], rows: list[tuple]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize(
+        tuple(values), rows, ids=lambda value: str(value) if isinstance(value, dict) else None
+    )
