@@ -111,7 +111,8 @@ class PrivacyEngine:
                 all pass the same loader, over all N records and with the B of all together, as in Opacus.
             target_epsilon: budget of the whole run; ``inf`` trains without noise and without clipping.
             target_delta: in (0, 1), customarily below 1 / N.
-            epochs, steps: length of the run, one of the two; an epoch is ``len(data_loader)`` steps.
+            epochs, steps: length of the run, one of the two; an epoch is ``len(data_loader)`` steps. The last pass over
+                the loader ends with the run: ``while optimizer.steps_left: for batch in loader: ...``.
             preset: "robust" (default), "paper", "fixed", or a :class:`Preset`.
             clipping: of per-sample gradients; automatic normalisation if None (none when ``target_epsilon`` is inf).
             max_physical_batch_size: memory limit; larger Poisson batches are processed in pieces of so many samples, or

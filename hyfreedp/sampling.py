@@ -18,6 +18,7 @@ from torch.utils.data import (
 )
 from torch.utils.data.dataloader import default_collate
 
+from hyfreedp.accounting.ledger import LOOP_THAT_ENDS, BudgetExhausted
 from hyfreedp.batches import take
 from hyfreedp.devices import random_states, set_random_states
 from hyfreedp.noise import NoiseGenerator
@@ -28,7 +29,7 @@ class PoissonSampler(Sampler[list[int]]):
 
     The batch of step t is drawn by a :class:`~hyfreedp.noise.NoiseGenerator` keyed with (seed, t). A run therefore
     resumes exactly by setting ``position``, even where worker processes fetch batches ahead. One pass yields the rest
-    of an epoch.
+    of an epoch, or of the run, which ends at ``horizon``.
 
     Of several processes that train together, each draws the same batch and keeps the records of its own shard, those
     whose index leaves the remainder ``rank``. Their union is the batch of a single process, so it is a Poisson sample
@@ -83,6 +84,13 @@ class PoissonSampler(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         first = self.position
         last = first - first % self.steps_per_epoch + self.steps_per_epoch
+        if self.horizon is not None:
+            last = min(last, self.horizon)
+            if first >= self.horizon:  # an empty pass would let a loop that never ends go round in silence
+                raise BudgetExhausted(
+                    f"all {self.horizon} planned steps have been made, so there is no further batch: "
+                    f"{LOOP_THAT_ENDS}. To look at the records again, take a plain DataLoader"
+                )
         return (self.batch(step) for step in range(first, last))
 
     def batch(self, step: int) -> list[int]:
@@ -149,6 +157,7 @@ class PoissonLoader(DataLoader):
 
     def __iter__(self) -> Any:  # an iterator; torch promises a private type
         sampler = cast(PoissonSampler, self.batch_sampler)
+        iter(sampler)  # refuses a pass beyond the plan before any worker is started
         if sampler.given is not None:
             self._check_used(sampler, sampler.given, sampler.given + 1)
         for step, batch in enumerate(super().__iter__(), start=sampler.position):
@@ -159,7 +168,7 @@ class PoissonLoader(DataLoader):
 
     @staticmethod
     def _check_used(sampler: PoissonSampler, *allowed: int) -> None:
-        if sampler.position not in (*allowed, sampler.horizon):
+        if sampler.position not in allowed:
             raise RuntimeError(
                 f"after batch {sampler.given} of the loader the run is at step {sampler.position}, not {allowed[-1]}: "
                 "every batch must be passed to optimizer.step exactly once, empty ones too. Where a step failed, mend "

@@ -125,8 +125,6 @@ def train(spec: Spec, checkpoint: Path) -> tuple[HyFreeDPOptimizer, list[dict[st
                 last_saved = time.monotonic()
                 took = last_saved - now
                 pause = max(CHECKPOINT_SECONDS, 20 * took if took > 1 else 0)  # a large model is saved more rarely
-            if not optimizer.steps_left:
-                break
     bar.close()
     return optimizer, rows
 
