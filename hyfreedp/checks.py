@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import math
 import numbers
 from collections.abc import Iterable, Mapping, Sequence
@@ -62,17 +63,30 @@ def listed(problems: Sequence[str]) -> str:
     return "; ".join(problems[:3]) + more
 
 
+def made_by(thing: object) -> str | None:
+    """The library that wraps models, optimizers and loaders, and has wrapped ``thing``: Opacus, accelerate or none."""
+    modules = {kind.__module__.partition(".")[0] for kind in type(thing).__mro__}
+    return "Opacus" if "opacus" in modules else "accelerate" if "accelerate" in modules else None
+
+
 def check_optimizer(optimizer: Any) -> None:
     """Refuse what is no torch optimizer, or one that another library has made private.
 
     Raises:
-        TypeError: naming its kind.
+        TypeError: naming its kind; or its step needs a closure.
     """
     kind = type(optimizer)
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"optimizer must be a torch optimizer, such as AdamW(module.parameters()), got {kind.__name__}")
-    if kind.__module__.startswith("opacus."):
-        raise TypeError(f"optimizer must be a plain one, got Opacus's {kind.__name__}: give its .original_optimizer")
+    if (library := made_by(optimizer)) is not None:
+        inner = "original_optimizer" if library == "Opacus" else "optimizer"
+        raise TypeError(f"optimizer must be a plain one, got {library}'s {kind.__name__}: give its .{inner}")
+    closure = inspect.signature(kind.step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        raise TypeError(
+            f"optimizer must step without a closure, got {kind.__name__}, whose step evaluates the loss as often as it "
+            "likes, and each time would have to be paid for: choose AdamW or SGD"
+        )
 
 
 def check_values(module: nn.Module) -> None:
@@ -145,6 +159,8 @@ def check_losses(losses: Any, size: int, views: int = 1, *, differentiable: bool
             if views > 1
             else "a mean or sum over the batch has no per-sample gradients; use reduction='none'"
             if losses.ndim == 0
+            else "a dimension too many; .squeeze(1) takes it off"
+            if losses.shape == (size, 1)
             else "one loss per sample, the mean over a sample's own tokens or pixels"
         )
         raise ValueError(f"per_sample_loss must return shape {shape}, got {tuple(losses.shape)}: {hint}")

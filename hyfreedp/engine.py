@@ -18,6 +18,7 @@ from hyfreedp.checkpoint import read_checkpoint, write_checkpoint
 from hyfreedp.checks import check_count, check_optimizer, check_parameters, check_values
 from hyfreedp.cipher import computes_noise
 from hyfreedp.clipping import AutomaticClipping, Clipping, NoClipping, make_engine
+from hyfreedp.clipping.engine_hook import take_over
 from hyfreedp.distributed import Processes, check_unwrapped, replica
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.optimizer import HyFreeDPOptimizer
@@ -197,6 +198,7 @@ class PrivacyEngine:
         except ValueError:
             hooks.detach()  # a refused model is left as it was
             raise
+        take_over(hooks)
         processes.copy_from_first([*module.parameters(), *module.buffers()])
         self._runs += 1
         self._ledgers.append(private_optimizer.ledger)

@@ -19,7 +19,8 @@ from torch.utils.data import (
 from torch.utils.data.dataloader import default_collate
 
 from hyfreedp.accounting.ledger import LOOP_THAT_ENDS, BudgetExhausted
-from hyfreedp.batches import take
+from hyfreedp.batches import shared_values, take
+from hyfreedp.checks import made_by
 from hyfreedp.devices import random_states, set_random_states
 from hyfreedp.noise import NoiseGenerator
 
@@ -136,7 +137,14 @@ class PoissonSampler(Sampler[list[int]]):
 
 
 class CollateWithEmpty:
-    """A collate function that also makes the empty batch: the structure of a batch of one, every tensor of length 0."""
+    """A collate function that also makes the empty batch: the structure of a batch of one, every tensor of length 0.
+
+    Plain values in a batch, which all its samples share, must be those of a batch of one record: a number of records or
+    of tokens tells about the others.
+
+    Raises:
+        ValueError: they are not.
+    """
 
     def __init__(self, collate: Callable[[list[Any]], Any], dataset: Any) -> None:
         self.collate = collate
@@ -144,8 +152,18 @@ class CollateWithEmpty:
 
     def __call__(self, records: list[Any]) -> Any:
         if records:
-            return self.collate(records)
-        return take(self.collate([self.dataset[0]]), slice(0, 0))
+            batch = self.collate(records)
+            if (shared := shared_values(batch)) and shared != (alone := shared_values(self._of_one())):
+                raise ValueError(
+                    f"a batch must hold no plain values that depend on its records, got {shared} and, of one record "
+                    f"alone, {alone}: they would let one record change the losses of others. Take them out of what the "
+                    "loader's collate_fn returns"
+                )
+            return batch
+        return take(self._of_one(), slice(0, 0))
+
+    def _of_one(self) -> Any:
+        return self.collate([self.dataset[0]])
 
 
 class PoissonLoader(DataLoader):
@@ -189,6 +207,16 @@ def poisson_loader(loader: DataLoader, *, seed: int, rank: int = 0, world_size: 
     """
     if not isinstance(loader, DataLoader):
         raise TypeError(f"data_loader must be a torch DataLoader, got {type(loader).__name__}")
+    if isinstance(loader, PoissonLoader):
+        raise ValueError(
+            "data_loader is private already, as where the cell of a notebook that made it so is run twice: give the "
+            "plain DataLoader, and call the private one by another name. To begin anew, make model and optimizer again"
+        )
+    if (library := made_by(loader)) is not None:
+        raise ValueError(
+            f"data_loader must be a plain DataLoader, got {library}'s {type(loader).__name__}: give the one from which "
+            f"{library} made it, since batches are drawn here"
+        )
     if isinstance(loader.dataset, IterableDataset):
         raise ValueError("data_loader must be over a map-style data set: an IterableDataset cannot be Poisson-sampled")
     if loader.batch_size is None:
