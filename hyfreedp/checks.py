@@ -6,6 +6,7 @@ import difflib
 import inspect
 import math
 import numbers
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_args
 
@@ -41,6 +42,40 @@ def check_probability(name: str, value: Any, *, one_allowed: bool = False) -> fl
     if not (0 < number < 1 or (one_allowed and number == 1)):
         raise ValueError(f"{name} must be in (0, 1{']' if one_allowed else ')'}, got {value!r}")
     return number
+
+
+def check_delta(target_delta: Any, records: int, *, stacklevel: int) -> None:
+    """Refuse a delta that protects nobody, and warn of one that is too large for the number of records.
+
+    Args:
+        target_delta: of a private run.
+        records: N.
+        stacklevel: of the warning, counted from here.
+
+    Warns:
+        UserWarning: ``target_delta`` is 1 / N or more, or there is one record only.
+
+    Raises:
+        ValueError: not a number in (0, 0.1].
+    """
+    delta = check_probability("target_delta", target_delta)
+    means = f"it would allow to publish each record with probability {delta:g}"
+    advice = f"choose one below 1/N, such as 1/(10 N) = {0.1 / records:.2g}"
+    if delta > 0.1:
+        raise ValueError(
+            f"target_delta must be at most 0.1, got {target_delta!r}: {means}. With N = {records}, {advice}"
+        )
+    if records == 1:
+        warnings.warn(
+            "the data set has one record: a private run hides whether it is there, so it cannot learn from it",
+            stacklevel=stacklevel,
+        )
+    elif delta >= 1 / records:
+        warnings.warn(
+            f"target_delta={target_delta!r} is not below 1/N, with N = {records} records: {means}, of which that is "
+            f"{delta * records:.2g} on average; {advice}",
+            stacklevel=stacklevel,
+        )
 
 
 def check_count(name: str, value: Any, smallest: int, largest: float = math.inf, limit: str = "") -> int:

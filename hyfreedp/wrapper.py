@@ -66,9 +66,9 @@ class OptimizerWrapper(torch.optim.Optimizer):
             TypeError: always.
         """
         raise TypeError(
-            f"a GradScaler cannot step {type(self).__name__}, whose losses are not scaled: leave the scaler out and call "
-            "optimizer.step(per_sample_loss, batch), for half precision with torch.autocast(..., dtype=torch.bfloat16) "
-            "around the model in per_sample_loss"
+            f"a GradScaler cannot step {type(self).__name__}, whose losses are not scaled: leave the scaler out and "
+            "call optimizer.step(per_sample_loss, batch), for half precision with torch.autocast(..., "
+            "dtype=torch.bfloat16) around the model in per_sample_loss"
         )
 
     def __getstate__(self) -> NoReturn:

@@ -10,7 +10,6 @@ from hyfreedp.accounting.accountants import Accountant
 from hyfreedp.accounting.composition import epsilon_so_far, spent
 from hyfreedp.accounting.split import NoiseSplit
 
-
 LOOP_THAT_ENDS = (
     "let the loop end with the plan (while optimizer.steps_left: for batch in loader: ...), or plan a longer run by "
     "epochs= or steps= of make_private_with_epsilon"

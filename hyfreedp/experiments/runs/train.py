@@ -40,7 +40,7 @@ def _start(spec: Spec, clipping: Clipping | None, diagnostics: bool) -> tuple[Hy
     model = task.model(spec.seed, spec.model, spec.tuning or "full")
     model.to(default_device())
     learned: dict[str, Any] = (
-        {"initial_learning_rate": spec.learning_rate, "interval": spec.interval} if method.learns else {}
+        {"initial_learning_rate": spec.learning_rate, "interval": spec.interval} if method.searches else {}
     )
     rate: dict[str, Any] = {} if method.learns else {"lr": spec.learning_rate}
     _, optimizer, loader = PrivacyEngine(seed=spec.seed).make_private_with_epsilon(
