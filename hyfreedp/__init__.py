@@ -1,6 +1,6 @@
 """Differentially private training that needs no learning rate (HyFreeDP)."""
 
-from hyfreedp.accounting import NoiseSplit, calibrate_noise, epsilon
+from hyfreedp.accounting import BudgetExhausted, NoiseSplit, calibrate_noise, epsilon
 from hyfreedp.batches import token_budget
 from hyfreedp.clipping import replace_batch_norm
 from hyfreedp.curvefit import QuadraticFit, fit_quadratic
@@ -12,6 +12,7 @@ from hyfreedp.records import StepRecord
 
 __all__ = [
     "PRESETS",
+    "BudgetExhausted",
     "HyFreeDPOptimizer",
     "NoiseGenerator",
     "NoiseSplit",

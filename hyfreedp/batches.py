@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import copy
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from enum import Enum
+from numbers import Number
 from typing import Any
 
 import torch
@@ -14,19 +18,23 @@ from hyfreedp.checks import check_count
 Partition = Callable[[Any], Sequence[Tensor | Sequence[int]]]
 PhysicalBatchSize = int | Partition | None
 
+# What all samples of a batch may share, such as the name of a task: it goes with every piece, unchanged.
+_SHARED = (str, bytes, Number, Enum, torch.dtype, torch.device, type(None))
+
 
 def batch_length(batch: Any) -> int:
     """Number of samples in a batch: the first dimension of every tensor in it.
 
     Raises:
-        TypeError: the batch holds no tensor.
-        ValueError: one of them is a scalar, or has another first dimension than the first.
+        TypeError: the batch holds no tensor, or something that cannot be divided among samples.
+        ValueError: a tensor is a scalar, or has another first dimension than the first; or a list without tensors has
+            not one entry per sample.
     """
     tensors = list(tensors_in(batch))
     if not tensors:
         raise TypeError(
-            "batch must be a tensor, or a tuple, list or mapping that holds one, whose first dimension counts the "
-            f"samples, got {type(batch).__name__}"
+            "batch must be a tensor, or a tuple, list, mapping or dataclass that holds one, whose first dimension "
+            f"counts the samples, got {type(batch).__name__}: let the loader's collate_fn return a dict of tensors"
         )
     size = tensors[0].shape[:1]
     wrong = next((tensor for tensor in tensors if tensor.shape[:1] != size or not size), None)
@@ -36,30 +44,80 @@ def batch_length(batch: Any) -> int:
             f"batch must hold tensors whose first dimension counts the samples, got {seen}: what all samples share, "
             "such as weights of classes, is no part of a batch; let per_sample_loss have it from outside"
         )
+    for leaf in _leaves(batch):
+        if isinstance(leaf, list | tuple) and len(leaf) != size[0]:
+            raise ValueError(
+                f"batch must hold lists with one entry per sample, got {len(leaf)} entries beside {size[0]} samples: "
+                "what all samples share is no list in a batch; let per_sample_loss have it from outside"
+            )
+        if not isinstance(leaf, (Tensor, list, tuple, *_SHARED)):
+            raise TypeError(
+                "batch must hold tensors, lists with one entry per sample, or plain values that all samples share, got "
+                f"{type(leaf).__name__}, which cannot be divided among samples: let the loader's collate_fn return a "
+                "dict of its tensors"
+            )
     return size[0]
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """The tensors in nested mappings, tuples and lists, in order."""
+    """The tensors in nested mappings, dataclasses, tuples and lists, in order."""
     if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, Mapping | list | tuple):
-        for child in value.values() if isinstance(value, Mapping) else value:
+    else:
+        for child in _children(value):
             yield from tensors_in(child)
 
 
+def shared_values(batch: Any) -> list[Any]:
+    """The plain values in a batch that all its samples share, in order."""
+    return [leaf for leaf in _leaves(batch) if isinstance(leaf, _SHARED)]
+
+
+def _children(value: Any) -> Iterable[Any]:
+    if isinstance(value, Mapping):
+        return value.values()
+    if _is_dataclass(value):
+        return _fields(value).values()
+    return value if isinstance(value, list | tuple) else ()
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """What a batch is made of: tensors, lists without any, and other values."""
+    if isinstance(value, Mapping) or _is_dataclass(value) or next(tensors_in(_children(value)), None) is not None:
+        for child in _children(value):
+            yield from _leaves(child)
+    else:
+        yield value
+
+
+def _is_dataclass(value: Any) -> bool:
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+
+
 def take(batch: Any, rows: slice | Tensor) -> Any:
-    """The given samples of a batch, in the same structure of tensors, mappings, tuples and lists.
+    """The given samples of a batch, in the same structure of tensors, mappings, dataclasses, tuples and lists.
 
     Args:
-        batch: samples are dimension 0 of every tensor; lists without a tensor have one entry per sample.
+        batch: samples are dimension 0 of every tensor; lists without a tensor have one entry per sample; all samples
+            share other values.
         rows: a slice, or positions in the batch, int64 of shape ``(n,)`` on the CPU, in any order.
     """
     if isinstance(batch, torch.Tensor):
         return batch[on_device(rows, batch.device)]
     if isinstance(batch, Mapping):
         return _like(batch, {key: take(value, rows) for key, value in batch.items()})
-    if isinstance(batch, Sequence) and any(isinstance(child, torch.Tensor | Mapping | list | tuple) for child in batch):
+    if _is_dataclass(batch):
+        piece = copy.copy(batch)  # its constructor may take something else
+        for name, value in _fields(batch).items():
+            object.__setattr__(piece, name, take(value, rows))  # also of a frozen one
+        return piece
+    if not isinstance(batch, list | tuple):
+        return batch
+    if next(tensors_in(batch), None) is not None:
         parts = [take(child, rows) for child in batch]
         kind: Any = type(batch)
         return kind(*parts) if hasattr(batch, "_fields") else kind(parts)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import inspect
 import math
 import numbers
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_args
 
@@ -56,6 +58,40 @@ def check_probability(name: str, value: Any, *, one_allowed: bool = False) -> fl
     return number
 
 
+def check_delta(target_delta: Any, records: int, *, stacklevel: int) -> None:
+    """Refuse a delta that protects nobody, and warn of one that is too large for the number of records.
+
+    Args:
+        target_delta: of a private run.
+        records: N.
+        stacklevel: of the warning, counted from here.
+
+    Warns:
+        UserWarning: ``target_delta`` is 1 / N or more, or there is one record only.
+
+    Raises:
+        ValueError: not a number in (0, 0.1].
+    """
+    delta = check_probability("target_delta", target_delta)
+    means = f"it would allow to publish each record with probability {delta:g}"
+    advice = f"choose one below 1/N, such as 1/(10 N) = {0.1 / records:.2g}"
+    if delta > 0.1:
+        raise ValueError(
+            f"target_delta must be at most 0.1, got {target_delta!r}: {means}. With N = {records}, {advice}"
+        )
+    if records == 1:
+        warnings.warn(
+            "the data set has one record: a private run hides whether it is there, so it cannot learn from it",
+            stacklevel=stacklevel,
+        )
+    elif delta >= 1 / records:
+        warnings.warn(
+            f"target_delta={target_delta!r} is not below 1/N, with N = {records} records: {means}, of which that is "
+            f"{delta * records:.2g} on average; {advice}",
+            stacklevel=stacklevel,
+        )
+
+
 def check_count(name: str, value: Any, smallest: int, largest: float = math.inf, limit: str = "") -> int:
     """``value`` as an int from ``smallest`` to ``largest``, which the message calls ``limit``."""
     if not isinstance(value, numbers.Integral) or isinstance(value, bool) or not smallest <= int(value) <= largest:
@@ -76,17 +112,30 @@ def listed(problems: Sequence[str]) -> str:
     return "; ".join(problems[:3]) + more
 
 
+def made_by(thing: object) -> str | None:
+    """The library that wraps models, optimizers and loaders, and has wrapped ``thing``: Opacus, accelerate or none."""
+    modules = {kind.__module__.partition(".")[0] for kind in type(thing).__mro__}
+    return "Opacus" if "opacus" in modules else "accelerate" if "accelerate" in modules else None
+
+
 def check_optimizer(optimizer: Any) -> None:
     """Refuse what is no torch optimizer, or one that another library has made private.
 
     Raises:
-        TypeError: naming its kind.
+        TypeError: naming its kind; or its step needs a closure.
     """
     kind = type(optimizer)
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"optimizer must be a torch optimizer, such as AdamW(module.parameters()), got {kind.__name__}")
-    if kind.__module__.startswith("opacus."):
-        raise TypeError(f"optimizer must be a plain one, got Opacus's {kind.__name__}: give its .original_optimizer")
+    if (library := made_by(optimizer)) is not None:
+        inner = "original_optimizer" if library == "Opacus" else "optimizer"
+        raise TypeError(f"optimizer must be a plain one, got {library}'s {kind.__name__}: give its .{inner}")
+    closure = inspect.signature(kind.step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        raise TypeError(
+            f"optimizer must step without a closure, got {kind.__name__}, whose step evaluates the loss as often as it "
+            "likes, and each time would have to be paid for: choose AdamW or SGD"
+        )
 
 
 def check_values(module: nn.Module) -> None:
@@ -159,6 +208,8 @@ def check_losses(losses: Any, size: int, views: int = 1, *, differentiable: bool
             if views > 1
             else "a mean or sum over the batch has no per-sample gradients; use reduction='none'"
             if losses.ndim == 0
+            else "a dimension too many; .squeeze(1) takes it off"
+            if losses.shape == (size, 1)
             else "one loss per sample, the mean over a sample's own tokens or pixels"
         )
         raise ValueError(f"per_sample_loss must return shape {shape}, got {tuple(losses.shape)}: {hint}")

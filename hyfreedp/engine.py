@@ -12,16 +12,17 @@ from torch import nn
 from torch.distributed import ProcessGroup
 from torch.utils.data import DataLoader
 
-from hyfreedp.accounting import NoiseSplit, PrivacyLedger, calibrate_noise
+from hyfreedp.accounting import PrivacyLedger
 from hyfreedp.batches import PhysicalBatchSize
 from hyfreedp.checkpoint import read_checkpoint, write_checkpoint
-from hyfreedp.checks import check_count, check_optimizer, check_parameters, check_values
+from hyfreedp.checks import check_count, check_delta, check_optimizer, check_parameters, check_values
 from hyfreedp.cipher import computes_noise
 from hyfreedp.clipping import AutomaticClipping, Clipping, NoClipping, make_engine
+from hyfreedp.clipping.engine_hook import take_over
 from hyfreedp.distributed import Processes, check_unwrapped, replica
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.optimizer import HyFreeDPOptimizer
-from hyfreedp.preset import PRESETS, Preset, PresetFields, refuse_unknown, resolve
+from hyfreedp.preset import PRESETS, Preset, PresetFields, refuse_unknown, resolve, takes_preset_fields
 from hyfreedp.rate_learner import LineSearch, LossSearch
 from hyfreedp.sampling import PoissonSampler, poisson_loader
 from hyfreedp.votes import VotedRate
@@ -61,7 +62,7 @@ class PrivacyEngine:
         process_group: ProcessGroup | None = None,
         **unknown: Never,
     ) -> None:
-        refuse_unknown(unknown, ("seed", "secure_noise", "process_group"), "arguments")
+        refuse_unknown(unknown, ("seed", "secure_noise", "process_group"))
         if seed is not None:
             NoiseGenerator(seed)  # refuses a bad one here already
         self._seed = seed
@@ -81,6 +82,7 @@ class PrivacyEngine:
             "module=, optimizer=, data_loader=, target_epsilon=, target_delta=, epochs=)"
         )
 
+    @takes_preset_fields
     def make_private_with_epsilon(
         self,
         *,
@@ -110,8 +112,9 @@ class PrivacyEngine:
             data_loader: its batch size B gives the sample rate B / N and the expected batch size. Several processes
                 all pass the same loader, over all N records and with the B of all together, as in Opacus.
             target_epsilon: budget of the whole run; ``inf`` trains without noise and without clipping.
-            target_delta: in (0, 1), customarily below 1 / N.
-            epochs, steps: length of the run, one of the two; an epoch is ``len(data_loader)`` steps.
+            target_delta: in (0, 0.1], customarily below 1 / N.
+            epochs, steps: length of the run, one of the two; an epoch is ``len(data_loader)`` steps. The last pass over
+                the loader ends with the run: ``while optimizer.steps_left: for batch in loader: ...``.
             preset: "robust" (default), "paper", "fixed", or a :class:`Preset`.
             clipping: of per-sample gradients; automatic normalisation if None (none when ``target_epsilon`` is inf).
             max_physical_batch_size: memory limit; larger Poisson batches are processed in pieces of so many samples, or
@@ -124,10 +127,13 @@ class PrivacyEngine:
             gradient_engine: see :func:`hyfreedp.clipping.make_engine`.
             diagnostics: record raw, not private values too.
             **changes: fields of :class:`Preset` to change, such as ``gamma=1.02``. Those of a line search, such as
-                ``interval``, change nothing without one, as in preset "robust".
+                ``interval``, are refused without one, as in preset "robust".
 
         Returns:
             The module, the :class:`~hyfreedp.optimizer.HyFreeDPOptimizer` and the Poisson loader.
+
+        Warns:
+            UserWarning: ``target_delta`` is 1 / N or more, or there is one record only.
 
         Raises:
             ValueError, TypeError: bad input, with what is allowed; no private record has been used by then.
@@ -156,8 +162,9 @@ class PrivacyEngine:
             _check_device(module)
             if not module.training:
                 raise ValueError("module must be in train mode: call module.train() first")
-            split = self._calibrate(settings, target_epsilon, target_delta, sampler.sample_rate, total)
-            private = math.isfinite(target_epsilon)
+            if private := math.isfinite(target_epsilon):
+                check_delta(target_delta, sampler.num_records, stacklevel=4)
+            split = settings.split(target_epsilon, target_delta, sampler.sample_rate, total)
             rate_learner = _make_rate_learner(settings, optimizer, private, total)
             clipping = _check_clipping(clipping, private)
             check_count("views", views, 1)
@@ -196,6 +203,7 @@ class PrivacyEngine:
         except ValueError:
             hooks.detach()  # a refused model is left as it was
             raise
+        take_over(hooks)
         processes.copy_from_first([*module.parameters(), *module.buffers()])
         self._runs += 1
         self._ledgers.append(private_optimizer.ledger)
@@ -261,19 +269,6 @@ class PrivacyEngine:
         state, more = read_checkpoint(path)
         optimizer.load_state_dict(state)
         return more
-
-    @staticmethod
-    def _calibrate(settings: Preset, epsilon: float, delta: float, sample_rate: float, steps: int) -> NoiseSplit:
-        return calibrate_noise(
-            target_epsilon=epsilon,
-            target_delta=delta,
-            sample_rate=sample_rate,
-            steps=steps,
-            accountant=settings.accountant,
-            composition=settings.composition,
-            loss_mechanism=settings.loss_mechanism,
-            **settings.plan(steps),
-        )
 
 
 def _run_length(epochs: int | None, steps: int | None, steps_per_epoch: int) -> int:

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, TypedDict
+from dataclasses import dataclass, replace
+from functools import wraps
+from inspect import Parameter, signature
+from typing import Any, Literal, ParamSpec, TypedDict, TypeVar
 
 import torch
 
+from hyfreedp.accounting import NoiseSplit, calibrate_noise
 from hyfreedp.checks import check_choice, check_count, check_learning_rate, nearest
 from hyfreedp.rate_learner import LineSearch, LossThresholdRule, ProbeBatch, StepRule
 from hyfreedp.sensitivity import LossMechanism
 from hyfreedp.sensitivity import Probe as ProbeKind
 from hyfreedp.step_rules import Decay
 from hyfreedp.votes import vote_steps
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -68,6 +74,19 @@ class Preset:
             "allocation": self.allocation,
         }
 
+    def split(self, target_epsilon: float, target_delta: float, sample_rate: float, steps: int) -> NoiseSplit:
+        """The noise of a run of T = ``steps`` at such a budget; see :func:`hyfreedp.calibrate_noise`."""
+        return calibrate_noise(
+            target_epsilon=target_epsilon,
+            target_delta=target_delta,
+            sample_rate=sample_rate,
+            steps=steps,
+            accountant=self.accountant,
+            composition=self.composition,
+            loss_mechanism=self.loss_mechanism,
+            **self.plan(steps),
+        )
+
 
 # "paper" probes on the gradient's batch, as Alg. 1 is printed: that spares a pass, since the loss at w is known then.
 # What Alg. 1 does not print, the guards and the smoothing of rule "gen", is that of its authors' own package, gen-optim
@@ -119,13 +138,12 @@ OPACUS = {
 }
 
 
-def refuse_unknown(names: Iterable[str], known: Sequence[str], what: str) -> None:
+def refuse_unknown(names: Iterable[str], known: Sequence[str]) -> None:
     """Refuse keyword arguments that are not known, with what to write instead.
 
     Args:
         names: of the arguments that were given.
         known: those that are allowed.
-        what: what the known ones are called.
 
     Raises:
         TypeError: naming the first that is unknown.
@@ -135,7 +153,47 @@ def refuse_unknown(names: Iterable[str], known: Sequence[str], what: str) -> Non
             continue
         if name in OPACUS:
             raise TypeError(f"{name} is an argument of Opacus; here {OPACUS[name]}")
-        raise TypeError(f"unknown argument {name!r}: {what} are {', '.join(known)}{nearest(name, known)}")
+        raise TypeError(f"unknown argument {name!r}{nearest(name, known) or ': allowed are ' + ', '.join(known)}")
+
+
+def takes_preset_fields(function: Callable[P, R]) -> Callable[P, R]:
+    """Refuse arguments that are neither the function's own nor fields of :class:`Preset`, before one may be missing."""
+    own = [name for name, one in signature(function).parameters.items() if one.kind is Parameter.KEYWORD_ONLY]
+
+    @wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        refuse_unknown(kwargs, [*own, *PresetFields.__annotations__])
+        return function(*args, **kwargs)
+
+    return checked
+
+
+# What only a line search has, and what only a run has that releases anything beside gradients.
+_OF_A_SEARCH = (
+    "step_rule",
+    "smoothing",
+    "probe_batch",
+    "loss_threshold_rule",
+    "initial_learning_rate",
+    "interval",
+    "warmup",
+)
+_OF_A_PROBE = ("gamma", "allocation", "composition", "loss_mechanism")
+
+
+def _refuse_idle(names: Iterable[str], probe: ProbeKind) -> None:
+    """Refuse fields that change nothing in a run with such a probe.
+
+    Raises:
+        ValueError: naming the first of them.
+    """
+    for name in names:
+        if (name in _OF_A_SEARCH and probe in ("votes", "none")) or (name in _OF_A_PROBE and probe == "none"):
+            learned = "is the optimizer's own" if probe == "none" else "is learned by votes, as preset 'robust' does it"
+            raise ValueError(
+                f"{name} changes nothing in a run whose rate {learned}: leave it out, or choose "
+                "preset 'paper', which learns the rate by a line search"
+            )
 
 
 def resolve(preset: str | Preset, changes: PresetFields, steps: int) -> Preset:
@@ -144,13 +202,12 @@ def resolve(preset: str | Preset, changes: PresetFields, steps: int) -> Preset:
     A preset's own interval is shortened to a run that is shorter; one that was asked for is not.
 
     Raises:
-        ValueError, TypeError: an unknown name, or a field out of range.
+        ValueError, TypeError: an unknown name, a field out of range, or a change that changes nothing.
     """
     if isinstance(preset, str):
         if preset not in PRESETS:
             raise ValueError(f"preset must be one of {', '.join(map(repr, PRESETS))} or a Preset, got {preset!r}")
         preset = PRESETS[preset]
-    refuse_unknown(changes, [field.name for field in fields(Preset)], "fields of Preset")
     settings = replace(preset, **changes)
     check_learning_rate(settings.initial_learning_rate)
     check_count("interval", settings.interval, 1)
@@ -164,6 +221,7 @@ def resolve(preset: str | Preset, changes: PresetFields, steps: int) -> Preset:
     check_choice("decay", settings.decay, Decay)
     if not 0 <= settings.decay_start < 1:
         raise ValueError(f"decay_start must be in [0, 1), got {settings.decay_start}")
+    _refuse_idle(changes, settings.probe)
     if settings.probe in ("losses", "contrasts") and "interval" not in changes:
         settings = replace(settings, interval=min(settings.interval, steps))
     return settings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
@@ -103,6 +104,9 @@ def raw_values(losses: Tensor, norms: Tensor, probed: Tensor | None) -> dict[str
     Args:
         losses, norms: per-sample losses at w and gradient norms, shape ``(B,)``.
         probed: per-sample losses at (w - hG, w, w + hG), shape ``(3, B)``, on probe steps.
+
+    Warns:
+        UserWarning: none of the samples has a finite loss and gradient, so that the step is made by noise alone.
     """
     values = {
         "batch_size": float(losses.numel()),
@@ -110,6 +114,12 @@ def raw_values(losses: Tensor, norms: Tensor, probed: Tensor | None) -> dict[str
         "mean_gradient_norm": norms.mean().item(),
         "non_finite_samples": float((~(losses.isfinite() & norms.isfinite())).sum().item()),
     }
+    if values["non_finite_samples"] == values["batch_size"] > 0:
+        warnings.warn(
+            "no sample of this batch has a finite loss and gradient, so the step is made of noise alone: look for NaN "
+            "in the data and in per_sample_loss. (That is not private, and told with diagnostics=True only)",
+            stacklevel=4,
+        )
     if probed is not None:
         values |= zip(("loss_ahead", "loss_here", "loss_behind"), probed.mean(dim=1).tolist(), strict=True)
     return values

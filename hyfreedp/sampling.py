@@ -18,7 +18,9 @@ from torch.utils.data import (
 )
 from torch.utils.data.dataloader import default_collate
 
-from hyfreedp.batches import take
+from hyfreedp.accounting.ledger import LOOP_THAT_ENDS, BudgetExhausted
+from hyfreedp.batches import shared_values, take
+from hyfreedp.checks import made_by
 from hyfreedp.devices import random_states, set_random_states
 from hyfreedp.noise import NoiseGenerator
 
@@ -28,7 +30,7 @@ class PoissonSampler(Sampler[list[int]]):
 
     The batch of step t is drawn by a :class:`~hyfreedp.noise.NoiseGenerator` keyed with (seed, t). A run therefore
     resumes exactly by setting ``position``, even where worker processes fetch batches ahead. One pass yields the rest
-    of an epoch.
+    of an epoch, or of the run, which ends at ``horizon``.
 
     Of several processes that train together, each draws the same batch and keeps the records of its own shard, those
     whose index leaves the remainder ``rank``. Their union is the batch of a single process, so it is a Poisson sample
@@ -83,6 +85,13 @@ class PoissonSampler(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         first = self.position
         last = first - first % self.steps_per_epoch + self.steps_per_epoch
+        if self.horizon is not None:
+            last = min(last, self.horizon)
+            if first >= self.horizon:  # an empty pass would let a loop that never ends go round in silence
+                raise BudgetExhausted(
+                    f"all {self.horizon} planned steps have been made, so there is no further batch: "
+                    f"{LOOP_THAT_ENDS}. To look at the records again, take a plain DataLoader"
+                )
         return (self.batch(step) for step in range(first, last))
 
     def batch(self, step: int) -> list[int]:
@@ -128,7 +137,14 @@ class PoissonSampler(Sampler[list[int]]):
 
 
 class CollateWithEmpty:
-    """A collate function that also makes the empty batch: the structure of a batch of one, every tensor of length 0."""
+    """A collate function that also makes the empty batch: the structure of a batch of one, every tensor of length 0.
+
+    Plain values in a batch, which all its samples share, must be those of a batch of one record: a number of records or
+    of tokens tells about the others.
+
+    Raises:
+        ValueError: they are not.
+    """
 
     def __init__(self, collate: Callable[[list[Any]], Any], dataset: Any) -> None:
         self.collate = collate
@@ -136,8 +152,18 @@ class CollateWithEmpty:
 
     def __call__(self, records: list[Any]) -> Any:
         if records:
-            return self.collate(records)
-        return take(self.collate([self.dataset[0]]), slice(0, 0))
+            batch = self.collate(records)
+            if (shared := shared_values(batch)) and shared != (alone := shared_values(self._of_one())):
+                raise ValueError(
+                    f"a batch must hold no plain values that depend on its records, got {shared} and, of one record "
+                    f"alone, {alone}: they would let one record change the losses of others. Take them out of what the "
+                    "loader's collate_fn returns"
+                )
+            return batch
+        return take(self._of_one(), slice(0, 0))
+
+    def _of_one(self) -> Any:
+        return self.collate([self.dataset[0]])
 
 
 class PoissonLoader(DataLoader):
@@ -149,6 +175,7 @@ class PoissonLoader(DataLoader):
 
     def __iter__(self) -> Any:  # an iterator; torch promises a private type
         sampler = cast(PoissonSampler, self.batch_sampler)
+        iter(sampler)  # refuses a pass beyond the plan before any worker is started
         if sampler.given is not None:
             self._check_used(sampler, sampler.given, sampler.given + 1)
         for step, batch in enumerate(super().__iter__(), start=sampler.position):
@@ -159,7 +186,7 @@ class PoissonLoader(DataLoader):
 
     @staticmethod
     def _check_used(sampler: PoissonSampler, *allowed: int) -> None:
-        if sampler.position not in (*allowed, sampler.horizon):
+        if sampler.position not in allowed:
             raise RuntimeError(
                 f"after batch {sampler.given} of the loader the run is at step {sampler.position}, not {allowed[-1]}: "
                 "every batch must be passed to optimizer.step exactly once, empty ones too. Where a step failed, mend "
@@ -180,6 +207,16 @@ def poisson_loader(loader: DataLoader, *, seed: int, rank: int = 0, world_size: 
     """
     if not isinstance(loader, DataLoader):
         raise TypeError(f"data_loader must be a torch DataLoader, got {type(loader).__name__}")
+    if isinstance(loader, PoissonLoader):
+        raise ValueError(
+            "data_loader is private already, as where the cell of a notebook that made it so is run twice: give the "
+            "plain DataLoader, and call the private one by another name. To begin anew, make model and optimizer again"
+        )
+    if (library := made_by(loader)) is not None:
+        raise ValueError(
+            f"data_loader must be a plain DataLoader, got {library}'s {type(loader).__name__}: give the one from which "
+            f"{library} made it, since batches are drawn here"
+        )
     if isinstance(loader.dataset, IterableDataset):
         raise ValueError("data_loader must be over a map-style data set: an IterableDataset cannot be Poisson-sampled")
     if loader.batch_size is None:

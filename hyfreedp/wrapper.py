@@ -58,6 +58,19 @@ class OptimizerWrapper(torch.optim.Optimizer):
             "make_private_with_epsilon, on the optimizer that it is given"
         )
 
+    @property
+    def _step_supports_amp_scaling(self) -> NoReturn:
+        """What torch's GradScaler asks before it steps an optimizer.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError(
+            f"a GradScaler cannot step {type(self).__name__}, whose losses are not scaled: leave the scaler out and "
+            "call optimizer.step(per_sample_loss, batch), for half precision with torch.autocast(..., "
+            "dtype=torch.bfloat16) around the model in per_sample_loss"
+        )
+
     def __getstate__(self) -> NoReturn:
         raise TypeError(
             f"{type(self).__name__} can be neither pickled nor copied: two runs would release with the same noise. "
@@ -86,8 +99,9 @@ def hooked_step(step: Callable[P, R]) -> Callable[P, R]:
             raise TypeError(
                 "step takes a function and a batch: call optimizer.step(per_sample_loss, batch), where "
                 "per_sample_loss(batch) returns losses of shape (B,). It runs forward and backward itself, so leave "
-                "out loss.backward() and any closure"
+                "out loss.backward(), any closure and any GradScaler"
             )
+        _check_one_argument(signature.bind(*args, **kwargs).arguments["per_sample_loss"])
         optimizer: Any = args[0]
         for before in list(optimizer._optimizer_step_pre_hooks.values()):
             if (changed := before(optimizer, args, kwargs)) is not None:
@@ -98,3 +112,18 @@ def hooked_step(step: Callable[P, R]) -> Callable[P, R]:
         return result
 
     return hooked
+
+
+def _check_one_argument(per_sample_loss: Callable[..., Any]) -> None:
+    try:
+        arguments = inspect.signature(per_sample_loss)
+    except ValueError:  # of a function written in C
+        return
+    try:
+        arguments.bind(None)
+    except TypeError:
+        raise TypeError(
+            f"per_sample_loss must take one argument, the batch, got a function of {arguments}: let it take the batch "
+            "apart itself, as in def per_sample_loss(batch): x, y = batch; return F.cross_entropy(model(x), y, "
+            "reduction='none')"
+        ) from None

@@ -32,7 +32,7 @@ LAYERS = [
     {"records", "passes"},
     {"rate_learner", "votes"},
     {"checkpoint", "preset", "probe"},
-    {"optimizer"},
+    {"optimizer", "accounting.__main__"},
     {"engine"},
     {"__init__"},
     {"experiments", "integrations"},
@@ -143,8 +143,9 @@ def test_importing_the_library_loads_none_of_the_heavy_packages():
 
 
 def component(path):
-    """The line of LAYERS that a file belongs to: its name, or its folder's, directly below hyfreedp/."""
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    """The name in LAYERS of a file: its own, or its folder's, directly below hyfreedp/; a command may have its own."""
+    whole = ".".join(path.relative_to(PACKAGE).parts).removesuffix(".py")
+    return whole if whole in LEVEL else whole.split(".")[0]
 
 
 def imports(path):

@@ -8,12 +8,14 @@ import math
 import sys
 import warnings
 from collections.abc import Sequence
-from typing import Any, NoReturn, get_args
+from functools import partial
+from typing import Any, NoReturn, cast, get_args
 
 from hyfreedp.accounting.accountants import Accountant
-from hyfreedp.accounting.calibrate import calibrate_noise
 from hyfreedp.accounting.composition import UnsoundAccountingWarning, shares
 from hyfreedp.accounting.split import Allocation, Composition, NoiseSplit
+from hyfreedp.checks import check_delta
+from hyfreedp.preset import PRESETS, PresetFields, resolve
 from hyfreedp.sensitivity import LossMechanism, Probe
 
 
@@ -34,22 +36,21 @@ def _parser() -> argparse.ArgumentParser:
     add("--n", type=int, required=True, help="number of training records")
     add("--batch-size", type=int, required=True, help="expected size of a Poisson batch")
     add("--steps", type=int, required=True, help="number of optimizer steps T")
-    add("--interval", type=int, default=5, help="probe every K-th step (default: %(default)s)")
-    add("--vote-steps", type=int, nargs="+", default=[], metavar="STEP", help="of --probe votes: the steps that vote")
-    add("--warmup-steps", type=int, default=0, help="first steps that all probe (default: %(default)s)")
-    add(
-        "--gamma",
-        type=float,
-        help="increase of the gradient noise that pays for the probes (default: 1.02; constant: 1.01)",
-    )
-    for name, choices, default in (
-        ("--probe", Probe, "contrasts"),
-        ("--accountant", Accountant, "pld"),
-        ("--allocation", Allocation, "per_step"),
-        ("--composition", Composition, "same_batch"),
-        ("--loss-mechanism", LossMechanism, "gaussian"),
+    add("--preset", choices=PRESETS, default="robust", help="default: %(default)s")
+    fields = parser.add_argument_group("changes of the preset")
+    add = partial(fields.add_argument, default=argparse.SUPPRESS)
+    add("--interval", type=int, help="probe every K-th step")
+    add("--warmup", type=float, help="share of the run, from its start, in which every step probes")
+    add("--gamma", type=float, help="increase of the gradient noise that pays for the probes")
+    for name, choices in (
+        ("--probe", Probe),
+        ("--accountant", Accountant),
+        ("--allocation", Allocation),
+        ("--composition", Composition),
+        ("--loss-mechanism", LossMechanism),
     ):
-        add(name, choices=get_args(choices), default=default, help="default: %(default)s")
+        add(name, choices=get_args(choices))
+    add = parser.add_argument
     add("--json", action="store_true", help="print JSON; infinite numbers appear as the string 'inf'")
     return parser
 
@@ -95,28 +96,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--n must be at least 1, got {options.n}")
     if not 1 <= options.batch_size <= options.n:
         parser.error(f"--batch-size must be from 1 to n={options.n}, got {options.batch_size}")
-    if options.probe == "votes" and not options.vote_steps:
-        parser.error("--probe votes needs --vote-steps; those of preset robust are hyfreedp.votes.vote_steps(STEPS)")
+    changes = {name: value for name, value in vars(options).items() if name in PresetFields.__annotations__}
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
             warnings.simplefilter("ignore", UnsoundAccountingWarning)  # the report says it itself
-            split = calibrate_noise(
-                target_epsilon=options.epsilon,
-                target_delta=options.delta,
-                sample_rate=options.batch_size / options.n,
-                steps=options.steps,
-                interval=options.interval,
-                warmup_steps=options.warmup_steps,
-                vote_steps=options.vote_steps,
-                probe=options.probe,
-                gamma=options.gamma,
-                accountant=options.accountant,
-                allocation=options.allocation,
-                composition=options.composition,
-                loss_mechanism=options.loss_mechanism,
-            )
+            if math.isfinite(options.epsilon):
+                check_delta(options.delta, options.n, stacklevel=2)
+            settings = resolve(options.preset, cast(PresetFields, changes), options.steps)
+            split = settings.split(options.epsilon, options.delta, options.batch_size / options.n, options.steps)
     except ValueError as error:
         parser.error(str(error))
+    for warning in told:
+        print(f"{parser.prog}: warning: {warning.message}", file=sys.stderr)
     epsilons = shares(split)
     if options.json:
         print(json.dumps(_json_ready({**split.to_dict(), "shares": epsilons}), indent=2, allow_nan=False))

@@ -10,6 +10,11 @@ from hyfreedp.accounting.accountants import Accountant
 from hyfreedp.accounting.composition import epsilon_so_far, spent
 from hyfreedp.accounting.split import NoiseSplit
 
+LOOP_THAT_ENDS = (
+    "let the loop end with the plan (while optimizer.steps_left: for batch in loader: ...), or plan a longer run by "
+    "epochs= or steps= of make_private_with_epsilon"
+)
+
 
 class BudgetExhausted(RuntimeError):
     """The next step is not in the plan that the noise was calibrated for, so it would break the privacy guarantee."""
@@ -69,7 +74,7 @@ class PrivacyLedger:
         if self._steps >= self.split.steps:
             raise BudgetExhausted(
                 f"all {self.split.steps} steps that the noise was calibrated for have been made; another one would "
-                f"exceed epsilon={self.split.target_epsilon:g}. Calibrate the noise for more steps"
+                f"exceed epsilon={self.split.target_epsilon:g}: {LOOP_THAT_ENDS}"
             )
 
     def record(self, tag: int = 0) -> None:

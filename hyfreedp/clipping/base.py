@@ -75,6 +75,7 @@ class GradientEngine(ABC):
         signs: generator of the random weights of the samples in a comparison with autograd. They are secret: where they
             are known, as those of the first generator are, records can be chosen whose errors cancel. The optimizer
             gives it a secret one at each step, of the run's own, so that a step made again draws the same.
+        ended: whether another run has taken the model over, and this engine is detached.
         norms: as :meth:`backward` returned them, since all sums were None or :meth:`clear` was called. *Not* private.
 
     Raises:
@@ -96,6 +97,7 @@ class GradientEngine(ABC):
         self.norms: list[Tensor] = []
         self._unseen = {p for p in module.parameters() if p.requires_grad}  # whose gradients were too small for a check
         self.signs = NoiseGenerator(0)
+        self.ended = False
         self._types: set[torch.dtype] = set()
         self._wide_sums: dict[nn.Parameter, Tensor] = {}
 
@@ -132,7 +134,13 @@ class GradientEngine(ABC):
 
         Raises:
             ValueError: naming the layers, or the setting.
+            RuntimeError: another run has taken the model over.
         """
+        if self.ended:
+            raise RuntimeError(
+                "the model was made private once more, for another run: go on with the optimizer that the last "
+                "make_private_with_epsilon returned, or make a model for each run"
+            )
         check_modes(self.module)
 
     def clipped_sums(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
@@ -380,11 +388,17 @@ def not_a_view(output: Tensor) -> Tensor:
     return torch.ops.aten._unsafe_view(output, output.shape) if output._is_view() else output
 
 
-def hidden_use(parameter: str) -> ValueError:
-    """The refusal of a parameter whose use left no trace that an engine could follow."""
+def hidden_use(parameter: str, module: nn.Module) -> ValueError:
+    """The refusal of a parameter of ``module`` whose use left no trace that an engine could follow."""
+    if not module.get_submodule(parameter.rpartition(".")[0]).training:
+        return ValueError(
+            f"parameter {parameter!r} is used while its layer is in eval mode: call the layer's train(), or freeze "
+            "the parameter"
+        )
     return ValueError(
-        f"parameter {parameter!r} is used outside the forward pass of its layer, while that is in eval mode, or was "
-        "frozen when the engine was made: call the layer as a module, in train mode, or freeze the parameter"
+        f"parameter {parameter!r} is used outside the model's forward pass, or was frozen when the run was made "
+        "private. If the loss has a penalty on weights, leave it out and give the optimizer weight_decay=, which reads "
+        "no records. Else call the layer as a module, or freeze the parameter"
     )
 
 

@@ -255,7 +255,7 @@ class BookKeepingEngine(GradientEngine):
                 if leaf in trainable:
                     function = _function_of(node, seen)
                     name = trainable[leaf]
-                    raise foreign_function(name, function) if function else hidden_use(name)
+                    raise foreign_function(name, function) if function else hidden_use(name, self.module)
                 ends.append(GradientEdge(node, 0))
             else:
                 stack.extend((upstream, user) for upstream, _ in node.next_functions)

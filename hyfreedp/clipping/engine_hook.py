@@ -1,12 +1,20 @@
-"""Hooks that an engine puts on a model and that stay behind where the model is copied or saved."""
+"""Hooks that an engine puts on a model, that stay behind where it is copied or saved, and that the next run ends."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary, ref
 
 import torch
+from torch import nn
+
+if TYPE_CHECKING:
+    from hyfreedp.clipping.base import GradientEngine
+
+# The engine that trains a layer; it lives as long as its hooks on the model.
+_TRAINS: WeakKeyDictionary[nn.Module, ref[GradientEngine]] = WeakKeyDictionary()
 
 
 class EngineHook(partial):
@@ -25,3 +33,17 @@ class EngineHook(partial):
 
 def _nothing(*_: Any) -> None:
     """What a hook is that changes nothing."""
+
+
+def take_over(engine: GradientEngine) -> None:
+    """Let a layer that ``engine`` trains have its hooks alone: engines of earlier runs over such layers are detached.
+
+    Two engines would follow each other's stand-ins for parameters. A frozen layer may serve several runs.
+    """
+    for layer in engine.module.modules():
+        if layer is engine.module or any(p.requires_grad for p in layer.parameters(recurse=False)):
+            earlier = _TRAINS.get(layer, lambda: None)()
+            if earlier is not None and earlier is not engine:
+                earlier.detach()
+                earlier.ended = True
+            _TRAINS[layer] = ref(engine)

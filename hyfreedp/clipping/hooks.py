@@ -98,7 +98,7 @@ class HooksEngine(GradientEngine):
             unclipped = torch.autograd.grad(losses, list(trainable), torch.ones_like(losses), allow_unused=True)
             for (p, name), gradient in zip(trainable.items(), unclipped, strict=True):
                 if gradient is not None and p not in self._gradients:
-                    raise hidden_use(name)
+                    raise hidden_use(name, self.module)
             return self._gradients
         finally:
             self._gradients = None

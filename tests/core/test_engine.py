@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 from twins import (
     adamw,
+    changed,
     cross_entropy,
     flat,
     make_batches,
@@ -110,8 +111,8 @@ def test_the_default_is_robust_and_all_presets_are_sound():
 def test_the_split_is_that_of_calibrate_noise(preset):
     """Every argument reaches the accountant: rate B/N = 8/40, T steps, K, the warm-up's share of T, gamma, probe."""
     model = make_model()
-    changes = {"interval": 4, "warmup": 0.25, "gamma": 1.05, "loss_mechanism": "laplace"}
-    _, optimizer, _ = make_private(model, adamw(model), preset=preset, steps=24, **PRIVATE, **changes)
+    whole = changed(preset, interval=4, warmup=0.25, gamma=1.05, loss_mechanism="laplace")
+    _, optimizer, _ = make_private(model, adamw(model), preset=whole, steps=24, **PRIVATE)
     assert optimizer.split == calibrate_noise(
         target_epsilon=3.0,
         target_delta=1e-3,
@@ -230,7 +231,7 @@ def test_clipping_by_the_names_of_opacus_is_refused(kind):
     [
         ({"accountant": "prv"}, "accountant is an argument of Opacus; here each run has its own"),
         ({"secure_mode": True}, r"secure_mode is an argument of Opacus; here pass PrivacyEngine\(secure_noise=True\)"),
-        ({"sed": 3}, "unknown argument 'sed': arguments are seed, .*; did you mean 'seed'"),
+        ({"sed": 3}, "unknown argument 'sed'; did you mean 'seed'"),
     ],
 )
 def test_the_engine_names_what_it_takes(argument, message):
@@ -329,7 +330,7 @@ def test_an_evaluation_in_between_changes_nothing():
     weights = []
     for evaluate in (False, True):
         model = make_model(dropout=0.5)
-        _, optimizer, _ = make_private(model, adamw(model), interval=2, **PRIVATE)
+        _, optimizer, _ = make_private(model, adamw(model), **PRIVATE)
         torch.manual_seed(0)
         for batch in make_batches((8, 5, 9)):
             optimizer.step(cross_entropy(model), batch)
@@ -373,7 +374,7 @@ def test_the_gradient_engine_can_be_chosen_and_does_not_matter(unbound_noise):
         for pieces in (None, 3):
             model = make_model()
             settings = {"gradient_engine": engine, "max_physical_batch_size": pieces}
-            _, optimizer, _ = make_private(model, adamw(model), interval=2, **settings, **PRIVATE)
+            _, optimizer, _ = make_private(model, adamw(model), **settings, **PRIVATE)
             assert isinstance(optimizer.gradient_engine, kind)
             weights[engine, pieces] = train(model, optimizer)
     for other in weights.values():

@@ -88,7 +88,7 @@ def private(model, data, batch_size, **settings):
 def test_batches_from_empty_to_the_whole_data_set(size):
     data = TensorDataset(torch.randn(50, 3), torch.randn(50, 1))
     model = nn.Linear(3, 1)
-    optimizer, loader = private(model, data, 50, interval=2)
+    optimizer, loader = private(model, data, 50)
     assert [len(batch) for batch in (loader.batch_sampler.batch(step) for step in range(4))] == [50] * 4  # rate 1
     before = model.weight.clone()
     batch = [tensor[:size] for tensor in data.tensors]

@@ -16,6 +16,7 @@ from torch import nn
 from twins import (
     PRESETS,
     adamw,
+    changed,
     cross_entropy,
     flat,
     make_batches,
@@ -151,14 +152,14 @@ def spend(preset, sizes, **settings):
 @pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
 def test_epsilon_grows_to_the_target_and_empty_batches_count(preset):
     """A run on empty batches costs what any other costs."""
-    optimizer, spent = spend(preset, [8] * 10, interval=3)
+    optimizer, spent = spend(changed(preset, interval=3), [8] * 10)
     assert spent[0] == 0
     assert all(before < after for before, after in itertools.pairwise(spent))
     assert 0.999 * 3 < spent[-1] <= 3
     assert optimizer.epsilon_spent() == pytest.approx(optimizer.split.epsilon)
     assert optimizer.epsilon_spent(1e-2) < spent[-1] < optimizer.epsilon_spent(1e-6)
-    assert spend(preset, [0] * 10, interval=3)[1] == spent
-    assert spend(preset, [3, 0, 20] * 3, interval=3)[1] == spent[:-1]
+    assert spend(changed(preset, interval=3), [0] * 10)[1] == spent
+    assert spend(changed(preset, interval=3), [3, 0, 20] * 3)[1] == spent[:-1]
 
 
 def test_epsilon_so_far_agrees_with_dp_accounting():
@@ -176,7 +177,7 @@ def test_without_privacy_epsilon_is_infinite():
 @pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
 def test_a_step_beyond_the_plan_is_refused_before_anything_is_looked_at(preset):
     """Neither the loss function nor the batch is touched, and nothing changes, however often one tries."""
-    optimizer, spent = spend(preset, [8] * 10, interval=3)
+    optimizer, spent = spend(changed(preset, interval=3), [8] * 10)
     state, weights, rows = torch.get_rng_state(), flat(optimizer.module), len(optimizer.history)
 
     def loss(batch):
@@ -222,7 +223,7 @@ RAW_PROBE_KEYS = RAW_KEYS | {f"not_private_loss_{where}" for where in ("ahead", 
 @each(preset=PRESETS.values(), diagnostics=[False, True])
 def test_history_makes_a_frame_and_marks_all_that_is_raw(preset, diagnostics):
     """A new column must be added here by hand, by someone who knows that it is private."""
-    optimizer, _ = spend(preset, [8, 3, 0, 8], interval=2, warmup=0.0, diagnostics=diagnostics)
+    optimizer, _ = spend(changed(preset, interval=2, warmup=0.0), [8, 3, 0, 8], diagnostics=diagnostics)
     searches = preset not in ("fixed", "robust")
     for t, row in enumerate(optimizer.history):
         probing = searches and t % 2 == 0
@@ -246,7 +247,7 @@ def test_raw_values_do_not_reach_what_is_private(preset, diagnostics, unbound_no
     for value in (50.0, 500.0):
         model = make_model()
         _, optimizer, _ = make_private(
-            model, adamw(model), preset=preset, interval=1, diagnostics=diagnostics, **PRIVATE
+            model, adamw(model), preset=changed(preset, interval=1), diagnostics=diagnostics, **PRIVATE
         )
         printed = []
         for batch in make_batches([8, 0, 5, 9]):

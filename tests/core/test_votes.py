@@ -802,7 +802,7 @@ def test_votes_must_be_at_the_steps_that_were_paid_for():
 
 @each(base=[adamw, sgd_momentum], rate=[1e-5, 1e-4, 1e-1])
 def test_no_rate_that_a_caller_gives_matters(base, rate):
-    """Neither the preset's nor the base optimizer's; bit for bit, with noise."""
+    """That of the base optimizer; bit for bit, with noise."""
     runs = []
     for given_rate in (1e-3, rate):
 
@@ -811,7 +811,7 @@ def test_no_rate_that_a_caller_gives_matters(base, rate):
             optimizer.param_groups[0]["lr"] = given_rate
             return optimizer
 
-        model, optimizer = start(with_rate, **(NOISY | {"steps": 10}), initial_learning_rate=given_rate)
+        model, optimizer = start(with_rate, **(NOISY | {"steps": 10}))
         for batch in make_batches([8, 0, 9, 5, 8] * 2):
             optimizer.step(cross_entropy(model), batch)
         runs.append((flat(model).tolist(), repr(optimizer.history)))

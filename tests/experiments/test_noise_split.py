@@ -8,7 +8,7 @@ import pytest
 from scipy.integrate import quad
 from scipy.stats import norm
 
-from hyfreedp import PrivacyEngine, calibrate_noise
+from hyfreedp import calibrate_noise
 from hyfreedp.accounting import epsilon
 from hyfreedp.experiments.runs.methods import METHODS
 from hyfreedp.experiments.studies import noise_split
@@ -30,7 +30,7 @@ def test_the_reference_data_set_is_that_of_the_design():
 
 @pytest.mark.parametrize("name", ["robust", "line_search", "paper"])
 def test_a_presets_split_is_the_engines(name):
-    engines = PrivacyEngine._calibrate(METHODS[name].settings, 1.0, 1e-5, 0.1, 25)
+    engines = METHODS[name].settings.split(1.0, 1e-5, 0.1, 25)
     ours = calibrate_noise(
         **CHEAP | {"steps": 25}, **noise_split.preset_split(name, 25), accountant="pld", composition="same_batch"
     )

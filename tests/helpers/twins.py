@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from hyfreedp import PrivacyEngine, QuadraticFit, noise
+import hyfreedp
+from hyfreedp import Preset, PrivacyEngine, QuadraticFit, noise
 from hyfreedp.experiments.baselines.line_search import LINE_SEARCH, ContrastProbe, LossProbe, StudiedRule
 from hyfreedp.experiments.baselines.posterior import Rule
 from hyfreedp.rate_learner import LossSearch
@@ -111,6 +113,11 @@ def make_private(model: nn.Module, optimizer: torch.optim.Optimizer, data=None, 
     return PrivacyEngine(seed=seed).make_private_with_epsilon(
         module=model, optimizer=optimizer, data_loader=loader, **(defaults | settings)
     )
+
+
+def changed(preset: str | Preset, **fields) -> Preset:
+    """A preset, by name or as it is, with fields that it need not use, which the engine refuses as arguments."""
+    return replace(hyfreedp.PRESETS[preset] if isinstance(preset, str) else preset, **fields)
 
 
 def searching(probe: str, rule: str) -> dict[str, Any]:

@@ -157,7 +157,7 @@ def train_with_canaries(
     included = random.uniform(canaries).numpy() < 0.5
     present = np.concatenate([np.ones(len(labels) - canaries, dtype=bool), included])
     shape: dict[str, Any] = {"features": images.shape[1], "classes": int(labels.max()) + 1, "seed": seed}
-    learned: dict[str, Any] = {"initial_learning_rate": learning_rate} if chosen.learns else {}
+    learned: dict[str, Any] = {"initial_learning_rate": learning_rate} if chosen.searches else {}
     with one_thread():
         model = make_model("mlp", "full", **shape)
         scorer = make_model("mlp", "full", **shape).double()  # loss differences of a run that hardly moves are tiny

@@ -56,6 +56,11 @@ class Method:
         """The preset with its changes."""
         return replace(PRESETS[self.preset] if isinstance(self.preset, str) else self.preset, **self.overrides)
 
+    @property
+    def searches(self) -> bool:
+        """Whether the rate is learned by a line search, which has a first rate and an interval."""
+        return self.settings.probe not in ("votes", "none")
+
 
 METHODS = {
     "robust": Method("HyFreeDP, preset robust", "robust"),

@@ -40,7 +40,7 @@ def _start(spec: Spec, clipping: Clipping | None, diagnostics: bool) -> tuple[Hy
     model = task.model(spec.seed, spec.model, spec.tuning or "full")
     model.to(default_device())
     learned: dict[str, Any] = (
-        {"initial_learning_rate": spec.learning_rate, "interval": spec.interval} if method.learns else {}
+        {"initial_learning_rate": spec.learning_rate, "interval": spec.interval} if method.searches else {}
     )
     rate: dict[str, Any] = {} if method.learns else {"lr": spec.learning_rate}
     _, optimizer, loader = PrivacyEngine(seed=spec.seed).make_private_with_epsilon(
@@ -125,8 +125,6 @@ def train(spec: Spec, checkpoint: Path) -> tuple[HyFreeDPOptimizer, list[dict[st
                 last_saved = time.monotonic()
                 took = last_saved - now
                 pause = max(CHECKPOINT_SECONDS, 20 * took if took > 1 else 0)  # a large model is saved more rarely
-            if not optimizer.steps_left:
-                break
     bar.close()
     return optimizer, rows
 

@@ -1,0 +1,76 @@
+"""The loop of a run ends where its plan does, by itself."""
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+from twins import adamw, cross_entropy, make_data, make_model, make_private
+
+from hyfreedp import BudgetExhausted
+
+
+def start(**settings):
+    model = make_model()
+    model, optimizer, loader = make_private(model, adamw(model), **{"preset": "fixed", **settings})
+    return cross_entropy(model), optimizer, loader
+
+
+def passes(loss, optimizer, loader):
+    """The loop of docs/usage.md; how many steps each pass over the loader had."""
+    made = []
+    while optimizer.steps_left:
+        made.append(0)
+        for batch in loader:
+            optimizer.step(loss, batch)
+            made[-1] += 1
+    return made
+
+
+@pytest.mark.parametrize(
+    ("plan", "expected"),
+    [({"steps": 3}, [3]), ({"steps": 10}, [5, 5]), ({"steps": 12}, [5, 5, 2]), ({"epochs": 2, "steps": None}, [5, 5])],
+    ids=repr,
+)
+def test_the_last_pass_ends_with_the_plan(plan, expected):
+    assert passes(*start(**plan)) == expected
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_workers_that_fetch_ahead_end_there_too(persistent):
+    """Two workers fetch four batches each before they are asked for, which is more than the plan has left."""
+    plain = DataLoader(make_data(), batch_size=8, num_workers=2, prefetch_factor=4, persistent_workers=persistent)
+    loss, optimizer, loader = start(loader=plain, steps=7)
+    assert passes(loss, optimizer, loader) == [5, 2]
+    assert len(loader) == 5
+
+
+@pytest.mark.parametrize("saved_at", [2, 6])
+def test_a_resumed_run_ends_there_too(saved_at):
+    loss, optimizer, loader = start(steps=7)
+    while optimizer.ledger.steps < saved_at:
+        for batch in loader:
+            optimizer.step(loss, batch)
+            if optimizer.ledger.steps == saved_at:
+                break
+    state = optimizer.state_dict()
+    loss, resumed, loader = start(steps=7)
+    resumed.load_state_dict(state)
+    assert passes(loss, resumed, loader) == ([3, 2] if saved_at == 2 else [1])
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_pass_too_many_names_the_loop_that_ends(workers, capfd):
+    """An empty pass would let ``while True`` go round for ever."""
+    loss, optimizer, loader = start(loader=DataLoader(make_data(), batch_size=8, num_workers=workers), steps=3)
+    for batch in loader:
+        optimizer.step(loss, batch)
+    with pytest.raises(BudgetExhausted, match=r"all 3 planned steps .* \(while optimizer.steps_left: for batch in"):
+        next(iter(loader))
+    assert "ignored" not in capfd.readouterr().err
+
+
+def test_a_step_too_many_names_the_loop_that_ends():
+    loss, optimizer, loader = start(steps=3)
+    for batch in loader:
+        optimizer.step(loss, batch)
+    with pytest.raises(BudgetExhausted, match=r"all 3 steps .* \(while optimizer.steps_left: for batch in loader"):
+        optimizer.step(loss, [torch.zeros(0, 5).double(), torch.zeros(0).long()])
