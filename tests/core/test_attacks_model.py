@@ -170,7 +170,7 @@ def test_t10_buffer_that_learns_is_refused_by_name_and_put_back(when, name):
     assert list(after) == list(before) and torch.equal(after["0.ema"], before["0.ema"])
 
 
-@together('"trained"', [False, True])
+@together("trained", [False, True])
 def test_t10_buffer_in_a_parameters_clothes_is_refused(trained):
     """Averages in a frozen parameter, and an initialisation from the first batch, both through ``.data``."""
 
@@ -239,7 +239,7 @@ def test_t7_mix_through_values_without_gradient_is_refused(mix, dropout, engine)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-@together('"mix"', [centred, weighted])
+@together("mix", [centred, weighted])
 def test_t7_mix_beside_random_numbers_of_the_models_own_is_refused(mix):
     class Noisy(nn.Module):
         def forward(self, x):
@@ -307,7 +307,7 @@ class Sorting(nn.Module):
         return self.b(torch.tanh(self.a(x))[order])[order.argsort()]
 
 
-@together('"engine"', ENGINES)
+@together("engine", ENGINES)
 def test_t21_check_gap_an_order_that_changes_later_is_refused(engine):
     model, optimizer, loader = wire(Sorting(), classes(), gradient_engine=engine, steps=20)
     optimizer.step(losses(model), next(iter(loader)))

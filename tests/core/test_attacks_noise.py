@@ -204,7 +204,7 @@ def test_t8b_a_step_on_other_data_has_other_noise(kind):
     assert noise.std() == pytest.approx(math.sqrt(2) * optimizer.split.sigma, rel=0.6)
 
 
-@together('"pieces"', [None, 10])
+@together("pieces", [None, 10])
 def test_t8c_other_pieces_of_a_batch_have_other_noise(pieces):
     data = TensorDataset(torch.randn(300, 8), torch.randint(0, 2, (300,)))
     settings = {"batch_size": 30}

@@ -221,7 +221,7 @@ def opacus_model(inner):
     return model if inner else wrapped
 
 
-@together('"inner"', [False, True])
+@together("inner", [False, True])
 def test_a_model_with_the_hooks_of_opacus_is_refused_until_they_are_off(inner):
     """Wrapped, or the model within, whose hooks would fail in the middle of a step."""
     model = opacus_model(inner)
@@ -245,7 +245,7 @@ def test_an_optimizer_of_opacus_is_refused_and_what_is_none():
         make_private(model, 0.1)
 
 
-@together('"part"', ["0", "1"])
+@together("part", ["0", "1"])
 def test_a_model_without_values_is_refused(part):
     model = make_model()
     model.register_buffer("offset", torch.zeros(2))
@@ -255,7 +255,7 @@ def test_a_model_without_values_is_refused(part):
 
 
 @together(
-    '("layer", "message")',
+    ("layer", "message"),
     [
         (nn.BatchNorm1d(5), r"layer '0' \(BatchNorm1d\) .* replace it by GroupNorm"),
         (nn.Embedding(5, 5, max_norm=1), r"layer '0' \(Embedding\) renormalises .* set max_norm=None"),
@@ -335,7 +335,7 @@ def test_a_loss_function_that_fails_on_the_last_piece_releases_nothing():
     untouched(optimizer, loader, weights)
 
 
-@together('"whole"', [True, False])
+@together("whole", [True, False])
 def test_a_model_put_in_eval_mode_is_refused_at_the_step(whole):
     """As after an evaluation that forgot ``model.train()``; the loss function is not called."""
     model = make_model(dropout=0.5)
@@ -492,7 +492,7 @@ def test_losses_that_are_not_finite_leave_all_that_is_learned_finite(broken, pre
     assert all(map(math.isfinite, told))
 
 
-@together('"kind"', ["losses", "contrasts"])
+@together("kind", ["losses", "contrasts"])
 def test_a_broken_record_moves_the_next_rate_no_further_than_any_record_may(kind):
     """What it adds to the released sums is bounded by the clips, so that the noise hides it."""
     fits = []

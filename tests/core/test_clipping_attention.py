@@ -177,7 +177,7 @@ def test_dropout_draws_what_it_draws_without_an_engine(model) -> None:
             torch.testing.assert_close(example.losses(), plain, rtol=1e-12, atol=1e-12)
 
 
-@together('"samples"', [7, 5])
+@together("samples", [7, 5])
 def test_attention_over_the_batch_is_refused(samples) -> None:
     """Without batch_first, of inputs that have the samples first; also where there are as many as tokens."""
     torch.manual_seed(0)
@@ -187,7 +187,7 @@ def test_attention_over_the_batch_is_refused(samples) -> None:
         engine.backward(model(torch.randn(samples, 5, 4)).square().sum((1, 2)))
 
 
-@together('"settings"', [{"add_bias_kv": True}, {"add_zero_attn": True}])
+@together("settings", [{"add_bias_kv": True}, {"add_zero_attn": True}])
 def test_tokens_that_are_added_are_refused_by_name(settings) -> None:
     example = _example(Attention(**settings))
     with pytest.raises(ValueError, match=r"cannot be told apart .*attention.in_proj_weight"):

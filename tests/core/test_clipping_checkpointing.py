@@ -141,7 +141,7 @@ def test_norms_and_clipped_sums_are_those_without(name, engine):
         torch.testing.assert_close(checkpointed.collected(), clipped, rtol=1e-8, atol=1e-12)
 
 
-@together('"engine"', ENGINES)
+@together("engine", ENGINES)
 def test_dropout_masks_are_those_of_the_forward_pass(engine):
     """Recomputation draws them again from the state of the forward pass; so the gradients are those without it."""
     norms = []
@@ -156,7 +156,7 @@ def test_dropout_masks_are_those_of_the_forward_pass(engine):
     assert not torch.allclose(norms[0][0], norms[0][1])
 
 
-@together('"gradient_engine"', ["bookkeeping", "hooks"])
+@together("gradient_engine", ["bookkeeping", "hooks"])
 def test_a_run_is_the_same(gradient_engine):
     """Noise, probes with the masks of their backward pass, pieces and an empty batch: weights and learning rates."""
     ends = []
@@ -280,7 +280,7 @@ def test_nothing_is_left_behind(engine):
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
 
-@together('"engine"', ENGINES)
+@together("engine", ENGINES)
 def test_reentrant_checkpointing_is_refused(engine):
     """Its backward pass has no per-sample gradients; the message says what to do instead. Nothing has changed."""
     example = gpt2()
@@ -291,7 +291,7 @@ def test_reentrant_checkpointing_is_refused(engine):
     assert all(p.grad is None for p in example.trainable)
 
 
-@together('"name"', NOT_BY_FUNCTORCH)
+@together("name", NOT_BY_FUNCTORCH)
 def test_functorch_cannot_checkpoint(name):
     """The hooks engine leaves timm's class token to functorch, and with it the whole model."""
     _, example = both(name)

@@ -70,7 +70,7 @@ def test_biases_and_head(engine, build, head) -> None:
     assert_exact(engine, example)
 
 
-@together('"engine"', ENGINES)
+@together("engine", ENGINES)
 def test_an_output_that_is_a_view_and_is_changed_in_place(engine) -> None:
     """As that of transformers' Conv1D: its node leaves the graph, and took with it what was recorded there."""
     model = nn.Sequential(Conv1D(6, 4), nn.ReLU(inplace=True), nn.Linear(6, 3)).double().train()
@@ -78,12 +78,12 @@ def test_an_output_that_is_a_view_and_is_changed_in_place(engine) -> None:
     assert_exact(engine, Example(model, (x,), lambda model, x: model(x).square().sum((1, 2))))
 
 
-@together('"engine"', ENGINES)
+@together("engine", ENGINES)
 def test_lora(engine) -> None:
     assert_exact(engine, llama_lora())
 
 
-@together('"engine"', ENGINES)
+@together("engine", ENGINES)
 def test_lora_on_embeddings_made_to_require_gradients(engine) -> None:
     """As for gradient checkpointing: the lowest trainable layers then sit above a leaf that is no parameter."""
     example = llama_lora()
@@ -109,7 +109,7 @@ def test_physical_batches_and_values_stay(build) -> None:
     assert not any("cls_token" in vars(m) for m in example.model.modules())
 
 
-@together('"build"', [vit, bert])
+@together("build", [vit, bert])
 def test_half_precision_autocast_is_close(build) -> None:
     example = build()
     example.model.float()

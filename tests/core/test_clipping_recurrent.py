@@ -79,7 +79,7 @@ def test_biases_projections_and_other_activations() -> None:
     assert_exact(Recurrent(nn.RNN, nonlinearity="relu"))
 
 
-@together('"packed"', [False, True])
+@together("packed", [False, True])
 def test_states_that_are_learned(packed) -> None:
     torch.manual_seed(0)
     assert_exact(Recurrent(nn.GRU, packed, start=True, batch_first=True, bidirectional=True))
@@ -163,7 +163,7 @@ class Doubled(nn.LSTM):
         return super().forward(2 * input, hx)
 
 
-@together('"patched"', [False, True])
+@together("patched", [False, True])
 def test_a_forward_of_its_own_is_not_replaced_in_silence(patched) -> None:
     """What a subclass, or an instance, computes besides would be left out of the training."""
     layer = Doubled(4, 6)
@@ -195,7 +195,7 @@ def test_a_layer_that_no_module_calls_is_refused() -> None:
         layer(torch.randn(5, 3, 4))
 
 
-@together('"samples"', [7, 5])
+@together("samples", [7, 5])
 def test_samples_taken_for_tokens_are_refused(samples) -> None:
     """Without batch_first, of inputs that have the samples first; also where there are as many as tokens."""
 

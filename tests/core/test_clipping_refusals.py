@@ -162,7 +162,7 @@ def test_hooks_refuse_to_recompute_dropout_or_buffers() -> None:
         HooksEngine(block, AutomaticClipping())
 
 
-@together('"make"', [lambda: nn.BatchNorm1d(5), lambda: nn.GRU(2, 2)])
+@together("make", [lambda: nn.BatchNorm1d(5), lambda: nn.GRU(2, 2)])
 def test_a_refusal_names_three_layers_and_counts_the_rest(make) -> None:
     module = nn.ModuleList([make() for _ in range(40)])
     with pytest.raises(ValueError, match=r"and \d+ more like these") as refused:
@@ -212,7 +212,7 @@ def test_models_that_mislead_the_engine(engine, model, message) -> None:
     assert all(p.grad is None for p in module.parameters())
 
 
-@together('"engine"', ENGINES)
+@together("engine", ENGINES)
 def test_samples_must_be_dimension_zero(engine) -> None:
     module = nn.Linear(4, 4)
     attached = engine(module, AutomaticClipping())
@@ -237,7 +237,7 @@ def test_hooks_refuse_positions_without_a_batch_dimension() -> None:
         attached.backward(module(torch.randn(7, 7, 4)).square().sum((1, 2)))
 
 
-@together('"engine"', ENGINES)
+@together("engine", ENGINES)
 def test_losses_must_be_per_sample(engine) -> None:
     example = mlp()
     attached = engine(example.model, AutomaticClipping())
@@ -249,7 +249,7 @@ def test_losses_must_be_per_sample(engine) -> None:
         attached.backward(losses)
 
 
-@together('"engine"', ENGINES)
+@together("engine", ENGINES)
 def test_a_layer_unfrozen_later_is_not_dropped(engine) -> None:
     module = nn.Sequential(nn.Linear(4, 4), nn.PReLU().requires_grad_(False))
     attached = engine(module, AutomaticClipping())

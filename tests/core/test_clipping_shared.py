@@ -21,7 +21,7 @@ CASES = {f"{case.library}/{case.name}": case for case in cases()}
 
 
 @together(
-    '"name"',
+    "name",
     [
         "timm/swin_tiny_patch4_window7_224",
         "timm/swinv2_tiny_window8_256",
@@ -185,7 +185,7 @@ def test_layers(layer) -> None:
     assert_exact(_example(model))
 
 
-@together('"mode"', ["mean", "sum"])
+@together("mode", ["mean", "sum"])
 def test_bags_of_words(mode) -> None:
     model = nn.Sequential(nn.EmbeddingBag(9, 6, mode=mode, padding_idx=0), nn.Linear(6, 3)).double().train()
     ids = torch.randint(9, (4, 5))
@@ -441,7 +441,7 @@ class TokensFirst(nn.Module):
         return (self.inner(x).transpose(0, 1) * self.p).tanh().sum((0, 2))
 
 
-@together('("tokens", "message")', [(5, "cannot be told apart .* 'p'"), (14, "disagree .* 'p'")])
+@together(("tokens", "message"), [(5, "cannot be told apart .* 'p'"), (14, "disagree .* 'p'")])
 def test_samples_elsewhere_are_refused(tokens, message) -> None:
     model = TokensFirst().train()
     engine = make_engine(model, AutomaticClipping())

@@ -105,7 +105,7 @@ def test_nothing_but_torch_names_a_makers_device():
     assert not [path.name for path in pages if "cuda" in path.read_text(encoding="utf-8")]
 
 
-@together('"kind"', ["cuda", "xpu"])
+@together("kind", ["cuda", "xpu"])
 def test_an_accelerator_is_found_whoever_made_it(kind):
     with simulated(kind) as machine:
         assert devices.default_device().type == devices.named_device("accelerator").type == kind

@@ -105,7 +105,7 @@ def test_the_default_is_robust_and_all_presets_are_sound():
         assert (preset.composition, preset.accountant, preset.loss_mechanism) == ("same_batch", "pld", "gaussian")
 
 
-@together('"preset"', [*PRESETS.values(), LINE_SEARCH])
+@together("preset", [*PRESETS.values(), LINE_SEARCH])
 def test_the_split_is_that_of_calibrate_noise(preset):
     """Every argument reaches the accountant: rate B/N = 8/40, T steps, K, the warm-up's share of T, gamma, probe."""
     model = make_model()
@@ -176,7 +176,7 @@ def test_every_preset_trains_runs_shorter_than_its_interval(preset, steps):
         assert optimizer.split.interval == 5  # nobody asks
 
 
-@together('"preset"', ["paper", LINE_SEARCH])
+@together("preset", ["paper", LINE_SEARCH])
 def test_an_interval_that_was_asked_for_is_not_shortened(preset):
     model = make_model()
     with pytest.raises(ValueError, match=r"interval must be an integer .* at most steps=3, got 5"):
@@ -340,7 +340,7 @@ def test_an_evaluation_in_between_changes_nothing():
     assert torch.equal(*weights)
 
 
-@together('"first"', ["bookkeeping", "hooks"])
+@together("first", ["bookkeeping", "hooks"])
 def test_making_a_model_private_twice_is_as_good_as_once(first):
     """As when a notebook's cell is run again."""
     model, other = make_model(), make_model()

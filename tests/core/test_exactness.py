@@ -152,7 +152,7 @@ def make_probing(model, probe, *, sigma=0.0, sigma_loss=0.0, interval=1, steps=1
     )
 
 
-@together('"threshold_rule"', ["sum", "previous"])
+@together("threshold_rule", ["sum", "previous"])
 def test_clipped_losses_equal_the_twin(threshold_rule):
     """Each loss is clipped at R_l, which follows the released losses within [0.1, 20]."""
     model = make_model()
@@ -508,7 +508,7 @@ def test_probes_see_the_masks_of_the_training_forward(kind, pieces):
         assert not torch.equal(model(batch[0])[:, 0], forward)  # another forward would have had other masks
 
 
-@together('"pieces"', [None, 3])
+@together("pieces", [None, 3])
 def test_probing_does_not_disturb_the_global_random_stream(pieces):
     """A run with probes draws the dropout masks of a run without; noise never comes from the global generator."""
     states = []

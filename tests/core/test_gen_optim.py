@@ -95,7 +95,7 @@ def test_equals_the_authors_package_step_by_step(probe_batch, interval, expected
     assert reason in {row.get("reason") for row in compare(make_model(), eta, interval, probe_batch)}
 
 
-@together('"probe_batch"', BATCHES)
+@together("probe_batch", BATCHES)
 def test_rejects_with_the_authors_package_where_the_parabola_opens_downwards(probe_batch):
     """A loss that is concave along every direction: b > 0 > a. Both keep their rate throughout."""
     torch.manual_seed(0)

@@ -144,7 +144,7 @@ def test_adapters(name, pieces) -> None:
     torch.testing.assert_close(trained(adapted(), data, pieces), expected, rtol=1e-9, atol=1e-12)
 
 
-@together('"inner"', [Adapter, Both])
+@together("inner", [Adapter, Both])
 def test_the_batch_is_read_again_with_the_random_numbers_of_the_first_time(inner) -> None:
     model, states = make(inner), []
     _, optimizer, _ = make_private(model, sgd(model), preset="fixed", max_physical_batch_size=4)
@@ -267,7 +267,7 @@ def test_what_the_first_records_do_not_show_is_not_given_up() -> None:
         torch.testing.assert_close(released(optimizer, model, records_of_a_step), expected, rtol=1e-9, atol=1e-12)
 
 
-@together('"later"', [False, True])
+@together("later", [False, True])
 def test_a_record_that_is_not_finite_does_not_turn_the_check_off(later) -> None:
     """Neither in the first batch, nor where the model changes in another at which no check is due."""
     model, batch = two_kinds()
@@ -341,7 +341,7 @@ def test_no_records_are_chosen_so_that_the_errors_of_a_misread_gradient_cancel()
     torch.testing.assert_close(released(optimizer, model, batch, scaled), expected, rtol=1e-4, atol=1e-6)
 
 
-@together('"engine"', [BookKeepingEngine, HooksEngine])
+@together("engine", [BookKeepingEngine, HooksEngine])
 def test_records_that_are_all_alike_raise_no_false_alarm(engine: type[GradientEngine]) -> None:
     """Their weighted sum cancels where the weights do, of which no rounding of its addends knows."""
     sums = {seed: _weights(torch.zeros(64), NoiseGenerator(seed)).sum().abs().item() for seed in range(200)}
@@ -479,7 +479,7 @@ def test_what_no_gradient_of_the_first_records_shows_is_shown_by_passes_of_other
     torch.testing.assert_close(after_two_steps(kind, pieces, at_once=at_once), expected, rtol=1e-4, atol=1e-5)
 
 
-@together('"pieces"', [6, 12])
+@together("pieces", [6, 12])
 def test_what_no_pass_of_another_size_shows_is_computed_sample_by_sample(pieces) -> None:
     torch.manual_seed(0)
     model, sizes = LargeBatchClock().train(), []
@@ -522,7 +522,7 @@ def test_a_pass_that_tells_nothing_is_followed_by_one_of_another_size() -> None:
     assert sizes == [8, 9, 10, 8]
 
 
-@together('"kind"', [ClockAfterSamples, LateClock])
+@together("kind", [ClockAfterSamples, LateClock])
 def test_what_meets_samples_and_then_a_constant_is_refused(kind) -> None:
     with pytest.raises(ValueError, match=r"cannot be told apart where they meet the parameters 'alpha'"):
         after_two_steps(kind, 12)
@@ -539,7 +539,7 @@ class Turned(nn.Module):
         return self.inner(x.roll(1, 0)).roll(-1, 0)
 
 
-@together('"engine"', [BookKeepingEngine, HooksEngine])
+@together("engine", [BookKeepingEngine, HooksEngine])
 def test_records_that_are_all_alike_show_nothing_of_a_layer_that_takes_one_for_another(engine) -> None:
     """Whoever has them first in the data is not done with the comparison."""
     model = make(Turned)
@@ -594,7 +594,7 @@ def test_what_overflows_in_a_comparison_is_not_taken_for_agreement(large, scale,
     torch.testing.assert_close(released(optimizer, model, batch, loss_of), expected, rtol=1e-3, atol=1e-4)
 
 
-@together('"bad"', [1e9, math.nan])
+@together("bad", [1e9, math.nan])
 def test_a_model_misread_in_a_hindered_batch_is_read_again_in_the_next(bad) -> None:
     """Sums of single samples rest on no decision, so none is settled by their release."""
     model, batch = outshone(bad)
@@ -690,7 +690,7 @@ def test_nor_does_one_that_a_misread_model_spreads_over_all() -> None:
     torch.testing.assert_close(released(optimizer, model, batch), expected, rtol=1e-9, atol=1e-12)
 
 
-@together('"gradient_engine"', ["bookkeeping", "hooks"])
+@together("gradient_engine", ["bookkeeping", "hooks"])
 def test_no_record_ends_a_run_by_hindering_the_check(gradient_engine) -> None:
     """A batch of two of which one is broken, an empty one, and a loss all of whose gradients are no numbers."""
     model, batch = make(nn.Identity), [tensor[:8] for tensor in records().tensors]
@@ -706,7 +706,7 @@ def test_no_record_ends_a_run_by_hindering_the_check(gradient_engine) -> None:
     assert torch.equal(before, flat(model)) and optimizer.ledger.steps == 4
 
 
-@together('"scale"', [math.nan, 1e6])
+@together("scale", [math.nan, 1e6])
 def test_a_step_made_again_after_a_resume_releases_the_same(scale) -> None:
     """Also where a check is due then that was not before, and a record hinders it: else its noise is new."""
 
@@ -762,7 +762,7 @@ def test_a_check_of_other_samples_does_not_stand_for_the_one_that_was_hindered(p
     torch.testing.assert_close(released(optimizer, model, batch), expected, rtol=1e-9, atol=1e-12)
 
 
-@together('"pieces"', [2, 4])
+@together("pieces", [2, 4])
 def test_a_finite_gradient_in_each_piece_is_enough_for_the_check(pieces) -> None:
     model, batch = make(Mapped), [tensor[:8].clone() for tensor in records().tensors]
     _, optimizer, _ = make_private(

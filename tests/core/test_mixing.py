@@ -121,7 +121,7 @@ def test_a_model_that_fits_its_data_is_not_refused():
             check(model, mixed(model), batch, seed)
 
 
-@together('"dtype"', [torch.bfloat16, torch.float16])
+@together("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_rounds_less_than_mixing_moves(dtype):
     model = network(nn.Linear(8, 8), nn.LayerNorm(8), nn.GELU())
 

@@ -221,7 +221,7 @@ def far_from(sample, distribution):
     return stats.kstest(np.asarray(sample).ravel(), distribution).pvalue
 
 
-@together('"secure"', [False, True])
+@together("secure", [False, True])
 def test_gaussian_noise_is_normal(secure):
     sample = noised(torch.zeros(300_001, dtype=torch.float64), 2.5, secure=secure)
     assert far_from(sample / 2.5, "norm") > 1e-4
@@ -230,7 +230,7 @@ def test_gaussian_noise_is_normal(secure):
     assert far_from(sample[::2] ** 2 / 6.25, stats.chi2(1).cdf) > 1e-4
 
 
-@together('"secure"', [False, True])
+@together("secure", [False, True])
 def test_laplace_noise_has_scale_one(secure):
     sample = noised(torch.zeros(300_001, dtype=torch.float64), 0.5, mechanism="laplace", secure=secure)
     assert far_from(sample / 0.5, "laplace") > 1e-4

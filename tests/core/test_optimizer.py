@@ -328,7 +328,7 @@ def test_the_data_type_of_the_losses_does_not_matter():
     assert flat(model).dtype == torch.float32 and flat(model).isfinite().all()
 
 
-@together('"preset"', ["robust", LINE_SEARCH])
+@together("preset", ["robust", LINE_SEARCH])
 def test_training_learns(preset):
     """A hundred private steps without a learning rate, on the loader's batches; 0.73 to 0.75 is the best possible."""
     data = make_data(400)

@@ -100,7 +100,7 @@ def released_votes(records):
     return torch.tensor([privatize_votes(here, there, 0.0, expected_batch_size=1)])
 
 
-@together('("probe", "release", "width")', [("losses", released_losses, 3), ("votes", released_votes, 2)])
+@together(("probe", "release", "width"), [("losses", released_losses, 3), ("votes", released_votes, 2)])
 def test_the_worst_record_moves_a_probe_by_what_the_accountant_counts(probe, release, width):
     """By all of it: a smaller sensitivity would be unsafe, a larger one a waste."""
     changes = [

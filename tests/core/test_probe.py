@@ -104,7 +104,7 @@ def laplace_difference_cdf(x):
     return np.where(x < 0, tail, 1 - tail)
 
 
-@together('"kind"', ["losses", "contrasts"])
+@together("kind", ["losses", "contrasts"])
 def test_laplace_noise_has_the_stated_deviation(kind):
     """Kolmogorov-Smirnov of 1,000 slopes: the difference of two Laplace numbers, or one of them, at scale sigma_l."""
     sigma, probes = constant_run(kind, 0, loss_mechanism="laplace")
@@ -215,7 +215,7 @@ def test_a_flat_slope_does_not_end_the_run(kind, rule):
         assert probe.eta > 0 and probe.distance > 0
 
 
-@together('"kind"', ["losses", "contrasts"])
+@together("kind", ["losses", "contrasts"])
 def test_distance_follows_the_rule(kind):
     """Algorithm 1 probes at eta; the posterior rules further out where momentum repeats the step."""
     for rule in ("literal", "gen"):
@@ -251,7 +251,7 @@ def test_the_contrasts_thresholds_follow_their_fractions_and_the_distance():
     assert probe.contrast_thresholds[1] == pytest.approx(contrast_threshold(0.01, 0.0, scale=growth**2))
 
 
-@together('"kind"', ["losses", "contrasts"])
+@together("kind", ["losses", "contrasts"])
 def test_thresholds_of_a_run_without_privacy_stay_infinite(kind):
     unclipped = {"loss_threshold": math.inf, "contrast_thresholds": (math.inf, math.inf)}
     probe = line_search(kind, "gen", eta=0.1, **unclipped)

@@ -38,7 +38,7 @@ def assert_trains(model) -> None:
     torch.testing.assert_close(found.collected(), total)
 
 
-@together('"norm"', [nn.BatchNorm2d, nn.SyncBatchNorm])
+@together("norm", [nn.BatchNorm2d, nn.SyncBatchNorm])
 def test_parameters_names_and_training_stay(norm):
     model = convnet(norm)
     with pytest.raises(ValueError, match=r"hyfreedp\.replace_batch_norm\(model\)"):
@@ -71,7 +71,7 @@ def test_the_layers_of_timm_go_on_to_drop_and_activate():
     assert_trains(relu)
 
 
-@together('"norm"', [FrozenBatchNorm2d, FrozenBatchNormAct2d])
+@together("norm", [FrozenBatchNorm2d, FrozenBatchNormAct2d])
 def test_constant_statistics_are_allowed_and_stay(norm):
     model = convnet(norm)
     kept = model[1]
@@ -117,7 +117,7 @@ class Odd(nn.BatchNorm2d):
 
 
 @together(
-    '("layer", "message")',
+    ("layer", "message"),
     [(nn.LazyBatchNorm2d(), "number of channels yet: run one batch"), (Odd(4), r"'1' \(Odd\) .*unknown kind")],
 )
 def test_what_cannot_be_replaced_is_named_and_nothing_is_replaced(layer, message):

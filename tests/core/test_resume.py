@@ -116,7 +116,7 @@ def uninterrupted(name):
     return end(model, optimizer), checkpoints
 
 
-@together('"name"', RUNS)
+@together("name", RUNS)
 def test_saving_does_not_change_a_run(name):
     """The reference of the tests below, which saved after every step, is the run that never saved."""
     model, optimizer, loader = start(name)
@@ -142,7 +142,7 @@ def test_resumes_bitwise_from_every_step(name, interruption):
     assert_same(end(model, optimizer), reference)
 
 
-@together('"base"', [sgd_momentum, three_groups])
+@together("base", [sgd_momentum, three_groups])
 def test_momentum_and_groups_resume_too(base):
     model, optimizer, loader = start("line search", base=base)
     files = []
@@ -234,7 +234,7 @@ def test_what_could_not_be_loaded_is_not_saved(tmp_path, entry):
     assert path.read_bytes() == before and [file.name for file in tmp_path.iterdir()] == ["run.pt"]
 
 
-@together('"broken"', ["hook", "learner"])
+@together("broken", ["hook", "learner"])
 def test_a_state_that_cannot_be_loaded_to_its_end_changes_nothing(broken):
     """Weights, ledger, key, sampler, history, moments and learner are those of before, and the run goes on as if."""
     model, optimizer, loader = start("votes", model_seed=1, engine_seed=1)
@@ -315,7 +315,7 @@ def test_states_saved_under_earlier_names_of_classes_resume(name, text):
 
 
 @together(
-    '("changes", "message")',
+    ("changes", "message"),
     [
         ({"target_epsilon": 2.0}, "target_epsilon: 3.0 != 2.0"),
         ({"target_delta": 1e-4}, "target_delta: 0.001 != 0.0001"),

@@ -72,7 +72,7 @@ def test_inclusion_is_independent_across_steps_and_records(memberships):
     assert abs(pairs) / np.sqrt(len(centred) * 50 * 49 / 2) < limit
 
 
-@together('"rate"', [1.0, 1e-9])
+@together("rate", [1.0, 1e-9])
 def test_extreme_rates(rate):
     """At rate 1 every batch is the whole data set; at a tiny one all batches are empty."""
     expected = list(range(50)) if rate == 1 else []

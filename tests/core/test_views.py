@@ -76,7 +76,7 @@ def test_checkpointing():
     assert_averages(BookKeepingEngine, example, 2)
 
 
-@together('"engine"', ENGINES)
+@together("engine", ENGINES)
 def test_views_of_a_record_may_mix(engine):
     """A loss that compares them with each other, say; each record's is still its own."""
     model = nn.Linear(3, 4).double()
@@ -154,7 +154,7 @@ def test_a_step_is_that_of_a_loop_over_records_and_views(engine, size):
     assert record.diagnostics["mean_loss"] == pytest.approx(sum(means) / 6)
 
 
-@together('"preset"', PRESETS.values())
+@together("preset", PRESETS.values())
 def test_views_that_are_equal_are_a_run_without_views(preset, unbound_noise):
     """Votes, probes, thresholds and an empty batch included: the loss of a record is the mean over its views."""
     runs = []

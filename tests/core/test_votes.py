@@ -191,7 +191,7 @@ def test_a_split_with_votes_meets_the_closed_form(delta, plan, gamma):
         assert (split.sigma_gradient_probe, split.sigma_loss) == (split.sigma, 0.0)
 
 
-@together('"voting"', [(), (2, 8, 10, 12, 14), tuple(range(20))])
+@together("voting", [(), (2, 8, 10, 12, 14), tuple(range(20))])
 def test_epsilon_agrees_with_dp_accounting(voting):
     """The gradient and the vote of a step, sensitivity 1 each, composed on one subsampled batch."""
     split = calibrate_noise(**PLAN, vote_steps=voting, accountant="rdp")
@@ -545,7 +545,7 @@ def test_one_vote_more_is_another_release():
     assert margin not in (before, pytest.approx(before + 0.02, rel=1e-9))
 
 
-@together('"mechanism"', ["gaussian", "laplace"])
+@together("mechanism", ["gaussian", "laplace"])
 def test_an_empty_batch_votes_with_noise_alone(mechanism):
     """That of the plan's mechanism and multiplier, from a key of the step's own, and it decides."""
     model, optimizer = start(**NOISY, loss_mechanism=mechanism)
@@ -565,7 +565,7 @@ def test_an_empty_batch_votes_with_noise_alone(mechanism):
     assert optimizer.epsilon_spent() == pytest.approx(optimizer.split.epsilon)
 
 
-@together('("kind", "lost")', [("all kept", ()), ("opening lost", (2, *REVIEWS))])
+@together(("kind", "lost"), [("all kept", ()), ("opening lost", (2, *REVIEWS))])
 def test_without_noise_an_empty_batch_is_a_tie(kind, lost):
     """A tie is enough for weights that have lost nothing yet."""
     model, optimizer = start(steps=STEPS)
@@ -743,7 +743,7 @@ def test_the_rate_is_unknown_before_the_first_gradient_only_where_that_sets_the_
     assert optimizer.eta == first  # later gradients change nothing
 
 
-@together('"scale"', [1e-3, 1e3])
+@together("scale", [1e-3, 1e3])
 def test_the_unit_of_a_loss_does_not_matter(scale):
     """SGD on a loss in other units makes the same steps."""
     runs = []
@@ -755,7 +755,7 @@ def test_the_unit_of_a_loss_does_not_matter(scale):
     torch.testing.assert_close(*runs, rtol=1e-8, atol=1e-10)
 
 
-@together('"empty"', [1, 4])
+@together("empty", [1, 4])
 def test_gradients_of_zeros_at_first_move_nothing_and_set_no_unit(empty):
     """Empty batches before the first other one, without noise: the run begins with that."""
     model, optimizer = start(sgd_momentum)
@@ -902,7 +902,7 @@ def test_gradient_checkpointing_changes_nothing():
     assert torch.equal(flat(plain), flat(saving))
 
 
-@together('"dtype"', [torch.bfloat16, torch.float32])
+@together("dtype", [torch.bfloat16, torch.float32])
 def test_the_average_is_kept_in_single_precision_at_least(dtype):
     """And the weights come back to the bit after each vote that they won; the average is not rounded by the way."""
     generator = torch.Generator().manual_seed(0)
@@ -967,7 +967,7 @@ def test_copies_of_the_weights_live_as_long_as_a_vote_needs_them():
     assert alive["average"] == [True] * 7 + [False] * 3  # the last review is that of step 7
 
 
-@together('"steps"', [1, 2])
+@together("steps", [1, 2])
 def test_a_run_that_never_votes_keeps_no_copies(steps):
     model, optimizer = start(steps=steps)
     for batch in make_batches([8] * steps):

@@ -131,7 +131,7 @@ def test_a_scheduled_run_resumes_bitwise():
     assert torch.equal(ends[0][0], ends[1][0]) and ends[0][1:] == ends[1][1:]
 
 
-@together('"settings"', [{"preset": "robust"}, {"preset": "paper", "interval": 2, "probe_batch": "next"}])
+@together("settings", [{"preset": "robust"}, {"preset": "paper", "interval": 2, "probe_batch": "next"}])
 def test_a_learned_rate_says_once_that_it_follows_no_scheduler(settings):
     """And is bit for bit what it is without one; so it is after a resumption, which is no scheduler."""
     runs = []
@@ -169,7 +169,7 @@ def test_a_rate_that_is_set_by_hand_is_used_where_none_is_learned_and_told_where
                 assert optimizer.step(cross_entropy(model), second).eta <= learned
 
 
-@together('"decay"', ["linear", "cosine"])
+@together("decay", ["linear", "cosine"])
 def test_a_scheduler_beside_a_decay_is_refused_before_anything_is_released(decay):
     model, optimizer, _ = make(decay=decay)
     scheduler = lr_scheduler.ExponentialLR(optimizer, 0.5)

@@ -29,7 +29,7 @@ def test_bound_is_the_papers_of_record_and_not_below_what_a_gaussian_allows():
         assert best_attack <= attack.advantage_bound(epsilon, 1e-4)
 
 
-@together('("probe", "squared_sensitivity")', [("losses", 3.0), ("contrasts", 1.5)])
+@together(("probe", "squared_sensitivity"), [("losses", 3.0), ("contrasts", 1.5)])
 def test_epsilon_of_one_release_is_that_of_the_gaussian_mechanism(probe, squared_sensitivity):
     epsilon = attack.release_epsilon(probe, 4.0, 1e-5)
     mu = math.sqrt(squared_sensitivity) / 4.0

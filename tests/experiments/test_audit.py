@@ -73,7 +73,7 @@ def test_bounds_at_several_deltas_share_the_error():
 # -- one probe ---------------------------------------------------------------------------------------------------------
 
 
-@together('("probe", "sensitivity")', [("losses", 3.0), ("votes", 1.0)])
+@together(("probe", "sensitivity"), [("losses", 3.0), ("votes", 1.0)])
 def test_the_record_moves_a_probe_by_all_that_its_sensitivity_allows(probe, sensitivity):
     noiseless = releases.probe_statistics(probe=probe, sigma_loss=0.0, runs=1, seed=0)
     moved = noiseless.planted - noiseless.without

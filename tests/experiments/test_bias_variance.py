@@ -33,7 +33,7 @@ def test_simulated_bias_of_normal_losses_is_corollary_1():
     assert dots.spread.to_numpy() == pytest.approx(np.sqrt((square - mean**2) / 50), rel=0.1)
 
 
-@together('"expected"', [40, 80])
+@together("expected", [40, 80])
 def test_simulated_releases_are_theorem_1(expected):
     losses = np.random.default_rng(0).gamma(2.0, 0.5, 40)
     dots = bias_variance.release_dots(
@@ -96,7 +96,7 @@ def test_noise_magnitudes_are_what_the_formulas_say():
     assert (np.abs(table.simulated - table.exact) < 4 * table.error).all()
 
 
-@together('"piece"', [64, 2**22])
+@together("piece", [64, 2**22])
 def test_gradient_noise_is_whole_however_it_is_drawn(piece):
     norm = noise_magnitudes._gradient_noise(1000, 2.0, 50, seed=3, piece=piece)
     # The norm of a long normal vector has standard deviation 1/sqrt(2): four of them, one of 16,000 seeds fails.
@@ -168,7 +168,7 @@ def test_usual_thresholds_are_where_the_rules_aim():
     assert clouds.usual_thresholds(losses) == pytest.approx((2.0, np.quantile(d, 0.8), np.quantile(c, 0.8)))
 
 
-@together('"probe"', ["losses", "contrasts"])
+@together("probe", ["losses", "contrasts"])
 def test_without_clipping_and_noise_every_probe_sees_the_same_parabola(probe):
     losses = torch.rand((3, 30), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     fit = clouds.private_fit(

@@ -74,7 +74,7 @@ def test_algorithm_1_as_printed_has_the_papers_rules():
     assert settings("algorithm1") == printed and printed.initial_learning_rate == 1e-4
 
 
-@together('"damping"', [True, False])
+@together("damping", [True, False])
 def test_damping_sets_what_the_rule_aims_for_and_how_far_the_probe_looks(damping):
     """On an exact parabola without noise: sqrt(m) b/a and eta / m with damping, b/a and eta without."""
     model = make_model()
@@ -303,7 +303,7 @@ def welch(higher, lower):
     return stats.ttest_ind(higher, lower, equal_var=False, alternative="less").pvalue
 
 
-@together('"name"', ["accuracy", "ablation"])
+@together("name", ["accuracy", "ablation"])
 def test_less_privacy_is_never_worse_beyond_noise(name):
     """Every method at eps = 8 against eps = 1, at a false-alarm rate of 0.1 % over all of them together."""
     rows = recorded(name)

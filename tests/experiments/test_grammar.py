@@ -139,7 +139,7 @@ def test_excluded_meanings_do_not_occur():
     assert not {pair.meaning for pair in pairs("private", 6000, seed=0, excluded=frozenset(meanings))} & set(meanings)
 
 
-@together('"domain"', DOMAINS)
+@together("domain", DOMAINS)
 def test_documents_are_short_reports(domain):
     texts = documents(domain, 500, seed=0)
     assert len(set(texts)) > 495

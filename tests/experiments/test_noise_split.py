@@ -58,7 +58,7 @@ def test_the_even_split_on_one_batch_needs_twice_the_noise_at_every_step():
     assert epsilon(even) <= 1  # on the fine grid too
 
 
-@together('"interval"', [1, 5])
+@together("interval", [1, 5])
 def test_mu_gdp_of_the_paper_is_the_accountant_gdp(interval):
     split = calibrate_noise(**CHEAP, **PAPER_SPLIT, interval=interval, accountant="gdp", composition="independent")
     mu = noise_split.mu_gdp(

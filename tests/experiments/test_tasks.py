@@ -69,7 +69,7 @@ def test_enlarged_images_are_interpolated_linearly():
     torch.testing.assert_close(row, torch.tensor([0.0, 15, 45, 75, 105, 135, 165, 180]))
 
 
-@together('"name"', ["vit8_d64_p4", "vit32_d128"])
+@together("name", ["vit8_d64_p4", "vit32_d128"])
 def test_a_new_head_knows_nothing(name):
     model = make_model(name, "full", features=64, classes=7, seed=0)
     images = torch.rand(5, 64) if name == "vit8_d64_p4" else torch.randint(256, (5, 3, 20, 20), dtype=torch.uint8)

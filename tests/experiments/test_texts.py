@@ -303,7 +303,7 @@ def test_padding_is_the_pad_token_or_the_end_token():
 # Sequences
 
 
-@together('("tool", "separator", "padding")', [(OURS, 3, 0), (GPT2_LIKE, 2, 2)])
+@together(("tool", "separator", "padding"), [(OURS, 3, 0), (GPT2_LIKE, 2, 2)])
 def test_pairs_and_prompts_as_a_slow_twin_makes_them(tool, separator, padding):
     records = [*pairs("private", 40, seed=0), Pair("name[Ü]", "€"), Pair("", "a <eos> b")]
     tokens, labels = encode_pairs(tool, records, 256)
@@ -325,7 +325,7 @@ def test_pairs_and_prompts_as_a_slow_twin_makes_them(tool, separator, padding):
     assert {tensor.dtype for tensor in (tokens, labels, ids, mask)} == {torch.int64}
 
 
-@together('("tool", "start", "padding")', [(OURS, 1, 0), (GPT2_LIKE, 2, 2)])
+@together(("tool", "start", "padding"), [(OURS, 1, 0), (GPT2_LIKE, 2, 2)])
 def test_documents_are_targets_but_for_what_begins_them(tool, start, padding):
     tokens, labels = encode_documents(tool, ["hotel hotel", "The hotel is in the old town."], 100)
     for row, marks, text in zip(
