@@ -3,6 +3,7 @@
 import collections
 
 import pytest
+from cases import together
 from mutant_list import MUTANTS
 from mutants import is_killed, named_tests, read_report
 
@@ -15,18 +16,19 @@ def test_there_are_at_least_thirty_and_every_one_has_its_own_name():
     assert not [name for name, count in names.items() if count > 1]
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+@together("mutant", MUTANTS)
 def test_its_place_is_there_once_and_the_changed_file_compiles(mutant, tmp_path):
-    copy = tmp_path / mutant.file
+    copy, code = tmp_path / mutant.name / mutant.file, (ROOT / mutant.file).read_text()
     copy.parent.mkdir(parents=True)
-    copy.write_text((ROOT / mutant.file).read_text())
-    mutant.apply(tmp_path)
-    assert copy.read_text() != (ROOT / mutant.file).read_text()
+    copy.write_text(code)
+    mutant.apply(tmp_path / mutant.name)
+    assert copy.read_text() != code
     compile(copy.read_text(), mutant.file, "exec")
     assert mutant.what.endswith(".") and mutant.tests
     for named in named_tests([mutant]):
         file, _, test = named.partition("::")
-        assert f"def {test}(" in (ROOT / file).read_text() if test else (ROOT / file).is_file()
+        found = f"def {test}(" in (ROOT / file).read_text() if test else (ROOT / file).is_file()
+        assert found, f"there is no {named}"
 
 
 def test_a_change_of_the_code_under_a_mutant_is_named(tmp_path):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from cases import together
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
@@ -67,9 +68,8 @@ def direct_requirements(*extras):
 # ---- requirements ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("extra", PROJECT["optional-dependencies"])
-def test_every_requirement_is_pinned_within_its_range(extra):
-    for requirement in direct_requirements(extra):
+def test_every_requirement_is_pinned_within_its_range():
+    for requirement in direct_requirements(*PROJECT["optional-dependencies"]):
         assert any(spec.operator in (">=", "~=", "==") for spec in requirement.specifier), (
             f"{requirement}: no lower bound"
         )
@@ -111,7 +111,7 @@ def test_installed_versions_are_the_pinned_ones():
                 pending.append((requirement.name, frozenset(requirement.extras)))
 
 
-@pytest.mark.parametrize("name", ["pyproject.toml", "constraints.txt", "environment.yml"])
+@together("name", ["pyproject.toml", "constraints.txt", "environment.yml"])
 def test_requirements_hold_no_address_and_no_path_of_one_machine(name):
     for line in (ROOT / name).read_text().splitlines():
         assert not re.search(r"\w:/|\w+@\w|--(extra-)?index|--find-links|(^|[\s\"'=(\[,])[/~]\w|[A-Za-z]:\\", line), (
@@ -131,7 +131,9 @@ def test_citation_and_licence_match_the_project():
 
 @pytest.mark.parametrize("check", [["check"], ["format", "--check"]], ids=["lint", "format"])
 def test_ruff(check):
-    done = subprocess.run([sys.executable, "-m", "ruff", *check, "."], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "ruff", *check, "--no-cache", "."], cwd=ROOT, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -166,7 +168,7 @@ def imported_component(name):
     return part if part in LEVEL else "__init__"
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+@together("path", MODULES)
 def test_module_keeps_to_the_layout(path):
     me = component(path)
     assert me in LEVEL, f"give {me} its place in LAYERS"

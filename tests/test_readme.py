@@ -7,6 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
+from cases import together
 
 from hyfreedp.experiments.benchmark import goals
 from hyfreedp.experiments.book import notebooks
@@ -34,7 +35,7 @@ def test_the_code_block_runs_as_written(capsys):
     assert names["per_sample_loss"](names["data"][:6]).shape == (6, 4)
 
 
-@pytest.mark.parametrize("page", PAGES)
+@together("page", PAGES)
 def test_links_and_pictures_exist(page):
     place = ROOT / page
     targets = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", place.read_text(encoding="utf-8"))
@@ -196,7 +197,7 @@ def test_every_equation_has_its_function_and_its_test():
         assert re.search(rf"^(def|class) {name}\b", code[place], flags=re.MULTILINE), name
 
 
-@pytest.mark.parametrize("target", ["reproduce", "test"])
+@together("target", ["reproduce", "test"])
 def test_the_two_commands_are_make_targets(target):
     assert f"make {target}" in README
     assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)

@@ -4,7 +4,7 @@ import ast
 import subprocess
 import sys
 
-import pytest
+from cases import together
 
 from hyfreedp.experiments.store.paths import ROOT
 
@@ -34,7 +34,7 @@ def test_every_module_is_in_a_room_and_every_room_has_a_place():
     assert {path.parent.name for path in EXPERIMENTS.glob("*/__init__.py")} == set(ALLOWED)
 
 
-@pytest.mark.parametrize("room", ALLOWED)
+@together("room", ALLOWED)
 def test_a_room_imports_only_those_before_it(room):
     for path in (EXPERIMENTS / room).rglob("*.py"):
         assert set(imported(path)) <= ALLOWED[room], path.name

@@ -1,16 +1,15 @@
 """The noise split: never above its target, closed forms, every combination, the plan, the search, bad input."""
 
 import dataclasses
-import itertools
 import json
 import math
 import warnings
 
 import numpy as np
 import pytest
+from cases import each, pairs, together
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pairs import each
 from scipy import optimize
 from splits import effective, vanilla
 
@@ -80,12 +79,18 @@ def test_an_epsilon_that_rounding_lifts_above_the_target_is_met_with_more_noise(
     assert split.sigma > exact.sigma and split.sigma_loss > exact.sigma_loss
 
 
-@pytest.mark.parametrize(
-    ("target_epsilon", "sample_rate", "steps", "target_delta"),
-    [(0.5, 0.01, 250, 1e-5), (1.0, 0.1, 20, 1e-8), (3.0, 0.2, 100, 1e-5), (2.0, 1.0, 10, 1e-6), (0.5, 0.3, 3, 1e-3)],
+@each(
+    plan=[
+        (0.5, 0.01, 250, 1e-5),
+        (1.0, 0.1, 20, 1e-8),
+        (3.0, 0.2, 100, 1e-5),
+        (2.0, 1.0, 10, 1e-6),
+        (0.5, 0.3, 3, 1e-3),
+    ],
+    allocation=["per_step", "constant"],
 )
-@pytest.mark.parametrize("allocation", ["per_step", "constant"])
-def test_epsilon_is_never_above_the_target_under_pld(target_epsilon, sample_rate, steps, target_delta, allocation):
+def test_epsilon_is_never_above_the_target_under_pld(plan, allocation):
+    target_epsilon, sample_rate, steps, target_delta = plan
     split = calibrate_noise(
         target_epsilon=target_epsilon,
         target_delta=target_delta,
@@ -149,7 +154,7 @@ def test_three_losses_at_every_step_need_12_34_sigma():
     assert split.sigma_loss / split.sigma == pytest.approx(12.339, abs=1e-3)
 
 
-@each(probe=["losses", "contrasts"], warmup_steps=[0, 3, 20])
+@together(*each(probe=["losses", "contrasts"], warmup_steps=[0, 3, 20]).args)
 def test_a_per_step_split_costs_what_vanilla_does_under_every_accountant(probe, warmup_steps):
     split = calibrate_noise(**CHEAP, probe=probe, warmup_steps=warmup_steps, gamma=1.02)
     assert effective(split) == pytest.approx(split.sigma, rel=1e-12)
@@ -164,17 +169,14 @@ def test_a_per_step_split_costs_what_vanilla_does_under_every_accountant(probe, 
 # ---- every combination ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("accountant", "allocation", "composition", "probe", "loss_mechanism"),
-    list(
-        itertools.product(
-            ACCOUNTANTS,
-            ("per_step", "constant"),
-            ("same_batch", "independent", "epsilon_sum"),
-            ("contrasts", "losses", "none"),
-            ("gaussian", "laplace"),
-        )
-    ),
+@together(
+    *pairs(
+        accountant=ACCOUNTANTS,
+        allocation=("per_step", "constant"),
+        composition=("same_batch", "independent", "epsilon_sum"),
+        probe=("contrasts", "losses", "none"),
+        loss_mechanism=("gaussian", "laplace"),
+    ).args
 )
 def test_every_combination_works_and_says_whether_it_is_sound(
     accountant, allocation, composition, probe, loss_mechanism
@@ -307,7 +309,7 @@ def test_search_copes_with_infinite_and_vanishing_costs():
 # ---- bad input -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@together(
     ("wrong", "message"),
     [
         (dict(target_epsilon=0), "target_epsilon must be positive, got 0"),
@@ -349,7 +351,7 @@ def test_bad_input_is_refused_by_name(wrong, message):
         calibrate_noise(**{**CHEAP, **wrong})
 
 
-@pytest.mark.parametrize(
+@together(
     ("wrong", "message"),
     [
         (dict(target_delta=0.0), "target_delta must be in"),

@@ -6,13 +6,13 @@ import math
 import numpy as np
 import pytest
 import torch
+from cases import each, together
 from dp_accounting import ComposedDpEvent, GaussianDpEvent, LaplaceDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 from dp_accounting.pld import PLDAccountant
 from hypothesis import given
 from hypothesis import strategies as st
 from opacus.accountants import PRVAccountant, RDPAccountant
 from opacus.accountants.analysis.gdp import delta_eps_mu
-from pairs import each
 from scipy import integrate
 from scipy.stats import laplace, norm
 from splits import effective, vanilla
@@ -71,7 +71,7 @@ def test_independent_composition_agrees_with_dp_accounting_pld():
         assert epsilon(split) == pytest.approx(reference, abs=1e-4)
 
 
-@each(probe=["losses", "contrasts"], target_epsilon=[0.7, 3.0, 8.0])
+@together(*each(probe=["losses", "contrasts"], target_epsilon=[0.7, 3.0, 8.0]).args)
 def test_agrees_with_opacus_rdp(target_epsilon, probe):
     split = calibrate_noise(
         target_epsilon=target_epsilon, **REFERENCE, probe=probe, allocation="constant", accountant="rdp"
@@ -228,7 +228,7 @@ def test_laplace_pld_is_tighter_than_rdp(probe):
     assert pld > epsilon(vanilla(dataclasses.replace(split, sigma=split.sigma_gradient_probe)))
 
 
-@pytest.mark.parametrize(("probe", "sensitivity"), [("losses", 3.0), ("contrasts", 2.0)])
+@together(("probe", "sensitivity"), [("losses", 3.0), ("contrasts", 2.0)])
 def test_a_laplace_probe_costs_its_l1_sensitivity_without_sampling(probe, sensitivity):
     """Three losses in [0, 1], or four coordinates within +-1/2: pure epsilon is that sum over the noise scale."""
     release = (probe_mechanism(probe, 5.0, "laplace"), 1)
@@ -236,7 +236,7 @@ def test_a_laplace_probe_costs_its_l1_sensitivity_without_sampling(probe, sensit
     assert pure == pytest.approx(sensitivity / 5.0, abs=1e-3)
 
 
-@pytest.mark.parametrize("sigma", [math.inf, 1.5])
+@together("sigma", [math.inf, 1.5])
 def test_laplace_rdp_against_numerical_integration_in_both_directions(sigma):
     q, scale, orders = 0.2, 4.0, (2, 3, 8)
     x = np.linspace(-100, 101, 20_101) if math.isinf(sigma) else np.linspace(-25, 26, 1_021)

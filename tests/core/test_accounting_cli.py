@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from cases import together
 
 from hyfreedp.accounting import NoiseSplit, calibrate_noise, epsilon
 from hyfreedp.accounting.__main__ import main
@@ -80,7 +81,7 @@ def test_a_non_private_run_is_strict_json(capsys):
     assert "NOT guaranteed: non-private" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
+@together(
     ("arguments", "message"),
     [
         ("--delta 0", "target_delta must be in (0, 1), got 0.0"),

@@ -5,6 +5,7 @@ import json
 import math
 
 import pytest
+from cases import together
 from dp_accounting import ComposedDpEvent, GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.pld import PLDAccountant
 
@@ -83,7 +84,7 @@ def test_check_counts_nothing():
     assert (ledger.steps, ledger.probe_steps) == (0, 0)
 
 
-@pytest.mark.parametrize("interrupted_after", [0, 1, 5, 12])
+@together("interrupted_after", [0, 1, 5, 12])
 def test_a_resumed_ledger_equals_the_uninterrupted_one(interrupted_after):
     split = make_split()
     ledger = PrivacyLedger(split)
@@ -105,7 +106,7 @@ def test_the_state_of_another_split_is_refused():
         ledger.load_state_dict(state)
 
 
-@pytest.mark.parametrize("counts", [dict(steps=13), dict(steps=-1), dict(steps=6)])
+@together("counts", [dict(steps=13), dict(steps=-1), dict(steps=6)])
 def test_impossible_counts_are_refused(counts):
     ledger = PrivacyLedger(make_split())
     with pytest.raises(ValueError, match="which the plan of 12 steps does not allow"):

@@ -4,12 +4,13 @@ Every test is named after the script that broke version 0.1.0 at its commit fdd2
 """
 
 import copy
+import itertools
 
 import pytest
 import torch
 import torch.nn.functional as F
+from cases import each, pairs, together
 from opacus.layers import DPMultiheadAttention
-from pairs import each, pairs
 from torch import nn
 from torch.utils.data import (
     BatchSampler,
@@ -148,7 +149,7 @@ def added(layer):
     return False
 
 
-@pytest.mark.parametrize(
+@together(
     ("when", "name"),
     [
         (lambda layer: layer.training, "0.ema"),
@@ -158,7 +159,6 @@ def added(layer):
         (renewed, "0.ema"),
         (added, "0.seen"),
     ],
-    ids=["training", "probes", "later", "through_data", "renewed", "added"],
 )
 def test_t10_buffer_that_learns_is_refused_by_name_and_put_back(when, name):
     model = nn.Sequential(Standardiser(when), nn.Linear(8, 2))
@@ -170,7 +170,7 @@ def test_t10_buffer_that_learns_is_refused_by_name_and_put_back(when, name):
     assert list(after) == list(before) and torch.equal(after["0.ema"], before["0.ema"])
 
 
-@pytest.mark.parametrize("trained", [False, True])
+@together("trained", [False, True])
 def test_t10_buffer_in_a_parameters_clothes_is_refused(trained):
     """Averages in a frozen parameter, and an initialisation from the first batch, both through ``.data``."""
 
@@ -228,7 +228,7 @@ def divided_by_size(model):
     return lambda b: losses(model)(b) / len(b[1])
 
 
-@pairs(engine=ENGINES, dropout=[0.0, 0.5], mix=[centred, weighted, divided_by_size])
+@together(*pairs(engine=ENGINES, dropout=[0.0, 0.5], mix=[centred, weighted, divided_by_size]).args)
 def test_t7_mix_through_values_without_gradient_is_refused(mix, dropout, engine):
     model = mlp(nn.Dropout(dropout)) if dropout else mlp()
     model, optimizer, loader = wire(model, classes(), gradient_engine=engine)
@@ -239,7 +239,7 @@ def test_t7_mix_through_values_without_gradient_is_refused(mix, dropout, engine)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-@pytest.mark.parametrize("mix", [centred, weighted])
+@together("mix", [centred, weighted])
 def test_t7_mix_beside_random_numbers_of_the_models_own_is_refused(mix):
     class Noisy(nn.Module):
         def forward(self, x):
@@ -287,8 +287,7 @@ class Gated(nn.Module):
         return self.out(x + self.gate(torch.tanh(h)))
 
 
-@pytest.mark.parametrize("detached", [False, True])
-@pytest.mark.parametrize("gate", ["matrix", "scale"])
+@together(("detached", "gate"), itertools.product([False, True], ["matrix", "scale"]))
 def test_t21_check_gap_a_closed_branch_is_refused_before_it_opens(gate, detached):
     model, optimizer, loader = wire(Gated(gate, detached), classes())
     with pytest.raises(ValueError, match=MIXES if detached else f"{MIXES}|disagree with autograd"):
@@ -308,7 +307,7 @@ class Sorting(nn.Module):
         return self.b(torch.tanh(self.a(x))[order])[order.argsort()]
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@together("engine", ENGINES)
 def test_t21_check_gap_an_order_that_changes_later_is_refused(engine):
     model, optimizer, loader = wire(Sorting(), classes(), gradient_engine=engine, steps=20)
     optimizer.step(losses(model), next(iter(loader)))
@@ -339,8 +338,7 @@ class OverTheBatch(nn.Module):
         return self.out((h + self.att(h, h, h)[0]).mean(1))
 
 
-@pytest.mark.parametrize("batch_size", [8, 64])
-@pytest.mark.parametrize("trained", ["all", "head"])
+@together(("batch_size", "trained"), itertools.product([8, 64], ["all", "head"]))
 def test_wrong_batch_attention_is_refused_on_similar_records(trained, batch_size):
     x = torch.randn(7, 20) + 0.3 * torch.randn(500, 7, 20)
     for seed in range(3):
@@ -377,7 +375,7 @@ class Indexed(nn.Module):
         return self.out((self.inp(x) + self.pos[0]).tanh().mean(1))
 
 
-@pytest.mark.parametrize("size", [8, 64, 1024])
+@together("size", [8, 64, 1024])
 def test_wrong_pos_index_is_right_on_similar_records(size):
     model = Indexed().double()
     x, y = torch.randn(5, 4).double() + 0.3 * torch.randn(size, 5, 4).double(), torch.zeros(size).long()
@@ -558,7 +556,7 @@ def test_t16c_noise_is_not_added_in_half_precision():
         NoiseGenerator(0).add_noise([torch.zeros(3, dtype=torch.bfloat16)], 1.0)
 
 
-@pairs(engine=ENGINES, clipping=[AutomaticClipping(), AbadiClipping(0.01)], magnitude=[3.0, 1e3, 1e5])
+@together(*pairs(engine=ENGINES, clipping=[AutomaticClipping(), AbadiClipping(0.01)], magnitude=[3.0, 1e3, 1e5]).args)
 def test_tokens_that_cancel_do_not_hide_a_norm(magnitude, clipping, engine):
     """Half of the tokens undo the other half but for rounding; the factor came out up to 3,500 times too large."""
     torch.manual_seed(0)
@@ -577,7 +575,7 @@ def test_tokens_that_cancel_do_not_hide_a_norm(magnitude, clipping, engine):
         assert moved <= 1.001 * clipping.sensitivity
 
 
-@pairs(engine=ENGINES, clipping=[AutomaticClipping(), AbadiClipping(0.01)], tokens=[1, 4])
+@together(*pairs(engine=ENGINES, clipping=[AutomaticClipping(), AbadiClipping(0.01)], tokens=[1, 4]).args)
 def test_squares_that_underflow_do_not_hide_a_norm(tokens, clipping, engine):
     """A huge input and a tiny gradient, whose squares are infinite and zero: their product is neither."""
     layer = nn.Linear(8, 10_000, bias=False)
@@ -660,7 +658,7 @@ def test_t4_subset_samplers_that_choose_records_are_refused():
         wire(nn.Linear(1, 2), DataLoader(data, batch_size=10, shuffle=shuffle))
 
 
-@each(gradient_engine=["bookkeeping", "hooks"], name=["3.bias", "3.weight", "1.bias", "0.weight"])
+@together(*each(gradient_engine=["bookkeeping", "hooks"], name=["3.bias", "3.weight", "1.bias", "0.weight"]).args)
 def test_a_parameter_that_is_unfrozen_later_is_refused_before_its_raw_gradient_moves_it(name, gradient_engine):
     """The optimizer holds it from the start, so its own step would apply what nothing has noised."""
     model = make_model()

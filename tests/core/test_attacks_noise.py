@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from cases import together
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
@@ -180,7 +181,7 @@ def steps_of(optimizer, loader, model, upto):
                 return before, torch.cat([p.detach().flatten() for p in model.parameters()]), batch
 
 
-@pytest.mark.parametrize("kind", ["torch", "numpy", "random"])
+@together("kind", ["torch", "numpy", "random"])
 def test_t8b_a_step_on_other_data_has_other_noise(kind):
     np.random.seed(0)
     random.seed(0)
@@ -203,7 +204,7 @@ def test_t8b_a_step_on_other_data_has_other_noise(kind):
     assert noise.std() == pytest.approx(math.sqrt(2) * optimizer.split.sigma, rel=0.6)
 
 
-@pytest.mark.parametrize("pieces", [None, 10])
+@together("pieces", [None, 10])
 def test_t8c_other_pieces_of_a_batch_have_other_noise(pieces):
     data = TensorDataset(torch.randn(300, 8), torch.randint(0, 2, (300,)))
     settings = {"batch_size": 30}
@@ -236,7 +237,7 @@ OTHER_RUNS = {
 }
 
 
-@pytest.mark.parametrize("field", OTHER_RUNS)
+@together("field", OTHER_RUNS)
 def test_t23_a_state_of_another_run_is_refused_by_the_field_that_differs(field):
     def make(*, records=300, batch_size=30, optimizer=torch.optim.SGD, secure_noise=False, preset="fixed", **settings):
         model = small_model()

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from pairs import each, pairs
+from cases import each, pairs, together
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 from twins import (
@@ -131,22 +131,24 @@ def refuse(error, message, *, model=None, optimizer=None, **settings):
     assert hooks_of(model) == 0, "the refused model keeps hooks"
 
 
-@pytest.mark.parametrize("case", REFUSED)
+@together("case", REFUSED)
 def test_arguments_out_of_range_are_refused_by_name_value_and_range(case):
     settings, message = REFUSED[case]
     settings = dict(settings)
     refuse(settings.pop("error", ValueError), message, **settings)
 
 
-@each(
-    preset=PRESETS.values(),
-    case=[
-        "epsilon zero",
-        "delta one",
-        "batch larger than the data",
-        "no steps",
-        "delta so large that no noise is needed",
-    ],
+@together(
+    *each(
+        preset=PRESETS.values(),
+        case=[
+            "epsilon zero",
+            "delta one",
+            "batch larger than the data",
+            "no steps",
+            "delta so large that no noise is needed",
+        ],
+    ).args
 )
 def test_every_preset_refuses_what_no_run_can_have(case, preset):
     settings, message = REFUSED[case]
@@ -177,7 +179,7 @@ def test_a_model_in_eval_mode_is_refused():
     refuse(ValueError, r"module must be in train mode: call module.train\(\)", model=make_model().eval())
 
 
-@pytest.mark.parametrize(
+@together(
     ("optimizer", "message"),
     [
         (
@@ -220,7 +222,7 @@ def opacus_model(inner):
     return model if inner else wrapped
 
 
-@pytest.mark.parametrize("inner", [False, True])
+@together("inner", [False, True])
 def test_a_model_with_the_hooks_of_opacus_is_refused_until_they_are_off(inner):
     """Wrapped, or the model within, whose hooks would fail in the middle of a step."""
     model = opacus_model(inner)
@@ -244,7 +246,7 @@ def test_an_optimizer_of_opacus_is_refused_and_what_is_none():
         make_private(model, 0.1)
 
 
-@pytest.mark.parametrize("part", ["0", "1"])
+@together("part", ["0", "1"])
 def test_a_model_without_values_is_refused(part):
     model = make_model()
     model.register_buffer("offset", torch.zeros(2))
@@ -253,7 +255,7 @@ def test_a_model_without_values_is_refused(part):
         make_private(model, adamw(model))
 
 
-@pytest.mark.parametrize(
+@together(
     ("layer", "message"),
     [
         (nn.BatchNorm1d(5), r"layer '0' \(BatchNorm1d\) .* replace it by GroupNorm"),
@@ -293,7 +295,7 @@ def untouched(optimizer, loader, weights, random=None):
     assert random is None or torch.equal(torch.get_rng_state(), random)
 
 
-@each(preset=["robust", "fixed"], case=WRONG_LOSSES)
+@together(*each(preset=["robust", "fixed"], case=WRONG_LOSSES).args)
 def test_a_loss_function_of_the_wrong_form_releases_nothing(case, preset):
     """It is found at the first forward pass; once corrected, training starts as if nothing had been."""
     wrong, message = WRONG_LOSSES[case]
@@ -334,7 +336,7 @@ def test_a_loss_function_that_fails_on_the_last_piece_releases_nothing():
     untouched(optimizer, loader, weights)
 
 
-@pytest.mark.parametrize("whole", [True, False])
+@together("whole", [True, False])
 def test_a_model_put_in_eval_mode_is_refused_at_the_step(whole):
     """As after an evaluation that forgot ``model.train()``; the loss function is not called."""
     model = make_model(dropout=0.5)
@@ -366,7 +368,7 @@ CHANGED = {
 }
 
 
-@each(engine=["bookkeeping", "hooks"], change=CHANGED)
+@together(*each(engine=["bookkeeping", "hooks"], change=CHANGED).args)
 def test_parameters_that_change_after_the_run_was_made_private_are_refused(change, engine):
     """Before the loss function is called, by name, with the remedy."""
     act, message = CHANGED[change]
@@ -382,7 +384,7 @@ def test_parameters_that_change_after_the_run_was_made_private_are_refused(chang
 SCALAR = r"got one of shape \(\).*; let per_sample_loss have it from outside"
 
 
-@pytest.mark.parametrize(
+@together(
     ("change", "message"),
     [
         (lambda x, y: [torch.tensor(0.5), x, y], SCALAR),
@@ -401,7 +403,7 @@ def test_a_tensor_that_does_not_count_samples_is_refused(change, message):
     untouched(optimizer, loader, weights)
 
 
-@pytest.mark.parametrize("batch", [None, 3, "text", [], {"names": ["a"]}])
+@together("batch", [None, 3, "text", [], {"names": ["a"]}])
 def test_a_batch_without_tensors_is_refused(batch):
     model = make_model()
     _, optimizer, loader = make_private(model, adamw(model))
@@ -445,7 +447,7 @@ BROKEN = {
 }
 
 
-@pairs(engine=["bookkeeping", "hooks"], preset=PRESETS.values(), what=[math.nan, math.inf, -math.inf])
+@together(*pairs(engine=["bookkeeping", "hooks"], preset=PRESETS.values(), what=[math.nan, math.inf, -math.inf]).args)
 def test_records_that_are_not_finite_never_enter_the_weights(what, preset, engine, unbound_noise):
     """A step with two broken records is the step without them; it is counted, and training goes on."""
     model, other = make_model(), make_model()
@@ -464,7 +466,7 @@ def test_records_that_are_not_finite_never_enter_the_weights(what, preset, engin
     assert optimizer.ledger.steps == 3 and optimizer.epsilon_spent() == reference.epsilon_spent() > 0
 
 
-@pairs(target=[3.0, math.inf], preset=PRESETS.values(), broken=BROKEN)
+@together(*pairs(target=[3.0, math.inf], preset=PRESETS.values(), broken=BROKEN).args)
 def test_losses_that_are_not_finite_leave_all_that_is_learned_finite(broken, preset, target):
     """Weights, rate, thresholds and history, with one broken record in every batch, and then a whole broken batch."""
     model = make_model()
@@ -490,7 +492,7 @@ def test_losses_that_are_not_finite_leave_all_that_is_learned_finite(broken, pre
     assert all(map(math.isfinite, told))
 
 
-@pytest.mark.parametrize("kind", ["losses", "contrasts"])
+@together("kind", ["losses", "contrasts"])
 def test_a_broken_record_moves_the_next_rate_no_further_than_any_record_may(kind):
     """What it adds to the released sums is bounded by the clips, so that the noise hides it."""
     fits = []

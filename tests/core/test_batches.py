@@ -6,6 +6,7 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
+from cases import together
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -59,7 +60,7 @@ def test_an_empty_batch_has_no_pieces():
     assert split_rows(torch.zeros(0, 3), lambda batch: pytest.fail("asked")) == []
 
 
-@pytest.mark.parametrize(
+@together(
     ("pieces", "message"),
     [
         ([[0, 1], [3, 4]], "each of the 5 samples .* exactly once in all its pieces, got position 2 0 times"),
@@ -84,13 +85,13 @@ def test_what_is_no_partition_is_refused_before_anything_is_released(pieces, mes
     assert (optimizer.ledger.steps, optimizer.history) == (0, [])
 
 
-@pytest.mark.parametrize("budget", [0, 2.5, "8"])
+@together("budget", [0, 2.5, "8"])
 def test_a_budget_out_of_range_is_refused(budget):
     with pytest.raises(ValueError, match="budget must be an integer of at least 1, got"):
         token_budget(len, budget)
 
 
-@pytest.mark.parametrize(
+@together(
     ("lengths", "message"),
     [
         (torch.ones(3), r"one length per sample, shape \(4,\), got \(3,\)"),
@@ -125,7 +126,7 @@ def test_take_keeps_the_kind_of_a_mapping():
     assert type(take(collections.defaultdict(list, entries), slice(0, 1))) is dict
 
 
-@pytest.mark.parametrize("batch", [7, "text", object(), ["a", "b"], {}, [], {"names": ["a", "b"]}])
+@together("batch", [7, "text", object(), ["a", "b"], {}, [], {"names": ["a", "b"]}])
 def test_a_batch_without_a_tensor_is_refused(batch):
     with pytest.raises(TypeError, match="batch must"):
         batch_length(batch)
@@ -140,7 +141,7 @@ def shuffled(batch):
     return [order[:2], order[2:3].tolist(), *order[3:].split(4)]
 
 
-@pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
+@together("preset", PRESETS.values())
 def test_a_run_in_pieces_of_any_order_is_the_run_in_one_piece(preset, unbound_noise):
     """Weights, learning rates and the raw values; an empty batch too."""
     runs = {}

@@ -10,6 +10,7 @@ import pickle
 
 import pytest
 import torch
+from cases import each, together
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import Example, biases_only, conv1d_net, groupnorm_convnet, mlp, tied_language_model
@@ -38,13 +39,13 @@ def assert_exact(engine: type[GradientEngine], example: Example, clipping: Clipp
     torch.testing.assert_close(example.collected(), clipped, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("clipping", [AutomaticClipping(), AbadiClipping(0.5), NoClipping()], ids=repr)
 @pytest.mark.parametrize("build", EXAMPLES)
+@together("clipping", [AutomaticClipping(), AbadiClipping(0.5), NoClipping()])
 def test_equals_a_loop_over_samples(engine, build, clipping) -> None:
     assert_exact(engine, build(), clipping)
 
 
-@pytest.mark.parametrize("build", EXAMPLES)
+@together("build", EXAMPLES)
 def test_biases_only(engine, build) -> None:
     example = build()
     biases_only(example.model)
@@ -117,7 +118,7 @@ def test_physical_batches_add_up(engine) -> None:
     torch.testing.assert_close(example.collected(), clipped, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@together("dtype", [torch.float64, torch.bfloat16])
 def test_the_norms_kept_are_those_of_the_present_sums(engine, dtype) -> None:
     example = mlp()
     example.model.to(dtype)
@@ -180,8 +181,7 @@ def test_unused_parameters_get_zeros(engine) -> None:
     assert torch.equal(model["spare"].weight.grad, torch.zeros_like(model["spare"].weight))
 
 
-@pytest.mark.parametrize("poison", [math.nan, math.inf])
-@pytest.mark.parametrize("build", EXAMPLES)
+@together(*each(poison=[math.nan, math.inf], build=EXAMPLES).args)
 def test_a_sample_that_is_not_finite_contributes_zero(engine, build, poison) -> None:
     example = build()
     gradients = example.gradients()
@@ -197,7 +197,7 @@ def test_a_sample_that_is_not_finite_contributes_zero(engine, build, poison) -> 
         torch.testing.assert_close(example.collected(), clipped, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("build", EXAMPLES)
+@together("build", EXAMPLES)
 def test_a_batch_without_finite_samples_gives_zeros(engine, build) -> None:
     example = build()
     assert engine(example.model, AutomaticClipping()).backward(example.losses() * math.nan).isinf().all()
@@ -268,7 +268,7 @@ def test_dropout_is_the_one_of_the_forward_pass(engine) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight:UserWarning")  # torch's own RMSNorm
-@pytest.mark.parametrize("build", EXAMPLES)
+@together("build", EXAMPLES)
 def test_half_precision_autocast_is_close(engine, build) -> None:
     example = build()
     example.model.float()
@@ -310,8 +310,10 @@ def saved_and_loaded(model: nn.Module) -> nn.Module:
     return torch.load(file, weights_only=False)
 
 
-@pytest.mark.parametrize("build", [mlp, tied_language_model, prelu_net])
-@pytest.mark.parametrize("again", [copy.deepcopy, saved_and_loaded, lambda model: pickle.loads(pickle.dumps(model))])
+@each(
+    build=[mlp, tied_language_model, prelu_net],
+    again=[copy.deepcopy, saved_and_loaded, lambda model: pickle.loads(pickle.dumps(model))],
+)
 def test_a_model_can_be_copied_and_saved(engine, build, again, monkeypatch) -> None:
     """In the middle of a run. What comes out is the same model without an engine."""
     example = build()
@@ -349,7 +351,7 @@ def test_global_generator_is_left_alone(engine) -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
-@pytest.mark.parametrize("build", EXAMPLES)
+@together("build", EXAMPLES)
 def test_training_follows_the_slow_twin(engine, build) -> None:
     fast, slow = build(), build()
     slow.model.load_state_dict(fast.model.state_dict())

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import partial
 
 import pytest
 import torch
+from cases import pairs, together
 from models import Example, biases_only
-from pairs import pairs
 from torch import Tensor, nn
 
 from hyfreedp.clipping import AutomaticClipping, BookKeepingEngine, make_engine
@@ -67,7 +68,7 @@ def _example(model: nn.Module) -> Example:
     return Example(model.double().train(), (torch.randn(7, 5, 4).double(),), lambda model, x: model(x))
 
 
-@pairs(samples=[7, 5, 1], batch_first=[True, False], settings=SETTINGS)
+@together(*pairs(samples=[7, 5, 1], batch_first=[True, False], settings=SETTINGS).args)
 def test_every_kind_of_call(settings, batch_first, samples) -> None:
     """Also where there are as many samples as tokens, or one."""
     torch.manual_seed(0)
@@ -100,7 +101,7 @@ class Queries(nn.Module):
         return self.head(output if batch_first else output.transpose(0, 1)).tanh().sum((1, 2))
 
 
-@pairs(samples=[7, 3, 1], batch_first=[True, False], settings=[(True, (), False), (False, (2,), True)])
+@together(*pairs(samples=[7, 3, 1], batch_first=[True, False], settings=[(True, (), False), (False, (2,), True)]).args)
 def test_queries_and_masks_that_are_learned(settings, batch_first, samples) -> None:
     """Of one sample too, where nothing tells a query that was repeated from one that was not."""
     torch.manual_seed(0)
@@ -144,8 +145,7 @@ class Transformer(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor:UserWarning")
-@pytest.mark.parametrize("trained", ["full", "biases"])
-@pytest.mark.parametrize("norm_first", [True, False])
+@together(("trained", "norm_first"), itertools.product(["full", "biases"], [True, False]))
 def test_a_transformer(norm_first, trained) -> None:
     torch.manual_seed(0)
     example = _example(Transformer(norm_first))
@@ -177,7 +177,7 @@ def test_dropout_draws_what_it_draws_without_an_engine(model) -> None:
             torch.testing.assert_close(example.losses(), plain, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("samples", [7, 5])
+@together("samples", [7, 5])
 def test_attention_over_the_batch_is_refused(samples) -> None:
     """Without batch_first, of inputs that have the samples first; also where there are as many as tokens."""
     torch.manual_seed(0)
@@ -187,7 +187,7 @@ def test_attention_over_the_batch_is_refused(samples) -> None:
         engine.backward(model(torch.randn(samples, 5, 4)).square().sum((1, 2)))
 
 
-@pytest.mark.parametrize("settings", [{"add_bias_kv": True}, {"add_zero_attn": True}], ids=str)
+@together("settings", [{"add_bias_kv": True}, {"add_zero_attn": True}])
 def test_tokens_that_are_added_are_refused_by_name(settings) -> None:
     example = _example(Attention(**settings))
     with pytest.raises(ValueError, match=r"cannot be told apart .*attention.in_proj_weight"):

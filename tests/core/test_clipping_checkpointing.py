@@ -1,10 +1,12 @@
 """Activation checkpointing: the gradients that a model without it has, in less memory."""
 
 import gc
+import itertools
 
 import pytest
 import torch
 import torch.nn.functional as F
+from cases import together
 from models import Example, gpt2, llama, llama_lora, vit
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -127,7 +129,7 @@ def both(name):
     return examples
 
 
-@pytest.mark.parametrize(("name", "engine"), CASES)
+@together(("name", "engine"), CASES)
 def test_norms_and_clipped_sums_are_those_without(name, engine):
     """In the first batch, which is checked against autograd by a pass of its own, and in the next one."""
     plain, checkpointed = both(name)
@@ -140,7 +142,7 @@ def test_norms_and_clipped_sums_are_those_without(name, engine):
         torch.testing.assert_close(checkpointed.collected(), clipped, rtol=1e-8, atol=1e-12)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@together("engine", ENGINES)
 def test_dropout_masks_are_those_of_the_forward_pass(engine):
     """Recomputation draws them again from the state of the forward pass; so the gradients are those without it."""
     norms = []
@@ -155,7 +157,7 @@ def test_dropout_masks_are_those_of_the_forward_pass(engine):
     assert not torch.allclose(norms[0][0], norms[0][1])
 
 
-@pytest.mark.parametrize("gradient_engine", ["bookkeeping", "hooks"])
+@together("gradient_engine", ["bookkeeping", "hooks"])
 def test_a_run_is_the_same(gradient_engine):
     """Noise, probes with the masks of their backward pass, pieces and an empty batch: weights and learning rates."""
     ends = []
@@ -279,7 +281,7 @@ def test_nothing_is_left_behind(engine):
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@together("engine", ENGINES)
 def test_reentrant_checkpointing_is_refused(engine):
     """Its backward pass has no per-sample gradients; the message says what to do instead. Nothing has changed."""
     example = gpt2()
@@ -290,7 +292,7 @@ def test_reentrant_checkpointing_is_refused(engine):
     assert all(p.grad is None for p in example.trainable)
 
 
-@pytest.mark.parametrize("name", NOT_BY_FUNCTORCH)
+@together("name", NOT_BY_FUNCTORCH)
 def test_functorch_cannot_checkpoint(name):
     """The hooks engine leaves timm's class token to functorch, and with it the whole model."""
     _, example = both(name)
@@ -298,8 +300,7 @@ def test_functorch_cannot_checkpoint(name):
         HooksEngine(example.model, AutomaticClipping()).backward(example.losses())
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("wrap", [nn.Sequential, Checkpointed])
+@together(("engine", "wrap"), itertools.product(ENGINES, [nn.Sequential, Checkpointed]))
 def test_an_input_modified_in_place_is_refused(wrap, engine):
     """Autograd itself overlooks it under checkpointing."""
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 import torch.nn.functional as F
+from cases import pairs, together
 from models import Example, bert, biases_only, gpt2, groupnorm_convnet, llama, llama_lora, vit, vit_tiny
-from pairs import pairs
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
@@ -27,8 +29,10 @@ def assert_exact(engine: type[GradientEngine], example: Example) -> None:
     torch.testing.assert_close(example.collected(), clipped, rtol=1e-8, atol=1e-12)
 
 
-@pytest.mark.parametrize("tuning", ["full", "biases"])
-@pytest.mark.parametrize("build", [vit_tiny, groupnorm_convnet, gpt2, llama, llama_lora, bert])
+@together(
+    ("tuning", "build"),
+    itertools.product(["full", "biases"], [vit_tiny, groupnorm_convnet, gpt2, llama, llama_lora, bert]),
+)
 def test_equals_vmap_of_grad(build, tuning) -> None:
     example = build()
     for module in example.model.modules():
@@ -54,8 +58,7 @@ def _give_biases(model: nn.Module) -> None:
             layer.bias = nn.Parameter(torch.randn(layer.out_features, dtype=layer.weight.dtype))
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("build", [vit, gpt2, llama, bert])
+@together(("engine", "build"), itertools.product(ENGINES, [vit, gpt2, llama, bert]))
 def test_full_fine_tuning(engine, build) -> None:
     assert_exact(engine, build())
 
@@ -68,7 +71,7 @@ def test_biases_and_head(engine, build, head) -> None:
     assert_exact(engine, example)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@together("engine", ENGINES)
 def test_an_output_that_is_a_view_and_is_changed_in_place(engine) -> None:
     """As that of transformers' Conv1D: its node leaves the graph, and took with it what was recorded there."""
     model = nn.Sequential(Conv1D(6, 4), nn.ReLU(inplace=True), nn.Linear(6, 3)).double().train()
@@ -76,12 +79,12 @@ def test_an_output_that_is_a_view_and_is_changed_in_place(engine) -> None:
     assert_exact(engine, Example(model, (x,), lambda model, x: model(x).square().sum((1, 2))))
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@together("engine", ENGINES)
 def test_lora(engine) -> None:
     assert_exact(engine, llama_lora())
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@together("engine", ENGINES)
 def test_lora_on_embeddings_made_to_require_gradients(engine) -> None:
     """As for gradient checkpointing: the lowest trainable layers then sit above a leaf that is no parameter."""
     example = llama_lora()
@@ -89,12 +92,12 @@ def test_lora_on_embeddings_made_to_require_gradients(engine) -> None:
     assert_exact(engine, example)
 
 
-@pytest.mark.parametrize("build", [vit, gpt2, llama, bert, llama_lora])
+@together("build", [vit, gpt2, llama, bert, llama_lora])
 def test_auto_picks_book_keeping(build) -> None:
     assert isinstance(make_engine(build().model, AutomaticClipping()), BookKeepingEngine)
 
 
-@pytest.mark.parametrize("build", [vit, gpt2, llama, bert])
+@together("build", [vit, gpt2, llama, bert])
 def test_physical_batches_and_values_stay(build) -> None:
     example = build()
     plain = example.losses()
@@ -107,7 +110,7 @@ def test_physical_batches_and_values_stay(build) -> None:
     assert not any("cls_token" in vars(m) for m in example.model.modules())
 
 
-@pytest.mark.parametrize("build", [vit, bert])
+@together("build", [vit, bert])
 def test_half_precision_autocast_is_close(build) -> None:
     example = build()
     example.model.float()
@@ -121,7 +124,7 @@ def test_half_precision_autocast_is_close(build) -> None:
     assert (example.collected() - clipped).norm() < 0.05 * clipped.norm()
 
 
-@pytest.mark.parametrize("seed", range(20))
+@together("seed", range(20))
 def test_half_precision_autocast_of_swin_is_not_refused(seed) -> None:
     """Autograd's own gradients of its norms are off by up to a half there: its kernel adds up rows in bfloat16."""
     timm = pytest.importorskip("timm")
@@ -145,7 +148,7 @@ class Rows(nn.Module):
         return (self.layer(x).roll(self.shift, 0) - y).square().mean((1, 2))
 
 
-@pairs(engine=ENGINES, dtype=[torch.bfloat16, torch.float16], kind=[nn.LayerNorm, nn.Embedding])
+@together(*pairs(engine=ENGINES, dtype=[torch.bfloat16, torch.float16], kind=[nn.LayerNorm, nn.Embedding]).args)
 def test_long_sums_in_half_precision(kind, dtype, engine) -> None:
     """Where autograd's own are off by a third and more, what is right passes, and what is wrong does not."""
     torch.manual_seed(0)

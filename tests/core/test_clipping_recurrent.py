@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from cases import each, pairs, together
 from models import Example, biases_only
-from pairs import each, pairs
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.checkpoint import checkpoint
@@ -63,7 +63,7 @@ def assert_exact(model: nn.Module, samples: int = 7) -> None:
     torch.testing.assert_close(example.collected(), clipped, rtol=1e-9, atol=1e-12)
 
 
-@pairs(samples=[7, 5, 1], packed=[False, True], settings=SETTINGS, kind=KINDS)
+@together(*pairs(samples=[7, 5, 1], packed=[False, True], settings=SETTINGS, kind=KINDS).args)
 def test_every_kind(kind, settings, packed, samples) -> None:
     """Norms and clipped sum of a loop over samples; also with as many samples as tokens, or one."""
     torch.manual_seed(0)
@@ -79,7 +79,7 @@ def test_biases_projections_and_other_activations() -> None:
     assert_exact(Recurrent(nn.RNN, nonlinearity="relu"))
 
 
-@pytest.mark.parametrize("packed", [False, True])
+@together("packed", [False, True])
 def test_states_that_are_learned(packed) -> None:
     torch.manual_seed(0)
     assert_exact(Recurrent(nn.GRU, packed, start=True, batch_first=True, bidirectional=True))
@@ -101,18 +101,25 @@ class Cells(nn.Module):
         return sum(each.square().sum(1) for each in (state if isinstance(state, tuple) else (state,)))
 
 
-@pytest.mark.parametrize("samples", [7, 1])
-@pytest.mark.parametrize("start", [True, False])
-@pytest.mark.parametrize(
-    "kind, settings",
-    [(nn.LSTMCell, {}), (nn.GRUCell, {}), (nn.RNNCell, {"bias": False}), (nn.RNNCell, {"nonlinearity": "relu"})],
+@together(
+    *pairs(
+        cell=[
+            (nn.LSTMCell, {}),
+            (nn.GRUCell, {}),
+            (nn.RNNCell, {"bias": False}),
+            (nn.RNNCell, {"nonlinearity": "relu"}),
+        ],
+        start=[True, False],
+        samples=[7, 1],
+    ).args
 )
-def test_cells(kind, settings, start, samples) -> None:
+def test_cells(cell, start, samples) -> None:
+    kind, settings = cell
     torch.manual_seed(0)
     assert_exact(Cells(kind, start, **settings), samples)
 
 
-@each(sort=[True, False], kind=KINDS)
+@together(*each(sort=[True, False], kind=KINDS).args)
 def test_steps_one_by_one_give_what_the_kernels_give(kind, sort) -> None:
     """Packed sequences too, part by part."""
     torch.manual_seed(0)
@@ -143,7 +150,7 @@ def test_dropout_between_layers_is_trained_through() -> None:
     torch.testing.assert_close(engine.backward(losses), norms, rtol=1e-9, atol=1e-12)
 
 
-@each(shape=[(1, 1, 6), (5, 6), (1, 5, 4)], kind=KINDS)
+@together(*each(shape=[(1, 1, 6), (5, 6), (1, 5, 4)], kind=KINDS).args)
 def test_states_of_another_shape_are_refused_as_by_pytorch(kind, shape) -> None:
     """Those of one sample would be every sample's, and those without a layer's dimension the first sample's."""
     state = torch.zeros(shape)
@@ -156,7 +163,7 @@ class Doubled(nn.LSTM):
         return super().forward(2 * input, hx)
 
 
-@pytest.mark.parametrize("patched", [False, True])
+@together("patched", [False, True])
 def test_a_forward_of_its_own_is_not_replaced_in_silence(patched) -> None:
     """What a subclass, or an instance, computes besides would be left out of the training."""
     layer = Doubled(4, 6)
@@ -188,7 +195,7 @@ def test_a_layer_that_no_module_calls_is_refused() -> None:
         layer(torch.randn(5, 3, 4))
 
 
-@pytest.mark.parametrize("samples", [7, 5])
+@together("samples", [7, 5])
 def test_samples_taken_for_tokens_are_refused(samples) -> None:
     """Without batch_first, of inputs that have the samples first; also where there are as many as tokens."""
 
@@ -234,7 +241,7 @@ def test_checkpointing_and_copies() -> None:
     assert "forward" not in vars(copied[1].layer)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@together("kind", KINDS)
 def test_passes_without_gradients_drop_what_those_with_them_drop(kind) -> None:
     """At the same random state, as a probe's; also after one was interrupted. Without dropout nothing is replaced."""
     model = Recurrent(kind, num_layers=2, dropout=0.5, batch_first=True).double().train()

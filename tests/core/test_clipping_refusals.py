@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from cases import together
 from catalog import cases
 from models import TiedLanguageModel, mlp
 from torch import Tensor, nn
@@ -32,7 +33,7 @@ def frozen(module: nn.Module) -> nn.Module:
     return module.requires_grad_(False)
 
 
-@pytest.mark.parametrize(
+@together(
     ("layer", "message"),
     [
         (nn.BatchNorm2d(3), r"'norm' \(BatchNorm2d\) .* GroupNorm"),
@@ -69,7 +70,7 @@ def rounded(how: str) -> Iterator[None]:
         torch.set_float32_matmul_precision("highest")
 
 
-@pytest.mark.parametrize("how", ["high", "medium", "of the backend"])
+@together("how", ["high", "medium", "of the backend"])
 def test_rounded_products_are_refused_before_the_batch_is_seen(how) -> None:
     """A clipped gradient could be larger than its norm says."""
     model = make_model()
@@ -116,7 +117,7 @@ def test_nothing_to_train() -> None:
         make_engine(frozen(nn.Linear(3, 3)), AutomaticClipping())
 
 
-@pytest.mark.parametrize("threshold", [0.0, -1.0, float("nan"), float("inf")])
+@together("threshold", [0.0, -1.0, float("nan"), float("inf")])
 def test_bad_clipping_arguments(threshold) -> None:
     with pytest.raises(ValueError, match=f"threshold={threshold}"):
         AbadiClipping(threshold)
@@ -137,7 +138,7 @@ def test_attention_of_several_inputs() -> None:
     HooksEngine(module, AutomaticClipping())
 
 
-@pytest.mark.parametrize(
+@together(
     ("layer", "message"),
     [
         (nn.LSTM(2, 2), r"'layer' \(LSTM\) hides its time steps: use engine 'bookkeeping', .*DPLSTM"),
@@ -161,7 +162,7 @@ def test_hooks_refuse_to_recompute_dropout_or_buffers() -> None:
         HooksEngine(block, AutomaticClipping())
 
 
-@pytest.mark.parametrize("make", [lambda: nn.BatchNorm1d(5), lambda: nn.GRU(2, 2)])
+@together("make", [lambda: nn.BatchNorm1d(5), lambda: nn.GRU(2, 2)])
 def test_a_refusal_names_three_layers_and_counts_the_rest(make) -> None:
     module = nn.ModuleList([make() for _ in range(40)])
     with pytest.raises(ValueError, match=r"and \d+ more like these") as refused:
@@ -194,7 +195,7 @@ class Mixing(nn.Module):
         return x - 10 * x.mean(0)
 
 
-@pytest.mark.parametrize(
+@together(
     ("engine", "model", "message"),
     [
         (HooksEngine, Functional, "'inner.weight'.* disagree|disagree.* 'inner.weight'"),
@@ -211,7 +212,7 @@ def test_models_that_mislead_the_engine(engine, model, message) -> None:
     assert all(p.grad is None for p in module.parameters())
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@together("engine", ENGINES)
 def test_samples_must_be_dimension_zero(engine) -> None:
     module = nn.Linear(4, 4)
     attached = engine(module, AutomaticClipping())
@@ -236,7 +237,7 @@ def test_hooks_refuse_positions_without_a_batch_dimension() -> None:
         attached.backward(module(torch.randn(7, 7, 4)).square().sum((1, 2)))
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@together("engine", ENGINES)
 def test_losses_must_be_per_sample(engine) -> None:
     example = mlp()
     attached = engine(example.model, AutomaticClipping())
@@ -248,7 +249,7 @@ def test_losses_must_be_per_sample(engine) -> None:
         attached.backward(losses)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@together("engine", ENGINES)
 def test_a_layer_unfrozen_later_is_not_dropped(engine) -> None:
     module = nn.Sequential(nn.Linear(4, 4), nn.PReLU().requires_grad_(False))
     attached = engine(module, AutomaticClipping())
@@ -309,7 +310,7 @@ def test_a_parameter_in_an_autograd_function_of_somebodys_own_is_refused_with_it
     make_engine(model, AutomaticClipping()).backward(model(torch.randn(3, 4)).sum(1))
 
 
-@pytest.mark.parametrize(
+@together(
     ("name", "message"),
     [
         ("transformers/LongformerForSequenceClassification", r"saw 8 samples.* tokens first, as Longformer .* freeze"),

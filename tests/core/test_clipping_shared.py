@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from cases import each, together
 from catalog import cases
 from measure import measure
 from models import Example
-from pairs import each
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
@@ -21,7 +21,7 @@ from hyfreedp.clipping.reference import weighted_gradients
 CASES = {f"{case.library}/{case.name}": case for case in cases()}
 
 
-@pytest.mark.parametrize(
+@together(
     "name",
     [
         "timm/swin_tiny_patch4_window7_224",
@@ -136,7 +136,7 @@ def test_a_forward_that_was_put_on_a_layer_stays() -> None:
         assert model.forward is own
 
 
-@each(rows=[slice(0, 4), slice(0, 1)], use=USES)
+@together(*each(rows=[slice(0, 4), slice(0, 1)], use=USES).args)
 def test_operations(use, rows) -> None:
     """Also where the batch has as many samples as there are tokens, or one."""
     torch.manual_seed(0)
@@ -168,7 +168,7 @@ class Doubled(nn.Linear):
         return 2 * super().forward(x)
 
 
-@pytest.mark.parametrize(
+@together(
     "layer",
     [
         Doubled(6, 6),
@@ -178,7 +178,6 @@ class Doubled(nn.Linear):
         nn.InstanceNorm1d(5, affine=True),
         nn.Sequential(nn.Unflatten(1, (5, 1)), nn.Unflatten(3, (2, 3)), nn.Conv3d(5, 5, (1, 1, 3), padding="same")),
     ],
-    ids=lambda layer: type(layer).__name__,
 )
 def test_layers(layer) -> None:
     torch.manual_seed(0)
@@ -187,7 +186,7 @@ def test_layers(layer) -> None:
     assert_exact(_example(model))
 
 
-@pytest.mark.parametrize("mode", ["mean", "sum"])
+@together("mode", ["mean", "sum"])
 def test_bags_of_words(mode) -> None:
     model = nn.Sequential(nn.EmbeddingBag(9, 6, mode=mode, padding_idx=0), nn.Linear(6, 3)).double().train()
     ids = torch.randint(9, (4, 5))
@@ -305,7 +304,7 @@ TURNS = {
 }
 
 
-@pytest.mark.parametrize("turn", TURNS)
+@together("turn", TURNS)
 def test_samples_that_move_to_another_dimension_later_are_noticed_where_no_shape_tells(turn) -> None:
     """In a batch of as many samples as there are tokens, after the first batches: no other check is due."""
     torch.manual_seed(0)
@@ -443,7 +442,7 @@ class TokensFirst(nn.Module):
         return (self.inner(x).transpose(0, 1) * self.p).tanh().sum((0, 2))
 
 
-@pytest.mark.parametrize(("tokens", "message"), [(5, "cannot be told apart .* 'p'"), (14, "disagree .* 'p'")])
+@together(("tokens", "message"), [(5, "cannot be told apart .* 'p'"), (14, "disagree .* 'p'")])
 def test_samples_elsewhere_are_refused(tokens, message) -> None:
     model = TokensFirst().train()
     engine = make_engine(model, AutomaticClipping())
@@ -517,7 +516,7 @@ def recomputed(inner: nn.Module, scale: nn.Module, x: Tensor) -> Tensor:
     return checkpoint(twice, inner(x), use_reentrant=False)
 
 
-@pytest.mark.parametrize("use", [functional, pairs, recomputed])
+@together("use", [functional, pairs, recomputed])
 def test_calls_of_a_layer_with_other_values_more_rows_and_twice(use) -> None:
     torch.manual_seed(0)
     example = _example(Called(use))

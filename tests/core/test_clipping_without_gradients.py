@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from cases import each, together
 from models import Example
-from pairs import each
 from torch import Tensor, nn
 
 from hyfreedp.clipping import AutomaticClipping, make_engine
@@ -118,7 +118,7 @@ def passes(model: nn.Module, x: Tensor, kind: str) -> tuple[Tensor, Tensor, Tens
     return tuple(found)
 
 
-@pytest.mark.parametrize("build", MODELS.values(), ids=MODELS)
+@together("build", MODELS.values())
 def test_all_passes_compute_the_same(build) -> None:
     model, x = build().double().train(), torch.randn(7, 5, 4).double()
     plain, with_gradients, without = passes(model, x, "bookkeeping")
@@ -134,7 +134,7 @@ def test_a_map_whose_channels_come_last_is_dropped_alike() -> None:
     torch.testing.assert_close(without, plain, rtol=1e-12, atol=1e-12)
 
 
-@each(mode=["mean", "sum"], padding_idx=[-1, 8, None])
+@together(*each(mode=["mean", "sum"], padding_idx=[-1, 8, None]).args)
 def test_padding_counted_from_the_end_is_padding(mode, padding_idx) -> None:
     class Bag(nn.Module):
         def __init__(self) -> None:

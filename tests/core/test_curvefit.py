@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from cases import together
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -61,7 +62,7 @@ def test_minimizer():
     assert math.isnan(QuadraticFit(0.0, 0.0, 1.0).minimizer)
 
 
-@pytest.mark.parametrize(
+@together(
     ("x", "y", "named"),
     [
         ([0, 1], [0, 1], "three distinct"),

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from cases import together
 from models import Example, bert, biases_only, gpt2, groupnorm_convnet, llama_lora, tied_language_model, vit
 from simulated import simulated
 from torch import nn
@@ -20,7 +21,7 @@ CPU = torch.device("cpu")
 # -- the simulated accelerator is as strict as CUDA --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@together(
     ("mistake", "message"),
     [
         (lambda x: x + torch.ones(3), "at least two devices"),
@@ -50,7 +51,7 @@ def hooked(x, hook):
     return y
 
 
-@pytest.mark.parametrize(
+@together(
     ("wait", "count"),
     [
         (lambda x: x + 1.0, 0),
@@ -104,7 +105,7 @@ def test_nothing_but_torch_names_a_makers_device():
     assert not [path.name for path in pages if "cuda" in path.read_text(encoding="utf-8")]
 
 
-@pytest.mark.parametrize("kind", ["cuda", "xpu"])
+@together("kind", ["cuda", "xpu"])
 def test_an_accelerator_is_found_whoever_made_it(kind):
     with simulated(kind) as machine:
         assert devices.default_device().type == devices.named_device("accelerator").type == kind
@@ -166,7 +167,7 @@ def test_noise_waits_once_per_release_and_its_key_depends_on_every_bit():
     assert as_generator(None).tag == 0
 
 
-@pytest.mark.parametrize(
+@together(
     ("build", "engine"),
     [(build, "bookkeeping") for build in (groupnorm_convnet, tied_language_model, vit, gpt2, bert, llama_lora)]
     + [(groupnorm_convnet, "hooks"), (bert, "hooks")],

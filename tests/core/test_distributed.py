@@ -21,7 +21,7 @@ from typing import NamedTuple
 import pytest
 import torch
 import torch.distributed as dist
-from pairs import each
+from cases import each, together
 from scipy import stats
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -345,7 +345,7 @@ def test_three_processes(tmp_path):
 # -- shards ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 7])
+@together("size", [1, 2, 3, 7])
 def test_shards_make_up_the_batch_of_one_process(size):
     """Disjoint, of equal size but for one record, each record always on the same process; their union is Poisson."""
     settings = {"num_records": 50, "steps_per_epoch": 10, "seed": 3}

@@ -9,7 +9,7 @@ import opacus
 import pytest
 import torch
 import torch.nn.functional as F
-from pairs import each, pairs
+from cases import each, pairs, together
 from torch import nn
 from torch.utils.data import DataLoader
 from twins import (
@@ -107,7 +107,7 @@ def test_the_default_is_robust_and_all_presets_are_sound():
         assert (preset.composition, preset.accountant, preset.loss_mechanism) == ("same_batch", "pld", "gaussian")
 
 
-@pytest.mark.parametrize("preset", [*PRESETS.values(), LINE_SEARCH], ids=[*PRESETS, "line_search"])
+@together("preset", [*PRESETS.values(), LINE_SEARCH])
 def test_the_split_is_that_of_calibrate_noise(preset):
     """Every argument reaches the accountant: rate B/N = 8/40, T steps, K, the warm-up's share of T, gamma, probe."""
     model = make_model()
@@ -165,7 +165,7 @@ def test_the_typed_arguments_are_the_fields_of_a_preset():
     assert typing.get_type_hints(PrivacyEngine.make_private_with_epsilon)["changes"] == typing.Unpack[PresetFields]
 
 
-@each(steps=[1, 2, 3, 4, 5], preset=[*PRESETS, LINE_SEARCH])
+@together(*each(steps=[1, 2, 3, 4, 5], preset=[*PRESETS, LINE_SEARCH]).args)
 def test_every_preset_trains_runs_shorter_than_its_interval(preset, steps):
     """Its own interval of 5 is shortened to the run, by name or as an object; the plan is paid for and used up."""
     model = make_model()
@@ -178,7 +178,7 @@ def test_every_preset_trains_runs_shorter_than_its_interval(preset, steps):
         assert optimizer.split.interval == 5  # nobody asks
 
 
-@pytest.mark.parametrize("preset", ["paper", LINE_SEARCH], ids=["paper", "line_search"])
+@together("preset", ["paper", LINE_SEARCH])
 def test_an_interval_that_was_asked_for_is_not_shortened(preset):
     model = make_model()
     with pytest.raises(ValueError, match=r"interval must be an integer .* at most steps=3, got 5"):
@@ -188,7 +188,7 @@ def test_an_interval_that_was_asked_for_is_not_shortened(preset):
 # -- what users of Opacus know -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@together(
     ("argument", "value", "instead"),
     [
         ("max_grad_norm", 1.0, r"clipping=AbadiClipping\(max_grad_norm\)"),
@@ -219,14 +219,14 @@ def test_every_argument_of_opacus_is_taken_or_named():
     assert not set(OPACUS) & ours
 
 
-@pytest.mark.parametrize("kind", ["flat", "per_layer", "adaptive"])
+@together("kind", ["flat", "per_layer", "adaptive"])
 def test_clipping_by_the_names_of_opacus_is_refused(kind):
     model = make_model()
     with pytest.raises(TypeError, match=rf"clipping must be a rule .*, got '{kind}': .* AbadiClipping"):
         make_private(model, adamw(model), clipping=kind, **PRIVATE)
 
 
-@pytest.mark.parametrize(
+@together(
     ("argument", "message"),
     [
         ({"accountant": "prv"}, "accountant is an argument of Opacus; here each run has its own"),
@@ -271,10 +271,12 @@ def test_epsilon_as_in_opacus_is_what_the_run_has_spent():
         engine.get_epsilon(1e-3)
 
 
-@pairs(
-    probe=["losses", "contrasts"],
-    step_rule=["literal", "gen", "posterior", "anchored"],
-    mechanism=["gaussian", "laplace"],
+@together(
+    *pairs(
+        probe=["losses", "contrasts"],
+        step_rule=["literal", "gen", "posterior", "anchored"],
+        mechanism=["gaussian", "laplace"],
+    ).args
 )
 def test_every_combination_of_probe_rule_and_noise_trains(probe, step_rule, mechanism):
     """All go to the end of their plan, whatever signs the noise gives to the rates."""
@@ -288,11 +290,7 @@ def test_every_combination_of_probe_rule_and_noise_trains(probe, step_rule, mech
     assert all(row["slope_std"] > 0 and row["curvature_std"] > 0 for row in optimizer.history if "slope" in row)
 
 
-@pytest.mark.parametrize(
-    ("base", "momentum"),
-    [(sgd, 0.0), (sgd_momentum, 0.9), (adamw, 0.9), (three_groups, 0.9)],
-    ids=lambda v: getattr(v, "__name__", str(v)),
-)
+@together(("base", "momentum"), [(sgd, 0.0), (sgd_momentum, 0.9), (adamw, 0.9), (three_groups, 0.9)])
 def test_the_probe_reaches_as_far_as_the_base_optimizers_momentum_asks(base, momentum):
     """h = eta / m with m = sqrt((1 - beta) / (1 + beta)), beta read from SGD's momentum or Adam's betas."""
     model = make_model()
@@ -344,7 +342,7 @@ def test_an_evaluation_in_between_changes_nothing():
     assert torch.equal(*weights)
 
 
-@pytest.mark.parametrize("first", ["bookkeeping", "hooks"])
+@together("first", ["bookkeeping", "hooks"])
 def test_making_a_model_private_twice_is_as_good_as_once(first):
     """As when a notebook's cell is run again."""
     model, other = make_model(), make_model()
@@ -453,7 +451,7 @@ def test_batches_do_not_depend_on_what_else_is_set():
         assert run(3, **changes)[1] == batches
 
 
-@pytest.mark.parametrize("preset", ["robust", "paper", "fixed", LINE_SEARCH], ids=[*PRESETS, "line_search"])
+@together("preset", ["robust", "paper", "fixed", LINE_SEARCH])
 def test_training_on_the_loaders_batches_equals_training_on_their_records(preset):
     """The batches that the loader yields are the records that the sampler names."""
     weights, batches = run(3, preset=preset)

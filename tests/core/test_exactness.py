@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from pairs import each, pairs
+from cases import each, pairs, together
 from torch import nn
 from twins import (
     BASES,
@@ -92,26 +92,26 @@ def compare(
     return optimizer
 
 
-@each(base=BASES, tuning=TUNINGS)
+@together(*each(base=BASES, tuning=TUNINGS).args)
 def test_equals_the_twin_for_every_tuning_mode_and_base_optimizer(tuning, base):
     """Clipping, direction, probes, fit, rule, decay and update, each as plain code would do it."""
     compare(make_model(tuning), BASES[base])
 
 
-@each(engine=["bookkeeping", "hooks"], tuning=TUNINGS)
+@together(*each(engine=["bookkeeping", "hooks"], tuning=TUNINGS).args)
 def test_equals_the_twin_with_either_engine_in_physical_batches(tuning, engine):
     """Batches of up to 11 in pieces of 4 are the whole batch."""
     compare(make_model(tuning), adamw, gradient_engine=engine, max_physical_batch_size=4)
 
 
-@pairs(clipping=FACTORS, step_rule=["literal", "gen", "posterior"], probe=["losses", "contrasts"])
+@together(*pairs(clipping=FACTORS, step_rule=["literal", "gen", "posterior"], probe=["losses", "contrasts"]).args)
 def test_equals_the_twin_for_every_probe_rule_and_clipping(probe, step_rule, clipping):
     """Three losses and two contrasts determine the same parabola; the rules' refusals on an empty batch included."""
     sizes = SIZES if step_rule != "literal" else tuple(size or 8 for size in SIZES)
     compare(make_model(), sgd_momentum, sizes, kind=probe, step_rule=step_rule, clipping=clipping, eta=0.3)
 
 
-@pytest.mark.parametrize("base", BASES)
+@together("base", BASES)
 def test_fixed_rate_equals_the_base_optimizer_on_clipped_gradients(base):
     """Preset "fixed" keeps the groups' own rates."""
     model = make_model()
@@ -152,7 +152,7 @@ def make_probing(model, probe, *, sigma=0.0, sigma_loss=0.0, interval=1, steps=1
     )
 
 
-@pytest.mark.parametrize("threshold_rule", ["sum", "previous"])
+@together("threshold_rule", ["sum", "previous"])
 def test_clipped_losses_equal_the_twin(threshold_rule):
     """Each loss is clipped at R_l, which follows the released losses within [0.1, 20]."""
     model = make_model()
@@ -339,7 +339,7 @@ def test_an_accepted_rate_gives_the_step_that_the_base_optimizer_would_take_with
 # -- probes by the next batch ------------------------------------------------------------------------------------------
 
 
-@each(interval=[1, 3], base=BASES)
+@together(*each(interval=[1, 3], base=BASES).args)
 def test_the_next_batch_looks_along_a_step_and_makes_it_anew(base, interval):
     """The twin waits for the next batch and then steps once; ours has stepped already, and corrects itself."""
     model = make_model(dropout=0.0)
@@ -381,7 +381,7 @@ def test_the_next_batch_looks_along_a_step_and_makes_it_anew(base, interval):
     assert (optimizer.ledger.repeated, optimizer._base.last is not None) == (0, plan.is_probe_step(len(SIZES)))
 
 
-@pytest.mark.parametrize("failing_call", [2, 3, 4, 5])
+@together("failing_call", [2, 3, 4, 5])
 def test_an_exception_inside_a_probe_by_the_next_batch_leaves_the_step_before(failing_call):
     """Call 1 is the training forward, 2 to 4 are the probe, and 5 is the gradient at the corrected weights."""
     model = make_model()
@@ -417,7 +417,7 @@ class Interrupt(Exception):
     pass
 
 
-@pytest.mark.parametrize("failing_call", [1, 2, 3, 4])
+@together("failing_call", [1, 2, 3, 4])
 def test_an_exception_inside_a_probe_leaves_the_plain_step(failing_call):
     """Two pieces: calls 1 and 2 after the training forwards are the probe ahead, 3 and 4 the one behind."""
     model, plain = make_model(dropout=0.3), make_model(dropout=0.3)
@@ -482,8 +482,7 @@ def test_an_exception_in_the_training_forward_releases_nothing():
 # -- dropout -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["losses", "contrasts"])
-@pytest.mark.parametrize("pieces", [None, 3])
+@together(("kind", "pieces"), itertools.product(["losses", "contrasts"], [None, 3]))
 def test_probes_see_the_masks_of_the_training_forward(kind, pieces):
     """Where the update direction is zero the three losses of every sample are equal, and so its contrasts are zero."""
     model = nn.Sequential(nn.Linear(5, 40), nn.Dropout(0.5), nn.Linear(40, 1)).double()
@@ -509,7 +508,7 @@ def test_probes_see_the_masks_of_the_training_forward(kind, pieces):
         assert not torch.equal(model(batch[0])[:, 0], forward)  # another forward would have had other masks
 
 
-@pytest.mark.parametrize("pieces", [None, 3])
+@together("pieces", [None, 3])
 def test_probing_does_not_disturb_the_global_random_stream(pieces):
     """A run with probes draws the dropout masks of a run without; noise never comes from the global generator."""
     states = []

@@ -13,6 +13,7 @@ import opacus
 import pytest
 import torch
 import torch.nn.functional as F
+from cases import together
 from opacus.layers import DPGRU, DPLSTM
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -85,7 +86,7 @@ def padded(records):
     return x, torch.stack([record[1] for record in records])
 
 
-@pytest.mark.parametrize("kind", [DPLSTM, DPGRU, nn.LSTM, nn.GRU])
+@together("kind", [DPLSTM, DPGRU, nn.LSTM, nn.GRU])
 def test_what_becomes_of_the_program_on_names(kind, capsys):
     """Its function, with recurrent layers of Opacus or PyTorch on names of many lengths, an empty batch among them."""
     exec(compile(NAMES, "char-lstm-classification.py", "exec"), names := {})

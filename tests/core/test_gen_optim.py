@@ -9,6 +9,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from cases import each, together
 from GeN import lr_parabola
 from torch import nn
 from twins import cross_entropy, flat, make_batches, make_model, make_private, sgd
@@ -83,17 +84,18 @@ def compare(model, eta, interval, probe_batch, criterion=mean_cross_entropy, los
     return optimizer.history
 
 
-@pytest.mark.parametrize(
-    ("eta", "reason"), [(1e-3, "b/a above the range, clamped"), (2.0, "b/a"), (8.0, "b/a below the range, clamped")]
+@each(
+    interval=[1, 2, 5],
+    expected=[(1e-3, "b/a above the range, clamped"), (2.0, "b/a"), (8.0, "b/a below the range, clamped")],
 )
-@pytest.mark.parametrize("interval", [1, 2, 5])
 @pytest.mark.parametrize("probe_batch", BATCHES)
-def test_equals_the_authors_package_step_by_step(probe_batch, interval, eta, reason):
+def test_equals_the_authors_package_step_by_step(probe_batch, interval, expected):
     """From rates that are too small, about right and too large: on both sides of the clamp and within it."""
+    eta, reason = expected
     assert reason in {row.get("reason") for row in compare(make_model(), eta, interval, probe_batch)}
 
 
-@pytest.mark.parametrize("probe_batch", BATCHES)
+@together("probe_batch", BATCHES)
 def test_rejects_with_the_authors_package_where_the_parabola_opens_downwards(probe_batch):
     """A loss that is concave along every direction: b > 0 > a. Both keep their rate throughout."""
     torch.manual_seed(0)

@@ -7,6 +7,7 @@ import tracemalloc
 import numpy as np
 import pytest
 import torch
+from cases import together
 from scipy import stats
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -84,7 +85,7 @@ def private(model, data, batch_size, **settings):
     return optimizer, loader
 
 
-@pytest.mark.parametrize("size", [0, 1, 50])
+@together("size", [0, 1, 50])
 def test_batches_from_empty_to_the_whole_data_set(size):
     data = TensorDataset(torch.randn(50, 3), torch.randn(50, 1))
     model = nn.Linear(3, 1)

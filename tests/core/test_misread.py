@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import pickle
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from functools import partial
 
 import pytest
 import torch
-from pairs import each, pairs
+from cases import each, pairs, together
 from peft import FourierFTConfig, LoKrConfig, LoraConfig, OFTConfig, get_peft_model
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
@@ -115,7 +116,7 @@ def trained(model: nn.Module, data: TensorDataset, pieces: int | None) -> Tensor
     return flat(model)
 
 
-@each(inner=[Adapter, Heads, Gated, Thinned, Both], pieces=[2, 4, 8])
+@together(*each(inner=[Adapter, Heads, Gated, Thinned, Both], pieces=[2, 4, 8]).args)
 def test_a_run_is_that_of_one_sample_at_a_time(inner, pieces) -> None:
     """In which no gradient can go to a wrong sample."""
     data = records()
@@ -130,7 +131,7 @@ ADAPTERS = {
 }
 
 
-@each(name=ADAPTERS, pieces=[2, 4, 8])
+@together(*each(name=ADAPTERS, pieces=[2, 4, 8]).args)
 def test_adapters(name, pieces) -> None:
     def adapted() -> nn.Module:
         torch.manual_seed(0)
@@ -143,7 +144,7 @@ def test_adapters(name, pieces) -> None:
     torch.testing.assert_close(trained(adapted(), data, pieces), expected, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("inner", [Adapter, Both])
+@together("inner", [Adapter, Both])
 def test_the_batch_is_read_again_with_the_random_numbers_of_the_first_time(inner) -> None:
     model, states = make(inner), []
     _, optimizer, _ = make_private(model, sgd(model), preset="fixed", max_physical_batch_size=4)
@@ -266,7 +267,7 @@ def test_what_the_first_records_do_not_show_is_not_given_up() -> None:
         torch.testing.assert_close(released(optimizer, model, records_of_a_step), expected, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("later", [False, True])
+@together("later", [False, True])
 def test_a_record_that_is_not_finite_does_not_turn_the_check_off(later) -> None:
     """Neither in the first batch, nor where the model changes in another at which no check is due."""
     model, batch = two_kinds()
@@ -297,8 +298,7 @@ class Outshone(nn.Module):
         return self.head(tokens.tanh().mean(1)) + self.q * large
 
 
-@pytest.mark.parametrize("later", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@together(("later", "dtype"), itertools.product([False, True], [torch.float32, torch.float64]))
 def test_a_large_gradient_does_not_hide_a_misread_one_from_the_check(dtype, later) -> None:
     """Neither in the first batch, nor where the model changes in another: gradients are compared as released, too."""
     model, batch = outshone()
@@ -341,7 +341,7 @@ def test_no_records_are_chosen_so_that_the_errors_of_a_misread_gradient_cancel()
     torch.testing.assert_close(released(optimizer, model, batch, scaled), expected, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("engine", [BookKeepingEngine, HooksEngine])
+@together("engine", [BookKeepingEngine, HooksEngine])
 def test_records_that_are_all_alike_raise_no_false_alarm(engine: type[GradientEngine]) -> None:
     """Their weighted sum cancels where the weights do, of which no rounding of its addends knows."""
     sums = {seed: _weights(torch.zeros(64), NoiseGenerator(seed)).sum().abs().item() for seed in range(200)}
@@ -468,14 +468,18 @@ def knowing_better(batch: list[Tensor]) -> list[list[int]]:
     return [rows[11:], rows[:4], rows[4:11]] if len(rows) > 12 else [rows]
 
 
-@pairs(kind=[Clock, SeenClock, ClockOfAnArgument, ExpandedClock], pieces=[6, 12, knowing_better], at_once=[True, False])
+@together(
+    *pairs(
+        kind=[Clock, SeenClock, ClockOfAnArgument, ExpandedClock], pieces=[6, 12, knowing_better], at_once=[True, False]
+    ).args
+)
 def test_what_no_gradient_of_the_first_records_shows_is_shown_by_passes_of_other_sizes(kind, pieces, at_once) -> None:
     """Else one record whose gradient is large there would count as several, each clipped by itself."""
     expected = after_two_steps(kind, 1, at_once=at_once)
     torch.testing.assert_close(after_two_steps(kind, pieces, at_once=at_once), expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("pieces", [6, 12])
+@together("pieces", [6, 12])
 def test_what_no_pass_of_another_size_shows_is_computed_sample_by_sample(pieces) -> None:
     torch.manual_seed(0)
     model, sizes = LargeBatchClock().train(), []
@@ -518,7 +522,7 @@ def test_a_pass_that_tells_nothing_is_followed_by_one_of_another_size() -> None:
     assert sizes == [8, 9, 10, 8]
 
 
-@pytest.mark.parametrize("kind", [ClockAfterSamples, LateClock])
+@together("kind", [ClockAfterSamples, LateClock])
 def test_what_meets_samples_and_then_a_constant_is_refused(kind) -> None:
     with pytest.raises(ValueError, match=r"cannot be told apart where they meet the parameters 'alpha'"):
         after_two_steps(kind, 12)
@@ -535,7 +539,7 @@ class Turned(nn.Module):
         return self.inner(x.roll(1, 0)).roll(-1, 0)
 
 
-@pytest.mark.parametrize("engine", [BookKeepingEngine, HooksEngine])
+@together("engine", [BookKeepingEngine, HooksEngine])
 def test_records_that_are_all_alike_show_nothing_of_a_layer_that_takes_one_for_another(engine) -> None:
     """Whoever has them first in the data is not done with the comparison."""
     model = make(Turned)
@@ -568,7 +572,7 @@ def outshone(large: float = 0.0, scale: float = 1.0) -> tuple[nn.Module, list[Te
     return Outshone().train(), batch
 
 
-@pytest.mark.parametrize(
+@together(
     ("large", "scale", "loss_of", "clipping", "left_out"),
     [
         (0.0, 1.8e20, scaled, AbadiClipping(0.05), []),
@@ -590,7 +594,7 @@ def test_what_overflows_in_a_comparison_is_not_taken_for_agreement(large, scale,
     torch.testing.assert_close(released(optimizer, model, batch, loss_of), expected, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("bad", [1e9, math.nan])
+@together("bad", [1e9, math.nan])
 def test_a_model_misread_in_a_hindered_batch_is_read_again_in_the_next(bad) -> None:
     """Sums of single samples rest on no decision, so none is settled by their release."""
     model, batch = outshone(bad)
@@ -639,10 +643,12 @@ def test_a_check_in_which_nothing_could_be_compared_stays_due() -> None:
         assert (0 in optimizer._checks_due) == due
 
 
-@pairs(
-    gradient_engine=["bookkeeping", "hooks"],
-    clipping=[AbadiClipping(0.1), AutomaticClipping(), AutomaticClipping(1e-8)],
-    dtype=[torch.bfloat16, torch.float16, torch.float32],
+@together(
+    *pairs(
+        gradient_engine=["bookkeeping", "hooks"],
+        clipping=[AbadiClipping(0.1), AutomaticClipping(), AutomaticClipping(1e-8)],
+        dtype=[torch.bfloat16, torch.float16, torch.float32],
+    ).args
 )
 def test_gradients_that_are_all_rounding_end_no_run(dtype, clipping, gradient_engine) -> None:
     """Those of records at their optimum: as released, they are as large as others', and no two computations agree."""
@@ -684,7 +690,7 @@ def test_nor_does_one_that_a_misread_model_spreads_over_all() -> None:
     torch.testing.assert_close(released(optimizer, model, batch), expected, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("gradient_engine", ["bookkeeping", "hooks"])
+@together("gradient_engine", ["bookkeeping", "hooks"])
 def test_no_record_ends_a_run_by_hindering_the_check(gradient_engine) -> None:
     """A batch of two of which one is broken, an empty one, and a loss all of whose gradients are no numbers."""
     model, batch = make(nn.Identity), [tensor[:8] for tensor in records().tensors]
@@ -700,7 +706,7 @@ def test_no_record_ends_a_run_by_hindering_the_check(gradient_engine) -> None:
     assert torch.equal(before, flat(model)) and optimizer.ledger.steps == 4
 
 
-@pytest.mark.parametrize("scale", [math.nan, 1e6])
+@together("scale", [math.nan, 1e6])
 def test_a_step_made_again_after_a_resume_releases_the_same(scale) -> None:
     """Also where a check is due then that was not before, and a record hinders it: else its noise is new."""
 
@@ -741,8 +747,7 @@ class Sometimes(nn.Module):
         return self.inner(x) if (x.detach()[:, 0] > 0.999).any() or x.isnan().any() else x
 
 
-@pytest.mark.parametrize("pieces", [4, 8])
-@pytest.mark.parametrize("later", [False, True])
+@together(("pieces", "later"), itertools.product([4, 8], [False, True]))
 def test_a_check_of_other_samples_does_not_stand_for_the_one_that_was_hindered(pieces, later) -> None:
     """They do not take the branch that is misread."""
     model, batch = make(Sometimes), [tensor[:8].clone() for tensor in records().tensors]
@@ -757,7 +762,7 @@ def test_a_check_of_other_samples_does_not_stand_for_the_one_that_was_hindered(p
     torch.testing.assert_close(released(optimizer, model, batch), expected, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("pieces", [2, 4])
+@together("pieces", [2, 4])
 def test_a_finite_gradient_in_each_piece_is_enough_for_the_check(pieces) -> None:
     model, batch = make(Mapped), [tensor[:8].clone() for tensor in records().tensors]
     _, optimizer, _ = make_private(

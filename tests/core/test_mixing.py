@@ -5,6 +5,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 import torch.nn.functional as F
+from cases import together
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -51,7 +52,7 @@ def test_other_keys_choose_other_steps():
     assert len({tuple(steps_to_check(0, 1000, NoiseGenerator(seed))) for seed in range(20)}) == 20
 
 
-@pytest.mark.parametrize("size", [2, 3, 16, 200])
+@together("size", [2, 3, 16, 200])
 def test_what_mixes_is_refused_and_what_does_not_is_not(size):
     for seed in range(10):
         model, batch = network(), batch_of(size)
@@ -83,7 +84,7 @@ def test_weights_random_state_and_modes_are_put_back_bit_for_bit():
         assert torch.equal(random, torch.get_rng_state()) and all(layer.training for layer in model.modules())
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30, -1e30, 0.0])
+@together("value", [float("nan"), float("inf"), 1e30, -1e30, 0.0])
 def test_one_record_never_decides(value):
     """Whatever its loss does: here it even depends on how many others there are."""
     for seed in range(20):
@@ -97,7 +98,7 @@ def test_one_record_never_decides(value):
         check(model, loss, batch, seed)
 
 
-@pytest.mark.parametrize("scale", [1e-8, 1.0, 1e8])
+@together("scale", [1e-8, 1.0, 1e8])
 def test_the_unit_of_the_loss_does_not_matter(scale):
     model, batch = network(), batch_of(30)
     check(model, lambda b: scale * apart(model)(b), batch)
@@ -120,7 +121,7 @@ def test_a_model_that_fits_its_data_is_not_refused():
             check(model, mixed(model), batch, seed)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@together("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_rounds_less_than_mixing_moves(dtype):
     model = network(nn.Linear(8, 8), nn.LayerNorm(8), nn.GELU())
 

@@ -6,9 +6,9 @@ import math
 import numpy as np
 import pytest
 import torch
+from cases import each, together
 from hypothesis import given
 from hypothesis import strategies as st
-from pairs import each
 from scipy import stats
 
 from hyfreedp import NoiseGenerator, cipher, noise
@@ -46,7 +46,7 @@ def test_a_keystream_goes_on_where_it_was():
     assert torch.equal(torch.cat([stream.take(count).clone() for count in (80, 16, 64)]), whole)
 
 
-@each(dtype=[torch.float32, torch.float64], size=[1, 7, 1024, 5000])
+@together(*each(dtype=[torch.float32, torch.float64], size=[1, 7, 1024, 5000]).args)
 def test_compress_is_the_exact_product_with_secret_integers(size, dtype):
     key, numbers = bytes(range(32)), torch.randn(size, dtype=dtype)
     found = cipher.compress(numbers, key).view(-1, cipher.COLUMNS)
@@ -98,7 +98,7 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("what", OTHERS)
+@together("what", OTHERS)
 def test_another_release_has_independent_noise(what):
     """Correlation of 4,000 pairs: beyond 4.5 / sqrt(4000) with probability 7e-6."""
     for reference in (noised(BASE), noised(BASE, path=("gradient", 3))):
@@ -144,7 +144,7 @@ def test_a_state_restores_the_stream():
 # -- where noise goes --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sizes", [(3,), (5, 1, 7), (2**16, 3), (70_000, 2, 140_001, 64), (0, 4), ()])
+@together("sizes", [(3,), (5, 1, 7), (2**16, 3), (70_000, 2, 140_001, 64), (0, 4), ()])
 def test_noise_reaches_every_number_of_every_tensor_once(sizes):
     sums = [torch.full((size,), 7.0) for size in sizes]
     NoiseGenerator(0).add_noise(sums, 0.5)
@@ -176,7 +176,7 @@ def test_sum_and_noise_are_added_in_float64_and_rounded_once(monkeypatch):
     assert not torch.equal(released, total + (0.3 * drawn).float())
 
 
-@each(scale=[0.3, 1.0, 4.0, 1e-9, 1e9], dtype=[torch.float32, torch.float64])
+@together(*each(scale=[0.3, 1.0, 4.0, 1e-9, 1e9], dtype=[torch.float32, torch.float64]).args)
 def test_the_last_bits_do_not_tell_what_was_added(scale, dtype):
     """A number near zero has the same spacing whether noise alone or noise and a record made it (Mironov 2012)."""
     for share in (0.0, 0.1, 1.0, 2.0):
@@ -187,7 +187,7 @@ def test_the_last_bits_do_not_tell_what_was_added(scale, dtype):
         assert len(near) and torch.equal(multiples, multiples.round()) and (multiples % 2 == 1).any()
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.int64])
+@together("dtype", [torch.float16, torch.bfloat16, torch.int64])
 def test_sums_in_other_types_are_refused(dtype):
     total = torch.zeros(3, dtype=dtype)
     with pytest.raises(ValueError, match="float32 or float64"):
@@ -195,19 +195,19 @@ def test_sums_in_other_types_are_refused(dtype):
     assert not total.any()
 
 
-@pytest.mark.parametrize("scale", [0.0, -1.0, math.inf, math.nan])
+@together("scale", [0.0, -1.0, math.inf, math.nan])
 def test_a_scale_that_makes_no_noise_is_refused(scale):
     with pytest.raises(ValueError, match="scale must be positive and finite"):
         NoiseGenerator(0).add_noise([torch.zeros(3)], scale)
 
 
-@pytest.mark.parametrize("given_", [torch.Generator(), 3, np.random.default_rng(0)])
+@together("given_", [torch.Generator(), 3, np.random.default_rng(0)])
 def test_other_generators_are_refused_with_the_remedy(given_):
     with pytest.raises(TypeError, match=r"hyfreedp.NoiseGenerator or None, got .* NoiseGenerator\(seed\)"):
         noise.as_generator(given_)
 
 
-@pytest.mark.parametrize("seed", [-1, 1.5, "1"])
+@together("seed", [-1, 1.5, "1"])
 def test_a_seed_that_is_none_is_refused(seed):
     with pytest.raises(ValueError, match="seed must be None or an integer of at least 0, got"):
         NoiseGenerator(seed)
@@ -221,7 +221,7 @@ def far_from(sample, distribution):
     return stats.kstest(np.asarray(sample).ravel(), distribution).pvalue
 
 
-@pytest.mark.parametrize("secure", [False, True])
+@together("secure", [False, True])
 def test_gaussian_noise_is_normal(secure):
     sample = noised(torch.zeros(300_001, dtype=torch.float64), 2.5, secure=secure)
     assert far_from(sample / 2.5, "norm") > 1e-4
@@ -230,7 +230,7 @@ def test_gaussian_noise_is_normal(secure):
     assert far_from(sample[::2] ** 2 / 6.25, stats.chi2(1).cdf) > 1e-4
 
 
-@pytest.mark.parametrize("secure", [False, True])
+@together("secure", [False, True])
 def test_laplace_noise_has_scale_one(secure):
     sample = noised(torch.zeros(300_001, dtype=torch.float64), 0.5, mechanism="laplace", secure=secure)
     assert far_from(sample / 0.5, "laplace") > 1e-4

@@ -8,9 +8,9 @@ import numpy as np
 import pandas
 import pytest
 import torch
+from cases import each, together
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 from dp_accounting.rdp import RdpAccountant
-from pairs import each
 from scipy import stats
 from torch import nn
 from twins import (
@@ -84,11 +84,9 @@ def test_gradient_noise_is_sigma_times_sensitivity_over_the_expected_batch_size(
     assert_standard(directions / (split.sigma_gradient * sensitivity / 8))
 
 
-@pytest.mark.parametrize("size", [0, 9])
-@pytest.mark.parametrize(
-    "settings",
-    [{"preset": LINE_SEARCH, "step_rule": StudiedRule("gen")}, {"preset": "paper"}],
-    ids=["line_search", "paper"],
+@together(
+    ("size", "settings"),
+    itertools.product([0, 9], [{"preset": LINE_SEARCH, "step_rule": StudiedRule("gen")}, {"preset": "paper"}]),
 )
 def test_probe_steps_have_their_own_gradient_noise(settings, size):
     """Each kind of step has the multiplier that the accountant assumed for it."""
@@ -149,7 +147,7 @@ def spend(preset, sizes, **settings):
     return optimizer, spent
 
 
-@pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
+@together("preset", PRESETS.values())
 def test_epsilon_grows_to_the_target_and_empty_batches_count(preset):
     """A run on empty batches costs what any other costs."""
     optimizer, spent = spend(changed(preset, interval=3), [8] * 10)
@@ -174,7 +172,7 @@ def test_without_privacy_epsilon_is_infinite():
     assert spend("robust", [8], target_epsilon=math.inf)[1][1] == math.inf
 
 
-@pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
+@together("preset", PRESETS.values())
 def test_a_step_beyond_the_plan_is_refused_before_anything_is_looked_at(preset):
     """Neither the loss function nor the batch is touched, and nothing changes, however often one tries."""
     optimizer, spent = spend(changed(preset, interval=3), [8] * 10)
@@ -220,7 +218,7 @@ RAW_KEYS = {f"not_private_{name}" for name in ("batch_size", "mean_loss", "mean_
 RAW_PROBE_KEYS = RAW_KEYS | {f"not_private_loss_{where}" for where in ("ahead", "here", "behind")}
 
 
-@each(preset=PRESETS.values(), diagnostics=[False, True])
+@together(*each(preset=PRESETS.values(), diagnostics=[False, True]).args)
 def test_history_makes_a_frame_and_marks_all_that_is_raw(preset, diagnostics):
     """A new column must be added here by hand, by someone who knows that it is private."""
     optimizer, _ = spend(changed(preset, interval=2, warmup=0.0), [8, 3, 0, 8], diagnostics=diagnostics)
@@ -240,7 +238,7 @@ def test_history_makes_a_frame_and_marks_all_that_is_raw(preset, diagnostics):
         assert frame.slope.notna().tolist() == [True, False, True, False]
 
 
-@each(preset=["robust", "paper", LINE_SEARCH], diagnostics=[False, True])
+@together(*each(preset=["robust", "paper", LINE_SEARCH], diagnostics=[False, True]).args)
 def test_raw_values_do_not_reach_what_is_private(preset, diagnostics, unbound_noise):
     """Losses of 50 and of 500, both beyond the largest clip, release the same and must tell the same."""
     told = []
@@ -294,7 +292,7 @@ def test_the_record_is_what_history_keeps():
         record.eta = 1.0
 
 
-@pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
+@together("preset", PRESETS.values())
 def test_repr_says_where_the_run_stands(preset):
     optimizer, _ = spend(preset, [8, 3, 0])
     text = repr(optimizer)
@@ -331,7 +329,7 @@ def test_the_data_type_of_the_losses_does_not_matter():
     assert flat(model).dtype == torch.float32 and flat(model).isfinite().all()
 
 
-@pytest.mark.parametrize("preset", ["robust", LINE_SEARCH], ids=["robust", "line_search"])
+@together("preset", ["robust", LINE_SEARCH])
 def test_training_learns(preset):
     """A hundred private steps without a learning rate, on the loader's batches; 0.73 to 0.75 is the best possible."""
     data = make_data(400)

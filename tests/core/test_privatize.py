@@ -6,9 +6,9 @@ import math
 import numpy as np
 import pytest
 import torch
+from cases import each, together
 from hypothesis import given
 from hypothesis import strategies as st
-from pairs import each
 from scipy import integrate, optimize, stats
 
 from hyfreedp.accounting.mechanisms import Mechanism, probe_mechanism
@@ -100,7 +100,7 @@ def released_votes(records):
     return torch.tensor([privatize_votes(here, there, 0.0, expected_batch_size=1)])
 
 
-@pytest.mark.parametrize(("probe", "release", "width"), [("losses", released_losses, 3), ("votes", released_votes, 2)])
+@together(("probe", "release", "width"), [("losses", released_losses, 3), ("votes", released_votes, 2)])
 def test_the_worst_record_moves_a_probe_by_what_the_accountant_counts(probe, release, width):
     """By all of it: a smaller sensitivity would be unsafe, a larger one a waste."""
     changes = [
@@ -126,7 +126,7 @@ def test_theorem_1_bias_falls_with_the_threshold():
     assert (np.diff(clipping_bias(losses, np.linspace(0, 10, 50))) <= 0).all()
 
 
-@pytest.mark.parametrize(("threshold", "mean", "std"), [(2.3, 2.3, 0.5), (0.1, 2.3, 0.5), (6.0, 2.3, 0.5), (1.0, 0, 3)])
+@together(("threshold", "mean", "std"), [(2.3, 2.3, 0.5), (0.1, 2.3, 0.5), (6.0, 2.3, 0.5), (1.0, 0, 3)])
 def test_corollary_1_equals_the_integral_of_the_excess(threshold, mean, std):
     expected, _ = integrate.quad(
         lambda loss: (loss - threshold) * stats.norm.pdf(loss, mean, std), threshold, mean + 40 * std, epsabs=1e-14
@@ -142,7 +142,7 @@ def test_corollary_1_by_monte_carlo(generator):
     assert abs(z) < stats.norm.isf(FALSE_ALARM / 2)
 
 
-@each(mechanism=["gaussian", "laplace"], multiplier=[0.5, 30.0, 3000.0])
+@together(*each(mechanism=["gaussian", "laplace"], multiplier=[0.5, 30.0, 3000.0]).args)
 def test_the_optimal_threshold_minimises_the_mse(multiplier, mechanism):
     setting = {"noise_multiplier": multiplier, "expected_batch_size": 500, "mechanism": mechanism}
     best = optimal_threshold(2.3, 0.5, **setting)
@@ -158,7 +158,7 @@ def test_the_optimal_threshold_minimises_the_mse(multiplier, mechanism):
     )
 
 
-@pytest.mark.parametrize(
+@together(
     ("call", "named"),
     [
         (lambda: privatize_loss(torch.ones(3), 0.0, 1.0, expected_batch_size=3), "threshold must be positive, got 0.0"),

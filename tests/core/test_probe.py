@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from pairs import each, pairs
+from cases import each, pairs, together
 from scipy import stats
 from torch import nn
 from twins import line_search, make_private, searching, sgd, thresholds_of
@@ -68,7 +68,7 @@ def constant_run(kind, size, *, loss=0.5, steps=1000, **settings):
 # -- the noise of a release --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", [0, 8, 13])
+@together("size", [0, 8, 13])
 def test_released_losses_have_the_stated_noise(size):
     """Of 1,000 releases on empty, expected and larger batches: sigma_l R_l / 8, independent of the actual size."""
     sigma, probes = constant_run("losses", size)
@@ -86,7 +86,7 @@ def test_released_losses_have_the_stated_noise(size):
     independent_standard(noise, slopes, sums, what="private losses")
 
 
-@pytest.mark.parametrize("size", [0, 8, 13])
+@together("size", [0, 8, 13])
 def test_released_contrasts_have_the_stated_noise(size):
     """Of 1,000 releases of zero contrasts: sigma_l R_d / 8 and sigma_l R_c / 8, independent of each other."""
     sigma, probes = constant_run("contrasts", size)
@@ -104,7 +104,7 @@ def laplace_difference_cdf(x):
     return np.where(x < 0, tail, 1 - tail)
 
 
-@pytest.mark.parametrize("kind", ["losses", "contrasts"])
+@together("kind", ["losses", "contrasts"])
 def test_laplace_noise_has_the_stated_deviation(kind):
     """Kolmogorov-Smirnov of 1,000 slopes: the difference of two Laplace numbers, or one of them, at scale sigma_l."""
     sigma, probes = constant_run(kind, 0, loss_mechanism="laplace")
@@ -157,7 +157,11 @@ def test_probe_noise_is_independent_of_the_gradients_noise():
 # -- what is not finite ------------------------------------------------------------------------------------------------
 
 
-@pairs(bad=[math.nan, math.inf, -math.inf, 1e300], where=[(0,), (1,), (2,), (0, 1, 2)], kind=["losses", "contrasts"])
+@together(
+    *pairs(
+        bad=[math.nan, math.inf, -math.inf, 1e300], where=[(0,), (1,), (2,), (0, 1, 2)], kind=["losses", "contrasts"]
+    ).args
+)
 def test_one_bad_record_moves_a_release_by_no_more_than_its_clip(kind, where, bad):
     """Whatever one record's losses are, the fit stays finite and within the sensitivity of the fit without it."""
     if kind == "losses" and bad == -math.inf:
@@ -178,7 +182,7 @@ def test_one_bad_record_moves_a_release_by_no_more_than_its_clip(kind, where, ba
 # -- the learned state -------------------------------------------------------------------------------------------------
 
 
-@each(kind=["losses", "contrasts"], rule=["literal", "gen", "posterior", "anchored"])
+@together(*each(kind=["losses", "contrasts"], rule=["literal", "gen", "posterior", "anchored"]).args)
 def test_the_result_says_what_was_done(kind, rule):
     """The record holds the clips that were used, not the next ones, and the rate before and after."""
     probe = line_search(kind, rule, eta=0.1, momentum=0.5, loss_threshold=3.0, contrast_thresholds=(2.0, 1.5))
@@ -200,7 +204,7 @@ def test_the_result_says_what_was_done(kind, rule):
         assert (result.difference_threshold, result.bend_threshold) == (2.0, 1.5)
 
 
-@each(kind=["losses", "contrasts"], rule=["literal", "gen", "posterior", "anchored"])
+@together(*each(kind=["losses", "contrasts"], rule=["literal", "gen", "posterior", "anchored"]).args)
 def test_a_flat_slope_does_not_end_the_run(kind, rule):
     """With b = 0 the rate b/a is 0, from where no probe could look any further: it must not be taken."""
     probe = line_search(kind, rule, eta=0.25, contrast_thresholds=(2.0, 2.0))
@@ -211,7 +215,7 @@ def test_a_flat_slope_does_not_end_the_run(kind, rule):
         assert probe.eta > 0 and probe.distance > 0
 
 
-@pytest.mark.parametrize("kind", ["losses", "contrasts"])
+@together("kind", ["losses", "contrasts"])
 def test_distance_follows_the_rule(kind):
     """Algorithm 1 probes at eta; the posterior rules further out where momentum repeats the step."""
     for rule in ("literal", "gen"):
@@ -223,7 +227,7 @@ def test_distance_follows_the_rule(kind):
         assert far.distance / far.eta > 4  # so that a step grown fourfold stays inside
 
 
-@pytest.mark.parametrize(
+@together(
     ("rule", "scale", "expected"),
     [("sum", 1.0, 0.5 + 1.9 / 3 + 1.0), ("previous", 1.0, 1.9 / 3), ("sum", 0.01, 0.1), ("previous", 50.0, 20.0)],
 )
@@ -247,7 +251,7 @@ def test_the_contrasts_thresholds_follow_their_fractions_and_the_distance():
     assert probe.contrast_thresholds[1] == pytest.approx(contrast_threshold(0.01, 0.0, scale=growth**2))
 
 
-@pytest.mark.parametrize("kind", ["losses", "contrasts"])
+@together("kind", ["losses", "contrasts"])
 def test_thresholds_of_a_run_without_privacy_stay_infinite(kind):
     unclipped = {"loss_threshold": math.inf, "contrast_thresholds": (math.inf, math.inf)}
     probe = line_search(kind, "gen", eta=0.1, **unclipped)
@@ -273,7 +277,7 @@ def test_state_goes_through_a_file_and_continues_exactly(kind, rule, generator):
     assert probe.state_dict() == other.state_dict()
 
 
-@pytest.mark.parametrize(
+@together(
     ("changes", "message"),
     [
         ({"eta": 0.0}, "initial_learning_rate must be finite and positive, got 0.0"),

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from cases import together
 from models import Example
 from timm.layers import BatchNormAct2d, FrozenBatchNormAct2d
 from torch import nn
@@ -37,7 +38,7 @@ def assert_trains(model) -> None:
     torch.testing.assert_close(found.collected(), total)
 
 
-@pytest.mark.parametrize("norm", [nn.BatchNorm2d, nn.SyncBatchNorm])
+@together("norm", [nn.BatchNorm2d, nn.SyncBatchNorm])
 def test_parameters_names_and_training_stay(norm):
     model = convnet(norm)
     with pytest.raises(ValueError, match=r"hyfreedp\.replace_batch_norm\(model\)"):
@@ -70,7 +71,7 @@ def test_the_layers_of_timm_go_on_to_drop_and_activate():
     assert_trains(relu)
 
 
-@pytest.mark.parametrize("norm", [FrozenBatchNorm2d, FrozenBatchNormAct2d])
+@together("norm", [FrozenBatchNorm2d, FrozenBatchNormAct2d])
 def test_constant_statistics_are_allowed_and_stay(norm):
     model = convnet(norm)
     kept = model[1]
@@ -85,7 +86,7 @@ def test_a_frozen_layer_in_eval_mode_stays_and_others_beside_it_go():
     assert_trains(model)
 
 
-@pytest.mark.parametrize(
+@together(
     ("layer", "groups"),
     [(nn.BatchNorm2d(c), g) for c, g in {3: 1, 6: 1, 12: 2, 32: 8, 64: 16, 96: 16, 256: 32}.items()]
     + [(nn.BatchNorm1d(64), 1), (nn.BatchNorm3d(64), 16)],
@@ -115,7 +116,7 @@ class Odd(nn.BatchNorm2d):
         return super().forward(x).square()
 
 
-@pytest.mark.parametrize(
+@together(
     ("layer", "message"),
     [(nn.LazyBatchNorm2d(), "number of channels yet: run one batch"), (Odd(4), r"'1' \(Odd\) .*unknown kind")],
 )

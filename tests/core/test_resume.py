@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
+from cases import together
 from torch import Tensor
 from torch.utils.data import DataLoader
 from twins import (
@@ -106,16 +107,16 @@ def load(file: io.BytesIO):
 
 
 @functools.cache
-def uninterrupted(name, dropout=0.5):
+def uninterrupted(name):
     """The end of the run, and a checkpoint from after each of its steps."""
-    model, optimizer, loader = start(name, dropout=dropout)
+    model, optimizer, loader = start(name)
     checkpoints = [through_a_file(optimizer.state_dict())]
     train(model, optimizer, loader, after_step=lambda: checkpoints.append(through_a_file(optimizer.state_dict())))
     assert len(checkpoints) == STEPS + 1
     return end(model, optimizer), checkpoints
 
 
-@pytest.mark.parametrize("name", RUNS)
+@together("name", RUNS)
 def test_saving_does_not_change_a_run(name):
     """The reference of the tests below, which saved after every step, is the run that never saved."""
     model, optimizer, loader = start(name)
@@ -123,20 +124,25 @@ def test_saving_does_not_change_a_run(name):
     assert_same(end(model, optimizer), uninterrupted(name)[0])
 
 
-@pytest.mark.parametrize("dropout", [0.5, 0.0])
-@pytest.mark.parametrize("interruption", range(STEPS + 1))
+# Within an epoch and before a probe, and between epochs.
+FAST = (3, 8)
+
+
+@pytest.mark.parametrize(
+    "interruption", [*FAST, *(pytest.param(t, marks=pytest.mark.slow) for t in range(STEPS + 1) if t not in FAST)]
+)
 @pytest.mark.parametrize("name", RUNS)
-def test_resumes_bitwise_from_every_step(name, interruption, dropout):
+def test_resumes_bitwise_from_every_step(name, interruption):
     """Other initial weights, another engine seed and another random state, as in a new process; then the checkpoint."""
-    reference, checkpoints = uninterrupted(name, dropout)
-    model, optimizer, loader = start(name, model_seed=5, engine_seed=6, global_seed=7, dropout=dropout)
+    reference, checkpoints = uninterrupted(name)
+    model, optimizer, loader = start(name, model_seed=5, engine_seed=6, global_seed=7)
     optimizer.load_state_dict(load(checkpoints[interruption]))
     assert optimizer.ledger.steps == loader.batch_sampler.position == interruption
     train(model, optimizer, loader)
     assert_same(end(model, optimizer), reference)
 
 
-@pytest.mark.parametrize("base", [sgd_momentum, three_groups])
+@together("base", [sgd_momentum, three_groups])
 def test_momentum_and_groups_resume_too(base):
     model, optimizer, loader = start("line search", base=base)
     files = []
@@ -216,7 +222,7 @@ def test_an_interrupted_save_leaves_the_checkpoint_before(tmp_path, monkeypatch)
     assert path.read_bytes() == before and [file.name for file in tmp_path.iterdir()] == ["run.pt"]
 
 
-@pytest.mark.parametrize("entry", [np.float64(0.9), Path("here"), {"nested": [np.int64(3)]}])
+@together("entry", [np.float64(0.9), Path("here"), {"nested": [np.int64(3)]}])
 def test_what_could_not_be_loaded_is_not_saved(tmp_path, entry):
     path, engine = tmp_path / "run.pt", PrivacyEngine()
     model, optimizer, _ = start("fixed")
@@ -228,7 +234,7 @@ def test_what_could_not_be_loaded_is_not_saved(tmp_path, entry):
     assert path.read_bytes() == before and [file.name for file in tmp_path.iterdir()] == ["run.pt"]
 
 
-@pytest.mark.parametrize("broken", ["hook", "learner"])
+@together("broken", ["hook", "learner"])
 def test_a_state_that_cannot_be_loaded_to_its_end_changes_nothing(broken):
     """Weights, ledger, key, sampler, history, moments and learner are those of before, and the run goes on as if."""
     model, optimizer, loader = start("votes", model_seed=1, engine_seed=1)
@@ -308,7 +314,7 @@ def test_states_saved_under_earlier_names_of_classes_resume(name, text):
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@together(
     ("changes", "message"),
     [
         ({"target_epsilon": 2.0}, "target_epsilon: 3.0 != 2.0"),
@@ -336,7 +342,7 @@ def test_the_state_of_another_plan_is_refused_and_changes_nothing(changes, messa
     assert (repr(optimizer), optimizer.history, loader.batch_sampler.position) == (before, [], 0)
 
 
-@pytest.mark.parametrize(("saved", "resumed"), [("line search", "fixed"), ("fixed", "line search"), ("paper", "fixed")])
+@together(("saved", "resumed"), [("line search", "fixed"), ("fixed", "line search"), ("paper", "fixed")])
 def test_the_state_of_another_kind_of_run_is_refused(saved, resumed):
     model, optimizer, _ = start(resumed)
     weights = flat(model)
@@ -345,7 +351,7 @@ def test_the_state_of_another_kind_of_run_is_refused(saved, resumed):
     assert torch.equal(flat(model), weights) and optimizer.ledger.steps == 0
 
 
-@pytest.mark.parametrize(("steps", "released"), [(-1, 0), (12, 12), (4, 3), (4, 0), (4, 13)])
+@together(("steps", "released"), [(-1, 0), (12, 12), (4, 3), (4, 0), (4, 13)])
 def test_counters_that_the_plan_does_not_allow_are_refused(steps, released):
     """A state edited to forget releases."""
     _, optimizer, _ = start("line search")

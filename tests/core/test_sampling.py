@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from pairs import each
+from cases import each, together
 from scipy import stats
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
@@ -72,7 +72,7 @@ def test_inclusion_is_independent_across_steps_and_records(memberships):
     assert abs(pairs) / np.sqrt(len(centred) * 50 * 49 / 2) < limit
 
 
-@pytest.mark.parametrize("rate", [1.0, 1e-9])
+@together("rate", [1.0, 1e-9])
 def test_extreme_rates(rate):
     """At rate 1 every batch is the whole data set; at a tiny one all batches are empty."""
     expected = list(range(50)) if rate == 1 else []
@@ -102,7 +102,7 @@ def test_sampling_leaves_the_global_generators_alone():
     assert np.array_equal(np.random.get_state()[1], numpy_state)
 
 
-@pytest.mark.parametrize("position", [0, 1, 9, 10, 13, 25])
+@together("position", [0, 1, 9, 10, 13, 25])
 def test_a_position_resumes_within_its_epoch(position):
     """A pass from the middle of an epoch yields the rest of it, then whole epochs follow."""
     sampler = make_sampler()
@@ -234,7 +234,7 @@ def same(first, second):
     return first == second if isinstance(first, str) else all(map(same, first, second))
 
 
-@pytest.mark.parametrize("form", Records.FORMS)
+@together("form", Records.FORMS)
 def test_pieces_have_the_structure_of_the_batch(form):
     """Splitting a batch equals collating its parts, whatever it is made of; the empty piece has the same form."""
     records = Records(form)
@@ -250,7 +250,7 @@ def test_pieces_have_the_structure_of_the_batch(form):
     assert inputs_of(empty).shape == (0, 3)
 
 
-@each(form=Records.FORMS, pieces=[None, 2])
+@together(*each(form=Records.FORMS, pieces=[None, 2]).args)
 def test_training_works_on_every_structure_with_empty_batches(form, pieces):
     """The loss function gets batches of the form that the loader gives, and never an empty one."""
     torch.manual_seed(0)
@@ -285,7 +285,7 @@ class Stream(IterableDataset):
         raise AssertionError("touched")
 
 
-@pytest.mark.parametrize(
+@together(
     ("loader", "error", "message"),
     [
         ([1, 2], TypeError, "data_loader must be a torch DataLoader, got list"),
@@ -302,7 +302,7 @@ def test_loaders_that_cannot_be_poisson_sampled_are_refused(loader, error, messa
         poisson_loader(loader, seed=0)
 
 
-@pytest.mark.parametrize(
+@together(
     ("changes", "message"),
     [
         ({"num_records": 0}, "num_records must be at least 1, got 0"),

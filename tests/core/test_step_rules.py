@@ -3,6 +3,7 @@
 import math
 
 import pytest
+from cases import together
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,7 +23,7 @@ def test_literal_is_b_over_a_with_whatever_sign(slope, curvature, eta):
     assert step_rules.literal(fit(slope, curvature), eta).eta == slope / curvature
 
 
-@pytest.mark.parametrize(("slope", "curvature"), [(1.0, 0.0), (0.0, 0.0), (0.0, 1.0)])
+@together(("slope", "curvature"), [(1.0, 0.0), (0.0, 0.0), (0.0, 1.0)])
 def test_literal_keeps_eta_when_b_over_a_is_no_rate(slope, curvature):
     decision = step_rules.literal(fit(slope, curvature), 0.1)
     assert (decision.eta, decision.accepted) == (0.1, False) and "zero or not finite" in decision.reason
@@ -46,7 +47,7 @@ def test_loss_threshold_rules_take_what_was_released_within_floor_and_cap():
     assert step_rules.loss_threshold_previous((0.0, 50.0, 0.0), floor=0.1, cap=20) == 20
 
 
-@pytest.mark.parametrize(
+@together(
     ("decay", "start", "expected"),
     [
         ("none", 0.0, [1, 1, 1, 1]),

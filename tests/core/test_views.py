@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from cases import each, pairs, together
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import Example, conv1d_net, groupnorm_convnet, mlp, tied_language_model, vit
-from pairs import each, pairs
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from twins import PRESETS, adamw, flat, make_batches, make_model, make_private, sgd, trainable
@@ -49,7 +49,7 @@ def assert_averages(engine, example, views, rows=(0, 3, 1, 4, 2, 0)):
     torch.testing.assert_close(of_views.collected(), clipping.factors(norms) @ gradients, rtol=1e-8, atol=1e-12)
 
 
-@pairs(engine=ENGINES, views=[2, 3, 6], build=[mlp, groupnorm_convnet, conv1d_net, tied_language_model])
+@together(*pairs(engine=ENGINES, views=[2, 3, 6], build=[mlp, groupnorm_convnet, conv1d_net, tied_language_model]).args)
 def test_equals_a_loop_over_single_views(engine, views, build):
     assert_averages(engine, build(), views)
 
@@ -77,7 +77,7 @@ def test_checkpointing():
     assert_averages(BookKeepingEngine, example, 2)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@together("engine", ENGINES)
 def test_views_of_a_record_may_mix(engine):
     """A loss that compares them with each other, say; each record's is still its own."""
     model = nn.Linear(3, 4).double()
@@ -129,7 +129,7 @@ def test_one_record_moves_the_sum_by_no_more_than_the_sensitivity(views, size, s
 # -- runs --------------------------------------------------------------------------------------------------------------
 
 
-@each(size=[None, 3, lambda batch: [[3, 0], [1, 2, 4], [5]]], engine=["bookkeeping", "hooks"])
+@together(*each(size=[None, 3, lambda batch: [[3, 0], [1, 2, 4], [5]]], engine=["bookkeeping", "hooks"]).args)
 def test_a_step_is_that_of_a_loop_over_records_and_views(engine, size):
     """Whatever the pieces; what counts is records. The loss of a record is the mean of its views'."""
     model, views, rate = make_model(), 3, 0.5
@@ -155,7 +155,7 @@ def test_a_step_is_that_of_a_loop_over_records_and_views(engine, size):
     assert record.diagnostics["mean_loss"] == pytest.approx(sum(means) / 6)
 
 
-@pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
+@together("preset", PRESETS.values())
 def test_views_that_are_equal_are_a_run_without_views(preset, unbound_noise):
     """Votes, probes, thresholds and an empty batch included: the loss of a record is the mean over its views."""
     runs = []
@@ -192,14 +192,14 @@ def test_gradient_and_probes_see_the_same_views():
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("views", [0, -1, 2.5, "2", True, None])
+@together("views", [0, -1, 2.5, "2", True, None])
 def test_a_number_of_views_that_is_none_is_refused(views):
     model = make_model()
     with pytest.raises(ValueError, match="views must be an integer of at least 1, got"):
         make_private(model, adamw(model), views=views)
 
 
-@pytest.mark.parametrize(
+@together(
     ("views", "wrong", "shape"),
     [
         (2, lambda losses: losses.flatten(), r"\(12,\)"),

@@ -18,12 +18,12 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from cases import each, pairs, together
 from dp_accounting import ComposedDpEvent, GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 from hypothesis import example, given
 from hypothesis import strategies as st
-from pairs import each, pairs
 from scipy import stats
 from torch import nn
 from torch.nn.utils import vector_to_parameters
@@ -95,7 +95,7 @@ def test_who_stands_for_election_does_not_matter(pairs):
     assert sum_of_votes([(there, here) for here, there in pairs]) == -sum_of_votes(pairs)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@together("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_losses_in_half_precision_vote_too(dtype):
     here = torch.tensor([math.nan, 1.0, 2.0, -math.inf], dtype=dtype)
     there = torch.tensor([7.0, 1.5, 2.0, 1.0], dtype=dtype)
@@ -129,7 +129,7 @@ def test_processes_add_up_their_votes_before_the_one_noise():
         assert sum_of_votes(pairs[:cut], 2.0, generator=NoiseGenerator(4), add_up=add_up) == whole
 
 
-@pytest.mark.parametrize(
+@together(
     ("here", "there", "settings", "named"),
     [
         (torch.ones(3), torch.ones(2), {}, r"same shape \(B,\), got torch.Size\(\[3\]\) and torch.Size\(\[2\]\)"),
@@ -191,7 +191,7 @@ def test_a_split_with_votes_meets_the_closed_form(delta, plan, gamma):
         assert (split.sigma_gradient_probe, split.sigma_loss) == (split.sigma, 0.0)
 
 
-@pytest.mark.parametrize("voting", [(), (2, 8, 10, 12, 14), tuple(range(20))])
+@together("voting", [(), (2, 8, 10, 12, 14), tuple(range(20))])
 def test_epsilon_agrees_with_dp_accounting(voting):
     """The gradient and the vote of a step, sensitivity 1 each, composed on one subsampled batch."""
     split = calibrate_noise(**PLAN, vote_steps=voting, accountant="rdp")
@@ -225,7 +225,7 @@ def test_the_plan_is_kept_and_survives_json():
     assert again == split and hash(again) == hash(split)
 
 
-@pytest.mark.parametrize(
+@together(
     ("wrong", "message"),
     [
         ({"vote_steps": [-1]}, "vote_steps must be an integer of at least 0 and at most steps - 1=19, got -1"),
@@ -393,7 +393,7 @@ def start(base=adamw, *, tuning="full", dropout=0.0, model_seed=0, **settings):
     return model, optimizer
 
 
-@each(name=ELECTIONS, kind=KINDS)
+@together(*each(name=ELECTIONS, kind=KINDS).args)
 def test_a_run_is_that_of_the_twin(kind, name):
     """Weights, rates and decisions at every step, through votes kept and lost, just and clearly."""
     base, unit, reach = KINDS[kind]
@@ -496,7 +496,7 @@ def undisturbed():
     return flat(model), optimizer.history, optimizer.epsilon_spent()
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@together("bad", [math.nan, math.inf, -math.inf])
 def test_a_record_that_is_not_finite_does_not_hide_the_others_from_the_noise(bad):
     """Equally many votes, one bad record, other losses: other noise."""
     margins = [
@@ -545,7 +545,7 @@ def test_one_vote_more_is_another_release():
     assert margin not in (before, pytest.approx(before + 0.02, rel=1e-9))
 
 
-@pytest.mark.parametrize("mechanism", ["gaussian", "laplace"])
+@together("mechanism", ["gaussian", "laplace"])
 def test_an_empty_batch_votes_with_noise_alone(mechanism):
     """That of the plan's mechanism and multiplier, from a key of the step's own, and it decides."""
     model, optimizer = start(**NOISY, loss_mechanism=mechanism)
@@ -565,7 +565,7 @@ def test_an_empty_batch_votes_with_noise_alone(mechanism):
     assert optimizer.epsilon_spent() == pytest.approx(optimizer.split.epsilon)
 
 
-@pytest.mark.parametrize(("kind", "lost"), [("all kept", ()), ("opening lost", (2, *REVIEWS))])
+@together(("kind", "lost"), [("all kept", ()), ("opening lost", (2, *REVIEWS))])
 def test_without_noise_an_empty_batch_is_a_tie(kind, lost):
     """A tie is enough for weights that have lost nothing yet."""
     model, optimizer = start(steps=STEPS)
@@ -601,7 +601,7 @@ def snapshot(model, optimizer):
     return flat(model), repr(probe), repr(optimizer.base.state_dict()), optimizer.eta, optimizer.ledger.steps
 
 
-@each(call=[1, 2, 3], step=[2, 5])
+@together(*each(call=[1, 2, 3], step=[2, 5]).args)
 def test_an_error_leaves_all_as_it_was_and_the_same_batch_votes_the_same(step, call):
     """Whether the opening or a review is lost: weights, average, rate; the second attempt counts nothing twice."""
     model, optimizer = start(**LARGE)
@@ -670,7 +670,7 @@ def test_another_batch_after_an_error_is_a_further_release():
     assert optimizer.ledger.steps == 9 and optimizer.epsilon_spent() <= 3
 
 
-@pytest.mark.parametrize("step", VOTING)
+@together("step", VOTING)
 def test_a_vote_counts_before_anything_follows_from_it(step):
     """In the ledger's words: the release of the vote and that of the gradient, with tags of their own."""
     model, optimizer = start(**LARGE)
@@ -700,7 +700,11 @@ def test_the_reach_is_how_far_torch_moves_on_one_gradient(momentum, dampening, n
     assert proportional and reach == pytest.approx(expected, rel=1e-9)
 
 
-@pairs(steps=[50, 400], size=[1e-6, 1.0, 1e4], kind=["adam", "adamw", "nadam", "rmsprop", "rmsprop with momentum"])
+@together(
+    *pairs(
+        steps=[50, 400], size=[1e-6, 1.0, 1e4], kind=["adam", "adamw", "nadam", "rmsprop", "rmsprop with momentum"]
+    ).args
+)
 def test_optimizers_that_normalise_move_the_reach_whatever_the_size_of_gradients(kind, size, steps):
     """Independent gradients: the variance of a whole run's walk is steps times the square of the reach, within 25 %."""
     makers = {
@@ -722,7 +726,7 @@ def test_optimizers_that_normalise_move_the_reach_whatever_the_size_of_gradients
     assert not proportional and walked == pytest.approx(reach * math.sqrt(steps), rel=0.25)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@together("kind", KINDS)
 def test_the_rate_is_unknown_before_the_first_gradient_only_where_that_sets_the_unit(kind):
     base, proportional, reach = KINDS[kind]
     model, optimizer = start(base, steps=STEPS)
@@ -739,7 +743,7 @@ def test_the_rate_is_unknown_before_the_first_gradient_only_where_that_sets_the_
     assert optimizer.eta == first  # later gradients change nothing
 
 
-@pytest.mark.parametrize("scale", [1e-3, 1e3])
+@together("scale", [1e-3, 1e3])
 def test_the_unit_of_a_loss_does_not_matter(scale):
     """SGD on a loss in other units makes the same steps."""
     runs = []
@@ -751,7 +755,7 @@ def test_the_unit_of_a_loss_does_not_matter(scale):
     torch.testing.assert_close(*runs, rtol=1e-8, atol=1e-10)
 
 
-@pytest.mark.parametrize("empty", [1, 4])
+@together("empty", [1, 4])
 def test_gradients_of_zeros_at_first_move_nothing_and_set_no_unit(empty):
     """Empty batches before the first other one, without noise: the run begins with that."""
     model, optimizer = start(sgd_momentum)
@@ -769,13 +773,13 @@ def test_gradients_of_zeros_at_first_move_nothing_and_set_no_unit(empty):
     assert flat(model).isfinite().all() and not torch.equal(flat(model), before)
 
 
-@pytest.mark.parametrize(("name", "value"), [("momentum", 1.0), ("momentum", 1.5), ("dampening", 1.0)])
+@together(("name", "value"), [("momentum", 1.0), ("momentum", 1.5), ("dampening", 1.0)])
 def test_momentum_that_never_ends_is_refused(name, value):
     with pytest.raises(ValueError, match=f"optimizer must have {name} below 1, got {value}"):
         start(lambda m: torch.optim.SGD(trainable(m), lr=0.1, **({"momentum": 0.9} | {name: value})))
 
 
-@pytest.mark.parametrize("kind", ["ASGD", "Adadelta", "Adagrad", "Rprop", "Adafactor", "LBFGS", "RAdam"])
+@together("kind", ["ASGD", "Adadelta", "Adagrad", "Rprop", "Adafactor", "LBFGS", "RAdam"])
 def test_optimizers_whose_steps_may_be_of_any_size_are_refused(kind):
     """Before anything is done to the model."""
     model = make_model()
@@ -800,7 +804,7 @@ def test_votes_must_be_at_the_steps_that_were_paid_for():
         )
 
 
-@each(base=[adamw, sgd_momentum], rate=[1e-5, 1e-4, 1e-1])
+@together(*each(base=[adamw, sgd_momentum], rate=[1e-5, 1e-4, 1e-1]).args)
 def test_no_rate_that_a_caller_gives_matters(base, rate):
     """That of the base optimizer; bit for bit, with noise."""
     runs = []
@@ -844,7 +848,7 @@ def margins(optimizer):
     return [(row["margin"], row["lost"]) for row in optimizer.history if "margin" in row]
 
 
-@each(privacy=[{}, NOISY | {"steps": 10}], pieces=[1, 3, shuffled])
+@together(*each(privacy=[{}, NOISY | {"steps": 10}], pieces=[1, 3, shuffled]).args)
 def test_pieces_make_the_run_of_a_whole_batch(pieces, privacy, unbound_noise):
     """Backward, vote and backward again: the same margins exactly, and the same weights but for rounding."""
     (whole, one), (cut, other) = run_ten(**privacy), run_ten(partition=pieces, **privacy)
@@ -865,7 +869,7 @@ def test_dropout_is_the_same_for_both_candidates():
     assert optimizer.step(cross_entropy(model), batches[2]).vote.margin == 0
 
 
-@pytest.mark.parametrize("tuning", ["biases", "frozen", "lora"])
+@together("tuning", ["biases", "frozen", "lora"])
 def test_what_is_frozen_stays_and_is_not_copied(tuning):
     model, optimizer = start(tuning=tuning)
     frozen = {name: p.detach().clone() for name, p in model.named_parameters() if not p.requires_grad}
@@ -898,7 +902,7 @@ def test_gradient_checkpointing_changes_nothing():
     assert torch.equal(flat(plain), flat(saving))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@together("dtype", [torch.bfloat16, torch.float32])
 def test_the_average_is_kept_in_single_precision_at_least(dtype):
     """And the weights come back to the bit after each vote that they won; the average is not rounded by the way."""
     generator = torch.Generator().manual_seed(0)
@@ -963,7 +967,7 @@ def test_copies_of_the_weights_live_as_long_as_a_vote_needs_them():
     assert alive["average"] == [True] * 7 + [False] * 3  # the last review is that of step 7
 
 
-@pytest.mark.parametrize("steps", [1, 2])
+@together("steps", [1, 2])
 def test_a_run_that_never_votes_keeps_no_copies(steps):
     model, optimizer = start(steps=steps)
     for batch in make_batches([8] * steps):

@@ -3,13 +3,14 @@
 import collections
 import copy
 import inspect
+import itertools
 import math
 import pickle
 import warnings
 
 import pytest
 import torch
-from pairs import pairs
+from cases import pairs, together
 from torch.optim import lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from twins import adamw, cross_entropy, flat, make_batches, make_model, make_private, sgd_momentum, three_groups
@@ -53,7 +54,7 @@ def plain_loop(base, schedule, *, expected=8):
     return flat(model), rates
 
 
-@pairs(on=["private", "base"], base=[sgd_momentum, adamw, three_groups], name=SCHEDULERS)
+@together(*pairs(on=["private", "base"], base=[sgd_momentum, adamw, three_groups], name=SCHEDULERS).args)
 def test_a_fixed_rate_follows_a_scheduler_as_in_plain_torch(name, base, on):
     """Made for the private optimizer, or for the base optimizer before it was made private; rates of all groups."""
     model = make_model()
@@ -130,7 +131,7 @@ def test_a_scheduled_run_resumes_bitwise():
     assert torch.equal(ends[0][0], ends[1][0]) and ends[0][1:] == ends[1][1:]
 
 
-@pytest.mark.parametrize("settings", [{"preset": "robust"}, {"preset": "paper", "interval": 2, "probe_batch": "next"}])
+@together("settings", [{"preset": "robust"}, {"preset": "paper", "interval": 2, "probe_batch": "next"}])
 def test_a_learned_rate_says_once_that_it_follows_no_scheduler(settings):
     """And is bit for bit what it is without one; so it is after a resumption, which is no scheduler."""
     runs = []
@@ -168,7 +169,7 @@ def test_a_rate_that_is_set_by_hand_is_used_where_none_is_learned_and_told_where
                 assert optimizer.step(cross_entropy(model), second).eta <= learned
 
 
-@pytest.mark.parametrize("decay", ["linear", "cosine"])
+@together("decay", ["linear", "cosine"])
 def test_a_scheduler_beside_a_decay_is_refused_before_anything_is_released(decay):
     model, optimizer, _ = make(decay=decay)
     scheduler = lr_scheduler.ExponentialLR(optimizer, 0.5)
@@ -197,7 +198,7 @@ def test_a_decay_alone_is_no_scheduler():
 # -- hooks and profiler ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("preset", ["fixed", "robust", "paper"])
+@together("preset", ["fixed", "robust", "paper"])
 def test_hooks_run_once_a_step(preset):
     """Those on the private optimizer around all of its step; those on the base and on all optimizers at the base's."""
     model, optimizer, _ = make(preset=preset)
@@ -277,20 +278,21 @@ def test_it_is_an_optimizer_by_the_base_optimizers_groups_state_and_defaults():
     assert list(inspect.signature(optimizer.step).parameters) == ["per_sample_loss", "batch"]  # what editors complete
 
 
-@pytest.mark.parametrize("scheduled", [False, True])
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda step, loss, batch: step(),
-        lambda step, loss, batch: step(lambda: loss(batch).mean()),
-        lambda step, loss, batch: step(closure=lambda: loss(batch).mean()),
-        lambda step, loss, batch: step(None),
-        lambda step, loss, batch: step(loss(batch).mean()),
-        lambda step, loss, batch: step(loss(batch), batch),
-        lambda step, loss, batch: step(batch, loss),
-        lambda step, loss, batch: step(loss, batch, 3),
-    ],
-    ids=["nothing", "closure", "closure by name", "no closure", "loss", "losses", "swapped", "too many"],
+@together(
+    ("scheduled", "call"),
+    itertools.product(
+        [False, True],
+        [
+            lambda step, loss, batch: step(),
+            lambda step, loss, batch: step(lambda: loss(batch).mean()),
+            lambda step, loss, batch: step(closure=lambda: loss(batch).mean()),
+            lambda step, loss, batch: step(None),
+            lambda step, loss, batch: step(loss(batch).mean()),
+            lambda step, loss, batch: step(loss(batch), batch),
+            lambda step, loss, batch: step(batch, loss),
+            lambda step, loss, batch: step(loss, batch, 3),
+        ],
+    ),
 )
 def test_a_step_as_of_another_optimizer_says_what_to_call(call, scheduled):
     model, optimizer, loader = make(preset="robust")
@@ -305,7 +307,7 @@ def test_a_step_as_of_another_optimizer_says_what_to_call(call, scheduled):
     assert optimizer.ledger.steps == 1
 
 
-@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
+@together("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
 def test_a_run_cannot_be_copied(duplicate):
     """Two runs with one key would release two batches under the same noise."""
     with pytest.raises(TypeError, match=r"neither pickled nor copied.* state_dict\(\)"):

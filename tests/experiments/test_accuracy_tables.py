@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
+from cases import together
 from scipy import stats
 
 from hyfreedp.experiments.runs.cells import run_cells
@@ -35,7 +36,7 @@ def test_means_and_spreads_are_over_seeds_and_in_percent():
     assert line["count"] == 2
 
 
-@pytest.mark.parametrize(
+@together(
     ("tuning", "row", "epsilon", "value"),
     [
         ("full", "grid", 1.0, 96.49),

@@ -5,12 +5,13 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
+from cases import together
 from scipy import stats
 
 from hyfreedp.experiments.audits import attack
 
 
-@pytest.mark.parametrize(("successes", "trials"), [(0, 10), (3, 10), (10, 10), (150, 300)])
+@together(("successes", "trials"), [(0, 10), (3, 10), (10, 10), (150, 300)])
 def test_clopper_pearson_is_scipys(successes, trials):
     exact = stats.binomtest(successes, trials).proportion_ci(0.975, method="exact")
     assert attack.clopper_pearson(successes, trials, 0.025) == pytest.approx((exact.low, exact.high), abs=1e-12)
@@ -28,7 +29,7 @@ def test_bound_is_the_papers_of_record_and_not_below_what_a_gaussian_allows():
         assert best_attack <= attack.advantage_bound(epsilon, 1e-4)
 
 
-@pytest.mark.parametrize(("probe", "squared_sensitivity"), [("losses", 3.0), ("contrasts", 1.5)])
+@together(("probe", "squared_sensitivity"), [("losses", 3.0), ("contrasts", 1.5)])
 def test_epsilon_of_one_release_is_that_of_the_gaussian_mechanism(probe, squared_sensitivity):
     epsilon = attack.release_epsilon(probe, 4.0, 1e-5)
     mu = math.sqrt(squared_sensitivity) / 4.0

@@ -1,11 +1,13 @@
 """Audits: their bounds are valid and have power, faults are refuted, and the library's own claims are not."""
 
+import itertools
 import math
 import warnings
 
 import numpy as np
 import pandas as pd
 import pytest
+from cases import together
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
@@ -71,7 +73,7 @@ def test_bounds_at_several_deltas_share_the_error():
 # -- one probe ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("probe", "sensitivity"), [("losses", 3.0), ("votes", 1.0)])
+@together(("probe", "sensitivity"), [("losses", 3.0), ("votes", 1.0)])
 def test_the_record_moves_a_probe_by_all_that_its_sensitivity_allows(probe, sensitivity):
     noiseless = releases.probe_statistics(probe=probe, sigma_loss=0.0, runs=1, seed=0)
     moved = noiseless.planted - noiseless.without
@@ -173,10 +175,12 @@ def slow_p_value(right, guesses, canaries, epsilon, delta):
     return min(1.0, at_least(right) + 2 * canaries * delta * largest)
 
 
-@pytest.mark.parametrize("right, guesses, canaries", [(0, 0, 5), (0, 4, 4), (3, 4, 10), (30, 40, 100), (40, 40, 60)])
-@pytest.mark.parametrize("epsilon", [0.0, 0.5, 3.0])
-@pytest.mark.parametrize("delta", [0.0, 1e-4, 0.1])
-def test_p_value_is_that_of_the_theorem(right, guesses, canaries, epsilon, delta):
+COUNTS = [(0, 0, 5), (0, 4, 4), (3, 4, 10), (30, 40, 100), (40, 40, 60)]
+
+
+@together(("counts", "epsilon", "delta"), itertools.product(COUNTS, [0.0, 0.5, 3.0], [0.0, 1e-4, 0.1]))
+def test_p_value_is_that_of_the_theorem(counts, epsilon, delta):
+    right, guesses, canaries = counts
     found = one_run.p_value(right, guesses, canaries, epsilon, delta)
     assert found == pytest.approx(slow_p_value(right, guesses, canaries, epsilon, delta), rel=1e-9, abs=1e-12)
 

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from cases import together
 
 from hyfreedp import PRESETS, NoiseGenerator
 from hyfreedp.clipping import AutomaticClipping
@@ -114,7 +115,7 @@ def test_opake_normalises_gradients_as_our_automatic_clipping(opake, monkeypatch
         assert (step_taken(ALL_CONTENDERS[name], work) - expected).norm() < 2e-5 * expected.norm(), name
 
 
-@pytest.mark.parametrize(("family", "tuning"), ALL)
+@together(("family", "tuning"), ALL)
 def test_the_plain_step_is_the_unclipped_one(family, tuning):
     work = make_workload(SHAPES[family], tuning)
     logits = work.module(work.inputs)
@@ -146,7 +147,7 @@ def test_copies_share_what_is_frozen_and_nothing_else():
         assert torch.equal(ours, theirs)
 
 
-@pytest.mark.parametrize("tuning", ["full", "biases", "lora"])
+@together("tuning", ["full", "biases", "lora"])
 def test_tunings_train_what_they_say(tuning):
     work = make_workload(SHAPES["vit"], tuning)
     trained = {name for name, p in work.module.named_parameters() if p.requires_grad}
@@ -287,7 +288,7 @@ def test_growth_varies_one_dimension_at_a_time(tiny):
     assert list(rows.depth) == [1, 3, 2] and list(rows.batch_size) == [4, 4, 2]
 
 
-@pytest.mark.parametrize(
+@together(
     ("call", "message"),
     [
         (lambda: cases(["vit_huge"]), "models must be among .*vit_base.*, got 'vit_huge'"),

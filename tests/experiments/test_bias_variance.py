@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
+from cases import together
 from scipy import optimize, stats
 
 from hyfreedp import NoiseGenerator, calibrate_noise, clipping_bias, fit_quadratic, normal_clipping_bias
@@ -32,7 +33,7 @@ def test_simulated_bias_of_normal_losses_is_corollary_1():
     assert dots.spread.to_numpy() == pytest.approx(np.sqrt((square - mean**2) / 50), rel=0.1)
 
 
-@pytest.mark.parametrize("expected", [40, 80])
+@together("expected", [40, 80])
 def test_simulated_releases_are_theorem_1(expected):
     losses = np.random.default_rng(0).gamma(2.0, 0.5, 40)
     dots = bias_variance.release_dots(
@@ -46,7 +47,7 @@ def test_simulated_releases_are_theorem_1(expected):
     assert (np.abs(dots.rmse - np.hypot(bias, noise)) < 4 * dots.rmse_error).all()
 
 
-@pytest.mark.parametrize(
+@together(
     ("mechanism", "batch_size", "golden"), [("gaussian", 50, 1.614), ("gaussian", 5000, 2.818), ("laplace", 500, 2.321)]
 )
 def test_the_marked_optimum_is_the_lowest_point_of_the_curve(mechanism, batch_size, golden):
@@ -95,7 +96,7 @@ def test_noise_magnitudes_are_what_the_formulas_say():
     assert (np.abs(table.simulated - table.exact) < 4 * table.error).all()
 
 
-@pytest.mark.parametrize("piece", [64, 2**22])
+@together("piece", [64, 2**22])
 def test_gradient_noise_is_whole_however_it_is_drawn(piece):
     norm = noise_magnitudes._gradient_noise(1000, 2.0, 50, seed=3, piece=piece)
     # The norm of a long normal vector has standard deviation 1/sqrt(2): four of them, one of 16,000 seeds fails.
@@ -167,7 +168,7 @@ def test_usual_thresholds_are_where_the_rules_aim():
     assert clouds.usual_thresholds(losses) == pytest.approx((2.0, np.quantile(d, 0.8), np.quantile(c, 0.8)))
 
 
-@pytest.mark.parametrize("probe", ["losses", "contrasts"])
+@together("probe", ["losses", "contrasts"])
 def test_without_clipping_and_noise_every_probe_sees_the_same_parabola(probe):
     losses = torch.rand((3, 30), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     fit = clouds.private_fit(

@@ -1,5 +1,6 @@
 """Committed figures and outputs: the same bytes from the same values, compared, and renewed on a clean tree only."""
 
+import itertools
 import json
 import os
 import shutil
@@ -12,6 +13,7 @@ import matplotlib
 import nbformat
 import papermill
 import pytest
+from cases import together
 from matplotlib.font_manager import FontProperties, findfont
 
 from hyfreedp.experiments.__main__ import main
@@ -54,8 +56,7 @@ def test_the_same_values_give_the_same_bytes(tmp_path):
     assert one == two
 
 
-@pytest.mark.parametrize("weight", ["normal", "bold"])
-@pytest.mark.parametrize("slant", ["normal", "oblique"])
+@together(("weight", "slant"), itertools.product(["normal", "bold"], ["normal", "oblique"]))
 def test_the_font_is_the_one_that_comes_with_matplotlib(figure_style, weight, slant):
     assert matplotlib.rcParams["font.family"] == ["DejaVu Sans"]  # and nothing to fall back to
     path = findfont(FontProperties(weight=weight, style=slant), fallback_to_default=False)

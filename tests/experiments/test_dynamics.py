@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from cases import together
 from matplotlib import pyplot as plt
 from scipy import stats
 from twins import adamw, make_model, make_private, searching
@@ -38,7 +39,7 @@ def settings(method):
     return METHODS[method].settings
 
 
-@pytest.mark.parametrize(("probe", "rule"), dynamics.RULES)
+@together(("probe", "rule"), dynamics.RULES)
 def test_runs_of_the_rules_differ_from_their_preset_in_the_rule_alone(probe, rule):
     preset = {"contrasts": LINE_SEARCH, "losses": PRESETS["paper"]}[probe]
     assert settings(dynamics.RULES[probe, rule]) == replace(preset, **searching(probe, rule))
@@ -54,13 +55,13 @@ def test_each_part_is_left_out_alone():
     ]
 
 
-@pytest.mark.parametrize(("smoothing", "batch"), dynamics.SMOOTHINGS)
+@together(("smoothing", "batch"), dynamics.SMOOTHINGS)
 def test_runs_of_the_published_versions_differ_in_smoothing_and_batch_alone(smoothing, batch):
     method = dynamics.SMOOTHINGS[smoothing, batch]
     assert settings(method) == replace(PRESETS["paper"], smoothing=smoothing, probe_batch=batch)
 
 
-@pytest.mark.parametrize(("rule", "threshold_rule"), dynamics.LOSS_THRESHOLDS)
+@together(("rule", "threshold_rule"), dynamics.LOSS_THRESHOLDS)
 def test_runs_of_the_threshold_rules_differ_in_these_alone(rule, threshold_rule):
     method = dynamics.LOSS_THRESHOLDS[rule, threshold_rule]
     assert settings(method) == replace(
@@ -73,7 +74,7 @@ def test_algorithm_1_as_printed_has_the_papers_rules():
     assert settings("algorithm1") == printed and printed.initial_learning_rate == 1e-4
 
 
-@pytest.mark.parametrize("damping", [True, False])
+@together("damping", [True, False])
 def test_damping_sets_what_the_rule_aims_for_and_how_far_the_probe_looks(damping):
     """On an exact parabola without noise: sqrt(m) b/a and eta / m with damping, b/a and eta without."""
     model = make_model()
@@ -302,7 +303,7 @@ def welch(higher, lower):
     return stats.ttest_ind(higher, lower, equal_var=False, alternative="less").pvalue
 
 
-@pytest.mark.parametrize("name", ["accuracy", "ablation"])
+@together("name", ["accuracy", "ablation"])
 def test_less_privacy_is_never_worse_beyond_noise(name):
     """Every method at eps = 8 against eps = 1, at a false-alarm rate of 0.1 % over all of them together."""
     rows = recorded(name)

@@ -3,12 +3,13 @@
 import nbformat
 import numpy as np
 import pytest
+from cases import together
 
 from hyfreedp.experiments.book import exercises
 
 
-@pytest.mark.parametrize(
-    "answer, truth, said",
+@together(
+    ("answer", "truth", "said"),
     [
         (3.05, 3.0, "**Right.**"),
         (3.07, 3.0, "**Not yet.** It is too high."),

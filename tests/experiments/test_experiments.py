@@ -8,6 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
+from cases import together
 
 from hyfreedp import HyFreeDPOptimizer
 from hyfreedp.experiments.book.parameters import check_parameters
@@ -93,7 +94,7 @@ def test_keys_of_specs_without_later_fields_stay_what_they_were():
     assert Spec(base="sgd").key != Spec().key
 
 
-@pytest.mark.parametrize(("method", "threshold"), [("vanilla", None), ("linear", 1.0)])
+@together(("method", "threshold"), [("vanilla", None), ("linear", 1.0)])
 def test_a_clipping_threshold_belongs_to_methods_that_clip(method, threshold):
     with pytest.raises(ValueError, match="clipping_threshold must be given exactly for the methods vanilla, adaptive"):
         Spec(method=method, clipping_threshold=threshold)
@@ -121,7 +122,7 @@ def test_fixed_methods_use_their_rate_and_its_decay(tmp_path):
     assert read_steps(spec, tmp_path).eta.tolist() == pytest.approx([0.02, 0.015, 0.01, 0.005])
 
 
-@pytest.mark.parametrize("task", [TASKS["digits"], TASKS["classification"]], ids=lambda task: task.title)
+@together("task", [TASKS["digits"], TASKS["classification"]])
 def test_validation_never_touches_the_test_part(task):
     train, test = task.datasets("test")
     fit, held_out = task.datasets("validation")
@@ -217,13 +218,13 @@ def test_a_parameter_may_be_limited_to_some_values():
         check_parameters({"profile": "laptpo"}, {"profile": ("smoke", "laptop")})
 
 
-@pytest.mark.parametrize("count", [0, -1])
+@together("count", [0, -1])
 def test_there_is_at_least_one_seed(count):
     with pytest.raises(ValueError, match=f"parameter seeds must be at least 1, got {count}"):
         check_parameters({"seeds": count}, ALLOWED)
 
 
-@pytest.mark.parametrize(
+@together(
     ("extra", "message"),
     [
         ({"epsilonn": 1.0}, "unknown parameter 'epsilonn'.*did you mean 'epsilon'"),

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from artists import bars, line
+from cases import together
 from scipy import stats
 
 from hyfreedp import calibrate_noise
@@ -242,7 +243,7 @@ def test_the_table_of_spreads_is_the_mean_over_runs_in_units_of_h(cloud):
     assert text.startswith(f"contrasts, right (1 times): {row.near / 2:.0%}") and "over 2 seeds" in text
 
 
-@pytest.mark.parametrize("total, outcome", [(0.4, "not at this scale"), (0.6, "reproduced")])
+@together(("total", "outcome"), [(0.4, "not at this scale"), (0.6, "reproduced")])
 def test_the_papers_thresholds_are_judged_by_the_rates_they_give(total, outcome):
     names = ["R_l = L", "sum of three losses", "right", "right"]
     probes = ["losses", "losses", "losses", "contrasts"]

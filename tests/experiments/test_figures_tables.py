@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 import torch
 from artists import bars, line
+from cases import together
 
 from hyfreedp import calibrate_noise
 from hyfreedp import epsilon as epsilon_of
@@ -458,7 +459,7 @@ def test_what_the_map_tells_and_what_its_search_would_cost(results, monkeypatch)
     assert told[-1] == "Two runs of one cell differ by 1.0 points (median range over 2 seeds)"
 
 
-@pytest.mark.parametrize("profile", ["smoke", "laptop", "gpu", "paper"])
+@together("profile", ["smoke", "laptop", "gpu", "paper"])
 def test_the_map_has_every_cell_once(profile):
     runs = rate_map.specs(profile, 3.0, 2)
     assert len(set(runs)) == len(runs)

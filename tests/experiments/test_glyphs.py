@@ -1,7 +1,7 @@
 """Rendered digits: in the form of scikit-learn's, reproducible, and truly ten different ones in every font."""
 
 import numpy as np
-import pytest
+from cases import together
 from PIL import Image, ImageDraw, ImageFont
 
 from hyfreedp.experiments.data.glyphs import fonts, glyphs
@@ -25,7 +25,7 @@ def test_the_seed_decides():
     assert not np.array_equal(first[0], other[0])
 
 
-@pytest.mark.parametrize("path", fonts(), ids=lambda path: path.stem)
+@together("path", fonts())
 def test_every_font_has_ten_different_digits_that_look_like_those_of_another(path):
     """A font of symbols would be no nearer to DejaVu's digits with the right label than with a wrong one."""
 

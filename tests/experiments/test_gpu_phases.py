@@ -8,6 +8,7 @@ import time
 import pandas as pd
 import pytest
 import torch
+from cases import together
 
 from hyfreedp.experiments.benchmark import __main__ as benchmark
 from hyfreedp.experiments.book import gpu
@@ -21,7 +22,7 @@ class Reached(Exception):
     """The command was understood, and would now measure."""
 
 
-@pytest.mark.parametrize("name", PHASES)
+@together("name", PHASES)
 def test_the_command_of_a_phase_is_one(name, workspace, monkeypatch):
     flag, module, *arguments = PHASES[name].command
     assert flag == "-m"

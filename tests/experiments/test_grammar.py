@@ -4,6 +4,7 @@ import re
 from collections import Counter, defaultdict
 
 import pytest
+from cases import together
 
 from hyfreedp.experiments.data import grammar
 from hyfreedp.experiments.data.grammar import DOCUMENT_WORDS, LONGEST_SENTENCE, REFERENCES, documents, instances, pairs
@@ -103,9 +104,7 @@ def test_the_domains_differ_in_some_slots_and_words_and_share_others():
     assert not names["public"] & names["private"]
 
 
-@pytest.mark.parametrize(
-    "make", [pairs, documents, lambda *args: instances(*args, 3)], ids=["pairs", "documents", "instances"]
-)
+@together("make", [pairs, documents, lambda *args: instances(*args, 3)])
 def test_the_seed_decides(make):
     assert make("public", 50, 1) == make("public", 50, 1)
     assert make("public", 50, 1) != make("public", 50, 2)
@@ -140,7 +139,7 @@ def test_excluded_meanings_do_not_occur():
     assert not {pair.meaning for pair in pairs("private", 6000, seed=0, excluded=frozenset(meanings))} & set(meanings)
 
 
-@pytest.mark.parametrize("domain", DOMAINS)
+@together("domain", DOMAINS)
 def test_documents_are_short_reports(domain):
     texts = documents(domain, 500, seed=0)
     assert len(set(texts)) > 495

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from cases import together
 
 from hyfreedp.experiments.runs import __main__ as cell
 from hyfreedp.experiments.runs import cells as run
@@ -104,7 +105,7 @@ def test_a_finished_cell_is_left_as_it_is(tmp_path, capsys):
     assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "cells").iterdir()} == stamps
 
 
-@pytest.mark.parametrize(
+@together(
     ("text", "message"),
     [
         (None, "No such file"),

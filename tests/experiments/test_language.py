@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 import torch
+from cases import together
 
 from hyfreedp.clipping import AutomaticClipping, make_engine
 from hyfreedp.experiments.data.encoding import IGNORED, encode_documents, encode_prompts
@@ -269,7 +270,7 @@ def test_real_weights_are_read_from_a_folder_and_name_the_cell(monkeypatch, tmp_
         architecture.build()
 
 
-@pytest.mark.parametrize("name", ["gpt2_sentences", "llama_sentences"])
+@together("name", ["gpt2_sentences", "llama_sentences"])
 def test_committed_starts_are_what_their_recipes_say(name):
     described = json.loads((CHECKPOINTS / f"{name}.json").read_text(encoding="utf-8"))
     recipe = pretrain.RECIPES[name]

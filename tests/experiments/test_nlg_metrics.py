@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from cases import together
 
 from hyfreedp.experiments.tasks import nlg_metrics
 from hyfreedp.experiments.tasks.nlg_metrics import bleu, nist, scores
@@ -139,7 +140,7 @@ def test_nist_by_hand():
     assert third == pytest.approx(0.5 * ((math.log2(3) + math.log2(3)) / 2 + 0))
 
 
-@pytest.mark.parametrize("more", [[], ["a b"], ["a b"] * 2, ["a b", "", ""], ["a b"] * 19])
+@together("more", [[], ["a b"], ["a b"] * 2, ["a b", "", ""], ["a b"] * 19])
 def test_nist_holds_the_length_against_the_mean_number_of_references(more):
     """2 n + 4 words in n + 1 references of two instances: (2 n + 4) / ((n + 1) / 2) words are expected."""
     references, outputs = [["a b", *more], ["c d e f"]], ["a b", "c d e"]
@@ -245,7 +246,7 @@ def test_the_challenges_own_scores():
     assert measured == pytest.approx(expected, abs=5e-5)
 
 
-@pytest.mark.parametrize(
+@together(
     ("references", "outputs", "message"),
     [
         ([["a"], ["b"]], ["a"], "need one output for each instance, got 1 for 2"),

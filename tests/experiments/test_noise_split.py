@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
+from cases import together
 from scipy.integrate import quad
 from scipy.stats import norm
 
@@ -28,7 +29,7 @@ def test_the_reference_data_set_is_that_of_the_design():
     assert DataSet("tiny", 10, 10, 0.01).budget(1.0)["steps"] == 1
 
 
-@pytest.mark.parametrize("name", ["robust", "line_search", "paper"])
+@together("name", ["robust", "line_search", "paper"])
 def test_a_presets_split_is_the_engines(name):
     engines = METHODS[name].settings.split(1.0, 1e-5, 0.1, 25)
     ours = calibrate_noise(
@@ -37,7 +38,7 @@ def test_a_presets_split_is_the_engines(name):
     assert ours == engines
 
 
-@pytest.mark.parametrize(("accountant", "interval"), [("rdp", 1), ("rdp", 4), ("gdp", 4)])
+@together(("accountant", "interval"), [("rdp", 1), ("rdp", 4), ("gdp", 4)])
 def test_the_even_split_counted_as_independent_is_dp_sgd_with_all_accesses_as_steps(accountant, interval):
     even = noise_split.even_split(**CHEAP, interval=interval, accountant=accountant, composition="independent")
     accesses = 20 + 3 * 20 // interval
@@ -57,7 +58,7 @@ def test_the_even_split_on_one_batch_needs_twice_the_noise_at_every_step():
     assert epsilon(even) <= 1  # on the fine grid too
 
 
-@pytest.mark.parametrize("interval", [1, 5])
+@together("interval", [1, 5])
 def test_mu_gdp_of_the_paper_is_the_accountant_gdp(interval):
     split = calibrate_noise(**CHEAP, **PAPER_SPLIT, interval=interval, accountant="gdp", composition="independent")
     mu = noise_split.mu_gdp(
@@ -72,7 +73,7 @@ def test_mu_gdp_of_the_paper_is_the_accountant_gdp(interval):
     assert mu == pytest.approx(vanilla, rel=1e-6)  # the same budget, Eq. (sigmas)
 
 
-@pytest.mark.parametrize(("mu", "eps"), [(0.5, 0.0), (0.7, 1.3), (2.0, 3.0)])
+@together(("mu", "eps"), [(0.5, 0.0), (0.7, 1.3), (2.0, 3.0)])
 def test_gdp_delta_is_the_hockey_stick_of_two_normals(mu, eps):
     crossing = eps / mu + mu / 2
     expected, _ = quad(lambda x: norm.pdf(x - mu) - math.exp(eps) * norm.pdf(x), crossing, 30, epsabs=1e-14)
@@ -184,7 +185,7 @@ def test_a_row_of_the_table_is_the_split_again(table):
         assert noise_split.split_of(row) == made
 
 
-@pytest.mark.parametrize(
+@together(
     ("accountant", "composition", "interval", "target", "true_epsilon"),
     [
         ("gdp", "same_batch", 5, 3.0, 4.39),

@@ -5,7 +5,7 @@ import ast
 import jupytext
 import nbformat
 import papermill
-import pytest
+from cases import together
 
 from hyfreedp.experiments.book import notebooks
 from hyfreedp.experiments.store.paths import ROOT
@@ -52,7 +52,7 @@ def offences(code):
                 yield f"drawing, line {node.lineno}"
 
 
-@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
+@together("source", SOURCES)
 def test_cells_are_short_and_hold_no_helpers(source):
     for code in code_cells(source, but=["parameters"]):  # which holds literals alone
         assert len(lines_of(code)) <= LONGEST, code
@@ -60,7 +60,7 @@ def test_cells_are_short_and_hold_no_helpers(source):
         assert not list(offences(code)), code
 
 
-@pytest.mark.parametrize(
+@together(
     ("code", "found"),
     [
         ("def f():\n    pass", "FunctionDef"),
@@ -107,13 +107,13 @@ def overridden(code, parameters):
     return {name for name in names & set(parameters) if f"{name} = " not in said}
 
 
-@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
+@together("source", SOURCES)
 def test_no_parameter_is_overridden_silently(source):
     parameters = notebooks.defaults(source)
     assert not {name for code in code_cells(source, but=["parameters"]) for name in overridden(code, parameters)}
 
 
-@pytest.mark.parametrize(
+@together(
     ("code", "found"),
     [
         ("epsilon, rows = 0.5, []", {"epsilon"}),
@@ -128,7 +128,7 @@ def test_an_override_is_found(code, found):
     assert overridden(code, ("epsilon", "jobs")) == found
 
 
-@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
+@together("source", SOURCES)
 def test_papermill_tells_what_each_parameter_is(source, tmp_path):
     path = tmp_path / "notebook.ipynb"
     nbformat.write(jupytext.read(source), path)
@@ -143,7 +143,7 @@ def asked(code):
     return [(ast.unparse(call.args[0]), ast.unparse(call.args[1].body)) for call in calls]
 
 
-@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
+@together("source", SOURCES)
 def test_an_exercise_asks_for_a_number_that_the_library_computes(source):
     cells = [cell for cell in jupytext.read(source).cells if cell.cell_type == "code"]
     solved = [cell for cell in cells if "solution" in cell.metadata.get("tags", [])]

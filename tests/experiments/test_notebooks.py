@@ -9,6 +9,7 @@ import matplotlib.image
 import nbformat
 import papermill
 import pytest
+from cases import together
 
 from hyfreedp.experiments.__main__ import main
 from hyfreedp.experiments.book import exercises, notebooks
@@ -25,7 +26,7 @@ def test_there_are_notebooks_and_every_one_has_its_twin():
     assert {f"{source.stem}.ipynb" for source in SOURCES} == twins - by_hand
 
 
-@pytest.mark.parametrize("source", SOURCES, ids=ids)
+@together("source", SOURCES)
 def test_the_executed_notebook_is_that_of_the_source(source):
     student = nbformat.read(source.with_suffix(".ipynb"), as_version=4)
     solved = nbformat.read(notebooks.solutions(source), as_version=4)
@@ -44,7 +45,7 @@ def cells_of(notebook):
     return [(cell.cell_type, cell.source) for cell in notebook.cells if not added & set(cell.metadata.get("tags", []))]
 
 
-@pytest.mark.parametrize("source", SOURCES, ids=ids)
+@together("source", SOURCES)
 def test_students_have_answers_to_give_and_teachers_the_right_ones(source):
     said = {}
     for name, path in (("student", source.with_suffix(".ipynb")), ("teacher", notebooks.solutions(source))):
@@ -57,7 +58,7 @@ def test_students_have_answers_to_give_and_teachers_the_right_ones(source):
     assert sorted(said["teacher"]) == sorted([*said["student"], *["Right"] * len(said["student"])])
 
 
-@pytest.mark.parametrize("source", SOURCES, ids=ids)
+@together("source", SOURCES)
 def test_notebooks_lead_to_each_other(source):
     twin = nbformat.read(source.with_suffix(".ipynb"), as_version=4)
     top, end = (cell.source for cell in twin.cells if notebooks.LINKS in cell.metadata.get("tags", []))
@@ -80,7 +81,7 @@ def repeated(source):
     return name
 
 
-@pytest.mark.parametrize("source", SOURCES, ids=ids)
+@together("source", SOURCES)
 def test_parameters_are_plain_checked_and_know_every_profile(source):
     defaults = notebooks.defaults(source)
     assert defaults["profile"] == "laptop" and defaults[repeated(source)] > 0
@@ -93,7 +94,6 @@ def test_parameters_are_plain_checked_and_know_every_profile(source):
     assert ast.literal_eval(checks["profile"]) == notebooks.PROFILES
 
 
-@pytest.mark.parametrize("source", SOURCES, ids=ids)
 @pytest.mark.parametrize(
     "injected, error",
     [
@@ -104,6 +104,7 @@ def test_parameters_are_plain_checked_and_know_every_profile(source):
         ("{repeated} = 0", "parameter {repeated} must be at least 1, got 0"),
     ],
 )
+@together("source", SOURCES)
 def test_a_mistyped_parameter_raises(source, injected, error):
     parameters, check = head_of(source)
     code = f"{parameters}\n{injected.format(repeated=repeated(source))}\n{check}"

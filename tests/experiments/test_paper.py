@@ -4,6 +4,7 @@ import math
 
 import pandas as pd
 import pytest
+from cases import together
 
 from hyfreedp.experiments.tables import paper
 
@@ -44,7 +45,7 @@ def _frame(table: str) -> pd.DataFrame:
     return paper.load(table).set_index(KEYS)
 
 
-@pytest.mark.parametrize("table", paper.TABLES)
+@together("table", paper.TABLES)
 def test_every_printed_number_is_there_once(table):
     frame = paper.load(table)
     assert tuple(frame.columns) == paper.COLUMNS and set(frame.table) == {table}
@@ -52,7 +53,7 @@ def test_every_printed_number_is_there_once(table):
     assert not frame.duplicated([*KEYS, "metric"]).any() and frame.value.notna().all()
 
 
-@pytest.mark.parametrize(("table", "row", "value"), SPOTS)
+@together(("table", "row", "value"), SPOTS)
 def test_numbers_read_by_eye(table, row, value):
     assert _frame(table).value[row] == value
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from cases import together
 from torch.utils.data import TensorDataset
 
 from hyfreedp.experiments.data.glyphs import glyphs
@@ -141,7 +142,7 @@ def test_pre_trained_features_are_a_better_start_than_random_ones():
     assert accuracy["vit8_glyphs"] > accuracy["vit8_d64_p4"] + 0.1
 
 
-@pytest.mark.parametrize("tuning", ["full", "bitfit", "lora"])
+@together("tuning", ["full", "bitfit", "lora"])
 def test_every_tuning_trains_the_head_and_what_it_names(tuning):
     model = make_model("vit8_glyphs", tuning, features=64, classes=10, seed=0)
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from cases import each, together
 from hypothesis import given
 from hypothesis import strategies as st
-from pairs import each
 from scipy import optimize, stats
 
 from hyfreedp.experiments.studies import short_sighted
@@ -71,7 +71,7 @@ def test_linear_decay_by_hand():
     assert short_sighted.decayed([1.0, 8.0], 4).tolist() == [[1.0, 8.0], [0.75, 6.0], [0.5, 4.0], [0.25, 2.0]]
 
 
-@pytest.mark.parametrize(
+@together(
     ("change", "error"),
     [
         ({"curvatures": np.ones(2)}, r"vectors of one length, got shapes \(2,\) and \(3,\)"),
@@ -150,7 +150,7 @@ def test_with_one_curvature_nothing_ends_lower_than_greedy(curvature, start, noi
 # -- several: it is short-sighted --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("noise", [0.1, 0.3, 1.0])
+@together("noise", [0.1, 0.3, 1.0])
 def test_greedy_leads_first_and_ends_behind_a_decay_with_rates_far_below_the_best(noise):
     problem = replace(EXAMPLE, noise=noise)
     paths = short_sighted.runs(problem, PEAKS, STEPS)
@@ -202,7 +202,7 @@ def test_the_better_weights_win_the_majority_and_votes_are_symmetric(problem, sp
     assert (share > 0.5) == (problem.loss(first, zero) < problem.loss(second, zero))
 
 
-@each(noise_multiplier=[1.0, 10.0], batch_size=[10, 100, 1000])
+@together(*each(noise_multiplier=[1.0, 10.0], batch_size=[10, 100, 1000]).args)
 def test_winning_is_nearly_the_exact_probability(batch_size, noise_multiplier):
     for share in (0.4, 0.5, 0.55, 0.7):
         votes = stats.skellam(batch_size * share, batch_size * (1 - share))
@@ -251,7 +251,7 @@ def test_the_race_is_that_of_two_trained_branches_and_a_noisy_vote():
     assert row.reached == pytest.approx(row.kept * row.fast + (1 - row.kept) * row.slow)
 
 
-@pytest.mark.parametrize("noise", [0.15, 0.3, 0.6])
+@together("noise", [0.15, 0.3, 0.6])
 def test_a_vote_after_a_decay_sees_the_horizon_that_longer_branches_do_not(noise):
     """What the notebook says of panel 4: turning points with and without a decay before the vote."""
     problem, tops = replace(EXAMPLE, noise=noise), np.geomspace(0.05, 4, 60)

@@ -5,6 +5,7 @@ import math
 from dataclasses import asdict, replace
 
 import pytest
+from cases import together
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -59,7 +60,7 @@ def test_fields_left_out_have_their_defaults():
     assert Spec.from_json('{"task": "digits", "method": "robust"}') == Spec()
 
 
-@pytest.mark.parametrize(
+@together(
     ("text", "error", "message"),
     [
         ("{", ValueError, "not JSON"),
@@ -80,7 +81,7 @@ def test_a_run_has_room_for_a_probe_interval():
     assert Spec(steps=4, method="linear").interval == 5  # not used
 
 
-@pytest.mark.parametrize(
+@together(
     ("field", "value"),
     [
         *[("epsilon", value) for value in (0, -1.0, math.nan, "1", None, True)],

@@ -1,12 +1,14 @@
 """What the studies keep: contrasts of losses, their release and thresholds, and the rules that remember."""
 
 import dataclasses
+import itertools
 import math
 
 import mpmath
 import numpy as np
 import pytest
 import torch
+from cases import together
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
@@ -38,7 +40,7 @@ def fit(slope, curvature, slope_std=0.0, curvature_std=0.0):
 # -- rules that remember -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("z", [-1e6, -1001, -999, -30, -3, -0.5, 0, 0.5, 3, 30, 1e6])
+@together("z", [-1e6, -1001, -999, -30, -3, -0.5, 0, 0.5, 3, 30, 1e6])
 def test_positive_mean_is_the_mean_of_the_truncated_normal(z):
     """Against its definition in 60 digits, where nothing cancels."""
     std = 0.7
@@ -71,7 +73,7 @@ def test_posterior_of_a_clear_parabola_is_the_damped_minimiser():
     assert exact.eta == pytest.approx(0.5 * 0.3 / 1.5)
 
 
-@pytest.mark.parametrize(("slope", "curvature", "factor"), [(-1.0, 1.0, 0.5), (1.0, -1.0, 4.0), (-1.0, -1.0, 0.5)])
+@together(("slope", "curvature", "factor"), [(-1.0, 1.0, 0.5), (1.0, -1.0, 4.0), (-1.0, -1.0, 0.5)])
 def test_posterior_without_noise_on_the_wrong_side(slope, curvature, factor):
     decision, _ = posterior(fit(slope, curvature), START, 0.1, damping=0.5)
     assert decision.eta == pytest.approx(0.1 * factor)
@@ -89,7 +91,7 @@ def test_posterior_averages_by_precision():
     assert state.slope_weight == pytest.approx(weights.sum())
 
 
-@pytest.mark.parametrize("ratio", [0.25, 1.0, 4.0])
+@together("ratio", [0.25, 1.0, 4.0])
 def test_posterior_forgets_fits_made_at_another_scale(ratio):
     _, state = posterior(fit(1.0, 1.0, 0.5, 0.5), START, 0.1, damping=0.5, forgetting=0.8)
     _, moved = posterior(fit(1.0, 1.0, 0.5, 0.5), state, 0.1 * ratio, damping=0.5, forgetting=0.8)
@@ -183,7 +185,7 @@ def test_contrasts_give_the_same_parabola_as_the_losses():
     assert (fit.slope_std, fit.curvature_std) == pytest.approx((0.2 / (2 * distance), 0.3 / distance**2))
 
 
-@pytest.mark.parametrize("distance", [0.0, math.nan, math.inf])
+@together("distance", [0.0, math.nan, math.inf])
 def test_a_distance_from_where_nothing_is_seen_is_named(distance):
     with pytest.raises(ValueError, match=f"distance must be finite and not zero, got {distance}"):
         fit_contrasts(PrivateContrasts(1.0, 1.0, 0.0, 0.0, (1.0, 1.0)), distance)
@@ -228,8 +230,7 @@ def test_the_line_search_is_the_former_default():
     assert (optimizer.decay, optimizer.decay_start) == ("linear", 0.5)
 
 
-@pytest.mark.parametrize("private", [True, False])
-@pytest.mark.parametrize("probe", ["contrasts", "losses"])
+@together(("private", "probe"), itertools.product([True, False], ["contrasts", "losses"]))
 def test_a_studied_rule_makes_the_line_search_of_its_preset(probe, private):
     model = make_model()
     preset = Preset(
@@ -254,7 +255,7 @@ def test_a_studied_rule_makes_the_line_search_of_its_preset(probe, private):
     assert preset == dataclasses.replace(preset) != plain and hash(preset) == hash(dataclasses.replace(preset))
 
 
-@pytest.mark.parametrize(
+@together(
     "settings",
     [
         {"probe": "contrasts"},  # which the rule by name does not release
@@ -269,7 +270,7 @@ def test_what_is_released_must_be_what_was_paid_for(settings):
     assert not any(module._forward_hooks for module in model.modules())
 
 
-@pytest.mark.parametrize(
+@together(
     ("make", "message"),
     [
         (lambda: Rule("greedy"), "rule must be one of .*'posterior'.*got 'greedy'"),

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from cases import together
 from torch import nn
 
 from hyfreedp.experiments.data.datasets import Arrays
@@ -41,7 +42,7 @@ PROTOCOL = {
 }
 
 
-@pytest.mark.parametrize("name", TASKS)
+@together("name", TASKS)
 def test_the_protocol_is_known_before_anything_is_read(name, monkeypatch):
     monkeypatch.setattr("hyfreedp.experiments.data.datasets.images", None)  # would fail if called
     task = TASKS[name]
@@ -68,7 +69,7 @@ def test_enlarged_images_are_interpolated_linearly():
     torch.testing.assert_close(row, torch.tensor([0.0, 15, 45, 75, 105, 135, 165, 180]))
 
 
-@pytest.mark.parametrize("name", ["vit8_d64_p4", "vit32_d128"])
+@together("name", ["vit8_d64_p4", "vit32_d128"])
 def test_a_new_head_knows_nothing(name):
     model = make_model(name, "full", features=64, classes=7, seed=0)
     images = torch.rand(5, 64) if name == "vit8_d64_p4" else torch.randint(256, (5, 3, 20, 20), dtype=torch.uint8)
@@ -108,7 +109,7 @@ def test_low_rank_updates_start_at_zero_beside_the_same_weights():
     assert wide.shape == (vision.LORA_RANK, 64) and wide.std() > 0
 
 
-@pytest.mark.parametrize("tuning", ["full", "bitfit", "lora"])
+@together("tuning", ["full", "bitfit", "lora"])
 def test_a_private_step_moves_what_the_tuning_trains_and_nothing_else(tuning):
     optimizer, loader = make_run(
         Spec(model="vit8_d64_p4", tuning=tuning, steps=5, method="constant", learning_rate=0.01)
@@ -171,7 +172,7 @@ def test_the_head_stays_trainable_whatever_was_frozen():
     assert head(model).out_features == 3 and head(model).weight.requires_grad
 
 
-@pytest.mark.parametrize(
+@together(
     ("fields", "message"),
     [
         ({"model": "vit32_d192"}, "model must be one of 'mlp', 'vit8_d64_p4', 'vit8_glyphs', got 'vit32_d192'"),

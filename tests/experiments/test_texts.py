@@ -11,6 +11,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
+from cases import together
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
@@ -195,7 +196,7 @@ def test_a_name_is_read_by_datasets(monkeypatch):
         documents_from("some/name")
 
 
-@pytest.mark.parametrize(
+@together(
     ("name", "content", "message"),
     [
         ("a.txt", b"", r"a\.txt is empty: it must hold documents"),
@@ -250,7 +251,7 @@ def test_any_text_comes_back(text):
     assert not set(ids) & set(OURS.all_special_ids)
 
 
-@pytest.mark.parametrize("text", ["<sep>", "a <pad><eos> b", "Café £20-25 ", " two  spaces .", "is n't , or"])
+@together("text", ["<sep>", "a <pad><eos> b", "Café £20-25 ", " two  spaces .", "is n't , or"])
 def test_special_tokens_in_a_text_are_text_and_nothing_is_cleaned_up(text):
     ids = OURS(text, add_special_tokens=False)["input_ids"]
     assert OURS.decode(ids) == text == OURS.decode(ids, skip_special_tokens=True)
@@ -302,9 +303,7 @@ def test_padding_is_the_pad_token_or_the_end_token():
 # Sequences
 
 
-@pytest.mark.parametrize(
-    ("tool", "separator", "padding"), [(OURS, 3, 0), (GPT2_LIKE, 2, 2)], ids=["ours", "like GPT-2"]
-)
+@together(("tool", "separator", "padding"), [(OURS, 3, 0), (GPT2_LIKE, 2, 2)])
 def test_pairs_and_prompts_as_a_slow_twin_makes_them(tool, separator, padding):
     records = [*pairs("private", 40, seed=0), Pair("name[Ü]", "€"), Pair("", "a <eos> b")]
     tokens, labels = encode_pairs(tool, records, 256)
@@ -326,7 +325,7 @@ def test_pairs_and_prompts_as_a_slow_twin_makes_them(tool, separator, padding):
     assert {tensor.dtype for tensor in (tokens, labels, ids, mask)} == {torch.int64}
 
 
-@pytest.mark.parametrize(("tool", "start", "padding"), [(OURS, 1, 0), (GPT2_LIKE, 2, 2)], ids=["ours", "like GPT-2"])
+@together(("tool", "start", "padding"), [(OURS, 1, 0), (GPT2_LIKE, 2, 2)])
 def test_documents_are_targets_but_for_what_begins_them(tool, start, padding):
     tokens, labels = encode_documents(tool, ["hotel hotel", "The hotel is in the old town."], 100)
     for row, marks, text in zip(

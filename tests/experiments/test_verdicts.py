@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
+from cases import together
 
 from hyfreedp.experiments.audits import campaign_figures, one_run
 from hyfreedp.experiments.store.verdicts import Verdict, scoreboard, verdict
@@ -45,7 +46,7 @@ def test_two_points_decide_about_a_learned_rate():
     assert found[1].number == "-2.5 points to the best of 16 runs, mean of 2 places (-3.0 at worst)"
 
 
-@pytest.mark.parametrize(("shift", "outcome"), [(0.0, "reproduced"), (0.05, "contradicted")])
+@together(("shift", "outcome"), [(0.0, "reproduced"), (0.05, "contradicted")])
 def test_a_formula_is_contradicted_by_four_standard_errors(shift, outcome):
     alphas = np.array([0.0, 1.0])
     dots = pd.DataFrame({"alpha": alphas, "bias": bias_variance_figures._normal_bias(alphas) + shift, "error": 0.01})
@@ -61,7 +62,7 @@ def test_a_formula_is_contradicted_by_four_standard_errors(shift, outcome):
     assert zero.outcome == "reproduced"
 
 
-@pytest.mark.parametrize(("cost", "outcome"), [(2.9, "reproduced"), (3.1, "contradicted")])
+@together(("cost", "outcome"), [(2.9, "reproduced"), (3.1, "contradicted")])
 def test_algorithm_2_is_judged_by_what_its_pairs_cost(cost, outcome):
     pair = {"probe": "losses", "accountant": "rdp", "composition": "independent"}
     rows = pd.DataFrame([pair | {"target_epsilon": 3.0, "true_epsilon": cost}])
