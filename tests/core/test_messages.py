@@ -37,7 +37,7 @@ def refused(error, message, loss, batch=None, model=None):
 
 def test_the_wiring_cell_run_twice_is_told_of_the_private_loader():
     model, optimizer, loader = wire()
-    with pytest.raises(ValueError, match="data_loader is private already, .* give the plain DataLoader"):
+    with pytest.raises(ValueError, match=r"data_loader is private already, .* give the plain DataLoader"):
         wire(model, optimizer=optimizer, loader=loader)
 
 
@@ -77,7 +77,7 @@ def test_a_typo_is_compared_with_all_arguments_even_where_one_is_missing(wrong, 
 @pytest.mark.parametrize("preset", ["robust", "paper", "fixed"])
 def test_an_optimizer_that_needs_a_closure_is_refused_at_once(preset):
     model = make_model()
-    with pytest.raises(TypeError, match="step without a closure, got LBFGS, .*: choose AdamW or SGD"):
+    with pytest.raises(TypeError, match=r"step without a closure, got LBFGS, .*: choose AdamW or SGD"):
         wire(model, optimizer=torch.optim.LBFGS(model.parameters()), preset=preset)
 
 
@@ -184,7 +184,7 @@ def test_a_dataclass_with_plain_values_trains_as_its_tensors_do(pieces):
     results = []
     for inputs, loss in (
         (None, cross_entropy),
-        (collate, lambda model: lambda batch: cross_entropy(model)((batch.x, batch.rest["y"]))),
+        (collate, lambda model: lambda pair: cross_entropy(model)((pair.x, pair.rest["y"]))),
     ):
         loader = DataLoader(make_data(), batch_size=8, collate_fn=inputs)
         model, optimizer, private = wire(loader=loader, max_physical_batch_size=pieces, **PRIVATE)
@@ -210,7 +210,7 @@ def test_a_plain_value_that_depends_on_the_batch_is_refused():
     def counted(records):
         return {"x": torch.stack([x for x, _ in records]), "count": len(records)}
 
-    model, _, loader = wire(loader=DataLoader(make_data(), batch_size=8, collate_fn=counted))
+    _, _, loader = wire(loader=DataLoader(make_data(), batch_size=8, collate_fn=counted))
     with pytest.raises(ValueError, match=r"no plain values that depend on its records, got \[\d+\] and, .* \[1\]"):
         list(loader)
 
@@ -242,7 +242,7 @@ def test_a_delta_of_one_in_n_is_warned_of():
 
 
 def test_a_delta_above_a_tenth_is_refused():
-    with pytest.raises(ValueError, match="target_delta must be at most 0.1, got 0.11: it would allow to publish each"):
+    with pytest.raises(ValueError, match=r"target_delta must be at most 0.1, got 0.11: it would allow to publish each"):
         wire(target_delta=0.11, **PRIVATE)
 
 
