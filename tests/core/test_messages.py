@@ -232,9 +232,8 @@ def test_what_cannot_be_divided_is_refused_with_the_way_out(extra, error, messag
 
 
 def test_a_delta_of_one_in_n_is_warned_of():
-    with pytest.warns(
-        UserWarning, match=r"target_delta=0.025 is not below 1/N, with N = 40 .* 1/\(10 N\) = 0.0025"
-    ) as told:
+    message = r"target_delta=0.025 is not below 1/N, with N = 40 .* 1/\(10 N\) = 0.0025"
+    with pytest.warns(UserWarning, match=message) as told:
         wire(target_delta=0.025, **PRIVATE)
     assert told[0].filename.endswith("twins.py")  # who called
     wire(target_delta=0.0249, **PRIVATE)  # without a word, which would be an error here
