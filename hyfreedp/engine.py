@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from hyfreedp.accounting import PrivacyLedger
 from hyfreedp.batches import PhysicalBatchSize
 from hyfreedp.checkpoint import read_checkpoint, write_checkpoint
-from hyfreedp.checks import check_count, check_delta, check_optimizer, check_parameters, check_values
+from hyfreedp.checks import check_count, check_delta, check_number, check_optimizer, check_parameters, check_values
 from hyfreedp.cipher import computes_noise
 from hyfreedp.clipping import AutomaticClipping, Clipping, NoClipping, make_engine
 from hyfreedp.clipping.engine_hook import take_over
@@ -162,7 +162,7 @@ class PrivacyEngine:
             _check_device(module)
             if not module.training:
                 raise ValueError("module must be in train mode: call module.train() first")
-            if private := math.isfinite(target_epsilon):
+            if private := math.isfinite(check_number("target_epsilon", target_epsilon)):
                 check_delta(target_delta, sampler.num_records, stacklevel=4)
             split = settings.split(target_epsilon, target_delta, sampler.sample_rate, total)
             rate_learner = _make_rate_learner(settings, optimizer, private, total)

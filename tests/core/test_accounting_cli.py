@@ -6,11 +6,16 @@ import sys
 
 import pytest
 from cases import together
+from torch.utils.data import DataLoader
+from twins import adamw, make_data, make_model, make_private
 
+from hyfreedp import PRESETS
 from hyfreedp.accounting import NoiseSplit, calibrate_noise, epsilon
 from hyfreedp.accounting.__main__ import main
 
-CHEAP = "--epsilon 1 --delta 1e-5 --n 2000 --batch-size 200 --steps 20 --interval 4 --accountant rdp".split()
+CHEAP = "--epsilon 1 --delta 1e-5 --n 2000 --batch-size 200 --steps 20 --accountant rdp".split()
+PAPER = {"probe": "losses", "gamma": 1.01}
+SEARCH = [*CHEAP, *"--preset paper --allocation per_step --interval 4".split()]
 
 
 def test_runs_as_a_module_without_a_word_on_stderr():
@@ -22,11 +27,11 @@ def test_runs_as_a_module_without_a_word_on_stderr():
 
 
 def test_json_holds_the_split_and_what_each_share_costs(capsys):
-    assert main([*CHEAP, "--json"]) == 0
+    assert main([*SEARCH, "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     shares = printed.pop("shares")
     split = calibrate_noise(
-        target_epsilon=1, target_delta=1e-5, sample_rate=0.1, steps=20, interval=4, accountant="rdp"
+        target_epsilon=1, target_delta=1e-5, sample_rate=0.1, steps=20, interval=4, accountant="rdp", **PAPER
     )
     assert NoiseSplit.from_dict(printed) == split
     assert shares["together"] == epsilon(split)
@@ -36,8 +41,8 @@ def test_json_holds_the_split_and_what_each_share_costs(capsys):
 
 
 def test_options_reach_the_split(capsys):
-    arguments = "--warmup-steps 2 --probe losses --gamma 1.1 --allocation constant --composition independent".split()
-    assert main([*CHEAP, *arguments, "--loss-mechanism", "laplace", "--json"]) == 0
+    arguments = "--warmup 0.1 --gamma 1.1 --allocation constant --composition independent".split()
+    assert main([*SEARCH, *arguments, "--loss-mechanism", "laplace", "--json"]) == 0
     output = capsys.readouterr()
     split = json.loads(output.out)
     assert (split["warmup_steps"], split["probe_steps"], split["gamma"]) == (2, 7, 1.1)
@@ -47,28 +52,43 @@ def test_options_reach_the_split(capsys):
     assert output.err == ""
 
 
-def test_votes_come_at_the_steps_that_are_given_and_not_without(capsys):
-    assert main([*CHEAP, "--probe", "votes", "--gamma", "1.01", "--vote-steps", "2", "8", "--json"]) == 0
-    split = json.loads(capsys.readouterr().out)
-    assert (split["vote_steps"], split["probe_steps"], split["probe"]) == ([2, 8], 2, "votes")
-    with pytest.raises(SystemExit) as stop:
-        main([*CHEAP, "--probe", "votes"])
-    assert stop.value.code == 2 and "needs --vote-steps" in capsys.readouterr().err
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_preset_gives_the_noise_of_its_run(preset, capsys):
+    model = make_model()
+    data = DataLoader(make_data(), batch_size=8)
+    budget = {"target_epsilon": 3.0, "target_delta": 1e-3, "steps": 25}
+    _, optimizer, _ = make_private(model, adamw(model), loader=data, preset=preset, **budget)
+    main(f"--epsilon 3 --delta 1e-3 --n 40 --batch-size 8 --steps 25 --preset {preset} --json".split())
+    printed = json.loads(capsys.readouterr().out)
+    del printed["shares"]
+    assert NoiseSplit.from_dict(printed) == optimizer.split
+
+
+def test_the_default_is_that_of_the_engine(capsys):
+    main([*CHEAP, "--json"])
+    default = capsys.readouterr().out
+    main([*CHEAP, "--preset", "robust", "--json"])
+    assert capsys.readouterr().out == default
+
+
+def test_a_delta_that_is_too_large_is_told(capsys):
+    main([*CHEAP, "--delta", "1e-3"])
+    assert "warning: target_delta=0.001 is not below 1/N, with N = 2000 records" in capsys.readouterr().err
 
 
 def test_text_says_everything_a_reader_needs(capsys):
-    main(CHEAP)
+    main(SEARCH)
     text = capsys.readouterr().out
     split = calibrate_noise(
-        target_epsilon=1, target_delta=1e-5, sample_rate=0.1, steps=20, interval=4, accountant="rdp"
+        target_epsilon=1, target_delta=1e-5, sample_rate=0.1, steps=20, interval=4, accountant="rdp", **PAPER
     )
     for number in (split.sigma, split.sigma_gradient, split.sigma_gradient_probe, split.sigma_loss):
         assert f"{number:.6f}" in text
     for words in ("15 steps without probe", "5 steps with probe", "probes alone", "guaranteed for Algorithm 1"):
         assert words in text
-    main([*CHEAP, "--composition", "independent"])
+    main([*SEARCH, "--composition", "independent"])
     assert "NOT guaranteed: composition='independent'" in capsys.readouterr().out
-    main([*CHEAP, "--probe", "none"])
+    main([*CHEAP, "--preset", "fixed"])
     assert "with probe" not in capsys.readouterr().out
 
 
@@ -87,7 +107,12 @@ def test_a_non_private_run_is_strict_json(capsys):
         ("--delta 0", "target_delta must be in (0, 1), got 0.0"),
         ("--epsilon -1", "target_epsilon must be positive, got -1.0"),
         ("--epsilon nan", "target_epsilon must be a number, got nan"),
-        ("--interval 21", "interval must be an integer of at least 1 and at most steps=20, got 21"),
+        (
+            "--interval 4",
+            "interval changes nothing in a run whose rate is learned by votes, as preset 'robust' does it",
+        ),
+        ("--preset fixed --gamma 1.1", "gamma changes nothing in a run whose rate is the optimizer's own"),
+        ("--preset paper --interval 21", "interval must be an integer of at least 1 and at most steps=20, got 21"),
         ("--gamma 1", "gamma must be greater than 1 and finite, got 1.0"),
         ("--batch-size 2001", "--batch-size must be from 1 to n=2000, got 2001"),
         ("--batch-size 0", "--batch-size must be from 1 to n=2000, got 0"),

@@ -33,6 +33,7 @@ from twins import (
     BASES,
     PRESETS,
     adamw,
+    changed,
     cross_entropy,
     flat,
     make_data,
@@ -130,10 +131,11 @@ def two(tmp_path_factory):
 # -- jobs --------------------------------------------------------------------------------------------------------------
 
 
-def start(rank, *, tuning="full", dropout=0.0, base="adamw", records=41, **settings):
+def start(rank, *, tuning="full", dropout=0.0, base="adamw", records=41, preset="robust", interval=2, **settings):
     """A run about to begin; its weights differ by rank until the engine has made them equal."""
     model = make_model(tuning, seed=rank, dropout=dropout)
-    settings = {"seed": 3, "steps": 9, "accountant": "rdp", "initial_learning_rate": 0.03} | settings
+    preset = changed(preset, interval=interval, initial_learning_rate=0.03)
+    settings = {"seed": 3, "steps": 9, "accountant": "rdp", "preset": preset} | settings
     _, optimizer, loader = make_private(model, BASES[base](model), make_data(records), **settings)
     return model, optimizer, loader
 
@@ -198,14 +200,14 @@ def from_both_ends(batch):
 RUNS = {
     "contrasts at every step": {"preset": LINE_SEARCH, "interval": 1},
     "losses at every step": {"preset": "paper", "interval": 1},
-    "by the next batch": {"preset": "paper", "interval": 2, "probe_batch": "next"},
+    "by the next batch": {"preset": "paper", "probe_batch": "next"},
     "now and then": {"preset": LINE_SEARCH, "interval": 3, "warmup": 0.2, "base": "groups"},
     "no probe": {"preset": "fixed", "base": "sgd"},
     "votes": {"base": "sgd"},
-    "in pieces": {"interval": 2, "max_physical_batch_size": 2},
-    "in pieces of its own": {"interval": 2, "max_physical_batch_size": from_both_ends},
-    "every record": {"interval": 2, "batch_size": 41},
-    "biases": {"interval": 2, "tuning": "biases", "gradient_engine": "hooks"},
+    "in pieces": {"max_physical_batch_size": 2},
+    "in pieces of its own": {"max_physical_batch_size": from_both_ends},
+    "every record": {"batch_size": 41},
+    "biases": {"tuning": "biases", "gradient_engine": "hooks"},
 }
 QUIET = {"target_epsilon": math.inf}
 CLIPPED = {"target_epsilon": math.inf, "clipping": AutomaticClipping()}
@@ -225,7 +227,7 @@ def test_two_processes_make_the_run_of_one(two, run, noise):
 @pytest.mark.parametrize("preset", [LINE_SEARCH, "paper"], ids=["line_search", "paper"])
 def test_empty_batches(two, preset, mechanism):
     """One process or both have none; every kind of step comes, with and without a probe."""
-    settings = NOISY | {"preset": preset, "loss_mechanism": mechanism, "interval": 2, "steps": 40, "batch_size": 1}
+    settings = NOISY | {"preset": preset, "loss_mechanism": mechanism, "steps": 40, "batch_size": 1}
     ends = two.run(train, **settings)
     assert_one_run(ends, train(0, **settings))
     kinds = {(a > 0, b > 0, step % 2) for step, (a, b) in enumerate(zip(*(e.sizes for e in ends), strict=True))}
@@ -255,7 +257,7 @@ def test_the_noise_has_the_same_standard_deviation(two):
 
 def test_diagnostics_are_those_of_all_records(two):
     """As on one process, also where a process has no record of its own."""
-    settings = NOISY | {"diagnostics": True, "interval": 2, "batch_size": 3, "steps": 12}
+    settings = NOISY | {"diagnostics": True, "batch_size": 3, "steps": 12}
     ends = two.run(train, **settings)
     assert_one_run(ends, train(0, **settings))
     assert "not_private_mean_loss" in ends[0].history[0] and 0 in ends[0].sizes
@@ -272,7 +274,7 @@ def bound(rank, **settings):
 
 def test_noise_that_is_bound_to_the_sums_is_one_on_all_processes(two):
     """Every process has the same sums, bit for bit, and so the same noise; its size is that of one process."""
-    settings = NOISY | {"interval": 2, "steps": 9}
+    settings = NOISY | {"steps": 9}
     assert_one_run(two.run(bound, **settings))
     assert not torch.equal(two.run(bound, **settings)[0].weights, two.run(train, **settings)[0].weights)
 
@@ -635,7 +637,7 @@ def test_an_error_of_one_process_around_a_vote_is_an_error_of_all(two, bad):
 
 # -- resuming ----------------------------------------------------------------------------------------------------------
 
-LONG = NOISY | {"interval": 2, "steps": 9, "dropout": 0.5}
+LONG = NOISY | {"steps": 9, "dropout": 0.5}
 
 
 def saved(rank, at=(4,), **settings):

@@ -779,7 +779,7 @@ def test_momentum_that_never_ends_is_refused(name, value):
         start(lambda m: torch.optim.SGD(trainable(m), lr=0.1, **({"momentum": 0.9} | {name: value})))
 
 
-@together("kind", ["ASGD", "Adadelta", "Adagrad", "Rprop", "Adafactor", "LBFGS", "RAdam"])
+@together("kind", ["ASGD", "Adadelta", "Adagrad", "Rprop", "Adafactor", "RAdam"])
 def test_optimizers_whose_steps_may_be_of_any_size_are_refused(kind):
     """Before anything is done to the model."""
     model = make_model()

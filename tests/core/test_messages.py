@@ -1,0 +1,290 @@
+"""What is told to a user who does the obvious thing that is wrong here: the cause, and what to do instead."""
+
+import math
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Subset
+from twins import adamw, changed, cross_entropy, flat, make_batches, make_data, make_model, make_private, sgd
+
+from hyfreedp import PrivacyEngine
+from hyfreedp.batches import batch_length, take
+
+PRIVATE = {"target_epsilon": 3.0, "accountant": "rdp"}
+
+
+def wire(model=None, **settings):
+    model = model or make_model()
+    return make_private(model, settings.pop("optimizer", None) or adamw(model), **settings)
+
+
+def refused(error, message, loss, batch=None, model=None):
+    """The first step raises, and moves nothing."""
+    model, optimizer, _ = wire(model)
+    before = flat(model)
+    with pytest.raises(error, match=message):
+        optimizer.step(loss(model), batch or make_batches([6])[0])
+    assert torch.equal(flat(model), before) and optimizer.ledger.steps == 0
+
+
+# -- wiring ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_wiring_cell_run_twice_is_told_of_the_private_loader():
+    model, optimizer, loader = wire()
+    with pytest.raises(ValueError, match=r"data_loader is private already, .* give the plain DataLoader"):
+        wire(model, optimizer=optimizer, loader=loader)
+
+
+def test_a_loader_of_opacus_is_told_by_name():
+    from opacus.data_loader import DPDataLoader
+
+    theirs = DPDataLoader.from_data_loader(DataLoader(make_data(), batch_size=8))
+    with pytest.raises(ValueError, match="plain DataLoader, got Opacus's DPDataLoader: give the one from which Opacus"):
+        wire(loader=theirs)
+
+
+def test_what_accelerate_has_prepared_is_told_by_name():
+    accelerate = pytest.importorskip("accelerate")
+    accelerator, model = accelerate.Accelerator(cpu=True), make_model()
+    prepared = accelerator.prepare(adamw(model))
+    with pytest.raises(TypeError, match=r"got accelerate's AcceleratedOptimizer: give its \.optimizer"):
+        wire(model, optimizer=prepared)
+    with pytest.raises(ValueError, match="plain DataLoader, got accelerate's DataLoaderShard: give the one"):
+        wire(model, loader=accelerator.prepare(DataLoader(make_data(), batch_size=8)))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("target_epsilonn", "target_epsilon"),
+        ("max_phyical_batch_size", "max_physical_batch_size"),
+        ("diagnostic", "diagnostics"),
+        ("clip", "clipping"),
+        ("intervall", "interval"),
+    ],
+)
+def test_a_typo_is_compared_with_all_arguments_even_where_one_is_missing(wrong, right):
+    with pytest.raises(TypeError, match=f"unknown argument '{wrong}'; did you mean '{right}'"):
+        PrivacyEngine().make_private_with_epsilon(module=make_model(), **{wrong: 1})
+
+
+@pytest.mark.parametrize("preset", ["robust", "paper", "fixed"])
+def test_an_optimizer_that_needs_a_closure_is_refused_at_once(preset):
+    model = make_model()
+    with pytest.raises(TypeError, match=r"step without a closure, got LBFGS, .*: choose AdamW or SGD"):
+        wire(model, optimizer=torch.optim.LBFGS(model.parameters()), preset=preset)
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.recurrent, self.head = nn.LSTM(5, 4, batch_first=True), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.recurrent(x[:, None].expand(-1, 3, -1))[0][:, -1])
+
+
+def test_a_model_that_is_wired_again_trains_as_if_for_the_first_time():
+    """An LSTM's forward is replaced while it computes; a second engine took the replacement for the model's own."""
+    torch.manual_seed(0)
+    model = Recurrent().double()
+    start = {name: value.clone() for name, value in model.state_dict().items()}
+    results = []
+    for _ in range(3):
+        model.load_state_dict(start)
+        _, optimizer, _ = wire(model, **PRIVATE)
+        for batch in make_batches([5, 6]):
+            optimizer.step(cross_entropy(model), batch)
+        results.append(flat(model))
+    assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
+
+
+@pytest.mark.parametrize("larger", [False, True], ids=["the same model", "a model that holds it"])
+def test_the_earlier_run_of_a_model_says_that_another_has_taken_over(larger):
+    model = make_model()
+    _, earlier, _ = wire(model)
+    wire(nn.Sequential(model, nn.Linear(3, 3).double()) if larger else model)
+    with pytest.raises(RuntimeError, match="the model was made private once more, for another run"):
+        earlier.step(cross_entropy(model), make_batches([6])[0])
+
+
+def test_runs_that_share_frozen_layers_alone_go_on_side_by_side():
+    body = nn.Linear(5, 4).double().requires_grad_(False)
+    models = [nn.Sequential(body, nn.Linear(4, 3).double()) for _ in range(2)]
+    optimizers = [wire(model)[1] for model in models]
+    for model, optimizer in zip(models, optimizers, strict=True):
+        optimizer.step(cross_entropy(model), make_batches([6])[0])
+    assert [optimizer.ledger.steps for optimizer in optimizers] == [1, 1]
+
+
+def test_a_refused_wiring_leaves_the_earlier_run_as_it_was():
+    model = make_model()
+    _, earlier, _ = wire(model)
+    with pytest.raises(ValueError, match="max_physical_batch_size"):
+        wire(model, max_physical_batch_size=0)
+    earlier.step(cross_entropy(model), make_batches([6])[0])
+
+
+# -- the loss function -------------------------------------------------------------------------------------------------
+
+
+def test_a_penalty_on_weights_in_the_loss_is_told_to_become_weight_decay():
+    def loss(model):
+        return lambda batch: cross_entropy(model)(batch) + 0.1 * model[0].weight.square().sum()
+
+    refused(ValueError, r"'0.weight' is used outside the model's forward pass.* give the optimizer weight_decay=", loss)
+
+
+def test_losses_in_a_column_are_told_to_be_squeezed():
+    def loss(model):
+        return lambda batch: cross_entropy(model)(batch)[:, None]
+
+    refused(ValueError, r"must return shape \(6,\), got \(6, 1\): .*\.squeeze\(1\)", loss)
+
+
+def test_a_loss_of_two_arguments_is_told_to_take_the_batch_apart():
+    def loss(model):
+        return lambda x, y: F.cross_entropy(model(x), y, reduction="none")
+
+    message = r"must take one argument, the batch, got a function of \(x, y\): .* x, y = batch; return"
+    refused(TypeError, message, loss)
+
+
+@pytest.mark.parametrize("enabled", [False, True])
+def test_a_scaler_of_gradients_is_told_to_be_left_out(enabled):
+    model, optimizer, _ = wire()
+    scaler = torch.amp.GradScaler("cpu", enabled=enabled)
+    scaler.scale(cross_entropy(model)(make_batches([6])[0]).mean()).backward()
+    with pytest.raises(TypeError, match=r"GradScaler.*"):
+        scaler.step(optimizer)
+
+
+# -- batches -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Pair:
+    x: Tensor
+    rest: dict[str, Any]
+
+
+def collate(records):
+    x, y = (torch.stack(column) for column in zip(*records, strict=True))
+    return Pair(x, {"y": y, "width": 37, "mask": None, "task": "sst2", "names": [f"{i}.png" for i in range(len(y))]})
+
+
+@pytest.mark.parametrize("pieces", [None, 3])
+def test_a_dataclass_with_plain_values_trains_as_its_tensors_do(pieces):
+    results = []
+    for inputs, loss in (
+        (None, cross_entropy),
+        (collate, lambda model: lambda pair: cross_entropy(model)((pair.x, pair.rest["y"]))),
+    ):
+        loader = DataLoader(make_data(), batch_size=8, collate_fn=inputs)
+        model, optimizer, private = wire(loader=loader, max_physical_batch_size=pieces, **PRIVATE)
+        while optimizer.steps_left:
+            for batch in private:
+                optimizer.step(loss(model), batch)
+        results.append(flat(model))
+    assert torch.equal(*results)
+
+
+def test_a_piece_has_its_own_samples_and_the_plain_values_of_all():
+    whole = collate([make_data()[i] for i in range(7)])
+    piece = take(whole, torch.tensor([5, 2]))
+    assert type(piece) is Pair and batch_length(piece) == 2
+    assert torch.equal(piece.x, whole.x[[5, 2]]) and torch.equal(piece.rest["y"], whole.rest["y"][[5, 2]])
+    assert piece.rest["names"] == ["5.png", "2.png"]
+    assert {name: piece.rest[name] for name in ("width", "mask", "task")} == {"width": 37, "mask": None, "task": "sst2"}
+
+
+def test_a_plain_value_that_depends_on_the_batch_is_refused():
+    """The number of records, say, by which a loss might divide: one record more would change all others' gradients."""
+
+    def counted(records):
+        return {"x": torch.stack([x for x, _ in records]), "count": len(records)}
+
+    _, _, loader = wire(loader=DataLoader(make_data(), batch_size=8, collate_fn=counted))
+    with pytest.raises(ValueError, match=r"no plain values that depend on its records, got \[\d+\] and, .* \[1\]"):
+        list(loader)
+
+
+@pytest.mark.parametrize(
+    ("extra", "error", "message"),
+    [
+        (["sst2", "mnli"], ValueError, "lists with one entry per sample, got 2 entries beside 6 samples"),
+        ((28, 28), ValueError, "lists with one entry per sample, got 2 entries beside 6 samples"),
+        (object(), TypeError, "got object, which cannot be divided among samples: let the loader's collate_fn return"),
+        (torch.tensor(0.5), ValueError, r"got one of shape \(\) beside 6 samples: .* have it from outside"),
+    ],
+)
+def test_what_cannot_be_divided_is_refused_with_the_way_out(extra, error, message):
+    refused(error, message, cross_entropy, [*make_batches([6])[0], extra])
+
+
+# -- what used to be silent --------------------------------------------------------------------------------------------
+
+
+def test_a_delta_of_one_in_n_is_warned_of():
+    message = r"target_delta=0.025 is not below 1/N, with N = 40 .* 1/\(10 N\) = 0.0025"
+    with pytest.warns(UserWarning, match=message) as told:
+        wire(target_delta=0.025, **PRIVATE)
+    assert told[0].filename.endswith("twins.py")  # who called
+    wire(target_delta=0.0249, **PRIVATE)  # without a word, which would be an error here
+    wire(target_delta=0.5)  # as is one without privacy
+
+
+def test_a_delta_above_a_tenth_is_refused():
+    with pytest.raises(ValueError, match=r"target_delta must be at most 0.1, got 0.11: it would allow to publish each"):
+        wire(target_delta=0.11, **PRIVATE)
+
+
+def test_a_single_record_is_warned_of():
+    with pytest.warns(UserWarning, match="the data set has one record"):
+        wire(loader=DataLoader(Subset(make_data(), [0]), batch_size=1), preset="fixed", **PRIVATE)
+
+
+@pytest.mark.parametrize("diagnostics", [False, True])
+def test_a_batch_without_a_finite_loss_is_told_with_diagnostics_only(diagnostics):
+    """Whether losses are finite is raw: who did not ask for raw values is told nothing that depends on it."""
+    model = make_model()
+    _, optimizer, _ = make_private(model, sgd(model), diagnostics=diagnostics, preset="fixed", **PRIVATE)
+    for broken, count in (([True, False], 0), ([True, True], diagnostics), ([], 0)):
+        factor = torch.where(torch.tensor(broken, dtype=torch.bool), math.nan, 1.0)
+        batch = [*make_batches([len(broken)])[0], factor]
+        told = pytest.warns(UserWarning, match="no sample of this batch") if count else nullcontext()
+        with told:
+            optimizer.step(lambda b: cross_entropy(model)(b) * b[2], batch)
+
+
+SEARCH = {
+    "interval": 2,
+    "warmup": 0.1,
+    "smoothing": 0.5,
+    "initial_learning_rate": 0.1,
+    "step_rule": "literal",
+    "probe_batch": "next",
+    "loss_threshold_rule": "previous",
+}
+
+
+@pytest.mark.parametrize("preset", ["robust", "fixed"])
+@pytest.mark.parametrize("name", SEARCH)
+def test_a_field_of_a_line_search_is_refused_where_there_is_none(name, preset):
+    with pytest.raises(ValueError, match=f"{name} changes nothing in a run whose rate .* leave it out, or choose"):
+        wire(preset=preset, **{name: SEARCH[name]})
+    wire(preset="paper", **{name: SEARCH[name]})
+    wire(preset=changed(preset, **{name: SEARCH[name]}))  # one who gives a whole preset has not asked for it
+
+
+@pytest.mark.parametrize("name", ["gamma", "allocation", "composition", "loss_mechanism"])
+def test_what_shares_noise_is_refused_where_nothing_shares_it(name):
+    value = {"gamma": 1.1, "allocation": "constant", "composition": "independent", "loss_mechanism": "laplace"}[name]
+    with pytest.raises(ValueError, match=f"{name} changes nothing in a run whose rate is the optimizer's own"):
+        wire(preset="fixed", **{name: value})
