@@ -22,9 +22,9 @@ from hyfreedp.clipping import (
     BookKeepingEngine,
     Clipping,
     GradientEngine,
-    HooksEngine,
     NoClipping,
 )
+from hyfreedp.clipping.hooks import HooksEngine
 
 ENGINES = [BookKeepingEngine, HooksEngine]
 EXAMPLES = [mlp, groupnorm_convnet, conv1d_net, tied_language_model]

@@ -21,10 +21,10 @@ from hyfreedp.clipping import (
     AbadiClipping,
     AutomaticClipping,
     BookKeepingEngine,
-    HooksEngine,
     check_module,
     make_engine,
 )
+from hyfreedp.clipping.hooks import HooksEngine
 
 ENGINES = [BookKeepingEngine, HooksEngine]
 

@@ -22,10 +22,10 @@ from hyfreedp.clipping import (
     AutomaticClipping,
     BookKeepingEngine,
     GradientEngine,
-    HooksEngine,
     Misread,
 )
 from hyfreedp.clipping.base import _weights
+from hyfreedp.clipping.hooks import HooksEngine
 from hyfreedp.noise import NoiseGenerator
 
 WIDTH = 8
