@@ -1111,6 +1111,14 @@ MUTANTS = [
         ("core/attacks_model::test_t4_subset_samplers_that_choose_records_are_refused",),
     ),
     Mutant(
+        "plain-values-of-the-batch",
+        SAMPLING,
+        "            if (shared := shared_values(batch)) and shared != (alone := shared_values(self._of_one())):",
+        "            if False:",
+        "A batch may tell the loss how many records it has.",
+        ("core/messages::test_a_plain_value_that_depends_on_the_batch_is_refused",),
+    ),
+    Mutant(
         "skipped-batches-come-again",
         SAMPLING,
         "        if sampler.position not in allowed:",
