@@ -416,8 +416,8 @@ MUTANTS = [
     Mutant(
         "accounting-with-another-sample-rate",
         ENGINE,
-        "split = self._calibrate(settings, target_epsilon, target_delta, sampler.sample_rate, total)",
-        "split = self._calibrate(settings, target_epsilon, target_delta, sampler.sample_rate / 2, total)",
+        "split = settings.split(target_epsilon, target_delta, sampler.sample_rate, total)",
+        "split = settings.split(target_epsilon, target_delta, sampler.sample_rate / 2, total)",
         "The noise is calibrated for the rate of a data set twice as large.",
         ("core/engine::test_the_split_is_that_of_calibrate_noise",),
     ),
