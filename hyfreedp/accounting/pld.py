@@ -47,6 +47,7 @@ def _repeated(mechanism: Mechanism, count: int, sample_rate: float, interval: fl
     return _subsampled(mechanism, sample_rate, interval).self_compose(count)
 
 
+@lru_cache(maxsize=4)  # made in most of a second; a run asks for its few mechanisms with many counts
 def _subsampled(mechanism: Mechanism, sample_rate: float, interval: float) -> PrivacyLossDistribution:
     if mechanism.coordinates == 0:
         return from_gaussian_mechanism(
