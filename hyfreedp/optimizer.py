@@ -35,10 +35,10 @@ from hyfreedp.sampling import PoissonSampler, RandomState
 from hyfreedp.sensitivity import VOTE_CLIP
 from hyfreedp.step_rules import Decay, decay_factor
 from hyfreedp.votes import VotedRate
-from hyfreedp.wrapper import OptimizerWrapper, hooked_step
+from hyfreedp.wrapper import OptimizerWrapper, Unprepared, hooked_step
 
 
-class HyFreeDPOptimizer(Resumable, OptimizerWrapper):
+class HyFreeDPOptimizer(Unprepared, Resumable, OptimizerWrapper):
     """Wraps a torch optimizer, and is one: :meth:`step` takes a per-sample loss and a batch and does the rest.
 
     The base optimizer turns the private gradient into an update direction G; its own learning rate only sets the ratio

@@ -23,6 +23,7 @@ from hyfreedp.batches import shared_values, take
 from hyfreedp.checks import made_by
 from hyfreedp.devices import random_states, set_random_states
 from hyfreedp.noise import NoiseGenerator
+from hyfreedp.wrapper import Unprepared
 
 
 class PoissonSampler(Sampler[list[int]]):
@@ -166,7 +167,7 @@ class CollateWithEmpty:
         return self.collate([self.dataset[0]])
 
 
-class PoissonLoader(DataLoader):
+class PoissonLoader(Unprepared, DataLoader):
     """A loader whose batch sampler is a :class:`PoissonSampler`, and that gives a batch when the one before was used.
 
     The epsilon of a run is that of one step for every batch. A loop that passes over a batch, because it is empty or

@@ -78,6 +78,22 @@ class OptimizerWrapper(torch.optim.Optimizer):
         )
 
 
+class Unprepared:
+    """What ``Accelerator.prepare`` of accelerate refuses to take: it asks for this attribute before it wraps anything.
+
+    accelerate's optimizer has no step of a loss and a batch; its loader would share out what is shared out already.
+    """
+
+    @property
+    def _is_accelerate_prepared(self) -> NoReturn:
+        raise TypeError(
+            f"accelerator.prepare must not be given a private {type(self).__name__}, which shares out batches and "
+            "brings processes together by itself. Leave out prepare for model, optimizer and loader, call "
+            "model.to(accelerator.device) before make_private_with_epsilon, and move batches in per_sample_loss (see "
+            "docs/trainers.md)"
+        )
+
+
 def hooked_step(step: Callable[P, R]) -> Callable[P, R]:
     """Make a method ``step(per_sample_loss, batch)`` one that runs its optimizer's hooks, and refuses other arguments.
 

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from hyfreedp import HyFreeDPOptimizer, PrivacyEngine
-from hyfreedp.integrations.closure import ClosureOptimizer
+from hyfreedp.integrations.closure import ClosureOptimizer, epsilon_is_due
 
 
 class PrivateModule(LightningModule):
@@ -58,5 +58,10 @@ class PrivateModule(LightningModule):
     def training_step(self, batch: Any, batch_idx: int) -> None:
         """One private step; logs epsilon and the learning rate, which are all that may be told."""
         private: Any = self.private
+        trainer: Any = self.trainer
         self.optimizers().step(closure=lambda: private.step(self.per_sample_loss, batch))  # type: ignore[union-attr]
-        self.log_dict({"epsilon": private.epsilon_spent(), "learning_rate": private.eta}, batch_size=1)
+        told = {"learning_rate": private.param_groups[0]["lr"]}
+        every = trainer.log_every_n_steps
+        if epsilon_is_due(private) or (every and private.ledger.steps % every == 0):
+            told["epsilon"] = private.epsilon_spent()
+        self.log_dict(told, prog_bar=True, batch_size=1)

@@ -4,24 +4,60 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import MISSING, fields
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
-from transformers import Trainer, TrainingArguments
+from transformers import ProgressCallback, Trainer, TrainingArguments
+from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
+from transformers.trainer_utils import TrainOutput
 
-from hyfreedp import HyFreeDPOptimizer, PrivacyEngine
-from hyfreedp.integrations.closure import ClosureOptimizer
+from hyfreedp import PRESETS, HyFreeDPOptimizer, PrivacyEngine
+from hyfreedp.integrations.closure import ClosureOptimizer, epsilon_is_due
+
+# Arguments that a private run cannot follow, and what to do instead. docs/trainers.md says so of every argument.
+REFUSED = {
+    "gradient_accumulation_steps": "give the whole batch as per_device_train_batch_size, and the size of its pieces as "
+    "privacy={'max_physical_batch_size': ...}",
+    "auto_find_batch_size": "the batch size is part of the privacy plan; privacy={'max_physical_batch_size': ...} "
+    "bounds memory",
+    "torch_empty_cache_steps": "privacy={'max_physical_batch_size': ...} bounds memory",
+    "max_grad_norm": "the gradient of every record is normalised; to clip it at a norm instead, give "
+    "privacy={'clipping': hyfreedp.clipping.AbadiClipping(norm)}",
+    "label_smoothing_factor": "the loss is per_sample_loss; smooth there, by F.cross_entropy(..., label_smoothing=...)",
+    "dataloader_drop_last": "batches are Poisson samples, none of which is left over at the end",
+    "dataloader_in_order": "a checkpoint counts batches in their order",
+    "group_by_length": "batches are Poisson samples; hyfreedp.token_budget puts records of one length into one piece",
+    "train_sampling_strategy": "batches are Poisson samples; hyfreedp.token_budget puts records of one length into one "
+    "piece",
+    "data_seed": "batches are drawn by the engine; for a run that can be repeated give engine=PrivacyEngine(seed=...)",
+    "fp16": "it scales losses; use bf16=True",
+    "torch_compile": "gradients of single records are taken from the model as it is",
+    "use_liger_kernel": "gradients of single records cannot be taken from fused kernels",
+    "neftune_noise_alpha": "its noise on a record depends on the longest record of the batch",
+    "include_num_input_tokens_seen": "the tokens of the batches that were drawn are not private",
+    "include_tokens_per_second": "the tokens of the batches that were drawn are not private",
+    "debug": "it prints what single records make of the layers",
+    "deepspeed": "the model must be whole on every process; start the same script by torchrun",
+    "fsdp": "the model must be whole on every process; start the same script by torchrun",
+    "parallelism_config": "the model must be whole on every process; start the same script by torchrun",
+}
+OF_A_FIXED_RATE = ("learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "warmup_ratio")
+NOT_PRIVATE = ("loss", "train_loss", "grad_norm", "total_flos")
 
 
 class PrivateTrainer(Trainer):
     """A Trainer whose :meth:`train` is one private run.
 
-    The batch size of its arguments, times the processes, is the expected size of a Poisson batch. No loss of a training
-    batch is logged, since none is private; ``epsilon`` is. Learning rate and scheduler of the arguments count only with
-    ``preset="fixed"``. A checkpoint is resumed bit for bit, by a new trainer.
+    The batch size of its arguments, times the processes, is the expected size of a Poisson batch. Of training, epsilon
+    and the learning rate are logged and shown beside the progress bar; losses, norms of gradients and counts of
+    operations are not, since none is private. A checkpoint is resumed bit for bit, by a new trainer.
+
+    Arguments that would change nothing, or that a private run cannot follow, are refused unless they are left as they
+    are; so are learning rate, scheduler and warm-up where the rate is learned (they count with ``preset="fixed"``).
 
     Args:
         per_sample_loss: maps the model and a batch, or a piece of it, to losses of shape ``(B,)``.
@@ -49,12 +85,28 @@ class PrivateTrainer(Trainer):
         engine: PrivacyEngine | None = None,
         **kwargs: Any,
     ) -> None:
+        learned = _learns_its_rate(privacy)
         if (args := kwargs.get("args")) is not None:
-            _check_arguments(args)
+            _check_arguments(args, learned)
+        if learned and kwargs.get("optimizers", (None, None))[1] is not None:
+            raise ValueError(f"optimizers must have None for the scheduler: {_FIXED}")
         super().__init__(**kwargs)
         self.args.ignore_data_skip = True  # the sampler goes on by itself: nothing used is given again
         self.per_sample_loss, self.privacy, self.engine = per_sample_loss, privacy, engine or PrivacyEngine()
         self.private: HyFreeDPOptimizer | None = None
+        for callback in self.callback_handler.callbacks:
+            if type(callback) is DEFAULT_PROGRESS_CALLBACK:
+                self.remove_callback(callback)
+                self.add_callback(_Progress(self))
+                break
+
+    def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
+        """As of the Trainer, with epsilon among the metrics; ``training_loss`` is None, for it is not private."""
+        output = super().train(*args, **kwargs)
+        assert self.private is not None
+        metrics = {name: value for name, value in output.metrics.items() if name not in NOT_PRIVATE}
+        metrics["epsilon"] = self.private.epsilon_spent()
+        return output._replace(training_loss=None, metrics=metrics)  # type: ignore[arg-type]
 
     def get_train_dataloader(self) -> DataLoader:
         """Make the run private; the loader of its Poisson batches."""
@@ -68,6 +120,9 @@ class PrivateTrainer(Trainer):
             collate_fn=collate,
             num_workers=args.dataloader_num_workers,
             pin_memory=args.dataloader_pin_memory,
+            persistent_workers=args.dataloader_persistent_workers,
+            prefetch_factor=args.dataloader_prefetch_factor,
+            multiprocessing_context=getattr(args, "dataloader_multiprocessing_context", None),
         )
         steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * len(loader))
         self.model.train()
@@ -84,32 +139,76 @@ class PrivateTrainer(Trainer):
         self.lr_scheduler = _Learned(ClosureOptimizer(self.private))
         return self.lr_scheduler
 
+    def floating_point_ops(self, inputs: Any) -> int:
+        """None are counted, for they tell the size of the batches that were drawn."""
+        return 0
+
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
-        """One private step; returns zero, for the mean loss is not private."""
+        """One private step; returns zero in place of the mean loss, which is not private.
+
+        Raises:
+            RuntimeError: the run goes on from a checkpoint without the private optimizer, which counts epsilon.
+        """
         assert self.private is not None
+        if self.private.ledger.steps != self.state.global_step:
+            raise RuntimeError(
+                f"the trainer is at step {self.state.global_step} and the private optimizer at step "
+                f"{self.private.ledger.steps}: resume from a checkpoint that was saved with save_only_model=False, "
+                "which has an optimizer.pt"
+            )
         self.model.train()
         with self.compute_loss_context_manager():
             self.private.step(lambda piece: self.per_sample_loss(self.model, piece), self._prepare_inputs(inputs))
         return torch.zeros((), device=self.args.device)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Without the loss and the gradient's norm of training, with epsilon."""
+        """Of training, what is private, with epsilon; of evaluation all."""
         if self.private is not None and ("loss" in logs or "train_loss" in logs):
-            logs = {name: value for name, value in logs.items() if name not in ("loss", "train_loss", "grad_norm")}
+            logs = {name: value for name, value in logs.items() if name not in NOT_PRIVATE}
             logs["epsilon"] = self.private.epsilon_spent()
         super().log(logs, start_time)
 
 
-def _check_arguments(args: TrainingArguments) -> None:
-    if args.gradient_accumulation_steps > 1:
-        raise ValueError(
-            f"gradient_accumulation_steps must be 1, got {args.gradient_accumulation_steps}: give the whole batch "
-            "size, and the size of its pieces as privacy={'max_physical_batch_size': ...}"
-        )
-    if args.fp16:
-        raise ValueError("fp16 must be False, since it scales losses: use bf16=True")
+_FIXED = "the learning rate is learned; leave it out, or give privacy={'preset': 'fixed', ...}, which follows it"
+
+
+def _learns_its_rate(privacy: dict[str, Any]) -> bool:
+    preset = privacy.get("preset", "robust")
+    return privacy.get("probe", getattr(PRESETS.get(preset, preset), "probe", "none")) != "none"
+
+
+def _check_arguments(args: TrainingArguments, learned: bool) -> None:
+    """Refuse what a private run cannot follow, unless it is as it was before the user came.
+
+    Raises:
+        ValueError: naming the argument.
+    """
+    refused = REFUSED | (dict.fromkeys(OF_A_FIXED_RATE, _FIXED) if learned else {})
+    for field in fields(args):
+        value, default = getattr(args, field.name), field.default
+        unset = value in (None, "", "no") or value == [] or value == {} or value == default
+        if field.name in refused and not unset:
+            like = "unset" if default in (None, MISSING, "") else repr(default)
+            raise ValueError(f"{field.name} must be {like}, got {value!r}: {refused[field.name]}")
     if args.push_to_hub and "checkpoint" in str(getattr(args.hub_strategy, "value", args.hub_strategy)):
         raise ValueError("hub_strategy must be 'every_save' or 'end': checkpoints hold the key of all noise")
+
+
+class _Progress(ProgressCallback):
+    """The bar of steps, with epsilon and the learning rate beside it."""
+
+    def __init__(self, trainer: PrivateTrainer) -> None:
+        super().__init__()
+        self.trainer, self.epsilon = trainer, 0.0
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.is_world_process_zero and (private := self.trainer.private) is not None:
+            if epsilon_is_due(private):
+                self.epsilon = private.epsilon_spent()
+            rate = private.param_groups[0]["lr"]
+            bar: Any = self.training_bar
+            bar.set_postfix(epsilon=self.epsilon, rate=float(rate), refresh=False)
+        super().on_step_end(args, state, control, **kwargs)
 
 
 class _Learned(LRScheduler):
