@@ -25,11 +25,16 @@ PAGES += [f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))]
 def test_the_code_block_runs_as_written(capsys):
     (code,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
     usage = (ROOT / "docs" / "usage.md").read_text(encoding="utf-8")
-    loop, views, _ = re.findall(r"```python\n(.*?)```", usage, flags=re.DOTALL)  # test_distributed.py runs the last
+    blocks = re.findall(r"```python\n(.*?)```", usage, flags=re.DOTALL)
+    loop, shown, views, _ = blocks  # test_distributed.py runs the last
     exec(compile(code, "README.md", "exec"), names := {})
     spent = float(re.search(r"epsilon spent: ([\d.]+)", capsys.readouterr().out).group(1))
     assert 2.9 < spent <= 3.0
-    exec(compile(loop, "usage.md", "exec"), names)  # no step is left, so that it makes none
+    wired = code.partition("for epoch in")[0]
+    for block in (loop, shown):
+        exec(compile(wired + block, "usage.md", "exec"), names)
+        assert names["optimizer"].steps_left == 0
+    assert re.search(r"epsilon=3, eta=[\d.e-]+", capsys.readouterr().err)
     names["augment"] = lambda x: x + 0.1 * torch.randn_like(x)
     exec(compile(views, "usage.md", "exec"), names)
     assert names["per_sample_loss"](names["data"][:6]).shape == (6, 4)

@@ -188,8 +188,9 @@ def _check_arguments(args: TrainingArguments, learned: bool) -> None:
         value, default = getattr(args, field.name), field.default
         unset = value in (None, "", "no") or value == [] or value == {} or value == default
         if field.name in refused and not unset:
-            like = "unset" if default in (None, MISSING, "") else repr(default)
-            raise ValueError(f"{field.name} must be {like}, got {value!r}: {refused[field.name]}")
+            left = "unset" if default in (None, MISSING, "") else f"at {getattr(default, 'value', default)!r}"
+            found = getattr(value, "value", value)
+            raise ValueError(f"{field.name} must be left {left}, got {found!r}: {refused[field.name]}")
     if args.push_to_hub and "checkpoint" in str(getattr(args.hub_strategy, "value", args.hub_strategy)):
         raise ValueError("hub_strategy must be 'every_save' or 'end': checkpoints hold the key of all noise")
 

@@ -1,5 +1,10 @@
 """Other libraries' loops: a run by them is, bit for bit, the run by hand, and tells nothing that is not private."""
 
+import dataclasses
+import json
+import math
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -59,6 +64,10 @@ class Classifier(nn.Module):
         logits = self.layers(x)
         return {"logits": logits} if labels is None else {"loss": F.cross_entropy(logits, labels), "logits": logits}
 
+    def floating_point_ops(self, inputs):
+        """As a model of transformers counts them."""
+        return len(inputs["labels"])
+
 
 def losses(model, batch):
     return F.cross_entropy(model(batch["x"])["logits"], batch["labels"], reduction="none")
@@ -110,17 +119,23 @@ def test_the_trainer_of_transformers_makes_the_run_by_hand(trainer, privacy):
     assert found.state.global_step == STEPS and found.private.steps_left == 0
 
 
-def test_what_the_trainer_logs_is_private(trainer):
-    """Epsilon and the rate, no loss of a training batch; evaluation is the user's."""
-    found = trainer(eval_strategy="epoch")
+RAW = {"loss", "train_loss", "grad_norm", "total_flos"}
+
+
+def test_what_the_trainer_tells_is_private(trainer, tmp_path):
+    """Epsilon and the rate; neither a loss of a training batch nor how large it was. Evaluation is the user's."""
+    found = trainer(eval_strategy="epoch", save_strategy="epoch")
     result = found.train()
     training = [row for row in found.state.log_history if "eval_loss" not in row]
-    assert len(training) == STEPS + 1 and all(not {"loss", "train_loss", "grad_norm"} & row.keys() for row in training)
+    assert len(training) == STEPS + 1 and not any(RAW & row.keys() for row in training)
     epsilons = [row["epsilon"] for row in training]
     assert epsilons == sorted(epsilons) and 2.9 < epsilons[-1] <= 3.0
     rates = [row["learning_rate"] for row in training[:-1]]
     assert rates == pytest.approx([row["eta"] for row in found.private.history])
-    assert result.training_loss == 0 and any("eval_loss" in row for row in found.state.log_history)
+    assert result.training_loss is None and not RAW & result.metrics.keys()
+    assert result.metrics["epsilon"] == epsilons[-1] and any("eval_loss" in row for row in found.state.log_history)
+    saved = json.loads((tmp_path / "checkpoint-10" / "trainer_state.json").read_text())
+    assert saved["total_flos"] == 0 and not any(RAW & row.keys() for row in saved["log_history"])
     with pytest.raises(RuntimeError, match="has trained its private run"):
         found.train()
 
@@ -146,16 +161,64 @@ def test_a_checkpoint_of_the_trainer_goes_on_bit_for_bit(trainer, tmp_path, at):
     assert repr(resumed.private.history) == repr(whole.private.history)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"gradient_accumulation_steps": 2}, "gradient_accumulation_steps must be 1, got 2: .*max_physical_batch_size"),
-        ({"push_to_hub": True, "hub_strategy": "all_checkpoints", "hub_token": "none"}, "hold the key of all noise"),
-    ],
-)
-def test_arguments_that_a_private_run_cannot_follow_are_refused(trainer, arguments, message):
-    with pytest.raises(ValueError, match=message):
-        trainer(**arguments)
+def test_a_checkpoint_without_the_private_optimizer_is_not_gone_on_with(trainer, tmp_path):
+    """Its steps would be counted as none."""
+    trainer(save_strategy="steps", save_steps=3, save_only_model=True).train()
+    with pytest.raises(
+        RuntimeError, match=r"the trainer is at step 3 and the private optimizer at step 0: .*optimizer"
+    ):
+        trainer().train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+
+
+def test_the_bar_of_the_trainer_shows_epsilon_and_the_rate(trainer, capsys):
+    trainer(disable_tqdm=False).train()
+    assert "epsilon=3, rate=0.00474" in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("steps", [1, 7, 100, 250, 4001])
+def test_a_bar_asks_for_epsilon_a_hundred_times_at_most(steps):
+    from hyfreedp.integrations.closure import epsilon_is_due
+
+    split = SimpleNamespace(steps=steps)
+    due = [
+        t for t in range(1, steps + 1) if epsilon_is_due(SimpleNamespace(split=split, ledger=SimpleNamespace(steps=t)))
+    ]
+    assert due[-1] == steps and min(steps, 50) <= len(due) <= 101
+
+
+OTHER = {"train_sampling_strategy": "group_by_length", "debug": ["underflow_overflow"], "fsdp": "full_shard"}
+OTHER |= {"dataloader_in_order": False, "max_grad_norm": 0.0, "lr_scheduler_type": "cosine", "data_seed": 0}
+OTHER |= {"include_num_input_tokens_seen": "all", "neftune_noise_alpha": 0.0}
+
+
+def test_arguments_that_would_change_nothing_are_refused(trainer):
+    """Each of them alone, and with it what to do; where the rate is fixed, its arguments are followed."""
+    from hyfreedp.integrations.transformers import OF_A_FIXED_RATE, REFUSED, PrivateTrainer
+
+    plain = trainer()  # all of them as they are
+    known = {field.name for field in dataclasses.fields(plain.args)}
+    for name in known & {*REFUSED, *OF_A_FIXED_RATE}:
+        old = getattr(plain.args, name)
+        other = OTHER.get(name, not old if isinstance(old, bool) else (old or 1) * 2)
+        arguments = {"per_sample_loss": losses, "model": plain.model, "args": plain.args}
+        setattr(plain.args, name, other)
+        with pytest.raises(ValueError, match=rf"{name} must be left (at .*|unset), got .*: \w+") as refusal:
+            PrivateTrainer(privacy=PRIVACY, **arguments)
+        if name in OF_A_FIXED_RATE:
+            assert "'preset': 'fixed'" in str(refusal.value)
+            PrivateTrainer(privacy=PRIVACY | {"preset": "fixed"}, **arguments)
+        setattr(plain.args, name, old)
+    with pytest.raises(ValueError, match="optimizers must have None for the scheduler: the learning rate is"):
+        PrivateTrainer(privacy=PRIVACY, optimizers=(None, torch.optim.lr_scheduler.LRScheduler), **arguments)
+    with pytest.raises(ValueError, match="hold the key of all noise"):
+        trainer(push_to_hub=True, hub_strategy="all_checkpoints", hub_token="none")
+
+
+def test_arguments_of_the_loader_are_followed(trainer):
+    workers = {"num_workers": 2, "prefetch_factor": 3, "persistent_workers": True, "multiprocessing_context": "spawn"}
+    made = trainer(**{f"dataloader_{name}": value for name, value in workers.items()}).get_train_dataloader()
+    assert made.multiprocessing_context.get_start_method() == workers.pop("multiprocessing_context")
+    assert {name: getattr(made, name) for name in workers} == workers
 
 
 # -- Lightning ---------------------------------------------------------------------------------------------------------
@@ -204,7 +267,8 @@ def test_the_trainer_of_lightning_makes_the_run_by_hand(lightning, privacy):
     assert torch.equal(flat(module), expected)
     assert repr(module.private.history) == repr(optimizer.history)
     assert trainer.global_step == STEPS and module.private.steps_left == 0
-    assert trainer.callback_metrics.keys() == {"epsilon", "learning_rate"}
+    assert trainer.callback_metrics.keys() == trainer.progress_bar_metrics.keys() == {"epsilon", "learning_rate"}
+    assert math.isclose(float(trainer.callback_metrics["learning_rate"]), optimizer.history[-1]["eta"], rel_tol=1e-6)
     assert 2.9 < float(trainer.callback_metrics["epsilon"]) <= 3.0
 
 
@@ -233,3 +297,26 @@ def test_a_module_that_is_not_private_is_refused_and_one_without_a_loss(lightnin
         module.configure_optimizers()
     with pytest.raises(NotImplementedError, match="write per_sample_loss"):
         super(type(module), module).per_sample_loss(None)
+
+
+# -- accelerate --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("which", ["optimizer", "loader", "all three"])
+def test_accelerate_does_not_wrap_what_is_private(which):
+    """Its optimizer could not be stepped, and in several processes its loader would give each another step's batch."""
+    accelerate = pytest.importorskip("accelerate")
+    model = layers().double()
+    wired = PrivacyEngine(seed=0).make_private_with_epsilon(
+        module=model,
+        optimizer=torch.optim.AdamW(model.parameters()),
+        data_loader=DataLoader(make_data(), batch_size=SIZE),
+        steps=STEPS,
+        **PRIVACY,
+    )
+    given = {"optimizer": wired[1:2], "loader": wired[2:], "all three": wired}[which]
+    with pytest.raises(TypeError, match=r"accelerator.prepare must not be given a private .*Leave out prepare"):
+        accelerate.Accelerator(cpu=True).prepare(*given)
+    for batch in wired[2]:
+        wired[1].step(cross_entropy(model), batch)  # nothing has happened to it
+    assert wired[1].steps_left == STEPS // 2

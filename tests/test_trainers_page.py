@@ -1,0 +1,80 @@
+"""docs/trainers.md: its programs run as they are and resume, and every argument of the Trainer has its place."""
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from twins import flat
+
+PAGE = (Path(__file__).resolve().parents[1] / "docs" / "trainers.md").read_text(encoding="utf-8")
+pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true:UserWarning")
+BLOCKS = dict(
+    zip(
+        ("classification", "language", "lightning", "accelerate"),
+        re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL),
+        strict=True,
+    )
+)
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Runs a program of the page in a folder of its own; its names."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(name):
+        exec(compile(BLOCKS[name], f"trainers.md, {name}", "exec"), names := {"__name__": "page"})
+        return names
+
+    return run
+
+
+def test_classification(run, capsys):
+    pytest.importorskip("transformers")
+    names = run("classification")
+    told = capsys.readouterr()
+    assert "epsilon=3, rate=" in told.err and float(re.search(r"accuracy: ([\d.]+)", told.out).group(1)) > 0.3
+    assert 2.9 < names["output"].metrics["epsilon"] <= 3.0
+    trainer, resumed = names["trainer"], names["resumed"]
+    assert torch.equal(flat(resumed.model), flat(trainer.model))
+    assert repr(resumed.private.history) == repr(trainer.private.history)
+
+
+def test_language_with_lora(run, tmp_path, capsys):
+    pytest.importorskip("peft")
+    trainer = run("language")["trainer"]
+    assert 10 < float(re.search(r"perplexity: (\d+)", capsys.readouterr().out).group(1)) < 100
+    assert trainer.private.steps_left == 0 and 2.9 < trainer.private.epsilon_spent() <= 3.0
+    assert (tmp_path / "language" / "adapter" / "adapter_model.safetensors").stat().st_size < 10_000
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore:`isinstance.treespec, LeafSpec")  # Lightning's advice
+def test_lightning(run):
+    pytest.importorskip("lightning")
+    names = run("lightning")
+    assert names["module"].private.steps_left == 0
+    assert torch.equal(flat(names["resumed"]), flat(names["module"]))
+
+
+def test_accelerate(run, tmp_path, capsys):
+    pytest.importorskip("accelerate")
+    names = run("accelerate")
+    assert float(re.findall(r"epsilon ([\d.]+), accuracy [\d.]+", capsys.readouterr().out)[-1]) <= 3.0
+    weights = torch.load(tmp_path / "model.pt")
+    names["engine"].load_checkpoint(path="run-0.pt", module=names["model"], optimizer=names["optimizer"])
+    assert all(torch.equal(weights[name], value) for name, value in names["model"].state_dict().items())
+
+
+def test_every_argument_of_the_trainer_has_its_place():
+    transformers = pytest.importorskip("transformers")
+    from hyfreedp.integrations.transformers import OF_A_FIXED_RATE, REFUSED
+
+    rows = dict(re.findall(r"^\| ([a-z:, ]+) \| (.*) \|$", PAGE, flags=re.MULTILINE))
+    named = {kind: re.findall(r"`(\w+)`", row) for kind, row in rows.items()}
+    fields = {field.name for field in dataclasses.fields(transformers.TrainingArguments)}
+    every = [name for names in named.values() for name in names if name in fields]
+    assert sorted(every) == sorted(fields)
+    assert fields & REFUSED.keys() == fields & {*named["refused"]}
+    assert fields & {*OF_A_FIXED_RATE} == fields & {*named["refused where the rate is learned"]}
