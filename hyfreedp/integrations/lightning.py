@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from lightning.pytorch import LightningModule
@@ -35,18 +36,34 @@ class PrivateModule(LightningModule):
         super().__init__()
         self.automatic_optimization = False
         self.private: HyFreeDPOptimizer | None = None
+        self._weigh: Callable[[Any], Tensor] | None = None
 
     def per_sample_loss(self, batch: Any) -> Tensor:
         """Losses of a batch, or a piece of it, of shape ``(B,)``; let it call ``self(...)``."""
         raise NotImplementedError("write per_sample_loss(self, batch), which returns losses of shape (B,)")
 
     def make_private(
-        self, optimizer: Optimizer, data_loader: DataLoader, *, engine: PrivacyEngine | None = None, **privacy: Any
+        self,
+        optimizer: Optimizer,
+        data_loader: DataLoader,
+        *,
+        weights: Callable[[Any], Tensor] | None = None,
+        engine: PrivacyEngine | None = None,
+        **privacy: Any,
     ) -> DataLoader:
-        """The Poisson loader; the rest are arguments of :meth:`hyfreedp.PrivacyEngine.make_private_with_epsilon`."""
+        """The Poisson loader, to fit with.
+
+        Args:
+            optimizer, data_loader: as they are.
+            weights: maps a batch to the weight of each record, shape ``(B,)``, in [0, 1], see
+                :meth:`hyfreedp.HyFreeDPOptimizer.step`; None for 1.
+            engine: which wires the run; a new one if None.
+            **privacy: the other arguments of :meth:`hyfreedp.PrivacyEngine.make_private_with_epsilon`.
+        """
         _, self.private, private_loader = (engine or PrivacyEngine()).make_private_with_epsilon(
             module=self, optimizer=optimizer, data_loader=data_loader, **privacy
         )
+        self._weigh = weights
         return private_loader
 
     def configure_optimizers(self) -> Optimizer:
@@ -59,7 +76,7 @@ class PrivateModule(LightningModule):
         """One private step; logs epsilon and the learning rate, which are all that may be told."""
         private: Any = self.private
         trainer: Any = self.trainer
-        self.optimizers().step(closure=lambda: private.step(self.per_sample_loss, batch))  # type: ignore[union-attr]
+        self.optimizers().step(closure=lambda: private.step(self.per_sample_loss, batch, self._weigh))  # type: ignore[union-attr]
         told = {"learning_rate": private.param_groups[0]["lr"]}
         every = trainer.log_every_n_steps
         if epsilon_is_due(private) or (every and private.ledger.steps % every == 0):

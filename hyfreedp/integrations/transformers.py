@@ -63,6 +63,8 @@ class PrivateTrainer(Trainer):
         per_sample_loss: maps the model and a batch, or a piece of it, to losses of shape ``(B,)``.
         privacy: arguments of :meth:`hyfreedp.PrivacyEngine.make_private_with_epsilon`: ``target_epsilon``,
             ``target_delta`` and what else is to be told, but for what the Trainer has: model, optimizer, data, length.
+        weights: maps a batch to the weight of each record, shape ``(B,)``, in [0, 1], see
+            :meth:`hyfreedp.HyFreeDPOptimizer.step`; None for 1.
         engine: which wires the run; a new one if None.
         **kwargs: arguments of the Trainer.
 
@@ -82,6 +84,7 @@ class PrivateTrainer(Trainer):
         *,
         per_sample_loss: Callable[[nn.Module, Any], Tensor],
         privacy: dict[str, Any],
+        weights: Callable[[Any], Tensor] | None = None,
         engine: PrivacyEngine | None = None,
         **kwargs: Any,
     ) -> None:
@@ -92,7 +95,8 @@ class PrivateTrainer(Trainer):
             raise ValueError(f"optimizers must have None for the scheduler: {_FIXED}")
         super().__init__(**kwargs)
         self.args.ignore_data_skip = True  # the sampler goes on by itself: nothing used is given again
-        self.per_sample_loss, self.privacy, self.engine = per_sample_loss, privacy, engine or PrivacyEngine()
+        self.per_sample_loss, self.privacy, self.weights = per_sample_loss, privacy, weights
+        self.engine = engine or PrivacyEngine()
         self.private: HyFreeDPOptimizer | None = None
         for callback in self.callback_handler.callbacks:
             if type(callback) is DEFAULT_PROGRESS_CALLBACK:
@@ -158,7 +162,9 @@ class PrivateTrainer(Trainer):
             )
         self.model.train()
         with self.compute_loss_context_manager():
-            self.private.step(lambda piece: self.per_sample_loss(self.model, piece), self._prepare_inputs(inputs))
+            self.private.step(
+                lambda piece: self.per_sample_loss(self.model, piece), self._prepare_inputs(inputs), self.weights
+            )
         return torch.zeros((), device=self.args.device)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:

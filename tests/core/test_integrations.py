@@ -25,7 +25,7 @@ def layers() -> nn.Sequential:
         return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Dropout(0.2), nn.Linear(7, 3))
 
 
-def by_hand(model, base, loss, data, collate=None, **privacy):
+def by_hand(model, base, loss, data, collate=None, weights=None, **privacy):
     """The same run by the loop of the README."""
     torch.manual_seed(3)
     model.train()
@@ -35,7 +35,7 @@ def by_hand(model, base, loss, data, collate=None, **privacy):
     )
     for _ in range(2):
         for batch in loader:
-            optimizer.step(loss, batch)
+            optimizer.step(loss, batch, weights)
     return flat(model), optimizer
 
 
@@ -79,13 +79,14 @@ def trainer(tmp_path):
     pytest.importorskip("accelerate")
     from hyfreedp.integrations.transformers import PrivateTrainer
 
-    def make(privacy=None, **arguments):
+    def make(privacy=None, weights=None, **arguments):
         torch.manual_seed(3)
         defaults = {"output_dir": str(tmp_path), "per_device_train_batch_size": SIZE, "num_train_epochs": 2, "seed": 3}
         defaults |= {"report_to": [], "use_cpu": True, "save_strategy": "no", "logging_steps": 1, "disable_tqdm": True}
         return PrivateTrainer(
             per_sample_loss=losses,
             privacy=PRIVACY | (privacy or {}),
+            weights=weights,
             engine=PrivacyEngine(seed=0),
             model=Classifier(),
             args=transformers.TrainingArguments(**(defaults | arguments)),
@@ -100,9 +101,16 @@ def collate(records):
     return {name: torch.stack([record[name] for record in records]) for name in ("x", "labels")}
 
 
-@pytest.mark.parametrize("privacy", [{}, {"preset": "paper", "interval": 2, "max_physical_batch_size": 3}])
-def test_the_trainer_of_transformers_makes_the_run_by_hand(trainer, privacy):
-    found = trainer(privacy)
+SEARCHING = {"preset": "paper", "interval": 2, "max_physical_batch_size": 3}
+
+
+@pytest.mark.parametrize(
+    ("privacy", "weights"),
+    [({}, None), (SEARCHING, lambda batch: 1 / (1 + batch["labels"]))],
+    ids=["plain", "weighted"],
+)
+def test_the_trainer_of_transformers_makes_the_run_by_hand(trainer, privacy, weights):
+    found = trainer(privacy, weights)
     base = found.create_optimizer()  # transformers' own AdamW, with its groups
     found.train()
     model = Classifier()
@@ -112,7 +120,7 @@ def test_the_trainer_of_transformers_makes_the_run_by_hand(trainer, privacy):
         group["params"] = [dict(model.named_parameters())[names[id(p)]] for p in old["params"]]
         group["lr"] = found.args.learning_rate
     expected, optimizer = by_hand(
-        model, torch.optim.AdamW(groups), lambda batch: losses(model, batch), Named(), collate, **privacy
+        model, torch.optim.AdamW(groups), lambda batch: losses(model, batch), Named(), collate, weights, **privacy
     )
     assert torch.equal(flat(found.model), expected)
     assert repr(found.private.history) == repr(optimizer.history)
@@ -242,13 +250,13 @@ def lightning(tmp_path):
         def per_sample_loss(self, batch):
             return cross_entropy(self)(batch)
 
-    def make(privacy=None, **arguments):
+    def make(privacy=None, weights=None, **arguments):
         torch.manual_seed(3)
         module = Module()
         base = torch.optim.AdamW(module.parameters(), lr=0.1)
         data = DataLoader(make_data(), batch_size=SIZE)
         settings = PRIVACY | {"steps": STEPS} | (privacy or {})
-        loader = module.make_private(base, data, engine=PrivacyEngine(seed=0), **settings)
+        loader = module.make_private(base, data, weights=weights, engine=PrivacyEngine(seed=0), **settings)
         quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
         quiet |= {"enable_model_summary": False, "accelerator": "cpu", "default_root_dir": tmp_path, "max_epochs": 2}
         return module, loader, library.Trainer(**(quiet | arguments))
@@ -257,13 +265,15 @@ def lightning(tmp_path):
 
 
 @OF_LIGHTNING
-@pytest.mark.parametrize("privacy", [{}, {"preset": "paper", "interval": 2, "max_physical_batch_size": 3}])
-def test_the_trainer_of_lightning_makes_the_run_by_hand(lightning, privacy):
-    module, loader, trainer = lightning(privacy)
+@pytest.mark.parametrize(
+    ("privacy", "weights"), [({}, None), (SEARCHING, lambda batch: 1 / (1 + batch[1]))], ids=["plain", "weighted"]
+)
+def test_the_trainer_of_lightning_makes_the_run_by_hand(lightning, privacy, weights):
+    module, loader, trainer = lightning(privacy, weights)
     trainer.fit(module, loader)
     model = layers().double()
     base = torch.optim.AdamW(model.parameters(), lr=0.1)
-    expected, optimizer = by_hand(model, base, cross_entropy(model), make_data(), **privacy)
+    expected, optimizer = by_hand(model, base, cross_entropy(model), make_data(), None, weights, **privacy)
     assert torch.equal(flat(module), expected)
     assert repr(module.private.history) == repr(optimizer.history)
     assert trainer.global_step == STEPS and module.private.steps_left == 0

@@ -1360,6 +1360,23 @@ MUTANTS = [
         "The few sums of a probe stay on the accelerator: waited for once for their hash, and once for themselves.",
         ("core/devices::test_a_run_equals_that_on_the_cpu_and_waits_only_for_what_it_must",),
     ),
+    # -- other libraries' loops ----------------------------------------------------------------------------------------
+    Mutant(
+        "trainer-counts-operations",
+        "hyfreedp/integrations/transformers.py",
+        "        return 0\n",
+        "        return super().floating_point_ops(inputs)\n",
+        "The Trainer's count of operations, which tells the sizes of the batches, is in its state.",
+        ("core/integrations::test_what_the_trainer_tells_is_private",),
+    ),
+    Mutant(
+        "trainer-forgets-what-was-spent",
+        "hyfreedp/integrations/transformers.py",
+        "if self.private.ledger.steps != self.state.global_step:",
+        "if False:",
+        "The Trainer goes on from a checkpoint of the model alone, and its steps are not counted.",
+        ("core/integrations::test_a_checkpoint_without_the_private_optimizer_is_not_gone_on_with",),
+    ),
     # -- baselines -----------------------------------------------------------------------------------------------------
     Mutant(
         "adaptive-clipping-count-for-free",
