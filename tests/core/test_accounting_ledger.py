@@ -189,7 +189,7 @@ def same_batch(sigma, count, probe, votes):
 @pytest.mark.parametrize(("again", "gradients", "votes"), [(0, 2, 0), (0, 5, 0), (1, 2, 1), (1, 1, 3), (1, 4, 2)])
 def test_releases_about_one_draw_are_one_sampled_mechanism(again, gradients, votes):
     """Not as many steps: dp-accounting's answer for the whole of it."""
-    split = make_split(probe="votes", vote_steps=(1, 4), accountant="pld", target_epsilon=8.0)
+    split = make_split(probe="votes", vote_steps=(1, 4), accountant="pld", target_epsilon=2.0)
     ledger = PrivacyLedger(split)
     run(ledger, again)
     released = [*ledger.state_dict()["released"], [again, list(range(1, gradients + 1)), list(range(1, votes + 1))]]
@@ -218,7 +218,7 @@ def test_releases_about_one_draw_are_one_sampled_mechanism(again, gradients, vot
     ],
 )
 def test_the_same_step_on_ever_other_data_stays_within_the_target(mechanism, allocation, again):
-    settings = {"accountant": "pld", "gamma": 1.5, "target_epsilon": 8.0, "loss_mechanism": mechanism}
+    settings = {"accountant": "pld", "gamma": 1.5, "target_epsilon": 2.0, "loss_mechanism": mechanism}
     split = make_split(probe="votes", vote_steps=(1, 4), allocation=allocation, **settings)
     ledger = PrivacyLedger(split)
     run(ledger, again)
@@ -226,7 +226,7 @@ def test_the_same_step_on_ever_other_data_stays_within_the_target(mechanism, all
         for tag in range(1, 14):
             ledger.record(tag)
             ledger.load_state_dict(ledger.state_dict() | {"steps": again})
-    assert 4 < ledger.epsilon() <= 8
+    assert 1 < ledger.epsilon() <= 2
     state = json.loads(json.dumps(ledger.state_dict()))
     other = PrivacyLedger(split)
     other.load_state_dict(state)

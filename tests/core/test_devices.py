@@ -275,7 +275,7 @@ def test_a_run_goes_on_bit_for_bit(preset, tmp_path):
         torch.manual_seed(7)
         model = make_model(dropout=0.1, seed=1).to(machine.device)
         model, second, loader = make_private(
-            model, BASES["adamw"](model), make_data(), target_epsilon=8.0, preset=preset, steps=5
+            model, BASES["adamw"](model), make_data(), target_epsilon=8.0, accountant="rdp", preset=preset, steps=5
         )
         PrivacyEngine().load_checkpoint(path=tmp_path / "run", module=model, optimizer=second)
         go_on(second, loader, machine.device)

@@ -954,6 +954,7 @@ def test_copies_of_the_weights_live_as_long_as_a_vote_needs_them():
     model, optimizer = start()
     kept = {"start": [], "average": []}
     alive = {name: [] for name in kept}
+    gc.freeze()  # what is there already need not be looked through at every step
     for batch in make_batches([8] * 10):
         optimizer.step(cross_entropy(model), batch)
         state = optimizer.rate_learner.state_dict()
@@ -963,6 +964,7 @@ def test_copies_of_the_weights_live_as_long_as_a_vote_needs_them():
         gc.collect()
         for name, references in kept.items():
             alive[name].append(any(reference() is not None for reference in references))
+    gc.unfreeze()
     assert alive["start"] == [True] * 2 + [False] * 8
     assert alive["average"] == [True] * 7 + [False] * 3  # the last review is that of step 7
 
