@@ -128,8 +128,8 @@ def check_optimizer(optimizer: Any) -> None:
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"optimizer must be a torch optimizer, such as AdamW(module.parameters()), got {kind.__name__}")
     if (library := made_by(optimizer)) is not None:
-        inner = "original_optimizer" if library == "Opacus" else "optimizer"
-        raise TypeError(f"optimizer must be a plain one, got {library}'s {kind.__name__}: give its .{inner}")
+        remedy = "give its .original_optimizer" if library == "Opacus" else "leave out prepare, or give its .optimizer"
+        raise TypeError(f"optimizer must be a plain one, got {library}'s {kind.__name__}: {remedy}")
     closure = inspect.signature(kind.step).parameters.get("closure")
     if closure is not None and closure.default is closure.empty:
         raise TypeError(
