@@ -73,7 +73,7 @@ class PrivateModule(LightningModule):
         return ClosureOptimizer(self.private)
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
-        """One private step; logs epsilon and the learning rate, which are all that may be told."""
+        """One private step; logs, and shows, the learning rate and now and then epsilon: all that may be told."""
         private: Any = self.private
         trainer: Any = self.trainer
         self.optimizers().step(closure=lambda: private.step(self.per_sample_loss, batch, self._weigh))  # type: ignore[union-attr]

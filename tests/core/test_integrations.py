@@ -179,8 +179,10 @@ def test_a_checkpoint_without_the_private_optimizer_is_not_gone_on_with(trainer,
 
 
 def test_the_bar_of_the_trainer_shows_epsilon_and_the_rate(trainer, capsys):
-    trainer(disable_tqdm=False).train()
-    assert "epsilon=3, rate=0.00474" in capsys.readouterr().err.splitlines()[-1]
+    found = trainer(disable_tqdm=False)
+    found.train()
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert f"epsilon=3, rate={found.private.history[-1]['eta']:.3g}" in last
 
 
 @pytest.mark.parametrize("steps", [1, 7, 100, 250, 4001])
