@@ -1,6 +1,7 @@
 """What every test shares: the same seeds and threads on every machine, and no network."""
 
 import os
+import time
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before transformers and timm are imported
 os.environ.setdefault("MPLBACKEND", "Agg")
@@ -15,6 +16,16 @@ torch.set_num_threads(1)  # the tests are small; threads would only wait for eac
 # The same examples every time: a failure is a change of the code, never of luck or of a busy machine.
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("repeatable")
+
+
+def pytest_terminal_summary(terminalreporter):
+    """CPU time, which a busy machine hardly changes, in units of a computation like those of the tests."""
+    spent, start = sum(os.times()[:4]), time.process_time()
+    x = torch.ones(100)
+    for _ in range(100_000):
+        x = (x + 1).sin()
+    reference = time.process_time() - start
+    terminalreporter.write_line(f"{spent:.0f} s of CPU time, {spent / reference:.0f} times the reference")
 
 
 @pytest.fixture(autouse=True)
