@@ -118,7 +118,7 @@ class HyFreeDPOptimizer(Unprepared, Resumable, OptimizerWrapper):
 
     @hooked_step
     def step(  # type: ignore[override]
-        self, per_sample_loss: PerSampleLoss, batch: Any, weights: Weights = None
+        self, per_sample_loss: PerSampleLoss, batch: Any, *, weights: Weights = None
     ) -> StepRecord:
         """One step of Algorithm 1 on one Poisson batch: forward, backward, clip, noise, probe, update.
 

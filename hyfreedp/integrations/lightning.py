@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from lightning.pytorch import LightningModule
@@ -76,7 +77,8 @@ class PrivateModule(LightningModule):
         """One private step; logs, and shows, the learning rate and now and then epsilon: all that may be told."""
         private: Any = self.private
         trainer: Any = self.trainer
-        self.optimizers().step(closure=lambda: private.step(self.per_sample_loss, batch, self._weigh))  # type: ignore[union-attr]
+        step = partial(private.step, self.per_sample_loss, batch, weights=self._weigh)
+        self.optimizers().step(closure=step)  # type: ignore[union-attr]
         told = {"learning_rate": private.param_groups[0]["lr"]}
         every = trainer.log_every_n_steps
         if epsilon_is_due(private) or (every and private.ledger.steps % every == 0):

@@ -163,7 +163,9 @@ class PrivateTrainer(Trainer):
         self.model.train()
         with self.compute_loss_context_manager():
             self.private.step(
-                lambda piece: self.per_sample_loss(self.model, piece), self._prepare_inputs(inputs), self.weights
+                lambda piece: self.per_sample_loss(self.model, piece),
+                self._prepare_inputs(inputs),
+                weights=self.weights,
             )
         return torch.zeros((), device=self.args.device)
 

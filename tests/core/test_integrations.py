@@ -35,7 +35,7 @@ def by_hand(model, base, loss, data, collate=None, weights=None, **privacy):
     )
     for _ in range(2):
         for batch in loader:
-            optimizer.step(loss, batch, weights)
+            optimizer.step(loss, batch, weights=weights)
     return flat(model), optimizer
 
 
