@@ -53,9 +53,7 @@ def test_what_accelerate_has_prepared_is_told_by_name():
     accelerate = pytest.importorskip("accelerate")
     accelerator, model = accelerate.Accelerator(cpu=True), make_model()
     prepared = accelerator.prepare(adamw(model))
-    with pytest.raises(
-        TypeError, match=r"got accelerate's AcceleratedOptimizer: leave out prepare, or give its \.optimizer"
-    ):
+    with pytest.raises(TypeError, match=r"got accelerate's AcceleratedOptimizer: leave out prepare, or"):
         wire(model, optimizer=prepared)
     with pytest.raises(ValueError, match="plain DataLoader, got accelerate's DataLoaderShard: give the one"):
         wire(model, loader=accelerator.prepare(DataLoader(make_data(), batch_size=8)))
