@@ -157,7 +157,7 @@ def test_a_minority_is_found_with_weights_and_not_with_weights_in_the_loss():
                 optimizer.step(
                     lambda batch: F.cross_entropy(model(batch[0]), batch[1], weight=in_the_loss, reduction="none"),
                     batch,
-                    weights,
+                    weights=weights,
                 )
         with torch.no_grad():
             found = model(x[2000:]).argmax(1)
