@@ -1,0 +1,293 @@
+"""Weights of classes in private training: beside the loss and within it, ours and Opacus, on imbalanced tasks.
+
+Opacus and plain torch take their learning rate from validation data, which epsilon does not cover. Ours take none.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import opacus
+import pandas as pd
+import torch
+import torch.nn.functional as F
+from opacus.accountants.utils import get_noise_multiplier
+from sklearn.datasets import load_digits
+from sklearn.metrics import roc_auc_score
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from tqdm import tqdm
+
+from hyfreedp import PrivacyEngine
+from hyfreedp.clipping import AbadiClipping, Clipping
+from hyfreedp.experiments.data.records import Records, as_is
+from hyfreedp.experiments.runs.train import one_thread
+from hyfreedp.experiments.store.files import write_csv
+from hyfreedp.experiments.store.provenance import with_versions
+from hyfreedp.experiments.tasks.scores import Evaluation
+
+# -- tasks -------------------------------------------------------------------------------------------------------------
+
+Labelled = tuple[Tensor, Tensor]  # features (N, d) and labels (N,), 1 for the minority
+
+# What the description of the data set says its categories can be, by column; and the numbers, by a public scale.
+BANK_CATEGORIES = {
+    1: "admin. blue-collar entrepreneur housemaid management retired self-employed services student technician "
+    "unemployed unknown",
+    2: "divorced married single",
+    3: "primary secondary tertiary unknown",
+    4: "no yes",
+    6: "no yes",
+    7: "no yes",
+    8: "cellular telephone unknown",
+    10: "jan feb mar apr may jun jul aug sep oct nov dec",
+    15: "failure other success unknown",
+}
+BANK_NUMBERS = {0: 100.0, 5: 5000.0, 9: 31.0, 12: 10.0, 13: 365.0, 14: 10.0}  # beyond it they count as 1, or -1
+
+
+@cache
+def bank() -> Labelled:
+    """UCI bank marketing (Moro, Cortez and Rita 2014): did a call sell a deposit? 50 features in [-1, 1].
+
+    Without the length of the call, which is known only after it.
+
+    Raises:
+        FileNotFoundError: it is not in ``$HYFREEDP_DATA``, with what to do.
+        ValueError: the file has another number of records.
+    """
+    folder = os.environ.get("HYFREEDP_DATA")
+    names = ("kinds/bank-full.csv.gz", "bank-full.csv")
+    path = next((Path(folder, name) for name in names if Path(folder, name).exists()), None) if folder else None
+    if path is None:
+        where = f"in HYFREEDP_DATA={folder}" if folder else "on this machine (HYFREEDP_DATA is not set)"
+        raise FileNotFoundError(
+            f"UCI bank marketing is not {where}: set HYFREEDP_DATA to a folder with bank-full.csv, which is in the "
+            "archive of https://archive.ics.uci.edu/dataset/222/bank+marketing"
+        )
+    rows = pd.read_csv(path, sep=";")
+    y = torch.tensor((rows.iloc[:, -1] == "yes").to_numpy()).long()
+    if len(y) not in (45_210, 45_211) or y.sum() != 5289:  # the packed copy lacks one "no"
+        raise ValueError(f"{path} must have 45,211 records, 5,289 of them yes; got {len(y):,} and {int(y.sum()):,}")
+    numbers = torch.tensor(rows.iloc[:, list(BANK_NUMBERS)].to_numpy(np.float32))
+    features = [(numbers / torch.tensor([*BANK_NUMBERS.values()])).clamp(-1, 1)]
+    for column, values in BANK_CATEGORIES.items():
+        codes = pd.Categorical(rows.iloc[:, column], categories=values.split()).codes
+        features.append(F.one_hot(torch.tensor(codes, dtype=torch.int64), len(values.split())).float())
+    return torch.cat(features, 1), y
+
+
+def bank_with(share: float) -> Labelled:
+    """As many records of the bank, in one fixed random order, as can be with this share of yes."""
+    x, y = bank()
+    order = torch.from_numpy(np.random.default_rng(0).permutation(len(y)))
+    no, yes = (order[y[order] == label] for label in (0, 1))
+    size = min(len(no) / (1 - share), len(yes) / share)
+    chosen = torch.cat([no[: round(size * (1 - share))], yes[: round(size * share)]])
+    return x[chosen], y[chosen]
+
+
+def eights() -> Labelled:
+    """scikit-learn's digits: is it an 8? 64 features in [0, 1]."""
+    features, labels = load_digits(return_X_y=True)
+    return torch.from_numpy(features / 16).float(), torch.from_numpy(labels == 8).long()
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is public of a task: the share of the minority, by which it is weighed, batch size and number of steps."""
+
+    title: str
+    load: Callable[[], Labelled]
+    share: float
+    batch_size: int
+    steps: int
+
+    def data(self, evaluation: Evaluation) -> tuple[Labelled, Labelled]:
+        """For training and for scores: a fifth is for the test, and a fifth of the rest for validation."""
+        x, y = self.load()
+        order = torch.from_numpy(np.random.default_rng(1).permutation(len(y)))
+        test, rest = order[: len(y) // 5], order[len(y) // 5 :]
+        if evaluation == "validation":
+            test, rest = rest[: len(rest) // 5], rest[len(rest) // 5 :]
+        return (x[rest], y[rest]), (x[test], y[test])
+
+
+TASKS = {
+    "bank24": Task("bank, 24 %", cache(lambda: bank_with(0.24)), 0.24, 500, 150),
+    "bank10": Task("bank, 10 %", cache(lambda: bank_with(0.10)), 0.10, 500, 150),
+    "eights": Task("digits, 10 %", cache(eights), 0.10, 200, 100),
+}
+MODELS = {"logistic": "logistic regression", "mlp": "MLP"}
+
+
+def model_of(name: str, features: int, seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    if name == "logistic":
+        return nn.Linear(features, 2)
+    return nn.Sequential(nn.Linear(features, 64), nn.ReLU(), nn.Linear(64, 2))
+
+
+# -- contenders --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Contender:
+    """Who trains, and where the weights of the classes go.
+
+    Attributes:
+        inside: weights within the loss, with their largest or their mean made 1.
+        beside: ``weights=`` of the step.
+        clipping: as of ``make_private_with_epsilon``.
+    """
+
+    title: str
+    library: Literal["ours", "opacus", "torch"] = "ours"
+    inside: Literal["", "largest 1", "mean 1"] = ""
+    beside: bool = False
+    clipping: Clipping | None = None
+
+
+CONTENDERS = {
+    "ours": Contender("ours"),
+    "ours_inside": Contender("ours, weights in the loss", inside="largest 1"),
+    "ours_weights": Contender("ours, `weights=`", beside=True),
+    "ours_weights_flat": Contender("ours, `weights=`, flat clipping", beside=True, clipping=AbadiClipping(1.0)),
+    "opacus": Contender("Opacus", "opacus"),
+    "opacus_inside": Contender("Opacus, weights in the loss, largest 1", "opacus", "largest 1"),
+    "opacus_inside_mean": Contender("Opacus, weights in the loss, mean 1", "opacus", "mean 1"),
+    "torch": Contender("not private, weights in the loss", "torch", "mean 1"),
+}
+RATES = (0.001, 0.01, 0.1)
+EPSILONS = (3.0, 8.0)
+
+
+def class_weights(share: float) -> Tensor:
+    """Of majority and minority: the inverse of their shares, divided by the largest."""
+    return torch.tensor([share / (1 - share), 1.0])
+
+
+@cache
+def _noise_multiplier(epsilon: float, delta: float, sample_rate: float, steps: int) -> float:
+    return get_noise_multiplier(
+        target_epsilon=epsilon, target_delta=delta, sample_rate=sample_rate, steps=steps, accountant="prv"
+    )
+
+
+def train(
+    model: nn.Module, data: Labelled, task: Task, contender: Contender, epsilon: float, rate: float, seed: int
+) -> None:
+    """Train ``model`` for the task's steps, with delta = 1 / (10 N)."""
+    shared = class_weights(task.share)
+    inside = None
+    if contender.inside:
+        inside = shared if contender.inside == "largest 1" else shared / (2 * task.share)
+    delta = 1 / (10 * len(data[1]))
+    loader: Any = DataLoader(Records(*data), task.batch_size, shuffle=contender.library == "torch", collate_fn=as_is)
+    # Ours learns its rate, and wants a positive one nevertheless.
+    optimizer: Any = torch.optim.AdamW(model.parameters(), lr=rate or 0.001)
+
+    def losses(batch: Labelled) -> Tensor:
+        return F.cross_entropy(model(batch[0]), batch[1], weight=inside, reduction="none")
+
+    if contender.library == "ours":
+        _, optimizer, loader = PrivacyEngine(seed=seed).make_private_with_epsilon(
+            module=model,
+            optimizer=optimizer,
+            data_loader=loader,
+            target_epsilon=epsilon,
+            target_delta=delta,
+            steps=task.steps,
+            clipping=contender.clipping,
+        )
+    elif contender.library == "opacus":
+        sigma = _noise_multiplier(epsilon, delta, 1 / len(loader), task.steps)
+        model, optimizer, loader = opacus.PrivacyEngine().make_private(
+            module=model, optimizer=optimizer, data_loader=loader, noise_multiplier=sigma, max_grad_norm=1.0
+        )
+    batches = (batch for _ in range(task.steps) for batch in loader)
+    for _, batch in zip(range(task.steps), batches, strict=False):
+        if contender.library == "ours":
+            optimizer.step(losses, batch, weights=(lambda batch: shared[batch[1]]) if contender.beside else None)
+        else:
+            optimizer.zero_grad()
+            losses(batch).mean().backward()
+            optimizer.step()
+
+
+# -- runs --------------------------------------------------------------------------------------------------------------
+
+RUN = ["task", "model", "contender", "epsilon", "rate", "seed", "evaluation"]
+SCORES = ["minority_recall", "majority_recall", "balanced_accuracy", "auc", "log_loss"]
+Run = tuple[str, str, str, float, float, int, Evaluation]
+
+
+def scores_of(logits: Tensor, labels: Tensor) -> dict[str, float]:
+    """Of logits (N, 2) for labels (N,): the recall of each class, their mean, AUC, and log loss (nats)."""
+    right = (logits.argmax(1) == labels).double()
+    majority, minority = (right[labels == label].mean().item() for label in (0, 1))
+    auc = roc_auc_score(labels.numpy(), (logits[:, 1] - logits[:, 0]).numpy())
+    loss = F.cross_entropy(logits.double(), labels).item()
+    return dict(zip(SCORES, (minority, majority, (minority + majority) / 2, float(auc), loss), strict=True))
+
+
+def run_of(run: Run) -> pd.DataFrame:
+    """Train one run; its row."""
+    name, model_name, contender, epsilon, rate, seed, evaluation = run
+    data, (x, y) = TASKS[name].data(evaluation)
+    model, started = model_of(model_name, data[0].shape[1], seed), time.perf_counter()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Secure RNG|Optimal order|Full backward hook")  # Opacus's, and its hooks'
+        train(model, data, TASKS[name], CONTENDERS[contender], epsilon, rate, seed)
+    seconds = time.perf_counter() - started
+    with torch.no_grad():
+        scores = scores_of(model(x), y)
+    row: dict[str, Any] = dict(zip(RUN, run, strict=True)) | {"records": len(data[1]), "held_out": len(y)}
+    return with_versions(pd.DataFrame([row | scores | {"seconds": seconds}]))
+
+
+def places() -> Iterator[tuple[str, str, str, float]]:
+    """Task, model, contender and epsilon."""
+    for task, model, (name, contender) in product(TASKS, MODELS, CONTENDERS.items()):
+        for epsilon in (math.inf,) if contender.library == "torch" else EPSILONS:
+            yield task, model, name, epsilon
+
+
+def searches() -> list[Run]:
+    """The runs on validation data."""
+    searching = [place for place in places() if CONTENDERS[place[2]].library != "ours"]
+    return [(*place, rate, seed, "validation") for place, rate, seed in product(searching, RATES, (10, 11))]
+
+
+def tested(rows: pd.DataFrame) -> list[Run]:
+    """The runs that are tested: at the rate of the best balanced accuracy on validation data, 0 where it is learned."""
+    means = rows[rows.evaluation == "validation"].groupby([*RUN[:4], "rate"]).balanced_accuracy.mean()
+    rates = {place: means[place].idxmax() if CONTENDERS[place[2]].library != "ours" else 0.0 for place in places()}
+    return [(*place, rate, seed, "test") for place, rate in rates.items() for seed in range(5)]
+
+
+def record(table: Path) -> pd.DataFrame:
+    """Train the runs that the table lacks and add them to it; the table."""
+    rows = pd.read_csv(table) if table.exists() else pd.DataFrame(columns=RUN)
+    with one_thread():
+        for stage in (lambda rows: searches(), tested):
+            done = set(rows[RUN].itertuples(index=False, name=None))
+            for run in tqdm([run for run in stage(rows) if run not in done], desc="weights", unit="run"):
+                rows = pd.concat([rows, run_of(run)], ignore_index=True) if len(rows) else run_of(run)
+                write_csv(table, rows)
+    return rows
+
+
+def markdown(rows: pd.DataFrame) -> str:
+    """The tables as docs/results.md prints them."""
+    return ""
