@@ -12,6 +12,7 @@ from cases import together
 from hyfreedp.experiments.benchmark import goals
 from hyfreedp.experiments.book import notebooks
 from hyfreedp.experiments.store import verdicts
+from hyfreedp.experiments.studies import weights
 from hyfreedp.experiments.tables import image_classification, language_generation, small_tasks
 from hyfreedp.experiments.tables.plan import ROWS
 
@@ -24,9 +25,8 @@ PAGES += [f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))]
 
 def test_the_code_block_runs_as_written(capsys):
     (code,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
-    usage = (ROOT / "docs" / "usage.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"```python\n(.*?)```", usage, flags=re.DOTALL)
-    loop, shown, views, _ = blocks  # test_distributed.py runs the last
+    usage = (ROOT / "docs" / "usage.md").read_text(encoding="utf-8").partition("\n## ")[0]  # others run its sections
+    loop, shown, views = re.findall(r"```python\n(.*?)```", usage, flags=re.DOTALL)
     exec(compile(code, "README.md", "exec"), names := {})
     spent = float(re.search(r"epsilon spent: ([\d.]+)", capsys.readouterr().out).group(1))
     assert 2.9 < spent <= 3.0
@@ -166,6 +166,11 @@ def test_real_texts_are_those_of_the_records():
     numbers = {epsilon: ranges.groupby("row").size().to_dict() for epsilon, ranges in ((3, tight), (8, wide))}
     twice = dict.fromkeys(told, 2)
     assert numbers == {3: {"grid": 2, "reference": 1} | twice, 8: {"grid": 1, "reference": 1} | twice | {told[-1]: 1}}
+
+
+def test_weights_of_classes_are_those_of_the_record():
+    rows = pd.read_csv(ROOT / "data" / "results" / "laptop" / "weights.csv")
+    assert weights.markdown(rows) in RESULTS
 
 
 def test_the_costs_are_those_of_the_record():

@@ -141,6 +141,9 @@ def model_of(name: str, features: int, seed: int) -> nn.Module:
 # -- contenders --------------------------------------------------------------------------------------------------------
 
 
+Kind = Literal["largest 1", "mean 1"]
+
+
 @dataclass(frozen=True)
 class Contender:
     """Who trains, and where the weights of the classes go.
@@ -153,7 +156,7 @@ class Contender:
 
     title: str
     library: Literal["ours", "opacus", "torch"] = "ours"
-    inside: Literal["", "largest 1", "mean 1"] = ""
+    inside: Kind | None = None
     beside: bool = False
     clipping: Clipping | None = None
 
@@ -172,9 +175,10 @@ RATES = (0.001, 0.01, 0.1)
 EPSILONS = (3.0, 8.0)
 
 
-def class_weights(share: float) -> Tensor:
-    """Of majority and minority: the inverse of their shares, divided by the largest."""
-    return torch.tensor([share / (1 - share), 1.0])
+def class_weights(share: float, kind: Kind) -> Tensor:
+    """Of majority and minority: in the inverse ratio of their shares, with the largest or the mean weight made 1."""
+    weights = torch.tensor([share / (1 - share), 1.0])
+    return weights if kind == "largest 1" else weights / (2 * share)
 
 
 @cache
@@ -188,10 +192,8 @@ def train(
     model: nn.Module, data: Labelled, task: Task, contender: Contender, epsilon: float, rate: float, seed: int
 ) -> None:
     """Train ``model`` for the task's steps, with delta = 1 / (10 N)."""
-    shared = class_weights(task.share)
-    inside = None
-    if contender.inside:
-        inside = shared if contender.inside == "largest 1" else shared / (2 * task.share)
+    beside = class_weights(task.share, "largest 1")
+    inside = class_weights(task.share, contender.inside) if contender.inside else None
     delta = 1 / (10 * len(data[1]))
     loader: Any = DataLoader(Records(*data), task.batch_size, shuffle=contender.library == "torch", collate_fn=as_is)
     # Ours learns its rate, and wants a positive one nevertheless.
@@ -218,7 +220,7 @@ def train(
     batches = (batch for _ in range(task.steps) for batch in loader)
     for _, batch in zip(range(task.steps), batches, strict=False):
         if contender.library == "ours":
-            optimizer.step(losses, batch, weights=(lambda batch: shared[batch[1]]) if contender.beside else None)
+            optimizer.step(losses, batch, weights=(lambda batch: beside[batch[1]]) if contender.beside else None)
         else:
             optimizer.zero_grad()
             losses(batch).mean().backward()
