@@ -4,14 +4,15 @@ import pandas as pd
 import pytest
 import torch
 
+from hyfreedp.experiments.data import bank
 from hyfreedp.experiments.studies import weights
 
 
 @pytest.mark.parametrize("share", [0.24, 0.1])
 def test_records_of_one_class_are_left_out_until_the_share_is_met(monkeypatch, share):
     x, y = torch.arange(1000.0)[:, None], (torch.arange(1000) % 8 == 0).long()  # 125 of 1,000
-    monkeypatch.setattr(weights, "bank", lambda: (x, y))
-    task = weights.Task("", lambda: weights.bank_with(share), share, 10, 1)
+    monkeypatch.setattr(bank, "bank", lambda: (x, y))
+    task = weights.Task("", lambda: bank.bank_with(share), share, 10, 1)
     chosen, labels = task.load()
     assert labels.double().mean().item() == pytest.approx(share, abs=1e-3)
     assert (labels.sum() == 125 or (1 - labels).sum() == 875) and len(chosen.unique()) == len(chosen)
@@ -23,15 +24,15 @@ def test_records_of_one_class_are_left_out_until_the_share_is_met(monkeypatch, s
 
 
 def test_without_the_file_one_sentence_says_what_to_do(monkeypatch, tmp_path):
-    weights.bank.cache_clear()
+    bank.bank.cache_clear()
     monkeypatch.setenv("HYFREEDP_DATA", str(tmp_path))
     with pytest.raises(
         FileNotFoundError, match=r"not in HYFREEDP_DATA=.*: set HYFREEDP_DATA to a folder with bank-full"
     ):
-        weights.bank()
+        bank.bank()
     (tmp_path / "bank-full.csv").write_text('"age";"y"\n58;"no"\n')
     with pytest.raises(ValueError, match="must have 45,211 records, 5,289 of them yes; got 1 and 0"):
-        weights.bank()
+        bank.bank()
 
 
 def test_rates_are_chosen_on_validation_data_alone_and_no_run_is_made_twice(monkeypatch, tmp_path):

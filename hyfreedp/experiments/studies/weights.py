@@ -6,7 +6,6 @@ Opacus and plain torch take their learning rate from validation data, which epsi
 from __future__ import annotations
 
 import math
-import os
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -30,6 +29,7 @@ from tqdm import tqdm
 
 from hyfreedp import PrivacyEngine
 from hyfreedp.clipping import AbadiClipping, Clipping
+from hyfreedp.experiments.data.bank import Labelled, bank_with
 from hyfreedp.experiments.data.records import Records, as_is
 from hyfreedp.experiments.runs.train import one_thread
 from hyfreedp.experiments.store.files import write_csv
@@ -37,64 +37,6 @@ from hyfreedp.experiments.store.provenance import with_versions
 from hyfreedp.experiments.tasks.scores import Evaluation
 
 # -- tasks -------------------------------------------------------------------------------------------------------------
-
-Labelled = tuple[Tensor, Tensor]  # features (N, d) and labels (N,), 1 for the minority
-
-# What the description of the data set says its categories can be, by column; and the numbers, by a public scale.
-BANK_CATEGORIES = {
-    1: "admin. blue-collar entrepreneur housemaid management retired self-employed services student technician "
-    "unemployed unknown",
-    2: "divorced married single",
-    3: "primary secondary tertiary unknown",
-    4: "no yes",
-    6: "no yes",
-    7: "no yes",
-    8: "cellular telephone unknown",
-    10: "jan feb mar apr may jun jul aug sep oct nov dec",
-    15: "failure other success unknown",
-}
-BANK_NUMBERS = {0: 100.0, 5: 5000.0, 9: 31.0, 12: 10.0, 13: 365.0, 14: 10.0}  # beyond it they count as 1, or -1
-
-
-@cache
-def bank() -> Labelled:
-    """UCI bank marketing (Moro, Cortez and Rita 2014): did a call sell a deposit? 50 features in [-1, 1].
-
-    Without the length of the call, which is known only after it.
-
-    Raises:
-        FileNotFoundError: it is not in ``$HYFREEDP_DATA``, with what to do.
-        ValueError: the file has another number of records.
-    """
-    folder = os.environ.get("HYFREEDP_DATA")
-    names = ("kinds/bank-full.csv.gz", "bank-full.csv")
-    path = next((Path(folder, name) for name in names if Path(folder, name).exists()), None) if folder else None
-    if path is None:
-        where = f"in HYFREEDP_DATA={folder}" if folder else "on this machine (HYFREEDP_DATA is not set)"
-        raise FileNotFoundError(
-            f"UCI bank marketing is not {where}: set HYFREEDP_DATA to a folder with bank-full.csv, which is in the "
-            "archive of https://archive.ics.uci.edu/dataset/222/bank+marketing"
-        )
-    rows = pd.read_csv(path, sep=";")
-    y = torch.tensor((rows.iloc[:, -1] == "yes").to_numpy()).long()
-    if len(y) not in (45_210, 45_211) or y.sum() != 5289:  # the packed copy lacks one "no"
-        raise ValueError(f"{path} must have 45,211 records, 5,289 of them yes; got {len(y):,} and {int(y.sum()):,}")
-    numbers = torch.tensor(rows.iloc[:, list(BANK_NUMBERS)].to_numpy(np.float32))
-    features = [(numbers / torch.tensor([*BANK_NUMBERS.values()])).clamp(-1, 1)]
-    for column, values in BANK_CATEGORIES.items():
-        codes = pd.Categorical(rows.iloc[:, column], categories=values.split()).codes
-        features.append(F.one_hot(torch.tensor(codes, dtype=torch.int64), len(values.split())).float())
-    return torch.cat(features, 1), y
-
-
-def bank_with(share: float) -> Labelled:
-    """As many records of the bank, in one fixed random order, as can be with this share of yes."""
-    x, y = bank()
-    order = torch.from_numpy(np.random.default_rng(0).permutation(len(y)))
-    no, yes = (order[y[order] == label] for label in (0, 1))
-    size = min(len(no) / (1 - share), len(yes) / share)
-    chosen = torch.cat([no[: round(size * (1 - share))], yes[: round(size * share)]])
-    return x[chosen], y[chosen]
 
 
 def eights() -> Labelled:
@@ -171,7 +113,7 @@ CONTENDERS = {
     "opacus_inside_mean": Contender("Opacus, weights in the loss, mean 1", "opacus", "mean 1"),
     "torch": Contender("not private, weights in the loss", "torch", "mean 1"),
 }
-RATES = (0.001, 0.01, 0.1)
+RATES = (0.001, 0.01, 0.1, 1.0)
 EPSILONS = (3.0, 8.0)
 
 
@@ -290,6 +232,33 @@ def record(table: Path) -> pd.DataFrame:
     return rows
 
 
+TABLES = {
+    "Recall of the minority / of the majority": SCORES[:2],
+    "Balanced accuracy": ["balanced_accuracy"],
+    "AUC": ["auc"],
+}
+
+
+def summarise(rows: pd.DataFrame) -> pd.DataFrame:
+    """Mean and standard deviation over seeds, in percent, at each place; public runs stand at every epsilon."""
+    tested = rows[rows.evaluation == "test"]
+    public = tested[tested.epsilon == math.inf]
+    whole = pd.concat([tested.drop(public.index), *(public.assign(epsilon=epsilon) for epsilon in EPSILONS)])
+    return 100 * whole.groupby(["task", "model", "epsilon", "contender"])[SCORES].agg(["mean", "std"])
+
+
 def markdown(rows: pd.DataFrame) -> str:
-    """The tables as docs/results.md prints them."""
-    return ""
+    """The three tables of docs/results.md."""
+    summary, tables = summarise(rows), []
+    for title, scores in TABLES.items():
+        header = [title, *(contender.title for contender in CONTENDERS.values())]
+        lines = [header, ["---"] * len(header)]
+        for task, model, epsilon in product(TASKS, MODELS, EPSILONS):
+            places = summary.loc[task, model, epsilon]
+            cells = [
+                " / ".join(f"{places[score, 'mean'][name]:.1f} ± {places[score, 'std'][name]:.1f}" for score in scores)
+                for name in CONTENDERS
+            ]
+            lines.append([f"{TASKS[task].title}, {MODELS[model]}, epsilon = {epsilon:g}", *cells])
+        tables.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
+    return "\n\n".join(tables)
