@@ -12,7 +12,7 @@ from hyfreedp.experiments.book.batch import reproduce
 from hyfreedp.experiments.book.jobs import plan
 from hyfreedp.experiments.store import archive
 from hyfreedp.experiments.store.paths import workspace
-from hyfreedp.experiments.studies import dynamics, fine_tuning
+from hyfreedp.experiments.studies import dynamics, fine_tuning, weights
 from hyfreedp.experiments.tables import grid, language_generation, small_tasks, targets
 from hyfreedp.experiments.tables import plan as comparison
 
@@ -112,6 +112,9 @@ def main(arguments: list[str] | None = None) -> int:
     reach.add_argument("--jobs", type=int, default=1, help="worker processes")
     reach.set_defaults(run=_targets)
 
+    classes = commands.add_parser("weights", help="weights of classes, ours and Opacus's, on imbalanced tasks; minutes")
+    classes.set_defaults(run=_weights)
+
     tables = commands.add_parser(
         "grid",
         help="train what the accuracy tables need; minutes (laptop) to days (paper)",
@@ -195,6 +198,11 @@ def _targets(options: argparse.Namespace) -> int:
     here = workspace()
     rows = targets.run(here.cells, here.results / "laptop" / "targets.csv", only=options.only, jobs=options.jobs)
     print(targets.markdown(rows))
+    return 0
+
+
+def _weights(options: argparse.Namespace) -> int:
+    print(weights.markdown(weights.record(workspace().results / "laptop" / "weights.csv")))
     return 0
 
 

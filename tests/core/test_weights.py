@@ -1,6 +1,8 @@
 """Weights of records multiply what is clipped already: no record counts for more than the noise is made for."""
 
 import math
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -118,6 +120,24 @@ def test_bad_weights_are_refused_before_anything_is_released(weights, error, mes
     with pytest.raises(error, match=message):
         optimizer.step(cross_entropy(model), batch, weights=weights)
     assert torch.equal(flat(model), before) and optimizer.epsilon_spent() == 0 and not optimizer.history
+
+
+def test_the_code_of_the_docs_weighs_by_the_inverse_shares():
+    page = (Path(__file__).resolve().parents[2] / "docs" / "usage.md").read_text(encoding="utf-8")
+    section = page.split("## Weights of classes and records")[1].split("\n## ")[0]
+    (code,) = re.findall(r"```python\n(.*?)```", section, flags=re.DOTALL)
+    ends = []
+    for table in (None, torch.tensor([0.02 / 0.90, 0.02 / 0.08, 1.0])):
+        model = make_model()
+        _, optimizer, loader = make_private(model, adamw(model), target_epsilon=20.0)
+        if table is None:
+            names = {"torch": torch, "loader": loader, "optimizer": optimizer, "per_sample_loss": cross_entropy(model)}
+            exec(compile(code, "usage.md", "exec"), names)
+        while optimizer.steps_left:
+            for batch in loader:
+                optimizer.step(cross_entropy(model), batch, table[batch[1]])
+        ends.append(flat(model))
+    torch.testing.assert_close(*ends)
 
 
 def test_an_empty_batch_has_no_weights():
