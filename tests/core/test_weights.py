@@ -135,7 +135,7 @@ def test_the_code_of_the_docs_weighs_by_the_inverse_shares():
             exec(compile(code, "usage.md", "exec"), names)
         while optimizer.steps_left:
             for batch in loader:
-                optimizer.step(cross_entropy(model), batch, table[batch[1]])
+                optimizer.step(cross_entropy(model), batch, weights=table[batch[1]])
         ends.append(flat(model))
     torch.testing.assert_close(*ends)
 
