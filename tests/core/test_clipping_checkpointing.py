@@ -165,7 +165,13 @@ def test_a_run_is_the_same(gradient_engine):
         torch.manual_seed(0)
         parts = [nn.Sequential(nn.Linear(5, 5), nn.Tanh(), nn.Dropout(0.2)) for _ in range(2)]
         model = nn.Sequential(*map(wrap, parts), nn.Linear(5, 3)).double()
-        settings = {"target_epsilon": 3.0, "accountant": "rdp", "interval": 2, "max_physical_batch_size": 4}
+        settings = {
+            "target_epsilon": 3.0,
+            "accountant": "rdp",
+            "preset": "paper",
+            "interval": 2,
+            "max_physical_batch_size": 4,
+        }
         _, optimizer, _ = make_private(model, sgd(model), gradient_engine=gradient_engine, **settings)
         torch.manual_seed(1)
         steps = [optimizer.step(cross_entropy(model), batch) for batch in make_batches([8, 5, 0, 9])]
