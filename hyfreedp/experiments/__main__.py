@@ -12,7 +12,7 @@ from hyfreedp.experiments.book.batch import reproduce
 from hyfreedp.experiments.book.jobs import plan
 from hyfreedp.experiments.store import archive
 from hyfreedp.experiments.store.paths import workspace
-from hyfreedp.experiments.studies import dynamics, fine_tuning, weights
+from hyfreedp.experiments.studies import calibration, dynamics, fine_tuning, weights
 from hyfreedp.experiments.tables import grid, language_generation, small_tasks, targets
 from hyfreedp.experiments.tables import plan as comparison
 
@@ -98,6 +98,9 @@ def main(arguments: list[str] | None = None) -> int:
     ablation.add_argument("--jobs", type=int, default=1, help="worker processes")
     ablation.set_defaults(run=_ablation)
 
+    sureness = commands.add_parser("calibration", help="probabilities, and what mends them; half an hour")
+    sureness.set_defaults(run=_calibration)
+
     real = commands.add_parser("fine-tuning", help="training dynamics on CIFAR-10 for notebook 05; an hour")
     real.add_argument("--jobs", type=int, default=1, help="worker processes")
     real.set_defaults(run=_fine_tuning)
@@ -179,6 +182,11 @@ def _ablation(options: argparse.Namespace) -> int:
     record = here.results / "laptop" / "ablation.csv"
     rows = dynamics.record_ablation(here.cells, record, seeds=options.seeds, jobs=options.jobs)
     print(dynamics.accuracy_table(rows).to_string())
+    return 0
+
+
+def _calibration(_: argparse.Namespace) -> int:
+    print(calibration.markdown(calibration.record(workspace().results / "laptop" / "calibration.csv")))
     return 0
 
 

@@ -1,20 +1,19 @@
-"""Probabilities after private training: accuracy, log loss and calibration error of ways to clip, and of a temperature.
+"""Probabilities after private training: how a change of clipping, of the loss or of the temperature mends them.
 
-Settings are chosen on validation data; those that remain are trained on all of the training part and tested, with
-seeds that chose nothing. The labels of three of the problems are partly noise, so that no one can be sure of them.
+What serves is chosen on validation data. It is then trained on all of the training part and tested, with seeds that
+chose nothing. The labels of three of the problems are partly noise, so that no one can be sure of them.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-import numpy as np
 import pandas as pd
 import torch
 import torch.nn.functional as F
@@ -22,11 +21,14 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from hyfreedp import PrivacyEngine
+from hyfreedp import HyFreeDPOptimizer, PrivacyEngine
+from hyfreedp.accounting.accountants import composed_epsilon
+from hyfreedp.accounting.composition import releases
+from hyfreedp.accounting.mechanisms import Mechanism
 from hyfreedp.clipping import AbadiClipping, AutomaticClipping, Clipping
 from hyfreedp.experiments.data import datasets
 from hyfreedp.experiments.data.datasets import Arrays, Dataset
-from hyfreedp.experiments.data.records import Records, as_is
+from hyfreedp.experiments.data.records import as_is
 from hyfreedp.experiments.runs.train import one_thread
 from hyfreedp.experiments.store.files import write_csv
 from hyfreedp.experiments.store.provenance import with_versions
@@ -35,8 +37,8 @@ from hyfreedp.experiments.tasks.scores import Evaluation, calibration_error
 from hyfreedp.experiments.tasks.vision import Task
 
 EPSILONS = (1.0, 3.0, 8.0)
-CHOOSING, TESTING = range(3), range(10, 15)  # seeds
 RATE = 0.01  # of preset fixed
+Fit = Literal["none", "votes", "slopes"]  # of a temperature
 
 
 # -- problems ----------------------------------------------------------------------------------------------------------
@@ -44,11 +46,12 @@ RATE = 0.01  # of preset fixed
 
 @dataclass(frozen=True)
 class Problem:
-    """Data and protocol of a task, and the model of a seed."""
+    """Data and protocol of a task, the model of a seed, and the budgets at which it is trained."""
 
     title: str
     task: Task
     model: Callable[[int], nn.Module]
+    epsilons: tuple[float, ...] = EPSILONS
 
 
 def _small_network(features: int, seed: int) -> nn.Module:
@@ -103,15 +106,21 @@ def _drawn(title: str, load: Callable[[], Arrays]) -> Problem:
     return Problem(title, task, partial(_small_network, 20))
 
 
-_DIGITS = TASKS["digits"]
-assert isinstance(_DIGITS, Task)
-_FLIPPED = Task("digits", Dataset(1500, 1200, 64, 10, flipped_digits), ("mlp",), batch_size=500, steps=100, delta=1e-4)
+def _task(name: str) -> Task:
+    task = TASKS[name]
+    assert isinstance(task, Task)
+    return task
+
+
+_FLIPPED = replace(_task("digits"), dataset=Dataset(1500, 1200, 64, 10, flipped_digits))
+_TUNED = replace(_task("digits"), steps=30)
 PROBLEMS = {
     "coin": _drawn("labels 70 to 30", coin),
     "minority": _drawn("minority of 10 %", minority),
-    "flipped": Problem("digits, 20 % of labels flipped", _FLIPPED, _FLIPPED.model),
-    "digits": Problem("digits", _DIGITS, _DIGITS.model),
-    "classification": Problem("make_classification", TASKS["classification"], TASKS["classification"].model),
+    "flipped": Problem("digits, 20 % of labels wrong", _FLIPPED, _FLIPPED.model),
+    "digits": Problem("digits", _task("digits"), _task("digits").model),
+    "classification": Problem("make_classification", _task("classification"), _task("classification").model),
+    "tuned": Problem("digits, pre-trained ViT", _TUNED, partial(_TUNED.model, name="vit8_glyphs"), (3.0,)),
 }
 
 
@@ -146,49 +155,76 @@ SETTINGS = {
 }
 
 
-# -- a temperature, by votes or by slopes ------------------------------------------------------------------------------
+# Seeds, and the settings of each preset: what is tried, and what is tested.
+STAGES: dict[Evaluation, tuple[range, dict[str, tuple[str, ...]]]] = {
+    "validation": (
+        range(3),
+        {"robust": tuple(SETTINGS), "fixed": ("default", "stability 1", "flat 1", "smoothing 0.1")},
+    ),
+    "test": (range(10, 15), {"robust": ("default", "stability 1", "flat 1", "smoothing 0.1")}),
+}
 
-LADDER = tuple(2.0 ** (k / 2) for k in range(-4, 13))  # temperatures: 1/4 to 64
-QUESTIONS = 5  # that find one of 17 by halving
+
+# -- a temperature -----------------------------------------------------------------------------------------------------
+
+LADDER = tuple(2.0 ** (k / 2) for k in range(-4, 13))  # temperatures, 1/4 to 64
+QUESTIONS = 5  # which halving needs at most, to find one of 17
+NOISE = 2.0  # of these, times that of a gradient: each costs a quarter of a step
 SLOPE_BOUND = 4.0  # in units of the logits
 
 
-def tempered(logits: Tensor, labels: Tensor, *, by: str, rate: float, sigma: float, seed: int) -> float:
-    """A temperature of the ladder, from noisy answers of Poisson batches: each is asked whether the logits are too sure.
+def private_temperature(
+    logits: Tensor, labels: Tensor, *, by: Fit, sample_rate: float, sigma: float, seed: int
+) -> float:
+    """What to divide the logits by: halving of the ladder, each time by what a new Poisson batch says with noise.
 
-    The answer of a record is a number of sensitivity 1. By "votes": whether its loss is lower one temperature up or
-    down the ladder. By "slopes": the derivative of its loss by the inverse temperature, clipped at
-    :data:`SLOPE_BOUND` and divided by it; of a convex loss, so that the sum rises with the inverse temperature and
-    halving finds where it is zero.
+    A record says a number in [-1, 1], positive if it is for a higher temperature, so that a sum has sensitivity 1. By
+    "votes": the sign of what its loss gains by one rung. By "slopes": the derivative of its loss by the inverse
+    temperature, clipped at :data:`SLOPE_BOUND` and divided by it. The loss is convex in the inverse temperature, so
+    that the sum of either falls along the ladder, and halving finds where it changes sign. Of slopes that is the lowest
+    mean loss, but for what is clipped. Of votes it is where the median record gains nothing: as long as most
+    predictions are right, most records want to be more sure.
 
     Args:
-        logits, labels: of the training data, shapes (N, C) and (N,).
-        rate: at which batches are sampled.
-        sigma: noise of each sum of answers, in units of the sensitivity.
+        logits, labels: of the training data, shapes (N, C) and (N,); logits of weights that are released.
+        sample_rate: of the batches, at most :data:`QUESTIONS` of them.
+        sigma: standard deviation of the noise on each sum.
+        seed: of batches and noise: a simulation.
     """
     generator = torch.Generator().manual_seed(seed)
-    low, high = 0, len(LADDER) - 1  # the answer is between these, both included
+    low, high = 0, len(LADDER) - 1
     while low < high:
-        middle = (low + high) // 2
-        chosen = torch.rand(len(labels), generator=generator) < rate
+        rung = (low + high) // 2
+        chosen = torch.rand(len(labels), generator=generator) < sample_rate
         z, y = logits[chosen], labels[chosen]
         if by == "votes":
-            here, above = (F.cross_entropy(z / LADDER[k], y, reduction="none") for k in (middle, middle + 1))
-            too_sure = (here - above).sign()
-        else:  # between the two temperatures
-            inverse = (LADDER[middle] * LADDER[middle + 1]) ** -0.5
-            expected = ((inverse * z).softmax(1) * z).sum(1)
-            too_sure = (expected - z.gather(1, y[:, None])[:, 0]).clamp(-SLOPE_BOUND, SLOPE_BOUND) / SLOPE_BOUND
-        if too_sure.sum() + sigma * torch.randn((), generator=generator) > 0:
-            low = middle + 1
+            here, above = (F.cross_entropy(z / LADDER[k], y, reduction="none") for k in (rung, rung + 1))
+            said = (here - above).sign()
         else:
-            high = middle
+            inverse = (LADDER[rung] * LADDER[rung + 1]) ** -0.5  # between the two
+            expected = ((inverse * z).softmax(1) * z).sum(1)
+            slopes = expected - z.gather(1, y[:, None])[:, 0]
+            said = slopes.clamp(-SLOPE_BOUND, SLOPE_BOUND) / SLOPE_BOUND
+        if said.sum() + sigma * torch.randn((), generator=generator) > 0:
+            low = rung + 1
+        else:
+            high = rung
     return LADDER[low]
+
+
+def epsilon_with_temperature(optimizer: HyFreeDPOptimizer) -> float:
+    """Epsilon of a whole run and of :data:`QUESTIONS` more batches with :data:`NOISE` times its noise."""
+    split = optimizer.split
+    (run,) = releases(split, split.steps, split.probe_steps, split.composition)
+    asked = (Mechanism(NOISE * split.sigma), QUESTIONS)
+    return composed_epsilon(
+        (*run, asked), sample_rate=split.sample_rate, delta=split.target_delta, accountant=split.accountant
+    )
 
 
 # -- runs --------------------------------------------------------------------------------------------------------------
 
-KEY = ["problem", "preset", "epsilon", "setting", "seed", "evaluation"]
+RUN = ["problem", "preset", "epsilon", "setting", "seed", "evaluation"]
 
 
 def scores_of(logits: Tensor, labels: Tensor) -> dict[str, float]:
@@ -203,37 +239,81 @@ def scores_of(logits: Tensor, labels: Tensor) -> dict[str, float]:
     }
 
 
-def base_rate(labels: Tensor, classes: int) -> float:
-    """Log loss (nats) of a constant prediction: the shares of the classes in these very labels."""
-    shares = torch.bincount(labels, minlength=classes).double() / len(labels)
+def base_rate_loss(labels: Tensor) -> float:
+    """Log loss (nats) of the constant prediction that suits these labels best: the shares of the classes."""
+    shares = torch.bincount(labels).double() / len(labels)
     return -torch.special.xlogy(shares, shares).sum().item()
 
 
-def train(problem: Problem, setting: Setting, preset: str, epsilon: float, seed: int, evaluation: Evaluation):
-    """One run; the logits of training and evaluation data with their labels, and the optimizer."""
+def run_of(name: str, preset: str, epsilon: float, setting: str, seed: int, evaluation: Evaluation) -> pd.DataFrame:
+    """Train one run; a row for it as it is, and one for each way to fit a temperature."""
+    problem, change, started = PROBLEMS[name], SETTINGS[setting], time.perf_counter()
     data, held_out = problem.task.datasets(evaluation)
     model = problem.model(seed)
-    model, optimizer, loader = PrivacyEngine(seed=seed).make_private_with_epsilon(
+    _, optimizer, loader = PrivacyEngine(seed=seed).make_private_with_epsilon(
         module=model,
-        optimizer=torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=setting.weight_decay),
+        optimizer=torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=change.weight_decay),
         data_loader=DataLoader(data, batch_size=problem.task.batch_size, collate_fn=as_is),
         target_epsilon=epsilon,
         target_delta=problem.task.delta,
         steps=problem.task.steps,
         preset=preset,
-        clipping=setting.clipping,
+        clipping=change.clipping,
     )
 
-    def losses(batch: tuple[Tensor, Tensor]) -> Tensor:
+    def per_sample_loss(batch: tuple[Tensor, Tensor]) -> Tensor:
         features, labels = batch
-        return F.cross_entropy(model(features), labels, reduction="none", label_smoothing=setting.smoothing)
+        return F.cross_entropy(model(features), labels, reduction="none", label_smoothing=change.smoothing)
 
     while optimizer.steps_left:
         for batch in loader:
-            optimizer.step(losses, batch)
+            optimizer.step(per_sample_loss, batch)
             if not optimizer.steps_left:
                 break
     model.eval()
     with torch.no_grad():
-        found = [(model(features), labels) for features, labels in (data.tensors, held_out.tensors)]
-    return found[0], found[1], optimizer
+        logits, held_out_logits = (model(part.tensors[0]) for part in (data, held_out))
+    seconds, split = time.perf_counter() - started, optimizer.split
+    rows: list[dict[str, Any]] = []
+    ways: tuple[Fit, ...] = ("none", "slopes", "votes")
+    for fit in ways:
+        temperature, spent = 1.0, optimizer.epsilon_spent()
+        if fit != "none":
+            temperature = private_temperature(
+                logits,
+                data.tensors[1],
+                by=fit,
+                sample_rate=split.sample_rate,
+                sigma=NOISE * split.sigma,
+                seed=seed,
+            )
+            spent = epsilon_with_temperature(optimizer)
+        scores = scores_of(held_out_logits / temperature, held_out.tensors[1])
+        rows.append({"fit": fit, "temperature": temperature, "epsilon_spent": spent} | scores)
+    run: dict[str, Any] = dict(zip(RUN, (name, preset, epsilon, setting, seed, evaluation), strict=True))
+    more = {"base_rate_loss": base_rate_loss(held_out.tensors[1]), "sigma": split.sigma, "seconds": seconds}
+    return with_versions(pd.DataFrame([run | row | more for row in rows]))
+
+
+def planned() -> Iterator[tuple[str, str, float, str, int, Evaluation]]:
+    """All runs of the record, as arguments of :func:`run_of`."""
+    for (evaluation, (seeds, presets)), (name, problem) in product(STAGES.items(), PROBLEMS.items()):
+        for preset, settings in presets.items():
+            epsilons = problem.epsilons if preset == "robust" else (3.0,)
+            for epsilon, setting, seed in product(epsilons, settings, seeds):
+                yield name, preset, epsilon, setting, seed, evaluation
+
+
+def record(table: Path) -> pd.DataFrame:
+    """Train the runs that the table lacks and add them to it, three rows a run; the table."""
+    rows = pd.read_csv(table) if table.exists() else pd.DataFrame(columns=RUN)
+    done = set(rows[RUN].itertuples(index=False, name=None))
+    with one_thread():
+        for run in tqdm([run for run in planned() if run not in done], desc="calibration", unit="run"):
+            rows = pd.concat([rows, run_of(*run)], ignore_index=True) if len(rows) else run_of(*run)
+            write_csv(table, rows)
+    return rows
+
+
+def markdown(rows: pd.DataFrame) -> str:
+    return ""
