@@ -190,7 +190,7 @@ def test_a_whole_table_may_come_from_committed_records(tmp_path):
     committed = pd.read_csv(RESULTS / "laptop" / "image_classification.csv")
     rows = tables.numbers(tables.scale_of("laptop", 3), "laptop", tmp_path, train=False)
     assert set(rows.source) == {"committed"} and len(rows) == len(committed)
-    pd.testing.assert_frame_equal(rows[committed.columns[:13]], committed[committed.columns[:13]], check_dtype=False)
+    pd.testing.assert_frame_equal(rows[committed.columns[:14]], committed[committed.columns[:14]], check_dtype=False)
 
 
 def test_where_nothing_is_known_yet_nothing_is_claimed(workspace, tmp_path):

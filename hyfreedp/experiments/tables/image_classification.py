@@ -70,7 +70,7 @@ def numbers(scale: Scale, profile: str, cells: Path, *, train: bool, jobs: int =
     rows["source"] = np.where(rows.accuracy.isna(), "missing", "cell")
     committed = workspace().results / profile / TABLE
     if committed.exists() and rows.accuracy.isna().any():
-        known = pd.read_csv(committed, usecols=COLUMNS).dropna(subset="accuracy")
+        known = pd.read_csv(committed).reindex(columns=COLUMNS).dropna(subset="accuracy")
         filled = rows[NUMBER].merge(known, on=NUMBER, how="left")
         fills = rows.accuracy.isna() & filled.accuracy.notna()
         for name in known.columns:
@@ -304,19 +304,20 @@ def judged(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def markdown(rows: pd.DataFrame) -> str:
-    """Every method against the best grid search at finite epsilon, see :func:`paired`, as docs/results.md prints it."""
+    """Every method against the best grid search at finite epsilon, see :func:`paired`, as docs/results.md prints it.
+
+    The log loss is the mean over all places and seeds.
+    """
     finite = rows[np.isfinite(rows.epsilon)]
-    lines = [
-        "| Method | epsilon covers the choice | points to the best grid search | 95 % interval | better in |",
-        "| --- | --- | --- | --- | --- |",
-    ]
+    columns = ["epsilon covers the choice", "points to the best grid search", "95 % interval", "better in"]
+    lines = [f"| Method | {' | '.join(columns)} | log loss, nats |", "| --- |" + " --- |" * (len(columns) + 1)]
     for name, row in ROWS.items():
         found = paired(finite, name)
         interval = f"{found['low']:+.1f} to {found['high']:+.1f}"
         covered = "yes" if row.covered else "no"
-        lines.append(
-            f"| {row.title} | {covered} | {found['mean']:+.1f} | {interval} | {found['wins']} of {found['pairs']} |"
-        )
+        loss = finite.loss[finite.row == name].mean()
+        cells = (row.title, covered, f"{found['mean']:+.1f}", interval, f"{found['wins']} of {found['pairs']}")
+        lines.append(f"| {' | '.join(cells)} | {'–' if math.isnan(loss) else f'{loss:.2f}'} |")
     return "\n".join(lines)
 
 

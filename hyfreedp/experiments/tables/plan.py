@@ -283,7 +283,8 @@ def table(scale: Scale, read: Reader, chosen: Chosen | None = None) -> pd.DataFr
 
     Returns:
         ``task``, ``model``, ``tuning``, ``epsilon``, ``row``, ``seed``; ``accuracy`` (test, a share; NaN while it is
-        missing), ``learning_rate`` (chosen, or first), ``runs`` (how many were trained for it, its search included),
+        missing) and ``loss`` (the same, in nats; NaN too of a random search, whose test loss no record has),
+        ``learning_rate`` (chosen, or first), ``runs`` (how many were trained for it, its search included),
         ``validation_accuracy`` (of a searched rate or model), ``epsilon_run`` (what the run itself spent), ``key`` of
         its cell and ``seconds``.
     """
@@ -304,6 +305,7 @@ def table(scale: Scale, read: Reader, chosen: Chosen | None = None) -> pd.DataFr
             scored = [read(run) for run in runs if run.learning_rate == final.learning_rate]
             line |= {
                 "accuracy": record["accuracy" if final.evaluation == "test" else "test_accuracy"],
+                "loss": record["loss"] if final.evaluation == "test" else math.nan,
                 "learning_rate": final.learning_rate,
                 "validation_accuracy": max((one["accuracy"] for one in scored if one), default=math.nan),
                 "epsilon_run": record["epsilon_spent"],
@@ -317,6 +319,6 @@ def table(scale: Scale, read: Reader, chosen: Chosen | None = None) -> pd.DataFr
 CELL = ["task", "model", "tuning", "epsilon", "row"]
 NUMBER = [*CELL, "seed"]  # what names a number of a table
 COLUMNS = (
-    *(*NUMBER, "accuracy", "learning_rate"),
+    *(*NUMBER, "accuracy", "loss", "learning_rate"),
     *("runs", "validation_accuracy", "epsilon_run", "key", "seconds"),
 )
