@@ -46,12 +46,13 @@ Fit = Literal["none", "votes", "slopes"]  # of a temperature
 
 @dataclass(frozen=True)
 class Problem:
-    """Data and protocol of a task, the model of a seed, and the budgets at which it is trained."""
+    """Data and protocol of a task, the model of a seed, and the budgets at which settings are chosen and tested."""
 
     title: str
     task: Task
     model: Callable[[int], nn.Module]
-    epsilons: tuple[float, ...] = EPSILONS
+    choosing: tuple[float, ...] = (3.0,)
+    testing: tuple[float, ...] = EPSILONS
 
 
 def _small_network(features: int, seed: int) -> nn.Module:
@@ -103,7 +104,7 @@ def flipped_digits() -> Arrays:
 
 def _drawn(title: str, load: Callable[[], Arrays]) -> Problem:
     task = Task(title, Dataset(3000, 2400, 20, 2, load), (), batch_size=200, steps=150, delta=1e-4)
-    return Problem(title, task, partial(_small_network, 20))
+    return Problem(title, task, partial(_small_network, 20), choosing=EPSILONS)
 
 
 def _task(name: str) -> Task:
@@ -120,7 +121,7 @@ PROBLEMS = {
     "flipped": Problem("digits, 20 % of labels wrong", _FLIPPED, _FLIPPED.model),
     "digits": Problem("digits", _task("digits"), _task("digits").model),
     "classification": Problem("make_classification", _task("classification"), _task("classification").model),
-    "tuned": Problem("digits, pre-trained ViT", _TUNED, partial(_TUNED.model, name="vit8_glyphs"), (3.0,)),
+    "tuned": Problem("digits, pre-trained ViT", _TUNED, partial(_TUNED.model, name="vit8_glyphs"), (), (3.0,)),
 }
 
 
@@ -155,14 +156,8 @@ SETTINGS = {
 }
 
 
-# Seeds, and the settings of each preset: what is tried, and what is tested.
-STAGES: dict[Evaluation, tuple[range, dict[str, tuple[str, ...]]]] = {
-    "validation": (
-        range(3),
-        {"robust": tuple(SETTINGS), "fixed": ("default", "stability 1", "flat 1", "smoothing 0.1")},
-    ),
-    "test": (range(10, 15), {"robust": ("default", "stability 1", "flat 1", "smoothing 0.1")}),
-}
+TESTED = ("default", "flat 1", "smoothing 0.1")
+FIXED = ("default", "stability 1", "flat 1", "smoothing 0.1")  # tried with preset fixed, too
 
 
 # -- a temperature -----------------------------------------------------------------------------------------------------
@@ -178,12 +173,11 @@ def private_temperature(
 ) -> float:
     """What to divide the logits by: halving of the ladder, each time by what a new Poisson batch says with noise.
 
-    A record says a number in [-1, 1], positive if it is for a higher temperature, so that a sum has sensitivity 1. By
-    "votes": the sign of what its loss gains by one rung. By "slopes": the derivative of its loss by the inverse
-    temperature, clipped at :data:`SLOPE_BOUND` and divided by it. The loss is convex in the inverse temperature, so
-    that the sum of either falls along the ladder, and halving finds where it changes sign. Of slopes that is the lowest
-    mean loss, but for what is clipped. Of votes it is where the median record gains nothing: as long as most
-    predictions are right, most records want to be more sure.
+    A record says a number in [-1, 1], see :func:`answers`, so that a sum has sensitivity 1. By "votes" it is the sign
+    of what its loss gains by one rung. By "slopes" it is the derivative of its loss by the inverse temperature, clipped
+    at :data:`SLOPE_BOUND` and divided by it. The loss is convex in the inverse temperature, so the sum of slopes falls
+    along the ladder, and halving finds where it changes sign: at the lowest mean loss, but for what is clipped. Votes
+    find where the median record gains nothing. As long as most predictions are right, most want to be more sure.
 
     Args:
         logits, labels: of the training data, shapes (N, C) and (N,); logits of weights that are released.
@@ -196,20 +190,23 @@ def private_temperature(
     while low < high:
         rung = (low + high) // 2
         chosen = torch.rand(len(labels), generator=generator) < sample_rate
-        z, y = logits[chosen], labels[chosen]
-        if by == "votes":
-            here, above = (F.cross_entropy(z / LADDER[k], y, reduction="none") for k in (rung, rung + 1))
-            said = (here - above).sign()
-        else:
-            inverse = (LADDER[rung] * LADDER[rung + 1]) ** -0.5  # between the two
-            expected = ((inverse * z).softmax(1) * z).sum(1)
-            slopes = expected - z.gather(1, y[:, None])[:, 0]
-            said = slopes.clamp(-SLOPE_BOUND, SLOPE_BOUND) / SLOPE_BOUND
-        if said.sum() + sigma * torch.randn((), generator=generator) > 0:
+        total = answers(logits[chosen], labels[chosen], rung, by=by).sum()
+        if total + sigma * torch.randn((), generator=generator) > 0:
             low = rung + 1
         else:
             high = rung
     return LADDER[low]
+
+
+def answers(logits: Tensor, labels: Tensor, rung: int, *, by: Fit) -> Tensor:
+    """What each record says, in [-1, 1], shape (B,): above zero if the next rung suits it better than this one."""
+    if by == "votes":
+        here, above = (F.cross_entropy(logits / LADDER[k], labels, reduction="none") for k in (rung, rung + 1))
+        return (here - above).sign()
+    inverse = (LADDER[rung] * LADDER[rung + 1]) ** -0.5  # between the two
+    expected = ((inverse * logits).softmax(1) * logits).sum(1)
+    slopes = expected - logits.gather(1, labels[:, None])[:, 0]
+    return slopes.clamp(-SLOPE_BOUND, SLOPE_BOUND) / SLOPE_BOUND
 
 
 def epsilon_with_temperature(optimizer: HyFreeDPOptimizer) -> float:
@@ -296,12 +293,14 @@ def run_of(name: str, preset: str, epsilon: float, setting: str, seed: int, eval
 
 
 def planned() -> Iterator[tuple[str, str, float, str, int, Evaluation]]:
-    """All runs of the record, as arguments of :func:`run_of`."""
-    for (evaluation, (seeds, presets)), (name, problem) in product(STAGES.items(), PROBLEMS.items()):
-        for preset, settings in presets.items():
-            epsilons = problem.epsilons if preset == "robust" else (3.0,)
-            for epsilon, setting, seed in product(epsilons, settings, seeds):
-                yield name, preset, epsilon, setting, seed, evaluation
+    """All runs of the record, as arguments of :func:`run_of`. The seeds of tested runs chose nothing."""
+    for name, problem in PROBLEMS.items():
+        for setting, epsilon, seed in product(SETTINGS, problem.choosing, range(3)):
+            yield name, "robust", epsilon, setting, seed, "validation"
+        for setting, seed in product(FIXED if problem.choosing else (), range(3)):
+            yield name, "fixed", 3.0, setting, seed, "validation"
+        for setting, epsilon, seed in product(TESTED, problem.testing, range(10, 13)):
+            yield name, "robust", epsilon, setting, seed, "test"
 
 
 def record(table: Path) -> pd.DataFrame:
