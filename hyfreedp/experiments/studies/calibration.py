@@ -314,5 +314,80 @@ def record(table: Path) -> pd.DataFrame:
     return rows
 
 
-def markdown(rows: pd.DataFrame) -> str:
-    return ""
+# -- tables ------------------------------------------------------------------------------------------------------------
+
+WAYS = {
+    ("default", "none"): "as it is",
+    ("default", "slopes"): "a temperature by slopes",
+    ("default", "votes"): "a temperature by votes",
+    ("stability 0.1", "none"): "`AutomaticClipping(0.1)`",
+    ("stability 1", "none"): "`AutomaticClipping(1.0)`",
+    ("stability 10", "none"): "`AutomaticClipping(10.0)`",
+    ("flat 0.1", "none"): "`AbadiClipping(0.1)`",
+    ("flat 1", "none"): "`AbadiClipping(1.0)`",
+    ("flat 10", "none"): "`AbadiClipping(10.0)`",
+    ("smoothing 0.1", "none"): "`label_smoothing=0.1`",
+    ("decay 1", "none"): "`weight_decay=1.0`",
+    ("flat 1", "slopes"): "`AbadiClipping(1.0)`, and a temperature by slopes",
+    ("smoothing 0.1", "slopes"): "`label_smoothing=0.1`, and a temperature by slopes",
+}
+WAY, PLACE = ["setting", "fit"], ["problem", "epsilon"]
+
+
+def chosen(rows: pd.DataFrame, evaluation: Evaluation, preset: str = "robust") -> pd.DataFrame:
+    """The rows of one stage and preset, those of ``WAYS`` in their order; of what chooses, those at epsilon 3."""
+    here = rows[(rows.evaluation == evaluation) & (rows.preset == preset)]
+    here = here[here.epsilon == 3.0] if evaluation == "validation" else here
+    order = {way: place for place, way in enumerate(WAYS)}
+    ranks = pd.Series([order.get(way, -1) for way in zip(here.setting, here.fit, strict=True)], index=here.index)
+    return here.assign(rank=ranks)[ranks >= 0].sort_values("rank", kind="stable").drop(columns="rank")
+
+
+def accuracy_costs(rows: pd.DataFrame) -> pd.DataFrame:
+    """Points of accuracy that each way gains on preset robust as it is, paired by seed.
+
+    Args:
+        rows: of :func:`chosen`.
+
+    Returns:
+        By way: ``mean`` over the places (problem and epsilon), ``worst``, the least of them, and ``error``, the
+        standard error of that one over its seeds.
+    """
+    table = 100 * rows.pivot_table(index=[*PLACE, "seed"], columns=WAY, values="accuracy", sort=False)
+    gains = table.sub(table["default", "none"], axis=0)
+    means, errors = gains.groupby(PLACE).mean(), gains.groupby(PLACE).sem()
+    worst = means.idxmin()
+    return pd.DataFrame(
+        {
+            "mean": means.mean(),
+            "worst": means.min(),
+            "error": [errors[way][worst[way]] for way in means.columns],
+        }
+    )
+
+
+def markdown(rows: pd.DataFrame, evaluation: Evaluation = "test", preset: str = "robust") -> str:
+    """Every way at every problem, as docs/results.md prints it: accuracy (percent), log loss (nats), calibration error.
+
+    They are means over budgets and seeds. Behind them are the points of accuracy of :func:`accuracy_costs`.
+    """
+    here = chosen(rows, evaluation, preset)
+    names = [name for name in PROBLEMS if name in set(here.problem)]
+    columns = [PROBLEMS[name].title for name in names]
+    lines = [
+        f"| Preset {preset} | {' | '.join(columns)} | points of accuracy: mean, worst place |",
+        "| --- |" + " --- |" * (len(columns) + 1),
+    ]
+    means = here.groupby([*WAY, "problem"])[["accuracy", "log_loss", "calibration_error"]].mean()
+    costs = accuracy_costs(here)
+    for way in dict.fromkeys(zip(here.setting, here.fit, strict=True)):
+        cells = [
+            f"{100 * found.accuracy:.1f} / {found.log_loss:.2f} / {found.calibration_error:.2f}"
+            for found in (means.loc[(*way, name)] for name in names)
+        ]
+        cost = costs.loc[way]
+        points = f"{cost['mean']:+.1f}, {cost.worst:+.1f} ± {cost.error:.1f}" if way[0] != "default" else "none"
+        lines.append(f"| {WAYS[way]} | {' | '.join(cells)} | {points} |")
+    base = here.groupby("problem").base_rate_loss.first()
+    lines.append(f"| shares of the classes | {' | '.join(f'{base[name]:.2f}' for name in names)} | |")
+    return "\n".join(lines)
