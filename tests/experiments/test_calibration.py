@@ -7,10 +7,14 @@ import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
+from artists import line
+from scipy.optimize import brentq
 from sklearn.calibration import calibration_curve
 
 from hyfreedp import calibrate_noise
-from hyfreedp.experiments.studies import calibration
+from hyfreedp.clipping import AutomaticClipping
+from hyfreedp.experiments.store.paths import RESULTS
+from hyfreedp.experiments.studies import calibration, calibration_figures
 from hyfreedp.experiments.studies.calibration import LADDER
 from hyfreedp.experiments.tasks.scores import calibration_error
 
@@ -151,3 +155,35 @@ def test_a_record_is_gone_on_with(monkeypatch, workspace):
     monkeypatch.setattr(calibration, "run_of", lambda *_: pytest.fail("it is there"))
     calibration.record(table)
     assert table.read_bytes() == kept
+
+
+# -- what is drawn -----------------------------------------------------------------------------------------------------
+
+
+def test_the_drift_rests_where_the_library_clips_it_to_zero():
+    """On 70/30 labels, by the clipping that the library has and a root finder."""
+    clip = AutomaticClipping()
+
+    def push(logit):
+        p = torch.sigmoid(torch.tensor(logit, dtype=torch.float64))
+        short, long = (clip.factors(norm) * norm for norm in (1 - p, p))
+        return (0.7 * short - 0.3 * long).item()
+
+    logits = np.linspace(-2, 8, 201)
+    expected = brentq(push, 0, 8)
+    assert calibration_figures.resting(logits, np.array([push(z) for z in logits])) == pytest.approx(expected, abs=1e-3)
+    p = 1 / (1 + np.exp(-logits))
+    (told,) = calibration_figures.mechanism_findings(logits, {"none": 0.7 * (1 - p) - 0.3 * p})
+    assert told == "none: rests at a logit of 0.8, probability 0.700, log loss 0.61 nats"
+
+
+@pytest.mark.usefixtures("figure_style")
+def test_the_study_is_drawn_as_it_is_recorded():
+    rows = pd.read_csv(RESULTS / "laptop" / "calibration.csv")
+    figure = calibration_figures.draw_study(rows)
+    here = rows[(rows.evaluation == "test") & (rows.setting == "default") & (rows.fit == "slopes")]
+    for axis, column in zip(figure.axes, ("log_loss", "calibration_error"), strict=True):
+        values, _ = line(axis, "a temperature by slopes")
+        assert values.tolist() == pytest.approx(
+            [here[column][here.problem == name].mean() for name in calibration.PROBLEMS]
+        )
