@@ -7,8 +7,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
+import torch.nn.functional as F
 from cases import together
+from torch.utils.data import DataLoader, TensorDataset
 
+from hyfreedp import PrivacyEngine
 from hyfreedp.experiments.benchmark import goals
 from hyfreedp.experiments.book import notebooks
 from hyfreedp.experiments.store import verdicts
@@ -38,6 +41,30 @@ def test_the_code_block_runs_as_written(capsys):
     names["augment"] = lambda x: x + 0.1 * torch.randn_like(x)
     exec(compile(views, "usage.md", "exec"), names)
     assert names["per_sample_loss"](names["data"][:6]).shape == (6, 4)
+
+
+def test_the_temperature_of_the_usage_page_mends_logits_that_are_four_times_too_large():
+    usage = (ROOT / "docs" / "usage.md").read_text(encoding="utf-8")
+    (block,) = re.findall(
+        r"```python\n(.*?)```", usage.partition("## If you need probabilities")[2].partition("\n## ")[0], re.DOTALL
+    )
+    generator = torch.Generator().manual_seed(0)
+    true = 1.5 * torch.randn(4000, 3, generator=generator)
+    labels = torch.multinomial(true.softmax(1), 1, generator=generator)[:, 0]
+    names = {
+        "torch": torch,
+        "F": F,
+        "DataLoader": DataLoader,
+        "TensorDataset": TensorDataset,
+        "PrivacyEngine": PrivacyEngine,
+    }
+    names |= {"data": TensorDataset(4 * true, labels), "model": torch.nn.Identity()}
+    exec(compile(block, "usage.md", "exec"), names)
+    before, best = (F.cross_entropy(logits, labels).item() for logits in (4 * true, true))
+    after = F.nll_loss(names["probabilities"].log(), labels).item()
+    assert before > 1.5 * best and after < best + 0.1 * (before - best)
+    assert (names["probabilities"].argmax(1) == true.argmax(1)).all()
+    assert names["fitting"].epsilon_spent() <= 0.1
 
 
 @together("page", PAGES)
