@@ -15,7 +15,7 @@ from hyfreedp import PrivacyEngine
 from hyfreedp.experiments.benchmark import goals
 from hyfreedp.experiments.book import notebooks
 from hyfreedp.experiments.store import verdicts
-from hyfreedp.experiments.studies import weights
+from hyfreedp.experiments.studies import calibration, weights
 from hyfreedp.experiments.tables import image_classification, language_generation, small_tasks
 from hyfreedp.experiments.tables.plan import ROWS
 
@@ -195,30 +195,7 @@ def test_real_texts_are_those_of_the_records():
     assert numbers == {3: {"grid": 2, "reference": 1} | twice, 8: {"grid": 1, "reference": 1} | twice | {told[-1]: 1}}
 
 
-def test_weights_of_classes_are_those_of_the_record():
-    rows = pd.read_csv(ROOT / "data" / "results" / "laptop" / "weights.csv")
-    assert weights.markdown(rows) in RESULTS
-    means = weights.summarise(rows).xs("mean", axis=1, level=1)
-    found, balanced, auc = (means[score].unstack() for score in ("minority_recall", "balanced_accuracy", "auc"))
-    assert found[["ours", "ours_inside"]].round(1).max().max() == 0
-    digits = found.index.get_level_values("task") == "eights"
-
-    def spans(points, places=1):  # on the bank and on digits
-        return [(part.min().round(places), part.max().round(places)) for part in (points[~digits], points[digits])]
-
-    assert spans(found.opacus, 0) == [(14, 37), (62, 70)]
-    assert spans(found.ours_weights, 0) == [(63, 68), (70, 82)]
-    assert spans(balanced.ours_weights - balanced.opacus_inside) == [(0.3, 7.4), (-8.1, -0.7)]
-    assert spans(balanced.torch - balanced.ours_weights)[0] == (1.5, 3.2)
-    assert spans(balanced.ours_weights_flat - balanced.opacus_inside) == [(1.8, 7.8), (-1.0, 2.4)]
-    assert spans(auc.opacus_inside - auc.ours_weights) == [(0.4, 1.9), (1.5, 5.8)]
-    odd = rows[rows.evaluation.eq("test") & rows.contender.eq("ours_weights") & rows.minority_recall.lt(0.5)]
-    assert odd[["task", "model", "epsilon"]].to_numpy().tolist() == [["eights", "mlp", 3]]
-    assert odd.minority_recall.round(2).item() == 0.17
-    sizes = rows[rows.evaluation == "test"].groupby("task")[["records", "held_out"]].first()
-    assert (
-        sizes.held_out[["bank24", "bank10", "eights"]].tolist() == [4407, 8871, 359] and sizes.records["eights"] == 1438
-    )
+from hyfreedp.experiments.studies import calibration, weights
 
 
 def test_the_costs_are_those_of_the_record():

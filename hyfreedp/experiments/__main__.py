@@ -98,7 +98,7 @@ def main(arguments: list[str] | None = None) -> int:
     ablation.add_argument("--jobs", type=int, default=1, help="worker processes")
     ablation.set_defaults(run=_ablation)
 
-    sureness = commands.add_parser("calibration", help="probabilities, and what mends them; half an hour")
+    sureness = commands.add_parser("calibration", help="how sure models are, and what mends it; a quarter of an hour")
     sureness.set_defaults(run=_calibration)
 
     real = commands.add_parser("fine-tuning", help="training dynamics on CIFAR-10 for notebook 05; an hour")
