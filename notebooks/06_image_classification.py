@@ -254,14 +254,13 @@ plots.what_to_see(pattern)
 # **Predict first.** Where does the logit come to rest if every gradient is normalised by $c = 1 / (\|g\| + 0.01)$?
 
 # %%
-rules = {
-    "normalised, c = 1 / (norm + 0.01)": lambda norm: 1 / (norm + 0.01),
-    "flat, c = min(1, 1 / norm)": lambda norm: np.minimum(1, 1 / norm),
-}
+normalised, flat = "normalised, c = 1 / (norm + 0.01)", "flat, c = min(1, 1 / norm)"
 norms, logits = np.geomspace(1e-4, 10, 200), np.linspace(-2, 8, 201)
+lengths = {normalised: norms / (norms + 0.01), flat: np.minimum(norms, 1)}  # c times the norm
 p = 1 / (1 + np.exp(-logits))
-lengths = {name: factor(norms) * norms for name, factor in rules.items()}
-drifts = {name: 0.7 * factor(1 - p) * (1 - p) - 0.3 * factor(p) * p for name, factor in rules.items()}
+up = {normalised: (1 - p) / (1 - p + 0.01), flat: 1 - p}  # by each of the 70, whose norm is 1 - p
+down = {normalised: p / (p + 0.01), flat: p}  # by each of the 30, whose norm is p
+drifts = {name: 0.7 * up[name] - 0.3 * down[name] for name in lengths}
 figure = calibration_figures.draw_mechanism(norms, lengths, logits, drifts)
 
 # %%

@@ -51,14 +51,8 @@ def test_the_temperature_of_the_usage_page_mends_logits_that_are_four_times_too_
     generator = torch.Generator().manual_seed(0)
     true = 1.5 * torch.randn(4000, 3, generator=generator)
     labels = torch.multinomial(true.softmax(1), 1, generator=generator)[:, 0]
-    names = {
-        "torch": torch,
-        "F": F,
-        "DataLoader": DataLoader,
-        "TensorDataset": TensorDataset,
-        "PrivacyEngine": PrivacyEngine,
-    }
-    names |= {"data": TensorDataset(4 * true, labels), "model": torch.nn.Identity()}
+    names = {"torch": torch, "F": F, "data": TensorDataset(4 * true, labels), "model": torch.nn.Identity()}
+    names |= {one.__name__: one for one in (DataLoader, TensorDataset, PrivacyEngine)}
     exec(compile(block, "usage.md", "exec"), names)
     before, best = (F.cross_entropy(logits, labels).item() for logits in (4 * true, true))
     after = F.nll_loss(names["probabilities"].log(), labels).item()
@@ -195,7 +189,48 @@ def test_real_texts_are_those_of_the_records():
     assert numbers == {3: {"grid": 2, "reference": 1} | twice, 8: {"grid": 1, "reference": 1} | twice | {told[-1]: 1}}
 
 
-from hyfreedp.experiments.studies import calibration, weights
+def test_weights_of_classes_are_those_of_the_record():
+    rows = pd.read_csv(ROOT / "data" / "results" / "laptop" / "weights.csv")
+    assert weights.markdown(rows) in RESULTS
+    means = weights.summarise(rows).xs("mean", axis=1, level=1)
+    found, balanced, auc = (means[score].unstack() for score in ("minority_recall", "balanced_accuracy", "auc"))
+    assert found[["ours", "ours_inside"]].round(1).max().max() == 0
+    digits = found.index.get_level_values("task") == "eights"
+
+    def spans(points, places=1):  # on the bank and on digits
+        return [(part.min().round(places), part.max().round(places)) for part in (points[~digits], points[digits])]
+
+    assert spans(found.opacus, 0) == [(14, 37), (62, 70)]
+    assert spans(found.ours_weights, 0) == [(63, 68), (70, 82)]
+    assert spans(balanced.ours_weights - balanced.opacus_inside) == [(0.3, 7.4), (-8.1, -0.7)]
+    assert spans(balanced.torch - balanced.ours_weights)[0] == (1.5, 3.2)
+    assert spans(balanced.ours_weights_flat - balanced.opacus_inside) == [(1.8, 7.8), (-1.0, 2.4)]
+    assert spans(auc.opacus_inside - auc.ours_weights) == [(0.4, 1.9), (1.5, 5.8)]
+    odd = rows[rows.evaluation.eq("test") & rows.contender.eq("ours_weights") & rows.minority_recall.lt(0.5)]
+    assert odd[["task", "model", "epsilon"]].to_numpy().tolist() == [["eights", "mlp", 3]]
+    assert odd.minority_recall.round(2).item() == 0.17
+    sizes = rows[rows.evaluation == "test"].groupby("task")[["records", "held_out"]].first()
+    assert (
+        sizes.held_out[["bank24", "bank10", "eights"]].tolist() == [4407, 8871, 359] and sizes.records["eights"] == 1438
+    )
+
+
+def test_probabilities_are_those_of_the_record():
+    rows = pd.read_csv(ROOT / "data" / "results" / "laptop" / "calibration.csv")
+    tables = [(rows, "test", "robust"), (rows, "validation", "robust"), (rows, "validation", "fixed")]
+    assert all(calibration.markdown(*table) in RESULTS for table in tables)
+    # What the text says of the costs in accuracy, of log losses, and of epsilon.
+    costs = calibration.accuracy_costs(calibration.chosen(rows, "test"))
+    for name, mean, worst in (("flat 1", -0.7, -4.1), ("smoothing 0.1", -0.7, -3.3)):
+        assert costs.loc[(name, "none"), ["mean", "worst"]].tolist() == pytest.approx([mean, worst], abs=0.06)
+    tested = rows[(rows.evaluation == "test") & (rows.setting == "default")]
+    losses = tested.pivot(index=["problem", "epsilon", "seed"], columns="fit", values="log_loss")
+    ratios = (losses.slopes / losses.none).groupby("problem").mean()
+    assert (round(ratios.min(), 1), round(ratios.max(), 1)) == (0.3, 0.8)
+    assert (losses.votes > losses.none).all()
+    cost = tested.epsilon_spent[tested.fit == "slopes"] / tested.epsilon - 1
+    short = tested.problem == "tuned"
+    assert [round(100 * share, 1) for share in (cost.min(), cost[~short].max(), cost[short].max())] == [0.2, 0.7, 2.0]
 
 
 def test_the_costs_are_those_of_the_record():
