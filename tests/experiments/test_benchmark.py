@@ -457,7 +457,7 @@ def test_the_dear_run_of_votes_takes_two_gradients_again(tiny, monkeypatch):
     step = learning._dear(contenders.private_step(work, Setup(), preset=PRESETS["robust"], steps=10))
     optimizer, calls = step.func.__self__, []
     backward = optimizer.gradient_engine.backward
-    monkeypatch.setattr(optimizer.gradient_engine, "backward", lambda losses: calls.append(1) or backward(losses))
+    monkeypatch.setattr(optimizer.gradient_engine, "backward", lambda *losses: calls.append(1) or backward(*losses))
     start = copy.deepcopy(optimizer.state_dict())
     optimizer._checks_due = []
     for _ in range(2):
