@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from enum import Enum
-from numbers import Number
 from typing import Any
 
 import torch
@@ -17,9 +14,6 @@ from hyfreedp.checks import check_count
 # Maps a batch to its pieces, each a list or tensor of samples' positions in the batch.
 Partition = Callable[[Any], Sequence[Tensor | Sequence[int]]]
 PhysicalBatchSize = int | Partition | None
-
-# What all samples of a batch may share, such as the name of a task: it goes with every piece, unchanged.
-_SHARED = (str, bytes, Number, Enum, torch.dtype, torch.device, type(None))
 
 
 def batch_length(batch: Any) -> int:
@@ -50,11 +44,11 @@ def batch_length(batch: Any) -> int:
                 f"batch must hold lists with one entry per sample, got {len(leaf)} entries beside {size[0]} samples: "
                 "what all samples share is no list in a batch; let per_sample_loss have it from outside"
             )
-        if not isinstance(leaf, (Tensor, list, tuple, *_SHARED)):
+        if not isinstance(leaf, Tensor | list | tuple):
             raise TypeError(
-                "batch must hold tensors, lists with one entry per sample, or plain values that all samples share, got "
-                f"{type(leaf).__name__}, which cannot be divided among samples: let the loader's collate_fn return a "
-                "dict of its tensors"
+                f"batch must hold tensors, and lists with one entry per sample, got {type(leaf).__name__}, which "
+                "cannot be divided among samples: leave it out of what the loader's collate_fn returns. What all "
+                "samples share is no part of a batch; let per_sample_loss have it from outside"
             )
     return size[0]
 
@@ -66,11 +60,6 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
     else:
         for child in _children(value):
             yield from tensors_in(child)
-
-
-def shared_values(batch: Any) -> list[Any]:
-    """The plain values in a batch that all its samples share, in order."""
-    return [leaf for leaf in _leaves(batch) if isinstance(leaf, _SHARED)]
 
 
 def _children(value: Any) -> Iterable[Any]:
@@ -102,8 +91,7 @@ def take(batch: Any, rows: slice | Tensor) -> Any:
     """The given samples of a batch, in the same structure of tensors, mappings, dataclasses, tuples and lists.
 
     Args:
-        batch: samples are dimension 0 of every tensor; lists without a tensor have one entry per sample; all samples
-            share other values.
+        batch: samples are dimension 0 of every tensor; lists without a tensor have one entry per sample.
         rows: a slice, or positions in the batch, int64 of shape ``(n,)`` on the CPU, in any order.
     """
     if isinstance(batch, torch.Tensor):
@@ -111,12 +99,10 @@ def take(batch: Any, rows: slice | Tensor) -> Any:
     if isinstance(batch, Mapping):
         return _like(batch, {key: take(value, rows) for key, value in batch.items()})
     if _is_dataclass(batch):
-        piece = copy.copy(batch)  # its constructor may take something else
+        piece = object.__new__(type(batch))  # fields alone: other attributes may be computed from the whole batch
         for name, value in _fields(batch).items():
             object.__setattr__(piece, name, take(value, rows))  # also of a frozen one
         return piece
-    if not isinstance(batch, list | tuple):
-        return batch
     if next(tensors_in(batch), None) is not None:
         parts = [take(child, rows) for child in batch]
         kind: Any = type(batch)

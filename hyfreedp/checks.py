@@ -86,8 +86,8 @@ def check_delta(target_delta: Any, records: int, *, stacklevel: int) -> None:
         )
     elif delta >= 1 / records:
         warnings.warn(
-            f"target_delta={target_delta!r} is not below 1/N, with N = {records} records: {means}, of which that is "
-            f"{delta * records:.2g} on average; {advice}",
+            f"target_delta={target_delta!r} is not below 1/N, with N = {records} records: {means}, that is "
+            f"{delta * records:.2g} records on average; {advice}",
             stacklevel=stacklevel,
         )
 
@@ -102,7 +102,7 @@ def check_count(name: str, value: Any, smallest: int, largest: float = math.inf,
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """The end of an error message about an unknown name: "; did you mean ...?", or nothing if no known one is near."""
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.4)
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
@@ -210,6 +210,8 @@ def check_losses(losses: Any, size: int, views: int = 1, *, differentiable: bool
             if losses.ndim == 0
             else "a dimension too many; .squeeze(1) takes it off"
             if losses.shape == (size, 1)
+            else "outputs of shape (B, 1) met targets of shape (B,), and all were paired with all; model(x).squeeze(1)"
+            if losses.shape == (size, size)
             else "one loss per sample, the mean over a sample's own tokens or pixels"
         )
         raise ValueError(f"per_sample_loss must return shape {shape}, got {tuple(losses.shape)}: {hint}")
@@ -241,9 +243,9 @@ def check_weights(weights: Any, size: int) -> Tensor:
     outside = weights[~((weights >= 0) & (weights <= 1))]
     if len(outside):
         raise ValueError(
-            f"weights must be in [0, 1], got {outside[0].item():.6g}: the noise is made for samples that count once at "
-            "most. Divide all weights by the largest that is possible, whoever is in the data, such as the largest of "
-            "the weights of classes (never by the largest of a batch, which others determine)"
+            "weights must be in [0, 1], got one outside: the noise is made for samples that count once at most. Divide "
+            "all weights by the largest that is possible, whoever is in the data, such as the largest of the weights "
+            "of classes (never by the largest of a batch, which others determine)"
         )
     return weights
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import warnings
 from collections.abc import Mapping
 from typing import Any, Literal, Never, NoReturn, Unpack, cast
 
@@ -133,7 +134,8 @@ class PrivacyEngine:
             The module, the :class:`~hyfreedp.optimizer.HyFreeDPOptimizer` and the Poisson loader.
 
         Warns:
-            UserWarning: ``target_delta`` is 1 / N or more, or there is one record only.
+            UserWarning: ``target_delta`` is 1 / N or more, there is one record only, or the model was trained privately
+                before.
 
         Raises:
             ValueError, TypeError: bad input, with what is allowed; no private record has been used by then.
@@ -203,7 +205,12 @@ class PrivacyEngine:
         except ValueError:
             hooks.detach()  # a refused model is left as it was
             raise
-        take_over(hooks)
+        if take_over(hooks):
+            warnings.warn(
+                "this model was trained privately before: epsilon of the new run does not include what that run spent. "
+                "Make model and optimizer anew, or add the two",
+                stacklevel=3,
+            )
         processes.copy_from_first([*module.parameters(), *module.buffers()])
         self._runs += 1
         self._ledgers.append(private_optimizer.ledger)

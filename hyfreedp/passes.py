@@ -171,7 +171,7 @@ class Passes:
         present = RandomState.capture(self._device)
         engine.unchecked = False
         try:
-            self._check_weights_apart(samples, generator.child("weights"))
+            self._check_weights_apart(generator.child("weights"))
             self._compare(engine, samples)
             parameters = [p for p in engine.module.parameters() if p.requires_grad]
             with shaken(parameters, generator.child("gradients")):  # which opens gates that hide gradients
@@ -191,21 +191,28 @@ class Passes:
 
     @torch.no_grad()
     def _weights_of(self, samples: Any) -> Tensor:
-        weights = self._weigh(samples) if callable(self._weigh) else self._weigh
-        return check_weights(weights, batch_length(samples)).detach().to(self._device, torch.float64)
+        with self._buffers.unchanged(by_value=self._check):
+            weights = self._weigh(take(samples, slice(None))) if callable(self._weigh) else self._weigh
+        checked = check_weights(weights, batch_length(samples)).detach()
+        return checked.to(self._device, torch.float64, copy=True)  # whatever is written to them later
 
-    def _check_weights_apart(self, samples: Any, generator: NoiseGenerator) -> None:
-        """Refuse a function by which one sample's weight depends on others: these would move more than their own."""
+    def _check_weights_apart(self, generator: NoiseGenerator) -> None:
+        """Refuse a function by which one sample's weight depends on others: these would move more than their own.
+
+        The batch in halves has the weights of the whole. The largest record of all, say, is in one of them.
+        """
         if not callable(self._weigh):
             return
-        size = batch_length(samples)
-        kept = generator.permutation(size)[: max(1, size // 2)]
-        together, apart = take(self._weights_of(samples), kept), self._weights_of(take(samples, kept))
-        if not torch.allclose(together, apart, rtol=1e-4, atol=1e-6):
-            raise ValueError(
-                "weights must give each sample a weight of its own record alone, but they changed with the other "
-                "samples of the batch: compute no sum, mean, maximum or count over the batch in them"
-            )
+        assert self.weights is not None
+        order = generator.permutation(batch_length(self._batch))
+        for half in order.tensor_split(2):
+            apart = self._weights_of(take(self._batch, half))
+            if not torch.allclose(take(self.weights, half), apart, rtol=1e-4, atol=1e-6):
+                raise ValueError(
+                    "weights must give each sample a weight of its own record alone, but they changed with the other "
+                    "samples of the batch: compute no sum, mean, maximum or count over the batch in them, and draw no "
+                    "random numbers"
+                )
 
     def _compare(self, engine: GradientEngine, samples: Any) -> None:
         """With autograd, without the samples whose gradient is not finite here."""
@@ -239,7 +246,7 @@ class Passes:
 
     def _values(self, piece: Any, *, differentiable: bool = False) -> Tensor:
         with self._buffers.unchanged(by_value=self._check):
-            losses = self._loss(piece)
+            losses = self._loss(take(piece, slice(None)))  # what it leaves in a dict is not there the next time
         check_losses(losses, batch_length(piece), self._views, differentiable=differentiable)
         return losses if self._views == 1 else losses.mean(1)
 

@@ -138,6 +138,18 @@ OPACUS = {
 }
 
 
+# Arguments of something else here.
+ELSEWHERE = {
+    **dict.fromkeys(
+        ("weights", "class_weight", "class_weights", "sample_weight", "sample_weights"),
+        "weights of classes or records go to each step: optimizer.step(per_sample_loss, batch, weights=...), "
+        "PrivateTrainer(weights=...)",
+    ),
+    "seed": "it is the engine's: PrivacyEngine(seed=...)",
+    "lr": "the rate is learned; with preset='fixed' it is the optimizer's",
+}
+
+
 def refuse_unknown(names: Iterable[str], known: Sequence[str]) -> None:
     """Refuse keyword arguments that are not known, with what to write instead.
 
@@ -151,6 +163,8 @@ def refuse_unknown(names: Iterable[str], known: Sequence[str]) -> None:
     for name in names:
         if name in known:
             continue
+        if name in ELSEWHERE:
+            raise TypeError(f"unknown argument {name!r}: {ELSEWHERE[name]}")
         if name in OPACUS:
             raise TypeError(f"{name} is an argument of Opacus; here {OPACUS[name]}")
         raise TypeError(f"unknown argument {name!r}{nearest(name, known) or ': allowed are ' + ', '.join(known)}")

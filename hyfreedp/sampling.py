@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sized
+from functools import lru_cache
 from typing import Any, cast
 
 import torch
@@ -19,7 +20,7 @@ from torch.utils.data import (
 from torch.utils.data.dataloader import default_collate
 
 from hyfreedp.accounting.ledger import LOOP_THAT_ENDS, BudgetExhausted
-from hyfreedp.batches import shared_values, take
+from hyfreedp.batches import take
 from hyfreedp.checks import made_by
 from hyfreedp.devices import random_states, set_random_states
 from hyfreedp.noise import NoiseGenerator
@@ -48,6 +49,7 @@ class PoissonSampler(Sampler[list[int]]):
         position: the step whose batch comes next; the optimizer advances it when a step is done.
         horizon: number of steps of the whole run, where it is known.
         given: the step whose batch a loader gave last; None before and after a state was loaded.
+        used: whether a loader has given any.
 
     Raises:
         ValueError: an argument out of range.
@@ -78,6 +80,7 @@ class PoissonSampler(Sampler[list[int]]):
         self.position = 0
         self.horizon: int | None = None
         self.given: int | None = None
+        self.used = False
         self._told = False
 
     def __len__(self) -> int:
@@ -97,9 +100,7 @@ class PoissonSampler(Sampler[list[int]]):
 
     def batch(self, step: int) -> list[int]:
         """Indices of this process's records in the batch of 0-based ``step``."""
-        drawn = (NoiseGenerator(self.seed).child("batch", step).uniform(self.num_records) < self.sample_rate).nonzero()[
-            :, 0
-        ]
+        drawn = _drawn(self.seed, step, self.num_records, self.sample_rate)
         return drawn[drawn % self.world_size == self.rank].tolist()
 
     def check_drawn(self, samples: int) -> None:
@@ -110,18 +111,23 @@ class PoissonSampler(Sampler[list[int]]):
 
         Raises:
             RuntimeError: a loader has given batches, and not this one.
+            ValueError: it gave this one, and its rows are not one for each record.
         """
-        if self.given == self.position:
-            return
-        if self.given is not None:
+        if self.used and self.given != self.position:
+            last = "none since a state was loaded" if self.given is None else f"that of step {self.given} last"
             raise RuntimeError(
-                f"the batch of step {self.position} must come from the loader, which gave that of step {self.given} "
-                "last: itertools.cycle and lists give old batches again, whose cost in epsilon is another. Go through "
+                f"the batch of step {self.position} must come from the loader, which gave {last}: "
+                "itertools.cycle and lists give old batches again, whose cost in epsilon is another. Go through "
                 "the loader once an epoch: for epoch in range(epochs): for batch in loader: ..."
             )
-        if self._told:
-            return
-        if (drawn := len(self.batch(self.position))) != samples:
+        drawn = len(self.batch(self.position))
+        if self.used and drawn != samples:
+            raise ValueError(
+                f"batch must have one row for each of the {drawn} records that were drawn, got {samples}: a record "
+                "with several rows would count several times, and records packed into one row could not be told "
+                "apart. Let the loader's collate_fn make one row of each record (several views of one: views=)"
+            )
+        if drawn != samples and not self._told:
             self._told = True
             warnings.warn(
                 f"a batch of {samples} samples was passed to step where the Poisson sample has {drawn}: epsilon is "
@@ -137,15 +143,14 @@ class PoissonSampler(Sampler[list[int]]):
         self.seed, self.position, self.given = state["seed"], state["position"], None
 
 
+@lru_cache(maxsize=64)  # the loader draws it, and a step asks how many they were
+def _drawn(seed: int, step: int, num_records: int, sample_rate: float) -> Tensor:
+    """Indices of the records in the batch of a step, of all processes."""
+    return (NoiseGenerator(seed).child("batch", step).uniform(num_records) < sample_rate).nonzero()[:, 0]
+
+
 class CollateWithEmpty:
-    """A collate function that also makes the empty batch: the structure of a batch of one, every tensor of length 0.
-
-    Plain values in a batch, which all its samples share, must be those of a batch of one record: a number of records or
-    of tokens tells about the others.
-
-    Raises:
-        ValueError: they are not.
-    """
+    """A collate function that also makes the empty batch: the structure of a batch of one, every tensor of length 0."""
 
     def __init__(self, collate: Callable[[list[Any]], Any], dataset: Any) -> None:
         self.collate = collate
@@ -153,18 +158,8 @@ class CollateWithEmpty:
 
     def __call__(self, records: list[Any]) -> Any:
         if records:
-            batch = self.collate(records)
-            if (shared := shared_values(batch)) and shared != (alone := shared_values(self._of_one())):
-                raise ValueError(
-                    f"a batch must hold no plain values that depend on its records, got {shared} and, of one record "
-                    f"alone, {alone}: they would let one record change the losses of others. Take them out of what the "
-                    "loader's collate_fn returns"
-                )
-            return batch
-        return take(self._of_one(), slice(0, 0))
-
-    def _of_one(self) -> Any:
-        return self.collate([self.dataset[0]])
+            return self.collate(records)
+        return take(self.collate([self.dataset[0]]), slice(0, 0))
 
 
 class PoissonLoader(Unprepared, DataLoader):
@@ -182,7 +177,7 @@ class PoissonLoader(Unprepared, DataLoader):
         for step, batch in enumerate(super().__iter__(), start=sampler.position):
             if sampler.given is not None and step > sampler.given:
                 self._check_used(sampler, sampler.given + 1)
-            sampler.given = step
+            sampler.given, sampler.used = step, True
             yield batch
 
     @staticmethod

@@ -10,6 +10,8 @@ from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import torch
 
+from hyfreedp.checks import nearest
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -107,6 +109,8 @@ def hooked_step(step: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(step)
     def hooked(*args: P.args, **kwargs: P.kwargs) -> R:
+        for name in kwargs.keys() - signature.parameters.keys():
+            raise TypeError(f"step has no argument {name!r}{nearest(name, signature.parameters)}")
         try:
             fits = callable(signature.bind(*args, **kwargs).arguments["per_sample_loss"])
         except TypeError:

@@ -41,7 +41,12 @@ def _parser() -> argparse.ArgumentParser:
     add = partial(fields.add_argument, default=argparse.SUPPRESS)
     add("--interval", type=int, help="probe every K-th step")
     add("--warmup", type=float, help="share of the run, from its start, in which every step probes")
-    add("--gamma", type=float, help="increase of the gradient noise that pays for the probes")
+    add(
+        "--gamma",
+        type=float,
+        help="mean increase of the gradient noise, which pays for probes or votes; theirs are the steps that bear it "
+        "(--allocation per_step)",
+    )
     for name, choices in (
         ("--probe", Probe),
         ("--accountant", Accountant),
@@ -78,9 +83,7 @@ def _report(split: NoiseSplit, records: int, batch_size: int, epsilons: dict[str
             f"  {epsilons['together']:10.6f}  both together",
             f"  {epsilons['vanilla']:10.6f}  DP-SGD at sigma",
         ]
-    return "\n".join(
-        [*lines, "", "guaranteed for Algorithm 1" if split.guarantee else f"NOT guaranteed: {split.reason}"]
-    )
+    return "\n".join([*lines, "", "guaranteed" if split.guarantee else f"NOT guaranteed: {split.reason}"])
 
 
 def _json_ready(value: Any) -> Any:

@@ -76,6 +76,7 @@ class GradientEngine(ABC):
             are known, as those of the first generator are, records can be chosen whose errors cancel. The optimizer
             gives it a secret one at each step, of the run's own, so that a step made again draws the same.
         ended: whether another run has taken the model over, and this engine is detached.
+        batches: how many of two samples or more it has taken gradients of.
         norms: as :meth:`backward` returned them, since all sums were None or :meth:`clear` was called. *Not* private.
 
     Raises:
@@ -91,7 +92,7 @@ class GradientEngine(ABC):
         self.module = module
         self.clipping = clipping
         self.views = views
-        self._checked_samples, self._batches = 0, 0
+        self._checked_samples, self.batches = 0, 0
         self.unchecked = False
         self.hidden: Tensor | None = None
         self.norms: list[Tensor] = []
@@ -256,8 +257,8 @@ class GradientEngine(ABC):
         # A batch of one cannot show that samples mix, so the first larger one is checked as well.
         samples = min(len(losses), 2)
         weights, reference = None, None
-        self._batches += add and samples > 1
-        again = add and samples > 1 and bool(self._unseen) and self._batches.bit_count() == 1
+        self.batches += add and samples > 1
+        again = add and samples > 1 and bool(self._unseen) and self.batches.bit_count() == 1
         if not add or again or self._checked_samples < samples:
             weights = _weights(losses, self.signs)
             if factors is not None:  # to powers of two, with which rounding commutes: small gradients may be rounding

@@ -35,15 +35,21 @@ def _nothing(*_: Any) -> None:
     """What a hook is that changes nothing."""
 
 
-def take_over(engine: GradientEngine) -> None:
+def take_over(engine: GradientEngine) -> bool:
     """Let a layer that ``engine`` trains have its hooks alone: engines of earlier runs over such layers are detached.
 
     Two engines would follow each other's stand-ins for parameters. A frozen layer may serve several runs.
+
+    Returns:
+        Whether one of these had seen a batch.
     """
+    trained = False
     for layer in engine.module.modules():
         if layer is engine.module or any(p.requires_grad for p in layer.parameters(recurse=False)):
             earlier = _TRAINS.get(layer, lambda: None)()
             if earlier is not None and earlier is not engine:
                 earlier.detach()
                 earlier.ended = True
+                trained |= earlier.batches > 0
             _TRAINS[layer] = ref(engine)
+    return trained

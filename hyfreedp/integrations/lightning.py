@@ -60,7 +60,19 @@ class PrivateModule(LightningModule):
                 :meth:`hyfreedp.HyFreeDPOptimizer.step`; None for 1.
             engine: which wires the run; a new one if None.
             **privacy: the other arguments of :meth:`hyfreedp.PrivacyEngine.make_private_with_epsilon`.
+
+        Raises:
+            TypeError: the module has a step or an optimizer of its own, or no :meth:`per_sample_loss`.
         """
+        for name in ("training_step", "configure_optimizers"):
+            if getattr(type(self), name) is not getattr(PrivateModule, name):
+                raise TypeError(
+                    f"{type(self).__name__} must not have a {name} of its own, whose steps would not be private: write "
+                    "per_sample_loss(self, batch), which returns losses of shape (B,), and give make_private the "
+                    "optimizer"
+                )
+        if type(self).per_sample_loss is PrivateModule.per_sample_loss:
+            self.per_sample_loss(None)  # says what to write
         _, self.private, private_loader = (engine or PrivacyEngine()).make_private_with_epsilon(
             module=self, optimizer=optimizer, data_loader=data_loader, **privacy
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from dataclasses import MISSING, fields
@@ -40,6 +41,7 @@ REFUSED = {
     "neftune_noise_alpha": "its noise on a record depends on the longest record of the batch",
     "include_num_input_tokens_seen": "the tokens of the batches that were drawn are not private",
     "include_tokens_per_second": "the tokens of the batches that were drawn are not private",
+    "skip_memory_metrics": "how much memory a batch takes tells of its records",
     "debug": "it prints what single records make of the layers",
     "deepspeed": "the model must be whole on every process; start the same script by torchrun",
     "fsdp": "the model must be whole on every process; start the same script by torchrun",
@@ -88,6 +90,7 @@ class PrivateTrainer(Trainer):
         engine: PrivacyEngine | None = None,
         **kwargs: Any,
     ) -> None:
+        _check_call(per_sample_loss, privacy)
         learned = _learns_its_rate(privacy)
         if (args := kwargs.get("args")) is not None:
             _check_arguments(args, learned)
@@ -183,6 +186,26 @@ _FIXED = "the learning rate is learned; leave it out, or give privacy={'preset':
 def _learns_its_rate(privacy: dict[str, Any]) -> bool:
     preset = privacy.get("preset", "robust")
     return privacy.get("probe", getattr(PRESETS.get(preset, preset), "probe", "none")) != "none"
+
+
+def _check_call(per_sample_loss: Callable[..., Any], privacy: dict[str, Any]) -> None:
+    """Refuse a loss that does not take model and batch, and what of the budget the Trainer has.
+
+    Raises:
+        TypeError, ValueError: naming it.
+    """
+    try:
+        inspect.signature(per_sample_loss).bind(None, None)
+    except TypeError:
+        raise TypeError(
+            "per_sample_loss must take two arguments, per_sample_loss(model, batch), got a function of "
+            f"{inspect.signature(per_sample_loss)}"
+        ) from None
+    for name in {"module", "optimizer", "data_loader", "epochs", "steps"} & privacy.keys():
+        raise ValueError(
+            f"privacy must not have {name!r}, which is the Trainer's: the length of a run is num_train_epochs or "
+            "max_steps of its arguments"
+        )
 
 
 def _check_arguments(args: TrainingArguments, learned: bool) -> None:

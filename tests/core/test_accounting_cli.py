@@ -84,7 +84,7 @@ def test_text_says_everything_a_reader_needs(capsys):
     )
     for number in (split.sigma, split.sigma_gradient, split.sigma_gradient_probe, split.sigma_loss):
         assert f"{number:.6f}" in text
-    for words in ("15 steps without probe", "5 steps with probe", "probes alone", "guaranteed for Algorithm 1"):
+    for words in ("15 steps without probe", "5 steps with probe", "probes alone", "guaranteed"):
         assert words in text
     main([*SEARCH, "--composition", "independent"])
     assert "NOT guaranteed: composition='independent'" in capsys.readouterr().out

@@ -374,9 +374,10 @@ def test_old_optimizers_own_step_is_refused():
     assert torch.equal(before, model[0].weight) and optimizer.epsilon_spent() == 0
     steps_of(optimizer, loader, model, 2)
     # A second run takes the same torch optimizer over: the first run can then no longer step it.
-    _, second, loader = PrivacyEngine(seed=1).make_private_with_epsilon(
-        module=model, optimizer=old, data_loader=DataLoader(data, batch_size=6), **arguments
-    )
+    with pytest.warns(UserWarning, match="trained privately before"):
+        _, second, loader = PrivacyEngine(seed=1).make_private_with_epsilon(
+            module=model, optimizer=old, data_loader=DataLoader(data, batch_size=6), **arguments
+        )
     with pytest.raises(RuntimeError, match="SGD was made private"):
         steps_of(optimizer, loader, model, 3)
     steps_of(second, loader, model, 1)

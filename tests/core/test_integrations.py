@@ -332,3 +332,12 @@ def test_accelerate_does_not_wrap_what_is_private(which):
     for batch in wired[2]:
         wired[1].step(cross_entropy(model), batch)  # nothing has happened to it
     assert wired[1].steps_left == STEPS // 2
+
+
+@pytest.mark.parametrize("name", ["training_step", "configure_optimizers"])
+def test_a_module_with_a_step_of_its_own_is_refused(name):
+    """A resumed run would not know what was spent, or train without privacy."""
+    lightning = pytest.importorskip("hyfreedp.integrations.lightning")
+    kind = type("Own", (lightning.PrivateModule,), {name: lambda *_: None, "per_sample_loss": lambda *_: None})
+    with pytest.raises(TypeError, match=f"must not have a {name} of its own"):
+        kind().make_private(None, None)

@@ -98,7 +98,8 @@ def test_a_model_that_is_wired_again_trains_as_if_for_the_first_time():
     results = []
     for _ in range(3):
         model.load_state_dict(start)
-        _, optimizer, _ = wire(model, **PRIVATE)
+        with pytest.warns(UserWarning, match="trained privately before") if results else nullcontext():
+            _, optimizer, _ = wire(model, **PRIVATE)
         for batch in make_batches([5, 6]):
             optimizer.step(cross_entropy(model), batch)
         results.append(flat(model))
@@ -176,11 +177,11 @@ class Pair:
 
 def collate(records):
     x, y = (torch.stack(column) for column in zip(*records, strict=True))
-    return Pair(x, {"y": y, "width": 37, "mask": None, "task": "sst2", "names": [f"{i}.png" for i in range(len(y))]})
+    return Pair(x, {"y": y, "names": [f"{i}.png" for i in range(len(y))]})
 
 
 @pytest.mark.parametrize("pieces", [None, 3])
-def test_a_dataclass_with_plain_values_trains_as_its_tensors_do(pieces):
+def test_a_dataclass_trains_as_its_tensors_do(pieces):
     results = []
     for inputs, loss in (
         (None, cross_entropy),
@@ -195,24 +196,14 @@ def test_a_dataclass_with_plain_values_trains_as_its_tensors_do(pieces):
     assert torch.equal(*results)
 
 
-def test_a_piece_has_its_own_samples_and_the_plain_values_of_all():
+def test_a_piece_has_its_own_samples_and_nothing_of_the_others():
     whole = collate([make_data()[i] for i in range(7)])
     piece = take(whole, torch.tensor([5, 2]))
     assert type(piece) is Pair and batch_length(piece) == 2
     assert torch.equal(piece.x, whole.x[[5, 2]]) and torch.equal(piece.rest["y"], whole.rest["y"][[5, 2]])
     assert piece.rest["names"] == ["5.png", "2.png"]
-    assert {name: piece.rest[name] for name in ("width", "mask", "task")} == {"width": 37, "mask": None, "task": "sst2"}
-
-
-def test_a_plain_value_that_depends_on_the_batch_is_refused():
-    """The number of records, say, by which a loss might divide: one record more would change all others' gradients."""
-
-    def counted(records):
-        return {"x": torch.stack([x for x, _ in records]), "count": len(records)}
-
-    _, _, loader = wire(loader=DataLoader(make_data(), batch_size=8, collate_fn=counted))
-    with pytest.raises(ValueError, match=r"no plain values that depend on its records, got \[\d+\] and, .* \[1\]"):
-        list(loader)
+    object.__setattr__(whole, "mean", whole.x.mean(0))  # as __post_init__ may do
+    assert not hasattr(take(whole, slice(0, 2)), "mean")
 
 
 @pytest.mark.parametrize(
@@ -220,7 +211,9 @@ def test_a_plain_value_that_depends_on_the_batch_is_refused():
     [
         (["sst2", "mnli"], ValueError, "lists with one entry per sample, got 2 entries beside 6 samples"),
         ((28, 28), ValueError, "lists with one entry per sample, got 2 entries beside 6 samples"),
-        (object(), TypeError, "got object, which cannot be divided among samples: let the loader's collate_fn return"),
+        (37, TypeError, "got int, which cannot be divided .* leave it out .* let per_sample_loss have it from outside"),
+        ("sst2", TypeError, "got str, which cannot be divided among samples: leave it out"),
+        (None, TypeError, "got NoneType, which cannot be divided among samples: leave it out"),
         (torch.tensor(0.5), ValueError, r"got one of shape \(\) beside 6 samples: .* have it from outside"),
     ],
 )
@@ -288,3 +281,33 @@ def test_what_shares_noise_is_refused_where_nothing_shares_it(name):
     value = {"gamma": 1.1, "allocation": "constant", "composition": "independent", "loss_mechanism": "laplace"}[name]
     with pytest.raises(ValueError, match=f"{name} changes nothing in a run whose rate is the optimizer's own"):
         wire(preset="fixed", **{name: value})
+
+
+def test_a_model_that_was_trained_before_is_warned_of():
+    """What a second run of a notebook's cells does: the loader is the plain one, and epsilon begins at zero again."""
+    model, optimizer, loader = wire()
+    optimizer.step(cross_entropy(model), next(iter(loader)))
+    with pytest.warns(UserWarning, match="trained privately before: epsilon of the new run does not include"):
+        make_private(model, adamw(model))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("weights", r"step\(per_sample_loss, batch, weights=\.\.\.\)"), ("seed", r"PrivacyEngine\(seed=\.\.\.\)")],
+)
+def test_arguments_of_something_else_are_told_where_they_belong(name, message):
+    model = make_model()
+    with pytest.raises(TypeError, match=message):
+        PrivacyEngine().make_private_with_epsilon(module=model, **{name: 1})
+
+
+def test_a_mistyped_argument_of_step_is_named():
+    model, optimizer, _ = wire()
+    with pytest.raises(TypeError, match="step has no argument 'weigths'; did you mean 'weights'"):
+        optimizer.step(cross_entropy(model), make_batches([6])[0], weigths=None)
+
+
+def test_targets_that_were_broadcast_against_outputs_are_told_so():
+    model, optimizer, _ = wire()
+    with pytest.raises(ValueError, match=r"got \(6, 6\): outputs of shape \(B, 1\) met targets .*squeeze\(1\)"):
+        optimizer.step(lambda b: (model(b[0])[:, :1] - b[1]).square(), make_batches([6])[0])

@@ -441,9 +441,8 @@ MUTANTS = [
     Mutant(
         "batches-of-fixed-size",
         SAMPLING,
-        'NoiseGenerator(self.seed).child("batch", step).uniform(self.num_records) < self.sample_rate',
-        'NoiseGenerator(self.seed).child("batch", step).permutation(self.num_records) < '
-        "round(self.num_records * self.sample_rate)",
+        'NoiseGenerator(seed).child("batch", step).uniform(num_records) < sample_rate',
+        'NoiseGenerator(seed).child("batch", step).permutation(num_records) < round(num_records * sample_rate)',
         "Batches of fixed size are no Poisson samples: the accountant's amplification does not hold for them.",
         ("core/sampling",),
     ),
@@ -870,8 +869,8 @@ MUTANTS = [
     Mutant(
         "batches-given-again-not-noticed",
         "hyfreedp/sampling.py",
-        "        if self.given is not None:\n",
-        "        if False:\n",
+        "        if self.used and self.given != self.position:",
+        "        if False:",
         "itertools.cycle trains on the batches of the first epoch for ever; epsilon is that of fresh ones.",
         ("core/sampling::test_batches_that_are_given_again_are_refused",),
     ),
@@ -902,8 +901,8 @@ MUTANTS = [
     Mutant(
         "buffers-may-learn",
         PASSES,
-        "with self._buffers.unchanged(by_value=self._check):",
-        "if True:",
+        "with self._buffers.unchanged(by_value=self._check):\n            losses",
+        "if True:\n            losses",
         "A buffer takes in raw data, and the state_dict publishes it.",
         ("core/attacks_model::test_t10_buffer_that_learns_is_refused_by_name_and_put_back",),
     ),
@@ -1111,12 +1110,12 @@ MUTANTS = [
         ("core/attacks_model::test_t4_subset_samplers_that_choose_records_are_refused",),
     ),
     Mutant(
-        "plain-values-of-the-batch",
+        "rows-not-counted",
         SAMPLING,
-        "            if (shared := shared_values(batch)) and shared != (alone := shared_values(self._of_one())):",
-        "            if False:",
-        "A batch may tell the loss how many records it has.",
-        ("core/messages::test_a_plain_value_that_depends_on_the_batch_is_refused",),
+        "        if self.used and drawn != samples:",
+        "        if False:",
+        "A record that collate makes many rows of counts many times.",
+        ("core/attacks_batch::test_rows_that_are_not_one_for_each_record_are_refused",),
     ),
     Mutant(
         "skipped-batches-come-again",
@@ -1186,7 +1185,7 @@ MUTANTS = [
     Mutant(
         "weights-of-the-others",
         "hyfreedp/passes.py",
-        'self._check_weights_apart(samples, generator.child("weights"))',
+        'self._check_weights_apart(generator.child("weights"))',
         "pass",
         "Nobody looks whether one record changes the weights of others.",
         ("core/weights::test_bad_weights_are_refused_before_anything_is_released",),

@@ -1,0 +1,141 @@
+"""Attacks through what a step is given: rows, batches that remember, weights of others, or that change later.
+
+Each let one record move the clipped sum by more than its clip, or told a raw value.
+"""
+
+import dataclasses
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, default_collate
+from twins import adamw, cross_entropy, flat, make_batches, make_data, make_model, make_private, sgd
+
+
+@dataclasses.dataclass
+class Remembers:
+    """A batch that computes something of all its records when it is made, where no field shows it."""
+
+    x: Tensor
+    y: Tensor
+
+    def __post_init__(self):
+        self.centre = self.x.mean(0)
+
+
+def wired(**settings):
+    model = make_model()
+    _, optimizer, loader = make_private(model, adamw(model), **({"target_epsilon": 3.0} | settings))
+    return model, optimizer, loader
+
+
+def test_rows_that_are_not_one_for_each_record_are_refused():
+    def windows(records):  # every record as two rows
+        return default_collate([record for record in records for _ in range(2)])
+
+    def packed(records):  # all records as one row
+        x, y = default_collate(records)
+        return x.mean(0, keepdim=True), y[:1]
+
+    for collate in (windows, packed):
+        model, optimizer, loader = wired(loader=DataLoader(make_data(), batch_size=8, collate_fn=collate))
+        before = flat(model)
+        with pytest.raises(ValueError, match=r"one row for each of the \d+ records that were drawn, got \d+"):
+            optimizer.step(cross_entropy(model), next(iter(loader)))
+        assert torch.equal(flat(model), before) and optimizer.epsilon_spent() == 0
+    model, optimizer, loader = wired()
+    with pytest.raises(ValueError, match="one row for each of the"):  # repeated between loader and step
+        optimizer.step(cross_entropy(model), [tensor.repeat_interleave(3, 0) for tensor in next(iter(loader))])
+
+
+def test_a_batch_is_not_used_again_after_a_state_was_loaded():
+    model, optimizer, loader = wired()
+    batch, state = next(iter(loader)), optimizer.state_dict()
+    optimizer.step(cross_entropy(model), batch)
+    state = optimizer.state_dict()
+    optimizer.load_state_dict(state)
+    with pytest.raises(RuntimeError, match="must come from the loader, which gave none since a state was loaded"):
+        optimizer.step(cross_entropy(model), batch)
+    optimizer.step(cross_entropy(model), next(iter(loader)))
+
+
+def remembered(model):
+    return lambda batch: F.cross_entropy(model(batch.x - getattr(batch, "centre", 0)), batch.y, reduction="none")
+
+
+def cached(model):
+    def losses(batch):
+        if "centre" not in batch:
+            batch["centre"] = batch["x"].mean(0, keepdim=True).expand_as(batch["x"])
+        return F.cross_entropy(model(batch["x"] - batch["centre"]), batch["y"], reduction="none")
+
+    return losses
+
+
+@pytest.mark.parametrize(
+    ("kind", "loss"), [(Remembers, remembered), (lambda x, y: {"x": x, "y": y}, cached)], ids=["dataclass", "dict"]
+)
+def test_what_a_batch_remembers_of_the_others_reaches_no_piece(kind, loss):
+    """With what is remembered the losses would depend on others, and the check would see the same twice."""
+    (batch,) = make_batches([12])
+    model, optimizer, _ = wired(target_epsilon=float("inf"), preset="fixed", clipping=None)
+    if kind is Remembers:
+        alone, other = make_model(), make_model()
+        for twin, data in ((alone, kind(*batch)), (other, tuple(batch))):
+            _, own, _ = make_private(twin, sgd(twin), preset="fixed")
+            own.step(remembered(twin) if twin is alone else cross_entropy(twin), data)
+        assert torch.equal(flat(alone), flat(other))  # the centre of all was not there
+    else:
+        with pytest.raises(ValueError, match="depend on which other samples"):
+            optimizer.step(loss(model), kind(*batch))
+
+
+def test_a_loss_may_take_its_batch_apart():
+    model, optimizer, _ = wired()
+    x, y = make_batches([8])[0]
+    optimizer.step(lambda b: F.cross_entropy(model(b.pop("x")), b.pop("y"), reduction="none"), {"x": x, "y": y})
+    assert optimizer.ledger.steps == 1
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_one_outlier_that_scales_the_weights_of_all_is_seen(seed):
+    x, y = make_batches([60], seed=seed)[0]
+    size = torch.ones(60, dtype=torch.float64).index_fill(0, torch.tensor([7]), 50.0)
+    model, optimizer, _ = wired()
+    with pytest.raises(ValueError, match="weights must give each sample a weight of its own record alone"):
+        optimizer.step(
+            lambda b: cross_entropy(model)(b[:2]), [x, y, size], weights=lambda b: b[2] / b[2].max().clamp(min=1)
+        )
+
+
+def test_weights_are_those_that_were_checked():
+    """Whatever is written to their tensor afterwards, as by a loss, or by a function that uses it again."""
+
+    def moved(meddle):
+        model, (batch,) = make_model(), make_batches([9])
+        weights = torch.full((9,), 0.5, dtype=torch.float64)
+        _, optimizer, _ = make_private(model, sgd(model), preset="fixed")
+
+        def losses(batch):
+            if meddle:
+                weights.fill_(1000.0)
+            return cross_entropy(model)(batch)
+
+        optimizer.step(losses, batch, weights=weights)
+        return flat(model)
+
+    assert torch.equal(moved(True), moved(False))
+
+
+def test_a_function_of_weights_keeps_nothing_in_the_model():
+    model, optimizer, _ = wired()
+    model.register_buffer("seen", torch.zeros(()))
+
+    def weigh(batch):
+        model.seen.copy_(batch[0].max())
+        return torch.ones(len(batch[1]))
+
+    with pytest.raises(ValueError, match="seen"):
+        optimizer.step(cross_entropy(model), make_batches([8])[0], weights=weigh)
+    assert isinstance(model, nn.Module) and optimizer.epsilon_spent() == 0
