@@ -4,7 +4,7 @@ ARGS ?=
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help install reproduce update docs benchmark gpu test test-slow test-gpu models mutants lint types clean
+.PHONY: help install reproduce update docs benchmark gpu test test-whole test-slow test-gpu models mutants lint types clean
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -29,6 +29,9 @@ gpu: .venv/.installed  ## fill data/results/gpu, in phases of nine minutes (docs
 
 test: .venv/.installed  ## run the test suite (ruff included), without the slow tests
 	$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
+
+test-whole: .venv/.installed  ## run the tests of whole notebooks, pages and commands (five minutes)
+	$(BIN)/python -m pytest -n auto --dist worksteal -m whole $(ARGS)
 
 test-slow: .venv/.installed  ## run the slow tests: statistics and accuracy targets
 	$(BIN)/python -m pytest -m slow --timeout 3600 $(ARGS)

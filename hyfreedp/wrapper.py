@@ -110,7 +110,8 @@ def hooked_step(step: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(step)
     def hooked(*args: P.args, **kwargs: P.kwargs) -> R:
         for name in kwargs.keys() - signature.parameters.keys():
-            raise TypeError(f"step has no argument {name!r}{nearest(name, signature.parameters)}")
+            if hint := nearest(name, signature.parameters):
+                raise TypeError(f"step has no argument {name!r}{hint}")
         try:
             fits = callable(signature.bind(*args, **kwargs).arguments["per_sample_loss"])
         except TypeError:

@@ -26,6 +26,7 @@ def built(tmp_path_factory):
     return folder
 
 
+@pytest.mark.whole
 def test_the_root_is_a_landing_page_whose_links_and_picture_exist(built):
     page = (built / "index.html").read_text(encoding="utf-8")
     targets = re.findall(r'(?:href|src)="([^":]+)"', page)
@@ -39,6 +40,7 @@ def test_the_root_is_a_landing_page_whose_links_and_picture_exist(built):
     assert "_images/00_start_here_overview.png" in targets
 
 
+@pytest.mark.whole
 def test_lines_of_code_fit_beside_the_margin_of_a_laptop(built):
     """At 1280 pixels 90 letters do, in a docstring too; notebooks, whose lines are longer, wrap."""
     for path in [*built.glob("*.html"), *built.glob("docs/*.html"), *built.glob("data/*.html")]:
@@ -47,6 +49,7 @@ def test_lines_of_code_fit_beside_the_margin_of_a_laptop(built):
             assert max(map(len, lines)) <= 90, (path.name, max(lines, key=len))
 
 
+@pytest.mark.whole
 def test_every_notebook_has_a_page_with_its_figures_and_formulas(built):
     for source in notebooks.sources():
         page = (built / "notebooks" / f"{source.stem}.html").read_text(encoding="utf-8")
@@ -55,6 +58,7 @@ def test_every_notebook_has_a_page_with_its_figures_and_formulas(built):
         assert "Traceback" not in page
 
 
+@pytest.mark.whole
 def test_the_gallery_has_every_figure_with_its_claim(built):
     page = (built / "docs" / "gallery.html").read_text(encoding="utf-8")
     made = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in FIGURES.glob("[0-9]*.json")}
@@ -71,6 +75,7 @@ def test_the_gallery_leads_on_where_no_site_is_built():
     assert "(../figures/" in text
 
 
+@pytest.mark.whole
 def test_the_reference_has_what_the_package_offers_what_is_used_first_on_top(built):
     import hyfreedp
 
@@ -80,6 +85,7 @@ def test_the_reference_has_what_the_package_offers_what_is_used_first_on_top(bui
     assert offered[:5] == ["PrivacyEngine", "Preset", "PRESETS", "HyFreeDPOptimizer", "StepRecord"]
 
 
+@pytest.mark.whole
 def test_pages_load_nothing_from_elsewhere(built):
     for path in built.rglob("*.html"):
         text = path.read_text(encoding="utf-8")

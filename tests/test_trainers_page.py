@@ -31,6 +31,7 @@ def run(tmp_path, monkeypatch):
     return run
 
 
+@pytest.mark.whole
 def test_classification(run, capsys):
     pytest.importorskip("transformers")
     names = run("classification")
@@ -42,6 +43,7 @@ def test_classification(run, capsys):
     assert repr(resumed.private.history) == repr(trainer.private.history)
 
 
+@pytest.mark.whole
 def test_language_with_lora(run, tmp_path, capsys):
     pytest.importorskip("peft")
     trainer = run("language")["trainer"]

@@ -253,11 +253,11 @@ def test_t7_mix_beside_random_numbers_of_the_models_own_is_refused(mix):
 
 
 def test_t7b_tokens_of_the_whole_batch_in_the_denominator_are_refused():
-    model = nn.Sequential(nn.Embedding(50, 16), nn.Linear(16, 50))
     data = TensorDataset(torch.randint(0, 50, (400, 12)), torch.arange(12) < torch.randint(1, 13, (400, 1)))
     for denominator, refused in ((lambda mask: mask.sum(), True), (lambda mask: mask.sum(1).clamp(min=1), False)):
+        model = nn.Sequential(nn.Embedding(50, 16), nn.Linear(16, 50))
 
-        def loss(batch, denominator=denominator):
+        def loss(batch, denominator=denominator, model=model):
             ids, mask = batch
             per_token = F.cross_entropy(model(ids[:, :-1]).mT, ids[:, 1:], reduction="none") * mask[:, 1:]
             return per_token.sum(1) / denominator(mask[:, 1:])

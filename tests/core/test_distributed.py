@@ -239,9 +239,9 @@ def pure_noise(rank, *, numbers=100_000):
     model = nn.Linear(numbers, 1, bias=False)
     settings = {"target_epsilon": 3.0, "accountant": "rdp", "preset": "fixed", "seed": 5}
     data = TensorDataset(torch.zeros(40, numbers))
-    _, optimizer, loader = make_private(model, sgd(model), data, **settings)
+    _, optimizer, _ = make_private(model, sgd(model), data, **settings)
     before = flat(model)
-    optimizer.step(lambda batch: model(batch[0])[:, 0], next(iter(loader))[0][:0])
+    optimizer.step(lambda batch: model(batch[0])[:, 0], [data.tensors[0][:0]])
     noise = flat(model) - before
     return noise, optimizer.split.sigma_gradient / optimizer.expected_batch_size, optimizer.expected_batch_size
 
@@ -725,6 +725,7 @@ def test_sums_and_copies_in_buckets(two, limit, buckets):
 # -- the page on its use -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.whole
 def test_the_script_of_the_docs_runs_under_torchrun(tmp_path):
     """As printed, on two processes: both tell the same, within the budget."""
     page = (ROOT / "docs" / "usage.md").read_text(encoding="utf-8")

@@ -29,6 +29,7 @@ ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
 FIELDS = set(PresetFields.__annotations__)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("library", SCRIPTS)
 def test_the_script_runs_as_written(library, tmp_path):
     """Each spends the budget that it asked for, learns, and leaves its checkpoint."""

@@ -351,7 +351,8 @@ def test_a_later_run_begins_at_the_users_rates_and_the_earlier_one_is_refused():
     for batch in batches[:3]:
         first.step(cross_entropy(model), batch)
     assert [group["lr"] for group in first.base.param_groups] != given
-    _, second, _ = make_private(model, first.base, preset="fixed", **PRIVATE)
+    with pytest.warns(UserWarning, match="trained privately before"):
+        _, second, _ = make_private(model, first.base, preset="fixed", **PRIVATE)
     assert [group["lr"] for group in second.param_groups] == given
     with pytest.raises(RuntimeError, match="was made private once more, for another run"):
         first.step(cross_entropy(model), batches[3])

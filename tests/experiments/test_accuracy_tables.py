@@ -114,6 +114,7 @@ def test_a_claim_is_judged_by_the_whole_interval(effects, verdict):
     assert judged.loc[judged.index.str.startswith("With BitFit"), "verdict"].item() == "not shown"
 
 
+@pytest.mark.whole
 def test_real_images_are_shown_first_if_there_are_records_of_them(workspace):
     own = tables.shown("laptop", 1, workspace.cells, train=False)
     assert set(own.profile) == {"laptop"}

@@ -101,7 +101,7 @@ def test_a_batch_that_is_read_twice_is_counted_once() -> None:
         clipping = AdaptiveClipping(0.1)
         spec = Spec(method="adaptive", learning_rate=0.01, clipping_threshold=0.1, steps=5)
         optimizer, loader = _start(spec, clipping, diagnostics=False)
-        images, labels = next(iter(loader))
+        images, labels = loader.dataset.__getitems__(loader.batch_sampler.batch(0))
         images[0] = math.nan
         optimizer.step(spec.problem.losses_of(optimizer.module), [images[first:], labels[first:]])
         return clipping._centred_count

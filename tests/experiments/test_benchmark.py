@@ -280,6 +280,7 @@ def test_compiled_models_are_compiled_each_for_itself(tuning, monkeypatch):
     assert [row["failure"] for row in record.measure_case(case, torch.device("cpu"), rounds=1)] == [""] * 4
 
 
+@pytest.mark.whole
 def test_growth_varies_one_dimension_at_a_time(tiny):
     todo = record.growth_cases("tiny", {"depth": (1, 3), "batch_size": (2,)}, ["plain"])
     assert [(c.shape.depth, c.shape.batch_size) for c in todo] == [(1, 4), (3, 4), (2, 2)]
@@ -315,6 +316,7 @@ def test_a_missing_accelerator_is_said_plainly(capsys, monkeypatch):
     assert "torch finds none on this machine" in capsys.readouterr().err
 
 
+@pytest.mark.whole
 def test_a_selection_is_measured_shown_and_written_aside(tiny, workspace, capsys):
     arguments = ["--models", "tiny", "--tunings", "biases", "--rounds", "3", "--threads", "1"]
     assert command.main(arguments) == 0
@@ -596,6 +598,7 @@ def test_every_stand_in_exists_and_allows_its_tuning():
             assert tuning in MODELS[model].tunings
 
 
+@pytest.mark.whole
 def test_a_notebook_measures_each_case_once(tiny, tmp_path):
     settings = {"contenders": ["plain"], "rounds": 1, "threads": 1, "device": "cpu"}
     first = tables.measure_once(tmp_path, [("tiny", "lora")], **settings)

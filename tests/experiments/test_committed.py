@@ -49,6 +49,7 @@ def draw(folder, *, hash_seed, home):
     return {path.name: path.read_bytes() for path in folder.glob("build/smoke/figures/*")}
 
 
+@pytest.mark.whole
 def test_the_same_values_give_the_same_bytes(tmp_path):
     one = draw(tmp_path / "1", hash_seed="1", home=tmp_path / "home1")
     two = draw(tmp_path / "2", hash_seed="2", home=tmp_path / "home2")
@@ -115,6 +116,7 @@ def repository(project, workspace, monkeypatch):
     return workspace
 
 
+@pytest.mark.whole
 def test_a_notebook_run_by_itself_changes_nothing_that_is_committed(repository, tmp_path_factory, monkeypatch):
     notebook = repository.notebooks / "01_first.ipynb"
     monkeypatch.chdir(tmp_path_factory.mktemp("anywhere"))
@@ -127,6 +129,7 @@ def test_a_notebook_run_by_itself_changes_nothing_that_is_committed(repository, 
         assert (repository.output(profile) / "01_first_verdict.csv").read_text().endswith(f"reproduced,{epsilon}\n")
 
 
+@pytest.mark.whole
 def test_outputs_are_renewed_from_committed_sources_only(repository, capsys):
     assert main(["update", "--only", "01"]) == 0
     twin = nbformat.read(repository.notebooks / "01_first.ipynb", as_version=4)

@@ -26,6 +26,7 @@ def record(spec, test=0.5):
     return found | {"test_accuracy": test} if spec.evaluation == "validation" else found | {"accuracy": test}
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("name", SCALES)
 def test_every_scale_is_made_of_possible_runs_without_reading_data(name, monkeypatch):
     monkeypatch.setattr(Task, "arrays", None)

@@ -347,6 +347,7 @@ def test_the_ablation_shows_what_the_notebook_says():
 # -- real images -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.whole
 def test_the_record_of_fine_tuning_holds_the_steps_of_its_runs(tmp_path):
     """On a stand-in: digits instead of CIFAR-10, the same series."""
     learner = Learner("digits", "mlp", "full", 12)

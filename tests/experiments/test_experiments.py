@@ -70,6 +70,7 @@ def test_a_killed_cell_resumes_to_the_same_record(tmp_path, monkeypatch, spec):
     assert not list((tmp_path / "killed").glob("*.ckpt"))
 
 
+@pytest.mark.whole
 def test_worker_processes_give_the_records_of_this_process(tmp_path):
     specs = with_seeds(Spec(method="linear", learning_rate=0.02, steps=3), 2)
     here = tabulate(run_cells(specs, tmp_path / "here"))

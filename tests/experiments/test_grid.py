@@ -85,6 +85,7 @@ def check_killed(kills, tmp_path):
     assert sorted(path.suffix for path in cells.iterdir() if path.suffix != ".lock") == [".csv", ".json"]
 
 
+@pytest.mark.whole
 def test_a_cell_killed_at_a_random_moment_ends_in_the_same_files(tmp_path):
     check_killed(1, tmp_path)
 
@@ -257,6 +258,7 @@ def square(number):
     return number**2
 
 
+@pytest.mark.whole
 def test_a_killed_worker_costs_its_own_item_only():
     ended = dict(in_workers(get_context("spawn"), square, range(7), 2))
     assert {n: r for n, r in ended.items() if not isinstance(r, Exception)} == {n: n**2 for n in (0, 1, 4, 5, 6)}
@@ -277,6 +279,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.whole
 def test_workers_that_show_progress_leak_nothing(tmp_path):
     """A semaphore that nobody unlinked would be named in a warning at the end."""
     script = tmp_path / "shows_progress.py"

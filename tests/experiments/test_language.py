@@ -283,6 +283,7 @@ def test_committed_starts_are_what_their_recipes_say(name):
     assert LANGUAGE_MODELS[name].checksum() == described["sha256"]
 
 
+@pytest.mark.whole
 def test_without_java_meteor_is_not_available_and_the_others_are(small, tmp_path, monkeypatch):
     monkeypatch.setattr("shutil.which", lambda name: None)
     learner = Learner("restaurants", "gpt2_tiny", "full")
@@ -324,6 +325,7 @@ def test_committed_records_stand_in_for_cells_and_are_never_lost(small, tmp_path
     assert (tmp_path / "desktop" / "language_generation.csv").read_bytes() == before
 
 
+@pytest.mark.whole
 def test_training_goes_on_from_what_is_committed(small, tmp_path, monkeypatch):
     monkeypatch.setattr("shutil.which", lambda name: None)
     scale = Scale((Learner("restaurants", "gpt2_tiny", "full"),), epsilons=(8.0,), seeds=1, rows=("reference", "grid"))
@@ -358,6 +360,7 @@ def test_training_goes_on_from_what_is_committed(small, tmp_path, monkeypatch):
     assert trained("elsewhere") == {reference: True}
 
 
+@pytest.mark.whole
 def test_another_seed_is_tested_at_the_rate_that_a_committed_search_chose(small, tmp_path, monkeypatch):
     monkeypatch.setattr("shutil.which", lambda name: None)
     learner = Learner("restaurants", "gpt2_tiny", "full")
@@ -384,6 +387,7 @@ def test_a_committed_number_is_of_this_version_as_long_as_its_rate_may_be_tested
         assert language_generation._of_this_version(scale, tmp_path / "table.csv") == found
 
 
+@pytest.mark.whole
 def test_scores_are_of_the_sentences_that_a_record_has(small, tmp_path):
     task = small["restaurants"]
     first = [references[0] for _, references in task.load().test]

@@ -125,6 +125,7 @@ def elsewhere(workspace, monkeypatch):
     return workspace
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("source", SOURCES, ids=ids)
 def test_smoke_profile_makes_every_figure_and_reports_it(source, elsewhere, capsys):
     status = main(["reproduce", "--profile", "smoke", "--only", source.stem, "--set", f"{repeated(source)}=1"])

@@ -8,9 +8,9 @@ so many right guesses refute a claimed epsilon, and one run is enough, since eve
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
-from itertools import chain, islice, repeat
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -30,6 +30,7 @@ from hyfreedp.experiments.runs.methods import BASES, METHODS
 from hyfreedp.experiments.runs.train import one_thread
 from hyfreedp.experiments.tasks.registry import TASKS
 from hyfreedp.noise import NoiseGenerator
+from hyfreedp.sampling import PoissonSampler
 
 SHARES = (0.1, 0.3, 1.0)  # of the canaries about which the auditor dares a guess
 BRIGHTNESS = 8.0  # of a canary's pixel; those of digits are at most 1
@@ -114,21 +115,6 @@ def pooled_bound(runs: Sequence[pd.DataFrame], delta: float, confidence: float =
     return dict(zip(("lower_bound", "right", "guesses", "canaries"), max(found), strict=True))
 
 
-class _Present(Records):
-    """Records of which some are absent: drawn into a batch, they leave it. The others stay a Poisson sample.
-
-    The sample rate and the expected batch size, which both refer to all slots, do not tell who is absent; so two data
-    sets that differ by one canary are neighbours by adding or removing one record, with nothing else changed.
-    """
-
-    def __init__(self, *tensors: Tensor, present: np.ndarray) -> None:
-        super().__init__(*tensors)
-        self.present = present
-
-    def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, ...]:
-        return super().__getitems__([index for index in indices if self.present[index]])
-
-
 def train_with_canaries(
     *, method: str, epsilon: float, learning_rate: float, canaries: int, steps: int, seed: int
 ) -> pd.DataFrame:
@@ -159,14 +145,12 @@ def train_with_canaries(
     shape: dict[str, Any] = {"features": images.shape[1], "classes": int(labels.max()) + 1, "seed": seed}
     learned: dict[str, Any] = {"initial_learning_rate": learning_rate} if chosen.searches else {}
     with one_thread():
-        model = make_model("mlp", "full", **shape)
+        data, model = Records(images, labels), make_model("mlp", "full", **shape)
         scorer = make_model("mlp", "full", **shape).double()  # loss differences of a run that hardly moves are tiny
         _, optimizer, loader = PrivacyEngine(seed=seed).make_private_with_epsilon(
             module=model,
             optimizer=BASES["adamw"](model.parameters(), lr=learning_rate),
-            data_loader=DataLoader(
-                _Present(images, labels, present=present), batch_size=task.batch_size, collate_fn=as_is
-            ),
+            data_loader=DataLoader(data, batch_size=task.batch_size, collate_fn=as_is),
             target_epsilon=epsilon,
             target_delta=task.delta,
             steps=steps,
@@ -179,8 +163,15 @@ def train_with_canaries(
         def per_sample_loss(batch: tuple[Tensor, Tensor]) -> Tensor:
             return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
-        for batch in islice(chain.from_iterable(repeat(loader)), steps):
-            optimizer.step(per_sample_loss, batch)
+        # Absent canaries leave the batch that they are drawn into; the others stay a Poisson sample. Sample rate and
+        # expected batch size, which refer to all slots, do not tell who is absent: so two data sets that differ by one
+        # canary are neighbours by adding or removing one record, with nothing else changed.
+        sampler = cast(PoissonSampler, loader.batch_sampler)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "a batch of .* samples was passed to step")
+            for step in range(steps):
+                drawn = [index for index in sampler.batch(step) if present[index]]
+                optimizer.step(per_sample_loss, data.__getitems__(drawn))
         scorer.load_state_dict(model.state_dict())
         after = _losses(scorer, images, labels)
         test_images, test_labels = arrays.test
