@@ -187,6 +187,7 @@ def test_cells_come_before_committed_records_and_what_is_neither_is_missing(work
     assert rows.key["reference"] == reference.key and math.isnan(rows.accuracy["hyfreedp_robust"])
 
 
+@pytest.mark.whole
 def test_a_whole_table_may_come_from_committed_records(tmp_path):
     committed = pd.read_csv(RESULTS / "laptop" / "image_classification.csv")
     rows = tables.numbers(tables.scale_of("laptop", 3), "laptop", tmp_path, train=False)
@@ -194,6 +195,7 @@ def test_a_whole_table_may_come_from_committed_records(tmp_path):
     pd.testing.assert_frame_equal(rows[committed.columns[:14]], committed[committed.columns[:14]], check_dtype=False)
 
 
+@pytest.mark.whole
 def test_where_nothing_is_known_yet_nothing_is_claimed(workspace, tmp_path):
     workspace.paper.parent.mkdir()
     workspace.paper.symlink_to(ROOT / "data" / "paper")
@@ -211,6 +213,7 @@ def test_where_nothing_is_known_yet_nothing_is_claimed(workspace, tmp_path):
     assert set(judged.verdict) == {"not shown"} and (judged.places == 0).all()
 
 
+@pytest.mark.whole
 def test_rates_are_those_of_the_final_runs_or_as_committed(workspace, monkeypatch):
     scale = Scale((Learner("digits", "mlp", "full", 60),), epsilons=(8.0,), seeds=1, rows=("reference", "prodigy"))
     monkeypatch.setitem(comparison.SCALES, "tiny", scale)

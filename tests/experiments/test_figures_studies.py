@@ -288,6 +288,7 @@ def test_sections_are_asked_for_as_the_notebook_says():
     assert rows[rows.section == "data"].groupby("preset").size().to_dict() == {"line_search": 18, "paper": 18}
 
 
+@pytest.mark.whole
 def test_noises_are_those_of_the_calibrations(calibrated):
     table, grid = calibrated
     rows = table[table.section == "interval"]
@@ -309,6 +310,7 @@ def test_noises_are_those_of_the_calibrations(calibrated):
     assert f"{ratio:.2f} at epsilon 0.5" in noise_split_figures.epsilon_findings(of_epsilon, grid, 2)[-1]
 
 
+@pytest.mark.whole
 def test_true_costs_are_drawn_over_their_targets(calibrated):
     table, grid = calibrated
     rows = table[table.section == "true cost"]
@@ -332,6 +334,7 @@ def test_true_costs_are_drawn_over_their_targets(calibrated):
     assert true_cost_figures.true_cost_table(rows).composition.iloc[0] == "same_batch"
 
 
+@pytest.mark.whole
 def test_the_mu_gdp_equation_is_the_accountant_and_its_costs_are_bars(calibrated):
     table, _ = calibrated
     rows = table[table.section == "true cost"]
@@ -349,6 +352,7 @@ def test_the_mu_gdp_equation_is_the_accountant_and_its_costs_are_bars(calibrated
     assert len(true_cost_figures.mu_gdp_findings(formula)) == 2
 
 
+@pytest.mark.whole
 def test_prices_and_allocations_are_those_of_the_calibrations(calibrated):
     table, _ = calibrated
     rows = table[table.section == "gamma"]

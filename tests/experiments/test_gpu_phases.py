@@ -102,6 +102,7 @@ if count < 2:
 """
 
 
+@pytest.mark.whole
 def test_phases_are_done_once_and_long_ones_in_slices(workspace, monkeypatch, capsys):
     monkeypatch.setattr(gpu, "missing", lambda phase: [])
     quick = Phase("quick", ("-c", "open('made', 'a').write('x')"), ("made",))

@@ -37,6 +37,7 @@ def endless(loader):
     return chain.from_iterable(repeat(loader))
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("spec", [CONTRASTS, LOSSES], ids=["contrasts", "losses"])
 def test_points_are_those_that_the_run_itself_probes(spec):
     """A twin run records its own raw probe losses; -1, 0 and 1 must be these."""

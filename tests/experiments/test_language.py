@@ -305,6 +305,7 @@ def test_the_start_is_scored_as_a_run_of_no_step(small, tmp_path):
     assert found["outputs"] == task.outputs(network, "gpt2_tiny")
 
 
+@pytest.mark.whole
 def test_committed_records_stand_in_for_cells_and_are_never_lost(small, tmp_path, monkeypatch):
     monkeypatch.setattr("shutil.which", lambda name: None)
     learner = Learner("restaurants", "gpt2_tiny", "full")

@@ -221,6 +221,7 @@ def test_one_java_process_serves_all_texts_until_it_is_interrupted(monkeypatch):
     assert nlg_metrics._meteor(*texts) == first and nlg_metrics._meteor_process() is not process
 
 
+@pytest.mark.whole
 def test_a_java_process_that_dies_is_an_error_and_no_wait(tmp_path, monkeypatch):
     """Of one that answers once and ends; in a process of its own, which would otherwise wait at its end."""
     java = tmp_path / "java"

@@ -149,6 +149,7 @@ def test_smoke_profile_makes_every_figure_and_reports_it(source, elsewhere, caps
         assert f'<h3 id="{path.stem}">' in page
 
 
+@pytest.mark.whole
 def test_a_mistyped_parameter_raises_under_plain_papermill_from_any_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(papermill.PapermillExecutionError, match="unknown parameter 'epsilonn'"):

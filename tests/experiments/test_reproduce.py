@@ -21,6 +21,7 @@ def three(project):
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.whole
 def test_a_failed_notebook_is_named_at_the_end_and_the_others_run(three, capsys):
     three.write("02_second", "import colour_of_noise")
     assert main(["reproduce", "--profile", "smoke"]) == 1
@@ -50,6 +51,7 @@ for number in (1, 2):
 """
 
 
+@pytest.mark.whole
 def test_what_notebooks_and_their_subprocesses_print_is_not_in_the_log(three, capfd, monkeypatch):
     monkeypatch.delenv("PYTEST_CURRENT_TEST")  # with which kernels do not look at what subprocesses print
     three.write("01_first", NOISE)
@@ -64,6 +66,7 @@ def test_what_notebooks_and_their_subprocesses_print_is_not_in_the_log(three, ca
     assert out.count("tokenized") == said.count("tokenized")
 
 
+@pytest.mark.whole
 def test_an_interrupted_batch_goes_on_where_it_was(three, capsys):
     # The kernel interrupts the batch, as Ctrl-C would, the first time that the second notebook runs.
     three.write(
@@ -83,6 +86,7 @@ def test_an_interrupted_batch_goes_on_where_it_was(three, capsys):
     assert capsys.readouterr().out.startswith("[1/3] 01_first: up to date; 02, 03 left\n[2/3] 02_second: done")
 
 
+@pytest.mark.whole
 def test_notebooks_run_at_the_same_time_and_are_interrupted_together(three):
     meet = "import signal, time\nwhile len(open(cells / 'log.txt').readlines()) < 2:\n    time.sleep(0.05)\n"
     three.write("03_third", meet + "os.kill(os.getppid(), signal.SIGINT)\ntime.sleep(60)")
@@ -94,6 +98,7 @@ def test_notebooks_run_at_the_same_time_and_are_interrupted_together(three):
     assert not list((three.build / "smoke").glob("*.json"))
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("change", ["nothing", "source", "parameter", "package", "figure", "profile", "input"])
 def test_only_what_changed_runs_again(three, in_process, change):
     table = three.notebooks.parent / "table.csv"
@@ -122,6 +127,7 @@ def test_only_what_changed_runs_again(three, in_process, change):
     assert three.log()[2:] == again
 
 
+@pytest.mark.whole
 def test_fresh_runs_all_again_with_cells_of_its_own(three, in_process):
     own = three.build / "smoke" / "cells"
     for _ in range(2):
@@ -132,6 +138,7 @@ def test_fresh_runs_all_again_with_cells_of_its_own(three, in_process):
     assert not three.log(), "what a fresh batch finished is finished"
 
 
+@pytest.mark.whole
 def test_settings_reach_the_notebooks_that_have_them_with_the_type_of_the_default(three, in_process):
     three.write("03_third", parameters='profile = "laptop"\nepsilon = [1.0]\ntask = "digits"')
     settings = ["--set", "seeds=5", "--set", "task=3"]
@@ -144,6 +151,7 @@ def test_settings_reach_the_notebooks_that_have_them_with_the_type_of_the_defaul
     assert three.description("03_third", "laptop")["parameters"]["epsilon"] == [1, 3]
 
 
+@pytest.mark.whole
 def test_a_batch_writes_nothing_but_its_folder_and_cells(three, in_process, workspace, capsys):
     committed = workspace.root / "figures"
     committed.mkdir()
@@ -160,6 +168,7 @@ def test_a_batch_writes_nothing_but_its_folder_and_cells(three, in_process, work
     assert told in (three.build / "smoke" / "report.html").read_text()
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     "arguments, message",
     [
@@ -183,6 +192,7 @@ def test_a_wrong_command_is_refused_before_anything_runs(three, in_process, caps
     assert not three.log()
 
 
+@pytest.mark.whole
 def test_a_notebook_without_readable_parameters_is_refused(three, in_process, capsys):
     three.write("02_second", parameters="profile = 'laptop'\nseeds = 1 + 2")
     with pytest.raises(SystemExit):

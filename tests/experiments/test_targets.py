@@ -64,6 +64,7 @@ def made(tmp_path_factory):
     return first, both, again, pd.read_csv(table)
 
 
+@pytest.mark.whole
 def test_a_table_grows_by_groups_and_is_the_same_when_made_again(made):
     first, both, again, written = made
     assert len(first) == 8 and len(both) == 12 and set(both.name) == {"best", "robust", "line_search", "0.02, linear"}
