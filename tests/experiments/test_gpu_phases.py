@@ -74,8 +74,8 @@ def test_packages_are_wanted_in_the_versions_of_the_project(monkeypatch):
     monkeypatch.setattr(gpu.importlib.metadata, "version", found)
     assert gpu._lacking(("timm", "matplotlib")) == ["package matplotlib>=3.8 (3.7.0 is here)"]
     assert gpu._lacking(("timm", "transformers")) == ["package transformers"]
-    known["opacus"] = None
-    assert gpu._lacking(()) == ["package opacus"]
+    known["dp-accounting"] = None
+    assert gpu._lacking(()) == ["package dp-accounting"]
 
     def not_installed(name):
         raise gpu.importlib.metadata.PackageNotFoundError(name)

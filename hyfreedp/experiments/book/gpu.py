@@ -28,7 +28,18 @@ _ENDING = 30.0  # seconds that an interrupted command may take to end
 
 _MODELS = ("vit_small", "vit_base", "gpt2", "llama2_7b")
 _BENCHMARK = ("-m", "hyfreedp.experiments.benchmark", "--device", "accelerator", "--resume")
-_TABLES = ("pandas", "matplotlib", "seaborn", "scikit-learn", "filelock", "packaging", "ipykernel")
+_TABLES = (
+    "opacus",
+    "autodp",
+    "tqdm",
+    "pandas",
+    "matplotlib",
+    "seaborn",
+    "scikit-learn",
+    "filelock",
+    "packaging",
+    "ipykernel",
+)
 _TIMING = (*_TABLES, "timm", "transformers", "peft")
 _IMAGES = (*_TABLES, "timm", "transformers", "peft", "safetensors", "torchvision")
 _NOTEBOOKS = ("papermill", "jupytext", "nbformat", "jupyter-client", "jupyter-core", "nbclient", "traitlets", "psutil")
