@@ -112,10 +112,14 @@ def listed(problems: Sequence[str]) -> str:
     return "; ".join(problems[:3]) + more
 
 
+def is_of(package: str, value: object) -> bool:
+    """Whether a value's class, or one that it inherits from, is of a package, which need not be imported to tell."""
+    return any(f"{kind.__module__}.".startswith(f"{package}.") for kind in type(value).__mro__)
+
+
 def made_by(thing: object) -> str | None:
     """The library that wraps models, optimizers and loaders, and has wrapped ``thing``: Opacus, accelerate or none."""
-    modules = {kind.__module__.partition(".")[0] for kind in type(thing).__mro__}
-    return "Opacus" if "opacus" in modules else "accelerate" if "accelerate" in modules else None
+    return next((library for library in ("Opacus", "accelerate") if is_of(library.lower(), thing)), None)
 
 
 def check_optimizer(optimizer: Any) -> None:

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+from hyfreedp.checks import is_of
 from hyfreedp.devices import kernels
 
 T = TypeVar("T")
@@ -148,21 +149,16 @@ def check_unwrapped(module: nn.Module) -> None:
                 f"module must not be wrapped in {type(layer).__name__} (layer {name!r}), which combines gradients "
                 "before they are clipped: give the model itself, its .module; processes are synchronised without it"
             )
-        if _is_of("opacus.grad_sample", layer) or hasattr(layer, "autograd_grad_sample_hooks"):
+        if is_of("opacus.grad_sample", layer) or hasattr(layer, "autograd_grad_sample_hooks"):
             raise ValueError(
                 f"module must not have Opacus's hooks, but layer {name!r} has: call .to_standard_module() of the "
                 "GradSampleModule that Opacus made, which takes them off, and give what it returns"
             )
-        if _is_of("torch.distributed.fsdp", layer):
+        if is_of("torch.distributed.fsdp", layer):
             raise ValueError(f"module must be whole on every process, but layer {name!r} is split by FSDP")
     for name, parameter in module.named_parameters():
-        if _is_of("torch.distributed.tensor", parameter):
+        if is_of("torch.distributed.tensor", parameter):
             raise ValueError(f"module must be whole on every process, but parameter {name!r} is a DTensor")
-
-
-def _is_of(module: str, value: object) -> bool:
-    """Whether a value's class, or one that it inherits from, is of a package, which need not be imported to tell."""
-    return any(kind.__module__.startswith(module) for kind in type(value).__mro__)
 
 
 def replica(module: nn.Module) -> dict[str, Any]:

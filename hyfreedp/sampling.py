@@ -120,6 +120,8 @@ class PoissonSampler(Sampler[list[int]]):
                 "itertools.cycle and lists give old batches again, whose cost in epsilon is another. Go through "
                 "the loader once an epoch: for epoch in range(epochs): for batch in loader: ..."
             )
+        if self._told and not self.used:
+            return
         drawn = len(self.batch(self.position))
         if self.used and drawn != samples:
             raise ValueError(
@@ -127,7 +129,7 @@ class PoissonSampler(Sampler[list[int]]):
                 "with several rows would count several times, and records packed into one row could not be told "
                 "apart. Let the loader's collate_fn make one row of each record (several views of one: views=)"
             )
-        if drawn != samples and not self._told:
+        if drawn != samples:
             self._told = True
             warnings.warn(
                 f"a batch of {samples} samples was passed to step where the Poisson sample has {drawn}: epsilon is "

@@ -113,16 +113,16 @@ def hooked_step(step: Callable[P, R]) -> Callable[P, R]:
             if hint := nearest(name, signature.parameters):
                 raise TypeError(f"step has no argument {name!r}{hint}")
         try:
-            fits = callable(signature.bind(*args, **kwargs).arguments["per_sample_loss"])
+            per_sample_loss = signature.bind(*args, **kwargs).arguments["per_sample_loss"]
         except TypeError:
-            fits = False
-        if not fits:
+            per_sample_loss = None
+        if not callable(per_sample_loss):
             raise TypeError(
                 "step takes a function and a batch: call optimizer.step(per_sample_loss, batch), where "
                 "per_sample_loss(batch) returns losses of shape (B,). It runs forward and backward itself, so leave "
                 "out loss.backward(), any closure and any GradScaler"
             )
-        _check_one_argument(signature.bind(*args, **kwargs).arguments["per_sample_loss"])
+        _check_one_argument(per_sample_loss)
         optimizer: Any = args[0]
         for before in list(optimizer._optimizer_step_pre_hooks.values()):
             if (changed := before(optimizer, args, kwargs)) is not None:

@@ -25,8 +25,8 @@ FOLLOWS_FROM_TORCH = re.compile(r"(nvidia|cuda|triton)\b")  # differ between pla
 # From the ground up: a module may import from the lines before its own, from nothing else on its line or after it.
 LAYERS = [
     {"devices"},
-    {"cipher", "checks", "sensitivity", "distributed", "renamed"},
-    {"wrapper", "accounting", "noise", "buffers", "batches"},
+    {"cipher", "checks", "sensitivity", "renamed"},
+    {"distributed", "wrapper", "accounting", "noise", "buffers", "batches"},
     {"privatize", "sampling", "base"},
     {"curvefit", "mixing"},
     {"step_rules", "clipping"},

@@ -37,6 +37,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--batch-size", type=int, required=True, help="expected size of a Poisson batch")
     add("--steps", type=int, required=True, help="number of optimizer steps T")
     add("--preset", choices=PRESETS, default="robust", help="default: %(default)s")
+    add("--json", action="store_true", help="print JSON; infinite numbers appear as the string 'inf'")
     fields = parser.add_argument_group("changes of the preset")
     add = partial(fields.add_argument, default=argparse.SUPPRESS)
     add("--interval", type=int, help="probe every K-th step")
@@ -55,8 +56,6 @@ def _parser() -> argparse.ArgumentParser:
         ("--loss-mechanism", LossMechanism),
     ):
         add(name, choices=get_args(choices))
-    add = parser.add_argument
-    add("--json", action="store_true", help="print JSON; infinite numbers appear as the string 'inf'")
     return parser
 
 

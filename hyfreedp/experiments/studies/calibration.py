@@ -19,7 +19,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
-from tqdm import tqdm
 
 from hyfreedp import HyFreeDPOptimizer, PrivacyEngine
 from hyfreedp.accounting.accountants import composed_epsilon
@@ -29,9 +28,8 @@ from hyfreedp.clipping import AbadiClipping, AutomaticClipping, Clipping
 from hyfreedp.experiments.data import datasets
 from hyfreedp.experiments.data.datasets import Arrays, Dataset
 from hyfreedp.experiments.data.records import as_is
-from hyfreedp.experiments.runs.train import one_thread
-from hyfreedp.experiments.store.files import write_csv
 from hyfreedp.experiments.store.provenance import with_versions
+from hyfreedp.experiments.studies.growing import grown
 from hyfreedp.experiments.tasks.registry import TASKS
 from hyfreedp.experiments.tasks.scores import Evaluation, calibration_error
 from hyfreedp.experiments.tasks.vision import Task
@@ -265,8 +263,6 @@ def run_of(name: str, preset: str, epsilon: float, setting: str, seed: int, eval
     while optimizer.steps_left:
         for batch in loader:
             optimizer.step(per_sample_loss, batch)
-            if not optimizer.steps_left:
-                break
     model.eval()
     with torch.no_grad():
         logits, held_out_logits = (model(part.tensors[0]) for part in (data, held_out))
@@ -305,13 +301,7 @@ def planned() -> Iterator[tuple[str, str, float, str, int, Evaluation]]:
 
 def record(table: Path) -> pd.DataFrame:
     """Train the runs that the table lacks and add them to it, three rows a run; the table."""
-    rows = pd.read_csv(table) if table.exists() else pd.DataFrame(columns=RUN)
-    done = set(rows[RUN].itertuples(index=False, name=None))
-    with one_thread():
-        for run in tqdm([run for run in planned() if run not in done], desc="calibration", unit="run"):
-            rows = pd.concat([rows, run_of(*run)], ignore_index=True) if len(rows) else run_of(*run)
-            write_csv(table, rows)
-    return rows
+    return grown(table, RUN, planned(), lambda run: run_of(*run), label="calibration")
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------

@@ -25,15 +25,13 @@ from sklearn.datasets import load_digits
 from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
-from tqdm import tqdm
 
 from hyfreedp import PrivacyEngine
 from hyfreedp.clipping import AbadiClipping, Clipping
 from hyfreedp.experiments.data.bank import Labelled, bank_with
 from hyfreedp.experiments.data.records import Records, as_is
-from hyfreedp.experiments.runs.train import one_thread
-from hyfreedp.experiments.store.files import write_csv
 from hyfreedp.experiments.store.provenance import with_versions
+from hyfreedp.experiments.studies.growing import grown
 from hyfreedp.experiments.tasks.scores import Evaluation
 
 # -- tasks -------------------------------------------------------------------------------------------------------------
@@ -222,14 +220,8 @@ def tested(rows: pd.DataFrame) -> list[Run]:
 
 def record(table: Path) -> pd.DataFrame:
     """Train the runs that the table lacks and add them to it; the table."""
-    rows = pd.read_csv(table) if table.exists() else pd.DataFrame(columns=RUN)
-    with one_thread():
-        for stage in (lambda rows: searches(), tested):
-            done = set(rows[RUN].itertuples(index=False, name=None))
-            for run in tqdm([run for run in stage(rows) if run not in done], desc="weights", unit="run"):
-                rows = pd.concat([rows, run_of(run)], ignore_index=True) if len(rows) else run_of(run)
-                write_csv(table, rows)
-    return rows
+    searched = grown(table, RUN, searches(), run_of, label="weights: rates")
+    return grown(table, RUN, tested(searched), run_of, label="weights")
 
 
 TABLES = (
