@@ -24,8 +24,11 @@ docs: .venv/.installed  ## build the site into build/docs, without network; open
 benchmark: .venv/.installed  ## measure time and memory of a step beside plain ones and Opacus (ten minutes)
 	$(BIN)/python -m hyfreedp.experiments.benchmark $(ARGS)
 
-gpu: .venv/.installed  ## fill data/results/gpu, in phases of nine minutes (docs/gpu.md): make gpu ARGS="efficiency-vit_base"
-	$(BIN)/python -m hyfreedp.experiments.book.gpu $(ARGS)
+gpu: .venv/.installed  ## fill data/results/gpu; killed at any time, it goes on where it was (docs/gpu.md)
+	$(BIN)/python -m hyfreedp.experiments.benchmark --device accelerator --resume
+	$(BIN)/python -m hyfreedp.experiments.benchmark --device accelerator --resume --models vit_base --contenders plain ours ours_torch_noise
+	$(BIN)/python -m hyfreedp.experiments.runs.pretrain tiny_imagenet
+	$(BIN)/python -m hyfreedp.experiments grid --profile gpu
 
 test: .venv/.installed  ## run the test suite (ruff included), without the slow tests
 	$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
@@ -39,10 +42,10 @@ test-slow: .venv/.installed  ## run the slow tests: statistics and accuracy targ
 test-gpu: .venv/.installed  ## run the tests that need an accelerator, skipped where there is none (8 minutes)
 	$(BIN)/python -m pytest -m gpu tests/gpu $(ARGS)
 
-models: .venv/.installed  ## try the engines on models of timm, transformers and peft, write docs/models.md (five minutes)
+models: .venv/.installed  ## try private steps on models of timm, transformers and peft, write docs/models.md (ten minutes)
 	$(BIN)/python tools/models $(ARGS)
 
-mutants: .venv/.installed  ## make deliberate faults in a copy, see which test notices each (20 minutes)
+mutants: .venv/.installed  ## make deliberate faults in a copy, see which test notices each (ten minutes)
 	$(BIN)/python tools/mutation/mutants.py $(ARGS)
 
 lint: .venv/.installed  ## check style and formatting

@@ -20,7 +20,6 @@ include_patterns = [
     "*.md",
     "docs/*.md",
     "data/README.md",
-    "tools/mutation/MUTANTS.md",
     "notebooks/[0-9]*.ipynb",
     "notebooks/solutions/*.ipynb",
 ]

@@ -1,14 +1,14 @@
 """Differentially private training that needs no learning rate (HyFreeDP)."""
 
 from hyfreedp.accounting import BudgetExhausted, NoiseSplit, calibrate_noise, epsilon
-from hyfreedp.batches import token_budget
-from hyfreedp.clipping import replace_batch_norm
 from hyfreedp.curvefit import QuadraticFit, fit_quadratic
+from hyfreedp.data.batches import token_budget
 from hyfreedp.engine import PRESETS, Preset, PrivacyEngine
+from hyfreedp.gradients import replace_batch_norm
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.optimizer import HyFreeDPOptimizer
 from hyfreedp.privatize import clipping_bias, normal_clipping_bias, privatize_loss
-from hyfreedp.records import StepRecord
+from hyfreedp.running.records import StepRecord
 
 __all__ = [
     "PRESETS",

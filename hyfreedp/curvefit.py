@@ -19,8 +19,7 @@ class QuadraticFit:
     Attributes:
         slope: b, units of loss per unit of learning rate; positive when G is a descent direction.
         curvature: a, units of loss per squared learning rate.
-        intercept: fitted loss at eta = 0; NaN when only differences of losses were
-            released, which do not determine it.
+        intercept: fitted loss at eta = 0.
         slope_std, curvature_std: standard errors of b and a; 0 without noise.
     """
 

@@ -6,47 +6,44 @@ which is how the accountant counts them. All that decides about the learning rat
 
 from __future__ import annotations
 
+import copy
+import hashlib
 import math
-from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from traceback import clear_frames
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hyfreedp.accounting import NoiseSplit, PrivacyLedger
-from hyfreedp.base import BaseOptimizer
-from hyfreedp.batches import PhysicalBatchSize, batch_length, check_physical_batch_size
-from hyfreedp.buffers import BufferGuard
-from hyfreedp.checkpoint import Resumable
-from hyfreedp.checks import check_not_negative
-from hyfreedp.clipping import GradientEngine, Misread
-from hyfreedp.distributed import Processes
-from hyfreedp.mixing import steps_to_check
+from hyfreedp.accounting.ledger import Tags
+from hyfreedp.data.batches import PhysicalBatchSize, batch_length, check_physical_batch_size
+from hyfreedp.data.sampling import PoissonSampler
+from hyfreedp.gradients import GradientEngine
+from hyfreedp.gradients.dependence import steps_to_check
+from hyfreedp.gradients.passes import Passes, PerSampleLoss, Weights
+from hyfreedp.gradients.validate import check_modes
+from hyfreedp.learner import FixedRate, Look, RateLearner
+from hyfreedp.line_search import Decay, check_paid_for, decay_factor
 from hyfreedp.noise import NoiseGenerator
-from hyfreedp.passes import Passes, PerSampleLoss, Weights
-from hyfreedp.privatize import loss_noise_std, privatize_gradient, privatize_votes
-from hyfreedp.rate_learner import LineSearch, ProbeBatch, check_paid_for
-from hyfreedp.records import ProbeResult, StepRecord, VoteResult, raw_values
-from hyfreedp.renamed import renamed_argument, renamed_attribute
-from hyfreedp.sampling import PoissonSampler, RandomState
-from hyfreedp.sensitivity import VOTE_CLIP
-from hyfreedp.step_rules import Decay, decay_factor
-from hyfreedp.votes import VotedRate
-from hyfreedp.wrapper import OptimizerWrapper, Unprepared, hooked_step
+from hyfreedp.privatize import privatize_gradient
+from hyfreedp.running.base_optimizer import BaseOptimizer
+from hyfreedp.running.buffers import BufferGuard
+from hyfreedp.running.checks import check_not_negative, check_same_model, check_same_run
+from hyfreedp.running.devices import random_states, set_random_states
+from hyfreedp.running.processes import Processes
+from hyfreedp.running.records import ProbeResult, StepRecord, raw_values
+from hyfreedp.running.wrapper import OptimizerWrapper, Unprepared, hooked_step
 
 
-class HyFreeDPOptimizer(Unprepared, Resumable, OptimizerWrapper):
+class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
     """Wraps a torch optimizer, and is one: :meth:`step` takes a per-sample loss and a batch and does the rest.
 
     The base optimizer turns the private gradient into an update direction G; its own learning rate only sets the ratio
-    between parameter groups. It advances its state once per step, whether or not the step probes. It must be linear in
-    its learning rate, as SGD, AdamW, Adam and RMSprop are (decoupled weight decay included).
-
-    Made by :class:`hyfreedp.PrivacyEngine`. Then the base optimizer steps by :meth:`step` only: its own is refused.
-    Learning-rate schedulers of torch take it, and are followed where the rate is not learned (preset "fixed").
+    between parameter groups. It must be linear in its learning rate, as SGD, AdamW, Adam and RMSprop are (decoupled
+    weight decay included). Its own step is refused. Learning-rate schedulers of torch take this optimizer, and are
+    followed where the rate is not learned (preset "fixed"). Made by :class:`hyfreedp.PrivacyEngine`.
 
     Args:
         optimizer: the base optimizer over exactly the trainable parameters of ``module``.
@@ -57,11 +54,6 @@ class HyFreeDPOptimizer(Unprepared, Resumable, OptimizerWrapper):
         expected_batch_size: sample rate times number of records.
         rate_learner: learns the rate as the split has it, by a line search or by votes; None keeps the base optimizer's
             own rates.
-        probe_batch: of a line search, which batch looks along a direction: the "same" that it comes from; or the
-            "next": a probe step, before its gradient, looks along the step made last, and makes that anew at the rate
-            learned (the first step has none to look along; records keep the rate that was first taken). Either way
-            one batch bears a probe and a gradient, and is accounted for as such: independent releases would be probes
-            whose batch serves nothing else.
         decay: shape of the fall to zero at the horizon, beginning at the share ``decay_start`` of the run.
         max_physical_batch_size: size of the pieces in which larger Poisson batches are processed, or a function of the
             batch that returns them as lists of positions (see :func:`hyfreedp.token_budget`).
@@ -73,7 +65,6 @@ class HyFreeDPOptimizer(Unprepared, Resumable, OptimizerWrapper):
         ValueError: the optimizer's parameters are not the model's trainable ones, or an argument is out of range.
     """
 
-    @renamed_argument("probe", "rate_learner")
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
@@ -83,8 +74,7 @@ class HyFreeDPOptimizer(Unprepared, Resumable, OptimizerWrapper):
         split: NoiseSplit,
         generator: NoiseGenerator,
         expected_batch_size: float,
-        rate_learner: LineSearch | VotedRate | None,
-        probe_batch: ProbeBatch = "same",
+        rate_learner: RateLearner | None,
         decay: Decay = "none",
         decay_start: float = 0.0,
         max_physical_batch_size: PhysicalBatchSize = None,
@@ -93,14 +83,12 @@ class HyFreeDPOptimizer(Unprepared, Resumable, OptimizerWrapper):
         processes: Processes | None = None,
     ) -> None:
         check_physical_batch_size(max_physical_batch_size)
-        check_paid_for(rate_learner, split)
+        check_paid_for(rate_learner or RateLearner(), split)
         OptimizerWrapper.__init__(self, optimizer)
         self.module = module
         self.split = split
         self.ledger = PrivacyLedger(split)
         self.expected_batch_size = expected_batch_size
-        self.rate_learner: LineSearch | VotedRate | None = rate_learner
-        self.probe_batch: ProbeBatch = probe_batch
         self.decay: Decay = decay
         self.decay_start = decay_start
         self.max_physical_batch_size = max_physical_batch_size
@@ -110,17 +98,17 @@ class HyFreeDPOptimizer(Unprepared, Resumable, OptimizerWrapper):
         self._rows: list[dict[str, Any]] = []
         self.gradient_engine = gradient_engine
         self._base = BaseOptimizer(optimizer, module)
+        self.rate_learner = rate_learner or FixedRate(self._own_rate)
         self._generator = generator
         self._buffers = BufferGuard(module)
         self._checks_due = steps_to_check(0, split.steps, generator)
         self._settings = self._describe()
-        self._runs: dict[str, list[Any]] = {}  # releases of the runs that this object has been, by key
 
     @hooked_step
     def step(  # type: ignore[override]
         self, per_sample_loss: PerSampleLoss, batch: Any, *, weights: Weights = None
     ) -> StepRecord:
-        """One step of Algorithm 1 on one Poisson batch: forward, backward, clip, noise, probe, update.
+        """One step of Algorithm 1 on one Poisson batch: gradient, look or probe, update.
 
         Args:
             per_sample_loss: maps a batch, or a piece of it, to losses of shape ``(B,)`` without reduction, each
@@ -128,175 +116,89 @@ class HyFreeDPOptimizer(Unprepared, Resumable, OptimizerWrapper):
                 again for the probes, without gradients and with the same random numbers of torch's.
             batch: what the loader gave; samples are the first dimension of every tensor. May be empty.
             weights: how much each record counts, in [0, 1]: a function of the batch, or a tensor of shape ``(B,)``;
-                each of its own record alone. They multiply the clipped gradient, the vote, and the losses of a line
-                search, so that noise and epsilon stay as they are. Weights within ``per_sample_loss`` change nothing
-                where gradients are normalised afterwards.
+                each of its own record alone. They multiply what is clipped already: gradient, vote, and losses of a
+                line search. Weights within ``per_sample_loss`` change nothing where gradients are normalised.
 
         Raises:
-            BudgetExhausted: the planned steps are done, and nothing of the batch was looked at; or releases made again
-                with other data have used the budget up, and no further one was made.
+            BudgetExhausted: the planned steps are done, or a step would be released again with other data.
             ValueError, TypeError: the model is in eval mode, one of its layers has come to mix samples or to keep raw
-                statistics, the losses have the wrong form or depend on other samples, or a weight is out of range or
-                does. Nothing was released.
+                statistics, or losses or weights have the wrong form or depend on other samples. Nothing was released.
             RuntimeError: one of several processes raised such an error or has died.
 
-        An error within a probe leaves the step along which it looks made and counted, at the old rate; one after a
-        probe by the next batch leaves that step corrected. One after a vote leaves the step to be made, from the
-        weights, rate and random numbers that it found, and the vote counted.
+        An error within a probe leaves the step along which it looks made and counted, at the old rate. One after a vote
+        leaves the step to be made, from the weights, rate and random numbers that it found, and the vote counted.
         """
-        t = self.ledger.steps
-        probing = self.ledger.probes(t)
+        t, learner, vote, probe, probed = self.ledger.steps, self.rate_learner, None, None, None
         self.ledger.check()
-        voted = self.rate_learner if isinstance(self.rate_learner, VotedRate) else None
-        search = None if isinstance(self.rate_learner, VotedRate) else self.rate_learner
-        self._base.heed_scheduler(learned=self.rate_learner is not None, decays=self.decay != "none")
-        late = self.probe_batch == "next"
-        vote, result, probed = None, None, None
-        dropout = RandomState.capture(self._base.parameters[0].device)
-        if voted:
-            voted.arrive(t)
+        self._base.sync_scheduler(learned=learner.kind != "none", decays=self.decay != "none")
+        dropout = random_states(self._device)
+        learner.on_step_start(t)
         self.zero_grad()
         try:
             with self.processes.all_or_none():
-                passes, losses, norms = self._checked_gradient(t, per_sample_loss, batch, weights, dropout)
-            if voted and probing:
-                vote = self._vote(voted, t, passes, losses)
-            elif search and late and probing and self._base.last:
-                _, result, probed = self._probe_and_update(search, t, passes, None, *self._base.retrace())
-                self._base.last = None  # it is looked along once
-            with voted.retreat(vote) if voted and vote and vote.lost else nullcontext(False) as retreated:
-                if retreated or (result and result.eta_next != result.eta_probed):
-                    self.zero_grad()
-                    with self.processes.all_or_none():
-                        losses, norms = self._clipped_sums(passes)
-                tag = self._privatize_gradient(t)
-                self.processes.check_same(tag)
-                self.ledger.record(tag)
+                passes = self._passes(t, per_sample_loss, batch, weights)
+                losses, norms = passes.add_gradients()  # lines 3, 4
+                if t == 0 and learner.kind == "losses":
+                    check_not_negative(losses)
+            if self.split.is_probe_step(t):
+                vote = learner.before_gradient(self._look(t, "vote", passes, losses))
+            if vote is not None and vote.lost:  # the weights are others now
+                self.zero_grad()
+                with self.processes.all_or_none():
+                    losses, norms = passes.add_gradients()
+            self._privatize_gradient(t)  # line 5
         except BaseException:
+            learner.undo()
             self.zero_grad()  # it may be raw
-            dropout.restore()  # so that the same step, made again, releases the same
+            set_random_states(self._device, dropout)  # so that the same step, made again, releases the same
             raise
         if self.sampler is not None:
             self.sampler.position = self.ledger.steps
-        if voted:
-            voted.measure()
-        eta = self.eta * decay_factor(t, self.split.steps, self.decay, self.decay_start)
-        if math.isnan(eta):
-            eta = 0.0  # no gradient so far but zeros, which move nothing at any rate and set no unit
-        if search and not late and probing:
-            eta, result, probed = self._probe_and_update(search, t, passes, losses, *self._base.step_along(eta))
+        learner.on_gradient()
+        eta = learner.eta * decay_factor(t, self.split.steps, self.decay, self.decay_start)
+        eta = 0.0 if math.isnan(eta) else eta  # no gradient so far but zeros, which move nothing and set no unit
+        if self.split.is_probe_step(t) and learner.probes_along_update:
+            move = self._base.step_along(eta)  # line 6
+            probe, probed, eta = self._probe(
+                learner, self._look(t, "probe", passes, losses), move, eta
+            )  # lines 7 to 12
         else:
-            self._base.step(eta, keep=search is not None and late and self.ledger.probes(t + 1))
-        if voted:
-            voted.advance()
+            self._base.step(eta)
+        learner.on_step_end()
         self.zero_grad()
 
         join, diagnostics = self.processes.join_samples, None
         if self.diagnostics:
             diagnostics = raw_values(join(losses), join(norms), None if probed is None else join(probed))
-        record = StepRecord(t, eta, result, vote, diagnostics)
+        record = StepRecord(t, eta, probe, vote, diagnostics)
         self._rows.append(record.to_dict())
         return record
 
-    def _checked_gradient(
-        self, t: int, per_sample_loss: PerSampleLoss, batch: Any, weights: Weights, dropout: RandomState
-    ) -> tuple[Passes, Tensor, Tensor]:
-        """As :meth:`_raw_gradient`, made again where a shape misled the engine and passes of other sizes tell it so."""
-        refusal, sizes, tried = None, list[int](), Counter[Any]()
-        while True:
-            try:
-                return self._raw_gradient(t, per_sample_loss, batch, weights, sizes)
-            except Misread as error:
-                refusal = refusal or error
-                clear_frames(error.__traceback__)  # which hold the graph
-                places = [(size, frozenset(error.parameters)) for size in error.sizes]
-                places = [place for place in places if tried[place] < 2]  # a layer may drop out of the first pass
-                if not places:
-                    raise refusal from refusal.__cause__
-                tried.update(places)
-                sizes += [size for size, _ in places]
-            except Exception as error:
-                if refusal is None:
-                    raise
-                if isinstance(error, ValueError):  # about the losses, or samples that mix
-                    raise error from refusal
-                raise refusal from error
-            self.zero_grad()
-            dropout.restore()
-
-    def _raw_gradient(
-        self, t: int, per_sample_loss: PerSampleLoss, batch: Any, weights: Weights, sizes: Sequence[int]
-    ) -> tuple[Passes, Tensor, Tensor]:
-        """Clipped sums into the engine; losses and norms. All checks are made here, before anything is released.
-
-        Before, the engine is shown forward passes of the first samples, as many as each of ``sizes`` says.
-        """
+    def _passes(self, t: int, per_sample_loss: PerSampleLoss, batch: Any, weights: Weights) -> Passes:
+        """The batch, checked before anything of it is released."""
         if not self.module.training:
             raise ValueError("the model must be in train mode: call model.train() before optimizer.step")
         self._base.check()
         if self.sampler is not None and self.split.gradient_noise_multiplier(t) > 0:
             self.sampler.check_drawn(batch_length(batch))
-        self.gradient_engine.check_modes()
-        due = any(step <= t for step in self._checks_due)
+        check_modes(self.module)
         self.gradient_engine.signs = self._generator.child("signs", t)
+        due = any(step <= t for step in self._checks_due)
         passes = Passes(
             per_sample_loss,
             batch,
+            self.gradient_engine,
             max_physical_batch_size=self.max_physical_batch_size,
-            device=self._base.parameters[0].device,
             buffers=self._buffers,
-            check=due,
-            views=self.gradient_engine.views,
+            by_value=due,
             weights=weights,
         )
-        passes.show(self.gradient_engine, sizes)
-        losses, norms = self._clipped_sums(passes)
-        if t == 0 and self.rate_learner is not None and self.rate_learner.kind == "losses":
-            check_not_negative(losses)
-        if due and passes.check_samples(self.gradient_engine, self._generator.child("check", t)):
+        if due and passes.check(self._generator.child("check", t)):
             self._checks_due = [step for step in self._checks_due if step > t]
-        return passes, losses, norms
+        return passes
 
-    def _clipped_sums(self, passes: Passes) -> tuple[Tensor, Tensor]:
-        """Into the engine; losses and norms. Sample by sample where a comparison with autograd tells nothing.
-
-        That is so if a sample is not finite, whether or not one is due: a step made again after a resume, where it is,
-        must release the same.
-        """
-        self.gradient_engine.unchecked = False
-        found = passes.backward(self.gradient_engine)
-        while self.gradient_engine.was_misled():
-            self.zero_grad()
-            passes.rewind()
-            found = passes.backward(self.gradient_engine)
-        if self.gradient_engine.unchecked:
-            self.zero_grad()
-            passes.split()
-            found = passes.backward(self.gradient_engine)
-        return found
-
-    def _vote(self, voted: VotedRate, t: int, passes: Passes, losses: Tensor) -> VoteResult:
-        """Let the records vote between the weights and their average; the result, which moves nothing yet."""
-        generator, sigma = self._generator.child("vote", t), self.split.sigma_loss
-        mechanism, expected, add_up = self.split.loss_mechanism, self.expected_batch_size, self.processes.add_up
-        with self.processes.all_or_none(), voted.at_average():
-            rival = passes.forward()
-        margin = privatize_votes(
-            losses,
-            rival,
-            sigma,
-            expected_batch_size=expected,
-            weights=passes.weights,
-            mechanism=mechanism,
-            generator=generator,
-            add_up=add_up,
-        )
-        self.processes.check_same(generator.tag)
-        self.ledger.record_vote(generator.tag)
-        return voted.count(margin, float(loss_noise_std(VOTE_CLIP, sigma, expected, mechanism)))
-
-    def _privatize_gradient(self, t: int) -> int:
-        """The private mean gradient of all processes into ``.grad``; the tag of its noise, 0 if there is none."""
+    def _privatize_gradient(self, t: int) -> None:
+        """The private mean gradient of all processes into ``.grad``, counted before."""
         sums = self.gradient_engine.clipped_sums(self._base.parameters)
         self.processes.add_up(sums)
         generator = self._generator.child("gradient", t)
@@ -309,56 +211,43 @@ class HyFreeDPOptimizer(Unprepared, Resumable, OptimizerWrapper):
         )
         for parameter, private in zip(self._base.parameters, sums, strict=True):
             parameter.grad = private.to(parameter.dtype)  # rounding to half precision comes after the noise
-        return generator.tag
+        self.processes.check_same(generator.tag)
+        self.ledger.record(generator.tag)
 
-    @torch.no_grad()
-    def _probe_and_update(
-        self,
-        search: LineSearch,
-        t: int,
-        passes: Passes,
-        here: Tensor | None,
-        eta: float,
-        move: Callable[[float], None],
-    ) -> tuple[float, ProbeResult, Tensor]:
-        """Look along a step in both directions, then move to where the new learning rate leads.
+    def _look(self, t: int, what: str, passes: Passes, losses: Tensor) -> Look:
+        """What a learner of the rate may do with the batch of step t."""
+        return Look(
+            here=losses,
+            noise_multiplier=self.split.sigma_loss,
+            expected_batch_size=self.expected_batch_size,
+            generator=self._generator.child(what, t),
+            passes=passes,
+            processes=self.processes,
+            count=self.ledger.record_vote if what == "vote" else self.ledger.record_probe,
+        )
 
-        Args:
-            search, t, passes: the line search; the step, and its batch.
-            here: the losses where the step began, shape ``(B,)``; None before the batch's gradient.
-            eta, move: of the step, see :meth:`BaseOptimizer.retrace`.
-        """
-        distance, generator = search.distance, self._generator.child("probe", t)
-        record = self.ledger.record_vote if here is None else self.ledger.record_probe
-        before = search.state_dict()
+    def _probe(
+        self, learner: RateLearner, look: Look, move: Callable[[float], None], eta: float
+    ) -> tuple[ProbeResult, Tensor, float]:
+        """Look along the step, then move to where the new rate leads; result, raw losses, and that rate."""
+        before = learner.state_dict()
         try:
-            with self.processes.all_or_none():
-                move(distance)
-                ahead = passes.forward()
-                move(-distance)
-                behind = passes.forward()
-                if here is None:
-                    move(0.0)
-                    here = passes.forward()
-                probed = torch.stack([ahead, here, behind])
-            result = search.update(
-                passes.weighted(probed),
-                self.split.sigma_loss,
-                self.expected_batch_size,
-                generator,
-                held=not self.ledger.probes(t + 1),
-                add_up=self.processes.add_up,
-            )
-            self.processes.check_same(generator.tag)
-            record(generator.tag)
+            result, probed = learner.along_update(look, move)
         except BaseException:
-            search.load_state_dict(before)
+            learner.load_state_dict(before)
             move(eta)
             raise
         if result.eta_next != result.eta_probed:
             eta *= result.eta_next / result.eta_probed
         move(eta)
-        return eta, result, probed
+        return result, probed, eta
+
+    def _own_rate(self) -> float:
+        return self._base.eta if self.decay != "none" else float(self.param_groups[0]["lr"])
+
+    @property
+    def _device(self) -> torch.device:
+        return self._base.parameters[0].device
 
     @property
     def history(self) -> list[dict[str, Any]]:
@@ -368,10 +257,7 @@ class HyFreeDPOptimizer(Unprepared, Resumable, OptimizerWrapper):
     @property
     def eta(self) -> float:
         """The learning rate in force, without decay."""
-        fixed = self._base.eta if self.decay != "none" else float(self.param_groups[0]["lr"])
-        return fixed if self.rate_learner is None else self.rate_learner.eta
-
-    probe = renamed_attribute("HyFreeDPOptimizer.probe", "rate_learner")
+        return self.rate_learner.eta
 
     @property
     def steps_left(self) -> int:
@@ -391,11 +277,100 @@ class HyFreeDPOptimizer(Unprepared, Resumable, OptimizerWrapper):
         """:meth:`epsilon_spent` by its name in Opacus."""
         return self.epsilon_spent(delta)
 
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that :meth:`load_state_dict` needs to go on bit for bit, model included: tensors and plain values.
+
+        It holds the key of all noise: keep it as secret as the data, and publish the model alone. As with torch's own,
+        its tensors are those of the live model and optimizer: save or copy it before stepping on. States of several
+        processes differ in dropout's random state only: any may be loaded by any number of processes, and each its own
+        to go on bit for bit.
+        """
+        return {"base_optimizer": self.base.state_dict(), **self._own_state()}
+
+    def _own_state(self) -> dict[str, Any]:
+        """All but the base optimizer's, whose hooks are a user's."""
+        return {
+            "model": self.module.state_dict(),
+            "rate": self.rate_learner.state_dict(),
+            "one_by_one": self.gradient_engine.slow,
+            "ledger": self.ledger.state_dict(),
+            "sampler": None if self.sampler is None else self.sampler.state_dict(),
+            "generator": self._generator.state_dict(),
+            "settings": dict(self._settings),
+            "random_state": random_states(self._device),
+            "history": [dict(row) for row in self._rows],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` gave, torch's global generator included; the run must be the same.
+
+        A step made again on the same data is the same release; on other data the ledger refuses it where it knows of
+        the first. It does not know what another process has released since: publish nothing that was made after the
+        last saved state. Nor does it know the records: resume on the same ones, since releases that come out equal
+        after one was erased tell that it was in none of their batches.
+
+        Raises:
+            ValueError: the state is of another run, and what differs; or this one has made steps already, which a
+                state of another run would make forget; or processes load states of different runs.
+            BudgetExhausted: this one and the state have released a step with different data.
+        """
+        if "generator" not in state:
+            raise ValueError("state was saved by a version of hyfreedp whose noise is not safe: it cannot be resumed")
+        key = state["generator"]["key"]
+        self.processes.agree(steps=state["ledger"]["steps"], generator=hashlib.sha256(key.encode()).hexdigest()[:8])
+        check_same_run(self._settings, state["settings"])
+        check_same_model(self.module.state_dict(), state["model"])
+        known = self.ledger.released
+        if known and key != self._generator.key.hex():
+            raise ValueError(
+                f"the state is of another run, and this one has made {self.ledger.steps} steps: call "
+                "make_private_with_epsilon again, and load the state into what that returns"
+            )
+        present = copy.deepcopy(self._own_state())
+        moments = {parameter: copy.deepcopy(values) for parameter, values in self.base.state.items()}
+        groups = [dict(group) for group in self.base.param_groups]
+        try:
+            self._restore(state, known)
+            self.base.load_state_dict(copy.deepcopy(state["base_optimizer"]))  # torch would go on using its tensors
+        except BaseException:
+            self._restore(present, ())
+            self.base.__setstate__({"state": defaultdict(dict, moments), "param_groups": groups})
+            raise
+        if self.rate_learner.kind != "none" or self.decay != "none":
+            self._base.note_rates()
+
+    def _restore(self, state: Mapping[str, Any], known: Iterable[Tags]) -> None:
+        """Become what a checked state says, but for the base optimizer; ``known`` are releases of the same run."""
+        self.ledger.load_state_dict(state["ledger"], known=known)
+        self.module.load_state_dict(state["model"])
+        self.rate_learner.load_state_dict(state["rate"])
+        self.gradient_engine.slow = state["one_by_one"]
+        if self.sampler is not None and state["sampler"] is not None:
+            self.sampler.load_state_dict(state["sampler"])
+        self._generator.load_state_dict(state["generator"])
+        self._checks_due = steps_to_check(self.ledger.steps, self.split.steps, self._generator)
+        set_random_states(self._device, state["random_state"])
+        self._rows = [dict(row) for row in state["history"]]
+
+    def _describe(self) -> dict[str, str]:
+        """What a saved state must agree with, beside the plan. Sizes of pieces, engine and processes may change."""
+        return {
+            "number of records": str(None if self.sampler is None else self.sampler.num_records),
+            "expected batch size": repr(self.expected_batch_size),
+            "clipping": repr(self.gradient_engine.clipping),
+            "rate learner": repr(self.rate_learner),
+            "learning rate": repr(self._base.eta) if self.rate_learner.kind == "none" else "learned",
+            "decay": f"{self.decay} from {self.decay_start!r}",
+            **self._base.settings(),
+            "noise": "secure" if self._generator.secure else "standard",
+            **({"views of a record": str(self.gradient_engine.views)} if self.gradient_engine.views > 1 else {}),
+        }
+
     def __repr__(self) -> str:
         engine = self.gradient_engine
-        learned = "fixed" if self.rate_learner is None else f"learned from {self.rate_learner.kind}"
+        learned = "fixed" if self.rate_learner.kind == "none" else f"learned from {self.rate_learner.kind}"
         return (
             f"{type(self).__name__}({type(self.base).__name__}, step {self.ledger.steps} of {self.split.steps}, "
-            f"eta {self.eta:.3g} ({learned}), clipping {engine.clipping}, engine {engine.name!r},\n"
+            f"eta {self.eta:.3g} ({learned}), clipping {engine.clipping},\n"
             f"  {self.split})"
         )

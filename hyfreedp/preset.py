@@ -6,16 +6,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
 from inspect import Parameter, signature
-from typing import Any, Literal, ParamSpec, TypedDict, TypeVar
-
-import torch
+from typing import Any, ParamSpec, TypedDict, TypeVar
 
 from hyfreedp.accounting import NoiseSplit, calibrate_noise
-from hyfreedp.checks import check_choice, check_count, check_learning_rate, nearest
-from hyfreedp.rate_learner import LineSearch, LossThresholdRule, ProbeBatch, StepRule
-from hyfreedp.sensitivity import LossMechanism
-from hyfreedp.sensitivity import Probe as ProbeKind
-from hyfreedp.step_rules import Decay
+from hyfreedp.accounting.accountants import Accountant
+from hyfreedp.accounting.split import Allocation, Probe
+from hyfreedp.line_search import Decay, LossThresholdRule, StepRule
+from hyfreedp.running.checks import check_choice, check_count, check_learning_rate, nearest
 from hyfreedp.votes import vote_steps
 
 P = ParamSpec("P")
@@ -27,39 +24,30 @@ class Preset:
     """All that defines the method beyond data, model and privacy target; one setting for every task.
 
     Attributes:
-        probe: what is released beside gradients, as the accountant calls it: "votes" on whether the rate is too high
-            (:mod:`hyfreedp.votes`); three "losses" for the paper's line search; or "none" for plain DP training at the
-            base optimizer's own learning rate (the baselines). "contrasts" are released by a line search of your own.
-        step_rule: of a line search, how a noisy fit moves the learning rate, by name (:mod:`hyfreedp.step_rules`); or
-            what makes another line search, from the preset, the base optimizer and whether the run is private. Several
-            processes compare its ``repr``: let it be a frozen dataclass.
+        probe: what is released beside gradients: "votes" on whether the rate is too high (:mod:`hyfreedp.votes`); three
+            "losses" for a line search; or "none" for plain DP training at the base optimizer's own learning rate.
+        step_rule: of a line search, how a noisy fit moves the learning rate (:mod:`hyfreedp.line_search`).
         smoothing: of step rule "gen", weight in (0, 1] of the clamped b/a in the next rate; the old one has the rest.
-        probe_batch: of a line search, the batch that looks along a direction: the "same" that it comes from, as Alg. 1
-            has it, or the "next" one, before its gradient, as the authors' package has it; see
-            :class:`hyfreedp.HyFreeDPOptimizer`.
         loss_threshold_rule: how R_l follows the released losses (probe "losses").
         initial_learning_rate: eta_0 of a line search. Votes have none: their start is public.
         interval: K, steps from probe to probe of a line search, or the length of a shorter run; votes come when
             :mod:`hyfreedp.votes` says.
         warmup: share of the run, from its start, in which every step of a line search probes.
         gamma: growth of the gradient noise (root mean square over steps) that pays for the probes.
-        allocation, composition, accountant, loss_mechanism: see :func:`hyfreedp.calibrate_noise`.
+        allocation, accountant: see :func:`hyfreedp.calibrate_noise`.
         decay, decay_start: shape of the fall of the rate to zero at the horizon, and the share of the run before it.
     """
 
-    probe: ProbeKind = "votes"
-    step_rule: StepRule | Callable[[Preset, torch.optim.Optimizer, bool], LineSearch] = "gen"
+    probe: Probe = "votes"
+    step_rule: StepRule = "gen"
     smoothing: float = 0.1
-    probe_batch: ProbeBatch = "same"
     loss_threshold_rule: LossThresholdRule = "sum"
     initial_learning_rate: float = 1e-4
     interval: int = 5
     warmup: float = 0.0
     gamma: float = 1.01
-    allocation: Literal["per_step", "constant"] = "per_step"
-    composition: Literal["same_batch", "independent", "epsilon_sum"] = "same_batch"
-    accountant: Literal["pld", "rdp", "gdp"] = "pld"
-    loss_mechanism: LossMechanism = "gaussian"
+    allocation: Allocation = "per_step"
+    accountant: Accountant = "pld"
     decay: Decay = "linear"
     decay_start: float = 0.0
 
@@ -82,15 +70,12 @@ class Preset:
             sample_rate=sample_rate,
             steps=steps,
             accountant=self.accountant,
-            composition=self.composition,
-            loss_mechanism=self.loss_mechanism,
             **self.plan(steps),
         )
 
 
-# "paper" probes on the gradient's batch, as Alg. 1 is printed: that spares a pass, since the loss at w is known then.
-# What Alg. 1 does not print, the guards and the smoothing of rule "gen", is that of its authors' own package, gen-optim
-# 0.1.1. Without privacy it equals that package step by step, whichever batch probes (tests/core/test_gen_optim.py).
+# "paper" is Alg. 1. What that does not print, the guards and the smoothing of rule "gen", is that of its authors' own
+# package, gen-optim 0.1.1, which it equals step by step without privacy (tests/core/test_gen_optim.py).
 PRESETS: dict[str, Preset] = {
     "robust": Preset(),
     "paper": Preset(probe="losses", allocation="constant", decay="none"),
@@ -101,73 +86,48 @@ PRESETS: dict[str, Preset] = {
 class PresetFields(TypedDict, total=False):
     """The fields of :class:`Preset`, for keyword arguments that change some of them."""
 
-    probe: ProbeKind
-    step_rule: StepRule | Callable[[Preset, torch.optim.Optimizer, bool], LineSearch]
+    probe: Probe
+    step_rule: StepRule
     smoothing: float
-    probe_batch: ProbeBatch
     loss_threshold_rule: LossThresholdRule
     initial_learning_rate: float
     interval: int
     warmup: float
     gamma: float
-    allocation: Literal["per_step", "constant"]
-    composition: Literal["same_batch", "independent", "epsilon_sum"]
-    accountant: Literal["pld", "rdp", "gdp"]
-    loss_mechanism: LossMechanism
+    allocation: Allocation
+    accountant: Accountant
     decay: Decay
     decay_start: float
 
 
-# Arguments of Opacus's PrivacyEngine that mean nothing here, and what to do instead.
-OPACUS = {
-    "accountant": "each run has its own: pass accountant='pld', 'rdp' or 'gdp' to make_private_with_epsilon",
+_WEIGHTS = "weights go to each step: optimizer.step(per_sample_loss, batch, weights=...), PrivateTrainer(weights=...)"
+
+# Arguments of something else, most of them of Opacus's PrivacyEngine, and what to do instead.
+ELSEWHERE = {
+    **dict.fromkeys(("weights", "class_weight", "class_weights", "sample_weight", "sample_weights"), _WEIGHTS),
+    "seed": "it is the engine's: PrivacyEngine(seed=...)",
+    "lr": "the rate is learned; with preset='fixed' it is the optimizer's",
+    "accountant": "each run has its own: make_private_with_epsilon(accountant='pld'), or 'rdp'",
     "secure_mode": "pass PrivacyEngine(secure_noise=True)",
     "noise_multiplier": "the noise follows from target_epsilon, target_delta and the length of the run",
-    "max_grad_norm": (
-        "there is no norm to choose, since gradients are normalised; clipping=AbadiClipping(max_grad_norm), of "
-        "hyfreedp.clipping, clips them instead"
-    ),
+    "max_grad_norm": "gradients are normalised; or pass clipping=AbadiClipping(max_grad_norm), of hyfreedp.gradients",
     "criterion": "the loss belongs to optimizer.step(per_sample_loss, batch), where it returns shape (B,)",
     "loss_reduction": "optimizer.step takes losses without reduction, of shape (B,)",
     "batch_first": "samples are the first dimension of every tensor of a batch",
     "poisson_sampling": "batches are always Poisson samples, as the accounting needs; leave it out",
     "noise_generator": "noise has keys of its own; PrivacyEngine(seed=...) makes them reproducible",
-    "grad_sample_mode": "pass gradient_engine='auto', 'bookkeeping' or 'hooks'",
+    "grad_sample_mode": "there is one engine; leave it out",
     "wrap_model": "the module is hooked in place and comes back as it is, never wrapped",
     "rand_on_empty": "empty batches are steps like others",
 }
 
 
-# Arguments of something else here.
-ELSEWHERE = {
-    **dict.fromkeys(
-        ("weights", "class_weight", "class_weights", "sample_weight", "sample_weights"),
-        "weights of classes or records go to each step: optimizer.step(per_sample_loss, batch, weights=...), "
-        "PrivateTrainer(weights=...)",
-    ),
-    "seed": "it is the engine's: PrivacyEngine(seed=...)",
-    "lr": "the rate is learned; with preset='fixed' it is the optimizer's",
-}
-
-
 def refuse_unknown(names: Iterable[str], known: Sequence[str]) -> None:
-    """Refuse keyword arguments that are not known, with what to write instead.
-
-    Args:
-        names: of the arguments that were given.
-        known: those that are allowed.
-
-    Raises:
-        TypeError: naming the first that is unknown.
-    """
+    """Refuse keyword arguments that are not among the ``known``, with what to write instead."""
     for name in names:
-        if name in known:
-            continue
-        if name in ELSEWHERE:
-            raise TypeError(f"unknown argument {name!r}: {ELSEWHERE[name]}")
-        if name in OPACUS:
-            raise TypeError(f"{name} is an argument of Opacus; here {OPACUS[name]}")
-        raise TypeError(f"unknown argument {name!r}{nearest(name, known) or ': allowed are ' + ', '.join(known)}")
+        if name not in known:
+            remedy = f": {ELSEWHERE[name]}" if name in ELSEWHERE else nearest(name, known)
+            raise TypeError(f"unknown argument {name!r}{remedy or ': allowed are ' + ', '.join(known)}")
 
 
 def takes_preset_fields(function: Callable[P, R]) -> Callable[P, R]:
@@ -183,31 +143,8 @@ def takes_preset_fields(function: Callable[P, R]) -> Callable[P, R]:
 
 
 # What only a line search has, and what only a run has that releases anything beside gradients.
-_OF_A_SEARCH = (
-    "step_rule",
-    "smoothing",
-    "probe_batch",
-    "loss_threshold_rule",
-    "initial_learning_rate",
-    "interval",
-    "warmup",
-)
-_OF_A_PROBE = ("gamma", "allocation", "composition", "loss_mechanism")
-
-
-def _refuse_idle(names: Iterable[str], probe: ProbeKind) -> None:
-    """Refuse fields that change nothing in a run with such a probe.
-
-    Raises:
-        ValueError: naming the first of them.
-    """
-    for name in names:
-        if (name in _OF_A_SEARCH and probe in ("votes", "none")) or (name in _OF_A_PROBE and probe == "none"):
-            learned = "is the optimizer's own" if probe == "none" else "is learned by votes, as preset 'robust' does it"
-            raise ValueError(
-                f"{name} changes nothing in a run whose rate {learned}: leave it out, or choose "
-                "preset 'paper', which learns the rate by a line search"
-            )
+_OF_A_SEARCH = ("step_rule", "smoothing", "loss_threshold_rule", "initial_learning_rate", "interval", "warmup")
+_OF_A_PROBE = ("gamma", "allocation")
 
 
 def resolve(preset: str | Preset, changes: PresetFields, steps: int) -> Preset:
@@ -225,17 +162,20 @@ def resolve(preset: str | Preset, changes: PresetFields, steps: int) -> Preset:
     settings = replace(preset, **changes)
     check_learning_rate(settings.initial_learning_rate)
     check_count("interval", settings.interval, 1)
-    if not callable(settings.step_rule):
-        check_choice("step_rule", settings.step_rule, StepRule)
+    check_choice("step_rule", settings.step_rule, StepRule)
     if not 0 <= settings.warmup <= 1:
         raise ValueError(f"warmup must be a share of the run in [0, 1], got {settings.warmup}")
     if not 0 < settings.smoothing <= 1:
         raise ValueError(f"smoothing must be the weight of the new rate, in (0, 1], got {settings.smoothing}")
-    check_choice("probe_batch", settings.probe_batch, ProbeBatch)
     check_choice("decay", settings.decay, Decay)
     if not 0 <= settings.decay_start < 1:
         raise ValueError(f"decay_start must be in [0, 1), got {settings.decay_start}")
-    _refuse_idle(changes, settings.probe)
-    if settings.probe in ("losses", "contrasts") and "interval" not in changes:
+    idle = () if settings.probe == "losses" else (*_OF_A_SEARCH, *(_OF_A_PROBE if settings.probe == "none" else ()))
+    for name in changes:
+        if name in idle:
+            raise ValueError(
+                f"{name} changes nothing with probe={settings.probe!r}: leave it out, or choose preset 'paper'"
+            )
+    if settings.probe == "losses" and "interval" not in changes:
         settings = replace(settings, interval=min(settings.interval, steps))
     return settings

@@ -1,4 +1,4 @@
-"""Private means of per-sample gradients and losses, and what the clipping of losses costs.
+"""Private means of per-sample gradients, losses and votes, and what the clipping of losses costs.
 
 Implements Eq. (priv grad), Eq. (loss priv), Theorem 1 and Corollary 1 of the paper. Every sum runs over a Poisson batch
 and is divided by the *expected* batch size, so that one record more or less changes it by at most
@@ -13,12 +13,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
-from scipy import optimize, special
+from scipy import special
 from torch import Tensor
 
-from hyfreedp.checks import check_choice, check_positive
+from hyfreedp.accounting.split import VOTE_CLIP
 from hyfreedp.noise import NoiseGenerator, as_generator
-from hyfreedp.sensitivity import VOTE_CLIP, LossMechanism
+from hyfreedp.running.checks import check_positive
 
 # Turns the sums of one process, in place, into those of all processes that train together; None on a single one.
 AddUp = Callable[[Sequence[Tensor]], None]
@@ -44,10 +44,6 @@ def privatize_gradient(
         sensitivity: largest norm of one sample's clipped gradient over all parameters together.
         expected_batch_size: sample rate times the number of records.
         generator: source of the noise; a new one from the operating system if None.
-
-    Raises:
-        TypeError: another kind of generator.
-        ValueError: sums in half precision.
     """
     if noise_multiplier > 0:
         as_generator(generator).add_noise(clipped_sums, noise_multiplier * sensitivity)
@@ -60,7 +56,6 @@ def privatize_loss(
     noise_multiplier: float,
     *,
     expected_batch_size: float,
-    mechanism: LossMechanism = "gaussian",
     generator: NoiseGenerator | None = None,
     add_up: AddUp | None = None,
 ) -> Tensor:
@@ -71,10 +66,8 @@ def privatize_loss(
             of one batch are released by one call with shape ``(3, B)``. B may be 0. NaN and infinities count as
             ``threshold``.
         threshold: R_l > 0, in units of the loss. Infinite only without noise (non-private runs).
-        noise_multiplier: sigma_l >= 0. The noise of each sum has standard deviation ``sigma_l R_l`` (Gaussian), or
-            scale ``sigma_l R_l`` and so standard deviation ``sqrt(2) sigma_l R_l`` (Laplace).
+        noise_multiplier: sigma_l >= 0. The noise of each sum has standard deviation ``sigma_l R_l``.
         expected_batch_size: sample rate times the number of records, never the size of the batch at hand.
-        mechanism: "gaussian" or "laplace".
         generator: source of the noise; a new one from the operating system if None.
         add_up: adds up the sums of several processes before the noise; each then passes the losses of its own samples.
 
@@ -84,10 +77,9 @@ def privatize_loss(
     Raises:
         ValueError: an argument is out of range, or a loss is negative (clipping would silently make it zero).
     """
-    check_positive("threshold", threshold)
     if bool((losses < 0).any()):
         raise ValueError("losses must not be negative: they are clipped to [0, threshold]. Shift the loss")
-    return clipped_mean(losses, threshold, noise_multiplier, expected_batch_size, mechanism, generator, add_up)
+    return clipped_mean(losses, threshold, noise_multiplier, expected_batch_size, generator, add_up)
 
 
 def clipped_mean(
@@ -95,15 +87,13 @@ def clipped_mean(
     threshold: float,
     noise_multiplier: float,
     expected_batch_size: float,
-    mechanism: LossMechanism,
     generator: NoiseGenerator | None,
     add_up: AddUp | None,
 ) -> Tensor:
     """:func:`privatize_loss` of losses that are known not to be negative: to ask would wait for their device."""
-    finite = losses.double().nan_to_num(nan=UNBOUNDED_LOSS, posinf=UNBOUNDED_LOSS)
-    return noisy_mean(
-        finite.clamp(max=threshold), threshold, noise_multiplier, expected_batch_size, mechanism, generator, add_up
-    )
+    check_positive("threshold", threshold)
+    clipped = losses.double().nan_to_num(nan=UNBOUNDED_LOSS, posinf=UNBOUNDED_LOSS).clamp(max=threshold)
+    return noisy_mean(clipped, threshold, noise_multiplier, expected_batch_size, generator, add_up)
 
 
 def privatize_votes(
@@ -113,7 +103,6 @@ def privatize_votes(
     *,
     expected_batch_size: float,
     weights: Tensor | None = None,
-    mechanism: LossMechanism = "gaussian",
     generator: NoiseGenerator | None = None,
     add_up: AddUp | None = None,
 ) -> float:
@@ -126,19 +115,13 @@ def privatize_votes(
     Args:
         losses: per-sample losses of the present weights, shape ``(B,)``. B may be 0.
         rival: those of the other weights, same shape.
-        noise_multiplier: sigma_l >= 0, of the noise of the sum: standard deviation (Gaussian) or scale (Laplace).
-        expected_batch_size: sample rate times the number of records, never the size of the batch at hand.
+        noise_multiplier: sigma_l >= 0, standard deviation of the noise of the sum.
+        expected_batch_size, generator, add_up: as in :func:`privatize_loss`.
         weights: of the samples, in [0, 1], shape ``(B,)``; all 1 if None.
-        mechanism: "gaussian" or "laplace".
-        generator: source of the noise; a new one from the operating system if None.
-        add_up: adds up the sums of several processes before the noise; each then passes the losses of its own samples.
 
     Returns:
         The private margin: 1 if all prefer the present weights, -1 if all prefer the others, but for noise and for the
         random size of the batch.
-
-    Raises:
-        ValueError: the shapes differ, or an argument is out of range.
     """
     if losses.shape != rival.shape or losses.ndim != 1:
         raise ValueError(f"losses and rival must have the same shape (B,), got {losses.shape} and {rival.shape}")
@@ -150,7 +133,31 @@ def privatize_votes(
     # thrown away: so the noise is bound to the losses themselves, see module noise.
     fingerprints = torch.stack([here, there]).clamp(-FINGERPRINT_BOUND, FINGERPRINT_BOUND)
     sums = torch.cat([votes[None], fingerprints])
-    return noisy_mean(sums, VOTE_CLIP, noise_multiplier, expected_batch_size, mechanism, generator, add_up)[0].item()
+    return noisy_mean(sums, VOTE_CLIP, noise_multiplier, expected_batch_size, generator, add_up)[0].item()
+
+
+def noisy_mean(
+    clipped: Tensor,
+    clip: float,
+    noise_multiplier: float,
+    expected_batch_size: float,
+    generator: NoiseGenerator | None,
+    add_up: AddUp | None,
+) -> Tensor:
+    """Sum of values, shape ``(..., B)``, each at most ``clip``, plus noise of so much times ``noise_multiplier``.
+
+    Divided by the expected batch size; shape ``(...)``, on the CPU. ``clip`` is infinite only without noise.
+    """
+    _check_noise(noise_multiplier, expected_batch_size)
+    total = clipped.sum(dim=-1)
+    if add_up is not None:
+        add_up([total])
+    total = total.cpu()  # a few numbers, which are needed there: noised here, they wait for the device only once
+    if noise_multiplier > 0:
+        if math.isinf(clip):
+            raise ValueError("threshold must be finite when noise_multiplier > 0, got inf: the sum has no sensitivity")
+        as_generator(generator).add_noise([total], noise_multiplier * clip)
+    return total / expected_batch_size
 
 
 def clipping_bias(losses: ArrayLike | Tensor, threshold: ArrayLike) -> float | np.ndarray:
@@ -159,9 +166,6 @@ def clipping_bias(losses: ArrayLike | Tensor, threshold: ArrayLike) -> float | n
     Args:
         losses: per-sample losses, shape ``(B,)``, B >= 1.
         threshold: one R_l or an array of them; the result has its shape.
-
-    Raises:
-        ValueError: ``losses`` is not one-dimensional or is empty.
     """
     values = np.asarray(losses, dtype=np.float64)
     if values.ndim != 1 or values.size == 0:
@@ -177,9 +181,6 @@ def normal_clipping_bias(threshold: ArrayLike, mean: float, std: float) -> float
     Args:
         threshold: one R_l or an array of them; the result has its shape. alpha = (R_l - mean) / std.
         mean, std: of the per-sample loss, std > 0.
-
-    Raises:
-        ValueError: ``std`` is not positive.
     """
     check_positive("std", std)
     alpha = (np.asarray(threshold, dtype=np.float64) - mean) / std
@@ -188,109 +189,17 @@ def normal_clipping_bias(threshold: ArrayLike, mean: float, std: float) -> float
     return float(bias) if bias.ndim == 0 else bias
 
 
-def loss_noise_std(
-    threshold: ArrayLike, noise_multiplier: float, expected_batch_size: float, mechanism: LossMechanism = "gaussian"
-) -> float | np.ndarray:
-    """Standard deviation of the noise in one private mean: sigma_l R_l / B, times sqrt(2) for Laplace (Theorem 1).
-
-    Raises:
-        ValueError: an argument is out of range.
-    """
-    _check_noise(noise_multiplier, expected_batch_size, mechanism)
-    unit = 1.0 if mechanism == "gaussian" else math.sqrt(2)
-    std = np.asarray(threshold, dtype=np.float64)
+def loss_noise_std(threshold: ArrayLike, noise_multiplier: float, expected_batch_size: float) -> float | np.ndarray:
+    """Standard deviation of the noise in one private mean: sigma_l R_l / B (Theorem 1)."""
+    _check_noise(noise_multiplier, expected_batch_size)
     if noise_multiplier == 0:
-        std = np.zeros_like(std)  # also for the infinite threshold of a non-private run
-    else:
-        std = std * (unit * noise_multiplier / expected_batch_size)
+        threshold = np.zeros_like(threshold, dtype=np.float64)  # also for the infinite one of a non-private run
+    std = np.asarray(threshold, dtype=np.float64) * (noise_multiplier / expected_batch_size)
     return float(std) if std.ndim == 0 else std
 
 
-def normal_mse(
-    threshold: ArrayLike,
-    mean: float,
-    std: float,
-    *,
-    noise_multiplier: float,
-    expected_batch_size: float,
-    mechanism: LossMechanism = "gaussian",
-) -> float | np.ndarray:
-    """Squared clipping bias plus noise variance of the private mean of N(mean, std^2) losses (Theorem 1, Corollary 1).
-
-    The error is that against the mean of the batch as B grows: the randomness of the batch itself is not counted.
-    """
-    bias = normal_clipping_bias(threshold, mean, std)
-    noise = loss_noise_std(threshold, noise_multiplier, expected_batch_size, mechanism)
-    return bias**2 + noise**2
-
-
-def optimal_threshold(
-    mean: float,
-    std: float,
-    *,
-    noise_multiplier: float,
-    expected_batch_size: float,
-    mechanism: LossMechanism = "gaussian",
-) -> float:
-    """The R_l > 0 that minimises :func:`normal_mse`.
-
-    The derivative of the MSE vanishes where ``bias(R) P(L > R) = (noise std per unit of R)^2 R``; the left side falls
-    with R, the right side grows, so the root is unique.
-
-    Raises:
-        ValueError: an argument is out of range; the noise must be positive, since without it no finite optimum exists.
-    """
-    check_positive("std", std)
-    unit_variance = loss_noise_std(1.0, noise_multiplier, expected_batch_size, mechanism) ** 2
-    check_positive("noise_multiplier", noise_multiplier)
-
-    def slope(threshold: float) -> float:
-        tail = special.ndtr((mean - threshold) / std)
-        return normal_clipping_bias(threshold, mean, std) * tail - unit_variance * threshold
-
-    upper = max(mean, 0.0) + std
-    while slope(upper) > 0:
-        upper *= 2
-    return float(optimize.brentq(slope, 0.0, upper, xtol=1e-15 * upper, rtol=1e-14))
-
-
-def noisy_mean(
-    clipped: Tensor,
-    clip: float,
-    noise_multiplier: float,
-    expected_batch_size: float,
-    mechanism: LossMechanism,
-    generator: NoiseGenerator | None,
-    add_up: AddUp | None,
-) -> Tensor:
-    """Sum over the last dimension, plus noise of scale ``noise_multiplier * clip``, over the expected batch size.
-
-    Args:
-        clipped: per-sample values, shape ``(..., B)``, of which one record changes each sum by at most ``clip``.
-        clip: infinite only without noise.
-        noise_multiplier, expected_batch_size, mechanism, generator, add_up: as in :func:`privatize_loss`.
-
-    Returns:
-        Shape ``(...)``, on the CPU.
-
-    Raises:
-        ValueError: an argument is out of range.
-    """
-    _check_noise(noise_multiplier, expected_batch_size, mechanism)
-    total = clipped.sum(dim=-1)
-    if add_up is not None:
-        add_up([total])
-    total = total.cpu()  # a few numbers, which are needed there: noised here, they wait for the device only once
-    if noise_multiplier > 0:
-        if math.isinf(clip):
-            raise ValueError("threshold must be finite when noise_multiplier > 0, got inf: the sum has no sensitivity")
-        as_generator(generator).add_noise([total], noise_multiplier * clip, mechanism)
-    return total / expected_batch_size
-
-
-def _check_noise(noise_multiplier: float, expected_batch_size: float, mechanism: str) -> None:
-    if not (noise_multiplier >= 0 and math.isfinite(noise_multiplier)):
+def _check_noise(noise_multiplier: float, expected_batch_size: float) -> None:
+    if not 0 <= noise_multiplier < math.inf:
         raise ValueError(f"noise_multiplier must be finite and at least 0, got {noise_multiplier}")
-    if not (expected_batch_size > 0 and math.isfinite(expected_batch_size)):
+    if not 0 < expected_batch_size < math.inf:
         raise ValueError(f"expected_batch_size must be finite and positive, got {expected_batch_size}")
-    check_choice("mechanism", mechanism, LossMechanism)

@@ -1,22 +1,17 @@
 """The rate of preset "robust": a public start, a linear decay, and private votes that brake it where it is too high.
 
-A parabola along the last step judges a rate one step ahead, where noise looks worse than it is: a later decay removes
-it for free. Here the records of a batch compare the weights with an average of those before, a few times in a run. What
-they say is one number of sensitivity 1 (:func:`hyfreedp.privatize.privatize_votes`), whatever the losses.
+AdamW on normalised gradients is scale-free, so a share of 1 / sqrt(T), at which the noise of T steps adds up to the
+same displacement whatever T is, suits most tasks. For others the records of a batch compare the weights with an average
+of those before, a few times in a run: one number of sensitivity 1 (:func:`hyfreedp.privatize.privatize_votes`).
 
-AdamW on normalised gradients is scale-free: noise, the same for all tasks, is nearly all of what it normalises. So a
-share of 1 / sqrt(T), at which the noise of T steps adds up to the same displacement whatever T is, suits most tasks. It
-is too much for some, and these votes find out:
-
-* The *opening* vote, after two steps, compares them with their average. The first directions of Adam are signs, four
-  times as long as later ones, which shatters what pre-trained weights know. If the vote is clearly lost, the run begins
-  again from its first weights, and warms up: each direction is scaled by 1 - beta^t, which takes back what Adam adds to
-  its first moment, so that every gradient weighs the same. If it is lost by nearly all records, or if there is no such
-  first moment, at half the rate, too.
+* The *opening* vote, after two steps: the first directions of Adam are signs, four times as long as later ones. If the
+  vote is clearly lost, the run begins again from its first weights, and warms up: each direction is scaled by
+  1 - beta^t, so that every gradient weighs the same. If it is lost by nearly all records, or if there is no such first
+  moment, at half the rate, too.
 * The *reviews* compare the weights with the polynomial average of the run so far (Shamir and Zhang, ICML 2013). If the
-  average wins, noise has outgrown progress: the run goes on from the average, at half the rate. At an eighth of the run
-  there is no progress to keep, unless the average wins by no more than after a lost opening: it begins again from its
-  first weights at half the rate, warmed up as steps made so far have it. Moments of the optimizer stay in all cases.
+  average wins, the run goes on from it, at half the rate. At an eighth of the run it begins again from its first
+  weights instead, warmed up as steps made so far have it, unless the average wins by no more than after a lost opening.
+  Moments of the optimizer stay in all cases.
 """
 
 from __future__ import annotations
@@ -29,8 +24,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hyfreedp.base import trainable
-from hyfreedp.records import VoteResult
+from hyfreedp.accounting.split import VOTE_CLIP
+from hyfreedp.learner import Look, RateLearner
+from hyfreedp.privatize import loss_noise_std, privatize_votes
+from hyfreedp.running.base_optimizer import trainable
+from hyfreedp.running.records import VoteResult
 
 # Measured on validation data of small tasks, see docs/step_rule.md. Users set none of it.
 PEAK = 0.3  # of the rate, times sqrt(T), in units of the base optimizer's displacement per gradient
@@ -52,11 +50,11 @@ def vote_steps(steps: int) -> tuple[int, ...]:
     return tuple(sorted(step for step in planned if OPENING <= step < steps))
 
 
-class VotedRate:
+class VotedRate(RateLearner):
     """The learning rate of a run, the average of weights that its votes compare with, and the way back.
 
-    Memory: one copy of the trained weights, the average, until the last review; one more, the first weights, for an
-    eighth of the run; and one while a vote is held, and for the gradient after a lost one.
+    Memory: a copy of the trained weights, the average, until the last review; the first weights for an eighth of the
+    run; and one more while a vote is held.
 
     Args:
         optimizer: the base optimizer.
@@ -84,6 +82,8 @@ class VotedRate:
         self._start: list[Tensor] = []
         self._average: list[Tensor] = []
         self._averaged = 0  # weights in the average
+        # What a lost vote moved, and whether the run begins again.
+        self._undo: tuple[tuple[list[Tensor], float, bool, float], bool] | None = None
 
     @property
     def eta(self) -> float:
@@ -91,8 +91,8 @@ class VotedRate:
         warmup = 1 - self._beta ** (self._made + 1) if self._warm and self._beta is not None else 1.0
         return self._peak * warmup / (self._displacement * self._unit)
 
-    def arrive(self, step: int) -> None:
-        """Before a step. At the first, keep the weights as those of the start, and as the first in the average."""
+    def on_step_start(self, step: int) -> None:
+        """At the first step, keep the weights as those of the start, and as the first in the average."""
         self._made = step
         if step > 0:
             return
@@ -101,12 +101,39 @@ class VotedRate:
         self._averaged = 1
         self._tidy()
 
-    def measure(self) -> None:
-        """Take the unit from the first private gradient, which is in ``.grad``. Later ones change nothing."""
+    def on_gradient(self) -> None:
+        """Commit what a lost vote moved; take the unit from the first private gradient, which is in ``.grad``."""
+        if self._undo is not None:
+            _, again = self._undo
+            self._undo = None
+            if again:
+                torch._foreach_copy_(self._average, self._start)
+                self._averaged = 1
         if math.isnan(self._unit):
             gradients = [p.grad for p in self._parameters if p.grad is not None]
             squares = torch.stack([gradient.double().square().sum() for gradient in gradients]).tolist()
             self._unit = math.sqrt(sum(squares) / sum(gradient.numel() for gradient in gradients)) or math.nan
+
+    def before_gradient(self, look: Look) -> VoteResult:
+        """Let the records vote between the weights and their average; roll back if the weights lose."""
+        with look.processes.all_or_none(), self.at_average():
+            rival = look.losses()
+        margin = privatize_votes(
+            look.here,
+            rival,
+            look.noise_multiplier,
+            expected_batch_size=look.expected_batch_size,
+            weights=look.weights,
+            generator=look.generator,
+            add_up=look.processes.add_up,
+        )
+        look.released()
+        std = float(loss_noise_std(VOTE_CLIP, look.noise_multiplier, look.expected_batch_size))
+        needed = OPENING_MARGIN if self._made == OPENING else self._review_margin
+        vote = VoteResult(margin, std, needed, margin < needed)
+        if vote.lost:
+            self._roll_back(vote)
+        return vote
 
     @contextmanager
     def at_average(self) -> Iterator[None]:
@@ -118,35 +145,27 @@ class VotedRate:
         finally:
             self._set(present)
 
-    def count(self, margin: float, margin_std: float) -> VoteResult:
-        """What the margin of the vote of this step means."""
-        needed = OPENING_MARGIN if self._made == OPENING else self._review_margin
-        return VoteResult(margin, margin_std, needed, margin < needed)
-
-    @contextmanager
-    def retreat(self, vote: VoteResult) -> Iterator[bool]:
-        """Go back after a vote that was lost; true for the body. If that raises, all is as it was."""
-        present = [p.detach().clone() for p in self._parameters]
-        before = self._peak, self._warm, self._review_margin
+    def _roll_back(self, vote: VoteResult) -> None:
+        """To the average, or to the first weights, after a vote that was lost."""
         opening = self._made == OPENING
         again = self._made in self._restarts and (opening or vote.margin < REVIEW_MARGIN)
-        try:
-            self._set(self._start if again else self._average)
-            if not opening or not self._beta or vote.margin < SHATTERED:
-                self._peak *= BRAKE
-            if again:
-                self._warm, self._review_margin = True, WARM_REVIEW_MARGIN if opening else REVIEW_MARGIN
-            yield True
-        except BaseException:
-            self._set(present)
-            self._peak, self._warm, self._review_margin = before
-            raise
+        present = [p.detach().clone() for p in self._parameters]
+        self._undo = (present, self._peak, self._warm, self._review_margin), again
+        self._set(self._start if again else self._average)
+        if not opening or not self._beta or vote.margin < SHATTERED:
+            self._peak *= BRAKE
         if again:
-            torch._foreach_copy_(self._average, self._start)
-            self._averaged = 1
+            self._warm, self._review_margin = True, WARM_REVIEW_MARGIN if opening else REVIEW_MARGIN
+
+    def undo(self) -> None:
+        """Take a roll-back back."""
+        if self._undo is not None:
+            (present, self._peak, self._warm, self._review_margin), _ = self._undo
+            self._set(present)
+            self._undo = None
 
     @torch.no_grad()
-    def advance(self) -> None:
+    def on_step_end(self) -> None:
         """A step was made: take its weights into the average, the i-th with a weight proportional to i."""
         self._made += 1
         if self._average:
@@ -198,13 +217,9 @@ class VotedRate:
 def displacement_per_gradient(optimizer: torch.optim.Optimizer, steps: int) -> tuple[float, bool]:
     """How far one gradient moves the weights in all, per unit of rate, and whether that is in units of the gradient.
 
-    Momentum beta repeats a gradient, 1 / (1 - beta) times in all. Optimizers that normalise make its coordinates of
-    size 1: Adam's kin at every step; RMSprop, which corrects no bias, of size (1 - alpha^t)^-1/2 at step t, of which
-    the root mean square over the run counts. SGD leaves them as they are.
-
-    Args:
-        optimizer: the base optimizer, whose first group counts.
-        steps: T, length of the run.
+    Momentum beta repeats a gradient, 1 / (1 - beta) times in all. Adam's kin make its coordinates of size 1; RMSprop,
+    which corrects no bias, of size (1 - alpha^t)^-1/2 at step t, of which the root mean square over ``steps`` counts.
+    SGD leaves them as they are. The first group of the optimizer counts.
 
     Raises:
         ValueError: another kind of optimizer; or, with this momentum, a gradient would move the weights for ever, or

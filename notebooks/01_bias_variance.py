@@ -51,9 +51,12 @@ check_parameters(
 )
 
 # %%
+import matplotlib.pyplot as plt
 import numpy as np
 from IPython.display import Markdown, display
+from scipy import stats
 
+from hyfreedp.experiments.accounting_of_the_paper import Counting, calibrate
 from hyfreedp.experiments.book.exercises import check
 from hyfreedp.experiments.store import plots
 from hyfreedp.experiments.store.cache import cached
@@ -77,7 +80,7 @@ parameters = {
 # ## Data: a run and its budget
 #
 # Where real losses are needed, they are those of a network that learns 1,500 handwritten digits under the budget above
-# (method "line_search"). The noise multipliers are those of preset "paper", which pays for its probes by a little more noise on the
+# (preset "paper", which probes at every step here). The noise multipliers are those of preset "paper", which pays for its probes by a little more noise on the
 # gradient. Raw losses are used here to *teach*. They are not private; a run never shows them.
 
 # %%
@@ -103,10 +106,17 @@ display(Markdown(text))
 # **Predict first:** at $R_l = \mu$, half of the losses are clipped. Is the bias then half a standard deviation, more, or less?
 
 # %%
-figure = bias_variance_figures.draw_normal_bias()
+alphas = np.linspace(-3, 3, 61)
+figure, axis = plt.subplots(figsize=(5, 3.4))
+axis.plot(alphas, bias_variance_figures.normal_bias(alphas), **plots.line(plots.STYLES["alternative"]))
+axis.set(xlabel=r"$\alpha = (R_l - \mu)\,/\,\xi$", ylabel=r"$\phi(\alpha) - \alpha\,(1 - \Phi(\alpha))$")
 
 # %%
-summary = bias_variance_figures.normal_bias_findings()
+at = bias_variance_figures.normal_bias([0.0, 1.0, 2.0])
+summary = [
+    f"Strictly falling; {at[0]:.4f} = 1/sqrt(2 pi) at alpha = 0, {at[1]:.4f} at 1 and {at[2]:.4f} at 2 (in standard deviations of the "
+    "loss)."
+]
 plots.save(
     figure,
     "01_bias_variance_normal",
@@ -146,11 +156,17 @@ dots = bias_variance.normal_bias_dots(
 )
 real = clouds.losses_of(probed[0], step, "batch")[1]
 curves, releases = bias_variance.one_batch(real, noise_multiplier=sigma_loss, runs=runs, seed=1)
-counts = {"batches": batches, "batch_size": small_batch, "real_size": real.size, "runs": runs}
-figure = bias_variance_figures.draw_theorem(dots, curves, releases, **counts)
+print(f"left: {batches} batches of {small_batch}; right: {runs} releases of a batch of {real.size}")
+figure = bias_variance_figures.draw_theorem(dots, curves, releases)
 
 # %%
-summary = bias_variance_figures.theorem_findings(dots, releases, real, sigma_loss)
+distances = [abs(z).max() for z in bias_variance_figures.standard_errors(dots, releases, real, sigma_loss)]
+summary = [
+    f"Corollary 1: the {len(dots)} simulated means lie within {distances[0]:.1f} standard errors of the closed form (they share "
+    "their draws).",
+    f"Theorem 1: the {len(releases)} simulated biases lie within {distances[1]:.1f}, the noises within {distances[2]:.1f} standard "
+    "errors of it.",
+]
 plots.save(
     figure,
     "01_bias_variance_theorem",
@@ -179,9 +195,11 @@ plots.what_to_see(summary)
 # **Predict first:** as $B$ grows tenfold, does the best $R_l$ move towards the mean loss or away from it?
 
 # %%
-trade_offs = bias_variance.trade_offs(
-    batch_sizes, mean=loss_mean, std=loss_std, noise_multiplier=sigma_loss, batches=sizes["batches"]
-)
+normal = {"mean": loss_mean, "std": loss_std}
+trade_offs = {
+    size: bias_variance.trade_off(**normal, noise_multiplier=sigma_loss, batch_size=size, batches=sizes["batches"])
+    for size in batch_sizes
+}
 figure = bias_variance_figures.draw_trade_offs(trade_offs, loss_mean)
 
 # %%
@@ -219,10 +237,12 @@ plots.what_to_see(summary)
 models = noise_magnitudes.paper_models(CELLS, three_losses, epsilon, transformers=profile != "smoke")
 magnitudes = cached(CELLS, noise_magnitudes.noise_magnitudes, models=models, seeds=seeds)
 display(magnitudes.style.format(precision=4, thousands=",").hide(axis="index"))
-display(noise_magnitudes.aspects(magnitudes, real, step).style.hide(axis="index"))
 
 # %%
-summary = noise_magnitudes.magnitude_findings(magnitudes)
+ratio = magnitudes.pivot(index="model", columns="quantity", values="exact").eval("gradient / loss")
+summary = [
+    f"Gradient noise is {ratio.min():,.0f} to {ratio.max():,.0f} times the loss noise, each in units of its clip."
+]
 plots.save_table(
     magnitudes,
     "01_bias_variance_noise",
@@ -232,7 +252,11 @@ plots.save_table(
     claim='Tab. "diff priv": noise sqrt(2/pi) sigma_l R_l / B on the loss, sqrt(d) sigma_g R_g / B on the gradient.',
     summary=summary,
 )
-display(Markdown(noise_magnitudes.magnitude_text(magnitudes)))
+plots.what_to_see(summary)
+
+# %% [markdown]
+# The gradient survives because its noise spreads over all directions and averages out over steps; the loss has one direction, and
+# bias in it stays.
 
 # %% [markdown]
 # ## 5. Are losses normal?
@@ -250,7 +274,12 @@ display(moments.style.format(precision=3))
 figure = bias_variance_figures.draw_losses(probed, sizes["stages"])
 
 # %%
-summary = bias_variance_figures.loss_findings(moments, seeds)
+summary = [
+    f"Step {stage}: mean {row['mean']:.2f}, sd {row.sd:.2f}, skewness {row.skewness:.1f}; clipping at R_l = L takes "
+    f"{row.bias_at_L:.1%} of the mean loss, a normal would say {row.normal_bias_at_L:.1%}. To keep 99 % of it, R_l must be "
+    f"{row.keeps_99_percent:.1f} L."
+    for stage, row in moments.iterrows()
+]
 plots.save(
     figure,
     "01_bias_variance_losses",
@@ -271,20 +300,40 @@ plots.what_to_see(summary)
 # ## 6. Gaussian or Laplace noise?
 #
 # A scalar may be clipped in L1 norm and get Laplace noise instead ("Gaussian by default", says the paper). Both are calibrated
-# here to the *same* budget, with three losses and the gradient on one batch. The Laplace scale is $\sigma_l R_l / B$, its standard
+# here to the *same* budget by RDP, with three losses and the gradient on one batch. The Laplace scale is $\sigma_l R_l / B$, its standard
 # deviation $\sqrt2$ times that.
 #
 # **Predict first:** for a single release of pure $\varepsilon$, Laplace is often the better choice. And for many releases composed
 # with a Gaussian gradient?
 
 # %%
-laplace = bias_variance.noise_of(CELLS, budget, loss_mechanism="laplace")
-mechanisms = {"gaussian": three_losses, "laplace": laplace}
-setting = {"mean": loss_mean, "std": loss_std, "batch_size": task.batch_size}
-figure = bias_variance_figures.draw_mechanisms(mechanisms, **setting)
+plan = budget | {"interval": 5}
+noises = {
+    name: calibrate(**plan, counting=Counting("rdp", "same_batch", name)).sigma_loss for name in ("gaussian", "laplace")
+}
+deviations = {"gaussian": noises["gaussian"], "laplace": np.sqrt(2) * noises["laplace"]}
+trades = {
+    name: bias_variance.trade_off(**normal, noise_multiplier=noise, batch_size=task.batch_size)
+    for name, noise in deviations.items()
+}
+figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.7))
+grid = np.linspace(-4.5, 4.5, 401) * deviations["gaussian"] / task.batch_size
+for name, style in (("gaussian", "alternative"), ("laplace", "paper")):
+    look = plots.line(plots.STYLES[style]) | {"label": name}
+    density = (stats.norm if name == "gaussian" else stats.laplace)(scale=noises[name] / task.batch_size)
+    left.plot(grid, density.pdf(grid), **look)
+    right.plot(trades[name].curves.threshold, trades[name].curves.rmse, **look)
+left.set(xlabel="noise of the private mean loss (units of $R_l$)", ylabel="density", yscale="log", ylim=(1e-3, None))
+right.set(xscale="log", yscale="log", xlabel="threshold $R_l$ (nats)", ylabel="total error of the mean loss (nats)")
+plots.shared_legend(figure, [left], ncols=2)
 
 # %%
-summary = bias_variance_figures.mechanism_findings(mechanisms, **setting)
+variance = (deviations["laplace"] / deviations["gaussian"]) ** 2 - 1
+least = {name: trade.error_at(trade.best) for name, trade in trades.items()}
+summary = [
+    f"At epsilon = {epsilon:g} on the same batch, Laplace noise has {variance:+.0%} variance (sigma_l = {noises['laplace']:.1f} "
+    f"against {noises['gaussian']:.1f}); its least error is {least['laplace'] / least['gaussian']:.2f} times the Gaussian's."
+]
 plots.save(
     figure,
     "01_bias_variance_laplace",
@@ -304,7 +353,7 @@ plots.what_to_see(summary)
 # ## Verdict
 
 # %%
-decided = bias_variance_figures.verdicts(dots, releases, real, sigma_loss, moments)
+decided = bias_variance_figures.verdicts(max(distances), len(dots) + 2 * len(releases), moments)
 verdict("01_bias_variance", decided, parameters=parameters, inputs=run_inputs[:1])
 
 # %% [markdown]

@@ -19,7 +19,7 @@
 # * read how the two noises depend on the probing interval $K$, on $\varepsilon$ and on the accountant,
 # * tell three ways of adding up the releases apart, and find out what a given pair of noises *really* costs,
 # * say when the central limit formula of $\mu$-GDP may be used (to think, not to promise),
-# * choose $\gamma$, knowing what it buys and what it costs, and look the noises up for the paper's data sets.
+# * choose $\gamma$, knowing what it buys and what it costs.
 #
 # **The paper's items.** Fig. "noise grad loss" and its twin in the appendix: the gradient noise $\sigma_g$ and the loss noise
 # $\sigma_l$ against the interval, with the naive even split as a grey dashed line. The claim: "we only add a little more
@@ -53,17 +53,18 @@ check_parameters(
 )
 
 # %%
+import matplotlib.pyplot as plt
 import pandas as pd
 from IPython.display import Markdown, display
 
 from hyfreedp import calibrate_noise
-from hyfreedp.accounting.mechanisms import probe_mechanism
+from hyfreedp.accounting.composition import effective_noise
 from hyfreedp.experiments.book.exercises import check
 from hyfreedp.experiments.store import plots
 from hyfreedp.experiments.store.cache import cached
 from hyfreedp.experiments.store.paths import CELLS
 from hyfreedp.experiments.store.verdicts import verdict
-from hyfreedp.experiments.studies import noise_split, noise_split_figures, noise_split_rows, true_cost_figures
+from hyfreedp.experiments.studies import noise_split, noise_split_figures
 
 # %%
 plots.use_style()
@@ -86,7 +87,7 @@ parameters = {
 #
 # Let $\sigma$ be the noise that *vanilla* DP-SGD needs for $(\varepsilon, \delta)$ over $T$ steps. HyFreeDP takes slightly more
 # on the gradient, $\sigma_g = \gamma\sigma$ with $\gamma = 1.01$, which leaves a little of the budget, and finds the $\sigma_l$
-# that uses it up (Eq. sigmas). For that, the releases must be added up. Three ways are in the paper or in this library:
+# that uses it up (Eq. sigmas). For that, the releases must be added up. Two ways are in the paper, and one is this library's:
 #
 # * **independent** (Algorithm 2 in the appendix): $T$ gradients and $3T/K$ losses, *as if each had its own random batch*.
 # * **sum of epsilons** (the appendix's text): $f^{3T/K}(\sigma_l) + f^T(\gamma\sigma) = \varepsilon$.
@@ -97,8 +98,9 @@ parameters = {
 # The even split gives all $T + 3T/K$ accesses the same noise. An accountant turns releases into $\varepsilon$: RDP (the paper's,
 # a bound), GDP (a central limit approximation, no bound), PLD (a bound, and the tightest).
 #
-# All numbers below are computed by `hyfreedp.calibrate_noise` and `hyfreedp.epsilon`. The setting is stated by the parameters
-# above; the paper leaves $B$ and the number of epochs open.
+# The library itself counts on the same batch and by a bound alone (`hyfreedp.calibrate_noise`). What the paper does instead is in
+# `hyfreedp/experiments/accounting_of_the_paper.py`. The setting is stated by the parameters above; the paper leaves $B$ and the
+# number of epochs open.
 
 # %%
 data = noise_split.DataSet("parameters", records, batch_size, epochs)
@@ -111,16 +113,16 @@ display(Markdown(text))
 
 # %% [markdown]
 # One long table holds every calibration. A row is one pair of noises: the arguments it was calibrated with, `sigma` (vanilla),
-# `sigma_gradient` (and `sigma_gradient_probe` on steps with a probe), `sigma_loss`, its standard deviation `loss_std`, the
-# `epsilon` that the row's own accounting claims and, in some sections, `true_epsilon`: what the pair costs by PLD with gradient
-# and losses on the same batch. `probe_share` is the part of $\varepsilon$ that the gradients leave to the probes.
+# `sigma_gradient` (and `sigma_gradient_probe` on steps with a probe), `sigma_loss`, its standard deviation `loss_std` and, in some
+# sections, `true_epsilon`: what the pair costs by PLD with gradient and losses on the same batch. `probe_share` is the part of
+# $\varepsilon$ that the gradients leave to the probes.
 
 # %%
-grid = noise_split_rows.grid_of(profile, epsilon, interval)
-rows = noise_split_rows.rows_of(profile, data, grid, epsilon=epsilon, interval=interval, gamma=gamma)
+grid = noise_split.grid_of(profile, epsilon, interval)
+rows = noise_split.rows_of(data, grid, epsilon=epsilon, interval=interval, gamma=gamma)
 table = noise_split.calibrations(rows, CELLS)
 table[["section", "accountant", "composition", "loss_mechanism", "target_epsilon", "interval"]].head(3).join(
-    table[["sigma", "sigma_gradient", "sigma_loss", "epsilon"]].round(3)
+    table[["sigma", "sigma_gradient", "sigma_loss"]].round(3)
 )
 
 # %% [markdown]
@@ -156,7 +158,7 @@ plots.what_to_see(summary)
 #
 # Where the losses are counted by themselves (RDP, independent) Laplace noise wins at $K \ge 10$: with few probes $\sigma_l$ is near 1, and there
 # the largest privacy loss of one release decides. That of a Laplace is bounded, that of a Gaussian is not. In a probe step as it
-# really runs, losses share their batch with a Gaussian gradient and are far noisier, and Gaussian noise wins at every $K$ (PLD).
+# really runs, losses share their batch with a Gaussian gradient and are far noisier; there Gaussian noise wins (notebook 01).
 #
 # Compare the lower panels of the first and the third column: the paper's way of counting allows several times *less* loss
 # noise than the same-batch way does. Section 4 asks whether it may.
@@ -202,7 +204,7 @@ plots.what_to_see(summary)
 
 # %%
 rows = table[table.section == "true cost"]
-pair = true_cost_figures.papers_pair(rows, epsilon)
+pair = noise_split.split_of(noise_split_figures.papers_pairs(rows).loc[epsilon])
 simulated = cached(
     CELLS,
     noise_split.simulated_deltas,
@@ -211,10 +213,10 @@ simulated = cached(
     runs=grid["runs"],
     seeds=seeds,
 )
-figure = true_cost_figures.draw_true_costs(rows, grid["targets"], pair, simulated)
+figure = noise_split_figures.draw_true_costs(rows, grid["targets"], pair, simulated)
 
 # %%
-summary = true_cost_figures.true_cost_findings(table, grid, pair, simulated)
+summary = noise_split_figures.true_cost_findings(table, grid, pair, simulated)
 plots.save(
     figure,
     "03_noise_split_compositions",
@@ -227,7 +229,8 @@ plots.save(
 plots.what_to_see(summary)
 
 # %%
-real = true_cost_figures.true_cost_table(rows)
+columns = ["composition", "accountant", "target_epsilon", "sigma_gradient", "sigma_loss", "true_epsilon"]
+real = rows[columns].sort_values(columns[:3], ascending=[False, True, True])
 plots.save_table(
     real,
     "03_noise_split_true_cost",
@@ -240,7 +243,7 @@ plots.save_table(
 plots.folded(f"All {len(real)} pairs", real.style.hide(axis="index").format(precision=3))
 
 # %% [markdown]
-# Only the combination *same batch* with a bounding accountant is guaranteed. Independent counting fails more the larger
+# Only the combination *same batch* with a bounding accountant (RDP, PLD) is guaranteed. Independent counting fails more the larger
 # $\varepsilon$ is, because then $\sigma_l$ is near 1 and a probe step gives away far more than a plain one. Adding epsilons, which the
 # appendix describes in words, came out safe here (composing two epsilons is so wasteful that it covers the mistake) but buys
 # that with very noisy losses, and as stated it is no proof: the sum holds at $2\delta$, for batches that are not shared.
@@ -255,11 +258,10 @@ plots.folded(f"All {len(real)} pairs", real.style.hide(axis="index").format(prec
 # with $\sigma_g$ in place of $\sigma$ in the second, and
 # $\delta = \Phi(-\frac\varepsilon\mu + \frac\mu2) - e^\varepsilon\, \Phi(-\frac\varepsilon\mu - \frac\mu2)$. It is short enough to
 # think with: budgets add in $\mu^2$, and the share of the losses can be read off. It comes from a central limit theorem for
-# $T \to \infty$ with $q\sqrt T$ fixed, and real runs have finite $T$ and small noise. First, is the library's accountant "gdp"
-# the paper's formula?
+# $T \to \infty$ with $q\sqrt T$ fixed, and real runs have finite $T$ and small noise.
 
 # %%
-formula = true_cost_figures.mu_gdp_table(rows)
+formula = noise_split_figures.mu_gdp_table(rows)
 formula.style.hide(axis="index").format(precision=4)
 
 # %% [markdown]
@@ -270,10 +272,14 @@ formula.style.hide(axis="index").format(precision=4)
 # approximation, or to independent counting?
 
 # %%
-figure = true_cost_figures.draw_mu_gdp(formula, rows, epsilon)
+figure = noise_split_figures.draw_mu_gdp(formula, rows, epsilon)
 
 # %%
-summary = true_cost_figures.mu_gdp_findings(formula)
+summary = [
+    f"Target {row.target:g}: vanilla DP-SGD at the sigma of GDP costs {row.true_vanilla:.2f}, the pair {row.true_same_batch:.2f} "
+    f"counted on the same batch, {row.true_independent:.2f} by the equation"
+    for row in formula.itertuples()
+]
 plots.save(
     figure,
     "03_noise_split_gdp",
@@ -294,19 +300,31 @@ plots.what_to_see(summary)
 #
 # $\gamma$ is the one dial: how much more gradient noise, for how much less loss noise. With the budget split per step there is a
 # closed form: probe steps take $\sigma_g' = \gamma_p\sigma$ with $\gamma_p^2 = 1 + \frac Tn(\gamma^2 - 1)$ for $n$ probe steps, and
-# $\sigma_l = \sigma\sqrt{s/(1 - \gamma_p^{-2})}$, with $s = 3$ for the losses and $1.5$ for the contrasts of method "line_search". For
+# $\sigma_l = \sigma\sqrt{s/(1 - \gamma_p^{-2})}$, with $s = 3$ for the losses. For
 # $\gamma \to 1$ the losses drown; the gain flattens for larger $\gamma$. The scale that matters is the noise of the *mean*,
 # $\sigma_l / B$ of its clip.
 #
-# **Predict first.** By what factor does $\sigma_l$ fall when $\gamma - 1$ grows tenfold? (In the right panel the two per-step curves
-# coincide: what the gradients leave does not depend on what is bought with it.)
+# **Predict first.** By what factor does $\sigma_l$ fall when $\gamma - 1$ grows tenfold?
 
 # %%
 rows = table[table.section == "gamma"]
-figure = noise_split_figures.draw_price(rows, batch_size)
+figure, axes = plt.subplots(1, 2, figsize=(10, 4))
+for (kind, line), style in zip(rows.groupby("allocation"), (plots.STYLES["paper"], plots.SERIES[5]), strict=True):
+    axes[0].plot(100 * (line.gamma - 1), 100 * line.loss_std / batch_size, label=kind.replace("_", " "), **style)
+    axes[1].plot(100 * (line.gamma - 1), 100 * line.probe_share, label=kind.replace("_", " "), **style)
+axes[0].set(ylabel=f"noise of each mean (% of $R_l$, B = {batch_size:,})", title="What it buys: precise losses")
+axes[1].set(ylabel=r"share of $\varepsilon$ left to the losses (%)", title="What it takes from the gradients")
+for axis in axes:
+    axis.set(xscale="log", yscale="log", xlabel=r"more gradient noise, $100(\gamma - 1)$ (%, root mean square)")
+    plots.legend_below(axis)
 
 # %%
-summary = noise_split_figures.price_findings(rows)
+summary = [
+    f"{kind.replace('_', ' ')}: from gamma = {line.gamma.iloc[0]:g} to {line.gamma.iloc[-1]:g} sigma_l falls from "
+    f"{line.sigma_loss.iloc[0]:.2f} to {line.sigma_loss.iloc[-1]:.2f}, while the losses' share of epsilon grows from "
+    f"{100 * line.probe_share.iloc[0]:.2f} to {100 * line.probe_share.iloc[-1]:.1f} %"
+    for kind, line in rows.groupby("allocation")
+]
 plots.save(
     figure,
     "03_noise_split_gamma",
@@ -319,55 +337,9 @@ plots.save(
 plots.what_to_see(summary)
 
 # %% [markdown]
-# ## 7. The same noise on every step, or only where something is paid for?
-#
 # The paper raises the gradient noise at *every* step (`allocation="constant"`). Only probe steps release more, so it can also be
-# raised only there, so that every step costs exactly what a vanilla step costs (`allocation="per_step"`). Both below have the
-# same mean variance of the gradient noise, $\gamma^2\sigma^2$. The second needs no root search and holds for any accountant.
-
-# %%
-figure = noise_split_figures.draw_allocation(table, grid["intervals"], interval)
-
-# %%
-summary = noise_split_figures.allocation_findings(table, grid["intervals"], gamma)
-plots.save(
-    figure,
-    "03_noise_split_allocation",
-    parameters=parameters,
-    inputs=inputs,
-    shows="Gradient noise over the steps, and loss noise against the interval, for constant and per-step allocation.",
-    claim="Algorithm 2 raises the gradient noise at every step; per-step allocation is this library's.",
-    summary=summary,
-)
-plots.what_to_see(summary)
-
-# %% [markdown]
-# ## 8. A worked table for the paper's data sets
-#
-# $N$ is the size of the training part, $\delta = N^{-1.1}$; $B$ and the number of epochs are our choice, as the paper does not
-# give them. Method "line_search" (contrasts, per step, $\gamma$ = 1.02, all of the first tenth probes) is calibrated by PLD, preset
-# "paper" (three losses, constant, $\gamma$ = 1.01) by the paper's accountant RDP, but on the same batch, so both are guaranteed.
-# `share` is the part of $\varepsilon$ that the gradients leave to the probes; `noise_percent` the noise of a mean, in % of its clip.
-# `true_epsilon` is found on a grid of privacy losses ten times coarser than the one that calibrated, and rounded up: where it exceeds the
-# target, by 0.001 at most, that is the grid's (E2E at target 1: 1.001), and the calibrated pair is within its budget.
-
-# %%
-worked = noise_split_figures.data_set_table(table[table.section == "data"])
-formats = {"delta": "{:.1e}", "N": "{:,}", "B": "{:,}", "epochs": "{:g}"}
-plots.folded(f"All {len(worked)} rows", worked.style.hide(axis="index").format(precision=3, formatter=formats))
-
-# %%
-summary = noise_split_figures.data_set_findings(worked)
-plots.save_table(
-    worked,
-    "03_noise_split_datasets",
-    parameters=parameters,
-    inputs=inputs,
-    shows="Noise multipliers for the paper's data sets at a stated batch size and length, both presets.",
-    claim="About 99 % of the budget goes to the gradients and 1 % to the losses.",
-    summary=summary,
-)
-plots.what_to_see(summary)
+# raised only there, so that every step costs exactly what a vanilla step costs (`allocation="per_step"`). Both have the same mean
+# variance of the gradient noise, $\gamma^2\sigma^2$. The second needs no root search and holds for any accountant.
 
 # %% [markdown]
 # ## Verdict
@@ -376,7 +348,7 @@ plots.what_to_see(summary)
 costs, by_interval = table[table.section == "true cost"], table[table.section == "interval"]
 verdict(
     "03_noise_split",
-    true_cost_figures.verdicts(costs, by_interval, grid["targets"]),
+    noise_split_figures.verdicts(costs, by_interval, grid["targets"]),
     parameters=parameters,
     inputs=inputs,
 )
@@ -386,8 +358,8 @@ verdict(
 #
 # * The paper's figures state neither $N$, $B$, $T$ nor $\varepsilon$; ours are in the parameters cell. The shapes can be compared, the
 #   numbers cannot.
-# * The paper uses autodp's RDP at integer orders; our RDP uses Opacus's at fractional orders too, wherever no Laplace noise takes
-#   part. With Laplace noise it is autodp's, at integer orders, for the whole run.
+# * The paper uses autodp's RDP at integer orders; where the paper's counting is reproduced RDP is Opacus's, at fractional orders too,
+#   and autodp's with Laplace noise. On the same batch RDP is dp-accounting's.
 # * The paper picks $\sigma_l$ by $\operatorname{argmin} |\varepsilon(\sigma_l) - \varepsilon|$, which may end above the budget; ours never does.
 # * Our default counts the shared batch. The paper's counting, reproduced here, understates $\varepsilon$ of its own Algorithm 1 at targets
 #   of 3 and 8. At 1 it does not (0.92): RDP is a loose enough bound to cover the mistake, which shows once PLD counts the same way (1.02).
@@ -419,14 +391,14 @@ check(loss_noise, lambda: split.sigma_loss / split.sigma)
 
 # %%
 effective = None
-check(effective, lambda: probe_mechanism("losses", 6.0, "gaussian").with_gaussian(2.0).gaussian)
+check(effective, lambda: effective_noise(2.0, 6.0, "losses"))
 
 # %% [markdown] tags=["solution"]
 # *Solution.* $(2^{-2} + 3 \cdot 6^{-2})^{-1/2} = (1/4 + 1/12)^{-1/2} = \sqrt 3$.
 
 # %% tags=["solution"]
 effective = 3**0.5
-check(effective, lambda: probe_mechanism("losses", 6.0, "gaussian").with_gaussian(2.0).gaussian)
+check(effective, lambda: effective_noise(2.0, 6.0, "losses"))
 
 # %% [markdown]
 # 3. Use the $\mu$-GDP equation to find out what happens to $\sigma_l$ for large $\sigma_l$ when $K$ is multiplied by 4. Check it in the

@@ -41,8 +41,10 @@ check_parameters(
 )
 
 # %%
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+import seaborn as sns
 from IPython.display import Markdown, display
 from scipy.stats import binom
 
@@ -51,7 +53,8 @@ from hyfreedp.experiments.store import plots
 from hyfreedp.experiments.store.paths import CELLS, RESULTS
 from hyfreedp.experiments.store.verdicts import verdict
 from hyfreedp.experiments.studies import calibration_figures
-from hyfreedp.experiments.tables import image_classification, image_classification_figures
+from hyfreedp.experiments.tables import image_classification
+from hyfreedp.experiments.tables.plan import ROWS
 
 plots.use_style()
 if profile == "smoke":  # starting workers would take longer than the runs
@@ -79,7 +82,14 @@ parameters = {"profile": profile, "seeds": seeds, "jobs": jobs, "train": train}
 # One setting serves all tasks, tunings and budgets. Test data choose nothing.
 
 # %%
-image_classification_figures.row_table().style.hide(axis="index")
+pd.DataFrame(
+    {
+        "row": [row.title for row in ROWS.values()],
+        "in the paper": [row.paper or "–" for row in ROWS.values()],
+        "candidates": [len(row.rates) for row in ROWS.values()],
+        "epsilon covers the choice": ["yes" if row.covered else "no" for row in ROWS.values()],
+    }
+).style.hide(axis="index")
 
 # %% [markdown]
 # ## 2. The runs
@@ -96,7 +106,7 @@ shown = {name: rows[rows.profile == name] for name in dict.fromkeys(rows.profile
 suffix = {name: "" if name == profile else f"_{name}" for name in shown}
 inputs = {name: [f"cell {key}" for key in part.key.dropna().unique()] for name, part in shown.items()}
 for name, part in shown.items():
-    display(Markdown(f"`{name}`: {image_classification_figures.missing_text(part, name)}"))
+    display(Markdown(f"`{name}`: {image_classification.missing_text(part, name)}"))
 rows.groupby(["profile", "task", "model", "tuning", "source"], sort=False).agg(
     numbers=("accuracy", "size"), seconds=("seconds", "sum")
 ).round(0)
@@ -109,18 +119,21 @@ rows.groupby(["profile", "task", "model", "tuning", "source"], sort=False).agg(
 # column and block, from brown (lower) over white to teal (higher), within ±10.
 
 # %%
-texts, differences = image_classification.beside_paper(summary, "full")
+both = {}
+both["full"], differences = image_classification.beside_paper(summary, "full")
 display(Markdown("**Full fine-tuning (or, for the MLP, training from scratch)**"))
-plots.show_blocks(texts, differences)
+plots.show_blocks(both["full"], differences)
 
 # %%
-texts, differences = image_classification.beside_paper(summary, "bitfit")
+both["bitfit"], differences = image_classification.beside_paper(summary, "bitfit")
 display(Markdown("**BitFit: biases and head**"))
-plots.show_blocks(texts, differences)
+plots.show_blocks(both["bitfit"], differences)
 
 # %%
+whole = pd.concat(both, names=["tuning"]).fillna("")
+whole.columns = [": ".join(column) for column in whole.columns]
 plots.save_table(
-    image_classification_figures.together(summary),
+    whole.reset_index(),
     "06_image_classification_tables",
     parameters=parameters,
     inputs=[key for keys in inputs.values() for key in keys],
@@ -135,18 +148,29 @@ plots.save_table(
 # **Predict first.** Which rows will be within one point of the best grid search at $\varepsilon = 1$?
 #
 # Points to the best grid search of the place (best by validation accuracy, among the extended, linear and cosine ones), mean and range over seeds; its
-# own accuracy stands above each panel. Filled dots: epsilon covers the choice of the rate; open ones: it does not. A method that is more than
-# twenty points behind stands at the left edge, with its number.
+# own accuracy stands above each panel. The colour says whether epsilon covers the choice of the rate. A run that is more than
+# twenty points behind stands at the left edge; its number is in the tables above.
 
 # %%
-compared = {name: image_classification_figures.comparisons(part) for name, part in shown.items()}
+compared = {name: image_classification.comparisons(part) for name, part in shown.items()}
+far, covered = -20.0, {row.title: "yes" if row.covered else "no" for row in ROWS.values()}
+look = {"errorbar": ("pi", 100), "linestyle": "none", "hue_order": ["yes", "no"], "order": list(covered)}
 for name, part in shown.items():
-    figure = image_classification_figures.draw_distances(part)
-    rank = image_classification.ranking(image_classification.summarise(part))
-    findings = image_classification_figures.accuracy_findings(compared[name], rank)
-    claim = (
-        'Tab. "cv main": HyFreeDP comes close to a grid search that is not private, the other private methods do not.'
-    )
+    places = part.groupby(image_classification.PLACE, sort=False)
+    columns = part.epsilon.nunique()
+    size = (4 + 2.4 * columns, 1 + 3 * len(places) // columns)
+    figure, axes = plt.subplots(len(places) // columns, columns, figsize=size, sharex=True, sharey=True, squeeze=False)
+    for axis, ((_, task, model, tuning, epsilon), here) in zip(axes.flat, places, strict=True):
+        level = 100 * image_classification.best_grid(here).accuracy.mean()
+        method = here.row.map(lambda row: ROWS[row].title)
+        points = here.assign(method=method, covered=method.map(covered), gap=(100 * here.accuracy - level).clip(far))
+        if points.gap.notna().any():
+            sns.pointplot(points, x="gap", y="method", hue="covered", ax=axis, legend=axis is axes[0, 0], **look)
+        axis.axvline(0, **plots.line(plots.STYLES["best"]))
+        axis.set(xlim=(far - 1.5, 6), xlabel="points to the best grid search", ylabel="")
+        axis.set_title(f"{task}, {model}\n{tuning}, epsilon = {epsilon:g}: best {level:.1f} %", fontsize="small")
+    findings = image_classification.accuracy_findings(compared[name])
+    claim = 'Tab. "cv main": HyFreeDP comes close to a grid search that is not private, other private methods do not.'
     shows = f"All methods against the best grid search at every budget, profile {name}."
     described = {"parameters": parameters, "inputs": inputs[name], "shows": shows, "claim": claim}
     plots.save(figure, f"06_image_classification{suffix[name]}", summary=findings, **described)
@@ -183,13 +207,24 @@ main = next(iter(shown))
 steps = image_classification.rates(shown[main], CELLS)
 epsilons = list(dict.fromkeys(shown[main].epsilon))
 ends = list(dict.fromkeys([min(epsilons), max(epsilons)]))
-figure = image_classification_figures.draw_rates(steps, image_classification_figures.learners_of(shown[main]), ends)
+places = steps[steps.epsilon.isin(ends)].groupby(image_classification.PLACE, sort=False)
+shape = {"figsize": (10, 1.5 + 2 * -(-len(places) // 2)), "sharex": True, "sharey": True, "squeeze": False}
+figure, axes = plt.subplots(-(-len(places) // 2), 2, **shape)
+names = {"hyfreedp_robust": "robust", "hyfreedp_paper": "paper", "dadaptation": "reference", "prodigy": "worst"}
+for axis, ((_, task, model, tuning, epsilon), here) in zip(axes.flat, places, strict=False):
+    for row, style in names.items():
+        of_row = here[here.row == row].assign(eta=lambda rows: rows.eta.clip(lower=1e-9))
+        look = plots.line(plots.STYLES[style]) | {"label": ROWS[row].title, "estimator": "median", "legend": False}
+        sns.lineplot(of_row, x="step", y="eta", errorbar=("pi", 100), ax=axis, **look)
+    axis.set(yscale="log", ylabel="learning rate")
+    axis.set_title(f"{task}, {model}, {tuning}, epsilon = {epsilon:g}", fontsize="small")
+plots.shared_legend(figure, axes[:1, 0], ncols=len(names))
 
 # %%
-outcome = image_classification.verdicts(shown[main], steps, image_classification_figures.COLLAPSING)
+outcome = image_classification.verdicts(shown[main], steps, ["dadaptation", "prodigy"])
 formats = {name: "{:.2g}" for name in ("last_rate", "as_adam", "grid_rate")}
 formats |= {"accuracy": "{:.1f}", "grid_accuracy": "{:.1f}", "epsilon": "{:g}"}
-image_classification_figures.titled(outcome).style.format(formats).hide(axis="index")
+outcome.replace({"row": {name: row.title for name, row in ROWS.items()}}).style.format(formats).hide(axis="index")
 
 # %% [markdown]
 # `last_rate` is $d$ times the optimizer's rate at the last step (median over seeds). Both methods leave out Adam's bias correction by default, which makes
@@ -198,7 +233,7 @@ image_classification_figures.titled(outcome).style.format(formats).hide(axis="in
 # a rate that ends below ten times its first one never left the start).
 
 # %%
-collapse = image_classification_figures.collapse_findings(outcome)
+collapse = image_classification.collapse_findings(outcome)
 plots.save(
     figure,
     "06_image_classification_rates",
@@ -222,16 +257,29 @@ plots.what_to_see(collapse)
 # ## 6. The pattern of the paper, and ours
 #
 # Tasks and models differ, so accuracies cannot be compared one by one. Distances to a grid search can, roughly: points lost or gained against it, mean
-# and range over places and private budgets (the paper's: five data sets, two models). The paper's grid ends at 0.005; ours, which is the
+# and range over budgets of the means over places (the paper's: five data sets, two models). The paper's grid ends at 0.005; ours, which is the
 # measure of our numbers here, goes on to 0.05.
 
 # %%
 gaps = image_classification.gaps(summary)
 private = gaps[np.isfinite(gaps.epsilon)]
-figure = image_classification_figures.draw_gaps(private)
+drawn = private.assign(method=private.row.map(lambda row: ROWS[row].title))
+drawn = drawn[drawn.row.map(lambda row: (ROWS[row].paper and row != "grid") or row == "hyfreedp_robust").astype(bool)]
+figure, axes = plt.subplots(1, drawn.tuning.nunique(), figsize=(10, 3.8), sharex=True, sharey=True, squeeze=False)
+for axis, (tuning, here) in zip(axes[0], drawn.groupby("tuning", sort=False), strict=True):
+    look = {
+        "errorbar": ("pi", 100),
+        "linestyle": "none",
+        "dodge": 0.4 * (drawn.source.nunique() > 1),
+        "hue_order": list(dict.fromkeys(drawn.source)),
+        "order": list(dict.fromkeys(drawn.method)),
+    }
+    sns.pointplot(here, x="gap", y="method", hue="source", ax=axis, legend=axis is axes[0, 0], **look)
+    axis.axvline(0, color="black", linewidth=0.8)
+    axis.set(title=image_classification.TUNING_TITLES[tuning], xlabel="points to the grid search", ylabel="")
 
 # %%
-pattern = image_classification_figures.gap_findings(private)
+pattern = image_classification.gap_findings(private)
 plots.save(
     figure,
     "06_image_classification_gaps",
@@ -312,7 +360,7 @@ plots.what_to_see(told, "means over budgets and seeds")
 
 # %%
 for name, part in shown.items():
-    table = image_classification_figures.judged_table(image_classification.judged(part))
+    table = image_classification.judged(part).round(1)
     display(Markdown(f"**{name}**"), table.style.hide(axis="index"))
     shows = f"What the paper claims of its accuracy tables, judged by profile {name}."
     found = [f"{line.claim}: {line.verdict}" for line in table.itertuples()]
@@ -325,7 +373,7 @@ for name, part in shown.items():
 # %%
 first = next(iter(shown))
 judged = image_classification.judged(shown[first])
-decided = image_classification_figures.verdicts(judged, real=first == "desktop")
+decided = image_classification.on_the_board(judged, real=first == "desktop")
 verdict("06_image_classification", decided, parameters=parameters, inputs=inputs[first])
 
 # %% [markdown]
@@ -338,7 +386,7 @@ verdict("06_image_classification", decided, parameters=parameters, inputs=inputs
 #   above, a search of its own at each budget, two seeds.
 # * **Profile `laptop`**: scikit-learn's digits; an MLP from scratch, and a ViT of 150,000 parameters that was pre-trained on digits rendered
 #   from fonts. Profile `gpu`: CIFAR-10 and GTSRB, whole, with a larger ViT pre-trained on Tiny ImageNet. Profile `paper`: the paper's own data and models.
-# * The paper does not print batch size, epochs or augmentation; ours are in `hyfreedp/experiments/tasks/vision.py`, the same for every method.
+# * The paper does not print batch size, epochs or augmentation; ours are in `hyfreedp/experiments/tasks/image_tasks.py`, the same for every method.
 # * The grid of the paper's rates ends at 0.005, too low for these tasks; the extended grid is a row of its own. Searches over schedules
 #   and clipping use four rates, and each search one run per rate.
 # * DP-hyper is simulated at the best rate of the extended grid, the narrowest "narrow range". The honest random search has
@@ -379,4 +427,6 @@ check(standard_error, lambda: 100 * binom(300, 0.9).std() / 300)
 # validation accuracies of private records without noise. Were that fifth public: nine runs with the same noise, nine-fold composition. (4) It pays twice: noise for all its runs, and it may never draw a good rate.
 
 # %% tags=["solution"]
-image_classification_figures.optimism(rows).round(1)
+grids = rows[rows.row.str.startswith("grid")].dropna(subset=["accuracy"])
+points = 100 * (grids.validation_accuracy - grids.accuracy)
+points.groupby([grids.model, grids.tuning, grids.epsilon], sort=False).agg(["mean", "std"]).round(1)

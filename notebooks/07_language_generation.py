@@ -31,7 +31,7 @@
 profile = "laptop"  # how large: smoke, laptop, gpu or paper
 dataset = "restaurants"  # of section 2; or "e2e", from $HYFREEDP_DATA
 epsilons = [3.0, 8.0]  # of the runs of section 2
-documents = ""  # of section 5: .txt, .jsonl or .parquet, or a name for the package datasets; "": synthetic reports
+documents = ""  # of section 5: a .txt or .jsonl file; "": synthetic reports
 documents_epsilon = 8.0  # of the runs of section 5
 seeds = 2  # training runs of each method and budget
 jobs = 2  # worker processes
@@ -53,15 +53,17 @@ check_parameters(
 )
 
 # %%
+import matplotlib.pyplot as plt
 import pandas as pd
+import seaborn as sns
 from IPython.display import Markdown, display
 
 from hyfreedp.experiments.book.exercises import check
 from hyfreedp.experiments.store import plots
 from hyfreedp.experiments.store.paths import CELLS
 from hyfreedp.experiments.store.verdicts import verdict
-from hyfreedp.experiments.tables import language_generation, language_generation_figures
-from hyfreedp.experiments.tasks.language import LANGUAGE_TASKS
+from hyfreedp.experiments.tables import language_generation
+from hyfreedp.experiments.tasks.language_tasks import LANGUAGE_TASKS
 from hyfreedp.experiments.tasks.nlg_metrics import bleu
 
 # %%
@@ -94,7 +96,7 @@ scale = language_generation.sentences_scale(profile, dataset, epsilons, seeds)
 learner, methods = scale.learners[0], list(scale.rows)
 task = LANGUAGE_TASKS[learner.task]
 start = language_generation.public_start(learner, CELLS)
-display(Markdown(language_generation_figures.start_text(task, learner, start)))
+display(Markdown(language_generation.start_text(task, learner, start)))
 
 # %% [markdown]
 # ## 2. The table: every method, five metrics
@@ -124,17 +126,38 @@ plots.shaded(shown, differences, limit=50.0).set_caption(
 # Columns of the table: first the paper's number (GPT-2 with its real weights on E2E), then ours at this profile. The two are not
 # comparable in level when model or data differ; what can be compared is the order of the methods.
 
+
 # %%
-figure = language_generation_figures.draw_metrics(summary, methods, epsilons)
+def draw_metrics(rows, methods, epsilons):
+    """Every metric and the perplexity, mean and range over seeds; the public start is a line."""
+    scores = [*language_generation.METRICS, "perplexity"]
+    titled = rows.assign(method=rows.row.map(language_generation.TITLES))
+    long = titled.melt(["row", "epsilon", "method"], scores, var_name="metric")
+    figure, axes = plt.subplots(1, len(scores), figsize=(13, 3.4), sharey=True)
+    look = {"errorbar": ("pi", 100), "linestyle": "none", "dodge": 0.3 * (len(epsilons) > 1), "palette": "dark:C0"}
+    look["order"] = [language_generation.TITLES[name] for name in methods]
+    for axis, metric in zip(axes, scores, strict=True):
+        here = long[long.metric == metric].dropna(subset="value")  # METEOR needs Java
+        of_runs = here[here.epsilon.isin(epsilons)]
+        if len(of_runs):
+            sns.pointplot(of_runs, x="value", y="method", hue="epsilon", ax=axis, legend=axis is axes[0], **look)
+        for value in here.value[here.row == language_generation.START]:
+            axis.axvline(value, linestyle=":", color="0.4")
+        axis.set(title=metric, xlabel="per token" if metric == "perplexity" else "score", ylabel="")
+    axes[-1].set_xscale("log")
+    return figure
+
+
+figure = draw_metrics(rows, methods, epsilons)
 
 # %% [markdown]
-# Points are means, bars reach from the lowest run to the highest: where one run of two collapses, as preset robust did at
+# Points are means, the dotted line is the public start, bars reach from the lowest run to the highest: where one run of two collapses, as preset robust did at
 # $\varepsilon = 8$ for the committed figure, the mean describes neither.
 
 # %%
-findings = language_generation_figures.metric_findings(summary, methods, epsilons)
-findings += language_generation_figures.edge_findings(rows)
-findings += language_generation_figures.below_start_findings(rows)
+findings = language_generation.metric_findings(summary, methods, epsilons)
+findings += language_generation.edge_findings(rows)
+findings += language_generation.below_start_findings(rows)
 made = {
     "parameters": parameters,
     "inputs": sorted(rows.key.dropna()),
@@ -169,14 +192,14 @@ plots.shaded(shown, differences, limit=50.0).set_caption(
 # %%
 trained = e2e_summary[e2e_summary.row.isin(whole.rows)]["mean"].notna().any()
 if trained:
-    figure = language_generation_figures.draw_metrics(e2e_summary, list(whole.rows), list(whole.epsilons))
+    figure = draw_metrics(e2e, list(whole.rows), list(whole.epsilons))
 else:
     print("no private run is recorded yet: python -m hyfreedp.experiments sentences makes them, in half a day")
 
 # %%
-e2e_findings = language_generation_figures.metric_findings(e2e_summary, list(whole.rows), list(whole.epsilons))
-e2e_findings += language_generation_figures.edge_findings(e2e)
-e2e_findings += language_generation_figures.below_start_findings(e2e)
+e2e_findings = language_generation.metric_findings(e2e_summary, list(whole.rows), list(whole.epsilons))
+e2e_findings += language_generation.edge_findings(e2e)
+e2e_findings += language_generation.below_start_findings(e2e)
 e2e_made = made | {"inputs": ["data/results/desktop/language_generation.csv"], "summary": e2e_findings}
 if trained:
     plots.save(
@@ -217,7 +240,7 @@ plots.save_table(
 # Only low-rank updates of queries and values are trained; the paper starts them at ten times the usual rate, and so do we
 # ($\eta_0 = 10^{-3}$ for the paper's preset; the robust one has no first rate). A record is a whole document. Four panels, as in the
 # paper's figure: the learning rate; the clipping threshold $R_l$ of the paper's probe (a vote needs none); the loss, on test documents
-# and as released with noise; the perplexity on test documents.
+# and as released with noise (dots); the perplexity on test documents.
 #
 # Much of a rise and fall is built in. Preset robust starts from a public rate, warms up after a lost vote, and decays linearly to zero,
 # whatever it learns: only its level is learned, and that can only fall. Preset paper has no decay and starts
@@ -228,10 +251,22 @@ plots.save_table(
 # %%
 curves_scale = language_generation.documents_scale(profile, documents or None, documents_epsilon, seeds)
 curves = language_generation.dynamics(curves_scale, CELLS, jobs=jobs)
-figure = language_generation_figures.draw_dynamics(curves)
+panels = {
+    "eta": r"learning rate $\eta$",
+    "loss_threshold": r"clipping threshold $R_l$ (nats)",
+    "test_loss": "loss (nats per token)",
+    "test_perplexity": "test perplexity",
+}
+named = curves.assign(method=curves.row.map(language_generation.TITLES))
+figure, axes = plt.subplots(1, len(panels), figsize=(13, 3.4))
+for axis, (column, label) in zip(axes, panels.items(), strict=True):
+    here, first = named.dropna(subset=column), axis is axes[0]
+    sns.lineplot(here, x="step", y=column, hue="method", errorbar=("pi", 100), ax=axis, legend=first)
+    axis.set(xlabel="step", ylabel=label, yscale="log" if column in ("eta", "loss_threshold") else "linear")
+axes[2].scatter(curves.step, curves.private_loss, s=8, alpha=0.5, color=plots.STYLES["paper"]["color"])
 
 # %%
-findings = language_generation_figures.dynamics_findings(curves)
+findings = language_generation.dynamics_findings(curves)
 learner = curves_scale.learners[0]
 llama = LANGUAGE_TASKS[learner.task].architecture(learner.model)
 plots.save(
@@ -254,7 +289,7 @@ plots.what_to_see(findings)
 
 # %%
 for name in ("grid", "grid_extended"):
-    table = language_generation_figures.judged_table(language_generation.judged(e2e, grid=name))
+    table = language_generation.judged(e2e, grid=name).round(2)
     display(Markdown(f"**{language_generation.TITLES[name]}**"), table.style.hide(axis="index"))
     shows = f"What Tab. gpt2 claims, judged by whole runs on E2E against the {language_generation.TITLES[name]}."
     found = {"summary": [f"{line.claim}: {line.verdict}" for line in table.itertuples()]}
@@ -264,8 +299,8 @@ for name in ("grid", "grid_extended"):
 # By BLEU alone, on E2E where it has runs of both, else on the synthetic sentences of section 2:
 
 # %%
-on_e2e = language_generation_figures.verdicts(e2e_summary, whole.epsilons, "E2E")
-on_sentences = language_generation_figures.verdicts(summary, epsilons, "synthetic sentences")
+on_e2e = language_generation.verdicts(e2e_summary, whole.epsilons, "E2E")
+on_sentences = language_generation.verdicts(summary, epsilons, "synthetic sentences")
 inputs = (e2e_made if on_e2e else made)["inputs"]
 verdict("07_language_generation", on_e2e or on_sentences, parameters=parameters, inputs=inputs)
 

@@ -53,14 +53,16 @@ check_parameters(
 )
 
 # %%
+import matplotlib.pyplot as plt
+import seaborn as sns
 from scipy.stats import binom
 
 from hyfreedp.experiments.book.exercises import check
 from hyfreedp.experiments.store import plots
 from hyfreedp.experiments.store.paths import CELLS
 from hyfreedp.experiments.store.verdicts import verdict
-from hyfreedp.experiments.studies import noise_split, noise_split_figures, noise_split_rows
-from hyfreedp.experiments.tables import rate_map, tuning_budget_figures
+from hyfreedp.experiments.studies import noise_split, noise_split_figures
+from hyfreedp.experiments.tables import rate_map, tuning_budget
 
 # %%
 plots.use_style()
@@ -100,23 +102,35 @@ targets = [epsilon] if smoke else sorted({1.0, 3.0, 8.0, epsilon})
 runs = [5.0] if smoke else [5.0, 16.0]  # of a random search, on average
 data = noise_split.DataSet("parameters", records, batch_size, epochs)
 budgets = [data.budget(target) for target in targets]
-costs = tuning_budget_figures.costs(CELLS, budgets, batch_size=batch_size, interval=interval, runs=runs)
-methods = tuning_budget_figures.methods(runs[0])
+costs = tuning_budget.costs(CELLS, budgets, batch_size=batch_size, interval=interval, runs=runs)
+methods = tuning_budget.methods(runs[0])
 
 # %% [markdown]
 # Each row of the table is a method at one budget. `share_percent` and `noise_percent` are defined above; `paper_percent` is the
 # paper's entry (15 for its own simulation, in its Section "Experiments", although its table says 20).
 
 # %%
-shown = tuning_budget_figures.comparison(costs, methods, targets)
+shown = tuning_budget.comparison(costs, methods, targets)
 formats = {"epsilon": "{:g}", "share_percent": "{:.3f}", "noise_percent": "{:.3f}"}
 plots.folded(f"All {len(shown)} rows", shown.style.hide(axis="index").format(formats))
 
 # %%
-figure = tuning_budget_figures.draw_costs(costs, methods, targets)
+figure, axes = plt.subplots(1, 2, figsize=(10, 4.2), sharey=True)
+units = {
+    "share_percent": r"share of $\varepsilon$ not left to training (%)",
+    "noise_percent": "more gradient noise (%)",
+}
+for axis, (column, label) in zip(axes, units.items(), strict=True):
+    sns.stripplot(shown, x=column, y="method", hue="epsilon", palette="dark:C0", ax=axis, legend=axis is axes[0])
+    axis.set(xscale="log", xlabel=label, ylabel="")
+printed = shown[~shown.paper_percent.isin(["<1", "0"])].drop_duplicates("method")
+axes[0].scatter(
+    printed.paper_percent.astype(float), printed.method, marker="|", s=200, color="0.3", label="the paper's"
+)
+axes[0].axvline(1, color="0.3", linewidth=1, linestyle=":")
 
 # %%
-summary = tuning_budget_figures.cost_findings(costs, methods, data.budget(epsilon), batch_size)
+summary = tuning_budget.cost_findings(costs, methods, data.budget(epsilon), batch_size)
 saved = {
     "parameters": parameters,
     "inputs": ["tables of calibrations, cells of data/cells"],
@@ -147,7 +161,7 @@ data_sets = noise_split.DATA_SETS[2:3] if smoke else noise_split.DATA_SETS[1:]  
 over = (
     {"gammas": [1.01], "intervals": [interval]} if smoke else {"gammas": [1.005, 1.01, 1.02], "intervals": [1, 5, 10]}
 )
-rows = noise_split_rows.share_rows(data_sets, targets, data, epsilon=epsilon, interval=interval, **over)
+rows = noise_split.share_rows(data_sets, targets, data, epsilon=epsilon, interval=interval, **over)
 splits = noise_split.calibrations(rows, CELLS)
 figure = noise_split_figures.draw_shares(splits, interval, records, epsilon)
 
@@ -222,7 +236,7 @@ plots.what_to_see(summary)
 # ## Verdict
 
 # %%
-decided = tuning_budget_figures.verdicts(costs, methods, epsilon)
+decided = tuning_budget.verdicts(costs, methods, epsilon)
 verdict("09_tuning_budget", decided, parameters=parameters, inputs=saved["inputs"])
 
 # %% [markdown]
@@ -247,7 +261,7 @@ verdict("09_tuning_budget", decided, parameters=parameters, inputs=saved["inputs
 more_noise = None
 sigma = costs.sigma.xs(epsilon, level="target_epsilon").iloc[0]
 print(f"sigma = {sigma:.4f}")
-check(more_noise, lambda: tuning_budget_figures.small_batches(sigma, [50]).more_noise_percent.item())
+check(more_noise, lambda: tuning_budget.small_batches(sigma, [50]).more_noise_percent.item())
 
 # %% [markdown] tags=["solution"]
 # *Solution.* $\sigma_b = 2.5$, and the count's own multiplier is $2\sigma_b = 5$: no longer large against $\sigma$. By section 1 the gradient then
@@ -255,10 +269,10 @@ check(more_noise, lambda: tuning_budget_figures.small_batches(sigma, [50]).more_
 
 # %% tags=["solution"]
 more_noise = 100 * ((sigma**-2 - 5**-2) ** -0.5 / sigma - 1)
-check(more_noise, lambda: tuning_budget_figures.small_batches(sigma, [50]).more_noise_percent.item())
+check(more_noise, lambda: tuning_budget.small_batches(sigma, [50]).more_noise_percent.item())
 
 # %% tags=["solution"]
-tuning_budget_figures.small_batches(sigma, [50, 100, 200, 1000]).round(3)
+tuning_budget.small_batches(sigma, [50, 100, 200, 1000]).round(3)
 
 # %% [markdown]
 # 2. A random search has three draws, and a candidate is good with probability 0.3. With which probability does it find a good one?

@@ -16,7 +16,7 @@
 # **After this notebook you can**
 #
 # * explain how an experiment bounds $\varepsilon$ from below, with which confidence, and why no experiment bounds it from above,
-# * audit one probe, whole runs, and a single training with a thousand canaries, with the library's own code,
+# * audit whole runs, and a single training with a thousand canaries, with the library's own code,
 # * show on a running mechanism why gradient and probes of one batch must be counted together,
 # * say what an audit cannot see.
 #
@@ -25,10 +25,10 @@
 
 # %% tags=["parameters"]
 profile = "laptop"  # how large: smoke, laptop, gpu or paper
-epsilon = 3.0  # of a run, as claimed in sections 2 and 3
-records = 50_000  # N, in the training data of section 3
+epsilon = 3.0  # of a run, as claimed in section 2
+records = 50_000  # N, in the training data of section 2
 batch_size = 1000  # B, expected
-steps = 250  # T, of a run of section 3
+steps = 250  # T, of a run of section 2
 interval = 5  # K: steps between probes
 confidence = 0.95  # of each bound
 seeds = 2  # training runs of each method and budget, each with canaries of its own
@@ -51,8 +51,15 @@ check_parameters(
 )
 
 # %%
-from hyfreedp.accounting.mechanisms import SQUARED_L2_SENSITIVITY
-from hyfreedp.experiments.audits import campaign, campaign_figures
+from math import inf, log
+
+import matplotlib.pyplot as plt
+import pandas as pd
+import seaborn as sns
+
+from hyfreedp.accounting.split import SQUARED_L2_SENSITIVITY
+from hyfreedp.experiments.accounting_of_the_paper import delta_curve
+from hyfreedp.experiments.audits import campaign, one_run
 from hyfreedp.experiments.book.exercises import check
 from hyfreedp.experiments.store import plots
 from hyfreedp.experiments.store.paths import CELLS
@@ -84,44 +91,10 @@ saved = {"parameters": parameters, "inputs": ["tables of audits, cells of data/c
 #
 # Note the direction. A *large* bound refutes a claim: there is an attack that the claim says cannot exist. A *small* bound proves nothing:
 # the record, the event, or the number of runs may have been badly chosen. So a sound claim is one that good auditors fail to refute, and an
-# auditor is good only if it does refute what is wrong. That is why every audit below is also run on something broken on purpose.
+# auditor is good only if it does refute what is wrong. So one below is run on a
+# count that is wrong, the other on training without noise.
 #
-# ## 2. One probe, or one vote
-#
-# For the paper's probe the worst-case record sits at the clip: its three losses are all $R_l$, so that the released vector moves by
-# $\sqrt 3$ clips. For a vote of preset robust it is a record that votes at all, which moves the sum by 1. There are no others. The
-# statistic is the projection on that move. To give the auditor a chance, the noise $\sigma_l$ is as small as can be: this one release
-# spends the whole budget. Then it is made smaller still by a factor, while the claim stays: a fault.
-#
-# **Predict first.** From which factor on will the auditor notice?
-
-# %%
-probes = campaign.probe_audits(CELLS, sizes, epsilon=epsilon, confidence=confidence)
-probes
-
-# %% [markdown]
-# `claimed` is the $\varepsilon$ of the release at the noise that was asked for, `true_epsilon` at the noise that is there, both by the
-# accountant, and `lower_bound` what the audit found.
-
-# %%
-figure = campaign_figures.draw_probes(probes, epsilon, confidence)
-
-# %%
-summary = campaign_figures.probe_findings(probes)
-plots.save(
-    figure,
-    "10_audit_probe",
-    shows="Lower bounds on the epsilon of one probe, at the noise that was asked for and with less.",
-    claim="",
-    summary=summary,
-    **saved,
-)
-plots.what_to_see(summary)
-
-# %% [markdown]
-# The bound stays below the truth because the best evidence lies in the tails, where even many runs leave few counts.
-#
-# ## 3. Gradient and probes of one batch
+# ## 2. Gradient and probes of one batch
 #
 # At a step that probes, Algorithm 1 releases the gradient and three losses of *one* Poisson batch. Alg. 2 counts them as if each of the
 # four had drawn a batch of its own (`composition="independent"`); then the chance that one record is in several of them is tiny, and
@@ -164,10 +137,19 @@ joint[["noise", "counted", "delta", "hits", "alarms", "trials", "claimed", "lowe
 # was exceeded with and without the record, in `trials` runs each.
 
 # %%
-figure = campaign_figures.draw_joint(joint, splits, confidence)
+figure, axes = plt.subplots(1, 2, figsize=(10, 4), sharey=True)
+grid = [epsilon * (0.02 + 0.045 * place) for place in range(40)]
+for axis, (noise, split) in zip(axes, splits.items(), strict=True):
+    for count, style in (("independent", "paper"), ("same_batch", "best")):
+        axis.plot(delta_curve(split, count, grid), grid, label=f"counted as {count}", **plots.line(plots.STYLES[style]))
+    found = joint[(joint.noise == noise) & (joint.counted == noise)]
+    axis.plot(found.delta, found.lower_bound, label=f"audit, {confidence:.0%}", **plots.marks(plots.SERIES[0]))
+    axis.plot(split.target_delta, epsilon, "*", color="0.2", markersize=12, label="target")
+    axis.set(xscale="log", xlim=(1e-6, 0.1), xlabel=r"$\delta$", ylabel=r"$\varepsilon$", title=f"noise by {noise}")
+plots.shared_legend(figure, axes[:1], ncols=4, fontsize="small")
 
 # %%
-summary = campaign_figures.joint_findings(joint, confidence)
+summary = campaign.joint_findings(joint)
 plots.save(
     figure,
     "10_audit",
@@ -182,7 +164,7 @@ plots.what_to_see(summary)
 # Points above the curve of independent batches cannot be explained by it: the mechanism that really runs leaks more than Alg. 2 says. The
 # same points lie below the same-batch curve, which is the one that the library uses.
 #
-# ## 4. One training run, a thousand canaries
+# ## 3. One training run, a thousand canaries
 #
 # Millions of runs are out of reach for a whole training. Steinke, Nasr and Jagielski (2023) need one. Each of $m$ canaries is put into
 # the training data by a fair coin. Afterwards the auditor sees the model, scores every canary by how much training has lowered its loss,
@@ -197,9 +179,7 @@ plots.what_to_see(summary)
 # own. A canary takes part in one run only, so all runs together are one mechanism with the same $(\varepsilon, \delta)$, and their guesses
 # are added up.
 #
-# Trained are both presets of HyFreeDP, and AdamW at a constant and at a linearly decaying rate of 0.02. "Tuned" is the constant rate again,
-# but the best of a grid by the raw loss on the training data, canaries included, as so often done; what it claims is what *one* of its
-# runs spends.
+# Trained are both presets of HyFreeDP, and AdamW at a constant and at a linearly decaying rate of 0.02.
 #
 # **Predict first.** Which of these will stand out, and at which budgets?
 
@@ -212,56 +192,55 @@ canaries
 # share the error); `accuracy_percent` is that on the test digits.
 
 # %%
-figure = campaign_figures.draw_canaries(canaries, confidence)
+best = canaries.loc[canaries.lower_bound.idxmax()]
+ceiling = one_run.perfect_bound(int(best.guesses), int(best.canaries), campaign.DELTA, confidence)
+figure, axis = plt.subplots(figsize=(7, 4))
+targets = ["without noise" if target == inf else f"{target:g}" for target in canaries.target]
+shown = canaries.assign(claimed=targets)
+sns.stripplot(
+    shown, x="claimed", y="lower_bound", hue="method", palette=[s["color"] for s in plots.SERIES[:4]], ax=axis
+)
+axis.axhline(ceiling, color="0.5", linestyle=":", label=f"{best.guesses:,} guesses, all right: {ceiling:.2f}")
+axis.set(xlabel=r"claimed $\varepsilon$", ylabel=rf"lower bound on $\varepsilon$, {confidence:.0%}")
+axis.legend(fontsize="small")
 
 # %%
-summary = campaign_figures.canary_findings(canaries)
+summary = campaign.canary_findings(canaries)
 plots.save(
     figure,
     "10_audit_one_run",
-    shows="Lower bounds on epsilon from single training runs with canaries, beside what is claimed.",
-    claim="HyFreeDP trains within the same (epsilon, delta) as a run at a fixed rate; a grid search without privacy does not count its runs.",
+    shows="Lower bounds on epsilon from single training runs with canaries, by what is claimed.",
+    claim="HyFreeDP trains within the same (epsilon, delta) as a run at a fixed rate.",
     summary=summary,
     **saved,
 )
 plots.what_to_see(summary)
 
-# %% [markdown]
-# Even if no guess is wrong the bound is finite (dotted line; if all 2,000 coins were guessed right it would be 4.77): so many guesses, less
-# what $\delta$ concedes for so many canaries, allow no more (Exercise 1). So a claim of 8 cannot be refuted here at all. And a bound on a run that has learned nothing is vacuous: preset
-# paper is at chance on these digits (`accuracy_percent`), and says no more about privacy than a coin would.
-# That a search on private data costs privacy is certain: it uses the results of many runs, which nobody has counted. But its choice among
-# a few rates tells little about any *one* canary, and this audit looks at canaries one by one; so it is no surprise if it sees nothing. An
-# audit that fails to refute a claim is no argument that the claim is right.
-#
-# ## 5. All audits in one table
-
 # %%
-table = campaign.all_audits(probes, joint, canaries, confidence)
-formats = {"delta": "{:.2g}", "claimed": "{:.2f}", "lower_bound": "{:.2f}", "confidence": "{:.0%}"}
-plots.folded(f"All {len(table)} audits", table.style.hide(axis="index").format(formats))
-
-# %%
-summary = campaign_figures.all_findings(table)
+columns = ["claimed", "lower_bound", "verdict"]
+table = [canaries.assign(audit="training on digits, " + canaries.method)[["audit", *columns]]]
+table += [joint.assign(audit="noise by " + joint.noise + ", counted as " + joint.counted)[["audit", "delta", *columns]]]
 plots.save_table(
-    table,
+    pd.concat(table),
     "10_audit_table",
-    shows="Every audit: what was claimed, the lower bound on epsilon, its confidence and the verdict.",
+    shows="Every audit: what was claimed, the lower bound on epsilon and the verdict.",
     claim="",
-    summary=summary,
+    summary=[*campaign.joint_findings(joint), *campaign.canary_findings(canaries)],
     **saved,
 )
-plots.what_to_see(summary)
 
 # %% [markdown]
-# Two notes on reading it. The four bounds of one noise hold jointly at the stated confidence, every other bound by itself; so among
-# twenty true claims that are just met, one false alarm would be no surprise. And the independent count is not refuted where the other
-# one chose the noise: it is too small there too, but with so much noise on the losses by so little that the audit cannot tell.
+# Even if no guess is wrong the bound is finite (dotted line): so many guesses, less what $\delta$ concedes for so many canaries, allow no more
+# (Exercise 1). So a claim of 8 cannot be refuted here at all. And a bound on a run that has learned nothing is vacuous: preset paper is at
+# chance on these digits (`accuracy_percent`), and says no more about privacy than a coin would.
+#
+# The four bounds of one noise hold jointly at the stated confidence, every other bound by itself. The independent count is not refuted where
+# the other one chose the noise: there too it understates $\varepsilon$, but by less than this audit can detect.
 #
 # ## Verdict
 
 # %%
-verdict("10_audit", campaign_figures.verdicts(joint, canaries, confidence), **saved)
+verdict("10_audit", campaign.verdicts(joint, canaries), **saved)
 
 # %% [markdown]
 # ## What an audit cannot see
@@ -270,14 +249,14 @@ verdict("10_audit", campaign_figures.verdicts(joint, canaries, confidence), **sa
 #   says.
 # * **Small probabilities.** $\delta = 10^{-5}$ is far beyond what a few thousand runs can count. The bounds above come from larger events.
 # * **What is not released to the auditor.** Side channels, a logged raw loss, a seed in a repository, early stopping on private data.
-# * **The past.** A search that was done before the audited run, as in Section 4; or other models trained on the same records.
+# * **The past.** A search of rates on the same records before the audited run, which nobody counted; or other models trained on them.
 # * **How tight a claim is.** A bound of 1.5 under a claim of 8 may mean a loose accountant or a weak auditor; it does not say which.
 #
 # ## Where this differs from the paper
 #
-# * The paper has no audit; $N$, $B$, $T$ and $K$ of Section 3 are our choice of its protocol (5 epochs of CIFAR-10).
-# * In Section 3 the model is left out: the mechanism is run on the worst-case record alone, which is what the accountant assumes.
-# * Section 4 trains fewer steps than the task's own protocol, and with canaries in place of most digits.
+# * The paper has no audit; $N$, $B$, $T$ and $K$ of section 2 are our choice of its protocol (5 epochs of CIFAR-10).
+# * In section 2 the model is left out: the mechanism is run on the worst-case record alone, which is what the accountant assumes.
+# * Section 3 trains fewer steps than the task's own protocol, and with canaries in place of most digits.
 #
 # ## Exercises
 #
@@ -289,21 +268,16 @@ verdict("10_audit", campaign_figures.verdicts(joint, canaries, confidence), **sa
 
 # %%
 largest_bound = None
-check(largest_bound, lambda: campaign.largest_bounds([100]).largest_bound.item())
+check(largest_bound, lambda: campaign.largest_bound(100))
 
 # %% [markdown] tags=["solution"]
 # *Solution.* The bound solves $(e^\varepsilon/(1 + e^\varepsilon))^m = 0.05$: with $p = 0.05^{1/m}$ it is $\log(p/(1 - p))$, about $\log(m/3)$. A one-run
 # audit of 1,000 canaries can never refute a claim of 6.
 
 # %% tags=["solution"]
-from math import log
-
 p = 0.05 ** (1 / 100)
 largest_bound = log(p / (1 - p))
-check(largest_bound, lambda: campaign.largest_bounds([100]).largest_bound.item())
-
-# %% tags=["solution"]
-campaign.largest_bounds([10, 100, 1000, 10_000]).round(2)
+check(largest_bound, lambda: campaign.largest_bound(100))
 
 # %% [markdown]
 # 2. At which noise multiplier $\sigma_l$ does a probe of three losses reveal as much as one number of sensitivity 1 with noise of 10?
@@ -313,7 +287,7 @@ probe_noise = None
 check(probe_noise, lambda: 10 * SQUARED_L2_SENSITIVITY["losses"] ** 0.5)
 
 # %% [markdown] tags=["solution"]
-# *Solution.* Section 2: one record moves the three losses together by $\sqrt 3$ clips, so each needs noise of $10 \sqrt 3$.
+# *Solution.* One record moves the three losses together by $\sqrt 3$ clips, so each needs noise of $10 \sqrt 3$.
 
 # %% tags=["solution"]
 probe_noise = 10 * 3**0.5
@@ -321,7 +295,7 @@ check(probe_noise, lambda: 10 * SQUARED_L2_SENSITIVITY["losses"] ** 0.5)
 
 # %% [markdown]
 # 3. Why is the threshold judged on other runs than those that chose it? Which way would the bound err otherwise?
-# 4. Section 3 uses one worst-case record and no others. Why does it lose nothing by that?
+# 4. Section 2 uses one worst-case record and no others. Why does it lose nothing by that?
 
 # %% [markdown] tags=["solution"]
 # *Solutions.* (3) The best of many thresholds is best partly by luck, and the luck is gone on

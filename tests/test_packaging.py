@@ -2,6 +2,7 @@
 
 import ast
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -24,20 +25,21 @@ FOLLOWS_FROM_TORCH = re.compile(r"(nvidia|cuda|triton)\b")  # differ between pla
 
 # From the ground up: a module may import from the lines before its own, from nothing else on its line or after it.
 LAYERS = [
-    {"devices"},
-    {"cipher", "checks", "sensitivity", "renamed"},
-    {"distributed", "wrapper", "accounting", "noise", "buffers", "batches"},
-    {"privatize", "sampling", "base"},
-    {"curvefit", "mixing"},
-    {"step_rules", "clipping"},
-    {"records", "passes"},
-    {"rate_learner", "votes"},
-    {"checkpoint", "preset", "probe"},
+    {"running", "data", "running.devices", "running.checks", "sensitivity"},
+    {"noise", "accounting", "data.batches", "running.processes", "running.wrapper", "running.base_optimizer"},
+    {"privatize", "curvefit", "data.sampling", "running.buffers", "running.records", "running.checkpoint"},
+    {"gradients"},
+    {"learner"},
+    {"line_search", "votes"},
+    {"preset", "reference"},
     {"optimizer", "accounting.__main__"},
     {"engine"},
     {"__init__"},
     {"experiments", "integrations"},
 ]
+# Lines of Python, by folder; those of the core without the experiments. They may fall, and the goals are 6,000 (1,800
+# of them gradients), 12,500, 15,000 and 1,200.
+BUDGETS = {"hyfreedp": 7960, "hyfreedp/gradients": 2700, "hyfreedp/experiments": 13000, "tests": 16400, "tools": 850}
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
@@ -121,7 +123,8 @@ def test_requirements_hold_no_address_and_no_path_of_one_machine(name):
 
 def test_citation_and_licence_match_the_project():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    assert citation["version"] == PROJECT["version"]
+    assert Version(citation["version"]) <= Version(PROJECT["version"])  # the last release
+    assert f"## [{citation['version']}] - {citation['date-released']}" in (ROOT / "CHANGELOG.md").read_text()
     assert citation["license"] == PROJECT["license"]
     assert "Apache License" in (ROOT / "LICENSE").read_text()
 
@@ -137,6 +140,23 @@ def test_ruff(check):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_the_budgets_of_lines_hold():
+    """A library that can be read. Where one is exceeded, delete."""
+    listed = ["git", "ls-files", "*.py"] if shutil.which("git") else ["true"]
+    done = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True)
+    files = [ROOT / name for name in done.stdout.splitlines()]  # none where there is no repository
+    files = files or [path for top in ("hyfreedp", "tests", "tools") for path in (ROOT / top).rglob("*.py")]
+    assert all((ROOT / top).is_dir() for top in BUDGETS)
+    spent = dict.fromkeys(BUDGETS, 0)
+    for path in filter(Path.is_file, files):
+        lines = path.read_text(encoding="utf-8").splitlines()
+        tops = {top for top in BUDGETS if path.is_relative_to(ROOT / top)}
+        assert not tops or max(map(len, lines), default=0) <= 120, path
+        for top in tops - ({"hyfreedp"} if "hyfreedp/experiments" in tops else set()):
+            spent[top] += len(lines)
+    assert {top: count for top, count in spent.items() if count > BUDGETS[top]} == {}
+
+
 def test_importing_the_library_loads_none_of_the_heavy_packages():
     heavy = {"timm", "torchvision", "transformers", "peft", "lightning", "pandas", "seaborn", "papermill"}
     code = f"import sys, hyfreedp, hyfreedp.integrations; print(*sorted({heavy!r} & sys.modules.keys()))"
@@ -145,9 +165,12 @@ def test_importing_the_library_loads_none_of_the_heavy_packages():
 
 
 def component(path):
-    """The name in LAYERS of a file: its own, or its folder's, directly below hyfreedp/; a command may have its own."""
-    whole = ".".join(path.relative_to(PACKAGE).parts).removesuffix(".py")
-    return whole if whole in LEVEL else whole.split(".")[0]
+    """The name in LAYERS of a file: its own, or its folder's, directly below hyfreedp/."""
+    return named(".".join(path.relative_to(PACKAGE).parts).removesuffix(".py").removesuffix(".__init__"))
+
+
+def named(module):
+    return next((part for part in (".".join(module.split(".")[:2]), module.split(".")[0]) if part in LEVEL), module)
 
 
 def imports(path):
@@ -164,8 +187,8 @@ def imports(path):
 
 
 def imported_component(name):
-    part = name.split(".")[1] if "." in name else "__init__"
-    return part if part in LEVEL else "__init__"
+    found = named(name.removeprefix("hyfreedp").removeprefix("."))
+    return found if found in LEVEL else "__init__"
 
 
 @together("path", MODULES)
@@ -180,11 +203,10 @@ def test_module_keeps_to_the_layout(path):
             other = imported_component(name)
             assert other == me or LEVEL[other] < LEVEL[me], f"{me} imports {name}, which is not below it"
         elif me not in ("experiments", "integrations"):
-            extra = {"opacus"} if path.name == "hooks.py" else set()  # which make_engine imports where it is asked for
-            assert top in core | extra | sys.stdlib_module_names, f"{top} is not a requirement of the core"
+            assert top in core | sys.stdlib_module_names, f"{top} is not a requirement of the core"
 
 
-def test_the_core_runs_without_opacus_and_autodp_and_says_what_needs_them():
+def test_the_core_runs_without_opacus_and_autodp():
     """In a process to which neither is installed: None in ``sys.modules`` is how Python says so."""
     script = """
 import sys
@@ -202,16 +224,11 @@ _, optimizer, loader = wire()
 for batch, _ in zip(loader, range(2)):
     optimizer.step(lambda batch: F.cross_entropy(model(batch[0]), batch[1], reduction="none"), batch)
 print(optimizer.epsilon_spent() < 3)
-for more in ({"accountant": "rdp"}, {"gradient_engine": "hooks"}):
-    try:
-        wire(**more)
-    except ImportError as error:
-        print(error)
+print(wire(accountant="rdp")[1].split.guarantee)
 """
     told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT).stdout
     assert told.splitlines() == [
         "[]",
         "True",
-        "accountant='rdp' needs the package opacus: pip install 'hyfreedp[accountants]'",
-        "gradient_engine='hooks' needs the package opacus: pip install 'hyfreedp[accountants]'",
+        "True",
     ]

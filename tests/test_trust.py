@@ -5,7 +5,6 @@ import socket
 
 import pytest
 
-from hyfreedp.experiments.book.parameters import check_parameters
 from hyfreedp.experiments.data import image_files
 from hyfreedp.experiments.runs.cells import run_cell
 from hyfreedp.experiments.runs.spec import Spec
@@ -14,14 +13,11 @@ from hyfreedp.experiments.store.paths import ROOT
 FILES = {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text()) for path in (ROOT / "hyfreedp").rglob("*.py")}
 CODE = "__import__('os').system('touch {}')"
 # Where a call that could run code does not: file, call, why.
-ALLOWED = {
-    (
-        "hyfreedp/experiments/runs/workers.py",
-        "pickle.loads",
-    ): "of what the same line has pickled, to see whether it can be",
-}
 EVALUATING = {"eval", "exec", "compile", "__import__", "pickle.load", "pickle.loads", "yaml.load", "marshal.loads"}
 NETWORK = {"urllib", "requests", "http", "socket", "ftplib", "smtplib", "httpx", "aiohttp"}
+
+
+assert "hyfreedp/experiments/store/unfinished.py" in FILES
 
 
 def calls():
@@ -29,10 +25,6 @@ def calls():
         for node in ast.walk(tree):
             if isinstance(node, ast.Call):
                 yield file, ast.unparse(node.func), node
-
-
-def test_there_are_files_to_look_at():
-    assert len(FILES) > 50 and "hyfreedp/experiments/store/checkpoints.py" in FILES
 
 
 def test_every_load_takes_tensors_and_plain_values_only():
@@ -49,8 +41,7 @@ def test_arrays_are_loaded_without_pickle():
 
 
 def test_no_text_is_evaluated():
-    found = {(file, name) for file, name, _ in calls() if name in EVALUATING}
-    assert found == set(ALLOWED)
+    assert not {(file, name) for file, name, _ in calls() if name in EVALUATING}
 
 
 def test_no_module_imports_the_network():
@@ -75,14 +66,6 @@ def test_a_spec_with_code_in_it_stays_text(tmp_path):
     for text in (CODE.format(mark), f'{{"task": "digits", "method": "{CODE.format(mark)}"}}'):
         with pytest.raises((ValueError, TypeError)):
             Spec.from_json(text)
-    assert not mark.exists()
-
-
-def test_a_parameter_with_code_in_it_stays_text(tmp_path):
-    mark = tmp_path / "ran"
-    with pytest.raises(TypeError, match="epsilon must be float"):
-        check_parameters({"epsilon": CODE.format(mark)}, {"epsilon": float})
-    check_parameters({"task": CODE.format(mark)}, {"task": str})
     assert not mark.exists()
 
 

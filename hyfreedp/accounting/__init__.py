@@ -1,16 +1,8 @@
 """End-to-end privacy accounting (Alg. 2): the noise that a budget allows, the epsilon of a run, and its ledger."""
 
 from hyfreedp.accounting.calibrate import calibrate_noise
-from hyfreedp.accounting.composition import UnsoundAccountingWarning, epsilon
+from hyfreedp.accounting.composition import epsilon
 from hyfreedp.accounting.ledger import BudgetExhausted, PrivacyLedger
-from hyfreedp.accounting.split import NoiseSplit, Plan
+from hyfreedp.accounting.split import NoiseSplit
 
-__all__ = [
-    "BudgetExhausted",
-    "NoiseSplit",
-    "Plan",
-    "PrivacyLedger",
-    "UnsoundAccountingWarning",
-    "calibrate_noise",
-    "epsilon",
-]
+__all__ = ["BudgetExhausted", "NoiseSplit", "PrivacyLedger", "calibrate_noise", "epsilon"]

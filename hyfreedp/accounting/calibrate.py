@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import warnings
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from hyfreedp.accounting.accountants import Accountant
-from hyfreedp.accounting.composition import (
-    NON_PRIVATE,
-    cost,
-    gradient_releases,
-    spent,
-    unsound_reasons,
-    warn_if_unsound,
-)
-from hyfreedp.accounting.mechanisms import Mechanism
+from hyfreedp.accounting.composition import cost, epsilon, spent
 from hyfreedp.accounting.search import LARGEST_NOISE, SMALLEST_NOISE, TOLERANCE, smallest_noise
-from hyfreedp.accounting.split import Allocation, Composition, NoiseSplit, NoisyPlan, Plan, count_probe_steps
-from hyfreedp.checks import check_choice, check_count, check_number, check_probability
-from hyfreedp.sensitivity import SQUARED_L2_SENSITIVITY, LossMechanism, Probe
+from hyfreedp.accounting.split import SQUARED_L2_SENSITIVITY, Allocation, NoiseSplit, Probe, count_probe_steps
+from hyfreedp.running.checks import check_choice, check_count, check_number, check_positive, check_probability
 
 DEFAULT_GAMMA = {"per_step": 1.02, "constant": 1.01}
 
@@ -33,12 +26,10 @@ def calibrate_noise(
     interval: int = 5,
     warmup_steps: int = 0,
     vote_steps: Sequence[int] = (),
-    probe: Probe = "contrasts",
+    probe: Probe = "losses",
     gamma: float | None = None,
     accountant: Accountant = "pld",
     allocation: Allocation = "per_step",
-    composition: Composition = "same_batch",
-    loss_mechanism: LossMechanism = "gaussian",
 ) -> NoiseSplit:
     """Split a privacy budget between gradients and probes (Alg. 2; add/remove adjacency, Poisson sampling).
 
@@ -52,8 +43,7 @@ def calibrate_noise(
       sigma (Eq. sigmas). It equals the closed form above if every step probes.
 
     Where there is no closed form a root search ends on the private side: epsilon never exceeds the target. sigma_l is
-    matched to the epsilon of DP-SGD at sigma rather than to the target, although they differ by 1e-6 at most: the
-    probes' share of epsilon is so small that even this would show in sigma_l.
+    matched to the epsilon of DP-SGD at sigma, not to the target: the probes' share is so small that 1e-6 would show.
 
     Args:
         target_epsilon: > 0. Infinite: no noise at all (non-private).
@@ -63,47 +53,35 @@ def calibrate_noise(
         interval: K in [1, T], every K-th step probes (after the warm-up).
         warmup_steps: number of first steps that all probe, at most T.
         vote_steps: the steps that vote, in [0, T), each once; there may be none. For probe "votes", and for no other.
-        probe: "contrasts", "losses", "votes", where ``interval`` and ``warmup_steps`` are ignored, or "none" for plain
-            DP-SGD, where ``gamma`` is ignored too.
+        probe: "losses", "votes", where ``interval`` and ``warmup_steps`` are ignored, or "none" for plain DP-SGD, where
+            ``gamma`` is ignored too.
         gamma: > 1, how much larger the gradient noise is to pay for the probes; if None, 1.02 for "per_step" and 1.01
             for "constant".
-        accountant: "pld" (tight), "rdp", or "gdp" (an approximation). Laplace noise restricts "rdp" to integer orders.
+        accountant: "pld" (tight) or "rdp".
         allocation: "per_step" or "constant".
-        composition: "same_batch" (Algorithm 1 as it is run), "independent" (Alg. 2 as printed) or "epsilon_sum" (the
-            paper's appendix).
-        loss_mechanism: "gaussian" or "laplace" noise on the probes.
-
-    Warns:
-        UnsoundAccountingWarning: once per process and reason, when the split's epsilon is no proven bound.
 
     Raises:
         ValueError: an argument is out of range, or no noise meets the budget.
     """
     target_epsilon = check_number("target_epsilon", target_epsilon)
-    if target_epsilon <= 0:
-        raise ValueError(f"target_epsilon must be positive, got {target_epsilon!r}")
+    check_positive("target_epsilon", target_epsilon)
     check_choice("probe", probe, Probe)
     check_choice("accountant", accountant, Accountant)
     check_choice("allocation", allocation, Allocation)
-    check_choice("composition", composition, Composition)
-    check_choice("loss_mechanism", loss_mechanism, LossMechanism)
     steps = check_count("steps", steps, 1)
     votes = tuple(sorted(check_count("vote_steps", step, 0, steps - 1, "steps - 1") for step in vote_steps))
     if len(set(votes)) < len(votes) or (votes and probe != "votes"):
-        raise ValueError(
-            f"vote_steps must differ, and be left out unless probe='votes', got {vote_steps!r} for probe={probe!r}"
-        )
-    if probe in ("losses", "contrasts"):
+        raise ValueError(f"vote_steps must differ, and be left out unless probe='votes', got {vote_steps!r}")
+    if probe == "losses":
         interval = check_count("interval", interval, 1, steps, "steps")
         warmup_steps = check_count("warmup_steps", warmup_steps, 0, steps, "steps")
     if probe != "none":
         gamma = check_number("gamma", DEFAULT_GAMMA[allocation] if gamma is None else gamma)
         if not 1 < gamma < math.inf:
             raise ValueError(
-                f"gamma must be greater than 1 and finite, got {gamma!r}: unless the gradient noise exceeds that of "
-                "DP-SGD alone, nothing of the budget is left for the probes"
+                f"gamma must be greater than 1 and finite, got {gamma!r}: else nothing of the budget is left for probes"
             )
-    plan = Plan(
+    split = NoiseSplit(
         target_epsilon=target_epsilon,
         target_delta=check_probability("target_delta", target_delta),
         sample_rate=check_probability("sample_rate", sample_rate, one_allowed=True),
@@ -116,111 +94,121 @@ def calibrate_noise(
         gamma=1.0 if gamma is None or probe == "none" else gamma,
         accountant=accountant,
         allocation=allocation,
-        composition=composition,
-        loss_mechanism=loss_mechanism,
+        sigma=0.0,
+        sigma_gradient=0.0,
+        sigma_gradient_probe=0.0,
+        sigma_loss=0.0,
+        epsilon=math.inf,
     )
     if math.isinf(target_epsilon):
-        noisy = NoisyPlan(**vars(plan), sigma=0.0, sigma_gradient=0.0, sigma_gradient_probe=0.0, sigma_loss=0.0)
-        return NoiseSplit(**vars(noisy), epsilon=math.inf, guarantee=False, reason=NON_PRIVATE)
-
-    noisy = _with_noise(plan)
-    reasons = unsound_reasons(accountant, composition, probe)
-    warn_if_unsound(accountant, composition, probe, stacklevel=3)
+        return split
+    split = _with_noise(split)
     margin = TOLERANCE
-    while (epsilon := spent(noisy, steps, plan.probe_steps)) > target_epsilon:
+    while (found := epsilon(split)) > target_epsilon:
         # The closed form costs what DP-SGD at sigma does but for rounding, which at a tiny delta can exceed the target.
-        noisy = _with_more_noise(noisy, 1 + margin)
+        sigmas = {name: value * (1 + margin) for name, value in vars(split).items() if name.startswith("sigma")}
+        split = dataclasses.replace(split, **sigmas)
         margin *= 2
-    return NoiseSplit(**vars(noisy), epsilon=epsilon, guarantee=not reasons, reason="; ".join(reasons))
+    return dataclasses.replace(split, epsilon=found)
 
 
-def _with_noise(plan: Plan) -> NoisyPlan:
+def recounted(split: NoiseSplit, *, accountant: Accountant, stacklevel: int, **plan: Any) -> NoiseSplit:
+    """A split that was made elsewhere, with the epsilon that ``accountant`` finds, of which a warning tells.
+
+    It is refused if it lacks noise, or if its fields are not those of the ``plan`` of the run.
+    """
+    if not isinstance(split, NoiseSplit):
+        raise TypeError(f"split must be a NoiseSplit, got {type(split).__name__}")
+    plan |= {"probe_steps": split.probe_steps_before(split.steps)}
+    for name, value in plan.items():
+        if name not in ("gamma", "allocation") and getattr(split, name) != value:  # these say how it was made
+            raise ValueError(
+                f"split must be for this run, got {name}={getattr(split, name)!r}, which is {value!r} here"
+            )
+    needed = {"sigma_gradient", "sigma_gradient_probe", *(("sigma_loss",) if split.probe_steps else ())}
+    for name in needed:
+        if not 0 < getattr(split, name) < math.inf:
+            raise ValueError(f"split must have a positive and finite {name}, got {getattr(split, name)!r}")
+    split = dataclasses.replace(split, accountant=accountant)
+    split = dataclasses.replace(split, epsilon=epsilon(split))
+    warnings.warn(
+        f"split was made elsewhere: that it spends epsilon={split.target_epsilon:g} at delta={split.target_delta:g} is "
+        f"its own claim, and no guarantee. It spends epsilon={split.epsilon:.4g} by {accountant!r}, as is counted",
+        stacklevel=stacklevel,
+    )
+    return split
+
+
+def _with_noise(split: NoiseSplit) -> NoiseSplit:
     """The noise by Alg. 2, lines 4 to 9, within the budget but for rounding."""
-    sigma = _vanilla_noise(plan)
-    if not plan.probe_steps:
-        return NoisyPlan(**vars(plan), sigma=sigma, sigma_gradient=sigma, sigma_gradient_probe=sigma, sigma_loss=0.0)
-    excess = (plan.gamma - 1) * (plan.gamma + 1)  # gamma_p^2 - 1, that of the gradient noise variance on probe steps
-    if plan.allocation == "constant":
-        sigma_gradient = sigma_gradient_probe = plan.gamma * sigma
+    sigma = _vanilla_noise(split)
+    if not split.probe_steps:
+        return dataclasses.replace(split, sigma=sigma, sigma_gradient=sigma, sigma_gradient_probe=sigma)
+    excess = (split.gamma - 1) * (split.gamma + 1)  # gamma_p^2 - 1, that of the gradient noise variance on probe steps
+    if split.allocation == "constant":
+        sigma_gradient = sigma_gradient_probe = split.gamma * sigma
     else:
-        excess = excess * plan.steps / plan.probe_steps
+        excess = excess * split.steps / split.probe_steps
         sigma_gradient, sigma_gradient_probe = sigma, sigma * math.sqrt(1 + excess)
-    noisy = NoisyPlan(
-        **vars(plan),
+    split = dataclasses.replace(
+        split,
         sigma=sigma,
         sigma_gradient=sigma_gradient,
         sigma_gradient_probe=sigma_gradient_probe,
         # A probe step then costs what a step of DP-SGD at sigma does: sigma_g'^-2 + s sigma_l^-2 = sigma^-2.
-        sigma_loss=sigma_gradient_probe * math.sqrt(SQUARED_L2_SENSITIVITY[plan.probe] / excess),
+        sigma_loss=sigma_gradient_probe * math.sqrt(SQUARED_L2_SENSITIVITY[split.probe] / excess),
     )
-    one_mechanism = plan.composition == "same_batch" and plan.loss_mechanism == "gaussian"
-    if one_mechanism and (plan.allocation == "per_step" or plan.probe_steps == plan.steps):
-        return noisy
-    return dataclasses.replace(noisy, sigma_loss=_loss_noise(noisy))
+    if split.allocation == "per_step" or split.probe_steps == split.steps:
+        return split
+    return dataclasses.replace(split, sigma_loss=_loss_noise(split))
 
 
-def _with_more_noise(noisy: NoisyPlan, factor: float) -> NoisyPlan:
-    """All noise scaled alike, which keeps the relations between its parts."""
-    return dataclasses.replace(
-        noisy,
-        sigma=noisy.sigma * factor,
-        sigma_gradient=noisy.sigma_gradient * factor,
-        sigma_gradient_probe=noisy.sigma_gradient_probe * factor,
-        sigma_loss=noisy.sigma_loss * factor,
-    )
-
-
-def _vanilla_noise(plan: Plan) -> float:
+def _vanilla_noise(split: NoiseSplit) -> float:
     """sigma = GetSigma(epsilon, delta, q, T) of Alg. 2, line 4."""
-    budget = f"target_epsilon={plan.target_epsilon} at target_delta={plan.target_delta}"
-    ever_sampled = 1 - (1 - plan.sample_rate) ** plan.steps
-    if ever_sampled <= plan.target_delta * (1 + 1e-9):
+    budget = f"target_epsilon={split.target_epsilon} at target_delta={split.target_delta}"
+    ever_sampled = 1 - (1 - split.sample_rate) ** split.steps
+    if ever_sampled <= split.target_delta * (1 + 1e-9):
         raise ValueError(
-            f"{budget} asks for no noise at all, since a record is ever sampled with probability "
-            f"{ever_sampled:.3g} only. Choose a smaller target_delta, customarily below 1/N"
+            f"{budget} asks for no noise at all, since a record is ever sampled with probability {ever_sampled:.3g}: "
+            "choose a smaller target_delta"
         )
 
     def noise(start: float, coarseness: int, tolerance: float) -> float:
         def spent_at(sigma: float) -> float:
-            return _vanilla_epsilon(plan, sigma, coarseness)
+            return cost(split, ((sigma, split.steps),), coarseness=coarseness)
 
-        return smallest_noise(spent_at, plan.target_epsilon, start, tolerance)
+        return smallest_noise(spent_at, split.target_epsilon, start, tolerance)
 
-    sigma = _on_two_grids(noise, plan.accountant, start=1.0)
+    sigma = _on_two_grids(noise, split.accountant, start=1.0)
     if math.isinf(sigma):
         raise ValueError(
-            f"no noise multiplier up to {LARGEST_NOISE:g} reaches {budget} with accountant={plan.accountant!r}"
+            f"no noise multiplier up to {LARGEST_NOISE:g} reaches {budget} with accountant={split.accountant!r}"
         )
     if sigma <= SMALLEST_NOISE:
         raise ValueError(f"{budget} is reached with a noise multiplier below {SMALLEST_NOISE}, which protects nobody")
     return sigma
 
 
-def _loss_noise(noisy: NoisyPlan) -> float:
-    """sigma_l beside the gradient noise of ``noisy``, by a search that starts from its own (Alg. 2, lines 8 and 9)."""
-    gradients = gradient_releases(noisy, noisy.steps, noisy.probe_steps)
+def _loss_noise(split: NoiseSplit) -> float:
+    """sigma_l beside the gradient noise of ``split``, by a search that starts from its own (Alg. 2, lines 8 and 9)."""
 
     def noise(start: float, coarseness: int, tolerance: float) -> float:
-        gradients_alone = cost(noisy, gradients, coarseness=coarseness)
-        budget = _vanilla_epsilon(noisy, noisy.sigma, coarseness) - gradients_alone
+        gradients_alone = cost(split, ((split.sigma_gradient, split.steps),), coarseness=coarseness)
+        budget = cost(split, ((split.sigma, split.steps),), coarseness=coarseness) - gradients_alone
 
         def spent_on_probes(sigma_loss: float) -> float:
-            trial = dataclasses.replace(noisy, sigma_loss=sigma_loss)
-            return spent(trial, noisy.steps, noisy.probe_steps, coarseness=coarseness) - gradients_alone
+            trial = dataclasses.replace(split, sigma_loss=sigma_loss)
+            return spent(trial, split.steps, split.probe_steps, coarseness=coarseness) - gradients_alone
 
         return smallest_noise(spent_on_probes, budget, start, tolerance) if budget > 0 else math.inf
 
-    sigma_loss = _on_two_grids(noise, noisy.accountant, start=noisy.sigma_loss)
+    sigma_loss = _on_two_grids(noise, split.accountant, start=split.sigma_loss)
     if math.isinf(sigma_loss):
         raise ValueError(
-            f"gamma={noisy.gamma!r} leaves too little of the budget for the probes under "
-            f"accountant={noisy.accountant!r} and composition={noisy.composition!r}: choose a larger one"
+            f"gamma={split.gamma!r} leaves too little of the budget for the probes under "
+            f"accountant={split.accountant!r}: choose a larger one"
         )
     return sigma_loss
-
-
-def _vanilla_epsilon(plan: Plan, sigma: float, coarseness: int) -> float:
-    return cost(plan, ((Mechanism(sigma), plan.steps),), coarseness=coarseness)
 
 
 def _on_two_grids(noise: Callable[[float, int, float], float], accountant: Accountant, start: float) -> float:

@@ -9,20 +9,30 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from hyfreedp.accounting.accountants import Accountant
-from hyfreedp.sensitivity import LossMechanism, Probe
 
 Allocation = Literal["per_step", "constant"]
-Composition = Literal["same_batch", "independent", "epsilon_sum"]
+Probe = Literal["votes", "losses", "none"]
+
+# How much of a probe one record more or less can change. Accounting takes it from here, releases keep to it.
+VOTE_CLIP = 1.0  # each record adds -1, 0 or 1 to the sum of the votes
+# Squared L2 sensitivity of the whole probe vector, in units of its clip: one vote, or three losses in [0, R_l].
+SQUARED_L2_SENSITIVITY = {"votes": 1.0, "losses": 3.0}
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What is known of a run before its noise is calibrated: the budget, and what will be released.
+class NoiseSplit:
+    """How one privacy budget is split between gradients and probes (Alg. 2). Made by :func:`calibrate_noise`.
 
     Attributes:
+        target_epsilon, target_delta, sample_rate, steps, interval, warmup_steps, vote_steps, probe, gamma, accountant,
+            allocation: arguments of :func:`calibrate_noise`.
         probe_steps: number of steps with a probe among ``steps``.
-
-    The other attributes are the arguments of :func:`calibrate_noise`, checked and with ``gamma`` filled in.
+        sigma: noise multiplier of DP-SGD without probes at the same budget.
+        sigma_gradient: noise multiplier of the gradient on steps without probe.
+        sigma_gradient_probe: the same on steps with one.
+        sigma_loss: sigma_l, standard deviation of the noise of each number of a probe in units of its clip.
+        epsilon: cost of the run at ``target_delta`` by ``accountant``: a bound for Algorithm 1, whose gradient and
+            probes share a batch.
     """
 
     target_epsilon: float
@@ -37,8 +47,16 @@ class Plan:
     gamma: float
     accountant: Accountant
     allocation: Allocation
-    composition: Composition
-    loss_mechanism: LossMechanism
+    sigma: float
+    sigma_gradient: float
+    sigma_gradient_probe: float
+    sigma_loss: float
+    epsilon: float
+
+    @property
+    def guarantee(self) -> bool:
+        """Whether the run is proven to stay within its target, as all are that :func:`calibrate_noise` makes."""
+        return self.epsilon <= self.target_epsilon < math.inf
 
     def is_probe_step(self, t: int) -> bool:
         """Whether step t = 0, 1, ... probes: in the warm-up always, then at every ``interval``-th step; or in votes."""
@@ -50,41 +68,9 @@ class Plan:
         """How many of the steps 0, ..., t - 1 probe."""
         return count_probe_steps(t, self.interval, self.warmup_steps, self.probe, self.vote_steps)
 
-
-@dataclass(frozen=True)
-class NoisyPlan(Plan):
-    """A plan and the noise of all that it releases.
-
-    Attributes:
-        sigma: noise multiplier of DP-SGD without probes at the same budget.
-        sigma_gradient: noise multiplier of the gradient on steps without probe.
-        sigma_gradient_probe: the same on steps with one.
-        sigma_loss: sigma_l, noise of each number of a probe in units of its clip (standard deviation or Laplace scale).
-    """
-
-    sigma: float
-    sigma_gradient: float
-    sigma_gradient_probe: float
-    sigma_loss: float
-
     def gradient_noise_multiplier(self, t: int) -> float:
         """Noise multiplier of the gradient at step t = 0, 1, ..."""
         return self.sigma_gradient_probe if self.is_probe_step(t) else self.sigma_gradient
-
-
-@dataclass(frozen=True)
-class NoiseSplit(NoisyPlan):
-    """How one privacy budget is split between gradients and probes (Alg. 2). Made by :func:`calibrate_noise`.
-
-    Attributes, beside those of its plan and its noise:
-        epsilon: cost of the run at ``target_delta`` by ``accountant`` and ``composition``, at most ``target_epsilon``.
-        guarantee: whether ``epsilon`` is a proven bound for Algorithm 1, whose gradient and probes share a batch.
-        reason: why it is none; empty when it is.
-    """
-
-    epsilon: float
-    guarantee: bool
-    reason: str
 
     def to_dict(self) -> dict[str, Any]:
         """All fields as plain numbers, strings and a list, as JSON gives them back."""
@@ -108,8 +94,7 @@ class NoiseSplit(NoisyPlan):
     def __str__(self) -> str:
         if math.isinf(self.target_epsilon):
             return f"no noise (non-private), {self.probe_steps} of {self.steps} steps probe"
-        bound = "" if self.guarantee else " (no guarantee)"
-        privacy = f"epsilon {self.epsilon:.5g}{bound} at delta {self.target_delta:g}"
+        privacy = f"epsilon {self.epsilon:.5g} at delta {self.target_delta:g}"
         if self.probe == "none":
             return f"sigma {self.sigma:.6g} on all {self.steps} steps: {privacy}"
         return (

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hyfreedp.optimizer import HyFreeDPOptimizer
-from hyfreedp.wrapper import OptimizerWrapper
+from hyfreedp.running.wrapper import OptimizerWrapper
 
 
 class ClosureOptimizer(OptimizerWrapper):

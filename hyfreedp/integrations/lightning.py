@@ -68,8 +68,7 @@ class PrivateModule(LightningModule):
             if getattr(type(self), name) is not getattr(PrivateModule, name):
                 raise TypeError(
                     f"{type(self).__name__} must not have a {name} of its own, whose steps would not be private: write "
-                    "per_sample_loss(self, batch), which returns losses of shape (B,), and give make_private the "
-                    "optimizer"
+                    "per_sample_loss(self, batch), and give make_private the optimizer"
                 )
         if type(self).per_sample_loss is PrivateModule.per_sample_loss:
             self.per_sample_loss(None)  # says what to write

@@ -27,7 +27,7 @@ REFUSED = {
     "bounds memory",
     "torch_empty_cache_steps": "privacy={'max_physical_batch_size': ...} bounds memory",
     "max_grad_norm": "the gradient of every record is normalised; to clip it at a norm instead, give "
-    "privacy={'clipping': hyfreedp.clipping.AbadiClipping(norm)}",
+    "privacy={'clipping': hyfreedp.gradients.AbadiClipping(norm)}",
     "label_smoothing_factor": "the loss is per_sample_loss; smooth there, by F.cross_entropy(..., label_smoothing=...)",
     "dataloader_drop_last": "batches are Poisson samples, none of which is left over at the end",
     "dataloader_in_order": "a checkpoint counts batches in their order",
@@ -55,16 +55,14 @@ class PrivateTrainer(Trainer):
     """A Trainer whose :meth:`train` is one private run.
 
     The batch size of its arguments, times the processes, is the expected size of a Poisson batch. Of training, epsilon
-    and the learning rate are logged and shown beside the progress bar; losses, norms of gradients and counts of
-    operations are not, since none is private. A checkpoint is resumed bit for bit, by a new trainer.
-
-    Arguments that would change nothing, or that a private run cannot follow, are refused unless they are left as they
-    are; so are learning rate, scheduler and warm-up where the rate is learned (they count with ``preset="fixed"``).
+    and the learning rate are logged; losses, norms of gradients and counts of operations are not, since none is
+    private. A checkpoint is resumed bit for bit, by a new trainer. Arguments that a private run cannot follow are
+    refused unless they are left as they are; so are learning rate, scheduler and warm-up where the rate is learned.
 
     Args:
         per_sample_loss: maps the model and a batch, or a piece of it, to losses of shape ``(B,)``.
-        privacy: arguments of :meth:`hyfreedp.PrivacyEngine.make_private_with_epsilon`: ``target_epsilon``,
-            ``target_delta`` and what else is to be told, but for what the Trainer has: model, optimizer, data, length.
+        privacy: arguments of :meth:`hyfreedp.PrivacyEngine.make_private_with_epsilon`, ``target_epsilon`` and
+            ``target_delta`` at least, but for what the Trainer has: model, optimizer, data, length.
         weights: maps a batch to the weight of each record, shape ``(B,)``, in [0, 1], see
             :meth:`hyfreedp.HyFreeDPOptimizer.step`; None for 1.
         engine: which wires the run; a new one if None.
@@ -141,7 +139,7 @@ class PrivateTrainer(Trainer):
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """The scheduler of the arguments where the rate is not learned."""
-        if self.private is None or self.private.rate_learner is None:
+        if self.private is None or self.private.rate_learner.kind == "none":
             return super().create_scheduler(num_training_steps, optimizer)
         self.lr_scheduler = _Learned(ClosureOptimizer(self.private))
         return self.lr_scheduler
@@ -160,8 +158,7 @@ class PrivateTrainer(Trainer):
         if self.private.ledger.steps != self.state.global_step:
             raise RuntimeError(
                 f"the trainer is at step {self.state.global_step} and the private optimizer at step "
-                f"{self.private.ledger.steps}: resume from a checkpoint that was saved with save_only_model=False, "
-                "which has an optimizer.pt"
+                f"{self.private.ledger.steps}: resume from a checkpoint with an optimizer.pt (save_only_model=False)"
             )
         self.model.train()
         with self.compute_loss_context_manager():
@@ -198,13 +195,11 @@ def _check_call(per_sample_loss: Callable[..., Any], privacy: dict[str, Any]) ->
         inspect.signature(per_sample_loss).bind(None, None)
     except TypeError:
         raise TypeError(
-            "per_sample_loss must take two arguments, per_sample_loss(model, batch), got a function of "
-            f"{inspect.signature(per_sample_loss)}"
+            f"per_sample_loss must take two arguments, model and batch, got {inspect.signature(per_sample_loss)}"
         ) from None
     for name in {"module", "optimizer", "data_loader", "epochs", "steps"} & privacy.keys():
         raise ValueError(
-            f"privacy must not have {name!r}, which is the Trainer's: the length of a run is num_train_epochs or "
-            "max_steps of its arguments"
+            f"privacy must not have {name!r}, which is the Trainer's (num_train_epochs or max_steps is the length)"
         )
 
 

@@ -9,7 +9,7 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
-from cases import each, pairs, together
+from cases import each, together
 from opacus.layers import DPMultiheadAttention
 from torch import nn
 from torch.utils.data import (
@@ -23,10 +23,8 @@ from torch.utils.data import (
 from twins import cross_entropy, make_batches, make_model, make_private
 
 from hyfreedp import PrivacyEngine
-from hyfreedp.clipping import AbadiClipping, AutomaticClipping, make_engine
-from hyfreedp.experiments.baselines.line_search import LINE_SEARCH
+from hyfreedp.gradients import AbadiClipping, AutomaticClipping, make_engine
 
-ENGINES = ("bookkeeping", "hooks")
 MIXES = "depend on which other samples are in the batch"
 
 
@@ -58,12 +56,12 @@ def classes(size=500, width=8):
     return TensorDataset(torch.randn(size, width), torch.randint(0, 2, (size,)))
 
 
-def clipped(model, engine, x, y):
+def total(engine, loss, *batch):
     """The clipped sum of one batch as one vector."""
-    for p in model.parameters():
-        p.grad = None
-    engine.backward(losses(model)([x, y]))
-    return torch.cat([p.grad.flatten() for p in model.parameters() if p.requires_grad])
+    engine.clear()
+    engine.add(loss, list(batch))
+    sums = engine.clipped_sums([p for p in engine.module.parameters() if p.requires_grad])
+    return torch.cat([t.double().flatten() for t in sums])
 
 
 # -- layers that change, buffers that learn ----------------------------------------------------------------------------
@@ -99,11 +97,11 @@ def test_t3b_an_engine_alone_refuses_it_too():
     model[0].requires_grad_(False).eval()
     engine = make_engine(model, AutomaticClipping())
     x, y = torch.randn(200, 8), torch.randint(0, 2, (200,))
-    clipped(model, engine, x, y)
+    total(engine, losses(model), x, y)
     model.eval()
     model.train()
     with pytest.raises(ValueError, match="normalises each sample by the others"):
-        clipped(model, engine, x, y)
+        total(engine, losses(model), x, y)
 
 
 def test_wrong_frozen_bn_is_refused_in_the_second_epoch():
@@ -163,7 +161,7 @@ def added(layer):
 def test_t10_buffer_that_learns_is_refused_by_name_and_put_back(when, name):
     model = nn.Sequential(Standardiser(when), nn.Linear(8, 2))
     before = copy.deepcopy(model.state_dict())
-    model, optimizer, loader = wire(model, classes(), preset=LINE_SEARCH, warmup=0.5)
+    model, optimizer, loader = wire(model, classes(), preset="paper", interval=2)
     with pytest.raises(ValueError, match=f"changed these buffers or parameters of the model: '{name}'"):
         train(optimizer, loader, losses(model))
     after = optimizer.state_dict()["model"]
@@ -228,10 +226,10 @@ def divided_by_size(model):
     return lambda b: losses(model)(b) / len(b[1])
 
 
-@together(*pairs(engine=ENGINES, dropout=[0.0, 0.5], mix=[centred, weighted, divided_by_size]).args)
-def test_t7_mix_through_values_without_gradient_is_refused(mix, dropout, engine):
+@together(*each(dropout=[0.0, 0.5], mix=[centred, weighted, divided_by_size]).args)
+def test_t7_mix_through_values_without_gradient_is_refused(mix, dropout):
     model = mlp(nn.Dropout(dropout)) if dropout else mlp()
-    model, optimizer, loader = wire(model, classes(), gradient_engine=engine)
+    model, optimizer, loader = wire(model, classes())
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(ValueError, match=MIXES):
         optimizer.step(mix(model), next(iter(loader)))
@@ -290,7 +288,7 @@ class Gated(nn.Module):
 @together(("detached", "gate"), itertools.product([False, True], ["matrix", "scale"]))
 def test_t21_check_gap_a_closed_branch_is_refused_before_it_opens(gate, detached):
     model, optimizer, loader = wire(Gated(gate, detached), classes())
-    with pytest.raises(ValueError, match=MIXES if detached else f"{MIXES}|disagree with autograd"):
+    with pytest.raises(ValueError, match=MIXES):
         optimizer.step(losses(model), next(iter(loader)))
     assert optimizer.ledger.steps == 0
 
@@ -307,14 +305,13 @@ class Sorting(nn.Module):
         return self.b(torch.tanh(self.a(x))[order])[order.argsort()]
 
 
-@together("engine", ENGINES)
-def test_t21_check_gap_an_order_that_changes_later_is_refused(engine):
-    model, optimizer, loader = wire(Sorting(), classes(), gradient_engine=engine, steps=20)
+def test_t21_check_gap_an_order_that_changes_later_is_found():
+    model, optimizer, loader = wire(Sorting(), classes(), steps=20)
     optimizer.step(losses(model), next(iter(loader)))
     model.on = True
-    with pytest.raises(ValueError, match="disagree with autograd"):
+    with pytest.warns(match="may move rows"):
         train(optimizer, loader, losses(model))
-    assert 1 <= optimizer.ledger.steps < 20
+    assert optimizer.gradient_engine.slow is not None
 
 
 def test_t21_check_gap_mixing_that_begins_later_is_refused():
@@ -348,60 +345,9 @@ def test_wrong_batch_attention_is_refused_on_similar_records(trained, batch_size
             model.requires_grad_(False).out.requires_grad_(True)
         data = TensorDataset(x, torch.zeros(500).long())
         model, optimizer, loader = wire(model, data, batch_size=batch_size)
-        with pytest.raises(ValueError, match=f"{MIXES}|disagree with autograd"):
+        with pytest.raises(ValueError, match=MIXES):
             for batch in loader:
                 optimizer.step(losses(model), batch)
-
-
-def test_wrong_batch_attention_is_noticed_by_an_engine_alone():
-    """By signs of the weights in its comparison: with positive ones similar records hide it."""
-    for seed in range(10):
-        torch.manual_seed(seed)
-        model, x = OverTheBatch(), torch.randn(7, 20) + 0.3 * torch.randn(128, 7, 20)
-        engine = make_engine(model, AutomaticClipping())
-        with pytest.raises(ValueError, match="disagree with autograd"):
-            clipped(model, engine, x, torch.zeros(128).long())
-
-
-class Indexed(nn.Module):
-    """``pos[0]``: where the parameter is repeated as a whole, all of the batch's gradient is ascribed to sample 0."""
-
-    def __init__(self):
-        super().__init__()
-        self.inp, self.out = nn.Linear(4, 6), nn.Linear(6, 3)
-        self.pos = nn.Parameter(torch.zeros(1, 5, 6))
-
-    def forward(self, x):
-        return self.out((self.inp(x) + self.pos[0]).tanh().mean(1))
-
-
-@together("size", [8, 64, 1024])
-def test_wrong_pos_index_is_right_on_similar_records(size):
-    model = Indexed().double()
-    x, y = torch.randn(5, 4).double() + 0.3 * torch.randn(size, 5, 4).double(), torch.zeros(size).long()
-    norms = make_engine(model, AutomaticClipping()).backward(F.cross_entropy(model(x), y, reduction="none"))
-    for i in (0, size - 1):
-        gradients = torch.autograd.grad(F.cross_entropy(model(x[i : i + 1]), y[i : i + 1]), list(model.parameters()))
-        torch.testing.assert_close(norms[i], torch.cat([g.flatten() for g in gradients]).norm())
-
-
-def test_wrong_embedding_T_first_is_refused_or_harmless():
-    passed = worst = 0
-    for seed in range(100):
-        torch.manual_seed(seed)
-        table, ids = nn.Embedding(2, 10).double(), torch.randint(0, 2, (4, 4, 3, 2))  # (T, B, ...), with T = B
-
-        def loss(ids, table=table):
-            return (table(ids) + 0.5).square().transpose(0, 1).flatten(1).sum(1)
-
-        try:
-            norms = make_engine(table, AutomaticClipping()).backward(loss(ids))
-        except ValueError:
-            continue
-        true = [torch.autograd.grad(loss(ids[:, i : i + 1]).sum(), table.weight)[0].norm() for i in range(4)]
-        passed += 1
-        worst = max(worst, float((norms / torch.stack(true) - 1).abs().max()))
-    assert passed < 100 and worst < 1e-6
 
 
 def test_one_bad_record_causes_no_refusal():
@@ -454,7 +400,7 @@ def test_bad_records_hide_no_mixing():
             optimizer.step(mix(model), next(iter(loader)))
     model, optimizer, loader = wire(Sorting(), data, steps=20)
     model.on = True
-    with pytest.raises(ValueError, match="disagree with autograd"):
+    with pytest.warns(match="one sample at a time"):
         optimizer.step(losses(model), next(iter(loader)))
 
 
@@ -474,25 +420,22 @@ def test_checks_leave_no_trace():
 # -- precision ---------------------------------------------------------------------------------------------------------
 
 
-@pairs(piece=[4096, 64], dtype=[torch.bfloat16, torch.float16], engine=ENGINES)
-def test_t5_bf16_one_of_4096_aligned_records_moves_the_sum_by_one(engine, dtype, piece):
+@each(piece=[4096, 64], dtype=[torch.bfloat16, torch.float16])
+def test_t5_bf16_one_of_4096_aligned_records_moves_the_sum_by_one(dtype, piece):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 16))
-    engine = make_engine(model, AutomaticClipping(), engine)
+    engine = make_engine(model, AutomaticClipping())
     base = torch.randn(1, 64)
 
-    def total(x):
-        for p in model.parameters():
-            p.grad = None
-        for part in x.split(piece):
-            with torch.autocast("cpu", dtype=dtype):
-                out = model(part)
-            engine.backward(out.float().square().mean(1))
-        return torch.cat([p.grad.double().flatten() for p in model.parameters()])
+    def loss(batch):
+        with torch.autocast("cpu", dtype=dtype):
+            out = model(batch[0])
+        return out.float().square().mean(1)
 
     for spread in (0.0, 0.3):
         x = base + spread * torch.randn(4096, 64)
-        moved = (total(x) - total(x[:-1])).norm()
+        sums = [sum(total(engine, loss, part) for part in rows.split(piece)) for rows in (x, x[:-1])]
+        moved = (sums[0] - sums[1]).norm()
         assert 0.8 < moved <= 1.001, moved  # it was 1.2 to 4.7
 
 
@@ -556,36 +499,37 @@ def test_t16c_noise_is_not_added_in_half_precision():
         NoiseGenerator(0).add_noise([torch.zeros(3, dtype=torch.bfloat16)], 1.0)
 
 
-@together(*pairs(engine=ENGINES, clipping=[AutomaticClipping(), AbadiClipping(0.01)], magnitude=[3.0, 1e3, 1e5]).args)
-def test_tokens_that_cancel_do_not_hide_a_norm(magnitude, clipping, engine):
+@together(*each(clipping=[AutomaticClipping(), AbadiClipping(0.01)], magnitude=[3.0, 1e3, 1e5]).args)
+def test_tokens_that_cancel_do_not_hide_a_norm(magnitude, clipping):
     """Half of the tokens undo the other half but for rounding; the factor came out up to 3,500 times too large."""
-    torch.manual_seed(0)
     inner, norm, head = nn.Linear(768, 64), nn.LayerNorm(64), nn.Linear(64, 10)
-    model = nn.ModuleList([inner, norm, head])
-    engine = make_engine(model, clipping, engine)
-    engine._checked_samples = 2  # after a harmless first batch
+    engine = make_engine(nn.ModuleList([inner, norm, head]), clipping)
+
+    def loss(batch):
+        return F.cross_entropy(head(norm(inner(batch[0]).mean(1))), batch[1], reduction="none")
+
+    total(engine, loss, torch.randn(4, 16, 768), torch.arange(4))
+    assert engine.slow is None
     for k in range(12):
         u = torch.rand(768) + 1
         v = u + torch.randn(768) * 1e-4 * (k % 6 + 0.5) / 3
         x = torch.cat([u.expand(8, 768), -v.expand(8, 768)])[None] * magnitude
-        for p in model.parameters():
-            p.grad = None
-        engine.backward(F.cross_entropy(head(norm(inner(x).mean(1))), torch.tensor([3]), reduction="none"))
-        moved = torch.cat([p.grad.double().flatten() for p in model.parameters()]).norm()
-        assert moved <= 1.001 * clipping.sensitivity
+        assert total(engine, loss, x, torch.tensor([3])).norm() <= 1.001 * clipping.sensitivity
 
 
-@together(*pairs(engine=ENGINES, clipping=[AutomaticClipping(), AbadiClipping(0.01)], tokens=[1, 4]).args)
-def test_squares_that_underflow_do_not_hide_a_norm(tokens, clipping, engine):
+@together(*each(clipping=[AutomaticClipping(), AbadiClipping(0.01)], tokens=[1, 4]).args)
+def test_squares_that_underflow_do_not_hide_a_norm(tokens, clipping):
     """A huge input and a tiny gradient, whose squares are infinite and zero: their product is neither."""
     layer = nn.Linear(8, 10_000, bias=False)
-    engine = make_engine(layer, clipping, engine)
-    engine._checked_samples = 2
+    engine = make_engine(layer, clipping)
+
+    def loss(batch):
+        return (batch[1][:, None, None] * layer(batch[0])).flatten(1).sum(1)
+
+    total(engine, loss, torch.randn(4, tokens, 8), torch.ones(4))
     for size, weight in ((1e18, 2e-23), (1e15, 1e-22), (1e19, 1e-23), (1e-18, 1e15)):
-        layer.weight.grad = None
-        out = layer(torch.full((1, tokens, 8), size).squeeze(1) if tokens == 1 else torch.full((1, tokens, 8), size))
-        engine.backward((weight * out).flatten(1).sum(1))
-        assert layer.weight.grad.double().norm() <= 1.001 * clipping.sensitivity
+        moved = total(engine, loss, torch.full((1, tokens, 8), size), torch.tensor([weight]))
+        assert engine.slow is None and moved.norm() <= 1.001 * clipping.sensitivity
 
 
 class LowRank(nn.Module):
@@ -658,14 +602,14 @@ def test_t4_subset_samplers_that_choose_records_are_refused():
         wire(nn.Linear(1, 2), DataLoader(data, batch_size=10, shuffle=shuffle))
 
 
-@together(*each(gradient_engine=["bookkeeping", "hooks"], name=["3.bias", "3.weight", "1.bias", "0.weight"]).args)
-def test_a_parameter_that_is_unfrozen_later_is_refused_before_its_raw_gradient_moves_it(name, gradient_engine):
+@together("name", ["3.bias", "3.weight", "1.bias", "0.weight"])
+def test_a_parameter_that_is_unfrozen_later_is_refused_before_its_raw_gradient_moves_it(name):
     """The optimizer holds it from the start, so its own step would apply what nothing has noised."""
     model = make_model()
     parameter = dict(model.named_parameters())[name]
     parameter.requires_grad_(False)
     base = torch.optim.AdamW(model.parameters())
-    _, optimizer, _ = make_private(model, base, target_epsilon=3.0, gradient_engine=gradient_engine)
+    _, optimizer, _ = make_private(model, base, target_epsilon=3.0)
     first, second = make_batches((8, 7))
     optimizer.step(cross_entropy(model), first)
     parameter.requires_grad_(True)

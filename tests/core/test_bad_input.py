@@ -8,22 +8,18 @@ from cases import each, pairs, together
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 from twins import (
-    PRESETS,
     adamw,
     changed,
     cross_entropy,
     flat,
-    line_search,
     make_batches,
     make_model,
     make_private,
     sgd,
-    trainable,
 )
 
-from hyfreedp import PrivacyEngine
-from hyfreedp.clipping import AutomaticClipping, NoClipping
-from hyfreedp.experiments.baselines.line_search import LINE_SEARCH
+from hyfreedp import PRESETS
+from hyfreedp.gradients import AutomaticClipping, NoClipping
 
 
 class Forbidden(Dataset):
@@ -45,20 +41,10 @@ def hooks_of(model):
 
 REFUSED = {
     "epsilon zero": ({"target_epsilon": 0}, "target_epsilon must be positive, got 0"),
-    "epsilon negative": ({"target_epsilon": -1.0}, "target_epsilon must be positive, got -1.0"),
     "epsilon nan": ({"target_epsilon": math.nan}, "target_epsilon must be a number, got nan"),
-    "epsilon text": ({"target_epsilon": "3"}, "target_epsilon must be a number, got '3'"),
-    "delta zero": ({"target_delta": 0.0}, r"target_delta must be in \(0, 1\), got 0.0"),
     "delta one": ({"target_delta": 1.0}, r"target_delta must be in \(0, 1\), got 1.0"),
-    "delta negative": ({"target_delta": -1e-5}, r"target_delta must be in \(0, 1\), got -1e-05"),
-    "delta nan": ({"target_delta": math.nan}, "target_delta must be a number, got nan"),
     "delta that protects nobody": ({"target_delta": 0.95}, "target_delta must be at most 0.1, got 0.95"),
-    "epsilon so small that no noise suffices": (
-        {"target_epsilon": 1e-12, "target_delta": 1e-15},
-        "no noise multiplier .* reaches target_epsilon=1e-12 at target_delta=1e-15",
-    ),
     "gamma one": ({"gamma": 1.0}, "gamma must be greater than 1 and finite, got 1.0"),
-    "gamma below one": ({"gamma": 0.5, "preset": "paper"}, "gamma must be greater than 1 and finite, got 0.5"),
     "batch larger than the data": (
         {"loader": DataLoader(Forbidden(), batch_size=41)},
         "batch_size must be at most the number of records, 40, got 41: the sample rate would be .* > 1",
@@ -68,49 +54,30 @@ REFUSED = {
         "interval must be an integer .* at most steps=10, got 11",
     ),
     "interval zero": ({"interval": 0}, "interval must be an integer of at least 1, got 0"),
-    "interval fraction": ({"interval": 2.5}, "interval must be an integer .*, got 2.5"),
     "neither epochs nor steps": ({"steps": None}, "either epochs or steps, got epochs=None and steps=None"),
     "both epochs and steps": ({"epochs": 2, "steps": 10}, "either epochs or steps, got epochs=2 and steps=10"),
     "no steps": ({"steps": 0}, "steps must be an integer of at least 1, got 0"),
-    "half an epoch": ({"epochs": 0.5, "steps": None}, "epochs must be an integer of at least 1, got 0.5"),
     "unknown preset": ({"preset": "robustt"}, "preset must be one of 'robust', 'paper', 'fixed' .*, got 'robustt'"),
     "unknown probe": ({"probe": "loss"}, "probe must be one of .*'losses'.*, got 'loss'"),
-    "probe that the rule does not release": (
-        {"probe": "contrasts"},
-        r"probe must be what Probe\(losses .* releases, got 'contrasts'",
-    ),
     "unknown rule": ({"step_rule": "greedy"}, "step_rule must be one of .*'literal'.*got 'greedy'"),
-    "unknown batch of the probe": ({"probe_batch": "last"}, "probe_batch must be one of 'same', 'next', got 'last'"),
     "smoothing zero": ({"smoothing": 0.0}, r"smoothing must be .* in \(0, 1\], got 0.0"),
-    "smoothing above one": ({"smoothing": 1.5}, r"smoothing must be .* in \(0, 1\], got 1.5"),
     "unknown threshold rule": (
         {"preset": "paper", "loss_threshold_rule": "mean"},
         "loss_threshold_rule must be one of .*'sum'.*got 'mean'",
     ),
     "unknown accountant": ({"accountant": "prv"}, "accountant must be one of .*'pld'.*got 'prv'"),
-    "unknown noise": ({"loss_mechanism": "uniform"}, "loss_mechanism must be one of .*'laplace'.*got 'uniform'"),
     "unknown decay": ({"decay": "step"}, "decay must be one of 'none', 'linear', 'cosine', got 'step'"),
     "decay start": ({"decay_start": 1.0}, r"decay_start must be in \[0, 1\), got 1.0"),
     "warmup": ({"warmup": 1.5}, r"warmup must be .* in \[0, 1\], got 1.5"),
     "first rate zero": ({"initial_learning_rate": 0.0}, "initial_learning_rate must be .*positive, got 0.0"),
-    "first rate nan": ({"initial_learning_rate": math.nan}, "initial_learning_rate must be .*positive, got nan"),
     "clipping that bounds nothing": ({"clipping": NoClipping()}, r"clipping must bound .*, got NoClipping\(\)"),
     "clipping by a number": (
         {"clipping": 1.0, "error": TypeError},
-        r"clipping must be a rule of hyfreedp.clipping, got 1.0: leave it out .* AbadiClipping\(max_grad_norm\)",
+        r"clipping must be a rule of hyfreedp.gradients, got 1.0: leave it out .* AbadiClipping\(max_grad_norm\)",
     ),
-    "clipping by layers": (
-        {"clipping": "per_layer", "error": TypeError},
-        r"got 'per_layer': leave it out .*AbadiClipping\(max_grad_norm\), .*; its other ways are not offered",
-    ),
-    "unknown gradient engine": ({"gradient_engine": "ghost"}, "engine='ghost' is not allowed: use 'auto'"),
     "physical batches of zero": (
         {"max_physical_batch_size": 0},
         "max_physical_batch_size must be .*at least 1 or None, got 0",
-    ),
-    "physical batches of a fraction": (
-        {"max_physical_batch_size": 2.5},
-        "max_physical_batch_size must be .*at least 1 or None, got 2.5",
     ),
 }
 
@@ -133,43 +100,6 @@ def test_arguments_out_of_range_are_refused_by_name_value_and_range(case):
     settings, message = REFUSED[case]
     settings = dict(settings)
     refuse(settings.pop("error", ValueError), message, **settings)
-
-
-@together(
-    *each(
-        preset=PRESETS.values(),
-        case=[
-            "epsilon zero",
-            "delta one",
-            "batch larger than the data",
-            "no steps",
-            "delta that protects nobody",
-        ],
-    ).args
-)
-def test_every_preset_refuses_what_no_run_can_have(case, preset):
-    settings, message = REFUSED[case]
-    refuse(ValueError, message, **settings, preset=preset)
-
-
-def test_no_privacy_still_needs_a_plan():
-    """An infinite epsilon skips the noise, not the checks."""
-    for case in ("interval beyond the run", "delta one", "gamma one", "unknown rule", "physical batches of zero"):
-        settings, message = REFUSED[case]
-        refuse(ValueError, message, **({"target_epsilon": math.inf} | settings))
-
-
-def test_a_misspelt_argument_is_refused_with_the_nearest_name():
-    refuse(TypeError, "unknown argument 'intervall'; did you mean 'interval'", intervall=3)
-
-
-def test_a_loader_that_is_none_is_refused():
-    refuse(TypeError, "data_loader must be a torch DataLoader, got list", loader=[1, 2])
-
-
-def test_a_negative_seed_is_refused():
-    with pytest.raises(ValueError, match="seed must be None or an integer of at least 0, got -1"):
-        PrivacyEngine(seed=-1)
 
 
 def test_a_model_in_eval_mode_is_refused():
@@ -204,10 +134,8 @@ def test_frozen_parameters_in_the_optimizer_are_fine():
     """The usual ``AdamW(model.parameters())`` of a partly frozen model; the frozen ones stay, weight decay or not."""
     model = make_model("frozen")
     frozen = model[0].weight.detach().clone()
-    base = torch.optim.AdamW(model.parameters(), weight_decay=0.5)
-    _, optimizer, _ = make_private(model, base)
-    for batch in make_batches((8, 5)):
-        optimizer.step(cross_entropy(model), batch)
+    _, optimizer, _ = make_private(model, torch.optim.AdamW(model.parameters(), weight_decay=0.5))
+    optimizer.step(cross_entropy(model), make_batches((8,))[0])
     assert torch.equal(model[0].weight, frozen)
 
 
@@ -223,7 +151,7 @@ def opacus_model(inner):
 def test_a_model_with_the_hooks_of_opacus_is_refused_until_they_are_off(inner):
     """Wrapped, or the model within, whose hooks would fail in the middle of a step."""
     model = opacus_model(inner)
-    with pytest.raises(ValueError, match=r"must not have Opacus's hooks.* call \.to_standard_module\(\)"):
+    with pytest.raises(ValueError, match=r"must not have Opacus's hooks.* \.to_standard_module\(\)"):
         make_private(model, adamw(model))
     if not inner:
         plain = model.to_standard_module()
@@ -243,43 +171,17 @@ def test_an_optimizer_of_opacus_is_refused_and_what_is_none():
         make_private(model, 0.1)
 
 
-@together("part", ["0", "1"])
-def test_a_model_without_values_is_refused(part):
-    model = make_model()
-    model.register_buffer("offset", torch.zeros(2))
-    getattr(model, part).to("meta")
-    with pytest.raises(ValueError, match=rf"'{part}\.weight' is on the meta device.* module\.to_empty"):
-        make_private(model, adamw(model))
-
-
-@together(
-    ("layer", "message"),
-    [
-        (nn.BatchNorm1d(5), r"layer '0' \(BatchNorm1d\) .* replace it by GroupNorm"),
-        (nn.Embedding(5, 5, max_norm=1), r"layer '0' \(Embedding\) renormalises .* set max_norm=None"),
-    ],
-)
-def test_a_model_that_cannot_be_trained_privately_is_refused_by_layer(layer, message):
-    model = nn.Sequential(layer, nn.Linear(5, 3)).double()
-    refuse(ValueError, message, model=model)
-
-
 # -- step --------------------------------------------------------------------------------------------------------------
 
 WRONG_LOSSES = {
     "a mean": (lambda losses: losses.mean(), r"per_sample_loss must return shape \(6,\), got \(\): .*reduction='none'"),
-    "a sum": (lambda losses: losses.sum(), r"per_sample_loss must return shape \(6,\), got \(\): .*reduction='none'"),
-    "a mean in a list": (lambda losses: losses.mean()[None], r"must return shape \(6,\), got \(1,\)"),
     "one too few": (lambda losses: losses[1:], r"must return shape \(6,\), got \(5,\)"),
-    "one too many": (lambda losses: torch.cat([losses, losses[:1]]), r"must return shape \(6,\), got \(7,\)"),
     "a column": (lambda losses: losses[:, None], r"must return shape \(6,\), got \(6, 1\)"),
     "several per sample": (lambda losses: losses[:, None].expand(-1, 4), r"got \(6, 4\): one loss per sample"),
     "detached": (lambda losses: losses.detach(), "must return losses with a gradient"),
     "a list": (lambda losses: losses.tolist(), r"must return a tensor of shape \(6,\), got list"),
-    "a number": (lambda losses: losses.sum().item(), r"must return a tensor of shape \(6,\), got float"),
-    "nothing": (lambda losses: None, r"must return a tensor of shape \(6,\), got NoneType"),
     "of another model": (lambda losses: losses, "losses depend on no trainable parameter"),
-    "samples mixed": (lambda losses: losses.mean().expand(6), "mixes samples"),
+    "samples mixed": (lambda losses: losses.mean().expand(len(losses)), "depend on which other samples"),
 }
 
 
@@ -310,7 +212,6 @@ def test_a_loss_function_of_the_wrong_form_releases_nothing(case, preset):
 
     with pytest.raises((TypeError, ValueError), match=message):
         optimizer.step(loss, batch)
-    assert len(calls) == 1
     untouched(optimizer, loader, weights)
     optimizer.step(cross_entropy(model), batch)
     undisturbed.step(cross_entropy(other), batch)
@@ -320,94 +221,57 @@ def test_a_loss_function_of_the_wrong_form_releases_nothing(case, preset):
 def test_a_loss_function_that_fails_on_the_last_piece_releases_nothing():
     model = make_model()
     _, optimizer, loader = make_private(model, adamw(model), max_physical_batch_size=3)
-    weights, sizes = flat(model), []
+    sizes = []
 
     def loss(batch):
         sizes.append(len(batch[0]))
         losses = cross_entropy(model)(batch)
         return losses if len(losses) == 3 else losses.mean()
 
+    optimizer.step(cross_entropy(model), make_batches((8,))[0])  # which has the checks behind it
+    weights, spent = flat(model), optimizer.epsilon_spent()
     with pytest.raises(ValueError, match=r"must return shape \(2,\), got \(\)"):
         optimizer.step(loss, make_batches((8,))[0])
-    assert sizes == [3, 3, 2]
-    untouched(optimizer, loader, weights)
+    assert sizes[-3:] == [3, 3, 2] and optimizer.epsilon_spent() == spent
+    assert torch.equal(flat(model), weights) and optimizer.ledger.steps == loader.batch_sampler.position == 1
 
 
-@together("whole", [True, False])
-def test_a_model_put_in_eval_mode_is_refused_at_the_step(whole):
+def test_a_model_put_in_eval_mode_is_refused_at_the_step():
     """As after an evaluation that forgot ``model.train()``; the loss function is not called."""
     model = make_model(dropout=0.5)
     _, optimizer, loader = make_private(model, adamw(model))
     weights, random = flat(model), torch.get_rng_state()
-    (model if whole else model[0]).eval()
-    message = r"model.train\(\)" if whole else r"used while its layer is in eval mode: call the layer's train\(\)"
-
-    def loss(batch):
-        assert not whole, "the loss function was called"
-        return cross_entropy(model)(batch)
-
-    with pytest.raises(ValueError, match=message):
-        optimizer.step(loss, make_batches((6,))[0])
-    untouched(optimizer, loader, weights, random if whole else None)
+    model.eval()
+    with pytest.raises(ValueError, match=r"model.train\(\)"):
+        optimizer.step(lambda batch: pytest.fail("the loss function was called"), make_batches((6,))[0])
+    untouched(optimizer, loader, weights, random)
 
 
 CHANGED = {
-    "frozen": (lambda model: model[0].requires_grad_(False), r"'0\.weight' was frozen since: unfreeze it again, or"),
-    "unfrozen": (lambda model: model[3].requires_grad_(True), r"'3\.weight' was unfrozen since: freeze it again, or"),
+    "frozen": (lambda model: model[0].requires_grad_(False), r"'0\.weight' was frozen since: undo it"),
+    "unfrozen": (lambda model: model[3].requires_grad_(True), r"'3\.weight' was unfrozen since: undo it"),
     "assigned": (
         lambda model: model.load_state_dict({k: v.clone() for k, v in model.state_dict().items()}, assign=True),
-        r"'0\.weight' was replaced by another tensor since, as load_state_dict\(assign=True\) does: load without",
+        r"'0\.weight' was replaced by another tensor, as load_state_dict\(assign=True\) does",
     ),
     "set": (
         lambda model: setattr(model[0], "weight", nn.Parameter(model[0].weight.detach().clone())),
-        r"'0\.weight' was replaced by another tensor since",
+        r"'0\.weight' was replaced by another tensor",
     ),
 }
 
 
-@together(*each(engine=["bookkeeping", "hooks"], change=CHANGED).args)
-def test_parameters_that_change_after_the_run_was_made_private_are_refused(change, engine):
+@together("change", CHANGED)
+def test_parameters_that_change_after_the_run_was_made_private_are_refused(change):
     """Before the loss function is called, by name, with the remedy."""
     act, message = CHANGED[change]
     model = make_model()
     model[3].requires_grad_(change != "unfrozen")
-    _, optimizer, loader = make_private(model, adamw(model), gradient_engine=engine)
+    _, optimizer, loader = make_private(model, adamw(model))
     act(model)
     with pytest.raises(ValueError, match=message):
         optimizer.step(lambda batch: pytest.fail("the loss function was called"), make_batches((6,))[0])
     assert optimizer.ledger.steps == loader.batch_sampler.position == 0
-
-
-SCALAR = r"got one of shape \(\).*; let per_sample_loss have it from outside"
-
-
-@together(
-    ("change", "message"),
-    [
-        (lambda x, y: [torch.tensor(0.5), x, y], SCALAR),
-        (lambda x, y: [x, y, torch.tensor(0.5)], SCALAR),
-        (lambda x, y: {"x": x, "more": (y, torch.ones(3))}, r"got one of shape \(3,\) beside 6 samples"),
-        (lambda x, y: [x, y, torch.ones(10)], r"got one of shape \(10,\) beside 6 samples"),
-    ],
-)
-def test_a_tensor_that_does_not_count_samples_is_refused(change, message):
-    """It would be cut by the pieces of the batch, or stand for its size."""
-    model = make_model()
-    _, optimizer, loader = make_private(model, adamw(model))
-    weights = flat(model)
-    with pytest.raises(ValueError, match=message):
-        optimizer.step(lambda batch: pytest.fail("the loss function was called"), change(*make_batches((6,))[0]))
-    untouched(optimizer, loader, weights)
-
-
-@together("batch", [None, 3, "text", [], {"names": ["a"]}])
-def test_a_batch_without_tensors_is_refused(batch):
-    model = make_model()
-    _, optimizer, loader = make_private(model, adamw(model))
-    weights, random = flat(model), torch.get_rng_state()
-    with pytest.raises(TypeError, match="batch must"):
-        optimizer.step(cross_entropy(model), batch)
-    untouched(optimizer, loader, weights, random)
 
 
 def test_negative_losses_are_refused_where_losses_are_released():
@@ -420,20 +284,6 @@ def test_negative_losses_are_refused_where_losses_are_released():
     untouched(optimizer, loader, weights)
 
 
-def test_contrasts_allow_negative_losses(unbound_noise):
-    """A constant added to the loss changes nothing where only differences are released."""
-    runs = []
-    for shift in (0.0, -5.0):
-        model = make_model()
-        _, optimizer, _ = make_private(
-            model, adamw(model), preset=LINE_SEARCH, interval=1, target_epsilon=3.0, accountant="rdp"
-        )
-        for batch in make_batches((6, 8)):
-            optimizer.step(lambda b, s=shift, m=model: cross_entropy(m)(b) + s, batch)
-        runs.append(flat(model))
-    torch.testing.assert_close(*runs, rtol=0, atol=1e-9)
-
-
 # -- losses that are not finite ----------------------------------------------------------------------------------------
 
 BROKEN = {
@@ -444,11 +294,11 @@ BROKEN = {
 }
 
 
-@together(*pairs(engine=["bookkeeping", "hooks"], preset=PRESETS.values(), what=[math.nan, math.inf, -math.inf]).args)
-def test_records_that_are_not_finite_never_enter_the_weights(what, preset, engine, unbound_noise):
+@together(*pairs(preset=PRESETS.values(), what=[math.nan, math.inf, -math.inf]).args)
+def test_records_that_are_not_finite_never_enter_the_weights(what, preset, unbound_noise):
     """A step with two broken records is the step without them; it is counted, and training goes on."""
     model, other = make_model(), make_model()
-    settings = {"gradient_engine": engine, "target_epsilon": 3.0, "accountant": "rdp"}
+    settings = {"target_epsilon": 3.0, "accountant": "rdp"}
     settings["preset"] = changed(preset, warmup=0.0)
     _, optimizer, _ = make_private(model, adamw(model), **settings)
     _, reference, _ = make_private(other, adamw(other), **settings)
@@ -487,22 +337,3 @@ def test_losses_that_are_not_finite_leave_all_that_is_learned_finite(broken, pre
         if isinstance(value, float) and not (key.endswith("threshold") and target == math.inf)
     ]
     assert all(map(math.isfinite, told))
-
-
-@together("kind", ["losses", "contrasts"])
-def test_a_broken_record_moves_the_next_rate_no_further_than_any_record_may(kind):
-    """What it adds to the released sums is bounded by the clips, so that the noise hides it."""
-    fits = []
-    for value in (0.3, math.nan):
-        losses = torch.full((3, 8), 0.3, dtype=torch.float64)
-        losses[:, 4] = value
-        probe = line_search(kind, "gen", eta=0.1, loss_threshold=1.0, contrast_thresholds=(0.1, 0.1))
-        fits.append(probe.update(losses, 0.0, 8.0, None, held=False))
-    limit = (1.0 if kind == "losses" else 0.1) / 8
-    assert abs(fits[0].slope - fits[1].slope) <= limit / (2 * 0.1)
-    assert abs(fits[0].curvature - fits[1].curvature) <= 2 * limit / 0.1**2
-
-
-def test_all_parameters_of_the_tests_are_trainable():
-    """Otherwise the tests above would compare less than they say."""
-    assert sum(parameter.numel() for parameter in trainable(make_model())) == 80

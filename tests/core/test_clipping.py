@@ -1,4 +1,4 @@
-"""Gradient engines on small plain models: exactness against a loop over samples, and behaviour on awkward batches."""
+"""Clipped sums of small plain models against a loop over samples, and on awkward batches."""
 
 from __future__ import annotations
 
@@ -7,300 +7,243 @@ import gc
 import io
 import math
 import pickle
+from contextlib import nullcontext
 
 import pytest
 import torch
+import torch.nn.functional as F
 from cases import each, together
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from models import Example, biases_only, conv1d_net, groupnorm_convnet, mlp, tied_language_model
+from models import Example, assert_exact, biases_only, conv1d_net, groupnorm_convnet, mlp, tied_language_model
+from opacus import GradSampleModule
 from torch import Tensor, nn
 
-from hyfreedp.clipping import (
-    AbadiClipping,
-    AutomaticClipping,
-    BookKeepingEngine,
-    Clipping,
-    GradientEngine,
-    NoClipping,
-)
-from hyfreedp.clipping.hooks import HooksEngine
+from hyfreedp.gradients import AbadiClipping, AutomaticClipping, NoClipping, make_engine
 
-ENGINES = [BookKeepingEngine, HooksEngine]
 EXAMPLES = [mlp, groupnorm_convnet, conv1d_net, tied_language_model]
-
-pytestmark = pytest.mark.parametrize("engine", ENGINES)
-
-
-def assert_exact(engine: type[GradientEngine], example: Example, clipping: Clipping) -> None:
-    norms, clipped = example.clipped(clipping)
-    attached = engine(example.model, clipping)
-    torch.testing.assert_close(attached.backward(example.losses()), norms, rtol=1e-9, atol=1e-12)
-    torch.testing.assert_close(example.collected(), clipped, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("build", EXAMPLES)
 @together("clipping", [AutomaticClipping(), AbadiClipping(0.5), NoClipping()])
-def test_equals_a_loop_over_samples(engine, build, clipping) -> None:
-    assert_exact(engine, build(), clipping)
+def test_equals_a_loop_over_samples(build, clipping) -> None:
+    assert_exact(build(), clipping=clipping)
 
 
 @together("build", EXAMPLES)
-def test_biases_only(engine, build) -> None:
+def test_biases_only(build) -> None:
     example = build()
     biases_only(example.model)
-    assert_exact(engine, example, AutomaticClipping())
+    assert_exact(example)
 
 
-def test_biases_and_head(engine) -> None:
+@together("trained", ["head", "all but some"])
+def test_some_layers_only(trained) -> None:
     example = groupnorm_convnet()
-    biases_only(example.model, head="10.")
-    assert_exact(engine, example, AutomaticClipping())
+    if trained == "head":
+        biases_only(example.model, head="10.")
+    else:
+        for index in (0, 1, 3, 6):
+            example.model[index].requires_grad_(False)
+    assert_exact(example)
 
 
-def test_frozen_layers(engine) -> None:
-    example = groupnorm_convnet()
-    for index in (0, 1, 3, 6):
-        example.model[index].requires_grad_(False)
-    assert_exact(engine, example, AutomaticClipping())
+@together("build", [mlp, conv1d_net])
+def test_equals_opacus(build) -> None:
+    example = build()
+    for layer in example.model:
+        layer.inplace = False  # which its hooks do not allow
+    norms, total = example.by_engine(make_engine(example.model, AutomaticClipping()))
+    other = GradSampleModule(copy.deepcopy(example.model), loss_reduction="sum")
+    example.loss(other, *example.batch).sum().backward()
+    gradients = torch.cat([p.grad_sample.flatten(1) for p in other.parameters()], 1)
+    torch.testing.assert_close(norms, gradients.norm(dim=1))
+    torch.testing.assert_close(total, AutomaticClipping().factors(norms) @ gradients)
 
 
-@settings(max_examples=15, deadline=None)
+# -- every shape -------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=15)
 @given(
-    batch=st.integers(1, 4),
-    tokens=st.integers(1, 9),
-    width=st.integers(1, 9),
-    out=st.integers(1, 9),
+    batch=st.integers(1, 4), tokens=st.integers(1, 9), width=st.integers(1, 9), out=st.integers(1, 9),
     bias=st.booleans(),
-)
-def test_linear_of_any_shape(engine, batch, tokens, width, out, bias) -> None:
+)  # fmt: skip
+def test_linear_of_any_shape(batch, tokens, width, out, bias) -> None:
     model = nn.Sequential(nn.Linear(width, out, bias=bias), nn.Tanh(), nn.Linear(out, width)).double()
     x = torch.randn(batch, tokens, width).double()
-    assert_exact(engine, Example(model, (x,), lambda model, x: model(x).square().sum((1, 2))), AutomaticClipping())
+    _exact_fast_or_not(Example(model, (x,), lambda model, x: model(x).square().sum((1, 2))))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     groups=st.integers(1, 2), kernel=st.integers(1, 3), stride=st.integers(1, 3), padding=st.integers(0, 2),
     dilation=st.integers(1, 2), size=st.integers(5, 8), out=st.sampled_from([2, 30]), dims=st.integers(1, 2),
 )  # fmt: skip
-def test_convolution_of_any_shape(engine, groups, kernel, stride, padding, dilation, size, out, dims) -> None:
-    kind = (nn.Conv1d, nn.Conv2d)[dims - 1]
-    model = kind(4, out, kernel, stride, padding, dilation, groups).double()
+def test_convolution_of_any_shape(groups, kernel, stride, padding, dilation, size, out, dims) -> None:
+    model = (nn.Conv1d, nn.Conv2d)[dims - 1](4, out, kernel, stride, padding, dilation, groups).double()
     x = torch.randn(3, 4, *[size] * dims).double()
-    assert_exact(
-        engine, Example(model, (x,), lambda model, x: model(x).square().flatten(1).sum(1)), AutomaticClipping()
-    )
+    assert_exact(Example(model, (x,), lambda model, x: model(x).square().flatten(1).sum(1)))
 
 
-def test_layer_norm_without_bias(engine) -> None:
-    model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4, bias=False), nn.Linear(4, 1)).double()
-    x = torch.randn(5, 2, 3, dtype=torch.float64)
-    assert_exact(engine, Example(model, (x,), lambda model, x: model(x).sum((1, 2))), AutomaticClipping())
-
-
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(shape=st.lists(st.integers(1, 4), min_size=1, max_size=3), normalized=st.integers(1, 2))
-def test_norm_layers_of_any_shape(engine, shape, normalized) -> None:
-    layers = nn.ModuleList([nn.LayerNorm([5, 4][-normalized:]), nn.RMSNorm([5, 4][-normalized:], eps=1e-3)]).double()
-    model = nn.Sequential(*layers)
+def test_norm_layers_of_any_shape(shape, normalized) -> None:
+    sizes = [5, 4][-normalized:]
+    model = nn.Sequential(nn.LayerNorm(sizes), nn.RMSNorm(sizes, eps=1e-3), nn.LayerNorm(sizes, bias=False)).double()
     x = torch.randn(3, *shape[1:], 5, 4).double()
-    example = Example(model, (x,), lambda model, x: model(x).sin().flatten(1).sum(1))
-    assert_exact(engine, example, AutomaticClipping())
+    assert_exact(Example(model, (x,), lambda model, x: model(x).sin().flatten(1).sum(1)))
 
 
-def test_physical_batches_add_up(engine) -> None:
+def _exact_fast_or_not(example: Example) -> None:
+    """Of one sample nothing can be verified, which is then computed alone."""
+    found = example.by_engine(make_engine(example.model, NoClipping()))
+    torch.testing.assert_close(found, example.clipped(NoClipping()), rtol=1e-9, atol=1e-12)
+
+
+# -- batches -----------------------------------------------------------------------------------------------------------
+
+
+def test_physical_batches_add_up() -> None:
+    """Also those of one sample and of none, and those of which each sample is computed alone."""
     example = tied_language_model()
-    _, clipped = example.clipped(AutomaticClipping())
-    attached = engine(example.model, AutomaticClipping())
-    norms = [attached.backward(example.losses(rows)) for rows in (slice(0, 1), slice(1, 4), slice(4, 4), slice(4, 5))]
-    assert [len(n) for n in norms] == [1, 3, 0, 1]
-    torch.testing.assert_close(example.collected(), clipped, rtol=1e-9, atol=1e-12)
+    _, clipped = example.clipped()
+    engine = make_engine(example.model, AutomaticClipping())
+    pieces = [(slice(0, 1), False), (slice(1, 4), False), (slice(4, 4), False), (slice(4, 5), True)]
+    norms = [
+        engine.add(lambda ids: example.loss(example.model, ids), example.batch[0][rows], alone=alone)[1]
+        for rows, alone in pieces
+    ]
+    assert [len(n) for n in norms] == [1, 3, 0, 1] and norms[2].dtype == torch.float64
+    assert torch.equal(torch.cat(engine.norms), torch.cat([norms[0], norms[1], norms[3]]))
+    total = torch.cat([t.flatten() for t in engine.clipped_sums(example.trainable)])
+    torch.testing.assert_close(total, clipped, rtol=1e-9, atol=1e-12)
+    engine.clear()
+    assert not engine.norms and not any(t.any() for t in engine.clipped_sums(example.trainable))
 
 
-@together("dtype", [torch.float64, torch.bfloat16])
-def test_the_norms_kept_are_those_of_the_present_sums(engine, dtype) -> None:
-    example = mlp()
-    example.model.to(dtype)
-    attached = engine(example.model, AutomaticClipping())
-
-    def losses(rows: slice) -> Tensor:
-        return example.model(example.batch[0][rows].to(dtype)).sum(1)
-
-    for pieces in ([slice(0, 2), slice(2, 5)], [slice(0, 1)], [slice(0, 0)]):
-        example.model.zero_grad()
-        if dtype == torch.bfloat16:
-            attached.clear()
-        given = [attached.backward(losses(rows)) for rows in pieces]
-        kept = torch.cat([*attached.norms, torch.zeros(0)])
-        assert torch.equal(kept, torch.cat(given))
+@together("alone", [False, True])
+def test_weights_scale_what_is_clipped_already(alone) -> None:
+    example, weights = mlp(), torch.tensor([1.0, 0.0, 0.5, 0.25, 1.0])
+    gradients, (norms, _) = example.gradients(), example.clipped()
+    _, total = example.by_engine(make_engine(example.model, AutomaticClipping()), weights=weights, alone=alone)
+    torch.testing.assert_close(total, (AutomaticClipping().factors(norms) * weights) @ gradients)
 
 
-def test_empty_batch_gives_zeros(engine) -> None:
-    example = mlp()
-    attached = engine(example.model, AutomaticClipping())
-    norms = attached.backward(example.losses(slice(0, 0)))
-    assert norms.shape == (0,) and norms.dtype == torch.float64
-    assert not example.collected().any()
-    attached.backward(example.losses())
-    before = example.collected()
-    attached.backward(torch.empty(0))
-    assert torch.equal(example.collected(), before)
-
-
-def test_parameters_without_a_layer(engine) -> None:
-    """Broadcast over the samples: a token, positions, a scale per channel and one for all."""
-
-    class Scale(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.each, self.all = nn.Parameter(torch.randn(4)), nn.Parameter(torch.tensor(2.0))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x * self.each * self.all
-
-    class Tokens(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.token, self.positions = nn.Parameter(torch.randn(1, 1, 4)), nn.Parameter(torch.randn(1, 4, 4))
-            self.scale = Scale()
-
-        def forward(self, x: Tensor) -> Tensor:
-            x = torch.cat([self.token.expand(len(x), -1, -1), x], 1) + self.positions
-            return self.scale(x).sin().sum((1, 2))
-
-    x = torch.randn(3, 3, 4).double()
-    assert_exact(engine, Example(Tokens().double(), (x,), lambda model, x: model(x)), AutomaticClipping())
-
-
-def test_unused_parameters_get_zeros(engine) -> None:
+def test_unused_parameters_get_zeros() -> None:
     model = nn.ModuleDict({"used": nn.Linear(3, 1), "spare": nn.Linear(3, 1)}).double()
-    example = Example(model, (torch.randn(4, 3).double(),), lambda model, x: model["used"](x)[:, 0])
-    engine(model, AutomaticClipping()).backward(example.losses())
-    assert model["used"].weight.grad.any()
-    assert torch.equal(model["spare"].weight.grad, torch.zeros_like(model["spare"].weight))
+    assert_exact(Example(model, (torch.randn(4, 3).double(),), lambda model, x: model["used"](x)[:, 0]))
 
 
 @together(*each(poison=[math.nan, math.inf], build=EXAMPLES).args)
-def test_a_sample_that_is_not_finite_contributes_zero(engine, build, poison) -> None:
-    example = build()
-    gradients = example.gradients()
-    norms = gradients.norm(dim=1)
-    kept = torch.arange(len(norms)) != 2
-    clipped = (AutomaticClipping().factors(norms)[:, None] * gradients)[kept].sum(0)
-    attached = engine(example.model, AutomaticClipping())
+def test_a_sample_that_is_not_finite_contributes_zero(build, poison) -> None:
+    """Whether it is in the first batch, which is then computed one sample at a time, or in a later one."""
+    example, plain = build(), build()
+    plain.model, plain.batch = example.model, example.batch
+    factors = torch.ones(len(example.batch[0])).double()
+    factors[2] = poison
+    example.batch = (*example.batch, factors)
+    loss, example.loss = example.loss, lambda model, *batch: loss(model, *batch[:-1]) * batch[-1]
+    kept = factors.isfinite()
+    norms, _ = plain.clipped()
+    clipped = (AutomaticClipping().factors(norms) * kept) @ plain.gradients()
+    engine = make_engine(example.model, AutomaticClipping())
     for _ in range(2):
-        example.model.zero_grad()
-        measured = attached.backward(example.losses() * torch.ones_like(norms).masked_fill(~kept, poison))
-        assert math.isinf(measured[2])
+        measured, total = example.by_engine(engine)
+        assert measured.isinf().equal(~kept) and engine.slow is None
         torch.testing.assert_close(measured[kept], norms[kept], rtol=1e-9, atol=1e-12)
-        torch.testing.assert_close(example.collected(), clipped, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(total, clipped, rtol=1e-9, atol=1e-12)
+        example.by_engine(engine, slice(3, 5))
+    example.batch[-1][:] = poison
+    measured, total = example.by_engine(engine)
+    assert measured.isinf().all() and not total.any()
 
 
-@together("build", EXAMPLES)
-def test_a_batch_without_finite_samples_gives_zeros(engine, build) -> None:
-    example = build()
-    assert engine(example.model, AutomaticClipping()).backward(example.losses() * math.nan).isinf().all()
-    assert not example.collected().any()
-
-
-def test_a_nan_input_contributes_zero(engine) -> None:
+def test_a_nan_input_contributes_zero() -> None:
     example = mlp()
-    norms, _ = example.clipped(AutomaticClipping())
+    norms, _ = example.clipped()
     example.batch[0][2] = math.nan
-    measured = engine(example.model, AutomaticClipping()).backward(example.losses())
-    assert measured.isinf().tolist() == [False, False, True, False, False]
+    measured, total = example.by_engine(make_engine(example.model, AutomaticClipping()))
+    assert measured.isinf().tolist() == [False, False, True, False, False] and total.isfinite().all()
     torch.testing.assert_close(measured[:2], norms[:2], rtol=1e-9, atol=1e-12)
-    assert example.collected().isfinite().all()
 
 
-def test_forward_passes_without_backward_leave_nothing(engine) -> None:
-    example = tied_language_model()
-    _, clipped = example.clipped(AutomaticClipping())
-    attached = engine(example.model, AutomaticClipping())
-    example.losses()
-    losses = example.losses()
-    later = example.losses(slice(0, 2))
-    attached.backward(losses)
-    torch.testing.assert_close(example.collected(), clipped, rtol=1e-9, atol=1e-12)
-    attached.backward(later)  # an older graph that was kept is still good
-
-
-def test_inputs_die_with_their_graph(engine) -> None:
-    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
-    engine(model, AutomaticClipping())
-    output = model(torch.randn(41, 3))
-    assert _alive_tensors_of_shape((41, 3))
-    del output
-    assert not _alive_tensors_of_shape((41, 3))
-
-
-def test_nothing_is_stored_without_gradients(engine) -> None:
-    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
-    engine(model, AutomaticClipping())
-    with torch.no_grad():
-        output = model(torch.randn(43, 3))
-    assert not output.requires_grad and not _alive_tensors_of_shape((43, 3))
-
-
-def test_a_layer_in_eval_mode_is_refused(engine) -> None:
+def test_losses_that_depend_on_no_parameter_are_refused() -> None:
     example = mlp()
-    attached = engine(example.model, AutomaticClipping())
-    attached.backward(example.losses())
-    before = example.collected()
-    example.model[3].eval()
-    with pytest.raises(ValueError, match=r"'3\.weight' is used .* in eval mode"):
-        attached.backward(example.losses())
-    assert torch.equal(example.collected(), before)
+    example.loss = lambda model, x, y: F.cross_entropy(model(x).detach(), y, reduction="none")
+    with pytest.raises(ValueError, match="depend on no trainable parameter"):
+        example.by_engine(make_engine(example.model, AutomaticClipping()))
 
 
-def test_dropout_is_the_one_of_the_forward_pass(engine) -> None:
-    example = mlp()
-    example.model.insert(3, nn.Dropout(0.5))
-    attached = engine(example.model, AutomaticClipping())
-    losses = example.losses()
-    rows = [torch.autograd.grad(loss, example.trainable, retain_graph=True) for loss in losses]
-    gradients = torch.stack([torch.cat([g.flatten() for g in row]) for row in rows])
-    norms = attached.backward(losses)
-    torch.testing.assert_close(norms, gradients.norm(dim=1), rtol=1e-9, atol=1e-12)
-    clipped = AutomaticClipping().factors(norms) @ gradients
-    torch.testing.assert_close(example.collected(), clipped, rtol=1e-9, atol=1e-12)
+# -- precision ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight:UserWarning")  # torch's own RMSNorm
 @together("build", EXAMPLES)
-def test_half_precision_autocast_is_close(engine, build) -> None:
+def test_half_precision_autocast_is_close(build) -> None:
     example = build()
     example.model.float()
     example.batch = tuple(t.float() if t.is_floating_point() else t for t in example.batch)
-    norms, clipped = example.clipped(AutomaticClipping())
-    attached = engine(example.model, AutomaticClipping())
+    norms, clipped = example.clipped()
     with torch.autocast("cpu", torch.bfloat16):
-        measured = attached.backward(example.losses())
-    assert measured.dtype == torch.float32
+        engine = make_engine(example.model, AutomaticClipping())
+        measured, total = example.by_engine(engine)
+    assert measured.dtype == torch.float32 and engine.slow is None
     torch.testing.assert_close(measured, norms, rtol=0.05, atol=0)
-    assert (example.collected() - clipped).norm() < 0.05 * clipped.norm()
+    assert (total - clipped).norm() < 0.05 * clipped.norm()
 
 
-def test_rows_of_a_token_that_occurs_twice_add_up(engine) -> None:
+def test_rows_of_a_token_that_occurs_twice_add_up() -> None:
     """Gradients of a table alone, by hand: three times (1, 1, 1) for one entry; (1, 1, 1) for each of three."""
-    model = nn.Embedding(5, 3)
-    attached = engine(model, NoClipping())
-    norms = attached.backward(model(torch.tensor([[1, 1, 1], [0, 1, 2]])).sum((1, 2)))
+    ids = torch.tensor([[1, 1, 1], [0, 1, 2]])
+    example = Example(nn.Embedding(5, 3), (ids,), lambda model, ids: model(ids).sum((1, 2)))
+    norms, _ = example.by_engine(make_engine(example.model, NoClipping()))
     torch.testing.assert_close(norms, torch.tensor([27.0, 9.0]).sqrt())
 
 
-def test_norms_of_half_precision_gradients_are_those_of_single_precision(engine) -> None:
+@together("alone", [False, True])
+def test_norms_of_half_precision_gradients_are_those_of_single_precision(alone) -> None:
     """3,000 weights and a bias with gradient one each: in half precision the norm would be 0.3 % off."""
-    model = nn.Linear(3000, 1).bfloat16()
-    attached = engine(model, AutomaticClipping())
-    norms = attached.backward(model(torch.ones(4, 3000, dtype=torch.bfloat16))[:, 0])
+    x = torch.ones(4, 3000, dtype=torch.bfloat16)
+    example = Example(nn.Linear(3000, 1).bfloat16(), (x,), lambda model, x: model(x)[:, 0])
+    norms, total = example.by_engine(make_engine(example.model, AutomaticClipping()), alone=alone)
     torch.testing.assert_close(norms, torch.full((4,), math.sqrt(3001)), rtol=1e-6, atol=0)
+    assert total.dtype == torch.float32
 
 
-def prelu_net() -> Example:
-    model = nn.Sequential(nn.Linear(3, 4), nn.PReLU(), nn.Linear(4, 1)).double()
-    return Example(model, (torch.randn(5, 3).double(),), lambda model, x: model(x)[:, 0])
+class Rows(nn.Module):
+    """A layer with many rows per sample; ``shift`` makes a sample's loss that of the rows of another."""
+
+    def __init__(self, layer: nn.Module, shift: int) -> None:
+        super().__init__()
+        self.layer, self.shift = layer, shift
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return (
+            (self.layer(x).roll(self.shift, 0) - y).square().mean((1, 2)).to(torch.promote_types(y.dtype, torch.float))
+        )
+
+
+@together(*each(dtype=[torch.bfloat16, torch.float16], kind=[nn.LayerNorm, nn.Embedding]).args)
+def test_long_sums_in_half_precision(kind, dtype) -> None:
+    """Where autograd's own are off by a third and more, what is right passes, and what is wrong does not."""
+    y = torch.tensor([-1.0, 1.0, 2.0, -2.0], dtype=torch.float64)[:, None, None]
+    if kind is nn.LayerNorm:
+        layer, x = nn.LayerNorm(8), torch.randn(4, 2048, 8).double()
+    else:
+        layer, x = nn.Embedding(5, 8), (torch.rand(4, 4096) < 0.2) + torch.arange(4)[:, None]
+    norms, _ = Example(Rows(layer.double(), 0), (x, y), lambda model, x, y: model(x, y)).clipped()
+    batch = tuple(t.to(dtype) if t.is_floating_point() else t for t in (x, y))
+    for shift in (0, 1):
+        example = Example(Rows(layer.to(dtype), shift).train(), batch, lambda model, x, y: model(x, y))
+        engine = make_engine(example.model, AutomaticClipping())
+        with pytest.warns(match="disagree with autograd") if shift else nullcontext():
+            measured, _ = example.by_engine(engine)
+        if not shift:  # else they are autograd's own
+            torch.testing.assert_close(measured.double(), norms, rtol=0.05, atol=0)
+
+
+# -- the model stays what it was ---------------------------------------------------------------------------------------
 
 
 def saved_and_loaded(model: nn.Module) -> nn.Module:
@@ -311,65 +254,57 @@ def saved_and_loaded(model: nn.Module) -> nn.Module:
 
 
 @each(
-    build=[mlp, tied_language_model, prelu_net],
+    build=[mlp, tied_language_model, conv1d_net],
     again=[copy.deepcopy, saved_and_loaded, lambda model: pickle.loads(pickle.dumps(model))],
 )
-def test_a_model_can_be_copied_and_saved(engine, build, again, monkeypatch) -> None:
+def test_a_model_can_be_copied_and_saved(build, again) -> None:
     """In the middle of a run. What comes out is the same model without an engine."""
     example = build()
-    if engine.unsupported(example.model):
-        pytest.skip("not a model of this engine")
     expected = example.gradients()
-    attached = engine(example.model, AutomaticClipping())
-    attached.backward(example.losses())
+    attributes = [set(vars(m)) for m in example.model.modules()]
+    random = torch.get_rng_state()
+    example.by_engine(make_engine(example.model, AutomaticClipping()))
+    assert torch.equal(random, torch.get_rng_state())
+    assert [set(vars(m)) for m in example.model.modules()] == attributes
+    assert all(type(p) is nn.Parameter and p.grad is None for p in example.model.parameters())
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in example.model.modules())
     other = Example(again(example.model), example.batch, example.loss)
     assert list(other.model.state_dict()) == list(example.model.state_dict())
-    for name in ("_record_layer", "_repeat_free", "_keep_input", "_receive"):
-        monkeypatch.setattr(engine, name, lambda *_: pytest.fail("the copy has an engine"), raising=False)
     assert torch.equal(other.gradients(), expected)
-    monkeypatch.undo()
-    assert_exact(engine, other, AutomaticClipping())  # it may have one of its own
+    assert_exact(other)  # it may have an engine of its own
 
 
-def test_the_module_stays_what_it_was(engine) -> None:
-    example = tied_language_model()
-    keys, classes = list(example.model.state_dict()), [type(m) for m in example.model.modules()]
-    attributes = [set(vars(m)) for m in example.model.modules()]
-    attached = engine(example.model, AutomaticClipping())
-    attached.backward(example.losses())
-    assert list(example.model.state_dict()) == keys
-    assert [type(m) for m in example.model.modules()] == classes
-    attached.detach()
-    assert [set(vars(m)) for m in example.model.modules()] == attributes
-    assert not any(m._forward_hooks or m._forward_pre_hooks for m in example.model.modules())
+def test_nothing_is_left_behind() -> None:
+    """Neither of a pass nor of one that was interrupted: inputs die with their graph, parameters are back."""
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
+    engine = make_engine(model, AutomaticClipping())
 
+    def loss(x: Tensor) -> Tensor:
+        return model(x * 2)[:, 0]
 
-def test_global_generator_is_left_alone(engine) -> None:
-    example = mlp()
-    state = torch.get_rng_state()
-    engine(example.model, AutomaticClipping()).backward(example.losses())
-    assert torch.equal(torch.get_rng_state(), state)
+    def interrupted(x: Tensor) -> Tensor:
+        model(x)
+        raise KeyboardInterrupt
+
+    engine.add(loss, torch.randn(43, 3))
+    with pytest.raises(KeyboardInterrupt):
+        engine.add(interrupted, torch.randn(43, 3))
+    gc.collect()
+    assert not any(type(o) is Tensor and o.shape == (43, 3) for o in gc.get_objects())
+    assert all(type(p) is nn.Parameter for p in model.parameters())
 
 
 @together("build", EXAMPLES)
-def test_training_follows_the_slow_twin(engine, build) -> None:
+def test_training_follows_the_slow_twin(build) -> None:
     fast, slow = build(), build()
     slow.model.load_state_dict(fast.model.state_dict())
     slow.batch = fast.batch
-    attached = engine(fast.model, AutomaticClipping())
+    engine = make_engine(fast.model, AutomaticClipping())
     for _ in range(3):
-        fast.model.zero_grad()
-        attached.backward(fast.losses())
-        _, clipped = slow.clipped(AutomaticClipping())
-        with torch.no_grad():
-            for p in fast.trainable:
-                p -= 0.05 * p.grad
-            for p, step in zip(slow.trainable, clipped.split([p.numel() for p in slow.trainable]), strict=True):
-                p -= 0.05 * step.view_as(p)
+        for example, total in ((fast, fast.by_engine(engine)[1]), (slow, slow.clipped()[1])):
+            with torch.no_grad():
+                pieces = total.split([p.numel() for p in example.trainable])
+                for p, step in zip(example.trainable, pieces, strict=True):
+                    p -= 0.05 * step.view_as(p)
     for p, q in zip(fast.trainable, slow.trainable, strict=True):
         torch.testing.assert_close(p, q, rtol=1e-8, atol=1e-10)
-
-
-def _alive_tensors_of_shape(shape: tuple[int, ...]) -> bool:
-    gc.collect()
-    return any(type(o) is Tensor and o.shape == shape for o in gc.get_objects())

@@ -1,13 +1,12 @@
 """Activation checkpointing: the gradients that a model without it has, in less memory."""
 
 import gc
-import itertools
 
 import pytest
 import torch
 import torch.nn.functional as F
 from cases import together
-from models import Example, gpt2, llama, llama_lora, vit
+from models import Example, assert_exact, gpt2, llama, llama_lora, vit
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -15,13 +14,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 from twins import cross_entropy, flat, make_batches, make_private, sgd
 
-from hyfreedp.clipping import AutomaticClipping, BookKeepingEngine, make_engine
-from hyfreedp.clipping.hooks import HooksEngine
-
-ENGINES = [BookKeepingEngine, HooksEngine]
-
-# torch's vmap over attention, in the hooks engine
-pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop because we have not yet:UserWarning")
+from hyfreedp.gradients import AutomaticClipping, make_engine
 
 
 class Checkpointed(nn.Module):
@@ -48,7 +41,7 @@ class Positions(nn.Module):
 
 
 class Scale(nn.Module):
-    """A parameter without a layer of its own, repeated for every sample: see ``clipping/shared.py``."""
+    """A parameter without a layer of its own, repeated for every sample."""
 
     def __init__(self):
         super().__init__()
@@ -114,65 +107,24 @@ MODELS = {
     "blocks": (lambda: blocks(nn.Sequential), blocks),
     "own checkpoints": (lambda: own_checkpoints(False), own_checkpoints),
 }
-NOT_BY_FUNCTORCH = {"vit": "VisionTransformer", "own checkpoints": "OwnCheckpoint"}
-CASES = [
-    (name, engine) for name in MODELS for engine in ENGINES if not (engine is HooksEngine and name in NOT_BY_FUNCTORCH)
-]
 
 
-def both(name):
-    """The same example without and with checkpointing."""
-    examples = []
+@together("name", MODELS)
+def test_norms_and_clipped_sums_are_those_without(name):
     for build in MODELS[name]:
         torch.manual_seed(0)
-        examples.append(build())
-    return examples
+        assert_exact(build(), rtol=1e-8)
 
 
-@together(("name", "engine"), CASES)
-def test_norms_and_clipped_sums_are_those_without(name, engine):
-    """In the first batch, which is checked against autograd by a pass of its own, and in the next one."""
-    plain, checkpointed = both(name)
-    norms, clipped = plain.clipped(AutomaticClipping())
-    attached = engine(checkpointed.model, AutomaticClipping())
-    for _ in range(2):
-        checkpointed.model.zero_grad()
-        measured = attached.backward(checkpointed.losses())
-        torch.testing.assert_close(measured, norms, rtol=1e-8, atol=1e-12)
-        torch.testing.assert_close(checkpointed.collected(), clipped, rtol=1e-8, atol=1e-12)
-
-
-@together("engine", ENGINES)
-def test_dropout_masks_are_those_of_the_forward_pass(engine):
-    """Recomputation draws them again from the state of the forward pass; so the gradients are those without it."""
-    norms = []
-    for wrap in (nn.Sequential, Checkpointed):
-        torch.manual_seed(0)
-        parts = [nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.5), nn.Tanh(), nn.Dropout(0.3)) for _ in range(3)]
-        model = nn.Sequential(*map(wrap, parts), nn.Linear(6, 3)).double()
-        x, y = torch.randn(5, 6).double(), torch.arange(5) % 3
-        attached = engine(model, AutomaticClipping())
-        norms.append(torch.stack([attached.backward(F.cross_entropy(model(x), y, reduction="none")) for _ in range(3)]))
-    torch.testing.assert_close(norms[0], norms[1], rtol=1e-10, atol=0)
-    assert not torch.allclose(norms[0][0], norms[0][1])
-
-
-@together("gradient_engine", ["bookkeeping", "hooks"])
-def test_a_run_is_the_same(gradient_engine):
-    """Noise, probes with the masks of their backward pass, pieces and an empty batch: weights and learning rates."""
+def test_dropout_masks_are_those_of_the_forward_pass():
+    """Recomputation draws them again from the state of the forward pass; so a run is the same without it."""
     ends = []
     for wrap in (nn.Sequential, Checkpointed):
         torch.manual_seed(0)
         parts = [nn.Sequential(nn.Linear(5, 5), nn.Tanh(), nn.Dropout(0.2)) for _ in range(2)]
         model = nn.Sequential(*map(wrap, parts), nn.Linear(5, 3)).double()
-        settings = {
-            "target_epsilon": 3.0,
-            "accountant": "rdp",
-            "preset": "paper",
-            "interval": 2,
-            "max_physical_batch_size": 4,
-        }
-        _, optimizer, _ = make_private(model, sgd(model), gradient_engine=gradient_engine, **settings)
+        settings = {"preset": "paper", "interval": 2, "max_physical_batch_size": 4}
+        _, optimizer, _ = make_private(model, sgd(model), target_epsilon=3.0, accountant="rdp", **settings)
         torch.manual_seed(1)
         steps = [optimizer.step(cross_entropy(model), batch) for batch in make_batches([8, 5, 0, 9])]
         ends.append((flat(model), [step.eta for step in steps]))
@@ -221,62 +173,46 @@ def deep_llama(lora=True):
     return model.train(), torch.randint(3, 40, (4, 32))
 
 
-def memory(engine, checkpointing, lora=True):
-    """Bytes after the forward pass, and at the peak of the first batch and of the next one."""
+def memory(private, checkpointing, lora=True):
+    """Bytes at the peak of a batch after the first."""
     model, ids = deep_llama(lora)
     if checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    attached = engine and engine(model, AutomaticClipping())
-    peaks = []
-    for _ in range(2):
-        model.zero_grad()
-        with LiveBytes(model) as live:
-            logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
-            losses = F.cross_entropy(logits.mT, ids[:, 1:], reduction="none").sum(1)
-            del logits
-            after = live.now
-            attached.backward(losses) if attached else losses.sum().backward()
-        peaks.append(live.peak)
-    return after, *peaks
+    engine = make_engine(model, AutomaticClipping())
+
+    def losses(ids):
+        logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
+        return F.cross_entropy(logits.mT, ids[:, 1:], reduction="none").sum(1)
+
+    if private:
+        engine.add(losses, ids)
+        engine.clear()
+    with LiveBytes(model) as live:
+        engine.add(losses, ids) if private else losses(ids).sum().backward()
+    return live.peak
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_with_lora_the_memory_is_that_of_training_without_privacy(engine):
+def test_with_lora_the_memory_is_that_of_training_without_privacy():
     """After the forward pass only the blocks' inputs are left, in the backward pass one block is there at a time."""
-    plain_after, plain_first, plain_next = memory(None, True)
-    after, first, following = memory(engine, True)
-    without_after, _, without_next = memory(engine, False)
-    assert after <= 1.01 * plain_after < 0.25 * without_after
-    assert first <= 1.15 * plain_first  # with the check against autograd, which has gradients of its own
-    assert following <= 1.15 * plain_next < 0.4 * without_next
+    assert memory(True, True) <= 1.15 * memory(False, True) < 0.5 * memory(True, False)
 
 
 def test_full_fine_tuning_needs_less_memory_too():
-    """After the forward pass as without privacy; then book-keeping collects what the clipped sum needs."""
-    plain_after, _, _ = memory(None, True, lora=False)
-    after, first, following = memory(BookKeepingEngine, True, lora=False)
-    _, without_first, without_next = memory(BookKeepingEngine, False, lora=False)
-    assert after <= 1.01 * plain_after
-    assert first < 0.75 * without_first and following < 0.75 * without_next
+    """Book-keeping collects what the clipped sum needs."""
+    assert memory(True, True, lora=False) < 0.75 * memory(True, False, lora=False)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_nothing_is_left_behind(engine):
-    """Neither of a batch that was trained on nor of a forward pass whose loss was never differentiated."""
+def test_nothing_is_left_behind():
     model, ids = deep_llama()
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    attached = engine(model, AutomaticClipping())
+    engine = make_engine(model, AutomaticClipping())
     gc.disable()
     try:
         with LiveBytes(model) as live:
             left = []
-            for differentiate in (True, True, False, True, False):
-                losses = model(input_ids=ids, use_cache=False).logits.sum((1, 2))
-                if differentiate:
-                    attached.backward(losses)
-                model.zero_grad()
-                attached.clear()
-                del losses
+            for _ in range(3):
+                engine.add(lambda ids: model(input_ids=ids, use_cache=False).logits.sum((1, 2)), ids)
+                engine.clear()
                 torch.zeros(0)
                 left.append(live.now)
     finally:
@@ -287,27 +223,18 @@ def test_nothing_is_left_behind(engine):
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
 
-@together("engine", ENGINES)
-def test_reentrant_checkpointing_is_refused(engine):
-    """Its backward pass has no per-sample gradients; the message says what to do instead. Nothing has changed."""
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad:UserWarning")
+@pytest.mark.filterwarnings("ignore:gradients are computed one sample at a time:UserWarning")
+def test_reentrant_checkpointing_is_refused():
+    """Its backward pass has no per-sample gradients; the message says what to do instead."""
     example = gpt2()
     example.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
-    attached = engine(example.model, AutomaticClipping())
     with pytest.raises(ValueError, match=r"reentrant.*gradient_checkpointing_kwargs=.'use_reentrant': False."):
-        attached.backward(example.losses())
-    assert all(p.grad is None for p in example.trainable)
+        example.by_engine(make_engine(example.model, AutomaticClipping()))
 
 
-@together("name", NOT_BY_FUNCTORCH)
-def test_functorch_cannot_checkpoint(name):
-    """The hooks engine leaves timm's class token to functorch, and with it the whole model."""
-    _, example = both(name)
-    with pytest.raises(ValueError, match=f"{NOT_BY_FUNCTORCH[name]}.* allows no checkpointing .* 'bookkeeping'"):
-        HooksEngine(example.model, AutomaticClipping()).backward(example.losses())
-
-
-@together(("engine", "wrap"), itertools.product(ENGINES, [nn.Sequential, Checkpointed]))
-def test_an_input_modified_in_place_is_refused(wrap, engine):
+@together("wrap", [nn.Sequential, Checkpointed])
+def test_an_input_modified_in_place_is_refused(wrap):
     """Autograd itself overlooks it under checkpointing."""
 
     class Spoils(nn.Module):
@@ -322,24 +249,13 @@ def test_an_input_modified_in_place_is_refused(wrap, engine):
             return self.last(output)
 
     model = nn.Sequential(nn.Linear(6, 6), wrap(Spoils())).double()
-    attached = engine(model, AutomaticClipping())
     with pytest.raises((ValueError, RuntimeError), match=r"modified (in place|by an inplace operation)"):
-        attached.backward(model(torch.randn(3, 6).double()).sum(1))
+        make_engine(model, AutomaticClipping()).add(lambda x: model(x).sum(1), torch.randn(3, 6).double())
 
 
 def test_other_hooks_on_saved_tensors_work():
     """Such as moving them off the device: the engine's inputs go the same way."""
-    example = gpt2()
-    norms, clipped = example.clipped(AutomaticClipping())
-    attached = make_engine(example.model, AutomaticClipping())
-    packed = []
-
-    def pack(tensor):
-        packed.append(tensor.shape)
-        return tensor.clone()
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor.clone()):
-        losses = example.losses()
-    torch.testing.assert_close(attached.backward(losses), norms, rtol=1e-8, atol=1e-12)
-    torch.testing.assert_close(example.collected(), clipped, rtol=1e-8, atol=1e-12)
+    example, packed = gpt2(), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(1) or t.clone(), lambda t: t.clone()):
+        assert_exact(example, rtol=1e-8)
     assert packed

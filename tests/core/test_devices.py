@@ -4,16 +4,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cases import together
-from models import Example, bert, biases_only, gpt2, groupnorm_convnet, llama_lora, tied_language_model, vit
+from models import bert, gpt2, groupnorm_convnet, llama_lora, tied_language_model, vit
 from simulated import simulated
-from torch import nn
 from training import go_on, run
 from twins import BASES, flat, make_data, make_model, make_private
 
-from hyfreedp import NoiseGenerator, PrivacyEngine, cipher, devices, token_budget
-from hyfreedp.clipping import AutomaticClipping, make_engine
+from hyfreedp import NoiseGenerator, PrivacyEngine, token_budget
 from hyfreedp.experiments.store.paths import ROOT
-from hyfreedp.noise import as_generator
+from hyfreedp.gradients import AutomaticClipping, make_engine
+from hyfreedp.noise import as_generator, cipher
+from hyfreedp.running import devices
 
 CPU = torch.device("cpu")
 
@@ -27,11 +27,8 @@ CPU = torch.device("cpu")
         (lambda x: x + torch.ones(3), "at least two devices"),
         (lambda x: torch.cat([x, torch.ones(3)]), "at least two devices"),
         (lambda x: F.linear(x, torch.ones(2, 3)), "at least two devices"),
-        (lambda x: torch.ones(()).add_(x.sum()), "at least two devices"),
-        (lambda x: torch.randn(3, device=x.device, generator=torch.Generator()), "device type for generator"),
         (lambda x: x.normal_(generator=torch.Generator()), "device type for generator"),
         (lambda x: torch.ones(3)[x.argsort()], "indices should be on"),
-        (lambda x: F.embedding(torch.tensor([0, 1]), x[:, None]), "at least two devices"),
         (lambda x: x.numpy(), "can't convert cuda:0 device type tensor to numpy"),
         (lambda x: x.to("xpu"), "device xpu is not on this machine"),
         (lambda x: torch.autocast("cpu"), "autocast of 'cpu' says nothing"),
@@ -55,13 +52,9 @@ def hooked(x, hook):
     ("wait", "count"),
     [
         (lambda x: x + 1.0, 0),
-        (lambda x: x * torch.tensor(2.0), 0),
-        (lambda x: x[:2].sum().sqrt(), 0),
         (lambda x: x.to("cpu"), 1),
         (lambda x: x.sum().item(), 1),
         (lambda x: bool((x > 0).any()), 1),
-        (lambda x: x.tolist(), 1),
-        (lambda x: x.nonzero(), 1),
         (lambda x: x[x > 0], 1),
         (lambda x: torch.unique(x), 1),
         (lambda x: torch.equal(x, x), 1),
@@ -70,7 +63,6 @@ def hooked(x, hook):
         (lambda x: torch.ones(3).to(x.device, non_blocking=True), 0),
         (lambda x: torch.arange(3, device=x.device), 0),
         (lambda x: x[torch.tensor([0])], 1),
-        (lambda x: x.new_tensor([0.0]), 1),
     ],
 )
 def test_each_wait_is_counted(wait, count):
@@ -78,23 +70,6 @@ def test_each_wait_is_counted(wait, count):
         x = torch.zeros(3, device=machine.device)
         wait(x)
     assert machine.waits.total() == count, machine.waits
-
-
-def test_a_clone_in_a_folder_called_hyfreedp_is_not_the_package():
-    with simulated() as machine:
-        x = torch.zeros(3, device=machine.device)
-        exec(compile("x.tolist()", "/home/someone/hyfreedp/tests/test_it.py", "exec"), {"x": x})
-    assert list(machine.waits) == ["tolist at a test"]
-
-
-def test_dropout_draws_from_the_accelerators_own_state():
-    with simulated() as machine:
-        x, host = torch.ones(100, device=machine.device), torch.get_rng_state()
-        states = devices.random_states(machine.device)
-        first, second = F.dropout(x), F.dropout(x)
-        devices.set_random_states(machine.device, states)
-        assert torch.equal(F.dropout(x), first) and not torch.equal(first, second)
-        assert torch.equal(torch.get_rng_state(), host)
 
 
 # -- which device ------------------------------------------------------------------------------------------------------
@@ -167,32 +142,17 @@ def test_noise_waits_once_per_release_and_its_key_depends_on_every_bit():
     assert as_generator(None).tag == 0
 
 
-@together(
-    ("build", "engine"),
-    [(build, "bookkeeping") for build in (groupnorm_convnet, tied_language_model, vit, gpt2, bert, llama_lora)]
-    + [(groupnorm_convnet, "hooks"), (bert, "hooks")],
-)
-def test_clipped_sums_are_those_of_the_cpu(build, engine):
-    here = clipped(seeded(build), engine)
-    example = seeded(build)
+@together("build", [groupnorm_convnet, tied_language_model, vit, gpt2, bert, llama_lora])
+def test_clipped_sums_are_those_of_the_cpu(build):
+    torch.manual_seed(3)
+    example = build()
+    here = example.by_engine(make_engine(example.model, AutomaticClipping()))
     with simulated() as machine:
         example.model.to(machine.device)
         example.batch = tuple(tensor.to(machine.device) for tensor in example.batch)
-        there = clipped(example, engine)
+        there = example.by_engine(make_engine(example.model, AutomaticClipping()))
         assert there[0].device == there[1].device == machine.device
-    assert torch.equal(here[0], there[0]) and torch.equal(here[1], there[1])
-
-
-def seeded(build) -> Example:
-    torch.manual_seed(3)
-    return build()
-
-
-def clipped(example: Example, name: str):
-    engine = make_engine(example.model, AutomaticClipping(), name)
-    norms = engine.backward(example.losses())
-    engine.detach()
-    return norms, example.collected()
+    assert torch.equal(here[0], there[0].cpu()) and torch.equal(here[1], there[1].cpu())
 
 
 # -- whole steps -------------------------------------------------------------------------------------------------------
@@ -203,7 +163,7 @@ RUNS = {
     "paper": {"preset": "paper", "interval": 2},
     "paper, biases": {"preset": "paper", "interval": 5, "tuning": "biases", "base": "groups"},
     "fixed, lora": {"preset": "fixed", "tuning": "lora", "steps": 3},
-    "robust, SGD, functorch": {"preset": "robust", "base": "sgd", "gradient_engine": "hooks", "steps": 4},
+    "robust, SGD": {"preset": "robust", "base": "sgd", "steps": 4},
     "fixed, pieces": {"preset": "fixed", "max_physical_batch_size": 3, "steps": 3},
     "paper, chosen pieces": {
         "preset": "paper",
@@ -217,15 +177,15 @@ RUNS = {
 @pytest.mark.parametrize("settings", RUNS.values(), ids=RUNS)
 def test_a_run_equals_that_on_the_cpu_and_waits_only_for_what_it_must(settings, monkeypatch):
     """Weights and records bit for bit; once per physical batch and once per release, but for steps that check."""
-    monkeypatch.setattr("hyfreedp.mixing._MOST", 0)  # checks after the first step
+    monkeypatch.setattr("hyfreedp.gradients.dependence._MOST", 0)  # checks after the first step
     here, _ = run(CPU, **settings)
     with simulated() as machine:
         there, waits = run(machine.device, machine=machine, **settings)
         assert all(parameter.device == machine.device for parameter in there.module.parameters())
         for record, counted in waits[1:]:
             pieces = counted.total() - 1 - (record.probe is not None) - (record.vote is not None)
-            assert set(map(place, counted)) <= {"base.py", "cipher.py", "privatize.py"}, counted
-            assert pieces == sum(n for what, n in counted.items() if place(what) == "base.py"), counted
+            assert set(map(place, counted)) <= {"bookkeeping.py", "cipher.py", "privatize.py"}, counted
+            assert pieces == sum(n for what, n in counted.items() if place(what) == "bookkeeping.py"), counted
             retaken = 2 if record.vote and record.vote.lost else 1
             assert pieces == retaken or "max_physical_batch_size" in settings, counted
     assert torch.equal(flat(here.module), flat(there.module))
@@ -234,35 +194,6 @@ def test_a_run_equals_that_on_the_cpu_and_waits_only_for_what_it_must(settings, 
 
 def place(what):
     return what.partition(" at ")[2].partition(":")[0]
-
-
-def test_the_first_step_checks_and_waits_more():
-    """Its checks are of the batch at hand, and wait as often as they compare; no more than this."""
-    with simulated() as machine:
-        _, [(_, counted)] = run(machine.device, "fixed", machine=machine, stop=1)
-    assert counted.total() < 100, counted
-
-
-class Masked(nn.Module):
-    """A model with buffers, as GPT-2's causal masks are."""
-
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(5, 3)
-        for name in ("mask", "scale"):
-            self.register_buffer(name, torch.ones(3, dtype=torch.float64))
-
-    def forward(self, x):
-        return self.linear(x) * self.mask * self.scale
-
-
-def test_buffers_are_compared_at_once(monkeypatch):
-    monkeypatch.setattr("hyfreedp.mixing._MOST", 0)
-    with simulated() as machine:
-        model = Masked().double().to(machine.device)
-        _, optimizer, loader = make_private(model, BASES["adamw"](model), target_epsilon=8.0, preset="fixed", steps=2)
-        (_, _), (_, counted) = go_on(optimizer, loader, machine.device, machine)
-        assert counted.total() == 3 and "tolist at buffers.py" in " ".join(counted)
 
 
 @pytest.mark.parametrize("preset", ["robust", "paper"])
@@ -280,19 +211,3 @@ def test_a_run_goes_on_bit_for_bit(preset, tmp_path):
         PrivacyEngine().load_checkpoint(path=tmp_path / "run", module=model, optimizer=second)
         go_on(second, loader, machine.device)
         assert torch.equal(flat(whole.module), flat(second.module)) and str(whole.history) == str(second.history)
-
-
-def test_biases_of_a_vit_in_bfloat16_under_autocast():
-    """Autocast of the accelerator's own type is what the engine switches off for its own products."""
-    example = vit()
-    example.model.float()
-    biases_only(example.model, head="head")
-    with simulated() as machine:
-        example.model.to(machine.device)
-        example.batch = (example.batch[0].float().to(machine.device), example.batch[1].to(machine.device))
-        engine = make_engine(example.model, AutomaticClipping())
-        with torch.autocast(machine.device.type, torch.bfloat16):
-            losses = example.losses()
-            norms = engine.backward(losses.float())
-        gradients = example.gradients()
-        assert norms.dtype == torch.float32 and torch.allclose(norms, gradients.norm(dim=1), rtol=0.05)

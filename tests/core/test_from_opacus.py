@@ -103,7 +103,7 @@ def test_what_becomes_of_the_program_on_names(kind, capsys):
     )
     assert 0 in (len(loader.batch_sampler.batch(step)) for step in range(20))
     names["train"](model, nn.CrossEntropyLoss(reduction="none"), optimizer, loader, 0, 1e-4, torch.device("cpu"))
-    assert optimizer.steps_left == 0 and optimizer.gradient_engine.name == "bookkeeping"
+    assert optimizer.steps_left == 0 and optimizer.gradient_engine.slow is None
     assert re.fullmatch(r"epoch 0: epsilon (2\.9\d|3\.00)\n", capsys.readouterr().out)
 
 
@@ -122,7 +122,3 @@ def test_the_table_names_what_exists():
                 assert {keyword.arg for keyword in call.keywords} <= known, text
                 checked += 1
     assert checked >= 10
-
-
-def test_the_readme_links_the_page():
-    assert "(docs/from-opacus.md)" in (ROOT / "README.md").read_text(encoding="utf-8")

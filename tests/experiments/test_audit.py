@@ -2,20 +2,15 @@
 
 import itertools
 import math
-import warnings
 
 import numpy as np
 import pandas as pd
 import pytest
 from cases import together
-from hypothesis import given
-from hypothesis import strategies as st
 from scipy import stats
 
-from hyfreedp import calibrate_noise
-from hyfreedp.accounting import UnsoundAccountingWarning
-from hyfreedp.accounting.composition import spent
-from hyfreedp.experiments.audits import one_run, releases
+from hyfreedp.experiments.accounting_of_the_paper import Counting, calibrate
+from hyfreedp.experiments.audits import campaign, one_run, releases
 from hyfreedp.experiments.audits.attack import Score, release_epsilon
 
 # -- from a threshold's hits and false alarms to epsilon ---------------------------------------------------------------
@@ -29,16 +24,6 @@ def test_bound_from_rates_is_the_definition_of_privacy():
     # With every record found, only the other direction says much: who is not accused was not there.
     found = releases.epsilon_bound(Score(1000, 900, 1000), 0.0)
     assert found > math.log(0.07 / 0.0037) > math.log(1 / 0.9)
-
-
-@given(hits=st.integers(0, 99), alarms=st.integers(0, 99), delta=st.floats(0, 0.9), confidence=st.floats(0.5, 0.99))
-def test_bound_grows_with_the_evidence(hits, alarms, delta, confidence):
-    here = releases.epsilon_bound(Score(hits, alarms, 100), delta, confidence)
-    assert here >= 0
-    assert releases.epsilon_bound(Score(hits + 1, alarms, 100), delta, confidence) >= here
-    assert releases.epsilon_bound(Score(hits, alarms + 1, 100), delta, confidence) <= here
-    assert releases.epsilon_bound(Score(hits, alarms, 100), min(1, delta + 0.05), confidence) <= here
-    assert releases.epsilon_bound(Score(hits, alarms, 100), delta, (1 + confidence) / 2) <= here
 
 
 def gaussian(mu, runs, random):
@@ -60,40 +45,6 @@ def test_nothing_is_found_where_nothing_is_and_the_threshold_is_judged_on_fresh_
     assert releases.bounds(gaussian(0.0, 10_000, random), [0.0, 1e-3]).lower_bound.max() < 0.5
     without, planted = np.zeros(1000), np.concatenate([np.ones(500), np.zeros(500)])
     assert releases.best_score(without, planted, 0.0) == Score(0, 0, 500)
-    with pytest.raises(ValueError, match=r"equally long, at least 2, got shapes \(3,\) and \(4,\)"):
-        releases.best_score([1.0, 2.0, 3.0], [1.0, 2.0, 3.0, 4.0], 0.0)
-
-
-def test_bounds_at_several_deltas_share_the_error():
-    runs = gaussian(1.0, 2000, np.random.default_rng(2))
-    alone, shared = releases.bounds(runs, [1e-3], 0.95), releases.bounds(runs, [1e-3, 1e-3], 0.9)
-    pd.testing.assert_frame_equal(shared.iloc[[0]], alone)
-
-
-# -- one probe ---------------------------------------------------------------------------------------------------------
-
-
-@together(("probe", "sensitivity"), [("losses", 3.0), ("votes", 1.0)])
-def test_the_record_moves_a_probe_by_all_that_its_sensitivity_allows(probe, sensitivity):
-    noiseless = releases.probe_statistics(probe=probe, sigma_loss=0.0, runs=1, seed=0)
-    moved = noiseless.planted - noiseless.without
-    assert moved.item() == pytest.approx(sensitivity, rel=1e-12)  # projected on the move itself: its squared norm
-    noisy = releases.probe_statistics(probe=probe, sigma_loss=2.0, runs=2000, seed=0)
-    assert noisy.without.std() == pytest.approx(2 * math.sqrt(sensitivity), rel=0.08)  # five standard errors
-
-
-@pytest.mark.parametrize(("probe", "runs"), [("losses", 400_000), ("votes", 3000)])
-def test_a_probe_keeps_its_epsilon_and_one_with_half_the_noise_is_refuted(probe, runs):
-    delta = 1e-2
-    sigma = {"losses": math.sqrt(3), "votes": 1.0}[probe]  # both move by one standard deviation
-    claim = release_epsilon(probe, sigma, delta)
-    honest, faulty = (
-        releases.probe_bounds(
-            probe=probe, sigma_loss=factor * sigma, deltas=[delta], runs=runs, seed=1, confidence=0.99
-        ).lower_bound.item()
-        for factor in (1.0, 0.5)
-    )
-    assert 0.3 * claim < honest < claim < faulty < release_epsilon(probe, 0.5 * sigma, delta)
 
 
 # -- gradient and probe of whole runs ----------------------------------------------------------------------------------
@@ -102,26 +53,12 @@ DELTAS = [1e-3, 1e-2]
 
 
 def split_of(composition):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UnsoundAccountingWarning)
-        return calibrate_noise(
-            target_epsilon=3.0,
-            target_delta=1e-5,
-            sample_rate=0.02,
-            steps=10,
-            interval=1,
-            probe="losses",
-            accountant="rdp",
-            allocation="constant",
-            composition=composition,
-        )
+    plan = {"target_epsilon": 3.0, "target_delta": 1e-5, "sample_rate": 0.02, "steps": 10, "interval": 1}
+    return calibrate(**plan, counting=Counting("rdp", composition))
 
 
 def claims(split, composition):
-    return [
-        spent(split, 10, 10, composition=composition, target_delta=delta, accountant="pld", coarseness=10)
-        for delta in DELTAS
-    ]
+    return [Counting("pld", composition).epsilon(split, delta=delta, coarseness=10) for delta in DELTAS]
 
 
 def test_runs_refute_independent_composition_and_stay_below_the_same_batch_curve():
@@ -151,12 +88,6 @@ def test_statistic_of_a_run_is_its_likelihood_ratio():
     for values in (np.exp(runs.without), np.exp(-runs.planted)):
         assert values.mean() == pytest.approx(1, abs=4 * values.std() / math.sqrt(len(values)))
     assert runs.planted.mean() > 0 > runs.without.mean()
-
-
-def test_other_probes_are_refused():
-    split = split_of("same_batch").to_dict() | {"probe": "contrasts"}
-    with pytest.raises(ValueError, match="must probe 'losses' with 'gaussian' noise, got 'contrasts', 'gaussian'"):
-        releases.joint_statistics(split=split, runs=10, seed=0)
 
 
 # -- one run with many canaries ----------------------------------------------------------------------------------------
@@ -194,39 +125,6 @@ def test_bound_without_delta_is_clopper_and_pearsons():
     assert one_run.epsilon_bound(100, 200, 200, 0.0) == 0
 
 
-@given(
-    guesses=st.integers(1, 80),
-    share=st.floats(0, 1),
-    abstained=st.integers(0, 50),
-    delta=st.floats(0, 0.01),
-    epsilon=st.floats(0, 5),
-)
-def test_one_run_bound_is_monotone(guesses, share, abstained, delta, epsilon):
-    right, canaries = int(share * (guesses - 1)), guesses + abstained
-    value, bound = one_run.p_value, one_run.epsilon_bound
-    assert (
-        value(right, guesses, canaries, epsilon + 0.1, delta) >= value(right, guesses, canaries, epsilon, delta) - 1e-9
-    )
-    here = bound(right, guesses, canaries, delta)
-    assert bound(right + 1, guesses, canaries, delta) >= here - 1e-6
-    assert bound(right, guesses, canaries, delta + 0.01) <= here + 1e-6
-    assert bound(right, guesses, canaries, delta, 0.99) <= here + 1e-6
-    assert here == 0 or value(right, guesses, canaries, here, delta) == pytest.approx(0.05, abs=1e-6)
-
-
-def test_impossible_counts_are_refused():
-    with pytest.raises(ValueError, match="0 <= right <= guesses <= canaries must hold, got 3, 2, 5"):
-        one_run.p_value(3, 2, 5, 1.0, 0.0)
-    with pytest.raises(ValueError, match=r"epsilon must be at least 0 and delta in .*, got -1.0 and 0.0"):
-        one_run.p_value(1, 2, 5, -1.0, 0.0)
-
-
-def test_guesses_are_the_extremes():
-    assert one_run.guess([5.0, 1.0, 4.0, 2.0, 3.0], [True, False, False, True, True], 2) == 2
-    assert one_run.guess([5.0, 1.0, 4.0, 2.0, 3.0], [True, False, False, True, True], 5) == 2
-    assert one_run.guess([1.0, 2.0], [True, False], 0) == 0
-
-
 def randomized(epsilon, canaries, random):
     """Scores of a mechanism that tells each coin as randomized response does: exactly epsilon-DP."""
     included = random.random(canaries) < 0.5
@@ -253,6 +151,45 @@ def test_training_without_noise_is_detected_and_with_noise_is_not_refuted():
     assert len(bare) == 300 and bare.included.mean() == pytest.approx(0.5, abs=0.12)
     private = one_run.train_with_canaries(epsilon=1.0, **arguments)
     assert one_run.pooled_bound([private], 1e-4)["lower_bound"] < private.epsilon.iloc[0] <= 1
-    assert one_run.tuned([private, bare]) is bare
     with pytest.raises(ValueError, match="canaries must be at least 1 and fewer than the 1500 records, got 1500"):
         one_run.train_with_canaries(epsilon=math.inf, **arguments | {"canaries": 1500})
+
+
+# -- the campaign of notebook 10 ---------------------------------------------------------------------------------------
+
+
+def test_both_ways_of_counting_keep_the_target_by_their_own_account():
+    plan = {"epsilon": 1.0, "records": 1000, "batch_size": 100, "steps": 10, "interval": 2, "accountant": "rdp"}
+    splits = campaign.joint_splits(**plan)
+    for count, split in splits.items():
+        assert 0.99 < Counting("rdp", count).epsilon(split) <= 1.0
+        assert (split.sample_rate, split.target_delta) == (0.1, pytest.approx(1000**-1.1))
+    assert splits["independent"].sigma_loss < splits["same_batch"].sigma_loss  # it credits a sampling that is not there
+
+
+def test_audits_are_run_once_and_kept_and_judged(tmp_path, monkeypatch):
+    calls = []
+
+    def train_with_canaries(**arguments):
+        calls.append(arguments)
+        told = {"epsilon": arguments["epsilon"], "accuracy": 0.5}
+        return pd.DataFrame(told | {"score": [1.0, 0.0] * 10, "included": [True, False] * 10})
+
+    monkeypatch.setattr(one_run, "train_with_canaries", train_with_canaries)
+    sizes = campaign.SIZES["smoke"] | {"epsilons": [1.0, math.inf]}
+    for _ in range(2):
+        canaries = campaign.canary_audits(tmp_path, sizes, seeds=2, confidence=0.95)
+        assert len(calls) == 2 * 2 * len(campaign.RATES)
+    assert canaries.right.tolist() == canaries.guesses.tolist()  # every score is right
+    assert set(canaries[canaries.target == 1].verdict) == {"refuted"}
+    assert set(canaries[canaries.target == math.inf].verdict) == {"nothing claimed"}
+    joint = pd.DataFrame({"noise": "independent", "counted": ["independent", "same_batch"], "claimed": [3.0, 4.7]})
+    joint = campaign._with_verdicts(joint.assign(lower_bound=3.2))
+    assert [one.outcome for one in campaign.verdicts(joint, canaries)] == ["contradicted", "contradicted"]
+    kept = campaign.verdicts(joint, canaries.assign(verdict="not refuted"))
+    assert [one.outcome for one in kept] == ["contradicted", "reproduced"]
+
+
+def test_the_largest_bound_of_an_auditor_who_is_always_right():
+    # (e^eps / (1 + e^eps))^m = 0.05
+    assert campaign.largest_bound(1000) == pytest.approx(-math.log(0.05 ** (-1 / 1000) - 1), rel=1e-6)

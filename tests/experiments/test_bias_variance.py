@@ -1,25 +1,16 @@
-"""Notebook 01's numbers: simulations of Theorem 1, the noise of Tab. "diff priv", real losses and their parabolas."""
+"""Notebook 01's numbers: simulations of Theorem 1, and the noise of Tab. "diff priv"."""
 
-import inspect
-import itertools
 import math
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-import torch.nn.functional as F
 from cases import together
 from scipy import optimize, stats
 
-from hyfreedp import NoiseGenerator, calibrate_noise, clipping_bias, fit_quadratic, normal_clipping_bias
-from hyfreedp.experiments.baselines.contrasts import contrast_threshold
-from hyfreedp.experiments.runs.cells import Spec
-from hyfreedp.experiments.runs.train import make_run
-from hyfreedp.experiments.store.paths import FIGURES
-from hyfreedp.experiments.studies import bias_variance, clouds, noise_magnitudes
-from hyfreedp.experiments.tasks.registry import TASKS
-from hyfreedp.privatize import optimal_threshold
+from hyfreedp import clipping_bias, normal_clipping_bias
+from hyfreedp.experiments.studies import bias_variance, bias_variance_figures, noise_magnitudes
 
 
 def test_simulated_bias_of_normal_losses_is_corollary_1():
@@ -47,18 +38,18 @@ def test_simulated_releases_are_theorem_1(expected):
     assert (np.abs(dots.rmse - np.hypot(bias, noise)) < 4 * dots.rmse_error).all()
 
 
-@together(
-    ("mechanism", "batch_size", "golden"), [("gaussian", 50, 1.614), ("gaussian", 5000, 2.818), ("laplace", 500, 2.321)]
-)
-def test_the_marked_optimum_is_the_lowest_point_of_the_curve(mechanism, batch_size, golden):
-    setting = {"noise_multiplier": 23.2845, "expected_batch_size": batch_size, "mechanism": mechanism}
+@together(("batch_size", "golden"), [(50, 1.614), (5000, 2.818)])
+def test_the_marked_optimum_is_the_lowest_point_of_the_curve(batch_size, golden):
+    setting = {"noise_multiplier": 23.2845, "expected_batch_size": batch_size}
 
     def error(threshold):
         return bias_variance.normal_errors(threshold, mean=2.0, std=0.4, **setting).rmse[0]
 
     lowest = optimize.minimize_scalar(lambda t: error([t]), bounds=(0.1, 10), method="bounded", options={"xatol": 1e-9})
-    assert optimal_threshold(2.0, 0.4, **setting) == pytest.approx(lowest.x, abs=1e-5)
+    assert bias_variance.optimal_threshold(2.0, 0.4, **setting) == pytest.approx(lowest.x, abs=1e-5)
     assert lowest.x == pytest.approx(golden, abs=1e-3)
+    trade = bias_variance.trade_off(mean=2.0, std=0.4, noise_multiplier=23.2845, batch_size=batch_size)
+    assert trade.error_at(trade.best) == pytest.approx(lowest.fun, rel=2e-3)
 
 
 def test_errors_of_several_probes_are_root_mean_squares():
@@ -103,133 +94,26 @@ def test_gradient_noise_is_whole_however_it_is_drawn(piece):
     assert norm == pytest.approx(noise_magnitudes.noise_norm(1000) * 2.0 / 50, abs=4 / math.sqrt(2) * 2.0 / 50)
 
 
-def test_the_saved_table_is_calibrated_and_computed():
-    table = pd.read_csv(FIGURES / "01_bias_variance_noise.csv")
-    assert table.dimension.to_list() == [1, 301_066, 1, 21_669_514, 1, 85_806_346]
-    assert table.noise_multiplier.to_list() == pytest.approx(
-        [23.2845, 4.25103, 5.14489, 0.871142, 5.14489, 0.871142], rel=1e-5
-    )
-    factor = np.where(table.quantity == "loss", math.sqrt(2 / math.pi), np.sqrt(table.dimension))
-    assert table.formula.to_numpy() == pytest.approx(factor * table.noise_multiplier / table.expected_batch_size)
-    assert table.simulated.to_numpy() == pytest.approx(table.exact.to_numpy(), rel=0.02)
+def test_real_losses_are_compared_with_a_normal_of_their_moments():
+    """Of Exp(1): skewness 2, and clipping at the mean takes 1/e of it."""
+    here = -np.log1p(-(np.arange(2000) + 0.5) / 2000)
+    losses = {"ahead": here, "here": here, "behind": here}
+    table = pd.DataFrame({"step": 3, "distance": 1.0, "part": "batch"} | losses)
+    moments = bias_variance.loss_moments([table, table], [3]).loc[3]
+    assert (moments["mean"], moments.skewness) == pytest.approx((1.0, 2.0), rel=0.05)
+    assert moments.bias_at_L == pytest.approx(math.exp(-1), rel=0.01)
+    assert moments.normal_bias_at_L == pytest.approx(1 / math.sqrt(2 * math.pi), rel=0.01)
 
 
-def test_a_calibrated_split_survives_its_table(tmp_path):
-    arguments = {"target_epsilon": 2.0, "target_delta": 1e-3, "sample_rate": 0.1, "steps": 5, "accountant": "rdp"}
-    bias_variance.calibrated(**arguments).to_csv(tmp_path / "split.csv", index=False)
-    split = bias_variance.split_of(pd.read_csv(tmp_path / "split.csv"))
-    expected = calibrate_noise(**arguments)
-    assert split.sigma_loss == pytest.approx(expected.sigma_loss, rel=1e-12)
-    assert (split.steps, split.probe, split.reason) == (5, expected.probe, "")
-
-
-# -- a run and its parabolas -------------------------------------------------------------------------------------------
-
-SPEC = {"method": "line_search", "epsilon": 0.5, "seed": 0, "steps": 10}
-
-
-@pytest.fixture(scope="module")
-def probed():
-    return clouds.probed_losses(spec=SPEC, stages=[0, 1], brightness=16.0)
-
-
-def test_probed_losses_are_those_that_the_optimizer_saw(probed):
-    optimizer, loader = make_run(Spec(**SPEC), diagnostics=True)
-
-    def per_sample_loss(batch):
-        return F.cross_entropy(optimizer.module(batch[0]), batch[1], reduction="none")
-
-    for batch in itertools.islice(loader, 2):
-        row = optimizer.step(per_sample_loss, batch).to_dict()
-        mine = clouds.losses_of(probed, row["step"], "batch")
-        assert mine.shape == (3, len(batch[1]))
-        raw = [row[f"not_private_loss_{name}"] for name in clouds.POINTS]
-        assert mine.mean(axis=1) == pytest.approx(raw, abs=2e-6)
-        assert probed[probed.step == row["step"]].distance.unique() == pytest.approx([row["distance"]], rel=1e-12)
-
-
-def test_probed_losses_hold_all_records_and_the_outlier(probed):
-    sizes = probed.groupby(["step", "part"]).size()
-    assert sizes[1, "train"] == TASKS["digits"].train_size and sizes[1, "outlier"] == 1
-    features, label = clouds.outlier("digits", 16.0)
-    train, labels = TASKS["digits"].datasets("test")[0].tensors
-    assert torch.equal(features, 16 * train[:1]) and label != labels[0]
-
-
-def test_a_stage_without_probe_is_refused():
-    with pytest.raises(ValueError, match=r"stages must be steps with a probe, got \[3\].*at \[0, 1, 6\]"):
-        clouds.probed_losses(spec=SPEC, stages=[0, 3], brightness=1.0)
-
-
-def test_usual_thresholds_are_where_the_rules_aim():
-    assert clouds.QUANTILE == inspect.signature(contrast_threshold).parameters["quantile"].default
-    losses = np.array([[1.0, 2.0, 3.0], [2.0, 2.0, 2.0], [4.0, 1.0, 3.0]])
-    d, c = np.array([3.0, 1.0, 0.0]), np.array([1.0, 1.0, 2.0])
-    assert clouds.usual_thresholds(losses) == pytest.approx((2.0, np.quantile(d, 0.8), np.quantile(c, 0.8)))
-
-
-@together("probe", ["losses", "contrasts"])
-def test_without_clipping_and_noise_every_probe_sees_the_same_parabola(probe):
-    losses = torch.rand((3, 30), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    fit = clouds.private_fit(
-        losses,
-        probe,
-        (1e9, 1e9, 1e9),
-        0.0,
-        distance=0.2,
-        expected_batch_size=30,
-        generator=NoiseGenerator(),
-    )
-    exact = fit_quadratic([0.2, 0.0, -0.2], losses.mean(dim=1))
-    assert (fit.slope, fit.curvature) == pytest.approx((exact.slope, exact.curvature), rel=1e-9)
-
-
-def test_clouds_scatter_as_their_known_noise_says():
-    losses = np.random.default_rng(0).uniform(0.5, 1.0, (3, 40))
-    arguments = {
-        "losses": losses.tolist(),
-        "distance": 0.5,
-        "sigmas": {"losses": 2.0},
-        "expected_batch_size": 40,
-        "multiples": [4.0],
-        "runs": 1000,
-        "seed": 0,
-    }
-    table = clouds.clouds(**arguments)
-    pd.testing.assert_frame_equal(table, clouds.clouds(**arguments))
-    noise = 2.0 * 4.0 * losses[1].mean() / 40
-    exact = fit_quadratic([0.5, 0.0, -0.5], losses.mean(axis=1), noise)
-    # Means to four standard errors, standard deviations to four of theirs (2.2 %): one of 4,000 seeds fails.
-    assert table.slope.mean() == pytest.approx(exact.slope, abs=4 * exact.slope_std / math.sqrt(1000))
-    assert table.curvature.mean() == pytest.approx(exact.curvature, abs=4 * exact.curvature_std / math.sqrt(1000))
-    assert table.slope.std() == pytest.approx(exact.slope_std, rel=0.09)
-    assert table.curvature.std() == pytest.approx(exact.curvature_std, rel=0.09)
-
-
-def test_clipping_alone_by_hand():
-    ahead, here, behind = losses = np.array([[0.5, 4.0], [2.0, 4.0], [5.0, 4.0]])
-    rates = clouds.clipped_rates(losses, distance=0.1)
-
-    def rate(plus, middle, minus):
-        return (minus.mean() - plus.mean()) / 2 / (minus.mean() + plus.mean() - 2 * middle.mean())
-
-    assert rates["exact"] == pytest.approx(rate(ahead, here, behind))
-    assert rates["mean_loss"] == pytest.approx(rate(*(np.minimum(row, 3.0) for row in losses)))  # mean loss 3
-    assert rates["sum_of_losses"] == pytest.approx(rates["exact"])  # 9.75 clips nothing
-    # One of two contrasts is zero; clipping (4.5, 1.5) at (3.6, 1.2) keeps their ratio.
-    assert rates["contrasts"] == pytest.approx(rates["exact"])
-
-
-def test_spread_of_the_rate_by_hand():
-    fits = pd.DataFrame(
-        {
-            "probe": "losses",
-            "multiple": 1.0,
-            "slope": [1.0, -1.0, 2.0, 1.0],
-            "curvature": [1.0, 1.0, 1.0, -1.0],
-            "eta": [1.0, -1.0, 2.0, -1.0],
-        }
-    )
-    (row,) = clouds.eta_spread(fits, exact=1.0).to_dict("records")
-    assert (row["near"], row["uphill"], row["concave"]) == (0.5, 0.25, 0.25)
-    assert row["q50"] == 0.0 and row["q95"] == pytest.approx(np.quantile(fits.eta, 0.95))
+@together(("shift", "outcome"), [(0.0, "reproduced"), (0.05, "contradicted")])
+def test_a_formula_is_contradicted_by_four_standard_errors(shift, outcome):
+    alphas = np.array([0.0, 1.0])
+    dots = pd.DataFrame({"alpha": alphas, "bias": bias_variance_figures.normal_bias(alphas) + shift, "error": 0.01})
+    losses, releases = np.array([1.0, 3.0]), {"threshold": 2.0, "bias": 0.5, "noise": 4.0 * 2 / 2}
+    releases = pd.DataFrame([releases | {"bias_error": 0.1, "noise_error": 0.1}])
+    farthest = max(abs(z).max() for z in bias_variance_figures.standard_errors(dots, releases, losses, 4.0))
+    moments = pd.DataFrame({"bias_at_L": [0.012, 0.31]}, index=[3, 10])
+    theorem, bias = bias_variance_figures.verdicts(farthest, 4, moments)
+    assert (theorem.outcome, bias.outcome) == (outcome, "contradicted")
+    assert bias.number == "of the mean loss it is 1% at step 3, 31% at step 10"
+    assert bias_variance_figures.verdicts(farthest, 4, moments[:1])[1].outcome == "reproduced"

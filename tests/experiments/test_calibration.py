@@ -7,14 +7,10 @@ import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
-from artists import line
-from scipy.optimize import brentq
 from sklearn.calibration import calibration_curve
 
 from hyfreedp import calibrate_noise
-from hyfreedp.clipping import AutomaticClipping
-from hyfreedp.experiments.store.paths import RESULTS
-from hyfreedp.experiments.studies import calibration, calibration_figures
+from hyfreedp.experiments.studies import calibration
 from hyfreedp.experiments.studies.calibration import LADDER
 from hyfreedp.experiments.tasks.scores import calibration_error
 
@@ -25,15 +21,6 @@ def test_the_calibration_error_of_four_predictions_is_that_worked_out_by_hand():
     found = calibration_error(probabilities, torch.tensor([1, 1, 2, 0]), bins=2)
     above, below = abs(2 / 3 - (0.6 + 0.7 + 0.9) / 3), abs(0 - 0.4)
     assert found == pytest.approx(3 / 4 * above + 1 / 4 * below)
-
-
-def test_a_confidence_on_an_edge_belongs_to_the_bin_below():
-    probabilities = torch.tensor([[0.5, 0.25, 0.25], [0.75, 0.25, 0.0]], dtype=torch.float64)
-    right, wrong = torch.tensor([0, 1]), torch.tensor([1, 0])
-    apart = 0.5 * 0.5 + 0.5 * 0.75
-    assert calibration_error(probabilities, right, bins=4) == pytest.approx(apart)  # (1/4, 1/2] and (1/2, 3/4]
-    assert calibration_error(probabilities, wrong, bins=4) == pytest.approx(0.5 * 0.5 + 0.5 * 0.25)
-    assert calibration_error(probabilities, right, bins=1) == pytest.approx(abs(0.5 - 0.625))
 
 
 def test_the_calibration_error_equals_scikit_learns_curve():
@@ -86,14 +73,6 @@ def test_no_record_says_more_than_one(by):
         assert said.abs().max() <= 1 and said.std() > 0.1
 
 
-def test_the_ladder_is_searched_by_the_questions_that_are_paid_for(monkeypatch, too_sure):
-    asked = []
-    monkeypatch.setattr(calibration, "answers", lambda *_, by: asked.append(by) or torch.ones(1))
-    top = calibration.private_temperature(*too_sure, by="slopes", sample_rate=0.1, sigma=0.0, seed=0)
-    assert top == LADDER[-1] and len(asked) <= calibration.QUESTIONS
-    assert 2**calibration.QUESTIONS >= len(LADDER)
-
-
 def test_a_temperature_costs_less_than_as_many_steps():
     plan = {"target_delta": 1e-5, "sample_rate": 0.05, "steps": 40, "probe": "none"}
     split = calibrate_noise(target_epsilon=3.0, **plan)
@@ -107,12 +86,6 @@ def test_a_temperature_costs_less_than_as_many_steps():
     spent = calibration.epsilon_with_temperature(run)
     assert 3.0 < spent < 3.0 * longer.sigma / split.sigma
     assert spent < 3.1
-
-
-def test_losses_of_the_class_shares_are_entropies():
-    labels = torch.tensor([0, 0, 0, 1, 3])
-    expected = -(0.6 * math.log(0.6) + 2 * 0.2 * math.log(0.2))
-    assert calibration.base_rate_loss(labels) == pytest.approx(expected)
 
 
 def test_three_labels_in_ten_are_of_the_other_class_and_a_fifth_of_the_digits_is_wrong():
@@ -139,51 +112,3 @@ def test_costs_are_paired_by_seed_and_the_worst_place_is_named_with_its_error():
     cost = calibration.accuracy_costs(rows).loc["flat 1", "none"]
     assert cost["mean"] == pytest.approx((0 - 2) / 2) and cost.worst == pytest.approx(-2)
     assert cost.error == pytest.approx(np.std([-1, -3], ddof=1) / math.sqrt(2))
-
-
-def test_a_record_is_gone_on_with(monkeypatch, workspace):
-    table = workspace.results / "laptop" / "calibration.csv"
-    runs = [("coin", "robust", 8.0, "default", 0, "validation"), ("coin", "fixed", 3.0, "flat 1", 1, "validation")]
-    monkeypatch.setattr(calibration, "planned", lambda: iter(runs))
-    monkeypatch.setattr(
-        calibration,
-        "run_of",
-        lambda *run: pd.DataFrame([dict(zip(calibration.RUN, run, strict=True)) | {"fit": "none"}]),
-    )
-    assert len(calibration.record(table)) == 2
-    kept = table.read_bytes()
-    monkeypatch.setattr(calibration, "run_of", lambda *_: pytest.fail("it is there"))
-    calibration.record(table)
-    assert table.read_bytes() == kept
-
-
-# -- what is drawn -----------------------------------------------------------------------------------------------------
-
-
-def test_the_drift_rests_where_the_library_clips_it_to_zero():
-    """On 70/30 labels, by the clipping that the library has and a root finder."""
-    clip = AutomaticClipping()
-
-    def push(logit):
-        p = torch.sigmoid(torch.tensor(logit, dtype=torch.float64))
-        short, long = (clip.factors(norm) * norm for norm in (1 - p, p))
-        return (0.7 * short - 0.3 * long).item()
-
-    logits = np.linspace(-2, 8, 201)
-    expected = brentq(push, 0, 8)
-    assert calibration_figures.resting(logits, np.array([push(z) for z in logits])) == pytest.approx(expected, abs=1e-3)
-    p = 1 / (1 + np.exp(-logits))
-    (told,) = calibration_figures.mechanism_findings(logits, {"none": 0.7 * (1 - p) - 0.3 * p})
-    assert told == "none: rests at a logit of 0.8, probability 0.700, log loss 0.61 nats"
-
-
-@pytest.mark.usefixtures("figure_style")
-def test_the_study_is_drawn_as_it_is_recorded():
-    rows = pd.read_csv(RESULTS / "laptop" / "calibration.csv")
-    figure = calibration_figures.draw_study(rows)
-    here = rows[(rows.evaluation == "test") & (rows.setting == "default") & (rows.fit == "slopes")]
-    for axis, column in zip(figure.axes, ("log_loss", "calibration_error"), strict=True):
-        values, _ = line(axis, "a temperature by slopes")
-        assert values.tolist() == pytest.approx(
-            [here[column][here.problem == name].mean() for name in calibration.PROBLEMS]
-        )

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from hyfreedp.experiments.data import bank
-from hyfreedp.experiments.studies import weights
+from hyfreedp.experiments.studies import class_weights as weights
 
 
 @pytest.mark.parametrize("share", [0.24, 0.1])
@@ -21,18 +21,6 @@ def test_records_of_one_class_are_left_out_until_the_share_is_met(monkeypatch, s
     assert sorted(whole + test) == sorted(chosen.flatten().tolist())
     assert sorted(train + validation) == sorted(whole)
     assert len(test) == len(chosen) // 5 and len(validation) == len(whole) // 5
-
-
-def test_without_the_file_one_sentence_says_what_to_do(monkeypatch, tmp_path):
-    bank.bank.cache_clear()
-    monkeypatch.setenv("HYFREEDP_DATA", str(tmp_path))
-    with pytest.raises(
-        FileNotFoundError, match=r"not in HYFREEDP_DATA=.*: set HYFREEDP_DATA to a folder with bank-full"
-    ):
-        bank.bank()
-    (tmp_path / "bank-full.csv").write_text('"age";"y"\n58;"no"\n')
-    with pytest.raises(ValueError, match="must have 45,211 records, 5,289 of them yes; got 1 and 0"):
-        bank.bank()
 
 
 def test_rates_are_chosen_on_validation_data_alone_and_no_run_is_made_twice(monkeypatch, tmp_path):

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch.utils.data import DataLoader, TensorDataset
 
+from hyfreedp.data.sampling import poisson_loader
 from hyfreedp.experiments.data import datasets, image_files
 from hyfreedp.experiments.data.datasets import images
-from hyfreedp.experiments.data.records import Records, as_is
+from hyfreedp.experiments.data.in_memory import Records, as_is
 from hyfreedp.experiments.data.splits import held_out_from, shuffled_by_group
-from hyfreedp.sampling import poisson_loader
 
 RNG = np.random.default_rng(0)
 CLASSES = "airplane automobile bird cat deer dog frog horse ship truck".split()
@@ -46,13 +46,11 @@ def places(tmp_path, monkeypatch):
 def expect(monkeypatch, name, sizes, files=None, start=None):
     """Let a data set have other sizes and, of its packed copy, these files."""
     known = datasets.IMAGES[name]
-    copies = known.copies
+    changed = {"sizes": sizes, "validation_start": start or sizes[0] * 4 // 5}
     if files:
         sums = {str(path): hashlib.sha256(content).hexdigest() for path, content in files.items()}
-        copies = (replace(copies[0], checksums=sums),)
-    monkeypatch.setitem(
-        datasets.IMAGES, name, replace(known, sizes=sizes, validation_start=start or sizes[0] * 4 // 5, copies=copies)
-    )
+        changed["copy"] = replace(known.copy, checksums=sums)
+    monkeypatch.setitem(datasets.IMAGES, name, replace(known, **changed))
 
 
 def write(folder, files):
@@ -67,19 +65,30 @@ def encoded(pixels, form):
     return buffer.getvalue()
 
 
-def cifar_copy(per_class):
-    """The archive, and (label, bytes) of each of its images by part."""
-    buffer, made = io.BytesIO(), {"train": [], "test": []}
+def packed(members):
+    """A compressed archive of these files."""
+    buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
-        for split, count in (("train", per_class), ("test", 1)):
-            for label, name in enumerate(CLASSES):
-                for number in range(count):
-                    data = encoded(RNG.integers(0, 256, (32, 32, 3), dtype=np.uint8), "JPEG")
-                    member = tarfile.TarInfo(f"{split}/{name}/{number:04d}.jpg")
-                    member.size = len(data)
-                    archive.addfile(member, io.BytesIO(data))
-                    made[split].append((label, data))
-    return {"cifar10/cifar10.tar.gz": buffer.getvalue()}, made
+        for name, content in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+@pytest.fixture
+def cifar(places, monkeypatch):
+    """A copy of three training images and a test image of each class, and the training files, in their order."""
+    made = {
+        f"{split}/{name}/{number:04d}.jpg": encoded(RNG.integers(0, 256, (32, 32, 3), dtype=np.uint8), "JPEG")
+        for split, count in (("train", 3), ("test", 1))
+        for name in CLASSES
+        for number in range(count)
+    }
+    files = {"cifar10/cifar10.tar.gz": packed(made)}
+    write(places / "data", files)
+    expect(monkeypatch, "cifar10", (30, 10), files)
+    return [(CLASSES.index(name.split("/")[1]), data) for name, data in made.items() if name.startswith("train")]
 
 
 def gtsrb_copy(names, labels, pixels):
@@ -96,33 +105,22 @@ def gtsrb_copy(names, labels, pixels):
     return lzma.compress(coded.tobytes()), gzip.compress(text.getvalue().encode())
 
 
-def test_the_jpeg_copy_is_decoded_in_a_fixed_random_order(places, monkeypatch):
-    files, made = cifar_copy(3)
-    write(places / "data", files)
-    expect(monkeypatch, "cifar10", (30, 10), files)
+def test_the_jpeg_copy_is_decoded_once_in_a_fixed_random_order(cifar, monkeypatch):
     arrays = images("cifar10")
     order = shuffled_by_group(np.arange(30))
     assert order.tolist() != list(range(30))
     x, y = arrays.train
     assert x.dtype == torch.uint8 and x.shape == (30, 3, 32, 32) and y.dtype == torch.int64
     for row, index in enumerate(order):
-        label, data = made["train"][index]
+        label, data = cifar[index]
         pixels = np.asarray(Image.open(io.BytesIO(data)))
         assert y[row] == label and np.array_equal(x[row].permute(1, 2, 0).numpy(), pixels)
     assert arrays.test[1].tolist() == list(range(10)) and arrays.validation_start == 24
     assert arrays.source == "JPEG copy of quality 75"
-
-
-def test_images_are_decoded_once(places, monkeypatch):
-    files, _ = cifar_copy(1)
-    write(places / "data", files)
-    expect(monkeypatch, "cifar10", (10, 10), files)
-    first = images("cifar10")
     monkeypatch.setattr(datasets, "_decode", None)  # would fail if called
     again = images("cifar10")
-    assert torch.equal(first.train[0], again.train[0]) and torch.equal(first.test[1], again.test[1])
     again.train[0][0] = 0  # stays in this process
-    assert torch.equal(first.train[0], images("cifar10").train[0])
+    assert torch.equal(x, images("cifar10").train[0]) and torch.equal(arrays.test[1], again.test[1])
 
 
 def test_traffic_signs_are_unpacked_bit_for_bit_and_tracks_are_not_divided(places, monkeypatch):
@@ -197,30 +195,21 @@ def test_official_food_is_read_from_its_archives_layout(places, monkeypatch):
     assert x.shape == (3, 3, 224, 224)
 
 
-# Not in alphabetical order: the label of a class is its line in wnids.txt.
-WNIDS = ("n02", "n01")
+WNIDS = ("n02", "n01")  # not in alphabetical order: the label of a class is its line in wnids.txt
 
 
 def tiny_imagenet(side):
-    """Text files and images (by place, with their class) of two classes of two, and of three validation images."""
-    boxes = "\t0\t0\t5\t5\n"
+    """Text files, and images by name with label and shade, of two classes of two and of three validation images."""
     validation = {"val_0.JPEG": "n01", "val_1.JPEG": "n02", "val_2.JPEG": "n01"}
-    texts = {
-        "wnids.txt": "\n".join(WNIDS) + "\n",
-        "val/val_annotations.txt": "".join(f"{name}\t{wnid}{boxes}" for name, wnid in validation.items()),
-    }
+    annotations = "".join(f"{name}\t{wnid}\t0\t0\t5\t5\n" for name, wnid in validation.items())
+    texts = {"wnids.txt": "\n".join(WNIDS).encode(), "val/val_annotations.txt": annotations.encode()}
     names = [(wnid, f"train/{wnid}/images/{wnid}_{number}.JPEG") for wnid in WNIDS for number in range(2)]
     names += [(wnid, f"val/images/{name}") for name, wnid in validation.items()]
-    # Each image has one colour of its own, which JPEG keeps nearly.
-    images = {
-        name: (
-            WNIDS.index(wnid),
-            30 * (number + 1),
-            encoded(np.full((side, side, 3), 30 * (number + 1), np.uint8), "JPEG"),
-        )
-        for number, (wnid, name) in enumerate(names)
+    shades = range(30, 240, 30)  # one of each image, which JPEG keeps nearly
+    return texts, {
+        name: (WNIDS.index(wnid), shade, encoded(np.full((side, side, 3), shade, np.uint8), "JPEG"))
+        for shade, (wnid, name) in zip(shades, names, strict=True)
     }
-    return texts, images
 
 
 def assert_tiny_imagenet(arrays, images):
@@ -234,9 +223,7 @@ def assert_tiny_imagenet(arrays, images):
 
 def test_tiny_imagenet_from_its_official_files(places, monkeypatch):
     texts, pictures = tiny_imagenet(64)
-    files = {name: text.encode() for name, text in texts.items()} | {
-        name: data for name, (_, _, data) in pictures.items()
-    }
+    files = texts | {name: data for name, (_, _, data) in pictures.items()}
     write(places / "data" / "tiny-imagenet-200", files)
     expect(monkeypatch, "tiny_imagenet", (4, 3))
     arrays = images("tiny_imagenet")
@@ -246,17 +233,11 @@ def test_tiny_imagenet_from_its_official_files(places, monkeypatch):
 
 def test_tiny_imagenet_from_its_copy(places, monkeypatch):
     texts, pictures = tiny_imagenet(32)
-    members = {name: text.encode() for name, text in texts.items()}
+    members = texts | {name: data for name, (_, _, data) in pictures.items() if name.startswith("val")}
     members |= {
-        name if name.startswith("val") else name.replace("/images", ""): data for name, (_, _, data) in pictures.items()
+        name.replace("/images", ""): data for name, (_, _, data) in pictures.items() if name.startswith("train")
     }
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
-        for name, content in members.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
-    files = {"tiny_imagenet32/tiny_imagenet32.tar.gz": buffer.getvalue()}
+    files = {"tiny_imagenet32/tiny_imagenet32.tar.gz": packed(members)}
     write(places / "data", files)
     expect(monkeypatch, "tiny_imagenet", (4, 3), files)
     arrays = images("tiny_imagenet")
@@ -292,12 +273,6 @@ def test_without_data_and_internet_one_sentence_says_what_to_do(places, monkeypa
     assert not list((places / "cache").iterdir())
 
 
-def test_a_wrong_folder_is_named(places, monkeypatch):
-    monkeypatch.setenv("HYFREEDP_DATA", str(places / "dta"))
-    with pytest.raises(FileNotFoundError, match=r"HYFREEDP_DATA must name a folder of data sets, got '.*dta'"):
-        images("svhn")
-
-
 def test_a_download_is_decoded_and_not_kept(places, monkeypatch):
     monkeypatch.delenv("HYFREEDP_DATA")
 
@@ -324,55 +299,18 @@ def test_an_interrupted_download_leaves_nothing(places, monkeypatch, interruptio
     assert not list((places / "cache").iterdir())
 
 
-def test_an_interrupted_decoding_leaves_nothing(places, monkeypatch):
-    files, _ = cifar_copy(1)
-    write(places / "data", files)
-    expect(monkeypatch, "cifar10", (10, 10), files)
-    calls = []
-
-    def dies_at_the_seventh(data):
-        calls.append(data)
-        if len(calls) == 7:
-            raise KeyboardInterrupt
-        return np.zeros((32, 32, 3), np.uint8)
-
-    monkeypatch.setattr(image_files, "_decoded", dies_at_the_seventh)
-    with pytest.raises(KeyboardInterrupt):
+def test_damaged_and_missing_images_are_refused(cifar, places, monkeypatch):
+    copy = datasets.IMAGES["cifar10"].copy
+    expect(monkeypatch, "cifar10", (30, 11))
+    with pytest.raises(ValueError, match="CIFAR-10 must have 11 test images, found 10"):
         images("cifar10")
-    assert not list((places / "cache").iterdir())
-
-
-def test_the_result_of_a_faster_process_is_taken(places, monkeypatch):
-    def slower(folder, download):
-        part = image_files.Part(np.arange(2), np.full((2, 4, 4, 3), 7, np.uint8), 4)
-        if not (places / "cache" / "svhn-official").exists():
-            monkeypatch.setitem(datasets.IMAGES, "svhn", replace(wanted, official=lambda *_: (part, part)))
-            images("svhn")
-        return part, part
-
-    wanted = datasets.ImageSet("SVHN", (2, 2), 1, slower)
-    monkeypatch.setitem(datasets.IMAGES, "svhn", wanted)
-    assert images("svhn").train[0].unique().tolist() == [7]
-    assert [path.name for path in (places / "cache").iterdir()] == ["svhn-official"]
-
-
-def test_a_damaged_file_is_refused(places, monkeypatch):
-    files, _ = cifar_copy(1)
-    write(places / "data", files)
-    expect(monkeypatch, "cifar10", (10, 10), {name: content + b"x" for name, content in files.items()})
+    for name in copy.checksums:
+        (places / "data" / name).write_bytes((places / "data" / name).read_bytes() + b"x")
     with pytest.raises(
         ValueError, match=r"cifar10.tar.gz is damaged or another file: its SHA-256 is [0-9a-f]{64}, not"
     ):
         images("cifar10")
     assert not (places / "cache").exists()
-
-
-def test_missing_images_are_refused(places, monkeypatch):
-    files, _ = cifar_copy(1)
-    write(places / "data", files)
-    expect(monkeypatch, "cifar10", (10, 11), files)
-    with pytest.raises(ValueError, match="CIFAR-10 must have 11 test images, found 10"):
-        images("cifar10")
 
 
 @given(st.lists(st.integers(0, 8), min_size=2, max_size=60))

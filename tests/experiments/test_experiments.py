@@ -2,8 +2,6 @@
 
 import json
 import math
-from dataclasses import replace
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -15,7 +13,6 @@ from hyfreedp.experiments.book.parameters import check_parameters
 from hyfreedp.experiments.runs import cells, train
 from hyfreedp.experiments.runs.cells import Spec, read_steps, run_cell, run_cells, tabulate, with_seeds
 from hyfreedp.experiments.runs.train import make_run
-from hyfreedp.experiments.store import paths
 from hyfreedp.experiments.store.cache import cached
 from hyfreedp.experiments.store.files import replacing, write_text
 from hyfreedp.experiments.tables import small_tasks
@@ -84,15 +81,6 @@ def test_records_hold_spec_split_and_versions(tmp_path):
     assert record["epsilon_spent"] <= 8.0 and record["guarantee"] is True
     assert {"hyfreedp", "torch", "dp-accounting", "python", "machine"} <= set(record["environment"])
     json.dumps(record, allow_nan=False)
-
-
-def test_spec_keys_tell_specs_apart():
-    assert len({spec.key for spec in small_tasks.specs()}) == len(small_tasks.specs())
-
-
-def test_keys_of_specs_without_later_fields_stay_what_they_were():
-    assert Spec(method="linear", learning_rate=0.02).key == "f1c1096d8167cc61"
-    assert Spec(base="sgd").key != Spec().key
 
 
 @together(("method", "threshold"), [("vanilla", None), ("linear", 1.0)])
@@ -207,39 +195,28 @@ def test_files_are_whole_or_absent(tmp_path):
     assert path.read_text() == "old" and list(path.parent.iterdir()) == [path]
 
 
-ALLOWED = {"profile": str, "epsilon": float, "seeds": int}
-
-
-def test_parameters_of_the_stated_names_and_types_pass():
-    check_parameters({"profile": "laptop", "epsilon": 3, "seeds": 2, "In": [], "_": 1, "math": math}, ALLOWED)
-
-
-def test_a_parameter_may_be_limited_to_some_values():
-    with pytest.raises(ValueError, match="profile must be one of 'smoke', 'laptop', got 'laptpo'"):
-        check_parameters({"profile": "laptpo"}, {"profile": ("smoke", "laptop")})
-
-
-@together("count", [0, -1])
-def test_there_is_at_least_one_seed(count):
-    with pytest.raises(ValueError, match=f"parameter seeds must be at least 1, got {count}"):
-        check_parameters({"seeds": count}, ALLOWED)
+ALLOWED = {"profile": ("smoke", "laptop"), "epsilon": float, "seeds": int}
 
 
 @together(
-    ("extra", "message"),
+    ("given", "error", "message"),
     [
-        ({"epsilonn": 1.0}, "unknown parameter 'epsilonn'.*did you mean 'epsilon'"),
-        ({"seeds": 2.5}, "seeds must be int, got 2.5"),
-        ({"seeds": True}, "seeds must be int, got True"),
-        ({"epsilon": "3"}, "epsilon must be float, got '3'"),
+        ({"profile": "laptpo"}, ValueError, "profile must be one of 'smoke', 'laptop', got 'laptpo'"),
+        ({"seeds": 0}, ValueError, "parameter seeds must be at least 1, got 0"),
+        ({"epsilonn": 1.0}, TypeError, "unknown parameter 'epsilonn'.*did you mean 'epsilon'"),
+        ({"seeds": True}, TypeError, "seeds must be int, got True"),
+        ({"epsilon": "3"}, TypeError, "epsilon must be float, got '3'"),
     ],
 )
-def test_mistyped_parameters_raise(extra, message):
-    with pytest.raises(TypeError, match=message):
-        check_parameters({"profile": "laptop", "epsilon": 3.0, "seeds": 2} | extra, ALLOWED)
+def test_parameters_of_notebooks_are_checked(given, error, message):
+    right = {"profile": "laptop", "epsilon": 3, "seeds": 2}
+    check_parameters(right | {"In": [], "_": 1, "math": math}, ALLOWED)
+    with pytest.raises(error, match=message):
+        check_parameters(right | given, ALLOWED)
 
 
-def test_the_workspace_is_what_the_environment_names_at_each_call(workspace, tmp_path, monkeypatch):
+def test_keys_tell_specs_apart_and_stay_what_they_were(workspace, tmp_path):
+    assert len({spec.key for spec in small_tasks.specs()}) == len(small_tasks.specs())
+    assert Spec(method="linear", learning_rate=0.02).key == "f1c1096d8167cc61"
+    assert Spec(base="sgd").key != Spec().key
     assert all(folder.is_relative_to(tmp_path) for folder in vars(workspace).values())
-    monkeypatch.setenv("HYFREEDP_CELLS", "elsewhere")
-    assert paths.workspace() == replace(workspace, cells=Path("elsewhere"))

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from hyfreedp import HyFreeDPOptimizer
 from hyfreedp.experiments.runs import __main__ as cell
 from hyfreedp.experiments.runs import cells, train
-from hyfreedp.experiments.runs.cells import Spec, read_cell, read_steps, run_cell
-from hyfreedp.experiments.store import checkpoints
+from hyfreedp.experiments.runs.cells import Spec, read_steps, run_cell
+from hyfreedp.experiments.store import unfinished
 
 SPEC = Spec(method="linear", learning_rate=0.02, steps=6)
 
@@ -33,7 +33,7 @@ def files_of_at_most(size):
 @pytest.fixture(scope="module")
 def content(tmp_path_factory):
     path = tmp_path_factory.mktemp("whole") / "a.ckpt"
-    checkpoints.save(path, {"weights": torch.arange(6.0), "step": 2})
+    unfinished.save(path, {"weights": torch.arange(6.0), "step": 2})
     return path.read_bytes()
 
 
@@ -44,50 +44,25 @@ def folder(tmp_path_factory):
 
 @given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(-1, 7))
 def test_no_damage_goes_unnoticed(content, folder, place, bit):
-    """One bit flipped anywhere, or all cut off from there: the one before is taken."""
+    """One bit flipped anywhere, or all cut off from there."""
     path, at = folder / "a.ckpt", int(place * len(content))
-    checkpoints.save(path, {"step": 1})
-    os.replace(path, folder / "a.ckpt.previous")
     path.write_bytes(content[:at] + (bytes([content[at] ^ 1 << bit]) + content[at + 1 :] if bit >= 0 else b""))
-    with pytest.warns(RuntimeWarning, match=r"a\.ckpt is damaged; the run starts from the one before it"):
-        assert checkpoints.load(path) == {"step": 1}
+    with pytest.warns(RuntimeWarning, match=r"a\.ckpt is damaged; the run starts from its beginning"):
+        assert unfinished.load(path) is None
+    assert not path.exists()
 
 
-def test_the_newest_is_loaded_and_the_one_before_kept(tmp_path):
+def test_the_newest_is_loaded_and_a_full_disk_leaves_it(tmp_path):
     path = tmp_path / "a.ckpt"
-    assert checkpoints.load(path) is None
-    for step in (1, 2, 3):
-        checkpoints.save(path, {"step": step})
-    assert checkpoints.load(path) == {"step": 3}
-    path.unlink()  # as a kill between two renamings leaves it
-    assert checkpoints.load(path) == {"step": 2}
-    checkpoints.discard(path)
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_damaged_one_never_becomes_the_one_before(tmp_path):
-    path = tmp_path / "a.ckpt"
+    assert unfinished.load(path) is None
     for step in (1, 2):
-        checkpoints.save(path, {"step": step})
-    path.write_bytes(b"")
-    with pytest.warns(RuntimeWarning, match="damaged"):
-        checkpoints.load(path)
-    checkpoints.save(path, {"step": 3})
-    path.write_bytes(b"")
-    with pytest.warns(RuntimeWarning, match="damaged"):
-        assert checkpoints.load(path) == {"step": 1}
-
-
-def test_a_full_disk_leaves_the_checkpoint_that_was_there(tmp_path):
-    path = tmp_path / "a.ckpt"
-    checkpoints.save(path, {"step": 1})
-    with (
-        files_of_at_most(100_000),
-        pytest.warns(RuntimeWarning, match=r"no checkpoint was written to .*; the run"),
-    ):
-        checkpoints.save(path, {"weights": torch.zeros(100_000)})
-    assert checkpoints.load(path) == {"step": 1}
+        unfinished.save(path, {"step": step})
+    with files_of_at_most(100_000), pytest.warns(RuntimeWarning, match=r"no checkpoint was written to .*; the run"):
+        unfinished.save(path, {"weights": torch.zeros(100_000)})
+    assert unfinished.load(path) == {"step": 2}
     assert list(tmp_path.iterdir()) == [path]
+    unfinished.discard(path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_full_disk_at_the_record_is_one_sentence_and_nothing_half_written(tmp_path, capsys):
@@ -106,9 +81,8 @@ def test_a_folder_that_cannot_be_written_to_is_named_before_anything_is_trained(
         run_cell(SPEC, tmp_path / "cells")
 
 
-@pytest.mark.parametrize(("damaged", "trained"), [("*.ckpt", 2), ("*.ckpt*", 6)])
-def test_a_run_with_damaged_checkpoints_ends_in_the_same_numbers(tmp_path, monkeypatch, damaged, trained):
-    """Killed at its sixth step, after five checkpoints: the last is cut short, or the one before it too."""
+def test_a_run_with_a_damaged_checkpoint_ends_in_the_same_numbers(tmp_path, monkeypatch):
+    """Killed at its sixth step, after five checkpoints, of which the last is cut short."""
     step, steps = HyFreeDPOptimizer.step, []
 
     def counted(self, *args):
@@ -122,17 +96,9 @@ def test_a_run_with_damaged_checkpoints_ends_in_the_same_numbers(tmp_path, monke
     monkeypatch.setattr(HyFreeDPOptimizer, "step", counted)
     with pytest.raises(KeyboardInterrupt):
         run_cell(SPEC, tmp_path / "killed")
-    for path in (tmp_path / "killed").glob(damaged):
+    for path in (tmp_path / "killed").glob("*.ckpt"):
         os.truncate(path, path.stat().st_size * 2 // 3)
     with pytest.warns(RuntimeWarning, match="is damaged; the run starts from"):
         run_cell(SPEC, tmp_path / "killed")
-    assert len(steps) == 6 + trained
+    assert len(steps) == 6 + 6
     pd.testing.assert_frame_equal(read_steps(SPEC, tmp_path / "killed"), read_steps(SPEC, tmp_path / "whole"))
-
-
-def test_reading_a_finished_cell_removes_what_a_kill_left(tmp_path):
-    record = run_cell(SPEC, tmp_path)
-    for name in (f"{SPEC.key}.ckpt", f"{SPEC.key}.ckpt.previous", f".{SPEC.key}.lock"):
-        (tmp_path / name).touch()
-    assert run_cell(SPEC, tmp_path) == record == read_cell(SPEC, tmp_path)
-    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".csv", ".json"]

@@ -19,12 +19,6 @@ def test_images_have_the_form_of_scikit_learns_digits():
     assert np.all((rows[:, 0] & rows[:, -1]) | (columns[:, 0] & columns[:, -1]))
 
 
-def test_the_seed_decides():
-    first, again, other = glyphs(20, seed=1), glyphs(20, seed=1), glyphs(20, seed=2)
-    assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
-    assert not np.array_equal(first[0], other[0])
-
-
 @together("path", fonts())
 def test_every_font_has_ten_different_digits_that_look_like_those_of_another(path):
     """A font of symbols would be no nearer to DejaVu's digits with the right label than with a wrong one."""

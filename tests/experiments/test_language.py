@@ -3,29 +3,28 @@
 import json
 import math
 from dataclasses import replace
-from itertools import islice
 from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 import torch
 from cases import together
+from models import Example
 
-from hyfreedp.clipping import AutomaticClipping, make_engine
 from hyfreedp.experiments.data.encoding import IGNORED, encode_documents, encode_prompts
 from hyfreedp.experiments.data.texts import restaurants
-from hyfreedp.experiments.models import language, weights
-from hyfreedp.experiments.models.language import LANGUAGE_MODELS, own_tokenizer
+from hyfreedp.experiments.models import language_models
+from hyfreedp.experiments.models.language_models import LANGUAGE_MODELS, own_tokenizer
 from hyfreedp.experiments.runs import pretrain, train
-from hyfreedp.experiments.runs.cells import Spec, read_cell, read_steps, run_cell, run_cells
-from hyfreedp.experiments.runs.train import make_run
-from hyfreedp.experiments.store import archive, checkpoints
+from hyfreedp.experiments.runs.cells import Spec, read_steps, run_cell
+from hyfreedp.experiments.store import unfinished
 from hyfreedp.experiments.store.paths import CHECKPOINTS
 from hyfreedp.experiments.tables import language_generation
-from hyfreedp.experiments.tables.plan import NUMBER, Learner, Scale, entries, finals, searches
+from hyfreedp.experiments.tables.plan import Learner, Scale
 from hyfreedp.experiments.tasks.generation import generate
-from hyfreedp.experiments.tasks.language import Documents, lengths, read_documents
+from hyfreedp.experiments.tasks.language_tasks import Documents, lengths, read_documents
 from hyfreedp.experiments.tasks.registry import TASKS
+from hyfreedp.gradients import AutomaticClipping, make_engine
 
 DOCUMENTS = [f"Report {number} is about {'tea and cake ' * (number % 3)}on day {number}." for number in range(24)]
 
@@ -59,20 +58,6 @@ def test_a_records_loss_is_the_mean_over_its_own_targets(small, name, model):
         assert found[row].item() == pytest.approx(mean_loss_by_loop(network, tokens[row], labels[row]).item(), rel=1e-5)
 
 
-def test_padding_and_the_other_records_play_no_part(small):
-    task = small["restaurants"]
-    network = task.model(0, "gpt2_tiny")
-    tokens, labels = task.datasets("test", "gpt2_tiny")[0].tensors
-    shortest = lengths((tokens, labels)).argsort()[:4]
-    tokens, labels = tokens[shortest].clone(), labels[shortest]
-    losses = task.losses_of(network)
-    before = losses((tokens, labels))
-    for row, length in enumerate(lengths((tokens, labels))):
-        tokens[row, length:] = 7
-    torch.testing.assert_close(losses((tokens, labels)), before)
-    torch.testing.assert_close(losses((tokens[2:3], labels[2:3])), before[2:3])
-
-
 def test_prompts_are_no_targets_and_every_sentence_ends(small):
     tokenizer = own_tokenizer()
     task = small["restaurants"]
@@ -83,43 +68,16 @@ def test_prompts_are_no_targets_and_every_sentence_ends(small):
         assert tokenizer.decode(targets[:-1]) == pair.reference
 
 
-def test_norms_with_the_tied_table_equal_those_of_single_records(small):
+def test_gradients_with_the_tied_table_equal_those_of_single_records(small):
     task = small["restaurants"]
     network = task.model(0, "gpt2_tiny")
     assert network.lm_head.weight is network.transformer.wte.weight
     batch = tuple(tensor[:4] for tensor in task.datasets("test", "gpt2_tiny")[0].tensors)
     losses = task.losses_of(network)
-    parameters = list(network.parameters())
-    expected = []
-    for row in range(4):
-        gradients = torch.autograd.grad(losses(tuple(tensor[row : row + 1] for tensor in batch))[0], parameters)
-        expected.append(torch.cat([gradient.flatten() for gradient in gradients]).norm())
-    engine = make_engine(network, AutomaticClipping(), "auto")
-    norms = engine.backward(losses(batch))
-    torch.testing.assert_close(norms, torch.stack(expected), rtol=1e-3, atol=1e-6)
-    assert (norms >= torch.stack(expected) * (1 - 1e-6)).all()  # what rounding may have lost is added
-
-
-@pytest.mark.parametrize(("name", "model"), [("restaurants", "gpt2_tiny"), ("reports", "llama_tiny")])
-def test_lora_weights_move_and_frozen_ones_do_not(small, name, model):
-    optimizer, loader = make_run(Spec(task=name, model=model, tuning="lora", method="linear", learning_rate=0.01))
-    network = optimizer.module
-    start = {key: parameter.detach().clone() for key, parameter in network.named_parameters()}
-    losses = small[name].losses_of(network)
-    for batch in islice(loader, 3):
-        optimizer.step(losses, batch)
-    for key, parameter in network.named_parameters():
-        assert parameter.requires_grad == ("lora_" in key), key
-        assert torch.equal(parameter, start[key]) != parameter.requires_grad, key
-
-
-def test_low_rank_updates_of_a_model_in_half_precision_are_kept_in_single():
-    network = LANGUAGE_MODELS["llama_tiny"].build().bfloat16()
-    language.choose_trainable(network, "lora")
-    assert {p.dtype for p in network.parameters() if p.requires_grad} == {torch.float32}
-    loss = network(input_ids=torch.arange(6)[None], labels=torch.arange(6)[None]).loss
-    loss.backward()
-    assert all(p.grad.isfinite().all() for p in network.parameters() if p.requires_grad)
+    example = Example(network, batch, lambda _, *batch: losses(batch))
+    found = example.by_engine(make_engine(network, AutomaticClipping()))
+    for ours, true in zip(found, example.clipped(), strict=True):
+        torch.testing.assert_close(ours, true, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +98,7 @@ def test_a_killed_run_goes_on_to_the_same_numbers_and_sentences(small, tmp_path,
     monkeypatch.setattr(type(small[name]), "evaluate", evaluate)
     with pytest.raises(KeyboardInterrupt):
         run_cell(spec, tmp_path / "killed")
-    kept = checkpoints.load(tmp_path / "killed" / f"{spec.key}.ckpt")["optimizer"]["model"]
+    kept = unfinished.load(tmp_path / "killed" / f"{spec.key}.ckpt")["optimizer"]["model"]
     assert all("lora_" in key for key in kept) == (tuning == "lora")
     resumed = run_cell(spec, tmp_path / "killed")
     assert resumed | {"seconds": 0} == whole | {"seconds": 0}
@@ -193,12 +151,6 @@ def test_a_beam_of_one_is_the_greedy_loop_and_padding_changes_nothing(small):
     )
 
 
-def test_a_prompt_that_fills_the_context_is_refused(small):
-    network = small["restaurants"].model(0, "gpt2_tiny")
-    with pytest.raises(ValueError, match=r"a prompt of \d+ tokens fills the model's context of 256"):
-        generate(network, own_tokenizer(), ["very long " * 200])
-
-
 def test_documents_of_a_file_make_a_task_and_name_the_cell(tmp_path, monkeypatch):
     path = tmp_path / "abstracts.txt"
     path.write_text("\n\n".join(f"Abstract {number} of a paper." for number in range(500)), encoding="utf-8")
@@ -213,37 +165,6 @@ def test_documents_of_a_file_make_a_task_and_name_the_cell(tmp_path, monkeypatch
     other.write_text(path.read_text(encoding="utf-8").replace("499", "four hundred"), encoding="utf-8")
     read_documents.cache_clear()
     assert replace(spec, source=str(other)).key != spec.key
-
-
-def test_bad_sources_are_refused(tmp_path):
-    path = tmp_path / "few.txt"
-    path.write_text("one\n\ntwo\n", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"has 2 documents, of which 2 would train: .* at least 400"):
-        Spec(task="reports", source=str(path))
-    with pytest.raises(ValueError, match="source must be a text for the tasks reports, and None for others"):
-        Spec(task="digits", source=str(path))
-    (tmp_path / "empty.txt").write_text("", encoding="utf-8")
-    with pytest.raises(ValueError, match="empty"):
-        Spec(task="reports", source=str(tmp_path / "empty.txt"))
-
-
-def test_a_document_over_the_context_length_is_refused(small, monkeypatch):
-    monkeypatch.setitem(LANGUAGE_MODELS, "llama_tiny", replace(LANGUAGE_MODELS["llama_tiny"], context_length=5))
-    with pytest.raises(ValueError, match="5"):
-        replace(small["reports"], title="shorter").datasets("test", "llama_tiny")
-
-
-def test_missing_weights_are_one_clear_sentence(monkeypatch, tmp_path):
-    monkeypatch.delenv("HYFREEDP_WEIGHTS", raising=False)
-    with pytest.raises(
-        FileNotFoundError, match=r"public weights of openai-community/gpt2 could not .* HYFREEDP_WEIGHTS"
-    ):
-        LANGUAGE_MODELS["gpt2"].build()
-    monkeypatch.setenv("HYFREEDP_WEIGHTS", str(tmp_path))
-    with pytest.raises(FileNotFoundError, match=r"has no weights of openai-community/gpt2: .*config.json"):
-        Spec(task="e2e", model="gpt2").key  # noqa: B018
-    with pytest.raises(FileNotFoundError, match=r"pretrain gpt2_small_sentences"):
-        weights.load("gpt2_small_sentences", torch.nn.Linear(1, 1), tmp_path)
 
 
 def test_real_weights_are_read_from_a_folder_and_name_the_cell(monkeypatch, tmp_path):
@@ -263,7 +184,7 @@ def test_real_weights_are_read_from_a_folder_and_name_the_cell(monkeypatch, tmp_
     with torch.no_grad():
         made.lm_head.weight[0, 0] += 1
     made.save_pretrained(folder)
-    language._folder_checksum.cache_clear()
+    language_models._folder_checksum.cache_clear()
     assert len(before) == 64 and architecture.checksum() not in (before, None)
     (folder / "model.safetensors").write_bytes(b"damaged")
     with pytest.raises(ValueError, match=r"the weights in .* cannot be read"):
@@ -281,28 +202,6 @@ def test_committed_starts_are_what_their_recipes_say(name):
     losses = TASKS[recipe.task].losses_of
     assert losses(network)(encoded) < 0.7 * losses(fresh)(encoded) or name == "gpt2_sentences"
     assert LANGUAGE_MODELS[name].checksum() == described["sha256"]
-
-
-@pytest.mark.whole
-def test_without_java_meteor_is_not_available_and_the_others_are(small, tmp_path, monkeypatch):
-    monkeypatch.setattr("shutil.which", lambda name: None)
-    learner = Learner("restaurants", "gpt2_tiny", "full")
-    scale = Scale((learner,), epsilons=(8.0,), seeds=1, rows=("reference",))
-    rows = language_generation.scored(scale, "none", tmp_path)
-    assert rows[list(language_generation.METRICS)].dtypes.eq(float).all()
-    texts, _ = language_generation.printed(language_generation.with_paper(language_generation.summarise(rows)))
-    assert texts.METEOR.tolist() == ["– | not available"] * 2
-    assert rows.METEOR.isna().all() and rows.BLEU.notna().all()
-    assert rows.row.tolist() == ["start", "reference"] and rows.epsilon.tolist() == [0, 8]
-
-
-def test_the_start_is_scored_as_a_run_of_no_step(small, tmp_path):
-    task = small["restaurants"]
-    found = language_generation.public_start(Learner("restaurants", "gpt2_tiny", "full"), tmp_path)
-    network = task.model(0, "gpt2_tiny")
-    expected = task.evaluate(network, task.datasets("test", "gpt2_tiny")[1], "gpt2_tiny")
-    assert (found["accuracy"], found["loss"]) == (expected.accuracy, expected.loss)
-    assert found["outputs"] == task.outputs(network, "gpt2_tiny")
 
 
 @pytest.mark.whole
@@ -324,78 +223,6 @@ def test_committed_records_stand_in_for_cells_and_are_never_lost(small, tmp_path
     before = (tmp_path / "desktop" / "language_generation.csv").read_bytes()
     language_generation.record(tmp_path / "none", tmp_path, train=False)
     assert (tmp_path / "desktop" / "language_generation.csv").read_bytes() == before
-
-
-@pytest.mark.whole
-def test_training_goes_on_from_what_is_committed(small, tmp_path, monkeypatch):
-    monkeypatch.setattr("shutil.which", lambda name: None)
-    scale = Scale((Learner("restaurants", "gpt2_tiny", "full"),), epsilons=(8.0,), seeds=1, rows=("reference", "grid"))
-    monkeypatch.setattr(language_generation, "desktop_scale", lambda: scale)
-    monkeypatch.setattr(language_generation, "workspace", lambda: SimpleNamespace(results=tmp_path))
-    first, *rest = searches(entries(scale))
-    (reference,) = (spec for spec in finals(entries(scale), lambda spec: None))
-    run_cells([reference, first], tmp_path / "here")
-    assert language_generation.record(tmp_path / "here", tmp_path, train=False).endswith("; 2 runs")
-
-    def trained(cells):
-        """Whether each run that the first table rests on was trained here, or else where that was."""
-        return {
-            spec: read_cell(spec, tmp_path / cells) != read_cell(spec, tmp_path / "here")
-            for spec in (reference, first)
-            if read_cell(spec, tmp_path / cells)
-        }
-
-    assert language_generation.record(tmp_path / "there", tmp_path, train=True).endswith("3 numbers; 7 runs")
-    assert trained("there") == {reference: False, first: False} and all(read_cell(s, tmp_path / "there") for s in rest)
-    runs, path = (tmp_path / "desktop" / name for name in (archive.NAME, language_generation.TABLE))
-    runs.unlink()
-    with_java = pd.read_csv(path).assign(METEOR=0.5)
-    with_java.to_csv(path, index=False)
-    assert language_generation.record(tmp_path / "elsewhere", tmp_path, train=True).endswith("3 numbers; 0 runs")
-    assert trained("elsewhere") == {} and not runs.exists()
-    assert language_generation.record(tmp_path / "here", tmp_path, train=False).endswith("3 numbers; 2 runs")
-    pd.testing.assert_frame_equal(pd.read_csv(path), with_java)
-    runs.unlink()
-    with_java.replace({"key": {reference.key: "that of another version"}}).to_csv(path, index=False)
-    language_generation.record(tmp_path / "elsewhere", tmp_path, train=True)
-    assert trained("elsewhere") == {reference: True}
-
-
-@pytest.mark.whole
-def test_another_seed_is_tested_at_the_rate_that_a_committed_search_chose(small, tmp_path, monkeypatch):
-    monkeypatch.setattr("shutil.which", lambda name: None)
-    learner = Learner("restaurants", "gpt2_tiny", "full")
-    scales = [Scale((learner,), epsilons=(8.0,), seeds=seeds, rows=("grid",)) for seeds in (1, 2)]
-    monkeypatch.setattr(language_generation, "workspace", lambda: SimpleNamespace(results=tmp_path))
-    for scale, done in zip(scales, ("2 numbers; 6 runs", "3 numbers; 1 runs"), strict=True):
-        monkeypatch.setattr(language_generation, "desktop_scale", lambda scale=scale: scale)
-        (tmp_path / "desktop" / archive.NAME).unlink(missing_ok=True)
-        cells = tmp_path / f"cells of {scale.seeds}"
-        assert language_generation.record(cells, tmp_path, train=True).endswith(done)
-    assert not any(read_cell(spec, cells) for spec in searches(entries(scale)))
-    rows = language_generation.scored(scale, "desktop", tmp_path / "none", train=False)
-    assert rows.learning_rate[1] == rows.learning_rate[2] and rows.accuracy.notna().all()
-    assert rows.key[1:].tolist() == [one.tested(rows.learning_rate[1]).key for one in entries(scale)]
-
-
-def test_a_committed_number_is_of_this_version_as_long_as_its_rate_may_be_tested(small, tmp_path, monkeypatch):
-    scale = Scale((Learner("restaurants", "gpt2_tiny", "full"),), epsilons=(8.0,), seeds=1, rows=("reference",))
-    (entry,) = entries(scale)
-    line = dict(zip(NUMBER, entry.number, strict=True)) | {"accuracy": 0.5}
-    for rate, found in ((0.02, {entry: 0.02}), (0.5, {})):
-        line |= {"learning_rate": rate, "key": entry.tested(rate).key}
-        pd.DataFrame([line]).to_csv(tmp_path / "table.csv", index=False)
-        assert language_generation._of_this_version(scale, tmp_path / "table.csv") == found
-
-
-@pytest.mark.whole
-def test_scores_are_of_the_sentences_that_a_record_has(small, tmp_path):
-    task = small["restaurants"]
-    first = [references[0] for _, references in task.load().test]
-    for outputs, score in ((first, 1.0), (["no no no"] * len(first), 0.0), (first, 1.0)):
-        assert language_generation._scores("0123456789abcdef", task, outputs, tmp_path)["BLEU"] == pytest.approx(
-            score, abs=0.01
-        )
 
 
 def test_claims_are_judged_by_every_score_and_seed():
@@ -421,38 +248,3 @@ def test_claims_are_judged_by_every_score_and_seed():
     assert judged.paper_low.tolist()[0] == pytest.approx(0.636 / 0.653) and math.isnan(judged.paper_low.iloc[3])
     assert judged.paper_high.tolist()[2] == pytest.approx(0.157 / 0.367)  # METEOR of Prodigy
     assert language_generation.judged(rows, grid="grid_extended").verdict.eq("not measured").all()
-
-
-def test_the_paper_stands_beside_our_numbers():
-    rows = pd.DataFrame(
-        [
-            {"task": "e2e", "model": "gpt2", "tuning": "full", "epsilon": 3.0, "row": row, "seed": seed}
-            | dict.fromkeys(language_generation.METRICS, value + seed / 10)
-            | {"perplexity": 2.0}
-            for row, value in (("grid", 0.5), ("hyfreedp_paper", 0.6), ("reference", 0.4))
-            for seed in range(2)
-        ]
-    )
-    summary = language_generation.with_paper(language_generation.summarise(rows))
-    texts, differences = language_generation.printed(summary)
-    assert texts.loc[("3", "HyFreeDP, paper"), "BLEU"] == "0.585 | 0.650 ± 0.071"
-    assert texts.loc[("3", "grid search"), "CIDEr"] == "1.566 | 0.550 ± 0.071"
-    assert texts.loc[("3", "0.02, linear decay"), "NIST"] == "– | 0.450 ± 0.071"
-    assert differences.loc[("3", "HyFreeDP, paper"), "BLEU"] == pytest.approx(100 * 0.1 / 0.55)
-    assert differences.loc[("3", "0.02, linear decay"), "perplexity"] == 0
-    rows.loc[rows.row == "reference", [*language_generation.METRICS, "perplexity"]] = math.nan
-    rows.loc[rows.seed == 1, "METEOR"] = math.nan
-    assert language_generation.markdown(language_generation.summarise(rows)).splitlines()[2:] == [
-        "| 3 | grid search | 0.550 | 0.550 | 0.500 | 0.550 | 0.550 | 2.000 | 2 |",
-        "| 3 | HyFreeDP, paper | 0.650 | 0.650 | 0.600 | 0.650 | 0.650 | 2.000 | 2 |",
-    ]
-
-
-def test_each_profile_asks_for_runs_that_exist():
-    for profile in ("smoke", "laptop", "desktop", "gpu", "paper"):
-        for dataset in ("restaurants", "e2e"):
-            scale = language_generation.sentences_scale(profile, dataset, [3.0, 8.0], 2)
-            assert {entry.learner.task for entry in language_generation.entries(scale)} <= set(TASKS)
-            assert all(learner.model in TASKS[learner.task].models for learner in scale.learners)
-        scale = language_generation.documents_scale(profile, None, 8.0, 2)
-        assert all(learner.model in TASKS[learner.task].models for learner in scale.learners)

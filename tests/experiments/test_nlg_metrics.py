@@ -1,6 +1,5 @@
 """The five scores against values by hand, and against the challenge's own where its example is at hand."""
 
-import math
 import os
 import shutil
 import subprocess
@@ -8,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from cases import together
 
 from hyfreedp.experiments.tasks import nlg_metrics
 from hyfreedp.experiments.tasks.nlg_metrics import bleu, nist, scores
@@ -35,11 +33,6 @@ OFFICIAL = {
         [SHORT, "Plum is a pub near the old mill."],
         (0.0754, 0.0074, 0.17012, 0.43659, 0.22263),
     ),
-    "long outputs": (
-        [[SHORT, "Zest is a pub."], ["Plum is a cheap restaurant by the river."]],
-        [LONG, LONG.replace("Zest", "Plum")],
-        (0.0949, 0.7899, 0.29941, 0.36966, 0.00131),
-    ),
     "one to twenty references": (
         [MANY, [SHORT], MANY[:7], ["Plum is in the city centre.", "The pub Plum is cheap."]],
         [
@@ -60,14 +53,6 @@ OFFICIAL = {
         ["cheap coffee nearby", "ask again tomorrow"],
         (0.0690, 0.0, 0.0, 0.0, 0.0),
     ),
-    "repeated words": (
-        [
-            ["the pub is the best pub in the city", "a pub in the city"],
-            ["Plum is by the river , Plum is cheap ."],
-        ],
-        ["the the the pub pub pub pub", "Plum Plum Plum is is cheap cheap . . ."],
-        (0.1108, 2.3269, 0.26868, 0.44687, 1.43522),
-    ),
     "punctuation and case": (
         [
             [
@@ -82,23 +67,10 @@ OFFICIAL = {
         ],
         (0.5240, 4.2730, 0.59773, 0.87500, 6.14792),
     ),
-    "one word": (
-        [["Zest"], ["Plum is by the river.", "Plum"]],
-        ["Zest.", "Plum"],
-        (0.7598, 0.4128, 1.0, 1.0, 2.09881),
-    ),
     "an empty output": (
         [[SHORT], ["Plum is by the river.", "By the river there is Plum."]],
         ["", "Plum is by the river."],
         (0.3679, 0.4135, 0.49046, 0.5, 3.50489),
-    ),
-    "stems and synonyms": (
-        [
-            ["Families like dining at the restaurants nearby.", "It is a highly rated inexpensive restaurant."],
-            ["The pub serves excellent food."],
-        ],
-        ["A family likes to dine at a nearby restaurant.", "The pubs are serving great foods."],
-        (0.0700, 1.5909, 0.19011, 0.22031, 0.28030),
     ),
 }
 official = pytest.mark.parametrize(("references", "outputs", "expected"), OFFICIAL.values(), ids=OFFICIAL)
@@ -121,63 +93,6 @@ def test_every_score_is_the_scripts(references, outputs, expected):
     assert scores(references, outputs) == pytest.approx(dict(zip(NAMES, expected, strict=True)), abs=5.1e-5)
 
 
-def test_bleu_by_hand(without_java):
-    # 5 of 6 words, 3 of 5 pairs, 2 of 4 triples and 1 of 3 quadruples are in the reference, which is as long.
-    measured = scores([["The cat sat on a mat"]], ["the cat sat on the mat"])
-    assert measured["BLEU"] == pytest.approx((5 / 6 * 3 / 5 * 2 / 4 * 1 / 3) ** (1 / 4), rel=1e-12)
-
-
-def test_bleu_takes_the_closest_of_a_variable_number_of_references(without_java):
-    measured = scores([["a b c d e f", "a b c d"], ["a b c d e"]], ["a b c d", "a b c d"])
-    assert measured["BLEU"] == pytest.approx(math.exp(1 - 9 / 8), rel=1e-12)
-
-
-def test_nist_by_hand():
-    # 4 words in the references: a twice, b and c once. Information: a 1 bit, b 2 bits, b after a 1 bit.
-    assert nist([["a b", "a c"]], ["a b"]) == pytest.approx((1 + 2) / 2 + 1)
-    # Two thirds of the length: half the score (that of a and b alone, as nothing else matches).
-    third = nist([["a b c"]], ["a b"])
-    assert third == pytest.approx(0.5 * ((math.log2(3) + math.log2(3)) / 2 + 0))
-
-
-@together("more", [[], ["a b"], ["a b"] * 2, ["a b", "", ""], ["a b"] * 19])
-def test_nist_holds_the_length_against_the_mean_number_of_references(more):
-    """2 n + 4 words in n + 1 references of two instances: (2 n + 4) / ((n + 1) / 2) words are expected."""
-    references, outputs = [["a b", *more], ["c d e f"]], ["a b", "c d e"]
-    count = 1 + sum(map(bool, more))
-    expected = (2 * count + 4) / ((count + 1) / 2)
-    ratio = min(1.0, 5 / expected)
-    penalty = math.exp(math.log(0.5) * (math.log(ratio) / math.log(1.5)) ** 2)
-    assert nist(references, outputs) == pytest.approx(penalty * information(references, outputs), rel=1e-12)
-
-
-def information(references, outputs):
-    """NIST before its penalty, slow and obvious: bits of the matched n-grams, per n-gram of the outputs."""
-    corpus = [text.split() for texts in references for text in texts]
-    total = 0.0
-    for n in range(1, 6):
-        bits, count = 0.0, 0
-        for texts, output in zip(references, outputs, strict=True):
-            grams = [tuple(output.split()[i : i + n]) for i in range(len(output.split()) - n + 1)]
-            count += len(grams)
-            for gram in set(grams):
-                there = max(occurrences(gram, text.split()) for text in texts)
-                everywhere = sum(occurrences(gram, words) for words in corpus)
-                before = sum(occurrences(gram[:-1], words) if n > 1 else len(words) for words in corpus)
-                if there:
-                    bits += min(grams.count(gram), there) * math.log2(before / everywhere)
-        total += bits / count if count else 0.0
-    return total
-
-
-def occurrences(gram, words):
-    return sum(tuple(words[i : i + len(gram)]) == gram for i in range(len(words) - len(gram) + 1))
-
-
-def test_nist_of_nothing_is_zero():
-    assert nist([["a b"]], [""]) == 0.0 and nist([[""]], ["a"]) == 0.0
-
-
 def test_rouge_by_hand(without_java):
     # The longest common subsequence is "the cat on the mat": 5 of 6 words of the output, 5 of 5 of the reference.
     precision, recall, beta = 5 / 6, 1.0, 1.2
@@ -190,35 +105,6 @@ def test_cider_by_hand(without_java):
     texts = ["one two three four five", "six seven eight nine ten"]
     assert scores([[text] for text in texts], texts)["CIDEr"] == pytest.approx(10)
     assert scores([[text] for text in texts], texts[::-1])["CIDEr"] == pytest.approx(0)
-
-
-@needs_java
-@pytest.mark.slow
-def test_meteor_by_hand():
-    """METEOR 1.5 for English: alpha 0.85, beta 0.2, gamma 0.6 (Denkowski and Lavie 2014, Tab. 1); all content words."""
-    precision, recall = 3 / 4, 1.0
-    mean = precision * recall / (0.85 * precision + 0.15 * recall)
-    penalty = 0.6 * (1 / 3) ** 0.2  # one chunk of three matches
-    measured = scores([["cat dog bird"]], ["cat dog bird fish"])
-    assert measured["METEOR"] == pytest.approx(mean * (1 - penalty), abs=1e-4)
-
-
-@needs_java
-@pytest.mark.slow
-def test_one_java_process_serves_all_texts_until_it_is_interrupted(monkeypatch):
-    texts = {0: ["the cat on the mat"]}, {0: ["the cat sat on the mat"]}
-    first = nlg_metrics._meteor(*texts)
-    process = nlg_metrics._meteor_process()
-    assert nlg_metrics._meteor(*texts) == first and nlg_metrics._meteor_process() is process
-
-    def interrupted(*_):
-        process.meteor_p.stdin.write(b"SCORE ||| a ||| b\n")  # whose answer nobody reads
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(process, "_stat", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        nlg_metrics._meteor(*texts)
-    assert nlg_metrics._meteor(*texts) == first and nlg_metrics._meteor_process() is not process
 
 
 @pytest.mark.whole
@@ -245,16 +131,3 @@ def test_the_challenges_own_scores():
     measured = scores([block.splitlines() for block in references], outputs)
     expected = {"BLEU": 0.7203, "NIST": 7.8212, "METEOR": 0.4801, "ROUGE_L": 0.7910, "CIDEr": 2.3039}
     assert measured == pytest.approx(expected, abs=5e-5)
-
-
-@together(
-    ("references", "outputs", "message"),
-    [
-        ([["a"], ["b"]], ["a"], "need one output for each instance, got 1 for 2"),
-        ([], [], "need one output for each instance, got 0 for 0"),
-        ([["a"], []], ["a", "b"], "every instance needs a reference, instance 2 has none"),
-    ],
-)
-def test_texts_that_do_not_match_raise(references, outputs, message):
-    with pytest.raises(ValueError, match=message):
-        scores(references, outputs)

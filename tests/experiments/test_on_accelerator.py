@@ -7,16 +7,16 @@ import torch
 from simulated import simulated
 from torch.utils.data import TensorDataset
 
-from hyfreedp import noise
-from hyfreedp.devices import default_device
 from hyfreedp.experiments.data.texts import restaurants
-from hyfreedp.experiments.models.language import own_tokenizer
+from hyfreedp.experiments.models.language_models import own_tokenizer
 from hyfreedp.experiments.runs import pretrain
 from hyfreedp.experiments.runs.spec import Spec
 from hyfreedp.experiments.runs.train import train
 from hyfreedp.experiments.store.provenance import environment
 from hyfreedp.experiments.tasks.generation import generate
 from hyfreedp.experiments.tasks.registry import TASKS
+from hyfreedp.noise import stream as noise
+from hyfreedp.running.devices import default_device
 
 
 @pytest.mark.usefixtures("unbound_noise")

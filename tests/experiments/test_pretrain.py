@@ -6,13 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from cases import together
-from torch.utils.data import TensorDataset
 
 from hyfreedp.experiments.data.glyphs import glyphs
-from hyfreedp.experiments.models import weights
-from hyfreedp.experiments.models.language import LANGUAGE_MODELS
-from hyfreedp.experiments.models.vision import choose_trainable, head, make_model
+from hyfreedp.experiments.models import public_weights as weights
+from hyfreedp.experiments.models.image_models import head, make_model
 from hyfreedp.experiments.runs import pretrain
 from hyfreedp.experiments.store.paths import CHECKPOINTS
 from hyfreedp.experiments.tasks.registry import TASKS
@@ -53,37 +50,6 @@ def test_an_interrupted_run_ends_in_the_same_weights(tmp_path, monkeypatch):
     assert whole["sha256"] == killed["sha256"] and whole["held_out_accuracy"] == killed["held_out_accuracy"]
     assert whole["records"] == 80 and whole["held_out_records"] == 40
     assert not list((tmp_path / "killed").glob(".*"))
-
-
-def test_another_recipe_does_not_go_on_from_an_interrupted_one(tmp_path, monkeypatch):
-    monkeypatch.setattr(pretrain, "SAVE_SECONDS", 0.0)
-    monkeypatch.setattr(weights, "save", None)  # dies when all steps are done
-    with pytest.raises(TypeError):
-        pretrain.pretrain("tiny", tiny(), tmp_path)
-    monkeypatch.undo()
-    other = tiny(seed=1)
-    pretrain.pretrain("tiny", other, tmp_path)
-    pretrain.pretrain("tiny", other, tmp_path / "afresh")
-    here, afresh = (json.loads((folder / "tiny.json").read_text()) for folder in (tmp_path, tmp_path / "afresh"))
-    assert here["sha256"] == afresh["sha256"]
-    pretrain.pretrain("tiny", tiny(), tmp_path / "afresh")
-    assert json.loads((tmp_path / "afresh" / "tiny.json").read_text())["sha256"] != here["sha256"]
-
-
-def test_the_accuracy_is_that_of_the_stored_weights(tmp_path, monkeypatch):
-    seen = []
-
-    def keep(model, *others):
-        seen.append({key: value.clone() for key, value in model.state_dict().items()})
-        return evaluate(model, *others)
-
-    monkeypatch.setattr(pretrain, "evaluate", keep)
-    pretrain.pretrain("tiny", tiny(), tmp_path)
-    model = fresh()
-    weights.load("tiny", model, tmp_path)
-    (scored,) = seen
-    trunk = {key: value for key, value in model.state_dict().items() if not key.startswith(weights.HEAD)}
-    assert trunk and all(torch.equal(scored[key], value) for key, value in trunk.items())
 
 
 def test_weights_come_back_in_half_precision_and_the_classifier_is_fresh(tmp_path):
@@ -142,21 +108,6 @@ def test_pre_trained_features_are_a_better_start_than_random_ones():
     assert accuracy["vit8_glyphs"] > accuracy["vit8_d64_p4"] + 0.1
 
 
-@together("tuning", ["full", "bitfit", "lora"])
-def test_every_tuning_trains_the_head_and_what_it_names(tuning):
-    model = make_model("vit8_glyphs", tuning, features=64, classes=10, seed=0)
-    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    everything = {name for name, _ in model.named_parameters()}
-    assert {"vit.head.weight", "vit.head.bias"} <= trained
-    if tuning == "full":
-        assert trained == everything
-    elif tuning == "bitfit":
-        assert trained - {"vit.head.weight"} == {name for name in everything if name.endswith("bias")}
-    else:
-        assert all("lora_" in name or name.startswith("vit.head") for name in trained) and len(trained) > 2
-    assert choose_trainable(model, "full") is None
-
-
 def test_shifts_are_crops_of_the_padded_image_or_of_its_mirror_image():
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(1, 255, (40, 3, 6, 6), generator=generator).to(torch.uint8)
@@ -179,35 +130,3 @@ def test_shifts_are_crops_of_the_padded_image_or_of_its_mirror_image():
 def crop(image, top, left, mirrored):
     window = image[:, top : top + 6, left : left + 6]
     return window.flip(2) if mirrored else window
-
-
-def test_recipes_train_models_that_exist_and_unknown_ones_are_refused(capsys):
-    for recipe in pretrain.RECIPES.values():
-        if isinstance(recipe, pretrain.Recipe):
-            make_model(recipe.model, "full", features=64, classes=recipe.classes, seed=0)
-        else:
-            assert LANGUAGE_MODELS[recipe.model].weights is None and recipe.task in TASKS
-    with pytest.raises(SystemExit, match="2"):
-        pretrain.main(["nothing"])
-    assert "invalid choice: 'nothing'" in capsys.readouterr().err
-
-
-def test_a_gpu_that_is_not_there_is_refused(capsys, monkeypatch):
-    monkeypatch.setattr("torch.accelerator.is_available", lambda: False)
-    with pytest.raises(SystemExit, match="2"):
-        pretrain.main(["glyphs", "--device", "accelerator"])
-    assert "torch finds none on this machine" in capsys.readouterr().err
-
-
-def test_a_colour_recipe_shifts_and_evaluates_on_what_was_held_out(tmp_path):
-    """A stand-in for Tiny ImageNet: 64 images of two classes that differ in brightness."""
-
-    def corpus():
-        labels = torch.arange(96) % 2
-        pixels = (labels[:, None, None, None] * 120 + 60).expand(96, 3, 32, 32).to(torch.uint8).contiguous()
-        return pretrain.Corpus((pixels[:64], labels[:64]), (pixels[64:], labels[64:]), "made here")
-
-    recipe = tiny(model="vit32_d128", classes=2, corpus=corpus, pad=4, label_smoothing=0.1)
-    assert pretrain.pretrain("bright", recipe, tmp_path) == 1.0
-    assert json.loads((tmp_path / "bright.json").read_text())["pad"] == 4
-    assert TensorDataset(*corpus().train)[0][0].dtype == torch.uint8

@@ -2,7 +2,6 @@
 
 import re
 import signal
-import time
 
 import pytest
 
@@ -86,56 +85,32 @@ def test_an_interrupted_batch_goes_on_where_it_was(three, capsys):
     assert capsys.readouterr().out.startswith("[1/3] 01_first: up to date; 02, 03 left\n[2/3] 02_second: done")
 
 
-@pytest.mark.whole
-def test_notebooks_run_at_the_same_time_and_are_interrupted_together(three):
-    meet = "import signal, time\nwhile len(open(cells / 'log.txt').readlines()) < 2:\n    time.sleep(0.05)\n"
-    three.write("03_third", meet + "os.kill(os.getppid(), signal.SIGINT)\ntime.sleep(60)")
-    three.write("02_second", meet + "time.sleep(60)")
-    started = time.monotonic()
-    assert main(["reproduce", "--profile", "smoke", "--jobs", "2"]) == 130
-    assert time.monotonic() - started < 30
-    assert sorted(three.log()) == ["02_second", "03_third"]
-    assert not list((three.build / "smoke").glob("*.json"))
+CHANGES = {
+    "source": lambda three: three.write("01_first", "1 + 1", inputs=["table.csv"]),
+    "figure": lambda three: (three.figures / "01_first.png").unlink(),
+    "input": lambda three: (three.notebooks.parent / "table.csv").write_text("2"),
+    "package": lambda three: (three.package / "module.py").write_text(""),
+}
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize("change", ["nothing", "source", "parameter", "package", "figure", "profile", "input"])
-def test_only_what_changed_runs_again(three, in_process, change):
-    table = three.notebooks.parent / "table.csv"
-    table.write_text("1")
+def test_only_what_changed_runs_again(three, in_process):
+    (three.notebooks.parent / "table.csv").write_text("1")
     three.write("01_first", inputs=["table.csv", "cell 0"])
     arguments = ["reproduce", "--profile", "smoke", "--only", "01", "02"]
-    assert main(arguments) == 0
-    again = ["01_first"]
-    if change == "nothing":
-        again = []
-    elif change == "source":
-        three.write("01_first", "1 + 1")
-    elif change == "parameter":
-        arguments += ["--set", "epsilon=1"]
-        again = ["01_first", "02_second"]
-    elif change == "package":
-        (three.package / "module.py").write_text("")
-        again = ["01_first", "02_second"]
-    elif change == "figure":
-        (three.figures / "01_first.png").unlink()
-    elif change == "profile":  # has a folder of its own
-        assert main(["reproduce", "--profile", "laptop", "--only", "01"]) == 0
-    elif change == "input":
-        table.write_text("2")
-    assert main(arguments) == 0
-    assert three.log()[2:] == again
 
+    def again():
+        before = len(three.log())
+        assert main(arguments) == 0
+        return three.log()[before:]
 
-@pytest.mark.whole
-def test_fresh_runs_all_again_with_cells_of_its_own(three, in_process):
-    own = three.build / "smoke" / "cells"
-    for _ in range(2):
-        assert main(["reproduce", "--profile", "smoke", "--fresh"]) == 0
-        assert three.log(own) == ["01_first", "02_second", "03_third"], "the folder was not emptied"
-    assert not three.log()
-    assert main(["reproduce", "--profile", "smoke"]) == 0
-    assert not three.log(), "what a fresh batch finished is finished"
+    assert again() == ["01_first", "02_second"] and again() == []
+    for name, change in CHANGES.items():
+        change(three)
+        assert again() == (["01_first", "02_second"] if name == "package" else ["01_first"]), name
+    assert main(["reproduce", "--profile", "laptop", "--only", "01"]) == 0 and again() == []  # has a folder of its own
+    arguments += ["--set", "epsilon=1"]
+    assert again() == ["01_first", "02_second"]
 
 
 @pytest.mark.whole
@@ -169,32 +144,16 @@ def test_a_batch_writes_nothing_but_its_folder_and_cells(three, in_process, work
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        (["--set", "epsilonn=1"], "no selected notebook has a parameter 'epsilonn'.*did you mean 'epsilon'"),
-        (["--set", "epsilon=low"], "01_first: parameter epsilon must be float, got 'low'"),
-        (["--set", "epsilon=True"], "01_first: parameter epsilon must be float, got True"),
-        (["--set", "epsilon=__import__('os')"], '01_first: parameter epsilon must be float, got "__import__'),
-        (["--set", "seeds=1.5"], "01_first: parameter seeds must be int, got 1.5"),
-        (["--set", "profile=smoke"], "parameter profile is set by --profile"),
-        (["--set", "epsilon"], "must be NAME=VALUE, got 'epsilon'"),
-        (["--only", "7"], "no notebook '7': there are 01_first, 02_second, 03_third"),
-        (["--only", "02_secnd"], "no notebook '02_secnd'.*did you mean '02_second'"),
-        (["--profile", "lapto"], "invalid choice: 'lapto'"),
-    ],
-)
-def test_a_wrong_command_is_refused_before_anything_runs(three, in_process, capsys, arguments, message):
-    with pytest.raises(SystemExit) as exit_:
-        main(["reproduce", *arguments])
-    assert exit_.value.code == 2
-    assert re.search(message, " ".join(capsys.readouterr().err.split()))
+def test_a_wrong_command_is_refused_before_anything_runs(three, in_process, capsys):
+    for arguments, message in (
+        ("--set epsilonn=1", "no selected notebook has a parameter 'epsilonn'.*did you mean 'epsilon'"),
+        ("--set epsilon=__import__('os')", 'parameter epsilon must be float, got "__import__'),
+        ("--set seeds=1.5", "parameter seeds must be int, got 1.5"),
+        ("--set epsilon", "must be NAME=VALUE, got 'epsilon'"),
+        ("--only 02_secnd", "no notebook '02_secnd'.*did you mean '02_second'"),
+    ):
+        with pytest.raises(SystemExit) as exit_:
+            main(["reproduce", *arguments.split()])
+        assert exit_.value.code == 2
+        assert re.search(message, " ".join(capsys.readouterr().err.split()))
     assert not three.log()
-
-
-@pytest.mark.whole
-def test_a_notebook_without_readable_parameters_is_refused(three, in_process, capsys):
-    three.write("02_second", parameters="profile = 'laptop'\nseeds = 1 + 2")
-    with pytest.raises(SystemExit):
-        main(["reproduce", "--profile", "smoke"])
-    assert "02_second.py: a parameters cell assigns literals to names, not 'seeds = 1 + 2'" in capsys.readouterr().err

@@ -1,284 +1,170 @@
-"""What the studies keep: contrasts of losses, their release and thresholds, and the rules that remember."""
+"""Losses along a run's direction: those that the run saw, without a trace in it; fits, clouds and prices by hand."""
 
-import dataclasses
 import itertools
 import math
 
-import mpmath
 import numpy as np
+import pandas as pd
 import pytest
 import torch
-from cases import together
-from hypothesis import given
-from hypothesis import strategies as st
-from scipy import stats
-from twins import adamw, make_model, make_private, sgd
 
-from hyfreedp import Preset
-from hyfreedp.curvefit import QuadraticFit, fit_quadratic
-from hyfreedp.experiments.baselines.contrasts import (
-    PrivateContrasts,
-    contrast_threshold,
-    fit_contrasts,
-    privatize_contrasts,
-)
-from hyfreedp.experiments.baselines.line_search import LINE_SEARCH, ContrastProbe, LossProbe, StudiedRule
-from hyfreedp.experiments.baselines.posterior import Rule, RuleState, momentum_damping, positive_mean, posterior
+from hyfreedp import NoiseGenerator, calibrate_noise, fit_quadratic
+from hyfreedp.experiments.runs.spec import Spec
+from hyfreedp.experiments.runs.train import make_run
+from hyfreedp.experiments.studies import clouds, landscape
+from hyfreedp.experiments.tasks.registry import TASKS
+from hyfreedp.experiments.tasks.scores import losses_of
 
-FALSE_ALARM = 1e-6  # of each statistical test below; the seeds are fixed, so a test that passes always passes
-
-START = RuleState()
-values = st.floats(-1e3, 1e3)
-stds = st.floats(1e-3, 1e3)
-rates = st.floats(1e-6, 10)
+SPEC = {"method": "paper", "learning_rate": 0.05, "epsilon": 8.0, "interval": 1, "steps": 4, "seed": 0}
 
 
-def fit(slope, curvature, slope_std=0.0, curvature_std=0.0):
-    return QuadraticFit(slope, curvature, 1.0, slope_std, curvature_std)
+@pytest.fixture(scope="module")
+def seen():
+    """The first records of the run, with the raw losses that its own probes saw."""
+    optimizer, loader = make_run(Spec(**SPEC), diagnostics=True)
+    batches = itertools.chain.from_iterable(itertools.repeat(loader))
+    per_sample_loss = losses_of(optimizer.module)
+    return [(optimizer.step(per_sample_loss, batch), len(batch[1])) for batch in itertools.islice(batches, 3)]
 
 
-# -- rules that remember -----------------------------------------------------------------------------------------------
+# -- along a run -------------------------------------------------------------------------------------------------------
 
 
-@together("z", [-1e6, -1001, -999, -30, -3, -0.5, 0, 0.5, 3, 30, 1e6])
-def test_positive_mean_is_the_mean_of_the_truncated_normal(z):
-    """Against its definition in 60 digits, where nothing cancels."""
-    std = 0.7
-    with mpmath.workdps(60):
-        expected = std * (mpmath.mpf(z) + mpmath.npdf(z) / mpmath.ncdf(z))
-    assert positive_mean(z * std, std) == pytest.approx(float(expected), rel=2e-6)
+@pytest.fixture(scope="module")
+def probed():
+    return clouds.probed_losses(spec=SPEC, stages=[0, 2], brightness=16.0)
 
 
-@given(values, stds)
-def test_positive_mean_is_positive_and_at_least_the_mean(mean, std):
-    result = positive_mean(mean, std)
-    assert result > 0 and result >= mean * (1 - 1e-12)
+def test_probed_losses_are_those_that_the_run_saw_and_leave_no_trace(probed, seen):
+    """The rate moves at every probe, and one looks at the old rate: reach h / eta, along the same direction."""
+    for step in (0, 2):
+        record, size = seen[step]
+        mine = clouds.losses_of(probed, step, "batch")
+        assert mine.shape == (3, size) and clouds.distance_of(probed, step) == pytest.approx(record.eta, rel=1e-12)
+        assert mine[1].mean() == pytest.approx(record.diagnostics["loss_here"], abs=2e-6)
+        if record.probe.eta_next == record.probe.eta_probed:
+            assert mine[0].mean() == pytest.approx(record.diagnostics["loss_ahead"], abs=2e-6)
+            assert mine[2].mean() == pytest.approx(record.diagnostics["loss_behind"], abs=2e-6)
 
 
-def test_positive_mean_without_noise():
-    assert positive_mean(2.0, 0.0) == 2.0 and positive_mean(-2.0, 0.0) == 0.0
+def test_probed_losses_hold_all_records_and_the_outlier(probed):
+    sizes = probed.groupby(["step", "part"]).size()
+    assert sizes[2, "train"] == TASKS["digits"].train_size and sizes[2, "outlier"] == 1
+    features, label = clouds.outlier("digits", 16.0)
+    train, labels = TASKS["digits"].datasets("test")[0].tensors
+    assert torch.equal(features, 16 * train[:1]) and label != labels[0]
+    with pytest.raises(ValueError, match="stages must be steps of the run, 0 to 3, got"):
+        clouds.probed_losses(spec=SPEC, stages=[4], brightness=1.0)
 
 
-@given(values, values, stds, stds, rates, st.floats(0.05, 1))
-def test_posterior_stays_in_its_range_and_says_why(slope, curvature, slope_std, curvature_std, eta, damping):
-    decision, _ = posterior(fit(slope, curvature, slope_std, curvature_std), START, eta, damping=damping)
-    assert decision.accepted and 0.5 * eta <= decision.eta <= 4 * eta
-    assert ("clamped" in decision.reason) == (decision.eta in (0.5 * eta, 4 * eta))
+def test_curves_are_the_same_losses_with_the_runs_own_threshold_and_noise(probed, seen):
+    curves = landscape.loss_curves(spec=SPEC, stages=[0.0, 0.5], grid=[-1.0, 0.0, 1.0], reach=1.0)
+    assert sorted(curves.step.unique()) == [0, 2]
+    record, size = seen[2]
+    here = curves[curves.step == 2]
+    raw = here[here.kind == "raw"].value.tolist()  # behind, here, ahead
+    assert raw[::-1] == pytest.approx(clouds.losses_of(probed, 2, "batch").mean(axis=1).tolist(), abs=2e-6)
+    assert here.threshold.unique() == [record.probe.loss_threshold]
+    three = record.probe.slope_std * math.sqrt(2) * record.probe.distance  # of one of three losses
+    assert here.noise.unique() == pytest.approx([three * math.sqrt(5 / 3)])
+    clipped = here[here.kind == "clipped"].value
+    assert (clipped <= here[here.kind == "points"].value.to_numpy() * size / 500 + 1e-9).all()
+    for bad, message in (({"stages": [2]}, "stages must be shares"), ({"method": "linear"}, "method must probe")):
+        spec = SPEC | {name: value for name, value in bad.items() if name != "stages"}
+        with pytest.raises(ValueError, match=message):
+            landscape.loss_curves(spec=spec, stages=bad.get("stages", [0.0]), grid=[0.0], reach=1.0)
 
 
-def test_posterior_of_a_clear_parabola_is_the_damped_minimiser():
-    decision, _ = posterior(fit(0.3, 1.5, 1e-9, 1e-9), START, 0.1, damping=0.5)
-    assert decision.eta == pytest.approx(0.5 * 0.3 / 1.5)
-    exact, _ = posterior(fit(0.3, 1.5), START, 0.1, damping=0.5)
-    assert exact.eta == pytest.approx(0.5 * 0.3 / 1.5)
+# -- parabolas ---------------------------------------------------------------------------------------------------------
 
 
-@together(("slope", "curvature", "factor"), [(-1.0, 1.0, 0.5), (1.0, -1.0, 4.0), (-1.0, -1.0, 0.5)])
-def test_posterior_without_noise_on_the_wrong_side(slope, curvature, factor):
-    decision, _ = posterior(fit(slope, curvature), START, 0.1, damping=0.5)
-    assert decision.eta == pytest.approx(0.1 * factor)
+def made_curves(noise):
+    """L(x) = 0.7 - 0.2 x + 0.15 x^2, and clipped by 0.1 at the far end."""
+    x = np.array(landscape.FIVE_POINTS)
+    values = 0.7 - 0.2 * x + 0.15 * x**2
+    kinds = {"raw": values, "points": values, "clipped": values - 0.1 * (x == -1)}
+    tables = [pd.DataFrame({"kind": kind, "x": x, "value": value}) for kind, value in kinds.items()]
+    return pd.concat(tables).assign(step=5, distance=0.1, threshold=1.0, noise=noise)
 
 
-def test_posterior_averages_by_precision():
-    """Ten fits with unequal noise at one eta: the state's mean is the discounted inverse-variance weighted mean."""
-    rng = np.random.default_rng(0)
-    slopes, noise = rng.normal(1, 0.1, 10), rng.uniform(0.1, 2, 10)
-    state = START
-    for value, std in zip(slopes, noise, strict=True):
-        _, state = posterior(fit(value, 1.0, std, 1.0), state, 0.1, damping=0.5, forgetting=0.8)
-    weights = 0.8 ** np.arange(9, -1, -1) / noise**2
-    assert state.slope_sum / state.slope_weight == pytest.approx((weights @ slopes) / weights.sum())
-    assert state.slope_weight == pytest.approx(weights.sum())
+def test_a_quadratic_loss_gives_its_own_coefficients():
+    (row,) = landscape.fit_table(made_curves(0.0), repeats=3, seed=0).to_dict("records")
+    assert (row["b raw"], row["a raw"], row["b/a raw"]) == pytest.approx((0.2, 0.3, 2 / 3))
+    clipped = fit_quadratic(landscape.FIVE_POINTS, made_curves(0.0).query("kind == 'clipped'").value)
+    assert (row["b clipped"], row["a clipped"]) == pytest.approx((clipped.slope, clipped.curvature))
+    assert (row["b noise"], row["right signs"]) == pytest.approx((0.0, 1.0), abs=1e-12)
 
 
-@together("ratio", [0.25, 1.0, 4.0])
-def test_posterior_forgets_fits_made_at_another_scale(ratio):
-    _, state = posterior(fit(1.0, 1.0, 0.5, 0.5), START, 0.1, damping=0.5, forgetting=0.8)
-    _, moved = posterior(fit(1.0, 1.0, 0.5, 0.5), state, 0.1 * ratio, damping=0.5, forgetting=0.8)
-    assert moved.slope_weight == pytest.approx(4 + 4 * 0.8 * min(ratio, 1 / ratio))
+def test_the_noise_of_fits_is_that_of_least_squares():
+    """2,000 draws: within 4 standard errors of the stated deviation (one of 16,000 seeds fails)."""
+    (row,) = landscape.fit_table(made_curves(0.3), repeats=2000, seed=0).to_dict("records")
+    stated = fit_quadratic(landscape.FIVE_POINTS, np.zeros(5), 0.3)
+    for name, std in (("b noise", stated.slope_std), ("a noise", stated.curvature_std)):
+        assert abs(row[name] / std - 1) < 4 / math.sqrt(2 * 2000)
 
 
-def test_anchored_is_the_weighted_geometric_mean_with_the_anchor():
-    plain = posterior(fit(0.3, 1.5, 1e-9, 1e-9), START, 0.05, damping=0.5)[0].eta
-    anchored = posterior(fit(0.3, 1.5, 1e-9, 1e-9), START, 0.05, damping=0.5, anchor=0.02)[0].eta
-    assert anchored == pytest.approx(max(plain**0.25 * 0.02**0.75, 0.025))
-
-
-def test_momentum_damping_is_the_relative_spread_of_an_exponential_average():
-    """Against the stationary variance of the recursion, summed directly."""
-    beta = 0.9
-    spread = math.sqrt(sum(((1 - beta) * beta**k) ** 2 for k in range(1000)))
-    assert momentum_damping(beta) == pytest.approx(spread)
-    assert momentum_damping(0.0) == 1.0
-    with pytest.raises(ValueError, match=r"momentum must be in \[0, 1\), got 1"):
-        momentum_damping(1)
-
-
-# -- contrasts ---------------------------------------------------------------------------------------------------------
-
-
-signed = st.floats(-1e4, 1e4)
-
-
-@given(st.lists(st.tuples(signed, signed, signed), max_size=10), st.tuples(signed, signed, signed), st.booleans())
-def test_one_more_record_moves_the_contrasts_within_the_accountants_sensitivity(records, extra, laplace):
-    """Squared L2 norm at most 1.5 (Gaussian), every coordinate at most 1/2 (Laplace), in units of the clip."""
-    thresholds = (0.3, 0.02)
-    mechanism = "laplace" if laplace else "gaussian"
-    unit = 2.0 if laplace else 1.0
-
-    def coordinates(rows):
-        losses = torch.tensor(rows, dtype=torch.float64).reshape(-1, 3).T
-        release = privatize_contrasts(losses, thresholds, 0.0, expected_batch_size=1, mechanism=mechanism)
-        scaled = [release.difference / thresholds[0] / unit, release.bend / thresholds[1] / unit]
-        return np.array([*scaled, *release.fractions])
-
-    change = coordinates([*records, extra]) - coordinates(records)
-    if laplace:
-        assert np.abs(change).max() <= 0.5 + 1e-9
-    else:
-        assert change @ change <= 1.5 + 1e-9
-
-
-def test_contrasts_inside_their_thresholds_are_exact():
-    losses = torch.tensor([[1.0, 2.0], [1.1, 2.1], [1.3, 2.15]], dtype=torch.float64)  # at w - hG, w, w + hG
-    for mechanism in ("gaussian", "laplace"):
-        release = privatize_contrasts(losses, (1.0, 1.0), 0.0, expected_batch_size=2, mechanism=mechanism)
-        assert release.difference == pytest.approx((0.3 + 0.15) / 2)
-        assert release.bend == pytest.approx((0.1 - 0.05) / 2)
-        assert release.fractions == (1.0, 1.0)
-
-
-def test_contrast_noise_has_the_stated_standard_deviations(generator):
-    """Chi-square over 2,000 empty batches: nothing but noise."""
-    empty = torch.zeros(3, 0)
-    releases = [
-        privatize_contrasts(empty, (0.5, 0.1), 4.0, expected_batch_size=20, generator=generator) for _ in range(2000)
-    ]
-    scaled = np.array([[r.difference / r.difference_std, r.bend / r.bend_std] for r in releases])
-    fractions = (np.array([r.fractions for r in releases]) - 0.5) / (4.0 / 20)
-    assert releases[0].difference_std == pytest.approx(4.0 * 0.5 / 20)
-    assert releases[0].bend_std == pytest.approx(4.0 * 0.1 / 20)
-    for column in (*scaled.T, *fractions.T):
-        assert FALSE_ALARM / 2 < stats.chi2.cdf(column @ column, df=2000) < 1 - FALSE_ALARM / 2
-
-
-def test_a_bad_record_moves_contrasts_no_more_than_any_other():
-    losses = torch.zeros(3, 3)
-    for bad in (math.nan, math.inf, -math.inf):
-        losses[:, 1] = torch.tensor([bad, 0.0, 1.0])
-        release = privatize_contrasts(losses, (0.5, 0.1), 0.0, expected_batch_size=1)
-        assert abs(release.difference) <= 0.5 and abs(release.bend) <= 0.1
-        assert release.fractions == (1.0, 1.0)  # two of three inside, one out: 1/2 + (2 - 1)/2
-
-
-def test_a_threshold_out_of_range_is_named():
-    with pytest.raises(ValueError, match=r"thresholds\[1\] must be positive, got 0.0"):
-        privatize_contrasts(torch.ones(3, 2), (1.0, 0.0), 1.0, expected_batch_size=3)
-
-
-def test_contrasts_give_the_same_parabola_as_the_losses():
-    ahead, here, behind, distance = 1.1, 1.3, 1.9, 0.05
-    contrasts = PrivateContrasts(behind - ahead, behind + ahead - 2 * here, 0.2, 0.3, (1.0, 1.0))
-    fit, reference = fit_contrasts(contrasts, distance), fit_quadratic([distance, 0, -distance], [ahead, here, behind])
-    assert (fit.slope, fit.curvature) == pytest.approx((reference.slope, reference.curvature))
-    assert (fit.slope_std, fit.curvature_std) == pytest.approx((0.2 / (2 * distance), 0.3 / distance**2))
-
-
-@together("distance", [0.0, math.nan, math.inf])
-def test_a_distance_from_where_nothing_is_seen_is_named(distance):
-    with pytest.raises(ValueError, match=f"distance must be finite and not zero, got {distance}"):
-        fit_contrasts(PrivateContrasts(1.0, 1.0, 0.0, 0.0, (1.0, 1.0)), distance)
-
-
-def test_contrast_threshold_finds_the_quantile():
-    """From far above and far below, with exact fractions of a normal population."""
-    for threshold in (1e-4, 10.0):
-        for _ in range(40):
-            threshold = contrast_threshold(threshold, 2 * stats.norm.cdf(threshold / 0.3) - 1)
-        assert threshold == pytest.approx(0.3 * stats.norm.ppf(0.9), rel=1e-3)
-
-
-@given(st.floats(1e-6, 20), st.floats(-10, 10), st.floats(1e-3, 1e3))
-def test_contrast_threshold_stays_in_its_range(threshold, fraction, scale):
-    assert 1e-6 <= contrast_threshold(threshold, fraction, scale=scale) <= 20
-
-
-def test_contrast_threshold_follows_a_known_change_of_distance():
-    assert contrast_threshold(0.1, 0.8, scale=4.0) == pytest.approx(0.4)
-
-
-# -- in a preset -------------------------------------------------------------------------------------------------------
-
-
-def test_the_line_search_is_the_former_default():
-    """Contrasts at every step of the first tenth and then at each fifth, two percent of noise, decay from half on."""
-    model = make_model()
-    _, optimizer, _ = make_private(model, adamw(model), preset=LINE_SEARCH, target_epsilon=3.0, steps=40)
-    assert isinstance(optimizer.rate_learner, ContrastProbe) and optimizer.rate_learner.rule.name == "posterior"
-    assert (optimizer.rate_learner.eta, optimizer.rate_learner.contrast_thresholds) == (1e-4, (0.01, 2e-4))
-    assert optimizer.rate_learner.rule.momentum == 0.9
-    split = optimizer.split
-    assert [t for t in range(40) if split.is_probe_step(t)] == [0, 1, 2, 3, *range(4, 40, 5)]
-    assert (split.probe, split.gamma, split.allocation, split.loss_mechanism) == (
-        "contrasts",
-        1.02,
-        "per_step",
-        "gaussian",
+def test_clouds_scatter_as_their_known_noise_says():
+    losses = np.random.default_rng(0).uniform(0.5, 1.0, (3, 40))
+    table = clouds.clouds(
+        losses=losses.tolist(),
+        distance=0.5,
+        noise_multiplier=2.0,
+        expected_batch_size=40,
+        multiples=[4.0],
+        runs=1000,
+        seed=0,
     )
-    assert (split.composition, split.accountant, split.guarantee) == ("same_batch", "pld", True)
-    assert (optimizer.decay, optimizer.decay_start) == ("linear", 0.5)
+    noise = 2.0 * 4.0 * losses[1].mean() / 40
+    exact = fit_quadratic([0.5, 0.0, -0.5], losses.mean(axis=1), noise)
+    # Means to four standard errors, standard deviations to four of theirs (2.2 %): one of 4,000 seeds fails.
+    assert table.slope.mean() == pytest.approx(exact.slope, abs=4 * exact.slope_std / math.sqrt(1000))
+    assert table.curvature.mean() == pytest.approx(exact.curvature, abs=4 * exact.curvature_std / math.sqrt(1000))
+    assert table.slope.std() == pytest.approx(exact.slope_std, rel=0.09)
+    assert table.curvature.std() == pytest.approx(exact.curvature_std, rel=0.09)
+    known = {"distance": 0.5, "expected_batch_size": 40, "generator": NoiseGenerator()}
+    whole = clouds.private_fit(torch.from_numpy(losses), 1e9, 0.0, **known)
+    assert (whole.slope, whole.curvature) == pytest.approx((exact.slope, exact.curvature), rel=1e-9)
 
 
-@together(("private", "probe"), itertools.product([True, False], ["contrasts", "losses"]))
-def test_a_studied_rule_makes_the_line_search_of_its_preset(probe, private):
-    model = make_model()
-    preset = Preset(
-        probe=probe,
-        step_rule=StudiedRule("anchored"),
-        initial_learning_rate=0.3,
-        loss_threshold_rule="previous",
-        loss_mechanism="laplace",
-    )
-    made = preset.step_rule(preset, torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.5), private)
-    assert type(made) is {"contrasts": ContrastProbe, "losses": LossProbe}[probe] and made.kind == probe
-    assert (made.eta, made.mechanism, made.rule.name, made.rule.momentum) == (0.3, "laplace", "anchored", 0.5)
-    assert made.distance == pytest.approx(0.3 * math.sqrt(3))
-    thresholds = made.contrast_thresholds if probe == "contrasts" else (made.loss_threshold,)
-    assert all(math.isinf(threshold) != private for threshold in thresholds)
-    plain = dataclasses.replace(preset, step_rule=StudiedRule("anchored", damping=False))
-    assert plain.step_rule(plain, adamw(model), private).distance == 0.3
-    # What other processes and checkpoints are compared with.
-    assert repr(preset) == repr(dataclasses.replace(preset)) and " at 0x" not in repr(preset)
-    assert "rule anchored, momentum 0.5, laplace noise" in repr(made) and " at 0x" not in repr(made)
-    assert ("previous in (0.1, 20.0)" in repr(made)) == (probe == "losses")
-    assert preset == dataclasses.replace(preset) != plain and hash(preset) == hash(dataclasses.replace(preset))
+def test_clipping_alone_by_hand():
+    losses = np.array([[0.5, 4.0], [2.0, 4.0], [5.0, 4.0]])
+
+    def rate(rows):
+        plus, middle, minus = rows.mean(axis=1)
+        return (minus - plus) / 2 / (minus + plus - 2 * middle)
+
+    table = pd.DataFrame(losses.T, columns=clouds.POINTS).assign(step=7, distance=0.1, part="batch")
+    (row,) = clouds.rate_table([table], [7]).to_dict("records")
+    assert row["exact"] == pytest.approx(rate(losses))
+    assert row["mean_loss"] == pytest.approx(rate(np.minimum(losses, 3.0)))  # mean loss 3
+    assert row["sum_of_losses"] == pytest.approx(row["exact"])  # 9.75 clips nothing
 
 
-@together(
-    "settings",
-    [
-        {"probe": "contrasts"},  # which the rule by name does not release
-        {"preset": LINE_SEARCH, "step_rule": "gen"},
-        {"preset": LINE_SEARCH, "step_rule": lambda *_: ContrastProbe(Rule("gen"), eta=0.1), "probe": "losses"},
-    ],
-)
-def test_what_is_released_must_be_what_was_paid_for(settings):
-    model = make_model()
-    with pytest.raises(ValueError, match=r"probe must be what .*Probe\((contrasts|losses) .* releases, got '"):
-        make_private(model, sgd(model), **settings)
-    assert not any(module._forward_hooks for module in model.modules())
+def test_spread_of_the_rate_by_hand():
+    etas = [1.0, -1.0, 2.0, -1.0]
+    fits = pd.DataFrame({"multiple": 1.0, "slope": [1, -1, 2, 1], "curvature": [1, 1, 1, -1], "eta": etas})
+    (row,) = clouds.spread_table(fits, exact=1.0).to_dict("records")
+    assert (row["near"], row["uphill"], row["concave"]) == (0.5, 0.25, 0.25)
+    assert row["q50"] == 0.0 and row["q95"] == pytest.approx(np.quantile(etas, 0.95))
 
 
-@together(
-    ("make", "message"),
-    [
-        (lambda: Rule("greedy"), "rule must be one of .*'posterior'.*got 'greedy'"),
-        (lambda: Rule("gen", 1.0), r"momentum must be in \[0, 1\), got 1.0"),
-        (lambda: ContrastProbe(Rule("gen"), eta=0.0), "initial_learning_rate must be finite and positive, got 0.0"),
-        (lambda: LossProbe(Rule("gen"), eta=math.nan), "initial_learning_rate must be finite and positive, got nan"),
-    ],
-)
-def test_arguments_out_of_range(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
+# -- prices ------------------------------------------------------------------------------------------------------------
+
+
+def test_five_points_at_the_price_of_three():
+    """The effective multiplier of a step, and so the run's epsilon, stays the same."""
+    plan = {"target_epsilon": 3.0, "target_delta": 1e-5, "sample_rate": 0.1, "steps": 50}
+    split = calibrate_noise(**plan, probe="losses", gamma=1.02, interval=5)
+    five = landscape.noise_for_points(split.sigma_loss, 5)
+    three_points = split.sigma_gradient_probe**-2 + 3 * split.sigma_loss**-2
+    assert split.sigma_gradient_probe**-2 + 5 * five**-2 == pytest.approx(three_points, rel=1e-12)
+
+
+def test_price_of_points_by_hand():
+    """Slope: sigma sqrt(n/3) / sqrt(sum x^2). Three points: 1/sqrt(2); five at -1, -1/2, 0, 1/2, 1: sum x^2 = 5/2."""
+    table = landscape.price_of_points([3, 5]).set_index("points")
+    assert table.loss_noise.tolist() == pytest.approx([1.0, math.sqrt(5 / 3)])
+    assert table.slope_noise.tolist() == pytest.approx([1.0, math.sqrt(5 / 3) * math.sqrt(2 / 2.5)])
+    # Curvature is twice the weight of x^2 - mean: variances 4/(2/3) and 4/(7/8) times sigma^2.
+    assert table.curvature_noise.tolist() == pytest.approx([1.0, math.sqrt(5 / 3) * math.sqrt((2 / 3) / (7 / 8))])
+    assert table.forwards.tolist() == [2, 4]

@@ -16,5 +16,5 @@ def test_a_notebook_runs(source, workspace, monkeypatch, capsys):
         (workspace.root / name).symlink_to(ROOT / name)
     monkeypatch.setenv("HYFREEDP_CELLS", str(workspace.root / "cells"))
     monkeypatch.chdir(workspace.root)
-    status = main(["reproduce", "--profile", "smoke", "--only", source.stem, "--set", "seeds=1"])
+    status = main(["reproduce", "--profile", "smoke", "--only", source.stem])
     assert status == 0, capsys.readouterr().out

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hyfreedp.clipping import Clipping
+from hyfreedp.gradients import AutomaticClipping, Clipping, GradientEngine, make_engine
 
 
 @dataclass
@@ -51,15 +53,66 @@ class Example:
         rows = torch.func.vmap(torch.func.grad(loss_of_one), (None, *[0] * len(self.batch)))(trained, *self.batch)
         return torch.cat([rows[name].flatten(1) for name in trained], dim=1)
 
-    def clipped(self, clipping: Clipping) -> tuple[Tensor, Tensor]:
-        """The norms (B,) and the clipped sum (D,) that an engine must reproduce."""
-        gradients = self.gradients()
-        norms = gradients.norm(dim=1)
-        return norms, clipping.factors(norms) @ gradients
+    def clipped(self, clipping: Clipping | None = None) -> tuple[Tensor, Tensor]:
+        """The norms (B,), inf where not finite, and the clipped sum (D,) that an engine must reproduce."""
+        gradients, clipping = self.gradients(), clipping or AutomaticClipping()
+        finite = gradients.isfinite().all(1)
+        norms = gradients.norm(dim=1).where(finite, torch.inf)
+        return norms, clipping.factors(norms[finite]).to(gradients.dtype) @ gradients[finite]
 
-    def collected(self) -> Tensor:
-        """What lies in ``p.grad``, flattened to (D,)."""
-        return torch.cat([p.grad.flatten() for p in self.trainable])
+    def by_engine(self, engine: GradientEngine, rows: slice = slice(None), **settings: Any) -> tuple[Tensor, Tensor]:
+        """The same from an engine, by :meth:`GradientEngine.add`."""
+        engine.clear()
+        batch = tuple(tensor[rows] for tensor in self.batch)
+        _, norms = engine.add(lambda batch: self.loss(self.model, *batch), batch, **settings)
+        found = norms, torch.cat([total.flatten() for total in engine.clipped_sums(self.trainable)])
+        engine.clear()
+        return found
+
+
+def assert_exact(
+    example: Example,
+    engine: GradientEngine | None = None,
+    *,
+    clipping: Clipping | None = None,
+    rows: slice = slice(None),
+    slow: str | None = None,
+    rtol: float = 1e-9,
+) -> GradientEngine:
+    """Norms and clipped sum of a loop over samples, of the first batch and of one after it.
+
+    Args:
+        slow: a pattern of the reason why the engine computes one sample at a time; None if it must not.
+    """
+    clipping = clipping or AutomaticClipping()
+    engine = engine or make_engine(example.model, clipping)
+    piece = Example(example.model, tuple(tensor[rows] for tensor in example.batch), example.loss)
+    expected = piece.clipped(clipping)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            for one, other in zip(piece.by_engine(engine), expected, strict=True):
+                torch.testing.assert_close(one, other, rtol=rtol, atol=1e-12)
+    said = [str(w.message) for w in caught if "one sample at a time" in str(w.message)]
+    if slow is None:
+        assert engine.slow is None and not said, engine.slow
+    else:
+        assert engine.slow is not None and re.search(slow, engine.slow), engine.slow
+        assert len(said) == 1 and engine.slow in said[0]
+    return engine
+
+
+def assert_refused_or_exact(example: Example) -> None:
+    """Of what mixes samples in a batch: it is refused, or computed one sample at a time."""
+    try:
+        with warnings.catch_warnings(action="ignore", category=UserWarning):
+            engine = make_engine(example.model, AutomaticClipping())
+            found = example.by_engine(engine)
+    except ValueError as error:
+        assert "depend on which other samples are in the batch" in str(error)
+    else:
+        assert engine.slow is not None
+        torch.testing.assert_close(found, example.clipped())
 
 
 def biases_only(model: nn.Module, head: str = "\0") -> None:

@@ -29,7 +29,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import hyfreedp
-from hyfreedp import cipher
+from hyfreedp.noise import cipher
 
 PACKAGE = Path(hyfreedp.__file__).parent
 CPU = torch.device("cpu")

@@ -1,31 +1,21 @@
-"""Slow, obvious counterparts of the library, and the tiny models and data that they are compared on.
-
-The twin loops over samples with plain autograd, reaches every probe by letting a deep copy of the base optimizer step a
-deep copy of the model with the learning rate of that probe, and fits with ``numpy.polyfit``. It shares no code with the
-library but the step rules, which have tests of their own.
-"""
+"""Tiny models and data on which the library is compared with ``hyfreedp.reference``, its slow and obvious twin."""
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hyfreedp
-from hyfreedp import Preset, PrivacyEngine, QuadraticFit, noise
-from hyfreedp.experiments.baselines.line_search import LINE_SEARCH, ContrastProbe, LossProbe, StudiedRule
-from hyfreedp.experiments.baselines.posterior import Rule
-from hyfreedp.rate_learner import LossSearch
+from hyfreedp import Preset, PrivacyEngine, reference
+from hyfreedp.noise import stream as noise
 
-PRESETS = {name: name for name in ("robust", "paper", "fixed")} | {"line_search": LINE_SEARCH}
+PRESETS = {name: name for name in ("robust", "paper", "fixed")}
 TUNINGS = ("full", "biases", "lora", "frozen")
 
 
@@ -120,26 +110,11 @@ def changed(preset: str | Preset, **fields) -> Preset:
     return replace(hyfreedp.PRESETS[preset] if isinstance(preset, str) else preset, **fields)
 
 
-def searching(probe: str, rule: str) -> dict[str, Any]:
-    """Fields of a preset for a rule on "losses" or "contrasts": the package's own, or else a study's."""
-    own = probe == "losses" and rule in ("gen", "literal")
-    return {"probe": probe, "step_rule": rule if own else StudiedRule(rule)}
-
-
-def line_search(
-    kind: str, rule: str, *, momentum: float = 0.0, loss_threshold=1.0, contrast_thresholds=(0.01, 2e-4), **settings
-):
-    """What such a preset makes, with the thresholds of either kind."""
-    if kind == "contrasts":
-        return ContrastProbe(Rule(rule, momentum), contrast_thresholds=contrast_thresholds, **settings)
-    if rule in ("gen", "literal"):
-        return LossSearch(rule=rule, loss_threshold=loss_threshold, **settings)
-    return LossProbe(Rule(rule, momentum), loss_threshold=loss_threshold, **settings)
-
-
-def thresholds_of(probe) -> tuple[float, ...]:
-    """R_l, or R_d and R_c."""
-    return probe.contrast_thresholds if probe.kind == "contrasts" else (probe.loss_threshold,)
+def twin_of(model: nn.Module, base: torch.optim.Optimizer, optimizer, batches, *, train=reference.train, **settings):
+    """The run of ``optimizer`` by brute force: same plan and noise, on a model and a base optimizer of its own."""
+    loss = settings.pop("loss", lambda model, batch: cross_entropy(model)(batch))
+    plan = {"split": optimizer.split, "B": optimizer.expected_batch_size, "noise": optimizer._generator}
+    return train(model, base, loss, batches, **plan, **settings)
 
 
 def unbind_noise() -> Callable[[], None]:
@@ -159,72 +134,3 @@ def unbind_noise() -> Callable[[], None]:
 
     noise.derive = unbound
     return undo
-
-
-class Twin:
-    """Algorithm 1 without noise, by brute force.
-
-    Args:
-        model: a copy of the model, without anybody's hooks.
-        optimizer: a torch optimizer over its trainable parameters; its rates are kept as ratios.
-        factor: a sample's gradient norm to the factor that scales its gradient.
-        expected_batch_size: what sums are divided by.
-        decide: ``(fit, losses, eta) -> next eta``; the losses are lists at (w - hG, w, w + hG).
-        eta: the first learning rate.
-        reach: the probes lie at ``reach * eta`` along the update direction.
-        average: a list of per-sample losses of one probe to the number that enters the fit; their sum over the expected
-            batch size if None.
-    """
-
-    def __init__(self, model, optimizer, *, factor, expected_batch_size, decide, eta, reach=1.0, average=None) -> None:
-        self.model, self.optimizer = model, optimizer
-        self.factor, self.expected_batch_size, self.decide = factor, expected_batch_size, decide
-        self.eta, self.reach = eta, reach
-        self.average = average or (lambda losses: sum(losses) / expected_batch_size)
-        self.ratios = [group["lr"] / optimizer.param_groups[0]["lr"] for group in optimizer.param_groups]
-        self.fit: QuadraticFit | None = None
-
-    def step(self, batch: list[Tensor], *, probing: bool, decay: float = 1.0, by: list[Tensor] | None = None) -> float:
-        """Make one step; returns the rate that it took. ``by`` is the batch that probes, ``batch`` itself if None."""
-        for parameter, gradient in zip(trainable(self.model), self.clipped_mean(batch), strict=True):
-            parameter.grad = gradient
-        if probing:
-            h = self.reach * self.eta
-            losses = [self.losses(self.moved(distance), by or batch) for distance in (h, 0.0, -h)]
-            heights = [self.average(values) for values in losses]
-            # L(w - x G) = c - b x + a x^2 / 2
-            half_a, minus_b, c = np.polyfit([h, 0.0, -h], heights, 2)
-            self.fit = QuadraticFit(slope=-minus_b, curvature=2 * half_a, intercept=c)
-            self.eta = self.decide(self.fit, losses, self.eta)
-        self.advance(self.optimizer, self.eta * decay)
-        return self.eta * decay
-
-    def clipped_mean(self, batch: list[Tensor]) -> list[Tensor]:
-        parameters = trainable(self.model)
-        total = [torch.zeros_like(parameter) for parameter in parameters]
-        for i in range(len(batch[0])):
-            loss = cross_entropy(self.model)([tensor[i : i + 1] for tensor in batch])[0]
-            gradients = torch.autograd.grad(loss, parameters)
-            norm = math.sqrt(sum(float((gradient**2).sum()) for gradient in gradients))
-            for sum_, gradient in zip(total, gradients, strict=True):
-                sum_ += self.factor(norm) * gradient
-        return [sum_ / self.expected_batch_size for sum_ in total]
-
-    def moved(self, distance: float) -> nn.Module:
-        """A copy of the model that took the update with the rate ``distance``."""
-        model, optimizer = copy.deepcopy((self.model, self.optimizer))
-        for copied, original in zip(trainable(model), trainable(self.model), strict=True):
-            copied.grad = original.grad.clone()
-        self.advance(optimizer, distance)
-        return model
-
-    def advance(self, optimizer: torch.optim.Optimizer, eta: float) -> None:
-        for group, ratio in zip(optimizer.param_groups, self.ratios, strict=True):
-            group["lr"] = eta * ratio
-        optimizer.step()
-
-    @staticmethod
-    @torch.no_grad()
-    def losses(model: nn.Module, batch: list[Tensor]) -> list[float]:
-        loss = cross_entropy(model)
-        return [loss([tensor[i : i + 1] for tensor in batch]).item() for i in range(len(batch[0]))]

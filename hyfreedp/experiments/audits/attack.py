@@ -17,13 +17,12 @@ from tqdm import tqdm
 
 from hyfreedp import fit_quadratic
 from hyfreedp.accounting.accountants import composed_epsilon
-from hyfreedp.accounting.mechanisms import probe_mechanism
+from hyfreedp.accounting.composition import probe_noise
+from hyfreedp.accounting.split import Probe
 from hyfreedp.experiments.store.cache import cached, key_of
-from hyfreedp.experiments.studies.clouds import distance_of, losses_of, private_fit, usual_thresholds
+from hyfreedp.experiments.studies.clouds import distance_of, losses_of, private_fit
 from hyfreedp.experiments.tasks.registry import TASKS
 from hyfreedp.noise import NoiseGenerator
-from hyfreedp.sensitivity import Probe
-from hyfreedp.step_rules import loss_threshold_sum
 
 
 def game(
@@ -40,18 +39,16 @@ def game(
 ) -> pd.DataFrame:
     """Learning rates with and without the outlier in the batch, from raw and from private probes.
 
-    The weights w and the direction G are fixed and known to the observer: both were released with noise before. So are
-    the thresholds, which a run has from earlier releases: here R_l is the sum of the three mean losses (the rule that
-    the paper uses in practice), R_d and R_c are ``studies.clouds.usual_thresholds``, of the others.
+    The observer knows weights w, direction G and threshold, all released before: R_l is the sum of the mean losses of
+    the others (the rule that the paper uses in practice).
 
     Args:
         others: losses of all other records at (w - hG, w, w + hG), shape ``(3, N)``.
         outlier: the three losses of the planted record.
-        sample_rate: with which each of the others enters the batch, drawn afresh in each run. 1 is the strongest
-            observer, who knows the whole batch but for the outlier.
+        sample_rate: with which others enter the batch, afresh in each run; 1 for an observer who knows the whole batch.
         expected_batch_size: by which sums are divided.
-        sigmas: sigma_l of each probe, "losses" or "contrasts".
-        weakenings: factors on sigma_l, to see the attack where the noise is smaller than it should be.
+        sigmas: sigma_l of each probe.
+        weakenings: factors on sigma_l, to see the attack where the noise is too small.
         runs: repetitions with and without the outlier, each.
 
     Returns:
@@ -60,8 +57,7 @@ def game(
     known = torch.tensor(others, dtype=torch.float64)
     planted_losses = torch.tensor(outlier, dtype=torch.float64)[:, None]
     means = known.mean(dim=1).tolist()
-    usual = usual_thresholds(others)
-    thresholds = (loss_threshold_sum(tuple(means), floor=0.0, cap=math.inf), usual[1], usual[2])
+    threshold = max(sum(means), 0.0)
     generator = NoiseGenerator(seed)
     rows: list[tuple[str, float, bool, int, float]] = []
     for run in tqdm(range(runs), desc="attacks", unit="run"):
@@ -75,8 +71,7 @@ def game(
                 for factor in weakenings:
                     fit = private_fit(
                         batch,
-                        probe,
-                        thresholds,
+                        threshold,
                         factor * sigma,
                         distance=distance,
                         expected_batch_size=expected_batch_size,
@@ -100,8 +95,6 @@ def games(
     Args:
         folder: keeps the games.
         probed: of ``studies.clouds.probed_losses``, one table of task "digits" per seed.
-        step: of these tables.
-        sigmas, weakenings, runs: of :func:`game`.
 
     Returns:
         The rows of all games, with columns ``observer`` and ``seed``; and the names of their cells.
@@ -149,7 +142,7 @@ class Score:
     def interval(self, confidence: float = 0.95) -> tuple[float, float]:
         """Of the advantage: both rates get Clopper-Pearson intervals at half the error, so they hold jointly.
 
-        Where scores were added, the rates are means over them, for which these intervals are only wider than needed.
+        Where scores were added these intervals are only wider than needed.
         """
         error = (1 - confidence) / 2
         hits_low, hits_high = clopper_pearson(self.hits, self.trials, error)
@@ -158,11 +151,7 @@ class Score:
 
 
 def two_worlds(without: ArrayLike, planted: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-    """Both as arrays of shape (n,).
-
-    Raises:
-        ValueError: the two differ in shape, are not one-dimensional or too short.
-    """
+    """Both as arrays of shape (n,); a ValueError where they differ in shape or are too short."""
     negative, positive = np.asarray(without, dtype=float), np.asarray(planted, dtype=float)
     if negative.ndim != 1 or negative.shape != positive.shape or negative.size < 2:
         raise ValueError(
@@ -172,14 +161,7 @@ def two_worlds(without: ArrayLike, planted: ArrayLike) -> tuple[np.ndarray, np.n
 
 
 def judge(without: ArrayLike, planted: ArrayLike) -> Score:
-    """The best threshold on eta, and its direction, chosen on the first half of the runs and judged on the second.
-
-    Args:
-        without, planted: eta in the two worlds, equally many runs each, at least 2.
-
-    Raises:
-        ValueError: the two differ in shape, are not one-dimensional or too short.
-    """
+    """The best threshold on eta, and its direction, chosen on the first half of the runs and judged on the second."""
     negative, positive = two_worlds(without, planted)
     half = negative.size // 2
     values = np.unique(np.concatenate([negative[:half], positive[:half]]))
@@ -207,7 +189,7 @@ def clopper_pearson(successes: int, trials: int, error: float) -> tuple[float, f
 
 def release_epsilon(probe: Probe, sigma_loss: float, delta: float) -> float:
     """Epsilon of one probe with Gaussian noise on a batch that holds the record for sure: nothing is amplified."""
-    release = (probe_mechanism(probe, sigma_loss, "gaussian"), 1)
+    release = (probe_noise(sigma_loss, probe), 1)
     return composed_epsilon((release,), sample_rate=1.0, delta=delta, accountant="pld")
 
 
@@ -221,11 +203,9 @@ def advantage_bound(epsilon: ArrayLike, delta: float) -> np.ndarray:
 
 
 def advantages(rows: pd.DataFrame, sigmas: dict[Probe, float], delta: float) -> pd.DataFrame:
-    """One row per observer, probe and weakening of :func:`game`'s rows, with columns ``observer`` and ``seed`` added.
+    """One row per observer, probe and weakening: the ``advantage``, ``epsilon`` of the release, and its ``bound``.
 
-    The threshold is chosen anew for each seed, that is training run; the scores of all seeds are added. Columns
-    ``advantage``, ``low``, ``high``, ``epsilon`` of the release at ``delta`` (infinite for the raw rate) and the
-    ``bound`` that follows from it.
+    The threshold is chosen anew for each seed, and the scores of all seeds are added.
     """
     table = []
     for (observer, probe, weakening), runs in rows.groupby(["observer", "probe", "weakening"], sort=False):

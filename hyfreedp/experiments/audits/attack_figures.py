@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -15,16 +14,14 @@ from hyfreedp.experiments.store import plots
 from hyfreedp.experiments.store.verdicts import Verdict
 
 RAW = plots.STYLES["reference"]
-PROBES = {"losses": ("three losses", plots.STYLES["paper"]), "contrasts": ("contrasts", plots.STYLES["line_search"])}
-OUT, IN = {"color": "0.55", "marker": "o"}, {"color": "0.1", "marker": "x"}  # no colour of a probe
+PROBES = {"losses": ("three losses", plots.STYLES["paper"])}
 
 
 def draw_attack(games: pd.DataFrame, result: pd.DataFrame, *, exact: float, delta: float) -> Figure:
     """Learning rates with and without the outlier, and each observer's advantage against the bound of epsilon.
 
     Args:
-        games: of ``attack.games``.
-        result: of ``attack.advantages``.
+        games, result: of ``attack.games`` and ``attack.advantages``.
         exact: b/a of the raw losses of seed 0's batch.
         delta: of the bound.
     """
@@ -39,26 +36,16 @@ def draw_attack(games: pd.DataFrame, result: pd.DataFrame, *, exact: float, delt
 
 
 def _draw_rates(axis: Axes, games: pd.DataFrame, exact: float) -> None:
-    """A dot per game of seed 0, beside each other by chance."""
-    first = games[(games.seed == 0) & (games.observer == "sees a random batch")]
-    jitter = np.random.default_rng(3)
-    limits = np.sort(exact * np.array([-0.25, 2.25]))
-    for position, (probe, weakening) in enumerate((("raw", 0.0), ("losses", 1.0), ("contrasts", 1.0))):
-        for planted, style, offset in ((False, OUT, 0.18), (True, IN, -0.18)):
-            chosen = (first.probe == probe) & (first.weakening == weakening) & (first.planted == planted)
-            etas = first[chosen].head(100).eta
-            label = f"outlier {'in' if planted else 'not in'} the batch"
-            axis.plot(
-                etas.clip(*limits),
-                position + offset + jitter.uniform(-0.12, 0.12, len(etas)),
-                markersize=3,
-                alpha=0.6,
-                label=None if position else label,
-                **plots.marks(style),
-            )
-    axis.set_yticks(range(3), ["raw", *(label for label, _ in PROBES.values())])
-    axis.set(xlabel="learning rate $b/a$ (beyond the axis: at its end)", title="what the observer sees")
-    axis.set_ylim(2.5, -0.5)
+    """How the rates of seed 0 are spread, with the outlier and without."""
+    first = games[(games.seed == 0) & (games.observer == "sees a random batch") & games.weakening.isin([0.0, 1.0])]
+    shown = first.assign(
+        eta=first.eta.clip(*np.sort(exact * np.array([-0.25, 2.25]))),
+        probe=first.probe.replace({name: label for name, (label, _) in PROBES.items()}),
+        outlier=first.planted.map({False: "outlier not in the batch", True: "outlier in the batch"}),
+    )
+    colours = ["0.75", "0.35"]  # no colour of a probe
+    sns.violinplot(shown, x="eta", y="probe", hue="outlier", split=True, palette=colours, density_norm="width", ax=axis)
+    axis.set(xlabel="learning rate $b/a$ (beyond the axis: at its end)", ylabel="", title="what the observer sees")
     plots.legend_below(axis, ncols=2)
 
 
@@ -68,17 +55,15 @@ def _draw_advantages(axis: Axes, rows: pd.DataFrame, delta: float) -> None:
     bound = advantage_bound(budgets, delta)
     axis.fill_between(budgets, bound, 1.1, color="0.9", linewidth=0)
     axis.plot(budgets, bound, color="0.3", label="bound of epsilon")
-    for index, (probe, (label, style)) in enumerate(PROBES.items()):
+    for probe, (label, style) in PROBES.items():
         chosen = rows[rows.probe == probe]
         ends = [chosen.advantage - chosen.low, chosen.high - chosen.advantage]
-        places = chosen.epsilon * 1.1 ** (index - 0.5)  # beside each other
-        bars: dict[str, Any] = {"yerr": ends, "capsize": 3, "label": label}
-        axis.errorbar(places, chosen.advantage, **bars, **plots.marks(style))
+        axis.errorbar(chosen.epsilon, chosen.advantage, yerr=ends, capsize=3, label=label, **plots.marks(style))
     raw = rows[rows.probe == "raw"].iloc[0]
     axis.axhline(raw.advantage, label="raw rate: no epsilon", **plots.line(RAW))
     axis.axhspan(raw.low, raw.high, color=RAW["color"], alpha=0.2, linewidth=0)
     axis.set(xscale="log", xlabel=r"$\varepsilon$ of the release", ylim=(-0.2, 1.05))
-    axis.set_xticks([0.1, 1, 10], ["0.1", "1", "10"])
+    plots.log_ticks(axis.xaxis, [0.1, 1, 10])
 
 
 def attack_findings(result: pd.DataFrame) -> list[str]:

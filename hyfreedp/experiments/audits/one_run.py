@@ -23,14 +23,14 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from hyfreedp import PrivacyEngine
+from hyfreedp.data.sampling import PoissonSampler
 from hyfreedp.experiments.data.datasets import digits
-from hyfreedp.experiments.data.records import Records, as_is
-from hyfreedp.experiments.models.vision import make_model
+from hyfreedp.experiments.data.in_memory import Records, as_is
+from hyfreedp.experiments.models.image_models import make_model
 from hyfreedp.experiments.runs.methods import BASES, METHODS
 from hyfreedp.experiments.runs.train import one_thread
 from hyfreedp.experiments.tasks.registry import TASKS
 from hyfreedp.noise import NoiseGenerator
-from hyfreedp.sampling import PoissonSampler
 
 SHARES = (0.1, 0.3, 1.0)  # of the canaries about which the auditor dares a guess
 BRIGHTNESS = 8.0  # of a canary's pixel; those of digits are at most 1
@@ -43,13 +43,7 @@ def p_value(right: int, guesses: int, canaries: int, epsilon: float, delta: floa
     With f(v) = P[Binomial(r, e^eps / (1 + e^eps)) >= v] it is f(v) + 2 m delta max_i (f(v - i) - f(v)) / i.
 
     Args:
-        right: v, right guesses.
-        guesses: r, coins that the auditor did not abstain from.
-        canaries: m, all coins.
-        epsilon, delta: the claim; delta in [0, 1].
-
-    Raises:
-        ValueError: not 0 <= right <= guesses <= canaries, or a negative epsilon or delta.
+        right, guesses, canaries: v, r and m; from some of the m coins the auditor abstained.
     """
     if not 0 <= right <= guesses <= canaries:
         raise ValueError(f"0 <= right <= guesses <= canaries must hold, got {right}, {guesses}, {canaries}")
@@ -80,30 +74,17 @@ def perfect_bound(guesses: int, canaries: int, delta: float, confidence: float =
 
 
 def guess(scores: ArrayLike, included: ArrayLike, guesses: int) -> int:
-    """Right guesses when the highest half of ``guesses`` scores are said to be in, and as many lowest to be out.
-
-    Args:
-        scores: one per canary; large ones speak for its presence.
-        included: its coin.
-        guesses: r, rounded down to an even number.
-    """
+    """Right guesses when the highest half of ``guesses`` scores are said to be in, and as many lowest to be out."""
     coins = np.asarray(included, dtype=bool)[np.argsort(np.asarray(scores), kind="stable")]
     side = guesses // 2
     return int(coins[len(coins) - side :].sum() + (~coins[:side]).sum())
 
 
 def pooled_bound(runs: Sequence[pd.DataFrame], delta: float, confidence: float = 0.95) -> dict[str, float]:
-    """The lower bound on epsilon from one run, or from several with different canaries.
+    """The lower bound on epsilon from results of :func:`train_with_canaries`, with different canaries each.
 
     Each canary takes part in one run only, so independent runs are together one mechanism of the same (epsilon, delta),
-    and their guesses add up. How many guesses are best is not known beforehand: all of ``SHARES`` are tried, and each
-    gets its part of the error.
-
-    Args:
-        runs: results of :func:`train_with_canaries`.
-
-    Returns:
-        ``lower_bound``, and of the share of guesses that gave it ``right``, ``guesses`` and ``canaries``.
+    and their guesses add up. All of ``SHARES`` are tried, and each gets its part of the error.
     """
     each = 1 - (1 - confidence) / len(SHARES)
     canaries = sum(len(run) for run in runs)
@@ -121,21 +102,15 @@ def train_with_canaries(
     """Train on digits of which the last ``canaries`` are replaced by canaries, each present by a fair coin of its own.
 
     A canary is a black image with one bright pixel that no other image has, under a random label: most of its gradient
-    is orthogonal to all others, so that its loss tells of its own presence. Batches, noise, clipping, probes and model
-    are those of task "digits", but for the new pixels.
+    is orthogonal to all others, so that its loss tells of its own presence.
 
     Args:
         method: in ``METHODS``, trained with AdamW.
-        epsilon: target; infinite for training without noise.
         learning_rate: of the methods that do not learn it; otherwise the first one.
 
     Returns:
-        One row per canary: ``included``, its coin, and ``score``, by how much training lowered its loss; and, the same
-        in all rows, ``training_loss`` (mean over all present records, NOT private), ``accuracy`` on the test digits and
-        ``epsilon``, what the run claims to have spent at the task's delta.
-
-    Raises:
-        ValueError: ``canaries`` is out of range.
+        One row per canary: ``included``, its coin, and ``score``, by how much training lowered its loss; and the same
+        in all rows ``accuracy`` on the test digits and ``epsilon``, what the run claims to have spent.
     """
     chosen, task, arrays = METHODS[method], TASKS["digits"], digits()
     random = NoiseGenerator(seed).child("canaries", canaries)
@@ -182,7 +157,6 @@ def train_with_canaries(
         {
             "included": included,
             "score": (before - after)[-canaries:],
-            "training_loss": after[present].mean(),
             "accuracy": accuracy,
             "epsilon": optimizer.epsilon_spent(),
         }
@@ -204,8 +178,3 @@ def _with_canaries(images: Tensor, labels: Tensor, canaries: int, random: NoiseG
 def _losses(model: nn.Module, images: Tensor, labels: Tensor) -> np.ndarray:
     with torch.no_grad():
         return F.cross_entropy(model(images.double()), labels, reduction="none").numpy()
-
-
-def tuned(runs: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """The run that a search without privacy would keep: the one with the lowest raw loss on its training data."""
-    return min(runs, key=lambda run: run.training_loss.iloc[0])

@@ -1,9 +1,9 @@
-"""Empirical lower bounds on epsilon from the library's own releases: one probe, and the gradient and probes of a run.
+"""Empirical lower bounds on epsilon from the library's own releases, the gradients and probes of whole runs.
 
 An audit plays a game many times: with or without one worst-case record, can an observer of what was released tell
 which? How often the observer is right and wrong bounds epsilon from below, at a stated confidence. Such a bound can
 refute a claimed epsilon; it can never confirm one. Everything released here comes from :mod:`hyfreedp.privatize` and
-:class:`~hyfreedp.sampling.PoissonSampler`, with the noise of a real :class:`~hyfreedp.NoiseSplit`.
+:class:`~hyfreedp.data.sampling.PoissonSampler`, with the noise of a real :class:`~hyfreedp.NoiseSplit`.
 """
 
 from __future__ import annotations
@@ -20,21 +20,18 @@ from torch import Tensor
 from tqdm import tqdm
 
 from hyfreedp.accounting import NoiseSplit
+from hyfreedp.data.sampling import PoissonSampler
 from hyfreedp.experiments.audits.attack import Score, clopper_pearson, two_worlds
 from hyfreedp.experiments.runs.train import one_thread
 from hyfreedp.noise import NoiseGenerator
-from hyfreedp.privatize import privatize_gradient, privatize_loss, privatize_votes
-from hyfreedp.sampling import PoissonSampler
-from hyfreedp.sensitivity import Probe
+from hyfreedp.privatize import privatize_gradient, privatize_loss
 
 CHUNK = 50_000  # runs that are simulated side by side
 # Thresholds that are tried: quantiles of the scores, evenly spaced on a logarithmic scale towards both tails.
 TAIL_POINTS = 60
 
-# A worst-case record: its losses along the update are at the clip R_l = 1 ...
+# A worst-case record: its losses along the update are at the clip R_l = 1.
 LOSSES = (1.0, 1.0, 1.0)
-# ... or it votes for the weights at hand, against their average.
-VOTE = (0.0, 1.0)
 
 
 def epsilon_bound(score: Score, delta: float, confidence: float = 0.95) -> float:
@@ -43,9 +40,6 @@ def epsilon_bound(score: Score, delta: float, confidence: float = 0.95) -> float
     (epsilon, delta)-DP means h <= e^eps a + delta for the true and false positive rates h and a of any test, and the
     same for 1 - a and 1 - h (Kairouz, Oh and Viswanath, ICML 2015). h is replaced by its lower and a by its upper
     Clopper-Pearson bound, each with half of the error.
-
-    Args:
-        delta: at which epsilon is bounded, in [0, 1).
     """
     hits = clopper_pearson(score.hits, score.trials, 1 - confidence)[0]
     alarms = clopper_pearson(score.alarms, score.trials, 1 - confidence)[1]
@@ -56,15 +50,7 @@ def epsilon_bound(score: Score, delta: float, confidence: float = 0.95) -> float
 def best_score(without: ArrayLike, planted: ArrayLike, delta: float, confidence: float = 0.95) -> Score:
     """The threshold with the largest :func:`epsilon_bound` on the first half of the runs, judged on the second.
 
-    Unlike ``audits.attack.judge``, which looks for the largest advantage: the best evidence for a
-    large epsilon is in the tails.
-
-    Args:
-        without, planted: statistics of the two worlds, equally many runs each; large ones speak for the record.
-        delta, confidence: as for :func:`epsilon_bound`.
-
-    Raises:
-        ValueError: the two differ in shape, are not one-dimensional or too short.
+    Unlike ``attack.judge``, which looks for the largest advantage: evidence for a large epsilon is in the tails.
     """
     negative, positive = two_worlds(without, planted)
     half = negative.size // 2
@@ -79,14 +65,10 @@ def best_score(without: ArrayLike, planted: ArrayLike, delta: float, confidence:
 
 
 def bounds(runs: pd.DataFrame, deltas: Sequence[float], confidence: float = 0.95) -> pd.DataFrame:
-    """One row per delta: the lower bound on epsilon, all of them jointly at ``confidence`` (Bonferroni).
+    """Per delta stated beforehand, the lower bound on epsilon, all jointly at ``confidence`` (Bonferroni).
 
     Args:
         runs: columns ``without`` and ``planted``, one statistic per run and world.
-        deltas: stated beforehand.
-
-    Returns:
-        ``delta``, ``hits``, ``alarms``, ``trials`` and ``lower_bound``.
     """
     each = 1 - (1 - confidence) / len(deltas)
     rows = []
@@ -94,55 +76,6 @@ def bounds(runs: pd.DataFrame, deltas: Sequence[float], confidence: float = 0.95
         score = best_score(runs.without, runs.planted, delta, each)
         rows.append((delta, score.hits, score.alarms, score.trials, epsilon_bound(score, delta, each)))
     return pd.DataFrame(rows, columns=["delta", "hits", "alarms", "trials", "lower_bound"])
-
-
-def verdict(claimed: float, lower_bound: float) -> str:
-    """What a lower bound says about a claimed epsilon."""
-    if math.isinf(claimed):
-        return "nothing claimed"
-    return "refuted" if lower_bound > claimed else "not refuted"
-
-
-def probe_statistics(*, probe: Probe, sigma_loss: float, runs: int, seed: int) -> pd.DataFrame:
-    """What one probe releases about a worst-case record, on a batch that holds nothing else.
-
-    The statistic is the released vector projected on the direction in which the record moves it: the likelihood ratio
-    grows with it, so no other statistic is better (Neyman and Pearson).
-
-    Args:
-        probe: "losses" or "votes".
-        sigma_loss: noise multiplier that the mechanism gets. A smaller one than was claimed is a fault to be found.
-
-    Returns:
-        Columns ``without`` and ``planted``.
-    """
-    generator = NoiseGenerator(seed)
-    release = {"losses": _released_losses, "votes": _released_votes}[probe]
-    with one_thread():
-        without, planted = (release(world, sigma_loss, runs, generator) for world in (False, True))
-    return pd.DataFrame({"without": without, "planted": planted})
-
-
-def probe_bounds(
-    *, probe: Probe, sigma_loss: float, deltas: list[float], runs: int, seed: int, confidence: float
-) -> pd.DataFrame:
-    """:func:`bounds` of :func:`probe_statistics`, as one function of plain arguments."""
-    statistics = probe_statistics(probe=probe, sigma_loss=sigma_loss, runs=runs, seed=seed)
-    return bounds(statistics, deltas, confidence)
-
-
-def _released_losses(planted: bool, sigma_loss: float, runs: int, generator: NoiseGenerator) -> np.ndarray:
-    batch = torch.tensor(LOSSES)[:, None] if planted else torch.empty(3, 0)
-    means = privatize_loss(batch.expand(runs, 3, -1), 1.0, sigma_loss, expected_batch_size=1.0, generator=generator)
-    return (means @ torch.tensor(LOSSES, dtype=means.dtype)).numpy()
-
-
-def _released_votes(planted: bool, sigma_loss: float, runs: int, generator: NoiseGenerator) -> np.ndarray:
-    here, there = torch.tensor(VOTE, dtype=torch.float64)[:, None].expand(2, int(planted))
-    statistics = np.empty(runs)
-    for run in tqdm(range(runs), desc=f"votes {'with' if planted else 'without'} the record", unit="run"):
-        statistics[run] = privatize_votes(here, there, sigma_loss, expected_batch_size=1.0, generator=generator)
-    return statistics
 
 
 def joint_statistics(*, split: dict[str, Any], runs: int, seed: int) -> pd.DataFrame:
@@ -154,19 +87,11 @@ def joint_statistics(*, split: dict[str, Any], runs: int, seed: int) -> pd.DataF
     of them, and adds over the steps the log likelihood ratio that it gives: log(1 - q + q p/p').
 
     Args:
-        split: a :class:`~hyfreedp.NoiseSplit` as a dictionary, with probe "losses" and Gaussian noise.
-
-    Returns:
-        Columns ``without`` and ``planted``.
-
-    Raises:
-        ValueError: another kind of probe or noise.
+        split: a :class:`~hyfreedp.NoiseSplit` as a dictionary, with probe "losses".
     """
     plan = NoiseSplit.from_dict(split)
-    if plan.probe != "losses" or plan.loss_mechanism != "gaussian":
-        raise ValueError(
-            f"split must probe 'losses' with 'gaussian' noise, got {plan.probe!r}, {plan.loss_mechanism!r}"
-        )
+    if plan.probe != "losses":
+        raise ValueError(f"split must probe 'losses', got {plan.probe!r}")
     generator = NoiseGenerator(seed)
     sizes = [min(CHUNK, runs - start) for start in range(0, runs, CHUNK)]
     absent: list[Tensor] = []

@@ -1,4 +1,1 @@
-"""What the tables compare with and the core does not hold: adaptive clipping, and the former default's line search.
-
-Imports the core alone.
-"""
+"""What the tables compare with and the core does not hold: adaptive clipping. Imports the core alone."""

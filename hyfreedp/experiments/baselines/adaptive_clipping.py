@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hyfreedp.clipping import AbadiClipping
+from hyfreedp.gradients import AbadiClipping
 from hyfreedp.noise import NoiseGenerator
 
 # The authors' settings: median, geometric updates, noise on the count of a twentieth of the batch.
@@ -44,7 +44,7 @@ def update_noise(total: float, quantile_noise: float) -> float:
 
 @dataclass
 class AdaptiveClipping:
-    """A :class:`hyfreedp.clipping.Clipping` whose threshold moves.
+    """A :class:`hyfreedp.gradients.Clipping` whose threshold moves.
 
     Call :meth:`start` once; :meth:`count` when a step's sum is whole, and :meth:`update` after the step.
 
@@ -92,7 +92,7 @@ class AdaptiveClipping:
         return self.threshold * share
 
     def factors(self, norms: Tensor) -> Tensor:
-        """As :class:`hyfreedp.clipping.AbadiClipping`."""
+        """As :class:`hyfreedp.gradients.AbadiClipping`."""
         return AbadiClipping(self.threshold).factors(norms)
 
     def count(self, norms: Iterable[Tensor]) -> None:

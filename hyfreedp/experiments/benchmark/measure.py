@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from hyfreedp.devices import CPU
 from hyfreedp.experiments.benchmark.contenders import Contender, Setup, Step
 from hyfreedp.experiments.benchmark.workloads import Workload
+from hyfreedp.running.devices import CPU
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler reports its every start otherwise
 
@@ -28,32 +28,23 @@ _MEASURED = "measured steps"
 @contextmanager
 def garbage_stays() -> Iterator[None]:
     """No automatic garbage collection meanwhile: it takes as long as a step, and would free what others had left."""
-    enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if enabled:
-            gc.enable()
+        gc.enable()
 
 
 def time_rounds(
-    steps: Mapping[str, tuple[Step, int]],
-    rounds: int,
-    *,
-    wait: Callable[[], None] = lambda: None,
-    clock: Callable[[], float] = time.perf_counter,
+    steps: Mapping[str, tuple[Step, int]], rounds: int, *, wait: Callable[[], None] = lambda: None
 ) -> tuple[dict[str, list[float]], dict[str, str]]:
     """Time several kinds of steps side by side: every round runs one period of each.
 
-    What slows the machine for a while then slows all of them. Each round begins with another one, so that none is
-    always first.
+    What slows the machine for a while then slows all of them. Each round begins with another one.
 
     Args:
         steps: name -> the step and its period K.
-        rounds: how often.
         wait: waits for the device.
-        clock: seconds.
 
     Returns:
         Name -> seconds per step, one number per round; and name -> the reason, for those whose step raised.
@@ -68,7 +59,7 @@ def time_rounds(
                 continue
             step, period = steps[name]
             wait()
-            started = clock()
+            started = time.perf_counter()
             try:
                 for _ in range(period):
                     step()
@@ -77,20 +68,15 @@ def time_rounds(
                 failed[name] = reason(error)
                 del seconds[name]
                 continue
-            seconds[name].append((clock() - started) / period)
+            seconds[name].append((time.perf_counter() - started) / period)
     return seconds, failed
 
 
 def peak_memory(contender: Contender, work: Workload, setup: Setup) -> float:
     """Largest number of MiB in tensors at any time during one period of steps, weights and optimizer state included.
 
-    Counted by torch's allocator on every device, so it is exact and does not depend on what else the machine does. The
-    first step, which sets up optimizer and checks, is left out. Call it without automatic garbage collection.
-
-    Args:
-        contender: whose steps; made anew, on a copy of ``work``.
-        work: model and batch.
-        setup: see :class:`~hyfreedp.experiments.benchmark.contenders.Setup`.
+    Counted by torch's allocator on every device, so it is exact. The first step, which sets up optimizer and checks, is
+    left out. Call it without automatic garbage collection.
     """
     shared = sum(tensor.nbytes for tensor in work.frozen)
     grown = _peak_on_cpu if work.inputs.device == CPU else _peak_on_accelerator

@@ -22,7 +22,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from hyfreedp.devices import random_states_kept
+from hyfreedp.running.devices import random_states_kept
 
 Family = Literal["vit", "gpt2", "llama"]
 Tuning = Literal["full", "biases", "lora"]
@@ -33,7 +33,6 @@ class Shape:
     """Everything that the cost of a step depends on.
 
     Attributes:
-        width, depth, heads: of the transformer.
         tokens: T per sample; for a ViT the patches and the class token, so a square plus one.
         outputs: classes, or entries of the vocabulary.
         patch: side of a ViT's patches, in pixels.
@@ -86,13 +85,7 @@ _LORA_TARGETS: dict[Family, str] = {
 
 @dataclass
 class Workload:
-    """A model in train mode and one batch.
-
-    Attributes:
-        module: maps ``inputs`` to logits, shape (B, outputs), or (B, T, outputs) for language models.
-        inputs: images (B, 3, side, side) or token ids (B, T).
-        labels: (B,) or (B, T).
-    """
+    """A model in train mode, which maps ``inputs`` to logits (B, outputs) or (B, T, outputs), and one batch."""
 
     module: nn.Module
     inputs: Tensor
@@ -114,15 +107,10 @@ class Workload:
 
 
 def make_workload(shape: Shape, tuning: Tuning, device: str | torch.device = "cpu", *, seed: int = 0) -> Workload:
-    """A model of this shape with random weights on ``device``, ready to be trained.
+    """A model of this shape with random weights, built on ``device`` alone, ready to be trained.
 
     Args:
-        shape: of model and batch.
         tuning: which parameters train: all ("full"), "biases" only, or low-rank updates of attention ("lora").
-        device: the model is built there, and nowhere else before.
-
-    Raises:
-        ValueError: the shape does not allow the tuning, or a ViT's number of tokens is not a square plus one.
     """
     if tuning not in shape.tunings:
         raise ValueError(f"tuning must be one of {', '.join(map(repr, shape.tunings))} here, got {tuning!r}")
@@ -132,9 +120,7 @@ def make_workload(shape: Shape, tuning: Tuning, device: str | torch.device = "cp
         torch.device(device),
         _default_dtype(torch.bfloat16 if shape.bfloat16 else None),
     ):
-        warnings.filterwarnings(
-            "ignore", "IProgress not found"
-        )  # when libraries imported here find no notebook widgets
+        warnings.filterwarnings("ignore", "IProgress not found")  # by libraries that look for notebook widgets
         torch.manual_seed(seed)
         module, inputs, labels = _MAKERS[shape.family](shape)
         _choose_trainable(module, shape.family, tuning)
@@ -214,11 +200,8 @@ def _llama(shape: Shape) -> tuple[nn.Module, Tensor, Tensor]:
     return _NextToken(module), *_token_batch(shape)
 
 
-_MAKERS: dict[Family, Callable[[Shape], tuple[nn.Module, Tensor, Tensor]]] = {
-    "vit": _vit,
-    "gpt2": _gpt2,
-    "llama": _llama,
-}
+_MAKERS: dict[Family, Callable[[Shape], tuple[nn.Module, Tensor, Tensor]]]
+_MAKERS = {"vit": _vit, "gpt2": _gpt2, "llama": _llama}
 
 
 class _NextToken(nn.Module):

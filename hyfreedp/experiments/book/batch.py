@@ -9,13 +9,17 @@ import hashlib
 import json
 import logging
 import os
+import shlex
 import shutil
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed, wait
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Literal
+from unittest.mock import patch
 
 import papermill
 import psutil
@@ -23,14 +27,104 @@ from jupyter_core.utils import ensure_event_loop
 
 import hyfreedp
 from hyfreedp.experiments.book import committed, notebooks, page
-from hyfreedp.experiments.book.jobs import Job, Origin, Outcome
+from hyfreedp.experiments.book.parameters import parse_value
 from hyfreedp.experiments.runs import again
 from hyfreedp.experiments.store import archive
 from hyfreedp.experiments.store.files import write_text
 from hyfreedp.experiments.store.paths import workspace
 from hyfreedp.experiments.store.provenance import commit, environment
+from hyfreedp.running.checks import nearest
 
 PACKAGE = Path(hyfreedp.__file__).parent
+
+
+@dataclass(frozen=True)
+class Job:
+    """One notebook of a batch: its source and the parameters set in it, ``profile`` among them."""
+
+    source: Path
+    parameters: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The stem of its files."""
+        return self.source.stem
+
+    @property
+    def output(self) -> Path:
+        """The folder of its figures and tables."""
+        return workspace().output(self.parameters["profile"])
+
+    @property
+    def record(self) -> Path:
+        """What is kept of its execution."""
+        return workspace().build / self.parameters["profile"] / f"{self.name}.json"
+
+    @property
+    def command(self) -> str:
+        """The command line that does this job alone."""
+        settings = [f"{name}={value}" for name, value in self.parameters.items() if name != "profile"]
+        words = ["reproduce", "--profile", self.parameters["profile"], "--only", self.name]
+        return shlex.join(["python", "-m", "hyfreedp.experiments", *words, *(["--set", *settings] if settings else [])])
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a job.
+
+    Attributes:
+        status: "up to date" if an earlier batch finished the same job and its figures are still there.
+        made: names of the files that it made, in its job's folder.
+        made_with: versions, hardware and commit of that execution.
+    """
+
+    job: Job
+    status: Literal["done", "up to date", "failed"]
+    seconds: float
+    made: Sequence[str] = ()
+    made_with: Mapping[str, str] = field(default_factory=dict)
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where the training runs of a batch come from.
+
+    Attributes:
+        committed: keys of the committed runs that were read, or stood ready to be.
+        trained: how many runs the batch trained itself.
+        made_with: versions and hardware of the committed ones, a line each.
+        again: a sentence on those that were trained once more, then a line each; none if all were trained here.
+    """
+
+    committed: frozenset[str] = frozenset()
+    trained: int = 0
+    made_with: Sequence[str] = ()
+    again: Sequence[str] = ()
+
+    def __str__(self) -> str:
+        if not self.committed:
+            return "every run was trained on this machine"
+        ready = f"{len(self.committed):,} runs are read from committed records, {self.trained} others were trained here"
+        return f"{ready}; {self.again[0]}" if self.again else ready
+
+
+def plan(selected: Sequence[Path], profile: str, settings: Mapping[str, str]) -> list[Job]:
+    """The jobs of a batch, all parameters checked before anything runs.
+
+    Args:
+        settings: parameter name -> text; each goes to those notebooks that have the parameter.
+    """
+    defaults = {source: notebooks.defaults(source) for source in selected}
+    known = sorted({name for own in defaults.values() for name in own} - {"profile"})
+    for name in set(settings) - set(known):
+        hint = nearest(name, known)
+        raise ValueError(f"no selected notebook has a parameter {name!r}: they take {', '.join(known)}{hint}")
+    jobs = []
+    for source, own in defaults.items():
+        given = {name: parse_value(name, text, own[name]) for name, text in settings.items() if name in own}
+        jobs.append(Job(source, {"profile": profile} | given))
+    return jobs
 
 
 def reproduce(jobs: Sequence[Job], profile: str, *, workers: int = 1, fresh: bool = False, remake: bool = False) -> int:
@@ -44,27 +138,28 @@ def reproduce(jobs: Sequence[Job], profile: str, *, workers: int = 1, fresh: boo
     """
     here = workspace()
     folder, cells = here.build / profile, here.cells
-    committed_runs: dict[str, bytes] = {}
+    recorded: dict[str, bytes] = {}
     if fresh:
         cells = folder / "cells"
         shutil.rmtree(cells, ignore_errors=True)
         for job in jobs:
-            _record_path(job).unlink(missing_ok=True)
+            job.record.unlink(missing_ok=True)
     else:
-        committed_runs = archive.read(here.results / profile / archive.NAME)
-        archive.unpack(committed_runs, cells)
-    known = _runs(cells)
-    path = folder / "report.html"
-    with _environment(HYFREEDP_CELLS=str(cells.resolve())):
+        recorded = archive.read(here.results / profile / archive.NAME)
+        archive.unpack(recorded, cells)
+    known, path, remade = _runs(cells), folder / "report.html", []
+    with patch.dict(os.environ, HYFREEDP_CELLS=str(cells.resolve())):  # which the kernels inherit
         try:
             outcomes = run(jobs, workers)
-            remade = _remade(committed_runs, folder / "again", workers) if remake else []
+            if remake:
+                shutil.rmtree(folder / "again", ignore_errors=True)  # of the batch before
+                remade = again.again(recorded, folder / "again", jobs=workers)
         except KeyboardInterrupt:
             print("\ninterrupted; the same command goes on from here", flush=True)
             return 130
         made = [name for outcome in outcomes for name in outcome.made]
         comparison = committed.compare(here.figures, here.output(profile), made)
-        origin = _origin(committed_runs, cells, known, remade)
+        origin = _origin(recorded, cells, known, remade)
         write_text(path, page.page(outcomes, profile, comparison, origin))
     print(*origin.again, origin, comparison, sep="\n", flush=True)
     failed = [outcome for outcome in outcomes if outcome.status == "failed"]
@@ -80,16 +175,11 @@ def _runs(cells: Path) -> set[str]:
     return {path.stem for path in cells.glob("*.json") if "." not in path.stem}  # a run's scores lie beside it
 
 
-def _remade(committed_runs: dict[str, bytes], folder: Path, workers: int) -> list[again.Again]:
-    shutil.rmtree(folder, ignore_errors=True)  # of the batch before
-    return again.again(committed_runs, folder, jobs=workers)
-
-
-def _origin(committed_runs: dict[str, bytes], cells: Path, known: set[str], remade: list[again.Again]) -> Origin:
-    keys = archive.unchanged(committed_runs, cells)
-    environments = [json.loads(committed_runs[f"{key}.json"])["environment"] for key in sorted(keys)]
+def _origin(recorded: dict[str, bytes], cells: Path, known: set[str], remade: list[again.Again]) -> Origin:
+    keys = archive.unchanged(recorded, cells)
+    environments = [json.loads(recorded[f"{key}.json"])["environment"] for key in sorted(keys)]
     made_with = [", ".join(f"{name} {value}" for name, value in one.items()) for one in environments]
-    lines = [again.summary(remade, len(committed_runs) // 2), *map(str, remade)] if remade else []
+    lines = [again.summary(remade, len(recorded) // 2), *map(str, remade)] if remade else []
     return Origin(frozenset(keys), len(_runs(cells) - known), list(dict.fromkeys(made_with)), lines)
 
 
@@ -102,7 +192,7 @@ def run(jobs: Sequence[Job], workers: int = 1) -> list[Outcome]:
 
     def ended(outcome: Outcome) -> None:
         outcomes[outcome.job.name] = outcome
-        done = "up to date" if outcome.status == "up to date" else f"{outcome.status} after {outcome.seconds:.0f} s"
+        done = outcome.status + ("" if outcome.status == "up to date" else f" after {outcome.seconds:.0f} s")
         left = ", ".join(job.name[:2] for job in jobs if job.name not in outcomes)
         print(f"[{len(outcomes)}/{len(jobs)}] {outcome.job.name}: {done}; {left or 'none'} left", flush=True)
 
@@ -139,45 +229,37 @@ def _execute(job: Job) -> Outcome:
     started = time.perf_counter()
     try:
         with closing(ensure_event_loop()):  # Jupyter opens one per thread and leaves it open
-            made = notebooks.make(job.source, _record_path(job).with_suffix(".ipynb"), job.parameters)
-    except papermill.PapermillExecutionError as error:
-        return Outcome(job, "failed", time.perf_counter() - started, error=str(error))
-    except Exception:  # a kernel that died or never came up; the other notebooks may still succeed
-        return Outcome(job, "failed", time.perf_counter() - started, error=traceback.format_exc())
+            made = notebooks.make(job.source, job.record.with_suffix(".ipynb"), job.parameters)
+    except Exception as error:  # a kernel that died or never came up too; the other notebooks may still succeed
+        told = str(error) if isinstance(error, papermill.PapermillExecutionError) else traceback.format_exc()
+        return Outcome(job, "failed", time.perf_counter() - started, error=told)
     seconds = time.perf_counter() - started
     made_with = {"commit": commit(), **environment()}
     record = {
         "fingerprint": fingerprint,
         "seconds": seconds,
         "made_with": made_with,
-        "made": {name: _digest(job.output / name) for name in made},
-        "read": {name: _digest(workspace().root / name) for name in _inputs(job, made)},
+        "made": made,
+        "files": {str(path): _digest(path) for path in _files(job, made)},
     }
-    write_text(_record_path(job), json.dumps(record, indent=1) + "\n")
+    write_text(job.record, json.dumps(record, indent=1) + "\n")
     return Outcome(job, "done", seconds, made, made_with)
 
 
 def _finished(job: Job) -> Outcome | None:
     """The outcome of an earlier batch, if executing the job again could give nothing else."""
-    path = _record_path(job)
-    record = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    record = json.loads(job.record.read_text(encoding="utf-8")) if job.record.exists() else None
     if record is None or record["fingerprint"] != _fingerprint(job):
         return None
-    files = [(job.output, record["made"]), (workspace().root, record["read"])]
-    if any(_digest(folder / name) != digest for folder, digests in files for name, digest in digests.items()):
+    if any(_digest(Path(name)) != digest for name, digest in record["files"].items()):
         return None
-    return Outcome(job, "up to date", record["seconds"], list(record["made"]), record["made_with"])
-
-
-def _record_path(job: Job) -> Path:
-    return workspace().build / job.parameters["profile"] / f"{job.name}.json"
+    return Outcome(job, "up to date", record["seconds"], record["made"], record["made_with"])
 
 
 def _fingerprint(job: Job) -> str:
     """Hash of all that the notebook's result follows from, but for the files that it reads."""
     digest = hashlib.sha256(json.dumps([job.parameters, environment()], sort_keys=True).encode())
-    package = sorted(path for path in PACKAGE.rglob("*.*") if path.suffix in (".py", ".html", ".css", ".js"))
-    for path in [job.source, *package]:
+    for path in [job.source, *sorted(PACKAGE.rglob("*.py"))]:
         digest.update(_digest(path).encode())
     return digest.hexdigest()
 
@@ -187,21 +269,9 @@ def _digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
 
 
-def _inputs(job: Job, made: Sequence[str]) -> set[str]:
-    """The files of the repository that figures and tables say they were made from."""
-    root = workspace().root
-    paths = [job.output / name for name in made if name.endswith(".json")]
-    described = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
-    return {name for made_of in described for name in made_of["inputs"] if (root / name).is_file()}
-
-
-@contextmanager
-def _environment(**variables: str) -> Iterator[None]:
-    """Environment variables that the kernels inherit."""
-    before = dict(os.environ)
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
+def _files(job: Job, made: Sequence[str]) -> set[Path]:
+    """The files that a notebook made, and those of the repository that they say they were made from."""
+    paths = {job.output / name for name in made}
+    described = [json.loads(path.read_text(encoding="utf-8")) for path in paths if path.suffix == ".json"]
+    read = {workspace().root / name for made_of in described for name in made_of["inputs"]}
+    return paths | {path for path in read if path.is_file()}

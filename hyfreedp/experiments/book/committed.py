@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import nbformat
@@ -23,41 +22,21 @@ from hyfreedp.experiments.store.provenance import environment
 
 # Whatever lies elsewhere is a source: it must be committed before outputs are made of it.
 _OUTPUTS = ("figures", "notebooks/solutions", "notebooks/*.ipynb")
-_MADE_WITH = "made_with.json"
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """Files of a batch beside those that are committed.
-
-    Attributes:
-        equal: names of those that are the same, byte for byte.
-        different: names of the others.
-        apart: how many are not compared, since they were made with other parameters or are not committed.
-    """
-
-    equal: tuple[str, ...]
-    different: tuple[str, ...]
-    apart: int
-
-    def __str__(self) -> str:
-        compared = len(self.equal) + len(self.different)
-        if not compared:
-            return "no figure or table has the parameters of the committed ones"
-        text = f"{len(self.equal)} of {compared} files are the committed ones, byte for byte"
-        text += f"; {self.apart} have other parameters" if self.apart else ""
-        return text + (f"; different: {', '.join(self.different)}" if self.different else "")
-
-
-def compare(theirs: Path, ours: Path, made: Sequence[str]) -> Comparison:
-    """Compare files in the folder ``ours`` with those of the same names in ``theirs``, where their parameters agree."""
+def compare(theirs: Path, ours: Path, made: Sequence[str]) -> str:
+    """How many files in the folder ``ours`` are those of the same names in ``theirs``, where their parameters agree."""
     found: dict[bool, list[str]] = {True: [], False: []}
-    for name in made:
+    for name in sorted(made):
         described = Path(name).with_suffix(".json")
         if (theirs / name).is_file() and _parameters(theirs / described) == _parameters(ours / described):
             found[(theirs / name).read_bytes() == (ours / name).read_bytes()].append(name)
-    equal, different = (tuple(sorted(found[same])) for same in (True, False))
-    return Comparison(equal, different, len(made) - len(equal) - len(different))
+    compared = len(found[True]) + len(found[False])
+    if not compared:
+        return "no figure or table has the parameters of the committed ones"
+    text = f"{len(found[True])} of {compared} files are the committed ones, byte for byte"
+    text += f"; {len(made) - compared} have other parameters" if len(made) > compared else ""
+    return text + (f"; different: {', '.join(found[False])}" if found[False] else "")
 
 
 def _parameters(path: Path) -> object:
@@ -79,7 +58,7 @@ def update(selected: Sequence[Path]) -> None:
             f"amend it afterwards): {', '.join(changed)}"
         )
     figures = workspace().figures
-    record = figures / _MADE_WITH
+    record = figures / "made_with.json"
     for source in selected:
         print(f"{source.stem}: executing", flush=True)
         student, solved = source.with_suffix(".ipynb"), notebooks.solutions(source)

@@ -20,11 +20,8 @@ def check(answer: float | None, truth: Callable[[], float], *, relative: float =
 
     Args:
         answer: a number; None as long as there is none.
-        truth: computes the answer. A function, so that the cell neither shows nor computes it before it is needed.
+        truth: a function, so that the cell neither shows nor computes it before it is needed.
         relative: how far the answer may be from the true one, as a share of that.
-
-    Raises:
-        TypeError: the answer is no number.
     """
     display(Markdown(_said(answer, truth, relative)))
 

@@ -18,9 +18,9 @@ from nbclient.exceptions import DeadKernelError
 from traitlets import Int
 from traitlets.config import Config
 
-from hyfreedp.checks import nearest
 from hyfreedp.experiments.store.files import replacing
 from hyfreedp.experiments.store.paths import workspace
+from hyfreedp.running.checks import nearest
 
 LINKS = "links"  # tag of cells that are added when a notebook is executed
 PROFILES = ("smoke", "laptop", "gpu", "paper")
@@ -30,10 +30,7 @@ _ENCRYPTED = {"KernelManager": {"transport_encryption": "auto"}}
 
 
 class QuietKernel(AsyncKernelManager):
-    """A kernel that leaves our terminal alone: what it and its subprocesses write there goes to a file.
-
-    What a cell prints is in the notebook. Of that, a kernel would repeat here what subprocesses print.
-    """
+    """A kernel that leaves our terminal alone: what it and its subprocesses write there goes to a file."""
 
     file = Int(subprocess.DEVNULL, help="descriptor of the file").tag(config=True)
 
@@ -42,14 +39,7 @@ class QuietKernel(AsyncKernelManager):
 
 
 def sources(only: Sequence[str] = ()) -> list[Path]:
-    """The notebooks' percent-format sources, in order.
-
-    Args:
-        only: numbers ("05") or names ("05_training_dynamics") of those wanted; all of them if empty.
-
-    Raises:
-        ValueError: no notebook has that number or name.
-    """
+    """The notebooks' percent-format sources, in order; only those with these numbers ("05") or names, if any."""
     found = sorted(workspace().notebooks.glob("[0-9][0-9]_*.py"))
     known = {key: source for source in found for key in (source.stem, source.stem[:2])}
     for name in only:
@@ -71,11 +61,7 @@ def title(source: Path) -> str:
 
 
 def defaults(source: Path) -> dict[str, Any]:
-    """Name and default of each parameter: the literals assigned in the cell tagged ``parameters``.
-
-    Raises:
-        ValueError: there is no such cell, or it holds anything but assignments of literals to names.
-    """
+    """Name and default of each parameter: the literals assigned in the cell tagged ``parameters``, and nothing else."""
     cells = [cell for cell in jupytext.read(source).cells if "parameters" in cell.metadata.get("tags", [])]
     if len(cells) != 1:
         raise ValueError(f"{source.name} must have one cell tagged 'parameters', it has {len(cells)}")

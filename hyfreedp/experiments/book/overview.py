@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -13,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Rectangle
 
 from hyfreedp import PRESETS
-from hyfreedp.clipping import AutomaticClipping
+from hyfreedp.gradients import AutomaticClipping
 from hyfreedp.votes import OPENING, PEAK, REVIEWS, vote_steps
 
 WIDTH, HEIGHT = 100.0, 83.0  # tenths of an inch: a box 10 wide is an inch wide
@@ -26,7 +25,9 @@ BY_BUDGET: dict[str, Any] = {"facecolor": NOISE, "edgecolor": NOISE, "linewidth"
 BY_DEFAULT: dict[str, Any] = {"facecolor": "white", "edgecolor": INK, "linewidth": 1.6, "linestyle": (0, (2, 1.5))}
 BY_LEARNING: dict[str, Any] = {"facecolor": "white", "edgecolor": LEARNED, "linewidth": 3.0}
 
-LANES = {"step": 69.5, "paper": 49.5, "robust": 29.5}
+LANES = {"step": 68.3, "paper": 49.5, "robust": 29.5}
+HEIGHT_OF_A_BOX = 12.5
+COLUMNS = ((15.5, 31.0), (34.0, 50.0), (52.0, 64.0), (67.0, 81.5), (84.0, 96.5))
 
 
 def draw() -> Figure:
@@ -35,9 +36,42 @@ def draw() -> Figure:
     axes.set(xlim=(0, WIDTH), ylim=(0, HEIGHT))
     axes.axis("off")
     _zones(axes)
-    _gradient_lane(axes)
-    _probe_lane(axes)
-    _vote_lane(axes)
+    stability = AutomaticClipping().stability
+    _lane(
+        axes,
+        "step",
+        "At every\nstep",
+        "",
+        "Poisson batch,\nrate $q = B/N$;\nforward: losses $L_i$",
+        f"gradients $g_i$,\nnormalised, summed\n$\\Sigma_i\\; g_i\\,/\\,(\\|g_i\\| + {stability:g})$",
+        "noise\n$+\\;\\sigma_g\\, \\mathcal{N}(0, I)$",
+        "any optimizer:\ndirection $G$",
+        "update\n$w \\leftarrow w - \\eta\\, G$",
+        by_default=(0, 3),
+    )
+    _lane(
+        axes,
+        "paper",
+        "Preset\n“paper”",
+        f"every {PRESETS['paper'].interval} steps",
+        "forward at $w \\pm hG$,\n$h = \\eta$:\nlosses $L_{-}, L_0, L_{+}$",
+        "clip each loss\n$\\min(L_{k,i},\\, R_l)$",
+        "sum\n$+\\;\\sigma_l R_l\\, \\mathcal{N}(0, I_3)$",
+        "parabola through\n$\\tilde L_{-}, \\tilde L_0, \\tilde L_{+}$:\nslope $b$, curvature $a$",
+        "$b/a$\nif $a, b > 0$, and\nnear the old $\\eta$",
+    )
+    _lane(
+        axes,
+        "robust",
+        "Preset\n“robust”",
+        f"after {OPENING} steps, then\n{len(REVIEWS)} times up to\n{REVIEWS[-1]:.0%} of the run",
+        "same batch, forward\nat an average $\\bar w$ of\nthe weights so far:\nlosses $\\bar L_i$",
+        "one vote per record\n$\\mathrm{sign}(\\bar L_i - L_i)$:\nat most 1, whatever\nthe losses",
+        "sum\n$+\\;\\sigma_l\\, \\mathcal{N}(0, 1)$",
+        "margin of $w$ over $\\bar w$:\nlost if too low",
+        "if lost: go back\nand brake $\\eta$;\nelse go on",
+    )
+    _ways_between_lanes(axes)
     _hyperparameters(axes)
     return figure
 
@@ -64,83 +98,44 @@ def _zones(axes: Axes) -> None:
     axes.plot([BORDER, BORDER], [bottom, top], color=INK, linewidth=1.2, linestyle=(0, (6, 3)))
 
 
-def _gradient_lane(axes: Axes) -> None:
-    y, height = LANES["step"], 10.0
-    _text(axes, 1.8, y + 7, "At every step", ha="left", fontweight="bold")
-    stability = AutomaticClipping().stability
-    boxes = [
-        (1.5, 12.0, "Poisson batch\nrate $q = B/N$", BY_DEFAULT),
-        (13.7, 22.2, "forward\nlosses $L_i$", PLAIN),
-        (23.9, 33.9, "backward\ngradients $g_i$", PLAIN),
-        (35.6, 50.0, f"normalise, sum\n$\\Sigma_i\\; g_i\\,/\\,(\\|g_i\\| + {stability:g})$", PLAIN),
-        (52.0, 64.0, "noise\n$+\\;\\sigma_g\\, \\mathcal{N}(0, I)$", BY_BUDGET),
-        (67.0, 80.5, "any optimizer\ndirection $G$", BY_DEFAULT),
-        (84.0, 96.5, "update\n$w \\leftarrow w - \\eta\\, G$", PLAIN),
-    ]
-    _row(axes, y, height, boxes, labels={4: "$\\div B$"})
+def _lane(axes: Axes, name: str, title: str, when: str, *texts: str, by_default: Sequence[int] = ()) -> None:
+    """A row of boxes with an arrow from each to the next; noise is added in the third."""
+    y = LANES[name]
+    _text(axes, 1.8, y, title, ha="left", fontweight="bold", va="bottom")
+    _text(axes, 1.8, y - 0.8, when, ha="left", va="top")
+    for place, ((left, right), text) in enumerate(zip(COLUMNS, texts, strict=True)):
+        style = BY_BUDGET if place == 2 else BY_DEFAULT if place in by_default else PLAIN
+        _box(axes, (left, y - HEIGHT_OF_A_BOX / 2, right, y + HEIGHT_OF_A_BOX / 2), text, style)
+        if place:
+            _arrow(axes, (COLUMNS[place - 1][1], y), (left, y))
+    _text(axes, (COLUMNS[2][1] + COLUMNS[3][0]) / 2, y + 1.8, "$\\div B$")
+
+
+def _ways_between_lanes(axes: Axes) -> None:
+    half = HEIGHT_OF_A_BOX / 2
+    step, paper, robust = LANES.values()
     # The new rate moves this very step, and those up to the next probe or vote.
-    chip = (84.0, 59.0, 96.5, 62.0)
-    _box(axes, chip, "new $\\eta$", BY_LEARNING)
-    _arrow(axes, (90.2, LANES["paper"]), (90.2, chip[1]), color=LEARNED)
-    _arrow(axes, (90.2, chip[3]), (90.2, y - height / 2), color=LEARNED)
-    axes.plot([96.5, 98.2, 98.2], [LANES["robust"], LANES["robust"], 60.5], color=LEARNED, linewidth=1.6)
-    _arrow(axes, (98.2, 60.5), (96.5, 60.5), color=LEARNED)
-    # The new weights are those of the next step.
-    above = y + height / 2 + 3.2
-    axes.plot([90.2, 90.2, 17.9], [y + height / 2, above, above], color=INK, linewidth=1.2)
-    _arrow(axes, (17.9, above), (17.9, y + height / 2))
-    _text(axes, 73.5, above - 1.7, "the next step starts from the new weights")
-    # G goes back to the records: that is where the probes look.
-    turn, left = 60.5, 13.3
-    axes.plot([74, 74, left, left], [y - height / 2, turn, turn, LANES["paper"]], color=INK, linewidth=1.2)
-    _text(axes, 40, turn + 1.4, "probe: look along $G$, on the same batch")
-    _arrow(axes, (left, LANES["paper"]), (15.5, LANES["paper"]))
-
-
-def _probe_lane(axes: Axes) -> None:
-    boxes = [
-        (15.5, 31.0, "forward at $w \\pm hG$,\n$h = \\eta$:\nlosses $L_{-}, L_0, L_{+}$", PLAIN),
-        (34.0, 50.0, "clip each loss\n$\\min(L_{k,i},\\, R_l)$", PLAIN),
-        (52.0, 64.0, "sum\n$+\\;\\sigma_l R_l\\, \\mathcal{N}(0, I_3)$", BY_BUDGET),
-        (67.0, 81.5, "parabola through\n$\\tilde L_{-}, \\tilde L_0, \\tilde L_{+}$:\nslope $b$, curvature $a$", PLAIN),
-        (84.0, 96.5, "$b/a$\nif $a, b > 0$, and\nnear the old $\\eta$", PLAIN),
-    ]
-    floor = _lane(axes, "paper", f"every {PRESETS['paper'].interval} steps", boxes)
+    _box(axes, (84.0, 58.0, 96.5, 61.0), "new $\\eta$", BY_LEARNING)
+    _arrow(axes, (90.2, paper), (90.2, 58.0), color=LEARNED)
+    _arrow(axes, (90.2, 61.0), (90.2, step - half), color=LEARNED)
+    _path(axes, (96.5, robust), (98.2, robust), (98.2, 59.5), (96.5, 59.5), color=LEARNED)
+    # The new weights are those of the next step; G goes back to the records: that is where the probes look.
+    above = step + half + 2.0
+    _path(axes, (90.2, step + half), (90.2, above), (23.2, above), (23.2, step + half))
+    _text(axes, 73.5, above + 1.0, "the next step starts from the new weights")
+    _path(axes, (74, step - half), (74, 59.5), (13.3, 59.5), (13.3, paper), (15.5, paper))
+    _text(axes, 40, 60.9, "probe: look along $G$, on the same batch")
     # The releases also set the next threshold.
-    below = floor - 2.6
-    axes.plot([74.5, 74.5, 42], [floor, below, below], color=LEARNED, linewidth=1.6)
-    _arrow(axes, (42, below), (42, floor), color=LEARNED)
+    below = paper - half - 2.6
+    _path(axes, (74.5, paper - half), (74.5, below), (42, below), (42, paper - half), color=LEARNED)
     _box(axes, (52.0, below - 1.5, 64.0, below + 1.5), "next $R_l$", BY_LEARNING)
     _text(axes, 75.5, below, "sum of the released losses", ha="left")
-
-
-def _vote_lane(axes: Axes) -> None:
-    when = f"after {OPENING} steps, then\n{len(REVIEWS)} times up to\n{REVIEWS[-1]:.0%} of the run"
-    boxes = [
-        (15.5, 31.0, "same batch, forward\nat an average $\\bar w$ of\nthe weights so far:\nlosses $\\bar L_i$", PLAIN),
-        (34.0, 50.0, "one vote per record\n$\\mathrm{sign}(\\bar L_i - L_i)$:\nat most 1, whatever\nthe losses", PLAIN),
-        (52.0, 64.0, "sum\n$+\\;\\sigma_l\\, \\mathcal{N}(0, 1)$", BY_BUDGET),
-        (67.0, 81.5, "margin of $w$ over $\\bar w$:\nlost if too low", PLAIN),
-        (84.0, 96.5, "if lost: go back\nand brake $\\eta$;\nelse go on", PLAIN),
-    ]
-    floor = _lane(axes, "robust", when, boxes)
     # Weights are private, so the records may be looked at with their average; the rate starts from public numbers.
-    below = floor - 5.2
-    average = (60.0, below - 2.4, 81.5, below + 2.4)
-    axes.plot([average[0], 23.2], [below, below], color=INK, linewidth=1.2)
-    _arrow(axes, (23.2, below), (23.2, floor))
-    _box(axes, average, "average $\\bar w$ of the\nweights so far", PLAIN)
+    below = robust - half - 5.2
+    _path(axes, (60, below), (23.2, below), (23.2, robust - half))
+    _box(axes, (60.0, below - 2.4, 81.5, below + 2.4), "average $\\bar w$ of the\nweights so far", PLAIN)
     _box(axes, (84.0, below - 2.4, 96.5, below + 2.4), f"start ${PEAK:g}/\\sqrt{{T}}$,\nlinear decay", BY_DEFAULT)
-    _arrow(axes, (90.2, below + 2.4), (90.2, floor))
-
-
-def _lane(axes: Axes, name: str, when: str, boxes: Sequence[tuple[float, float, str, dict[str, Any]]]) -> float:
-    """A preset's way from the records to the rate; the height of the floor of its boxes."""
-    y, height = LANES[name], 12.5
-    _text(axes, 1.8, y, f"Preset\n“{name}”", ha="left", fontweight="bold", va="bottom")
-    _text(axes, 1.8, y - 0.8, when, ha="left", va="top")
-    _row(axes, y, height, boxes, labels={2: "$\\div B$"})
-    return y - height / 2
+    _arrow(axes, (90.2, below + 2.4), (90.2, robust - half))
 
 
 def _hyperparameters(axes: Axes) -> None:
@@ -170,28 +165,12 @@ def _hyperparameters(axes: Axes) -> None:
         ),
     ]
     # From the accountant to the noise.
-    axes.plot([30, 30, 56], [12, 13, 13], color=NOISE, linewidth=1.6)
-    _arrow(axes, (56, 13), (56, LANES["robust"] - 6.25), color=NOISE)
+    _path(axes, (30, 12), (30, 13), (56, 13), (56, LANES["robust"] - HEIGHT_OF_A_BOX / 2), color=NOISE)
     for left, right, name, text, style in columns:
         _box(axes, (left, 1.0, right, 12.0), "", style)
         options: dict[str, Any] = {"color": _ink(style), "linespacing": 1.35}
         _text(axes, (left + right) / 2, 9.5, name, fontweight="bold", **options)
         _text(axes, (left + right) / 2, 5.0, text, **options)
-
-
-def _row(
-    axes: Axes,
-    y: float,
-    height: float,
-    boxes: Sequence[tuple[float, float, str, dict[str, Any]]],
-    labels: dict[int, str],
-) -> None:
-    """Boxes (left, right, text, style) side by side, an arrow from each to the next with an optional label."""
-    for left, right, text, style in boxes:
-        _box(axes, (left, y - height / 2, right, y + height / 2), text, style)
-    for index, (box, following) in enumerate(pairwise(boxes)):
-        _arrow(axes, (box[1], y), (following[0], y))
-        _text(axes, (box[1] + following[0]) / 2, y + 1.8, labels.get(index, ""))
 
 
 def _box(axes: Axes, corners: tuple[float, float, float, float], text: str, style: dict[str, Any]) -> None:
@@ -216,3 +195,9 @@ def _text(axes: Axes, x: float, y: float, text: str, **options: Any) -> None:
 def _arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float], color: str = INK) -> None:
     style = {"arrowstyle": "-|>", "color": color, "linewidth": 1.2, "shrinkA": 0, "shrinkB": 0, "mutation_scale": 10}
     axes.annotate("", end, start, arrowprops=style, zorder=2)
+
+
+def _path(axes: Axes, *corners: tuple[float, float], color: str = INK) -> None:
+    """A line from corner to corner, with an arrow at its end."""
+    axes.plot(*zip(*corners[:-1], strict=True), color=color, linewidth=1.2)
+    _arrow(axes, corners[-2], corners[-1], color)

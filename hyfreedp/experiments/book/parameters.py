@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
-from hyfreedp.checks import nearest
+from hyfreedp.running.checks import nearest
 
 # IPython's own names of plain values; everything else that is a plain value came from a parameters cell.
 _NOTEBOOK_NAMES = {"In", "Out"}
@@ -21,10 +22,6 @@ def check_parameters(namespace: Mapping[str, Any], allowed: Mapping[str, type | 
     Args:
         namespace: the notebook's ``globals()``, in which nothing else has been assigned yet.
         allowed: parameter name -> its type (an int passes for a float), or the tuple of values it may have.
-
-    Raises:
-        TypeError: an unknown name (with the nearest known one) or a value of another type.
-        ValueError: none of the values allowed, or a number of seeds, rounds or jobs below one.
     """
     for name, value in namespace.items():
         if name.startswith("_") or name in _NOTEBOOK_NAMES or not isinstance(value, _PLAIN):
@@ -47,24 +44,16 @@ def parse_value(name: str, text: str, default: Any) -> Any:
     """What a command line's ``--set name=text`` means for a parameter with this default.
 
     Text is taken as it is for a string and read as a Python literal for any other type; nothing is ever evaluated.
-
-    Raises:
-        TypeError: not of the default's type.
     """
-    if isinstance(default, str):
-        return text
-    value: Any
-    try:
-        value = ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        value = text
+    value: Any = text
+    if not isinstance(default, str):
+        with suppress(ValueError, SyntaxError):
+            value = ast.literal_eval(text)
     if isinstance(default, list) and isinstance(value, tuple):  # 1,3,8 without brackets
         value = list(value)
     if isinstance(default, float) and not isinstance(value, bool):
-        try:
+        with suppress(ValueError):
             value = float(text)  # 1 and inf too
-        except ValueError:
-            pass
     _check_type(name, value, type(default))
     return value
 

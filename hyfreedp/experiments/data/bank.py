@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from hyfreedp.experiments.data.given import given, looked_at
 
 Labelled = tuple[Tensor, Tensor]  # features (N, d), and labels (N,) of two classes
 
@@ -40,14 +40,11 @@ def bank() -> Labelled:
         FileNotFoundError: it is not in ``$HYFREEDP_DATA``, with what to do.
         ValueError: the file has another number of records.
     """
-    folder = os.environ.get("HYFREEDP_DATA")
-    names = ("kinds/bank-full.csv.gz", "bank-full.csv")
-    path = next((Path(folder, name) for name in names if Path(folder, name).exists()), None) if folder else None
+    path = given("kinds/bank-full.csv.gz", "bank-full.csv")
     if path is None:
-        where = f"in HYFREEDP_DATA={folder}" if folder else "on this machine (HYFREEDP_DATA is not set)"
         raise FileNotFoundError(
-            f"UCI bank marketing is not {where}: set HYFREEDP_DATA to a folder with bank-full.csv, which is in the "
-            "archive of https://archive.ics.uci.edu/dataset/222/bank+marketing"
+            f"UCI bank marketing is not {looked_at()}: set HYFREEDP_DATA to a folder with bank-full.csv, which is in "
+            "the archive of https://archive.ics.uci.edu/dataset/222/bank+marketing"
         )
     rows = pd.read_csv(path, sep=";")
     y = torch.tensor((rows.iloc[:, -1] == "yes").to_numpy()).long()

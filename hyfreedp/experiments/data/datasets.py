@@ -11,7 +11,7 @@ import os
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +21,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from hyfreedp.experiments.data import image_files
+from hyfreedp.experiments.data.given import given, looked_at
 from hyfreedp.experiments.data.image_files import Part
 from hyfreedp.experiments.data.splits import held_out_from, shuffled_by_group
 from hyfreedp.experiments.store.paths import workspace
@@ -118,25 +119,26 @@ class ImageSet:
         validation_start: how many of the training images train where settings are chosen, four fifths and what is left
             of the last group; checked too.
         official: reads the official files below a folder, after downloading them there if asked to.
-        copies: packed copies, see :class:`~hyfreedp.experiments.data.image_files.Copy`.
+        copy: a packed one, see :class:`~hyfreedp.experiments.data.image_files.Copy`.
     """
 
     title: str
     sizes: tuple[int, int]
     validation_start: int
     official: Callable[[Path, bool], tuple[Part, Part]]
-    copies: tuple[image_files.Copy, ...] = ()
+    copy: image_files.Copy | None = None
 
 
+_cifar10, _cifar100 = (partial(image_files.cifar, kind) for kind in ("CIFAR10", "CIFAR100"))
 IMAGES = {
-    "cifar10": ImageSet("CIFAR-10", (50_000, 10_000), 40_000, image_files.cifar10, (image_files.CIFAR10_JPEG,)),
-    "cifar100": ImageSet("CIFAR-100", (50_000, 10_000), 40_000, image_files.cifar100),
+    "cifar10": ImageSet("CIFAR-10", (50_000, 10_000), 40_000, _cifar10, image_files.CIFAR10_JPEG),
+    "cifar100": ImageSet("CIFAR-100", (50_000, 10_000), 40_000, _cifar100),
     "svhn": ImageSet("SVHN", (73_257, 26_032), 58_605, image_files.svhn),
     # The whole training set of the benchmark. torchvision's GTSRB has the 26,640 images of an earlier competition.
-    "gtsrb": ImageSet("GTSRB", (39_209, 12_630), 31_379, image_files.gtsrb, (image_files.GTSRB_32,)),
+    "gtsrb": ImageSet("GTSRB", (39_209, 12_630), 31_379, image_files.gtsrb, image_files.GTSRB_32),
     # Public, for pre-training; its test images have no labels, so the validation images are its test part here.
     "tiny_imagenet": ImageSet(
-        "Tiny ImageNet", (100_000, 10_000), 80_000, image_files.tiny_imagenet, (image_files.TINY_IMAGENET_JPEG,)
+        "Tiny ImageNet", (100_000, 10_000), 80_000, image_files.tiny_imagenet, image_files.TINY_IMAGENET_JPEG
     ),
     "food101": ImageSet("Food-101", (75_750, 25_250), 60_600, image_files.food101),
 }
@@ -146,32 +148,32 @@ def images(name: str) -> Arrays:
     """An image data set: from ``$HYFREEDP_DATA``, from the cache, or from the internet.
 
     Raises:
-        FileNotFoundError: it is nowhere and cannot be downloaded, with what to do; or ``$HYFREEDP_DATA`` is no folder.
+        FileNotFoundError: it is nowhere and cannot be downloaded, with what to do.
         ValueError: a file is damaged, or has other images than expected.
     """
     wanted, cache = IMAGES[name], workspace().cache
-    variable = os.environ.get("HYFREEDP_DATA")
-    given = Path(variable) if variable else None
-    if given is not None and not given.is_dir():
-        raise FileNotFoundError(f"HYFREEDP_DATA must name a folder of data sets, got {variable!r}")
-    for copy in wanted.copies:
-        if given is not None and all((given / file).exists() for file in copy.checksums):
-            folder = cache / f"{name}-{copy.name}"
-            if not folder.exists():
-                copy.verify(given)
-                _decode(folder, wanted, *copy.read(given))
-            return _mapped(folder, copy.source)
-    folder = cache / f"{name}-official"
-    if not folder.exists():
-        _fetch(folder, wanted, given)
-    return _mapped(folder, "official")
+    folder, source = cache / f"{name}-official", "official"
+    if (copy := wanted.copy) is not None and all(map(given, copy.checksums)):
+        folder, source = cache / f"{name}-{copy.name}", copy.source
+        if not folder.exists():
+            copy.verify(data := Path(os.environ["HYFREEDP_DATA"]))
+            _decode(folder, wanted, *copy.read(data))
+    elif not folder.exists():
+        _fetch(folder, wanted)
+
+    def tensor(name: str) -> Tensor:
+        # Copy on write: torch wants writable memory, and a write would stay in this process.
+        return torch.from_numpy(np.load(folder / f"{name}.npy", mmap_mode="c"))
+
+    train, test = ((tensor(f"{part}_images"), tensor(f"{part}_labels")) for part in ("train", "test"))
+    return Arrays(train, test, wanted.validation_start, source)
 
 
-def _fetch(folder: Path, wanted: ImageSet, given: Path | None) -> None:
+def _fetch(folder: Path, wanted: ImageSet) -> None:
     """Decode the official files of ``$HYFREEDP_DATA``, or download them to a temporary folder and decode those."""
-    if given is not None:
+    if data := os.environ.get("HYFREEDP_DATA"):
         try:
-            parts = wanted.official(given, False)
+            parts = wanted.official(Path(data), False)
         except (OSError, RuntimeError):  # what torchvision raises where files are missing: not there, so try elsewhere
             pass
         else:
@@ -181,11 +183,10 @@ def _fetch(folder: Path, wanted: ImageSet, given: Path | None) -> None:
         try:
             parts = wanted.official(Path(temporary), True)
         except (OSError, RuntimeError) as error:
-            where = f"in HYFREEDP_DATA={given}" if given is not None else "on this machine (HYFREEDP_DATA is not set)"
             raise FileNotFoundError(
-                f"{wanted.title} is not {where} and could not be downloaded ({error}): connect to the internet, or set "
-                "HYFREEDP_DATA to a folder that has it in torchvision's layout"
-                + "".join(f" or as {', '.join(copy.checksums)}" for copy in wanted.copies)
+                f"{wanted.title} is not {looked_at()} and could not be downloaded ({error}): connect to the internet, "
+                "or set HYFREEDP_DATA to a folder that has it in torchvision's layout"
+                + (f" or as {', '.join(wanted.copy.checksums)}" if wanted.copy else "")
             ) from error
         _decode(folder, wanted, *parts)
 
@@ -206,7 +207,6 @@ def _decode(folder: Path, wanted: ImageSet, *parts: Part) -> None:
             expected = wanted.validation_start
             raise ValueError(f"{wanted.title} must have {expected} training images before validation, found {start}")
         _write(made, "train", train, order, wanted.title)
-        np.save(made / "train_groups.npy", groups[order])
         _write(made, "test", test, np.arange(len(test.labels)), wanted.title)
         try:
             made.rename(folder)
@@ -225,16 +225,3 @@ def _write(folder: Path, name: str, part: Part, order: np.ndarray, title: str) -
         pixels[place] = image.transpose(2, 0, 1)
     pixels.flush()
     np.save(folder / f"{name}_labels.npy", np.asarray(part.labels, dtype=np.int64)[order])
-
-
-def _mapped(folder: Path, source: str) -> Arrays:
-    def tensor(name: str) -> Tensor:
-        # Copy on write: torch wants writable memory, and a write would stay in this process.
-        return torch.from_numpy(np.load(folder / f"{name}.npy", mmap_mode="c"))
-
-    return Arrays(
-        train=(tensor("train_images"), tensor("train_labels")),
-        test=(tensor("test_images"), tensor("test_labels")),
-        validation_start=held_out_from(np.load(folder / "train_groups.npy")),
-        source=source,
-    )

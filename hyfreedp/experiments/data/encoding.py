@@ -6,14 +6,12 @@ any text, and trained on public text only: a vocabulary made from private text w
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
-import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from hyfreedp.experiments.data.grammar import Pair, documents, pairs
@@ -38,18 +36,14 @@ def public_texts() -> Iterable[str]:
 def train_tokenizer(texts: Iterable[str], size: int) -> PreTrainedTokenizerFast:
     """Byte-level byte-pair encoding (Sennrich et al. 2016; Radford et al. 2019); the same texts give the same one.
 
-    Args:
-        size: number of tokens: four special ones, 256 bytes, and merges as far as the texts have any.
+    ``size`` is its number of tokens: four special ones, 256 bytes, and merges as far as the texts have any.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    special = [PAD, BOS, EOS, SEP]
-    if size < len(special) + len(alphabet):
-        raise ValueError(f"size must be at least {len(special) + len(alphabet)}, got {size}")
     trainer = trainers.BpeTrainer(
-        vocab_size=size, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+        vocab_size=size, special_tokens=[PAD, BOS, EOS, SEP], initial_alphabet=alphabet, show_progress=False
     )
     tokenizer.train_from_iterator(texts, trainer)
     return _wrapped(tokenizer)
@@ -68,28 +62,9 @@ def _wrapped(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
     )
 
 
-def save_tokenizer(tokenizer: PreTrainedTokenizerFast, path: Path) -> None:
-    """Write one of :func:`train_tokenizer` as one JSON file, whole or not at all."""
-    write_text(path, tokenizer.backend_tokenizer.to_str(pretty=True) + "\n")
-
-
-def load_tokenizer(path: Path | None = None) -> PreTrainedTokenizerFast:
-    """Read what :func:`save_tokenizer` wrote: the committed one if no ``path`` is given.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it is another file.
-    """
-    path = path or workspace().checkpoints / COMMITTED
-    text = path.read_text(encoding="utf-8")
-    try:
-        vocabulary = json.loads(text)["model"]["vocab"]
-        tokenizer = Tokenizer.from_str(text)
-    except Exception as error:  # tokenizers raises nothing more precise
-        raise ValueError(f"{path} is no tokenizer: {error}") from error
-    if missing := [token for token in (PAD, BOS, EOS, SEP) if token not in vocabulary]:
-        raise ValueError(f"{path} is no tokenizer of this project: it has no {missing[0]}")
-    return _wrapped(tokenizer)
+def load_tokenizer() -> PreTrainedTokenizerFast:
+    """The committed tokenizer."""
+    return _wrapped(Tokenizer.from_file(str(workspace().checkpoints / COMMITTED)))
 
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase) -> int:
@@ -129,9 +104,8 @@ def encode_pairs(
     padding, separator, end = check_tokenizer(tokenizer), _separator(tokenizer), _end(tokenizer)
     meanings = _ids(tokenizer, [pair.meaning for pair in pairs])
     references = _ids(tokenizer, [pair.reference for pair in pairs])
-    for number, reference in enumerate(references, start=1):
-        if not reference:
-            raise ValueError(f"every reference must have a token, that of pair {number} has none")
+    if not all(references):
+        raise ValueError(f"every reference must have a token, that of pair {references.index([]) + 1} has none")
     sequences = [
         [*meaning, separator, *reference, end] for meaning, reference in zip(meanings, references, strict=True)
     ]
@@ -153,9 +127,8 @@ def encode_documents(
     padding, end = check_tokenizer(tokenizer), _end(tokenizer)
     start = end if tokenizer.bos_token_id is None else tokenizer.bos_token_id
     texts = _ids(tokenizer, documents)
-    for number, text in enumerate(texts, start=1):
-        if not text:
-            raise ValueError(f"every document must have a token, number {number} has none")
+    if not all(texts):
+        raise ValueError(f"every document must have a token, number {texts.index([]) + 1} has none")
     return _with_labels([[start, *text, end] for text in texts], [1] * len(texts), padding, context_length, "document")
 
 
@@ -170,10 +143,9 @@ def encode_prompts(tokenizer: PreTrainedTokenizerBase, meanings: Sequence[str]) 
         ValueError: no meaning.
     """
     padding, separator = check_tokenizer(tokenizer), _separator(tokenizer)
-    sequences = [[*ids, separator] for ids in _ids(tokenizer, meanings)]
-    lengths = np.array([len(sequence) for sequence in sequences])
-    filled = np.arange(lengths.max()) >= lengths.max() - lengths[:, None]
-    return _scattered(sequences, filled, padding), torch.from_numpy(filled.astype(np.int64))
+    sequences = [torch.tensor([*ids, separator]) for ids in _ids(tokenizer, meanings)]
+    tokens = pad_sequence(sequences, True, padding, "left")
+    return tokens, pad_sequence([torch.ones_like(sequence) for sequence in sequences], True, 0, "left")
 
 
 def _ids(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:
@@ -186,10 +158,8 @@ def _ids(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[
 
 
 def _separator(tokenizer: PreTrainedTokenizerBase) -> int:
-    for token in (tokenizer.sep_token_id, tokenizer.bos_token_id):
-        if token is not None:
-            return int(token)
-    return _end(tokenizer)
+    tokens = tokenizer.sep_token_id, tokenizer.bos_token_id, _end(tokenizer)
+    return next(int(token) for token in tokens if token is not None)
 
 
 def _end(tokenizer: PreTrainedTokenizerBase) -> int:
@@ -202,26 +172,20 @@ def _with_labels(
     sequences: list[list[int]], prompts: list[int], padding: int, context_length: int, kind: str
 ) -> tuple[Tensor, Tensor]:
     """Padded on the right; the first ``prompts`` tokens of each are no targets."""
-    lengths = np.array([len(sequence) for sequence in sequences])
-    if (too_long := np.flatnonzero(lengths > context_length)).size:
-        number = too_long[0]
-        raise ValueError(
-            f"no {kind} may have more tokens than the context length, {context_length}: number {number + 1} has "
-            f"{lengths[number]}"
-        )
-    places = np.arange(lengths.max())
-    filled = places < lengths[:, None]
-    tokens = _scattered(sequences, filled, padding)
-    targets = torch.from_numpy(filled & (places >= np.array(prompts)[:, None]))
-    return tokens, tokens.masked_fill(~targets, IGNORED)
-
-
-def _scattered(sequences: list[list[int]], filled: np.ndarray, padding: int) -> Tensor:
-    """Tokens in the rows' places that are ``filled``, (N, L), and padding in the others."""
-    tokens = np.full(filled.shape, padding, dtype=np.int64)
-    tokens[filled] = np.concatenate([np.asarray(sequence, dtype=np.int64) for sequence in sequences])
-    return torch.from_numpy(tokens)
+    for number, sequence in enumerate(sequences, start=1):
+        if len(sequence) > context_length:
+            raise ValueError(
+                f"no {kind} may have more tokens than the context length, {context_length}: number {number} has "
+                f"{len(sequence)}"
+            )
+    tokens = pad_sequence([torch.tensor(sequence) for sequence in sequences], True, padding)
+    labels = [
+        torch.tensor([IGNORED] * prompt + sequence[prompt:])
+        for sequence, prompt in zip(sequences, prompts, strict=True)
+    ]
+    return tokens, pad_sequence(labels, True, IGNORED)
 
 
 if __name__ == "__main__":
-    save_tokenizer(train_tokenizer(public_texts(), VOCABULARY), workspace().checkpoints / COMMITTED)
+    made = train_tokenizer(public_texts(), VOCABULARY).backend_tokenizer.to_str(pretty=True)
+    write_text(workspace().checkpoints / COMMITTED, made + "\n")

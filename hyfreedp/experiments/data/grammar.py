@@ -8,19 +8,19 @@ private domain alone, style, visitors and dogs in the public one alone. Nothing 
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 from typing import Literal
 
-from hyfreedp.experiments.data.lexicon import DOMAINS, FINDINGS, FRAMES, FRAMES_WITH_PLACE, PLACES
-
 Domain = Literal["public", "private"]
+WORDS = tomllib.loads(Path(__file__).with_name("grammar.toml").read_text(encoding="utf-8"))
 LONGEST_SENTENCE = 25  # words
 DOCUMENT_WORDS = range(40, 71)
 REFERENCES = 3  # different references to one meaning among the pairs
 _SLOTS_AT_LEAST, _ADJECTIVES_AT_MOST = 3, 2
-_TRIES = 200  # draws in a row that find nothing new, after which a domain counts as exhausted
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,8 @@ def pairs(domain: Domain, count: int, seed: int, *, excluded: frozenset[str] = f
     """Synthetic pairs in random order; each MR has up to ``REFERENCES`` of them, all different.
 
     Args:
-        domain: "public" or "private".
-        count: number of pairs.
+        count: number of pairs, of far fewer MRs than the domain has.
         excluded: MRs that may not occur, such as those of a test set.
-
-    Raises:
-        ValueError: the domain has too few MRs.
     """
     found = instances(domain, -(-count // REFERENCES), seed, REFERENCES, excluded=excluded)
     flat = [Pair(meaning, reference) for meaning, references in found for reference in references][:count]
@@ -51,24 +47,17 @@ def pairs(domain: Domain, count: int, seed: int, *, excluded: frozenset[str] = f
 def instances(
     domain: Domain, count: int, seed: int, references: int, *, excluded: frozenset[str] = frozenset()
 ) -> list[tuple[str, list[str]]]:
-    """Distinct MRs, none of ``excluded``, each with ``references`` distinct texts.
-
-    Raises:
-        ValueError: the domain has too few MRs, or an MR has too few texts.
-    """
+    """Distinct MRs, none of ``excluded``, each with ``references`` distinct texts."""
     generator = _generator("instances", domain, seed)
     found: dict[str, list[str]] = {}
-    tries = 0
     while len(found) < count:
         slots = _slots(domain, generator)
-        meaning = _meaning(slots)
-        if meaning in found or meaning in excluded:
-            tries += 1
-            if tries == _TRIES:
-                raise ValueError(f"count must be at most what the {domain} domain has, {len(found)} or so, got {count}")
-            continue
-        tries = 0
-        found[meaning] = _texts(domain, slots, references, generator)
+        meaning = ", ".join(f"{slot}[{value}]" for slot, value in slots.items())
+        if meaning not in found and meaning not in excluded:
+            texts: dict[str, None] = {}  # a set that keeps its order
+            while len(texts) < references:
+                texts[_text(domain, slots, generator)] = None
+            found[meaning] = list(texts)
     return list(found.items())
 
 
@@ -83,32 +72,16 @@ def documents(domain: Domain, count: int, seed: int) -> list[str]:
 
 def _generator(purpose: str, domain: Domain, seed: int) -> Random:
     """Independent streams; text seeds are hashed by SHA-512, the same everywhere."""
-    if domain not in DOMAINS:
-        raise ValueError(f"domain must be one of {', '.join(DOMAINS)}, got {domain!r}")
     return Random(f"{purpose}/{domain}/{seed}")
 
 
 def _slots(domain: Domain, generator: Random) -> dict[str, str]:
     """Random slots and their values, name and type among them, in the domain's order."""
-    known = DOMAINS[domain]
-    chosen = {"name": generator.choice(known.names), known.type_slot: generator.choice(known.types)}
-    attributes = list(known.attributes)
+    known = WORDS[domain]
+    chosen = {"name": generator.choice(known["names"]), known["type_slot"]: generator.choice(known["types"])}
+    attributes = list(known["slots"])
     kept = generator.sample(attributes, generator.randint(_SLOTS_AT_LEAST - len(chosen), len(attributes)))
-    return chosen | {slot: generator.choice(list(known.attributes[slot])) for slot in attributes if slot in kept}
-
-
-def _meaning(slots: Mapping[str, str]) -> str:
-    return ", ".join(f"{slot}[{value}]" for slot, value in slots.items())
-
-
-def _texts(domain: Domain, slots: Mapping[str, str], count: int, generator: Random) -> list[str]:
-    """Distinct texts for one MR."""
-    texts: dict[str, None] = {}  # a set that keeps its order
-    for _ in range(_TRIES * count):
-        texts[_text(domain, slots, generator)] = None
-        if len(texts) == count:
-            return list(texts)
-    raise ValueError(f"references must be at most what {_meaning(slots)} has ({len(texts)}), got {count}")
+    return chosen | {slot: generator.choice(list(known["slots"][slot])) for slot in attributes if slot in kept}
 
 
 def _text(domain: Domain, slots: Mapping[str, str], generator: Random) -> str:
@@ -121,28 +94,28 @@ def _text(domain: Domain, slots: Mapping[str, str], generator: Random) -> str:
 
 def _sentences(domain: Domain, slots: Mapping[str, str], generator: Random) -> list[str]:
     """Each attribute is said before the noun, after it, as a place, or in a clause; the clauses left over follow."""
-    known = DOMAINS[domain]
-    places = [generator.choice(PLACES[slot][slots[slot]].phrases) for slot in PLACES if slot in slots]
+    known = WORDS[domain]
+    forms = {slot: known["slots"][slot][slots[slot]] for slot in known["slots"] if slot in slots}
+    places = [generator.choice(forms.pop(slot)[2]) for slot in ("area", "near") if slot in slots]
     generator.shuffle(places)
     adjectives: list[str] = []
     clauses: list[str] = []
     phrase = ""
     # The nearer to the noun the later, "a cheap Greek pub": so the private domain's food, which is first, is put last.
-    attributes = [slot for slot in known.attributes if slot in slots and slot not in PLACES]
-    for slot in sorted(attributes, key=lambda slot: slot == "food"):
-        forms = known.attributes[slot][slots[slot]]
+    for slot in sorted(forms, key=lambda slot: slot == "food"):
+        before, after, behind = forms[slot]
         role = generator.choice(("adjective", "clause", "phrase"))
-        if role == "adjective" and forms.adjectives and len(adjectives) < _ADJECTIVES_AT_MOST:
-            adjectives.append(generator.choice(forms.adjectives))
-        elif role == "phrase" and forms.phrases and not phrase:
-            phrase = f" {generator.choice(forms.phrases)}"
+        if role == "adjective" and before and len(adjectives) < _ADJECTIVES_AT_MOST:
+            adjectives.append(generator.choice(before))
+        elif role == "phrase" and behind and not phrase:
+            phrase = f" {generator.choice(behind)}"
         else:
-            clauses.append(generator.choice(forms.clauses))
+            clauses.append(generator.choice(after))
     generator.shuffle(clauses)
-    kind = slots[known.type_slot]
+    kind = slots[known["type_slot"]]
     words = " ".join([*adjectives, kind])
     place = "".join(f" {part}" for part in places)
-    frame = generator.choice(FRAMES + (FRAMES_WITH_PLACE if places else ()))
+    frame = generator.choice(WORDS["frames"] + (WORDS["frames_with_place"] if places else []))
     first = frame.format(
         name=slots["name"],
         thing=f"{'an' if words[0].lower() in 'aeiou' else 'a'} {words}{phrase}",
@@ -160,15 +133,15 @@ def _sentences(domain: Domain, slots: Mapping[str, str], generator: Random) -> l
 
 def _document(domain: Domain, generator: Random) -> str:
     """Drawn again while it has too few or too many words."""
-    known = DOMAINS[domain]
+    known = WORDS[domain]
     while True:
         slots = _slots(domain, generator)
         facts = _text(domain, slots, generator)
-        one, other = generator.sample(known.praised, 2)
+        one, other = generator.sample(known["praised"], 2)
         most, few = generator.choice(("most", "half", "many")), generator.choice(("a few", "some", "a third"))
         words = {
             "name": slots["name"],
-            "type": slots[known.type_slot],
+            "type": slots[known["type_slot"]],
             "number": str(generator.randrange(20, 100, 10)),
             "day": generator.choice(("Friday", "Saturday", "Sunday", "Monday")),
             "month": generator.choice(("March", "May", "June", "August", "October", "December")),
@@ -178,9 +151,9 @@ def _document(domain: Domain, generator: Random) -> str:
             "Most": _capitalised(most),
             "few": few,
         }
-        parts = [generator.choice(known.aims), facts, generator.choice(FINDINGS)]
+        parts = [generator.choice(known["aims"]), facts, generator.choice(WORDS["findings"])]
         if facts.count(".") == 1:
-            parts.append(generator.choice(known.verdicts))
+            parts.append(generator.choice(known["verdicts"]))
         text = " ".join(part.format(**words) for part in parts)
         if len(text.split()) in DOCUMENT_WORDS:
             return text

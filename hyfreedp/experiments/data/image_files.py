@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import csv
-import gzip
 import hashlib
 import io
 import lzma
 import tarfile
+import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import pandas as pd
 from PIL import Image
 
 # Images that differ in size become squares of the side of the paper's models, as in the authors' public fine-tuning
@@ -72,22 +71,11 @@ class Copy:
                 raise ValueError(f"{folder / name} is damaged or another file: its SHA-256 is {found}, not {expected}")
 
 
-def cifar10(folder: Path, download: bool) -> tuple[Part, Part]:
-    """CIFAR-10 (Krizhevsky, 2009)."""
-    from torchvision.datasets import CIFAR10
+def cifar(kind: str, folder: Path, download: bool) -> tuple[Part, Part]:
+    """torchvision's CIFAR10, or CIFAR100 with its 100 fine labels (Krizhevsky, 2009)."""
+    from torchvision import datasets
 
-    return _cifar(CIFAR10, folder, download)
-
-
-def cifar100(folder: Path, download: bool) -> tuple[Part, Part]:
-    """CIFAR-100 with its 100 fine labels (Krizhevsky, 2009)."""
-    from torchvision.datasets import CIFAR100
-
-    return _cifar(CIFAR100, folder, download)
-
-
-def _cifar(kind: Any, folder: Path, download: bool) -> tuple[Part, Part]:
-    sets = [kind(folder, train=train, download=download) for train in (True, False)]
+    sets = [getattr(datasets, kind)(folder, train=train, download=download) for train in (True, False)]
     train, test = (Part(np.array(found.targets), found.data, 32) for found in sets)
     return train, test
 
@@ -112,7 +100,7 @@ def food101(folder: Path, download: bool) -> tuple[Part, Part]:
     def part(split: str) -> Part:
         names = (root / "meta" / f"{split}.txt").read_text().split()
         labels = np.array([classes.index(name.split("/")[0]) for name in names])
-        return Part(labels, squares(root / "images" / f"{name}.jpg" for name in names), SIDE)
+        return Part(labels, squares((root / "images" / f"{name}.jpg").read_bytes() for name in names), SIDE)
 
     return part("train"), part("test")
 
@@ -126,13 +114,13 @@ def gtsrb(folder: Path, download: bool) -> tuple[Part, Part]:
             download_and_extract_archive(_GTSRB_ADDRESS + name, folder / "gtsrb", md5=checksum)
     root = folder / "gtsrb"
     train = sorted((root / "GTSRB" / "Final_Training" / "Images").glob("*/*.ppm"))
-    with (root / "GT-final_test.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file, delimiter=";"))
-    test = [root / "GTSRB" / "Final_Test" / "Images" / row["Filename"] for row in rows]
-    names = [f"{path.parent.name}/{path.name}" for path in train]
+    test = pd.read_csv(root / "GT-final_test.csv", sep=";")
+    signs = squares((root / "GTSRB" / "Final_Test" / "Images" / name).read_bytes() for name in test.Filename)
+    labels = np.array([int(path.parent.name) for path in train])
+    groups = tracks(f"{path.parent.name}/{path.name}" for path in train)
     return (
-        Part(np.array([int(path.parent.name) for path in train]), squares(train), SIDE, tracks(names)),
-        Part(np.array([int(row["ClassId"]) for row in rows]), squares(test), SIDE),
+        Part(labels, squares(path.read_bytes() for path in train), SIDE, groups),
+        Part(test.ClassId.to_numpy(), signs, SIDE),
     )
 
 
@@ -143,22 +131,24 @@ def tiny_imagenet(folder: Path, download: bool) -> tuple[Part, Part]:
 
         download_and_extract_archive(_TINY_IMAGENET_ADDRESS, folder, md5=_TINY_IMAGENET_MD5)
     root = folder / "tiny-imagenet-200"
-    classes = (root / "wnids.txt").read_text().split()
     train = sorted((root / "train").glob("*/images/*.JPEG"))
-    labels = _tiny_imagenet_labels((root / "val" / "val_annotations.txt").read_text())
-    return (
-        Part(np.array([classes.index(path.parent.parent.name) for path in train]), squares(train, 32), 32),
-        Part(
-            np.array([classes.index(label) for label in labels.values()]),
-            squares((root / "val" / "images" / name for name in labels), 32),
-            32,
-        ),
+    return _tiny_imagenet(
+        lambda name: (root / name).read_bytes(), [path.relative_to(root).as_posix() for path in train]
     )
 
 
-def _tiny_imagenet_labels(annotations: str) -> dict[str, str]:
-    """File name to class of the validation images."""
-    return dict(line.split("\t")[:2] for line in annotations.splitlines())  # type: ignore[misc]
+def _tiny_imagenet(read: Callable[[str], bytes], train: list[str]) -> tuple[Part, Part]:
+    """From files ``train/CLASS/...`` and the others; the label of a class is its line in ``wnids.txt``."""
+    classes = {name: label for label, name in enumerate(read("wnids.txt").decode().split())}
+    validation = [line.split("\t")[:2] for line in read("val/val_annotations.txt").decode().splitlines()]
+
+    def part(names: list[str], wnids: list[str]) -> Part:
+        return Part(np.array([classes[wnid] for wnid in wnids]), squares(map(read, names), 32), 32)
+
+    return (
+        part(train, [name.split("/")[1] for name in train]),
+        part([f"val/images/{name}" for name, _ in validation], [wnid for _, wnid in validation]),
+    )
 
 
 def tracks(names: Iterable[str]) -> np.ndarray:
@@ -166,10 +156,10 @@ def tracks(names: Iterable[str]) -> np.ndarray:
     return np.unique([name.rsplit("_", 1)[0] for name in names], return_inverse=True)[1]
 
 
-def squares(paths: Iterable[Path], side: int = SIDE) -> Iterator[np.ndarray]:
+def squares(files: Iterable[bytes], side: int = SIDE) -> Iterator[np.ndarray]:
     """Images of any size as squares, bilinear with antialiasing; the aspect ratio is not kept."""
-    for path in paths:
-        with Image.open(path) as image:
+    for content in files:
+        with Image.open(io.BytesIO(content)) as image:
             yield np.asarray(image.convert("RGB").resize((side, side), Image.Resampling.BILINEAR))
 
 
@@ -180,7 +170,7 @@ def cifar10_jpeg(folder: Path) -> tuple[Part, Part]:
     def part(split: str) -> Part:
         names = [name for name in data if name.startswith(f"{split}/")]
         labels = np.array([_CIFAR10_CLASSES.index(name.split("/")[1]) for name in names])
-        return Part(labels, (_decoded(data[name]) for name in names), 32)
+        return Part(labels, squares((data[name] for name in names), 32), 32)
 
     return part("train"), part("test")
 
@@ -191,25 +181,10 @@ def _members(path: Path) -> dict[str, bytes]:
         return {member.name: file.read() for member in archive if (file := archive.extractfile(member)) is not None}
 
 
-def _decoded(data: bytes) -> np.ndarray:
-    with Image.open(io.BytesIO(data)) as image:
-        return np.asarray(image.convert("RGB"))
-
-
 def tiny_imagenet_jpeg(folder: Path) -> tuple[Part, Part]:
     """The JPEG copy: the official layout, without the folders between class and image, in one archive."""
     data = _members(folder / "tiny_imagenet32" / "tiny_imagenet32.tar.gz")
-    classes = {name: index for index, name in enumerate(data["wnids.txt"].decode().split())}
-    labels = _tiny_imagenet_labels(data["val/val_annotations.txt"].decode())
-    train = [name for name in data if name.startswith("train/")]
-
-    def part(names: list[str], classes_of: list[str]) -> Part:
-        return Part(np.array([classes[one] for one in classes_of]), (_decoded(data[name]) for name in names), 32)
-
-    return (
-        part(train, [name.split("/")[1] for name in train]),
-        part([f"val/images/{name}" for name in labels], list(labels.values())),
-    )
+    return _tiny_imagenet(data.__getitem__, [name for name in data if name.startswith("train/")])
 
 
 def gtsrb_32(folder: Path) -> tuple[Part, Part]:
@@ -227,33 +202,11 @@ def _gtsrb_file(folder: Path, part: str) -> tuple[np.ndarray, np.ndarray, np.nda
     # Stored are red and blue less green, and of these the differences down the rows and along the columns, modulo 256.
     pixels = coded.cumsum(axis=2, dtype=np.uint8).cumsum(axis=3, dtype=np.uint8)
     pixels[:, [0, 2]] += pixels[:, 1:2]
-    with gzip.open(folder / f"{part}.csv.gz", "rt", newline="") as file:
-        rows = list(csv.DictReader(file))
-    return pixels.transpose(0, 2, 3, 1), np.array([int(r["label"]) for r in rows]), np.array([r["file"] for r in rows])
+    table = pd.read_csv(folder / f"{part}.csv.gz")
+    return pixels.transpose(0, 2, 3, 1), table.label.to_numpy(), table.file.to_numpy()
 
 
-CIFAR10_JPEG = Copy(
-    "jpeg",
-    "JPEG copy of quality 75",
-    {"cifar10/cifar10.tar.gz": "1c808e62304965f0978060cf8f6142251bd2de68312eb1fb050a63ab834317fd"},
-    cifar10_jpeg,
-)
-GTSRB_32 = Copy(
-    "32",
-    "copy resized to 32 x 32",
-    {
-        "gtsrb32/train_even.rgb.xz": "4f08f1bf3df2fea77ffa5cdd106c5140576cfdd556ac7dcc9c9f7618810f53b6",
-        "gtsrb32/train_even.csv.gz": "87ad4369c05e89e61874d21607e6a514318a34033bb6ba5bc9d599d583e499bf",
-        "gtsrb32/train_odd.rgb.xz": "230e3a8670f62d4b3c88dfa10a4edf98eab959008f2d5dc260a4c31370e2c04c",
-        "gtsrb32/train_odd.csv.gz": "d4c5712ed9da0a518a06bbbd66dbad436c14ea333625bb7076b24f5f78b16167",
-        "gtsrb32/test.rgb.xz": "4189bb6a06e582b8376cde6f03db39bd6c89bd3e0679786dafdf1ededf30a5fd",
-        "gtsrb32/test.csv.gz": "d2ab0fb47ffe12ddd5cf2dd23885c8b8ec9041d5dd2e0d9f6d8d969a4e00dbd8",
-    },
-    gtsrb_32,
-)
-TINY_IMAGENET_JPEG = Copy(
-    "jpeg32",
-    "JPEG copy of quality 75 at 32 x 32",
-    {"tiny_imagenet32/tiny_imagenet32.tar.gz": "b68b0c1e240835ee25e0c00237265ea717da8f17190afafc3301fd1123ec719b"},
-    tiny_imagenet_jpeg,
-)
+_KNOWN = tomllib.loads(Path(__file__).with_name("copies.toml").read_text(encoding="utf-8"))
+CIFAR10_JPEG = Copy(**_KNOWN["cifar10"], read=cifar10_jpeg)
+GTSRB_32 = Copy(**_KNOWN["gtsrb"], read=gtsrb_32)
+TINY_IMAGENET_JPEG = Copy(**_KNOWN["tiny_imagenet"], read=tiny_imagenet_jpeg)

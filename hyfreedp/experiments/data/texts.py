@@ -7,15 +7,13 @@ import gzip
 import hashlib
 import io
 import json
-import os
 import re
-import zlib
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from hyfreedp.experiments.data.given import given, looked_at
 from hyfreedp.experiments.data.grammar import Pair, instances, pairs
 from hyfreedp.experiments.data.splits import held_out_from, shuffled_by_group
 
@@ -30,8 +28,6 @@ E2E_CHECKSUMS = {
 _E2E_FOLDERS = ("e2e", "e2e-dataset")
 _TEST_REFERENCES = 4
 _TRAIN_SEED, _TEST_SEED = 0, 1
-_FIELDS = ("text", "abstract")  # of a document in a table, the first that is there
-_NAME = "name:"
 
 
 @dataclass(frozen=True)
@@ -84,14 +80,14 @@ def _table_to_text(train: list[Pair], test: list[tuple[str, list[str]]], source:
 
 
 def _e2e_rows(name: str) -> list[list[str]]:
-    """Meaning representation and reference of every row of an official file."""
-    path = _e2e_file(name)
-    content = path.read_bytes()
-    if path.suffix == ".gz":
-        try:
-            content = gzip.decompress(content)
-        except (OSError, EOFError, zlib.error) as error:
-            raise ValueError(f"{path} is damaged: {error}") from error
+    """Meaning representation and reference of every row of an official file, gzipped or not."""
+    path = given(*(f"{folder}/{name}{suffix}" for folder in _E2E_FOLDERS for suffix in (".gz", "")))
+    if path is None:
+        raise FileNotFoundError(
+            f"The E2E data set's {name} is not {looked_at()}: set HYFREEDP_DATA to a folder with "
+            f"{' and '.join(E2E_CHECKSUMS)} of its official release, gzipped or not, in {' or '.join(_E2E_FOLDERS)}"
+        )
+    content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     if (found := hashlib.sha256(content).hexdigest()) != E2E_CHECKSUMS[name]:
         raise ValueError(
             f"{path} is damaged or another file: the SHA-256 of {name} is {found}, not {E2E_CHECKSUMS[name]}"
@@ -100,132 +96,37 @@ def _e2e_rows(name: str) -> list[list[str]]:
     return rows
 
 
-def _e2e_file(name: str) -> Path:
-    variable = os.environ.get("HYFREEDP_DATA")
-    if variable and not Path(variable).is_dir():
-        raise FileNotFoundError(f"HYFREEDP_DATA must name a folder of data sets, got {variable!r}")
-    if variable:
-        for path in (Path(variable) / folder / f"{name}{suffix}" for folder in _E2E_FOLDERS for suffix in (".gz", "")):
-            if path.exists():
-                return path
-    where = f"in HYFREEDP_DATA={variable}" if variable else "on this machine (HYFREEDP_DATA is not set)"
-    raise FileNotFoundError(
-        f"The E2E data set's {name} is not {where}: set HYFREEDP_DATA to a folder with "
-        f"{' and '.join(E2E_CHECKSUMS)} of its official release, gzipped or not, in {' or '.join(_E2E_FOLDERS)}"
-    )
-
-
 def documents_from(source: str) -> list[str]:
-    """The documents of a local file or of the ``datasets`` package, blank ones left out.
+    """The documents of a file in UTF-8, blank ones left out.
 
     Args:
-        source: a file ``.txt`` (documents separated by blank lines), ``.jsonl`` (an object with the key "text" or
-            "abstract" on each line) or ``.parquet`` (a column "text" or "abstract"; needs pyarrow); or else the name of
-            a data set for ``datasets.load_dataset``, whose part "train" is read.
+        source: a file ``.txt`` (documents separated by blank lines, lines of one joined by spaces) or ``.jsonl`` (an
+            object with the key "text" or "abstract" on each line).
 
     Raises:
         FileNotFoundError: there is no such file.
         ValueError: it cannot be read or has no document, in one sentence.
     """
-    path = _local(source)
-    if path is None:
-        found = _from_datasets(source)
-    elif path.stat().st_size == 0:
-        raise ValueError(f"{source} is empty: it must hold documents")
+    path = Path(source)
+    if path.suffix not in (".txt", ".jsonl"):
+        raise ValueError(f"{source} must end in .txt or .jsonl to be read as documents")
+    content = path.read_text(encoding="utf-8-sig")
+    if path.suffix == ".txt":
+        found = [" ".join(map(str.strip, block.splitlines())) for block in re.split(r"\n\s*\n", content)]
     else:
-        found = list(_READERS[path.suffix](path))
-    if wrong := [number for number, text in enumerate(found, start=1) if not isinstance(text, str)]:
-        raise ValueError(f"every document of {source} must be a text, number {wrong[0]} is {found[wrong[0] - 1]!r}")
+        lines = [line for line in content.split("\n") if line.strip()]  # a JSON string may have other line ends
+        try:
+            records = map(json.loads, lines)
+            found = [record["text" if "text" in record else "abstract"] for record in records]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f'each line of {source} must be a JSON object with "text" or "abstract"') from error
+    if not all(isinstance(text, str) for text in found):
+        raise ValueError(f"every document of {source} must be a text")
     if not (documents := [text.strip() for text in found if text.strip()]):
-        raise ValueError(f"{source} has no document: every text in it is blank")
+        raise ValueError(f"{source} has no document: it is empty, or every text in it is blank")
     return documents
 
 
 def checksum_of(source: str) -> str:
-    """What ``source`` of :func:`documents_from` holds: the SHA-256 of a file's content; of a name, the name itself."""
-    path = _local(source)
-    if path is None:
-        return _NAME + source
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _local(source: str) -> Path | None:
-    """The file that is meant, or None for a name of ``datasets``."""
-    path = Path(source)
-    if path.is_dir():
-        raise ValueError(f"{source} is a folder: name a file of it ({', '.join(_READERS)})")
-    if path.suffix in _READERS:
-        if not path.exists():
-            raise FileNotFoundError(f"{source} does not exist: it must be a file of documents")
-        return path
-    if path.exists():
-        raise ValueError(f"{source} must end in {', '.join(_READERS)} to be read as documents")
-    return None
-
-
-def _content(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} must be UTF-8, byte {error.start} is not") from error
-
-
-def _from_txt(path: Path) -> Iterable[str]:
-    """Lines of one document are joined by spaces."""
-    blocks = re.split(r"\n\s*\n", _content(path))
-    return [" ".join(line.strip() for line in block.splitlines()) for block in blocks]
-
-
-def _from_jsonl(path: Path) -> Iterable[str]:
-    for number, line in enumerate(_content(path).split("\n"), start=1):  # a JSON string may have other line ends
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"line {number} of {path} is not JSON: {error}") from error
-        if not isinstance(record, dict):
-            raise ValueError(f'line {number} of {path} must be an object with the key "text" or "abstract"')
-        yield record[_field(list(record), f"line {number} of {path}")]
-
-
-def _from_parquet(path: Path) -> Iterable[str]:
-    import pandas as pd
-
-    try:
-        table = pd.read_parquet(path)
-    except ImportError as error:
-        raise ValueError(f"to read {path} the package pyarrow is needed: pip install pyarrow") from error
-    except (ValueError, OSError) as error:
-        raise ValueError(f"{path} is not a readable parquet file: {error}") from error
-    return table[_field(list(table.columns), str(path))].tolist()
-
-
-def _from_datasets(name: str) -> list[str]:
-    try:
-        import datasets
-    except ImportError as error:
-        raise ValueError(
-            f"{name!r} is no file ({', '.join(_READERS)}), and to read it as a name the package datasets is needed: "
-            "pip install datasets"
-        ) from error
-    try:
-        table = datasets.load_dataset(name, split="train")
-    except (OSError, ValueError) as error:
-        raise ValueError(f"the package datasets cannot load {name!r}: {error}") from error
-    return list(table[_field(table.column_names, repr(name))])
-
-
-def _field(names: list[str], where: str) -> str:
-    for field in _FIELDS:
-        if field in names:
-            return field
-    raise ValueError(f'{where} must have "text" or "abstract", it has {", ".join(map(repr, names)) or "nothing"}')
-
-
-_READERS: dict[str, Callable[[Path], Iterable[str]]] = {
-    ".txt": _from_txt,
-    ".jsonl": _from_jsonl,
-    ".parquet": _from_parquet,
-}
+    """The SHA-256 of a file's content."""
+    return hashlib.sha256(Path(source).read_bytes()).hexdigest()

@@ -8,7 +8,6 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, replace
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from tqdm import tqdm
 from hyfreedp.experiments.runs.spec import Spec
 from hyfreedp.experiments.runs.train import one_thread, rate_factor, train
 from hyfreedp.experiments.runs.workers import attempt, in_workers
-from hyfreedp.experiments.store import checkpoints
+from hyfreedp.experiments.store import unfinished
 from hyfreedp.experiments.store.files import check_writable, write_csv, write_text
 from hyfreedp.experiments.store.provenance import environment
 
@@ -48,7 +47,7 @@ def try_cells(
         return
     for spec in {(spec.task, spec.source): spec for spec in specs}.values():
         _ = spec.problem.source  # downloaded and decoded once, here, and not by every worker
-    with closing(in_workers(get_context("spawn"), one, specs, jobs)) as cells:
+    with closing(in_workers(one, specs, jobs)) as cells:
         yield from bar(cells)
 
 
@@ -96,7 +95,7 @@ def run_cell(spec: Spec, folder: Path) -> dict[str, Any]:
 
 def _tidy(spec: Spec, folder: Path) -> None:
     """Remove what a finished cell no longer needs, left by a process that was killed or not."""
-    checkpoints.discard(_checkpoint(spec, folder))
+    unfinished.discard(_checkpoint(spec, folder))
     with suppress(OSError):
         (folder / f".{spec.key}.lock").unlink()  # whoever waits for it will find the record
 

@@ -22,21 +22,21 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 from tqdm import tqdm
 
-from hyfreedp.devices import CPU, default_device, named_device
 from hyfreedp.experiments.data.datasets import images
 from hyfreedp.experiments.data.glyphs import fonts, glyphs
 from hyfreedp.experiments.data.grammar import documents, pairs
-from hyfreedp.experiments.data.records import Records
-from hyfreedp.experiments.models import weights
-from hyfreedp.experiments.models.language import make_language_model, own_tokenizer
-from hyfreedp.experiments.models.vision import head, make_model
+from hyfreedp.experiments.data.in_memory import Records
+from hyfreedp.experiments.models import public_weights as weights
+from hyfreedp.experiments.models.image_models import head, make_model
+from hyfreedp.experiments.models.language_models import make_language_model, own_tokenizer
 from hyfreedp.experiments.runs.train import one_thread
-from hyfreedp.experiments.store import checkpoints
+from hyfreedp.experiments.store import unfinished
 from hyfreedp.experiments.store.cache import key_of
 from hyfreedp.experiments.store.paths import workspace
 from hyfreedp.experiments.store.provenance import environment
-from hyfreedp.experiments.tasks.language import LANGUAGE_TASKS, token_losses
+from hyfreedp.experiments.tasks.language_tasks import LANGUAGE_TASKS, token_losses
 from hyfreedp.experiments.tasks.scores import evaluate
+from hyfreedp.running.devices import CPU, default_device, named_device
 
 SAVE_SECONDS = 60.0
 GLYPHS, HELD_OUT_GLYPHS = 20_000, 2_000
@@ -55,8 +55,17 @@ class Corpus:
     source: str
 
 
+class _Settings:
+    """Of a recipe."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All but the data, as plain values."""
+        return {name: value for name, value in vars(self).items() if name != "corpus"}
+
+
 @dataclass(frozen=True)
-class Recipe:
+class Recipe(_Settings):
     """One pre-training run of a classifier.
 
     Attributes:
@@ -82,11 +91,6 @@ class Recipe:
     seed: int = 0
     one_thread: bool = False
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """All but the data, as plain values."""
-        return {name: value for name, value in vars(self).items() if name != "corpus"}
-
     def start(self, corpus: Corpus) -> nn.Module:
         """The model before the first step."""
         features = corpus.train[0][0].numel()
@@ -109,7 +113,7 @@ class Recipe:
 
 
 @dataclass(frozen=True)
-class LanguageRecipe:
+class LanguageRecipe(_Settings):
     """One pre-training run of a language model; attributes as of :class:`Recipe`.
 
     ``model`` is a name in ``LANGUAGE_MODELS``, ``task`` one in ``LANGUAGE_TASKS`` whose loss it is trained by, on
@@ -125,11 +129,6 @@ class LanguageRecipe:
     weight_decay: float = 0.01
     seed: int = 0
     one_thread: bool = False
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """All but the data, as plain values."""
-        return {name: value for name, value in vars(self).items() if name != "corpus"}
 
     def start(self, corpus: Corpus) -> nn.Module:
         """The model before the first step."""
@@ -214,9 +213,9 @@ def pretrain(name: str, recipe: Recipe | LanguageRecipe, folder: Path, device: t
     corpus = recipe.corpus()
     model = recipe.start(corpus)
     model.to(device)
-    unfinished = folder / f".{name}-{key_of(recipe.settings)}.ckpt"  # another recipe starts afresh
+    partial = folder / f".{name}-{key_of(recipe.settings)}.ckpt"  # another recipe starts afresh
     with one_thread() if recipe.one_thread else nullcontext():
-        seconds = _train(model, recipe, corpus.train, unfinished, device)
+        seconds = _train(model, recipe, corpus.train, partial, device)
         weights.round_to_stored(model)
         accuracy = recipe.score(model, corpus.held_out)
     described = recipe.settings | {
@@ -230,7 +229,7 @@ def pretrain(name: str, recipe: Recipe | LanguageRecipe, folder: Path, device: t
         "environment": environment() | {package: version(package) for package in _MORE_PACKAGES},
     }
     weights.save(name, model, described, folder)
-    checkpoints.discard(unfinished)
+    unfinished.discard(partial)
     return accuracy
 
 
@@ -238,7 +237,7 @@ def _train(
     model: nn.Module,
     recipe: Recipe | LanguageRecipe,
     train: tuple[Tensor, Tensor],
-    unfinished: Path,
+    partial: Path,
     device: torch.device,
 ) -> float:
     features, labels = train
@@ -247,7 +246,7 @@ def _train(
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, recipe.learning_rate, steps)
     first, earlier = 0, 0.0
-    if (state := checkpoints.load(unfinished)) is not None:
+    if (state := unfinished.load(partial)) is not None:
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         schedule.load_state_dict(state["schedule"])
@@ -270,7 +269,7 @@ def _train(
         if time.monotonic() - last_saved > SAVE_SECONDS:
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1}
             state |= {"schedule": schedule.state_dict(), "seconds": earlier + time.monotonic() - started}
-            checkpoints.save(unfinished, state)
+            unfinished.save(partial, state)
             last_saved = time.monotonic()
     return earlier + time.monotonic() - started
 

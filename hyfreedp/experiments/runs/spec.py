@@ -7,17 +7,16 @@ import math
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from hyfreedp import votes
-from hyfreedp.checks import check_choice, nearest
 from hyfreedp.experiments.data.texts import checksum_of
-from hyfreedp.experiments.models.language import LanguageModel
-from hyfreedp.experiments.models.vision import Model, Tuning
+from hyfreedp.experiments.models.image_models import Model, Tuning
+from hyfreedp.experiments.models.language_models import LanguageModel
 from hyfreedp.experiments.runs.methods import BASES, CLIPPED, METHODS
 from hyfreedp.experiments.store.cache import key_of
-from hyfreedp.experiments.tasks.language import LanguageTask
+from hyfreedp.experiments.tasks.image_tasks import Task
+from hyfreedp.experiments.tasks.language_tasks import LanguageTask
 from hyfreedp.experiments.tasks.registry import TASKS
 from hyfreedp.experiments.tasks.scores import Evaluation
-from hyfreedp.experiments.tasks.vision import Task
+from hyfreedp.running.checks import check_choice, nearest
 
 
 @dataclass(frozen=True)
@@ -35,8 +34,8 @@ class Spec:
         clipping_threshold: R_g of Abadi's clipping (method "vanilla"), or its first value (method "adaptive").
         base: base optimizer, a name in ``BASES``; the method's own if None.
         model: a model that fits the task, by its name in ``MODELS`` or ``LANGUAGE_MODELS``; the task's own if None.
-        tuning: which parameters are trained, see ``models.vision.choose_trainable``; all if None.
-        source: documents for a task of language modelling: a file or the name of a data set, see
+        tuning: which parameters are trained, see ``models.image_models.choose_trainable``; all if None.
+        source: documents for a task of language modelling: a file, see
             :func:`hyfreedp.experiments.data.texts.documents_from`; the task's own if None.
 
     Raises:
@@ -103,9 +102,8 @@ class Spec:
         """
         later = ("clipping_threshold", "base", "model", "tuning", "source")
         named = {name: value for name, value in asdict(self).items() if name not in later or value is not None}
-        method = METHODS[self.method]
-        if method.learns:
-            named["learning"] = [repr(method.settings), *(votes.CONSTANTS if method.settings.probe == "votes" else ())]
+        if (learning := METHODS[self.method].learning) is not None:
+            named["learning"] = learning
         if self.weights is not None:
             named["weights"] = self.weights
         if self.source is not None:

@@ -13,14 +13,14 @@ from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from hyfreedp import HyFreeDPOptimizer, PrivacyEngine
-from hyfreedp.clipping import AbadiClipping, Clipping
-from hyfreedp.devices import default_device
 from hyfreedp.experiments.baselines.adaptive_clipping import AdaptiveClipping
-from hyfreedp.experiments.data.records import as_is
+from hyfreedp.experiments.data.in_memory import as_is
 from hyfreedp.experiments.runs.methods import BASES, METHODS
 from hyfreedp.experiments.runs.spec import Spec
-from hyfreedp.experiments.store import checkpoints
+from hyfreedp.experiments.store import unfinished
+from hyfreedp.gradients import AbadiClipping, Clipping
 from hyfreedp.noise import NoiseGenerator
+from hyfreedp.running.devices import default_device
 
 CHECKPOINT_SECONDS = 20.0
 EVALUATE_EVERY = 5  # steps, in runs of up to a hundred; longer ones evaluate as often as their task says
@@ -97,7 +97,7 @@ def train(spec: Spec, checkpoint: Path) -> tuple[HyFreeDPOptimizer, list[dict[st
     per_sample_loss = task.losses_of(model)
     every = max(EVALUATE_EVERY, optimizer.split.steps // task.evaluations)
     rows: list[dict[str, Any]] = []
-    if (state := checkpoints.load(checkpoint)) is not None:
+    if (state := unfinished.load(checkpoint)) is not None:
         whole = state["optimizer"] | {"model": model.state_dict() | state["optimizer"]["model"]}
         optimizer.load_state_dict(whole)
         rows = state["rows"]
@@ -121,7 +121,7 @@ def train(spec: Spec, checkpoint: Path) -> tuple[HyFreeDPOptimizer, list[dict[st
             if (now := time.monotonic()) - last_saved > pause:
                 extra = None if adaptive is None else adaptive.state_dict()
                 whole = {"optimizer": _without_frozen(optimizer), "clipping": extra, "rows": rows}
-                checkpoints.save(checkpoint, whole)
+                unfinished.save(checkpoint, whole)
                 last_saved = time.monotonic()
                 took = last_saved - now
                 pause = max(CHECKPOINT_SECONDS, 20 * took if took > 1 else 0)  # a large model is saved more rarely

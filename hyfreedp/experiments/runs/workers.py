@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import pickle
 import signal
 from collections.abc import Callable, Generator, Sequence
-from contextlib import suppress
-from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnContext
-from multiprocessing.process import BaseProcess
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
+from functools import partial
 from threading import RLock
-from typing import Any, TypeVar, cast
+from typing import TypeVar
 
+from joblib.externals.loky.process_executor import ProcessPoolExecutor
 from tqdm import tqdm
 
 Item = TypeVar("Item")
@@ -19,47 +17,40 @@ Result = TypeVar("Result")
 
 
 def in_workers(
-    context: SpawnContext, function: Callable[[Item], Result], items: Sequence[Item], workers: int
+    function: Callable[[Item], Result], items: Sequence[Item], workers: int
 ) -> Generator[tuple[Item, Result | Exception], None, None]:
     """Each item, as it ends, with the result or the error of ``function(item)``.
 
     Closing the iterator terminates the workers. If this process is killed, they end after the item they are at.
 
     Args:
-        context: of fresh interpreters: a forked one inherits locks of torch's thread pool.
-        function: that can be pickled, as its results.
-        items: that can be pickled.
+        function: that can be pickled, as its results and items.
     """
+    # A pool for each worker: the item that kills its worker takes all others of its pool with it.
+    start = partial(ProcessPoolExecutor, 1, initializer=_quiet, timeout=10)
     waiting = list(reversed(items))
-    # A pool of the standard library waits forever for the item of a killed worker, or gives up all others with it.
-    processes = dict(_start(context, function) for _ in range(min(workers, len(waiting))))
-    busy: dict[Connection, Item] = {}
+    pools = [start() for _ in range(min(workers, len(waiting)))]
+    busy: dict[Future[Result], tuple[int, Item]] = {}
+
+    def give(place: int) -> None:
+        if waiting:
+            item = waiting.pop()
+            busy[pools[place].submit(function, item)] = (place, item)
+
     try:
-        for connection in processes:
-            busy[connection] = waiting.pop()
-            connection.send(busy[connection])
+        for place in range(len(pools)):
+            give(place)
         while busy:
-            for connection in cast(list[Connection], wait(list(busy))):
-                item = busy.pop(connection)
-                result: Result | Exception
-                try:
-                    result = connection.recv()
-                except (EOFError, OSError):
-                    process = processes.pop(connection)
-                    process.join()
-                    result = RuntimeError(f"its process died with exit code {process.exitcode}")
-                    if waiting:
-                        connection, process = _start(context, function)
-                        processes[connection] = process
-                if waiting:
-                    busy[connection] = waiting.pop()
-                    connection.send(busy[connection])
-                yield item, result
+            for future in wait(busy, return_when=FIRST_COMPLETED).done:
+                place, item = busy.pop(future)
+                error = future.exception()
+                if isinstance(error, BrokenExecutor):
+                    pools[place] = start()
+                give(place)
+                yield item, future.result() if error is None else error  # type: ignore[misc]
     finally:
-        for process in processes.values():
-            process.terminate()
-        for process in processes.values():
-            process.join()
+        for pool in pools:
+            pool.shutdown(kill_workers=True)
 
 
 def attempt(function: Callable[[Item], Result], item: Item) -> Result | Exception:
@@ -70,27 +61,6 @@ def attempt(function: Callable[[Item], Result], item: Item) -> Result | Exceptio
         return error
 
 
-def _start(context: SpawnContext, function: Callable[[Any], Any]) -> tuple[Connection, BaseProcess]:
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(function, theirs), daemon=True)
-    process.start()
-    theirs.close()  # so that the worker's death ends the pipe
-    return ours, process
-
-
-def _serve(function: Callable[[Any], Any], connection: Connection) -> None:
+def _quiet() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all; the parent decides
     tqdm.set_lock(RLock())  # of this process alone; its default is a semaphore, which ending a worker would leak
-    with suppress(EOFError, OSError):  # the parent has ended
-        while True:
-            connection.send(_portable(attempt(function, connection.recv())))
-
-
-def _portable(result: Any) -> Any:
-    """An error whose class cannot be rebuilt from its message becomes one that can."""
-    if isinstance(result, Exception):
-        try:
-            pickle.loads(pickle.dumps(result))
-        except Exception:
-            return RuntimeError(f"{type(result).__name__}: {result}")
-    return result

@@ -39,11 +39,7 @@ def pack(cells: Path, path: Path, keys: Container[str] | None = None) -> int:
 
 
 def read(path: Path) -> dict[str, bytes]:
-    """The files of an archive by name; none if it does not exist.
-
-    Raises:
-        ValueError: it is damaged, or holds anything but records and steps of runs.
-    """
+    """The files of an archive by name; none if it does not exist. A damaged or foreign one is a ValueError."""
     found: dict[str, bytes] = {}
     if not path.exists():
         return found

@@ -25,9 +25,7 @@ def key_of(arguments: dict[str, Any]) -> str:
 def cached(folder: Path, compute: Callable[..., pd.DataFrame], **arguments: Any) -> pd.DataFrame:
     """``compute(**arguments)``, read from ``<folder>/<function>-<key>.csv`` if it was computed before.
 
-    Args:
-        compute: a named function whose result depends on nothing but its arguments.
-        **arguments: plain values; they make the key.
+    The result of the named function must depend on nothing but its arguments, plain values which make the key.
     """
     path = folder / f"{compute.__name__}-{key_of(arguments)}.csv"
     if not path.exists():

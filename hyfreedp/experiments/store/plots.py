@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from html import escape
-from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -32,7 +31,7 @@ from hyfreedp.experiments.store.paths import workspace
 STYLES: dict[str, dict[str, Any]] = {
     "robust": {"color": "#0072B2", "linestyle": "-", "marker": "o"},
     "paper": {"color": "#D55E00", "linestyle": "--", "marker": "s"},
-    "line_search": {"color": "#E69F00", "linestyle": (0, (1, 1)), "marker": "X"},
+    "alternative": {"color": "#E69F00", "linestyle": (0, (1, 1)), "marker": "X"},
     "best": {"color": "#009E73", "linestyle": "-.", "marker": "^"},
     "worst": {"color": "#7F7F7F", "linestyle": ":", "marker": "v"},
     "reference": {"color": "#CC79A7", "linestyle": (0, (5, 1, 1, 1)), "marker": "D"},
@@ -42,7 +41,7 @@ SERIES = [
     {"color": "#1A1A1A", "linestyle": "-", "marker": "o"},
     *(STYLES[name] for name in ("paper", "best", "reference", "worst")),
     {"color": "#56B4E9", "linestyle": (0, (3, 1)), "marker": "P"},
-    STYLES["line_search"],
+    STYLES["alternative"],
 ]
 
 
@@ -78,12 +77,7 @@ def legend_below(axis: Axes, **choices: Any) -> None:
 
 
 def what_to_see(lines: Sequence[str], note: str = "") -> None:
-    """Show the findings under a figure, an item each.
-
-    Args:
-        lines: sentences, with or without their full stop.
-        note: on all of them, as "means over the seeds".
-    """
+    """Show the findings under a figure, an item each; ``note`` is on all of them, as "means over the seeds"."""
     items = "\n".join(f"* {line.rstrip('.')}." for line in lines)
     heading = f"**What to see** ({note})." if note else "**What to see.**"
     display(Markdown(f"{heading}\n\n{items}"))
@@ -107,27 +101,16 @@ def use_style() -> None:
     )
 
 
-def shades(differences: pd.DataFrame, limit: float = 10.0) -> pd.DataFrame:
-    """Styles for the cells of a table: brown where a difference is negative, teal where it is positive.
-
-    Args:
-        differences: numbers; a cell without one stays white.
-        limit: from which on colours are full.
-    """
+def shaded(texts: pd.DataFrame, differences: pd.DataFrame, limit: float = 10.0) -> Styler:
+    """A table coloured by another of its shape: brown for negative differences, teal for positive ones."""
     colours = plt.get_cmap("BrBG")
 
     def style(value: float) -> str:
-        if pd.isna(value):
-            return ""
         # From the middle half of the map, so that black text stays readable.
-        return f"background-color: {to_hex(colours(0.5 + 0.25 * max(-1.0, min(1.0, value / limit))))}; color: black"
+        colour = to_hex(colours(0.5 + 0.25 * max(-1.0, min(1.0, value / limit)))) if pd.notna(value) else "white"
+        return f"background-color: {colour}; color: black"
 
-    return differences.map(style)
-
-
-def shaded(texts: pd.DataFrame, differences: pd.DataFrame, limit: float = 10.0) -> Styler:
-    """A table with the colours of :func:`shades`; both frames have the same shape."""
-    return texts.style.apply(lambda _: shades(differences, limit), axis=None)
+    return texts.style.apply(lambda _: differences.map(style), axis=None)
 
 
 def folded(title: str, table: Styler) -> HTML:
@@ -154,35 +137,25 @@ def show(figure: Figure) -> None:
 
 
 def save(figure: Figure, name: str, *, parameters: dict[str, Any], **described: Any) -> None:
-    """Write ``build/<profile>/figures/<name>.png``, ``.pdf`` and ``.json``; the profile is that of ``parameters``.
-
-    Args:
-        figure: what to save.
-        name: stem of the three files, that of the notebook with an optional part.
-        parameters: of the notebook, ``profile`` among them.
-        **described: see :func:`_describe`.
-    """
+    """Write ``build/<profile>/figures/<name>.png``, ``.pdf`` and ``.json``, as :func:`_describe` says."""
     folder = workspace().output(parameters["profile"])
     figure.draw_without_rendering()  # lays out,
     figure.set_layout_engine("none")  # once: otherwise each of the drawings below would do so again
-    with replacing(folder / f"{name}.png") as temporary:
-        figure.savefig(temporary, format="png")
-    with replacing(folder / f"{name}.pdf") as temporary:
-        figure.savefig(temporary, format="pdf", metadata={"CreationDate": None})
-    _describe("figure", name, folder, parameters, **described)
+    for kind in ("png", "pdf"):
+        with replacing(folder / f"{name}.{kind}") as temporary:
+            figure.savefig(temporary, format=kind, metadata={"CreationDate": None} if kind == "pdf" else None)
+    _describe("figure", name, parameters, **described)
 
 
 def save_table(table: pd.DataFrame, name: str, *, parameters: dict[str, Any], **described: Any) -> None:
     """Write ``<name>.csv`` (without the index) and ``.json``; folder and arguments as for :func:`save`."""
-    folder = workspace().output(parameters["profile"])
-    write_csv(folder / f"{name}.csv", table)
-    _describe("table", name, folder, parameters, **described)
+    write_csv(workspace().output(parameters["profile"]) / f"{name}.csv", table)
+    _describe("table", name, parameters, **described)
 
 
 def _describe(
     kind: str,
     name: str,
-    folder: Path,
     parameters: dict[str, Any],
     *,
     inputs: Sequence[str],
@@ -190,24 +163,14 @@ def _describe(
     claim: str = "",
     summary: Sequence[str] = (),
 ) -> None:
-    """Write ``<folder>/<name>.json``.
+    """Write the ``.json`` beside a "figure" or a "table".
 
     Args:
-        kind: "figure" or "table".
-        name: stem of the file.
-        folder: where the figure or table is.
-        parameters: of the notebook.
         inputs: records it was made from, as keys of cells or paths in the repository.
         shows: one sentence: what is drawn.
         claim: the paper's item and what it claims there; empty if the paper has no such figure.
         summary: what we found, one finding a line, for the report.
     """
-    made = {
-        kind: name,
-        "shows": shows,
-        "claim": claim,
-        "summary": list(summary),
-        "parameters": parameters,
-        "inputs": list(inputs),
-    }
-    write_text(folder / f"{name}.json", json.dumps(made, indent=1) + "\n")
+    made = {kind: name, "shows": shows, "claim": claim, "summary": list(summary), "parameters": parameters}
+    path = workspace().output(parameters["profile"]) / f"{name}.json"
+    write_text(path, json.dumps(made | {"inputs": list(inputs)}, indent=1) + "\n")

@@ -9,8 +9,8 @@ from importlib.metadata import version
 
 import pandas as pd
 
-from hyfreedp.devices import CPU, default_device, hardware
 from hyfreedp.experiments.store.paths import workspace
+from hyfreedp.running.devices import CPU, default_device, hardware
 
 
 def environment() -> dict[str, str]:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import pandas as pd
 from IPython.display import Markdown, display
 
-from hyfreedp.checks import check_choice
 from hyfreedp.experiments.store import plots
 from hyfreedp.experiments.store.paths import workspace
+from hyfreedp.running.checks import check_choice
 
 Outcome = Literal["reproduced", "not at this scale", "contradicted"]
 
@@ -35,15 +35,9 @@ class Verdict:
 
 
 def verdict(name: str, found: Sequence[Verdict], *, parameters: Mapping[str, Any], inputs: Sequence[str]) -> None:
-    """Show the verdicts at a notebook's end, and write them to ``<name>_verdict.csv`` with their ``.json``.
-
-    Args:
-        name: stem of the notebook.
-        parameters, inputs: as of :func:`hyfreedp.experiments.store.plots.save`.
-    """
-    table = pd.DataFrame([asdict(one) for one in found], columns=[field.name for field in fields(Verdict)])
+    """Show the verdicts at a notebook's end, and write them to ``<name>_verdict.csv`` with their ``.json``."""
     plots.save_table(
-        table,
+        pd.DataFrame(found, columns=["claim", "outcome", "number"]),
         f"{name}_verdict",
         parameters=dict(parameters),
         inputs=inputs,
@@ -56,11 +50,7 @@ def verdict(name: str, found: Sequence[Verdict], *, parameters: Mapping[str, Any
 
 
 def scoreboard(stems: Sequence[str]) -> str:
-    """All committed verdicts as a table in Markdown; each notebook is linked in the first of its lines.
-
-    Args:
-        stems: of the notebooks, in the order of the table.
-    """
+    """All committed verdicts as a table in Markdown; each notebook is linked in the first of its lines."""
     lines = ["| | Claim | Verdict | The number that decides |", "| --- | --- | --- | --- |"]
     for stem in stems:
         path = workspace().figures / f"{stem}_verdict.csv"

@@ -12,16 +12,15 @@ import numpy as np
 import pandas as pd
 import torch
 from numpy.typing import ArrayLike
-from scipy import stats
+from scipy import optimize, stats
 
 from hyfreedp import NoiseSplit, calibrate_noise, clipping_bias, normal_clipping_bias
 from hyfreedp.experiments.store.cache import cached
 from hyfreedp.experiments.studies import clouds
-from hyfreedp.experiments.studies.noise_split import preset_split
+from hyfreedp.experiments.studies.noise_split import preset_split, split_of
 from hyfreedp.experiments.tasks.registry import TASKS
 from hyfreedp.noise import NoiseGenerator
-from hyfreedp.privatize import loss_noise_std, normal_mse, optimal_threshold, privatize_loss
-from hyfreedp.sensitivity import LossMechanism
+from hyfreedp.privatize import loss_noise_std, privatize_loss
 
 _LAPTOP: dict[str, Any] = {
     "batches": 400,  # simulated batches of normal losses
@@ -55,7 +54,7 @@ def digits_budget(epsilon: float) -> dict[str, float]:
 def noise_of(folder: Path, budget: dict[str, Any], **choices: Any) -> NoiseSplit:
     """The calibrated split of a budget in the paper's plan, but for ``choices``; kept in ``folder``."""
     arguments = budget | preset_split("paper", budget["steps"]) | choices
-    return split_of(cached(folder, calibrated, **arguments))
+    return split_of(cached(folder, calibrated, **arguments).iloc[0])
 
 
 def fall_of_noise(folder: Path, budget: dict[str, Any], records: int, small: int, large: int) -> float:
@@ -70,14 +69,6 @@ def fall_of_noise(folder: Path, budget: dict[str, Any], records: int, small: int
 def calibrated(**arguments: Any) -> pd.DataFrame:
     """One row: the fields of :func:`hyfreedp.calibrate_noise`'s split, and the arguments it was made with."""
     return pd.DataFrame([calibrate_noise(**arguments).to_dict()])
-
-
-def split_of(table: pd.DataFrame) -> NoiseSplit:
-    """The split in the one row of :func:`calibrated`, which may have been a CSV file in between."""
-    (values,) = table.to_dict("records")
-    if not isinstance(values["reason"], str):  # an empty text comes back as NaN
-        values["reason"] = ""
-    return NoiseSplit.from_dict({str(name): value for name, value in values.items()})
 
 
 # -- Theorem 1 and Corollary 1 -----------------------------------------------------------------------------------------
@@ -166,71 +157,64 @@ def one_batch(
     return curves, release_dots(losses, thresholds[::6], runs=runs, seed=seed, **noise)
 
 
+def normal_errors(
+    thresholds: ArrayLike, *, mean: float, std: float, noise_multiplier: float, expected_batch_size: float
+) -> pd.DataFrame:
+    """Bias, noise and their root mean square for N(mean, std^2) losses against R_l (Theorem 1, Corollary 1).
+
+    The error is that against the mean of the batch as B grows: the randomness of the batch itself is not counted.
+    """
+    bias = np.asarray(normal_clipping_bias(thresholds, mean, std))
+    noise = np.asarray(loss_noise_std(thresholds, noise_multiplier, expected_batch_size))
+    return pd.DataFrame({"threshold": thresholds, "bias": bias, "noise": noise, "rmse": np.hypot(bias, noise)})
+
+
+def optimal_threshold(mean: float, std: float, *, noise_multiplier: float, expected_batch_size: float) -> float:
+    """The R_l > 0 of the least error of :func:`normal_errors`; the noise must be positive.
+
+    The derivative of the squared error vanishes where ``bias(R) P(L > R) = (sigma_l / B)^2 R``; the left side falls
+    with R, the right side grows, so the root is unique.
+    """
+
+    def slope(threshold: float) -> float:
+        falls = normal_clipping_bias(threshold, mean, std) * stats.norm.sf(threshold, mean, std)
+        return falls - (noise_multiplier / expected_batch_size) ** 2 * threshold
+
+    upper = max(mean, 0.0) + std
+    while slope(upper) > 0:
+        upper *= 2
+    return float(optimize.brentq(slope, 0.0, upper, xtol=1e-15 * upper, rtol=1e-14))
+
+
 @dataclass(frozen=True)
 class TradeOff:
     """Errors of the private mean of normal losses against R_l.
 
     Attributes:
-        curves: of :func:`normal_errors`.
-        releases: of :func:`release_dots`, at some of the thresholds.
+        curves: of :func:`normal_errors`, from a fifth of the mean loss to five times it.
         best: the threshold of least error.
+        releases: of :func:`release_dots`, at some of the thresholds.
     """
 
     curves: pd.DataFrame
-    releases: pd.DataFrame
     best: float
+    releases: pd.DataFrame
 
     def error_at(self, threshold: float) -> float:
         """Root mean square error at a threshold."""
         return float(np.interp(threshold, self.curves.threshold, self.curves.rmse))
 
 
-def trade_offs(
-    batch_sizes: Sequence[int], *, mean: float, std: float, noise_multiplier: float, batches: int
-) -> dict[int, TradeOff]:
-    """The trade-off at each batch size, with ``batches`` simulated batches of N(mean, std^2) losses."""
-    wide = wide_thresholds(mean)
-    rng = np.random.default_rng(2)
-    found = {}
-    for size in batch_sizes:
-        noise: dict[str, Any] = {"noise_multiplier": noise_multiplier, "expected_batch_size": size}
-        # A draw below zero, which no loss can be, counts as zero: rare enough to be invisible at these parameters.
-        draws = np.maximum(rng.normal(mean, std, (batches, size)), 0)
-        found[size] = TradeOff(
-            curves=normal_errors(wide, mean=mean, std=std, **noise),
-            releases=release_dots(draws, wide[10::30], runs=batches, seed=size, **noise),
-            best=optimal_threshold(mean, std, **noise),
-        )
-    return found
-
-
-def wide_thresholds(mean: float) -> np.ndarray:
-    """R_l from a fifth of the mean loss to five times it."""
-    return np.geomspace(0.2, 5, 200) * mean
-
-
-def normal_errors(
-    thresholds: ArrayLike,
-    *,
-    mean: float,
-    std: float,
-    noise_multiplier: float,
-    expected_batch_size: float,
-    mechanism: LossMechanism = "gaussian",
-) -> pd.DataFrame:
-    """Bias, noise and their root mean square for N(mean, std^2) losses against R_l: the library's closed forms."""
-    noise: dict[str, Any] = {
-        "noise_multiplier": noise_multiplier,
-        "expected_batch_size": expected_batch_size,
-        "mechanism": mechanism,
-    }
-    return pd.DataFrame(
-        {
-            "threshold": thresholds,
-            "bias": normal_clipping_bias(thresholds, mean, std),
-            "noise": loss_noise_std(thresholds, **noise),
-            "rmse": np.sqrt(normal_mse(thresholds, mean, std, **noise)),
-        }
+def trade_off(*, mean: float, std: float, noise_multiplier: float, batch_size: int, batches: int = 2) -> TradeOff:
+    """The trade-off of N(mean, std^2) losses, with ``batches`` simulated batches of them."""
+    thresholds = np.geomspace(0.2, 5, 200) * mean
+    noise: dict[str, Any] = {"noise_multiplier": noise_multiplier, "expected_batch_size": batch_size}
+    # A draw below zero, which no loss can be, counts as zero: rare enough to be invisible at these parameters.
+    draws = np.maximum(np.random.default_rng(batch_size).normal(mean, std, (batches, batch_size)), 0)
+    return TradeOff(
+        curves=normal_errors(thresholds, mean=mean, std=std, **noise),
+        best=optimal_threshold(mean, std, **noise),
+        releases=release_dots(draws, thresholds[10::30], runs=batches, seed=batch_size, **noise),
     )
 
 

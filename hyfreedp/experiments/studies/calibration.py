@@ -23,16 +23,15 @@ from torch.utils.data import DataLoader
 from hyfreedp import HyFreeDPOptimizer, PrivacyEngine
 from hyfreedp.accounting.accountants import composed_epsilon
 from hyfreedp.accounting.composition import releases
-from hyfreedp.accounting.mechanisms import Mechanism
-from hyfreedp.clipping import AbadiClipping, AutomaticClipping, Clipping
 from hyfreedp.experiments.data import datasets
 from hyfreedp.experiments.data.datasets import Arrays, Dataset
-from hyfreedp.experiments.data.records import as_is
+from hyfreedp.experiments.data.in_memory import as_is
 from hyfreedp.experiments.store.provenance import with_versions
 from hyfreedp.experiments.studies.growing import grown
+from hyfreedp.experiments.tasks.image_tasks import Task
 from hyfreedp.experiments.tasks.registry import TASKS
 from hyfreedp.experiments.tasks.scores import Evaluation, calibration_error
-from hyfreedp.experiments.tasks.vision import Task
+from hyfreedp.gradients import AbadiClipping, AutomaticClipping, Clipping
 
 EPSILONS = (1.0, 3.0, 8.0)
 RATE = 0.01  # of preset fixed
@@ -210,8 +209,8 @@ def answers(logits: Tensor, labels: Tensor, rung: int, *, by: Fit) -> Tensor:
 def epsilon_with_temperature(optimizer: HyFreeDPOptimizer) -> float:
     """Epsilon of a whole run and of :data:`QUESTIONS` more batches with :data:`NOISE` times its noise."""
     split = optimizer.split
-    (run,) = releases(split, split.steps, split.probe_steps, split.composition)
-    asked = (Mechanism(NOISE * split.sigma), QUESTIONS)
+    run = releases(split, split.steps, split.probe_steps)
+    asked = (NOISE * split.sigma, QUESTIONS)
     return composed_epsilon(
         (*run, asked), sample_rate=split.sample_rate, delta=split.target_delta, accountant=split.accountant
     )

@@ -19,7 +19,7 @@ RULES = [plots.STYLES["robust"], plots.STYLES["best"]]  # normalised, flat
 DRAWN: dict[tuple[str, str], dict[str, Any]] = {
     ("default", "none"): plots.STYLES["robust"],
     ("flat 1", "none"): plots.STYLES["best"],
-    ("smoothing 0.1", "none"): plots.STYLES["line_search"],
+    ("smoothing 0.1", "none"): plots.STYLES["alternative"],
     ("default", "slopes"): plots.STYLES["paper"],
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import chain, product, repeat
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ from torch import Tensor
 from tqdm import tqdm
 
 from hyfreedp import QuadraticFit, fit_quadratic
-from hyfreedp.experiments.baselines.contrasts import fit_contrasts, privatize_contrasts
 from hyfreedp.experiments.runs.spec import Spec
 from hyfreedp.experiments.runs.train import make_run, one_thread
 from hyfreedp.experiments.store.cache import cached, key_of
@@ -23,10 +22,9 @@ from hyfreedp.experiments.tasks.registry import TASKS
 from hyfreedp.experiments.tasks.scores import losses_of as per_sample_loss_of
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.privatize import privatize_loss
-from hyfreedp.sensitivity import Probe
 
 POINTS = ["ahead", "here", "behind"]  # losses at w - hG, w and w + hG, in the order that probes take them
-QUANTILE = 0.8  # of the per-sample contrasts, where their thresholds settle (``contrast_threshold``)
+RUN = {"method": "paper", "learning_rate": 0.01, "interval": 1}  # from the paper's own first rate nothing is learned
 
 
 def outlier(task: str, brightness: float) -> tuple[Tensor, Tensor]:
@@ -36,13 +34,14 @@ def outlier(task: str, brightness: float) -> tuple[Tensor, Tensor]:
     return brightness * features[:1], (labels[:1] + 1) % classes
 
 
-def probed_losses(*, spec: dict[str, Any], stages: list[int], brightness: float) -> pd.DataFrame:
+def probed_losses(*, spec: dict[str, Any], stages: list[int], brightness: float, reach: float = 1.0) -> pd.DataFrame:
     """Raw per-sample losses along the update direction of a training run. NOT private: they only teach.
 
     Args:
         spec: fields of the :class:`~hyfreedp.experiments.runs.cells.Spec` of the run.
-        stages: 0-based steps to look at; each must probe.
+        stages: 0-based steps to look at.
         brightness: of the :func:`outlier`, which takes no part in the training.
+        reach: h in units of the rate; Algorithm 1 looks at the rate itself.
 
     Returns:
         One row per record and stage: ``step``, ``distance`` h, ``part`` ("batch": the Poisson batch of that step;
@@ -50,17 +49,14 @@ def probed_losses(*, spec: dict[str, Any], stages: list[int], brightness: float)
         w + hG.
 
     Raises:
-        ValueError: a stage has no probe or lies behind the end of the run.
+        ValueError: a stage lies behind the end of the run.
     """
     with one_thread():
         chosen = Spec(**spec)
         optimizer, loader = make_run(chosen)
-        bad = [t for t in stages if not (0 <= t < optimizer.split.steps and optimizer.split.is_probe_step(t))]
-        if bad:
-            probes = [t for t in range(optimizer.split.steps) if optimizer.split.is_probe_step(t)]
-            raise ValueError(f"stages must be steps with a probe, got {bad}; there are probes at {probes}")
+        if not all(0 <= t < optimizer.split.steps for t in stages):
+            raise ValueError(f"stages must be steps of the run, 0 to {optimizer.split.steps - 1}, got {stages}")
         model = optimizer.module
-
         per_sample_loss = per_sample_loss_of(model)
         parts = {
             "train": TASKS[chosen.task].datasets(chosen.evaluation)[0].tensors,
@@ -74,30 +70,25 @@ def probed_losses(*, spec: dict[str, Any], stages: list[int], brightness: float)
             record = optimizer.step(per_sample_loss, batch)
             if record.step not in stages:
                 continue
-            assert record.probe is not None  # checked above
             end = [parameter.detach().clone() for parameter in model.parameters()]
-            distance = record.probe.distance
             for part, records in ({"batch": batch} | parts).items():
                 losses = {}
                 with torch.no_grad():
-                    for name, x in zip(POINTS, (distance, 0.0, -distance), strict=True):
-                        _move(model.parameters(), start, end, x / record.eta)
+                    for name, share in zip(POINTS, (reach, 0.0, -reach), strict=True):
+                        _move(model.parameters(), start, end, share)
                         losses[name] = per_sample_loss(records).double().cpu().numpy()
-                tables.append(pd.DataFrame({"step": record.step, "distance": distance, "part": part} | losses))
+                named = {"step": record.step, "distance": reach * record.eta, "part": part}
+                tables.append(pd.DataFrame(named | losses))
             _move(model.parameters(), start, end, 1.0)
     return pd.concat(tables, ignore_index=True)
 
 
 def probed_runs(
-    folder: Path, *, epsilon: float, seeds: int, stages: list[int], brightness: float = 16.0
+    folder: Path, *, epsilon: float, seeds: int, stages: list[int], brightness: float = 16.0, reach: float = 1.0
 ) -> tuple[list[pd.DataFrame], list[str]]:
-    """:func:`probed_losses` of method "line_search" with each seed, kept in ``folder``; and the names of the cells."""
+    """:func:`probed_losses` of ``RUN`` with each seed, kept in ``folder``; and the names of the cells."""
     runs: list[dict[str, Any]] = [
-        {
-            "spec": {"method": "line_search", "epsilon": epsilon, "seed": seed},
-            "stages": stages,
-            "brightness": brightness,
-        }
+        {"spec": RUN | {"epsilon": epsilon, "seed": seed}, "stages": stages, "brightness": brightness, "reach": reach}
         for seed in range(seeds)
     ]
     tables = [cached(folder, probed_losses, **arguments) for arguments in runs]
@@ -121,87 +112,31 @@ def distance_of(table: pd.DataFrame, step: int) -> float:
     return float(table.distance[table.step == step].iloc[0])
 
 
-def usual_thresholds(losses: ArrayLike) -> tuple[float, float, float]:
-    """(R_l, R_d, R_c) where their rules aim: the mean loss at w (Alg. 1, line 8) and the contrasts' quantile.
-
-    Args:
-        losses: shape ``(3, B)``. Raw, so the result is NOT private; a run has them from what it released before.
-    """
-    ahead, here, behind = np.asarray(losses)
-    contrasts = np.abs([behind - ahead, behind + ahead - 2 * here])
-    difference, bend = np.quantile(contrasts, QUANTILE, axis=1)
-    return float(here.mean()), float(difference), float(bend)
-
-
 def private_fit(
     losses: Tensor,
-    probe: Probe,
-    thresholds: tuple[float, float, float],
+    threshold: float,
     noise_multiplier: float,
     *,
     distance: float,
     expected_batch_size: float,
     generator: NoiseGenerator,
 ) -> QuadraticFit:
-    """The parabola that one probe sees.
-
-    Args:
-        losses: shape ``(3, B)``.
-        probe: "losses" or "contrasts".
-        thresholds: (R_l, R_d, R_c).
-        noise_multiplier: sigma_l.
-        distance: h.
-        expected_batch_size: by which sums are divided.
-        generator: of the noise.
-    """
+    """The parabola that one probe sees: ``losses`` of shape ``(3, B)``, clipped at R_l and noised with sigma_l."""
     arguments: dict[str, Any] = {"expected_batch_size": expected_batch_size, "generator": generator}
-    if probe == "contrasts":
-        return fit_contrasts(privatize_contrasts(losses, thresholds[1:], noise_multiplier, **arguments), distance)
-    released = privatize_loss(losses, thresholds[0], noise_multiplier, **arguments)
+    released = privatize_loss(losses, threshold, noise_multiplier, **arguments)
     return fit_quadratic([distance, 0.0, -distance], released.tolist())
 
 
-def clipped_rates(losses: ArrayLike, distance: float) -> dict[str, float]:
-    """What clipping alone, without noise, makes of b/a, in units of h.
-
-    Args:
-        losses: at (w - hG, w, w + hG), shape ``(3, B)``.
-        distance: h.
-
-    Returns:
-        ``exact``; ``mean_loss`` and ``sum_of_losses`` from three losses with R_l = L and their sum; ``contrasts`` at
-        :func:`usual_thresholds`.
-    """
-    batch = torch.as_tensor(np.asarray(losses, dtype=np.float64))
-    usual = usual_thresholds(losses)
-    total = float(batch.mean(dim=1).sum())
-
-    def rate(probe: Probe, loss_threshold: float) -> float:
-        fit = private_fit(
-            batch,
-            probe,
-            (loss_threshold, *usual[1:]),
-            0.0,
-            distance=distance,
-            expected_batch_size=batch.shape[1],
-            generator=NoiseGenerator(),
-        )
-        return fit.minimizer / distance
-
-    exact = fit_quadratic([distance, 0.0, -distance], batch.mean(dim=1).tolist()).minimizer / distance
-    return {
-        "exact": exact,
-        "mean_loss": rate("losses", usual[0]),
-        "sum_of_losses": rate("losses", total),
-        "contrasts": rate("contrasts", usual[0]),
-    }
+def exact_fit(losses: np.ndarray, distance: float) -> QuadraticFit:
+    """The parabola through the raw mean losses."""
+    return fit_quadratic([distance, 0.0, -distance], losses.mean(axis=1))
 
 
 def clouds(
     *,
     losses: list[list[float]],
     distance: float,
-    sigmas: dict[Probe, float],
+    noise_multiplier: float,
     expected_batch_size: float,
     multiples: list[float],
     runs: int,
@@ -212,34 +147,24 @@ def clouds(
     Args:
         losses: at (w - hG, w, w + hG), shape ``(3, B)``.
         distance: h.
-        sigmas: sigma_l of each probe, "losses" or "contrasts".
+        noise_multiplier: sigma_l.
         expected_batch_size: by which sums are divided.
-        multiples: thresholds in units of :func:`usual_thresholds`.
+        multiples: thresholds in units of the mean loss at w.
         runs: releases per threshold.
         seed: of the noise.
 
     Returns:
-        One row per probe, multiple and run: ``slope`` b, ``curvature`` a and ``eta`` = b/a.
+        One row per multiple and run: ``slope`` b, ``curvature`` a and ``eta`` = b/a.
     """
     batch = torch.tensor(losses, dtype=torch.float64)
-    usual = usual_thresholds(losses)
+    known = {"distance": distance, "expected_batch_size": expected_batch_size}
+    generator, mean = NoiseGenerator(seed), batch[1].mean().item()
     rows = []
-    for probe, sigma in sigmas.items():
-        generator = NoiseGenerator(seed)
-        for multiple in tqdm(multiples, desc=f"parabolas from {probe}", unit="threshold"):
-            scaled = (multiple * usual[0], multiple * usual[1], multiple * usual[2])
-            for _ in range(runs):
-                fit = private_fit(
-                    batch,
-                    probe,
-                    scaled,
-                    sigma,
-                    distance=distance,
-                    expected_batch_size=expected_batch_size,
-                    generator=generator,
-                )
-                rows.append((probe, multiple, fit.slope, fit.curvature, fit.minimizer))
-    return pd.DataFrame(rows, columns=["probe", "multiple", "slope", "curvature", "eta"])
+    for multiple in tqdm(multiples, desc="parabolas", unit="threshold"):
+        for _ in range(runs):
+            fit = private_fit(batch, multiple * mean, noise_multiplier, generator=generator, **known)
+            rows.append((multiple, fit.slope, fit.curvature, fit.minimizer))
+    return pd.DataFrame(rows, columns=["multiple", "slope", "curvature", "eta"])
 
 
 def clipped_fits(
@@ -248,48 +173,45 @@ def clipped_fits(
     """What clipping leaves of slope and curvature, without noise: around it the :func:`clouds` scatter.
 
     Returns:
-        One row per probe and multiple: ``slope`` and ``curvature``.
+        One row per multiple of the mean loss: ``slope`` and ``curvature``.
     """
-    batch = torch.as_tensor(np.asarray(losses, dtype=np.float64))
-    usual = usual_thresholds(losses)
-    probes: tuple[Probe, ...] = ("losses", "contrasts")
-    rows = []
-    for probe, multiple in product(probes, multiples):
-        scaled = (multiple * usual[0], multiple * usual[1], multiple * usual[2])
-        known: dict[str, Any] = {"distance": distance, "expected_batch_size": expected_batch_size}
-        fit = private_fit(batch, probe, scaled, 0.0, generator=NoiseGenerator(), **known)
-        rows.append((probe, multiple, fit.slope, fit.curvature))
-    return pd.DataFrame(rows, columns=["probe", "multiple", "slope", "curvature"])
+    batch = torch.tensor(np.array(losses, dtype=np.float64))
+    known: dict[str, Any] = {"distance": distance, "expected_batch_size": expected_batch_size}
+    fits = [private_fit(batch, k * batch[1].mean().item(), 0.0, generator=NoiseGenerator(), **known) for k in multiples]
+    rows = [(k, fit.slope, fit.curvature) for k, fit in zip(multiples, fits, strict=True)]
+    return pd.DataFrame(rows, columns=["multiple", "slope", "curvature"])
 
 
-def eta_spread(fits: pd.DataFrame, exact: float) -> pd.DataFrame:
-    """How far b/a strays, one row per probe and multiple of :func:`clouds`.
+def spread_table(fits: pd.DataFrame, exact: float) -> pd.DataFrame:
+    """How far b/a strays, one row per multiple of :func:`clouds`.
 
     Args:
         fits: of :func:`clouds`.
         exact: b/a of the raw losses.
 
     Returns:
-        Quantiles ``q5`` to ``q95`` of eta, ``near``: the share within a factor of two of ``exact``, and ``uphill``: the
-        share of fits whose slope is negative, and ``concave``: the share whose curvature is.
+        Quantiles ``q5`` to ``q95`` of eta, ``near``: the share within a factor of two of the exact one, and ``uphill``:
+        the share of fits whose slope is negative, and ``concave``: the share whose curvature is.
     """
-    grouped = fits.groupby(["probe", "multiple"], sort=False)
-    table = grouped.eta.quantile([0.05, 0.25, 0.5, 0.75, 0.95]).unstack()
-    table.columns = ["q5", "q25", "q50", "q75", "q95"]
     ratio = fits.eta / exact
-    keys = [fits.probe, fits.multiple]
-    table["near"] = ratio.between(0.5, 2).groupby(keys).mean()
-    table["uphill"] = (fits.slope < 0).groupby(keys).mean()
-    table["concave"] = (fits.curvature < 0).groupby(keys).mean()
-    return table.reset_index()
+    by = fits.assign(near=ratio.between(0.5, 2), uphill=fits.slope < 0, concave=fits.curvature < 0).groupby("multiple")
+    table = by.eta.quantile([0.05, 0.25, 0.5, 0.75, 0.95]).unstack()
+    table.columns = ["q5", "q25", "q50", "q75", "q95"]
+    return table.join(by[["near", "uphill", "concave"]].mean()).reset_index()
 
 
 def rate_table(probed: Sequence[pd.DataFrame], stages: Sequence[int]) -> pd.DataFrame:
-    """:func:`clipped_rates` of the batch of each run at each step."""
-    return pd.DataFrame(
-        [
-            {"step": stage, "seed": seed} | clipped_rates(losses_of(table, stage, "batch"), distance_of(table, stage))
-            for stage in stages
-            for seed, table in enumerate(probed)
-        ]
-    )
+    """What clipping alone, without noise, makes of b/a of the batch of each run at each step, in units of h.
+
+    Returns:
+        ``step``, ``seed``, ``exact``, and ``mean_loss`` and ``sum_of_losses`` from R_l = L and R_l = the sum of three.
+    """
+    rows = []
+    for stage in stages:
+        for seed, table in enumerate(probed):
+            losses, distance = losses_of(table, stage, "batch"), distance_of(table, stage)
+            total = losses.mean(axis=1).sum() / losses[1].mean()
+            clipped = clipped_fits(losses, distance, [1.0, total], expected_batch_size=losses.shape[1])
+            fits = [exact_fit(losses, distance).minimizer, *(clipped.slope / clipped.curvature)]
+            rows.append((stage, seed, *(fit / distance for fit in fits)))
+    return pd.DataFrame(rows, columns=["step", "seed", "exact", "mean_loss", "sum_of_losses"])

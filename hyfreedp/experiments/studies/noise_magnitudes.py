@@ -6,13 +6,12 @@ import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
 from scipy import special
 from tqdm import tqdm
 
-from hyfreedp import NoiseSplit, clipping_bias
+from hyfreedp import NoiseSplit
 from hyfreedp.experiments.studies.bias_variance import noise_of
 from hyfreedp.experiments.studies.noise_split import DATA_SETS
 from hyfreedp.experiments.tasks.registry import TASKS
@@ -60,29 +59,6 @@ def paper_models(folder: Path, split: NoiseSplit, epsilon: float, *, transformer
         }
         for name, dimension, batch_size, noise in chosen
     ]
-
-
-def aspects(magnitudes: pd.DataFrame, losses: np.ndarray, step: int) -> pd.DataFrame:
-    """Tab. "diff priv" as printed: loss against gradient, for the first model of :func:`noise_magnitudes`.
-
-    Args:
-        magnitudes: of :func:`noise_magnitudes`.
-        losses: of one batch at ``step``, shape ``(B,)``.
-    """
-    loss, gradient = magnitudes.iloc[0], magnitudes.iloc[1]
-    bias = clipping_bias(losses, losses.mean()) / losses.mean()
-    rows = [
-        ("dimension", "1", f"{gradient.dimension:,}"),
-        ("clipping norm", "absolute value", "L2"),
-        ("noise, in units of the clip", f"{loss.exact:.3g}", f"{gradient.exact:.3g}"),
-        (
-            "key to convergence",
-            f"clipping bias: {bias:.0%} of the loss at R_l = L (step {step}, first seed)",
-            f"noise: {gradient.exact:.2g} times the longest signal possible",
-        ),
-        ("per-sample operation", "clipping", "normalisation"),
-    ]
-    return pd.DataFrame(rows, columns=["aspect", "loss", "gradient"])
 
 
 def noise_magnitudes(*, models: list[dict[str, Any]], seeds: int) -> pd.DataFrame:
@@ -136,24 +112,3 @@ def _gradient_noise(dimension: int, sigma: float, expected_batch_size: float, se
         privatize_gradient([part], sigma, sensitivity=1.0, expected_batch_size=expected_batch_size, generator=generator)
         squared += part.double().square().sum().item()
     return math.sqrt(squared)
-
-
-def magnitude_findings(magnitudes: pd.DataFrame) -> list[str]:
-    """Under the table of ``noise_magnitudes``; the last one is about all its models."""
-    by_quantity = magnitudes.groupby("quantity").exact
-    ratios = by_quantity.get_group("gradient").to_numpy() / by_quantity.get_group("loss").to_numpy()
-    return [
-        f"{row.model}, {row.quantity}: noise {row.exact:.3g} times its clip (d = {row.dimension:,}, "
-        f"simulated {row.simulated:.3g})"
-        for row in magnitudes.itertuples()
-    ] + [f"Gradient noise is {min(ratios):,.0f} to {max(ratios):,.0f} times the loss noise, each in units of its clip."]
-
-
-def magnitude_text(magnitudes: pd.DataFrame) -> str:
-    """What the table shows, and how well simulation and formula agree."""
-    relative = (magnitudes.simulated / magnitudes.exact - 1).abs().max()
-    return (
-        f"**What to see.** {magnitude_findings(magnitudes)[-1]} Simulation and formula agree to {relative:.2%}. The "
-        "gradient survives because its noise spreads over all directions and averages out over steps; the loss has one "
-        "direction, and bias in it stays."
-    )

@@ -1,11 +1,10 @@
-"""The noise split in numbers: what each way of counting allows, and what it really costs (notebook 03)."""
+"""The noise split in numbers: what each way of counting allows, and what it really costs (notebooks 03 and 09)."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import math
-import warnings
 from collections.abc import Iterable, Sequence
 from itertools import product
 from pathlib import Path
@@ -13,17 +12,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import ArrayLike
-from scipy.optimize import brentq
-from scipy.stats import norm
 from tqdm import tqdm
 
-from hyfreedp.accounting import NoiseSplit, UnsoundAccountingWarning, calibrate_noise
-from hyfreedp.accounting.composition import releases, shares, spent, unsound_reasons
-from hyfreedp.accounting.mechanisms import merge
-from hyfreedp.accounting.pld import privacy_loss_distribution
-from hyfreedp.accounting.search import smallest_noise
-from hyfreedp.accounting.split import Composition, count_probe_steps
+from hyfreedp.accounting import NoiseSplit, calibrate_noise
+from hyfreedp.accounting.composition import shares
+from hyfreedp.experiments.accounting_of_the_paper import SOUND, Counting, Mechanism, calibrate, even_split
 from hyfreedp.experiments.runs.methods import METHODS
 from hyfreedp.experiments.store.cache import cached
 from hyfreedp.noise import NoiseGenerator
@@ -32,10 +25,18 @@ from hyfreedp.noise import NoiseGenerator
 # up like it, and at most 0.1 % above it.
 COARSENESS = 10
 
-LABELS = ("section", "data", "preset")  # keys of rows that tell where they belong
-
-# The split of Alg. 2: three losses, the same gradient noise at every step.
-PAPER_SPLIT: dict[str, Any] = {"probe": "losses", "allocation": "constant"}
+LABELS = ("section", "data")  # keys of rows that tell where they belong
+ACCOUNTANTS = ["rdp", "pld", "gdp"]
+COMPOSITIONS = ["same_batch", "independent", "epsilon_sum"]
+_AS_THE_PAPER = {"accountant": ["rdp", "gdp"], "composition": "independent"}
+_LAPTOP: dict[str, Any] = {
+    "intervals": [1, 2, 5, 10, 20],
+    "epsilons": [0.5, 1.0, 2.0, 3.0, 5.0, 8.0],
+    "epsilons_pld": [1.0, 3.0, 8.0],
+    "targets": [1.0, 3.0, 8.0],
+    "gammas": [1.001, 1.002, 1.005, 1.01, 1.02, 1.05, 1.1],
+    "runs": 100_000,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +77,14 @@ DATA_SETS = (
 )
 
 
+def preset_split(method: str, steps: int) -> dict[str, Any]:
+    """Arguments of :func:`hyfreedp.calibrate_noise` that the preset of a method fixes, for T = ``steps``."""
+    return METHODS[method].settings.plan(steps)
+
+
+# -- which calibrations are compared -----------------------------------------------------------------------------------
+
+
 def settings(section: str, **choices: Any) -> list[dict[str, Any]]:
     """All combinations of the choices, each a list of values or one value, as rows for :func:`calibrations`.
 
@@ -88,9 +97,90 @@ def settings(section: str, **choices: Any) -> list[dict[str, Any]]:
     return [{"section": section, **dict(zip(names, row, strict=True))} for row in product(*values)]
 
 
-def preset_split(method: str, steps: int) -> dict[str, Any]:
-    """Arguments of :func:`hyfreedp.calibrate_noise` that the preset of a method fixes, for T = ``steps``."""
-    return METHODS[method].settings.plan(steps)
+def grid_of(profile: str, epsilon: float, interval: int) -> dict[str, Any]:
+    """The values that notebook 03 compares at a profile: lists, and the number of simulated ``runs``."""
+    grid = _LAPTOP
+    if profile == "smoke":
+        grid = {name: [0.5] for name in _LAPTOP} | {"gammas": [1.005, 1.05], "runs": 5000, "intervals": [interval]}
+    elif profile == "paper":
+        intervals = [1, 2, 3, 5, 7, 10, 20, 50]
+        grid = _LAPTOP | {"intervals": intervals, "epsilons_pld": _LAPTOP["epsilons"], "runs": 1_000_000}
+    return grid | {"targets": sorted({*grid["targets"], epsilon})}
+
+
+def rows_of(
+    data: DataSet, grid: dict[str, Any], *, epsilon: float, interval: int, gamma: float
+) -> list[dict[str, Any]]:
+    """All sections of the notebook's table: "interval", "epsilon", "true cost", "true cost by interval" and "gamma".
+
+    Args:
+        data: which.
+        grid: of :func:`grid_of`.
+        epsilon, interval, gamma: where a section does not vary them.
+    """
+    at: dict[str, Any] = data.budget(epsilon) | {"interval": grid["intervals"]}
+    both = {"loss_mechanism": ["gaussian", "laplace"], "gamma": gamma}
+    here = {"gamma": gamma, "interval": interval}
+
+    def at_budgets(section: str, targets: list[float], **choices: Any) -> list[dict[str, Any]]:
+        return [row for target in targets for row in settings(section, **data.budget(target), **choices)]
+
+    return [
+        *settings("interval", **at, **_AS_THE_PAPER, **both),
+        *settings("interval", **at, accountant="pld", gamma=gamma),
+        *settings("interval", even=True, **at, **_AS_THE_PAPER),
+        *settings("interval", even=True, **at, accountant="pld"),
+        *at_budgets("epsilon", grid["epsilons"], **_AS_THE_PAPER, **both, interval=interval),
+        *at_budgets("epsilon", grid["epsilons_pld"], **here, accountant="pld"),
+        *at_budgets("epsilon", grid["epsilons"], even=True, **_AS_THE_PAPER, interval=interval),
+        *at_budgets("epsilon", grid["epsilons_pld"], even=True, accountant="pld", interval=interval),
+        *at_budgets(
+            "true cost", grid["targets"], measured=True, **here, accountant=ACCOUNTANTS, composition=COMPOSITIONS
+        ),
+        *settings(
+            "true cost by interval", measured=True, **at, gamma=gamma, accountant="rdp", composition="independent"
+        ),
+        *settings(
+            "gamma",
+            measured=True,
+            **data.budget(epsilon),
+            accountant="rdp",
+            allocation=["constant", "per_step"],
+            gamma=grid["gammas"],
+            interval=interval,
+        ),
+    ]
+
+
+def share_rows(
+    data_sets: Sequence[DataSet],
+    targets: list[float],
+    data: DataSet,
+    *,
+    epsilon: float,
+    interval: int,
+    gammas: list[float],
+    intervals: list[int],
+) -> list[dict[str, Any]]:
+    """Three losses by RDP, for notebook 09: sections "data" (data sets and budgets) and "interval" (gamma and K).
+
+    Args:
+        data_sets, targets: of section "data", at ``interval`` and gamma = 1.01.
+        data, epsilon: of section "interval".
+        interval: K of section "data".
+        gammas, intervals: of section "interval".
+    """
+    plan: dict[str, Any] = {"accountant": "rdp", "measured": True}
+    rows = [
+        row | {"data": chosen.title}
+        for chosen in data_sets
+        for target in targets
+        for row in settings("data", **chosen.budget(target), **plan, gamma=1.01, interval=interval)
+    ]
+    return rows + settings("interval", **data.budget(epsilon), **plan, gamma=gammas, interval=intervals)
+
+
+# -- their table -------------------------------------------------------------------------------------------------------
 
 
 def calibrations(rows: Iterable[dict[str, Any]], folder: Path) -> pd.DataFrame:
@@ -108,151 +198,58 @@ def calibrations(rows: Iterable[dict[str, Any]], folder: Path) -> pd.DataFrame:
     return pd.concat(tables, ignore_index=True)
 
 
-def calibration(*, even: bool = False, measured: bool = False, **arguments: Any) -> pd.DataFrame:
-    """One calibrated pair of noises: one row.
+def calibration(
+    *,
+    accountant: Any,
+    composition: Any = "same_batch",
+    loss_mechanism: Any = "gaussian",
+    allocation: Any = "constant",
+    even: bool = False,
+    measured: bool = False,
+    **budget: Any,
+) -> pd.DataFrame:
+    """One calibrated pair of noises for three losses: one row.
 
     Args:
-        even: the naive even split, :func:`even_split`, instead of the calibrated one.
+        accountant, composition, loss_mechanism: of the :class:`~hyfreedp.experiments.accounting_of_the_paper.Counting`.
+        allocation: "per_step" is the library's own, for a sound way of counting.
+        even: the naive even split instead of the calibrated one.
         measured: whether to find out what the pair and its parts cost.
-        **arguments: of :func:`even_split` or :func:`hyfreedp.calibrate_noise`.
+        **budget: of :func:`hyfreedp.calibrate_noise`.
 
     Returns:
-        The fields of the :class:`~hyfreedp.NoiseSplit`, and ``even``, ``loss_std`` (standard deviation of each number
-        of a probe, in units of its clip); if ``measured`` also ``true_epsilon`` (by PLD, gradient and probe on the same
-        batch), ``gradients_epsilon`` and ``probes_epsilon`` (of these alone, by the split's own accounting) and
-        ``probe_share``, the part of epsilon that the gradients leave to the probes.
+        The fields of the :class:`~hyfreedp.NoiseSplit`, the choices above, and ``loss_std`` (standard deviation of each
+        loss, in units of its clip); if ``measured`` also ``claimed_epsilon`` (as the row counts), ``true_epsilon`` (by
+        PLD, gradient and probe on the same batch), ``vanilla_epsilon`` (the same of DP-SGD at ``sigma``) and, of a
+        sound row, ``probe_share``, the part of epsilon that the gradients leave to the probes.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UnsoundAccountingWarning)  # the column "guarantee" says it
-        split = (even_split if even else calibrate_noise)(**arguments)
-    deviation = split.sigma_loss * (math.sqrt(2) if split.loss_mechanism == "laplace" else 1)
-    row = split.to_dict() | {"even": even, "loss_std": deviation}
+    counting = Counting(accountant, composition, loss_mechanism)
+    if even:
+        split = even_split(**budget, counting=counting)
+    elif counting.sound and loss_mechanism == "gaussian":
+        split = calibrate_noise(**budget, probe="losses", allocation=allocation, accountant=accountant)
+    else:
+        split = calibrate(**budget, counting=counting)
+    deviation = split.sigma_loss * (math.sqrt(2) if loss_mechanism == "laplace" else 1)
+    row = split.to_dict() | dataclasses.asdict(counting) | {"even": even, "loss_std": deviation}
     if measured:
-        parts = shares(split, coarseness=COARSENESS)
+        vanilla = (Mechanism(split.sigma), split.steps)
         row |= {
-            "true_epsilon": true_epsilon(split),
-            "gradients_epsilon": parts["gradients"],
-            "probes_epsilon": parts["probes"],
-            "probe_share": 1 - parts["gradients"] / parts["together"],
+            "claimed_epsilon": counting.epsilon(split, coarseness=COARSENESS),
+            "true_epsilon": SOUND.epsilon(split, coarseness=COARSENESS),
+            "vanilla_epsilon": SOUND.cost((vanilla,), split.sample_rate, split.target_delta, COARSENESS),
         }
+        if counting.sound:
+            parts = shares(split, coarseness=COARSENESS)
+            row["probe_share"] = 1 - parts["gradients"] / parts["together"]
     return pd.DataFrame([row])
 
 
 def split_of(row: pd.Series) -> NoiseSplit:
     """The split in a row of the table of :func:`calibrations`."""
-    values = row.replace({np.nan: ""})  # what a CSV makes of an empty reason
     names = [field.name for field in dataclasses.fields(NoiseSplit)]
-    plain = {name: getattr(values[name], "item", lambda v=values[name]: v)() for name in names}
-    return NoiseSplit.from_dict(plain | {"vote_steps": json.loads(plain["vote_steps"])})
-
-
-def true_epsilon(split: NoiseSplit) -> float:
-    """What a split really costs, however it was calibrated: by PLD, gradient and probe of a step on the same batch."""
-    return spent(
-        split, split.steps, split.probe_steps, accountant="pld", composition="same_batch", coarseness=COARSENESS
-    )
-
-
-def even_split(
-    *,
-    target_epsilon: float,
-    target_delta: float,
-    sample_rate: float,
-    steps: int,
-    interval: int,
-    accountant: str = "pld",
-    composition: str = "same_batch",
-) -> NoiseSplit:
-    """The naive split of Fig. "noise grad loss": one Gaussian noise for the T gradients and the 3T/K losses alike.
-
-    Arguments are those of :func:`hyfreedp.calibrate_noise`. The noise is the smallest within the budget, to 1e-5.
-    """
-    budget: dict[str, Any] = {
-        "target_epsilon": target_epsilon,
-        "target_delta": target_delta,
-        "sample_rate": sample_rate,
-        "steps": steps,
-        "accountant": accountant,
-    }
-    vanilla = calibrate_noise(**budget, probe="none")
-    reasons = unsound_reasons(vanilla.accountant, composition, "losses")  # type: ignore[arg-type]
-    plan = NoiseSplit.from_dict(
-        vanilla.to_dict()
-        | {
-            "probe": "losses",
-            "interval": interval,
-            "probe_steps": count_probe_steps(steps, interval, 0, "losses"),
-            "allocation": "constant",
-            "composition": composition,
-            "guarantee": not reasons,
-            "reason": "; ".join(reasons),
-        }
-    )
-
-    def with_noise(sigma: float) -> NoiseSplit:
-        return dataclasses.replace(
-            plan, sigma_gradient=sigma, sigma_gradient_probe=sigma, sigma_loss=sigma, gamma=sigma / plan.sigma
-        )
-
-    def cost(sigma: float) -> float:
-        return spent(with_noise(sigma), plan.steps, plan.probe_steps, coarseness=COARSENESS)
-
-    noise = smallest_noise(cost, target_epsilon, start=vanilla.sigma, tolerance=1e-5)
-    return dataclasses.replace(with_noise(noise), epsilon=cost(noise))
-
-
-def mu_gdp(
-    *, sample_rate: float, steps: int, sigma: float, probe_steps: int = 0, sigma_loss: float = math.inf
-) -> float:
-    """mu of Eq. (muGDP) as the paper prints it, with 3T/K written as 3 times the number of probe steps.
-
-    Args:
-        sample_rate: B/N.
-        steps: T.
-        sigma: noise multiplier of the gradient at every step.
-        probe_steps: T/K; none for vanilla DP-SGD.
-        sigma_loss: sigma_l, Gaussian.
-    """
-    mu_vanilla = math.sqrt(sample_rate**2 * steps * (math.exp(1 / sigma**2) - 1))
-    return math.sqrt(mu_vanilla**2 + sample_rate**2 * 3 * probe_steps * (math.exp(1 / sigma_loss**2) - 1))
-
-
-def gdp_delta(mu: float, epsilon: ArrayLike) -> np.ndarray:
-    """delta = Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu) of mu-GDP (Bu et al., 2020, Eq. (6))."""
-    epsilon = np.asarray(epsilon, dtype=float)
-    return norm.cdf(mu / 2 - epsilon / mu) - np.exp(epsilon + norm.logcdf(-mu / 2 - epsilon / mu))
-
-
-def gdp_epsilon(mu: float, delta: float) -> float:
-    """The epsilon at which mu-GDP has this delta."""
-
-    def excess(epsilon: float) -> float:
-        return float(gdp_delta(mu, epsilon)) - delta
-
-    if excess(0.0) <= 0:
-        return 0.0
-    upper = 1.0
-    while excess(upper) > 0:
-        upper *= 2
-    return float(brentq(excess, 0.0, upper, xtol=1e-13))
-
-
-def delta_curve(split: NoiseSplit, composition: Composition, epsilons: Sequence[float]) -> list[float]:
-    """delta at each epsilon, by PLD, of a split whose releases are counted as one of its compositions does.
-
-    Args:
-        split: a finite one.
-        composition: "same_batch" or "independent".
-        epsilons: non-negative.
-
-    Raises:
-        ValueError: ``composition`` is "epsilon_sum", which has no single curve.
-    """
-    parts = releases(split, split.steps, split.probe_steps, composition)
-    if len(parts) > 1:
-        raise ValueError(f"composition must be 'same_batch' or 'independent', got {composition!r}")
-    distribution = privacy_loss_distribution(merge(parts[0]), split.sample_rate, COARSENESS)
-    return [float(distribution.get_delta_for_epsilon(float(value))) for value in epsilons]
+    plain = {name: getattr(row[name], "item", lambda v=row[name]: v)() for name in names}
+    return NoiseSplit.from_dict(plain | {"accountant": "pld", "vote_steps": json.loads(str(plain["vote_steps"]))})
 
 
 def simulated_deltas(*, split: dict[str, Any], epsilons: list[float], runs: int, seeds: int) -> pd.DataFrame:
@@ -263,7 +260,7 @@ def simulated_deltas(*, split: dict[str, Any], epsilons: list[float], runs: int,
     released is l = sum_t log(1 - q + q p_t/p'_t), and delta(epsilon) = E max(0, 1 - exp(epsilon - l)).
 
     Args:
-        split: a :class:`~hyfreedp.NoiseSplit` as a dictionary, with probe "losses" and Gaussian noise.
+        split: a :class:`~hyfreedp.NoiseSplit` as a dictionary, with probe "losses".
         epsilons: where to estimate delta.
         runs: simulated runs per seed.
         seeds: number of independent repetitions.
@@ -272,10 +269,8 @@ def simulated_deltas(*, split: dict[str, Any], epsilons: list[float], runs: int,
         One row per epsilon: ``delta``, the mean over the seeds, and ``error``, its standard error over all runs.
     """
     plan = NoiseSplit.from_dict(split)
-    if plan.probe != "losses" or plan.loss_mechanism != "gaussian":
-        raise ValueError(
-            f"split must probe 'losses' with 'gaussian' noise, got {plan.probe!r}, {plan.loss_mechanism!r}"
-        )
+    if plan.probe != "losses":
+        raise ValueError(f"split must probe 'losses', got {plan.probe!r}")
     q = plan.sample_rate
     samples = []
     for seed in tqdm(range(seeds), desc="simulated mechanism", unit="seed"):

@@ -1,4 +1,4 @@
-"""Figures, tables and findings of notebook 03, all from the table of ``noise_split.calibrations``."""
+"""Figures, tables and findings of notebooks 03 and 09, all from the table of ``noise_split.calibrations``."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import matplotlib.pyplot as plt
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter, PercentFormatter
 
+from hyfreedp import NoiseSplit
+from hyfreedp.experiments.accounting_of_the_paper import delta_curve, gdp_delta, gdp_epsilon, mu_gdp
 from hyfreedp.experiments.store import plots
-from hyfreedp.experiments.studies import noise_split
-from hyfreedp.experiments.studies.noise_split import DATA_SETS
+from hyfreedp.experiments.store.verdicts import Verdict
+from hyfreedp.experiments.studies.noise_split import ACCOUNTANTS, COMPOSITIONS, split_of
 
 COLUMNS = [
     ("rdp", "independent", "RDP, as the paper composes"),
@@ -27,11 +29,6 @@ NOISES: dict[str, tuple[str, dict[str, Any]]] = {
     "laplace": (r"$\sigma_l$, Laplace", plots.STYLES["reference"]),
     "even": (r"even split, $\sigma_g = \sigma_l$", {"color": "0.5", "linestyle": "--", "marker": "v"}),
 }
-PRICES = [
-    ("losses", "constant", "three losses, constant (paper)", plots.STYLES["paper"]),
-    ("losses", "per_step", "three losses, per step", plots.SERIES[5]),
-    ("contrasts", "per_step", "contrasts, per step (line_search)", plots.STYLES["line_search"]),
-]
 LEVEL: dict[str, Any] = {"color": "0.3", "linewidth": 1}
 
 
@@ -50,57 +47,40 @@ def draw_noises(rows: pd.DataFrame, column: str, label: str, ticks: Sequence[flo
     figure, axes = plt.subplots(2, 3, figsize=(10, 6), sharex=True, sharey="row")
     for (accountant, composition, title), above, below in zip(COLUMNS, *axes, strict=True):
         here = rows[(rows.accountant == accountant) & (rows.composition == composition)].sort_values(column)
-        even, split = here[here.even], here[~here.even & (here.loss_mechanism == "gaussian")]
-        for name in ("sigma", "sigma_gradient"):
-            _draw_noise(above, name, split[column], split[name])
-        for mechanism in ("gaussian", "laplace"):
-            chosen = here[~here.even & (here.loss_mechanism == mechanism)]
-            _draw_noise(below, mechanism, chosen[column], chosen.loss_std)
-        for axis in (above, below):
-            _draw_noise(axis, "even", even[column], even.sigma_gradient)
+        even, split = here[here.even], here[~here.even]
+        gaussian, laplace = (split[split.loss_mechanism == name] for name in ("gaussian", "laplace"))
+        for axis, name, part, value in (
+            (above, "sigma", gaussian, "sigma"),
+            (above, "sigma_gradient", gaussian, "sigma_gradient"),
+            (above, "even", even, "sigma_gradient"),
+            (below, "gaussian", gaussian, "loss_std"),
+            (below, "laplace", laplace, "loss_std"),
+            (below, "even", even, "loss_std"),
+        ):
+            axis.plot(part[column], part[value], label=NOISES[name][0], markersize=5, **NOISES[name][1])
         above.set_title(title)
         below.set(xscale="log", yscale="log", xlabel=label)
         plots.log_ticks(below.xaxis, ticks)
-    _ticks_within(axes[1, 0], (0.2, 0.5, 1, 2, 5, 10, 20, 50))
     axes[0, 0].set_ylabel("gradient noise multiplier")
     axes[1, 0].set_ylabel("loss noise (standard deviation / $R_l$)")
     plots.shared_legend(figure, axes[:, 0], ncols=3, fontsize="small")
     return figure
 
 
-def _draw_noise(axis: Axes, name: str, x: pd.Series, y: pd.Series) -> None:
-    label, style = NOISES[name]
-    axis.plot(x, y, label=label, markersize=5, **style)
-
-
-def _ticks_within(axis: Axes, ticks: Sequence[float]) -> None:
-    """Label the y axis at those ticks that are within its limits."""
-    low, high = axis.get_ylim()
-    shown = [tick for tick in ticks if low <= tick <= high]
-    axis.set_yticks(shown, [f"{tick:g}" for tick in shown])
-    axis.yaxis.set_minor_formatter(NullFormatter())
-
-
 def interval_findings(rows: pd.DataFrame, grid: dict[str, Any], epsilon: float) -> list[str]:
-    """Of section "interval" at ``epsilon``; ``grid`` is that of ``noise_split_rows.grid_of``."""
+    """Of section "interval" at ``epsilon``; ``grid`` is that of ``noise_split.grid_of``."""
     keys = ["accountant", "interval"]
     gaussian = rows[(rows.loss_mechanism == "gaussian") & ~rows.even].set_index(keys)
-    laplace = rows[rows.loss_mechanism == "laplace"].set_index(keys)
     even = rows[rows.even].set_index(keys)
-    seldom, often = max(grid["intervals_laplace"]), min(grid["intervals"])
+    seldom, often = max(grid["intervals"]), min(grid["intervals"])
     growth = 100 * (gaussian.sigma_gradient / gaussian.sigma - 1)
     even_growth = 100 * (even.sigma_gradient / even.sigma - 1)
-    findings = [
+    return [
         f"{accountant.upper()} ({composition.replace('_', ' ')}), epsilon {epsilon:g}: the gradient noise grows by "
         f"{growth[accountant, often]:.1f} % at every K, with the even split by {even_growth[accountant, often]:.0f} % "
         f"at K = {often}; sigma_l is {gaussian.sigma_loss[accountant, often]:.2f} at K = {often} and "
         f"{gaussian.sigma_loss[accountant, seldom]:.2f} at K = {seldom}"
         for accountant, composition, _ in COLUMNS
-    ]
-    more = (laplace.loss_std / gaussian.loss_std)["pld", seldom] ** 2 - 1
-    return [
-        *findings,
-        f"At K = {seldom}, Laplace noise of the same privacy has {100 * more:.0f} % more variance than Gaussian (PLD)",
     ]
 
 
@@ -116,130 +96,184 @@ def epsilon_findings(rows: pd.DataFrame, grid: dict[str, Any], interval: int) ->
     ]
 
 
-# -- gamma and allocation ----------------------------------------------------------------------------------------------
+# -- what pairs really cost --------------------------------------------------------------------------------------------
 
 
-def draw_price(rows: pd.DataFrame, batch_size: int) -> Figure:
-    """Noise of the probes, and their share of epsilon, against gamma; ``rows`` are section "gamma"."""
-    figure, (noise_axis, share_axis) = plt.subplots(1, 2, figsize=(10, 4))
-    for probe, kind, label, style in PRICES:
-        line = rows[(rows.probe == probe) & (rows.allocation == kind)].sort_values("gamma")
-        more = 100 * (line.gamma - 1)
-        noise_axis.plot(more, 100 * line.loss_std / batch_size, label=label, markersize=5, **style)
-        share_axis.plot(more, line.probe_share, label=label, markersize=5, **style)
-    for axis in (noise_axis, share_axis):
-        axis.set(xscale="log", yscale="log", xlabel=r"more gradient noise, $100(\gamma - 1)$ (%, root mean square)")
-        axis.xaxis.set_major_formatter(PercentFormatter(decimals=1, symbol=""))
-    _ticks_within(noise_axis, (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10))
-    share_axis.yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=1))
-    noise_axis.set(ylabel=f"noise of each mean (% of its clip, B = {batch_size:,})")
-    noise_axis.set_title("What it buys: precise probes")
-    share_axis.set_ylabel(r"share of $\varepsilon$ left to the probes")
-    share_axis.set_title("What it takes from the gradients")
-    plots.shared_legend(figure, [noise_axis], ncols=2, fontsize="small")
-    return figure
+def papers_pairs(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of section "true cost" that the paper's way of counting (RDP, independent) allows, by their target."""
+    chosen = (rows.accountant == "rdp") & (rows.composition == "independent")
+    return rows[chosen].set_index("target_epsilon", drop=False)
 
 
-def price_findings(rows: pd.DataFrame) -> list[str]:
-    """Of section "gamma", from its smallest to its largest gamma."""
-    at = rows.set_index(["probe", "allocation", "gamma"])
-    small, large = rows.gamma.min(), rows.gamma.max()
-    return [
-        f"{label}: from gamma = {small:g} to {large:g} sigma_l falls from {at.sigma_loss[probe, kind, small]:.2f} to "
-        f"{at.sigma_loss[probe, kind, large]:.2f}, while the probes' share of epsilon grows from "
-        f"{100 * at.probe_share[probe, kind, small]:.2f} to {100 * at.probe_share[probe, kind, large]:.1f} %"
-        for probe, kind, label, _ in PRICES
-    ]
-
-
-def allocation_rows(table: pd.DataFrame) -> pd.DataFrame:
-    """Both allocations and probes against the interval, by PLD with Gaussian noise, of the whole table."""
-    rows = table[(table.section == "allocation") | ((table.section == "interval") & ~table.even)]
-    rows = rows[(rows.accountant == "pld") & (rows.loss_mechanism == "gaussian")]
-    return rows.set_index(["probe", "allocation", "interval"], drop=False).sort_index()
-
-
-def draw_allocation(table: pd.DataFrame, intervals: Sequence[int], interval: int) -> Figure:
-    """Gradient noise over some steps at ``interval``, and loss noise against the interval.
+def draw_true_costs(rows: pd.DataFrame, targets: Sequence[float], split: NoiseSplit, simulated: pd.DataFrame) -> Figure:
+    """What each pair costs over what it claims, and delta(epsilon) of the paper's pair with a simulation.
 
     Args:
-        table: the whole.
-        intervals: that it has; the last stands in if ``interval`` is not one of them.
-        interval: K.
+        rows: section "true cost".
+        targets: epsilons in the left panel.
+        split: of one of :func:`papers_pairs`.
+        simulated: of ``noise_split.simulated_deltas`` for it.
     """
-    rows = allocation_rows(table)
-    figure, (step_axis, noise_axis) = plt.subplots(1, 2, figsize=(10, 4))
-    steps = range(2 * interval + 2)
-    shown = interval if interval in intervals else intervals[-1]
-    largest = 1.0
-    for probe, kind, label, style in PRICES:
-        line = rows.loc[(probe, kind)]
-        noise_axis.plot(line.index, line.loss_std, label=label, markersize=5, **style)
-        if probe == "losses":
-            split = noise_split.split_of(rows.loc[(probe, kind, shown)])
-            noise = [split.gradient_noise_multiplier(t) / split.sigma for t in steps]
-            step_axis.plot(steps, noise, label=label, drawstyle="steps-mid", markersize=5, **style)
-            largest = max(largest, *noise)
-    step_axis.axhline(1, color=plots.STYLES["best"]["color"], linewidth=1, label=r"vanilla DP-SGD, $\sigma$")
-    step_axis.set(xlabel="step $t$", ylabel=r"gradient noise / $\sigma$")
-    step_axis.set_title(f"Gradient noise over the steps (K = {shown})")
-    step_axis.set_ylim(top=1 + 1.5 * (largest - 1))
-    plots.legend_below(step_axis)
-    noise_axis.set(xscale="log", xlabel="probing interval $K$ (steps)", ylabel=r"$\sigma_l$ (in units of the clip)")
-    noise_axis.set_title("Loss noise")
-    plots.log_ticks(noise_axis.xaxis, intervals)
-    plots.legend_below(noise_axis)
+    figure, (cost_axis, curve_axis) = plt.subplots(1, 2, figsize=(10, 4.4), width_ratios=(1.15, 1))
+    ways = [(accountant, composition) for composition in COMPOSITIONS for accountant in ACCOUNTANTS]
+    for style, target in zip(plots.SERIES, targets, strict=False):
+        at = rows[rows.target_epsilon == target].set_index(["accountant", "composition"]).true_epsilon / target
+        label = rf"target $\varepsilon$ = {target:g}"
+        cost_axis.plot([at[way] for way in ways], range(len(ways)), label=label, **plots.marks(style))
+    cost_axis.axvline(1, **LEVEL)
+    names = [f"{composition.replace('_', ' ')}, {accountant.upper()}" for accountant, composition in ways]
+    cost_axis.set_yticks(range(len(ways)), names)
+    cost_axis.invert_yaxis()
+    cost_axis.set_xlabel(r"true $\varepsilon$ / target $\varepsilon$")
+    cost_axis.set_title("Right of the line: costs more than it claims")
+    plots.legend_below(cost_axis, ncols=2)
+    epsilons = np.linspace(0, 2.2 * split.target_epsilon, 45)
+    for composition, label, name in (
+        ("independent", "as counted: independent batches", "paper"),
+        ("same_batch", "as run: one batch per step", "robust"),
+    ):
+        deltas = delta_curve(split, composition, epsilons)  # type: ignore[arg-type]
+        curve_axis.plot(epsilons, deltas, label=label, markevery=8, markersize=5, **plots.STYLES[name])
+    bars: dict[str, Any] = {"fmt": "D", "color": "black", "markersize": 4, "capsize": 2}
+    bars |= {"yerr": 2 * simulated.error, "label": "simulated runs (2 standard errors)"}
+    curve_axis.errorbar(simulated.epsilon, simulated.delta, **bars)
+    _finish_deltas(curve_axis, split.target_delta)
+    curve_axis.set_title(rf"The pair of RDP, independent, target $\varepsilon$ = {split.target_epsilon:g}")
     return figure
 
 
-def allocation_findings(table: pd.DataFrame, intervals: Sequence[int], gamma: float) -> list[str]:
-    """Per-step against constant allocation of three losses at every interval."""
-    rows = allocation_rows(table)
-    change = 100 * (rows.sigma_loss["losses", "per_step"] / rows.sigma_loss["losses", "constant"] - 1)
-    raised = (rows.sigma_gradient_probe / rows.sigma)["losses", "per_step"]
+def _finish_deltas(axis: Axes, target: float) -> None:
+    """Scales and labels of a panel of delta(epsilon), and the target's line."""
+    axis.axhline(target, **LEVEL)
+    axis.text(0, target, r" target $\delta$", va="bottom", fontsize="small")
+    axis.set(yscale="log", ylim=(target / 20, 1), xlabel=r"$\varepsilon$", ylabel=r"$\delta(\varepsilon)$")
+    plots.legend_below(axis)
+
+
+def true_cost_findings(
+    table: pd.DataFrame, grid: dict[str, Any], split: NoiseSplit, simulated: pd.DataFrame
+) -> list[str]:
+    """Of sections "true cost" and "true cost by interval" of the whole ``table``; the rest as in the figure."""
+    rows = table[table.section == "true cost"]
+    at = rows.set_index(["accountant", "composition", "target_epsilon"]).sort_index()
+    cost, bounds = at.true_epsilon, at.loc[["pld", "rdp"]].sigma_loss
+    waste = bounds.xs("epsilon_sum", level="composition") / bounds.xs("same_batch", level="composition")
+    by_interval = table[table.section == "true cost by interval"].set_index("interval").true_epsilon
+    often, seldom = min(grid["intervals"]), max(grid["intervals"])
+    last = simulated.iloc[-1]
+    names: Any = ("independent", "same_batch")
+    (counted,), (run,) = (delta_curve(split, name, [last.epsilon]) for name in names)
     return [
-        f"K = {k}: per step needs {change[k]:+.1f} % loss noise against constant (losses, gamma = {gamma:g}, PLD); on "
-        f"probe steps its gradient noise is {raised[k]:.3f} sigma"
-        for k in intervals
+        *(
+            f"Target {value:g}: the paper's pair (RDP, independent) really costs "
+            f"{cost['rdp', 'independent', value]:.2f}, the same way of counting by PLD "
+            f"{cost['pld', 'independent', value]:.2f}; same batch by PLD {cost['pld', 'same_batch', value]:.2f}; the "
+            f"sum of epsilons by RDP {cost['rdp', 'epsilon_sum', value]:.2f}"
+            for value in grid["targets"]
+        ),
+        f"The sum of epsilons takes {waste.min():.1f} to {waste.max():.1f} times the loss noise that same-batch "
+        "counting needs (RDP and PLD)",
+        f"The less often it probes, the more the paper's counting understates: target {split.target_epsilon:g} really "
+        f"costs {by_interval[often]:.2f} at K = {often} and {by_interval[seldom]:.2f} at K = {seldom}",
+        f"Simulated, target {split.target_epsilon:g}: delta({last.epsilon:g}) = {last.delta:.2e} ± {last.error:.1e}; "
+        f"PLD says {run:.2e} for one batch per step and {counted:.2e} for independent batches",
     ]
 
 
-# -- the paper's data sets ---------------------------------------------------------------------------------------------
+def verdicts(rows: pd.DataFrame, by_interval: pd.DataFrame, targets: Sequence[float]) -> list[Verdict]:
+    """On the price of a learned rate, and on Algorithm 2.
 
-
-def data_set_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Section "data" with the size of each data set; shares and noise in percent."""
-    sizes = {chosen.title: chosen for chosen in DATA_SETS}
-    chosen = [sizes[name] for name in rows.data]
-    return pd.DataFrame(
-        {
-            "data": rows.data,
-            "N": [data.records for data in chosen],
-            "B": [data.batch_size for data in chosen],
-            "epochs": [data.epochs for data in chosen],
-            "T": rows.steps,
-            "delta": rows.target_delta,
-            "epsilon": rows.target_epsilon,
-            "preset": rows.preset,
-            "accountant": rows.accountant,
-            "sigma": rows.sigma,
-            "sigma_g": rows.sigma_gradient,
-            "sigma_g_probe": rows.sigma_gradient_probe,
-            "sigma_l": rows.sigma_loss,
-            "share_percent": 100 * rows.probe_share,
-            "noise_percent": 100 * rows.loss_std / [data.batch_size for data in chosen],
-            "true_epsilon": rows.true_epsilon,
-        }
-    )
-
-
-def data_set_findings(worked: pd.DataFrame) -> list[str]:
-    """Of :func:`data_set_table`."""
-    share = worked.groupby("preset").share_percent
+    Args:
+        rows: of section "true cost".
+        by_interval: of section "interval".
+        targets: budgets, of which the largest decides.
+    """
+    gaussian = by_interval[(by_interval.loss_mechanism == "gaussian") & ~by_interval.even]
+    growth = 100 * (gaussian.sigma_gradient / gaussian.sigma - 1).max()
+    cost = papers_pairs(rows).true_epsilon
+    costs = ", ".join(f"{cost[target]:.2f} for {target:g}" for target in targets)
     return [
-        f"Preset {name}: the probes take {low:.2f} to {high:.2f} % of epsilon over all data sets and budgets"
-        for name, low, high in share.agg(["min", "max"]).itertuples()
+        Verdict(
+            "A learned rate takes about 1 % more noise on the gradient",
+            "reproduced" if growth < 1.5 else "contradicted",
+            f"{growth:.1f} % more at every interval K",
+        ),
+        Verdict(
+            "Algorithm 2: its pair of noises keeps Algorithm 1 within epsilon",
+            "contradicted" if (cost[list(targets)] > targets).any() else "reproduced",
+            f"on the one batch that a step has, its pairs really cost {costs}",
+        ),
     ]
+
+
+# -- the mu-GDP equation -----------------------------------------------------------------------------------------------
+
+
+def mu_gdp_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """Eq. (muGDP) as printed for its own pairs, one row per budget of section "true cost".
+
+    Returns:
+        ``target``; ``mu_vanilla`` and ``mu_ours`` of the equation, and its ``epsilon``; what vanilla DP-SGD and the
+        pair under two compositions really cost.
+    """
+    at = rows[rows.accountant == "gdp"].set_index(["composition", "target_epsilon"])
+    found = []
+    for target, pair in at.loc["independent"].sort_index().iterrows():
+        schedule: dict[str, Any] = {"sample_rate": pair.sample_rate, "steps": pair.steps}
+        mu = mu_gdp(sigma=pair.sigma_gradient, **schedule, probe_steps=pair.probe_steps, sigma_loss=pair.sigma_loss)
+        found.append(
+            {
+                "target": target,
+                "mu_vanilla": mu_gdp(sigma=pair.sigma, **schedule),
+                "mu_ours": mu,
+                "epsilon": gdp_epsilon(mu, pair.target_delta),
+                "true_vanilla": pair.vanilla_epsilon,
+                "true_same_batch": at.true_epsilon["same_batch", target],
+                "true_independent": pair.true_epsilon,
+            }
+        )
+    return pd.DataFrame(found)
+
+
+def draw_mu_gdp(formula: pd.DataFrame, rows: pd.DataFrame, epsilon: float) -> Figure:
+    """What the pairs of mu-GDP cost, and its delta(epsilon) of vanilla DP-SGD at ``epsilon`` beside the exact one.
+
+    Args:
+        formula: of :func:`mu_gdp_table`.
+        rows: section "true cost".
+        epsilon: one of its targets.
+    """
+    figure, (axis, curve_axis) = plt.subplots(1, 2, figsize=(10, 4))
+    for name, label, style in [
+        ("true_vanilla", r"vanilla DP-SGD at the $\sigma$ of GDP", "best"),
+        ("true_same_batch", "pair of GDP, same batch", "robust"),
+        ("true_independent", "pair of GDP, independent (the equation)", "paper"),
+    ]:
+        axis.plot(formula.target, formula[name] / formula.target, label=label, **plots.STYLES[style])
+    axis.axhline(1, **LEVEL)
+    axis.set(xscale="log", xlabel=r"target $\varepsilon$", ylabel=r"true $\varepsilon$ / target $\varepsilon$")
+    plots.log_ticks(axis.xaxis, list(formula.target))
+    axis.set_title("What GDP's pairs cost")
+    plots.legend_below(axis)
+
+    plain = split_of(rows[(rows.accountant == "gdp") & (rows.target_epsilon == epsilon)].iloc[0])
+    mu = mu_gdp(sample_rate=plain.sample_rate, steps=plain.steps, sigma=plain.sigma)
+    epsilons = np.linspace(0, 2.2 * epsilon, 45)
+    exact = delta_curve(_without_probes(plain), "same_batch", list(epsilons))
+    for deltas, label, style in (
+        (gdp_delta(mu, epsilons), rf"$\mu$-GDP, $\mu$ = {mu:.2f}", "reference"),
+        (exact, "PLD (exact to its grid)", "best"),
+    ):
+        curve_axis.plot(epsilons, deltas, label=label, markevery=8, markersize=5, **plots.STYLES[style])
+    _finish_deltas(curve_axis, plain.target_delta)
+    curve_axis.set_title(rf"Vanilla DP-SGD, $\sigma$ = {plain.sigma:.3f}, T = {plain.steps}")
+    return figure
+
+
+def _without_probes(split: NoiseSplit) -> NoiseSplit:
+    """DP-SGD at the sigma of a split."""
+    changes = {"probe": "none", "probe_steps": 0, "sigma_gradient": split.sigma, "vote_steps": []}
+    return NoiseSplit.from_dict(split.to_dict() | changes)
 
 
 # -- the share of the probes (notebook 09) -----------------------------------------------------------------------------
@@ -249,28 +283,25 @@ def draw_shares(splits: pd.DataFrame, interval: int, records: int, epsilon: floa
     """HyFreeDP's share of epsilon against the budget for several data sets, and against K for several gammas.
 
     Args:
-        splits: calibrations of ``noise_split_rows.share_rows``.
+        splits: calibrations of ``noise_split.share_rows``.
         interval: of its section "data".
         records, epsilon: N and budget of its section "interval".
     """
-    figure, (data_axis, setting_axis) = plt.subplots(1, 2, figsize=(10, 3.8), sharey=True)
-    of_data, of_settings = splits[splits.section == "data"], splits[splits.section == "interval"]
-    for (name, line), style in zip(of_data.groupby("data", sort=False), plots.SERIES, strict=False):
-        data_axis.plot(line.target_epsilon, 100 * line.probe_share, label=name, markersize=5, **style)
-    data_axis.set(xscale="log", xlabel=r"target $\varepsilon$", ylabel=r"HyFreeDP's share of $\varepsilon$ (%)")
-    data_axis.set_title(rf"$\gamma$ = 1.01, $K$ = {interval}")
-    plots.log_ticks(data_axis.xaxis, list(of_data.target_epsilon.unique()))
-    for (gamma, line), style in zip(of_settings.groupby("gamma"), plots.SERIES, strict=False):
-        label = rf"$\gamma$ = {gamma:g}"
-        setting_axis.plot(line.interval, 100 * line.probe_share, label=label, markersize=5, **style)
-    setting_axis.set(xscale="log", xlabel="probing interval $K$ (steps)")
-    setting_axis.set_title(rf"N = {records:,}, $\varepsilon$ = {epsilon:g}")
-    plots.log_ticks(setting_axis.xaxis, list(of_settings.interval.unique()))
-    for axis in (data_axis, setting_axis):
+    figure, axes = plt.subplots(1, 2, figsize=(10, 3.8), sharey=True)
+    for axis, section, group, column in zip(
+        axes, ("data", "interval"), ("data", "gamma"), ("target_epsilon", "interval"), strict=True
+    ):
+        part = splits[splits.section == section]
+        for (name, line), style in zip(part.groupby(group, sort=False), plots.SERIES, strict=False):
+            label = name if group == "data" else rf"$\gamma$ = {name:g}"
+            axis.plot(line[column], 100 * line.probe_share, label=label, markersize=5, **style)
+        axis.set_xscale("log")
+        plots.log_ticks(axis.xaxis, list(part[column].unique()))
         axis.axhline(1, **LEVEL)
-    for axis in (data_axis, setting_axis):
         plots.legend_below(axis, ncols=3)
-    data_axis.set_ylim(bottom=0)
+    axes[0].set(xlabel=r"target $\varepsilon$", ylabel=r"HyFreeDP's share of $\varepsilon$ (%)", ylim=(0, None))
+    axes[0].set_title(rf"$\gamma$ = 1.01, $K$ = {interval}")
+    axes[1].set(xlabel="probing interval $K$ (steps)", title=rf"N = {records:,}, $\varepsilon$ = {epsilon:g}")
     return figure
 
 
@@ -284,9 +315,7 @@ def share_findings(splits: pd.DataFrame, interval: int) -> list[str]:
         f"gamma = 1.01, K = {interval}: {over_data.min():.2f} to {over_data.max():.2f} % over the data sets and "
         "budgets",
         *(
-            f"gamma = {gamma:g}: {low:.2f} %, whatever K is ({intervals})"
-            if f"{low:.2f}" == f"{high:.2f}"
-            else f"gamma = {gamma:g}: {low:.2f} to {high:.2f} % over K = {intervals}"
+            f"gamma = {gamma:g}: {low:.2f} to {high:.2f} % over K = {intervals}"
             for gamma, low, high in over_settings.agg(["min", "max"]).itertuples()
         ),
     ]

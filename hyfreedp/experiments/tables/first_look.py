@@ -12,7 +12,6 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from torch import Tensor
 
 from hyfreedp import NoiseSplit
 from hyfreedp import epsilon as epsilon_of
@@ -68,16 +67,6 @@ def history(found: dict[str, Choice], seeds: int, folder: Path) -> pd.DataFrame:
         for name, choice in found.items()
         for spec in with_seeds(choice.spec, seeds)
     )
-
-
-def draw_digits(images: Tensor, labels: Tensor) -> Figure:
-    """The first ten images, shape ``(N, 64)``, under their labels."""
-    figure, axes = plt.subplots(1, 10, figsize=(9, 1.2))
-    for axis, image, label in zip(axes, images, labels, strict=False):
-        axis.imshow(image.reshape(8, 8).numpy(), cmap="gray_r")
-        axis.set_title(int(label))
-        axis.axis("off")
-    return figure
 
 
 def draw_runs(steps: pd.DataFrame, found: dict[str, Choice], sigma_loss: float) -> Figure:
@@ -201,50 +190,12 @@ def cost_findings(table: pd.DataFrame) -> list[str]:
     return lines
 
 
-# -- the study on two tasks --------------------------------------------------------------------------------------------
-
-LABELS: dict[tuple[str, float], tuple[str, dict[str, Any]]] = {
-    ("robust", 1e-4): ("robust", plots.STYLES["robust"]),  # which has no first rate to choose
-    small_tasks.REFERENCE: ("0.02, linear decay", plots.STYLES["reference"]),
-    ("line_search", 1e-4): ("former default, from 1e-4", plots.STYLES["line_search"]),
-    ("line_search", 1e-2): ("former default, from 1e-2", plots.SERIES[5]),
-    ("paper", 1e-4): ("paper, from 1e-4", plots.STYLES["paper"]),
-}
-
-
-def draw_gaps(compared: pd.DataFrame) -> Figure:
-    """Accuracy of learned rates minus that of the grid's best, a panel per task.
-
-    Args:
-        compared: of ``small_tasks.gaps``.
-    """
-    studied = _studied(compared)
-    figure, axes = plt.subplots(1, len(studied), figsize=(10, 3.4), sharey=True)
-    for axis, name in zip(axes, studied, strict=True):
-        chosen = compared[compared.task == name]
-        epsilons = sorted(chosen.epsilon.unique())
-        for offset, ((method, rate), (label, style)) in enumerate(LABELS.items()):
-            points = chosen[(chosen.method == method) & (chosen.learning_rate == rate)].sort_values("epsilon")
-            places = np.arange(len(points)) + 0.12 * (offset - 2)
-            axis.errorbar(places, points.gap, yerr=points["std"], label=label, capsize=2, **plots.marks(style))
-        axis.axhline(0, color="0.3", linewidth=1)
-        axis.set_xticks(range(len(epsilons)), [f"{value:g}" for value in epsilons])
-        axis.set(title=TASKS[name].title, xlabel="target epsilon")
-        axis.set_yscale("symlog", linthresh=5)
-        axis.set_yticks([-50, -20, -10, -5, -2, 0, 2], ["-50", "-20", "-10", "-5", "-2", "0", "2"])
-    axes[0].set_ylabel("accuracy minus grid's best\n(points, mean and sd of 5 seeds;\nlogarithmic beyond 5)")
-    axes[-1].legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
-    return figure
-
-
 def gap_findings(compared: pd.DataFrame) -> list[str]:
-    """What :func:`draw_gaps` shows, in two lines."""
+    """What the gaps of ``small_tasks.gaps`` say."""
     of_robust = compared[compared.method == "robust"]
-    starts = compared[compared.method == "line_search"].groupby(["task", "epsilon"])["mean"].agg(np.ptp)
     return [
         f"Preset robust: from {of_robust.gap.min():+.1f} to {of_robust.gap.max():+.1f} points to the grid's best, "
         f"{of_robust.gap.mean():+.1f} in the mean",
-        f"Former default: its first rate changes the accuracy by {starts.min():.1f} to {starts.max():.1f} points",
     ]
 
 
@@ -266,21 +217,3 @@ def verdicts(compared: pd.DataFrame) -> list[Verdict]:
         )
         found.append(Verdict(claim, "reproduced" if gaps.mean() > -2 else "not at this scale", number))
     return found
-
-
-def gap_list(compared: pd.DataFrame) -> list[str]:
-    """Every point of :func:`draw_gaps`, one line per way to learn the rate."""
-    epsilons = " / ".join(f"{epsilon:g}" for epsilon in sorted(compared.epsilon.unique()))
-    lines = []
-    for (method, rate), (label, _) in LABELS.items():
-        chosen = compared[(compared.method == method) & (compared.learning_rate == rate)].sort_values("epsilon")
-        found = [
-            f"{TASKS[task].title} {' / '.join(map('{:+.1f}'.format, chosen.gap[chosen.task == task]))}"
-            for task in _studied(compared)
-        ]
-        lines.append(f"{label}: {', '.join(found)} points to the grid's best at epsilon {epsilons}")
-    return lines
-
-
-def _studied(compared: pd.DataFrame) -> list[str]:
-    return [name for name in TASKS if name in set(compared.task)]

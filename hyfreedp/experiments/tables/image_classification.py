@@ -12,9 +12,10 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from hyfreedp.experiments.models.vision import MODELS, Tuning
+from hyfreedp.experiments.models.image_models import MODELS, Tuning
 from hyfreedp.experiments.runs.cells import reader
 from hyfreedp.experiments.store.paths import workspace
+from hyfreedp.experiments.store.verdicts import Outcome, Verdict
 from hyfreedp.experiments.tables import paper, plan
 from hyfreedp.experiments.tables.grid import train_missing
 from hyfreedp.experiments.tables.plan import COLUMNS, LEARNED, NUMBER, RATES, ROWS, SCALES, TABLE, Scale, entries, table
@@ -27,7 +28,7 @@ PLACE = CELL[:-1]
 SHOWN_FIRST = {"laptop": ("desktop",)}
 SEARCHED = ("grid_extended", "grid_linear", "grid_cosine")  # of which the best grid search is taken
 PAPER_TABLES = ("cv_main", "cv_main_eps8", "nondp_ls")
-_TUNING_TITLES = {"full": "full fine-tuning", "bitfit": "BitFit", "lora": "LoRA"}
+TUNING_TITLES = {"full": "full fine-tuning", "bitfit": "BitFit", "lora": "LoRA"}
 PAPER_PLACE = ["tuning", "epsilon", "model", "dataset"]
 
 
@@ -177,18 +178,6 @@ def gaps(summary: pd.DataFrame) -> pd.DataFrame:
     return grouped.agg(gap="mean", low="min", high="max", places="count").reset_index()
 
 
-def ranking(summary: pd.DataFrame) -> pd.DataFrame:
-    """Mean rank of each method over the places that have them all (1 is best, ties share), best first.
-
-    Returns:
-        ``row``, ``rank``, ``places``, of the private places; empty if none has all methods.
-    """
-    private = summary[np.isfinite(summary.epsilon)]
-    wide = private.pivot(index=PLACE, columns="row", values="mean").dropna()
-    ranks = wide.rank(axis=1, ascending=False).mean().sort_values()
-    return pd.DataFrame({"row": ranks.index, "rank": ranks.to_numpy(), "places": len(wide)}).dropna()
-
-
 def best_grid(rows: pd.DataFrame) -> pd.DataFrame:
     """At each place and seed the test accuracy of the grid search that had the best *validation* accuracy there."""
     grids = rows[rows.row.isin(SEARCHED)].dropna(subset="accuracy")
@@ -326,7 +315,7 @@ def markdown_by_place(rows: pd.DataFrame) -> str:
     means = 100 * rows.groupby([*PLACE, "row"], sort=False).accuracy.mean()
     places = list(dict.fromkeys(rows[PLACE].itertuples(index=False, name=None)))
     titles = [
-        f"{_place(task, model)}, {_TUNING_TITLES[tuning]}, epsilon = {epsilon:g}"
+        f"{_place(task, model)}, {TUNING_TITLES[tuning]}, epsilon = {epsilon:g}"
         for _, task, model, tuning, epsilon in places
     ]
     lines = [f"| Method | {' | '.join(titles)} |", f"| --- |{' --- |' * len(places)}"]
@@ -410,6 +399,80 @@ def data_set(task: str) -> str:
     return TASKS[task].title.split(" (")[0]
 
 
-def title_of(model: str, tuning: str) -> str:
-    """For figures."""
-    return f"{MODELS[model].title}\n{_TUNING_TITLES[tuning]}"
+# -- in words ----------------------------------------------------------------------------------------------------------
+
+
+def missing_text(rows: pd.DataFrame, profile: str) -> str:
+    """How many numbers or whole places of a profile are missing, and how to fill them."""
+    scale = SCALES[profile]
+    places = len(scale.learners) * len(scale.epsilons) - len(rows[PLACE].drop_duplicates())
+    return (
+        f"{len(rows)} numbers, {rows.accuracy.isna().sum()} of them missing; {max(places, 0)} places not shown. "
+        f"To fill them: `python -m hyfreedp.experiments grid --profile {profile}`"
+    )
+
+
+def comparisons(rows: pd.DataFrame) -> pd.DataFrame:
+    """Every method of the rows (the index) against the best grid search at private places, see :func:`paired`."""
+    finite = rows[np.isfinite(rows.epsilon)]
+    names = [name for name in ROWS if name in set(rows.row)]
+    table = pd.DataFrame.from_dict({name: paired(finite, name) for name in names}, orient="index")
+    table.insert(0, "method", [ROWS[name].title for name in names])
+    return table
+
+
+def accuracy_findings(compared: pd.DataFrame) -> list[str]:
+    """The private methods of :func:`comparisons` against the best grid search."""
+    names = ["hyfreedp_robust", "hyfreedp_paper", "reference", "dp_hyper", "random_search"]
+    lines = []
+    for found in compared[compared.index.isin(names) & (compared.pairs > 0)].itertuples():
+        interval = "" if math.isnan(found.low) else f", 95 % interval {found.low:+.1f} to {found.high:+.1f}"
+        lines.append(
+            f"{found.method}: {found.mean:+.1f} points to the best grid search (mean of {found.places} private places"
+            f"{interval}; better in {found.wins} of {found.pairs} pairs)"
+        )
+    return lines
+
+
+def collapse_findings(outcome: pd.DataFrame) -> list[str]:
+    """Of :func:`verdicts`, by tuning, with or without privacy, and method."""
+    lines = []
+    budgets = np.where(np.isfinite(outcome.epsilon), "with privacy", "without privacy")
+    for (tuning, budget, row), places in outcome.groupby(["tuning", budgets, "row"], sort=False):
+        counts = ", ".join(f"{verdict} in {count}" for verdict, count in places.verdict.value_counts().items())
+        points = (places.accuracy - places.grid_accuracy).mean()
+        lines.append(
+            f"{TUNING_TITLES[tuning]}, {budget}: the rate of {ROWS[row].title} {counts} of {len(places)} places, "
+            f"{points:+.0f} points to the extended grid search"
+        )
+    return lines
+
+
+def gap_findings(found: pd.DataFrame) -> list[str]:
+    """Means of :func:`gaps` by tuning and method, the paper's and ours."""
+    chosen = found[found.row.isin(["hyfreedp_paper", "hyfreedp_robust", "prodigy", "dp_hyper"])]
+    means = chosen.groupby(["tuning", "row", "source"], sort=False).gap.mean().unstack("source")
+    return [
+        f"{TUNING_TITLES[tuning]}, {ROWS[row].title}: "
+        + ", ".join(f"{mean:+.1f} ({source})" for source, mean in values.dropna().items())
+        + " points to the grid search"
+        for (tuning, row), values in means.iterrows()
+    ]
+
+
+def on_the_board(judged: pd.DataFrame, *, real: bool) -> list[Verdict]:
+    """Those claims of :func:`judged` that are about the grid searches, where there are numbers.
+
+    Args:
+        real: whether it judged real images, which alone can contradict a claim about them.
+    """
+    found = []
+    for row in judged[judged.claim.str.contains("NonDP-GS|grid search") & (judged.places > 0)].itertuples():
+        decided = row.verdict == "reproduced" or (row.verdict == "contradicted" and real)
+        outcome: Outcome = row.verdict if decided else "not at this scale"
+        claim = row.claim.replace("(Ours) preset", "Ours: preset")
+        # That of two places, a t interval with one degree of freedom, would be wider than accuracies are.
+        interval = f", 95 % interval {row.low:+.1f} to {row.high:+.1f}" if row.places > 2 else ""
+        number = f"{row.mean:+.1f} points{interval}, {row.places} private place{'s' * (row.places > 1)}"
+        found.append(Verdict(claim, outcome, number))
+    return found

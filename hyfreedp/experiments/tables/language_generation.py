@@ -20,6 +20,7 @@ from hyfreedp.experiments.store.cache import key_of
 from hyfreedp.experiments.store.files import write_csv, write_text
 from hyfreedp.experiments.store.paths import workspace
 from hyfreedp.experiments.store.provenance import environment
+from hyfreedp.experiments.store.verdicts import Verdict
 from hyfreedp.experiments.tables import paper
 from hyfreedp.experiments.tables.grid import train_missing
 from hyfreedp.experiments.tables.plan import (
@@ -34,7 +35,7 @@ from hyfreedp.experiments.tables.plan import (
     searches,
     table,
 )
-from hyfreedp.experiments.tasks.language import Documents, LanguageTask
+from hyfreedp.experiments.tasks.language_tasks import Documents, LanguageTask
 from hyfreedp.experiments.tasks.registry import TASKS
 
 METRICS = ("BLEU", "NIST", "METEOR", "ROUGE_L", "CIDEr")
@@ -400,3 +401,130 @@ def dynamics(scale: Scale, cells: Path, *, jobs: int) -> pd.DataFrame:
         frames.append(read_steps(final, cells).reindex(columns=names).assign(row=entry.row, seed=entry.seed))
     rows = pd.concat(frames, ignore_index=True)
     return rows.assign(test_perplexity=rows.test_loss.map(math.exp, na_action="ignore"))
+
+
+# -- in words ----------------------------------------------------------------------------------------------------------
+
+
+def start_text(task: LanguageTask, learner: Learner, start: dict[str, Any]) -> str:
+    """Data, model and what it says before private training, as :func:`public_start` found."""
+    texts, architecture, model = task.load(), task.architecture(learner.model), task.model(0, learner.model)
+    assert not isinstance(texts, Documents)
+    meaning, references = texts.test[0]
+    return (
+        f"**{task.title}**, {texts.source}. N = {task.train_size:,}, B = {task.batch_size}, "
+        f"T = {learner.steps or task.steps}, delta = {task.delta:.1e}; {len(texts.test)} meanings to test. Model: "
+        f"{architecture.title}, {sum(p.numel() for p in model.parameters()):,} parameters. Before private training it "
+        f"predicts {100 * start['accuracy']:.0f} % of the test tokens right ({start['loss']:.2f} nats per token).\n\n"
+        f"> {meaning}\n\n*A reference:* {references[0]}\n\n*The public start:* {start['outputs'][0]}"
+    )
+
+
+def metric_findings(summary: pd.DataFrame, methods: Sequence[str], epsilons: Sequence[float]) -> list[str]:
+    """The start, and the best, the worst and HyFreeDP at every epsilon.
+
+    Args:
+        summary: of :func:`summarise`.
+        methods: names in ``ROWS``.
+        epsilons: of the summary.
+    """
+    means = summary.set_index(["metric", "epsilon", "row"])["mean"]
+    perplexity, bleu = (means.get((metric, 0.0, START), math.nan) for metric in ("perplexity", "BLEU"))
+    lines = [f"before private training the perplexity is {perplexity:.0f} and BLEU {bleu:.3f}"]
+    for epsilon in epsilons:
+        measured = [row for row in methods if not math.isnan(means.get(("BLEU", epsilon, row), math.nan))]
+        if len(measured) < 2:
+            continue
+        perplexity, bleu = ({row: means[metric, epsilon, row] for row in measured} for metric in ("perplexity", "BLEU"))
+        by_perplexity = sorted(measured, key=perplexity.__getitem__)
+        lowest, highest, best = by_perplexity[0], by_perplexity[-1], max(measured, key=bleu.__getitem__)
+        lines.append(
+            f"epsilon = {epsilon:g}: lowest perplexity {ROWS[lowest].title} ({perplexity[lowest]:.2f}), highest "
+            f"{ROWS[highest].title} ({perplexity[highest]:.3g}); best BLEU {ROWS[best].title} ({bleu[best]:.3f})"
+        )
+        lines += [
+            f"epsilon = {epsilon:g}: {ROWS[row].title} has BLEU {bleu[row]:.3f} and perplexity {perplexity[row]:.2f}, "
+            f"the uncounted grid search {bleu['grid']:.3f} and {perplexity['grid']:.2f}"
+            for row in ("hyfreedp_robust", "hyfreedp_paper")
+            if row in measured and "grid" in measured
+        ]
+    there = summary.dropna(subset="mean").metric
+    if (there == "BLEU").sum() > (there == "METEOR").sum():
+        lines.append("METEOR needs Java, which this machine lacks")
+    return lines
+
+
+def edge_findings(rows: pd.DataFrame) -> list[str]:
+    """Where a grid search chose the smallest or largest of its rates; ``rows`` of :func:`scored`."""
+    found = rows[rows.row.str.startswith("grid")].dropna(subset="learning_rate").drop_duplicates(["epsilon", "row"])
+    return [
+        f"epsilon = {epsilon:g}: {ROWS[row].title} chose {rate:g}{at_edge(row, rate)}"
+        for epsilon, row, rate in found[["epsilon", "row", "learning_rate"]].itertuples(index=False, name=None)
+    ]
+
+
+def below_start_findings(rows: pd.DataFrame) -> list[str]:
+    """Which runs write worse than the model they began from; ``rows`` of :func:`scored`."""
+    start = float(rows.BLEU[rows.row == START].iloc[0])
+    lines = []
+    for (epsilon, row), runs in rows[rows.row != START].dropna(subset="BLEU").groupby(["epsilon", "row"], sort=False):
+        if len(below := runs.BLEU[runs.BLEU < start]):
+            scores = " and ".join(f"{score:.3f}" for score in below)
+            lines.append(
+                f"epsilon = {epsilon:g}: {len(below)} of {len(runs)} runs of {ROWS[str(row)].title} ended below the "
+                f"public start's BLEU of {start:.3f}: {scores}"
+            )
+    return lines
+
+
+def at_edge(row: str, rate: float) -> str:
+    """What to add to a rate that a search chose at an end of its grid; else nothing."""
+    candidates = ROWS[row].rates
+    ends = {min(candidates): "smallest", max(candidates): "largest"} if len(candidates) > 1 else {}
+    return f", the {ends[rate]} of its rates: a wider grid may do better" if rate in ends else ""
+
+
+def verdicts(summary: pd.DataFrame, epsilons: Sequence[float], data: str) -> list[Verdict]:
+    """On Tab. "gpt2": BLEU of both presets in units of the uncounted grid search.
+
+    Args:
+        summary, epsilons: as for :func:`metric_findings`.
+        data: what the runs were trained on, in words.
+
+    Returns:
+        Of each preset that has, as the grid search, a number at one of ``epsilons``.
+    """
+    scored = summary[(summary.metric == "BLEU") & summary["mean"].notna()].set_index(["row", "epsilon"])
+    bleu, runs = scored["mean"], scored["count"]
+    claims = {
+        "hyfreedp_paper": 'Tab. "gpt2": HyFreeDP writes as well as the grid search (preset paper)',
+        "hyfreedp_robust": "A rate learned within the budget writes as well as the grid search (preset robust, ours)",
+    }
+    found = []
+    for row, claim in claims.items():
+        both = [epsilon for epsilon in epsilons if {(row, epsilon), ("grid", epsilon)} <= {*bleu.index}]
+        if not both:  # a profile without them
+            continue
+        shares = [bleu[row, epsilon] / bleu["grid", epsilon] for epsilon in both]
+        number = (
+            " and ".join(f"{share:.0%}" for share in shares) + f" of the grid search's BLEU on {data} at epsilon = "
+        )
+        number += " and ".join(f"{epsilon:g}" for epsilon in both)
+        counts = sorted({int(runs[key, epsilon]) for key in (row, "grid") for epsilon in both})
+        number += f", {' to '.join(map(str, counts))} {'run' if counts == [1] else 'runs'} each"
+        found.append(Verdict(claim, "reproduced" if min(shares) > 0.95 else "not at this scale", number))
+    return found
+
+
+def dynamics_findings(curves: pd.DataFrame) -> list[str]:
+    """Rates and perplexities of :func:`dynamics`, a line per method."""
+    ends = curves.sort_values("step").groupby(["row", "seed"], sort=False).last(numeric_only=True)
+    perplexity = ends.groupby("row").test_perplexity.mean()
+    lines = []
+    for row in curves.row.unique():
+        rate = curves[curves.row == row].groupby("step").eta.median()
+        lines.append(
+            f"{ROWS[row].title}: rate {rate.iloc[0]:.2g} at first, at most {rate.max():.2g} (step {rate.idxmax()}), "
+            f"{rate.iloc[-1]:.2g} at the end{at_edge(str(row), rate.iloc[0])}; test perplexity {perplexity[row]:.2f}"
+        )
+    return lines

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pandas as pd
 
-from hyfreedp.checks import check_choice
 from hyfreedp.experiments.store.paths import workspace
+from hyfreedp.running.checks import check_choice
 
 TABLES = ("cv_main", "app_cv_main", "cv_main_eps8", "nondp_ls", "gpt2", "eff", "hyperparam_comparison")
 COLUMNS = ("table", "tuning", "epsilon", "method", "model", "dataset", "metric", "value", "std")

@@ -18,9 +18,8 @@ import pandas as pd
 
 from hyfreedp.accounting import calibrate_noise
 from hyfreedp.accounting.accountants import composed_epsilon
-from hyfreedp.accounting.mechanisms import Mechanism
 from hyfreedp.experiments.baselines.adaptive_clipping import INITIAL_THRESHOLD
-from hyfreedp.experiments.models.vision import Tuning
+from hyfreedp.experiments.models.image_models import Tuning
 from hyfreedp.experiments.runs.methods import EXTENDED_GRID, METHODS, PAPER_GRID
 from hyfreedp.experiments.runs.spec import Spec
 from hyfreedp.experiments.tables.tuning_budget import gamma_for, search_noise
@@ -83,7 +82,6 @@ ROWS = {
     "reference": Row("0.02, linear decay", "linear", (0.02,), True),
     "hyfreedp_paper": Row("HyFreeDP, paper", "paper", (1e-4,), True, "HyFreeDP"),
     "hyfreedp_robust": Row("HyFreeDP, robust", "robust", (1e-4,), True),
-    "line_search": Row("line search (former default)", "line_search", (1e-4,), True),
 }
 # Of the desktop's tables: those of the paper, the extended grid, the constant of ours, and preset robust.
 DESKTOP_ROWS = (
@@ -252,7 +250,7 @@ def random_search_epsilon(task_name: str, steps: int | None, target_epsilon: flo
     protocol: dict[str, Any] = {"target_delta": task.delta, "sample_rate": rate, "steps": length}
     start = calibrate_noise(target_epsilon=target_epsilon, probe="none", accountant="rdp", **protocol).sigma
     sigma = search_noise(target_epsilon, mean=MEAN_RUNS, shape=1.0, start=start, **protocol)
-    spent = composed_epsilon(((Mechanism(sigma), length),), sample_rate=rate, delta=task.delta, accountant="pld")
+    spent = composed_epsilon(((sigma, length),), sample_rate=rate, delta=task.delta, accountant="pld")
     return math.floor(1e4 * spent) / 1e4
 
 

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,10 +21,12 @@ from opacus.accountants.analysis import rdp as opacus_rdp
 from scipy.optimize import brentq
 
 from hyfreedp.accounting import calibrate_noise
-from hyfreedp.accounting.accountants import ORDERS, composed_epsilon
-from hyfreedp.accounting.mechanisms import Mechanism
+from hyfreedp.accounting.accountants import composed_epsilon
 from hyfreedp.accounting.search import smallest_noise
+from hyfreedp.experiments.accounting_of_the_paper import ORDERS
 from hyfreedp.experiments.baselines.adaptive_clipping import update_noise
+from hyfreedp.experiments.store.cache import cached
+from hyfreedp.experiments.store.verdicts import Verdict
 
 # Distributions of the number of runs of a random search, by the shape eta of the truncated negative binomial.
 SHAPES = {"logarithmic": 0.0, "geometric": 1.0, "Poisson": math.inf}
@@ -104,7 +109,7 @@ def search_epsilon(
 
 def dp_sgd_epsilon(sigma: float, *, target_delta: float, sample_rate: float, steps: int) -> float:
     """Epsilon of one run of DP-SGD, by RDP."""
-    return composed_epsilon(((Mechanism(sigma), steps),), sample_rate=sample_rate, delta=target_delta, accountant="rdp")
+    return composed_epsilon(((sigma, steps),), sample_rate=sample_rate, delta=target_delta, accountant="rdp")
 
 
 def budget_rows(
@@ -211,3 +216,140 @@ def quantile_noise_for_share(share: float, *, budget: dict[str, float]) -> float
     target, protocol = _split_budget(budget)
     total, kept = _vanilla_noise(target, protocol), _vanilla_noise((1 - share) * target, protocol)
     return 0.5 * (total**-2 - kept**-2) ** -0.5
+
+
+# -- Tab. "hyperparam comparison", for notebook 09 ---------------------------------------------------------------------
+
+RATES, THRESHOLDS = 5, 6  # a vanilla grid: the paper's five rates, six thresholds
+
+
+@dataclass(frozen=True)
+class Method:
+    """A row of Tab. "hyperparam comparison".
+
+    Attributes:
+        method, setting: of the row of :func:`budget_rows`.
+        title: for figures and tables.
+        searches_rate, searches_threshold: "yes" or "no", as printed.
+        paper_percent: as printed.
+    """
+
+    method: str
+    setting: float
+    title: str
+    searches_rate: str
+    searches_threshold: str
+    paper_percent: str
+
+
+def methods(runs: float) -> list[Method]:
+    """What the notebook compares; random searches have ``runs`` runs on average."""
+    searches = [
+        Method(f"random search, {name}", runs, f"DP-hyper, {name}, {runs:g} runs on average", "yes", "no", "20")
+        for name in SHAPES
+    ]
+    pairs = RATES * THRESHOLDS
+    return [
+        Method("hyfreedp", 1.01, "HyFreeDP, gamma = 1.01", "no", "no", "<1"),
+        Method("adaptive clipping", 0.05, "adaptive clipping, sigma_b = B/20", "yes", "no", "20"),
+        Method("split", 0.85, "DP-hyper as simulated: 85 % kept", "yes", "no", "15"),
+        *searches,
+        Method("grid search", RATES, f"automatic clipping, {RATES} rates, all counted", "yes", "no", "0"),
+        Method("grid search", pairs, f"vanilla, {RATES} x {THRESHOLDS} pairs, all counted", "yes", "yes", "0"),
+    ]
+
+
+def costs(
+    folder: Path, budgets: Sequence[dict[str, float]], *, batch_size: int, interval: int, runs: list[float]
+) -> pd.DataFrame:
+    """Rows of :func:`budget_rows` of all :func:`methods` at several budgets, kept in ``folder``.
+
+    Returns:
+        Its rows, with ``method``, ``setting`` and ``target_epsilon`` as index.
+    """
+    choices: dict[str, Any] = {
+        "batch_size": batch_size,
+        "interval": interval,
+        "gammas": [1.01],
+        "kept": [0.85],
+        "trials": [RATES, RATES * THRESHOLDS],
+        "runs": runs,
+        "quantile_parts": [0.05],
+    }
+    table = pd.concat(cached(folder, budget_rows, budget=budget, **choices) for budget in budgets)
+    return table.set_index(["method", "setting", "target_epsilon"]).sort_index()
+
+
+def comparison(found: pd.DataFrame, chosen: Sequence[Method], targets: Sequence[float]) -> pd.DataFrame:
+    """Tab. "hyperparam comparison" with our numbers, a row per method and budget; ``found`` is of :func:`costs`."""
+    rows = []
+    for one in chosen:
+        for target in targets:
+            row = found.loc[(one.method, one.setting, target)]
+            rows.append(
+                {
+                    "method": one.title,
+                    "searches_eta": one.searches_rate,
+                    "searches_R_g": one.searches_threshold,
+                    "epsilon": target,
+                    "paper_percent": one.paper_percent,
+                    "share_percent": row.share_percent,
+                    "noise_percent": row.noise_percent,
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def cost_findings(
+    found: pd.DataFrame, chosen: Sequence[Method], budget: dict[str, float], batch_size: int
+) -> list[str]:
+    """All methods at one budget, and what noise adaptive clipping would need to cost more.
+
+    Args:
+        found, chosen: as for :func:`comparison`.
+        budget: as of :func:`budget_rows`.
+        batch_size: B.
+    """
+    target = budget["target_epsilon"]
+    at = found.xs(target, level="target_epsilon")
+    a_fifth, a_percent = (quantile_noise_for_share(part, budget=budget) for part in (0.2, 0.01))
+    return [
+        *(
+            f"{one.title}: {at.share_percent[one.method, one.setting]:.3g} % of epsilon = {target:g}, "
+            f"{at.noise_percent[one.method, one.setting]:.3g} % more gradient noise"
+            for one in chosen
+        ),
+        f"Adaptive clipping would take 20 % only with sigma_b = {a_fifth:.2f}, that is B / {batch_size / a_fifth:.0f}, "
+        f"and 1 % with {a_percent:.2f}",
+    ]
+
+
+def verdicts(found: pd.DataFrame, chosen: Sequence[Method], target: float) -> list[Verdict]:
+    """On Tab. "hyperparam comparison"; ``found`` and ``chosen`` as for :func:`comparison`, at one budget."""
+    share = found.share_percent.xs(target, level="target_epsilon")
+    ours = share["hyfreedp", 1.01]
+    adaptive = share["adaptive clipping", 0.05]
+    searches = [share[one.method, one.setting] for one in chosen if one.method.startswith("random search")]
+    return [
+        Verdict(
+            "HyFreeDP takes less than 1 % of the budget",
+            "reproduced" if ours < 1 else "contradicted",
+            f"{ours:.1f} % of epsilon = {target:g} at gamma = 1.01",
+        ),
+        Verdict(
+            "Adaptive clipping takes about 20 %",
+            "reproduced" if 10 < adaptive < 40 else "contradicted",
+            f"{adaptive:.2f} % by its authors' own analysis",
+        ),
+        Verdict(
+            "DP-hyper takes about 20 %",
+            "reproduced" if 10 < min(searches) and max(searches) < 30 else "contradicted",
+            f"{min(searches):.0f} to {max(searches):.0f} % for a random search of five runs",
+        ),
+    ]
+
+
+def small_batches(sigma: float, sizes: Sequence[int]) -> pd.DataFrame:
+    """What adaptive clipping with sigma_b = B/20 adds to the gradient noise ``sigma`` at several B."""
+    more = [100 * (update_noise(sigma, size / 20) / sigma - 1) for size in sizes]
+    return pd.DataFrame({"B": sizes, "more_noise_percent": more})

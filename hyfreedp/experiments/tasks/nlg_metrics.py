@@ -8,17 +8,16 @@ byte for byte, as is the tokeniser's.
 
 from __future__ import annotations
 
-import atexit
 import math
 import re
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from functools import cache
 from itertools import zip_longest
 
 import sacrebleu
+from nltk import ngrams
 from nltk.tokenize import TreebankWordTokenizer
 from pycocoevalcap.cider.cider import Cider
 from pycocoevalcap.meteor.meteor import Meteor
@@ -89,61 +88,35 @@ def nist(references: Sequence[Sequence[str]], outputs: Sequence[str]) -> float:
     tokenize = Tokenizer13a()
     candidates = [tokenize(text.lower()).split() for text in outputs]
     targets = [[tokenize(text.lower()).split() for text in texts] for texts in references]
-    seen = Counter(
-        gram
-        for tokens in (tokens for texts in targets for tokens in texts)
-        for n in range(1, LONGEST_NGRAM + 1)
-        for gram in _ngrams(tokens, n)
-    )
-    seen[()] = words = sum(len(tokens) for texts in targets for tokens in texts)
+    everything = [tokens for texts in targets for tokens in texts if tokens]
+    seen = Counter(gram for tokens in everything for n in range(1, LONGEST_NGRAM + 1) for gram in ngrams(tokens, n))
+    seen[()] = words = sum(map(len, everything))
+    length = sum(map(len, candidates)) * (len(everything) / len(targets)) / words if words else 0.0
+    if length == 0:
+        return 0.0
     score = 0.0
     for n in range(1, LONGEST_NGRAM + 1):
         information, total = 0.0, 0
         for tokens, texts in zip(candidates, targets, strict=True):
             allowed: Counter[tuple[str, ...]] = Counter()
             for text in texts:
-                allowed |= Counter(_ngrams(text, n))
-            hits = Counter(_ngrams(tokens, n)) & allowed
+                allowed |= Counter(ngrams(text, n))
+            hits = Counter(ngrams(tokens, n)) & allowed
             information += sum(count * math.log2(seen[gram[:-1]] / seen[gram]) for gram, count in hits.items())
             total += max(len(tokens) - n + 1, 0)
         score += information / total if total else 0.0
-    if words == 0:
-        return 0.0
-    references_each = sum(bool(tokens) for texts in targets for tokens in texts) / len(targets)
-    length = sum(map(len, candidates)) * references_each / words
-    if length == 0:
-        return 0.0
     return score * math.exp(-PENALTY * math.log(min(length, 1.0)) ** 2)
 
 
 def _meteor(targets: dict[int, list[str]], candidates: dict[int, list[str]]) -> float:
-    if _meteor_process().meteor_p.poll() is not None:  # killed, as by an interrupt
-        _meteor_process.cache_clear()
-    scorer = _meteor_process()
+    scorer = Meteor()
     try:
         return float(scorer.compute_score(targets, candidates)[0])
-    except BaseException:  # answers that nobody read would be taken for those of the next texts
-        _end(scorer)
-        if scorer.lock.locked():  # its destructor would wait for it
+    finally:
+        with suppress(OSError), scorer.meteor_p as process:  # which closes its pipes, one of them perhaps broken
+            process.kill()
+        if scorer.lock.locked():  # after an error, and its destructor would wait for it
             scorer.lock.release()
-        raise
-
-
-@cache
-def _meteor_process() -> Meteor:
-    """One Java process for all texts: it reads paraphrases for seconds before its first score."""
-    scorer = Meteor()
-    atexit.register(_end, scorer)
-    return scorer
-
-
-def _end(scorer: Meteor) -> None:
-    with suppress(OSError), scorer.meteor_p as process:  # which writes what is left to a pipe that may be closed
-        process.kill()
-
-
-def _ngrams(tokens: list[str], n: int) -> Iterator[tuple[str, ...]]:
-    return zip(*(tokens[start:] for start in range(n)), strict=False)
 
 
 def _tokenized(texts: Sequence[Sequence[str]], java: bool) -> dict[int, list[str]]:

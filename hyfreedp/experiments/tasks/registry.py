@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hyfreedp.experiments.data import datasets
 from hyfreedp.experiments.data.datasets import Dataset
-from hyfreedp.experiments.tasks.language import LANGUAGE_TASKS, LanguageTask
-from hyfreedp.experiments.tasks.vision import Task, _images, _part_of_images, _small, _some_images
+from hyfreedp.experiments.tasks.image_tasks import Task, _images, _part_of_images, _small, _some_images
+from hyfreedp.experiments.tasks.language_tasks import LANGUAGE_TASKS, LanguageTask
 
 TASKS: dict[str, Task | LanguageTask] = {
     "digits": _small(

@@ -1,0 +1,1 @@
+"""Batches: Poisson samples of the records, and what they are made of."""

@@ -1,0 +1,260 @@
+"""Poisson batches, keyed by seed and step."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sized
+from functools import lru_cache
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+)
+from torch.utils.data.dataloader import default_collate
+
+from hyfreedp.accounting.ledger import LOOP_THAT_ENDS, BudgetExhausted
+from hyfreedp.data.batches import take
+from hyfreedp.noise import NoiseGenerator
+from hyfreedp.running.checks import made_by
+from hyfreedp.running.wrapper import Unprepared
+
+
+class PoissonSampler(Sampler[list[int]]):
+    """Batches that hold each record independently with probability ``sample_rate``; empty ones included.
+
+    The batch of step t is drawn by a generator keyed with (seed, t). So a run resumes exactly by setting ``position``,
+    even where worker processes fetch batches ahead. One pass yields the rest of an epoch, or of the run, which ends at
+    ``horizon``.
+
+    Each of several processes draws the same batch and keeps the records whose index leaves the remainder ``rank``: the
+    union is the batch of a single process, a Poisson sample at the same rate.
+
+    Args:
+        num_records: N >= 1.
+        sample_rate: q in (0, 1].
+        steps_per_epoch: batches in one pass.
+        seed: non-negative integer of any size; keep it secret, since it tells which records were in which batch.
+        rank, world_size: number of this process, from 0, and how many there are.
+
+    Attributes:
+        position: the step whose batch comes next; the optimizer advances it when a step is done.
+        horizon: number of steps of the whole run, where it is known.
+        given: the step whose batch a loader gave last; None before and after a state was loaded.
+        used: whether a loader has given any.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_records: int,
+        sample_rate: float,
+        steps_per_epoch: int,
+        seed: int,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        self.num_records = num_records
+        self.sample_rate = sample_rate
+        self.steps_per_epoch = steps_per_epoch
+        self.seed = seed
+        self.rank = rank
+        self.world_size = world_size
+        self.position = 0
+        self.horizon: int | None = None
+        self.given: int | None = None
+        self.used = False
+        self._told = False
+
+    def __len__(self) -> int:
+        return self.steps_per_epoch
+
+    def __iter__(self) -> Iterator[list[int]]:
+        first = self.position
+        last = first - first % self.steps_per_epoch + self.steps_per_epoch
+        if self.horizon is not None:
+            last = min(last, self.horizon)
+            if first >= self.horizon:  # an empty pass would let a loop that never ends go round in silence
+                raise BudgetExhausted(
+                    f"all {self.horizon} planned steps have been made, so there is no further batch: {LOOP_THAT_ENDS}"
+                )
+        return (self.batch(step) for step in range(first, last))
+
+    def batch(self, step: int) -> list[int]:
+        """Indices of this process's records in the batch of 0-based ``step``."""
+        drawn = _drawn(self.seed, step, self.num_records, self.sample_rate)
+        return drawn[drawn % self.world_size == self.rank].tolist()
+
+    def check_drawn(self, samples: int) -> None:
+        """See whether a batch of so many samples can be the one of the next step, which the loader gives.
+
+        Warns:
+            UserWarning: once, if no loader has given any yet and the batch drawn here has another size.
+
+        Raises:
+            RuntimeError: a loader has given batches, and not this one.
+            ValueError: it gave this one, and its rows are not one for each record.
+        """
+        if self.used and self.given != self.position:
+            last = "none since a state was loaded" if self.given is None else f"that of step {self.given} last"
+            raise RuntimeError(
+                f"the batch of step {self.position} must come from the loader, which gave {last}: go through it once "
+                "an epoch (itertools.cycle and lists give old batches again, whose cost in epsilon is another)"
+            )
+        if self._told and not self.used:
+            return
+        drawn = len(self.batch(self.position))
+        if self.used and drawn != samples:
+            raise ValueError(
+                f"batch must have one row for each of the {drawn} records that were drawn, got {samples}: let the "
+                "loader's collate_fn make one row of each record, for several views of each give views="
+            )
+        if drawn != samples:
+            self._told = True
+            warnings.warn(
+                f"a batch of {samples} samples was passed to step where the Poisson sample has {drawn}: go through "
+                "the loader that make_private_with_epsilon returned, since epsilon is that of its batches",
+                stacklevel=5,
+            )
+
+    def state_dict(self) -> dict[str, int]:
+        return {"seed": self.seed, "position": self.position}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        self.seed, self.position, self.given = state["seed"], state["position"], None
+
+
+@lru_cache(maxsize=64)  # the loader draws it, and a step asks how many they were
+def _drawn(seed: int, step: int, num_records: int, sample_rate: float) -> Tensor:
+    """Indices of the records in the batch of a step, of all processes."""
+    return (NoiseGenerator(seed).child("batch", step).uniform(num_records) < sample_rate).nonzero()[:, 0]
+
+
+class CollateWithEmpty:
+    """A collate function that also makes the empty batch: the structure of a batch of one, every tensor of length 0."""
+
+    def __init__(self, collate: Callable[[list[Any]], Any], dataset: Any) -> None:
+        self.collate = collate
+        self.dataset = dataset
+
+    def __call__(self, records: list[Any]) -> Any:
+        if records:
+            return self.collate(records)
+        return take(self.collate([self.dataset[0]]), slice(0, 0))
+
+
+class PoissonLoader(Unprepared, DataLoader):
+    """A loader whose batch sampler is a :class:`PoissonSampler`, and that gives a batch when the one before was used.
+
+    A loop that passes over a batch, because it is empty or because its step failed, would tell something about it, and
+    in the next epoch get batches again that were used.
+    """
+
+    def __iter__(self) -> Any:  # an iterator; torch promises a private type
+        sampler = cast(PoissonSampler, self.batch_sampler)
+        iter(sampler)  # refuses a pass beyond the plan before any worker is started
+        if sampler.given is not None:
+            self._check_used(sampler, sampler.given, sampler.given + 1)
+        for step, batch in enumerate(super().__iter__(), start=sampler.position):
+            if sampler.given is not None and step > sampler.given:
+                self._check_used(sampler, sampler.given + 1)
+            sampler.given, sampler.used = step, True
+            yield batch
+
+    @staticmethod
+    def _check_used(sampler: PoissonSampler, *allowed: int) -> None:
+        if sampler.position not in allowed:
+            raise RuntimeError(
+                f"after batch {sampler.given} of the loader the run is at step {sampler.position}, not {allowed[-1]}: "
+                "every batch must be passed to optimizer.step exactly once, empty ones too. After a step that failed "
+                "begin a new pass over the loader"
+            )
+
+
+def poisson_loader(loader: DataLoader, *, seed: int, rank: int = 0, world_size: int = 1) -> PoissonLoader:
+    """The same data, workers and collation as ``loader``, Poisson-sampled at rate ``loader.batch_size / N``.
+
+    An epoch has ``len(loader)`` batches. The order that ``loader`` would have had (shuffled or not) plays no part.
+    ``seed``, ``rank`` and ``world_size`` are those of :class:`PoissonSampler`.
+
+    Raises:
+        ValueError: an iterable data set, a loader without a batch size, with a batch sampler or with a sampler that
+            does more than put all records into an order, or a batch larger than the data set.
+        TypeError: not a DataLoader.
+    """
+    if not isinstance(loader, DataLoader):
+        raise TypeError(f"data_loader must be a torch DataLoader, got {type(loader).__name__}")
+    if isinstance(loader, PoissonLoader):
+        raise ValueError(
+            "data_loader is private already, as where a notebook's cell is run twice: give the plain DataLoader, and "
+            "call the private one by another name. To begin anew, make model and optimizer again"
+        )
+    if (library := made_by(loader)) is not None:
+        raise ValueError(
+            f"data_loader must be a plain DataLoader, got {library}'s {type(loader).__name__}: give the one from which "
+            f"{library} made it"
+        )
+    if isinstance(loader.dataset, IterableDataset):
+        raise ValueError("data_loader must be over a map-style data set: an IterableDataset cannot be Poisson-sampled")
+    if loader.batch_size is None:
+        raise ValueError(
+            "data_loader must have a batch_size and no batch_sampler: each record is drawn with probability "
+            "batch_size / N. To leave records out give torch.utils.data.Subset(dataset, indices)"
+        )
+    if isinstance(loader.sampler, DistributedSampler):
+        raise ValueError(
+            "data_loader must not have a DistributedSampler: give every process the same loader, over the whole data "
+            "set and with the batch size of all processes together"
+        )
+    num_records = len(cast(Sized, loader.dataset))
+    _check_order(loader.sampler, num_records)
+    if num_records == 0:
+        raise ValueError("data_loader must be over a data set of at least one record, got an empty one")
+    if loader.batch_size > num_records:
+        raise ValueError(
+            f"data_loader's batch_size must be at most the number of records, {num_records}, got {loader.batch_size}: "
+            f"the sample rate would be {loader.batch_size / num_records:.3g} > 1"
+        )
+    sampler = PoissonSampler(
+        num_records=num_records,
+        sample_rate=loader.batch_size / num_records,
+        steps_per_epoch=len(loader),
+        seed=seed,
+        rank=rank,
+        world_size=world_size,
+    )
+    return PoissonLoader(
+        loader.dataset,
+        batch_sampler=sampler,
+        collate_fn=CollateWithEmpty(loader.collate_fn or default_collate, loader.dataset),
+        num_workers=loader.num_workers,
+        pin_memory=loader.pin_memory,
+        timeout=loader.timeout,
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context,
+        prefetch_factor=loader.prefetch_factor,
+        persistent_workers=loader.persistent_workers,
+        # Of the workers' seeds: by default every iterator moves torch's global generator, and a resumed run's dropout.
+        generator=torch.Generator().manual_seed(NoiseGenerator(seed).child("workers", rank).integer()),
+    )
+
+
+def _check_order(sampler: object, num_records: int) -> None:
+    """Refuse a sampler that chooses, repeats or weighs records: Poisson sampling takes its place."""
+    plain = type(sampler) is SequentialSampler or (type(sampler) is RandomSampler and not sampler.replacement)
+    plain = plain and len(cast(Sized, sampler)) == num_records == len(cast(Any, sampler).data_source)
+    if not plain:
+        kind = type(sampler).__name__
+        if isinstance(sampler, RandomSampler):
+            kind += f" with replacement={sampler.replacement} and num_samples={sampler.num_samples}"
+        raise ValueError(
+            f"data_loader must have no sampler of its own, got {kind}: Poisson sampling takes its place. To train on "
+            "some records give torch.utils.data.Subset(dataset, indices); to let some count for more, "
+            "optimizer.step(per_sample_loss, batch, weights=...)"
+        )

@@ -1,0 +1,319 @@
+"""The paper's own accounting, to compare: what Alg. 2 allows as printed, and what else one may count by.
+
+None of it bounds Algorithm 1 as it is run, unless the releases of a step are counted on the one batch that they share
+("same_batch") by an accountant that is a bound ("rdp", "pld"): the core's, see :mod:`hyfreedp.accounting`.
+
+* "independent": Alg. 2, line 8: T gradients and 3T/K losses, as if every one drew its own batch.
+* "epsilon_sum": the paper's appendix, f^{3T/K}(sigma_l) + f^T(sigma_g), each at the same delta.
+* "same_batch": the gradient and the probe of a step are one release about one batch.
+
+Accountants: "rdp", by Opacus for Gaussians and by autodp, which the paper used, with Laplace noise; "pld", by
+dp-accounting; "gdp", the central limit approximation of Eq. (muGDP), which is no bound for any method.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.optimize import brentq
+from scipy.stats import norm
+
+from hyfreedp.accounting import NoiseSplit
+from hyfreedp.accounting.accountants import INTERVAL, composed_epsilon, privacy_loss_distribution
+from hyfreedp.accounting.composition import effective_noise
+from hyfreedp.accounting.search import TOLERANCE, smallest_noise
+from hyfreedp.accounting.split import count_probe_steps
+
+Accountant = Literal["rdp", "pld", "gdp"]
+Composition = Literal["same_batch", "independent", "epsilon_sum"]
+LossMechanism = Literal["gaussian", "laplace"]
+
+# autodp's bound for Laplace noise holds at integer orders; Opacus's Gaussians have fractional ones too.
+INTEGER_ORDERS = (*range(2, 64), 64, 72, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512, 768, 1024)
+ORDERS = tuple(sorted({*INTEGER_ORDERS, *(1 + x / 10 for x in range(1, 100))}))
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """A Gaussian vector and Laplace numbers of sensitivity 1, released together on one batch.
+
+    Attributes:
+        gaussian: noise multiplier; infinite if there is no such part.
+        laplace: scale; infinite if there is no such part.
+        numbers: of Laplace noise.
+    """
+
+    gaussian: float = math.inf
+    laplace: float = math.inf
+    numbers: int = 0
+
+
+Release = tuple[Mechanism, int]
+
+
+@dataclass(frozen=True)
+class Counting:
+    """A way to add up what a run of three losses at probe steps releases; its fields are in the module's text."""
+
+    accountant: Accountant = "rdp"
+    composition: Composition = "independent"
+    loss_mechanism: LossMechanism = "gaussian"
+
+    @property
+    def sound(self) -> bool:
+        """Whether it bounds Algorithm 1."""
+        return self.accountant != "gdp" and self.composition == "same_batch"
+
+    def releases(self, split: NoiseSplit) -> tuple[tuple[Release, ...], ...]:
+        """All of a run, in parts whose epsilons add up (one part, but for "epsilon_sum")."""
+        probes, sigma_loss = split.probe_steps, split.sigma_loss
+        gradients = (Mechanism(split.sigma_gradient), split.steps)
+        if not probes:
+            return ((gradients,),)
+        if self.composition != "same_batch":
+            one = (
+                Mechanism(sigma_loss) if self.loss_mechanism == "gaussian" else Mechanism(laplace=sigma_loss, numbers=1)
+            )
+            losses = (one, 3 * probes)
+            return ((gradients, losses),) if self.composition == "independent" else ((gradients,), (losses,))
+        if self.loss_mechanism == "gaussian":
+            together = Mechanism(effective_noise(split.sigma_gradient_probe, sigma_loss, "losses"))
+        else:
+            together = Mechanism(split.sigma_gradient_probe, sigma_loss, 3)
+        return (((gradients[0], split.steps - probes), (together, probes)),)
+
+    def epsilon(self, split: NoiseSplit, *, delta: float | None = None, coarseness: int = 1) -> float:
+        """What the run costs if counted so, at the split's delta if none is given."""
+        at = split.target_delta if delta is None else delta
+        return sum(self.cost(part, split.sample_rate, at, coarseness) for part in self.releases(split))
+
+    def cost(self, part: tuple[Release, ...], sample_rate: float, delta: float, coarseness: int = 1) -> float:
+        """Epsilon of some releases, each on batches of its own."""
+        part = tuple((mechanism, count) for mechanism, count in part if count)
+        if self.accountant == "gdp":
+            return gdp_epsilon(sample_rate * math.sqrt(sum(n * chi_squared(one) for one, n in part)), delta)
+        if self.accountant == "pld":
+            return _pld_epsilon(part, sample_rate, delta, coarseness)
+        # One grid for everything of a run: with Laplace noise integers alone, or gradients alone would look cheaper.
+        orders = INTEGER_ORDERS if self.loss_mechanism == "laplace" else ORDERS
+        return _rdp_epsilon(part, sample_rate, delta, orders)
+
+
+SOUND = Counting("pld", "same_batch")
+
+
+def vanilla_noise(*, target_epsilon: float, counting: Counting, **plan: Any) -> NoiseSplit:
+    """The sigma of DP-SGD without probes, in a split that has no noise yet; arguments of :func:`calibrate`."""
+    split = NoiseSplit(
+        target_epsilon=target_epsilon,
+        probe_steps=count_probe_steps(plan["steps"], plan["interval"], 0, "losses"),
+        warmup_steps=0,
+        vote_steps=(),
+        probe="losses",
+        gamma=1.0,
+        accountant="pld",
+        allocation="constant",
+        sigma=0.0,
+        sigma_gradient=0.0,
+        sigma_gradient_probe=0.0,
+        sigma_loss=math.inf,
+        epsilon=math.inf,
+        **plan,
+    )
+    rough = smallest_noise(lambda sigma: _gradients(split, counting, sigma, 10), target_epsilon, 1.0, 1e-3)
+    return replace(split, sigma=smallest_noise(lambda sigma: _gradients(split, counting, sigma), target_epsilon, rough))
+
+
+def _gradients(split: NoiseSplit, counting: Counting, sigma: float, coarseness: int = 1) -> float:
+    return counting.cost(((Mechanism(sigma), split.steps),), split.sample_rate, split.target_delta, coarseness)
+
+
+def calibrate(*, gamma: float = 1.01, counting: Counting = Counting(), **budget: Any) -> NoiseSplit:
+    """Alg. 2: sigma_g = gamma sigma at all steps, and the smallest sigma_l that the rest of the budget allows.
+
+    The paper takes the sigma_l whose epsilon is nearest to the target; this one never exceeds it.
+
+    Args:
+        gamma: as there.
+        counting: what adds up the releases.
+        **budget: ``target_epsilon``, ``target_delta``, ``sample_rate``, ``steps`` and ``interval``.
+
+    Returns:
+        What ``make_private_with_epsilon(split=...)`` takes; its epsilon is infinite, since none is proven. Of Laplace
+        noise ``sigma_loss`` is the scale, and no run has it.
+
+    Raises:
+        ValueError: ``gamma`` leaves too little for the losses.
+    """
+    split = vanilla_noise(counting=counting, **budget)
+    sigma = split.sigma
+    split = replace(split, gamma=gamma, sigma_gradient=gamma * sigma, sigma_gradient_probe=gamma * sigma)
+
+    def found(start: float, coarseness: int, tolerance: float) -> float:
+        alone = _gradients(split, counting, gamma * sigma, coarseness)
+
+        def of_losses(sigma_loss: float) -> float:
+            return counting.epsilon(replace(split, sigma_loss=sigma_loss), coarseness=coarseness) - alone
+
+        return smallest_noise(of_losses, _gradients(split, counting, sigma, coarseness) - alone, start, tolerance)
+
+    sigma_loss = found(sigma * math.sqrt(3 / (1 - gamma**-2) * split.probe_steps / split.steps), 10, 1e-3)
+    if math.isfinite(sigma_loss):
+        sigma_loss = found(sigma_loss, 1, TOLERANCE)
+    if math.isinf(sigma_loss):
+        raise ValueError(f"gamma={gamma!r} leaves too little of the budget for the losses under {counting}")
+    return replace(split, sigma_loss=sigma_loss)
+
+
+def even_split(*, counting: Counting = SOUND, coarseness: int = 10, **budget: Any) -> NoiseSplit:
+    """The naive split of Fig. "noise grad loss": one Gaussian noise for the T gradients and the 3T/K losses alike.
+
+    Arguments and result are those of :func:`calibrate`. The noise is the smallest within the budget, to 1e-5.
+    """
+    split = vanilla_noise(counting=counting, **budget)
+
+    def with_noise(noise: float) -> NoiseSplit:
+        return replace(split, sigma_gradient=noise, sigma_gradient_probe=noise, sigma_loss=noise)
+
+    def cost(noise: float) -> float:
+        return counting.epsilon(with_noise(noise), coarseness=coarseness)
+
+    noise = smallest_noise(cost, split.target_epsilon, split.sigma, 1e-5)
+    return replace(with_noise(noise), gamma=noise / split.sigma)
+
+
+def delta_curve(split: NoiseSplit, composition: Composition, epsilons: Sequence[float]) -> list[float]:
+    """delta at each epsilon, by PLD on a coarse grid, of Gaussian noise counted as "same_batch" or "independent"."""
+    (part,) = Counting("pld", composition).releases(split)
+    distribution = privacy_loss_distribution([(one.gaussian, n) for one, n in part], split.sample_rate, 10)
+    return [float(distribution.get_delta_for_epsilon(float(value))) for value in epsilons]
+
+
+# -- accountants -------------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=4096)
+def _pld_epsilon(part: tuple[Release, ...], sample_rate: float, delta: float, coarseness: int) -> float:
+    from dp_accounting.pld.privacy_loss_distribution import from_laplace_mechanism, identity
+
+    gaussian = [(one.gaussian, count) for one, count in part if not one.numbers]
+    if len(gaussian) == len(part):
+        return composed_epsilon(gaussian, sample_rate=sample_rate, delta=delta, accountant="pld", coarseness=coarseness)
+    interval = coarseness * INTERVAL
+    total = privacy_loss_distribution(gaussian, sample_rate, coarseness) if gaussian else identity(interval)
+    for one, count in part:
+        if one.numbers > 1 or (one.numbers and math.isfinite(one.gaussian)):
+            raise ValueError("dp-accounting has no PLD of Laplace and Gaussian noise on one subsampled batch: take rdp")
+        if one.numbers:
+            made = from_laplace_mechanism(
+                one.laplace, value_discretization_interval=interval, sampling_prob=sample_rate
+            )
+            total = total.compose(made.self_compose(count))
+    return float(total.get_epsilon_for_delta(delta))
+
+
+@lru_cache(maxsize=4096)
+def _rdp_epsilon(part: tuple[Release, ...], sample_rate: float, delta: float, orders: tuple[float, ...]) -> float:
+    from opacus.accountants.analysis import rdp as opacus_rdp
+
+    rdp = sum(count * _rdp(one, sample_rate, orders) for one, count in part)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Optimal order is the")  # still a bound, perhaps not the tightest
+        return max(float(opacus_rdp.get_privacy_spent(orders=orders, rdp=rdp, delta=delta)[0]), 0.0)
+
+
+@lru_cache(maxsize=256)
+def _rdp(mechanism: Mechanism, sample_rate: float, orders: tuple[float, ...]) -> np.ndarray:
+    if mechanism.numbers:
+        curve = _laplace_rdp(mechanism, sample_rate)
+        return np.maximum([curve.RenyiDP(int(order)) for order in orders], 0.0)  # rounding can leave -1e-16
+    return np.array([_gaussian_rdp(mechanism.gaussian, sample_rate, order) for order in orders])
+
+
+def _gaussian_rdp(noise_multiplier: float, sample_rate: float, order: float) -> float:
+    from opacus.accountants.analysis import rdp as opacus_rdp
+
+    try:
+        rdp = opacus_rdp.compute_rdp(q=sample_rate, noise_multiplier=noise_multiplier, steps=1, orders=[order])[0]
+    except (ValueError, OverflowError):  # the series can fail at extreme parameters: do without that order
+        return math.inf
+    return math.inf if math.isnan(rdp) else max(float(rdp), 0.0)
+
+
+def _laplace_rdp(mechanism: Mechanism, sample_rate: float) -> Any:
+    """autodp's RDP of the product on one Poisson batch: unsampled parts add up, then they are subsampled as one.
+
+    The "improved bound" is the exact divergence when the record is removed, at integer orders. It also bounds the
+    reverse direction for noise symmetric about its centre (Mironov, Talwar and Zhang, 2019, Theorem 5).
+    """
+    from autodp import mechanism_zoo, transformer_zoo
+
+    parts, counts = [mechanism_zoo.LaplaceMechanism(b=mechanism.laplace)], [mechanism.numbers]
+    if math.isfinite(mechanism.gaussian):
+        parts.append(mechanism_zoo.GaussianMechanism(sigma=mechanism.gaussian))
+        counts.append(1)
+    product = transformer_zoo.Composition()(parts, counts)
+    if sample_rate == 1:
+        return product
+    product.RenyiDP = lru_cache(maxsize=None)(product.RenyiDP)  # each order's series asks for all lower ones again
+    return transformer_zoo.AmplificationBySampling(PoissonSampling=True)(product, sample_rate, improved_bound_flag=True)
+
+
+# -- the mu-GDP equation -----------------------------------------------------------------------------------------------
+
+
+def mu_gdp(
+    *, sample_rate: float, steps: int, sigma: float, probe_steps: int = 0, sigma_loss: float = math.inf
+) -> float:
+    """mu of Eq. (muGDP) as the paper prints it, with 3T/K written as 3 times the number of probe steps.
+
+    Args:
+        sample_rate: B/N.
+        steps: T.
+        sigma: noise multiplier of the gradient at every step.
+        probe_steps: T/K; none for vanilla DP-SGD.
+        sigma_loss: sigma_l, Gaussian.
+    """
+    mu_vanilla = math.sqrt(sample_rate**2 * steps * (math.exp(1 / sigma**2) - 1))
+    return math.sqrt(mu_vanilla**2 + sample_rate**2 * 3 * probe_steps * (math.exp(1 / sigma_loss**2) - 1))
+
+
+def chi_squared(mechanism: Mechanism) -> float:
+    """Divergence of one release without subsampling, e^(1/sigma^2) - 1 for a Gaussian, whose q^2-fold adds to mu^2.
+
+    1 + chi^2 multiplies over independent parts, and is (2 e^(1/b) + e^(-2/b)) / 3 for Laplace noise, which extends the
+    equation to it (Bu et al., 2020).
+    """
+    b = mechanism.laplace
+    try:
+        excess = (2 * math.expm1(1 / b) + math.expm1(-2 / b)) / 3
+        return math.expm1(mechanism.gaussian**-2 + mechanism.numbers * math.log1p(excess))
+    except OverflowError:
+        return math.inf
+
+
+def gdp_delta(mu: float, epsilon: ArrayLike) -> np.ndarray:
+    """delta = Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu) of mu-GDP (Bu et al., 2020, Eq. (6))."""
+    epsilon = np.asarray(epsilon, dtype=float)
+    return norm.cdf(mu / 2 - epsilon / mu) - np.exp(epsilon + norm.logcdf(-mu / 2 - epsilon / mu))
+
+
+def gdp_epsilon(mu: float, delta: float) -> float:
+    """The epsilon at which mu-GDP has this delta; infinite where mu is beyond all use."""
+
+    def excess(epsilon: float) -> float:
+        return float(gdp_delta(mu, epsilon)) - delta
+
+    if mu == 0 or (mu < 40 and excess(0.0) <= 0):
+        return 0.0
+    upper = 1.0
+    while mu < 40 and excess(upper) > 0:
+        upper *= 2
+    return math.inf if mu >= 40 else float(brentq(excess, 0.0, upper, xtol=1e-13))

@@ -1,0 +1,160 @@
+"""For notebook 08: measurements as cacheable tables, the paper's table beside them, and its model of the cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from hyfreedp.experiments.benchmark.cases import Case, measure
+from hyfreedp.experiments.benchmark.contenders import ALL_CONTENDERS, CONTENDERS
+from hyfreedp.experiments.benchmark.workloads import Tuning
+from hyfreedp.experiments.store.cache import cached
+from hyfreedp.experiments.store.verdicts import Verdict
+
+# Rows of Tab. "eff", as (model, tuning) in data/paper, and the case that stands for each on either device.
+PAPER_CASES: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
+    ("Llama2-7B", "lora"): {"accelerator": ("llama2_7b", "lora"), "cpu": ("llama_d256", "lora")},
+    ("GPT2", "full"): {"accelerator": ("gpt2", "full"), "cpu": ("gpt2_d256", "full")},
+    ("Vit-base", "full"): {"accelerator": ("vit_base", "full"), "cpu": ("vit_d384", "full")},
+    ("Vit-base", "bitfit"): {"accelerator": ("vit_base", "biases"), "cpu": ("vit_d384", "biases")},
+    ("Vit-small", "full"): {"accelerator": ("vit_small", "full"), "cpu": ("vit_d192", "full")},
+}
+INTERVALS = (1, 5, 10)
+GROWTH_CONTENDERS = ("plain", "opacus_hooks", "opacus_ghost", "ours")
+# A model, and the values that one dimension of its shape at a time takes.
+_ON_CPU = {"batch_size": [4, 8, 16, 32, 64], "depth": [1, 2, 4, 8]}
+_ON_CPU |= {"width": [96, 192, 384, 576], "tokens": [17, 65, 145, 257]}
+_ON_GPU = {"batch_size": [8, 16, 32, 64, 128], "depth": [3, 6, 12, 24]}
+_ON_GPU |= {"width": [192, 384, 768, 1152], "tokens": [50, 197, 401, 785]}
+GROWTH: dict[str, tuple[str, dict[str, list[int]]]] = {
+    "smoke": ("tiny", {"batch_size": [2, 4], "tokens": [5]}),
+    "laptop": ("vit_d192", _ON_CPU),
+    "gpu": ("vit_small", _ON_GPU),
+}
+
+
+def measured_case(
+    *, model: str, tuning: Tuning, contenders: Sequence[str], varied: str = "", value: int = 0, **settings: Any
+) -> pd.DataFrame:
+    """Measure one case; see :func:`~hyfreedp.experiments.benchmark.cases.measure`."""
+    return measure([Case(model, tuning, tuple(contenders), varied, value)], **settings)
+
+
+def measure_profile(folder: Path, profile: str, *, recorded: bool, **settings: Any) -> pd.DataFrame:
+    """What notebook 08 measures itself: the stand-ins of ``PAPER_CASES`` on its device, in profile smoke a tiny model.
+
+    Where a record has all contenders, only what Tab. "eff" compares is measured, but for K = 10.
+    """
+    places = [place[settings["device"]] for place in PAPER_CASES.values()]
+    contenders = ["ours", "ours_k1", "ours_k5"] if recorded else list(CONTENDERS)
+    tables = [
+        cached(folder, measured_case, model=model, tuning=tuning, contenders=contenders, **settings)
+        for model, tuning in ([("tiny", "full"), ("tiny", "biases")] if profile == "smoke" else places)
+    ]
+    return pd.concat(tables, ignore_index=True)
+
+
+def measure_profile_growth(folder: Path, profile: str, **settings: Any) -> pd.DataFrame:
+    """The same for the growth of the cost, on one vision transformer."""
+    model, grid = GROWTH.get(profile, GROWTH["gpu"])
+    settings |= {"model": model, "tuning": "full", "contenders": list(GROWTH_CONTENDERS)}
+    tables = [
+        cached(folder, measured_case, varied=varied, value=value, **settings)
+        for varied, values in grid.items()
+        for value in values
+    ]
+    return pd.concat(tables, ignore_index=True)
+
+
+def load(path: Path) -> pd.DataFrame | None:
+    """A record written by the benchmark, or None if there is none."""
+    return pd.read_csv(path) if path.exists() else None
+
+
+def relative(rows: pd.DataFrame, contenders: Sequence[str]) -> pd.DataFrame:
+    """Time and peak memory of some contenders relative to the plain step of the same case, a line for each."""
+    frame = rows.assign(time=rows.ratio_to_plain, memory=memory_ratio(rows))
+    frame = frame[frame.contender.isin(contenders)].replace({"contender": labels()})
+    case = ["model", "tuning", "varied", "value", "contender"]
+    return frame.melt(case, ["time", "memory"], var_name="quantity", value_name="ratio").dropna(subset="ratio")
+
+
+def labels() -> dict[str, str]:
+    """Of all contenders, by name."""
+    return {name: contender.label for name, contender in ALL_CONTENDERS.items()}
+
+
+def ranges(ratios: pd.DataFrame) -> list[str]:
+    """Smallest and largest ratio of :func:`relative`, a line for each quantity and tuning."""
+    lines = []
+    for (quantity, tuning), part in ratios.groupby(["quantity", "tuning"], sort=False):
+        found = part.groupby("contender", sort=False).ratio.agg(["min", "max"])
+        told = [f"{who} {low:.2f} to {high:.2f}" for who, low, high in found.itertuples()]
+        lines.append(f"{tuning}: {quantity} to a plain step: {', '.join(told)}")
+    return lines
+
+
+def memory_ratio(rows: pd.DataFrame) -> pd.Series:
+    """Peak memory of every row relative to the plain step of the same case; NaN where either is missing."""
+    columns = (rows[name].map(str) for name in ("model", "tuning", "varied", "value"))
+    keys = pd.Series(list(zip(*columns, strict=True)), rows.index)
+    plain = rows.contender == "plain"
+    return rows.peak_mib / keys.map(dict(zip(keys[plain], rows.peak_mib[plain], strict=True)))
+
+
+def beside_paper(paper: pd.DataFrame, measured: Mapping[str, pd.DataFrame | None], device: str) -> pd.DataFrame:
+    """Tab. "eff" as ratios to the same private step without HyFreeDP, ours beside the paper's.
+
+    Args:
+        paper: table "eff" of :mod:`hyfreedp.experiments.tables.paper`.
+        measured: title of a column -> rows of a record or measurement.
+        device: of these, "cpu" or "accelerator".
+    """
+    ratios = paper[paper.metric == "ratio"].set_index(["model", "tuning", "method"]).value
+    rows = []
+    for (name, tuning), stand_ins in PAPER_CASES.items():
+        model, ours = stand_ins[device]
+        for k in INTERVALS:
+            row: dict[str, Any] = {"paper_model": name, "model": model, "tuning": tuning, "interval": k}
+            row["paper"] = float(ratios[name, tuning, f"K={k}"])
+            for title, frame in measured.items():
+                if frame is not None:
+                    found = frame[(frame.model == model) & (frame.tuning == ours) & (frame.contender == f"ours_k{k}")]
+                    row[title] = found.ratio_to_ours.mean()
+            rows.append(row | {"theory": interval_ratio(k, 1 / 3)})
+    columns = ["paper_model", "model", "tuning", "interval", "paper", *measured, "theory"]
+    return pd.DataFrame(rows).reindex(columns=columns)
+
+
+def verdicts(compared: pd.DataFrame, ours: str) -> list[Verdict]:
+    """On Tab. "eff", from :func:`beside_paper`: ours may be at most 2 % above the largest of the paper's ratios."""
+    found = []
+    for interval in (min(INTERVALS), max(INTERVALS)):
+        at = compared[(compared.interval == interval) & compared[ours].notna()]
+        if len(at):
+            low, high = compared[compared.interval == interval].paper.agg(["min", "max"])
+            found.append(
+                Verdict(
+                    f'Tab. "eff": a learned rate takes {low:.3g} to {high:.3g} times a private step at K = {interval}',
+                    "reproduced" if at[ours].max() <= 1.02 * high else "contradicted",
+                    f"{at[ours].min():.2f} to {at[ours].max():.2f} times, on smaller models of the same families",
+                )
+            )
+    return found
+
+
+def interval_ratio(interval: float, forward_share: float) -> float:
+    """Cost of a step with a probe every K steps, relative to one without: 1 + 2 f / K.
+
+    The probe's two forward passes are all that is added (section "Efficiency of algorithm"), f being the share of one
+    in the step without probe. With a backward pass of two forward ones, f = 1/3, and 3 units become 3 + 2/K.
+    """
+    return 1 + 2 * forward_share / interval
+
+
+def forward_share(ratio: float, interval: int = 1) -> float:
+    """The f that a measured ratio at K = ``interval`` implies; inverse of :func:`interval_ratio`."""
+    return (ratio - 1) * interval / 2

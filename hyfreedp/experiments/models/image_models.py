@@ -1,0 +1,250 @@
+"""Models, and which of their parameters are trained: all, biases and head (BitFit), or low-rank updates (LoRA).
+
+The public ViTs were pre-trained on ImageNet-21k with augmentation ("augreg", Steiner et al., 2022) and are fine-tuned
+as in the authors' public script (awslabs/fast-differential-privacy, examples/image_classification/CV_TIMM.py): images
+resized to 224 x 224, pixels normalised with mean and standard deviation 0.5. These are constants of the field, not
+statistics of private data. Two small ViTs start from weights of our own (``runs.pretrain``). The
+head of every ViT starts at zero, as in Dosovitskiy et al. (2021).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hyfreedp.experiments.models import public_weights as weights
+from hyfreedp.running.devices import default_device, random_states_kept
+
+Tuning = Literal["full", "bitfit", "lora"]
+LORA_RANK = 8  # with scale alpha / r = 1; on the projections of attention (Hu et al., 2022)
+LORA_TARGETS = r".*attn\.(qkv|proj)"
+
+
+@dataclass(frozen=True)
+class Model:
+    """One architecture.
+
+    Attributes:
+        build: from the number of a record's features (used by the MLP alone) and of classes, with fresh weights (from
+            torch's global generator) or public ones.
+        tunings: what may be trained.
+        weights: the checkpoint of ours that it starts from, see :mod:`hyfreedp.experiments.models.public_weights`.
+        physical_batch_size: samples in memory at a time, for steps of at most about 10 GB; None: the whole batch.
+    """
+
+    title: str
+    build: Callable[[int, int], nn.Module]
+    tunings: tuple[Tuning, ...] = ("full", "bitfit", "lora")
+    weights: str | None = None
+    physical_batch_size: int | None = None
+
+    def checksum(self) -> str | None:
+        """Of the weights of ours that training starts from, for the names of cells; None for others."""
+        return None if self.weights is None else weights.checksum(self.weights)
+
+    @property
+    def evaluation_batch_size(self) -> int:
+        """Samples in memory where no gradient is needed."""
+        return 4096 if self.physical_batch_size is None else 4 * self.physical_batch_size
+
+
+class Pixels(nn.Module):
+    """The first layer of every ViT: images of any size, as they are stored, to the model's size and range [-1, 1].
+
+    Args:
+        side: of the images that the model wants.
+
+    Takes uint8, shape (B, 3, H, W), or floats in [0, 1] of square grey images as flat vectors, shape (B, H * H).
+    Resizing is bilinear, with antialiasing where it makes images smaller.
+    """
+
+    def __init__(self, side: int) -> None:
+        super().__init__()
+        self.side = side
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = images.float() / 255 if images.dtype == torch.uint8 else images
+        if x.dim() == 2:
+            x = x.unflatten(1, (1, math.isqrt(x.shape[1]), -1))
+        if len(x) and x.shape[-2:] != (self.side, self.side):
+            x = F.interpolate(x, (self.side, self.side), mode="bilinear", antialias=True, align_corners=False)
+        elif x.shape[-2:] != (self.side, self.side):
+            x = x.new_empty((0, x.shape[1], self.side, self.side))
+        return (x - 0.5) / 0.5
+
+
+def _mlp(hidden: tuple[int, ...], features: int, classes: int) -> nn.Sequential:
+    widths = (features, *hidden, classes)
+    modules: list[nn.Module] = []
+    for width_in, width_out in pairwise(widths):
+        modules += [nn.Linear(width_in, width_out), nn.ReLU()]
+    return nn.Sequential(*modules[:-1])
+
+
+def _image_mlp(_: int, classes: int) -> nn.Module:
+    return nn.Sequential(Pixels(32), nn.Flatten(), *_mlp((512, 512), 3 * 32 * 32, classes))
+
+
+def _convnet(_: int, classes: int) -> nn.Module:
+    """Three strided convolutions with group norm, for images of 32 x 32."""
+    modules: list[nn.Module] = [Pixels(32)]
+    for width_in, width_out in pairwise((3, 16, 32, 64)):
+        modules += [nn.Conv2d(width_in, width_out, 3, stride=2, padding=1), nn.GroupNorm(4, width_out), nn.ReLU()]
+    return nn.Sequential(*modules, nn.Flatten(), nn.Linear(64 * 4 * 4, classes))
+
+
+# timm's own layer norm is a subclass, for which Opacus has no sampler.
+_NORM = partial(nn.LayerNorm, eps=1e-6)
+
+
+def _small_vit(
+    side: int, patch: int, channels: int, width: int, depth: int, heads: int, _: int, classes: int
+) -> nn.Module:
+    from timm.models.vision_transformer import VisionTransformer
+
+    network = VisionTransformer(
+        img_size=side,
+        patch_size=patch,
+        in_chans=channels,
+        embed_dim=width,
+        depth=depth,
+        num_heads=heads,
+        num_classes=classes,
+        norm_layer=_NORM,
+    )
+    return _with_pixels(network, side)
+
+
+class Bfloat16(nn.Sequential):
+    """Modules whose matrix products are computed in bfloat16; outputs are float32.
+
+    Twice as fast on recent CPUs, but not with torch's fused attention, whose backward pass takes them far longer.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, torch.bfloat16):
+            return super().forward(x).float()
+
+
+def _half_precision_vit(*arguments: int) -> nn.Module:
+    from timm.models.vision_transformer import Attention
+
+    model = _small_vit(*arguments)
+    for module in model.modules():
+        if isinstance(module, Attention):
+            module.fused_attn = False  # type: ignore[misc]  # final for TorchScript alone
+    return Bfloat16(OrderedDict(model.named_children()))
+
+
+def _public_vit(name: str, _: int, classes: int) -> nn.Module:
+    import timm
+
+    try:
+        network = timm.create_model(f"{name}.augreg_in21k", pretrained=True, num_classes=classes, norm_layer=_NORM)
+    except Exception as error:  # timm passes on whatever its hub, the network and the file system raise
+        raise RuntimeError(
+            f"the public weights of {name} could not be loaded ({type(error).__name__}: {error}): connect to the "
+            "internet once, so that timm keeps them, or choose a model that is trained from scratch"
+        ) from error
+    return _with_pixels(network, 224)
+
+
+def _pretrained(recipe: str, base: str, features: int, classes: int) -> nn.Module:
+    model = MODELS[base].build(features, classes)
+    weights.load(recipe, model)
+    return model
+
+
+def _with_pixels(network: nn.Module, side: int) -> nn.Module:
+    model = nn.Sequential(OrderedDict(pixels=Pixels(side), vit=network))
+    for parameter in head(model).parameters():
+        nn.init.zeros_(parameter)
+    return model
+
+
+MODELS = {
+    "mlp": Model("MLP, 2 x 512", partial(_mlp, (512, 512)), tunings=("full", "bitfit")),
+    "mlp32": Model("MLP on pixels, 2 x 512", _image_mlp, tunings=("full", "bitfit")),
+    "convnet32": Model("convolutional, group norm", _convnet, tunings=("full", "bitfit")),
+    "vit8_d64_p4": Model("ViT, 8 x 8, width 64, depth 3", partial(_small_vit, 8, 4, 1, 64, 3, 4)),
+    "vit8_glyphs": Model("ViT, pre-trained on glyphs", partial(_pretrained, "glyphs", "vit8_d64_p4"), weights="glyphs"),
+    "vit32_d128": Model(
+        "ViT, 32 x 32, width 128, depth 4", partial(_small_vit, 32, 4, 3, 128, 4, 4), physical_batch_size=250
+    ),
+    "vit32_d128_p8": Model(
+        "ViT, 32 x 32, patches of 8, width 128, depth 6",
+        partial(_half_precision_vit, 32, 8, 3, 128, 6, 4),
+        physical_batch_size=500,
+    ),
+    "vit32_tiny_imagenet_d128": Model(
+        "small ViT, pre-trained on Tiny ImageNet",
+        partial(_pretrained, "tiny_imagenet_d128", "vit32_d128_p8"),
+        weights="tiny_imagenet_d128",
+        physical_batch_size=500,
+    ),
+    # As wide and deep as ViT-Tiny.
+    "vit32_d192": Model(
+        "ViT, 32 x 32, width 192, depth 12", partial(_small_vit, 32, 4, 3, 192, 12, 3), physical_batch_size=250
+    ),
+    "vit32_tiny_imagenet": Model(
+        "ViT, pre-trained on Tiny ImageNet",
+        partial(_pretrained, "tiny_imagenet", "vit32_d192"),
+        weights="tiny_imagenet",
+        physical_batch_size=250,
+    ),
+    "vit_small_patch16_224": Model("ViT-Small", partial(_public_vit, "vit_small_patch16_224"), physical_batch_size=50),
+    "vit_base_patch16_224": Model("ViT-Base", partial(_public_vit, "vit_base_patch16_224"), physical_batch_size=25),
+}
+
+
+def head(module: nn.Module) -> nn.Linear:
+    """The classifier: the last linear layer."""
+    return [layer for layer in module.modules() if isinstance(layer, nn.Linear)][-1]
+
+
+def choose_trainable(module: nn.Module, tuning: Tuning) -> None:
+    """Freeze in place all parameters but those that the tuning trains, and the head.
+
+    Args:
+        module: one of ``MODELS``, built.
+        tuning: "full": all parameters; "bitfit": biases (Ben Zaken et al., 2022); "lora": new low-rank updates of the
+            projections of attention, which start at zero.
+    """
+    if tuning == "full":
+        return
+    classifier = head(module)
+    if tuning == "lora":
+        from peft import LoraConfig, inject_adapter_in_model
+
+        config = LoraConfig(r=LORA_RANK, lora_alpha=LORA_RANK, target_modules=LORA_TARGETS)
+        inject_adapter_in_model(config, module)  # freezes the rest
+    else:
+        for name, parameter in module.named_parameters():
+            parameter.requires_grad_(name.endswith("bias"))
+    classifier.requires_grad_(True)
+
+
+def make_model(name: str, tuning: Tuning, *, features: int, classes: int, seed: int) -> nn.Module:
+    """A model in train mode with only some parameters trainable; the global random state is left as it was.
+
+    Args:
+        tuning: allowed by that model.
+        features, classes: of the data set; features are used by the MLP alone.
+
+    Raises:
+        RuntimeError: public weights are neither on this machine nor to be had.
+    """
+    with random_states_kept(default_device()):
+        torch.manual_seed(seed)
+        module = MODELS[name].build(features, classes)
+        choose_trainable(module, tuning)
+    return module.train()

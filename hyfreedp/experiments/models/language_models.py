@@ -1,0 +1,245 @@
+"""Causal language models, where their weights come from, and which of their parameters are trained.
+
+Real weights are looked up in ``$HYFREEDP_WEIGHTS/<name>`` (a folder as transformers' ``save_pretrained`` writes it) and
+else asked of transformers, which keeps what it downloads. Small models start from weights of our own, trained on public
+sentences (:mod:`hyfreedp.experiments.runs.pretrain`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from tqdm import TqdmWarning
+
+from hyfreedp.experiments.models import public_weights as weights
+from hyfreedp.experiments.models.image_models import LORA_RANK, Tuning
+from hyfreedp.running.devices import default_device, random_states_kept
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+# transformers asks tqdm for a bar of widgets, which no notebook of ours needs and which is missed in every one.
+warnings.filterwarnings("ignore", "IProgress not found", TqdmWarning)
+
+GPT2, LLAMA2 = "openai-community/gpt2", "meta-llama/Llama-2-7b-hf"
+REVISIONS = {GPT2: "607a30d783dfa663caf39e06633721c8d4cfcd7e", LLAMA2: "01c7f73d771dfac7d292323805ebc428287df4f9"}
+# Queries and values, as in Hu et al. (2022); GPT-2 computes them, and the keys, in one layer.
+LORA_TARGETS = r".*\.(c_attn|q_proj|v_proj)"
+
+
+@dataclass(frozen=True)
+class LanguageModel:
+    """One architecture with its tokenizer.
+
+    Attributes:
+        build: the model, with fresh weights (from torch's global generator), ours or public ones.
+        tokenizer: reads the tokenizer.
+        context_length: tokens that a sequence may have.
+        token_budget: tokens in memory at a time, padding included; None: the whole batch.
+        tunings: what may be trained.
+        weights: the checkpoint of ours that it starts from, see :mod:`hyfreedp.experiments.models.public_weights`.
+        public: name of the public weights that it starts from.
+    """
+
+    title: str
+    build: Callable[[], PreTrainedModel]
+    tokenizer: Callable[[], PreTrainedTokenizerBase]
+    context_length: int
+    token_budget: int | None = None
+    tunings: tuple[Tuning, ...] = ("full", "lora")
+    weights: str | None = None
+    public: str | None = None
+
+    def checksum(self) -> str | None:
+        """Of the weights that training starts from, for the names of cells; None for fresh ones."""
+        if self.public is not None:
+            folder = weights_folder(self.public)
+            return REVISIONS[self.public] if folder is None else _folder_checksum(folder)
+        return None if self.weights is None else weights.checksum(self.weights)
+
+
+def weights_folder(public: str) -> Path | None:
+    """The folder below ``$HYFREEDP_WEIGHTS`` that holds these public weights; None if the variable is not set.
+
+    Raises:
+        FileNotFoundError: it is set, and has no such model.
+    """
+    variable = os.environ.get("HYFREEDP_WEIGHTS")
+    if not variable:
+        return None
+    folder = Path(variable) / public.split("/")[-1]
+    if not (folder / "config.json").exists():
+        raise FileNotFoundError(
+            f"HYFREEDP_WEIGHTS={variable} has no weights of {public}: {folder} must be a folder as transformers' "
+            "save_pretrained writes it, with config.json, weights and tokenizer"
+        )
+    return folder
+
+
+@cache
+def _folder_checksum(folder: Path) -> str:
+    """SHA-256 over the names and contents of a model's weights and configuration."""
+    digest = hashlib.sha256()
+    for path in sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin"), folder / "config.json"]):
+        digest.update(path.name.encode())
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
+
+
+def _loaded(kind: str, public: str, **options: Any) -> Any:
+    """A model or tokenizer of transformers, from ``$HYFREEDP_WEIGHTS`` or its own store."""
+    import transformers
+
+    folder = weights_folder(public)
+    try:
+        # A revision is a hash over the contents, so that what is downloaded is what was meant.
+        source = {"revision": REVISIONS[public]} if folder is None else {}
+        return getattr(transformers, kind).from_pretrained(folder or public, **source, **options)
+    except Exception as error:  # transformers passes on whatever its hub, the network and the file system raise
+        if folder is not None:
+            raise ValueError(f"the weights in {folder} cannot be read ({type(error).__name__}: {error})") from error
+        raise FileNotFoundError(
+            f"the public weights of {public} could not be loaded ({type(error).__name__}): set HYFREEDP_WEIGHTS to a "
+            f"folder with a subfolder {public.split('/')[-1]!r}, connect to the internet once, or choose a model that "
+            "starts from our own weights"
+        ) from error
+
+
+def _public(public: str, *, checkpointing: bool = False, **options: Any) -> PreTrainedModel:
+    model = _loaded("AutoModelForCausalLM", public, **options)
+    for layer in model.modules():
+        if isinstance(layer, torch.nn.Dropout):
+            layer.p = 0.0  # the noise regularises enough (Li et al., 2022)
+    if checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model
+
+
+def _gpt2(**sizes: Any) -> PreTrainedModel:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    settings = _special_tokens() | dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0) | sizes
+    return GPT2LMHeadModel(GPT2Config(**settings))
+
+
+def _llama(**sizes: Any) -> PreTrainedModel:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    return LlamaForCausalLM(LlamaConfig(**_special_tokens(), **sizes))
+
+
+def _special_tokens() -> dict[str, Any]:
+    ours = own_tokenizer()
+    # Without its padding, which is on the right and never a target, and which transformers would warn about.
+    ids = {f"{name}_token_id": getattr(ours, f"{name}_token_id") for name in ("bos", "eos")}
+    return {"vocab_size": len(ours), **ids}
+
+
+def _ours(recipe: str, base: str) -> PreTrainedModel:
+    model = LANGUAGE_MODELS[base].build()
+    weights.load(recipe, model)
+    return model
+
+
+def _pretrained(title: str, recipe: str, base: str, context_length: int, token_budget: int) -> LanguageModel:
+    build = partial(_ours, recipe, base)
+    return LanguageModel(title, build, own_tokenizer, context_length, token_budget, weights=recipe)
+
+
+def own_tokenizer() -> PreTrainedTokenizerBase:
+    """Byte-level BPE of our own, made from public sentences: it encodes any text."""
+    from hyfreedp.experiments.data.encoding import load_tokenizer
+
+    return load_tokenizer()
+
+
+_TINY = {"n_positions": 256, "n_embd": 64, "n_layer": 2, "n_head": 4}
+# The same function as GPT-2's activation, in one operation.
+_FUSED = {"activation_function": "gelu_pytorch_tanh"}
+_SMALL = {"n_positions": 1024, "n_embd": 768, "n_layer": 12, "n_head": 12}
+_TINY_LLAMA = {
+    "max_position_embeddings": 2048,
+    "hidden_size": 64,
+    "intermediate_size": 176,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+# Budgets that keep a step of the large models within about 20 GB beside their weights.
+LANGUAGE_MODELS = {
+    "gpt2_tiny": LanguageModel("GPT-2, width 64, depth 2", partial(_gpt2, **_TINY), own_tokenizer, 256, 16_384),
+    "gpt2_sentences": _pretrained(
+        "tiny GPT-2, pre-trained on public sentences", "gpt2_sentences", "gpt2_tiny", 256, 16_384
+    ),
+    # For whole runs on one core: a quarter faster, and other numbers by rounding. Small pieces stay in its cache.
+    "gpt2_tiny_fused": LanguageModel(
+        "GPT-2, width 64, depth 2", partial(_gpt2, **_TINY, **_FUSED), own_tokenizer, 256, 4_096
+    ),
+    "gpt2_sentences_fused": _pretrained(
+        "tiny GPT-2, pre-trained on public sentences", "gpt2_sentences", "gpt2_tiny_fused", 256, 4_096
+    ),
+    "llama_tiny": LanguageModel(
+        "LLaMA, width 64, depth 2", partial(_llama, **_TINY_LLAMA), own_tokenizer, 2048, 16_384
+    ),
+    "llama_sentences": _pretrained(
+        "tiny LLaMA, pre-trained on public reports", "llama_sentences", "llama_tiny", 2048, 16_384
+    ),
+    "gpt2_small": LanguageModel("GPT-2's architecture", partial(_gpt2, **_SMALL), own_tokenizer, 1024, 8_192),
+    "gpt2_small_sentences": _pretrained(
+        "GPT-2's architecture, pre-trained on public sentences", "gpt2_small_sentences", "gpt2_small", 1024, 8_192
+    ),
+    "gpt2": LanguageModel(
+        "GPT-2", partial(_public, GPT2), partial(_loaded, "AutoTokenizer", GPT2), 1024, 8_192, public=GPT2
+    ),
+    "llama2_7b": LanguageModel(
+        "LLaMA-2-7B",
+        partial(_public, LLAMA2, checkpointing=True, dtype=torch.bfloat16),
+        partial(_loaded, "AutoTokenizer", LLAMA2),
+        4096,
+        8_192,
+        tunings=("lora",),  # the gradients and the optimizer of all parameters would not fit one GPU
+        public=LLAMA2,
+    ),
+}
+
+
+def choose_trainable(model: PreTrainedModel, tuning: Tuning) -> None:
+    """Leave all parameters trainable ("full"), or freeze them and add low-rank updates that start at zero ("lora").
+
+    The updates are kept in single precision: in half precision small steps would round to nothing.
+    """
+    if tuning == "full":
+        return
+    from peft import LoraConfig, inject_adapter_in_model
+
+    transposed = model.config.model_type == "gpt2"  # its Conv1D keeps weights the other way round
+    config = LoraConfig(r=LORA_RANK, lora_alpha=LORA_RANK, target_modules=LORA_TARGETS, fan_in_fan_out=transposed)
+    inject_adapter_in_model(config, model)  # freezes the rest
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+
+
+def make_language_model(name: str, tuning: Tuning, *, seed: int) -> PreTrainedModel:
+    """A model in train mode with only some parameters trainable; the global random state is left as it was.
+
+    Args:
+        tuning: allowed by that model.
+
+    Raises:
+        FileNotFoundError: public or own weights are missing, with what to do.
+        ValueError: the weights cannot be read.
+    """
+    with random_states_kept(default_device()):
+        torch.manual_seed(seed)
+        model = LANGUAGE_MODELS[name].build()
+        choose_trainable(model, tuning)
+    return model.train()

@@ -1,0 +1,136 @@
+"""Tasks: a data set, the models for it, and the training protocol (batch size, steps, delta) that all methods share.
+
+Those of language are in :mod:`hyfreedp.experiments.tasks.language_tasks`; a run treats both kinds alike.
+
+Protocol of the images, at every profile: batches of 1,000 for 5 epochs, without augmentation. The paper does not print
+its own; these are the defaults of the authors' public fine-tuning script for the same data sets and models
+(awslabs/fast-differential-privacy, examples/image_classification/CV_TIMM.py), and fixed for every method. Where 20,000
+of the images are taken, the batch is 400, for the sample rate that 1,000 are of CIFAR-10. The two small tasks have
+batches of 500 for 100 steps, which two CPU cores train in seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from hyfreedp.experiments.data import datasets
+from hyfreedp.experiments.data.datasets import Arrays, Dataset
+from hyfreedp.experiments.data.in_memory import Records
+from hyfreedp.experiments.models.image_models import MODELS, Model, Tuning, make_model
+from hyfreedp.experiments.tasks.scores import Evaluation, Scores, evaluate, losses_of
+
+IMAGE_MODELS = (
+    "vit32_d192",
+    "vit32_d128",
+    "vit32_tiny_imagenet",
+    "vit32_tiny_imagenet_d128",
+    "vit_small_patch16_224",
+    "vit_base_patch16_224",
+)
+IMAGE_BATCH = 1000
+IMAGE_EPOCHS = 5
+PART, PART_BATCH = 20_000, 400
+
+
+@dataclass(frozen=True)
+class Task:
+    """One problem of classification. Nothing is read before :meth:`datasets` is called.
+
+    Attributes:
+        models: names in :data:`~hyfreedp.experiments.models.image_models.MODELS` that fit the data, its own first.
+        batch_size, steps, delta: the protocol; the sample rate is ``batch_size / train_size``.
+        evaluations: of a run of more than a hundred steps, the last one included.
+    """
+
+    title: str
+    dataset: Dataset
+    models: tuple[str, ...]
+    batch_size: int
+    steps: int
+    delta: float
+    evaluations: int = 20
+    takes_source: ClassVar[bool] = False
+
+    @property
+    def train_size(self) -> int:
+        """N, with which ``evaluation="test"`` trains."""
+        return self.dataset.train_size
+
+    @property
+    def validation_start(self) -> int:
+        """How many of these records train where settings are chosen."""
+        return self.dataset.validation_start
+
+    @property
+    def source(self) -> str:
+        """Where the data come from, which are read for it."""
+        return self.arrays().source
+
+    def arrays(self) -> Arrays:
+        """The data as they are stored."""
+        return self.dataset.load()
+
+    def architecture(self, model: str | None) -> Model:
+        """The model of that name, the task's own if None."""
+        return MODELS[model or self.models[0]]
+
+    def datasets(self, evaluation: Evaluation, model: str | None = None) -> tuple[Records, Records]:
+        """Training and evaluation data; "validation" evaluates on a fifth of the training part, held out."""
+        arrays = self.arrays()
+        if evaluation == "test":
+            return Records(*arrays.train), Records(*arrays.test)
+        features, labels = arrays.train
+        cut = arrays.validation_start
+        return Records(features[:cut], labels[:cut]), Records(features[cut:], labels[cut:])
+
+    def model(self, seed: int, name: str | None = None, tuning: Tuning = "full") -> nn.Module:
+        """A model, the task's own if None, with fresh weights; see ``models.image_models.make_model``."""
+        known = self.dataset
+        return make_model(name or self.models[0], tuning, features=known.features, classes=known.classes, seed=seed)
+
+    def losses_of(self, model: nn.Module) -> Callable[[tuple[Tensor, Tensor]], Tensor]:
+        """See :func:`hyfreedp.experiments.tasks.scores.losses_of`."""
+        return losses_of(model)
+
+    def physical_batches(self, model: str | None) -> int | None:
+        """Samples in memory at a time."""
+        return self.architecture(model).physical_batch_size
+
+    def evaluate(self, model: nn.Module, data: Records, name: str | None = None) -> Scores:
+        """See :func:`hyfreedp.experiments.tasks.scores.evaluate`."""
+        return evaluate(model, data, self.architecture(name).evaluation_batch_size)
+
+    def outputs(self, model: nn.Module, name: str | None = None) -> None:
+        """None: a classifier writes no texts."""
+
+
+def _small(title: str, dataset: Dataset, models: tuple[str, ...]) -> Task:
+    return Task(title, dataset, models, batch_size=500, steps=100, delta=1e-4)
+
+
+def _some_images(name: str, classes: int) -> Task:
+    """As small as these two, but real: a tenth to a quarter of a data set."""
+    dataset = Dataset(10_000, 8000, 0, classes, lambda: datasets.some_images(name))
+    return _small(f"{datasets.IMAGES[name].title} (10,000 images)", dataset, ("mlp32", "convnet32"))
+
+
+def _images(name: str, classes: int) -> Task:
+    known = datasets.IMAGES[name]
+    size = known.sizes[0]
+    dataset = Dataset(size, known.validation_start, 0, classes, lambda: datasets.images(name))
+    steps = IMAGE_EPOCHS * math.ceil(size / IMAGE_BATCH)
+    title = f"{known.title} ({size:,} images)"
+    return Task(title, dataset, IMAGE_MODELS, IMAGE_BATCH, steps, delta=size**-1.1)
+
+
+def _part_of_images(name: str, classes: int) -> Task:
+    """20,000 of the training images and all test images: an accuracy table in hours of two cores."""
+    dataset = Dataset(PART, PART * 4 // 5, 0, classes, lambda: datasets.some_images(name, PART, None))
+    title = f"{datasets.IMAGES[name].title} ({PART:,} images)"
+    steps = IMAGE_EPOCHS * PART // PART_BATCH
+    return Task(title, dataset, IMAGE_MODELS, PART_BATCH, steps, delta=PART**-1.1, evaluations=5)

@@ -1,0 +1,308 @@
+"""Language tasks: table to text (Tab. gpt2) and causal language modelling (Fig. llama).
+
+A record is one sequence. Its loss is the mean cross-entropy over its own target tokens, in nats: the sentence that a
+meaning representation asks for, or a whole document; prompt and padding count nothing. Protocol: E2E with batches of
+1,024 for 10 epochs, as is usual there (Li et al., 2022), documents for 3 epochs as in the paper's §Efficiency; delta is
+N^-1.1. The other tasks have runs that two CPU cores train in seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hyfreedp import token_budget
+from hyfreedp.data.batches import PhysicalBatchSize, split_rows, take
+from hyfreedp.experiments.data.encoding import IGNORED
+from hyfreedp.experiments.data.grammar import documents
+from hyfreedp.experiments.data.in_memory import Records
+from hyfreedp.experiments.data.texts import (
+    E2E_TRAIN,
+    RESTAURANTS_TRAIN,
+    Pair,
+    TableToText,
+    documents_from,
+    e2e,
+    restaurants,
+)
+from hyfreedp.experiments.models.image_models import Tuning
+from hyfreedp.experiments.models.language_models import LANGUAGE_MODELS, LanguageModel, make_language_model
+from hyfreedp.experiments.tasks.scores import Evaluation, Scores
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+Batch = tuple[Tensor, Tensor]
+DOCUMENT_BATCH, DOCUMENT_EPOCHS = 200, 3
+TEST_SHARE = 10  # one in ten documents is for the test
+E2E_BATCH, E2E_EPOCHS = 1024, 10
+REPORTS, TEST_REPORTS, REPORTS_SEED = 6_000, 200, 3
+# What two CPU cores train, and score at every fifth step, in seconds.
+SMALL_BATCH, SMALL_STEPS, SCORED = 64, 40, 100
+FEW_E2E, FEW_RESTAURANTS = 100, 16  # test meanings
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Texts for causal language modelling; ``validation_start`` is that of the training part."""
+
+    train: list[str]
+    test: list[str]
+    validation_start: int
+    source: str
+
+
+@dataclass(frozen=True)
+class LanguageTask:
+    """One language problem; the attributes are those of :class:`hyfreedp.experiments.tasks.image_tasks.Task`.
+
+    Attributes:
+        models: names in :data:`hyfreedp.experiments.models.language_models.LANGUAGE_MODELS`, the task's own first.
+        train_size: N, with which ``evaluation="test"`` trains.
+        batch_size, steps, delta: the protocol.
+        scored: sequences of the held-out part, from its start, that a run is scored on; all if None.
+        takes_source: whether a spec may name other documents.
+        evaluations: of a run of more than a hundred steps, the last one included.
+    """
+
+    title: str
+    models: tuple[str, ...]
+    train_size: int
+    batch_size: int
+    steps: int
+    delta: float
+    load: Callable[[], TableToText | Documents]
+    scored: int | None = None
+    takes_source: bool = False
+    evaluations: int = 20
+
+    @property
+    def validation_start(self) -> int:
+        """How many of these records train where settings are chosen; the texts are read for it."""
+        return self.load().validation_start
+
+    @property
+    def source(self) -> str:
+        """Where the texts come from, which are read for it."""
+        return self.load().source
+
+    def with_source(self, source: str) -> LanguageTask:
+        """This task on the documents of a file, or of a name that the package ``datasets`` knows.
+
+        Raises:
+            ValueError: it has too few documents, or cannot be read; see
+                :func:`hyfreedp.experiments.data.texts.documents_from`.
+        """
+        texts = read_documents(source)
+        size = len(texts.train)
+        return replace(
+            self,
+            title=f"documents ({size:,})",
+            train_size=size,
+            batch_size=DOCUMENT_BATCH,
+            steps=DOCUMENT_EPOCHS * math.ceil(size / DOCUMENT_BATCH),
+            delta=size**-1.1,
+            load=partial(read_documents, source),
+            scored=None,
+        )
+
+    def architecture(self, model: str | None) -> LanguageModel:
+        """The model of that name, the task's own if None."""
+        return LANGUAGE_MODELS[model or self.models[0]]
+
+    def model(self, seed: int, name: str | None = None, tuning: Tuning = "full") -> PreTrainedModel:
+        """A model, the task's own if None; see ``language_models.make_language_model``."""
+        return make_language_model(name or self.models[0], tuning, seed=seed)
+
+    def datasets(self, evaluation: Evaluation, model: str | None = None) -> tuple[Records, Records]:
+        """Training and evaluation sequences, as tokens and labels of shape (N, L), padded on the right.
+
+        ``labels`` are the tokens where they are targets, and ``IGNORED`` elsewhere.
+
+        Raises:
+            ValueError: a sequence is longer than the model's context, or has no target.
+        """
+        return _records(self, evaluation, model or self.models[0])
+
+    def losses_of(self, model: nn.Module) -> Callable[[Batch], Tensor]:
+        """Per-sample losses, shape (B,), of a batch of tokens and labels, which goes to the model's device."""
+
+        def per_sample_loss(batch: Batch) -> Tensor:
+            losses, targets = token_losses(model, *batch)
+            return losses.sum(dim=1) / targets.sum(dim=1)
+
+        return per_sample_loss
+
+    def physical_batches(self, model: str | None) -> PhysicalBatchSize:
+        """Pieces of a batch by the model's token budget, padding included."""
+        budget = self.architecture(model).token_budget
+        return None if budget is None else token_budget(lengths, budget)
+
+    def evaluate(self, model: nn.Module, data: Records, name: str | None = None) -> Scores:
+        """Over all target tokens: the share predicted right, and the mean cross-entropy in nats."""
+        training = model.training
+        model.eval()
+        right, loss, count = 0.0, 0.0, 0
+        with torch.no_grad():
+            for rows in split_rows(data.tensors, self.physical_batches(name)):
+                losses, targets, hits = token_losses(model, *take(data.tensors, rows), hits=True)
+                right, loss, count = right + hits.sum().item(), loss + losses.sum().item(), count + int(targets.sum())
+        model.train(training)
+        return Scores(right / count, loss / count)
+
+    def outputs(self, model: nn.Module, name: str | None = None) -> list[str] | None:
+        """The sentence for each meaning representation of the test part; None for documents."""
+        texts = self.load()
+        if isinstance(texts, Documents):
+            return None
+        from hyfreedp.experiments.tasks.generation import generate
+
+        tokenizer = self.architecture(name).tokenizer()
+        return generate(model, tokenizer, [meaning for meaning, _ in texts.test])
+
+
+def lengths(batch: Batch) -> Tensor:
+    """Tokens of each sequence up to its last target, shape (B,), int64."""
+    _, labels = batch
+    positions = torch.arange(1, labels.shape[1] + 1, device=labels.device)
+    return ((labels != IGNORED) * positions).amax(dim=1) if labels.numel() else labels.new_zeros(len(labels))
+
+
+def token_losses(model: nn.Module, tokens: Tensor, labels: Tensor, *, hits: bool = False) -> tuple[Tensor, ...]:
+    """Cross-entropy of every target token in nats, zero elsewhere.
+
+    Args:
+        model: a causal language model of transformers.
+        tokens, labels: shape (B, L); columns behind the last target are left out, and no logits are computed for
+            columns before the first.
+        hits: whether to say which targets are the most probable token.
+
+    Returns:
+        Losses, float32, which positions are targets, and the hits if asked for; all of one shape (B, T).
+    """
+    device = next(model.parameters()).device
+    columns = (labels != IGNORED).any(dim=0).nonzero()
+    first, last = int(columns[0]), int(columns[-1])
+    tokens, labels = tokens[:, :last].to(device), labels[:, first : last + 1].to(device)
+    logits = model(input_ids=tokens, use_cache=False, logits_to_keep=last - first + 1).logits.float()
+    losses = F.cross_entropy(logits.transpose(1, 2), labels, ignore_index=IGNORED, reduction="none")
+    targets = labels != IGNORED
+    return (losses, targets, (logits.argmax(dim=2) == labels) & targets) if hits else (losses, targets)
+
+
+@cache
+def _records(task: LanguageTask, evaluation: Evaluation, model: str) -> tuple[Records, Records]:
+    from hyfreedp.experiments.data.encoding import encode_documents, encode_pairs
+
+    architecture = LANGUAGE_MODELS[model]
+    tokenizer = architecture.tokenizer()
+    texts = task.load()
+    cut = len(texts.train) if evaluation == "test" else texts.validation_start
+
+    def encoded(part: list[Any], **how: bool) -> Records:
+        encode: Callable[..., Batch] = encode_documents if isinstance(texts, Documents) else encode_pairs
+        return Records(*encode(tokenizer, part, architecture.context_length, **how))
+
+    held_out: list[Any]
+    if evaluation == "validation":
+        held_out = texts.train[cut:]
+    elif isinstance(texts, Documents):
+        held_out = texts.test
+    else:
+        held_out = [Pair(meaning, reference) for meaning, references in texts.test for reference in references]
+    # One reference of E2E's tests is longer than our small model's context.
+    how = {} if isinstance(texts, Documents) else {"cut": True}
+    return encoded(texts.train[:cut]), encoded(held_out[: task.scored], **how)
+
+
+@cache
+def read_documents(source: str) -> Documents:
+    """The documents of a file or data set: in one fixed random order, the last tenth of them for the test.
+
+    Raises:
+        ValueError: there are fewer than two batches of them.
+    """
+    documents = documents_from(source)
+    size = len(documents) - len(documents) // TEST_SHARE
+    if size < 2 * DOCUMENT_BATCH:
+        raise ValueError(
+            f"source {source!r} has {len(documents)} documents, of which {size} would train: private training needs at "
+            f"least {2 * DOCUMENT_BATCH}, two batches"
+        )
+    order = np.random.default_rng(0).permutation(len(documents))
+    shuffled = [documents[index] for index in order]
+    return Documents(shuffled[:size], shuffled[size:], size * 4 // 5, source)
+
+
+@cache
+def read_reports() -> Documents:
+    """Short synthetic reports of the private domain, see :mod:`hyfreedp.experiments.data.grammar`."""
+    reports = documents("private", REPORTS + TEST_REPORTS, REPORTS_SEED)
+    return Documents(reports[:REPORTS], reports[REPORTS:], REPORTS * 4 // 5, "synthetic: reports of a grammar")
+
+
+read_e2e, read_restaurants = cache(e2e), cache(restaurants)
+
+
+@cache
+def with_few_tests(read: Callable[[], TableToText], meanings: int) -> TableToText:
+    """The same with its first test meanings only: to write a sentence takes longer than a step."""
+    texts = read()
+    return replace(texts, test=texts.test[:meanings])
+
+
+def _small(
+    title: str,
+    models: tuple[str, ...],
+    size: int,
+    load: Callable[[], Any],
+    *,
+    takes_source: bool = False,
+) -> LanguageTask:
+    return LanguageTask(title, models, size, SMALL_BATCH, SMALL_STEPS, size**-1.1, load, SCORED, takes_source)
+
+
+_OWN = ("gpt2_sentences", "gpt2_tiny")
+_LARGE = ("gpt2_small_sentences", "gpt2", "gpt2_small")
+LANGUAGE_TASKS = {
+    "restaurants": _small(
+        f"restaurants (synthetic, {RESTAURANTS_TRAIN:,} pairs)", _OWN + _LARGE, RESTAURANTS_TRAIN, read_restaurants
+    ),
+    "restaurants_few": _small(
+        f"restaurants, few tests ({RESTAURANTS_TRAIN:,} pairs)",
+        _OWN + _LARGE,
+        RESTAURANTS_TRAIN,
+        partial(with_few_tests, read_restaurants, FEW_RESTAURANTS),
+    ),
+    "e2e_short": _small(
+        f"E2E, short runs ({E2E_TRAIN:,} pairs)",
+        _OWN + _LARGE,
+        E2E_TRAIN,
+        partial(with_few_tests, read_e2e, FEW_E2E),
+    ),
+    "e2e": LanguageTask(
+        f"E2E ({E2E_TRAIN:,} pairs)",
+        (*_LARGE, *_OWN, "gpt2_sentences_fused"),
+        train_size=E2E_TRAIN,
+        batch_size=E2E_BATCH,
+        steps=E2E_EPOCHS * math.ceil(E2E_TRAIN / E2E_BATCH),
+        delta=E2E_TRAIN**-1.1,
+        load=read_e2e,
+        evaluations=5,
+    ),
+    "reports": _small(
+        f"reports (synthetic, {REPORTS:,} documents)",
+        ("llama_sentences", "llama_tiny", "llama2_7b"),
+        REPORTS,
+        read_reports,
+        takes_source=True,
+    ),
+}

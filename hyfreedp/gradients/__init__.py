@@ -1,0 +1,42 @@
+"""Per-sample gradient clipping: the rules that clip, and the engine that sums."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from hyfreedp.gradients.batch_norm import replace_batch_norm
+from hyfreedp.gradients.bookkeeping import GradientEngine
+from hyfreedp.gradients.clipping import AbadiClipping, AutomaticClipping, Clipping, NoClipping
+from hyfreedp.gradients.validate import check_module
+
+__all__ = [
+    "AbadiClipping",
+    "AutomaticClipping",
+    "Clipping",
+    "GradientEngine",
+    "NoClipping",
+    "check_module",
+    "make_engine",
+    "replace_batch_norm",
+]
+
+
+def make_engine(module: nn.Module, clipping: Clipping, *, views: int = 1) -> GradientEngine:
+    """A gradient engine for ``module``, which stays as it is.
+
+    Activation (gradient) checkpointing works if it is non-reentrant: by ``torch.utils.checkpoint.checkpoint(layer, x,
+    use_reentrant=False)`` in the model, or for transformers by ``model.gradient_checkpointing_enable(
+    gradient_checkpointing_kwargs={"use_reentrant": False})``. It saves most where few weights are trained, as with
+    LoRA. Of a trained weight that is larger than its input and output per sample, these two are kept until all norms
+    are known.
+
+    Args:
+        module: the model, in train mode, with its final choice of trainable parameters.
+        clipping: ``AutomaticClipping()``, ``AbadiClipping(threshold)`` or ``NoClipping()``.
+        views: of each sample, which the model is given one after the other: K B rows for B losses.
+
+    Raises:
+        ValueError: the module cannot be privatised (see ``check_module``).
+    """
+    check_module(module)
+    return GradientEngine(module, clipping, views)

@@ -1,0 +1,91 @@
+"""``torch.nn.functional.multi_head_attention_forward`` with the samples in dimension 0.
+
+PyTorch's moves them to dimension 1 and folds them with the tokens, where nobody can follow its projections.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def multi_head_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    embed_dim_to_check: int,
+    num_heads: int,
+    in_proj_weight: Any,
+    in_proj_bias: Tensor | None,
+    bias_k: Tensor | None,
+    bias_v: Tensor | None,
+    add_zero_attn: bool,
+    dropout_p: float,
+    out_proj_weight: Tensor,
+    out_proj_bias: Tensor | None,
+    training: bool = True,
+    key_padding_mask: Tensor | None = None,
+    need_weights: bool = True,
+    attn_mask: Tensor | None = None,
+    use_separate_proj_weight: bool = False,
+    q_proj_weight: Any = None,
+    k_proj_weight: Any = None,
+    v_proj_weight: Any = None,
+    static_k: Tensor | None = None,
+    static_v: Tensor | None = None,
+    average_attn_weights: bool = True,
+    is_causal: bool = False,
+) -> Any:
+    """The output (T, B, E) and, if asked for, the weights (B, T, S) or (B, H, T, S); arguments as in PyTorch.
+
+    Args:
+        query, key, value: (T, B, E), (S, B, ...), (S, B, ...).
+
+    Returns:
+        NotImplemented for tokens that are added (``add_bias_kv``, ``add_zero_attn``), keys given in the place of
+        projected ones, a causal hint without a mask, and inputs of one sample without its dimension.
+    """
+    added = add_zero_attn or any(t is not None for t in (bias_k, bias_v, static_k, static_v))
+    if added or query.dim() != 3 or (is_causal and attn_mask is None):
+        return NotImplemented
+    x, y, z = (t.transpose(0, 1) for t in (query, key, value))
+    if use_separate_proj_weight:
+        biases = (None, None, None) if in_proj_bias is None else in_proj_bias.chunk(3)
+        weights = (q_proj_weight, k_proj_weight, v_proj_weight)
+        q, k, v = (F.linear(t, w, b) for t, w, b in zip((x, y, z), weights, biases, strict=True))
+    elif query is key and key is value:
+        q, k, v = F.linear(x, in_proj_weight, in_proj_bias).chunk(3, -1)
+    else:  # the weight as it is, since the gradients of a part of it would have to be instantiated
+        q = F.linear(x, in_proj_weight, in_proj_bias).chunk(3, -1)[0]
+        _, k, v = F.linear(y, in_proj_weight, in_proj_bias).chunk(3, -1)
+        v = v if key is value else F.linear(z, in_proj_weight, in_proj_bias).chunk(3, -1)[2]
+    q, k, v = (t.unflatten(2, (num_heads, -1)).transpose(1, 2) for t in (q, k, v))
+    mask = None if attn_mask is None else _additive(attn_mask, q.dtype)
+    if mask is not None and mask.dim() == 3:
+        mask = mask.unflatten(0, (len(q), num_heads))
+    if key_padding_mask is not None:
+        padding = _additive(key_padding_mask, q.dtype)[:, None, None]
+        mask = padding if mask is None else mask + padding
+    dropout = dropout_p if training else 0.0
+    attended = None
+    if need_weights:
+        scores = (q / math.sqrt(q.shape[-1])) @ k.mT
+        attended = F.dropout((scores if mask is None else scores + mask).softmax(-1), dropout)
+        output = attended @ v
+        attended = attended.mean(1) if average_attn_weights else attended
+    else:
+        # PyTorch's takes the hint for the mask.
+        causal = is_causal and key_padding_mask is None
+        output = F.scaled_dot_product_attention(q, k, v, None if causal else mask, dropout, causal)
+    output = F.linear(output.transpose(1, 2).flatten(2), out_proj_weight, out_proj_bias)
+    # Laid out as PyTorch's, since a dropout after it draws in the order of memory.
+    return output.transpose(0, 1).contiguous(), attended
+
+
+def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """-inf where a boolean mask is true; another is added as it is."""
+    return mask if mask.dtype != torch.bool else torch.zeros_like(mask, dtype=dtype).masked_fill(mask, -math.inf)

@@ -1,0 +1,222 @@
+"""The gradient engine: per-sample gradients, clipped and summed (Alg. 1, line 4), in three ways.
+
+1. *Operations of layers* whose input and output have a sample's rows together: input and output gradient give each
+   sample's share of the norm, and the clipped sum is one product of both ("book-keeping", Bu et al. 2023; ghost norms,
+   Li et al. 2022). One backward pass computes all, and weight gradients only where they are the smaller.
+2. *Values made of parameters alone* (class tokens, positions, scales): where one meets an operand that needs a
+   gradient, which depends on samples, it has a copy for each sample, whose gradients are carried back to parameters.
+3. *Everything else* is computed one sample at a time, see :mod:`hyfreedp.gradients.one_by_one`: a batch in which a use
+   could not be verified; and the rest of the run, once a parameter is found in the graph of the losses that was not
+   followed, rows are not those of samples, or gradients disagree with autograd's.
+
+What is taken for samples is compared with autograd and with batches of another size before anything rests on it, see
+:mod:`hyfreedp.gradients.verify`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch import Tensor, nn
+
+from hyfreedp.data.batches import batch_length
+from hyfreedp.gradients import rules  # noqa: F401, which are found by their names
+from hyfreedp.gradients.clipping import Clipping
+from hyfreedp.gradients.one_by_one import OneByOne
+from hyfreedp.gradients.per_sample import norms_of
+from hyfreedp.gradients.recorder import Recorder, Seen
+from hyfreedp.gradients.validate import check_modes
+from hyfreedp.gradients.verify import verified_uses
+from hyfreedp.noise import NoiseGenerator
+from hyfreedp.running.devices import random_states, set_random_states
+
+PerSampleLoss = Callable[[Any], Tensor]
+
+_TRIALS = 3
+_TRAINED: WeakSet[nn.Module] = WeakSet()  # layers whose gradients an engine has computed
+
+
+class GradientEngine:
+    """Turns the per-sample losses of a model into sum_i c_i g_i.
+
+    The model is not wrapped or hooked: only while :meth:`add` computes losses its parameters are followed.
+
+    Args:
+        module: the model, in train mode, with its final choice of trainable parameters.
+        clipping: turns per-sample norms into factors c_i.
+        views: rows in dimension 0 that each sample has, one after the other, and whose gradients it adds up.
+
+    Attributes:
+        norms: of all samples since :meth:`clear`. *Not* private.
+        signs: chooses samples, signs and perturbed weights of comparisons. Where it is known, records can be chosen
+            whose errors cancel: the optimizer puts a secret one here at each step, of the run's own, so that a step
+            made again draws the same.
+        recorder: follows the parameters.
+        together: whether the last batch was computed together, rather than one sample at a time.
+        verified: uses of parameters that agreed with autograd.
+    """
+
+    def __init__(self, module: nn.Module, clipping: Clipping, views: int = 1) -> None:
+        self.module, self.clipping, self.views = module, clipping, views
+        self.norms: list[Tensor] = []
+        self.signs = NoiseGenerator(0)
+        self.recorder = Recorder(module, views)
+        self.verified: set[Seen] = set()
+        self._one_by_one = OneByOne(self)
+        self._sums: dict[nn.Parameter, Tensor] = {}
+        self._told, self._unseen = False, 0
+        self.together = True
+
+    @property
+    def slow(self) -> str | None:
+        """Why the rest of the run computes one sample at a time; None while it need not. Set where a run goes on."""
+        return self.recorder.lost
+
+    @slow.setter
+    def slow(self, reason: str | None) -> None:
+        self.recorder.lost, self._told = reason, reason is not None
+
+    def add(
+        self, loss: PerSampleLoss, batch: Any, weights: Tensor | None = None, *, alone: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Add sum_i w_i c_i g_i of a physical batch to the clipped sums.
+
+        A parameter that the losses do not depend on gets zeros. A sample whose gradient is not finite contributes
+        exactly zero.
+
+        Args:
+            loss: maps a batch, or samples of it, to losses of shape (B,), each of its own sample.
+            batch: samples are dimension 0 of every tensor. May be empty.
+            weights: w_i in [0, 1], shape (B,), on the losses' device; all 1 if None. They scale what is clipped
+                already, so that the sensitivity stays that of the clipping.
+            alone: one sample at a time, and nothing else.
+
+        Returns:
+            The losses and the norms ||g_i|| over all trainable parameters together, both of shape (B,), the latter
+            inf where not finite. They are *not* private.
+
+        Raises:
+            ValueError: losses depend on other samples or on no parameter, or a layer has come to mix samples.
+
+        Warns:
+            UserWarning: once, if this and later batches are computed one sample at a time.
+        """
+        check_modes(self.module)
+        _TRAINED.update(_layers(self.module))
+        device = next(self.module.parameters()).device
+        if batch_length(batch) == 0:
+            none = torch.zeros(0, dtype=torch.float64, device=device)
+            return none, none
+        found, states = None, random_states(device)
+        if not alone and self.slow is None:
+            if not self.verified:
+                self.verify(loss, batch, self.signs.child("first"))
+            found = self._together(loss, batch, weights)
+            if found is None:  # uses that no comparison has seen, as of a layer that is skipped at random
+                self.verify(loss, batch, self.signs.child("again"))
+                set_random_states(device, states)
+                found = self._together(loss, batch, weights)
+                self._count_unseen()
+        self.together = found is not None
+        if found is None:
+            if not alone:
+                self._tell()
+            set_random_states(device, states)
+            found = self._one_by_one.add(loss, batch, weights, chunks=not alone)
+        self.norms.append(found[1])
+        return found
+
+    def losses(self, loss: PerSampleLoss, batch: Any, *, together: bool | None = None, alone: bool = False) -> Tensor:
+        """Losses (B,) without gradients, computed as by :meth:`add`: together (as last, if None) or one at a time."""
+        together = self.together if together is None else together
+        with torch.no_grad():
+            return loss(batch) if together else self._one_by_one.losses(loss, batch, chunks=not alone)
+
+    def verify(self, loss: PerSampleLoss, batch: Any, generator: NoiseGenerator) -> bool:
+        """Compare a few samples of a batch with autograd, see :mod:`hyfreedp.gradients.verify`.
+
+        Returns:
+            Whether something was compared, or need not be, since samples are computed one at a time.
+
+        Raises:
+            ValueError: losses depend on other samples, or on no parameter.
+        """
+        if self.slow is not None:
+            return True
+        seen = verified_uses(self.recorder, self.clipping, loss, batch, generator)
+        self.verified |= seen
+        if seen:
+            self.recorder.samples = {use.parameter for use in self.verified if use.how.startswith("input")}
+        return bool(seen) or self.slow is not None
+
+    def add_to(self, p: nn.Parameter, addend: Tensor) -> None:
+        """Add to the clipped sum of ``p``, float32 or wider."""
+        if p in self._sums:
+            self._sums[p].add_(addend)
+        else:
+            self._sums[p] = addend.to(_wide(p)).contiguous()
+
+    def clipped_sums(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+        """What :meth:`add` has added up for each parameter since :meth:`clear`, float32 or wider; zeros for none."""
+        return [self._sums[p] if p in self._sums else torch.zeros_like(p, dtype=_wide(p)) for p in parameters]
+
+    def clear(self) -> None:
+        """Forget sums and norms, which are raw."""
+        self._sums.clear()
+        self.norms.clear()
+
+    def _count_unseen(self) -> None:
+        """Give up after a few batches in which a use of a parameter had no gradient by which to verify it."""
+        unseen = sorted({use.parameter for use in self.recorder.dead & self.recorder.seen} if self.slow is None else ())
+        self._unseen += bool(unseen)
+        if self._unseen > _TRIALS:
+            self.recorder.lose(f"no gradient of the first batches tells whose are the rows that meet {unseen[0]!r}")
+
+    def _tell(self) -> None:
+        if self.slow is not None and not self._told:
+            self._told = True
+            warnings.warn(
+                f"gradients are computed one sample at a time from now on, which is exact and slow, since {self.slow}. "
+                "A step takes as many small forward and backward passes as the batch has samples, or fewer where "
+                "torch.func.vmap computes the model. If layers before it are frozen, let their output require a "
+                "gradient (transformers: model.enable_input_require_grads()). See docs/models.md",
+                stacklevel=5,
+            )
+
+    def _together(self, loss: PerSampleLoss, batch: Any, weights: Tensor | None) -> tuple[Tensor, Tensor] | None:
+        """Losses and norms of a batch whose clipped gradients were added; None if its pass cannot be relied on."""
+        if self.slow is not None:
+            return None
+        recorder = self.recorder
+        with recorder.following(batch_length(batch)):
+            losses = loss(batch)
+        gradients = recorder.per_sample_gradients(losses, verified=self.verified)
+        if gradients is None:
+            return None
+        norms = norms_of(gradients.values(), losses)
+        factors, finite = self.clipping.factors(norms), norms.isfinite()
+        if weights is not None:
+            factors = factors * weights.to(factors.dtype)
+        whole = bool(finite.all())
+        for p in list(gradients) if whole or bool(finite.any()) else ():  # popped: freed once used
+            each = gradients.pop(p)  # 0 * NaN is NaN: such samples are left out rather than multiplied by 0
+            self.add_to(p, (each if whole else each.select(finite)).weighted_sum(factors if whole else factors[finite]))
+        return losses.detach(), norms
+
+
+def trained_before(module: nn.Module) -> bool:
+    """Whether an engine has computed gradients of one of its layers in this process."""
+    return any(layer in _TRAINED for layer in _layers(module))
+
+
+def _layers(module: nn.Module) -> list[nn.Module]:
+    """Those with trainable parameters of their own."""
+    return [m for m in module.modules() if any(p.requires_grad for p in m.parameters(recurse=False))]
+
+
+def _wide(p: nn.Parameter) -> torch.dtype:
+    return torch.promote_types(p.dtype, torch.float32)

@@ -1,0 +1,92 @@
+"""Per-sample gradients of convolution weights: sums over the T output positions of input patches times g."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from math import ceil, prod
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
+
+from hyfreedp.gradients.per_sample import Instantiated, PerSampleGradients, gram_norms, prefers_factors, widened
+from hyfreedp.running.devices import exact_convolutions
+
+
+def convolution(
+    x: Tensor, g: Tensor, shape: torch.Size, stride: Any, padding: Any, dilation: Any, groups: int
+) -> PerSampleGradients:
+    """Gradients of a weight of ``shape`` (P, C / groups, ...) from its input x (B, C, ...) and g (B, P, ...)."""
+    stride, dilation = (_each(value, len(shape) - 2) for value in (stride, dilation))
+    if isinstance(padding, str):  # "same" may pad one side more than the other
+        both = [d * (k - 1) if padding == "same" else 0 for d, k in zip(dilation, shape[2:], strict=True)]
+        x = F.pad(x, [side for total in reversed(both) for side in (total // 2, total - total // 2)])
+        padding = 0
+    factors = ConvolutionFactors(x, g, shape, stride, _each(padding, len(shape) - 2), dilation, groups)
+    keep = prefers_factors(prod(g.shape[2:]), shape[0] // groups, prod(shape[1:])) and g.dim() < 5  # no volume unfolds
+    return factors if keep else Instantiated(factors.instantiate())
+
+
+class ConvolutionFactors(PerSampleGradients):
+    """The gradients as input x and output gradient g of one convolution, whose (larger) patches are not kept."""
+
+    def __init__(
+        self,
+        x: Tensor,
+        g: Tensor,
+        shape: torch.Size,
+        stride: tuple[int, ...],
+        padding: tuple[int, ...],
+        dilation: tuple[int, ...],
+        groups: int,
+    ) -> None:
+        self.x, self.g, self.shape, self.groups = x, g, shape, groups
+        self.stride, self.padding, self.dilation = stride, padding, dilation
+
+    @cached_property
+    def squared_norms(self) -> Tensor:
+        # Patches repeat the input up to kernel-size times: take so few samples at once that they stay near its size.
+        chunk = ceil(len(self.x) / prod(self.shape[2:]))
+        norms = []
+        for x, g in zip(self.x.split(chunk), self.g.split(chunk), strict=True):
+            patches = self._patches(x)
+            left = g.reshape(len(g) * self.groups, -1, patches.shape[-1])
+            right = patches.reshape(len(g) * self.groups, -1, patches.shape[-1])
+            norms.append(gram_norms(left.mT, right.mT).view(-1, self.groups).sum(1))
+        return torch.cat(norms)
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        x, g = widened(self.x), widened(self.g)
+        g = g * weights.to(g.dtype).view(-1, *[1] * (g.dim() - 1))
+        return self._weight_gradient(x, g, self.groups)
+
+    def instantiate(self) -> Tensor:
+        # All samples side by side as channels of one convolution, in which each sample is a group of its own.
+        x, g = self.x.flatten(0, 1).unsqueeze(0), self.g.flatten(0, 1).unsqueeze(0)
+        return self._weight_gradient(x, g, len(self.x) * self.groups).unflatten(0, (len(self.x), -1))
+
+    def select(self, samples: Tensor) -> ConvolutionFactors:
+        geometry = (self.shape, self.stride, self.padding, self.dilation, self.groups)
+        return ConvolutionFactors(self.x[samples], self.g[samples], *geometry)
+
+    def _weight_gradient(self, x: Tensor, g: Tensor, groups: int) -> Tensor:
+        gradient = {3: conv1d_weight, 4: conv2d_weight, 5: conv3d_weight}[g.dim()]
+        shape = (g.shape[1], *self.shape[1:])
+        with exact_convolutions():  # as the norms are
+            return gradient(x, shape, g, self.stride, self.padding, self.dilation, groups)
+
+    def _patches(self, x: Tensor) -> Tensor:
+        """(n, C, ...) to (n, C * kernel, T)."""
+        geometry = (tuple(self.shape[2:]), self.dilation, self.padding, self.stride)
+        if x.dim() == 4:
+            return F.unfold(x, *geometry)
+        kernel, dilation, padding, stride = ((one, *each) for one, each in zip((1, 1, 0, 1), geometry, strict=True))
+        return F.unfold(x.unsqueeze(2), kernel, dilation, padding, stride)
+
+
+def _each(value: Any, dimensions: int) -> tuple[int, ...]:
+    """One number for each dimension."""
+    numbers = tuple(value) if isinstance(value, (tuple, list)) else (value,)
+    return numbers if len(numbers) == dimensions else numbers * dimensions

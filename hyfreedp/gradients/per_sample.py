@@ -1,0 +1,271 @@
+"""The per-sample gradients of one parameter, in the cheapest form that still knows their norms and weighted sums.
+
+For a weight that multiplies T vectors per sample, sample i's gradient is a sum of T outer products. Its norm follows
+from the two T x T Gram matrices without forming it (Goodfellow 2015 for T = 1, the "ghost norm" of Li et al. 2022 for
+T > 1), and sum_i c_i g_i is one matrix product over all samples and tokens ("book-keeping", Bu et al. 2023). Where T is
+large the gradient itself is smaller than its factors, and then it is kept instead.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from functools import cached_property, reduce
+from math import prod
+
+import torch
+from torch import Tensor
+
+
+class PerSampleGradients(ABC):
+    """Gradients g_1 ... g_B of one parameter of shape S."""
+
+    @property
+    @abstractmethod
+    def squared_norms(self) -> Tensor:
+        """||g_i||^2, shape (B,), float32 or wider."""
+
+    @abstractmethod
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        """sum_i weights_i g_i for weights of shape (B,); the result has shape S and is float32 or wider.
+
+        Weights, products and the sum are of that width too: rounded to half precision, a sum of many samples would move
+        by several times what one of them contributes.
+        """
+
+    @abstractmethod
+    def instantiate(self) -> Tensor:
+        """All gradients, shape (B, *S)."""
+
+    @abstractmethod
+    def select(self, samples: Tensor) -> PerSampleGradients:
+        """The gradients of the samples chosen by a boolean mask of shape (B,)."""
+
+
+class Instantiated(PerSampleGradients):
+    """The gradients themselves, shape (B, *S)."""
+
+    def __init__(self, gradients: Tensor) -> None:
+        self.gradients = gradients
+
+    @cached_property
+    def squared_norms(self) -> Tensor:
+        return _squared_norms(self._flat())
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        flat = widened(self._flat())
+        return (weights.to(flat.dtype) @ flat).view(self.gradients.shape[1:])
+
+    def instantiate(self) -> Tensor:
+        return self.gradients
+
+    def select(self, samples: Tensor) -> Instantiated:
+        return Instantiated(self.gradients[samples])
+
+    def _flat(self) -> Tensor:
+        return self.gradients.reshape(len(self.gradients), prod(self.gradients.shape[1:]))
+
+
+class OuterProducts(PerSampleGradients):
+    """g_i = sum_t left_it right_it^T, from left (B, T, p) and right (B, T, d); the parameter has shape (p, d)."""
+
+    def __init__(self, left: Tensor, right: Tensor) -> None:
+        self.left, self.right = left, right
+
+    @cached_property
+    def squared_norms(self) -> Tensor:
+        return gram_norms(self.left, self.right)
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        left, right = widened(self.left), widened(self.right)
+        weights = weights.to(left.dtype)[:, None, None]
+        if left.numel() < right.numel():
+            left = left * weights
+        else:
+            right = right * weights
+        return left.flatten(0, 1).T @ right.flatten(0, 1)
+
+    def instantiate(self) -> Tensor:
+        return self.left.mT @ self.right
+
+    def select(self, samples: Tensor) -> OuterProducts:
+        return OuterProducts(self.left[samples], self.right[samples])
+
+
+class EmbeddingRows(PerSampleGradients):
+    """g_i adds rows (B, T, d) at positions ids (B, T) of a table of shape (entries, d); none at the padding's entry."""
+
+    def __init__(self, ids: Tensor, rows: Tensor, entries: int, padding: int | None = None) -> None:
+        self.ids, self.entries = ids, entries
+        self.rows = rows if padding is None else rows.masked_fill((ids == padding)[..., None], 0)
+
+    @cached_property
+    def squared_norms(self) -> Tensor:
+        batch, width = self.ids.shape[0], self.rows.shape[-1]
+        samples = torch.arange(batch, device=self.ids.device)
+        # A token that occurs twice in a sample gets the sum of its rows: add up by (sample, token) pair first. There is
+        # room for as many pairs as there are tokens, since to count them would wait for the device.
+        pairs, order = (self.ids + self.entries * samples[:, None]).flatten().sort()
+        numbers = (pairs.diff(prepend=pairs[:1]) != 0).cumsum(0)
+        inverse, owners = torch.empty_like(order), torch.zeros_like(order)
+        inverse[order], owners[numbers] = numbers, pairs // self.entries
+        sums = widened(self.rows).new_zeros(len(pairs), width)
+        sums.index_add_(0, inverse, widened(self.rows).flatten(0, 1))
+        norms = sums.new_zeros(batch)
+        return norms.index_add_(0, owners, _squared_norms(sums))
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        rows = widened(self.rows)
+        rows = rows * weights.to(rows.dtype)[:, None, None]
+        table = rows.new_zeros(self.entries, rows.shape[-1])
+        return table.index_add_(0, self.ids.flatten(), rows.flatten(0, 1))
+
+    def instantiate(self) -> Tensor:
+        tables = self.rows.new_zeros(len(self.ids), self.entries, self.rows.shape[-1])
+        return tables.scatter_add_(1, self.ids[..., None].expand_as(self.rows), self.rows)
+
+    def select(self, samples: Tensor) -> EmbeddingRows:
+        return EmbeddingRows(self.ids[samples], self.rows[samples], self.entries)
+
+
+class TiedTable(PerSampleGradients):
+    """A table used both to embed and to compute logits: the sum of an ``EmbeddingRows`` and an ``OuterProducts``."""
+
+    def __init__(self, embedding: EmbeddingRows, head: OuterProducts) -> None:
+        self.embedding, self.head = embedding, head
+
+    @cached_property
+    def squared_norms(self) -> Tensor:
+        ids, rows, left, right = self.embedding.ids, self.embedding.rows, self.head.left, self.head.right
+        # <head_i, embedding_i> = sum_ts left_it[id_is] <right_it, row_is>
+        picked = left.gather(2, ids[:, None, :].expand(-1, left.shape[1], -1))
+        cross = (widened(picked) * (widened(right) @ widened(rows).mT)).sum((1, 2))
+        sizes = [_squared_norms(widened(t).flatten(1)) for t in (left, right, rows)]
+        rounding = _rounding(widened(left), widened(right)) * (sizes[0] * sizes[1] * sizes[2] * rows.shape[1]).sqrt()
+        return self.embedding.squared_norms + self.head.squared_norms + 2 * (cross + rounding)
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        return self.embedding.weighted_sum(weights) + self.head.weighted_sum(weights)
+
+    def instantiate(self) -> Tensor:
+        return self.embedding.instantiate() + self.head.instantiate()
+
+    def select(self, samples: Tensor) -> TiedTable:
+        return TiedTable(self.embedding.select(samples), self.head.select(samples))
+
+
+def products(left: Tensor, right: Tensor) -> PerSampleGradients:
+    """sum_t left_it right_it^T from left (B, ..., p) and right (B, ..., d), in the better form."""
+    left, right = _tokens(left), _tokens(right)
+    factors = OuterProducts(left, right)
+    keep = prefers_factors(left.shape[1], left.shape[2], right.shape[2])
+    return factors if keep else Instantiated(factors.instantiate())
+
+
+def prefers_factors(tokens: int, p: int, d: int) -> bool:
+    """Whether to keep T = ``tokens`` pairs of vectors (p and d long) rather than their product (p, d).
+
+    One comparison settles memory and arithmetic together: T (p + d) numbers to keep against p d, and T^2 (p + d)
+    multiplications for the Gram matrices against T p d for the product.
+    """
+    return tokens == 1 or tokens * (p + d) < p * d
+
+
+def add_uses(uses: Sequence[PerSampleGradients]) -> PerSampleGradients:
+    """The gradients of a parameter that one forward pass used several times: each sample's uses add up.
+
+    Products of one use follow those of another like further tokens of a longer sequence.
+    """
+    if len(uses) == 1:
+        return uses[0]
+    heads = [use for use in uses if isinstance(use, OuterProducts)]
+    embeddings = [use for use in uses if isinstance(use, EmbeddingRows)]
+    parts = [use for use in uses if not isinstance(use, (OuterProducts, EmbeddingRows))]
+    if heads:
+        parts.append(products(torch.cat([h.left for h in heads], 1), torch.cat([h.right for h in heads], 1)))
+    if embeddings:
+        ids, rows = torch.cat([e.ids for e in embeddings], 1), torch.cat([e.rows for e in embeddings], 1)
+        parts.append(EmbeddingRows(ids, rows, embeddings[0].entries))
+    match parts:
+        case [single]:
+            return single
+        case [OuterProducts() as head, EmbeddingRows() as embedding]:
+            return TiedTable(embedding, head)
+    return Instantiated(reduce(torch.add, (part.instantiate() for part in parts)))
+
+
+def join_views(gradients: PerSampleGradients, views: int) -> PerSampleGradients:
+    """Gradients of rows, ``views`` of which belong to one sample and follow each other, added up to the samples'."""
+    if views == 1:
+        return gradients
+    if isinstance(gradients, OuterProducts):
+        return products(gradients.left.unflatten(0, (-1, views)), gradients.right.unflatten(0, (-1, views)))
+    if isinstance(gradients, EmbeddingRows):
+        ids, rows = (t.unflatten(0, (-1, views)).flatten(1, 2) for t in (gradients.ids, gradients.rows))
+        return EmbeddingRows(ids, rows, gradients.entries)
+    return Instantiated(widened(gradients.instantiate()).unflatten(0, (-1, views)).sum(1))
+
+
+def norms_of(gradients: Iterable[PerSampleGradients], losses: Tensor) -> Tensor:
+    """||g_i|| over several parameters together, shape (B,), float32 or wider, inf where not finite."""
+    zeros = torch.zeros_like(losses, dtype=torch.promote_types(losses.dtype, torch.float32))
+    squared = sum((g.squared_norms for g in gradients), start=zeros)
+    # Rounding may leave a tiny negative square; an overflow or NaN makes the norm inf and the factor 0.
+    return squared.clamp(min=0).sqrt().nan_to_num(nan=torch.inf, posinf=torch.inf).detach()
+
+
+def gram_norms(left: Tensor, right: Tensor) -> Tensor:
+    """||sum_t left_it right_it^T||^2 from left (N, T, p) and right (N, T, d); shape (N,), float32 or wider.
+
+    Never understated, since the factor would then be too large: what rounding may have lost is added. It is nothing
+    beside the norm unless tokens cancel or numbers are near the ends of their type.
+    """
+    left, right = widened(left), widened(right)
+    if left.shape[1] == 1:
+        lefts, rights = _squared_norms(left[:, 0]), _squared_norms(right[:, 0])
+        return lefts * rights + _underflow(left, lefts, right, rights)
+    products_left, products_right = left @ left.mT, right @ right.mT
+    lefts, rights = _trace(products_left), _trace(products_right)
+    rounding = _rounding(left, right) * lefts * rights
+    return (products_left * products_right).sum((1, 2)).clamp(min=0) + rounding + _underflow(left, lefts, right, rights)
+
+
+def _rounding(left: Tensor, right: Tensor) -> float:
+    """Relative error of a product of inner products: eight standard deviations of as many independent roundings."""
+    return 4 * (left.shape[2] ** 0.5 + right.shape[2] ** 0.5) * torch.finfo(left.dtype).eps
+
+
+def _underflow(left: Tensor, lefts: Tensor, right: Tensor, rights: Tensor) -> Tensor:
+    """What may be missing from the product of two squared norms because squares of tiny numbers are zero."""
+    tiny = torch.finfo(left.dtype).tiny
+    return left[0].numel() * tiny * rights + right[0].numel() * tiny * lefts
+
+
+def widened(t: Tensor) -> Tensor:
+    """In float32, or wider if it is."""
+    return t.to(torch.promote_types(t.dtype, torch.float32))
+
+
+def sum_tokens(t: Tensor, kept: int) -> Tensor:
+    """(B, ..., *S) to (B, *S), where S has ``kept`` dimensions; sums are float32 or wider."""
+    dims = tuple(range(1, t.dim() - kept))
+    return widened(t).sum(dims) if dims else t
+
+
+def sum_positions(t: Tensor) -> Tensor:
+    """(B, C, ...) to (B, C); sums are float32 or wider."""
+    return widened(t).flatten(2).sum(2) if t.dim() > 2 else t
+
+
+def _trace(matrices: Tensor) -> Tensor:
+    return matrices.diagonal(dim1=1, dim2=2).sum(1)
+
+
+def _tokens(x: Tensor) -> Tensor:
+    """(B, ..., d) to (B, T, d)."""
+    return x.unsqueeze(1) if x.dim() == 2 else x.flatten(1, -2)
+
+
+def _squared_norms(x: Tensor) -> Tensor:
+    """Of the rows of (N, d), shape (N,), summed in float32 or wider."""
+    return torch.linalg.vector_norm(x, dim=1, dtype=torch.promote_types(x.dtype, torch.float32)).square()

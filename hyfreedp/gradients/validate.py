@@ -1,0 +1,86 @@
+"""What no engine can privatise: layers whose output for one sample depends on the others."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+from hyfreedp.running.checks import listed
+from hyfreedp.running.devices import rounds_products
+
+_RUNNING = ("running_mean", "running_var")
+
+
+def check_module(module: nn.Module) -> None:
+    """Refuse a module whose training cannot be made private.
+
+    A frozen batch norm in eval mode is a fixed affine map and passes. It must stay in eval mode while training, which
+    ``model.train()`` ends: :func:`check_modes` is asked again at every step.
+
+    Raises:
+        ValueError: naming every offending layer with the fix, or saying that nothing is trainable; or float32 products
+            are set to be rounded.
+    """
+    problems = _problems(module)
+    if not any(p.requires_grad for p in module.parameters()):
+        problems.append("no parameter is trainable: set requires_grad on those to train")
+    if problems:
+        raise ValueError("this module cannot be trained privately: " + listed(problems))
+
+
+def check_modes(module: nn.Module) -> None:
+    """Refuse what can become such as :func:`check_module` refuses after the first step, and has.
+
+    Raises:
+        ValueError: naming layers with the fix; or float32 products are set to be rounded.
+    """
+    if problems := _problems(module):
+        told = listed(problems)
+        raise ValueError(
+            f"the model has changed since training began: {told}. After model.train() call .eval() of such layers again"
+        )
+
+
+def _problems(module: nn.Module) -> list[str]:
+    if rounds_products():
+        raise ValueError(
+            "torch is set to round the factors of float32 products (TF32, bfloat16), so that a clipped gradient may be "
+            "larger than its norm says: call torch.set_float32_matmul_precision('highest'), and leave fp32_precision "
+            "of torch.backends at 'none' or 'ieee'; autocast is not concerned"
+        )
+    return [
+        f"layer {name!r} ({type(layer).__name__}) {problem}"
+        for name, layer in module.named_modules()
+        if (problem := _problem(layer))
+    ]
+
+
+def is_constant_batch_norm(layer: _BatchNorm) -> bool:
+    """Whether a batch normalisation is a fixed affine map: in eval mode, with frozen weights."""
+    frozen = not any(p.requires_grad for p in layer.parameters())
+    return frozen and layer.track_running_stats and not layer.training
+
+
+def _problem(layer: nn.Module) -> str | None:
+    if isinstance(layer, _InstanceNorm):
+        if layer.track_running_stats:
+            return "keeps running statistics of the data without noise: set track_running_stats=False"
+    elif isinstance(layer, _BatchNorm):
+        if not is_constant_batch_norm(layer):
+            return (
+                "normalises each sample by the others in its batch: call hyfreedp.replace_batch_norm(model) before the "
+                "optimizer is made, or freeze it and keep it in eval mode"
+            )
+    elif "FrozenBatchNorm" in type(layer).__name__:  # of torchvision, timm, transformers: constants, as buffers
+        return None
+    elif any(getattr(layer, name, None) is not None for name in _RUNNING) and layer.training:
+        return "keeps running statistics of the data without noise: replace it, or keep it in eval mode"
+    elif isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) and layer.max_norm is not None:
+        return "renormalises the rows that the batch looks up, also where it is frozen: set max_norm=None"
+    elif isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) and layer.weight.requires_grad:
+        if layer.scale_grad_by_freq:
+            return "divides gradients by counts over the batch: set scale_grad_by_freq=False"
+        if layer.sparse:
+            return "has sparse gradients, which cannot hold noise: set sparse=False"
+    return None

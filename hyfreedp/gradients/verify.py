@@ -1,0 +1,176 @@
+"""What is taken for samples, compared with batches of another size and with autograd, before it is relied on.
+
+A few samples of the batch are computed twice: as they are, and with a copy of one of them. The rows of samples grow
+with the batch, and other dimensions do not: a tensor of T tokens that has as many rows as samples by accident shows.
+Then, for secret random weights of both signs, the weighted sum of per-sample gradients must be autograd's. Both at the
+weights as they are and at perturbed weights, which opens gates that hide gradients (LayerScale, LoRA's B).
+
+Clipping bounds nothing if a sample moves the losses of others: that is looked for too, and refused, see
+:mod:`hyfreedp.gradients.dependence`. Where gradients disagree though samples do not mix, the model was misread: then
+it is computed one sample at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hyfreedp.data.batches import batch_length, take
+from hyfreedp.gradients.autograd import weighted_gradients
+from hyfreedp.gradients.clipping import Clipping
+from hyfreedp.gradients.dependence import SAMPLES, check_samples_apart, perturbed
+from hyfreedp.gradients.per_sample import norms_of, widened
+from hyfreedp.gradients.recorder import Recorder, Seen
+from hyfreedp.noise import NoiseGenerator
+from hyfreedp.running.devices import random_states_kept
+
+Loss = Callable[[Any], Tensor]
+
+# Relative difference from autograd's gradient that rounding explains, by the narrowest type in which layers compute.
+# Measured on the ViT, GPT-2, LLaMA and BERT of the tests, at most: 8e-8 (LLaMA computes its norms in float32), 4e-7,
+# 9e-4 and 6e-3. TF32, which float32 may mean on a GPU, rounds by 1e-3.
+_ROUNDING = {torch.float64: 1e-5, torch.float32: 5e-3, torch.float16: 1e-2}  # else as bfloat16
+
+
+def verified_uses(
+    recorder: Recorder, clipping: Clipping, loss: Loss, batch: Any, generator: NoiseGenerator
+) -> set[Seen]:
+    """The uses of parameters by a few samples of a batch that agree with autograd; ``recorder.lost`` if one does not.
+
+    Random states are restored. Where fewer than two samples have finite gradients, or all have the same loss, nothing
+    is learned.
+
+    Args:
+        recorder: of the model.
+        clipping: scales gradients in the comparison as in what is released, so that no large one hides others.
+        loss: maps samples to their losses (B,).
+        batch: to choose the samples from.
+        generator: chooses them, and signs.
+
+    Raises:
+        ValueError: losses depend on other samples, or on no parameter.
+    """
+    rows = generator.permutation(batch_length(batch))[:SAMPLES]
+    parameters = list(recorder.trainable())
+    with random_states_kept(parameters[0].device):
+        samples = take(batch, rows.sort().values)
+        with torch.no_grad(), random_states_kept(parameters[0].device):
+            samples = take(samples, loss(samples).isfinite().cpu().nonzero()[:, 0])
+        if batch_length(samples) < 2:
+            return set()
+        narrowest = _narrowest_type(recorder)
+        check_samples_apart(loss, samples, module=recorder.module, narrowest_type=narrowest, generator=generator)
+        samples = _finite(recorder, loss, samples)
+        if samples is None:
+            return set()
+        seen = _compare(recorder, clipping, loss, samples, generator.child("as they are"))
+        if recorder.lost is None:
+            with perturbed(parameters, generator.child("perturbed")):
+                recorder.watching = True
+                seen &= _compare(recorder, clipping, loss, samples, generator.child("elsewhere"))
+                seen = set() if _alike(loss, samples) else seen - recorder.dead
+                recorder.watching = False
+    return set() if recorder.lost else seen
+
+
+def _narrowest_type(recorder: Recorder) -> torch.dtype:
+    """The shortest type of the last backward pass's gradients and of what the model holds."""
+    tensors = (*recorder.module.parameters(), *recorder.module.buffers())
+    held = {t.dtype for t in tensors if t.is_floating_point()}
+    return min(recorder.types | held, key=lambda dtype: torch.finfo(dtype).bits)
+
+
+def _finite(recorder: Recorder, loss: Loss, samples: Any) -> Any:
+    """The samples whose gradients are finite; None if there are fewer than two."""
+    for _ in range(2):
+        if batch_length(samples) < 2:
+            return None
+        with recorder.following(batch_length(samples)):
+            losses = loss(samples)
+        gradients = recorder.per_sample_gradients(losses)
+        if gradients is None:
+            return None
+        if not gradients:
+            raise ValueError("losses depend on no trainable parameter: are they those of another model?")
+        finite = norms_of(gradients.values(), losses).isfinite().cpu()
+        if finite.all():
+            return samples
+        samples = take(samples, finite.nonzero()[:, 0])
+    return None
+
+
+def _alike(loss: Loss, samples: Any) -> bool:
+    """Whether all have the same loss: then nothing tells which row is whose, and no comparison shows anything."""
+    with torch.no_grad():
+        losses = loss(samples).double()
+    return bool((losses - losses[0]).abs().max() <= 1e-6 * losses.abs().max())
+
+
+def _compare(recorder: Recorder, clipping: Clipping, loss: Loss, samples: Any, generator: NoiseGenerator) -> set[Seen]:
+    """The uses that were compared, at the present weights."""
+    size, device = batch_length(samples), next(recorder.module.parameters()).device
+    batches = [samples, take(samples, torch.arange(size + 1) % size)]
+    while True:
+        seen = []
+        for batch in batches:
+            with random_states_kept(device), recorder.following(batch_length(batch)):
+                losses = loss(batch)
+            if recorder.trace(losses) is None:
+                return set()
+            seen.append(recorder.seen)
+        differ = {use.parameter for use in seen[0] ^ seen[1]}
+        if differ <= recorder.constant:
+            break
+        recorder.constant |= differ  # an input without gradient had as many rows as samples by accident
+    if wrong := sorted({use.parameter for use in seen[0]} & {use.parameter for use in seen[1]} & differ):
+        recorder.lose(f"the rows of the tensors that meet the parameter {wrong[0]!r} do not grow with the batch")
+        return set()
+    for number, batch in enumerate(batches):
+        with random_states_kept(device):
+            if not _agrees(recorder, clipping, loss, batch, generator.child("signs", number)):
+                return set()
+    return seen[0] & seen[1]
+
+
+def _agrees(recorder: Recorder, clipping: Clipping, loss: Loss, batch: Any, generator: NoiseGenerator) -> bool:
+    """Whether weighted sums of gradients are autograd's; False also where they are not finite, and tell nothing."""
+    size = batch_length(batch)
+    with recorder.following(size):
+        losses = loss(batch)
+    gradients = recorder.per_sample_gradients(losses, keep=True)
+    if gradients is None:
+        return False
+    trainable, norms = recorder.trainable(), norms_of(gradients.values(), losses)
+    if not norms.isfinite().all():
+        return False
+    uniform = generator.uniform(2, size).to(losses.device, norms.dtype)
+    factors = (clipping.factors(norms) * (uniform[0] + 0.5)).log2().floor().exp2()  # with which rounding commutes
+    weights = torch.where(uniform[1] < 0.5, -factors, factors)
+    with recorder.following(size):
+        reference = weighted_gradients(losses, weights, trainable)
+    sizes, errors = [], []
+    for p in trainable:
+        true, g = reference[p], gradients.get(p)
+        true = widened(torch.zeros_like(p) if true is None else true)
+        found = torch.zeros_like(true) if g is None else g.weighted_sum(weights)
+        # Where a sum cancels by chance, as of records that are all alike, its rounding does not.
+        single = norms.new_zeros(()) if g is None else (weights.square() * g.squared_norms.clamp(min=0)).sum().sqrt()
+        whole = torch.linalg.vector_norm(true)
+        sizes.append(whole.maximum(single.to(whole)))
+        errors.append(torch.linalg.vector_norm(found - true) if found.shape == p.shape else true.new_tensor(torch.inf))
+    numbers = [n.to(sizes[0].device, torch.float64) for n in (*sizes, *errors)]
+    rows = torch.stack(numbers).view(2, -1).tolist()
+    total, rounding = math.hypot(*rows[0]), _ROUNDING.get(_narrowest_type(recorder), 5e-2)
+    if not math.isfinite(total):
+        return False
+    # A misread gradient is wrong by order one. The total is there for gradients that vanish but for rounding, such as
+    # those of a key projection's bias in attention.
+    for name, own, error in zip(trainable.values(), *rows, strict=True):
+        if not error <= rounding * (own + 0.1 * total):
+            recorder.lose(f"per-sample gradients of the parameter {name!r} disagree with autograd's")
+            return False
+    return True

@@ -1,0 +1,121 @@
+"""What the optimizer asks of anything that learns the rate, and what a learner may ask of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hyfreedp.gradients.passes import Passes
+from hyfreedp.noise import NoiseGenerator
+from hyfreedp.running.processes import Processes
+from hyfreedp.running.records import ProbeResult, VoteResult
+
+
+@dataclass(frozen=True)
+class Look:
+    """One batch, as a learner of the rate may look at it. What it makes of the losses is private once it is released.
+
+    Attributes:
+        here: raw per-sample losses at the weights that the step found, shape ``(B,)``.
+        noise_multiplier: sigma_l, of what is released.
+        expected_batch_size: sample rate times number of records.
+        generator: of the noise of this release alone.
+    """
+
+    here: Tensor
+    noise_multiplier: float
+    expected_batch_size: float
+    generator: NoiseGenerator
+    passes: Passes
+    processes: Processes
+    count: Callable[[int], None]
+
+    @property
+    def weights(self) -> Tensor | None:
+        """Of the samples, in [0, 1], shape ``(B,)``; None if all are 1."""
+        return self.passes.weights
+
+    def losses(self) -> Tensor:
+        """Raw losses of the batch at the weights that the model has now, shape ``(B,)``."""
+        return self.passes.losses()
+
+    def released(self) -> None:
+        """Count the release whose noise was just drawn. To be called before anything follows from it."""
+        self.processes.check_same(self.generator.tag)
+        self.count(self.generator.tag)
+
+
+class RateLearner:
+    """What the optimizer asks of each. Its ``repr`` says all that must be the same where a state is resumed.
+
+    Attributes:
+        kind: what it releases, as the accountant calls it: "none", "losses" or "votes".
+        vote_steps: the steps at which it releases votes.
+    """
+
+    kind = "none"
+    vote_steps: tuple[int, ...] = ()
+
+    @property
+    def eta(self) -> float:
+        """The learning rate in force, without decay."""
+        raise NotImplementedError
+
+    def on_step_start(self, step: int) -> None:
+        """Before step t = 0, 1, ..."""
+
+    def before_gradient(self, look: Look) -> VoteResult | None:
+        """Look before the step's gradient is released; may roll the weights back, and the rate (see :meth:`undo`)."""
+        return None
+
+    def undo(self) -> None:
+        """Take back what :meth:`before_gradient` moved: the step could not be made."""
+
+    def on_gradient(self) -> None:
+        """The private gradient is in ``.grad``."""
+
+    @property
+    def probes_along_update(self) -> bool:
+        """Whether :meth:`along_update` looks, so that the way of the step is kept for it."""
+        return False
+
+    @torch.no_grad()
+    def along_update(self, look: Look, move: Callable[[float], None]) -> tuple[ProbeResult, Tensor]:
+        """Look along the update G of the step: ``move(x)`` sets the weights to w - x G.
+
+        Returns:
+            What was released and decided, and the raw losses, for diagnostics.
+        """
+        raise NotImplementedError
+
+    def on_step_end(self) -> None:
+        """The step was made."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain numbers, and live tensors, that :meth:`load_state_dict` restores exactly."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` gave."""
+
+
+class FixedRate(RateLearner):
+    """The base optimizer's own rate, which nothing is released for.
+
+    Args:
+        rate: what gives it, as a scheduler of torch's may have set it.
+    """
+
+    def __init__(self, rate: Callable[[], float]) -> None:
+        self._rate = rate
+
+    @property
+    def eta(self) -> float:
+        return self._rate()
+
+    def __repr__(self) -> str:
+        return "a fixed rate"

@@ -1,0 +1,217 @@
+"""The paper's line search: three private losses along the update, a parabola, and the next rate (Alg. 1, lines 7-11).
+
+All that decides sees only what was released privately and the current learning rate, so its result is post-processing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hyfreedp.accounting import NoiseSplit
+from hyfreedp.curvefit import QuadraticFit, fit_quadratic
+from hyfreedp.learner import Look, RateLearner
+from hyfreedp.noise import NoiseGenerator
+from hyfreedp.privatize import AddUp, clipped_mean, loss_noise_std
+from hyfreedp.running.checks import check_choice, check_learning_rate
+from hyfreedp.running.records import ProbeResult
+
+StepRule = Literal["gen", "literal"]
+LossThresholdRule = Literal["sum", "previous"]
+Decay = Literal["none", "linear", "cosine"]
+
+
+def check_paid_for(rate_learner: RateLearner, split: NoiseSplit) -> None:
+    """Refuse what releases something else, or at other steps, than the noise was calibrated for."""
+    released = rate_learner.kind, rate_learner.vote_steps
+    if released != (split.probe, split.vote_steps):
+        plan = f"{split.probe!r}, with votes at {split.vote_steps}"
+        raise ValueError(f"probe must be what {rate_learner} releases, got {plan}: change it, or the step rule")
+
+
+# -- from a noisy parabola to the next rate ----------------------------------------------------------------------------
+
+
+class StepDecision(NamedTuple):
+    """What a rule decided: the next ``eta``, whether the probe changed it, and why."""
+
+    eta: float
+    accepted: bool
+    reason: str
+
+
+def literal(fit: QuadraticFit, eta: float) -> StepDecision:
+    """Algorithm 1 as printed (line 11): eta = b/a, whatever the signs; zero, from where no probe sees, is refused."""
+    if fit.minimizer == 0 or not math.isfinite(fit.minimizer):
+        return StepDecision(eta, False, "rejected: b/a is zero or not finite")
+    return StepDecision(fit.minimizer, True, "b/a")
+
+
+def gen(
+    fit: QuadraticFit, eta: float, *, shrink: float = 0.5, grow: float = 2.0, smoothing: float = 0.1
+) -> StepDecision:
+    """GeN's guards around b/a: accept only a, b > 0, clamp to [shrink eta, grow eta], smooth.
+
+    The constants are those of the authors' own package, gen-optim 0.1.1 (Bu et al. 2024), hidden there and named here.
+    Its further condition, R^2 > 0.99, holds for every parabola through three points.
+
+    Args:
+        smoothing: weight of the clamped b/a in the next eta; the rest stays with the old one.
+    """
+    if not (fit.slope > 0 and fit.curvature > 0):
+        return StepDecision(eta, False, "rejected: b and a are not both positive")
+    low, high = shrink * eta, grow * eta
+    reason = "b/a"
+    if not low <= fit.minimizer <= high:
+        reason = f"b/a {'below' if fit.minimizer < low else 'above'} the range, clamped"
+    target = min(max(fit.minimizer, low), high)
+    return StepDecision(smoothing * target + (1 - smoothing) * eta, True, reason)
+
+
+# R_l for the next probe, before floor and cap: the sum of the private losses at (w - eta G, w, w + eta G) (paper, §4.1
+# "in practice"), or the one at w (Alg. 1, line 8).
+THRESHOLD_RULES: dict[str, Callable[[list[float]], float]] = {"sum": sum, "previous": lambda losses: losses[1]}
+
+
+def decay_factor(step: int, steps: int, decay: Decay, start: float = 0.0) -> float:
+    """What multiplies eta at 0-based ``step``: 1 up to the share ``start`` of the run, then down to zero at its end."""
+    if decay == "none":
+        return 1.0
+    progress = max(0.0, (step / steps - start) / (1 - start))
+    return 1 - progress if decay == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
+
+
+# -- the line search ---------------------------------------------------------------------------------------------------
+
+
+class LossSearch(RateLearner):
+    """Three private losses, the parabola through them, and a rule that makes of it the next rate.
+
+    Args:
+        rule: name of the step rule, :func:`gen` or :func:`literal`.
+        smoothing: of rule "gen".
+        eta: initial learning rate, positive.
+        loss_threshold: initial R_l; infinite in non-private runs.
+        loss_threshold_rule: how R_l follows the released losses.
+        loss_threshold_range: floor and cap of R_l; both published rules can run away without them.
+
+    Raises:
+        ValueError: an unknown name, or ``eta`` out of range.
+    """
+
+    kind = "losses"
+
+    def __init__(
+        self,
+        *,
+        rule: StepRule,
+        eta: float,
+        smoothing: float = 0.1,
+        loss_threshold: float = 1.0,
+        loss_threshold_rule: LossThresholdRule = "sum",
+        loss_threshold_range: tuple[float, float] = (0.1, 20.0),
+    ) -> None:
+        check_learning_rate(eta)
+        check_choice("step_rule", rule, StepRule)
+        check_choice("loss_threshold_rule", loss_threshold_rule, LossThresholdRule)
+        rules: dict[str, Callable[[QuadraticFit, float], StepDecision]] = {
+            "gen": partial(gen, smoothing=smoothing),
+            "literal": literal,
+        }
+        self._eta = eta
+        self.loss_threshold = loss_threshold
+        self._rule = rules[rule]
+        self._threshold_rule, self._range = THRESHOLD_RULES[loss_threshold_rule], loss_threshold_range
+        smoothed = f" of smoothing {smoothing!r}" if rule == "gen" else ""
+        self._text = f"rule {rule}{smoothed}, thresholds {loss_threshold_rule} in {loss_threshold_range}"
+
+    @property
+    def eta(self) -> float:
+        """The learning rate in force, without decay."""
+        return self._eta
+
+    @property
+    def probes_along_update(self) -> bool:
+        """Three losses along each update that is probed."""
+        return True
+
+    def along_update(self, look: Look, move: Callable[[float], None]) -> tuple[ProbeResult, Tensor]:
+        """Three losses of the batch (Alg. 1, line 7), released; see :class:`RateLearner`."""
+        with look.processes.all_or_none():
+            move(self.distance)
+            ahead = look.losses()
+            move(-self.distance)
+            probed = torch.stack([ahead, look.here, look.losses()])
+        result = self.update(
+            look.passes.weighted(probed),
+            look.noise_multiplier,
+            look.expected_batch_size,
+            look.generator,
+            add_up=look.processes.add_up,
+        )
+        look.released()
+        return result, probed
+
+    @property
+    def distance(self) -> float:
+        """h, the learning rate itself: the probes are at w - hG, w and w + hG (Alg. 1, line 7)."""
+        return self.eta
+
+    def update(
+        self,
+        losses: Tensor,
+        noise_multiplier: float,
+        expected_batch_size: float,
+        generator: NoiseGenerator | None,
+        *,
+        add_up: AddUp | None = None,
+    ) -> ProbeResult:
+        """Release with noise, fit, decide; moves ``eta`` and R_l.
+
+        Args:
+            losses: raw per-sample losses at (w - hG, w, w + hG), shape ``(3, B)``. They are clipped to [0, R_l],
+                negative ones too: whether there is one must not show.
+            noise_multiplier, expected_batch_size, generator, add_up: as in :func:`hyfreedp.privatize_loss`.
+        """
+        eta, distance, threshold = self.eta, self.distance, self.loss_threshold
+        private = clipped_mean(
+            losses.clamp(min=0), threshold, noise_multiplier, expected_batch_size, generator, add_up
+        ).tolist()
+        std = loss_noise_std(threshold, noise_multiplier, expected_batch_size)
+        fit = fit_quadratic([distance, 0.0, -distance], private, std)
+        decision = self._rule(fit, eta)
+        self._eta = decision.eta
+        if math.isfinite(threshold):
+            floor, cap = self._range
+            self.loss_threshold = min(max(self._threshold_rule(private), floor), cap)
+        return ProbeResult(
+            eta_probed=eta,
+            eta_next=decision.eta,
+            distance=distance,
+            accepted=decision.accepted,
+            reason=decision.reason,
+            slope=fit.slope,
+            curvature=fit.curvature,
+            slope_std=fit.slope_std,
+            curvature_std=fit.curvature_std,
+            private_loss=private[1],
+            loss_threshold=threshold,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain numbers that :meth:`load_state_dict` restores exactly."""
+        return {"eta": self.eta, "loss_threshold": self.loss_threshold}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` gave."""
+        self._eta = state["eta"]
+        self.loss_threshold = state["loss_threshold"]
+
+    def __repr__(self) -> str:
+        """All that does not change during a run."""
+        return f"{type(self).__name__}({self.kind} with {self._text})"

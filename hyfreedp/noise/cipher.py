@@ -1,0 +1,183 @@
+"""Keys, ChaCha20 and a universal hash: the cryptography under the noise, on CPUs and where accelerators hold data.
+
+On CPUs ChaCha20 and Poly1305 are OpenSSL's. On an accelerator the keystream is computed by elementwise operations, and
+what is to be hashed is first compressed to a hundredth where it lies, so that nothing large is moved. That is done on
+those that are seen to compute the same bits as OpenSSL; for others, such as MPS, which has no float64, on the CPU.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, cast
+
+import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+from cryptography.hazmat.primitives.poly1305 import Poly1305
+from torch import Tensor, nn
+
+from hyfreedp.running.devices import CPU
+
+_BLOCK = 8  # words of 64 bits in a block of ChaCha20
+
+# Of the hash on accelerators: 16-bit integers times 26-bit ones, summed over a row, stay below 2^53: exact in float64.
+ROW, COLUMNS, KEY_BITS = 2**11, 4, 26
+
+
+def derive(key: bytes, *path: object) -> bytes:
+    """A key of 32 bytes, independent for each path; the representation of a tuple of plain values is unambiguous."""
+    return hashlib.blake2b(repr(path).encode(), key=key, digest_size=32, person=b"hyfreedp noise 1").digest()
+
+
+def where(tensor: Tensor) -> torch.device:
+    """Where noise for ``tensor`` is drawn: on its device if that can, else on the CPU."""
+    return tensor.device if computes_noise(tensor.device) else CPU
+
+
+@cache
+def computes_noise(device: torch.device) -> bool:
+    """Whether there are float64 and 64-bit integers there, and keystream and hash are those of the CPU, bit for bit.
+
+    Tried once per process and device, by known answers.
+    """
+    if device.type == CPU.type:
+        return True
+    key, numbers = bytes(range(32)), torch.arange(1, 2 * ROW, dtype=torch.float32).sqrt()
+    try:
+        stream, sums = chacha20(key, 5, 3, device).cpu(), compress(numbers.to(device), key).cpu()
+    except (RuntimeError, TypeError):  # what backends raise of types and operations that they lack
+        return False
+    return torch.equal(stream, chacha20(key, 5, 3, CPU)) and torch.equal(sums, compress(numbers, key))
+
+
+def check_device(module: nn.Module) -> None:
+    """Refuse a model on an accelerator where losses and noise would not be what they are on the CPU."""
+    for device in {parameter.device for parameter in module.parameters()}:
+        if not computes_noise(device):
+            raise ValueError(
+                "module must be where float64 and 64-bit integers are computed as on the CPU, since losses and noise "
+                f"are: {device.type!r} failed that test (MPS, for one, has no float64). Call module.to('cpu') before "
+                "making the optimizer"
+            )
+
+
+class Keystream:
+    """ChaCha20's output under a key that is used for nothing else, as 64-bit words."""
+
+    def __init__(self, key: bytes, device: torch.device) -> None:
+        self._key, self._device, self._blocks = key, device, 0
+        self._cipher = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
+        self._zeros, self._output = memoryview(b""), memoryview(bytearray())
+
+    def take(self, count: int) -> Tensor:
+        """The next ``count`` words, int64, valid until the next call; the rest of a block is left out."""
+        blocks = -(-count // _BLOCK)
+        if self._device.type != "cpu":
+            self._blocks += blocks
+            return chacha20(self._key, self._blocks - blocks, blocks, self._device)[:count]
+        if blocks == 0:
+            return torch.empty(0, dtype=torch.int64)
+        size = 8 * _BLOCK * blocks
+        if size > len(self._zeros):
+            self._zeros, self._output = memoryview(bytes(size)), memoryview(bytearray(size))
+        self._cipher.update_into(self._zeros[:size], self._output[:size])
+        return torch.frombuffer(self._output, dtype=torch.int64, count=count)
+
+
+def chacha20(key: bytes, first: int, blocks: int, device: torch.device) -> Tensor:
+    """ChaCha20 with nonce 0 by elementwise operations, for devices that OpenSSL does not reach (RFC 8439, section 2.3).
+
+    Args:
+        key: 32 bytes.
+        first: number of the first block.
+        blocks: how many.
+        device: where to compute.
+
+    Returns:
+        The keystream as int64 words, shape ``(8 * blocks,)``, in little-endian order.
+    """
+    words = struct.unpack("<16i", b"expand 32-byte k" + key + bytes(16))
+    # Not to wait for the device, as making the tensor there would.
+    start = torch.tensor(words, dtype=torch.int32).to(device, non_blocking=True)[:, None].repeat(1, blocks)
+    start[12] = torch.arange(first, first + blocks, dtype=torch.int64, device=device).to(torch.int32)
+    a, b, c, d = start.view(4, 4, blocks).clone().unbind()
+    for _ in range(10):
+        _quarter_round(a, b, c, d)  # of the columns
+        b, c, d = b.roll(-1, 0), c.roll(-2, 0), d.roll(-3, 0)
+        _quarter_round(a, b, c, d)  # of the diagonals
+        b, c, d = b.roll(1, 0), c.roll(2, 0), d.roll(3, 0)
+    output = torch.cat([a, b, c, d]).add_(start)
+    return output.T.reshape(-1).view(torch.int64)
+
+
+def _quarter_round(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> None:
+    for into, by, changed, places in ((a, b, d, 16), (c, d, b, 12), (a, b, d, 8), (c, d, b, 7)):
+        into.add_(by)
+        changed.bitwise_xor_(into)
+        high = changed << places
+        changed.bitwise_right_shift_(32 - places).bitwise_and_(2**places - 1).bitwise_or_(high)
+
+
+def universal_hash(sums: Sequence[Tensor], key: bytes) -> bytes:
+    """16 bytes that differ for different bits of ``sums`` unless chance helps; the key is used for this only."""
+    return _authenticate(_to_host(sums, key), key)
+
+
+def universal_hashes(tensors: Sequence[Tensor], key: bytes) -> list[bytes]:
+    """:func:`universal_hash` of each tensor by itself."""
+    return [_authenticate([data], key) for data in _to_host(tensors, key)]
+
+
+def _authenticate(parts: Sequence[Tensor], key: bytes) -> bytes:
+    mac = Poly1305(key)
+    for data in parts:
+        mac.update(memoryview(cast(Any, data.view(torch.uint8).numpy())))
+    return mac.finalize()
+
+
+def _to_host(tensors: Sequence[Tensor], key: bytes) -> list[Tensor]:
+    """What is hashed of each, on the CPU; moved there at once, since each move waits for the device."""
+    parts = [tensor.detach().reshape(-1).contiguous() for tensor in tensors]
+    if len({part.device for part in parts}) > 1:
+        return [data for part in parts for data in _to_host([part], key)]
+    if not parts or where(parts[0]) == CPU:
+        return [part.cpu() for part in parts]
+    table = _table(key, parts[0].device)
+    short = [_compressed(part, table) for part in parts]
+    return list(torch.cat(short).cpu().split([len(data) for data in short]))
+
+
+def compress(flat: Tensor, key: bytes) -> Tensor:
+    """Rows of 16-bit integers times secret integers: a universal hash to a hundredth of the size, where ``flat`` lies.
+
+    The bits of ``flat`` are read as rows of integers x in [-2^15, 2^15), and each row becomes four sums of k x with
+    secret k in [0, 2^26), computed exactly. Two different rows have the same four sums with probability at most 2^-104.
+
+    Args:
+        flat: floating-point numbers, shape ``(n,)``.
+        key: 32 bytes.
+
+    Returns:
+        float64, shape ``(rows * 4,)``.
+    """
+    return _compressed(flat, _table(key, flat.device))
+
+
+def _table(key: bytes, device: torch.device) -> Tensor:
+    """The secret integers by which rows are multiplied, float64, shape ``(ROW, COLUMNS)``.
+
+    So few are made sooner on the CPU and sent than an accelerator is told how to make them.
+    """
+    words = Keystream(derive(key, "rows"), CPU).take(ROW * COLUMNS)
+    return (words & 2**KEY_BITS - 1).double().view(ROW, COLUMNS).to(device, non_blocking=True)
+
+
+def _compressed(flat: Tensor, table: Tensor) -> Tensor:
+    integers = flat.view(torch.int16)
+    parts = []
+    for piece in integers.split(ROW * 2**13):
+        padded = torch.nn.functional.pad(piece, (0, -len(piece) % ROW))
+        parts.append(padded.view(-1, ROW).double() @ table)
+    return torch.cat(parts).view(-1) if parts else table.new_zeros(0)

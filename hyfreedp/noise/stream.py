@@ -1,0 +1,216 @@
+"""The noise: a keyed stream of cryptographic strength, drawn in float64, bound to what it hides.
+
+**Construction.** A generator holds a secret key of 256 bits. The noise of one release comes from a key of its own,
+
+    BLAKE2b(key; path, number of the release, scale, shapes, Poly1305(un-noised sums)),
+
+where the path names the run, the purpose and the step, and the key of Poly1305 is derived in the same way. That key
+drives ChaCha20 (RFC 8439), whose output the formula of Box and Muller turns into normal numbers in float64.
+
+**What follows.** A step that is computed again on the same data draws the same noise, bit for bit, so the release is
+the same and tells nothing new. A step that is computed again on other data, or with noise of another scale, draws fresh
+noise: two releases never differ by exactly the difference of their raw sums. Purposes, steps and runs have independent
+noise. Who sees noise (a weight that nobody's gradient touches is pure noise) can compute neither the key nor any other
+noise, past or future. Two different sums have the same hash with probability at most 2^-70.
+
+**Assumption.** The numbers are pseudorandom. The guarantee of a run is therefore computational: it holds against
+whoever cannot tell ChaCha20 and BLAKE2b under a secret random key from random functions. A known or guessable seed
+voids it.
+
+**Floating point.** A normal number lies within 9.4 standard deviations, beyond which a true one falls with probability
+4e-21. Sums and noise are added in float64, rounded to multiples of about 2^-32 of the scale, and then to the sums' own
+type. The rounding is there because the last bits of a floating-point sum tell what was added (Mironov, CCS 2012): not
+every number can come out of a given sum. Some 2^20 numbers become one multiple, so what remains are probabilities that
+are off by about one part in a million, at random. A further remedy (Holohan and Braghin, ESORICS 2021) is
+``secure=True``: each normal number is then the sum of four, halved, so that an attacker who would invert the sampler
+has to search pairs of pairs.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from numbers import Integral
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hyfreedp.noise.cipher import Keystream, computes_noise, derive, universal_hash, where
+from hyfreedp.running.devices import CPU
+
+_CHUNK = 2**16  # words at a time on a CPU, so that they stay in its cache
+_ACCELERATOR_CHUNK = 2**22
+
+_GRID_BITS = 32  # a release is a multiple of 2^-32 times the power of two above the scale
+
+
+class NoiseGenerator:
+    """A source of noise and of random choices; see the module's page for what it guarantees.
+
+    It is a key and a count: releases made one after the other by the same generator have independent noise, and
+    :meth:`child` gives generators that are independent of it and of each other.
+
+    Args:
+        seed: a non-negative integer of any size, for reproducible runs without privacy; 256 bits from the operating
+            system if None.
+        secure: make each normal number the halved sum of four, against attacks on floating point; four times as slow.
+
+    Raises:
+        ValueError: a seed that is no integer of at least 0.
+    """
+
+    def __init__(self, seed: int | None = None, *, secure: bool = False) -> None:
+        if seed is not None and not (isinstance(seed, Integral) and seed >= 0):
+            raise ValueError(f"seed must be None or an integer of at least 0, got {seed!r}")
+        self.key = secrets.token_bytes(32) if seed is None else derive(b"", "seed", int(seed))
+        self.secure = secure
+        self.releases = 0
+        self.tag = 0
+
+    def child(self, *path: str | int) -> NoiseGenerator:
+        """The generator named by ``path``, the same at each call, whatever was drawn before."""
+        made = NoiseGenerator(0, secure=self.secure)
+        made.key = derive(self.key, "child", *path)
+        return made
+
+    @torch.no_grad()
+    def add_noise(self, sums: Sequence[Tensor], scale: float) -> None:
+        """Add independent Gaussian noise to every number of one release, in place.
+
+        Afterwards ``tag`` names the release: 63 bits, equal for the same sums, scale and noise.
+
+        Args:
+            sums: what is to be hidden, float32 or float64, of any shapes and all on one device.
+            scale: standard deviation.
+
+        Raises:
+            ValueError: sums in half precision, which would round away what was added, or a scale that is not positive
+                and finite.
+        """
+        if not 0 < scale < math.inf:
+            raise ValueError(f"scale must be positive and finite, got {scale}")
+        for total in sums:
+            if total.dtype not in (torch.float32, torch.float64):
+                raise ValueError(f"sums must be float32 or float64, got {total.dtype}: noise is rounded after the sum")
+        flat = [total.reshape(-1) for total in sums if total.numel()]  # copies where the memory format is not plain
+        device = where(flat[0]) if flat else CPU
+        groups = list(_groups(flat, _CHUNK if device == CPU else _ACCELERATOR_CHUNK))
+        joined = [group[0] if len(group) == 1 else torch.cat(group) for group in groups]
+        shapes = [(str(total.dtype), tuple(total.shape)) for total in sums]
+        digest = universal_hash(joined, derive(self.key, "hash", self.releases))
+        path = ("release", self.releases, "gaussian", float(scale).hex(), self.secure, shapes, digest)
+        self.releases += 1
+        self.tag = int.from_bytes(derive(self.key, "tag", *path)[:8]) >> 1
+        normals = _Normals(derive(self.key, *path), device)
+        grid = math.ldexp(1, math.frexp(scale)[1] - _GRID_BITS)
+        for group, together in zip(groups, joined, strict=True):
+            released = self._draw(normals, len(together), scale / grid)
+            released.add_(together.to(device), alpha=1 / grid).round_().mul_(grid)
+            torch._foreach_copy_(group, released.split([len(piece) for piece in group]))
+        for total, changed in zip((total for total in sums if total.numel()), flat, strict=True):
+            if total.data_ptr() != changed.data_ptr():
+                total.copy_(changed.view(total.shape))
+
+    def normal(self, *shape: int, device: torch.device = CPU) -> Tensor:
+        """Standard normal numbers, float64, on ``device`` if it can draw them, else on the CPU; new at each call."""
+        device = device if computes_noise(device) else CPU
+        normals = _Normals(self._next_key("normal"), device)
+        drawn = torch.empty(math.prod(shape), dtype=torch.float64, device=device)
+        for piece in drawn.split(_CHUNK if device == CPU else _ACCELERATOR_CHUNK):
+            piece.copy_(self._draw(normals, len(piece), 1.0))
+        return drawn.view(shape)
+
+    def uniform(self, *shape: int) -> Tensor:
+        """Uniform numbers in [0, 1), multiples of 2^-53, float64, on the CPU; new ones at each call."""
+        words = Keystream(self._next_key("uniform"), CPU).take(math.prod(shape))
+        return (words >> 11 & 2**53 - 1).double().mul_(2.0**-53).view(shape)
+
+    def permutation(self, size: int) -> Tensor:
+        """0 ... size - 1 in random order, int64; a new one at each call."""
+        return Keystream(self._next_key("permutation"), CPU).take(size).argsort()
+
+    def integer(self) -> int:
+        """A number of 63 bits, the same at each call: a seed for other people's generators."""
+        return int.from_bytes(derive(self.key, "integer")[:8]) >> 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """Key and count as plain values. As secret as the data."""
+        return {"key": self.key.hex(), "releases": self.releases}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` gave."""
+        self.key, self.releases = bytes.fromhex(state["key"]), state["releases"]
+
+    def _next_key(self, purpose: str) -> bytes:
+        self.releases += 1
+        return derive(self.key, purpose, self.releases)
+
+    def _draw(self, normals: _Normals, count: int, scale: float) -> Tensor:
+        """Noise, shape ``(count,)``, which the next call may overwrite."""
+        if not self.secure:
+            return normals.take(count, scale)
+        total = normals.take(count, scale / 2).clone()
+        for _ in range(3):
+            total.add_(normals.take(count, scale / 2))
+        return total
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(secure={self.secure})"  # never the key
+
+
+def as_generator(generator: NoiseGenerator | None) -> NoiseGenerator:
+    """``generator``, or a new one from the operating system if None.
+
+    Raises:
+        TypeError: something else, such as torch's own generator, whose noise can be computed from observed output.
+    """
+    if generator is None:
+        return NoiseGenerator()
+    if not isinstance(generator, NoiseGenerator):
+        raise TypeError(
+            f"generator must be a hyfreedp.NoiseGenerator or None, got {type(generator).__name__}: use "
+            "NoiseGenerator(seed) where a run must be reproducible"
+        )
+    return generator
+
+
+def _groups(tensors: Iterable[Tensor], size: int) -> Iterator[list[Tensor]]:
+    """One-dimensional tensors, cut into pieces and these joined to groups of at most ``size`` numbers."""
+    group: list[Tensor] = []
+    room = size
+    for tensor in tensors:
+        for piece in tensor.split(size) if len(tensor) > size else (tensor,):
+            if len(piece) > room:
+                yield group
+                group, room = [], size
+            group.append(piece)
+            room -= len(piece)
+    if group:
+        yield group
+
+
+class _Normals:
+    """Normal numbers from a keystream, by the pairs r cos(theta), r sin(theta) of Box and Muller."""
+
+    def __init__(self, key: bytes, device: torch.device) -> None:
+        self._stream = Keystream(key, device)
+        self._memory = torch.empty(2, 0, dtype=torch.float64, device=device)
+
+    def take(self, count: int, scale: float) -> Tensor:
+        """The next ``count`` numbers of standard deviation ``scale``, valid until the next call."""
+        half = -(-count // 2)
+        if 2 * half > self._memory.shape[1]:  # memory is kept, since fresh memory costs more than the numbers
+            self._memory = self._memory.new_empty(2, 2 * half)
+        uniform, normal = self._memory[:, : 2 * half]
+        words = self._stream.take(2 * half)
+        words[:half].bitwise_and_(2**63 - 1)
+        uniform.copy_(words)
+        radius, angle = uniform[:half], uniform[half:]
+        # (k + 1/2) 2^-63 for k below 2^63: never zero, and finest near zero, where the tail comes from
+        radius.add_(0.5).mul_(2.0**-63).log_().mul_(-2 * scale**2).sqrt_()
+        angle.mul_(math.pi * 2.0**-63)
+        torch.cos(angle, out=normal[:half]).mul_(radius)
+        torch.sin(angle, out=normal[half:]).mul_(radius)
+        return normal[:count]

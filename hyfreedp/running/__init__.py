@@ -1,0 +1,1 @@
+"""What a run needs beside the method: checks, devices, processes, records of steps, states."""

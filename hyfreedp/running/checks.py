@@ -1,0 +1,215 @@
+"""Checks of what a user hands over, made before any private data is used: each error names what is allowed."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import math
+import numbers
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, get_args
+
+import torch
+from torch import Tensor, nn
+
+
+def check_choice(name: str, value: Any, choices: Any) -> None:
+    """``value`` must be one of ``choices``: the strings of a Literal type, or of any iterable."""
+    allowed = get_args(choices) or tuple(choices)
+    if value not in allowed:
+        close = difflib.get_close_matches(str(value), allowed, n=1)
+        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}{hint}")
+
+
+def check_number(name: str, value: Any) -> float:
+    """``value`` as a float; NaN is refused."""
+    if not isinstance(value, numbers.Real) or isinstance(value, bool) or math.isnan(value):
+        raise ValueError(f"{name} must be a number, got {value!r}")
+    return float(value)
+
+
+def check_positive(name: str, value: float) -> None:
+    """``value`` must be greater than 0; infinity is allowed, NaN is not."""
+    if not value > 0:
+        raise ValueError(f"{name} must be positive, got {value}")
+
+
+def check_probability(name: str, value: Any, *, one_allowed: bool = False) -> float:
+    """``value`` as a float in (0, 1), or in (0, 1] if ``one_allowed``."""
+    number = check_number(name, value)
+    if not (0 < number < 1 or (one_allowed and number == 1)):
+        raise ValueError(f"{name} must be in (0, 1{']' if one_allowed else ')'}, got {value!r}")
+    return number
+
+
+def check_delta(target_delta: Any, records: int, *, stacklevel: int) -> None:
+    """Refuse a delta above 0.1, which protects nobody; warn of one of 1 / N or more, and of a single record."""
+    delta = check_probability("target_delta", target_delta)
+    means = f"it would allow to publish each record with probability {delta:g}"
+    advice = f"choose one below 1/N, such as 1/(10 N) = {0.1 / records:.2g}"
+    if delta > 0.1:
+        raise ValueError(
+            f"target_delta must be at most 0.1, got {target_delta!r}: {means}. With N = {records}, {advice}"
+        )
+    if records == 1:
+        warnings.warn(
+            "the data set has one record: a private run hides whether it is there, so it cannot learn from it",
+            stacklevel=stacklevel,
+        )
+    elif delta >= 1 / records:
+        warnings.warn(
+            f"target_delta={target_delta!r} is not below 1/N, with N = {records} records: {means}, that is "
+            f"{delta * records:.2g} records on average; {advice}",
+            stacklevel=stacklevel,
+        )
+
+
+def check_count(name: str, value: Any, smallest: int, largest: float = math.inf, limit: str = "") -> int:
+    """``value`` as an int from ``smallest`` to ``largest``, which the message calls ``limit``."""
+    if not isinstance(value, numbers.Integral) or isinstance(value, bool) or not smallest <= int(value) <= largest:
+        upper = f" and at most {limit}={largest}" if limit else ""
+        raise ValueError(f"{name} must be an integer of at least {smallest}{upper}, got {value!r}")
+    return int(value)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The end of an error message about an unknown name: "; did you mean ...?", or nothing if no known one is near."""
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def listed(problems: Sequence[str]) -> str:
+    """The first three of many, and how many more there are: a large model has a hundred layers of one kind."""
+    more = f"; and {len(problems) - 3} more like these" if len(problems) > 3 else ""
+    return "; ".join(problems[:3]) + more
+
+
+def is_of(package: str, value: object) -> bool:
+    """Whether a value's class, or one that it inherits from, is of a package, which need not be imported to tell."""
+    return any(f"{kind.__module__}.".startswith(f"{package}.") for kind in type(value).__mro__)
+
+
+def made_by(thing: object) -> str | None:
+    """The library that wraps models, optimizers and loaders, and has wrapped ``thing``: Opacus, accelerate or none."""
+    return next((library for library in ("Opacus", "accelerate") if is_of(library.lower(), thing)), None)
+
+
+def check_optimizer(optimizer: Any) -> None:
+    """Refuse what is no torch optimizer, one that another library has made private, or one that needs a closure."""
+    kind = type(optimizer)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"optimizer must be a torch optimizer, such as AdamW(module.parameters()), got {kind.__name__}")
+    if (library := made_by(optimizer)) is not None:
+        remedy = "give its .original_optimizer" if library == "Opacus" else "leave out prepare, or give its .optimizer"
+        raise TypeError(f"optimizer must be a plain one, got {library}'s {kind.__name__}: {remedy}")
+    closure = inspect.signature(kind.step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        raise TypeError(
+            f"optimizer must step without a closure, got {kind.__name__}, which evaluates the loss unboundedly often: "
+            "choose AdamW or SGD"
+        )
+
+
+def check_parameters(optimizer: torch.optim.Optimizer, module: nn.Module) -> None:
+    """Refuse a model on the meta device, and an optimizer over other parameters than the model's trainable ones."""
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if tensor.is_meta:
+            raise ValueError(
+                f"module must have values, but {name!r} is on the meta device: call module.to_empty(device=...) and "
+                "load its weights"
+            )
+    names = {id(parameter): name for name, parameter in module.named_parameters() if parameter.requires_grad}
+    held = {id(p): p for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
+    if foreign := [parameter for key, parameter in held.items() if key not in names]:
+        raise ValueError(
+            f"optimizer holds {len(foreign)} trainable parameter(s) that are not the model's, the first of shape "
+            f"{tuple(foreign[0].shape)}: make the optimizer from module.parameters()"
+        )
+    if missing := [name for key, name in names.items() if key not in held]:
+        raise ValueError(
+            f"optimizer lacks {len(missing)} trainable parameter(s) of the model, the first {missing[0]!r}: "
+            f"add them or freeze them by requires_grad_(False)"
+        )
+
+
+def check_learning_rate(eta: float) -> None:
+    """Refuse a first learning rate that no probe could look along."""
+    if not 0 < eta < math.inf:
+        raise ValueError(f"initial_learning_rate must be finite and positive, got {eta}")
+
+
+def check_losses(losses: Any, size: int, views: int = 1, *, differentiable: bool = True) -> None:
+    """Refuse losses that are not of shape ``(size,)``, or ``(size, views)`` if there are several views.
+
+    In training, where they are ``differentiable``, they must have a gradient.
+    """
+    shape = (size,) if views == 1 else (size, views)
+    if not isinstance(losses, Tensor):
+        raise TypeError(f"per_sample_loss must return a tensor of shape {shape}, got {type(losses).__name__}")
+    if losses.shape != shape:
+        hint = (
+            f"with views={views}, those of a record are a row, as .view(-1, {views}) makes them"
+            if views > 1
+            else "a mean or sum over the batch has no per-sample gradients; use reduction='none'"
+            if losses.ndim == 0
+            else "a dimension too many; .squeeze(1) takes it off"
+            if losses.shape == (size, 1)
+            else "outputs of shape (B, 1) met targets of shape (B,); model(x).squeeze(1)"
+            if losses.shape == (size, size)
+            else "one loss per sample, the mean over a sample's own tokens or pixels"
+        )
+        raise ValueError(f"per_sample_loss must return shape {shape}, got {tuple(losses.shape)}: {hint}")
+    if differentiable and not losses.requires_grad:
+        raise ValueError("per_sample_loss must return losses with a gradient, not detached ones")
+
+
+def check_weights(weights: Any, size: int) -> Tensor:
+    """``weights``, if they are ``size`` numbers in [0, 1]: the noise is made for samples that count once at most."""
+    if not isinstance(weights, Tensor) or weights.is_complex():
+        kind = weights.dtype if isinstance(weights, Tensor) else type(weights).__name__
+        raise TypeError(f"weights must be, or return, a tensor of real numbers of shape ({size},), got {kind}")
+    if weights.shape != (size,):
+        raise ValueError(
+            f"weights must have shape ({size},), one number for each sample of the batch, got {tuple(weights.shape)}: "
+            "take each sample's own, as in lambda batch: class_weights[batch[1]]"
+        )
+    if not bool(((weights >= 0) & (weights <= 1)).all()):
+        raise ValueError(
+            "weights must be in [0, 1], got one outside: divide all by the largest that is possible, whoever is in the "
+            "data (never by the largest of a batch)"
+        )
+    return weights
+
+
+def check_not_negative(losses: Tensor) -> None:
+    """Refuse a loss that the probe "losses", which clips to [0, R_l], would mostly take for zero.
+
+    Asked of the first batch only, and of its majority: no single record may end a run. Later ones are clipped.
+    """
+    if int((losses < 0).sum()) > max(1, len(losses) // 2):
+        raise ValueError(
+            'losses must not be negative with probe="losses", but most of the first batch are: shift the loss'
+        )
+
+
+def check_same_run(here: Mapping[str, str], there: Mapping[str, str]) -> None:
+    """Refuse to resume a run with other settings, by name, than it was started with; ``there`` are the saved ones."""
+    for name in {**here, **there}:
+        if here.get(name) != there.get(name):
+            raise ValueError(
+                f"the state is of another run: {name} is {there.get(name)} there and {here.get(name)} here"
+            )
+
+
+def check_same_model(here: Mapping[str, Any], there: Mapping[str, Any]) -> None:
+    """Refuse the weights of another model whole (torch would load what fits, and then say no); ``there`` are saved."""
+    own, other = ({name: getattr(value, "shape", None) for name, value in state.items()} for state in (here, there))
+    different = sorted(name for name in own.keys() | other.keys() if own.get(name, 0) != other.get(name, 0))
+    if different:
+        name = different[0]
+        raise ValueError(
+            f"state is of another model: {len(different)} entries differ, the first {name!r}, of shape "
+            f"{other.get(name)} there and {own.get(name)} here (None: it has none)"
+        )

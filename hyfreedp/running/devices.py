@@ -1,0 +1,126 @@
+"""Which device computes: the machine's accelerator, whoever made it, or the CPU. What differs by its kind is here."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+CPU = torch.device("cpu")
+ACCELERATOR = "accelerator"  # its name in options: that of torch differs by maker
+
+
+def default_device() -> torch.device:
+    """The accelerator (CUDA, ROCm, XPU, MPS, as PyTorch was built for), or the CPU where there is none."""
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return CPU if found is None else found
+
+
+def named_device(name: str) -> torch.device:
+    """The device of an option: "cpu", "accelerator", or as torch names one, such as "xpu:1".
+
+    Raises:
+        ValueError: no such device, or not on this machine.
+    """
+    here = default_device()
+    count = 0 if here == CPU else torch.accelerator.device_count()
+    if name == CPU.type:
+        return CPU
+    if name == ACCELERATOR and count:
+        return here
+    if name in (here.type, *(f"{here.type}:{index}" for index in range(count))):
+        return torch.device(name)
+    found = f"{count} of type {here.type!r}" if count else "none"
+    raise ValueError(
+        f"device must be 'cpu', {ACCELERATOR!r} or torch's name of one that is available, got {name!r}: torch finds "
+        f"{found} on this machine"
+    )
+
+
+def backend(device: torch.device) -> ModuleType | None:
+    """The module of torch for a kind of accelerator; None for the CPU."""
+    return None if device.type == CPU.type else torch.get_device_module(device)
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done all it was told to."""
+    if device.type != CPU.type:
+        torch.accelerator.synchronize(device)
+
+
+def random_states(device: torch.device) -> list[Tensor]:
+    """torch's global random states, on the CPU: that of the CPU, then that of the accelerator ``device``, if it is."""
+    module = backend(device)
+    return [torch.get_rng_state(), *([] if module is None else [module.get_rng_state(device)])]
+
+
+def set_random_states(device: torch.device, states: list[Tensor]) -> None:
+    """Restore what :func:`random_states` gave; that of an accelerator where both, now and then, know one."""
+    torch.set_rng_state(states[0].cpu())
+    module = backend(device)
+    if module is not None and len(states) > 1:
+        module.set_rng_state(states[1].cpu(), device)
+
+
+@contextmanager
+def random_states_kept(device: torch.device) -> Iterator[None]:
+    """Around what draws from torch's global generators: the CPU's, and that of ``device``, are put back."""
+    before = random_states(device)
+    try:
+        yield
+    finally:
+        set_random_states(device, before)
+
+
+def rounds_products() -> bool:
+    """Whether torch is set to round the factors of float32 matrix products to TF32 or bfloat16, where a device can."""
+    parts = [getattr(torch.backends.mkldnn, "conv", None)]
+    parts += [getattr(makers, "matmul", None) for makers in vars(torch.backends).values()]
+    settings = {getattr(part, "fp32_precision", None) for part in parts} - {None}
+    if settings:  # as of PyTorch 2.9, where one that was set so hides the other
+        return not settings <= {"none", "ieee"}
+    return torch.get_float32_matmul_precision() != "highest"
+
+
+@contextmanager
+def exact_convolutions() -> Iterator[None]:
+    """Float32 convolutions in float32: CUDA's are rounded to TF32 unless one asks."""
+    settings: Any = torch.backends.cudnn
+    change: tuple[str, Any] = ("allow_tf32", False)
+    if hasattr(getattr(settings, "conv", None), "fp32_precision"):  # as of PyTorch 2.9
+        settings, change = settings.conv, ("fp32_precision", "ieee")
+    name, exact = change
+    before = getattr(settings, name)
+    setattr(settings, name, exact)
+    try:
+        yield
+    finally:
+        setattr(settings, name, before)
+
+
+def hardware(device: torch.device) -> str:
+    """The device's name, for records."""
+    module = backend(device)
+    if module is None:
+        return _processor()
+    named = getattr(module, "get_device_name", None)
+    return device.type if named is None else str(named(device))
+
+
+def kernels(device: torch.device) -> str:
+    """What decides which kernels run, so that two processes round alike: the accelerator, or the CPU's instructions."""
+    return f"cpu {torch.backends.cpu.get_cpu_capability()}" if device.type == CPU.type else hardware(device)
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if "model name" in line]
+    return f"{(names or [platform.processor() or platform.machine()])[0]}, {os.cpu_count()} cores"

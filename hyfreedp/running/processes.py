@@ -1,0 +1,199 @@
+"""Several processes that train one model together: what they exchange, and how they fail together.
+
+Every process holds the whole model and takes its own records of every Poisson batch. Clipped gradients and losses are
+summed over the processes. Then each draws the same noise, under one key and bound to the same sum. So all hold the same
+weights, learning rate and thresholds, bit for bit, without sending these. Processes that could draw other numbers,
+because their hardware or PyTorch differs, are refused, and every step makes sure that they did not.
+
+Not covered: models that are themselves split over processes (FSDP, tensor and pipeline parallelism).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+from hyfreedp.running.checks import is_of
+from hyfreedp.running.devices import kernels
+
+T = TypeVar("T")
+
+# Tensors are sent together, since each message costs time, but not all at once, since each is a copy.
+BUCKET_BYTES = 2**25
+
+
+class Processes:
+    """The processes of a run. Alone, the default, every method returns at once and nothing is sent.
+
+    A method called by one process must be called by all, in the same order. Where one of them has died, the others get
+    an error: at once from gloo, after the timeout of ``init_process_group`` at the latest.
+
+    Args:
+        group: a process group of torch.distributed that holds this process, or None.
+        device: where the tensors that are sent lie.
+
+    Raises:
+        ValueError: ``group`` does not hold this process.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None, device: torch.device | None = None) -> None:
+        self.rank, self.size = (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))
+        if self.rank < 0:
+            raise ValueError("process_group must hold this process, but it is one of other processes")
+        self._group = group
+        self._device = device
+
+    @classmethod
+    def present(cls, group: dist.ProcessGroup | None, device: torch.device) -> Processes:
+        """Those of ``group``, or all of them if it is None and ``init_process_group`` was called."""
+        if group is None and dist.is_initialized():
+            group = dist.group.WORLD
+        return cls(group, device)
+
+    def add_up(self, tensors: Sequence[Tensor]) -> None:
+        """Replace each tensor by its sum over the processes: the same bits on all of them."""
+        if self.size > 1:
+            _in_buckets(tensors, partial(dist.all_reduce, group=self._group))
+
+    def copy_from_first(self, tensors: Iterable[Tensor]) -> None:
+        """Replace each tensor by that of the first process."""
+        if self._group is not None and self.size > 1:
+            first = dist.get_global_rank(self._group, 0)
+            _in_buckets(tensors, partial(dist.broadcast, src=first, group=self._group))
+
+    def gather(self, value: T) -> list[T]:
+        """The values of all processes, in order of rank; for small ones, of any type."""
+        if self.size == 1:
+            return [value]
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value, group=self._group)
+        return values
+
+    def join_samples(self, values: Tensor) -> Tensor:
+        """Per-sample values of all processes, shape ``(..., B)`` each, joined along the last dimension."""
+        return torch.cat([part.to(values.device) for part in self.gather(values)], dim=-1)
+
+    def agree(self, **values: Any) -> None:
+        """Refuse to go on unless every process names the same values.
+
+        Raises:
+            ValueError: on all processes, naming the first value that differs.
+        """
+        first, *others = self.gather({name: " ".join(repr(value).split()) for name, value in values.items()})
+        for rank, other in enumerate(others, start=1):
+            for name in first:
+                if other[name] != first[name]:
+                    here, there = _from_difference(first[name], other[name])
+                    found = f"{here} on rank 0 and {there} on rank {rank}"
+                    raise ValueError(f"all processes must be given the same run, but {name} is {found}")
+
+    def check_same(self, number: int) -> None:
+        """Refuse to go on unless every process holds the same number, of 63 bits.
+
+        Raises:
+            RuntimeError: on all processes.
+        """
+        if self.size == 1:
+            return
+        both = torch.tensor([number, -number], dtype=torch.int64, device=self._device)
+        dist.all_reduce(both, op=dist.ReduceOp.MAX, group=self._group)
+        if int(both[0]) != -int(both[1]):
+            raise RuntimeError(
+                "the processes hold different sums, so their noise would differ: all_reduce of the process group's "
+                "backend must give every process the same bits"
+            )
+
+    @contextmanager
+    def all_or_none(self) -> Iterator[None]:
+        """Around work that each process does by itself and that may fail on one: then it fails on all.
+
+        Raises:
+            RuntimeError: another process failed.
+        """
+        if self.size == 1:
+            yield
+            return
+        error: Exception | None = None
+        try:
+            yield
+        except Exception as raised:
+            error = raised
+        failed = torch.tensor(0 if error is None else self.rank + 1, device=self._device)
+        dist.all_reduce(failed, op=dist.ReduceOp.MAX, group=self._group)
+        if error is not None:
+            raise error
+        if failed > 0:
+            raise RuntimeError(f"rank {int(failed) - 1} failed; its own traceback tells why")
+
+
+def check_unwrapped(module: nn.Module) -> None:
+    """Refuse a model whose gradients or parameters another tool handles.
+
+    Raises:
+        ValueError: naming the wrapper, or the first parameter that is split over processes.
+    """
+    for name, layer in module.named_modules():
+        if isinstance(layer, DistributedDataParallel | DataParallel):
+            raise ValueError(
+                f"module must not be wrapped in {type(layer).__name__} (layer {name!r}), which combines gradients "
+                "before they are clipped: give the model itself, its .module"
+            )
+        if is_of("opacus.grad_sample", layer) or hasattr(layer, "autograd_grad_sample_hooks"):
+            raise ValueError(
+                f"module must not have Opacus's hooks, but layer {name!r} has: give what .to_standard_module() of the "
+                "GradSampleModule returns"
+            )
+        if is_of("torch.distributed.fsdp", layer):
+            raise ValueError(f"module must be whole on every process, but layer {name!r} is split by FSDP")
+    for name, parameter in module.named_parameters():
+        if is_of("torch.distributed.tensor", parameter):
+            raise ValueError(f"module must be whole on every process, but parameter {name!r} is a DTensor")
+
+
+def replica(module: nn.Module) -> dict[str, Any]:
+    """What must be equal on all processes so that copies of ``module`` stay equal: its tensors' forms, its platform."""
+    tensors = [*module.named_parameters(), *module.named_buffers()]
+    device = tensors[0][1].device
+    return {
+        "torch": torch.__version__,
+        "hardware": kernels(device),
+        "module": [(name, tuple(tensor.shape), tensor.dtype, tensor.requires_grad) for name, tensor in tensors],
+    }
+
+
+def _from_difference(*texts: str) -> list[str]:
+    """Two texts, from a little before the first character that differs."""
+    alike = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(*texts, strict=False)))
+    start = max(0, alike - 30)
+    return [("..." if start else "") + text[start : start + 60] for text in texts]
+
+
+@torch.no_grad()
+def _in_buckets(tensors: Iterable[Tensor], collective: Callable[[Tensor], Any]) -> None:
+    """Apply an in-place collective to tensors of any number and types, in few messages."""
+    for bucket in _buckets(tensors):
+        flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
+        collective(flat)
+        for tensor, part in zip(bucket, flat.split([tensor.numel() for tensor in bucket]), strict=True):
+            tensor.copy_(part.view_as(tensor))
+
+
+def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """Tensors of one type and device together, up to ``BUCKET_BYTES`` or a single larger one."""
+    open_buckets: dict[Any, list[Tensor]] = {}
+    for tensor in tensors:
+        kind = tensor.dtype, tensor.device
+        bucket = open_buckets.get(kind, [])
+        if bucket and sum(t.nbytes for t in bucket) + tensor.nbytes > BUCKET_BYTES:
+            yield bucket
+            bucket = []
+        open_buckets[kind] = [*bucket, tensor]
+    yield from open_buckets.values()

@@ -1,0 +1,105 @@
+"""What a step tells about itself: private by default, raw values only where asked for and under names that say so."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class ProbeResult:
+    """What a probe released and what was decided from it.
+
+    Attributes:
+        eta_probed, eta_next: the learning rate before and after, without decay.
+        distance: h, how far along the update direction the losses were probed.
+        accepted, reason: whether the rule used the fit, and why.
+        slope, curvature: b and a of the noisy parabola, with ``slope_std`` and ``curvature_std`` from the known noise.
+        private_loss: released mean loss at w, and ``loss_threshold``, the R_l that clipped it.
+    """
+
+    eta_probed: float
+    eta_next: float
+    distance: float
+    accepted: bool
+    reason: str
+    slope: float
+    curvature: float
+    slope_std: float
+    curvature_std: float
+    private_loss: float
+    loss_threshold: float
+
+
+@dataclass(frozen=True)
+class VoteResult:
+    """What a vote released and what was decided from it.
+
+    Attributes:
+        margin: private share of votes for the weights at hand less that for their average.
+        margin_std: standard deviation of its noise.
+        needed: the margin below which the weights at hand lose.
+        lost: whether they did, so that the run went back and changed its rate.
+    """
+
+    margin: float
+    margin_std: float
+    needed: float
+    lost: bool
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """What one step did. All but ``diagnostics`` is private: it was released with noise or computed from such.
+
+    Attributes:
+        step: 0-based.
+        eta: the learning rate that the step took, decay included.
+        probe, vote: what a probe or a vote released and decided, None on steps without one.
+        diagnostics: raw, NOT private values, for teaching and debugging only; None unless asked for.
+    """
+
+    step: int
+    eta: float
+    probe: ProbeResult | None = None
+    vote: VoteResult | None = None
+    diagnostics: dict[str, float] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """One flat row for a pandas frame; diagnostics are prefixed with ``not_private_``."""
+        row: dict[str, Any] = {"step": self.step, "eta": self.eta}
+        if self.probe is not None:
+            row |= asdict(self.probe)
+        if self.vote is not None:
+            row |= asdict(self.vote)
+        return row | {f"not_private_{name}": value for name, value in (self.diagnostics or {}).items()}
+
+
+def raw_values(losses: Tensor, norms: Tensor, probed: Tensor | None) -> dict[str, float]:
+    """Diagnostics of one step, NOT private.
+
+    Args:
+        losses, norms: per-sample losses at w and gradient norms, shape ``(B,)``.
+        probed: per-sample losses at (w - hG, w, w + hG), shape ``(3, B)``, on probe steps.
+
+    Warns:
+        UserWarning: none of the samples has a finite loss and gradient, so that the step is made by noise alone.
+    """
+    values = {
+        "batch_size": float(losses.numel()),
+        "mean_loss": losses.mean().item(),
+        "mean_gradient_norm": norms.mean().item(),
+        "non_finite_samples": float((~(losses.isfinite() & norms.isfinite())).sum().item()),
+    }
+    if values["non_finite_samples"] == values["batch_size"] > 0:
+        warnings.warn(
+            "no sample of this batch has a finite loss and gradient, so the step is made of noise alone: look for NaN "
+            "in the data and in per_sample_loss. (Not private: told with diagnostics=True only)",
+            stacklevel=4,
+        )
+    if probed is not None:
+        values |= zip(("loss_ahead", "loss_here", "loss_behind"), probed.mean(dim=1).tolist(), strict=True)
+    return values

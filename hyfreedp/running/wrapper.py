@@ -1,0 +1,145 @@
+"""What torch, its schedulers and tools built on them expect of an optimizer, for one that wraps another."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections import OrderedDict
+from collections.abc import Callable, MutableMapping
+from typing import Any, NoReturn, ParamSpec, TypeVar
+
+import torch
+
+from hyfreedp.running.checks import nearest
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class OptimizerWrapper(torch.optim.Optimizer):
+    """A torch optimizer whose groups, state, defaults and hooks on ``state_dict`` are those of its base optimizer.
+
+    Hooks on its step are its own, see :func:`hooked_step`.
+
+    Args:
+        base: the optimizer that it wraps.
+    """
+
+    def __init__(self, base: torch.optim.Optimizer) -> None:
+        # torch's own constructor would make groups and a state beside the base optimizer's.
+        self.base = base
+        self._optimizer_step_pre_hooks = OrderedDict()
+        self._optimizer_step_post_hooks = OrderedDict()
+        for when in ("state_dict_pre", "state_dict_post", "load_state_dict_pre", "load_state_dict_post"):
+            name = f"_optimizer_{when}_hooks"
+            setattr(self, name, getattr(base, name))
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """The base optimizer's groups; their "lr" is what the last step used."""
+        return self.base.param_groups
+
+    @property
+    def state(self) -> MutableMapping[torch.Tensor, Any]:  # type: ignore[override]
+        """The base optimizer's state."""
+        return self.base.state
+
+    @property
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+        """The base optimizer's defaults."""
+        return self.base.defaults
+
+    def add_param_group(self, param_group: dict[str, Any]) -> NoReturn:
+        """Refused: a run's parameters are those that were made private.
+
+        Raises:
+            RuntimeError: always.
+        """
+        raise RuntimeError(
+            "the parameters of a private run cannot be added to: add_param_group belongs before "
+            "make_private_with_epsilon"
+        )
+
+    @property
+    def _step_supports_amp_scaling(self) -> NoReturn:
+        """What torch's GradScaler asks before it steps an optimizer.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError(
+            f"a GradScaler cannot step {type(self).__name__}: leave it out, and for half precision put "
+            "torch.autocast(..., dtype=torch.bfloat16) around the model in per_sample_loss"
+        )
+
+    def __getstate__(self) -> NoReturn:
+        raise TypeError(
+            f"{type(self).__name__} can be neither pickled nor copied: two runs would release with the same noise. "
+            "Save its state_dict(), or use PrivacyEngine.save_checkpoint"
+        )
+
+
+class Unprepared:
+    """What ``Accelerator.prepare`` of accelerate refuses to take: it asks for this attribute before it wraps anything.
+
+    accelerate's optimizer has no step of a loss and a batch; its loader would share out what is shared out already.
+    """
+
+    @property
+    def _is_accelerate_prepared(self) -> NoReturn:
+        raise TypeError(
+            f"accelerator.prepare must not be given a private {type(self).__name__}. Leave out prepare, call "
+            "model.to(accelerator.device) before make_private_with_epsilon, and move batches in per_sample_loss (see "
+            "docs/trainers.md)"
+        )
+
+
+def hooked_step(step: Callable[P, R]) -> Callable[P, R]:
+    """Make a method ``step(per_sample_loss, batch)`` one that runs its optimizer's hooks, and refuses other arguments.
+
+    Hooks of all optimizers and the profiler's label belong to the base optimizer's step within.
+
+    Raises:
+        TypeError: the call was none of ``step(per_sample_loss, batch)``, as of a loop that was written for plain torch.
+    """
+    signature = inspect.signature(step)
+
+    @functools.wraps(step)
+    def hooked(*args: P.args, **kwargs: P.kwargs) -> R:
+        for name in kwargs.keys() - signature.parameters.keys():
+            if hint := nearest(name, signature.parameters):
+                raise TypeError(f"step has no argument {name!r}{hint}")
+        try:
+            per_sample_loss = signature.bind(*args, **kwargs).arguments["per_sample_loss"]
+        except TypeError:
+            per_sample_loss = None
+        if not callable(per_sample_loss):
+            raise TypeError(
+                "step takes a function and a batch: call optimizer.step(per_sample_loss, batch), where "
+                "per_sample_loss(batch) returns losses of shape (B,), without loss.backward(), closure or GradScaler"
+            )
+        _check_one_argument(per_sample_loss)
+        optimizer: Any = args[0]
+        for before in list(optimizer._optimizer_step_pre_hooks.values()):
+            if (changed := before(optimizer, args, kwargs)) is not None:
+                args, kwargs = changed
+        result = step(*args, **kwargs)
+        for after in list(optimizer._optimizer_step_post_hooks.values()):
+            after(optimizer, args, kwargs)
+        return result
+
+    return hooked
+
+
+def _check_one_argument(per_sample_loss: Callable[..., Any]) -> None:
+    try:
+        arguments = inspect.signature(per_sample_loss)
+    except ValueError:  # of a function written in C
+        return
+    try:
+        arguments.bind(None)
+    except TypeError:
+        raise TypeError(
+            f"per_sample_loss must take one argument, the batch, got a function of {arguments}: let it take the batch "
+            "apart itself, as by x, y = batch"
+        ) from None

@@ -1,0 +1,204 @@
+"""The paper's line search: step rules against closed forms, what a probe releases, and the state it moves."""
+
+import dataclasses
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from cases import pairs, together
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+from torch import nn
+from twins import make_private, sgd
+
+from hyfreedp import line_search
+from hyfreedp.curvefit import QuadraticFit
+from hyfreedp.line_search import LossSearch
+
+FALSE_ALARM = 1e-6  # of each statistical test below; the seeds are fixed, so a test that passes always passes
+LOSSES = torch.tensor([[0.4, 0.1, 0.9], [0.5, 0.3, 1.1], [0.8, 0.6, 1.6]], dtype=torch.float64)  # at w - hG, w, w + hG
+RULES = ["literal", "gen"]
+
+values = st.floats(-1e3, 1e3)
+rates = st.floats(1e-6, 10)
+
+
+# -- rules -------------------------------------------------------------------------------------------------------------
+
+
+def fit(slope, curvature):
+    return QuadraticFit(slope, curvature, 1.0)
+
+
+@given(values.filter(lambda b: abs(b) > 1e-3), values.filter(lambda a: abs(a) > 1e-3), rates)
+def test_literal_is_b_over_a_with_whatever_sign(slope, curvature, eta):
+    assert line_search.literal(fit(slope, curvature), eta).eta == slope / curvature
+
+
+@together(("slope", "curvature"), [(1.0, 0.0), (0.0, 0.0), (0.0, 1.0)])
+def test_literal_keeps_eta_when_b_over_a_is_no_rate(slope, curvature):
+    decision = line_search.literal(fit(slope, curvature), 0.1)
+    assert (decision.eta, decision.accepted) == (0.1, False) and "zero or not finite" in decision.reason
+
+
+@given(values, values, rates)
+def test_gen_moves_only_on_a_convex_descent_and_within_its_range(slope, curvature, eta):
+    decision = line_search.gen(fit(slope, curvature), eta)
+    if slope > 0 and curvature > 0:
+        clamped = min(max(slope / curvature, 0.5 * eta), 2 * eta)
+        assert decision.accepted and decision.eta == pytest.approx(0.1 * clamped + 0.9 * eta)
+    else:
+        assert not decision.accepted and decision.eta == eta
+
+
+@together(
+    ("decay", "start", "expected"),
+    [
+        ("none", 0.0, [1, 1, 1, 1]),
+        ("linear", 0.0, [1, 0.75, 0.5, 0.25]),
+        ("linear", 0.5, [1, 1, 1, 0.5]),
+        ("cosine", 0.0, [1, (1 + math.sqrt(0.5)) / 2, 0.5, (1 - math.sqrt(0.5)) / 2]),
+    ],
+)
+def test_decay(decay, start, expected):
+    assert [line_search.decay_factor(t, 4, decay, start) for t in range(4)] == pytest.approx(expected)
+
+
+# -- the noise of a release --------------------------------------------------------------------------------------------
+
+
+def standard(values, what):
+    """The values look like draws of N(0, 1): chi-square for the size, Kolmogorov-Smirnov for the shape."""
+    values = np.ravel(values)
+    size = stats.chi2(values.size).cdf((values**2).sum())
+    assert FALSE_ALARM / 2 < size < 1 - FALSE_ALARM / 2, f"{what} has {values.std():.4f} times the stated deviation"
+    assert stats.kstest(values, "norm").pvalue > FALSE_ALARM, f"{what} is not normal"
+
+
+def uncorrelated(first, second):
+    products = np.asarray(first) * np.asarray(second)
+    assert abs(products.sum()) / math.sqrt(products.size) < stats.norm.isf(FALSE_ALARM / 2)
+
+
+@together("size", [0, 13])
+@pytest.mark.filterwarnings("ignore:gradients are computed one sample at a time:UserWarning")
+def test_released_losses_have_the_stated_noise(size):
+    """Of 1,000 releases on empty or large batches: sigma_l R_l / 8, independent of the actual size and of each other.
+
+    The slope holds the difference of the outer losses; their sum is the curvature's share beyond the middle loss.
+    """
+    model = nn.Linear(2, 1).double()
+    plan = {"target_epsilon": 3.0, "accountant": "rdp", "gamma": 1.2, "steps": 1000, "interval": 1}
+    _, optimizer, _ = make_private(model, sgd(model), preset="paper", allocation="per_step", **plan)
+    batch = [torch.ones(size, 2, dtype=torch.float64)]
+    noise, slopes, curvatures = [], [], []
+    for _ in range(1000):
+        probe = optimizer.step(lambda b: 0.5 + 0 * model(b[0])[:, 0], batch).probe
+        std = optimizer.split.sigma_loss * probe.loss_threshold / 8
+        assert probe.slope_std == pytest.approx(std / (math.sqrt(2) * probe.distance))
+        assert probe.curvature_std == pytest.approx(std * math.sqrt(6) / probe.distance**2)
+        noise.append((probe.private_loss - min(0.5, probe.loss_threshold) * size / 8) / std)
+        slopes.append(probe.slope / probe.slope_std)
+        curvatures.append(probe.curvature / probe.curvature_std)
+    standard(curvatures, "curvature")
+    sums = (math.sqrt(6) * np.array(curvatures) + 2 * np.array(noise)) / math.sqrt(2)
+    released = (noise, slopes, sums)
+    standard(np.concatenate(released), "private losses")  # together they show a 10 % error
+    for each in released:
+        uncorrelated(each[1:], each[:-1])
+    for first, second in itertools.combinations(released, 2):
+        uncorrelated(first, second)
+        uncorrelated(first[1:], second[:-1])
+        uncorrelated(first[:-1], second[1:])
+
+
+def test_probe_noise_is_independent_of_the_gradients_noise():
+    """Two streams from one seed: if they were one, the same numbers would be released twice."""
+    model = nn.Linear(4, 1, bias=False).double()
+    plan = {"target_epsilon": 3.0, "accountant": "rdp", "steps": 500, "interval": 1}
+    _, optimizer, _ = make_private(model, sgd(model), preset="paper", **plan)
+    gradients, released = [], []
+    for _ in range(500):
+        before = model.weight.detach().clone()
+        record = optimizer.step(lambda batch: model(batch[0])[:, 0], [torch.zeros(0, 4, dtype=torch.float64)])
+        direction = (before - model.weight.detach()) / record.eta * 8
+        gradients.append((direction / optimizer.split.sigma_gradient_probe).flatten().tolist())
+        probe = record.probe
+        released.append((probe.slope / probe.slope_std, probe.curvature / probe.curvature_std))
+    gradients, released = np.array(gradients), np.array(released)
+    standard(gradients, "gradient")
+    for coordinate, number in itertools.product(gradients.T, released.T):
+        uncorrelated(coordinate, number)
+        uncorrelated(coordinate[1:], number[:-1])
+        uncorrelated(coordinate[:-1], number[1:])
+
+
+@together(*pairs(bad=[math.nan, math.inf, 1e300], where=[(0,), (1,), (2,), (0, 1, 2)]).args)
+def test_one_bad_record_moves_a_release_by_no_more_than_its_clip(where, bad):
+    """Whatever one record's losses are, the fit stays finite and within the sensitivity of the fit without it."""
+    extended = torch.cat([LOSSES, torch.full((3, 1), 0.7, dtype=torch.float64)], dim=1)
+    extended[list(where), -1] = bad
+    fits = []
+    for losses in (LOSSES, extended):
+        probe = LossSearch(rule="gen", eta=0.1)
+        fits.append(probe.update(losses, 0.0, 4.0, None))
+        assert math.isfinite(probe.eta) and math.isfinite(probe.loss_threshold) and probe.eta > 0
+    slope, curvature = (abs(getattr(fits[0], name) - getattr(fits[1], name)) for name in ("slope", "curvature"))
+    assert slope <= 1.0 / 4 / (2 * 0.1) * (1 + 1e-9)
+    assert curvature <= 2.0 / 4 / 0.1**2 * (1 + 1e-9)  # where 2 L(w) counts twice
+
+
+# -- the learned state -------------------------------------------------------------------------------------------------
+
+
+@together("rule", RULES)
+def test_the_result_says_what_was_done(rule):
+    """The record holds the clip that was used, not the next one, and the rate before and after."""
+    probe = LossSearch(rule=rule, eta=0.1, loss_threshold=3.0)
+    assert probe.distance == 0.1  # Alg. 1, line 7
+    result = probe.update(LOSSES, 0.0, 3.0, None)
+    assert (result.eta_probed, result.eta_next, result.distance) == (0.1, probe.eta, 0.1)
+    assert result.accepted and probe.eta != 0.1 and result.reason
+    # Nothing but what a checkpoint may hold: numpy's numbers do not load with weights_only=True.
+    assert all(type(value) in (float, bool, str) for value in dataclasses.asdict(result).values())
+    ahead, here, behind = LOSSES.mean(dim=1).tolist()  # the parabola through the three means
+    assert result.slope == pytest.approx((behind - ahead) / 0.2)
+    assert result.curvature == pytest.approx((behind + ahead - 2 * here) / 0.01)
+    assert (result.slope_std, result.curvature_std) == (0.0, 0.0)
+    assert (result.private_loss, result.loss_threshold) == (pytest.approx(here), 3.0)
+
+
+@together(
+    ("rule", "scale", "expected"),
+    [
+        ("sum", 1.0, float(LOSSES.mean(dim=1).sum())),
+        ("previous", 1.0, 1.9 / 3),
+        ("sum", 0.01, 0.1),
+        ("previous", 50.0, 20.0),
+    ],
+)
+def test_the_loss_threshold_follows_the_released_losses(rule, scale, expected):
+    """R_l of the next probe is the sum of the three private losses, or the middle one, within [0.1, 20]."""
+    probe = LossSearch(rule="gen", eta=0.1, loss_threshold=100.0, loss_threshold_rule=rule)
+    probe.update(LOSSES * scale, 0.0, 3.0, None)
+    assert probe.loss_threshold == pytest.approx(expected)
+    probe = LossSearch(rule="gen", eta=0.1, loss_threshold=math.inf, loss_threshold_rule=rule)  # without privacy
+    probe.update(LOSSES * scale, 0.0, 3.0, None)
+    assert probe.loss_threshold == math.inf
+
+
+@together(
+    ("changes", "message"),
+    [
+        ({"eta": 0.0}, "initial_learning_rate must be finite and positive, got 0.0"),
+        ({"eta": math.nan}, "initial_learning_rate must be finite and positive, got nan"),
+        ({"rule": "greedy"}, r"step_rule must be .*'literal'.*got 'greedy'"),
+        ({"loss_threshold_rule": "mean"}, r"loss_threshold_rule must be .*'sum'.*got 'mean'"),
+    ],
+)
+def test_arguments_out_of_range(changes, message):
+    with pytest.raises(ValueError, match=message):
+        LossSearch(**({"rule": "gen", "eta": 0.1} | changes))
