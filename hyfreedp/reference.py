@@ -9,7 +9,8 @@ the N records is in it with probability q, independently. Its expected size is B
 whatever size the batch has. ``loss(model, batch)`` returns one loss for each sample. ``split`` says which steps probe,
 and how much noise each release gets (Alg. 2, :func:`hyfreedp.calibrate_noise`). ``noise`` draws it. So a run is::
 
-    for released in train(model, optimizer, loss, batches, split=split, B=100, noise=NoiseGenerator()):
+    noise = NoiseGenerator()
+    for released in train(model, optimizer, loss, batches, split=split, B=100, noise=noise):
         print(released)
 """
 

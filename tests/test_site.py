@@ -54,7 +54,7 @@ def test_every_notebook_has_a_page_with_its_figures_and_formulas(built):
     for source in notebooks.sources():
         page = (built / "notebooks" / f"{source.stem}.html").read_text(encoding="utf-8")
         assert notebooks.title(source).split(":")[0] in page
-        assert page.count("<math") > 3 and page.count("<img") > 1, source.stem
+        assert page.count("<math") > 3 and page.count("<img") > 0, source.stem
         assert "Traceback" not in page
 
 

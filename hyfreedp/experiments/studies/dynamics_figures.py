@@ -163,7 +163,8 @@ def threshold_findings(rows: pd.DataFrame, results: pd.DataFrame, specs: Sequenc
     lines = []
     for spec in specs:
         chosen = dynamics.of_spec(rows, spec)
-        late = chosen[chosen.step >= 0.75 * chosen.step.max()][["loss_threshold", "private_loss", "test_loss"]].median()
+        start = min(0.75 * chosen.step.max(), chosen.dropna(subset="private_loss").step.max())  # short runs: a probe
+        late = chosen[chosen.step >= start][["loss_threshold", "private_loss", "test_loss"]].median()
         lines.append(
             f"{dynamics.TITLES[spec.method]}, K = {spec.interval}: R_l is {late.loss_threshold:.2g}, the released loss "
             f"{late.private_loss:.2g}, the test loss {late.test_loss:.2g} nats; accuracy "
