@@ -3,15 +3,12 @@
 import ast
 import socket
 
-import pytest
-
 from hyfreedp.experiments.data import image_files
 from hyfreedp.experiments.runs.cells import run_cell
 from hyfreedp.experiments.runs.spec import Spec
 from hyfreedp.experiments.store.paths import ROOT
 
 FILES = {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text()) for path in (ROOT / "hyfreedp").rglob("*.py")}
-CODE = "__import__('os').system('touch {}')"
 # Where a call that could run code does not: file, call, why.
 EVALUATING = {"eval", "exec", "compile", "__import__", "pickle.load", "pickle.loads", "yaml.load", "marshal.loads"}
 NETWORK = {"urllib", "requests", "http", "socket", "ftplib", "smtplib", "httpx", "aiohttp"}
@@ -59,14 +56,6 @@ def test_every_download_has_a_checksum():
         assert "md5" in [word.arg for word in node.keywords], file
     sums = [*image_files._GTSRB_ARCHIVES.values(), image_files._TINY_IMAGENET_MD5]
     assert all(len(bytes.fromhex(text)) == 16 for text in sums)
-
-
-def test_a_spec_with_code_in_it_stays_text(tmp_path):
-    mark = tmp_path / "ran"
-    for text in (CODE.format(mark), f'{{"task": "digits", "method": "{CODE.format(mark)}"}}'):
-        with pytest.raises((ValueError, TypeError)):
-            Spec.from_json(text)
-    assert not mark.exists()
 
 
 def test_a_run_opens_no_connection(tmp_path, monkeypatch):

@@ -40,16 +40,6 @@ def test_json_holds_the_split_and_what_each_share_costs(capsys):
     assert shares["probes"] + shares["gradients"] > shares["together"]
 
 
-def test_options_reach_the_split(capsys):
-    assert main([*SEARCH, *"--warmup 0.1 --gamma 1.1 --allocation constant --json".split()]) == 0
-    output = capsys.readouterr()
-    split = json.loads(output.out)
-    assert (split["warmup_steps"], split["probe_steps"], split["gamma"]) == (2, 7, 1.1)
-    assert (split["probe"], split["allocation"]) == ("losses", "constant")
-    assert split["shares"]["together"] == split["epsilon"]
-    assert output.err == ""
-
-
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_preset_gives_the_noise_of_its_run(preset, capsys):
     model = make_model()

@@ -20,9 +20,9 @@ from torch.utils.data import (
     TensorDataset,
     WeightedRandomSampler,
 )
-from twins import cross_entropy, make_batches, make_model, make_private
+from twins import cross_entropy, make_batches, make_model, make_private, sgd
+from twins import cross_entropy as losses
 
-from hyfreedp import PrivacyEngine
 from hyfreedp.gradients import AbadiClipping, AutomaticClipping, make_engine
 
 MIXES = "depend on which other samples are in the batch"
@@ -31,25 +31,13 @@ MIXES = "depend on which other samples are in the batch"
 def wire(model, data, *, batch_size=50, **settings):
     loader = data if isinstance(data, DataLoader) else DataLoader(data, batch_size=batch_size)
     settings = {"preset": "fixed", "accountant": "rdp", "steps": 20, "target_epsilon": 3.0} | settings
-    return PrivacyEngine(seed=0).make_private_with_epsilon(
-        module=model,
-        optimizer=torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1),
-        data_loader=loader,
-        target_delta=1e-4,
-        **settings,
-    )
-
-
-def losses(model):
-    return lambda batch: F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+    return make_private(model, sgd(model, 0.1), loader=loader, target_delta=1e-4, **settings)
 
 
 def train(optimizer, loader, loss):
     while optimizer.steps_left:
         for batch in loader:
             optimizer.step(loss, batch)
-            if not optimizer.steps_left:
-                return
 
 
 def classes(size=500, width=8):
@@ -466,16 +454,9 @@ def test_t16c_parameters_in_bf16_release_no_value_that_only_one_record_makes_pos
     def releases(x, seed):
         """Weights after each of many steps from zero, on a full batch."""
         model = nn.Linear(width, 1, bias=False).to(torch.bfloat16)
-        model, optimizer, _ = PrivacyEngine(seed=seed).make_private_with_epsilon(
-            module=model,
-            optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
-            data_loader=DataLoader(TensorDataset(torch.zeros(100, width)), batch_size=100),
-            target_epsilon=30.0,
-            target_delta=1e-5,
-            steps=steps,
-            preset="fixed",
-            accountant="rdp",
-        )
+        settings = {"target_epsilon": 30.0, "target_delta": 1e-5, "accountant": "rdp", "preset": "fixed"}
+        data = TensorDataset(torch.zeros(100, width))
+        _, optimizer, _ = make_private(model, sgd(model), data, batch_size=100, seed=seed, steps=steps, **settings)
         optimizer._checks_due = []
         found = []
         for _ in range(steps):

@@ -10,10 +10,11 @@ import random
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from cases import together
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import Dataset, TensorDataset
+from twins import cross_entropy as losses
+from twins import make_private, sgd
 
 from hyfreedp import NoiseGenerator, PrivacyEngine
 from hyfreedp.accounting import BudgetExhausted
@@ -39,19 +40,9 @@ def documents(size=200):
 
 
 def wire(engine, model, data, *, batch_size, epsilon=1.0, **settings):
-    settings = {"preset": "fixed", "accountant": "rdp"} | settings
-    return engine.make_private_with_epsilon(
-        module=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
-        data_loader=DataLoader(data, batch_size=batch_size, num_workers=settings.pop("num_workers", 0)),
-        target_epsilon=epsilon,
-        target_delta=1e-4,
-        **({"steps": 20} | settings),
-    )
-
-
-def losses(model):
-    return lambda batch: F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+    settings = {"preset": "fixed", "accountant": "rdp", "steps": 20, "target_delta": 1e-4} | settings
+    budget = {"engine": engine, "target_epsilon": epsilon, "batch_size": batch_size}
+    return make_private(model, sgd(model), data, **budget, **settings)
 
 
 def released_sum(engine, model, data, **settings):
@@ -209,19 +200,11 @@ def test_t23_a_state_of_another_run_is_refused_by_the_field_that_differs(field):
     def make(*, records=300, batch_size=30, optimizer=torch.optim.SGD, secure_noise=False, preset="fixed", **settings):
         model = small_model()
         base = {name: settings.pop(name) for name in ("lr", "momentum") if name in settings}
-        return PrivacyEngine(seed=0, secure_noise=secure_noise).make_private_with_epsilon(
-            module=model,
-            optimizer=optimizer(model.parameters(), **({"lr": 0.1} | base)),
-            data_loader=DataLoader(
-                TensorDataset(torch.zeros(records, 8), torch.zeros(records).long()), batch_size=batch_size
-            ),
-            target_epsilon=1.0,
-            target_delta=1e-4,
-            steps=20,
-            preset=preset,
-            accountant="rdp",
-            **settings,
-        )
+        base = optimizer(model.parameters(), **({"lr": 0.1} | base))
+        data = TensorDataset(torch.zeros(records, 8), torch.zeros(records).long())
+        settings |= {"target_epsilon": 1.0, "target_delta": 1e-4, "steps": 20, "accountant": "rdp"}
+        engine = PrivacyEngine(seed=0, secure_noise=secure_noise)
+        return make_private(model, base, data, engine=engine, batch_size=batch_size, preset=preset, **settings)
 
     preset = {"preset": OTHER_RUNS[field]["preset"]} if "preset" in OTHER_RUNS[field] else {}
     model, optimizer, loader = make(**preset)
@@ -317,10 +300,8 @@ def test_old_optimizers_own_step_is_refused():
     data = TensorDataset(torch.randn(60, 8), torch.randint(0, 2, (60,)))
     model = small_model()
     old = torch.optim.SGD(model.parameters(), lr=0.1)
-    arguments = {"target_epsilon": 1.0, "target_delta": 1e-4, "steps": 10, "accountant": "rdp", "preset": "fixed"}
-    model, optimizer, loader = PrivacyEngine(seed=0).make_private_with_epsilon(
-        module=model, optimizer=old, data_loader=DataLoader(data, batch_size=6), **arguments
-    )
+    arguments = {"target_epsilon": 1.0, "batch_size": 6, "accountant": "rdp", "preset": "fixed"}
+    model, optimizer, loader = make_private(model, old, data, **arguments)
     before = model[0].weight.detach().clone()
     for step in (old.step, optimizer.base.step):
         losses(model)(next(iter(loader))).sum().backward()
@@ -330,9 +311,7 @@ def test_old_optimizers_own_step_is_refused():
     steps_of(optimizer, loader, model, 2)
     # A second run takes the same torch optimizer over: the first run can then no longer step it.
     with pytest.warns(UserWarning, match="trained privately before"):
-        _, second, loader = PrivacyEngine(seed=1).make_private_with_epsilon(
-            module=model, optimizer=old, data_loader=DataLoader(data, batch_size=6), **arguments
-        )
+        _, second, loader = make_private(model, old, data, seed=1, **arguments)
     with pytest.raises(RuntimeError, match="SGD was made private"):
         steps_of(optimizer, loader, model, 3)
     steps_of(second, loader, model, 1)

@@ -7,16 +7,7 @@ import torch
 from cases import each, pairs, together
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
-from twins import (
-    adamw,
-    changed,
-    cross_entropy,
-    flat,
-    make_batches,
-    make_model,
-    make_private,
-    sgd,
-)
+from twins import adamw, changed, cross_entropy, flat, make_batches, make_model, make_private, sgd
 
 from hyfreedp import PRESETS
 from hyfreedp.gradients import AutomaticClipping, NoClipping

@@ -10,16 +10,7 @@ from cases import together
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from twins import (
-    PRESETS,
-    adamw,
-    cross_entropy,
-    flat,
-    make_batches,
-    make_model,
-    make_private,
-    sgd,
-)
+from twins import PRESETS, adamw, cross_entropy, flat, make_batches, make_model, make_private, sgd
 
 from hyfreedp import token_budget
 from hyfreedp.data.batches import batch_length, split_rows, take
@@ -73,16 +64,6 @@ def test_what_is_no_partition_is_refused_before_anything_is_released(pieces, mes
         optimizer.step(cross_entropy(model), make_batches([5])[0])
     assert torch.equal(flat(model), before)
     assert (optimizer.ledger.steps, optimizer.history) == (0, [])
-
-
-def test_take_by_positions_keeps_the_structure():
-    """Any structure of the loader, in the order asked for: the same as one sample after the other."""
-    x, names = torch.arange(12).view(4, 3), ["a", "b", "c", "d"]
-    batch = {"x": x, "pair": (x, [x + 1]), "names": names, "fixed": tuple(names)}
-    taken = take(batch, torch.tensor([2, 0, 3]))
-    assert taken["x"].tolist() == x[[2, 0, 3]].tolist() == taken["pair"][0].tolist()
-    assert taken["pair"][1][0].tolist() == (x[[2, 0, 3]] + 1).tolist()
-    assert (taken["names"], taken["fixed"]) == (["c", "a", "d"], ("c", "a", "d"))
 
 
 def test_take_keeps_the_kind_of_a_mapping():

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import torch
 from cases import pairs, together
-from models import Example, assert_exact, assert_refused_or_exact, biases_only
+from models import Example, assert_exact, biases_only
 from torch import Tensor, nn
 
 from hyfreedp.gradients import AutomaticClipping, make_engine
@@ -142,15 +142,6 @@ def test_dropout_draws_what_it_draws_without_an_engine(build) -> None:
         torch.set_rng_state(state)
         torch.testing.assert_close(engine.losses(example.model, example.batch[0]), losses, rtol=1e-12, atol=1e-12)
     assert engine.slow is None
-
-
-@together("samples", [7, 5])
-def test_attention_over_the_batch_is_refused_or_alone(samples) -> None:
-    """Without batch_first, of inputs that have the samples first; also where there are as many as tokens."""
-    model = nn.Sequential(nn.Linear(4, 8), nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0), nn.Linear(8, 3)).train()
-    example = example_of(model)
-    example.batch, example.loss = (example.batch[0][:samples],), lambda model, x: model(x).square().sum((1, 2))
-    assert_refused_or_exact(example)
 
 
 @together("settings", [{"add_bias_kv": True}, {"add_zero_attn": True}])

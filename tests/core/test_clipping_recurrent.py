@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 from cases import each, pairs, together
-from models import Example, assert_refused_or_exact, biases_only
+from models import Example, biases_only
 from models import assert_exact as exact
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
@@ -176,14 +176,6 @@ def test_a_forward_of_its_own_is_not_replaced(patched) -> None:
         model, (torch.randn(5, 3, 4).double(),), lambda model, x: model[0](x.mT.mT.transpose(0, 1))[0].sum((0, 2))
     )
     exact(example, slow=f"{type(layer).__name__} does with")
-
-
-@together("samples", [7, 5])
-def test_samples_taken_for_tokens_are_refused_or_alone(samples) -> None:
-    """Without batch_first, of inputs that have the samples first; also where there are as many as tokens."""
-    model = nn.ModuleList([nn.LSTM(4, 6)]).train()
-    example = Example(model, (torch.randn(samples, 5, 4),), lambda model, x: model[0](x)[0].square().sum((1, 2)))
-    assert_refused_or_exact(example)
 
 
 class Checkpointed(nn.Module):

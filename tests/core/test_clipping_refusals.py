@@ -117,11 +117,3 @@ def test_a_refusal_names_three_layers_and_counts_the_rest() -> None:
     with pytest.raises(ValueError, match=r"and \d+ more like these") as refused:
         make_engine(module, AutomaticClipping())
     assert len(str(refused.value)) < 1200
-
-
-def test_what_mixes_samples() -> None:
-    model = nn.Linear(4, 4)
-    engine = make_engine(model, AutomaticClipping())
-    with pytest.raises(ValueError, match="depend on which other samples"):
-        engine.add(lambda x: (model(x) - 10 * model(x).mean(0)).square().sum(1), torch.randn(6, 4))
-    assert engine.slow is None and not any(total.any() for total in engine.clipped_sums(list(model.parameters())))

@@ -9,10 +9,10 @@ from simulated import simulated
 from training import go_on, run
 from twins import BASES, flat, make_data, make_model, make_private
 
-from hyfreedp import NoiseGenerator, PrivacyEngine, token_budget
+from hyfreedp import PrivacyEngine, token_budget
 from hyfreedp.experiments.store.paths import ROOT
 from hyfreedp.gradients import AutomaticClipping, make_engine
-from hyfreedp.noise import as_generator, cipher
+from hyfreedp.noise import cipher
 from hyfreedp.running import devices
 
 CPU = torch.device("cpu")
@@ -121,25 +121,6 @@ def test_noise_of_another_key_or_keystream_is_noticed(monkeypatch):
 
 
 # -- noise and engines -------------------------------------------------------------------------------------------------
-
-
-def test_noise_waits_once_per_release_and_its_key_depends_on_every_bit():
-    def released(sums, device):
-        moved = [total.to(device) for total in sums]
-        generator = NoiseGenerator(0)
-        generator.add_noise(moved, 1.0)
-        return [total.cpu() for total in moved], generator.tag
-
-    with simulated() as machine:
-        sums = [torch.zeros(100), torch.zeros(7, 3, dtype=torch.float64)]
-        first, tag = released(sums, machine.device)
-        machine.waits.clear()
-        again, same = released(sums, machine.device)
-        assert machine.waits.total() == len(sums) + 1 + len(sums)  # to the device, the hash, and back
-        assert tag == same and all(torch.equal(*pair) for pair in zip(first, again, strict=True))
-        sums[1][-1, -1] = 1e-300
-        assert released(sums, machine.device)[1] != tag
-    assert as_generator(None).tag == 0
 
 
 @together("build", [groupnorm_convnet, tied_language_model, vit, gpt2, bert, llama_lora])

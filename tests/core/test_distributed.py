@@ -26,19 +26,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader
-from twins import (
-    BASES,
-    PRESETS,
-    adamw,
-    changed,
-    cross_entropy,
-    flat,
-    make_data,
-    make_model,
-    make_private,
-    unbind_noise,
-)
+from twins import BASES, PRESETS, adamw, changed, cross_entropy, flat, make_data, make_model, make_private, unbind_noise
 
 from hyfreedp import PrivacyEngine
 from hyfreedp.data.sampling import PoissonSampler
@@ -294,16 +282,7 @@ def alone(rank):
 
 
 def private(engine, model, steps=9):
-    _, optimizer, loader = engine.make_private_with_epsilon(
-        module=model,
-        optimizer=adamw(model),
-        data_loader=DataLoader(make_data(), batch_size=8),
-        target_epsilon=3.0,
-        target_delta=1e-3,
-        steps=steps,
-        accountant="rdp",
-    )
-    return optimizer, loader
+    return make_private(model, adamw(model), engine=engine, target_epsilon=3.0, steps=steps, accountant="rdp")[1:]
 
 
 def test_a_group_of_one_trains_alone(two):

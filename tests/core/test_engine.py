@@ -12,17 +12,7 @@ import torch.nn.functional as F
 from cases import each, together
 from torch import nn
 from torch.utils.data import DataLoader
-from twins import (
-    adamw,
-    changed,
-    cross_entropy,
-    flat,
-    make_batches,
-    make_data,
-    make_model,
-    make_private,
-    sgd,
-)
+from twins import adamw, changed, cross_entropy, flat, make_batches, make_data, make_model, make_private, sgd
 
 import hyfreedp
 from hyfreedp import PRESETS, HyFreeDPOptimizer, NoiseGenerator, Preset, PrivacyEngine, calibrate_noise
@@ -167,14 +157,7 @@ def test_epsilon_as_in_opacus_is_what_the_run_has_spent():
     runs = []
     for _ in range(3):
         model = make_model()
-        _, optimizer, _ = engine.make_private_with_epsilon(
-            module=model,
-            optimizer=adamw(model),
-            data_loader=DataLoader(make_data(), batch_size=8),
-            target_delta=1e-3,
-            steps=10,
-            **PRIVATE,
-        )
+        _, optimizer, _ = make_private(model, adamw(model), engine=engine, **PRIVATE)
         runs.append((model, optimizer))
         assert engine.get_epsilon(1e-3) == 0  # nothing released
     spent = []
@@ -283,13 +266,11 @@ def test_an_engine_gives_every_run_keys_of_its_own():
         engine = PrivacyEngine(seed=3)
         for steps in (None, 5, 5, 5):
             model = make_model()
-            wired = {"module": model, "optimizer": adamw(model), "data_loader": DataLoader(make_data(), batch_size=8)}
-            wired |= {"target_delta": 1e-3, "steps": steps, **PRIVATE}
             if steps is None:
                 with pytest.raises(ValueError, match="give either epochs or steps"):
-                    engine.make_private_with_epsilon(**wired)
+                    make_private(model, adamw(model), engine=engine, steps=None, **PRIVATE)
                 continue
-            _, optimizer, loader = engine.make_private_with_epsilon(**wired)
+            _, optimizer, loader = make_private(model, adamw(model), engine=engine, steps=steps, **PRIVATE)
             keys += [optimizer.state_dict()["generator"]["key"], loader.batch_sampler.seed]
     assert keys[:6] == keys[6:] and len(set(keys)) == 6
 

@@ -17,6 +17,7 @@ from cases import together
 from opacus.layers import DPGRU, DPLSTM
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+from twins import make_private, sgd
 
 from hyfreedp import PrivacyEngine
 from hyfreedp.preset import PresetFields
@@ -93,14 +94,9 @@ def test_what_becomes_of_the_program_on_names(kind, capsys):
     exec(compile(NAMES, "char-lstm-classification.py", "exec"), names := {})
     data = [(torch.randint(20, (1 + i % 7,)), torch.tensor(i % 3)) for i in range(40)]
     model = Names(kind)
-    _, optimizer, loader = PrivacyEngine(seed=11).make_private_with_epsilon(
-        module=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=2.0),
-        data_loader=DataLoader(data, batch_size=2, collate_fn=padded),
-        target_epsilon=3.0,
-        target_delta=1e-4,
-        epochs=1,
-    )
+    loader = DataLoader(data, batch_size=2, collate_fn=padded)
+    budget = {"target_epsilon": 3.0, "target_delta": 1e-4, "epochs": 1}
+    _, optimizer, loader = make_private(model, sgd(model, 2.0), loader=loader, seed=11, **budget)
     assert 0 in (len(loader.batch_sampler.batch(step)) for step in range(20))
     names["train"](model, nn.CrossEntropyLoss(reduction="none"), optimizer, loader, 0, 1e-4, torch.device("cpu"))
     assert optimizer.steps_left == 0 and optimizer.gradient_engine.slow is None

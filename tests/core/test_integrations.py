@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from cases import together
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
-from twins import cross_entropy, flat, make_data
+from twins import cross_entropy, flat, make_data, make_private
 
 from hyfreedp import PrivacyEngine
 
@@ -30,9 +30,7 @@ def by_hand(model, base, loss, data, collate=None, weights=None, **privacy):
     torch.manual_seed(3)
     model.train()
     loader = DataLoader(data, batch_size=SIZE, collate_fn=collate)
-    _, optimizer, loader = PrivacyEngine(seed=0).make_private_with_epsilon(
-        module=model, optimizer=base, data_loader=loader, steps=STEPS, **(PRIVACY | privacy)
-    )
+    _, optimizer, loader = make_private(model, base, loader=loader, steps=STEPS, **(PRIVACY | privacy))
     for _ in range(2):
         for batch in loader:
             optimizer.step(loss, batch, weights=weights)
@@ -148,15 +146,14 @@ def test_what_the_trainer_tells_is_private(trainer, tmp_path):
         found.train()
 
 
-@pytest.mark.parametrize("at", [3])
-def test_a_checkpoint_of_the_trainer_goes_on_bit_for_bit(trainer, tmp_path, at):
+def test_a_checkpoint_of_the_trainer_goes_on_bit_for_bit(trainer, tmp_path):
     whole = trainer()
     whole.train()
-    first = trainer(save_strategy="steps", save_steps=at)
+    first = trainer(save_strategy="steps", save_steps=3)
     first.train()
     resumed = trainer()
     torch.manual_seed(99)
-    resumed.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{at}"))
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
     assert torch.equal(flat(resumed.model), flat(whole.model))
     assert repr(resumed.private.history) == repr(whole.private.history)
 
@@ -252,16 +249,15 @@ def test_the_trainer_of_lightning_makes_the_run_by_hand(lightning, privacy, weig
 
 
 @OF_LIGHTNING
-@pytest.mark.parametrize("at", [5])
-def test_a_checkpoint_of_lightning_goes_on_bit_for_bit(lightning, tmp_path, at):
+def test_a_checkpoint_of_lightning_goes_on_bit_for_bit(lightning, tmp_path):
     from lightning.pytorch.callbacks import ModelCheckpoint
 
     module, loader, trainer = lightning()
     trainer.fit(module, loader)
-    saving = {"enable_checkpointing": True, "callbacks": [ModelCheckpoint(tmp_path, "run", every_n_train_steps=at)]}
-    first, its_loader, its_trainer = lightning(max_steps=at, **saving)
+    saving = {"enable_checkpointing": True, "callbacks": [ModelCheckpoint(tmp_path, "run", every_n_train_steps=5)]}
+    first, its_loader, its_trainer = lightning(max_steps=5, **saving)
     its_trainer.fit(first, its_loader)
-    assert first.private.ledger.steps == at
+    assert first.private.ledger.steps == 5
     resumed, its_loader, its_trainer = lightning(**saving)
     torch.manual_seed(99)
     its_trainer.fit(resumed, its_loader, ckpt_path=tmp_path / "run.ckpt")
@@ -277,13 +273,7 @@ def test_accelerate_does_not_wrap_what_is_private(which):
     """Its optimizer could not be stepped, and in several processes its loader would give each another step's batch."""
     accelerate = pytest.importorskip("accelerate")
     model = layers().double()
-    wired = PrivacyEngine(seed=0).make_private_with_epsilon(
-        module=model,
-        optimizer=torch.optim.AdamW(model.parameters()),
-        data_loader=DataLoader(make_data(), batch_size=SIZE),
-        steps=STEPS,
-        **PRIVACY,
-    )
+    wired = make_private(model, torch.optim.AdamW(model.parameters()), **PRIVACY)
     given = {"optimizer": wired[1:2], "loader": wired[2:], "all three": wired}[which]
     with pytest.raises(TypeError, match=r"accelerator.prepare must not be given a private .*Leave out prepare"):
         accelerate.Accelerator(cpu=True).prepare(*given)

@@ -10,18 +10,7 @@ import torch
 from cases import each, together
 from scipy import stats
 from torch import nn
-from twins import (
-    PRESETS,
-    adamw,
-    changed,
-    cross_entropy,
-    flat,
-    make_batches,
-    make_model,
-    make_private,
-    sgd,
-    trainable,
-)
+from twins import PRESETS, adamw, changed, cross_entropy, flat, make_batches, make_model, make_private, sgd, trainable
 
 from hyfreedp.accounting import BudgetExhausted
 from hyfreedp.gradients import AbadiClipping, AutomaticClipping

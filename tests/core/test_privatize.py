@@ -11,13 +11,7 @@ from hypothesis import strategies as st
 from scipy import integrate, stats
 
 from hyfreedp.accounting.split import SQUARED_L2_SENSITIVITY
-from hyfreedp.privatize import (
-    clipping_bias,
-    loss_noise_std,
-    normal_clipping_bias,
-    privatize_loss,
-    privatize_votes,
-)
+from hyfreedp.privatize import clipping_bias, loss_noise_std, normal_clipping_bias, privatize_loss, privatize_votes
 
 FALSE_ALARM = 1e-6  # of each statistical test below; the seeds are fixed, so a test that passes always passes
 

@@ -12,8 +12,6 @@ from hyfreedp.experiments.baselines.adaptive_clipping import NOISE_PART, RATE, A
 from hyfreedp.experiments.runs.spec import Spec
 from hyfreedp.experiments.runs.train import _start
 
-NORMS = torch.tensor([0.0, 0.5, 1.0, 1.5, math.inf, math.nan])
-
 
 def test_gradients_and_count_together_cost_what_sigma_costs():
     for sigma, batch in ((0.7, 100.0), (3.0, 50.0)):
@@ -96,12 +94,3 @@ def test_a_batch_that_is_read_twice_is_counted_once() -> None:
         return clipping._centred_count
 
     assert count(0) - count(1) == -0.5
-
-
-def test_its_state_is_restored():
-    first, second = AdaptiveClipping(1.0), AdaptiveClipping(1.0)
-    for seed, clipping in ((1, first), (2, second)):
-        clipping.start(sigma=1.0, expected_batch_size=100.0, generator=NoiseGenerator(seed))
-    first.update()
-    second.load_state_dict(first.state_dict())
-    assert second.update() == first.update() and second.threshold == first.threshold

@@ -158,15 +158,6 @@ def test_training_without_noise_is_detected_and_with_noise_is_not_refuted():
 # -- the campaign of notebook 10 ---------------------------------------------------------------------------------------
 
 
-def test_both_ways_of_counting_keep_the_target_by_their_own_account():
-    plan = {"epsilon": 1.0, "records": 1000, "batch_size": 100, "steps": 10, "interval": 2, "accountant": "rdp"}
-    splits = campaign.joint_splits(**plan)
-    for count, split in splits.items():
-        assert 0.99 < Counting("rdp", count).epsilon(split) <= 1.0
-        assert (split.sample_rate, split.target_delta) == (0.1, pytest.approx(1000**-1.1))
-    assert splits["independent"].sigma_loss < splits["same_batch"].sigma_loss  # it credits a sampling that is not there
-
-
 def test_audits_are_run_once_and_kept_and_judged(tmp_path, monkeypatch):
     calls = []
 

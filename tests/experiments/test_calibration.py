@@ -15,14 +15,6 @@ from hyfreedp.experiments.studies.calibration import LADDER
 from hyfreedp.experiments.tasks.scores import calibration_error
 
 
-def test_the_calibration_error_of_four_predictions_is_that_worked_out_by_hand():
-    """Two bins: of confidences 0.6, 0.7 and 0.9 the second and third are right, of 0.4 none is."""
-    probabilities = torch.tensor([[0.6, 0.2, 0.2], [0.3, 0.7, 0.0], [0.05, 0.05, 0.9], [0.3, 0.4, 0.3]])
-    found = calibration_error(probabilities, torch.tensor([1, 1, 2, 0]), bins=2)
-    above, below = abs(2 / 3 - (0.6 + 0.7 + 0.9) / 3), abs(0 - 0.4)
-    assert found == pytest.approx(3 / 4 * above + 1 / 4 * below)
-
-
 def test_the_calibration_error_equals_scikit_learns_curve():
     generator = torch.Generator().manual_seed(0)
     probabilities = (2 * torch.randn(500, 4, generator=generator, dtype=torch.float64)).softmax(1)

@@ -4,7 +4,6 @@ import csv
 import gzip
 import hashlib
 import io
-import json
 import lzma
 import tarfile
 from dataclasses import replace
@@ -174,25 +173,6 @@ def test_official_traffic_signs_are_read_from_their_archives_layout(places, monk
     of_track = (10 * y + x[:, 0, 0, 0] % 10).tolist()
     assert not set(of_track[: arrays.validation_start]) & set(of_track[arrays.validation_start :])
     assert arrays.test[0][:, 0, 0, 0].tolist() == [2, 0] and arrays.test[1].tolist() == [1, 0]
-
-
-def test_official_food_is_read_from_its_archives_layout(places, monkeypatch):
-    names = {"train": ["apple/1", "pie/2", "pie/3"], "test": ["pie/4"]}
-    meta = {"meta/classes.txt": b"apple\npie\n"}
-    for split, chosen in names.items():
-        by_class = {label: [n for n in chosen if n.startswith(label)] for label in ("apple", "pie")}
-        meta |= {f"meta/{split}.txt": "\n".join(chosen).encode(), f"meta/{split}.json": json.dumps(by_class).encode()}
-    pictures = {
-        f"images/{name}.jpg": encoded(np.full((50, 80, 3), 40 * int(name[-1]), np.uint8), "JPEG")
-        for chosen in names.values()
-        for name in chosen
-    }
-    write(places / "data" / "food-101", meta | pictures)
-    expect(monkeypatch, "food101", (3, 1))
-    x, y = images("food101").train
-    number = (x[:, 0, 100, 100].double() / 40).round()
-    assert sorted(number.tolist()) == [1, 2, 3] and y.tolist() == (number > 1).long().tolist()
-    assert x.shape == (3, 3, 224, 224)
 
 
 WNIDS = ("n02", "n01")  # not in alphabetical order: the label of a class is its line in wnids.txt

@@ -5,12 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from cases import together
 from scipy import stats
 
-from hyfreedp.engine import PRESETS
 from hyfreedp.experiments.runs.cells import Spec, read_cell, read_steps, reader, run_cells
-from hyfreedp.experiments.runs.methods import METHODS
 from hyfreedp.experiments.store.paths import RESULTS
 from hyfreedp.experiments.studies import dynamics, dynamics_figures, fine_tuning
 from hyfreedp.experiments.tables.plan import Learner
@@ -18,19 +15,6 @@ from hyfreedp.experiments.tables.plan import Learner
 STEPS = 20
 BASE = Spec(epsilon=3.0, steps=STEPS)
 GEN, LITERAL = replace(BASE, method="paper", interval=10), replace(BASE, method="paper_literal", interval=1)
-
-
-@together(
-    ("method", "changes"),
-    [
-        ("paper_literal", {"step_rule": "literal"}),
-        ("paper_fast", {"smoothing": 0.9}),
-        ("paper_previous", {"loss_threshold_rule": "previous"}),
-        ("algorithm1", {"step_rule": "literal", "loss_threshold_rule": "previous"}),
-    ],
-)
-def test_runs_of_the_rules_differ_from_their_preset_in_the_rule_alone(method, changes):
-    assert METHODS[method].settings == replace(PRESETS["paper"], **changes)
 
 
 # -- what the runs do --------------------------------------------------------------------------------------------------

@@ -148,8 +148,7 @@ def test_a_validation_record_also_has_the_test_accuracy_of_its_own_model(tmp_pat
     optimizer, loader = make_run(spec)
     while optimizer.steps_left:
         for batch in loader:
-            if optimizer.steps_left:
-                optimizer.step(losses_of(optimizer.module), batch)
+            optimizer.step(losses_of(optimizer.module), batch)
     for name, part in (("accuracy", "validation"), ("test_accuracy", "test")):
         assert record[name] == evaluate(optimizer.module, TASKS["digits"].datasets(part)[1]).accuracy
 

@@ -1,19 +1,16 @@
 """Damaged checkpoints, full disks and folders that may not be written to; test_grid.py has the kills."""
 
-import os
 import resource
 from contextlib import contextmanager
 
-import pandas as pd
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hyfreedp import HyFreeDPOptimizer
 from hyfreedp.experiments.runs import __main__ as cell
-from hyfreedp.experiments.runs import cells, train
-from hyfreedp.experiments.runs.cells import Spec, read_steps, run_cell
+from hyfreedp.experiments.runs import cells
+from hyfreedp.experiments.runs.cells import Spec, run_cell
 from hyfreedp.experiments.store import unfinished
 
 SPEC = Spec(method="linear", learning_rate=0.02, steps=6)
@@ -79,26 +76,3 @@ def test_a_folder_that_cannot_be_written_to_is_named_before_anything_is_trained(
     (tmp_path / "cells").symlink_to(tmp_path / "gone")
     with pytest.raises(OSError, match=r"cannot write to the folder for results: .*cells"):
         run_cell(SPEC, tmp_path / "cells")
-
-
-def test_a_run_with_a_damaged_checkpoint_ends_in_the_same_numbers(tmp_path, monkeypatch):
-    """Killed at its sixth step, after five checkpoints, of which the last is cut short."""
-    step, steps = HyFreeDPOptimizer.step, []
-
-    def counted(self, *args):
-        steps.append(self.ledger.steps)
-        if len(steps) == 6:
-            raise KeyboardInterrupt
-        return step(self, *args)
-
-    run_cell(SPEC, tmp_path / "whole")
-    monkeypatch.setattr(train, "CHECKPOINT_SECONDS", 0.0)
-    monkeypatch.setattr(HyFreeDPOptimizer, "step", counted)
-    with pytest.raises(KeyboardInterrupt):
-        run_cell(SPEC, tmp_path / "killed")
-    for path in (tmp_path / "killed").glob("*.ckpt"):
-        os.truncate(path, path.stat().st_size * 2 // 3)
-    with pytest.warns(RuntimeWarning, match="is damaged; the run starts from"):
-        run_cell(SPEC, tmp_path / "killed")
-    assert len(steps) == 6 + 6
-    pd.testing.assert_frame_equal(read_steps(SPEC, tmp_path / "killed"), read_steps(SPEC, tmp_path / "whole"))

@@ -9,9 +9,7 @@ import pytest
 from hyfreedp import calibrate_noise
 from hyfreedp import epsilon as epsilon_of
 from hyfreedp.experiments.runs.spec import Spec
-from hyfreedp.experiments.tables import (
-    first_look,
-)
+from hyfreedp.experiments.tables import first_look
 
 pytestmark = pytest.mark.usefixtures("figure_style")
 

@@ -9,7 +9,6 @@ import pandas as pd
 import pytest
 import torch
 from cases import together
-from models import Example
 
 from hyfreedp.experiments.data.encoding import IGNORED, encode_documents, encode_prompts
 from hyfreedp.experiments.data.texts import restaurants
@@ -22,9 +21,8 @@ from hyfreedp.experiments.store.paths import CHECKPOINTS
 from hyfreedp.experiments.tables import language_generation
 from hyfreedp.experiments.tables.plan import Learner, Scale
 from hyfreedp.experiments.tasks.generation import generate
-from hyfreedp.experiments.tasks.language_tasks import Documents, lengths, read_documents
+from hyfreedp.experiments.tasks.language_tasks import Documents, read_documents
 from hyfreedp.experiments.tasks.registry import TASKS
-from hyfreedp.gradients import AutomaticClipping, make_engine
 
 DOCUMENTS = [f"Report {number} is about {'tea and cake ' * (number % 3)}on day {number}." for number in range(24)]
 
@@ -56,28 +54,6 @@ def test_a_records_loss_is_the_mean_over_its_own_targets(small, name, model):
     found = task.losses_of(network)((tokens, labels))
     for row in range(5):
         assert found[row].item() == pytest.approx(mean_loss_by_loop(network, tokens[row], labels[row]).item(), rel=1e-5)
-
-
-def test_prompts_are_no_targets_and_every_sentence_ends(small):
-    tokenizer = own_tokenizer()
-    task = small["restaurants"]
-    labels = task.datasets("test", "gpt2_tiny")[0].tensors[1]
-    for row, pair in enumerate(task.load().train[:10]):
-        targets = labels[row][labels[row] != IGNORED]
-        assert targets[-1] == tokenizer.eos_token_id
-        assert tokenizer.decode(targets[:-1]) == pair.reference
-
-
-def test_gradients_with_the_tied_table_equal_those_of_single_records(small):
-    task = small["restaurants"]
-    network = task.model(0, "gpt2_tiny")
-    assert network.lm_head.weight is network.transformer.wte.weight
-    batch = tuple(tensor[:4] for tensor in task.datasets("test", "gpt2_tiny")[0].tensors)
-    losses = task.losses_of(network)
-    example = Example(network, batch, lambda _, *batch: losses(batch))
-    found = example.by_engine(make_engine(network, AutomaticClipping()))
-    for ours, true in zip(found, example.clipped(), strict=True):
-        torch.testing.assert_close(ours, true, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -122,15 +98,6 @@ def test_scores_count_every_target_token_once_whatever_the_pieces(small, monkeyp
         found = task.evaluate(network.train(), data, "gpt2_tiny")
         assert found.accuracy == right / count and found.loss == pytest.approx(loss / count, rel=1e-5)
         assert network.training
-
-
-def test_physical_batches_keep_to_the_token_budget(small):
-    task = replace(small["restaurants"])
-    batch = task.datasets("test", "gpt2_tiny")[0].tensors
-    pieces = task.physical_batches("gpt2_tiny")(batch)
-    assert sorted(torch.cat([torch.as_tensor(piece) for piece in pieces]).tolist()) == list(range(40))
-    for piece in pieces:
-        assert len(piece) * lengths(batch)[piece].max() <= LANGUAGE_MODELS["gpt2_tiny"].token_budget
 
 
 def test_a_beam_of_one_is_the_greedy_loop_and_padding_changes_nothing(small):

@@ -76,28 +76,3 @@ def test_quantile_noise_for_a_share_is_the_inverse():
     sigma = calibrate_noise(**BUDGET, probe="none", accountant="rdp").sigma
     kept = tuning_budget.dp_sgd_epsilon(tuning_budget.update_noise(sigma, quantile_noise), **PROTOCOL)
     assert kept == pytest.approx(0.8 * 2.0, rel=1e-5)
-
-
-def test_the_table_of_budgets():
-    table = tuning_budget.budget_rows(
-        budget=BUDGET,
-        batch_size=1000,
-        interval=5,
-        gammas=[1.005, 1.01, 1.02],
-        kept=[0.85],
-        trials=[1, 6],
-        runs=[5.0],
-        quantile_parts=[0.05],
-    ).set_index(["method", "setting"])
-    share = table.share_percent
-    assert abs(table.loc["vanilla"].share_percent.iloc[0]) < 1e-3
-    assert share["hyfreedp"].is_monotonic_increasing
-    assert table.noise_percent["hyfreedp"].to_numpy() == pytest.approx([0.5, 1.0, 2.0])
-    assert share["split", 0.85] == pytest.approx(15, abs=1e-3)
-    assert 0 < share["adaptive clipping", 0.05] < share["hyfreedp", 1.005]
-    assert share["grid search", 1] == pytest.approx(0, abs=1e-3)
-    all_runs = tuning_budget.dp_sgd_epsilon(table.sigma_gradient["grid search", 6], **PROTOCOL | {"steps": 120})
-    assert 2.0 * (1 - 1e-5) < all_runs <= 2.0
-    searches = [share[f"random search, {name}", 5.0] for name in tuning_budget.SHAPES]
-    assert min(searches) > share["split", 0.85]
-    assert (table.sigma_gradient >= table.sigma).all()

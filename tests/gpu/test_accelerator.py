@@ -7,18 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
-from models import (
-    bert,
-    conv1d_net,
-    gpt2,
-    groupnorm_convnet,
-    llama,
-    llama_lora,
-    mlp,
-    tied_language_model,
-    vit,
-    vit_tiny,
-)
+from models import bert, conv1d_net, gpt2, groupnorm_convnet, llama, llama_lora, mlp, tied_language_model, vit, vit_tiny
 from scipy import stats
 from training import go_on, run
 from twins import BASES, flat, make_data, make_model, make_private

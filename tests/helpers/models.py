@@ -102,19 +102,6 @@ def assert_exact(
     return engine
 
 
-def assert_refused_or_exact(example: Example) -> None:
-    """Of what mixes samples in a batch: it is refused, or computed one sample at a time."""
-    try:
-        with warnings.catch_warnings(action="ignore", category=UserWarning):
-            engine = make_engine(example.model, AutomaticClipping())
-            found = example.by_engine(engine)
-    except ValueError as error:
-        assert "depend on which other samples are in the batch" in str(error)
-    else:
-        assert engine.slow is not None
-        torch.testing.assert_close(found, example.clipped())
-
-
 def biases_only(model: nn.Module, head: str = "\0") -> None:
     """BitFit: freeze everything but biases and the parameters whose name starts with ``head``."""
     for name, p in model.named_parameters():

@@ -95,12 +95,12 @@ BASES = {"sgd": sgd_momentum, "adamw": adamw, "groups": three_groups}
 
 def make_private(model: nn.Module, optimizer: torch.optim.Optimizer, data=None, *, batch_size: int = 8, **settings):
     """``PrivacyEngine`` with the settings that most tests share: no privacy, ten steps, a fixed seed."""
-    seed = settings.pop("seed", 0)
+    engine = settings.pop("engine", None) or PrivacyEngine(seed=settings.pop("seed", 0))
     loader = settings.pop("loader", None) or DataLoader(make_data() if data is None else data, batch_size=batch_size)
     defaults = {"target_epsilon": math.inf, "target_delta": 1e-3}
     if "epochs" not in settings:
         defaults["steps"] = 10
-    return PrivacyEngine(seed=seed).make_private_with_epsilon(
+    return engine.make_private_with_epsilon(
         module=model, optimizer=optimizer, data_loader=loader, **(defaults | settings)
     )
 
