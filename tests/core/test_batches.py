@@ -5,18 +5,13 @@ import itertools
 
 import pytest
 import torch
-import torch.nn.functional as F
 from cases import together
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
 from twins import PRESETS, adamw, cross_entropy, flat, make_batches, make_model, make_private, sgd
 
 from hyfreedp import token_budget
 from hyfreedp.data.batches import batch_length, split_rows, take
-from hyfreedp.gradients import AutomaticClipping, make_engine
-from hyfreedp.gradients.passes import Passes
-from hyfreedp.running.buffers import BufferGuard
 
 
 def by_length(budget):
@@ -105,44 +100,3 @@ def test_a_run_in_pieces_of_any_order_is_the_run_in_one_piece(preset, unbound_no
         runs[name] = flat(model), [record.eta for record in records], [record.diagnostics for record in records]
     for whole, pieces in zip(runs["whole"], runs["pieces"], strict=True):
         torch.testing.assert_close(whole, pieces, rtol=1e-9, atol=1e-12, equal_nan=True)
-
-
-def test_results_are_in_the_order_of_the_batch():
-    """Losses and norms of the backward pass and losses of a probe: sample by sample those of one piece."""
-    (batch,) = make_batches([9])
-    results = []
-    for partition in (None, shuffled):
-        model = make_model()
-        engine, buffers = make_engine(model, AutomaticClipping()), BufferGuard(model)
-        passes = Passes(cross_entropy(model), batch, engine, max_physical_batch_size=partition, buffers=buffers)
-        results.append((*passes.add_gradients(), passes.losses()))
-    torch.testing.assert_close(results[0], results[1], rtol=1e-9, atol=1e-12)
-    assert len(results[0][0].unique()) == len(results[0][1].unique()) == 9
-
-
-def test_a_budget_bounds_what_the_model_sees():
-    """The loss cuts padding off, as its docstring tells to: pieces within the budget, results as with one piece."""
-    lengths = torch.tensor([2, 9, 4, 4, 1, 7])
-    mask = torch.arange(9) < lengths[:, None]
-    batch = {"ids": torch.randint(1, 6, (6, 9), generator=torch.Generator().manual_seed(0)) * mask, "mask": mask}
-    found = []
-    for size in (None, token_budget(lambda batch: batch["mask"].sum(1), 12)):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Embedding(6, 4), nn.Linear(4, 6)).double()
-        _, optimizer, _ = make_private(model, sgd(model), preset="paper", max_physical_batch_size=size, interval=1)
-        optimizer._checks_due = []
-        shapes = []
-
-        def loss(piece, model=model, shapes=shapes):
-            width = int(piece["mask"].sum(1).max())
-            ids, mask = piece["ids"][:, :width], piece["mask"][:, :width]
-            if not torch.is_grad_enabled():  # a probe: no sample is compared with autograd there
-                shapes.append(tuple(ids.shape))
-            values = F.cross_entropy(model(ids).mT, ids, reduction="none")
-            return (values * mask).sum(1) / mask.sum(1)
-
-        optimizer.step(loss, batch)
-        found.append((shapes, flat(model)))
-    assert found[0][0][-2:] == [(6, 9)] * 2
-    assert found[1][0][-8:] == [(1, 9), (1, 7), (3, 4), (1, 1)] * 2
-    torch.testing.assert_close(found[0][1], found[1][1], rtol=1e-9, atol=1e-12)

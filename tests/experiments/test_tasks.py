@@ -27,19 +27,13 @@ PROTOCOL = {
     "gtsrb": (39_209, 1000, 200, 8.857e-6),
     "food101": (75_750, 1000, 380, 4.292e-6),
     "glyphs": (20_000, 500, 100, 1e-4),
-    "cifar10_some": (10_000, 500, 100, 1e-4),
-    "gtsrb_some": (10_000, 500, 100, 1e-4),
-    "cifar10_20k": (20_000, 400, 250, 1.857e-5),
-    "gtsrb_20k": (20_000, 400, 250, 1.857e-5),
     "restaurants": (6000, 64, 40, 6.983e-5),
-    "restaurants_few": (6000, 64, 40, 6.983e-5),
-    "e2e_short": (42_061, 64, 40, 8.199e-6),
     "e2e": (42_061, 1024, 420, 8.199e-6),  # 10 epochs
     "reports": (6000, 64, 40, 6.983e-5),
 }
 
 
-@together("name", TASKS)
+@together("name", PROTOCOL)
 def test_the_protocol_is_known_before_anything_is_read(name, monkeypatch):
     monkeypatch.setattr("hyfreedp.experiments.data.datasets.images", None)  # would fail if called
     task = TASKS[name]
