@@ -86,28 +86,15 @@ def classification() -> Arrays:
 
 
 @cache
-def drawn_digits() -> Arrays:
-    """Digits of 8 x 8 pixels drawn from fonts, see :mod:`hyfreedp.experiments.data.glyphs`, as a task of their own."""
-    from hyfreedp.experiments.data.glyphs import glyphs  # loads fonts and an image library, for this task alone
-
-    features, labels = glyphs(22_000, seed=1)
-    return _plain(features, labels, 20_000, "drawn from matplotlib's fonts")
-
-
-@cache
-def some_images(name: str, size: int = 10_000, test_size: int | None = 2000) -> Arrays:
-    """Some training images of a data set in its fixed random order, and some test images or all; see :func:`images`.
+def some_images(name: str, size: int) -> Arrays:
+    """Some training images of a data set in its fixed random order, and all test images; see :func:`images`.
 
     The last fifth of the training images begin the validation part of the whole, so that no group is on both sides.
     """
     whole = images(name)
     start, train, validation = whole.validation_start, size * 4 // 5, size // 5
     features, labels = (torch.cat([part[:train], part[start : start + validation]]) for part in whole.train)
-    test = whole.test
-    if test_size is not None:
-        order = torch.from_numpy(np.random.default_rng(0).permutation(len(test[1]))[:test_size])
-        test = test[0][order], test[1][order]
-    return Arrays((features, labels), test, train, f"{whole.source}, {size:,} of the training images")
+    return Arrays((features, labels), whole.test, train, f"{whole.source}, {size:,} of the training images")
 
 
 @dataclass(frozen=True)

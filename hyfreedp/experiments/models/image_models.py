@@ -90,18 +90,6 @@ def _mlp(hidden: tuple[int, ...], features: int, classes: int) -> nn.Sequential:
     return nn.Sequential(*modules[:-1])
 
 
-def _image_mlp(_: int, classes: int) -> nn.Module:
-    return nn.Sequential(Pixels(32), nn.Flatten(), *_mlp((512, 512), 3 * 32 * 32, classes))
-
-
-def _convnet(_: int, classes: int) -> nn.Module:
-    """Three strided convolutions with group norm, for images of 32 x 32."""
-    modules: list[nn.Module] = [Pixels(32)]
-    for width_in, width_out in pairwise((3, 16, 32, 64)):
-        modules += [nn.Conv2d(width_in, width_out, 3, stride=2, padding=1), nn.GroupNorm(4, width_out), nn.ReLU()]
-    return nn.Sequential(*modules, nn.Flatten(), nn.Linear(64 * 4 * 4, classes))
-
-
 # timm's own layer norm is a subclass, for which Opacus has no sampler.
 _NORM = partial(nn.LayerNorm, eps=1e-6)
 
@@ -173,8 +161,6 @@ def _with_pixels(network: nn.Module, side: int) -> nn.Module:
 
 MODELS = {
     "mlp": Model("MLP, 2 x 512", partial(_mlp, (512, 512)), tunings=("full", "bitfit")),
-    "mlp32": Model("MLP on pixels, 2 x 512", _image_mlp, tunings=("full", "bitfit")),
-    "convnet32": Model("convolutional, group norm", _convnet, tunings=("full", "bitfit")),
     "vit8_d64_p4": Model("ViT, 8 x 8, width 64, depth 3", partial(_small_vit, 8, 4, 1, 64, 3, 4)),
     "vit8_glyphs": Model("ViT, pre-trained on glyphs", partial(_pretrained, "glyphs", "vit8_d64_p4"), weights="glyphs"),
     "vit32_d128": Model(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 from tqdm import tqdm
 
-from hyfreedp import QuadraticFit, fit_quadratic
+from hyfreedp import HyFreeDPOptimizer, QuadraticFit, fit_quadratic
 from hyfreedp.experiments.runs.spec import Spec
 from hyfreedp.experiments.runs.train import make_run, one_thread
 from hyfreedp.experiments.store.cache import cached, key_of
@@ -22,6 +22,7 @@ from hyfreedp.experiments.tasks.registry import TASKS
 from hyfreedp.experiments.tasks.scores import losses_of as per_sample_loss_of
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.privatize import privatize_loss
+from hyfreedp.running.records import StepRecord
 
 POINTS = ["ahead", "here", "behind"]  # losses at w - hG, w and w + hG, in the order that probes take them
 RUN = {"method": "paper", "learning_rate": 0.01, "interval": 1}  # from the paper's own first rate nothing is learned
@@ -56,30 +57,16 @@ def probed_losses(*, spec: dict[str, Any], stages: list[int], brightness: float,
         optimizer, loader = make_run(chosen)
         if not all(0 <= t < optimizer.split.steps for t in stages):
             raise ValueError(f"stages must be steps of the run, 0 to {optimizer.split.steps - 1}, got {stages}")
-        model = optimizer.module
-        per_sample_loss = per_sample_loss_of(model)
         parts = {
             "train": TASKS[chosen.task].datasets(chosen.evaluation)[0].tensors,
             "outlier": outlier(chosen.task, brightness),
         }
         tables = []
-        batches = chain.from_iterable(repeat(loader))
-        for _ in tqdm(range(max(stages) + 1), desc=f"run with seed {chosen.seed}", unit="step"):
-            batch = next(batches)
-            start = [parameter.detach().clone() for parameter in model.parameters()]
-            record = optimizer.step(per_sample_loss, batch)
-            if record.step not in stages:
-                continue
-            end = [parameter.detach().clone() for parameter in model.parameters()]
+        for record, batch, along in visits(optimizer, loader, stages, f"run with seed {chosen.seed}"):
             for part, records in ({"batch": batch} | parts).items():
-                losses = {}
-                with torch.no_grad():
-                    for name, share in zip(POINTS, (reach, 0.0, -reach), strict=True):
-                        _move(model.parameters(), start, end, share)
-                        losses[name] = per_sample_loss(records).double().cpu().numpy()
+                losses = dict(zip(POINTS, along((reach, 0.0, -reach), records).numpy(), strict=True))
                 named = {"step": record.step, "distance": reach * record.eta, "part": part}
                 tables.append(pd.DataFrame(named | losses))
-            _move(model.parameters(), start, end, 1.0)
     return pd.concat(tables, ignore_index=True)
 
 
@@ -95,11 +82,42 @@ def probed_runs(
     return tables, [f"cell probed_losses-{key_of(arguments)}" for arguments in runs]
 
 
-def _move(parameters: Iterable[Tensor], start: Sequence[Tensor], end: Sequence[Tensor], share: float) -> None:
-    """Put the weights on the line through ``start`` (share 0) and ``end`` (share 1), which are met exactly."""
-    with torch.no_grad():
-        for parameter, first, last in zip(parameters, start, end, strict=True):
-            parameter.copy_(torch.lerp(first, last, share))
+Along = Callable[[Sequence[float], Any], Tensor]
+
+
+def visits(
+    optimizer: HyFreeDPOptimizer, loader: Iterable[Any], steps: Collection[int], label: str
+) -> Iterator[tuple[StepRecord, Any, Along]]:
+    """Train to the last of these steps; at each of them the record, the batch and the raw losses along the update.
+
+    The losses are a function of points x and of records: at w + x (w' - w), where w and w' are the weights before and
+    after the step, shape ``(n, B)``, float64. The run itself is not disturbed.
+    """
+    per_sample_loss, parameters = per_sample_loss_of(optimizer.module), list(optimizer.module.parameters())
+    batches = chain.from_iterable(repeat(loader))
+    for t in tqdm(range(max(steps) + 1), desc=label, unit="step"):
+        batch = next(batches)
+        start = [parameter.detach().clone() for parameter in parameters]
+        record = optimizer.step(per_sample_loss, batch)
+        if t not in steps:
+            continue
+        end = [parameter.detach().clone() for parameter in parameters]
+
+        @torch.no_grad()
+        def move(share: float, start: list[Tensor] = start, end: list[Tensor] = end) -> None:
+            for parameter, first, last in zip(parameters, start, end, strict=True):
+                parameter.copy_(torch.lerp(first, last, share))
+
+        @torch.no_grad()
+        def along(points: Sequence[float], records: Any) -> Tensor:
+            rows = []
+            for x in points:
+                move(x)
+                rows.append(per_sample_loss(records).double().cpu())
+            return torch.stack(rows)
+
+        yield record, batch, along
+        move(1.0)
 
 
 def losses_of(table: pd.DataFrame, step: int, part: str) -> np.ndarray:

@@ -6,21 +6,17 @@ Everything computed from raw losses here is NOT private. It shows what a run nev
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from itertools import chain, repeat
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
-from torch import Tensor
-from tqdm import tqdm
 
 from hyfreedp import QuadraticFit, fit_quadratic
 from hyfreedp.accounting.split import SQUARED_L2_SENSITIVITY
 from hyfreedp.experiments.runs.spec import Spec
 from hyfreedp.experiments.runs.train import make_run, one_thread
-from hyfreedp.experiments.tasks.scores import losses_of
+from hyfreedp.experiments.studies.clouds import visits
 from hyfreedp.privatize import loss_noise_std, privatize_loss
 
 FIVE_POINTS = (-1.0, -0.5, 0.0, 0.5, 1.0)  # in units of h: where a run probes, and two points more
@@ -45,56 +41,29 @@ def loss_curves(*, spec: dict[str, Any], stages: list[float], grid: list[float],
     Raises:
         ValueError: a stage outside [0, 1], or a run without probes.
     """
+    if bad := [share for share in stages if not 0 <= share <= 1]:
+        raise ValueError(f"stages must be shares of the run in [0, 1], got {bad}")
     tables = []
     with one_thread():
-        for record, expected, sigma, along in _visits(Spec(**spec), stages, reach):
+        chosen = Spec(**spec)
+        optimizer, loader = make_run(chosen)
+        split, expected = optimizer.split, optimizer.expected_batch_size
+        probes = [t for t in range(split.steps) if split.is_probe_step(t)]
+        if not probes:
+            raise ValueError(f"method must probe, got {chosen.method!r}, which does not")
+        steps = {min(probes, key=lambda t: abs(t - share * split.steps)) for share in stages}
+        for record, batch, along in visits(optimizer, loader, steps, f"{chosen.method}, seed {chosen.seed}"):
+            assert record.probe is not None
             threshold = record.probe.loss_threshold
-            five = along(FIVE_POINTS)
+            five, raw = (along([reach * x for x in points], batch) for points in (FIVE_POINTS, grid))
             clipped = privatize_loss(five, threshold, 0.0, expected_batch_size=expected)
-            values = {"raw": (grid, along(grid).mean(dim=1)), "points": (FIVE_POINTS, five.mean(dim=1))}
-            noise = loss_noise_std(threshold, noise_for_points(sigma, len(FIVE_POINTS)), expected)
+            values = {"raw": (grid, raw.mean(dim=1)), "points": (FIVE_POINTS, five.mean(dim=1))}
+            noise = loss_noise_std(threshold, noise_for_points(split.sigma_loss, len(FIVE_POINTS)), expected)
             of_step = {"distance": reach * record.eta, "threshold": threshold, "noise": noise}
             for kind, (places, means) in (values | {"clipped": (FIVE_POINTS, clipped)}).items():
                 table = pd.DataFrame({"step": record.step, "kind": kind, "x": places, "value": means.tolist()})
                 tables.append(table.assign(**of_step))
     return pd.concat(tables, ignore_index=True)
-
-
-def _visits(spec: Spec, stages: Sequence[float], reach: float) -> Iterator[tuple[Any, ...]]:
-    """Record, expected batch size, sigma_l, and the raw losses along the update as a function of x."""
-    if bad := [share for share in stages if not 0 <= share <= 1]:
-        raise ValueError(f"stages must be shares of the run in [0, 1], got {bad}")
-    optimizer, loader = make_run(spec)
-    split, model = optimizer.split, optimizer.module
-    probes = [t for t in range(split.steps) if split.is_probe_step(t)]
-    if not probes:
-        raise ValueError(f"method must probe, got {spec.method!r}, which does not")
-    steps = {min(probes, key=lambda t: abs(t - share * split.steps)) for share in stages}
-    per_sample_loss, parameters = losses_of(model), list(model.parameters())
-    batches = chain.from_iterable(repeat(loader))
-    for t in tqdm(range(max(steps) + 1), desc=f"{spec.method}, seed {spec.seed}", unit="step"):
-        batch = next(batches)
-        start = [parameter.detach().clone() for parameter in parameters]
-        record = optimizer.step(per_sample_loss, batch)
-        if t not in steps:
-            continue
-        end = [parameter.detach().clone() for parameter in parameters]
-
-        @torch.no_grad()
-        def move(share: float, start: list[Tensor] = start, end: list[Tensor] = end) -> None:
-            for parameter, first, last in zip(parameters, start, end, strict=True):
-                parameter.copy_(torch.lerp(first, last, share))
-
-        @torch.no_grad()
-        def along(points: Sequence[float], batch: Any = batch) -> Tensor:
-            rows = []
-            for x in points:
-                move(x * reach)  # the step went from w to w - eta G
-                rows.append(per_sample_loss(batch).double().cpu())
-            return torch.stack(rows)
-
-        yield record, optimizer.expected_batch_size, split.sigma_loss, along
-        move(1.0)
 
 
 def fits_at(curves: pd.DataFrame, step: int, repeats: int, seed: int) -> tuple[QuadraticFit, QuadraticFit, np.ndarray]:

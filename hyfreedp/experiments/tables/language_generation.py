@@ -23,18 +23,7 @@ from hyfreedp.experiments.store.provenance import environment
 from hyfreedp.experiments.store.verdicts import Verdict
 from hyfreedp.experiments.tables import paper
 from hyfreedp.experiments.tables.grid import train_missing
-from hyfreedp.experiments.tables.plan import (
-    CELL,
-    NUMBER,
-    ROWS,
-    Entry,
-    Learner,
-    Scale,
-    entries,
-    finals,
-    searches,
-    table,
-)
+from hyfreedp.experiments.tables.plan import CELL, NUMBER, ROWS, Entry, Learner, Scale, entries, finals, searches, table
 from hyfreedp.experiments.tasks.language_tasks import Documents, LanguageTask
 from hyfreedp.experiments.tasks.registry import TASKS
 

@@ -113,12 +113,6 @@ def _small(title: str, dataset: Dataset, models: tuple[str, ...]) -> Task:
     return Task(title, dataset, models, batch_size=500, steps=100, delta=1e-4)
 
 
-def _some_images(name: str, classes: int) -> Task:
-    """As small as these two, but real: a tenth to a quarter of a data set."""
-    dataset = Dataset(10_000, 8000, 0, classes, lambda: datasets.some_images(name))
-    return _small(f"{datasets.IMAGES[name].title} (10,000 images)", dataset, ("mlp32", "convnet32"))
-
-
 def _images(name: str, classes: int) -> Task:
     known = datasets.IMAGES[name]
     size = known.sizes[0]
@@ -130,7 +124,7 @@ def _images(name: str, classes: int) -> Task:
 
 def _part_of_images(name: str, classes: int) -> Task:
     """20,000 of the training images and all test images: an accuracy table in hours of two cores."""
-    dataset = Dataset(PART, PART * 4 // 5, 0, classes, lambda: datasets.some_images(name, PART, None))
+    dataset = Dataset(PART, PART * 4 // 5, 0, classes, lambda: datasets.some_images(name, PART))
     title = f"{datasets.IMAGES[name].title} ({PART:,} images)"
     steps = IMAGE_EPOCHS * PART // PART_BATCH
     return Task(title, dataset, IMAGE_MODELS, PART_BATCH, steps, delta=PART**-1.1, evaluations=5)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hyfreedp.experiments.data import datasets
 from hyfreedp.experiments.data.datasets import Dataset
-from hyfreedp.experiments.tasks.image_tasks import Task, _images, _part_of_images, _small, _some_images
+from hyfreedp.experiments.tasks.image_tasks import Task, _images, _part_of_images, _small
 from hyfreedp.experiments.tasks.language_tasks import LANGUAGE_TASKS, LanguageTask
 
 TASKS: dict[str, Task | LanguageTask] = {
@@ -14,9 +14,6 @@ TASKS: dict[str, Task | LanguageTask] = {
     "classification": _small(
         "make_classification (8,000)", Dataset(8000, 6400, 40, 10, datasets.classification), ("mlp",)
     ),
-    "glyphs": _small("glyphs (20,000 drawn digits)", Dataset(20_000, 16_000, 64, 10, datasets.drawn_digits), ("mlp",)),
-    "cifar10_some": _some_images("cifar10", 10),
-    "gtsrb_some": _some_images("gtsrb", 43),
     "cifar10_20k": _part_of_images("cifar10", 10),
     "gtsrb_20k": _part_of_images("gtsrb", 43),
     "cifar10": _images("cifar10", 10),
