@@ -183,7 +183,8 @@ def imports(path):
             base = folder[: len(folder) - node.level + 1] if node.level else ()
             module = ".".join([*base, *([node.module] if node.module else [])])
             # "from hyfreedp import optimizer" imports a module, "from hyfreedp import PrivacyEngine" the front page
-            yield from (f"{module}.{alias.name}" if module == "hyfreedp" else module for alias in node.names)
+            package = module in ("hyfreedp", "hyfreedp.experiments")
+            yield from (f"{module}.{alias.name}" if package else module for alias in node.names)
 
 
 def imported_component(name):
@@ -204,6 +205,38 @@ def test_module_keeps_to_the_layout(path):
             assert other == me or LEVEL[other] < LEVEL[me], f"{me} imports {name}, which is not below it"
         elif me not in ("experiments", "integrations"):
             assert top in core | sys.stdlib_module_names, f"{top} is not a requirement of the core"
+
+
+EXPERIMENTS = PACKAGE / "experiments"
+ALONE = "accounting_of_the_paper"  # one module
+ROOMS = (ALONE, "store", "data", "models", "tasks", "baselines", "runs", "tables", "studies", "audits")
+ALLOWED = {room: set(ROOMS[: place + 1]) for place, room in enumerate(ROOMS)}
+ALLOWED |= {
+    "baselines": {"baselines"},
+    "book": {"book", "store", "runs"},
+    "benchmark": {"benchmark", "store", "data", "models", "tasks", "baselines", "runs", "tables"},
+}
+
+
+def test_every_module_of_the_experiments_is_in_a_room_and_every_room_has_a_place():
+    assert {path.name for path in EXPERIMENTS.glob("*.py")} == {"__init__.py", "__main__.py", f"{ALONE}.py"}
+    assert {path.parent.name for path in EXPERIMENTS.glob("*/__init__.py")} | {ALONE} == set(ALLOWED)
+
+
+@together("room", ALLOWED)
+def test_a_room_imports_only_those_before_it(room):
+    for path in (EXPERIMENTS / room).rglob("*.py"):
+        names = (name.split(".") for name in imports(path))
+        assert {name[2] for name in names if name[:2] == ["hyfreedp", "experiments"]} <= ALLOWED[room], path.name
+
+
+def test_figures_load_neither_scikit_learn_nor_half_of_the_experiments():
+    """What ``plots`` needs of the experiments, and none of the libraries that only data and models need."""
+    code = "import sys; from hyfreedp.experiments.store import plots; print(*sys.modules, sep='\\n')"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    loaded = done.stdout.split()
+    assert not {"sklearn", "timm", "torchvision", "transformers"} & set(loaded)
+    assert len([name for name in loaded if name.startswith("hyfreedp.experiments")]) < 10
 
 
 def test_the_core_runs_without_opacus_and_autodp():
@@ -227,8 +260,4 @@ print(optimizer.epsilon_spent() < 3)
 print(wire(accountant="rdp")[1].split.guarantee)
 """
     told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT).stdout
-    assert told.splitlines() == [
-        "[]",
-        "True",
-        "True",
-    ]
+    assert told.splitlines() == ["[]", "True", "True"]

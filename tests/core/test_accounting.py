@@ -30,32 +30,22 @@ PAPER = dict(probe="losses", allocation="constant")
 # ---- never above the target, and not needlessly below --------------------------------------------------------------
 
 
-@given(
-    target_epsilon=st.floats(0.1, 20),
-    log10_delta=st.floats(-9, -3),
-    sample_rate=st.floats(1e-3, 1),
-    steps=st.integers(10, 3000),
-    interval=st.integers(1, 10),
-    warmup=st.floats(0, 1),
-    gamma=st.floats(1.001, 2),
-    allocation=st.sampled_from(["per_step", "constant"]),
-)
+PLANS = {
+    "target_epsilon": st.floats(0.1, 20),
+    "target_delta": st.floats(-9, -3).map(lambda exponent: 10**exponent),
+    "sample_rate": st.floats(1e-3, 1),
+    "steps": st.integers(10, 3000),
+    "interval": st.integers(1, 10),
+    "gamma": st.floats(1.001, 2),
+    "allocation": st.sampled_from(["per_step", "constant"]),
+}
+
+
+@given(plan=st.fixed_dictionaries(PLANS), warmup=st.floats(0, 1))
 @settings(max_examples=10)
-def test_epsilon_is_never_above_the_target(
-    target_epsilon, log10_delta, sample_rate, steps, interval, warmup, gamma, allocation
-):
-    split = calibrate_noise(
-        target_epsilon=target_epsilon,
-        target_delta=10**log10_delta,
-        sample_rate=sample_rate,
-        steps=steps,
-        interval=interval,
-        warmup_steps=int(warmup * steps),
-        gamma=gamma,
-        accountant="rdp",
-        allocation=allocation,
-    )
-    assert 0.99 * target_epsilon < split.epsilon <= target_epsilon
+def test_epsilon_is_never_above_the_target(plan, warmup):
+    split = calibrate_noise(**plan, warmup_steps=int(warmup * plan["steps"]), accountant="rdp")
+    assert 0.99 * plan["target_epsilon"] < split.epsilon <= plan["target_epsilon"]
     assert split.epsilon == epsilon(split) and split.guarantee
 
 

@@ -1,7 +1,5 @@
 """Clipped sums of small plain models against a loop over samples, and on awkward batches."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import io

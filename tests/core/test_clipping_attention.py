@@ -1,7 +1,5 @@
 """PyTorch's own attention, which uses its projections without calling them and moves samples to dimension 1."""
 
-from __future__ import annotations
-
 import itertools
 from functools import partial
 

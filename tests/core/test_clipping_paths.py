@@ -1,7 +1,5 @@
 """Which models are fast and which are computed one sample at a time; both are exact, whatever a model does."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

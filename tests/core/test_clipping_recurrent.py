@@ -1,7 +1,5 @@
 """PyTorch's own LSTM, GRU and RNN, whose kernels show no weight at work."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """What cannot be privatised is refused by name, before anything of the batch is seen."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

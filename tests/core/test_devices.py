@@ -6,10 +6,10 @@ import torch.nn.functional as F
 from cases import together
 from models import bert, gpt2, groupnorm_convnet, llama_lora, tied_language_model, vit
 from simulated import simulated
-from training import go_on, run
-from twins import BASES, flat, make_data, make_model, make_private
+from training import resumed, run
+from twins import BASES, flat, make_model, make_private
 
-from hyfreedp import PrivacyEngine, token_budget
+from hyfreedp import token_budget
 from hyfreedp.experiments.store.paths import ROOT
 from hyfreedp.gradients import AutomaticClipping, make_engine
 from hyfreedp.noise import cipher
@@ -25,7 +25,6 @@ CPU = torch.device("cpu")
     ("mistake", "message"),
     [
         (lambda x: x + torch.ones(3), "at least two devices"),
-        (lambda x: torch.cat([x, torch.ones(3)]), "at least two devices"),
         (lambda x: F.linear(x, torch.ones(2, 3)), "at least two devices"),
         (lambda x: x.normal_(generator=torch.Generator()), "device type for generator"),
         (lambda x: torch.ones(3)[x.argsort()], "indices should be on"),
@@ -51,17 +50,12 @@ def hooked(x, hook):
 @together(
     ("wait", "count"),
     [
-        (lambda x: x + 1.0, 0),
         (lambda x: x.to("cpu"), 1),
         (lambda x: x.sum().item(), 1),
-        (lambda x: bool((x > 0).any()), 1),
         (lambda x: x[x > 0], 1),
-        (lambda x: torch.unique(x), 1),
-        (lambda x: torch.equal(x, x), 1),
         (lambda x: torch.tensor([1.0], device=x.device), 1),
         (lambda x: torch.ones(3).to(x.device), 1),
         (lambda x: torch.ones(3).to(x.device, non_blocking=True), 0),
-        (lambda x: torch.arange(3, device=x.device), 0),
         (lambda x: x[torch.tensor([0])], 1),
     ],
 )
@@ -182,13 +176,5 @@ def test_a_run_goes_on_bit_for_bit(preset, tmp_path):
     """By a file, in the middle: the accelerator's random state, from which dropout draws, is that of the saved run."""
     with simulated() as machine:
         whole, _ = run(machine.device, preset, steps=5)
-        first, _ = run(machine.device, preset, steps=5, stop=3)
-        PrivacyEngine().save_checkpoint(path=tmp_path / "run", module=first.module, optimizer=first)
-        torch.manual_seed(7)
-        model = make_model(dropout=0.1, seed=1).to(machine.device)
-        model, second, loader = make_private(
-            model, BASES["adamw"](model), make_data(), target_epsilon=8.0, accountant="rdp", preset=preset, steps=5
-        )
-        PrivacyEngine().load_checkpoint(path=tmp_path / "run", module=model, optimizer=second)
-        go_on(second, loader, machine.device)
+        second = resumed(machine.device, preset, steps=5, stop=3, path=tmp_path / "run")
         assert torch.equal(flat(whole.module), flat(second.module)) and str(whole.history) == str(second.history)

@@ -72,12 +72,6 @@ def test_equals_the_reference_for_every_tuning_mode_and_base_optimizer(tuning, b
     compare(make_model(tuning), BASES[base], decay="linear", warmup=0.2, **privacy)
 
 
-@together("tuning", TUNINGS)
-def test_equals_the_reference_in_physical_batches(tuning):
-    """Batches of up to 11 in pieces of 4 are the whole batch."""
-    compare(make_model(tuning), adamw, max_physical_batch_size=4)
-
-
 @together(*pairs(clipping=FACTORS, step_rule=RULES, privacy=[{}, PRIVATE]).args)
 def test_equals_the_reference_for_every_rule_and_clipping(step_rule, clipping, privacy, unbound_noise):
     """The rules' refusals on an empty batch included."""

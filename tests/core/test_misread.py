@@ -3,8 +3,6 @@
 Where the engine could take rows of one sample for another's, it compares, computes one sample at a time, or refuses.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable

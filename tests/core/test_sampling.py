@@ -108,21 +108,6 @@ def test_sampling_leaves_the_global_generators_alone():
     assert np.array_equal(np.random.get_state()[1], numpy_state)
 
 
-def test_a_loop_over_epochs_sees_every_step_once():
-    """The optimizer moves the position, so that each epoch goes on where the last one ended, breaks included."""
-    data = TensorDataset(torch.arange(40), torch.zeros(40))
-    model = nn.Linear(1, 1).double()
-    _, optimizer, loader = make_private(model, sgd(model), data, steps=10, preset="fixed")
-    sampler, seen = loader.batch_sampler, []
-    while optimizer.steps_left:
-        for indices, _ in loader:
-            seen.append(indices.tolist())
-            optimizer.step(lambda batch: model(batch[0][:, None].double())[:, 0], [indices])
-            if not optimizer.steps_left or len(seen) in (3, 7):
-                break
-    assert seen == [sampler.batch(step) for step in range(10)]
-
-
 # -- the structure of batches ------------------------------------------------------------------------------------------
 
 

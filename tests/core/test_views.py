@@ -216,13 +216,3 @@ def test_views_in_the_wrong_order_are_refused():
     with pytest.raises(ValueError, match="depend on which other samples are in the batch"):
         optimizer.step(loss, make_batches((8,))[0])
     assert optimizer.ledger.steps == 0
-
-
-def test_a_run_is_resumed_with_its_number_of_views():
-    model, states = make_model(), []
-    for views in (1, 2):
-        _, optimizer, _ = make_private(model, adamw(model), views=views)
-        states.append(optimizer.state_dict())
-    with pytest.raises(ValueError, match="views of a record is None there and 2 here"):
-        optimizer.load_state_dict(states[0])
-    optimizer.load_state_dict(states[1])

@@ -29,11 +29,8 @@ def made(scale=SCALE, level=lambda row, epsilon, seed: 0.5 + LEVELS[row] / 100 +
 @together(
     ("tuning", "row", "epsilon", "value"),
     [
-        ("full", "grid", 1.0, 96.49),
         ("full", "prodigy", 1.0, 27.54),
-        ("full", "dp_hyper", 1.0, 92.98),
         ("full", "grid_linear", 1.0, 88.02),
-        ("full", "grid", 8.0, 96.28),
         ("bitfit", "grid_cosine", 1.0, 97.40),
     ],
 )

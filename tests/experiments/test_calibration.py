@@ -80,17 +80,6 @@ def test_a_temperature_costs_less_than_as_many_steps():
     assert spent < 3.1
 
 
-def test_three_labels_in_ten_are_of_the_other_class_and_a_fifth_of_the_digits_is_wrong():
-    _, labels = calibration.coin().test
-    assert labels.double().mean().item() == pytest.approx(0.69, abs=0.02)
-    _, labels = calibration.minority().test
-    assert labels.double().mean().item() == pytest.approx(0.1, abs=0.02)
-    flipped, known = calibration.flipped_digits(), calibration.datasets.digits()
-    for part in ("train", "test"):
-        wrong = getattr(flipped, part)[1] != getattr(known, part)[1]
-        assert wrong.double().mean().item() == pytest.approx(0.2, abs=0.06)
-
-
 def test_costs_are_paired_by_seed_and_the_worst_place_is_named_with_its_error():
     accuracies = {("a", 1.0): ((0.8, 0.7), (0.79, 0.71)), ("b", 1.0): ((0.9, 0.5), (0.89, 0.47))}
     rows = pd.DataFrame(

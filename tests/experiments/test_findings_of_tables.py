@@ -1,5 +1,6 @@
-"""Findings of notebooks 00 and 09: what is said is what the tables say."""
+"""Findings and verdicts: what is said is what the tables say, written down and collected for the front page."""
 
+import json
 import math
 from dataclasses import replace
 
@@ -9,6 +10,7 @@ import pytest
 from hyfreedp import calibrate_noise
 from hyfreedp import epsilon as epsilon_of
 from hyfreedp.experiments.runs.spec import Spec
+from hyfreedp.experiments.store.verdicts import Verdict, scoreboard, verdict
 from hyfreedp.experiments.tables import first_look
 
 pytestmark = pytest.mark.usefixtures("figure_style")
@@ -58,3 +60,27 @@ def test_costs_are_those_of_the_run_but_for_the_grid(study):
     assert told[0] == ("HyFreeDP, preset robust: accuracy 55.0 ± 7.1 %, epsilon 3.00 for the run, 3.00 with tuning")
     alone = first_look.cost_table(records[::2], found, 1, 11.0)
     assert "accuracy 50.0 %" in first_look.cost_findings(alone)[0]
+
+
+def test_they_are_written_down_and_collected(workspace, capsys):
+    made = [Verdict("A", "reproduced", "one in two"), Verdict('"B", b', "contradicted", "3.1 > 3")]
+    verdict("01_second", made, parameters={"profile": "smoke"}, inputs=["cell 0"])
+    described = json.loads((workspace.output("smoke") / "01_second_verdict.json").read_text())
+    assert described["summary"] == ["A: reproduced (one in two)", '"B", b: contradicted (3.1 > 3)']
+    assert "**reproduced**. One in two." in capsys.readouterr().out or described["table"] == "01_second_verdict"
+    assert len(scoreboard(["01_second"]).splitlines()) == 2, "a verdict that is not committed"
+    workspace.output("smoke").rename(workspace.figures)
+    board = scoreboard(["00_first", "01_second"]).splitlines()
+    assert board[2:] == [
+        "| [01](notebooks/01_second.ipynb) | A | **reproduced** | one in two |",
+        '|  | "B", b | **contradicted** | 3.1 > 3 |',
+    ]
+
+
+def test_two_points_decide_about_a_learned_rate():
+    rows = [
+        {"method": method, "gap": gap} for method, gaps in (("paper", (-3, 0)), ("robust", (-3, -2))) for gap in gaps
+    ]
+    found = first_look.verdicts(pd.DataFrame(rows))
+    assert [one.outcome for one in found] == ["reproduced", "not at this scale"]
+    assert found[1].number == "-2.5 points to the best of 16 runs, mean of 2 places (-3.0 at worst)"

@@ -89,20 +89,6 @@ def test_a_meaning_has_several_references_all_different(sample):
     assert set(lengths) == {3, 4, 5, 6, 7, 8}
 
 
-def test_the_domains_differ_in_some_slots_and_words_and_share_others():
-    texts = {domain: words(pair.reference for pair in pairs(domain, 6000, seed=0)) for domain in DOMAINS}
-    slots = {
-        domain: {slot for pair in pairs(domain, 500, seed=0) for slot in slots_of(pair.meaning)} for domain in DOMAINS
-    }
-    assert slots["public"] & slots["private"] == {"name", "priceRange", "area", "near"}
-    assert slots["private"] - slots["public"] == {"eatType", "food", "customer rating", "familyFriendly"}
-    assert {"Indian", "serves", "customer", "children", "pub"} <= texts["private"] - texts["public"]
-    assert {"hotel", "museum", "dogs", "visitor"} <= texts["public"] - texts["private"]
-    assert len(texts["public"] & texts["private"]) > len(texts["private"]) / 2
-    names = {domain: {slots_of(pair.meaning)["name"] for pair in pairs(domain, 500, seed=0)} for domain in DOMAINS}
-    assert not names["public"] & names["private"]
-
-
 @together("make", [pairs, documents, lambda *args: instances(*args, 3)])
 def test_the_seed_decides(make):
     assert make("public", 50, 1) == make("public", 50, 1)

@@ -3,8 +3,6 @@
 import gzip
 import hashlib
 import json
-import os
-from pathlib import Path
 
 import pytest
 import torch
@@ -29,9 +27,6 @@ from hyfreedp.experiments.store.paths import CHECKPOINTS
 
 COMMITTED = CHECKPOINTS / "sentences.tokenizer.json"
 OURS = load_tokenizer()
-REAL = Path(os.environ.get("HYFREEDP_DATA", "nowhere"))
-
-
 def bare(**special):
     """Our vocabulary with other special tokens, or none."""
     return PreTrainedTokenizerFast(tokenizer_object=OURS.backend_tokenizer, **special)
@@ -95,20 +90,6 @@ def test_e2e_reads_every_row_and_keeps_meanings_together(fake_e2e, tmp_path, fol
     meanings = [pair.meaning for pair in found.train]
     assert meanings != [row[0] for row in ROWS]
     assert not set(meanings[: found.validation_start]) & set(meanings[found.validation_start :])
-
-
-@pytest.mark.skipif(not (REAL / "e2e").is_dir(), reason="HYFREEDP_DATA has no E2E")
-def test_the_real_e2e():
-    found = e2e()
-    assert (len(found.train), len(found.test)) == (42_061, 630)
-    assert len({pair.meaning for pair in found.train}) == 4862
-    assert sum(len(references) for _, references in found.test) == 4693
-    tokens, labels = encode_pairs(OURS, found.train, 256)
-    index = next(i for i, pair in enumerate(found.train) if "£" in pair.reference and "é" in pair.reference)
-    assert (
-        OURS.decode(labels[index][labels[index] != IGNORED], skip_special_tokens=True) == found.train[index].reference
-    )
-    assert tokens.shape == labels.shape
 
 
 # Documents

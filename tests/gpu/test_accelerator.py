@@ -9,10 +9,10 @@ import torch.distributed as dist
 import torch.multiprocessing
 from models import bert, conv1d_net, gpt2, groupnorm_convnet, llama, llama_lora, mlp, tied_language_model, vit, vit_tiny
 from scipy import stats
-from training import go_on, run
-from twins import BASES, flat, make_data, make_model, make_private
+from training import resumed, run, without_noise
+from twins import flat, make_data
 
-from hyfreedp import NoiseGenerator, PrivacyEngine
+from hyfreedp import NoiseGenerator
 from hyfreedp.experiments.benchmark.contenders import CONTENDERS, Setup
 from hyfreedp.experiments.benchmark.measure import garbage_stays, peak_memory
 from hyfreedp.experiments.benchmark.workloads import MODELS, make_workload
@@ -92,28 +92,14 @@ def test_noise_has_its_distribution_and_is_bound_to_the_sums(secure, device):
 @pytest.mark.parametrize("preset", ["robust", "paper", "fixed"])
 def test_a_run_goes_on_bit_for_bit(preset, tuning, device, tmp_path):
     whole, _ = run(device, preset, tuning, steps=8)
-    first, _ = run(device, preset, tuning, steps=8, stop=5)
-    PrivacyEngine().save_checkpoint(path=tmp_path / "run", module=first.module, optimizer=first)
-    torch.manual_seed(7)
-    model = make_model(tuning, dropout=0.1, seed=0 if tuning == "lora" else 1).to(device)
-    model, second, loader = make_private(
-        model, BASES["adamw"](model), make_data(), target_epsilon=8.0, preset=preset, steps=8
-    )
-    PrivacyEngine().load_checkpoint(path=tmp_path / "run", module=model, optimizer=second)
-    go_on(second, loader, device)
+    second = resumed(device, preset, tuning, steps=8, stop=5, path=tmp_path / "run")
     assert torch.equal(flat(whole.module), flat(second.module)) and str(whole.history) == str(second.history)
 
 
 @pytest.mark.parametrize("preset", ["robust", "paper"])
 def test_a_run_is_that_on_the_cpu_but_for_rounding(preset, device):
-    """Without noise and without dropout, in float64."""
-    runs = []
-    for place in (CPU, device):
-        model = make_model().to(place)
-        _, optimizer, loader = make_private(model, BASES["adamw"](model), make_data(), preset=preset)
-        go_on(optimizer, loader, place)
-        runs.append(optimizer)
-    assert far(flat(runs[1].module).cpu(), flat(runs[0].module)) < 1e-6
+    here, there = (without_noise(place, preset=preset) for place in (CPU, device))
+    assert far(flat(there.module).cpu(), flat(here.module)) < 1e-6
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
@@ -181,10 +167,8 @@ def processes_train(rank, size, kind, store, results):
     )
     total = torch.ones(3, device=device)
     dist.all_reduce(total)
-    model = make_model().to(device)
-    _, optimizer, loader = make_private(model, BASES["adamw"](model), make_data(), preset="paper", steps=4)
-    go_on(optimizer, loader, device)
-    results[rank] = (total.tolist(), flat(model).cpu().tolist(), str(optimizer.history))
+    optimizer = without_noise(device, preset="paper", steps=4)
+    results[rank] = (total.tolist(), flat(optimizer.module).cpu().tolist(), str(optimizer.history))
     dist.destroy_process_group()
 
 
@@ -198,9 +182,7 @@ def test_processes_train_one_model(size, device, tmp_path):
         arguments = (size, device.type, tmp_path / "store", results)
         torch.multiprocessing.spawn(processes_train, arguments, nprocs=size)
         found = [results[rank] for rank in range(size)]
-    model = make_model().to(device)
-    _, optimizer, loader = make_private(model, BASES["adamw"](model), make_data(), preset="paper", steps=4)
-    go_on(optimizer, loader, device)
+    alone = flat(without_noise(device, preset="paper", steps=4).module).cpu()
     for total, weights, history in found:
         assert total == [size] * 3 and weights == found[0][1] and history == found[0][2]
-        assert far(torch.tensor(weights), flat(model).cpu()) < 1e-6
+        assert far(torch.tensor(weights), alone) < 1e-6

@@ -1,7 +1,5 @@
 """Small models of every supported kind, each with a batch and its per-sample losses."""
 
-from __future__ import annotations
-
 import re
 import warnings
 from collections.abc import Callable

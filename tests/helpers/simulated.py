@@ -11,8 +11,6 @@ What a tensor is said to lie on is noted by its storage; two modes see to it:
 What C++ makes within one operation, such as a mask in an attention, lies on "either": it goes with what it meets.
 """
 
-from __future__ import annotations
-
 import contextlib
 import traceback
 from collections import Counter

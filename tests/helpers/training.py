@@ -5,6 +5,8 @@ from collections import Counter
 import torch
 from twins import BASES, cross_entropy, make_data, make_model, make_private
 
+from hyfreedp import PrivacyEngine
+
 
 def run(device, preset, tuning="full", base="adamw", *, steps=6, machine=None, stop=None, **settings):
     """A private run on a device; its optimizer, and the waits of each step."""
@@ -15,6 +17,27 @@ def run(device, preset, tuning="full", base="adamw", *, steps=6, machine=None, s
         model, BASES[base](model), make_data(), preset=preset, steps=steps, **settings
     )
     return optimizer, go_on(optimizer, loader, device, machine, stop)
+
+
+def resumed(device, preset, tuning="full", *, steps, stop, path):
+    """The end of a run that was saved after some of its steps, and loaded into another model on the same device."""
+    first, _ = run(device, preset, tuning, steps=steps, stop=stop)
+    PrivacyEngine().save_checkpoint(path=path, module=first.module, optimizer=first)
+    torch.manual_seed(7)
+    model = make_model(tuning, dropout=0.1, seed=0 if tuning == "lora" else 1).to(device)
+    settings = {"target_epsilon": 8.0, "accountant": "rdp", "preset": preset, "steps": steps}
+    model, second, loader = make_private(model, BASES["adamw"](model), **settings)
+    PrivacyEngine().load_checkpoint(path=path, module=model, optimizer=second)
+    go_on(second, loader, device)
+    return second
+
+
+def without_noise(device, **settings):
+    """A run without privacy and without dropout, in float64; its optimizer."""
+    model = make_model().to(device)
+    _, optimizer, loader = make_private(model, BASES["adamw"](model), **settings)
+    go_on(optimizer, loader, device)
+    return optimizer
 
 
 def go_on(optimizer, loader, device, machine=None, stop=None):

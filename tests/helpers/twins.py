@@ -1,7 +1,5 @@
 """Tiny models and data on which the library is compared with ``hyfreedp.reference``, its slow and obvious twin."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace

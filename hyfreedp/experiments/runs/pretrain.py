@@ -174,28 +174,12 @@ def _reports() -> Corpus:
     return Corpus(*parts, f"reports of the public domain of our own grammar, seed {PUBLIC_SEED}")
 
 
+_TINY_IMAGENET: dict[str, Any] = {"epochs": 60, "learning_rate": 1e-3, "label_smoothing": 0.1, "pad": 4}
 RECIPES: dict[str, Recipe | LanguageRecipe] = {
     "glyphs": Recipe("vit8_d64_p4", 10, _glyphs, epochs=30, batch_size=128, learning_rate=2e-3, one_thread=True),
-    "tiny_imagenet": Recipe(
-        "vit32_d192",
-        200,
-        _tiny_imagenet,
-        epochs=60,
-        batch_size=512,
-        learning_rate=1e-3,
-        label_smoothing=0.1,
-        pad=4,
-    ),
-    "tiny_imagenet_d128": Recipe(  # about an hour of two cores
-        "vit32_d128_p8",
-        200,
-        _tiny_imagenet,
-        epochs=60,
-        batch_size=256,
-        learning_rate=1e-3,
-        label_smoothing=0.1,
-        pad=4,
-    ),
+    "tiny_imagenet": Recipe("vit32_d192", 200, _tiny_imagenet, batch_size=512, **_TINY_IMAGENET),
+    # About an hour of two cores.
+    "tiny_imagenet_d128": Recipe("vit32_d128_p8", 200, _tiny_imagenet, batch_size=256, **_TINY_IMAGENET),
     "gpt2_sentences": LanguageRecipe(
         "gpt2_tiny", "restaurants", _sentences, epochs=6, batch_size=64, learning_rate=5e-3, one_thread=True
     ),
