@@ -139,9 +139,3 @@ def test_every_equation_has_its_function_and_its_test():
     assert len(named) > 30
     for place, name in named:
         assert re.search(rf"^(def|class) {name}\b", code[place], flags=re.MULTILINE), name
-
-
-@together("target", ["reproduce", "test"])
-def test_the_two_commands_are_make_targets(target):
-    assert f"make {target}" in README
-    assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)

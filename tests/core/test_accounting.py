@@ -17,7 +17,6 @@ from scipy.stats import norm
 from splits import effective, vanilla
 
 from hyfreedp.accounting import NoiseSplit, calibrate_noise, epsilon
-from hyfreedp.accounting.accountants import merge
 from hyfreedp.accounting.calibrate import recounted
 from hyfreedp.accounting.composition import shares, spent
 from hyfreedp.accounting.search import LARGEST_NOISE, SMALLEST_NOISE, smallest_noise
@@ -143,11 +142,6 @@ def test_without_subsampling_pld_is_the_analytic_gaussian_mechanism():
     mu = 3 / split.sigma  # nine releases of multiplier sigma
     exact = norm.cdf(mu / 2 - 2 / mu) - math.exp(2) * norm.cdf(-mu / 2 - 2 / mu)
     assert 0.999e-6 < exact <= 1e-6
-
-
-def test_equal_releases_are_merged_to_the_noisier_count():
-    assert merge([(1.0 + 1e-13, 2), (1.0, 3), (2.0, 0)]) == ((1.0, 5),)
-    assert len(merge([(1.0, 2), (1.0 + 1e-9, 3)])) == 2
 
 
 # ---- other people's accountants ------------------------------------------------------------------------------------

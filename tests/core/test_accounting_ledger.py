@@ -1,7 +1,5 @@
 """The ledger: it counts what was released, stays within the plan, refuses repeats and survives interruption."""
 
-import json
-
 import pytest
 from cases import together
 
@@ -63,19 +61,6 @@ def test_a_vote_and_the_gradient_after_it_are_one_step():
     ledger.record_vote(11)  # the same batch once more: the same release
     ledger.record(12)
     assert before < ledger.epsilon() == after_vote and (ledger.steps, ledger.probe_steps) == (2, 1)
-
-
-@together("interrupted_after", [0, 1, 5, 12])
-def test_a_resumed_ledger_equals_the_uninterrupted_one(interrupted_after):
-    split = make_split()
-    ledger = PrivacyLedger(split)
-    run(ledger, interrupted_after)
-    state = json.loads(json.dumps(ledger.state_dict()))
-    resumed = PrivacyLedger(split)
-    resumed.load_state_dict(state)
-    assert resumed.state_dict() == ledger.state_dict()
-    run(resumed, split.steps - interrupted_after)
-    assert resumed.epsilon() == split.epsilon
 
 
 def test_the_same_release_again_costs_nothing_and_another_one_is_refused():

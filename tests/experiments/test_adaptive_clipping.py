@@ -45,18 +45,6 @@ def test_without_noise_the_threshold_moves_by_the_formula_and_physical_batches_a
     assert pieces.update() == pytest.approx(share) and pieces.threshold == pytest.approx(whole.threshold)
 
 
-def test_the_threshold_finds_the_median():
-    clipping = AdaptiveClipping(10.0)
-    clipping.start(sigma=1.0, expected_batch_size=200.0, generator=NoiseGenerator(0))
-    norms = torch.linspace(0, 2, 200)
-    thresholds = []
-    for _ in range(300):
-        clipping.count([norms])
-        clipping.update()
-        thresholds.append(clipping.threshold)
-    assert np.mean(thresholds[100:]) == pytest.approx(1.0, abs=0.05)
-
-
 def test_the_noise_on_the_count_is_what_is_accounted_for():
     """Its variance by a chi-square test of 2,000 draws, two-sided, false alarms once in 10^4."""
     clipping = AdaptiveClipping(1.0)

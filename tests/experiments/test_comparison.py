@@ -55,12 +55,6 @@ def test_a_search_takes_the_rate_of_the_best_validation_accuracy_and_the_test_ac
         assert {spec.seed for spec in entry.searches()} == {0}
 
 
-def test_nothing_is_chosen_before_the_whole_search_is_done():
-    entry = Entry(LEARNER, 3.0, "grid", 0)
-    last = entry.searches()[-1]
-    assert entry.final(lambda spec: None if spec == last else record(spec)) is None
-
-
 def test_the_simulated_dp_hyper_trains_with_85_percent_of_epsilon_at_the_rate_found_with_all_of_it():
     entry = Entry(LEARNER, 3.0, "dp_hyper", 1)
     assert entry.searches() == Entry(LEARNER, 3.0, "grid_extended", 0).searches()

@@ -27,6 +27,8 @@ from hyfreedp.experiments.store.paths import CHECKPOINTS
 
 COMMITTED = CHECKPOINTS / "sentences.tokenizer.json"
 OURS = load_tokenizer()
+
+
 def bare(**special):
     """Our vocabulary with other special tokens, or none."""
     return PreTrainedTokenizerFast(tokenizer_object=OURS.backend_tokenizer, **special)
