@@ -113,8 +113,8 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         Args:
             per_sample_loss: maps a batch, or a piece of it, to losses of shape ``(B,)`` without reduction, each
                 depending on its own sample only; of shape ``(B, K)`` where the run was made with ``views=K``. Called
-                again for the probes, without gradients. Random numbers of torch, NumPy and Python are set from the run's
-                key in each call, see :mod:`hyfreedp.running.random_states`, and the caller's are put back.
+                again for the probes, without gradients. Random numbers of torch, NumPy and Python are those of the
+                run's key, see :mod:`hyfreedp.running.random_states`; the caller's states are put back.
             batch: what the loader gave; samples are the first dimension of every tensor. May be empty.
             weights: how much each record counts, in [0, 1]: a function of the batch, or a tensor of shape ``(B,)``;
                 each of its own record alone. They multiply what is clipped already: gradient, vote, and losses of a
@@ -282,8 +282,8 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         """Everything that :meth:`load_state_dict` needs to go on bit for bit, model included: tensors and plain values.
 
         It holds the key of all noise: keep it as secret as the data, and publish the model alone. As with torch's own,
-        its tensors are those of the live model and optimizer: save or copy it before stepping on. All processes have the
-        same state, which may be loaded by any number of them.
+        its tensors are those of the live model and optimizer: save or copy it before stepping on. All processes have
+        the same state, which may be loaded by any number of them.
         """
         return {"base_optimizer": self.base.state_dict(), **self._own_state()}
 

@@ -11,7 +11,6 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor
 
 CPU = torch.device("cpu")
 ACCELERATOR = "accelerator"  # its name in options: that of torch differs by maker

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, default_collate
-from twins import adamw, cross_entropy, flat, make_batches, make_data, make_model, make_private, sgd
+from twins import adamw, by_hand, cross_entropy, flat, make_batches, make_data, make_model, make_private, sgd
 
 
 @dataclasses.dataclass
@@ -83,7 +83,7 @@ def test_what_a_batch_remembers_of_the_others_reaches_no_piece(kind, loss):
     if kind is Remembers:
         alone, other = make_model(), make_model()
         for twin, data in ((alone, kind(*batch)), (other, tuple(batch))):
-            _, own, _ = make_private(twin, sgd(twin), preset="fixed")
+            own = by_hand(twin, sgd(twin), preset="fixed")
             own.step(remembered(twin) if twin is alone else cross_entropy(twin), data)
         assert torch.equal(flat(alone), flat(other))  # the centre of all was not there
     else:
@@ -115,7 +115,7 @@ def test_weights_are_those_that_were_checked():
     def moved(meddle):
         model, (batch,) = make_model(), make_batches([9])
         weights = torch.full((9,), 0.5, dtype=torch.float64)
-        _, optimizer, _ = make_private(model, sgd(model), preset="fixed")
+        optimizer = by_hand(model, sgd(model), preset="fixed")
 
         def losses(batch):
             if meddle:

@@ -20,7 +20,7 @@ from torch.utils.data import (
     TensorDataset,
     WeightedRandomSampler,
 )
-from twins import cross_entropy, make_batches, make_model, make_private
+from twins import by_hand, cross_entropy, make_batches, make_model
 
 from hyfreedp import PrivacyEngine
 from hyfreedp.gradients import AbadiClipping, AutomaticClipping, make_engine
@@ -609,7 +609,7 @@ def test_a_parameter_that_is_unfrozen_later_is_refused_before_its_raw_gradient_m
     parameter = dict(model.named_parameters())[name]
     parameter.requires_grad_(False)
     base = torch.optim.AdamW(model.parameters())
-    _, optimizer, _ = make_private(model, base, target_epsilon=3.0)
+    optimizer = by_hand(model, base, target_epsilon=3.0)
     first, second = make_batches((8, 7))
     optimizer.step(cross_entropy(model), first)
     parameter.requires_grad_(True)

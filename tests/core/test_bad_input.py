@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 from twins import (
     adamw,
+    by_hand,
     changed,
     cross_entropy,
     flat,
@@ -134,7 +135,7 @@ def test_frozen_parameters_in_the_optimizer_are_fine():
     """The usual ``AdamW(model.parameters())`` of a partly frozen model; the frozen ones stay, weight decay or not."""
     model = make_model("frozen")
     frozen = model[0].weight.detach().clone()
-    _, optimizer, _ = make_private(model, torch.optim.AdamW(model.parameters(), weight_decay=0.5))
+    optimizer = by_hand(model, torch.optim.AdamW(model.parameters(), weight_decay=0.5))
     optimizer.step(cross_entropy(model), make_batches((8,))[0])
     assert torch.equal(model[0].weight, frozen)
 
@@ -155,7 +156,7 @@ def test_a_model_with_the_hooks_of_opacus_is_refused_until_they_are_off(inner):
         make_private(model, adamw(model))
     if not inner:
         plain = model.to_standard_module()
-        _, optimizer, _ = make_private(plain, adamw(plain))
+        optimizer = by_hand(plain, adamw(plain))
         optimizer.step(cross_entropy(plain), make_batches((6,))[0])
 
 
@@ -201,7 +202,7 @@ def test_a_loss_function_of_the_wrong_form_releases_nothing(case, preset):
     model, other = make_model(), make_model()
     settings = {"preset": preset, "target_epsilon": 3.0, "accountant": "rdp"}
     _, optimizer, loader = make_private(model, adamw(model), **settings)
-    _, undisturbed, _ = make_private(other, adamw(other), **settings)
+    undisturbed = by_hand(other, adamw(other), **settings)
     weights, calls = flat(model), []
     (batch,) = make_batches((6,))
     trained = make_model(seed=1) if case == "of another model" else model
@@ -300,8 +301,8 @@ def test_records_that_are_not_finite_never_enter_the_weights(what, preset, unbou
     model, other = make_model(), make_model()
     settings = {"target_epsilon": 3.0, "accountant": "rdp"}
     settings["preset"] = changed(preset, warmup=0.0)
-    _, optimizer, _ = make_private(model, adamw(model), **settings)
-    _, reference, _ = make_private(other, adamw(other), **settings)
+    optimizer = by_hand(model, adamw(model), **settings)
+    reference = by_hand(other, adamw(other), **settings)
     first, second, last = make_batches((8, 8, 5))
     broken = [second[0].clone(), second[1]]
     broken[0][[2, 5]] = what
@@ -317,7 +318,7 @@ def test_records_that_are_not_finite_never_enter_the_weights(what, preset, unbou
 def test_losses_that_are_not_finite_leave_all_that_is_learned_finite(broken, preset, target):
     """Weights, rate, thresholds and history, with one broken record in every batch, and then a whole broken batch."""
     model = make_model()
-    _, optimizer, _ = make_private(
+    optimizer = by_hand(
         model,
         adamw(model),
         preset=changed(preset, interval=1),

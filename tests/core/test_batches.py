@@ -13,11 +13,11 @@ from torch import nn
 from twins import (
     PRESETS,
     adamw,
+    by_hand,
     cross_entropy,
     flat,
     make_batches,
     make_model,
-    make_private,
     sgd,
 )
 
@@ -67,7 +67,7 @@ def test_pieces_worked_out_by_hand():
 def test_what_is_no_partition_is_refused_before_anything_is_released(pieces, message):
     """A sample in two pieces would have twice the sensitivity that the noise is made for."""
     model = make_model()
-    _, optimizer, _ = make_private(model, sgd(model), max_physical_batch_size=lambda batch: pieces)
+    optimizer = by_hand(model, sgd(model), max_physical_batch_size=lambda batch: pieces)
     before = flat(model)
     with pytest.raises(ValueError, match=message):
         optimizer.step(cross_entropy(model), make_batches([5])[0])
@@ -119,7 +119,7 @@ def test_a_run_in_pieces_of_any_order_is_the_run_in_one_piece(preset, unbound_no
     for name, partition in {"whole": None, "pieces": shuffled}.items():
         model = make_model()
         settings = {"preset": preset, "target_epsilon": 3.0, "accountant": "rdp", "diagnostics": True}
-        _, optimizer, _ = make_private(model, adamw(model), max_physical_batch_size=partition, **settings)
+        optimizer = by_hand(model, adamw(model), max_physical_batch_size=partition, **settings)
         records = [optimizer.step(cross_entropy(model), batch) for batch in make_batches([8, 5, 0, 9])]
         runs[name] = flat(model), [record.eta for record in records], [record.diagnostics for record in records]
     for whole, pieces in zip(runs["whole"], runs["pieces"], strict=True):
@@ -148,7 +148,7 @@ def test_a_budget_bounds_what_the_model_sees():
     for size in (None, token_budget(lambda batch: batch["mask"].sum(1), 12)):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Embedding(6, 4), nn.Linear(4, 6)).double()
-        _, optimizer, _ = make_private(model, sgd(model), preset="paper", max_physical_batch_size=size, interval=1)
+        optimizer = by_hand(model, sgd(model), preset="paper", max_physical_batch_size=size, interval=1)
         optimizer._checks_due = []
         shapes = []
 

@@ -15,6 +15,7 @@ from twins import (
     BASES,
     TUNINGS,
     adamw,
+    by_hand,
     cross_entropy,
     flat,
     make_batches,
@@ -48,7 +49,7 @@ def compare(
     twin, loss = copy.deepcopy(model), loss or (lambda model, batch: cross_entropy(model)(batch))
     rule, by_hand = FACTORS[clipping]
     searched = {"step_rule": step_rule, "initial_learning_rate": eta, "interval": 2, "decay": decay} | settings
-    _, optimizer, _ = make_private(model, base(model), preset="paper", clipping=rule, **searched)
+    optimizer = by_hand(model, base(model), preset="paper", clipping=rule, **searched)
     if math.isinf(searched.get("target_epsilon", math.inf)):
         by_hand = by_hand | UNCLIPPED
     if settings.get("loss_threshold_rule") == "previous":
@@ -107,7 +108,7 @@ def test_fixed_rate_equals_the_base_optimizer_on_private_gradients_bit_for_bit(b
     """Preset "fixed" keeps the groups' own rates. With noise the same bits, else but for the order of the sums."""
     model = make_model()
     twin = copy.deepcopy(model)
-    _, optimizer, _ = make_private(model, BASES[base](model), preset="fixed", clipping=AutomaticClipping(), **privacy)
+    optimizer = by_hand(model, BASES[base](model), preset="fixed", clipping=AutomaticClipping(), **privacy)
     rates = [group["lr"] for group in optimizer.param_groups]
     batches = make_batches(SIZES)
     run = twin_of(twin, BASES[base](twin), optimizer, batches, eta=rates[0])
@@ -132,7 +133,7 @@ def test_gen_rejects_a_parabola_that_opens_downwards_and_leaves_the_weights_bitw
         optimizer = BASES[base](model)
         rate = optimizer.param_groups[0]["lr"]
         settings = {"initial_learning_rate": rate, "interval": 1} if preset == "paper" else {}
-        _, optimizer, _ = make_private(model, optimizer, preset=preset, clipping=AutomaticClipping(), **settings)
+        optimizer = by_hand(model, optimizer, preset=preset, clipping=AutomaticClipping(), **settings)
         for batch in make_batches((6, 9)):
             record = optimizer.step(lambda batch, model=model: 999 - model(batch[0])[:, 0] ** 2, batch)
             if record.probe:
@@ -149,7 +150,7 @@ def test_the_innermost_rate_is_the_eta_applied(base):
     model = make_model()
     optimizer_base = BASES[base](model)
     ratios = [group["lr"] / optimizer_base.param_groups[0]["lr"] for group in optimizer_base.param_groups]
-    _, optimizer, _ = make_private(model, optimizer_base, preset="paper", interval=2, decay="cosine")
+    optimizer = by_hand(model, optimizer_base, preset="paper", interval=2, decay="cosine")
     for t, batch in enumerate(make_batches(SIZES)):
         record = optimizer.step(cross_entropy(model), batch)
         assert record.eta == pytest.approx(optimizer.eta * 0.5 * (1 + math.cos(math.pi * t / 10)))
@@ -172,7 +173,7 @@ def test_an_exception_inside_a_probe_leaves_the_plain_step(failing_call):
     _, optimizer, loader = make_private(
         model, adamw(model), preset="paper", initial_learning_rate=0.5, interval=2, **settings
     )
-    _, fixed, _ = make_private(plain, adamw(plain), preset="fixed", **settings)
+    fixed = by_hand(plain, adamw(plain), preset="fixed", **settings)
     optimizer._checks_due = fixed._checks_due = []
     calls = []
 
@@ -208,7 +209,7 @@ def test_probes_see_the_masks_of_the_training_forward():
     """Where the update direction is zero the three losses of every sample are equal."""
     model = nn.Sequential(nn.Linear(5, 40), nn.Dropout(0.5), nn.Linear(40, 1)).double()
     settings = {"interval": 1, "initial_learning_rate": 0.1, "max_physical_batch_size": 1}
-    _, optimizer, _ = make_private(model, sgd(model), preset="paper", **settings)
+    optimizer = by_hand(model, sgd(model), preset="paper", **settings)
     optimizer._checks_due = []
     seen = []
 
@@ -234,7 +235,7 @@ def test_probing_does_not_disturb_the_global_random_stream(pieces):
     states = []
     for settings in ({"preset": "fixed"}, {"preset": "paper", "interval": 1}):
         model = make_model(dropout=0.5)
-        _, optimizer, _ = make_private(
+        optimizer = by_hand(
             model,
             sgd(model),
             max_physical_batch_size=pieces,

@@ -10,7 +10,7 @@ import torch
 from scipy import stats
 from torch import nn
 from torch.utils.data import TensorDataset
-from twins import make_private, sgd
+from twins import by_hand, sgd
 
 from hyfreedp.accounting import PrivacyLedger, calibrate_noise
 from hyfreedp.privatize import privatize_loss
@@ -50,7 +50,7 @@ def test_the_mean_of_a_million_losses_is_their_mean():
 def step_once(model, features):
     """The weights' change by one plain step on an empty batch, in units of the noise that it should have."""
     data = TensorDataset(torch.zeros(10, features))
-    _, optimizer, _ = make_private(model, sgd(model), data, batch_size=2, target_epsilon=3.0, preset="fixed", steps=1)
+    optimizer = by_hand(model, sgd(model), data, batch_size=2, target_epsilon=3.0, preset="fixed", steps=1)
     before = [parameter.detach().clone() for parameter in model.parameters()]
     optimizer.step(lambda batch: model(batch[0]).mean(dim=1), [torch.zeros(0, features)])
     scale = optimizer.split.gradient_noise_multiplier(0) / optimizer.expected_batch_size

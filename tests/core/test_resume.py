@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from twins import (
     adamw,
+    by_hand,
     cross_entropy,
     flat,
     make_data,
@@ -267,7 +268,7 @@ def test_a_resumed_run_cannot_exceed_its_plan():
 def test_a_state_of_another_model_is_refused_before_any_weight_is_loaded():
     """torch would load what fits, and then say no: weights of one run beside the ledger of another."""
     model = make_model()
-    _, optimizer, _ = make_private(model, adamw(model), target_epsilon=3.0)
+    optimizer = by_hand(model, adamw(model), target_epsilon=3.0)
     before, state = flat(model), copy.deepcopy(optimizer.state_dict())
     for name in state["model"]:
         state["model"][name] = state["model"][name] + 1

@@ -12,7 +12,17 @@ import torch
 from cases import pairs, together
 from torch.optim import lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from twins import adamw, cross_entropy, flat, make_batches, make_model, make_private, sgd_momentum, three_groups
+from twins import (
+    adamw,
+    by_hand,
+    cross_entropy,
+    flat,
+    make_batches,
+    make_model,
+    make_private,
+    sgd_momentum,
+    three_groups,
+)
 
 PRIVATE = {"target_epsilon": 3.0, "accountant": "rdp"}
 SIZES = (8, 5, 0, 9, 8, 7)
@@ -55,7 +65,7 @@ def test_a_fixed_rate_follows_a_scheduler_as_in_plain_torch(name, base, on):
     model = make_model()
     inner = base(model)
     early = SCHEDULERS[name](inner) if on == "base" else None
-    _, optimizer, _ = make_private(model, inner, preset="fixed")
+    optimizer = by_hand(model, inner, preset="fixed")
     scheduler = early or SCHEDULERS[name](optimizer)
     weights, rates = plain_loop(base, SCHEDULERS[name])
     for batch, expected in zip(make_batches(SIZES), rates, strict=True):
@@ -235,7 +245,7 @@ def test_a_later_run_begins_at_the_users_rates_and_the_earlier_one_is_refused():
         first.step(cross_entropy(model), batch)
     assert [group["lr"] for group in first.base.param_groups] != given
     with pytest.warns(UserWarning, match="trained privately before"):
-        _, second, _ = make_private(model, first.base, preset="fixed", **PRIVATE)
+        second = by_hand(model, first.base, preset="fixed", **PRIVATE)
     assert [group["lr"] for group in second.param_groups] == given
     with pytest.raises(RuntimeError, match="was made private once more, for another run"):
         first.step(cross_entropy(model), batches[3])
