@@ -104,10 +104,10 @@ class PoissonSampler(Sampler[list[int]]):
         if self.given != self.position:
             last = "none so far" if self.given is None else f"that of step {self.given} last"
             raise RuntimeError(
-                f"the batch of step {self.position} must come from the loader that was made private, which gave "
-                f"{last}: go through it once an epoch (itertools.cycle and lists give old batches again, whose cost in "
-                "epsilon is another). To step with batches of your own set optimizer.sampler = None, which leaves "
-                "epsilon without a guarantee"
+                f"the batch of step {self.position} must come from the private loader, which gave {last}: go through "
+                "it once an epoch (itertools.cycle and lists give old batches again, whose cost in epsilon is "
+                "another). To step with batches of your own set optimizer.sampler = None, which leaves epsilon "
+                "without a guarantee"
             )
         drawn = len(self.batch(self.position))
         if drawn != samples:
@@ -151,6 +151,11 @@ class Rows(Dataset[Any]):
 
     def __getitems__(self, rows: Drawn) -> Any:
         return rows
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "dataset" or name.startswith("__"):  # not there yet, as while it is unpickled
+            raise AttributeError(name)
+        return getattr(self.dataset, name)
 
 
 class Fetch:
@@ -265,7 +270,7 @@ def poisson_loader(
     return PoissonLoader(
         Rows(loader.dataset),
         batch_sampler=sampler,
-        collate_fn=Fetch(loader.dataset, loader.collate_fn or default_collate, device),
+        collate_fn=cast(Any, Fetch(loader.dataset, loader.collate_fn or default_collate, device)),
         num_workers=loader.num_workers,
         pin_memory=loader.pin_memory,
         timeout=loader.timeout,

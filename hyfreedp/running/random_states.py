@@ -24,7 +24,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from hyfreedp.noise.cipher import derive
 from hyfreedp.running.devices import backend
@@ -88,11 +88,11 @@ def seed_random_states(key: bytes, device: torch.device) -> None:
     """Set all states from 256 secret bits. (``torch.manual_seed`` takes 32 of its seed on a CPU.)"""
     of_torch, of_numpy = (np.frombuffer(derive(key, name), np.uint32) for name in ("torch", "numpy"))
     np.random.seed(of_torch)  # the same Twister as torch's, which has no such function
-    state = torch.Generator().manual_seed(0).get_state()  # which has drawn nothing
+    state = Generator().manual_seed(0).get_state()  # which has drawn nothing
     state.view(torch.int64)[_WORDS] = torch.from_numpy(cast(Any, np.random.get_state())[1].astype(np.int64))
     torch.set_rng_state(state)
     if (module := backend(device)) is not None:
         seed = int.from_bytes(derive(key, "accelerator")[:8]) >> 1
-        module.set_rng_state(torch.Generator(device).manual_seed(seed).get_state(), device)
+        module.set_rng_state(Generator(device).manual_seed(seed).get_state(), device)
     np.random.seed(of_numpy)
     random.seed(int.from_bytes(derive(key, "python")))

@@ -25,6 +25,7 @@ from hyfreedp import token_budget
 from hyfreedp.data.batches import batch_length, split_rows, take
 from hyfreedp.gradients import AutomaticClipping, make_engine
 from hyfreedp.gradients.passes import Passes
+from hyfreedp.noise import NoiseGenerator
 from hyfreedp.running.buffers import BufferGuard
 
 
@@ -133,7 +134,8 @@ def test_results_are_in_the_order_of_the_batch():
     for partition in (None, shuffled):
         model = make_model()
         engine, buffers = make_engine(model, AutomaticClipping()), BufferGuard(model)
-        passes = Passes(cross_entropy(model), batch, engine, max_physical_batch_size=partition, buffers=buffers)
+        settings = {"max_physical_batch_size": partition, "buffers": buffers, "generator": NoiseGenerator(0)}
+        passes = Passes(cross_entropy(model), batch, engine, **settings)
         results.append((*passes.add_gradients(), passes.losses()))
     torch.testing.assert_close(results[0], results[1], rtol=1e-9, atol=1e-12)
     assert len(results[0][0].unique()) == len(results[0][1].unique()) == 9

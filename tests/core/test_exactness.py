@@ -6,7 +6,9 @@ hides that order. So what is released is the same bit for bit.
 
 import copy
 import math
+import random
 
+import numpy as np
 import pytest
 import torch
 from cases import each, pairs, together
@@ -29,6 +31,8 @@ from twins import (
 
 from hyfreedp import reference
 from hyfreedp.gradients import AbadiClipping, AutomaticClipping, NoClipping
+from hyfreedp.running.devices import CPU
+from hyfreedp.running.random_states import random_states
 
 SIZES = (9, 6, 8, 0, 11, 7, 5)  # around the expected size, 8; one batch empty
 UNCLIPPED = {"threshold": math.inf, "limits": (math.inf, math.inf)}  # losses of a run without privacy
@@ -47,16 +51,16 @@ def compare(
 ):
     """Train with preset "paper" and the reference beside it; compare weights, rates and fits at every step."""
     twin, loss = copy.deepcopy(model), loss or (lambda model, batch: cross_entropy(model)(batch))
-    rule, by_hand = FACTORS[clipping]
+    rule, written = FACTORS[clipping]
     searched = {"step_rule": step_rule, "initial_learning_rate": eta, "interval": 2, "decay": decay} | settings
     optimizer = by_hand(model, base(model), preset="paper", clipping=rule, **searched)
     if math.isinf(searched.get("target_epsilon", math.inf)):
-        by_hand = by_hand | UNCLIPPED
+        written = written | UNCLIPPED
     if settings.get("loss_threshold_rule") == "previous":
-        by_hand = by_hand | {"next_threshold": lambda private: private[1]}
+        written = written | {"next_threshold": lambda private: private[1]}
     batches, start = make_batches(sizes), flat(model)
     run = twin_of(
-        twin, base(twin), optimizer, batches, rule=RULES[step_rule], eta=eta, decay=DECAYS[decay], loss=loss, **by_hand
+        twin, base(twin), optimizer, batches, rule=RULES[step_rule], eta=eta, decay=DECAYS[decay], loss=loss, **written
     )
     for batch, expected in zip(batches, run, strict=True):
         record = optimizer.step(lambda batch: loss(model, batch), batch).to_dict()
@@ -230,21 +234,18 @@ def test_probes_see_the_masks_of_the_training_forward():
 
 
 @together("pieces", [None, 3])
-def test_probing_does_not_disturb_the_global_random_stream(pieces):
-    """A run with probes draws the dropout masks of a run without; noise never comes from the global generator."""
-    states = []
-    for settings in ({"preset": "fixed"}, {"preset": "paper", "interval": 1}):
+def test_a_step_draws_from_its_own_key_and_gives_the_callers_random_numbers_back(pieces):
+    """Dropout masks of a step are those of the run's seed, whatever the caller has seeded; noise is never torch's."""
+    ends = []
+    for seed, settings in ((3, {"preset": "fixed"}), (4, {"preset": "fixed"}), (3, {"preset": "paper", "interval": 1})):
         model = make_model(dropout=0.5)
-        optimizer = by_hand(
-            model,
-            sgd(model),
-            max_physical_batch_size=pieces,
-            **{"target_epsilon": 3.0, "accountant": "rdp"} | settings,
-        )
-        torch.manual_seed(3)
+        private = {"target_epsilon": 3.0, "accountant": "rdp"} | settings
+        optimizer = by_hand(model, sgd(model), max_physical_batch_size=pieces, **private)
+        for seed_all in (torch.manual_seed, np.random.seed, random.seed):
+            seed_all(seed)
+        before = random_states(CPU)
         for batch in make_batches((8, 0, 7)):
             optimizer.step(cross_entropy(model), batch)
-        states.append(torch.get_rng_state())
-    assert torch.equal(*states)
-    torch.manual_seed(3)
-    assert not torch.equal(torch.get_rng_state(), states[0])
+        assert before.same(random_states(CPU))
+        ends.append(flat(model))
+    assert torch.equal(ends[0], ends[1]) and not torch.equal(ends[0], ends[2])

@@ -267,7 +267,7 @@ def private_run(**settings):
 def test_a_step_takes_the_private_loaders_batches_alone_or_gives_no_guarantee():
     """Those of the loader that was given are no Poisson samples; where nothing is private nothing is asked."""
     loss, old, optimizer, _ = private_run()
-    with pytest.raises(RuntimeError, match="loader that was made private, which gave none so far.*sampler = None"):
+    with pytest.raises(RuntimeError, match=r"private loader, which gave none so far.*sampler = None"):
         optimizer.step(loss, next(iter(old)))
     assert optimizer.ledger.steps == 0 and optimizer.guarantee
     optimizer.sampler = None
