@@ -129,7 +129,8 @@ class PrivacyEngine:
         if isinstance(optimizer, HyFreeDPOptimizer):
             optimizer = optimizer.base
         check_optimizer(optimizer)
-        processes = Processes.present(self._process_group, optimizer.param_groups[0]["params"][0].device)
+        device = optimizer.param_groups[0]["params"][0].device
+        processes = Processes.present(self._process_group, device)
         processes.agree(seed=self._seed, run=self._runs, secure_noise=self._secure_noise)
         generator = NoiseGenerator(self._seed, secure=self._secure_noise).child("run", self._runs)
         generator.load_state_dict(processes.gather(generator.state_dict())[0])
@@ -139,6 +140,7 @@ class PrivacyEngine:
                 seed=int.from_bytes(generator.child("sampling").key),
                 rank=processes.rank,
                 world_size=processes.size,
+                device=device,
             )
             sampler = cast(PoissonSampler, loader.batch_sampler)
             total = sampler.horizon = _run_length(epochs, steps, sampler.steps_per_epoch)

@@ -31,7 +31,6 @@ from hyfreedp.privatize import privatize_gradient
 from hyfreedp.running.base_optimizer import BaseOptimizer
 from hyfreedp.running.buffers import BufferGuard
 from hyfreedp.running.checks import check_not_negative, check_same_model, check_same_run
-from hyfreedp.running.devices import random_states, set_random_states
 from hyfreedp.running.processes import Processes
 from hyfreedp.running.records import ProbeResult, StepRecord, raw_values
 from hyfreedp.running.wrapper import OptimizerWrapper, Unprepared, hooked_step
@@ -57,7 +56,8 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         decay: shape of the fall to zero at the horizon, beginning at the share ``decay_start`` of the run.
         max_physical_batch_size: size of the pieces in which larger Poisson batches are processed, or a function of the
             batch that returns them as lists of positions (see :func:`hyfreedp.token_budget`).
-        sampler: the Poisson sampler, told how far the run is so that loader and checkpoints agree.
+        sampler: the Poisson sampler of the loader, whose batches alone :meth:`step` takes. Set it to None to step with
+            batches of your own, which leaves epsilon without a guarantee.
         diagnostics: also record raw values, which are not private.
         processes: those that train this model together, with the same arguments; None if this one is alone.
 
@@ -113,7 +113,8 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         Args:
             per_sample_loss: maps a batch, or a piece of it, to losses of shape ``(B,)`` without reduction, each
                 depending on its own sample only; of shape ``(B, K)`` where the run was made with ``views=K``. Called
-                again for the probes, without gradients and with the same random numbers of torch's.
+                again for the probes, without gradients. Random numbers of torch, NumPy and Python are those of the
+                run's key, see :mod:`hyfreedp.running.random_states`; the caller's states are put back.
             batch: what the loader gave; samples are the first dimension of every tensor. May be empty.
             weights: how much each record counts, in [0, 1]: a function of the batch, or a tensor of shape ``(B,)``;
                 each of its own record alone. They multiply what is clipped already: gradient, vote, and losses of a
@@ -126,12 +127,11 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
             RuntimeError: one of several processes raised such an error or has died.
 
         An error within a probe leaves the step along which it looks made and counted, at the old rate. One after a vote
-        leaves the step to be made, from the weights, rate and random numbers that it found, and the vote counted.
+        leaves the step to be made, from the weights and the rate that it found, and the vote counted.
         """
         t, learner, vote, probe, probed = self.ledger.steps, self.rate_learner, None, None, None
         self.ledger.check()
         self._base.sync_scheduler(learned=learner.kind != "none", decays=self.decay != "none")
-        dropout = random_states(self._device)
         learner.on_step_start(t)
         self.zero_grad()
         try:
@@ -150,7 +150,6 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         except BaseException:
             learner.undo()
             self.zero_grad()  # it may be raw
-            set_random_states(self._device, dropout)  # so that the same step, made again, releases the same
             raise
         if self.sampler is not None:
             self.sampler.position = self.ledger.steps
@@ -190,6 +189,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
             self.gradient_engine,
             max_physical_batch_size=self.max_physical_batch_size,
             buffers=self._buffers,
+            generator=self._generator.child("torch", t, self.processes.rank),
             by_value=due,
             weights=weights,
         )
@@ -246,10 +246,6 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         return self._base.eta if self.decay != "none" else float(self.param_groups[0]["lr"])
 
     @property
-    def _device(self) -> torch.device:
-        return self._base.parameters[0].device
-
-    @property
     def history(self) -> list[dict[str, Any]]:
         """A row for each step, see :meth:`StepRecord.to_dict`: copies, so that what was released stays as it was."""
         return [dict(row) for row in self._rows]
@@ -258,6 +254,11 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
     def eta(self) -> float:
         """The learning rate in force, without decay."""
         return self.rate_learner.eta
+
+    @property
+    def guarantee(self) -> bool:
+        """Whether the run is proven to stay within its target: its split is, and its batches are the sampler's."""
+        return self.split.guarantee and self.sampler is not None
 
     @property
     def steps_left(self) -> int:
@@ -281,9 +282,8 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         """Everything that :meth:`load_state_dict` needs to go on bit for bit, model included: tensors and plain values.
 
         It holds the key of all noise: keep it as secret as the data, and publish the model alone. As with torch's own,
-        its tensors are those of the live model and optimizer: save or copy it before stepping on. States of several
-        processes differ in dropout's random state only: any may be loaded by any number of processes, and each its own
-        to go on bit for bit.
+        its tensors are those of the live model and optimizer: save or copy it before stepping on. All processes have
+        the same state, which may be loaded by any number of them.
         """
         return {"base_optimizer": self.base.state_dict(), **self._own_state()}
 
@@ -297,12 +297,11 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
             "sampler": None if self.sampler is None else self.sampler.state_dict(),
             "generator": self._generator.state_dict(),
             "settings": dict(self._settings),
-            "random_state": random_states(self._device),
             "history": [dict(row) for row in self._rows],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` gave, torch's global generator included; the run must be the same.
+        """Restore what :meth:`state_dict` gave; the run must be the same.
 
         A step made again on the same data is the same release; on other data the ledger refuses it where it knows of
         the first. It does not know what another process has released since: publish nothing that was made after the
@@ -349,7 +348,6 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
             self.sampler.load_state_dict(state["sampler"])
         self._generator.load_state_dict(state["generator"])
         self._checks_due = steps_to_check(self.ledger.steps, self.split.steps, self._generator)
-        set_random_states(self._device, state["random_state"])
         self._rows = [dict(row) for row in state["history"]]
 
     def _describe(self) -> dict[str, str]:

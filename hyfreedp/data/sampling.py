@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from functools import lru_cache
 from typing import Any, cast
 
@@ -11,19 +10,26 @@ import torch
 from torch import Tensor
 from torch.utils.data import (
     DataLoader,
+    Dataset,
     DistributedSampler,
     IterableDataset,
     RandomSampler,
     Sampler,
     SequentialSampler,
+    get_worker_info,
 )
 from torch.utils.data.dataloader import default_collate
 
 from hyfreedp.accounting.ledger import LOOP_THAT_ENDS, BudgetExhausted
 from hyfreedp.data.batches import take
+from hyfreedp.data.collation import check_rows_apart
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.running.checks import made_by
+from hyfreedp.running.devices import CPU
+from hyfreedp.running.random_states import random_states_of
 from hyfreedp.running.wrapper import Unprepared
+
+_FIRST, _CHECKED = 5, 0.01  # batches whose collation is checked: the first, and this share of the others
 
 
 class PoissonSampler(Sampler[list[int]]):
@@ -47,7 +53,6 @@ class PoissonSampler(Sampler[list[int]]):
         position: the step whose batch comes next; the optimizer advances it when a step is done.
         horizon: number of steps of the whole run, where it is known.
         given: the step whose batch a loader gave last; None before and after a state was loaded.
-        used: whether a loader has given any.
     """
 
     def __init__(
@@ -69,8 +74,6 @@ class PoissonSampler(Sampler[list[int]]):
         self.position = 0
         self.horizon: int | None = None
         self.given: int | None = None
-        self.used = False
-        self._told = False
 
     def __len__(self) -> int:
         return self.steps_per_epoch
@@ -86,41 +89,31 @@ class PoissonSampler(Sampler[list[int]]):
                 )
         return (self.batch(step) for step in range(first, last))
 
-    def batch(self, step: int) -> list[int]:
+    def batch(self, step: int) -> Drawn:
         """Indices of this process's records in the batch of 0-based ``step``."""
         drawn = _drawn(self.seed, step, self.num_records, self.sample_rate)
-        return drawn[drawn % self.world_size == self.rank].tolist()
+        return Drawn(drawn[drawn % self.world_size == self.rank].tolist(), step, self.seed)
 
     def check_drawn(self, samples: int) -> None:
-        """See whether a batch of so many samples can be the one of the next step, which the loader gives.
-
-        Warns:
-            UserWarning: once, if no loader has given any yet and the batch drawn here has another size.
+        """Refuse a batch of so many samples unless it can be the one of the next step, as the loader gave it.
 
         Raises:
-            RuntimeError: a loader has given batches, and not this one.
-            ValueError: it gave this one, and its rows are not one for each record.
+            RuntimeError: the loader has not given the batch of this step.
+            ValueError: it has, and the rows are not one for each record.
         """
-        if self.used and self.given != self.position:
-            last = "none since a state was loaded" if self.given is None else f"that of step {self.given} last"
+        if self.given != self.position:
+            last = "none so far" if self.given is None else f"that of step {self.given} last"
             raise RuntimeError(
-                f"the batch of step {self.position} must come from the loader, which gave {last}: go through it once "
-                "an epoch (itertools.cycle and lists give old batches again, whose cost in epsilon is another)"
+                f"the batch of step {self.position} must come from the private loader, which gave {last}: go through "
+                "it once an epoch (itertools.cycle and lists give old batches again, whose cost in epsilon is "
+                "another). To step with batches of your own set optimizer.sampler = None, which leaves epsilon "
+                "without a guarantee"
             )
-        if self._told and not self.used:
-            return
         drawn = len(self.batch(self.position))
-        if self.used and drawn != samples:
+        if drawn != samples:
             raise ValueError(
                 f"batch must have one row for each of the {drawn} records that were drawn, got {samples}: let the "
                 "loader's collate_fn make one row of each record, for several views of each give views="
-            )
-        if drawn != samples:
-            self._told = True
-            warnings.warn(
-                f"a batch of {samples} samples was passed to step where the Poisson sample has {drawn}: go through "
-                "the loader that make_private_with_epsilon returned, since epsilon is that of its batches",
-                stacklevel=5,
             )
 
     def state_dict(self) -> dict[str, int]:
@@ -136,17 +129,60 @@ def _drawn(seed: int, step: int, num_records: int, sample_rate: float) -> Tensor
     return (NoiseGenerator(seed).child("batch", step).uniform(num_records) < sample_rate).nonzero()[:, 0]
 
 
-class CollateWithEmpty:
-    """A collate function that also makes the empty batch: the structure of a batch of one, every tensor of length 0."""
+class Drawn(list[int]):
+    """Indices of the records of a batch, the step that it is for, and the key of its random numbers."""
 
-    def __init__(self, collate: Callable[[list[Any]], Any], dataset: Any) -> None:
-        self.collate = collate
+    def __init__(self, rows: Iterable[int], step: int, seed: int) -> None:
+        super().__init__(rows)
+        self.step, self.generator = step, NoiseGenerator(seed).child("records", step)
+
+
+class Rows(Dataset[Any]):
+    """A data set that gives a batch its indices, whose records :class:`Fetch` gets; otherwise as it is."""
+
+    def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
 
-    def __call__(self, records: list[Any]) -> Any:
-        if records:
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.dataset[index]
+
+    def __getitems__(self, rows: Drawn) -> Any:
+        return rows
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "dataset" or name.startswith("__"):  # not there yet, as while it is unpickled
+            raise AttributeError(name)
+        return getattr(self.dataset, name)
+
+
+class Fetch:
+    """Gets the records of a batch and collates them, also none: then every tensor has length 0.
+
+    What both draw from torch's, NumPy's and Python's global generators is set from the run's key and the step,
+    whichever process does it, see :mod:`hyfreedp.running.random_states`. Now and then it looks whether rows are apart.
+
+    Args:
+        dataset: of the records.
+        collate: makes a batch of a list of them.
+        device: whose generator is set where no worker process fetches.
+    """
+
+    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any], device: torch.device) -> None:
+        self.dataset, self.collate, self.device = dataset, collate, device
+
+    def __call__(self, rows: Drawn) -> Any:
+        device = self.device if get_worker_info() is None else CPU
+        with random_states_of(rows.generator.key, device):
+            if not rows:
+                return take(self.collate([self.dataset[0]]), slice(0, 0))
+            several = getattr(self.dataset, "__getitems__", None)
+            records = [self.dataset[row] for row in rows] if several is None else several(list(rows))
+            if rows.step < _FIRST or rows.generator.child("check").uniform(1) < _CHECKED:
+                check_rows_apart(self.collate, records, rows.generator, device)
             return self.collate(records)
-        return take(self.collate([self.dataset[0]]), slice(0, 0))
 
 
 class PoissonLoader(Unprepared, DataLoader):
@@ -164,7 +200,7 @@ class PoissonLoader(Unprepared, DataLoader):
         for step, batch in enumerate(super().__iter__(), start=sampler.position):
             if sampler.given is not None and step > sampler.given:
                 self._check_used(sampler, sampler.given + 1)
-            sampler.given, sampler.used = step, True
+            sampler.given = step
             yield batch
 
     @staticmethod
@@ -177,11 +213,13 @@ class PoissonLoader(Unprepared, DataLoader):
             )
 
 
-def poisson_loader(loader: DataLoader, *, seed: int, rank: int = 0, world_size: int = 1) -> PoissonLoader:
+def poisson_loader(
+    loader: DataLoader, *, seed: int, rank: int = 0, world_size: int = 1, device: torch.device = CPU
+) -> PoissonLoader:
     """The same data, workers and collation as ``loader``, Poisson-sampled at rate ``loader.batch_size / N``.
 
     An epoch has ``len(loader)`` batches. The order that ``loader`` would have had (shuffled or not) plays no part.
-    ``seed``, ``rank`` and ``world_size`` are those of :class:`PoissonSampler`.
+    ``seed``, ``rank`` and ``world_size`` are those of :class:`PoissonSampler`, ``device`` that of :class:`Fetch`.
 
     Raises:
         ValueError: an iterable data set, a loader without a batch size, with a batch sampler or with a sampler that
@@ -230,9 +268,9 @@ def poisson_loader(loader: DataLoader, *, seed: int, rank: int = 0, world_size: 
         world_size=world_size,
     )
     return PoissonLoader(
-        loader.dataset,
+        Rows(loader.dataset),
         batch_sampler=sampler,
-        collate_fn=CollateWithEmpty(loader.collate_fn or default_collate, loader.dataset),
+        collate_fn=cast(Any, Fetch(loader.dataset, loader.collate_fn or default_collate, device)),
         num_workers=loader.num_workers,
         pin_memory=loader.pin_memory,
         timeout=loader.timeout,

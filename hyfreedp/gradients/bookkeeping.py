@@ -32,7 +32,7 @@ from hyfreedp.gradients.recorder import Recorder, Seen
 from hyfreedp.gradients.validate import check_modes
 from hyfreedp.gradients.verify import verified_uses
 from hyfreedp.noise import NoiseGenerator
-from hyfreedp.running.devices import random_states, set_random_states
+from hyfreedp.running.random_states import random_states, set_random_states
 
 PerSampleLoss = Callable[[Any], Tensor]
 

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from hyfreedp.data.batches import batch_length, take
 from hyfreedp.noise import NoiseGenerator
-from hyfreedp.running.devices import random_states, set_random_states
+from hyfreedp.running.random_states import RandomStates, random_states, set_random_states
 
 SAMPLES = 16  # that are looked at, of a batch
 _PERTURB = 0.3  # standard deviation of what is added to a weight, in units of 1 / sqrt(inputs of its unit)
@@ -101,13 +101,13 @@ def check_samples_apart(
 
 
 def _losses_twice(
-    per_sample_loss: Callable[[Any], Tensor], samples: Any, kept: Tensor, device: torch.device, states: list[Tensor]
+    per_sample_loss: Callable[[Any], Tensor], samples: Any, kept: Tensor, device: torch.device, states: RandomStates
 ) -> tuple[Tensor, Tensor]:
     """Losses of the ``kept`` samples among all and without the others, float64; from the same random state."""
     set_random_states(device, states)
     losses = per_sample_loss(samples).double()
     drawn = random_states(device)
-    if all(map(torch.equal, states, drawn)):
+    if states.same(drawn):
         return losses[kept], per_sample_loss(take(samples, kept)).double()
     # A smaller batch would draw other random numbers: fill the others' places with copies instead. So would one without
     # its longest sample, where the loss cuts padding off: then keep the other half, which has that sample.
@@ -118,7 +118,7 @@ def _losses_twice(
         rows[half] = half
         set_random_states(device, states)
         apart = per_sample_loss(take(samples, rows)).double()[half]
-        if all(map(torch.equal, drawn, random_states(device))):
+        if drawn.same(random_states(device)):
             return losses[half], apart
     return losses[:0], losses[:0]  # nothing can be compared
 

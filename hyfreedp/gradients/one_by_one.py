@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from hyfreedp.data.batches import batch_length, take
 from hyfreedp.gradients.autograd import explained, sums_in_float32
 from hyfreedp.gradients.per_sample import Instantiated, norms_of
-from hyfreedp.running.devices import random_states, set_random_states
+from hyfreedp.running.random_states import random_states, set_random_states
 
 if TYPE_CHECKING:
     from hyfreedp.gradients.bookkeeping import GradientEngine

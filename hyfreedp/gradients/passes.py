@@ -13,7 +13,7 @@ from hyfreedp.gradients import GradientEngine
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.running.buffers import BufferGuard
 from hyfreedp.running.checks import check_losses, check_weights
-from hyfreedp.running.devices import random_states, random_states_kept, set_random_states
+from hyfreedp.running.random_states import random_states_of
 
 PerSampleLoss = Callable[[Any], Tensor]
 Weights = Tensor | Callable[[Any], Tensor] | None
@@ -31,6 +31,7 @@ class Passes:
         max_physical_batch_size: size of the pieces, or the function that chooses them; None for one piece. 1 is the
             mode that trusts nothing: each sample is computed alone.
         buffers: of the model, which no pass may change.
+        generator: sets torch's, NumPy's and Python's random numbers in each pass over a piece, the same in all.
         by_value: whether parameters are compared by value, too.
         weights: of the samples, in [0, 1], shape ``(B,)``, or a function of the batch that returns them.
 
@@ -49,6 +50,7 @@ class Passes:
         *,
         max_physical_batch_size: PhysicalBatchSize,
         buffers: BufferGuard,
+        generator: NoiseGenerator,
         by_value: bool = False,
         weights: Weights = None,
     ) -> None:
@@ -56,7 +58,8 @@ class Passes:
         self._alone = max_physical_batch_size == 1
         self._rows = split_rows(batch, None if self._alone else max_physical_batch_size)
         self._pieces = [take(batch, rows) for rows in self._rows]
-        self._states: list[tuple[list[Tensor], bool]] = []  # of each piece, and whether its samples were together
+        self._keys = [generator.child("piece", number).key for number in range(len(self._pieces))]
+        self._together: list[bool] = []  # whether the samples of each piece were
         self._buffers, self._by_value = buffers, by_value
         self._device = next(engine.module.parameters()).device
         self._weigh = weights
@@ -65,12 +68,12 @@ class Passes:
 
     def add_gradients(self) -> tuple[Tensor, Tensor]:
         """Clipped per-sample gradients into the engine's sums; the losses and the gradients' norms, shape ``(B,)``."""
-        losses, norms, self._states = [], [], []
-        for rows, piece in zip(self._rows, self._pieces, strict=True):
-            states = random_states(self._device)
+        losses, norms, self._together = [], [], []
+        for rows, piece, key in zip(self._rows, self._pieces, self._keys, strict=True):
             weights = None if self.weights is None else take(self.weights, rows)
-            values, sizes = self._engine.add(self._values, piece, weights, alone=self._alone)
-            self._states.append((states, self._engine.together))
+            with random_states_of(key, self._device):
+                values, sizes = self._engine.add(self._values, piece, weights, alone=self._alone)
+            self._together.append(self._engine.together)
             losses.append(values.double())
             norms.append(sizes)
         return self._in_order(losses), self._in_order(norms)
@@ -78,9 +81,8 @@ class Passes:
     def losses(self) -> Tensor:
         """Losses at the present weights, shape ``(B,)``; dropout is that of the gradients."""
         losses = []
-        with random_states_kept(self._device):
-            for piece, (states, together) in zip(self._pieces, self._states, strict=True):
-                set_random_states(self._device, states)
+        for piece, key, together in zip(self._pieces, self._keys, self._together, strict=True):
+            with random_states_of(key, self._device):
                 losses.append(self._engine.losses(self._values, piece, together=together, alone=self._alone).double())
         return self._in_order(losses)
 
@@ -100,7 +102,9 @@ class Passes:
         pieces = [piece for piece in self._pieces if batch_length(piece) > 1]
         if not pieces:
             return False
-        return self._engine.verify(self._values, pieces[int(generator.permutation(len(pieces))[0])], generator)
+        piece = pieces[int(generator.permutation(len(pieces))[0])]
+        with random_states_of(generator.key, self._device):
+            return self._engine.verify(self._values, piece, generator)
 
     @torch.no_grad()
     def _weights_of(self, samples: Any) -> Tensor:

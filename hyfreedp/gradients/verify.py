@@ -26,7 +26,7 @@ from hyfreedp.gradients.dependence import SAMPLES, check_samples_apart, perturbe
 from hyfreedp.gradients.per_sample import norms_of, widened
 from hyfreedp.gradients.recorder import Recorder, Seen
 from hyfreedp.noise import NoiseGenerator
-from hyfreedp.running.devices import random_states_kept
+from hyfreedp.running.random_states import random_states_kept
 
 Loss = Callable[[Any], Tensor]
 

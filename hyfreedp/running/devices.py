@@ -11,7 +11,6 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor
 
 CPU = torch.device("cpu")
 ACCELERATOR = "accelerator"  # its name in options: that of torch differs by maker
@@ -53,30 +52,6 @@ def synchronize(device: torch.device) -> None:
     """Wait until the device has done all it was told to."""
     if device.type != CPU.type:
         torch.accelerator.synchronize(device)
-
-
-def random_states(device: torch.device) -> list[Tensor]:
-    """torch's global random states, on the CPU: that of the CPU, then that of the accelerator ``device``, if it is."""
-    module = backend(device)
-    return [torch.get_rng_state(), *([] if module is None else [module.get_rng_state(device)])]
-
-
-def set_random_states(device: torch.device, states: list[Tensor]) -> None:
-    """Restore what :func:`random_states` gave; that of an accelerator where both, now and then, know one."""
-    torch.set_rng_state(states[0].cpu())
-    module = backend(device)
-    if module is not None and len(states) > 1:
-        module.set_rng_state(states[1].cpu(), device)
-
-
-@contextmanager
-def random_states_kept(device: torch.device) -> Iterator[None]:
-    """Around what draws from torch's global generators: the CPU's, and that of ``device``, are put back."""
-    before = random_states(device)
-    try:
-        yield
-    finally:
-        set_random_states(device, before)
 
 
 def rounds_products() -> bool:

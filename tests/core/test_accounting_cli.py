@@ -7,7 +7,7 @@ import sys
 import pytest
 from cases import together
 from torch.utils.data import DataLoader
-from twins import adamw, make_data, make_model, make_private
+from twins import adamw, by_hand, make_data, make_model
 
 from hyfreedp import PRESETS
 from hyfreedp.accounting import NoiseSplit, calibrate_noise, epsilon
@@ -45,7 +45,7 @@ def test_a_preset_gives_the_noise_of_its_run(preset, capsys):
     model = make_model()
     data = DataLoader(make_data(), batch_size=8)
     budget = {"target_epsilon": 3.0, "target_delta": 1e-3, "steps": 25}
-    _, optimizer, _ = make_private(model, adamw(model), loader=data, preset=preset, **budget)
+    optimizer = by_hand(model, adamw(model), loader=data, preset=preset, **budget)
     main(f"--epsilon 3 --delta 1e-3 --n 40 --batch-size 8 --steps 25 --preset {preset} --json".split())
     printed = json.loads(capsys.readouterr().out)
     del printed["shares"]

@@ -20,7 +20,7 @@ from torch.utils.data import (
     TensorDataset,
     WeightedRandomSampler,
 )
-from twins import cross_entropy, make_batches, make_model, make_private, sgd
+from twins import by_hand, cross_entropy, make_batches, make_model, make_private, sgd
 from twins import cross_entropy as losses
 
 from hyfreedp.gradients import AbadiClipping, AutomaticClipping, make_engine
@@ -456,7 +456,7 @@ def test_t16c_parameters_in_bf16_release_no_value_that_only_one_record_makes_pos
         model = nn.Linear(width, 1, bias=False).to(torch.bfloat16)
         settings = {"target_epsilon": 30.0, "target_delta": 1e-5, "accountant": "rdp", "preset": "fixed"}
         data = TensorDataset(torch.zeros(100, width))
-        _, optimizer, _ = make_private(model, sgd(model), data, batch_size=100, seed=seed, steps=steps, **settings)
+        optimizer = by_hand(model, sgd(model), data, batch_size=100, seed=seed, steps=steps, **settings)
         optimizer._checks_due = []
         found = []
         for _ in range(steps):
@@ -590,7 +590,7 @@ def test_a_parameter_that_is_unfrozen_later_is_refused_before_its_raw_gradient_m
     parameter = dict(model.named_parameters())[name]
     parameter.requires_grad_(False)
     base = torch.optim.AdamW(model.parameters())
-    _, optimizer, _ = make_private(model, base, target_epsilon=3.0)
+    optimizer = by_hand(model, base, target_epsilon=3.0)
     first, second = make_batches((8, 7))
     optimizer.step(cross_entropy(model), first)
     parameter.requires_grad_(True)

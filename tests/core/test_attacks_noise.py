@@ -141,7 +141,7 @@ def steps_of(optimizer, loader, model, upto):
 
 
 @together("kind", ["torch", "numpy", "random"])
-def test_t8b_a_step_on_other_data_has_other_noise(kind):
+def test_t8b_a_step_made_again_has_the_same_augmentation_and_so_the_same_noise(kind):
     np.random.seed(0)
     random.seed(0)
     settings = {"batch_size": 30}
@@ -155,12 +155,7 @@ def test_t8b_a_step_on_other_data_has_other_noise(kind):
         torch.rand(3)  # as where another version of PyTorch draws once more
     again, second, other = steps_of(optimizer, loader, model, 6)
     assert all(torch.equal(a, b) for a, b in zip(before.parameters(), again.parameters(), strict=True))
-    assert not torch.equal(batch[0], other[0])
-    raw = [torch.cat([t.flatten() for t in clipped_sum(again, b).values()]) for b in (batch, other)]
-    difference = -(first - second) * optimizer.expected_batch_size
-    # It was the difference of the raw sums, to rounding. Now two independent noises are in it.
-    noise = difference - (raw[0] - raw[1])
-    assert noise.std() == pytest.approx(math.sqrt(2) * optimizer.split.sigma, rel=0.6)
+    assert torch.equal(batch[0], other[0]) and torch.equal(first, second)  # one release, and not two
 
 
 @together("pieces", [None, 10])
@@ -291,7 +286,7 @@ def test_t15_skip_a_batch_cannot_be_used_twice():
     model, optimizer, loader = wire(PrivacyEngine(seed=0), nn.Linear(1, 2), data, batch_size=6)
     batch = next(iter(loader))
     optimizer.step(losses(model), batch)
-    with pytest.raises(RuntimeError, match="batch of step 1 must come from the loader, which gave that of step 0 last"):
+    with pytest.raises(RuntimeError, match="must come from the private loader, which gave that of step 0 last"):
         optimizer.step(losses(model), batch)
     assert optimizer.ledger.steps == 1
 

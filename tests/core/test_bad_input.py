@@ -7,7 +7,7 @@ import torch
 from cases import each, pairs, together
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
-from twins import adamw, changed, cross_entropy, flat, make_batches, make_model, make_private, sgd
+from twins import adamw, by_hand, changed, cross_entropy, flat, make_batches, make_model, make_private, sgd
 
 from hyfreedp import PRESETS
 from hyfreedp.gradients import AutomaticClipping, NoClipping
@@ -108,7 +108,7 @@ def test_frozen_parameters_in_the_optimizer_are_fine():
     """The usual ``AdamW(model.parameters())`` of a partly frozen model; the frozen ones stay, weight decay or not."""
     model = make_model("frozen")
     frozen = model[0].weight.detach().clone()
-    _, optimizer, _ = make_private(model, torch.optim.AdamW(model.parameters(), weight_decay=0.5))
+    optimizer = by_hand(model, torch.optim.AdamW(model.parameters(), weight_decay=0.5))
     optimizer.step(cross_entropy(model), make_batches((8,))[0])
     assert torch.equal(model[0].weight, frozen)
 
@@ -129,7 +129,7 @@ def test_a_model_with_the_hooks_of_opacus_is_refused_until_they_are_off(inner):
         make_private(model, adamw(model))
     if not inner:
         plain = model.to_standard_module()
-        _, optimizer, _ = make_private(plain, adamw(plain))
+        optimizer = by_hand(plain, adamw(plain))
         optimizer.step(cross_entropy(plain), make_batches((6,))[0])
 
 
@@ -159,11 +159,12 @@ WRONG_LOSSES = {
 }
 
 
-def untouched(optimizer, loader, weights, random=None):
+def untouched(optimizer, weights, random=None):
     """Nothing was released, counted or drawn, and nothing moved."""
     unchanged = torch.equal(flat(optimizer.module), weights)
     assert unchanged, "the weights moved"
-    assert (optimizer.ledger.steps, optimizer.history, loader.batch_sampler.position) == (0, [], 0)
+    assert (optimizer.ledger.steps, optimizer.history) == (0, [])
+    assert optimizer.sampler is None or optimizer.sampler.position == 0
     assert not optimizer.base.state
     assert random is None or torch.equal(torch.get_rng_state(), random)
 
@@ -174,8 +175,7 @@ def test_a_loss_function_of_the_wrong_form_releases_nothing(case, preset):
     wrong, message = WRONG_LOSSES[case]
     model, other = make_model(), make_model()
     settings = {"preset": preset, "target_epsilon": 3.0, "accountant": "rdp"}
-    _, optimizer, loader = make_private(model, adamw(model), **settings)
-    _, undisturbed, _ = make_private(other, adamw(other), **settings)
+    optimizer, undisturbed = by_hand(model, adamw(model), **settings), by_hand(other, adamw(other), **settings)
     weights, calls = flat(model), []
     (batch,) = make_batches((6,))
     trained = make_model(seed=1) if case == "of another model" else model
@@ -186,7 +186,7 @@ def test_a_loss_function_of_the_wrong_form_releases_nothing(case, preset):
 
     with pytest.raises((TypeError, ValueError), match=message):
         optimizer.step(loss, batch)
-    untouched(optimizer, loader, weights)
+    untouched(optimizer, weights)
     optimizer.step(cross_entropy(model), batch)
     undisturbed.step(cross_entropy(other), batch)
     assert torch.equal(flat(model), flat(other))
@@ -213,12 +213,12 @@ def test_a_loss_function_that_fails_on_the_last_piece_releases_nothing():
 def test_a_model_put_in_eval_mode_is_refused_at_the_step():
     """As after an evaluation that forgot ``model.train()``; the loss function is not called."""
     model = make_model(dropout=0.5)
-    _, optimizer, loader = make_private(model, adamw(model))
+    optimizer = by_hand(model, adamw(model))
     weights, random = flat(model), torch.get_rng_state()
     model.eval()
     with pytest.raises(ValueError, match=r"model.train\(\)"):
         optimizer.step(lambda batch: pytest.fail("the loss function was called"), make_batches((6,))[0])
-    untouched(optimizer, loader, weights, random)
+    untouched(optimizer, weights, random)
 
 
 CHANGED = {
@@ -251,11 +251,11 @@ def test_parameters_that_change_after_the_run_was_made_private_are_refused(chang
 def test_negative_losses_are_refused_where_losses_are_released():
     """Clipping to [0, R_l] would silently make them zero. Found before the release, with the way out."""
     model = make_model()
-    _, optimizer, loader = make_private(model, adamw(model), preset="paper", target_epsilon=3.0, accountant="rdp")
+    optimizer = by_hand(model, adamw(model), preset="paper", target_epsilon=3.0, accountant="rdp")
     weights = flat(model)
     with pytest.raises(ValueError, match=r"losses must not be negative.*most of the first batch are: shift the loss"):
         optimizer.step(lambda b: cross_entropy(model)(b) - 5, make_batches((6,))[0])
-    untouched(optimizer, loader, weights)
+    untouched(optimizer, weights)
 
 
 # -- losses that are not finite ----------------------------------------------------------------------------------------
@@ -274,8 +274,8 @@ def test_records_that_are_not_finite_never_enter_the_weights(what, preset, unbou
     model, other = make_model(), make_model()
     settings = {"target_epsilon": 3.0, "accountant": "rdp"}
     settings["preset"] = changed(preset, warmup=0.0)
-    _, optimizer, _ = make_private(model, adamw(model), **settings)
-    _, reference, _ = make_private(other, adamw(other), **settings)
+    optimizer = by_hand(model, adamw(model), **settings)
+    reference = by_hand(other, adamw(other), **settings)
     first, second, last = make_batches((8, 8, 5))
     broken = [second[0].clone(), second[1]]
     broken[0][[2, 5]] = what
@@ -291,7 +291,7 @@ def test_records_that_are_not_finite_never_enter_the_weights(what, preset, unbou
 def test_losses_that_are_not_finite_leave_all_that_is_learned_finite(broken, preset, target):
     """Weights, rate, thresholds and history, with one broken record in every batch, and then a whole broken batch."""
     model = make_model()
-    _, optimizer, _ = make_private(
+    optimizer = by_hand(
         model,
         adamw(model),
         preset=changed(preset, interval=1),

@@ -8,7 +8,7 @@ import torch
 from cases import together
 from hypothesis import given
 from hypothesis import strategies as st
-from twins import PRESETS, adamw, cross_entropy, flat, make_batches, make_model, make_private, sgd
+from twins import PRESETS, adamw, by_hand, cross_entropy, flat, make_batches, make_model, sgd
 
 from hyfreedp import token_budget
 from hyfreedp.data.batches import batch_length, split_rows, take
@@ -53,7 +53,7 @@ def test_pieces_worked_out_by_hand():
 def test_what_is_no_partition_is_refused_before_anything_is_released(pieces, message):
     """A sample in two pieces would have twice the sensitivity that the noise is made for."""
     model = make_model()
-    _, optimizer, _ = make_private(model, sgd(model), max_physical_batch_size=lambda batch: pieces)
+    optimizer = by_hand(model, sgd(model), max_physical_batch_size=lambda batch: pieces)
     before = flat(model)
     with pytest.raises(ValueError, match=message):
         optimizer.step(cross_entropy(model), make_batches([5])[0])
@@ -95,7 +95,7 @@ def test_a_run_in_pieces_of_any_order_is_the_run_in_one_piece(preset, unbound_no
     for name, partition in {"whole": None, "pieces": shuffled}.items():
         model = make_model()
         settings = {"preset": preset, "target_epsilon": 3.0, "accountant": "rdp", "diagnostics": True}
-        _, optimizer, _ = make_private(model, adamw(model), max_physical_batch_size=partition, **settings)
+        optimizer = by_hand(model, adamw(model), max_physical_batch_size=partition, **settings)
         records = [optimizer.step(cross_entropy(model), batch) for batch in make_batches([8, 5, 0, 9])]
         runs[name] = flat(model), [record.eta for record in records], [record.diagnostics for record in records]
     for whole, pieces in zip(runs["whole"], runs["pieces"], strict=True):

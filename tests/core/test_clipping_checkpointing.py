@@ -12,7 +12,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
-from twins import cross_entropy, flat, make_batches, make_private, sgd
+from twins import by_hand, cross_entropy, flat, make_batches, sgd
 
 from hyfreedp.gradients import AutomaticClipping, make_engine
 
@@ -124,7 +124,7 @@ def test_dropout_masks_are_those_of_the_forward_pass():
         parts = [nn.Sequential(nn.Linear(5, 5), nn.Tanh(), nn.Dropout(0.2)) for _ in range(2)]
         model = nn.Sequential(*map(wrap, parts), nn.Linear(5, 3)).double()
         settings = {"preset": "paper", "interval": 2, "max_physical_batch_size": 4}
-        _, optimizer, _ = make_private(model, sgd(model), target_epsilon=3.0, accountant="rdp", **settings)
+        optimizer = by_hand(model, sgd(model), target_epsilon=3.0, accountant="rdp", **settings)
         torch.manual_seed(1)
         steps = [optimizer.step(cross_entropy(model), batch) for batch in make_batches([8, 5, 0, 9])]
         ends.append((flat(model), [step.eta for step in steps]))

@@ -9,7 +9,7 @@ import torch
 from cases import together
 from torch import Tensor, nn
 from torch.nn.grad import conv2d_weight
-from twins import cross_entropy, make_data, make_model, make_private, sgd
+from twins import by_hand, cross_entropy, make_data, make_model, sgd
 
 from hyfreedp.gradients import AbadiClipping, AutomaticClipping, check_module, make_engine
 
@@ -61,7 +61,7 @@ def test_rounded_products_are_refused_before_the_batch_is_seen(how) -> None:
     model = make_model()
     with rounded(how), pytest.raises(ValueError, match="set_float32_matmul_precision"):
         make_engine(model, AutomaticClipping())
-    _, optimizer, _ = make_private(model, sgd(model))
+    optimizer = by_hand(model, sgd(model))
     with rounded(how), pytest.raises(ValueError, match="set_float32_matmul_precision"):
         optimizer.step(lambda batch: pytest.fail("the batch was seen"), list(make_data(8).tensors))
     optimizer.step(cross_entropy(model), list(make_data(8).tensors))

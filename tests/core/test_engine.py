@@ -11,7 +11,7 @@ import torch
 from cases import each, together
 from torch import nn
 from torch.utils.data import DataLoader
-from twins import adamw, changed, cross_entropy, flat, make_batches, make_data, make_model, make_private, sgd
+from twins import adamw, by_hand, changed, cross_entropy, flat, make_batches, make_data, make_model, make_private, sgd
 
 import hyfreedp
 from hyfreedp import PRESETS, HyFreeDPOptimizer, NoiseGenerator, Preset, PrivacyEngine, calibrate_noise
@@ -48,7 +48,7 @@ def test_the_split_is_that_of_calibrate_noise(preset):
     """Every argument reaches the accountant: rate B/N = 8/40, T steps, K, the warm-up's share of T, gamma, probe."""
     model = make_model()
     whole = changed(preset, interval=4, warmup=0.25, gamma=1.05)
-    _, optimizer, _ = make_private(model, adamw(model), preset=whole, steps=24, **PRIVATE)
+    optimizer = by_hand(model, adamw(model), preset=whole, steps=24, **PRIVATE)
     assert optimizer.split == calibrate_noise(
         target_epsilon=3.0,
         target_delta=1e-3,
@@ -76,7 +76,7 @@ def test_the_typed_arguments_are_the_fields_of_a_preset():
 def test_every_preset_trains_runs_shorter_than_its_interval(preset, steps):
     """Its own interval of 5 is shortened to the run, by name or as an object; the plan is paid for and used up."""
     model = make_model()
-    _, optimizer, _ = make_private(model, adamw(model), preset=preset, steps=steps, **PRIVATE)
+    optimizer = by_hand(model, adamw(model), preset=preset, steps=steps, **PRIVATE)
     train(model, optimizer, [8] * steps)
     assert optimizer.steps_left == 0 and optimizer.epsilon_spent() == pytest.approx(3.0, rel=1e-3)
     if optimizer.split.probe == "losses":
@@ -120,7 +120,7 @@ def test_epsilon_as_in_opacus_is_what_the_run_has_spent():
     runs = []
     for _ in range(3):
         model = make_model()
-        _, optimizer, _ = make_private(model, adamw(model), engine=engine, **PRIVATE)
+        optimizer = by_hand(model, adamw(model), engine=engine, **PRIVATE)
         runs.append((model, optimizer))
         assert engine.get_epsilon(1e-3) == 0  # nothing released
     spent = []
@@ -138,11 +138,11 @@ def test_a_run_can_be_given_a_split_made_elsewhere():
     """It trains with that noise, says whose claim the target is, and goes on counting what is proven."""
     model = make_model()
     plan = {"preset": "paper", "interval": 2, "steps": 10}
-    _, own, _ = make_private(model, adamw(model), **plan, **PRIVATE)
+    own = by_hand(model, adamw(model), **plan, **PRIVATE)
     less = dataclasses.replace(own.split, sigma_loss=own.split.sigma_loss / 4)
     with pytest.warns(UserWarning, match="split was made elsewhere: .* its own claim, and no guarantee") as told:
         model = make_model()
-        _, optimizer, _ = make_private(model, adamw(model), split=less, **plan, **PRIVATE)
+        optimizer = by_hand(model, adamw(model), split=less, **plan, **PRIVATE)
     assert [one.filename.endswith("twins.py") for one in told] == [True]  # who called
     assert optimizer.split.sigma_loss == less.sigma_loss and not optimizer.split.guarantee
     train(model, optimizer, [8] * 10)
@@ -170,8 +170,8 @@ def test_making_a_model_private_twice_is_as_good_as_once():
     """As when a notebook's cell is run again."""
     model, other = make_model(), make_model()
     make_private(model, adamw(model), **PRIVATE)
-    _, again, _ = make_private(model, adamw(model), **PRIVATE)
-    _, once, _ = make_private(other, adamw(other), **PRIVATE)
+    again = by_hand(model, adamw(model), **PRIVATE)
+    once = by_hand(other, adamw(other), **PRIVATE)
     assert torch.equal(train(model, again), train(other, once))
 
 
@@ -183,7 +183,7 @@ def test_clipping_is_automatic_with_privacy_and_absent_without():
         (math.inf, AutomaticClipping(), AutomaticClipping()),
     ):
         model = make_model()
-        _, optimizer, _ = make_private(model, sgd(model), target_epsilon=target, accountant="rdp", clipping=chosen)
+        optimizer = by_hand(model, sgd(model), target_epsilon=target, accountant="rdp", clipping=chosen)
         assert repr(expected) in repr(optimizer)
         assert optimizer.gradient_engine.clipping == expected
 
@@ -257,7 +257,7 @@ def test_training_on_the_loaders_batches_equals_training_on_their_records(preset
     weights, batches = run(3, preset=preset)
     model, (inputs, labels) = make_model(), make_data().tensors
     settings = {"preset": changed(preset, interval=2), "steps": 5, "seed": 3} | PRIVATE
-    _, optimizer, _ = make_private(model, adamw(model), **settings)
+    optimizer = by_hand(model, adamw(model), **settings)
     for rows in batches:
         optimizer.step(cross_entropy(model), [inputs[rows], labels[rows]])
     assert torch.equal(flat(model), weights)

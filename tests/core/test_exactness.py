@@ -6,7 +6,9 @@ hides that order. So what is released is the same bit for bit.
 
 import copy
 import math
+import random
 
+import numpy as np
 import pytest
 import torch
 from cases import each, pairs, together
@@ -15,6 +17,7 @@ from twins import (
     BASES,
     TUNINGS,
     adamw,
+    by_hand,
     cross_entropy,
     flat,
     make_batches,
@@ -28,6 +31,8 @@ from twins import (
 
 from hyfreedp import reference
 from hyfreedp.gradients import AbadiClipping, AutomaticClipping, NoClipping
+from hyfreedp.running.devices import CPU
+from hyfreedp.running.random_states import random_states
 
 SIZES = (9, 6, 8, 0, 11, 7, 5)  # around the expected size, 8; one batch empty
 UNCLIPPED = {"threshold": math.inf, "limits": (math.inf, math.inf)}  # losses of a run without privacy
@@ -46,16 +51,16 @@ def compare(
 ):
     """Train with preset "paper" and the reference beside it; compare weights, rates and fits at every step."""
     twin, loss = copy.deepcopy(model), loss or (lambda model, batch: cross_entropy(model)(batch))
-    rule, by_hand = FACTORS[clipping]
+    rule, written = FACTORS[clipping]
     searched = {"step_rule": step_rule, "initial_learning_rate": eta, "interval": 2, "decay": decay} | settings
-    _, optimizer, _ = make_private(model, base(model), preset="paper", clipping=rule, **searched)
+    optimizer = by_hand(model, base(model), preset="paper", clipping=rule, **searched)
     if math.isinf(searched.get("target_epsilon", math.inf)):
-        by_hand = by_hand | UNCLIPPED
+        written = written | UNCLIPPED
     if settings.get("loss_threshold_rule") == "previous":
-        by_hand = by_hand | {"next_threshold": lambda private: private[1]}
+        written = written | {"next_threshold": lambda private: private[1]}
     batches, start = make_batches(sizes), flat(model)
     run = twin_of(
-        twin, base(twin), optimizer, batches, rule=RULES[step_rule], eta=eta, decay=DECAYS[decay], loss=loss, **by_hand
+        twin, base(twin), optimizer, batches, rule=RULES[step_rule], eta=eta, decay=DECAYS[decay], loss=loss, **written
     )
     for batch, expected in zip(batches, run, strict=True):
         record = optimizer.step(lambda batch: loss(model, batch), batch).to_dict()
@@ -101,7 +106,7 @@ def test_fixed_rate_equals_the_base_optimizer_on_private_gradients_bit_for_bit(b
     """Preset "fixed" keeps the groups' own rates. With noise the same bits, else but for the order of the sums."""
     model = make_model()
     twin = copy.deepcopy(model)
-    _, optimizer, _ = make_private(model, BASES[base](model), preset="fixed", clipping=AutomaticClipping(), **privacy)
+    optimizer = by_hand(model, BASES[base](model), preset="fixed", clipping=AutomaticClipping(), **privacy)
     rates = [group["lr"] for group in optimizer.param_groups]
     batches = make_batches(SIZES)
     run = twin_of(twin, BASES[base](twin), optimizer, batches, eta=rates[0])
@@ -126,7 +131,7 @@ def test_gen_rejects_a_parabola_that_opens_downwards_and_leaves_the_weights_bitw
         optimizer = BASES[base](model)
         rate = optimizer.param_groups[0]["lr"]
         settings = {"initial_learning_rate": rate, "interval": 1} if preset == "paper" else {}
-        _, optimizer, _ = make_private(model, optimizer, preset=preset, clipping=AutomaticClipping(), **settings)
+        optimizer = by_hand(model, optimizer, preset=preset, clipping=AutomaticClipping(), **settings)
         for batch in make_batches((6, 9)):
             record = optimizer.step(lambda batch, model=model: 999 - model(batch[0])[:, 0] ** 2, batch)
             if record.probe:
@@ -143,7 +148,7 @@ def test_the_innermost_rate_is_the_eta_applied(base):
     model = make_model()
     optimizer_base = BASES[base](model)
     ratios = [group["lr"] / optimizer_base.param_groups[0]["lr"] for group in optimizer_base.param_groups]
-    _, optimizer, _ = make_private(model, optimizer_base, preset="paper", interval=2, decay="cosine")
+    optimizer = by_hand(model, optimizer_base, preset="paper", interval=2, decay="cosine")
     for t, batch in enumerate(make_batches(SIZES)):
         record = optimizer.step(cross_entropy(model), batch)
         assert record.eta == pytest.approx(optimizer.eta * 0.5 * (1 + math.cos(math.pi * t / 10)))
@@ -166,7 +171,7 @@ def test_an_exception_inside_a_probe_leaves_the_plain_step(failing_call):
     _, optimizer, loader = make_private(
         model, adamw(model), preset="paper", initial_learning_rate=0.5, interval=2, **settings
     )
-    _, fixed, _ = make_private(plain, adamw(plain), preset="fixed", **settings)
+    fixed = by_hand(plain, adamw(plain), preset="fixed", **settings)
     optimizer._checks_due = fixed._checks_due = []
     calls = []
 
@@ -202,7 +207,7 @@ def test_probes_see_the_masks_of_the_training_forward():
     """Where the update direction is zero the three losses of every sample are equal."""
     model = nn.Sequential(nn.Linear(5, 40), nn.Dropout(0.5), nn.Linear(40, 1)).double()
     settings = {"interval": 1, "initial_learning_rate": 0.1, "max_physical_batch_size": 1}
-    _, optimizer, _ = make_private(model, sgd(model), preset="paper", **settings)
+    optimizer = by_hand(model, sgd(model), preset="paper", **settings)
     optimizer._checks_due = []
     seen = []
 
@@ -223,21 +228,18 @@ def test_probes_see_the_masks_of_the_training_forward():
 
 
 @together("pieces", [None, 3])
-def test_probing_does_not_disturb_the_global_random_stream(pieces):
-    """A run with probes draws the dropout masks of a run without; noise never comes from the global generator."""
-    states = []
-    for settings in ({"preset": "fixed"}, {"preset": "paper", "interval": 1}):
+def test_a_step_draws_from_its_own_key_and_gives_the_callers_random_numbers_back(pieces):
+    """Dropout masks of a step are those of the run's seed, whatever the caller has seeded; noise is never torch's."""
+    ends = []
+    for seed, settings in ((3, {"preset": "fixed"}), (4, {"preset": "fixed"}), (3, {"preset": "paper", "interval": 1})):
         model = make_model(dropout=0.5)
-        _, optimizer, _ = make_private(
-            model,
-            sgd(model),
-            max_physical_batch_size=pieces,
-            **{"target_epsilon": 3.0, "accountant": "rdp"} | settings,
-        )
-        torch.manual_seed(3)
+        private = {"target_epsilon": 3.0, "accountant": "rdp"} | settings
+        optimizer = by_hand(model, sgd(model), max_physical_batch_size=pieces, **private)
+        for seed_all in (torch.manual_seed, np.random.seed, random.seed):
+            seed_all(seed)
+        before = random_states(CPU)
         for batch in make_batches((8, 0, 7)):
             optimizer.step(cross_entropy(model), batch)
-        states.append(torch.get_rng_state())
-    assert torch.equal(*states)
-    torch.manual_seed(3)
-    assert not torch.equal(torch.get_rng_state(), states[0])
+        assert before.same(random_states(CPU))
+        ends.append(flat(model))
+    assert torch.equal(ends[0], ends[1]) and not torch.equal(ends[0], ends[2])

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from cases import each
 from GeN import lr_parabola
-from twins import cross_entropy, flat, make_batches, make_model, make_private, sgd
+from twins import by_hand, cross_entropy, flat, make_batches, make_model, sgd
 
 from hyfreedp import PRESETS
 
@@ -50,9 +50,7 @@ class Oracle:
 
 def wire(model, eta, **settings):
     """Preset "paper" without privacy."""
-    _, optimizer, _ = make_private(
-        model, sgd(model), preset="paper", initial_learning_rate=eta, steps=STEPS, **settings
-    )
+    optimizer = by_hand(model, sgd(model), preset="paper", initial_learning_rate=eta, steps=STEPS, **settings)
     assert optimizer.expected_batch_size == EXPECTED
     return optimizer
 

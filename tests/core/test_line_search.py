@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 from torch import nn
-from twins import make_private, sgd
+from twins import by_hand, sgd
 
 from hyfreedp import line_search
 from hyfreedp.curvefit import QuadraticFit
@@ -92,7 +92,7 @@ def test_released_losses_have_the_stated_noise(size):
     """
     model = nn.Linear(2, 1).double()
     plan = {"target_epsilon": 3.0, "accountant": "rdp", "gamma": 1.2, "steps": 1000, "interval": 1}
-    _, optimizer, _ = make_private(model, sgd(model), preset="paper", allocation="per_step", **plan)
+    optimizer = by_hand(model, sgd(model), preset="paper", allocation="per_step", **plan)
     batch = [torch.ones(size, 2, dtype=torch.float64)]
     noise, slopes, curvatures = [], [], []
     for _ in range(1000):
@@ -119,7 +119,7 @@ def test_probe_noise_is_independent_of_the_gradients_noise():
     """Two streams from one seed: if they were one, the same numbers would be released twice."""
     model = nn.Linear(4, 1, bias=False).double()
     plan = {"target_epsilon": 3.0, "accountant": "rdp", "steps": 500, "interval": 1}
-    _, optimizer, _ = make_private(model, sgd(model), preset="paper", **plan)
+    optimizer = by_hand(model, sgd(model), preset="paper", **plan)
     gradients, released = [], []
     for _ in range(500):
         before = model.weight.detach().clone()

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import DataLoader
-from twins import adamw, changed, cross_entropy, flat, make_batches, make_data, make_model, make_private, sgd
+from twins import adamw, by_hand, changed, cross_entropy, flat, make_batches, make_data, make_model, make_private, sgd
 
 from hyfreedp import PrivacyEngine
 from hyfreedp.data.batches import batch_length, take
@@ -172,7 +172,7 @@ def test_a_delta_of_one_in_n_is_warned_of():
 def test_a_batch_without_a_finite_loss_is_told_with_diagnostics_only(diagnostics):
     """Whether losses are finite is raw: who did not ask for raw values is told nothing that depends on it."""
     model = make_model()
-    _, optimizer, _ = make_private(model, sgd(model), diagnostics=diagnostics, preset="fixed", **PRIVATE)
+    optimizer = by_hand(model, sgd(model), diagnostics=diagnostics, preset="fixed", **PRIVATE)
     for broken, count in (([True, False], 0), ([True, True], diagnostics), ([], 0)):
         factor = torch.where(torch.tensor(broken, dtype=torch.bool), math.nan, 1.0)
         batch = [*make_batches([len(broken)])[0], factor]

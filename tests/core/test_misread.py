@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from cases import each, together
 from torch import Tensor, nn
-from twins import cross_entropy, flat, make_private, sgd, trainable
+from twins import by_hand, cross_entropy, flat, sgd, trainable
 
 from hyfreedp.gradients import AbadiClipping, AutomaticClipping, GradientEngine, make_engine
 
@@ -342,7 +342,7 @@ def test_gradients_that_are_all_rounding_end_no_run(dtype, clipping) -> None:
     def loss(batch: list[Tensor]) -> Tensor:
         return 30 * (1 - F.cosine_similarity(model(batch[0]), batch[1], dim=1))
 
-    _, optimizer, _ = make_private(model, sgd(model, 1e-9), preset="fixed", clipping=clipping, steps=3)
+    optimizer = by_hand(model, sgd(model, 1e-9), preset="fixed", clipping=clipping, steps=3)
     for _ in range(3):
         optimizer.step(loss, [inputs, targets])
     assert optimizer.steps_left == 0
@@ -369,9 +369,7 @@ def test_a_run_is_that_of_one_sample_at_a_time(kind) -> None:
     for pieces in (None, 12, 1):
         torch.manual_seed(0)
         model = kind().double().train()
-        _, optimizer, _ = make_private(
-            model, sgd(model, 0.1), preset="fixed", clipping=CLIPPING, max_physical_batch_size=pieces
-        )
+        optimizer = by_hand(model, sgd(model, 0.1), preset="fixed", clipping=CLIPPING, max_physical_batch_size=pieces)
         for size in (24, 13, 1, 0, 12):
             optimizer.step(squared(model), batch_of(size) if size else [t[:0] for t in batch_of(2)])
         ends.append(flat(model))
@@ -393,7 +391,7 @@ class Turning(nn.Module):
 
 def test_samples_that_move_to_another_dimension_later_are_found_by_a_check() -> None:
     model, x = Turning().train(), torch.randn(5, 5, 4)
-    _, optimizer, _ = make_private(model, sgd(model), preset="fixed", steps=100)
+    optimizer = by_hand(model, sgd(model), preset="fixed", steps=100)
     optimizer.step(model, x)
     model.on, optimizer._checks_due = True, [1]
     with pytest.warns(match="one sample at a time"):
@@ -402,7 +400,7 @@ def test_samples_that_move_to_another_dimension_later_are_found_by_a_check() -> 
 
 def test_a_check_in_which_nothing_could_be_compared_stays_due() -> None:
     model = Steep().train()
-    _, optimizer, _ = make_private(model, sgd(model), preset="fixed", steps=100)
+    optimizer = by_hand(model, sgd(model), preset="fixed", steps=100)
     for size, due in ((1, True), (0, True), (6, False)):
         batch = [tensor.float()[:size] for tensor in batch_of(6, 6, 5)]
         optimizer.step(squared(model), batch)
@@ -411,7 +409,7 @@ def test_a_check_in_which_nothing_could_be_compared_stays_due() -> None:
 
 def test_what_mixes_samples_is_refused_before_anything_is_released() -> None:
     model = TokenByToken().double().train()
-    _, optimizer, _ = make_private(model, sgd(model), preset="fixed", max_physical_batch_size=4)
+    optimizer = by_hand(model, sgd(model), preset="fixed", max_physical_batch_size=4)
     loss, before = squared(model), flat(model)
     for mix in (Tensor.mean, lambda losses: losses.detach().sum()):
         with pytest.raises(ValueError, match="depend on which other samples"):
@@ -423,7 +421,7 @@ def test_what_mixes_samples_is_refused_before_anything_is_released() -> None:
 @together("scale", [math.nan, 1e6])
 def test_no_record_ends_a_run_by_hindering_the_comparison(scale) -> None:
     model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3)).double().train()
-    _, optimizer, _ = make_private(model, sgd(model), preset="fixed", clipping=CLIPPING)
+    optimizer = by_hand(model, sgd(model), preset="fixed", clipping=CLIPPING)
     for size in (2, 0, 1, 8):
         batch = [torch.randn(size, 5).double(), torch.randint(3, (size,))]
         batch[0][1:2] *= scale

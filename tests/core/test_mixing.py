@@ -9,7 +9,7 @@ from cases import together
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from twins import make_batches, make_model, make_private, sgd
+from twins import by_hand, make_batches, make_model, sgd
 
 from hyfreedp import NoiseGenerator
 from hyfreedp.gradients.dependence import SAMPLES, check_samples_apart, steps_to_check
@@ -63,7 +63,7 @@ def test_what_mixes_is_refused_and_what_does_not_is_not(size):
 
 def test_no_more_than_a_few_samples_are_asked_for():
     model, asked, (batch,) = make_model(), [], make_batches((100,))
-    _, optimizer, _ = make_private(model, sgd(model), preset="fixed", batch_size=40)
+    optimizer = by_hand(model, sgd(model), preset="fixed", batch_size=40)
 
     def loss(batch):
         asked.append(len(batch[0]))

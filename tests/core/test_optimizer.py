@@ -10,7 +10,18 @@ import torch
 from cases import each, together
 from scipy import stats
 from torch import nn
-from twins import PRESETS, adamw, changed, cross_entropy, flat, make_batches, make_model, make_private, sgd, trainable
+from twins import (
+    PRESETS,
+    adamw,
+    by_hand,
+    changed,
+    cross_entropy,
+    flat,
+    make_batches,
+    make_model,
+    sgd,
+    trainable,
+)
 
 from hyfreedp.accounting import BudgetExhausted
 from hyfreedp.gradients import AbadiClipping, AutomaticClipping
@@ -32,7 +43,7 @@ def noise_run(size, *, steps=60, dtype=torch.float64, seed=0, **settings):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()
-    _, optimizer, _ = make_private(
+    optimizer = by_hand(
         model, sgd(model), seed=seed, steps=steps, decay="none", **({"preset": "fixed"} | PRIVATE | settings)
     )
     batch = [torch.ones(size, 20, dtype=dtype)]
@@ -93,7 +104,7 @@ def test_physical_batches_get_noise_once():
 def spend(preset, sizes, **settings):
     """Epsilon before and after every step."""
     model = make_model()
-    _, optimizer, _ = make_private(model, adamw(model), preset=preset, **(PRIVATE | settings))
+    optimizer = by_hand(model, adamw(model), preset=preset, **(PRIVATE | settings))
     spent = [optimizer.epsilon_spent()]
     for batch in make_batches(sizes):
         optimizer.step(cross_entropy(model), batch)
@@ -171,9 +182,7 @@ def test_raw_values_do_not_reach_what_is_private(preset, diagnostics, unbound_no
     told = []
     for value in (50.0, 500.0):
         model = make_model()
-        _, optimizer, _ = make_private(
-            model, adamw(model), preset=changed(preset, interval=1), diagnostics=diagnostics, **PRIVATE
-        )
+        optimizer = by_hand(model, adamw(model), preset=changed(preset, interval=1), diagnostics=diagnostics, **PRIVATE)
         printed = []
         for batch in make_batches([8, 0, 5, 9]):
             record = optimizer.step(lambda b, v=value, m=model: v + 0 * cross_entropy(m)(b), batch)
@@ -190,7 +199,7 @@ def test_raw_values_do_not_reach_what_is_private(preset, diagnostics, unbound_no
 def test_diagnostics_are_the_raw_values():
     """Means over the actual batch, before any clipping; samples that are not finite are counted."""
     model = make_model()
-    _, optimizer, _ = make_private(model, sgd(model), preset="paper", interval=1, diagnostics=True, **PRIVATE)
+    optimizer = by_hand(model, sgd(model), preset="paper", interval=1, diagnostics=True, **PRIVATE)
     (batch,) = make_batches([5])
     losses = cross_entropy(model)(batch)
     norms = [

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import warnings
 from typing import NamedTuple
 
 import numpy as np
@@ -23,7 +22,8 @@ from torch.utils.data import (
 from twins import adamw, cross_entropy, make_data, make_model, make_private, sgd, trainable
 
 from hyfreedp.data.batches import batch_length, take
-from hyfreedp.data.sampling import CollateWithEmpty, PoissonSampler, poisson_loader
+from hyfreedp.data.sampling import Drawn, Fetch, PoissonSampler, poisson_loader
+from hyfreedp.running.devices import CPU
 
 FALSE_ALARM = 1e-6  # of each statistical test below; the seeds are fixed, so a test that passes always passes
 
@@ -169,7 +169,7 @@ def test_pieces_have_the_structure_of_the_batch(form):
     assert same(take(whole, slice(0, 7)), whole)
     assert same(take(whole, slice(2, 5)), collate([records[i] for i in range(2, 5)]))
     assert same(take(whole, slice(6, 9)), collate([records[6]]))
-    empty = CollateWithEmpty(collate, records)([])
+    empty = Fetch(records, collate, CPU)(Drawn([], step=0, seed=SEED))
     assert batch_length(empty) == 0
     assert same(empty, take(whole, slice(0, 0)))
     assert inputs_of(empty).shape == (0, 3)
@@ -249,18 +249,18 @@ def private_run(**settings):
     return cross_entropy(model), old, *make_private(model, adamw(model), loader=old, **(private | settings))[1:]
 
 
-def test_the_loader_that_was_given_is_told_from_the_one_that_came_back():
-    """Its batches are no Poisson samples. One clear warning, not one a step; none where nothing is private."""
+def test_a_step_takes_the_private_loaders_batches_alone_or_gives_no_guarantee():
+    """Those of the loader that was given are no Poisson samples; where nothing is private nothing is asked."""
     loss, old, optimizer, _ = private_run()
-    with pytest.warns(UserWarning, match="the loader that make_private_with_epsilon returned") as told:
-        for batch in old:
-            optimizer.step(loss, batch)
-    assert len(told) == 1 and "a batch of 8 samples" in str(told[0].message)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        loss, old, optimizer, _ = private_run(target_epsilon=math.inf)
-        for batch in old:
-            optimizer.step(loss, batch)
+    with pytest.raises(RuntimeError, match=r"private loader, which gave none so far.*sampler = None"):
+        optimizer.step(loss, next(iter(old)))
+    assert optimizer.ledger.steps == 0 and optimizer.guarantee
+    optimizer.sampler = None
+    optimizer.step(loss, next(iter(old)))
+    assert optimizer.ledger.steps == 1 and not optimizer.guarantee
+    loss, old, optimizer, _ = private_run(target_epsilon=math.inf)
+    for batch in old:
+        optimizer.step(loss, batch)
 
 
 def test_batches_that_are_given_again_are_refused():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from models import Example, assert_exact, conv1d_net, groupnorm_convnet, mlp, tied_language_model, vit
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from twins import adamw, flat, make_batches, make_model, make_private, sgd, trainable
+from twins import adamw, by_hand, flat, make_batches, make_model, make_private, sgd, trainable
 
 from hyfreedp.gradients import AbadiClipping, AutomaticClipping, make_engine
 
@@ -136,7 +136,7 @@ def test_a_step_is_that_of_a_loop_over_records_and_views(size):
         total += mean / (mean.norm() + 0.01)
         means.append(sum(each).item() / views)
     settings = {"preset": "fixed", "clipping": AutomaticClipping(), "diagnostics": True}
-    _, optimizer, _ = make_private(model, sgd(model, rate), views=views, max_physical_batch_size=size, **settings)
+    optimizer = by_hand(model, sgd(model, rate), views=views, max_physical_batch_size=size, **settings)
     record = optimizer.step(loss, batch)
     torch.testing.assert_close(flat(model), weights - rate * total / optimizer.expected_batch_size)
     assert record.diagnostics["mean_loss"] == pytest.approx(sum(means) / 6)
@@ -149,7 +149,7 @@ def test_views_that_are_equal_are_a_run_without_views(preset, unbound_noise):
     for views in (1, 4):
         model = make_model()
         private = {"preset": preset, "target_epsilon": 3.0, "accountant": "rdp", "views": views}
-        _, optimizer, _ = make_private(model, adamw(model), **private)
+        optimizer = by_hand(model, adamw(model), **private)
         loss = single(model) if views == 1 else several(model, views)
         for batch in make_batches((8, 5, 0, 9, 8)):
             optimizer.step(loss, batch)
@@ -166,7 +166,7 @@ def test_gradient_and_probes_see_the_same_views():
         seen.append(x + torch.randn_like(x))
         return seen[-1]
 
-    _, optimizer, _ = make_private(model, sgd(model), preset="paper", interval=1, views=2, max_physical_batch_size=4)
+    optimizer = by_hand(model, sgd(model), preset="paper", interval=1, views=2, max_physical_batch_size=4)
     optimizer._checks_due = []
     for batch in make_batches((8, 8, 8)):
         optimizer.step(several(model, 2, augment), batch)
@@ -197,7 +197,7 @@ def test_a_number_of_views_that_is_none_is_refused(views):
 )
 def test_losses_of_another_form_are_refused(views, wrong, shape):
     model = make_model()
-    _, optimizer, _ = make_private(model, adamw(model), views=views)
+    optimizer = by_hand(model, adamw(model), views=views)
     (batch,) = make_batches((6,))
     with pytest.raises(ValueError, match=rf"must return shape \(6, {views}\), got {shape}: with views={views}, those"):
         optimizer.step(lambda batch: wrong(several(model, 2)(batch)), batch)
@@ -207,7 +207,7 @@ def test_losses_of_another_form_are_refused(views, wrong, shape):
 def test_views_in_the_wrong_order_are_refused():
     """Row by row they would be views of different records, each of which could then move several of the sum."""
     model = make_model()
-    _, optimizer, _ = make_private(model, adamw(model), views=3)
+    optimizer = by_hand(model, adamw(model), views=3)
 
     def loss(batch):
         x, y = batch[0].repeat(3, 1), batch[1].repeat(3)  # the first view of all records, then the second

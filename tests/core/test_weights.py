@@ -11,7 +11,7 @@ from cases import each, together
 from hypothesis import given
 from hypothesis import strategies as st
 from models import Example
-from twins import adamw, cross_entropy, flat, make_batches, make_model, make_private, sgd
+from twins import adamw, by_hand, cross_entropy, flat, make_batches, make_model, make_private, sgd
 
 from hyfreedp.gradients import AbadiClipping, AutomaticClipping
 from hyfreedp.privatize import privatize_votes
@@ -34,7 +34,7 @@ def test_a_step_multiplies_the_clipped_gradients_whatever_its_pieces(pieces, giv
     gradients = example.gradients()
     expected = (clipping.factors(gradients.norm(dim=1)) * by_class(batch)) @ gradients
     before = flat(model)
-    _, optimizer, _ = make_private(model, sgd(model), preset="fixed", clipping=clipping, max_physical_batch_size=pieces)
+    optimizer = by_hand(model, sgd(model), preset="fixed", clipping=clipping, max_physical_batch_size=pieces)
     optimizer.step(cross_entropy(model), batch, weights=by_class if given == "function" else by_class(batch))
     moved = (before - flat(model)) * optimizer.expected_batch_size
     torch.testing.assert_close(moved, expected, rtol=1e-9, atol=1e-12)
@@ -46,7 +46,7 @@ def test_a_record_of_weight_zero_is_no_record_and_of_weight_one_a_whole_one(pres
 
     def run(weigh):
         model, ends = make_model(), []
-        _, optimizer, _ = make_private(
+        optimizer = by_hand(
             model, adamw(model), steps=12, target_epsilon=20.0, preset=preset, accountant="rdp", batch_size=20
         )
         for batch in make_batches([20] * 12):
@@ -96,7 +96,7 @@ def test_one_record_moves_a_vote_by_one_at_most(records, out):
 )
 def test_bad_weights_are_refused_before_anything_is_released(weights, error, message):
     model, (batch,) = make_model(), make_batches([8])
-    _, optimizer, _ = make_private(model, adamw(model), target_epsilon=3.0)
+    optimizer = by_hand(model, adamw(model), target_epsilon=3.0)
     before = flat(model)
     with pytest.raises(error, match=message):
         optimizer.step(cross_entropy(model), batch, weights=weights)

@@ -12,7 +12,16 @@ import torch
 from cases import pairs, together
 from torch.optim import lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from twins import adamw, cross_entropy, flat, make_batches, make_model, make_private, sgd_momentum, three_groups
+from twins import (
+    adamw,
+    by_hand,
+    cross_entropy,
+    flat,
+    make_batches,
+    make_model,
+    sgd_momentum,
+    three_groups,
+)
 
 PRIVATE = {"target_epsilon": 3.0, "accountant": "rdp"}
 SIZES = (8, 5, 0, 9, 8, 7)
@@ -27,8 +36,8 @@ SCHEDULERS = {
 
 def make(base=adamw, **settings):
     model = make_model()
-    _, optimizer, loader = make_private(model, base(model), **({"preset": "fixed"} | PRIVATE | settings))
-    return model, optimizer, loader
+    optimizer = by_hand(model, base(model), **({"preset": "fixed"} | PRIVATE | settings))
+    return model, optimizer
 
 
 # -- schedulers --------------------------------------------------------------------------------------------------------
@@ -55,7 +64,7 @@ def test_a_fixed_rate_follows_a_scheduler_as_in_plain_torch(name, base, on):
     model = make_model()
     inner = base(model)
     early = SCHEDULERS[name](inner) if on == "base" else None
-    _, optimizer, _ = make_private(model, inner, preset="fixed")
+    optimizer = by_hand(model, inner, preset="fixed")
     scheduler = early or SCHEDULERS[name](optimizer)
     weights, rates = plain_loop(base, SCHEDULERS[name])
     for batch, expected in zip(make_batches(SIZES), rates, strict=True):
@@ -72,12 +81,12 @@ def test_a_scheduled_run_resumes_bitwise():
     lambdas = [lambda t: 0.5**t, lambda t: 1.0, lambda t: 1 / (1 + t)]
     ends = []
     for interrupted in (False, True):
-        model, optimizer, _ = make(three_groups)
+        model, optimizer = make(three_groups)
         scheduler = lr_scheduler.LambdaLR(optimizer, lambdas)
         for t, batch in enumerate(make_batches(SIZES)):
             if interrupted and t == 3:
                 saved = copy.deepcopy((optimizer.state_dict(), scheduler.state_dict()))
-                model, optimizer, _ = make(three_groups, seed=7)
+                model, optimizer = make(three_groups, seed=7)
                 scheduler = lr_scheduler.LambdaLR(optimizer, lambdas)
                 optimizer.load_state_dict(saved[0])
                 scheduler.load_state_dict(saved[1])
@@ -92,11 +101,10 @@ def test_a_learned_rate_says_once_that_it_follows_no_scheduler(settings):
     """And is bit for bit what it is without one; so it is after a resumption, which is no scheduler."""
     runs = []
     for scheduled in (False, True):
-        model, optimizer, _ = make(**settings)
+        model, optimizer = make(**settings)
         scheduler = lr_scheduler.ExponentialLR(optimizer, 0.5) if scheduled else None
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            warnings.filterwarnings("ignore", "a batch of")  # these are made by hand
             for t, batch in enumerate(make_batches(SIZES)):
                 optimizer.step(cross_entropy(model), batch)
                 if scheduler:
@@ -111,7 +119,7 @@ def test_a_learned_rate_says_once_that_it_follows_no_scheduler(settings):
 
 
 def test_a_scheduler_beside_a_decay_is_refused_before_anything_is_released():
-    model, optimizer, _ = make(decay="linear")
+    model, optimizer = make(decay="linear")
     scheduler = lr_scheduler.ExponentialLR(optimizer, 0.5)
     first, second = make_batches(SIZES[:2])
     optimizer.step(cross_entropy(model), first)
@@ -125,10 +133,10 @@ def test_a_scheduler_beside_a_decay_is_refused_before_anything_is_released():
 
 def test_a_decay_alone_is_no_scheduler():
     """Its own changes of the groups' rates are told from others', also after a resumption."""
-    model, optimizer, _ = make(decay="linear")
+    model, optimizer = make(decay="linear")
     for batch in make_batches(SIZES[:3]):
         optimizer.step(cross_entropy(model), batch)
-    resumed_model, resumed, _ = make(decay="linear", seed=5)
+    resumed_model, resumed = make(decay="linear", seed=5)
     resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     (batch,) = make_batches(SIZES[3:4], seed=9)
     assert optimizer.step(cross_entropy(model), batch).eta == resumed.step(cross_entropy(resumed_model), batch).eta
@@ -141,7 +149,7 @@ def test_a_decay_alone_is_no_scheduler():
 @together("preset", ["fixed", "robust", "paper"])
 def test_hooks_run_once_a_step(preset):
     """Those on the private optimizer around all of its step; those on the base and on all optimizers at the base's."""
-    model, optimizer, _ = make(preset=preset)
+    model, optimizer = make(preset=preset)
     count, seen = collections.Counter(), []
     note = lambda name: lambda which, args, kwargs: count.update([(name, type(which).__name__)])  # noqa: E731
     handles = [
@@ -169,7 +177,7 @@ def test_hooks_run_once_a_step(preset):
 
 
 def test_it_is_an_optimizer_by_the_base_optimizers_groups_state_and_defaults():
-    model, optimizer, _ = make(three_groups)
+    model, optimizer = make(three_groups)
     assert isinstance(optimizer, torch.optim.Optimizer)
     assert optimizer.param_groups is optimizer.base.param_groups
     assert optimizer.state is optimizer.base.state and optimizer.defaults is optimizer.base.defaults
@@ -194,14 +202,14 @@ def test_it_is_an_optimizer_by_the_base_optimizers_groups_state_and_defaults():
     ),
 )
 def test_a_step_as_of_another_optimizer_says_what_to_call(call, scheduled):
-    model, optimizer, loader = make(preset="robust")
+    model, optimizer = make(preset="robust")
     if scheduled:
         lr_scheduler.ExponentialLR(optimizer, 1.0)  # wraps the method
     (batch,) = make_batches((8,))
     before = flat(model)
     with pytest.raises(TypeError, match=r"call optimizer\.step\(per_sample_loss, batch\)"):
         call(optimizer.step, cross_entropy(model), batch)
-    assert torch.equal(flat(model), before) and optimizer.ledger.steps == loader.batch_sampler.position == 0
+    assert torch.equal(flat(model), before) and optimizer.ledger.steps == 0
     optimizer.step(batch=batch, per_sample_loss=cross_entropy(model))
     assert optimizer.ledger.steps == 1
 
@@ -228,14 +236,14 @@ def test_parameters_cannot_be_added_and_the_base_optimizers_own_step_stays_refus
 
 def test_a_later_run_begins_at_the_users_rates_and_the_earlier_one_is_refused():
     """Not at those that the first run has left, in the ratio between groups neither; before anything is counted."""
-    model, first, _ = make(three_groups, preset="robust", steps=6)
+    model, first = make(three_groups, preset="robust", steps=6)
     given = [group["lr"] for group in first.base.param_groups]
     batches = make_batches(SIZES)
     for batch in batches[:3]:
         first.step(cross_entropy(model), batch)
     assert [group["lr"] for group in first.base.param_groups] != given
     with pytest.warns(UserWarning, match="trained privately before"):
-        _, second, _ = make_private(model, first.base, preset="fixed", **PRIVATE)
+        second = by_hand(model, first.base, preset="fixed", **PRIVATE)
     assert [group["lr"] for group in second.param_groups] == given
     with pytest.raises(RuntimeError, match="was made private once more, for another run"):
         first.step(cross_entropy(model), batches[3])

@@ -126,11 +126,17 @@ class Machine:
 def simulated(kind: str = "cuda") -> Iterator[Machine]:
     """A machine with one accelerator of this kind, for the length of a ``with``."""
     machine = Machine(kind)
-    seed = torch.manual_seed
+    seed, generator = torch.manual_seed, torch.Generator
 
     def manual_seed(number: int) -> torch.Generator:
         machine._state = torch.Generator().manual_seed(number).get_state()
         return seed(number)
+
+    def seeded(device: Any = "cpu") -> Any:
+        """A generator; one of the accelerator draws what the CPU does, so that runs on both can be compared."""
+        if torch.device(device) == CPU:
+            return generator()
+        return SimpleNamespace(manual_seed=lambda number: SimpleNamespace(get_state=torch.get_rng_state))
 
     class Autocast(torch.autocast):
         def __init__(self, device_type: str, *args: Any, **kwargs: Any) -> None:
@@ -146,6 +152,7 @@ def simulated(kind: str = "cuda") -> Iterator[Machine]:
         "torch.accelerator.synchronize": lambda device=None: None,
         "torch.get_device_module": machine.module,
         "torch.manual_seed": manual_seed,
+        "hyfreedp.running.random_states.Generator": seeded,
         "torch.autocast": Autocast,
         "torch.amp.autocast": Autocast,
         "torch.amp.autocast_mode.autocast": Autocast,

@@ -103,6 +103,13 @@ def make_private(model: nn.Module, optimizer: torch.optim.Optimizer, data=None, 
     )
 
 
+def by_hand(*args, **settings):
+    """The optimizer of :func:`make_private` alone, for batches that a test makes, without a loader."""
+    _, optimizer, _ = make_private(*args, **settings)
+    optimizer.sampler = None
+    return optimizer
+
+
 def changed(preset: str | Preset, **fields) -> Preset:
     """A preset, by name or as it is, with fields that it need not use, which the engine refuses as arguments."""
     return replace(hyfreedp.PRESETS[preset] if isinstance(preset, str) else preset, **fields)

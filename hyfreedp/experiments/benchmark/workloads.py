@@ -22,7 +22,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from hyfreedp.running.devices import random_states_kept
+from hyfreedp.running.random_states import random_states_kept
 
 Family = Literal["vit", "gpt2", "llama"]
 Tuning = Literal["full", "biases", "lora"]

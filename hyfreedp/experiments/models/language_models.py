@@ -21,7 +21,8 @@ from tqdm import TqdmWarning
 
 from hyfreedp.experiments.models import public_weights as weights
 from hyfreedp.experiments.models.image_models import LORA_RANK, Tuning
-from hyfreedp.running.devices import default_device, random_states_kept
+from hyfreedp.running.devices import default_device
+from hyfreedp.running.random_states import random_states_kept
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

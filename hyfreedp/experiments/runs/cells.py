@@ -121,7 +121,7 @@ def _make_cell(spec: Spec, folder: Path, record_path: Path) -> None:
         **scores,
         **({} if texts is None else {"outputs": texts}),
         "epsilon_spent": optimizer.epsilon_spent(),
-        "guarantee": optimizer.split.guarantee,
+        "guarantee": optimizer.guarantee,
         "noise_split": optimizer.split.to_dict(),
         "final_eta": optimizer.eta * rate_factor(optimizer),
         "seconds": time.perf_counter() - started,
