@@ -17,26 +17,29 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 
 _KEEP = frozenset(  # elementwise, reductions, layers and views; names without "Backward0"
-    "Abs Acos Acosh Add Addcdiv Addcmul Alias Amax Amin Angle AsStrided Asin Asinh Atan Atan2 Atanh Cat Ceil Celu "
-    "Clamp ClampMax ClampMin Clone Complex Copy CopyBackwards CopySlices Cos Cosh Deg2Rad Detach Diagonal Digamma Div "
-    "Elu Erf Erfc Erfinv Exp Exp2 Expand Expm1 Fill Floor Fmax Fmin Fmod Frac Gelu Glu Hardshrink Hardsigmoid "
-    "Hardswish Hardtanh HuberLoss Hypot Imag Isnan LeakyRelu Lerp Lgamma LiftFresh LinalgVectorNorm Log Log10 Log1P "
-    "Log2 LogSigmoid Logaddexp Logsumexp Logit MaskedFill Maximum Mean Minimum Mish MseLoss Mul NanToNum "
-    "NativeDropout Neg Norm Polar Pow Prod Real Reciprocal Relu Remainder Repeat Reshape ReshapeAlias Round Rrelu "
-    "Rsqrt Rsub Select Selu Sgn Sigmoid Sign Silu Sin Sinc Sinh Slice SmoothL1Loss SoftMarginLoss Softplus Softshrink "
-    "Split SplitWithSizes Sqrt Squeeze Stack Std StdMean Sub Sum Tan Tanh Threshold ToCopy Tril Triu Trunc Unbind "
-    "Unfold UnsafeSplit UnsafeView Unsqueeze Var VarMean View ViewAsComplex ViewAsReal Where Xlogy Zero "
-    "BinaryCrossEntropy BinaryCrossEntropyWithLogits KlDiv NllLoss NllLoss2D AdaptiveAvgPool2D AdaptiveAvgPool3D "
+    "Abs Acos Acosh Add Addcdiv Addcmul Alias Amax Amin Angle AsStrided Asin Asinh Atan Atan2 Atanh Cat "
+    "Ceil Celu Clamp ClampMax ClampMin Clone Complex Copy CopyBackwards CopySlices Cos Cosh Deg2Rad Detach "
+    "Diagonal Digamma Div Elu Erf Erfc Erfinv Exp Exp2 Expand Expm1 Fill Floor Fmax Fmin Fmod Frac Gelu Glu "
+    "Hardshrink Hardsigmoid Hardswish Hardtanh HuberLoss Hypot Imag Isnan LeakyRelu Lerp Lgamma LiftFresh "
+    "LinalgVectorNorm Log Log10 Log1P Log2 LogSigmoid Logaddexp Logsumexp Logit MaskedFill Maximum Mean "
+    "Minimum Mish MseLoss Mul NanToNum NativeDropout Neg Norm Polar Pow Prod Real Reciprocal Relu Remainder "
+    "Repeat Reshape ReshapeAlias Round Rrelu Rsqrt Rsub Select Selu Sgn Sigmoid Sign Silu Sin Sinc Sinh "
+    "Slice SmoothL1Loss SoftMarginLoss Softplus Softshrink Split SplitWithSizes Sqrt Squeeze Stack Std "
+    "StdMean Sub Sum Tan Tanh Threshold ToCopy Tril Triu Trunc Unbind Unfold UnsafeSplit UnsafeView "
+    "Unsqueeze Var VarMean View ViewAsComplex ViewAsReal Where Xlogy Zero BinaryCrossEntropy "
+    "BinaryCrossEntropyWithLogits KlDiv NllLoss NllLoss2D AdaptiveAvgPool2D AdaptiveAvgPool3D "
     "AdaptiveMaxPool2D AdaptiveMaxPool3D AvgPool2D AvgPool3D ConstantPadNd Convolution CudnnBatchNorm "
     "CudnnConvolution FusedRmsNorm GridSampler2D Im2Col Col2Im MaxPool2DWithIndices MaxPool3DWithIndices "
-    "MkldnnConvolution NativeBatchNorm NativeGroupNorm NativeLayerNorm PixelShuffle PixelUnshuffle PreluKernel "
-    "ReflectionPad1D ReflectionPad2D ReplicationPad1D ReplicationPad2D UpsampleBicubic2D UpsampleBicubic2DAa "
-    "UpsampleBilinear2D UpsampleBilinear2DAa UpsampleLinear1D UpsampleNearest1D UpsampleNearest2D "
-    "UpsampleNearestExact2D UpsampleTrilinear3D CudnnRnn MkldnnRnnLayer ThnnFusedLstmCell ThnnFusedGruCell".split()
+    "MkldnnConvolution NativeBatchNorm NativeGroupNorm NativeLayerNorm PixelShuffle PixelUnshuffle "
+    "PreluKernel ReflectionPad1D ReflectionPad2D ReplicationPad1D ReplicationPad2D UpsampleBicubic2D "
+    "UpsampleBicubic2DAa UpsampleBilinear2D UpsampleBilinear2DAa UpsampleLinear1D UpsampleNearest1D "
+    "UpsampleNearest2D UpsampleNearestExact2D UpsampleTrilinear3D CudnnRnn MkldnnRnnLayer ThnnFusedLstmCell "
+    "ThnnFusedGruCell".split()
 )
 _ALONG = frozenset(  # which mix or move along one dimension, by the number that they save
-    "Cummax Cummin Cumprod Cumsum FftC2C FftC2R FftR2C Flip Gather IndexAdd IndexCopy IndexFill IndexReduce Kthvalue "
-    "LogSoftmax Logcumsumexp Max Median Min Mode Roll SafeSoftmax Scatter ScatterAdd ScatterReduce Softmax Sort Topk".split()
+    "Cummax Cummin Cumprod Cumsum FftC2C FftC2R FftR2C Flip Gather IndexAdd IndexCopy IndexFill IndexReduce "
+    "Kthvalue LogSoftmax Logcumsumexp Max Median Min Mode Roll SafeSoftmax Scatter ScatterAdd ScatterReduce "
+    "Softmax Sort Topk".split()
 )
 
 
