@@ -1,8 +1,10 @@
-"""Operations that move rows by what tensors hold, and not by their shapes: do they leave each sample's rows in place?
+"""Which operations leave each sample's rows in place? Those of a list; any other may move them.
 
-Rows gathered by a mask, or tokens routed to experts, may be as many as before and yet be another sample's, in some
-batches and not in others. So the graph of the losses is looked through in every pass, and where such an operation moves
-rows of dimension 0 from one sample to another, or cannot be looked into, nothing is followed any more.
+Rows gathered by a mask, tokens routed to experts, or rows multiplied by a matrix made of data may be as many as before
+and yet be another sample's, in some batches and not in others. So the graph of the losses is looked through in every
+pass, and where it has an operation that is not listed, or moves rows of dimension 0, nothing is followed any more.
+Operations that move rows by shapes alone (views, permutations, concatenations) are listed: they move them in every
+batch alike, so the comparison with autograd shows it.
 """
 
 from __future__ import annotations
@@ -14,10 +16,30 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 
-_OPAQUE = frozenset("MaskedSelect MaskedScatter Take Put PackPaddedSequence".split())
-_ALONG = frozenset(  # one dimension, by numbers that they save
-    "Gather Scatter ScatterAdd ScatterReduce IndexAdd IndexCopy IndexFill IndexReduce "
-    "Sort Topk Kthvalue Mode Median".split()
+_KEEP = frozenset(  # elementwise, reductions, layers and views; names without "Backward0"
+    "Abs Acos Acosh Add Addcdiv Addcmul Alias Amax Amin Angle AsStrided Asin Asinh Atan Atan2 Atanh Cat "
+    "Ceil Celu Clamp ClampMax ClampMin Clone Complex Copy CopyBackwards CopySlices Cos Cosh Deg2Rad Detach "
+    "Diagonal Digamma Div Elu Erf Erfc Erfinv Exp Exp2 Expand Expm1 Fill Floor Fmax Fmin Fmod Frac Gelu Glu "
+    "Hardshrink Hardsigmoid Hardswish Hardtanh HuberLoss Hypot Imag Isnan LeakyRelu Lerp Lgamma LiftFresh "
+    "LinalgVectorNorm Log Log10 Log1P Log2 LogSigmoid Logaddexp Logsumexp Logit MaskedFill Maximum Mean "
+    "Minimum Mish MseLoss Mul NanToNum NativeDropout Neg Norm Polar Pow Prod Real Reciprocal Relu Remainder "
+    "Repeat Reshape ReshapeAlias Round Rrelu Rsqrt Rsub Select Selu Sgn Sigmoid Sign Silu Sin Sinc Sinh "
+    "Slice SmoothL1Loss SoftMarginLoss Softplus Softshrink Split SplitWithSizes Sqrt Squeeze Stack Std "
+    "StdMean Sub Sum Tan Tanh Threshold ToCopy Tril Triu Trunc Unbind Unfold UnsafeSplit UnsafeView "
+    "Unsqueeze Var VarMean View ViewAsComplex ViewAsReal Where Xlogy Zero BinaryCrossEntropy "
+    "BinaryCrossEntropyWithLogits KlDiv NllLoss NllLoss2D AdaptiveAvgPool2D AdaptiveAvgPool3D "
+    "AdaptiveMaxPool2D AdaptiveMaxPool3D AvgPool2D AvgPool3D ConstantPadNd Convolution CudnnBatchNorm "
+    "CudnnConvolution FusedRmsNorm GridSampler2D Im2Col Col2Im MaxPool2DWithIndices MaxPool3DWithIndices "
+    "MkldnnConvolution NativeBatchNorm NativeGroupNorm NativeLayerNorm PixelShuffle PixelUnshuffle "
+    "PreluKernel ReflectionPad1D ReflectionPad2D ReplicationPad1D ReplicationPad2D UpsampleBicubic2D "
+    "UpsampleBicubic2DAa UpsampleBilinear2D UpsampleBilinear2DAa UpsampleLinear1D UpsampleNearest1D "
+    "UpsampleNearest2D UpsampleNearestExact2D UpsampleTrilinear3D CudnnRnn MkldnnRnnLayer ThnnFusedLstmCell "
+    "ThnnFusedGruCell".split()
+)
+_ALONG = frozenset(  # which mix or move along one dimension, by the number that they save
+    "Cummax Cummin Cumprod Cumsum FftC2C FftC2R FftR2C Flip Gather IndexAdd IndexCopy IndexFill IndexReduce "
+    "Kthvalue LogSoftmax Logcumsumexp Max Median Min Mode Roll SafeSoftmax Scatter ScatterAdd ScatterReduce "
+    "Softmax Sort Topk".split()
 )
 
 
@@ -26,11 +48,18 @@ def keeps_rows(node: Node, size: int) -> bool:
     if isinstance(node, BackwardCFunction):  # code of the model's own
         return False
     saved: Any = node
-    name = node.name().removesuffix("0").removesuffix("1").removesuffix("Backward")
-    if name in _OPAQUE:
-        return False
+    name = node.name().rpartition("::")[2].rstrip("0123456789").removesuffix("Backward")
+    if name in _KEEP:
+        return True
     if name in _ALONG:
-        return not _is_first(saved._saved_dim, node)
+        dims = getattr(saved, "_saved_dims", None) or getattr(saved, "_saved_dim", 0)  # none: along all
+        return not any(_is_first(dim, node) for dim in (dims if isinstance(dims, tuple) else (dims,)))
+    if name in ("Permute", "Transpose", "T"):  # to the last dimension, where a product from the right may mix rows
+        return size == 1 or not _to_last(node, name)
+    if name in ("Mm", "Addmm", "Mv", "Addmv"):  # rows are those of the left matrix; a right one would mix them
+        return node.next_functions[-1][0] is None
+    if name in ("Bmm", "Baddbmm") or name.startswith("ScaledDotProduct"):  # one product for each row of dimension 0
+        return _shape(node)[0] % size == 0
     if name == "IndexSelect":
         first = _is_first(saved._saved_dim, node)
         return not first or _own([saved._saved_index], int(saved._saved_self_sym_sizes[0]), size)
@@ -38,7 +67,7 @@ def keeps_rows(node: Node, size: int) -> bool:
         return _own(saved._saved_indices, int(saved._saved_self_sym_sizes[0]), size)
     if name == "IndexPut":
         return _own(saved._saved_indices, _shape(node)[0], size)
-    return True
+    return False
 
 
 def _own(indices: Any, rows: int, size: int) -> bool:
@@ -57,10 +86,28 @@ def _own(indices: Any, rows: int, size: int) -> bool:
     return bool((owners.flatten(1) if owners.dim() > 1 else owners[:, None]).eq(expected[:, None]).all())
 
 
-def _is_first(dimension: int, node: Node) -> bool:
-    """Whether a saved dimension, which may be negative as an unsigned number, is dimension 0."""
-    signed = dimension - 2**64 if dimension >= 2**63 else dimension
-    return signed == 0 or signed == -len(_shape(node))
+def _to_last(node: Any, name: str) -> bool:
+    """Whether a permutation puts dimension 0 last."""
+    count = len(_shape(node))
+    if name == "T":
+        return count > 1
+    if name == "Permute":
+        return count > 1 and _is_first(node._saved_dims[-1], node)
+    dims = [_signed(node._saved_dim0) % count, _signed(node._saved_dim1) % count] if count else []
+    return sorted(dims) == [0, count - 1] and count > 1
+
+
+def _is_first(dimension: int, node: Any) -> bool:
+    """Whether a saved dimension of an operation's input is dimension 0."""
+    sizes = getattr(node, "_saved_self_sym_sizes", None)
+    if sizes is None and isinstance(getattr(node, "_saved_self", None), Tensor):
+        sizes = node._saved_self.shape
+    return _signed(dimension) in (0, -len(_shape(node) if sizes is None else sizes))
+
+
+def _signed(dimension: int) -> int:
+    """A dimension, which autograd may have saved as an unsigned number."""
+    return dimension - 2**64 if dimension >= 2**63 else dimension
 
 
 def _shape(node: Node) -> tuple[int, ...]:

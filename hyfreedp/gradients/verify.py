@@ -71,9 +71,11 @@ def verified_uses(
         if recorder.lost is None:
             with perturbed(parameters, generator.child("perturbed")):
                 recorder.watching = True
-                seen &= _compare(recorder, clipping, loss, samples, generator.child("elsewhere"))
+                try:
+                    seen &= _compare(recorder, clipping, loss, samples, generator.child("elsewhere"))
+                finally:
+                    recorder.watching = False
                 seen = set() if _alike(loss, samples) else seen - recorder.dead
-                recorder.watching = False
     return set() if recorder.lost else seen
 
 

@@ -432,3 +432,68 @@ def test_no_record_ends_a_run_by_hindering_the_comparison(scale) -> None:
     loss, before = cross_entropy(model), flat(model)
     optimizer.step(lambda batch: loss(batch) * math.nan, batch)
     assert torch.equal(before, flat(model)) and optimizer.ledger.steps == 5
+
+
+# -- operations that move rows, in some batches only -------------------------------------------------------------------
+
+
+class Moved(nn.Module):
+    """Rows that ``move`` leaves in place in the first batch, whose records have not the last feature, and in no other.
+
+    They are put back behind a layer, so samples do not mix.
+    """
+
+    def __init__(self, move: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.inner, self.middle, self.outer = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 1)
+        self.move = move
+
+    def forward(self, x: Tensor) -> Tensor:
+        order = (-x[:, 4]).argsort(stable=True)
+        h = self.move(self.inner(x[:, :4]).tanh(), order)
+        h = F.linear(input=h, weight=self.middle.weight, bias=self.middle.bias).tanh()
+        return self.outer(self.move(h, order.argsort()))[:, 0]
+
+
+def product(h: Tensor, order: Tensor) -> Tensor:
+    return torch.eye(len(h), dtype=h.dtype)[order] @ h
+
+
+def product_from_the_right(h: Tensor, order: Tensor) -> Tensor:
+    return (h.t() @ torch.eye(len(h), dtype=h.dtype)[order].t()).t()
+
+
+def batched_product(h: Tensor, order: Tensor) -> Tensor:
+    return torch.bmm(torch.eye(len(h), dtype=h.dtype)[order][None], h[None])[0]
+
+
+def gathered(h: Tensor, order: Tensor) -> Tensor:
+    return h.gather(0, order[:, None].expand_as(h))
+
+
+def flipped(h: Tensor, order: Tensor) -> Tensor:
+    return h if order[0] == 0 else h.flip(0)
+
+
+@together("move", [product, product_from_the_right, batched_product, gathered, flipped, torch.index_select])
+def test_rows_that_only_a_later_batch_moves(move) -> None:
+    rows = (lambda h, order: h.index_select(0, order)) if move is torch.index_select else move
+    batches = [[torch.randn(16, 5).double(), torch.randn(16).double()] for _ in range(2)]
+    batches[0][0][:, 4] = 0
+    batches[1][0][:, 4] = torch.arange(16.0)
+    assert attack(Moved(rows).double(), batches).slow is not None
+
+
+def test_rows_that_are_gathered_before_a_scale() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.scale, self.outer = nn.Linear(4, 8), nn.Parameter(torch.ones(8)), nn.Linear(8, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            order = (-x[:, 4]).argsort(stable=True)
+            return self.outer((self.inner(x[:, :4]).tanh()[order] * self.scale)[order.argsort()])[:, 0]
+
+    batches = [[torch.randn(16, 5).double(), torch.randn(16).double()] for _ in range(2)]
+    batches[0][0][:, 4] = 0
+    assert attack(Scaled().double(), batches).slow is not None
