@@ -53,7 +53,7 @@ REFUSED = {
         {"preset": "paper", "interval": 11},
         "interval must be an integer .* at most steps=10, got 11",
     ),
-    "interval zero": ({"preset": "paper", "interval": 0}, "interval must be an integer of at least 1, got 0"),
+    "interval zero": ({"preset": "paper", "interval": 0}, "interval must be an integer of at least 1 .*, got 0"),
     "neither epochs nor steps": ({"steps": None}, "either epochs or steps, got epochs=None and steps=None"),
     "both epochs and steps": ({"epochs": 2, "steps": 10}, "either epochs or steps, got epochs=2 and steps=10"),
     "no steps": ({"steps": 0}, "steps must be an integer of at least 1, got 0"),
