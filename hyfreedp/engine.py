@@ -93,7 +93,7 @@ class PrivacyEngine:
         """Wire a run that spends at most (target_epsilon, target_delta), learning rate included.
 
         Args:
-            module: the model; hooked in place and returned, so closures made before stay valid. Non-reentrant gradient
+            module: the model, returned as it is, so closures made before stay valid. Non-reentrant gradient
                 checkpointing saves memory as usual, see :func:`hyfreedp.gradients.make_engine` for how to turn it on.
             optimizer: any torch optimizer linear in its learning rate, over exactly the trainable parameters. Its
                 rate is ignored but for the ratio between groups (preset "fixed" uses it as it is).

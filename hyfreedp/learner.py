@@ -43,6 +43,10 @@ class Look:
         """Raw losses of the batch at the weights that the model has now, shape ``(B,)``."""
         return self.passes.losses()
 
+    def weighted(self, losses: Tensor) -> Tensor:
+        """Losses, shape ``(..., B)``, times the weights of the samples."""
+        return self.passes.weighted(losses)
+
     def released(self) -> None:
         """Count the release whose noise was just drawn. To be called before anything follows from it."""
         self.processes.check_same(self.generator.tag)
@@ -55,10 +59,12 @@ class RateLearner:
     Attributes:
         kind: what it releases, as the accountant calls it: "none", "losses" or "votes".
         vote_steps: the steps at which it releases votes.
+        probes_along_update: whether :meth:`along_update` looks, so that the way of the step is kept for it.
     """
 
     kind = "none"
     vote_steps: tuple[int, ...] = ()
+    probes_along_update = False
 
     @property
     def eta(self) -> float:
@@ -77,11 +83,6 @@ class RateLearner:
 
     def on_gradient(self) -> None:
         """The private gradient is in ``.grad``."""
-
-    @property
-    def probes_along_update(self) -> bool:
-        """Whether :meth:`along_update` looks, so that the way of the step is kept for it."""
-        return False
 
     @torch.no_grad()
     def along_update(self, look: Look, move: Callable[[float], None]) -> tuple[ProbeResult, Tensor]:

@@ -18,7 +18,7 @@ from hyfreedp.curvefit import QuadraticFit, fit_quadratic
 from hyfreedp.learner import Look, RateLearner
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.privatize import AddUp, clipped_mean, loss_noise_std
-from hyfreedp.running.checks import check_choice, check_learning_rate
+from hyfreedp.running.checks import check_choice
 from hyfreedp.running.records import ProbeResult
 
 StepRule = Literal["gen", "literal"]
@@ -52,10 +52,8 @@ def literal(fit: QuadraticFit, eta: float) -> StepDecision:
     return StepDecision(fit.minimizer, True, "b/a")
 
 
-def gen(
-    fit: QuadraticFit, eta: float, *, shrink: float = 0.5, grow: float = 2.0, smoothing: float = 0.1
-) -> StepDecision:
-    """GeN's guards around b/a: accept only a, b > 0, clamp to [shrink eta, grow eta], smooth.
+def gen(fit: QuadraticFit, eta: float, *, smoothing: float = 0.1) -> StepDecision:
+    """GeN's guards around b/a: accept only a, b > 0, clamp to [eta / 2, 2 eta], smooth.
 
     The constants are those of the authors' own package, gen-optim 0.1.1 (Bu et al. 2024), hidden there and named here.
     Its further condition, R^2 > 0.99, holds for every parabola through three points.
@@ -65,7 +63,7 @@ def gen(
     """
     if not (fit.slope > 0 and fit.curvature > 0):
         return StepDecision(eta, False, "rejected: b and a are not both positive")
-    low, high = shrink * eta, grow * eta
+    low, high = eta / 2, 2 * eta
     reason = "b/a"
     if not low <= fit.minimizer <= high:
         reason = f"b/a {'below' if fit.minimizer < low else 'above'} the range, clamped"
@@ -76,6 +74,7 @@ def gen(
 # R_l for the next probe, before floor and cap: the sum of the private losses at (w - eta G, w, w + eta G) (paper, §4.1
 # "in practice"), or the one at w (Alg. 1, line 8).
 THRESHOLD_RULES: dict[str, Callable[[list[float]], float]] = {"sum": sum, "previous": lambda losses: losses[1]}
+LOSS_THRESHOLD_RANGE = 0.1, 20.0  # floor and cap of R_l, without which both published rules can run away
 
 
 def decay_factor(step: int, steps: int, decay: Decay, start: float = 0.0) -> float:
@@ -98,13 +97,13 @@ class LossSearch(RateLearner):
         eta: initial learning rate, positive.
         loss_threshold: initial R_l; infinite in non-private runs.
         loss_threshold_rule: how R_l follows the released losses.
-        loss_threshold_range: floor and cap of R_l; both published rules can run away without them.
 
     Raises:
         ValueError: an unknown name, or ``eta`` out of range.
     """
 
     kind = "losses"
+    probes_along_update = True
 
     def __init__(
         self,
@@ -114,9 +113,9 @@ class LossSearch(RateLearner):
         smoothing: float = 0.1,
         loss_threshold: float = 1.0,
         loss_threshold_rule: LossThresholdRule = "sum",
-        loss_threshold_range: tuple[float, float] = (0.1, 20.0),
     ) -> None:
-        check_learning_rate(eta)
+        if not 0 < eta < math.inf:
+            raise ValueError(f"initial_learning_rate must be finite and positive, got {eta}")
         check_choice("step_rule", rule, StepRule)
         check_choice("loss_threshold_rule", loss_threshold_rule, LossThresholdRule)
         rules: dict[str, Callable[[QuadraticFit, float], StepDecision]] = {
@@ -126,19 +125,13 @@ class LossSearch(RateLearner):
         self._eta = eta
         self.loss_threshold = loss_threshold
         self._rule = rules[rule]
-        self._threshold_rule, self._range = THRESHOLD_RULES[loss_threshold_rule], loss_threshold_range
+        self._threshold_rule = THRESHOLD_RULES[loss_threshold_rule]
         smoothed = f" of smoothing {smoothing!r}" if rule == "gen" else ""
-        self._text = f"rule {rule}{smoothed}, thresholds {loss_threshold_rule} in {loss_threshold_range}"
+        self._text = f"rule {rule}{smoothed}, thresholds {loss_threshold_rule} in {LOSS_THRESHOLD_RANGE}"
 
     @property
     def eta(self) -> float:
-        """The learning rate in force, without decay."""
         return self._eta
-
-    @property
-    def probes_along_update(self) -> bool:
-        """Three losses along each update that is probed."""
-        return True
 
     def along_update(self, look: Look, move: Callable[[float], None]) -> tuple[ProbeResult, Tensor]:
         """Three losses of the batch (Alg. 1, line 7), released; see :class:`RateLearner`."""
@@ -148,7 +141,7 @@ class LossSearch(RateLearner):
             move(-self.distance)
             probed = torch.stack([ahead, look.here, look.losses()])
         result = self.update(
-            look.passes.weighted(probed),
+            look.weighted(probed),
             look.noise_multiplier,
             look.expected_batch_size,
             look.generator,
@@ -187,7 +180,7 @@ class LossSearch(RateLearner):
         decision = self._rule(fit, eta)
         self._eta = decision.eta
         if math.isfinite(threshold):
-            floor, cap = self._range
+            floor, cap = LOSS_THRESHOLD_RANGE
             self.loss_threshold = min(max(self._threshold_rule(private), floor), cap)
         return ProbeResult(
             eta_probed=eta,
@@ -204,14 +197,11 @@ class LossSearch(RateLearner):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain numbers that :meth:`load_state_dict` restores exactly."""
         return {"eta": self.eta, "loss_threshold": self.loss_threshold}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` gave."""
         self._eta = state["eta"]
         self.loss_threshold = state["loss_threshold"]
 
     def __repr__(self) -> str:
-        """All that does not change during a run."""
         return f"{type(self).__name__}({self.kind} with {self._text})"

@@ -313,8 +313,6 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
                 state of another run would make forget; or processes load states of different runs.
             BudgetExhausted: this one and the state have released a step with different data.
         """
-        if "generator" not in state:
-            raise ValueError("state was saved by a version of hyfreedp whose noise is not safe: it cannot be resumed")
         key = state["generator"]["key"]
         self.processes.agree(steps=state["ledger"]["steps"], generator=hashlib.sha256(key.encode()).hexdigest()[:8])
         check_same_run(self._settings, state["settings"])

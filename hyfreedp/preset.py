@@ -12,7 +12,7 @@ from hyfreedp.accounting import NoiseSplit, calibrate_noise
 from hyfreedp.accounting.accountants import Accountant
 from hyfreedp.accounting.split import Allocation, Probe
 from hyfreedp.line_search import Decay, LossThresholdRule, StepRule
-from hyfreedp.running.checks import check_choice, check_count, check_learning_rate, nearest
+from hyfreedp.running.checks import check_choice, nearest
 from hyfreedp.votes import vote_steps
 
 P = ParamSpec("P")
@@ -117,7 +117,7 @@ ELSEWHERE = {
     "poisson_sampling": "batches are always Poisson samples, as the accounting needs; leave it out",
     "noise_generator": "noise has keys of its own; PrivacyEngine(seed=...) makes them reproducible",
     "grad_sample_mode": "there is one engine; leave it out",
-    "wrap_model": "the module is hooked in place and comes back as it is, never wrapped",
+    "wrap_model": "the module comes back as it is, never wrapped",
     "rand_on_empty": "empty batches are steps like others",
 }
 
@@ -156,13 +156,9 @@ def resolve(preset: str | Preset, changes: PresetFields, steps: int) -> Preset:
         ValueError, TypeError: an unknown name, a field out of range, or a change that changes nothing.
     """
     if isinstance(preset, str):
-        if preset not in PRESETS:
-            raise ValueError(f"preset must be one of {', '.join(map(repr, PRESETS))} or a Preset, got {preset!r}")
+        check_choice("preset", preset, PRESETS)
         preset = PRESETS[preset]
     settings = replace(preset, **changes)
-    check_learning_rate(settings.initial_learning_rate)
-    check_count("interval", settings.interval, 1)
-    check_choice("step_rule", settings.step_rule, StepRule)
     if not 0 <= settings.warmup <= 1:
         raise ValueError(f"warmup must be a share of the run in [0, 1], got {settings.warmup}")
     if not 0 < settings.smoothing <= 1:

@@ -57,10 +57,6 @@ class PrivacyLedger:
         """All releases that are known, also of steps ahead of a state that was loaded."""
         return [[step, *tags] for step, tags in self._released.items()]
 
-    def probes(self, step: int) -> bool:
-        """Whether step t = 0, 1, ... releases a probe, or a vote, by the plan."""
-        return self.split.is_probe_step(step)
-
     def check(self) -> None:
         """Refuse the next step if all planned ones were made; count nothing."""
         if self._steps >= self.split.steps:
@@ -92,7 +88,7 @@ class PrivacyLedger:
         self._count_probe(self._steps, tag)
 
     def _count_probe(self, step: int, tag: int) -> None:
-        if not self.probes(step):
+        if not self.split.is_probe_step(step):
             raise BudgetExhausted(f"step {step} must not probe by the plan that the noise was calibrated for")
         self._count(step, 1, tag)
 
@@ -108,7 +104,7 @@ class PrivacyLedger:
 
     def epsilon(self, target_delta: float | None = None, accountant: Accountant | None = None) -> float:
         """Epsilon of all releases that are known; delta and accountant are the split's own if None."""
-        probes = sum(map(self.probes, self._released))
+        probes = sum(map(self.split.is_probe_step, self._released))
         return spent(self.split, len(self._released), probes, target_delta=target_delta, accountant=accountant)
 
     def state_dict(self) -> dict[str, Any]:

@@ -18,8 +18,7 @@ def check_choice(name: str, value: Any, choices: Any) -> None:
     """``value`` must be one of ``choices``: the strings of a Literal type, or of any iterable."""
     allowed = get_args(choices) or tuple(choices)
     if value not in allowed:
-        close = difflib.get_close_matches(str(value), allowed, n=1)
-        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        hint = nearest(str(value), allowed)
         raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}{hint}")
 
 
@@ -132,12 +131,6 @@ def check_parameters(optimizer: torch.optim.Optimizer, module: nn.Module) -> Non
             f"optimizer lacks {len(missing)} trainable parameter(s) of the model, the first {missing[0]!r}: "
             f"add them or freeze them by requires_grad_(False)"
         )
-
-
-def check_learning_rate(eta: float) -> None:
-    """Refuse a first learning rate that no probe could look along."""
-    if not 0 < eta < math.inf:
-        raise ValueError(f"initial_learning_rate must be finite and positive, got {eta}")
 
 
 def check_losses(losses: Any, size: int, views: int = 1, *, differentiable: bool = True) -> None:

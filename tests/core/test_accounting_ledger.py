@@ -17,7 +17,7 @@ VOTES = {"probe": "votes", "vote_steps": (1, 4)}
 def run(ledger, steps):
     for _ in range(steps):
         ledger.record(ledger.steps)
-        if ledger.probes(ledger.steps - 1) and ledger.split.probe == "losses":
+        if ledger.split.is_probe_step(ledger.steps - 1) and ledger.split.probe == "losses":
             ledger.record_probe(ledger.steps)
 
 

@@ -38,12 +38,15 @@ REFUSED = {
     ),
     "neither epochs nor steps": ({"steps": None}, "either epochs or steps, got epochs=None and steps=None"),
     "both epochs and steps": ({"epochs": 2, "steps": 10}, "either epochs or steps, got epochs=2 and steps=10"),
-    "unknown preset": ({"preset": "robustt"}, "preset must be one of 'robust', 'paper', 'fixed' .*, got 'robustt'"),
+    "unknown preset": ({"preset": "robustt"}, "preset must be one of 'robust', 'paper', 'fixed', got 'robustt'"),
     "smoothing zero": ({"smoothing": 0.0}, r"smoothing must be .* in \(0, 1\], got 0.0"),
     "unknown decay": ({"decay": "step"}, "decay must be one of 'none', 'linear', 'cosine', got 'step'"),
     "decay start": ({"decay_start": 1.0}, r"decay_start must be in \[0, 1\), got 1.0"),
     "warmup": ({"warmup": 1.5}, r"warmup must be .* in \[0, 1\], got 1.5"),
-    "first rate zero": ({"initial_learning_rate": 0.0}, "initial_learning_rate must be .*positive, got 0.0"),
+    "first rate zero": (
+        {"preset": "paper", "initial_learning_rate": 0.0},
+        "initial_learning_rate must be .*positive, got 0.0",
+    ),
     "clipping that bounds nothing": ({"clipping": NoClipping()}, r"clipping must bound .*, got NoClipping\(\)"),
     "clipping by a number": (
         {"clipping": 1.0, "error": TypeError},
