@@ -80,6 +80,7 @@ class Recorder:
         constant: names of parameters whose inputs without gradient had the same rows in batches of different sizes.
         samples: names of those that met inputs without gradient whose rows were verified to be samples.
         types: of the last pass's gradients.
+        compared: whether samples of a batch were found not to mix.
     """
 
     def __init__(self, module: nn.Module, views: int) -> None:
@@ -91,6 +92,7 @@ class Recorder:
         self.constant: set[str] = set()
         self.samples: set[str] | None = None  # None before anything was verified
         self.types: set[torch.dtype] = set()
+        self.compared = False
         self.watching = False  # for what is dead, which waits for the device
         self._inputs: Counter[str] = Counter()
         self._received: dict[int, tuple[Followed, list[PerSampleGradients]]] | None = None
