@@ -9,17 +9,15 @@ scipy is imported where it is used, since ``import hyfreedp`` needs none of its 
 
 from __future__ import annotations
 
-import inspect
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, default_collate
 
 from hyfreedp.noise import NoiseGenerator
@@ -121,14 +119,12 @@ def audit(
     included = [canary for canary, coin in zip(canaries, coins, strict=True) if coin]
     run: Any = train(ConcatDataset([records, included]))  # type: ignore[list-item]
     once = "train must yield once, just before its loop: yield optimizer, per_sample_loss"
-    if not inspect.isgenerator(run):
+    if not isinstance(run, Generator):
         raise TypeError(f"{once}; it returned {type(run).__name__}")
-    told: tuple[Any, Callable[[Any], Tensor]]
     try:
-        told = next(run)
+        claim, per_sample_loss = next(run)
     except StopIteration:
         raise TypeError(f"{once}; it never did") from None
-    claim, per_sample_loss = told
     before = _losses(claim, per_sample_loss, canaries, collate_fn)
     for _ in run:  # trains
         raise TypeError(f"{once}; it did so again")
@@ -222,26 +218,18 @@ def perfect_bound(guesses: int, canaries: int, delta: float, confidence: float =
 def _losses(
     claim: Any, per_sample_loss: Callable[[Any], Tensor], canaries: Sequence[Any], collate_fn: Callable[..., Any]
 ) -> np.ndarray:
-    """Of every canary, float64; without dropout where the optimizer tells the model."""
-    found = []
-    with _evaluated(getattr(claim, "module", None)):
-        for first in range(0, len(canaries), _PIECE):
-            piece = [canaries[place] for place in range(first, min(first + _PIECE, len(canaries)))]
-            losses = per_sample_loss(collate_fn(piece))
-            if tuple(getattr(losses, "shape", ())) != (len(piece),):
-                raise ValueError(f"per_sample_loss must return losses of shape ({len(piece)},), without reduction")
-            found.append(losses.double().cpu().numpy())
-    return np.concatenate(found)
-
-
-@contextmanager
-def _evaluated(module: nn.Module | None) -> Iterator[None]:
-    """In eval mode, and back to the mode that each layer was in."""
-    modes = [(layer, layer.training) for layer in ([] if module is None else module.modules())]
-    for layer, _ in modes:
+    """Of every canary, float64; without dropout where the claim is an optimizer, which knows the model."""
+    module = getattr(claim, "module", None)
+    layers = [layer for layer in ([] if module is None else module.modules()) if layer.training]
+    for layer in layers:
         layer.training = False
-    try:
-        yield
-    finally:
-        for layer, training in modes:
-            layer.training = training
+    found = []
+    for first in range(0, len(canaries), _PIECE):
+        piece = [canaries[place] for place in range(first, min(first + _PIECE, len(canaries)))]
+        losses = per_sample_loss(collate_fn(piece))
+        if tuple(getattr(losses, "shape", ())) != (len(piece),):
+            raise ValueError(f"per_sample_loss must return losses of shape ({len(piece)},), without reduction")
+        found.append(losses.double().cpu().numpy())
+    for layer in layers:
+        layer.training = True
+    return np.concatenate(found)
