@@ -59,6 +59,8 @@ class Audit:
     def __str__(self) -> str:
         if self.refuted:
             meaning = "Refuted: the script does not have the privacy that it claims. Do not publish its models."
+        elif math.isinf(self.claimed):
+            meaning = "Nothing is claimed: this is what the canaries of a script without noise can show."
         elif self.ceiling <= self.claimed:
             meaning = f"Nothing is proven: so few canaries refute no claim above {self.ceiling:.2f}. Take more."
         else:
@@ -89,7 +91,7 @@ def audit(
     the data that the script is given is public, and differs with the coins.
 
     What is found depends on the canaries: the stranger each is beside all other records, the more. The audit is a run
-    on your records like any other. Keep model and result to yourself, or count its epsilon.
+    on your records like any other. Keep model and result to yourself, or count its epsilon (threat model: W).
 
     Args:
         train: your script, as a function of a map-style data set with one line more, just before the loop::

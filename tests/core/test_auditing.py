@@ -1,5 +1,6 @@
 """Audits of a script: the bound is that of the theorem and valid, broken scripts are refuted, a sound one is not."""
 
+import dataclasses
 import itertools
 import math
 
@@ -149,6 +150,7 @@ def test_too_few_canaries_for_a_claim_are_told():
     found = hyfreedp.audit(randomized(8.0, 0.0, np.random.default_rng(0)), [], CANARIES, delta=0.0)
     assert found.ceiling == pytest.approx(-math.log((0.05 / 3) ** (-1 / 200) - 1)) and not found.refuted
     assert "so few canaries refute no claim above 3.88" in str(found)
+    assert "Nothing is claimed" in str(dataclasses.replace(found, claimed=math.inf))
 
 
 def test_coins_are_fair_secret_and_reproducible():
