@@ -278,9 +278,9 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         return self.epsilon_spent(delta)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that :meth:`load_state_dict` needs to go on bit for bit, model included: tensors and plain values.
+        """All that :meth:`load_state_dict` needs to go on bit for bit: tensors and plain values. Threat model: CK.
 
-        It holds the key of all noise: keep it as secret as the data (threat model: CK). As with torch's own,
+        It holds the key of all noise: keep it as secret as the data, and publish the model alone. As with torch's own,
         its tensors are those of the live model and optimizer: save or copy it before stepping on. States of several
         processes differ in dropout's random state only: any may be loaded by any number of processes, and each its own
         to go on bit for bit.
