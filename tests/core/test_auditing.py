@@ -138,7 +138,7 @@ def test_noise_left_out_is_refuted(monkeypatch):
 
     monkeypatch.setattr(optimizer, "privatize_gradient", mean)
     found = audited(script)
-    assert found.refuted and found.lower_bound > 2 > 1 >= found.claimed
+    assert found.refuted and found.lower_bound > 1.5 > 1 >= found.claimed
     assert "claimed 1.00, found at least" in str(found) and "Refuted: " in str(found)
 
 
