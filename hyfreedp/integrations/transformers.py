@@ -52,13 +52,12 @@ NOT_PRIVATE = ("loss", "train_loss", "grad_norm", "total_flos")
 
 
 class PrivateTrainer(Trainer):
-    """A Trainer whose :meth:`train` is one private run.
+    """A Trainer whose :meth:`train` is one private run. Threat model: LOG.
 
     The batch size of its arguments, times the processes, is the expected size of a Poisson batch. Of training, epsilon
-    and the learning rate are logged (threat model: LOG); losses, norms of gradients and counts of operations, none of
-    which is private, are not. A checkpoint is resumed bit for bit, by a new trainer. Arguments that a private run
-    cannot follow are refused unless they are left as they are; so are learning rate, scheduler and warm-up where the
-    rate is learned.
+    and the learning rate are logged; losses, norms of gradients and counts of operations are not, since none is
+    private. A checkpoint is resumed bit for bit, by a new trainer. Arguments that a private run cannot follow are
+    refused unless they are left as they are; so are learning rate, scheduler and warm-up where the rate is learned.
 
     Args:
         per_sample_loss: maps the model and a batch, or a piece of it, to losses of shape ``(B,)``.
