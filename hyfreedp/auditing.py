@@ -94,12 +94,10 @@ def audit(
     on your records like any other. Keep model and result to yourself, or count its epsilon (threat model: W).
 
     Args:
-        train: your script, as a function of a map-style data set with one line more, just before the loop::
-
-            yield optimizer, per_sample_loss
-
-            The first is the private optimizer, or the epsilon that the script claims at ``delta``, a number; the second
-            maps a batch to losses of shape ``(B,)``, before the loop and after it.
+        train: your script, as a function of a map-style data set with one line more, just before the loop:
+            ``yield optimizer, per_sample_loss``. The first is the private optimizer, or the epsilon that the script
+            claims at ``delta``, a number; the second maps a batch to losses of shape ``(B,)``, before the loop and
+            after it.
         records: a map-style data set of those that are always in.
         canaries: records that are none of ``records``, of the same form, such as mislabelled ones. Some hundred or
             more: m of them cannot refute a claim above about log(m / 4).
