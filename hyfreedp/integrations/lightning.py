@@ -18,6 +18,8 @@ from hyfreedp.integrations.closure import ClosureOptimizer, epsilon_is_due
 class PrivateModule(LightningModule):
     """A LightningModule that trains privately: write :meth:`per_sample_loss` instead of ``training_step``.
 
+    It logs epsilon and the learning rate (threat model: LOG).
+
     Before ``Trainer.fit``, :meth:`make_private` turns the training loader into the one to fit with::
 
         module = Classifier()

@@ -52,7 +52,7 @@ NOT_PRIVATE = ("loss", "train_loss", "grad_norm", "total_flos")
 
 
 class PrivateTrainer(Trainer):
-    """A Trainer whose :meth:`train` is one private run.
+    """A Trainer whose :meth:`train` is one private run. Threat model: LOG.
 
     The batch size of its arguments, times the processes, is the expected size of a Poisson batch. Of training, epsilon
     and the learning rate are logged; losses, norms of gradients and counts of operations are not, since none is
