@@ -183,10 +183,10 @@ class Reader(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.words, self.head = nn.Embedding(20, 4, padding_idx=0), nn.Linear(4, 3)
+        self.words, self.drop, self.head = nn.Embedding(20, 4, padding_idx=0), nn.Dropout(0.1), nn.Linear(4, 3)
 
     def forward(self, input_ids, labels=None):
-        return {"logits": self.head(self.words(input_ids).mean(dim=1))}
+        return {"logits": self.head(self.drop(self.words(input_ids)).mean(dim=1))}
 
     def num_parameters(self, exclude_embeddings=False):
         """By which the Trainer counts operations."""
