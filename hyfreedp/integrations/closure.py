@@ -52,8 +52,12 @@ class ClosureOptimizer(OptimizerWrapper):
         """Restore what :meth:`state_dict` gave; the file of the key must be there.
 
         Raises:
-            FileNotFoundError, ValueError: it is not, or not that of the run.
+            FileNotFoundError, ValueError: it is not, or not that of the run; or the state names none.
         """
+        if "key_file" not in state_dict:
+            raise ValueError(
+                "the state is of a version of hyfreedp that saved the key in it: resume it by that version"
+            )
         secret = read_key(self.folder, state_dict["key_file"])
         sampler = {**secret["sampler"], **state_dict["sampler"]} if secret["sampler"] else None
         self.private.load_state_dict({**state_dict, "generator": secret["generator"], "sampler": sampler})

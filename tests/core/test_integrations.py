@@ -314,10 +314,12 @@ def test_a_checkpoint_without_the_private_optimizer_is_not_gone_on_with(trainer,
 
 
 def test_a_checkpoint_of_the_trainer_is_not_resumed_without_its_key(trainer, tmp_path):
-    """Nor with that of another run."""
+    """Nor with that of another run, nor if it holds the key itself."""
     run = trainer(save_strategy="steps", save_steps=3)
     run.train()
     key = check_the_key_lies_alone(tmp_path, run.private)
+    with pytest.raises(ValueError, match="of a version of hyfreedp that saved the key in it"):
+        run.optimizer.load_state_dict(run.private.state_dict())
     trainer(engine=1, save_strategy="steps", save_steps=10, output_dir=str(tmp_path / "other")).train()
     (other,) = (tmp_path / "other").glob("_hyfreedp-*")
     for damage, error, message in [
