@@ -1,6 +1,7 @@
 """Differentially private training that needs no learning rate (HyFreeDP)."""
 
 from hyfreedp.accounting import BudgetExhausted, NoiseSplit, calibrate_noise, epsilon
+from hyfreedp.auditing import Audit, audit
 from hyfreedp.curvefit import QuadraticFit, fit_quadratic
 from hyfreedp.data.batches import token_budget
 from hyfreedp.engine import PRESETS, Preset, PrivacyEngine
@@ -12,6 +13,7 @@ from hyfreedp.running.records import StepRecord
 
 __all__ = [
     "PRESETS",
+    "Audit",
     "BudgetExhausted",
     "HyFreeDPOptimizer",
     "NoiseGenerator",
@@ -20,6 +22,7 @@ __all__ = [
     "PrivacyEngine",
     "QuadraticFit",
     "StepRecord",
+    "audit",
     "calibrate_noise",
     "clipping_bias",
     "epsilon",

@@ -208,7 +208,7 @@ class PrivacyEngine:
         return module, private_optimizer, loader
 
     def get_epsilon(self, delta: float) -> float:
-        """Epsilon at ``delta`` of what the run of this engine has released, as in Opacus; of several runs ask each."""
+        """Epsilon at ``delta`` of what the run of this engine has released, as in Opacus. Threat model: WR."""
         spent = [epsilon for ledger in self._ledgers if (epsilon := ledger.epsilon(delta)) > 0]
         if len(spent) > 1:
             raise ValueError(
@@ -227,7 +227,7 @@ class PrivacyEngine:
     ) -> None:
         """Save a run to a file, whole or not at all; see :meth:`HyFreeDPOptimizer.state_dict`.
 
-        The file holds the key of all noise: keep it as secret as the data. Several processes save a file each.
+        It holds the key of all noise: keep it as secret as the data (threat model: CK). Each process saves its own.
 
         Args:
             path: of the file, which is replaced if it is there; only its owner may read it.

@@ -108,7 +108,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
     def step(  # type: ignore[override]
         self, per_sample_loss: PerSampleLoss, batch: Any, *, weights: Weights = None
     ) -> StepRecord:
-        """One step of Algorithm 1 on one Poisson batch: gradient, look or probe, update.
+        """One step of Algorithm 1 on one Poisson batch: gradient, look or probe, update. Threat model: WR.
 
         Args:
             per_sample_loss: maps a batch, or a piece of it, to losses of shape ``(B,)`` without reduction, each
@@ -245,12 +245,12 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """A row for each step, see :meth:`StepRecord.to_dict`: copies, so that what was released stays as it was."""
+        """A row for each step, see :meth:`StepRecord.to_dict`: copies of what was released. Threat model: WR."""
         return [dict(row) for row in self._rows]
 
     @property
     def eta(self) -> float:
-        """The learning rate in force, without decay."""
+        """The learning rate in force, without decay. Threat model: WR."""
         return self.rate_learner.eta
 
     @property
@@ -269,15 +269,15 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         self.gradient_engine.clear()
 
     def epsilon_spent(self, target_delta: float | None = None) -> float:
-        """Epsilon of all that is known to have been released, at the plan's delta unless another is given."""
+        """Epsilon of all that is known to be released, at the plan's delta or another. Threat model: WR."""
         return self.ledger.epsilon(target_delta)
 
     def get_epsilon(self, delta: float) -> float:
-        """:meth:`epsilon_spent` by its name in Opacus."""
+        """:meth:`epsilon_spent` by its name in Opacus. Threat model: WR."""
         return self.epsilon_spent(delta)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that :meth:`load_state_dict` needs to go on bit for bit, model included: tensors and plain values.
+        """All that :meth:`load_state_dict` needs to go on bit for bit: tensors and plain values. Threat model: CK.
 
         It holds the key of all noise: keep it as secret as the data, and publish the model alone. As with torch's own,
         its tensors are those of the live model and optimizer: save or copy it before stepping on. All processes have
@@ -361,6 +361,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         }
 
     def __repr__(self) -> str:
+        """Plan, progress and rate. Threat model: WR."""
         engine = self.gradient_engine
         learned = "fixed" if self.rate_learner.kind == "none" else f"learned from {self.rate_learner.kind}"
         return (

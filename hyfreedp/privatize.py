@@ -59,7 +59,7 @@ def privatize_loss(
     generator: NoiseGenerator | None = None,
     add_up: AddUp | None = None,
 ) -> Tensor:
-    """Release mean losses: clip each to ``[0, R_l]``, sum, add noise, divide (Eq. "loss priv").
+    """Release mean losses: clip each to ``[0, R_l]``, sum, add noise, divide (Eq. "loss priv"). Threat model: WR.
 
     Args:
         losses: per-sample losses, shape ``(..., B)``. The last dimension is averaged, so three probes of one batch are
@@ -147,7 +147,7 @@ def noisy_mean(
 
 
 def clipping_bias(losses: ArrayLike | Tensor, threshold: ArrayLike) -> float | np.ndarray:
-    """How far clipping lowers the mean of a batch: the mean of ReLU(L_i - R_l) (Theorem 1).
+    """How far clipping lowers the mean of a batch: the mean of ReLU(L_i - R_l) (Theorem 1). Threat model: RAW.
 
     Args:
         losses: per-sample losses, shape ``(B,)``, B >= 1.

@@ -1,5 +1,6 @@
 """README and docs are true: their code runs as written, their files exist, their commands and numbers are real."""
 
+import pydoc
 import re
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cases import together
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from hyfreedp import PrivacyEngine
 from hyfreedp.experiments.benchmark import goals
@@ -120,6 +121,29 @@ def test_the_tests_that_the_page_of_pitfalls_names_exist():
     for file, name in named:
         assert f"\ndef {name}(" in next((ROOT / "tests").rglob(file)).read_text(encoding="utf-8"), f"{file}::{name}"
     assert all(line.count("|") == 6 for line in page.splitlines() if line.startswith("|"))  # five columns
+
+
+def test_what_publishes_names_its_row_of_the_threat_model():
+    page = (ROOT / "docs" / "threat-model.md").read_text(encoding="utf-8")
+    rows = set(re.findall(r"^\| ([A-Z]+) \|", page, flags=re.MULTILINE))
+    assert {"W", "WR", "LOG", "CK", "TIME"} <= rows
+    publishes = re.findall(r"^\| `([\w.]+)` \| (\w+) \|$", page, flags=re.MULTILINE)
+    assert len(publishes) == 20
+    for name, row in publishes:
+        text = re.sub(r"\s+", " ", pydoc.locate(f"hyfreedp.{name}").__doc__)
+        assert row in rows and re.search(rf"threat model: {row}\b", text, re.IGNORECASE), (name, row)
+
+
+@pytest.mark.filterwarnings("ignore:gradients are computed one sample at a time")
+def test_the_audit_of_the_usage_page_runs_as_written(capsys):
+    usage = (ROOT / "docs" / "usage.md").read_text(encoding="utf-8")
+    section = usage.partition("## An audit of your own script")[2].partition("\n## ")[0]
+    (block,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    data = TensorDataset(torch.randn(2000, 20), torch.randint(0, 3, (2000,)))
+    names = {"torch": torch, "F": F, "data": data}
+    names |= {one.__name__: one for one in (DataLoader, PrivacyEngine, Subset)}
+    exec(compile(block, "usage.md", "exec"), names)
+    assert re.search(r"claimed 3.00, found at least [0-2]\.\d\d .*at most 4\.78", capsys.readouterr().out)
 
 
 def test_every_equation_has_its_function_and_its_test():

@@ -136,7 +136,7 @@ class NoiseGenerator:
         return int.from_bytes(derive(self.key, "integer")[:8]) >> 1
 
     def state_dict(self) -> dict[str, Any]:
-        """Key and count as plain values. As secret as the data."""
+        """Key and count as plain values. As secret as the data. Threat model: CK."""
         return {"key": self.key.hex(), "releases": self.releases}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

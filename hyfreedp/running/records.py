@@ -53,7 +53,7 @@ class VoteResult:
 
 @dataclass(frozen=True)
 class StepRecord:
-    """What one step did. All but ``diagnostics`` is private: it was released with noise or computed from such.
+    """What one step did, released with noise or computed from such, but for ``diagnostics``. Threat model: WR.
 
     Attributes:
         step: 0-based.
@@ -69,7 +69,7 @@ class StepRecord:
     diagnostics: dict[str, float] | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """One flat row for a pandas frame; diagnostics are prefixed with ``not_private_``."""
+        """One flat row for a pandas frame; diagnostics are prefixed with ``not_private_``. Threat model: WR."""
         row: dict[str, Any] = {"step": self.step, "eta": self.eta}
         if self.probe is not None:
             row |= asdict(self.probe)
@@ -79,7 +79,7 @@ class StepRecord:
 
 
 def raw_values(losses: Tensor, norms: Tensor, probed: Tensor | None) -> dict[str, float]:
-    """Diagnostics of one step, NOT private.
+    """Diagnostics of one step, NOT private. Threat model: RAW.
 
     Args:
         losses, norms: per-sample losses at w and gradient norms, shape ``(B,)``.

@@ -36,12 +36,12 @@ class OptimizerWrapper(torch.optim.Optimizer):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """The base optimizer's groups; their "lr" is what the last step used."""
+        """The base optimizer's groups; their "lr" is what the last step used. Threat model: WR."""
         return self.base.param_groups
 
     @property
     def state(self) -> MutableMapping[torch.Tensor, Any]:  # type: ignore[override]
-        """The base optimizer's state."""
+        """The base optimizer's state. Threat model: WR."""
         return self.base.state
 
     @property

@@ -1,12 +1,10 @@
 """Audits: their bounds are valid and have power, faults are refuted, and the library's own claims are not."""
 
-import itertools
 import math
 
 import numpy as np
 import pandas as pd
 import pytest
-from cases import together
 from scipy import stats
 
 from hyfreedp.experiments.accounting_of_the_paper import Counting, calibrate
@@ -91,57 +89,6 @@ def test_statistic_of_a_run_is_its_likelihood_ratio():
 
 
 # -- one run with many canaries ----------------------------------------------------------------------------------------
-
-
-def slow_p_value(right, guesses, canaries, epsilon, delta):
-    """The theorem, sum by sum."""
-    chance = math.exp(epsilon) / (1 + math.exp(epsilon))
-
-    def at_least(v):
-        return sum(
-            math.comb(guesses, k) * chance**k * (1 - chance) ** (guesses - k) for k in range(max(v, 0), guesses + 1)
-        )
-
-    largest = max((at_least(right - i) - at_least(right)) / i for i in range(1, canaries + 1))
-    return min(1.0, at_least(right) + 2 * canaries * delta * largest)
-
-
-COUNTS = [(0, 0, 5), (0, 4, 4), (3, 4, 10), (30, 40, 100), (40, 40, 60)]
-
-
-@together(("counts", "epsilon", "delta"), itertools.product(COUNTS, [0.0, 0.5, 3.0], [0.0, 1e-4, 0.1]))
-def test_p_value_is_that_of_the_theorem(counts, epsilon, delta):
-    right, guesses, canaries = counts
-    found = one_run.p_value(right, guesses, canaries, epsilon, delta)
-    assert found == pytest.approx(slow_p_value(right, guesses, canaries, epsilon, delta), rel=1e-9, abs=1e-12)
-
-
-def test_bound_without_delta_is_clopper_and_pearsons():
-    """Then right guesses are at most binomial, and epsilon is the logit of their chance."""
-    chance = stats.binomtest(180, 200).proportion_ci(0.9, method="exact").low
-    assert one_run.epsilon_bound(180, 200, 1000, 0.0) == pytest.approx(math.log(chance / (1 - chance)), abs=1e-6)
-    chance = 0.05 ** (1 / 100)  # all of a hundred right
-    assert one_run.epsilon_bound(100, 100, 100, 0.0) == pytest.approx(math.log(chance / (1 - chance)), abs=1e-6)
-    assert one_run.epsilon_bound(100, 200, 200, 0.0) == 0
-
-
-def randomized(epsilon, canaries, random):
-    """Scores of a mechanism that tells each coin as randomized response does: exactly epsilon-DP."""
-    included = random.random(canaries) < 0.5
-    told = included ^ (random.random(canaries) > 1 / (1 + math.exp(-epsilon)))
-    return pd.DataFrame({"included": included, "score": told + random.random(canaries)})
-
-
-def test_one_run_bound_of_randomized_response_is_valid_and_tight():
-    random = np.random.default_rng(4)
-    found = np.array(
-        [one_run.pooled_bound([randomized(1.0, 200, random)], 0.0, 0.8)["lower_bound"] for _ in range(100)]
-    )
-    assert (found > 1.0).sum() <= 35  # 20 are allowed on average; more than 35 with probability 1e-4
-    runs = [randomized(1.0, 2000, random) for _ in range(5)]
-    pooled, single = one_run.pooled_bound(runs, 0.0), one_run.pooled_bound(runs[:1], 0.0)
-    assert 0.85 < pooled["lower_bound"] < 1.0 and pooled["canaries"] == 10_000
-    assert single["lower_bound"] < pooled["lower_bound"]
 
 
 def test_training_without_noise_is_detected_and_with_noise_is_not_refuted():

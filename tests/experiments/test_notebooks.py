@@ -26,14 +26,8 @@ def test_there_are_notebooks_and_every_one_has_its_twin():
     assert {f"{source.stem}.ipynb" for source in SOURCES} == twins - by_hand
 
 
-# Executed by 0.1.0; they are executed again with the records, in issue 6 of the round.
-OF_0_1_0 = {"08_efficiency", "10_audit"}
-
-
 @together("source", SOURCES)
 def test_the_executed_notebook_is_that_of_the_source(source):
-    if source.stem in OF_0_1_0:
-        return
     student = nbformat.read(source.with_suffix(".ipynb"), as_version=4)
     solved = nbformat.read(notebooks.solutions(source), as_version=4)
     of_source = jupytext.read(source)

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from hyfreedp import NoiseSplit
+from hyfreedp.auditing import epsilon_bound
 from hyfreedp.experiments.accounting_of_the_paper import Composition, Counting, calibrate
 from hyfreedp.experiments.audits import one_run, releases
 from hyfreedp.experiments.store.cache import cached
@@ -150,4 +151,4 @@ def verdicts(joint: pd.DataFrame, canaries: pd.DataFrame) -> list[Verdict]:
 
 def largest_bound(canaries: int) -> float:
     """The bound of an auditor who is right about all of so many canaries, at delta = 0."""
-    return one_run.epsilon_bound(canaries, canaries, canaries, 0.0)
+    return epsilon_bound(canaries, canaries, canaries, 0.0)

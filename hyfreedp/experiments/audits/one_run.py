@@ -1,13 +1,7 @@
-"""A privacy audit from one training run with many canaries (Steinke, Nasr and Jagielski, NeurIPS 2023).
-
-Every canary is in the training data or not, by a fair coin of its own. An auditor who sees the trained model guesses
-the coins it is sure of. Under (epsilon, delta)-DP it can hardly be right more often than randomized response would be,
-so many right guesses refute a claimed epsilon, and one run is enough, since every canary is a small experiment.
-"""
+"""The audit of :mod:`hyfreedp.auditing` on our own models, with stronger canaries and exact neighbours."""
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Sequence
 from typing import Any, cast
@@ -16,13 +10,12 @@ import numpy as np
 import pandas as pd
 import torch
 import torch.nn.functional as F
-from numpy.typing import ArrayLike
-from scipy.optimize import brentq
-from scipy.stats import binom
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from hyfreedp import PrivacyEngine
+from hyfreedp.auditing import lower_bound
+from hyfreedp.auditing import perfect_bound as perfect_bound  # for notebook 10
 from hyfreedp.data.sampling import PoissonSampler
 from hyfreedp.experiments.data.datasets import digits
 from hyfreedp.experiments.data.in_memory import Records, as_is
@@ -32,68 +25,13 @@ from hyfreedp.experiments.runs.train import one_thread
 from hyfreedp.experiments.tasks.registry import TASKS
 from hyfreedp.noise import NoiseGenerator
 
-SHARES = (0.1, 0.3, 1.0)  # of the canaries about which the auditor dares a guess
 BRIGHTNESS = 8.0  # of a canary's pixel; those of digits are at most 1
-LARGEST_EPSILON = 50.0  # where the search for a bound ends; n right guesses cannot refute more than about log(20 n)
-
-
-def p_value(right: int, guesses: int, canaries: int, epsilon: float, delta: float) -> float:
-    """How likely so many right guesses are at most, if the run is (epsilon, delta)-DP (Steinke et al.).
-
-    With f(v) = P[Binomial(r, e^eps / (1 + e^eps)) >= v] it is f(v) + 2 m delta max_i (f(v - i) - f(v)) / i.
-
-    Args:
-        right, guesses, canaries: v, r and m; from some of the m coins the auditor abstained.
-    """
-    if not 0 <= right <= guesses <= canaries:
-        raise ValueError(f"0 <= right <= guesses <= canaries must hold, got {right}, {guesses}, {canaries}")
-    if not (epsilon >= 0 and 0 <= delta <= 1):
-        raise ValueError(f"epsilon must be at least 0 and delta in [0, 1], got {epsilon} and {delta}")
-    chance = 1 / (1 + math.exp(-epsilon))
-    tail = float(binom.sf(right - 1, guesses, chance))
-    fewer = np.arange(1, right + 1)  # i
-    gained = np.cumsum(binom.pmf(right - fewer, guesses, chance))  # f(v - i) - f(v)
-    slope = float(np.max(gained / fewer, initial=0.0))
-    return min(1.0, tail + 2 * canaries * delta * slope)
-
-
-def epsilon_bound(right: int, guesses: int, canaries: int, delta: float, confidence: float = 0.95) -> float:
-    """The largest epsilon that :func:`p_value` refutes, with the given confidence; 0 if it refutes none."""
-
-    def excess(epsilon: float) -> float:
-        return p_value(right, guesses, canaries, epsilon, delta) - (1 - confidence)
-
-    if excess(0.0) >= 0:
-        return 0.0
-    return float(brentq(excess, 0.0, LARGEST_EPSILON, xtol=1e-9))
-
-
-def perfect_bound(guesses: int, canaries: int, delta: float, confidence: float = 0.95) -> float:
-    """What :func:`pooled_bound` finds at one of its numbers of guesses if none of them is wrong."""
-    return epsilon_bound(guesses, guesses, canaries, delta, 1 - (1 - confidence) / len(SHARES))
-
-
-def guess(scores: ArrayLike, included: ArrayLike, guesses: int) -> int:
-    """Right guesses when the highest half of ``guesses`` scores are said to be in, and as many lowest to be out."""
-    coins = np.asarray(included, dtype=bool)[np.argsort(np.asarray(scores), kind="stable")]
-    side = guesses // 2
-    return int(coins[len(coins) - side :].sum() + (~coins[:side]).sum())
 
 
 def pooled_bound(runs: Sequence[pd.DataFrame], delta: float, confidence: float = 0.95) -> dict[str, float]:
-    """The lower bound on epsilon from results of :func:`train_with_canaries`, with different canaries each.
-
-    Each canary takes part in one run only, so independent runs are together one mechanism of the same (epsilon, delta),
-    and their guesses add up. All of ``SHARES`` are tried, and each gets its part of the error.
-    """
-    each = 1 - (1 - confidence) / len(SHARES)
-    canaries = sum(len(run) for run in runs)
-    found = []
-    for share in SHARES:
-        sides = [2 * (int(share * len(run)) // 2) for run in runs]
-        right = sum(guess(run.score, run.included, side) for run, side in zip(runs, sides, strict=True))
-        found.append((epsilon_bound(right, sum(sides), canaries, delta, each), right, sum(sides), canaries))
-    return dict(zip(("lower_bound", "right", "guesses", "canaries"), max(found), strict=True))
+    """The lower bound on epsilon from results of :func:`train_with_canaries`, with different canaries each."""
+    scores, included = ([run[column].to_numpy() for run in runs] for column in ("score", "included"))
+    return lower_bound(scores, included, delta, confidence)._asdict()
 
 
 def train_with_canaries(

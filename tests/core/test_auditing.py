@@ -1,0 +1,199 @@
+"""Audits of a script: the bound is that of the theorem and valid, broken scripts are refuted, a sound one is not."""
+
+import dataclasses
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from cases import together
+from scipy import stats
+from torch.utils.data import DataLoader, TensorDataset
+
+import hyfreedp
+from hyfreedp import PrivacyEngine, auditing, optimizer
+
+# -- the bound ---------------------------------------------------------------------------------------------------------
+
+
+def slow_p_value(right, guesses, canaries, epsilon, delta):
+    """The theorem, sum by sum."""
+    chance = math.exp(epsilon) / (1 + math.exp(epsilon))
+
+    def at_least(v):
+        return sum(
+            math.comb(guesses, k) * chance**k * (1 - chance) ** (guesses - k) for k in range(max(v, 0), guesses + 1)
+        )
+
+    largest = max((at_least(right - i) - at_least(right)) / i for i in range(1, canaries + 1))
+    return min(1.0, at_least(right) + 2 * canaries * delta * largest)
+
+
+COUNTS = [(0, 0, 5), (0, 4, 4), (3, 4, 10), (30, 40, 100), (40, 40, 60)]
+
+
+@together(("counts", "epsilon", "delta"), itertools.product(COUNTS, [0.0, 0.5, 3.0], [0.0, 1e-4, 0.1]))
+def test_p_value_is_that_of_the_theorem(counts, epsilon, delta):
+    right, guesses, canaries = counts
+    found = auditing.p_value(right, guesses, canaries, epsilon, delta)
+    assert found == pytest.approx(slow_p_value(right, guesses, canaries, epsilon, delta), rel=1e-9, abs=1e-12)
+
+
+def test_bound_without_delta_is_clopper_and_pearsons():
+    """Then right guesses are at most binomial, and epsilon is the logit of their chance."""
+    chance = stats.binomtest(180, 200).proportion_ci(0.9, method="exact").low
+    assert auditing.epsilon_bound(180, 200, 1000, 0.0) == pytest.approx(math.log(chance / (1 - chance)), abs=1e-6)
+    chance = 0.05 ** (1 / 100)  # all of a hundred right
+    assert auditing.epsilon_bound(100, 100, 100, 0.0) == pytest.approx(math.log(chance / (1 - chance)), abs=1e-6)
+    assert auditing.epsilon_bound(100, 200, 200, 0.0) == 0
+
+
+def randomized(epsilon, delta, random):
+    """A script that tells of each canary by randomized response, and with probability delta the truth: tight."""
+
+    def train(data):
+        model = torch.zeros(len(CANARIES))
+        yield epsilon, lambda batch: -model[batch]
+        included = np.isin(CANARIES, [data[place] for place in range(len(data))])
+        told = included ^ ((random.random(len(model)) > 1 / (1 + math.exp(-epsilon))) & (random.random() > delta))
+        model += torch.from_numpy(told + random.random(len(model)))
+
+    return train
+
+
+CANARIES = range(200)
+
+
+@together("delta", [0.0, 1e-3])
+def test_the_bound_of_randomized_response_is_valid(delta):
+    random = np.random.default_rng(4)
+    options = {"delta": delta, "confidence": 0.8}
+    found = [hyfreedp.audit(randomized(1.0, delta, random), [], CANARIES, seed=seed, **options) for seed in range(100)]
+    assert 0 < sum(one.refuted for one in found) <= 35  # 20 on average; more than 35 with probability 1e-4
+    assert np.mean([one.lower_bound for one in found]) > (0.4 if delta == 0 else 0.2)
+
+
+def test_runs_with_canaries_of_their_own_add_up():
+    random, scores, coins = np.random.default_rng(0), [], []
+    for _ in range(5):
+        coins.append(random.random(2000) < 0.5)
+        scores.append((coins[-1] ^ (random.random(2000) > 1 / (1 + math.exp(-1)))) + random.random(2000))
+    pooled, single = auditing.lower_bound(scores, coins, 0.0), auditing.lower_bound(scores[:1], coins[:1], 0.0)
+    assert single.lower_bound < pooled.lower_bound < 1.0 and pooled.canaries == 10_000
+    assert pooled.lower_bound > 0.85
+
+
+# -- scripts -----------------------------------------------------------------------------------------------------------
+
+
+def some_data(canaries):
+    """Records of noise, and canaries with a bright number of their own, under a random label."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.cat([torch.randn(400, 10, generator=generator), torch.zeros(400, canaries)], dim=1)
+    bright = torch.cat([torch.zeros(canaries, 10), 8 * torch.eye(canaries)], dim=1)
+    labels = torch.randint(2, (400 + canaries,), generator=generator)
+    return TensorDataset(x, labels[:400]), [*zip(bright, labels[400:], strict=True)]
+
+
+def script(data, copies=1):
+    """As on the front page, with dropout; as a fault some ``copies`` of each record."""
+    data = [record for record in data for _ in range(copies)]
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Dropout(0.1), torch.nn.Linear(len(data[0][0]), 2))
+    model, private, loader = PrivacyEngine(seed=0).make_private_with_epsilon(
+        module=model,
+        optimizer=torch.optim.AdamW(model.parameters(), lr=0.02),
+        data_loader=DataLoader(data, batch_size=len(data) // 5),
+        target_epsilon=1.0,
+        target_delta=1e-5,
+        steps=15,
+        preset="fixed",
+    )
+
+    def per_sample_loss(batch):
+        return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+    yield private, per_sample_loss
+    assert all(layer.training for layer in model.modules())
+    for _ in range(3):
+        for batch in loader:
+            private.step(per_sample_loss, batch)
+
+
+def audited(train, **options):
+    return hyfreedp.audit(train, *some_data(200), delta=1e-5, seed=0, **options)
+
+
+def test_a_sound_script_is_not_refuted():
+    found = audited(script)
+    assert found.lower_bound < found.claimed <= 1.0 < found.ceiling and not found.refuted
+    assert "Not refuted, which proves nothing" in str(found)
+
+
+def test_noise_left_out_is_refuted(monkeypatch):
+    def mean(sums, *_, expected_batch_size, **__):
+        torch._foreach_div_(sums, expected_batch_size)
+
+    monkeypatch.setattr(optimizer, "privatize_gradient", mean)
+    found = audited(script)
+    assert found.refuted and found.lower_bound > 1.5 > 1 >= found.claimed
+    assert "claimed 1.00, found at least" in str(found) and "Refuted: " in str(found)
+
+
+def test_records_that_are_repeated_are_refuted():
+    assert audited(lambda data: script(data, copies=20)).refuted
+
+
+def test_too_few_canaries_for_a_claim_are_told():
+    found = hyfreedp.audit(randomized(8.0, 0.0, np.random.default_rng(0)), [], CANARIES, delta=0.0)
+    assert found.ceiling == pytest.approx(-math.log((0.05 / 3) ** (-1 / 200) - 1)) and not found.refuted
+    assert "so few canaries refute no claim above 3.88" in str(found)
+    assert "Nothing is claimed" in str(dataclasses.replace(found, claimed=math.inf))
+
+
+def test_coins_are_fair_secret_and_reproducible():
+    def included(**seed):
+        found = []
+
+        def train(data):
+            found.extend(data[place] for place in range(len(data)))
+            yield 1.0, lambda batch: batch.float()
+
+        hyfreedp.audit(train, ["always"], range(400), delta=0.0, **seed)
+        assert found[0] == "always"
+        return found[1:]
+
+    assert included(seed=1) == included(seed=1) != included(seed=2)
+    assert included() != included()
+    assert 150 < len(included(seed=1)) < 250
+
+
+@together(
+    ("train", "error", "message"),
+    [
+        (lambda data: (1.0, None), TypeError, "train must yield once.*it returned tuple"),
+        (lambda data: (_ for _ in ()), TypeError, "train must yield once.*it never did"),
+        (lambda data: ((1.0, torch.clone) for _ in range(2)), TypeError, "it did so again"),
+        (lambda data: iter([(1.0, len)]), TypeError, "it returned list_iterator"),
+        (lambda data: ((one, torch.mean) for one in "a"), ValueError, r"losses of shape \(200,\), without"),
+        (lambda data: ((one, lambda batch: batch.float()) for one in "a"), ValueError, "epsilon must be a number"),
+    ],
+)
+def test_scripts_of_another_form_are_refused_by_name(train, error, message):
+    with pytest.raises(error, match=message):
+        hyfreedp.audit(train, [], [float(number) for number in CANARIES], delta=0.0)
+
+
+@together(
+    ("changed", "message"),
+    [
+        ({"canaries": [1]}, "canaries must be at least 2, some hundred rather, got 1"),
+        ({"delta": 1.0}, "delta must be in"),
+        ({"confidence": 1.0}, "confidence"),
+    ],
+)
+def test_arguments_out_of_range_are_refused_before_anything_is_trained(changed, message):
+    with pytest.raises(ValueError, match=message):
+        hyfreedp.audit(**{"train": None, "records": [], "canaries": CANARIES, "delta": 0.0} | changed)
