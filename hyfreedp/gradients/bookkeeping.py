@@ -183,7 +183,8 @@ class GradientEngine:
                 f"gradients are computed one sample at a time from now on, which is exact and slow, since {self.slow}. "
                 "A step takes as many small forward and backward passes as the batch has samples, or fewer where "
                 "torch.func.vmap computes the model. If layers before it are frozen, let their output require a "
-                "gradient (transformers: model.enable_input_require_grads()). See docs/models.md",
+                "gradient (transformers: model.enable_input_require_grads()); if a siamese model is given its inputs "
+                "one after the other in one batch, call it once for each of them. See docs/models.md",
                 stacklevel=5,
             )
 
