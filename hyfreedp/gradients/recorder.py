@@ -250,7 +250,7 @@ class Recorder:
         Values made of parameters must be made of nothing else: no use lies in their graph.
         """
         trainable, self.seen = self.trainable(), set()
-        ends, values, known, moved = {}, [], set[Node](), ""
+        ends, values, known, used, moved = {}, [], set[Node](), False, ""
         stack: list[Node | None] = [losses.grad_fn]
         while stack:
             node = stack.pop()
@@ -259,6 +259,7 @@ class Recorder:
             known.add(node)
             uses = _metadata(node).get(self)
             if uses is not None:
+                used = True
                 self.seen.update(seen for use in uses for seen in use.seen)
                 values += [v for use in uses for v in use.values if v.parameter is None]
                 upstream = [use.upstream for use in uses if use.upstream is not None]
@@ -274,7 +275,7 @@ class Recorder:
                 if not moved and not keeps_rows(node, len(losses) * self.views):
                     moved = node.name()
                 stack.extend(earlier for earlier, _ in node.next_functions)
-        if moved:
+        if used and moved:
             self.lose(f"{moved} may move rows from one sample to another")
             return None
         made, walked = [(value.grad_fn, value.origin) for value in values], set[Node]()
