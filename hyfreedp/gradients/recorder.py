@@ -252,7 +252,7 @@ class Recorder:
         Values made of parameters must be made of nothing else: no use lies in their graph.
         """
         trainable, self.seen = self.trainable(), set()
-        ends, values, known = {}, [], set[Node]()
+        ends, values, known, used, moved = {}, [], set[Node](), False, ""
         stack: list[Node | None] = [losses.grad_fn]
         while stack:
             node = stack.pop()
@@ -261,6 +261,7 @@ class Recorder:
             known.add(node)
             uses = _metadata(node).get(self)
             if uses is not None:
+                used = True
                 self.seen.update(seen for use in uses for seen in use.seen)
                 values += [v for use in uses for v in use.values if v.parameter is None]
                 upstream = [use.upstream for use in uses if use.upstream is not None]
@@ -272,11 +273,13 @@ class Recorder:
                     self._not_covered(trainable[leaf])
                     return None
                 ends[node] = GradientEdge(node, 0)
-            elif not keeps_rows(node, len(losses) * self.views):
-                self.lose(f"{node.name()} may move rows from one sample to another")
-                return None
             else:
+                if not moved and not keeps_rows(node, len(losses) * self.views):
+                    moved = node.name()
                 stack.extend(earlier for earlier, _ in node.next_functions)
+        if used and moved:
+            self.lose(f"{moved} may move rows from one sample to another")
+            return None
         made, walked = [(value.grad_fn, value.origin) for value in values], set[Node]()
         while made:
             node, name = made.pop()
