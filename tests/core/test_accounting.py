@@ -17,9 +17,11 @@ from scipy.stats import norm
 from splits import effective, vanilla
 
 from hyfreedp.accounting import NoiseSplit, calibrate_noise, epsilon
+from hyfreedp.accounting.accountants import _subsampled, composed_epsilon
 from hyfreedp.accounting.calibrate import recounted
 from hyfreedp.accounting.composition import shares, spent
 from hyfreedp.accounting.search import LARGEST_NOISE, SMALLEST_NOISE, smallest_noise
+from hyfreedp.accounting.tilted import epsilon_of_sum
 
 # Little noise makes large grids; this budget asks for a noise multiplier of 4, so that a PLD takes 20 ms.
 CHEAP = dict(target_epsilon=0.5, target_delta=1e-5, sample_rate=0.1, steps=20, interval=4)
@@ -142,6 +144,38 @@ def test_without_subsampling_pld_is_the_analytic_gaussian_mechanism():
     mu = 3 / split.sigma  # nine releases of multiplier sigma
     exact = norm.cdf(mu / 2 - 2 / mu) - math.exp(2) * norm.cdf(-mu / 2 - 2 / mu)
     assert 0.999e-6 < exact <= 1e-6
+
+
+def gaussian_delta(mu, eps):
+    return math.exp(norm.logcdf(mu / 2 - eps / mu)) - math.exp(eps + norm.logcdf(-mu / 2 - eps / mu))
+
+
+@together(*each(steps=[1, 30, 1000, 10**5], mu=[0.3, 1.0, 3.0], delta=[1e-2, 1e-5, 1e-8, 1e-12, 1e-15]).args)
+def test_without_subsampling_no_epsilon_is_below_that_of_one_gaussian(steps, mu, delta):
+    """T steps of noise sigma are one of sigma / sqrt(T). Above it by the grid's rounding, which grows with T."""
+    found = composed_epsilon([(math.sqrt(steps) / mu, steps)], sample_rate=1.0, delta=delta, accountant="pld")
+    exact = optimize.brentq(lambda eps: gaussian_delta(mu, eps) - delta, 0, 100, xtol=1e-13)
+    assert exact * (1 - 1e-9) <= found <= exact * (1 + 2e-5 + 1e-4 * steps / 10**5 / mu**2)
+
+
+@together("sample_rate", [0.003, 0.6])
+@together("sigma", [0.6, 2.0])
+def test_no_epsilon_is_below_that_of_convolution_without_fft(sample_rate, sigma):
+    """Sums of products that are not negative, which round by a few parts in 10^15 however small they are."""
+    interval = 0.1
+    for losses in _subsampled(sigma, sample_rate, interval):
+        probs = np.exp(losses.logs)
+        for _ in range(5):
+            probs = np.convolve(probs, probs)
+        values = (32 * losses.lowest + np.arange(len(probs))) * interval
+        for delta in (1e-2, 1e-5, 1e-9, 1e-13):
+
+            def excess(eps, delta=delta, values=values, probs=probs, infinite=32 * losses.infinite):
+                return probs @ np.maximum(-np.expm1(eps - values), 0) + infinite - delta
+
+            exact = optimize.brentq(excess, 0, values[-1], xtol=1e-13) if excess(0) > 0 else 0.0
+            found = epsilon_of_sum([(losses, 20), (losses, 12)], delta)
+            assert exact - 1e-9 <= found <= exact * (1 + 1e-6)
 
 
 # ---- other people's accountants ------------------------------------------------------------------------------------
@@ -294,7 +328,7 @@ def test_search_copes_with_infinite_and_vanishing_costs():
         (dict(probe="loss"), "probe must be one of 'votes', .*, got .loss.; did you mean 'losses'"),
         (dict(accountant="prv"), "accountant must be one of 'pld', 'rdp', got 'prv'"),
         (dict(allocation="perstep"), "allocation must be .*; did you mean .per_step'"),
-        (dict(target_delta=1e-17), "no noise multiplier up to 1e.08 reaches .*target_delta=1e-17 .*accountant='pld'"),
+        (dict(target_epsilon=1e-9, target_delta=1e-30), "no noise multiplier up to 1e.08 reaches .*accountant='pld'"),
         (dict(target_epsilon=1e6, accountant="rdp"), "noise multiplier below 0.05, which protects nobody"),
         (dict(target_delta=0.9), "asks for no noise at all, since a record is ever sampled with probability 0.878"),
     ],
