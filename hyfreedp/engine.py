@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 from hyfreedp.accounting import NoiseSplit, PrivacyLedger
 from hyfreedp.accounting.calibrate import recounted
 from hyfreedp.data.batches import PhysicalBatchSize
+from hyfreedp.data.same_records import check_same_records
 from hyfreedp.data.sampling import PoissonSampler, poisson_loader
 from hyfreedp.gradients import AutomaticClipping, Clipping, NoClipping, make_engine
 from hyfreedp.gradients.bookkeeping import trained_before
@@ -176,6 +177,8 @@ class PrivacyEngine:
             **replica(module),
             noise=split,
         )
+        same = generator.child("same records")
+        check_same_records(processes, data_loader.dataset, sampler.num_records, same, device)
         gradients = make_engine(module, clipping, views=views)
         private_optimizer = HyFreeDPOptimizer(
             optimizer,
