@@ -27,7 +27,16 @@ FOLLOWS_FROM_TORCH = re.compile(r"(nvidia|cuda|triton)\b")  # differ between pla
 LAYERS = [
     {"running", "data", "running.devices", "running.checks", "sensitivity"},
     {"noise", "accounting", "data.batches", "running.processes", "running.wrapper", "running.base_optimizer"},
-    {"privatize", "auditing", "curvefit", "data.sampling", "running.buffers", "running.records", "running.checkpoint"},
+    {
+        "privatize",
+        "auditing",
+        "curvefit",
+        "data.sampling",
+        "data.same_records",
+        "running.buffers",
+        "running.records",
+        "running.checkpoint",
+    },
     {"gradients"},
     {"learner"},
     {"line_search", "votes"},

@@ -1,7 +1,8 @@
 """Epsilon of a list of releases, each on its own Poisson batches, by dp-accounting: a bound by either accountant.
 
 A release is a Gaussian vector with noise of standard deviation sigma times its L2 sensitivity, on one Poisson batch.
-Several such vectors about one batch are a single one: their sigma^-2 add up. Adjacency: one record more or less.
+Several such vectors about one batch are a single one: their sigma^-2 add up. Adjacency: one record more or less, or
+those of one person, see :mod:`groups`.
 
 * "pld": privacy loss distributions, the tightest; dp-accounting makes those of one release, :mod:`tilted` adds them up.
 * "rdp": Renyi differential privacy.
@@ -19,6 +20,7 @@ from typing import Literal
 
 import numpy as np
 
+from hyfreedp.accounting.groups import group_pmfs
 from hyfreedp.accounting.tilted import Losses, epsilon_of_sum
 
 Accountant = Literal["pld", "rdp"]
@@ -31,7 +33,13 @@ LARGEST_GRID = 300_000  # points; only noise multipliers below 0.4 need more
 
 
 def composed_epsilon(
-    releases: Iterable[Release], *, sample_rate: float, delta: float, accountant: Accountant, coarseness: int = 1
+    releases: Iterable[Release],
+    *,
+    sample_rate: float,
+    delta: float,
+    accountant: Accountant,
+    coarseness: int = 1,
+    records_per_person: int = 1,
 ) -> float:
     """Epsilon at ``delta`` of all releases together. Results are cached within the process.
 
@@ -41,7 +49,15 @@ def composed_epsilon(
         delta: in (0, 1).
         accountant: "pld" or "rdp".
         coarseness: how many times coarser than usual the grid of privacy losses is ("pld" only).
+        records_per_person: k >= 1, how many records neighbours may differ in ("pld" only).
+
+    Raises:
+        ValueError: several records per person by "rdp".
     """
+    if records_per_person > 1 and accountant == "rdp":
+        raise ValueError(
+            f"accountant must be 'pld' where records_per_person is more than 1, got 'rdp' and {records_per_person}"
+        )
     merged = merge(releases)
     if not merged:
         return 0.0
@@ -49,7 +65,7 @@ def composed_epsilon(
         return math.inf
     if accountant == "rdp":
         return _rdp_epsilon(merged, sample_rate, delta)
-    return _pld_epsilon(merged, sample_rate, delta, coarseness)
+    return _pld_epsilon(merged, sample_rate, delta, coarseness, records_per_person)
 
 
 def merge(releases: Iterable[Release]) -> tuple[Release, ...]:
@@ -64,9 +80,11 @@ def merge(releases: Iterable[Release]) -> tuple[Release, ...]:
 
 
 @lru_cache(maxsize=4096)
-def _pld_epsilon(releases: tuple[Release, ...], sample_rate: float, delta: float, coarseness: int) -> float:
-    interval = grid(releases, coarseness)
-    kinds = [_subsampled(sigma, sample_rate, interval) for sigma, _ in releases]
+def _pld_epsilon(
+    releases: tuple[Release, ...], sample_rate: float, delta: float, coarseness: int, records: int
+) -> float:
+    interval = grid([(sigma / records, count) for sigma, count in releases], coarseness)
+    kinds = [_subsampled(sigma, sample_rate, interval, records) for sigma, _ in releases]
     counts = [count for _, count in releases]
     removed_and_added = zip(*kinds, strict=True)
     return max(epsilon_of_sum(list(zip(losses, counts, strict=True)), delta) for losses in removed_and_added)
@@ -84,12 +102,15 @@ def grid(releases: Iterable[Release], coarseness: int = 1) -> float:
 
 
 @lru_cache(maxsize=4)  # made in most of a second; a run asks for its two with many counts
-def _subsampled(sigma: float, sample_rate: float, interval: float) -> tuple[Losses, ...]:
-    """Losses where a record is removed, and where one is added unless these are the same."""
+def _subsampled(sigma: float, sample_rate: float, interval: float, records: int = 1) -> tuple[Losses, ...]:
+    """Losses where a person's records are removed, and where they are added unless these are the same."""
     from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
 
-    both = from_gaussian_mechanism(sigma, value_discretization_interval=interval, sampling_prob=sample_rate)
-    kinds = [both._pmf_remove] if both._symmetric else [both._pmf_remove, both._pmf_add]
+    if records > 1:
+        kinds = group_pmfs(sigma, sample_rate, records, interval)
+    else:
+        both = from_gaussian_mechanism(sigma, value_discretization_interval=interval, sampling_prob=sample_rate)
+        kinds = [both._pmf_remove] if both._symmetric else [both._pmf_remove, both._pmf_add]
     dense = [one.to_dense_pmf() for one in kinds]
     with np.errstate(divide="ignore"):  # of no mass
         return tuple(Losses(one._lower_loss, np.log(one._probs), one._infinity_mass, interval) for one in dense)

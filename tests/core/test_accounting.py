@@ -9,17 +9,19 @@ import pytest
 from cases import each, together
 from dp_accounting import ComposedDpEvent, GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 from dp_accounting.pld import PLDAccountant
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution, from_mixture_gaussian_mechanism
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from opacus.accountants import PRVAccountant, RDPAccountant
 from scipy import optimize
-from scipy.stats import norm
+from scipy.stats import binom, norm
 from splits import effective, vanilla
 
 from hyfreedp.accounting import NoiseSplit, calibrate_noise, epsilon
 from hyfreedp.accounting.accountants import _subsampled, composed_epsilon
 from hyfreedp.accounting.calibrate import recounted
 from hyfreedp.accounting.composition import shares, spent
+from hyfreedp.accounting.groups import group_pmfs
 from hyfreedp.accounting.search import LARGEST_NOISE, SMALLEST_NOISE, smallest_noise
 from hyfreedp.accounting.tilted import epsilon_of_sum
 
@@ -178,6 +180,45 @@ def test_no_epsilon_is_below_that_of_convolution_without_fft(sample_rate, sigma)
             assert exact - 1e-9 <= found <= exact * (1 + 1e-6)
 
 
+# ---- several records of one person -----------------------------------------------------------------------------------
+
+
+@together(*each(records=[2, 3], steps=[10, 300, 1], delta=[1e-3, 1e-6, 1e-10]).args)
+def test_without_subsampling_a_persons_records_are_one_gaussian(records, steps, delta):
+    """Never below the exact epsilon: that of noise sigma / (k sqrt(T))."""
+    found = composed_epsilon(
+        [(2 * math.sqrt(steps), steps)], sample_rate=1.0, delta=delta, accountant="pld", records_per_person=records
+    )
+    exact = optimize.brentq(lambda eps: gaussian_delta(records / 2, eps) - delta, 0, 100, xtol=1e-13)
+    assert exact * (1 - 1e-9) <= found <= exact * (1 + 2e-5)
+
+
+@together(*each(records=[1, 2, 5], sample_rate=[0.01, 0.2], sigma=[1.0, 4.0, 0.7]).args)
+def test_a_persons_records_cost_what_dp_accounting_says(records, sample_rate, sigma):
+    """Its mixtures take a second on so coarse a grid."""
+    presence = {
+        "sensitivities": range(records + 1),
+        "sampling_probs": binom.pmf(range(records + 1), records, sample_rate),
+    }
+    theirs = from_mixture_gaussian_mechanism(sigma, **presence, value_discretization_interval=0.02).self_compose(10)
+    ours = PrivacyLossDistribution(*group_pmfs(sigma, sample_rate, records, 0.02)).self_compose(10)
+    for delta in (1e-3, 1e-6):
+        assert ours.get_epsilon_for_delta(delta) == pytest.approx(theirs.get_epsilon_for_delta(delta), rel=1e-6)
+
+
+def test_the_budget_of_a_person():
+    one, two = (calibrate_noise(**CHEAP, records_per_person=k) for k in (1, 2))
+    assert one == calibrate_noise(**CHEAP) and "records_per_person" not in one.to_dict()
+    assert two.epsilon <= 0.5 and two.guarantee and two.sigma > 1.5 * one.sigma
+    alone = dataclasses.replace(two, records_per_person=1)
+    delta = optimize.brentq(lambda x: x * (1 + math.exp(epsilon(alone, target_delta=x))) - 1e-5, 1e-8, 1e-5)
+    assert two.epsilon < 2 * epsilon(alone, target_delta=delta)  # group privacy that knows epsilon and delta alone
+    assert str(one).endswith("of one record") and str(two).endswith("of one person's 2 records")
+    assert NoiseSplit.from_dict(json.loads(json.dumps(two.to_dict()))) == two
+    with pytest.raises(ValueError, match="accountant must be 'pld' where records_per_person is more than 1"):
+        calibrate_noise(**CHEAP, records_per_person=2, accountant="rdp")
+
+
 # ---- other people's accountants ------------------------------------------------------------------------------------
 
 
@@ -324,6 +365,7 @@ def test_search_copes_with_infinite_and_vanishing_costs():
         (dict(interval=21), "interval must be an integer of at least 1 and at most steps=20, got 21"),
         (dict(warmup_steps=21), "warmup_steps must be an integer of at least 0 and at most steps=20, got 21"),
         (dict(vote_steps=(3,)), "vote_steps must differ, and be left out unless probe='votes'"),
+        (dict(records_per_person=0), "records_per_person must be an integer of at least 1, got 0"),
         (dict(gamma=1.0), "gamma must be greater than 1 and finite, got 1.0: .*nothing of the budget is left"),
         (dict(probe="loss"), "probe must be one of 'votes', .*, got .loss.; did you mean 'losses'"),
         (dict(accountant="prv"), "accountant must be one of 'pld', 'rdp', got 'prv'"),
