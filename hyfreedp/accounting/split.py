@@ -93,7 +93,8 @@ class NoiseSplit:
             ValueError: a field is missing or unknown.
         """
         names = {field.name for field in dataclasses.fields(cls)}
-        if names - {"records_per_person"} != set(values) - {"records_per_person"}:
+        values = {"records_per_person": 1} | values
+        if names != set(values):
             raise ValueError(
                 f"a NoiseSplit needs exactly its own fields: missing {sorted(names - set(values))}, "
                 f"unknown {sorted(set(values) - names)}"
