@@ -54,9 +54,7 @@ def test_a_preset_gives_the_noise_of_its_run(preset, capsys):
 
 
 def test_the_budget_of_a_person_is_told(capsys):
-    arguments = (
-        "--epsilon 1 --delta 1e-5 --n 99 --batch-size 9 --steps 5 --preset fixed --records-per-person 2".split()
-    )
+    arguments = "--epsilon 1 --delta 1e-5 --n 99 --batch-size 9 --steps 5 --preset fixed --records-per-person 2".split()
     main(arguments)
     assert "epsilon 1 at delta 1e-05, of one person's 2 records, accountant pld" in capsys.readouterr().out
     main([*arguments, "--json"])
