@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 from hyfreedp.accounting import NoiseSplit, PrivacyLedger
 from hyfreedp.accounting.calibrate import recounted
 from hyfreedp.data.batches import PhysicalBatchSize
+from hyfreedp.data.same_records import check_same_records
 from hyfreedp.data.sampling import PoissonSampler, poisson_loader
 from hyfreedp.gradients import AutomaticClipping, Clipping, NoClipping, make_engine
 from hyfreedp.gradients.bookkeeping import trained_before
@@ -87,6 +88,7 @@ class PrivacyEngine:
         max_physical_batch_size: PhysicalBatchSize = None,
         isolate: bool = False,
         views: int = 1,
+        records_per_person: int = 1,
         diagnostics: bool = False,
         split: NoiseSplit | None = None,
         **changes: Unpack[PresetFields],
@@ -114,6 +116,9 @@ class PrivacyEngine:
             views: of every record, such as augmented copies, whose gradients are averaged before they are clipped (De
                 et al. 2022). ``per_sample_loss`` makes them: it gives the model the K views of a record one after the
                 other, as ``repeat_interleave(K, 0)`` does, and returns losses of shape ``(B, K)``.
+            records_per_person: k >= 1: budget and every epsilon that is told are those of a person who has k records
+                at most. Data that hold one more often, as far as torch's ``Subset`` and ``ConcatDataset`` tell, are
+                refused.
             diagnostics: record raw, not private values too.
             split: of the noise, if it was made elsewhere, as by another accounting. The target is then a claim;
                 ``epsilon_spent`` goes on telling what is proven.
@@ -145,6 +150,7 @@ class PrivacyEngine:
                 rank=processes.rank,
                 world_size=processes.size,
                 device=device,
+                records_per_person=check_count("records_per_person", records_per_person, 1),
             )
             sampler = cast(PoissonSampler, loader.batch_sampler)
             total = sampler.horizon = _run_length(epochs, steps, sampler.steps_per_epoch)
@@ -159,9 +165,10 @@ class PrivacyEngine:
             target = {"target_epsilon": target_epsilon, "target_delta": target_delta}
             rate = sampler.sample_rate
             if split is None:
-                split = settings.split(**target, sample_rate=rate, steps=total)
+                split = settings.split(**target, sample_rate=rate, steps=total, records_per_person=records_per_person)
             else:
                 plan = settings.plan(total) | target | {"sample_rate": rate, "steps": total}
+                plan |= {"records_per_person": records_per_person}
                 split = recounted(split, accountant=settings.accountant, stacklevel=4, **plan)
             rate_learner = _make_rate_learner(settings, optimizer, private, total)
             clipping = _check_clipping(clipping, private)
@@ -180,6 +187,8 @@ class PrivacyEngine:
             **replica(module),
             noise=split,
         )
+        same = generator.child("same records")
+        check_same_records(processes, data_loader.dataset, sampler.num_records, same, device)
         gradients = make_engine(module, clipping, views=views)
         private_optimizer = HyFreeDPOptimizer(
             optimizer,

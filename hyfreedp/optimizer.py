@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import math
+import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -100,6 +101,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         self._base = BaseOptimizer(optimizer, module)
         self.rate_learner = rate_learner or FixedRate(self._own_rate)
         self._generator = generator
+        self._wired_by = os.getpid()
         self._buffers = BufferGuard(module)
         self._checks_due = steps_to_check(0, split.steps, generator)
         self._settings = self._describe()
@@ -124,12 +126,14 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
             BudgetExhausted: the planned steps are done, or a step would be released again with other data.
             ValueError, TypeError: the model is in eval mode, one of its layers has come to mix samples or to keep raw
                 statistics, or losses or weights have the wrong form or depend on other samples. Nothing was released.
-            RuntimeError: one of several processes raised such an error or has died.
+            RuntimeError: one of several processes raised such an error or has died; or this one is a fork of the one
+                that wired the run.
 
         An error within a probe leaves the step along which it looks made and counted, at the old rate. One after a vote
         leaves the step to be made, from the weights and the rate that it found, and the vote counted.
         """
         t, learner, vote, probe, probed = self.ledger.steps, self.rate_learner, None, None, None
+        self._check_not_forked()
         self.ledger.check()
         self._base.sync_scheduler(learned=learner.kind != "none", decays=self.decay != "none")
         learner.on_step_start(t)
@@ -170,6 +174,14 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         record = StepRecord(t, eta, probe, vote, diagnostics)
         self._rows.append(record.to_dict())
         return record
+
+    def _check_not_forked(self) -> None:
+        """Refuse a copy of the run that ``os.fork`` made: both would release with the same noise."""
+        if os.getpid() != self._wired_by:
+            raise RuntimeError(
+                "this run was wired before the process was forked, so parent and child would release with the same "
+                "noise: call make_private_with_epsilon in the process that trains"
+            )
 
     def _passes(self, t: int, per_sample_loss: PerSampleLoss, batch: Any, weights: Weights) -> Passes:
         """The batch, checked before anything of it is released."""

@@ -62,7 +62,9 @@ class Preset:
             "allocation": self.allocation,
         }
 
-    def split(self, target_epsilon: float, target_delta: float, sample_rate: float, steps: int) -> NoiseSplit:
+    def split(
+        self, target_epsilon: float, target_delta: float, sample_rate: float, steps: int, records_per_person: int = 1
+    ) -> NoiseSplit:
         """The noise of a run of T = ``steps`` at such a budget; see :func:`hyfreedp.calibrate_noise`."""
         return calibrate_noise(
             target_epsilon=target_epsilon,
@@ -70,6 +72,7 @@ class Preset:
             sample_rate=sample_rate,
             steps=steps,
             accountant=self.accountant,
+            records_per_person=records_per_person,
             **self.plan(steps),
         )
 

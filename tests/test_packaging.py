@@ -28,7 +28,7 @@ LAYERS = [
     {"running", "data", "running.devices", "running.checks", "sensitivity"},
     {"noise", "accounting", "data.batches", "running.processes", "running.wrapper", "running.base_optimizer"},
     {"privatize", "auditing", "curvefit", "running.random_states", "running.buffers", "running.records"},
-    {"gradients", "data.collation", "running.checkpoint"},
+    {"gradients", "data.collation", "data.same_records", "running.checkpoint"},
     {"learner", "data.sampling"},
     {"line_search", "votes"},
     {"preset", "reference"},

@@ -35,6 +35,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--n", type=int, required=True, help="number of training records")
     add("--batch-size", type=int, required=True, help="expected size of a Poisson batch")
     add("--steps", type=int, required=True, help="number of optimizer steps T")
+    add("--records-per-person", type=int, default=1, help="how many records one person may have; default: %(default)s")
     add("--preset", choices=PRESETS, default="robust", help="default: %(default)s")
     add("--json", action="store_true", help="print JSON; infinite numbers appear as the string 'inf'")
     fields = parser.add_argument_group("changes of the preset")
@@ -49,7 +50,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _report(split: NoiseSplit, records: int, batch_size: int, epsilons: dict[str, float]) -> str:
     lines = [
-        f"epsilon {split.target_epsilon:g} at delta {split.target_delta:g}, accountant {split.accountant}",
+        f"epsilon {split.target_epsilon:g} at delta {split.target_delta:g}, of {split.unit}, "
+        f"accountant {split.accountant}",
         f"{split.steps} steps on Poisson batches of {batch_size:,} expected from {records:,} records "
         f"(sample rate {split.sample_rate:.6g})",
         "",
@@ -92,14 +94,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if math.isfinite(options.epsilon):
                 check_delta(options.delta, options.n, stacklevel=2)
             settings = resolve(options.preset, cast(PresetFields, changes), options.steps)
-            split = settings.split(options.epsilon, options.delta, options.batch_size / options.n, options.steps)
+            rate = options.batch_size / options.n
+            split = settings.split(options.epsilon, options.delta, rate, options.steps, options.records_per_person)
     except ValueError as error:
         parser.error(str(error))
     for warning in told:
         print(f"{parser.prog}: warning: {warning.message}", file=sys.stderr)
     epsilons = shares(split)
     if options.json:
-        print(json.dumps(_json_ready({**split.to_dict(), "shares": epsilons}), indent=2, allow_nan=False))
+        print(
+            json.dumps(
+                _json_ready({**split.to_dict(), "unit": split.unit, "shares": epsilons}), indent=2, allow_nan=False
+            )
+        )
     else:
         print(_report(split, options.n, options.batch_size, epsilons))
     return 0

@@ -1,9 +1,10 @@
 """Epsilon of a list of releases, each on its own Poisson batches, by dp-accounting: a bound by either accountant.
 
 A release is a Gaussian vector with noise of standard deviation sigma times its L2 sensitivity, on one Poisson batch.
-Several such vectors about one batch are a single one: their sigma^-2 add up. Adjacency: one record more or less.
+Several such vectors about one batch are a single one: their sigma^-2 add up. Adjacency: one record more or less, or
+those of one person, see :mod:`groups`.
 
-* "pld": privacy loss distributions, the tightest.
+* "pld": privacy loss distributions, the tightest; dp-accounting makes those of one release, :mod:`tilted` adds them up.
 * "rdp": Renyi differential privacy.
 
 dp-accounting is imported where it is used, since that takes a second.
@@ -15,7 +16,12 @@ import logging
 import math
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Literal
+
+import numpy as np
+
+from hyfreedp.accounting.groups import group_pmfs
+from hyfreedp.accounting.tilted import Losses, epsilon_of_sum
 
 Accountant = Literal["pld", "rdp"]
 
@@ -27,7 +33,13 @@ LARGEST_GRID = 300_000  # points; only noise multipliers below 0.4 need more
 
 
 def composed_epsilon(
-    releases: Iterable[Release], *, sample_rate: float, delta: float, accountant: Accountant, coarseness: int = 1
+    releases: Iterable[Release],
+    *,
+    sample_rate: float,
+    delta: float,
+    accountant: Accountant,
+    coarseness: int = 1,
+    records_per_person: int = 1,
 ) -> float:
     """Epsilon at ``delta`` of all releases together. Results are cached within the process.
 
@@ -37,7 +49,15 @@ def composed_epsilon(
         delta: in (0, 1).
         accountant: "pld" or "rdp".
         coarseness: how many times coarser than usual the grid of privacy losses is ("pld" only).
+        records_per_person: k >= 1, how many records neighbours may differ in ("pld" only).
+
+    Raises:
+        ValueError: several records per person by "rdp".
     """
+    if records_per_person > 1 and accountant == "rdp":
+        raise ValueError(
+            f"accountant must be 'pld' where records_per_person is more than 1, got 'rdp' and {records_per_person}"
+        )
     merged = merge(releases)
     if not merged:
         return 0.0
@@ -45,7 +65,7 @@ def composed_epsilon(
         return math.inf
     if accountant == "rdp":
         return _rdp_epsilon(merged, sample_rate, delta)
-    return _pld_epsilon(merged, sample_rate, delta, coarseness)
+    return _pld_epsilon(merged, sample_rate, delta, coarseness, records_per_person)
 
 
 def merge(releases: Iterable[Release]) -> tuple[Release, ...]:
@@ -60,39 +80,40 @@ def merge(releases: Iterable[Release]) -> tuple[Release, ...]:
 
 
 @lru_cache(maxsize=4096)
-def _pld_epsilon(releases: tuple[Release, ...], sample_rate: float, delta: float, coarseness: int) -> float:
-    return float(privacy_loss_distribution(releases, sample_rate, coarseness).get_epsilon_for_delta(delta))
+def _pld_epsilon(
+    releases: tuple[Release, ...], sample_rate: float, delta: float, coarseness: int, records: int
+) -> float:
+    interval = grid([(sigma / records, count) for sigma, count in releases], coarseness)
+    kinds = [_subsampled(sigma, sample_rate, interval, records) for sigma, _ in releases]
+    counts = [count for _, count in releases]
+    removed_and_added = zip(*kinds, strict=True)
+    return max(epsilon_of_sum(list(zip(losses, counts, strict=True)), delta) for losses in removed_and_added)
 
 
-def privacy_loss_distribution(releases: Iterable[Release], sample_rate: float, coarseness: int = 1) -> Any:
-    """dp-accounting's PLD of all releases; its methods give epsilon at delta and delta at epsilon, rounded up.
-
-    Losses are discretised to ``coarseness * INTERVAL``, doubled until those of one release fit into ``LARGEST_GRID``.
-    """
-    from dp_accounting.pld.privacy_loss_distribution import identity
+def grid(releases: Iterable[Release], coarseness: int = 1) -> float:
+    """Interval of privacy losses: ``coarseness * INTERVAL``, doubled until one release's fit into ``LARGEST_GRID``."""
     from dp_accounting.pld.privacy_loss_mechanism import GaussianPrivacyLoss
 
-    merged = merge(releases)
-    largest = max(GaussianPrivacyLoss(sigma).connect_dots_bounds().epsilon_upper for sigma, _ in merged)
+    largest = max(GaussianPrivacyLoss(sigma).connect_dots_bounds().epsilon_upper for sigma, _ in releases)
     interval = coarseness * INTERVAL
     while math.ceil(largest / interval) > LARGEST_GRID:
         interval *= 2
-    total = identity(interval)
-    for sigma, count in merged:
-        total = total.compose(_repeated(sigma, count, sample_rate, interval))
-    return total
-
-
-@lru_cache(maxsize=8)  # a few megabytes each; a search varies one release and keeps the others
-def _repeated(sigma: float, count: int, sample_rate: float, interval: float) -> Any:
-    return _subsampled(sigma, sample_rate, interval).self_compose(count)
+    return interval
 
 
 @lru_cache(maxsize=4)  # made in most of a second; a run asks for its two with many counts
-def _subsampled(sigma: float, sample_rate: float, interval: float) -> Any:
+def _subsampled(sigma: float, sample_rate: float, interval: float, records: int = 1) -> tuple[Losses, ...]:
+    """Losses where a person's records are removed, and where they are added unless these are the same."""
     from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
 
-    return from_gaussian_mechanism(sigma, value_discretization_interval=interval, sampling_prob=sample_rate)
+    if records > 1:
+        kinds = group_pmfs(sigma, sample_rate, records, interval)
+    else:
+        both = from_gaussian_mechanism(sigma, value_discretization_interval=interval, sampling_prob=sample_rate)
+        kinds = [both._pmf_remove] if both._symmetric else [both._pmf_remove, both._pmf_add]
+    dense = [one.to_dense_pmf() for one in kinds]
+    with np.errstate(divide="ignore"):  # of no mass
+        return tuple(Losses(one._lower_loss, np.log(one._probs), one._infinity_mass, interval) for one in dense)
 
 
 @lru_cache(maxsize=4096)

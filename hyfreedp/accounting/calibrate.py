@@ -30,6 +30,7 @@ def calibrate_noise(
     gamma: float | None = None,
     accountant: Accountant = "pld",
     allocation: Allocation = "per_step",
+    records_per_person: int = 1,
 ) -> NoiseSplit:
     """Split a privacy budget between gradients and probes (Alg. 2; add/remove adjacency, Poisson sampling).
 
@@ -59,6 +60,7 @@ def calibrate_noise(
             for "constant".
         accountant: "pld" (tight) or "rdp".
         allocation: "per_step" or "constant".
+        records_per_person: k >= 1: the budget is that of a person who has k records, or fewer; "pld" only.
 
     Raises:
         ValueError: an argument is out of range, or no noise meets the budget.
@@ -99,6 +101,7 @@ def calibrate_noise(
         sigma_gradient_probe=0.0,
         sigma_loss=0.0,
         epsilon=math.inf,
+        records_per_person=check_count("records_per_person", records_per_person, 1),
     )
     if math.isinf(target_epsilon):
         return split
@@ -166,7 +169,7 @@ def _with_noise(split: NoiseSplit) -> NoiseSplit:
 def _vanilla_noise(split: NoiseSplit) -> float:
     """sigma = GetSigma(epsilon, delta, q, T) of Alg. 2, line 4."""
     budget = f"target_epsilon={split.target_epsilon} at target_delta={split.target_delta}"
-    ever_sampled = 1 - (1 - split.sample_rate) ** split.steps
+    ever_sampled = 1 - (1 - split.sample_rate) ** (split.steps * split.records_per_person)
     if ever_sampled <= split.target_delta * (1 + 1e-9):
         raise ValueError(
             f"{budget} asks for no noise at all, since a record is ever sampled with probability {ever_sampled:.3g}: "

@@ -40,6 +40,7 @@ def cost(split: NoiseSplit, released: tuple[Release, ...], *, coarseness: int = 
         delta=split.target_delta,
         accountant=split.accountant,
         coarseness=coarseness,
+        records_per_person=split.records_per_person,
     )
 
 

@@ -25,7 +25,7 @@ class NoiseSplit:
 
     Attributes:
         target_epsilon, target_delta, sample_rate, steps, interval, warmup_steps, vote_steps, probe, gamma, accountant,
-            allocation: arguments of :func:`calibrate_noise`.
+            allocation, records_per_person: arguments of :func:`calibrate_noise`.
         probe_steps: number of steps with a probe among ``steps``.
         sigma: noise multiplier of DP-SGD without probes at the same budget.
         sigma_gradient: noise multiplier of the gradient on steps without probe.
@@ -52,6 +52,12 @@ class NoiseSplit:
     sigma_gradient_probe: float
     sigma_loss: float
     epsilon: float
+    records_per_person: int = 1
+
+    @property
+    def unit(self) -> str:
+        """Whose presence epsilon hides."""
+        return unit_of_privacy(self.records_per_person)
 
     @property
     def guarantee(self) -> bool:
@@ -73,8 +79,11 @@ class NoiseSplit:
         return self.sigma_gradient_probe if self.is_probe_step(t) else self.sigma_gradient
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields as plain numbers, strings and a list, as JSON gives them back."""
-        return dataclasses.asdict(self) | {"vote_steps": list(self.vote_steps)}
+        """All fields as plain numbers, strings and a list, as JSON gives them back; the last if it is not 1."""
+        fields = dataclasses.asdict(self) | {"vote_steps": list(self.vote_steps)}
+        if self.records_per_person == 1:
+            del fields["records_per_person"]
+        return fields
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> NoiseSplit:
@@ -84,6 +93,7 @@ class NoiseSplit:
             ValueError: a field is missing or unknown.
         """
         names = {field.name for field in dataclasses.fields(cls)}
+        values = {"records_per_person": 1} | values
         if names != set(values):
             raise ValueError(
                 f"a NoiseSplit needs exactly its own fields: missing {sorted(names - set(values))}, "
@@ -94,7 +104,7 @@ class NoiseSplit:
     def __str__(self) -> str:
         if math.isinf(self.target_epsilon):
             return f"no noise (non-private), {self.probe_steps} of {self.steps} steps probe"
-        privacy = f"epsilon {self.epsilon:.5g} at delta {self.target_delta:g}"
+        privacy = f"epsilon {self.epsilon:.5g} at delta {self.target_delta:g}, of {self.unit}"
         if self.probe == "none":
             return f"sigma {self.sigma:.6g} on all {self.steps} steps: {privacy}"
         return (
@@ -102,6 +112,11 @@ class NoiseSplit:
             f"{self.sigma_gradient_probe:.6g} on {self.probe_steps} steps with probe, "
             f"sigma_l {self.sigma_loss:.6g}, vanilla sigma {self.sigma:.6g}: {privacy}"
         )
+
+
+def unit_of_privacy(records_per_person: int) -> str:
+    """Whose presence epsilon hides, in words."""
+    return "one record" if records_per_person == 1 else f"one person's {records_per_person} records"
 
 
 def count_probe_steps(

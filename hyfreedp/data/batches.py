@@ -58,7 +58,7 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
             yield from tensors_in(child)
 
 
-def _named(value: Any) -> Mapping[Any, Any] | None:
+def fields_of(value: Any) -> Mapping[Any, Any] | None:
     """The entries of a mapping or a dataclass; None of anything else."""
     if isinstance(value, Mapping):
         return value
@@ -68,14 +68,14 @@ def _named(value: Any) -> Mapping[Any, Any] | None:
 
 
 def _children(value: Any) -> Iterable[Any]:
-    if (named := _named(value)) is not None:
+    if (named := fields_of(value)) is not None:
         return named.values()
     return value if isinstance(value, list | tuple) else ()
 
 
 def _leaves(value: Any) -> Iterator[Any]:
     """What a batch is made of: tensors, lists without any, and other values."""
-    if _named(value) is not None or next(tensors_in(_children(value)), None) is not None:
+    if fields_of(value) is not None or next(tensors_in(_children(value)), None) is not None:
         for child in _children(value):
             yield from _leaves(child)
     else:
@@ -92,7 +92,7 @@ def take(batch: Any, rows: slice | Tensor) -> Any:
     if isinstance(batch, torch.Tensor):
         return batch[on_device(rows, batch.device)]
     kind: Any = type(batch)
-    if (named := _named(batch)) is not None:
+    if (named := fields_of(batch)) is not None:
         entries = {key: take(value, rows) for key, value in named.items()}
         if isinstance(batch, Mapping):
             try:

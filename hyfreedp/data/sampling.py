@@ -6,9 +6,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from functools import lru_cache
 from typing import Any, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import (
+    ConcatDataset,
     DataLoader,
     Dataset,
     DistributedSampler,
@@ -16,6 +19,7 @@ from torch.utils.data import (
     RandomSampler,
     Sampler,
     SequentialSampler,
+    Subset,
     get_worker_info,
 )
 from torch.utils.data.dataloader import default_collate
@@ -220,16 +224,23 @@ class PoissonLoader(Unprepared, DataLoader):
 
 
 def poisson_loader(
-    loader: DataLoader, *, seed: int, rank: int = 0, world_size: int = 1, device: torch.device = CPU
+    loader: DataLoader,
+    *,
+    seed: int,
+    rank: int = 0,
+    world_size: int = 1,
+    device: torch.device = CPU,
+    records_per_person: int = 1,
 ) -> PoissonLoader:
     """The same data, workers and collation as ``loader``, Poisson-sampled at rate ``loader.batch_size / N``.
 
     An epoch has ``len(loader)`` batches. The order that ``loader`` would have had (shuffled or not) plays no part.
-    ``seed``, ``rank`` and ``world_size`` are those of :class:`PoissonSampler`, ``device`` that of :class:`Fetch`.
+    ``seed``, ``rank`` and ``world_size`` are those of :class:`PoissonSampler`, ``device`` that of :class:`Fetch`. No
+    record may be in the data more than ``records_per_person`` times, as far as torch's own wrappers tell.
 
     Raises:
         ValueError: an iterable data set, a loader without a batch size, with a batch sampler or with a sampler that
-            does more than put all records into an order, or a batch larger than the data set.
+            does more than put all records into an order, a batch larger than the data set, or repeated records.
         TypeError: not a DataLoader.
     """
     if not isinstance(loader, DataLoader):
@@ -265,6 +276,7 @@ def poisson_loader(
             f"data_loader's batch_size must be at most the number of records, {num_records}, got {loader.batch_size}: "
             f"the sample rate would be {loader.batch_size / num_records:.3g} > 1"
         )
+    _check_repeated(loader.dataset, records_per_person)
     sampler = PoissonSampler(
         num_records=num_records,
         sample_rate=loader.batch_size / num_records,
@@ -287,6 +299,29 @@ def poisson_loader(
         # Of the workers' seeds: by default every iterator moves torch's global generator, and a resumed run's dropout.
         generator=torch.Generator().manual_seed(NoiseGenerator(seed).child("workers", rank).integer()),
     )
+
+
+def _check_repeated(dataset: Any, allowed: int) -> None:
+    """Refuse a ``Subset`` or ``ConcatDataset`` of torch, also nested ones, that holds a record too often."""
+    if not isinstance(dataset, Subset | ConcatDataset):
+        return
+    _, times = np.unique(_origins(dataset, {}), return_counts=True)
+    if (most := int(times.max())) > allowed:
+        raise ValueError(
+            f"data_loader must be over data that hold each record {'once' if allowed == 1 else f'{allowed} times'}, "
+            f"but one is there {most} times, as by a Subset with repeated indices or a ConcatDataset of one data set, "
+            "and would count so often. Leave repetitions out (more epochs do as well, and weights= of optimizer.step "
+            f"lets others count for less), or pay for them by records_per_person={most}"
+        )
+
+
+def _origins(dataset: Any, known: dict[int, int]) -> NDArray[np.int64]:
+    """Of each record its index in the data set that it comes from, plus 2^40 times that one's number in ``known``."""
+    if isinstance(dataset, ConcatDataset):
+        return np.concatenate([_origins(part, known) for part in dataset.datasets])
+    if isinstance(dataset, Subset):
+        return _origins(dataset.dataset, known)[np.asarray(dataset.indices, dtype=np.int64)]
+    return np.arange(len(dataset), dtype=np.int64) + (known.setdefault(id(dataset), len(known)) << 40)
 
 
 def _check_order(sampler: object, num_records: int) -> None:

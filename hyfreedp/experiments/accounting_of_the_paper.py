@@ -26,7 +26,7 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 from hyfreedp.accounting import NoiseSplit
-from hyfreedp.accounting.accountants import INTERVAL, composed_epsilon, privacy_loss_distribution
+from hyfreedp.accounting.accountants import INTERVAL, composed_epsilon, grid
 from hyfreedp.accounting.composition import effective_noise
 from hyfreedp.accounting.search import TOLERANCE, smallest_noise
 from hyfreedp.accounting.split import count_probe_steps
@@ -192,11 +192,24 @@ def even_split(*, counting: Counting = SOUND, coarseness: int = 10, **budget: An
 def delta_curve(split: NoiseSplit, composition: Composition, epsilons: Sequence[float]) -> list[float]:
     """delta at each epsilon, by PLD on a coarse grid, of Gaussian noise counted as "same_batch" or "independent"."""
     (part,) = Counting("pld", composition).releases(split)
-    distribution = privacy_loss_distribution([(one.gaussian, n) for one, n in part], split.sample_rate, 10)
+    distribution = _pld_of_gaussians([(one.gaussian, n) for one, n in part], split.sample_rate, 10)
     return [float(distribution.get_delta_for_epsilon(float(value))) for value in epsilons]
 
 
 # -- accountants -------------------------------------------------------------------------------------------------------
+
+
+def _pld_of_gaussians(releases: Sequence[tuple[float, int]], sample_rate: float, coarseness: int) -> Any:
+    """dp-accounting's PLD of all releases, noise multipliers and how often; rounded by its FFT, see core's tilted."""
+    from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism, identity
+
+    interval = grid(releases, coarseness)
+    total = identity(interval)
+    for sigma, count in releases:
+        if count:
+            one = from_gaussian_mechanism(sigma, value_discretization_interval=interval, sampling_prob=sample_rate)
+            total = total.compose(one.self_compose(count))
+    return total
 
 
 @lru_cache(maxsize=4096)
@@ -207,7 +220,7 @@ def _pld_epsilon(part: tuple[Release, ...], sample_rate: float, delta: float, co
     if len(gaussian) == len(part):
         return composed_epsilon(gaussian, sample_rate=sample_rate, delta=delta, accountant="pld", coarseness=coarseness)
     interval = coarseness * INTERVAL
-    total = privacy_loss_distribution(gaussian, sample_rate, coarseness) if gaussian else identity(interval)
+    total = _pld_of_gaussians(gaussian, sample_rate, coarseness) if gaussian else identity(interval)
     for one, count in part:
         if one.numbers > 1 or (one.numbers and math.isfinite(one.gaussian)):
             raise ValueError("dp-accounting has no PLD of Laplace and Gaussian noise on one subsampled batch: take rdp")

@@ -9,17 +9,21 @@ import pytest
 from cases import each, together
 from dp_accounting import ComposedDpEvent, GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 from dp_accounting.pld import PLDAccountant
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution, from_mixture_gaussian_mechanism
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from opacus.accountants import PRVAccountant, RDPAccountant
 from scipy import optimize
-from scipy.stats import norm
+from scipy.stats import binom, norm
 from splits import effective, vanilla
 
 from hyfreedp.accounting import NoiseSplit, calibrate_noise, epsilon
+from hyfreedp.accounting.accountants import _subsampled, composed_epsilon
 from hyfreedp.accounting.calibrate import recounted
 from hyfreedp.accounting.composition import shares, spent
+from hyfreedp.accounting.groups import group_pmfs
 from hyfreedp.accounting.search import LARGEST_NOISE, SMALLEST_NOISE, smallest_noise
+from hyfreedp.accounting.tilted import epsilon_of_sum
 
 # Little noise makes large grids; this budget asks for a noise multiplier of 4, so that a PLD takes 20 ms.
 CHEAP = dict(target_epsilon=0.5, target_delta=1e-5, sample_rate=0.1, steps=20, interval=4)
@@ -142,6 +146,77 @@ def test_without_subsampling_pld_is_the_analytic_gaussian_mechanism():
     mu = 3 / split.sigma  # nine releases of multiplier sigma
     exact = norm.cdf(mu / 2 - 2 / mu) - math.exp(2) * norm.cdf(-mu / 2 - 2 / mu)
     assert 0.999e-6 < exact <= 1e-6
+
+
+def gaussian_delta(mu, eps):
+    return math.exp(norm.logcdf(mu / 2 - eps / mu)) - math.exp(eps + norm.logcdf(-mu / 2 - eps / mu))
+
+
+@together(*each(steps=[1, 30, 1000, 10**5], mu=[0.3, 1.0, 3.0], delta=[1e-2, 1e-5, 1e-8, 1e-12, 1e-15]).args)
+def test_without_subsampling_no_epsilon_is_below_that_of_one_gaussian(steps, mu, delta):
+    """T steps of noise sigma are one of sigma / sqrt(T). Above it by the grid's rounding, which grows with T."""
+    found = composed_epsilon([(math.sqrt(steps) / mu, steps)], sample_rate=1.0, delta=delta, accountant="pld")
+    exact = optimize.brentq(lambda eps: gaussian_delta(mu, eps) - delta, 0, 100, xtol=1e-13)
+    assert exact * (1 - 1e-9) <= found <= exact * (1 + 2e-5 + 1e-4 * steps / 10**5 / mu**2)
+
+
+@together("sample_rate", [0.003, 0.6])
+@together("sigma", [0.6, 2.0])
+def test_no_epsilon_is_below_that_of_convolution_without_fft(sample_rate, sigma):
+    """Sums of products that are not negative, which round by a few parts in 10^15 however small they are."""
+    interval = 0.1
+    for losses in _subsampled(sigma, sample_rate, interval):
+        probs = np.exp(losses.logs)
+        for _ in range(5):
+            probs = np.convolve(probs, probs)
+        values = (32 * losses.lowest + np.arange(len(probs))) * interval
+        for delta in (1e-2, 1e-5, 1e-9, 1e-13):
+
+            def excess(eps, delta=delta, values=values, probs=probs, infinite=32 * losses.infinite):
+                return probs @ np.maximum(-np.expm1(eps - values), 0) + infinite - delta
+
+            exact = optimize.brentq(excess, 0, values[-1], xtol=1e-13) if excess(0) > 0 else 0.0
+            found = epsilon_of_sum([(losses, 20), (losses, 12)], delta)
+            assert exact - 1e-9 <= found <= exact * (1 + 1e-6)
+
+
+# ---- several records of one person -----------------------------------------------------------------------------------
+
+
+@together(*each(records=[2, 3], steps=[10, 300, 1], delta=[1e-3, 1e-6, 1e-10]).args)
+def test_without_subsampling_a_persons_records_are_one_gaussian(records, steps, delta):
+    """Never below the exact epsilon: that of noise sigma / (k sqrt(T))."""
+    found = composed_epsilon(
+        [(2 * math.sqrt(steps), steps)], sample_rate=1.0, delta=delta, accountant="pld", records_per_person=records
+    )
+    exact = optimize.brentq(lambda eps: gaussian_delta(records / 2, eps) - delta, 0, 100, xtol=1e-13)
+    assert exact * (1 - 1e-9) <= found <= exact * (1 + 2e-5)
+
+
+@together(*each(records=[1, 2, 5], sample_rate=[0.01, 0.2], sigma=[1.0, 4.0, 0.7]).args)
+def test_a_persons_records_cost_what_dp_accounting_says(records, sample_rate, sigma):
+    """Its mixtures take a second on so coarse a grid."""
+    presence = {
+        "sensitivities": range(records + 1),
+        "sampling_probs": binom.pmf(range(records + 1), records, sample_rate),
+    }
+    theirs = from_mixture_gaussian_mechanism(sigma, **presence, value_discretization_interval=0.02).self_compose(10)
+    ours = PrivacyLossDistribution(*group_pmfs(sigma, sample_rate, records, 0.02)).self_compose(10)
+    for delta in (1e-3, 1e-6):
+        assert ours.get_epsilon_for_delta(delta) == pytest.approx(theirs.get_epsilon_for_delta(delta), rel=1e-6)
+
+
+def test_the_budget_of_a_person():
+    one, two = (calibrate_noise(**CHEAP, records_per_person=k) for k in (1, 2))
+    assert one == calibrate_noise(**CHEAP) and "records_per_person" not in one.to_dict()
+    assert two.epsilon <= 0.5 and two.guarantee and two.sigma > 1.5 * one.sigma
+    alone = dataclasses.replace(two, records_per_person=1)
+    delta = optimize.brentq(lambda x: x * (1 + math.exp(epsilon(alone, target_delta=x))) - 1e-5, 1e-8, 1e-5)
+    assert two.epsilon < 2 * epsilon(alone, target_delta=delta)  # group privacy that knows epsilon and delta alone
+    assert str(one).endswith("of one record") and str(two).endswith("of one person's 2 records")
+    assert NoiseSplit.from_dict(json.loads(json.dumps(two.to_dict()))) == two
+    with pytest.raises(ValueError, match="accountant must be 'pld' where records_per_person is more than 1"):
+        calibrate_noise(**CHEAP, records_per_person=2, accountant="rdp")
 
 
 # ---- other people's accountants ------------------------------------------------------------------------------------
@@ -290,11 +365,12 @@ def test_search_copes_with_infinite_and_vanishing_costs():
         (dict(interval=21), "interval must be an integer of at least 1 and at most steps=20, got 21"),
         (dict(warmup_steps=21), "warmup_steps must be an integer of at least 0 and at most steps=20, got 21"),
         (dict(vote_steps=(3,)), "vote_steps must differ, and be left out unless probe='votes'"),
+        (dict(records_per_person=0), "records_per_person must be an integer of at least 1, got 0"),
         (dict(gamma=1.0), "gamma must be greater than 1 and finite, got 1.0: .*nothing of the budget is left"),
         (dict(probe="loss"), "probe must be one of 'votes', .*, got .loss.; did you mean 'losses'"),
         (dict(accountant="prv"), "accountant must be one of 'pld', 'rdp', got 'prv'"),
         (dict(allocation="perstep"), "allocation must be .*; did you mean .per_step'"),
-        (dict(target_delta=1e-17), "no noise multiplier up to 1e.08 reaches .*target_delta=1e-17 .*accountant='pld'"),
+        (dict(target_epsilon=1e-9, target_delta=1e-30), "no noise multiplier up to 1e.08 reaches .*accountant='pld'"),
         (dict(target_epsilon=1e6, accountant="rdp"), "noise multiplier below 0.05, which protects nobody"),
         (dict(target_delta=0.9), "asks for no noise at all, since a record is ever sampled with probability 0.878"),
     ],

@@ -30,6 +30,7 @@ def test_json_holds_the_split_and_what_each_share_costs(capsys):
     assert main([*SEARCH, "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     shares = printed.pop("shares")
+    assert printed.pop("unit") == "one record"
     split = calibrate_noise(
         target_epsilon=1, target_delta=1e-5, sample_rate=0.1, steps=20, interval=4, accountant="rdp", **PAPER
     )
@@ -48,8 +49,16 @@ def test_a_preset_gives_the_noise_of_its_run(preset, capsys):
     optimizer = by_hand(model, adamw(model), loader=data, preset=preset, **budget)
     main(f"--epsilon 3 --delta 1e-3 --n 40 --batch-size 8 --steps 25 --preset {preset} --json".split())
     printed = json.loads(capsys.readouterr().out)
-    del printed["shares"]
+    del printed["shares"], printed["unit"]
     assert NoiseSplit.from_dict(printed) == optimizer.split
+
+
+def test_the_budget_of_a_person_is_told(capsys):
+    arguments = "--epsilon 1 --delta 1e-5 --n 99 --batch-size 9 --steps 5 --preset fixed --records-per-person 2".split()
+    main(arguments)
+    assert "epsilon 1 at delta 1e-05, of one person's 2 records, accountant pld" in capsys.readouterr().out
+    main([*arguments, "--json"])
+    assert json.loads(capsys.readouterr().out)["unit"] == "one person's 2 records"
 
 
 def test_a_non_private_run_is_strict_json(capsys):

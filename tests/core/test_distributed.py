@@ -10,6 +10,7 @@ import math
 import multiprocessing
 import os
 import pickle
+import random
 import re
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -26,6 +28,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import Dataset, Subset
 from twins import BASES, PRESETS, adamw, changed, cross_entropy, flat, make_data, make_model, make_private, unbind_noise
 
 from hyfreedp import PrivacyEngine
@@ -321,6 +324,41 @@ def test_processes_with_other_arguments_are_refused(case, two):
     assert answers[0].kind == "ValueError"
     assert answers[0].message.startswith("all processes must be given the same run, but ")
     assert message in answers[0].message
+
+
+class Augmented(Dataset):
+    """Records of many kinds, with random numbers of torch and of a generator of its own."""
+
+    def __init__(self, order, rank):
+        self.data, self.order, self.own = make_data(len(order)), order, random.Random(rank)
+
+    def __len__(self):
+        return len(self.order)
+
+    def __getitem__(self, index):
+        x, y = self.data[self.order[index]]
+        record = {"x": x * (torch.rand(()) < 0.5), "half": x.bfloat16(), "image": np.ones(3), "text": f"{y}"}
+        return record | ({"own": self.own.random()} if index < 20 else {})
+
+
+def other_order(rank, *, orders, plain=False):
+    data = Augmented(orders[rank], rank)
+    data = Subset(data.data, orders[rank]) if plain else data
+    model = make_model()
+    make_private(model, adamw(model), data, target_epsilon=3.0, accountant="rdp")
+
+
+@together("plain", [True, False])
+def test_processes_whose_records_are_in_another_order_are_refused(two, plain):
+    """As of a split without a seed: each takes its share by index, so 12 of 40 records were in both shares."""
+    order = list(range(40))
+    assert two.run(other_order, orders=[order, order], plain=plain) == [None, None]
+    for answer in two.run(other_order, orders=[order, order[1:] + order[:1]], plain=plain):
+        assert answer.kind == "ValueError" and re.match(
+            r"data_loader must be over the same records in the same order on every process, but record \d+ of rank 0 "
+            r"is not that of rank 1: .* sort what lists files .* and seed what splits",
+            answer.message,
+        )
 
 
 def wrapped(rank, wrapper):

@@ -1,0 +1,84 @@
+"""Do all processes hold the same records in the same order? Each takes its share of a batch by index.
+
+Where orders differ, as after a split without a seed or ``os.listdir``, a record may be in several shares, and counts
+several times. So the processes compare keyed hashes of a few records.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hyfreedp.data.batches import fields_of
+from hyfreedp.noise import NoiseGenerator
+from hyfreedp.running.processes import Processes
+from hyfreedp.running.random_states import random_states_of
+
+_RECORDS = 8  # two orders at random agree in all with probability N^-8
+
+
+def check_same_records(
+    processes: Processes, dataset: Any, size: int, generator: NoiseGenerator, device: torch.device
+) -> None:
+    """Refuse data sets of which a few records, the same indices on all processes, are not the same.
+
+    Random augmentation is the same, since random numbers are. Records that differ from one look to the next, or that
+    hold other things than numbers, text and arrays of them, are passed over.
+
+    Args:
+        processes: those of the run.
+        dataset: of this process.
+        size: number of its records, the same on all.
+        generator: the same on all; it chooses the records and keys the hash, which tells nothing without.
+        device: whose random numbers are set too.
+
+    Raises:
+        ValueError: on all processes.
+        RuntimeError: another process could not get its records.
+    """
+    if processes.size == 1:
+        return
+    rows = (generator.child("rows").uniform(_RECORDS) * size).long().tolist()
+
+    def digest(row: int) -> str | None:
+        with random_states_of(generator.child("random", row).key, device):
+            hashed = hashlib.blake2b(key=generator.child("hash").key)
+            return hashed.hexdigest() if _put(dataset[row], hashed) else None
+
+    with processes.all_or_none():
+        twice = [(digest(row), digest(row)) for row in rows]
+    digests = [one if one == again else None for one, again in twice]
+    first, *rest = processes.gather(digests)
+    for rank, others in enumerate(rest, start=1):
+        for row, one, other in zip(rows, first, others, strict=True):
+            if None not in (one, other) and one != other:
+                raise ValueError(
+                    f"data_loader must be over the same records in the same order on every process, but record {row} "
+                    f"of rank 0 is not that of rank {rank}: give all of them the whole data set, sort what lists files "
+                    "(sorted(os.listdir(...))), and seed what splits or shuffles them (random_split(..., "
+                    "generator=torch.Generator().manual_seed(0)))"
+                )
+
+
+def _put(value: Any, hashed: Any) -> bool:
+    """Feed a record to a hash; whether that can be done."""
+    if (fields := fields_of(value)) is not None:
+        value = [part for item in fields.items() for part in item]
+    if isinstance(value, list | tuple):
+        hashed.update(f"{len(value)} of".encode())
+        return all([_put(part, hashed) for part in value])
+    if isinstance(value, Tensor):
+        hashed.update(f"{value.dtype} {tuple(value.shape)}".encode())
+        if value.layout is not torch.strided or value.is_quantized:
+            return False
+        value = value.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8).numpy()
+    if hasattr(value, "__array__") or hasattr(value, "__array_interface__"):
+        value = np.asarray(value)
+        hashed.update(f"{value.dtype} {value.shape}".encode() + value.tobytes())
+        return not value.dtype.hasobject
+    hashed.update(repr(value).encode())
+    return isinstance(value, str | bytes | int | float | complex | type(None))
