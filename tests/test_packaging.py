@@ -27,9 +27,9 @@ FOLLOWS_FROM_TORCH = re.compile(r"(nvidia|cuda|triton)\b")  # differ between pla
 LAYERS = [
     {"running", "data", "running.devices", "running.checks", "sensitivity"},
     {"noise", "accounting", "data.batches", "running.processes", "running.wrapper", "running.base_optimizer"},
-    {"privatize", "auditing", "curvefit", "data.sampling", "running.buffers", "running.records", "running.checkpoint"},
-    {"gradients"},
-    {"learner"},
+    {"privatize", "auditing", "curvefit", "running.random_states", "running.buffers", "running.records"},
+    {"gradients", "data.collation", "running.checkpoint"},
+    {"learner", "data.sampling"},
     {"line_search", "votes"},
     {"preset", "reference"},
     {"optimizer", "accounting.__main__"},

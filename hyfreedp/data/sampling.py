@@ -181,7 +181,10 @@ class Fetch:
             several = getattr(self.dataset, "__getitems__", None)
             records = [self.dataset[row] for row in rows] if several is None else several(list(rows))
             if rows.step < _FIRST or rows.generator.child("check").uniform(1) < _CHECKED:
-                check_rows_apart(self.collate, records, rows.generator, device)
+                if several is None or isinstance(records, list):
+                    check_rows_apart(self.collate, records, rows.generator, device)
+                else:  # a batch already
+                    check_rows_apart(lambda some: self.collate(several(some)), list(rows), rows.generator, device)
             return self.collate(records)
 
 

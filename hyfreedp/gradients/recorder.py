@@ -109,7 +109,7 @@ class Recorder:
 
     @contextmanager
     def following(self, samples: int) -> Iterator[None]:
-        """Around a forward pass of so many samples, and a backward pass, in which checkpointing computes layers again."""
+        """Around a forward pass of so many samples, and a backward pass, where checkpointing computes layers again."""
         self.size, self._inputs = samples * self.views, Counter()
         self.trained = self.trainable()
         try:
@@ -252,7 +252,7 @@ class Recorder:
         Values made of parameters must be made of nothing else: no use lies in their graph.
         """
         self.seen = set()
-        ends, values, known = {}, [], set[Node]()
+        ends, values, known, moved = {}, [], set[Node](), ""
         stack: list[Node | None] = [losses.grad_fn]
         while stack:
             node = stack.pop()
@@ -272,11 +272,13 @@ class Recorder:
                     self._not_covered(self.trained[leaf])
                     return None
                 ends[node] = GradientEdge(node, 0)
-            elif not keeps_rows(node, len(losses) * self.views):
-                self.lose(f"{node.name()} may move rows from one sample to another")
-                return None
             else:
+                if not moved and not keeps_rows(node, len(losses) * self.views):
+                    moved = node.name()
                 stack.extend(earlier for earlier, _ in node.next_functions)
+        if moved:
+            self.lose(f"{moved} may move rows from one sample to another")
+            return None
         made, walked = [(value.grad_fn, value.origin) for value in values], set[Node]()
         while made:
             node, name = made.pop()
