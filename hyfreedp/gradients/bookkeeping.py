@@ -29,6 +29,7 @@ from hyfreedp.gradients.clipping import Clipping
 from hyfreedp.gradients.one_by_one import OneByOne
 from hyfreedp.gradients.per_sample import norms_of
 from hyfreedp.gradients.recorder import Recorder, Seen
+from hyfreedp.gradients.validate import check_modes
 from hyfreedp.gradients.verify import verified_uses
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.running.random_states import random_states, set_random_states
@@ -99,11 +100,12 @@ class GradientEngine:
             inf where not finite. They are *not* private.
 
         Raises:
-            ValueError: losses depend on other samples or on no parameter.
+            ValueError: losses depend on other samples or on no parameter, or a layer has come to mix samples.
 
         Warns:
             UserWarning: once, if this and later batches are computed one sample at a time.
         """
+        check_modes(self.module)
         if self.module not in _TRAINED:
             _TRAINED.update((self.module, *_layers(self.module)))
         device = next(self.module.parameters()).device
