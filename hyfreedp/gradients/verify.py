@@ -96,7 +96,7 @@ def _finite(recorder: Recorder, loss: Loss, samples: Any) -> Any:
             return None
         with recorder.following(batch_length(samples)):
             losses = loss(samples)
-        gradients = recorder.per_sample_gradients(losses)
+            gradients = recorder.per_sample_gradients(losses)
         if gradients is None:
             return None
         if not gradients:
@@ -146,7 +146,7 @@ def _agrees(recorder: Recorder, clipping: Clipping, loss: Loss, batch: Any, gene
     size = batch_length(batch)
     with recorder.following(size):
         losses = loss(batch)
-    gradients = recorder.per_sample_gradients(losses, keep=True)
+        gradients = recorder.per_sample_gradients(losses, keep=True)
     if gradients is None:
         return False
     trainable, norms = recorder.trainable(), norms_of(gradients.values(), losses)
