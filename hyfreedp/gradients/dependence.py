@@ -37,6 +37,7 @@ from hyfreedp.running.random_states import random_states, random_states_kept, se
 Loss = Callable[[Any], Tensor]
 
 SAMPLES = 16  # that are looked at, of a batch
+_FEW = 4  # of them, after the first comparisons: random numbers that mix do not spare a pair
 FIRST_DRAWS, LATER_DRAWS = 20, 4  # of random states, at the first check and at each later one
 _PERTURB = 0.3  # standard deviation of what is added to a weight, in units of 1 / sqrt(inputs of its unit)
 _SCALE = 1000  # of records that are made large
@@ -80,7 +81,7 @@ def check_samples_apart(
     Raises:
         ValueError: losses changed with the other samples of the batch.
     """
-    parameters = [p for p in module.parameters() if p.requires_grad]
+    parameters, size = [p for p in module.parameters() if p.requires_grad], batch_length(samples)
     device = parameters[0].device
     fewer, replaced = [], []
     keys = (generator.child("states", number).key for number in count())
@@ -91,19 +92,19 @@ def check_samples_apart(
                     halves = _halves(samples, generator)
                     fewer.append(_without_others(per_sample_loss, samples, halves, next(keys), device))
                 for number in range(draws // 2):
-                    halves, large = _halves(samples, generator), number % 2 == 1
-                    pair = _others_replaced(per_sample_loss, samples, halves, next(keys), device, large=large)
-                    replaced.append(pair)
+                    some = samples if number < 4 else take(samples, generator.permutation(size)[:_FEW])
+                    halves, large = _halves(some, generator), number % 2 == 1
+                    replaced.append(_others_replaced(per_sample_loss, some, halves, next(keys), device, large=large))
     # A model that fits has losses near zero, all rounding; at perturbed weights it has forgotten.
     sizes = [one.abs().nan_to_num(nan=0.0, posinf=0.0).median() for one, _ in (*fewer, *replaced) if len(one)]
     scale, rounding = max(map(float, sizes), default=0.0), _TOLERANCE.get(narrowest_type, 4e-3)
     for pairs, same_size in ((fewer, False), (replaced, True)):
         for pair in pairs:
-            size, changed = len(pair[0]), int(_changed(*pair, rounding, scale).sum())
+            compared, changed = len(pair[0]), int(_changed(*pair, rounding, scale).sum())
             single = same_size and bool(_changed(*pair, _LARGE * rounding, scale).any())
-            if single or changed > min(max(1, size // 4), max(0, size - 1)):
+            if single or changed > min(max(1, compared // 4), max(0, compared - 1)):
                 raise ValueError(
-                    f"the losses of {changed} of {size} samples depend on which other samples are in the batch, so "
+                    f"the losses of {changed} of {compared} samples depend on which other samples are in the batch, so "
                     "clipping bounds nothing. Each loss must depend on its own sample only: dimension 0 of every "
                     "tensor must be the samples (attention with batch_first=True), statistics such as means, class "
                     "counts or numbers of tokens must be a sample's own, and random numbers must come from torch. "
