@@ -17,7 +17,7 @@ from hyfreedp.accounting import NoiseSplit
 from hyfreedp.curvefit import QuadraticFit, fit_quadratic
 from hyfreedp.learner import Look, RateLearner
 from hyfreedp.noise import NoiseGenerator
-from hyfreedp.privatize import AddUp, clipped_mean, loss_noise_std
+from hyfreedp.privatize import AddUp, loss_noise_std, privatize_loss
 from hyfreedp.running.checks import check_choice
 from hyfreedp.running.records import ProbeResult
 
@@ -167,13 +167,18 @@ class LossSearch(RateLearner):
         """Release with noise, fit, decide; moves ``eta`` and R_l.
 
         Args:
-            losses: raw per-sample losses at (w - hG, w, w + hG), shape ``(3, B)``. They are clipped to [0, R_l],
-                negative ones too: whether there is one must not show.
+            losses: raw per-sample losses at (w - hG, w, w + hG), shape ``(3, B)``. They are clipped to [0, R_l], so
+                that a loss which is mostly negative, such as of a density, must be shifted to teach a rate.
             noise_multiplier, expected_batch_size, generator, add_up: as in :func:`hyfreedp.privatize_loss`.
         """
         eta, distance, threshold = self.eta, self.distance, self.loss_threshold
-        private = clipped_mean(
-            losses.clamp(min=0), threshold, noise_multiplier, expected_batch_size, generator, add_up
+        private = privatize_loss(
+            losses,
+            threshold,
+            noise_multiplier,
+            expected_batch_size=expected_batch_size,
+            generator=generator,
+            add_up=add_up,
         ).tolist()
         std = loss_noise_std(threshold, noise_multiplier, expected_batch_size)
         fit = fit_quadratic([distance, 0.0, -distance], private, std)

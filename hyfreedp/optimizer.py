@@ -31,7 +31,7 @@ from hyfreedp.noise import NoiseGenerator
 from hyfreedp.privatize import privatize_gradient
 from hyfreedp.running.base_optimizer import BaseOptimizer
 from hyfreedp.running.buffers import BufferGuard
-from hyfreedp.running.checks import check_not_negative, check_same_model, check_same_run
+from hyfreedp.running.checks import check_same_model, check_same_run
 from hyfreedp.running.processes import Processes
 from hyfreedp.running.records import ProbeResult, StepRecord, raw_values
 from hyfreedp.running.wrapper import OptimizerWrapper, Unprepared, hooked_step
@@ -142,8 +142,6 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
             with self.processes.all_or_none():
                 passes = self._passes(t, per_sample_loss, batch, weights)
                 losses, norms = passes.add_gradients()  # lines 3, 4
-                if t == 0 and learner.kind == "losses":
-                    check_not_negative(losses)
             if self.split.is_probe_step(t):
                 vote = learner.before_gradient(self._look(t, "vote", passes, losses))
             if vote is not None and vote.lost:  # the weights are others now

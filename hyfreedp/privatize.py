@@ -62,9 +62,9 @@ def privatize_loss(
     """Release mean losses: clip each to ``[0, R_l]``, sum, add noise, divide (Eq. "loss priv"). Threat model: WR.
 
     Args:
-        losses: per-sample losses, shape ``(..., B)``, not negative. The last dimension is averaged, so three probes
-            of one batch are released by one call with shape ``(3, B)``. B may be 0. NaN and infinities count as
-            ``threshold``.
+        losses: per-sample losses, shape ``(..., B)``. The last dimension is averaged, so three probes of one batch are
+            released by one call with shape ``(3, B)``. B may be 0. NaN and infinity count as ``threshold``, negative
+            losses as 0: whether there is one must not show. Where many may be, shift the loss.
         threshold: R_l > 0, in units of the loss. Infinite only without noise (non-private runs).
         noise_multiplier: sigma_l >= 0. The noise of each sum has standard deviation ``sigma_l R_l``.
         expected_batch_size: sample rate times the number of records, never the size of the batch at hand.
@@ -75,24 +75,10 @@ def privatize_loss(
         Private means, shape ``(...)``, float64, on the CPU.
 
     Raises:
-        ValueError: an argument is out of range, or a loss is negative (clipping would silently make it zero).
+        ValueError: an argument is out of range.
     """
-    if bool((losses < 0).any()):
-        raise ValueError("losses must not be negative: they are clipped to [0, threshold]. Shift the loss")
-    return clipped_mean(losses, threshold, noise_multiplier, expected_batch_size, generator, add_up)
-
-
-def clipped_mean(
-    losses: Tensor,
-    threshold: float,
-    noise_multiplier: float,
-    expected_batch_size: float,
-    generator: NoiseGenerator | None,
-    add_up: AddUp | None,
-) -> Tensor:
-    """:func:`privatize_loss` of losses that are known not to be negative: to ask would wait for their device."""
     check_positive("threshold", threshold)
-    clipped = losses.double().nan_to_num(nan=UNBOUNDED_LOSS, posinf=UNBOUNDED_LOSS).clamp(max=threshold)
+    clipped = losses.double().nan_to_num(nan=UNBOUNDED_LOSS, posinf=UNBOUNDED_LOSS).clamp(0, threshold)
     return noisy_mean(clipped, threshold, noise_multiplier, expected_batch_size, generator, add_up)
 
 

@@ -89,6 +89,13 @@ saved = {"parameters": parameters, "inputs": ["tables of audits, cells of data/c
 # $h$ and $a$ are counted, so they are uncertain: we take the lower Clopper-Pearson bound of $h$ and the upper one of $a$. The threshold is
 # chosen on one half of the runs and judged on the other, since a threshold that was chosen on the runs that judge it would flatter itself.
 #
+# **What "randomised" must mean.** The probabilities are over the random numbers of the mechanism, and the observer must know none of them. That is
+# meant of the noise, and of every other random number that meets the data too: dropout, augmentation, the drawing of batches. They come from
+# generators that a script seeds in its first line, often with 0 or 42. Who knows that seed knows which mask each place in the batch gets. One
+# record more moves all records behind it to the next mask, and the clipped sum changes by far more than one clipped gradient: of a BERT with its
+# usual dropout 0.1, an epsilon of at least 1.91 was measured where 1.00 was claimed. The paper does not speak of it. This library draws those
+# numbers from the run's secret key, at every step.
+#
 # Note the direction. A *large* bound refutes a claim: there is an attack that the claim says cannot exist. A *small* bound proves nothing:
 # the record, the event, or the number of runs may have been badly chosen. So a sound claim is one that good auditors fail to refute, and an
 # auditor is good only if it does refute what is wrong. So one below is run on a

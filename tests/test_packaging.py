@@ -27,18 +27,9 @@ FOLLOWS_FROM_TORCH = re.compile(r"(nvidia|cuda|triton)\b")  # differ between pla
 LAYERS = [
     {"running", "data", "running.devices", "running.checks", "sensitivity"},
     {"noise", "accounting", "data.batches", "running.processes", "running.wrapper", "running.base_optimizer"},
-    {
-        "privatize",
-        "auditing",
-        "curvefit",
-        "data.sampling",
-        "data.same_records",
-        "running.buffers",
-        "running.records",
-        "running.checkpoint",
-    },
-    {"gradients"},
-    {"learner"},
+    {"privatize", "auditing", "curvefit", "running.random_states", "running.buffers", "running.records"},
+    {"gradients", "data.collation", "data.same_records", "running.checkpoint"},
+    {"learner", "data.sampling"},
     {"line_search", "votes"},
     {"preset", "reference"},
     {"optimizer", "accounting.__main__"},
@@ -48,7 +39,7 @@ LAYERS = [
 ]
 # Lines of Python, by folder; those of the core without the experiments. They may fall, and the goals are 6,000 (1,800
 # of them gradients), 12,500, 15,000 and 1,200.
-BUDGETS = {"hyfreedp": 7960, "hyfreedp/gradients": 2700, "hyfreedp/experiments": 12880, "tests": 15495, "tools": 850}
+BUDGETS = {"hyfreedp": 8054, "hyfreedp/gradients": 2766, "hyfreedp/experiments": 12880, "tests": 15688, "tools": 850}
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 MODULES = sorted(PACKAGE.rglob("*.py"))
 

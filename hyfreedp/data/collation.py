@@ -31,7 +31,7 @@ def check_rows_apart(
 
     Args:
         collate: makes a batch of a list of records; it gets copies.
-        records: of a batch.
+        records: of a batch, or positions in a data set that makes batches itself.
         generator: chooses records and random numbers.
         device: whose random numbers are set too.
 
@@ -55,7 +55,7 @@ def check_rows_apart(
         copies = [row if row in half else half[row % len(half)] for row in range(size)]
         for rows, places in [(copies, half), *([] if draws else [(half, list(range(len(half))))])]:
             apart, _ = collated(rows)
-            for number, (one, other) in enumerate(zip(whole, apart, strict=True)):
+            for number, (one, other) in enumerate(zip(whole, apart, strict=False)):
                 if one.shape[:1] != (size,) or other.shape != (len(rows), *one.shape[1:]):
                     continue
                 seen[number] = True

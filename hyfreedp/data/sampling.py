@@ -180,12 +180,18 @@ class Fetch:
     def __call__(self, rows: Drawn) -> Any:
         device = self.device if get_worker_info() is None else CPU
         with random_states_of(rows.generator.key, device):
-            if not rows:
-                return take(self.collate([self.dataset[0]]), slice(0, 0))
-            several = getattr(self.dataset, "__getitems__", None)
+            several: Any = getattr(self.dataset, "__getitems__", None)
             records = [self.dataset[row] for row in rows] if several is None else several(list(rows))
+            made = not isinstance(records, list)  # a batch already
+            if not rows and not made:
+                return take(self.collate([self.dataset[0]]), slice(0, 0))
             if rows.step < _FIRST or rows.generator.child("check").uniform(1) < _CHECKED:
-                check_rows_apart(self.collate, records, rows.generator, device)
+                check_rows_apart(
+                    (lambda some: self.collate(several(some))) if made else self.collate,
+                    list(rows) if made else records,
+                    rows.generator,
+                    device,
+                )
             return self.collate(records)
 
 

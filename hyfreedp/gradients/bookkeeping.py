@@ -37,7 +37,7 @@ from hyfreedp.running.random_states import random_states, set_random_states
 PerSampleLoss = Callable[[Any], Tensor]
 
 _TRIALS = 3
-_TRAINED: WeakSet[nn.Module] = WeakSet()  # layers whose gradients an engine has computed
+_TRAINED: WeakSet[nn.Module] = WeakSet()  # models whose gradients an engine has computed, and their layers
 
 
 class GradientEngine:
@@ -106,7 +106,8 @@ class GradientEngine:
             UserWarning: once, if this and later batches are computed one sample at a time.
         """
         check_modes(self.module)
-        _TRAINED.update(_layers(self.module))
+        if self.module not in _TRAINED:
+            _TRAINED.update((self.module, *_layers(self.module)))
         device = next(self.module.parameters()).device
         if batch_length(batch) == 0:
             none = torch.zeros(0, dtype=torch.float64, device=device)
@@ -183,7 +184,8 @@ class GradientEngine:
                 f"gradients are computed one sample at a time from now on, which is exact and slow, since {self.slow}. "
                 "A step takes as many small forward and backward passes as the batch has samples, or fewer where "
                 "torch.func.vmap computes the model. If layers before it are frozen, let their output require a "
-                "gradient (transformers: model.enable_input_require_grads()). See docs/models.md",
+                "gradient (transformers: model.enable_input_require_grads()); if a siamese model is given its inputs "
+                "one after the other in one batch, call it once for each of them. See docs/models.md",
                 stacklevel=5,
             )
 
@@ -194,7 +196,7 @@ class GradientEngine:
         recorder = self.recorder
         with recorder.following(batch_length(batch)):
             losses = loss(batch)
-        gradients = recorder.per_sample_gradients(losses, verified=self.verified)
+            gradients = recorder.per_sample_gradients(losses, verified=self.verified)
         if gradients is None:
             return None
         norms = norms_of(gradients.values(), losses)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
 
-from hyfreedp.gradients.per_sample import Instantiated, PerSampleGradients, gram_norms, prefers_factors, widened
+from hyfreedp.gradients.per_sample import Instantiated, PerSampleGradients, gram_norms, keeps_factors, widened
 from hyfreedp.running.devices import exact_convolutions
 
 
@@ -25,7 +25,7 @@ def convolution(
         x = F.pad(x, [side for total in reversed(both) for side in (total // 2, total - total // 2)])
         padding = 0
     factors = ConvolutionFactors(x, g, shape, stride, _each(padding, len(shape) - 2), dilation, groups)
-    keep = prefers_factors(prod(g.shape[2:]), shape[0] // groups, prod(shape[1:])) and g.dim() < 5  # no volume unfolds
+    keep = keeps_factors(prod(g.shape[2:]), shape[0] // groups, prod(shape[1:])) and g.dim() < 5  # no volume unfolds
     return factors if keep else Instantiated(factors.instantiate())
 
 

@@ -1,8 +1,13 @@
 """Does the loss of a sample depend on the others? Compared on a few samples, before anything of their step is released.
 
 Clipping bounds what one sample's gradient contributes; it bounds nothing if a sample also moves the losses of others.
-The check takes a few samples of the batch and computes their losses twice: among all of them, and with some of the
-others left out. Nothing else differs, least of all random numbers, so neither may a loss.
+The check takes a few samples of the batch and computes their losses twice: with the others as they are, and with the
+others replaced, by copies of the samples themselves or by what they are times 1,000. Random numbers are the same, and
+so is the size of the batch: a loss of its own sample alone does not even round otherwise. So one loss that changes is
+enough to refuse, and no record can cause that by what it is. Each of some twenty such comparisons has random numbers of
+its own: mixing that happens with probability p in a pass is missed by k of them with probability (1 - p)^k, which is
+one in 1,200 for p = 0.3 at the first check. In one comparison more the others are left out, which shows what depends on
+how many there are. There rounding differs, so that a single loss decides nothing.
 
 It does so at the weights as they are and at perturbed weights, where random numbers are added to all trained
 parameters: that opens branches that a zero closes (gates, LayerScale, LoRA's B), and brings a model that fits its data
@@ -10,30 +15,37 @@ back to losses whose rounding is small beside them. Weights and random states ar
 
 What it cannot see: mixing that is smaller than rounding, that begins only with more samples than it takes (at most
 ``SAMPLES``), that depends on the size of the batch alone where the forward pass also draws random numbers outside
-dropout layers, or that happens at none of the steps at which it is asked. A check is no proof.
+dropout layers, that is too rare for the number of comparisons, or that happens at none of the steps at which it is
+asked. A check is no proof; where each sample is computed alone, none is needed.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from itertools import count
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hyfreedp.data.batches import batch_length, take
+from hyfreedp.data.batches import batch_length, take, tensors_in
 from hyfreedp.noise import NoiseGenerator
-from hyfreedp.running.random_states import RandomStates, random_states, set_random_states
+from hyfreedp.running.random_states import random_states, random_states_kept, seed_random_states
+
+Loss = Callable[[Any], Tensor]
 
 SAMPLES = 16  # that are looked at, of a batch
+FIRST_DRAWS, LATER_DRAWS = 20, 4  # of random states, at the first check and at each later one
 _PERTURB = 0.3  # standard deviation of what is added to a weight, in units of 1 / sqrt(inputs of its unit)
+_SCALE = 1000  # of records that are made large
 
 # Relative difference of two losses beyond which samples mix, by the narrowest type in which layers compute. Rounding on
 # the ViT, GPT-2, LLaMA and BERT of the tests: below 1e-7 (float32), and none in the others, whose last bits hide it; a
 # GPU may choose another algorithm for another batch size.
 _TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 1e-3}  # else as bfloat16
+_LARGE = 10  # times the tolerance: of a single loss, for models that cut padding off, and so round otherwise
 
 
 # Checks after the first: one more for so many steps, and no more than so many; together under 1 % of a longer run.
@@ -47,90 +59,136 @@ def steps_to_check(first: int, steps: int, generator: NoiseGenerator) -> list[in
 
 
 def check_samples_apart(
-    per_sample_loss: Callable[[Any], Tensor],
+    per_sample_loss: Loss,
     samples: Any,
     *,
     module: nn.Module,
     narrowest_type: torch.dtype,
     generator: NoiseGenerator,
+    draws: int = FIRST_DRAWS,
 ) -> None:
     """Refuse a loss that mixes the samples of a batch.
-
-    One bad record cannot cause a refusal, since it has one loss: more than a quarter of them must differ, and two at
-    least (one of the smallest batches, where only one is compared).
 
     Args:
         per_sample_loss: maps a batch to losses of shape ``(B,)``.
         samples: a batch of at least two samples.
         module: the model, in train mode.
         narrowest_type: in which its layers compute.
-        generator: chooses samples and perturbs weights.
+        generator: chooses samples and random states, and perturbs weights.
+        draws: of random states, each for one comparison.
 
     Raises:
         ValueError: losses changed with the other samples of the batch.
     """
-    size = batch_length(samples)
     parameters = [p for p in module.parameters() if p.requires_grad]
     device = parameters[0].device
-    kept = generator.permutation(size)[: max(1, size // 2)]
-    present, pairs = random_states(device), []
-    with torch.no_grad():
-        try:
-            with _without_dropout(module) as rests:
-                pairs.append(_losses_twice(per_sample_loss, samples, kept, device, present))
-            with perturbed(parameters, generator):
-                pairs.append(_losses_twice(per_sample_loss, samples, kept, device, present))
-                if rests:  # as it is trained; and as above, for what depends on the number of samples
-                    with _without_dropout(module):
-                        pairs.append(_losses_twice(per_sample_loss, samples, kept, device, present))
-        finally:
-            set_random_states(device, present)
+    fewer, replaced = [], []
+    keys = (generator.child("states", number).key for number in count())
+    with torch.no_grad(), random_states_kept(device):
+        for weights in (nullcontext(), perturbed(parameters, generator)):
+            with weights:
+                with _without_dropout(module):
+                    halves = _halves(samples, generator)
+                    fewer.append(_without_others(per_sample_loss, samples, halves, next(keys), device))
+                for number in range(draws // 2):
+                    halves, large = _halves(samples, generator), number % 2 == 1
+                    pair = _others_replaced(per_sample_loss, samples, halves, next(keys), device, large=large)
+                    replaced.append(pair)
     # A model that fits has losses near zero, all rounding; at perturbed weights it has forgotten.
-    pairs = [pair for pair in pairs if len(pair[0])]
-    scale = max((float(one.abs().nan_to_num(nan=0.0, posinf=0.0).median()) for one, _ in pairs), default=0.0)
-    for together, apart in pairs:
-        allowed = _TOLERANCE.get(narrowest_type, 4e-3) * (together.abs() + scale)
-        differs = ~((together - apart).abs() <= allowed) & ~(together == apart) & ~(together.isnan() & apart.isnan())
-        if int(differs.sum()) > min(max(1, len(differs) // 4), max(0, len(differs) - 1)):
-            raise ValueError(
-                f"the losses of {int(differs.sum())} of {len(differs)} samples depend on which other samples are in "
-                "the batch, so clipping bounds nothing. Each loss must depend on its own sample only: dimension 0 of "
-                "every tensor must be the samples (attention with batch_first=True), statistics such as means, class "
-                "counts or numbers of tokens must be a sample's own, and random numbers must come from torch"
-            )
+    sizes = [one.abs().nan_to_num(nan=0.0, posinf=0.0).median() for one, _ in (*fewer, *replaced) if len(one)]
+    scale, rounding = max(map(float, sizes), default=0.0), _TOLERANCE.get(narrowest_type, 4e-3)
+    for pairs, same_size in ((fewer, False), (replaced, True)):
+        for pair in pairs:
+            size, changed = len(pair[0]), int(_changed(*pair, rounding, scale).sum())
+            single = same_size and bool(_changed(*pair, _LARGE * rounding, scale).any())
+            if single or changed > min(max(1, size // 4), max(0, size - 1)):
+                raise ValueError(
+                    f"the losses of {changed} of {size} samples depend on which other samples are in the batch, so "
+                    "clipping bounds nothing. Each loss must depend on its own sample only: dimension 0 of every "
+                    "tensor must be the samples (attention with batch_first=True), statistics such as means, class "
+                    "counts or numbers of tokens must be a sample's own, and random numbers must come from torch. "
+                    "Where that cannot be, make_private_with_epsilon(isolate=True) computes each sample alone: slow, "
+                    "and safe"
+                )
 
 
-def _losses_twice(
-    per_sample_loss: Callable[[Any], Tensor], samples: Any, kept: Tensor, device: torch.device, states: RandomStates
-) -> tuple[Tensor, Tensor]:
-    """Losses of the ``kept`` samples among all and without the others, float64; from the same random state."""
-    set_random_states(device, states)
-    losses = per_sample_loss(samples).double()
-    drawn = random_states(device)
-    if states.same(drawn):
-        return losses[kept], per_sample_loss(take(samples, kept)).double()
-    # A smaller batch would draw other random numbers: fill the others' places with copies instead. So would one without
-    # its longest sample, where the loss cuts padding off: then keep the other half, which has that sample.
+def _changed(together: Tensor, apart: Tensor, tolerance: float, scale: float) -> Tensor:
+    """Which losses differ, shape ``(n,)``; one that is not finite does from one that is."""
+    near = (together - apart).abs() <= tolerance * (together.abs() + scale)
+    return ~near & ~(together == apart) & ~(together.isnan() & apart.isnan())
+
+
+Halves = tuple[Tensor, ...]  # positions of samples
+Pair = tuple[Tensor, Tensor]  # losses of some samples, float64; of none where the two passes tell nothing
+
+
+def _without_others(loss: Loss, samples: Any, halves: Halves, key: bytes, device: torch.device) -> Pair:
+    """Losses of half of the samples, among all and without the others."""
+    kept, _ = halves
+    seed_random_states(key, device)
+    before = random_states(device)
+    together, apart = loss(samples).double()[kept], loss(take(samples, kept)).double()
+    if not before.same(random_states(device)):
+        return together[:0], apart[:0]  # a smaller batch draws other random numbers
+    return together, apart
+
+
+def _others_replaced(
+    loss: Loss, samples: Any, halves: Halves, key: bytes, device: torch.device, *, large: bool
+) -> Pair:
+    """Losses of half of the samples, among all, and beside copies of themselves or, if ``large``, the others scaled."""
+    kept, others = halves
+    replaced = _scaled(samples, others) if large else None
+    seed_random_states(key, device)
+    together, drawn = loss(samples).double()[kept], random_states(device)
+    seed_random_states(key, device)
+    try:
+        apart = loss(_copied(samples, kept, others) if replaced is None else replaced).double()[kept]
+    except Exception:
+        if replaced is None:
+            raise
+        return together[:0], together[:0]  # numbers that the model does not take, such as probabilities above 1
+    if not drawn.same(random_states(device)):
+        return together[:0], apart[:0]  # such as of padding, where the loss cuts it off
+    return together, apart
+
+
+def _halves(samples: Any, generator: NoiseGenerator) -> Halves:
+    """A random half of the samples, not empty and not the larger one, and the others."""
     size = batch_length(samples)
-    others = torch.tensor([row for row in range(size) if row not in kept.tolist()])
-    for half in (kept, others):
-        rows = half.repeat(math.ceil(size / len(half)))[:size]
-        rows[half] = half
-        set_random_states(device, states)
-        apart = per_sample_loss(take(samples, rows)).double()[half]
-        if drawn.same(random_states(device)):
-            return losses[half], apart
-    return losses[:0], losses[:0]  # nothing can be compared
+    return tuple(generator.permutation(size).tensor_split([max(1, size // 2)]))
+
+
+def _copied(samples: Any, kept: Tensor, others: Tensor) -> Any:
+    """The samples, with those ``kept`` also in the places of the others."""
+    rows = torch.arange(len(kept) + len(others))
+    rows[others] = kept.repeat(2)[: len(others)]  # there is one more of them at most
+    return take(samples, rows)
+
+
+def _scaled(samples: Any, rows: Tensor) -> Any | None:
+    """The samples, with those in ``rows`` made large; None if there is nothing to scale.
+
+    Whole numbers stay: they may be classes, or positions in a table.
+    """
+    scaled, found = take(samples, torch.arange(batch_length(samples))), False
+    for tensor in tensors_in(scaled):
+        if tensor.is_floating_point():
+            part = take(tensor, rows)
+            fractions = part != part.round()
+            tensor[rows.to(tensor.device)] = torch.where(fractions, part * _SCALE, part)
+            found |= bool(fractions.any())
+    return scaled if found else None
 
 
 @contextmanager
-def _without_dropout(module: nn.Module) -> Iterator[bool]:
+def _without_dropout(module: nn.Module) -> Iterator[None]:
     """Layers named after dropping (Dropout, DropPath, StochasticDepth) rest, so that batches may differ in size."""
     resting = [layer for layer in module.modules() if layer.training and _drops(layer)]
     for layer in resting:
         layer.training = False
     try:
-        yield bool(resting)
+        yield
     finally:
         for layer in resting:
             layer.training = True

@@ -9,6 +9,7 @@ batch alike, so the comparison with autograd shows it.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -48,7 +49,7 @@ def keeps_rows(node: Node, size: int) -> bool:
     if isinstance(node, BackwardCFunction):  # code of the model's own
         return False
     saved: Any = node
-    name = node.name().rpartition("::")[2].rstrip("0123456789").removesuffix("Backward")
+    name = _operation(node.name())
     if name in _KEEP:
         return True
     if name in _ALONG:
@@ -68,6 +69,12 @@ def keeps_rows(node: Node, size: int) -> bool:
     if name == "IndexPut":
         return _own(saved._saved_indices, _shape(node)[0], size)
     return False
+
+
+@cache
+def _operation(name: str) -> str:
+    """The operation of a node's name."""
+    return name.rpartition("::")[2].rstrip("0123456789").removesuffix("Backward")
 
 
 def _own(indices: Any, rows: int, size: int) -> bool:

@@ -3,7 +3,7 @@
 For a weight that multiplies T vectors per sample, sample i's gradient is a sum of T outer products. Its norm follows
 from the two T x T Gram matrices without forming it (Goodfellow 2015 for T = 1, the "ghost norm" of Li et al. 2022 for
 T > 1), and sum_i c_i g_i is one matrix product over all samples and tokens ("book-keeping", Bu et al. 2023). Where T is
-large the gradient itself is smaller than its factors, and then it is kept instead.
+large the gradient itself is smaller than its factors, or takes less time, and then it is kept instead.
 """
 
 from __future__ import annotations
@@ -15,6 +15,11 @@ from math import prod
 
 import torch
 from torch import Tensor
+
+# Bytes of gradients that one backward pass may keep, beyond which only those that are no larger than their factors are
+# kept. With more, a CPU spends on fresh pages of memory what is saved: a ViT's 226 MiB took longer than Gram matrices.
+ROOM = 2**27
+_TRAFFIC = 16  # multiplications in the time in which a number of a gradient is written and, twice, read
 
 
 class PerSampleGradients(ABC):
@@ -40,6 +45,10 @@ class PerSampleGradients(ABC):
     @abstractmethod
     def select(self, samples: Tensor) -> PerSampleGradients:
         """The gradients of the samples chosen by a boolean mask of shape (B,)."""
+
+    def cheaper(self, room: int) -> PerSampleGradients:
+        """In the form that takes less time, of which so many bytes may be kept."""
+        return self
 
 
 class Instantiated(PerSampleGradients):
@@ -90,6 +99,11 @@ class OuterProducts(PerSampleGradients):
 
     def select(self, samples: Tensor) -> OuterProducts:
         return OuterProducts(self.left[samples], self.right[samples])
+
+    def cheaper(self, room: int) -> PerSampleGradients:
+        p, d = self.left.shape[2], self.right.shape[2]
+        fits = len(self.left) * p * d * self.left.element_size() <= room
+        return self if keeps_factors(self.left.shape[1], p, d, fits) else Instantiated(self.instantiate())
 
 
 class EmbeddingRows(PerSampleGradients):
@@ -154,21 +168,25 @@ class TiedTable(PerSampleGradients):
         return TiedTable(self.embedding.select(samples), self.head.select(samples))
 
 
-def products(left: Tensor, right: Tensor) -> PerSampleGradients:
-    """sum_t left_it right_it^T from left (B, ..., p) and right (B, ..., d), in the better form."""
-    left, right = _tokens(left), _tokens(right)
-    factors = OuterProducts(left, right)
-    keep = prefers_factors(left.shape[1], left.shape[2], right.shape[2])
-    return factors if keep else Instantiated(factors.instantiate())
+def products(left: Tensor, right: Tensor) -> OuterProducts:
+    """sum_t left_it right_it^T from left (B, ..., p) and right (B, ..., d)."""
+    return OuterProducts(_tokens(left), _tokens(right))
 
 
-def prefers_factors(tokens: int, p: int, d: int) -> bool:
-    """Whether to keep T = ``tokens`` pairs of vectors (p and d long) rather than their product (p, d).
+def keeps_factors(tokens: int, p: int, d: int, fits: bool = False) -> bool:
+    """Whether to keep T = ``tokens`` pairs of vectors (p and d long) per sample, not their sum of products (p, d).
 
-    One comparison settles memory and arithmetic together: T (p + d) numbers to keep against p d, and T^2 (p + d)
-    multiplications for the Gram matrices against T p d for the product.
+    Per sample, factors are T (p + d) numbers, the gradient p d. Where the gradient is not larger, it is kept: it saves
+    memory, and the norm's T^2 (p + d) multiplications for two Gram matrices are no fewer than T p d for the gradient.
+
+    Else memory ``fits`` or not; where it does, time decides. The weighted sum takes T p d multiplications from factors
+    once more; with the gradient, which took as many, each of its p d numbers is written, read for the norm, and read
+    for the sum instead. The whole is T^2 (p + d) + T p d against T p d + c p d, where c was measured on a CPU (p and d
+    of 64 to 1024, T of 8 to 256): the gradient is quicker where T^2 (p + d) > c p d. With T = 1 factors are best.
     """
-    return tokens == 1 or tokens * (p + d) < p * d
+    smaller = p * d <= tokens * (p + d)
+    quicker = fits and _TRAFFIC * p * d < tokens**2 * (p + d)
+    return tokens == 1 or not (smaller or quicker)
 
 
 def add_uses(uses: Sequence[PerSampleGradients]) -> PerSampleGradients:
@@ -182,7 +200,8 @@ def add_uses(uses: Sequence[PerSampleGradients]) -> PerSampleGradients:
     embeddings = [use for use in uses if isinstance(use, EmbeddingRows)]
     parts = [use for use in uses if not isinstance(use, (OuterProducts, EmbeddingRows))]
     if heads:
-        parts.append(products(torch.cat([h.left for h in heads], 1), torch.cat([h.right for h in heads], 1)))
+        all_tokens = OuterProducts(torch.cat([h.left for h in heads], 1), torch.cat([h.right for h in heads], 1))
+        parts.append(all_tokens.cheaper(0))
     if embeddings:
         ids, rows = torch.cat([e.ids for e in embeddings], 1), torch.cat([e.rows for e in embeddings], 1)
         parts.append(EmbeddingRows(ids, rows, embeddings[0].entries))
@@ -222,8 +241,9 @@ def gram_norms(left: Tensor, right: Tensor) -> Tensor:
     """
     left, right = widened(left), widened(right)
     if left.shape[1] == 1:
-        lefts, rights = _squared_norms(left[:, 0]), _squared_norms(right[:, 0])
-        return lefts * rights + _underflow(left, lefts, right, rights)
+        tiny = torch.finfo(left.dtype).tiny  # as in _underflow
+        lefts, rights = (_squared_norms(t[:, 0]) + t.shape[2] * tiny for t in (left, right))
+        return lefts * rights
     products_left, products_right = left @ left.mT, right @ right.mT
     lefts, rights = _trace(products_left), _trace(products_right)
     rounding = _rounding(left, right) * lefts * rights

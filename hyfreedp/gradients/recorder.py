@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -17,7 +16,7 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from hyfreedp.gradients.autograd import explained
 from hyfreedp.gradients.followed import Followed, derived, followed_parameters, plain
 from hyfreedp.gradients.gathers import keeps_rows
-from hyfreedp.gradients.per_sample import EmbeddingRows, Instantiated, PerSampleGradients, add_uses, join_views
+from hyfreedp.gradients.per_sample import ROOM, EmbeddingRows, Instantiated, PerSampleGradients, add_uses, join_views
 from hyfreedp.gradients.saved_input import SavedInput
 
 Gradients = Iterator[tuple[Followed, PerSampleGradients]]
@@ -35,7 +34,7 @@ class Seen(NamedTuple):
 
     parameter: str
     how: str
-    rows: Fraction
+    rows: int
 
 
 @dataclass
@@ -80,6 +79,8 @@ class Recorder:
         constant: names of parameters whose inputs without gradient had the same rows in batches of different sizes.
         samples: names of those that met inputs without gradient whose rows were verified to be samples.
         types: of the last pass's gradients.
+        compared: whether samples of a batch were found not to mix.
+        trained: parameters that are trained, with their names, as they were when the last pass began.
     """
 
     def __init__(self, module: nn.Module, views: int) -> None:
@@ -91,7 +92,10 @@ class Recorder:
         self.constant: set[str] = set()
         self.samples: set[str] | None = None  # None before anything was verified
         self.types: set[torch.dtype] = set()
+        self.compared = False
+        self.trained: dict[nn.Parameter, str] = {}
         self.watching = False  # for what is dead, which waits for the device
+        self._room = 0  # bytes left for gradients in the place of their factors
         self._inputs: Counter[str] = Counter()
         self._received: dict[int, tuple[Followed, list[PerSampleGradients]]] | None = None
 
@@ -107,8 +111,9 @@ class Recorder:
 
     @contextmanager
     def following(self, samples: int) -> Iterator[None]:
-        """Around a forward pass of so many samples."""
+        """Around a forward pass of so many samples, and a backward pass, where checkpointing computes layers again."""
         self.size, self._inputs = samples * self.views, Counter()
+        self.trained = self.trainable()
         try:
             with followed_parameters(self.module, self):
                 yield
@@ -152,7 +157,7 @@ class Recorder:
         for value in values:
             self._inputs[value.origin] += not x.requires_grad
             how = "layer" if x.requires_grad else f"input {self._inputs[value.origin]}"
-            use.seen += (Seen(value.origin, how, Fraction(len(x), self.size)),)
+            use.seen += (Seen(value.origin, how, len(x) // self.size),)
         return self._record(use, output)
 
     def copies(self, value: Followed, rows: int, *shape: int) -> Tensor:
@@ -161,7 +166,7 @@ class Recorder:
         def gradients(x: Tensor | None, g: Tensor) -> Gradients:
             yield value, Instantiated(g.reshape(len(g), -1, *value.shape).sum(1))  # of k calls' rows in one
 
-        seen = (Seen(value.origin, "operation", Fraction(rows, self.size)),)
+        seen = (Seen(value.origin, "operation", rows // self.size),)
         return self._record(_Use([value], gradients, seen=seen), plain(value).expand(self.size, *shape))
 
     def rows(self, value: Followed) -> Tensor:
@@ -174,7 +179,7 @@ class Recorder:
             each[samples, samples] = own
             yield value, Instantiated(each.reshape(len(g), *value.shape))
 
-        seen = (Seen(value.origin, "operation", Fraction(len(value), self.size)),)
+        seen = (Seen(value.origin, "operation", len(value) // self.size),)
         return self._record(_Use([value], gradients, seen=seen), plain(value).clone())
 
     def rows_of_samples(self, tensors: Iterable[Tensor]) -> tuple[int, int]:
@@ -203,27 +208,25 @@ class Recorder:
     def per_sample_gradients(
         self, losses: Tensor, *, keep: bool = False, verified: set[Seen] | None = None
     ) -> dict[nn.Parameter, PerSampleGradients] | None:
-        """One backward pass of ``losses`` (B,), whose graph is kept or not.
+        """One backward pass of ``losses`` (B,), whose graph is kept or not, within :meth:`following`.
 
         None if it cannot be relied on, or has other uses than those that were ``verified``.
 
         Raises:
             ValueError: losses depend on no parameter, or the model uses reentrant checkpointing.
         """
-        trainable = self.trainable()
         if not losses.requires_grad:
             raise ValueError("losses depend on no trainable parameter: was the forward pass run under no_grad?")
         ends = self.trace(losses)
         if ends is None or (verified is not None and not self.seen <= verified):
             return None
-        self.types, self.dead, self._received = set(), set(), {}
+        self.types, self.dead, self._received, self._room = set(), set(), {}, ROOM
         try:
-            # Checkpointing computes layers again. Autocast would round products of gradients to half precision.
-            no_autocast = torch.autocast(losses.device.type, enabled=False)
-            with explained(), torch.no_grad(), no_autocast, self.following(len(losses)):
+            # Autocast would round products of gradients to half precision.
+            with explained(), torch.no_grad(), torch.autocast(losses.device.type, enabled=False):
                 if ends:
                     torch.autograd.grad(losses, ends, torch.ones_like(losses), retain_graph=keep, allow_unused=True)
-                return _carried_back(self._received.values(), list(trainable))
+                return _carried_back(self._received.values(), list(self.trained))
         finally:
             self._received = None
 
@@ -239,7 +242,8 @@ class Recorder:
         if rows != size and not use.by_row:
             x, g = None if x is None else x.unflatten(0, (size, -1)), g.unflatten(0, (size, -1))
         for value, gradients in use.gradients(x, g):
-            joined = join_views(gradients, self.views * (rows // size if use.by_row else 1))
+            joined = join_views(gradients, self.views * (rows // size if use.by_row else 1)).cheaper(self._room)
+            self._room -= joined.gradients.nbytes if isinstance(joined, Instantiated) else 0
             self._received.setdefault(id(value), (value, []))[1].append(joined)
 
     def trace(self, losses: Tensor) -> list[GradientEdge] | None:
@@ -249,8 +253,8 @@ class Recorder:
         without a rule. Nowhere on the way may an operation move rows from one sample to another by what tensors hold.
         Values made of parameters must be made of nothing else: no use lies in their graph.
         """
-        trainable, self.seen = self.trainable(), set()
-        ends, values, known = {}, [], set[Node]()
+        self.seen = set()
+        ends, values, known, used, moved = {}, [], set[Node](), False, ""
         stack: list[Node | None] = [losses.grad_fn]
         while stack:
             node = stack.pop()
@@ -259,6 +263,7 @@ class Recorder:
             known.add(node)
             uses = _metadata(node).get(self)
             if uses is not None:
+                used = True
                 self.seen.update(seen for use in uses for seen in use.seen)
                 values += [v for use in uses for v in use.values if v.parameter is None]
                 upstream = [use.upstream for use in uses if use.upstream is not None]
@@ -266,15 +271,17 @@ class Recorder:
                     ends[node] = GradientEdge(node, uses[0].output_nr)
                 stack.extend(upstream)
             elif (leaf := getattr(node, "variable", None)) is not None:
-                if leaf in trainable:
-                    self._not_covered(trainable[leaf])
+                if leaf in self.trained:
+                    self._not_covered(self.trained[leaf])
                     return None
                 ends[node] = GradientEdge(node, 0)
-            elif not keeps_rows(node, len(losses) * self.views):
-                self.lose(f"{node.name()} may move rows from one sample to another")
-                return None
             else:
+                if not moved and not keeps_rows(node, len(losses) * self.views):
+                    moved = node.name()
                 stack.extend(earlier for earlier, _ in node.next_functions)
+        if used and moved:
+            self.lose(f"{moved} may move rows from one sample to another")
+            return None
         made, walked = [(value.grad_fn, value.origin) for value in values], set[Node]()
         while made:
             node, name = made.pop()

@@ -74,6 +74,8 @@ def _problem(layer: nn.Module) -> str | None:
             )
     elif "FrozenBatchNorm" in type(layer).__name__:  # of torchvision, timm, transformers: constants, as buffers
         return None
+    elif any(kind in str(getattr(layer, "rope_type", "")) for kind in ("dynamic", "longrope")):
+        return "takes its frequencies from the longest sample of a batch: set its rope_type to 'default' to fix them"
     elif any(getattr(layer, name, None) is not None for name in _RUNNING) and layer.training:
         return "keeps running statistics of the data without noise: replace it, or keep it in eval mode"
     elif isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) and layer.max_norm is not None:

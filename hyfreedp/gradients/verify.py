@@ -22,7 +22,7 @@ from torch import Tensor
 from hyfreedp.data.batches import batch_length, take
 from hyfreedp.gradients.autograd import weighted_gradients
 from hyfreedp.gradients.clipping import Clipping
-from hyfreedp.gradients.dependence import SAMPLES, check_samples_apart, perturbed
+from hyfreedp.gradients.dependence import FIRST_DRAWS, LATER_DRAWS, SAMPLES, check_samples_apart, perturbed
 from hyfreedp.gradients.per_sample import norms_of, widened
 from hyfreedp.gradients.recorder import Recorder, Seen
 from hyfreedp.noise import NoiseGenerator
@@ -63,7 +63,10 @@ def verified_uses(
         if batch_length(samples) < 2:
             return set()
         narrowest = _narrowest_type(recorder)
-        check_samples_apart(loss, samples, module=recorder.module, narrowest_type=narrowest, generator=generator)
+        draws = LATER_DRAWS if recorder.compared else FIRST_DRAWS
+        module = recorder.module
+        check_samples_apart(loss, samples, module=module, narrowest_type=narrowest, generator=generator, draws=draws)
+        recorder.compared = True
         samples = _finite(recorder, loss, samples)
         if samples is None:
             return set()
@@ -93,7 +96,7 @@ def _finite(recorder: Recorder, loss: Loss, samples: Any) -> Any:
             return None
         with recorder.following(batch_length(samples)):
             losses = loss(samples)
-        gradients = recorder.per_sample_gradients(losses)
+            gradients = recorder.per_sample_gradients(losses)
         if gradients is None:
             return None
         if not gradients:
@@ -143,7 +146,7 @@ def _agrees(recorder: Recorder, clipping: Clipping, loss: Loss, batch: Any, gene
     size = batch_length(batch)
     with recorder.following(size):
         losses = loss(batch)
-    gradients = recorder.per_sample_gradients(losses, keep=True)
+        gradients = recorder.per_sample_gradients(losses, keep=True)
     if gradients is None:
         return False
     trainable, norms = recorder.trainable(), norms_of(gradients.values(), losses)

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from hyfreedp.optimizer import HyFreeDPOptimizer
+from hyfreedp.running.checkpoint import read_key, write_key
 from hyfreedp.running.wrapper import OptimizerWrapper
 
 
 class ClosureOptimizer(OptimizerWrapper):
     """An optimizer whose ``step(closure)`` calls the closure, which makes the private step; else it does nothing.
 
-    Its groups and state are those of the private optimizer, and so is what it saves.
+    Its groups and state are those of the private optimizer. What it saves may be published with the model: it has
+    released values and the public plan, and names a file in ``folder`` that has the rest and must stay secret.
 
     Args:
         private: what ``make_private_with_epsilon`` returned.
+        folder: where the file of the run's key is written when a state is first asked for, and looked for on loading.
     """
 
-    def __init__(self, private: HyFreeDPOptimizer) -> None:
+    def __init__(self, private: HyFreeDPOptimizer, folder: str | os.PathLike[str]) -> None:
         super().__init__(private.base)
-        self.private = private
+        self.private, self.folder = private, folder
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         """Call ``closure`` and return what it returns."""
@@ -32,12 +36,31 @@ class ClosureOptimizer(OptimizerWrapper):
         self.private.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
-        """That of the private optimizer."""
-        return self.private.state_dict()
+        """That of the private optimizer, less what is secret: the keys of noise and sampling, and what is raw.
+
+        Raw are diagnostics, and whether samples came to be computed one at a time, since a record can cause that. A run
+        that goes on finds the latter anew.
+        """
+        state = self.private.state_dict()
+        sampler = dict(state["sampler"] or {})
+        position = sampler.pop("position", None)
+        name = write_key(self.folder, {"generator": state.pop("generator"), "sampler": sampler})
+        history = [{k: v for k, v in row.items() if not k.startswith("not_private_")} for row in state["history"]]
+        return {**state, "key_file": name, "sampler": {"position": position}, "one_by_one": None, "history": history}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """That of the private optimizer."""
-        self.private.load_state_dict(state_dict)
+        """Restore what :meth:`state_dict` gave; the file of the key must be there.
+
+        Raises:
+            FileNotFoundError, ValueError: it is not, or not that of the run; or the state names none.
+        """
+        if "key_file" not in state_dict:
+            raise ValueError(
+                "the state is of a version of hyfreedp that saved the key in it: resume it by that version"
+            )
+        secret = read_key(self.folder, state_dict["key_file"])
+        sampler = {**secret["sampler"], **state_dict["sampler"]} if secret["sampler"] else None
+        self.private.load_state_dict({**state_dict, "generator": secret["generator"], "sampler": sampler})
 
 
 def epsilon_is_due(private: HyFreeDPOptimizer) -> bool:

@@ -7,12 +7,16 @@ from functools import partial
 from typing import Any
 
 from lightning.pytorch import LightningModule
+from lightning.pytorch.callbacks import DeviceStatsMonitor, ThroughputMonitor, Timer
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from hyfreedp import HyFreeDPOptimizer, PrivacyEngine
 from hyfreedp.integrations.closure import ClosureOptimizer, epsilon_is_due
+
+# What they log, or save in a checkpoint, depends on how large batches and their records are.
+RAW_CALLBACKS = (DeviceStatsMonitor, ThroughputMonitor, Timer)
 
 
 class PrivateModule(LightningModule):
@@ -29,7 +33,9 @@ class PrivateModule(LightningModule):
         Trainer(max_epochs=5).fit(module, loader)
 
     The Trainer needs ``use_distributed_sampler=False``, and no precision that scales losses. A checkpoint of it is
-    resumed bit for bit by ``fit(..., ckpt_path=...)`` on a module that was made private with the same arguments.
+    resumed bit for bit by ``fit(..., ckpt_path=...)`` on a module that was made private with the same arguments. It may
+    be published; the key of all noise lies in a file of its own, ``_hyfreedp-....key`` in the Trainer's
+    ``default_root_dir``, which must be kept secret and is needed to resume.
 
     Attributes:
         private: the private optimizer, once there is one.
@@ -81,10 +87,22 @@ class PrivateModule(LightningModule):
         return private_loader
 
     def configure_optimizers(self) -> Optimizer:
-        """The private optimizer, in a form that Lightning can call."""
+        """The private optimizer, in a form that Lightning can call.
+
+        Raises:
+            RuntimeError: there is none.
+            ValueError: the Trainer has a callback that logs or saves what tells how large batches were.
+        """
         if self.private is None:
             raise RuntimeError("the module must be made private first: call make_private, and fit with what it returns")
-        return ClosureOptimizer(self.private)
+        trainer: Any = self.trainer
+        for callback in trainer.callbacks:
+            if isinstance(callback, RAW_CALLBACKS):
+                raise ValueError(
+                    f"callbacks must not have a {type(callback).__name__} (max_time makes a Timer): the time and the "
+                    "memory that batches take are not private, and go into logs and checkpoints"
+                )
+        return ClosureOptimizer(self.private, trainer.default_root_dir)
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
         """One private step; logs, and shows, the learning rate and now and then epsilon: all that may be told."""

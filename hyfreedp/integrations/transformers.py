@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import os
 from collections.abc import Callable
 from dataclasses import MISSING, fields
 from typing import Any
@@ -48,16 +49,24 @@ REFUSED = {
     "parallelism_config": "the model must be whole on every process; start the same script by torchrun",
 }
 OF_A_FIXED_RATE = ("learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "warmup_ratio")
-NOT_PRIVATE = ("loss", "train_loss", "grad_norm", "total_flos")
+# Variables of the environment that make the Trainer's loggers tell what is not private, if they are set.
+OF_THE_ENVIRONMENT = {
+    "WANDB_WATCH": "it logs raw gradients",
+    "COMET_LOG_ASSETS": "it uploads output_dir, which holds the key of all noise",
+    "HF_DAGSHUB_LOG_ARTIFACTS": "it uploads output_dir, which holds the key of all noise, and the training data",
+    "HF_DVCLIVE_LOG_MODEL": "it uploads output_dir, which holds the key of all noise",
+}
 
 
 class PrivateTrainer(Trainer):
     """A Trainer whose :meth:`train` is one private run. Threat model: LOG.
 
     The batch size of its arguments, times the processes, is the expected size of a Poisson batch. Of training, epsilon
-    and the learning rate are logged; losses, norms of gradients and counts of operations are not, since none is
-    private. A checkpoint is resumed bit for bit, by a new trainer. Arguments that a private run cannot follow are
-    refused unless they are left as they are; so are learning rate, scheduler and warm-up where the rate is learned.
+    and the learning rate are logged; losses, norms of gradients, counts of operations and times are not, since none is
+    private. A checkpoint is resumed bit for bit, by a new trainer. It may be published; the key of all noise lies in a
+    file of its own, ``_hyfreedp-....key`` in ``output_dir``, which must be kept secret and is needed to resume.
+    Arguments that a private run cannot follow are refused unless they are left as they are; so are learning rate,
+    scheduler and warm-up where the rate is learned.
 
     Args:
         per_sample_loss: maps the model and a batch, or a piece of it, to losses of shape ``(B,)``.
@@ -76,6 +85,7 @@ class PrivateTrainer(Trainer):
     """
 
     model: Any
+    optimizer: Any
     train_dataset: Any
     lr_scheduler: Any
 
@@ -106,11 +116,10 @@ class PrivateTrainer(Trainer):
                 break
 
     def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
-        """As of the Trainer, with epsilon among the metrics; ``training_loss`` is None, for it is not private."""
+        """As of the Trainer, with epsilon alone as metrics; ``training_loss`` is None, for it is not private."""
         output = super().train(*args, **kwargs)
         assert self.private is not None
-        metrics = {name: value for name, value in output.metrics.items() if name not in NOT_PRIVATE}
-        metrics["epsilon"] = self.private.epsilon_spent()
+        metrics = {"epsilon": self.private.epsilon_spent()}
         return output._replace(training_loss=None, metrics=metrics)  # type: ignore[arg-type]
 
     def get_train_dataloader(self) -> DataLoader:
@@ -134,14 +143,14 @@ class PrivateTrainer(Trainer):
         _, self.private, private_loader = self.engine.make_private_with_epsilon(
             module=self.model, optimizer=self.create_optimizer(), data_loader=loader, steps=steps, **self.privacy
         )
-        self.optimizer = ClosureOptimizer(self.private)
+        self.optimizer = ClosureOptimizer(self.private, str(args.output_dir))
         return private_loader
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """The scheduler of the arguments where the rate is not learned."""
         if self.private is None or self.private.rate_learner.kind == "none":
             return super().create_scheduler(num_training_steps, optimizer)
-        self.lr_scheduler = _Learned(ClosureOptimizer(self.private))
+        self.lr_scheduler = _Learned(self.optimizer)
         return self.lr_scheduler
 
     def floating_point_ops(self, inputs: Any) -> int:
@@ -170,9 +179,9 @@ class PrivateTrainer(Trainer):
         return torch.zeros((), device=self.args.device)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Of training, what is private, with epsilon; of evaluation all."""
+        """Of training, epsilon and the learning rate, and nothing else that the Trainer has; of evaluation all."""
         if self.private is not None and ("loss" in logs or "train_loss" in logs):
-            logs = {name: value for name, value in logs.items() if name not in NOT_PRIVATE}
+            logs = {name: value for name, value in logs.items() if name == "learning_rate"}
             logs["epsilon"] = self.private.epsilon_spent()
         super().log(logs, start_time)
 
@@ -217,8 +226,11 @@ def _check_arguments(args: TrainingArguments, learned: bool) -> None:
             left = "unset" if default in (None, MISSING, "") else f"at {getattr(default, 'value', default)!r}"
             found = getattr(value, "value", value)
             raise ValueError(f"{field.name} must be left {left}, got {found!r}: {refused[field.name]}")
-    if args.push_to_hub and "checkpoint" in str(getattr(args.hub_strategy, "value", args.hub_strategy)):
-        raise ValueError("hub_strategy must be 'every_save' or 'end': checkpoints hold the key of all noise")
+    if "codecarbon" in (args.report_to or ()):
+        raise ValueError("report_to must not have 'codecarbon': the energy of a run tells how large its batches were")
+    for name, why in OF_THE_ENVIRONMENT.items():
+        if os.environ.get(name, "").lower() not in ("", "0", "false"):
+            raise ValueError(f"the environment's {name} must be unset, got {os.environ[name]!r}: {why}")
 
 
 class _Progress(ProgressCallback):

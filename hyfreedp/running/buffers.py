@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import io
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +21,13 @@ class BufferGuard:
     """Refuses forward passes that change, add or replace a buffer, and undoes what they did; or change a parameter.
 
     Between passes all may change, as when a state is loaded. Buffers are compared by value, since writing through
-    ``.data``, as codebooks do, leaves no other trace. Parameters are large: they are compared by version counter, and
-    by a hash of their values where that is asked for. Values kept elsewhere, as plain attributes, are not seen.
+    ``.data``, as codebooks do, leaves no other trace; and what ``get_extra_state`` of a layer puts into the state_dict,
+    as it is pickled. Parameters are large: they are compared by version counter, and by a hash of their values where
+    that is asked for. Values kept elsewhere, as plain attributes, are not seen.
+
+    Buffers that are no part of the state_dict may change: caches, which grow with the longest sample. They are put
+    back without a word, and with them the plain attributes of their layer, which say what is cached. So each pass
+    starts from the same state, and none depends on records of those before it.
 
     Args:
         module: the model.
@@ -36,25 +44,30 @@ class BufferGuard:
             by_value: compare the values of parameters too.
 
         Raises:
-            ValueError: it changed something, which is named. Buffers are as they were before.
+            ValueError: it changed something, which is named. Buffers are as they were before, and extra states where
+                there is a ``set_extra_state``.
         """
         before = {
             (layer, name): (buffer, None if buffer is None else buffer.detach().clone())
             for layer in self._module.modules()
             for name, buffer in layer._buffers.items()
         }
+        attributes = {layer: dict(vars(layer)) for layer in self._module.modules()}
+        extra = {layer: _pickled(layer) for layer in self._module.modules() if _defines(layer, "get_extra_state")}
         parameters = self._parameters(by_value)
         try:
             yield
         finally:
-            changed = self._restored(before)
+            changed = self._restored(before, attributes)
+            changed += self._restored_extra(extra)
         after = self._parameters(by_value)
         changed += [name for name, mark in parameters.items() if after.get(name) != mark]
         if changed:
             raise ValueError(
                 "the forward pass in train mode changed these buffers or parameters of the model: "
                 f"{listed([repr(name) for name in changed])}, which would publish raw data with the state_dict (in "
-                "buffers it was undone). Call .eval() of what keeps statistics, or replace it by a layer without"
+                "buffers it was undone). Call .eval() of what keeps statistics, or replace it by a layer without; "
+                "register a cache with persistent=False"
             )
 
     def _parameters(self, by_value: bool) -> dict[str, tuple[int, int, bytes]]:
@@ -63,21 +76,54 @@ class BufferGuard:
         return {name: (id(p), p._version, mark) for (name, p), mark in zip(parameters.items(), hashes, strict=True)}
 
     @torch.no_grad()
-    def _restored(self, before: dict[tuple[nn.Module, str], tuple[Tensor | None, Tensor | None]]) -> list[str]:
-        """Undo what was done to buffers; their names."""
+    def _restored(
+        self,
+        before: dict[tuple[nn.Module, str], tuple[Tensor | None, Tensor | None]],
+        attributes: dict[nn.Module, dict[str, Any]],
+    ) -> list[str]:
+        """Undo what was done to buffers; the names of those that the state_dict has."""
         changed = [(m, name) for m in self._module.modules() for name in m._buffers if (m, name) not in before]
         for layer, name in changed:
             del layer._buffers[name]
-        flags = [(buffer != copy).any() for buffer, copy in before.values() if buffer is not None and copy is not None]
+        flags = [(buffer != kept).any() for buffer, kept in before.values() if buffer is not None and kept is not None]
         # Read at once: each reading waits for the device.
         differ = iter(torch.stack([flag.to(flags[0].device) for flag in flags]).tolist() if flags else ())
-        for (layer, name), (buffer, copy) in before.items():
+        for (layer, name), (buffer, kept) in before.items():
             same = layer._buffers.get(name) is buffer
             layer._buffers[name] = buffer
-            if buffer is not None and copy is not None and next(differ):
-                same = bool((buffer.isnan() & copy.isnan() | (buffer == copy)).all()) and same
-                buffer.copy_(copy)
+            if buffer is not None and kept is not None and next(differ):
+                same = bool((buffer.isnan() & kept.isnan() | (buffer == kept)).all()) and same
+                if name in layer._non_persistent_buffers_set:
+                    layer._buffers[name] = kept  # a backward pass may need what the other holds now
+                else:
+                    buffer.copy_(kept)
             if not same:
                 changed.append((layer, name))
-        paths = {layer: path for path, layer in self._module.named_modules()}
-        return [f"{paths[layer]}.{name}".lstrip(".") for layer, name in changed]
+        published = [(layer, name) for layer, name in changed if name not in layer._non_persistent_buffers_set]
+        for layer in {layer for layer, _ in changed}:
+            vars(layer).clear()
+            vars(layer).update(attributes[layer])
+        return [self._path(layer, name) for layer, name in published]
+
+    def _restored_extra(self, before: dict[nn.Module, tuple[Any, bytes]]) -> list[str]:
+        """Undo what was done to extra states, where that can be; their names."""
+        changed = [layer for layer, (_, mark) in before.items() if _pickled(layer)[1] != mark]
+        for layer in changed:
+            if _defines(layer, "set_extra_state"):
+                layer.set_extra_state(before[layer][0])
+        return [self._path(layer, "get_extra_state()") for layer in changed]
+
+    def _path(self, layer: nn.Module, name: str) -> str:
+        paths = {module: path for path, module in self._module.named_modules()}
+        return f"{paths[layer]}.{name}".lstrip(".")
+
+
+def _defines(layer: nn.Module, method: str) -> bool:
+    return getattr(type(layer), method) is not getattr(nn.Module, method)
+
+
+def _pickled(layer: nn.Module) -> tuple[Any, bytes]:
+    """A copy of a layer's extra state, and what a file of it would hold."""
+    state, file = copy.deepcopy(layer.get_extra_state()), io.BytesIO()
+    torch.save(state, file)
+    return state, file.getvalue()

@@ -1,13 +1,16 @@
-"""Files of a run: its state, with what its user wants kept beside it."""
+"""Files of a run: its state, with what its user wants kept beside it; or its key alone."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import pickle
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
@@ -23,24 +26,16 @@ def write_checkpoint(path: str | os.PathLike[str], state: dict[str, Any], more: 
     """
     if _STATE in more:
         raise ValueError(f"checkpoint_dict must not have the entry {_STATE!r}, which is the run's own: rename it")
-    target = Path(path)
-    descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")  # for its owner only
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            torch.save({**more, _STATE: state}, file)
-            file.flush()
-            os.fsync(descriptor)
+    with _private_file(Path(path)) as file:
+        torch.save({**more, _STATE: state}, file)
+        file.flush()
         try:
-            torch.load(temporary, map_location="cpu", weights_only=True)
+            torch.load(file.name, map_location="cpu", weights_only=True)
         except pickle.UnpicklingError as error:
             raise ValueError(
                 "a checkpoint must hold tensors and plain values only, since loading it must run no code: look for "
                 f"others in checkpoint_dict and the optimizer's settings ({error})"
             ) from None
-        os.replace(temporary, target)
-    except BaseException:
-        os.unlink(temporary)
-        raise
 
 
 def read_checkpoint(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -59,3 +54,62 @@ def read_checkpoint(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[
     if not isinstance(state, dict) or "ledger" not in state:
         raise ValueError(f"{path} must be a file of save_checkpoint, but it holds no state of a run of hyfreedp")
     return state, saved
+
+
+def write_key(folder: str | os.PathLike[str], secret: Mapping[str, Any]) -> str:
+    """Save what tells the noise and the batches of a run to a file in ``folder``, for its owner only.
+
+    The file is named by a hash of what it holds, so no run writes over another's. The name begins with an underscore,
+    which keeps it out of what transformers' Trainer uploads.
+
+    Args:
+        folder: made if it is not there.
+        secret: plain values.
+
+    Returns:
+        The name of the file.
+    """
+    text = json.dumps(secret, sort_keys=True).encode()
+    target = Path(folder, _key_name(text))
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with _private_file(target) as file:
+            file.write(text)
+    return target.name
+
+
+def read_key(folder: str | os.PathLike[str], name: str) -> dict[str, Any]:
+    """What :func:`write_key` saved.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is not what was saved.
+    """
+    path = Path(folder, name)
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"the run cannot be resumed without the key of its noise: put the file {name}, which was written where the "
+            f"run was begun, into the folder {path.parent}"
+        )
+    text = path.read_bytes()
+    if _key_name(text) != name:
+        raise ValueError(f"{path} must hold the key of the run, but it is damaged, or that of another run renamed")
+    return dict(json.loads(text))
+
+
+def _key_name(text: bytes) -> str:
+    return f"_hyfreedp-{hashlib.sha256(text).hexdigest()[:16]}.key"
+
+
+@contextmanager
+def _private_file(target: Path) -> Iterator[IO[bytes]]:
+    """A file to write, which only its owner may read, and which takes the place of ``target`` when it is whole."""
+    with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as file:
+        try:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+            os.replace(file.name, target)
+        except BaseException:
+            os.unlink(file.name)
+            raise

@@ -176,17 +176,6 @@ def check_weights(weights: Any, size: int) -> Tensor:
     return weights
 
 
-def check_not_negative(losses: Tensor) -> None:
-    """Refuse a loss that the probe "losses", which clips to [0, R_l], would mostly take for zero.
-
-    Asked of the first batch only, and of its majority: no single record may end a run. Later ones are clipped.
-    """
-    if int((losses < 0).sum()) > max(1, len(losses) // 2):
-        raise ValueError(
-            'losses must not be negative with probe="losses", but most of the first batch are: shift the loss'
-        )
-
-
 def check_same_run(here: Mapping[str, str], there: Mapping[str, str]) -> None:
     """Refuse to resume a run with other settings, by name, than it was started with; ``there`` are the saved ones."""
     for name in {**here, **there}:

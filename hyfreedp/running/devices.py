@@ -6,6 +6,7 @@ import os
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -56,12 +57,18 @@ def synchronize(device: torch.device) -> None:
 
 def rounds_products() -> bool:
     """Whether torch is set to round the factors of float32 matrix products to TF32 or bfloat16, where a device can."""
-    parts = [getattr(torch.backends.mkldnn, "conv", None)]
-    parts += [getattr(makers, "matmul", None) for makers in vars(torch.backends).values()]
-    settings = {getattr(part, "fp32_precision", None) for part in parts} - {None}
+    settings = {part.fp32_precision for part in _with_precision()}
     if settings:  # as of PyTorch 2.9, where one that was set so hides the other
         return not settings <= {"none", "ieee"}
     return torch.get_float32_matmul_precision() != "highest"
+
+
+@cache
+def _with_precision() -> list[Any]:
+    """The parts of PyTorch that compute products, whose precision can be set one by one."""
+    parts = [getattr(torch.backends.mkldnn, "conv", None)]
+    parts += [getattr(makers, "matmul", None) for makers in vars(torch.backends).values()]
+    return [part for part in parts if getattr(part, "fp32_precision", None) is not None]
 
 
 @contextmanager

@@ -251,16 +251,6 @@ def test_parameters_that_change_after_the_run_was_made_private_are_refused(chang
     assert optimizer.ledger.steps == loader.batch_sampler.position == 0
 
 
-def test_negative_losses_are_refused_where_losses_are_released():
-    """Clipping to [0, R_l] would silently make them zero. Found before the release, with the way out."""
-    model = make_model()
-    optimizer = by_hand(model, adamw(model), preset="paper", target_epsilon=3.0, accountant="rdp")
-    weights = flat(model)
-    with pytest.raises(ValueError, match=r"losses must not be negative.*most of the first batch are: shift the loss"):
-        optimizer.step(lambda b: cross_entropy(model)(b) - 5, make_batches((6,))[0])
-    untouched(optimizer, weights)
-
-
 # -- losses that are not finite ----------------------------------------------------------------------------------------
 
 BROKEN = {

@@ -3,6 +3,10 @@
 import dataclasses
 import json
 import math
+import os
+import shutil
+import stat
+from concurrent.futures import Future
 
 import pytest
 import torch
@@ -37,6 +41,31 @@ def by_hand(model, base, loss, data, collate=None, weights=None, **privacy):
     return flat(model), optimizer
 
 
+def told(state):
+    """What a saved state of the optimizer holds, less noised sums and what is computed from them."""
+    state = {**state, "base_optimizer": state["base_optimizer"]["param_groups"], "model": sorted(state["model"])}
+    return state | {"ledger": {**state["ledger"], "released": len(state["ledger"]["released"])}}
+
+
+def check_the_key_lies_alone(folder, private):
+    """Keys of noise and sampling are in no file but one, in any form in which a number is written."""
+    key, seed = private._generator.key, private.sampler.seed
+    forms = [key, key[::-1], key.hex().encode(), str(int.from_bytes(key)).encode()]
+    forms += [str(seed).encode(), f"{seed:x}".encode(), seed.to_bytes(32), seed.to_bytes(32, "little")]
+    held = [file for file in folder.rglob("*") if file.is_file() and any(form in file.read_bytes() for form in forms)]
+    assert [file.parent for file in held] == [folder] and held[0].name.startswith("_hyfreedp-")
+    assert stat.S_IMODE(held[0].stat().st_mode) == 0o600
+    return held[0]
+
+
+@pytest.fixture
+def open_umask():
+    """Under which every file is for everybody, unless it says otherwise."""
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
 # -- transformers ------------------------------------------------------------------------------------------------------
 
 
@@ -62,10 +91,6 @@ class Classifier(nn.Module):
         logits = self.layers(x)
         return {"logits": logits} if labels is None else {"loss": F.cross_entropy(logits, labels), "logits": logits}
 
-    def floating_point_ops(self, inputs):
-        """As a model of transformers counts them."""
-        return len(inputs["labels"])
-
 
 def losses(model, batch):
     return F.cross_entropy(model(batch["x"])["logits"], batch["labels"], reduction="none")
@@ -77,19 +102,17 @@ def trainer(tmp_path):
     pytest.importorskip("accelerate")
     from hyfreedp.integrations.transformers import PrivateTrainer
 
-    def make(privacy=None, weights=None, **arguments):
+    def make(privacy=None, weights=None, engine=0, given=None, **arguments):
         torch.manual_seed(3)
         defaults = {"output_dir": str(tmp_path), "per_device_train_batch_size": SIZE, "num_train_epochs": 2, "seed": 3}
         defaults |= {"report_to": [], "use_cpu": True, "save_strategy": "no", "logging_steps": 1, "disable_tqdm": True}
+        parts = {"per_sample_loss": losses, "model": Classifier(), "train_dataset": Named(), "eval_dataset": Named()}
         return PrivateTrainer(
-            per_sample_loss=losses,
             privacy=PRIVACY | (privacy or {}),
             weights=weights,
-            engine=PrivacyEngine(seed=0),
-            model=Classifier(),
+            engine=PrivacyEngine(seed=engine),
             args=transformers.TrainingArguments(**(defaults | arguments)),
-            train_dataset=Named(),
-            eval_dataset=Named(),
+            **(parts | (given or {})),
         )
 
     return make
@@ -125,25 +148,148 @@ def test_the_trainer_of_transformers_makes_the_run_by_hand(trainer, privacy, wei
     assert found.state.global_step == STEPS and found.private.steps_left == 0
 
 
-RAW = {"loss", "train_loss", "grad_norm", "total_flos"}
-
-
-def test_what_the_trainer_tells_is_private(trainer, tmp_path):
-    """Epsilon and the rate; neither a loss of a training batch nor how large it was. Evaluation is the user's."""
+def test_what_the_trainer_tells_is_private(trainer):
+    """Epsilon and the rate; no loss of a training batch, nor how large it was or how long it took."""
     found = trainer(eval_strategy="epoch", save_strategy="epoch")
     result = found.train()
     training = [row for row in found.state.log_history if "eval_loss" not in row]
-    assert len(training) == STEPS + 1 and not any(RAW & row.keys() for row in training)
+    every = {"epsilon", "epoch", "step"}
+    assert [row.keys() - every for row in training] == [{"learning_rate"}] * STEPS + [set()]
     epsilons = [row["epsilon"] for row in training]
     assert epsilons == sorted(epsilons) and 2.9 < epsilons[-1] <= 3.0
     rates = [row["learning_rate"] for row in training[:-1]]
     assert rates == pytest.approx([row["eta"] for row in found.private.history])
-    assert result.training_loss is None and not RAW & result.metrics.keys()
-    assert result.metrics["epsilon"] == epsilons[-1] and any("eval_loss" in row for row in found.state.log_history)
-    saved = json.loads((tmp_path / "checkpoint-10" / "trainer_state.json").read_text())
-    assert saved["total_flos"] == 0 and not any(RAW & row.keys() for row in saved["log_history"])
+    assert result.training_loss is None and result.metrics == {"epsilon": epsilons[-1]}
+    assert any("eval_loss" in row for row in found.state.log_history)
     with pytest.raises(RuntimeError, match="has trained its private run"):
         found.train()
+
+
+class Texts(Dataset):
+    """Sixteen texts of eight words, but for the first."""
+
+    def __init__(self, length: int) -> None:
+        self.rows = [torch.arange(length if row == 0 else 8) % 20 for row in range(16)]
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        return {"input_ids": self.rows[index], "labels": torch.tensor(index % 3)}
+
+
+class Reader(nn.Module):
+    main_input_name = "input_ids"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.drop, self.head = nn.Embedding(20, 4, padding_idx=0), nn.Dropout(0.1), nn.Linear(4, 3)
+
+    def forward(self, input_ids, labels=None):
+        return {"logits": self.head(self.drop(self.words(input_ids)).mean(dim=1))}
+
+    def num_parameters(self, exclude_embeddings=False):
+        """By which the Trainer counts operations."""
+        return 1
+
+
+def padded(records):
+    rows = nn.utils.rnn.pad_sequence([record["input_ids"] for record in records], batch_first=True)
+    return {"input_ids": rows, "labels": torch.stack([record["labels"] for record in records])}
+
+
+def reader_losses(model, batch):
+    return F.cross_entropy(model(batch["input_ids"])["logits"], batch["labels"], reduction="none")
+
+
+def watcher():
+    """A callback of the Trainer that keeps what each of its events is told, but for the objects of the run."""
+    transformers = pytest.importorskip("transformers")
+
+    class Watcher(transformers.TrainerCallback):
+        def __init__(self) -> None:
+            self.seen = []
+
+    def watch(name):
+        def event(self, args, state, control, **given):
+            plain = {key: value for key, value in given.items() if isinstance(value, dict | float | int | str)}
+            self.seen.append(repr((name, state, control, plain)))
+
+        return event
+
+    for name in vars(transformers.TrainerCallback):
+        if name.startswith("on_"):
+            setattr(Watcher, name, watch(name))
+    return Watcher()
+
+
+def test_one_long_record_is_not_told_by_the_trainer(trainer, tmp_path):
+    """All records in every batch, and one of them long, or not: whatever is not a noised sum must be the same."""
+    found = []
+    for length in (8, 400):
+        folder, watch = tmp_path / str(length), watcher()
+        given = {"model": Reader(), "train_dataset": Texts(length), "data_collator": padded, "eval_dataset": None}
+        run = trainer(
+            {"preset": "fixed"},
+            given=given | {"per_sample_loss": reader_losses, "callbacks": [watch]},
+            per_device_train_batch_size=16,
+            output_dir=str(folder),
+            save_strategy="epoch",
+        )
+        assert run.train().metrics == {"epsilon": run.private.epsilon_spent()}
+        checkpoint = folder / "checkpoint-2"
+        names = [file.relative_to(folder).as_posix() for file in sorted(folder.rglob("*"))]
+        parts = {name: repr(torch.load(checkpoint / name)) for name in ("scheduler.pt",)}
+        parts["rng_state.pth"] = (checkpoint / "rng_state.pth").read_bytes()
+        parts["optimizer.pt"] = repr(told(torch.load(checkpoint / "optimizer.pt")))
+        state = json.loads((checkpoint / "trainer_state.json").read_text())
+        assert "epsilon" in state["log_history"][0] and len(watch.seen) > 8
+        found.append((names, parts, state, watch.seen, flat(run.model)))
+    same, other = found
+    assert same[:4] == other[:4] and not torch.equal(same[4], other[4])
+
+
+@pytest.mark.usefixtures("open_umask")
+def test_a_checkpoint_of_the_trainer_can_be_published(trainer, tmp_path):
+    """The key lies in a file of its own, which another run does not overwrite; diagnostics are raw, and left out."""
+    for engine in (0, 1):
+        run = trainer({"diagnostics": True}, engine=engine, save_strategy="steps", save_steps=3, logging_steps=3)
+        run.train()
+        assert "not_private_mean_loss" in run.private.history[0]
+        key = check_the_key_lies_alone(tmp_path, run.private)
+    assert len(list(tmp_path.glob("_hyfreedp-*"))) == 2
+    state = torch.load(tmp_path / "checkpoint-3" / "optimizer.pt")
+    assert state["key_file"] == key.name and "generator" not in state and state["one_by_one"] is None
+    assert state["sampler"] == {"position": 3} and "not_private" not in repr(state["history"])
+    assert state["history"][2]["eta"] == run.private.history[2]["eta"]
+
+
+def test_the_trainer_uploads_no_key(trainer, tmp_path, monkeypatch):
+    """Nor do the checkpoints that it uploads hold one."""
+    library = pytest.importorskip("transformers.trainer")
+    from huggingface_hub.utils import filter_repo_objects
+
+    sent = []
+
+    class Hub:
+        def create_repo(self, name, **_):
+            return type("Repo", (), {"repo_id": name})
+
+        def upload_folder(self, folder_path, ignore_patterns=None, **_):
+            names = os.listdir(folder_path)
+            sent.extend(filter_repo_objects(names, ignore_patterns=ignore_patterns))
+            done: Future = Future()
+            done.set_result(None)
+            return done
+
+    monkeypatch.setattr(library, "hf_api", Hub)
+    monkeypatch.setattr(library.Trainer, "create_model_card", lambda *_, **__: None)
+    run = trainer(
+        push_to_hub=True, hub_strategy="all_checkpoints", hub_token="none", save_strategy="steps", save_steps=5
+    )
+    run.train()
+    assert "optimizer.pt" in sent and "training_args.bin" in sent
+    assert list(tmp_path.glob("_hyfreedp-*.key")) and not any("hyfreedp" in name for name in sent)
 
 
 def test_a_checkpoint_of_the_trainer_goes_on_bit_for_bit(trainer, tmp_path):
@@ -151,7 +297,7 @@ def test_a_checkpoint_of_the_trainer_goes_on_bit_for_bit(trainer, tmp_path):
     whole.train()
     first = trainer(save_strategy="steps", save_steps=3)
     first.train()
-    resumed = trainer()
+    resumed = trainer(engine=99)  # the key comes from its file
     torch.manual_seed(99)
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
     assert torch.equal(flat(resumed.model), flat(whole.model))
@@ -167,14 +313,36 @@ def test_a_checkpoint_without_the_private_optimizer_is_not_gone_on_with(trainer,
         trainer().train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
 
 
+def test_a_checkpoint_of_the_trainer_is_not_resumed_without_its_key(trainer, tmp_path):
+    """Nor with that of another run, nor if it holds the key itself."""
+    run = trainer(save_strategy="steps", save_steps=3)
+    run.train()
+    key = check_the_key_lies_alone(tmp_path, run.private)
+    with pytest.raises(ValueError, match="of a version of hyfreedp that saved the key in it"):
+        run.optimizer.load_state_dict(run.private.state_dict())
+    trainer(engine=1, save_strategy="steps", save_steps=10, output_dir=str(tmp_path / "other")).train()
+    (other,) = (tmp_path / "other").glob("_hyfreedp-*")
+    for damage, error, message in [
+        (
+            key.unlink,
+            FileNotFoundError,
+            f"without the key of its noise: put the file {key.name}, .* the folder {tmp_path}",
+        ),
+        (lambda: shutil.copy(other, key), ValueError, "must hold the key of the run, but it is damaged"),
+    ]:
+        damage()
+        with pytest.raises(error, match=message):
+            trainer(engine=99).train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+
+
 OTHER = {"train_sampling_strategy": "group_by_length", "debug": ["underflow_overflow"], "fsdp": "full_shard"}
 OTHER |= {"dataloader_in_order": False, "max_grad_norm": 0.0, "lr_scheduler_type": "cosine", "data_seed": 0}
 OTHER |= {"include_num_input_tokens_seen": "all", "neftune_noise_alpha": 0.0}
 
 
-def test_arguments_that_would_change_nothing_are_refused(trainer):
+def test_arguments_that_would_change_nothing_are_refused(trainer, monkeypatch):
     """Each of them alone, and with it what to do; where the rate is fixed, its arguments are followed."""
-    from hyfreedp.integrations.transformers import OF_A_FIXED_RATE, REFUSED, PrivateTrainer
+    from hyfreedp.integrations.transformers import OF_A_FIXED_RATE, OF_THE_ENVIRONMENT, REFUSED, PrivateTrainer
 
     plain = trainer()  # all of them as they are
     known = {field.name for field in dataclasses.fields(plain.args)}
@@ -191,8 +359,13 @@ def test_arguments_that_would_change_nothing_are_refused(trainer):
         setattr(plain.args, name, old)
     with pytest.raises(ValueError, match="optimizers must have None for the scheduler: the learning rate is"):
         PrivateTrainer(privacy=PRIVACY, optimizers=(None, torch.optim.lr_scheduler.LRScheduler), **arguments)
-    with pytest.raises(ValueError, match="hold the key of all noise"):
-        trainer(push_to_hub=True, hub_strategy="all_checkpoints", hub_token="none")
+    plain.args.report_to = ["codecarbon"]
+    with pytest.raises(ValueError, match="report_to must not have 'codecarbon': the energy"):
+        PrivateTrainer(privacy=PRIVACY, **arguments)
+    for name in OF_THE_ENVIRONMENT:
+        with monkeypatch.context() as environment, pytest.raises(ValueError, match=f"{name} must be unset, got 'all'"):
+            environment.setenv(name, "all")
+            trainer()
 
 
 # -- Lightning ---------------------------------------------------------------------------------------------------------
@@ -216,13 +389,13 @@ def lightning(tmp_path):
         def per_sample_loss(self, batch):
             return cross_entropy(self)(batch)
 
-    def make(privacy=None, weights=None, **arguments):
+    def make(privacy=None, weights=None, engine=0, data=None, size=SIZE, **arguments):
         torch.manual_seed(3)
         module = Module()
         base = torch.optim.AdamW(module.parameters(), lr=0.1)
-        data = DataLoader(make_data(), batch_size=SIZE)
+        data = DataLoader(data or make_data(), batch_size=size)
         settings = PRIVACY | {"steps": STEPS} | (privacy or {})
-        loader = module.make_private(base, data, weights=weights, engine=PrivacyEngine(seed=0), **settings)
+        loader = module.make_private(base, data, weights=weights, engine=PrivacyEngine(seed=engine), **settings)
         quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
         quiet |= {"enable_model_summary": False, "accelerator": "cpu", "default_root_dir": tmp_path, "max_epochs": 2}
         return module, loader, library.Trainer(**(quiet | arguments))
@@ -258,11 +431,73 @@ def test_a_checkpoint_of_lightning_goes_on_bit_for_bit(lightning, tmp_path):
     first, its_loader, its_trainer = lightning(max_steps=5, **saving)
     its_trainer.fit(first, its_loader)
     assert first.private.ledger.steps == 5
-    resumed, its_loader, its_trainer = lightning(**saving)
+    resumed, its_loader, its_trainer = lightning(engine=99, **saving)  # the key comes from its file
     torch.manual_seed(99)
     its_trainer.fit(resumed, its_loader, ckpt_path=tmp_path / "run.ckpt")
     assert torch.equal(flat(resumed), flat(module))
     assert repr(resumed.private.history) == repr(module.private.history)
+
+
+@OF_LIGHTNING
+def test_one_large_record_is_not_told_by_lightning(lightning, tmp_path):
+    """All records in every batch, and one of them large, or not: whatever is not a noised sum must be the same."""
+    from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
+    from lightning.pytorch.loggers import CSVLogger
+
+    found = []
+    for scale in (1.0, 1e3):
+        folder, data = tmp_path / str(scale), make_data()
+        data.tensors[0][0] *= scale
+        watching = [ModelCheckpoint(folder, "run"), LearningRateMonitor("step"), EarlyStopping("epsilon", patience=99)]
+        saving = {"logger": CSVLogger(folder, version=0), "callbacks": watching, "enable_checkpointing": True}
+        saving |= {"default_root_dir": folder, "log_every_n_steps": 1, "max_epochs": STEPS}
+        module, loader, trainer = lightning({"preset": "fixed"}, data=data, size=len(data), **saving)
+        trainer.fit(module, loader)
+        saved = torch.load(folder / "run.ckpt", weights_only=False)
+        assert saved["optimizer_states"][0]["ledger"]["steps"] == STEPS
+        saved |= {"state_dict": None, "optimizer_states": [told(state) for state in saved["optimizer_states"]]}
+        names = [file.relative_to(folder).as_posix() for file in sorted(folder.rglob("*"))]
+        logged = (folder / "lightning_logs" / "version_0" / "metrics.csv").read_text()
+        assert "epsilon" in logged and "learning_rate" in logged
+        metrics = trainer.callback_metrics | trainer.progress_bar_metrics | trainer.logged_metrics
+        found.append((names, repr(saved).replace(str(folder), ""), logged, metrics, flat(module)))
+    same, other = found
+    assert same[:4] == other[:4] and not torch.equal(same[4], other[4])
+
+
+@OF_LIGHTNING
+@pytest.mark.usefixtures("open_umask")
+def test_a_checkpoint_of_lightning_can_be_published(lightning, tmp_path):
+    """The key lies in a file of its own; it is not resumed without it."""
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    callbacks = [ModelCheckpoint(tmp_path / "saved", "run", every_n_train_steps=5)]
+    module, loader, trainer = lightning({"diagnostics": True}, enable_checkpointing=True, callbacks=callbacks)
+    trainer.fit(module, loader)
+    key = check_the_key_lies_alone(tmp_path, module.private)
+    (state,) = torch.load(tmp_path / "saved" / "run.ckpt", weights_only=False)["optimizer_states"]
+    assert state["key_file"] == key.name and "not_private" not in repr(state)
+    key.unlink()
+    module, loader, trainer = lightning(engine=99)
+    with pytest.raises(FileNotFoundError, match=f"put the file {key.name}, .* into the folder {tmp_path}"):
+        trainer.fit(module, loader, ckpt_path=tmp_path / "saved" / "run.ckpt")
+
+
+@OF_LIGHTNING
+@together("name", ["DeviceStatsMonitor", "ThroughputMonitor", "Timer"])
+def test_callbacks_that_log_time_or_memory_are_refused(name):
+    callbacks = pytest.importorskip("lightning.pytorch.callbacks")
+    from lightning.pytorch import Trainer
+
+    from hyfreedp.integrations.lightning import PrivateModule
+
+    kind = getattr(callbacks, name)
+    made = kind(batch_size_fn=len) if name == "ThroughputMonitor" else kind()
+    module = PrivateModule()
+    module.private = object()
+    module.trainer = Trainer(callbacks=[made], logger=False, accelerator="cpu", enable_checkpointing=False)
+    with pytest.raises(ValueError, match=f"callbacks must not have a {name} .*not private"):
+        module.configure_optimizers()
 
 
 # -- accelerate --------------------------------------------------------------------------------------------------------

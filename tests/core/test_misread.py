@@ -6,6 +6,7 @@ Where the engine could take rows of one sample for another's, it compares, compu
 import itertools
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -375,6 +376,44 @@ def test_a_run_is_that_of_one_sample_at_a_time(kind) -> None:
         ends.append(flat(model))
     for end in ends[:2]:
         torch.testing.assert_close(end, ends[2], rtol=1e-9, atol=1e-12)
+
+
+def test_seams_18_a_siamese_model_is_exact_and_told_how_it_is_fast() -> None:
+    """Its inputs in one batch, one after the other, are no samples of it; each in a call of its own are."""
+    batch, ends = [torch.randn(8, 4).double() for _ in range(3)], []
+    for together_ in (True, False):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 5)).double().train()
+        optimizer = by_hand(model, sgd(model, 0.1), preset="fixed", clipping=CLIPPING)
+
+        def loss(batch, model=model, together_=together_):
+            branches = model(torch.cat(batch)).chunk(3) if together_ else map(model, batch)
+            return nn.functional.triplet_margin_loss(*branches, reduction="none")
+
+        with pytest.warns(UserWarning, match="call it once for each of them") if together_ else nullcontext():
+            optimizer.step(loss, batch)
+        ends.append(flat(model))
+    torch.testing.assert_close(*ends, rtol=1e-9, atol=1e-12)
+
+
+def test_seams_07_a_record_that_is_not_finite_costs_no_time() -> None:
+    """Its step takes the passes of any other."""
+    passes = []
+    for value in (1.0, math.nan):
+        model = nn.Sequential(nn.Linear(5, 8), nn.LayerNorm(8), nn.Linear(8, 3)).double().train()
+        optimizer, loss = by_hand(model, sgd(model), preset="fixed"), cross_entropy(model)
+        passes.append([])
+        for size in (16, 30):
+            batch = [torch.randn(size, 5).double(), torch.randint(3, (size,))]
+            batch[0][size // 2] *= value
+
+            def counted(batch, loss=loss):
+                passes[-1].append(len(batch[0]))
+                return loss(batch)
+
+            optimizer.step(counted, batch)
+    assert [sizes.count(30) for sizes in passes] == [1, 1] and passes[0][-1] == passes[1][-1] == 30
+    assert len(passes[1]) <= len(passes[0]) + 2
 
 
 class Turning(nn.Module):

@@ -76,8 +76,8 @@ def test_a_batch_that_is_read_twice_is_counted_once() -> None:
         clipping = AdaptiveClipping(0.1)
         spec = Spec(method="adaptive", learning_rate=0.01, clipping_threshold=0.1, steps=5)
         optimizer, loader = _start(spec, clipping, diagnostics=False)
-        images, labels = loader.dataset.__getitems__(loader.batch_sampler.batch(0))
-        images[0] = math.nan
+        images, labels = loader.dataset.dataset.__getitems__(loader.batch_sampler.batch(0))
+        images[0], optimizer.sampler = math.nan, None
         optimizer.step(spec.problem.losses_of(optimizer.module), [images[first:], labels[first:]])
         return clipping._centred_count
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -80,11 +79,10 @@ def train_with_canaries(
         # expected batch size, which refer to all slots, do not tell who is absent: so two data sets that differ by one
         # canary are neighbours by adding or removing one record, with nothing else changed.
         sampler = cast(PoissonSampler, loader.batch_sampler)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "a batch of .* samples was passed to step")
-            for step in range(steps):
-                drawn = [index for index in sampler.batch(step) if present[index]]
-                optimizer.step(per_sample_loss, data.__getitems__(drawn))
+        optimizer.sampler = None
+        for step in range(steps):
+            drawn = [index for index in sampler.batch(step) if present[index]]
+            optimizer.step(per_sample_loss, data.__getitems__(drawn))
         scorer.load_state_dict(model.state_dict())
         after = _losses(scorer, images, labels)
         test_images, test_labels = arrays.test

@@ -1,0 +1,61 @@
+"""Factors or the gradients themselves: the route that takes less time, within the memory that it may take."""
+
+import itertools
+
+import torch
+from cases import together
+from models import Example, assert_exact
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from hyfreedp.gradients import AutomaticClipping, make_engine, recorder
+from hyfreedp.gradients.per_sample import Instantiated, OuterProducts, keeps_factors
+
+SIZES = list(itertools.product((1, 3, 17, 65), (8, 48, 192), (10, 64, 256)))
+
+
+def forms(tokens: int, p: int, d: int) -> tuple[OuterProducts, Tensor]:
+    factors = OuterProducts(torch.randn(2, tokens, p).double(), torch.randn(2, tokens, d).double())
+    return factors, factors.instantiate()
+
+
+@together(("tokens", "p", "d"), SIZES)
+def test_the_route_is_the_cheaper_by_counted_multiplications(tokens, p, d) -> None:
+    factors, gradients = forms(tokens, p, d)
+    counts = []
+    for work in (factors.instantiate, lambda: (factors.squared_norms, factors.weighted_sum(torch.ones(2)))):
+        with FlopCounterMode(display=False) as counter:
+            work()
+        counts.append(counter.get_total_flops() / 4)  # multiplications for each of two samples
+    by_gradients, by_factors = counts[0] + 16 * p * d, counts[1]
+    if tokens == 1:  # whose Gram matrices are numbers, and are not counted
+        assert keeps_factors(tokens, p, d, True)
+        return
+    assert by_factors == tokens**2 * (p + d) + tokens * p * d
+    smaller = gradients.numel() <= factors.left.numel() + factors.right.numel()
+    assert keeps_factors(tokens, p, d, True) == (by_factors <= by_gradients and not smaller)
+    assert keeps_factors(tokens, p, d) == (not smaller)
+
+
+@together(("tokens", "p", "d"), SIZES)
+def test_both_routes_have_the_same_norms_and_sums(tokens, p, d) -> None:
+    factors, gradients = forms(tokens, p, d)
+    weights, instantiated = torch.rand(2).double(), Instantiated(gradients)
+    for one, other in (
+        (factors.squared_norms, instantiated.squared_norms),
+        (factors.weighted_sum(weights), instantiated.weighted_sum(weights)),
+    ):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+
+
+def test_a_pass_instantiates_within_its_room_and_is_exact_with_any(monkeypatch) -> None:
+    model = nn.Sequential(*(nn.Linear(96, 96, bias=False) for _ in range(3)))
+    x = torch.randn(4, 40, 96).double()
+    example = Example(model.double().train(), (x,), lambda model, x: model(x).square().mean((1, 2)))
+    one = 4 * 96 * 96 * 8
+    for room, number in ((0, 0), (one - 1, 0), (one, 1), (3 * one - 1, 2), (3 * one, 3)):
+        monkeypatch.setattr(recorder, "ROOM", room)
+        engine = assert_exact(example, make_engine(model, AutomaticClipping()))
+        with engine.recorder.following(4):
+            found = engine.recorder.per_sample_gradients(example.losses())
+        assert sum(isinstance(each, Instantiated) for each in found.values()) == number
