@@ -247,7 +247,7 @@ def calibration(
 
 def split_of(row: pd.Series) -> NoiseSplit:
     """The split in a row of the table of :func:`calibrations`."""
-    names = [field.name for field in dataclasses.fields(NoiseSplit)]
+    names = [field.name for field in dataclasses.fields(NoiseSplit) if field.name in row]
     plain = {name: getattr(row[name], "item", lambda v=row[name]: v)() for name in names}
     return NoiseSplit.from_dict(plain | {"accountant": "pld", "vote_steps": json.loads(str(plain["vote_steps"]))})
 
