@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -100,15 +101,15 @@ class OneByOne:
             yield take(batch, slice(start, start + each))
 
     def _map(self, loss: Loss, batch: Any) -> Row:
-        trained = {f"model.{name}": p for p, name in self._engine.recorder.trainable().items()}
-        module = _Call(self._engine.module, loss)
+        module, trained = self._engine.module, list(self._engine.recorder.trainable())
 
-        def of_one(parameters: dict[str, Tensor], sample: Any) -> Tensor:
-            return torch.func.functional_call(module, parameters, (sample,))[0]
+        def of_one(values: list[Tensor], sample: Any) -> Tensor:
+            with _replaced(module, dict(zip(trained, values, strict=True))):
+                return loss(sample)[0]
 
         step = torch.func.grad_and_value(of_one)
-        gradients, values = _mapped(lambda sample: step({n: p.detach() for n, p in trained.items()}, sample), batch)
-        return values, {p: gradients[name] for name, p in trained.items()}
+        gradients, losses = _mapped(lambda sample: step([p.detach() for p in trained], sample), batch)
+        return losses, dict(zip(trained, gradients, strict=True))
 
     def _agrees(self, loss: Loss, batch: Any) -> bool:
         device = next(self._engine.module.parameters()).device
@@ -128,15 +129,26 @@ class OneByOne:
         return torch.allclose(values, torch.cat([value for value, _ in expected]).detach(), rtol=_AGREES)
 
 
-class _Call(nn.Module):
-    """A loss function as a module that has the model, so that the model's parameters can be replaced during a call."""
+@contextmanager
+def _replaced(module: nn.Module, values: dict[nn.Parameter, Tensor]) -> Iterator[None]:
+    """Other tensors stand in the place of parameters, tied ones and layers that the model has twice included.
 
-    def __init__(self, model: nn.Module, loss: Loss) -> None:
-        super().__init__()
-        self.model, self.loss = model, loss
-
-    def forward(self, sample: Any) -> Tensor:
-        return self.loss(sample)
+    (``torch.func.functional_call`` does not put those of such a layer back.)
+    """
+    places = [
+        (layer._parameters, name, p)
+        for layer in module.modules()
+        for name, p in layer._parameters.items()
+        if p in values
+    ]
+    held: Any
+    try:
+        for held, name, p in places:
+            held[name] = values[p]
+        yield
+    finally:
+        for held, name, p in places:
+            held[name] = p
 
 
 def _mapped(function: Callable[[Any], Any], batch: Any) -> Any:
