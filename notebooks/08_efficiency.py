@@ -46,7 +46,7 @@ from hyfreedp.experiments.store import plots
 from hyfreedp.experiments.store.paths import CELLS, RESULTS
 from hyfreedp.experiments.store.verdicts import verdict
 from hyfreedp.experiments.tables import paper
-from hyfreedp.gradients.per_sample import prefers_factors
+from hyfreedp.gradients.per_sample import keeps_factors
 
 # %%
 plots.use_style()
@@ -315,7 +315,7 @@ verdict(
 
 # %%
 tokens = None
-check(tokens, lambda: next(T for T in range(1, 10_000) if not prefers_factors(T, p=1536, d=384)))
+check(tokens, lambda: next(T for T in range(1, 10_000) if not keeps_factors(T, p=1536, d=384)))
 
 # %% [markdown] tags=["solution"]
 # *Solution.* They break even at $T = pd/(p+d) = 307.2$. The engine compares the two for every layer and takes the cheaper, so it never
@@ -323,7 +323,7 @@ check(tokens, lambda: next(T for T in range(1, 10_000) if not prefers_factors(T,
 
 # %% tags=["solution"]
 tokens = 1536 * 384 / (1536 + 384)
-check(tokens, lambda: next(T for T in range(1, 10_000) if not prefers_factors(T, p=1536, d=384)))
+check(tokens, lambda: next(T for T in range(1, 10_000) if not keeps_factors(T, p=1536, d=384)))
 
 # %% [markdown]
 # 2. A colleague trains biases only and finds HyFreeDP with $K = 5$ too slow by 20 %. Which share $f$ of a private step is then a forward
