@@ -37,7 +37,7 @@ def batch_length(batch: Any) -> int:
     if wrong is not None:
         seen = f"one of shape {tuple(wrong.shape)}" + (f" beside {size[0]} samples" if size else "")
         raise ValueError(f"batch must hold tensors whose first dimension counts the samples, got {seen}: {_SHARED}")
-    for leaf in _leaves(batch):
+    for leaf in leaves(batch):
         if isinstance(leaf, list | tuple) and len(leaf) != size[0]:
             seen = f"{len(leaf)} entries beside {size[0]} samples"
             raise ValueError(f"batch must hold lists with one entry per sample, got {seen}: {_SHARED}")
@@ -73,11 +73,11 @@ def _children(value: Any) -> Iterable[Any]:
     return value if isinstance(value, list | tuple) else ()
 
 
-def _leaves(value: Any) -> Iterator[Any]:
+def leaves(value: Any) -> Iterator[Any]:
     """What a batch is made of: tensors, lists without any, and other values."""
     if fields_of(value) is not None or next(tensors_in(_children(value)), None) is not None:
         for child in _children(value):
-            yield from _leaves(child)
+            yield from leaves(child)
     else:
         yield value
 

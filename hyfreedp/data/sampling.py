@@ -181,10 +181,11 @@ class Fetch:
         device = self.device if get_worker_info() is None else CPU
         with random_states_of(rows.generator.key, device):
             several: Any = getattr(self.dataset, "__getitems__", None)
-            records = [self.dataset[row] for row in rows] if several is None else several(list(rows))
+            some = list(rows) or [0]
+            records = [self.dataset[row] for row in some] if several is None else several(some)
+            if not rows:
+                return take(self.collate(records), slice(0, 0))
             made = not isinstance(records, list)  # a batch already
-            if not rows and not made:
-                return take(self.collate([self.dataset[0]]), slice(0, 0))
             if rows.step < _FIRST or rows.generator.child("check").uniform(1) < _CHECKED:
                 check_rows_apart(
                     (lambda some: self.collate(several(some))) if made else self.collate,

@@ -89,10 +89,11 @@ def seed_random_states(key: bytes, device: torch.device) -> None:
     of_torch, of_numpy = (np.frombuffer(derive(key, name), np.uint32) for name in ("torch", "numpy"))
     np.random.seed(of_torch)  # the same Twister as torch's, which has no such function
     state = Generator().manual_seed(0).get_state()  # which has drawn nothing
+    seed = int.from_bytes(derive(key, "seed")[:8]) >> 1
+    state.view(torch.int64)[0] = seed  # what torch.initial_seed() tells
     state.view(torch.int64)[_WORDS] = torch.from_numpy(cast(Any, np.random.get_state())[1].astype(np.int64))
     torch.set_rng_state(state)
     if (module := backend(device)) is not None:
-        seed = int.from_bytes(derive(key, "accelerator")[:8]) >> 1
         module.set_rng_state(Generator(device).manual_seed(seed).get_state(), device)
     np.random.seed(of_numpy)
     random.seed(int.from_bytes(derive(key, "python")))

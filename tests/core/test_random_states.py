@@ -40,6 +40,10 @@ def test_torch_draws_what_the_mersenne_twister_of_the_whole_key_does():
     twister = np.random.RandomState(np.frombuffer(derive(key, "torch"), np.uint32))
     raw = np.array([twister.randint(0, 2**32, dtype=np.uint32) for _ in range(2000)])
     assert np.array_equal(drawn.numpy(), raw % 2**16)
+    with random_states_of(key, CPU):
+        first = torch.initial_seed()
+    with random_states_of(derive(b"", "another"), CPU):
+        assert first != torch.initial_seed() and first > 2**32
 
 
 @together("kind", DRAWS)
@@ -151,7 +155,18 @@ def packed(records):
     return x.sum(0, keepdim=True), y[:1]
 
 
-@together("collate", [mixed_up, standardised, counted, scaled_by_the_largest, windows, packed])
+def joined(records):
+    x, y = default_collate(records)
+    names = [str(float(value)) for value in x[:, 0]]
+    return {"x": x, "y": y, "text": [own + other for own, other in zip(names, names[1:] + names[:1], strict=True)]}
+
+
+def shifted_ids(records):
+    _, y = default_collate(records)
+    return torch.arange(50_000, 50_000 + len(y)) + y.roll(1), y
+
+
+@together("collate", [mixed_up, standardised, counted, scaled_by_the_largest, windows, packed, joined, shifted_ids])
 def test_a_collate_function_by_which_rows_depend_on_other_records_is_refused(collate):
     model = nn.Linear(5, 3).double()
     loader = DataLoader(make_data(), batch_size=8, collate_fn=collate)
@@ -178,7 +193,21 @@ def cropped(records):
     return default_collate([(record["ids"][random.randrange(2) :][:2], record["label"]) for record in records])
 
 
-@together("collate", [padded_left, masked, cropped])
+def shuffled(records):
+    """In which a record takes as many random numbers as it has tokens."""
+    rows = [record["ids"][torch.randperm(len(record["ids"]))] for record in records]
+    return pad_sequence([F.pad(row, (0, 12 - len(row))) for row in rows], batch_first=True), torch.arange(len(rows)) * 0
+
+
+def padded_in_two_dimensions(records):
+    """To the tallest and to the widest record, which are two."""
+    shapes = [(len(record["ids"]), 12 - len(record["ids"])) for record in records]
+    high, wide = (max(sizes) for sizes in zip(*shapes, strict=True))
+    images = [F.pad(torch.ones(h, w), (0, wide - w, 0, high - h)) for h, w in shapes]
+    return torch.stack(images), torch.zeros(len(shapes))
+
+
+@together("collate", [padded_left, masked, cropped, shuffled, padded_in_two_dimensions])
 @pytest.mark.parametrize("seed", range(3))
 def test_padding_and_random_numbers_of_a_record_are_no_mixing(collate, seed):
     torch.manual_seed(seed)
@@ -187,4 +216,4 @@ def test_padding_and_random_numbers_of_a_record_are_no_mixing(collate, seed):
     _, _, loader = make_private(
         model, sgd(model), loader=DataLoader(data, batch_size=20, collate_fn=collate), seed=seed
     )
-    assert len(next(iter(loader))) == (2 if collate is cropped else 3)
+    assert len(next(iter(loader))) == (3 if collate in (padded_left, masked) else 2)
