@@ -112,7 +112,7 @@ class Pair:
 
 def collate(records):
     x, y = (torch.stack(column) for column in zip(*records, strict=True))
-    return Pair(x, {"y": y, "names": [f"{i}.png" for i in range(len(y))]})
+    return Pair(x, {"y": y, "names": [f"{row[0]:.4f}.png" for row in x]})
 
 
 @pytest.mark.parametrize("pieces", [None, 3])
@@ -136,7 +136,7 @@ def test_a_piece_has_its_own_samples_and_nothing_of_the_others():
     piece = take(whole, torch.tensor([5, 2]))
     assert type(piece) is Pair and batch_length(piece) == 2
     assert torch.equal(piece.x, whole.x[[5, 2]]) and torch.equal(piece.rest["y"], whole.rest["y"][[5, 2]])
-    assert piece.rest["names"] == ["5.png", "2.png"]
+    assert piece.rest["names"] == [whole.rest["names"][i] for i in (5, 2)]
     object.__setattr__(whole, "mean", whole.x.mean(0))  # as __post_init__ may do
     assert not hasattr(take(whole, slice(0, 2)), "mean")
 
