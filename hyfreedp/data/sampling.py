@@ -33,7 +33,7 @@ from hyfreedp.running.devices import CPU
 from hyfreedp.running.random_states import random_states_of
 from hyfreedp.running.wrapper import Unprepared
 
-_FIRST, _CHECKED = 5, 0.01  # batches whose collation is checked: the first, and this share of the others
+_FIRST, _CHECKED = 3, 0.01  # batches whose collation is checked: the first, and this share of the others
 
 
 class PoissonSampler(Sampler[list[int]]):

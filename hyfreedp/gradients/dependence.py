@@ -4,10 +4,10 @@ Clipping bounds what one sample's gradient contributes; it bounds nothing if a s
 The check takes a few samples of the batch and computes their losses twice: with the others as they are, and with the
 others replaced, by copies of the samples themselves or by what they are times 1,000. Random numbers are the same, and
 so is the size of the batch: a loss of its own sample alone does not even round otherwise. So one loss that changes is
-enough to refuse, and no record can cause that by what it is. Each of some twenty such comparisons has random numbers of
-its own: mixing that happens with probability p in a pass is missed by k of them with probability (1 - p)^k, which is
-one in 1,200 for p = 0.3 at the first check. In one comparison more the others are left out, which shows what depends on
-how many there are. There rounding differs, so that a single loss decides nothing.
+enough to refuse, and no record can cause that by what it is. Where the loss draws random numbers, each of some twenty
+such comparisons has numbers of its own: mixing that happens with probability p in a pass is missed by k of them with
+probability (1 - p)^k, which is one in 1,200 for p = 0.3 at the first check. In one comparison more the others are left
+out, which shows what depends on how many there are. There rounding differs, so that a single loss decides nothing.
 
 It does so at the weights as they are and at perturbed weights, where random numbers are added to all trained
 parameters: that opens branches that a zero closes (gates, LayerScale, LoRA's B), and brings a model that fits its data
@@ -37,7 +37,7 @@ from hyfreedp.running.random_states import random_states, random_states_kept, se
 Loss = Callable[[Any], Tensor]
 
 SAMPLES = 16  # that are looked at, of a batch
-_FEW = 4  # of them, after the first comparisons: random numbers that mix do not spare a pair
+_WHOLE, _FEW = 4, 4  # comparisons with all of them, and how many of them in others: a coin to mix is thrown for all
 FIRST_DRAWS, LATER_DRAWS = 20, 4  # of random states, at the first check and at each later one
 _PERTURB = 0.3  # standard deviation of what is added to a weight, in units of 1 / sqrt(inputs of its unit)
 _SCALE = 1000  # of records that are made large
@@ -91,8 +91,9 @@ def check_samples_apart(
                 with _without_dropout(module):
                     halves = _halves(samples, generator)
                     fewer.append(_without_others(per_sample_loss, samples, halves, next(keys), device))
-                for number in range(draws // 2):
-                    some = samples if number < 4 else take(samples, generator.permutation(size)[:_FEW])
+                drew = len(fewer[-1][0]) == 0  # else one random state is as good as another
+                for number in range(draws // 2 if drew else min(_WHOLE, draws // 2)):
+                    some = samples if number < _WHOLE else take(samples, generator.permutation(size)[:_FEW])
                     halves, large = _halves(some, generator), number % 2 == 1
                     replaced.append(_others_replaced(per_sample_loss, some, halves, next(keys), device, large=large))
     # A model that fits has losses near zero, all rounding; at perturbed weights it has forgotten.
