@@ -42,6 +42,7 @@ def test_the_code_block_runs_as_written(capsys):
     assert names["per_sample_loss"](names["data"][:6]).shape == (6, 4)
 
 
+@pytest.mark.whole
 @pytest.mark.filterwarnings("ignore:gradients are computed one sample at a time")
 def test_the_temperature_of_the_usage_page_mends_logits_that_are_four_times_too_large():
     usage = (ROOT / "docs" / "usage.md").read_text(encoding="utf-8")

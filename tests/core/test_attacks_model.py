@@ -489,6 +489,7 @@ def test_checks_leave_no_trace():
 # -- precision ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.whole
 @each(piece=[4096, 64], dtype=[torch.bfloat16, torch.float16])
 def test_t5_bf16_one_of_4096_aligned_records_moves_the_sum_by_one(dtype, piece):
     torch.manual_seed(0)

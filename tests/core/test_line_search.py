@@ -83,6 +83,7 @@ def uncorrelated(first, second):
     assert abs(products.sum()) / math.sqrt(products.size) < stats.norm.isf(FALSE_ALARM / 2)
 
 
+@pytest.mark.whole
 @together("size", [0, 13])
 @pytest.mark.filterwarnings("ignore:gradients are computed one sample at a time:UserWarning")
 def test_released_losses_have_the_stated_noise(size):

@@ -56,6 +56,7 @@ def test_a_records_loss_is_the_mean_over_its_own_targets(small, name, model):
         assert found[row].item() == pytest.approx(mean_loss_by_loop(network, tokens[row], labels[row]).item(), rel=1e-5)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("name", "model", "tuning"), [("restaurants", "gpt2_tiny", None), ("reports", "llama_tiny", "lora")]
 )
