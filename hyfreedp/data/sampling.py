@@ -96,7 +96,8 @@ class PoissonSampler(Sampler[list[int]]):
     def batch(self, step: int) -> Drawn:
         """Indices of this process's records in the batch of 0-based ``step``."""
         drawn = _drawn(self.seed, step, self.num_records, self.sample_rate)
-        return Drawn(drawn[drawn % self.world_size == self.rank].tolist(), step, self.seed)
+        generator = NoiseGenerator(self.seed).child("records", step, self.rank)
+        return Drawn(drawn[drawn % self.world_size == self.rank].tolist(), step, generator)
 
     def check_drawn(self, samples: int) -> None:
         """Refuse a batch of so many samples unless it can be the one of the next step, as the loader gave it.
@@ -134,11 +135,15 @@ def _drawn(seed: int, step: int, num_records: int, sample_rate: float) -> Tensor
 
 
 class Drawn(list[int]):
-    """Indices of the records of a batch, the step that it is for, and the key of its random numbers."""
+    """Indices of a process's records in a batch, the step that it is for, and the source of its random numbers.
 
-    def __init__(self, rows: Iterable[int], step: int, seed: int) -> None:
+    No two processes share that source: numbers of one that depend on a record's place in the other's share would tie
+    them together.
+    """
+
+    def __init__(self, rows: Iterable[int], step: int, generator: NoiseGenerator) -> None:
         super().__init__(rows)
-        self.step, self.generator = step, NoiseGenerator(seed).child("records", step)
+        self.step, self.generator = step, generator
 
 
 class Rows(Dataset[Any]):

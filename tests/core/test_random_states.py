@@ -12,6 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset, default_collate
 from twins import by_hand, make_batches, make_data, make_private, sgd
 
+from hyfreedp.data.sampling import PoissonSampler
 from hyfreedp.noise.cipher import derive
 from hyfreedp.running.devices import CPU
 from hyfreedp.running.random_states import random_states, random_states_of, seed_random_states
@@ -120,6 +121,16 @@ def test_augmentation_under_a_public_seed_is_secret_and_of_the_engines_seed_alon
     known = augmented(1)
     assert len(known.unique()) == known.numel(), "records or steps that share numbers"
     assert torch.equal(known, augmented(1)) and torch.equal(known, augmented(1, workers=2))
+
+
+def test_processes_share_no_random_numbers():
+    """Two records at one place of two shares would else have the same ones, and others if one more were before them."""
+    shares = [
+        PoissonSampler(num_records=40, sample_rate=0.5, steps_per_epoch=2, seed=3, rank=rank, world_size=2)
+        for rank in (0, 1)
+    ]
+    keys = {share.batch(step).generator.key for share in shares for step in (0, 1)}
+    assert len(keys) == 4 and keys == {share.batch(step).generator.key for share in shares for step in (0, 1)}
 
 
 # -- attack: collate functions that mix --------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from twins import adamw, cross_entropy, make_data, make_model, make_private, sgd
 
 from hyfreedp.data.batches import batch_length, take
 from hyfreedp.data.sampling import Drawn, Fetch, PoissonSampler, poisson_loader
+from hyfreedp.noise import NoiseGenerator
 from hyfreedp.running.devices import CPU
 
 FALSE_ALARM = 1e-6  # of each statistical test below; the seeds are fixed, so a test that passes always passes
@@ -169,7 +170,7 @@ def test_pieces_have_the_structure_of_the_batch(form):
     assert same(take(whole, slice(0, 7)), whole)
     assert same(take(whole, slice(2, 5)), collate([records[i] for i in range(2, 5)]))
     assert same(take(whole, slice(6, 9)), collate([records[6]]))
-    empty = Fetch(records, collate, CPU)(Drawn([], step=0, seed=SEED))
+    empty = Fetch(records, collate, CPU)(Drawn([], 0, NoiseGenerator(SEED)))
     assert batch_length(empty) == 0
     assert same(empty, take(whole, slice(0, 0)))
     assert inputs_of(empty).shape == (0, 3)
