@@ -24,7 +24,6 @@ from hyfreedp.data.sampling import PoissonSampler
 from hyfreedp.gradients import GradientEngine
 from hyfreedp.gradients.dependence import steps_to_check
 from hyfreedp.gradients.passes import Passes, PerSampleLoss, Weights
-from hyfreedp.gradients.validate import check_modes
 from hyfreedp.learner import FixedRate, Look, RateLearner
 from hyfreedp.line_search import Decay, check_paid_for, decay_factor
 from hyfreedp.noise import NoiseGenerator
@@ -190,7 +189,6 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         self._base.check()
         if self.sampler is not None and self.split.gradient_noise_multiplier(t) > 0:
             self.sampler.check_drawn(batch_length(batch))
-        check_modes(self.module)
         self.gradient_engine.signs = self._generator.child("signs", t)
         due = any(step <= t for step in self._checks_due)
         passes = Passes(

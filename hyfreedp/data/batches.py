@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,7 +26,8 @@ def batch_length(batch: Any) -> int:
         ValueError: a tensor is a scalar, or has another first dimension than the first; or a list without tensors has
             not one entry per sample.
     """
-    tensors = list(tensors_in(batch))
+    parts = leaves(batch)
+    tensors = [part for part in parts if isinstance(part, Tensor)]
     if not tensors:
         raise TypeError(
             "batch must be a tensor, or a tuple, list, mapping or dataclass that holds one, whose first dimension "
@@ -37,7 +38,7 @@ def batch_length(batch: Any) -> int:
     if wrong is not None:
         seen = f"one of shape {tuple(wrong.shape)}" + (f" beside {size[0]} samples" if size else "")
         raise ValueError(f"batch must hold tensors whose first dimension counts the samples, got {seen}: {_SHARED}")
-    for leaf in leaves(batch):
+    for leaf in parts if len(parts) > len(tensors) else ():
         if isinstance(leaf, list | tuple) and len(leaf) != size[0]:
             seen = f"{len(leaf)} entries beside {size[0]} samples"
             raise ValueError(f"batch must hold lists with one entry per sample, got {seen}: {_SHARED}")
@@ -49,17 +50,10 @@ def batch_length(batch: Any) -> int:
     return size[0]
 
 
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """The tensors in nested mappings, dataclasses, tuples and lists, in order."""
-    if isinstance(value, Tensor):
-        yield value
-    else:
-        for child in _children(value):
-            yield from tensors_in(child)
-
-
 def fields_of(value: Any) -> Mapping[Any, Any] | None:
     """The entries of a mapping or a dataclass; None of anything else."""
+    if isinstance(value, list | tuple):
+        return None
     if isinstance(value, Mapping):
         return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -67,19 +61,20 @@ def fields_of(value: Any) -> Mapping[Any, Any] | None:
     return None
 
 
-def _children(value: Any) -> Iterable[Any]:
-    if (named := fields_of(value)) is not None:
-        return named.values()
-    return value if isinstance(value, list | tuple) else ()
+def leaves(value: Any) -> list[Any]:
+    """What a batch is made of: tensors, lists without any, and other values, in order."""
+    if isinstance(value, Tensor):
+        return [value]
+    named = fields_of(value)
+    if named is None and not isinstance(value, list | tuple):
+        return [value]
+    found = [leaf for child in (value if named is None else named.values()) for leaf in leaves(child)]
+    return found if named is not None or holds_tensors(found) else [value]
 
 
-def leaves(value: Any) -> Iterator[Any]:
-    """What a batch is made of: tensors, lists without any, and other values."""
-    if fields_of(value) is not None or next(tensors_in(_children(value)), None) is not None:
-        for child in _children(value):
-            yield from leaves(child)
-    else:
-        yield value
+def holds_tensors(parts: Iterable[Any]) -> bool:
+    """Whether one of the leaves is a tensor."""
+    return any(isinstance(part, Tensor) for part in parts)
 
 
 def take(batch: Any, rows: slice | Tensor) -> Any:
@@ -103,7 +98,7 @@ def take(batch: Any, rows: slice | Tensor) -> Any:
         for name, value in entries.items():
             object.__setattr__(piece, name, value)  # also of a frozen one
         return piece
-    if next(tensors_in(batch), None) is not None:
+    if holds_tensors(leaves(batch)):
         parts = [take(child, rows) for child in batch]
         return kind(*parts) if hasattr(batch, "_fields") else kind(parts)
     # a list with one entry per sample, such as file names

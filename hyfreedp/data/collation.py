@@ -45,7 +45,7 @@ def check_rows_apart(
     def collated(rows: list[int]) -> tuple[list[Any], RandomStates]:
         with random_states_of(generator.child("collation").key, device):
             batch = collate([_copy(records[chosen[row]]) for row in rows])
-            return list(leaves(batch)), random_states(device)
+            return leaves(batch), random_states(device)
 
     whole, drawn = collated(list(range(size)))
     if any(len(one) != size for one in whole if isinstance(one, list | tuple) or (torch.is_tensor(one) and one.dim())):

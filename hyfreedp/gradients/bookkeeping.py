@@ -32,7 +32,7 @@ from hyfreedp.gradients.recorder import Recorder, Seen
 from hyfreedp.gradients.validate import check_modes
 from hyfreedp.gradients.verify import verified_uses
 from hyfreedp.noise import NoiseGenerator
-from hyfreedp.running.random_states import random_states, set_random_states
+from hyfreedp.running.random_states import beginning
 
 PerSampleLoss = Callable[[Any], Tensor]
 
@@ -81,7 +81,13 @@ class GradientEngine:
         self.recorder.lost, self._told = reason, reason is not None
 
     def add(
-        self, loss: PerSampleLoss, batch: Any, weights: Tensor | None = None, *, alone: bool = False
+        self,
+        loss: PerSampleLoss,
+        batch: Any,
+        weights: Tensor | None = None,
+        *,
+        alone: bool = False,
+        key: bytes | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Add sum_i w_i c_i g_i of a physical batch to the clipped sums.
 
@@ -94,6 +100,8 @@ class GradientEngine:
             weights: w_i in [0, 1], shape (B,), on the losses' device; all 1 if None. They scale what is clipped
                 already, so that the sensitivity stays that of the clipping.
             alone: one sample at a time, and nothing else.
+            key: sets the random numbers of the pass, see :mod:`hyfreedp.running.random_states`; None leaves the
+                caller's.
 
         Returns:
             The losses and the norms ||g_i|| over all trainable parameters together, both of shape (B,), the latter
@@ -112,21 +120,22 @@ class GradientEngine:
         if batch_length(batch) == 0:
             none = torch.zeros(0, dtype=torch.float64, device=device)
             return none, none
-        found, states = None, random_states(device)
+        found, begin = None, beginning(key, device)
+        begin()
         if not alone and self.slow is None:
             if not self.verified:
                 self.verify(loss, batch, self.signs.child("first"))
             found = self._together(loss, batch, weights)
             if found is None:  # uses that no comparison has seen, as of a layer that is skipped at random
                 self.verify(loss, batch, self.signs.child("again"))
-                set_random_states(device, states)
+                begin()
                 found = self._together(loss, batch, weights)
                 self._count_unseen()
         self.together = found is not None
         if found is None:
             if not alone:
                 self._tell()
-            set_random_states(device, states)
+            begin()
             found = self._one_by_one.add(loss, batch, weights, chunks=not alone)
         self.norms.append(found[1])
         return found
@@ -146,6 +155,7 @@ class GradientEngine:
         Raises:
             ValueError: losses depend on other samples, or on no parameter.
         """
+        check_modes(self.module)
         if self.slow is not None:
             return True
         seen = verified_uses(self.recorder, self.clipping, loss, batch, generator)

@@ -30,9 +30,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hyfreedp.data.batches import batch_length, take, tensors_in
+from hyfreedp.data.batches import batch_length, leaves, take
 from hyfreedp.noise import NoiseGenerator
-from hyfreedp.running.random_states import random_states, random_states_kept, seed_random_states
+from hyfreedp.running.random_states import RandomStates, random_states, random_states_kept, seed_random_states
 
 Loss = Callable[[Any], Tensor]
 
@@ -55,7 +55,7 @@ _STEPS_PER_CHECK, _MOST = 100, 5
 
 def steps_to_check(first: int, steps: int, generator: NoiseGenerator) -> list[int]:
     """The steps, from ``first`` to ``steps``, at which samples are checked not to mix: the first, and random others."""
-    chosen = generator.child("checks").permutation(steps)[: min(_MOST, 1 + steps // _STEPS_PER_CHECK)]
+    chosen = generator.child("checks").permutation(steps)[: min(_MOST, max(1, steps // _STEPS_PER_CHECK))]
     return [first, *sorted(step for step in chosen.tolist() if step > first)]
 
 
@@ -91,11 +91,17 @@ def check_samples_apart(
                 with _without_dropout(module):
                     halves = _halves(samples, generator)
                     fewer.append(_without_others(per_sample_loss, samples, halves, next(keys), device))
-                drew = len(fewer[-1][0]) == 0  # else one random state is as good as another
-                for number in range(draws // 2 if drew else min(_WHOLE, draws // 2)):
+                drew, together = len(fewer[-1][0]) == 0, None
+                for number in range(draws // 2 if drew else _WHOLE):
                     some = samples if number < _WHOLE else take(samples, generator.permutation(size)[:_FEW])
-                    halves, large = _halves(some, generator), number % 2 == 1
-                    replaced.append(_others_replaced(per_sample_loss, some, halves, next(keys), device, large=large))
+                    if drew or together is None:  # else one random state is as good as another
+                        key = next(keys)
+                        together = _losses(per_sample_loss, some, key, device)
+                    # Of four comparisons, each half is looked at beside copies and beside large records.
+                    halves = _halves(some, generator) if number % 4 == 0 else halves[::-1]
+                    large = number % 4 in (1, 2)
+                    pair = _others_replaced(per_sample_loss, some, halves, key, device, together, large=large)
+                    replaced.append(pair)
     # A model that fits has losses near zero, all rounding; at perturbed weights it has forgotten.
     sizes = [one.abs().nan_to_num(nan=0.0, posinf=0.0).median() for one, _ in (*fewer, *replaced) if len(one)]
     scale, rounding = max(map(float, sizes), default=0.0), _TOLERANCE.get(narrowest_type, 4e-3)
@@ -135,24 +141,34 @@ def _without_others(loss: Loss, samples: Any, halves: Halves, key: bytes, device
     return together, apart
 
 
+def _losses(loss: Loss, samples: Any, key: bytes, device: torch.device) -> tuple[Tensor, RandomStates]:
+    """Losses, float64, with the random numbers of ``key``, and the states after them."""
+    seed_random_states(key, device)
+    return loss(samples).double(), random_states(device)
+
+
 def _others_replaced(
-    loss: Loss, samples: Any, halves: Halves, key: bytes, device: torch.device, *, large: bool
+    loss: Loss,
+    samples: Any,
+    halves: Halves,
+    key: bytes,
+    device: torch.device,
+    among_all: tuple[Tensor, RandomStates],
+    *,
+    large: bool,
 ) -> Pair:
     """Losses of half of the samples, among all, and beside copies of themselves or, if ``large``, the others scaled."""
     kept, others = halves
-    replaced = _scaled(samples, others) if large else None
-    seed_random_states(key, device)
-    together, drawn = loss(samples).double()[kept], random_states(device)
-    seed_random_states(key, device)
+    replaced, together = _scaled(samples, others) if large else None, among_all[0][kept]
     try:
-        apart = loss(_copied(samples, kept, others) if replaced is None else replaced).double()[kept]
+        values, drawn = _losses(loss, _copied(samples, kept, others) if replaced is None else replaced, key, device)
     except Exception:
         if replaced is None:
             raise
         return together[:0], together[:0]  # numbers that the model does not take, such as probabilities above 1
-    if not drawn.same(random_states(device)):
-        return together[:0], apart[:0]  # such as of padding, where the loss cuts it off
-    return together, apart
+    if not drawn.same(among_all[1]):
+        return together[:0], together[:0]  # such as of padding, where the loss cuts it off
+    return together, values[kept]
 
 
 def _halves(samples: Any, generator: NoiseGenerator) -> Halves:
@@ -174,8 +190,8 @@ def _scaled(samples: Any, rows: Tensor) -> Any | None:
     Whole numbers stay: they may be classes, or positions in a table.
     """
     scaled, found = take(samples, torch.arange(batch_length(samples))), False
-    for tensor in tensors_in(scaled):
-        if tensor.is_floating_point():
+    for tensor in leaves(scaled):
+        if isinstance(tensor, Tensor) and tensor.is_floating_point():
             part = take(tensor, rows)
             fractions = part != part.round()
             tensor[rows.to(tensor.device)] = torch.where(fractions, part * _SCALE, part)

@@ -10,17 +10,18 @@ followed, and computes one sample at a time.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from inspect import signature
+from inspect import Signature
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from hyfreedp.gradients.recurrent import unrolled, unrolls
+from hyfreedp.running.layers import layers_of
 
 if TYPE_CHECKING:
     from hyfreedp.gradients.recorder import Recorder
@@ -31,6 +32,7 @@ _ATTRIBUTES = frozenset({"__get__", "__set__", "__len__", "size", "dim", "is_flo
 # (recorder, function, arguments) to the result; NotImplemented where the rule does not cover these arguments.
 OperationRule = Callable[..., Any]
 RULES: dict[str, OperationRule] = {}  # of operations in which parameters meet samples
+SIGNATURES: dict[OperationRule, Signature] = {}  # of the rules
 COMPOSED: dict[str, Callable[..., Any]] = {}  # operations that are computed by others instead
 
 
@@ -62,7 +64,7 @@ class Followed(Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             if name in _ATTRIBUTES:  # a transpose is one
                 return _follow_on(func(*args, **kwargs), args[0])
-            leaves = tree_leaves((args, kwargs))
+            leaves = _leaves((*args, *kwargs.values()))
             values = [leaf for leaf in leaves if isinstance(leaf, Followed)]
             if torch.is_grad_enabled() and values[0].recorder.size:
                 others = [leaf for leaf in leaves if isinstance(leaf, Tensor) and not isinstance(leaf, Followed)]
@@ -83,10 +85,21 @@ def _takes(rule: OperationRule, positional: int, named: tuple[str, ...]) -> bool
     if not named:
         return True
     try:
-        signature(rule).bind(*[None] * (2 + positional), **dict.fromkeys(named))
+        SIGNATURES[rule].bind(*[None] * (2 + positional), **dict.fromkeys(named))
     except TypeError:
         return False
     return True
+
+
+def _leaves(values: Iterable[Any]) -> list[Any]:
+    """What stands in arguments, also in lists and tuples within (dicts are no arguments of torch's operations)."""
+    found: list[Any] = []
+    for value in values:
+        if isinstance(value, (tuple, list)):
+            found += _leaves(value)
+        else:
+            found.append(value)
+    return found
 
 
 def follow(parameter: nn.Parameter, name: str, recorder: Recorder) -> Followed:
@@ -121,24 +134,22 @@ def plain(value: Tensor) -> Tensor:
 
 
 @contextmanager
-def followed_parameters(module: nn.Module, recorder: Recorder) -> Iterator[None]:
-    """Around a forward pass: the module's trainable parameters are followed.
+def followed_parameters(module: nn.Module, recorder: Recorder, names: Mapping[nn.Parameter, str]) -> Iterator[None]:
+    """Around a forward pass: the module's trainable parameters, which are given with their names, are followed.
 
     They stand in the place of the registered ones, so that what replaces these (``torch.func.functional_call``)
     replaces them.
     """
     if (compiler := sys.modules.get("torch._dynamo")) is not None:  # is to leave operations on followed values alone
         getattr(compiler.config, "nontraceable_tensor_subclasses", set[Any]()).add(Followed)
-    values: dict[nn.Parameter, Followed] = {}
+    values = {p: follow(p, name, recorder) for p, name in names.items()}
     places: list[tuple[dict[str, Any], str, Any]] = []
     try:
-        for path, layer in module.named_modules():
+        for layer in layers_of(module):
             if isinstance(layer, torch.jit.ScriptModule):
                 continue  # compiled code: its parameters are found in the graph
             for name, p in layer._parameters.items():
-                if p is not None and p.requires_grad:
-                    if p not in values:
-                        values[p] = follow(p, f"{path}.{name}".lstrip("."), recorder)
+                if p in values:
                     places.append((layer._parameters, name, p))
             if isinstance(layer, nn.RNNBase) and unrolls(layer):
                 places.append((layer.__dict__, "forward", None))

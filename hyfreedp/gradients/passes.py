@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from hyfreedp.gradients import GradientEngine
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.running.buffers import BufferGuard
 from hyfreedp.running.checks import check_losses, check_weights
-from hyfreedp.running.random_states import random_states_of
+from hyfreedp.running.random_states import random_states_kept, random_states_of, seed_random_states
 
 PerSampleLoss = Callable[[Any], Tensor]
 Weights = Tensor | Callable[[Any], Tensor] | None
@@ -69,20 +70,21 @@ class Passes:
     def add_gradients(self) -> tuple[Tensor, Tensor]:
         """Clipped per-sample gradients into the engine's sums; the losses and the gradients' norms, shape ``(B,)``."""
         losses, norms, self._together = [], [], []
-        for rows, piece, key in zip(self._rows, self._pieces, self._keys, strict=True):
-            weights = None if self.weights is None else take(self.weights, rows)
-            with random_states_of(key, self._device):
-                values, sizes = self._engine.add(self._values, piece, weights, alone=self._alone)
-            self._together.append(self._engine.together)
-            losses.append(values.double())
-            norms.append(sizes)
+        with random_states_kept(self._device), self._weights_unchanged():
+            for rows, piece, key in zip(self._rows, self._pieces, self._keys, strict=True):
+                weights = None if self.weights is None else take(self.weights, rows)
+                values, sizes = self._engine.add(self._values, piece, weights, alone=self._alone, key=key)
+                self._together.append(self._engine.together)
+                losses.append(values.double())
+                norms.append(sizes)
         return self._in_order(losses), self._in_order(norms)
 
     def losses(self) -> Tensor:
         """Losses at the present weights, shape ``(B,)``; dropout is that of the gradients."""
         losses = []
-        for piece, key, together in zip(self._pieces, self._keys, self._together, strict=True):
-            with random_states_of(key, self._device):
+        with random_states_kept(self._device):
+            for piece, key, together in zip(self._pieces, self._keys, self._together, strict=True):
+                seed_random_states(key, self._device)
                 losses.append(self._engine.losses(self._values, piece, together=together, alone=self._alone).double())
         return self._in_order(losses)
 
@@ -103,12 +105,12 @@ class Passes:
         if not pieces:
             return False
         piece = pieces[int(generator.permutation(len(pieces))[0])]
-        with random_states_of(generator.key, self._device):
+        with random_states_of(generator.key, self._device), self._weights_unchanged():
             return self._engine.verify(self._values, piece, generator)
 
     @torch.no_grad()
     def _weights_of(self, samples: Any) -> Tensor:
-        with self._buffers.unchanged(by_value=self._by_value):
+        with self._buffers.unchanged():
             weights = self._weigh(take(samples, slice(None))) if callable(self._weigh) else self._weigh
         checked = check_weights(weights, batch_length(samples)).detach()
         return checked.to(self._device, torch.float64, copy=True)  # whatever is written to them later
@@ -129,8 +131,12 @@ class Passes:
                     "samples: take no sum, mean, maximum or count over the batch, and draw no random numbers"
                 )
 
+    def _weights_unchanged(self) -> AbstractContextManager[None]:
+        """Around several passes: the values of parameters are compared, if they are to be."""
+        return self._buffers.unchanged(by_value=True) if self._by_value else nullcontext()
+
     def _values(self, piece: Any) -> Tensor:
-        with self._buffers.unchanged(by_value=self._by_value):
+        with self._buffers.unchanged():
             losses = self._loss(take(piece, slice(None)))  # what it leaves in a dict is not there the next time
         check_losses(losses, batch_length(piece), self._engine.views, differentiable=torch.is_grad_enabled())
         return losses if self._engine.views == 1 else losses.mean(1)

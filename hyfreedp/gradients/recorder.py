@@ -18,6 +18,7 @@ from hyfreedp.gradients.followed import Followed, derived, followed_parameters, 
 from hyfreedp.gradients.gathers import keeps_rows
 from hyfreedp.gradients.per_sample import ROOM, EmbeddingRows, Instantiated, PerSampleGradients, add_uses, join_views
 from hyfreedp.gradients.saved_input import SavedInput
+from hyfreedp.running.layers import parameters_of
 
 Gradients = Iterator[tuple[Followed, PerSampleGradients]]
 GradientRule = Callable[[Tensor | None, Tensor], Gradients]  # (kept input, output gradient) to those of what was used
@@ -96,12 +97,16 @@ class Recorder:
         self.trained: dict[nn.Parameter, str] = {}
         self.watching = False  # for what is dead, which waits for the device
         self._room = 0  # bytes left for gradients in the place of their factors
+        self._names: dict[nn.Parameter, str] = {}
         self._inputs: Counter[str] = Counter()
         self._received: dict[int, tuple[Followed, list[PerSampleGradients]]] | None = None
 
     def trainable(self) -> dict[nn.Parameter, str]:
         """The parameters that are trained, with their names."""
-        return {p: name for name, p in self.module.named_parameters() if p.requires_grad}
+        found = [p for p in parameters_of(self.module) if p.requires_grad]
+        if not self._names.keys() >= set(found):
+            self._names = {p: name for name, p in self.module.named_parameters()}
+        return {p: self._names[p] for p in found}
 
     def lose(self, reason: str) -> None:
         """Say that no pass can be relied on, and why; the first reason stays."""
@@ -115,7 +120,7 @@ class Recorder:
         self.size, self._inputs = samples * self.views, Counter()
         self.trained = self.trainable()
         try:
-            with followed_parameters(self.module, self):
+            with followed_parameters(self.module, self, self.trained):
                 yield
         finally:
             self.size = 0

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from inspect import signature
 from typing import Any, cast
 
 import torch.nn.functional as F
@@ -22,7 +23,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from hyfreedp.gradients.attention import multi_head_attention
 from hyfreedp.gradients.convolution import convolution
-from hyfreedp.gradients.followed import COMPOSED, RULES, Followed, derived, plain
+from hyfreedp.gradients.followed import COMPOSED, RULES, SIGNATURES, Followed, derived, plain
 from hyfreedp.gradients.per_sample import (
     EmbeddingRows,
     Instantiated,
@@ -288,6 +289,7 @@ RULES |= {
     "group_norm": _group_norm,
     "instance_norm": _instance_norm,
 }
+SIGNATURES |= {rule: signature(rule) for rule in RULES.values()}
 COMPOSED |= {
     "multi_head_attention_forward": multi_head_attention,
     "lstm_cell": partial(one_step, "LSTM"),

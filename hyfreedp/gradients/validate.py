@@ -8,6 +8,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from hyfreedp.running.checks import listed
 from hyfreedp.running.devices import rounds_products
+from hyfreedp.running.layers import layers_of
 
 _RUNNING = ("running_mean", "running_var")
 
@@ -49,10 +50,11 @@ def _problems(module: nn.Module) -> list[str]:
             "larger than its norm says: call torch.set_float32_matmul_precision('highest'), and leave fp32_precision "
             "of torch.backends at 'none' or 'ieee'; autocast is not concerned"
         )
+    problems = {layer: problem for layer in layers_of(module) if (problem := _problem(layer))}
     return [
-        f"layer {name!r} ({type(layer).__name__}) {problem}"
-        for name, layer in module.named_modules()
-        if (problem := _problem(layer))
+        f"layer {name!r} ({type(layer).__name__}) {problems[layer]}"
+        for name, layer in (module.named_modules() if problems else ())
+        if layer in problems
     ]
 
 
@@ -74,9 +76,11 @@ def _problem(layer: nn.Module) -> str | None:
             )
     elif "FrozenBatchNorm" in type(layer).__name__:  # of torchvision, timm, transformers: constants, as buffers
         return None
-    elif any(kind in str(getattr(layer, "rope_type", "")) for kind in ("dynamic", "longrope")):
+    elif any(kind in str(vars(layer).get("rope_type", "")) for kind in ("dynamic", "longrope")):
         return "takes its frequencies from the longest sample of a batch: set its rope_type to 'default' to fix them"
-    elif any(getattr(layer, name, None) is not None for name in _RUNNING) and layer.training:
+    elif layer.training and any(
+        kept.get(name) is not None for kept in (vars(layer), layer._buffers) for name in _RUNNING
+    ):
         return "keeps running statistics of the data without noise: replace it, or keep it in eval mode"
     elif isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) and layer.max_norm is not None:
         return "renormalises the rows that the batch looks up, also where it is frozen: set max_norm=None"

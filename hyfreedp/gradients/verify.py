@@ -2,8 +2,9 @@
 
 A few samples of the batch are computed twice: as they are, and with a copy of one of them. The rows of samples grow
 with the batch, and other dimensions do not: a tensor of T tokens that has as many rows as samples by accident shows.
-Then, for secret random weights of both signs, the weighted sum of per-sample gradients must be autograd's. Both at the
-weights as they are and at perturbed weights, which opens gates that hide gradients (LayerScale, LoRA's B).
+Then, for secret random weights of both signs, the weighted sum of per-sample gradients must be autograd's: at the
+weights as they are, and with the copy at perturbed weights, which opens gates that hide gradients (LayerScale, LoRA's
+B).
 
 Clipping bounds nothing if a sample moves the losses of others: that is looked for too, and refused, see
 :mod:`hyfreedp.gradients.dependence`. Where gradients disagree though samples do not mix, the model was misread: then
@@ -29,6 +30,8 @@ from hyfreedp.noise import NoiseGenerator
 from hyfreedp.running.random_states import random_states_kept
 
 Loss = Callable[[Any], Tensor]
+
+_GRADIENTS = 4  # samples whose gradients are compared, of those that are looked at
 
 # Relative difference from autograd's gradient that rounding explains, by the narrowest type in which layers compute.
 # Measured on the ViT, GPT-2, LLaMA and BERT of the tests, at most: 8e-8 (LLaMA computes its norms in float32), 4e-7,
@@ -67,19 +70,23 @@ def verified_uses(
         module = recorder.module
         check_samples_apart(loss, samples, module=module, narrowest_type=narrowest, generator=generator, draws=draws)
         recorder.compared = True
-        samples = _finite(recorder, loss, samples)
+        apart = torch.arange(0, batch_length(samples), max(1, batch_length(samples) // _GRADIENTS))
+        samples = _finite(recorder, loss, take(samples, apart[:_GRADIENTS]))
         if samples is None:
             return set()
-        seen = _compare(recorder, clipping, loss, samples, generator.child("as they are"))
-        if recorder.lost is None:
-            with perturbed(parameters, generator.child("perturbed")):
-                recorder.watching = True
-                try:
-                    seen &= _compare(recorder, clipping, loss, samples, generator.child("elsewhere"))
-                finally:
-                    recorder.watching = False
-                seen = set() if _alike(loss, samples) else seen - recorder.dead
-    return set() if recorder.lost else seen
+        larger = take(samples, torch.arange(batch_length(samples) + 1) % batch_length(samples))
+        seen = _of_both_sizes(recorder, loss, samples, larger)
+        if not seen or not _agrees(recorder, clipping, loss, samples, generator.child("as they are")):
+            return set()
+        with perturbed(parameters, generator.child("perturbed")):
+            recorder.watching = True
+            try:
+                agrees = _agrees(recorder, clipping, loss, larger, generator.child("elsewhere"))
+            finally:
+                recorder.watching = False
+            if not agrees or _alike(loss, samples):
+                return set()
+    return (seen & recorder.seen) - recorder.dead
 
 
 def _narrowest_type(recorder: Recorder) -> torch.dtype:
@@ -115,13 +122,12 @@ def _alike(loss: Loss, samples: Any) -> bool:
     return bool((losses - losses[0]).abs().max() <= 1e-6 * losses.abs().max())
 
 
-def _compare(recorder: Recorder, clipping: Clipping, loss: Loss, samples: Any, generator: NoiseGenerator) -> set[Seen]:
-    """The uses that were compared, at the present weights."""
-    size, device = batch_length(samples), next(recorder.module.parameters()).device
-    batches = [samples, take(samples, torch.arange(size + 1) % size)]
+def _of_both_sizes(recorder: Recorder, loss: Loss, samples: Any, larger: Any) -> set[Seen]:
+    """The uses that batches of two sizes have in common; none if one of them cannot be relied on."""
+    device = next(recorder.module.parameters()).device
     while True:
         seen = []
-        for batch in batches:
+        for batch in (samples, larger):
             with random_states_kept(device), recorder.following(batch_length(batch)):
                 losses = loss(batch)
             if recorder.trace(losses) is None:
@@ -134,17 +140,13 @@ def _compare(recorder: Recorder, clipping: Clipping, loss: Loss, samples: Any, g
     if wrong := sorted({use.parameter for use in seen[0]} & {use.parameter for use in seen[1]} & differ):
         recorder.lose(f"the rows of the tensors that meet the parameter {wrong[0]!r} do not grow with the batch")
         return set()
-    for number, batch in enumerate(batches):
-        with random_states_kept(device):
-            if not _agrees(recorder, clipping, loss, batch, generator.child("signs", number)):
-                return set()
     return seen[0] & seen[1]
 
 
 def _agrees(recorder: Recorder, clipping: Clipping, loss: Loss, batch: Any, generator: NoiseGenerator) -> bool:
     """Whether weighted sums of gradients are autograd's; False also where they are not finite, and tell nothing."""
-    size = batch_length(batch)
-    with recorder.following(size):
+    size, device = batch_length(batch), next(recorder.module.parameters()).device
+    with random_states_kept(device), recorder.following(size):
         losses = loss(batch)
         gradients = recorder.per_sample_gradients(losses, keep=True)
     if gradients is None:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from hyfreedp.running.checks import check_parameters
+from hyfreedp.running.layers import parameters_of
 
 
 def trainable(optimizer: torch.optim.Optimizer) -> list[Any]:
@@ -78,8 +79,8 @@ class BaseOptimizer:
                 f"optimizer must keep its {len(self._ratios)} parameter group(s), got "
                 f"{len(self.optimizer.param_groups)}: add groups before make_private_with_epsilon"
             )
-        known, present = set(map(id, self.parameters)), dict(self._module.named_parameters())
-        there = set(map(id, present.values()))
+        known, present = set(map(id, self.parameters)), parameters_of(self._module)
+        there = set(map(id, present))
         changed = [
             (self._names[id(p)], "replaced by another tensor, as load_state_dict(assign=True) does")
             if id(p) not in there
@@ -87,7 +88,9 @@ class BaseOptimizer:
             for p in self.parameters
             if id(p) not in there or not p.requires_grad
         ]
-        changed += [(name, "unfrozen") for name, p in present.items() if p.requires_grad and id(p) not in known]
+        if any(p.requires_grad and id(p) not in known for p in present):
+            names = self._module.named_parameters()
+            changed += [(name, "unfrozen") for name, p in names if p.requires_grad and id(p) not in known]
         for name, how in changed:
             raise ValueError(
                 f"the trainable parameters must stay those that were made private, but {name!r} was {how} since: undo "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from hyfreedp.noise.cipher import derive, universal_hashes
 from hyfreedp.running.checks import listed
+from hyfreedp.running.layers import layers_of
 
 _KEY = derive(b"", "parameters")  # not secret: nobody chooses what a model writes against it
 
@@ -47,21 +48,22 @@ class BufferGuard:
             ValueError: it changed something, which is named. Buffers are as they were before, and extra states where
                 there is a ``set_extra_state``.
         """
+        layers = layers_of(self._module)
         before = {
             (layer, name): (buffer, None if buffer is None else buffer.detach().clone())
-            for layer in self._module.modules()
+            for layer in layers
             for name, buffer in layer._buffers.items()
         }
-        attributes = {layer: dict(vars(layer)) for layer in self._module.modules()}
-        extra = {layer: _pickled(layer) for layer in self._module.modules() if _defines(layer, "get_extra_state")}
-        parameters = self._parameters(by_value)
+        attributes = {layer: vars(layer).copy() for layer in layers}
+        extra = {layer: _pickled(layer) for layer in layers if _defines(layer, "get_extra_state")}
+        parameters = _parameters(layers, by_value)
         try:
             yield
         finally:
             changed = self._restored(before, attributes)
             changed += self._restored_extra(extra)
-        after = self._parameters(by_value)
-        changed += [name for name, mark in parameters.items() if after.get(name) != mark]
+        after = _parameters(layers, by_value)
+        changed += [self._path(*place) for place, mark in parameters.items() if after.get(place) != mark]
         if changed:
             raise ValueError(
                 "the forward pass in train mode changed these buffers or parameters of the model: "
@@ -70,11 +72,6 @@ class BufferGuard:
                 "register a cache with persistent=False"
             )
 
-    def _parameters(self, by_value: bool) -> dict[str, tuple[int, int, bytes]]:
-        parameters = dict(self._module.named_parameters())
-        hashes = universal_hashes(list(parameters.values()), _KEY) if by_value else [b""] * len(parameters)
-        return {name: (id(p), p._version, mark) for (name, p), mark in zip(parameters.items(), hashes, strict=True)}
-
     @torch.no_grad()
     def _restored(
         self,
@@ -82,7 +79,7 @@ class BufferGuard:
         attributes: dict[nn.Module, dict[str, Any]],
     ) -> list[str]:
         """Undo what was done to buffers; the names of those that the state_dict has."""
-        changed = [(m, name) for m in self._module.modules() for name in m._buffers if (m, name) not in before]
+        changed = [(m, name) for m in layers_of(self._module) for name in m._buffers if (m, name) not in before]
         for layer, name in changed:
             del layer._buffers[name]
         flags = [(buffer != kept).any() for buffer, kept in before.values() if buffer is not None and kept is not None]
@@ -116,6 +113,16 @@ class BufferGuard:
     def _path(self, layer: nn.Module, name: str) -> str:
         paths = {module: path for path, module in self._module.named_modules()}
         return f"{paths[layer]}.{name}".lstrip(".")
+
+
+def _parameters(layers: Iterable[nn.Module], by_value: bool) -> dict[tuple[nn.Module, str], tuple[int, int | bytes]]:
+    """What tells whether a parameter was replaced or written to; by value, one may be written to and restored."""
+    found = {(layer, name): p for layer in layers for name, p in layer._parameters.items() if p is not None}
+    with torch._C.DisableTorchFunctionSubclass():  # they may be followed
+        marks: list[Any] = (
+            universal_hashes([*found.values()], _KEY) if by_value else [p._version for p in found.values()]
+        )
+        return {place: (id(p), mark) for (place, p), mark in zip(found.items(), marks, strict=True)}
 
 
 def _defines(layer: nn.Module, method: str) -> bool:

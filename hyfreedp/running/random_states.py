@@ -16,10 +16,12 @@ every pass, and what it draws is seen through noised sums only.
 
 from __future__ import annotations
 
+import hashlib
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -84,16 +86,22 @@ def random_states_of(key: bytes, device: torch.device) -> Iterator[None]:
         yield
 
 
+def beginning(key: bytes | None, device: torch.device) -> Callable[[], None]:
+    """What sets all states to those of ``key``, or, if that is None, to the present ones."""
+    if key is None:
+        return partial(set_random_states, device, random_states(device))
+    return partial(seed_random_states, key, device)
+
+
 def seed_random_states(key: bytes, device: torch.device) -> None:
     """Set all states from 256 secret bits. (``torch.manual_seed`` takes 32 of its seed on a CPU.)"""
-    of_torch, of_numpy = (np.frombuffer(derive(key, name), np.uint32) for name in ("torch", "numpy"))
-    np.random.seed(of_torch)  # the same Twister as torch's, which has no such function
     state = Generator().manual_seed(0).get_state()  # which has drawn nothing
     seed = int.from_bytes(derive(key, "seed")[:8]) >> 1
+    words = np.frombuffer(hashlib.shake_256(derive(key, "torch")).digest(4 * 624), np.uint32)
     state.view(torch.int64)[0] = seed  # what torch.initial_seed() tells
-    state.view(torch.int64)[_WORDS] = torch.from_numpy(cast(Any, np.random.get_state())[1].astype(np.int64))
+    state.view(torch.int64)[_WORDS] = torch.from_numpy(words.astype(np.int64))
     torch.set_rng_state(state)
     if (module := backend(device)) is not None:
         module.set_rng_state(Generator(device).manual_seed(seed).get_state(), device)
-    np.random.seed(of_numpy)
+    np.random.seed(np.frombuffer(derive(key, "numpy"), np.uint32))
     random.seed(int.from_bytes(derive(key, "python")))

@@ -1,5 +1,6 @@
 """Random numbers of the model and of the loader: secret, of the run's key, and the caller's own given back."""
 
+import hashlib
 import random
 
 import numpy as np
@@ -38,7 +39,9 @@ def test_torch_draws_what_the_mersenne_twister_of_the_whole_key_does():
     key = derive(b"", "a key")
     with random_states_of(key, CPU):
         drawn = torch.randint(0, 2**16, (2000,))  # more than the 624 words of the state
-    twister = np.random.RandomState(np.frombuffer(derive(key, "torch"), np.uint32))
+    twister = np.random.RandomState()
+    words = np.frombuffer(hashlib.shake_256(derive(key, "torch")).digest(4 * 624), np.uint32)
+    twister.set_state(("MT19937", words, 624))
     raw = np.array([twister.randint(0, 2**32, dtype=np.uint32) for _ in range(2000)])
     assert np.array_equal(drawn.numpy(), raw % 2**16)
     with random_states_of(key, CPU):
