@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from hyfreedp.running.devices import CPU
 
 _BLOCK = 8  # words of 64 bits in a block of ChaCha20
+_ZEROS = memoryview(bytes(2**17))  # what is encrypted: so little that it stays in the cache
 
 # Of the hash on accelerators: 16-bit integers times 26-bit ones, summed over a row, stay below 2^53: exact in float64.
 ROW, COLUMNS, KEY_BITS = 2**11, 4, 26
@@ -69,7 +70,7 @@ class Keystream:
     def __init__(self, key: bytes, device: torch.device) -> None:
         self._key, self._device, self._blocks = key, device, 0
         self._cipher = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
-        self._zeros, self._output = memoryview(b""), memoryview(bytearray())
+        self._words = torch.empty(0, dtype=torch.int64)
 
     def take(self, count: int) -> Tensor:
         """The next ``count`` words, int64, valid until the next call; the rest of a block is left out."""
@@ -77,13 +78,13 @@ class Keystream:
         if self._device.type != "cpu":
             self._blocks += blocks
             return chacha20(self._key, self._blocks - blocks, blocks, self._device)[:count]
-        if blocks == 0:
-            return torch.empty(0, dtype=torch.int64)
-        size = 8 * _BLOCK * blocks
-        if size > len(self._zeros):
-            self._zeros, self._output = memoryview(bytes(size)), memoryview(bytearray(size))
-        self._cipher.update_into(self._zeros[:size], self._output[:size])
-        return torch.frombuffer(self._output, dtype=torch.int64, count=count)
+        if _BLOCK * blocks > len(self._words):
+            self._words = torch.empty(_BLOCK * blocks, dtype=torch.int64)
+        output = memoryview(cast(Any, self._words.numpy())).cast("B")[: 8 * _BLOCK * blocks]
+        for start in range(0, len(output), len(_ZEROS)):
+            part = output[start : start + len(_ZEROS)]
+            self._cipher.update_into(_ZEROS[: len(part)], part)
+        return self._words[:count]
 
 
 def chacha20(key: bytes, first: int, blocks: int, device: torch.device) -> Tensor:

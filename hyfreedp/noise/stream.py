@@ -104,10 +104,9 @@ class NoiseGenerator:
         self.releases += 1
         self.tag = int.from_bytes(derive(self.key, "tag", *path)[:8]) >> 1
         normals = _Normals(derive(self.key, *path), device)
-        grid = math.ldexp(1, math.frexp(scale)[1] - _GRID_BITS)
+        coarse = math.ldexp(1.5, 52 + math.frexp(scale)[1] - _GRID_BITS)  # float64 is as fine as the grid beside it
         for group, together in zip(groups, joined, strict=True):
-            released = self._draw(normals, len(together), scale / grid)
-            released.add_(together.to(device), alpha=1 / grid).round_().mul_(grid)
+            released = self._noised(normals, together, scale).add_(coarse).sub_(coarse)  # rounds to the grid
             torch._foreach_copy_(group, released.split([len(piece) for piece in group]))
         for total, changed in zip((total for total in sums if total.numel()), flat, strict=True):
             if total.data_ptr() != changed.data_ptr():
@@ -117,9 +116,9 @@ class NoiseGenerator:
         """Standard normal numbers, float64, on ``device`` if it can draw them, else on the CPU; new at each call."""
         device = device if computes_noise(device) else CPU
         normals = _Normals(self._next_key("normal"), device)
-        drawn = torch.empty(math.prod(shape), dtype=torch.float64, device=device)
+        drawn = torch.zeros(math.prod(shape), dtype=torch.float64, device=device)
         for piece in drawn.split(_CHUNK if device == CPU else _ACCELERATOR_CHUNK):
-            piece.copy_(self._draw(normals, len(piece), 1.0))
+            piece.copy_(self._noised(normals, piece, 1.0))
         return drawn.view(shape)
 
     def uniform(self, *shape: int) -> Tensor:
@@ -147,14 +146,13 @@ class NoiseGenerator:
         self.releases += 1
         return derive(self.key, purpose, self.releases)
 
-    def _draw(self, normals: _Normals, count: int, scale: float) -> Tensor:
-        """Noise, shape ``(count,)``, which the next call may overwrite."""
+    def _noised(self, normals: _Normals, sums: Tensor, scale: float) -> Tensor:
+        """Sums and noise, float64, shape ``(n,)``, which the next call may overwrite."""
         if not self.secure:
-            return normals.take(count, scale)
-        total = normals.take(count, scale / 2).clone()
-        for _ in range(3):
-            total.add_(normals.take(count, scale / 2))
-        return total
+            return normals.added_to(sums, scale)
+        for _ in range(4):
+            sums = normals.added_to(sums, scale / 2).clone()
+        return sums
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(secure={self.secure})"  # never the key
@@ -196,21 +194,24 @@ class _Normals:
 
     def __init__(self, key: bytes, device: torch.device) -> None:
         self._stream = Keystream(key, device)
-        self._memory = torch.empty(2, 0, dtype=torch.float64, device=device)
+        self._memory = torch.empty(0, dtype=torch.float64, device=device)
 
-    def take(self, count: int, scale: float) -> Tensor:
-        """The next ``count`` numbers of standard deviation ``scale``, valid until the next call."""
-        half = -(-count // 2)
-        if 2 * half > self._memory.shape[1]:  # memory is kept, since fresh memory costs more than the numbers
-            self._memory = self._memory.new_empty(2, 2 * half)
-        uniform, normal = self._memory[:, : 2 * half]
+    def added_to(self, sums: Tensor, scale: float) -> Tensor:
+        """``sums`` and the next numbers, of standard deviation ``scale``: float64, valid until the next call.
+
+        All of it happens in the memory of the words and once as much: what more is touched leaves the cache.
+        """
+        half = -(-len(sums) // 2)
+        if 2 * half > len(self._memory):  # memory is kept, since fresh memory costs more than the numbers
+            self._memory = self._memory.new_empty(2 * half)
         words = self._stream.take(2 * half)
-        words[:half].bitwise_and_(2**63 - 1)
-        uniform.copy_(words)
-        radius, angle = uniform[:half], uniform[half:]
-        # (k + 1/2) 2^-63 for k below 2^63: never zero, and finest near zero, where the tail comes from
-        radius.add_(0.5).mul_(2.0**-63).log_().mul_(-2 * scale**2).sqrt_()
+        radius, angle = self._memory[: 2 * half].copy_(words).split(half)
+        # +-(k + 1/2) 2^-63 for k below 2^63: never zero, and finest near zero, where the tail comes from
+        radius.add_(0.5).mul_(2.0**-63).square_().log_().neg_().sqrt_()
         angle.mul_(math.pi * 2.0**-63)
-        torch.cos(angle, out=normal[:half]).mul_(radius)
-        torch.sin(angle, out=normal[half:]).mul_(radius)
-        return normal[:count]
+        total = words.view(torch.float64)[: len(sums)]
+        cosine = torch.cos(angle, out=words.view(torch.float64)[half:])
+        total[:half].copy_(sums[:half]).addcmul_(radius, cosine, value=scale)
+        rest = len(sums) - half
+        total[half:].copy_(sums[half:]).addcmul_(radius[:rest], angle[:rest].sin_(), value=scale)
+        return total
