@@ -42,6 +42,7 @@ check_parameters(
 import matplotlib.pyplot as plt
 import pandas as pd
 import seaborn as sns
+from hyfreedp.votes import vote_steps
 from IPython.display import Markdown, display
 
 from hyfreedp import PRESETS, calibrate_noise
@@ -54,7 +55,6 @@ from hyfreedp.experiments.store.paths import CELLS, RESULTS
 from hyfreedp.experiments.store.verdicts import verdict
 from hyfreedp.experiments.tables import first_look, small_tasks
 from hyfreedp.experiments.tasks.registry import TASKS
-from hyfreedp.votes import vote_steps
 
 # %%
 plots.use_style()

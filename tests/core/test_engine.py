@@ -9,6 +9,7 @@ import opacus
 import pytest
 import torch
 from cases import each, together
+from hyfreedp.look import look_steps
 from torch import nn
 from torch.utils.data import DataLoader
 from twins import adamw, by_hand, changed, cross_entropy, flat, make_batches, make_data, make_model, make_private, sgd
@@ -18,7 +19,6 @@ from hyfreedp import PRESETS, HyFreeDPOptimizer, NoiseGenerator, Preset, Privacy
 from hyfreedp.data.sampling import PoissonSampler
 from hyfreedp.gradients import AbadiClipping, AutomaticClipping, NoClipping
 from hyfreedp.preset import ELSEWHERE, PresetFields
-from hyfreedp.votes import vote_steps
 
 PRIVATE = {"target_epsilon": 3.0, "accountant": "rdp"}
 
@@ -56,7 +56,7 @@ def test_the_split_is_that_of_calibrate_noise(preset):
         steps=24,
         interval=4,
         warmup_steps=6,
-        vote_steps=vote_steps(24) if preset.probe == "votes" else (),
+        vote_steps=look_steps(24) if preset.probe == "look" else (),
         gamma=None if preset.probe == "none" else 1.05,
         probe=preset.probe,
         allocation=preset.allocation,

@@ -59,8 +59,8 @@ def released_losses(records):
 
 
 def released_votes(records):
-    here, there = torch.tensor(records, dtype=torch.float64).reshape(-1, 2).T
-    return torch.tensor([privatize_votes(here, there, 0.0, expected_batch_size=1)])
+    losses = torch.tensor(records, dtype=torch.float64).reshape(-1, VOTES + 1).T
+    return torch.tensor(privatize_votes(losses, 0.0, expected_batch_size=1))
 
 
 @together(("probe", "release", "width"), [("losses", released_losses, 3), ("votes", released_votes, 2)])

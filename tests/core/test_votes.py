@@ -12,6 +12,7 @@ import torch
 from cases import each, together
 from dp_accounting import ComposedDpEvent, GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 from dp_accounting.rdp import RdpAccountant
+from hyfreedp.votes import vote_steps
 from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy import stats
@@ -35,7 +36,6 @@ from hyfreedp.accounting import calibrate_noise
 from hyfreedp.gradients import AutomaticClipping
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.privatize import privatize_votes
-from hyfreedp.votes import vote_steps
 
 FALSE_ALARM = 1e-6  # of each statistical test below; the seeds are fixed, so a test that passes always passes
 

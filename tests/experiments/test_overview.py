@@ -2,13 +2,13 @@
 
 import matplotlib.pyplot as plt
 import pytest
+from hyfreedp.votes import OPENING, PEAK, REVIEWS
 from matplotlib.colors import to_rgba
 from matplotlib.patches import FancyBboxPatch
 from matplotlib.text import Annotation
 
 from hyfreedp import PRESETS
 from hyfreedp.experiments.book import overview
-from hyfreedp.votes import OPENING, PEAK, REVIEWS
 
 
 @pytest.fixture
