@@ -451,8 +451,8 @@ def test_a_process_that_dies_is_an_error_at_once(tmp_path):
 def test_two_processes_look_and_go_back_as_one(two, base, noise):
     """One ladder, and one vector of margins from the votes of all; the same weights after looks that move them."""
     settings = {"base": base, "records": 400, "batch_size": 100, "steps": 20} | noise
-    answers = two.run(whole_run, **settings)
-    assert_one_run(answers, whole_run(0, **settings))
+    answers = two.run(train, **settings)
+    assert_one_run(answers, train(0, **settings))
     assert [row["step"] for row in answers[0].history if row.get("along", 1) != 1][:1] == [1]
 
 
