@@ -5,13 +5,13 @@ T is. Too high a rate shows late, when noise has added up; but the noise of the 
 So a *look* adds it before it asks. Early steps at another rate are, to first order, these, scaled; so the losses of one
 batch are compared at
 
-    w_0 + (c_j / c) (w - w_0) + kappa c_j s z,    c_j = 8 c_0, 4 c_0, ..., c_0 / 16,
+    w_0 + (c_j / c) (w - w_0) + kappa c_j s z,    c_j = 32 c_0, 16 c_0, ..., c_0 / 32,
 
 with s^2 T the squared factors of the schedule's steps that are left, and one public standard normal z. The signal to
-come is left out; so only the part of the noise counts that the signal so far can stand against: kappa^2 is the share of
-the schedule's way that was made. Each record votes between neighbours; where the votes change sign is the rate. A look
-errs by about an octave, so the run goes on at the geometric mean of the start and of all looks. Weights that went too
-far come back along the ray; up it they go after one step only, which no rate changes but in length.
+come is left out; so only a part of the noise counts, that the signal so far can stand against: kappa^2 is twice the
+share of the schedule's way that was made. Each record votes between neighbours; where the votes change sign is the
+rate. A look errs by about an octave, so the run goes on at the geometric mean of the start and of all looks. Weights
+that went too far come back along the ray; up it they go after one step only, which no rate changes but in length.
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ from hyfreedp.running.base_optimizer import trainable
 from hyfreedp.running.records import LookResult
 
 # Measured on validation data of small tasks, see docs/step_rule.md. Users set none of it but the start.
-START = 0.3  # c_0: the rate, times sqrt(T), in units of the base optimizer's displacement per gradient
-LADDER = tuple(2.0**octave for octave in range(3, 3 - VOTES - 1, -1))  # rates compared, over the first one
+START = 0.4  # c_0: the rate, times sqrt(T), in units of the base optimizer's displacement per gradient
+LADDER = tuple(2.0 ** (VOTES / 2 - j) for j in range(VOTES + 1))  # rates compared, over the first one
 FIRST = 1  # steps before the first look
-SHARE = 0.16  # of the run before the second
+SHARE = 0.125  # of the run before the second
+NOISE = 2.0  # kappa^2, in shares of the way that was made
 PUBLIC_SEED = 0  # of z, which hides nothing
 
-CONSTANTS = (START, LADDER, FIRST, SHARE, PUBLIC_SEED)
+CONSTANTS = (START, LADDER, FIRST, SHARE, NOISE, PUBLIC_SEED)
 
 
 def look_steps(steps: int) -> tuple[int, ...]:
@@ -45,14 +46,16 @@ def look_steps(steps: int) -> tuple[int, ...]:
     return tuple(sorted(step for step in {FIRST, math.ceil(SHARE * steps)} if FIRST <= step < steps))
 
 
-def noise_to_come(schedule: Sequence[float], made: int) -> float:
+def noise_to_come(schedule: Sequence[float], made: int, momentum: float = 0.0) -> float:
     """kappa s: how far noise will displace a coordinate, at c = 1, of which a look after ``made`` steps adds so much.
 
     Args:
         schedule: what multiplies the rate at each of the T steps.
+        momentum: of SGD, by which the gradients so far have not yet moved as far as they will.
     """
     ahead = math.fsum(factor**2 for factor in schedule[made:]) / len(schedule)
-    return math.sqrt(ahead * math.fsum(schedule[:made]) / math.fsum(schedule))
+    way = math.fsum(factor * (1 - momentum ** (made - t)) for t, factor in enumerate(schedule[:made]))
+    return math.sqrt(ahead * NOISE * way / math.fsum(schedule))
 
 
 def choose(margins: Sequence[float]) -> float:
@@ -99,7 +102,8 @@ class LookedRate(RateLearner):
             raise ValueError(f"initial_learning_rate must be finite and positive, got {eta}")
         steps, groups = len(schedule), optimizer.param_groups
         self.vote_steps = look_steps(steps)
-        self._to_come = {made: noise_to_come(schedule, made) for made in self.vote_steps} if noise_std > 0 else {}
+        momentum = float(groups[0].get("momentum", 0.0))
+        self._to_come = {t: noise_to_come(schedule, t, momentum) for t in self.vote_steps if noise_std > 0}
         self._parameters = trainable(optimizer)
         first = float(groups[0]["lr"])
         ratios = [(float(group["lr"]) / first, group["params"]) for group in groups] if first > 0 else []

@@ -30,7 +30,7 @@ class Preset:
         smoothing: of step rule "gen", weight in (0, 1] of the clamped b/a in the next rate; the old one has the rest.
         loss_threshold_rule: how R_l follows the released losses (probe "losses").
         initial_learning_rate: eta_0, of a learned rate; None for 1e-4 in a line search, and for the public start of
-            :mod:`hyfreedp.look`, whose looks reach from 8 times to a 16th of it.
+            :mod:`hyfreedp.look`, whose looks reach from 32 times to a 32nd of it.
         interval: K, steps from probe to probe of a line search, or the length of a shorter run; looks come when
             :mod:`hyfreedp.look` says.
         warmup: share of the run, from its start, in which every step of a line search probes.
@@ -50,7 +50,7 @@ class Preset:
     allocation: Allocation = "per_step"
     accountant: Accountant = "pld"
     decay: Decay = "linear"
-    decay_start: float = 0.0
+    decay_start: float = 0.75
 
     def plan(self, steps: int) -> dict[str, Any]:
         """Arguments of :func:`hyfreedp.calibrate_noise` that say what a run of T = ``steps`` releases, and who pays."""
@@ -82,8 +82,8 @@ class Preset:
 # package, gen-optim 0.1.1, which it equals step by step without privacy (tests/core/test_gen_optim.py).
 PRESETS: dict[str, Preset] = {
     "robust": Preset(),
-    "paper": Preset(probe="losses", initial_learning_rate=1e-4, allocation="constant", decay="none"),
-    "fixed": Preset(probe="none", decay="none"),
+    "paper": Preset(probe="losses", initial_learning_rate=1e-4, allocation="constant", decay="none", decay_start=0.0),
+    "fixed": Preset(probe="none", decay="none", decay_start=0.0),
 }
 
 

@@ -195,7 +195,7 @@ def train_by_looks(
     noise: NoiseGenerator,
     sensitivity: float = 1.0,
     eta: float | None = None,
-    decay: Callable[[float], float] = lambda progress: 1 - progress,
+    decay: Callable[[float], float] = lambda progress: min(1.0, 4 * (1 - progress)),
     **clipping: Any,
 ) -> Iterator[dict[str, Any]]:
     """Preset "robust", see :mod:`hyfreedp.look`. Before some steps the batch compares rates, along the run so far."""
@@ -212,7 +212,8 @@ def train_by_looks(
         rate = first * math.prod(found) ** (1 / (1 + len(found)))  # of the start and the looks, the geometric mean
         if split.is_probe_step(t):
             factors = [decay(s / T) for s in range(T)]
-            spread = math.sqrt(sum(f * f for f in factors[t:]) * sum(factors[:t]) / sum(factors))
+            way = sum(f * (1 - groups[0].get("momentum", 0.0) ** (t - s)) for s, f in enumerate(factors[:t]))
+            spread = math.sqrt(sum(f * f for f in factors[t:]) * look.NOISE * way / sum(factors))
             spread *= reach * unit if split.sigma_gradient > 0 else 0.0  # of the noise to come, per unit of rate
             present, losses = [weight.detach().clone() for weight in trained(model)], []
             for rung in look.LADDER if unit else []:

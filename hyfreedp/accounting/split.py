@@ -15,7 +15,7 @@ Probe = Literal["look", "losses", "none"]
 
 # How much of a probe one record more or less can change. Accounting takes it from here, releases keep to it.
 VOTE_CLIP = 1.0  # each record adds -1, 0 or 1 to each sum of votes
-VOTES = 7  # such sums in one look
+VOTES = 10  # such sums in one look
 # Squared L2 sensitivity of the whole probe vector, in units of its clip: votes of a look, or three losses in [0, R_l].
 SQUARED_L2_SENSITIVITY = {"look": float(VOTES), "losses": 3.0}
 

@@ -9,7 +9,6 @@ import opacus
 import pytest
 import torch
 from cases import each, together
-from hyfreedp.look import look_steps
 from torch import nn
 from torch.utils.data import DataLoader
 from twins import adamw, by_hand, changed, cross_entropy, flat, make_batches, make_data, make_model, make_private, sgd
@@ -18,6 +17,7 @@ import hyfreedp
 from hyfreedp import PRESETS, HyFreeDPOptimizer, NoiseGenerator, Preset, PrivacyEngine, calibrate_noise
 from hyfreedp.data.sampling import PoissonSampler
 from hyfreedp.gradients import AbadiClipping, AutomaticClipping, NoClipping
+from hyfreedp.look import look_steps
 from hyfreedp.preset import ELSEWHERE, PresetFields
 
 PRIVATE = {"target_epsilon": 3.0, "accountant": "rdp"}

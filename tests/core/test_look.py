@@ -12,6 +12,8 @@ from dp_accounting.rdp import RdpAccountant
 from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy import stats
+from torch import nn
+from torch.utils.data import TensorDataset
 from twins import (
     adamw,
     by_hand,
@@ -111,14 +113,14 @@ def test_every_look_comes_within_the_run_and_once(steps):
 
 @together("looking", [(), (1, 4), tuple(range(20))])
 def test_epsilon_agrees_with_dp_accounting(looking):
-    """The gradient and the look of a step, sensitivities 1 and the root of 7, composed on one subsampled batch."""
+    """The gradient and the look of a step, sensitivities 1 and the root of 10, composed on one subsampled batch."""
     split = calibrate_noise(**PLAN, vote_steps=looking, accountant="rdp")
     plain = PoissonSampledDpEvent(0.1, GaussianDpEvent(split.sigma_gradient))
     composed = RdpAccountant()
     if len(looking) < 20:
         composed.compose(SelfComposedDpEvent(plain, 20 - len(looking)))
     if looking:
-        votes = GaussianDpEvent(split.sigma_loss / math.sqrt(7))
+        votes = GaussianDpEvent(split.sigma_loss / math.sqrt(10))
         both = ComposedDpEvent([GaussianDpEvent(split.sigma_gradient_probe), votes])
         composed.compose(SelfComposedDpEvent(PoissonSampledDpEvent(0.1, both), len(looking)))
     assert split.epsilon == pytest.approx(composed.get_epsilon(1e-5), rel=5e-3)
@@ -135,10 +137,10 @@ def test_noise_to_come_is_the_integral_of_the_schedule(decay, left, done):
     schedule = [decay_factor(t, steps, decay) for t in range(steps)]
     assert noise_to_come(schedule, 0) == 0
     share = 1 / steps / done  # of the way, after one step
-    assert noise_to_come(schedule, 1) == pytest.approx(math.sqrt(left * share), rel=1e-3)
+    assert noise_to_come(schedule, 1) == pytest.approx(math.sqrt(2 * left * share), rel=1e-3)
     x = 0.25
     if decay == "linear":  # (1 - x)^3 / 3 of the squares are left, 1 - (1 - x)^2 of the way is made
-        expected = math.sqrt((1 - x) ** 3 / 3 * (1 - (1 - x) ** 2))
+        expected = math.sqrt(2 * (1 - x) ** 3 / 3 * (1 - (1 - x) ** 2))
         assert noise_to_come(schedule, steps // 4) == pytest.approx(expected, rel=1e-3)
 
 
@@ -147,7 +149,7 @@ def test_noise_to_come_is_what_steps_of_noise_add_up_to():
     steps, rest = 50, torch.Generator().manual_seed(3)
     schedule = [decay_factor(t, steps, "linear", 0.5) for t in range(steps)]
     ways = sum(f / math.sqrt(steps) * torch.randn(20000, generator=rest).double() for f in schedule[8:])
-    share = sum(schedule[:8]) / sum(schedule)
+    share = 2 * sum(schedule[:8]) / sum(schedule)
     assert noise_to_come(schedule, 8) == pytest.approx(math.sqrt(share) * ways.std().item(), rel=0.03)
 
 
@@ -155,10 +157,10 @@ def test_the_choice_is_where_the_votes_change_sign():
     for best in range(1, VOTES):  # margins of rates above are negative, of those below positive
         margins = [-0.4] * best + [0.4] * (VOTES - best)
         assert choose(margins) == pytest.approx(LADDER[best])
-    assert choose([-0.1, -0.1, 0.3, 0.3, 0.3, 0.3, 0.3]) == pytest.approx(LADDER[2] * 2**0.25)  # 3 : 1 upwards
-    assert choose([0.5] * VOTES) == LADDER[0] == 8 and choose([-0.5] * VOTES) == LADDER[-1] == 1 / 16
+    assert choose([-0.1] * 2 + [0.3] * 8) == pytest.approx(LADDER[2] * 2**0.25)  # 3 : 1 upwards
+    assert choose([0.5] * VOTES) == LADDER[0] == 32 and choose([-0.5] * VOTES) == LADDER[-1] == 1 / 32
     assert choose([0.0] * VOTES) == 1  # those who do not care leave the start
-    assert choose([0.0, 0.3, -0.9, 0.3, 0.3, 0.3, 0.3]) == pytest.approx(LADDER[3] / 2**0.25)  # not the first change
+    assert choose([0.0, 0.3, -0.9] + [0.3] * 7) == pytest.approx(LADDER[3] / 2**0.25)  # not the first change
 
 
 @given(st.lists(st.floats(-2, 2), min_size=VOTES, max_size=VOTES))
@@ -235,7 +237,7 @@ def forces(preferred, optimizer):
     return loss(optimizer.module)
 
 
-@together("preferred", [0, 3, 7])
+@together("preferred", [0, 5, 10])
 def test_the_run_goes_on_at_the_mean_of_start_and_looks_and_comes_back_along_the_ray(preferred):
     """All prefer the highest, the first, the lowest rate: up after the first step only, back at every look."""
     model, optimizer = start(adamw)
@@ -262,7 +264,9 @@ def test_the_run_goes_on_at_the_mean_of_start_and_looks_and_comes_back_along_the
         assert len(place) == len(LADDER) + (record.look.along != 1)
         for rung, seen in zip(LADDER, place, strict=False):  # no noise is to come
             torch.testing.assert_close(seen, begun + rung * first / eta * (before - begun))
-        torch.testing.assert_close(place[-1], begun + (along if along != 1 else LADDER[-1] * first / eta) * (before - begun))
+        torch.testing.assert_close(
+            place[-1], begun + (along if along != 1 else LADDER[-1] * first / eta) * (before - begun)
+        )
         eta = expected
     assert optimizer.eta == pytest.approx(eta)
 
@@ -276,7 +280,7 @@ def test_z_is_public_the_same_for_every_key_and_another_in_every_parameter():
         place = learner._place
         for batch in make_batches([8, 8]):
             before = flat(model)
-            learner._place = lambda *args, f=place: (f(*args), places.append((args[1:], flat(model))))[0]
+            learner._place = lambda *args, f=place, p=places, m=model: (f(*args), p.append((args[1:], flat(m))))[0]
             optimizer.step(cross_entropy(model), batch)
         for (along, displacement), there in places[: len(LADDER)]:
             beside.append((there - begun - along * (before - begun)) / displacement)
@@ -289,36 +293,34 @@ def test_z_is_public_the_same_for_every_key_and_another_in_every_parameter():
 
 
 def test_a_start_ten_times_too_high_does_not_end_the_run():
-    """Of a small task on which a rate ten times the public start, decaying, undoes what was learned."""
-    data, steps, ends = make_data(2000), 30, {}
+    """Of a model that knows the task already: at that rate, decaying as much, noise undoes what it knows."""
+    steps, right, random = 30, {}, torch.Generator().manual_seed(0)
+    inputs, teacher = torch.randn(1000, 100, generator=random), torch.randn(2, 100, generator=random) / 10
+    data = TensorDataset(inputs, (inputs @ teacher.T).argmax(1))
     high = 10 * START / math.sqrt(steps)
-    ways = {
+    for name, settings in {
         "public": {},
         "high": {"initial_learning_rate": high},
-        "blind": {"preset": "fixed", "decay": "linear"},  # at the same rate, without looks
-    }
-    for name, settings in ways.items():
-        losses = []
-        for seed in (0, 1):
-            model = make_model(seed=seed)
-            base = torch.optim.AdamW(trainable(model), lr=high)
-            sizes = {"batch_size": 400, "steps": steps, "target_delta": 1e-4, "seed": seed}
-            _, optimizer, loader = make_private(model, base, data, **sizes, **NOISY, **settings)
-            while optimizer.steps_left:
-                for batch in itertools.islice(loader, optimizer.steps_left):
-                    optimizer.step(cross_entropy(model), batch)
-            with torch.no_grad():
-                losses.append(cross_entropy(model)(data.tensors).mean().item())
-        ends[name] = sum(losses) / len(losses)
-    print(ends)
-    assert ends["high"] < ends["blind"] and ends["public"] < ends["blind"]
+        "blind": {"preset": "fixed", "decay": "linear", "decay_start": 0.75},  # at the same rate, without looks
+    }.items():
+        model = nn.Linear(100, 2, bias=False)
+        model.weight.data.copy_(teacher)
+        base = torch.optim.AdamW(model.parameters(), lr=high)
+        sizes = {"batch_size": 100, "steps": steps, "target_delta": 1e-4}
+        _, optimizer, loader = make_private(model, base, data, **sizes, **NOISY, **settings)
+        while optimizer.steps_left:
+            for batch in itertools.islice(loader, optimizer.steps_left):
+                optimizer.step(cross_entropy(model), batch)
+        right[name] = (model(inputs).argmax(1) == data.tensors[1]).double().mean().item()
+    print(right)
+    assert right["blind"] < 0.7 and min(right["high"], right["public"]) > 0.8
 
 
 def test_an_error_in_or_after_a_look_leaves_all_as_it_was_and_the_same_batch_looks_the_same():
-    """Call 1 of a step is at the weights, 2 to 9 along the ray, 10 at where the look led. Units drop out as they did."""
+    """Call 1 of a step is at the weights, 2 to 12 along the ray, 13 at where the look led. Units drop as they did."""
     weights, last = [], look_steps(10)[-1]
     assert last > look.FIRST
-    for broken in (None, (look.FIRST, 5), (look.FIRST, 10), (last, 2), (last, 10)):
+    for broken in (None, (look.FIRST, 5), (look.FIRST, 13), (last, 2), (last, 13)):
         model, optimizer = start(dropout=0.5, seed=5, data=make_data(400), batch_size=100, steps=10, **NOISY)
         torch.manual_seed(7)
         calls = []
@@ -374,7 +376,9 @@ def test_the_picture_shows_what_was_released():
         (bars,) = axes.containers
         x, y = bars.lines[0].get_data()
         assert y == pytest.approx(row["margins"]) and axes.get_xscale() == "log"
-        assert all(high > between > low for between, (high, low) in zip(x, itertools.pairwise(row["rates"]), strict=True))
+        assert all(
+            high > between > low for between, (high, low) in zip(x, itertools.pairwise(row["rates"]), strict=True)
+        )
         lows, highs = (line.get_ydata() for line in bars.lines[1])
         assert highs - lows == pytest.approx([4 * row["margin_std"]] * VOTES)
         assert [line.get_xdata()[0] for line in axes.lines if len(set(line.get_xdata())) == 1] == pytest.approx(
