@@ -20,7 +20,8 @@ from hyfreedp.data.same_records import check_same_records
 from hyfreedp.data.sampling import PoissonSampler, poisson_loader
 from hyfreedp.gradients import AutomaticClipping, Clipping, NoClipping, make_engine
 from hyfreedp.gradients.bookkeeping import trained_before
-from hyfreedp.line_search import LossSearch
+from hyfreedp.line_search import LossSearch, decay_factor
+from hyfreedp.look import LookedRate
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.noise.cipher import check_device
 from hyfreedp.optimizer import HyFreeDPOptimizer
@@ -28,7 +29,6 @@ from hyfreedp.preset import PRESETS, Preset, PresetFields, refuse_unknown, resol
 from hyfreedp.running.checkpoint import read_checkpoint, write_checkpoint
 from hyfreedp.running.checks import check_count, check_delta, check_number, check_optimizer, check_parameters
 from hyfreedp.running.processes import Processes, check_unwrapped, replica
-from hyfreedp.votes import VotedRate
 
 __all__ = ["PRESETS", "Preset", "PrivacyEngine"]
 
@@ -170,8 +170,10 @@ class PrivacyEngine:
                 plan = settings.plan(total) | target | {"sample_rate": rate, "steps": total}
                 plan |= {"records_per_person": records_per_person}
                 split = recounted(split, accountant=settings.accountant, stacklevel=4, **plan)
-            rate_learner = _make_rate_learner(settings, optimizer, private, total)
             clipping = _check_clipping(clipping, private)
+            per_batch = sampler.sample_rate * sampler.num_records
+            noise_std = split.sigma_gradient * clipping.sensitivity / per_batch if private else 0.0
+            rate_learner = _make_rate_learner(settings, optimizer, total, noise_std)
             check_count("views", views, 1)
         processes.agree(
             records=sampler.num_records,
@@ -196,7 +198,7 @@ class PrivacyEngine:
             gradient_engine=gradients,
             split=split,
             generator=generator.child("noise"),
-            expected_batch_size=sampler.sample_rate * sampler.num_records,
+            expected_batch_size=per_batch,
             rate_learner=rate_learner,
             decay=settings.decay,
             decay_start=settings.decay_start,
@@ -293,16 +295,17 @@ def _check_own(module: nn.Module, optimizer: HyFreeDPOptimizer) -> None:
 
 
 def _make_rate_learner(
-    settings: Preset, optimizer: torch.optim.Optimizer, private: bool, steps: int
-) -> LossSearch | VotedRate | None:
+    settings: Preset, optimizer: torch.optim.Optimizer, steps: int, noise_std: float
+) -> LossSearch | LookedRate | None:
     if settings.probe == "none":
         return None
-    if settings.probe == "votes":
-        return VotedRate(optimizer, steps)
+    if settings.probe == "look":
+        schedule = [decay_factor(t, steps, settings.decay, settings.decay_start) for t in range(steps)]
+        return LookedRate(optimizer, schedule, noise_std, settings.initial_learning_rate)
     return LossSearch(
         rule=settings.step_rule,
-        eta=settings.initial_learning_rate,
+        eta=1e-4 if settings.initial_learning_rate is None else settings.initial_learning_rate,
         smoothing=settings.smoothing,
-        loss_threshold=1.0 if private else math.inf,
+        loss_threshold=1.0 if noise_std > 0 else math.inf,
         loss_threshold_rule=settings.loss_threshold_rule,
     )

@@ -12,7 +12,7 @@ from torch import Tensor
 from hyfreedp.gradients.passes import Passes
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.running.processes import Processes
-from hyfreedp.running.records import ProbeResult, VoteResult
+from hyfreedp.running.records import LookResult, ProbeResult
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ class RateLearner:
     """What the optimizer asks of each. Its ``repr`` says all that must be the same where a state is resumed.
 
     Attributes:
-        kind: what it releases, as the accountant calls it: "none", "losses" or "votes".
-        vote_steps: the steps at which it releases votes.
+        kind: what it releases, as the accountant calls it: "none", "losses" or "look".
+        vote_steps: the steps at which it releases votes, before its gradient.
         probes_along_update: whether :meth:`along_update` looks, so that the way of the step is kept for it.
     """
 
@@ -74,8 +74,8 @@ class RateLearner:
     def on_step_start(self, step: int) -> None:
         """Before step t = 0, 1, ..."""
 
-    def before_gradient(self, look: Look) -> VoteResult | None:
-        """Look before the step's gradient is released; may roll the weights back, and the rate (see :meth:`undo`)."""
+    def before_gradient(self, look: Look) -> LookResult | None:
+        """Look before the step's gradient is released; may move the weights, and the rate (see :meth:`undo`)."""
         return None
 
     def undo(self) -> None:

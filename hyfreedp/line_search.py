@@ -30,7 +30,7 @@ def check_paid_for(rate_learner: RateLearner, split: NoiseSplit) -> None:
     """Refuse what releases something else, or at other steps, than the noise was calibrated for."""
     released = rate_learner.kind, rate_learner.vote_steps
     if released != (split.probe, split.vote_steps):
-        plan = f"{split.probe!r}, with votes at {split.vote_steps}"
+        plan = f"{split.probe!r}, with looks at {split.vote_steps}"
         raise ValueError(f"probe must be what {rate_learner} releases, got {plan}: change it, or the step rule")
 
 

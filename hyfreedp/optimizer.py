@@ -1,6 +1,6 @@
-"""Algorithm 1 around any torch optimizer: private gradient, private probe or vote, learning rate, update.
+"""Algorithm 1 around any torch optimizer: private gradient, private probe or look, learning rate, update.
 
-One step works on one Poisson batch. Its gradient and its probe, or vote, are two adaptive releases on that same batch,
+One step works on one Poisson batch. Its gradient and its probe, or look, are two adaptive releases on that same batch,
 which is how the accountant counts them. All that decides about the learning rate is computed from what was released.
 """
 
@@ -51,7 +51,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         split: noise multipliers and plan of the run.
         generator: of the noise of gradients and probes, each step with a key of its own.
         expected_batch_size: sample rate times number of records.
-        rate_learner: learns the rate as the split has it, by a line search or by votes; None keeps the base optimizer's
+        rate_learner: learns the rate as the split has it, by a line search or by looks; None keeps the base optimizer's
             own rates.
         decay: shape of the fall to zero at the horizon, beginning at the share ``decay_start`` of the run.
         max_physical_batch_size: size of the pieces in which larger Poisson batches are processed, or a function of the
@@ -118,7 +118,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
                 run's key, see :mod:`hyfreedp.running.random_states`; the caller's states are put back.
             batch: what the loader gave; samples are the first dimension of every tensor. May be empty.
             weights: how much each record counts, in [0, 1]: a function of the batch, or a tensor of shape ``(B,)``;
-                each of its own record alone. They multiply what is clipped already: gradient, vote, and losses of a
+                each of its own record alone. They multiply what is clipped already: gradient, votes, and losses of a
                 line search. Weights within ``per_sample_loss`` change nothing where gradients are normalised.
 
         Raises:
@@ -128,10 +128,10 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
             RuntimeError: one of several processes raised such an error or has died; or this one is a fork of the one
                 that wired the run.
 
-        An error within a probe leaves the step along which it looks made and counted, at the old rate. One after a vote
-        leaves the step to be made, from the weights and the rate that it found, and the vote counted.
+        An error within a probe leaves the step along which it looks made and counted, at the old rate. One after a look
+        leaves the step to be made, from the weights and the rate that it found, and the look counted.
         """
-        t, learner, vote, probe, probed = self.ledger.steps, self.rate_learner, None, None, None
+        t, learner, look, probe, probed = self.ledger.steps, self.rate_learner, None, None, None
         self._check_not_forked()
         self.ledger.check()
         self._base.sync_scheduler(learned=learner.kind != "none", decays=self.decay != "none")
@@ -142,8 +142,8 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
                 passes = self._passes(t, per_sample_loss, batch, weights)
                 losses, norms = passes.add_gradients()  # lines 3, 4
             if self.split.is_probe_step(t):
-                vote = learner.before_gradient(self._look(t, "vote", passes, losses))
-            if vote is not None and vote.lost:  # the weights are others now
+                look = learner.before_gradient(self._look(t, "look", passes, losses))
+            if look is not None and look.along != 1:  # the weights are others now
                 self.zero_grad()
                 with self.processes.all_or_none():
                     losses, norms = passes.add_gradients()
@@ -170,7 +170,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         join, diagnostics = self.processes.join_samples, None
         if self.diagnostics:
             diagnostics = raw_values(join(losses), join(norms), None if probed is None else join(probed))
-        record = StepRecord(t, eta, probe, vote, diagnostics)
+        record = StepRecord(t, eta, probe, look, diagnostics)
         self._rows.append(record.to_dict())
         return record
 
@@ -231,7 +231,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
             generator=self._generator.child(what, t),
             passes=passes,
             processes=self.processes,
-            count=self.ledger.record_vote if what == "vote" else self.ledger.record_probe,
+            count=self.ledger.record_look if what == "look" else self.ledger.record_probe,
         )
 
     def _probe(

@@ -12,8 +12,8 @@ from hyfreedp.accounting import NoiseSplit, calibrate_noise
 from hyfreedp.accounting.accountants import Accountant
 from hyfreedp.accounting.split import Allocation, Probe
 from hyfreedp.line_search import Decay, LossThresholdRule, StepRule
+from hyfreedp.look import look_steps
 from hyfreedp.running.checks import check_choice, nearest
-from hyfreedp.votes import vote_steps
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -24,32 +24,33 @@ class Preset:
     """All that defines the method beyond data, model and privacy target; one setting for every task.
 
     Attributes:
-        probe: what is released beside gradients: "votes" on whether the rate is too high (:mod:`hyfreedp.votes`); three
+        probe: what is released beside gradients: "look"s along the run (:mod:`hyfreedp.look`); three
             "losses" for a line search; or "none" for plain DP training at the base optimizer's own learning rate.
         step_rule: of a line search, how a noisy fit moves the learning rate (:mod:`hyfreedp.line_search`).
         smoothing: of step rule "gen", weight in (0, 1] of the clamped b/a in the next rate; the old one has the rest.
         loss_threshold_rule: how R_l follows the released losses (probe "losses").
-        initial_learning_rate: eta_0 of a line search. Votes have none: their start is public.
-        interval: K, steps from probe to probe of a line search, or the length of a shorter run; votes come when
-            :mod:`hyfreedp.votes` says.
+        initial_learning_rate: eta_0, of a learned rate; None for 1e-4 in a line search, and for the public start of
+            :mod:`hyfreedp.look`, whose looks reach from 32 times to a 32nd of it.
+        interval: K, steps from probe to probe of a line search, or the length of a shorter run; looks come when
+            :mod:`hyfreedp.look` says.
         warmup: share of the run, from its start, in which every step of a line search probes.
         gamma: growth of the gradient noise (root mean square over steps) that pays for the probes.
         allocation, accountant: see :func:`hyfreedp.calibrate_noise`.
         decay, decay_start: shape of the fall of the rate to zero at the horizon, and the share of the run before it.
     """
 
-    probe: Probe = "votes"
+    probe: Probe = "look"
     step_rule: StepRule = "gen"
     smoothing: float = 0.1
     loss_threshold_rule: LossThresholdRule = "sum"
-    initial_learning_rate: float = 1e-4
+    initial_learning_rate: float | None = None
     interval: int = 5
     warmup: float = 0.0
     gamma: float = 1.01
     allocation: Allocation = "per_step"
     accountant: Accountant = "pld"
     decay: Decay = "linear"
-    decay_start: float = 0.0
+    decay_start: float = 0.75
 
     def plan(self, steps: int) -> dict[str, Any]:
         """Arguments of :func:`hyfreedp.calibrate_noise` that say what a run of T = ``steps`` releases, and who pays."""
@@ -57,7 +58,7 @@ class Preset:
             "probe": self.probe,
             "interval": self.interval,
             "warmup_steps": int(self.warmup * steps),
-            "vote_steps": vote_steps(steps) if self.probe == "votes" else (),
+            "vote_steps": look_steps(steps) if self.probe == "look" else (),
             "gamma": self.gamma,
             "allocation": self.allocation,
         }
@@ -81,8 +82,8 @@ class Preset:
 # package, gen-optim 0.1.1, which it equals step by step without privacy (tests/core/test_gen_optim.py).
 PRESETS: dict[str, Preset] = {
     "robust": Preset(),
-    "paper": Preset(probe="losses", allocation="constant", decay="none"),
-    "fixed": Preset(probe="none", decay="none"),
+    "paper": Preset(probe="losses", initial_learning_rate=1e-4, allocation="constant", decay="none", decay_start=0.0),
+    "fixed": Preset(probe="none", decay="none", decay_start=0.0),
 }
 
 
@@ -93,7 +94,7 @@ class PresetFields(TypedDict, total=False):
     step_rule: StepRule
     smoothing: float
     loss_threshold_rule: LossThresholdRule
-    initial_learning_rate: float
+    initial_learning_rate: float | None
     interval: int
     warmup: float
     gamma: float
@@ -145,9 +146,9 @@ def takes_preset_fields(function: Callable[P, R]) -> Callable[P, R]:
     return checked
 
 
-# What only a line search has, and what only a run has that releases anything beside gradients.
-_OF_A_SEARCH = ("step_rule", "smoothing", "loss_threshold_rule", "initial_learning_rate", "interval", "warmup")
-_OF_A_PROBE = ("gamma", "allocation")
+# What only a line search has, and what only a run has that learns its rate, from what it releases beside gradients.
+_OF_A_SEARCH = ("step_rule", "smoothing", "loss_threshold_rule", "interval", "warmup")
+_OF_A_PROBE = ("gamma", "allocation", "initial_learning_rate")
 
 
 def resolve(preset: str | Preset, changes: PresetFields, steps: int) -> Preset:

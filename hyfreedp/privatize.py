@@ -84,42 +84,40 @@ def privatize_loss(
 
 def privatize_votes(
     losses: Tensor,
-    rival: Tensor,
     noise_multiplier: float,
     *,
     expected_batch_size: float,
     weights: Tensor | None = None,
     generator: NoiseGenerator | None = None,
     add_up: AddUp | None = None,
-) -> float:
-    """Release by how much of the batch the present weights beat others: each record has one vote.
+) -> list[float]:
+    """Release by how much of the batch each of some weights beats the next: each record has one vote on each pair.
 
-    The sum of w_i sign(l_i(rival) - l_i(present)), plus noise, over the expected batch size. A record adds -w_i, 0 or
-    w_i whatever its losses are, so the sum has sensitivity 1: no threshold, and no scale. NaN and infinity are the
-    worst of losses, minus infinity is the best; ties, also of two such, add 0.
+    The sums of w_i sign(l_i(next) - l_i(this)), plus noise, over the expected batch size. A record adds -w_i, 0 or w_i
+    to each of m sums whatever its losses are: no threshold, no scale, and an L2 sensitivity of sqrt(m) of them
+    together. NaN and infinity are the worst of losses, minus infinity is the best; ties, also of two such, add 0.
 
     Args:
-        losses: per-sample losses of the present weights, shape ``(B,)``. B may be 0.
-        rival: those of the other weights, same shape.
-        noise_multiplier: sigma_l >= 0, standard deviation of the noise of the sum.
+        losses: per-sample losses at each of the weights, in order, shape ``(m + 1, B)``. B may be 0.
+        noise_multiplier: sigma_l >= 0, standard deviation of the noise of each sum.
         expected_batch_size, generator, add_up: as in :func:`privatize_loss`.
         weights: of the samples, in [0, 1], shape ``(B,)``; all 1 if None.
 
     Returns:
-        The private margin: 1 if all prefer the present weights, -1 if all prefer the others, but for noise and for the
-        random size of the batch.
+        The m private margins: 1 if all prefer the former of two weights, -1 if all prefer the latter, but for noise and
+        for the random size of the batch.
     """
-    if losses.shape != rival.shape or losses.ndim != 1:
-        raise ValueError(f"losses and rival must have the same shape (B,), got {losses.shape} and {rival.shape}")
-    here, there = (values.double().masked_fill(values.isnan(), math.inf) for values in (losses, rival))
-    votes = (there > here).double() - (there < here).double()
+    if losses.ndim != 2:
+        raise ValueError(f"losses must have shape (m + 1, B), got {tuple(losses.shape)}")
+    values = losses.double().masked_fill(losses.isnan(), math.inf)
+    votes = (values[1:] > values[:-1]).double() - (values[1:] < values[:-1]).double()
     if weights is not None:
         votes = votes * weights
-    # The sum of the votes is a small integer, which other data may have, too. Two more sums get noise beside it and are
-    # thrown away: so the noise is bound to the losses themselves, see module noise.
-    fingerprints = torch.stack([here, there]).clamp(-FINGERPRINT_BOUND, FINGERPRINT_BOUND)
-    sums = torch.cat([votes[None], fingerprints])
-    return noisy_mean(sums, VOTE_CLIP, noise_multiplier, expected_batch_size, generator, add_up)[0].item()
+    # Sums of votes are small integers, which other data may have, too. Those of the losses get noise beside them and
+    # are thrown away: so the noise is bound to the losses themselves, see module noise.
+    sums = torch.cat([votes, values.clamp(-FINGERPRINT_BOUND, FINGERPRINT_BOUND)])
+    private = noisy_mean(sums, VOTE_CLIP, noise_multiplier, expected_batch_size, generator, add_up)
+    return private[: len(votes)].tolist()
 
 
 def noisy_mean(

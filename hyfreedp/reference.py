@@ -1,6 +1,6 @@
 """The method by brute force: one sample at a time, in the order of the paper. Read this file first.
 
-:func:`train` is Algorithm 1 of the paper, :func:`train_by_votes` our own rule for the learning rate (preset "robust").
+:func:`train` is Algorithm 1 of the paper, :func:`train_by_looks` our own rule for the learning rate (preset "robust").
 "Eq." and "line" refer to the paper and to its Algorithm 1. Everything else in this package makes the same numbers
 faster, or says what they cost; ``tests/core/test_exactness.py`` compares the two.
 
@@ -17,6 +17,7 @@ and how much noise each release gets (Alg. 2, :func:`hyfreedp.calibrate_noise`).
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -24,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hyfreedp import votes
+from hyfreedp import look
 from hyfreedp.accounting import NoiseSplit
 from hyfreedp.noise import NoiseGenerator
 
@@ -169,27 +170,21 @@ def train(
         yield {"eta": taken} | released
 
 
-# -- our rule: a public rate, which votes brake ------------------------------------------------------------------------
+# -- our rule: a public start, and looks along the run -----------------------------------------------------------------
 
 
-def private_vote(here: list[float], there: list[float], sigma: float, B: float, noise: NoiseGenerator) -> float:
-    """(votes for the present weights - votes for the others + sigma_l z) / B. Each sample has one vote."""
-    worst = [[math.inf if math.isnan(one) else one for one in losses] for losses in (here, there)]
-    margin = sum((b > a) - (b < a) for a, b in zip(*worst, strict=True))
-    bound = [sum(min(max(one, -1e6), 1e6) for one in losses) for losses in worst]  # ties the noise to the losses
-    sums = torch.tensor([margin, *bound], dtype=torch.float64)
+def private_votes(losses: list[list[float]], sigma: float, B: float, noise: NoiseGenerator) -> list[float]:
+    """(votes for some weights - votes for the next + sigma_l z) / B, for any two neighbours: one of each sample."""
+    worst = [[math.inf if math.isnan(one) else one for one in row] for row in losses]
+    margins = [sum((b > a) - (b < a) for a, b in zip(*two, strict=True)) for two in itertools.pairwise(worst)]
+    bound = [sum(min(max(one, -1e6), 1e6) for one in row) for row in worst]  # ties the noise to the losses
+    sums = torch.tensor([*margins, *bound], dtype=torch.float64)
     if sigma > 0:
         noise.add_noise([sums], sigma)
-    return sums[0].item() / B  # the other two are thrown away
+    return (sums / B).tolist()[: len(margins)]  # the others are thrown away
 
 
-def late_average(path: list[list[Tensor]]) -> list[Tensor]:
-    """The average of all weights so far, in which the i-th count i times."""
-    parts = [2 * i / (len(path) * (len(path) + 1)) for i in range(1, len(path) + 1)]
-    return [sum(part * one for part, one in zip(parts, of_one, strict=True)) for of_one in zip(*path, strict=True)]
-
-
-def train_by_votes(
+def train_by_looks(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     loss: Loss,
@@ -198,47 +193,60 @@ def train_by_votes(
     split: NoiseSplit,
     B: float,
     noise: NoiseGenerator,
+    sensitivity: float = 1.0,
+    eta: float | None = None,
+    decay: Callable[[float], float] = lambda progress: min(1.0, 4 * (1 - progress)),
     **clipping: Any,
-) -> Iterator[dict[str, float]]:
-    """Preset "robust", see :mod:`hyfreedp.votes`. Before some steps the batch compares the weights with their average.
-
-    If the average wins, the run goes back to it, or to its start, and goes on at half the rate.
-    """
-    T, beta = split.steps, optimizer.param_groups[0].get("betas", (0.0,))[0]
-    reach, proportional = votes.displacement_per_gradient(optimizer, T)
-    rate, unit, warm, needed = votes.PEAK / math.sqrt(T), None if proportional else 1.0, False, votes.REVIEW_MARGIN
-    path = [[weight.detach().clone() for weight in trained(model)]]  # all weights so far
-    start = path[0]
-
-    def place(weights: list[Tensor]) -> None:
-        for weight, value in zip(trained(model), weights, strict=True):
-            weight.data.copy_(value)
-
+) -> Iterator[dict[str, Any]]:
+    """Preset "robust", see :mod:`hyfreedp.look`. Before some steps the batch compares rates, along the run so far."""
+    T, groups = split.steps, optimizer.param_groups
+    ratio = {id(w): group["lr"] / groups[0]["lr"] for group in groups for w in group["params"]}
+    order = {id(w): i for i, w in enumerate(w for group in groups for w in group["params"])}
+    reach, proportional = look.displacement_per_gradient(optimizer, T)
+    unit = split.sigma_gradient * sensitivity / B if proportional else 1.0  # size of a private gradient's coordinates
+    start = [weight.detach().clone() for weight in trained(model)]
+    found: list[float] = []
     for t, batch in enumerate(batches):
-        released = {}
+        released: dict[str, Any] = {}
+        first = eta or (look.START / (math.sqrt(T) * reach * unit) if unit else math.nan)
+        rate = first * math.prod(found) ** (1 / (1 + len(found)))  # of the start and the looks, the geometric mean
         if split.is_probe_step(t):
-            present, opening, early = path[-1], t == votes.OPENING, t == round(votes.REVIEWS[0] * T)
-            here = losses_of(model, loss, batch)
-            average = late_average(path)
-            place(average)
-            there = losses_of(model, loss, batch)
-            margin = private_vote(here, there, split.sigma_loss, B, noise.child("vote", t))
-            lost = margin < (votes.OPENING_MARGIN if opening else needed)
-            again = lost and (opening or (early and margin < votes.REVIEW_MARGIN))
-            place(start if again else average if lost else present)
-            if lost and (not opening or not beta or margin < votes.SHATTERED):
-                rate *= votes.BRAKE
-            if again:
-                path, warm = [start], True
-                needed = votes.WARM_REVIEW_MARGIN if opening else votes.REVIEW_MARGIN
-            released = {"margin": margin, "lost": lost}
+            factors = [decay(s / T) for s in range(T)]
+            way = sum(f * (1 - groups[0].get("momentum", 0.0) ** (t - s)) for s, f in enumerate(factors[:t]))
+            spread = math.sqrt(sum(f * f for f in factors[t:]) * look.NOISE * way / sum(factors))
+            spread *= reach * unit if split.sigma_gradient > 0 else 0.0  # of the noise to come, per unit of rate
+            present, losses = [weight.detach().clone() for weight in trained(model)], []
+            for rung in look.LADDER if unit else []:
+                for weight, begun, here in zip(trained(model), start, present, strict=True):
+                    public = NoiseGenerator(look.PUBLIC_SEED).child("look", t).child("z", order[id(weight)])
+                    z = public.normal(*weight.shape).to(weight.dtype)
+                    there = begun + rung * first / rate * (here - begun) + rung * first * spread * ratio[id(weight)] * z
+                    weight.data.copy_(there)
+                losses.append(losses_of(model, loss, batch))
+            if not unit:  # nothing but zeros so far: all rates are alike
+                losses = [losses_of(model, loss, batch)] * len(look.LADDER)
+            margins = private_votes(losses, split.sigma_loss, B, noise.child("look", t))
+            found.append(look.choose(margins))
+            before, rate = rate, first * math.prod(found) ** (1 / (1 + len(found)))
+            along = rate / before if unit else 1.0
+            along = along if t == look.FIRST else min(1.0, along)  # later only back
+            for weight, begun, here in zip(trained(model), start, present, strict=True):
+                weight.data.copy_(begun + along * (here - begun))
+            released = {"margins": margins, "along": along}
         m = private_gradient(
-            model, loss, batch, split.gradient_noise_multiplier(t), B, noise.child("gradient", t), **clipping
+            model,
+            loss,
+            batch,
+            split.gradient_noise_multiplier(t),
+            B,
+            noise.child("gradient", t),
+            sensitivity=sensitivity,
+            **clipping,
         )
-        if unit is None:  # plain SGD: the size of the first private gradient
-            unit = torch.cat([private.flatten() for private in m]).double().square().mean().sqrt().item() or None
-        taken = rate * (1 - t / T) / (reach * unit) if unit else 0.0
-        taken *= 1 - beta ** (t + 1) if warm else 1.0
+        if not unit:  # plain SGD without noise: the size of the first gradient
+            unit = torch.cat([one.flatten() for one in m]).double().square().mean().sqrt().item()
+            first = eta or (look.START / (math.sqrt(T) * reach * unit) if unit else math.nan)
+            rate = first * math.prod(found) ** (1 / (1 + len(found)))
+        taken = rate * decay(t / T) if unit else 0.0
         step(model, optimizer, m, taken)
-        path.append([weight.detach().clone() for weight in trained(model)])
         yield {"eta": taken} | released

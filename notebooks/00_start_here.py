@@ -42,6 +42,7 @@ check_parameters(
 import matplotlib.pyplot as plt
 import pandas as pd
 import seaborn as sns
+from hyfreedp.look import look_steps
 from IPython.display import Markdown, display
 
 from hyfreedp import PRESETS, calibrate_noise
@@ -54,7 +55,6 @@ from hyfreedp.experiments.store.paths import CELLS, RESULTS
 from hyfreedp.experiments.store.verdicts import verdict
 from hyfreedp.experiments.tables import first_look, small_tasks
 from hyfreedp.experiments.tasks.registry import TASKS
-from hyfreedp.votes import vote_steps
 
 # %%
 plots.use_style()
@@ -139,13 +139,12 @@ display(Markdown(text))
 #   bottom is at $\eta = b/a$. It releases three noisy losses, at $\mathbf w$ and $\mathbf w \pm \eta \mathbf G$, and keeps to the
 #   guards around $b/a$ and the smoothing of its authors' own package for training without privacy, `gen-optim`.
 # * **Preset "robust"** (the default) asks less. AdamW on normalised gradients hardly knows the scale of a task, so the rate may start
-#   at a public number, $0.3/\sqrt T$ for $T$ steps, and decay linearly. Where that is too much, votes find out: up to eight times in a run
-#   every record of the batch says whether its loss is lower at the weights at hand or at an *average* of those before. A record
-#   adds 1, 0 or -1 whatever its losses are: no threshold, no scale. If the first vote is lost, after two steps, the run begins again from
-#   its first weights with a warm-up, and at an eighth of the run it may do so once more, at half the rate; if a later one is lost,
-#   noise has outgrown progress, and the run goes on from the average at half the rate.
+#   at a public number, $0.4/\sqrt T$ for $T$ steps. After the first step and at an eighth of the run the records *look* along the run so
+#   far: early steps at another rate are, to first order, the same steps, scaled. The noise of the run to come is known, and added before
+#   asking. Between neighbours of eleven rates every record votes: 1, 0 or -1 whatever its losses are, so no threshold, no scale. The run goes
+#   on at the mean of the start and of what the looks found. (Records of version 0.1.0, as in the tables, voted on an average instead.)
 #
-# Notebook 04 shows why a vote sees further than a parabola. The next figure is one step of both, after the paper's overview figure.
+# Notebook 04 shows why a parabola is short-sighted. The next figure is one step of both, after the paper's overview figure.
 # **Predict first:** of everything that happens in a step, what may be written to a log file that the world can read?
 
 # %%
@@ -157,7 +156,7 @@ plots.save(
     "00_start_here_overview",
     parameters=parameters,
     inputs=[],
-    shows="The flow of one step from Poisson batch to new learning rate, the probe of one preset above the vote of the other; raw "
+    shows="The flow of one step from Poisson batch to new learning rate, the probe of one preset above the look of the other; raw "
     "values on dark ground at the left, private ones on light ground at the right; who sets each number is in its outline.",
     claim='Fig. "overview": HyFreeDP learns eta and R_l under DP and leaves all other hyperparameters at constants.',
     summary=overview.findings(task.steps),
@@ -166,7 +165,7 @@ plots.save(
 # %% [markdown]
 # **What to see.** Nothing crosses from the dark side to the light one but through a black box, which adds noise. All that is
 # on the light side follows from released values, so by *post-processing* it may be logged and used again, also to look at
-# the records once more: that is how $G$, $R_l$ and the average of the weights return to the left. Three kinds of numbers run a step:
+# the records once more: that is how $G$, $R_l$ and the ray through the weights return to the left. Three kinds of numbers run a step:
 #
 # * *DP-related* (black): noise, from the budget, and two constants, $\gamma$ and $K$;
 # * *data-independent* (dotted): batch size, number of steps, the optimizer's own defaults and the start of preset robust, the same
@@ -187,8 +186,8 @@ plots.save(
 learned = calibrate_noise(
     target_epsilon=epsilon,
     steps=task.steps,
-    probe="votes",
-    vote_steps=vote_steps(task.steps),
+    probe="look",
+    vote_steps=look_steps(task.steps),
     gamma=PRESETS["robust"].gamma,
     **protocol,
 )
@@ -208,8 +207,8 @@ records = run_cells(runs, CELLS, description="training runs")
 
 # %% [markdown]
 # Each row below is one step of one run: the rate it took, the accuracy on test data every few steps, and, on steps with a
-# vote, the `margin` released (share of votes for the weights less that for the average), the standard deviation of its noise, the
-# margin `needed` and whether the vote was `lost`. Rows of preset paper have, on steps with a probe, `slope` b and `curvature` a with the
+# look, the ladder of `rates`, the `margins` released (shares of votes for a rate less those for the next), the standard deviation of their
+# noise, the rate `chosen` and the `eta_next`. Rows of preset paper have, on steps with a probe, `slope` b and `curvature` a with the
 # standard deviation of their noise, the private loss and the decision.
 
 # %%
@@ -227,7 +226,7 @@ plots.what_to_see(findings)
 # %% [markdown]
 # (The dots at step 0 lie on the threshold, not on the loss: see the last line above.) A line search stands or falls with how clear its slope is: the three losses carry noise that is large against the *differences* between
 # them (lower left), and a rate that starts low has a long way to go. The paper reports that it works on its own tasks, where
-# batches are larger and models are already trained; that is not tested here. A vote has no scale that could be too small.
+# batches are larger and models are already trained; that is not tested here. Votes have no scale that could be too small.
 #
 # ## 6. What each cost
 
@@ -242,7 +241,7 @@ plots.save(
     parameters=parameters,
     inputs=[f"cell {spec.key}" for spec in runs],
     shows="Learning rate and test accuracy over the steps of four ways to train, the private losses of preset paper and the "
-    "votes of preset robust.",
+    "looks of preset robust.",
     claim='Fig. "train curve": HyFreeDP learns a schedule whose accuracy approaches the manually tuned baseline.',
     summary=first_look.cost_findings(table) + findings,
 )
@@ -257,7 +256,7 @@ plots.save(
 # runs, chosen by test accuracy. Also shown: the single rate 0.02 with linear decay (its own colour). It is one of the 16, so that it lies on
 # zero by construction wherever it is the best of them, and nowhere above. AdamW on normalised gradients is nearly
 # free of scale, so this one constant does well on both tasks; it is a prior about the optimizer that happens to fit, and
-# worth knowing before believing any claim about tuning. Preset "robust" starts from a prior of the same kind, and pays for votes that
+# worth knowing before believing any claim about tuning. Preset "robust" starts from a prior of the same kind, and pays for looks that
 # tell it where the prior is wrong.
 #
 # The vertical axis is linear within five points of zero and logarithmic beyond: half a point and eighty fit on it, but the lower half is
@@ -308,7 +307,7 @@ verdict(
 #   transformers on 26,000 to 75,000 images. Profile `laptop`; $T = 100$ steps, $B = 500$, $\delta = 10^{-4}$.
 # * Accounting: the gradient and the probes of a step use the same batch. We count them as one release; the paper counts
 #   them as separate samplings, which understates $\varepsilon$: by a third at a target of 3, hardly or not at all at 1 (notebook 03).
-# * Preset "robust" (public start, decay, votes, budget per step) is ours. Preset "paper" keeps the paper's probe but needs
+# * Preset "robust" (public start, looks, decay, budget per step) is ours. Preset "paper" keeps the paper's probe but needs
 #   GeN's guards around $b/a$ and its smoothing, which the paper's Algorithm 1 does not print; they are those of its authors'
 #   package, which probes on the next batch, where Algorithm 1 and the preset probe on the same.
 #

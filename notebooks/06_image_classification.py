@@ -76,8 +76,8 @@ parameters = {"profile": profile, "seeds": seeds, "jobs": jobs, "train": train}
 #   **random search** whose noise covers all its runs (Papernot and Steinke, 2022); the fifth that scores is then taken to be public.
 # * **D-Adaptation** and **Prodigy** estimate the rate from the noisy gradients, by post-processing, at no cost.
 # * **0.02 with linear decay** is a constant of ours for AdamW on normalised gradients: no search at all.
-# * **HyFreeDP** learns the rate privately: preset paper from losses along each update, preset robust by votes on whether its public
-#   start is too high. Probes and votes are part of $\varepsilon$. The **line search** was the default before.
+# * **HyFreeDP** learns the rate privately: preset paper from losses along each update, preset robust by looks along the run so far from a
+#   public start. Probes and looks are part of $\varepsilon$. The **line search** was the default before.
 #
 # One setting serves all tasks, tunings and budgets. Test data choose nothing.
 

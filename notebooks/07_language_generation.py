@@ -239,10 +239,10 @@ plots.save_table(
 #
 # Only low-rank updates of queries and values are trained; the paper starts them at ten times the usual rate, and so do we
 # ($\eta_0 = 10^{-3}$ for the paper's preset; the robust one has no first rate). A record is a whole document. Four panels, as in the
-# paper's figure: the learning rate; the clipping threshold $R_l$ of the paper's probe (a vote needs none); the loss, on test documents
+# paper's figure: the learning rate; the clipping threshold $R_l$ of the paper's probe (a look needs none); the loss, on test documents
 # and as released with noise (dots); the perplexity on test documents.
 #
-# Much of a rise and fall is built in. Preset robust starts from a public rate, warms up after a lost vote, and decays linearly to zero,
+# Much of a rise and fall is built in. Preset robust starts from a public rate and decays to zero,
 # whatever it learns: only its level is learned, and that can only fall. Preset paper has no decay and starts
 # far below the useful rates: a rise of its rate would be learned.
 #

@@ -194,7 +194,7 @@ plots.what_to_see(summary)
 # If $R_g$ is above all norms, the signal stops growing while the noise goes on. AdamW divides by the size of what it
 # gets, so under it $R_g$ cancels altogether in the first regime, and the map has columns instead of a diagonal.
 #
-# HyFreeDP (automatic clipping, preset "robust") has no rate to choose: it starts from a public one and votes on it. $\eta^*$ is the
+# HyFreeDP (automatic clipping, preset "robust") has no rate to choose: it starts from a public one and looks for a better. $\eta^*$ is the
 # median of those that it took. The dots mark where that is on the map, $\eta R_g = \eta^*$ for SGD and $\eta = \eta^*$ for AdamW, but for
 # rows with $R_g > 10$, which clip hardly any gradient and so scale none, and where it lies beyond the last column. Every cell is the accuracy on *test* data, so the best of them
 # is chosen by test data. Each is a run at the full $\varepsilon$, as in the literature; no run is charged for the others.

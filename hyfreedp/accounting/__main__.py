@@ -42,7 +42,7 @@ def _parser() -> argparse.ArgumentParser:
     add = partial(fields.add_argument, default=argparse.SUPPRESS)
     add("--interval", type=int, help="probe every K-th step")
     add("--warmup", type=float, help="share of the run, from its start, in which every step probes")
-    add("--gamma", type=float, help="mean increase of the gradient noise, which pays for probes or votes")
+    add("--gamma", type=float, help="mean increase of the gradient noise, which pays for probes or looks")
     for name, choices in (("--probe", Probe), ("--accountant", Accountant), ("--allocation", Allocation)):
         add(name, choices=get_args(choices))
     return parser

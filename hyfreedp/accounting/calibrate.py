@@ -53,8 +53,8 @@ def calibrate_noise(
         steps: T >= 1.
         interval: K in [1, T], every K-th step probes (after the warm-up).
         warmup_steps: number of first steps that all probe, at most T.
-        vote_steps: the steps that vote, in [0, T), each once; there may be none. For probe "votes", and for no other.
-        probe: "losses", "votes", where ``interval`` and ``warmup_steps`` are ignored, or "none" for plain DP-SGD, where
+        vote_steps: the steps that look, in [0, T), each once; there may be none. For probe "look", and for no other.
+        probe: "losses", "look", where ``interval`` and ``warmup_steps`` are ignored, or "none" for plain DP-SGD, where
             ``gamma`` is ignored too.
         gamma: > 1, how much larger the gradient noise is to pay for the probes; if None, 1.02 for "per_step" and 1.01
             for "constant".
@@ -72,8 +72,8 @@ def calibrate_noise(
     check_choice("allocation", allocation, Allocation)
     steps = check_count("steps", steps, 1)
     votes = tuple(sorted(check_count("vote_steps", step, 0, steps - 1, "steps - 1") for step in vote_steps))
-    if len(set(votes)) < len(votes) or (votes and probe != "votes"):
-        raise ValueError(f"vote_steps must differ, and be left out unless probe='votes', got {vote_steps!r}")
+    if len(set(votes)) < len(votes) or (votes and probe != "look"):
+        raise ValueError(f"vote_steps must differ, and be left out unless probe='look', got {vote_steps!r}")
     if probe == "losses":
         interval = check_count("interval", interval, 1, steps, "steps")
         warmup_steps = check_count("warmup_steps", warmup_steps, 0, steps, "steps")

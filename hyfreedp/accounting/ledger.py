@@ -82,8 +82,8 @@ class PrivacyLedger:
         """Count the probe of the step just recorded, before anything of it is released."""
         self._count_probe(self._steps - 1, tag)
 
-    def record_vote(self, tag: int = 0) -> None:
-        """Count the vote of the next step, which is released before the step's gradient."""
+    def record_look(self, tag: int = 0) -> None:
+        """Count the look of the next step, which is released before the step's gradient."""
         self.check()
         self._count_probe(self._steps, tag)
 

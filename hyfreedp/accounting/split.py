@@ -11,12 +11,13 @@ from typing import Any, Literal
 from hyfreedp.accounting.accountants import Accountant
 
 Allocation = Literal["per_step", "constant"]
-Probe = Literal["votes", "losses", "none"]
+Probe = Literal["look", "losses", "none"]
 
 # How much of a probe one record more or less can change. Accounting takes it from here, releases keep to it.
-VOTE_CLIP = 1.0  # each record adds -1, 0 or 1 to the sum of the votes
-# Squared L2 sensitivity of the whole probe vector, in units of its clip: one vote, or three losses in [0, R_l].
-SQUARED_L2_SENSITIVITY = {"votes": 1.0, "losses": 3.0}
+VOTE_CLIP = 1.0  # each record adds -1, 0 or 1 to each sum of votes
+VOTES = 10  # such sums in one look
+# Squared L2 sensitivity of the whole probe vector, in units of its clip: votes of a look, or three losses in [0, R_l].
+SQUARED_L2_SENSITIVITY = {"look": float(VOTES), "losses": 3.0}
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,8 @@ class NoiseSplit:
         return self.epsilon <= self.target_epsilon < math.inf
 
     def is_probe_step(self, t: int) -> bool:
-        """Whether step t = 0, 1, ... probes: in the warm-up always, then at every ``interval``-th step; or in votes."""
-        if self.probe == "votes":
+        """Whether step t = 0, 1, ... probes: in the warm-up always, then at every ``interval``-th step; or looks."""
+        if self.probe == "look":
             return t in self.vote_steps
         return self.probe != "none" and (t < self.warmup_steps or (t - self.warmup_steps) % self.interval == 0)
 
@@ -122,9 +123,9 @@ def unit_of_privacy(records_per_person: int) -> str:
 def count_probe_steps(
     steps: int, interval: int, warmup_steps: int, probe: Probe, vote_steps: Sequence[int] = ()
 ) -> int:
-    """Number of probes among the first ``steps`` steps: the votes; or the warm-up, then every ``interval``-th step."""
+    """Number of probes among the first ``steps`` steps: the looks; or the warm-up, then every ``interval``-th step."""
     if probe == "none":
         return 0
-    if probe == "votes":
+    if probe == "look":
         return sum(step < steps for step in vote_steps)
     return min(steps, warmup_steps) + math.ceil(max(steps - warmup_steps, 0) / interval)

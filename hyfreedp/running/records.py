@@ -35,20 +35,24 @@ class ProbeResult:
 
 
 @dataclass(frozen=True)
-class VoteResult:
-    """What a vote released and what was decided from it.
+class LookResult:
+    """What a look released and what was decided from it.
 
     Attributes:
-        margin: private share of votes for the weights at hand less that for their average.
-        margin_std: standard deviation of its noise.
-        needed: the margin below which the weights at hand lose.
-        lost: whether they did, so that the run went back and changed its rate.
+        rates: the ladder, highest first, without decay, m + 1 of them.
+        margins: m private shares of votes, each for a rate less those for the next, lower one.
+        margin_std: standard deviation of the noise of each.
+        chosen: the rate at which they change sign.
+        eta_next: the rate from here on, which weighs it with those before.
+        along: the share of the way from the first weights at which the run went on, 1 where the weights stayed.
     """
 
-    margin: float
+    rates: tuple[float, ...]
+    margins: tuple[float, ...]
     margin_std: float
-    needed: float
-    lost: bool
+    chosen: float
+    eta_next: float
+    along: float
 
 
 @dataclass(frozen=True)
@@ -58,14 +62,14 @@ class StepRecord:
     Attributes:
         step: 0-based.
         eta: the learning rate that the step took, decay included.
-        probe, vote: what a probe or a vote released and decided, None on steps without one.
+        probe, look: what a probe or a look released and decided, None on steps without one.
         diagnostics: raw, NOT private values, for teaching and debugging only; None unless asked for.
     """
 
     step: int
     eta: float
     probe: ProbeResult | None = None
-    vote: VoteResult | None = None
+    look: LookResult | None = None
     diagnostics: dict[str, float] | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -73,8 +77,8 @@ class StepRecord:
         row: dict[str, Any] = {"step": self.step, "eta": self.eta}
         if self.probe is not None:
             row |= asdict(self.probe)
-        if self.vote is not None:
-            row |= asdict(self.vote)
+        if self.look is not None:
+            row |= asdict(self.look)
         return row | {f"not_private_{name}": value for name, value in (self.diagnostics or {}).items()}
 
 

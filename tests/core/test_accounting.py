@@ -125,9 +125,9 @@ def test_a_per_step_split_costs_what_vanilla_does_under_every_accountant(warmup_
     assert np.mean(variances) == pytest.approx((1.02 * split.sigma) ** 2, rel=1e-12)
 
 
-@together(*each(allocation=["per_step", "constant"], probe=["losses", "votes", "none"]).args)
+@together(*each(allocation=["per_step", "constant"], probe=["losses", "look", "none"]).args)
 def test_the_noise_of_every_kind_of_run(allocation, probe):
-    votes = (2, 5) if probe == "votes" else ()
+    votes = (2, 5) if probe == "look" else ()
     split = calibrate_noise(**CHEAP, gamma=1.2, allocation=allocation, probe=probe, vote_steps=votes, accountant="rdp")
     assert 0.5 * (1 - 1e-4) < split.epsilon <= 0.5
     if probe == "none":
@@ -135,7 +135,7 @@ def test_the_noise_of_every_kind_of_run(allocation, probe):
         assert (split.probe_steps, split.gamma) == (0, 1) and not any(map(split.is_probe_step, range(20)))
         return
     probes = split.probe_steps
-    assert probes == {"losses": 5, "votes": 2}[probe]
+    assert probes == {"losses": 5, "look": 2}[probe]
     assert split.sigma_gradient == pytest.approx(split.sigma * (1.2 if allocation == "constant" else 1), rel=1e-12)
     probe_gamma = 1.2 if allocation == "constant" else math.sqrt(1 + 20 / probes * (1.2**2 - 1))
     assert split.sigma_gradient_probe == pytest.approx(probe_gamma * split.sigma, rel=1e-12)
@@ -364,10 +364,10 @@ def test_search_copes_with_infinite_and_vanishing_costs():
         (dict(steps=10.0), "steps must be an integer of at least 1, got 10.0"),
         (dict(interval=21), "interval must be an integer of at least 1 and at most steps=20, got 21"),
         (dict(warmup_steps=21), "warmup_steps must be an integer of at least 0 and at most steps=20, got 21"),
-        (dict(vote_steps=(3,)), "vote_steps must differ, and be left out unless probe='votes'"),
+        (dict(vote_steps=(3,)), "vote_steps must differ, and be left out unless probe='look'"),
         (dict(records_per_person=0), "records_per_person must be an integer of at least 1, got 0"),
         (dict(gamma=1.0), "gamma must be greater than 1 and finite, got 1.0: .*nothing of the budget is left"),
-        (dict(probe="loss"), "probe must be one of 'votes', .*, got .loss.; did you mean 'losses'"),
+        (dict(probe="loss"), "probe must be one of 'look', .*, got .loss.; did you mean 'losses'"),
         (dict(accountant="prv"), "accountant must be one of 'pld', 'rdp', got 'prv'"),
         (dict(allocation="perstep"), "allocation must be .*; did you mean .per_step'"),
         (dict(target_epsilon=1e-9, target_delta=1e-30), "no noise multiplier up to 1e.08 reaches .*accountant='pld'"),

@@ -11,7 +11,7 @@ def make_split(**changes):
     return calibrate_noise(**plan | changes)
 
 
-VOTES = {"probe": "votes", "vote_steps": (1, 4)}
+LOOKS = {"probe": "look", "vote_steps": (1, 4)}
 
 
 def run(ledger, steps):
@@ -38,29 +38,29 @@ def test_a_run_spends_what_its_split_says_and_no_step_more():
     assert ledger.steps == 12
 
 
-def test_a_probe_or_vote_out_of_turn_is_refused_and_not_counted():
+def test_a_probe_or_look_out_of_turn_is_refused_and_not_counted():
     ledger = PrivacyLedger(make_split())
     run(ledger, 3)
     counted = ledger.state_dict()
     with pytest.raises(BudgetExhausted, match="step 3 must not probe by the plan"):
-        ledger.record_vote(11)
+        ledger.record_look(11)
     ledger.record()
     with pytest.raises(BudgetExhausted, match="step 3 must not probe by the plan"):
         ledger.record_probe(11)
     assert ledger.state_dict() == counted | {"steps": 4, "released": [*counted["released"], [3, 0, None]]}
 
 
-def test_a_vote_and_the_gradient_after_it_are_one_step():
-    """Released at once in the books: the vote counts the whole step, and its gradient nothing more."""
-    split = make_split(**VOTES)
+def test_a_look_and_the_gradient_after_it_are_one_step():
+    """Released at once in the books: the look counts the whole step, and its gradient nothing more."""
+    split = make_split(**LOOKS)
     ledger = PrivacyLedger(split)
     ledger.record(10)
     before = ledger.epsilon()
-    ledger.record_vote(11)
-    after_vote = ledger.epsilon()
-    ledger.record_vote(11)  # the same batch once more: the same release
+    ledger.record_look(11)
+    after_look = ledger.epsilon()
+    ledger.record_look(11)  # the same batch once more: the same release
     ledger.record(12)
-    assert before < ledger.epsilon() == after_vote and (ledger.steps, ledger.probe_steps) == (2, 1)
+    assert before < ledger.epsilon() == after_look and (ledger.steps, ledger.probe_steps) == (2, 1)
 
 
 def test_the_same_release_again_costs_nothing_and_another_one_is_refused():

@@ -188,7 +188,7 @@ RUNS = {
     "losses at every step": {"preset": "paper", "interval": 1},
     "now and then": {"preset": "paper", "interval": 3, "warmup": 0.2, "base": "groups"},
     "no probe": {"preset": "fixed", "base": "sgd"},
-    "votes": {"base": "sgd"},
+    "looks": {"base": "sgd"},
     "in pieces": {"max_physical_batch_size": 2},
     "in pieces of its own": {"max_physical_batch_size": from_both_ends},
     "every record": {"batch_size": 41},
@@ -444,35 +444,16 @@ def test_a_process_that_dies_is_an_error_at_once(tmp_path):
     team.processes[0].join(PATIENCE)
 
 
-# -- votes -------------------------------------------------------------------------------------------------------------
-
-
-def voting(rank, *, lost=(2, 6), **settings):
-    """A run of nine steps in which some votes, the opening and the last review, are lost by far, and the others won."""
-    model, optimizer, loader = start(rank, records=400, batch_size=100, **settings)
-    optimizer._checks_due = []
-
-    def loss(batch):
-        against = -100 if optimizer.ledger.steps in lost else 100
-        return cross_entropy(model)(batch) + (0 if torch.is_grad_enabled() else against)
-
-    sizes = []
-    while optimizer.steps_left:
-        for batch in loader:
-            optimizer.step(loss, batch)
-            sizes.append(len(batch[1]))
-            if not optimizer.steps_left:
-                break
-    return end(model, optimizer, sizes)
+# -- looks -------------------------------------------------------------------------------------------------------------
 
 
 @each(noise=[QUIET, NOISY], base=["adamw", "sgd"])
-def test_two_processes_vote_and_go_back_as_one(two, base, noise):
-    """One margin for all, from the votes of all, and the same weights after votes lost and kept."""
-    answers = two.run(voting, base=base, **noise)
-    assert_one_run(answers, voting(0, base=base, **noise))
-    lost = {row["step"]: row["lost"] for row in answers[0].history if "lost" in row}
-    assert lost == {2: True, 4: False, 5: False, 6: True}
+def test_two_processes_look_and_go_back_as_one(two, base, noise):
+    """One ladder, and one vector of margins from the votes of all; the same weights after looks that move them."""
+    settings = {"base": base, "records": 400, "batch_size": 100, "steps": 20} | noise
+    answers = two.run(train, **settings)
+    assert_one_run(answers, train(0, **settings))
+    assert [row["step"] for row in answers[0].history if row.get("along", 1) != 1][:1] == [1]
 
 
 # -- resuming ----------------------------------------------------------------------------------------------------------

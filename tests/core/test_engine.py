@@ -17,8 +17,8 @@ import hyfreedp
 from hyfreedp import PRESETS, HyFreeDPOptimizer, NoiseGenerator, Preset, PrivacyEngine, calibrate_noise
 from hyfreedp.data.sampling import PoissonSampler
 from hyfreedp.gradients import AbadiClipping, AutomaticClipping, NoClipping
+from hyfreedp.look import look_steps
 from hyfreedp.preset import ELSEWHERE, PresetFields
-from hyfreedp.votes import vote_steps
 
 PRIVATE = {"target_epsilon": 3.0, "accountant": "rdp"}
 
@@ -56,7 +56,7 @@ def test_the_split_is_that_of_calibrate_noise(preset):
         steps=24,
         interval=4,
         warmup_steps=6,
-        vote_steps=vote_steps(24) if preset.probe == "votes" else (),
+        vote_steps=look_steps(24) if preset.probe == "look" else (),
         gamma=None if preset.probe == "none" else 1.05,
         probe=preset.probe,
         allocation=preset.allocation,

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import integrate, stats
 
-from hyfreedp.accounting.split import SQUARED_L2_SENSITIVITY
+from hyfreedp.accounting.split import SQUARED_L2_SENSITIVITY, VOTES
 from hyfreedp.privatize import clipping_bias, loss_noise_std, normal_clipping_bias, privatize_loss, privatize_votes
 
 FALSE_ALARM = 1e-6  # of each statistical test below; the seeds are fixed, so a test that passes always passes
@@ -59,17 +59,19 @@ def released_losses(records):
 
 
 def released_votes(records):
-    here, there = torch.tensor(records, dtype=torch.float64).reshape(-1, 2).T
-    return torch.tensor([privatize_votes(here, there, 0.0, expected_batch_size=1)])
+    losses = torch.tensor(records, dtype=torch.float64).reshape(-1, VOTES + 1).T
+    return torch.tensor(privatize_votes(losses, 0.0, expected_batch_size=1))
 
 
-@together(("probe", "release", "width"), [("losses", released_losses, 3), ("votes", released_votes, 2)])
+@together(("probe", "release", "width"), [("losses", released_losses, 3), ("look", released_votes, VOTES + 1)])
 def test_the_worst_record_moves_a_probe_by_what_the_accountant_counts(probe, release, width):
-    """By all of it: a smaller sensitivity would be unsafe, a larger one a waste."""
+    """By all of it: a smaller sensitivity would be unsafe, a larger one a waste. Of a look, the worst in each order."""
+    some = LOSSES if width == 3 else (0.0, math.nan)
+    ordered = [tuple(range(width)), tuple(range(width, 0, -1))]
     changes = [
         release([*others, record]) - release(others)
-        for record in itertools.product(LOSSES, repeat=width)
-        for others in ([], [(0.25,) * width, (math.inf, 0.0, 0.25)[:width]])
+        for record in [*itertools.product(some, repeat=width), *ordered]
+        for others in ([], [tuple(itertools.islice(itertools.cycle((math.inf, 0.0, 0.25)), width))])
     ]
     squared_l2 = max(change.square().sum().item() for change in changes)
     assert SQUARED_L2_SENSITIVITY[probe] == squared_l2

@@ -21,7 +21,7 @@ from hyfreedp.gradients import AutomaticClipping
 STEPS = 11  # epochs of four steps: 0-3, 4-7, 8-10
 RUNS = {
     "line search": {"preset": "paper", "interval": 3, "warmup": 0.1},  # probes at steps 0, 1, 4, 7 and 10
-    "votes": {"preset": "robust"},  # at steps 2 and 4 to 8
+    "looks": {"preset": "robust"},  # at steps 1 and 2
     "fixed": {"preset": "fixed", "base": sgd_momentum},
     "non-private": {
         "preset": "paper",
@@ -172,17 +172,17 @@ def test_what_could_not_be_loaded_is_not_saved(tmp_path):
 
 def test_a_state_that_cannot_be_loaded_to_its_end_changes_nothing():
     """Weights, ledger, key, sampler, history, moments and learner are those of before, and the run goes on as if."""
-    model, optimizer, loader = start("votes")
+    model, optimizer, loader = start("looks")
     train(model, optimizer, loader, until=6)
     state = copy.deepcopy(optimizer.state_dict())
-    model, optimizer, loader = start("votes")
+    model, optimizer, loader = start("looks")
     train(model, optimizer, loader, until=3)
     handle = optimizer.base.register_load_state_dict_post_hook(lambda which: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         optimizer.load_state_dict(state)
     handle.remove()
     train(model, optimizer, loader)
-    assert_same(end(model, optimizer), uninterrupted("votes")[0])
+    assert_same(end(model, optimizer), uninterrupted("looks")[0])
 
 
 def test_what_is_no_checkpoint_of_the_run_is_refused(tmp_path):

@@ -52,7 +52,7 @@ def test_a_record_of_weight_zero_is_no_record_and_of_weight_one_a_whole_one(pres
         for batch in make_batches([20] * 12):
             weights, batch = weigh(batch)
             step = optimizer.step(cross_entropy(model), batch, weights=weights)
-            ends.append(step.vote.margin if step.vote else step.probe.private_loss if step.probe else 0.0)
+            ends += step.look.margins if step.look else [step.probe.private_loss] if step.probe else [0.0]
         return flat(model), ends
 
     kept = lambda batch: batch[1] < 2  # noqa: E731
@@ -70,8 +70,8 @@ def test_a_record_of_weight_zero_is_no_record_and_of_weight_one_a_whole_one(pres
 )
 def test_one_record_moves_a_vote_by_one_at_most(records, out):
     def margin(rows):
-        weights, here, there = torch.tensor(rows, dtype=torch.float64).reshape(-1, 3).T
-        return privatize_votes(here, there, 0.0, expected_batch_size=1, weights=weights)
+        weights, *losses = torch.tensor(rows, dtype=torch.float64).reshape(-1, 3).T
+        return privatize_votes(torch.stack(losses), 0.0, expected_batch_size=1, weights=weights)[0]
 
     out %= len(records)
     weight, here, there = records[out]

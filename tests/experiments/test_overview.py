@@ -8,7 +8,7 @@ from matplotlib.text import Annotation
 
 from hyfreedp import PRESETS
 from hyfreedp.experiments.book import overview
-from hyfreedp.votes import OPENING, PEAK, REVIEWS
+from hyfreedp.look import FIRST, SHARE, START
 
 
 @pytest.fixture
@@ -24,8 +24,8 @@ def test_constants_are_those_of_the_presets(figure):
     shown = " ".join(text.get_text().replace("\n", " ") for text in figure.axes[0].texts)
     for name in ("paper", "robust"):
         assert f"{PRESETS[name].gamma:g}$ ({name})" in shown
-    assert f"every {PRESETS['paper'].interval} steps" in shown and f"start ${PEAK:g}/\\sqrt{{T}}$" in shown
-    assert f"after {OPENING} steps, then {len(REVIEWS)} times up to {REVIEWS[-1]:.0%} of the run" in shown
+    assert f"every {PRESETS['paper'].interval} steps" in shown and f"start ${START:g}/\\sqrt{{T}}$" in shown
+    assert f"after {FIRST} step, and {SHARE:.1%} of the run" in shown
 
 
 def test_no_arrow_crosses_from_raw_to_private(figure):

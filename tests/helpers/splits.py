@@ -14,5 +14,5 @@ def vanilla(split: NoiseSplit) -> NoiseSplit:
 
 def effective(split: NoiseSplit) -> float:
     """sigma_eff of a probe step, written out."""
-    squared_sensitivity = {"losses": 3, "votes": 1}[split.probe]
+    squared_sensitivity = {"losses": 3, "look": 10}[split.probe]
     return (split.sigma_gradient_probe**-2 + squared_sensitivity * split.sigma_loss**-2) ** -0.5

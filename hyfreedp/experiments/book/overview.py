@@ -1,4 +1,4 @@
-"""Fig. "overview", redrawn: one step from batch to next learning rate, by a probe or by a vote, and who sets what."""
+"""Fig. "overview", redrawn: one step from batch to next learning rate, by a probe or by a look, and who sets what."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from matplotlib.patches import FancyBboxPatch, Rectangle
 
 from hyfreedp import PRESETS
 from hyfreedp.gradients import AutomaticClipping
-from hyfreedp.votes import OPENING, PEAK, REVIEWS, vote_steps
+from hyfreedp.look import FIRST, LADDER, SHARE, START, look_steps
 
 WIDTH, HEIGHT = 100.0, 83.0  # tenths of an inch: a box 10 wide is an inch wide
 BORDER = 58.0  # raw values stay left of it
@@ -64,12 +64,12 @@ def draw() -> Figure:
         axes,
         "robust",
         "Preset\n“robust”",
-        f"after {OPENING} steps, then\n{len(REVIEWS)} times up to\n{REVIEWS[-1]:.0%} of the run",
-        "same batch, forward\nat an average $\\bar w$ of\nthe weights so far:\nlosses $\\bar L_i$",
-        "one vote per record\n$\\mathrm{sign}(\\bar L_i - L_i)$:\nat most 1, whatever\nthe losses",
-        "sum\n$+\\;\\sigma_l\\, \\mathcal{N}(0, 1)$",
-        "margin of $w$ over $\\bar w$:\nlost if too low",
-        "if lost: go back\nand brake $\\eta$;\nelse go on",
+        f"after {FIRST} step, and\n{SHARE:.1%} of the run",
+        f"same batch, forward\nat {len(LADDER)} rates $\\eta_j$ along\nthe run so far:\nlosses $L_{{j,i}}$",
+        "a vote on each two:\n$\\mathrm{sign}(L_{j+1,i} - L_{j,i})$\nat most 1, whatever\nthe losses",
+        f"sums\n$+\\;\\sigma_l\\, \\mathcal{{N}}(0, I_{{{len(LADDER) - 1}}})$",
+        "the rate at which\nmargins change sign",
+        "mean with those\nbefore; weights\nback to its place",
     )
     _ways_between_lanes(axes)
     _hyperparameters(axes)
@@ -82,8 +82,8 @@ def findings(steps: int) -> list[str]:
     return [
         f"Preset paper: probes losses every {paper.interval} steps, gamma = {paper.gamma:g}; eta and R_l learned, eta "
         f"from {paper.initial_learning_rate:g} on",
-        f"Preset robust: votes at steps {', '.join(map(str, vote_steps(steps)))} of {steps}, gamma = "
-        f"{robust.gamma:g}; eta from {PEAK / math.sqrt(steps):g} on, with {robust.decay} decay",
+        f"Preset robust: looks at steps {', '.join(map(str, look_steps(steps)))} of {steps}, gamma = "
+        f"{robust.gamma:g}; eta from {START / math.sqrt(steps):g} on, with {robust.decay} decay",
     ]
 
 
@@ -114,7 +114,7 @@ def _lane(axes: Axes, name: str, title: str, when: str, *texts: str, by_default:
 def _ways_between_lanes(axes: Axes) -> None:
     half = HEIGHT_OF_A_BOX / 2
     step, paper, robust = LANES.values()
-    # The new rate moves this very step, and those up to the next probe or vote.
+    # The new rate moves this very step, and those up to the next probe or look.
     _box(axes, (84.0, 58.0, 96.5, 61.0), "new $\\eta$", BY_LEARNING)
     _arrow(axes, (90.2, paper), (90.2, 58.0), color=LEARNED)
     _arrow(axes, (90.2, 61.0), (90.2, step - half), color=LEARNED)
@@ -130,11 +130,11 @@ def _ways_between_lanes(axes: Axes) -> None:
     _path(axes, (74.5, paper - half), (74.5, below), (42, below), (42, paper - half), color=LEARNED)
     _box(axes, (52.0, below - 1.5, 64.0, below + 1.5), "next $R_l$", BY_LEARNING)
     _text(axes, 75.5, below, "sum of the released losses", ha="left")
-    # Weights are private, so the records may be looked at with their average; the rate starts from public numbers.
+    # Weights are private, so the records may be looked at anywhere on the ray; the rate starts from public numbers.
     below = robust - half - 5.2
     _path(axes, (60, below), (23.2, below), (23.2, robust - half))
-    _box(axes, (60.0, below - 2.4, 81.5, below + 2.4), "average $\\bar w$ of the\nweights so far", PLAIN)
-    _box(axes, (84.0, below - 2.4, 96.5, below + 2.4), f"start ${PEAK:g}/\\sqrt{{T}}$,\nlinear decay", BY_DEFAULT)
+    _box(axes, (60.0, below - 2.4, 81.5, below + 2.4), "ray from $w_0$ through $w$,\nand public noise", PLAIN)
+    _box(axes, (84.0, below - 2.4, 96.5, below + 2.4), f"start ${START:g}/\\sqrt{{T}}$,\nlate linear decay", BY_DEFAULT)
     _arrow(axes, (90.2, below + 2.4), (90.2, robust - half))
 
 
@@ -146,7 +146,7 @@ def _hyperparameters(axes: Axes) -> None:
             34.5,
             "DP-related: budget and constants",
             "the accountant finds $\\sigma_g$, $\\sigma_l$ for $(\\varepsilon, \\delta)$,\n"
-            f"$q$, $T$, $K$ or votes; $\\gamma = {paper.gamma:g}$ (paper), ${robust.gamma:g}$ (robust)",
+            f"$q$, $T$, $K$ or looks; $\\gamma = {paper.gamma:g}$ (paper), ${robust.gamma:g}$ (robust)",
             BY_BUDGET,
         ),
         (
@@ -160,7 +160,7 @@ def _hyperparameters(axes: Axes) -> None:
             69.0,
             99.5,
             "Data-dependent: learned, privately",
-            f"paper: $\\eta$, from {paper.initial_learning_rate:g} on, and $R_l$;\nrobust: when to brake $\\eta$",
+            f"paper: $\\eta$, from {paper.initial_learning_rate:g} on, and $R_l$;\nrobust: $\\eta$, by looks",
             BY_LEARNING,
         ),
     ]

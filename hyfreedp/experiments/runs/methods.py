@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from hyfreedp import PRESETS, Preset, votes
+from hyfreedp import PRESETS, Preset, look
 
 
 def _dadaptation(parameters: Any, lr: float = 1.0) -> torch.optim.Optimizer:
@@ -65,8 +65,8 @@ class Method:
         """What a record's key says of how the rate is learned; None if it is not."""
         if not self.learns:
             return None
-        votes_by = votes.CONSTANTS if self.settings.probe == "votes" else ()
-        return [LEARNING, self.preset, self.overrides, *votes_by]
+        looks_by = look.CONSTANTS if self.settings.probe == "look" else ()
+        return [LEARNING, self.preset, self.overrides, *looks_by]
 
 
 # Raised where a learned rate comes out otherwise, so that runs of before are not taken for those of today.

@@ -1,0 +1,249 @@
+"""The rate of preset "robust": a public start, and looks along the run so far, at the noise of the run to come.
+
+AdamW on normalised gradients is scale-free: at a rate of c / sqrt(T) the noise of T steps adds up to about c, whatever
+T is. Too high a rate shows late, when noise has added up; but the noise of the rest of the run is known, being our own.
+So a *look* adds it before it asks. Early steps at another rate are, to first order, these, scaled; so the losses of one
+batch are compared at
+
+    w_0 + (c_j / c) (w - w_0) + kappa c_j s z,    c_j = 32 c_0, 16 c_0, ..., c_0 / 32,
+
+with s^2 T the squared factors of the schedule's steps that are left, and one public standard normal z. The signal to
+come is left out; so only a part of the noise counts, that the signal so far can stand against: kappa^2 is twice the
+share of the schedule's way that was made. Each record votes between neighbours; where the votes change sign is the
+rate. A look errs by about an octave, so the run goes on at the geometric mean of the start and of all looks. Weights
+that went too far come back along the ray; up it they go after one step only, which no rate changes but in length.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hyfreedp.accounting.split import VOTE_CLIP, VOTES
+from hyfreedp.learner import Look, RateLearner
+from hyfreedp.noise import NoiseGenerator
+from hyfreedp.privatize import loss_noise_std, privatize_votes
+from hyfreedp.running.base_optimizer import trainable
+from hyfreedp.running.records import LookResult
+
+# Measured on validation data of small tasks, see docs/step_rule.md. Users set none of it but the start.
+START = 0.4  # c_0: the rate, times sqrt(T), in units of the base optimizer's displacement per gradient
+LADDER = tuple(2.0 ** (VOTES / 2 - j) for j in range(VOTES + 1))  # rates compared, over the first one
+FIRST = 1  # steps before the first look
+SHARE = 0.125  # of the run before the second
+NOISE = 2.0  # kappa^2, in shares of the way that was made
+PUBLIC_SEED = 0  # of z, which hides nothing
+
+CONSTANTS = (START, LADDER, FIRST, SHARE, NOISE, PUBLIC_SEED)
+
+
+def look_steps(steps: int) -> tuple[int, ...]:
+    """The steps, of a run of ``steps``, that look before their gradient is taken; fixed in advance."""
+    return tuple(sorted(step for step in {FIRST, math.ceil(SHARE * steps)} if FIRST <= step < steps))
+
+
+def noise_to_come(schedule: Sequence[float], made: int, momentum: float = 0.0) -> float:
+    """kappa s: how far noise will displace a coordinate, at c = 1, of which a look after ``made`` steps adds so much.
+
+    Args:
+        schedule: what multiplies the rate at each of the T steps.
+        momentum: of SGD, by which the gradients so far have not yet moved as far as they will.
+    """
+    ahead = math.fsum(factor**2 for factor in schedule[made:]) / len(schedule)
+    way = math.fsum(factor * (1 - momentum ** (made - t)) for t, factor in enumerate(schedule[:made]))
+    return math.sqrt(ahead * NOISE * way / math.fsum(schedule))
+
+
+def choose(margins: Sequence[float]) -> float:
+    """The best rate by votes between the neighbours of :data:`LADDER`, in units of the first rate.
+
+    Of all rates, the one that most votes are for if they are added from the bottom up: it, and where the margins on
+    both sides of it change sign, by interpolation in the logarithm. Of equal ones the nearest to the start.
+
+    Args:
+        margins: m of them, the j-th positive where the j-th rate, the higher, is preferred to the next.
+    """
+    added = [math.fsum(margins[j:]) for j in range(len(LADDER))]
+    best = max(range(len(LADDER)), key=lambda j: (added[j], -abs(math.log(LADDER[j]))))
+    if best in (0, len(LADDER) - 1):
+        return LADDER[best]
+    below, above = margins[best], -margins[best - 1]  # neither is negative
+    part = below / (below + above) if below + above else 0.5
+    low, high = LADDER[best + 1] * LADDER[best], LADDER[best] * LADDER[best - 1]
+    return math.sqrt(low ** (1 - part) * high**part)
+
+
+class LookedRate(RateLearner):
+    """The learning rate of a run, the weights that its looks compare, and the way back.
+
+    Memory: the first weights until the last look, and the present ones while looking.
+
+    Args:
+        optimizer: the base optimizer.
+        schedule: what multiplies the rate at each of the T steps.
+        noise_std: of a coordinate of the private gradient; 0 without noise.
+        eta: the first rate; None for ``START / sqrt(T)`` in units of the optimizer's displacement per gradient.
+
+    Raises:
+        ValueError: it is unknown how far this optimizer moves, see :func:`displacement_per_gradient`; or ``eta`` is out
+            of range.
+    """
+
+    kind = "look"
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, schedule: Sequence[float], noise_std: float, eta: float | None = None
+    ) -> None:
+        if eta is not None and not 0 < eta < math.inf:
+            raise ValueError(f"initial_learning_rate must be finite and positive, got {eta}")
+        steps, groups = len(schedule), optimizer.param_groups
+        self.vote_steps = look_steps(steps)
+        momentum = float(groups[0].get("momentum", 0.0))
+        self._to_come = {t: noise_to_come(schedule, t, momentum) for t in self.vote_steps if noise_std > 0}
+        self._parameters = trainable(optimizer)
+        first = float(groups[0]["lr"])
+        ratios = [(float(group["lr"]) / first, group["params"]) for group in groups] if first > 0 else []
+        self._ratios = [ratio for ratio, parameters in ratios for p in parameters if p.requires_grad]
+        displacement, proportional = displacement_per_gradient(optimizer, steps)
+        self._reach = math.sqrt(steps) * displacement  # of the run's noise, per unit of rate and of the gradient
+        # Size of a private gradient's coordinates: public where there is noise, else the first gradient's.
+        self._unit = (noise_std or math.nan) if proportional else 1.0
+        self._first = eta
+        self._made = 0  # steps
+        self._found: list[float] = []  # by the looks so far, in units of the first rate
+        self._start: list[Tensor] = []
+        self._undo: list[Tensor] | None = None  # weights before a look that is not committed
+
+    @property
+    def eta(self) -> float:
+        """The rate in force, without decay. NaN before the first gradient where its size sets the unit."""
+        return self._first_eta * math.prod(self._found) ** (1 / (1 + len(self._found)))
+
+    @property
+    def _first_eta(self) -> float:
+        return START / (self._reach * self._unit) if self._first is None else self._first
+
+    def on_step_start(self, step: int) -> None:
+        """At the first step, keep the weights as those of the start."""
+        self._made = step
+        if step == 0 and self.vote_steps:
+            self._start = [p.detach().clone() for p in self._parameters]
+
+    def before_gradient(self, look: Look) -> LookResult:
+        """Let the records vote between the rates of the ladder; go on at what they found, from where it leads."""
+        present = [p.detach().clone() for p in self._parameters]
+        eta, first = self.eta, self._first_eta
+        rates = tuple(rung * first for rung in LADDER)
+        try:
+            with look.processes.all_or_none():
+                losses = []
+                for rate in rates:
+                    # No gradient so far but zeros, which moved nothing, and left no unit: all rates are alike.
+                    along = rate / eta if eta > 0 else 1.0
+                    self._place(present, along, rate * self._reach * self._unit * self._to_come.get(self._made, 0.0))
+                    losses.append(look.losses())
+        finally:
+            self._set(present)
+        margins = privatize_votes(
+            torch.stack(losses),
+            look.noise_multiplier,
+            expected_batch_size=look.expected_batch_size,
+            weights=look.weights,
+            generator=look.generator,
+            add_up=look.processes.add_up,
+        )
+        look.released()
+        self._undo = present
+        self._found.append(choose(margins))
+        along = self.eta / eta if eta > 0 else 1.0
+        if self._made > FIRST:
+            along = min(1.0, along)
+        if along != 1:
+            self._place(present, along, 0.0)
+        std = float(loss_noise_std(VOTE_CLIP, look.noise_multiplier, look.expected_batch_size))
+        return LookResult(rates, tuple(margins), std, self._found[-1] * first, self.eta, along)
+
+    @torch.no_grad()
+    def _place(self, present: list[Tensor], along: float, displacement: float) -> None:
+        """To w_0 + along (w - w_0) + displacement z, with z as public as the seed; groups at their own rates."""
+        public = NoiseGenerator(PUBLIC_SEED).child("look", self._made)
+        for i, (p, start, end) in enumerate(zip(self._parameters, self._start, present, strict=True)):
+            p.copy_(start.lerp(end, along))
+            if displacement > 0:  # drawn anew each time, which takes no memory
+                z = public.child("z", i).normal(*p.shape, device=p.device)
+                p.add_(z.to(p), alpha=displacement * self._ratios[i])
+
+    def undo(self) -> None:
+        """Take a look's move and its finding back."""
+        if self._undo is not None:
+            self._set(self._undo)
+            self._found.pop()
+            self._undo = None
+
+    def on_gradient(self) -> None:
+        """Commit what a look moved; take the unit from the first private gradient, in ``.grad``, if it is unknown."""
+        self._undo = None
+        if math.isnan(self._unit):
+            gradients = [p.grad for p in self._parameters if p.grad is not None]
+            squares = torch.stack([gradient.double().square().sum() for gradient in gradients]).tolist()
+            self._unit = math.sqrt(sum(squares) / sum(gradient.numel() for gradient in gradients)) or math.nan
+
+    def on_step_end(self) -> None:
+        """A step was made: free what no later look needs."""
+        self._made += 1
+        if self._made > max(self.vote_steps, default=0):
+            self._start = []
+
+    @torch.no_grad()
+    def _set(self, weights: list[Tensor]) -> None:
+        for parameter, weight in zip(self._parameters, weights, strict=True):
+            parameter.copy_(weight)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain numbers and the live tensors that :meth:`load_state_dict` restores exactly."""
+        return {"made": self._made, "unit": self._unit, "found": list(self._found), "start": list(self._start)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` gave."""
+        self._made, self._unit, self._found = state["made"], state["unit"], list(state["found"])
+        devices = [p.device for p in self._parameters]
+        self._start = [w.to(d, copy=True) for w, d in zip(state["start"], devices, strict=False)]
+
+    def __repr__(self) -> str:
+        """All that does not change during a run."""
+        return f"{type(self).__name__}{CONSTANTS}, from {self._first}"
+
+
+def displacement_per_gradient(optimizer: torch.optim.Optimizer, steps: int) -> tuple[float, bool]:
+    """How far one gradient moves the weights in all, per unit of rate, and whether that is in units of the gradient.
+
+    Momentum beta repeats a gradient, 1 / (1 - beta) times in all. Adam's kin make its coordinates of size 1; RMSprop,
+    which corrects no bias, of size (1 - alpha^t)^-1/2 at step t, of which the root mean square over ``steps`` counts.
+    SGD leaves them as they are. The first group of the optimizer counts.
+
+    Raises:
+        ValueError: another kind of optimizer; or, with this momentum, a gradient would move the weights for ever, or
+            but for the first not at all.
+    """
+    group = optimizer.param_groups[0]
+    if "betas" in group and not isinstance(optimizer, torch.optim.RAdam):  # whose first steps are not normalised
+        return 1.0, False
+    if not isinstance(optimizer, torch.optim.SGD | torch.optim.RMSprop):
+        raise ValueError(
+            f"optimizer must be SGD, RMSprop or of Adam's kin, with betas, for its rate to be learned by looks, got "
+            f"{type(optimizer).__name__}, whose steps may be of any size: choose AdamW, or preset='paper' or 'fixed'"
+        )
+    for name in ("momentum", "dampening", "alpha"):
+        if not float(group.get(name, 0.0)) < 1:
+            raise ValueError(
+                f"optimizer must have {name} below 1, got {group[name]}: choose momentum 0.9, alpha 0.99, no dampening"
+            )
+    repeated = (1 - float(group.get("dampening", 0.0))) / (1 - float(group.get("momentum", 0.0)))
+    if isinstance(optimizer, torch.optim.SGD):
+        return repeated, True
+    uncorrected = sum(1 / (1 - float(group["alpha"]) ** t) for t in range(1, steps + 1)) / steps
+    return repeated * math.sqrt(uncorrected), False

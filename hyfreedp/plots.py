@@ -1,0 +1,46 @@
+"""Pictures of a run, drawn from ``optimizer.history`` alone, so that they show nothing that was not released."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def look(history: Iterable[Mapping[str, Any]]) -> Figure:
+    """What the looks of a run with preset "robust" saw, a panel for each: why the rate is what it is.
+
+    Args:
+        history: ``optimizer.history``.
+
+    Returns:
+        A figure of matplotlib, which must be installed. Margins stand between the two rates that they compare, with two
+        standard deviations of their noise; above zero the higher rate was preferred.
+
+    Raises:
+        ValueError: no row of the history is that of a look.
+    """
+    from matplotlib.figure import Figure
+
+    rows = [row for row in history if "margins" in row]
+    if not rows:
+        raise ValueError("history must have a step with a look: it comes with preset='robust', from the second step on")
+    figure = Figure(figsize=(4.5 * len(rows), 3.2), layout="constrained")
+    panels = figure.subplots(1, len(rows), squeeze=False, sharey=True)[0]
+    for axes, row in zip(panels, rows, strict=True):
+        rates = row["rates"]
+        between = [math.sqrt(high * low) for high, low in pairwise(rates)]
+        axes.errorbar(
+            between, row["margins"], 2 * row["margin_std"], fmt="o", capsize=3, label="margin, ± 2 sd of noise"
+        )
+        axes.axhline(0, color="0.5", linewidth=0.8)
+        axes.axvline(row["chosen"], color="C1", label=f"chosen {row['chosen']:.2g}")
+        axes.axvline(row["eta_next"], color="C1", linestyle=":", label=f"next {row['eta_next']:.2g}")
+        axes.set(xscale="log", xlabel="learning rate", title=f"look before step {row['step']}")
+        axes.legend(fontsize="small")
+    panels[0].set_ylabel("share for the higher rate\nless that for the lower")
+    return figure

@@ -1,0 +1,386 @@
+"""The rule of preset "robust": its released numbers, their accounting, and what it makes of rate and weights."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from cases import each, together
+from dp_accounting import ComposedDpEvent, GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
+from dp_accounting.rdp import RdpAccountant
+from hypothesis import example, given
+from hypothesis import strategies as st
+from scipy import stats
+from torch import nn
+from torch.utils.data import TensorDataset
+from twins import (
+    adamw,
+    by_hand,
+    cross_entropy,
+    flat,
+    make_batches,
+    make_data,
+    make_model,
+    make_private,
+    sgd_momentum,
+    three_groups,
+    trainable,
+    twin_of,
+)
+
+from hyfreedp import look, plots, reference
+from hyfreedp.accounting import calibrate_noise
+from hyfreedp.accounting.split import VOTES
+from hyfreedp.gradients import AutomaticClipping
+from hyfreedp.line_search import decay_factor
+from hyfreedp.look import LADDER, START, choose, look_steps, noise_to_come
+from hyfreedp.noise import NoiseGenerator
+from hyfreedp.privatize import privatize_votes
+
+FALSE_ALARM = 1e-6  # of each statistical test below; the seeds are fixed, so a test that passes always passes
+
+# -- the released numbers ----------------------------------------------------------------------------------------------
+
+extremes = st.sampled_from([math.nan, math.inf, -math.inf, 0.0, -0.0, 5e-324, -5e-324, 1.7976931348623157e308, 1e300])
+losses = extremes | st.sampled_from([0.5, 1.0]) | st.floats(allow_nan=True, allow_infinity=True)
+records = st.tuples(losses, losses, losses)  # at three weights
+
+
+def sums_of_votes(rows, noise_multiplier=0.0, **settings):
+    """The release of a batch of such records, expected to have one record."""
+    values = torch.tensor(rows, dtype=torch.float64).view(-1, 3).T
+    return privatize_votes(values, noise_multiplier, **({"expected_batch_size": 1} | settings))
+
+
+def votes_of(record):
+    """One record's, slow and obvious."""
+    values = [math.inf if math.isnan(one) else one for one in record]
+    return [0 if here == there else 1 if here < there else -1 for here, there in itertools.pairwise(values)]
+
+
+@given(st.lists(records, max_size=12), st.integers(1, 50))
+@example([(-math.inf, -1.7976931348623157e308, math.nan), (math.nan, math.inf, 1.0), (0.0, -0.0, math.nan)], 4)
+def test_without_noise_the_sums_of_the_votes_over_the_expected_size(rows, expected):
+    sums = [sum(one) for one in zip(*map(votes_of, rows), strict=True)] or [0, 0]
+    assert sums_of_votes(rows, expected_batch_size=expected) == [total / expected for total in sums]
+
+
+@given(st.lists(records, max_size=12), records, st.integers(0, 12))
+@example([(math.nan, math.nan, 0.0)], (math.inf, -math.inf, math.nan), 0)
+def test_one_more_record_of_any_losses_moves_the_vector_by_the_root_of_its_length_at_most(rows, extra, place):
+    """Exactly, so the accountant's sensitivity holds in floating point too; and by the record's own votes only."""
+    with_it, without = sums_of_votes([*rows[:place], extra, *rows[place:]]), sums_of_votes(rows)
+    change = [one - other for one, other in zip(with_it, without, strict=True)]
+    assert change == votes_of(extra) and math.hypot(*change) <= math.sqrt(2)
+
+
+@pytest.mark.parametrize("rows", [[], [(0.0, 1.0, 2.0)] * 5 + [(1.0, math.nan, 0.0)] * 3], ids=["empty", "full"])
+def test_noise_has_the_stated_distribution(rows, generator):
+    """Kolmogorov-Smirnov and chi-square on 4,000 releases, correlation; an empty batch is noised like any other."""
+    settings = {"expected_batch_size": 10, "generator": generator}
+    margins = np.array([sums_of_votes(rows, 3.0, **settings) for _ in range(4000)])
+    noise = (margins - np.array(sums_of_votes(rows, expected_batch_size=10))) / (3.0 / 10)
+    for column in noise.T:
+        assert stats.kstest(column, "norm").pvalue > FALSE_ALARM
+        assert FALSE_ALARM / 2 < stats.chi2(4000).cdf((column**2).sum()) < 1 - FALSE_ALARM / 2
+    assert stats.pearsonr(*noise.T).pvalue > FALSE_ALARM
+
+
+def test_noise_is_bound_to_the_losses_and_not_to_their_votes_alone():
+    """Else a step made again on other data with equally many votes would show that, without noise."""
+    here, rival = torch.tensor([1.0, 2.0, 3.0]).double(), torch.tensor([2.0, 1.0, 5.0]).double()
+    margins = {
+        privatize_votes(
+            torch.stack([here, other]), 1.0, expected_batch_size=3, generator=NoiseGenerator(0).child("look")
+        )[0]
+        for other in (rival, rival, rival + torch.tensor([1e-12, 0, 0]).double(), rival.flip(0) - 0.5)
+    }
+    assert len(margins) == 3  # the same losses again are the same release
+
+
+# -- the plan and its price --------------------------------------------------------------------------------------------
+
+PLAN = {"target_epsilon": 2.0, "target_delta": 1e-5, "sample_rate": 0.1, "steps": 20, "probe": "look"}
+
+
+@given(st.integers(1, 3000))
+def test_every_look_comes_within_the_run_and_once(steps):
+    plan = look_steps(steps)
+    assert plan == tuple(sorted(set(plan))) and all(1 <= step < steps for step in plan)
+    assert (look.FIRST in plan) == (steps > look.FIRST) and len(plan) <= 2
+
+
+@together("looking", [(), (1, 4), tuple(range(20))])
+def test_epsilon_agrees_with_dp_accounting(looking):
+    """The gradient and the look of a step, sensitivities 1 and the root of 10, composed on one subsampled batch."""
+    split = calibrate_noise(**PLAN, vote_steps=looking, accountant="rdp")
+    plain = PoissonSampledDpEvent(0.1, GaussianDpEvent(split.sigma_gradient))
+    composed = RdpAccountant()
+    if len(looking) < 20:
+        composed.compose(SelfComposedDpEvent(plain, 20 - len(looking)))
+    if looking:
+        votes = GaussianDpEvent(split.sigma_loss / math.sqrt(10))
+        both = ComposedDpEvent([GaussianDpEvent(split.sigma_gradient_probe), votes])
+        composed.compose(SelfComposedDpEvent(PoissonSampledDpEvent(0.1, both), len(looking)))
+    assert split.epsilon == pytest.approx(composed.get_epsilon(1e-5), rel=5e-3)
+    assert 0.999 * 2 < split.epsilon <= 2 and split.guarantee
+
+
+# -- what a look asks, and what it makes of the answers ----------------------------------------------------------------
+
+
+@together(("decay", "left", "done"), [("linear", 1 / 3, 0.5), ("none", 1.0, 1.0), ("cosine", 3 / 8, 0.5)])
+def test_noise_to_come_is_the_integral_of_the_schedule(decay, left, done):
+    """Of its square over what is left, by closed forms at the start; times the share of the way that was made."""
+    steps = 20000
+    schedule = [decay_factor(t, steps, decay) for t in range(steps)]
+    assert noise_to_come(schedule, 0) == 0
+    share = 1 / steps / done  # of the way, after one step
+    assert noise_to_come(schedule, 1) == pytest.approx(math.sqrt(2 * left * share), rel=1e-3)
+    x = 0.25
+    if decay == "linear":  # (1 - x)^3 / 3 of the squares are left, 1 - (1 - x)^2 of the way is made
+        expected = math.sqrt(2 * (1 - x) ** 3 / 3 * (1 - (1 - x) ** 2))
+        assert noise_to_come(schedule, steps // 4) == pytest.approx(expected, rel=1e-3)
+
+
+def test_noise_to_come_is_what_steps_of_noise_add_up_to():
+    """Adam's kin make each noise of size 1: after T steps of rate c / sqrt(T), the weights are c s away."""
+    steps, rest = 50, torch.Generator().manual_seed(3)
+    schedule = [decay_factor(t, steps, "linear", 0.5) for t in range(steps)]
+    ways = sum(f / math.sqrt(steps) * torch.randn(20000, generator=rest).double() for f in schedule[8:])
+    share = 2 * sum(schedule[:8]) / sum(schedule)
+    assert noise_to_come(schedule, 8) == pytest.approx(math.sqrt(share) * ways.std().item(), rel=0.03)
+
+
+def test_the_choice_is_where_the_votes_change_sign():
+    for best in range(1, VOTES):  # margins of rates above are negative, of those below positive
+        margins = [-0.4] * best + [0.4] * (VOTES - best)
+        assert choose(margins) == pytest.approx(LADDER[best])
+    assert choose([-0.1] * 2 + [0.3] * 8) == pytest.approx(LADDER[2] * 2**0.25)  # 3 : 1 upwards
+    assert choose([0.5] * VOTES) == LADDER[0] == 32 and choose([-0.5] * VOTES) == LADDER[-1] == 1 / 32
+    assert choose([0.0] * VOTES) == 1  # those who do not care leave the start
+    assert choose([0.0, 0.3, -0.9] + [0.3] * 7) == pytest.approx(LADDER[3] / 2**0.25)  # not the first change
+
+
+@given(st.lists(st.floats(-2, 2), min_size=VOTES, max_size=VOTES))
+def test_the_choice_is_next_to_the_rate_that_most_are_for_and_mirrors(margins):
+    added = [sum(margins[j:]) for j in range(VOTES + 1)]
+    chosen = choose(margins)
+    assert LADDER[-1] <= chosen <= LADDER[0]
+    near = [total for rate, total in zip(LADDER, added, strict=True) if abs(math.log2(rate / chosen)) <= 0.5 + 1e-9]
+    assert max(near) == pytest.approx(max(added), abs=1e-9)
+
+
+# -- whole runs --------------------------------------------------------------------------------------------------------
+
+STEPS = 20
+
+
+def rmsprop(model):
+    return torch.optim.RMSprop(trainable(model), lr=0.5, momentum=0.5)
+
+
+def damped(model):
+    return torch.optim.SGD(trainable(model), lr=0.5, momentum=0.8, dampening=0.25, weight_decay=0.1)
+
+
+KINDS = {"sgd": sgd_momentum, "adamw": adamw, "groups": three_groups, "rmsprop": rmsprop, "damped": damped}
+NOISY = {"target_epsilon": 3.0, "accountant": "rdp"}
+
+
+def start(base=adamw, *, dropout=0.0, model_seed=0, **settings):
+    """A run about to begin; without privacy unless the settings say so."""
+    model = make_model(dropout=dropout, seed=model_seed)
+    optimizer = by_hand(model, base(model), **({"steps": STEPS} | settings))
+    optimizer._checks_due = []  # which would call the loss more often
+    return model, optimizer
+
+
+@together(*each(kind=KINDS, noise=[{}, NOISY], eta=[None, 0.05]).args)
+def test_a_run_is_that_of_the_reference(kind, noise, eta, unbound_noise):
+    """Weights, rates and margins at every step, with empty batches, the first among them."""
+    for seed in (0, 1):
+        settings = noise | ({"initial_learning_rate": eta} if eta else {})
+        model, optimizer = start(KINDS[kind], clipping=AutomaticClipping(), seed=seed, **settings)
+        twin = make_model()
+        batches = make_batches([9 if seed == 0 else 0, 8, 7, 6, 0] * 4, seed=seed)
+        expected = twin_of(
+            twin, KINDS[kind](twin), optimizer, batches, train=reference.train_by_looks, eta=eta
+        )  # a generator
+        for batch, released in zip(batches, expected, strict=True):
+            record = optimizer.step(cross_entropy(model), batch).to_dict()
+            assert record["eta"] == pytest.approx(released["eta"], rel=1e-9)
+            assert ("margins" in record) == ("margins" in released)
+            if "margins" in record:
+                assert record["margins"] == pytest.approx(released["margins"], rel=1e-9, abs=1e-12)
+                assert record["along"] == pytest.approx(released["along"], rel=1e-9)
+            torch.testing.assert_close(flat(model), flat(twin), rtol=1e-8, atol=1e-10)
+        looked = [row for row in optimizer.history if "margins" in row]
+        assert tuple(row["step"] for row in looked) == look_steps(STEPS)
+        assert not optimizer.rate_learner._start  # its memory is free again
+
+
+def forces(preferred, optimizer):
+    """A loss that only the place along the ladder makes: records prefer the rung ``preferred``, of those tried."""
+    tried = itertools.count()
+
+    def loss(model):
+        def of_batch(batch):
+            values = cross_entropy(model)(batch)
+            if torch.is_grad_enabled() or optimizer.ledger.steps not in look_steps(optimizer.split.steps):
+                return values
+            return 0 * values + abs(next(tried) % len(LADDER) - preferred)
+
+        return of_batch
+
+    return loss(optimizer.module)
+
+
+@together("preferred", [0, 5, 10])
+def test_the_run_goes_on_at_the_mean_of_start_and_looks_and_comes_back_along_the_ray(preferred):
+    """All prefer the highest, the first, the lowest rate: up after the first step only, back at every look."""
+    model, optimizer = start(adamw)
+    loss, begun, before = forces(preferred, optimizer), flat(model), None
+    first, eta = START / math.sqrt(STEPS), START / math.sqrt(STEPS)
+    assert optimizer.eta == pytest.approx(first)
+    found = []
+    for batch in make_batches([8] * STEPS):
+        before, moments = flat(model), optimizer.base.state
+        place = []
+        after_look = optimizer.rate_learner._place
+        optimizer.rate_learner._place = lambda *args, f=after_look, p=place: (f(*args), p.append(flat(model)))[0]
+        record = optimizer.step(loss, batch)
+        optimizer.rate_learner._place = after_look
+        assert moments is optimizer.base.state  # stay in all cases
+        if record.look is None:
+            continue
+        found.append(LADDER[preferred])
+        expected = first * math.prod(found) ** (1 / (1 + len(found)))
+        assert record.look.rates == pytest.approx([rung * first for rung in LADDER])
+        assert (record.look.chosen, record.look.eta_next) == pytest.approx((LADDER[preferred] * first, expected))
+        along = expected / eta if record.step == look.FIRST else min(1, expected / eta)
+        assert record.look.along == pytest.approx(along)
+        assert len(place) == len(LADDER) + (record.look.along != 1)
+        for rung, seen in zip(LADDER, place, strict=False):  # no noise is to come
+            torch.testing.assert_close(seen, begun + rung * first / eta * (before - begun))
+        torch.testing.assert_close(
+            place[-1], begun + (along if along != 1 else LADDER[-1] * first / eta) * (before - begun)
+        )
+        eta = expected
+    assert optimizer.eta == pytest.approx(eta)
+
+
+def test_z_is_public_the_same_for_every_key_and_another_in_every_parameter():
+    """Seen through the places of two runs with different noise: what stands beside the ray is the same direction."""
+    beside = []
+    for seed in (0, 1):
+        model, optimizer = start(three_groups, seed=seed, clipping=AutomaticClipping(), **NOISY)
+        begun, places, learner = flat(model), [], optimizer.rate_learner
+        place = learner._place
+        for batch in make_batches([8, 8]):
+            before = flat(model)
+            learner._place = lambda *args, f=place, p=places, m=model: (f(*args), p.append((args[1:], flat(m))))[0]
+            optimizer.step(cross_entropy(model), batch)
+        for (along, displacement), there in places[: len(LADDER)]:
+            beside.append((there - begun - along * (before - begun)) / displacement)
+    for other in beside[1:]:
+        torch.testing.assert_close(other, beside[0], rtol=1e-6, atol=1e-8)
+    ratios = torch.cat([torch.full((p.numel(),), r) for p, r in zip(trainable(model), learner._ratios, strict=True)])
+    assert set(ratios.tolist()) == {1.0, 0.5, 3.0}
+    z = beside[0] / ratios
+    assert stats.kstest(z.numpy(), "norm").pvalue > 1e-3 and z.unique().numel() == z.numel()
+
+
+def test_a_start_ten_times_too_high_does_not_end_the_run():
+    """Of a model that knows the task already: at that rate, decaying as much, noise undoes what it knows."""
+    steps, right, random = 30, {}, torch.Generator().manual_seed(0)
+    inputs, teacher = torch.randn(1000, 1000, generator=random), torch.randn(2, 1000, generator=random)
+    data = TensorDataset(inputs, (inputs @ teacher.T).argmax(1))
+    high = 10 * START / math.sqrt(steps)
+    for name, settings in {
+        "public": {},
+        "high": {"initial_learning_rate": high},
+        "blind": {"preset": "fixed", "decay": "linear", "decay_start": 0.75},  # at the same rate, without looks
+    }.items():
+        model = nn.Linear(1000, 2, bias=False)
+        model.weight.data.copy_(teacher)
+        base = torch.optim.AdamW(model.parameters(), lr=high)
+        sizes = {"batch_size": 100, "steps": steps, "target_delta": 1e-4}
+        _, optimizer, loader = make_private(model, base, data, **sizes, **NOISY, **settings)
+        while optimizer.steps_left:
+            for batch in itertools.islice(loader, optimizer.steps_left):
+                optimizer.step(cross_entropy(model), batch)
+        right[name] = (model(inputs).argmax(1) == data.tensors[1]).double().mean().item()
+    assert right["blind"] < 0.75 and min(right["high"], right["public"]) > 0.8
+
+
+def test_an_error_in_or_after_a_look_leaves_all_as_it_was_and_the_same_batch_looks_the_same():
+    """Call 1 of a step is at the weights, 2 to 12 along the ray, 13 at where the look led. Units drop as they did."""
+    weights, last = [], look_steps(10)[-1]
+    assert last > look.FIRST
+    for broken in (None, (look.FIRST, 5), (look.FIRST, 13), (last, 2), (last, 13)):
+        model, optimizer = start(dropout=0.5, seed=5, data=make_data(400), batch_size=100, steps=10, **NOISY)
+        torch.manual_seed(7)
+        calls = []
+
+        def loss(batch, model=model, optimizer=optimizer, broken=broken, calls=calls):
+            calls.append(optimizer.ledger.steps)
+            if (calls[-1], calls.count(calls[-1])) == broken:
+                raise MemoryError("out of memory")
+            return cross_entropy(model)(batch)
+
+        failed = 0
+        for batch in make_batches([100] * 10):
+            before = flat(model), optimizer.eta, optimizer.ledger.steps
+            try:
+                optimizer.step(loss, batch)
+            except MemoryError:
+                failed += 1
+                assert torch.equal(flat(model), before[0]) and (optimizer.eta, optimizer.ledger.steps) == before[1:]
+                optimizer.step(loss, batch)
+        assert failed == (broken is not None)
+        weights.append(flat(model))
+    assert all(torch.equal(weights[0], other) for other in weights[1:])
+
+
+@together("kind", ["ASGD", "Adadelta", "Adagrad", "Rprop", "Adafactor", "RAdam"])
+def test_optimizers_whose_steps_may_be_of_any_size_are_refused(kind):
+    """Before anything is done to the model."""
+    model = make_model()
+    optimizer = getattr(torch.optim, kind)(trainable(model), lr=0.1)
+    with pytest.raises(ValueError, match=f"optimizer must be SGD, RMSprop or .* got {kind}, .* preset='paper'"):
+        make_private(model, optimizer)
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+@together("eta", [0.0, -1.0, math.nan, math.inf])
+def test_a_first_rate_that_is_none_is_refused(eta):
+    with pytest.raises(ValueError, match="initial_learning_rate must be finite and positive"):
+        model = make_model()
+        make_private(model, adamw(model), initial_learning_rate=eta)
+
+
+def test_the_picture_shows_what_was_released():
+    """Each margin between its two rates, with two standard deviations, and the rate that was chosen."""
+    model, optimizer = start(target_epsilon=3.0, accountant="rdp")
+    with pytest.raises(ValueError, match="history must have a step with a look"):
+        plots.look(optimizer.history)
+    for batch in make_batches([8] * STEPS):
+        optimizer.step(cross_entropy(model), batch)
+    rows = [row for row in optimizer.history if "margins" in row]
+    figure = plots.look(optimizer.history)
+    assert len(figure.axes) == len(rows) == 2
+    for axes, row in zip(figure.axes, rows, strict=True):
+        (bars,) = axes.containers
+        x, y = bars.lines[0].get_data()
+        assert y == pytest.approx(row["margins"]) and axes.get_xscale() == "log"
+        assert all(
+            high > between > low for between, (high, low) in zip(x, itertools.pairwise(row["rates"]), strict=True)
+        )
+        lows, highs = (line.get_ydata() for line in bars.lines[1])
+        assert highs - lows == pytest.approx([4 * row["margin_std"]] * VOTES)
+        assert [line.get_xdata()[0] for line in axes.lines if len(set(line.get_xdata())) == 1] == pytest.approx(
+            [row["chosen"], row["eta_next"]]
+        )
+        assert axes.get_xlabel() == "learning rate" and figure.axes[0].get_ylabel()
