@@ -116,7 +116,8 @@ def train(spec: Spec, checkpoint: Path) -> tuple[HyFreeDPOptimizer, list[dict[st
                 rows[-1]["clipping_threshold"] = adaptive.threshold
                 adaptive.update()
             if optimizer.steps_left % every == 0:
-                scores = task.evaluate(model, held_out, spec.model)
+                with optimizer.averaged():
+                    scores = task.evaluate(model, held_out, spec.model)
                 rows[-1] |= {"test_accuracy": scores.accuracy, "test_loss": scores.loss}
             if (now := time.monotonic()) - last_saved > pause:
                 extra = None if adaptive is None else adaptive.state_dict()
