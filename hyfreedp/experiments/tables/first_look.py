@@ -123,7 +123,7 @@ def _draw_looks(axis: Axes, looks: pd.DataFrame) -> None:
     """Margins between neighbouring rates with the standard deviation of their noise, seeds side by side."""
     for place, (step, rows) in enumerate(looks.groupby("step")):
         for first, row in enumerate(rows.itertuples()):
-            between = [(high * low) ** 0.5 * 1.03 ** (row.seed) for high, low in pairwise(row.rates)]
+            between = [(high * low) ** 0.5 * 1.03**row.seed for high, low in pairwise(row.rates)]
             options: dict[str, Any] = {"fmt": "os"[place % 2], "capsize": 2, "markersize": 4, "color": f"C{place}"}
             axis.errorbar(
                 between, row.margins, row.margin_std, label=None if first else f"before step {step}", **options
