@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,13 +21,11 @@ class Look:
     """One batch, as a learner of the rate may look at it. What it makes of the losses is private once it is released.
 
     Attributes:
-        here: raw per-sample losses at the weights that the step found, shape ``(B,)``.
         noise_multiplier: sigma_l, of what is released.
         expected_batch_size: sample rate times number of records.
         generator: of the noise of this release alone.
     """
 
-    here: Tensor
     noise_multiplier: float
     expected_batch_size: float
     generator: NoiseGenerator
@@ -85,8 +84,13 @@ class RateLearner:
         """The private gradient is in ``.grad``."""
 
     @torch.no_grad()
-    def along_update(self, look: Look, move: Callable[[float], None]) -> tuple[ProbeResult, Tensor]:
+    def along_update(self, look: Look, here: Tensor, move: Callable[[float], None]) -> tuple[ProbeResult, Tensor]:
         """Look along the update G of the step: ``move(x)`` sets the weights to w - x G.
+
+        Args:
+            look: the batch.
+            here: raw per-sample losses at w, shape ``(B,)``.
+            move: see above.
 
         Returns:
             What was released and decided, and the raw losses, for diagnostics.
@@ -95,6 +99,10 @@ class RateLearner:
 
     def on_step_end(self) -> None:
         """The step was made."""
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """Around an evaluation: the weights are those at which the run would end."""
+        return nullcontext()
 
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers, and live tensors, that :meth:`load_state_dict` restores exactly."""

@@ -133,13 +133,13 @@ class LossSearch(RateLearner):
     def eta(self) -> float:
         return self._eta
 
-    def along_update(self, look: Look, move: Callable[[float], None]) -> tuple[ProbeResult, Tensor]:
+    def along_update(self, look: Look, here: Tensor, move: Callable[[float], None]) -> tuple[ProbeResult, Tensor]:
         """Three losses of the batch (Alg. 1, line 7), released; see :class:`RateLearner`."""
         with look.processes.all_or_none():
             move(self.distance)
             ahead = look.losses()
             move(-self.distance)
-            probed = torch.stack([ahead, look.here, look.losses()])
+            probed = torch.stack([ahead, here, look.losses()])
         result = self.update(
             look.weighted(probed),
             look.noise_multiplier,

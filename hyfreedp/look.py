@@ -12,12 +12,16 @@ come is left out; so only a part of the noise counts, that the signal so far can
 share of the schedule's way that was made. Each record votes between neighbours; where the votes change sign is the
 rate. A look errs by about an octave, so the run goes on at the geometric mean of the start and of all looks. Weights
 that went too far come back along the ray; up it they go after one step only, which no rate changes but in length.
+
+The rate stays where it is to the end, and the run ends at an average of its weights, the t-th counted as t^8: that is
+where a decay would have led, and it does not matter when the rate was too high.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -36,9 +40,10 @@ LADDER = tuple(2.0 ** (VOTES / 2 - j) for j in range(VOTES + 1))  # rates compar
 FIRST = 1  # steps before the first look
 SHARE = 0.125  # of the run before the second
 NOISE = 2.0  # kappa^2, in shares of the way that was made
+POWER = 8.0  # of t, by which the weights after t steps count in the average
 PUBLIC_SEED = 0  # of z, which hides nothing
 
-CONSTANTS = (START, LADDER, FIRST, SHARE, NOISE, PUBLIC_SEED)
+CONSTANTS = (START, LADDER, FIRST, SHARE, NOISE, POWER, PUBLIC_SEED)
 
 
 def look_steps(steps: int) -> tuple[int, ...]:
@@ -80,7 +85,7 @@ def choose(margins: Sequence[float]) -> float:
 class LookedRate(RateLearner):
     """The learning rate of a run, the weights that its looks compare, and the way back.
 
-    Memory: the first weights until the last look, and the present ones while looking.
+    Memory: the average; the first weights until the last look, and the present ones while looking.
 
     Args:
         optimizer: the base optimizer.
@@ -116,6 +121,8 @@ class LookedRate(RateLearner):
         self._made = 0  # steps
         self._found: list[float] = []  # by the looks so far, in units of the first rate
         self._start: list[Tensor] = []
+        self._average: list[Tensor] = []
+        self._steps = steps
         self._undo: list[Tensor] | None = None  # weights before a look that is not committed
 
     @property
@@ -192,11 +199,30 @@ class LookedRate(RateLearner):
             squares = torch.stack([gradient.double().square().sum() for gradient in gradients]).tolist()
             self._unit = math.sqrt(sum(squares) / sum(gradient.numel() for gradient in gradients)) or math.nan
 
+    @torch.no_grad()
     def on_step_end(self) -> None:
-        """A step was made: free what no later look needs."""
+        """A step was made: take its weights into the average, which are the model's after the last one."""
         self._made += 1
         if self._made > max(self.vote_steps, default=0):
             self._start = []
+        wide = [p.detach().to(torch.promote_types(p.dtype, torch.float32)) for p in self._parameters]
+        if self._made == 1:
+            self._average = [weight.clone() for weight in wide]
+        elif self._average:
+            torch._foreach_lerp_(self._average, wide, (1 + POWER) / (self._made + POWER))
+        if self._made == self._steps:
+            self._set(self._average)
+            self._average = []
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """The weights are their average, for the length of a ``with``."""
+        present = [p.detach().clone() for p in self._parameters]
+        try:
+            self._set(self._average or present)
+            yield
+        finally:
+            self._set(present)
 
     @torch.no_grad()
     def _set(self, weights: list[Tensor]) -> None:
@@ -205,13 +231,17 @@ class LookedRate(RateLearner):
 
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers and the live tensors that :meth:`load_state_dict` restores exactly."""
-        return {"made": self._made, "unit": self._unit, "found": list(self._found), "start": list(self._start)}
+        return {"made": self._made, "unit": self._unit, "found": list(self._found)} | {
+            "start": list(self._start),
+            "average": list(self._average),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` gave."""
         self._made, self._unit, self._found = state["made"], state["unit"], list(state["found"])
         devices = [p.device for p in self._parameters]
         self._start = [w.to(d, copy=True) for w, d in zip(state["start"], devices, strict=False)]
+        self._average = [w.to(d, copy=True) for w, d in zip(state["average"], devices, strict=False)]
 
     def __repr__(self) -> str:
         """All that does not change during a run."""

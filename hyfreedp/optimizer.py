@@ -12,6 +12,7 @@ import math
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -140,13 +141,10 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         try:
             with self.processes.all_or_none():
                 passes = self._passes(t, per_sample_loss, batch, weights)
+            if t in learner.vote_steps:
+                look = learner.before_gradient(self._look(t, "look", passes))
+            with self.processes.all_or_none():
                 losses, norms = passes.add_gradients()  # lines 3, 4
-            if self.split.is_probe_step(t):
-                look = learner.before_gradient(self._look(t, "look", passes, losses))
-            if look is not None and look.along != 1:  # the weights are others now
-                self.zero_grad()
-                with self.processes.all_or_none():
-                    losses, norms = passes.add_gradients()
             self._privatize_gradient(t)  # line 5
         except BaseException:
             learner.undo()
@@ -159,9 +157,8 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         eta = 0.0 if math.isnan(eta) else eta  # no gradient so far but zeros, which move nothing and set no unit
         if self.split.is_probe_step(t) and learner.probes_along_update:
             move = self._base.step_along(eta)  # line 6
-            probe, probed, eta = self._probe(
-                learner, self._look(t, "probe", passes, losses), move, eta
-            )  # lines 7 to 12
+            view = self._look(t, "probe", passes)
+            probe, probed, eta = self._probe(learner, view, losses, move, eta)  # lines 7 to 12
         else:
             self._base.step(eta)
         learner.on_step_end()
@@ -222,10 +219,9 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         self.processes.check_same(generator.tag)
         self.ledger.record(generator.tag)
 
-    def _look(self, t: int, what: str, passes: Passes, losses: Tensor) -> Look:
+    def _look(self, t: int, what: str, passes: Passes) -> Look:
         """What a learner of the rate may do with the batch of step t."""
         return Look(
-            here=losses,
             noise_multiplier=self.split.sigma_loss,
             expected_batch_size=self.expected_batch_size,
             generator=self._generator.child(what, t),
@@ -235,12 +231,12 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         )
 
     def _probe(
-        self, learner: RateLearner, look: Look, move: Callable[[float], None], eta: float
+        self, learner: RateLearner, look: Look, here: Tensor, move: Callable[[float], None], eta: float
     ) -> tuple[ProbeResult, Tensor, float]:
         """Look along the step, then move to where the new rate leads; result, raw losses, and that rate."""
         before = learner.state_dict()
         try:
-            result, probed = learner.along_update(look, move)
+            result, probed = learner.along_update(look, here, move)
         except BaseException:
             learner.load_state_dict(before)
             move(eta)
@@ -267,6 +263,13 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
     def guarantee(self) -> bool:
         """Whether the run is proven to stay within its target: its split is, and its batches are the sampler's."""
         return self.split.guarantee and self.sampler is not None
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """Around an evaluation before the run has ended: the weights are those at which it would end now.
+
+        With preset "robust" these are an average, at which the last step leaves the model; else they stay as they are.
+        """
+        return self.rate_learner.averaged()
 
     @property
     def steps_left(self) -> int:

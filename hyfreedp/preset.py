@@ -49,8 +49,8 @@ class Preset:
     gamma: float = 1.01
     allocation: Allocation = "per_step"
     accountant: Accountant = "pld"
-    decay: Decay = "linear"
-    decay_start: float = 0.75
+    decay: Decay = "none"
+    decay_start: float = 0.0
 
     def plan(self, steps: int) -> dict[str, Any]:
         """Arguments of :func:`hyfreedp.calibrate_noise` that say what a run of T = ``steps`` releases, and who pays."""
@@ -82,8 +82,8 @@ class Preset:
 # package, gen-optim 0.1.1, which it equals step by step without privacy (tests/core/test_gen_optim.py).
 PRESETS: dict[str, Preset] = {
     "robust": Preset(),
-    "paper": Preset(probe="losses", initial_learning_rate=1e-4, allocation="constant", decay="none", decay_start=0.0),
-    "fixed": Preset(probe="none", decay="none", decay_start=0.0),
+    "paper": Preset(probe="losses", initial_learning_rate=1e-4, allocation="constant"),
+    "fixed": Preset(probe="none"),
 }
 
 

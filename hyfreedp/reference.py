@@ -195,10 +195,13 @@ def train_by_looks(
     noise: NoiseGenerator,
     sensitivity: float = 1.0,
     eta: float | None = None,
-    decay: Callable[[float], float] = lambda progress: min(1.0, 4 * (1 - progress)),
+    decay: Callable[[float], float] = lambda progress: 1.0,
     **clipping: Any,
 ) -> Iterator[dict[str, Any]]:
-    """Preset "robust", see :mod:`hyfreedp.look`. Before some steps the batch compares rates, along the run so far."""
+    """Preset "robust", see :mod:`hyfreedp.look`. Before some steps the batch compares rates, along the run so far.
+
+    After the last step the weights are an average of those after each.
+    """
     T, groups = split.steps, optimizer.param_groups
     ratio = {id(w): group["lr"] / groups[0]["lr"] for group in groups for w in group["params"]}
     order = {id(w): i for i, w in enumerate(w for group in groups for w in group["params"])}
@@ -206,6 +209,7 @@ def train_by_looks(
     unit = split.sigma_gradient * sensitivity / B if proportional else 1.0  # size of a private gradient's coordinates
     start = [weight.detach().clone() for weight in trained(model)]
     found: list[float] = []
+    average = start
     for t, batch in enumerate(batches):
         released: dict[str, Any] = {}
         first = eta or (look.START / (math.sqrt(T) * reach * unit) if unit else math.nan)
@@ -249,4 +253,9 @@ def train_by_looks(
             rate = first * math.prod(found) ** (1 / (1 + len(found)))
         taken = rate * decay(t / T) if unit else 0.0
         step(model, optimizer, m, taken)
+        share = (1 + look.POWER) / (t + 1 + look.POWER)
+        average = [a + share * (w.detach() - a) for a, w in zip(average, trained(model), strict=True)]
+        if t == T - 1:
+            for weight, value in zip(trained(model), average, strict=True):
+                weight.data.copy_(value)
         yield {"eta": taken} | released

@@ -142,7 +142,8 @@ class GradientEngine:
 
     def losses(self, loss: PerSampleLoss, batch: Any, *, together: bool | None = None, alone: bool = False) -> Tensor:
         """Losses (B,) without gradients, computed as by :meth:`add`: together (as last, if None) or one at a time."""
-        together = self.together if together is None else together
+        if together is None:
+            together = self.together and self.slow is None and not alone
         with torch.no_grad():
             return loss(batch) if together else self._one_by_one.losses(loss, batch, chunks=not alone)
 

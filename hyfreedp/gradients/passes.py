@@ -60,7 +60,7 @@ class Passes:
         self._rows = split_rows(batch, None if self._alone else max_physical_batch_size)
         self._pieces = [take(batch, rows) for rows in self._rows]
         self._keys = [generator.child("piece", number).key for number in range(len(self._pieces))]
-        self._together: list[bool] = []  # whether the samples of each piece were
+        self._together: list[bool | None] = []  # whether the samples of each piece were
         self._buffers, self._by_value = buffers, by_value
         self._device = next(engine.module.parameters()).device
         self._weigh = weights
@@ -81,11 +81,11 @@ class Passes:
 
     def losses(self) -> Tensor:
         """Losses at the present weights, shape ``(B,)``; dropout is that of the gradients."""
-        losses = []
+        losses, together = [], self._together or [None] * len(self._pieces)  # as the last batch, before its gradients
         with random_states_kept(self._device):
-            for piece, key, together in zip(self._pieces, self._keys, self._together, strict=True):
+            for piece, key, joint in zip(self._pieces, self._keys, together, strict=True):
                 seed_random_states(key, self._device)
-                losses.append(self._engine.losses(self._values, piece, together=together, alone=self._alone).double())
+                losses.append(self._engine.losses(self._values, piece, together=joint, alone=self._alone).double())
         return self._in_order(losses)
 
     def weighted(self, losses: Tensor) -> Tensor:

@@ -93,6 +93,35 @@ def _convolution(
     return recorder.layer(call, input, (weight, bias), gradients, by_row=True, multiplies=True)
 
 
+def _transposed_convolution(
+    recorder: Recorder,
+    function: Any,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
+    groups: int = 1,
+    dilation: Any = 1,
+) -> Result:
+    def gradients(x: Tensor | None, g: Tensor) -> Gradients:
+        if isinstance(bias, Followed):
+            yield bias, Instantiated(sum_positions(g))
+        if isinstance(weight, Followed) and x is not None:  # of the convolution whose transpose this is, from g to x
+            yield weight, convolution(g, x, weight.shape, stride, padding, dilation, groups)
+
+    if input.dim() != weight.dim():
+        return NotImplemented
+    call = partial(function, input, weight, bias, stride, padding, output_padding, groups, dilation)
+    return recorder.layer(call, input, (weight, bias), gradients, by_row=True, multiplies=True)
+
+
+def _bilinear(x1: Tensor, x2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """A linear map of the products of two inputs."""
+    return F.linear((x1.unsqueeze(-1) * x2.unsqueeze(-2)).flatten(-2), weight.flatten(1), bias)
+
+
 def _embedding(
     recorder: Recorder,
     function: Any,
@@ -279,6 +308,7 @@ RULES |= {
     **dict.fromkeys(("matmul", "__matmul__", "mm"), _matmul),
     **dict.fromkeys(("bmm", "baddbmm", "scaled_dot_product_attention"), _batched),
     **dict.fromkeys(("conv1d", "conv2d", "conv3d"), _convolution),
+    **dict.fromkeys(("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), _transposed_convolution),
     **dict.fromkeys(("cat", "concat", "concatenate", "stack"), _join),
     **dict.fromkeys(("expand", "repeat", "broadcast_to", "expand_as"), _repeat),
     "linear": _linear,
@@ -291,6 +321,7 @@ RULES |= {
 }
 SIGNATURES |= {rule: signature(rule) for rule in RULES.values()}
 COMPOSED |= {
+    "bilinear": _bilinear,
     "multi_head_attention_forward": multi_head_attention,
     "lstm_cell": partial(one_step, "LSTM"),
     "gru_cell": partial(one_step, "GRU"),

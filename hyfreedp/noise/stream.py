@@ -205,7 +205,8 @@ class _Normals:
         if 2 * half > len(self._memory):  # memory is kept, since fresh memory costs more than the numbers
             self._memory = self._memory.new_empty(2 * half)
         words = self._stream.take(2 * half)
-        radius, angle = self._memory[: 2 * half].copy_(words).split(half)
+        self._memory[: 2 * half].copy_(words)
+        radius, angle = self._memory[:half], self._memory[half : 2 * half]
         # +-(k + 1/2) 2^-63 for k below 2^63: never zero, and finest near zero, where the tail comes from
         radius.add_(0.5).mul_(2.0**-63).square_().log_().neg_().sqrt_()
         angle.mul_(math.pi * 2.0**-63)
