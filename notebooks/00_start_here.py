@@ -42,7 +42,6 @@ check_parameters(
 import matplotlib.pyplot as plt
 import pandas as pd
 import seaborn as sns
-from hyfreedp.look import look_steps
 from IPython.display import Markdown, display
 
 from hyfreedp import PRESETS, calibrate_noise
@@ -55,6 +54,7 @@ from hyfreedp.experiments.store.paths import CELLS, RESULTS
 from hyfreedp.experiments.store.verdicts import verdict
 from hyfreedp.experiments.tables import first_look, small_tasks
 from hyfreedp.experiments.tasks.registry import TASKS
+from hyfreedp.look import look_steps
 
 # %%
 plots.use_style()
@@ -331,8 +331,8 @@ batches = 100 * 500 / 1500
 check(batches, lambda: protocol["sample_rate"] * task.steps)
 
 # %% [markdown]
-# 2. A vote releases the sum of $\pm 1$ and 0 over the batch with noise of multiplier $\sigma_l$ (one record moves the sum by 1 at most), and
-#    the margin is that sum divided by the expected batch size $B = 500$. For the runs of section 5, $\sigma_l$ is
+# 2. A look releases sums of $\pm 1$ and 0 over the batch with noise of multiplier $\sigma_l$ (one record moves each sum by 1 at most), and
+#    a margin is such a sum divided by the expected batch size $B = 500$. For the runs of section 5, $\sigma_l$ is
 #    `records[0]["noise_split"]["sigma_loss"]`. Which standard deviation has the noise of a margin?
 
 # %%
@@ -350,12 +350,12 @@ check(margin_noise, lambda: history.margin_std.max())
 # 3. Run this notebook with another budget: `papermill notebooks/00_start_here.ipynb out.ipynb -p epsilon 1.0`. Which of the
 #    four choices suffers most, and why?
 # 4. Calibrate preset "paper" as well: `calibrate_noise(target_epsilon=epsilon, steps=task.steps, probe="losses",
-#    allocation="constant", interval=5, **protocol)`, and with `interval=1`. In units of its clip, is a loss or a vote released more
+#    allocation="constant", interval=5, **protocol)`, and with `interval=1`. In units of its clip, is a loss or a sum of votes released more
 #    clearly at the same price, and why?
 
 # %% [markdown] tags=["solution"]
 # *Solutions.* (3) The paper's preset has little to lose. The others lose some points, because the noise on the gradient grows about
-# two and a half times. So does that of a vote, but a clear majority of 500 records stays clear. (4) At $\varepsilon = 3$
-# a vote has two fifths of the noise of a loss at $K = 5$, and less than a fifth at $K = 1$. Eight votes share what 20 or 100 probes share,
-# and a vote is one number of sensitivity 1 where a probe is three of $\sqrt3$ together. The gradient's noise is the same in the mean,
-# $\gamma$ times that of plain DP-SGD; with votes only the steps that vote have more.
+# two and a half times. So does that of a margin, but a clear majority of 500 records stays clear. (4) Fewer releases share the same price:
+# two looks share what 20 or 100 probes share, while a look is ten numbers of sensitivity $\sqrt{10}$ together where a probe is three of
+# $\sqrt3$: so $\sigma_l$ is smaller by about $\sqrt{10/3 \cdot 2/20}$ at $K = 5$. The gradient's noise is the same in the mean,
+# $\gamma$ times that of plain DP-SGD; with looks only the steps that look have more.

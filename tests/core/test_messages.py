@@ -1,5 +1,6 @@
 """What is told to a user who does the obvious thing that is wrong here: the cause, and what to do instead."""
 
+import itertools
 import math
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -191,8 +192,10 @@ SEARCH = {
 }
 
 
-@pytest.mark.parametrize("preset", ["robust", "fixed"])
-@pytest.mark.parametrize("name", SEARCH)
+@pytest.mark.parametrize(
+    ("preset", "name"),
+    [pair for pair in itertools.product(["robust", "fixed"], SEARCH) if pair != ("robust", "initial_learning_rate")],
+)
 def test_a_field_of_a_line_search_is_refused_where_there_is_none(name, preset):
     with pytest.raises(ValueError, match=f"{name} changes nothing with probe=.* leave it out, or choose"):
         wire(preset=preset, **{name: SEARCH[name]})

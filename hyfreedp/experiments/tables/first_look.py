@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +72,7 @@ def history(found: dict[str, Choice], seeds: int, folder: Path) -> pd.DataFrame:
 
 
 def draw_runs(steps: pd.DataFrame, found: dict[str, Choice], sigma_loss: float) -> Figure:
-    """Rate and accuracy of all choices, the private losses of preset paper and the votes of preset robust.
+    """Rate and accuracy of all choices, the private losses of preset paper and the looks of preset robust.
 
     Args:
         steps: of :func:`history`.
@@ -78,16 +80,16 @@ def draw_runs(steps: pd.DataFrame, found: dict[str, Choice], sigma_loss: float) 
         sigma_loss: noise multiplier of the losses of preset paper.
     """
     figure, axes = plt.subplots(2, 2, figsize=(10, 7))
-    rate_axis, accuracy_axis, loss_axis, vote_axis = axes.flat
+    rate_axis, accuracy_axis, loss_axis, look_axis = axes.flat
     epsilon = found["robust"].spec.epsilon
     _draw_ranges(rate_axis, steps, "eta", found)
     rate_axis.set(yscale="log", title="The learning rate", ylabel="learning rate")
     _draw_ranges(accuracy_axis, steps.assign(percent=100 * steps.test_accuracy), "percent", found)
     accuracy_axis.set(title=f"What it brings (epsilon = {epsilon:g})", ylabel="test accuracy (%)", ylim=(0, 100))
     _draw_losses(loss_axis, steps, sigma_loss)
-    _draw_votes(vote_axis, votes_of(steps))
     for axis in axes.flat:
         axis.set_xlabel("step")
+    _draw_looks(look_axis, looks_of(steps))
     plots.legend_below(accuracy_axis, ncols=2)
     return figure
 
@@ -111,39 +113,40 @@ def _draw_losses(axis: Axes, steps: pd.DataFrame, sigma_loss: float) -> None:
     axis.set(title="Preset paper: private loss, seed 0, with its noise (1 sd)", ylabel="private mean loss (nats)")
 
 
-def votes_of(steps: pd.DataFrame) -> pd.DataFrame:
-    """The rows with a vote."""
-    return steps[steps.margin.notna()].astype({"lost": bool})
+def looks_of(steps: pd.DataFrame) -> pd.DataFrame:
+    """The rows with a look; ladder and margins are tuples again, as before they were written to a file."""
+    rows = steps[steps.margins.notna()]
+    return rows.assign(**{name: rows[name].map(ast.literal_eval) for name in ("rates", "margins")})
 
 
-def _draw_votes(axis: Axes, votes: pd.DataFrame) -> None:
-    """Margins with the standard deviation of their noise, those needed, seeds side by side."""
-    middle = (votes.seed.max() + votes.seed.min()) / 2
-    places = votes.step + 0.02 * votes.step.max() * (votes.seed - middle)
-    axis.scatter(places, votes.needed, marker="_", s=90, color="0.3", label="needed")
-    for lost, marker, label in ((False, "o", "weights stay"), (True, "X", "lost: back, and brake")):
-        part = votes[votes.lost == lost]
-        look: dict[str, Any] = {"fmt": marker, "capsize": 2, "markersize": 6, "label": label}
-        color = plots.STYLES["paper" if lost else "robust"]["color"]
-        axis.errorbar(places[votes.lost == lost], part.margin, part.margin_std, color=color, **look)
+def _draw_looks(axis: Axes, looks: pd.DataFrame) -> None:
+    """Margins between neighbouring rates with the standard deviation of their noise, seeds side by side."""
+    for place, (step, rows) in enumerate(looks.groupby("step")):
+        for first, row in enumerate(rows.itertuples()):
+            between = [(high * low) ** 0.5 * 1.03**row.seed for high, low in pairwise(row.rates)]
+            options: dict[str, Any] = {"fmt": "os"[place % 2], "capsize": 2, "markersize": 4, "color": f"C{place}"}
+            axis.errorbar(
+                between, row.margins, row.margin_std, label=None if first else f"before step {step}", **options
+            )
     axis.axhline(0, color="0.3", linewidth=0.8)
-    axis.set(title="Preset robust: the votes of all seeds, with noise (1 sd)", ylabel="margin for the weights")
-    axis.set_ylim(-1.2, 1.2)
-    plots.legend_below(axis, ncols=3)
+    axis.set(xscale="log", title="Preset robust: the looks of all seeds, with noise (1 sd)")
+    axis.set(xlabel="learning rate", ylabel="share for the higher rate")
+    plots.legend_below(axis, ncols=2)
 
 
 def findings(steps: pd.DataFrame) -> list[str]:
     """What :func:`draw_runs` shows."""
-    votes = votes_of(steps)
+    looks = looks_of(steps)
+    found, margins = looks.groupby("seed").eta_next.last(), np.concatenate(looks.margins.to_list())
     of_paper = steps[(steps.choice == "paper") & steps.slope.notna()]
     signal = (of_paper.slope.abs() / of_paper.slope_std).median()
     start = of_paper[of_paper.step == of_paper.step.min()]
     released, threshold = start.private_loss.mean(), start.loss_threshold.mean()
     rates = steps.groupby("choice").eta.agg(["first", "max"])
     lines = [
-        f"Preset robust starts at {rates['first']['robust']:.3g}; {votes.lost.sum()} of its {len(votes)} votes are "
-        f"lost. The margins lie between {votes.margin.min():+.2f} and {votes.margin.max():+.2f}, their noise has a "
-        f"standard deviation of at most {votes.margin_std.max():.3f}",
+        f"Preset robust starts at {rates['first']['robust']:.3g}; its looks lead to rates from {found.min():.3g} to "
+        f"{found.max():.3g}. The margins lie between {margins.min():+.2f} and {margins.max():+.2f}, their noise has a "
+        f"standard deviation of at most {looks.margin_std.max():.3f}",
         f"Preset paper starts at {rates['first']['paper']:.3g} and never exceeds {rates['max']['paper']:.3g}. The "
         f"slope that a probe of three losses sees is {signal:.2f} times the standard deviation of its noise (median)",
     ]
