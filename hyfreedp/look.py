@@ -9,9 +9,10 @@ batch are compared at
 
 with s^2 T the squared factors of the schedule's steps that are left, and one public standard normal z. The signal to
 come is left out; so only a part of the noise counts, that the signal so far can stand against: kappa^2 is twice the
-share of the schedule's way that was made. Each record votes between neighbours; where the votes change sign is the
-rate. A look errs by about an octave, so the run goes on at the geometric mean of the start and of all looks. Weights
-that went too far come back along the ray; up it they go after one step only, which no rate changes but in length.
+share of the schedule's way that was made. Each record votes between neighbours. From the rate in force the votes lead
+up or down as long as they are clear. A look errs by about an octave, so the run goes on at the geometric mean of the
+start and of all looks. Weights that went too far come back along the ray; up it they go after one step only, which no
+rate changes but in length.
 
 The rate stays where it is to the end, and the run ends at an average of its weights, the t-th counted as t^8: that is
 where a decay would have led, and it does not matter when the rate was too high.
@@ -24,6 +25,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -40,10 +42,11 @@ LADDER = tuple(2.0 ** (VOTES / 2 - j) for j in range(VOTES + 1))  # rates compar
 FIRST = 1  # steps before the first look
 SHARE = 0.125  # of the run before the second
 NOISE = 2.0  # kappa^2, in shares of the way that was made
+CLEAR = 0.1  # margin beyond which votes lead on
 POWER = 8.0  # of t, by which the weights after t steps count in the average
 PUBLIC_SEED = 0  # of z, which hides nothing
 
-CONSTANTS = (START, LADDER, FIRST, SHARE, NOISE, POWER, PUBLIC_SEED)
+CONSTANTS = (START, LADDER, FIRST, SHARE, NOISE, CLEAR, POWER, PUBLIC_SEED)
 
 
 def look_steps(steps: int) -> tuple[int, ...]:
@@ -63,23 +66,25 @@ def noise_to_come(schedule: Sequence[float], made: int, momentum: float = 0.0) -
     return math.sqrt(ahead * NOISE * way / math.fsum(schedule))
 
 
-def choose(margins: Sequence[float]) -> float:
-    """The best rate by votes between the neighbours of :data:`LADDER`, in units of the first rate.
+def choose(margins: Sequence[float], level: float) -> float:
+    """The rate to which votes between the neighbours of :data:`LADDER` lead, in units of the first rate.
 
-    Of all rates, the one that most votes are for if they are added from the bottom up: it, and where the margins on
-    both sides of it change sign, by interpolation in the logarithm. Of equal ones the nearest to the start.
+    From the rate in force they lead up while clearly more records prefer a higher one, or down while clearly more
+    prefer a lower: to where it is no longer clear, in steps of 2 %. A margin stands in the middle of its two rates.
 
     Args:
         margins: m of them, the j-th positive where the j-th rate, the higher, is preferred to the next.
+        level: the rate in force.
     """
-    added = [math.fsum(margins[j:]) for j in range(len(LADDER))]
-    best = max(range(len(LADDER)), key=lambda j: (added[j], -abs(math.log(LADDER[j]))))
-    if best in (0, len(LADDER) - 1):
-        return LADDER[best]
-    below, above = margins[best], -margins[best - 1]  # neither is negative
-    part = below / (below + above) if below + above else 0.5
-    low, high = LADDER[best + 1] * LADDER[best], LADDER[best] * LADDER[best - 1]
-    return math.sqrt(low ** (1 - part) * high**part)
+    octaves = np.log2(LADDER[::-1])
+    places = np.arange(32 * octaves[0], 32 * octaves[-1] + 1) / 32
+    found = np.interp(places, (octaves[1:] + octaves[:-1]) / 2, margins[::-1])
+    start = at = int(np.abs(places - math.log2(level)).argmin())
+    while found[at] > CLEAR and at < len(places) - 1:
+        at += 1
+    while found[at] < -CLEAR and at > 0:
+        at -= 1
+    return level if at == start else float(2.0 ** places[at])
 
 
 class LookedRate(RateLearner):
@@ -128,7 +133,12 @@ class LookedRate(RateLearner):
     @property
     def eta(self) -> float:
         """The rate in force, without decay. NaN before the first gradient where its size sets the unit."""
-        return self._first_eta * math.prod(self._found) ** (1 / (1 + len(self._found)))
+        return self._first_eta * self._level
+
+    @property
+    def _level(self) -> float:
+        """Of the rate in force, in units of the first: the geometric mean of that and of what looks have found."""
+        return float(math.prod(self._found) ** (1 / (1 + len(self._found))))
 
     @property
     def _first_eta(self) -> float:
@@ -165,7 +175,7 @@ class LookedRate(RateLearner):
         )
         look.released()
         self._undo = present
-        self._found.append(choose(margins))
+        self._found.append(choose(margins, self._level))
         along = self.eta / eta if eta > 0 else 1.0
         if self._made > FIRST:
             along = min(1.0, along)

@@ -230,7 +230,7 @@ def train_by_looks(
             if not unit:  # nothing but zeros so far: all rates are alike
                 losses = [losses_of(model, loss, batch)] * len(look.LADDER)
             margins = private_votes(losses, split.sigma_loss, B, noise.child("look", t))
-            found.append(look.choose(margins))
+            found.append(look.choose(margins, rate / first if unit else 1.0))
             before, rate = rate, first * math.prod(found) ** (1 / (1 + len(found)))
             along = rate / before if unit else 1.0
             along = along if t == look.FIRST else min(1.0, along)  # later only back

@@ -153,23 +153,26 @@ def test_noise_to_come_is_what_steps_of_noise_add_up_to():
     assert noise_to_come(schedule, 8) == pytest.approx(math.sqrt(share) * ways.std().item(), rel=0.03)
 
 
-def test_the_choice_is_where_the_votes_change_sign():
+def test_the_choice_is_where_the_votes_are_clear_no_longer():
     for best in range(1, VOTES):  # margins of rates above are negative, of those below positive
         margins = [-0.4] * best + [0.4] * (VOTES - best)
-        assert choose(margins) == pytest.approx(LADDER[best])
-    assert choose([-0.1] * 2 + [0.3] * 8) == pytest.approx(LADDER[2] * 2**0.25)  # 3 : 1 upwards
-    assert choose([0.5] * VOTES) == LADDER[0] == 32 and choose([-0.5] * VOTES) == LADDER[-1] == 1 / 32
-    assert choose([0.0] * VOTES) == 1  # those who do not care leave the start
-    assert choose([0.0, 0.3, -0.9] + [0.3] * 7) == pytest.approx(LADDER[3] / 2**0.25)  # not the first change
+        up = choose(margins, LADDER[-1])  # where the line from 0.4 to -0.4 goes below 0.1: 3/8 of an octave up
+        assert up == pytest.approx(LADDER[best] * 2 ** (3 / 8 - 0.5), rel=0.03)
+        assert choose(margins, LADDER[0]) == pytest.approx(LADDER[best] * 2 ** (0.5 - 3 / 8), rel=0.03)
+        assert choose(margins, LADDER[best]) == LADDER[best]
+    assert choose([0.5] * VOTES, 1) == LADDER[0] == 32 and choose([-0.5] * VOTES, 1) == LADDER[-1] == 1 / 32
+    assert choose([0.09, -0.09] * (VOTES // 2), 1.3) == 1.3  # those who do not care leave the rate
 
 
-@given(st.lists(st.floats(-2, 2), min_size=VOTES, max_size=VOTES))
-def test_the_choice_is_next_to_the_rate_that_most_are_for_and_mirrors(margins):
-    added = [sum(margins[j:]) for j in range(VOTES + 1)]
-    chosen = choose(margins)
+@given(st.lists(st.floats(-2, 2), min_size=VOTES, max_size=VOTES), st.floats(1 / 32, 32))
+def test_the_choice_mirrors_and_lies_where_the_votes_lead(margins, level):
+    chosen = choose(margins, level)
     assert LADDER[-1] <= chosen <= LADDER[0]
-    near = [total for rate, total in zip(LADDER, added, strict=True) if abs(math.log2(rate / chosen)) <= 0.5 + 1e-9]
-    assert max(near) == pytest.approx(max(added), abs=1e-9)
+    mirrored = choose([-margin for margin in reversed(margins)], 1 / level)
+    assert abs(math.log2(chosen * mirrored)) <= 2.01 / 32  # of ties between two places one is taken
+    place = min(VOTES - 1, max(0, int(5 - math.log2(chosen) - 0.5 + 1e-9)))
+    near = margins[max(0, place - 1) : place + 2]
+    assert chosen in (level, LADDER[0], LADDER[-1]) or min(near) <= look.CLEAR or max(near) >= -look.CLEAR
 
 
 # -- whole runs --------------------------------------------------------------------------------------------------------
