@@ -80,15 +80,11 @@ class Package:
         s.engine = make_engine(s.m, AutomaticClipping()); s.fn = s.task.losses_of(s.m); return w0
     def losses(s, w, b):
         s.buf.copy_(w)
-        with torch.no_grad(): return s.fn(b)
+        with torch.no_grad(): return torch.cat([s.fn(tuple(a[i:i + 128] for a in b)) for i in range(0, len(b[0]), 128)])
     def grad(s, w, b):
-        from hyfreedp.gradients.passes import Passes
-        s.buf.copy_(w)
-        for p in s.ps: p.grad = None
-        s.passes(b)
-        return torch.cat([p.grad.flatten() for p in s.ps])
-    def passes(s, b):
-        raise NotImplementedError
+        s.buf.copy_(w); s.engine.clear(); n = len(b[0])
+        for i in range(0, n, 128): s.engine.add(s.fn, tuple(a[i:i + 128] for a in b))
+        return torch.cat([g.flatten() for g in s.engine.clipped_sums(s.ps)]).float()
     def evaluate(s, w, d):
         s.buf.copy_(w); r = s.task.evaluate(s.m, d, s.name); return r.accuracy * 100, r.loss
 
@@ -118,7 +114,16 @@ def task(name):
     if ds == "gpt":
         from hyfreedp.experiments.tasks.registry import TASKS
         tk = TASKS["restaurants_few"]; tr, va = tk.datasets("validation", "gpt2_sentences"); _t[name] = (tr.tensors, va, Package(tk, "gpt2_sentences", mod), tk.batch_size, tk.delta); return _t[name]
-    tr, va = data()[ds]; k = int(tr[1].max()) + 1; f = tr[0].shape[1]; B = {"digits": 250, "gtsrb_odd": 250, "bank": 500}.get(ds, 400)
+    if ds == "moons":
+        from sklearn.datasets import make_moons
+        from data import split
+        data()[ds] = split(*make_moons(8000, noise=.25, random_state=3))
+    if ds == "cancer":
+        from sklearn.datasets import load_breast_cancer
+        from data import split
+        x, y = load_breast_cancer(return_X_y=True); data()[ds] = split(np.log1p(x) - 1.5, y)
+    if ds == "glyphs16": data()[ds] = tuple((F.interpolate(x.view(-1, 1, 8, 8), scale_factor=2.).flatten(1), y) for x, y in data()["glyphs"])
+    tr, va = data()[ds]; k = int(tr[1].max()) + 1; f = tr[0].shape[1]; B = {"cancer": 90, "digits": 250, "gtsrb_odd": 250, "bank": 500}.get(ds, 400)
     if mod == "conv": m = Conv(k)
     elif mod == "preconv": kp = int(data()["gtsrb_public"][1].max()) + 1; m = pretrained((Conv(kp), Conv(k)), data()["gtsrb_public"], "preconv", kp)
     elif mod == "premlp": m = pretrained((MLP([f, 128, 64, 10]), MLP([f, 128, 64, k])), data()["glyphs_public"], "premlp", 10)
@@ -160,7 +165,7 @@ def best_sum(v, lad, thr=0.):
 
 def run(name, eps, T, seed, sched="linear", opt="adamw", c=None, rule=None):
     """one run; c: a fixed rate c / sqrt(T); rule: dict of the look. Returns validation accuracy, loss, info."""
-    tr, va, m, B, delta = task(name); N = len(tr[1]); q = B / N
+    tr, va, m, B, delta = task(name); N = len(tr[0]); q = B / N
     sig = sigma_of(eps, delta, q, T); w = m.init(seed).clone(); w0 = w.clone(); d = len(w)
     gb, gn, gv = (torch.Generator().manual_seed(1000 * k + seed) for k in (1, 2, 3)); gz = torch.Generator().manual_seed(4000 + seed)
     D = Direction(d, opt); r = dict(c0=.3, at=(.08,), kap=.45, ramp=1., jump=1., stat="sign", pick="cross", anti=0, thr=0., moments="keep", lad=LADDER, up=99., noise=1, min=3, path=0, avg=0, warm=0, ups=None, mean=0)

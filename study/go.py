@@ -1,6 +1,6 @@
 """python go.py grid | rule NAME JSON ... : append records (one JSON line a run), skipping those there"""
 import sys, json, os, math, time
-from core import *; from places import P
+from core import *; import places; P = places.FRESH if os.environ.get('FRESH') else places.P
 OUT = os.environ.get("OUT", HERE + "/records.jsonl"); LIGHT = os.environ.get("ONLY")
 def done():
     out = set()
