@@ -163,6 +163,17 @@ def best_sum(v, lad, thr=0.):
     a, b = v[j - 1] - thr, v[j] - thr; f = b / (b - a)
     lo, hi = .5 * math.log(lad[j] * lad[j + 1]), .5 * math.log(lad[j - 1] * lad[j]); return math.exp(lo + f * (hi - lo))
 
+def walk(v, lad, thr, c):
+    """from c up while clearly more prefer the higher rate, or down while clearly more prefer the lower; to where it is no longer clear"""
+    x = np.log(np.array(lad)); mid = ((x[1:] + x[:-1]) / 2)[::-1]; V = np.array(v)[::-1]; lo, hi = x[-1], x[0]  # ascending
+    g = np.arange(lo, hi + 1e-9, math.log(2) / 32); f = np.interp(g, mid, V); k = int(np.argmin(abs(g - math.log(c))))
+    if f[k] > thr:
+        while k < len(g) - 1 and f[k] > thr: k += 1
+    elif f[k] < -thr:
+        while k > 0 and f[k] < -thr: k -= 1
+    else: return c
+    return float(math.exp(g[k]))
+
 def run(name, eps, T, seed, sched="linear", opt="adamw", c=None, rule=None):
     """one run; c: a fixed rate c / sqrt(T); rule: dict of the look. Returns validation accuracy, loss, info."""
     tr, va, m, B, delta = task(name); N = len(tr[0]); q = B / N
@@ -197,7 +208,9 @@ def run(name, eps, T, seed, sched="linear", opt="adamw", c=None, rule=None):
             tot = tot / (2 if r["anti"] else 1); mlen = len(lad) - 1
             sl = sig * math.sqrt((r["noise"] if r["noise"] > 1 else mlen) / (1 - gp ** -2)) if sig else 0.
             v = ((tot.sum(1) + sl * torch.randn(mlen, generator=gv, dtype=torch.float64) * (r["noise"] > 0)) / B).tolist()
-            cn = (crossing if r["pick"] == "cross" else best_sum)(v, lad, r["thr"]); cn = min(cn, (r["ups"][looks.index(t)] if r["ups"] else r["up"]) * ce)
+            if r["pick"] == "walk": cn = walk(v, lad, r["thr"], ce)
+            else: cn = (crossing if r["pick"] == "cross" else best_sum)(v, lad, r["thr"]); cn = min(cn, (r["ups"][looks.index(t)] if r["ups"] else r["up"]) * ce)
+            if r["mean"] == 2 and len(est) == 1 and not info: est = []
             if r["mean"]: est.append(math.log(cn)); cn = math.exp(r["mean"] * sum(est) / len(est) + (1 - r["mean"]) * est[-1] if r["mean"] < 1 else sum(est) / len(est))
             k = 1. if t > 1 and not r["jump"] else min(r["jump"] if t > 1 else 99., cn / ce); w = w0 + k * (w - w0); info[t] = dict(c=round(cn, 4), v=[round(x, 2) for x in v], n=round(sl / B, 3)); c = cn
             if r["moments"] == "reset": D = Direction(d, opt)
