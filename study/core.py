@@ -212,6 +212,7 @@ def run(name, eps, T, seed, sched="linear", opt="adamw", c=None, rule=None):
             else: cn = (crossing if r["pick"] == "cross" else best_sum)(v, lad, r["thr"]); cn = min(cn, (r["ups"][looks.index(t)] if r["ups"] else r["up"]) * ce)
             if r["mean"] == 2 and len(est) == 1 and not info: est = []
             if r["mean"]: est.append(math.log(cn)); cn = math.exp(r["mean"] * sum(est) / len(est) + (1 - r["mean"]) * est[-1] if r["mean"] < 1 else sum(est) / len(est))
+            if r.get("clear"): cn = walk(v, lad, r["clear"], cn)  # the mean may not stand against so clear a vote
             k = 1. if t > 1 and not r["jump"] else min(r["jump"] if t > 1 else 99., cn / ce); w = w0 + k * (w - w0); info[t] = dict(c=round(cn, 4), v=[round(x, 2) for x in v], n=round(sl / B, 3)); c = cn
             if r["moments"] == "reset": D = Direction(d, opt)
         g = m.grad(w, b)
