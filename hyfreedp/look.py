@@ -11,8 +11,8 @@ with s^2 T the squared factors of the schedule's steps that are left, and one pu
 come is left out; so only a part of the noise counts, that the signal so far can stand against: kappa^2 is twice the
 share of the schedule's way that was made. Each record votes between neighbours. From the rate in force the votes lead
 up or down as long as they are clear. A look errs by about an octave, so the run goes on at the geometric mean of the
-start and of all looks. Weights that went too far come back along the ray; up it they go after one step only, which no
-rate changes but in length.
+start and of all looks, but where more than three records in four agree that this is wrong. Weights that went too far
+come back along the ray; up it they go after one step only, which no rate changes but in length.
 
 The rate stays where it is to the end, and the run ends at an average of its weights, the t-th counted as t^8: that is
 where a decay would have led, and it does not matter when the rate was too high.
@@ -37,16 +37,17 @@ from hyfreedp.running.base_optimizer import trainable
 from hyfreedp.running.records import LookResult
 
 # Measured on validation data of small tasks, see docs/step_rule.md. Users set none of it but the start.
-START = 0.4  # c_0: the rate, times sqrt(T), in units of the base optimizer's displacement per gradient
+START = 0.3  # c_0: the rate, times sqrt(T), in units of the base optimizer's displacement per gradient
 LADDER = tuple(2.0 ** (VOTES / 2 - j) for j in range(VOTES + 1))  # rates compared, over the first one
 FIRST = 1  # steps before the first look
 SHARE = 0.125  # of the run before the second
 NOISE = 2.0  # kappa^2, in shares of the way that was made
 CLEAR = 0.1  # margin beyond which votes lead on
+SURE = 0.5  # and beyond which they do so from the mean of all looks, too
 POWER = 8.0  # of t, by which the weights after t steps count in the average
 PUBLIC_SEED = 0  # of z, which hides nothing
 
-CONSTANTS = (START, LADDER, FIRST, SHARE, NOISE, CLEAR, POWER, PUBLIC_SEED)
+CONSTANTS = (START, LADDER, FIRST, SHARE, NOISE, CLEAR, SURE, POWER, PUBLIC_SEED)
 
 
 def look_steps(steps: int) -> tuple[int, ...]:
@@ -66,23 +67,24 @@ def noise_to_come(schedule: Sequence[float], made: int, momentum: float = 0.0) -
     return math.sqrt(ahead * NOISE * way / math.fsum(schedule))
 
 
-def choose(margins: Sequence[float], level: float) -> float:
+def choose(margins: Sequence[float], level: float, needed: float) -> float:
     """The rate to which votes between the neighbours of :data:`LADDER` lead, in units of the first rate.
 
-    From the rate in force they lead up while clearly more records prefer a higher one, or down while clearly more
-    prefer a lower: to where it is no longer clear, in steps of 2 %. A margin stands in the middle of its two rates.
+    From a rate they lead up while more records than needed prefer a higher one, or down while more prefer a lower: to
+    where that ends, in steps of 2 %. A margin stands in the middle of its two rates.
 
     Args:
         margins: m of them, the j-th positive where the j-th rate, the higher, is preferred to the next.
-        level: the rate in force.
+        level: the rate to begin at.
+        needed: the margin that leads on.
     """
     octaves = np.log2(LADDER[::-1])
     places = np.arange(32 * octaves[0], 32 * octaves[-1] + 1) / 32
     found = np.interp(places, (octaves[1:] + octaves[:-1]) / 2, margins[::-1])
     start = at = int(np.abs(places - math.log2(level)).argmin())
-    while found[at] > CLEAR and at < len(places) - 1:
+    while found[at] > needed and at < len(places) - 1:
         at += 1
-    while found[at] < -CLEAR and at > 0:
+    while found[at] < -needed and at > 0:
         at -= 1
     return level if at == start else float(2.0 ** places[at])
 
@@ -128,17 +130,13 @@ class LookedRate(RateLearner):
         self._start: list[Tensor] = []
         self._average: list[Tensor] = []
         self._steps = steps
-        self._undo: list[Tensor] | None = None  # weights before a look that is not committed
+        self._level = 1.0  # of the rate in force, in the same
+        self._undo: tuple[list[Tensor], float] | None = None  # before a look that is not committed
 
     @property
     def eta(self) -> float:
         """The rate in force, without decay. NaN before the first gradient where its size sets the unit."""
         return self._first_eta * self._level
-
-    @property
-    def _level(self) -> float:
-        """Of the rate in force, in units of the first: the geometric mean of that and of what looks have found."""
-        return float(math.prod(self._found) ** (1 / (1 + len(self._found))))
 
     @property
     def _first_eta(self) -> float:
@@ -174,8 +172,10 @@ class LookedRate(RateLearner):
             add_up=look.processes.add_up,
         )
         look.released()
-        self._undo = present
-        self._found.append(choose(margins, self._level))
+        self._undo = present, self._level
+        self._found.append(choose(margins, self._level, CLEAR))
+        mean = math.prod(self._found) ** (1 / (1 + len(self._found)))
+        self._level = choose(margins, mean, SURE)
         along = self.eta / eta if eta > 0 else 1.0
         if self._made > FIRST:
             along = min(1.0, along)
@@ -197,7 +197,8 @@ class LookedRate(RateLearner):
     def undo(self) -> None:
         """Take a look's move and its finding back."""
         if self._undo is not None:
-            self._set(self._undo)
+            present, self._level = self._undo
+            self._set(present)
             self._found.pop()
             self._undo = None
 
@@ -241,7 +242,7 @@ class LookedRate(RateLearner):
 
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers and the live tensors that :meth:`load_state_dict` restores exactly."""
-        return {"made": self._made, "unit": self._unit, "found": list(self._found)} | {
+        return {"made": self._made, "unit": self._unit, "found": list(self._found), "level": self._level} | {
             "start": list(self._start),
             "average": list(self._average),
         }
@@ -249,6 +250,7 @@ class LookedRate(RateLearner):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` gave."""
         self._made, self._unit, self._found = state["made"], state["unit"], list(state["found"])
+        self._level = state["level"]
         devices = [p.device for p in self._parameters]
         self._start = [w.to(d, copy=True) for w, d in zip(state["start"], devices, strict=False)]
         self._average = [w.to(d, copy=True) for w, d in zip(state["average"], devices, strict=False)]

@@ -208,12 +208,13 @@ def train_by_looks(
     reach, proportional = look.displacement_per_gradient(optimizer, T)
     unit = split.sigma_gradient * sensitivity / B if proportional else 1.0  # size of a private gradient's coordinates
     start = [weight.detach().clone() for weight in trained(model)]
-    found: list[float] = []
+    found: list[float] = []  # by looks, in units of the first rate
+    level = 1.0  # of the rate in force
     average = start
     for t, batch in enumerate(batches):
         released: dict[str, Any] = {}
         first = eta or (look.START / (math.sqrt(T) * reach * unit) if unit else math.nan)
-        rate = first * math.prod(found) ** (1 / (1 + len(found)))  # of the start and the looks, the geometric mean
+        rate = first * level
         if split.is_probe_step(t):
             factors = [decay(s / T) for s in range(T)]
             way = sum(f * (1 - groups[0].get("momentum", 0.0) ** (t - s)) for s, f in enumerate(factors[:t]))
@@ -230,9 +231,11 @@ def train_by_looks(
             if not unit:  # nothing but zeros so far: all rates are alike
                 losses = [losses_of(model, loss, batch)] * len(look.LADDER)
             margins = private_votes(losses, split.sigma_loss, B, noise.child("look", t))
-            found.append(look.choose(margins, rate / first if unit else 1.0))
-            before, rate = rate, first * math.prod(found) ** (1 / (1 + len(found)))
-            along = rate / before if unit else 1.0
+            found.append(look.choose(margins, level, look.CLEAR))
+            mean = math.prod(found) ** (1 / (1 + len(found)))  # of the start and the looks, the geometric one
+            before, level = level, look.choose(margins, mean, look.SURE)
+            rate = first * level
+            along = level / before if unit else 1.0
             along = along if t == look.FIRST else min(1.0, along)  # later only back
             for weight, begun, here in zip(trained(model), start, present, strict=True):
                 weight.data.copy_(begun + along * (here - begun))
@@ -250,7 +253,7 @@ def train_by_looks(
         if not unit:  # plain SGD without noise: the size of the first gradient
             unit = torch.cat([one.flatten() for one in m]).double().square().mean().sqrt().item()
             first = eta or (look.START / (math.sqrt(T) * reach * unit) if unit else math.nan)
-            rate = first * math.prod(found) ** (1 / (1 + len(found)))
+            rate = first * level
         taken = rate * decay(t / T) if unit else 0.0
         step(model, optimizer, m, taken)
         share = (1 + look.POWER) / (t + 1 + look.POWER)

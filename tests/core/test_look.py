@@ -156,19 +156,19 @@ def test_noise_to_come_is_what_steps_of_noise_add_up_to():
 def test_the_choice_is_where_the_votes_are_clear_no_longer():
     for best in range(1, VOTES):  # margins of rates above are negative, of those below positive
         margins = [-0.4] * best + [0.4] * (VOTES - best)
-        up = choose(margins, LADDER[-1])  # where the line from 0.4 to -0.4 goes below 0.1: 3/8 of an octave up
+        up = choose(margins, LADDER[-1], 0.1)  # where the line from 0.4 to -0.4 goes below 0.1: 3/8 of an octave up
         assert up == pytest.approx(LADDER[best] * 2 ** (3 / 8 - 0.5), rel=0.03)
-        assert choose(margins, LADDER[0]) == pytest.approx(LADDER[best] * 2 ** (0.5 - 3 / 8), rel=0.03)
-        assert choose(margins, LADDER[best]) == LADDER[best]
-    assert choose([0.5] * VOTES, 1) == LADDER[0] == 32 and choose([-0.5] * VOTES, 1) == LADDER[-1] == 1 / 32
-    assert choose([0.09, -0.09] * (VOTES // 2), 1.3) == 1.3  # those who do not care leave the rate
+        assert choose(margins, LADDER[0], 0.1) == pytest.approx(LADDER[best] * 2 ** (0.5 - 3 / 8), rel=0.03)
+        assert choose(margins, LADDER[best], 0.1) == LADDER[best]
+    assert choose([0.5] * VOTES, 1, 0.1) == LADDER[0] == 32 and choose([-0.5] * VOTES, 1, 0.1) == LADDER[-1] == 1 / 32
+    assert choose([0.09, -0.09] * (VOTES // 2), 1.3, 0.1) == 1.3  # those who do not care leave the rate
 
 
 @given(st.lists(st.floats(-2, 2), min_size=VOTES, max_size=VOTES), st.floats(1 / 32, 32))
 def test_the_choice_mirrors_and_lies_where_the_votes_lead(margins, level):
-    chosen = choose(margins, level)
+    chosen = choose(margins, level, look.CLEAR)
     assert LADDER[-1] <= chosen <= LADDER[0]
-    mirrored = choose([-margin for margin in reversed(margins)], 1 / level)
+    mirrored = choose([-margin for margin in reversed(margins)], 1 / level, look.CLEAR)
     assert abs(math.log2(chosen * mirrored)) <= 2.01 / 32  # of ties between two places one is taken
     place = min(VOTES - 1, max(0, int(5 - math.log2(chosen) - 0.5 + 1e-9)))
     near = margins[max(0, place - 1) : place + 2]
@@ -261,8 +261,9 @@ def forces(preferred, optimizer):
 
 
 @together("preferred", [0, 5, 10])
-def test_the_run_goes_on_at_the_mean_of_start_and_looks_and_comes_back_along_the_ray(preferred):
+def test_votes_lead_from_the_mean_of_start_and_looks_and_weights_come_back_along_the_ray(preferred, monkeypatch):
     """All prefer the highest, the first, the lowest rate: up after the first step only, back at every look."""
+    monkeypatch.setattr(look, "SURE", math.inf)  # all agree that the mean is wrong, and would lead on from there
     model, optimizer = start(adamw)
     loss, begun, before = forces(preferred, optimizer), flat(model), None
     first, eta = START / math.sqrt(STEPS), START / math.sqrt(STEPS)
