@@ -139,10 +139,11 @@ display(Markdown(text))
 #   bottom is at $\eta = b/a$. It releases three noisy losses, at $\mathbf w$ and $\mathbf w \pm \eta \mathbf G$, and keeps to the
 #   guards around $b/a$ and the smoothing of its authors' own package for training without privacy, `gen-optim`.
 # * **Preset "robust"** (the default) asks less. AdamW on normalised gradients hardly knows the scale of a task, so the rate may start
-#   at a public number, $0.4/\sqrt T$ for $T$ steps. After the first step and at an eighth of the run the records *look* along the run so
+#   at a public number, $0.3/\sqrt T$ for $T$ steps. After the first step and at an eighth of the run the records *look* along the run so
 #   far: early steps at another rate are, to first order, the same steps, scaled. The noise of the run to come is known, and added before
 #   asking. Between neighbours of eleven rates every record votes: 1, 0 or -1 whatever its losses are, so no threshold, no scale. The run goes
-#   on at the mean of the start and of what the looks found. (Records of version 0.1.0, as in the tables, voted on an average instead.)
+#   on at the mean of the start and of what the looks found, and ends at an average of its weights. (Records of version 0.1.0, as in the
+#   tables, voted on an average and could only brake.)
 #
 # Notebook 04 shows why a parabola is short-sighted. The next figure is one step of both, after the paper's overview figure.
 # **Predict first:** of everything that happens in a step, what may be written to a log file that the world can read?

@@ -6,6 +6,7 @@ import inspect
 import math
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import MISSING, fields
 from typing import Any
 
@@ -177,6 +178,11 @@ class PrivateTrainer(Trainer):
                 weights=self.weights,
             )
         return torch.zeros((), device=self.args.device)
+
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
+        """The Trainer's own, at the weights at which the run would end now."""
+        with nullcontext() if self.private is None else self.private.averaged():
+            return super().evaluation_loop(*args, **kwargs)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Of training, epsilon and the learning rate, and nothing else that the Trainer has; of evaluation all."""
