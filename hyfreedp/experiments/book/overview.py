@@ -68,7 +68,7 @@ def draw() -> Figure:
         f"same batch, forward\nat {len(LADDER)} rates $\\eta_j$ along\nthe run so far:\nlosses $L_{{j,i}}$",
         "a vote on each two:\n$\\mathrm{sign}(L_{j+1,i} - L_{j,i})$\nat most 1, whatever\nthe losses",
         f"sums\n$+\\;\\sigma_l\\, \\mathcal{{N}}(0, I_{{{len(LADDER) - 1}}})$",
-        "the rate at which\nmargins change sign",
+        "the rate to which\nmargins lead",
         "mean with those\nbefore; weights\nback to its place",
     )
     _ways_between_lanes(axes)
@@ -134,7 +134,7 @@ def _ways_between_lanes(axes: Axes) -> None:
     below = robust - half - 5.2
     _path(axes, (60, below), (23.2, below), (23.2, robust - half))
     _box(axes, (60.0, below - 2.4, 81.5, below + 2.4), "ray from $w_0$ through $w$,\nand public noise", PLAIN)
-    _box(axes, (84.0, below - 2.4, 96.5, below + 2.4), f"start ${START:g}/\\sqrt{{T}}$,\nlate linear decay", BY_DEFAULT)
+    _box(axes, (84.0, below - 2.4, 96.5, below + 2.4), f"start ${START:g}/\\sqrt{{T}}$,\naverage in the end", BY_DEFAULT)
     _arrow(axes, (90.2, below + 2.4), (90.2, robust - half))
 
 
