@@ -14,6 +14,8 @@ up or down as long as they are clear. A look errs by about an octave, so the run
 start and of all looks, but where more than three records in four agree that this is wrong. Weights that went too far
 come back along the ray; up it they go after one step only, which no rate changes but in length.
 
+Without privacy the noise is that of drawing batches. Adam's steps are as long, and it adds up and counts alike.
+
 The rate stays where it is to the end, and the run ends at an average of its weights, the t-th counted as t^8: that is
 where a decay would have led, and it does not matter when the rate was too high.
 """
@@ -115,7 +117,7 @@ class LookedRate(RateLearner):
         steps, groups = len(schedule), optimizer.param_groups
         self.vote_steps = look_steps(steps)
         momentum = float(groups[0].get("momentum", 0.0))
-        self._to_come = {t: noise_to_come(schedule, t, momentum) for t in self.vote_steps if noise_std > 0}
+        self._to_come = {t: noise_to_come(schedule, t, momentum) for t in self.vote_steps}
         self._parameters = trainable(optimizer)
         first = float(groups[0]["lr"])
         ratios = [(float(group["lr"]) / first, group["params"]) for group in groups] if first > 0 else []
@@ -159,7 +161,7 @@ class LookedRate(RateLearner):
                 for rate in rates:
                     # No gradient so far but zeros, which moved nothing, and left no unit: all rates are alike.
                     along = rate / eta if eta > 0 else 1.0
-                    self._place(present, along, rate * self._reach * self._unit * self._to_come.get(self._made, 0.0))
+                    self._place(present, along, rate * self._reach * self._unit * self._to_come[self._made])
                     losses.append(look.losses())
         finally:
             self._set(present)

@@ -219,7 +219,7 @@ def train_by_looks(
             factors = [decay(s / T) for s in range(T)]
             way = sum(f * (1 - groups[0].get("momentum", 0.0) ** (t - s)) for s, f in enumerate(factors[:t]))
             spread = math.sqrt(sum(f * f for f in factors[t:]) * look.NOISE * way / sum(factors))
-            spread *= reach * unit if split.sigma_gradient > 0 else 0.0  # of the noise to come, per unit of rate
+            spread *= reach * unit  # of the noise to come, per unit of rate
             present, losses = [weight.detach().clone() for weight in trained(model)], []
             for rung in look.LADDER if unit else []:
                 for weight, begun, here in zip(trained(model), start, present, strict=True):
