@@ -172,15 +172,19 @@ def _others_replaced(
 
 
 def _halves(samples: Any, generator: NoiseGenerator) -> Halves:
-    """A random half of the samples, not empty and not the larger one, and the others."""
+    """A random half of the samples, even where their number is odd and odd where it is even, and the others.
+
+    So a branch on the parity of a batch shows where the others are left out.
+    """
     size = batch_length(samples)
-    return tuple(generator.permutation(size).tensor_split([max(1, size // 2)]))
+    half = size // 2
+    return tuple(generator.permutation(size).tensor_split([half + (size > 2 and half % 2 == size % 2)]))
 
 
 def _copied(samples: Any, kept: Tensor, others: Tensor) -> Any:
     """The samples, with those ``kept`` also in the places of the others."""
     rows = torch.arange(len(kept) + len(others))
-    rows[others] = kept.repeat(2)[: len(others)]  # there is one more of them at most
+    rows[others] = kept.repeat(3)[: len(others)]  # there are three times as many at most
     return take(samples, rows)
 
 

@@ -24,6 +24,11 @@ def check_module(module: nn.Module) -> None:
             are set to be rounded.
     """
     problems = _problems(module)
+    problems += [
+        f"parameter {name!r} is complex, and noise is real: train a real one, and use torch.view_as_complex of it"
+        for name, p in module.named_parameters()
+        if p.requires_grad and p.is_complex()
+    ]
     if not any(p.requires_grad for p in module.parameters()):
         problems.append("no parameter is trainable: set requires_grad on those to train")
     if problems:
@@ -79,7 +84,7 @@ def _problem(layer: nn.Module) -> str | None:
     elif any(kind in str(vars(layer).get("rope_type", "")) for kind in ("dynamic", "longrope")):
         return "takes its frequencies from the longest sample of a batch: set its rope_type to 'default' to fix them"
     elif layer.training and any(
-        kept.get(name) is not None for kept in (vars(layer), layer._buffers) for name in _RUNNING
+        kept.get(name) is not None for kept in (vars(layer), dict(layer._buffers.items())) for name in _RUNNING
     ):
         return "keeps running statistics of the data without noise: replace it, or keep it in eval mode"
     elif isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) and layer.max_norm is not None:

@@ -79,7 +79,8 @@ class BufferGuard:
         attributes: dict[nn.Module, dict[str, Any]],
     ) -> list[str]:
         """Undo what was done to buffers; the names of those that the state_dict has."""
-        changed = [(m, name) for m in layers_of(self._module) for name in m._buffers if (m, name) not in before]
+        present = [(m, name) for m in layers_of(self._module) for name, _ in m._buffers.items()]  # also of scripts
+        changed = [place for place in present if place not in before]
         for layer, name in changed:
             del layer._buffers[name]
         flags = [(buffer != kept).any() for buffer, kept in before.values() if buffer is not None and kept is not None]

@@ -194,18 +194,15 @@ def test_bags_of_words(mode) -> None:
     assert_exact(example, slow="no rule covers")
 
 
-def test_complex_weights() -> None:
-    class Complex(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner, self.outer = nn.Linear(4, 6, dtype=torch.cdouble), nn.Linear(6, 3).double()
+def test_complex_weights_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"parameter '0.weight' is complex, and noise is real: .*view_as_complex"):
+        make_engine(nn.Sequential(nn.Linear(4, 6, dtype=torch.cdouble)), AutomaticClipping())
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.outer(self.inner(x.to(torch.cdouble)).abs()).mean(1)
 
-    example = example_of(nn.Linear(4, 3))
-    example.model = Complex()
-    assert_exact(example)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_a_compiled_script_is_computed_one_sample_at_a_time() -> None:
+    model = nn.Sequential(nn.Linear(4, 6), torch.jit.script(nn.Linear(6, 6)), nn.Flatten(), nn.Linear(30, 3))
+    assert_exact(example_of(model), slow="no rule covers")
 
 
 class OfAnother(nn.Module):

@@ -121,9 +121,15 @@ def shifted(model):
     return loss
 
 
+def centred_if_odd(model):
+    """A branch on the number of samples."""
+    return lambda batch: (mixed if len(batch[0]) % 2 else apart)(model)(batch)
+
+
 @together(
     "mixing",
     [
+        centred_if_odd,
         lambda model: mixed_up(model, 0.3),
         lambda model: trimmed(model, 0.1, largest=False),
         lambda model: trimmed(model, 0.1, largest=True),
