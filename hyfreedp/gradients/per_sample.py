@@ -181,9 +181,8 @@ def keeps_factors(tokens: int, p: int, d: int, fits: bool = False) -> bool:
 
     Else memory ``fits`` or not; where it does, time decides. The weighted sum takes T p d multiplications from factors
     once more; with the gradient, which took as many, each of its p d numbers is written, read for the norm, and read
-    for the sum instead. The whole is T^2 (p + d) + T p d against T p d + c p d, where c was measured on a CPU, in steps of
-    a ViT and a GPT: the gradient is quicker where T^2 (p + d) > c p d. (Fresh pages of memory make c larger than a warm
-    product alone would have it.) With T = 1 factors are best.
+    for the sum instead. The whole is T^2 (p + d) + T p d against T p d + c p d, where c was measured in steps of a ViT
+    and a GPT on a CPU: the gradient is quicker where T^2 (p + d) > c p d. With T = 1 factors are best.
     """
     smaller = p * d <= tokens * (p + d)
     quicker = fits and _TRAFFIC * p * d < tokens**2 * (p + d)
