@@ -134,7 +134,8 @@ def _ways_between_lanes(axes: Axes) -> None:
     below = robust - half - 5.2
     _path(axes, (60, below), (23.2, below), (23.2, robust - half))
     _box(axes, (60.0, below - 2.4, 81.5, below + 2.4), "ray from $w_0$ through $w$,\nand public noise", PLAIN)
-    _box(axes, (84.0, below - 2.4, 96.5, below + 2.4), f"start ${START:g}/\\sqrt{{T}}$,\nends at average", BY_DEFAULT)
+    ends = f"start ${START:g}/\\sqrt{{T}}$,\naverage in the end"
+    _box(axes, (84.0, below - 2.4, 96.5, below + 2.4), ends, BY_DEFAULT)
     _arrow(axes, (90.2, below + 2.4), (90.2, robust - half))
 
 
