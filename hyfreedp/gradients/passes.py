@@ -82,7 +82,7 @@ class Passes:
     def losses(self) -> Tensor:
         """Losses at the present weights, shape ``(B,)``; dropout is that of the gradients."""
         losses, together = [], self._together or [None] * len(self._pieces)  # as the last batch, before its gradients
-        with random_states_kept(self._device):
+        with random_states_kept(self._device), self._weights_unchanged():
             for piece, key, joint in zip(self._pieces, self._keys, together, strict=True):
                 seed_random_states(key, self._device)
                 losses.append(self._engine.losses(self._values, piece, together=joint, alone=self._alone).double())
@@ -110,7 +110,7 @@ class Passes:
 
     @torch.no_grad()
     def _weights_of(self, samples: Any) -> Tensor:
-        with self._buffers.unchanged():
+        with self._buffers.unchanged(by_value=self._by_value):
             weights = self._weigh(take(samples, slice(None))) if callable(self._weigh) else self._weigh
         checked = check_weights(weights, batch_length(samples)).detach()
         return checked.to(self._device, torch.float64, copy=True)  # whatever is written to them later

@@ -8,6 +8,7 @@ import dataclasses
 import pytest
 import torch
 import torch.nn.functional as F
+from cases import together
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, default_collate
 from twins import adamw, by_hand, cross_entropy, flat, make_batches, make_data, make_model, make_private, sgd
@@ -133,14 +134,16 @@ def test_weights_are_those_that_were_checked():
     assert torch.equal(moved(True), moved(False))
 
 
-def test_a_function_of_weights_keeps_nothing_in_the_model():
+@together("seen", ["seen", "0.bias"])
+def test_a_function_of_weights_keeps_nothing_in_the_model(seen):
+    """Not in a parameter either, through ``.data``."""
     model, optimizer = wired_by_hand()
     model.register_buffer("seen", torch.zeros(()))
 
     def weigh(batch):
-        model.seen.copy_(batch[0].max())
+        (model.seen if seen == "seen" else model[0].bias.data).fill_(batch[0].max())
         return torch.ones(len(batch[1]))
 
-    with pytest.raises(ValueError, match="seen"):
+    with pytest.raises(ValueError, match=f"parameters of the model: '{seen}'"):
         optimizer.step(cross_entropy(model), make_batches([8])[0], weights=weigh)
     assert isinstance(model, nn.Module) and optimizer.epsilon_spent() == 0

@@ -260,6 +260,20 @@ def test_t10_buffer_in_a_parameters_clothes_is_refused(trained):
     assert optimizer.ledger.steps == 0 and model[1].weight.grad is None  # nor is the raw sum left behind
 
 
+def test_what_a_probe_writes_into_a_parameter_is_refused():
+    """Through ``.data``, and only once the gradient is there."""
+    layer = nn.Linear(8, 2)
+
+    def keeps(batch):
+        if optimizer.ledger.released:
+            layer.bias.data.copy_(batch[0].mean(0)[:2])
+        return losses(layer)(batch)
+
+    _, optimizer, loader = wire(layer, classes(), preset="paper", interval=1)
+    with pytest.raises(ValueError, match="parameters of the model: 'bias'"):
+        optimizer.step(keeps, next(iter(loader)))
+
+
 def test_a_frozen_table_that_renormalises_is_refused():
     model = nn.Sequential(nn.Embedding(10, 4, max_norm=1.0), nn.Flatten(), nn.Linear(12, 2))
     model[0].requires_grad_(False)
