@@ -25,6 +25,7 @@ from hyfreedp.data.sampling import PoissonSampler
 from hyfreedp.gradients import GradientEngine
 from hyfreedp.gradients.dependence import steps_to_check
 from hyfreedp.gradients.passes import Passes, PerSampleLoss, Weights
+from hyfreedp.gradients.validate import check_modes
 from hyfreedp.learner import FixedRate, Look, RateLearner
 from hyfreedp.line_search import Decay, check_paid_for, decay_factor
 from hyfreedp.noise import NoiseGenerator
@@ -183,6 +184,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         """The batch, checked before anything of it is released."""
         if not self.module.training:
             raise ValueError("the model must be in train mode: call model.train() before optimizer.step")
+        check_modes(self.module)  # also of steps that look before they take gradients
         self._base.check()
         if self.sampler is not None and self.split.gradient_noise_multiplier(t) > 0:
             self.sampler.check_drawn(batch_length(batch))

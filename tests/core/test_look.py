@@ -369,6 +369,22 @@ def test_an_error_in_or_after_a_look_leaves_all_as_it_was_and_the_same_batch_loo
     assert all(torch.equal(weights[0], other) for other in weights[1:])
 
 
+def test_a_batch_norm_that_wakes_up_is_refused_before_the_look():
+    """Which would release losses that mix records, though the gradient after it is refused."""
+    first, second = make_batches([8, 8])
+    norm = nn.BatchNorm1d(first[0].shape[1], momentum=0.0).requires_grad_(False).eval()
+    norm.num_batches_tracked = None
+    model = nn.Sequential(norm.double(), make_model())
+    optimizer = by_hand(model, adamw(model), **NOISY)
+    optimizer.step(cross_entropy(model), first)
+    assert look.FIRST == 1
+    norm.train()
+    before, eta, released = flat(model), optimizer.eta, list(optimizer.ledger.released)
+    with pytest.raises(ValueError, match="the model has changed since training began: layer '0'"):
+        optimizer.step(cross_entropy(model), second)
+    assert torch.equal(flat(model), before) and optimizer.eta == eta and optimizer.ledger.released == released
+
+
 @together("kind", ["ASGD", "Adadelta", "Adagrad", "Rprop", "Adafactor", "RAdam"])
 def test_optimizers_whose_steps_may_be_of_any_size_are_refused(kind):
     """Before anything is done to the model."""
