@@ -27,6 +27,7 @@ from hyfreedp.gradients.followed import COMPOSED, RULES, SIGNATURES, Followed, d
 from hyfreedp.gradients.per_sample import (
     EmbeddingRows,
     Instantiated,
+    PerSampleGradients,
     products,
     sum_positions,
     sum_tokens,
@@ -35,6 +36,7 @@ from hyfreedp.gradients.recorder import Gradients, Recorder
 from hyfreedp.gradients.recurrent import one_step
 
 Result = Any  # a tensor, or NotImplemented
+OfWeight = Callable[[Tensor, Tensor], PerSampleGradients]  # input and output gradient to those of the weight
 
 _ELEMENTWISE = (
     "add sub subtract rsub mul multiply div divide true_divide __add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ "
@@ -81,16 +83,13 @@ def _convolution(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Result:
-    def gradients(x: Tensor | None, g: Tensor) -> Gradients:
-        if isinstance(bias, Followed):
-            yield bias, Instantiated(sum_positions(g))
-        if isinstance(weight, Followed) and x is not None:
-            yield weight, convolution(x, g, weight.shape, stride, padding, dilation, groups)
+    def of_weight(x: Tensor, g: Tensor) -> PerSampleGradients:
+        return convolution(x, g, weight.shape, stride, padding, dilation, groups)
 
     if input.dim() != weight.dim():  # one sample without its dimension
         return NotImplemented
     call = partial(function, input, weight, bias, stride, padding, dilation, groups)
-    return recorder.layer(call, input, (weight, bias), gradients, by_row=True, multiplies=True)
+    return _channels(recorder, call, input, weight, bias, of_weight, by_row=True, multiplies=True)
 
 
 def _transposed_convolution(
@@ -105,16 +104,13 @@ def _transposed_convolution(
     groups: int = 1,
     dilation: Any = 1,
 ) -> Result:
-    def gradients(x: Tensor | None, g: Tensor) -> Gradients:
-        if isinstance(bias, Followed):
-            yield bias, Instantiated(sum_positions(g))
-        if isinstance(weight, Followed) and x is not None:  # of the convolution whose transpose this is, from g to x
-            yield weight, convolution(g, x, weight.shape, stride, padding, dilation, groups)
+    def of_weight(x: Tensor, g: Tensor) -> PerSampleGradients:  # of the convolution whose transpose this is
+        return convolution(g, x, weight.shape, stride, padding, dilation, groups)
 
     if input.dim() != weight.dim():
         return NotImplemented
     call = partial(function, input, weight, bias, stride, padding, output_padding, groups, dilation)
-    return recorder.layer(call, input, (weight, bias), gradients, by_row=True, multiplies=True)
+    return _channels(recorder, call, input, weight, bias, of_weight, by_row=True, multiplies=True)
 
 
 def _bilinear(x1: Tensor, x2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -181,27 +177,33 @@ def _group_norm(
     bias: Any = None,
     eps: float = 1e-5,
 ) -> Result:
-    normalized = partial(F.group_norm, num_groups=groups, eps=eps)
-    return _channels(recorder, partial(function, x, groups, weight, bias, eps), x, weight, bias, normalized)
+    def of_weight(x: Tensor, g: Tensor) -> PerSampleGradients:
+        return Instantiated(sum_positions(F.group_norm(x.to(g.dtype), groups, eps=eps).mul_(g)))
+
+    return _channels(recorder, partial(function, x, groups, weight, bias, eps), x, weight, bias, of_weight)
 
 
 def _instance_norm(
     recorder: Recorder, function: Any, x: Tensor, *, weight: Any = None, bias: Any = None, **named: Any
 ) -> Result:
-    normalized = partial(F.instance_norm, eps=named.get("eps", 1e-5))
-    return _channels(recorder, partial(function, x, weight=weight, bias=bias, **named), x, weight, bias, normalized)
+    def of_weight(x: Tensor, g: Tensor) -> PerSampleGradients:
+        return Instantiated(sum_positions(F.instance_norm(x.to(g.dtype), eps=named.get("eps", 1e-5)).mul_(g)))
+
+    return _channels(recorder, partial(function, x, weight=weight, bias=bias, **named), x, weight, bias, of_weight)
 
 
 def _channels(
-    recorder: Recorder, call: Any, x: Tensor, weight: Any, bias: Any, normalized: Callable[[Tensor], Tensor]
+    recorder: Recorder, call: Any, x: Tensor, weight: Any, bias: Any, of_weight: OfWeight, **how: bool
 ) -> Result:
+    """A layer whose channels are dimension 1, positions behind them, with a bias for each."""
+
     def gradients(x: Tensor | None, g: Tensor) -> Gradients:
         if isinstance(bias, Followed):
             yield bias, Instantiated(sum_positions(g))
         if isinstance(weight, Followed) and x is not None:
-            yield weight, Instantiated(sum_positions(normalized(x.to(g.dtype)).mul_(g)))
+            yield weight, of_weight(x, g)
 
-    return recorder.layer(call, x, (weight, bias), gradients)
+    return recorder.layer(call, x, (weight, bias), gradients, **how)
 
 
 # -- values that meet samples ------------------------------------------------------------------------------------------
