@@ -304,7 +304,7 @@ def _make_rate_learner(
         return LookedRate(optimizer, schedule, noise_std, settings.initial_learning_rate)
     return LossSearch(
         rule=settings.step_rule,
-        eta=1e-4 if settings.initial_learning_rate is None else settings.initial_learning_rate,
+        eta=settings.initial_learning_rate,
         smoothing=settings.smoothing,
         loss_threshold=1.0 if noise_std > 0 else math.inf,
         loss_threshold_rule=settings.loss_threshold_rule,

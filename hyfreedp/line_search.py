@@ -71,6 +71,8 @@ def gen(fit: QuadraticFit, eta: float, *, smoothing: float = 0.1) -> StepDecisio
     return StepDecision(smoothing * target + (1 - smoothing) * eta, True, reason)
 
 
+START = 1e-4  # eta_0 where none is given (paper, §5.1)
+
 # R_l for the next probe, before floor and cap: the sum of the private losses at (w - eta G, w, w + eta G) (paper, §4.1
 # "in practice"), or the one at w (Alg. 1, line 8).
 THRESHOLD_RULES: dict[str, Callable[[list[float]], float]] = {"sum": sum, "previous": lambda losses: losses[1]}
@@ -94,7 +96,7 @@ class LossSearch(RateLearner):
     Args:
         rule: name of the step rule, :func:`gen` or :func:`literal`.
         smoothing: of rule "gen".
-        eta: initial learning rate, positive.
+        eta: initial learning rate, positive; None for :data:`START`.
         loss_threshold: initial R_l; infinite in non-private runs.
         loss_threshold_rule: how R_l follows the released losses.
 
@@ -109,11 +111,12 @@ class LossSearch(RateLearner):
         self,
         *,
         rule: StepRule,
-        eta: float,
+        eta: float | None,
         smoothing: float = 0.1,
         loss_threshold: float = 1.0,
         loss_threshold_rule: LossThresholdRule = "sum",
     ) -> None:
+        eta = START if eta is None else eta
         if not 0 < eta < math.inf:
             raise ValueError(f"initial_learning_rate must be finite and positive, got {eta}")
         check_choice("step_rule", rule, StepRule)

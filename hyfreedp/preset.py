@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, TypedDict, TypeVar
 from hyfreedp.accounting import NoiseSplit, calibrate_noise
 from hyfreedp.accounting.accountants import Accountant
 from hyfreedp.accounting.split import Allocation, Probe
-from hyfreedp.line_search import Decay, LossThresholdRule, StepRule
+from hyfreedp.line_search import START, Decay, LossThresholdRule, StepRule
 from hyfreedp.look import look_steps
 from hyfreedp.running.checks import check_choice, nearest
 
@@ -29,8 +29,8 @@ class Preset:
         step_rule: of a line search, how a noisy fit moves the learning rate (:mod:`hyfreedp.line_search`).
         smoothing: of step rule "gen", weight in (0, 1] of the clamped b/a in the next rate; the old one has the rest.
         loss_threshold_rule: how R_l follows the released losses (probe "losses").
-        initial_learning_rate: eta_0, of a learned rate; None for 1e-4 in a line search, and for the public start of
-            :mod:`hyfreedp.look`, whose looks reach from 32 times to a 32nd of it.
+        initial_learning_rate: eta_0, of a learned rate; None for that of the paper's line search, and for the public
+            start of :mod:`hyfreedp.look`, whose looks reach from 32 times to a 32nd of it.
         interval: K, steps from probe to probe of a line search, or the length of a shorter run; looks come when
             :mod:`hyfreedp.look` says.
         warmup: share of the run, from its start, in which every step of a line search probes.
@@ -82,7 +82,7 @@ class Preset:
 # package, gen-optim 0.1.1, which it equals step by step without privacy (tests/core/test_gen_optim.py).
 PRESETS: dict[str, Preset] = {
     "robust": Preset(),
-    "paper": Preset(probe="losses", initial_learning_rate=1e-4, allocation="constant"),
+    "paper": Preset(probe="losses", initial_learning_rate=START, allocation="constant"),
     "fixed": Preset(probe="none"),
 }
 

@@ -42,7 +42,7 @@ class LookResult:
         rates: the ladder, highest first, without decay, m + 1 of them.
         margins: m private shares of votes, each for a rate less those for the next, lower one.
         margin_std: standard deviation of the noise of each.
-        chosen: the rate at which they change sign.
+        chosen: the rate to which they lead, from the one in force.
         eta_next: the rate from here on, which weighs it with those before.
         along: the share of the way from the first weights at which the run went on, 1 where the weights stayed.
     """
