@@ -7,11 +7,9 @@ kept, so that an interrupted command goes on.
 
 from __future__ import annotations
 
-from typing import Any
-
 import pandas as pd
 
-from hyfreedp.experiments.runs.cells import run_cell
+from hyfreedp.experiments.runs.cells import run_cells, tabulate
 from hyfreedp.experiments.runs.spec import Spec
 from hyfreedp.experiments.store.files import write_csv
 from hyfreedp.experiments.store.paths import RESULTS, workspace
@@ -21,27 +19,21 @@ PLACE = ["task", "model", "tuning", "base", "steps", "epsilon"]
 
 
 def places() -> pd.DataFrame:
-    """Rows of the record whose tasks there still are, accuracies in percent."""
+    """Rows of the record whose tasks there still are."""
     rows = pd.read_csv(RESULTS / "laptop" / "targets.csv")
-    rows = rows[rows.task.isin(TASKS)]
-    return rows.assign(accuracy=100 * rows.accuracy)
+    return rows[rows.task.isin(TASKS)]
 
 
 def run(found: pd.DataFrame) -> pd.DataFrame:
-    """The rows of preset robust, with its accuracy of today."""
-    rows: list[dict[str, Any]] = []
-    for row in found[found.name == "robust"].sort_values("seconds").to_dict("records"):
-        spec = Spec(method="robust", seed=row["seed"], **{name: row[name] for name in PLACE})
-        record = run_cell(spec, workspace().cells)
-        rows.append({name: row[name] for name in (*PLACE, "seed")} | {"accuracy": 100 * record["accuracy"]})
-        print(rows[-1], flush=True)
-    return pd.DataFrame(rows)
+    """The rows of preset robust, trained today."""
+    rows = found[found.name == "robust"].sort_values("seconds")[[*PLACE, "seed"]].to_dict("records")
+    return tabulate(run_cells([Spec(method="robust", **row) for row in rows], workspace().cells))
 
 
 def gaps(found: pd.DataFrame, today: pd.DataFrame) -> pd.DataFrame:
-    """Mean accuracy at each place of the search, and how far 0.02 with linear decay and both presets are from it."""
+    """Percent accuracy of the search at each place, and how many points from it 0.02 and both presets are."""
     columns = {name: rows.groupby(PLACE).accuracy.mean() for name, rows in found.groupby("name")}
-    table = pd.DataFrame(columns | {"today": today.groupby(PLACE).accuracy.mean()})
+    table = 100 * pd.DataFrame(columns | {"today": today.groupby(PLACE).accuracy.mean()})
     return table.assign(**{name: table[name] - table.best for name in table.columns if name != "best"})
 
 
