@@ -32,7 +32,8 @@ def test_cells_are_short_and_hold_no_machinery(source):
         for node in ast.walk(ast.parse(code)):
             assert not isinstance(node, ast.ClassDef), code
             assert not isinstance(node, ast.FunctionDef) or len(node.body) <= 10, code
-            assert not isinstance(node, (ast.For, ast.While)) or not calls_in(node, "step"), f"training loop: {code}"
+            if isinstance(node, (ast.For, ast.While)) and calls_in(node, "step"):
+                assert len(node.body) == 1, f"training loop: {code}"  # two lines show a step; more is machinery
 
 
 def asked(code):
