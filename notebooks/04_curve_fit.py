@@ -240,6 +240,7 @@ def losses_at(rate, share):
 # %% [markdown]
 # Each record votes between neighbouring rates. Our votes are those of the library, but for its noise:
 
+
 # %%
 def margins(share):
     """Of all records: how many prefer the higher of two neighbouring rates, less how many prefer the lower. NOT private."""
