@@ -10,9 +10,10 @@ batch are compared at
 with s^2 T the squared factors of the schedule's steps that are left, and one public standard normal z. The signal to
 come is left out; so only a part of the noise counts, that the signal so far can stand against: kappa^2 is twice the
 share of the schedule's way that was made. Each record votes between neighbours. From the rate in force the votes lead
-up or down as long as they are clear. A look errs by about an octave, so the run goes on at the geometric mean of the
-start and of all looks, but where more than three records in four agree that this is wrong. Weights that went too far
-come back along the ray; up it they go after one step only, which no rate changes but in length.
+up or down as long as they are clear; what is not on the way is not asked, though it is paid for. A look errs by about
+an octave, so the run goes on at the geometric mean of the start and of all looks, but where more than three records in
+four agree that this is wrong. Weights that went too far come back along the ray; up it they go after one step only,
+which no rate changes but in length.
 
 Without privacy the noise is that of drawing batches. Adam's steps are as long, and it adds up and counts alike.
 
@@ -23,11 +24,11 @@ where a decay would have led, and it does not matter when the rate was too high.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -69,32 +70,35 @@ def noise_to_come(schedule: Sequence[float], made: int, momentum: float = 0.0) -
     return math.sqrt(ahead * NOISE * way / math.fsum(schedule))
 
 
-def choose(margins: Sequence[float], level: float, needed: float) -> float:
+def choose(margin: Callable[[int], float], level: float, needed: float) -> float:
     """The rate to which votes between the neighbours of :data:`LADDER` lead, in units of the first rate.
 
     From a rate they lead up while more records than needed prefer a higher one, or down while more prefer a lower: to
     where that ends, in steps of 2 %. A margin stands in the middle of its two rates.
 
     Args:
-        margins: m of them, the j-th positive where the j-th rate, the higher, is preferred to the next.
+        margin: of the j-th rate to the next, lower one, positive where the j-th is preferred; asked where it is needed.
         level: the rate to begin at.
         needed: the margin that leads on.
     """
-    octaves = np.log2(LADDER[::-1])
-    places = np.arange(32 * octaves[0], 32 * octaves[-1] + 1) / 32
-    found = np.interp(places, (octaves[1:] + octaves[:-1]) / 2, margins[::-1])
-    start = at = int(np.abs(places - math.log2(level)).argmin())
-    while found[at] > needed and at < len(places) - 1:
+
+    def found(place: int) -> float:
+        below, share = divmod(min(max(VOTES / 2 - 0.5 - place / 32, 0.0), VOTES - 1), 1)
+        return (1 - share) * margin(int(below)) + (share and share * margin(int(below) + 1))
+
+    end = 32 * (VOTES // 2)
+    start = at = min(max(round(32 * math.log2(level)), -end), end)
+    while at < end and found(at) > needed:
         at += 1
-    while found[at] < -needed and at > 0:
+    while at > -end and found(at) < -needed:
         at -= 1
-    return level if at == start else float(2.0 ** places[at])
+    return level if at == start else 2.0 ** (at / 32)
 
 
 class LookedRate(RateLearner):
     """The learning rate of a run, the weights that its looks compare, and the way back.
 
-    Memory: the average; the first weights until the last look, and the present ones while looking.
+    Memory: the average; the first weights until the last look; while looking, the present ones and a ray.
 
     Args:
         optimizer: the base optimizer.
@@ -153,48 +157,60 @@ class LookedRate(RateLearner):
     def before_gradient(self, look: Look) -> LookResult:
         """Let the records vote between the rates of the ladder; go on at what they found, from where it leads."""
         present = [p.detach().clone() for p in self._parameters]
-        eta, first = self.eta, self._first_eta
-        rates = tuple(rung * first for rung in LADDER)
-        try:
+        eta, first, ray = self.eta, self._first_eta, self._ray(present)
+
+        @cache
+        def losses(j: int) -> Tensor:
             with look.processes.all_or_none():
-                losses = []
-                for rate in rates:
-                    # No gradient so far but zeros, which moved nothing, and left no unit: all rates are alike.
-                    along = rate / eta if eta > 0 else 1.0
-                    self._place(present, along, rate * self._reach * self._unit * self._to_come[self._made])
-                    losses.append(look.losses())
+                self._set(torch._foreach_add(self._start, ray, alpha=LADDER[j]))
+                return look.losses()
+
+        @cache
+        def margin(j: int) -> float:  # of at most VOTES, one after the other, as the accountant counts them
+            (released,) = privatize_votes(
+                torch.stack([losses(j), losses(j + 1)]),
+                look.noise_multiplier,
+                expected_batch_size=look.expected_batch_size,
+                weights=look.weights,
+                generator=look.generator,
+                add_up=look.processes.add_up,
+            )
+            margins[j] = released
+            return released
+
+        margins: list[float | None] = [None] * VOTES
+        try:
+            found = choose(margin, self._level, CLEAR)
+            mean = math.prod([*self._found, found]) ** (1 / (2 + len(self._found)))
+            level = choose(margin, mean, SURE)
         finally:
             self._set(present)
-        margins = privatize_votes(
-            torch.stack(losses),
-            look.noise_multiplier,
-            expected_batch_size=look.expected_batch_size,
-            weights=look.weights,
-            generator=look.generator,
-            add_up=look.processes.add_up,
-        )
         look.released()
         self._undo = present, self._level
-        self._found.append(choose(margins, self._level, CLEAR))
-        mean = math.prod(self._found) ** (1 / (1 + len(self._found)))
-        self._level = choose(margins, mean, SURE)
+        self._found.append(found)
+        self._level = level
         along = self.eta / eta if eta > 0 else 1.0
         if self._made > FIRST:
             along = min(1.0, along)
         if along != 1:
-            self._place(present, along, 0.0)
+            self._set([start.lerp(p, along) for start, p in zip(self._start, present, strict=True)])
         std = float(loss_noise_std(VOTE_CLIP, look.noise_multiplier, look.expected_batch_size))
-        return LookResult(rates, tuple(margins), std, self._found[-1] * first, self.eta, along)
+        rates = tuple(rung * first for rung in LADDER)
+        return LookResult(rates, tuple(margins), std, found * first, self.eta, along)
 
     @torch.no_grad()
-    def _place(self, present: list[Tensor], along: float, displacement: float) -> None:
-        """To w_0 + along (w - w_0) + displacement z, with z as public as the seed; groups at their own rates."""
+    def _ray(self, present: list[Tensor]) -> tuple[Tensor, ...]:
+        """From w_0, what the first rate would have moved and its noise to come; z is public, groups at their rates."""
         public = NoiseGenerator(PUBLIC_SEED).child("look", self._made)
-        for i, (p, start, end) in enumerate(zip(self._parameters, self._start, present, strict=True)):
-            p.copy_(start.lerp(end, along))
-            if displacement > 0:  # drawn anew each time, which takes no memory
-                z = public.child("z", i).normal(*p.shape, device=p.device)
-                p.add_(z.to(p), alpha=displacement * self._ratios[i])
+        ray = torch._foreach_sub(present, self._start)
+        if math.isnan(self._unit):  # no gradient so far but zeros, which moved nothing: all rates are alike
+            return ray
+        torch._foreach_div_(ray, self._level)
+        displacement = self._first_eta * self._reach * self._unit * self._to_come[self._made]
+        for i, (way, ratio) in enumerate(zip(ray, self._ratios, strict=True)):
+            z = public.child("z", i).normal(*way.shape, device=way.device)
+            way.add_(z.to(way), alpha=displacement * ratio)
+        return ray
 
     def undo(self) -> None:
         """Take a look's move and its finding back."""
@@ -238,7 +254,7 @@ class LookedRate(RateLearner):
             self._set(present)
 
     @torch.no_grad()
-    def _set(self, weights: list[Tensor]) -> None:
+    def _set(self, weights: Sequence[Tensor]) -> None:
         for parameter, weight in zip(self._parameters, weights, strict=True):
             parameter.copy_(weight)
 

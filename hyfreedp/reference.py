@@ -17,7 +17,6 @@ and how much noise each release gets (Alg. 2, :func:`hyfreedp.calibrate_noise`).
 from __future__ import annotations
 
 import copy
-import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -173,15 +172,29 @@ def train(
 # -- our rule: a public start, and looks along the run -----------------------------------------------------------------
 
 
-def private_votes(losses: list[list[float]], sigma: float, B: float, noise: NoiseGenerator) -> list[float]:
-    """(votes for some weights - votes for the next + sigma_l z) / B, for any two neighbours: one of each sample."""
-    worst = [[math.inf if math.isnan(one) else one for one in row] for row in losses]
-    margins = [sum((b > a) - (b < a) for a, b in zip(*two, strict=True)) for two in itertools.pairwise(worst)]
-    bound = [sum(min(max(one, -1e6), 1e6) for one in row) for row in worst]  # ties the noise to the losses
-    sums = torch.tensor([*margins, *bound], dtype=torch.float64)
+def private_votes(here: list[float], there: list[float], sigma: float, B: float, noise: NoiseGenerator) -> float:
+    """(votes for some weights - votes for others + sigma_l z) / B, from the losses of each sample at both."""
+    here, there = ([math.inf if math.isnan(one) else one for one in row] for row in (here, there))
+    margin = sum((b > a) - (b < a) for a, b in zip(here, there, strict=True))
+    bound = [sum(min(max(one, -1e6), 1e6) for one in row) for row in (here, there)]  # ties the noise to the losses
+    sums = torch.tensor([margin, *bound], dtype=torch.float64)
     if sigma > 0:
         noise.add_noise([sums], sigma)
-    return (sums / B).tolist()[: len(margins)]  # the others are thrown away
+    return (sums / B)[0].item()  # the others are thrown away
+
+
+class Margins:
+    """Between the losses at neighbouring rates, drawn one by one where a look asks, and each of them once."""
+
+    def __init__(self, losses: list[list[float]], *noise: Any) -> None:
+        self.losses, self.noise = losses, noise
+        self.asked: list[float | None] = [None] * (len(losses) - 1)
+
+    def __call__(self, j: int) -> float:
+        margin = self.asked[j]
+        if margin is None:
+            margin = self.asked[j] = private_votes(self.losses[j], self.losses[j + 1], *self.noise)
+        return margin
 
 
 def train_by_looks(
@@ -221,25 +234,23 @@ def train_by_looks(
             spread = math.sqrt(sum(f * f for f in factors[t:]) * look.NOISE * way / sum(factors))
             spread *= reach * unit  # of the noise to come, per unit of rate
             present, losses = [weight.detach().clone() for weight in trained(model)], []
-            for rung in look.LADDER if unit else []:
+            for rung in look.LADDER:
                 for weight, begun, here in zip(trained(model), start, present, strict=True):
                     public = NoiseGenerator(look.PUBLIC_SEED).child("look", t).child("z", order[id(weight)])
                     z = public.normal(*weight.shape).to(weight.dtype)
-                    there = begun + rung * first / rate * (here - begun) + rung * first * spread * ratio[id(weight)] * z
-                    weight.data.copy_(there)
+                    way = first / rate * (here - begun) + first * spread * ratio[id(weight)] * z
+                    weight.data.copy_(begun + rung * way if unit else here)  # nothing but zeros so far: all are alike
                 losses.append(losses_of(model, loss, batch))
-            if not unit:  # nothing but zeros so far: all rates are alike
-                losses = [losses_of(model, loss, batch)] * len(look.LADDER)
-            margins = private_votes(losses, split.sigma_loss, B, noise.child("look", t))
-            found.append(look.choose(margins, level, look.CLEAR))
+            margin = Margins(losses, split.sigma_loss, B, noise.child("look", t))
+            found.append(look.choose(margin, level, look.CLEAR))
             mean = math.prod(found) ** (1 / (1 + len(found)))  # of the start and the looks, the geometric one
-            before, level = level, look.choose(margins, mean, look.SURE)
+            before, level = level, look.choose(margin, mean, look.SURE)
             rate = first * level
             along = level / before if unit else 1.0
             along = along if t == look.FIRST else min(1.0, along)  # later only back
             for weight, begun, here in zip(trained(model), start, present, strict=True):
                 weight.data.copy_(begun + along * (here - begun))
-            released = {"margins": margins, "along": along}
+            released = {"margins": margin.asked, "along": along}
         m = private_gradient(
             model,
             loss,

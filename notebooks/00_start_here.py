@@ -141,7 +141,7 @@ display(Markdown(text))
 # * **Preset "robust"** (the default) asks less. AdamW on normalised gradients hardly knows the scale of a task, so the rate may start
 #   at a public number, $0.3/\sqrt T$ for $T$ steps. After the first step and at an eighth of the run the records *look* along the run so
 #   far: early steps at another rate are, to first order, the same steps, scaled. The noise of the run to come is known, and added before
-#   asking. Between neighbours of eleven rates every record votes: 1, 0 or -1 whatever its losses are, so no threshold, no scale. The run goes
+#   asking. Between neighbours of eleven rates, those that it comes by, every record votes: 1, 0 or -1 whatever its losses are, so no threshold, no scale. The run goes
 #   on at the mean of the start and of what the looks found, and ends at an average of its weights. (Records of version 0.1.0, as in the
 #   tables, voted on an average and could only brake.)
 #
@@ -208,7 +208,7 @@ records = run_cells(runs, CELLS, description="training runs")
 
 # %% [markdown]
 # Each row below is one step of one run: the rate it took, the accuracy on test data every few steps, and, on steps with a
-# look, the ladder of `rates`, the `margins` released (shares of votes for a rate less those for the next), the standard deviation of their
+# look, the ladder of `rates`, the `margins` released (shares of votes for a rate less those for the next; None where none was asked), the standard deviation of their
 # noise, the rate `chosen` and the `eta_next`. Rows of preset paper have, on steps with a probe, `slope` b and `curvature` a with the
 # standard deviation of their noise, the private loss and the decision.
 

@@ -255,21 +255,20 @@ for w, last in zip(weights, here, strict=True):
     w.data.copy_(last)
 released = optimizer.step(per_sample_loss, batch).look  # the library's own, private
 assert np.allclose(released.rates, rates)
-assert np.abs(released.margins - asked["with it"]).max() < 6 * released.margin_std
+noisy = np.array(released.margins, float)  # NaN where nothing was asked: too far from the way that the votes lead
+assert np.nanmax(np.abs(noisy - asked["with it"])) < 6 * released.margin_std
 
 # %% [markdown]
 # **Predict first:** to which rate do the votes lead from the one in force, without the noise to come and with it?
 
 # %%
 middle, unit = np.sqrt(rates[1:] * rates[:-1]), START / steps**0.5
-leads = {name: unit * choose(found, c / unit, CLEAR) for name, found in asked.items()}
+leads = {name: unit * choose(found.__getitem__, c / unit, CLEAR) for name, found in asked.items()}
 figure, axes = plt.subplots(figsize=(8, 4))
 for (name, found), marker in zip(asked.items(), "s^", strict=True):
     (line,) = axes.plot(middle, found, marker=marker, linestyle="--", label=f"{name}: leads to {leads[name]:.2g}")
     axes.axvline(leads[name], color=line.get_color(), linewidth=1)
-axes.errorbar(
-    middle, released.margins, 2 * released.margin_std, fmt="o", color="black", capsize=3, label="released, ± 2 sd"
-)
+axes.errorbar(middle, noisy, 2 * released.margin_std, fmt="o", color="black", capsize=3, label="released, ± 2 sd")
 axes.axhline(0, color="0.5", linewidth=0.8)
 axes.set(xscale="log", xlabel="learning rate", ylabel="records for the higher rate\nless those for the lower (share)")
 without, with_it = leads.values()

@@ -79,7 +79,7 @@ class NoiseGenerator:
     def add_noise(self, sums: Sequence[Tensor], scale: float) -> None:
         """Add independent Gaussian noise to every number of one release, in place.
 
-        Afterwards ``tag`` names the release: 63 bits, equal for the same sums, scale and noise.
+        Afterwards ``tag`` names it and those before: 63 bits, equal for the same sums, scales and noise.
 
         Args:
             sums: what is to be hidden, float32 or float64, of any shapes and all on one device.
@@ -102,7 +102,7 @@ class NoiseGenerator:
         digest = universal_hash(joined, derive(self.key, "hash", self.releases))
         path = ("release", self.releases, "gaussian", float(scale).hex(), self.secure, shapes, digest)
         self.releases += 1
-        self.tag = int.from_bytes(derive(self.key, "tag", *path)[:8]) >> 1
+        self.tag = int.from_bytes(derive(self.key, "tag", self.tag, *path)[:8]) >> 1
         normals = _Normals(derive(self.key, *path), device)
         coarse = math.ldexp(1.5, 52 + math.frexp(scale)[1] - _GRID_BITS)  # float64 is as fine as the grid beside it
         for group, together in zip(groups, joined, strict=True):

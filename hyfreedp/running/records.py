@@ -40,7 +40,7 @@ class LookResult:
 
     Attributes:
         rates: the ladder, highest first, without decay, m + 1 of them.
-        margins: m private shares of votes, each for a rate less those for the next, lower one.
+        margins: private shares of votes, each for a rate less those for the next, lower one; None where none was asked.
         margin_std: standard deviation of the noise of each.
         chosen: the rate to which they lead, from the one in force.
         eta_next: the rate from here on, which weighs it with those before.
@@ -48,7 +48,7 @@ class LookResult:
     """
 
     rates: tuple[float, ...]
-    margins: tuple[float, ...]
+    margins: tuple[float | None, ...]
     margin_std: float
     chosen: float
     eta_next: float

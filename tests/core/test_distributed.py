@@ -172,7 +172,7 @@ def assert_one_run(ends, single=None):
                 key: value if isinstance(value, str | None) else None for key, value in other.items()
             }
             numbers = [key for key, value in mine.items() if not isinstance(value, str | None)]
-            mine, other = (np.hstack([row[key] for key in numbers]) for row in (mine, other))
+            mine, other = (np.hstack([row[key] for key in numbers]).astype(float) for row in (mine, other))
             assert mine == pytest.approx(other, 1e-8, 1e-12, True)
 
 

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -154,21 +155,24 @@ def test_noise_to_come_is_what_steps_of_noise_add_up_to():
 
 
 def test_the_choice_is_where_the_votes_are_clear_no_longer():
+    asked = []
+    assert choose(lambda j: asked.append(j) or 0.0, 1, 0.1) == 1
+    assert set(asked) == {VOTES // 2 - 1, VOTES // 2}  # the two beside the rate in force
     for best in range(1, VOTES):  # margins of rates above are negative, of those below positive
-        margins = [-0.4] * best + [0.4] * (VOTES - best)
+        margins = ([-0.4] * best + [0.4] * (VOTES - best)).__getitem__
         up = choose(margins, LADDER[-1], 0.1)  # where the line from 0.4 to -0.4 goes below 0.1: 3/8 of an octave up
         assert up == pytest.approx(LADDER[best] * 2 ** (3 / 8 - 0.5), rel=0.03)
         assert choose(margins, LADDER[0], 0.1) == pytest.approx(LADDER[best] * 2 ** (0.5 - 3 / 8), rel=0.03)
         assert choose(margins, LADDER[best], 0.1) == LADDER[best]
-    assert choose([0.5] * VOTES, 1, 0.1) == LADDER[0] == 32 and choose([-0.5] * VOTES, 1, 0.1) == LADDER[-1] == 1 / 32
-    assert choose([0.09, -0.09] * (VOTES // 2), 1.3, 0.1) == 1.3  # those who do not care leave the rate
+    assert choose(lambda j: 0.5, 1, 0.1) == LADDER[0] == 32 and choose(lambda j: -0.5, 1, 0.1) == LADDER[-1] == 1 / 32
+    assert choose(lambda j: 0.09 * (-1) ** j, 1.3, 0.1) == 1.3  # those who do not care leave the rate
 
 
 @given(st.lists(st.floats(-2, 2), min_size=VOTES, max_size=VOTES), st.floats(1 / 32, 32))
 def test_the_choice_mirrors_and_lies_where_the_votes_lead(margins, level):
-    chosen = choose(margins, level, look.CLEAR)
+    chosen = choose(margins.__getitem__, level, look.CLEAR)
     assert LADDER[-1] <= chosen <= LADDER[0]
-    mirrored = choose([-margin for margin in reversed(margins)], 1 / level, look.CLEAR)
+    mirrored = choose([-margin for margin in reversed(margins)].__getitem__, 1 / level, look.CLEAR)
     assert abs(math.log2(chosen * mirrored)) <= 2.01 / 32  # of ties between two places one is taken
     place = min(VOTES - 1, max(0, int(5 - math.log2(chosen) - 0.5 + 1e-9)))
     near = margins[max(0, place - 1) : place + 2]
@@ -200,6 +204,11 @@ def start(base=adamw, *, dropout=0.0, model_seed=0, **settings):
     return model, optimizer
 
 
+def as_numbers(row):
+    """Its margins, NaN where none was asked."""
+    return [math.nan if one is None else one for one in row["margins"]]
+
+
 @together(*each(kind=KINDS, noise=[{}, NOISY], eta=[None, 0.05]).args)
 def test_a_run_is_that_of_the_reference(kind, noise, eta, unbound_noise):
     """Weights, rates and margins at every step, with empty batches, the first among them."""
@@ -216,7 +225,7 @@ def test_a_run_is_that_of_the_reference(kind, noise, eta, unbound_noise):
             assert record["eta"] == pytest.approx(released["eta"], rel=1e-9)
             assert ("margins" in record) == ("margins" in released)
             if "margins" in record:
-                assert record["margins"] == pytest.approx(released["margins"], rel=1e-9, abs=1e-12)
+                assert as_numbers(record) == pytest.approx(as_numbers(released), rel=1e-9, abs=1e-12, nan_ok=True)
                 assert record["along"] == pytest.approx(released["along"], rel=1e-9)
             torch.testing.assert_close(flat(model), flat(twin), rtol=1e-7, atol=1e-8)
         looked = [row for row in optimizer.history if "margins" in row]
@@ -244,39 +253,44 @@ def test_a_run_may_be_evaluated_at_its_average_before_it_ends():
     torch.testing.assert_close(average, expected.to(average.dtype), rtol=1e-5, atol=1e-6)
 
 
-def forces(preferred, optimizer):
-    """A loss that only the place along the ladder makes: records prefer the rung ``preferred``, of those tried."""
-    tried = itertools.count()
+@pytest.fixture
+def rungs(monkeypatch):
+    """Those that looks have moved the weights to, in their order."""
+    tried, moved = [], torch._foreach_add
+    monkeypatch.setattr(torch, "_foreach_add", lambda *args, alpha: (tried.append(alpha), moved(*args, alpha=alpha))[1])
+    return tried
 
-    def loss(model):
-        def of_batch(batch):
-            values = cross_entropy(model)(batch)
-            if torch.is_grad_enabled() or optimizer.ledger.steps not in look_steps(optimizer.split.steps):
-                return values
-            return 0 * values + abs(next(tried) % len(LADDER) - preferred)
 
-        return of_batch
+def forces(preferred, optimizer, rungs):
+    """A loss that only the place along the ladder makes, the last of ``rungs``: records prefer one of them."""
 
-    return loss(optimizer.module)
+    def of_batch(batch):
+        values = cross_entropy(optimizer.module)(batch)
+        if torch.is_grad_enabled() or optimizer.ledger.steps not in look_steps(optimizer.split.steps):
+            return values
+        return 0 * values + abs(math.log2(rungs[-1] / LADDER[preferred]))
+
+    return of_batch
 
 
 @together("preferred", [0, 5, 10])
-def test_votes_lead_from_the_mean_of_start_and_looks_and_weights_come_back_along_the_ray(preferred, monkeypatch):
+def test_votes_lead_from_the_mean_of_start_and_looks_and_weights_come_back_along_the_ray(preferred, monkeypatch, rungs):
     """All prefer the highest, the first, the lowest rate: up after the first step only, back at every look."""
     monkeypatch.setattr(look, "NOISE", 0.0)  # so that the places are on the ray
     monkeypatch.setattr(look, "SURE", math.inf)  # all agree that the mean is wrong, and would lead on from there
     model, optimizer = start(adamw)
-    loss, begun, before = forces(preferred, optimizer), flat(model), None
+    loss, begun, before = forces(preferred, optimizer, rungs), flat(model), None
     first, eta = START / math.sqrt(STEPS), START / math.sqrt(STEPS)
     assert optimizer.eta == pytest.approx(first)
     found = []
     for batch in make_batches([8] * STEPS):
         before, moments = flat(model), optimizer.base.state
         place = []
-        after_look = optimizer.rate_learner._place
-        optimizer.rate_learner._place = lambda *args, f=after_look, p=place: (f(*args), p.append(flat(model)))[0]
+        rungs.clear()
+        move = optimizer.rate_learner._set
+        optimizer.rate_learner._set = lambda *args, f=move, p=place: (f(*args), p.append(flat(model)))[0]
         record = optimizer.step(loss, batch)
-        optimizer.rate_learner._place = after_look
+        optimizer.rate_learner._set = move
         assert moments is optimizer.base.state  # stay in all cases
         if record.look is None:
             continue
@@ -286,29 +300,30 @@ def test_votes_lead_from_the_mean_of_start_and_looks_and_weights_come_back_along
         assert (record.look.chosen, record.look.eta_next) == pytest.approx((LADDER[preferred] * first, expected))
         along = expected / eta if record.step == look.FIRST else min(1, expected / eta)
         assert record.look.along == pytest.approx(along)
-        assert len(place) == len(LADDER) + (record.look.along != 1)
-        for rung, seen in zip(LADDER, place, strict=False):
+        assert len(place) == len(rungs) + 1 + (record.look.along != 1) and torch.equal(place[len(rungs)], before)
+        # asked are those from the rate in force to where the votes end
+        assert len(set(rungs)) == len(rungs) == len([one for one in record.look.margins if one is not None]) + 1
+        for rung, seen in zip(rungs, place, strict=False):
             torch.testing.assert_close(seen, begun + rung * first / eta * (before - begun))
-        torch.testing.assert_close(
-            place[-1], begun + (along if along != 1 else LADDER[-1] * first / eta) * (before - begun)
-        )
+        torch.testing.assert_close(place[-1], begun + along * (before - begun))
         eta = expected
     assert optimizer.eta == pytest.approx(eta)
 
 
-def test_z_is_public_the_same_for_every_key_and_another_in_every_parameter():
+def test_z_is_public_the_same_for_every_key_and_another_in_every_parameter(rungs):
     """Seen through the places of two runs with different noise: what stands beside the ray is the same direction."""
     beside = []
     for seed in (0, 1):
         model, optimizer = start(three_groups, seed=seed, clipping=AutomaticClipping(), **NOISY)
         begun, places, learner = flat(model), [], optimizer.rate_learner
-        place = learner._place
-        for batch in make_batches([8, 8]):
-            before = flat(model)
-            learner._place = lambda *args, f=place, p=places, m=model: (f(*args), p.append((args[1:], flat(m))))[0]
-            optimizer.step(cross_entropy(model), batch)
-        for (along, displacement), there in places[: len(LADDER)]:
-            beside.append((there - begun - along * (before - begun)) / displacement)
+        optimizer.step(cross_entropy(model), make_batches([8])[0])
+        before, move = flat(model), learner._set
+        learner._set = lambda *args, f=move, p=places, m=model: (f(*args), p.append(flat(m)))[0]
+        rungs.clear()
+        displacement = optimizer.eta * learner._reach * learner._unit * learner._to_come[look.FIRST]
+        optimizer.step(cross_entropy(model), make_batches([8])[0])
+        for rung, there in zip(rungs, places, strict=False):
+            beside.append((there - begun - rung * (before - begun)) / (rung * displacement))
     for other in beside[1:]:
         torch.testing.assert_close(other, beside[0], rtol=1e-6, atol=1e-8)
     ratios = torch.cat([torch.full((p.numel(),), r) for p, r in zip(trainable(model), learner._ratios, strict=True)])
@@ -341,10 +356,11 @@ def test_a_start_ten_times_too_high_does_not_end_the_run():
 
 
 def test_an_error_in_or_after_a_look_leaves_all_as_it_was_and_the_same_batch_looks_the_same():
-    """Calls 1 to 11 of a step are along the ray, 12 is at where the look led. Units drop as they did."""
-    weights, last = [], look_steps(10)[-1]
+    """The last call of a step is at where the look led, those before along the ray. Units drop as they did."""
+    weights, last, number = [], look_steps(10)[-1], {}
     assert last > look.FIRST
-    for broken in (None, (look.FIRST, 4), (look.FIRST, 12), (last, 1), (last, 12)):
+    for step, call in ((None, 0), (look.FIRST, 2), (look.FIRST, 0), (last, 1), (last, 0)):
+        broken = (step, call or number.get(step))
         model, optimizer = start(dropout=0.5, seed=5, data=make_data(400), batch_size=100, steps=10, **NOISY)
         torch.manual_seed(7)
         calls = []
@@ -364,7 +380,8 @@ def test_an_error_in_or_after_a_look_leaves_all_as_it_was_and_the_same_batch_loo
                 failed += 1
                 assert torch.equal(flat(model), before[0]) and (optimizer.eta, optimizer.ledger.steps) == before[1:]
                 optimizer.step(loss, batch)
-        assert failed == (broken is not None)
+        assert failed == (step is not None)
+        number = number or Counter(calls)
         weights.append(flat(model))
     assert all(torch.equal(weights[0], other) for other in weights[1:])
 
@@ -415,12 +432,12 @@ def test_the_picture_shows_what_was_released():
     for axes, row in zip(figure.axes, rows, strict=True):
         (bars,) = axes.containers
         x, y = bars.lines[0].get_data()
-        assert y == pytest.approx(row["margins"]) and axes.get_xscale() == "log"
-        assert all(
-            high > between > low for between, (high, low) in zip(x, itertools.pairwise(row["rates"]), strict=True)
-        )
+        pairs = zip(row["margins"], itertools.pairwise(row["rates"]), strict=True)
+        asked = [(margin, pair) for margin, pair in pairs if margin is not None]
+        assert y == pytest.approx([margin for margin, _ in asked]) and axes.get_xscale() == "log"
+        assert all(high > between > low for between, (_, (high, low)) in zip(x, asked, strict=True))
         lows, highs = (line.get_ydata() for line in bars.lines[1])
-        assert highs - lows == pytest.approx([4 * row["margin_std"]] * VOTES)
+        assert highs - lows == pytest.approx([4 * row["margin_std"]] * len(asked))
         assert [line.get_xdata()[0] for line in axes.lines if len(set(line.get_xdata())) == 1] == pytest.approx(
             [row["chosen"], row["eta_next"]]
         )

@@ -65,9 +65,9 @@ def draw() -> Figure:
         "robust",
         "Preset\n“robust”",
         f"after {FIRST} step, and\n{SHARE:.1%} of the run",
-        f"same batch, forward\nat {len(LADDER)} rates $\\eta_j$ along\nthe run so far:\nlosses $L_{{j,i}}$",
+        f"same batch, forward\nat some of {len(LADDER)} rates $\\eta_j$\nalong the run so far:\nlosses $L_{{j,i}}$",
         "a vote on each two:\n$\\mathrm{sign}(L_{j+1,i} - L_{j,i})$\nat most 1, whatever\nthe losses",
-        f"sums\n$+\\;\\sigma_l\\, \\mathcal{{N}}(0, I_{{{len(LADDER) - 1}}})$",
+        "sums, one by one\n$+\\;\\sigma_l\\, \\mathcal{N}(0, 1)$",
         "the rate to which\nmargins lead",
         "mean with those\nbefore; weights\nback to its place",
     )

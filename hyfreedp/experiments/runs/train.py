@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +13,8 @@ import torch
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from hyfreedp import HyFreeDPOptimizer, PrivacyEngine
+from hyfreedp import HyFreeDPOptimizer, NoiseSplit, PrivacyEngine
+from hyfreedp.experiments import accounting_of_the_paper
 from hyfreedp.experiments.baselines.adaptive_clipping import AdaptiveClipping
 from hyfreedp.experiments.data.in_memory import as_is
 from hyfreedp.experiments.runs.methods import BASES, METHODS
@@ -54,6 +56,7 @@ def _start(spec: Spec, clipping: Clipping | None, diagnostics: bool) -> tuple[Hy
         max_physical_batch_size=task.physical_batches(spec.model),
         clipping=clipping,
         diagnostics=diagnostics,
+        split=_claimed_split(spec, len(train)) if method.claimed else None,
         **method.overrides,
         **learned,
     )
@@ -66,6 +69,20 @@ def _start(spec: Spec, clipping: Clipping | None, diagnostics: bool) -> tuple[Hy
         # Not where gradients are clipped: a batch may be read twice, of which one sum is released.
         optimizer.base.register_step_pre_hook(lambda *_: clipping.count(optimizer.gradient_engine.norms))
     return optimizer, loader
+
+
+def _claimed_split(spec: Spec, records: int) -> NoiseSplit | None:
+    """Algorithm 2's, by the accountant that the paper took; None without privacy."""
+    if math.isinf(spec.epsilon):
+        return None
+    task = spec.problem
+    return accounting_of_the_paper.calibrate(
+        target_epsilon=spec.epsilon,
+        target_delta=task.delta,
+        sample_rate=task.batch_size / records,
+        steps=spec.steps or task.steps,
+        interval=spec.interval,
+    )
 
 
 def _clipping(spec: Spec) -> Clipping | None:

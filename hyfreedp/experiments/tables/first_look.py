@@ -124,10 +124,9 @@ def _draw_looks(axis: Axes, looks: pd.DataFrame) -> None:
     for place, (step, rows) in enumerate(looks.groupby("step")):
         for first, row in enumerate(rows.itertuples()):
             between = [(high * low) ** 0.5 * 1.03**row.seed for high, low in pairwise(row.rates)]
+            margins = np.array(row.margins, float)  # NaN, and not drawn, where none was asked
             options: dict[str, Any] = {"fmt": "os"[place % 2], "capsize": 2, "markersize": 4, "color": f"C{place}"}
-            axis.errorbar(
-                between, row.margins, row.margin_std, label=None if first else f"before step {step}", **options
-            )
+            axis.errorbar(between, margins, row.margin_std, label=None if first else f"before step {step}", **options)
     axis.axhline(0, color="0.3", linewidth=0.8)
     axis.set(xscale="log", title="Preset robust: the looks of all seeds, with noise (1 sd)")
     axis.set(xlabel="learning rate", ylabel="share for the higher rate")
@@ -137,7 +136,7 @@ def _draw_looks(axis: Axes, looks: pd.DataFrame) -> None:
 def findings(steps: pd.DataFrame) -> list[str]:
     """What :func:`draw_runs` shows."""
     looks = looks_of(steps)
-    found, margins = looks.groupby("seed").eta_next.last(), np.concatenate(looks.margins.to_list())
+    found, margins = looks.groupby("seed").eta_next.last(), np.array(looks.margins.to_list(), float)
     of_paper = steps[(steps.choice == "paper") & steps.slope.notna()]
     signal = (of_paper.slope.abs() / of_paper.slope_std).median()
     start = of_paper[of_paper.step == of_paper.step.min()]
@@ -145,8 +144,8 @@ def findings(steps: pd.DataFrame) -> list[str]:
     rates = steps.groupby("choice").eta.agg(["first", "max"])
     lines = [
         f"Preset robust starts at {rates['first']['robust']:.3g}; its looks lead to rates from {found.min():.3g} to "
-        f"{found.max():.3g}. The margins lie between {margins.min():+.2f} and {margins.max():+.2f}, their noise has a "
-        f"standard deviation of at most {looks.margin_std.max():.3f}",
+        f"{found.max():.3g}. The margins lie between {np.nanmin(margins):+.2f} and "
+        f"{np.nanmax(margins):+.2f}, their noise has a standard deviation of at most {looks.margin_std.max():.3f}",
         f"Preset paper starts at {rates['first']['paper']:.3g} and never exceeds {rates['max']['paper']:.3g}. The "
         f"slope that a probe of three losses sees is {signal:.2f} times the standard deviation of its noise (median)",
     ]
