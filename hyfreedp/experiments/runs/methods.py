@@ -67,7 +67,7 @@ class Method:
         """What a record's key says of how the rate is learned; None if it is not."""
         if not self.learns:
             return None
-        looks_by = look.CONSTANTS if self.settings.probe == "look" else ()
+        looks_by = ("in turn", *look.CONSTANTS) if self.settings.probe == "look" else ()
         return [LEARNING, self.preset, self.overrides, *looks_by, *(["claimed"] if self.claimed else [])]
 
 
