@@ -345,10 +345,9 @@ plots.what_to_see(summary)
 # ## Verdict
 
 # %%
-costs, by_interval = table[table.section == "true cost"], table[table.section == "interval"]
 verdict(
     "03_noise_split",
-    noise_split_figures.verdicts(costs, by_interval, grid["targets"]),
+    noise_split_figures.verdicts(table[table.section == "true cost"], grid["targets"]),
     parameters=parameters,
     inputs=inputs,
 )

@@ -67,7 +67,7 @@ from hyfreedp.experiments.runs.train import make_run
 from hyfreedp.experiments.store import plots
 from hyfreedp.experiments.store.cache import cached
 from hyfreedp.experiments.store.paths import CELLS
-from hyfreedp.experiments.store.verdicts import Verdict, verdict
+from hyfreedp.experiments.store.verdicts import Verdict, by_interval, mean_interval, verdict
 from hyfreedp.experiments.studies import landscape, landscape_figures
 from hyfreedp.experiments.tasks.registry import TASKS
 from hyfreedp.experiments.tasks.scores import losses_of
@@ -302,7 +302,7 @@ plots.what_to_see(summary)
 share, there = fits["right signs"].mean(), at_the_rate["right signs"].mean()
 paper = Verdict(
     'Fig. "lr loss curve": noise on the losses hardly changes the parabola',
-    "reproduced" if min(share, there) > 0.9 else "not at this scale",
+    by_interval(*mean_interval(at_the_rate["right signs"]), least=0.9),
     f"slope and curvature have the right signs in {there:.0%} of the draws at h = eta and in {share:.0%} at {reach:g} eta "
     f"(25 % is chance), B = {batch_size:,}",
 )

@@ -284,7 +284,7 @@ plots.what_to_see(findings)
 # ## 6. Verdicts
 #
 # By section 3. "Comparable" is taken as at least 95 % of the grid search in every score (the paper's own scores are all above 97 %), "does
-# not perform well" as at most half of it. *Reproduced*: all five scores, of every seed, are there; *contradicted*: none is; *not shown*:
+# not perform well" as at most half of it. *Reproduced*: all five scores, of every seed, are there; *fails here*: none is; *not shown*:
 # some are. First against a grid search over the paper's five rates, then over eight that reach 0.05.
 
 # %%

@@ -3,6 +3,7 @@
 import pydoc
 import re
 from pathlib import Path
+from typing import get_args
 
 import pandas as pd
 import pytest
@@ -15,6 +16,7 @@ from hyfreedp import PrivacyEngine
 from hyfreedp.experiments.benchmark import goals
 from hyfreedp.experiments.book import notebooks
 from hyfreedp.experiments.store import verdicts
+from hyfreedp.experiments.store.verdicts import Whose
 from hyfreedp.experiments.studies import calibration, class_weights
 from hyfreedp.experiments.tables import image_classification, language_generation, small_tasks
 
@@ -77,10 +79,11 @@ def test_the_front_page_is_short_and_leads_everywhere():
         assert path.stem == "index" or f"\n{path.stem}\n" in index, f"{path.name} is not on the site"
 
 
-def test_the_scoreboard_is_that_of_the_notebooks():
-    board = verdicts.scoreboard([source.stem for source in notebooks.sources()])
-    assert board in README
-    assert board.count(".ipynb") == len(notebooks.sources()), "a notebook without verdict"
+def test_the_boards_are_those_of_the_notebooks():
+    page = (ROOT / "docs" / "verdicts.md").read_text(encoding="utf-8")
+    boards = [verdicts.scoreboard([source.stem for source in notebooks.sources()], whose) for whose in get_args(Whose)]
+    assert all(board in page for board in boards)
+    assert boards[0].count(".ipynb") == len(notebooks.sources()), "a notebook without verdict"
 
 
 def image_table(rows):

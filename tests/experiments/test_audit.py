@@ -123,9 +123,9 @@ def test_audits_are_run_once_and_kept_and_judged(tmp_path, monkeypatch):
     assert set(canaries[canaries.target == math.inf].verdict) == {"nothing claimed"}
     joint = pd.DataFrame({"noise": "independent", "counted": ["independent", "same_batch"], "claimed": [3.0, 4.7]})
     joint = campaign._with_verdicts(joint.assign(lower_bound=3.2))
-    assert [one.outcome for one in campaign.verdicts(joint, canaries)] == ["contradicted", "contradicted"]
+    assert [one.outcome for one in campaign.verdicts(joint, canaries)] == ["mathematically wrong"] * 2
     kept = campaign.verdicts(joint, canaries.assign(verdict="not refuted"))
-    assert [one.outcome for one in kept] == ["contradicted", "reproduced"]
+    assert [one.outcome for one in kept] == ["mathematically wrong", "not refuted"]
 
 
 def test_the_largest_bound_of_an_auditor_who_is_always_right():

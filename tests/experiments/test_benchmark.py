@@ -285,7 +285,7 @@ def test_measurements_stand_beside_the_papers_rows():
     assert mine["mine"].to_dict() == {("Vit-base", "full", 5): 1.1, ("Vit-base", "bitfit", 5): 1.2}
     assert mine.paper.to_dict() == {("Vit-base", "full", 5): 1.063, ("Vit-base", "bitfit", 5): 1.089}
     found = efficiency.verdicts(table.assign(mine=[1.5, 1.0, 1.2] * 5), "mine")
-    assert [one.outcome for one in found] == ["reproduced", "contradicted"]  # at most 2.04, and 1.108
+    assert [one.outcome for one in found] == ["fails here"] * 2  # in one row of five, or more
 
 
 def test_memory_is_compared_with_the_plain_step_of_the_same_case():

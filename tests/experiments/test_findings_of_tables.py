@@ -4,12 +4,18 @@ import json
 import math
 from dataclasses import replace
 
+import numpy as np
 import pandas as pd
 import pytest
+from cases import together
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
 
 from hyfreedp import calibrate_noise
 from hyfreedp import epsilon as epsilon_of
 from hyfreedp.experiments.runs.spec import Spec
+from hyfreedp.experiments.store import verdicts
 from hyfreedp.experiments.store.verdicts import Verdict, scoreboard, verdict
 from hyfreedp.experiments.tables import first_look
 
@@ -63,24 +69,60 @@ def test_costs_are_those_of_the_run_but_for_the_grid(study):
 
 
 def test_they_are_written_down_and_collected(workspace, capsys):
-    made = [Verdict("A", "reproduced", "one in two"), Verdict('"B", b', "contradicted", "3.1 > 3")]
+    made = [
+        Verdict("A", "reproduced", "one in two"),
+        Verdict('"B", b', "fails here", "3.1 > 3"),
+        Verdict("C", "not shown", "one", "ours"),
+    ]
     verdict("01_second", made, parameters={"profile": "smoke"}, inputs=["cell 0"])
     described = json.loads((workspace.output("smoke") / "01_second_verdict.json").read_text())
-    assert described["summary"] == ["A: reproduced (one in two)", '"B", b: contradicted (3.1 > 3)']
+    assert described["summary"] == ["A: reproduced (one in two)", '"B", b: fails here (3.1 > 3)', "C: not shown (one)"]
     assert "**reproduced**. One in two." in capsys.readouterr().out or described["table"] == "01_second_verdict"
-    assert len(scoreboard(["01_second"]).splitlines()) == 2, "a verdict that is not committed"
+    assert len(scoreboard(["01_second"], "ours").splitlines()) == 2, "a verdict that is not committed"
     workspace.output("smoke").rename(workspace.figures)
-    board = scoreboard(["00_first", "01_second"]).splitlines()
+    board = scoreboard(["00_first", "01_second"], "the paper's").splitlines()
     assert board[2:] == [
-        "| [01](notebooks/01_second.ipynb) | A | **reproduced** | one in two |",
-        '|  | "B", b | **contradicted** | 3.1 > 3 |',
+        "| [01](../notebooks/01_second.ipynb) | A | **reproduced** | one in two |",
+        '|  | "B", b | **fails here** | 3.1 > 3 |',
     ]
+    apart = scoreboard(["00_first", "01_second"], "ours").splitlines()
+    assert apart[2:] == ["| [01](../notebooks/01_second.ipynb) | C | **not shown** | one |"]
 
 
-def test_two_points_decide_about_a_learned_rate():
-    rows = [
-        {"method": method, "gap": gap} for method, gaps in (("paper", (-3, 0)), ("robust", (-3, -2))) for gap in gaps
-    ]
+def test_a_learned_rate_is_judged_by_its_places():
+    gaps = {"paper": (-9, -8, -8.5), "robust": (-3, 0, 1)}
+    rows = [{"method": method, "gap": gap} for method, of in gaps.items() for gap in of]
     found = first_look.verdicts(pd.DataFrame(rows))
-    assert [one.outcome for one in found] == ["reproduced", "not at this scale"]
-    assert found[1].number == "-2.5 points to the best of 16 runs, mean of 2 places (-3.0 at worst)"
+    assert [(one.outcome, one.whose) for one in found] == [("fails here", "the paper's"), ("not shown", "ours")]
+    assert found[1].number.startswith("-0.7 points to the best of 16 runs (-3.0 at worst), mean of 3 places, 95 %")
+
+
+@together(
+    ("values", "mark", "outcome"),
+    [
+        ([0.1, 0.2, 0.3], 0.0, "not shown"),  # 0.2 +- 4.3 * 0.058: from -0.05
+        ([0.1, 0.2, 0.3], -0.1, "reproduced"),
+        ([0.1, 0.2, 0.3], 0.5, "fails here"),
+        ([0.1], 0.0, "not shown"),
+    ],
+)
+def test_a_claim_about_a_mean_is_judged_by_its_whole_interval(values, mark, outcome):
+    found, words = verdicts.over_places(values, mark)
+    assert found == outcome and words.startswith(f"mean of {len(values)} place")
+    assert ("4 places would decide" in words) == (len(values) > 1 and outcome == "not shown")
+
+
+@given(st.lists(st.floats(-5, 5), min_size=2, max_size=9), st.floats(-5, 5))
+def test_so_many_places_decide_as_are_said_to(values, mark):
+    needed = verdicts.would_decide(values, mark)
+    if needed is not None:
+        spread = np.std(values, ddof=1)
+        halves = [stats.t.ppf(0.975, n - 1) * spread / math.sqrt(n) for n in (needed, max(2, needed - 1))]
+        assert halves[0] < abs(np.mean(values) - mark) and (needed == 2 or abs(np.mean(values) - mark) <= halves[1])
+
+
+def test_other_claims_are_judged_by_rows_proofs_and_attacks():
+    assert [verdicts.by_row(rows) for rows in ([True, True], [True, False])] == ["reproduced", "fails here"]
+    assert [verdicts.by_proof(holds) for holds in (True, False)] == ["reproduced", "mathematically wrong"]
+    assert [verdicts.by_attack(refuted) for refuted in (0, 1)] == ["not refuted", "mathematically wrong"]
+    assert verdicts.by_interval(math.nan, math.nan, 0.0) == "not shown"

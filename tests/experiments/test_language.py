@@ -210,7 +210,7 @@ def test_claims_are_judged_by_every_score_and_seed():
         ]
     )
     judged = language_generation.judged(rows)
-    assert judged.verdict.tolist() == ["reproduced", "contradicted", "not measured", "not shown"]
+    assert judged.verdict.tolist() == ["reproduced", "fails here", "not measured", "not shown"]
     assert judged.runs.tolist() == [1, 1, 0, 2]
     assert judged.low.iloc[[0, 3]].tolist() == pytest.approx([0.975, 0.5])
     assert judged.paper_low.tolist()[0] == pytest.approx(0.636 / 0.653) and math.isnan(judged.paper_low.iloc[3])

@@ -14,7 +14,7 @@ from hyfreedp.auditing import epsilon_bound
 from hyfreedp.experiments.accounting_of_the_paper import Composition, Counting, calibrate
 from hyfreedp.experiments.audits import one_run, releases
 from hyfreedp.experiments.store.cache import cached
-from hyfreedp.experiments.store.verdicts import Verdict
+from hyfreedp.experiments.store.verdicts import Verdict, by_attack
 from hyfreedp.experiments.studies.noise_split import COARSENESS
 from hyfreedp.experiments.tasks.registry import TASKS
 
@@ -137,14 +137,15 @@ def verdicts(joint: pd.DataFrame, canaries: pd.DataFrame) -> list[Verdict]:
     return [
         Verdict(
             "Algorithm 2's count of a probe step, as independent batches, bounds epsilon",
-            "contradicted" if paper.verdict == "refuted" else "reproduced",
+            by_attack(paper.verdict == "refuted"),
             f"at least {paper.lower_bound:.2f} is found where {paper.claimed:.2f} is claimed (noise by that "
             "count and PLD)",
         ),
         Verdict(
-            "The default accounting of this package bounds epsilon (ours)",
-            "contradicted" if wrong else "reproduced",
+            "The default accounting of this package bounds epsilon",
+            by_attack(wrong),
             f"{wrong} of {len(own)} claims are refuted, which proves none of them",
+            "ours",
         ),
     ]
 

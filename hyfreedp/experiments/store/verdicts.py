@@ -1,19 +1,38 @@
-"""What a notebook finds about the paper's claims, in one word and with the number that decides."""
+"""One rule for all verdicts: what a notebook finds about a claim, in words that mean the same everywhere.
+
+docs/verdicts.md explains it. A claim says of some quantity that it lies between two marks, at every place alike.
+
+* "reproduced": the whole 95 % interval over our places lies between the marks; all rows do, where each is exact.
+* "fails here": the whole interval lies outside, or a row does. "Here" is our scale: small data, small models.
+* "not shown": neither. The number says how many places would decide, if they scattered as these do.
+* "mathematically wrong": of a statement that holds always or not at all, there is a counter-example.
+* "not refuted": no attack went beyond a bound, which proves no bound.
+
+The marks of "comparable" are the same in all notebooks, and were set before today's records were made.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+import numpy as np
 import pandas as pd
 from IPython.display import Markdown, display
+from scipy import stats
 
 from hyfreedp.experiments.store import plots
 from hyfreedp.experiments.store.paths import workspace
 from hyfreedp.running.checks import check_choice
 
-Outcome = Literal["reproduced", "not at this scale", "contradicted"]
+Outcome = Literal["reproduced", "not shown", "fails here", "mathematically wrong", "not refuted"]
+Whose = Literal["the paper's", "ours"]
+
+COMPARABLE = -1.0  # points of accuracy to what it is compared with, at least
+COMPARABLE_SCORE = 0.95  # of the other's score of written texts, at least
+CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
@@ -21,23 +40,83 @@ class Verdict:
     """Of one claim.
 
     Attributes:
-        claim: of the paper, or of this package where it says so.
-        outcome: "not at this scale" if it fails, or too few places tell, on smaller data or models than it is about.
+        claim: in a sentence, with its place in the paper.
+        outcome: by one of the functions below.
         number: a phrase with the number that decides.
+        whose: claim it is. Ours are judged by the same marks, and shown apart.
     """
 
     claim: str
     outcome: Outcome
     number: str
+    whose: Whose = "the paper's"
 
     def __post_init__(self) -> None:
         check_choice("outcome", self.outcome, get_args(Outcome))
+        check_choice("whose", self.whose, get_args(Whose))
+
+
+def mean_interval(values: Sequence[float]) -> tuple[float, float]:
+    """The 95 % t interval of the mean over places; NaN for fewer than two."""
+    if len(values) < 2:
+        return math.nan, math.nan
+    half = stats.t.ppf(0.5 + CONFIDENCE / 2, len(values) - 1) * stats.sem(values)
+    return float(np.mean(values) - half), float(np.mean(values) + half)
+
+
+def by_interval(low: float, high: float, least: float = -math.inf, most: float = math.inf) -> Outcome:
+    """Of an interval, NaN where there is none, and what is claimed."""
+    if least <= low and high <= most:
+        return "reproduced"
+    return "fails here" if high < least or low > most else "not shown"
+
+
+def would_decide(values: Sequence[float], mark: float) -> int | None:
+    """How many places would have an interval on one side of the mark; None for a single one, or a mean at the mark."""
+    if len(values) < 2 or (distance := abs(float(np.mean(values)) - mark)) == 0:
+        return None
+    for places in range(2, 10_000):
+        if stats.t.ppf(0.5 + CONFIDENCE / 2, places - 1) * np.std(values, ddof=1) / math.sqrt(places) < distance:
+            return places
+    return None
+
+
+def over_places(values: Sequence[float], mark: float) -> tuple[Outcome, str]:
+    """Of a claim that the mean over all places is at least the mark; and the interval in words.
+
+    Args:
+        values: a number per place, the mean over its seeds.
+        mark: in the same unit.
+    """
+    low, high = mean_interval(values)
+    outcome = by_interval(low, high, least=mark)
+    words = f"mean of {len(values)} place{'s' * (len(values) != 1)}"
+    # An interval of two places has one degree of freedom: wider than what it is about.
+    words += f", 95 % interval {low:+.1f} to {high:+.1f}" if len(values) > 2 else ""
+    if outcome == "not shown" and (needed := would_decide(values, mark)):
+        words += f"; {needed} places would decide"
+    return outcome, words
+
+
+def by_row(rows: Sequence[bool]) -> Outcome:
+    """Of a claim that all rows have, each of them exact or measured so closely that only the scale is in doubt."""
+    return "reproduced" if all(rows) else "fails here"
+
+
+def by_proof(holds: bool) -> Outcome:
+    """Of a statement of mathematics, which one counter-example ends."""
+    return "reproduced" if holds else "mathematically wrong"
+
+
+def by_attack(refuted: int) -> Outcome:
+    """Of a bound on what any attack can find."""
+    return "mathematically wrong" if refuted else "not refuted"
 
 
 def verdict(name: str, found: Sequence[Verdict], *, parameters: Mapping[str, Any], inputs: Sequence[str]) -> None:
     """Show the verdicts at a notebook's end, and write them to ``<name>_verdict.csv`` with their ``.json``."""
     plots.save_table(
-        pd.DataFrame(found, columns=["claim", "outcome", "number"]),
+        pd.DataFrame(found, columns=["claim", "outcome", "number", "whose"]),
         f"{name}_verdict",
         parameters=dict(parameters),
         inputs=inputs,
@@ -45,17 +124,21 @@ def verdict(name: str, found: Sequence[Verdict], *, parameters: Mapping[str, Any
         claim="",
         summary=[f"{one.claim}: {one.outcome} ({one.number})" for one in found] or ["too little data for a verdict"],
     )
-    lines = [f"* {one.claim}: **{one.outcome}**. {one.number[0].upper()}{one.number[1:]}." for one in found]
+    ours = {"ours": " (our claim)"}
+    lines = [
+        f"* {one.claim}{ours.get(one.whose, '')}: **{one.outcome}**. {one.number[0].upper()}{one.number[1:]}."
+        for one in found
+    ]
     display(Markdown("\n".join(lines)))
 
 
-def scoreboard(stems: Sequence[str]) -> str:
-    """All committed verdicts as a table in Markdown; each notebook is linked in the first of its lines."""
+def scoreboard(stems: Sequence[str], whose: Whose) -> str:
+    """Committed verdicts as a table in Markdown; each notebook is linked in the first of its lines."""
     lines = ["| | Claim | Verdict | The number that decides |", "| --- | --- | --- | --- |"]
     for stem in stems:
         path = workspace().figures / f"{stem}_verdict.csv"
-        rows = pd.read_csv(path).itertuples() if path.exists() else ()
-        for place, row in enumerate(rows):
-            link = "" if place else f"[{stem[:2]}](notebooks/{stem}.ipynb)"
+        rows = pd.read_csv(path) if path.exists() else pd.DataFrame(columns=["whose"])
+        for place, row in enumerate(rows[rows.whose == whose].itertuples()):
+            link = "" if place else f"[{stem[:2]}](../notebooks/{stem}.ipynb)"
             lines.append(f"| {link} | {row.claim} | **{row.outcome}** | {row.number} |")
     return "\n".join(lines)

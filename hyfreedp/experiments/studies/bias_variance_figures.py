@@ -13,7 +13,7 @@ from scipy import stats
 
 from hyfreedp import clipping_bias, normal_clipping_bias
 from hyfreedp.experiments.store import plots
-from hyfreedp.experiments.store.verdicts import Verdict
+from hyfreedp.experiments.store.verdicts import Verdict, by_proof, by_row
 from hyfreedp.experiments.studies import clouds
 from hyfreedp.experiments.studies.bias_variance import RATIOS, TradeOff, relative_biases
 from hyfreedp.privatize import loss_noise_std
@@ -110,12 +110,12 @@ def verdicts(farthest: float, values: int, moments: pd.DataFrame) -> list[Verdic
     return [
         Verdict(
             "Theorem 1 and Corollary 1: clipping bias and noise of a private mean loss",
-            "reproduced" if farthest < 4 else "contradicted",
+            by_proof(farthest < 4),
             f"{values} simulated values lie within {farthest:.1f} standard errors of the formulas",
         ),
         Verdict(
             "R_l = L leaves a clipping bias close to zero",
-            "reproduced" if bias.max() < 0.05 else "contradicted",
+            by_row(bias < 0.05),
             f"of the mean loss it is {shares}",
         ),
     ]

@@ -17,11 +17,13 @@ from hyfreedp.experiments.runs.cells import reader, tabulate, try_cells
 from hyfreedp.experiments.runs.spec import Spec
 from hyfreedp.experiments.store.files import write_csv
 from hyfreedp.experiments.store.paths import RESULTS, workspace
-from hyfreedp.experiments.tables.plan import SCALES
+from hyfreedp.experiments.store.verdicts import COMPARABLE, Verdict, over_places
+from hyfreedp.experiments.tables.plan import CELL, SCALES, TABLE
 
 FIRST_RATES = (1e-4, 1e-3, 1e-2)  # the paper's, and two with which it would have begun near a searched one
 METHODS = ("paper_claimed", "paper", "algorithm1_claimed")
 SEEDS = 3
+PLACE = CELL[:-1]
 
 
 def runs(profile: str) -> list[Spec]:
@@ -42,6 +44,60 @@ def runs(profile: str) -> list[Spec]:
         for learner, epsilon in product(scale.learners, scale.epsilons)
         if epsilon < float("inf") and (method != "algorithm1_claimed" or rate == FIRST_RATES[0])
     ]
+
+
+def compared(profile: str) -> pd.DataFrame:
+    """The committed runs, a line per place, method and first rate.
+
+    Returns:
+        ``task``, ``model``, ``tuning``, ``epsilon``, ``method``, ``first_rate``; over the seeds, the means of
+        ``accuracy`` (percent), ``points`` to the grid search over the paper's rates, ``last_rate``, and ``epsilon_true``,
+        what the run really spends; ``runs``, their number. Empty if the profile has no record.
+    """
+    path = RESULTS / profile / "control.csv"
+    if not path.exists():
+        return pd.DataFrame()
+    found = pd.read_csv(path).rename(columns={"learning_rate": "first_rate"})
+    numbers = pd.read_csv(RESULTS / profile / TABLE)
+    grid = numbers[numbers.row == "grid"].groupby(PLACE).accuracy.mean().rename("grid")
+    found = found.join(grid, on=PLACE).assign(points=lambda rows: 100 * (rows.accuracy - rows.grid))
+    return (
+        found.assign(accuracy=100 * found.accuracy)
+        .groupby([*PLACE, "method", "first_rate"], sort=False)
+        .agg(
+            accuracy=("accuracy", "mean"),
+            points=("points", "mean"),
+            last_rate=("final_eta", "mean"),
+            epsilon_true=("epsilon_spent", "mean"),
+            runs=("seed", "size"),
+        )
+        .reset_index()
+    )
+
+
+def verdicts(found: pd.DataFrame) -> list[Verdict]:
+    """On HyFreeDP beside the grid search, by both accountings, from the paper's first rate and from the best of ours.
+
+    Args:
+        found: of :func:`compared`. The best first rate is taken at each place by test accuracy, in the paper's favour.
+    """
+    made = []
+    for method, title in (("paper_claimed", "as the paper accounts it"), ("paper", "soundly accounted")):
+        rows = found[found.method == method]
+        by_place = rows.groupby(PLACE).points
+        tried = by_place.size().max() if len(rows) else 0
+        for start, points in (
+            (f"from the paper's first rate, {FIRST_RATES[0]:g}", rows[rows.first_rate == FIRST_RATES[0]].points),
+            ("from the best of three first rates", by_place.max()[by_place.size() == len(FIRST_RATES)]),
+        ):
+            if not len(points) or (start.startswith("from the best") and tried < len(FIRST_RATES)):
+                continue
+            outcome, words = over_places(list(points), COMPARABLE)
+            real = rows.groupby("epsilon").epsilon_true.mean()
+            spent = ", ".join(f"{true:.2f} for {epsilon:g}" for epsilon, true in real.items())
+            claim = f'Tab. "cv_main": HyFreeDP comes close to NonDP-GS, {title}, {start}'
+            made.append(Verdict(claim, outcome, f"{points.mean():+.1f} points, {words}; it really spends {spent}"))
+    return made
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from scipy import stats
 from hyfreedp.experiments.models.image_models import MODELS, Tuning
 from hyfreedp.experiments.runs.cells import reader
 from hyfreedp.experiments.store.paths import workspace
-from hyfreedp.experiments.store.verdicts import Outcome, Verdict
+from hyfreedp.experiments.store.verdicts import Verdict, by_interval, mean_interval, would_decide
 from hyfreedp.experiments.tables import paper, plan
 from hyfreedp.experiments.tables.grid import train_missing
 from hyfreedp.experiments.tables.plan import COLUMNS, LEARNED, NUMBER, RATES, ROWS, SCALES, TABLE, Scale, entries, table
@@ -207,7 +207,7 @@ def paired(
         ``mean`` difference (NaN without pairs); ``low`` and ``high``, its 95 % t interval over the *places* (the seeds
         of one place share its task and its chosen rate, so that they are averaged first; NaN for a single place);
         ``p``, two-sided, of a sign-flip permutation test over the places, exact up to twelve; ``places``; ``pairs``,
-        and how many of them are ``wins``.
+        and how many of them are ``wins``; ``by_place``, the differences themselves.
     """
     rows = rows if "profile" in rows else rows.assign(profile="")
     other = best_grid(rows) if against is None else rows[rows.row == against].dropna(subset="accuracy")
@@ -220,11 +220,11 @@ def paired(
     pairs = pairs.assign(difference=100 * (pairs.accuracy - pairs.accuracy_other))
     by_place = pairs.groupby(PLACE).difference.mean().to_numpy()
     mean = by_place.mean() if len(by_place) else math.nan
-    found = {"mean": mean, "places": len(by_place), "pairs": len(pairs), "low": math.nan, "high": math.nan}
+    found: dict[str, Any] = {"by_place": by_place}
+    found |= {"mean": mean, "places": len(by_place), "pairs": len(pairs), "low": math.nan, "high": math.nan}
     found |= {"wins": int((pairs.difference > 0).sum()), "p": math.nan}
     if len(by_place) > 1:
-        half = stats.t.ppf(0.975, len(by_place) - 1) * stats.sem(by_place)
-        found["low"], found["high"] = mean - half, mean + half
+        found["low"], found["high"] = mean_interval(by_place)
         test = stats.permutation_test(
             (by_place,), np.mean, permutation_type="samples", n_resamples=4096, random_state=0
         )
@@ -270,7 +270,7 @@ def judged(rows: pd.DataFrame) -> pd.DataFrame:
         A line per claim of ``CLAIMS``: ``claim``; ``least``, the points that it says at least; ``paper``, the mean
         difference in the paper's own tables (NaN if it has none); ``mean``, ``low`` and ``high``, ours with its 95 %
         interval over ``places``, see :func:`paired`; ``verdict``: "reproduced" if the whole interval is at ``least`` or
-        above, "contradicted" if all of it is below, else "not shown".
+        above, "fails here" if all of it is below, else "not shown", and how many places would decide.
     """
     private = rows[np.isfinite(rows.epsilon)]
     theirs = paper_numbers()
@@ -282,13 +282,11 @@ def judged(rows: pd.DataFrame) -> pd.DataFrame:
         there = wide if claim.tuning is None else wide.loc[[claim.tuning]]
         known = claim.better in wide and claim.worse in wide
         printed = (there[claim.better] - there[claim.worse]).mean() if known else math.nan
-        verdict = "not shown"
-        if found["low"] >= claim.least:
-            verdict = "reproduced"
-        elif found["high"] < claim.least:
-            verdict = "contradicted"
+        verdict = by_interval(found["low"], found["high"], claim.least)
+        needed = would_decide(found["by_place"], claim.least) if verdict == "not shown" else None
         measured = {name: found[name] for name in ("mean", "low", "high", "places")}
-        lines.append({"claim": claim.text, "least": claim.least, "paper": printed} | measured | {"verdict": verdict})
+        decided = {"verdict": verdict, "places_needed": needed}
+        lines.append({"claim": claim.text, "least": claim.least, "paper": printed} | measured | decided)
     return pd.DataFrame(lines)
 
 
@@ -460,19 +458,16 @@ def gap_findings(found: pd.DataFrame) -> list[str]:
     ]
 
 
-def on_the_board(judged: pd.DataFrame, *, real: bool) -> list[Verdict]:
-    """Those claims of :func:`judged` that are about the grid searches, where there are numbers.
-
-    Args:
-        real: whether it judged real images, which alone can contradict a claim about them.
-    """
+def on_the_board(judged: pd.DataFrame) -> list[Verdict]:
+    """All claims of :func:`judged` of which there are numbers."""
     found = []
-    for row in judged[judged.claim.str.contains("NonDP-GS|grid search") & (judged.places > 0)].itertuples():
-        decided = row.verdict == "reproduced" or (row.verdict == "contradicted" and real)
-        outcome: Outcome = row.verdict if decided else "not at this scale"
-        claim = row.claim.replace("(Ours) preset", "Ours: preset")
+    for row in judged[judged.places > 0].itertuples():
+        ours = row.claim.startswith("(Ours) ")
         # That of two places, a t interval with one degree of freedom, would be wider than accuracies are.
-        interval = f", 95 % interval {row.low:+.1f} to {row.high:+.1f}" if row.places > 2 else ""
-        number = f"{row.mean:+.1f} points{interval}, {row.places} private place{'s' * (row.places > 1)}"
-        found.append(Verdict(claim, outcome, number))
+        words = f", 95 % interval {row.low:+.1f} to {row.high:+.1f}" if row.places > 2 else ""
+        number = f"{row.mean:+.1f} points{words}, {row.places} private place{'s' * (row.places > 1)}"
+        if row.verdict == "not shown" and row.places_needed > row.places:
+            number += f"; {row.places_needed:.0f} would decide"
+        claim = row.claim.removeprefix("(Ours) ")
+        found.append(Verdict(claim[0].upper() + claim[1:], row.verdict, number, "ours" if ours else "the paper's"))
     return found

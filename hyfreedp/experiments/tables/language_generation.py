@@ -20,7 +20,14 @@ from hyfreedp.experiments.store.cache import key_of
 from hyfreedp.experiments.store.files import write_csv, write_text
 from hyfreedp.experiments.store.paths import workspace
 from hyfreedp.experiments.store.provenance import environment
-from hyfreedp.experiments.store.verdicts import Verdict
+from hyfreedp.experiments.store.verdicts import (
+    COMPARABLE_SCORE,
+    Verdict,
+    Whose,
+    by_interval,
+    mean_interval,
+    would_decide,
+)
 from hyfreedp.experiments.tables import paper
 from hyfreedp.experiments.tables.grid import train_missing
 from hyfreedp.experiments.tables.plan import CELL, NUMBER, ROWS, Entry, Learner, Scale, entries, finals, searches, table
@@ -320,7 +327,7 @@ def judged(rows: pd.DataFrame, *, grid: str = "grid") -> pd.DataFrame:
         A line per epsilon and claim of ``CLAIMS``: ``epsilon``, ``claim``; ``says``, the shares that it claims;
         ``paper_low`` and ``paper_high``, range of the shares in the paper's table over its five scores; ``low`` and
         ``high``, ours over scores and seeds; ``runs``, the method's that have scores; ``verdict``: "reproduced" if all
-        are within what it says, "contradicted" if none is, else "not shown", or "not measured" without numbers of both.
+        are within what it says, "fails here" if none is, else "not shown", or "not measured" without numbers of both.
     """
     printed = paper.load("gpt2").pivot(index=["epsilon", "method"], columns="metric", values="value")
     lines = []
@@ -332,7 +339,7 @@ def judged(rows: pd.DataFrame, *, grid: str = "grid") -> pd.DataFrame:
             place = (epsilon, ROWS[claim.row].paper)
             known = printed.loc[place] / printed.loc[(epsilon, "NonDP-GS")] if place in printed.index else shares[:0]
             within = shares.between(claim.least, claim.most)
-            verdict = "reproduced" if within.all() else "not shown" if within.any() else "contradicted"
+            verdict = "reproduced" if within.all() else "not shown" if within.any() else "fails here"
             lines.append(
                 {"epsilon": epsilon, "claim": claim.text, "says": _says(claim)}
                 | {"paper_low": known.min(), "paper_high": known.max(), "low": shares.min(), "high": shares.max()}
@@ -485,12 +492,15 @@ def verdicts(summary: pd.DataFrame, epsilons: Sequence[float], data: str) -> lis
     """
     scored = summary[(summary.metric == "BLEU") & summary["mean"].notna()].set_index(["row", "epsilon"])
     bleu, runs = scored["mean"], scored["count"]
-    claims = {
-        "hyfreedp_paper": 'Tab. "gpt2": HyFreeDP writes as well as the grid search (preset paper)',
-        "hyfreedp_robust": "A rate learned within the budget writes as well as the grid search (preset robust, ours)",
+    claims: dict[str, tuple[str, Whose]] = {
+        "hyfreedp_paper": (
+            'Tab. "gpt2": HyFreeDP writes as well as the grid search (preset paper)',
+            "the paper's",
+        ),
+        "hyfreedp_robust": ("Preset robust writes as well as the grid search", "ours"),
     }
     found = []
-    for row, claim in claims.items():
+    for row, (claim, whose) in claims.items():
         both = [epsilon for epsilon in epsilons if {(row, epsilon), ("grid", epsilon)} <= {*bleu.index}]
         if not both:  # a profile without them
             continue
@@ -501,7 +511,10 @@ def verdicts(summary: pd.DataFrame, epsilons: Sequence[float], data: str) -> lis
         number += " and ".join(f"{epsilon:g}" for epsilon in both)
         counts = sorted({int(runs[key, epsilon]) for key in (row, "grid") for epsilon in both})
         number += f", {' to '.join(map(str, counts))} {'run' if counts == [1] else 'runs'} each"
-        found.append(Verdict(claim, "reproduced" if min(shares) > 0.95 else "not at this scale", number))
+        outcome = by_interval(*mean_interval(shares), least=COMPARABLE_SCORE)
+        if outcome == "not shown" and (needed := would_decide(shares, COMPARABLE_SCORE)):
+            number += f"; {needed} places would decide"
+        found.append(Verdict(claim, outcome, number, whose))
     return found
 
 

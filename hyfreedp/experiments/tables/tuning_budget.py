@@ -26,7 +26,7 @@ from hyfreedp.accounting.search import smallest_noise
 from hyfreedp.experiments.accounting_of_the_paper import ORDERS
 from hyfreedp.experiments.baselines.adaptive_clipping import update_noise
 from hyfreedp.experiments.store.cache import cached
-from hyfreedp.experiments.store.verdicts import Verdict
+from hyfreedp.experiments.store.verdicts import Verdict, by_row
 
 # Distributions of the number of runs of a random search, by the shape eta of the truncated negative binomial.
 SHAPES = {"logarithmic": 0.0, "geometric": 1.0, "Poisson": math.inf}
@@ -333,17 +333,17 @@ def verdicts(found: pd.DataFrame, chosen: Sequence[Method], target: float) -> li
     return [
         Verdict(
             "HyFreeDP takes less than 1 % of the budget",
-            "reproduced" if ours < 1 else "contradicted",
+            by_row([ours < 1]),
             f"{ours:.1f} % of epsilon = {target:g} at gamma = 1.01",
         ),
         Verdict(
             "Adaptive clipping takes about 20 %",
-            "reproduced" if 10 < adaptive < 40 else "contradicted",
+            by_row([10 < adaptive < 40]),
             f"{adaptive:.2f} % by its authors' own analysis",
         ),
         Verdict(
             "DP-hyper takes about 20 %",
-            "reproduced" if 10 < min(searches) and max(searches) < 30 else "contradicted",
+            by_row([10 < one < 30 for one in searches]),
             f"{min(searches):.0f} to {max(searches):.0f} % for a random search of five runs",
         ),
     ]
