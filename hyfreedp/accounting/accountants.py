@@ -1,10 +1,10 @@
-"""Epsilon of a list of releases, each on its own Poisson batches, by dp-accounting: a bound by either accountant.
+"""Epsilon of a list of releases, each on its own Poisson batches, a bound by either accountant.
 
 A release is a Gaussian vector with noise of standard deviation sigma times its L2 sensitivity, on one Poisson batch.
 Several such vectors about one batch are a single one: their sigma^-2 add up. Adjacency: one record more or less, or
 those of one person, see :mod:`groups`.
 
-* "pld": privacy loss distributions, the tightest; dp-accounting makes those of one release, :mod:`tilted` adds them up.
+* "pld": privacy loss distributions, the tightest; :mod:`groups` makes those of one release, :mod:`tilted` adds them up.
 * "rdp": Renyi differential privacy.
 
 dp-accounting is imported where it is used, since that takes a second.
@@ -101,16 +101,10 @@ def grid(releases: Iterable[Release], coarseness: int = 1) -> float:
     return interval
 
 
-@lru_cache(maxsize=4)  # made in most of a second; a run asks for its two with many counts
+@lru_cache(maxsize=4)  # a run asks for its two with many counts
 def _subsampled(sigma: float, sample_rate: float, interval: float, records: int = 1) -> tuple[Losses, ...]:
-    """Losses where a person's records are removed, and where they are added unless these are the same."""
-    from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
-
-    if records > 1:
-        kinds = group_pmfs(sigma, sample_rate, records, interval)
-    else:
-        both = from_gaussian_mechanism(sigma, value_discretization_interval=interval, sampling_prob=sample_rate)
-        kinds = [both._pmf_remove] if both._symmetric else [both._pmf_remove, both._pmf_add]
+    """Losses where a person's records are removed, and where they are added."""
+    kinds = group_pmfs(sigma, sample_rate, records, interval)
     dense = [one.to_dense_pmf() for one in kinds]
     with np.errstate(divide="ignore"):  # of no mass
         return tuple(Losses(one._lower_loss, np.log(one._probs), one._infinity_mass, interval) for one in dense)

@@ -51,8 +51,8 @@ def compared(profile: str) -> pd.DataFrame:
 
     Returns:
         ``task``, ``model``, ``tuning``, ``epsilon``, ``method``, ``first_rate``; over the seeds, the means of
-        ``accuracy`` (percent), ``points`` to the grid search over the paper's rates, ``last_rate``, and ``epsilon_true``,
-        what the run really spends; ``runs``, their number. Empty if the profile has no record.
+        ``accuracy`` (percent), ``points`` to the grid search over the paper's rates, ``last_rate``, and
+        ``epsilon_true``, what the run really spends; ``runs``, their number. Empty if the profile has no record.
     """
     path = RESULTS / profile / "control.csv"
     if not path.exists():
