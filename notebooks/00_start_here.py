@@ -66,8 +66,11 @@ parameters = {"profile": profile, "epsilon": epsilon, "seeds": seeds, "interval"
 # %% [markdown]
 # ## 1. The private data
 #
-# 1,500 handwritten digits of 8 x 8 pixels, each from a person who may not want to be found in the model. Another 297 test
-# it; they are not part of the training data and are not protected.
+# 1,500 handwritten digits of 8 x 8 pixels. Another 297 test the model; they are not part of the training data and are not protected.
+#
+# What is protected here is one *record*: one image. That is not one *person*. Thirteen people wrote these digits, some 115 of the 1,500 each. A budget
+# that hides one image says next to nothing about a person with 115 of them. Where people have several records, tell the engine how many
+# (`records_per_person`), and it adds the noise that hides all of them.
 
 # %%
 train, test = task.datasets("test")
@@ -85,7 +88,7 @@ for axis, image, label in zip(axes, *train.tensors, strict=False):
 #
 # $$ P(\text{training on } D \in S) \le e^{\varepsilon}\, P(\text{training on } D' \in S) + \delta. $$
 #
-# Whoever sees the model, and all its intermediate states, then learns only so much about whether a given person took part: no attack
+# Whoever sees the model, and all its intermediate states, then learns only so much about whether a given record took part: no attack
 # tells it with an advantage (true less false alarms) above $(e^\varepsilon - 1 + 2\delta)/(e^\varepsilon + 1)$. That is 0.46 at
 # $\varepsilon = 1$ and 0.905 at 3: a limit to the worst case, far above what known attacks reach (notebooks 02 and 10), but not
 # "nothing". DP-SGD gets there in each step by drawing a random batch (every record with probability $q = B/N$), bounding what
@@ -121,12 +124,11 @@ text = (
 display(Markdown(text))
 
 # %% [markdown]
-# Why not $16 \times 3 = 48$? That sum is a valid bound, and a wasteful one: it takes it that every run shows its worst at once. What really
-# adds up is evidence. From each run an observer gets a log-likelihood ratio, of the outcome with a given record against that without;
-# $\varepsilon$ is a height that it exceeds with a probability of the order of $\delta$: its mean and some standard deviations. The
-# noises of the runs are independent, so over 16 of them the mean grows sixteenfold, but the standard deviation fourfold. At a noise as
-# large as this the standard deviations are most of $\varepsilon$, hence a result between 4 and 16 times 3. The accountant computes it
-# without such rules of thumb; the text above has its number.
+# Why not $16 \times 3 = 48$? That sum is a valid bound, and a wasteful one: it assumes that every run shows its worst at once. What really
+# adds up is evidence. From each run an observer gets a log-likelihood ratio: how much likelier the outcome is with a given record than without it. The
+# ratios of 16 runs add up, and $\varepsilon$ is about the level that this sum passes with probability $\delta$: its mean plus a few standard deviations.
+# The noises of the runs are independent. So the mean grows sixteenfold, but the standard deviation only fourfold. At so much noise the standard
+# deviations are most of $\varepsilon$. Hence a result between 4 and 16 times 3. The text above has the accountant's number.
 #
 # ## 4. HyFreeDP: learn the rate from a few private numbers
 #
@@ -254,8 +256,8 @@ plots.save(
 # ## 7. Does it hold elsewhere?
 #
 # The study behind the grid: two tasks, three budgets, five seeds, one setting for all. Zero is the best of the 16 grid
-# runs, chosen by test accuracy. Also shown: the single rate 0.02 with linear decay (its own colour). It is one of the 16, so that it lies on
-# zero by construction wherever it is the best of them, and nowhere above. AdamW on normalised gradients is nearly
+# runs, chosen by test accuracy. Also shown: the single rate 0.02 with linear decay (its own colour). As one of the 16 it can tie with the
+# best, never beat it. AdamW on normalised gradients is nearly
 # free of scale, so this one constant does well on both tasks; it is a prior about the optimizer that happens to fit, and
 # worth knowing before believing any claim about tuning. Preset "robust" starts from a prior of the same kind, and pays for looks that
 # tell it where the prior is wrong.
@@ -308,7 +310,7 @@ verdict(
 #   transformers on 26,000 to 75,000 images. Profile `laptop`; $T = 100$ steps, $B = 500$, $\delta = 10^{-4}$.
 # * Accounting: the gradient and the probes of a step use the same batch. We count them as one release; the paper counts
 #   them as separate samplings, which understates $\varepsilon$: by a third at a target of 3, hardly or not at all at 1 (notebook 03).
-# * Preset "robust" (public start, looks, decay, budget per step) is ours. Preset "paper" keeps the paper's probe but needs
+# * Preset "robust" (public start, looks, average, budget per step) is ours. Preset "paper" keeps the paper's probe but needs
 #   GeN's guards around $b/a$ and its smoothing, which the paper's Algorithm 1 does not print; they are those of its authors'
 #   package, which probes on the next batch, where Algorithm 1 and the preset probe on the same.
 #

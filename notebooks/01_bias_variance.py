@@ -294,7 +294,7 @@ plots.what_to_see(summary)
 # %% [markdown]
 # Early on the normal gives nearly the right bias, whatever the shape of the histogram. Later it fails in both directions: too much
 # bias at $R_l = L$ and far too little at generous thresholds. A normal with the same moments puts much of its mass below zero,
-# where no cross-entropy is, and misses the long tail, which by then *is* the mean. A rule for $R_l$ must be generous then, or look
+# where no cross-entropy is, and misses the few large losses that make up nearly all of the mean. A rule for $R_l$ must be generous then, or look
 # at something other than the mean. (`keeps_99_percent` is the threshold, in units of $L$, that takes 1 % of the mean.)
 #
 # ## 6. Gaussian or Laplace noise?

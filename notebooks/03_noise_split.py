@@ -152,8 +152,7 @@ plots.what_to_see(summary)
 # %% [markdown]
 # The gradient noise does not depend on $K$ at all: $\gamma$ fixes it, and whatever that leaves is shared by all probes. So the
 # *losses* get noisier as they are asked for more often, roughly like $1/\sqrt K$. A loss is one number in place of $d$, so its mean
-# over $B$ records stands this noise. Its *change* along the update need not: that is what a learning rate is made of, and notebook 04
-# finds it drowned on small batches. The even split is the wrong way round: it makes the losses far more precise
+# over $B$ records stands this noise. But the rate depends on tiny *changes* of the loss, which this noise can drown (notebook 04). The even split is the wrong way round: it makes the losses far more precise
 # than they need to be, at the expense of every gradient.
 #
 # Where the losses are counted by themselves (RDP, independent) Laplace noise wins at $K \ge 10$: with few probes $\sigma_l$ is near 1, and there

@@ -249,8 +249,8 @@ plots.what_to_see(collapse)
 # %% [markdown]
 # Where all parameters are trained, privacy holds the estimate at its start or far below the rate that would work, on real images in seven of eight cases: the
 # collapse that the paper found. (An accuracy far above chance can go with it where the model is pre-trained: its classifier starts at zero, so that the first
-# tiny steps already decide, like a nearest-mean classifier on public features.) With BitFit the noise has far fewer directions and the estimate is freer. A rate that recovers is not yet an
-# accuracy that does: both methods grow $d$ by evidence from progress and never lower it, have no decay, and leave out the bias correction.
+# tiny steps already decide, like a nearest-mean classifier on public features.) With BitFit the noise has far fewer directions and the estimate is freer. A good rate at the end does not
+# guarantee good accuracy: both methods grow $d$ by evidence from progress and never lower it, have no decay, and leave out the bias correction.
 #
 # Without noise the estimate grows within ten steps. On real images Prodigy is then two to eight points behind the best search, and D-Adaptation 47 to 64: it fails
 # there too, and not by collapsing. Of the paper's "sometimes match" Prodigy comes near, D-Adaptation does not.
