@@ -18,7 +18,7 @@ from hyfreedp.experiments.book import notebooks
 from hyfreedp.experiments.store import verdicts
 from hyfreedp.experiments.store.verdicts import Whose
 from hyfreedp.experiments.studies import calibration, class_weights
-from hyfreedp.experiments.tables import image_classification, language_generation, small_tasks
+from hyfreedp.experiments.tables import image_classification, language_generation, looks, small_tasks
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -100,6 +100,13 @@ def text_table(rows):
 
 def calibration_table(rows):
     return calibration.markdown(rows, "test", "robust")
+
+
+def test_the_looks_are_those_of_the_record():
+    today = pd.read_csv(ROOT / "data" / "results" / "laptop" / "looks.csv")
+    page = (ROOT / "docs" / "step_rule.md").read_text(encoding="utf-8")
+    assert looks.markdown(today) in page
+    assert all(looks.sentence(today) in re.sub(r"\s+", " ", text) for text in (README, page))
 
 
 @together(

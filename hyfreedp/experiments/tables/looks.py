@@ -45,6 +45,24 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
     ).round(1)
 
 
+def markdown(today: pd.DataFrame) -> str:
+    """The table of docs/step_rule.md: percent of the search, and points from it."""
+    table = gaps(places(), today)
+    lines = ["| Task, model | base | T | epsilon | best of the search | today | 0.1.0's votes | 0.02, linear |"]
+    lines.append("|" + " --- |" * 8)
+    for (task, model, tuning, base, steps, epsilon), row in table.iterrows():
+        name = f"{task}, {model}" + (f", {tuning}" if tuning != "full" else "")
+        points = [f"{row[one]:+.1f}" if row[one] == row[one] else "" for one in ("today", "robust", "0.02, linear")]
+        lines.append(f"| {' | '.join([name, base, str(steps), f'{epsilon:g}', f'{row.best:.1f}', *points])} |")
+    return "\n".join(lines)
+
+
+def sentence(today: pd.DataFrame) -> str:
+    """What the README says of preset robust."""
+    row = summary(gaps(places(), today)).loc["today"]
+    return f"{row['mean']:+.1f} points from the best of a search in the mean, within one at {row['within 1 (%)']:.0f} %"
+
+
 if __name__ == "__main__":
     record = places()
     today = run(record)
