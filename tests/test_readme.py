@@ -83,7 +83,8 @@ def test_the_boards_are_those_of_the_notebooks():
     page = (ROOT / "docs" / "verdicts.md").read_text(encoding="utf-8")
     boards = [verdicts.scoreboard([source.stem for source in notebooks.sources()], whose) for whose in get_args(Whose)]
     assert all(board in page for board in boards)
-    assert boards[0].count(".ipynb") == len(notebooks.sources()), "a notebook without verdict"
+    judging = [source for source in notebooks.sources() if "\nverdict(" in source.read_text(encoding="utf-8")]
+    assert boards[0].count(".ipynb") == len(judging) > 10
 
 
 def image_table(rows):
