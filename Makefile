@@ -24,11 +24,15 @@ docs: .venv/.installed  ## build the site into build/docs, without network; open
 benchmark: .venv/.installed  ## measure time and memory of a step beside plain ones and Opacus (ten minutes)
 	$(BIN)/python -m hyfreedp.experiments.benchmark $(ARGS)
 
-gpu: .venv/.installed  ## fill data/results/gpu; killed at any time, it goes on where it was (docs/gpu.md)
+gpu: .venv/.installed  ## fill data/results/gpu, resumable (docs/gpu.md); ARGS=claim: one claim of the paper in an evening
+ifeq ($(ARGS),claim)
+	$(BIN)/python -m hyfreedp.experiments grid --profile claim
+else
 	$(BIN)/python -m hyfreedp.experiments.benchmark --device accelerator --resume
 	$(BIN)/python -m hyfreedp.experiments.benchmark --device accelerator --resume --models vit_base --contenders plain ours ours_torch_noise
 	$(BIN)/python -m hyfreedp.experiments.runs.pretrain tiny_imagenet
 	$(BIN)/python -m hyfreedp.experiments grid --profile gpu
+endif
 
 test: .venv/.installed  ## run the test suite (ruff included), without the slow tests
 	$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)

@@ -7,8 +7,10 @@ from cases import together
 
 from hyfreedp.experiments.__main__ import main as experiments
 from hyfreedp.experiments.benchmark import __main__ as benchmark
+from hyfreedp.experiments.runs.methods import PAPER_GRID
 from hyfreedp.experiments.runs.pretrain import RECIPES
 from hyfreedp.experiments.store.paths import ROOT
+from hyfreedp.experiments.tables.plan import SCALES, entries, searches
 
 PAGE = (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^\| `(hyfreedp[^`]+)` \|", PAGE, flags=re.MULTILINE)
@@ -19,8 +21,15 @@ class Reached(Exception):
 
 
 def test_make_runs_the_commands_of_the_page():
-    target = re.search(r"^gpu:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
-    assert [line.split(" -m ")[1] for line in target.group(1).splitlines()] == COMMANDS
+    target = (ROOT / "Makefile").read_text(encoding="utf-8").partition("\ngpu:")[2].partition("\ntest:")[0]
+    assert sorted(re.findall(r" -m (.*)", target)) == sorted(COMMANDS)
+
+
+def test_one_claim_is_seventeen_runs():
+    """As docs/gpu.md counts them: five that search, and three seeds of four rows."""
+    wanted = list(entries(SCALES["claim"]))
+    assert len(searches(wanted)) == 5 and len(wanted) == 12
+    assert {spec.learning_rate for spec in searches(wanted)} == set(PAPER_GRID)
 
 
 @together("command", COMMANDS)
