@@ -314,9 +314,9 @@ for name, found in controls.items():
     budget = found.epsilon.max()
     places = found[found.epsilon == budget].groupby(["task", "model", "tuning"], sort=False)
     figure, axes = plt.subplots(1, len(places), figsize=(3.2 * len(places), 3.4), sharey=True, squeeze=False)
-    for axis, (place, rows) in zip(axes[0], places, strict=True):
+    for axis, (place, here) in zip(axes[0], places, strict=True):
         for method, style in {"paper_claimed": "alternative", "paper": "paper", "algorithm1_claimed": "worst"}.items():
-            of = rows[rows.method == method]
+            of = here[here.method == method]
             axis.plot(of.first_rate, of.points, label=METHODS[method].title, **plots.STYLES[style])
         axis.axhline(0, color="black", linewidth=0.8)
         axis.set(xscale="log", xlabel="first rate", title=f"{place[0]}, {place[2]}")
