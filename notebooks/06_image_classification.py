@@ -302,6 +302,7 @@ plots.what_to_see(pattern)
 # **Predict first:** which of the three holds the method back?
 
 # %%
+DATA = {"desktop": "real images", "laptop": "digits"}
 controls = {name: control.compared(name) for name in shown}
 controls = {name: found for name, found in controls.items() if len(found)}
 for name, found in controls.items():
@@ -313,15 +314,15 @@ for name, found in controls.items():
     budget = found.epsilon.max()
     places = found[found.epsilon == budget].groupby(["task", "model", "tuning"], sort=False)
     figure, axes = plt.subplots(1, len(places), figsize=(3.2 * len(places), 3.4), sharey=True, squeeze=False)
-    for axis, (place, rows) in zip(axes[0], places, strict=True):
+    for axis, (place, here) in zip(axes[0], places, strict=True):
         for method, style in {"paper_claimed": "alternative", "paper": "paper", "algorithm1_claimed": "worst"}.items():
-            of = rows[rows.method == method]
+            of = here[here.method == method]
             axis.plot(of.first_rate, of.points, label=METHODS[method].title, **plots.STYLES[style])
         axis.axhline(0, color="black", linewidth=0.8)
         axis.set(xscale="log", xlabel="first rate", title=f"{place[0]}, {place[2]}")
     axes[0, 0].set_ylabel("points to the grid search")
     plots.shared_legend(figure, axes[0], ncols=3)
-    finding = [f"{one.claim}: {one.outcome}. {one.number}" for one in control.verdicts(found)]
+    finding = [f"{one.claim}: {one.outcome}. {one.number}" for one in control.verdicts(found, DATA.get(name, name))]
     plots.save(
         figure,
         f"06_image_classification_control{suffix[name]}",
@@ -423,7 +424,8 @@ for name, part in shown.items():
 # %%
 first = next(iter(shown))
 judged = image_classification.judged(shown[first])
-decided = image_classification.on_the_board(judged) + (control.verdicts(controls[first]) if first in controls else [])
+decided = image_classification.on_the_board(judged)
+decided += [one for name, found in controls.items() for one in control.verdicts(found, DATA.get(name, name))]
 verdict("06_image_classification", decided, parameters=parameters, inputs=inputs[first])
 
 # %% [markdown]

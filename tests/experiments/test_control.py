@@ -39,8 +39,8 @@ def test_both_accountings_are_judged_from_the_papers_start_and_from_the_best():
         for i, place in enumerate(places)
         for rate, gap in points.items()
     ]
-    found = control.verdicts(pd.DataFrame(rows))
+    found = control.verdicts(pd.DataFrame(rows), "digits")
     assert [one.outcome for one in found] == ["fails here", "reproduced"] * 2
     assert "15.00 for 8" in found[0].number and "8.00 for 8" in found[2].number
-    alone = control.verdicts(pd.DataFrame([row for row in rows if row["first_rate"] == 1e-4]))
+    alone = control.verdicts(pd.DataFrame([row for row in rows if row["first_rate"] == 1e-4]), "digits")
     assert len(alone) == 2

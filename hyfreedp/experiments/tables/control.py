@@ -75,11 +75,12 @@ def compared(profile: str) -> pd.DataFrame:
     )
 
 
-def verdicts(found: pd.DataFrame) -> list[Verdict]:
+def verdicts(found: pd.DataFrame, data: str) -> list[Verdict]:
     """On HyFreeDP beside the grid search, by both accountings, from the paper's first rate and from the best of ours.
 
     Args:
         found: of :func:`compared`. The best first rate is taken at each place by test accuracy, in the paper's favour.
+        data: what was trained on, in words.
     """
     made = []
     for method, title in (("paper_claimed", "as the paper accounts it"), ("paper", "soundly accounted")):
@@ -96,7 +97,9 @@ def verdicts(found: pd.DataFrame) -> list[Verdict]:
             real = rows.groupby("epsilon").epsilon_true.mean()
             spent = ", ".join(f"{true:.2f} for {epsilon:g}" for epsilon, true in real.items())
             claim = f'Tab. "cv_main": HyFreeDP comes close to NonDP-GS, {title}, {start}'
-            made.append(Verdict(claim, outcome, f"{points.mean():+.1f} points, {words}; it really spends {spent}"))
+            made.append(
+                Verdict(claim, outcome, f"{points.mean():+.1f} points, {words}; it really spends {spent} ({data})")
+            )
     return made
 
 
