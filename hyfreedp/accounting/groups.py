@@ -55,7 +55,7 @@ def group_pmfs(sigma: float, sample_rate: float, records: int, interval: float) 
     losses = loss(starts)
 
     def one_record(found: NDArray[np.float64]) -> NDArray[np.float64]:
-        with np.errstate(divide="ignore", invalid="ignore"):
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             t = 0.5 + sigma**2 * (found + np.log1p((sample_rate - 1) * np.exp(-found)) - math.log(sample_rate))
         return np.fmax(t, -1e3 * sigma)  # no x has so small a loss as -inf or NaN stand for
 

@@ -140,4 +140,6 @@ def _read_off(losses: NDArray[np.float64], mass: NDArray[np.float64], beyond: fl
     if not len(losses) or upper[0] - lower[0] <= 1:
         return 0.0
     first = int(np.argmax(enough))
-    return min(float(losses[first]), math.log((upper[first] - 1) / lower[first]) if lower[first] > 0 else math.inf)
+    with np.errstate(over="ignore"):  # of losses beyond e^709
+        inside = math.log((upper[first] - 1) / lower[first]) if lower[first] > 0 else math.inf
+    return min(float(losses[first]), inside)
