@@ -7,6 +7,7 @@ or a machine. What a batch was made with stands in its own record, see :mod:`hyf
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
@@ -85,6 +86,7 @@ def what_to_see(lines: Sequence[str], note: str = "") -> None:
 
 def use_style() -> None:
     """Apply the style to all figures made from here on."""
+    warnings.filterwarnings("ignore", message="The figure layout has changed to tight")  # by seaborn's grids
     sns.set_theme(context="notebook", style="whitegrid", font_scale=0.9)
     plt.rcParams.update(
         {
