@@ -257,8 +257,8 @@ plots.what_to_see(summary)
 # ## Verdict
 
 # %%
-share, names = table.set_index("threshold").near, dict(zip(table.multiple, table.threshold, strict=True))
-by_seed = pd.concat(tables).near.groupby(level=0).apply(list).rename(names)
+share = table.set_index("threshold").near
+by_seed = {name: [np.mean(one.near.loc[value]) for one in tables] for name, value in chosen.items()}
 paper = Verdict(
     "Three losses clipped at R_l = L, or at their sum, give the rate",
     by_interval(*mean_interval(by_seed[share[list(marks)].idxmax()]), least=0.5),

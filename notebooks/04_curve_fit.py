@@ -288,7 +288,7 @@ plots.save(
     parameters=parameters,
     inputs=[],
     shows="The votes of a look between neighbouring rates, without and with the noise of the run to come, and as released.",
-    claim='None of the paper; how preset "robust" finds its rate.',
+    claim='No claim of the paper: how preset "robust" finds its rate.',
     summary=summary,
 )
 plots.what_to_see(summary)

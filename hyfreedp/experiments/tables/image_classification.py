@@ -466,7 +466,7 @@ def on_the_board(judged: pd.DataFrame) -> list[Verdict]:
         # That of two places, a t interval with one degree of freedom, would be wider than accuracies are.
         words = f", 95 % interval {row.low:+.1f} to {row.high:+.1f}" if row.places > 2 else ""
         number = f"{row.mean:+.1f} points{words}, {row.places} private place{'s' * (row.places > 1)}"
-        if row.verdict == "not shown" and row.places_needed > row.places:
+        if row.verdict == "not shown" and (row.places_needed or 0) > row.places:
             number += f"; {row.places_needed:.0f} would decide"
         claim = row.claim.removeprefix("(Ours) ")
         found.append(Verdict(claim[0].upper() + claim[1:], row.verdict, number, "ours" if ours else "the paper's"))
