@@ -20,8 +20,7 @@ include_patterns = [
     "*.md",
     "docs/*.md",
     "data/README.md",
-    "notebooks/[0-9]*.ipynb",
-    "notebooks/solutions/*.ipynb",
+    "notebooks/**/[0-9]*.ipynb",
 ]
 
 nb_execution_mode = "off"  # the outputs are those that are committed

@@ -1,7 +1,8 @@
 """The rate of preset "robust": a public start, and looks along the run so far, at the noise of the run to come.
 
 AdamW on normalised gradients is scale-free: at a rate of c / sqrt(T) the noise of T steps adds up to about c, whatever
-T is. Too high a rate shows late, when noise has added up; but the noise of the rest of the run is known, being our own.
+T is. What that does to the outputs of a layer grows with the root of its width, so c starts lower in larger models.
+Too high a rate shows late, when noise has added up; but the noise of the rest of the run is known, being our own.
 So a *look* adds it before it asks. Early steps at another rate are, to first order, these, scaled; so the losses of one
 batch are compared at
 
@@ -40,22 +41,34 @@ from hyfreedp.running.base_optimizer import trainable
 from hyfreedp.running.records import LookResult
 
 # Measured on validation data of small tasks, see docs/step_rule.md. Users set none of it but the start.
-START = 0.3  # c_0: the rate, times sqrt(T), in units of the base optimizer's displacement per gradient
+START = 6.0  # how far the noise of a run at the first rate moves what the model computes, see public_start()
 LADDER = tuple(2.0 ** (VOTES / 2 - j) for j in range(VOTES + 1))  # rates compared, over the first one
 FIRST = 1  # steps before the first look
-SHARE = 0.125  # of the run before the second
+SHARES = (0.125, 0.5)  # of the run before the later ones
 NOISE = 2.0  # kappa^2, in shares of the way that was made
 CLEAR = 0.1  # margin beyond which votes lead on
 SURE = 0.5  # and beyond which they do so from the mean of all looks, too
 POWER = 8.0  # of t, by which the weights after t steps count in the average
 PUBLIC_SEED = 0  # of z, which hides nothing
 
-CONSTANTS = (START, LADDER, FIRST, SHARE, NOISE, CLEAR, SURE, POWER, PUBLIC_SEED)
+CONSTANTS = (START, LADDER, FIRST, SHARES, NOISE, CLEAR, SURE, POWER, PUBLIC_SEED)
+
+
+def public_start(parameters: Sequence[Tensor]) -> float:
+    """c_0: the first rate, times sqrt(T), in units of the base optimizer's displacement per gradient.
+
+    The noise of a run moves each weight by c, and so an output of a layer with n inputs of size 1 by c sqrt(n). The
+    layers' noises add up. So c_0 is :data:`START` over the root of the sum of all n, which is public. A matrix has its
+    outputs in dimension 0; of a vector, or what all samples share in such a dimension of size 1, n is 1.
+    """
+    return START / math.sqrt(sum(p.numel() // len(p) if p.dim() > 1 and len(p) > 1 else 1 for p in parameters))
 
 
 def look_steps(steps: int) -> tuple[int, ...]:
     """The steps, of a run of ``steps``, that look before their gradient is taken; fixed in advance."""
-    return tuple(sorted(step for step in {FIRST, math.ceil(SHARE * steps)} if FIRST <= step < steps))
+    return tuple(
+        sorted(step for step in {FIRST, *(math.ceil(share * steps) for share in SHARES)} if FIRST <= step < steps)
+    )
 
 
 def noise_to_come(schedule: Sequence[float], made: int, momentum: float = 0.0) -> float:
@@ -104,7 +117,7 @@ class LookedRate(RateLearner):
         optimizer: the base optimizer.
         schedule: what multiplies the rate at each of the T steps.
         noise_std: of a coordinate of the private gradient; 0 without noise.
-        eta: the first rate; None for ``START / sqrt(T)`` in units of the optimizer's displacement per gradient.
+        eta: the first rate; None for c_0 / sqrt(T), see :func:`public_start`, in units of the displacement per gradient.
 
     Raises:
         ValueError: it is unknown how far this optimizer moves, see :func:`displacement_per_gradient`; or ``eta`` is out
@@ -131,6 +144,7 @@ class LookedRate(RateLearner):
         # Size of a private gradient's coordinates: public where there is noise, else the first gradient's.
         self._unit = (noise_std or math.nan) if proportional else 1.0
         self._first = eta
+        self._c0 = public_start(self._parameters)
         self._made = 0  # steps
         self._found: list[float] = []  # by the looks so far, in units of the first rate
         self._start: list[Tensor] = []
@@ -146,7 +160,7 @@ class LookedRate(RateLearner):
 
     @property
     def _first_eta(self) -> float:
-        return START / (self._reach * self._unit) if self._first is None else self._first
+        return self._c0 / (self._reach * self._unit) if self._first is None else self._first
 
     def on_step_start(self, step: int) -> None:
         """At the first step, keep the weights as those of the start."""

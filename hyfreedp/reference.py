@@ -221,12 +221,13 @@ def train_by_looks(
     reach, proportional = look.displacement_per_gradient(optimizer, T)
     unit = split.sigma_gradient * sensitivity / B if proportional else 1.0  # size of a private gradient's coordinates
     start = [weight.detach().clone() for weight in trained(model)]
+    c0 = look.public_start(start)
     found: list[float] = []  # by looks, in units of the first rate
     level = 1.0  # of the rate in force
     average = start
     for t, batch in enumerate(batches):
         released: dict[str, Any] = {}
-        first = eta or (look.START / (math.sqrt(T) * reach * unit) if unit else math.nan)
+        first = eta or (c0 / (math.sqrt(T) * reach * unit) if unit else math.nan)
         rate = first * level
         if split.is_probe_step(t):
             factors = [decay(s / T) for s in range(T)]
@@ -263,7 +264,7 @@ def train_by_looks(
         )
         if not unit:  # plain SGD without noise: the size of the first gradient
             unit = torch.cat([one.flatten() for one in m]).double().square().mean().sqrt().item()
-            first = eta or (look.START / (math.sqrt(T) * reach * unit) if unit else math.nan)
+            first = eta or (c0 / (math.sqrt(T) * reach * unit) if unit else math.nan)
             rate = first * level
         taken = rate * decay(t / T) if unit else 0.0
         step(model, optimizer, m, taken)

@@ -71,7 +71,7 @@ from hyfreedp.experiments.store.verdicts import Verdict, by_interval, mean_inter
 from hyfreedp.experiments.studies import landscape, landscape_figures
 from hyfreedp.experiments.tasks.registry import TASKS
 from hyfreedp.experiments.tasks.scores import losses_of
-from hyfreedp.look import CLEAR, LADDER, PUBLIC_SEED, START, choose, look_steps, noise_to_come
+from hyfreedp.look import CLEAR, LADDER, PUBLIC_SEED, choose, look_steps, noise_to_come
 from hyfreedp.noise import NoiseGenerator
 
 plots.use_style()
@@ -216,7 +216,7 @@ optimizer, loader = make_run(Spec(task=task, method="robust", epsilon=epsilon, s
 per_sample_loss = losses_of(optimizer.module)
 weights = [p for p in optimizer.module.parameters() if p.requires_grad]
 start = [w.detach().clone() for w in weights]
-batches, made = chain.from_iterable(repeat(loader)), look_steps(steps)[-1]
+batches, made, first_rung = chain.from_iterable(repeat(loader)), look_steps(steps)[1], optimizer.eta
 for batch in islice(batches, made):
     optimizer.step(per_sample_loss, batch)
 here, batch, c = [w.detach().clone() for w in weights], next(batches), optimizer.eta
@@ -249,7 +249,7 @@ def margins(share):
     return np.array(votes) / optimizer.expected_batch_size
 
 
-rates = START / steps**0.5 * np.array(LADDER)
+rates = first_rung * np.array(LADDER)
 asked = {"without the noise to come": margins(0.0), "with it": margins(share)}
 for w, last in zip(weights, here, strict=True):
     w.data.copy_(last)
@@ -262,7 +262,7 @@ assert np.nanmax(np.abs(noisy - asked["with it"])) < 6 * released.margin_std
 # **Predict first:** to which rate do the votes lead from the one in force, without the noise to come and with it?
 
 # %%
-middle, unit = np.sqrt(rates[1:] * rates[:-1]), START / steps**0.5
+middle, unit = np.sqrt(rates[1:] * rates[:-1]), first_rung
 leads = {name: unit * choose(found.__getitem__, c / unit, CLEAR) for name, found in asked.items()}
 figure, axes = plt.subplots(figsize=(8, 4))
 for (name, found), marker in zip(asked.items(), "s^", strict=True):

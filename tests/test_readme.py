@@ -81,7 +81,8 @@ def test_the_front_page_is_short_and_leads_everywhere():
 
 def test_the_boards_are_those_of_the_notebooks():
     page = (ROOT / "docs" / "verdicts.md").read_text(encoding="utf-8")
-    boards = [verdicts.scoreboard([source.stem for source in notebooks.sources()], whose) for whose in get_args(Whose)]
+    pages = [notebooks.page(source, ROOT / "docs") for source in notebooks.sources()]
+    boards = [verdicts.scoreboard(pages, whose) for whose in get_args(Whose)]
     assert all(board in page for board in boards)
     judging = [source for source in notebooks.sources() if "\nverdict(" in source.read_text(encoding="utf-8")]
     assert boards[0].count(".ipynb") == len(judging) > 10

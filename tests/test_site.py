@@ -36,8 +36,8 @@ def test_the_root_is_a_landing_page_whose_links_and_picture_exist(built):
         assert not anchor or f'id="{anchor}"'.encode() in text, target
     _, body = page.split("<article", 1)
     ways = re.findall(r'<a href="([^"]+)"><strong>', body)
-    assert ways == ["notebooks/00_start_here.html", "README.html#in-your-own-code", "docs/gallery.html"]
-    assert "_images/00_start_here_overview.png" in targets
+    assert ways == ["notebooks/00_primer.html", "README.html#in-your-own-code", "docs/gallery.html"]
+    assert "_images/12_first_run_overview.png" in targets
 
 
 @pytest.mark.whole
@@ -52,7 +52,7 @@ def test_lines_of_code_fit_beside_the_margin_of_a_laptop(built):
 @pytest.mark.whole
 def test_every_notebook_has_a_page_with_its_figures_and_formulas(built):
     for source in notebooks.sources():
-        page = (built / "notebooks" / f"{source.stem}.html").read_text(encoding="utf-8")
+        page = (built / source.relative_to(ROOT).with_suffix(".html")).read_text(encoding="utf-8")
         assert notebooks.title(source).split(":")[0] in page
         assert page.count("<math") > 3 and page.count("<img") > 0, source.stem
         assert "Traceback" not in page
@@ -70,8 +70,8 @@ def test_the_gallery_has_every_figure_with_its_claim(built):
 def test_the_gallery_leads_on_where_no_site_is_built():
     """A code host shows the source of the page, not what the directive makes."""
     text = (ROOT / "docs" / "gallery.md").read_text(encoding="utf-8").split("```")[0]
-    listed = re.findall(r"^\* \[(\w+)\]\(\.\./notebooks/\1\.ipynb\)$", text, flags=re.MULTILINE)
-    assert listed == [source.stem for source in notebooks.sources()]
+    listed = re.findall(r"^\* \[\w+\]\((.+)\)$", text, flags=re.MULTILINE)
+    assert listed == [notebooks.page(source, ROOT / "docs") for source in notebooks.sources()]
     assert "(../figures/" in text
 
 

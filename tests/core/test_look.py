@@ -35,7 +35,7 @@ from hyfreedp.accounting import calibrate_noise
 from hyfreedp.accounting.split import VOTES
 from hyfreedp.gradients import AutomaticClipping
 from hyfreedp.line_search import decay_factor
-from hyfreedp.look import LADDER, START, choose, look_steps, noise_to_come
+from hyfreedp.look import LADDER, choose, look_steps, noise_to_come
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.privatize import privatize_votes
 
@@ -109,7 +109,14 @@ PLAN = {"target_epsilon": 2.0, "target_delta": 1e-5, "sample_rate": 0.1, "steps"
 def test_every_look_comes_within_the_run_and_once(steps):
     plan = look_steps(steps)
     assert plan == tuple(sorted(set(plan))) and all(1 <= step < steps for step in plan)
-    assert (look.FIRST in plan) == (steps > look.FIRST) and len(plan) <= 2
+    assert (look.FIRST in plan) == (steps > look.FIRST) and len(plan) <= 3
+
+
+def test_the_first_rate_falls_with_the_root_of_all_inputs_and_what_has_none_counts_once():
+    """Of 20 x 64 and 3 x 20 matrices, a convolution of 3 x 3 over 8 channels, biases, a class token and a scale."""
+    shapes = [(64, 20), (64,), (3, 64), (3,), (16, 8, 3, 3), (16,), (1, 1, 64), (1,)]
+    inputs = 20 + 1 + 64 + 1 + 72 + 1 + 1 + 1
+    assert look.public_start([torch.empty(*shape) for shape in shapes]) == pytest.approx(6 / math.sqrt(inputs))
 
 
 @together("looking", [(), (1, 4), tuple(range(20))])
@@ -280,7 +287,7 @@ def test_votes_lead_from_the_mean_of_start_and_looks_and_weights_come_back_along
     monkeypatch.setattr(look, "SURE", math.inf)  # all agree that the mean is wrong, and would lead on from there
     model, optimizer = start(adamw)
     loss, begun, before = forces(preferred, optimizer, rungs), flat(model), None
-    first, eta = START / math.sqrt(STEPS), START / math.sqrt(STEPS)
+    first = eta = look.public_start(list(model.parameters())) / math.sqrt(STEPS)
     assert optimizer.eta == pytest.approx(first)
     found = []
     for batch in make_batches([8] * STEPS):
@@ -337,7 +344,7 @@ def test_a_start_ten_times_too_high_does_not_end_the_run():
     steps, right, random = 30, {}, torch.Generator().manual_seed(0)
     inputs, teacher = torch.randn(1000, 1000, generator=random), torch.randn(2, 1000, generator=random)
     data = TensorDataset(inputs, (inputs @ teacher.T).argmax(1))
-    high = 10 * START / math.sqrt(steps)
+    high = 10 * look.public_start(list(nn.Linear(1000, 2, bias=False).parameters())) / math.sqrt(steps)
     for name, settings in {
         "public": {},
         "high": {"initial_learning_rate": high},
@@ -428,7 +435,7 @@ def test_the_picture_shows_what_was_released():
         optimizer.step(cross_entropy(model), batch)
     rows = [row for row in optimizer.history if "margins" in row]
     figure = plots.look(optimizer.history)
-    assert len(figure.axes) == len(rows) == 2
+    assert len(figure.axes) == len(rows) == len(look_steps(STEPS)) == 3
     for axes, row in zip(figure.axes, rows, strict=True):
         (bars,) = axes.containers
         x, y = bars.lines[0].get_data()

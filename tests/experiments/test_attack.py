@@ -1,4 +1,4 @@
-"""The membership attack of notebook 02: its statistics, its bound, and that privacy holds where it should."""
+"""The membership attack of notebook 11: its statistics, its bound, and that privacy holds where it should."""
 
 import math
 

@@ -21,9 +21,13 @@ ids = [source.stem for source in SOURCES]
 
 def test_there_are_notebooks_and_every_one_has_its_twin():
     assert SOURCES
-    twins = {path.name for path in workspace().notebooks.glob("*.ipynb")}
-    by_hand = {name for name in twins if name == "out.ipynb" or name.endswith(".nbconvert.ipynb")}  # git ignores them
-    assert {f"{source.stem}.ipynb" for source in SOURCES} == twins - by_hand
+    found = workspace().notebooks.rglob("[0-9][0-9]_*.ipynb")
+    twins = {path for path in found if "." not in path.stem}  # nbconvert's are somebody's own
+    assert {path(source) for source in SOURCES for path in (of_students, notebooks.solutions)} == twins
+
+
+def of_students(source):
+    return source.with_suffix(".ipynb")
 
 
 @together("source", SOURCES)
@@ -62,8 +66,9 @@ def test_notebooks_lead_to_each_other(source):
     twin = nbformat.read(source.with_suffix(".ipynb"), as_version=4)
     top, end = (cell.source for cell in twin.cells if notebooks.LINKS in cell.metadata.get("tags", []))
     place = SOURCES.index(source)
-    around = [other.stem for other in (*SOURCES[:place][-1:], *SOURCES[place + 1 :][:1])]
-    assert re.findall(r"\]\((\w+)\.ipynb\)", end) == around and end in top
+    around = [of_students(other) for other in (*SOURCES[:place][-1:], *SOURCES[place + 1 :][:1])]
+    led = re.findall(r"\]\((\S+\.ipynb)\)", end)
+    assert [(source.parent / link).resolve() for link in led] == around and end in top
     assert "*Before this: " in top and " minute" in top
 
 

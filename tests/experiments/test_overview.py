@@ -8,7 +8,7 @@ from matplotlib.text import Annotation
 
 from hyfreedp import PRESETS
 from hyfreedp.experiments.book import overview
-from hyfreedp.look import FIRST, SHARE, START
+from hyfreedp.look import FIRST, SHARES, START
 
 
 @pytest.fixture
@@ -24,8 +24,8 @@ def test_constants_are_those_of_the_presets(figure):
     shown = " ".join(text.get_text().replace("\n", " ") for text in figure.axes[0].texts)
     for name in ("paper", "robust"):
         assert f"{PRESETS[name].gamma:g}$ ({name})" in shown
-    assert f"every {PRESETS['paper'].interval} steps" in shown and f"start ${START:g}/\\sqrt{{T}}$" in shown
-    assert f"after {FIRST} step, and {SHARE:.1%} of the run" in shown
+    assert f"every {PRESETS['paper'].interval} steps" in shown and f"start ${START:g}/\\sqrt{{nT}}$" in shown
+    assert f"after {FIRST} step, and at {' and '.join(f'{share:.0%}' for share in SHARES)} of the run" in shown
 
 
 def test_no_arrow_crosses_from_raw_to_private(figure):

@@ -1,4 +1,4 @@
-"""A membership attack on the learning rate: was one planted outlier in the batch? (notebook 02)"""
+"""A membership attack on the learning rate: was one planted outlier in the batch? (notebook 11)"""
 
 from __future__ import annotations
 

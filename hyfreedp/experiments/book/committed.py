@@ -21,7 +21,7 @@ from hyfreedp.experiments.store.paths import workspace
 from hyfreedp.experiments.store.provenance import environment
 
 # Whatever lies elsewhere is a source: it must be committed before outputs are made of it.
-_OUTPUTS = ("figures", "notebooks/solutions", "notebooks/*.ipynb")
+_OUTPUTS = ("figures/**", "notebooks/**/*.ipynb")
 
 
 def compare(theirs: Path, ours: Path, made: Sequence[str]) -> str:
@@ -82,7 +82,7 @@ def uncommitted() -> list[str]:
     Raises:
         RuntimeError: the workspace is no git repository.
     """
-    apart = [f":(exclude,top,glob){name}{'' if '*' in name else '/**'}" for name in _OUTPUTS]
+    apart = [f":(exclude,top,glob){name}" for name in _OUTPUTS]
     command = ["git", "status", "--porcelain", "--untracked-files=all", "-z", "--", ":(top)", *apart]
     try:
         done = subprocess.run(command, cwd=workspace().root, capture_output=True, text=True, check=True)

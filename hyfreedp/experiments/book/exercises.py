@@ -56,6 +56,7 @@ def with_solutions(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
         if cell.cell_type == "code" and not begun:
             cell.outputs = []
         elif cell.cell_type == "markdown":
-            cell.source = cell.source.replace("](../", "](../../").replace("](solutions/", "](")
+            cell.source = cell.source.replace("](../", "](../../").replace("](reports/", "](../reports/")
+            cell.source = cell.source.replace("](solutions/", "](")
             cell.source = re.sub(r"\A# ", "# Solutions: ", cell.source)
     return solved

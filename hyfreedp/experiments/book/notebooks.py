@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -39,8 +40,8 @@ class QuietKernel(AsyncKernelManager):
 
 
 def sources(only: Sequence[str] = ()) -> list[Path]:
-    """The notebooks' percent-format sources, in order; only those with these numbers ("05") or names, if any."""
-    found = sorted(workspace().notebooks.glob("[0-9][0-9]_*.py"))
+    """Percent-format sources of the course and its ``reports/``, in order; only these numbers ("05") or names, if any."""
+    found = sorted(workspace().notebooks.rglob("[0-9][0-9]_*.py"), key=lambda source: source.stem)
     known = {key: source for source in found for key in (source.stem, source.stem[:2])}
     for name in only:
         if name not in known:
@@ -53,6 +54,11 @@ def sources(only: Sequence[str] = ()) -> list[Path]:
 def solutions(source: Path) -> Path:
     """Where a notebook's executed copy with solutions lies; the one beside the source is the student's."""
     return source.parent / "solutions" / f"{source.stem}.ipynb"
+
+
+def page(source: Path, folder: Path) -> str:
+    """A link from ``folder`` to a notebook's executed copy."""
+    return os.path.relpath(source.with_suffix(".ipynb"), folder)
 
 
 def title(source: Path) -> str:
@@ -128,14 +134,14 @@ def links(source: Path) -> str:
     """The way to the notebooks before and after one, as a line in Markdown."""
     order = sources()
     place = order.index(source)
-    before = f"[← {title(order[place - 1])}]({order[place - 1].stem}.ipynb)" if place else ""
-    after = f"[{title(order[place + 1])} →]({order[place + 1].stem}.ipynb)" if place + 1 < len(order) else ""
+    before = "".join(f"[← {title(one)}]({page(one, source.parent)})" for one in order[:place][-1:])
+    after = "".join(f"[{title(one)} →]({page(one, source.parent)})" for one in order[place + 1 :][:1])
     return " · ".join(filter(None, (before, after)))
 
 
 def course(source: Path) -> str:
     """What to have read before a notebook, how long it runs and where it writes; empty if not in ``course.json``."""
-    path = source.parent / "course.json"
+    path = workspace().notebooks / "course.json"
     known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     if source.stem not in known:
         return ""

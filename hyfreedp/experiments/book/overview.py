@@ -13,7 +13,7 @@ from matplotlib.patches import FancyBboxPatch, Rectangle
 
 from hyfreedp import PRESETS
 from hyfreedp.gradients import AutomaticClipping
-from hyfreedp.look import FIRST, LADDER, SHARE, START, look_steps
+from hyfreedp.look import FIRST, LADDER, SHARES, START, look_steps
 
 WIDTH, HEIGHT = 100.0, 83.0  # tenths of an inch: a box 10 wide is an inch wide
 BORDER = 58.0  # raw values stay left of it
@@ -64,7 +64,7 @@ def draw() -> Figure:
         axes,
         "robust",
         "Preset\n“robust”",
-        f"after {FIRST} step, and\n{SHARE:.1%} of the run",
+        f"after {FIRST} step, and at\n{' and '.join(f'{share:.0%}' for share in SHARES)} of the run",
         f"same batch, forward\nat some of {len(LADDER)} rates $\\eta_j$\nalong the run so far:\nlosses $L_{{j,i}}$",
         "a vote on each two:\n$\\mathrm{sign}(L_{j+1,i} - L_{j,i})$\nat most 1, whatever\nthe losses",
         "sums, one by one\n$+\\;\\sigma_l\\, \\mathcal{N}(0, 1)$",
@@ -83,7 +83,7 @@ def findings(steps: int) -> list[str]:
         f"Preset paper: probes losses every {paper.interval} steps, gamma = {paper.gamma:g}; eta and R_l learned, eta "
         f"from {paper.initial_learning_rate:g} on",
         f"Preset robust: looks at steps {', '.join(map(str, look_steps(steps)))} of {steps}, gamma = "
-        f"{robust.gamma:g}; eta from {START / math.sqrt(steps):g} on, with {robust.decay} decay",
+        f"{robust.gamma:g}; eta from a public start on, with {robust.decay} decay",
     ]
 
 
@@ -134,7 +134,7 @@ def _ways_between_lanes(axes: Axes) -> None:
     below = robust - half - 5.2
     _path(axes, (60, below), (23.2, below), (23.2, robust - half))
     _box(axes, (60.0, below - 2.4, 81.5, below + 2.4), "ray from $w_0$ through $w$,\nand public noise", PLAIN)
-    ends = f"start ${START:g}/\\sqrt{{T}}$,\naverage in the end"
+    ends = f"start ${START:g}/\\sqrt{{nT}}$,\naverage in the end"
     _box(axes, (84.0, below - 2.4, 96.5, below + 2.4), ends, BY_DEFAULT)
     _arrow(axes, (90.2, below + 2.4), (90.2, robust - half))
 

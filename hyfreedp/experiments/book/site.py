@@ -35,7 +35,7 @@ def gallery() -> str:
     """The page of :class:`Gallery`, in MyST Markdown; links are relative to ``docs/``."""
     parts = []
     for source in notebooks.sources():
-        parts.append(f"## {notebooks.title(source)}\n\n[Notebook](../notebooks/{source.stem}.ipynb)")
+        parts.append(f"## {notebooks.title(source)}\n\n[Notebook]({notebooks.page(source, workspace().root / 'docs')})")
         for path in sorted(workspace().figures.glob(f"{source.stem}*.json")):
             made = json.loads(path.read_text(encoding="utf-8"))
             if "figure" in made:

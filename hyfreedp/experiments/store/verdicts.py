@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -132,13 +133,14 @@ def verdict(name: str, found: Sequence[Verdict], *, parameters: Mapping[str, Any
     display(Markdown("\n".join(lines)))
 
 
-def scoreboard(stems: Sequence[str], whose: Whose) -> str:
-    """Committed verdicts as a table in Markdown; each notebook is linked in the first of its lines."""
+def scoreboard(pages: Sequence[str], whose: Whose) -> str:
+    """Committed verdicts as a table in Markdown; each of these pages, of notebooks, is linked in its first line."""
     lines = ["| | Claim | Verdict | The number that decides |", "| --- | --- | --- | --- |"]
-    for stem in stems:
+    for page in pages:
+        stem = PurePath(page).stem
         path = workspace().figures / f"{stem}_verdict.csv"
         rows = pd.read_csv(path) if path.exists() else pd.DataFrame(columns=["whose"])
         for place, row in enumerate(rows[rows.whose == whose].itertuples()):
-            link = "" if place else f"[{stem[:2]}](../notebooks/{stem}.ipynb)"
+            link = "" if place else f"[{stem[:2]}]({page})"
             lines.append(f"| {link} | {row.claim} | **{row.outcome}** | {row.number} |")
     return "\n".join(lines)

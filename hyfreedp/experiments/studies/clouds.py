@@ -1,4 +1,4 @@
-"""Real losses along the update direction of a training run, and the parabolas that probes see there (notebook 02)."""
+"""Real losses along the update direction of a training run, and the parabolas that probes see there (notebook 11)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Four ways to choose the rate of one small task, beside each other (notebook 00)."""
+"""Four ways to choose the rate of one small task, beside each other (notebook 12)."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@
 # ---
 
 # %% [markdown]
-# # Start here: private training without a learning rate
+# # A first run: four ways to a learning rate
 #
 # **After this notebook you can**
 #
@@ -90,7 +90,7 @@ for axis, image, label in zip(axes, *train.tensors, strict=False):
 #
 # Whoever sees the model, and all its intermediate states, then learns only so much about whether a given record took part: no attack
 # tells it with an advantage (true less false alarms) above $(e^\varepsilon - 1 + 2\delta)/(e^\varepsilon + 1)$. That is 0.46 at
-# $\varepsilon = 1$ and 0.905 at 3: a limit to the worst case, far above what known attacks reach (notebooks 02 and 10), but not
+# $\varepsilon = 1$ and 0.905 at 3: a limit to the worst case, far above what known attacks reach (notebooks 10 and 11), but not
 # "nothing". DP-SGD gets there in each step by drawing a random batch (every record with probability $q = B/N$), bounding what
 # one record can do to the gradient, and drowning the rest in noise:
 #
@@ -134,15 +134,15 @@ display(Markdown(text))
 #
 # There are two ways to learn the rate. Both ask the records a few times in a run, and what they answer is clipped, summed and
 # noised as well; that takes 1 % more noise on the gradients, paid from the same budget.
-# Both are written down step by step, one sample at a time, in [`hyfreedp/reference.py`](../hyfreedp/reference.py): read that first.
+# Both are written down step by step, one sample at a time, in [`hyfreedp/reference.py`](../../hyfreedp/reference.py): read that first.
 #
 # * **Preset "paper"** is the paper's algorithm. Every few steps it looks along the direction $\mathbf G$ in which the optimizer is
 #   about to go: the loss there is nearly a parabola, $L(\mathbf w - \eta \mathbf G) \approx L - b\eta + \tfrac a2 \eta^2$, whose
 #   bottom is at $\eta = b/a$. It releases three noisy losses, at $\mathbf w$ and $\mathbf w \pm \eta \mathbf G$, and keeps to the
 #   guards around $b/a$ and the smoothing of its authors' own package for training without privacy, `gen-optim`.
 # * **Preset "robust"** (the default) asks less. AdamW on normalised gradients hardly knows the scale of a task, so the rate may start
-#   at a public number, $0.3/\sqrt T$ for $T$ steps. After the first step and at an eighth of the run the records *look* along the run so
-#   far: early steps at another rate are, to first order, the same steps, scaled. The noise of the run to come is known, and added before
+#   at a public number, $6/\sqrt{nT}$ for $T$ steps and $n$ inputs of all layers together. After the first step, at an eighth and at half of the run the
+#   records *look* along the run so far: early steps at another rate are, to first order, the same steps, scaled. The noise of the run to come is known, and added before
 #   asking. Between neighbours of eleven rates, those that it comes by, every record votes: 1, 0 or -1 whatever its losses are, so no threshold, no scale. The run goes
 #   on at the mean of the start and of what the looks found, and ends at an average of its weights. (Records of version 0.1.0, as in the
 #   tables, voted on an average and could only brake.)
@@ -156,7 +156,7 @@ figure = overview.draw()
 # %%
 plots.save(
     figure,
-    "00_start_here_overview",
+    "12_first_run_overview",
     parameters=parameters,
     inputs=[],
     shows="The flow of one step from Poisson batch to new learning rate, the probe of one preset above the look of the other; raw "
@@ -240,7 +240,7 @@ table.round(2)
 # %%
 plots.save(
     figure,
-    "00_start_here",
+    "12_first_run",
     parameters=parameters,
     inputs=[f"cell {spec.key}" for spec in runs],
     shows="Learning rate and test accuracy over the steps of four ways to train, the private losses of preset paper and the "
@@ -282,7 +282,7 @@ for axis, (name, here) in zip(axes, compared.groupby("task"), strict=True):
 findings = first_look.gap_findings(compared)
 plots.save(
     figure,
-    "00_start_here_gaps",
+    "12_first_run_gaps",
     parameters=parameters,
     inputs=["data/results/laptop/accuracy.csv"],
     shows="Accuracy of learned rates minus that of the best of 16 tuned runs, on two tasks at three budgets.",
@@ -300,7 +300,7 @@ plots.what_to_see(findings)
 
 # %%
 verdict(
-    "00_start_here", first_look.verdicts(compared), parameters=parameters, inputs=["data/results/laptop/accuracy.csv"]
+    "12_first_run", first_look.verdicts(compared), parameters=parameters, inputs=["data/results/laptop/accuracy.csv"]
 )
 
 # %% [markdown]
@@ -317,7 +317,7 @@ verdict(
 # ## Exercises
 #
 # Put your answer in place of `None` and run the cell; it says whether you are right. Solutions are in
-# [`solutions/`](solutions/00_start_here.ipynb).
+# [`solutions/`](solutions/12_first_run.ipynb).
 #
 # 1. Every record enters every batch with probability $q = B/N$. In how many of the batches of a run at full length ($T = 100$, $B = 500$,
 #    $N = 1500$) does a person's record take part, on average?
@@ -350,7 +350,7 @@ margin_noise = records[0]["noise_split"]["sigma_loss"] / 500
 check(margin_noise, lambda: history.margin_std.max())
 
 # %% [markdown]
-# 3. Run this notebook with another budget: `papermill notebooks/00_start_here.ipynb out.ipynb -p epsilon 1.0`. Which of the
+# 3. Run this notebook with another budget: `papermill notebooks/reports/12_first_run.ipynb out.ipynb -p epsilon 1.0`. Which of the
 #    four choices suffers most, and why?
 # 4. Calibrate preset "paper" as well: `calibrate_noise(target_epsilon=epsilon, steps=task.steps, probe="losses",
 #    allocation="constant", interval=5, **protocol)`, and with `interval=1`. In units of its clip, is a loss or a sum of votes released more
@@ -359,6 +359,6 @@ check(margin_noise, lambda: history.margin_std.max())
 # %% [markdown] tags=["solution"]
 # *Solutions.* (3) The paper's preset has little to lose. The others lose some points, because the noise on the gradient grows about
 # two and a half times. So does that of a margin, but a clear majority of 500 records stays clear. (4) Fewer releases share the same price:
-# two looks share what 20 or 100 probes share, while a look is ten numbers of sensitivity $\sqrt{10}$ together where a probe is three of
-# $\sqrt3$: so $\sigma_l$ is smaller by about $\sqrt{10/3 \cdot 2/20}$ at $K = 5$. The gradient's noise is the same in the mean,
+# three looks share what 20 or 100 probes share, while a look is ten numbers of sensitivity $\sqrt{10}$ together where a probe is three of
+# $\sqrt3$: so $\sigma_l$ is smaller by about $\sqrt{10/3 \cdot 3/20}$ at $K = 5$. The gradient's noise is the same in the mean,
 # $\gamma$ times that of plain DP-SGD; with looks only the steps that look have more.

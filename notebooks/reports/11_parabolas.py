@@ -188,7 +188,7 @@ clipping_summary = [
 ]
 plots.save(
     figure,
-    "02_parabolas",
+    "11_parabolas",
     parameters=parameters,
     inputs=run_inputs + near_inputs + ["function clouds.clouds"],
     shows="Parabolas through repeated private probes of one real batch, and the spread of b/a, for several thresholds.",
@@ -237,7 +237,7 @@ figure = attack_figures.draw_attack(games, result, exact=exact.minimizer, delta=
 summary = attack_figures.attack_findings(result)
 plots.save(
     figure,
-    "02_parabolas_attack",
+    "11_parabolas_attack",
     parameters=parameters,
     inputs=run_inputs + inputs,
     shows="Learning rates with and without one planted outlier, and the advantage of an observer against the bound of epsilon.",
@@ -266,7 +266,7 @@ paper = Verdict(
     f"{share.max():.0%} at the best threshold",
 )
 decided = [paper, *attack_figures.verdicts(result)]
-verdict("02_parabolas", decided, parameters=parameters, inputs=run_inputs + inputs)
+verdict("11_parabolas", decided, parameters=parameters, inputs=run_inputs + inputs)
 
 # %% [markdown]
 # ## Where this differs from the paper
@@ -282,7 +282,7 @@ verdict("02_parabolas", decided, parameters=parameters, inputs=run_inputs + inpu
 # ## Exercises
 #
 # Put your answer in place of `None` and run the cell; it says whether you are right. Solutions are in
-# [`solutions/`](solutions/02_parabolas.ipynb).
+# [`solutions/`](solutions/11_parabolas.ipynb).
 #
 # 1. A record has losses 2, 2.1 and 2.6 at $-h$, 0 and $h$. Clip each at $R_l = 2.1$. What is left of its curvature
 #    $L_+ + L_- - 2 L_0$, which was 0.4? And which sign has it then?
@@ -299,7 +299,7 @@ curvature = min(2.6, 2.1) + 2 - 2 * 2.1
 check(curvature, lambda: np.diff(np.minimum([2, 2.1, 2.6], 2.1), n=2).item())
 
 # %% [markdown]
-# 2. Run with `papermill notebooks/02_parabolas.ipynb out.ipynb -p reach 1.0`. What is left of the parabolas where Algorithm 1 looks?
+# 2. Run with `papermill notebooks/reports/11_parabolas.ipynb out.ipynb -p reach 1.0`. What is left of the parabolas where Algorithm 1 looks?
 
 # %% [markdown] tags=["solution"]
 # *Solution.* The differences between the three losses are far below the noise at any $R_l$, so that the rates are close to a ratio of two noises: half of the parabolas are

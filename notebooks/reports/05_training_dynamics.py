@@ -219,7 +219,7 @@ plots.what_to_see(summary)
 # decides. At $K = 1$ a hundred probes could get there; that they do not is the noise.
 #
 # (Version 0.1.0 of this package had a line search of its own, which released differences of losses in place of losses and averaged over past probes. It climbed from $10^{-4}$ to the
-# tuned rate on this task, and stayed behind preset "robust" elsewhere. [docs/step_rule.md](../docs/step_rule.md) says what its records showed.)
+# tuned rate on this task, and stayed behind preset "robust" elsewhere. [docs/step_rule.md](../../docs/step_rule.md) says what its records showed.)
 #
 # ## 4. The death spiral of $R_l$
 #

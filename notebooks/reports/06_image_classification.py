@@ -405,12 +405,12 @@ plots.save(
 plots.what_to_see(told, "means over budgets and seeds")
 
 # %% [markdown]
-# A temperature changes no label, so accuracy stays exactly as it is. [docs/results.md](../docs/results.md#probabilities) has all numbers, and what else was tried.
+# A temperature changes no label, so accuracy stays exactly as it is. [docs/results.md](../../docs/results.md#probabilities) has all numbers, and what else was tried.
 #
 # ## 9. Verdicts
 #
 # Each claim says that one method is better than another by at least some points (minus one: "comparable"). *Reproduced*: the whole 95 % interval over our
-# private places is at least there; *fails here*: all of it is below; *not shown*: neither, or fewer than two places ([the rule](../docs/verdicts.md)).
+# private places is at least there; *fails here*: all of it is below; *not shown*: neither, or fewer than two places ([the rule](../../docs/verdicts.md)).
 
 # %%
 for name, part in shown.items():

@@ -1,0 +1,276 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # A primer: what differential privacy is
+#
+# **After this notebook you can**
+#
+# * say who is protected: a record is not a person,
+# * say what a mechanism, its neighbours, $\varepsilon$ and $\delta$ are, and read them off a picture,
+# * attack a released number, win without noise, and know how often you can win with it,
+# * say what many releases cost together, how two accountants find out, and why a random batch helps.
+#
+# Every mechanism is a few lines of NumPy that you can change. The library comes last, and must agree.
+
+# %% tags=["parameters"]
+profile = "laptop"  # how large: smoke, laptop, gpu or paper; all the same here
+sigma = 1.0  # noise multiplier: standard deviation of the noise, over what one record can change
+steps = 10  # releases that are added up in section 4
+rate = 0.1  # probability with which a record enters a batch in section 5
+
+# %%
+from hyfreedp.experiments.book.parameters import check_parameters
+
+check_parameters(
+    globals(),
+    {"profile": ("smoke", "laptop", "gpu", "paper"), "sigma": float, "steps": int, "rate": float},
+)
+
+# %%
+import matplotlib.pyplot as plt
+import numpy as np
+from scipy.stats import norm
+from sklearn.datasets import load_digits
+
+from hyfreedp.accounting.accountants import composed_epsilon
+from hyfreedp.experiments.book.exercises import check
+from hyfreedp.experiments.store import plots
+
+plots.use_style()
+parameters = {"profile": profile, "sigma": sigma, "steps": steps, "rate": rate}
+rng = np.random.default_rng(0)
+
+# %% [markdown]
+# ## 1. Who is protected
+#
+# Here are ten of the 1,797 digits that come with scikit-learn. **Thirteen people** wrote them, so each wrote about 138.
+
+# %%
+digits = load_digits()
+figure, axes = plt.subplots(1, 10, figsize=(9, 1.2))
+for axis, image, label in zip(axes, digits.images, digits.target, strict=False):
+    axis.imshow(image, cmap="gray_r")
+    axis.set_title(int(label))
+    axis.axis("off")
+
+# %% [markdown]
+# Differential privacy hides one *unit*. If the unit is a *record*, one image more or less must hardly show. A person with 138 images is another matter: all of them
+# together move a result 138 times as far as one. The noise that hides an image does not hide the hand that wrote it.
+#
+# So the first question about any $\varepsilon$ is: of what unit? In this course it is one record, unless it says otherwise. Where people have several, the library takes
+# `records_per_person` and adds the noise that hides all of them.
+#
+# ## 2. A mechanism, its neighbours, and an attack
+#
+# A *mechanism* is a randomised program whose output is released. Ours counts: how many of the records say yes? One record changes the count by at most 1.
+# Two data sets are *neighbours* if one has one record more than the other.
+#
+# An attacker knows all records but one, and asks: is that one in the data, saying yes? The count without noise answers at once. So we add
+# normal noise of standard deviation $\sigma$ times what one record can change:
+
+# %%
+others = rng.random(500) < 0.3  # records that say yes; the attacker knows them
+counts = {"out": others.sum(), "in": others.sum() + 1}
+released = {name: count + sigma * rng.standard_normal(20_000) for name, count in counts.items()}
+
+threshold = (counts["in"] + counts["out"]) / 2
+caught = {name: np.mean(numbers > threshold) for name, numbers in released.items()}
+advantage = caught["in"] - caught["out"]
+print(
+    f'says "in" of {caught["in"]:.0%} that are in, and of {caught["out"]:.0%} that are not: advantage {advantage:.2f}'
+)
+
+# %% [markdown]
+# **Predict first:** is there a cleverer threshold, or a cleverer attack, with a larger advantage?
+#
+# <details><summary>Answer</summary>
+#
+# No. The advantage of any attack is at most $\delta(0)$, the $\delta$ at $\varepsilon = 0$ of the next section, and the threshold in the middle has it.
+#
+# </details>
+#
+# ## 3. $\varepsilon$ and $\delta$, in a picture
+#
+# How much likelier is an output with the record than without it? The logarithm of that ratio is the *privacy loss* of the output; its unit is the nat, since the logarithm is natural. A mechanism is
+# $(\varepsilon, \delta)$-private if its loss is at most $\varepsilon$, but for a part of weight $\delta$:
+#
+# $$ P(M(D) \in S) \le e^\varepsilon P(M(D') \in S) + \delta \quad\text{for all sets } S \text{ and all neighbours } D, D'. $$
+#
+# The worst set $S$ is where the loss exceeds $\varepsilon$. For two normals we can see it: the loss grows along a line.
+
+# %%
+outputs = np.linspace(-4 * sigma, 1 + 4 * sigma, 400)
+with_it, without = norm.pdf(outputs, 1, sigma), norm.pdf(outputs, 0, sigma)
+loss = np.log(with_it / without)
+
+
+def delta_of(eps, noise=sigma):
+    """Of two normals a distance 1 apart: the weight of P above e^eps Q."""
+    least = noise**2 * eps + 0.5  # where the loss is eps
+    return norm.sf(least, 1, noise) - np.exp(eps) * norm.sf(least, 0, noise)
+
+
+figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6))
+left.plot(outputs, with_it, color="C0", label="with the record")
+left.plot(outputs, without, color="C1", linestyle="--", label="without it")
+left.fill_between(
+    outputs, with_it, np.e * without, where=loss > 1, color="C0", alpha=0.3, label=r"$\delta$ at $\varepsilon$ = 1"
+)
+left.set(xlabel="released count, less the attacker's", ylabel="density", title="What is above e times the other is δ")
+left.legend(loc="upper left", fontsize="small")
+epsilons = np.linspace(0, 6, 200)
+right.plot(epsilons, delta_of(epsilons), color="C0")
+right.set(yscale="log", ylim=(1e-8, 1), xlabel=r"$\varepsilon$ (nats)", ylabel=r"$\delta$")
+_ = right.set_title("One mechanism has many pairs (ε, δ)")
+
+# %%
+summary = [
+    f"noise of {sigma:g}: delta is {delta_of(0.0):.2f} at epsilon 0, {delta_of(1.0):.3f} at 1 and {delta_of(4.0):.1e} at 4",
+    f"the best attack has an advantage of {delta_of(0.0):.2f}, which is delta at epsilon 0; ours had {advantage:.2f}",
+]
+plots.save(
+    figure,
+    "00_primer",
+    parameters=parameters,
+    inputs=[],
+    shows="Two normals and the part of one that is above e times the other; delta as a function of epsilon.",
+    claim="§ 2: the definition of differential privacy.",
+    summary=summary,
+)
+plots.what_to_see(summary)
+
+# %% [markdown]
+# ## 4. Many releases
+#
+# Training releases a noisy sum at every step. The attacker adds up the evidence: the losses of independent releases add up. For normal noise the loss of one release is itself normal,
+# with mean $1/2\sigma^2$ and standard deviation $1/\sigma$. So the loss of $T$ releases is normal with mean $T/2\sigma^2$ and standard deviation $\sqrt T/\sigma$: that of *one* release with
+# noise $\sigma/\sqrt T$.
+#
+# **Predict first:** ten releases: ten times the $\varepsilon$ of one?
+#
+# Two *accountants* compute it. **PLD** (privacy loss distributions) adds up the losses themselves, and reads off the $\varepsilon$ beyond which $\delta$ is left. **RDP** (Rényi
+# differential privacy) knows one moment $\alpha$ of the loss: $\varepsilon(\alpha) = T\alpha/2\sigma^2$ here. Every $\alpha$ gives a bound, $\varepsilon(\alpha) + \log(1/\delta)/(\alpha - 1)$
+# in its plain form, and the best $\alpha$ counts.
+
+# %%
+delta = 1e-5
+losses = np.linspace(-5, 25, 600) / sigma
+orders = np.linspace(1.5, 20, 200)
+rdp = steps * orders / (2 * sigma**2) + np.log(1 / delta) / (orders - 1)
+found = composed_epsilon([(sigma, steps)], sample_rate=1.0, delta=delta, accountant="pld")
+assert abs(np.log(delta_of(found, sigma / steps**0.5) / delta)) < 0.01  # by hand, as one release
+
+figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6))
+for count, color in ((1, "C1"), (steps, "C0")):
+    density = norm.pdf(losses, count / (2 * sigma**2), count**0.5 / sigma)
+    left.plot(losses, density, color=color, label=f"{count} release{'s' * (count > 1)}")
+left.axvline(found, color="0.2", linestyle=":", label=rf"$\varepsilon$ = {found:.1f} at $\delta$ = {delta:g}")
+left.set(xlabel="privacy loss (nats)", ylabel="density", title="PLD: losses add up; ε leaves δ of the tail")
+left.legend(fontsize="small")
+right.plot(orders, rdp, color="C2", label="bound by one moment")
+right.axhline(found, color="0.2", linestyle=":", label="PLD")
+right.set(xlabel=r"order $\alpha$", ylabel=r"$\varepsilon$ (nats)", ylim=(0, 4 * found))
+right.set_title("RDP: the best of many bounds, never below")
+_ = right.legend(fontsize="small")
+
+# %%
+one = composed_epsilon([(sigma, 1)], sample_rate=1.0, delta=delta, accountant="pld")
+summary = [
+    f"one release costs {one:.2f} at delta = {delta:g}, {steps} cost {found:.2f}: {found / one:.1f} times as much",
+    f"RDP's best order says {rdp.min():.2f}",
+]
+plots.save(
+    figure,
+    "00_primer_composition",
+    parameters=parameters,
+    inputs=[],
+    shows="The distribution of the privacy loss of one and of many releases; the bounds of RDP over its orders.",
+    claim="§ 2: composition of mechanisms.",
+    summary=summary,
+)
+plots.what_to_see(summary)
+
+# %% [markdown]
+# The mean of the loss grows with $T$, its spread with $\sqrt T$ alone. While noise is large the spread is most of $\varepsilon$, so ten releases cost little more than
+# $\sqrt{10}$ times one; with little noise they cost nearly ten times.
+#
+# ## 5. Random batches
+#
+# *Poisson sampling* puts each record into a batch with probability $q$, on its own. With probability $1 - q$ it was not even there, so the world with the record is a mixture:
+# $(1 - q)\,N(0, \sigma^2) + q\,N(1, \sigma^2)$ against $N(0, \sigma^2)$.
+#
+# **Predict first:** if every record enters a batch with probability 1/10, by how much does $\varepsilon$ fall: to a tenth?
+
+# %%
+draws = sigma * rng.standard_normal(200_000) + (rng.random(200_000) < rate)  # released, with the record in the data
+mixture = np.log(1 - rate + rate * np.exp((draws - 0.5) / sigma**2))
+print(f"loss of one sampled release: mean {mixture.mean():.4f}, at most {mixture.max():.2f} in 200,000 draws")
+
+at = {"delta": delta, "accountant": "pld"}
+cases = {
+    "one release of all records": composed_epsilon([(sigma, 1)], sample_rate=1.0, **at),
+    "one on a random batch": composed_epsilon([(sigma, 1)], sample_rate=rate, **at),
+    f"{steps} of all records": composed_epsilon([(sigma, steps)], sample_rate=1.0, **at),
+    f"{steps} on random batches": composed_epsilon([(sigma, steps)], sample_rate=rate, **at),
+    "the same by RDP": composed_epsilon([(sigma, steps)], sample_rate=rate, delta=delta, accountant="rdp"),
+}
+for name, value in cases.items():
+    print(f"{name:28} epsilon = {value:.3f} at delta = {delta:g}")
+
+# %% [markdown]
+# <details><summary>Answer</summary>
+#
+# Sampling takes most of the *typical* loss away: what was seldom seen is hidden by its absence, too. But $\varepsilon$ at a small $\delta$ is about rare outputs, and a rare output can still
+# give the record away. So one release falls by less than a tenth would be, and many releases, whose losses average out, by more.
+#
+# </details>
+#
+# The next notebooks release more than a count: a clipped loss (01), a gradient and a rate (02), both from one budget (03).
+#
+# ## Exercises
+#
+# Put your answer in place of `None` and run the cell; it says whether you are right. Solutions are in
+# [`solutions/`](solutions/00_primer.ipynb).
+#
+# 1. How large is the largest advantage that any attack can have if $\sigma = 2$?
+
+# %%
+largest = None
+check(largest, lambda: delta_of(0.0, noise=2.0))
+
+# %% [markdown] tags=["solution"]
+# *Solution.* $\delta(0) = \Phi(1/2\sigma) - \Phi(-1/2\sigma) = 2\Phi(1/4) - 1 = 0.20$. Twice the noise does not halve it exactly: 0.38 at $\sigma = 1$.
+
+# %% tags=["solution"]
+largest = norm.cdf(0.25) - norm.cdf(-0.25)
+check(largest, lambda: delta_of(0.0, noise=2.0))
+
+# %% [markdown]
+# 2. A hundred releases of all records shall reveal no more than one with $\sigma = 1$. Which $\sigma$ does each need?
+
+# %%
+each = None
+check(each, lambda: (100 / (1 / parameters["sigma"]) ** 2) ** 0.5 / parameters["sigma"])
+
+# %% [markdown] tags=["solution"]
+# *Solution.* The evidence of $T$ releases is that of one with noise $\sigma/\sqrt T$, so $\sigma = \sqrt{100} = 10$.
+
+# %% tags=["solution"]
+each = 100**0.5
+check(each, lambda: (100 / (1 / parameters["sigma"]) ** 2) ** 0.5 / parameters["sigma"])
+
+# %% [markdown]
+# 3. Set `sigma` to 0.5 and run the notebook again. Are ten releases now nearer to three or to ten times one? Section 4 says why.
+
+# %% [markdown] tags=["solution"]
+# *Solution.* Nearer to ten: with little noise the mean of the loss, which grows with $T$, outweighs its spread.

@@ -1,0 +1,282 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # One private step by hand: clip, sum, noise, fit, update
+#
+# **After this notebook you can**
+#
+# * write one step of private training in NumPy, and say which line bounds what a record can do,
+# * find a learning rate through three private losses, as the paper does, and see how noise spoils it,
+# * check all of it against the library, number by number.
+#
+# **The paper's items.** Algorithm 1, on a problem of two parameters. Nothing is hidden in a function of ours until you have written it yourself.
+
+# %% tags=["parameters"]
+profile = "laptop"  # how large: smoke, laptop, gpu or paper; all the same here
+records = 400  # N
+rate = 0.25  # q: probability with which a record enters a batch
+sigma = 1.0  # noise multiplier of the gradient
+sigma_loss = 3.0  # of each loss
+steps = 60  # T
+seed = 0  # of the problem and its noise; a real run has a secret one
+
+# %%
+from hyfreedp.experiments.book.parameters import check_parameters
+
+check_parameters(
+    globals(),
+    {
+        "profile": ("smoke", "laptop", "gpu", "paper"),
+        "records": int,
+        "rate": float,
+        "sigma": float,
+        "sigma_loss": float,
+        "steps": int,
+        "seed": int,
+    },
+)
+
+# %%
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+
+from hyfreedp import epsilon, fit_quadratic
+from hyfreedp.accounting import calibrate_noise
+from hyfreedp.accounting.composition import effective_noise
+from hyfreedp.experiments.book.exercises import check
+from hyfreedp.experiments.store import plots
+from hyfreedp.noise import NoiseGenerator
+from hyfreedp.privatize import privatize_gradient, privatize_loss
+from hyfreedp.reference import automatic
+
+plots.use_style()
+names = ("profile", "records", "rate", "sigma", "sigma_loss", "steps", "seed")
+parameters = {name: globals()[name] for name in names}
+
+# %% [markdown]
+# ## 1. The problem
+#
+# A straight line through noisy points: two parameters $\mathbf w$, and for each record half the squared error as its loss. A few records are far off the line, as real ones are.
+
+# %%
+rng = np.random.default_rng(seed)
+x = np.stack([rng.standard_normal(records), np.ones(records)], axis=1)
+y = x @ np.array([2.0, 1.0]) + 0.5 * rng.standard_t(3, records)
+B = rate * records  # expected size of a batch
+
+
+def losses_at(w, batch):
+    """Of each record, shape (B,)."""
+    return 0.5 * (x[batch] @ w - y[batch]) ** 2
+
+
+def gradients_at(w, batch):
+    """A row for each record, shape (B, 2)."""
+    return (x[batch] @ w - y[batch])[:, None] * x[batch]
+
+
+# %% [markdown]
+# ## 2. Clip, sum, noise
+#
+# The sum of gradients shows every record that is in it, and one far-off record may rule it. So each gradient is divided by its own norm, plus 0.01 (*automatic clipping*). Then none is longer
+# than 1, and one record more or less moves the sum by at most 1: that is its *sensitivity*. Noise of $\sigma$ times the sensitivity hides it, as it hid one record of a count in notebook 00. Last, the
+# sum is divided by the *expected* batch size $B$; the true size would tell how many came. These are lines 2 to 4 of Algorithm 1.
+
+# %%
+w = np.array([0.0, 0.0])
+batch = rng.random(records) < rate  # a Poisson sample: each record on its own
+gradients = gradients_at(w, batch)
+norms = np.linalg.norm(gradients, axis=1, keepdims=True)
+clipped = gradients / (norms + 0.01)
+total = clipped.sum(axis=0)
+private = (total + sigma * rng.standard_normal(2)) / B
+
+assert np.linalg.norm(clipped, axis=1).max() < 1  # the sensitivity
+print(f"batch of {batch.sum()}; mean of clipped gradients {total / B}, the private one {private}")
+
+# %% [markdown]
+# **Predict first:** the longest gradient is many times as long as the median one. Which share of the raw sum is its own, and which of the clipped sum?
+
+# %%
+figure, axes = plt.subplots(1, 2, figsize=(9, 3.8))
+for axis, arrows, title in zip(
+    axes, (-gradients, -clipped), ("Raw: a few records rule", "Clipped: each is at most 1 long"), strict=True
+):
+    axis.quiver(*np.zeros((2, len(arrows))), *arrows.T, angles="xy", scale_units="xy", scale=1, width=0.004, alpha=0.4)
+    limit = 1.1 * abs(arrows).max()
+    axis.set(xlim=(-limit, limit), ylim=(-limit, limit), aspect="equal", xlabel="slope", ylabel="intercept")
+    axis.set_title(title)
+
+# %%
+share = norms.max() / norms.sum()
+summary = [
+    f"the longest of {len(norms)} gradients is {norms.max() / np.median(norms):.1f} times the median one: {share:.0%} of all length",
+    f"clipped, each has at most {1 / len(norms):.0%}",
+]
+plots.save(
+    figure,
+    "02_private_step",
+    parameters=parameters,
+    inputs=[],
+    shows="The per-record gradients of one batch as arrows, before and after they are normalised.",
+    claim="Alg. 1, lines 2 to 4: per-sample gradients are clipped, summed and noised.",
+    summary=summary,
+)
+plots.what_to_see(summary)
+
+# %% [markdown]
+# ## 3. Fit: a rate from three private losses
+#
+# How far should the step go? The paper looks at the loss a step ahead and a step behind, along the private gradient. Each record's loss is cut to $[0, R_l]$, the sum gets noise, and a parabola
+# goes through the three points. Its bottom is at slope over curvature, $\eta = b/a$ (lines 6 to 10).
+#
+# **Predict first:** with noise of $\sigma_l$ on each sum, will the parabola still have its bottom near the true one?
+
+# %%
+eta = 2.0
+places = (eta, 0.0, -eta)  # ahead, here, behind
+raw = np.array([losses_at(w - s * private, batch) for s in places])
+
+
+def bottom(losses):
+    """b / a of the parabola through losses at eta, 0 and -eta."""
+    ahead, here, behind = losses
+    slope, curvature = (behind - ahead) / (2 * eta), (ahead - 2 * here + behind) / eta**2
+    return slope / curvature
+
+
+print(f"raw losses: bottom at {bottom(raw.sum(axis=1) / B):.1f}")
+for R in (60.0, 20.0, 4.0):
+    cut = np.minimum(raw, R).sum(axis=1) / B
+    noisy = [bottom(cut + sigma_loss * R / B * rng.standard_normal(3)) for _ in range(1000)]
+    low, high = np.percentile(noisy, [25, 75])
+    print(
+        f"R_l = {R:2.0f}: bottom at {bottom(cut):5.1f}; with noise half of the draws lie from {low:5.1f} to {high:4.1f}"
+    )
+
+# %% [markdown]
+# <details><summary>Answer</summary>
+#
+# At no threshold here. A large $R_l$ cuts nothing, and its noise drowns the parabola: slope and curvature are *differences* of losses, and the noise is that of whole losses. A small $R_l$ has
+# little noise, and cuts the highest of the three losses most, until the parabola bends the wrong way and its bottom is a top. Notebook 01 is about this trade-off, notebook 04 about a way out.
+#
+# </details>
+#
+# ## 4. Update, and again
+#
+# Thirty lines are a whole private run. With a fixed rate:
+
+# %%
+path, eta_fixed = [w], 2.0
+for _ in range(steps):
+    batch = rng.random(records) < rate
+    gradients = gradients_at(path[-1], batch)
+    clipped = gradients / (np.linalg.norm(gradients, axis=1, keepdims=True) + 0.01)
+    released = (clipped.sum(axis=0) + sigma * rng.standard_normal(2)) / B
+    path.append(path[-1] - eta_fixed * released / steps**0.5)
+path = np.array(path)
+best = np.linalg.lstsq(x, y, rcond=None)[0]
+
+# %%
+slopes, intercepts = np.meshgrid(np.linspace(-0.5, 3, 60), np.linspace(-0.5, 2, 60))
+everyone = np.ones(records, dtype=bool)
+heights = [losses_at(np.array(pair), everyone).mean() for pair in zip(slopes.flat, intercepts.flat, strict=True)]
+figure, axis = plt.subplots(figsize=(6, 4))
+axis.contour(slopes, intercepts, np.reshape(heights, slopes.shape), levels=12, colors="0.7", linewidths=0.8)
+axis.plot(*path.T, ".-", color="C0", label="the private run")
+axis.plot(*best, "k*", markersize=12, label="least squares, not private")
+axis.set(xlabel="slope", ylabel="intercept", title="Noise never stops, so the run ends near the optimum, not at it")
+_ = axis.legend()
+
+# %%
+summary = [
+    f"the run ends {np.linalg.norm(path[-1] - best):.2f} from least squares; its last ten steps are on average "
+    f"{np.linalg.norm(path[-10:] - best, axis=1).mean():.2f} away, {np.linalg.norm(path[0] - best):.2f} at the start"
+]
+plots.save(
+    figure,
+    "02_private_step_path",
+    parameters=parameters,
+    inputs=[],
+    shows="The weights of a private run of two parameters, over the contours of the loss.",
+    claim="Alg. 1, line 5: any optimizer takes the private gradient.",
+    summary=summary,
+)
+plots.what_to_see(summary)
+
+# %% [markdown]
+# ## 5. The same from the library
+#
+# Its functions take sums and losses, and draw the noise from a secret key. Without noise the numbers are yours:
+
+# %%
+quiet = {"expected_batch_size": B, "generator": NoiseGenerator(7)}
+bare = torch.tensor(total.copy())
+privatize_gradient([bare], 0.0, sensitivity=1.0, **quiet)
+assert np.allclose(bare.numpy(), total / B, rtol=1e-15)
+assert np.allclose(privatize_loss(torch.tensor(raw), R, 0.0, expected_batch_size=B), cut)
+fit = fit_quadratic(list(places), cut)
+assert np.allclose(fit.minimizer, bottom(cut))
+
+# %% [markdown]
+# How much noise does a budget need? Gradient and losses come from one batch, so the accountant counts them as *one* release, in which a record changes four numbers. That is the next notebook
+# but one.
+
+# %%
+split = calibrate_noise(target_epsilon=3.0, target_delta=1e-4, sample_rate=rate, steps=steps, interval=5)
+print(
+    f"sigma_g = {split.sigma_gradient:.2f}, on steps with a probe {split.sigma_gradient_probe:.2f}; sigma_l = {split.sigma_loss:.1f}"
+)
+assert epsilon(split) <= 3.0
+
+# %% [markdown]
+# The real thing, for any model and one sample at a time, is [`reference.py`](../hyfreedp/reference.py), in the order of Algorithm 1. All else in the package makes the same numbers faster.
+#
+# ## Exercises
+#
+# Put your answer in place of `None` and run the cell; it says whether you are right. Solutions are in
+# [`solutions/`](solutions/02_private_step.ipynb).
+#
+# 1. A gradient has norm 0.02. How long is it after automatic clipping?
+
+# %%
+length = None
+check(length, lambda: automatic(0.02) * 0.02)
+
+# %% [markdown] tags=["solution"]
+# *Solution.* $0.02 / 0.03 = 2/3$: only gradients as short as the 0.01 are left short.
+
+# %% tags=["solution"]
+length = 0.02 / (0.02 + 0.01)
+check(length, lambda: automatic(0.02) * 0.02)
+
+# %% [markdown]
+# 2. Gradient and three losses come from one batch, with $\sigma_g = 1.1$ and $\sigma_l = 12$. Together they are as revealing as one vector with which noise multiplier?
+
+# %%
+together = None
+check(together, lambda: effective_noise(1.1, 12.0, "losses"))
+
+# %% [markdown] tags=["solution"]
+# *Solution.* The evidence adds up: $\sigma^{-2} = \sigma_g^{-2} + 3\sigma_l^{-2}$, since each of three losses can move by its whole clip. So $\sigma = 1.088$: the probe is nearly free.
+
+# %% tags=["solution"]
+together = (1.1**-2 + 3 * 12**-2) ** -0.5
+check(together, lambda: effective_noise(1.1, 12.0, "losses"))
+
+# %% [markdown]
+# 3. Divide by the true batch size in place of $B$ in section 2. What could an attacker learn who knows all other records?
+
+# %% [markdown] tags=["solution"]
+# *Solution.* Whether the record was in the batch: the divisor changes by one, without noise, and with it every number of the result.
