@@ -117,7 +117,7 @@ class LookedRate(RateLearner):
         optimizer: the base optimizer.
         schedule: what multiplies the rate at each of the T steps.
         noise_std: of a coordinate of the private gradient; 0 without noise.
-        eta: the first rate; None for c_0 / sqrt(T), see :func:`public_start`, in units of the displacement per gradient.
+        eta: the first rate; None for c_0 / sqrt(T) in units of the optimizer's displacement, see :func:`public_start`.
 
     Raises:
         ValueError: it is unknown how far this optimizer moves, see :func:`displacement_per_gradient`; or ``eta`` is out

@@ -40,7 +40,7 @@ class QuietKernel(AsyncKernelManager):
 
 
 def sources(only: Sequence[str] = ()) -> list[Path]:
-    """Percent-format sources of the course and its ``reports/``, in order; only these numbers ("05") or names, if any."""
+    """Percent-format sources of the course and the reports, in order; only these numbers ("05") or names, if any."""
     found = sorted(workspace().notebooks.rglob("[0-9][0-9]_*.py"), key=lambda source: source.stem)
     known = {key: source for source in found for key in (source.stem, source.stem[:2])}
     for name in only:

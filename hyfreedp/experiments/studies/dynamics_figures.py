@@ -180,7 +180,7 @@ def verdicts(results: pd.DataFrame, tuned: dict[str, Spec]) -> list[Verdict]:
         results: of ``runs.cells.tabulate``.
         tuned: of ``dynamics.tuned_by_hand``, by task.
     """
-    of = 100 * results.set_index(["task", "method", "learning_rate", "interval", "seed"]).accuracy
+    of = 100 * results.set_index(["task", "method", "learning_rate", "interval", "seed"]).accuracy.sort_index()
     gaps, told = [], []
     for task, spec in tuned.items():
         by_hand = of[task, spec.method, spec.learning_rate].groupby("seed").mean()
