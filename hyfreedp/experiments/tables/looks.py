@@ -7,12 +7,19 @@ kept, so that an interrupted command goes on.
 
 from __future__ import annotations
 
+from functools import partial
+
+import matplotlib.pyplot as plt
+import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from hyfreedp.experiments.runs.cells import run_cells, tabulate
 from hyfreedp.experiments.runs.spec import Spec
+from hyfreedp.experiments.store import plots
 from hyfreedp.experiments.store.files import write_csv
 from hyfreedp.experiments.store.paths import RESULTS, workspace
+from hyfreedp.experiments.store.statistics import interquartile_mean, profile, stratified_bootstrap
 from hyfreedp.experiments.tasks.registry import TASKS
 
 PLACE = ["task", "model", "tuning", "base", "steps", "epsilon"]
@@ -43,6 +50,57 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(
         {"mean": private.mean(), "within 1 (%)": 100 * (private >= -1).mean(), "worst": private.min()}
     ).round(1)
+
+
+CONTENDERS = {"today": "preset robust, today", "robust": "of version 0.1.0", "0.02, linear": "0.02, linear decay"}
+
+
+def differences(found: pd.DataFrame, today: pd.DataFrame) -> pd.DataFrame:
+    """Points of accuracy of every run with privacy to the best of the search, run by run with the same seed.
+
+    Returns:
+        Columns of ``PLACE``, ``seed``, ``name`` (of ``CONTENDERS``) and ``points``.
+    """
+    runs = pd.concat([found, today.assign(name="today")])
+    runs = runs[runs.epsilon < float("inf")].set_index([*PLACE, "seed"])
+    best = runs[runs.name == "best"].accuracy.rename("best")
+    rest = runs[runs.name != "best"].join(best, how="inner")
+    return rest.assign(points=100 * (rest.accuracy - rest.best)).reset_index()[[*PLACE, "seed", "name", "points"]]
+
+
+def over_all(points: pd.DataFrame) -> pd.DataFrame:
+    """A row for each contender: interquartile mean with its 95 % interval, and the share of runs within a point."""
+    rows = {}
+    for name, title in CONTENDERS.items():
+        chosen = points[points.name == name]
+        places = [runs.points.to_numpy() for _, runs in chosen.groupby(PLACE)]
+        low, high = stratified_bootstrap(places, interquartile_mean)
+        rows[title] = [len(places), len(chosen), interquartile_mean(chosen.points), low, high]
+        rows[title].append(100 * float(profile(chosen.points, [-1.0])[0]))
+    columns = ["places", "runs", "interquartile mean", "low", "high", "runs within 1 (%)"]
+    return pd.DataFrame.from_dict(rows, orient="index", columns=columns).rename_axis("contender")
+
+
+def draw_all(points: pd.DataFrame) -> Figure:
+    """Every place at a glance, in order of today's mean, beside the profiles of all contenders."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4))
+    marks = np.linspace(-12, 4, 81)
+    order = points[points.name == "today"].groupby(PLACE).points.mean().sort_values()
+    for (name, title), style in zip(CONTENDERS.items(), ("robust", "worst", "alternative"), strict=True):
+        chosen = points[points.name == name]
+        means = chosen.groupby(PLACE).points.mean().reindex(order.index)
+        left.plot(means.to_numpy(), range(len(order)), label=title, markersize=4, **plots.marks(plots.STYLES[style]))
+        places = [runs.points.to_numpy() for _, runs in chosen.groupby(PLACE)]
+        low, high = stratified_bootstrap(places, partial(profile, marks=marks), draws=500)
+        right.plot(marks, 100 * profile(chosen.points, marks), **plots.line(plots.STYLES[style]))
+        right.fill_between(marks, 100 * low, 100 * high, color=plots.STYLES[style]["color"], alpha=0.2, linewidth=0)
+    for axis in (left, right):
+        axis.axvline(0, color="0.3", linewidth=1)
+        axis.set_xlabel("points to the best of the search")
+    left.set(yticks=[], ylabel=f"{len(order)} places", title="The mean of each place")
+    right.set(ylabel="runs that reach it (%)", title="Of all runs, with 95 % bands")
+    plots.shared_legend(figure, [left], ncols=3)
+    return figure
 
 
 def markdown(today: pd.DataFrame) -> str:

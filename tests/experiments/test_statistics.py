@@ -1,0 +1,39 @@
+"""Statistics over places and seeds: against scipy's own, against closed forms, and how often an interval covers."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from hyfreedp.experiments.store.statistics import interquartile_mean, profile, stratified_bootstrap
+
+
+def test_the_interquartile_mean_is_that_of_the_middle_half():
+    assert interquartile_mean([-1000, 1, 2, 3, 4, 5, 6, 1000]) == 3.5
+    values = np.random.default_rng(0).standard_normal((7, 5))
+    assert interquartile_mean(values) == pytest.approx(stats.trim_mean(values.ravel(), 0.25))
+
+
+def test_a_profile_is_the_share_that_reaches_a_mark():
+    values = np.array([-2.0, -1.0, 0.0, 3.0])
+    assert profile(values, [-5, -1, 0.5, 4]).tolist() == [1, 0.75, 0.25, 0]
+    marks = np.linspace(-3, 4, 29)
+    assert np.allclose(profile(values, marks), 1 - stats.ecdf(values).cdf.evaluate(marks - 1e-9))
+
+
+def test_seeds_are_drawn_within_their_place_alone():
+    """Places far apart: their spread is no part of the interval of the mean, as the closed form has it."""
+    rng = np.random.default_rng(1)
+    places = [level + rng.standard_normal(5) for level in (0, 100, 1000)]
+    low, high = stratified_bootstrap(places, np.mean, draws=4000)
+    exact = np.sqrt(sum(np.var(runs) for runs in places) / 5) / 3  # of a mean of means, by resampling
+    assert (high - low) / 2 == pytest.approx(stats.norm.ppf(0.975) * exact, rel=0.06)
+    assert low < np.mean(places) < high
+
+
+def test_ninety_five_percent_of_intervals_cover_where_seeds_are_many():
+    rng, covered = np.random.default_rng(2), []
+    for seed in range(100):
+        places = [rng.standard_normal(30) for _ in range(4)]
+        low, high = stratified_bootstrap(places, np.mean, draws=300, seed=seed)
+        covered.append(low < 0 < high)
+    assert np.mean(covered) > 0.88
