@@ -13,7 +13,7 @@ from hyfreedp.experiments.book import committed, notebooks
 from hyfreedp.experiments.book.batch import plan, reproduce
 from hyfreedp.experiments.store import archive
 from hyfreedp.experiments.store.paths import workspace
-from hyfreedp.experiments.studies import calibration, class_weights, fine_tuning
+from hyfreedp.experiments.studies import calibration, fine_tuning
 from hyfreedp.experiments.tables import grid, language_generation, small_tasks
 from hyfreedp.experiments.tables import plan as comparison
 
@@ -67,18 +67,12 @@ def _sentences(options: argparse.Namespace) -> int:
     return 0
 
 
-def _weights(_: argparse.Namespace) -> int:
-    print(class_weights.markdown(class_weights.record(workspace().results / "laptop" / "weights.csv")))
-    return 0
-
-
 # Commands that renew a record: what runs, and what it is.
 RECORDS: dict[str, tuple[Callable[[argparse.Namespace], int], str]] = {
     "accuracy": (_accuracy, "presets against the learning-rate grid; minutes to an hour"),
     "calibration": (_calibration, "how sure models are, and what mends it; a quarter of an hour"),
     "fine-tuning": (_fine_tuning, "training dynamics on CIFAR-10 for notebook 05; an hour"),
     "sentences": (_sentences, "the language table on all of E2E, for notebook 07; half a day"),
-    "weights": (_weights, "weights of classes, ours and Opacus's, on imbalanced tasks; minutes"),
 }
 
 
