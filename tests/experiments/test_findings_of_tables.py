@@ -78,14 +78,16 @@ def test_they_are_written_down_and_collected(workspace, capsys):
     described = json.loads((workspace.output("smoke") / "01_second_verdict.json").read_text())
     assert described["summary"] == ["A: reproduced (one in two)", '"B", b: fails here (3.1 > 3)', "C: not shown (one)"]
     assert "**reproduced**. One in two." in capsys.readouterr().out or described["table"] == "01_second_verdict"
-    assert len(scoreboard(["01_second"], "ours").splitlines()) == 2, "a verdict that is not committed"
+    assert len(scoreboard(["../notebooks/01_second.ipynb"], "ours").splitlines()) == 2, (
+        "a verdict that is not committed"
+    )
     workspace.output("smoke").rename(workspace.figures)
-    board = scoreboard(["00_first", "01_second"], "the paper's").splitlines()
+    board = scoreboard(["../notebooks/00_first.ipynb", "../notebooks/01_second.ipynb"], "the paper's").splitlines()
     assert board[2:] == [
         "| [01](../notebooks/01_second.ipynb) | A | **reproduced** | one in two |",
         '|  | "B", b | **fails here** | 3.1 > 3 |',
     ]
-    apart = scoreboard(["00_first", "01_second"], "ours").splitlines()
+    apart = scoreboard(["../notebooks/00_first.ipynb", "../notebooks/01_second.ipynb"], "ours").splitlines()
     assert apart[2:] == ["| [01](../notebooks/01_second.ipynb) | C | **not shown** | one |"]
 
 

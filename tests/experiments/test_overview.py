@@ -1,5 +1,7 @@
 """The overview diagram: large enough to project, texts in boxes, constants of the presets."""
 
+from fractions import Fraction
+
 import matplotlib.pyplot as plt
 import pytest
 from matplotlib.colors import to_rgba
@@ -25,7 +27,7 @@ def test_constants_are_those_of_the_presets(figure):
     for name in ("paper", "robust"):
         assert f"{PRESETS[name].gamma:g}$ ({name})" in shown
     assert f"every {PRESETS['paper'].interval} steps" in shown and f"start ${START:g}/\\sqrt{{nT}}$" in shown
-    assert f"after {FIRST} step, and at {' and '.join(f'{share:.0%}' for share in SHARES)} of the run" in shown
+    assert f"after {FIRST} step, at {' and '.join(str(Fraction(share)) for share in SHARES)} of the run" in shown
 
 
 def test_no_arrow_crosses_from_raw_to_private(figure):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -63,7 +64,7 @@ def draw() -> Figure:
         axes,
         "robust",
         "Preset\n“robust”",
-        f"after {FIRST} step, and at\n{' and '.join(f'{share:.0%}' for share in SHARES)} of the run",
+        f"after {FIRST} step, at\n{' and '.join(str(Fraction(share)) for share in SHARES)}\nof the run",
         f"same batch, forward\nat some of {len(LADDER)} rates $\\eta_j$\nalong the run so far:\nlosses $L_{{j,i}}$",
         "a vote on each two:\n$\\mathrm{sign}(L_{j+1,i} - L_{j,i})$\nat most 1, whatever\nthe losses",
         "sums, one by one\n$+\\;\\sigma_l\\, \\mathcal{N}(0, 1)$",
