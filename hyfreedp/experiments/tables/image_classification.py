@@ -48,8 +48,10 @@ def shown(profile: str, seeds: int, cells: Path, *, train: bool, jobs: int = 1) 
 
 
 def whole_places(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows of those places where no number is missing, so that all methods are compared on the same ones."""
-    return rows[rows.accuracy.notna().groupby([rows[name] for name in PLACE]).transform("all")]
+    """The numbers of those places where each method has one at least, so that all are compared on the same places."""
+    there = rows.accuracy.notna()
+    has_one = there.groupby([rows[name] for name in [*PLACE, "row"]]).transform("any")
+    return rows[there & has_one.groupby([rows[name] for name in PLACE]).transform("all")]
 
 
 def numbers(scale: Scale, profile: str, cells: Path, *, train: bool, jobs: int = 1) -> pd.DataFrame:
