@@ -4,13 +4,14 @@ import math
 from collections import Counter
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy import stats
 
 from hyfreedp import calibrate_noise
 from hyfreedp.experiments.runs.methods import EXTENDED_GRID
+from hyfreedp.experiments.tables import image_classification, tuning_budget
 from hyfreedp.experiments.tables import plan as comparison
-from hyfreedp.experiments.tables import tuning_budget
 from hyfreedp.experiments.tables.plan import MEAN_RUNS, ROWS, SCALES, Entry, Learner, entries, finals, searches, table
 from hyfreedp.experiments.tasks.image_tasks import Task
 from hyfreedp.experiments.tasks.registry import TASKS
@@ -99,6 +100,13 @@ def test_a_random_search_shows_the_very_model_that_scored_best():
     lines = table(scale, lambda spec: record(spec, test=0.25 if spec == best else 0.75))
     assert lines.accuracy.tolist() == [0.25 if one == seed else 0.75 for one in range(6)]
     assert lines.runs.tolist() == [len(runs) for runs in drawn.values()]
+
+
+def test_a_place_is_whole_if_each_method_has_a_number_there():
+    place = {"task": "digits", "model": "mlp", "tuning": "full"}
+    numbers = [(1.0, "grid", 0.9), (1.0, "grid", None), (1.0, "robust", 0.8), (3.0, "grid", 0.9), (3.0, "robust", None)]
+    rows = pd.DataFrame([place | {"epsilon": e, "row": row, "accuracy": value} for e, row, value in numbers])
+    assert image_classification.whole_places(rows).accuracy.tolist() == [0.9, 0.8]
 
 
 def test_the_table_has_a_line_per_number_and_shows_what_is_missing():
