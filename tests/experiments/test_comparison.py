@@ -103,7 +103,7 @@ def test_a_random_search_shows_the_very_model_that_scored_best():
 
 
 def test_a_place_is_whole_if_each_method_has_a_number_there():
-    place = {"task": "digits", "model": "mlp", "tuning": "full"}
+    place = {"profile": "laptop", "task": "digits", "model": "mlp", "tuning": "full"}
     numbers = [(1.0, "grid", 0.9), (1.0, "grid", None), (1.0, "robust", 0.8), (3.0, "grid", 0.9), (3.0, "robust", None)]
     rows = pd.DataFrame([place | {"epsilon": e, "row": row, "accuracy": value} for e, row, value in numbers])
     assert image_classification.whole_places(rows).accuracy.tolist() == [0.9, 0.8]
