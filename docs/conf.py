@@ -20,6 +20,7 @@ include_patterns = [
     "*.md",
     "docs/*.md",
     "data/README.md",
+    "notebooks/[0-9]*.ipynb",
     "notebooks/**/[0-9]*.ipynb",
 ]
 
