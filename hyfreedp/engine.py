@@ -28,6 +28,7 @@ from hyfreedp.optimizer import HyFreeDPOptimizer
 from hyfreedp.preset import PRESETS, Preset, PresetFields, refuse_unknown, resolve, takes_preset_fields
 from hyfreedp.running.checkpoint import read_checkpoint, write_checkpoint
 from hyfreedp.running.checks import check_count, check_delta, check_number, check_optimizer, check_parameters
+from hyfreedp.running.devices import CPU, keep_freed_memory
 from hyfreedp.running.processes import Processes, check_unwrapped, replica
 
 __all__ = ["PRESETS", "Preset", "PrivacyEngine"]
@@ -214,6 +215,8 @@ class PrivacyEngine:
                 stacklevel=3,
             )
         processes.copy_from_first([*module.parameters(), *module.buffers()])
+        if device == CPU:
+            keep_freed_memory()
         self._runs += 1
         self._ledgers.append(private_optimizer.ledger)
         return module, private_optimizer, loader

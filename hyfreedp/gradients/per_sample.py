@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 # Bytes of gradients that one backward pass may keep, beyond which only those that are no larger than their factors are
-# kept. With more, a CPU spends on fresh pages of memory what is saved: a ViT's 226 MiB took longer than Gram matrices.
-ROOM = 2**27
-_TRAFFIC = 40  # multiplications in the time in which a number of a gradient is written and, twice, read
+# kept; a private step needs so much more memory at most.
+ROOM = 2**28
+_TRAFFIC = 16  # multiplications in the time in which a number of a gradient is written and, twice, read
 
 
 class PerSampleGradients(ABC):

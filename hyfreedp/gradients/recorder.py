@@ -82,6 +82,7 @@ class Recorder:
         types: of the last pass's gradients.
         compared: whether samples of a batch were found not to mix.
         trained: parameters that are trained, with their names, as they were when the last pass began.
+        room: bytes of gradients that a backward pass may keep in the place of smaller factors, for speed.
     """
 
     def __init__(self, module: nn.Module, views: int) -> None:
@@ -96,7 +97,8 @@ class Recorder:
         self.compared = False
         self.trained: dict[nn.Parameter, str] = {}
         self.watching = False  # for what is dead, which waits for the device
-        self._room = 0  # bytes left for gradients in the place of their factors
+        self.room = ROOM
+        self._left = 0  # of it, in the pass under way
         self._names: dict[nn.Parameter, str] = {}
         self._inputs: Counter[str] = Counter()
         self._received: dict[int, tuple[Followed, list[PerSampleGradients]]] | None = None
@@ -225,7 +227,7 @@ class Recorder:
         ends = self.trace(losses)
         if ends is None or (verified is not None and not self.seen <= verified):
             return None
-        self.types, self.dead, self._received, self._room = set(), set(), {}, ROOM
+        self.types, self.dead, self._received, self._left = set(), set(), {}, self.room
         try:
             # Autocast would round products of gradients to half precision.
             with explained(), torch.no_grad(), torch.autocast(losses.device.type, enabled=False):
@@ -247,8 +249,8 @@ class Recorder:
         if rows != size and not use.by_row:
             x, g = None if x is None else x.unflatten(0, (size, -1)), g.unflatten(0, (size, -1))
         for value, gradients in use.gradients(x, g):
-            joined = join_views(gradients, self.views * (rows // size if use.by_row else 1)).cheaper(self._room)
-            self._room -= joined.gradients.nbytes if isinstance(joined, Instantiated) else 0
+            joined = join_views(gradients, self.views * (rows // size if use.by_row else 1)).cheaper(self._left)
+            self._left -= joined.gradients.nbytes if isinstance(joined, Instantiated) else 0
             self._received.setdefault(id(value), (value, []))[1].append(joined)
 
     def trace(self, losses: Tensor) -> list[GradientEdge] | None:

@@ -1,5 +1,11 @@
 """Devices: one place names them, and a whole private step minds them, seen on a simulated accelerator."""
 
+import os
+import platform
+import subprocess
+import sys
+import textwrap
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -178,3 +184,25 @@ def test_a_run_goes_on_bit_for_bit(preset, tmp_path):
         whole, _ = run(machine.device, preset, steps=5)
         second = resumed(machine.device, preset, steps=5, stop=3, path=tmp_path / "run")
         assert torch.equal(flat(whole.module), flat(second.module)) and str(whole.history) == str(second.history)
+
+
+@pytest.mark.parametrize(("variable", "kept"), [(None, True), ("MALLOC_TRIM_THRESHOLD_", False)])
+def test_freed_memory_stays_with_the_process_unless_the_environment_says_otherwise(variable, kept):
+    """A large tensor that is freed and made again costs no fresh pages."""
+    program = """
+        import resource, torch
+        from hyfreedp.running.devices import keep_freed_memory
+        print(keep_freed_memory())
+        faults = []
+        for _ in range(6):
+            torch.ones(2**24)
+            faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
+        print(faults[-1] - faults[-2])
+    """
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
+    environment |= {variable: "0"} if variable else {}
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    told, faults = done.stdout.split()
+    if platform.libc_ver()[0] == "glibc":
+        assert told == str(kept) and (int(faults) < 100) == kept
