@@ -139,7 +139,7 @@ class PrivacyEngine:
             optimizer = optimizer.base
         check_optimizer(optimizer)
         device = optimizer.param_groups[0]["params"][0].device
-        processes = Processes.present(self._process_group, device)
+        processes = Processes.present(self._process_group)
         processes.agree(seed=self._seed, run=self._runs, secure_noise=self._secure_noise)
         generator = NoiseGenerator(self._seed, secure=self._secure_noise).child("run", self._runs)
         generator.load_state_dict(processes.gather(generator.state_dict())[0])
