@@ -162,13 +162,12 @@ class PrivacyEngine:
                 raise ValueError("module must be in train mode: call module.train() first")
             if private := math.isfinite(check_number("target_epsilon", target_epsilon)):
                 check_delta(target_delta, sampler.num_records, stacklevel=4)
-            target = {"target_epsilon": target_epsilon, "target_delta": target_delta}
-            rate = sampler.sample_rate
+            budget: dict[str, Any] = {"target_epsilon": target_epsilon, "target_delta": target_delta, "steps": total}
+            budget |= {"sample_rate": sampler.sample_rate, "records_per_person": records_per_person}
             if split is None:
-                split = settings.split(**target, sample_rate=rate, steps=total, records_per_person=records_per_person)
+                split = settings.split(**budget)
             else:
-                plan = settings.plan(total) | target | {"sample_rate": rate, "steps": total}
-                plan |= {"records_per_person": records_per_person}
+                plan = settings.plan(total) | budget
                 split = recounted(split, accountant=settings.accountant, stacklevel=4, **plan)
             clipping = _check_clipping(clipping, private)
             per_batch = sampler.sample_rate * sampler.num_records
@@ -269,9 +268,7 @@ class PrivacyEngine:
 def _run_length(epochs: int | None, steps: int | None, steps_per_epoch: int) -> int:
     if (epochs is None) == (steps is None):
         raise ValueError(f"give either epochs or steps, got epochs={epochs} and steps={steps}")
-    name, value = ("epochs", epochs) if steps is None else ("steps", steps)
-    length = check_count(name, value, 1)
-    return length * steps_per_epoch if steps is None else length
+    return check_count("epochs", epochs, 1) * steps_per_epoch if steps is None else check_count("steps", steps, 1)
 
 
 def _check_clipping(clipping: Clipping | None, private: bool) -> Clipping:

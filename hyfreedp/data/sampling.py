@@ -211,22 +211,15 @@ class PoissonLoader(Unprepared, DataLoader):
     def __iter__(self) -> Any:  # an iterator; torch promises a private type
         sampler = cast(PoissonSampler, self.batch_sampler)
         iter(sampler)  # refuses a pass beyond the plan before any worker is started
-        if sampler.given is not None:
-            self._check_used(sampler, sampler.given, sampler.given + 1)
         for step, batch in enumerate(super().__iter__(), start=sampler.position):
-            if sampler.given is not None and step > sampler.given:
-                self._check_used(sampler, sampler.given + 1)
+            if sampler.given is not None and sampler.position != step:
+                raise RuntimeError(
+                    f"after batch {sampler.given} of the loader the run is at step {sampler.position}, not {step}: "
+                    "every batch must be passed to optimizer.step exactly once, empty ones too. After a step that "
+                    "failed begin a new pass over the loader"
+                )
             sampler.given = step
             yield batch
-
-    @staticmethod
-    def _check_used(sampler: PoissonSampler, *allowed: int) -> None:
-        if sampler.position not in allowed:
-            raise RuntimeError(
-                f"after batch {sampler.given} of the loader the run is at step {sampler.position}, not {allowed[-1]}: "
-                "every batch must be passed to optimizer.step exactly once, empty ones too. After a step that failed "
-                "begin a new pass over the loader"
-            )
 
 
 def poisson_loader(
@@ -335,11 +328,8 @@ def _check_order(sampler: object, num_records: int) -> None:
     plain = type(sampler) is SequentialSampler or (type(sampler) is RandomSampler and not sampler.replacement)
     plain = plain and len(cast(Sized, sampler)) == num_records == len(cast(Any, sampler).data_source)
     if not plain:
-        kind = type(sampler).__name__
-        if isinstance(sampler, RandomSampler):
-            kind += f" with replacement={sampler.replacement} and num_samples={sampler.num_samples}"
         raise ValueError(
-            f"data_loader must have no sampler of its own, got {kind}: Poisson sampling takes its place. To train on "
-            "some records give torch.utils.data.Subset(dataset, indices); to let some count for more, "
-            "optimizer.step(per_sample_loss, batch, weights=...)"
+            f"data_loader must have no sampler of its own, got {type(sampler).__name__}: Poisson sampling takes its "
+            "place. To train on some records give torch.utils.data.Subset(dataset, indices); to let some count for "
+            "more, optimizer.step(per_sample_loss, batch, weights=...)"
         )

@@ -79,19 +79,14 @@ class BaseOptimizer:
                 f"optimizer must keep its {len(self._ratios)} parameter group(s), got "
                 f"{len(self.optimizer.param_groups)}: add groups before make_private_with_epsilon"
             )
-        known, present = set(map(id, self.parameters)), parameters_of(self._module)
-        there = set(map(id, present))
-        changed = [
-            (self._names[id(p)], "replaced by another tensor, as load_state_dict(assign=True) does")
-            if id(p) not in there
-            else (self._names[id(p)], "frozen")
-            for p in self.parameters
-            if id(p) not in there or not p.requires_grad
-        ]
-        if any(p.requires_grad and id(p) not in known for p in present):
-            names = self._module.named_parameters()
-            changed += [(name, "unfrozen") for name, p in names if p.requires_grad and id(p) not in known]
-        for name, how in changed:
+        known, present = set(map(id, self.parameters)), {id(p): p for p in parameters_of(self._module)}
+        changed = [p for p in self.parameters if id(p) not in present or not p.requires_grad]
+        changed += [p for key, p in present.items() if p.requires_grad and key not in known]
+        if changed:
+            key = id(changed[0])
+            replaced = "replaced by another tensor, as load_state_dict(assign=True) does,"
+            how = "unfrozen" if key not in known else "frozen" if key in present else replaced
+            name = {id(p): name for name, p in self._module.named_parameters()}.get(key) or self._names[key]
             raise ValueError(
                 f"the trainable parameters must stay those that were made private, but {name!r} was {how} since: undo "
                 "it, or do it before the optimizer is made and made private"

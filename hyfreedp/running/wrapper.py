@@ -132,9 +132,6 @@ def hooked_step(step: Callable[P, R]) -> Callable[P, R]:
 
 
 def _check_one_argument(per_sample_loss: Callable[..., Any]) -> None:
-    code = getattr(per_sample_loss, "__code__", None)
-    if code is not None and code.co_argcount == 1 and not code.co_kwonlyargcount:
-        return
     try:
         arguments = inspect.signature(per_sample_loss)
     except ValueError:  # of a function written in C
