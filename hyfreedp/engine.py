@@ -25,12 +25,10 @@ from hyfreedp.look import LookedRate
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.noise.cipher import check_device
 from hyfreedp.optimizer import HyFreeDPOptimizer
-from hyfreedp.preset import PRESETS, Preset, PresetFields, refuse_unknown, resolve, takes_preset_fields
+from hyfreedp.preset import Preset, PresetFields, refuse_unknown, resolve, takes_preset_fields
 from hyfreedp.running.checkpoint import read_checkpoint, write_checkpoint
 from hyfreedp.running.checks import check_count, check_delta, check_number, check_optimizer, check_parameters
 from hyfreedp.running.processes import Processes, check_unwrapped, replica
-
-__all__ = ["PRESETS", "Preset", "PrivacyEngine"]
 
 
 class PrivacyEngine:

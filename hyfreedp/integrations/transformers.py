@@ -201,11 +201,7 @@ def _learns_its_rate(privacy: dict[str, Any]) -> bool:
 
 
 def _check_call(per_sample_loss: Callable[..., Any], privacy: dict[str, Any]) -> None:
-    """Refuse a loss that does not take model and batch, and what of the budget the Trainer has.
-
-    Raises:
-        TypeError, ValueError: naming it.
-    """
+    """Refuse a loss that does not take model and batch, and what of the budget the Trainer has."""
     try:
         inspect.signature(per_sample_loss).bind(None, None)
     except TypeError:
@@ -219,11 +215,7 @@ def _check_call(per_sample_loss: Callable[..., Any], privacy: dict[str, Any]) ->
 
 
 def _check_arguments(args: TrainingArguments, learned: bool) -> None:
-    """Refuse what a private run cannot follow, unless it is as it was before the user came.
-
-    Raises:
-        ValueError: naming the argument.
-    """
+    """Refuse what a private run cannot follow, unless it is as it was before the user came."""
     refused = REFUSED | (dict.fromkeys(OF_A_FIXED_RATE, _FIXED) if learned else {})
     for field in fields(args):
         value, default = getattr(args, field.name), field.default

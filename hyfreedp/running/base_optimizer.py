@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from hyfreedp.running.checks import check_parameters
 from hyfreedp.running.layers import parameters_of
 
 
@@ -34,11 +33,10 @@ class BaseOptimizer:
         parameters: the trainable ones, in the order of the groups.
 
     Raises:
-        ValueError: the optimizer's parameters are not the model's trainable ones, or a rate is not positive.
+        ValueError: a rate is not positive.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, module: nn.Module) -> None:
-        check_parameters(optimizer, module)
         self.optimizer = optimizer
         before: BaseOptimizer | None = getattr(optimizer, "_private_owner", None)
         if before is not None and self.note_rates() == before._rates and not before.scheduled:

@@ -79,11 +79,7 @@ class Processes:
         return torch.cat([part.to(values.device) for part in self.gather(values)], dim=-1)
 
     def agree(self, **values: Any) -> None:
-        """Refuse to go on unless every process names the same values.
-
-        Raises:
-            ValueError: on all processes, naming the first value that differs.
-        """
+        """Refuse to go on, on all processes, unless every one names the same values."""
         first, *others = self.gather({name: " ".join(repr(value).split()) for name, value in values.items()})
         for rank, other in enumerate(others, start=1):
             for name in first:
@@ -93,11 +89,7 @@ class Processes:
                     raise ValueError(f"all processes must be given the same run, but {name} is {found}")
 
     def check_same(self, number: int) -> None:
-        """Refuse to go on unless every process holds the same number.
-
-        Raises:
-            RuntimeError: on all processes.
-        """
+        """Refuse to go on, on all processes, unless every one holds the same number."""
         if len(set(self.gather(number))) > 1:
             raise RuntimeError(
                 "the processes hold different sums, so their noise would differ: all_reduce of the process group's "
@@ -106,11 +98,7 @@ class Processes:
 
     @contextmanager
     def all_or_none(self) -> Iterator[None]:
-        """Around work that each process does by itself and that may fail on one: then it fails on all.
-
-        Raises:
-            RuntimeError: another process failed.
-        """
+        """Around work that each process does by itself and that may fail on one: then it fails on all."""
         error: Exception | None = None
         try:
             yield

@@ -50,11 +50,7 @@ class OptimizerWrapper(torch.optim.Optimizer):
         return self.base.defaults
 
     def add_param_group(self, param_group: dict[str, Any]) -> NoReturn:
-        """Refused: a run's parameters are those that were made private.
-
-        Raises:
-            RuntimeError: always.
-        """
+        """Refused: a run's parameters are those that were made private."""
         raise RuntimeError(
             "the parameters of a private run cannot be added to: add_param_group belongs before "
             "make_private_with_epsilon"
@@ -62,11 +58,7 @@ class OptimizerWrapper(torch.optim.Optimizer):
 
     @property
     def _step_supports_amp_scaling(self) -> NoReturn:
-        """What torch's GradScaler asks before it steps an optimizer.
-
-        Raises:
-            TypeError: always.
-        """
+        """What torch's GradScaler asks before it steps an optimizer: refused."""
         raise TypeError(
             f"a GradScaler cannot step {type(self).__name__}: leave it out, and for half precision put "
             "torch.autocast(..., dtype=torch.bfloat16) around the model in per_sample_loss"

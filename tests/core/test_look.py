@@ -30,7 +30,7 @@ from twins import (
     twin_of,
 )
 
-from hyfreedp import look, plots, reference
+from hyfreedp import look, plots
 from hyfreedp.accounting import calibrate_noise
 from hyfreedp.accounting.split import VOTES
 from hyfreedp.gradients import AutomaticClipping
