@@ -111,11 +111,6 @@ def stepped(model: nn.Module, optimizer: torch.optim.Optimizer, gradient: list[T
     return there
 
 
-def fit(ahead: float, here: float, behind: float, eta: float) -> tuple[float, float]:
-    """b and a of L(w - x G) = L(w) - b x + a x^2 / 2 through the points x = eta, 0, -eta (Eq. "curve fit"; line 9)."""
-    return (behind - ahead) / (2 * eta), (ahead - 2 * here + behind) / eta**2
-
-
 def literal(slope: float, curvature: float, eta: float) -> float:
     """eta = b / a as it is printed, negative where the parabola says so (line 11)."""
     return slope / curvature if slope and curvature else eta
@@ -167,7 +162,8 @@ def train(
             points = [stepped(model, optimizer, m, x) for x in (eta, 0.0, -eta)]  # line 7
             losses = clipped_losses([losses_of(point, loss, batch) for point in points], threshold)
             ahead, here, behind = private([losses], split.sigma_loss, threshold, B, noise.child("probe", t))[0].tolist()
-            slope, curvature = fit(ahead, here, behind, eta)  # lines 9 and 10
+            # b and a of L(w - x G) = L(w) - b x + a x^2 / 2 through the points x = eta, 0, -eta (Eq. "curve fit")
+            slope, curvature = (behind - ahead) / (2 * eta), (ahead - 2 * here + behind) / eta**2  # lines 9 and 10
             released = {"private_loss": here, "loss_threshold": threshold, "slope": slope, "curvature": curvature}
             if math.isfinite(threshold):  # else there is no noise
                 threshold = min(max(next_threshold([ahead, here, behind]), 0.1), 20.0)  # R_l of the next probe (§4.1)

@@ -100,7 +100,8 @@ class PrivateTrainer(Trainer):
         **kwargs: Any,
     ) -> None:
         _check_call(per_sample_loss, privacy)
-        learned = _learns_its_rate(privacy)
+        preset = privacy.get("preset", "robust")
+        learned = privacy.get("probe", getattr(PRESETS.get(preset, preset), "probe", "none")) != "none"
         if (args := kwargs.get("args")) is not None:
             _check_arguments(args, learned)
         if learned and kwargs.get("optimizers", (None, None))[1] is not None:
@@ -193,11 +194,6 @@ class PrivateTrainer(Trainer):
 
 
 _FIXED = "the learning rate is learned; leave it out, or give privacy={'preset': 'fixed', ...}, which follows it"
-
-
-def _learns_its_rate(privacy: dict[str, Any]) -> bool:
-    preset = privacy.get("preset", "robust")
-    return privacy.get("probe", getattr(PRESETS.get(preset, preset), "probe", "none")) != "none"
 
 
 def _check_call(per_sample_loss: Callable[..., Any], privacy: dict[str, Any]) -> None:

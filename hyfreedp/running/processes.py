@@ -50,11 +50,6 @@ class Processes:
             raise ValueError("process_group must hold this process, but it is one of other processes")
         self._group = group
 
-    @classmethod
-    def present(cls, group: dist.ProcessGroup | None) -> Processes:
-        """Those of ``group``, or all of them if it is None and ``init_process_group`` was called."""
-        return cls(dist.group.WORLD if group is None and dist.is_initialized() else group)
-
     def add_up(self, tensors: Sequence[Tensor]) -> None:
         """Replace each tensor by its sum over the processes: the same bits on all of them."""
         if self.size > 1:
