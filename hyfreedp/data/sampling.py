@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, cast
 
@@ -36,6 +37,7 @@ from hyfreedp.running.wrapper import Unprepared
 _FIRST, _CHECKED = 3, 0.01  # batches whose collation is checked: the first, and this share of the others
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class PoissonSampler(Sampler[list[int]]):
     """Batches that hold each record independently with probability ``sample_rate``; empty ones included.
 
@@ -46,38 +48,26 @@ class PoissonSampler(Sampler[list[int]]):
     Each of several processes draws the same batch and keeps the records whose index leaves the remainder ``rank``: the
     union is the batch of a single process, a Poisson sample at the same rate.
 
-    Args:
+    Attributes:
         num_records: N >= 1.
         sample_rate: q in (0, 1].
         steps_per_epoch: batches in one pass.
         seed: non-negative integer of any size; keep it secret, since it tells which records were in which batch.
         rank, world_size: number of this process, from 0, and how many there are.
-
-    Attributes:
         position: the step whose batch comes next; the optimizer advances it when a step is done.
         horizon: number of steps of the whole run, where it is known.
         given: the step whose batch a loader gave last; None before and after a state was loaded.
     """
 
-    def __init__(
-        self,
-        *,
-        num_records: int,
-        sample_rate: float,
-        steps_per_epoch: int,
-        seed: int,
-        rank: int = 0,
-        world_size: int = 1,
-    ) -> None:
-        self.num_records = num_records
-        self.sample_rate = sample_rate
-        self.steps_per_epoch = steps_per_epoch
-        self.seed = seed
-        self.rank = rank
-        self.world_size = world_size
-        self.position = 0
-        self.horizon: int | None = None
-        self.given: int | None = None
+    num_records: int
+    sample_rate: float
+    steps_per_epoch: int
+    seed: int
+    rank: int = 0
+    world_size: int = 1
+    position: int = 0
+    horizon: int | None = None
+    given: int | None = None
 
     def __len__(self) -> int:
         return self.steps_per_epoch
@@ -100,12 +90,7 @@ class PoissonSampler(Sampler[list[int]]):
         return Drawn(drawn[drawn % self.world_size == self.rank].tolist(), step, generator)
 
     def check_drawn(self, samples: int) -> None:
-        """Refuse a batch of so many samples unless it can be the one of the next step, as the loader gave it.
-
-        Raises:
-            RuntimeError: the loader has not given the batch of this step.
-            ValueError: it has, and the rows are not one for each record.
-        """
+        """Refuse a batch of so many samples unless it can be the one of the next step, as the loader gave it."""
         if self.given != self.position:
             last = "none so far" if self.given is None else f"that of step {self.given} last"
             raise RuntimeError(
@@ -167,20 +152,22 @@ class Rows(Dataset[Any]):
         return getattr(self.dataset, name)
 
 
+@dataclass
 class Fetch:
     """Gets the records of a batch and collates them, also none: then every tensor has length 0.
 
     What both draw from torch's, NumPy's and Python's global generators is set from the run's key and the step,
     whichever process does it, see :mod:`hyfreedp.running.random_states`. Now and then it looks whether rows are apart.
 
-    Args:
+    Attributes:
         dataset: of the records.
         collate: makes a batch of a list of them.
         device: whose generator is set where no worker process fetches.
     """
 
-    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any], device: torch.device) -> None:
-        self.dataset, self.collate, self.device = dataset, collate, device
+    dataset: Any
+    collate: Callable[[list[Any]], Any]
+    device: torch.device
 
     def __call__(self, rows: Drawn) -> Any:
         device = self.device if get_worker_info() is None else CPU

@@ -62,10 +62,6 @@ class BaseOptimizer:
         """Refuse a model whose trainable parameters are no longer those that were made private.
 
         One that was unfrozen since would get no noise; one that was frozen, or replaced, no gradient.
-
-        Raises:
-            ValueError: naming the first of them; or the optimizer has other groups than then.
-            RuntimeError: it has another owner.
         """
         if self.optimizer._private_owner is not self:  # type: ignore[attr-defined]
             raise RuntimeError(
