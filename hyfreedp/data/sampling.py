@@ -34,6 +34,7 @@ from hyfreedp.running.devices import CPU
 from hyfreedp.running.random_states import random_states_of
 from hyfreedp.running.wrapper import Unprepared
 
+_WORKERS = "num_workers pin_memory timeout worker_init_fn multiprocessing_context prefetch_factor persistent_workers"
 _FIRST, _CHECKED = 3, 0.01  # batches whose collation is checked: the first, and this share of the others
 
 
@@ -275,13 +276,7 @@ def poisson_loader(
         Rows(loader.dataset),
         batch_sampler=sampler,
         collate_fn=cast(Any, Fetch(loader.dataset, loader.collate_fn or default_collate, device)),
-        num_workers=loader.num_workers,
-        pin_memory=loader.pin_memory,
-        timeout=loader.timeout,
-        worker_init_fn=loader.worker_init_fn,
-        multiprocessing_context=loader.multiprocessing_context,
-        prefetch_factor=loader.prefetch_factor,
-        persistent_workers=loader.persistent_workers,
+        **{name: getattr(loader, name) for name in _WORKERS.split()},
         # Of the workers' seeds: by default every iterator moves torch's global generator, and a resumed run's dropout.
         generator=torch.Generator().manual_seed(NoiseGenerator(seed).child("workers", rank).integer()),
     )
