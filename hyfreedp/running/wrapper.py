@@ -110,7 +110,7 @@ def hooked_step(step: Callable[P, R]) -> Callable[P, R]:
                 "step takes a function and a batch: call optimizer.step(per_sample_loss, batch), where "
                 "per_sample_loss(batch) returns losses of shape (B,), without loss.backward(), closure or GradScaler"
             )
-        _check_one_argument(per_sample_loss)
+        check_arguments(per_sample_loss, "the batch")
         optimizer: Any = args[0]
         for before in list(optimizer._optimizer_step_pre_hooks.values()):
             if (changed := before(optimizer, args, kwargs)) is not None:
@@ -123,15 +123,17 @@ def hooked_step(step: Callable[P, R]) -> Callable[P, R]:
     return hooked
 
 
-def _check_one_argument(per_sample_loss: Callable[..., Any]) -> None:
+def check_arguments(per_sample_loss: Callable[..., Any], *names: str) -> None:
+    """Refuse a loss function that cannot be called with so many arguments."""
     try:
         arguments = inspect.signature(per_sample_loss)
     except ValueError:  # of a function written in C
         return
     try:
-        arguments.bind(None)
+        arguments.bind(*names)
     except TypeError:
+        taken = f"{'one argument' if len(names) == 1 else 'two arguments'}, {' and '.join(names)}"
         raise TypeError(
-            f"per_sample_loss must take one argument, the batch, got a function of {arguments}: let it take the batch "
-            "apart itself, as by x, y = batch"
+            f"per_sample_loss must take {taken}, got a function of {arguments}: let it take the batch apart itself, as "
+            "by x, y = batch"
         ) from None
