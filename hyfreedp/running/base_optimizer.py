@@ -80,7 +80,7 @@ class BaseOptimizer:
             key = id(changed[0])
             replaced = "replaced by another tensor, as load_state_dict(assign=True) does,"
             how = "unfrozen" if key not in known else "frozen" if key in present else replaced
-            name = {id(p): name for name, p in self._module.named_parameters()}.get(key) or self._names[key]
+            name = {id(p): name for name, p in self._module.named_parameters()}.get(key) or self._names.get(key)
             raise ValueError(
                 f"the trainable parameters must stay those that were made private, but {name!r} was {how} since: undo "
                 "it, or do it before the optimizer is made and made private"
