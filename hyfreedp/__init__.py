@@ -4,10 +4,11 @@ from hyfreedp.accounting import BudgetExhausted, NoiseSplit, calibrate_noise, ep
 from hyfreedp.auditing import Audit, audit
 from hyfreedp.curvefit import QuadraticFit, fit_quadratic
 from hyfreedp.data.batches import token_budget
-from hyfreedp.engine import PRESETS, Preset, PrivacyEngine
+from hyfreedp.engine import PrivacyEngine
 from hyfreedp.gradients import replace_batch_norm
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.optimizer import HyFreeDPOptimizer
+from hyfreedp.preset import PRESETS, Preset
 from hyfreedp.privatize import clipping_bias, normal_clipping_bias, privatize_loss
 from hyfreedp.running.records import StepRecord
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any, Never, NoReturn, Unpack, cast
 
 import torch
+import torch.distributed as dist
 from torch import nn
-from torch.distributed import ProcessGroup
 from torch.utils.data import DataLoader
 
 from hyfreedp.accounting import NoiseSplit, PrivacyLedger
@@ -25,13 +25,11 @@ from hyfreedp.look import LookedRate
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.noise.cipher import check_device
 from hyfreedp.optimizer import HyFreeDPOptimizer
-from hyfreedp.preset import PRESETS, Preset, PresetFields, refuse_unknown, resolve, takes_preset_fields
+from hyfreedp.preset import Preset, PresetFields, refuse_unknown, resolve, takes_preset_fields
 from hyfreedp.running.checkpoint import read_checkpoint, write_checkpoint
 from hyfreedp.running.checks import check_count, check_delta, check_number, check_optimizer, check_parameters
 from hyfreedp.running.devices import CPU, keep_freed_memory
 from hyfreedp.running.processes import Processes, check_unwrapped, replica
-
-__all__ = ["PRESETS", "Preset", "PrivacyEngine"]
 
 
 class PrivacyEngine:
@@ -57,7 +55,7 @@ class PrivacyEngine:
         *,
         seed: int | None = None,
         secure_noise: bool = False,
-        process_group: ProcessGroup | None = None,
+        process_group: dist.ProcessGroup | None = None,
         **unknown: Never,
     ) -> None:
         refuse_unknown(unknown, ("seed", "secure_noise", "process_group"))
@@ -140,7 +138,8 @@ class PrivacyEngine:
             optimizer = optimizer.base
         check_optimizer(optimizer)
         device = optimizer.param_groups[0]["params"][0].device
-        processes = Processes.present(self._process_group, device)
+        everyone = dist.group.WORLD if dist.is_initialized() else None
+        processes = Processes(self._process_group or everyone)
         processes.agree(seed=self._seed, run=self._runs, secure_noise=self._secure_noise)
         generator = NoiseGenerator(self._seed, secure=self._secure_noise).child("run", self._runs)
         generator.load_state_dict(processes.gather(generator.state_dict())[0])
@@ -163,13 +162,12 @@ class PrivacyEngine:
                 raise ValueError("module must be in train mode: call module.train() first")
             if private := math.isfinite(check_number("target_epsilon", target_epsilon)):
                 check_delta(target_delta, sampler.num_records, stacklevel=4)
-            target = {"target_epsilon": target_epsilon, "target_delta": target_delta}
-            rate = sampler.sample_rate
+            budget: dict[str, Any] = {"target_epsilon": target_epsilon, "target_delta": target_delta, "steps": total}
+            budget |= {"sample_rate": sampler.sample_rate, "records_per_person": records_per_person}
             if split is None:
-                split = settings.split(**target, sample_rate=rate, steps=total, records_per_person=records_per_person)
+                split = settings.split(**budget)
             else:
-                plan = settings.plan(total) | target | {"sample_rate": rate, "steps": total}
-                plan |= {"records_per_person": records_per_person}
+                plan = settings.plan(total) | budget
                 split = recounted(split, accountant=settings.accountant, stacklevel=4, **plan)
             clipping = _check_clipping(clipping, private)
             per_batch = sampler.sample_rate * sampler.num_records
@@ -272,9 +270,7 @@ class PrivacyEngine:
 def _run_length(epochs: int | None, steps: int | None, steps_per_epoch: int) -> int:
     if (epochs is None) == (steps is None):
         raise ValueError(f"give either epochs or steps, got epochs={epochs} and steps={steps}")
-    name, value = ("epochs", epochs) if steps is None else ("steps", steps)
-    length = check_count(name, value, 1)
-    return length * steps_per_epoch if steps is None else length
+    return check_count("epochs", epochs, 1) * steps_per_epoch if steps is None else check_count("steps", steps, 1)
 
 
 def _check_clipping(clipping: Clipping | None, private: bool) -> Clipping:

@@ -42,10 +42,6 @@ class Look:
         """Raw losses of the batch at the weights that the model has now, shape ``(B,)``."""
         return self.passes.losses()
 
-    def weighted(self, losses: Tensor) -> Tensor:
-        """Losses, shape ``(..., B)``, times the weights of the samples."""
-        return self.passes.weighted(losses)
-
     def released(self) -> None:
         """Count the release whose noise was just drawn. To be called before anything follows from it."""
         self.processes.check_same(self.generator.tag)

@@ -144,7 +144,7 @@ class LossSearch(RateLearner):
             move(-self.distance)
             probed = torch.stack([ahead, here, look.losses()])
         result = self.update(
-            look.weighted(probed),
+            look.passes.weighted(probed),
             look.noise_multiplier,
             look.expected_batch_size,
             look.generator,

@@ -64,7 +64,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         processes: those that train this model together, with the same arguments; None if this one is alone.
 
     Raises:
-        ValueError: the optimizer's parameters are not the model's trainable ones, or an argument is out of range.
+        ValueError: an argument is out of range.
     """
 
     def __init__(
@@ -85,7 +85,8 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         processes: Processes | None = None,
     ) -> None:
         check_physical_batch_size(max_physical_batch_size)
-        check_paid_for(rate_learner or RateLearner(), split)
+        self.rate_learner = rate_learner or FixedRate(self._own_rate)
+        check_paid_for(self.rate_learner, split)
         OptimizerWrapper.__init__(self, optimizer)
         self.module = module
         self.split = split
@@ -100,7 +101,6 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         self._rows: list[dict[str, Any]] = []
         self.gradient_engine = gradient_engine
         self._base = BaseOptimizer(optimizer, module)
-        self.rate_learner = rate_learner or FixedRate(self._own_rate)
         self._generator = generator
         self._wired_by = os.getpid()
         self._buffers = BufferGuard(module)

@@ -1,6 +1,6 @@
 """The method by brute force: one sample at a time, in the order of the paper. Read this file first.
 
-:func:`train` is Algorithm 1 of the paper, :func:`train_by_looks` our own rule for the learning rate (preset "robust").
+:func:`train` is Algorithm 1 of the paper, with our own rule for the learning rate (preset "robust") in :class:`Looks`.
 "Eq." and "line" refer to the paper and to its Algorithm 1. Everything else in this package makes the same numbers
 faster, or says what they cost; ``tests/core/test_exactness.py`` compares the two.
 
@@ -30,6 +30,7 @@ from hyfreedp.noise import NoiseGenerator
 
 Batch = list[Tensor]
 Loss = Callable[[nn.Module, Batch], Tensor]
+Function = Callable[[float], float]
 
 
 def samples(batch: Batch) -> list[Batch]:
@@ -42,25 +43,29 @@ def trained(model: nn.Module) -> list[nn.Parameter]:
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
+def losses_of(model: nn.Module, loss: Loss, batch: Batch) -> list[float]:
+    """L(w, x_i) of each sample."""
+    with torch.no_grad():
+        return [loss(model, sample).item() for sample in samples(batch)]
+
+
+# -- what is released: sums over the batch of what is bounded for each sample, with noise ------------------------------
+
+
+def private(sums: list[Tensor], sigma: float, bound: float, B: float, noise: NoiseGenerator) -> list[Tensor]:
+    """(sums + sigma bound z) / B, with z standard normal; no sample has added more than ``bound`` to any of them."""
+    if sigma > 0:
+        noise.add_noise(sums, sigma * bound)
+    return [total / B for total in sums]
+
+
 def automatic(norm: float) -> float:
     """c_i of automatic clipping: a gradient of norm below 1, whatever its norm was (§2.1; R_g is scaled out)."""
     return 1 / (norm + 0.01)
 
 
-# -- what is released: two sums over the batch, with noise -------------------------------------------------------------
-
-
-def private_gradient(
-    model: nn.Module,
-    loss: Loss,
-    batch: Batch,
-    sigma: float,
-    B: float,
-    noise: NoiseGenerator,
-    factor: Callable[[float], float] = automatic,
-    sensitivity: float = 1.0,
-) -> list[Tensor]:
-    """m = (sum_i c_i g_i + sigma_g R_g z) / B, with z standard normal (Eq. "priv grad"; lines 2 to 4)."""
+def clipped_gradients(model: nn.Module, loss: Loss, batch: Batch, factor: Function) -> list[Tensor]:
+    """sum_i c_i g_i (Eq. "priv grad"; lines 2 and 3)."""
     weights = trained(model)
     sums = [torch.zeros_like(weight) for weight in weights]
     for sample in samples(batch):
@@ -68,27 +73,22 @@ def private_gradient(
         norm = math.sqrt(sum(gradient.double().square().sum().item() for gradient in gradients))
         if math.isfinite(norm):  # else this sample counts as zero
             for total, gradient in zip(sums, gradients, strict=True):
-                total += factor(norm) * gradient  # at most of norm R_g, which is why this noise hides it
-    if sigma > 0:
-        noise.add_noise(sums, sigma * sensitivity)
-    return [total / B for total in sums]
+                total += factor(norm) * gradient  # at most of norm R_g, which is why the noise hides it
+    return sums
 
 
-def losses_of(model: nn.Module, loss: Loss, batch: Batch) -> list[float]:
-    """L(w, x_i) of each sample."""
-    with torch.no_grad():
-        return [loss(model, sample).item() for sample in samples(batch)]
-
-
-def private_losses(
-    losses: list[list[float]], threshold: float, sigma: float, B: float, noise: NoiseGenerator
-) -> list[float]:
-    """(sum_i min(L_i, R_l) + sigma_l R_l z) / B for each list of losses (Eq. "loss priv"; line 8)."""
+def clipped_losses(losses: list[list[float]], threshold: float) -> Tensor:
+    """sum_i min(L_i, R_l) of each list of losses (Eq. "loss priv"; line 8)."""
     clipped = [[min(max(one, 0.0), threshold) if math.isfinite(one) else threshold for one in row] for row in losses]
-    sums = torch.tensor([math.fsum(row) for row in clipped], dtype=torch.float64)
-    if sigma > 0:
-        noise.add_noise([sums], sigma * threshold)
-    return (sums / B).tolist()
+    return torch.tensor([math.fsum(row) for row in clipped], dtype=torch.float64)
+
+
+def votes(here: list[float], there: list[float]) -> Tensor:
+    """Votes for some weights less votes for others, from the losses of each sample at both."""
+    here, there = ([math.inf if math.isnan(one) else one for one in row] for row in (here, there))
+    margin = sum((b > a) - (b < a) for a, b in zip(here, there, strict=True))
+    bound = [sum(min(max(one, -1e6), 1e6) for one in row) for row in (here, there)]
+    return torch.tensor([margin, *bound], dtype=torch.float64)  # the losses tie the noise to them, and are thrown away
 
 
 # -- Algorithm 1 -------------------------------------------------------------------------------------------------------
@@ -99,8 +99,8 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, gradient: list[Tens
     for group in optimizer.param_groups:  # groups keep the ratios of the rates that they were given
         group.setdefault("given", group["lr"])
         group["lr"] = eta * (group["given"] / optimizer.param_groups[0]["given"])
-    for weight, private in zip(trained(model), gradient, strict=True):
-        weight.grad = private.clone()
+    for weight, its in zip(trained(model), gradient, strict=True):
+        weight.grad = its.clone()
     optimizer.step()
 
 
@@ -109,11 +109,6 @@ def stepped(model: nn.Module, optimizer: torch.optim.Optimizer, gradient: list[T
     there, its_optimizer = copy.deepcopy((model, optimizer))
     step(there, its_optimizer, gradient, distance)
     return there
-
-
-def fit(ahead: float, here: float, behind: float, eta: float) -> tuple[float, float]:
-    """b and a of L(w - x G) = L(w) - b x + a x^2 / 2 through the points x = eta, 0, -eta (Eq. "curve fit"; line 9)."""
-    return (behind - ahead) / (2 * eta), (ahead - 2 * here + behind) / eta**2
 
 
 def literal(slope: float, curvature: float, eta: float) -> float:
@@ -137,140 +132,119 @@ def train(
     split: NoiseSplit,
     B: float,
     noise: NoiseGenerator,
+    eta: float | None = None,
+    decay: Function = lambda progress: 1.0,
+    factor: Function = automatic,
+    sensitivity: float = 1.0,
     rule: Callable[[float, float, float], float] = gen,
-    eta: float = 1e-4,
     threshold: float = 1.0,
     next_threshold: Callable[[list[float]], float] = sum,
-    limits: tuple[float, float] = (0.1, 20.0),
-    decay: Callable[[float], float] = lambda progress: 1.0,
-    **clipping: Any,
-) -> Iterator[dict[str, float]]:
-    """Algorithm 1 of the paper. Gives after each step its rate and what was released, and is then at the next weights.
+) -> Iterator[dict[str, Any]]:
+    """A run. Gives after each step its rate and what was released, and is then at the next weights.
 
-    Where ``split`` has no probes, this is plain DP training at the rate ``eta``.
+    What ``split`` pays for says how the rate is learned: from "losses" by Algorithm 1 of the paper, by "look"s of our
+    own rule, or, without probes, not at all. ``factor`` and ``sensitivity`` are c_i and R_g; the last three arguments
+    are those of Algorithm 1.
     """
+    looks = None
+    if split.probe == "look":
+        looks = Looks(optimizer, split.steps, split.sigma_gradient * sensitivity / B, eta, decay)
+    eta = eta or 1e-4
     for t, batch in enumerate(batches):
-        released = {}
-        m = private_gradient(
-            model, loss, batch, split.gradient_noise_multiplier(t), B, noise.child("gradient", t), **clipping
-        )  # lines 2 to 4
-        if split.is_probe_step(t):  # line 6
+        released: dict[str, Any] = {}
+        if looks and split.is_probe_step(t):
+            released = looks.look(t, model, loss, batch, split.sigma_loss, B, noise.child("look", t))
+        sums = clipped_gradients(model, loss, batch, factor)  # lines 2 and 3
+        m = private(sums, split.gradient_noise_multiplier(t), sensitivity, B, noise.child("gradient", t))  # line 4
+        if looks:
+            eta = looks.rate(m)
+        elif split.is_probe_step(t):  # line 6
             points = [stepped(model, optimizer, m, x) for x in (eta, 0.0, -eta)]  # line 7
-            losses = [losses_of(point, loss, batch) for point in points]
-            private = private_losses(losses, threshold, split.sigma_loss, B, noise.child("probe", t))  # line 8
-            released = {"private_loss": private[1], "loss_threshold": threshold}
-            threshold = min(max(next_threshold(private), limits[0]), limits[1])  # R_l of the next probe (§4.1)
-            ahead, here, behind = private
-            slope, curvature = fit(ahead, here, behind, eta)  # lines 9 and 10
-            released |= {"slope": slope, "curvature": curvature}
+            losses = clipped_losses([losses_of(point, loss, batch) for point in points], threshold)
+            ahead, here, behind = private([losses], split.sigma_loss, threshold, B, noise.child("probe", t))[0].tolist()
+            # b and a of L(w - x G) = L(w) - b x + a x^2 / 2 through the points x = eta, 0, -eta (Eq. "curve fit")
+            slope, curvature = (behind - ahead) / (2 * eta), (ahead - 2 * here + behind) / eta**2  # lines 9 and 10
+            released = {"private_loss": here, "loss_threshold": threshold, "slope": slope, "curvature": curvature}
+            if math.isfinite(threshold):  # else there is no noise
+                threshold = min(max(next_threshold([ahead, here, behind]), 0.1), 20.0)  # R_l of the next probe (§4.1)
             eta = rule(slope, curvature, eta)  # line 11
         taken = eta * decay(t / split.steps)
         step(model, optimizer, m, taken)  # lines 5 and 13
+        if looks:
+            looks.average(t)
         yield {"eta": taken} | released
 
 
 # -- our rule: a public start, and looks along the run -----------------------------------------------------------------
 
 
-def private_votes(here: list[float], there: list[float], sigma: float, B: float, noise: NoiseGenerator) -> float:
-    """(votes for some weights - votes for others + sigma_l z) / B, from the losses of each sample at both."""
-    here, there = ([math.inf if math.isnan(one) else one for one in row] for row in (here, there))
-    margin = sum((b > a) - (b < a) for a, b in zip(here, there, strict=True))
-    bound = [sum(min(max(one, -1e6), 1e6) for one in row) for row in (here, there)]  # ties the noise to the losses
-    sums = torch.tensor([margin, *bound], dtype=torch.float64)
-    if sigma > 0:
-        noise.add_noise([sums], sigma)
-    return (sums / B)[0].item()  # the others are thrown away
-
-
-class Margins:
-    """Between the losses at neighbouring rates, drawn one by one where a look asks, and each of them once."""
-
-    def __init__(self, losses: list[list[float]], *noise: Any) -> None:
-        self.losses, self.noise = losses, noise
-        self.asked: list[float | None] = [None] * (len(losses) - 1)
-
-    def __call__(self, j: int) -> float:
-        margin = self.asked[j]
-        if margin is None:
-            margin = self.asked[j] = private_votes(self.losses[j], self.losses[j + 1], *self.noise)
-        return margin
-
-
-def train_by_looks(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    loss: Loss,
-    batches: Iterable[Batch],
-    *,
-    split: NoiseSplit,
-    B: float,
-    noise: NoiseGenerator,
-    sensitivity: float = 1.0,
-    eta: float | None = None,
-    decay: Callable[[float], float] = lambda progress: 1.0,
-    **clipping: Any,
-) -> Iterator[dict[str, Any]]:
+class Looks:
     """Preset "robust", see :mod:`hyfreedp.look`. Before some steps the batch compares rates, along the run so far.
 
-    After the last step the weights are an average of those after each.
+    After the last step the weights are an average of those after each. ``std`` is that of the noise of a gradient.
     """
-    T, groups = split.steps, optimizer.param_groups
-    ratio = {id(w): group["lr"] / groups[0]["lr"] for group in groups for w in group["params"]}
-    order = {id(w): i for i, w in enumerate(w for group in groups for w in group["params"])}
-    reach, proportional = look.displacement_per_gradient(optimizer, T)
-    unit = split.sigma_gradient * sensitivity / B if proportional else 1.0  # size of a private gradient's coordinates
-    start = [weight.detach().clone() for weight in trained(model)]
-    c0 = look.public_start(start)
-    found: list[float] = []  # by looks, in units of the first rate
-    level = 1.0  # of the rate in force
-    average = start
-    for t, batch in enumerate(batches):
-        released: dict[str, Any] = {}
-        first = eta or (c0 / (math.sqrt(T) * reach * unit) if unit else math.nan)
-        rate = first * level
-        if split.is_probe_step(t):
-            factors = [decay(s / T) for s in range(T)]
-            way = sum(f * (1 - groups[0].get("momentum", 0.0) ** (t - s)) for s, f in enumerate(factors[:t]))
-            spread = math.sqrt(sum(f * f for f in factors[t:]) * look.NOISE * way / sum(factors))
-            spread *= reach * unit  # of the noise to come, per unit of rate
-            present, losses = [weight.detach().clone() for weight in trained(model)], []
-            for rung in look.LADDER:
-                for weight, begun, here in zip(trained(model), start, present, strict=True):
-                    public = NoiseGenerator(look.PUBLIC_SEED).child("look", t).child("z", order[id(weight)])
-                    z = public.normal(*weight.shape).to(weight.dtype)
-                    way = first / rate * (here - begun) + first * spread * ratio[id(weight)] * z
-                    weight.data.copy_(begun + rung * way if unit else here)  # nothing but zeros so far: all are alike
-                losses.append(losses_of(model, loss, batch))
-            margin = Margins(losses, split.sigma_loss, B, noise.child("look", t))
-            found.append(look.choose(margin, level, look.CLEAR))
-            mean = math.prod(found) ** (1 / (1 + len(found)))  # of the start and the looks, the geometric one
-            before, level = level, look.choose(margin, mean, look.SURE)
-            rate = first * level
-            along = level / before if unit else 1.0
-            along = along if t == look.FIRST else min(1.0, along)  # later only back
-            for weight, begun, here in zip(trained(model), start, present, strict=True):
-                weight.data.copy_(begun + along * (here - begun))
-            released = {"margins": margin.asked, "along": along}
-        m = private_gradient(
-            model,
-            loss,
-            batch,
-            split.gradient_noise_multiplier(t),
-            B,
-            noise.child("gradient", t),
-            sensitivity=sensitivity,
-            **clipping,
-        )
-        if not unit:  # plain SGD without noise: the size of the first gradient
-            unit = torch.cat([one.flatten() for one in m]).double().square().mean().sqrt().item()
-            first = eta or (c0 / (math.sqrt(T) * reach * unit) if unit else math.nan)
-            rate = first * level
-        taken = rate * decay(t / T) if unit else 0.0
-        step(model, optimizer, m, taken)
+
+    def __init__(self, optimizer: torch.optim.Optimizer, T: int, std: float, eta: float | None, decay: Function):
+        groups = optimizer.param_groups
+        self.weights = [w for group in groups for w in group["params"]]
+        self.ratios = [group["lr"] / groups[0]["lr"] for group in groups for _ in group["params"]]
+        self.momentum = groups[0].get("momentum", 0.0)
+        self.T, self.eta, self.decays = T, eta, [decay(s / T) for s in range(T)]
+        self.reach, proportional = look.displacement_per_gradient(optimizer, T)
+        self.unit = (std or math.nan) if proportional else 1.0  # size of a private gradient's coordinates
+        self.start = self.mean = self.now()
+        self.found: list[float] = []  # by looks, in units of the first rate
+        self.level = 1.0  # of the rate in force
+
+    def now(self) -> list[Tensor]:
+        return [weight.detach().clone() for weight in self.weights]
+
+    def move(self, share: float, way: list[Tensor]) -> None:
+        for weight, begun, moved in zip(self.weights, self.start, way, strict=True):
+            weight.data.copy_(begun + share * moved)
+
+    def first(self) -> float:
+        """The first rate; NaN while it is unknown how large gradients are."""
+        return self.eta or look.public_start(self.start) / (math.sqrt(self.T) * self.reach * self.unit)
+
+    def look(
+        self, t: int, model: nn.Module, loss: Loss, batch: Batch, sigma: float, B: float, noise: NoiseGenerator
+    ) -> dict[str, Any]:
+        """Let the batch vote between rates, each with the noise of the run to come; set the rate, and go back to it."""
+        way = [here - begun for here, begun in zip(self.now(), self.start, strict=True)]
+        made = sum(f * (1 - self.momentum ** (t - s)) for s, f in enumerate(self.decays[:t]))
+        spread = math.sqrt(sum(f * f for f in self.decays[t:]) * look.NOISE * made / sum(self.decays))
+        spread *= self.first() * self.reach * self.unit  # of the noise to come, at the first rate
+        spread = 0.0 if math.isnan(spread) else spread  # no gradient so far but zeros: all rates are alike
+        public, ray = NoiseGenerator(look.PUBLIC_SEED).child("look", t), []
+        for i, (one, ratio) in enumerate(zip(way, self.ratios, strict=True)):
+            ray.append(one / self.level + spread * ratio * public.child("z", i).normal(*one.shape).to(one.dtype))
+        losses, margins = [], dict[int, float]()
+        for rung in look.LADDER:
+            self.move(rung, ray)
+            losses.append(losses_of(model, loss, batch))
+
+        def margin(j: int) -> float:  # drawn where it is asked for, and once
+            if j not in margins:
+                margins[j] = private([votes(losses[j], losses[j + 1])], sigma, 1.0, B, noise)[0][0].item()
+            return margins[j]
+
+        self.found.append(look.choose(margin, self.level, look.CLEAR))
+        mean = math.prod(self.found) ** (1 / (1 + len(self.found)))  # of the start and the looks, the geometric one
+        before, self.level = self.level, look.choose(margin, mean, look.SURE)
+        along = self.level / before if t == look.FIRST else min(1.0, self.level / before)  # later only back
+        self.move(along, way)
+        return {"margins": [margins.get(j) for j in range(len(losses) - 1)], "along": along}
+
+    def rate(self, m: list[Tensor]) -> float:
+        """That in force, once the private gradient is known."""
+        if math.isnan(self.unit):  # plain SGD without noise: the size of the first gradient that is not zero
+            self.unit = torch.cat([one.flatten() for one in m]).double().square().mean().sqrt().item() or math.nan
+        return 0.0 if math.isnan(self.first()) else self.first() * self.level
+
+    def average(self, t: int) -> None:
+        """Take the weights into their mean, at which the run ends."""
         share = (1 + look.POWER) / (t + 1 + look.POWER)
-        average = [a + share * (w.detach() - a) for a, w in zip(average, trained(model), strict=True)]
-        if t == T - 1:
-            for weight, value in zip(trained(model), average, strict=True):
-                weight.data.copy_(value)
-        yield {"eta": taken} | released
+        self.mean = [mean + share * (now - mean) for mean, now in zip(self.mean, self.now(), strict=True)]
+        if t == self.T - 1:
+            self.move(1.0, [mean - begun for mean, begun in zip(self.mean, self.start, strict=True)])

@@ -9,7 +9,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NoReturn, cast, get_args
+from typing import NoReturn, cast, get_args
 
 from hyfreedp.accounting.accountants import Accountant
 from hyfreedp.accounting.composition import shares
@@ -74,12 +74,6 @@ def _report(split: NoiseSplit, records: int, batch_size: int, epsilons: dict[str
     return "\n".join([*lines, "", "guaranteed" if split.guarantee else "NOT guaranteed: nothing is noised"])
 
 
-def _json_ready(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _json_ready(item) for key, item in value.items()}
-    return "inf" if value == math.inf else value
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
@@ -102,11 +96,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{parser.prog}: warning: {warning.message}", file=sys.stderr)
     epsilons = shares(split)
     if options.json:
-        print(
-            json.dumps(
-                _json_ready({**split.to_dict(), "unit": split.unit, "shares": epsilons}), indent=2, allow_nan=False
-            )
-        )
+        found = json.dumps({**split.to_dict(), "unit": split.unit, "shares": epsilons})
+        print(json.dumps(json.loads(found, parse_constant=lambda infinite: "inf"), indent=2))
     else:
         print(_report(split, options.n, options.batch_size, epsilons))
     return 0

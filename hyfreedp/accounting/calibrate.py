@@ -96,11 +96,6 @@ def calibrate_noise(
         gamma=1.0 if gamma is None or probe == "none" else gamma,
         accountant=accountant,
         allocation=allocation,
-        sigma=0.0,
-        sigma_gradient=0.0,
-        sigma_gradient_probe=0.0,
-        sigma_loss=0.0,
-        epsilon=math.inf,
         records_per_person=check_count("records_per_person", records_per_person, 1),
     )
     if math.isinf(target_epsilon):

@@ -85,15 +85,13 @@ def shares(split: NoiseSplit, *, coarseness: int = 1) -> dict[str, float]:
 
     These are "gradients" and "probes" alone, both "together", and "vanilla" DP-SGD at the split's sigma.
     """
-    names = ("gradients", "probes", "together", "vanilla")
     if math.isinf(split.target_epsilon):
-        return dict.fromkeys(names, math.inf)
+        return dict.fromkeys(("gradients", "probes", "together", "vanilla"), math.inf)
     steps, probes = split.steps, split.probe_steps
-    noise = probe_noise(split.sigma_loss, split.probe) if probes else math.inf
-    parts: tuple[tuple[Release, ...], ...] = (
-        ((split.sigma_gradient, steps - probes), (split.sigma_gradient_probe, probes)),
-        ((noise, probes),),
-        releases(split, steps, probes),
-        ((split.sigma, steps),),
-    )
-    return {name: cost(split, part, coarseness=coarseness) for name, part in zip(names, parts, strict=True)}
+    parts: dict[str, tuple[Release, ...]] = {
+        "gradients": ((split.sigma_gradient, steps - probes), (split.sigma_gradient_probe, probes)),
+        "probes": ((probe_noise(split.sigma_loss, split.probe), probes),) if probes else (),
+        "together": releases(split, steps, probes),
+        "vanilla": ((split.sigma, steps),),
+    }
+    return {name: cost(split, part, coarseness=coarseness) for name, part in parts.items()}

@@ -80,19 +80,15 @@ class PrivacyLedger:
 
     def record_probe(self, tag: int = 0) -> None:
         """Count the probe of the step just recorded, before anything of it is released."""
-        self._count_probe(self._steps - 1, tag)
+        self._count(self._steps - 1, 1, tag)
 
     def record_look(self, tag: int = 0) -> None:
         """Count the look of the next step, which is released before the step's gradient."""
-        self.check()
-        self._count_probe(self._steps, tag)
-
-    def _count_probe(self, step: int, tag: int) -> None:
-        if not self.split.is_probe_step(step):
-            raise BudgetExhausted(f"step {step} must not probe by the plan that the noise was calibrated for")
-        self._count(step, 1, tag)
+        self._count(self._steps, 1, tag)
 
     def _count(self, step: int, kind: int, tag: int) -> None:
+        if kind and not self.split.is_probe_step(step):
+            raise BudgetExhausted(f"step {step} must not probe by the plan that the noise was calibrated for")
         tags = self._released.get(step, [None, None])
         if tags[kind] not in (None, tag):
             raise BudgetExhausted(

@@ -31,7 +31,8 @@ def smallest_noise(cost: Callable[[float], float], budget: float, start: float, 
     x, slope = min(max(math.log(start), smallest), largest), -2.0
     previous = None
     while True:
-        excess = _log_ratio(cost(math.exp(x)), budget)
+        spent = cost(math.exp(x))  # zero and infinity steer the search without breaking it
+        excess = -20.0 if spent <= budget * math.exp(-20) else min(math.log(spent) - math.log(budget), 20.0)
         if previous is not None and (excess - previous[1]) * (x - previous[0]) < 0:
             slope = (excess - previous[1]) / (x - previous[0])
         previous = x, excess
@@ -51,10 +52,3 @@ def smallest_noise(cost: Callable[[float], float], budget: float, start: float, 
         x = min(max(x + min(max(step, -math.log(4)), math.log(4)), smallest), largest)
         if not low < x < high:
             x = (low + high) / 2
-
-
-def _log_ratio(cost: float, budget: float) -> float:
-    """log(cost / budget) within +-20, so that costs of zero or infinity steer the search without breaking it."""
-    if cost <= budget * math.exp(-20):
-        return -20.0
-    return min(math.log(cost) - math.log(budget), 20.0)

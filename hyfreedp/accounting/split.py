@@ -48,17 +48,17 @@ class NoiseSplit:
     gamma: float
     accountant: Accountant
     allocation: Allocation
-    sigma: float
-    sigma_gradient: float
-    sigma_gradient_probe: float
-    sigma_loss: float
-    epsilon: float
+    sigma: float = 0.0
+    sigma_gradient: float = 0.0
+    sigma_gradient_probe: float = 0.0
+    sigma_loss: float = 0.0
+    epsilon: float = math.inf
     records_per_person: int = 1
 
     @property
     def unit(self) -> str:
-        """Whose presence epsilon hides."""
-        return unit_of_privacy(self.records_per_person)
+        """Whose presence epsilon hides, in words."""
+        return "one record" if self.records_per_person == 1 else f"one person's {self.records_per_person} records"
 
     @property
     def guarantee(self) -> bool:
@@ -113,11 +113,6 @@ class NoiseSplit:
             f"{self.sigma_gradient_probe:.6g} on {self.probe_steps} steps with probe, "
             f"sigma_l {self.sigma_loss:.6g}, vanilla sigma {self.sigma:.6g}: {privacy}"
         )
-
-
-def unit_of_privacy(records_per_person: int) -> str:
-    """Whose presence epsilon hides, in words."""
-    return "one record" if records_per_person == 1 else f"one person's {records_per_person} records"
 
 
 def count_probe_steps(

@@ -189,11 +189,7 @@ def split_rows(batch: Any, size: PhysicalBatchSize) -> Sequence[slice | Tensor]:
 
 
 def check_physical_batch_size(size: object) -> None:
-    """Refuse what is neither a size nor a function.
-
-    Raises:
-        ValueError: naming what is allowed.
-    """
+    """Refuse what is neither a size nor a function."""
     if not (size is None or callable(size) or (isinstance(size, int) and size >= 1)):
         raise ValueError(
             "max_physical_batch_size must be a function from a batch to its pieces, an integer of at least 1 or None, "

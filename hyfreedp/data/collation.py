@@ -33,9 +33,6 @@ def check_rows_apart(
         records: of a batch, or positions in a data set that makes batches itself.
         generator: chooses records and random numbers.
         device: whose random numbers are set too.
-
-    Raises:
-        ValueError: a row changed with the other records, or there are more or fewer rows than records.
     """
     chosen = generator.permutation(len(records))[:_RECORDS].tolist()
     size = len(chosen)

@@ -35,10 +35,6 @@ def check_same_records(
         size: number of its records, the same on all.
         generator: the same on all; it chooses the records and keys the hash, which tells nothing without.
         device: whose random numbers are set too.
-
-    Raises:
-        ValueError: on all processes.
-        RuntimeError: another process could not get its records.
     """
     if processes.size == 1:
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, cast
 
@@ -33,9 +34,11 @@ from hyfreedp.running.devices import CPU
 from hyfreedp.running.random_states import random_states_of
 from hyfreedp.running.wrapper import Unprepared
 
+_WORKERS = "num_workers pin_memory timeout worker_init_fn multiprocessing_context prefetch_factor persistent_workers"
 _FIRST, _CHECKED = 3, 0.01  # batches whose collation is checked: the first, and this share of the others
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class PoissonSampler(Sampler[list[int]]):
     """Batches that hold each record independently with probability ``sample_rate``; empty ones included.
 
@@ -46,38 +49,26 @@ class PoissonSampler(Sampler[list[int]]):
     Each of several processes draws the same batch and keeps the records whose index leaves the remainder ``rank``: the
     union is the batch of a single process, a Poisson sample at the same rate.
 
-    Args:
+    Attributes:
         num_records: N >= 1.
         sample_rate: q in (0, 1].
         steps_per_epoch: batches in one pass.
         seed: non-negative integer of any size; keep it secret, since it tells which records were in which batch.
         rank, world_size: number of this process, from 0, and how many there are.
-
-    Attributes:
         position: the step whose batch comes next; the optimizer advances it when a step is done.
         horizon: number of steps of the whole run, where it is known.
         given: the step whose batch a loader gave last; None before and after a state was loaded.
     """
 
-    def __init__(
-        self,
-        *,
-        num_records: int,
-        sample_rate: float,
-        steps_per_epoch: int,
-        seed: int,
-        rank: int = 0,
-        world_size: int = 1,
-    ) -> None:
-        self.num_records = num_records
-        self.sample_rate = sample_rate
-        self.steps_per_epoch = steps_per_epoch
-        self.seed = seed
-        self.rank = rank
-        self.world_size = world_size
-        self.position = 0
-        self.horizon: int | None = None
-        self.given: int | None = None
+    num_records: int
+    sample_rate: float
+    steps_per_epoch: int
+    seed: int
+    rank: int = 0
+    world_size: int = 1
+    position: int = 0
+    horizon: int | None = None
+    given: int | None = None
 
     def __len__(self) -> int:
         return self.steps_per_epoch
@@ -100,12 +91,7 @@ class PoissonSampler(Sampler[list[int]]):
         return Drawn(drawn[drawn % self.world_size == self.rank].tolist(), step, generator)
 
     def check_drawn(self, samples: int) -> None:
-        """Refuse a batch of so many samples unless it can be the one of the next step, as the loader gave it.
-
-        Raises:
-            RuntimeError: the loader has not given the batch of this step.
-            ValueError: it has, and the rows are not one for each record.
-        """
+        """Refuse a batch of so many samples unless it can be the one of the next step, as the loader gave it."""
         if self.given != self.position:
             last = "none so far" if self.given is None else f"that of step {self.given} last"
             raise RuntimeError(
@@ -167,20 +153,22 @@ class Rows(Dataset[Any]):
         return getattr(self.dataset, name)
 
 
+@dataclass
 class Fetch:
     """Gets the records of a batch and collates them, also none: then every tensor has length 0.
 
     What both draw from torch's, NumPy's and Python's global generators is set from the run's key and the step,
     whichever process does it, see :mod:`hyfreedp.running.random_states`. Now and then it looks whether rows are apart.
 
-    Args:
+    Attributes:
         dataset: of the records.
         collate: makes a batch of a list of them.
         device: whose generator is set where no worker process fetches.
     """
 
-    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any], device: torch.device) -> None:
-        self.dataset, self.collate, self.device = dataset, collate, device
+    dataset: Any
+    collate: Callable[[list[Any]], Any]
+    device: torch.device
 
     def __call__(self, rows: Drawn) -> Any:
         device = self.device if get_worker_info() is None else CPU
@@ -211,22 +199,15 @@ class PoissonLoader(Unprepared, DataLoader):
     def __iter__(self) -> Any:  # an iterator; torch promises a private type
         sampler = cast(PoissonSampler, self.batch_sampler)
         iter(sampler)  # refuses a pass beyond the plan before any worker is started
-        if sampler.given is not None:
-            self._check_used(sampler, sampler.given, sampler.given + 1)
         for step, batch in enumerate(super().__iter__(), start=sampler.position):
-            if sampler.given is not None and step > sampler.given:
-                self._check_used(sampler, sampler.given + 1)
+            if sampler.given is not None and sampler.position != step:
+                raise RuntimeError(
+                    f"after batch {sampler.given} of the loader the run is at step {sampler.position}, not {step}: "
+                    "every batch must be passed to optimizer.step exactly once, empty ones too. After a step that "
+                    "failed begin a new pass over the loader"
+                )
             sampler.given = step
             yield batch
-
-    @staticmethod
-    def _check_used(sampler: PoissonSampler, *allowed: int) -> None:
-        if sampler.position not in allowed:
-            raise RuntimeError(
-                f"after batch {sampler.given} of the loader the run is at step {sampler.position}, not {allowed[-1]}: "
-                "every batch must be passed to optimizer.step exactly once, empty ones too. After a step that failed "
-                "begin a new pass over the loader"
-            )
 
 
 def poisson_loader(
@@ -295,13 +276,7 @@ def poisson_loader(
         Rows(loader.dataset),
         batch_sampler=sampler,
         collate_fn=cast(Any, Fetch(loader.dataset, loader.collate_fn or default_collate, device)),
-        num_workers=loader.num_workers,
-        pin_memory=loader.pin_memory,
-        timeout=loader.timeout,
-        worker_init_fn=loader.worker_init_fn,
-        multiprocessing_context=loader.multiprocessing_context,
-        prefetch_factor=loader.prefetch_factor,
-        persistent_workers=loader.persistent_workers,
+        **{name: getattr(loader, name) for name in _WORKERS.split()},
         # Of the workers' seeds: by default every iterator moves torch's global generator, and a resumed run's dropout.
         generator=torch.Generator().manual_seed(NoiseGenerator(seed).child("workers", rank).integer()),
     )
@@ -335,11 +310,8 @@ def _check_order(sampler: object, num_records: int) -> None:
     plain = type(sampler) is SequentialSampler or (type(sampler) is RandomSampler and not sampler.replacement)
     plain = plain and len(cast(Sized, sampler)) == num_records == len(cast(Any, sampler).data_source)
     if not plain:
-        kind = type(sampler).__name__
-        if isinstance(sampler, RandomSampler):
-            kind += f" with replacement={sampler.replacement} and num_samples={sampler.num_samples}"
         raise ValueError(
-            f"data_loader must have no sampler of its own, got {kind}: Poisson sampling takes its place. To train on "
-            "some records give torch.utils.data.Subset(dataset, indices); to let some count for more, "
-            "optimizer.step(per_sample_loss, batch, weights=...)"
+            f"data_loader must have no sampler of its own, got {type(sampler).__name__}: Poisson sampling takes its "
+            "place. To train on some records give torch.utils.data.Subset(dataset, indices); to let some count for "
+            "more, optimizer.step(per_sample_loss, batch, weights=...)"
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import os
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from transformers.trainer_utils import TrainOutput
 
 from hyfreedp import PRESETS, HyFreeDPOptimizer, PrivacyEngine
 from hyfreedp.integrations.closure import ClosureOptimizer, epsilon_is_due
+from hyfreedp.running.wrapper import check_arguments
 
 # Arguments that a private run cannot follow, and what to do instead. docs/trainers.md says so of every argument.
 REFUSED = {
@@ -99,8 +99,13 @@ class PrivateTrainer(Trainer):
         engine: PrivacyEngine | None = None,
         **kwargs: Any,
     ) -> None:
-        _check_call(per_sample_loss, privacy)
-        learned = _learns_its_rate(privacy)
+        check_arguments(per_sample_loss, "model", "batch")
+        for name in {"module", "optimizer", "data_loader", "epochs", "steps"} & privacy.keys():
+            raise ValueError(
+                f"privacy must not have {name!r}, which is the Trainer's (num_train_epochs or max_steps is the length)"
+            )
+        preset = privacy.get("preset", "robust")
+        learned = privacy.get("probe", getattr(PRESETS.get(preset, preset), "probe", "none")) != "none"
         if (args := kwargs.get("args")) is not None:
             _check_arguments(args, learned)
         if learned and kwargs.get("optimizers", (None, None))[1] is not None:
@@ -195,35 +200,8 @@ class PrivateTrainer(Trainer):
 _FIXED = "the learning rate is learned; leave it out, or give privacy={'preset': 'fixed', ...}, which follows it"
 
 
-def _learns_its_rate(privacy: dict[str, Any]) -> bool:
-    preset = privacy.get("preset", "robust")
-    return privacy.get("probe", getattr(PRESETS.get(preset, preset), "probe", "none")) != "none"
-
-
-def _check_call(per_sample_loss: Callable[..., Any], privacy: dict[str, Any]) -> None:
-    """Refuse a loss that does not take model and batch, and what of the budget the Trainer has.
-
-    Raises:
-        TypeError, ValueError: naming it.
-    """
-    try:
-        inspect.signature(per_sample_loss).bind(None, None)
-    except TypeError:
-        raise TypeError(
-            f"per_sample_loss must take two arguments, model and batch, got {inspect.signature(per_sample_loss)}"
-        ) from None
-    for name in {"module", "optimizer", "data_loader", "epochs", "steps"} & privacy.keys():
-        raise ValueError(
-            f"privacy must not have {name!r}, which is the Trainer's (num_train_epochs or max_steps is the length)"
-        )
-
-
 def _check_arguments(args: TrainingArguments, learned: bool) -> None:
-    """Refuse what a private run cannot follow, unless it is as it was before the user came.
-
-    Raises:
-        ValueError: naming the argument.
-    """
+    """Refuse what a private run cannot follow, unless it is as it was before the user came."""
     refused = REFUSED | (dict.fromkeys(OF_A_FIXED_RATE, _FIXED) if learned else {})
     for field in fields(args):
         value, default = getattr(args, field.name), field.default

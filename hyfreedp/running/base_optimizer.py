@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from hyfreedp.running.checks import check_parameters
 from hyfreedp.running.layers import parameters_of
 
 
@@ -34,11 +33,10 @@ class BaseOptimizer:
         parameters: the trainable ones, in the order of the groups.
 
     Raises:
-        ValueError: the optimizer's parameters are not the model's trainable ones, or a rate is not positive.
+        ValueError: a rate is not positive.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, module: nn.Module) -> None:
-        check_parameters(optimizer, module)
         self.optimizer = optimizer
         before: BaseOptimizer | None = getattr(optimizer, "_private_owner", None)
         if before is not None and self.note_rates() == before._rates and not before.scheduled:
@@ -64,10 +62,6 @@ class BaseOptimizer:
         """Refuse a model whose trainable parameters are no longer those that were made private.
 
         One that was unfrozen since would get no noise; one that was frozen, or replaced, no gradient.
-
-        Raises:
-            ValueError: naming the first of them; or the optimizer has other groups than then.
-            RuntimeError: it has another owner.
         """
         if self.optimizer._private_owner is not self:  # type: ignore[attr-defined]
             raise RuntimeError(
@@ -79,19 +73,14 @@ class BaseOptimizer:
                 f"optimizer must keep its {len(self._ratios)} parameter group(s), got "
                 f"{len(self.optimizer.param_groups)}: add groups before make_private_with_epsilon"
             )
-        known, present = set(map(id, self.parameters)), parameters_of(self._module)
-        there = set(map(id, present))
-        changed = [
-            (self._names[id(p)], "replaced by another tensor, as load_state_dict(assign=True) does")
-            if id(p) not in there
-            else (self._names[id(p)], "frozen")
-            for p in self.parameters
-            if id(p) not in there or not p.requires_grad
-        ]
-        if any(p.requires_grad and id(p) not in known for p in present):
-            names = self._module.named_parameters()
-            changed += [(name, "unfrozen") for name, p in names if p.requires_grad and id(p) not in known]
-        for name, how in changed:
+        known, present = set(map(id, self.parameters)), {id(p): p for p in parameters_of(self._module)}
+        changed = [p for p in self.parameters if id(p) not in present or not p.requires_grad]
+        changed += [p for key, p in present.items() if p.requires_grad and key not in known]
+        if changed:
+            key = id(changed[0])
+            replaced = "replaced by another tensor, as load_state_dict(assign=True) does,"
+            how = "unfrozen" if key not in known else "frozen" if key in present else replaced
+            name = {id(p): name for name, p in self._module.named_parameters()}.get(key) or self._names.get(key)
             raise ValueError(
                 f"the trainable parameters must stay those that were made private, but {name!r} was {how} since: undo "
                 "it, or do it before the optimizer is made and made private"

@@ -60,14 +60,15 @@ class BufferGuard:
         try:
             yield
         finally:
-            changed = self._restored(before, attributes)
-            changed += self._restored_extra(extra)
+            changed = self._restored(before, attributes) + _restored_extra(extra)
         after = _parameters(layers, by_value)
-        changed += [self._path(*place) for place, mark in parameters.items() if after.get(place) != mark]
+        changed += [place for place, mark in parameters.items() if after.get(place) != mark]
         if changed:
+            paths = {layer: path for path, layer in self._module.named_modules()}
+            names = [repr(f"{paths[layer]}.{name}".lstrip(".")) for layer, name in changed]
             raise ValueError(
                 "the forward pass in train mode changed these buffers or parameters of the model: "
-                f"{listed([repr(name) for name in changed])}, which would publish raw data with the state_dict (in "
+                f"{listed(names)}, which would publish raw data with the state_dict (in "
                 "buffers it was undone). Call .eval() of what keeps statistics, or replace it by a layer without; "
                 "register a cache with persistent=False"
             )
@@ -77,8 +78,8 @@ class BufferGuard:
         self,
         before: dict[tuple[nn.Module, str], tuple[Tensor | None, Tensor | None]],
         attributes: dict[nn.Module, dict[str, Any]],
-    ) -> list[str]:
-        """Undo what was done to buffers; the names of those that the state_dict has."""
+    ) -> list[tuple[nn.Module, str]]:
+        """Undo what was done to buffers; those of them that the state_dict has."""
         present = [(m, name) for m in layers_of(self._module) for name, _ in m._buffers.items()]  # also of scripts
         changed = [place for place in present if place not in before]
         for layer, name in changed:
@@ -97,23 +98,19 @@ class BufferGuard:
                     buffer.copy_(kept)
             if not same:
                 changed.append((layer, name))
-        published = [(layer, name) for layer, name in changed if name not in layer._non_persistent_buffers_set]
         for layer in {layer for layer, _ in changed}:
             vars(layer).clear()
             vars(layer).update(attributes[layer])
-        return [self._path(layer, name) for layer, name in published]
+        return [(layer, name) for layer, name in changed if name not in layer._non_persistent_buffers_set]
 
-    def _restored_extra(self, before: dict[nn.Module, tuple[Any, bytes]]) -> list[str]:
-        """Undo what was done to extra states, where that can be; their names."""
-        changed = [layer for layer, (_, mark) in before.items() if _pickled(layer)[1] != mark]
-        for layer in changed:
-            if _defines(layer, "set_extra_state"):
-                layer.set_extra_state(before[layer][0])
-        return [self._path(layer, "get_extra_state()") for layer in changed]
 
-    def _path(self, layer: nn.Module, name: str) -> str:
-        paths = {module: path for path, module in self._module.named_modules()}
-        return f"{paths[layer]}.{name}".lstrip(".")
+def _restored_extra(before: dict[nn.Module, tuple[Any, bytes]]) -> list[tuple[nn.Module, str]]:
+    """Undo what was done to extra states, where that can be."""
+    changed = [layer for layer, (_, mark) in before.items() if _pickled(layer)[1] != mark]
+    for layer in changed:
+        if _defines(layer, "set_extra_state"):
+            layer.set_extra_state(before[layer][0])
+    return [(layer, "get_extra_state()") for layer in changed]
 
 
 def _parameters(layers: Iterable[nn.Module], by_value: bool) -> dict[tuple[nn.Module, str], tuple[int, int | bytes]]:

@@ -57,7 +57,7 @@ def read_checkpoint(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[
 
 
 def write_key(folder: str | os.PathLike[str], secret: Mapping[str, Any]) -> str:
-    """Save what tells the noise and the batches of a run to a file in ``folder``, for its owner only.
+    """Save what tells the noise and the batches of a run to a file in ``folder``, for its owner only; returns its name.
 
     The file is named by a hash of what it holds, so no run writes over another's. The name begins with an underscore,
     which keeps it out of what transformers' Trainer uploads.
@@ -65,9 +65,6 @@ def write_key(folder: str | os.PathLike[str], secret: Mapping[str, Any]) -> str:
     Args:
         folder: made if it is not there.
         secret: plain values.
-
-    Returns:
-        The name of the file.
     """
     text = json.dumps(secret, sort_keys=True).encode()
     target = Path(folder, _key_name(text))
@@ -79,12 +76,7 @@ def write_key(folder: str | os.PathLike[str], secret: Mapping[str, Any]) -> str:
 
 
 def read_key(folder: str | os.PathLike[str], name: str) -> dict[str, Any]:
-    """What :func:`write_key` saved.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it is not what was saved.
-    """
+    """What :func:`write_key` saved, which is refused if it is damaged."""
     path = Path(folder, name)
     if not path.is_file():
         raise FileNotFoundError(

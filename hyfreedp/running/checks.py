@@ -145,13 +145,8 @@ def check_losses(losses: Any, size: int, views: int = 1, *, differentiable: bool
         hint = (
             f"with views={views}, those of a record are a row, as .view(-1, {views}) makes them"
             if views > 1
-            else "a mean or sum over the batch has no per-sample gradients; use reduction='none'"
-            if losses.ndim == 0
-            else "a dimension too many; .squeeze(1) takes it off"
-            if losses.shape == (size, 1)
-            else "outputs of shape (B, 1) met targets of shape (B,); model(x).squeeze(1)"
-            if losses.shape == (size, size)
-            else "one loss per sample, the mean over a sample's own tokens or pixels"
+            else "one loss per sample, by reduction='none', the mean over a sample's own tokens or pixels; outputs of "
+            "shape (B, 1) need .squeeze(1)"
         )
         raise ValueError(f"per_sample_loss must return shape {shape}, got {tuple(losses.shape)}: {hint}")
     if differentiable and not losses.requires_grad:

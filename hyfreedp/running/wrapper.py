@@ -50,11 +50,7 @@ class OptimizerWrapper(torch.optim.Optimizer):
         return self.base.defaults
 
     def add_param_group(self, param_group: dict[str, Any]) -> NoReturn:
-        """Refused: a run's parameters are those that were made private.
-
-        Raises:
-            RuntimeError: always.
-        """
+        """Refused: a run's parameters are those that were made private."""
         raise RuntimeError(
             "the parameters of a private run cannot be added to: add_param_group belongs before "
             "make_private_with_epsilon"
@@ -62,11 +58,7 @@ class OptimizerWrapper(torch.optim.Optimizer):
 
     @property
     def _step_supports_amp_scaling(self) -> NoReturn:
-        """What torch's GradScaler asks before it steps an optimizer.
-
-        Raises:
-            TypeError: always.
-        """
+        """What torch's GradScaler asks before it steps an optimizer: refused."""
         raise TypeError(
             f"a GradScaler cannot step {type(self).__name__}: leave it out, and for half precision put "
             "torch.autocast(..., dtype=torch.bfloat16) around the model in per_sample_loss"
@@ -118,7 +110,7 @@ def hooked_step(step: Callable[P, R]) -> Callable[P, R]:
                 "step takes a function and a batch: call optimizer.step(per_sample_loss, batch), where "
                 "per_sample_loss(batch) returns losses of shape (B,), without loss.backward(), closure or GradScaler"
             )
-        _check_one_argument(per_sample_loss)
+        check_arguments(per_sample_loss, "the batch")
         optimizer: Any = args[0]
         for before in list(optimizer._optimizer_step_pre_hooks.values()):
             if (changed := before(optimizer, args, kwargs)) is not None:
@@ -131,18 +123,17 @@ def hooked_step(step: Callable[P, R]) -> Callable[P, R]:
     return hooked
 
 
-def _check_one_argument(per_sample_loss: Callable[..., Any]) -> None:
-    code = getattr(per_sample_loss, "__code__", None)
-    if code is not None and code.co_argcount == 1 and not code.co_kwonlyargcount:
-        return
+def check_arguments(per_sample_loss: Callable[..., Any], *names: str) -> None:
+    """Refuse a loss function that cannot be called with so many arguments."""
     try:
         arguments = inspect.signature(per_sample_loss)
     except ValueError:  # of a function written in C
         return
     try:
-        arguments.bind(None)
+        arguments.bind(*names)
     except TypeError:
+        taken = f"{'one argument' if len(names) == 1 else 'two arguments'}, {' and '.join(names)}"
         raise TypeError(
-            f"per_sample_loss must take one argument, the batch, got a function of {arguments}: let it take the batch "
-            "apart itself, as by x, y = batch"
+            f"per_sample_loss must take {taken}, got a function of {arguments}: let it take the batch apart itself, as "
+            "by x, y = batch"
         ) from None

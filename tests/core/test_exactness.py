@@ -35,7 +35,7 @@ from hyfreedp.running.devices import CPU
 from hyfreedp.running.random_states import random_states
 
 SIZES = (9, 6, 8, 0, 11, 7, 5)  # around the expected size, 8; one batch empty
-UNCLIPPED = {"threshold": math.inf, "limits": (math.inf, math.inf)}  # losses of a run without privacy
+UNCLIPPED = {"threshold": math.inf}  # losses of a run without privacy
 PRIVATE = {"target_epsilon": 8.0, "accountant": "rdp"}
 FACTORS = {
     "automatic": (AutomaticClipping(), {}),

@@ -30,7 +30,7 @@ from twins import (
     twin_of,
 )
 
-from hyfreedp import look, plots, reference
+from hyfreedp import look, plots
 from hyfreedp.accounting import calibrate_noise
 from hyfreedp.accounting.split import VOTES
 from hyfreedp.gradients import AutomaticClipping
@@ -224,9 +224,7 @@ def test_a_run_is_that_of_the_reference(kind, noise, eta, unbound_noise):
         model, optimizer = start(KINDS[kind], clipping=AutomaticClipping(), seed=seed, **settings)
         twin = make_model()
         batches = make_batches([9 if seed == 0 else 0, 8, 7, 6, 0] * 4, seed=seed)
-        expected = twin_of(
-            twin, KINDS[kind](twin), optimizer, batches, train=reference.train_by_looks, eta=eta
-        )  # a generator
+        expected = twin_of(twin, KINDS[kind](twin), optimizer, batches, eta=eta)  # a generator
         for batch, released in zip(batches, expected, strict=True):
             record = optimizer.step(cross_entropy(model), batch).to_dict()
             assert record["eta"] == pytest.approx(released["eta"], rel=1e-9)
