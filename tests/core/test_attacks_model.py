@@ -78,19 +78,16 @@ def test_t3b_an_engine_alone_refuses_it_too():
         total(engine, losses(model), x, y)
 
 
-class Standardiser(nn.Module):
+def standardiser(when):
     """As exponential averages and codebooks do: a buffer of any name takes in the batch."""
 
-    def __init__(self, when):
-        super().__init__()
-        self.when, self.calls = when, 0
-        self.register_buffer("ema", torch.zeros(8))
-
-    def forward(self, x):
-        self.calls += 1
-        if self.when(self):
-            self.ema.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)
+    def forward(layer, x):
+        layer.calls += 1
+        if when(layer):
+            layer.ema.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)
         return x
+
+    return Built(forward, calls=0, ema=nn.Buffer(torch.zeros(8)))
 
 
 def through_data(layer):
@@ -120,7 +117,7 @@ def added(layer):
     ],
 )
 def test_t10_buffer_that_learns_is_refused_by_name_and_put_back(when, name):
-    model = nn.Sequential(Standardiser(when), nn.Linear(8, 2))
+    model = nn.Sequential(standardiser(when), nn.Linear(8, 2))
     before = copy.deepcopy(model.state_dict())
     model, optimizer, loader = wire(model, classes(), preset="paper", interval=2)
     with pytest.raises(ValueError, match=f"changed these buffers or parameters of the model: '{name}'"):
@@ -156,20 +153,18 @@ def test_seams_15_extra_state_that_learns_is_refused_by_name_and_put_back():
     train(optimizer, loader)
 
 
-class Positions(nn.Module):
+def positions(size):
     """Adds its positions, from a table that grows with the longest sample; ``size`` of them from the start."""
 
-    def __init__(self, size):
-        super().__init__()
-        self.register_buffer("table", torch.arange(size).float(), persistent=False)
-        self.cached, self.seen = size, []
+    def forward(layer, x):
+        layer.seen.append(layer.cached)
+        if x.shape[1] > layer.cached:
+            layer.register_buffer("table", torch.arange(x.shape[1]).float(), persistent=False)
+            layer.cached = x.shape[1]
+        return x + layer.table[: x.shape[1]]
 
-    def forward(self, x):
-        self.seen.append(self.cached)
-        if x.shape[1] > self.cached:
-            self.register_buffer("table", torch.arange(x.shape[1]).float(), persistent=False)
-            self.cached = x.shape[1]
-        return x + self.table[: x.shape[1]]
+    table = nn.Buffer(torch.arange(size).float(), persistent=False)
+    return Built(forward, table=table, cached=size, seen=[])
 
 
 def test_seams_19_a_cache_that_a_long_record_grows_ends_no_run_and_changes_nothing():
@@ -177,7 +172,7 @@ def test_seams_19_a_cache_that_a_long_record_grows_ends_no_run_and_changes_nothi
     data, ends = TensorDataset(torch.randn(60, 8), lengths), []
     for size in (4, 8):
         torch.manual_seed(0)
-        model = nn.ModuleList([Positions(size), nn.Linear(1, 2)])
+        model = nn.ModuleList([positions(size), nn.Linear(1, 2)])
 
         def loss(batch, model=model):
             width = int(batch[1].max())
@@ -213,20 +208,15 @@ def test_seams_19_20_frequencies_that_follow_the_longest_record_are_refused_at_w
 def test_t10_buffer_in_a_parameters_clothes_is_refused(trained):
     """Averages in a frozen parameter, and an initialisation from the first batch, both through ``.data``."""
 
-    class Learns(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.f = nn.Linear(8, 8)
-            self.f.bias.requires_grad_(trained)
-            self.calls = 0
+    def learns(layer, x):
+        layer.calls += 1
+        if not trained or layer.calls == 1:
+            layer.f.bias.data.copy_(x.mean(0))
+        return layer.f(x)
 
-        def forward(self, x):
-            self.calls += 1
-            if not trained or self.calls == 1:
-                self.f.bias.data.copy_(x.mean(0))
-            return self.f(x)
-
-    model, optimizer, loader = wire(nn.Sequential(Learns(), nn.Linear(8, 2)), classes())
+    first = Built(learns, f=nn.Linear(8, 8), calls=0)
+    first.f.bias.requires_grad_(trained)
+    model, optimizer, loader = wire(nn.Sequential(first, nn.Linear(8, 2)), classes())
     with pytest.raises(ValueError, match=r"parameters of the model: '0\.f\.bias'|which other samples"):
         optimizer.step(losses(model), next(iter(loader)))
     assert optimizer.ledger.steps == 0 and model[1].weight.grad is None  # nor is the raw sum left behind
@@ -388,15 +378,10 @@ def test_one_bad_record_causes_no_refusal():
     train(optimizer, loader)
 
 
-class MaxDropout(nn.Module):
-    """Takes its scale from the whole batch; its name hides it where layers named after dropping rest."""
-
-    def forward(self, x):
-        return x / x.std() if self.training else x
-
-
 def test_a_layer_named_after_dropping_is_looked_at_too():
-    model, optimizer, loader = wire(mlp(MaxDropout()), classes())
+    """It takes its scale from the whole batch; its name hides it where layers named after dropping rest."""
+    kind = type("MaxDropout", (Built,), {})
+    model, optimizer, loader = wire(mlp(kind(lambda layer, x: x / x.std() if layer.training else x)), classes())
     with pytest.raises(ValueError, match=MIXES):
         optimizer.step(losses(model), next(iter(loader)))
 

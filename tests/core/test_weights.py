@@ -46,9 +46,8 @@ def test_a_record_of_weight_zero_is_no_record_and_of_weight_one_a_whole_one(pres
 
     def run(weigh):
         model, ends = make_model(), []
-        optimizer = by_hand(
-            model, adamw(model), steps=12, target_epsilon=20.0, preset=preset, accountant="rdp", batch_size=20
-        )
+        settings = {"steps": 12, "target_epsilon": 20.0, "preset": preset, "accountant": "rdp", "batch_size": 20}
+        optimizer = by_hand(model, adamw(model), **settings)
         for batch in make_batches([20] * 12):
             weights, batch = weigh(batch)
             step = optimizer.step(cross_entropy(model), batch, weights=weights)
