@@ -197,7 +197,7 @@ def gap_findings(compared: pd.DataFrame) -> list[str]:
     of_robust = compared[compared.method == "robust"]
     return [
         f"Preset robust: from {of_robust.gap.min():+.1f} to {of_robust.gap.max():+.1f} points to the grid's best, "
-        f"{of_robust.gap.mean():+.1f} in the mean",
+        f"{of_robust.gap.mean():+.1f} in the mean"
     ]
 
 

@@ -32,18 +32,13 @@ TUNING_TITLES = {"full": "full fine-tuning", "bitfit": "BitFit", "lora": "LoRA"}
 PAPER_PLACE = ["tuning", "epsilon", "model", "dataset"]
 
 
-def scale_of(profile: str, seeds: int) -> Scale:
-    """The tables of a profile with another number of seeds."""
-    return replace(SCALES[profile], seeds=seeds)
-
-
 def shown(profile: str, seeds: int, cells: Path, *, train: bool, jobs: int = 1) -> pd.DataFrame:
     """The numbers of a profile, after the whole places of the profiles that are shown first.
 
     Args: as of :func:`numbers`, whose rows are returned.
     """
     first = [whole_places(numbers(SCALES[name], name, cells, train=False)) for name in SHOWN_FIRST.get(profile, ())]
-    own = numbers(scale_of(profile, seeds), profile, cells, train=train, jobs=jobs)
+    own = numbers(replace(SCALES[profile], seeds=seeds), profile, cells, train=train, jobs=jobs)
     return pd.concat([*(rows for rows in first if len(rows)), own], ignore_index=True)
 
 
@@ -156,7 +151,7 @@ def _text(mean: float, std: float) -> str:
 
 def _place(task: str, model: str) -> str:
     """The data set, and the kind of model where a data set has several."""
-    name = data_set(task)
+    name = TASKS[task].title.split(" (")[0]
     return f"{name}, {MODELS[model].title.split(',')[0]}" if task == "digits" else name
 
 
@@ -392,11 +387,6 @@ def verdicts(rows: pd.DataFrame, steps: pd.DataFrame, names: Sequence[str]) -> p
         default="near",
     )
     return found[[*keys, "last_rate", "as_adam", "grid_rate", "accuracy", "grid_accuracy", "verdict"]]
-
-
-def data_set(task: str) -> str:
-    """Its title without what is said of it in brackets."""
-    return TASKS[task].title.split(" (")[0]
 
 
 # -- in words ----------------------------------------------------------------------------------------------------------
