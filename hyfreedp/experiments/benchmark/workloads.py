@@ -155,8 +155,8 @@ def _gpt2(shape: Shape) -> tuple[nn.Module, Tensor, Tensor]:
     from transformers import GPT2Config, GPT2LMHeadModel
     from transformers.pytorch_utils import Conv1D
 
-    no_dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
-    ends = {"bos_token_id": 0, "eos_token_id": 0, "tie_word_embeddings": False}
+    no_dropout: Any = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    ends: Any = {"bos_token_id": 0, "eos_token_id": 0, "tie_word_embeddings": False}
     module = GPT2LMHeadModel(GPT2Config(**_sizes(shape), **no_dropout, **ends))
     _replace(module, Conv1D, _as_linear)
     return _NextToken(module), *_token_batch(shape)
@@ -171,7 +171,7 @@ def _llama(shape: Shape) -> tuple[nn.Module, Tensor, Tensor]:
     return _NextToken(module), *_token_batch(shape)
 
 
-def _sizes(shape: Shape) -> dict[str, int]:
+def _sizes(shape: Shape) -> dict[str, Any]:
     """By the names of transformers."""
     layers = {"num_hidden_layers": shape.depth, "num_attention_heads": shape.heads}
     return {"vocab_size": shape.outputs, "hidden_size": shape.width, "max_position_embeddings": shape.tokens} | layers

@@ -122,14 +122,9 @@ def beside_paper(summary: pd.DataFrame, tuning: str) -> tuple[pd.DataFrame, pd.D
     both["text"] = [_text(mean, std) for mean, std in zip(both["mean"], both["std"], strict=True)]
     grid = both[both.row == "grid"].set_index(["whose", "place", "epsilon"])["mean"]
     both["gap"] = both["mean"] - both.join(grid.rename("grid"), on=grid.index.names).grid
-    lines = pd.MultiIndex.from_tuples(
-        [
-            (epsilon, row)
-            for epsilon in sorted(set(both.epsilon))
-            for row in ROWS
-            if ((both.epsilon == epsilon) & (both.row == row)).any()
-        ]
-    )
+    rank = {row: place for place, row in enumerate(ROWS)}
+    found = sorted(set(zip(both.epsilon, both.row, strict=True)), key=lambda line: (line[0], rank[line[1]]))
+    lines = pd.MultiIndex.from_tuples(found)
     columns = pd.MultiIndex.from_frame(both[["whose", "place"]].drop_duplicates())
     texts, gaps = (
         both.pivot(index=["epsilon", "row"], columns=["whose", "place"], values=value).reindex(lines, columns=columns)
@@ -414,14 +409,12 @@ def comparisons(rows: pd.DataFrame) -> pd.DataFrame:
 def accuracy_findings(compared: pd.DataFrame) -> list[str]:
     """The private methods of :func:`comparisons` against the best grid search."""
     names = ["hyfreedp_robust", "hyfreedp_paper", "reference", "dp_hyper", "random_search"]
-    lines = []
-    for found in compared[compared.index.isin(names) & (compared.pairs > 0)].itertuples():
-        interval = "" if math.isnan(found.low) else f", 95 % interval {found.low:+.1f} to {found.high:+.1f}"
-        lines.append(
-            f"{found.method}: {found.mean:+.1f} points to the best grid search (mean of {found.places} private places"
-            f"{interval}; better in {found.wins} of {found.pairs} pairs)"
-        )
-    return lines
+    return [
+        f"{found.method}: {found.mean:+.1f} points to the best grid search (mean of {found.places} private places"
+        + ("" if math.isnan(found.low) else f", 95 % interval {found.low:+.1f} to {found.high:+.1f}")
+        + f"; better in {found.wins} of {found.pairs} pairs)"
+        for found in compared[compared.index.isin(names) & (compared.pairs > 0)].itertuples()
+    ]
 
 
 def collapse_findings(outcome: pd.DataFrame) -> list[str]:
