@@ -167,6 +167,7 @@ OTHER_RUNS = {
     "optimizer": {"optimizer": torch.optim.Adam},
     "optimizer's group 0": {"momentum": 0.9},
     "noise": {"secure_noise": True},
+    "target_epsilon": {"target_epsilon": 2.0},
 }
 
 
@@ -177,7 +178,7 @@ def test_t23_a_state_of_another_run_is_refused_by_the_field_that_differs(field):
         base = {name: settings.pop(name) for name in ("lr", "momentum") if name in settings}
         base = optimizer(model.parameters(), **({"lr": 0.1} | base))
         data = TensorDataset(torch.zeros(records, 8), torch.zeros(records).long())
-        settings |= {"target_epsilon": 1.0, "target_delta": 1e-4, "steps": 20, "accountant": "rdp"}
+        settings = {"target_epsilon": 1.0, "target_delta": 1e-4, "steps": 20, "accountant": "rdp"} | settings
         engine = PrivacyEngine(seed=0, secure_noise=secure_noise)
         return make_private(model, base, data, engine=engine, batch_size=batch_size, preset=preset, **settings)
 
@@ -186,8 +187,10 @@ def test_t23_a_state_of_another_run_is_refused_by_the_field_that_differs(field):
     train(optimizer, loader, until=2)
     saved = copy.deepcopy(optimizer.state_dict())
     _, other, _ = make(**OTHER_RUNS[field])
-    with refused(other, f"the state is of another run: {field} is"):
+    random = torch.get_rng_state()
+    with refused(other, f"the state is of another run: {field} is|another noise split.*{field}: 1.0 != 2.0"):
         other.load_state_dict(saved)
+    assert torch.equal(torch.get_rng_state(), random)
     _, same, _ = make(**preset)
     same.load_state_dict(saved)
     assert same.ledger.steps == 2
@@ -249,15 +252,6 @@ def test_t15_skip_a_batch_is_never_served_again_as_fresh():
         assert len(batch[1]) == 0
         optimizer.step(losses(model), batch)
         break
-
-
-def test_t15_skip_a_batch_cannot_be_used_twice():
-    data = TensorDataset(torch.arange(60).float()[:, None], torch.randint(0, 2, (60,)))
-    model, optimizer, loader = wire(PrivacyEngine(seed=0), nn.Linear(1, 2), data, batch_size=6)
-    batch = next(iter(loader))
-    optimizer.step(losses(model), batch)
-    with refused(optimizer, "must come from the private loader, which gave that of step 0 last", RuntimeError):
-        optimizer.step(losses(model), batch)
 
 
 def test_old_optimizers_own_step_is_refused():

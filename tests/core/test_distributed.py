@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 import twins
 from cases import each, together
+from pages import ROOT, programs
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -50,7 +51,6 @@ from hyfreedp.data.sampling import PoissonSampler
 from hyfreedp.gradients import AutomaticClipping
 from hyfreedp.noise import stream as noise
 
-ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 120  # seconds that a test waits for a job; a hanging process fails the test
 
 # -- processes ---------------------------------------------------------------------------------------------------------
@@ -524,10 +524,8 @@ def test_states_of_different_steps_or_runs_are_refused(two, name):
 @pytest.mark.whole
 def test_the_script_of_the_docs_runs_under_torchrun(tmp_path):
     """As printed, on two processes: both tell the same, within the budget."""
-    page = (ROOT / "docs" / "usage.md").read_text(encoding="utf-8")
-    section = page.split("## On several processes")[1].split("\n## ")[0]
-    (code,) = re.findall(r"```python\n(.*?)```", section, flags=re.DOTALL)
-    (command,) = re.findall(r"^    torchrun (.*)$", section, flags=re.MULTILINE)
+    (code,) = programs("docs/usage.md", "On several processes")
+    (command,) = re.findall(r"^    torchrun (.*)$", (ROOT / "docs/usage.md").read_text("utf-8"), flags=re.MULTILINE)
     *options, script = command.split()
     (tmp_path / script).write_text(code)
     done = subprocess.run(

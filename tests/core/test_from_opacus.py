@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import opacus
 import pytest
@@ -15,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from cases import together
 from opacus.layers import DPGRU, DPLSTM
+from pages import ROOT, programs
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from twins import Built, make_private, sgd
@@ -22,9 +22,8 @@ from twins import Built, make_private, sgd
 from hyfreedp import PrivacyEngine
 from hyfreedp.preset import PresetFields
 
-ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "from-opacus.md").read_text(encoding="utf-8")
-*BLOCKS, MNIST, NAMES = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+*BLOCKS, MNIST, NAMES = programs("docs/from-opacus.md")
 SCRIPTS = dict(zip(("opacus", "hyfreedp"), BLOCKS, strict=True))
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
 FIELDS = set(PresetFields.__annotations__)

@@ -4,13 +4,11 @@ import copy
 import functools
 import io
 import math
-import re
 from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
-from cases import together
 from torch import Tensor
 from torch.utils.data import DataLoader
 from twins import (
@@ -20,7 +18,6 @@ from twins import (
     make_data,
     make_model,
     make_private,
-    refused,
     sgd_momentum,
     three_groups,
     train,
@@ -207,28 +204,6 @@ def test_what_is_no_checkpoint_of_the_run_is_refused(tmp_path):
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------
-
-
-@together(
-    ("changes", "message"),
-    [
-        ({"target_epsilon": 2.0}, "target_epsilon: 3.0 != 2.0"),
-        ({"step_rule": "literal"}, "rate learner is LossSearch(losses with rule gen"),
-        ({"data": 31}, "number of records is 32 there and 31 here"),
-    ],
-)
-def test_the_state_of_another_plan_is_refused_and_changes_nothing(changes, message):
-    """Resuming under other noise would void the stated epsilon."""
-    changes = dict(changes)
-    file = uninterrupted("line search")[1][4]
-    model = make_model(dropout=0.5)
-    settings = {"target_epsilon": 3.0, "accountant": "rdp", "steps": STEPS} | RUNS["line search"]
-    _, optimizer, loader = make_private(model, adamw(model), make_data(changes.pop("data", 32)), **(settings | changes))
-    random, before = torch.get_rng_state(), repr(optimizer)
-    with refused(optimizer, rf"(another noise split|the state is of another run).*{re.escape(message)}"):
-        optimizer.load_state_dict(load(file))
-    assert torch.equal(torch.get_rng_state(), random)
-    assert (repr(optimizer), loader.batch_sampler.position) == (before, 0)
 
 
 def test_a_resumed_run_cannot_exceed_its_plan():

@@ -1,8 +1,6 @@
 """Weights of records multiply what is clipped already: no record counts for more than the noise is made for."""
 
 import math
-import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +9,7 @@ from cases import each, together
 from hypothesis import given
 from hypothesis import strategies as st
 from models import Example
+from pages import programs
 from twins import adamw, by_hand, cross_entropy, flat, make_batches, make_model, make_private, refused, sgd
 
 from hyfreedp.gradients import AbadiClipping, AutomaticClipping
@@ -102,9 +101,7 @@ def test_bad_weights_are_refused_before_anything_is_released(weights, error, mes
 
 
 def test_the_code_of_the_docs_weighs_by_the_inverse_shares():
-    page = (Path(__file__).resolve().parents[2] / "docs" / "usage.md").read_text(encoding="utf-8")
-    section = page.split("## Weights of classes and records")[1].split("\n## ")[0]
-    (code,) = re.findall(r"```python\n(.*?)```", section, flags=re.DOTALL)
+    (code,) = programs("docs/usage.md", "Weights of classes and records")
     ends = []
     for table in (None, torch.tensor([0.02 / 0.90, 0.02 / 0.08, 1.0])):
         model = make_model()
