@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cases import together
+from pages import programs
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from hyfreedp import PrivacyEngine
@@ -28,9 +29,7 @@ PAGES += [f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))]
 
 
 def test_the_code_block_runs_as_written(capsys):
-    (code,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
-    usage = (ROOT / "docs" / "usage.md").read_text(encoding="utf-8").partition("\n## ")[0]  # others run its sections
-    loop, shown, views = re.findall(r"```python\n(.*?)```", usage, flags=re.DOTALL)
+    (code,), (loop, shown, views, *_) = programs("README.md"), programs("docs/usage.md")  # others run its sections
     exec(compile(code, "README.md", "exec"), names := {})
     spent = float(re.search(r"epsilon spent: ([\d.]+)", capsys.readouterr().out).group(1))
     assert 2.9 < spent <= 3.0
@@ -47,10 +46,7 @@ def test_the_code_block_runs_as_written(capsys):
 @pytest.mark.whole
 @pytest.mark.filterwarnings("ignore:gradients are computed one sample at a time")
 def test_the_temperature_of_the_usage_page_mends_logits_that_are_four_times_too_large():
-    usage = (ROOT / "docs" / "usage.md").read_text(encoding="utf-8")
-    (block,) = re.findall(
-        r"```python\n(.*?)```", usage.partition("## If you need probabilities")[2].partition("\n## ")[0], re.DOTALL
-    )
+    (block,) = programs("docs/usage.md", "If you need probabilities")
     generator = torch.Generator().manual_seed(0)
     true = 1.5 * torch.randn(4000, 3, generator=generator)
     labels = torch.multinomial(true.softmax(1), 1, generator=generator)[:, 0]
@@ -148,9 +144,7 @@ def test_what_publishes_names_its_row_of_the_threat_model():
 
 @pytest.mark.filterwarnings("ignore:gradients are computed one sample at a time")
 def test_the_audit_of_the_usage_page_runs_as_written(capsys):
-    usage = (ROOT / "docs" / "usage.md").read_text(encoding="utf-8")
-    section = usage.partition("## An audit of your own script")[2].partition("\n## ")[0]
-    (block,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    (block,) = programs("docs/usage.md", "An audit of your own script")
     data = TensorDataset(torch.randn(2000, 20), torch.randint(0, 3, (2000,)))
     names = {"torch": torch, "F": F, "data": data}
     names |= {one.__name__: one for one in (DataLoader, PrivacyEngine, Subset)}

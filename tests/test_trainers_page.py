@@ -6,17 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from pages import programs
 from twins import flat
 
 PAGE = (Path(__file__).resolve().parents[1] / "docs" / "trainers.md").read_text(encoding="utf-8")
 pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true:UserWarning")
-BLOCKS = dict(
-    zip(
-        ("classification", "language", "lightning", "accelerate"),
-        re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL),
-        strict=True,
-    )
-)
+BLOCKS = dict(zip(("classification", "language", "lightning", "accelerate"), programs("docs/trainers.md"), strict=True))
 
 
 @pytest.fixture

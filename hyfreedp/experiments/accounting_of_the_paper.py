@@ -111,22 +111,10 @@ SOUND = Counting("pld", "same_batch")
 
 def vanilla_noise(*, target_epsilon: float, counting: Counting, **plan: Any) -> NoiseSplit:
     """The sigma of DP-SGD without probes, in a split that has no noise yet; arguments of :func:`calibrate`."""
-    split = NoiseSplit(
-        target_epsilon=target_epsilon,
-        probe_steps=count_probe_steps(plan["steps"], plan["interval"], 0, "losses"),
-        warmup_steps=0,
-        vote_steps=(),
-        probe="losses",
-        gamma=1.0,
-        accountant="pld",
-        allocation="constant",
-        sigma=0.0,
-        sigma_gradient=0.0,
-        sigma_gradient_probe=0.0,
-        sigma_loss=math.inf,
-        epsilon=math.inf,
-        **plan,
-    )
+    plan |= {"probe": "losses", "warmup_steps": 0, "vote_steps": (), "accountant": "pld", "allocation": "constant"}
+    plan["probe_steps"] = count_probe_steps(plan["steps"], plan["interval"], 0, "losses")
+    plan |= dict.fromkeys(("sigma", "sigma_gradient", "sigma_gradient_probe"), 0.0)
+    split = NoiseSplit(target_epsilon=target_epsilon, gamma=1.0, sigma_loss=math.inf, epsilon=math.inf, **plan)
     rough = smallest_noise(lambda sigma: _gradients(split, counting, sigma, 10), target_epsilon, 1.0, 1e-3)
     return replace(split, sigma=smallest_noise(lambda sigma: _gradients(split, counting, sigma), target_epsilon, rough))
 

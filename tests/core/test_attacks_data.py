@@ -8,7 +8,7 @@ import torch
 from cases import together
 from scipy.stats import norm
 from torch.utils.data import ConcatDataset, DataLoader, Subset, random_split
-from twins import cross_entropy, make_data, make_model, make_private, sgd
+from twins import cross_entropy, make_data, make_model, make_private, sgd, train
 
 from hyfreedp.accounting.accountants import composed_epsilon
 from hyfreedp.data.sampling import poisson_loader
@@ -89,11 +89,9 @@ def test_parts_of_data_that_are_disjoint_are_no_repetition():
 
 
 def test_a_persons_epsilon_is_told_and_a_state_of_another_unit_is_refused():
-    model, optimizer, loader = wired(make_data(), records_per_person=2)
+    _, optimizer, loader = wired(make_data(), records_per_person=2)
     _, other, _ = wired(make_data())
-    while optimizer.steps_left:
-        for batch in loader:
-            optimizer.step(cross_entropy(model), batch)
+    train(optimizer, loader)
     assert 0.999 < optimizer.epsilon_spent() == optimizer.split.epsilon <= 1
     assert optimizer.split.sigma > 1.4 * other.split.sigma
     assert repr(optimizer).endswith("at delta 0.001, of one person's 2 records)")

@@ -6,6 +6,7 @@ Every test is named after the script that broke version 0.1.0 at its commit fdd2
 import copy
 import itertools
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from torch.utils.data import (
     TensorDataset,
     WeightedRandomSampler,
 )
-from twins import by_hand, cross_entropy, make_batches, make_model, make_private, sgd
+from twins import Built, by_hand, cross_entropy, flat, make_batches, make_model, make_private, refused, sgd, train
 from twins import cross_entropy as losses
 
 from hyfreedp.gradients import AbadiClipping, AutomaticClipping, make_engine
@@ -33,12 +34,6 @@ def wire(model, data, *, batch_size=50, **settings):
     loader = data if isinstance(data, DataLoader) else DataLoader(data, batch_size=batch_size)
     settings = {"preset": "fixed", "accountant": "rdp", "steps": 20, "target_epsilon": 3.0} | settings
     return make_private(model, sgd(model, 0.1), loader=loader, target_delta=1e-4, **settings)
-
-
-def train(optimizer, loader, loss):
-    while optimizer.steps_left:
-        for batch in loader:
-            optimizer.step(loss, batch)
 
 
 def classes(size=500, width=8):
@@ -56,69 +51,43 @@ def total(engine, loss, *batch):
 # -- layers that change, buffers that learn ----------------------------------------------------------------------------
 
 
-class Frozen(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.bn, self.fc = nn.BatchNorm1d(8), nn.Linear(8, 2)
-        self.bn.requires_grad_(False).eval()
-
-    def forward(self, x):
-        return self.fc(self.bn(x))
+def frozen():
+    model = nn.Sequential(nn.BatchNorm1d(8), nn.Linear(8, 2))
+    model[0].requires_grad_(False).eval()
+    return model
 
 
 def test_t3_bn_a_frozen_batch_norm_that_wakes_up_is_refused_before_it_sees_the_batch():
-    model, optimizer, loader = wire(Frozen(), classes())
+    model, optimizer, loader = wire(frozen(), classes())
     batches = iter(loader)
     optimizer.step(losses(model), next(batches))
     model.eval()  # as around an evaluation
     model.train()
-    before = copy.deepcopy(model.state_dict())
-    with pytest.raises(ValueError, match=r"layer 'bn' \(BatchNorm1d\) .*call .eval\(\) of such layers again"):
+    with refused(optimizer, r"layer '0' \(BatchNorm1d\) .*call .eval\(\) of such layers again"):
         optimizer.step(losses(model), next(batches))
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    assert optimizer.ledger.steps == 1
-    model.bn.eval()
+    model[0].eval()
     optimizer.step(losses(model), next(iter(loader)))
 
 
 def test_t3b_an_engine_alone_refuses_it_too():
-    model = nn.Sequential(nn.BatchNorm1d(8), nn.Linear(8, 2))
-    model[0].requires_grad_(False).eval()
+    model, (x, y) = frozen(), classes(200).tensors
     engine = make_engine(model, AutomaticClipping())
-    x, y = torch.randn(200, 8), torch.randint(0, 2, (200,))
     total(engine, losses(model), x, y)
-    model.eval()
     model.train()
     with pytest.raises(ValueError, match="normalises each sample by the others"):
         total(engine, losses(model), x, y)
 
 
-def test_wrong_frozen_bn_is_refused_in_the_second_epoch():
-    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
-    model[1].requires_grad_(False).eval()
-    model, optimizer, loader = wire(model, classes())
-    for batch in loader:
-        optimizer.step(losses(model), batch)
-    model.eval()
-    model.train()
-    with pytest.raises(ValueError, match="layer '1'"):
-        optimizer.step(losses(model), next(iter(loader)))
-    assert model[1].num_batches_tracked == 0
-
-
-class Standardiser(nn.Module):
+def standardiser(when):
     """As exponential averages and codebooks do: a buffer of any name takes in the batch."""
 
-    def __init__(self, when):
-        super().__init__()
-        self.when, self.calls = when, 0
-        self.register_buffer("ema", torch.zeros(8))
-
-    def forward(self, x):
-        self.calls += 1
-        if self.when(self):
-            self.ema.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)
+    def forward(layer, x):
+        layer.calls += 1
+        if when(layer):
+            layer.ema.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)
         return x
+
+    return Built(forward, calls=0, ema=nn.Buffer(torch.zeros(8)))
 
 
 def through_data(layer):
@@ -148,11 +117,11 @@ def added(layer):
     ],
 )
 def test_t10_buffer_that_learns_is_refused_by_name_and_put_back(when, name):
-    model = nn.Sequential(Standardiser(when), nn.Linear(8, 2))
+    model = nn.Sequential(standardiser(when), nn.Linear(8, 2))
     before = copy.deepcopy(model.state_dict())
     model, optimizer, loader = wire(model, classes(), preset="paper", interval=2)
     with pytest.raises(ValueError, match=f"changed these buffers or parameters of the model: '{name}'"):
-        train(optimizer, loader, losses(model))
+        train(optimizer, loader)
     after = optimizer.state_dict()["model"]
     assert list(after) == list(before) and torch.equal(after["0.ema"], before["0.ema"])
 
@@ -181,23 +150,21 @@ def test_seams_15_extra_state_that_learns_is_refused_by_name_and_put_back():
         optimizer.step(losses(model), next(iter(loader)))
     assert torch.equal(model.state_dict()["0._extra_state"]["largest"], torch.zeros(8))
     model[0].forward = lambda x: x
-    train(optimizer, loader, losses(model))
+    train(optimizer, loader)
 
 
-class Positions(nn.Module):
+def positions(size):
     """Adds its positions, from a table that grows with the longest sample; ``size`` of them from the start."""
 
-    def __init__(self, size):
-        super().__init__()
-        self.register_buffer("table", torch.arange(size).float(), persistent=False)
-        self.cached, self.seen = size, []
+    def forward(layer, x):
+        layer.seen.append(layer.cached)
+        if x.shape[1] > layer.cached:
+            layer.register_buffer("table", torch.arange(x.shape[1]).float(), persistent=False)
+            layer.cached = x.shape[1]
+        return x + layer.table[: x.shape[1]]
 
-    def forward(self, x):
-        self.seen.append(self.cached)
-        if x.shape[1] > self.cached:
-            self.register_buffer("table", torch.arange(x.shape[1]).float(), persistent=False)
-            self.cached = x.shape[1]
-        return x + self.table[: x.shape[1]]
+    table = nn.Buffer(torch.arange(size).float(), persistent=False)
+    return Built(forward, table=table, cached=size, seen=[])
 
 
 def test_seams_19_a_cache_that_a_long_record_grows_ends_no_run_and_changes_nothing():
@@ -205,7 +172,7 @@ def test_seams_19_a_cache_that_a_long_record_grows_ends_no_run_and_changes_nothi
     data, ends = TensorDataset(torch.randn(60, 8), lengths), []
     for size in (4, 8):
         torch.manual_seed(0)
-        model = nn.ModuleList([Positions(size), nn.Linear(1, 2)])
+        model = nn.ModuleList([positions(size), nn.Linear(1, 2)])
 
         def loss(batch, model=model):
             width = int(batch[1].max())
@@ -241,20 +208,15 @@ def test_seams_19_20_frequencies_that_follow_the_longest_record_are_refused_at_w
 def test_t10_buffer_in_a_parameters_clothes_is_refused(trained):
     """Averages in a frozen parameter, and an initialisation from the first batch, both through ``.data``."""
 
-    class Learns(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.f = nn.Linear(8, 8)
-            self.f.bias.requires_grad_(trained)
-            self.calls = 0
+    def learns(layer, x):
+        layer.calls += 1
+        if not trained or layer.calls == 1:
+            layer.f.bias.data.copy_(x.mean(0))
+        return layer.f(x)
 
-        def forward(self, x):
-            self.calls += 1
-            if not trained or self.calls == 1:
-                self.f.bias.data.copy_(x.mean(0))
-            return self.f(x)
-
-    model, optimizer, loader = wire(nn.Sequential(Learns(), nn.Linear(8, 2)), classes())
+    first = Built(learns, f=nn.Linear(8, 8), calls=0)
+    first.f.bias.requires_grad_(trained)
+    model, optimizer, loader = wire(nn.Sequential(first, nn.Linear(8, 2)), classes())
     with pytest.raises(ValueError, match=r"parameters of the model: '0\.f\.bias'|which other samples"):
         optimizer.step(losses(model), next(iter(loader)))
     assert optimizer.ledger.steps == 0 and model[1].weight.grad is None  # nor is the raw sum left behind
@@ -313,29 +275,21 @@ def divided_by_size(model):
 def test_t7_mix_through_values_without_gradient_is_refused(mix, dropout):
     model = mlp(nn.Dropout(dropout)) if dropout else mlp()
     model, optimizer, loader = wire(model, classes())
-    before = copy.deepcopy(model.state_dict())
-    with pytest.raises(ValueError, match=MIXES):
+    with refused(optimizer, MIXES):
         optimizer.step(mix(model), next(iter(loader)))
-    assert optimizer.ledger.steps == 0 and optimizer.epsilon_spent() == 0
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
 @together("mix", [centred, weighted])
 def test_t7_mix_beside_random_numbers_of_the_models_own_is_refused(mix):
-    class Noisy(nn.Module):
-        def forward(self, x):
-            return x + 0.1 * torch.randn_like(x)
-
-    model, optimizer, loader = wire(mlp(Noisy()), classes())
-    with pytest.raises(ValueError, match=MIXES):
+    model, optimizer, loader = wire(mlp(Built(lambda _, x: x + 0.1 * torch.randn_like(x))), classes())
+    with refused(optimizer, MIXES):
         optimizer.step(mix(model), next(iter(loader)))
-    model, optimizer, loader = wire(mlp(Noisy()), classes())
-    train(optimizer, loader, losses(model))  # and nothing else is
+    train(optimizer, loader)  # and nothing else is
 
 
 def test_t7b_tokens_of_the_whole_batch_in_the_denominator_are_refused():
     data = TensorDataset(torch.randint(0, 50, (400, 12)), torch.arange(12) < torch.randint(1, 13, (400, 1)))
-    for denominator, refused in ((lambda mask: mask.sum(), True), (lambda mask: mask.sum(1).clamp(min=1), False)):
+    for denominator, mixes in ((lambda mask: mask.sum(), True), (lambda mask: mask.sum(1).clamp(min=1), False)):
         model = nn.Sequential(nn.Embedding(50, 16), nn.Linear(16, 50))
 
         def loss(batch, denominator=denominator, model=model):
@@ -344,56 +298,45 @@ def test_t7b_tokens_of_the_whole_batch_in_the_denominator_are_refused():
             return per_token.sum(1) / denominator(mask[:, 1:])
 
         _, optimizer, loader = wire(model, data, batch_size=40)
-        if refused:
+        if mixes:
             with pytest.raises(ValueError, match=MIXES):
                 optimizer.step(loss, next(iter(loader)))
         else:
             train(optimizer, loader, loss)
 
 
-class Gated(nn.Module):
+@together(("detached", "kind"), itertools.product([False, True], [partial(nn.Linear, 8), nn.LayerNorm]))
+def test_t21_check_gap_a_closed_branch_is_refused_before_it_opens(kind, detached):
     """Hand-written batch normalisation in a branch that a zero closes at the start."""
 
-    def __init__(self, gate, detached):
-        super().__init__()
-        self.detached = detached  # statistics that no gradient passes: to be seen by losses alone
-        self.inner, self.out = nn.Linear(8, 8), nn.Linear(8, 2)
-        self.gate = {"matrix": nn.Linear(8, 8, bias=False), "scale": nn.LayerNorm(8, bias=False)}[gate]
-        nn.init.zeros_(self.gate.weight)
+    def forward(model, x):
+        h = model.inner(x)
+        seen = h.detach() if detached else h  # statistics that no gradient passes: to be seen by losses alone
+        return model.out(x + model.gate(torch.tanh((h - seen.mean(0)) / (seen.std(0) + 1e-3))))
 
-    def forward(self, x):
-        h = self.inner(x)
-        seen = h.detach() if self.detached else h
-        h = (h - seen.mean(0)) / (seen.std(0) + 1e-3)
-        return self.out(x + self.gate(torch.tanh(h)))
-
-
-@together(("detached", "gate"), itertools.product([False, True], ["matrix", "scale"]))
-def test_t21_check_gap_a_closed_branch_is_refused_before_it_opens(gate, detached):
-    model, optimizer, loader = wire(Gated(gate, detached), classes())
-    with pytest.raises(ValueError, match=MIXES):
+    model = Built(forward, inner=nn.Linear(8, 8), out=nn.Linear(8, 2), gate=kind(8, bias=False))
+    nn.init.zeros_(model.gate.weight)
+    model, optimizer, loader = wire(model, classes())
+    with refused(optimizer, MIXES):
         optimizer.step(losses(model), next(iter(loader)))
-    assert optimizer.ledger.steps == 0
 
 
-class Sorting(nn.Module):
+def sorting():
     """Puts the samples into another order between its layers, once it has been switched on."""
 
-    def __init__(self):
-        super().__init__()
-        self.a, self.b, self.on = nn.Linear(8, 16), nn.Linear(16, 2), False
+    def forward(model, x):
+        order = x[:, 0].argsort() if model.on else torch.arange(len(x))
+        return model.b(torch.tanh(model.a(x))[order])[order.argsort()]
 
-    def forward(self, x):
-        order = x[:, 0].argsort() if self.on else torch.arange(len(x))
-        return self.b(torch.tanh(self.a(x))[order])[order.argsort()]
+    return Built(forward, a=nn.Linear(8, 16), b=nn.Linear(16, 2), on=False)
 
 
 def test_t21_check_gap_an_order_that_changes_later_is_found():
-    model, optimizer, loader = wire(Sorting(), classes(), steps=20)
+    model, optimizer, loader = wire(sorting(), classes(), steps=20)
     optimizer.step(losses(model), next(iter(loader)))
     model.on = True
     with pytest.warns(match="may move rows"):
-        train(optimizer, loader, losses(model))
+        train(optimizer, loader)
     assert optimizer.gradient_engine.slow is not None
 
 
@@ -405,25 +348,18 @@ def test_t21_check_gap_mixing_that_begins_later_is_refused():
     assert 1 <= optimizer.ledger.steps < 20
 
 
-class OverTheBatch(nn.Module):
-    """Attention without batch_first=True: along the batch."""
-
-    def __init__(self, width=20, outputs=5):
-        super().__init__()
-        self.inp, self.out = nn.Linear(width, 16), nn.Linear(16, outputs)
-        self.att = DPMultiheadAttention(16, 2)
-
-    def forward(self, x):
-        h = self.inp(x)
-        return self.out((h + self.att(h, h, h)[0]).mean(1))
-
-
 @together(("batch_size", "trained"), itertools.product([8, 64], ["all", "head"]))
 def test_wrong_batch_attention_is_refused_on_similar_records(trained, batch_size):
+    """Attention without batch_first=True: along the batch."""
+
+    def forward(model, x):
+        h = model.inp(x)
+        return model.out((h + model.att(h, h, h)[0]).mean(1))
+
     x = torch.randn(7, 20) + 0.3 * torch.randn(500, 7, 20)
     for seed in range(3):
         torch.manual_seed(seed)
-        model = OverTheBatch()
+        model = Built(forward, inp=nn.Linear(20, 16), out=nn.Linear(16, 5), att=DPMultiheadAttention(16, 2))
         if trained == "head":
             model.requires_grad_(False).out.requires_grad_(True)
         data = TensorDataset(x, torch.zeros(500).long())
@@ -438,19 +374,14 @@ def test_one_bad_record_causes_no_refusal():
     data.tensors[0][7] = 1e30
     data.tensors[0][9] = float("nan")
     data.tensors[0][11] = 1e-30
-    model, optimizer, loader = wire(mlp(), data)
-    train(optimizer, loader, losses(model))
-
-
-class MaxDropout(nn.Module):
-    """Takes its scale from the whole batch; its name hides it where layers named after dropping rest."""
-
-    def forward(self, x):
-        return x / x.std() if self.training else x
+    _, optimizer, loader = wire(mlp(), data)
+    train(optimizer, loader)
 
 
 def test_a_layer_named_after_dropping_is_looked_at_too():
-    model, optimizer, loader = wire(mlp(MaxDropout()), classes())
+    """It takes its scale from the whole batch; its name hides it where layers named after dropping rest."""
+    kind = type("MaxDropout", (Built,), {})
+    model, optimizer, loader = wire(mlp(kind(lambda layer, x: x / x.std() if layer.training else x)), classes())
     with pytest.raises(ValueError, match=MIXES):
         optimizer.step(losses(model), next(iter(loader)))
 
@@ -481,7 +412,7 @@ def test_bad_records_hide_no_mixing():
         model, optimizer, loader = wire(mlp(), data)
         with pytest.raises(ValueError, match=MIXES):
             optimizer.step(mix(model), next(iter(loader)))
-    model, optimizer, loader = wire(Sorting(), data, steps=20)
+    model, optimizer, loader = wire(sorting(), data, steps=20)
     model.on = True
     with pytest.warns(match="one sample at a time"):
         optimizer.step(losses(model), next(iter(loader)))
@@ -495,8 +426,8 @@ def test_checks_leave_no_trace():
         model, optimizer, loader = wire(mlp(nn.Dropout(0.5)), classes(), preset="robust")
         if not checked:
             optimizer._checks_due = []
-        train(optimizer, loader, losses(model))
-        ends.append((torch.cat([p.flatten() for p in model.parameters()]), torch.get_rng_state()))
+        train(optimizer, loader)
+        ends.append((flat(model), torch.get_rng_state()))
     assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
 
 
@@ -609,22 +540,17 @@ def test_squares_that_underflow_do_not_hide_a_norm(tokens, clipping):
         assert engine.slow is None and moved.norm() <= 1.001 * clipping.sensitivity
 
 
-class LowRank(nn.Module):
+def low_rank():
     """As PEFT makes them: a frozen layer in bf16 and trained updates in float32."""
-
-    def __init__(self, width):
-        super().__init__()
-        self.base = nn.Linear(width, width).bfloat16().requires_grad_(False)
-        self.a, self.b = nn.Linear(width, 4, bias=False), nn.Linear(4, width, bias=False)
-
-    def forward(self, x):
-        return torch.tanh(self.base(x) + self.b(self.a(x.float())).bfloat16())
+    base = nn.Linear(32, 32).bfloat16().requires_grad_(False)
+    parts = {"base": base, "a": nn.Linear(32, 4, bias=False), "b": nn.Linear(4, 32, bias=False)}
+    return Built(lambda model, x: torch.tanh(model.base(x) + model.b(model.a(x.float())).bfloat16()), **parts)
 
 
 def test_rounding_of_frozen_layers_in_bf16_is_no_mixing():
     for seed in range(5):
         torch.manual_seed(seed)
-        model = nn.Sequential(*(LowRank(32) for _ in range(6)))
+        model = nn.Sequential(*(low_rank() for _ in range(6)))
         model, optimizer, loader = wire(model, TensorDataset(torch.randn(500, 32).bfloat16()))
         optimizer.step(lambda batch, model=model: model(batch[0]).float().square().mean(1), next(iter(loader)))
 
@@ -691,9 +617,7 @@ def test_a_parameter_that_is_unfrozen_later_is_refused_before_its_raw_gradient_m
     first, second = make_batches((8, 7))
     optimizer.step(cross_entropy(model), first)
     parameter.requires_grad_(True)
-    before, steps = [p.detach().clone() for p in model.parameters()], optimizer.ledger.steps
-    with pytest.raises(ValueError, match=f"must stay those that were made private, but '{name}' was unfrozen"):
+    with refused(optimizer, f"must stay those that were made private, but '{name}' was unfrozen"):
         optimizer.step(cross_entropy(model), second)
-    assert all(map(torch.equal, before, model.parameters())) and optimizer.ledger.steps == steps
     parameter.requires_grad_(False)
     optimizer.step(cross_entropy(model), second)

@@ -174,14 +174,6 @@ def test_half_precision_autocast_is_close(build) -> None:
     assert (total - clipped).norm() < 0.05 * clipped.norm()
 
 
-def test_rows_of_a_token_that_occurs_twice_add_up() -> None:
-    """Gradients of a table alone, by hand: three times (1, 1, 1) for one entry; (1, 1, 1) for each of three."""
-    ids = torch.tensor([[1, 1, 1], [0, 1, 2]])
-    example = Example(nn.Embedding(5, 3), (ids,), lambda model, ids: model(ids).sum((1, 2)))
-    norms, _ = example.by_engine(make_engine(example.model, NoClipping()))
-    torch.testing.assert_close(norms, torch.tensor([27.0, 9.0]).sqrt())
-
-
 @together("alone", [False, True])
 def test_norms_of_half_precision_gradients_are_those_of_single_precision(alone) -> None:
     """3,000 weights and a bias with gradient one each: in half precision the norm would be 0.3 % off."""

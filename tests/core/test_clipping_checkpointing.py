@@ -12,58 +12,35 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
-from twins import by_hand, cross_entropy, flat, make_batches, sgd
+from twins import Built, by_hand, cross_entropy, flat, make_batches, sgd
 
 from hyfreedp.gradients import AutomaticClipping, make_engine
 
 
-class Checkpointed(nn.Module):
+def checkpointed(layer):
     """A layer whose activations are recomputed in the backward pass."""
-
-    def __init__(self, layer, use_reentrant=False):
-        super().__init__()
-        self.layer = layer
-        self.use_reentrant = use_reentrant
-
-    def forward(self, x):
-        return checkpoint(self.layer, x, use_reentrant=self.use_reentrant)
+    return Built(lambda m, x: checkpoint(m.layer, x, use_reentrant=False), layer=layer)
 
 
-class Positions(nn.Module):
+def positions():
     """Embeds tokens, and positions once for all samples."""
-
-    def __init__(self):
-        super().__init__()
-        self.tokens, self.positions = nn.Embedding(13, 8), nn.Embedding(7, 8)
-
-    def forward(self, ids):
-        return self.tokens(ids) + self.positions(torch.arange(ids.shape[1])[None])
+    parts = {"tokens": nn.Embedding(13, 8), "positions": nn.Embedding(7, 8)}
+    return Built(lambda m, ids: m.tokens(ids) + m.positions(torch.arange(ids.shape[1])[None]), **parts)
 
 
-class Scale(nn.Module):
+def scale():
     """A parameter without a layer of its own, repeated for every sample."""
-
-    def __init__(self):
-        super().__init__()
-        self.scale = nn.Parameter(torch.rand(8) + 0.5)
-
-    def forward(self, x):
-        return x.tanh() * self.scale
+    return Built(lambda m, x: x.tanh() * m.scale, scale=nn.Parameter(torch.rand(8) + 0.5))
 
 
-class OwnCheckpoint(nn.Module):
+def own_checkpoint(active):
     """Checkpoints its own forward, as transformers' blocks do: recomputed without the hooks of the module itself."""
 
-    def __init__(self, active):
-        super().__init__()
-        self.linear, self.scale = nn.Linear(8, 8), nn.Parameter(torch.rand(1, 1, 8) + 0.5)
-        self.active = active
+    def forward(m, x):
+        scaled = lambda x: torch.tanh(m.linear(x) * m.scale)  # noqa: E731
+        return checkpoint(scaled, x, use_reentrant=False) if active else scaled(x)
 
-    def scaled(self, x):
-        return torch.tanh(self.linear(x) * self.scale)
-
-    def forward(self, x):
-        return checkpoint(self.scaled, x, use_reentrant=False) if self.active else self.scaled(x)
+    return Built(forward, linear=nn.Linear(8, 8), scale=nn.Parameter(torch.rand(1, 1, 8) + 0.5))
 
 
 def transformers_model(build):
@@ -82,11 +59,11 @@ def checkpointed_vit():
     return example
 
 
-def blocks(wrap=Checkpointed):
+def blocks(wrap=checkpointed):
     """Positions, free parameters, in-place activations and a convolution, all inside nested checkpoints."""
-    inner = nn.Sequential(nn.Linear(8, 8), nn.ReLU(inplace=True), nn.LayerNorm(8), Scale())
+    inner = nn.Sequential(nn.Linear(8, 8), nn.ReLU(inplace=True), nn.LayerNorm(8), scale())
     outer = nn.Sequential(nn.Conv1d(7, 7, 3, padding=1), wrap(inner), nn.Linear(8, 8))
-    model = nn.Sequential(wrap(Positions()), wrap(outer), Scale(), wrap(nn.Sequential(nn.GELU(), nn.Linear(8, 13))))
+    model = nn.Sequential(wrap(positions()), wrap(outer), scale(), wrap(nn.Sequential(nn.GELU(), nn.Linear(8, 13))))
 
     def loss(model, ids):
         return F.cross_entropy(model(ids).mT[..., :-1], ids[:, 1:], reduction="none").sum(1)
@@ -95,7 +72,7 @@ def blocks(wrap=Checkpointed):
 
 
 def own_checkpoints(active=True):
-    model = nn.Sequential(*(OwnCheckpoint(active) for _ in range(3)))
+    model = nn.Sequential(*(own_checkpoint(active) for _ in range(3)))
     return Example(model.double().train(), (torch.randn(5, 4, 8).double(),), lambda model, x: model(x).sum((1, 2)))
 
 
@@ -119,7 +96,7 @@ def test_norms_and_clipped_sums_are_those_without(name):
 def test_dropout_masks_are_those_of_the_forward_pass():
     """Recomputation draws them again from the state of the forward pass; so a run is the same without it."""
     ends = []
-    for wrap in (nn.Sequential, Checkpointed):
+    for wrap in (nn.Sequential, checkpointed):
         torch.manual_seed(0)
         parts = [nn.Sequential(nn.Linear(5, 5), nn.Tanh(), nn.Dropout(0.2)) for _ in range(2)]
         model = nn.Sequential(*map(wrap, parts), nn.Linear(5, 3)).double()
@@ -161,16 +138,8 @@ class LiveBytes(TorchDispatchMode):
 
 def deep_llama(lora=True):
     """Six blocks, of which LoRA trains little, and a batch of sequences long enough for activations to prevail."""
-    transformers = pytest.importorskip("transformers")
-    config = transformers.LlamaConfig(
-        vocab_size=40, hidden_size=32, intermediate_size=80, num_hidden_layers=6, num_attention_heads=2,
-        num_key_value_heads=1, max_position_embeddings=32, bos_token_id=0, eos_token_id=1, pad_token_id=2,
-    )  # fmt: skip
-    model = transformers.LlamaForCausalLM(config)
-    if lora:
-        peft = pytest.importorskip("peft")
-        model = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj", "down_proj"]))
-    return model.train(), torch.randint(3, 40, (4, 32))
+    sizes = {"hidden_size": 32, "intermediate_size": 80, "num_hidden_layers": 6, "max_position_embeddings": 32}
+    return (llama_lora if lora else llama)(**sizes).model.float(), torch.randint(3, 40, (4, 32))
 
 
 def memory(private, checkpointing, lora=True):
@@ -233,22 +202,18 @@ def test_reentrant_checkpointing_is_refused():
         example.by_engine(make_engine(example.model, AutomaticClipping()))
 
 
-@together("wrap", [nn.Sequential, Checkpointed])
+@together("wrap", [nn.Sequential, checkpointed])
 def test_an_input_modified_in_place_is_refused(wrap):
     """Autograd itself overlooks it under checkpointing."""
 
-    class Spoils(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.spoiled, self.last = nn.Linear(6, 6), nn.Linear(6, 6)
+    def spoils(m, x):
+        hidden = x * 2
+        output = m.spoiled(hidden)
+        hidden += 1
+        return m.last(output)
 
-        def forward(self, x):
-            hidden = x * 2
-            output = self.spoiled(hidden)
-            hidden += 1
-            return self.last(output)
-
-    model = nn.Sequential(nn.Linear(6, 6), wrap(Spoils())).double()
+    inner = Built(spoils, spoiled=nn.Linear(6, 6), last=nn.Linear(6, 6))
+    model = nn.Sequential(nn.Linear(6, 6), wrap(inner)).double()
     with pytest.raises((ValueError, RuntimeError), match=r"modified (in place|by an inplace operation)"):
         make_engine(model, AutomaticClipping()).add(lambda x: model(x).sum(1), torch.randn(3, 6).double())
 

@@ -8,20 +8,15 @@ from models import Example, assert_exact, mlp
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
+from twins import Built
 
 from hyfreedp.gradients import AutomaticClipping, make_engine
 
 
-class Net(nn.Module):
+def net(shape: tuple[int, ...], use) -> nn.Module:
     """A linear layer, then a function of its output (B, 5, 6) and of a parameter."""
-
-    def __init__(self, shape: tuple[int, ...], use) -> None:
-        super().__init__()
-        self.inner, self.head = nn.Linear(4, 6), nn.Linear(6, 3)
-        self.p, self.use = nn.Parameter(torch.randn(shape)), use
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(torch.tanh(self.use(self.inner(x), self.p)).flatten(1, -2).mean(1))
+    parts = {"inner": nn.Linear(4, 6), "head": nn.Linear(6, 3), "p": nn.Parameter(torch.randn(shape))}
+    return Built(lambda m, x: m.head(torch.tanh(use(m.inner(x), m.p)).flatten(1, -2).mean(1)), **parts)
 
 
 def example_of(model: nn.Module, samples: int = 7) -> Example:
@@ -152,13 +147,13 @@ def _hooked(p: Tensor) -> Tensor:
 @together(*each(samples=[5, 7, 2], use=FAST).args)
 def test_what_is_fast(use, samples) -> None:
     """Also where the batch has as many samples as there are tokens."""
-    assert_exact(example_of(Net(*FAST[use]), samples))
+    assert_exact(example_of(net(*FAST[use]), samples))
 
 
 @together(*each(samples=[5, 7, 2], use=SLOW).args)
 def test_what_is_slow(use, samples) -> None:
     """It is said once, by the name of a parameter or of what moves rows."""
-    assert_exact(example_of(Net(*SLOW[use]), samples), slow="the parameter '|may move rows")
+    assert_exact(example_of(net(*SLOW[use]), samples), slow="the parameter '|may move rows")
 
 
 class Doubled(nn.Linear):
@@ -205,47 +200,26 @@ def test_a_compiled_script_is_computed_one_sample_at_a_time() -> None:
     assert_exact(example_of(model), slow="no rule covers")
 
 
-class OfAnother(nn.Module):
-    """Uses a layer's weight without calling the layer, and a table that other layers turn into positions."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner, self.table, self.project = nn.Linear(4, 4), nn.Embedding(9, 4), nn.Linear(4, 4)
-        self.norm, self.head = nn.LayerNorm(4), nn.Linear(4, 3)
-        self.empty = nn.Linear(4, 0)
-        self.register_buffer("numbers", torch.arange(5))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.linear(torch.tanh(self.inner(x)), self.inner.weight) + self.empty(x).sum()
-        x = x + self.project(self.norm(self.table.weight))[self.numbers] + self.norm(self.table(self.numbers))
-        return self.head(x).mean(1)
-
-
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors:UserWarning")
 def test_weights_of_layers_that_are_not_called_and_layers_called_without_samples() -> None:
     """One parameter is read inside and outside of its layer; one layer sees samples nowhere, one here and there."""
+
+    def forward(m: nn.Module, x: Tensor) -> Tensor:
+        numbers = torch.arange(5)
+        x = F.linear(torch.tanh(m.inner(x)), m.inner.weight) + m.empty(x).sum()
+        return m.head(x + m.project(m.norm(m.table.weight))[numbers] + m.norm(m.table(numbers))).mean(1)
+
     for samples in (4, 5, 2):
-        assert_exact(example_of(OfAnother(), samples))
+        parts = {name: nn.Linear(4, size) for name, size in {"inner": 4, "project": 4, "head": 3, "empty": 0}.items()}
+        model = Built(forward, **parts, table=nn.Embedding(9, 4), norm=nn.LayerNorm(4))
+        assert_exact(example_of(model, samples))
 
 
-class Called(nn.Module):
+def called(use) -> nn.Module:
     """Calls a layer in the way that ``use`` knows."""
-
-    def __init__(self, use) -> None:
-        super().__init__()
-        self.inner, self.scale, self.head, self.use = nn.Linear(4, 6), Scale(), nn.Linear(6, 3), use
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.use(self.inner, self.scale, x)).tanh().mean(1)
-
-
-class Scale(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.randn(6))
-
-    def forward(self, h: Tensor) -> Tensor:
-        return h * self.scale
+    scale = Built(lambda m, h: h * m.scale, scale=nn.Parameter(torch.randn(6)))
+    parts = {"inner": nn.Linear(4, 6), "scale": scale, "head": nn.Linear(6, 3)}
+    return Built(lambda m, x: m.head(use(m.inner, m.scale, x)).tanh().mean(1), **parts)
 
 
 def functional(inner: nn.Module, scale: nn.Module, x: Tensor) -> Tensor:
@@ -270,7 +244,7 @@ def frozen_on_a_parameter(inner: nn.Module, scale: nn.Module, x: Tensor) -> Tens
 
 @together("use", [functional, pairs, recomputed, frozen_on_a_parameter])
 def test_calls_of_a_layer_with_other_values_more_rows_and_twice(use) -> None:
-    assert_exact(example_of(Called(use)))
+    assert_exact(example_of(called(use)))
 
 
 def test_a_gradient_within_the_loss() -> None:
@@ -282,35 +256,29 @@ def test_a_gradient_within_the_loss() -> None:
             (g,) = torch.autograd.grad(scale(inner(x).tanh()).sum(), x, create_graph=True)
         return g @ torch.ones(4, 6).to(g)
 
-    assert_exact(example_of(Called(slope)), slow="parameter")
+    assert_exact(example_of(called(slope)), slow="parameter")
 
 
 def test_a_forward_that_was_put_on_a_layer_and_a_parameter_that_was_replaced() -> None:
-    model = Net((6,), lambda h, p: h * p)
-    model.forward = lambda x: 2 * Net.forward(model, x)
+    model = net((6,), lambda h, p: h * p)
+    model.forward = lambda x: 2 * Built.forward(model, x)
     example = example_of(model)
     engine = assert_exact(example)
     model.load_state_dict({name: 2 * value for name, value in model.state_dict().items()}, assign=True)
     assert_exact(example, engine)
 
 
-class Leaving(nn.Module):
-    """Leaves layers out, as LayerDrop does; one comes late."""
+def test_layers_that_appear_later_are_compared_then() -> None:
+    """Layers are left out, as LayerDrop does; one comes late."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner, self.left_out = nn.Linear(4, 3), {0, 1}
-        self.more = nn.ModuleList(nn.Linear(3, 3) for _ in range(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.inner(x).mean(1)
-        for number, layer in enumerate(self.more):
-            h = h if number in self.left_out else h + layer(h).tanh()
+    def forward(m: nn.Module, x: Tensor) -> Tensor:
+        h = m.inner(x).mean(1)
+        for number, layer in enumerate(m.more):
+            h = h if number in m.left_out else h + layer(h).tanh()
         return h
 
-
-def test_layers_that_appear_later_are_compared_then() -> None:
-    example = example_of(Leaving())
+    more = nn.ModuleList(nn.Linear(3, 3) for _ in range(3))
+    example = example_of(Built(forward, inner=nn.Linear(4, 3), more=more, left_out={0, 1}))
     engine = assert_exact(example)
     for left_out in ({1}, set(), {2}):
         example.model.left_out = left_out
@@ -322,17 +290,6 @@ def test_layers_that_appear_later_are_compared_then() -> None:
 # -- one sample at a time ----------------------------------------------------------------------------------------------
 
 
-class Random(nn.Module):
-    """Draws random numbers, and is computed one sample at a time."""
-
-    def __init__(self, draw) -> None:
-        super().__init__()
-        self.inner, self.weight, self.draw = nn.Linear(4, 6), nn.Parameter(torch.randn(6, 3)), draw
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.einsum("btd,de->be", self.draw(self.inner(x).tanh()), self.weight)
-
-
 DRAWS = {
     "dropout": lambda h: F.dropout(F.dropout(h, 0.5, True), 0.5, True),
     "normal": lambda h: h + torch.randn_like(h),
@@ -341,22 +298,12 @@ DRAWS = {
 }
 
 
-def seeded_loop(example: Example, random: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Losses, norms and clipped sum of a loop that draws one sample after the other."""
-    torch.set_rng_state(random)
-    losses, rows = [], []
-    for i in range(len(example.batch[0])):
-        loss = example.losses(slice(i, i + 1))
-        losses.append(loss.detach())
-        rows.append(torch.cat([g.flatten() for g in torch.autograd.grad(loss.sum(), example.trainable)]))
-    norms = torch.stack(rows).norm(dim=1)
-    return torch.cat(losses), norms, AutomaticClipping().factors(norms) @ torch.stack(rows)
-
-
 @together(("draw", "mapped"), [("dropout", False), ("normal", False), ("none", True), ("loop", False)])
 def test_the_loop_and_functorch_compute_the_same(draw, mapped) -> None:
     """What draws random numbers is left to the loop; a probe's pass draws those of the gradient's."""
-    example = example_of(Random(DRAWS[draw]))
+    parts = {"inner": nn.Linear(4, 6), "weight": nn.Parameter(torch.randn(6, 3))}
+    forward = lambda m, x: torch.einsum("btd,de->be", DRAWS[draw](m.inner(x).tanh()), m.weight)  # noqa: E731
+    example = example_of(Built(forward, **parts))
     engine = make_engine(example.model, AutomaticClipping())
     engine.slow = "a test says so"
 
@@ -365,15 +312,13 @@ def test_the_loop_and_functorch_compute_the_same(draw, mapped) -> None:
 
     for _ in range(2):
         random = torch.get_rng_state()
-        expected = seeded_loop(example, random)
+        expected = example.clipped()  # of a loop that draws one sample after the other
         torch.set_rng_state(random)
-        losses, norms = engine.add(loss, example.batch)
-        total = torch.cat([t.flatten() for t in engine.clipped_sums(example.trainable)])
-        for found, true in zip((losses, norms, total), expected, strict=True):
-            torch.testing.assert_close(found, true, rtol=1e-9, atol=1e-12)
+        losses = torch.cat([example.losses(slice(i, i + 1)) for i in range(7)]).detach()
         torch.set_rng_state(random)
-        torch.testing.assert_close(engine.losses(loss, example.batch), expected[0], rtol=1e-9, atol=1e-12)
-        engine.clear()
+        torch.testing.assert_close(example.by_engine(engine), expected, rtol=1e-9, atol=1e-12)
+        torch.set_rng_state(random)
+        torch.testing.assert_close(engine.losses(loss, example.batch), losses, rtol=1e-9, atol=1e-12)
     assert engine._one_by_one._mapped is mapped
 
 
@@ -381,25 +326,19 @@ def test_dropout_is_the_one_of_the_forward_pass() -> None:
     """On the fast path all samples draw together."""
     example = mlp()
     example.model.insert(3, nn.Dropout(0.5))
-    engine = assert_exact_drawn(example)
-    assert engine.slow is None
-
-
-def assert_exact_drawn(example: Example):
     engine, random = make_engine(example.model, AutomaticClipping()), torch.get_rng_state()
     rows = [torch.autograd.grad(loss, example.trainable, retain_graph=True) for loss in example.losses()]
     gradients = torch.stack([torch.cat([g.flatten() for g in row]) for row in rows])
     norms = gradients.norm(dim=1)
+    expected = norms, AutomaticClipping().factors(norms) @ gradients
     torch.set_rng_state(random)
-    found = example.by_engine(engine)
-    torch.testing.assert_close(found[0], norms, rtol=1e-9, atol=1e-12)
-    torch.testing.assert_close(found[1], AutomaticClipping().factors(norms) @ gradients, rtol=1e-9, atol=1e-12)
-    return engine
+    torch.testing.assert_close(example.by_engine(engine), expected, rtol=1e-9, atol=1e-12)
+    assert engine.slow is None
 
 
 def test_batches_of_any_structure_are_taken_apart() -> None:
     """Also of names, which functorch maps over no samples."""
-    example = example_of(Net(*SLOW["einsum"]))
+    example = example_of(net(*SLOW["einsum"]))
     norms, _ = example.clipped()
     batch = {"x": example.batch[0], "rest": (example.batch[1], ["a name"] * 7)}
     engine = make_engine(example.model, AutomaticClipping())

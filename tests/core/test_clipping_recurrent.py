@@ -10,6 +10,7 @@ from models import assert_exact as exact
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.checkpoint import checkpoint
+from twins import Built
 
 from hyfreedp.gradients import AutomaticClipping, make_engine
 from hyfreedp.gradients.recurrent import unrolled
@@ -75,37 +76,23 @@ def test_states_that_are_learned(packed) -> None:
     assert_exact(model, slow=SLOW if packed else None)
 
 
-class Cells(nn.Module):
+CELLS = [(nn.LSTMCell, {}), (nn.GRUCell, {}), (nn.RNNCell, {"bias": False}), (nn.RNNCell, {"nonlinearity": "relu"})]
+
+
+@together(*pairs(cell=CELLS, start=[True, False], samples=[7, 2]).args)
+def test_cells(cell, start, samples) -> None:
     """Steps by a cell, from zeros or from a state that is learned."""
+    kind, settings = cell
 
-    def __init__(self, kind, start: bool, **settings) -> None:
-        super().__init__()
-        self.inner, self.cell = nn.Embedding(9, 4), kind(4, 6, **settings)
-        self.start = nn.Parameter(torch.randn(1, 6)) if start else None
-
-    def forward(self, ids: Tensor, lengths: Tensor) -> Tensor:
-        state = None if self.start is None else self.start.expand(len(ids), -1)
-        state = (state, state) if state is not None and isinstance(self.cell, nn.LSTMCell) else state
-        for token in self.inner(ids).unbind(1):
-            state = self.cell(token, state)
+    def forward(m: nn.Module, ids: Tensor, lengths: Tensor) -> Tensor:
+        state = None if m.start is None else m.start.expand(len(ids), -1)
+        state = (state, state) if state is not None and kind is nn.LSTMCell else state
+        for token in m.inner(ids).unbind(1):
+            state = m.cell(token, state)
         return sum(each.square().sum(1) for each in (state if isinstance(state, tuple) else (state,)))
 
-
-@together(
-    *pairs(
-        cell=[
-            (nn.LSTMCell, {}),
-            (nn.GRUCell, {}),
-            (nn.RNNCell, {"bias": False}),
-            (nn.RNNCell, {"nonlinearity": "relu"}),
-        ],
-        start=[True, False],
-        samples=[7, 2],
-    ).args
-)
-def test_cells(cell, start, samples) -> None:
-    kind, settings = cell
-    assert_exact(Cells(kind, start, **settings), samples)
+    learned = nn.Parameter(torch.randn(1, 6)) if start else None
+    assert_exact(Built(forward, inner=nn.Embedding(9, 4), cell=kind(4, 6, **settings), start=learned), samples)
 
 
 @together(*each(sort=[True, False], kind=KINDS).args)
@@ -118,22 +105,16 @@ def test_steps_one_by_one_give_what_the_kernels_give(kind, sort) -> None:
     state = (state, state.flip(0)) if kind is nn.LSTM else state
     for given in (x, packed):
         for start in (None, state):
-            expected, found = layer(given, start), unrolled(layer, given, start)
-            torch.testing.assert_close(found[1], expected[1])
-            if given is x:
-                torch.testing.assert_close(found[0], expected[0])
-            else:
-                for one, other in zip(found[0], expected[0], strict=True):
-                    torch.testing.assert_close(one, other)
+            (output, last), (expected, end) = unrolled(layer, given, start), layer(given, start)
+            parts = (output, expected) if given is x else (tuple(output), tuple(expected))  # a packed sequence has four
+            torch.testing.assert_close(last, end)
+            torch.testing.assert_close(*parts)
 
 
 def test_dropout_between_layers_is_slow() -> None:
     """Its random numbers are PyTorch's own, and those of a probe are those of the gradient."""
-    example = Example(
-        Recurrent(nn.LSTM, num_layers=3, dropout=0.5, batch_first=True).double().train(),
-        (torch.randint(9, (4, 5)), LENGTHS[:4]),
-        lambda model, *batch: model(*batch),
-    )
+    model = Recurrent(nn.LSTM, num_layers=3, dropout=0.5, batch_first=True).double().train()
+    example = Example(model, (torch.randint(9, (4, 5)), LENGTHS[:4]), lambda model, *batch: model(*batch))
     engine = make_engine(example.model, AutomaticClipping())
     with pytest.warns(match="what LSTM does with the parameter 'layer.weight"):
         example.by_engine(engine)
@@ -176,19 +157,15 @@ def test_a_forward_of_its_own_is_not_replaced(patched) -> None:
     exact(example, slow=f"{type(layer).__name__} does with")
 
 
-class Checkpointed(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.attention = nn.LSTM(4, 8, batch_first=True), nn.TransformerEncoderLayer(8, 2, 8, 0.0)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = checkpoint(lambda x: self.layer(x)[0], x, use_reentrant=False)
-        return checkpoint(self.attention, h.transpose(0, 1), use_reentrant=False).transpose(0, 1).square().sum((1, 2))
-
-
 def test_checkpointing_and_copies() -> None:
     """Layers are called again in the backward pass; a copy of the model is a plain one."""
-    model = nn.Sequential(nn.Linear(4, 4), Checkpointed()).double().train()
+
+    def forward(m: nn.Module, x: Tensor) -> Tensor:
+        h = checkpoint(lambda x: m.layer(x)[0], x, use_reentrant=False)
+        return checkpoint(m.attention, h.transpose(0, 1), use_reentrant=False).transpose(0, 1).square().sum((1, 2))
+
+    layers = {"layer": nn.LSTM(4, 8, batch_first=True), "attention": nn.TransformerEncoderLayer(8, 2, 8, 0.0)}
+    model = nn.Sequential(nn.Linear(4, 4), Built(forward, **layers)).double().train()
     model[1].attention.requires_grad_(False).self_attn.requires_grad_(True)
     example = Example(model, (torch.randn(7, 5, 4).double(),), lambda model, x: model(x))
     exact(example)

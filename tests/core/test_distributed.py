@@ -15,6 +15,7 @@ import re
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,21 +23,34 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+import twins
 from cases import each, together
+from pages import ROOT, programs
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset, Subset
-from twins import BASES, PRESETS, adamw, changed, cross_entropy, flat, make_data, make_model, make_private, unbind_noise
+from twins import (
+    BASES,
+    PRESETS,
+    adamw,
+    changed,
+    cross_entropy,
+    flat,
+    make_data,
+    make_model,
+    make_private,
+    refused,
+    unbind_noise,
+)
 
 from hyfreedp import PrivacyEngine
 from hyfreedp.data.sampling import PoissonSampler
 from hyfreedp.gradients import AutomaticClipping
 from hyfreedp.noise import stream as noise
 
-ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 120  # seconds that a test waits for a job; a hanging process fails the test
 
 # -- processes ---------------------------------------------------------------------------------------------------------
@@ -131,12 +145,7 @@ def start(rank, *, tuning="full", dropout=0.0, base="adamw", records=41, preset=
 def advance(model, optimizer, loader, until):
     """The loop of a user; returns the sizes of this process's batches."""
     sizes = []
-    while optimizer.ledger.steps < until:
-        for batch in loader:
-            sizes.append(len(batch[1]))
-            optimizer.step(cross_entropy(model), batch)
-            if optimizer.ledger.steps == until:
-                break
+    twins.train(optimizer, loader, until=until, after=lambda batch: sizes.append(len(batch[1])))
     return sizes
 
 
@@ -168,10 +177,9 @@ def assert_one_run(ends, single=None):
         assert [sum(sizes) for sizes in zip(*(e.sizes for e in ends), strict=True)] == single.sizes
         assert ends[0].epsilon == single.epsilon
         for mine, other in zip(ends[0].history, single.history, strict=True):
-            assert {key: value if isinstance(value, str | None) else None for key, value in mine.items()} == {
-                key: value if isinstance(value, str | None) else None for key, value in other.items()
-            }
-            numbers = [key for key, value in mine.items() if not isinstance(value, str | None)]
+            words, theirs = ({k: v for k, v in row.items() if isinstance(v, str | None)} for row in (mine, other))
+            assert words == theirs and mine.keys() == other.keys()
+            numbers = mine.keys() - words
             mine, other = (np.hstack([row[key] for key in numbers]).astype(float) for row in (mine, other))
             assert mine == pytest.approx(other, 1e-8, 1e-12, True)
 
@@ -211,13 +219,19 @@ def test_two_processes_make_the_run_of_one(two, run, noise):
     assert all(sum(e.sizes) > 0 for e in ends)
 
 
-def bound(rank, **settings):
-    """A whole run with noise as it is outside these tests."""
+@contextmanager
+def bound_noise():
+    """As it is outside these tests."""
     original, noise.derive = noise.derive, noise_derive
     try:
-        return train(rank, **settings)
+        yield
     finally:
         noise.derive = original
+
+
+def bound(rank, **settings):
+    with bound_noise():
+        return train(rank, **settings)
 
 
 def test_noise_that_is_bound_to_the_sums_is_one_on_all_processes(two):
@@ -229,29 +243,21 @@ def test_noise_that_is_bound_to_the_sums_is_one_on_all_processes(two):
 
 def other_sums(rank):
     """Rank 1 holds another sum, as after a faulty all_reduce."""
-    original, noise.derive = noise.derive, noise_derive
-    try:
-        model, optimizer, loader = start(rank, target_epsilon=3.0)
-        add_up = optimizer.processes.add_up
+    model, optimizer, loader = start(rank, target_epsilon=3.0)
+    add_up = optimizer.processes.add_up
 
-        def faulty(tensors):
-            add_up(tensors)
-            if rank == 1:
-                tensors[0].view(-1)[0] += 1e-12
+    def faulty(tensors):
+        add_up(tensors)
+        if rank == 1:
+            tensors[0].view(-1)[0] += 1e-12
 
-        optimizer.processes.add_up = faulty
-        before = flat(model)
-        try:
-            advance(model, optimizer, loader, 1)
-        except RuntimeError as error:
-            return str(error), optimizer.ledger.steps, torch.equal(before, flat(model))
-    finally:
-        noise.derive = original
+    optimizer.processes.add_up = faulty
+    with bound_noise(), refused(optimizer, "^the processes hold different sums", RuntimeError):
+        advance(model, optimizer, loader, 1)
 
 
 def test_processes_with_different_sums_are_refused_before_the_release(two):
-    for message, steps, untouched in two.run(other_sums):
-        assert message.startswith("the processes hold different sums") and steps == 0 and untouched
+    assert two.run(other_sums) == [None, None]
 
 
 # -- shards ------------------------------------------------------------------------------------------------------------
@@ -304,10 +310,7 @@ UNEQUAL = {
     "seed": ({"seed": [1, 2]}, "seed is 1 on rank 0 and 2 on rank 1"),
     "records": ({"records": [41, 40]}, "records is 41 on rank 0 and 40 on rank 1"),
     "epsilon": ({"target_epsilon": [3.0, 2.0]}, "target_epsilon is 3.0 on rank 0 and 2.0 on rank 1"),
-    "preset": (
-        {"preset": ["paper"] * 2, "smoothing": [0.1, 0.2]},
-        "smoothing is 0.1 on rank 0 and 0.2 on",
-    ),
+    "preset": ({"preset": ["paper"] * 2, "smoothing": [0.1, 0.2]}, "smoothing is 0.1 on rank 0 and 0.2 on"),
     "clipping": ({"clipping": [None, AutomaticClipping(0.1)]}, "rank 0 and AutomaticClipping(stability=0.1) on rank 1"),
     "model": ({"tuning": ["full", "biases"]}, "ight', (7, 5), torch.float64, False), ('0.bias', (7,), torch on rank 1"),
 }
@@ -521,10 +524,8 @@ def test_states_of_different_steps_or_runs_are_refused(two, name):
 @pytest.mark.whole
 def test_the_script_of_the_docs_runs_under_torchrun(tmp_path):
     """As printed, on two processes: both tell the same, within the budget."""
-    page = (ROOT / "docs" / "usage.md").read_text(encoding="utf-8")
-    section = page.split("## On several processes")[1].split("\n## ")[0]
-    (code,) = re.findall(r"```python\n(.*?)```", section, flags=re.DOTALL)
-    (command,) = re.findall(r"^    torchrun (.*)$", section, flags=re.MULTILINE)
+    (code,) = programs("docs/usage.md", "On several processes")
+    (command,) = re.findall(r"^    torchrun (.*)$", (ROOT / "docs/usage.md").read_text("utf-8"), flags=re.MULTILINE)
     *options, script = command.split()
     (tmp_path / script).write_text(code)
     done = subprocess.run(

@@ -8,6 +8,7 @@ import typing
 import opacus
 import pytest
 import torch
+import twins
 from cases import each, together
 from torch import nn
 from torch.utils.data import DataLoader
@@ -49,19 +50,10 @@ def test_the_split_is_that_of_calibrate_noise(preset):
     model = make_model()
     whole = changed(preset, interval=4, warmup=0.25, gamma=1.05)
     optimizer = by_hand(model, adamw(model), preset=whole, steps=24, **PRIVATE)
-    assert optimizer.split == calibrate_noise(
-        target_epsilon=3.0,
-        target_delta=1e-3,
-        sample_rate=8 / 40,
-        steps=24,
-        interval=4,
-        warmup_steps=6,
-        vote_steps=look_steps(24) if preset.probe == "look" else (),
-        gamma=None if preset.probe == "none" else 1.05,
-        probe=preset.probe,
-        allocation=preset.allocation,
-        accountant="rdp",
-    )
+    plan = {"target_delta": 1e-3, "sample_rate": 8 / 40, "steps": 24, "interval": 4, "warmup_steps": 6}
+    plan |= {"probe": preset.probe, "gamma": None if preset.probe == "none" else 1.05}
+    plan |= {"vote_steps": look_steps(24) if preset.probe == "look" else (), "allocation": preset.allocation}
+    assert optimizer.split == calibrate_noise(**plan, **PRIVATE)
     assert optimizer.expected_batch_size == pytest.approx(8)
 
 
@@ -196,8 +188,7 @@ def run(seed, preset="robust", **changes):
     model = make_model()
     settings = {"steps": 5, "preset": changed(preset, interval=2), "seed": seed} | PRIVATE | changes
     _, optimizer, loader = make_private(model, adamw(model), **settings)
-    for batch in loader:
-        optimizer.step(cross_entropy(model), batch)
+    twins.train(optimizer, loader)
     return flat(model), [loader.batch_sampler.batch(step) for step in range(5)]
 
 

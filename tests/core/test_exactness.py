@@ -168,9 +168,8 @@ def test_an_exception_inside_a_probe_leaves_the_plain_step(failing_call):
     """Samples one by one: calls 1 to 4 after the training forwards are the probe ahead, 5 to 8 the one behind."""
     model, plain = make_model(dropout=0.3), make_model(dropout=0.3)
     settings = {"max_physical_batch_size": 1}
-    _, optimizer, loader = make_private(
-        model, adamw(model), preset="paper", initial_learning_rate=0.5, interval=2, **settings
-    )
+    searched = settings | {"preset": "paper", "initial_learning_rate": 0.5, "interval": 2}
+    _, optimizer, loader = make_private(model, adamw(model), **searched)
     fixed = by_hand(plain, adamw(plain), preset="fixed", **settings)
     optimizer._checks_due = fixed._checks_due = []
     calls = []

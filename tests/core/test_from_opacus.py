@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import opacus
 import pytest
@@ -15,16 +14,16 @@ import torch
 import torch.nn.functional as F
 from cases import together
 from opacus.layers import DPGRU, DPLSTM
+from pages import ROOT, programs
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from twins import make_private, sgd
+from twins import Built, make_private, sgd
 
 from hyfreedp import PrivacyEngine
 from hyfreedp.preset import PresetFields
 
-ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "from-opacus.md").read_text(encoding="utf-8")
-*BLOCKS, MNIST, NAMES = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+*BLOCKS, MNIST, NAMES = programs("docs/from-opacus.md")
 SCRIPTS = dict(zip(("opacus", "hyfreedp"), BLOCKS, strict=True))
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
 FIELDS = set(PresetFields.__annotations__)
@@ -76,15 +75,6 @@ def test_what_becomes_of_the_program_on_images(capsys):
     assert re.fullmatch(r"(epoch 1: epsilon [12]\.\d\d\nepoch 2: epsilon (2\.9\d|3\.00)\n){2}", capsys.readouterr().out)
 
 
-class Names(nn.Module):
-    def __init__(self, kind):
-        super().__init__()
-        self.embedding, self.rnn, self.head = nn.Embedding(20, 6), kind(6, 8, batch_first=True), nn.Linear(8, 3)
-
-    def forward(self, x):
-        return self.head(self.rnn(self.embedding(x))[0][:, -1])
-
-
 def padded(records):
     x = nn.utils.rnn.pad_sequence([record[0] for record in records], batch_first=True)
     return x, torch.stack([record[1] for record in records])
@@ -95,7 +85,8 @@ def test_what_becomes_of_the_program_on_names(kind, capsys):
     """Its function, with recurrent layers of Opacus or PyTorch on names of many lengths, an empty batch among them."""
     exec(compile(NAMES, "char-lstm-classification.py", "exec"), names := {})
     data = [(torch.randint(20, (1 + i % 7,)), torch.tensor(i % 3)) for i in range(40)]
-    model = Names(kind)
+    parts = {"embedding": nn.Embedding(20, 6), "rnn": kind(6, 8, batch_first=True), "head": nn.Linear(8, 3)}
+    model = Built(lambda m, x: m.head(m.rnn(m.embedding(x))[0][:, -1]), **parts)
     loader = DataLoader(data, batch_size=2, collate_fn=padded)
     budget = {"target_epsilon": 3.0, "target_delta": 1e-4, "epochs": 1}
     _, optimizer, loader = make_private(model, sgd(model, 2.0), loader=loader, seed=11, **budget)

@@ -69,31 +69,44 @@ def open_umask():
 # -- transformers ------------------------------------------------------------------------------------------------------
 
 
-class Named(Dataset):
-    """The records as transformers' Trainer has them, in float32."""
+class Texts(Dataset):
+    """Texts of eight words, but for the first, as transformers' Trainer has them."""
 
-    def __init__(self) -> None:
-        self.x, self.y = make_data().tensors
+    def __init__(self, size: int = 40, first: int = 8) -> None:
+        self.rows = [(torch.arange(8 if row else first) + row) % 20 for row in range(size)]
 
     def __len__(self):
-        return len(self.y)
+        return len(self.rows)
 
     def __getitem__(self, index):
-        return {"x": self.x[index].float(), "labels": self.y[index], "name": "not for the model"}
+        return {"input_ids": self.rows[index], "labels": torch.tensor(index % 3), "name": "not for the model"}
 
 
-class Classifier(nn.Module):
+class Reader(nn.Module):
+    main_input_name = "input_ids"
+
     def __init__(self) -> None:
         super().__init__()
-        self.layers = layers()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            self.words, self.drop, self.head = nn.Embedding(20, 4, padding_idx=0), nn.Dropout(0.2), nn.Linear(4, 3)
 
-    def forward(self, x, labels=None):
-        logits = self.layers(x)
+    def forward(self, input_ids, labels=None):
+        logits = self.head(self.drop(self.words(input_ids)).mean(dim=1))
         return {"logits": logits} if labels is None else {"loss": F.cross_entropy(logits, labels), "logits": logits}
+
+    def num_parameters(self, exclude_embeddings=False):
+        """By which the Trainer counts operations."""
+        return 1
+
+
+def padded(records):
+    rows = nn.utils.rnn.pad_sequence([record["input_ids"] for record in records], batch_first=True)
+    return {"input_ids": rows, "labels": torch.stack([record["labels"] for record in records])}
 
 
 def losses(model, batch):
-    return F.cross_entropy(model(batch["x"])["logits"], batch["labels"], reduction="none")
+    return F.cross_entropy(model(batch["input_ids"])["logits"], batch["labels"], reduction="none")
 
 
 @pytest.fixture
@@ -106,7 +119,8 @@ def trainer(tmp_path):
         torch.manual_seed(3)
         defaults = {"output_dir": str(tmp_path), "per_device_train_batch_size": SIZE, "num_train_epochs": 2, "seed": 3}
         defaults |= {"report_to": [], "use_cpu": True, "save_strategy": "no", "logging_steps": 1, "disable_tqdm": True}
-        parts = {"per_sample_loss": losses, "model": Classifier(), "train_dataset": Named(), "eval_dataset": Named()}
+        parts = {"per_sample_loss": losses, "model": Reader(), "train_dataset": Texts(), "eval_dataset": Texts()}
+        parts["data_collator"] = padded
         return PrivateTrainer(
             privacy=PRIVACY | (privacy or {}),
             weights=weights,
@@ -116,10 +130,6 @@ def trainer(tmp_path):
         )
 
     return make
-
-
-def collate(records):
-    return {name: torch.stack([record[name] for record in records]) for name in ("x", "labels")}
 
 
 SEARCHING = {"preset": "paper", "interval": 2, "max_physical_batch_size": 3}
@@ -134,14 +144,14 @@ def test_the_trainer_of_transformers_makes_the_run_by_hand(trainer, privacy, wei
     found = trainer(privacy, weights)
     base = found.create_optimizer()  # transformers' own AdamW, with its groups
     found.train()
-    model = Classifier()
+    model = Reader()
     groups = [{**group, "params": []} for group in base.param_groups]
     names = {id(p): name for name, p in found.model.named_parameters()}
     for group, old in zip(groups, base.param_groups, strict=True):
         group["params"] = [dict(model.named_parameters())[names[id(p)]] for p in old["params"]]
         group["lr"] = found.args.learning_rate
     expected, optimizer = by_hand(
-        model, torch.optim.AdamW(groups), lambda batch: losses(model, batch), Named(), collate, weights, **privacy
+        model, torch.optim.AdamW(groups), lambda batch: losses(model, batch), Texts(), padded, weights, **privacy
     )
     assert torch.equal(flat(found.model), expected)
     assert repr(found.private.history) == repr(optimizer.history)
@@ -163,43 +173,6 @@ def test_what_the_trainer_tells_is_private(trainer):
     assert any("eval_loss" in row for row in found.state.log_history)
     with pytest.raises(RuntimeError, match="has trained its private run"):
         found.train()
-
-
-class Texts(Dataset):
-    """Sixteen texts of eight words, but for the first."""
-
-    def __init__(self, length: int) -> None:
-        self.rows = [torch.arange(length if row == 0 else 8) % 20 for row in range(16)]
-
-    def __len__(self):
-        return len(self.rows)
-
-    def __getitem__(self, index):
-        return {"input_ids": self.rows[index], "labels": torch.tensor(index % 3)}
-
-
-class Reader(nn.Module):
-    main_input_name = "input_ids"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.words, self.drop, self.head = nn.Embedding(20, 4, padding_idx=0), nn.Dropout(0.1), nn.Linear(4, 3)
-
-    def forward(self, input_ids, labels=None):
-        return {"logits": self.head(self.drop(self.words(input_ids)).mean(dim=1))}
-
-    def num_parameters(self, exclude_embeddings=False):
-        """By which the Trainer counts operations."""
-        return 1
-
-
-def padded(records):
-    rows = nn.utils.rnn.pad_sequence([record["input_ids"] for record in records], batch_first=True)
-    return {"input_ids": rows, "labels": torch.stack([record["labels"] for record in records])}
-
-
-def reader_losses(model, batch):
-    return F.cross_entropy(model(batch["input_ids"])["logits"], batch["labels"], reduction="none")
 
 
 def watcher():
@@ -228,14 +201,9 @@ def test_one_long_record_is_not_told_by_the_trainer(trainer, tmp_path):
     found = []
     for length in (8, 400):
         folder, watch = tmp_path / str(length), watcher()
-        given = {"model": Reader(), "train_dataset": Texts(length), "data_collator": padded, "eval_dataset": None}
-        run = trainer(
-            {"preset": "fixed"},
-            given=given | {"per_sample_loss": reader_losses, "callbacks": [watch]},
-            per_device_train_batch_size=16,
-            output_dir=str(folder),
-            save_strategy="epoch",
-        )
+        given = {"train_dataset": Texts(16, length), "eval_dataset": None, "callbacks": [watch]}
+        arguments = {"per_device_train_batch_size": 16, "output_dir": str(folder), "save_strategy": "epoch"}
+        run = trainer({"preset": "fixed"}, given=given, **arguments)
         assert run.train().metrics == {"epsilon": run.private.epsilon_spent()}
         checkpoint = folder / "checkpoint-2"
         names = [file.relative_to(folder).as_posix() for file in sorted(folder.rglob("*"))]

@@ -24,8 +24,10 @@ from twins import (
     make_data,
     make_model,
     make_private,
+    refused,
     sgd_momentum,
     three_groups,
+    train,
     trainable,
     twin_of,
 )
@@ -353,9 +355,7 @@ def test_a_start_ten_times_too_high_does_not_end_the_run():
         base = torch.optim.AdamW(model.parameters(), lr=high)
         sizes = {"batch_size": 100, "steps": steps, "target_delta": 1e-4}
         _, optimizer, loader = make_private(model, base, data, **sizes, **NOISY, **settings)
-        while optimizer.steps_left:
-            for batch in itertools.islice(loader, optimizer.steps_left):
-                optimizer.step(cross_entropy(model), batch)
+        train(optimizer, loader)
         right[name] = (model(inputs).argmax(1) == data.tensors[1]).double().mean().item()
     assert right["blind"] < 0.75 and min(right["high"], right["public"]) > 0.8
 
@@ -401,10 +401,10 @@ def test_a_batch_norm_that_wakes_up_is_refused_before_the_look():
     optimizer.step(cross_entropy(model), first)
     assert look.FIRST == 1
     norm.train()
-    before, eta, released = flat(model), optimizer.eta, list(optimizer.ledger.released)
-    with pytest.raises(ValueError, match="the model has changed since training began: layer '0'"):
+    eta = optimizer.eta
+    with refused(optimizer, "the model has changed since training began: layer '0'"):
         optimizer.step(cross_entropy(model), second)
-    assert torch.equal(flat(model), before) and optimizer.eta == eta and optimizer.ledger.released == released
+    assert optimizer.eta == eta
 
 
 @together("kind", ["ASGD", "Adadelta", "Adagrad", "Rprop", "Adafactor", "RAdam"])
@@ -436,14 +436,9 @@ def test_the_picture_shows_what_was_released():
     assert len(figure.axes) == len(rows) == len(look_steps(STEPS)) == 3
     for axes, row in zip(figure.axes, rows, strict=True):
         (bars,) = axes.containers
-        x, y = bars.lines[0].get_data()
-        pairs = zip(row["margins"], itertools.pairwise(row["rates"]), strict=True)
-        asked = [(margin, pair) for margin, pair in pairs if margin is not None]
-        assert y == pytest.approx([margin for margin, _ in asked]) and axes.get_xscale() == "log"
-        assert all(high > between > low for between, (_, (high, low)) in zip(x, asked, strict=True))
         lows, highs = (line.get_ydata() for line in bars.lines[1])
-        assert highs - lows == pytest.approx([4 * row["margin_std"]] * len(asked))
-        assert [line.get_xdata()[0] for line in axes.lines if len(set(line.get_xdata())) == 1] == pytest.approx(
-            [row["chosen"], row["eta_next"]]
-        )
-        assert axes.get_xlabel() == "learning rate" and figure.axes[0].get_ylabel()
+        asked = np.array([margin for margin in row["margins"] if margin is not None])
+        assert lows == pytest.approx(asked - 2 * row["margin_std"])
+        assert highs == pytest.approx(asked + 2 * row["margin_std"])
+        upright = [line.get_xdata()[0] for line in axes.lines if len(set(line.get_xdata())) == 1]
+        assert upright == pytest.approx([row["chosen"], row["eta_next"]])

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from cases import each, together
 from torch import Tensor, nn
-from twins import by_hand, cross_entropy, flat, sgd, trainable
+from twins import Built, by_hand, cross_entropy, flat, refused, sgd, trainable
 
 from hyfreedp.gradients import AbadiClipping, AutomaticClipping, GradientEngine, make_engine
 
@@ -60,24 +60,19 @@ def attack(model: nn.Module, batches: list[list[Tensor]], loss: Loss | None = No
 # -- tensors that have as many rows as there are samples ---------------------------------------------------------------
 
 
-class Positions(nn.Module):
+def positions(numbers) -> nn.Module:
     """A table of positions beside samples, read in the way that ``numbers`` knows."""
-
-    def __init__(self, numbers) -> None:
-        super().__init__()
-        self.table, self.inner, self.outer = nn.Embedding(48, 8), nn.Linear(4, 8), nn.Linear(8, 1)
-        self.numbers = numbers
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.outer(F.gelu(self.inner(x) + self.table(self.numbers(x))).mean(1))[:, 0]
+    parts = {"table": nn.Embedding(48, 8), "inner": nn.Linear(4, 8), "outer": nn.Linear(8, 1)}
+    return Built(lambda m, x: m.outer(F.gelu(m.inner(x) + m.table(numbers(x))).mean(1))[:, 0], **parts)
 
 
 def grid_of_the_first(x: Tensor) -> Tensor:
     return torch.arange(x.shape[1]).expand(len(x), -1).clone()[0]
 
 
-def batch_of(samples: int, tokens: int = 24, width: int = 4) -> list[Tensor]:
-    batch = [torch.randn(samples, tokens, width).double(), torch.randn(samples).double()]
+def batch_of(samples: int, *shape: int) -> list[Tensor]:
+    """Of 24 tokens and 4 features, unless the shape of a record is given."""
+    batch = [torch.randn(samples, *(shape or (24, 4))).double(), torch.randn(samples).double()]
     batch[1][0] = 1e3
     return batch
 
@@ -91,60 +86,44 @@ def batch_of(samples: int, tokens: int = 24, width: int = 4) -> list[Tensor]:
 )
 def test_as_many_positions_as_samples(numbers, sizes) -> None:
     """In the first batch or in a later one, or a multiple of it: a model whose first batch told stays fast."""
-    engine = attack(Positions(numbers).double(), [batch_of(size) for size in sizes])
+    engine = attack(positions(numbers).double(), [batch_of(size) for size in sizes])
     assert engine.slow is None
 
 
-class Shared(nn.Module):
+def words(m: nn.Module, ids: Tensor) -> Tensor:
     """One table of words and of positions."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table, self.outer = nn.Embedding(30, 8), nn.Linear(8, 1)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        h = self.table(ids.long()).tanh() + self.table(torch.arange(ids.shape[1]))
-        return self.outer(h.mean(1))[:, 0]
+    return (m.table(ids.long()).tanh() + m.table(torch.arange(ids.shape[1]))).mean(1)
 
 
-def test_one_table_of_words_and_positions() -> None:
-    batches = [[torch.randint(30, (size, 24)), torch.randn(size).double()] for size in (13, 12, 24, 6)]
-    attack(Shared().double(), batches)
+def tokens_first(m: nn.Module, ids: Tensor) -> Tensor:
+    return m.body(m.table(ids.t())).mean(0)
 
 
-class TimeMajor(nn.Module):
-    """Tokens first, as in PyTorch's tutorials."""
-
-    def __init__(self, kind: str) -> None:
-        super().__init__()
-        self.table, self.kind = nn.Embedding(30, 8), kind
-        self.body = nn.LSTM(8, 8) if kind == "lstm" else nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0)
-        self.outer = nn.Linear(8, 1)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        h = self.table(ids.t())
-        h = self.body(h)[0] if self.kind == "lstm" else self.body(h) if self.kind == "encoder" else h.tanh()
-        return self.outer(h.mean(0))[:, 0]
+BODIES = {  # of which the last three have tokens first, as in PyTorch's tutorials
+    "words and positions": (nn.Identity, words),
+    "lstm": (lambda: nn.LSTM(8, 8), lambda m, ids: m.body(m.table(ids.t()))[0].mean(0)),
+    "encoder": (lambda: nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0), tokens_first),
+    "bag": (nn.Tanh, tokens_first),
+}
 
 
-@together(*each(kind=["lstm", "encoder", "bag"], sizes=[(13, 12, 24), (24, 12), (6, 24)]).args)
-def test_time_major_models(kind, sizes) -> None:
-    attack(TimeMajor(kind).double(), [[torch.randint(30, (n, 24)), torch.randn(n).double()] for n in sizes])
+@together(*each(kind=BODIES, sizes=[(13, 12, 24, 6), (13, 12, 24), (24, 12), (6, 24)]).args)
+def test_one_table_of_words_and_positions_and_time_major_models(kind, sizes) -> None:
+    body, read = BODIES[kind]
+    parts = {"table": nn.Embedding(30, 8), "body": body(), "outer": nn.Linear(8, 1)}
+    model = Built(lambda m, ids: m.outer(read(m, ids))[:, 0], **parts)
+    attack(model.double(), [[torch.randint(30, (n, 24)), torch.randn(n).double()] for n in sizes])
 
 
 @together("tokens", [16, 17, 272, 32])
 def test_no_number_of_rows_fits_both_batches_of_a_comparison(tokens) -> None:
     """272 = 16 * 17 does, as other multiples: of which the engine asks that they be the same."""
 
-    class First(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner, self.outer = nn.Linear(4, 3), nn.Linear(3, 1)
+    def first(m: nn.Module, x: Tensor) -> Tensor:
+        return m.outer(m.inner(x).transpose(0, 1).tanh().contiguous()).mean(0)[:, 0]
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.outer(self.inner(x).transpose(0, 1).tanh().contiguous()).mean(0)[:, 0]
-
-    assert attack(First().double(), [batch_of(20, tokens)]).slow is not None
+    model = Built(first, inner=nn.Linear(4, 3), outer=nn.Linear(3, 1))
+    assert attack(model.double(), [batch_of(20, tokens, 4)]).slow is not None
 
 
 # -- what the first records do not show --------------------------------------------------------------------------------
@@ -158,15 +137,15 @@ class TokenByToken(nn.Module):
         self.inner, self.middle, self.outer = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 1)
         self.gate, self.q = nn.Parameter(torch.full((8,), gate)), nn.Parameter(torch.zeros(()))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, gate: Tensor | None = None) -> Tensor:
         h = self.inner(x).tanh()
         turned = self.middle(h.transpose(0, 1).flatten(0, 1)).tanh().unflatten(0, (x.shape[1], -1)).transpose(0, 1)
-        return self.outer((h + self.gate * turned).mean(1))[:, 0]
+        return self.outer((h + (self.gate if gate is None else gate) * turned).mean(1))[:, 0]
 
 
 def test_records_that_are_all_alike_show_nothing() -> None:
     """Whoever has them first is not done with the comparison."""
-    alike, other = [torch.ones(16, 6, 4).double(), torch.zeros(16).double()], batch_of(16, 6)
+    alike, other = [torch.ones(16, 6, 4).double(), torch.zeros(16).double()], batch_of(16, 6, 4)
     model = TokenByToken().double()
     engine = attack(model, [alike, alike])
     assert engine.slow is None and not engine.verified
@@ -178,12 +157,12 @@ def test_records_that_are_all_alike_show_nothing() -> None:
     "first", [lambda batch: [tensor[:1] for tensor in batch], lambda batch: [tensor * math.nan for tensor in batch]]
 )
 def test_nor_do_batches_of_one_sample_or_of_none_that_is_finite(first) -> None:
-    batch = batch_of(16, 6)
+    batch = batch_of(16, 6, 4)
     assert attack(TokenByToken().double(), [first(batch), batch]).slow is not None
 
 
 def test_a_closed_gate_is_looked_behind() -> None:
-    assert attack(TokenByToken(gate=0.0).double(), [batch_of(16, 6)]).slow is not None
+    assert attack(TokenByToken(gate=0.0).double(), [batch_of(16, 6, 4)]).slow is not None
 
 
 class Steep(TokenByToken):
@@ -212,7 +191,7 @@ class Sometimes(TokenByToken):
 
 
 def test_a_branch_that_one_record_opens_is_compared_then() -> None:
-    batches = [batch_of(16, 6), batch_of(16, 6)]
+    batches = [batch_of(16, 6, 4), batch_of(16, 6, 4)]
     batches[1][0][0, 0, 0] = 10
     model = Sometimes().double()
     engine, loss = make_engine(model.train(), CLIPPING), squared(model)
@@ -225,23 +204,21 @@ def test_a_branch_that_one_record_opens_is_compared_then() -> None:
             torch.testing.assert_close(found, by_loop(model, loss, batch))
 
 
-class Routed(nn.Module):
+def three_layers(run) -> nn.Module:
+    return Built(run, inner=nn.Linear(4, 8), middle=nn.Linear(8, 8), outer=nn.Linear(8, 1)).double()
+
+
+def routed(m: nn.Module, x: Tensor) -> Tensor:
     """Gathers the tokens of one kind from all samples."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner, self.middle, self.outer = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h, chosen = self.inner(x).tanh(), x[..., 0] > 0
-        out = torch.zeros_like(h)
-        out[chosen] = self.middle(h[chosen]).tanh()
-        return self.outer((h + out).mean(1))[:, 0]
+    h, chosen = m.inner(x).tanh(), x[..., 0] > 0
+    out = torch.zeros_like(h)
+    out[chosen] = m.middle(h[chosen]).tanh()
+    return m.outer((h + out).mean(1))[:, 0]
 
 
 def routed_batches() -> list[list[Tensor]]:
     """One token of each sample; then other numbers of tokens of some, and as many of all."""
-    even = batch_of(16, 6)
+    even = batch_of(16, 6, 4)
     even[0][..., 0] = -1
     even[0][:, 2, 0] = 1
     odd = [tensor.clone() for tensor in even]
@@ -250,20 +227,18 @@ def routed_batches() -> list[list[Tensor]]:
 
 
 def test_tokens_that_are_gathered_by_routing() -> None:
-    assert attack(Routed().double(), [batch_of(16, 6)]).slow is not None
+    assert attack(three_layers(routed), [batch_of(16, 6, 4)]).slow is not None
 
 
 def test_tokens_that_are_gathered_by_routing_and_happen_to_fit() -> None:
-    attack(Routed().double(), routed_batches())
+    attack(three_layers(routed), routed_batches())
 
 
 class Featured(TokenByToken):
     """The branch is multiplied by a feature that the first records have not."""
 
     def forward(self, x: Tensor) -> Tensor:
-        h = self.inner(x[..., :4]).tanh()
-        turned = self.middle(h.transpose(0, 1).flatten(0, 1)).tanh().unflatten(0, (x.shape[1], -1)).transpose(0, 1)
-        return self.outer((h + x[..., 4:] * turned).mean(1))[:, 0]
+        return super().forward(x[..., :4], x[..., 4:])
 
 
 def test_a_feature_that_the_first_records_have_not() -> None:
@@ -363,7 +338,7 @@ def test_records_that_are_all_alike_raise_no_false_alarm() -> None:
 # -- runs --------------------------------------------------------------------------------------------------------------
 
 
-@together("kind", [TokenByToken, lambda: Positions(lambda x: torch.arange(x.shape[1]))])
+@together("kind", [TokenByToken, lambda: positions(lambda x: torch.arange(x.shape[1]))])
 def test_a_run_is_that_of_one_sample_at_a_time(kind) -> None:
     """By ``max_physical_batch_size=1``, in which no gradient can go to a wrong sample."""
     ends = []
@@ -416,20 +391,13 @@ def test_seams_07_a_record_that_is_not_finite_costs_no_time() -> None:
     assert len(passes[1]) <= len(passes[0]) + 2
 
 
-class Turning(nn.Module):
-    """Has its samples in dimension 0 until it is turned, which a later check finds."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner, self.p, self.on = nn.Linear(4, 6), nn.Parameter(torch.randn(6)), False
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.inner(x.transpose(0, 1) if self.on else x).tanh() * self.p
-        return (h.transpose(0, 1) if self.on else h).square().sum((1, 2))
-
-
 def test_samples_that_move_to_another_dimension_later_are_found_by_a_check() -> None:
-    model, x = Turning().train(), torch.randn(5, 5, 4)
+    def turning(m: nn.Module, x: Tensor) -> Tensor:
+        h = m.inner(x.transpose(0, 1) if m.on else x).tanh() * m.p
+        return (h.transpose(0, 1) if m.on else h).square().sum((1, 2))
+
+    model = Built(turning, inner=nn.Linear(4, 6), p=nn.Parameter(torch.randn(6)), on=False)
+    x = torch.randn(5, 5, 4)
     optimizer = by_hand(model, sgd(model), preset="fixed", steps=100)
     optimizer.step(model, x)
     model.on, optimizer._checks_due = True, [1]
@@ -449,12 +417,12 @@ def test_a_check_in_which_nothing_could_be_compared_stays_due() -> None:
 def test_what_mixes_samples_is_refused_before_anything_is_released() -> None:
     model = TokenByToken().double().train()
     optimizer = by_hand(model, sgd(model), preset="fixed", max_physical_batch_size=4)
-    loss, before = squared(model), flat(model)
+    loss = squared(model)
     for mix in (Tensor.mean, lambda losses: losses.detach().sum()):
-        with pytest.raises(ValueError, match="depend on which other samples"):
-            optimizer.step(lambda batch, mix=mix: loss(batch) * mix(loss(batch)), batch_of(8, 6))
-        assert torch.equal(before, flat(model)) and all(p.grad is None for p in model.parameters())
-    optimizer.step(loss, batch_of(8, 6))
+        with refused(optimizer, "depend on which other samples"):
+            optimizer.step(lambda batch, mix=mix: loss(batch) * mix(loss(batch)), batch_of(8, 6, 4))
+        assert all(p.grad is None for p in model.parameters())
+    optimizer.step(loss, batch_of(8, 6, 4))
 
 
 @together("scale", [math.nan, 1e6])
@@ -476,24 +444,6 @@ def test_no_record_ends_a_run_by_hindering_the_comparison(scale) -> None:
 # -- operations that move rows, in some batches only -------------------------------------------------------------------
 
 
-class Moved(nn.Module):
-    """Rows that ``move`` leaves in place in the first batch, whose records have not the last feature, and in no other.
-
-    They are put back behind a layer, so samples do not mix.
-    """
-
-    def __init__(self, move: Callable[[Tensor, Tensor], Tensor]) -> None:
-        super().__init__()
-        self.inner, self.middle, self.outer = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 1)
-        self.move = move
-
-    def forward(self, x: Tensor) -> Tensor:
-        order = (-x[:, 4]).argsort(stable=True)
-        h = self.move(self.inner(x[:, :4]).tanh(), order)
-        h = F.linear(input=h, weight=self.middle.weight, bias=self.middle.bias).tanh()
-        return self.outer(self.move(h, order.argsort()))[:, 0]
-
-
 def product(h: Tensor, order: Tensor) -> Tensor:
     return torch.eye(len(h), dtype=h.dtype)[order] @ h
 
@@ -510,29 +460,36 @@ def gathered(h: Tensor, order: Tensor) -> Tensor:
     return h.gather(0, order[:, None].expand_as(h))
 
 
+def selected(h: Tensor, order: Tensor) -> Tensor:
+    return h.index_select(0, order)
+
+
 def flipped(h: Tensor, order: Tensor) -> Tensor:
     return h if order[0] == 0 else h.flip(0)
 
 
-@together("move", [product, product_from_the_right, batched_product, gathered, flipped, torch.index_select])
+@together("move", [product, product_from_the_right, batched_product, gathered, selected, flipped])
 def test_rows_that_only_a_later_batch_moves(move) -> None:
-    rows = (lambda h, order: h.index_select(0, order)) if move is torch.index_select else move
-    batches = [[torch.randn(16, 5).double(), torch.randn(16).double()] for _ in range(2)]
+    """Nor the first, whose records have not the last feature; put back behind a layer, so samples do not mix."""
+
+    def forward(m: nn.Module, x: Tensor) -> Tensor:
+        order = (-x[:, 4]).argsort(stable=True)
+        h = move(m.inner(x[:, :4]).tanh(), order)
+        h = F.linear(input=h, weight=m.middle.weight, bias=m.middle.bias).tanh()
+        return m.outer(move(h, order.argsort()))[:, 0]
+
+    batches = [batch_of(16, 5), batch_of(16, 5)]
     batches[0][0][:, 4] = 0
     batches[1][0][:, 4] = torch.arange(16.0)
-    assert attack(Moved(rows).double(), batches).slow is not None
+    assert attack(three_layers(forward), batches).slow is not None
 
 
 def test_rows_that_are_gathered_before_a_scale() -> None:
-    class Scaled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner, self.scale, self.outer = nn.Linear(4, 8), nn.Parameter(torch.ones(8)), nn.Linear(8, 1)
+    def forward(m: nn.Module, x: Tensor) -> Tensor:
+        order = (-x[:, 4]).argsort(stable=True)
+        return m.outer((m.inner(x[:, :4]).tanh()[order] * m.scale)[order.argsort()])[:, 0]
 
-        def forward(self, x: Tensor) -> Tensor:
-            order = (-x[:, 4]).argsort(stable=True)
-            return self.outer((self.inner(x[:, :4]).tanh()[order] * self.scale)[order.argsort()])[:, 0]
-
-    batches = [[torch.randn(16, 5).double(), torch.randn(16).double()] for _ in range(2)]
+    batches = [batch_of(16, 5), batch_of(16, 5)]
     batches[0][0][:, 4] = 0
-    assert attack(Scaled().double(), batches).slow is not None
+    model = Built(forward, inner=nn.Linear(4, 8), scale=nn.Parameter(torch.ones(8)), outer=nn.Linear(8, 1))
+    assert attack(model.double(), batches).slow is not None

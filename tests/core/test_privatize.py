@@ -26,6 +26,15 @@ def test_without_noise_the_mean_of_the_clipped_losses_over_the_expected_size(los
     assert private == pytest.approx(sum(min(loss, threshold) for loss in losses) / expected, rel=1e-12)
 
 
+def test_the_mean_of_a_million_losses_is_their_mean():
+    """A sum in single precision would be off by more than a hundred times the tolerance."""
+    losses = torch.rand(1_000_000, dtype=torch.float64)
+    mean = privatize_loss(losses, 0.5, 0.0, expected_batch_size=1e6)
+    assert float(mean) == pytest.approx(math.fsum(losses.clamp(max=0.5).tolist()) / 1e6, rel=1e-12)
+    single = privatize_loss(torch.full((1_000_000,), 0.1), 0.5, 0.0, expected_batch_size=1e6)
+    assert float(single) == pytest.approx(float(torch.tensor(0.1)), rel=1e-10)
+
+
 @pytest.mark.parametrize("size", [0, 8])
 def test_noise_has_the_stated_distribution(size, generator):
     """Kolmogorov-Smirnov and chi-square on 4,000 releases, of a constant batch and of an empty one."""

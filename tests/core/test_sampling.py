@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cases import each, together
+from opacus.data_loader import DPDataLoader
 from scipy import stats
 from torch import nn
 from torch.utils.data import (
@@ -19,7 +20,7 @@ from torch.utils.data import (
     TensorDataset,
     WeightedRandomSampler,
 )
-from twins import adamw, cross_entropy, make_data, make_model, make_private, sgd, trainable
+from twins import adamw, cross_entropy, make_data, make_model, make_private, refused, sgd, train, trainable
 
 from hyfreedp.data.batches import batch_length, take
 from hyfreedp.data.sampling import Drawn, Fetch, PoissonSampler, poisson_loader
@@ -223,6 +224,7 @@ class Stream(IterableDataset):
         (DataLoader(make_data(), batch_sampler=[[0]]), ValueError, "data_loader must have a batch_size"),
         (DataLoader(TensorDataset(torch.zeros(0, 2)), batch_size=2), ValueError, "at least one record"),
         (DataLoader(make_data(), batch_size=41), ValueError, "at most the number of records, 40, got 41.* > 1"),
+        (DPDataLoader(make_data(), sample_rate=0.2), ValueError, "got Opacus's DPDataLoader: give the one from which"),
         (
             DataLoader(make_data(), batch_size=4, sampler=DistributedSampler(make_data(), num_replicas=2, rank=0)),
             ValueError,
@@ -253,15 +255,14 @@ def private_run(**settings):
 def test_a_step_takes_the_private_loaders_batches_alone_or_gives_no_guarantee():
     """Those of the loader that was given are no Poisson samples; where nothing is private nothing is asked."""
     loss, old, optimizer, _ = private_run()
-    with pytest.raises(RuntimeError, match=r"private loader, which gave none so far.*sampler = None"):
+    with refused(optimizer, r"private loader, which gave none so far.*sampler = None", RuntimeError):
         optimizer.step(loss, next(iter(old)))
-    assert optimizer.ledger.steps == 0 and optimizer.guarantee
+    assert optimizer.guarantee
     optimizer.sampler = None
     optimizer.step(loss, next(iter(old)))
     assert optimizer.ledger.steps == 1 and not optimizer.guarantee
     loss, old, optimizer, _ = private_run(target_epsilon=math.inf)
-    for batch in old:
-        optimizer.step(loss, batch)
+    train(optimizer, old, until=3)
 
 
 def test_batches_that_are_given_again_are_refused():

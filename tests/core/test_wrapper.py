@@ -12,16 +12,7 @@ import torch
 from cases import pairs, together
 from torch.optim import lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from twins import (
-    adamw,
-    by_hand,
-    cross_entropy,
-    flat,
-    make_batches,
-    make_model,
-    sgd_momentum,
-    three_groups,
-)
+from twins import adamw, by_hand, cross_entropy, flat, make_batches, make_model, refused, sgd_momentum, three_groups
 
 PRIVATE = {"target_epsilon": 3.0, "accountant": "rdp"}
 SIZES = (8, 5, 0, 9, 8, 7)
@@ -123,12 +114,10 @@ def test_a_scheduler_beside_a_decay_is_refused_before_anything_is_released():
     scheduler = lr_scheduler.ExponentialLR(optimizer, 0.5)
     first, second = make_batches(SIZES[:2])
     optimizer.step(cross_entropy(model), first)
-    before = flat(model)
     scheduler.step()
     for _ in range(2):
-        with pytest.raises(ValueError, match=r"'lr' was set.* pass decay='none'"):
+        with refused(optimizer, r"'lr' was set.* pass decay='none'"):
             optimizer.step(cross_entropy(model), second)
-    assert torch.equal(flat(model), before) and optimizer.ledger.steps == 1
 
 
 def test_a_decay_alone_is_no_scheduler():
@@ -206,10 +195,8 @@ def test_a_step_as_of_another_optimizer_says_what_to_call(call, scheduled):
     if scheduled:
         lr_scheduler.ExponentialLR(optimizer, 1.0)  # wraps the method
     (batch,) = make_batches((8,))
-    before = flat(model)
-    with pytest.raises(TypeError, match=r"call optimizer\.step\(per_sample_loss, batch\)"):
+    with refused(optimizer, r"call optimizer\.step\(per_sample_loss, batch\)", TypeError):
         call(optimizer.step, cross_entropy(model), batch)
-    assert torch.equal(flat(model), before) and optimizer.ledger.steps == 0
     optimizer.step(batch=batch, per_sample_loss=cross_entropy(model))
     assert optimizer.ledger.steps == 1
 

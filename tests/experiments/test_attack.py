@@ -59,19 +59,10 @@ def result():
     others = np.stack([3 - 0.5 * slope + 0.125 * curvature, np.full(200, 3.0), 3 + 0.5 * slope + 0.125 * curvature])
     sigmas = {"losses": 20.0}
     tables = []
+    known = {"others": others.tolist(), "outlier": [90.0, 30.0, 1.0], "distance": 0.5, "sigmas": sigmas}
     for observer, rate in (("random", 0.5), ("knows", 1.0)):
-        rows = attack.game(
-            others=others.tolist(),
-            outlier=[90.0, 30.0, 1.0],
-            distance=0.5,
-            sample_rate=rate,
-            expected_batch_size=200 * rate,
-            sigmas=sigmas,
-            weakenings=[1.0, 0.002],
-            runs=200,
-            seed=0,
-        )
-        tables.append(rows.assign(observer=observer, seed=0))
+        play = {"sample_rate": rate, "expected_batch_size": 200 * rate, "weakenings": [1.0, 0.002], "runs": 200}
+        tables.append(attack.game(**known, **play, seed=0).assign(observer=observer, seed=0))
     table = attack.advantages(pd.concat(tables), sigmas, 1e-4)
     return table.set_index(["observer", "probe", "weakening"])
 

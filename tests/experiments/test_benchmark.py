@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from functools import partial
-from importlib.metadata import version
 
 import numpy as np
 import pandas as pd
@@ -219,25 +218,6 @@ def test_an_interrupted_record_goes_on_where_it_was(workspace, monkeypatch, caps
         done.clear()
     assert path.read_text().startswith(first)
     assert len(pd.read_csv(path).drop_duplicates()) == len(cases(["tiny", "vit_d192"], contenders=["plain"]))
-
-
-@pytest.mark.whole
-def test_a_selection_is_measured_shown_and_written_aside(tiny, workspace, capsys):
-    arguments = ["--models", "tiny", "--tunings", "biases", "--rounds", "3", "--threads", "1"]
-    assert command.main(arguments) == 0
-    assert "ours, HyFreeDP K = 10" in capsys.readouterr().out
-    assert not workspace.results.exists()
-
-    rows = pd.read_csv(workspace.build / "benchmark" / "efficiency.csv")
-    assert list(rows.contender) == list(CONTENDERS)
-    assert rows.failure.isna().all()
-    assert (rows.seconds_min <= rows.seconds).all() and (rows.seconds <= rows.seconds_max).all()
-    for reference in ("plain", "ours"):
-        lower, median, upper = (rows[f"ratio_to_{reference}{end}"] for end in ("_q1", "", "_q3"))
-        assert (lower <= median).all() and (median <= upper).all()
-        assert (median[rows.contender == reference] == 1).all()
-    assert (rows.peak_mib > 0).all()
-    assert (rows.batch_size == 4).all() and (rows.torch == version("torch")).all()
 
 
 # ---- goals -----------------------------------------------------------------------------------------------------------

@@ -27,9 +27,8 @@ def test_simulated_bias_of_normal_losses_is_corollary_1():
 @together("expected", [40, 80])
 def test_simulated_releases_are_theorem_1(expected):
     losses = np.random.default_rng(0).gamma(2.0, 0.5, 40)
-    dots = bias_variance.release_dots(
-        losses, [0.5, 2.0], noise_multiplier=3.0, expected_batch_size=expected, runs=4000, seed=1
-    )
+    plan = {"noise_multiplier": 3.0, "expected_batch_size": expected, "runs": 4000, "seed": 1}
+    dots = bias_variance.release_dots(losses, [0.5, 2.0], **plan)
     bias = clipping_bias(losses, [0.5, 2.0]) * 40 / expected
     noise = 3.0 * np.array([0.5, 2.0]) / expected
     # Four standard errors each: a false alarm in one of 2,600 seeds.

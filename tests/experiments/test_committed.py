@@ -109,11 +109,8 @@ def test_a_notebook_run_by_itself_changes_nothing_that_is_committed(repository, 
     papermill.execute_notebook("01_first.ipynb", "out.ipynb", progress_bar=False)
     assert not git(repository.root, "status", "--porcelain", "--untracked-files=all")
     for profile, epsilon in (("smoke", 1), ("laptop", 3)):  # neither is overwritten by the other
-        assert (
-            (repository.output(profile) / "01_first_verdict.csv")
-            .read_text()
-            .endswith(f"reproduced,{epsilon},the paper's\n")
-        )
+        told = (repository.output(profile) / "01_first_verdict.csv").read_text()
+        assert told.endswith(f"reproduced,{epsilon},the paper's\n")
 
 
 @pytest.mark.whole

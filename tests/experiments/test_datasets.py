@@ -192,37 +192,26 @@ def tiny_imagenet(side):
     }
 
 
-def assert_tiny_imagenet(arrays, images):
+@pytest.mark.parametrize(("source", "side"), [("official", 64), ("JPEG copy of quality 75 at 32 x 32", 32)])
+def test_tiny_imagenet_from_its_official_files_and_from_its_copy(places, monkeypatch, source, side):
+    texts, pictures = tiny_imagenet(side)
+    files = texts | {name: data for name, (_, _, data) in pictures.items()}
+    if side == 64:
+        write(places / "data" / "tiny-imagenet-200", files)
+        expect(monkeypatch, "tiny_imagenet", (4, 3))
+    else:  # without the folders between class and image
+        flat = {name.replace("/images", "") if name.startswith("train") else name: data for name, data in files.items()}
+        copy = {"tiny_imagenet32/tiny_imagenet32.tar.gz": packed(flat)}
+        write(places / "data", copy)
+        expect(monkeypatch, "tiny_imagenet", (4, 3), copy)
+    arrays = images("tiny_imagenet")
+    assert arrays.source == source
     for (x, y), start in ((arrays.train, "train"), (arrays.test, "val")):
         assert x.shape[1:] == (3, 32, 32)
         found = sorted(zip(x.float().mean(dim=(1, 2, 3)).round().int().tolist(), y.tolist(), strict=True))
-        expected = sorted((shade, label) for name, (label, shade, _) in images.items() if name.startswith(start))
+        expected = sorted((shade, label) for name, (label, shade, _) in pictures.items() if name.startswith(start))
         assert [label for _, label in found] == [label for _, label in expected]
         assert all(abs(a - b) <= 2 for (a, _), (b, _) in zip(found, expected, strict=True))
-
-
-def test_tiny_imagenet_from_its_official_files(places, monkeypatch):
-    texts, pictures = tiny_imagenet(64)
-    files = texts | {name: data for name, (_, _, data) in pictures.items()}
-    write(places / "data" / "tiny-imagenet-200", files)
-    expect(monkeypatch, "tiny_imagenet", (4, 3))
-    arrays = images("tiny_imagenet")
-    assert arrays.source == "official"
-    assert_tiny_imagenet(arrays, pictures)
-
-
-def test_tiny_imagenet_from_its_copy(places, monkeypatch):
-    texts, pictures = tiny_imagenet(32)
-    members = texts | {name: data for name, (_, _, data) in pictures.items() if name.startswith("val")}
-    members |= {
-        name.replace("/images", ""): data for name, (_, _, data) in pictures.items() if name.startswith("train")
-    }
-    files = {"tiny_imagenet32/tiny_imagenet32.tar.gz": packed(members)}
-    write(places / "data", files)
-    expect(monkeypatch, "tiny_imagenet", (4, 3), files)
-    arrays = images("tiny_imagenet")
-    assert arrays.source == "JPEG copy of quality 75 at 32 x 32"
-    assert_tiny_imagenet(arrays, pictures)
 
 
 @pytest.mark.parametrize(("name", "kind", "sizes"), [("cifar100", "CIFAR100", (6, 6)), ("svhn", "SVHN", (6, 6))])

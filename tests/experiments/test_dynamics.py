@@ -9,7 +9,7 @@ from scipy import stats
 
 from hyfreedp.experiments.runs.cells import Spec, read_cell, read_steps, reader, run_cells
 from hyfreedp.experiments.store.paths import RESULTS
-from hyfreedp.experiments.studies import dynamics, dynamics_figures, fine_tuning
+from hyfreedp.experiments.studies import dynamics, fine_tuning
 from hyfreedp.experiments.tables.plan import Learner
 
 STEPS = 20
@@ -52,40 +52,6 @@ def test_literal_takes_b_over_a_as_released_and_gen_stays_within_its_clamp(short
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------
-
-
-def made_rows():
-    """Two runs of four steps, probing at 0 and 2."""
-    rows = []
-    for seed, threshold in ((0, [1.0, 4.0]), (1, [3.0, 2.0])):
-        for step in range(4):
-            row = {name: getattr(replace(LITERAL, seed=seed), name) for name in dynamics.SPEC_COLUMNS}
-            row |= {"step": step, "eta": 0.1 * (step + 1) * (seed + 1), "test_accuracy": 0.5}
-            if step % 2 == 0:
-                row |= {
-                    "slope": 3.0 if step else -1.0,
-                    "slope_std": 1.0,
-                    "accepted": bool(step),
-                    "reason": "b/a above the range, clamped" if step else "rejected: b and a are not both positive",
-                    "eta_next": -0.5 if seed and step else 0.25,
-                    "loss_threshold": threshold[step // 2],
-                }
-            rows.append(row)
-    return pd.DataFrame(rows)
-
-
-def test_tables_of_made_steps():
-    band = dynamics.bands(made_rows(), "loss_threshold")
-    assert band.index.tolist() == [0, 2]
-    assert band.loc[2].to_dict() == {"median": 3.0, "low": 2.0, "high": 4.0}
-    assert dynamics.peak(made_rows(), "loss_threshold") == pytest.approx((0.5, (1 + 2 / 3) / 2))
-    results = pd.DataFrame([vars(replace(LITERAL, seed=seed)) | {"accuracy": 0.5 + seed / 10} for seed in (0, 1)])
-    (row,) = dynamics.behaviour_table(made_rows(), results, [LITERAL]).to_dict("records")
-    assert (row["clear"], row["rejected"], row["clamped"], row["negative"]) == (50, 50, 50, 25)
-    assert (row["smallest"], row["largest"], row["accuracy"]) == (0.25, 0.5, "55.0 ± 7.1 %")
-    assert dynamics.spread(pd.Series([12.34])) == "12.3"  # one run has no deviation
-    (told,) = dynamics_figures.findings({"made": made_rows()})
-    assert told.startswith("made: accuracy 50.0 ± 0.0 %; rate at most 0.8, 0.6 at the end; R_l is highest after 50 %")
 
 
 def test_the_tuned_rate_is_the_grids_best_at_the_nearest_epsilon(tmp_path):

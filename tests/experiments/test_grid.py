@@ -1,11 +1,9 @@
 """Cells and grids survive what happens to long computations: kills, failures, repetitions, company."""
 
 import os
-import random
 import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pandas as pd
@@ -19,15 +17,9 @@ from hyfreedp.experiments.tables import grid
 from hyfreedp.experiments.tables import plan as comparison
 from hyfreedp.experiments.tables.plan import Learner, Scale
 
-SPEC = Spec(method="robust", epsilon=8.0, steps=60)
 SCALE = Scale((Learner("digits", "mlp", "full", 5),), epsilons=(3.0,), seeds=1, rows=("vanilla", "reference"))
 SEARCHES = len(comparison.searches(comparison.entries(SCALE)))
 ALL = SEARCHES + 2
-# As the command, but for the time between checkpoints.
-COMMAND = (
-    "import sys; from hyfreedp.experiments.runs import __main__, train; "
-    "train.CHECKPOINT_SECONDS = 0.0; sys.exit(__main__.main())"
-)
 
 
 @pytest.fixture
@@ -36,52 +28,21 @@ def small(monkeypatch):
     monkeypatch.setitem(comparison.SCALES, "smoke", SCALE)
 
 
-def start(spec, cells, folder):
-    path = folder / "spec.json"
-    path.write_text(spec.to_json())
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    words = [sys.executable, "-c", COMMAND, str(path), "--cells", str(cells)]
-    return subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True)
-
-
-def without_seconds(record):
-    return {name: value for name, value in record.items() if name != "seconds"}
-
-
 # ---- one cell -------------------------------------------------------------------------------------------------------
 
 
-def kill_at_random(spec, folder, cells, chance):
-    """Start the command, and kill it after its next checkpoint; False if it ended by itself."""
-    checkpoint = cells / f"{spec.key}.ckpt"
-    before = checkpoint.stat().st_mtime_ns if checkpoint.exists() else 0
-    with start(spec, cells, folder) as process:
-        while process.poll() is None and not (checkpoint.exists() and checkpoint.stat().st_mtime_ns > before):
-            time.sleep(0.002)
-        time.sleep(chance.uniform(0, 0.1))
-        process.kill()
-    return process.returncode == -signal.SIGKILL
-
-
-def check_killed(kills, tmp_path):
-    """After as many kills two processes at once: one trains the rest, and all files are those of an undisturbed run."""
-    run_cell(SPEC, tmp_path / "whole")
-    chance, cells = random.Random(3), tmp_path / "killed"
-    killed = [kill_at_random(SPEC, tmp_path, cells, chance) for _ in range(kills)]
-    assert killed[0], "the process ended before it was killed"
-    processes = [start(SPEC, cells, tmp_path) for _ in range(2)]
-    lines = [process.communicate()[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0]
-    # Both print the record of the one that trained, its seconds included.
-    assert len({line.removeprefix("already there: ") for line in lines}) == 1
-    assert without_seconds(read_cell(SPEC, cells)) == without_seconds(read_cell(SPEC, tmp_path / "whole"))
-    assert (cells / f"{SPEC.key}.csv").read_bytes() == (tmp_path / "whole" / f"{SPEC.key}.csv").read_bytes()
-    assert sorted(path.suffix for path in cells.iterdir() if path.suffix != ".lock") == [".csv", ".json"]
-
-
 @pytest.mark.whole
-def test_a_cell_killed_at_a_random_moment_ends_in_the_same_files(tmp_path):
-    check_killed(1, tmp_path)
+def test_of_two_processes_that_want_one_cell_one_trains_it(tmp_path):
+    """Both print the record of the one that trained, its seconds included; nothing else is left."""
+    spec, cells = Spec(method="robust", epsilon=8.0, steps=60), tmp_path / "cells"
+    (tmp_path / "spec.json").write_text(spec.to_json())
+    words = [sys.executable, "-m", "hyfreedp.experiments.runs", str(tmp_path / "spec.json"), "--cells", str(cells)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    started = [subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    lines = [process.communicate()[0] for process in started]
+    assert [process.returncode for process in started] == [0, 0]
+    assert len({line.removeprefix("already there: ") for line in lines}) == 1
+    assert sorted(path.suffix for path in cells.iterdir() if path.suffix != ".lock") == [".csv", ".json"]
 
 
 # ---- the grid -------------------------------------------------------------------------------------------------------
@@ -158,24 +119,19 @@ def test_a_failed_cell_stops_no_other_and_is_named(small, tmp_path, monkeypatch,
         run_cells(comparison.searches(comparison.entries(SCALE)), tmp_path / "others")
 
 
-def test_specs_for_workflow_managers_are_those_of_the_plan(small, tmp_path):
-    grid.write_specs("smoke", tmp_path / "cells", tmp_path / "specs")
-    keys = (tmp_path / "specs" / "searches").read_text().split()
-    specs = [Spec.from_json((tmp_path / "specs" / f"{key}.json").read_text()) for key in keys]
-    assert specs == comparison.searches(comparison.entries(SCALE))
-    stamp = (tmp_path / "specs" / f"{keys[0]}.json").stat().st_mtime_ns
-    grid.write_specs("smoke", tmp_path / "cells", tmp_path / "specs")
-    assert (tmp_path / "specs" / f"{keys[0]}.json").stat().st_mtime_ns == stamp
-
-
-def test_the_list_of_tested_runs_is_whole_or_absent(small, tmp_path):
+def test_specs_for_workflow_managers_are_those_of_the_plan_and_their_lists_whole_or_absent(small, tmp_path):
     specs = tmp_path / "specs"
     specs.mkdir()
     (specs / "finals").write_text("of another time\n")
     grid.write_specs("smoke", tmp_path / "cells", specs)
     assert not (specs / "finals").exists()
+    keys = (specs / "searches").read_text().split()
+    found = [Spec.from_json((specs / f"{key}.json").read_text()) for key in keys]
+    assert found == comparison.searches(comparison.entries(SCALE))
+    stamp = (specs / f"{keys[0]}.json").stat().st_mtime_ns
     run_cells(comparison.searches(comparison.entries(SCALE)), tmp_path / "cells")
     grid.write_specs("smoke", tmp_path / "cells", specs)
+    assert (specs / f"{keys[0]}.json").stat().st_mtime_ns == stamp
     expected = comparison.finals(comparison.entries(SCALE), reader(tmp_path / "cells"))
     assert (specs / "finals").read_text().split() == [spec.key for spec in expected] and len(expected) == 2
 

@@ -2,7 +2,6 @@
 
 from fractions import Fraction
 
-import matplotlib.pyplot as plt
 import pytest
 from matplotlib.colors import to_rgba
 from matplotlib.patches import FancyBboxPatch
@@ -12,17 +11,11 @@ from hyfreedp import PRESETS
 from hyfreedp.experiments.book import overview
 from hyfreedp.look import FIRST, SHARES, START
 
-
-@pytest.fixture
-def figure():
-    with plt.rc_context():
-        figure = overview.draw()
-        figure.canvas.draw()
-        yield figure
-        plt.close(figure)
+pytestmark = pytest.mark.usefixtures("figure_style")
 
 
-def test_constants_are_those_of_the_presets(figure):
+def test_constants_are_those_of_the_presets():
+    figure = overview.draw()
     shown = " ".join(text.get_text().replace("\n", " ") for text in figure.axes[0].texts)
     for name in ("paper", "robust"):
         assert f"{PRESETS[name].gamma:g}$ ({name})" in shown
@@ -30,9 +23,9 @@ def test_constants_are_those_of_the_presets(figure):
     assert f"after {FIRST} step, at {' and '.join(str(Fraction(share)) for share in SHARES)} of the run" in shown
 
 
-def test_no_arrow_crosses_from_raw_to_private(figure):
+def test_no_arrow_crosses_from_raw_to_private():
     """Black boxes stand on the border: what enters one is raw, what leaves it is not."""
-    axes = figure.axes[0]
+    axes = overview.draw().axes[0]
     black = [
         patch.get_x() < overview.BORDER < patch.get_x() + patch.get_width()
         for patch in axes.patches

@@ -79,15 +79,3 @@ def test_every_figure_and_table_of_the_batch_appears_once_with_its_words(page):
     ids = Counter(attributes["id"] for _, attributes in found.elements if "id" in attributes)
     assert max(ids.values()) == 1
     assert {target[1:] for target in found.all("a", "href")} <= set(ids)
-
-
-def test_it_says_how_each_was_made_and_where_runs_come_from(page):
-    text = " ".join(Page(page).text.split())
-    assert (
-        "1 runs are read from committed records, 2 others were trained here; 1 of 1 records made again: equal" in text
-    )
-    assert "2 runs: 1 read from committed records, 1 trained here" in text
-    assert str(Origin()) == "every run was trained on this machine"
-    command = "python -m hyfreedp.experiments reproduce --profile smoke --only"
-    assert f"{command} 01_first --set epsilon=1.0: done in 12 s" in text
-    assert f"{command} 03_third --set 'task=a b; rm': failed in 3 s" in text

@@ -105,15 +105,8 @@ def test_the_noise_of_fits_is_that_of_least_squares():
 
 def test_clouds_scatter_as_their_known_noise_says():
     losses = np.random.default_rng(0).uniform(0.5, 1.0, (3, 40))
-    table = clouds.clouds(
-        losses=losses.tolist(),
-        distance=0.5,
-        noise_multiplier=2.0,
-        expected_batch_size=40,
-        multiples=[4.0],
-        runs=1000,
-        seed=0,
-    )
+    known = {"distance": 0.5, "expected_batch_size": 40}
+    table = clouds.clouds(losses=losses.tolist(), noise_multiplier=2.0, multiples=[4.0], runs=1000, seed=0, **known)
     noise = 2.0 * 4.0 * losses[1].mean() / 40
     exact = fit_quadratic([0.5, 0.0, -0.5], losses.mean(axis=1), noise)
     # Means to four standard errors, standard deviations to four of theirs (2.2 %): one of 4,000 seeds fails.
@@ -121,8 +114,7 @@ def test_clouds_scatter_as_their_known_noise_says():
     assert table.curvature.mean() == pytest.approx(exact.curvature, abs=4 * exact.curvature_std / math.sqrt(1000))
     assert table.slope.std() == pytest.approx(exact.slope_std, rel=0.09)
     assert table.curvature.std() == pytest.approx(exact.curvature_std, rel=0.09)
-    known = {"distance": 0.5, "expected_batch_size": 40, "generator": NoiseGenerator()}
-    whole = clouds.private_fit(torch.from_numpy(losses), 1e9, 0.0, **known)
+    whole = clouds.private_fit(torch.from_numpy(losses), 1e9, 0.0, generator=NoiseGenerator(), **known)
     assert (whole.slope, whole.curvature) == pytest.approx((exact.slope, exact.curvature), rel=1e-9)
 
 

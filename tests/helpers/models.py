@@ -38,19 +38,6 @@ class Example:
             rows.append(torch.cat([g.flatten() for g in gradients]))
         return torch.stack(rows)
 
-    def gradients_by_vmap(self) -> Tensor:
-        """The same by ``torch.func.vmap(grad)``."""
-        trained = {name: p.detach() for name, p in self.model.named_parameters() if p.requires_grad}
-
-        def loss_of_one(trained: dict[str, Tensor], *sample: Tensor) -> Tensor:
-            def model(*args: Any, **kwargs: Any) -> Any:
-                return torch.func.functional_call(self.model, trained, args, kwargs)
-
-            return self.loss(model, *(tensor[None] for tensor in sample))[0]
-
-        rows = torch.func.vmap(torch.func.grad(loss_of_one), (None, *[0] * len(self.batch)))(trained, *self.batch)
-        return torch.cat([rows[name].flatten(1) for name in trained], dim=1)
-
     def clipped(self, clipping: Clipping | None = None) -> tuple[Tensor, Tensor]:
         """The norms (B,), inf where not finite, and the clipped sum (D,) that an engine must reproduce."""
         gradients, clipping = self.gradients(), clipping or AutomaticClipping()
@@ -189,18 +176,17 @@ def gpt2() -> Example:
     return _language_model(transformers.GPT2LMHeadModel(config))
 
 
-def llama() -> Example:
+def llama(**sizes: int) -> Example:
     transformers = pytest.importorskip("transformers")
-    config = transformers.LlamaConfig(
-        vocab_size=40, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, max_position_embeddings=12, bos_token_id=0, eos_token_id=1, pad_token_id=2,
-    )  # fmt: skip
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "max_position_embeddings": 12} | sizes
+    tokens = {"vocab_size": 40, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
+    config = transformers.LlamaConfig(num_attention_heads=2, num_key_value_heads=1, **sizes, **tokens)
     return _language_model(transformers.LlamaForCausalLM(config))
 
 
-def llama_lora() -> Example:
+def llama_lora(**sizes: int) -> Example:
     peft = pytest.importorskip("peft")
-    example = llama()
+    example = llama(**sizes)
     config = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj", "down_proj"])
     example.model = peft.get_peft_model(example.model, config).double()
     for name, p in example.model.named_parameters():

@@ -1,6 +1,19 @@
-"""A reader of HTML pages for tests."""
+"""Readers of pages for tests: of HTML, and of the programs in our own documentation."""
 
+import re
 from html.parser import HTMLParser
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def programs(page, section=""):
+    """The blocks of Python of a page, or of the section under this heading, up to the next."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    if section:
+        text = text.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+    return re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+
 
 VOID = {"meta", "input", "img", "br", "link", "hr"}
 

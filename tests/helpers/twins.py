@@ -1,9 +1,12 @@
 """Tiny models and data on which the library is compared with ``hyfreedp.reference``, its slow and obvious twin."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -35,6 +38,19 @@ def make_model(tuning: str = "full", *, seed: int = 0, dropout: float = 0.0) -> 
             config = LoraConfig(r=2, target_modules=["0", last], init_lora_weights=False)
             model = get_peft_model(model, config)
     return model.double().train()
+
+
+class Built(nn.Module):
+    """A model of named parts, and its forward pass, a function of the model and of what it is called with."""
+
+    def __init__(self, run: Callable[..., Tensor], **parts: Any) -> None:
+        super().__init__()
+        self.run = run
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, *inputs: Any) -> Tensor:
+        return self.run(self, *inputs)
 
 
 def make_data(size: int = 40, *, seed: int = 1) -> TensorDataset:
@@ -113,6 +129,28 @@ def by_hand(*args, **settings):
 def changed(preset: str | Preset, **fields) -> Preset:
     """A preset, by name or as it is, with fields that it need not use, which the engine refuses as arguments."""
     return replace(hyfreedp.PRESETS[preset] if isinstance(preset, str) else preset, **fields)
+
+
+def train(optimizer, loader, loss=None, *, until: int | None = None, after: Callable = lambda batch: None) -> None:
+    """The loop of the README, to the end of the plan or until so many steps are made; by cross-entropy."""
+    loss, until = loss or cross_entropy(optimizer.module), until or optimizer.split.steps
+    while optimizer.ledger.steps < until:
+        for batch in loader:
+            optimizer.step(loss, batch)
+            after(batch)
+            if optimizer.ledger.steps == until:
+                break
+
+
+@contextmanager
+def refused(optimizer, message: str, error: Any = ValueError) -> Iterator[None]:
+    """What is done inside raises, by this message; nothing moves, and nothing is counted or told."""
+    model, told = optimizer.module, (optimizer.ledger.state_dict(), repr(optimizer.history))
+    before = [tensor.detach().clone() for tensor in (*model.parameters(), *model.buffers())]
+    with pytest.raises(error, match=message):
+        yield
+    assert all(map(torch.equal, before, (*model.parameters(), *model.buffers()))), "weights or buffers moved"
+    assert (optimizer.ledger.state_dict(), repr(optimizer.history)) == told
 
 
 def twin_of(model: nn.Module, base: torch.optim.Optimizer, optimizer, batches, *, train=reference.train, **settings):

@@ -59,6 +59,7 @@ def game(
     means = known.mean(dim=1).tolist()
     threshold = max(sum(means), 0.0)
     generator = NoiseGenerator(seed)
+    release: dict[str, Any] = {"expected_batch_size": expected_batch_size, "generator": generator}
     rows: list[tuple[str, float, bool, int, float]] = []
     for run in tqdm(range(runs), desc="attacks", unit="run"):
         for planted in (False, True):
@@ -69,14 +70,7 @@ def game(
             rows.append(("raw", 0.0, planted, run, raw.minimizer))
             for probe, sigma in sigmas.items():
                 for factor in weakenings:
-                    fit = private_fit(
-                        batch,
-                        threshold,
-                        factor * sigma,
-                        distance=distance,
-                        expected_batch_size=expected_batch_size,
-                        generator=generator,
-                    )
+                    fit = private_fit(batch, threshold, factor * sigma, distance=distance, **release)
                     rows.append((probe, factor, planted, run, fit.minimizer))
     return pd.DataFrame(rows, columns=["probe", "weakening", "planted", "run", "eta"])
 

@@ -89,14 +89,8 @@ def train_with_canaries(
         padded = F.pad(test_images, (0, canaries)).double()
         with torch.no_grad():
             accuracy = (scorer(padded).argmax(dim=1) == test_labels).double().mean().item()
-    return pd.DataFrame(
-        {
-            "included": included,
-            "score": (before - after)[-canaries:],
-            "accuracy": accuracy,
-            "epsilon": optimizer.epsilon_spent(),
-        }
-    )
+    told = {"included": included, "score": (before - after)[-canaries:], "accuracy": accuracy}
+    return pd.DataFrame(told | {"epsilon": optimizer.epsilon_spent()})
 
 
 def _with_canaries(images: Tensor, labels: Tensor, canaries: int, random: NoiseGenerator) -> tuple[Tensor, Tensor]:

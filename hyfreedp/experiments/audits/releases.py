@@ -116,23 +116,18 @@ def joint_bounds(
 def _whole_runs(plan: NoiseSplit, runs: int, inside: Callable[[int], list[int]], generator: NoiseGenerator) -> Tensor:
     """Log likelihood ratios of ``runs`` runs side by side; ``inside(t)`` names those with the record in batch t."""
     q, size = plan.sample_rate, 1 / plan.sample_rate  # the expected batch size does not matter: it scales all releases
+    known: dict[str, Any] = {"expected_batch_size": size, "generator": generator}
     total = torch.zeros(runs, dtype=torch.float64)
     for t in range(plan.steps):
         members = torch.tensor(inside(t), dtype=torch.int64)
         gradient = torch.zeros(runs).index_fill_(0, members, 1.0)  # sums of clipped gradients, one number per run
         sigma = plan.gradient_noise_multiplier(t)
-        privatize_gradient([gradient], sigma, sensitivity=1.0, expected_batch_size=size, generator=generator)
+        privatize_gradient([gradient], sigma, sensitivity=1.0, **known)
         ratio = (size * gradient.double() - 0.5) / sigma**2
-        if plan.is_probe_step(t):
-            ratio += ((size * _losses_of_runs(plan, runs, members, size, generator) - 0.5) / plan.sigma_loss**2).sum(1)
+        if plan.is_probe_step(t):  # three private mean losses per run: of the record alone, or of an empty batch
+            means = privatize_loss(torch.empty(runs, 3, 0), 1.0, plan.sigma_loss, **known)
+            record = torch.tensor(LOSSES)[:, None].expand(len(members), 3, 1)
+            means[members] = privatize_loss(record, 1.0, plan.sigma_loss, **known)
+            ratio += ((size * means - 0.5) / plan.sigma_loss**2).sum(1)
         total += torch.log1p(q * torch.expm1(ratio))
     return total
-
-
-def _losses_of_runs(plan: NoiseSplit, runs: int, members: Tensor, size: float, generator: NoiseGenerator) -> Tensor:
-    """Three private mean losses per run, shape ``(runs, 3)``: of the record alone, or of an empty batch."""
-    arguments: dict[str, Any] = {"expected_batch_size": size, "generator": generator}
-    means = privatize_loss(torch.empty(runs, 3, 0), 1.0, plan.sigma_loss, **arguments)
-    record = torch.tensor(LOSSES)[:, None].expand(len(members), 3, 1)
-    means[members] = privatize_loss(record, 1.0, plan.sigma_loss, **arguments)
-    return means

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import Any, Literal
+from typing import Any
 from unittest.mock import patch
 
 import opacus
@@ -27,9 +27,8 @@ Step = Callable[[], object]
 
 MAX_GRAD_NORM = 1.0
 _BATCHES = 100  # per epoch; sets the sample rate
-_DELTA = 1e-6
-_STEPS = 1000  # more than any measurement takes
-_ACCOUNTANT: Literal["rdp"] = "rdp"  # the quickest; it is asked before the first step only
+# More steps than any measurement takes, and the quickest accountant: it is asked before the first step only.
+_PLAN: dict[str, Any] = {"target_delta": 1e-6, "steps": 1000, "accountant": "rdp"}
 
 
 @dataclass(frozen=True)
@@ -102,11 +101,9 @@ def _ours(work: Workload, setup: Setup, *, preset: Preset = PRESETS["fixed"]) ->
         optimizer=setup.optimizer(work.trainable),
         data_loader=_loader(work),
         target_epsilon=setup.epsilon,
-        target_delta=_DELTA,
-        steps=_STEPS,
         preset=preset,
         clipping=AbadiClipping(MAX_GRAD_NORM),
-        accountant=_ACCOUNTANT,
+        **_PLAN,
     )
     optimizer.sampler = None  # the batch is given
 
@@ -141,15 +138,7 @@ def _loader(work: Workload) -> DataLoader:
 
 @cache
 def _noise_multiplier(epsilon: float) -> float:
-    return calibrate_noise(
-        target_epsilon=epsilon,
-        target_delta=_DELTA,
-        sample_rate=1 / _BATCHES,
-        steps=_STEPS,
-        probe="none",
-        gamma=None,
-        accountant=_ACCOUNTANT,
-    ).sigma
+    return calibrate_noise(target_epsilon=epsilon, sample_rate=1 / _BATCHES, probe="none", gamma=None, **_PLAN).sigma
 
 
 CONTENDERS: dict[str, Contender] = {

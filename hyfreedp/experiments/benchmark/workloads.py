@@ -16,12 +16,12 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from hyfreedp.experiments.models.image_models import vit
 from hyfreedp.running.random_states import random_states_kept
 
 Family = Literal["vit", "gpt2", "llama"]
@@ -143,21 +143,11 @@ def _choose_trainable(module: nn.Module, family: Family, tuning: Tuning) -> None
 
 
 def _vit(shape: Shape) -> tuple[nn.Module, Tensor, Tensor]:
-    from timm.models.vision_transformer import VisionTransformer
-
     patches = math.isqrt(shape.tokens - 1)
     if patches**2 + 1 != shape.tokens:
         raise ValueError(f"tokens must be a square plus one for a ViT, got {shape.tokens}")
     side = patches * shape.patch
-    module = VisionTransformer(
-        img_size=side,
-        patch_size=shape.patch,
-        embed_dim=shape.width,
-        depth=shape.depth,
-        num_heads=shape.heads,
-        num_classes=shape.outputs,
-        norm_layer=partial(nn.LayerNorm, eps=1e-6),  # timm's own is a subclass, for which Opacus has no sampler
-    )
+    module = vit(side, shape.patch, 3, shape.width, shape.depth, shape.heads, shape.outputs)
     return module, torch.randn(shape.batch_size, 3, side, side), torch.randint(shape.outputs, (shape.batch_size,))
 
 
@@ -165,20 +155,9 @@ def _gpt2(shape: Shape) -> tuple[nn.Module, Tensor, Tensor]:
     from transformers import GPT2Config, GPT2LMHeadModel
     from transformers.pytorch_utils import Conv1D
 
-    config = GPT2Config(
-        vocab_size=shape.outputs,
-        n_positions=shape.tokens,
-        n_embd=shape.width,
-        n_layer=shape.depth,
-        n_head=shape.heads,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-        bos_token_id=0,
-        eos_token_id=0,
-        tie_word_embeddings=False,
-    )
-    module = GPT2LMHeadModel(config)
+    no_dropout: Any = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    ends: Any = {"bos_token_id": 0, "eos_token_id": 0, "tie_word_embeddings": False}
+    module = GPT2LMHeadModel(GPT2Config(**_sizes(shape), **no_dropout, **ends))
     _replace(module, Conv1D, _as_linear)
     return _NextToken(module), *_token_batch(shape)
 
@@ -187,17 +166,15 @@ def _llama(shape: Shape) -> tuple[nn.Module, Tensor, Tensor]:
     from transformers import LlamaConfig, LlamaForCausalLM
     from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-    config = LlamaConfig(
-        vocab_size=shape.outputs,
-        hidden_size=shape.width,
-        intermediate_size=shape.hidden,
-        num_hidden_layers=shape.depth,
-        num_attention_heads=shape.heads,
-        max_position_embeddings=shape.tokens,
-    )
-    module = LlamaForCausalLM(config)
+    module = LlamaForCausalLM(LlamaConfig(**_sizes(shape), intermediate_size=shape.hidden))
     _replace(module, LlamaRMSNorm, _as_rms_norm)
     return _NextToken(module), *_token_batch(shape)
+
+
+def _sizes(shape: Shape) -> dict[str, Any]:
+    """By the names of transformers."""
+    layers = {"num_hidden_layers": shape.depth, "num_attention_heads": shape.heads}
+    return {"vocab_size": shape.outputs, "hidden_size": shape.width, "max_position_embeddings": shape.tokens} | layers
 
 
 _MAKERS: dict[Family, Callable[[Shape], tuple[nn.Module, Tensor, Tensor]]]

@@ -35,7 +35,14 @@ def draw() -> Figure:
     figure, axes = plt.subplots(figsize=(WIDTH / 10, HEIGHT / 10), layout="constrained")
     axes.set(xlim=(0, WIDTH), ylim=(0, HEIGHT))
     axes.axis("off")
-    _zones(axes)
+    top, bottom = HEIGHT - 0.5, 14.0
+    for left, right, colour, text in (
+        (0.5, BORDER, RAW, "RAW: from the records, never shown"),
+        (BORDER, WIDTH - 0.5, PRIVATE, "PRIVATE: noised, free to use"),
+    ):
+        axes.add_patch(Rectangle((left, bottom), right - left, top - bottom, facecolor=colour, edgecolor="none"))
+        _text(axes, (left + right) / 2, top - 2.2, text, fontsize=11, fontweight="bold")
+    axes.plot([BORDER, BORDER], [bottom, top], color=INK, linewidth=1.2, linestyle=(0, (6, 3)))
     stability = AutomaticClipping().stability
     _lane(
         axes,
@@ -87,17 +94,6 @@ def findings(steps: int) -> list[str]:
     ]
 
 
-def _zones(axes: Axes) -> None:
-    top, bottom = HEIGHT - 0.5, 14.0
-    for left, right, colour, text in (
-        (0.5, BORDER, RAW, "RAW: from the records, never shown"),
-        (BORDER, WIDTH - 0.5, PRIVATE, "PRIVATE: noised, free to use"),
-    ):
-        axes.add_patch(Rectangle((left, bottom), right - left, top - bottom, facecolor=colour, edgecolor="none"))
-        _text(axes, (left + right) / 2, top - 2.2, text, fontsize=11, fontweight="bold")
-    axes.plot([BORDER, BORDER], [bottom, top], color=INK, linewidth=1.2, linestyle=(0, (6, 3)))
-
-
 def _lane(axes: Axes, name: str, title: str, when: str, *texts: str, by_default: Sequence[int] = ()) -> None:
     """A row of boxes with an arrow from each to the next; noise is added in the third."""
     y = LANES[name]
@@ -141,29 +137,14 @@ def _ways_between_lanes(axes: Axes) -> None:
 
 def _hyperparameters(axes: Axes) -> None:
     paper, robust = PRESETS["paper"], PRESETS["robust"]
+    budget = "the accountant finds $\\sigma_g$, $\\sigma_l$ for $(\\varepsilon, \\delta)$,\n"
+    budget += f"$q$, $T$, $K$ or looks; $\\gamma = {paper.gamma:g}$ (paper), ${robust.gamma:g}$ (robust)"
+    defaults = "$B$, $T$, $\\beta_1$, $\\beta_2$, weight decay, start of $\\eta$;\n$R_g$ is scaled out by normalising"
+    learned = f"paper: $\\eta$, from {paper.initial_learning_rate:g} on, and $R_l$;\nrobust: $\\eta$, by looks"
     columns: list[tuple[float, float, str, str, dict[str, Any]]] = [
-        (
-            0.5,
-            34.5,
-            "DP-related: budget and constants",
-            "the accountant finds $\\sigma_g$, $\\sigma_l$ for $(\\varepsilon, \\delta)$,\n"
-            f"$q$, $T$, $K$ or looks; $\\gamma = {paper.gamma:g}$ (paper), ${robust.gamma:g}$ (robust)",
-            BY_BUDGET,
-        ),
-        (
-            36.0,
-            67.5,
-            "Data-independent: left at defaults",
-            "$B$, $T$, $\\beta_1$, $\\beta_2$, weight decay, start of $\\eta$;\n$R_g$ is scaled out by normalising",
-            BY_DEFAULT,
-        ),
-        (
-            69.0,
-            99.5,
-            "Data-dependent: learned, privately",
-            f"paper: $\\eta$, from {paper.initial_learning_rate:g} on, and $R_l$;\nrobust: $\\eta$, by looks",
-            BY_LEARNING,
-        ),
+        (0.5, 34.5, "DP-related: budget and constants", budget, BY_BUDGET),
+        (36.0, 67.5, "Data-independent: left at defaults", defaults, BY_DEFAULT),
+        (69.0, 99.5, "Data-dependent: learned, privately", learned, BY_LEARNING),
     ]
     # From the accountant to the noise.
     _path(axes, (30, 12), (30, 13), (56, 13), (56, LANES["robust"] - HEIGHT_OF_A_BOX / 2), color=NOISE)

@@ -51,15 +51,8 @@ def train_tokenizer(texts: Iterable[str], size: int) -> PreTrainedTokenizerFast:
 
 def _wrapped(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
     # A text that contains "<sep>" is text: special tokens are only put in by the functions below.
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token=PAD,
-        bos_token=BOS,
-        eos_token=EOS,
-        sep_token=SEP,
-        split_special_tokens=True,
-        clean_up_tokenization_spaces=False,
-    )
+    special = {"pad_token": PAD, "bos_token": BOS, "eos_token": EOS, "sep_token": SEP, "split_special_tokens": True}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **special)
 
 
 def load_tokenizer() -> PreTrainedTokenizerFast:

@@ -44,7 +44,8 @@ def glyphs(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
         random order and equal shares (the first ``count % 10`` digits have one more).
     """
     generator = np.random.default_rng(seed)
-    faces = [load_face(path) for path in fonts()]
+    layout = ImageFont.Layout.BASIC  # which every build of Pillow has
+    faces = [ImageFont.truetype(str(path), 2 * CANVAS, layout_engine=layout) for path in fonts()]
     labels = generator.permutation(np.arange(count) % 10)
     images = np.empty((count, SIDE * SIDE), dtype=np.float32)
     bar = tqdm(labels, desc="draw glyphs", unit="image", disable=count < _BAR_FROM)
@@ -52,11 +53,6 @@ def glyphs(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
         bitmap = _bitmap(faces[generator.integers(len(faces))], str(label), generator)
         image[:] = bitmap.reshape(SIDE, BLOCK, SIDE, BLOCK).mean(axis=(1, 3)).ravel()
     return images, labels
-
-
-def load_face(path: Path) -> ImageFont.FreeTypeFont:
-    """A font at the size in which digits are drawn, with the layout engine that every build of Pillow has."""
-    return ImageFont.truetype(str(path), 2 * CANVAS, layout_engine=ImageFont.Layout.BASIC)
 
 
 def _bitmap(face: ImageFont.FreeTypeFont, text: str, generator: np.random.Generator) -> np.ndarray:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -51,11 +51,6 @@ class Model:
     def checksum(self) -> str | None:
         """Of the weights of ours that training starts from, for the names of cells; None for others."""
         return None if self.weights is None else weights.checksum(self.weights)
-
-    @property
-    def evaluation_batch_size(self) -> int:
-        """Samples in memory where no gradient is needed."""
-        return 4096 if self.physical_batch_size is None else 4 * self.physical_batch_size
 
 
 class Pixels(nn.Module):
@@ -95,22 +90,18 @@ def _mlp(hidden: tuple[int, ...], features: int, classes: int) -> nn.Sequential:
 _NORM = partial(nn.LayerNorm, eps=1e-6)
 
 
+def vit(side: int, patch: int, channels: int, width: int, depth: int, heads: int, classes: int) -> nn.Module:
+    """timm's vision transformer for square images, with fresh weights."""
+    from timm.models.vision_transformer import VisionTransformer
+
+    images: dict[str, Any] = {"img_size": side, "patch_size": patch, "in_chans": channels, "num_classes": classes}
+    return VisionTransformer(embed_dim=width, depth=depth, num_heads=heads, norm_layer=_NORM, **images)
+
+
 def _small_vit(
     side: int, patch: int, channels: int, width: int, depth: int, heads: int, _: int, classes: int
 ) -> nn.Module:
-    from timm.models.vision_transformer import VisionTransformer
-
-    network = VisionTransformer(
-        img_size=side,
-        patch_size=patch,
-        in_chans=channels,
-        embed_dim=width,
-        depth=depth,
-        num_heads=heads,
-        num_classes=classes,
-        norm_layer=_NORM,
-    )
-    return _with_pixels(network, side)
+    return _with_pixels(vit(side, patch, channels, width, depth, heads, classes), side)
 
 
 class Bfloat16(nn.Sequential):

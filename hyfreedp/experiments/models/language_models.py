@@ -167,13 +167,8 @@ _TINY = {"n_positions": 256, "n_embd": 64, "n_layer": 2, "n_head": 4}
 # The same function as GPT-2's activation, in one operation.
 _FUSED = {"activation_function": "gelu_pytorch_tanh"}
 _SMALL = {"n_positions": 1024, "n_embd": 768, "n_layer": 12, "n_head": 12}
-_TINY_LLAMA = {
-    "max_position_embeddings": 2048,
-    "hidden_size": 64,
-    "intermediate_size": 176,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-}
+_TINY_LLAMA = {"max_position_embeddings": 2048, "hidden_size": 64, "intermediate_size": 176}
+_TINY_LLAMA |= {"num_hidden_layers": 2, "num_attention_heads": 4}
 # Budgets that keep a step of the large models within about 20 GB beside their weights.
 LANGUAGE_MODELS = {
     "gpt2_tiny": LanguageModel("GPT-2, width 64, depth 2", partial(_gpt2, **_TINY), own_tokenizer, 256, 16_384),

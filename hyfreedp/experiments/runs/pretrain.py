@@ -218,11 +218,7 @@ def pretrain(name: str, recipe: Recipe | LanguageRecipe, folder: Path, device: t
 
 
 def _train(
-    model: nn.Module,
-    recipe: Recipe | LanguageRecipe,
-    train: tuple[Tensor, Tensor],
-    partial: Path,
-    device: torch.device,
+    model: nn.Module, recipe: Recipe | LanguageRecipe, train: tuple[Tensor, Tensor], partial: Path, device: torch.device
 ) -> float:
     features, labels = train
     per_epoch = len(labels) // recipe.batch_size

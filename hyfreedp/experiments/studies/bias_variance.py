@@ -43,12 +43,8 @@ def sizes_of(profile: str, step: int) -> dict[str, Any]:
 def digits_budget(epsilon: float) -> dict[str, float]:
     """Arguments of :func:`hyfreedp.calibrate_noise` for the task "digits"."""
     task = TASKS["digits"]
-    return {
-        "target_epsilon": epsilon,
-        "target_delta": task.delta,
-        "sample_rate": task.batch_size / task.train_size,
-        "steps": task.steps,
-    }
+    budget = {"target_epsilon": epsilon, "target_delta": task.delta, "steps": task.steps}
+    return budget | {"sample_rate": task.batch_size / task.train_size}
 
 
 def noise_of(folder: Path, budget: dict[str, Any], **choices: Any) -> NoiseSplit:
@@ -265,16 +261,8 @@ def loss_moments(probed: Sequence[pd.DataFrame], stages: Sequence[int]) -> pd.Da
         for table in probed:
             batch = clouds.losses_of(table, stage, "batch")[1]
             mean, std = batch.mean(), batch.std()
-            rows.append(
-                {
-                    "step": stage,
-                    "mean": mean,
-                    "sd": std,
-                    "skewness": stats.skew(batch),
-                    "normal_below_zero": stats.norm.cdf(-mean / std),
-                    "bias_at_L": clipping_bias(batch, mean) / mean,
-                    "normal_bias_at_L": normal_clipping_bias(mean, mean, std) / mean,
-                    "keeps_99_percent": RATIOS[np.argmax(relative_biases(batch)[0] < 0.01)],
-                }
-            )
+            row = {"step": stage, "mean": mean, "sd": std, "skewness": stats.skew(batch)}
+            row |= {"normal_below_zero": stats.norm.cdf(-mean / std), "bias_at_L": clipping_bias(batch, mean) / mean}
+            row["normal_bias_at_L"] = normal_clipping_bias(mean, mean, std) / mean
+            rows.append(row | {"keeps_99_percent": RATIOS[np.argmax(relative_biases(batch)[0] < 0.01)]})
     return pd.DataFrame(rows).groupby("step").mean()

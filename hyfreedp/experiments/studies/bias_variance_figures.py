@@ -114,9 +114,7 @@ def verdicts(farthest: float, values: int, moments: pd.DataFrame) -> list[Verdic
             f"{values} simulated values lie within {farthest:.1f} standard errors of the formulas",
         ),
         Verdict(
-            "R_l = L leaves a clipping bias close to zero",
-            by_row(bias < 0.05),
-            f"of the mean loss it is {shares}",
+            "R_l = L leaves a clipping bias close to zero", by_row(bias < 0.05), f"of the mean loss it is {shares}"
         ),
     ]
 

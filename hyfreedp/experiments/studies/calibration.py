@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
+from tqdm import tqdm
 
 from hyfreedp import HyFreeDPOptimizer, PrivacyEngine
 from hyfreedp.accounting.accountants import composed_epsilon
@@ -26,8 +27,9 @@ from hyfreedp.accounting.composition import releases
 from hyfreedp.experiments.data import datasets
 from hyfreedp.experiments.data.datasets import Arrays, Dataset
 from hyfreedp.experiments.data.in_memory import as_is
+from hyfreedp.experiments.runs.train import one_thread
+from hyfreedp.experiments.store.files import write_csv
 from hyfreedp.experiments.store.provenance import with_versions
-from hyfreedp.experiments.studies.growing import grown
 from hyfreedp.experiments.tasks.image_tasks import Task
 from hyfreedp.experiments.tasks.registry import TASKS
 from hyfreedp.experiments.tasks.scores import Evaluation, calibration_error
@@ -68,21 +70,13 @@ def _synthetic(labels: Callable[[Tensor, torch.Generator], Tensor]) -> Arrays:
 @cache
 def coin() -> Arrays:
     """Two classes, 70 to 30: the label is drawn with log-odds 0.85 + x_0 / 2."""
-
-    def labels(x: Tensor, generator: torch.Generator) -> Tensor:
-        return torch.rand(len(x), generator=generator) < torch.sigmoid(0.85 + 0.5 * x[:, 0])
-
-    return _synthetic(labels)
+    return _synthetic(lambda x, random: torch.rand(len(x), generator=random) < torch.sigmoid(0.85 + 0.5 * x[:, 0]))
 
 
 @cache
 def minority() -> Arrays:
     """Two classes, one record in ten of the second: where x_0 + x_1 and as much noise again exceed 2.2."""
-
-    def labels(x: Tensor, generator: torch.Generator) -> Tensor:
-        return x[:, 0] + x[:, 1] + torch.randn(len(x), generator=generator) > 2.2
-
-    return _synthetic(labels)
+    return _synthetic(lambda x, random: x[:, 0] + x[:, 1] + torch.randn(len(x), generator=random) > 2.2)
 
 
 @cache
@@ -244,15 +238,12 @@ def run_of(name: str, preset: str, epsilon: float, setting: str, seed: int, eval
     problem, change, started = PROBLEMS[name], SETTINGS[setting], time.perf_counter()
     data, held_out = problem.task.datasets(evaluation)
     model = problem.model(seed)
+    plan: dict[str, Any] = {"target_delta": problem.task.delta, "steps": problem.task.steps}
     _, optimizer, loader = PrivacyEngine(seed=seed).make_private_with_epsilon(
         module=model,
         optimizer=torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=change.weight_decay),
         data_loader=DataLoader(data, batch_size=problem.task.batch_size, collate_fn=as_is),
-        target_epsilon=epsilon,
-        target_delta=problem.task.delta,
-        steps=problem.task.steps,
-        preset=preset,
-        clipping=change.clipping,
+        **plan | {"target_epsilon": epsilon, "preset": preset, "clipping": change.clipping},
     )
 
     def per_sample_loss(batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -271,14 +262,8 @@ def run_of(name: str, preset: str, epsilon: float, setting: str, seed: int, eval
     for fit in ways:
         temperature, spent = 1.0, optimizer.epsilon_spent()
         if fit != "none":
-            temperature = private_temperature(
-                logits,
-                data.tensors[1],
-                by=fit,
-                sample_rate=split.sample_rate,
-                sigma=NOISE * split.sigma,
-                seed=seed,
-            )
+            noise: dict[str, Any] = {"sample_rate": split.sample_rate, "sigma": NOISE * split.sigma, "seed": seed}
+            temperature = private_temperature(logits, data.tensors[1], by=fit, **noise)
             spent = epsilon_with_temperature(optimizer)
         scores = scores_of(held_out_logits / temperature, held_out.tensors[1])
         rows.append({"fit": fit, "temperature": temperature, "epsilon_spent": spent} | scores)
@@ -299,8 +284,14 @@ def planned() -> Iterator[tuple[str, str, float, str, int, Evaluation]]:
 
 
 def record(table: Path) -> pd.DataFrame:
-    """Train the runs that the table lacks and add them to it, three rows a run; the table."""
-    return grown(table, RUN, planned(), lambda run: run_of(*run), label="calibration")
+    """Train the runs that the table lacks and add them to it, three rows a run, so that a killed study loses none."""
+    rows = pd.read_csv(table) if table.exists() else pd.DataFrame(columns=RUN)
+    done = set(rows[RUN].itertuples(index=False, name=None))
+    with one_thread():
+        for run in tqdm([run for run in planned() if run not in done], desc="calibration", unit="run"):
+            rows = pd.concat([rows, run_of(*run)], ignore_index=True) if len(rows) else run_of(*run)
+            write_csv(table, rows)
+    return rows
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------
@@ -346,13 +337,8 @@ def accuracy_costs(rows: pd.DataFrame) -> pd.DataFrame:
     gains = table.sub(table["default", "none"], axis=0)
     means, errors = gains.groupby(PLACE).mean(), gains.groupby(PLACE).sem()
     worst = means.idxmin()
-    return pd.DataFrame(
-        {
-            "mean": means.mean(),
-            "worst": means.min(),
-            "error": [errors[way][worst[way]] for way in means.columns],
-        }
-    )
+    error = [errors[way][worst[way]] for way in means.columns]
+    return pd.DataFrame({"mean": means.mean(), "worst": means.min(), "error": error})
 
 
 def markdown(rows: pd.DataFrame, evaluation: Evaluation = "test", preset: str = "robust") -> str:

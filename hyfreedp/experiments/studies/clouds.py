@@ -131,17 +131,13 @@ def distance_of(table: pd.DataFrame, step: int) -> float:
 
 
 def private_fit(
-    losses: Tensor,
-    threshold: float,
-    noise_multiplier: float,
-    *,
-    distance: float,
-    expected_batch_size: float,
-    generator: NoiseGenerator,
+    losses: Tensor, threshold: float, noise_multiplier: float, *, distance: float, **release: Any
 ) -> QuadraticFit:
-    """The parabola that one probe sees: ``losses`` of shape ``(3, B)``, clipped at R_l and noised with sigma_l."""
-    arguments: dict[str, Any] = {"expected_batch_size": expected_batch_size, "generator": generator}
-    released = privatize_loss(losses, threshold, noise_multiplier, **arguments)
+    """The parabola that one probe sees: ``losses`` of shape ``(3, B)``, clipped at R_l and noised with sigma_l.
+
+    ``release`` are the keyword arguments of :func:`hyfreedp.privatize.privatize_loss`.
+    """
+    released = privatize_loss(losses, threshold, noise_multiplier, **release)
     return fit_quadratic([distance, 0.0, -distance], released.tolist())
 
 

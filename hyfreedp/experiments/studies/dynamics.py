@@ -15,12 +15,7 @@ from hyfreedp.experiments.runs.methods import EXTENDED_GRID, METHODS
 from hyfreedp.experiments.runs.spec import Spec
 from hyfreedp.experiments.tables import small_tasks
 
-PROFILE_TASKS = {
-    "smoke": ("digits",),
-    "laptop": ("digits",),
-    "gpu": ("gtsrb", "cifar10"),
-    "paper": ("svhn", "gtsrb"),
-}
+PROFILE_TASKS = {"smoke": ("digits",), "laptop": ("digits",), "gpu": ("gtsrb", "cifar10"), "paper": ("svhn", "gtsrb")}
 INTERVALS = (1, 5, 10)
 STARTS = (1e-4, 1e-2)  # the paper's first rate, and one that suits
 RULES = ("paper_literal", "paper", "paper_fast", "algorithm1")  # what moves the rate

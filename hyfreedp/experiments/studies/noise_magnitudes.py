@@ -44,19 +44,14 @@ def paper_models(folder: Path, split: NoiseSplit, epsilon: float, *, transformer
     """
     task, data = TASKS["digits"], DATA_SETS[0]
     weights = sum(parameter.numel() for parameter in task.model(seed=0).parameters())
-    chosen: list[tuple[str, int, int, NoiseSplit]] = [("digits network", weights, task.batch_size, split)]
+    chosen = [("digits network", weights, task.batch_size, split)]
     if transformers:
         noise = noise_of(folder, data.budget(epsilon))
         for name, shape in TRANSFORMERS.items():
             chosen.append((f"{name}, {data.title}", transformer_size(**shape, classes=10), data.batch_size, noise))
     return [
-        {
-            "model": name,
-            "dimension": dimension,
-            "expected_batch_size": batch_size,
-            "sigma_loss": noise.sigma_loss,
-            "sigma_gradient": noise.sigma_gradient_probe,
-        }
+        {"model": name, "dimension": dimension, "expected_batch_size": batch_size}
+        | {"sigma_loss": noise.sigma_loss, "sigma_gradient": noise.sigma_gradient_probe}
         for name, dimension, batch_size, noise in chosen
     ]
 

@@ -254,7 +254,8 @@ def draw_mu_gdp(formula: pd.DataFrame, rows: pd.DataFrame, epsilon: float) -> Fi
     plain = split_of(rows[(rows.accountant == "gdp") & (rows.target_epsilon == epsilon)].iloc[0])
     mu = mu_gdp(sample_rate=plain.sample_rate, steps=plain.steps, sigma=plain.sigma)
     epsilons = np.linspace(0, 2.2 * epsilon, 45)
-    exact = delta_curve(_without_probes(plain), "same_batch", list(epsilons))
+    alone = {"probe": "none", "probe_steps": 0, "sigma_gradient": plain.sigma, "vote_steps": []}  # DP-SGD
+    exact = delta_curve(NoiseSplit.from_dict(plain.to_dict() | alone), "same_batch", list(epsilons))
     for deltas, label, style in (
         (gdp_delta(mu, epsilons), rf"$\mu$-GDP, $\mu$ = {mu:.2f}", "reference"),
         (exact, "PLD (exact to its grid)", "best"),
@@ -263,12 +264,6 @@ def draw_mu_gdp(formula: pd.DataFrame, rows: pd.DataFrame, epsilon: float) -> Fi
     _finish_deltas(curve_axis, plain.target_delta)
     curve_axis.set_title(rf"Vanilla DP-SGD, $\sigma$ = {plain.sigma:.3f}, T = {plain.steps}")
     return figure
-
-
-def _without_probes(split: NoiseSplit) -> NoiseSplit:
-    """DP-SGD at the sigma of a split."""
-    changes = {"probe": "none", "probe_steps": 0, "sigma_gradient": split.sigma, "vote_steps": []}
-    return NoiseSplit.from_dict(split.to_dict() | changes)
 
 
 # -- the share of the probes (notebook 09) -----------------------------------------------------------------------------

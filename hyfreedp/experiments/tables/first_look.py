@@ -182,14 +182,11 @@ def cost_table(
 
 def cost_findings(table: pd.DataFrame) -> list[str]:
     """Of :func:`cost_table`."""
-    lines = []
-    for title, row in table.iterrows():
-        spread = "" if np.isnan(row.sd) else f" ± {row.sd:.1f}"
-        lines.append(
-            f"{title}: accuracy {row.accuracy:.1f}{spread} %, epsilon {row.epsilon_of_the_run:.2f} for the run, "
-            f"{row.epsilon_with_tuning:.2f} with tuning"
-        )
-    return lines
+    return [
+        f"{title}: accuracy {row.accuracy:.1f}" + ("" if np.isnan(row.sd) else f" ± {row.sd:.1f}") + " %, epsilon "
+        f"{row.epsilon_of_the_run:.2f} for the run, {row.epsilon_with_tuning:.2f} with tuning"
+        for title, row in table.iterrows()
+    ]
 
 
 def gap_findings(compared: pd.DataFrame) -> list[str]:
@@ -197,7 +194,7 @@ def gap_findings(compared: pd.DataFrame) -> list[str]:
     of_robust = compared[compared.method == "robust"]
     return [
         f"Preset robust: from {of_robust.gap.min():+.1f} to {of_robust.gap.max():+.1f} points to the grid's best, "
-        f"{of_robust.gap.mean():+.1f} in the mean",
+        f"{of_robust.gap.mean():+.1f} in the mean"
     ]
 
 

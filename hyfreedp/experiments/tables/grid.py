@@ -97,7 +97,8 @@ def write_table(profile: str, cells: Path, results: Path) -> str:
     made with.
     """
     rows = table(SCALES[profile], reader(cells))
-    versions = {key: _environment(cells, key) for key in rows.key.dropna().unique()}
+    records = {key: (cells / f"{key}.json").read_text(encoding="utf-8") for key in rows.key.dropna().unique()}
+    versions = {key: json.loads(text)["environment"] for key, text in records.items()}
     rows = rows.join(pd.DataFrame([versions.get(key, {}) for key in rows.key], index=rows.index).add_prefix("version_"))
     path = results / profile / TABLE
     missing = int(rows.accuracy.isna().sum())
@@ -155,18 +156,9 @@ def listing(profile: str, cells: Path) -> str:
     """Every run that is known, a line each, done or missing, and their numbers."""
     read = reader(cells)
     rows = [
-        {
-            "stage": stage,
-            "task": spec.task,
-            "model": spec.model,
-            "tuning": spec.tuning,
-            "method": spec.method,
-            "epsilon": f"{spec.epsilon:g}",
-            "rate": f"{spec.learning_rate:g}",
-            "seed": spec.seed,
-            "key": spec.key,
-            "state": "missing" if read(spec) is None else "done",
-        }
+        {"stage": stage, "task": spec.task, "model": spec.model, "tuning": spec.tuning, "method": spec.method}
+        | {"epsilon": f"{spec.epsilon:g}", "rate": f"{spec.learning_rate:g}", "seed": spec.seed, "key": spec.key}
+        | {"state": "missing" if read(spec) is None else "done"}
         for stage, specs in stages(profile, read).items()
         for spec in specs
     ]
@@ -207,7 +199,3 @@ def _without_data(specs: Sequence[Spec]) -> dict[Spec, Exception]:
 def _words(spec: Spec) -> str:
     names = (spec.task, spec.model, spec.tuning, spec.method, spec.evaluation)
     return f"{', '.join(map(str, names))}, epsilon {spec.epsilon:g}, rate {spec.learning_rate:g}, seed {spec.seed}"
-
-
-def _environment(cells: Path, key: str) -> dict[str, str]:
-    return json.loads((cells / f"{key}.json").read_text(encoding="utf-8"))["environment"]

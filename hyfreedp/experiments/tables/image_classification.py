@@ -32,18 +32,13 @@ TUNING_TITLES = {"full": "full fine-tuning", "bitfit": "BitFit", "lora": "LoRA"}
 PAPER_PLACE = ["tuning", "epsilon", "model", "dataset"]
 
 
-def scale_of(profile: str, seeds: int) -> Scale:
-    """The tables of a profile with another number of seeds."""
-    return replace(SCALES[profile], seeds=seeds)
-
-
 def shown(profile: str, seeds: int, cells: Path, *, train: bool, jobs: int = 1) -> pd.DataFrame:
     """The numbers of a profile, after the whole places of the profiles that are shown first.
 
     Args: as of :func:`numbers`, whose rows are returned.
     """
     first = [whole_places(numbers(SCALES[name], name, cells, train=False)) for name in SHOWN_FIRST.get(profile, ())]
-    own = numbers(scale_of(profile, seeds), profile, cells, train=train, jobs=jobs)
+    own = numbers(replace(SCALES[profile], seeds=seeds), profile, cells, train=train, jobs=jobs)
     return pd.concat([*(rows for rows in first if len(rows)), own], ignore_index=True)
 
 
@@ -127,14 +122,9 @@ def beside_paper(summary: pd.DataFrame, tuning: str) -> tuple[pd.DataFrame, pd.D
     both["text"] = [_text(mean, std) for mean, std in zip(both["mean"], both["std"], strict=True)]
     grid = both[both.row == "grid"].set_index(["whose", "place", "epsilon"])["mean"]
     both["gap"] = both["mean"] - both.join(grid.rename("grid"), on=grid.index.names).grid
-    lines = pd.MultiIndex.from_tuples(
-        [
-            (epsilon, row)
-            for epsilon in sorted(set(both.epsilon))
-            for row in ROWS
-            if ((both.epsilon == epsilon) & (both.row == row)).any()
-        ]
-    )
+    rank = {row: place for place, row in enumerate(ROWS)}
+    found = sorted(set(zip(both.epsilon, both.row, strict=True)), key=lambda line: (line[0], rank[line[1]]))
+    lines = pd.MultiIndex.from_tuples(found)
     columns = pd.MultiIndex.from_frame(both[["whose", "place"]].drop_duplicates())
     texts, gaps = (
         both.pivot(index=["epsilon", "row"], columns=["whose", "place"], values=value).reindex(lines, columns=columns)
@@ -156,7 +146,7 @@ def _text(mean: float, std: float) -> str:
 
 def _place(task: str, model: str) -> str:
     """The data set, and the kind of model where a data set has several."""
-    name = data_set(task)
+    name = TASKS[task].title.split(" (")[0]
     return f"{name}, {MODELS[model].title.split(',')[0]}" if task == "digits" else name
 
 
@@ -394,11 +384,6 @@ def verdicts(rows: pd.DataFrame, steps: pd.DataFrame, names: Sequence[str]) -> p
     return found[[*keys, "last_rate", "as_adam", "grid_rate", "accuracy", "grid_accuracy", "verdict"]]
 
 
-def data_set(task: str) -> str:
-    """Its title without what is said of it in brackets."""
-    return TASKS[task].title.split(" (")[0]
-
-
 # -- in words ----------------------------------------------------------------------------------------------------------
 
 
@@ -424,14 +409,12 @@ def comparisons(rows: pd.DataFrame) -> pd.DataFrame:
 def accuracy_findings(compared: pd.DataFrame) -> list[str]:
     """The private methods of :func:`comparisons` against the best grid search."""
     names = ["hyfreedp_robust", "hyfreedp_paper", "reference", "dp_hyper", "random_search"]
-    lines = []
-    for found in compared[compared.index.isin(names) & (compared.pairs > 0)].itertuples():
-        interval = "" if math.isnan(found.low) else f", 95 % interval {found.low:+.1f} to {found.high:+.1f}"
-        lines.append(
-            f"{found.method}: {found.mean:+.1f} points to the best grid search (mean of {found.places} private places"
-            f"{interval}; better in {found.wins} of {found.pairs} pairs)"
-        )
-    return lines
+    return [
+        f"{found.method}: {found.mean:+.1f} points to the best grid search (mean of {found.places} private places"
+        + ("" if math.isnan(found.low) else f", 95 % interval {found.low:+.1f} to {found.high:+.1f}")
+        + f"; better in {found.wins} of {found.pairs} pairs)"
+        for found in compared[compared.index.isin(names) & (compared.pairs > 0)].itertuples()
+    ]
 
 
 def collapse_findings(outcome: pd.DataFrame) -> list[str]:

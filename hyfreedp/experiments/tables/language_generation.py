@@ -66,13 +66,7 @@ def sentences_scale(profile: str, dataset: str, epsilons: Sequence[float], seeds
         real = profile == "paper" or bool(os.environ.get("HYFREEDP_WEIGHTS"))
         task = "restaurants" if dataset == "restaurants" else "e2e"
         learner = Learner(task, "gpt2" if real else "gpt2_small_sentences", "full")
-    rows = (
-        ("dadaptation", "hyfreedp_paper", "hyfreedp_robust")
-        if profile == "smoke"
-        else _ALL
-        if profile == "laptop"
-        else _LARGE
-    )
+    rows = {"smoke": ("dadaptation", "hyfreedp_paper", "hyfreedp_robust"), "laptop": _ALL}.get(profile, _LARGE)
     return Scale((learner,), epsilons=tuple(epsilons), seeds=seeds, rows=rows)
 
 
@@ -251,10 +245,7 @@ def printed(summary: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     """
     chosen = summary.copy()
     grid = chosen[chosen.row == "grid"].set_index(["epsilon", "metric"])["mean"]
-    reference = pd.Series(
-        [grid.get(place, math.nan) for place in chosen[["epsilon", "metric"]].itertuples(index=False, name=None)],
-        chosen.index,
-    )
+    reference = chosen.join(grid.rename("grid"), on=grid.index.names).grid
     sign = chosen.metric.map(lambda name: -100.0 if name == "perplexity" else 100.0)
     chosen["difference"] = sign * (chosen["mean"] - reference) / reference
     chosen["text"] = [_text(*values) for values in zip(*(chosen[c] for c in ("paper", "mean", "std")), strict=True)]
@@ -339,18 +330,15 @@ def judged(rows: pd.DataFrame, *, grid: str = "grid") -> pd.DataFrame:
             place = (epsilon, ROWS[claim.row].paper)
             known = printed.loc[place] / printed.loc[(epsilon, "NonDP-GS")] if place in printed.index else shares[:0]
             within = shares.between(claim.least, claim.most)
+            says = f"at most {claim.most:g}" if math.isfinite(claim.most) else f"at least {claim.least:g}"
             verdict = "reproduced" if within.all() else "not shown" if within.any() else "fails here"
             lines.append(
-                {"epsilon": epsilon, "claim": claim.text, "says": _says(claim)}
+                {"epsilon": epsilon, "claim": claim.text, "says": says}
                 | {"paper_low": known.min(), "paper_high": known.max(), "low": shares.min(), "high": shares.max()}
                 | {"runs": int(ours.loc[[claim.row]].notna().any(axis=1).sum())}
                 | {"verdict": verdict if len(shares) else "not measured"}
             )
     return pd.DataFrame(lines)
-
-
-def _says(claim: Claim) -> str:
-    return f"at most {claim.most:g}" if math.isfinite(claim.most) else f"at least {claim.least:g}"
 
 
 def examples(scale: Scale, cells: Path, numbers: Sequence[int]) -> pd.DataFrame:
@@ -493,10 +481,7 @@ def verdicts(summary: pd.DataFrame, epsilons: Sequence[float], data: str) -> lis
     scored = summary[(summary.metric == "BLEU") & summary["mean"].notna()].set_index(["row", "epsilon"])
     bleu, runs = scored["mean"], scored["count"]
     claims: dict[str, tuple[str, Whose]] = {
-        "hyfreedp_paper": (
-            'Tab. "gpt2": HyFreeDP writes as well as the grid search (preset paper)',
-            "the paper's",
-        ),
+        "hyfreedp_paper": ('Tab. "gpt2": HyFreeDP writes as well as the grid search (preset paper)', "the paper's"),
         "hyfreedp_robust": ("Preset robust writes as well as the grid search", "ours"),
     }
     found = []

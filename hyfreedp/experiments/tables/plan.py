@@ -8,7 +8,7 @@ Test data choose nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
@@ -116,13 +116,12 @@ class Scale:
 
 
 _TUNINGS: tuple[Tuning, ...] = ("full", "bitfit")
+_DATA = ("cifar10", "cifar100", "svhn", "gtsrb", "food101")  # of the paper
+_MODELS = ("vit_small_patch16_224", "vit_base_patch16_224")
 SCALES = {
     "smoke": Scale((Learner("digits", "mlp", "full", 6),), epsilons=(3.0,), seeds=1),
     "laptop": Scale(
-        (
-            Learner("digits", "mlp", "full"),
-            *(Learner("digits", "vit8_glyphs", tuning, 30) for tuning in _TUNINGS),
-        )
+        (Learner("digits", "mlp", "full"), *(Learner("digits", "vit8_glyphs", tuning, 30) for tuning in _TUNINGS))
     ),
     "desktop": Scale(
         tuple(Learner(*one) for one in product(("cifar10_20k", "gtsrb_20k"), ("vit32_tiny_imagenet_d128",), _TUNINGS)),
@@ -137,16 +136,7 @@ SCALES = {
         rows=("grid", "hyfreedp_paper", "hyfreedp_claimed", "hyfreedp_robust"),
     ),
     "gpu": Scale(tuple(Learner(*one) for one in product(("cifar10", "gtsrb"), ("vit32_tiny_imagenet",), _TUNINGS))),
-    "paper": Scale(
-        tuple(
-            Learner(*one)
-            for one in product(
-                ("cifar10", "cifar100", "svhn", "gtsrb", "food101"),
-                ("vit_small_patch16_224", "vit_base_patch16_224"),
-                _TUNINGS,
-            )
-        )
-    ),
+    "paper": Scale(tuple(Learner(*one) for one in product(_DATA, _MODELS, _TUNINGS))),
 }
 
 
@@ -194,7 +184,8 @@ class Entry:
         records = [record for record in map(read, runs) if record is not None]
         if len(records) < len(runs):
             return self.tested(chosen[self.cell]) if chosen and self.cell in chosen else None
-        best = best_of(runs, records)
+        scores = [(record["accuracy"], -record["loss"]) for record in records]
+        best = runs[scores.index(max(scores))]  # the first of equals
         return best if row.search == "random" else self.tested(best.learning_rate)
 
     def tested(self, rate: float) -> Spec:
@@ -227,12 +218,6 @@ class Entry:
             replace(self._run(float(rate), epsilon), seed=1000 * (self.seed + 1) + index, evaluation="validation")
             for index, rate in enumerate(row.rates[int(len(row.rates) * u)] for u in random.uniform(number))
         ]
-
-
-def best_of(runs: Sequence[Spec], records: Sequence[dict[str, Any]]) -> Spec:
-    """The run that scored best on validation data: by accuracy, then by loss; the first of equals."""
-    scores = [(record["accuracy"], -record["loss"]) for record in records]
-    return runs[scores.index(max(scores))]
 
 
 def first_rate(method: str, rate: float, tuning: Tuning | None) -> float:
@@ -297,15 +282,8 @@ def table(scale: Scale, read: Reader, chosen: Chosen | None = None) -> pd.DataFr
     for entry in entries(scale):
         final, runs = entry.final(read, chosen), entry.searches()
         record = None if final is None else read(final)
-        line: dict[str, Any] = {
-            "task": entry.learner.task,
-            "model": entry.learner.model,
-            "tuning": entry.learner.tuning,
-            "epsilon": entry.epsilon,
-            "row": entry.row,
-            "seed": entry.seed,
-            "runs": len(runs) + (final not in runs),
-        }
+        line: dict[str, Any] = dict(zip(NUMBER, entry.number, strict=True))
+        line["runs"] = len(runs) + (final not in runs)
         if final is not None and record is not None:
             scored = [read(run) for run in runs if run.learning_rate == final.learning_rate]
             line |= {

@@ -89,18 +89,12 @@ def repeated_rdp(orders: ArrayLike, rdp: ArrayLike, *, mean: float, shape: float
     return overall + (1 + shape) * second.min()
 
 
-def run_rdp(sigma: float, *, sample_rate: float, steps: int) -> np.ndarray:
-    """Renyi DP at ``ORDERS`` of one run of DP-SGD with noise multiplier sigma."""
-    return np.asarray(
-        opacus_rdp.compute_rdp(q=sample_rate, noise_multiplier=sigma, steps=steps, orders=list(ORDERS)), dtype=float
-    )
-
-
 def search_epsilon(
     sigma: float, *, target_delta: float, sample_rate: float, steps: int, mean: float, shape: float
 ) -> float:
     """Epsilon of a random search over runs of DP-SGD with noise multiplier sigma; arguments as elsewhere."""
-    rdp = repeated_rdp(ORDERS, run_rdp(sigma, sample_rate=sample_rate, steps=steps), mean=mean, shape=shape)
+    run = opacus_rdp.compute_rdp(q=sample_rate, noise_multiplier=sigma, steps=steps, orders=list(ORDERS))
+    rdp = repeated_rdp(ORDERS, run, mean=mean, shape=shape)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Optimal order is the")  # still a bound, as in the accountants
         epsilon, _ = opacus_rdp.get_privacy_spent(orders=list(ORDERS), rdp=rdp, delta=target_delta)
@@ -142,14 +136,11 @@ def budget_rows(
     sigma = _vanilla_noise(target, protocol)
     learned: dict[str, Any] = {"probe": "losses", "allocation": "constant", "accountant": "rdp", "interval": interval}
 
+    splits = [calibrate_noise(target_epsilon=target, **protocol, **learned, gamma=gamma) for gamma in gammas]
     noises = [("vanilla", math.nan, sigma)]
-    for gamma in gammas:
-        split = calibrate_noise(target_epsilon=target, **protocol, **learned, gamma=gamma)
-        noises.append(("hyfreedp", gamma, split.sigma_gradient))
-    for part in quantile_parts:
-        noises.append(("adaptive clipping", part, update_noise(sigma, part * batch_size)))
-    for part in kept:
-        noises.append(("split", part, _vanilla_noise(part * target, protocol)))
+    noises += [("hyfreedp", gamma, split.sigma_gradient) for gamma, split in zip(gammas, splits, strict=True)]
+    noises += [("adaptive clipping", part, update_noise(sigma, part * batch_size)) for part in quantile_parts]
+    noises += [("split", part, _vanilla_noise(part * target, protocol)) for part in kept]
     for number in trials:
         noises.append(("grid search", number, _vanilla_noise(target, protocol | {"steps": number * protocol["steps"]})))
     for name, shape in SHAPES.items():
@@ -158,15 +149,9 @@ def budget_rows(
             noises.append((f"random search, {name}", mean, noise))
     return pd.DataFrame(
         [
-            {
-                "method": method,
-                "setting": setting,
-                "target_epsilon": target,
-                "sigma": sigma,
-                "sigma_gradient": noise,
-                "noise_percent": 100 * (noise / sigma - 1),
-                "share_percent": 100 * (1 - dp_sgd_epsilon(noise, **protocol) / target),
-            }
+            {"method": method, "setting": setting, "target_epsilon": target, "sigma": sigma, "sigma_gradient": noise}
+            | {"noise_percent": 100 * (noise / sigma - 1)}
+            | {"share_percent": 100 * (1 - dp_sgd_epsilon(noise, **protocol) / target)}
             for method, setting, noise in noises
         ]
     )
@@ -180,31 +165,14 @@ def _vanilla_noise(target_epsilon: float, protocol: dict[str, Any]) -> float:
     return calibrate_noise(**protocol, target_epsilon=target_epsilon, probe="none", accountant="rdp").sigma
 
 
-def search_noise(
-    target_epsilon: float,
-    *,
-    target_delta: float,
-    sample_rate: float,
-    steps: int,
-    mean: float,
-    shape: float,
-    start: float,
-) -> float:
+def search_noise(target_epsilon: float, *, start: float, **search: Any) -> float:
     """The smallest noise multiplier at which a whole random search stays within the budget.
 
     Args:
-        target_epsilon, target_delta, sample_rate, steps: as of :func:`hyfreedp.calibrate_noise`.
-        mean: expected number of runs.
-        shape: of their distribution, see :func:`repeated_rdp`.
         start: first noise to try.
+        **search: of :func:`search_epsilon`.
     """
-
-    def cost(sigma: float) -> float:
-        return search_epsilon(
-            sigma, target_delta=target_delta, sample_rate=sample_rate, steps=steps, mean=mean, shape=shape
-        )
-
-    return smallest_noise(cost, target_epsilon, start, TOLERANCE)
+    return smallest_noise(lambda sigma: search_epsilon(sigma, **search), target_epsilon, start, TOLERANCE)
 
 
 def quantile_noise_for_share(share: float, *, budget: dict[str, float]) -> float:
@@ -267,15 +235,8 @@ def costs(
     Returns:
         Its rows, with ``method``, ``setting`` and ``target_epsilon`` as index.
     """
-    choices: dict[str, Any] = {
-        "batch_size": batch_size,
-        "interval": interval,
-        "gammas": [1.01],
-        "kept": [0.85],
-        "trials": [RATES, RATES * THRESHOLDS],
-        "runs": runs,
-        "quantile_parts": [0.05],
-    }
+    choices: dict[str, Any] = {"batch_size": batch_size, "interval": interval, "runs": runs, "gammas": [1.01]}
+    choices |= {"kept": [0.85], "trials": [RATES, RATES * THRESHOLDS], "quantile_parts": [0.05]}
     table = pd.concat(cached(folder, budget_rows, budget=budget, **choices) for budget in budgets)
     return table.set_index(["method", "setting", "target_epsilon"]).sort_index()
 
@@ -287,15 +248,9 @@ def comparison(found: pd.DataFrame, chosen: Sequence[Method], targets: Sequence[
         for target in targets:
             row = found.loc[(one.method, one.setting, target)]
             rows.append(
-                {
-                    "method": one.title,
-                    "searches_eta": one.searches_rate,
-                    "searches_R_g": one.searches_threshold,
-                    "epsilon": target,
-                    "paper_percent": one.paper_percent,
-                    "share_percent": row.share_percent,
-                    "noise_percent": row.noise_percent,
-                }
+                {"method": one.title, "searches_eta": one.searches_rate, "searches_R_g": one.searches_threshold}
+                | {"epsilon": target, "paper_percent": one.paper_percent}
+                | {"share_percent": row.share_percent, "noise_percent": row.noise_percent}
             )
     return pd.DataFrame(rows)
 

@@ -25,12 +25,8 @@ from hyfreedp.experiments.models.image_models import MODELS, Model, Tuning, make
 from hyfreedp.experiments.tasks.scores import Evaluation, Scores, evaluate, losses_of
 
 IMAGE_MODELS = (
-    "vit32_d192",
-    "vit32_d128",
-    "vit32_tiny_imagenet",
-    "vit32_tiny_imagenet_d128",
-    "vit_small_patch16_224",
-    "vit_base_patch16_224",
+    *("vit32_d192", "vit32_d128", "vit32_tiny_imagenet", "vit32_tiny_imagenet_d128"),
+    *("vit_small_patch16_224", "vit_base_patch16_224"),
 )
 IMAGE_BATCH = 1000
 IMAGE_EPOCHS = 5
@@ -102,8 +98,9 @@ class Task:
         return self.architecture(model).physical_batch_size
 
     def evaluate(self, model: nn.Module, data: Records, name: str | None = None) -> Scores:
-        """See :func:`hyfreedp.experiments.tasks.scores.evaluate`."""
-        return evaluate(model, data, self.architecture(name).evaluation_batch_size)
+        """See :func:`hyfreedp.experiments.tasks.scores.evaluate`; without gradients more samples fit in memory."""
+        pieces = self.physical_batches(name)
+        return evaluate(model, data, 4096 if pieces is None else 4 * pieces)
 
     def outputs(self, model: nn.Module, name: str | None = None) -> None:
         """None: a classifier writes no texts."""

@@ -260,12 +260,7 @@ def with_few_tests(read: Callable[[], TableToText], meanings: int) -> TableToTex
 
 
 def _small(
-    title: str,
-    models: tuple[str, ...],
-    size: int,
-    load: Callable[[], Any],
-    *,
-    takes_source: bool = False,
+    title: str, models: tuple[str, ...], size: int, load: Callable[[], Any], *, takes_source: bool = False
 ) -> LanguageTask:
     return LanguageTask(title, models, size, SMALL_BATCH, SMALL_STEPS, size**-1.1, load, SCORED, takes_source)
 
@@ -283,10 +278,7 @@ LANGUAGE_TASKS = {
         partial(with_few_tests, read_restaurants, FEW_RESTAURANTS),
     ),
     "e2e_short": _small(
-        f"E2E, short runs ({E2E_TRAIN:,} pairs)",
-        _OWN + _LARGE,
-        E2E_TRAIN,
-        partial(with_few_tests, read_e2e, FEW_E2E),
+        f"E2E, short runs ({E2E_TRAIN:,} pairs)", _OWN + _LARGE, E2E_TRAIN, partial(with_few_tests, read_e2e, FEW_E2E)
     ),
     "e2e": LanguageTask(
         f"E2E ({E2E_TRAIN:,} pairs)",
