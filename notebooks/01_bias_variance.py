@@ -138,10 +138,13 @@ for name, values in parts.items():
     axis.plot(u.curves.threshold, values, label=name, linewidth=2.5, **plots.line(looks[name]))
 axis.plot(u.best, bottom, "*", color=plots.STYLES["alternative"]["color"], markeredgecolor="black", markersize=18)
 axis.annotate(
-    f"best: $R_l$ = {u.best:.2f}", (u.best, bottom), (1.05 * u.best, 2.4 * bottom), arrowprops={"arrowstyle": "-"}
+    f"best: $R_l$ = {u.best:.2f}",
+    (u.best, bottom),
+    (1.05 * u.best, 2.4 * bottom),
+    arrowprops={"arrowstyle": "-", "color": "0.3"},
 )
-axis.text(0.02, 0.04, "clips too much", transform=axis.transAxes)
-axis.text(0.98, 0.04, "needs much noise", ha="right", transform=axis.transAxes)
+axis.text(0.04, 0.5, "clips too much", transform=axis.transAxes)
+axis.text(0.96, 0.5, "needs much noise", ha="right", transform=axis.transAxes)
 axis.set(xlim=(0.25 * u.best, 2.2 * u.best), ylim=(0, 5 * bottom), xlabel="threshold $R_l$ (nats)")
 axis.set_ylabel("squared error of the mean loss (nats²)")
 axis.set_title(f"Bias falls and variance rises: their sum is least between (B = {task.batch_size})")
@@ -185,11 +188,11 @@ dials = {"batch size B": [50, 100, 250, 500, 1000, 2000, 4000], "noise multiplie
 squared_bias = np.asarray(normal_clipping_bias(thresholds, **normal)) ** 2
 sizes_shown, noises_shown = (np.array(places, dtype=float) for places in dials.values())
 variance = (noises_shown[:, None] * thresholds / sizes_shown[:, None, None]) ** 2
-shown = dict(zip(looks.items(), (squared_bias, variance, squared_bias + variance), strict=True))
+shown = zip(looks.items(), (squared_bias, variance, squared_bias + variance), strict=True)
 sliders(
     "01_bias_variance",
     thresholds,
-    {name: (style, values) for (name, style), values in shown.items()},
+    {name: (look, values) for (name, look), values in shown},
     dials,
     x_label="threshold R_l (nats)",
     y_label="squared error (nats²)",
@@ -356,9 +359,9 @@ plots.what_to_see(summary)
 
 # %% [markdown]
 # Early on the normal gives nearly the right bias, whatever the shape of the histogram. Later it fails in both directions: too much
-# bias at $R_l = L$ and far too little at generous thresholds. A normal with the same moments puts much of its mass below zero,
-# where no cross-entropy is, and misses the few large losses that make up nearly all of the mean. A rule for $R_l$ must be generous then, or look
-# at something other than the mean. (`keeps_99_percent` is the threshold, in units of $L$, that takes 1 % of the mean.)
+# bias at $R_l = L$ and far too little at generous thresholds. A normal with the same mean and standard deviation has much of its weight below zero,
+# where no loss of a classifier is. And it misses the few large losses that make up much of the mean. A rule for $R_l$ must be generous then, or look
+# at something other than the mean. (`skewness` is zero for a normal, and positive with a long tail of large losses. `keeps_99_percent` is the threshold, in units of $L$, that takes 1 % of the mean.)
 
 # %% [markdown]
 # ## 6. What it does to the learning rate
@@ -398,15 +401,20 @@ for axis, (stage, found) in zip(axes[0], slopes.items(), strict=True):
     axis.axhline(1, color="0.4", linewidth=1.2, label='"slope zero"')
     axis.axvline(1, color="0.4", linestyle=":", linewidth=1.2, label="the paper's $R_l = L$")
     axis.set(ylim=(0, 6), xlabel="threshold $R_l$ / mean loss $L$")
-    axis.set_title(f"step {stage}: {at_mean:.2g} times the error\nof saying nothing, at L", fontsize="medium")
+    axis.set_title(f"step {stage}: at L {at_mean:.2g} times\nthe error of saying nothing")
 axes[0, 0].set_ylabel("squared error / squared slope")
 plots.shared_legend(figure, axes[0], ncols=5, fontsize="small")
 
 # %%
 summary = [
-    f"step {stage}: at R_l = L the slope's squared error is {np.mean(found, axis=0)[2, ratios == 1].item():.2g} times the slope's square; at the "
-    f"best threshold, {ratios[np.mean(found, axis=0)[2].argmin()]:.2g} L, it is {np.mean(found, axis=0)[2].min():.2g} times"
+    f"step {stage}: at R_l = L the slope's squared error is {total[ratios == 1].item():.2g} times the slope's square; "
+    + (
+        f"at the best threshold, {ratios[total.argmin()]:.2g} L, {total.min():.2g} times"
+        if total.min() < 1
+        else "no threshold beats saying nothing"
+    )
     for stage, found in slopes.items()
+    for total in [np.mean(found, axis=0)[2]]
 ]
 plots.save(
     figure,

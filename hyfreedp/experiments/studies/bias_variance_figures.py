@@ -104,7 +104,7 @@ def trade_off_findings(found: dict[int, TradeOff], mean: float) -> list[str]:
         least = trade.error_at(trade.best)
         at_mean, at_sum = trade.error_at(mean), trade.error_at(3 * mean)
         findings.append(
-            f"B = {size:,}: least error {least:.3g} nats (the root) at R_l = {trade.best:.2f} = {trade.best / mean:.2f} L; "
+            f"B = {size:,}: least root error {least:.3g} nats at R_l = {trade.best:.2f} = {trade.best / mean:.2f} L; "
             f"{at_mean / least:.1f} times that at R_l = L and {at_sum / least:.1f} times at the sum of three losses."
         )
     return findings
