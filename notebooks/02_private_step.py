@@ -145,7 +145,7 @@ plots.what_to_see(summary)
 # sum by $R_l$ at most. The sum gets noise of $\sigma_l R_l$. A parabola goes through the three points. With slope $b$ downhill and curvature $a$ its bottom is at the distance $\eta = b/a$ (lines 6
 # to 10).
 #
-# Below are three thresholds: one that cuts hardly anything, one that cuts the largest losses, and one that cuts most.
+# Below are three thresholds: one that cuts hardly anything, one that cuts the largest losses, and one that cuts many.
 #
 # **Predict first:** will the noisy parabola still have its bottom near the true one?
 
@@ -212,7 +212,7 @@ right.set(
     xlabel="step",
     ylabel="distance from least squares",
     ylim=(0, None),
-    title="Noise never stops: it stays near, not at it",
+    title="Noise never stops: the run stays near, not at it",
 )
 
 # %%
