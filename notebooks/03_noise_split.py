@@ -146,7 +146,7 @@ figure = noise_split_figures.draw_noises(
     "interval",
     "probing interval $K$ (steps)",
     grid["intervals"],
-    title="The gradient noise is the same at every K; the loss noise falls",
+    finding="The gradient noise is the same at every K; the loss noise falls",
 )
 
 # %%
@@ -188,7 +188,7 @@ figure = noise_split_figures.draw_noises(
     "target_epsilon",
     r"target $\varepsilon$",
     grid["epsilons"],
-    title="A larger budget needs less of both noises",
+    finding="A larger budget needs less of both noises",
 )
 
 # %%
@@ -316,8 +316,7 @@ axis.errorbar(alarms, right, label="this attack (± 2 standard errors)", fmt="o"
 axis.plot(alarms, allowed["independent"], label="the most that Algorithm 2 allows", **plots.line(plots.STYLES["paper"]))
 axis.plot(alarms, allowed["same_batch"], label="the most on the same batch", **plots.line(plots.STYLES["robust"]))
 axis.set(xscale="log", yscale="log", xlabel="false alarms (share)", ylabel="right answers (share)")
-for ticks in (axis.xaxis, axis.yaxis):
-    plots.log_ticks(ticks)
+plots.log_ticks(axis.yaxis)
 axis.set_title("The attack does what Algorithm 2 says none can")
 plots.legend_below(axis)
 

@@ -39,10 +39,11 @@
     const along = data.curves.map((curve) => data.x.map((_, i) => at(curve, [...places.slice(0, -1), i])));
     const least = data.least === undefined ? null : along[data.least].indexOf(Math.min(...along[data.least]));
     const top = data.zoom ? data.zoom * along[data.least][least] : high;
-    const px = scale(data.x[0], data.x[data.x.length - 1], data.log_x, LEFT, W - RIGHT);
+    const [left, right] = [Math.min(...data.x), Math.max(...data.x)];
+    const px = scale(left, right, data.log_x, LEFT, W - RIGHT);
     const py = scale(bottom, top, data.log_y, H - BOTTOM, TOP);
     let svg = `<defs><clipPath id="${box.id}-inside"><rect x="${LEFT}" y="${TOP}" width="${W - RIGHT - LEFT}" height="${H - BOTTOM - TOP}"/></clipPath></defs>`;
-    for (const tick of ticks(data.x[0], data.x[data.x.length - 1], data.log_x)) {
+    for (const tick of ticks(left, right, data.log_x)) {
       svg += `<path d="M${px(tick)} ${TOP}V${H - BOTTOM}" stroke="currentColor" opacity="0.15"/>`;
       svg += text(px(tick), H - BOTTOM + 16, tell(tick), 'text-anchor="middle"');
     }

@@ -35,7 +35,7 @@ LEVEL: dict[str, Any] = {"color": "0.3", "linewidth": 1}
 # -- the two noises ----------------------------------------------------------------------------------------------------
 
 
-def draw_noises(rows: pd.DataFrame, column: str, label: str, ticks: Sequence[float], title: str) -> Figure:
+def draw_noises(rows: pd.DataFrame, column: str, label: str, ticks: Sequence[float], finding: str) -> Figure:
     """Gradient noise above, loss noise below, one column per accountant.
 
     Args:
@@ -43,7 +43,7 @@ def draw_noises(rows: pd.DataFrame, column: str, label: str, ticks: Sequence[flo
         column: what to draw against.
         label: of its axis.
         ticks: of its axis.
-        title: the finding.
+        finding: its title.
     """
     figure, axes = plt.subplots(2, 3, figsize=(10, 6), sharex=True, sharey="row")
     for (accountant, composition, title), above, below in zip(COLUMNS, *axes, strict=True):
@@ -65,7 +65,7 @@ def draw_noises(rows: pd.DataFrame, column: str, label: str, ticks: Sequence[flo
     axes[0, 0].set_ylabel("gradient noise multiplier")
     axes[1, 0].set_ylabel("loss noise\n(standard deviation / $R_l$)")
     plots.log_ticks(axes[1, 0].yaxis)
-    figure.suptitle(title, fontsize="large")
+    figure.suptitle(finding, fontsize="large")
     plots.shared_legend(figure, axes[:, 0], ncols=3, fontsize="small")
     return figure
 
@@ -125,8 +125,9 @@ def draw_true_costs(rows: pd.DataFrame, targets: Sequence[float], split: NoiseSp
         heights = np.arange(len(ways)) + 0.2 * (place - 1)  # side by side, so that none hides another
         cost_axis.plot([at[way] for way in ways], heights, label=label, **plots.marks(style))
     cost_axis.axvline(1, **LEVEL)
-    cost_axis.axvspan(1, cost_axis.get_xlim()[1], color=plots.STYLES["paper"]["color"], alpha=0.08, zorder=0)
-    cost_axis.margins(x=0)
+    shown = cost_axis.get_xlim()
+    cost_axis.axvspan(1, shown[1], color=plots.STYLES["paper"]["color"], alpha=0.08, zorder=0)
+    cost_axis.set_xlim(shown)
     names = [f"{composition.replace('_', ' ')}, {accountant.upper()}" for accountant, composition in ways]
     cost_axis.set_yticks(range(len(ways)), names)
     cost_axis.invert_yaxis()
