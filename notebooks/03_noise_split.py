@@ -91,6 +91,8 @@ parameters = {
 # $$ \mathbf m = \frac1B\Big(\sum_i c_i\,\mathbf g_i + \sigma_g\, \mathcal N(0, I)\Big), \qquad
 #    \tilde L^{(k)} = \frac1B\Big(\sum_i \min(L_i^{(k)}, R_l) + \sigma_l R_l\, \mathcal N(0, 1)\Big),\quad k = -1, 0, 1. $$
 #
+# Here $c_i$ shortens the gradient $\mathbf g_i$ of record $i$, so that none is longer than 1.
+#
 # Let $\sigma$ be the noise that vanilla DP-SGD needs for $(\varepsilon, \delta)$ over $T$ steps. HyFreeDP takes slightly more
 # on the gradient, $\sigma_g = \gamma\sigma$ with $\gamma = 1.01$. That leaves a little of the budget. Then it finds the $\sigma_l$
 # that uses the rest up (Eq. sigmas). For that, the releases must be added up. Two ways are in the paper, and one is this library's:
