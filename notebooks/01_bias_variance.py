@@ -144,7 +144,7 @@ axis.annotate(
     arrowprops={"arrowstyle": "-", "color": "0.3"},
 )
 axis.text(0.04, 0.5, "clips too much", transform=axis.transAxes)
-axis.text(0.96, 0.5, "needs much noise", ha="right", transform=axis.transAxes)
+axis.text(0.96, 0.25, "needs much noise", ha="right", transform=axis.transAxes)
 axis.set(xlim=(0.25 * u.best, 2.2 * u.best), ylim=(0, 5 * bottom), xlabel="threshold $R_l$ (nats)")
 axis.set_ylabel("squared error of the mean loss (nats²)")
 axis.set_title(f"Bias falls and variance rises: their sum is least between (B = {task.batch_size})")

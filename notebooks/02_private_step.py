@@ -89,7 +89,7 @@ def gradients_at(w, batch):
 # %% [markdown]
 # ## 2. Clip, sum, noise
 #
-# The sum of gradients shows every record that is in it, and one far-off record may rule it. So each gradient is divided by its own length plus 0.01. This is *automatic clipping*. Then all are
+# The sum of gradients shows every record that is in it, and one far-off record moves it as far as it likes. So each gradient is divided by its own length plus 0.01. This is *automatic clipping*. Then all are
 # shorter than 1. The 0.01 matters for very short gradients alone: without it even a gradient of pure rounding error would get length 1, and a gradient of zero would be 0/0.
 #
 # Now one record more or less moves the sum by at most 1: that is its *sensitivity*. Noise with a standard deviation of $\sigma$ times the sensitivity hides it, as it hid one record of a count
@@ -111,10 +111,10 @@ print(f"batch of {batch.sum()}; mean of clipped gradients {total / B}, the priva
 # **Predict first:** the longest gradient is many times as long as the median one. Which share of the raw sum is its own, and which of the clipped sum?
 
 # %%
+tenth = np.sort(norms.ravel())[-len(norms) // 10 :].sum() / norms.sum()
 figure, axes = plt.subplots(1, 2, figsize=(9, 3.8))
-for axis, arrows, title in zip(
-    axes, (-gradients, -clipped), ("Raw: a few records rule the sum", "Clipped: none is longer than 1"), strict=True
-):
+titles = f"Raw: the longest tenth has {tenth:.0%} of all length", "Clipped: none is longer than 1"
+for axis, arrows, title in zip(axes, (-gradients, -clipped), titles, strict=True):
     axis.quiver(*np.zeros((2, len(arrows))), *arrows.T, angles="xy", scale_units="xy", scale=1, width=0.004, alpha=0.4)
     limit = 1.1 * abs(arrows).max()
     axis.set(xlim=(-limit, limit), ylim=(-limit, limit), aspect="equal")
@@ -124,7 +124,7 @@ for axis, arrows, title in zip(
 # %%
 share = norms.max() / norms.sum()
 summary = [
-    f"the longest of {len(norms)} gradients is {norms.max() / np.median(norms):.1f} times the median one: {share:.0%} of all length",
+    f"the longest of {len(norms)} gradients is {norms.max() / np.median(norms):.1f} times the median one: {share:.0%} of all length; the longest tenth has {tenth:.0%}",
     f"clipped, each has at most {1 / len(norms):.0%}",
 ]
 plots.save(

@@ -89,9 +89,8 @@ def draw_trade_offs(found: dict[int, TradeOff], mean: float) -> Figure:
         axis.axvline(3 * mean, color="0.4", label="sum of three losses", **DASHED)
         axis.set(xlim=(0, 4 * mean), ylim=(0, 6 * least), xlabel="threshold $R_l$ (nats)")
         axis.ticklabel_format(axis="y", scilimits=(-2, 2), useMathText=True)
-        axis.set_title(
-            f"B = {size:,}: {trade.error_at(mean) ** 2 / least:.3g} times the least at L", loc="right", y=1.06
-        )
+        times = trade.error_at(mean) ** 2 / least
+        axis.set_title(f"B = {size:,}: at L {times:.3g} times the least", y=1.06)
     axes[0, 0].set_ylabel("squared error of the mean loss (nats²)")
     plots.shared_legend(figure, axes[0], ncols=3)
     return figure
