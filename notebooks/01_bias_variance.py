@@ -117,7 +117,7 @@ display(Markdown(text))
 # however often one releases the batch. The **noise** is different every time; its variance is $(\sigma_l R_l / B)^2$. Since its mean is zero, the mean squared error of
 # the release is
 #
-# $$ \text{MSE}(R_l) = \text{bias}(R_l)^2 + \Big(\frac{\sigma_l R_l}{B}\Big)^2. $$
+# $$ \text{MSE}(R_l) = \text{bias}(R_l)^2 + \left(\frac{\sigma_l R_l}{B}\right)^2. $$
 #
 # A higher threshold has less of the first and more of the second. Below they are drawn for normal losses with the mean and standard deviation of the
 # parameters, which is early training on ten classes.
@@ -174,7 +174,7 @@ plots.what_to_see(summary)
 # 2. So the squared bias falls at the rate $2\,\text{bias}\cdot\mathbb P(L_i > R_l)$, and the variance rises at the rate $2\,(\sigma_l/B)^2 R_l$.
 # 3. At the bottom the two rates cancel:
 #
-# $$ \text{bias}(R)\;\mathbb P(L_i > R) = \Big(\frac{\sigma_l}{B}\Big)^2 R . $$
+# $$ \text{bias}(R)\;\mathbb P(L_i > R) = \left(\frac{\sigma_l}{B}\right)^2 R . $$
 #
 # The left side falls to zero and the right side grows from zero. So they meet once, and there is one bottom.
 #

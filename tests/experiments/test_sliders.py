@@ -18,7 +18,7 @@ STYLE = {"color": "#000", "linestyle": "-"}
 PROBE = """
 const lines = (box) => [...box.querySelectorAll("path.curve")].map((path) => path.getAttribute("d"));
 const see = (box) => ({lines: lines(box), text: box.querySelector("p").textContent});
-const told = [...document.querySelectorAll('[id^="sliders-"]')].map((box) => {
+const told = [...document.querySelectorAll('div[id^="sliders-"]')].map((box) => {
   const moved = [...box.querySelectorAll("input")].map((input) => {
     const [before, place] = [see(box), input.value];
     const go = (to) => { input.value = to; input.dispatchEvent(new Event("input")); return see(box); };
