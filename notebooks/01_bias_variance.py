@@ -106,7 +106,7 @@ display(Markdown(text))
 # ## 1. Too low or too high: the U
 #
 # A run wants to know the mean loss $L$ of a batch of about $B$ records, and must not show any single loss $L_i$. So it cuts every loss at a threshold
-# $R_l$: then one record moves the sum by $R_l$ at most. This is *clipping*. Noise in proportion to $R_l$ hides such a move:
+# $R_l$: then one record moves the sum by $R_l$ at most. This is *clipping*. Normal noise in proportion to $R_l$ hides such a move:
 #
 # $$ \tilde L = \frac1B\Big[\sum_i \min(L_i, R_l) + \sigma_l R_l\, \mathcal N(0, 1)\Big]. $$
 #
@@ -292,7 +292,7 @@ plots.what_to_see(summary)
 #
 # ## 4. The paper's $R_l = L$
 #
-# The paper sets the threshold to the last released loss, $R_l = L$, or "more conservatively" to the sum of the three losses that it measures, about $3L$.
+# The paper sets the threshold to the loss that was released last, so that $R_l \approx L$. In practice it takes a "more conservative" one, the sum of the three losses that it measures: about $3L$.
 # How good is that? Here are three U's. Only $B$ changes, as in Theorem 1. (In a run $\sigma_l$ would follow $B$, because the chance that a record is in a batch does.) The dots
 # release simulated batches.
 #
@@ -371,7 +371,8 @@ plots.what_to_see(summary)
 # the raw losses of the batch. Its bias is what clipping takes from the difference; its noise is $\sigma_l R_l / (\sqrt2 B h)$, since two noises are
 # subtracted and divided by $2h$.
 #
-# Squared errors are drawn in units of the squared slope. **The line at 1 is a run that measures nothing and says "slope zero".**
+# The losses are those of section 5, at the distance $h$ that the run probes: its own rate. Squared errors are drawn in units of the squared slope. **The line at 1 is a run that measures nothing and
+# says "slope zero".**
 #
 # **Predict first:** at $R_l = L$, is the measured slope better than that?
 

@@ -333,7 +333,7 @@ plots.save(
     "03_noise_split_attack",
     parameters=parameters,
     inputs=inputs,
-    shows="Right answers of an attack against its false alarms, and the most that two ways of counting allow.",
+    shows="Right answers of an attack against its false alarms (two standard errors), and the most that two ways of counting allow.",
     claim='Thm. "DP" and Algorithm 2: the calibrated pair makes Algorithm 1 (epsilon, delta)-DP at the target.',
     summary=summary,
 )
@@ -348,8 +348,8 @@ plots.what_to_see(summary)
 # How well can two worlds be told apart? As well as two normal distributions of standard deviation 1 whose means are $\mu$ apart: that $\mu$ measures privacy in GDP, as $\varepsilon$ and $\delta$ do
 # together. The paper states, for illustration (Eq. muGDP),
 #
-# $$ \mu_\text{vanilla} = \sqrt{\Big(\frac BN\Big)^2 T \big(e^{1/\sigma^2} - 1\big)}, \qquad
-#    \mu_\text{ours} = \sqrt{\mu_\text{vanilla}^2 + \Big(\frac BN\Big)^2 \frac{3T}{K}\big(e^{1/\sigma_l^2} - 1\big)}, $$
+# $$ \mu_\text{vanilla} = \sqrt{\left(\frac BN\right)^2 T \big(e^{1/\sigma^2} - 1\big)}, \qquad
+#    \mu_\text{ours} = \sqrt{\mu_\text{vanilla}^2 + \left(\frac BN\right)^2 \frac{3T}{K}\big(e^{1/\sigma_l^2} - 1\big)}, $$
 #
 # with $\sigma_g$ in place of $\sigma$ in the second, and
 # $\delta = \Phi(-\frac\varepsilon\mu + \frac\mu2) - e^\varepsilon\, \Phi(-\frac\varepsilon\mu - \frac\mu2)$, with $\Phi$ the distribution function of a standard normal. It is short enough to
@@ -361,8 +361,8 @@ formula = noise_split_figures.mu_gdp_table(rows)
 formula.style.hide(axis="index").format(precision=4)
 
 # %% [markdown]
-# Each row is a budget; the last three columns are the true cost of vanilla DP-SGD at the $\sigma$ that GDP allows, and of the
-# pairs that it allows under two compositions.
+# Each row is a budget. The last three columns are true costs by PLD: of vanilla DP-SGD at the $\sigma$ that GDP allows, and of the
+# pairs that it allows if it counts on the same batch, or independently.
 #
 # **Predict first.** $\mu$-GDP is off already for vanilla DP-SGD. Is the larger part of the excess below due to the central limit
 # approximation, or to independent counting?
@@ -389,7 +389,7 @@ plots.what_to_see(summary)
 
 # %% [markdown]
 # The approximation misses the tail. Where the privacy loss of a single step can be large, a normal distribution gives such losses too little
-# weight. So GDP promises too small an $\varepsilon$ for any method, and the paper's equation has both mistakes. Use it
+# weight. So GDP promises too small an $\varepsilon$ for any method, and the paper's equation adds the mistake of independent counting. Use it
 # to reason, never to report.
 #
 # ## 7. The price of $\gamma$

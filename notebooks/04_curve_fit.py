@@ -313,7 +313,7 @@ plots.what_to_see(summary)
 # **Predict first:** which part of the line moves, low rates or high ones?
 
 # %%
-kappas = share * np.array([0, 0.25, 0.5, 0.75, 1, 1.5, 2])
+kappas = share * np.linspace(0, 2, 7)
 votes = np.array([margins(kappa) for kappa in kappas])
 sliders(
     "04_curve_fit",
@@ -328,7 +328,7 @@ sliders(
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# The part at high rates, since the noise is in proportion to the rate. At low rates the votes hardly change.
+# The part at high rates, since the noise is in proportion to the rate. At low rates the votes change least.
 #
 # </details>
 #
