@@ -39,6 +39,7 @@ check_parameters(
 # %%
 import matplotlib.pyplot as plt
 import numpy as np
+from scipy.optimize import brentq
 from scipy.stats import norm
 from sklearn.datasets import load_digits
 
@@ -64,8 +65,8 @@ for axis, image, label in zip(axes, digits.images, digits.target, strict=False):
     axis.axis("off")
 
 # %% [markdown]
-# Differential privacy hides one *unit*. If the unit is a *record*, one image more or less must hardly show. A person with 138 images is another matter: all of them
-# together move a result 138 times as far as one. The noise that hides an image does not hide the hand that wrote it.
+# Differential privacy hides one *unit*. If the unit is a *record*, here one image, then one image more or less must hardly show. A person with 138 images is another matter: all of
+# them together can move a result 138 times as far as one. The noise that hides an image does not hide the hand that wrote it.
 #
 # So the first question about any $\varepsilon$ is: of what unit? In this course it is one record, unless it says otherwise. Where people have several, the library takes
 # `records_per_person` and adds the noise that hides all of them.
@@ -76,7 +77,10 @@ for axis, image, label in zip(axes, digits.images, digits.target, strict=False):
 # Two data sets are *neighbours* if one has one record more than the other.
 #
 # An attacker knows all records but one, and asks: is that one in the data, saying yes? The count without noise answers at once. So we add
-# normal noise of standard deviation $\sigma$ times what one record can change:
+# normal noise. Its standard deviation is $\sigma$ times what one record can change. This $\sigma$ is the *noise multiplier*.
+#
+# The attacker says "in" if the released count lies above a threshold. Below we play the game 20,000 times with the record and as often without. The *advantage* is the share of right "in"
+# less the share of false "in": 0 for a coin, 1 for certainty.
 
 # %%
 others = rng.random(500) < 0.3  # records that say yes; the attacker knows them
@@ -95,18 +99,23 @@ print(
 #
 # <details><summary>Answer</summary>
 #
-# No. The advantage of any attack is at most $\delta(0)$, the $\delta$ at $\varepsilon = 0$ of the next section, and the threshold in the middle has it.
+# No. Section 3 computes the largest advantage that any attack can have: it is the $\delta$ at $\varepsilon = 0$. The threshold in the middle has it already.
 #
 # </details>
 #
 # ## 3. $\varepsilon$ and $\delta$, in a picture
 #
-# How much likelier is an output with the record than without it? The logarithm of that ratio is the *privacy loss* of the output; its unit is the nat, since the logarithm is natural. A mechanism is
-# $(\varepsilon, \delta)$-private if its loss is at most $\varepsilon$, but for a part of weight $\delta$:
+# How much likelier is an output with the record than without it? The logarithm of that ratio is the *privacy loss* of the output. Its unit is the *nat*, as always with the natural logarithm: a
+# loss of 1 nat means $e = 2.7$ times as likely.
 #
-# $$ P(M(D) \in S) \le e^\varepsilon P(M(D') \in S) + \delta \quad\text{for all sets } S \text{ and all neighbours } D, D'. $$
+# It would be good if the loss never exceeded some $\varepsilon$. Normal noise cannot promise that: far out, one world is as much likelier than the other as you like. So a small $\delta$ is conceded. A
+# mechanism $M$ is $(\varepsilon, \delta)$-private if
 #
-# The worst set $S$ is where the loss exceeds $\varepsilon$. For two normals we can see it: the loss grows along a line.
+# $$ P(M(D) \in S) \le e^\varepsilon P(M(D') \in S) + \delta \quad\text{for all sets of outputs } S \text{ and all neighbours } D, D'. $$
+#
+# The worst set $S$ is where the loss exceeds $\varepsilon$. For our count it is all outputs above some value, since the loss grows along a straight line. Then $\delta$ is an area.
+#
+# **Predict first:** will the area at $\varepsilon = 1$ be nearer to a half, a tenth or a hundredth?
 
 # %%
 outputs = np.linspace(-4 * sigma, 1 + 4 * sigma, 400)
@@ -126,12 +135,13 @@ left.plot(outputs, without, color="C1", linestyle="--", label="without it")
 left.fill_between(
     outputs, with_it, np.e * without, where=loss > 1, color="C0", alpha=0.3, label=r"$\delta$ at $\varepsilon$ = 1"
 )
-left.set(xlabel="released count, less the attacker's", ylabel="density", title="What is above e times the other is δ")
+left.set(xlabel="released count minus the attacker's own", ylabel="density")
+left.set_title("δ: the part of one that e times the other leaves")
 left.legend(loc="upper left", fontsize="small")
 epsilons = np.linspace(0, 6, 200)
 right.plot(epsilons, delta_of(epsilons), color="C0")
 right.set(yscale="log", ylim=(1e-8, 1), xlabel=r"$\varepsilon$ (nats)", ylabel=r"$\delta$")
-_ = right.set_title("One mechanism has many pairs (ε, δ)")
+_ = right.set_title("One mechanism keeps many promises (ε, δ)")
 
 # %%
 summary = [
@@ -152,15 +162,18 @@ plots.what_to_see(summary)
 # %% [markdown]
 # ## 4. Many releases
 #
-# Training releases a noisy sum at every step. The attacker adds up the evidence: the losses of independent releases add up. For normal noise the loss of one release is itself normal,
-# with mean $1/2\sigma^2$ and standard deviation $1/\sigma$. So the loss of $T$ releases is normal with mean $T/2\sigma^2$ and standard deviation $\sqrt T/\sigma$: that of *one* release with
-# noise $\sigma/\sqrt T$.
+# Training releases a noisy sum at every step. The attacker adds up the evidence. Probabilities of independent releases multiply, so their losses add up.
 #
-# **Predict first:** ten releases: ten times the $\varepsilon$ of one?
+# With the record in the data the loss of one release is itself normal, with mean $1/2\sigma^2$ and standard deviation $1/\sigma$. So the loss of $T$ releases is normal with mean $T/2\sigma^2$
+# and standard deviation $\sqrt T/\sigma$. That is the loss of *one* release with noise $\sigma/\sqrt T$.
 #
-# Two *accountants* compute it. **PLD** (privacy loss distributions) adds up the losses themselves, and reads off the $\varepsilon$ beyond which $\delta$ is left. **RDP** (Rényi
-# differential privacy) knows one moment $\alpha$ of the loss: $\varepsilon(\alpha) = T\alpha/2\sigma^2$ here. Every $\alpha$ gives a bound, $\varepsilon(\alpha) + \log(1/\delta)/(\alpha - 1)$
-# in its plain form, and the best $\alpha$ counts.
+# Who computes $\varepsilon$ from many releases is called an *accountant*. There are two kinds here.
+#
+# * **PLD** (privacy loss distribution) adds up the losses themselves. It reads off the $\varepsilon$ beyond which only $\delta$ is left.
+# * **RDP** (Rényi differential privacy) keeps an average of the loss instead: $\log\mathbb E\,e^{(\alpha - 1)\,\text{loss}}/(\alpha - 1)$, for each *order* $\alpha > 1$. Here that is $T\alpha/2\sigma^2$.
+#   These averages simply add up, so RDP is easy. Every order gives a bound on $\varepsilon$, in its plain form $T\alpha/2\sigma^2 + \log(1/\delta)/(\alpha - 1)$, and the lowest one counts.
+#
+# **Predict first:** do ten releases cost ten times the $\varepsilon$ of one?
 
 # %%
 delta = 1e-5
@@ -168,23 +181,24 @@ losses = np.linspace(-5, 25, 600) / sigma
 orders = np.linspace(1.5, 20, 200)
 rdp = steps * orders / (2 * sigma**2) + np.log(1 / delta) / (orders - 1)
 found = composed_epsilon([(sigma, steps)], sample_rate=1.0, delta=delta, accountant="pld")
+one = composed_epsilon([(sigma, 1)], sample_rate=1.0, delta=delta, accountant="pld")
 assert abs(np.log(delta_of(found, sigma / steps**0.5) / delta)) < 0.01  # by hand, as one release
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6))
-for count, color in ((1, "C1"), (steps, "C0")):
+for count, look in ((1, {"color": "C1", "linestyle": "--"}), (steps, {"color": "C0"})):
     density = norm.pdf(losses, count / (2 * sigma**2), count**0.5 / sigma)
-    left.plot(losses, density, color=color, label=f"{count} release{'s' * (count > 1)}")
+    left.plot(losses, density, label=f"{count} release{'s' * (count > 1)}", **look)
 left.axvline(found, color="0.2", linestyle=":", label=rf"$\varepsilon$ = {found:.1f} at $\delta$ = {delta:g}")
-left.set(xlabel="privacy loss (nats)", ylabel="density", title="PLD: losses add up; ε leaves δ of the tail")
+left.set(xlabel="privacy loss (nats)", ylabel="density")
+left.set_title(f"PLD: {steps} releases cost {found / one:.1f} times one")
 left.legend(fontsize="small")
-right.plot(orders, rdp, color="C2", label="bound by one moment")
+right.plot(orders, rdp, color="C2", label="bound by one order")
 right.axhline(found, color="0.2", linestyle=":", label="PLD")
 right.set(xlabel=r"order $\alpha$", ylabel=r"$\varepsilon$ (nats)", ylim=(0, 4 * found))
-right.set_title("RDP: the best of many bounds, never below")
+right.set_title(f"RDP: its lowest bound, {rdp.min():.1f}, is never below PLD")
 _ = right.legend(fontsize="small")
 
 # %%
-one = composed_epsilon([(sigma, 1)], sample_rate=1.0, delta=delta, accountant="pld")
 summary = [
     f"one release costs {one:.2f} at delta = {delta:g}, {steps} cost {found:.2f}: {found / one:.1f} times as much",
     f"RDP's best order says {rdp.min():.2f}",
@@ -201,13 +215,13 @@ plots.save(
 plots.what_to_see(summary)
 
 # %% [markdown]
-# The mean of the loss grows with $T$, its spread with $\sqrt T$ alone. While noise is large the spread is most of $\varepsilon$, so ten releases cost little more than
-# $\sqrt{10}$ times one; with little noise they cost nearly ten times.
+# The mean of the loss grows with $T$, its spread with $\sqrt T$ alone. With much noise the spread is most of $\varepsilon$, so ten releases cost little more than
+# $\sqrt{10}$ times one. With little noise the mean is most of it, and they cost nearly ten times.
 #
 # ## 5. Random batches
 #
-# *Poisson sampling* puts each record into a batch with probability $q$, on its own. With probability $1 - q$ it was not even there, so the world with the record is a mixture:
-# $(1 - q)\,N(0, \sigma^2) + q\,N(1, \sigma^2)$ against $N(0, \sigma^2)$.
+# *Poisson sampling* throws a coin for each record: it enters the batch with probability $q$, whatever the others do. With probability $1 - q$ it is not even there. So the world with the record
+# is a mixture, $(1 - q)\,N(0, \sigma^2) + q\,N(1, \sigma^2)$, against $N(0, \sigma^2)$ without it.
 #
 # **Predict first:** if every record enters a batch with probability 1/10, by how much does $\varepsilon$ fall: to a tenth?
 
@@ -230,8 +244,8 @@ for name, value in cases.items():
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Sampling takes most of the *typical* loss away: what was seldom seen is hidden by its absence, too. But $\varepsilon$ at a small $\delta$ is about rare outputs, and a rare output can still
-# give the record away. So one release falls by less than a tenth would be, and many releases, whose losses average out, by more.
+# Not to a tenth in general. Sampling takes most of the *typical* loss away, because the record is usually not there. But $\varepsilon$ at a small $\delta$ is about rare outputs, and a rare output can
+# still give the record away. So the $\varepsilon$ of one release stays above a tenth. Over many releases the losses average out, and sampling helps more.
 #
 # </details>
 #
@@ -260,14 +274,21 @@ check(largest, lambda: delta_of(0.0, noise=2.0))
 
 # %%
 each = None
-check(each, lambda: (100 / (1 / parameters["sigma"]) ** 2) ** 0.5 / parameters["sigma"])
+goal = composed_epsilon([(1.0, 1)], sample_rate=1.0, delta=delta, accountant="rdp")
+
+
+def excess(noise):
+    return composed_epsilon([(noise, 100)], sample_rate=1.0, delta=delta, accountant="rdp") - goal
+
+
+check(each, lambda: brentq(excess, 1, 100))
 
 # %% [markdown] tags=["solution"]
 # *Solution.* The evidence of $T$ releases is that of one with noise $\sigma/\sqrt T$, so $\sigma = \sqrt{100} = 10$.
 
 # %% tags=["solution"]
 each = 100**0.5
-check(each, lambda: (100 / (1 / parameters["sigma"]) ** 2) ** 0.5 / parameters["sigma"])
+check(each, lambda: brentq(excess, 1, 100))
 
 # %% [markdown]
 # 3. Set `sigma` to 0.5 and run the notebook again. Are ten releases now nearer to three or to ten times one? Section 4 says why.

@@ -15,14 +15,15 @@
 #
 # **After this notebook you can**
 #
-# * say what clipping takes from a private mean loss and what noise adds, and compute both in closed form,
-# * find the threshold $R_l$ of least error, and place the paper's $R_l = L$ beside it,
-# * say why gradients may be clipped to nothing but losses may not (Tab. "diff priv"), with numbers for real models,
-# * judge when the normal assumption of Corollary 1 holds on real losses, and compare Gaussian with Laplace noise.
+# * say what clipping takes from a private mean loss and what noise adds, and see why the best threshold lies between,
+# * derive the threshold $R_l$ of least error, and place the paper's $R_l = L$ beside it,
+# * say what both errors do to a learning rate,
+# * judge on real losses when Corollary 1's normal distribution is a good guess,
+# * say why gradients may be clipped to nothing but losses may not (Tab. "diff priv"), and why the noise is Gaussian.
 #
 # **The paper's items.** Theorem 1 and Corollary 1 ("a large $R_l$ reduces the clipping bias but magnifies the noise, and vice
 # versa"), Fig. "truncated normal", Tab. "diff priv", and the advice that follows from them: $R_l \approx L$, so that "the
-# clipping bias is close to zero". What the threshold does to the learning rate is the next notebook. Both together are a lecture of
+# clipping bias is close to zero". [Notebook 11](reports/11_parabolas.ipynb) has more on the learning rate. Both together are a lecture of
 # ninety minutes, planned in [docs/teaching.md](../docs/teaching.md).
 
 # %% tags=["parameters"]
@@ -30,7 +31,7 @@ profile = "laptop"  # how large: smoke, laptop, gpu or paper
 epsilon = 3.0  # of a run, at the task's delta
 seeds = 3  # training runs whose losses are looked at
 step = 10  # of the run, at which one batch is looked at closely
-batch_sizes = [50, 500, 5000]  # B, of sections 2 and 3
+batch_sizes = [50, 500, 5000]  # B, of sections 3 and 4
 loss_mean = 2.0  # of the normal losses (nats)
 loss_std = 0.4  # of the normal losses (nats)
 
@@ -56,8 +57,10 @@ import numpy as np
 from IPython.display import Markdown, display
 from scipy import stats
 
+from hyfreedp import normal_clipping_bias
 from hyfreedp.experiments.accounting_of_the_paper import Counting, calibrate
 from hyfreedp.experiments.book.exercises import check
+from hyfreedp.experiments.book.sliders import sliders
 from hyfreedp.experiments.store import plots
 from hyfreedp.experiments.store.cache import cached
 from hyfreedp.experiments.store.paths import CELLS
@@ -79,9 +82,13 @@ parameters = {
 # %% [markdown]
 # ## Data: a run and its budget
 #
-# Where real losses are needed, they are those of a network that learns 1,500 handwritten digits under the budget above
-# (preset "paper", which probes at every step here). The noise multipliers are those of preset "paper", which pays for its probes by a little more noise on the
-# gradient. Raw losses are used here to *teach*. They are not private; a run never shows them.
+# A classifier's loss is $-\log$ of the probability that it gives to the right answer. With the natural logarithm the unit is the **nat**: whoever
+# guesses among ten classes pays $\ln 10 = 2.3$ nats.
+#
+# Where real losses are needed, they are those of a network that learns 1,500 handwritten digits under the budget above. It is trained by preset
+# "paper", which measures losses at every step here and pays for them by a little more noise on the gradient. The *noise multipliers*
+# $\sigma_g$ and $\sigma_l$ are the standard deviations of the noise on a sum of gradients or losses, in units of what one record can change.
+# Raw losses are used here to *teach*. They are not private; a run never shows them.
 
 # %%
 task = TASKS["digits"]
@@ -96,10 +103,114 @@ text = (
 display(Markdown(text))
 
 # %% [markdown]
-# ## 1. What clipping takes: Fig. "truncated normal"
+# ## 1. Too low or too high: the U
 #
-# A private mean loss clips every loss at $R_l$ before it adds them up. What is cut off is the *clipping bias*, the mean of
-# $\mathrm{ReLU}(L_i - R_l)$. For losses $L_i \sim \mathcal N(\mu, \xi^2)$ it is, with $\alpha = (R_l - \mu)/\xi$ (Corollary 1),
+# A run wants to know the mean loss $L$ of a batch of about $B$ records, and must not show any single loss $L_i$. So it cuts every loss at a threshold
+# $R_l$: then one record moves the sum by $R_l$ at most. This is *clipping*. Normal noise in proportion to $R_l$ hides such a move:
+#
+# $$ \tilde L = \frac1B\Big[\sum_i \min(L_i, R_l) + \sigma_l R_l\, \mathcal N(0, 1)\Big]. $$
+#
+# **The target** is the mean loss *of the batch*, not of the population. A run without privacy sees that mean, too; that the batch was drawn at
+# random is an error of both.
+#
+# Two errors remain. The **bias** is what clipping took away, $\frac1B\sum_i \mathrm{ReLU}(L_i - R_l)$, where $\mathrm{ReLU}(x) = \max(x, 0)$. It is the same
+# however often one releases the batch. The **noise** is different every time; its variance is $(\sigma_l R_l / B)^2$. Since its mean is zero, the mean squared error of
+# the release is
+#
+# $$ \text{MSE}(R_l) = \text{bias}(R_l)^2 + \left(\frac{\sigma_l R_l}{B}\right)^2. $$
+#
+# A higher threshold has less of the first and more of the second. Below they are drawn for normal losses with the mean and standard deviation of the
+# parameters, which is early training on ten classes.
+#
+# **Predict first:** at the bottom of the U, are the two parts equal?
+
+# %%
+normal = {"mean": loss_mean, "std": loss_std}
+u = bias_variance.trade_off(**normal, noise_multiplier=sigma_loss, batch_size=task.batch_size)
+parts = {"squared bias": u.curves.bias**2, "variance": u.curves.noise**2, "their sum": u.curves.rmse**2}
+looks = dict(zip(parts, (plots.STYLES["paper"], plots.STYLES["best"], plots.SERIES[0]), strict=True))
+bottom = u.error_at(u.best) ** 2
+bias_at_best = normal_clipping_bias([u.best], **normal).item()
+
+# %%
+figure, axis = plt.subplots(figsize=(7, 4.2))
+for name, values in parts.items():
+    axis.plot(u.curves.threshold, values, label=name, linewidth=2.5, **plots.line(looks[name]))
+axis.plot(u.best, bottom, "*", color=plots.STYLES["alternative"]["color"], markeredgecolor="black", markersize=18)
+axis.annotate(
+    f"best: $R_l$ = {u.best:.2f}",
+    (u.best, bottom),
+    (1.05 * u.best, 2.4 * bottom),
+    arrowprops={"arrowstyle": "-", "color": "0.3"},
+)
+axis.text(0.04, 0.5, "clips too much", transform=axis.transAxes)
+axis.text(0.96, 0.25, "needs much noise", ha="right", transform=axis.transAxes)
+axis.set(xlim=(0.25 * u.best, 2.2 * u.best), ylim=(0, 5 * bottom), xlabel="threshold $R_l$ (nats)")
+axis.set_ylabel("squared error of the mean loss (nats²)")
+axis.set_title(f"Bias falls and variance rises: their sum is least between (B = {task.batch_size})")
+plots.legend_below(axis, ncols=3)
+
+# %%
+summary = [
+    f"B = {task.batch_size}, sigma_l = {sigma_loss:.1f}: the mean squared error is least at R_l = {u.best:.2f} nats, with {bottom:.3g} nats² "
+    f"({bottom**0.5:.2f} nats as a root)",
+    f"there the squared bias is only {bias_at_best**2 / bottom:.0%} of the sum: not the heights are equal at the bottom but the slopes",
+]
+plots.save(
+    figure,
+    "01_bias_variance",
+    parameters=parameters,
+    inputs=[],
+    shows="Squared clipping bias, noise variance and their sum for the private mean of normal losses, against R_l.",
+    claim='§"Bias-variance trade-off": a large R_l reduces the clipping bias but magnifies the noise, and vice versa.',
+    summary=summary,
+)
+plots.what_to_see(summary)
+
+# %% [markdown]
+# **Where is the bottom?** In three steps:
+#
+# 1. Raise $R_l$ a little. Every loss above it gets just as much back, so the bias falls at the rate $\mathbb P(L_i > R_l)$, the share of losses that are clipped.
+# 2. So the squared bias falls at the rate $2\,\text{bias}\cdot\mathbb P(L_i > R_l)$, and the variance rises at the rate $2\,(\sigma_l/B)^2 R_l$.
+# 3. At the bottom the two rates cancel:
+#
+# $$ \text{bias}(R)\;\mathbb P(L_i > R) = \left(\frac{\sigma_l}{B}\right)^2 R . $$
+#
+# The left side falls to zero and the right side grows from zero. So they meet once, and there is one bottom.
+#
+# **Move it yourself.** The vertical axis follows the bottom of the U, so look at its numbers.
+#
+# **Predict first:** double $B$ and double $\sigma_l$. What happens to the U?
+
+# %%
+thresholds = np.linspace(0.1, 3, 59) * loss_mean
+dials = {"batch size B": [50, 100, 250, 500, 1000, 2000, 4000], "noise multiplier σ_l": [6, 12, 23, 46]}
+squared_bias = np.asarray(normal_clipping_bias(thresholds, **normal)) ** 2
+sizes_shown, noises_shown = (np.array(places, dtype=float) for places in dials.values())
+variance = (noises_shown[:, None] * thresholds / sizes_shown[:, None, None]) ** 2
+shown = zip(looks.items(), (squared_bias, variance, squared_bias + variance), strict=True)
+sliders(
+    "01_bias_variance",
+    thresholds,
+    {name: (look, values) for (name, look), values in shown},
+    dials,
+    x_label="threshold R_l (nats)",
+    y_label="squared error (nats²)",
+    least=2,
+    zoom=6,
+)
+
+# %% [markdown]
+# <details><summary>Answer</summary>
+#
+# Nothing: the variance depends on $\sigma_l/B$ alone, and the bias on neither. Less noise or a larger batch moves the bottom up, towards less clipping.
+#
+# </details>
+#
+# ## 2. What clipping takes: Fig. "truncated normal"
+#
+# How large is the bias? For losses $L_i \sim \mathcal N(\mu, \xi^2)$ it has a closed form. Let $\alpha = (R_l - \mu)/\xi$, the threshold in standard deviations above the
+# mean, and let $\phi$ and $\Phi$ be the density and the distribution function of a standard normal. Then (Corollary 1)
 #
 # $$ \big[\mathbb E(L_i \mid L_i > R_l) - R_l\big]\, \mathbb P(L_i > R_l) = \xi\, \big[\phi(\alpha) - \alpha\,(1 - \Phi(\alpha))\big]. $$
 #
@@ -132,21 +243,18 @@ plots.what_to_see(summary)
 # The curve never reaches zero but falls faster than any exponential: two standard deviations above the mean, hardly anything
 # is lost, *if* losses are normal. Section 5 looks at real ones.
 #
-# ## 2. Theorem 1 and Corollary 1 on trial
+# ## 3. Theorem 1 and Corollary 1 on trial
 #
-# Theorem 1 states two facts about $\tilde L = \frac1B\big[\sum_i \min(L_i, R_l) + \sigma_l R_l\, \mathcal N(0, 1)\big]$:
+# Theorem 1 says for *any* losses what section 1 used:
 #
 # $$ \text{bias} = \frac1B \sum_i \mathrm{ReLU}(L_i - R_l), \qquad
-#    \text{noise (sd)} = \frac{\sigma_l R_l}{B}. $$
+#    \text{noise (standard deviation)} = \frac{\sigma_l R_l}{B}. $$
 #
-# We test them without using them. Left: batches of normal losses are drawn, and their mean bias is compared with Corollary 1.
+# We test both without using them. Left: batches of normal losses are drawn, and their mean bias is compared with Corollary 1.
 # Right: *one* batch of real losses is released again and again by `privatize_loss`; what the releases miss on average is the
 # bias, their scatter is the noise.
 #
-# The tables behind the plot: `bias` and `noise` as simulated, `*_error` their standard errors, `spread` the standard deviation
-# of the bias from batch to batch.
-#
-# **Predict first:** the corollary is about $B \to \infty$. Will the mean bias of batches of 50 lie above, on or below the curve?
+# **Predict first:** the corollary is stated for $B \to \infty$. Take many batches of 50. Will their mean bias lie above, on or below the curve?
 
 # %%
 batches, runs, small_batch = sizes["batches"], sizes["releases"], batch_sizes[0]
@@ -180,22 +288,17 @@ plots.what_to_see(summary)
 
 # %% [markdown]
 # The mean over batches lies *on* the curve at every $B$: the expected bias of one loss does not depend on $B$, only its scatter
-# does (grey band). The limit $B \to \infty$ in the theorem is the law of large numbers for that scatter.
+# does (grey band). The limit $B \to \infty$ in the corollary only makes that scatter vanish.
 #
-# ## 3. The trade-off, and its optimum
+# ## 4. The paper's $R_l = L$
 #
-# Bias falls with $R_l$ and noise grows with it. The mean squared error of the released mean loss is the sum of their squares,
-#
-# $$ \text{MSE}(R_l) = \text{bias}(R_l)^2 + \Big(\frac{\sigma_l R_l}{B}\Big)^2, $$
-#
-# and its root, the *total*, has one minimum, where $\text{bias}(R)\,\mathbb P(L > R) = (\sigma_l/B)^2 R$. Below: normal losses with the mean and standard deviation of the
-# parameters, early training of a ten-class problem ($\ln 10 = 2.3$), at the $\sigma_l$ of the digits task. Only $B$ changes, as
-# in Theorem 1. (In a run $\sigma_l$ would follow $B$, through the sample rate.) The dots release simulated batches.
+# The paper sets the threshold to the loss that was released last, so that $R_l \approx L$. In practice it takes a "more conservative" one, the sum of the three losses that it measures: about $3L$.
+# How good is that? Here are three U's. Only $B$ changes, as in Theorem 1. (In a run $\sigma_l$ would follow $B$, because the chance that a record is in a batch does.) The dots
+# release simulated batches.
 #
 # **Predict first:** as $B$ grows tenfold, does the best $R_l$ move towards the mean loss or away from it?
 
 # %%
-normal = {"mean": loss_mean, "std": loss_std}
 trade_offs = {
     size: bias_variance.trade_off(**normal, noise_multiplier=sigma_loss, batch_size=size, batches=sizes["batches"])
     for size in batch_sizes
@@ -206,57 +309,20 @@ figure = bias_variance_figures.draw_trade_offs(trade_offs, loss_mean)
 summary = bias_variance_figures.trade_off_findings(trade_offs, loss_mean)
 plots.save(
     figure,
-    "01_bias_variance",
+    "01_bias_variance_batches",
     parameters=parameters,
     inputs=[],
-    shows="Clipping bias, noise and total error of the private mean of normal losses against R_l, for several batch sizes.",
+    shows="Squared bias, variance and their sum for the private mean of normal losses against R_l, for several batch sizes.",
     claim='Theorem 1 and §"Bias-variance trade-off": R_l = L makes the clipping bias close to zero and the noise small.',
     summary=summary,
 )
 plots.what_to_see(summary)
 
 # %% [markdown]
-# The best threshold grows with $B$, since noise fades and bias does not. In small batches it lies below the mean loss, where
-# *most* losses are clipped; in large ones well above. The paper's $R_l = L$ is no optimum of anything: at $\alpha = 0$ the bias
-# is $0.4\,\xi$ whatever $B$, so in large batches it is the whole error. The sum of three losses, which the paper uses in
+# The best threshold grows with $B$, since noise fades and bias does not. In small batches it lies below the mean loss, so that *most* losses are
+# clipped. In large ones it lies well above. The paper's $R_l = L$ is not the bottom of any of these U's. At the mean the bias
+# is $0.4\,\xi$ whatever $B$ is, so in large batches it is the whole error. The sum of three losses, which the paper uses in
 # practice, errs to the side of noise.
-#
-# ## 4. Why gradients may be normalised and losses may not: Tab. "diff priv"
-#
-# A loss is one number, a gradient has $d$. With $z \sim \mathcal N(0, I_d)$, the expected noise is
-# $\mathbb E\|z\|\,\sigma R / B$, which is $\sqrt{2/\pi}\,\sigma_l R_l/B$ for the loss and nearly $\sqrt d\,\sigma_g R_g/B$ for the
-# gradient. The table computes both for three models, in units of their own clip ($R_l$, $R_g$), for the noise that the budget
-# above allows: for the digits network on its own task, for vision transformers on CIFAR-10 with $B = 1{,}000$ and 5 epochs
-# (the paper states neither). Columns: `formula` as the paper prints it, `exact` with $\mathbb E\|z\|$ exact, `simulated` through
-# `privatize_loss` and `privatize_gradient` on nothing but noise, with its standard `error`.
-#
-# **Predict first:** the mean of gradients normalised to length 1 has length 1 at most. How long is the noise on it, for a model
-# of 86 million parameters and a batch of 1,000?
-
-# %%
-models = noise_magnitudes.paper_models(CELLS, three_losses, epsilon, transformers=profile != "smoke")
-magnitudes = cached(CELLS, noise_magnitudes.noise_magnitudes, models=models, seeds=seeds)
-display(magnitudes.style.format(precision=4, thousands=",").hide(axis="index"))
-
-# %%
-ratio = magnitudes.pivot(index="model", columns="quantity", values="exact").eval("gradient / loss")
-summary = [
-    f"Gradient noise is {ratio.min():,.0f} to {ratio.max():,.0f} times the loss noise, each in units of its clip."
-]
-plots.save_table(
-    magnitudes,
-    "01_bias_variance_noise",
-    parameters=parameters,
-    inputs=[],
-    shows="Expected noise of the private mean loss and gradient in units of their clips, by formula and simulated.",
-    claim='Tab. "diff priv": noise sqrt(2/pi) sigma_l R_l / B on the loss, sqrt(d) sigma_g R_g / B on the gradient.',
-    summary=summary,
-)
-plots.what_to_see(summary)
-
-# %% [markdown]
-# The gradient survives because its noise spreads over all directions and averages out over steps; the loss has one direction, and
-# bias in it stays.
 
 # %% [markdown]
 # ## 5. Are losses normal?
@@ -293,18 +359,127 @@ plots.what_to_see(summary)
 
 # %% [markdown]
 # Early on the normal gives nearly the right bias, whatever the shape of the histogram. Later it fails in both directions: too much
-# bias at $R_l = L$ and far too little at generous thresholds. A normal with the same moments puts much of its mass below zero,
-# where no cross-entropy is, and misses the few large losses that make up nearly all of the mean. A rule for $R_l$ must be generous then, or look
-# at something other than the mean. (`keeps_99_percent` is the threshold, in units of $L$, that takes 1 % of the mean.)
+# bias at $R_l = L$ and far too little at generous thresholds. A normal with the same mean and standard deviation has much of its weight below zero,
+# where no loss of a classifier is. And it misses the few large losses that make up much of the mean. A rule for $R_l$ must be generous then, or look
+# at something other than the mean. (`skewness` is zero for a normal, and positive with a long tail of large losses. `keeps_99_percent` is the threshold, in units of $L$, that takes 1 % of the mean.)
+
+# %% [markdown]
+# ## 6. What it does to the learning rate
 #
-# ## 6. Gaussian or Laplace noise?
+# Nobody needs the loss for its own sake. The run measures it behind ($L_+$) and ahead ($L_-$) of its place, at a distance $h$ along the
+# update, and takes the slope $b = (L_+ - L_-)/2h$ to find a rate ([notebook 04](04_curve_fit.ipynb)). So what counts is the error of a *difference*. Now the target is the slope on
+# the raw losses of the batch. Its bias is what clipping takes from the difference; its noise is $\sigma_l R_l / (\sqrt2 B h)$, since two noises are
+# subtracted and divided by $2h$.
 #
-# A scalar may be clipped in L1 norm and get Laplace noise instead ("Gaussian by default", says the paper). Both are calibrated
-# here to the *same* budget by RDP, with three losses and the gradient on one batch. The Laplace scale is $\sigma_l R_l / B$, its standard
-# deviation $\sqrt2$ times that.
+# The losses are those of section 5, at the distance $h$ that the run probes: its own rate. Squared errors are drawn in units of the squared slope. **The line at 1 is a run that measures nothing and
+# says "slope zero".**
 #
-# **Predict first:** for a single release of pure $\varepsilon$, Laplace is often the better choice. And for many releases composed
-# with a Gaussian gradient?
+# **Predict first:** at $R_l = L$, is the measured slope better than that?
+
+# %%
+ratios = np.linspace(0, 4, 81)
+
+
+def slope_errors(losses):
+    """Squared bias, variance and their sum of the slope, in units of its square; losses ahead, here and behind, shape (3, B)."""
+    ahead, here, behind = losses
+    cuts = ratios[:, None] * here.mean()
+    slope = (behind - ahead).mean() / 2
+    clipped = (np.minimum(behind, cuts) - np.minimum(ahead, cuts)).mean(axis=1) / 2
+    noise = sigma_loss * cuts[:, 0] / here.size / 2**0.5
+    return np.array([(slope - clipped) ** 2, noise**2, (slope - clipped) ** 2 + noise**2]) / slope**2
+
+
+slopes = {stage: [slope_errors(clouds.losses_of(run, stage, "batch")) for run in probed] for stage in sizes["stages"]}
+
+# %%
+figure, axes = plt.subplots(1, len(slopes), figsize=(max(5, 3.6 * len(slopes)), 3.8), sharey=True, squeeze=False)
+for axis, (stage, found) in zip(axes[0], slopes.items(), strict=True):
+    for (name, look), values in zip(looks.items(), np.swapaxes(found, 0, 1), strict=True):
+        axis.plot(ratios, values.mean(axis=0), label=name, **plots.line(look))
+        axis.fill_between(ratios, values.min(axis=0), values.max(axis=0), color=look["color"], alpha=0.15)
+    at_mean = np.mean(found, axis=0)[2, ratios == 1].item()
+    axis.axhline(1, color="0.4", linewidth=1.2, label='"slope zero"')
+    axis.axvline(1, color="0.4", linestyle=":", linewidth=1.2, label="the paper's $R_l = L$")
+    axis.set(ylim=(0, 6), xlabel="threshold $R_l$ / mean loss $L$")
+    axis.set_title(f"step {stage}: at L {at_mean:.2g} times\nthe error of saying nothing")
+axes[0, 0].set_ylabel("squared error / squared slope")
+plots.shared_legend(figure, axes[0], ncols=5, fontsize="small")
+
+# %%
+summary = [
+    f"step {stage}: at R_l = L the slope's squared error is {total[ratios == 1].item():.2g} times the slope's square; "
+    + (
+        f"at the best threshold, {ratios[total.argmin()]:.2g} L, {total.min():.2g} times"
+        if total.min() < 1
+        else "no threshold beats saying nothing"
+    )
+    for stage, found in slopes.items()
+    for total in [np.mean(found, axis=0)[2]]
+]
+plots.save(
+    figure,
+    "01_bias_variance_slope",
+    parameters=parameters,
+    inputs=run_inputs,
+    shows="Squared bias, variance and their sum for the slope that a probe measures, against R_l (bands: all seeds).",
+    claim='Fig. "lr loss curve": sigma_l has negligible interference with the precision of estimating eta.',
+    summary=summary,
+)
+plots.what_to_see(summary)
+
+# %% [markdown]
+# The mean loss is known well, and the slope is not. Noise that is small against a loss can be large against its *change* over one step. There are three ways out: look
+# farther, take a larger batch, or ask another question. Notebook [04](04_curve_fit.ipynb) looks farther, and asks another question.
+#
+# ## 7. Why gradients may be normalised and losses may not: Tab. "diff priv"
+#
+# A gradient is clipped, too: one that is longer than $R_g$ is shortened to $R_g$. The paper even *normalises* gradients: all get length 1, whatever their own was. So nearly
+# everything is clipped, and the bias is large. Why does nobody mind?
+#
+# A loss is one number, a gradient has $d$, one for each weight of the model. If $z$ has $d$ independent standard normal entries, the noise is as long as
+# $\mathbb E\|z\|\,\sigma R / B$ on average. That is $\sqrt{2/\pi}\,\sigma_l R_l/B$ for the loss and nearly $\sqrt d\,\sigma_g R_g/B$ for the
+# gradient. The table has both for three models, in units of their own clip ($R_l$, $R_g$). The noise is what the budget
+# above allows: for the digits network on its own task, for vision transformers on CIFAR-10 with $B = 1{,}000$ and 5 epochs
+# (the paper states neither). Columns: `formula` as the paper prints it, `exact` with $\mathbb E\|z\|$ exact, `simulated` through
+# `privatize_loss` and `privatize_gradient` on nothing but noise, with its standard `error`.
+#
+# **Predict first:** the mean of gradients normalised to length 1 has length 1 at most. How long is the noise on it, for a model
+# of 86 million parameters and a batch of 1,000?
+
+# %%
+models = noise_magnitudes.paper_models(CELLS, three_losses, epsilon, transformers=profile != "smoke")
+magnitudes = cached(CELLS, noise_magnitudes.noise_magnitudes, models=models, seeds=seeds)
+display(magnitudes.style.format(precision=4, thousands=",").hide(axis="index"))
+
+# %%
+ratio = magnitudes.pivot(index="model", columns="quantity", values="exact").eval("gradient / loss")
+summary = [
+    f"Gradient noise is {ratio.min():,.0f} to {ratio.max():,.0f} times the loss noise, each in units of its clip."
+]
+plots.save_table(
+    magnitudes,
+    "01_bias_variance_noise",
+    parameters=parameters,
+    inputs=[],
+    shows="Expected noise of the private mean loss and gradient in units of their clips, by formula and simulated.",
+    claim='Tab. "diff priv": noise sqrt(2/pi) sigma_l R_l / B on the loss, sqrt(d) sigma_g R_g / B on the gradient.',
+    summary=summary,
+)
+plots.what_to_see(summary)
+
+# %% [markdown]
+# Under so much noise the bias of clipping hardly shows. And the gradient survives: its noise spreads over all $d$ directions, of which few matter, and
+# averages out over the steps. A loss has one direction. Its noise is small, so its bias shows, and it stays.
+#
+# ## 8. Gaussian or Laplace noise?
+#
+# Noise need not be normal. A *Laplace* distribution of scale $s$ has the density $e^{-|x|/s}/2s$, and the standard deviation $\sqrt2\,s$. Its privacy loss (notebook 00) never
+# exceeds $1/s$ per unit moved, so it needs no $\delta$. The paper's noise is "Gaussian by default". Both are calibrated
+# here to the *same* budget by RDP, with three losses and the gradient on one batch; the Laplace scale is $\sigma_l R_l / B$.
+#
+# **Predict first:** for a single release with $\delta = 0$, Laplace is the usual choice. And for many releases beside a
+# Gaussian gradient?
 
 # %%
 plan = budget | {"interval": 5}
@@ -318,20 +493,24 @@ trades = {
 }
 figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.7))
 grid = np.linspace(-4.5, 4.5, 401) * deviations["gaussian"] / task.batch_size
-for name, style in (("gaussian", "alternative"), ("laplace", "paper")):
+for name, style in (("gaussian", "paper"), ("laplace", "reference")):
     look = plots.line(plots.STYLES[style]) | {"label": name}
     density = (stats.norm if name == "gaussian" else stats.laplace)(scale=noises[name] / task.batch_size)
     left.plot(grid, density.pdf(grid), **look)
-    right.plot(trades[name].curves.threshold, trades[name].curves.rmse, **look)
+    right.plot(trades[name].curves.threshold, trades[name].curves.rmse ** 2, **look)
 left.set(xlabel="noise of the private mean loss (units of $R_l$)", ylabel="density", yscale="log", ylim=(1e-3, None))
-right.set(xscale="log", yscale="log", xlabel="threshold $R_l$ (nats)", ylabel="total error of the mean loss (nats)")
+right.set(xlim=(0, 3 * loss_mean), ylim=(0, 6 * trades["laplace"].error_at(trades["laplace"].best) ** 2))
+right.set(xlabel="threshold $R_l$ (nats)", ylabel="squared error of the mean loss (nats²)")
+wider = deviations["laplace"] > deviations["gaussian"]
+left.set_title(f"At equal privacy Laplace noise is {'wider' if wider else 'narrower'}")
+right.set_title(f"so its U lies {'higher' if wider else 'lower'}")
 plots.shared_legend(figure, [left], ncols=2)
 
 # %%
-variance = (deviations["laplace"] / deviations["gaussian"]) ** 2 - 1
+more = (deviations["laplace"] / deviations["gaussian"]) ** 2 - 1
 least = {name: trade.error_at(trade.best) for name, trade in trades.items()}
 summary = [
-    f"At epsilon = {epsilon:g} on the same batch, Laplace noise has {variance:+.0%} variance (sigma_l = {noises['laplace']:.1f} "
+    f"At epsilon = {epsilon:g} on the same batch, Laplace noise has {more:+.0%} variance (sigma_l = {noises['laplace']:.1f} "
     f"against {noises['gaussian']:.1f}); its least error is {least['laplace'] / least['gaussian']:.2f} times the Gaussian's."
 ]
 plots.save(
@@ -346,8 +525,8 @@ plots.save(
 plots.what_to_see(summary)
 
 # %% [markdown]
-# Over many releases it is not the worst case of the privacy loss that counts but its variance, and by that measure a Laplace of
-# scale $s$ costs about as much as a Gaussian of standard deviation $s$ (compare the two $\sigma_l$), while its own standard deviation
+# Over many releases the worst case of the privacy loss counts little; its variance counts. By that measure a Laplace of
+# scale $s$ costs about as much as a Gaussian of standard deviation $s$ (compare the two $\sigma_l$). But its own standard deviation
 # is $\sqrt2\, s$. The paper's default is the right one.
 #
 # ## Verdict
@@ -359,9 +538,9 @@ verdict("01_bias_variance", decided, parameters=parameters, inputs=run_inputs[:1
 # %% [markdown]
 # ## Where this differs from the paper
 #
-# * Sections 1 to 4 restate the paper's formulas; the numbers in Tab. "diff priv" are ours, since the paper prints formulas only.
-# * The paper finds $R_l = L$, or the sum of three losses, without a computed optimum; sections 3 and 5 look for one, on normal and on
-#   real losses.
+# * Sections 2, 3 and 7 restate the paper's formulas; the numbers in Tab. "diff priv" are ours, since the paper prints formulas only.
+# * The paper finds $R_l = L$, or the sum of three losses, without a computed optimum; section 4 looks for one on normal losses, section 6 on
+#   the slope of real ones.
 # * Real losses come from a small network trained from scratch (profile `laptop`), not from fine-tuning a vision transformer. There
 #   $B$ is larger and $\sigma_l$ smaller, so noise matters less and bias more.
 # * Noise is calibrated with gradient and losses on the same batch, as Algorithm 1 runs; the paper counts them apart.
@@ -371,23 +550,19 @@ verdict("01_bias_variance", decided, parameters=parameters, inputs=run_inputs[:1
 # Put your answer in place of `None` and run the cell; it says whether you are right. Solutions are in
 # [`solutions/`](solutions/01_bias_variance.ipynb).
 #
-# 1. Derive the equation of section 3 for the best threshold, and explain why it has exactly one solution. Which threshold (in nats) is it
-#    for losses with mean 2 and standard deviation 0.4, $B = 500$ and $\sigma_l = 100$?
+# 1. Solve the equation of section 1 for normal losses with mean 2 and standard deviation 0.4, $B = 500$ and $\sigma_l = 100$. Which threshold is best, in nats? Which
+#    share of the losses does it clip?
 
 # %%
 best_threshold = None
 check(best_threshold, lambda: bias_variance.optimal_threshold(2.0, 0.4, noise_multiplier=100, expected_batch_size=500))
 
 # %% [markdown] tags=["solution"]
-# *Solution.* The squared error is $\text{bias}^2 + (\sigma_l/B)^2 R^2$, and the derivative of the bias is $-\mathbb P(L > R)$. Setting
-# the derivative to zero gives the equation. Its left side, $\text{bias}(R)\,\mathbb P(L > R)$, is positive and falls to zero, its
-# right side grows from zero, so they meet once.
+# *Solution.* A root finder does it: bias and probability have closed forms. The noise is large, so the best threshold lies below the mean and clips most losses.
 
 # %% tags=["solution"]
 from scipy.optimize import brentq
 from scipy.stats import norm
-
-from hyfreedp import normal_clipping_bias
 
 
 def excess(R):
@@ -395,10 +570,11 @@ def excess(R):
 
 
 best_threshold = brentq(excess, 0.1, 10)
+print(f"{best_threshold:.2f} nats, which clip {norm.sf(best_threshold, 2.0, 0.4):.0%} of the losses")
 check(best_threshold, lambda: bias_variance.optimal_threshold(2.0, 0.4, noise_multiplier=100, expected_batch_size=500))
 
 # %% [markdown]
-# 2. In section 3, $\sigma_l$ was held fixed while $B$ grew. At fixed N and number of steps, by which factor does $\sigma_l / B$ fall
+# 2. In section 4, $\sigma_l$ was held fixed while $B$ grew. At fixed N and number of steps, by which factor does $\sigma_l / B$ fall
 #    as $B$ grows from 150 to 1,500? (Give the first divided by the second; `bias_variance.noise_of(CELLS, budget | {"sample_rate": ...},
 #    allocation="per_step").sigma_loss` calibrates.)
 
@@ -413,5 +589,20 @@ check(factor, lambda: bias_variance.fall_of_noise(CELLS, budget, task.train_size
 
 # %% [markdown] tags=["solution"]
 # *Solution.* Far less than tenfold. As long as the noise is large, $\sigma_l$ grows nearly in proportion to $q$, and the noise on the mean
-# hardly falls: at a fixed number of steps, larger batches bring little. What the small multiples of section 3 show needs a larger
+# hardly falls: at a fixed number of steps, larger batches bring little. What the three U's of section 4 show needs a larger
 # *data set*.
+
+# %% [markdown]
+# 3. Take the *population* mean as the target in section 1: a batch of 500 random records misses it even without clipping and noise. By how many nats (root mean square), if losses have a
+#    standard deviation of 0.4?
+
+# %%
+population_error = None
+check(population_error, lambda: stats.sem([1.6, 2.4] * 250, ddof=0))
+
+# %% [markdown] tags=["solution"]
+# *Solution.* $0.4/\sqrt{500} = 0.018$ nats. Beside the 0.12 nats of the bottom of the U that is little, and clipping makes it smaller still. So the bottom hardly moves.
+
+# %% tags=["solution"]
+population_error = 0.4 / 500**0.5
+check(population_error, lambda: stats.sem([1.6, 2.4] * 250, ddof=0))

@@ -67,7 +67,7 @@ parameters = {name: globals()[name] for name in names}
 # %% [markdown]
 # ## 1. The problem
 #
-# A straight line through noisy points: two parameters $\mathbf w$, and for each record half the squared error as its loss. A few records are far off the line, as real ones are.
+# A straight line through noisy points. It has two parameters $\mathbf w$: slope and intercept. The loss of a record is half its squared error. A few records are far off the line, as real ones are.
 
 # %%
 rng = np.random.default_rng(seed)
@@ -89,9 +89,11 @@ def gradients_at(w, batch):
 # %% [markdown]
 # ## 2. Clip, sum, noise
 #
-# The sum of gradients shows every record that is in it, and one far-off record may rule it. So each gradient is divided by its own norm, plus 0.01 (*automatic clipping*). Then none is longer
-# than 1, and one record more or less moves the sum by at most 1: that is its *sensitivity*. Noise of $\sigma$ times the sensitivity hides it, as it hid one record of a count in notebook 00. Last, the
-# sum is divided by the *expected* batch size $B$; the true size would tell how many came. These are lines 2 to 4 of Algorithm 1.
+# The sum of gradients shows every record that is in it, and one far-off record moves it as far as it likes. So each gradient is divided by its own length plus 0.01. This is *automatic clipping*. Then all are
+# shorter than 1. The 0.01 matters for very short gradients alone: without it even a gradient of pure rounding error would get length 1, and a gradient of zero would be 0/0.
+#
+# Now one record more or less moves the sum by at most 1: that is its *sensitivity*. Noise with a standard deviation of $\sigma$ times the sensitivity hides it, as it hid one record of a count
+# in notebook 00. Last, the sum is divided by the *expected* batch size $B = qN$; the true size would tell how many came. These are lines 2 to 4 of Algorithm 1.
 
 # %%
 w = np.array([0.0, 0.0])
@@ -109,19 +111,20 @@ print(f"batch of {batch.sum()}; mean of clipped gradients {total / B}, the priva
 # **Predict first:** the longest gradient is many times as long as the median one. Which share of the raw sum is its own, and which of the clipped sum?
 
 # %%
+tenth = np.sort(norms.ravel())[-len(norms) // 10 :].sum() / norms.sum()
 figure, axes = plt.subplots(1, 2, figsize=(9, 3.8))
-for axis, arrows, title in zip(
-    axes, (-gradients, -clipped), ("Raw: a few records rule", "Clipped: each is at most 1 long"), strict=True
-):
+titles = f"Raw: the longest tenth has {tenth:.0%} of all length", "Clipped: none is longer than 1"
+for axis, arrows, title in zip(axes, (-gradients, -clipped), titles, strict=True):
     axis.quiver(*np.zeros((2, len(arrows))), *arrows.T, angles="xy", scale_units="xy", scale=1, width=0.004, alpha=0.4)
     limit = 1.1 * abs(arrows).max()
-    axis.set(xlim=(-limit, limit), ylim=(-limit, limit), aspect="equal", xlabel="slope", ylabel="intercept")
+    axis.set(xlim=(-limit, limit), ylim=(-limit, limit), aspect="equal")
+    axis.set(xlabel="step of the slope (−gradient)", ylabel="step of the intercept")
     axis.set_title(title)
 
 # %%
 share = norms.max() / norms.sum()
 summary = [
-    f"the longest of {len(norms)} gradients is {norms.max() / np.median(norms):.1f} times the median one: {share:.0%} of all length",
+    f"the longest of {len(norms)} gradients is {norms.max() / np.median(norms):.1f} times the median one: {share:.0%} of all length; the longest tenth has {tenth:.0%}",
     f"clipped, each has at most {1 / len(norms):.0%}",
 ]
 plots.save(
@@ -138,10 +141,13 @@ plots.what_to_see(summary)
 # %% [markdown]
 # ## 3. Fit: a rate from three private losses
 #
-# How far should the step go? The paper looks at the loss a step ahead and a step behind, along the private gradient. Each record's loss is cut to $[0, R_l]$, the sum gets noise, and a parabola
-# goes through the three points. Its bottom is at slope over curvature, $\eta = b/a$ (lines 6 to 10).
+# How far should the step go? The paper *probes*: it measures the loss here, a step ahead and a step behind, along the private gradient. Each record's loss is cut to $[0, R_l]$, so that it moves a
+# sum by $R_l$ at most. The sum gets noise of $\sigma_l R_l$. A parabola goes through the three points. With slope $b$ downhill and curvature $a$ its bottom is at the distance $\eta = b/a$ (lines 6
+# to 10).
 #
-# **Predict first:** with noise of $\sigma_l$ on each sum, will the parabola still have its bottom near the true one?
+# Below are three thresholds: one that cuts hardly anything, one that cuts the largest losses, and one that cuts many.
+#
+# **Predict first:** will the noisy parabola still have its bottom near the true one?
 
 # %%
 eta = 2.0
@@ -169,22 +175,25 @@ for R in (60.0, 20.0, 4.0):
 # <details><summary>Answer</summary>
 #
 # At no threshold here. A large $R_l$ cuts nothing, and its noise drowns the parabola: slope and curvature are *differences* of losses, and the noise is that of whole losses. A small $R_l$ has
-# little noise, and cuts the highest of the three losses most, until the parabola bends the wrong way and its bottom is a top. Notebook 01 is about this trade-off, notebook 04 about a way out.
+# little noise. But it cuts the highest of the three losses most, until the parabola bends the wrong way and its bottom is a top. A distance below zero would be a step uphill. Notebook 01 is about
+# this trade-off, notebook 04 about a way out.
 #
 # </details>
 #
 # ## 4. Update, and again
 #
-# Thirty lines are a whole private run. With a fixed rate:
+# Here is a whole private run, with a fixed rate. Each step moves against the private gradient.
+#
+# **Predict first:** the gradients are all made equally long, and noise is added at every step. Where does the run end?
 
 # %%
-path, eta_fixed = [w], 2.0
+path, fixed_rate = [w], 2.0 / steps**0.5
 for _ in range(steps):
     batch = rng.random(records) < rate
     gradients = gradients_at(path[-1], batch)
     clipped = gradients / (np.linalg.norm(gradients, axis=1, keepdims=True) + 0.01)
     released = (clipped.sum(axis=0) + sigma * rng.standard_normal(2)) / B
-    path.append(path[-1] - eta_fixed * released / steps**0.5)
+    path.append(path[-1] - fixed_rate * released)
 path = np.array(path)
 best = np.linalg.lstsq(x, y, rcond=None)[0]
 
@@ -192,12 +201,19 @@ best = np.linalg.lstsq(x, y, rcond=None)[0]
 slopes, intercepts = np.meshgrid(np.linspace(-0.5, 3, 60), np.linspace(-0.5, 2, 60))
 everyone = np.ones(records, dtype=bool)
 heights = [losses_at(np.array(pair), everyone).mean() for pair in zip(slopes.flat, intercepts.flat, strict=True)]
-figure, axis = plt.subplots(figsize=(6, 4))
+figure, (axis, right) = plt.subplots(1, 2, figsize=(10, 4))
 axis.contour(slopes, intercepts, np.reshape(heights, slopes.shape), levels=12, colors="0.7", linewidths=0.8)
 axis.plot(*path.T, ".-", color="C0", label="the private run")
 axis.plot(*best, "k*", markersize=12, label="least squares, not private")
-axis.set(xlabel="slope", ylabel="intercept", title="Noise never stops, so the run ends near the optimum, not at it")
-_ = axis.legend()
+axis.set(xlabel="slope", ylabel="intercept", title="The run ends near the optimum")
+axis.legend(fontsize="small")
+right.plot(np.linalg.norm(path - best, axis=1), ".-", color="C0")
+right.set(
+    xlabel="step",
+    ylabel="distance from least squares",
+    ylim=(0, None),
+    title="Noise never stops: the run stays near, not at it",
+)
 
 # %%
 summary = [
@@ -209,7 +225,7 @@ plots.save(
     "02_private_step_path",
     parameters=parameters,
     inputs=[],
-    shows="The weights of a private run of two parameters, over the contours of the loss.",
+    shows="The weights of a private run of two parameters, over the contours of the loss, and their distance from the optimum.",
     claim="Alg. 1, line 5: any optimizer takes the private gradient.",
     summary=summary,
 )
@@ -218,7 +234,7 @@ plots.what_to_see(summary)
 # %% [markdown]
 # ## 5. The same from the library
 #
-# Its functions take sums and losses, and draw the noise from a secret key. Without noise the numbers are yours:
+# Its functions take sums and losses, and draw the noise from a secret key. With a noise multiplier of zero the numbers are yours:
 
 # %%
 quiet = {"expected_batch_size": B, "generator": NoiseGenerator(7)}
@@ -230,8 +246,8 @@ fit = fit_quadratic(list(places), cut)
 assert np.allclose(fit.minimizer, bottom(cut))
 
 # %% [markdown]
-# How much noise does a budget need? Gradient and losses come from one batch, so the accountant counts them as *one* release, in which a record changes four numbers. That is the next notebook
-# but one.
+# How much noise does a budget of $\varepsilon = 3$ need? Gradient and losses come from one batch. So the accountant counts them as *one* release, in which a record changes the gradient and three
+# losses. Notebook 03 is about that. Here every fifth step probes (`interval=5`), and has a little more noise on its gradient to pay for it.
 
 # %%
 split = calibrate_noise(target_epsilon=3.0, target_delta=1e-4, sample_rate=rate, steps=steps, interval=5)
@@ -269,14 +285,14 @@ together = None
 check(together, lambda: effective_noise(1.1, 12.0, "losses"))
 
 # %% [markdown] tags=["solution"]
-# *Solution.* The evidence adds up: $\sigma^{-2} = \sigma_g^{-2} + 3\sigma_l^{-2}$, since each of three losses can move by its whole clip. So $\sigma = 1.088$: the probe is nearly free.
+# *Solution.* The evidence adds up: $\sigma^{-2} = \sigma_g^{-2} + 3\sigma_l^{-2}$, since each of three losses can move by its whole threshold. So $\sigma = 1.086$: the probe is nearly free.
 
 # %% tags=["solution"]
 together = (1.1**-2 + 3 * 12**-2) ** -0.5
 check(together, lambda: effective_noise(1.1, 12.0, "losses"))
 
 # %% [markdown]
-# 3. Divide by the true batch size in place of $B$ in section 2. What could an attacker learn who knows all other records?
+# 3. Suppose the sum in section 2 were divided by the true batch size in place of $B$. What could an attacker learn who knows all other records?
 
 # %% [markdown] tags=["solution"]
 # *Solution.* Whether the record was in the batch: the divisor changes by one, without noise, and with it every number of the result.

@@ -24,6 +24,9 @@
 # **The paper's items.** Fig. "noise grad loss" and its twin in the appendix: the gradient noise $\sigma_g$ and the loss noise
 # $\sigma_l$ against the interval, with the naive even split as a grey dashed line. The claim: "we only add a little more
 # gradient noise", about 1 %, so the price of a learned rate is negligible. Eq. (muGDP), Eq. (sigmas), Algorithm 2.
+#
+# **Words.** *DP-SGD* is private training at a rate that somebody chose: notebook 02 without its probes. The paper calls it *vanilla*. *HyFreeDP* is the paper's method, with probes. An *accountant*
+# computes $\varepsilon$ from noises; to *calibrate* is the other way round, from $\varepsilon$ to the noise.
 
 # %% tags=["parameters"]
 profile = "laptop"  # how large: smoke, laptop, gpu or paper
@@ -62,6 +65,7 @@ from hyfreedp import calibrate_noise
 from hyfreedp.accounting.composition import effective_noise
 from hyfreedp.experiments.accounting_of_the_paper import delta_curve
 from hyfreedp.experiments.book.exercises import check
+from hyfreedp.experiments.book.sliders import sliders
 from hyfreedp.experiments.store import plots
 from hyfreedp.experiments.store.cache import cached
 from hyfreedp.experiments.store.paths import CELLS
@@ -87,18 +91,22 @@ parameters = {
 # $$ \mathbf m = \frac1B\Big(\sum_i c_i\,\mathbf g_i + \sigma_g\, \mathcal N(0, I)\Big), \qquad
 #    \tilde L^{(k)} = \frac1B\Big(\sum_i \min(L_i^{(k)}, R_l) + \sigma_l R_l\, \mathcal N(0, 1)\Big),\quad k = -1, 0, 1. $$
 #
-# Let $\sigma$ be the noise that *vanilla* DP-SGD needs for $(\varepsilon, \delta)$ over $T$ steps. HyFreeDP takes slightly more
-# on the gradient, $\sigma_g = \gamma\sigma$ with $\gamma = 1.01$, which leaves a little of the budget, and finds the $\sigma_l$
-# that uses it up (Eq. sigmas). For that, the releases must be added up. Two ways are in the paper, and one is this library's:
+# Here $c_i$ shortens the gradient $\mathbf g_i$ of record $i$, so that none is longer than 1.
+#
+# Let $\sigma$ be the noise that vanilla DP-SGD needs for $(\varepsilon, \delta)$ over $T$ steps. HyFreeDP takes slightly more
+# on the gradient, $\sigma_g = \gamma\sigma$ with $\gamma = 1.01$. That leaves a little of the budget. Then it finds the $\sigma_l$
+# that uses the rest up (Eq. sigmas). For that, the releases must be added up. Two ways are in the paper, and one is this library's:
 #
 # * **independent** (Algorithm 2 in the appendix): $T$ gradients and $3T/K$ losses, *as if each had its own random batch*.
-# * **sum of epsilons** (the appendix's text): $f^{3T/K}(\sigma_l) + f^T(\gamma\sigma) = \varepsilon$.
+# * **sum of epsilons** (the appendix's text): $f^{3T/K}(\sigma_l) + f^T(\gamma\sigma) = \varepsilon$, where $f^n(\sigma)$ is the $\varepsilon$ of $n$ releases with noise $\sigma$.
 # * **same batch** (this library's default): Algorithm 1 computes the gradient and the losses of a step on *one* batch. Given
 #   the batch, they are one Gaussian release with
-#   $\sigma_\text{eff} = (\sigma_g^{-2} + 3\sigma_l^{-2})^{-1/2}$, and one sampling amplifies it, not four.
+#   $\sigma_\text{eff} = (\sigma_g^{-2} + 3\sigma_l^{-2})^{-1/2}$, and the coin that hides a record (notebook 00, section 5) is thrown once, not four times.
 #
-# The even split gives all $T + 3T/K$ accesses the same noise. An accountant turns releases into $\varepsilon$: RDP (the paper's,
-# a bound), GDP (a central limit approximation, no bound), PLD (a bound, and the tightest).
+# The even split gives the same noise to all $T + 3T/K$ gradients and losses.
+#
+# Three accountants appear below. RDP and PLD are those of notebook 00: bounds, PLD the tighter one. **GDP** (Gaussian differential privacy) takes the summed privacy loss of all steps for a normal
+# variable, by the central limit theorem. That is an approximation, no bound.
 #
 # The library itself counts on the same batch and by a bound alone (`hyfreedp.calibrate_noise`). What the paper does instead is in
 # `hyfreedp/experiments/accounting_of_the_paper.py`. The setting is stated by the parameters above; the paper leaves $B$ and the
@@ -117,7 +125,7 @@ display(Markdown(text))
 # One long table holds every calibration. A row is one pair of noises: the arguments it was calibrated with, `sigma` (vanilla),
 # `sigma_gradient` (and `sigma_gradient_probe` on steps with a probe), `sigma_loss`, its standard deviation `loss_std` and, in some
 # sections, `true_epsilon`: what the pair costs by PLD with gradient and losses on the same batch. `probe_share` is the part of
-# $\varepsilon$ that the gradients leave to the probes.
+# $\varepsilon$ that the gradients leave to the probes. A `loss_mechanism` "laplace" is noise with the density $e^{-|x|/s}/2s$ (notebook 01, section 8).
 
 # %%
 grid = noise_split.grid_of(profile, epsilon, interval)
@@ -135,7 +143,13 @@ table[["section", "accountant", "composition", "loss_mechanism", "target_epsilon
 
 # %%
 rows = table[table.section == "interval"]
-figure = noise_split_figures.draw_noises(rows, "interval", "probing interval $K$ (steps)", grid["intervals"])
+figure = noise_split_figures.draw_noises(
+    rows,
+    "interval",
+    "probing interval $K$ (steps)",
+    grid["intervals"],
+    finding="The gradient noise is the same at every K; the loss noise falls",
+)
 
 # %%
 inputs = ["calibrations, each a cell of data/cells"]
@@ -152,13 +166,14 @@ plots.save(
 plots.what_to_see(summary)
 
 # %% [markdown]
-# The gradient noise does not depend on $K$ at all: $\gamma$ fixes it, and whatever that leaves is shared by all probes. So the
-# *losses* get noisier as they are asked for more often, roughly like $1/\sqrt K$. A loss is one number in place of $d$, so its mean
-# over $B$ records stands this noise. But the rate depends on tiny *changes* of the loss, which this noise can drown (notebook 04). The even split is the wrong way round: it makes the losses far more precise
-# than they need to be, at the expense of every gradient.
+# The gradient noise does not depend on $K$ at all: $\gamma$ fixes it, and all probes share what that leaves. So the
+# *losses* get noisier as they are asked for more often, roughly like $1/\sqrt K$. A loss is one number, where a gradient has one for each of the $d$ weights. So a mean
+# over $B$ losses bears this noise. But the rate depends on tiny *changes* of the loss, which the noise can drown (notebook 04).
 #
-# Where the losses are counted by themselves (RDP, independent) Laplace noise wins at $K \ge 10$: with few probes $\sigma_l$ is near 1, and there
-# the largest privacy loss of one release decides. That of a Laplace is bounded, that of a Gaussian is not. In a probe step as it
+# The even split is the wrong way round. It makes the losses far more precise than they need to be, at the expense of every gradient.
+#
+# Where the losses are counted by themselves (RDP, independent) Laplace noise wins at $K \ge 10$. With few probes $\sigma_l$ is near 1, and there
+# the largest privacy loss of one release decides: that of a Laplace is bounded, that of a Gaussian is not. In a probe step as it
 # really runs, losses share their batch with a Gaussian gradient and are far noisier; there Gaussian noise wins (notebook 01).
 #
 # Compare the lower panels of the first and the third column: the paper's way of counting allows several times *less* loss
@@ -170,7 +185,13 @@ plots.what_to_see(summary)
 
 # %%
 rows = table[table.section == "epsilon"]
-figure = noise_split_figures.draw_noises(rows, "target_epsilon", r"target $\varepsilon$", grid["epsilons"])
+figure = noise_split_figures.draw_noises(
+    rows,
+    "target_epsilon",
+    r"target $\varepsilon$",
+    grid["epsilons"],
+    finding="A larger budget needs less of both noises",
+)
 
 # %%
 summary = noise_split_figures.epsilon_findings(rows, grid, interval)
@@ -192,14 +213,14 @@ plots.what_to_see(summary)
 # ## 4. What each pair really costs
 #
 # The three losses and the gradient of a probe step share a batch. If a record is in it, it shows in *all four* numbers at
-# once, and an observer adds their evidence up. "Independent" counting assumes that it would have to be drawn four times, and
-# credits an amplification by sampling that the algorithm does not have. So take each calibrated pair $(\sigma_g, \sigma_l)$ and
+# once, and an observer adds their evidence up. "Independent" counting assumes four coins, one for each number. It
+# credits a protection by sampling that the algorithm does not have. So take each calibrated pair $(\sigma_g, \sigma_l)$ and
 # ask what it costs when counted as Algorithm 1 runs it: by PLD, gradient and losses on the same batch.
 #
-# No accountant has to be believed for this. The right panel also *runs* the mechanism: a worst-case record, drawn into each
-# batch with probability $q$, moves the gradient and the three losses by their clips, all or none. The dots are
-# $\delta(\varepsilon) = \mathbb E \max(0, 1 - e^{\varepsilon - \ell})$, where $\ell$ is the log-likelihood ratio of all that a
-# whole run released, with the record against without.
+# No accountant has to be believed for this. The right panel also *runs* the mechanism. A worst-case record is drawn into each
+# batch with probability $q$. There it moves the gradient and the three losses by their clips, all or none. The dots are
+# $\delta(\varepsilon) = \mathbb E \max(0, 1 - e^{\varepsilon - \ell})$, where $\ell$ is the privacy loss of all that a
+# whole run with the record released. (This is the area of notebook 00, section 3, as a mean.)
 #
 # **Predict first.** Which pairs will land to the right of 1 in the left panel, that is, cost more than they claim?
 
@@ -245,15 +266,17 @@ plots.folded(f"All {len(real)} pairs", real.style.hide(axis="index").format(prec
 
 # %% [markdown]
 # Only the combination *same batch* with a bounding accountant (RDP, PLD) is guaranteed. Independent counting fails more the larger
-# $\varepsilon$ is, because then $\sigma_l$ is near 1 and a probe step gives away far more than a plain one. Adding epsilons, which the
-# appendix describes in words, came out safe here (composing two epsilons is so wasteful that it covers the mistake) but buys
-# that with very noisy losses, and as stated it is no proof: the sum holds at $2\delta$, for batches that are not shared.
+# $\varepsilon$ is, because then $\sigma_l$ is near 1 and a probe step gives away far more than a plain one.
+#
+# Adding epsilons, which the
+# appendix describes in words, came out safe here: to add two epsilons is so wasteful that it covers the mistake. It buys
+# that with very noisy losses. And as stated it is no proof: the sum holds at $2\delta$, for batches that are not shared.
 #
 # ## 5. Attack it yourself
 #
 # Algorithm 2 promises that *no* attack does better than its count of independent batches allows. Here is one that does, in twenty lines. A worst-case record moves the gradient and each loss by
-# one clip. The attacker sees everything that a run releases, weighs the four numbers of a step by their precision, and adds up the log-likelihood ratio of "in the data" against "not". If it
-# exceeds a threshold the attacker says "in". We count how often that is right, and how often a false alarm.
+# one clip. The attacker sees everything that a run releases. He weighs each of the four numbers of a step by its precision, which is one over its variance, and adds up the privacy loss: the log of how
+# much likelier all this is with the record than without. If it exceeds a threshold the attacker says "in". We count how often that is right, and how often a false alarm.
 #
 # What $(\varepsilon, \delta)$-DP allows at a share $f$ of false alarms is at most $\min_\varepsilon e^\varepsilon f + \delta(\varepsilon)$ right answers.
 #
@@ -289,10 +312,13 @@ for count in ("independent", "same_batch"):
     deltas = np.array(delta_curve(attacked, count, budgets))
     allowed[count] = np.min(np.exp(budgets)[:, None] * alarms + deltas[:, None], axis=0)
 figure, axis = plt.subplots(figsize=(6, 4))
-axis.plot(alarms, right, label="this attack", **plots.marks(plots.SERIES[0]))
+# Two standard errors of both counts; where there are few alarms it is they that are uncertain.
+bars = {"xerr": 2 * np.sqrt(alarms / games), "yerr": 2 * np.sqrt(right * (1 - right) / games)}
+axis.errorbar(alarms, right, label="this attack (± 2 standard errors)", fmt="o", markersize=4, color="black", **bars)
 axis.plot(alarms, allowed["independent"], label="the most that Algorithm 2 allows", **plots.line(plots.STYLES["paper"]))
 axis.plot(alarms, allowed["same_batch"], label="the most on the same batch", **plots.line(plots.STYLES["robust"]))
 axis.set(xscale="log", yscale="log", xlabel="false alarms (share)", ylabel="right answers (share)")
+plots.log_ticks(axis.yaxis)
 axis.set_title("The attack does what Algorithm 2 says none can")
 plots.legend_below(axis)
 
@@ -307,24 +333,26 @@ plots.save(
     "03_noise_split_attack",
     parameters=parameters,
     inputs=inputs,
-    shows="Right answers of an attack against its false alarms, and the most that two ways of counting allow.",
+    shows="Right answers of an attack against its false alarms (two standard errors), and the most that two ways of counting allow.",
     claim='Thm. "DP" and Algorithm 2: the calibrated pair makes Algorithm 1 (epsilon, delta)-DP at the target.',
     summary=summary,
 )
 plots.what_to_see(summary)
 
 # %% [markdown]
-# The attack is nearly the best there is: it lies on the line of the same-batch count, which this library uses. Notebook 10 adds error bars.
+# The attack is nearly the best there is: it lies on the line of the same-batch count, which this library uses. [Notebook 10](reports/10_audit.ipynb) turns such an attack into a proof with a stated
+# confidence.
 #
 # ## 6. The $\mu$-GDP equation
 #
-# The paper states, for illustration (Eq. muGDP),
+# How well can two worlds be told apart? As well as two normal distributions of standard deviation 1 whose means are $\mu$ apart: that $\mu$ measures privacy in GDP, as $\varepsilon$ and $\delta$ do
+# together. The paper states, for illustration (Eq. muGDP),
 #
-# $$ \mu_\text{vanilla} = \sqrt{\Big(\frac BN\Big)^2 T \big(e^{1/\sigma^2} - 1\big)}, \qquad
-#    \mu_\text{ours} = \sqrt{\mu_\text{vanilla}^2 + \Big(\frac BN\Big)^2 \frac{3T}{K}\big(e^{1/\sigma_l^2} - 1\big)}, $$
+# $$ \mu_\text{vanilla} = \sqrt{\left(\frac BN\right)^2 T \big(e^{1/\sigma^2} - 1\big)}, \qquad
+#    \mu_\text{ours} = \sqrt{\mu_\text{vanilla}^2 + \left(\frac BN\right)^2 \frac{3T}{K}\big(e^{1/\sigma_l^2} - 1\big)}, $$
 #
 # with $\sigma_g$ in place of $\sigma$ in the second, and
-# $\delta = \Phi(-\frac\varepsilon\mu + \frac\mu2) - e^\varepsilon\, \Phi(-\frac\varepsilon\mu - \frac\mu2)$. It is short enough to
+# $\delta = \Phi(-\frac\varepsilon\mu + \frac\mu2) - e^\varepsilon\, \Phi(-\frac\varepsilon\mu - \frac\mu2)$, with $\Phi$ the distribution function of a standard normal. It is short enough to
 # think with: budgets add in $\mu^2$, and the share of the losses can be read off. It comes from a central limit theorem for
 # $T \to \infty$ with $q\sqrt T$ fixed, and real runs have finite $T$ and small noise.
 
@@ -333,8 +361,8 @@ formula = noise_split_figures.mu_gdp_table(rows)
 formula.style.hide(axis="index").format(precision=4)
 
 # %% [markdown]
-# Each row is a budget; the last three columns are the true cost of vanilla DP-SGD at the $\sigma$ that GDP allows, and of the
-# pairs that it allows under two compositions.
+# Each row is a budget. The last three columns are true costs by PLD: of vanilla DP-SGD at the $\sigma$ that GDP allows, and of the
+# pairs that it allows if it counts on the same batch, or independently.
 #
 # **Predict first.** $\mu$-GDP is off already for vanilla DP-SGD. Is the larger part of the excess below due to the central limit
 # approximation, or to independent counting?
@@ -360,31 +388,35 @@ plots.save(
 plots.what_to_see(summary)
 
 # %% [markdown]
-# The approximation misses the tail: where the likelihood ratio of a single step can be large, a normal distribution is too
-# light. So GDP promises too little $\varepsilon$ for any method, and HyFreeDP on top of it inherits both mistakes. Use it
+# The approximation misses the tail. Where the privacy loss of a single step can be large, a normal distribution gives such losses too little
+# weight. So GDP promises too small an $\varepsilon$ for any method, and the paper's equation adds the mistake of independent counting. Use it
 # to reason, never to report.
 #
 # ## 7. The price of $\gamma$
 #
-# $\gamma$ is the one dial: how much more gradient noise, for how much less loss noise. With the budget split per step there is a
-# closed form: probe steps take $\sigma_g' = \gamma_p\sigma$ with $\gamma_p^2 = 1 + \frac Tn(\gamma^2 - 1)$ for $n$ probe steps, and
-# $\sigma_l = \sigma\sqrt{s/(1 - \gamma_p^{-2})}$, with $s = 3$ for the losses. For
-# $\gamma \to 1$ the losses drown; the gain flattens for larger $\gamma$. The scale that matters is the noise of the *mean*,
-# $\sigma_l / B$ of its clip.
+# $\gamma$ is the one dial: how much more gradient noise, for how much less loss noise. The paper raises the gradient noise at *every* step (`allocation="constant"`). But only probe steps release
+# more. So it can also be raised only there, and then every step costs exactly what a vanilla step costs (`allocation="per_step"`). If a run of $T$ steps has $n$ probe steps, those take
+# $\sigma_g' = \gamma_p\sigma$ with $\gamma_p^2 = 1 + \frac Tn(\gamma^2 - 1)$, which gives both ways the same mean variance of the gradient noise, $\gamma^2\sigma^2$. The losses get
+# $\sigma_l = \sigma\sqrt{3/(1 - \gamma_p^{-2})}$. This needs no search and holds for any accountant.
+#
+# The scale that matters is the noise of the *mean* loss, $\sigma_l / B$ in units of $R_l$.
 #
 # **Predict first.** By what factor does $\sigma_l$ fall when $\gamma - 1$ grows tenfold?
 
 # %%
 rows = table[table.section == "gamma"]
 figure, axes = plt.subplots(1, 2, figsize=(10, 4))
+names = {"constant": "at every step, as in the paper", "per_step": "at probe steps alone"}
 for (kind, line), style in zip(rows.groupby("allocation"), (plots.STYLES["paper"], plots.SERIES[5]), strict=True):
-    axes[0].plot(100 * (line.gamma - 1), 100 * line.loss_std / batch_size, label=kind.replace("_", " "), **style)
-    axes[1].plot(100 * (line.gamma - 1), 100 * line.probe_share, label=kind.replace("_", " "), **style)
-axes[0].set(ylabel=f"noise of each mean (% of $R_l$, B = {batch_size:,})", title="What it buys: precise losses")
+    axes[0].plot(100 * (line.gamma - 1), 100 * line.loss_std / batch_size, label=names[kind], **style)
+    axes[1].plot(100 * (line.gamma - 1), 100 * line.probe_share, label=names[kind], **style)
+axes[0].set(ylabel=f"noise of each mean (% of $R_l$, B = {batch_size:,})", title="What more noise buys: precise losses")
 axes[1].set(ylabel=r"share of $\varepsilon$ left to the losses (%)", title="What it takes from the gradients")
 for axis in axes:
     axis.set(xscale="log", yscale="log", xlabel=r"more gradient noise, $100(\gamma - 1)$ (%, root mean square)")
-    plots.legend_below(axis)
+    plots.log_ticks(axis.xaxis)
+    plots.log_ticks(axis.yaxis)
+plots.shared_legend(figure, axes[:1], ncols=2)
 
 # %%
 summary = [
@@ -405,11 +437,38 @@ plots.save(
 plots.what_to_see(summary)
 
 # %% [markdown]
-# The paper raises the gradient noise at *every* step (`allocation="constant"`). Only probe steps release more, so it can also be
-# raised only there, so that every step costs exactly what a vanilla step costs (`allocation="per_step"`). Both have the same mean
-# variance of the gradient noise, $\gamma^2\sigma^2$. The second needs no root search and holds for any accountant.
+# For $\gamma \to 1$ the losses drown. For larger $\gamma$ the gain flattens.
+#
+# **Move it yourself:** the noises of a probe step, with the noise raised at probe steps alone.
+#
+# **Predict first:** probe twice as seldom. Which noise of a probe step rises, and which falls?
+
+# %%
+vanilla = calibrate_noise(**plan, probe="losses", allocation="per_step", interval=5, accountant="rdp").sigma
+gammas, intervals = np.array([1.001, 1.002, 1.005, 1.01, 1.02, 1.05, 1.1]), np.arange(1, 21)
+raised = (1 + intervals * (gammas[:, None] ** 2 - 1)) ** 0.5  # gamma_p
+sliders(
+    "03_noise_split",
+    intervals,
+    {
+        "σ_l of each loss": (plots.STYLES["paper"], vanilla * (3 / (1 - raised**-2)) ** 0.5),
+        "σ_g at probe steps": (plots.STYLES["robust"], vanilla * raised),
+        "σ at the other steps, as in vanilla DP-SGD": (plots.STYLES["best"], vanilla + 0 * intervals),
+    },
+    {"more gradient noise, 100 (γ − 1) in %": 100 * (gammas - 1)},
+    x_label="probing interval K (steps)",
+    y_label="noise multiplier",
+    log_x=True,
+    log_y=True,
+)
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
+# The gradient noise of a probe step rises, and $\sigma_l$ falls. Half as many steps share the same extra variance, so each may take twice as much of it.
+#
+# </details>
+#
 # ## Verdict
 
 # %%
@@ -436,20 +495,20 @@ verdict(
 # Put your answer in place of `None` and run the cell; it says whether you are right. Solutions are in
 # [`solutions/`](solutions/03_noise_split.ipynb).
 #
-# 1. Section 6 has a closed form for the budget per step. How many times the vanilla noise, $\sigma_l/\sigma$, does a probe of three losses
-#    get at $K = 5$ and $\gamma = 1.01$? And why does the answer depend neither on $\varepsilon$ nor on $B$, $N$ and $T$?
+# 1. Section 7 has a closed form. How many times the vanilla noise, $\sigma_l/\sigma$, does a probe of three losses
+#    get at $K = 5$ and $\gamma = 1.03$? And why does the answer depend neither on $\varepsilon$ nor on $B$, $N$ and $T$?
 
 # %%
 loss_noise = None
-split = calibrate_noise(**plan, probe="losses", allocation="per_step", interval=5, gamma=1.01, accountant="rdp")
+split = calibrate_noise(**plan, probe="losses", allocation="per_step", interval=5, gamma=1.03, accountant="rdp")
 check(loss_noise, lambda: split.sigma_loss / split.sigma)
 
 # %% [markdown] tags=["solution"]
-# *Solution.* $\gamma_p^2 = 1 + 5\,(1.01^2 - 1) = 1.1005$, and $\sigma_l/\sigma = \sqrt{3/(1 - 1/1.1005)}$. A probe step is to cost what a
+# *Solution.* $\gamma_p^2 = 1 + 5\,(1.03^2 - 1) = 1.3045$, and $\sigma_l/\sigma = \sqrt{3/(1 - 1/1.3045)} = 3.6$. A probe step is to cost what a
 # vanilla step costs: gradient and losses of one batch are one release with the noise $\sigma$, whatever that is needed for.
 
 # %% tags=["solution"]
-loss_noise = (3 / (1 - 1 / (1 + 5 * (1.01**2 - 1)))) ** 0.5
+loss_noise = (3 / (1 - 1 / (1 + 5 * (1.03**2 - 1)))) ** 0.5
 check(loss_noise, lambda: split.sigma_loss / split.sigma)
 
 # %% [markdown]

@@ -25,6 +25,9 @@
 # CIFAR-100, the clipped and perturbed losses give nearly the same parabola as the raw ones, so that "$\sigma_l$ has
 # negligible interference with the precision of estimating $\eta$". The figure uses five points, the algorithm three.
 #
+# **Words.** A *preset* is a set of choices of the library: "paper" is Algorithm 1, "robust" is the library's own. A *probe* measures losses on the way to find a rate; a *look* is what preset "robust" does
+# instead.
+#
 # **All curves of raw losses here are diagnostics, NOT private.** A run never shows them; a teacher may.
 
 # %% tags=["parameters"]
@@ -63,6 +66,7 @@ from IPython.display import display
 
 from hyfreedp import fit_quadratic
 from hyfreedp.experiments.book.exercises import check
+from hyfreedp.experiments.book.sliders import sliders
 from hyfreedp.experiments.runs.spec import Spec
 from hyfreedp.experiments.runs.train import make_run
 from hyfreedp.experiments.store import archive, plots
@@ -97,12 +101,13 @@ batch_size = TASKS[task].batch_size
 # $$ L(\mathbf w - \eta\mathbf G) = L(\mathbf w) - b\,\eta + \tfrac a2\,\eta^2 - \tfrac t6\,\eta^3 + \dots, \qquad
 # b = \mathbf G\cdot\nabla L, \quad a = \mathbf G^\top\nabla^2L\,\mathbf G, $$
 #
-# with $t$ the third derivative along $\mathbf G$. Without its last term it is a parabola with its bottom at $\eta = b/a$. That term is
+# Here $b$ is the slope downhill, $a$ the curvature and $t$ the third derivative along $\mathbf G$. Without its last term this is a parabola with its bottom at $\eta = b/a$. The last term is
 # small against the one before as long as $|t|\,\eta \ll 3a$: *near* $\mathbf w$. So it matters how far one looks.
 #
-# A probe looks at $\mathbf w$ and at $L_\pm = L(\mathbf w \pm h\mathbf G)$. In Algorithm 1 the distance $h$ is the rate itself, and so it is in this run of
-# preset "paper". *We* look along its steps five times as far (`reach`), for a reason that section 2 shows.
-# Figures have $x$ in units of $h$ along $-\mathbf G$: $L_-$ lies at $x = 1$, the run's own next step at $x = 0.2$. Slopes and curvatures are in nats per $h$ and $h^2$.
+# A probe looks at $\mathbf w$, and at both $\mathbf w + h\mathbf G$ behind and $\mathbf w - h\mathbf G$ ahead. In Algorithm 1 the distance $h$ is the rate itself, and so it is in this run.
+# *We* look along its steps five times as far (`reach`), for a reason that section 2 shows.
+#
+# Figures have $x$ in units of $h$ along the update $-\mathbf G$: the point ahead lies at $x = 1$, the run's own next step at $x = 0.2$. Slopes and curvatures are in nats per $h$ and $h^2$.
 # The run is stopped at some of its probe steps, with the threshold $R_l$ and the noise that it has there.
 
 # %%
@@ -115,17 +120,18 @@ draws = {"repeats": 20 if smoke else 200, "seed": 0}
 # %% [markdown]
 # ## 2. Clipping moves the parabola, noise replaces it
 #
-# **Predict first:** clipping at $R_l$ caps every sample's loss. Does that change where the parabola's bottom is? And the noise
-# of each mean loss has standard deviation $\sigma_l R_l / B$: is that small against the loss, or against the *change* of the
+# Clipping at $R_l$ cuts every record's loss. The noise of each mean loss has the standard deviation $\sigma_l R_l / B$ (notebook 01).
+#
+# **Predict first:** does clipping change where the parabola's bottom is? Is the noise small against the loss? Is it small against the *change* of the
 # loss along $\mathbf G$?
 
 # %%
 figure = landscape_figures.draw(curves, **draws)
 
 # %% [markdown]
-# The table: $b$ and $a$ of the raw losses, of the clipped ones, and their noise (standard deviation); `b/a` in units of
+# The table has $b$ and $a$ of the raw losses, of the clipped ones, and their noise (standard deviation); `b/a` is in units of
 # $h$. All fits are through the five points of the figure. **Right signs** is the share of noisy fits whose slope *and* curvature have the
-# signs of the raw ones. It asks whether noise changes the answer, not whether the answer is a good one; coin flips reach 0.25.
+# signs of the raw ones. It asks whether noise changes the answer, not whether the answer is a good one. Two coins would reach 0.25.
 
 # %%
 fits = landscape.fit_table(curves, **draws)
@@ -154,13 +160,13 @@ plots.what_to_see(summary)
 # %% [markdown]
 # *Clipping* (upper row). Where $R_l$ lies above all losses, clipped points lie a percent or so off the raw ones, along the same parabola: released sums are
 # divided by the expected batch size, the raw mean by the batch's own. Where it does not, the highest losses are cut, and most so at the end where they
-# rise: what is left falls longer, and its bottom lies farther out. At step 90 of the default run $R_l$ has fallen to its floor of 0.1 nats, nearly all of the loss
-# sits in samples above it, and the slope that is left has the other sign.
+# rise. What is left falls longer, and its bottom lies farther out. At step 90 of the default run $R_l$ has fallen to its floor of 0.1 nats, and nearly all of the loss
+# sits in records above it. Hardly any of the slope is left.
 #
-# *Noise* (lower row). It is small against the loss and large against its change. In the lower row the dotted line is the $b/a$ of one draw, where it is on the axis.
+# *Noise* (lower row). It is small against the loss and large against its change. The dotted line is the $b/a$ of one draw, where it is on the axis.
 # The paper's claim needs a loss that changes much over the probed distance, and a large batch.
 #
-# The same at $h = \eta$, where Algorithm 1 looks: here the loss is a straight line. Its curvature drowns, and the signs are coin flips.
+# And at $h = \eta$, where Algorithm 1 looks? There the loss is a straight line. Its curvature drowns, and the signs are coin flips:
 
 # %%
 display(at_the_rate.style.format(precision=3).hide(axis="index"))
@@ -168,9 +174,11 @@ display(at_the_rate.style.format(precision=3).hide(axis="index"))
 # %% [markdown]
 # ## 3. What would five points cost?
 #
-# Suppose the probe had $n$ points, evenly spaced from $-h$ to $h$. The loss at $\mathbf w$ comes free with the gradient, each other point is a forward
-# pass. Each loss of a record adds its own $R_l^2$ to the squared sensitivity of the probe, which is $n$ in units of $R_l^2$. Gradient and probe of a step are one
-# release with the effective multiplier $(\sigma_g^{-2} + n\,\sigma_l^{-2})^{-1/2}$ (notebook 03), which stays as it is if $\sigma_l$ grows by $\sqrt{n/3}$.
+# Suppose the probe had $n$ points, evenly spaced from $-h$ to $h$. The loss at $\mathbf w$ comes free with the gradient. Each other point costs a *forward pass*: the model is run once more, without
+# its gradient.
+#
+# And the privacy? A record can move each of the $n$ sums by $R_l$. Gradient and probe of a step are one release with the effective multiplier $(\sigma_g^{-2} + n\,\sigma_l^{-2})^{-1/2}$
+# (notebook 03). It stays as it is if $\sigma_l$ grows by $\sqrt{n/3}$.
 # (The noise of section 2 is that of five points at the price of three.)
 #
 # **Predict first:** more points average more noise away, and each has more of it. Does the slope get better or worse?
@@ -199,18 +207,19 @@ plots.what_to_see(summary)
 #
 # ## 4. The look of preset "robust": the whole way so far, at the noise to come
 #
-# Along *one* step the loss hardly changes. Along *all* steps so far it changes much. With AdamW, early steps at another rate are nearly the same
-# steps, scaled. So $\mathbf w_0 + \frac{c'}{c}(\mathbf w - \mathbf w_0)$ is nearly where a run at rate $c'$ would be now, $c$ being ours. We can ask the records of one
+# Along *one* step the loss hardly changes. Along *all* steps so far it changes much. Where would the run be now if its rate had been another? The optimizer AdamW makes steps of about the length
+# of the rate, whatever the gradient's length. So early steps at another rate are nearly the same steps, scaled. Let $\mathbf w_0$ be the start and $c$ our rate. Then
+# $\mathbf w_0 + \frac{c'}{c}(\mathbf w - \mathbf w_0)$ is nearly where a run at rate $c'$ would be now. We can ask the records of one
 # batch which of two such places has the lower loss for them.
 #
-# That question alone has a wrong answer. A high rate looks good early: the noise of the run has not added up yet. But we *make* that noise, so we know how
+# That question alone has a wrong answer. A high rate looks good early, because the noise of the run has not added up yet. But we *make* that noise, so we know how
 # large it will be. Over $T$ steps at rate $c'$ it moves each weight by about $c'\sqrt T$ (standard deviation). The look adds a share $\kappa s$ of that
-# before it asks, with one public standard normal $z$:
+# before it asks. It draws one standard normal number per weight, $z$, which may be public:
 #
 # $$ \mathbf w_0 + \tfrac{c'}{c}\,(\mathbf w - \mathbf w_0) + \kappa s\; c'\sqrt T\; z . $$
 #
-# Here $s^2$ is the share of the noise that is still to come, and $\kappa^2$ twice the share of the way that was made: the signal to come is left out, so
-# noise must be left out, too. We train to the second look, and build both questions by hand.
+# Here $s^2$ is the share of the noise that is still to come. But the way that is still to come is left out, so the full noise would be too much to set against the little that was learned. So
+# $\kappa^2$, twice the share of the way that was made, scales it down. We train to the second look, and build both questions by hand.
 
 # %%
 steps = run["steps"] or TASKS[task].steps
@@ -240,7 +249,8 @@ def losses_at(rate, share):
 
 
 # %% [markdown]
-# Each record votes between neighbouring rates. Our votes are those of the library, but for its noise:
+# Eleven rates stand on a ladder, each twice the next one (`LADDER`). Each record votes between neighbours: for the rate at whose place its own loss is lower. A vote moves a sum by 1 at most, however
+# large the losses are, so the sum needs no threshold. Our votes are those of the library, but for its noise:
 
 
 # %%
@@ -272,7 +282,7 @@ for (name, found), marker in zip(asked.items(), "s^", strict=True):
     axes.axvline(leads[name], color=line.get_color(), linewidth=1)
 axes.errorbar(middle, noisy, 2 * released.margin_std, fmt="o", color="black", capsize=3, label="released, ± 2 sd")
 axes.axhline(0, color="0.5", linewidth=0.8)
-axes.set(xscale="log", xlabel="learning rate", ylabel="records for the higher rate\nless those for the lower (share)")
+axes.set(xscale="log", xlabel="learning rate", ylabel="votes for the higher rate\nless those for the lower (share)")
 without, with_it = leads.values()
 far = without / with_it
 finding = f"and leads {far:.1f} times as far" if far > 1.1 else "and leads no farther"
@@ -298,10 +308,34 @@ plots.what_to_see(summary)
 # %% [markdown]
 # The dashed lines are raw counts, NOT private; a run releases the black points alone. Where a line crosses zero, as many records prefer one rate as its neighbour.
 #
+# **Move it yourself:** more or less of the noise to come, and the rate at which the votes are read. (Raw counts, too.)
+#
+# **Predict first:** which part of the line moves, low rates or high ones?
+
+# %%
+kappas = share * np.linspace(0, 2, 7)
+votes = np.array([margins(kappa) for kappa in kappas])
+sliders(
+    "04_curve_fit",
+    middle,
+    {"votes for the higher rate less those for the lower": (plots.STYLES["robust"], votes)},
+    {"share κs of the noise to come": kappas},
+    x_label="learning rate",
+    y_label="votes (share)",
+    log_x=True,
+)
+
+# %% [markdown]
+# <details><summary>Answer</summary>
+#
+# The part at high rates, since the noise is in proportion to the rate. At low rates the votes change least.
+#
+# </details>
+#
 # ## 5. A real model, where the look decides
 #
 # Now all weights of a vision transformer, pre-trained on Tiny ImageNet, learn 20,000 images of CIFAR-10 in 250 steps at $\varepsilon = 8$. That takes five minutes, so the run is read from its record.
-# The rate starts at a public number, from the shapes of the weights alone. A pre-trained transformer bears less noise than that; nobody told the run.
+# The rate starts at a public number, which is made from the shapes of the weights alone. A pre-trained transformer bears less noise than a fresh one, and nobody told the run.
 #
 # **Predict first:** what will the looks do?
 
@@ -310,6 +344,9 @@ steps_made, record = archive.run_of(
     archive.read(RESULTS / "desktop" / archive.NAME), task="cifar10_20k", tuning="full", method="robust", epsilon=8.0
 )
 figure = look(steps_made)
+places = [row["chosen"] / row["eta"] for row in steps_made if "margins" in row]
+ways = ["up" if place > 1 else "down" for place in places]
+figure.suptitle(f"The looks lead {', then '.join(ways)}", fontsize="large")
 
 # %%
 searched = pd.read_csv(RESULTS / "desktop" / "image_classification.csv")
@@ -333,8 +370,8 @@ plots.save(
 plots.what_to_see(summary)
 
 # %% [markdown]
-# The first look leads up: after one step there is little noise on the ray. The later ones lead down. The run does not follow at once, since one look errs by an octave: it goes on at the mean of the
-# start and of all looks. Where nearly all votes agree that this is still too high, it goes down farther.
+# The first look leads up: after one step there is little noise on the way. The later ones lead down. The run does not follow at once, since one look errs by a factor of two. It goes on at the mean of the
+# start and of all looks (of their logarithms). Where nearly all votes agree that this is still too high, it goes down farther.
 #
 # ## Verdict
 
@@ -359,8 +396,8 @@ verdict("04_curve_fit", [paper], parameters=parameters, inputs=["function landsc
 #   few hard samples carry the loss, nearly all that still changes: see step 90 in section 2.
 # * Five losses have the noise that keeps the price of three; the paper does not say what noise its figure has.
 #
-# What even a perfect parabola cannot tell: the bottom along *one* step is not the best rate of a *run*. A rule that follows $b/a$ weighs the noise of a step against
-# the progress of that step alone, though later steps at smaller rates remove the noise: the short-horizon bias of Wu et al. (2018). Section 4 shows what
+# There is something that even a perfect parabola cannot tell: the bottom along *one* step is not the best rate of a *run*. A rule that follows $b/a$ weighs the noise of a step against
+# the progress of that step alone. But later steps at smaller rates can remove the noise. This is the short-horizon bias of Wu et al. (2018). Section 4 shows what
 # preset "robust" does instead; [docs/step_rule.md](../docs/step_rule.md) derives it, and says where it fails.
 #
 # ## Exercises
@@ -369,7 +406,7 @@ verdict("04_curve_fit", [paper], parameters=parameters, inputs=["function landsc
 # [`solutions/`](solutions/04_curve_fit.ipynb).
 #
 # 1. Two points, $\mathbf w$ and $\mathbf w - h\mathbf G$, give a slope alone. How large is its noise, relative to that from three points at equal
-#    privacy? And why is it not used?
+#    privacy? And why are two points not used?
 
 # %%
 relative_noise = None

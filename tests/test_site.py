@@ -56,6 +56,7 @@ def test_every_notebook_has_a_page_with_its_figures_and_formulas(built):
         assert notebooks.title(source).split(":")[0] in page
         assert page.count("<math") > 3 and page.count("<img") > 0, source.stem
         assert "Traceback" not in page
+        assert ('id="sliders-' in page) == ("sliders(" in source.read_text(encoding="utf-8"))
 
 
 @pytest.mark.whole

@@ -54,13 +54,19 @@ check_parameters(
 from math import inf, log
 
 import matplotlib.pyplot as plt
+import numpy as np
 import pandas as pd
 import seaborn as sns
+from scipy.stats import norm
 
+from hyfreedp.accounting.accountants import composed_epsilon
 from hyfreedp.accounting.split import SQUARED_L2_SENSITIVITY
 from hyfreedp.experiments.accounting_of_the_paper import delta_curve
 from hyfreedp.experiments.audits import campaign, one_run
+from hyfreedp.experiments.audits.attack import Score
+from hyfreedp.experiments.audits.releases import epsilon_bound
 from hyfreedp.experiments.book.exercises import check
+from hyfreedp.experiments.book.sliders import sliders
 from hyfreedp.experiments.store import plots
 from hyfreedp.experiments.store.paths import CELLS
 from hyfreedp.experiments.store.verdicts import verdict
@@ -86,8 +92,44 @@ saved = {"parameters": parameters, "inputs": ["tables of audits, cells of data/c
 #
 # $$ \varepsilon \ge \max\left\{ \log\frac{h - \delta}{a},\; \log\frac{1 - a - \delta}{1 - h} \right\}. $$
 #
-# $h$ and $a$ are counted, so they are uncertain: we take the lower Clopper-Pearson bound of $h$ and the upper one of $a$. The threshold is
+# $h$ and $a$ are counted, so they are uncertain: we take the lower Clopper-Pearson bound of $h$ and the upper one of $a$. (The lower bound of a probability is the smallest one at which a count as
+# large as ours would still happen with a probability of 2.5 %; the upper one likewise.) The threshold is
 # chosen on one half of the runs and judged on the other, since a threshold that was chosen on the runs that judge it would flatter itself.
+#
+# **Move it yourself:** one release of a noisy count, as in notebook 00. The auditor says "in" above a threshold, and sees the counts that are to be expected.
+#
+# **Predict first:** where is the best threshold, half-way between the two worlds, or far out? And does it stay there with more runs?
+
+# %%
+outputs, noises, trials = (
+    np.linspace(-1, 6, 57),
+    np.array([0.5, 1, 2]),
+    np.array([100, 1000, 10_000, 100_000, 1_000_000]),
+)
+rights, alarms = (norm.sf((outputs - mean) / noises[:, None]) for mean in (1, 0))
+counted = np.vectorize(
+    lambda right, alarm, runs: epsilon_bound(Score(round(right * runs), round(alarm * runs), runs), 1e-5, confidence)
+)
+true = [composed_epsilon([(noise, 1)], sample_rate=1.0, delta=1e-5, accountant="pld") for noise in noises]
+sliders(
+    "10_audit",
+    outputs,
+    {
+        "lower bound from the counts": (plots.STYLES["paper"], counted(rights, alarms, trials[:, None, None])),
+        "true ε at δ = 1e-5": (plots.STYLES["robust"], np.array(true)[:, None]),
+    },
+    {"runs in each world": trials, "noise multiplier σ": noises},
+    x_label="threshold: says in above it",
+    y_label="ε",
+)
+
+# %% [markdown]
+# <details><summary>Answer</summary>
+#
+# Far out: evidence for a large $\varepsilon$ is in outputs that are rare without the record. But what is too rare is not counted. More runs let the auditor go farther out, and the bound rises towards
+# the true $\varepsilon$. It never passes it, but for the bad luck that the confidence allows.
+#
+# </details>
 #
 # **What "randomised" must mean.** The probabilities are over the random numbers of the mechanism, and the observer must know none of them. That is
 # meant of the noise, and of every other random number that meets the data too: dropout, augmentation, the drawing of batches. They come from

@@ -20,7 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullLocator
+from matplotlib.ticker import LogLocator, NullLocator
 from matplotlib.transforms import ScaledTranslation
 from pandas.io.formats.style import Styler
 
@@ -56,9 +56,13 @@ def marks(style: dict[str, Any]) -> dict[str, Any]:
     return style | {"linestyle": "none"}
 
 
-def log_ticks(axis: Axis, ticks: Sequence[float]) -> None:
-    """Label a logarithmic axis at these values, as plain numbers, and nowhere else."""
-    axis.set_ticks(ticks, [f"{tick:g}" for tick in ticks])
+def log_ticks(axis: Axis, ticks: Sequence[float] | None = None) -> None:
+    """Label a logarithmic axis at these values, or 1, 2 and 5 of each power, as plain numbers, and nowhere else."""
+    if ticks is None:
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    else:
+        axis.set_ticks(ticks)
+    axis.set_major_formatter("{x:g}")
     axis.set_minor_locator(NullLocator())
 
 

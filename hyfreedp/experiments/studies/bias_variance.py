@@ -210,7 +210,7 @@ def trade_off(*, mean: float, std: float, noise_multiplier: float, batch_size: i
     return TradeOff(
         curves=normal_errors(thresholds, mean=mean, std=std, **noise),
         best=optimal_threshold(mean, std, **noise),
-        releases=release_dots(draws, thresholds[10::30], runs=batches, seed=batch_size, **noise),
+        releases=release_dots(draws, thresholds[4::8], runs=batches, seed=batch_size, **noise),
     )
 
 

@@ -19,8 +19,9 @@ from hyfreedp.experiments.studies.bias_variance import RATIOS, TradeOff, relativ
 from hyfreedp.privatize import loss_noise_std
 
 RED, ORANGE, GREEN = (plots.STYLES[name] for name in ("paper", "alternative", "best"))
-LINES = {"bias": RED, "noise": GREEN, "rmse": ORANGE}
-NAMES = {"bias": "clipping bias", "noise": "noise (sd)", "rmse": "total (root sum of squares)"}
+LINES = {"bias": RED, "noise": GREEN, "rmse": plots.SERIES[0]}
+NAMES = {"bias": "clipping bias", "noise": "noise (sd)"}
+SQUARES = {"bias": "squared bias", "noise": "variance", "rmse": "their sum"}
 DOTTED: dict[str, Any] = {"linewidth": 1.2, "linestyle": (0, (1, 1))}
 DASHED: dict[str, Any] = {"linewidth": 1.2, "linestyle": (0, (6, 2))}
 BARS: dict[str, Any] = {"fmt": "o", "markersize": 4, "capsize": 2}
@@ -44,12 +45,20 @@ def draw_theorem(dots: pd.DataFrame, curves: pd.DataFrame, releases: pd.DataFram
     low, high = dots.bias - dots.spread, dots.bias + dots.spread
     left.fill_between(dots.alpha, low, high, color="0.85", label="one batch (1 sd)")
     left.errorbar(dots.alpha, dots.bias, yerr=2 * dots.error, label="mean of batches", color="0.2", **BARS)
-    left.set(xlabel=r"$\alpha = (R_l - \mu)\,/\,\xi$", ylabel="clipping bias (sd of the loss)", title="normal losses")
+    left.set(
+        xlabel=r"$\alpha = (R_l - \mu)\,/\,\xi$",
+        ylabel="clipping bias (sd of the loss)",
+        title="Simulated means lie on Corollary 1",
+    )
     for name in ("bias", "noise"):
         right.plot(curves.threshold, curves[name], label=f"{NAMES[name]}: Theorem 1", **plots.line(LINES[name]))
         look = {"color": LINES[name]["color"], "yerr": 2 * releases[f"{name}_error"]} | BARS
         right.errorbar(releases.threshold, releases[name], label=f"{NAMES[name]}: simulated", **look)
-    right.set(xlabel="threshold $R_l$ (nats)", ylabel="error of the mean loss (nats)", title="one real batch")
+    right.set(
+        xlabel="threshold $R_l$ (nats)",
+        ylabel="error of the mean loss (nats)",
+        title="One batch, released again: on Theorem 1",
+    )
     for axis in (left, right):
         plots.legend_below(axis, ncols=2)
     return figure
@@ -67,21 +76,23 @@ def standard_errors(
 
 
 def draw_trade_offs(found: dict[int, TradeOff], mean: float) -> Figure:
-    """Bias, noise and total error against R_l, a panel per batch size; ``mean`` is that of the losses."""
-    figure, axes = plt.subplots(1, len(found), figsize=(3.6 * len(found), 4.1), sharey=True, squeeze=False)
+    """Squared bias, variance and their sum against R_l, a panel per batch size; ``mean`` is that of the losses."""
+    figure, axes = plt.subplots(1, len(found), figsize=(3.6 * len(found), 4.1), squeeze=False)
     for axis, (size, trade) in zip(axes[0], found.items(), strict=True):
         for name, style in LINES.items():
-            axis.plot(trade.curves.threshold, trade.curves[name], label=NAMES[name], **plots.line(style))
-        dots, look = trade.releases, {"color": ORANGE["color"], "label": "total, simulated"} | BARS
-        axis.errorbar(dots.threshold, dots.rmse, yerr=2 * dots.rmse_error, **look)
-        star: dict[str, Any] = {"marker": "*", "markersize": 14, "linestyle": "none", "color": "0.1"}
-        axis.plot(trade.best, trade.error_at(trade.best), label="least error", **star)
+            axis.plot(trade.curves.threshold, trade.curves[name] ** 2, label=SQUARES[name], **plots.line(style))
+        dots, look = trade.releases, {"color": "0.1", "label": "sum, simulated (± 2 standard errors)"} | BARS
+        axis.errorbar(dots.threshold, dots.rmse**2, yerr=4 * dots.rmse * dots.rmse_error, **look)
+        least, star = trade.error_at(trade.best) ** 2, {"marker": "*", "markersize": 16, "color": ORANGE["color"]}
+        axis.plot(trade.best, least, label="least", linestyle="none", markeredgecolor="black", zorder=4, **star)
         axis.axvline(mean, color="0.4", label="the paper's $R_l = L$", **DOTTED)
         axis.axvline(3 * mean, color="0.4", label="sum of three losses", **DASHED)
-        axis.set(xscale="log", yscale="log", title=f"B = {size:,}", xlabel="threshold $R_l$ (nats)", ylim=(1e-3, 10))
-        plots.log_ticks(axis.xaxis, [0.5, 1, 2, 5, 10])
-    axes[0, 0].set_ylabel("error of the mean loss (nats)")
-    plots.shared_legend(figure, axes[0], ncols=4)
+        axis.set(xlim=(0, 4 * mean), ylim=(0, 6 * least), xlabel="threshold $R_l$ (nats)")
+        axis.ticklabel_format(axis="y", scilimits=(-2, 2), useMathText=True)
+        times = trade.error_at(mean) ** 2 / least
+        axis.set_title(f"B = {size:,}: at L {times:.3g} times the least", y=1.06)
+    axes[0, 0].set_ylabel("squared error of the mean loss (nats²)")
+    plots.shared_legend(figure, axes[0], ncols=3)
     return figure
 
 
@@ -92,7 +103,7 @@ def trade_off_findings(found: dict[int, TradeOff], mean: float) -> list[str]:
         least = trade.error_at(trade.best)
         at_mean, at_sum = trade.error_at(mean), trade.error_at(3 * mean)
         findings.append(
-            f"B = {size:,}: least error {least:.3g} nats at R_l = {trade.best:.2f} = {trade.best / mean:.2f} L; "
+            f"B = {size:,}: least root error {least:.3g} nats at R_l = {trade.best:.2f} = {trade.best / mean:.2f} L; "
             f"{at_mean / least:.1f} times that at R_l = L and {at_sum / least:.1f} times at the sum of three losses."
         )
     return findings
@@ -134,6 +145,8 @@ def draw_losses(probed: Sequence[pd.DataFrame], stages: Sequence[int]) -> Figure
         for values, style, label in zip(biases, (ORANGE, RED), ("actual", "normal (Corollary 1)"), strict=True):
             bottom.plot(RATIOS, values.mean(axis=0), label=label, **plots.line(style))
             bottom.fill_between(RATIOS, values.min(axis=0), values.max(axis=0), color=style["color"], alpha=0.2)
+        actual, normal = (np.interp(1, RATIOS, values.mean(axis=0)) for values in biases)
+        bottom.set_title(f"at L {actual:.0%} is cut; a normal says {normal:.0%}")
         bottom.axvline(1, color="0.4", **DOTTED)
         bottom.set(xscale="log", yscale="log", ylim=(1e-3, 3), xlabel="threshold $R_l$ / mean loss $L$")
         plots.log_ticks(bottom.xaxis, [0.2, 1, 5, 20])

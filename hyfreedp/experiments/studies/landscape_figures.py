@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from hyfreedp import QuadraticFit
 from hyfreedp.experiments.store import plots
-from hyfreedp.experiments.studies.landscape import FIVE_POINTS, fits_at
+from hyfreedp.experiments.studies.landscape import FIVE_POINTS, fit_table, fits_at
 
 FINE = np.linspace(-1.25, 1.25, 101)
 RAW: dict[str, Any] = {"color": "0.45", "linewidth": 3, "alpha": 0.6, "label": "raw loss"}
@@ -31,7 +31,8 @@ def draw(curves: pd.DataFrame, repeats: int, seed: int) -> Figure:
         repeats, seed: of the noise.
     """
     steps = sorted(curves.step.unique())
-    figure, axes = plt.subplots(2, len(steps), figsize=(11, 5.6), sharex=True, squeeze=False)
+    figure, axes = plt.subplots(2, len(steps), figsize=(11, 6.4), sharex=True, squeeze=False)
+    right = fit_table(curves, repeats, seed).set_index("step")["right signs"]
     for (top, bottom), step in zip(axes.T, steps, strict=True):
         here = curves[curves.step == step]
         values = {str(kind): rows for kind, rows in here.groupby("kind")}
@@ -50,8 +51,9 @@ def draw(curves: pd.DataFrame, repeats: int, seed: int) -> Figure:
         if abs(fits[0].minimizer) <= FINE[-1]:
             bottom.axvline(fits[0].minimizer, color="black", linestyle=":", label="its b/a")
         top.set_title(f"step {step}: $R_l$ = {here.threshold.iloc[0]:.2g} nats")
-        bottom.set_title(f"noise of a point: {here.noise.iloc[0]:.2g} nats")
-        bottom.set_xlabel("distance along -G (units of h)")
+        bottom.set_title(f"noise {here.noise.iloc[0]:.2g} nats:\nright signs in {right[step]:.0%}")
+        bottom.set_xlabel("along the update (h)")
+    figure.suptitle("Clipping moves the parabola (above), noise replaces it (below)", fontsize="large")
     for axis in axes[:, 0]:
         axis.set_ylabel("mean loss (nats)")
     plots.shared_legend(figure, axes.flat, ncols=4, fontsize="small")

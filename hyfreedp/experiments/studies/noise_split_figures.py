@@ -35,7 +35,7 @@ LEVEL: dict[str, Any] = {"color": "0.3", "linewidth": 1}
 # -- the two noises ----------------------------------------------------------------------------------------------------
 
 
-def draw_noises(rows: pd.DataFrame, column: str, label: str, ticks: Sequence[float]) -> Figure:
+def draw_noises(rows: pd.DataFrame, column: str, label: str, ticks: Sequence[float], finding: str) -> Figure:
     """Gradient noise above, loss noise below, one column per accountant.
 
     Args:
@@ -43,6 +43,7 @@ def draw_noises(rows: pd.DataFrame, column: str, label: str, ticks: Sequence[flo
         column: what to draw against.
         label: of its axis.
         ticks: of its axis.
+        finding: its title.
     """
     figure, axes = plt.subplots(2, 3, figsize=(10, 6), sharex=True, sharey="row")
     for (accountant, composition, title), above, below in zip(COLUMNS, *axes, strict=True):
@@ -62,7 +63,9 @@ def draw_noises(rows: pd.DataFrame, column: str, label: str, ticks: Sequence[flo
         below.set(xscale="log", yscale="log", xlabel=label)
         plots.log_ticks(below.xaxis, ticks)
     axes[0, 0].set_ylabel("gradient noise multiplier")
-    axes[1, 0].set_ylabel("loss noise (standard deviation / $R_l$)")
+    axes[1, 0].set_ylabel("loss noise\n(standard deviation / $R_l$)")
+    plots.log_ticks(axes[1, 0].yaxis)
+    figure.suptitle(finding, fontsize="large")
     plots.shared_legend(figure, axes[:, 0], ncols=3, fontsize="small")
     return figure
 
@@ -116,11 +119,15 @@ def draw_true_costs(rows: pd.DataFrame, targets: Sequence[float], split: NoiseSp
     """
     figure, (cost_axis, curve_axis) = plt.subplots(1, 2, figsize=(10, 4.4), width_ratios=(1.15, 1))
     ways = [(accountant, composition) for composition in COMPOSITIONS for accountant in ACCOUNTANTS]
-    for style, target in zip(plots.SERIES, targets, strict=False):
+    for place, (style, target) in enumerate(zip(plots.SERIES, targets, strict=False)):
         at = rows[rows.target_epsilon == target].set_index(["accountant", "composition"]).true_epsilon / target
         label = rf"target $\varepsilon$ = {target:g}"
-        cost_axis.plot([at[way] for way in ways], range(len(ways)), label=label, **plots.marks(style))
+        heights = np.arange(len(ways)) + 0.2 * (place - 1)  # side by side, so that none hides another
+        cost_axis.plot([at[way] for way in ways], heights, label=label, **plots.marks(style))
     cost_axis.axvline(1, **LEVEL)
+    shown = cost_axis.get_xlim()
+    cost_axis.axvspan(1, shown[1], color=plots.STYLES["paper"]["color"], alpha=0.08, zorder=0)
+    cost_axis.set_xlim(shown)
     names = [f"{composition.replace('_', ' ')}, {accountant.upper()}" for accountant, composition in ways]
     cost_axis.set_yticks(range(len(ways)), names)
     cost_axis.invert_yaxis()
@@ -138,7 +145,8 @@ def draw_true_costs(rows: pd.DataFrame, targets: Sequence[float], split: NoiseSp
     bars |= {"yerr": 2 * simulated.error, "label": "simulated runs (2 standard errors)"}
     curve_axis.errorbar(simulated.epsilon, simulated.delta, **bars)
     _finish_deltas(curve_axis, split.target_delta)
-    curve_axis.set_title(rf"The pair of RDP, independent, target $\varepsilon$ = {split.target_epsilon:g}")
+    cost = papers_pairs(rows).true_epsilon[split.target_epsilon]
+    curve_axis.set_title(f"The pair that should cost {split.target_epsilon:g} really costs {cost:.2f}")
     return figure
 
 
@@ -239,16 +247,17 @@ def draw_mu_gdp(formula: pd.DataFrame, rows: pd.DataFrame, epsilon: float) -> Fi
         epsilon: one of its targets.
     """
     figure, (axis, curve_axis) = plt.subplots(1, 2, figsize=(10, 4))
-    for name, label, style in [
-        ("true_vanilla", r"vanilla DP-SGD at the $\sigma$ of GDP", "best"),
-        ("true_same_batch", "pair of GDP, same batch", "robust"),
-        ("true_independent", "pair of GDP, independent (the equation)", "paper"),
+    around: dict[str, Any] = {"markersize": 14, "markerfacecolor": "none", "markeredgewidth": 2, "linewidth": 4}
+    for name, label, style, size in [
+        ("true_vanilla", r"vanilla DP-SGD at the $\sigma$ of GDP", "best", around),
+        ("true_same_batch", "pair of GDP, same batch", "robust", {}),
+        ("true_independent", "pair of GDP, independent (the equation)", "paper", {}),
     ]:
-        axis.plot(formula.target, formula[name] / formula.target, label=label, **plots.STYLES[style])
+        axis.plot(formula.target, formula[name] / formula.target, label=label, **plots.STYLES[style] | size)
     axis.axhline(1, **LEVEL)
     axis.set(xscale="log", xlabel=r"target $\varepsilon$", ylabel=r"true $\varepsilon$ / target $\varepsilon$")
     plots.log_ticks(axis.xaxis, list(formula.target))
-    axis.set_title("What GDP's pairs cost")
+    axis.set_title(f"GDP's pairs cost up to {(formula.true_independent / formula.target).max():.1f} times the target")
     plots.legend_below(axis)
 
     plain = split_of(rows[(rows.accountant == "gdp") & (rows.target_epsilon == epsilon)].iloc[0])
@@ -262,7 +271,7 @@ def draw_mu_gdp(formula: pd.DataFrame, rows: pd.DataFrame, epsilon: float) -> Fi
     ):
         curve_axis.plot(epsilons, deltas, label=label, markevery=8, markersize=5, **plots.STYLES[style])
     _finish_deltas(curve_axis, plain.target_delta)
-    curve_axis.set_title(rf"Vanilla DP-SGD, $\sigma$ = {plain.sigma:.3f}, T = {plain.steps}")
+    curve_axis.set_title(rf"$\mu$-GDP misses the tail (DP-SGD, $\sigma$ = {plain.sigma:.3f})")
     return figure
 
 
