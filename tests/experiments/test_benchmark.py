@@ -111,7 +111,7 @@ def test_shapes_of_the_paper_are_those_of_the_published_models():
 # ---- the numbers are right -------------------------------------------------------------------------------------------
 
 
-def test_rounds_take_turns_whole_periods_at_a_time_and_leave_out_who_fails(monkeypatch):
+def test_rounds_take_turns_whole_periods_at_a_time_and_leave_out_who_fails():
     """Time passes only when a step says so; every round begins with another contender."""
     now, order = [0.0], []
 
@@ -124,13 +124,12 @@ def test_rounds_take_turns_whole_periods_at_a_time_and_leave_out_who_fails(monke
 
         return step
 
-    monkeypatch.setattr(measure.time, "perf_counter", lambda: now[0])
     steps = {
         "a": (lasting("a", 1.0, 2.0, 4.0), 1),
         "b": (lasting("b", *[5.0, 1.0, 1.0] * 3), 3),
         "c": (lasting("c", 1.0), 1),
     }
-    seconds, failed = measure.time_rounds(steps, 3)
+    seconds, failed = measure.time_rounds(steps, 3, clock=lambda: now[0])
     assert seconds == {"a": [1.0, 2.0, 4.0], "b": [7 / 3] * 3}
     assert failed == {"c": "StopIteration: "} and "".join(order) == "abbbc" + "bbbca" + "abbb"
 

@@ -3,31 +3,37 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_args
 
 import pandas as pd
-import torch
 
 from hyfreedp.experiments.benchmark import goals
-from hyfreedp.experiments.benchmark.cases import Case, cases, growth_cases, measure
-from hyfreedp.experiments.benchmark.contenders import ALL_CONTENDERS, CONTENDERS
+from hyfreedp.experiments.benchmark.cases import Case, cases, growth_cases, measure, measure_runs
+from hyfreedp.experiments.benchmark.contenders import ALL_CONTENDERS, CONTENDERS, PEERS
 from hyfreedp.experiments.benchmark.efficiency import GROWTH, GROWTH_CONTENDERS
 from hyfreedp.experiments.benchmark.workloads import MODELS, ON_CPU, ON_GPU, Tuning
 from hyfreedp.experiments.store.files import write_csv
 from hyfreedp.experiments.store.paths import workspace
 from hyfreedp.running.devices import CPU
 
+WHOLE_RUNS = ("vit_d192", "mlp_b256", "convnet_b32")
 DESCRIPTION = """\
 Measures seconds and peak memory of one training step: plain, by Opacus, by this package, and with HyFreeDP.
 
 All contenders of a case take turns in every round; reported are medians over rounds and medians of the rounds' ratios.
+Seconds are those of the processor where one thread computes. opake is measured if it is installed, fastDP if
+HYFREEDP_FASTDP names the folder that holds it.
+
 Without --models, --tunings and --contenders, the whole record is measured and written to data/results/laptop (cpu) or
-data/results/gpu (else): efficiency.csv, and efficiency_growth.csv on how the cost grows with batch size, depth, width
-and sequence length. A selection goes to build/benchmark instead. With --resume all goes into the record,
-case by case as each ends, and what the record has is not measured again. Run it on a machine that does nothing else.
+data/results/gpu (else): efficiency.csv; efficiency_growth.csv on how the cost grows with batch size, depth, width and
+sequence length; and efficiency_runs.csv of whole runs (cpu). A selection goes to build/benchmark instead. With --resume
+all goes into the record, case by case as each ends, and what the record has is not measured again. Run it on a machine
+that does nothing else.
 
 examples:
   python -m hyfreedp.experiments.benchmark
@@ -51,7 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--contenders", nargs="+", metavar="NAME", help=f"among {', '.join(ALL_CONTENDERS)}")
     parser.add_argument("--resume", action="store_true", help="put into the record what it does not have yet")
     parser.add_argument("--rounds", type=int, default=7, help="how often everything is timed (default: 7)")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of torch on the CPU")
+    parser.add_argument("--threads", type=int, default=1, help="of torch on the CPU (default: 1)")
     parser.add_argument("--growth", action="store_true", help="measure only how the cost grows")
     options = parser.parse_args(arguments)
 
@@ -59,7 +65,7 @@ def main(arguments: list[str] | None = None) -> int:
     here, profile = workspace(), "laptop" if options.device == CPU.type else "gpu"
     folder = here.results / profile if whole or options.resume else here.build / "benchmark"
     models = options.models or (ON_CPU if profile == "laptop" else ON_GPU)
-    contenders = options.contenders or tuple(CONTENDERS)
+    contenders = options.contenders or (*CONTENDERS, *_peers())
     settings = {"device": options.device, "rounds": options.rounds, "threads": options.threads}
     try:
         if not options.growth:
@@ -70,12 +76,22 @@ def main(arguments: list[str] | None = None) -> int:
         if options.growth or whole:
             todo = growth_cases(*GROWTH[profile], GROWTH_CONTENDERS)
             _record(todo, folder / "efficiency_growth.csv", options.resume, settings)
+        if whole and not options.growth and profile == "laptop":
+            runs = measure_runs(WHOLE_RUNS, rounds=options.rounds, threads=options.threads)
+            write_csv(folder / "efficiency_runs.csv", runs)
+            print(runs[["model", "contender", "seconds", "ratio_to_plain", "ratio_to_ours"]].round(3).to_string())
     except ValueError as error:
         parser.error(str(error))
     except KeyboardInterrupt:
         print("\ninterrupted" + ("; the same command goes on from here" if options.resume else ""), flush=True)
         return 130
     return 0
+
+
+def _peers() -> list[str]:
+    """The peers that can be measured here."""
+    here = {"opake": find_spec("opake") is not None, "fastdp": "HYFREEDP_FASTDP" in os.environ}
+    return [name for name in PEERS if here[name]]
 
 
 def _record(todo: Sequence[Case], path: Path, resume: bool, settings: dict[str, Any]) -> pd.DataFrame:
@@ -97,7 +113,17 @@ def _record(todo: Sequence[Case], path: Path, resume: bool, settings: dict[str, 
     if not resume:
         write_csv(path, rows)
     named = rows.assign(contender=[ALL_CONTENDERS[name].label for name in rows.contender], ms=1e3 * rows.seconds)
-    columns = ["model", "tuning", "contender", "ms", "ratio_to_plain", "ratio_to_ours", "peak_mib", "failure"]
+    columns = [
+        "model",
+        "tuning",
+        "contender",
+        "ms",
+        "ratio_to_plain",
+        "ratio_to_ours",
+        "first_to_plain",
+        "resident_mib",
+        "failure",
+    ]
     print(named.reindex(columns=columns).round(3).to_string(index=False, na_rep=""))
     print(f"wrote {path}")
     return rows

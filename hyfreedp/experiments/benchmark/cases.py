@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import gc
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
+from multiprocessing import get_context
 from typing import Any, get_args
 
 import numpy as np
@@ -16,14 +19,20 @@ import pandas as pd
 import torch
 from tqdm import tqdm
 
-from hyfreedp.experiments.benchmark.contenders import ALL_CONTENDERS, CONTENDERS, Setup, Step
-from hyfreedp.experiments.benchmark.measure import garbage_stays, peak_memory, ratio_quartiles, reason, time_rounds
+from hyfreedp.experiments.benchmark.contenders import ALL_CONTENDERS, CONTENDERS, RUN, RUNS, Setup, Step
+from hyfreedp.experiments.benchmark.measure import (
+    garbage_stays,
+    peak_memory,
+    ratio_quartiles,
+    reason,
+    resident_memory,
+    time_rounds,
+)
 from hyfreedp.experiments.benchmark.workloads import MODELS, Shape, Tuning, Workload, make_workload
 from hyfreedp.running.checks import check_choice
-from hyfreedp.running.devices import backend, hardware, named_device, synchronize
+from hyfreedp.running.devices import CPU, backend, hardware, named_device, synchronize
 
 PACKAGES = ("torch", "opacus", "timm", "transformers", "peft", "hyfreedp")
-_WARM_UP_STEPS = 2  # the first sets up the optimizer's state and our engine's check against autograd
 _REFERENCES = ("plain", "ours")
 
 
@@ -105,14 +114,18 @@ def measure_case(case: Case, device: torch.device, rounds: int) -> list[dict[str
         "parameters": sum(p.numel() for p in work.module.parameters()),
         "trainable": sum(p.numel() for p in work.trainable),
     } | environment(device)
-    seconds, failed = _time(case, work, rounds)
+    seconds, firsts, failed = _time(case, work, rounds)
     rows = []
     for name in case.contenders:
         row: dict[str, Any] = {"contender": name, "rounds": rounds}
         if name in seconds:
             row |= _statistics(name, seconds)
+            if "plain" in seconds:
+                row["first_to_plain"] = firsts[name] / float(np.median(seconds["plain"]))
             try:
                 row["peak_mib"] = peak_memory(ALL_CONTENDERS[name], work, Setup())
+                if device == CPU:
+                    row["resident_mib"] = _resident_elsewhere(case, name)
             except Exception as error:
                 failed[name] = reason(error)
             _free(device)
@@ -121,25 +134,73 @@ def measure_case(case: Case, device: torch.device, rounds: int) -> list[dict[str
     return rows
 
 
-def _time(case: Case, work: Workload, rounds: int) -> tuple[dict[str, list[float]], dict[str, str]]:
+def _time(case: Case, work: Workload, rounds: int) -> tuple[dict[str, list[float]], dict[str, float], dict[str, str]]:
+    """Seconds of each contender's steps and of its first, and why some failed."""
     device = work.inputs.device
+    clock = _clock(device)
     steps: dict[str, tuple[Step, int]] = {}
+    firsts: dict[str, float] = {}
     failed: dict[str, str] = {}
     for name in case.contenders:
         contender = ALL_CONTENDERS[name]
         try:
             step = contender.make(work.copy(), Setup())
-            for _ in range(_WARM_UP_STEPS):
-                step()
+            synchronize(device)
+            started = clock()
+            step()
+            synchronize(device)
+            firsts[name] = clock() - started
+            step()
         except Exception as error:  # another library may refuse a model in any way; the record says how
             failed[name] = reason(error)
             _free(device)
         else:
             steps[name] = (step, contender.period)
-    seconds, failed_later = time_rounds(steps, rounds, wait=partial(synchronize, device))
+    seconds, failed_later = time_rounds(steps, rounds, wait=partial(synchronize, device), clock=clock)
     steps.clear()
     _free(device)
-    return seconds, failed | failed_later
+    return seconds, firsts, failed | failed_later
+
+
+def _clock(device: torch.device) -> Callable[[], float]:
+    """Processor time where one thread computes, which other work on the machine hardly changes; else time."""
+    return time.process_time if device == CPU and torch.get_num_threads() == 1 else time.perf_counter
+
+
+def _resident_elsewhere(case: Case, name: str) -> float:
+    """:func:`resident_memory` in a process of its own, forked from one that has imported this and done nothing."""
+    context = get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    with ProcessPoolExecutor(1, mp_context=context) as pool:
+        return pool.submit(_resident, case, name, torch.get_num_threads()).result()
+
+
+def _resident(case: Case, name: str, threads: int) -> float:
+    torch.set_num_threads(threads)
+    contender = ALL_CONTENDERS[name]
+    return resident_memory(lambda: contender.make(make_workload(case.shape, case.tuning), Setup()), 4)
+
+
+def measure_runs(models: Sequence[str], *, rounds: int, threads: int) -> pd.DataFrame:
+    """Whole runs of :data:`RUN` steps in full tuning on the CPU, wiring, first step and checks included.
+
+    Returns:
+        A row for each model and contender of :data:`RUNS`: the statistics of :func:`measure`.
+    """
+    before, rows = torch.get_num_threads(), []
+    torch.set_num_threads(threads)
+    for model in tqdm(models, unit="model"):
+        work = make_workload(MODELS[model], "full")
+        steps = {name: (run.make(work, Setup()), 1) for name, run in RUNS.items()}
+        with garbage_stays():
+            seconds, failed = time_rounds(steps, rounds, clock=_clock(CPU))
+        for name in RUNS:
+            row = {"model": model, "contender": name, "steps": RUN, "rounds": rounds, **environment(CPU)}
+            rows.append(
+                row | (_statistics(name, seconds) if name in seconds else {}) | {"failure": failed.get(name, "")}
+            )
+    torch.set_num_threads(before)
+    return pd.DataFrame(rows)
 
 
 def _statistics(name: str, seconds: dict[str, list[float]]) -> dict[str, float]:

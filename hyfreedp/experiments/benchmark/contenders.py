@@ -6,10 +6,14 @@ gradient to the same norm and add noise with the same multiplier.
 
 from __future__ import annotations
 
+import os
+import sys
 import warnings
 from collections.abc import Callable, Iterable
+from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from io import StringIO
 from typing import Any
 from unittest.mock import patch
 
@@ -95,7 +99,60 @@ def _opacus(work: Workload, setup: Setup, *, mode: str) -> Step:
     return step
 
 
-def _ours(work: Workload, setup: Setup, *, preset: Preset = PRESETS["fixed"]) -> Step:
+def _opake(work: Workload, setup: Setup) -> Step:
+    """By its functional interface; package "opake" of the index."""
+    from opake.dpsgd.clipping import clipped_grad
+    from opake.dpsgd.noise import gaussian_noise
+    from opake.random import key
+    from torch.func import functional_call
+
+    trained = {name: p for name, p in work.module.named_parameters() if p.requires_grad}
+    weights, optimizer = {name: p.detach() for name, p in trained.items()}, setup.optimizer(work.trainable)
+
+    def loss(weights: dict[str, Tensor], sample: Tensor, label: Tensor) -> Tensor:
+        return F.cross_entropy(*_flat(functional_call(work.module, weights, (sample[None],)), label[None]))
+
+    options: Any = {"clipping_norm": MAX_GRAD_NORM, "normalize_by": len(work.inputs), "batch_argnums": (1, 2)}
+    clipped, clipping = clipped_grad(loss, **options)
+    noised, noise = gaussian_noise(noise_multiplier=_noise_multiplier(setup.epsilon), key=key(0))
+
+    def step() -> None:
+        nonlocal clipping, noise
+        gradients, clipping = clipped(weights, work.inputs, work.labels, state=clipping)
+        private, noise = noised(gradients, noise)
+        for name, p in trained.items():
+            p.grad = private.pytree[name]
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
+def _fastdp(work: Workload, setup: Setup) -> Step:
+    """Book-keeping by Amazon's fastDP, which is on no index: ``HYFREEDP_FASTDP`` names the folder that holds it."""
+    if (folder := os.environ.get("HYFREEDP_FASTDP")) is None:
+        raise ImportError("fastDP is on no package index: name the folder that holds it in HYFREEDP_FASTDP")
+    if folder not in sys.path:
+        sys.path.append(folder)
+    with redirect_stdout(StringIO()):
+        from fastDP import PrivacyEngine as Engine
+
+        size = len(work.inputs)
+        run: Any = {"batch_size": size, "sample_size": _BATCHES * size, "epochs": 1, "max_grad_norm": MAX_GRAD_NORM}
+        run |= {"noise_multiplier": _noise_multiplier(setup.epsilon), "clipping_fn": "Abadi"}
+        optimizer = setup.optimizer(work.trainable)
+        Engine(work.module, clipping_mode="MixOpt", **run).attach(optimizer)
+
+    def step() -> None:
+        with redirect_stdout(StringIO()):
+            F.cross_entropy(*_flat(work.module(work.inputs), work.labels)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return step
+
+
+def _ours(work: Workload, setup: Setup, *, preset: Preset = PRESETS["fixed"], **plan: Any) -> Step:
     _, optimizer, _ = PrivacyEngine(seed=0).make_private_with_epsilon(
         module=work.module,
         optimizer=setup.optimizer(work.trainable),
@@ -103,7 +160,7 @@ def _ours(work: Workload, setup: Setup, *, preset: Preset = PRESETS["fixed"]) ->
         target_epsilon=setup.epsilon,
         preset=preset,
         clipping=AbadiClipping(MAX_GRAD_NORM),
-        **_PLAN,
+        **_PLAN | plan,
     )
     optimizer.sampler = None  # the batch is given
 
@@ -154,5 +211,34 @@ CONTENDERS: dict[str, Contender] = {
         for k in (1, 5, 10)
     },
 }
+# Peers that no environment of ours installs:
+PEERS = {"opake": Contender("opake", _opake), "fastdp": Contender("fastDP, book-keeping", _fastdp)}
 # On request alone:
-ALL_CONTENDERS = CONTENDERS | {"ours_torch_noise": Contender("ours, PyTorch's noise (unsafe)", _ours_with_torchs_noise)}
+ALL_CONTENDERS = CONTENDERS | PEERS
+ALL_CONTENDERS |= {"ours_torch_noise": Contender("ours, PyTorch's noise (unsafe)", _ours_with_torchs_noise)}
+
+
+def _whole(make: Callable[[Workload, Setup], Step], steps: int) -> Callable[[Workload, Setup], Step]:
+    """A run as one step: it makes all that it needs, first step and checks included, and ends."""
+
+    def run(work: Workload, setup: Setup) -> Step:
+        def all_steps() -> None:
+            step = make(work.copy(), setup)
+            for _ in range(steps):
+                step()
+
+        return all_steps
+
+    return run
+
+
+RUN = 100  # steps of a whole run
+RUNS: dict[str, Contender] = {
+    name: Contender(label, _whole(make, RUN))
+    for name, label, make in (
+        ("plain", "plain, not private", _plain),
+        ("opacus_hooks", "Opacus, hooks", partial(_opacus, mode="hooks")),
+        ("ours", "ours, fixed rate", partial(_ours, steps=RUN)),
+        ("robust", "ours, preset robust", partial(_ours, preset=PRESETS["robust"], steps=RUN)),
+    )
+}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import resource
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,7 +37,11 @@ def garbage_stays() -> Iterator[None]:
 
 
 def time_rounds(
-    steps: Mapping[str, tuple[Step, int]], rounds: int, *, wait: Callable[[], None] = lambda: None
+    steps: Mapping[str, tuple[Step, int]],
+    rounds: int,
+    *,
+    wait: Callable[[], None] = lambda: None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> tuple[dict[str, list[float]], dict[str, str]]:
     """Time several kinds of steps side by side: every round runs one period of each.
 
@@ -45,6 +50,7 @@ def time_rounds(
     Args:
         steps: name -> the step and its period K.
         wait: waits for the device.
+        clock: tells seconds.
 
     Returns:
         Name -> seconds per step, one number per round; and name -> the reason, for those whose step raised.
@@ -59,7 +65,7 @@ def time_rounds(
                 continue
             step, period = steps[name]
             wait()
-            started = time.perf_counter()
+            started = clock()
             try:
                 for _ in range(period):
                     step()
@@ -68,8 +74,19 @@ def time_rounds(
                 failed[name] = reason(error)
                 del seconds[name]
                 continue
-            seconds[name].append((time.perf_counter() - started) / period)
+            seconds[name].append((clock() - started) / period)
     return seconds, failed
+
+
+def resident_memory(make: Callable[[], Step], steps: int) -> float:
+    """Largest number of MiB of this process while it makes a contender and takes a few steps, libraries included.
+
+    As the system counts them, so ask in a process that has done nothing else.
+    """
+    step = make()
+    for _ in range(steps):
+        step()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
 
 
 def peak_memory(contender: Contender, work: Workload, setup: Setup) -> float:

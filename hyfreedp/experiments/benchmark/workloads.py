@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from hyfreedp.experiments.models.image_models import vit
 from hyfreedp.running.random_states import random_states_kept
 
-Family = Literal["vit", "gpt2", "llama"]
+Family = Literal["vit", "gpt2", "llama", "mlp", "convnet"]
 Tuning = Literal["full", "biases", "lora"]
 
 
@@ -38,7 +38,7 @@ class Shape:
         patch: side of a ViT's patches, in pixels.
         hidden: width of LLaMA's MLP.
         bfloat16: whether the (frozen) weights are kept in half precision.
-        tunings: which parameters may be trained; LLaMA has no biases.
+        tunings: which parameters may be trained; LLaMA has no biases, small models are trained in full.
     """
 
     family: Family
@@ -69,11 +69,17 @@ MODELS: dict[str, Shape] = {
     "llama_d256": Shape(
         "llama", 256, 4, 4, tokens=128, outputs=1000, batch_size=8, hidden=688, tunings=("full", "lora")
     ),
+    # small models, where products of matrices are not all
+    "mlp_b256": Shape("mlp", 256, 3, 1, tokens=1, outputs=10, batch_size=256, tunings=("full",)),
+    "mlp_b1000": Shape("mlp", 256, 3, 1, tokens=1, outputs=10, batch_size=1000, tunings=("full",)),
+    "convnet_b32": Shape("convnet", 32, 5, 1, tokens=1, outputs=10, batch_size=32, tunings=("full",)),
+    "convnet_b128": Shape("convnet", 32, 5, 1, tokens=1, outputs=10, batch_size=128, tunings=("full",)),
     # for tests and for trying things out
     "tiny": Shape("vit", 32, 2, 2, tokens=17, outputs=5, batch_size=4, patch=4),
 }
 ON_GPU = ("vit_small", "vit_base", "gpt2", "llama2_7b")
-ON_CPU = ("vit_d384", "vit_d192", "gpt2_d256", "llama_d256")
+SMALL = ("mlp_b256", "mlp_b1000", "convnet_b32", "convnet_b128")
+ON_CPU = ("vit_d384", "vit_d192", "gpt2_d256", "llama_d256", *SMALL)
 
 _LORA_RANK = 8
 _LORA_TARGETS: dict[Family, str] = {
@@ -171,6 +177,26 @@ def _llama(shape: Shape) -> tuple[nn.Module, Tensor, Tensor]:
     return _NextToken(module), *_token_batch(shape)
 
 
+def _mlp(shape: Shape) -> tuple[nn.Module, Tensor, Tensor]:
+    """For vectors of 784 numbers; the second hidden layer is half as wide as the first."""
+    first, second = shape.width, shape.width // 2
+    hidden = (nn.Linear(784, first), nn.ReLU(), nn.Linear(first, second), nn.ReLU())
+    inputs, labels = torch.randn(shape.batch_size, 784), torch.randint(shape.outputs, (shape.batch_size,))
+    return nn.Sequential(*hidden, nn.Linear(second, shape.outputs)), inputs, labels
+
+
+def _convnet(shape: Shape) -> tuple[nn.Module, Tensor, Tensor]:
+    """For images of 3 x 32 x 32: four convolutions, two of them with stride 2, each with a group norm."""
+
+    def block(inputs: int, outputs: int, stride: int) -> tuple[nn.Module, ...]:
+        return nn.Conv2d(inputs, outputs, 3, stride, 1), nn.GroupNorm(8, outputs), nn.ReLU()
+
+    w = shape.width
+    blocks = (*block(3, w, 1), *block(w, 2 * w, 2), *block(2 * w, 2 * w, 1), *block(2 * w, 4 * w, 2))
+    module = nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4 * w, shape.outputs))
+    return module, torch.randn(shape.batch_size, 3, 32, 32), torch.randint(shape.outputs, (shape.batch_size,))
+
+
 def _sizes(shape: Shape) -> dict[str, Any]:
     """By the names of transformers."""
     layers = {"num_hidden_layers": shape.depth, "num_attention_heads": shape.heads}
@@ -178,7 +204,7 @@ def _sizes(shape: Shape) -> dict[str, Any]:
 
 
 _MAKERS: dict[Family, Callable[[Shape], tuple[nn.Module, Tensor, Tensor]]]
-_MAKERS = {"vit": _vit, "gpt2": _gpt2, "llama": _llama}
+_MAKERS = {"vit": _vit, "gpt2": _gpt2, "llama": _llama, "mlp": _mlp, "convnet": _convnet}
 
 
 class _NextToken(nn.Module):
