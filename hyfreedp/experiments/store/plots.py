@@ -20,7 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from matplotlib.transforms import ScaledTranslation
 from pandas.io.formats.style import Styler
 
@@ -59,6 +59,14 @@ def marks(style: dict[str, Any]) -> dict[str, Any]:
 def log_ticks(axis: Axis, ticks: Sequence[float]) -> None:
     """Label a logarithmic axis at these values, as plain numbers, and nowhere else."""
     axis.set_ticks(ticks, [f"{tick:g}" for tick in ticks])
+    axis.set_minor_locator(NullLocator())
+
+
+def plain_log_ticks(axis: Axis) -> None:
+    """Label a logarithmic axis at powers of ten, or on less than a decade and a half at 1, 2 and 5 too, as numbers."""
+    low, high = axis.get_view_interval()
+    axis.set_major_locator(LogLocator(subs=(1.0,) if high > 30 * low else (1.0, 2.0, 5.0)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_locator(NullLocator())
 
 

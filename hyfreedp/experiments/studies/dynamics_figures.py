@@ -57,13 +57,16 @@ def draw(series: dict[str, dict[str, pd.DataFrame]], styles: dict[str, dict[str,
     size = (11, 0.9 + 2.5 * len(series))
     figure, axes = plt.subplots(len(series), len(PANELS), figsize=size, sharex=True, squeeze=False)
     for line, (row, entries) in zip(axes, series.items(), strict=True):
-        for axis, (column, name) in zip(line, PANELS.items(), strict=True):
+        for axis, column in zip(line, PANELS, strict=True):
             for label, rows in entries.items():
                 draw_band(axis, rows.assign(percent=100 * rows.test_accuracy), column, styles[label], label)
-            axis.set(title=name if line is axes[0] else "", yscale="log" if column in LOGARITHMIC else "linear")
+            if column in LOGARITHMIC:
+                axis.set_yscale("log")
+                plots.plain_log_ticks(axis.yaxis)
         line[0].set_ylabel(row)
-    for axis in axes[-1]:
-        axis.set_xlabel("step")
+    for top, bottom, name in zip(axes[0], axes[-1], PANELS.values(), strict=True):
+        top.set_title(name)
+        bottom.set_xlabel("step")
     some = next(iter(next(iter(series.values())).values()))
     figure.suptitle(title)
     runs = f"epsilon = {some.epsilon.iloc[0]:g}; median and range of {some.seed.nunique()} runs"
@@ -97,7 +100,7 @@ def draw_real(rows: pd.DataFrame) -> Figure:
     looks = [*INTERVAL_STYLES.values(), plots.STYLES["robust"], plots.STYLES["best"]]
     by_series = dict(list(rows.groupby("series", sort=False)))
     styles = dict(zip(by_series, looks, strict=False))
-    return draw({"CIFAR-10": by_series}, styles, "On real images the paper's search stays at its first rate, too")
+    return draw({"CIFAR-10": by_series}, styles, "On real images, too, the paper's search never climbs from its first rate")
 
 
 def findings(named: dict[str, pd.DataFrame]) -> list[str]:
