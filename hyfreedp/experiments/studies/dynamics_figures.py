@@ -100,7 +100,7 @@ def draw_real(rows: pd.DataFrame) -> Figure:
     looks = [*INTERVAL_STYLES.values(), plots.STYLES["robust"], plots.STYLES["best"]]
     by_series = dict(list(rows.groupby("series", sort=False)))
     styles = dict(zip(by_series, looks, strict=False))
-    return draw({"CIFAR-10": by_series}, styles, "On real images, too, the paper's search never climbs from its first rate")
+    return draw({"CIFAR-10": by_series}, styles, "On real images, too, the search never climbs from its first rate")
 
 
 def findings(named: dict[str, pd.DataFrame]) -> list[str]:
