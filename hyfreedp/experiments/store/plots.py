@@ -133,16 +133,17 @@ def folded(title: str, table: Styler) -> HTML:
     return HTML(f"<details><summary>{escape(title)}</summary>\n{table.to_html()}\n</details>")
 
 
-def show_blocks(texts: pd.DataFrame, differences: pd.DataFrame) -> None:
-    """Show :func:`shaded` a block at a time, those after the first folded.
+def show_blocks(texts: pd.DataFrame, differences: pd.DataFrame, *, open_first: bool = True) -> None:
+    """Show :func:`shaded` a block at a time, folded but for the first.
 
     Args:
         texts, differences: as there; their rows have two levels, of which the first names the block.
+        open_first: False to fold that one too.
     """
     name, blocks = texts.index.names[0], texts.index.unique(0)
     for block in blocks:
         table = shaded(texts.loc[[block]], differences.loc[[block]])
-        display(table if block == blocks[0] else folded(f"{name} = {block}", table))
+        display(table if open_first and block == blocks[0] else folded(f"{name} = {block}", table))
 
 
 def show(figure: Figure) -> None:
