@@ -41,7 +41,6 @@ check_parameters(
 )
 
 # %%
-import pandas as pd
 from IPython.display import Markdown, display
 from scipy.stats import binom
 
@@ -88,8 +87,7 @@ shown = {name: rows[rows.profile == name] for name in dict.fromkeys(rows.profile
 main = next(iter(shown))
 inputs = {name: [f"cell {key}" for key in part.key.dropna().unique()] for name, part in shown.items()}
 everything = [key for keys in inputs.values() for key in keys]
-for name, part in shown.items():
-    display(Markdown(f"`{name}`: {image_classification.missing_text(part, name)}"))
+print(*(f"{name}: {image_classification.missing_text(part, name)}" for name, part in shown.items()), sep="\n")
 
 # %% [markdown]
 # ## 3. The paper's tables, and ours beside them
@@ -99,22 +97,10 @@ for name, part in shown.items():
 # column and block, from brown (lower) over white to teal (higher), within ±10.
 
 # %%
-both = {}
 for tuning, title in (("full", "Full fine-tuning (the MLP: from scratch)"), ("bitfit", "BitFit: biases and head")):
-    both[tuning], differences = image_classification.beside_paper(summary, tuning)
+    texts, differences = image_classification.beside_paper(summary, tuning)
     display(Markdown(f"**{title}**"))
-    plots.show_blocks(both[tuning], differences, open_first=tuning == "full")
-whole = pd.concat(both, names=["tuning"]).fillna("")
-whole.columns = [": ".join(column) for column in whole.columns]
-plots.save_table(
-    whole.reset_index(),
-    "06_image_classification_tables",
-    parameters=parameters,
-    inputs=everything,
-    shows="Test accuracy in percent ± standard deviation: the paper's tables, and ours beside them.",
-    claim='Tab. "cv main" and its relatives: HyFreeDP "almost outperforms all end-to-end DP baselines".',
-    summary=[f"{rows.accuracy.isna().sum()} of {len(rows)} numbers missing"],
-)
+    plots.show_blocks(texts, differences, open_first=tuning == "full")
 
 # %% [markdown]
 # ## 4. All methods at a glance
@@ -299,13 +285,12 @@ check(standard_error, lambda: 100 * binom(300, 0.9).std() / 300)
 # 2. The best of eight rates has, even if all rates were equally good, a validation accuracy above its true one. By
 #    how much, about? Compare `validation_accuracy` and `accuracy` of the grid rows.
 # 3. Whose $\varepsilon$ would you have to report for "grid search, extended" if every run counted? (Notebook 09 has the tool.)
-# 4. Why can the random search lose more than the simulated DP-hyper although both train with less noise than a counted grid?
 
 # %% [markdown] tags=["solution"]
 # *Solutions.* (2) The largest of eight independent normal numbers lies 1.4 standard deviations above their mean: 2.5 points (less, as the
 # runs share the images). The cell below compares; where its numbers are negative, the tested run gained more by training on all of the
 # training data than the choice flatters. (3) None covers it: the choice releases
-# validation accuracies of private records without noise. Were that fifth public: nine runs with the same noise, nine-fold composition. (4) It pays twice: noise for all its runs, and it may never draw a good rate.
+# validation accuracies of private records without noise. Were that fifth public: nine runs with the same noise, nine-fold composition.
 
 # %% tags=["solution"]
 grids = rows[rows.row.str.startswith("grid")].dropna(subset=["accuracy"])

@@ -146,12 +146,6 @@ def show_blocks(texts: pd.DataFrame, differences: pd.DataFrame, *, open_first: b
         display(table if open_first and block == blocks[0] else folded(f"{name} = {block}", table))
 
 
-def show(figure: Figure) -> None:
-    """Show one of several figures of a cell, and close it: an open one is drawn once more below the cell."""
-    display(figure)
-    plt.close(figure)
-
-
 def save(figure: Figure, name: str, *, parameters: dict[str, Any], **described: Any) -> None:
     """Write ``build/<profile>/figures/<name>.png``, ``.pdf`` and ``.json``, as :func:`_describe` says."""
     folder = workspace().output(parameters["profile"])
