@@ -13,7 +13,7 @@ from hyfreedp.experiments.book import committed, notebooks
 from hyfreedp.experiments.book.batch import plan, reproduce
 from hyfreedp.experiments.store import archive
 from hyfreedp.experiments.store.paths import workspace
-from hyfreedp.experiments.studies import calibration, fine_tuning
+from hyfreedp.experiments.studies import fine_tuning
 from hyfreedp.experiments.tables import grid, language_generation, small_tasks
 from hyfreedp.experiments.tables import plan as comparison
 
@@ -50,11 +50,6 @@ def _accuracy(options: argparse.Namespace) -> int:
     return 0
 
 
-def _calibration(_: argparse.Namespace) -> int:
-    print(calibration.markdown(calibration.record(workspace().results / "laptop" / "calibration.csv")))
-    return 0
-
-
 def _fine_tuning(options: argparse.Namespace) -> int:
     rows = fine_tuning.record(workspace().cells, fine_tuning.record_path(), jobs=options.jobs)
     print(rows.groupby("series", sort=False).test_accuracy.last().to_string())
@@ -70,7 +65,6 @@ def _sentences(options: argparse.Namespace) -> int:
 # Commands that renew a record: what runs, and what it is.
 RECORDS: dict[str, tuple[Callable[[argparse.Namespace], int], str]] = {
     "accuracy": (_accuracy, "presets against the learning-rate grid; minutes to an hour"),
-    "calibration": (_calibration, "how sure models are, and what mends it; a quarter of an hour"),
     "fine-tuning": (_fine_tuning, "training dynamics on CIFAR-10 for notebook 05; an hour"),
     "sentences": (_sentences, "the language table on all of E2E, for notebook 07; half a day"),
 }

@@ -53,8 +53,6 @@ check_parameters(
 )
 
 # %%
-import matplotlib.pyplot as plt
-import seaborn as sns
 from scipy.stats import binom
 
 from hyfreedp.experiments.book.exercises import check
@@ -83,16 +81,15 @@ parameters = {
 #
 # $$ \text{share} = 1 - \frac{\varepsilon(\sigma_g)}{\varepsilon}, \qquad \text{more noise} = \frac{\sigma_g}{\sigma} - 1, $$
 #
-# where $\varepsilon(\sigma_g)$ is what the gradients of that run cost by themselves: the share is the budget that training does not get.
+# where $\varepsilon(\sigma_g)$ is what the gradients of that run cost by themselves. So the share is the part of the budget that training does not get.
 #
-# * **HyFreeDP**: $\sigma_g = \gamma\sigma$; three losses per probe, gradient and losses on the same batch.
-# * **Adaptive clipping** (Andrew et al., 2021) learns $R_g$ from a noisy count of clipped gradients. With noise $\sigma_b$ on the
+# * **HyFreeDP** learns the rate in the run: $\sigma_g = \gamma\sigma$, and three losses per probe, on the batch of the gradient.
+# * **Adaptive clipping** (Andrew et al., 2021) learns the clipping threshold $R_g$ from a noisy count of clipped gradients. With noise $\sigma_b$ on the
 #   count, their Theorem 1 gives $\sigma_g = (\sigma^{-2} - (2\sigma_b)^{-2})^{-1/2}$; they recommend $\sigma_b = B/20$. It does not
 #   learn $\eta$.
-# * **A split budget**: the paper simulates DP-hyper by "spending 85 % of the privacy budget for DP training".
-# * **DP-hyper, accounted**: random search. Draw a random number $k$ of runs, with random candidates, and release only the best.
-#   Papernot and Steinke (2022) bound its Renyi DP at order $\lambda$ by that of one run, plus $\log(\mathbb E[k])/(\lambda - 1)$,
-#   plus a term that depends on the distribution of $k$: logarithmic, geometric or Poisson.
+# * **DP-hyper as simulated** in the paper: "spending 85 % of the privacy budget for DP training".
+# * **DP-hyper, accounted**, is a random search. It draws a random number $k$ of runs, with random candidates, and releases only the best.
+#   Papernot and Steinke (2022) bound its cost by that of one run, plus a term that grows with $\log \mathbb E[k]$ and depends on how $k$ is drawn (logarithmic, geometric or Poisson).
 # * **A counted grid**: train $m$ times, release everything, add up. That is what tuning by hand costs if it is counted.
 #
 # **Predict first.** The paper's table says about 20 % for adaptive clipping and for DP-hyper. Which of the two is nearer the truth?
@@ -115,19 +112,7 @@ formats = {"epsilon": "{:g}", "share_percent": "{:.3f}", "noise_percent": "{:.3f
 plots.folded(f"All {len(shown)} rows", shown.style.hide(axis="index").format(formats))
 
 # %%
-figure, axes = plt.subplots(1, 2, figsize=(10, 4.2), sharey=True)
-units = {
-    "share_percent": r"share of $\varepsilon$ not left to training (%)",
-    "noise_percent": "more gradient noise (%)",
-}
-for axis, (column, label) in zip(axes, units.items(), strict=True):
-    sns.stripplot(shown, x=column, y="method", hue="epsilon", palette="dark:C0", ax=axis, legend=axis is axes[0])
-    axis.set(xscale="log", xlabel=label, ylabel="")
-printed = shown[~shown.paper_percent.isin(["<1", "0"])].drop_duplicates("method")
-axes[0].scatter(
-    printed.paper_percent.astype(float), printed.method, marker="|", s=200, color="0.3", label="the paper's"
-)
-axes[0].axvline(1, color="0.3", linewidth=1, linestyle=":")
+figure = tuning_budget.draw_costs(shown)
 
 # %%
 summary = tuning_budget.cost_findings(costs, methods, data.budget(epsilon), batch_size)
@@ -144,9 +129,10 @@ plots.save_table(shown, "09_tuning_budget_table", shows="The same as a table, at
 plots.what_to_see(summary)
 
 # %% [markdown]
-# Adaptive clipping is nearly free by its authors' own formula: a count over the whole batch is a very robust statistic, and it
-# shares its batch with the gradient. (It leaves $\eta$ to be searched, which is the expensive part.) Random search, honestly
-# accounted, takes more than the 15 % that the paper simulated. And "0 %" for vanilla DP-SGD and automatic clipping means *not
+# **Adaptive clipping is nearly free** by its authors' own formula. A count over the whole batch changes little by one record, and it
+# shares its batch with the gradient. (It leaves $\eta$ to be searched, which is the expensive part.)
+#
+# **Random search**, honestly accounted, takes more than the 15 % that the paper simulated. And the paper's "0 %" for vanilla DP-SGD and automatic clipping means *not
 # counted*: what their grids cost when they are counted is at the bottom.
 #
 # ## 2. HyFreeDP's share, over settings
@@ -194,9 +180,9 @@ plots.what_to_see(summary)
 # If $R_g$ is above all norms, the signal stops growing while the noise goes on. AdamW divides by the size of what it
 # gets, so under it $R_g$ cancels altogether in the first regime, and the map has columns instead of a diagonal.
 #
-# HyFreeDP (automatic clipping, preset "robust") has no rate to choose: it starts from a public one and looks for a better. $\eta^*$ is the
-# median of those that it took. The dots mark where that is on the map, $\eta R_g = \eta^*$ for SGD and $\eta = \eta^*$ for AdamW, but for
-# rows with $R_g > 10$, which clip hardly any gradient and so scale none, and where it lies beyond the last column. Every cell is the accuracy on *test* data, so the best of them
+# HyFreeDP (automatic clipping, preset "robust") has no rate to choose. $\eta^*$ is the
+# median of the rates that it took. The dots mark where that is on the map: $\eta R_g = \eta^*$ for SGD and $\eta = \eta^*$ for AdamW. No dot where $R_g > 10$ (little is clipped) or where it falls off the map.
+# Every cell is the accuracy on *test* data, so the best of them
 # is chosen by test data. Each is a run at the full $\varepsilon$, as in the literature; no run is charged for the others.
 #
 # **Predict first.** How many cells of the SGD map will be within two points of its best?

@@ -86,8 +86,8 @@ saved = {"parameters": parameters, "inputs": ["tables of audits, cells of data/c
 #
 # $$ P[E \mid \text{with}] \le e^{\varepsilon} P[E \mid \text{without}] + \delta, $$
 #
-# and the same with the two worlds exchanged. An auditor chooses one record and one event ("the statistic exceeds a threshold: I say
-# the record was there"), and runs the mechanism many times in both worlds. Let $h$ be how often it is right with the record, and $a$ how
+# and the same with the two worlds exchanged. An auditor chooses one record and one event, as "the statistic exceeds a threshold: I say
+# the record was there". It runs the mechanism many times in both worlds. Let $h$ be how often it is right with the record, and $a$ how
 # often it raises a false alarm without it. Then
 #
 # $$ \varepsilon \ge \max\left\{ \log\frac{h - \delta}{a},\; \log\frac{1 - a - \delta}{1 - h} \right\}. $$
@@ -131,40 +131,39 @@ sliders(
 #
 # </details>
 #
-# **What "randomised" must mean.** The probabilities are over the random numbers of the mechanism, and the observer must know none of them. That is
-# meant of the noise, and of every other random number that meets the data too: dropout, augmentation, the drawing of batches. They come from
-# generators that a script seeds in its first line, often with 0 or 42. Who knows that seed knows which mask each place in the batch gets. One
-# record more moves all records behind it to the next mask, and the clipped sum changes by far more than one clipped gradient: of a BERT with its
+# **What "randomised" must mean.** The probabilities are over the random numbers of the mechanism, and the observer must know none of them. That goes for
+# the noise, and for every other random number that meets the data: dropout, augmentation, the drawing of batches. They often come from
+# a seed in the first line of a script, such as 0 or 42. Whoever knows that seed knows which dropout mask each place in the batch gets. One
+# record more moves all records behind it to the next mask, and the clipped sum changes by far more than one clipped gradient. Of a BERT with its
 # usual dropout 0.1, an epsilon of at least 1.91 was measured where 1.00 was claimed. The paper does not speak of it. This library draws those
 # numbers from the run's secret key, at every step.
 #
-# Note the direction. A *large* bound refutes a claim: there is an attack that the claim says cannot exist. A *small* bound proves nothing:
-# the record, the event, or the number of runs may have been badly chosen. So a sound claim is one that good auditors fail to refute, and an
-# auditor is good only if it does refute what is wrong. So one below is run on a
-# count that is wrong, the other on training without noise.
+# **Which way it points.** A *large* bound refutes a claim: there is an attack that the claim says cannot exist. A *small* bound proves nothing:
+# the record, the event, or the number of runs may have been badly chosen. An auditor is good only if it does refute what is wrong. So the first one below is also run on a
+# count that is wrong, the second one on training without noise.
 #
 # ## 2. Gradient and probes of one batch
 #
 # At a step that probes, Algorithm 1 releases the gradient and three losses of *one* Poisson batch. Alg. 2 counts them as if each of the
-# four had drawn a batch of its own (`composition="independent"`); then the chance that one record is in several of them is tiny, and
-# subsampling protects each. In truth the record is in all four or in none, and four noisy numbers that move together add up to one with
+# four had drawn a batch of its own (`composition="independent"`). Then the chance that one record is in several of them is tiny, and
+# each is protected by that. In truth the record is in all four or in none. Four noisy numbers that move together add up to one with
 # less noise,
 #
 # $$ \sigma_\text{eff} = \left(\sigma_g^{-2} + 3\,\sigma_l^{-2}\right)^{-1/2}, $$
 #
 # which is `composition="same_batch"`.
 #
-# The auditor needs no theory of composition. In each simulated run a Poisson sampler draws the record into batches; there it moves the
+# The auditor needs no theory of composition. In each simulated run a Poisson sampler draws the record into batches. There it moves the
 # gradient by its clip along one direction, and each loss by its own. What is released goes through `privatize_gradient` and
-# `privatize_loss`. The statistic weighs the four numbers of a step by their precision (the best linear one), turns the result $x_t$ into
+# `privatize_loss`. The statistic weighs the four numbers of a step by their precision, turns the result $x_t$ into
 # a log likelihood ratio, and adds up over the run:
 #
 # $$ \ell = \sum_t \log\left(1 - q + q\, e^{(x_t - 1/2)/\sigma_{\text{eff},t}^2}\right). $$
 #
-# Noise is calibrated twice for the same target, once by each way of counting, both times by PLD. (The paper calibrates by RDP, whose slack hides
-# a part of the mistake: the pair that it would take really costs 4.02 at a target of 3, not 4.75, see notebook 03. What is refuted
+# Noise is calibrated twice for the same target, once by each way of counting, both times by the accountant PLD. (The paper calibrates by RDP, which is looser and so hides
+# a part of the mistake: its pair really costs 4.02 at a target of 3, not 4.75, see notebook 03. What is refuted
 # below is the way of counting.) Bounds are computed at four values of $\delta$, fixed
-# beforehand, the first being the target's; the error is shared among the four, so they hold jointly.
+# beforehand, the first being the target's. The error is shared among the four, so they hold jointly.
 #
 # **Predict first.** Where, if anywhere, will the audit contradict the count of independent batches?
 
@@ -215,8 +214,8 @@ plots.what_to_see(summary)
 #
 # ## 3. One training run, a thousand canaries
 #
-# Millions of runs are out of reach for a whole training. Steinke, Nasr and Jagielski (2023) need one. Each of $m$ canaries is put into
-# the training data by a fair coin. Afterwards the auditor sees the model, scores every canary by how much training has lowered its loss,
+# Millions of runs are out of reach for a whole training. Steinke, Nasr and Jagielski (2023) need one. Each of $m$ *canaries*, records made to be noticed, is put into
+# the training data by a fair coin. Afterwards the auditor sees the model and scores every canary by how much training has lowered its loss. It
 # says "in" for the highest scores, "out" for the lowest, and abstains from the rest. If the run is $(\varepsilon, \delta)$-DP and $v$ of
 # $r$ guesses are right, then
 #
@@ -224,9 +223,8 @@ plots.what_to_see(summary)
 #    f(v) = P\left[\mathrm{Bin}\left(r, \tfrac{e^\varepsilon}{1 + e^\varepsilon}\right) \ge v\right], $$
 #
 # and every $\varepsilon$ for which the right-hand side is below one minus the confidence is refuted. Our canaries are black images with one
-# bright pixel each, a pixel that no other image has, under random labels; they replace part of the digits. Each run has canaries of its
-# own. A canary takes part in one run only, so all runs together are one mechanism with the same $(\varepsilon, \delta)$, and their guesses
-# are added up.
+# bright pixel each, a pixel that no other image has, under random labels. They replace part of the digits. Each run has canaries of its
+# own, so all runs together are one mechanism with the same $(\varepsilon, \delta)$, and their guesses are added up.
 #
 # Trained are both presets of HyFreeDP, and AdamW at a constant and at a linearly decaying rate of 0.02.
 #
@@ -280,8 +278,8 @@ plots.save_table(
 
 # %% [markdown]
 # Even if no guess is wrong the bound is finite (dotted line): so many guesses, less what $\delta$ concedes for so many canaries, allow no more
-# (Exercise 1). So a claim of 8 cannot be refuted here at all. And a bound on a run that has learned nothing is vacuous: preset paper is at
-# chance on these digits (`accuracy_percent`), and says no more about privacy than a coin would.
+# (Exercise 1). So a claim of 8 cannot be refuted here at all. And a bound on a run that has learned nothing says nothing: preset paper is at
+# chance on these digits (`accuracy_percent`).
 #
 # The four bounds of one noise hold jointly at the stated confidence, every other bound by itself. The independent count is not refuted where
 # the other one chose the noise: there too it understates $\varepsilon$, but by less than this audit can detect.

@@ -15,15 +15,14 @@
 #
 # **After this notebook you can**
 #
-# * say what differentially private (DP) training releases, and what $\varepsilon$ bounds,
 # * explain why *trying* learning rates on private data costs privacy too, and how much,
 # * train a model under a stated $(\varepsilon, \delta)$ with HyFreeDP, which learns the rate inside the budget,
 # * read the curves that tell whether a privately learned rate can be trusted.
 #
 # It reproduces the idea of *Towards hyperparameter-free optimization with differential privacy* (HyFreeDP, ICLR 2025) on a
 # task that ships with scikit-learn, so it needs no download. The paper fine-tunes vision transformers on 50,000 images and
-# more; here a small network learns 1,500 images from scratch. That is a harder place to be private, and it shows. Profiles
-# `gpu` and `paper` keep this small task, which needs no accelerator, and train three times as many seeds.
+# more. Here a small network learns 1,500 images from scratch. That is a harder place to be private, and it shows. Words are explained in the
+# [glossary](../../docs/glossary.md), differential privacy (DP) in [the primer](../00_primer.ipynb).
 
 # %% tags=["parameters"]
 profile = "laptop"  # how large: smoke, laptop, gpu or paper
@@ -39,12 +38,10 @@ check_parameters(
 )
 
 # %%
-import matplotlib.pyplot as plt
 import pandas as pd
-import seaborn as sns
 from IPython.display import Markdown, display
 
-from hyfreedp import PRESETS, calibrate_noise
+from hyfreedp import calibrate_noise
 from hyfreedp.experiments.book import overview
 from hyfreedp.experiments.book.exercises import check
 from hyfreedp.experiments.runs.cells import run_cells, with_seeds
@@ -54,7 +51,6 @@ from hyfreedp.experiments.store.paths import CELLS, RESULTS
 from hyfreedp.experiments.store.verdicts import verdict
 from hyfreedp.experiments.tables import first_look, looks, small_tasks
 from hyfreedp.experiments.tasks.registry import TASKS
-from hyfreedp.look import look_steps
 
 # %%
 plots.use_style()
@@ -64,35 +60,18 @@ runs_each = seeds * (3 if profile in ("gpu", "paper") else 1)
 parameters = {"profile": profile, "epsilon": epsilon, "seeds": seeds, "interval": interval}
 
 # %% [markdown]
-# ## 1. The private data
+# ## 1. The private data, and what DP training is
 #
 # 1,500 handwritten digits of 8 x 8 pixels. Another 297 test the model; they are not part of the training data and are not protected.
-#
-# What is protected here is one *record*: one image. That is not one *person*. Thirteen people wrote these digits, some 115 of the 1,500 each. A budget
-# that hides one image says next to nothing about a person with 115 of them. Where people have several records, tell the engine how many
+# What is protected is one *record*: one image. That is not one *person*: thirteen people wrote some 115 of these digits each. Where people have several records, tell the engine how many
 # (`records_per_person`), and it adds the noise that hides all of them.
-
-# %%
-train, test = task.datasets("test")
-figure, axes = plt.subplots(1, 10, figsize=(9, 1.2))
-for axis, image, label in zip(axes, *train.tensors, strict=False):
-    axis.imshow(image.reshape(8, 8), cmap="gray_r")
-    axis.set_title(int(label))
-    axis.axis("off")
-
-# %% [markdown]
-# ## 2. What DP training is
 #
-# Two data sets are *neighbours* if one record is in one of them and not in the other. Training is
-# $(\varepsilon, \delta)$-DP if for all neighbours and all sets $S$ of outcomes
+# Training is $(\varepsilon, \delta)$-DP if for all data sets $D$ and $D'$ that differ by one record, and all sets $S$ of outcomes,
 #
 # $$ P(\text{training on } D \in S) \le e^{\varepsilon}\, P(\text{training on } D' \in S) + \delta. $$
 #
-# Whoever sees the model, and all its intermediate states, then learns only so much about whether a given record took part: no attack
-# tells it with an advantage (true less false alarms) above $(e^\varepsilon - 1 + 2\delta)/(e^\varepsilon + 1)$. That is 0.46 at
-# $\varepsilon = 1$ and 0.905 at 3: a limit to the worst case, far above what known attacks reach (notebooks 10 and 11), but not
-# "nothing". DP-SGD gets there in each step by drawing a random batch (every record with probability $q = B/N$), bounding what
-# one record can do to the gradient, and drowning the rest in noise:
+# DP-SGD gets there step by step. It draws a random batch (every record with probability $q = B/N$), bounds what
+# one record can do to the gradient, and drowns the rest in noise:
 #
 # $$ \mathbf m = \frac 1B\Big(\sum_{i\in\text{batch}} \frac{\mathbf g_i}{\|\mathbf g_i\| + 0.01}
 #    + \sigma\, \mathcal N(0, I)\Big), \qquad \mathbf w \leftarrow \mathbf w - \eta\, \mathbf G(\mathbf m). $$
@@ -105,7 +84,7 @@ plain = calibrate_noise(target_epsilon=epsilon, steps=task.steps, probe="none", 
 print(plain)
 
 # %% [markdown]
-# ## 3. Why tuning leaks
+# ## 2. Why tuning leaks
 #
 # The formula says nothing about $\eta$, so people try several and keep the best. But *which* rate did best depends on the
 # private records, and each trial looked at all of them. Without further measures all trials have to be paid for. The
@@ -125,27 +104,24 @@ display(Markdown(text))
 
 # %% [markdown]
 # Why not $16 \times 3 = 48$? That sum is a valid bound, and a wasteful one: it assumes that every run shows its worst at once. What really
-# adds up is evidence. From each run an observer gets a log-likelihood ratio: how much likelier the outcome is with a given record than without it. The
-# ratios of 16 runs add up, and $\varepsilon$ is about the level that this sum passes with probability $\delta$: its mean plus a few standard deviations.
-# The noises of the runs are independent. So the mean grows sixteenfold, but the standard deviation only fourfold. At so much noise the standard
-# deviations are most of $\varepsilon$. Hence a result between 4 and 16 times 3. The text above has the accountant's number.
+# adds up is evidence: by how much likelier each outcome is with a given record than without it (as a logarithm). $\varepsilon$ is about the level that this sum passes with
+# probability $\delta$: its mean plus a few standard deviations. Over 16 runs the mean grows sixteenfold, but the standard deviation only fourfold, as the noises are independent. At so much
+# noise the standard deviations are most of $\varepsilon$. Hence a result between 4 and 16 times 3.
 #
-# ## 4. HyFreeDP: learn the rate from a few private numbers
+# ## 3. HyFreeDP: learn the rate from a few private numbers
 #
-# There are two ways to learn the rate. Both ask the records a few times in a run, and what they answer is clipped, summed and
-# noised as well; that takes 1 % more noise on the gradients, paid from the same budget.
-# Both are written down step by step, one sample at a time, in [`hyfreedp/reference.py`](../../hyfreedp/reference.py): read that first.
+# There are two ways to learn the rate. Both ask the records a few times in a run. What they answer is clipped, summed and
+# noised as well. That takes 1 % more noise on the gradients, paid from the same budget.
+# [`hyfreedp/reference.py`](../../hyfreedp/reference.py) has both, one sample at a time.
 #
-# * **Preset "paper"** is the paper's algorithm. Every few steps it looks along the direction $\mathbf G$ in which the optimizer is
-#   about to go: the loss there is nearly a parabola, $L(\mathbf w - \eta \mathbf G) \approx L - b\eta + \tfrac a2 \eta^2$, whose
+# * **Preset "paper"** is the paper's algorithm. Every few steps it *probes* along the direction $\mathbf G$ in which the optimizer is
+#   about to go. The loss there is nearly a parabola, $L(\mathbf w - \eta \mathbf G) \approx L - b\eta + \tfrac a2 \eta^2$, whose
 #   bottom is at $\eta = b/a$. It releases three noisy losses, at $\mathbf w$ and $\mathbf w \pm \eta \mathbf G$, and keeps to the
-#   guards around $b/a$ and the smoothing of its authors' own package for training without privacy, `gen-optim`.
-# * **Preset "robust"** (the default) asks less. AdamW on normalised gradients hardly knows the scale of a task, so the rate may start
+#   guards around $b/a$ and the smoothing of its authors' own package, `gen-optim`.
+# * **Preset "robust"** (the default) asks less. AdamW on normalised gradients hardly knows the scale of a task. So the rate starts
 #   at a public number, $6/\sqrt{nT}$ for $T$ steps and $n$ inputs of all layers together. After the first step, at an eighth and at half of the run the
-#   records *look* along the run so far: early steps at another rate are, to first order, the same steps, scaled. The noise of the run to come is known, and added before
-#   asking. Between neighbours of eleven rates, those that it comes by, every record votes: 1, 0 or -1 whatever its losses are, so no threshold, no scale. The run goes
-#   on at the mean of the start and of what the looks found, and ends at an average of its weights. (Records of version 0.1.0, as in the
-#   tables, voted on an average and could only brake.)
+#   records *look*: they compare how the run so far would have ended at other rates. Between two neighbours of eleven rates every record votes, 1, 0 or -1. No loss can count for more, so there is no
+#   threshold. The run goes on at the mean of the start and of what the looks found, and ends at an average of its weights.
 #
 # Notebook 04 shows why a parabola is short-sighted. The next figure is one step of both, after the paper's overview figure.
 # **Predict first:** of everything that happens in a step, what may be written to a log file that the world can read?
@@ -167,37 +143,17 @@ plots.save(
 
 # %% [markdown]
 # **What to see.** Nothing crosses from the dark side to the light one but through a black box, which adds noise. All that is
-# on the light side follows from released values, so by *post-processing* it may be logged and used again, also to look at
-# the records once more: that is how $G$, $R_l$ and the ray through the weights return to the left. Three kinds of numbers run a step:
+# on the light side follows from released values. By *post-processing* it may be logged and used again, also to look at
+# the records once more. That is how $G$, $R_l$ and the ray through the weights return to the left. Three kinds of numbers run a step, by their outline:
 #
 # * *DP-related* (black): noise, from the budget, and two constants, $\gamma$ and $K$;
-# * *data-independent* (dotted): batch size, number of steps, the optimizer's own defaults and the start of preset robust, the same
-#   for all data;
+# * *data-independent* (dotted): batch size, number of steps, the optimizer's own defaults and the start of preset robust;
 # * *data-dependent* (thick): the rate, and the clipping threshold of preset paper. They are what one would otherwise tune.
 #
-# In your own code (the README has the complete ten lines):
-#
-# ```python
-# model, optimizer, loader = PrivacyEngine().make_private_with_epsilon(
-#     module=model, optimizer=torch.optim.AdamW(model.parameters()), data_loader=loader,
-#     target_epsilon=3.0, target_delta=1e-4, epochs=30)
-# for batch in loader:
-#     optimizer.step(per_sample_loss, batch)
-# ```
-
-# %%
-learned = calibrate_noise(
-    target_epsilon=epsilon,
-    steps=task.steps,
-    probe="look",
-    vote_steps=look_steps(task.steps),
-    gamma=PRESETS["robust"].gamma,
-    **protocol,
-)
-print(learned)
+# The README has the ten lines that do this in your own code.
 
 # %% [markdown]
-# ## 5. Four ways to choose the rate
+# ## 4. Four ways to choose the rate
 #
 # Preset "paper" starts from 1e-4, preset "robust" from its public rate. Beside them stand the **best** and the **worst** of the 16 grid runs, known from a study of
 # the whole grid (`python -m hyfreedp.experiments accuracy`, five seeds). "Best" is by test accuracy, which flatters the grid.
@@ -208,17 +164,8 @@ choices = first_look.choices(study, epsilon=epsilon, interval=interval, steps=st
 runs = [spec for choice in choices.values() for spec in with_seeds(choice.spec, runs_each)]
 records = run_cells(runs, CELLS, description="training runs")
 
-# %% [markdown]
-# Each row below is one step of one run: the rate it took, the accuracy on test data every few steps, and, on steps with a
-# look, the ladder of `rates`, the `margins` released (shares of votes for a rate less those for the next; None where none was asked), the standard deviation of their
-# noise, the rate `chosen` and the `eta_next`. Rows of preset paper have, on steps with a probe, `slope` b and `curvature` a with the
-# standard deviation of their noise, the private loss and the decision.
-
 # %%
 history = first_look.history(choices, runs_each, CELLS)
-history[history.choice == "robust"].head(3).dropna(axis="columns", how="all").T
-
-# %%
 of_paper = records[runs_each]  # the first run after those of preset robust
 figure = first_look.draw_runs(history, choices, of_paper["noise_split"]["sigma_loss"])
 
@@ -227,11 +174,13 @@ findings = first_look.findings(history)
 plots.what_to_see(findings)
 
 # %% [markdown]
-# (The dots at step 0 lie on the threshold, not on the loss: see the last line above.) A line search stands or falls with how clear its slope is: the three losses carry noise that is large against the *differences* between
-# them (lower left), and a rate that starts low has a long way to go. The paper reports that it works on its own tasks, where
-# batches are larger and models are already trained; that is not tested here. Votes have no scale that could be too small.
+# (The first loss, at step 0, lies on the threshold $R_l = 1$, to which all losses were clipped. It says hardly anything of the data.)
 #
-# ## 6. What each cost
+# A line search stands or falls with how clear its slope is. The three losses carry noise that is large against the *differences* between
+# them (lower left), and a rate that starts low has a long way to go. The paper reports that it works on its own tasks, where
+# batches are larger and models are already trained. Votes (lower right) have no scale that could be too small.
+#
+# ## 5. What each cost
 
 # %%
 table = first_look.cost_table(records, choices, runs_each, tuned_epsilon)
@@ -253,30 +202,20 @@ plots.save(
 # The run's own $\varepsilon$ never exceeds the target. The grid's best and worst were *found* by training 16 times on the
 # private records, so their honest price is the last column; a learned rate has no such second bill.
 #
-# ## 7. Does it hold elsewhere?
+# ## 6. Does it hold elsewhere?
 #
-# The study behind the grid: two tasks, three budgets, five seeds, one setting for all. Zero is the best of the 16 grid
-# runs, chosen by test accuracy. Also shown: the single rate 0.02 with linear decay (its own colour). As one of the 16 it can tie with the
+# Two tasks, three budgets, five seeds, one setting for all. Zero is the best of the 16 grid
+# runs, chosen by test accuracy. Also shown is the single rate 0.02 with linear decay. As one of the 16 it can tie with the
 # best, never beat it. AdamW on normalised gradients is nearly
-# free of scale, so this one constant does well on both tasks; it is a prior about the optimizer that happens to fit, and
+# free of scale, so this one constant does well on both tasks. It is a prior about the optimizer that happens to fit, and
 # worth knowing before believing any claim about tuning. Preset "robust" starts from a prior of the same kind, and pays for looks that
 # tell it where the prior is wrong.
-#
-# The vertical axis is linear within five points of zero and logarithmic beyond: half a point and eighty fit on it, but the lower half is
-# compressed. The distance from -5 to -10 is as long as that from -10 to -20.
 #
 # **Predict first:** how far from the best of 16 tuned runs is a rate that was learned in one?
 
 # %%
 compared = small_tasks.gaps(study)
-compared["choice"] = compared.method.replace({"linear": "0.02, linear decay", "paper": "paper, from 1e-4"})
-figure, axes = plt.subplots(1, compared.task.nunique(), figsize=(10, 3.4), sharey=True)
-look = {"palette": "colorblind", "linestyle": "none", "dodge": 0.3}
-for axis, (name, here) in zip(axes, compared.groupby("task"), strict=True):
-    sns.pointplot(here, x="epsilon", y="gap", hue="choice", ax=axis, legend=axis is axes[-1], **look)
-    axis.axhline(0, color="0.3", linewidth=1)
-    axis.set(title=TASKS[name].title, xlabel="target epsilon", ylabel="accuracy minus grid's best (points)")
-    axis.set_yscale("symlog", linthresh=5)
+figure = first_look.draw_gaps(compared)
 
 # %%
 findings = first_look.gap_findings(compared)
@@ -288,19 +227,15 @@ plots.save(
     shows="Accuracy of learned rates minus that of the best of 16 tuned runs, on two tasks at three budgets.",
     claim='Tab. "cv_main": HyFreeDP matches or surpasses NonDP-GS, the tuned upper bound, on most data sets.',
     summary=findings
-    + [
-        f"{one.task}, epsilon = {one.epsilon:g}, {one.choice}: {one.gap:+.1f} points to the grid's best"
-        for one in compared.itertuples()
-    ],
+    + [f"{one.task}, epsilon = {one.epsilon:g}, {one.method}: {one.gap:+.1f}" for one in compared.itertuples()],
 )
 plots.what_to_see(findings)
 
 # %% [markdown]
 # ### All places at a glance
 #
-# The record of version 0.1.0 has 33 places with privacy: tasks, models, budgets and lengths of runs, each with the best of a search over sixteen schedules that validation data chose.
-# Today's preset ran there with the same seeds, on test data. Differences are taken run by run. The *interquartile mean* is that of the middle half of all runs; its interval draws
-# seeds again within each place. A curve at the right says how many runs come at least so near.
+# A record has 33 places with privacy (tasks, models, budgets, lengths of runs), each with the best of a search over sixteen schedules that validation data chose.
+# Today's preset, its forerunner of version 0.1.0 and the constant ran there with the same seeds, on test data. A curve at the right says how many runs come at least so near.
 #
 # **Predict first:** which share of single runs is at least as good as the search?
 
@@ -308,7 +243,6 @@ plots.what_to_see(findings)
 points = looks.differences(looks.places(), pd.read_csv(RESULTS / "laptop" / "looks.csv"))
 figure = looks.draw_all(points)
 whole = looks.over_all(points)
-whole.style.format(precision=1)
 
 # %%
 findings = [
@@ -325,7 +259,9 @@ plots.save(
     claim='Tab. "cv_main": HyFreeDP matches or surpasses NonDP-GS, the tuned upper bound, on most data sets.',
     summary=findings,
 )
-plots.what_to_see(findings)
+plots.what_to_see(
+    findings, "the interquartile mean is that of the middle half of all runs; interval: 95 %, seeds drawn again"
+)
 
 # %% [markdown]
 # ## Verdict
@@ -367,7 +303,7 @@ check(batches, lambda: protocol["sample_rate"] * task.steps)
 
 # %% [markdown]
 # 2. A look releases sums of $\pm 1$ and 0 over the batch with noise of multiplier $\sigma_l$ (one record moves each sum by 1 at most), and
-#    a margin is such a sum divided by the expected batch size $B = 500$. For the runs of section 5, $\sigma_l$ is
+#    a margin is such a sum divided by the expected batch size $B = 500$. For the runs of section 4, $\sigma_l$ is
 #    `records[0]["noise_split"]["sigma_loss"]`. Which standard deviation has the noise of a margin?
 
 # %%

@@ -118,20 +118,6 @@ def test_clouds_scatter_as_their_known_noise_says():
     assert (whole.slope, whole.curvature) == pytest.approx((exact.slope, exact.curvature), rel=1e-9)
 
 
-def test_clipping_alone_by_hand():
-    losses = np.array([[0.5, 4.0], [2.0, 4.0], [5.0, 4.0]])
-
-    def rate(rows):
-        plus, middle, minus = rows.mean(axis=1)
-        return (minus - plus) / 2 / (minus + plus - 2 * middle)
-
-    table = pd.DataFrame(losses.T, columns=clouds.POINTS).assign(step=7, distance=0.1, part="batch")
-    (row,) = clouds.rate_table([table], [7]).to_dict("records")
-    assert row["exact"] == pytest.approx(rate(losses))
-    assert row["mean_loss"] == pytest.approx(rate(np.minimum(losses, 3.0)))  # mean loss 3
-    assert row["sum_of_losses"] == pytest.approx(row["exact"])  # 9.75 clips nothing
-
-
 def test_spread_of_the_rate_by_hand():
     etas = [1.0, -1.0, 2.0, -1.0]
     fits = pd.DataFrame({"multiple": 1.0, "slope": [1, -1, 2, 1], "curvature": [1, 1, 1, -1], "eta": etas})

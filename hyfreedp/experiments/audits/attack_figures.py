@@ -25,13 +25,14 @@ def draw_attack(games: pd.DataFrame, result: pd.DataFrame, *, exact: float, delt
         exact: b/a of the raw losses of seed 0's batch.
         delta: of the bound.
     """
-    figure, axes = plt.subplots(1, 3, figsize=(13, 4), width_ratios=[1.25, 1, 1])
+    figure, axes = plt.subplots(1, 3, figsize=(11, 4.2), width_ratios=[1.25, 1, 1])
     _draw_rates(axes[0], games, exact)
     for axis, (observer, rows) in zip(axes[1:], result.groupby("observer", sort=False), strict=True):
         _draw_advantages(axis, rows, delta)
         axis.set_title(f"observer {observer}")
     axes[1].set_ylabel("membership advantage")
-    plots.legend_below(axes[1], ncols=2)
+    figure.suptitle("A raw rate gives the outlier away, a private one does not")
+    plots.legend_below(axes[1], ncols=1)
     return figure
 
 

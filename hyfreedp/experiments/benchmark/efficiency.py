@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import pandas as pd
+from matplotlib.figure import Figure
 
 from hyfreedp.experiments.benchmark.cases import Case, measure
 from hyfreedp.experiments.benchmark.contenders import ALL_CONTENDERS, CONTENDERS
 from hyfreedp.experiments.benchmark.workloads import Tuning
+from hyfreedp.experiments.store import plots
 from hyfreedp.experiments.store.cache import cached
 from hyfreedp.experiments.store.verdicts import Verdict, by_row
 
@@ -23,7 +27,8 @@ PAPER_CASES: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     ("Vit-small", "full"): {"accelerator": ("vit_small", "full"), "cpu": ("vit_d192", "full")},
 }
 INTERVALS = (1, 5, 10)
-GROWTH_CONTENDERS = ("plain", "opacus_hooks", "opacus_ghost", "ours")
+DRAWN = {"opacus_hooks": plots.SERIES[0], "opacus_ghost": plots.SERIES[2], "ours": plots.STYLES["robust"]}
+GROWTH_CONTENDERS = ("plain", *DRAWN)
 # A model, and the values that one dimension of its shape at a time takes.
 _ON_CPU = {"batch_size": [4, 8, 16, 32, 64], "depth": [1, 2, 4, 8]}
 _ON_CPU |= {"width": [96, 192, 384, 576], "tokens": [17, 65, 145, 257]}
@@ -43,15 +48,11 @@ def measured_case(
     return measure([Case(model, tuning, tuple(contenders), varied, value)], **settings)
 
 
-def measure_profile(folder: Path, profile: str, *, recorded: bool, **settings: Any) -> pd.DataFrame:
-    """What notebook 08 measures itself: the stand-ins of ``PAPER_CASES`` on its device, in profile smoke a tiny model.
-
-    Where a record has all contenders, only what Tab. "eff" compares is measured, but for K = 10.
-    """
+def measure_profile(folder: Path, profile: str, **settings: Any) -> pd.DataFrame:
+    """The stand-ins of ``PAPER_CASES`` on the device of the settings, in profile smoke a tiny model."""
     places = [place[settings["device"]] for place in PAPER_CASES.values()]
-    contenders = ["ours", "ours_k1", "ours_k5"] if recorded else list(CONTENDERS)
     tables = [
-        cached(folder, measured_case, model=model, tuning=tuning, contenders=contenders, **settings)
+        cached(folder, measured_case, model=model, tuning=tuning, contenders=list(CONTENDERS), **settings)
         for model, tuning in ([("tiny", "full"), ("tiny", "biases")] if profile == "smoke" else places)
     ]
     return pd.concat(tables, ignore_index=True)
@@ -103,6 +104,47 @@ def memory_ratio(rows: pd.DataFrame) -> pd.Series:
     keys = pd.Series(list(zip(*columns, strict=True)), rows.index)
     plain = rows.contender == "plain"
     return rows.peak_mib / keys.map(dict(zip(keys[plain], rows.peak_mib[plain], strict=True)))
+
+
+def draw_contenders(rows: pd.DataFrame) -> Figure:
+    """Time, with quartiles of the rounds, and peak memory relative to a plain step: a line per model and tuning."""
+    cases = list(dict.fromkeys(rows[["tuning", "model"]].sort_values("tuning").itertuples(index=False, name=None)))
+    rows = rows.assign(memory=memory_ratio(rows)).set_index(["tuning", "model"])
+    figure, axes = plt.subplots(1, 2, figsize=(10, 1.6 + 0.32 * len(cases)), sharey=True)
+    for name, style in DRAWN.items():
+        found = rows[rows.contender == name].reindex(cases)
+        ratio = found.ratio_to_plain
+        ends = [ratio - found.ratio_to_plain_q1, found.ratio_to_plain_q3 - ratio]
+        axes[0].errorbar(ratio, range(len(cases)), xerr=ends, label=labels()[name], **plots.marks(style))
+        axes[1].plot(found.memory, range(len(cases)), **plots.marks(style))
+    for axis, quantity in zip(axes, ("time", "peak memory"), strict=True):
+        axis.axvline(1, color="0.3", linewidth=1)
+        axis.set_xlabel(f"{quantity} / that of a plain step")
+    axes[0].set_yticks(range(len(cases)), [f"{tuning}: {model}" for tuning, model in cases])
+    axes[0].invert_yaxis()
+    figure.suptitle("Book-keeping (ours) is nearest to a plain step, in time and in memory")
+    plots.shared_legend(figure, axes[:1], ncols=3)
+    return figure
+
+
+def draw_growth(rows: pd.DataFrame) -> Figure:
+    """The same against the size of one dimension at a time, a column each; logarithmic, as memory differs fourfold."""
+    rows = rows.assign(time=rows.ratio_to_plain, memory=memory_ratio(rows))
+    dimensions = list(dict.fromkeys(rows.varied))
+    figure, axes = plt.subplots(2, len(dimensions), figsize=(11, 5.4), sharex="col", sharey=True, squeeze=False)
+    for (name, style), (line, quantity) in product(DRAWN.items(), zip(axes, ("time", "memory"), strict=True)):
+        for axis, dimension in zip(line, dimensions, strict=True):
+            found = rows[(rows.contender == name) & (rows.varied == dimension)]
+            axis.plot(found.value, found[quantity], label=labels()[name], **style)
+            axis.axhline(1, color="0.3", linewidth=1)
+            axis.set_yscale("log")
+            plots.log_ticks(axis.yaxis, (1, 1.5, 2, 3, 4))
+        line[0].set_ylabel(f"{quantity} / plain step")
+    for axis, dimension in zip(axes[-1], dimensions, strict=True):
+        axis.set_xlabel(dimension.replace("_", " "))
+    figure.suptitle("Whatever grows, book-keeping stays within half a step; instances of gradients do not")
+    plots.shared_legend(figure, axes[0, :1], ncols=3)
+    return figure
 
 
 def beside_paper(paper: pd.DataFrame, measured: Mapping[str, pd.DataFrame | None], device: str) -> pd.DataFrame:

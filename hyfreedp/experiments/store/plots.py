@@ -20,7 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from matplotlib.transforms import ScaledTranslation
 from pandas.io.formats.style import Styler
 
@@ -63,6 +63,14 @@ def log_ticks(axis: Axis, ticks: Sequence[float] | None = None) -> None:
     else:
         axis.set_ticks(ticks)
     axis.set_major_formatter("{x:g}")
+    axis.set_minor_locator(NullLocator())
+
+
+def plain_log_ticks(axis: Axis) -> None:
+    """Label a logarithmic axis at powers of ten, or on less than a decade and a half at 1, 2 and 5 too, as numbers."""
+    low, high = axis.get_view_interval()
+    axis.set_major_locator(LogLocator(subs=(1.0,) if high > 30 * low else (1.0, 2.0, 5.0)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_locator(NullLocator())
 
 
@@ -129,22 +137,17 @@ def folded(title: str, table: Styler) -> HTML:
     return HTML(f"<details><summary>{escape(title)}</summary>\n{table.to_html()}\n</details>")
 
 
-def show_blocks(texts: pd.DataFrame, differences: pd.DataFrame) -> None:
-    """Show :func:`shaded` a block at a time, those after the first folded.
+def show_blocks(texts: pd.DataFrame, differences: pd.DataFrame, *, open_first: bool = True) -> None:
+    """Show :func:`shaded` a block at a time, folded but for the first.
 
     Args:
         texts, differences: as there; their rows have two levels, of which the first names the block.
+        open_first: False to fold that one too.
     """
     name, blocks = texts.index.names[0], texts.index.unique(0)
     for block in blocks:
         table = shaded(texts.loc[[block]], differences.loc[[block]])
-        display(table if block == blocks[0] else folded(f"{name} = {block}", table))
-
-
-def show(figure: Figure) -> None:
-    """Show one of several figures of a cell, and close it: an open one is drawn once more below the cell."""
-    display(figure)
-    plt.close(figure)
+        display(table if open_first and block == blocks[0] else folded(f"{name} = {block}", table))
 
 
 def save(figure: Figure, name: str, *, parameters: dict[str, Any], **described: Any) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from numpy.typing import ArrayLike
 from torch import Tensor
 from tqdm import tqdm
 
@@ -181,21 +180,6 @@ def clouds(
     return pd.DataFrame(rows, columns=["multiple", "slope", "curvature", "eta"])
 
 
-def clipped_fits(
-    losses: ArrayLike, distance: float, multiples: Sequence[float], *, expected_batch_size: float
-) -> pd.DataFrame:
-    """What clipping leaves of slope and curvature, without noise: around it the :func:`clouds` scatter.
-
-    Returns:
-        One row per multiple of the mean loss: ``slope`` and ``curvature``.
-    """
-    batch = torch.tensor(np.array(losses, dtype=np.float64))
-    known: dict[str, Any] = {"distance": distance, "expected_batch_size": expected_batch_size}
-    fits = [private_fit(batch, k * batch[1].mean().item(), 0.0, generator=NoiseGenerator(), **known) for k in multiples]
-    rows = [(k, fit.slope, fit.curvature) for k, fit in zip(multiples, fits, strict=True)]
-    return pd.DataFrame(rows, columns=["multiple", "slope", "curvature"])
-
-
 def spread_table(fits: pd.DataFrame, exact: float) -> pd.DataFrame:
     """How far b/a strays, one row per multiple of :func:`clouds`.
 
@@ -212,20 +196,3 @@ def spread_table(fits: pd.DataFrame, exact: float) -> pd.DataFrame:
     table = by.eta.quantile([0.05, 0.25, 0.5, 0.75, 0.95]).unstack()
     table.columns = ["q5", "q25", "q50", "q75", "q95"]
     return table.join(by[["near", "uphill", "concave"]].mean()).reset_index()
-
-
-def rate_table(probed: Sequence[pd.DataFrame], stages: Sequence[int]) -> pd.DataFrame:
-    """What clipping alone, without noise, makes of b/a of the batch of each run at each step, in units of h.
-
-    Returns:
-        ``step``, ``seed``, ``exact``, and ``mean_loss`` and ``sum_of_losses`` from R_l = L and R_l = the sum of three.
-    """
-    rows = []
-    for stage in stages:
-        for seed, table in enumerate(probed):
-            losses, distance = losses_of(table, stage, "batch"), distance_of(table, stage)
-            total = losses.mean(axis=1).sum() / losses[1].mean()
-            clipped = clipped_fits(losses, distance, [1.0, total], expected_batch_size=losses.shape[1])
-            fits = [exact_fit(losses, distance).minimizer, *(clipped.slope / clipped.curvature)]
-            rows.append((stage, seed, *(fit / distance for fit in fits)))
-    return pd.DataFrame(rows, columns=["step", "seed", "exact", "mean_loss", "sum_of_losses"])

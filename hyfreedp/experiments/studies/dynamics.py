@@ -18,7 +18,7 @@ from hyfreedp.experiments.tables import small_tasks
 PROFILE_TASKS = {"smoke": ("digits",), "laptop": ("digits",), "gpu": ("gtsrb", "cifar10"), "paper": ("svhn", "gtsrb")}
 INTERVALS = (1, 5, 10)
 STARTS = (1e-4, 1e-2)  # the paper's first rate, and one that suits
-RULES = ("paper_literal", "paper", "paper_fast", "algorithm1")  # what moves the rate
+RULES = ("paper_literal", "paper")  # what moves the rate
 THRESHOLDS = ("paper_previous", "paper")  # both published rules for R_l
 TITLES = {method: METHODS[method].title for method in (*RULES, *THRESHOLDS)} | {"paper": "preset paper"}
 

@@ -15,15 +15,15 @@ from hyfreedp.experiments.store import plots
 from hyfreedp.experiments.store.verdicts import COMPARABLE, Verdict, by_interval, mean_interval
 from hyfreedp.experiments.studies import dynamics
 
-# Column -> title of a panel, as in the paper's figure.
+# Column -> title of a panel, as in the paper's figure; the test loss stands in for that of the batch, which is private.
 PANELS = {
     "loss_threshold": "threshold $R_l$ (nats)",
     "eta": r"learning rate $\eta$",
-    "private_loss": "released training loss (nats)",
     "test_loss": "test loss (nats)",
     "percent": "test accuracy (%)",
 }
 LOGARITHMIC = ("loss_threshold", "eta")
+THRESHOLD_TITLES = {"paper_previous": "$R_l$: the previous loss", "paper": "$R_l$: the sum of three (preset paper)"}
 # Colours that no method has.
 BLACK: dict[str, Any] = {"color": "black", "linestyle": "-", "marker": "."}
 INTERVAL_STYLES = dict(zip(dynamics.INTERVALS, (BLACK, plots.STYLES["reference"], plots.STYLES["worst"]), strict=True))
@@ -46,23 +46,31 @@ def draw_band(axis: Axes, rows: pd.DataFrame, column: str, style: dict[str, Any]
     axis.fill_between(band.index, band.low, band.high, color=style["color"], alpha=0.15, linewidth=0)
 
 
-def draw(series: dict[str, dict[str, pd.DataFrame]], styles: dict[str, dict[str, Any]]) -> Figure:
-    """Threshold, rate, losses and accuracy over the steps: a row of panels per line of ``series``, a line per entry.
+def draw(series: dict[str, dict[str, pd.DataFrame]], styles: dict[str, dict[str, Any]], title: str) -> Figure:
+    """Threshold, rate, loss and accuracy over the steps: a row of panels per line of ``series``, a line per entry.
 
     Args:
         series: title of a row -> label -> per-step rows of the runs of that label.
         styles: of the labels.
+        title: of the figure, what it shows.
     """
-    figure, axes = plt.subplots(len(series), len(PANELS), figsize=(15, 2.9 * len(series)), squeeze=False)
-    for line, (title, entries) in zip(axes, series.items(), strict=True):
-        for axis, (column, name) in zip(line, PANELS.items(), strict=True):
+    size = (11, 0.9 + 2.5 * len(series))
+    figure, axes = plt.subplots(len(series), len(PANELS), figsize=size, sharex=True, squeeze=False)
+    for line, (row, entries) in zip(axes, series.items(), strict=True):
+        for axis, column in zip(line, PANELS, strict=True):
             for label, rows in entries.items():
                 draw_band(axis, rows.assign(percent=100 * rows.test_accuracy), column, styles[label], label)
-            axis.set(title=name, xlabel="step", yscale="log" if column in LOGARITHMIC else "linear")
-        line[0].set_ylabel(title, fontsize="large")
+            if column in LOGARITHMIC:
+                axis.set_yscale("log")
+                plots.plain_log_ticks(axis.yaxis)
+        line[0].set_ylabel(row)
+    for top, bottom, name in zip(axes[0], axes[-1], PANELS.values(), strict=True):
+        top.set_title(name)
+        bottom.set_xlabel("step")
     some = next(iter(next(iter(series.values())).values()))
-    title = f"epsilon = {some.epsilon.iloc[0]:g}; median and range of {some.seed.nunique()} seeds"
-    plots.shared_legend(figure, [axes[0, 1]], loc="outside upper center", ncols=5, title=title)
+    figure.suptitle(title)
+    runs = f"epsilon = {some.epsilon.iloc[0]:g}; median and range of {some.seed.nunique()} runs"
+    plots.shared_legend(figure, [axes[0, 1]], ncols=5, title=runs)
     return figure
 
 
@@ -77,20 +85,22 @@ def draw_curves(rows: pd.DataFrame, tuned: dict[str, Spec], specs: Sequence[Spec
     styles = {f"K = {interval}": style for interval, style in INTERVAL_STYLES.items()}
     series: dict[str, dict[str, pd.DataFrame]] = {}
     for spec in specs:
-        line = series.setdefault(f"{spec.task}, from {spec.learning_rate:g}", {})
+        line = series.setdefault(f"{spec.task}, from $\\eta$ = {spec.learning_rate:g}", {})
         line[f"K = {spec.interval}"] = dynamics.of_spec(rows, spec)
         rivals = {"preset robust": dynamics.robust_spec(tuned[spec.task]), "tuned by hand": tuned[spec.task]}
         for label, rival in rivals.items():
             line.pop(label, None)  # below every K
             line[label] = dynamics.of_spec(rows, rival)
-    return draw(series, styles | {"preset robust": plots.STYLES["robust"], "tuned by hand": plots.STYLES["best"]})
+    styles |= {"preset robust": plots.STYLES["robust"], "tuned by hand": plots.STYLES["best"]}
+    return draw(series, styles, "The first rate decides: the search keeps it, whether it suits or not")
 
 
 def draw_real(rows: pd.DataFrame) -> Figure:
     """The same on real images, from the rows of ``fine_tuning.record``: a line per series."""
     looks = [*INTERVAL_STYLES.values(), plots.STYLES["robust"], plots.STYLES["best"]]
     by_series = dict(list(rows.groupby("series", sort=False)))
-    return draw({"CIFAR-10": by_series}, dict(zip(by_series, looks, strict=False)))
+    styles = dict(zip(by_series, looks, strict=False))
+    return draw({"CIFAR-10": by_series}, styles, "On real images, too, the search never climbs from its first rate")
 
 
 def findings(named: dict[str, pd.DataFrame]) -> list[str]:
@@ -122,15 +132,17 @@ def curve_findings(rows: pd.DataFrame, specs: Sequence[Spec]) -> list[str]:
 
 def draw_rates(rows: pd.DataFrame, specs: Sequence[Spec]) -> Figure:
     """The absolute rate of every run, a panel per spec; a cross wherever it is negative."""
-    shape: dict[str, Any] = {"figsize": (13, 3), "sharex": True, "sharey": True}
-    figure, axes = plt.subplots(1, len(specs), **shape)
+    figure, axes = plt.subplots(1, len(specs), figsize=(9, 3.6), sharex=True, sharey=True)
     for axis, spec in zip(axes, specs, strict=True):
-        for _, run in dynamics.of_spec(rows, spec).groupby("seed"):
-            axis.plot(run.step, run.eta.abs(), **plots.line(plots.STYLES["paper"]))
+        chosen = dynamics.of_spec(rows, spec)
+        for seed, run in chosen.groupby("seed"):
+            axis.plot(run.step, run.eta.abs(), **plots.line(plots.SERIES[int(seed) % len(plots.SERIES)]))
             below = run[run.eta < 0]
             axis.plot(below.step, below.eta.abs(), "x", color="black", markersize=4)
-        axis.set(title=dynamics.TITLES[spec.method], xlabel="step")
-    axes[0].set(yscale="log", ylim=(1e-8, 10), ylabel=r"learning rate $|\eta|$ (cross: negative)")
+        lowest = chosen.eta.abs().min()
+        axis.set(title=f"{dynamics.TITLES[spec.method]}: down to {lowest:.0e}", xlabel="step")
+    axes[0].set(yscale="log", ylim=(1e-8, 1e-2), ylabel=r"learning rate $|\eta|$ (cross: negative)")
+    figure.suptitle("Noise moves both rules downwards: fast without guards, slowly with them")
     return figure
 
 
@@ -145,16 +157,17 @@ def rule_findings(table: pd.DataFrame) -> list[str]:
 
 
 def draw_thresholds(rows: pd.DataFrame, specs: Sequence[Spec]) -> Figure:
-    """R_l, released and test loss, a panel per rule for R_l."""
-    figure, axes = plt.subplots(1, len(specs), figsize=(9, 3.6), sharey=True)
-    for axis, spec in zip(axes, specs, strict=True):
+    """R_l in units of the test loss, a line per rule for R_l."""
+    figure, axis = plt.subplots(figsize=(7, 3.6))
+    for spec, style in zip(specs, (plots.STYLES["alternative"], plots.STYLES["paper"]), strict=True):
         chosen = dynamics.of_spec(rows, spec)
-        draw_band(axis, chosen, "loss_threshold", plots.STYLES["paper"], "threshold $R_l$")
-        draw_band(axis, chosen, "test_loss", plots.STYLES["reference"], "test loss")
-        draw_band(axis, chosen, "private_loss", plots.STYLES["worst"], "released loss")
-        axis.set(title=dynamics.TITLES[spec.method], xlabel="step", yscale="log", ylim=(5e-3, 20))
-    axes[0].set_ylabel("nats")
-    plots.shared_legend(figure, axes[:1], loc="outside upper center", ncols=3)
+        chosen = chosen.assign(ratio=chosen.groupby("seed").loss_threshold.ffill() / chosen.test_loss)
+        draw_band(axis, chosen, "ratio", style, THRESHOLD_TITLES[spec.method])
+    axis.axhline(1, color="0.3", linewidth=1)
+    axis.set(xlabel="step", ylabel="$R_l$ / test loss", yscale="log")
+    axis.set_title("Both rules end below the loss that they are to measure")
+    plots.log_ticks(axis.yaxis, (0.3, 0.5, 1, 2, 4))
+    axis.legend()
     return figure
 
 

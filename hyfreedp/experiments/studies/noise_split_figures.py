@@ -299,8 +299,11 @@ def draw_shares(splits: pd.DataFrame, interval: int, records: int, epsilon: floa
         axis.axhline(1, **LEVEL)
         plots.legend_below(axis, ncols=3)
     axes[0].set(xlabel=r"target $\varepsilon$", ylabel=r"HyFreeDP's share of $\varepsilon$ (%)", ylim=(0, None))
-    axes[0].set_title(rf"$\gamma$ = 1.01, $K$ = {interval}")
-    axes[1].set(xlabel="probing interval $K$ (steps)", title=rf"N = {records:,}, $\varepsilon$ = {epsilon:g}")
+    axes[0].set_title(rf"The share grows with the budget ($\gamma$ = 1.01, $K$ = {interval})")
+    axes[1].set(
+        xlabel="probing interval $K$ (steps)",
+        title=rf"$\gamma$ matters, $K$ does not (N = {records:,}, $\varepsilon$ = {epsilon:g})",
+    )
     return figure
 
 

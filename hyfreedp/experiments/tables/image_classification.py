@@ -387,16 +387,6 @@ def verdicts(rows: pd.DataFrame, steps: pd.DataFrame, names: Sequence[str]) -> p
 # -- in words ----------------------------------------------------------------------------------------------------------
 
 
-def missing_text(rows: pd.DataFrame, profile: str) -> str:
-    """How many numbers or whole places of a profile are missing, and how to fill them."""
-    scale = SCALES[profile]
-    places = len(scale.learners) * len(scale.epsilons) - len(rows[PLACE].drop_duplicates())
-    return (
-        f"{len(rows)} numbers, {rows.accuracy.isna().sum()} of them missing; {max(places, 0)} places not shown. "
-        f"To fill them: `python -m hyfreedp.experiments grid --profile {profile}`"
-    )
-
-
 def comparisons(rows: pd.DataFrame) -> pd.DataFrame:
     """Every method of the rows (the index) against the best grid search at private places, see :func:`paired`."""
     finite = rows[np.isfinite(rows.epsilon)]

@@ -7,15 +7,18 @@ import math
 import os
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
+import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 from tqdm import tqdm
 
 from hyfreedp.experiments.runs.cells import read_steps, reader
-from hyfreedp.experiments.store import archive
+from hyfreedp.experiments.store import archive, plots
 from hyfreedp.experiments.store.cache import key_of
 from hyfreedp.experiments.store.files import write_csv, write_text
 from hyfreedp.experiments.store.paths import workspace
@@ -39,35 +42,23 @@ TABLE = "language_generation.csv"
 START = "start"  # the row of the model before private training, at epsilon 0
 TITLES = {name: row.title for name, row in ROWS.items()} | {START: "public start, not trained"}
 
-_ALL = ("grid", "dadaptation", "prodigy", "reference", "hyfreedp_paper", "hyfreedp_robust")
 # The extended grid costs three runs more per epsilon, and stands in for the paper's where time is no matter.
-_LARGE = ("grid", "grid_extended", *_ALL[1:])
+_ROWS = ("grid", "grid_extended", "dadaptation", "prodigy", "reference", "hyfreedp_paper", "hyfreedp_robust")
 _DYNAMICS = ("grid", "reference", "hyfreedp_paper", "hyfreedp_robust")
 
 
-def sentences_scale(profile: str, dataset: str, epsilons: Sequence[float], seeds: int) -> Scale:
-    """The runs of the table.
+def e2e_scale(profile: str, seeds: int) -> Scale:
+    """The runs of the table, whole ones on E2E.
 
     Args:
-        profile: "smoke", "laptop", "desktop", "gpu" or "paper".
-        dataset: "restaurants" or "e2e". On a laptop runs on the latter are short; on a desktop they are whole, of the
-            tiny model; the two large profiles train GPT-2's architecture, from its real weights if
-            ``$HYFREEDP_WEIGHTS`` has them ("paper": always).
-        epsilons, seeds: of the table.
+        profile: "gpu" and "paper" train GPT-2's architecture, from its real weights if ``$HYFREEDP_WEIGHTS`` has them
+            ("paper": always); any other has the tiny model of the committed records.
+        seeds: of the table.
     """
-    if profile in ("smoke", "laptop"):
-        few = profile == "smoke"
-        tasks = {"restaurants": "restaurants_few" if few else "restaurants", "e2e": "e2e_short"}
-        learner = Learner(tasks[dataset], "gpt2_sentences", "full", 6 if few else None)
-    elif profile == "desktop":
-        real = dataset == "e2e"
-        learner = Learner(dataset, "gpt2_sentences_fused" if real else "gpt2_sentences", "full")
-    else:
-        real = profile == "paper" or bool(os.environ.get("HYFREEDP_WEIGHTS"))
-        task = "restaurants" if dataset == "restaurants" else "e2e"
-        learner = Learner(task, "gpt2" if real else "gpt2_small_sentences", "full")
-    rows = {"smoke": ("dadaptation", "hyfreedp_paper", "hyfreedp_robust"), "laptop": _ALL}.get(profile, _LARGE)
-    return Scale((learner,), epsilons=tuple(epsilons), seeds=seeds, rows=rows)
+    large = profile in ("gpu", "paper")
+    real = profile == "paper" or bool(os.environ.get("HYFREEDP_WEIGHTS"))
+    model = ("gpt2" if real else "gpt2_small_sentences") if large else "gpt2_sentences_fused"
+    return Scale((Learner("e2e", model, "full"),), epsilons=(3.0, 8.0), seeds=seeds, rows=_ROWS)
 
 
 def documents_scale(profile: str, source: str | None, epsilon: float, seeds: int) -> Scale:
@@ -86,7 +77,7 @@ def documents_scale(profile: str, source: str | None, epsilon: float, seeds: int
 
 def desktop_scale() -> Scale:
     """Of the committed records: whole runs of the tiny model on all of E2E, about thirteen hours of one core."""
-    return sentences_scale("desktop", "e2e", (3.0, 8.0), 2)
+    return e2e_scale("desktop", 2)
 
 
 def scored(scale: Scale, profile: str, cells: Path, *, train: bool = True, jobs: int = 1) -> pd.DataFrame:
@@ -307,12 +298,11 @@ CLAIMS = (
 )
 
 
-def judged(rows: pd.DataFrame, *, grid: str = "grid") -> pd.DataFrame:
+def judged(rows: pd.DataFrame) -> pd.DataFrame:
     """What the paper claims of Tab. gpt2, and what we claim, judged by our scores at each epsilon.
 
     Args:
-        rows: of :func:`scored`.
-        grid: the search, in ``ROWS``, whose mean over seeds our scores are held against.
+        rows: of :func:`scored`; the mean of the grid search over seeds is what our scores are held against.
 
     Returns:
         A line per epsilon and claim of ``CLAIMS``: ``epsilon``, ``claim``; ``says``, the shares that it claims;
@@ -324,7 +314,7 @@ def judged(rows: pd.DataFrame, *, grid: str = "grid") -> pd.DataFrame:
     lines = []
     for epsilon in sorted(set(rows.epsilon) - {0.0}):
         ours = rows[rows.epsilon == epsilon].set_index("row")[list(METRICS)]
-        reference = ours.loc[[grid]].mean() if grid in ours.index else math.nan
+        reference = ours.loc[["grid"]].mean() if "grid" in ours.index else math.nan
         for claim in (claim for claim in CLAIMS if claim.row in ours.index):
             shares = (ours.loc[[claim.row]] / reference).stack().dropna()
             place = (epsilon, ROWS[claim.row].paper)
@@ -341,31 +331,75 @@ def judged(rows: pd.DataFrame, *, grid: str = "grid") -> pd.DataFrame:
     return pd.DataFrame(lines)
 
 
-def examples(scale: Scale, cells: Path, numbers: Sequence[int]) -> pd.DataFrame:
-    """Sentences side by side: for each meaning its first reference and what every method wrote with seed 0.
+def _says(claim: Claim) -> str:
+    return f"at most {claim.most:g}" if math.isfinite(claim.most) else f"at least {claim.least:g}"
+
+
+def written(rows: pd.DataFrame, cells: Path, number: int) -> pd.DataFrame:
+    """What the runs wrote for one meaning of the test part, as far as their texts are kept.
 
     Args:
-        scale: trained.
-        cells: of the runs.
-        numbers: which meanings of the test part.
+        rows: of :func:`scored`.
+        cells: of the runs, beside the committed ones of profile desktop.
+        number: which meaning.
 
     Returns:
-        ``meaning``, ``epsilon`` (NaN for the reference), ``method``, ``sentence``.
+        ``method``, ``epsilon``, ``BLEU`` of the whole run, and its ``sentence``.
     """
-    read = reader(cells)
-    texts = _task(scale.learners[0]).load()
-    assert not isinstance(texts, Documents)
+    files = archive.read(workspace().results / "desktop" / archive.NAME)
     lines = []
-    for number in numbers:
-        meaning, references = texts.test[number]
-        lines.append((meaning, math.nan, "reference", references[0]))
-        lines.append((meaning, 0.0, TITLES[START], public_start(scale.learners[0], cells)["outputs"][number]))
-        for entry in entries(replace(scale, seeds=1)):
-            final = entry.final(read)
-            record = None if final is None else read(final)
-            if record is not None:
-                lines.append((meaning, entry.epsilon, ROWS[entry.row].title, record["outputs"][number]))
-    return pd.DataFrame(lines, columns=["meaning", "epsilon", "method", "sentence"])
+    for row in rows.dropna(subset="key").to_dict("records"):
+        name, path = f"{row['key']}.json", cells / f"{row['key']}.json"
+        record = json.loads(path.read_bytes() if path.exists() else files.get(name, b"{}"))
+        if "outputs" in record:
+            lines.append((TITLES[row["row"]], row["epsilon"], row["BLEU"], record["outputs"][number]))
+    return pd.DataFrame(lines, columns=["method", "epsilon", "BLEU", "sentence"])
+
+
+def draw_scores(rows: pd.DataFrame) -> Figure:
+    """Three scores and the perplexity of every method that has any, mean and range over seeds; :func:`scored` rows.
+
+    A dotted line is the public start; its perplexity stands in the title, for no axis has room for it.
+    """
+    start, runs = rows[rows.row == START].iloc[0], rows[rows.row != START].dropna(subset="BLEU")
+    methods = list(dict.fromkeys(runs.row))
+    figure, axes = plt.subplots(1, 4, figsize=(11, 3.9), sharey=True)
+    for axis, score in zip(axes, ("BLEU", "NIST", "CIDEr", "perplexity"), strict=True):
+        for shift, epsilon, style in zip((-0.15, 0.15), sorted(set(runs.epsilon)), plots.SERIES, strict=False):
+            found = runs[runs.epsilon == epsilon].groupby("row")[score].agg(["mean", "min", "max"]).reindex(methods)
+            ends = [found["mean"] - found["min"], found["max"] - found["mean"]]
+            places = np.arange(len(methods)) + shift
+            label = rf"$\varepsilon$ = {epsilon:g}"
+            axis.errorbar(found["mean"], places, xerr=ends, label=label, capsize=2, **plots.marks(style))
+        if score != "perplexity":
+            axis.axvline(start[score], linestyle=":", color="0.4", label="before private training")
+        axis.set_title(score if score != "perplexity" else f"perplexity (before: {start[score]:,.0f})")
+        axis.set_xlabel("per token" if score == "perplexity" else "score")
+    axes[0].set_yticks(range(len(methods)), [TITLES[row] for row in methods])
+    axes[0].invert_yaxis()
+    axes[-1].set_xscale("log")
+    plots.plain_log_ticks(axes[-1].xaxis)
+    figure.suptitle("On E2E the published preset falls behind the search, Prodigy and D-Adaptation do not")
+    plots.shared_legend(figure, [axes[0]], ncols=3)
+    return figure
+
+
+def draw_dynamics(curves: pd.DataFrame) -> Figure:
+    """Rate, threshold of the paper's probe and test perplexity over the steps, median and range; :func:`dynamics`."""
+    panels = {"eta": "learning rate", "loss_threshold": "threshold $R_l$ (nats)", "test_perplexity": "test perplexity"}
+    looks = dict(zip(_DYNAMICS, ("best", "alternative", "paper", "robust"), strict=True))
+    figure, axes = plt.subplots(1, len(panels), figsize=(11, 3.6))
+    for axis, (column, label) in zip(axes, panels.items(), strict=True):
+        for row, here in curves.dropna(subset=column).groupby("row", sort=False):
+            band = here.groupby("step")[column].agg(["median", "min", "max"])
+            style = plots.STYLES[looks[row]]
+            axis.plot(band.index, band["median"], label=TITLES[row], markevery=0.25, markersize=5, **style)
+            axis.fill_between(band.index, band["min"], band["max"], color=style["color"], alpha=0.15, linewidth=0)
+        axis.set(xlabel="step", title=label, yscale="log")
+        plots.plain_log_ticks(axis.yaxis)
+    figure.suptitle("The published preset keeps its first rate; a rate that suits lowers the perplexity sooner")
+    plots.shared_legend(figure, [axes[0]], ncols=4)
+    return figure
 
 
 def dynamics(scale: Scale, cells: Path, *, jobs: int) -> pd.DataFrame:
@@ -388,20 +422,6 @@ def dynamics(scale: Scale, cells: Path, *, jobs: int) -> pd.DataFrame:
 
 
 # -- in words ----------------------------------------------------------------------------------------------------------
-
-
-def start_text(task: LanguageTask, learner: Learner, start: dict[str, Any]) -> str:
-    """Data, model and what it says before private training, as :func:`public_start` found."""
-    texts, architecture, model = task.load(), task.architecture(learner.model), task.model(0, learner.model)
-    assert not isinstance(texts, Documents)
-    meaning, references = texts.test[0]
-    return (
-        f"**{task.title}**, {texts.source}. N = {task.train_size:,}, B = {task.batch_size}, "
-        f"T = {learner.steps or task.steps}, delta = {task.delta:.1e}; {len(texts.test)} meanings to test. Model: "
-        f"{architecture.title}, {sum(p.numel() for p in model.parameters()):,} parameters. Before private training it "
-        f"predicts {100 * start['accuracy']:.0f} % of the test tokens right ({start['loss']:.2f} nats per token).\n\n"
-        f"> {meaning}\n\n*A reference:* {references[0]}\n\n*The public start:* {start['outputs'][0]}"
-    )
 
 
 def metric_findings(summary: pd.DataFrame, methods: Sequence[str], epsilons: Sequence[float]) -> list[str]:

@@ -83,23 +83,24 @@ def over_all(points: pd.DataFrame) -> pd.DataFrame:
 
 def draw_all(points: pd.DataFrame) -> Figure:
     """Every place at a glance, in order of today's mean, beside the profiles of all contenders."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4))
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.4))
     marks = np.linspace(-12, 4, 81)
     order = points[points.name == "today"].groupby(PLACE).points.mean().sort_values()
     for (name, title), style in zip(CONTENDERS.items(), ("robust", "worst", "alternative"), strict=True):
-        chosen = points[points.name == name]
+        look, chosen = plots.STYLES[style], points[points.name == name]
         means = chosen.groupby(PLACE).points.mean().reindex(order.index)
-        left.plot(means.to_numpy(), range(len(order)), label=title, markersize=4, **plots.marks(plots.STYLES[style]))
+        left.plot(means.to_numpy(), range(len(order)), markersize=4, **plots.marks(look))
         places = [runs.points.to_numpy() for _, runs in chosen.groupby(PLACE)]
         low, high = stratified_bootstrap(places, partial(profile, marks=marks), draws=500)
-        right.plot(marks, 100 * profile(chosen.points, marks), **plots.line(plots.STYLES[style]))
-        right.fill_between(marks, 100 * low, 100 * high, color=plots.STYLES[style]["color"], alpha=0.2, linewidth=0)
+        right.plot(marks, 100 * profile(chosen.points, marks), label=title, markevery=10, markersize=5, **look)
+        right.fill_between(marks, 100 * low, 100 * high, color=look["color"], alpha=0.2, linewidth=0)
     for axis in (left, right):
         axis.axvline(0, color="0.3", linewidth=1)
         axis.set_xlabel("points to the best of the search")
-    left.set(yticks=[], ylabel=f"{len(order)} places", title="The mean of each place")
-    right.set(ylabel="runs that reach it (%)", title="Of all runs, with 95 % bands")
-    plots.shared_legend(figure, [left], ncols=3)
+    near = 100 * profile(points[points.name == "today"].points, [-1.0])[0]
+    left.set(yticks=[], ylabel=f"{len(order)} places", title="Today's worst place loses less than the others'")
+    right.set(ylabel="runs that reach it (%), 95 % bands", title=f"{near:.0f} % of today's runs lose at most a point")
+    plots.shared_legend(figure, [right], ncols=3)
     return figure
 
 

@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from dp_accounting.rdp.rdp_privacy_accountant import compute_delta
+from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 from opacus.accountants.analysis import rdp as opacus_rdp
 from scipy.optimize import brentq
@@ -25,6 +27,7 @@ from hyfreedp.accounting.accountants import composed_epsilon
 from hyfreedp.accounting.search import smallest_noise
 from hyfreedp.experiments.accounting_of_the_paper import ORDERS
 from hyfreedp.experiments.baselines.adaptive_clipping import update_noise
+from hyfreedp.experiments.store import plots
 from hyfreedp.experiments.store.cache import cached
 from hyfreedp.experiments.store.verdicts import Verdict, by_row
 
@@ -253,6 +256,30 @@ def comparison(found: pd.DataFrame, chosen: Sequence[Method], targets: Sequence[
                 | {"share_percent": row.share_percent, "noise_percent": row.noise_percent}
             )
     return pd.DataFrame(rows)
+
+
+def draw_costs(table: pd.DataFrame) -> Figure:
+    """Share of epsilon and noise of every method of :func:`comparison`, and the paper's own number of the share."""
+    names = list(dict.fromkeys(table.method))
+    figure, axes = plt.subplots(1, 2, figsize=(11, 4.6), sharey=True)
+    units = {"share_percent": r"share of $\varepsilon$ not left to training (%)", "noise_percent": "more noise (%)"}
+    for axis, (column, label) in zip(axes, units.items(), strict=True):
+        for shift, (epsilon, rows), style in zip(
+            (-0.15, 0.0, 0.15), table.groupby("epsilon"), plots.SERIES[::3], strict=False
+        ):
+            places = rows.method.map(names.index) + shift
+            axis.plot(rows[column], places, label=rf"$\varepsilon$ = {epsilon:g}", **plots.marks(style))
+        axis.set(xscale="log", xlabel=label)
+        plots.plain_log_ticks(axis.xaxis)
+    printed = table[table.paper_percent.str.isdigit() & (table.paper_percent != "0")].drop_duplicates("method")
+    look = {"marker": "D", "linestyle": "none", "color": "0.3", "markerfacecolor": "none", "markersize": 10}
+    axes[0].plot(printed.paper_percent.astype(float), printed.method.map(names.index), label="the paper's", **look)
+    axes[0].axvline(1, color="0.3", linewidth=1, linestyle=":", label="the paper's for HyFreeDP: below 1 %")
+    axes[0].set_yticks(range(len(names)), names)
+    axes[0].invert_yaxis()
+    figure.suptitle("Learning inside the run costs a few percent, a counted search a third or more")
+    plots.shared_legend(figure, axes[:1], ncols=5)
+    return figure
 
 
 def cost_findings(

@@ -47,7 +47,6 @@ E2E_BATCH, E2E_EPOCHS = 1024, 10
 REPORTS, TEST_REPORTS, REPORTS_SEED = 6_000, 200, 3
 # What two CPU cores train, and score at every fifth step, in seconds.
 SMALL_BATCH, SMALL_STEPS, SCORED = 64, 40, 100
-FEW_E2E, FEW_RESTAURANTS = 100, 16  # test meanings
 
 
 @dataclass(frozen=True)
@@ -252,13 +251,6 @@ def read_reports() -> Documents:
 read_e2e, read_restaurants = cache(e2e), cache(restaurants)
 
 
-@cache
-def with_few_tests(read: Callable[[], TableToText], meanings: int) -> TableToText:
-    """The same with its first test meanings only: to write a sentence takes longer than a step."""
-    texts = read()
-    return replace(texts, test=texts.test[:meanings])
-
-
 def _small(
     title: str, models: tuple[str, ...], size: int, load: Callable[[], Any], *, takes_source: bool = False
 ) -> LanguageTask:
@@ -270,15 +262,6 @@ _LARGE = ("gpt2_small_sentences", "gpt2", "gpt2_small")
 LANGUAGE_TASKS = {
     "restaurants": _small(
         f"restaurants (synthetic, {RESTAURANTS_TRAIN:,} pairs)", _OWN + _LARGE, RESTAURANTS_TRAIN, read_restaurants
-    ),
-    "restaurants_few": _small(
-        f"restaurants, few tests ({RESTAURANTS_TRAIN:,} pairs)",
-        _OWN + _LARGE,
-        RESTAURANTS_TRAIN,
-        partial(with_few_tests, read_restaurants, FEW_RESTAURANTS),
-    ),
-    "e2e_short": _small(
-        f"E2E, short runs ({E2E_TRAIN:,} pairs)", _OWN + _LARGE, E2E_TRAIN, partial(with_few_tests, read_e2e, FEW_E2E)
     ),
     "e2e": LanguageTask(
         f"E2E ({E2E_TRAIN:,} pairs)",

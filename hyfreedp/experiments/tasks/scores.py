@@ -47,25 +47,3 @@ def evaluate(model: nn.Module, data: TensorDataset, batch_size: int = 4096) -> S
             loss += F.cross_entropy(outputs, truth, reduction="sum").item()
     model.train(training)
     return Scores(correct / len(data), loss / len(data))
-
-
-def calibration_error(probabilities: Tensor, labels: Tensor, bins: int = 15) -> float:
-    """Expected calibration error of the predicted class (Guo et al., 2017): how far confidence is from accuracy.
-
-    The confidence of a prediction is its largest probability. Predictions go to ``bins`` intervals ((m - 1) / bins,
-    m / bins] of confidence. The error is sum_m n_m / n |accuracy_m - confidence_m|, over the n_m predictions of a bin,
-    with the means of both there. In small samples it is above zero even of true probabilities.
-
-    Args:
-        probabilities: shape (N, C), rows that sum to one.
-        labels: shape (N,).
-        bins: their number.
-
-    Returns:
-        A share, in [0, 1].
-    """
-    confidence, predicted = probabilities.double().max(dim=1)
-    excess = confidence - (predicted == labels).double()
-    edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64)
-    in_bin = torch.bucketize(confidence.cpu(), edges[1:-1])
-    return torch.zeros(bins, dtype=torch.float64).index_add(0, in_bin, excess.cpu()).abs().sum().item() / len(labels)
