@@ -14,8 +14,8 @@ from hyfreedp.experiments.runs.methods import METHODS
 from hyfreedp.experiments.store import plots
 from hyfreedp.experiments.tables.control import PLACE as CONTROL_PLACE
 from hyfreedp.experiments.tables.image_classification import PLACE, TUNING_TITLES
-from hyfreedp.experiments.tasks.registry import TASKS
 from hyfreedp.experiments.tables.plan import ROWS
+from hyfreedp.experiments.tasks.registry import TASKS
 
 DATA = {"desktop": "real images", "laptop": "digits"}
 FAR = -26.0  # points; beyond, a method stands at the edge with its number
