@@ -116,6 +116,8 @@ def test_the_looks_are_those_of_the_record():
         ("desktop/language_generation", text_table),
         ("laptop/calibration", calibration_table),
         ("laptop/efficiency", goals.markdown),
+        ("laptop/efficiency", goals.peers),
+        ("laptop/efficiency_runs", goals.runs),
     ],
 )
 def test_the_tables_are_those_of_the_records(record, table):

@@ -24,6 +24,8 @@ SHAPES = {
     "vit": Shape("vit", 16, 2, 2, tokens=5, outputs=5, batch_size=4, patch=4),
     "gpt2": Shape("gpt2", 16, 2, 2, tokens=7, outputs=20, batch_size=4),
     "llama": Shape("llama", 16, 2, 2, tokens=7, outputs=20, batch_size=4, hidden=24, tunings=("full", "lora")),
+    "mlp": Shape("mlp", 16, 3, 1, tokens=1, outputs=5, batch_size=4, tunings=("full",)),
+    "convnet": Shape("convnet", 8, 5, 1, tokens=1, outputs=5, batch_size=4, tunings=("full",)),
 }
 ALL = [(name, tuning) for name, shape in SHAPES.items() for tuning in shape.tunings]
 SGD = Setup(partial(torch.optim.SGD, lr=1.0), epsilon=float("inf"))
@@ -224,7 +226,7 @@ def test_an_interrupted_record_goes_on_where_it_was(workspace, monkeypatch, caps
 
 def invented_record():
     seconds = {"plain": 1.0, "opacus_hooks": 1.6, "opacus_ghost": 2.0, "ours": 1.25, "ours_k1": 1.9, "ours_k5": 1.35}
-    mib = {"plain": 100.0, "opacus_hooks": 150.0, "opacus_ghost": 120.0, "ours": 120.0, "ours_k1": 120.0}
+    mib = {"plain": 100.0, "opacus_hooks": 150.0, "opacus_ghost": 120.0, "ours": 140.0, "ours_k1": 140.0}
     return pd.DataFrame(
         {
             "model": "m",
@@ -232,16 +234,38 @@ def invented_record():
             "contender": list(seconds),
             "ratio_to_plain": list(seconds.values()),
             "ratio_to_ours": [s / seconds["ours"] for s in seconds.values()],
-            "peak_mib": [mib.get(name, np.nan) for name in seconds],
+            "resident_mib": [mib.get(name, np.nan) for name in seconds],
+            "first_to_plain": 4.0,
+            "batch_size": 8,
         }
     )
 
 
 def test_goals_are_judged_by_the_right_ratios():
     judged = goals.judge(invented_record()).set_index("goal")
-    assert judged.measured.round(5).tolist() == [1.25, 0.625, 0.78125, 1.2, 1.52, 1.08]
-    missed = ["peak memory, to a plain step", "time with HyFreeDP K = 1, to without"]
+    assert judged.measured.round(5).tolist() == [1.25, 0.625, 0.78125, 1.4, 1.52, 1.08]
+    missed = ["peak memory of the process, to a plain one", "time with HyFreeDP K = 1, to without"]
     assert judged.index[~judged.met].tolist() == missed
+
+
+def test_peers_stand_side_by_side_and_ours_is_bold_where_it_is_quickest():
+    quick, slow = invented_record(), invented_record().assign(model="mlp_b256")
+    slow.loc[slow.contender == "opacus_ghost", "ratio_to_plain"] = 1.1
+    slow.loc[slow.contender == "opacus_hooks", "ratio_to_plain"] = np.nan
+    rows = pd.concat([quick, slow])
+    assert goals.peers(rows).splitlines()[2:] == [
+        "| m, 8 | 1.60 | 2.00 | **1.25** | 4.0 | 1.40 |",
+        "| mlp_b256, 8 | fails | 1.10 | 1.25 | 4.0 | 1.40 |",
+    ]
+    assert set(goals.judge(rows).model) == {"m"}  # small models have no goals
+
+
+def test_whole_runs_take_all_their_steps_and_stand_side_by_side(monkeypatch, tiny):
+    monkeypatch.setattr(record, "RUNS", {"plain": contenders.RUNS["plain"], "ours": contenders.RUNS["ours"]})
+    rows = record.measure_runs(["tiny"], rounds=1, threads=1)
+    assert rows.failure.tolist() == ["", ""] and rows.ratio_to_plain[0] == 1
+    shown = pd.concat([rows, rows[1:].assign(contender="opacus_hooks"), rows[1:].assign(contender="robust")])
+    assert goals.runs(shown).splitlines()[2] == "| tiny |" + f" {rows.ratio_to_plain[1]:.2f} |" * 3
 
 
 # ---- the paper's table and its model of the cost ---------------------------------------------------------------------

@@ -5,12 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
+from hyfreedp.experiments.benchmark.contenders import ALL_CONTENDERS, RUNS
+from hyfreedp.experiments.benchmark.workloads import SMALL
+
 # Upper limits: what is compared, contender, reference, quantity ("time" or "memory"), limit by tuning.
 GOALS: tuple[tuple[str, str, str, str, dict[str, float]], ...] = (
     ("time, to a plain step", "ours", "plain", "time", {"full": 1.30, "biases": 1.03}),
     ("time, to Opacus ghost clipping", "ours", "opacus_ghost", "time", {"full": 0.65, "biases": 0.62}),
     ("time, to Opacus hooks", "ours", "opacus_hooks", "time", {"full": 0.85, "biases": 0.97}),
-    ("peak memory, to a plain step", "ours", "plain", "memory", {"full": 1.15, "biases": 1.05}),
+    ("peak memory of the process, to a plain one", "ours", "plain", "memory", {"full": 1.35, "biases": 1.35}),
     ("time with HyFreeDP K = 1, to without", "ours_k1", "ours", "time", {"full": 1.50, "biases": 2.00}),
     ("time with HyFreeDP K = 5, to without", "ours_k5", "ours", "time", {"full": 1.10, "biases": 1.20}),
     ("time with HyFreeDP K = 10, to without", "ours_k10", "ours", "time", {"full": 1.05, "biases": 1.10}),
@@ -21,13 +24,13 @@ def measured_ratio(rows: pd.DataFrame, contender: str, reference: str, quantity:
     """Cost of one contender relative to another in the rows of one model and tuning; NaN if either is missing.
 
     For time it is the median of the rounds' ratios, which are recorded relative to "plain" and "ours"; else the inverse
-    of that of "ours" to the reference.
+    of that of "ours" to the reference. Memory is that of the whole process.
     """
     by_name = rows.set_index("contender")
     if not {contender, reference} <= set(by_name.index):
         return np.nan
     if quantity == "memory":
-        return float(by_name.peak_mib[contender] / by_name.peak_mib[reference])
+        return float(by_name.resident_mib[contender] / by_name.resident_mib[reference])
     if reference in ("plain", "ours"):
         return float(by_name[f"ratio_to_{reference}"][contender])
     return float(1 / by_name.ratio_to_ours[reference])
@@ -36,8 +39,9 @@ def measured_ratio(rows: pd.DataFrame, contender: str, reference: str, quantity:
 def judge(rows: pd.DataFrame) -> pd.DataFrame:
     """One row per goal, model and tuning of a record, with its limit, what was measured and whether that is within.
 
-    What was not measured, or failed, is left out.
+    What was not measured, or failed, is left out; so are small models, see :func:`peers`.
     """
+    rows = rows[~rows.model.isin(SMALL)]
     judged = [
         {"goal": text, "tuning": tuning, "model": model, "limit": limit, "measured": ratio, "met": ratio <= limit}
         for text, contender, reference, quantity, limits in GOALS
@@ -64,4 +68,35 @@ def markdown(rows: pd.DataFrame) -> str:
         cells = [f"**{row[name]:.2f}**" if row[name] > row["limit"] else f"{row[name]:.2f}" for name in models]
         numbers = " | ".join("" if "nan" in cell else cell for cell in cells)
         lines.append(f"| {row['goal']} | {row['tuning']} | {row['limit']:.2f} | {numbers} |")
+    return "\n".join(lines)
+
+
+def peers(rows: pd.DataFrame) -> str:
+    """All models with all parameters trained, as docs/results.md prints them: plain steps that each contender takes.
+
+    Ours is bold where it is the quickest private one, and is followed by its first step and by its process's memory.
+    """
+    rows = rows[rows.tuning == "full"]
+    shown = [name for name in ("opacus_hooks", "opacus_ghost", "opake", "fastdp") if name in set(rows.contender)]
+    times = rows.pivot(index="model", columns="contender", values="ratio_to_plain").loc[rows.model.unique()]
+    ours = rows[rows.contender == "ours"].set_index("model")
+    plain = rows[rows.contender == "plain"].set_index("model")
+    titles = [*(ALL_CONTENDERS[name].label for name in shown), "ours", "its first step", "memory of its process"]
+    lines = [f"| Model, batch | {' | '.join(titles)} |", "| --- |" + " --- |" * len(titles)]
+    for model, own in times.iterrows():
+        quickest = own.ours <= own[shown].min()
+        cells = [f"{own[name]:.2f}" if np.isfinite(own[name]) else "fails" for name in shown]
+        cells.append(f"**{own.ours:.2f}**" if quickest else f"{own.ours:.2f}")
+        memory = ours.resident_mib[model] / plain.resident_mib[model]
+        cells += [f"{ours.first_to_plain[model]:.1f}", f"{memory:.2f}"]
+        lines.append(f"| {model}, {ours.batch_size[model]} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def runs(rows: pd.DataFrame) -> str:
+    """A record of whole runs, as docs/results.md prints it: plain runs that each takes."""
+    names = [name for name in RUNS if name != "plain"]
+    times = rows.pivot(index="model", columns="contender", values="ratio_to_plain").loc[rows.model.unique(), names]
+    lines = [f"| 100 steps of | {' | '.join(RUNS[name].label for name in names)} |", "| --- |" + " --- |" * len(names)]
+    lines += [f"| {model} | {' | '.join(f'{ratio:.2f}' for ratio in own)} |" for model, own in times.iterrows()]
     return "\n".join(lines)
