@@ -331,10 +331,6 @@ def judged(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(lines)
 
 
-def _says(claim: Claim) -> str:
-    return f"at most {claim.most:g}" if math.isfinite(claim.most) else f"at least {claim.least:g}"
-
-
 def written(rows: pd.DataFrame, cells: Path, number: int) -> pd.DataFrame:
     """What the runs wrote for one meaning of the test part, as far as their texts are kept.
 
