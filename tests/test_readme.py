@@ -116,7 +116,7 @@ def test_the_looks_are_those_of_the_record():
         ("desktop/language_generation", text_table),
         ("laptop/calibration", calibration_table),
         ("laptop/efficiency", goals.markdown),
-        ("laptop/efficiency", goals.peers),
+        ("laptop/efficiency_peers", goals.peers),
         ("laptop/efficiency_runs", goals.runs),
     ],
 )

@@ -243,8 +243,8 @@ def invented_record():
 
 def test_goals_are_judged_by_the_right_ratios():
     judged = goals.judge(invented_record()).set_index("goal")
-    assert judged.measured.round(5).tolist() == [1.25, 0.625, 0.78125, 1.4, 1.52, 1.08]
-    missed = ["peak memory of the process, to a plain one", "time with HyFreeDP K = 1, to without"]
+    assert judged.measured.round(5).tolist() == [1.25, 0.625, 0.78125, 1.52, 1.08]
+    missed = ["time with HyFreeDP K = 1, to without"]
     assert judged.index[~judged.met].tolist() == missed
 
 
@@ -257,7 +257,6 @@ def test_peers_stand_side_by_side_and_ours_is_bold_where_it_is_quickest():
         "| m, 8 | 1.60 | 2.00 | **1.25** | 4.0 | 1.40 |",
         "| mlp_b256, 8 | fails | 1.10 | 1.25 | 4.0 | 1.40 |",
     ]
-    assert set(goals.judge(rows).model) == {"m"}  # small models have no goals
 
 
 def test_whole_runs_take_all_their_steps_and_stand_side_by_side(monkeypatch, tiny):

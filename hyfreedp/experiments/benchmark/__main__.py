@@ -16,11 +16,13 @@ from hyfreedp.experiments.benchmark import goals
 from hyfreedp.experiments.benchmark.cases import Case, cases, growth_cases, measure, measure_runs
 from hyfreedp.experiments.benchmark.contenders import ALL_CONTENDERS, CONTENDERS, PEERS
 from hyfreedp.experiments.benchmark.efficiency import GROWTH, GROWTH_CONTENDERS
-from hyfreedp.experiments.benchmark.workloads import MODELS, ON_CPU, ON_GPU, Tuning
+from hyfreedp.experiments.benchmark.workloads import MODELS, ON_CPU, ON_GPU, SMALL, Tuning
 from hyfreedp.experiments.store.files import write_csv
 from hyfreedp.experiments.store.paths import workspace
 from hyfreedp.running.devices import CPU
 
+PARTS = ("table", "growth", "peers", "runs")
+BESIDE_PEERS = ("vit_d192", "gpt2_d256", *SMALL)
 WHOLE_RUNS = ("vit_d192", "mlp_b256", "convnet_b32")
 DESCRIPTION = """\
 Measures seconds and peak memory of one training step: plain, by Opacus, by this package, and with HyFreeDP.
@@ -29,11 +31,12 @@ All contenders of a case take turns in every round; reported are medians over ro
 Seconds are those of the processor where one thread computes. opake is measured if it is installed, fastDP if
 HYFREEDP_FASTDP names the folder that holds it.
 
-Without --models, --tunings and --contenders, the whole record is measured and written to data/results/laptop (cpu) or
-data/results/gpu (else): efficiency.csv; efficiency_growth.csv on how the cost grows with batch size, depth, width and
-sequence length; and efficiency_runs.csv of whole runs (cpu). A selection goes to build/benchmark instead. With --resume
-all goes into the record, case by case as each ends, and what the record has is not measured again. Run it on a machine
-that does nothing else.
+Without --models, --tunings and --contenders, whole records are measured and written to data/results/laptop (cpu) or
+data/results/gpu (else), those of --parts: "table", efficiency.csv with all that the paper's Tab. "eff" compares;
+"growth", efficiency_growth.csv on how the cost grows with batch size, depth, width and sequence length; and on a CPU
+"peers", efficiency_peers.csv with every library on models small and large, and "runs", efficiency_runs.csv of whole
+runs. A selection goes to build/benchmark instead. With --resume all goes into the record, case by case as each ends,
+and what the record has is not measured again. Run it on a machine that does nothing else.
 
 examples:
   python -m hyfreedp.experiments.benchmark
@@ -58,28 +61,32 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--resume", action="store_true", help="put into the record what it does not have yet")
     parser.add_argument("--rounds", type=int, default=7, help="how often everything is timed (default: 7)")
     parser.add_argument("--threads", type=int, default=1, help="of torch on the CPU (default: 1)")
-    parser.add_argument("--growth", action="store_true", help="measure only how the cost grows")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="records to make (default: all)")
     options = parser.parse_args(arguments)
 
     whole = not (options.models or options.tunings or options.contenders)
     here, profile = workspace(), "laptop" if options.device == CPU.type else "gpu"
     folder = here.results / profile if whole or options.resume else here.build / "benchmark"
     models = options.models or (ON_CPU if profile == "laptop" else ON_GPU)
-    contenders = options.contenders or (*CONTENDERS, *_peers())
+    tunings, contenders = options.tunings or get_args(Tuning), options.contenders or tuple(CONTENDERS)
+    parts = options.parts if whole else PARTS[:1]
     settings = {"device": options.device, "rounds": options.rounds, "threads": options.threads}
     try:
-        if not options.growth:
-            todo = cases(models, options.tunings or get_args(Tuning), contenders)
+        if "table" in parts:
+            todo = cases(models, tunings, contenders)
             rows = _record(todo, folder / "efficiency.csv", options.resume, settings)
             if len(rows) and len(judged := goals.judge(rows)):
                 print("\nGoals (for the CPU):", goals.summarise(judged).round(3).to_string(na_rep=""), sep="\n")
-        if options.growth or whole:
+        if "growth" in parts:
             todo = growth_cases(*GROWTH[profile], GROWTH_CONTENDERS)
             _record(todo, folder / "efficiency_growth.csv", options.resume, settings)
-        if whole and not options.growth and profile == "laptop":
+        if "peers" in parts and profile == "laptop":
+            todo = cases(BESIDE_PEERS, ("full",), ("plain", "opacus_hooks", "opacus_ghost", *_peers(), "ours"))
+            _record(todo, folder / "efficiency_peers.csv", options.resume, settings)
+        if "runs" in parts and profile == "laptop":
             runs = measure_runs(WHOLE_RUNS, rounds=options.rounds, threads=options.threads)
             write_csv(folder / "efficiency_runs.csv", runs)
-            print(runs[["model", "contender", "seconds", "ratio_to_plain", "ratio_to_ours"]].round(3).to_string())
+            print(goals.runs(runs))
     except ValueError as error:
         parser.error(str(error))
     except KeyboardInterrupt:
@@ -113,17 +120,8 @@ def _record(todo: Sequence[Case], path: Path, resume: bool, settings: dict[str, 
     if not resume:
         write_csv(path, rows)
     named = rows.assign(contender=[ALL_CONTENDERS[name].label for name in rows.contender], ms=1e3 * rows.seconds)
-    columns = [
-        "model",
-        "tuning",
-        "contender",
-        "ms",
-        "ratio_to_plain",
-        "ratio_to_ours",
-        "first_to_plain",
-        "resident_mib",
-        "failure",
-    ]
+    columns = ["model", "tuning", "contender", "ms", "ratio_to_plain", "ratio_to_ours", "first_to_plain"]
+    columns += ["resident_mib", "failure"]
     print(named.reindex(columns=columns).round(3).to_string(index=False, na_rep=""))
     print(f"wrote {path}")
     return rows

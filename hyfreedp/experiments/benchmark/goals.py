@@ -6,31 +6,27 @@ import numpy as np
 import pandas as pd
 
 from hyfreedp.experiments.benchmark.contenders import ALL_CONTENDERS, RUNS
-from hyfreedp.experiments.benchmark.workloads import SMALL
 
-# Upper limits: what is compared, contender, reference, quantity ("time" or "memory"), limit by tuning.
-GOALS: tuple[tuple[str, str, str, str, dict[str, float]], ...] = (
-    ("time, to a plain step", "ours", "plain", "time", {"full": 1.30, "biases": 1.03}),
-    ("time, to Opacus ghost clipping", "ours", "opacus_ghost", "time", {"full": 0.65, "biases": 0.62}),
-    ("time, to Opacus hooks", "ours", "opacus_hooks", "time", {"full": 0.85, "biases": 0.97}),
-    ("peak memory of the process, to a plain one", "ours", "plain", "memory", {"full": 1.35, "biases": 1.35}),
-    ("time with HyFreeDP K = 1, to without", "ours_k1", "ours", "time", {"full": 1.50, "biases": 2.00}),
-    ("time with HyFreeDP K = 5, to without", "ours_k5", "ours", "time", {"full": 1.10, "biases": 1.20}),
-    ("time with HyFreeDP K = 10, to without", "ours_k10", "ours", "time", {"full": 1.05, "biases": 1.10}),
+# Upper limits: what is compared, contender, reference, limit by tuning.
+GOALS: tuple[tuple[str, str, str, dict[str, float]], ...] = (
+    ("time, to a plain step", "ours", "plain", {"full": 1.30, "biases": 1.03}),
+    ("time, to Opacus ghost clipping", "ours", "opacus_ghost", {"full": 0.65, "biases": 0.62}),
+    ("time, to Opacus hooks", "ours", "opacus_hooks", {"full": 0.85, "biases": 0.97}),
+    ("time with HyFreeDP K = 1, to without", "ours_k1", "ours", {"full": 1.50, "biases": 2.00}),
+    ("time with HyFreeDP K = 5, to without", "ours_k5", "ours", {"full": 1.10, "biases": 1.20}),
+    ("time with HyFreeDP K = 10, to without", "ours_k10", "ours", {"full": 1.05, "biases": 1.10}),
 )
 
 
-def measured_ratio(rows: pd.DataFrame, contender: str, reference: str, quantity: str) -> float:
-    """Cost of one contender relative to another in the rows of one model and tuning; NaN if either is missing.
+def measured_ratio(rows: pd.DataFrame, contender: str, reference: str) -> float:
+    """Time of one contender relative to another in the rows of one model and tuning; NaN if either is missing.
 
-    For time it is the median of the rounds' ratios, which are recorded relative to "plain" and "ours"; else the inverse
-    of that of "ours" to the reference. Memory is that of the whole process.
+    The median of the rounds' ratios, which are recorded relative to "plain" and "ours"; else the inverse of that of
+    "ours" to the reference.
     """
     by_name = rows.set_index("contender")
     if not {contender, reference} <= set(by_name.index):
         return np.nan
-    if quantity == "memory":
-        return float(by_name.resident_mib[contender] / by_name.resident_mib[reference])
     if reference in ("plain", "ours"):
         return float(by_name[f"ratio_to_{reference}"][contender])
     return float(1 / by_name.ratio_to_ours[reference])
@@ -39,15 +35,14 @@ def measured_ratio(rows: pd.DataFrame, contender: str, reference: str, quantity:
 def judge(rows: pd.DataFrame) -> pd.DataFrame:
     """One row per goal, model and tuning of a record, with its limit, what was measured and whether that is within.
 
-    What was not measured, or failed, is left out; so are small models, see :func:`peers`.
+    What was not measured, or failed, is left out.
     """
-    rows = rows[~rows.model.isin(SMALL)]
     judged = [
         {"goal": text, "tuning": tuning, "model": model, "limit": limit, "measured": ratio, "met": ratio <= limit}
-        for text, contender, reference, quantity, limits in GOALS
+        for text, contender, reference, limits in GOALS
         for tuning, limit in limits.items()
         for model, group in rows[rows.tuning == tuning].groupby("model", sort=False)
-        if np.isfinite(ratio := measured_ratio(group, contender, reference, quantity))
+        if np.isfinite(ratio := measured_ratio(group, contender, reference))
     ]
     return pd.DataFrame(judged, columns=["goal", "tuning", "model", "limit", "measured", "met"])
 

@@ -79,7 +79,7 @@ MODELS: dict[str, Shape] = {
 }
 ON_GPU = ("vit_small", "vit_base", "gpt2", "llama2_7b")
 SMALL = ("mlp_b256", "mlp_b1000", "convnet_b32", "convnet_b128")
-ON_CPU = ("vit_d384", "vit_d192", "gpt2_d256", "llama_d256", *SMALL)
+ON_CPU = ("vit_d384", "vit_d192", "gpt2_d256", "llama_d256")
 
 _LORA_RANK = 8
 _LORA_TARGETS: dict[Family, str] = {
