@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any, Never, NoReturn, Unpack, cast
 
 import torch
-import torch.distributed as dist
 from torch import nn
+from torch.distributed import ProcessGroup
 from torch.utils.data import DataLoader
 
 from hyfreedp.accounting import NoiseSplit, PrivacyLedger
@@ -55,7 +55,7 @@ class PrivacyEngine:
         *,
         seed: int | None = None,
         secure_noise: bool = False,
-        process_group: dist.ProcessGroup | None = None,
+        process_group: ProcessGroup | None = None,
         **unknown: Never,
     ) -> None:
         refuse_unknown(unknown, ("seed", "secure_noise", "process_group"))
@@ -138,8 +138,7 @@ class PrivacyEngine:
             optimizer = optimizer.base
         check_optimizer(optimizer)
         device = optimizer.param_groups[0]["params"][0].device
-        everyone = dist.group.WORLD if dist.is_initialized() else None
-        processes = Processes(self._process_group or everyone)
+        processes = Processes.present(self._process_group, device)
         processes.agree(seed=self._seed, run=self._runs, secure_noise=self._secure_noise)
         generator = NoiseGenerator(self._seed, secure=self._secure_noise).child("run", self._runs)
         generator.load_state_dict(processes.gather(generator.state_dict())[0])

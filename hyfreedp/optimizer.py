@@ -187,6 +187,11 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         check_modes(self.module)  # also of steps that look before they take gradients
         self._base.check()
         if self.sampler is not None and self.split.gradient_noise_multiplier(t) > 0:
+            if self.sampler.position != t:
+                raise RuntimeError(
+                    f"the run has made {t} steps and its sampler stands at {self.sampler.position}: steps were taken "
+                    "with other batches, so epsilon has no guarantee any more. Leave optimizer.sampler = None to go on"
+                )
             self.sampler.check_drawn(batch_length(batch))
         self.gradient_engine.signs = self._generator.child("signs", t)
         due = any(step <= t for step in self._checks_due)
@@ -263,8 +268,8 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
 
     @property
     def guarantee(self) -> bool:
-        """Whether the run is proven to stay within its target: its split is, and its batches are the sampler's."""
-        return self.split.guarantee and self.sampler is not None
+        """Whether the run is proven to stay within its target: its split is, and all batches were the sampler's."""
+        return self.split.guarantee and self.sampler is not None and self.sampler.position == self.ledger.steps
 
     def averaged(self) -> AbstractContextManager[None]:
         """Around an evaluation before the run has ended: the weights are those at which it would end now.

@@ -96,6 +96,8 @@ def calibrate_noise(
         gamma=1.0 if gamma is None or probe == "none" else gamma,
         accountant=accountant,
         allocation=allocation,
+        **dict.fromkeys(("sigma", "sigma_gradient", "sigma_gradient_probe", "sigma_loss"), 0.0),
+        epsilon=math.inf,
         records_per_person=check_count("records_per_person", records_per_person, 1),
     )
     if math.isinf(target_epsilon):

@@ -84,6 +84,7 @@ class PrivacyLedger:
 
     def record_look(self, tag: int = 0) -> None:
         """Count the look of the next step, which is released before the step's gradient."""
+        self.check()
         self._count(self._steps, 1, tag)
 
     def _count(self, step: int, kind: int, tag: int) -> None:

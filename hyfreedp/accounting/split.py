@@ -48,11 +48,11 @@ class NoiseSplit:
     gamma: float
     accountant: Accountant
     allocation: Allocation
-    sigma: float = 0.0
-    sigma_gradient: float = 0.0
-    sigma_gradient_probe: float = 0.0
-    sigma_loss: float = 0.0
-    epsilon: float = math.inf
+    sigma: float
+    sigma_gradient: float
+    sigma_gradient_probe: float
+    sigma_loss: float
+    epsilon: float
     records_per_person: int = 1
 
     @property

@@ -153,7 +153,7 @@ class Rows(Dataset[Any]):
         return getattr(self.dataset, name)
 
 
-@dataclass
+@dataclass(eq=False, repr=False)  # a repr would show records
 class Fetch:
     """Gets the records of a batch and collates them, also none: then every tensor has length 0.
 
@@ -199,15 +199,22 @@ class PoissonLoader(Unprepared, DataLoader):
     def __iter__(self) -> Any:  # an iterator; torch promises a private type
         sampler = cast(PoissonSampler, self.batch_sampler)
         iter(sampler)  # refuses a pass beyond the plan before any worker is started
+        if sampler.given is not None:  # used by now, or to be given again since its step failed
+            self._check_used(sampler, sampler.given, sampler.given + 1)
         for step, batch in enumerate(super().__iter__(), start=sampler.position):
-            if sampler.given is not None and sampler.position != step:
-                raise RuntimeError(
-                    f"after batch {sampler.given} of the loader the run is at step {sampler.position}, not {step}: "
-                    "every batch must be passed to optimizer.step exactly once, empty ones too. After a step that "
-                    "failed begin a new pass over the loader"
-                )
+            if sampler.given is not None and step > sampler.given:
+                self._check_used(sampler, sampler.given + 1)
             sampler.given = step
             yield batch
+
+    @staticmethod
+    def _check_used(sampler: PoissonSampler, *allowed: int) -> None:
+        if sampler.position not in allowed:
+            raise RuntimeError(
+                f"after batch {sampler.given} of the loader the run is at step {sampler.position}, not {allowed[-1]}: "
+                "every batch must be passed to optimizer.step exactly once, empty ones too. After a step that failed "
+                "begin a new pass over the loader"
+            )
 
 
 def poisson_loader(

@@ -68,6 +68,11 @@ class Instantiated(PerSampleGradients):
     def instantiate(self) -> Tensor:
         return self.gradients
 
+    @property
+    def nbytes(self) -> int:
+        """As the sum reads them, in float32 or wider."""
+        return self.gradients.numel() * max(4, self.gradients.element_size())
+
     def select(self, samples: Tensor) -> Instantiated:
         return Instantiated(self.gradients[samples])
 
@@ -102,7 +107,7 @@ class OuterProducts(PerSampleGradients):
 
     def cheaper(self, room: int) -> PerSampleGradients:
         p, d = self.left.shape[2], self.right.shape[2]
-        fits = len(self.left) * p * d * self.left.element_size() <= room
+        fits = len(self.left) * p * d * max(4, self.left.element_size()) <= room
         return self if keeps_factors(self.left.shape[1], p, d, fits) else Instantiated(self.instantiate())
 
 
@@ -143,19 +148,25 @@ class EmbeddingRows(PerSampleGradients):
 
 
 class TiedTable(PerSampleGradients):
-    """A table used both to embed and to compute logits: the sum of an ``EmbeddingRows`` and an ``OuterProducts``."""
+    """A table used both to embed and to compute logits: the sum of an ``EmbeddingRows`` and of the head's gradients."""
 
-    def __init__(self, embedding: EmbeddingRows, head: OuterProducts) -> None:
+    def __init__(self, embedding: EmbeddingRows, head: OuterProducts | Instantiated) -> None:
         self.embedding, self.head = embedding, head
 
     @cached_property
     def squared_norms(self) -> Tensor:
-        ids, rows, left, right = self.embedding.ids, self.embedding.rows, self.head.left, self.head.right
-        # <head_i, embedding_i> = sum_ts left_it[id_is] <right_it, row_is>
-        picked = left.gather(2, ids[:, None, :].expand(-1, left.shape[1], -1))
-        cross = (widened(picked) * (widened(right) @ widened(rows).mT)).sum((1, 2))
-        sizes = [_squared_norms(widened(t).flatten(1)) for t in (left, right, rows)]
-        rounding = _rounding(widened(left), widened(right)) * (sizes[0] * sizes[1] * sizes[2] * rows.shape[1]).sqrt()
+        ids, rows = self.embedding.ids, widened(self.embedding.rows)
+        if isinstance(self.head, Instantiated):  # <head_i, embedding_i> = sum_s <head_i[id_is], row_is>
+            picked = widened(self.head.gradients.gather(1, ids[..., None].expand_as(rows)))
+            cross = (picked * rows).sum((1, 2))
+            sizes = [_squared_norms(t.flatten(1)) for t in (picked, rows)]
+            rounding = 8 * rows[0].numel() ** 0.5 * torch.finfo(rows.dtype).eps * (sizes[0] * sizes[1]).sqrt()
+        else:  # = sum_ts left_it[id_is] <right_it, row_is>
+            left, right = self.head.left, widened(self.head.right)
+            picked = left.gather(2, ids[:, None, :].expand(-1, left.shape[1], -1))
+            cross = (widened(picked) * (right @ rows.mT)).sum((1, 2))
+            sizes = [_squared_norms(widened(t).flatten(1)) for t in (left, right, rows)]
+            rounding = _rounding(widened(left), right) * (sizes[0] * sizes[1] * sizes[2] * rows.shape[1]).sqrt()
         return self.embedding.squared_norms + self.head.squared_norms + 2 * (cross + rounding)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
@@ -208,7 +219,7 @@ def add_uses(uses: Sequence[PerSampleGradients]) -> PerSampleGradients:
     match parts:
         case [single]:
             return single
-        case [OuterProducts() as head, EmbeddingRows() as embedding]:
+        case [OuterProducts() | Instantiated() as head, EmbeddingRows() as embedding]:
             return TiedTable(embedding, head)
     return Instantiated(reduce(torch.add, (part.instantiate() for part in parts)))
 

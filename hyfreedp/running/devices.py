@@ -93,14 +93,16 @@ def keep_freed_memory() -> bool:
     """Let this process keep the memory that tensors on the CPU free, as torch does on accelerators; whether it does.
 
     Without, glibc hands large tensors back to the system and asks for them again, and a private step, which holds more
-    of them than a plain one, spends up to a third of its time on fresh pages. Where the environment sets up the
-    allocator (``MALLOC_*``, ``GLIBC_TUNABLES``), or it is another's, nothing is changed.
+    of them than a plain one, spends up to a third of its time on fresh pages. The price is fragmentation: memory
+    between tensors that stay is not given back, until the process ends. Where the environment sets up the allocator
+    (``MALLOC_*``, ``GLIBC_TUNABLES``), or the C library is another, nothing is changed.
     """
     told = any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ)
     if told or platform.libc_ver()[0] != "glibc":
         return False
-    mallopt, trim_threshold, mmap_max = ctypes.CDLL(None).mallopt, -1, -4  # as malloc.h numbers them
-    return bool(mallopt(trim_threshold, -1) and mallopt(mmap_max, 0))
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    trim_threshold, mmap_max = -1, -4  # as malloc.h numbers them
+    return mallopt is not None and bool(mallopt(trim_threshold, -1) and mallopt(mmap_max, 0))
 
 
 def hardware(device: torch.device) -> str:

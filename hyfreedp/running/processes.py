@@ -19,7 +19,6 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._utils import _take_tensors
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from hyfreedp.running.checks import is_of
@@ -39,16 +38,25 @@ class Processes:
 
     Args:
         group: a process group of torch.distributed that holds this process, or None.
+        device: where the tensors that are sent lie.
 
     Raises:
         ValueError: ``group`` does not hold this process.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+    def __init__(self, group: dist.ProcessGroup | None = None, device: torch.device | None = None) -> None:
         self.rank, self.size = (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))
         if self.rank < 0:
             raise ValueError("process_group must hold this process, but it is one of other processes")
         self._group = group
+        self._device = device
+
+    @classmethod
+    def present(cls, group: dist.ProcessGroup | None, device: torch.device) -> Processes:
+        """Those of ``group``, or all of them if it is None and ``init_process_group`` was called."""
+        if group is None and dist.is_initialized():
+            group = dist.group.WORLD
+        return cls(group, device)
 
     def add_up(self, tensors: Sequence[Tensor]) -> None:
         """Replace each tensor by its sum over the processes: the same bits on all of them."""
@@ -74,7 +82,11 @@ class Processes:
         return torch.cat([part.to(values.device) for part in self.gather(values)], dim=-1)
 
     def agree(self, **values: Any) -> None:
-        """Refuse to go on, on all processes, unless every one names the same values."""
+        """Refuse to go on unless every process names the same values.
+
+        Raises:
+            ValueError: on all processes, naming the first value that differs.
+        """
         first, *others = self.gather({name: " ".join(repr(value).split()) for name, value in values.items()})
         for rank, other in enumerate(others, start=1):
             for name in first:
@@ -84,8 +96,16 @@ class Processes:
                     raise ValueError(f"all processes must be given the same run, but {name} is {found}")
 
     def check_same(self, number: int) -> None:
-        """Refuse to go on, on all processes, unless every one holds the same number."""
-        if len(set(self.gather(number))) > 1:
+        """Refuse to go on unless every process holds the same number, of 63 bits.
+
+        Raises:
+            RuntimeError: on all processes.
+        """
+        if self.size == 1:
+            return
+        both = torch.tensor([number, -number], dtype=torch.int64, device=self._device)
+        dist.all_reduce(both, op=dist.ReduceOp.MAX, group=self._group)
+        if int(both[0]) != -int(both[1]):
             raise RuntimeError(
                 "the processes hold different sums, so their noise would differ: all_reduce of the process group's "
                 "backend must give every process the same bits"
@@ -93,21 +113,33 @@ class Processes:
 
     @contextmanager
     def all_or_none(self) -> Iterator[None]:
-        """Around work that each process does by itself and that may fail on one: then it fails on all."""
+        """Around work that each process does by itself and that may fail on one: then it fails on all.
+
+        Raises:
+            RuntimeError: another process failed.
+        """
+        if self.size == 1:
+            yield
+            return
         error: Exception | None = None
         try:
             yield
         except Exception as raised:
             error = raised
-        failed = [rank for rank, other in enumerate(self.gather(error is not None)) if other]
+        failed = torch.tensor(0 if error is None else self.rank + 1, device=self._device)
+        dist.all_reduce(failed, op=dist.ReduceOp.MAX, group=self._group)
         if error is not None:
             raise error
-        if failed:
-            raise RuntimeError(f"rank {failed[0]} failed; its own traceback tells why")
+        if failed > 0:
+            raise RuntimeError(f"rank {int(failed) - 1} failed; its own traceback tells why")
 
 
 def check_unwrapped(module: nn.Module) -> None:
-    """Refuse a model whose gradients or parameters another tool handles, or that is split over processes."""
+    """Refuse a model whose gradients or parameters another tool handles.
+
+    Raises:
+        ValueError: naming the wrapper, or the first parameter that is split over processes.
+    """
     for name, layer in module.named_modules():
         if isinstance(layer, DistributedDataParallel | DataParallel):
             raise ValueError(
@@ -147,8 +179,21 @@ def _from_difference(*texts: str) -> list[str]:
 @torch.no_grad()
 def _in_buckets(tensors: Iterable[Tensor], collective: Callable[[Tensor], Any]) -> None:
     """Apply an in-place collective to tensors of any number and types, in few messages."""
-    for bucket in _take_tensors(tensors, BUCKET_BYTES):
+    for bucket in _buckets(tensors):
         flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
         collective(flat)
         for tensor, part in zip(bucket, flat.split([tensor.numel() for tensor in bucket]), strict=True):
             tensor.copy_(part.view_as(tensor))
+
+
+def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """Tensors of one type and device together, up to ``BUCKET_BYTES`` or a single larger one."""
+    open_buckets: dict[Any, list[Tensor]] = {}
+    for tensor in tensors:
+        kind = tensor.dtype, tensor.device
+        bucket = open_buckets.get(kind, [])
+        if bucket and sum(t.nbytes for t in bucket) + tensor.nbytes > BUCKET_BYTES:
+            yield bucket
+            bucket = []
+        open_buckets[kind] = [*bucket, tensor]
+    yield from open_buckets.values()

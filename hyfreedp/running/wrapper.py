@@ -126,8 +126,8 @@ def hooked_step(step: Callable[P, R]) -> Callable[P, R]:
 def check_arguments(per_sample_loss: Callable[..., Any], *names: str) -> None:
     """Refuse a loss function that cannot be called with so many arguments."""
     try:
-        arguments = inspect.signature(per_sample_loss)
-    except ValueError:  # of a function written in C
+        arguments = inspect.signature(per_sample_loss, follow_wrapped=False)
+    except (ValueError, TypeError):  # of a function written in C, or with a signature of its own
         return
     try:
         arguments.bind(*names)

@@ -1,5 +1,6 @@
 """What is told to a user who does the obvious thing that is wrong here: the cause, and what to do instead."""
 
+import functools
 import itertools
 import math
 from contextlib import nullcontext
@@ -84,6 +85,15 @@ def test_a_loss_of_two_arguments_is_told_to_take_the_batch_apart():
     model, optimizer, loader = wire()
     with refused(optimizer, r"must take one argument, .* got a function of \(x, y\): .* x, y = batch", TypeError):
         optimizer.step(lambda x, y: F.cross_entropy(model(x), y, reduction="none"), next(iter(loader)))
+
+
+def test_a_loss_that_wraps_another_is_asked_for_its_own_arguments():
+    model, optimizer, loader = wire()
+
+    def loss(model, batch):
+        return cross_entropy(model)(batch)
+
+    optimizer.step(functools.wraps(loss)(lambda batch: loss(model, batch)), next(iter(loader)))
 
 
 @pytest.mark.parametrize("enabled", [False, True])

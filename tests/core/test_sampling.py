@@ -254,15 +254,26 @@ def private_run(**settings):
 
 def test_a_step_takes_the_private_loaders_batches_alone_or_gives_no_guarantee():
     """Those of the loader that was given are no Poisson samples; where nothing is private nothing is asked."""
-    loss, old, optimizer, _ = private_run()
+    loss, old, optimizer, loader = private_run()
     with refused(optimizer, r"private loader, which gave none so far.*sampler = None", RuntimeError):
         optimizer.step(loss, next(iter(old)))
     assert optimizer.guarantee
     optimizer.sampler = None
     optimizer.step(loss, next(iter(old)))
     assert optimizer.ledger.steps == 1 and not optimizer.guarantee
+    optimizer.sampler = loader.batch_sampler  # which does not bring the guarantee back
+    assert not optimizer.guarantee
+    for _ in range(2):
+        with refused(optimizer, "made 1 steps and its sampler stands at 0", RuntimeError):
+            optimizer.step(loss, next(iter(loader)))
     loss, old, optimizer, _ = private_run(target_epsilon=math.inf)
     train(optimizer, old, until=3)
+
+
+def test_what_fetches_records_does_not_show_them():
+    """A traceback with local variables, as error reporters send, has the repr of the loader's parts."""
+    loader = poisson_loader(DataLoader([f"record {number}" for number in range(9)], batch_size=3), seed=0)
+    assert "record" not in repr(vars(loader)) and hash(loader.collate_fn)
 
 
 def test_batches_that_are_given_again_are_refused():
