@@ -123,12 +123,16 @@ def scored(scale: Scale, profile: str, cells: Path, *, train: bool = True, jobs:
 def _filled(rows: pd.DataFrame, committed: pd.DataFrame) -> pd.DataFrame:
     """The rows, with those of the committed table where there is no number, or one of the same run.
 
-    For the latter may have been scored with Java, which may be missing here.
+    For the latter may have been scored with Java, which may be missing here. Seeds of one mean are of one version: where
+    a row has numbers of a later one, older seeds are left out.
     """
     rows = rows.reindex(columns=list(dict.fromkeys([*rows.columns, *committed.columns])))
     known = rows[NUMBER].merge(committed, on=NUMBER, how="left").reindex(columns=rows.columns)
     same = (known.key == rows.key) & known.METEOR.notna()
-    kept = known.accuracy.notna() & (rows.accuracy.isna() | same)
+    place = [rows[name] for name in NUMBER if name != "seed"]
+    newest = rows.version_hyfreedp.fillna("").groupby(place, dropna=False).transform("max")
+    older = known.version_hyfreedp.fillna("") < newest
+    kept = known.accuracy.notna() & ((rows.accuracy.isna() & ~older) | same)
     return pd.concat([known[kept], rows[~kept]]).sort_index()
 
 
