@@ -171,6 +171,7 @@ def true_cost_findings(
     last = simulated.iloc[-1]
     names: Any = ("independent", "same_batch")
     (counted,), (run,) = (delta_curve(split, name, [last.epsilon]) for name in names)
+    far = [abs(value - last.delta) / last.error for value in (run, counted)]
     return [
         *(
             f"Target {value:g}: the paper's pair (RDP, independent) really costs "
@@ -183,8 +184,9 @@ def true_cost_findings(
         "counting needs (RDP and PLD)",
         f"The less often it probes, the more the paper's counting understates: target {split.target_epsilon:g} really "
         f"costs {by_interval[often]:.2f} at K = {often} and {by_interval[seldom]:.2f} at K = {seldom}",
-        f"Simulated, target {split.target_epsilon:g}: delta({last.epsilon:g}) = {last.delta:.2e} ± {last.error:.1e}; "
-        f"PLD says {run:.2e} for one batch per step and {counted:.2e} for independent batches",
+        f"Simulated, target {split.target_epsilon:g}: delta({last.epsilon:g}) = {last.delta:.1e} (two standard errors: "
+        f"{2 * last.error:.1e}). PLD says {run:.1e} for one batch per step, {far[0]:.1f} standard errors away, and "
+        f"{counted:.0e} for independent batches, {far[1]:.1f} away",
     ]
 
 
