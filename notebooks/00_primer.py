@@ -136,11 +136,12 @@ def delta_of(eps, noise=sigma):
 figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6))
 left.plot(outputs, with_it, color="C0", label="with the record")
 left.plot(outputs, without, color="C1", linestyle="--", label="without it")
+left.plot(outputs, np.e * without, color="C1", linestyle=":", linewidth=1.2, label="e times the dashed one")
 left.fill_between(
     outputs, with_it, np.e * without, where=loss > 1, color="C0", alpha=0.3, label=r"$\delta$ at $\varepsilon$ = 1"
 )
-left.set(xlabel="released count minus the attacker's own", ylabel="density")
-left.set_title("δ: the part of one that e times the other leaves")
+left.set(xlabel="released count minus the attacker's own", ylabel="density", ylim=(0, 2.8 * with_it.max()))
+left.set_title("δ at ε = 1: where 'with' rises above e times 'without'")
 left.legend(loc="upper left", fontsize="small")
 epsilons = np.linspace(0, 6, 200)
 right.plot(epsilons, delta_of(epsilons), color="C0")
@@ -157,7 +158,7 @@ plots.save(
     "00_primer",
     parameters=parameters,
     inputs=[],
-    shows="Two normals and the part of one that is above e times the other; delta as a function of epsilon.",
+    shows="Two normals, e times one of them and the part of the other above it; delta as a function of epsilon.",
     claim="§ 2: the definition of differential privacy.",
     summary=summary,
 )

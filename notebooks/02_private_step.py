@@ -179,13 +179,43 @@ def bottom(losses):
 
 
 print(f"raw losses: bottom at {bottom(raw.sum(axis=1) / B):.1f}")
+released = {}
 for R in (60.0, 20.0, 4.0):
     cut = np.minimum(raw, R).sum(axis=1) / B
-    noisy = [bottom(cut + sigma_loss * R / B * rng.standard_normal(3)) for _ in range(1000)]
-    low, high = np.percentile(noisy, [25, 75])
+    released[R] = cut + sigma_loss * R / B * rng.standard_normal((1000, 3))
+    low, high = np.percentile([bottom(three) for three in released[R]], [25, 75])
     print(
         f"R_l = {R:2.0f}: bottom at {bottom(cut):5.1f}; with noise half of the draws lie from {low:5.1f} to {high:4.1f}"
     )
+
+# %%
+far, exact = np.linspace(-2 * eta, 3 * eta, 60), raw.sum(axis=1) / B
+figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), sharey=True)
+titles = "noise scatters the parabolas", "clipping turns them over"
+for axis, R, title in zip(axes, (60.0, 4.0), titles, strict=True):
+    for three in released[R][:30]:
+        axis.plot(far, np.polyval(np.polyfit(places, three, 2), far), color="C1", linewidth=0.7, alpha=0.5)
+    axis.plot([], [], color="C1", label="30 noisy ones")
+    axis.plot(far, np.polyval(np.polyfit(places, exact, 2), far), "k--", label="through raw losses")
+    axis.plot(places, exact, "ko", label="raw losses")
+    axis.plot(places, np.minimum(raw, R).sum(axis=1) / B, "C0s", label="clipped")
+    axis.set(xlabel=r"distance along $-\mathbf{G}$", ylim=(-2, 3 * exact.max()), title=f"$R_l$ = {R:.0f}: {title}")
+axes[0].set_ylabel("mean loss")
+plots.shared_legend(figure, axes[:1], ncols=4)
+
+# %%
+bent = {R: np.mean([np.polyfit(places, three, 2)[0] < 0 for three in released[R]]) for R in (60.0, 4.0)}
+summary = [f"R_l = {R:.0f}: {share:.0%} of the noisy parabolas bend the wrong way" for R, share in bent.items()]
+plots.save(
+    figure,
+    "02_private_step_parabolas",
+    parameters=parameters,
+    inputs=[],
+    shows="The parabola through three raw losses of one batch, and 30 through clipped and noised ones, at two thresholds.",
+    claim="Alg. 1, lines 7 to 11: three private losses give the rate.",
+    summary=summary,
+)
+plots.what_to_see(summary)
 
 # %% [markdown]
 # <details><summary>Answer</summary>

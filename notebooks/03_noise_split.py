@@ -190,7 +190,8 @@ figure = noise_split_figures.draw_noises(
     "target_epsilon",
     r"target $\varepsilon$",
     grid["epsilons"],
-    finding="A larger budget needs less of both noises",
+    finding="One batch (right): the ratio stays; independent: it collapses",
+    ratio=True,
 )
 
 # %%
@@ -200,7 +201,7 @@ plots.save(
     "03_noise_split_epsilon",
     parameters=parameters,
     inputs=inputs,
-    shows=f"Gradient noise and loss noise against the target epsilon at K = {interval}.",
+    shows=f"Gradient noise, loss noise and their ratio against the target epsilon at K = {interval}.",
     claim='Fig. "noise grad loss": the gradient noise exceeds that of vanilla DP-SGD by 1 % at every budget.',
     summary=summary,
 )

@@ -285,13 +285,15 @@ for (name, found), marker in zip(asked.items(), "s^", strict=True):
     (line,) = axes.plot(middle, found, marker=marker, linestyle="--", label=f"{name}: leads to {leads[name]:.2g}")
     axes.axvline(leads[name], color=line.get_color(), linewidth=1)
 axes.errorbar(middle, noisy, 2 * released.margin_std, fmt="o", color="black", capsize=3, label="released, ± 2 sd")
+axes.axvline(c, color="0.3", linestyle=":", label=f"the rate in force, {c:.2g}")
+axes.axhspan(-CLEAR, CLEAR, color="0.5", alpha=0.2, linewidth=0, label="no clear majority")
 axes.axhline(0, color="0.5", linewidth=0.8)
 axes.set(xscale="log", xlabel="learning rate", ylabel="votes for the higher rate\nless those for the lower (share)")
 without, with_it = leads.values()
 far = without / with_it
 finding = f"and leads {far:.1f} times as far" if far > 1.1 else "and leads no farther"
 axes.set_title(f"Without the noise to come a look prefers higher rates, {finding}")
-axes.legend()
+plots.legend_below(axes, ncols=3)
 
 # %%
 summary = [

@@ -19,7 +19,7 @@ _NORMAL: dict[str, Any] = {"noise_multiplier": 200, "expected_batch_size": 500}
 _TRUTHS: dict[str, Callable[..., Any]] = {
     "00.1": lambda: stats.norm.sf(0.5, 1, 2.0) - stats.norm.sf(0.5, 0, 2.0),
     "01.1": lambda: bias_variance.optimal_threshold(2.0, 0.4, **_NORMAL),
-    "01.2": lambda *run: bias_variance.fall_of_noise(*run, 150, 1500),  # folder of cells, budget, number of records
+    "01.2": lambda cells, budget, records: bias_variance.fall_of_noise(cells, budget, records, 150, 1500),
     "01.3": lambda: stats.sem([1.6, 2.4] * 250, ddof=0),
     "02.1": lambda: automatic(0.02) * 0.02,
     "02.2": lambda: effective_noise(1.1, 12.0, "losses"),

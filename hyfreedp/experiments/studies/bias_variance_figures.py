@@ -102,7 +102,7 @@ def trade_off_findings(found: dict[int, TradeOff], mean: float) -> list[str]:
     for size, trade in found.items():
         least, at_mean, at_sum = (trade.error_at(place) ** 2 for place in (trade.best, mean, 3 * mean))
         findings.append(
-            f"B = {size:,}: least squared error {least:.3g} nats² at {trade.best:.2f} nats = {trade.best / mean:.2f} L; "
+            f"B = {size:,}: least error {least:.3g} nats² at {trade.best:.2f} nats = {trade.best / mean:.2f} L; "
             f"{at_mean / least:.3g} times that at R_l = L and {at_sum / least:.3g} times at the sum of three losses."
         )
     return findings
