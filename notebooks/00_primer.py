@@ -142,7 +142,7 @@ left.fill_between(
 )
 left.set(xlabel="released count minus the attacker's own", ylabel="density", ylim=(0, 2.8 * with_it.max()))
 left.set_title("δ at ε = 1: where 'with' rises above e times 'without'")
-left.legend(loc="upper left", fontsize="small")
+left.legend(loc="upper right", fontsize="small")
 epsilons = np.linspace(0, 6, 200)
 right.plot(epsilons, delta_of(epsilons), color="C0")
 right.set(yscale="log", ylim=(1e-8, 1), xlabel=r"$\varepsilon$ (nats)", ylabel=r"$\delta$")
