@@ -65,7 +65,6 @@ def draw_noises(
         for axis in last:
             values = gaussian.loss_std / gaussian.sigma_gradient
             axis.plot(gaussian[column], values, label=r"$\sigma_l/\sigma_g$, Gaussian", markersize=5, **plots.SERIES[0])
-            axis.set(ylim=(0, None))
         above.set_title(title)
         below.set(xscale="log", yscale="log")
         [below, *last][-1].set_xlabel(label)
@@ -74,7 +73,7 @@ def draw_noises(
     axes[1, 0].set_ylabel("loss noise\n(standard deviation / $R_l$)")
     plots.log_ticks(axes[1, 0].yaxis)
     if ratio:
-        axes[2, 0].set_ylabel("ratio, loss to gradient")
+        axes[2, 0].set(ylabel="ratio, loss to gradient", ylim=(0, None))
     figure.suptitle(finding, fontsize="large")
     plots.shared_legend(figure, axes[:, 0], ncols=3, fontsize="small")
     return figure
