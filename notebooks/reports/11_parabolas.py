@@ -187,8 +187,8 @@ plots.what_to_see(summary, f"means over {seeds} seeds; band: lowest to highest")
 # of clipping and noise together. (By default; see the fold.) Notebook 01, section 4, found 1.2 $L$ for normal losses. At step 40 losses are not normal (its section 5): a few large ones make up much of the mean, so
 # the best threshold is higher.
 #
-# **For the rate the first advice, $R_l = L$, is as good as any, and not enough**: three rates in ten come near. Around $L$ the curve is flat. Too large a threshold hurts more than one too small: 11 % come near at ten
-# times the sum, 23 % at a fifth of $L$. A small $R_l$ *deforms* the parabola. The highest of the three losses is
+# **For the rate the first advice, $R_l = L$, is as good as any, and not enough**: three rates in ten come near. Around $L$ the curve is flat. Too large a threshold hurts a
+# little more than one too small: 21 % come near at three times $L$, 23 % at a fifth of it. At ten times the sum it is 11 %. A small $R_l$ *deforms* the parabola. The highest of the three losses is
 # cut most, and it is the height of the ends over the middle that bends a parabola. A large $R_l$ leaves the shape and *scatters* the parabolas. In between both happen. The fit
 # needs small *differences* between three losses, and the noise is that of whole losses.
 
