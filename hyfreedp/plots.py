@@ -41,7 +41,7 @@ def look(history: Iterable[Mapping[str, Any]]) -> Figure:
         axes.axhline(0, color="0.5", linewidth=0.8)
         axes.axvline(row["chosen"], color="C1", label=f"chosen {row['chosen']:.2g}")
         axes.axvline(row["eta_next"], color="C1", linestyle=":", label=f"next {row['eta_next']:.2g}")
-        axes.set(xscale="log", xlabel="learning rate", title=f"look before step {row['step']}")
+        axes.set(xscale="log", xlabel="learning rate", title=f"after {row['step']} step{'s' * (row['step'] != 1)}")
         axes.legend(fontsize="small")
     panels[0].set_ylabel("share for the higher rate\nless that for the lower")
     return figure

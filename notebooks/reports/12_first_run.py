@@ -124,7 +124,7 @@ display(Markdown(text))
 #   threshold. The run goes on at the mean of the start and of what the looks found, and ends at an average of its weights.
 #
 # Notebook 04 shows why a parabola is short-sighted. The next figure is one step of both, after the paper's overview figure.
-# **Predict first:** of everything that happens in a step, what may be written to a log file that the world can read?
+# **Predict first:** is there a way from the raw side to the new $\eta$ that meets no noise? And of everything that happens in a step, what may be written to a log file that the world can read?
 
 # %%
 figure = overview.draw()
@@ -142,7 +142,7 @@ plots.save(
 )
 
 # %% [markdown]
-# **What to see.** Nothing crosses from the dark side to the light one but through a black box, which adds noise. All that is
+# **What to see.** There is no such way: nothing crosses from the dark side to the light one but through a black box, which adds noise. All that is
 # on the light side follows from released values. By *post-processing* it may be logged and used again, also to look at
 # the records once more. That is how $G$, $R_l$ and the ray through the weights return to the left. Three kinds of numbers run a step, by their outline:
 #

@@ -100,11 +100,10 @@ def trade_off_findings(found: dict[int, TradeOff], mean: float) -> list[str]:
     """Under :func:`draw_trade_offs`."""
     findings = []
     for size, trade in found.items():
-        least = trade.error_at(trade.best)
-        at_mean, at_sum = trade.error_at(mean), trade.error_at(3 * mean)
+        least, at_mean, at_sum = (trade.error_at(place) ** 2 for place in (trade.best, mean, 3 * mean))
         findings.append(
-            f"B = {size:,}: least root error {least:.3g} nats at R_l = {trade.best:.2f} = {trade.best / mean:.2f} L; "
-            f"{at_mean / least:.1f} times that at R_l = L and {at_sum / least:.1f} times at the sum of three losses."
+            f"B = {size:,}: least error {least:.3g} nats² at {trade.best:.2f} nats = {trade.best / mean:.2f} L; "
+            f"{at_mean / least:.3g} times that at R_l = L and {at_sum / least:.3g} times at the sum of three losses."
         )
     return findings
 

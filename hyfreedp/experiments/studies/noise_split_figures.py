@@ -35,7 +35,9 @@ LEVEL: dict[str, Any] = {"color": "0.3", "linewidth": 1}
 # -- the two noises ----------------------------------------------------------------------------------------------------
 
 
-def draw_noises(rows: pd.DataFrame, column: str, label: str, ticks: Sequence[float], finding: str) -> Figure:
+def draw_noises(
+    rows: pd.DataFrame, column: str, label: str, ticks: Sequence[float], finding: str, *, ratio: bool = False
+) -> Figure:
     """Gradient noise above, loss noise below, one column per accountant.
 
     Args:
@@ -44,9 +46,10 @@ def draw_noises(rows: pd.DataFrame, column: str, label: str, ticks: Sequence[flo
         label: of its axis.
         ticks: of its axis.
         finding: its title.
+        ratio: whether to draw how many times the gradient noise the loss noise is, in a third row.
     """
-    figure, axes = plt.subplots(2, 3, figsize=(10, 6), sharex=True, sharey="row")
-    for (accountant, composition, title), above, below in zip(COLUMNS, *axes, strict=True):
+    figure, axes = plt.subplots(2 + ratio, 3, figsize=(10, 6 + 2 * ratio), sharex=True, sharey="row")
+    for (accountant, composition, title), (above, below, *last) in zip(COLUMNS, axes.T, strict=True):
         here = rows[(rows.accountant == accountant) & (rows.composition == composition)].sort_values(column)
         even, split = here[here.even], here[~here.even]
         gaussian, laplace = (split[split.loss_mechanism == name] for name in ("gaussian", "laplace"))
@@ -59,12 +62,18 @@ def draw_noises(rows: pd.DataFrame, column: str, label: str, ticks: Sequence[flo
             (below, "even", even, "loss_std"),
         ):
             axis.plot(part[column], part[value], label=NOISES[name][0], markersize=5, **NOISES[name][1])
+        for axis in last:
+            values = gaussian.loss_std / gaussian.sigma_gradient
+            axis.plot(gaussian[column], values, label=r"$\sigma_l/\sigma_g$, Gaussian", markersize=5, **plots.SERIES[0])
         above.set_title(title)
-        below.set(xscale="log", yscale="log", xlabel=label)
+        below.set(xscale="log", yscale="log")
+        [below, *last][-1].set_xlabel(label)
         plots.log_ticks(below.xaxis, ticks)
     axes[0, 0].set_ylabel("gradient noise multiplier")
     axes[1, 0].set_ylabel("loss noise\n(standard deviation / $R_l$)")
     plots.log_ticks(axes[1, 0].yaxis)
+    if ratio:
+        axes[2, 0].set(ylabel="ratio, loss to gradient", ylim=(0, None))
     figure.suptitle(finding, fontsize="large")
     plots.shared_legend(figure, axes[:, 0], ncols=3, fontsize="small")
     return figure
@@ -171,6 +180,7 @@ def true_cost_findings(
     last = simulated.iloc[-1]
     names: Any = ("independent", "same_batch")
     (counted,), (run,) = (delta_curve(split, name, [last.epsilon]) for name in names)
+    far = [abs(value - last.delta) / last.error for value in (run, counted)]
     return [
         *(
             f"Target {value:g}: the paper's pair (RDP, independent) really costs "
@@ -183,8 +193,9 @@ def true_cost_findings(
         "counting needs (RDP and PLD)",
         f"The less often it probes, the more the paper's counting understates: target {split.target_epsilon:g} really "
         f"costs {by_interval[often]:.2f} at K = {often} and {by_interval[seldom]:.2f} at K = {seldom}",
-        f"Simulated, target {split.target_epsilon:g}: delta({last.epsilon:g}) = {last.delta:.2e} ± {last.error:.1e}; "
-        f"PLD says {run:.2e} for one batch per step and {counted:.2e} for independent batches",
+        f"Simulated, target {split.target_epsilon:g}: delta({last.epsilon:g}) = {last.delta:.1e} (two standard errors: "
+        f"{2 * last.error:.1e}). PLD says {run:.1e} for one batch per step, {far[0]:.1f} standard errors away, and "
+        f"{counted:.0e} for independent batches, {far[1]:.1f} away",
     ]
 
 

@@ -130,7 +130,7 @@ def _draw_looks(axis: Axes, looks: pd.DataFrame) -> None:
             between = [(high * low) ** 0.5 * 1.03**row.seed for high, low in pairwise(row.rates)]
             margins = np.array(row.margins, float)  # NaN, and not drawn, where none was asked
             options: dict[str, Any] = {"fmt": "os"[place % 2], "capsize": 2, "markersize": 4, "color": f"C{place}"}
-            axis.errorbar(between, margins, row.margin_std, label=None if first else f"before step {step}", **options)
+            axis.errorbar(between, margins, row.margin_std, label=None if first else f"steps made: {step}", **options)
     axis.axhline(0, color="0.3", linewidth=0.8)
     axis.set(xscale="log", title="Preset robust: many votes are clear of it (1 sd)")
     plots.plain_log_ticks(axis.xaxis)
