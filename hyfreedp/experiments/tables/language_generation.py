@@ -123,8 +123,8 @@ def scored(scale: Scale, profile: str, cells: Path, *, train: bool = True, jobs:
 def _filled(rows: pd.DataFrame, committed: pd.DataFrame) -> pd.DataFrame:
     """The rows, with those of the committed table where there is no number, or one of the same run.
 
-    For the latter may have been scored with Java, which may be missing here. Seeds of one mean are of one version: where
-    a row has numbers of a later one, older seeds are left out.
+    For the latter may have been scored with Java, which may be missing here. Seeds of one mean are of one version:
+    where a row has numbers of a later one, older seeds are left out.
     """
     rows = rows.reindex(columns=list(dict.fromkeys([*rows.columns, *committed.columns])))
     known = rows[NUMBER].merge(committed, on=NUMBER, how="left").reindex(columns=rows.columns)
