@@ -16,6 +16,7 @@ import nbformat
 
 from hyfreedp.experiments.book import notebooks
 from hyfreedp.experiments.book.exercises import with_solutions, without_solutions
+from hyfreedp.experiments.store import archive
 from hyfreedp.experiments.store.files import replacing, write_text
 from hyfreedp.experiments.store.paths import workspace
 from hyfreedp.experiments.store.provenance import environment
@@ -57,7 +58,10 @@ def update(selected: Sequence[Path]) -> None:
             "outputs are made of committed sources only; commit or stash these first (and, to have both in one commit, "
             f"amend it afterwards): {', '.join(changed)}"
         )
-    figures = workspace().figures
+    here = workspace()
+    for profile in {notebooks.defaults(source)["profile"] for source in selected}:  # else they would be trained anew
+        archive.unpack(archive.read(here.results / profile / archive.NAME), here.cells)
+    figures = here.figures
     record = figures / "made_with.json"
     for source in selected:
         print(f"{source.stem}: executing", flush=True)
@@ -65,7 +69,7 @@ def update(selected: Sequence[Path]) -> None:
         with tempfile.TemporaryDirectory() as folder:
             made = notebooks.make(source, executing := Path(folder) / student.name, {})
             executed = nbformat.read(executing, as_version=4)
-        output = workspace().output(notebooks.defaults(source)["profile"])
+        output = here.output(notebooks.defaults(source)["profile"])
         for name in made:
             with replacing(figures / name) as temporary:
                 shutil.copyfile(output / name, temporary)
