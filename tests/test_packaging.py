@@ -221,7 +221,7 @@ ROOMS = (ALONE, "store", "data", "models", "tasks", "baselines", "runs", "tables
 ALLOWED = {room: set(ROOMS[: place + 1]) for place, room in enumerate(ROOMS)}
 ALLOWED |= {
     "baselines": {"baselines"},
-    "book": {"book", "store", "runs"},
+    "book": {"book", "store", "runs", "studies"},  # answers of exercises
     "benchmark": {"benchmark", "store", "data", "models", "tasks", "baselines", "runs", "tables"},
 }
 

@@ -10,7 +10,6 @@ from scipy import optimize, stats
 
 from hyfreedp import fit_quadratic
 from hyfreedp.accounting.composition import effective_noise
-from hyfreedp.experiments.audits.attack import advantage_bound
 from hyfreedp.experiments.studies import bias_variance, landscape
 from hyfreedp.look import noise_to_come
 from hyfreedp.reference import automatic
@@ -27,7 +26,7 @@ _TRUTHS: dict[str, Callable[..., Any]] = {
     "04.1": lambda: 2**0.5 * landscape.noise_for_points(1.0, 2) / fit_quadratic([1, 0, -1], [0] * 3, 1.0).slope_std,
     "04.3": lambda: noise_to_come([1.0] * 80, 10),
     "11.1": lambda: np.diff(np.minimum([2, 2.1, 2.6], 2.1), n=2).item(),
-    "11.3": lambda: advantage_bound(1.0, 0.0),
+    "11.3": lambda: np.tanh(0.5),  # (e - 1) / (e + 1)
 }
 
 
