@@ -120,7 +120,7 @@ def _ways_between_lanes(axes: Axes) -> None:
     _path(axes, (90.2, step + half), (90.2, above), (23.2, above), (23.2, step + half))
     _text(axes, 73.5, above + 1.0, "the next step starts from the new weights")
     _path(axes, (74, step - half), (74, 59.5), (13.3, 59.5), (13.3, paper), (15.5, paper))
-    _text(axes, 40, 60.9, "probe: look along $G$, on the same batch")
+    _text(axes, 37, 60.9, "probe: look along $G$, on the same batch")
     # The releases also set the next threshold.
     below = paper - half - 2.6
     _path(axes, (74.5, paper - half), (74.5, below), (42, below), (42, paper - half), color=LEARNED)
@@ -146,8 +146,9 @@ def _hyperparameters(axes: Axes) -> None:
         (36.0, 67.5, "Data-independent: left at defaults", defaults, BY_DEFAULT),
         (69.0, 99.5, "Data-dependent: learned, privately", learned, BY_LEARNING),
     ]
-    # From the accountant to the noise.
-    _path(axes, (30, 12), (30, 13), (56, 13), (56, LANES["robust"] - HEIGHT_OF_A_BOX / 2), color=NOISE)
+    trunk, boxes = (COLUMNS[1][1] + COLUMNS[2][0]) / 2, COLUMNS[2][0]
+    for y in LANES.values():  # from the accountant to all three noises
+        _path(axes, (30, 12), (30, 13), (trunk, 13), (trunk, y - 4), (boxes, y - 4), color=NOISE)
     for left, right, name, text, style in columns:
         _box(axes, (left, 1.0, right, 12.0), "", style)
         options: dict[str, Any] = {"color": _ink(style), "linespacing": 1.35}

@@ -379,7 +379,7 @@ def draw_scores(rows: pd.DataFrame) -> Figure:
     axes[0].invert_yaxis()
     axes[-1].set_xscale("log")
     plots.plain_log_ticks(axes[-1].xaxis)
-    figure.suptitle("On E2E the published preset falls behind the search, Prodigy and D-Adaptation do not")
+    figure.suptitle("On E2E both presets fall behind the search, Prodigy and D-Adaptation do not")
     plots.shared_legend(figure, [axes[0]], ncols=3)
     return figure
 
