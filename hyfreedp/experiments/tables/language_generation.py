@@ -130,8 +130,8 @@ def _filled(rows: pd.DataFrame, committed: pd.DataFrame) -> pd.DataFrame:
     known = rows[NUMBER].merge(committed, on=NUMBER, how="left").reindex(columns=rows.columns)
     same = (known.key == rows.key) & known.METEOR.notna()
     place = [rows[name] for name in NUMBER if name != "seed"]
-    newest = rows.version_hyfreedp.fillna("").groupby(place, dropna=False).transform("max")
-    older = known.version_hyfreedp.fillna("") < newest
+    versions, before = (t.version_hyfreedp.astype(object).where(t.version_hyfreedp.notna(), "") for t in (rows, known))
+    older = before < versions.groupby(place, dropna=False).transform("max")
     kept = known.accuracy.notna() & ((rows.accuracy.isna() & ~older) | same)
     return pd.concat([known[kept], rows[~kept]]).sort_index()
 
@@ -145,7 +145,8 @@ def record(cells: Path, results: Path, *, train: bool, jobs: int = 1) -> str:
         jobs: worker processes.
     """
     scale, path, runs = desktop_scale(), results / "desktop" / TABLE, results / "desktop" / archive.NAME
-    archive.unpack(archive.read(runs), cells)
+    before = archive.read(runs)
+    archive.unpack(before, cells)
     if train:
         known = _of_this_version(scale, path)
         missing = [one for one in entries(scale) if one not in known]
@@ -153,7 +154,9 @@ def record(cells: Path, results: Path, *, train: bool, jobs: int = 1) -> str:
         public_start(scale.learners[0], cells)
     rows = scored(scale, "desktop", cells, train=False)
     specs = [*searches(entries(scale)), *finals(entries(scale), reader(cells))]
-    kept = archive.pack(cells, runs, {spec.key for spec in specs} | set(rows.key))
+    records = {Path(name).stem: json.loads(found) for name, found in before.items() if name.endswith(".json")}
+    others = {key for key, found in records.items() if found.get("spec", {}).get("task") != scale.learners[0].task}
+    kept = archive.pack(cells, runs, {spec.key for spec in specs} | set(rows.key) | others)
     write_csv(path, rows)
     left = int(rows.accuracy.isna().sum())
     return f"{path}: {len(rows)} numbers" + (f", {left} of them still missing" if left else "") + f"; {kept} runs"
