@@ -3,8 +3,10 @@
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -16,7 +18,7 @@ from hyfreedp.experiments.models import language_models
 from hyfreedp.experiments.models.language_models import LANGUAGE_MODELS, own_tokenizer
 from hyfreedp.experiments.runs import pretrain, train
 from hyfreedp.experiments.runs.cells import Spec, read_steps, run_cell
-from hyfreedp.experiments.store import unfinished
+from hyfreedp.experiments.store import archive, unfinished
 from hyfreedp.experiments.store.paths import CHECKPOINTS
 from hyfreedp.experiments.tables import language_generation
 from hyfreedp.experiments.tables.plan import Learner, Scale
@@ -186,9 +188,22 @@ def test_committed_records_stand_in_for_cells_and_are_never_lost(small, tmp_path
         rows = language_generation.scored(scale, "desktop", tmp_path / cells, train=False)
         pd.testing.assert_frame_equal(rows.iloc[:2][trained.columns], trained, check_dtype=False)
         assert rows.row.tolist() == ["start", *scale.rows] and rows.accuracy.isna().tolist() == [False, False, True]
-    before = (tmp_path / "desktop" / "language_generation.csv").read_bytes()
+    before, runs = (tmp_path / "desktop" / name for name in ("language_generation.csv", archive.NAME))
+    table, kept, image = before.read_bytes(), archive.read(runs), "0123456789abcdef"
+    for name, text in ((f"{image}.json", '{"spec": {"task": "digits"}}'), (f"{image}.csv", "step,eta\n0,0.1\n")):
+        (tmp_path / "cells" / name).write_text(text)
+    archive.pack(tmp_path / "cells", runs, {image, *(Path(name).stem for name in kept)})
     language_generation.record(tmp_path / "none", tmp_path, train=False)
-    assert (tmp_path / "desktop" / "language_generation.csv").read_bytes() == before
+    assert before.read_bytes() == table and archive.read(runs).keys() == {*kept, f"{image}.json", f"{image}.csv"}
+
+
+def test_seeds_of_two_versions_are_never_in_one_mean():
+    places = {"task": "t", "model": "m", "tuning": "full", "epsilon": 3.0, "row": ["robust", "robust", "grid"]}
+    rows = pd.DataFrame(places | {"seed": [0, 1, 0], "accuracy": [0.6, np.nan, np.nan], "key": "new"})
+    committed = pd.DataFrame(places | {"seed": [0, 1, 0], "accuracy": [0.4, 0.5, 0.7], "key": "old", "METEOR": 0.2})
+    committed["version_hyfreedp"], rows["version_hyfreedp"] = "0.1.0", ["0.2.0", np.nan, np.nan]
+    found = language_generation._filled(rows, committed)
+    np.testing.assert_array_equal(found.accuracy, [0.6, np.nan, 0.7])
 
 
 def test_claims_are_judged_by_every_score_and_seed():
