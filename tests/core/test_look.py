@@ -201,7 +201,14 @@ def damped(model):
     return torch.optim.SGD(trainable(model), lr=0.5, momentum=0.8, dampening=0.25, weight_decay=0.1)
 
 
+def with_a_frozen_layer(model):
+    model[0].requires_grad_(False)
+    groups = [{"params": model[0].parameters(), "lr": 0.5}, {"params": model[1:].parameters(), "lr": 1.0}]
+    return torch.optim.AdamW(groups)
+
+
 KINDS = {"sgd": sgd_momentum, "adamw": adamw, "groups": three_groups, "rmsprop": rmsprop, "damped": damped}
+KINDS |= {"frozen": with_a_frozen_layer}
 NOISY = {"target_epsilon": 3.0, "accountant": "rdp"}
 
 
