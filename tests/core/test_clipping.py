@@ -132,9 +132,9 @@ def test_unused_parameters_get_zeros() -> None:
     assert_exact(Example(model, (torch.randn(4, 3).double(),), lambda model, x: model["used"](x)[:, 0]))
 
 
-@together(*each(poison=[math.nan, math.inf], build=EXAMPLES).args)
-def test_a_sample_that_is_not_finite_contributes_zero(build, poison) -> None:
-    """Whether it is in the first batch, which is then computed one sample at a time, or in a later one."""
+@together(*each(poison=[math.nan, math.inf], alone=[False, True], build=EXAMPLES).args)
+def test_a_sample_that_is_not_finite_contributes_zero(build, alone, poison) -> None:
+    """Whether it is in the first batch or in a later one, and whether samples are computed one at a time."""
     example, plain = build(), build()
     plain.model, plain.batch = example.model, example.batch
     factors = torch.ones(len(example.batch[0])).double()
@@ -146,13 +146,13 @@ def test_a_sample_that_is_not_finite_contributes_zero(build, poison) -> None:
     clipped = (AutomaticClipping().factors(norms) * kept) @ plain.gradients()
     engine = make_engine(example.model, AutomaticClipping())
     for _ in range(2):
-        measured, total = example.by_engine(engine)
+        measured, total = example.by_engine(engine, alone=alone)
         assert measured.isinf().equal(~kept) and engine.slow is None
         torch.testing.assert_close(measured[kept], norms[kept], rtol=1e-9, atol=1e-12)
         torch.testing.assert_close(total, clipped, rtol=1e-9, atol=1e-12)
-        example.by_engine(engine, slice(3, 5))
+        example.by_engine(engine, slice(3, 5), alone=alone)
     example.batch[-1][:] = poison
-    measured, total = example.by_engine(engine)
+    measured, total = example.by_engine(engine, alone=alone)
     assert measured.isinf().all() and not total.any()
 
 

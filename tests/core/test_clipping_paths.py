@@ -64,6 +64,12 @@ def repeated_and_changed(h: Tensor, p: Tensor) -> Tensor:
     return torch.cat([tokens, h], 1)
 
 
+def samples_added_in_place(h: Tensor, p: Tensor) -> Tensor:
+    tokens = p.repeat(len(h), 1, 1)
+    tokens += h
+    return torch.cat([tokens, h], 1)
+
+
 def changed_after_its_use(h: Tensor, p: Tensor) -> Tensor:
     value = p * 2
     h = h + value
@@ -119,6 +125,7 @@ SLOW = {
     "set where": ((6,), set_masked),
     "set of a new tensor": ((6,), set_of_a_new_tensor),
     "looked up, and changed in place": ((9, 6), looked_up_and_changed),
+    "repeated, and samples added in place": ((1, 5, 6), samples_added_in_place),
     "changed after its use": ((6,), changed_after_its_use),
     "in place, along tokens": (
         (2, 6),
