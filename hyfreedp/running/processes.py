@@ -188,12 +188,12 @@ def _in_buckets(tensors: Iterable[Tensor], collective: Callable[[Tensor], Any]) 
 
 def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
     """Tensors of one type and device together, up to ``BUCKET_BYTES`` or a single larger one."""
-    open_buckets: dict[Any, list[Tensor]] = {}
+    open_buckets, sizes = dict[Any, list[Tensor]](), dict[Any, int]()
     for tensor in tensors:
         kind = tensor.dtype, tensor.device
-        bucket = open_buckets.get(kind, [])
-        if bucket and sum(t.nbytes for t in bucket) + tensor.nbytes > BUCKET_BYTES:
-            yield bucket
-            bucket = []
-        open_buckets[kind] = [*bucket, tensor]
+        sizes[kind] = sizes.get(kind, 0) + tensor.nbytes
+        if kind in open_buckets and sizes[kind] > BUCKET_BYTES:
+            yield open_buckets.pop(kind)
+            sizes[kind] = tensor.nbytes
+        open_buckets.setdefault(kind, []).append(tensor)
     yield from open_buckets.values()
