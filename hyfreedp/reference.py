@@ -186,8 +186,8 @@ class Looks:
 
     def __init__(self, optimizer: torch.optim.Optimizer, T: int, std: float, eta: float | None, decay: Function):
         groups = optimizer.param_groups
-        trained = [(w, group["lr"] / groups[0]["lr"]) for group in groups for w in group["params"] if w.requires_grad]
-        self.weights, self.ratios = zip(*trained, strict=True)
+        rates = [(w, group["lr"] / groups[0]["lr"]) for group in groups for w in group["params"] if w.requires_grad]
+        self.weights, self.ratios = zip(*rates, strict=True)
         self.momentum = groups[0].get("momentum", 0.0)
         self.T, self.eta, self.decays = T, eta, [decay(s / T) for s in range(T)]
         self.reach, proportional = look.displacement_per_gradient(optimizer, T)
