@@ -9,12 +9,13 @@ batch are compared at
     w_0 + (c_j / c) (w - w_0) + kappa c_j s z,    c_j = 32 c_0, 16 c_0, ..., c_0 / 32,
 
 with s^2 T the squared factors of the schedule's steps that are left, and one public standard normal z. The signal to
-come is left out; so only a part of the noise counts, that the signal so far can stand against: kappa^2 is twice the
-share of the schedule's way that was made. Each record votes between neighbours. From the rate in force the votes lead
-up or down as long as they are clear; what is not on the way is not asked, though it is paid for. A look errs by about
-an octave, so the run goes on at the geometric mean of the start and of all looks, but where more than three records in
-four agree that this is wrong. Weights that went too far come back along the ray; up it they go after one step only,
-which no rate changes but in length.
+come is left out; so only a part of the noise counts, that the signal so far can stand against. Most of it comes early:
+kappa^2 is p^(3/4), with p the share of the schedule's way that was made. Each record votes between neighbours. From the
+rate in force the votes lead up or down as long as they are clear; what is not on the way is not asked, though it is
+paid for. A look errs by about an octave, so the run goes on at the geometric mean of the start and of all looks, but
+where more than three records in four agree that this is wrong. The first look has seen a single step, which is the less
+of a run the longer that is: it counts until the second one. Weights that went too far come back along the ray; up it
+they go after one step only, which no rate changes but in length.
 
 Without privacy the noise is that of drawing batches. Adam's steps are as long, and it adds up and counts alike.
 
@@ -44,14 +45,14 @@ from hyfreedp.running.records import LookResult
 START = 6.0  # how far the noise of a run at the first rate moves what the model computes, see public_start()
 LADDER = tuple(2.0 ** (VOTES / 2 - j) for j in range(VOTES + 1))  # rates compared, over the first one
 FIRST = 1  # steps before the first look
-SHARES = (0.125, 0.5)  # of the run before the later ones
-NOISE = 2.0  # kappa^2, in shares of the way that was made
+SHARES = (1 / 32, 1 / 8, 1 / 2)  # of the run before the later ones
+GAIN = 0.75  # power of the share of the way that was made, by which a run's gain grows: kappa^2
 CLEAR = 0.1  # margin beyond which votes lead on
 SURE = 0.5  # and beyond which they do so from the mean of all looks, too
 POWER = 8.0  # of t, by which the weights after t steps count in the average
 PUBLIC_SEED = 0  # of z, which hides nothing
 
-CONSTANTS = (START, LADDER, FIRST, SHARES, NOISE, CLEAR, SURE, POWER, PUBLIC_SEED)
+CONSTANTS = (START, LADDER, FIRST, SHARES, GAIN, CLEAR, SURE, POWER, PUBLIC_SEED)
 
 
 def public_start(parameters: Sequence[Tensor]) -> float:
@@ -80,7 +81,7 @@ def noise_to_come(schedule: Sequence[float], made: int, momentum: float = 0.0) -
     """
     ahead = math.fsum(factor**2 for factor in schedule[made:]) / len(schedule)
     way = math.fsum(factor * (1 - momentum ** (made - t)) for t, factor in enumerate(schedule[:made]))
-    return math.sqrt(ahead * NOISE * way / math.fsum(schedule))
+    return math.sqrt(ahead * (way / math.fsum(schedule)) ** GAIN)
 
 
 def choose(margin: Callable[[int], float], level: float, needed: float) -> float:
@@ -195,8 +196,8 @@ class LookedRate(RateLearner):
         margins: list[float | None] = [None] * VOTES
         try:
             found = choose(margin, self._level, CLEAR)
-            mean = math.prod([*self._found, found]) ** (1 / (2 + len(self._found)))
-            level = choose(margin, mean, SURE)
+            counted = [*self._found[1:], found]  # the first look counts until the second
+            level = choose(margin, math.prod(counted) ** (1 / (1 + len(counted))), SURE)
         finally:
             self._set(present)
         look.released()

@@ -213,7 +213,7 @@ class Looks:
         """Let the batch vote between rates, each with the noise of the run to come; set the rate, and go back to it."""
         way = [here - begun for here, begun in zip(self.now(), self.start, strict=True)]
         made = sum(f * (1 - self.momentum ** (t - s)) for s, f in enumerate(self.decays[:t]))
-        spread = math.sqrt(sum(f * f for f in self.decays[t:]) * look.NOISE * made / sum(self.decays))
+        spread = math.sqrt(sum(f * f for f in self.decays[t:]) * (made / sum(self.decays)) ** look.GAIN)
         spread *= self.first() * self.reach * self.unit  # of the noise to come, at the first rate
         spread = 0.0 if math.isnan(spread) else spread  # no gradient so far but zeros: all rates are alike
         public, ray = NoiseGenerator(look.PUBLIC_SEED).child("look", t), []
@@ -230,7 +230,8 @@ class Looks:
             return margins[j]
 
         self.found.append(look.choose(margin, self.level, look.CLEAR))
-        mean = math.prod(self.found) ** (1 / (1 + len(self.found)))  # of the start and the looks, the geometric one
+        counted = self.found[1:] or self.found  # the first look counts until the second
+        mean = math.prod(counted) ** (1 / (1 + len(counted)))  # of the start and the looks, the geometric one
         before, self.level = self.level, look.choose(margin, mean, look.SURE)
         along = self.level / before if t == look.FIRST else min(1.0, self.level / before)  # later only back
         self.move(along, way)
