@@ -505,8 +505,7 @@ verdict(
 
 # %%
 loss_noise = None
-split = calibrate_noise(**plan, probe="losses", allocation="per_step", interval=5, gamma=1.03, accountant="rdp")
-check(loss_noise, lambda: split.sigma_loss / split.sigma)
+check(loss_noise, lambda: truth("03.1", plan))
 
 # %% [markdown] tags=["solution"]
 # *Solution.* $\gamma_p^2 = 1 + 5\,(1.03^2 - 1) = 1.3045$, and $\sigma_l/\sigma = \sqrt{3/(1 - 1/1.3045)} = 3.6$. A probe step is to cost what a
@@ -514,7 +513,7 @@ check(loss_noise, lambda: split.sigma_loss / split.sigma)
 
 # %% tags=["solution"]
 loss_noise = (3 / (1 - 1 / (1 + 5 * (1.03**2 - 1)))) ** 0.5
-check(loss_noise, lambda: split.sigma_loss / split.sigma)
+check(loss_noise, lambda: truth("03.1", plan))
 
 # %% [markdown]
 # 2. A step releases a gradient with $\sigma_g = 2$ and three losses, all from one batch. It shall cost what a gradient alone costs at a noise of 1.9. Which $\sigma_l$ do the losses need?

@@ -155,9 +155,9 @@ else:
 # The search stays near $10^{-4}$ again and is 7 to 9 points behind. It is well above guessing (10 %), because on a pre-trained model the first tiny steps
 # already help (notebook 06).
 #
-# **Why does the test loss rise while accuracy rises, too?** Accuracy counts how often the highest probability is on the right class. The loss also punishes being sure of a wrong one.
+# **Why does the tuned run's test loss rise while its accuracy rises, too?** Accuracy counts how often the highest probability is on the right class. The loss also punishes being sure of a wrong one.
 # Gradients are normalised here, so that a record that is known already pushes as hard as any other. The model thus grows ever surer of all that it says. It is
-# right more often, but where it is wrong it is now *surely* wrong, and a few such images cost more loss than many right ones save. The tuned rate is ten times the search's, so it goes farther that way.
+# right more often, but where it is wrong it is now *surely* wrong, and a few such images cost more loss than many right ones save. Its rate is at least ten times the search's, so it goes farther that way.
 # [Probabilities](../../docs/results.md#probabilities) has the numbers, and a remedy.
 #
 # ## 4. What each rule does with noise
@@ -172,7 +172,7 @@ else:
 #
 # Suppose that a probe sees nothing but noise. From three losses at $0$ and $\pm\eta$ the noise of $b$ is $\eta/\sqrt{12} = 0.29\,\eta$ times that of $a$. So **literal** multiplies the rate by
 # 0.29 times a ratio of two standard normal numbers, whose typical size is 1. The rate shrinks by a factor of three or so per probe, with a sign at random. **Preset paper** accepts one
-# probe in four (both signs right by chance). Two thirds of these say "half of $\eta$", of which a tenth enters. So it falls slowly. Neither climbs.
+# probe in four (both signs right by chance). Two thirds of these say half of $\eta$ or less, which lowers the rate by 5 %. So it falls slowly. A literal rate may jump up, but neither climbs for long.
 #
 # **Predict first.** Do the real runs, from $10^{-4}$ with $K = 5$, look like that?
 
@@ -253,7 +253,7 @@ verdict(
 # * Profile laptop: a small network learns 1,500 digits from scratch in 100 steps. The paper fine-tunes vision transformers on SVHN and GTSRB. Its batch is not printed; we assume 1,000, at
 #   which losses are less noisy. Profile paper runs these.
 # * Accounting: gradient and probe of a step are one release on one batch. The paper counts them as separate samplings, which
-#   gives its losses less noise than its $\varepsilon$ allows.
+#   gives its losses too little noise where a batch is a small share of the data. Here it is a third, and does not (notebook 06, section 7).
 # * Preset "paper" adds to Alg. 1 the guards, the smoothing, and a floor and a cap of $R_l$. Without privacy it equals `gen-optim` step by step (`tests/core/test_gen_optim.py`). That
 #   package probes along $\mathbf G_t$ on batch $t+1$; Alg. 1 and preset "paper" probe on batch $t$. Neither is cheaper in $\varepsilon$.
 #

@@ -73,7 +73,7 @@ settings = {"rounds": rounds, "threads": threads, "device": device}
 #   $c_i$ is known. The plain weight gradient is never needed, so nothing is computed twice. That is this package's engine.
 #
 # HyFreeDP adds two forward passes to every $K$-th step, to look at the loss ahead and behind. Training biases only, or
-# low-rank updates, drops most weight gradients. A step is then 2 units, and a forward pass is half of it.
+# low-rank updates, drops most weight gradients.
 #
 # **Predict**, before you look: how much longer does a private step take than a plain one with each of the three ideas? And
 # is a learned rate *relatively* cheaper or dearer when only biases are trained?
@@ -165,7 +165,7 @@ plots.save_table(
 )
 
 # %% [markdown]
-# **Predict** the curve before you look: where do biases and low-rank updates lie, above or below full tuning?
+# The same ratios against $K$, beside $1 + 2f/K$, where $f$ is a forward pass in units of a step: a third if all is trained, half with biases or low-rank updates.
 
 # %%
 figure, axis = plt.subplots(figsize=(6.5, 4))
@@ -205,10 +205,10 @@ plots.what_to_see(summary, "the ratio for $K = 1$ tells $f$, and the other inter
 
 # %% [markdown]
 # The paper's text says that LoRA and BitFit have *lower* additional costs. Its own table says the opposite: for $K = 1$, 1.65 with BitFit
-# against 1.37 with full tuning of the same model, and 2.04 with LoRA. The theory agrees with the table. With few weight gradients the step itself is shorter, so the same two
+# against 1.37 with full tuning of the same model, and 2.04 with LoRA. The theory agrees with the table. With few weight gradients the step itself is shorter, two units for three, so the same two
 # forward passes weigh more.
 #
-# Row by row ours is above the paper's in three of five models and below in two. That is no slower probe: the two passes are the same. The *step* beside which they stand is faster here, and the paper's
+# At $K = 1$ ours is above the paper's in three of five rows and below in two. That is no slower probe: the two passes are the same. The *step* beside which they stand is faster here, and the paper's
 # ratios are of whole runs, in which loading data is part of both sides. So ratios below $1 + 2/3$ with full tuning say that something else took time, too.
 #
 # ## 5. How the cost grows
@@ -236,8 +236,8 @@ plots.save(
 plots.what_to_see(summary, "over all sizes")
 
 # %% [markdown]
-# A small batch is dear for every private contender: the noise and AdamW's update touch each parameter once per step, however
-# few samples share the cost. Instantiated gradients are as large as $B$ copies of the weights. So they weigh most where the
+# A small batch is dear for every private contender: the noise is drawn once per parameter and step, however
+# few samples share its cost. Instantiated gradients are as large as $B$ copies of the weights. So they weigh most where the
 # activations are small: few tokens, wide layers. Book-keeping's surplus is a share of the activations, whatever the size.
 # What this project promises of time and memory, and where it keeps that, is in [docs/results.md](../../docs/results.md).
 

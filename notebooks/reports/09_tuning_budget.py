@@ -138,9 +138,9 @@ plots.what_to_see(summary)
 # ## 2. HyFreeDP's share, over settings
 #
 # The gradient noise is $\gamma\sigma$ whatever $K$ is, so the share depends on $\gamma$ and, through $\sigma$, on the protocol and the
-# budget. $K$ decides only how finely it is divided among the probes.
+# budget.
 #
-# **Predict first.** Does the share grow or fall with $\varepsilon$?
+# **Predict first.** The share grew with $\varepsilon$ above. Does it change with $K$, too?
 
 # %%
 data_sets = noise_split.DATA_SETS[2:3] if smoke else noise_split.DATA_SETS[1:]  # both CIFAR are of one size
@@ -194,7 +194,7 @@ results.groupby(["base", "method"], sort=False).percent.agg(["count", "min", "ma
 
 # %% [markdown]
 # One row per run: `clipping_threshold` $R_g$, `learning_rate` $\eta$ and `percent`, the test accuracy; for HyFreeDP, `eta` is the
-# median over the steps of the rate it took, which falls to zero.
+# median over the steps of the rate it took.
 
 # %%
 figure = rate_map.draw(results)
@@ -216,8 +216,8 @@ plots.what_to_see(summary)
 # Read along the diagonals of the left map: for small $R_g$ the numbers repeat, as do those of the automatic row when shifted. Moving
 # up, into thresholds above the norms, more noise is added for no more signal. The right map has columns: AdamW is free of the
 # scale. So a method that fixes $R_g \to 0$ has lost nothing but one axis of the search; HyFreeDP saves the other. (Where it lies above the
-# best cell, that is by less than two runs of one cell differ: it ties with the map. Its rate falls to zero, while those of the cells are
-# constant, which helps.)
+# best cell, that is by less than two runs of one cell differ: it ties with the map. It ends at an average of its weights, the cells at
+# their last ones; that may help.)
 #
 # ## Verdict
 

@@ -223,7 +223,7 @@ plots.what_to_see(summary)
 #    f(v) = P\left[\mathrm{Bin}\left(r, \tfrac{e^\varepsilon}{1 + e^\varepsilon}\right) \ge v\right], $$
 #
 # and every $\varepsilon$ for which the right-hand side is below one minus the confidence is refuted. Our canaries are black images with one
-# bright pixel each, a pixel that no other image has, under random labels. They replace part of the digits. Each run has canaries of its
+# bright pixel each, a pixel that no other image has, under random labels. They replace 1,000 of 1,500 digits. Each run has canaries of its
 # own, so all runs together are one mechanism with the same $(\varepsilon, \delta)$, and their guesses are added up.
 #
 # Trained are both presets of HyFreeDP, and AdamW at a constant and at a linearly decaying rate of 0.02.
@@ -278,8 +278,8 @@ plots.save_table(
 
 # %% [markdown]
 # Even if no guess is wrong the bound is finite (dotted line): so many guesses, less what $\delta$ concedes for so many canaries, allow no more
-# (Exercise 1). So a claim of 8 cannot be refuted here at all. And a bound on a run that has learned nothing says nothing: preset paper is at
-# chance on these digits (`accuracy_percent`).
+# (Exercise 1). So a claim of 8 cannot be refuted here at all. And accuracy does not tell what leaks: preset paper is at
+# chance on the test digits (`accuracy_percent`), and yet most guesses at its canaries are right.
 #
 # The four bounds of one noise hold jointly at the stated confidence, every other bound by itself. The independent count is not refuted where
 # the other one chose the noise: there too it understates $\varepsilon$, but by less than this audit can detect.

@@ -73,7 +73,7 @@ parameters = {name: globals()[name] for name in ("profile", "epsilon", "seeds", 
 # %% [markdown]
 # ## Data: a run, probed again and again
 #
-# A network learns 1,500 handwritten digits under the budget above. It is trained by preset "paper" with a probe at every step, from a rate that suits (0.01). A *probe* releases
+# A network learns 1,500 handwritten digits under the budget above. It is trained by preset "paper" from a rate that suits (0.01). It probes at every step, so that we can look anywhere; the noise below is that of a probe every fifth step. A *probe* releases
 # three noisy mean losses along the optimizer's direction $\mathbf G$: at $\mathbf w$ and at a distance $h$ ahead and behind. $h = \eta$ in Algorithm 1. On this task the loss is nearly
 # a straight line so close by (notebook 04). We look `reach` times as far, to see a parabola at all.
 

@@ -20,7 +20,7 @@ def test_constants_are_those_of_the_presets():
     for name in ("paper", "robust"):
         assert f"{PRESETS[name].gamma:g}$ ({name})" in shown
     assert f"every {PRESETS['paper'].interval} steps" in shown and f"start ${START:g}/\\sqrt{{nT}}$" in shown
-    assert f"after {FIRST} step, at {' and '.join(str(Fraction(share)) for share in SHARES)} of the run" in shown
+    assert f"after {FIRST} step, at {', '.join(str(Fraction(share)) for share in SHARES)} of the run" in shown
 
 
 def test_no_arrow_crosses_from_raw_to_private():

@@ -182,9 +182,9 @@ def verdicts(compared: pd.DataFrame, ours: str) -> list[Verdict]:
             worst = at.loc[(at[ours] / at.paper).idxmax()]
             found.append(
                 Verdict(
-                    f'Tab. "eff": a learned rate takes {low:.3g} to {high:.3g} times a private step at K = {interval}',
+                    f'Tab. "eff", row by row: a learned rate takes {low:.3g} to {high:.3g} steps at K = {interval}',
                     by_row(kept),
-                    f"in {kept.sum()} of {len(at)} rows, on smaller models of the same families; farthest "
+                    f"{kept.sum()} of {len(at)} rows at most 2 % above it, on smaller models of its families; farthest "
                     f"{worst[ours]:.2f} for {worst.paper:.2f} ({worst.paper_model}, {worst.tuning}); beside our faster "
                     "private step the same passes weigh more",
                 )

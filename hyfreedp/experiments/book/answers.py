@@ -8,25 +8,40 @@ from typing import Any
 import numpy as np
 from scipy import optimize, stats
 
-from hyfreedp import fit_quadratic
+from hyfreedp import calibrate_noise, fit_quadratic
+from hyfreedp.accounting.accountants import composed_epsilon
 from hyfreedp.accounting.composition import effective_noise
 from hyfreedp.experiments.studies import bias_variance, landscape
 from hyfreedp.look import noise_to_come
 from hyfreedp.reference import automatic
 
+
+def _epsilon(noise: float, times: int, delta: float) -> float:
+    return composed_epsilon([(noise, times)], sample_rate=1.0, delta=delta, accountant="rdp")
+
+
+def _loss_noise(**plan: Any) -> float:
+    split = calibrate_noise(**plan, probe="losses", allocation="per_step", accountant="rdp")
+    return split.sigma_loss / split.sigma
+
+
 _NORMAL: dict[str, Any] = {"noise_multiplier": 200, "expected_batch_size": 500}
 _TRUTHS: dict[str, Callable[..., Any]] = {
     "00.1": lambda: stats.norm.sf(0.5, 1, 2.0) - stats.norm.sf(0.5, 0, 2.0),
+    "00.2": lambda delta: optimize.brentq(lambda noise: _epsilon(noise, 100, delta) - _epsilon(1.0, 1, delta), 1, 100),
     "01.1": lambda: bias_variance.optimal_threshold(2.0, 0.4, **_NORMAL),
     "01.2": lambda cells, budget, records: bias_variance.fall_of_noise(cells, budget, records, 150, 1500),
     "01.3": lambda: stats.sem([1.6, 2.4] * 250, ddof=0),
     "02.1": lambda: automatic(0.02) * 0.02,
     "02.2": lambda: effective_noise(1.1, 12.0, "losses"),
+    "03.1": lambda plan: _loss_noise(**plan, interval=5, gamma=1.03),
     "03.2": lambda: optimize.brentq(lambda noise: effective_noise(2.0, noise, "losses") - 1.9, 1, 100),
     "04.1": lambda: 2**0.5 * landscape.noise_for_points(1.0, 2) / fit_quadratic([1, 0, -1], [0] * 3, 1.0).slope_std,
     "04.3": lambda: noise_to_come([1.0] * 80, 10),
     "11.1": lambda: np.diff(np.minimum([2, 2.1, 2.6], 2.1), n=2).item(),
     "11.3": lambda: np.tanh(0.5),  # (e - 1) / (e + 1)
+    "12.1": lambda protocol, task: protocol["sample_rate"] * task.steps,
+    "12.2": lambda history: history.margin_std.max(),
 }
 
 

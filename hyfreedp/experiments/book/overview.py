@@ -71,7 +71,7 @@ def draw() -> Figure:
         axes,
         "robust",
         "Preset\n“robust”",
-        f"after {FIRST} step, at\n{' and '.join(str(Fraction(share)) for share in SHARES)}\nof the run",
+        f"after {FIRST} step, at\n{', '.join(str(Fraction(share)) for share in SHARES)}\nof the run",
         f"same batch, forward\nat some of {len(LADDER)} rates $\\eta_j$\nalong the run so far:\nlosses $L_{{j,i}}$",
         "a vote on each two:\n$\\mathrm{sign}(L_{j+1,i} - L_{j,i})$\nat most 1, whatever\nthe losses",
         "sums, one by one\n$+\\;\\sigma_l\\, \\mathcal{N}(0, 1)$",
