@@ -137,7 +137,7 @@ plots.what_to_see(summary, f"epsilon = {epsilon:g}; accuracy: mean and standard 
 #
 # The same curves as the paper has them: a pre-trained model, all of whose parameters are trained. Here it is a small ViT, pre-trained on Tiny ImageNet, on 20,000 images of
 # CIFAR-10 (profile `desktop` of notebook 06). "Tuned by hand" is the best constant of eight, chosen on validation data. The runs are a record,
-# `data/results/desktop/fine_tuning.csv`, that `python -m hyfreedp.experiments fine-tuning` makes. All of it is version 0.1.0's, whose preset robust was another.
+# `data/results/desktop/fine_tuning.csv`, that `python -m hyfreedp.experiments fine-tuning` makes. Preset robust is today's (one run), all else version 0.1.0's.
 
 # %%
 real = fine_tuning.recorded()
