@@ -11,16 +11,14 @@ batch are compared at
 with s^2 T the squared factors of the schedule's steps that are left, and one public standard normal z. The signal to
 come is left out; so only a part of the noise counts, that the signal so far can stand against. Most of it comes early:
 kappa^2 is p^(3/4), with p the share of the schedule's way that was made. Each record votes between neighbours. From the
-rate in force the votes lead up or down as long as they are clear; what is not on the way is not asked, though it is
-paid for. A look errs by about an octave, so the run goes on at the geometric mean of the start and of all looks, but
-where more than three records in four agree that this is wrong. The first look has seen a single step, which is the less
-of a run the longer that is: it counts until the second one. Weights that went too far come back along the ray; up it
-they go after one step only, which no rate changes but in length.
+rate in force the votes lead up or down as long as they are clear; what is not on the way is not asked, but paid for. A
+look errs by an octave, so the run goes on at the geometric mean of the start and of all looks, but where more than
+three records in four agree that this is wrong. The first look has seen a single step: it counts until the second one.
+Weights that went too far come back along the ray; up it they go after one step only, whose direction no rate changes.
 
 Without privacy the noise is that of drawing batches. Adam's steps are as long, and it adds up and counts alike.
 
-The rate stays where it is to the end, and the run ends at an average of its weights, the t-th counted as t^8: that is
-where a decay would have led, and it does not matter when the rate was too high.
+The rate then stays. The run ends at an average of its weights, the t-th counted as t^8, where a decay would have led.
 """
 
 from __future__ import annotations
@@ -48,7 +46,7 @@ FIRST = 1  # steps before the first look
 SHARES = (1 / 32, 1 / 8, 1 / 2)  # of the run before the later ones
 GAIN = 0.75  # power of the share of the way that was made, by which a run's gain grows: kappa^2
 CLEAR = 0.1  # margin beyond which votes lead on
-SURE = 0.5  # and beyond which they do so from the mean of all looks, too
+SURE = 0.5  # and beyond which they do so from the mean with the looks before, too
 POWER = 8.0  # of t, by which the weights after t steps count in the average
 PUBLIC_SEED = 0  # of z, which hides nothing
 
@@ -134,14 +132,14 @@ class LookedRate(RateLearner):
             raise ValueError(f"initial_learning_rate must be finite and positive, got {eta}")
         steps, groups = len(schedule), optimizer.param_groups
         self.vote_steps = look_steps(steps)
-        momentum = float(groups[0].get("momentum", 0.0))
-        self._to_come = {t: noise_to_come(schedule, t, momentum) for t in self.vote_steps}
         self._parameters = trainable(optimizer)
         first = float(groups[0]["lr"])
         ratios = [(float(group["lr"]) / first, group["params"]) for group in groups] if first > 0 else []
         self._ratios = [ratio for ratio, parameters in ratios for p in parameters if p.requires_grad]
         displacement, proportional = displacement_per_gradient(optimizer, steps)
         self._reach = math.sqrt(steps) * displacement  # of the run's noise, per unit of rate and of the gradient
+        momentum = float(groups[0].get("momentum", 0.0))
+        self._to_come = {t: noise_to_come(schedule, t, momentum) for t in self.vote_steps}
         # Size of a private gradient's coordinates: public where there is noise, else the first gradient's.
         self._unit = (noise_std or math.nan) if proportional else 1.0
         self._first = eta

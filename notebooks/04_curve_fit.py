@@ -219,7 +219,7 @@ plots.what_to_see(summary)
 # $$ \mathbf w_0 + \tfrac{c'}{c}\,(\mathbf w - \mathbf w_0) + \kappa s\; c'\sqrt T\; z . $$
 #
 # Here $s^2$ is the share of the noise that is still to come. But the way that is still to come is left out, so the full noise would be too much to set against the little that was learned. So
-# $\kappa^2 = p^{3/4}$ scales it down, where $p$ is the share of the way that was made. (That it grows with this share is derived. The power is not: it did best on trial, see
+# $\kappa^2 = p^{3/4}$ scales it down, where $p$ is the share of the way that was made. (That it grows with this share is plain. The power did best on trial, see
 # [docs/step_rule.md](../docs/step_rule.md).) We train to the look at an eighth of the steps, the last but one, and build both questions by hand.
 
 # %%
@@ -350,8 +350,8 @@ steps_made, record = archive.run_of(
     archive.read(RESULTS / "desktop" / archive.NAME), task="cifar10_20k", tuning="full", method="robust", epsilon=8.0
 )
 figure = look(steps_made)
-places = [row["chosen"] / row["eta"] for row in steps_made if "margins" in row]
-ways = ["up" if place > 1 else "down" for place in places]
+looks = [(row["chosen"], steps_made[row["step"] - 1]["eta"]) for row in steps_made if "margins" in row]
+ways = ["up" if chosen > before else "down" if chosen < before else "nowhere" for chosen, before in looks]
 figure.suptitle(f"The looks lead {', then '.join(ways)}", fontsize="large")
 
 # %%
@@ -377,8 +377,9 @@ plots.save(
 plots.what_to_see(summary)
 
 # %% [markdown]
-# The first look leads up. After one of 250 steps $\kappa^2$ is 2/250. So it adds hardly any of the noise to come, and repeats the mistake of section 4. The later ones lead down. The run does not follow at once, since one look errs by a factor of two. It goes on at the mean of the
-# start and of all looks (of their logarithms). Where nearly all votes agree that this is still too high, it goes down farther.
+# The first look leads up. After one of 250 steps $\kappa^2$ is $(1/250)^{3/4} = 0.016$. So it adds hardly any of the noise to come, and repeats the mistake of section 4. The second finds nothing clear, and the later ones lead down.
+# The run does not follow at once, since one look errs by a factor of two. It goes on at the mean of the start and of the looks (of their logarithms; the first counts until the second only). Where nearly all votes agree that this is still
+# too high, it goes down farther.
 #
 # ## Verdict
 
@@ -405,7 +406,7 @@ verdict("04_curve_fit", [paper], parameters=parameters, inputs=["function landsc
 #
 # There is something that even a perfect parabola cannot tell: the bottom along *one* step is not the best rate of a *run*. A rule that follows $b/a$ weighs the noise of a step against
 # the progress of that step alone. But later steps at smaller rates can remove the noise. This is the short-horizon bias of Wu et al. (2018). Section 4 shows what
-# preset "robust" does instead; [docs/step_rule.md](../docs/step_rule.md) derives it, and says where it fails.
+# preset "robust" does instead; [docs/step_rule.md](../docs/step_rule.md) explains it, and says where it fails.
 #
 # ## Exercises
 #

@@ -122,7 +122,7 @@ display(Markdown(text))
 # * **Preset "robust"** (the default) asks less. AdamW on normalised gradients hardly knows the scale of a task. So the rate starts
 #   at a public number, $6/\sqrt{nT}$ for $T$ steps and $n$ inputs of all layers together. After the first step, at 1/32, 1/8 and 1/2 of the run the
 #   records *look*: they compare how the run so far would have ended at other rates. Between two neighbours of eleven rates every record votes, 1, 0 or -1. No loss can count for more, so there is no
-#   threshold. The run goes on at the mean of the start and of what the looks found, and ends at an average of its weights.
+#   threshold. The run goes on at the mean of the start and of what the looks found (the first counts until the second), and ends at an average of its weights.
 #
 # Notebook 04 shows why a parabola is short-sighted. The next figure is one step of both, after the paper's overview figure.
 # **Predict first:** is there a way from the raw side to the new $\eta$ that meets no noise? And of everything that happens in a step, what may be written to a log file that the world can read?

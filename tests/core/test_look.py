@@ -111,7 +111,15 @@ PLAN = {"target_epsilon": 2.0, "target_delta": 1e-5, "sample_rate": 0.1, "steps"
 def test_every_look_comes_within_the_run_and_once(steps):
     plan = look_steps(steps)
     assert plan == tuple(sorted(set(plan))) and all(1 <= step < steps for step in plan)
-    assert (look.FIRST in plan) == (steps > look.FIRST) and len(plan) <= 4
+    assert (look.FIRST in plan) == (steps > look.FIRST)
+
+
+@together(
+    ("steps", "plan"),
+    [(1, ()), (2, (1,)), (8, (1, 4)), (32, (1, 4, 16)), (33, (1, 2, 5, 17)), (100, (1, 4, 13, 50))],
+)
+def test_the_looks_are_after_a_step_and_at_three_shares_of_the_run(steps, plan):
+    assert look_steps(steps) == plan
 
 
 def test_the_first_rate_falls_with_the_root_of_all_inputs_and_what_has_none_counts_once():
@@ -152,6 +160,8 @@ def test_noise_to_come_is_the_integral_of_the_schedule(decay, left, done):
     if decay == "linear":  # (1 - x)^3 / 3 of the squares are left, 1 - (1 - x)^2 of the way is made
         expected = math.sqrt((1 - x) ** 3 / 3 * (1 - (1 - x) ** 2) ** 0.75)
         assert noise_to_come(schedule, steps // 4) == pytest.approx(expected, rel=1e-3)
+    way = 8 - (1 - 0.5**8)  # with momentum 1/2 the last gradients have moved by a half, three quarters, ... so far
+    assert noise_to_come([1.0] * 20, 8, 0.5) == pytest.approx(math.sqrt(12 / 20 * (way / 20) ** 0.75))
 
 
 def test_noise_to_come_is_what_steps_of_noise_add_up_to():
@@ -190,7 +200,7 @@ def test_the_choice_mirrors_and_lies_where_the_votes_lead(margins, level):
 
 # -- whole runs --------------------------------------------------------------------------------------------------------
 
-STEPS = 20
+STEPS = 33  # with four looks
 
 
 def rmsprop(model):
@@ -232,7 +242,7 @@ def test_a_run_is_that_of_the_reference(kind, noise, eta, unbound_noise):
         settings = noise | ({"initial_learning_rate": eta} if eta else {})
         model, optimizer = start(KINDS[kind], clipping=AutomaticClipping(), seed=seed, **settings)
         twin = make_model()
-        batches = make_batches([9 if seed == 0 else 0, 8, 7, 6, 0] * 4, seed=seed)
+        batches = make_batches(([9 if seed == 0 else 0, 8, 7, 6, 0] * 7)[:STEPS], seed=seed)
         expected = twin_of(twin, KINDS[kind](twin), optimizer, batches, eta=eta)  # a generator
         for batch, released in zip(batches, expected, strict=True):
             record = optimizer.step(cross_entropy(model), batch).to_dict()
@@ -276,20 +286,21 @@ def rungs(monkeypatch):
 
 
 def forces(preferred, optimizer, rungs):
-    """A loss that only the place along the ladder makes, the last of ``rungs``: records prefer one of them."""
+    """A loss that only the place along the ladder makes, the last of ``rungs``: at each look records prefer one."""
 
     def of_batch(batch):
         values = cross_entropy(optimizer.module)(batch)
         if torch.is_grad_enabled() or optimizer.ledger.steps not in look_steps(optimizer.split.steps):
             return values
-        return 0 * values + abs(math.log2(rungs[-1] / LADDER[preferred]))
+        now = look_steps(optimizer.split.steps).index(optimizer.ledger.steps)
+        return 0 * values + abs(math.log2(rungs[-1] / LADDER[preferred[now]]))
 
     return of_batch
 
 
-@together("preferred", [0, 5, 10])
+@together("preferred", [[0] * 4, [5] * 4, [10] * 4, [10, 0, 0, 0]])
 def test_votes_lead_from_the_mean_of_start_and_looks_and_weights_come_back_along_the_ray(preferred, monkeypatch, rungs):
-    """All prefer the highest, the first, the lowest rate: up after the first step only, back at every look."""
+    """All prefer the highest, the first, the lowest rate, or change: up after one step only, back at all looks."""
     monkeypatch.setattr(look, "GAIN", math.inf)  # so that the places are on the ray
     monkeypatch.setattr(look, "SURE", math.inf)  # all agree that the mean is wrong, and would lead on from there
     model, optimizer = start(adamw)
@@ -308,11 +319,11 @@ def test_votes_lead_from_the_mean_of_start_and_looks_and_weights_come_back_along
         assert moments is optimizer.base.state  # stay in all cases
         if record.look is None:
             continue
-        found.append(LADDER[preferred])
+        found.append(LADDER[preferred[len(found)]])
         counted = found[1:] or found  # the first look lapses when the second comes
         expected = first * math.prod(counted) ** (1 / (1 + len(counted)))
         assert record.look.rates == pytest.approx([rung * first for rung in LADDER])
-        assert (record.look.chosen, record.look.eta_next) == pytest.approx((LADDER[preferred] * first, expected))
+        assert (record.look.chosen, record.look.eta_next) == pytest.approx((found[-1] * first, expected))
         along = expected / eta if record.step == look.FIRST else min(1, expected / eta)
         assert record.look.along == pytest.approx(along)
         assert len(place) == len(rungs) + 1 + (record.look.along != 1) and torch.equal(place[len(rungs)], before)
@@ -432,6 +443,13 @@ def test_a_first_rate_that_is_none_is_refused(eta):
         make_private(model, adamw(model), initial_learning_rate=eta)
 
 
+@together("momentum", [1.0, 1.5])
+def test_momentum_that_would_move_weights_for_ever_is_refused(momentum):
+    with pytest.raises(ValueError, match="optimizer must have momentum below 1, got 1"):
+        model = make_model()
+        make_private(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum))
+
+
 def test_the_picture_shows_what_was_released():
     """Each margin between its two rates, with two standard deviations, and the rate that was chosen."""
     model, optimizer = start(target_epsilon=3.0, accountant="rdp")
@@ -441,7 +459,7 @@ def test_the_picture_shows_what_was_released():
         optimizer.step(cross_entropy(model), batch)
     rows = [row for row in optimizer.history if "margins" in row]
     figure = plots.look(optimizer.history)
-    assert len(figure.axes) == len(rows) == len(look_steps(STEPS)) == 3
+    assert len(figure.axes) == len(rows) == len(look_steps(STEPS)) == 4
     for axes, row in zip(figure.axes, rows, strict=True):
         (bars,) = axes.containers
         lows, highs = (line.get_ydata() for line in bars.lines[1])

@@ -76,7 +76,7 @@ def draw() -> Figure:
         "a vote on each two:\n$\\mathrm{sign}(L_{j+1,i} - L_{j,i})$\nat most 1, whatever\nthe losses",
         "sums, one by one\n$+\\;\\sigma_l\\, \\mathcal{N}(0, 1)$",
         "the rate to which\nmargins lead",
-        "mean with those\nbefore; weights\nback to its place",
+        "mean with start\nand looks; weights\nback to its place",
     )
     _ways_between_lanes(axes)
     _hyperparameters(axes)
