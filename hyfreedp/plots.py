@@ -29,19 +29,19 @@ def look(history: Iterable[Mapping[str, Any]]) -> Figure:
     rows = [row for row in history if "margins" in row]
     if not rows:
         raise ValueError("history must have a step with a look: it comes with preset='robust', from the second step on")
-    figure = Figure(figsize=(4.5 * len(rows), 3.2), layout="constrained")
-    panels = figure.subplots(1, len(rows), squeeze=False, sharey=True)[0]
+    lines = 1 + (len(rows) > 3)
+    figure = Figure(figsize=(4.5 * len(rows) / lines, 3.2 * lines), layout="constrained")
+    panels = figure.subplots(lines, len(rows) // lines, squeeze=False, sharey=True).ravel()
     for axes, row in zip(panels, rows, strict=True):
         rates = row["rates"]
         between = [math.sqrt(high * low) for high, low in pairwise(rates)]
         asked = [(x, y) for x, y in zip(between, row["margins"], strict=True) if y is not None]
-        noise = 2 * row["margin_std"]
-        axes.errorbar(*zip(*asked, strict=True), noise, fmt="o", capsize=3, label="margin, ± 2 sd of noise")
+        axes.errorbar(*zip(*asked, strict=True), 2 * row["margin_std"], fmt="o", capsize=3, label="margin, ± 2 sd of noise")
         axes.plot([rates[-1], rates[0]], [0, 0], alpha=0)  # the whole ladder is on the axis
         axes.axhline(0, color="0.5", linewidth=0.8)
         axes.axvline(row["chosen"], color="C1", label=f"chosen {row['chosen']:.2g}")
         axes.axvline(row["eta_next"], color="C1", linestyle=":", label=f"next {row['eta_next']:.2g}")
         axes.set(xscale="log", xlabel="learning rate", title=f"after {row['step']} step{'s' * (row['step'] != 1)}")
         axes.legend(fontsize="small")
-    panels[0].set_ylabel("share for the higher rate\nless that for the lower")
+    figure.supylabel("share for the higher rate less that for the lower", fontsize="medium")
     return figure
