@@ -35,8 +35,8 @@ def look(history: Iterable[Mapping[str, Any]]) -> Figure:
     for axes, row in zip(panels, rows, strict=True):
         rates = row["rates"]
         between = [math.sqrt(high * low) for high, low in pairwise(rates)]
-        asked = [(x, y) for x, y in zip(between, row["margins"], strict=True) if y is not None]
-        axes.errorbar(*zip(*asked, strict=True), 2 * row["margin_std"], fmt="o", capsize=3, label="margin, ± 2 sd of noise")
+        x, y = zip(*(pair for pair in zip(between, row["margins"], strict=True) if pair[1] is not None), strict=True)
+        axes.errorbar(x, y, 2 * row["margin_std"], fmt="o", capsize=3, label="margin, ± 2 sd of noise")
         axes.plot([rates[-1], rates[0]], [0, 0], alpha=0)  # the whole ladder is on the axis
         axes.axhline(0, color="0.5", linewidth=0.8)
         axes.axvline(row["chosen"], color="C1", label=f"chosen {row['chosen']:.2g}")
