@@ -17,8 +17,7 @@ three records in four agree that this is wrong. The first look has seen a single
 Weights that went too far come back along the ray; up it they go after one step only, whose direction no rate changes.
 
 Without privacy the noise is that of drawing batches. Adam's steps are as long, and it adds up and counts alike.
-
-The rate then stays. The run ends at an average of its weights, the t-th counted as t^8, where a decay would have led.
+After the looks the rate stays. The run ends at an average of its weights, the t-th counted as t^8, as after a decay.
 """
 
 from __future__ import annotations
@@ -208,8 +207,7 @@ class LookedRate(RateLearner):
         if along != 1:
             self._set([start.lerp(p, along) for start, p in zip(self._start, present, strict=True)])
         std = float(loss_noise_std(VOTE_CLIP, look.noise_multiplier, look.expected_batch_size))
-        rates = tuple(rung * first for rung in LADDER)
-        return LookResult(rates, tuple(margins), std, found * first, self.eta, along)
+        return LookResult(tuple(rung * first for rung in LADDER), tuple(margins), std, found * first, self.eta, along)
 
     @torch.no_grad()
     def _ray(self, present: list[Tensor]) -> tuple[Tensor, ...]:
@@ -273,10 +271,8 @@ class LookedRate(RateLearner):
 
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers and the live tensors that :meth:`load_state_dict` restores exactly."""
-        return {"made": self._made, "unit": self._unit, "found": list(self._found), "level": self._level} | {
-            "start": list(self._start),
-            "average": list(self._average),
-        }
+        weights = {"start": list(self._start), "average": list(self._average)}
+        return {"made": self._made, "unit": self._unit, "found": list(self._found), "level": self._level} | weights
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` gave."""

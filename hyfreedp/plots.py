@@ -30,9 +30,10 @@ def look(history: Iterable[Mapping[str, Any]]) -> Figure:
     if not rows:
         raise ValueError("history must have a step with a look: it comes with preset='robust', from the second step on")
     lines = 1 + (len(rows) > 3)
-    figure = Figure(figsize=(4.5 * len(rows) / lines, 3.2 * lines), layout="constrained")
-    panels = figure.subplots(lines, len(rows) // lines, squeeze=False, sharey=True).ravel()
-    for axes, row in zip(panels, rows, strict=True):
+    columns = math.ceil(len(rows) / lines)
+    figure = Figure(figsize=(4.5 * columns, 3.2 * lines), layout="constrained")
+    panels = figure.subplots(lines, columns, squeeze=False, sharey=True).ravel()
+    for axes, row in zip(panels, rows, strict=False):
         rates = row["rates"]
         between = [math.sqrt(high * low) for high, low in pairwise(rates)]
         x, y = zip(*(pair for pair in zip(between, row["margins"], strict=True) if pair[1] is not None), strict=True)
@@ -43,5 +44,7 @@ def look(history: Iterable[Mapping[str, Any]]) -> Figure:
         axes.axvline(row["eta_next"], color="C1", linestyle=":", label=f"next {row['eta_next']:.2g}")
         axes.set(xscale="log", xlabel="learning rate", title=f"after {row['step']} step{'s' * (row['step'] != 1)}")
         axes.legend(fontsize="small")
+    for unused in panels[len(rows) :]:
+        unused.remove()
     figure.supylabel("share for the higher rate less that for the lower", fontsize="medium")
     return figure
