@@ -21,7 +21,7 @@ update: .venv/.installed  ## renew the committed figures and .ipynb from committ
 docs: .venv/.installed  ## build the site into build/docs, without network; open build/docs/index.html
 	$(BIN)/python -m sphinx -W --keep-going -q -c docs -b html . build/docs $(ARGS)
 
-benchmark: .venv/.installed  ## measure time and memory of a step beside plain ones and Opacus (ten minutes)
+benchmark: .venv/.installed  ## measure time and memory of a step beside plain ones and others' (an hour)
 	$(BIN)/python -m hyfreedp.experiments.benchmark $(ARGS)
 
 gpu: .venv/.installed  ## fill data/results/gpu, resumable (docs/gpu.md); ARGS=claim: one claim of the paper in an evening

@@ -122,7 +122,7 @@ def draw_contenders(rows: pd.DataFrame) -> Figure:
         axis.set_xlabel(f"{quantity} / that of a plain step")
     axes[0].set_yticks(range(len(cases)), [f"{tuning}: {model}" for tuning, model in cases])
     axes[0].invert_yaxis()
-    figure.suptitle("Book-keeping (ours) is nearest to a plain step, in time and in memory")
+    figure.suptitle("Book-keeping (ours) is nearest to a plain step in time; with all weights it costs memory")
     plots.shared_legend(figure, axes[:1], ncols=3)
     return figure
 
@@ -142,7 +142,7 @@ def draw_growth(rows: pd.DataFrame) -> Figure:
         line[0].set_ylabel(f"{quantity} / plain step")
     for axis, dimension in zip(axes[-1], dimensions, strict=True):
         axis.set_xlabel(dimension.replace("_", " "))
-    figure.suptitle("Whatever grows, book-keeping stays within half a step; instances of gradients do not")
+    figure.suptitle("From batches of 8 on ours is the quickest; its memory is what it keeps for speed, within 256 MiB")
     plots.shared_legend(figure, axes[0, :1], ncols=3)
     return figure
 
