@@ -13,7 +13,7 @@ from hyfreedp.experiments.book import committed, notebooks
 from hyfreedp.experiments.book.batch import plan, reproduce
 from hyfreedp.experiments.store import archive
 from hyfreedp.experiments.store.paths import workspace
-from hyfreedp.experiments.studies import fine_tuning
+from hyfreedp.experiments.studies import document_runs, fine_tuning
 from hyfreedp.experiments.tables import grid, language_generation, small_tasks
 from hyfreedp.experiments.tables import plan as comparison
 
@@ -62,11 +62,18 @@ def _sentences(options: argparse.Namespace) -> int:
     return 0
 
 
+def _documents(options: argparse.Namespace) -> int:
+    rows = document_runs.record(options.file, workspace().cells, document_runs.record_path(), jobs=options.jobs)
+    print(document_runs.rates(rows).to_string())
+    return 0
+
+
 # Commands that renew a record: what runs, and what it is.
 RECORDS: dict[str, tuple[Callable[[argparse.Namespace], int], str]] = {
     "accuracy": (_accuracy, "presets against the learning-rate grid; minutes to an hour"),
     "fine-tuning": (_fine_tuning, "training dynamics on CIFAR-10 for notebook 05; an hour"),
     "sentences": (_sentences, "the language table on all of E2E, for notebook 07; half a day"),
+    "documents": (_documents, "rates learned on the documents of a file, for notebook 07; an hour"),
 }
 
 
@@ -107,10 +114,12 @@ def main(arguments: list[str] | None = None) -> int:
     records.add_argument("--profile", **profile)
     for name, (run, text) in RECORDS.items():
         one = command(name, run, text)
-        if run in (_accuracy, _fine_tuning, _sentences):
+        if run in (_accuracy, _fine_tuning, _sentences, _documents):
             one.add_argument("--jobs", **jobs, help="worker processes")
         if run is _accuracy:
             one.add_argument("--seeds", type=int, default=5)
+        if run is _documents:
+            one.add_argument("file", help=".txt, or .jsonl with the key text or abstract: a record each")
         if run is _sentences:
             one.add_argument("--write", action="store_true", help="train nothing: score and write what is there")
 

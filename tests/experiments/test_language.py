@@ -1,7 +1,6 @@
 """Language tasks: the loss of a record, what is masked, what moves, what is written, and what is refused."""
 
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +19,7 @@ from hyfreedp.experiments.runs import pretrain, train
 from hyfreedp.experiments.runs.cells import Spec, read_steps, run_cell
 from hyfreedp.experiments.store import archive, unfinished
 from hyfreedp.experiments.store.paths import CHECKPOINTS
+from hyfreedp.experiments.studies import document_runs
 from hyfreedp.experiments.tables import language_generation
 from hyfreedp.experiments.tables.plan import Learner, Scale
 from hyfreedp.experiments.tasks.generation import generate
@@ -206,26 +206,25 @@ def test_seeds_of_two_versions_are_never_in_one_mean():
     np.testing.assert_array_equal(found.accuracy, [0.6, np.nan, 0.7])
 
 
-def test_claims_are_judged_by_every_score_and_seed():
-    def line(row, seed, *scores, epsilon=3.0):
-        names = dict(zip(language_generation.METRICS, scores, strict=True))
-        return {"epsilon": epsilon, "row": row, "seed": seed} | names
+def test_claims_are_judged_by_their_share_of_the_searchs_bleu():
+    rows = ("grid", "hyfreedp_paper", "dadaptation", "prodigy", "hyfreedp_robust")
+    three, eight = ({"epsilon": epsilon, "row": rows, "metric": "BLEU"} for epsilon in (3.0, 8.0))
+    three, eight = three | {"mean": (0.5, 0.2, 0.2, 0.3, 0.5)}, eight | {"mean": (0.4, 0.17, 0.161, 0.19, 0.402)}
+    lines = pd.concat(map(pd.DataFrame, (three, eight))).assign(count=lambda t: 1 + (t.row == "grid"))
+    found = language_generation.verdicts(lines, [3.0, 8.0], "E2E")
+    assert [one.outcome for one in found] == ["fails here", "reproduced", "not shown", "reproduced"]
+    assert found[0].number == "40% and 42% of the grid search's BLEU on E2E at epsilon = 3 and 8, 1 to 2 runs each"
+    assert "places would decide" in found[2].number and found[3].whose == "ours"
+    assert not language_generation.verdicts(lines[lines.row != "grid"], [3.0, 8.0], "E2E")
 
-    rows = pd.DataFrame(
-        [
-            line("start", 0, 0, 0, 0, 0, 0, epsilon=0.0),
-            *(line("grid", seed, 0.5, 5 + seed - 0.5, 0.4, 0.6, 2) for seed in (0, 1)),
-            line("hyfreedp_paper", 0, 0.5, 5, 0.4, 0.6, 1.95),
-            line("hyfreedp_robust", 0, 0.5, 5, 0.4, 0.6, 1.95),
-            line("hyfreedp_robust", 1, 0.5, 5, 0.4, 0.3, 1.95),
-            line("dadaptation", 0, 0.4, 4, 0.3, 0.5, 1.8),
-            line("prodigy", 0, *[math.nan] * 5),
-        ]
-    )
-    judged = language_generation.judged(rows)
-    assert judged.verdict.tolist() == ["reproduced", "fails here", "not measured", "not shown"]
-    assert judged.runs.tolist() == [1, 1, 0, 2]
-    assert judged.low.iloc[[0, 3]].tolist() == pytest.approx([0.975, 0.5])
-    assert judged.paper_low.tolist()[0] == pytest.approx(0.636 / 0.653) and math.isnan(judged.paper_low.iloc[3])
-    assert judged.paper_high.tolist()[2] == pytest.approx(0.157 / 0.367)  # METEOR of Prodigy
-    assert language_generation.judged(rows[rows.row != "grid"]).verdict.eq("not measured").all()
+
+def test_rates_that_rise_and_fall_are_judged_run_by_run():
+    runs = {("grid", 0): [1, 1, 1], ("hyfreedp_claimed", 0): [1, 1.5, 0.9], ("hyfreedp_claimed", 1): [1, 1.2, 1.0]}
+    runs |= {("hyfreedp_paper", 0): [1, 1.05, 0.2], ("hyfreedp_robust", 0): [2, 1, 1]}
+    parts = [pd.DataFrame({"row": r, "seed": n, "step": range(3), "eta": v}) for (r, n), v in runs.items()]
+    curves = pd.concat(parts).assign(epsilon_run=9, test_loss=lambda t: 0.25 * (t.row == "hyfreedp_claimed"))
+    found = document_runs.verdicts(curves.sample(frac=1, random_state=0), "texts")
+    assert [one.outcome for one in found] == ["reproduced", "fails here", "not shown", "not shown"]
+    assert found[0].number.startswith("rises to 1.20 to 1.50 times its first, ends at 0.60 to 0.83 of that, 2 runs")
+    assert found[2].number.startswith("test perplexity 1.28 times the grid search's, 2 runs")
+    assert document_runs.verdicts(curves[curves.row != "grid"], "texts") == []

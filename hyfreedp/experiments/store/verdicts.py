@@ -32,7 +32,7 @@ Outcome = Literal["reproduced", "not shown", "fails here", "mathematically wrong
 Whose = Literal["the paper's", "ours"]
 
 COMPARABLE = -1.0  # points of accuracy to what it is compared with, at least
-COMPARABLE_SCORE = 0.95  # of the other's score of written texts, at least
+COMPARABLE_SCORE, POOR_SCORE = 0.95, 0.5  # of the other's score of written texts: at least; at most
 CONFIDENCE = 0.95
 
 

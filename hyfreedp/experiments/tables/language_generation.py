@@ -7,7 +7,6 @@ import math
 import os
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from tqdm import tqdm
 
-from hyfreedp.experiments.runs.cells import read_steps, reader
+from hyfreedp.experiments.runs.cells import reader
 from hyfreedp.experiments.store import archive, plots
 from hyfreedp.experiments.store.cache import key_of
 from hyfreedp.experiments.store.files import write_csv, write_text
@@ -25,6 +24,7 @@ from hyfreedp.experiments.store.paths import workspace
 from hyfreedp.experiments.store.provenance import environment
 from hyfreedp.experiments.store.verdicts import (
     COMPARABLE_SCORE,
+    POOR_SCORE,
     Verdict,
     Whose,
     by_interval,
@@ -40,11 +40,20 @@ from hyfreedp.experiments.tasks.registry import TASKS
 METRICS = ("BLEU", "NIST", "METEOR", "ROUGE_L", "CIDEr")
 TABLE = "language_generation.csv"
 START = "start"  # the row of the model before private training, at epsilon 0
+CLAIMS: dict[str, tuple[str, Whose, dict[str, float]]] = {  # by row: text, whose, and marks of its share of BLEU
+    "hyfreedp_paper": (
+        'Tab. "gpt2": HyFreeDP writes as well as the grid search (preset paper)',
+        "the paper's",
+        {"least": COMPARABLE_SCORE},
+    ),
+    "dadaptation": ('Tab. "gpt2": D-Adaptation does not perform well', "the paper's", {"most": POOR_SCORE}),
+    "prodigy": ('Tab. "gpt2": Prodigy does not perform well', "the paper's", {"most": POOR_SCORE}),
+    "hyfreedp_robust": ("Preset robust writes as well as the grid search", "ours", {"least": COMPARABLE_SCORE}),
+}
 TITLES = {name: row.title for name, row in ROWS.items()} | {START: "public start, not trained"}
 
 # The extended grid costs three runs more per epsilon, and stands in for the paper's where time is no matter.
 _ROWS = ("grid", "grid_extended", "dadaptation", "prodigy", "reference", "hyfreedp_paper", "hyfreedp_robust")
-_DYNAMICS = ("grid", "reference", "hyfreedp_paper", "hyfreedp_robust")
 
 
 def e2e_scale(profile: str, seeds: int) -> Scale:
@@ -59,20 +68,6 @@ def e2e_scale(profile: str, seeds: int) -> Scale:
     real = profile == "paper" or bool(os.environ.get("HYFREEDP_WEIGHTS"))
     model = ("gpt2" if real else "gpt2_small_sentences") if large else "gpt2_sentences_fused"
     return Scale((Learner("e2e", model, "full"),), epsilons=(3.0, 8.0), seeds=seeds, rows=_ROWS)
-
-
-def documents_scale(profile: str, source: str | None, epsilon: float, seeds: int) -> Scale:
-    """The runs of the figure: LoRA on a LLaMA, at one epsilon.
-
-    Args:
-        profile: "smoke" and "laptop" train a tiny LLaMA from weights of our own, the others LLaMA-2-7B.
-        source: documents, see :attr:`hyfreedp.experiments.runs.spec.Spec.source`; synthetic reports if None.
-        epsilon, seeds: of the figure.
-    """
-    model = "llama_sentences" if profile in ("smoke", "laptop") else "llama2_7b"
-    learner = Learner("reports", model, "lora", 6 if profile == "smoke" else None, source)
-    rows = _DYNAMICS[2:] if profile == "smoke" else _DYNAMICS
-    return Scale((learner,), epsilons=(epsilon,), seeds=seeds, rows=rows)
 
 
 def desktop_scale() -> Scale:
@@ -281,63 +276,6 @@ def _text(printed_value: float, mean: float, std: float) -> str:
     return f"{theirs} | {mean:.3f}" + ("" if math.isnan(std) else f" ± {std:.3f}")
 
 
-@dataclass(frozen=True)
-class Claim:
-    """That a method's scores are between two shares of those of the grid search over the paper's rates.
-
-    Attributes:
-        row: the method, in ``ROWS``.
-        least, most: shares; 0.95 at least for "comparable", as no score of the paper's is less than 0.97 of its grid
-            search, and half at most for "does not perform well".
-    """
-
-    text: str
-    row: str
-    least: float = 0.0
-    most: float = math.inf
-
-
-CLAIMS = (
-    Claim("HyFreeDP is comparable to NonDP-GS", "hyfreedp_paper", least=0.95),
-    Claim("D-Adaptation does not perform well", "dadaptation", most=0.5),
-    Claim("Prodigy does not perform well", "prodigy", most=0.5),
-    Claim("(Ours) preset robust is comparable to NonDP-GS", "hyfreedp_robust", least=0.95),
-)
-
-
-def judged(rows: pd.DataFrame) -> pd.DataFrame:
-    """What the paper claims of Tab. gpt2, and what we claim, judged by our scores at each epsilon.
-
-    Args:
-        rows: of :func:`scored`; the mean of the grid search over seeds is what our scores are held against.
-
-    Returns:
-        A line per epsilon and claim of ``CLAIMS``: ``epsilon``, ``claim``; ``says``, the shares that it claims;
-        ``paper_low`` and ``paper_high``, range of the shares in the paper's table over its five scores; ``low`` and
-        ``high``, ours over scores and seeds; ``runs``, the method's that have scores; ``verdict``: "reproduced" if all
-        are within what it says, "fails here" if none is, else "not shown", or "not measured" without numbers of both.
-    """
-    printed = paper.load("gpt2").pivot(index=["epsilon", "method"], columns="metric", values="value")
-    lines = []
-    for epsilon in sorted(set(rows.epsilon) - {0.0}):
-        ours = rows[rows.epsilon == epsilon].set_index("row")[list(METRICS)]
-        reference = ours.loc[["grid"]].mean() if "grid" in ours.index else math.nan
-        for claim in (claim for claim in CLAIMS if claim.row in ours.index):
-            shares = (ours.loc[[claim.row]] / reference).stack().dropna()
-            place = (epsilon, ROWS[claim.row].paper)
-            known = printed.loc[place] / printed.loc[(epsilon, "NonDP-GS")] if place in printed.index else shares[:0]
-            within = shares.between(claim.least, claim.most)
-            says = f"at most {claim.most:g}" if math.isfinite(claim.most) else f"at least {claim.least:g}"
-            verdict = "reproduced" if within.all() else "not shown" if within.any() else "fails here"
-            lines.append(
-                {"epsilon": epsilon, "claim": claim.text, "says": says}
-                | {"paper_low": known.min(), "paper_high": known.max(), "low": shares.min(), "high": shares.max()}
-                | {"runs": int(ours.loc[[claim.row]].notna().any(axis=1).sum())}
-                | {"verdict": verdict if len(shares) else "not measured"}
-            )
-    return pd.DataFrame(lines)
-
-
 def written(rows: pd.DataFrame, cells: Path, number: int) -> pd.DataFrame:
     """What the runs wrote for one meaning of the test part, as far as their texts are kept.
 
@@ -385,43 +323,6 @@ def draw_scores(rows: pd.DataFrame) -> Figure:
     figure.suptitle("On E2E both presets fall behind the search, Prodigy and D-Adaptation do not")
     plots.shared_legend(figure, [axes[0]], ncols=3)
     return figure
-
-
-def draw_dynamics(curves: pd.DataFrame) -> Figure:
-    """Rate, threshold of the paper's probe and test perplexity over the steps, median and range; :func:`dynamics`."""
-    panels = {"eta": "learning rate", "loss_threshold": "threshold $R_l$ (nats)", "test_perplexity": "test perplexity"}
-    looks = dict(zip(_DYNAMICS, ("best", "alternative", "paper", "robust"), strict=True))
-    figure, axes = plt.subplots(1, len(panels), figsize=(11, 3.6))
-    for axis, (column, label) in zip(axes, panels.items(), strict=True):
-        for row, here in curves.dropna(subset=column).groupby("row", sort=False):
-            band = here.groupby("step")[column].agg(["median", "min", "max"])
-            style = plots.STYLES[looks[row]]
-            axis.plot(band.index, band["median"], label=TITLES[row], markevery=0.25, markersize=5, **style)
-            axis.fill_between(band.index, band["min"], band["max"], color=style["color"], alpha=0.15, linewidth=0)
-        axis.set(xlabel="step", title=label, yscale="log")
-        plots.plain_log_ticks(axis.yaxis)
-    figure.suptitle("The published preset keeps its first rate; a rate that suits lowers the perplexity sooner")
-    plots.shared_legend(figure, [axes[0]], ncols=4)
-    return figure
-
-
-def dynamics(scale: Scale, cells: Path, *, jobs: int) -> pd.DataFrame:
-    """Train the runs of the figure; one line per step, with ``row`` and ``seed``.
-
-    Returns:
-        What the figure draws: ``eta``, ``loss_threshold`` (R_l), ``private_loss`` (released), ``test_loss`` in nats per
-        token and ``test_perplexity``; NaN where a step or a method has none.
-    """
-    train_missing(entries(scale), cells, jobs=jobs)
-    read = reader(cells)
-    names = ["step", "eta", "loss_threshold", "private_loss", "test_loss"]
-    frames = []
-    for entry in entries(scale):
-        final = entry.final(read)
-        assert final is not None
-        frames.append(read_steps(final, cells).reindex(columns=names).assign(row=entry.row, seed=entry.seed))
-    rows = pd.concat(frames, ignore_index=True)
-    return rows.assign(test_perplexity=rows.test_loss.map(math.exp, na_action="ignore"))
 
 
 # -- in words ----------------------------------------------------------------------------------------------------------
@@ -492,49 +393,29 @@ def at_edge(row: str, rate: float) -> str:
 
 
 def verdicts(summary: pd.DataFrame, epsilons: Sequence[float], data: str) -> list[Verdict]:
-    """On Tab. "gpt2": BLEU of both presets in units of the uncounted grid search.
+    """On Tab. "gpt2": BLEU in units of the uncounted grid search, which the marks of docs/verdicts.md are about.
 
     Args:
         summary, epsilons: as for :func:`metric_findings`.
         data: what the runs were trained on, in words.
 
     Returns:
-        Of each preset that has, as the grid search, a number at one of ``epsilons``.
+        Of each method of ``CLAIMS`` that has, as the grid search, a number at one of ``epsilons``.
     """
     scored = summary[(summary.metric == "BLEU") & summary["mean"].notna()].set_index(["row", "epsilon"])
     bleu, runs = scored["mean"], scored["count"]
-    claims: dict[str, tuple[str, Whose]] = {
-        "hyfreedp_paper": ('Tab. "gpt2": HyFreeDP writes as well as the grid search (preset paper)', "the paper's"),
-        "hyfreedp_robust": ("Preset robust writes as well as the grid search", "ours"),
-    }
     found = []
-    for row, (claim, whose) in claims.items():
+    for row, (claim, whose, marks) in CLAIMS.items():
         both = [epsilon for epsilon in epsilons if {(row, epsilon), ("grid", epsilon)} <= {*bleu.index}]
         if not both:  # a profile without them
             continue
         shares = [bleu[row, epsilon] / bleu["grid", epsilon] for epsilon in both]
-        number = (
-            " and ".join(f"{share:.0%}" for share in shares) + f" of the grid search's BLEU on {data} at epsilon = "
-        )
-        number += " and ".join(f"{epsilon:g}" for epsilon in both)
+        told, budgets = (" and ".join(texts) for texts in (map("{:.0%}".format, shares), map("{:g}".format, both)))
+        number = f"{told} of the grid search's BLEU on {data} at epsilon = {budgets}"
         counts = sorted({int(runs[key, epsilon]) for key in (row, "grid") for epsilon in both})
         number += f", {' to '.join(map(str, counts))} {'run' if counts == [1] else 'runs'} each"
-        outcome = by_interval(*mean_interval(shares), least=COMPARABLE_SCORE)
-        if outcome == "not shown" and (needed := would_decide(shares, COMPARABLE_SCORE)):
+        outcome = by_interval(*mean_interval(shares), **marks)
+        if outcome == "not shown" and (needed := would_decide(shares, *marks.values())):
             number += f"; {needed} places would decide"
         found.append(Verdict(claim, outcome, number, whose))
     return found
-
-
-def dynamics_findings(curves: pd.DataFrame) -> list[str]:
-    """Rates and perplexities of :func:`dynamics`, a line per method."""
-    ends = curves.sort_values("step").groupby(["row", "seed"], sort=False).last(numeric_only=True)
-    perplexity = ends.groupby("row").test_perplexity.mean()
-    lines = []
-    for row in curves.row.unique():
-        rate = curves[curves.row == row].groupby("step").eta.median()
-        lines.append(
-            f"{ROWS[row].title}: rate {rate.iloc[0]:.2g} at first, at most {rate.max():.2g} (step {rate.idxmax()}), "
-            f"{rate.iloc[-1]:.2g} at the end{at_edge(str(row), rate.iloc[0])}; test perplexity {perplexity[row]:.2f}"
-        )
-    return lines

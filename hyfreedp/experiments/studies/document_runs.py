@@ -1,0 +1,110 @@
+"""Fig. "llama" (notebook 07): learned rates beside constants while a LLaMA with LoRA learns from whole documents."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pandas as pd
+
+from hyfreedp.experiments.runs.cells import Spec, read_steps, reader
+from hyfreedp.experiments.store.files import write_csv
+from hyfreedp.experiments.store.paths import workspace
+from hyfreedp.experiments.store.provenance import with_versions
+from hyfreedp.experiments.store.verdicts import COMPARABLE_SCORE, Verdict, Whose, by_interval, by_row, mean_interval
+from hyfreedp.experiments.tables.grid import train_missing
+from hyfreedp.experiments.tables.plan import Learner, Scale, entries
+
+NO_NOISE = "no_noise"  # a row: the paper's preset without privacy
+METHODS = ("grid", "reference", "hyfreedp_paper", "hyfreedp_claimed", "hyfreedp_robust")
+VALUES = ("eta", "loss_threshold", "test_loss")
+EVERY = 3  # steps, of which one is recorded, beside those with an evaluation
+RISE, FALL = 1.1, 0.9  # of a rate that rises, then falls: the largest to the first, the last to the largest
+
+
+def documents_scale(profile: str, source: str | None, epsilon: float, seeds: int) -> Scale:
+    """The private runs of the figure: LoRA on a LLaMA, at one epsilon.
+
+    Args:
+        profile: "smoke", "laptop" and "desktop" train a tiny LLaMA from weights of our own, the others LLaMA-2-7B.
+        source: documents, see :attr:`hyfreedp.experiments.runs.spec.Spec.source`; synthetic reports if None.
+        epsilon, seeds: of the figure.
+    """
+    model = "llama_sentences" if profile in ("smoke", "laptop", "desktop") else "llama2_7b"
+    learner = Learner("reports", model, "lora", 6 if profile == "smoke" else None, source)
+    rows = METHODS[2:] if profile == "smoke" else METHODS
+    return Scale((learner,), epsilons=(epsilon,), seeds=seeds, rows=rows)
+
+
+def dynamics(scale: Scale, cells: Path, *, jobs: int) -> pd.DataFrame:
+    """Train the runs of the figure, and one of the paper's preset without privacy; one line per step.
+
+    Returns:
+        ``row``, ``seed`` and ``epsilon_run``, what the run really spent; ``step``, and what the figure draws: ``eta``,
+        ``loss_threshold`` (R_l) and ``test_loss`` in nats per token; NaN where a step or a method has none.
+    """
+    wanted = [*entries(scale), *entries(replace(scale, epsilons=(math.inf,), seeds=1, rows=("hyfreedp_paper",)))]
+    train_missing(wanted, cells, jobs=jobs)
+    frames, read = [], reader(cells)
+    for entry in wanted:
+        final = cast(Spec, entry.final(read))
+        named = {"row": NO_NOISE if math.isinf(entry.epsilon) else entry.row, "seed": entry.seed}
+        named["epsilon_run"] = cast(dict[str, Any], read(final))["epsilon_spent"]
+        frames.append(read_steps(final, cells).reindex(columns=["step", *VALUES]).assign(**named))
+    return pd.concat(frames, ignore_index=True)
+
+
+def record_path() -> Path:
+    """Of the committed table."""
+    return workspace().results / "desktop" / "documents.csv"
+
+
+def record(source: str, cells: Path, table: Path, *, seeds: int = 3, jobs: int = 1) -> pd.DataFrame:
+    """Train what is missing on the documents of a file, and write the table: the steps to be drawn, with versions."""
+    rows = dynamics(documents_scale("desktop", source, 8.0, seeds), cells, jobs=jobs)
+    write_csv(table, with_versions(rows[(rows.step % EVERY == 0) | rows.test_loss.notna()]))
+    return rows
+
+
+def rates(curves: pd.DataFrame) -> pd.DataFrame:
+    """Of each run: ``epsilon_run``, its ``first`` rate, the ``largest``, the ``last``, and last ``perplexity``."""
+    ordered = curves.sort_values("step").groupby(["row", "seed", "epsilon_run"], sort=False)
+    rates = ordered.eta.agg(first="first", largest="max", last="last")
+    return rates.assign(perplexity=np.exp(ordered.test_loss.last())).reset_index()
+
+
+def verdicts(curves: pd.DataFrame, data: str) -> list[Verdict]:
+    """On Fig. "llama": the learned rate's rise and fall, run by run, and perplexities to the grid search's.
+
+    Args:
+        curves: of :func:`dynamics`.
+        data: what was learned, in words. Nothing is judged without a grid search.
+    """
+    runs, found = rates(curves).set_index("row"), list[Verdict]()
+    if "grid" not in runs.index:
+        return found
+    for row, accounted in (("hyfreedp_claimed", "as the paper accounts it"), ("hyfreedp_paper", "soundly accounted")):
+        rise, fall = (runs.largest / runs["first"])[[row]], (runs["last"] / runs.largest)[[row]]
+        number = (
+            f"rises to {_range(rise)} times its first, ends at {_range(fall)} of that, {len(rise)} runs on {data}, "
+        )
+        number += f"which really spend epsilon = {_range(runs.epsilon_run[[row]])}"
+        claim = f'Fig. "llama": the learned rate increases, then decreases, {accounted}'
+        found.append(Verdict(claim, by_row([*(rise >= RISE), *(fall <= FALL)]), number))
+    claims: list[tuple[str, str, float, Whose]] = [
+        ("hyfreedp_claimed", 'Fig. "llama": it generalises better than the grid search', 1.0, "the paper's"),
+        ("hyfreedp_robust", "Preset robust generalises as well (LoRA, documents)", 1 / COMPARABLE_SCORE, "ours"),
+    ]
+    for row, claim, most, whose in claims:
+        ratio = runs.perplexity[[row]] / runs.perplexity[["grid"]].mean()
+        number = f"test perplexity {_range(ratio)} times the grid search's, {len(ratio)} runs at one place, {data}"
+        found.append(Verdict(claim, by_interval(*mean_interval([ratio.mean()]), most=most), number, whose))
+    return found
+
+
+def _range(values: pd.Series) -> str:
+    low, high = f"{values.min():.2f}", f"{values.max():.2f}"
+    return low if low == high else f"{low} to {high}"
