@@ -9,7 +9,7 @@ from cases import together
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hyfreedp.experiments.runs.methods import METHODS
+from hyfreedp.experiments.runs.methods import METHODS, look
 from hyfreedp.experiments.runs.spec import Spec
 from hyfreedp.experiments.store.paths import CHECKPOINTS
 
@@ -35,12 +35,13 @@ def test_json_gives_the_same_spec_and_the_same_cell(spec):
 
 def test_another_way_of_learning_the_rate_makes_another_cell(monkeypatch):
     """Records of an earlier version's rule are not taken for those of today's; fixed rates have none."""
-    specs = [Spec(method=method) for method in ("robust", "paper", "linear")]
-    before = [spec.key for spec in specs]
+    before = {spec: spec.key for spec in (Spec(method=method) for method in ("robust", "paper", "linear"))}
 
     def changed():
-        return [spec.key != key for spec, key in zip(specs, before, strict=True)]
+        return [spec.key != key for spec, key in before.items()]
 
+    constants = {name for name in vars(look) if name.isupper()} - {"CONSTANTS", "VOTES", "VOTE_CLIP"}
+    assert sorted(map(str, look.CONSTANTS)) == sorted(str(getattr(look, name)) for name in constants)
     monkeypatch.setattr("hyfreedp.look.CONSTANTS", (0.31,))
     assert changed() == [True, False, False]
     monkeypatch.setitem(METHODS, "paper", replace(METHODS["paper"], overrides={"gamma": 1.02}))
