@@ -71,7 +71,7 @@ def record(source: str, cells: Path, table: Path, *, seeds: int = 3, jobs: int =
 
 def rates(curves: pd.DataFrame) -> pd.DataFrame:
     """Of each run: ``epsilon_run``, its ``first`` rate, the ``largest``, the ``last``, and last ``perplexity``."""
-    ordered = curves.sort_values("step").groupby(["row", "seed", "epsilon_run"], sort=False)
+    ordered = curves.sort_values("step", kind="stable").groupby(["row", "seed", "epsilon_run"], sort=False)
     rates = ordered.eta.agg(first="first", largest="max", last="last")
     return rates.assign(perplexity=np.exp(ordered.test_loss.last())).reset_index()
 
