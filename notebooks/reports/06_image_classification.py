@@ -253,7 +253,7 @@ verdict("06_image_classification", decided, parameters=parameters, inputs=inputs
 # ## Where this differs from the paper
 #
 # * **Profile `desktop`**: 32 x 32 pixels; CIFAR-10 was read from a JPEG copy (quality 75). The model has 1.2 million parameters, where the paper has ViT-Small and
-#   ViT-Base, pre-trained on what it does not name. Batches of 400 for 5 epochs; budgets 1, 8 and none; nine of the rows, two seeds (preset robust, of today, without privacy: one).
+#   ViT-Base, pre-trained on what it does not name. Batches of 400 for 5 epochs; budgets 1, 8 and none; nine of the rows, two seeds (preset robust is of today).
 # * **Profile `laptop`**: scikit-learn's digits; an MLP from scratch, and a ViT of 150,000 parameters that was pre-trained on digits rendered
 #   from fonts. Profiles `gpu` and `paper`: whole data sets, larger models.
 # * The paper does not print batch size, epochs or augmentation; ours are the same for every method.
