@@ -110,7 +110,7 @@ def test_smoke_profile_makes_every_figure_and_reports_it(source, elsewhere, caps
     figures = elsewhere.output("smoke")
     committed = {path.name for path in FIGURES.glob(f"{source.stem}*")}
     # What is drawn from records of long runs alone: profile smoke reads some of them, and has no part in any.
-    of_records = {name for name in committed if re.search("_desktop|training_dynamics_real|_e2e[.]|_control[.]", name)}
+    of_records = {name for name in committed if re.search("_desktop|dynamics_real|_(e2e|control|peers)[.]", name)}
     assert {path.name for path in figures.iterdir()} - of_records == committed - of_records
     for path in figures.glob("*.png"):
         pixels = matplotlib.image.imread(path)

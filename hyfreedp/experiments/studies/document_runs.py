@@ -1,4 +1,4 @@
-"""Fig. "llama" (notebook 07): learned rates beside constants while a LLaMA with LoRA learns from whole documents."""
+"""Fig. "llama" (notebook 07): learned rates beside constants while a LLaMA with LoRA learns documents."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from hyfreedp.experiments.runs.cells import Spec, read_steps, reader
 from hyfreedp.experiments.store.files import write_csv
 from hyfreedp.experiments.store.paths import workspace
 from hyfreedp.experiments.store.provenance import with_versions
-from hyfreedp.experiments.store.verdicts import COMPARABLE_SCORE, Verdict, Whose, by_interval, by_row, mean_interval
+from hyfreedp.experiments.store.verdicts import COMPARABLE_SCORE, Verdict, Whose, by_interval, mean_interval
 from hyfreedp.experiments.tables.grid import train_missing
 from hyfreedp.experiments.tables.plan import Learner, Scale, entries
 
 NO_NOISE = "no_noise"  # a row: the paper's preset without privacy
-METHODS = ("grid", "reference", "hyfreedp_paper", "hyfreedp_claimed", "hyfreedp_robust")
+METHODS = ("grid", "grid_extended", "reference", "hyfreedp_paper", "hyfreedp_claimed", "hyfreedp_robust")
+EPSILON = 8.0  # of the committed record
 VALUES = ("eta", "loss_threshold", "test_loss")
 EVERY = 3  # steps, of which one is recorded, beside those with an evaluation
 RISE, FALL = 1.1, 0.9  # of a rate that rises, then falls: the largest to the first, the last to the largest
@@ -35,8 +36,7 @@ def documents_scale(profile: str, source: str | None, epsilon: float, seeds: int
     """
     model = "llama_sentences" if profile in ("smoke", "laptop", "desktop") else "llama2_7b"
     learner = Learner("reports", model, "lora", 6 if profile == "smoke" else None, source)
-    rows = METHODS[2:] if profile == "smoke" else METHODS
-    return Scale((learner,), epsilons=(epsilon,), seeds=seeds, rows=rows)
+    return Scale((learner,), (epsilon,), seeds, METHODS[3:] if profile == "smoke" else METHODS)
 
 
 def dynamics(scale: Scale, cells: Path, *, jobs: int) -> pd.DataFrame:
@@ -46,13 +46,13 @@ def dynamics(scale: Scale, cells: Path, *, jobs: int) -> pd.DataFrame:
         ``row``, ``seed`` and ``epsilon_run``, what the run really spent; ``step``, and what the figure draws: ``eta``,
         ``loss_threshold`` (R_l) and ``test_loss`` in nats per token; NaN where a step or a method has none.
     """
-    wanted = [*entries(scale), *entries(replace(scale, epsilons=(math.inf,), seeds=1, rows=("hyfreedp_paper",)))]
-    train_missing(wanted, cells, jobs=jobs)
+    free = entries(replace(scale, epsilons=(math.inf,), seeds=1, rows=("hyfreedp_paper",)))
+    wanted = [*((entry.row, entry) for entry in entries(scale)), *((NO_NOISE, entry) for entry in free)]
+    train_missing([entry for _, entry in wanted], cells, jobs=jobs)
     frames, read = [], reader(cells)
-    for entry in wanted:
+    for row, entry in wanted:
         final = cast(Spec, entry.final(read))
-        named = {"row": NO_NOISE if math.isinf(entry.epsilon) else entry.row, "seed": entry.seed}
-        named["epsilon_run"] = cast(dict[str, Any], read(final))["epsilon_spent"]
+        named = {"row": row, "seed": entry.seed, "epsilon_run": cast(dict[str, Any], read(final))["epsilon_spent"]}
         frames.append(read_steps(final, cells).reindex(columns=["step", *VALUES]).assign(**named))
     return pd.concat(frames, ignore_index=True)
 
@@ -64,7 +64,7 @@ def record_path() -> Path:
 
 def record(source: str, cells: Path, table: Path, *, seeds: int = 3, jobs: int = 1) -> pd.DataFrame:
     """Train what is missing on the documents of a file, and write the table: the steps to be drawn, with versions."""
-    rows = dynamics(documents_scale("desktop", source, 8.0, seeds), cells, jobs=jobs)
+    rows = dynamics(documents_scale("desktop", source, EPSILON, seeds), cells, jobs=jobs)
     write_csv(table, with_versions(rows[(rows.step % EVERY == 0) | rows.test_loss.notna()]))
     return rows
 
@@ -72,12 +72,12 @@ def record(source: str, cells: Path, table: Path, *, seeds: int = 3, jobs: int =
 def rates(curves: pd.DataFrame) -> pd.DataFrame:
     """Of each run: ``epsilon_run``, its ``first`` rate, the ``largest``, the ``last``, and last ``perplexity``."""
     ordered = curves.sort_values("step", kind="stable").groupby(["row", "seed", "epsilon_run"], sort=False)
-    rates = ordered.eta.agg(first="first", largest="max", last="last")
-    return rates.assign(perplexity=np.exp(ordered.test_loss.last())).reset_index()
+    found = ordered.eta.agg(first="first", largest="max", last="last")
+    return found.assign(perplexity=np.exp(ordered.test_loss.last())).reset_index()
 
 
 def verdicts(curves: pd.DataFrame, data: str) -> list[Verdict]:
-    """On Fig. "llama": the learned rate's rise and fall, run by run, and perplexities to the grid search's.
+    """On Fig. "llama": whether the learned rate rises and falls, and perplexities to the grid search's; at one place.
 
     Args:
         curves: of :func:`dynamics`.
@@ -88,19 +88,20 @@ def verdicts(curves: pd.DataFrame, data: str) -> list[Verdict]:
         return found
     for row, accounted in (("hyfreedp_claimed", "as the paper accounts it"), ("hyfreedp_paper", "soundly accounted")):
         rise, fall = (runs.largest / runs["first"])[[row]], (runs["last"] / runs.largest)[[row]]
-        number = (
-            f"rises to {_range(rise)} times its first, ends at {_range(fall)} of that, {len(rise)} runs on {data}, "
-        )
-        number += f"which really spend epsilon = {_range(runs.epsilon_run[[row]])}"
+        shaped = (rise >= RISE) & (fall <= FALL)
+        number = f"{shaped.sum()} of {len(rise)} runs at one place, {data}: to {_range(rise)} times its first, then to "
+        number += f"{_range(fall)} of that; they really spend epsilon = {_range(runs.epsilon_run[[row]])}"
         claim = f'Fig. "llama": the learned rate increases, then decreases, {accounted}'
-        found.append(Verdict(claim, by_row([*(rise >= RISE), *(fall <= FALL)]), number))
+        found.append(Verdict(claim, by_interval(*mean_interval([shaped.mean()]), least=1.0), number))
+    better = 'Fig. "llama": it generalises better than the early-stopped grid search (ours is not stopped)'
     claims: list[tuple[str, str, float, Whose]] = [
-        ("hyfreedp_claimed", 'Fig. "llama": it generalises better than the grid search', 1.0, "the paper's"),
-        ("hyfreedp_robust", "Preset robust generalises as well (LoRA, documents)", 1 / COMPARABLE_SCORE, "ours"),
+        ("hyfreedp_claimed", better, 1.0, "the paper's"),
+        ("hyfreedp_robust", "Preset robust generalises as well as the grid search", 1 / COMPARABLE_SCORE, "ours"),
     ]
+    best = runs.perplexity[runs.index.str.startswith("grid")].groupby("row").mean().min()
     for row, claim, most, whose in claims:
-        ratio = runs.perplexity[[row]] / runs.perplexity[["grid"]].mean()
-        number = f"test perplexity {_range(ratio)} times the grid search's, {len(ratio)} runs at one place, {data}"
+        ratio = runs.perplexity[[row]] / best
+        number = f"test perplexity {_range(ratio)} times the best search's, {len(ratio)} runs at one place, {data}"
         found.append(Verdict(claim, by_interval(*mean_interval([ratio.mean()]), most=most), number, whose))
     return found
 
