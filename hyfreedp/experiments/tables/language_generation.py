@@ -320,9 +320,7 @@ def draw_scores(rows: pd.DataFrame) -> Figure:
     axes[0].invert_yaxis()
     axes[-1].set_xscale("log")
     plots.plain_log_ticks(axes[-1].xaxis)
-    figure.suptitle(
-        "In BLEU robust, Prodigy and D-Adaptation are within a tenth of the search; the published preset is not"
-    )
+    figure.suptitle("In BLEU robust, Prodigy and D-Adaptation are near the search; the published preset is not")
     plots.shared_legend(figure, [axes[0]], ncols=3)
     return figure
 
