@@ -39,7 +39,7 @@ LAYERS = [
 ]
 # Lines of Python, by folder; those of the core without the experiments. They may fall, and the goals are 6,000 (1,800
 # of them gradients), 12,500, 15,000 and 1,200.
-BUDGETS = {"hyfreedp": 9321, "hyfreedp/gradients": 2962, "hyfreedp/experiments": 12828, "tests": 16120, "tools": 850}
+BUDGETS = {"hyfreedp": 9321, "hyfreedp/gradients": 2962, "hyfreedp/experiments": 12819, "tests": 16120, "tools": 850}
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 MODULES = sorted(PACKAGE.rglob("*.py"))
 

@@ -63,7 +63,8 @@ def _sentences(options: argparse.Namespace) -> int:
 
 
 def _documents(options: argparse.Namespace) -> int:
-    rows = document_runs.record(options.file, workspace().cells, document_runs.record_path(), jobs=options.jobs)
+    here = workspace()
+    rows = document_runs.record(options.file, here.cells, here.results / document_runs.TABLE, jobs=options.jobs)
     print(document_runs.rates(rows).to_string())
     return 0
 
@@ -114,8 +115,7 @@ def main(arguments: list[str] | None = None) -> int:
     records.add_argument("--profile", **profile)
     for name, (run, text) in RECORDS.items():
         one = command(name, run, text)
-        if run in (_accuracy, _fine_tuning, _sentences, _documents):
-            one.add_argument("--jobs", **jobs, help="worker processes")
+        one.add_argument("--jobs", **jobs, help="worker processes")
         if run is _accuracy:
             one.add_argument("--seeds", type=int, default=5)
         if run is _documents:

@@ -28,9 +28,7 @@
 
 # %% tags=["parameters"]
 profile = "laptop"  # how large: smoke, laptop, gpu or paper
-documents = (
-    ""  # of section 4: a .txt or .jsonl file (an hour and more); "": at laptop the record, else synthetic reports
-)
+documents = ""  # of section 4: a .txt or .jsonl file (an hour; one of its runs has no privacy); "": at laptop the record, else synthetic reports
 documents_epsilon = 8.0  # of the runs of section 4; the record is at 8
 seeds = 2  # training runs of each method and budget (the record of section 4 has three)
 jobs = 2  # worker processes
@@ -56,7 +54,7 @@ import pandas as pd
 
 from hyfreedp.experiments.book.exercises import check
 from hyfreedp.experiments.store import plots
-from hyfreedp.experiments.store.paths import CELLS
+from hyfreedp.experiments.store.paths import CELLS, RESULTS
 from hyfreedp.experiments.store.verdicts import verdict
 from hyfreedp.experiments.studies import document_runs
 from hyfreedp.experiments.tables import language_generation
@@ -169,9 +167,11 @@ sentences.style.hide(axis="index").format({"epsilon": "{:g}", "BLEU": "{:.2f}"})
 
 # %%
 recorded = profile == "laptop" and not documents and documents_epsilon == document_runs.EPSILON
-documents_scale = document_runs.documents_scale(profile, documents or None, documents_epsilon, seeds)
-curves = pd.read_csv(document_runs.record_path()) if recorded else None
-curves = document_runs.dynamics(documents_scale, CELLS, jobs=jobs) if curves is None else curves
+if recorded:
+    curves = pd.read_csv(RESULTS / document_runs.TABLE)
+else:
+    documents_scale = document_runs.documents_scale(profile, documents or None, documents_epsilon, seeds)
+    curves = document_runs.dynamics(documents_scale, CELLS, jobs=jobs)
 curves["perplexity"] = np.exp(curves.test_loss)
 
 # %%
@@ -206,7 +206,7 @@ findings = [
 ]
 made_here = {
     "parameters": parameters | {"seeds": int(curves.seed.nunique())},
-    "inputs": ["data/results/desktop/documents.csv"] if recorded else [f"runs on {documents or 'synthetic reports'}"],
+    "inputs": [f"data/results/{document_runs.TABLE}"] if recorded else [f"runs on {documents or 'synthetic reports'}"],
 }
 plots.save(
     figure,

@@ -12,7 +12,6 @@ import pandas as pd
 
 from hyfreedp.experiments.runs.cells import Spec, read_steps, reader
 from hyfreedp.experiments.store.files import write_csv
-from hyfreedp.experiments.store.paths import workspace
 from hyfreedp.experiments.store.provenance import with_versions
 from hyfreedp.experiments.store.verdicts import COMPARABLE_SCORE, Verdict, Whose, by_interval, mean_interval
 from hyfreedp.experiments.tables.grid import train_missing
@@ -20,7 +19,7 @@ from hyfreedp.experiments.tables.plan import Learner, Scale, entries
 
 NO_NOISE = "no_noise"  # a row: the paper's preset without privacy
 METHODS = ("grid", "grid_extended", "reference", "hyfreedp_paper", "hyfreedp_claimed", "hyfreedp_robust")
-EPSILON = 8.0  # of the committed record
+TABLE, EPSILON = "desktop/documents.csv", 8.0  # of the committed record
 VALUES = ("eta", "loss_threshold", "test_loss")
 EVERY = 3  # steps, of which one is recorded, beside those with an evaluation
 RISE, FALL = 1.1, 0.9  # of a rate that rises, then falls: the largest to the first, the last to the largest
@@ -55,11 +54,6 @@ def dynamics(scale: Scale, cells: Path, *, jobs: int) -> pd.DataFrame:
         named = {"row": row, "seed": entry.seed, "epsilon_run": cast(dict[str, Any], read(final))["epsilon_spent"]}
         frames.append(read_steps(final, cells).reindex(columns=["step", *VALUES]).assign(**named))
     return pd.concat(frames, ignore_index=True)
-
-
-def record_path() -> Path:
-    """Of the committed table."""
-    return workspace().results / "desktop" / "documents.csv"
 
 
 def record(source: str, cells: Path, table: Path, *, seeds: int = 3, jobs: int = 1) -> pd.DataFrame:

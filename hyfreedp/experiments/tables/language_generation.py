@@ -40,15 +40,12 @@ from hyfreedp.experiments.tasks.registry import TASKS
 METRICS = ("BLEU", "NIST", "METEOR", "ROUGE_L", "CIDEr")
 TABLE = "language_generation.csv"
 START = "start"  # the row of the model before private training, at epsilon 0
+_WELL, _POORLY = {"least": COMPARABLE_SCORE}, {"most": POOR_SCORE}
 CLAIMS: dict[str, tuple[str, Whose, dict[str, float]]] = {  # by row: text, whose, and marks of its share of BLEU
-    "hyfreedp_paper": (
-        'Tab. "gpt2": HyFreeDP writes as well as the grid search (preset paper)',
-        "the paper's",
-        {"least": COMPARABLE_SCORE},
-    ),
-    "dadaptation": ('Tab. "gpt2": D-Adaptation does not perform well', "the paper's", {"most": POOR_SCORE}),
-    "prodigy": ('Tab. "gpt2": Prodigy does not perform well', "the paper's", {"most": POOR_SCORE}),
-    "hyfreedp_robust": ("Preset robust writes as well as the grid search", "ours", {"least": COMPARABLE_SCORE}),
+    "hyfreedp_paper": ('Tab. "gpt2": HyFreeDP writes as well as the grid search (preset paper)', "the paper's", _WELL),
+    "dadaptation": ('Tab. "gpt2": D-Adaptation does not perform well', "the paper's", _POORLY),
+    "prodigy": ('Tab. "gpt2": Prodigy does not perform well', "the paper's", _POORLY),
+    "hyfreedp_robust": ("Preset robust writes as well as the grid search", "ours", _WELL),
 }
 TITLES = {name: row.title for name, row in ROWS.items()} | {START: "public start, not trained"}
 
