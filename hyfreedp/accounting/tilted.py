@@ -9,7 +9,8 @@ p-values). Any tilt gives a bound: errors are bounded below and added to delta, 
 * An FFT's sum of n numbers passes through log2(n) stages, each of which rounds by less than 8 units in the last place
   (Higham, Accuracy and Stability, ch. 24). So each coefficient is right to ``8 log2(n) u`` times the sum of magnitudes.
 * Mass of q^T beyond the ends of the FFT, at most ``BEYOND`` at each by Chernoff's bound, comes in at the other end,
-  which adds to delta; what it was itself above the upper end counts as an infinite loss.
+  which adds to delta; what it was itself above the upper end counts as an infinite loss, and no epsilon below the
+  lower end is told.
 """
 
 from __future__ import annotations
@@ -82,7 +83,8 @@ def epsilon_of_sum(parts: Sequence[tuple[Losses, int]], delta: float) -> float:
     )
     mass = (np.maximum(probs, 0) + error) * np.exp(np.minimum(scale - tilt * losses, LARGEST_EXPONENT))
     beyond = infinite / delta + BEYOND * math.exp(min(scale - tilt * float(losses[-1]), LARGEST_EXPONENT))
-    return _read_off(losses, mass, beyond)
+    # Of the sum below the lower end nothing is known but that too strong a tilt has left it there.
+    return max(_read_off(losses, mass, beyond), low * interval)
 
 
 def _best_tilt(parts: Sequence[tuple[Losses, int]], delta: float) -> float:

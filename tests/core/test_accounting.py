@@ -17,7 +17,7 @@ from scipy import optimize
 from scipy.stats import binom, norm
 from splits import effective, vanilla
 
-from hyfreedp.accounting import NoiseSplit, calibrate_noise, epsilon
+from hyfreedp.accounting import NoiseSplit, calibrate_noise, epsilon, tilted
 from hyfreedp.accounting.accountants import _subsampled, composed_epsilon
 from hyfreedp.accounting.calibrate import recounted
 from hyfreedp.accounting.composition import shares, spent
@@ -162,6 +162,17 @@ def test_no_epsilon_is_below_that_of_convolution_without_fft(sample_rate, sigma)
             exact = optimize.brentq(excess, 0, values[-1], xtol=1e-13) if excess(0) > 0 else 0.0
             found = epsilon_of_sum([(losses, 20), (losses, 12)], delta)
             assert exact - 1e-9 <= found <= exact * (1 + 1e-6)
+
+
+@together("times", [0.01, 0.1, 0.5, 2, 10, 1e4])
+def test_every_tilt_gives_a_bound(times, monkeypatch):
+    """Also one that leaves the whole sum far above epsilon, as the best does where epsilon is in the millions."""
+    best_tilt = tilted._best_tilt
+    for losses in _subsampled(3.0, 0.5, 1e-3):
+        best = epsilon_of_sum([(losses, 20)], 1e-5)
+        with monkeypatch.context() as patch:
+            patch.setattr(tilted, "_best_tilt", lambda *of: times * best_tilt(*of))
+            assert epsilon_of_sum([(losses, 20)], 1e-5) >= best * (1 - 1e-9)
 
 
 # ---- several records of one person -----------------------------------------------------------------------------------
