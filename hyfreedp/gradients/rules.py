@@ -49,27 +49,14 @@ _IN_PLACE = "add_ sub_ mul_ div_ __iadd__ __isub__ __imul__ __itruediv__"
 
 
 def _linear(recorder: Recorder, function: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Result:
-    def gradients(x: Tensor | None, g: Tensor) -> Gradients:
-        if isinstance(bias, Followed):
-            yield bias, Instantiated(sum_tokens(g, 1))
-        if isinstance(weight, Followed) and x is not None:
-            yield weight, products(g, x)
-
-    return recorder.layer(partial(function, input, weight, bias), input, (weight, bias), gradients, multiplies=True)
+    call = partial(function, input, weight, bias)
+    return _layer(recorder, call, input, weight, bias, lambda x, g: products(g, x), multiplies=True)
 
 
 def _addmm(recorder: Recorder, function: Any, input: Tensor, mat1: Tensor, mat2: Tensor) -> Result:
-    bias, weight = input, mat2
-
-    def gradients(x: Tensor | None, g: Tensor) -> Gradients:
-        if isinstance(bias, Followed):
-            yield bias, Instantiated(sum_tokens(g, 1))
-        if isinstance(weight, Followed) and x is not None:
-            yield weight, products(x, g)
-
-    if bias.dim() != 1:
+    if input.dim() != 1:  # no bias
         return NotImplemented
-    return recorder.layer(partial(function, bias, mat1, weight), mat1, (weight, bias), gradients, multiplies=True)
+    return _layer(recorder, partial(function, input, mat1, mat2), mat1, mat2, input, products, multiplies=True)
 
 
 def _convolution(
@@ -89,7 +76,7 @@ def _convolution(
     if input.dim() != weight.dim():  # one sample without its dimension
         return NotImplemented
     call = partial(function, input, weight, bias, stride, padding, dilation, groups)
-    return _channels(recorder, call, input, weight, bias, of_weight, by_row=True, multiplies=True)
+    return _layer(recorder, call, input, weight, bias, of_weight, channels=True, by_row=True, multiplies=True)
 
 
 def _transposed_convolution(
@@ -110,7 +97,7 @@ def _transposed_convolution(
     if input.dim() != weight.dim():
         return NotImplemented
     call = partial(function, input, weight, bias, stride, padding, output_padding, groups, dilation)
-    return _channels(recorder, call, input, weight, bias, of_weight, by_row=True, multiplies=True)
+    return _layer(recorder, call, input, weight, bias, of_weight, channels=True, by_row=True, multiplies=True)
 
 
 def _bilinear(x1: Tensor, x2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -148,24 +135,19 @@ def _layer_norm(
     bias: Any = None,
     eps: float = 1e-5,
 ) -> Result:
-    def gradients(x: Tensor | None, g: Tensor) -> Gradients:
-        if isinstance(bias, Followed):
-            yield bias, Instantiated(sum_tokens(g, bias.dim()))
-        if isinstance(weight, Followed) and x is not None:
-            yield weight, Instantiated(sum_tokens(F.layer_norm(x.to(g.dtype), shape, eps=eps).mul_(g), weight.dim()))
+    def of_weight(x: Tensor, g: Tensor) -> PerSampleGradients:
+        return Instantiated(sum_tokens(F.layer_norm(x.to(g.dtype), shape, eps=eps).mul_(g), weight.dim()))
 
-    return recorder.layer(partial(function, x, shape, weight, bias, eps), x, (weight, bias), gradients)
+    return _layer(recorder, partial(function, x, shape, weight, bias, eps), x, weight, bias, of_weight)
 
 
 def _rms_norm(
     recorder: Recorder, function: Any, x: Tensor, shape: Any, weight: Any = None, eps: float | None = None
 ) -> Result:
-    def gradients(x: Tensor | None, g: Tensor) -> Gradients:
-        if isinstance(weight, Followed) and x is not None:  # in the type of x, on which the default eps depends
-            normalized = F.rms_norm(x, shape, eps=eps).to(g.dtype)
-            yield weight, Instantiated(sum_tokens(normalized.mul_(g), weight.dim()))
+    def of_weight(x: Tensor, g: Tensor) -> PerSampleGradients:  # in the type of x, on which the default eps depends
+        return Instantiated(sum_tokens(F.rms_norm(x, shape, eps=eps).to(g.dtype).mul_(g), weight.dim()))
 
-    return recorder.layer(partial(function, x, shape, weight, eps), x, (weight,), gradients)
+    return _layer(recorder, partial(function, x, shape, weight, eps), x, weight, None, of_weight)
 
 
 def _group_norm(
@@ -180,7 +162,8 @@ def _group_norm(
     def of_weight(x: Tensor, g: Tensor) -> PerSampleGradients:
         return Instantiated(sum_positions(F.group_norm(x.to(g.dtype), groups, eps=eps).mul_(g)))
 
-    return _channels(recorder, partial(function, x, groups, weight, bias, eps), x, weight, bias, of_weight)
+    call = partial(function, x, groups, weight, bias, eps)
+    return _layer(recorder, call, x, weight, bias, of_weight, channels=True)
 
 
 def _instance_norm(
@@ -189,17 +172,26 @@ def _instance_norm(
     def of_weight(x: Tensor, g: Tensor) -> PerSampleGradients:
         return Instantiated(sum_positions(F.instance_norm(x.to(g.dtype), eps=named.get("eps", 1e-5)).mul_(g)))
 
-    return _channels(recorder, partial(function, x, weight=weight, bias=bias, **named), x, weight, bias, of_weight)
+    call = partial(function, x, weight=weight, bias=bias, **named)
+    return _layer(recorder, call, x, weight, bias, of_weight, channels=True)
 
 
-def _channels(
-    recorder: Recorder, call: Any, x: Tensor, weight: Any, bias: Any, of_weight: OfWeight, **how: bool
+def _layer(
+    recorder: Recorder,
+    call: Any,
+    x: Tensor,
+    weight: Any,
+    bias: Any,
+    of_weight: OfWeight,
+    *,
+    channels: bool = False,
+    **how: bool,
 ) -> Result:
-    """A layer whose channels are dimension 1, positions behind them, with a bias for each."""
+    """A weight, and a bias of the output's last dimensions, or of ``channels``: dimension 1, positions behind them."""
 
     def gradients(x: Tensor | None, g: Tensor) -> Gradients:
         if isinstance(bias, Followed):
-            yield bias, Instantiated(sum_positions(g))
+            yield bias, Instantiated(sum_positions(g) if channels else sum_tokens(g, bias.dim()))
         if isinstance(weight, Followed) and x is not None:
             yield weight, of_weight(x, g)
 
@@ -212,11 +204,7 @@ def _channels(
 def _matmul(recorder: Recorder, function: Any, x: Tensor, other: Tensor) -> Result:
     if isinstance(x, Followed) or not isinstance(other, Followed) or other.dim() != 2 or x.dim() < 2:
         return _batched(recorder, function, x, other)
-
-    def gradients(x: Tensor | None, g: Tensor) -> Gradients:
-        yield other, products(cast(Tensor, x), g)
-
-    return recorder.layer(partial(function, x, other), x, (other,), gradients, multiplies=True)
+    return _layer(recorder, partial(function, x, other), x, other, None, products, multiplies=True)
 
 
 def _elementwise(recorder: Recorder, function: Any, *args: Any, **named: Any) -> Result:
