@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -42,7 +42,8 @@ class Method:
         overrides: changed fields of that preset.
         learns: True if the rate is learned by probes, and ``learning_rate`` only its first value.
         base: base optimizer, a name in ``BASES``.
-        claimed: True for the noise of Algorithm 2 as printed, whose real epsilon is larger than the target.
+        noise: "claimed" is that of Algorithm 2 as printed, whose real epsilon is larger than the target; with "bare
+            losses" the losses have a thousandth of it, which protects nothing and tells what the rest of it does.
     """
 
     title: str
@@ -50,7 +51,7 @@ class Method:
     overrides: dict[str, Any] = field(default_factory=dict)
     learns: bool = True
     base: str = "adamw"
-    claimed: bool = False
+    noise: Literal["sound", "claimed", "bare losses"] = "sound"
 
     @property
     def settings(self) -> Preset:
@@ -68,7 +69,7 @@ class Method:
         if not self.learns:
             return None
         looks_by = ("in turn", *look.CONSTANTS) if self.settings.probe == "look" else ()
-        return [LEARNING, self.preset, self.overrides, *looks_by, *(["claimed"] if self.claimed else [])]
+        return [LEARNING, self.preset, self.overrides, *looks_by, *([] if self.noise == "sound" else [self.noise])]
 
 
 # Raised where a learned rate comes out otherwise, so that runs of before are not taken for those of today.
@@ -84,7 +85,8 @@ METHODS = {
     "prodigy": Method("Prodigy", "fixed", learns=False, base="prodigy"),
     "vanilla": Method("DP-SGD with clipping threshold", "fixed", learns=False),
     "adaptive": Method("adaptive clipping", "fixed", learns=False),
-    "paper_claimed": Method("HyFreeDP, as the paper accounts it", "paper", claimed=True),
+    "paper_claimed": Method("HyFreeDP, as the paper accounts it", "paper", noise="claimed"),
+    "paper_bare_losses": Method("HyFreeDP, bare losses", "paper", noise="bare losses"),
     # For notebook 05: the paper's search by its other rules.
     "paper_literal": Method("b/a taken literally", "paper", {"step_rule": "literal"}),
     "paper_fast": Method("0.9 of the new rate", "paper", {"smoothing": 0.9}),
@@ -96,7 +98,7 @@ METHODS = {
         "Algorithm 1 as printed and accounted",
         "paper",
         {"step_rule": "literal", "loss_threshold_rule": "previous"},
-        claimed=True,
+        noise="claimed",
     ),
 }
 

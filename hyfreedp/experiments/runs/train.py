@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ def _start(spec: Spec, clipping: Clipping | None, diagnostics: bool) -> tuple[Hy
         max_physical_batch_size=task.physical_batches(spec.model),
         clipping=clipping,
         diagnostics=diagnostics,
-        split=_claimed_split(spec, len(train)) if method.claimed else None,
+        split=None if method.noise == "sound" else _claimed_split(spec, len(train)),
         **method.overrides,
         **learned,
     )
@@ -72,17 +73,18 @@ def _start(spec: Spec, clipping: Clipping | None, diagnostics: bool) -> tuple[Hy
 
 
 def _claimed_split(spec: Spec, records: int) -> NoiseSplit | None:
-    """Algorithm 2's, by the accountant that the paper took; None without privacy."""
+    """Algorithm 2's, by the accountant that the paper took, or with bare losses; None without privacy."""
     if math.isinf(spec.epsilon):
         return None
     task = spec.problem
-    return accounting_of_the_paper.calibrate(
+    split = accounting_of_the_paper.calibrate(
         target_epsilon=spec.epsilon,
         target_delta=task.delta,
         sample_rate=task.batch_size / records,
         steps=spec.steps or task.steps,
         interval=spec.interval,
     )
+    return split if METHODS[spec.method].noise == "claimed" else replace(split, sigma_loss=split.sigma_loss / 1000)
 
 
 def _clipping(spec: Spec) -> Clipping | None:

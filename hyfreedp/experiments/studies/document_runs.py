@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 import pandas as pd
 
-from hyfreedp.experiments.runs.cells import Spec, read_steps, reader
+from hyfreedp.experiments.runs.cells import Spec, read_steps, reader, run_cells
 from hyfreedp.experiments.store.files import write_csv
 from hyfreedp.experiments.store.provenance import with_versions
 from hyfreedp.experiments.store.verdicts import COMPARABLE_SCORE, Verdict, Whose, by_interval, mean_interval
@@ -18,6 +18,7 @@ from hyfreedp.experiments.tables.grid import train_missing
 from hyfreedp.experiments.tables.plan import Learner, Scale, entries
 
 NO_NOISE = "no_noise"  # a row: the paper's preset without privacy
+BARE_LOSSES = "bare_losses"  # a row: with the paper's noise on gradients, and a thousandth of it on losses
 METHODS = ("grid", "grid_extended", "reference", "hyfreedp_paper", "hyfreedp_claimed", "hyfreedp_robust")
 TABLE, EPSILON = "desktop/documents.csv", 8.0  # of the committed record
 VALUES = ("eta", "loss_threshold", "test_loss")
@@ -39,20 +40,23 @@ def documents_scale(profile: str, source: str | None, epsilon: float, seeds: int
 
 
 def dynamics(scale: Scale, cells: Path, *, jobs: int) -> pd.DataFrame:
-    """Train the runs of the figure, and one of the paper's preset without privacy; one line per step.
+    """Train the runs of the figure, and the paper's preset without privacy and with bare losses; one line per step.
 
     Returns:
         ``row``, ``seed`` and ``epsilon_run``, what the run really spent; ``step``, and what the figure draws: ``eta``,
         ``loss_threshold`` (R_l) and ``test_loss`` in nats per token; NaN where a step or a method has none.
     """
-    free = entries(replace(scale, epsilons=(math.inf,), seeds=1, rows=("hyfreedp_paper",)))
-    wanted = [*((entry.row, entry) for entry in entries(scale)), *((NO_NOISE, entry) for entry in free)]
-    train_missing([entry for _, entry in wanted], cells, jobs=jobs)
-    frames, read = [], reader(cells)
-    for row, entry in wanted:
-        final = cast(Spec, entry.final(read))
-        named = {"row": row, "seed": entry.seed, "epsilon_run": cast(dict[str, Any], read(final))["epsilon_spent"]}
-        frames.append(read_steps(final, cells).reindex(columns=["step", *VALUES]).assign(**named))
+    wanted = list(entries(scale))
+    train_missing(wanted, cells, jobs=jobs)
+    read = reader(cells)
+    runs = [(entry.row, cast(Spec, entry.final(read))) for entry in wanted]
+    free = [replace(run, epsilon=math.inf) for row, run in runs if row == "hyfreedp_paper" and run.seed == 0]
+    bare = [replace(run, method="paper_bare_losses") for row, run in runs if row == "hyfreedp_claimed"]
+    run_cells([*free, *bare], cells, jobs=jobs, description="controls")
+    frames = []
+    for row, run in [*runs, *((NO_NOISE, run) for run in free), *((BARE_LOSSES, run) for run in bare)]:
+        named = {"row": row, "seed": run.seed, "epsilon_run": cast(dict[str, Any], read(run))["epsilon_spent"]}
+        frames.append(read_steps(run, cells).reindex(columns=["step", *VALUES]).assign(**named))
     return pd.concat(frames, ignore_index=True)
 
 

@@ -20,7 +20,12 @@ from hyfreedp.experiments.tasks.registry import TASKS
 DATA = {"desktop": "real images", "laptop": "digits"}
 FAR = -26.0  # points; beyond, a method stands at the edge with its number
 RATES = {"hyfreedp_robust": "robust", "hyfreedp_paper": "paper", "dadaptation": "reference", "prodigy": "worst"}
-CONTROLS = {"paper_claimed": "alternative", "paper": "paper", "algorithm1_claimed": "worst"}
+CONTROLS = {
+    "paper_claimed": plots.STYLES["alternative"],
+    "paper": plots.STYLES["paper"],
+    "paper_bare_losses": plots.BARE_LOSSES,
+    "algorithm1_claimed": plots.STYLES["worst"],
+}
 
 
 def draw_means(compared: Mapping[str, pd.DataFrame]) -> Figure:
@@ -107,12 +112,12 @@ def draw_control(controls: Mapping[str, pd.DataFrame]) -> Figure:
     for axis, ((task, model, tuning), here) in zip(axes[0], panels, strict=True):
         for method, style in CONTROLS.items():
             of = here[here.method == method]
-            axis.plot(of.first_rate, of.points, label=METHODS[method].title, **plots.STYLES[style])
+            axis.plot(of.first_rate, of.points, label=METHODS[method].title, **style)
         axis.axhline(0, color="0.3", linewidth=1)
         kind = "MLP" if model == "mlp" else "ViT"
         axis.set(xscale="log", xlabel="first rate", title=f"{_data_set(task)}, {kind}\n{TUNING_TITLES[tuning]}")
     axes[0, 0].set_ylabel("points to the grid search")
-    figure.suptitle("The first rate decides, and hardly the noise")
+    figure.suptitle("The first rate decides: even without noise on the losses it rises too slowly")
     plots.shared_legend(figure, axes[0, -1:], ncols=3)
     return figure
 
