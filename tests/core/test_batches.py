@@ -34,13 +34,6 @@ def test_pieces_are_a_partition_within_the_budget(lengths, budget):
         assert (len(piece) + 1) * max(1, lengths[piece].max()) > budget
 
 
-def test_pieces_worked_out_by_hand():
-    """12 tokens hold one sample of 7, two of 5 or four of 3; one of 20 stands alone, however small the budget."""
-    lengths = torch.tensor([3, 7, 5, 1, 5, 3, 20])
-    assert [piece.tolist() for piece in by_length(12)(lengths)] == [[6], [1], [2, 4], [0, 5, 3]]
-    assert [piece.tolist() for piece in by_length(100)(lengths)] == [[6, 1, 2, 4, 0], [5, 3]]
-
-
 @together(
     ("pieces", "message"),
     [

@@ -196,11 +196,6 @@ def test_bags_of_words(mode) -> None:
     assert_exact(example, slow="no rule covers")
 
 
-def test_complex_weights_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"parameter '0.weight' is complex, and noise is real: .*view_as_complex"):
-        make_engine(nn.Sequential(nn.Linear(4, 6, dtype=torch.cdouble)), AutomaticClipping())
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_a_compiled_script_is_computed_one_sample_at_a_time() -> None:
     model = nn.Sequential(nn.Linear(4, 6), torch.jit.script(nn.Linear(6, 6)), nn.Flatten(), nn.Linear(30, 3))

@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from twins import (
     adamw,
-    cross_entropy,
     flat,
     make_data,
     make_model,
@@ -24,7 +23,6 @@ from twins import (
 )
 
 from hyfreedp import PrivacyEngine
-from hyfreedp.accounting import BudgetExhausted
 from hyfreedp.gradients import AutomaticClipping
 
 STEPS = 11  # epochs of four steps: 0-3, 4-7, 8-10
@@ -201,17 +199,3 @@ def test_what_is_no_checkpoint_of_the_run_is_refused(tmp_path):
             call(**own | {"optimizer": sgd_momentum(model)})
     with pytest.raises(ValueError, match="must not have the entry 'optimizer_state_dict'"):
         engine.save_checkpoint(**own, checkpoint_dict={"optimizer_state_dict": {}})
-
-
-# -- what is refused ---------------------------------------------------------------------------------------------------
-
-
-def test_a_resumed_run_cannot_exceed_its_plan():
-    """Loading the last checkpoint leaves no step to take, and an earlier one leaves just the rest."""
-    for interruption in (STEPS, STEPS - 2):
-        model, optimizer, loader = start("line search", engine_seed=6)
-        optimizer.load_state_dict(load(uninterrupted("line search")[1][interruption]))
-        train(optimizer, loader)
-        with pytest.raises(BudgetExhausted):
-            optimizer.step(cross_entropy(model), next(iter(loader)))
-        assert optimizer.epsilon_spent() <= 3
