@@ -8,7 +8,7 @@ import torch
 from cases import together
 from hypothesis import given
 from hypothesis import strategies as st
-from twins import PRESETS, adamw, by_hand, cross_entropy, flat, make_batches, make_model, refused, sgd
+from twins import PRESETS, by_hand, flat, refused, steps
 
 from hyfreedp import token_budget
 from hyfreedp.data.batches import batch_length, split_rows, take
@@ -45,10 +45,9 @@ def test_pieces_are_a_partition_within_the_budget(lengths, budget):
 )
 def test_what_is_no_partition_is_refused_before_anything_is_released(pieces, message):
     """A sample in two pieces would have twice the sensitivity that the noise is made for."""
-    model = make_model()
-    optimizer = by_hand(model, sgd(model), max_physical_batch_size=lambda batch: pieces)
+    optimizer = by_hand(max_physical_batch_size=lambda batch: pieces)
     with refused(optimizer, message):
-        optimizer.step(cross_entropy(model), make_batches([5])[0])
+        steps(optimizer, [5])
 
 
 def test_take_keeps_the_kind_of_a_mapping():
@@ -83,10 +82,10 @@ def test_a_run_in_pieces_of_any_order_is_the_run_in_one_piece(preset, unbound_no
     """Weights, learning rates and the raw values; an empty batch too."""
     runs = {}
     for name, partition in {"whole": None, "pieces": shuffled}.items():
-        model = make_model()
         settings = {"preset": preset, "target_epsilon": 3.0, "accountant": "rdp", "diagnostics": True}
-        optimizer = by_hand(model, adamw(model), max_physical_batch_size=partition, **settings)
-        records = [optimizer.step(cross_entropy(model), batch) for batch in make_batches([8, 5, 0, 9])]
-        runs[name] = flat(model), [record.eta for record in records], [record.diagnostics for record in records]
+        optimizer = by_hand(max_physical_batch_size=partition, **settings)
+        records = steps(optimizer, [8, 5, 0, 9])
+        told = ([getattr(record, key) for record in records] for key in ("eta", "diagnostics"))
+        runs[name] = flat(optimizer.module), *told
     for whole, pieces in zip(runs["whole"], runs["pieces"], strict=True):
         torch.testing.assert_close(whole, pieces, rtol=1e-9, atol=1e-12, equal_nan=True)

@@ -31,11 +31,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import Subset
 from twins import (
     BASES,
     PRESETS,
-    adamw,
+    Made,
     changed,
     cross_entropy,
     flat,
@@ -291,7 +291,7 @@ def alone(rank):
 
 
 def private(engine, model, steps=9):
-    return make_private(model, adamw(model), engine=engine, target_epsilon=3.0, steps=steps, accountant="rdp")[1:]
+    return make_private(model, engine=engine, target_epsilon=3.0, steps=steps, accountant="rdp")[1:]
 
 
 def test_a_group_of_one_trains_alone(two):
@@ -330,26 +330,16 @@ def test_processes_with_other_arguments_are_refused(case, two):
     assert message in answers[0].message
 
 
-class Augmented(Dataset):
-    """Records of many kinds, with random numbers of torch and of a generator of its own."""
-
-    def __init__(self, order, rank):
-        self.data, self.order, self.own = make_data(len(order)), order, random.Random(rank)
-
-    def __len__(self):
-        return len(self.order)
-
-    def __getitem__(self, index):
-        x, y = self.data[self.order[index]]
-        record = {"x": x * (torch.rand(()) < 0.5), "half": x.bfloat16(), "image": np.ones(3), "text": f"{y}"}
-        return record | ({"own": self.own.random()} if index < 20 else {})
-
-
 def other_order(rank, *, orders, plain=False):
-    data = Augmented(orders[rank], rank)
-    data = Subset(data.data, orders[rank]) if plain else data
-    model = make_model()
-    make_private(model, adamw(model), data, target_epsilon=3.0, accountant="rdp")
+    """Records of many kinds, with random numbers of torch and of a generator of its own."""
+    plainly, own = Subset(make_data(), orders[rank]), random.Random(rank)
+
+    def augmented(index):
+        x, y = plainly[index]
+        record = {"x": x * (torch.rand(()) < 0.5), "half": x.bfloat16(), "image": np.ones(3), "text": f"{y}"}
+        return record | ({"own": own.random()} if index < 20 else {})
+
+    make_private(data=plainly if plain else Made(40, augmented), target_epsilon=3.0, accountant="rdp")
 
 
 @together("plain", [True, False])

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from cases import together
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
-from twins import cross_entropy, flat, make_data, make_private
+from torch.utils.data import DataLoader
+from twins import Made, cross_entropy, flat, make_data, make_private
 
 from hyfreedp import PrivacyEngine
 
@@ -69,17 +69,10 @@ def open_umask():
 # -- transformers ------------------------------------------------------------------------------------------------------
 
 
-class Texts(Dataset):
+def texts(size: int = 40, first: int = 8) -> Made:
     """Texts of eight words, but for the first, as transformers' Trainer has them."""
-
-    def __init__(self, size: int = 40, first: int = 8) -> None:
-        self.rows = [(torch.arange(8 if row else first) + row) % 20 for row in range(size)]
-
-    def __len__(self):
-        return len(self.rows)
-
-    def __getitem__(self, index):
-        return {"input_ids": self.rows[index], "labels": torch.tensor(index % 3), "name": "not for the model"}
+    rows = [(torch.arange(8 if row else first) + row) % 20 for row in range(size)]
+    return Made(size, lambda i: {"input_ids": rows[i], "labels": torch.tensor(i % 3), "name": "not for the model"})
 
 
 class Reader(nn.Module):
@@ -119,7 +112,7 @@ def trainer(tmp_path):
         torch.manual_seed(3)
         defaults = {"output_dir": str(tmp_path), "per_device_train_batch_size": SIZE, "num_train_epochs": 2, "seed": 3}
         defaults |= {"report_to": [], "use_cpu": True, "save_strategy": "no", "logging_steps": 1, "disable_tqdm": True}
-        parts = {"per_sample_loss": losses, "model": Reader(), "train_dataset": Texts(), "eval_dataset": Texts()}
+        parts = {"per_sample_loss": losses, "model": Reader(), "train_dataset": texts(), "eval_dataset": texts()}
         parts["data_collator"] = padded
         return PrivateTrainer(
             privacy=PRIVACY | (privacy or {}),
@@ -151,7 +144,7 @@ def test_the_trainer_of_transformers_makes_the_run_by_hand(trainer, privacy, wei
         group["params"] = [dict(model.named_parameters())[names[id(p)]] for p in old["params"]]
         group["lr"] = found.args.learning_rate
     expected, optimizer = by_hand(
-        model, torch.optim.AdamW(groups), lambda batch: losses(model, batch), Texts(), padded, weights, **privacy
+        model, torch.optim.AdamW(groups), lambda batch: losses(model, batch), texts(), padded, weights, **privacy
     )
     assert torch.equal(flat(found.model), expected)
     assert repr(found.private.history) == repr(optimizer.history)
@@ -201,7 +194,7 @@ def test_one_long_record_is_not_told_by_the_trainer(trainer, tmp_path):
     found = []
     for length in (8, 400):
         folder, watch = tmp_path / str(length), watcher()
-        given = {"train_dataset": Texts(16, length), "eval_dataset": None, "callbacks": [watch]}
+        given = {"train_dataset": texts(16, length), "eval_dataset": None, "callbacks": [watch]}
         arguments = {"per_device_train_batch_size": 16, "output_dir": str(folder), "save_strategy": "epoch"}
         run = trainer({"preset": "fixed"}, given=given, **arguments)
         assert run.train().metrics == {"epsilon": run.private.epsilon_spent()}
@@ -387,23 +380,6 @@ def test_the_trainer_of_lightning_makes_the_run_by_hand(lightning, privacy, weig
     assert trainer.callback_metrics.keys() == trainer.progress_bar_metrics.keys() == {"epsilon", "learning_rate"}
     assert math.isclose(float(trainer.callback_metrics["learning_rate"]), optimizer.history[-1]["eta"], rel_tol=1e-6)
     assert 2.9 < float(trainer.callback_metrics["epsilon"]) <= 3.0
-
-
-@OF_LIGHTNING
-def test_a_checkpoint_of_lightning_goes_on_bit_for_bit(lightning, tmp_path):
-    from lightning.pytorch.callbacks import ModelCheckpoint
-
-    module, loader, trainer = lightning()
-    trainer.fit(module, loader)
-    saving = {"enable_checkpointing": True, "callbacks": [ModelCheckpoint(tmp_path, "run", every_n_train_steps=5)]}
-    first, its_loader, its_trainer = lightning(max_steps=5, **saving)
-    its_trainer.fit(first, its_loader)
-    assert first.private.ledger.steps == 5
-    resumed, its_loader, its_trainer = lightning(engine=99, **saving)  # the key comes from its file
-    torch.manual_seed(99)
-    its_trainer.fit(resumed, its_loader, ckpt_path=tmp_path / "run.ckpt")
-    assert torch.equal(flat(resumed), flat(module))
-    assert repr(resumed.private.history) == repr(module.private.history)
 
 
 @OF_LIGHTNING

@@ -11,16 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
-from twins import (
-    adamw,
-    flat,
-    make_data,
-    make_model,
-    make_private,
-    sgd_momentum,
-    three_groups,
-    train,
-)
+from twins import adamw, flat, make_data, make_model, make_private, sgd_momentum, three_groups, train
 
 from hyfreedp import PrivacyEngine
 from hyfreedp.gradients import AutomaticClipping

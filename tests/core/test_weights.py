@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from models import Example
 from pages import programs
-from twins import adamw, by_hand, cross_entropy, flat, make_batches, make_model, make_private, refused, sgd
+from twins import by_hand, cross_entropy, flat, make_batches, make_model, make_private, refused, sgd
 
 from hyfreedp.gradients import AbadiClipping, AutomaticClipping
 from hyfreedp.privatize import privatize_votes
@@ -44,9 +44,9 @@ def test_a_record_of_weight_zero_is_no_record_and_of_weight_one_a_whole_one(pres
     """Also in votes and in the losses of a line search, with noise, over a whole run."""
 
     def run(weigh):
-        model, ends = make_model(), []
         settings = {"steps": 12, "target_epsilon": 20.0, "preset": preset, "accountant": "rdp", "batch_size": 20}
-        optimizer = by_hand(model, adamw(model), **settings)
+        optimizer, ends = by_hand(**settings), []
+        model = optimizer.module
         for batch in make_batches([20] * 12):
             weights, batch = weigh(batch)
             step = optimizer.step(cross_entropy(model), batch, weights=weights)
@@ -94,18 +94,16 @@ def test_one_record_moves_a_vote_by_one_at_most(records, out):
     ],
 )
 def test_bad_weights_are_refused_before_anything_is_released(weights, error, message):
-    model, (batch,) = make_model(), make_batches([8])
-    optimizer = by_hand(model, adamw(model), target_epsilon=3.0)
+    optimizer, (batch,) = by_hand(target_epsilon=3.0), make_batches([8])
     with refused(optimizer, message, error):
-        optimizer.step(cross_entropy(model), batch, weights=weights)
+        optimizer.step(cross_entropy(optimizer.module), batch, weights=weights)
 
 
 def test_the_code_of_the_docs_weighs_by_the_inverse_shares():
     (code,) = programs("docs/usage.md", "Weights of classes and records")
     ends = []
     for table in (None, torch.tensor([0.02 / 0.90, 0.02 / 0.08, 1.0])):
-        model = make_model()
-        _, optimizer, loader = make_private(model, adamw(model), target_epsilon=20.0)
+        model, optimizer, loader = make_private(target_epsilon=20.0)
         if table is None:
             names = {"torch": torch, "loader": loader, "optimizer": optimizer, "per_sample_loss": cross_entropy(model)}
             exec(compile(code, "usage.md", "exec"), names)

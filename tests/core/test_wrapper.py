@@ -12,7 +12,18 @@ import torch
 from cases import pairs, together
 from torch.optim import lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from twins import adamw, by_hand, cross_entropy, flat, make_batches, make_model, refused, sgd_momentum, three_groups
+from twins import (
+    adamw,
+    by_hand,
+    cross_entropy,
+    flat,
+    make_batches,
+    make_model,
+    refused,
+    sgd_momentum,
+    steps,
+    three_groups,
+)
 
 PRIVATE = {"target_epsilon": 3.0, "accountant": "rdp"}
 SIZES = (8, 5, 0, 9, 8, 7)
@@ -123,8 +134,7 @@ def test_a_scheduler_beside_a_decay_is_refused_before_anything_is_released():
 def test_a_decay_alone_is_no_scheduler():
     """Its own changes of the groups' rates are told from others', also after a resumption."""
     model, optimizer = make(decay="linear")
-    for batch in make_batches(SIZES[:3]):
-        optimizer.step(cross_entropy(model), batch)
+    steps(optimizer, SIZES[:3])
     resumed_model, resumed = make(decay="linear", seed=5)
     resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     (batch,) = make_batches(SIZES[3:4], seed=9)
@@ -158,7 +168,7 @@ def test_hooks_run_once_a_step(preset):
             handle.remove()
     of_base = dict.fromkeys([("base", "AdamW"), ("all before", "AdamW"), ("all after", "AdamW")], 3)
     assert count == {("before", "HyFreeDPOptimizer"): 3, ("after", "HyFreeDPOptimizer"): 3} | of_base
-    optimizer.step(cross_entropy(model), make_batches(SIZES[:1])[0])
+    steps(optimizer, SIZES[:1])
     assert len(seen) == 3 and sum(count.values()) == 15  # removed
 
 
@@ -170,7 +180,7 @@ def test_it_is_an_optimizer_by_the_base_optimizers_groups_state_and_defaults():
     assert isinstance(optimizer, torch.optim.Optimizer)
     assert optimizer.param_groups is optimizer.base.param_groups
     assert optimizer.state is optimizer.base.state and optimizer.defaults is optimizer.base.defaults
-    optimizer.step(cross_entropy(model), make_batches((8,))[0])
+    steps(optimizer, [8])
     assert set(optimizer.state) == set(model.parameters())
     assert "ledger" in optimizer.state_dict()  # ours, with all that a resumption needs
     assert "HyFreeDPOptimizer(AdamW, step 1 of 10" in repr(optimizer)
@@ -225,14 +235,13 @@ def test_a_later_run_begins_at_the_users_rates_and_the_earlier_one_is_refused():
     """Not at those that the first run has left, in the ratio between groups neither; before anything is counted."""
     model, first = make(three_groups, preset="robust", steps=6)
     given = [group["lr"] for group in first.base.param_groups]
-    batches = make_batches(SIZES)
-    for batch in batches[:3]:
-        first.step(cross_entropy(model), batch)
+    steps(first, SIZES[:3])
+    (batch,) = make_batches([9])
     assert [group["lr"] for group in first.base.param_groups] != given
     with pytest.warns(UserWarning, match="trained privately before"):
         second = by_hand(model, first.base, preset="fixed", **PRIVATE)
     assert [group["lr"] for group in second.param_groups] == given
     with pytest.raises(RuntimeError, match="was made private once more, for another run"):
-        first.step(cross_entropy(model), batches[3])
+        first.step(cross_entropy(model), batch)
     assert first.ledger.steps == 3
-    assert second.step(cross_entropy(model), batches[3]).eta == given[0]
+    assert second.step(cross_entropy(model), batch).eta == given[0]
