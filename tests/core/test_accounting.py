@@ -325,9 +325,6 @@ def test_search_copes_with_infinite_and_vanishing_costs():
     assert smallest_noise(lambda noise: 0.0, 1.0, 1.0) == SMALLEST_NOISE
 
 
-# ---- bad input -----------------------------------------------------------------------------------------------------
-
-
 @together(
     ("wrong", "message"),
     [

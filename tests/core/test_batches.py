@@ -19,9 +19,6 @@ def by_length(budget):
     return token_budget(lambda batch: batch, budget)
 
 
-# -- the partition -----------------------------------------------------------------------------------------------------
-
-
 @given(lengths=st.lists(st.integers(0, 60), max_size=40), budget=st.integers(1, 200))
 def test_pieces_are_a_partition_within_the_budget(lengths, budget):
     """Every sample once; padded tokens within the budget; neighbours could not have been joined."""
@@ -66,9 +63,6 @@ def test_take_keeps_the_kind_of_a_mapping():
 def test_a_batch_without_a_tensor_is_refused(batch):
     with pytest.raises(TypeError, match="batch must"):
         batch_length(batch)
-
-
-# -- training ----------------------------------------------------------------------------------------------------------
 
 
 def shuffled(batch):

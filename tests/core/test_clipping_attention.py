@@ -8,6 +8,7 @@ import torch
 from cases import pairs, together
 from models import Example, assert_exact, biases_only
 from torch import Tensor, nn
+from twins import Built
 
 from hyfreedp.gradients import AutomaticClipping, make_engine
 
@@ -61,57 +62,48 @@ def test_every_kind_of_call(settings, batch_first, samples) -> None:
     assert_exact(example_of(Attention(batch_first, **settings)), rows=slice(0, samples))
 
 
-class Queries(nn.Module):
-    """Learned queries attend to the samples, with a trained mask of shape (3, 5) or (2, 3, 5)."""
-
-    def __init__(self, batch_first: bool, need_weights: bool, heads: tuple[int, ...]) -> None:
-        super().__init__()
-        self.queries, self.mask = nn.Parameter(torch.randn(3, 8)), nn.Parameter(torch.randn(*heads, 3, 5))
-        self.inner, self.head = nn.Linear(4, 8), nn.Linear(8, 3)
-        self.attention = nn.MultiheadAttention(8, 2, batch_first=batch_first)
-        self.need_weights = need_weights
-
-    def forward(self, x: Tensor) -> Tensor:
-        batch_first, size = self.attention.batch_first, len(x)
-        queries = self.queries.unsqueeze(0 if batch_first else 1)
-        queries = queries.expand(*((size, -1, -1) if batch_first else (-1, size, -1)))
-        h = self.inner(x) if batch_first else self.inner(x).transpose(0, 1)
-        mask = self.mask if self.mask.dim() == 2 else self.mask.repeat(size, 1, 1)
-        output, _ = self.attention(queries, h, h, attn_mask=mask, need_weights=self.need_weights)
-        return self.head(output if batch_first else output.transpose(0, 1)).tanh().sum((1, 2))
-
-
 @pytest.mark.filterwarnings("ignore:gradients are computed one sample at a time:UserWarning")
 @together(*pairs(samples=[7, 3, 1], batch_first=[True, False], settings=[(True, ()), (False, (2,))]).args)
 def test_queries_and_masks_that_are_learned(settings, batch_first, samples) -> None:
-    example = example_of(Queries(batch_first, *settings))
+    """Learned queries attend to the samples, with a trained mask of shape (3, 5) or (2, 3, 5)."""
+    need_weights, heads = settings
+
+    def forward(m: nn.Module, x: Tensor) -> Tensor:
+        queries = m.queries.unsqueeze(0 if batch_first else 1)
+        queries = queries.expand(*((len(x), -1, -1) if batch_first else (-1, len(x), -1)))
+        h = m.inner(x) if batch_first else m.inner(x).transpose(0, 1)
+        mask = m.mask.repeat(len(x), 1, 1) if heads else m.mask
+        output, _ = m.attention(queries, h, h, attn_mask=mask, need_weights=need_weights)
+        return m.head(output if batch_first else output.transpose(0, 1)).tanh().sum((1, 2))
+
+    numbers = {"queries": nn.Parameter(torch.randn(3, 8)), "mask": nn.Parameter(torch.randn(*heads, 3, 5))}
+    layers = {"inner": nn.Linear(4, 8), "head": nn.Linear(8, 3)}
+    layers["attention"] = nn.MultiheadAttention(8, 2, batch_first=batch_first)
+    example = example_of(Built(forward, **numbers, **layers))
     example.batch = (example.batch[0][:samples],)
     found = example.by_engine(make_engine(example.model, AutomaticClipping()))
     torch.testing.assert_close(found, example.clipped(), rtol=1e-9, atol=1e-12)
 
 
-class Transformer(nn.Module):
+def transformer(norm_first: bool, dropout: float = 0.0) -> nn.Module:
     """PyTorch's encoder and decoder with its own layers."""
 
-    def __init__(self, norm_first: bool, dropout: float = 0.0) -> None:
-        super().__init__()
-        settings = {"dropout": dropout, "batch_first": True, "norm_first": norm_first}
-        self.inner = nn.Linear(4, 8)
-        self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 12, **settings), 2)
-        self.decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(8, 2, 12, **settings), 1)
-        self.head = nn.Linear(8, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(m: nn.Module, x: Tensor) -> Tensor:
         mask = nn.Transformer.generate_square_subsequent_mask(5).to(x)
-        h = self.inner(x)
-        h = self.decoder(h.flip(1), self.encoder(h, mask, is_causal=True), tgt_mask=mask)
-        return self.head(h).tanh().sum((1, 2))
+        h = m.inner(x)
+        h = m.decoder(h.flip(1), m.encoder(h, mask, is_causal=True), tgt_mask=mask)
+        return m.head(h).tanh().sum((1, 2))
+
+    settings = {"dropout": dropout, "batch_first": True, "norm_first": norm_first}
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 12, **settings), 2)
+    decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(8, 2, 12, **settings), 1)
+    return Built(forward, inner=nn.Linear(4, 8), head=nn.Linear(8, 3), encoder=encoder, decoder=decoder)
 
 
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor:UserWarning")
 @together(("trained", "norm_first"), itertools.product(["full", "biases"], [True, False]))
 def test_a_transformer(norm_first, trained) -> None:
-    example = example_of(Transformer(norm_first))
+    example = example_of(transformer(norm_first))
     if trained == "biases":
         biases_only(example.model, "head")
     assert_exact(example)
@@ -123,8 +115,8 @@ def test_a_transformer(norm_first, trained) -> None:
     [
         partial(Attention, need_weights=True, dropout=0.4),
         partial(Attention, need_weights=False, dropout=0.4),
-        partial(Transformer, True, dropout=0.4),
-        partial(Transformer, False, dropout=0.4),
+        partial(transformer, True, dropout=0.4),
+        partial(transformer, False, dropout=0.4),
     ],
 )
 def test_dropout_draws_what_it_draws_without_an_engine(build) -> None:

@@ -1,5 +1,7 @@
 """Activation checkpointing: the gradients that a model without it has, in less memory."""
 
+import gc
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -145,7 +147,7 @@ def memory(private, checkpointing, lora=True):
         engine.clear()
         torch.zeros(0)
     gc.enable()
-    assert live.now == 0 or not private
+    assert live.now <= ids.nbytes or not private
     return live.peak
 
 

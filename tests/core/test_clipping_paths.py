@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cases import each, together
-from models import Example, assert_exact, mlp
+from models import Example, assert_exact, classifier, mlp
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
@@ -20,11 +20,7 @@ def net(shape: tuple[int, ...], use) -> nn.Module:
 
 
 def example_of(model: nn.Module, samples: int = 7) -> Example:
-    def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(model(x), y, reduction="none")
-
-    x, y = torch.randn(7, 5, 4).double(), torch.randint(3, (7,))
-    return Example(model.double().train(), (x[:samples], y[:samples]), loss)
+    return classifier(model.double(), torch.randn(samples, 5, 4).double(), 3)
 
 
 def set_first(h: Tensor, p: Tensor) -> Tensor:
@@ -287,9 +283,6 @@ def test_layers_that_appear_later_are_compared_then() -> None:
         seen = len(engine.verified)
         assert_exact(example, engine)
         assert (len(engine.verified) > seen) == (left_out != {2})
-
-
-# -- one sample at a time ----------------------------------------------------------------------------------------------
 
 
 DRAWS = {

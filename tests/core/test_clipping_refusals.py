@@ -34,7 +34,7 @@ def frozen(module: nn.Module) -> nn.Module:
         (nn.Embedding(3, 3, sparse=True), "sparse=False"),
     ],
 )
-def test_layers_that_mix_samples_or_cannot_be_noised(layer, message) -> None:
+def test_layers_that_mix_samples(layer, message) -> None:
     module = nn.ModuleDict({"linear": nn.Linear(3, 3), "norm": layer})
     with pytest.raises(ValueError, match=message):
         check_module(module)

@@ -120,9 +120,6 @@ def test_noise_of_another_key_or_keystream_is_noticed(monkeypatch):
         assert not cipher.computes_noise(machine.device)
 
 
-# -- noise and engines -------------------------------------------------------------------------------------------------
-
-
 @together("build", [groupnorm_convnet, tied_language_model, vit, gpt2, bert, llama_lora])
 def test_clipped_sums_are_those_of_the_cpu(build):
     torch.manual_seed(3)

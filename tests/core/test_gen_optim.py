@@ -13,8 +13,6 @@ from cases import each
 from GeN import lr_parabola
 from twins import by_hand, cross_entropy, flat, make_batches, make_model, sgd
 
-from hyfreedp import PRESETS
-
 EXPECTED, STEPS = 8, 12
 SIZES = (9, 6, 8, 12, 7, 5, 8, 10, 9, 6, 8, 7)  # of Poisson batches
 
@@ -80,13 +78,3 @@ def test_equals_the_authors_package_step_by_step(interval, expected):
     """
     eta, reason = expected
     assert reason in {row.get("reason") for row in compare(make_model(), eta, interval)}
-
-
-def test_the_other_smoothing_is_not_the_authors():
-    """What they publish keeps 0.9 of the old rate; a weight of 0.9 for the new one leaves it at the first probe."""
-    (batch,) = make_batches((8,))
-    assert Oracle(make_model(), 1e-3).step(batch, probing=True) == pytest.approx(1.1e-3)
-    for smoothing, expected in ((PRESETS["paper"].smoothing, 1.1e-3), (0.9, 1.9e-3)):
-        model = make_model()
-        record = wire(model, 1e-3, smoothing=smoothing).step(cross_entropy(model), batch)
-        assert record.eta == pytest.approx(expected)

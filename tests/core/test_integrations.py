@@ -7,6 +7,7 @@ import os
 import shutil
 import stat
 from concurrent.futures import Future
+from unittest import mock
 
 import pytest
 import torch
@@ -168,33 +169,22 @@ def test_what_the_trainer_tells_is_private(trainer):
         found.train()
 
 
-def watcher():
-    """A callback of the Trainer that keeps what each of its events is told, but for the objects of the run."""
-    transformers = pytest.importorskip("transformers")
-
-    class Watcher(transformers.TrainerCallback):
-        def __init__(self) -> None:
-            self.seen = []
-
-    def watch(name):
-        def event(self, args, state, control, **given):
-            plain = {key: value for key, value in given.items() if isinstance(value, dict | float | int | str)}
-            self.seen.append(repr((name, state, control, plain)))
-
-        return event
-
-    for name in vars(transformers.TrainerCallback):
-        if name.startswith("on_"):
-            setattr(Watcher, name, watch(name))
-    return Watcher()
-
-
-def test_one_long_record_is_not_told_by_the_trainer(trainer, tmp_path):
+def test_one_long_record_is_not_told_by_the_trainer(trainer, tmp_path, monkeypatch):
     """All records in every batch, and one of them long, or not: whatever is not a noised sum must be the same."""
-    found = []
+    handler = pytest.importorskip("transformers.trainer_callback").CallbackHandler
+    call, seen, found = handler.call_event, [], []
+
+    def watched(self, event, args, state, control, **given):
+        """What callbacks are told, but for the objects of the run."""
+        plain = {key: value for key, value in given.items() if isinstance(value, dict | float | int | str)}
+        seen.append(repr((event, state, control, plain)))
+        return call(self, event, args, state, control, **given)
+
+    monkeypatch.setattr(handler, "call_event", watched)
     for length in (8, 400):
-        folder, watch = tmp_path / str(length), watcher()
-        given = {"train_dataset": texts(16, length), "eval_dataset": None, "callbacks": [watch]}
+        folder = tmp_path / str(length)
+        given = {"train_dataset": texts(16, length), "eval_dataset": None}
+        seen.clear()
         arguments = {"per_device_train_batch_size": 16, "output_dir": str(folder), "save_strategy": "epoch"}
         run = trainer({"preset": "fixed"}, given=given, **arguments)
         assert run.train().metrics == {"epsilon": run.private.epsilon_spent()}
@@ -204,8 +194,8 @@ def test_one_long_record_is_not_told_by_the_trainer(trainer, tmp_path):
         parts["rng_state.pth"] = (checkpoint / "rng_state.pth").read_bytes()
         parts["optimizer.pt"] = repr(told(torch.load(checkpoint / "optimizer.pt")))
         state = json.loads((checkpoint / "trainer_state.json").read_text())
-        assert "epsilon" in state["log_history"][0] and len(watch.seen) > 8
-        found.append((names, parts, state, watch.seen, flat(run.model)))
+        assert "epsilon" in state["log_history"][0] and len(seen) > 8
+        found.append((names, parts, state, [*seen], flat(run.model)))
     same, other = found
     assert same[:4] == other[:4] and not torch.equal(same[4], other[4])
 
@@ -230,20 +220,16 @@ def test_the_trainer_uploads_no_key(trainer, tmp_path, monkeypatch):
     library = pytest.importorskip("transformers.trainer")
     from huggingface_hub.utils import filter_repo_objects
 
-    sent = []
+    sent, hub = [], mock.MagicMock()
 
-    class Hub:
-        def create_repo(self, name, **_):
-            return type("Repo", (), {"repo_id": name})
+    def upload(folder_path, ignore_patterns=None, **_):
+        sent.extend(filter_repo_objects(os.listdir(folder_path), ignore_patterns=ignore_patterns))
+        return mock.DEFAULT
 
-        def upload_folder(self, folder_path, ignore_patterns=None, **_):
-            names = os.listdir(folder_path)
-            sent.extend(filter_repo_objects(names, ignore_patterns=ignore_patterns))
-            done: Future = Future()
-            done.set_result(None)
-            return done
-
-    monkeypatch.setattr(library, "hf_api", Hub)
+    hub.create_repo.return_value.repo_id = "run"
+    hub.upload_folder.side_effect, hub.upload_folder.return_value = upload, Future()
+    hub.upload_folder.return_value.set_result(None)
+    monkeypatch.setattr(library, "hf_api", lambda: hub)
     monkeypatch.setattr(library.Trainer, "create_model_card", lambda *_, **__: None)
     run = trainer(
         push_to_hub=True, hub_strategy="all_checkpoints", hub_token="none", save_strategy="steps", save_steps=5

@@ -12,20 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import DataLoader
-from twins import (
-    adamw,
-    by_hand,
-    changed,
-    cross_entropy,
-    flat,
-    make_batches,
-    make_data,
-    make_model,
-    make_private,
-    refused,
-    steps,
-    train,
-)
+from twins import by_hand, changed, cross_entropy, flat, make_batches, make_data, make_private, refused, steps, train
 
 from hyfreedp import PrivacyEngine
 
@@ -43,8 +30,8 @@ def test_the_wiring_cell_run_twice_is_told_of_the_private_loader():
 
 def test_what_accelerate_has_prepared_is_told_by_name():
     accelerate = pytest.importorskip("accelerate")
-    accelerator, model = accelerate.Accelerator(cpu=True), make_model()
-    prepared = accelerator.prepare(adamw(model))
+    accelerator, model = accelerate.Accelerator(cpu=True), torch.nn.Linear(5, 3)
+    prepared = accelerator.prepare(torch.optim.SGD(model.parameters()))
     with pytest.raises(TypeError, match=r"got accelerate's AcceleratedOptimizer: leave out prepare, or"):
         make_private(model, optimizer=prepared)
     with pytest.raises(ValueError, match="plain DataLoader, got accelerate's DataLoaderShard: give the one"):
@@ -63,7 +50,7 @@ def test_what_accelerate_has_prepared_is_told_by_name():
 )
 def test_a_typo_is_compared_with_all_arguments_even_where_one_is_missing(wrong, right):
     with pytest.raises(TypeError, match=f"unknown argument '{wrong}'; did you mean '{right}'"):
-        PrivacyEngine().make_private_with_epsilon(module=make_model(), **{wrong: 1})
+        PrivacyEngine().make_private_with_epsilon(module=torch.nn.Linear(5, 3), **{wrong: 1})
 
 
 # -- the loss function -------------------------------------------------------------------------------------------------

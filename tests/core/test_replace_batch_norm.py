@@ -24,14 +24,11 @@ def convnet(norm) -> nn.Module:
     return model.double()
 
 
-def example(model) -> Example:
-    batch = torch.randn(5, 1, 5, 5, dtype=torch.float64), torch.randint(3, (5,))
-    return Example(model, batch, lambda model, x, y: F.cross_entropy(model(x), y, reduction="none"))
-
-
 def assert_trains(model) -> None:
     """Per-sample norms and the clipped sum are those of a loop over single samples."""
-    assert_exact(example(model), rtol=1e-5)
+    batch = torch.randn(5, 1, 5, 5, dtype=torch.float64), torch.randint(3, (5,))
+    example = Example(model, batch, lambda model, x, y: F.cross_entropy(model(x), y, reduction="none"))
+    assert_exact(example, rtol=1e-5)
 
 
 @together("norm", [nn.BatchNorm2d, nn.SyncBatchNorm])

@@ -214,11 +214,17 @@ def bert() -> Example:
     return Example(model, (ids, torch.randint(3, (4,))), loss)
 
 
-def _classifier(model: nn.Module, x: Tensor, classes: int) -> Example:
+def classifier(model: nn.Module, x: Tensor, classes: int) -> Example:
+    """A model in train mode on such inputs, with random labels."""
+
     def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(model(x), y, reduction="none")
 
-    return Example(model.double().train(), (x.double(), torch.randint(classes, (len(x),))), loss)
+    return Example(model.train(), (x, torch.randint(classes, (len(x),))), loss)
+
+
+def _classifier(model: nn.Module, x: Tensor, classes: int) -> Example:
+    return classifier(model.double(), x.double(), classes)
 
 
 def _language_model(model: nn.Module) -> Example:
