@@ -52,7 +52,9 @@ def test_some_layers_only() -> None:
 def test_linear_of_any_shape(batch, tokens, width, out, bias) -> None:
     model = nn.Sequential(nn.Linear(width, out, bias=bias), nn.Tanh(), nn.Linear(out, width)).double()
     x = torch.randn(batch, tokens, width).double()
-    _exact_fast_or_not(Example(model, (x,), lambda model, x: model(x).square().sum((1, 2))))
+    example = Example(model, (x,), lambda model, x: model(x).square().sum((1, 2)))
+    found = example.by_engine(make_engine(model, NoClipping()))  # alone where there is one sample, to verify nothing by
+    torch.testing.assert_close(found, example.clipped(NoClipping()), rtol=1e-9, atol=1e-12)
 
 
 @settings(max_examples=15)
@@ -73,12 +75,6 @@ def test_norm_layers_of_any_shape(shape, normalized) -> None:
     model = nn.Sequential(nn.LayerNorm(sizes), nn.RMSNorm(sizes, eps=1e-3), nn.LayerNorm(sizes, bias=False)).double()
     x = torch.randn(3, *shape[1:], 5, 4).double()
     assert_exact(Example(model, (x,), lambda model, x: model(x).sin().flatten(1).sum(1)))
-
-
-def _exact_fast_or_not(example: Example) -> None:
-    """Of one sample nothing can be verified, which is then computed alone."""
-    found = example.by_engine(make_engine(example.model, NoClipping()))
-    torch.testing.assert_close(found, example.clipped(NoClipping()), rtol=1e-9, atol=1e-12)
 
 
 # -- batches -----------------------------------------------------------------------------------------------------------

@@ -93,9 +93,6 @@ def test_dropout_masks_are_those_of_the_forward_pass():
     torch.testing.assert_close(ends[0], ends[1], rtol=1e-9, atol=1e-12)
 
 
-# -- memory ------------------------------------------------------------------------------------------------------------
-
-
 class LiveBytes(TorchDispatchMode):
     """Counts the bytes of all tensors but a model's own that operations made and that are still alive, exactly.
 
@@ -159,9 +156,6 @@ def test_with_lora_the_memory_is_that_of_training_without_privacy():
 def test_full_fine_tuning_needs_less_memory_too():
     """Book-keeping collects what the clipped sum needs."""
     assert memory(True, True, lora=False) < 0.75 * memory(True, False, lora=False)
-
-
-# -- what is refused ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad:UserWarning")

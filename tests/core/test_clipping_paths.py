@@ -164,15 +164,11 @@ class Doubled(nn.Linear):
         return 2 * super().forward(x)
 
 
-def _weighted() -> nn.Module:
-    return nn.utils.parametrizations.weight_norm(nn.Linear(6, 6))
-
-
 @together(
     ("layer", "slow"),
     [
         (Doubled(6, 6), None),
-        (_weighted(), None),
+        (parametrizations.weight_norm(nn.Linear(6, 6)), None),
         (nn.InstanceNorm1d(5, affine=True), None),
         (nn.Sequential(nn.Unflatten(1, (5, 1, 1)), nn.Conv3d(5, 5, (1, 1, 3), padding="same")), None),
         (nn.PReLU(5), "PReLU"),

@@ -159,10 +159,6 @@ def test_the_innermost_rate_is_the_eta_applied(base):
         assert optimizer.param_groups is optimizer_base.param_groups
 
 
-class Interrupt(Exception):
-    pass
-
-
 @together("failing_call", [1, 4, 5, 8])
 def test_an_exception_inside_a_probe_leaves_the_plain_step(failing_call):
     """Samples one by one: calls 1 to 4 after the training forwards are the probe ahead, 5 to 8 the one behind."""
@@ -177,12 +173,12 @@ def test_an_exception_inside_a_probe_leaves_the_plain_step(failing_call):
     def fail(batch):
         calls.append(len(batch[0]))
         if len(calls) == 4 + failing_call:
-            raise Interrupt
+            raise KeyboardInterrupt
         return cross_entropy(model)(batch)
 
     first, second = make_batches((4, 3))
     torch.manual_seed(1)
-    with pytest.raises(Interrupt):
+    with pytest.raises(KeyboardInterrupt):
         optimizer.step(fail, first)
     random = torch.get_rng_state()
     torch.manual_seed(1)

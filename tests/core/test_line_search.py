@@ -20,9 +20,6 @@ values = st.floats(-1e3, 1e3)
 rates = st.floats(1e-6, 10)
 
 
-# -- rules -------------------------------------------------------------------------------------------------------------
-
-
 def fit(slope, curvature):
     return QuadraticFit(slope, curvature, 1.0)
 
@@ -74,9 +71,6 @@ def test_one_bad_record_moves_a_release_by_no_more_than_its_clip(where, bad):
     slope, curvature = (abs(getattr(fits[0], name) - getattr(fits[1], name)) for name in ("slope", "curvature"))
     assert slope <= 1.0 / 4 / (2 * 0.1) * (1 + 1e-9)
     assert curvature <= 2.0 / 4 / 0.1**2 * (1 + 1e-9)  # where 2 L(w) counts twice
-
-
-# -- the learned state -------------------------------------------------------------------------------------------------
 
 
 @together("rule", RULES)

@@ -71,9 +71,9 @@ def test_without_noise_the_sums_of_the_votes_over_the_expected_size(rows, expect
 
 
 @pytest.mark.parametrize("rows", [[], [(0.0, 1.0, 2.0)] * 5 + [(1.0, math.nan, 0.0)] * 3], ids=["empty", "full"])
-def test_noise_has_the_stated_distribution(rows, generator):
+def test_noise_has_the_stated_distribution(rows):
     """Kolmogorov-Smirnov and chi-square on 4,000 releases, correlation; an empty batch is noised like any other."""
-    settings = {"expected_batch_size": 10, "generator": generator}
+    settings = {"expected_batch_size": 10, "generator": NoiseGenerator(0)}
     margins = np.array([sums_of_votes(rows, 3.0, **settings) for _ in range(4000)])
     noise = (margins - np.array(sums_of_votes(rows, expected_batch_size=10))) / (3.0 / 10)
     for column in noise.T:
@@ -259,14 +259,6 @@ def test_a_run_may_be_evaluated_at_its_average_before_it_ends():
     torch.testing.assert_close(average, expected.to(average.dtype), rtol=1e-5, atol=1e-6)
 
 
-@pytest.fixture
-def rungs(monkeypatch):
-    """Those that looks have moved the weights to, in their order."""
-    tried, moved = [], torch._foreach_add
-    monkeypatch.setattr(torch, "_foreach_add", lambda *args, alpha: (tried.append(alpha), moved(*args, alpha=alpha))[1])
-    return tried
-
-
 def forces(preferred, optimizer, rungs):
     """A loss that only the place along the ladder makes, the last of ``rungs``: at each look records prefer one."""
 
@@ -281,8 +273,11 @@ def forces(preferred, optimizer, rungs):
 
 
 @together("preferred", [[0] * 4, [5] * 4, [10] * 4, [10, 0, 0, 0]])
-def test_votes_lead_from_the_mean_of_start_and_looks_and_weights_come_back_along_the_ray(preferred, monkeypatch, rungs):
+def test_votes_lead_from_the_mean_of_start_and_looks_and_weights_come_back_along_the_ray(preferred, monkeypatch):
     """All prefer the highest, the first, the lowest rate, or change: up after one step only, back at all looks."""
+    rungs, moved = [], torch._foreach_add  # those that looks have moved the weights to, in their order
+    spy = lambda *args, alpha: (rungs.append(alpha), moved(*args, alpha=alpha))[1]  # noqa: E731
+    monkeypatch.setattr(torch, "_foreach_add", spy)
     monkeypatch.setattr(look, "GAIN", math.inf)  # so that the places are on the ray
     monkeypatch.setattr(look, "SURE", math.inf)  # all agree that the mean is wrong, and would lead on from there
     model, optimizer = start()

@@ -19,9 +19,6 @@ from hyfreedp import PrivacyEngine
 PRIVATE = {"target_epsilon": 3.0, "accountant": "rdp"}
 
 
-# -- wiring ------------------------------------------------------------------------------------------------------------
-
-
 def test_the_wiring_cell_run_twice_is_told_of_the_private_loader():
     model, optimizer, loader = make_private()
     with pytest.raises(ValueError, match=r"data_loader is private already, .* give the plain DataLoader"):
@@ -53,9 +50,6 @@ def test_a_typo_is_compared_with_all_arguments_even_where_one_is_missing(wrong, 
         PrivacyEngine().make_private_with_epsilon(module=torch.nn.Linear(5, 3), **{wrong: 1})
 
 
-# -- the loss function -------------------------------------------------------------------------------------------------
-
-
 def test_a_loss_of_two_arguments_is_told_to_take_the_batch_apart():
     model, optimizer, loader = make_private()
     with refused(optimizer, r"must take one argument, .* got a function of \(x, y\): .* x, y = batch", TypeError):
@@ -78,9 +72,6 @@ def test_a_scaler_of_gradients_is_told_to_be_left_out(enabled):
     scaler.scale(cross_entropy(model)(make_batches([6])[0]).mean()).backward()
     with pytest.raises(TypeError, match=r"GradScaler.*"):
         scaler.step(optimizer)
-
-
-# -- batches -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -123,9 +114,6 @@ def test_what_cannot_be_divided_is_refused_with_the_way_out(extra, error, messag
     optimizer = by_hand()
     with refused(optimizer, message, error):
         optimizer.step(cross_entropy(optimizer.module), [*make_batches([6])[0], extra])
-
-
-# -- what used to be silent --------------------------------------------------------------------------------------------
 
 
 def test_a_delta_of_one_in_n_is_warned_of():

@@ -153,10 +153,11 @@ def test_the_last_bits_do_not_tell_what_was_added(scale, dtype):
         assert len(near) and torch.equal(multiples, multiples.round()) and (multiples % 2 == 1).any()
 
 
-@together("scale", [0.0, -1.0, math.inf, math.nan])
-def test_a_scale_that_makes_no_noise_is_refused(scale):
-    with pytest.raises(ValueError, match="scale must be positive and finite"):
-        NoiseGenerator(0).add_noise([torch.zeros(3)], scale)
+@together("scale", [0.0, -1.0, math.inf, math.nan, None])
+def test_a_scale_that_makes_no_noise_is_refused_and_so_are_numbers_in_half_precision(scale):
+    total = torch.zeros(3, dtype=torch.float if scale is not None else torch.bfloat16)
+    with pytest.raises(ValueError, match="bfloat16" if scale is None else "scale must be positive and finite"):
+        NoiseGenerator(0).add_noise([total], 1.0 if scale is None else scale)
 
 
 @together("given_", [torch.Generator(), 3, np.random.default_rng(0)])

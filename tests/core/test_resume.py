@@ -4,12 +4,10 @@ import copy
 import functools
 import io
 import math
-from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 from torch.utils.data import DataLoader
 from twins import adamw, flat, make_data, make_model, make_private, sgd_momentum, three_groups, train
 
@@ -42,24 +40,15 @@ def start(name, *, model_seed=0, engine_seed=0, global_seed=0, workers=0):
     return model, optimizer, loader
 
 
-class End(NamedTuple):
-    weights: Tensor
-    texts: tuple  # repr tells equal from nearly equal floats, and takes NaN for equal to itself
-    base: dict
-
-
 def end(model, optimizer):
-    return End(
-        flat(model),
-        tuple(map(repr, (optimizer.history, optimizer.rate_learner.state_dict(), optimizer.epsilon_spent()))),
-        optimizer.base.state_dict(),
-    )
+    """Tensors, and texts: repr tells equal from nearly equal floats, and takes NaN for equal to itself."""
+    texts = (optimizer.history, optimizer.rate_learner.state_dict(), optimizer.epsilon_spent())
+    return (flat(model), optimizer.base.state_dict()), repr(texts)
 
 
-def assert_same(first: End, second: End):
-    torch.testing.assert_close(first.weights, second.weights, rtol=0, atol=0)
-    assert first.texts == second.texts
-    torch.testing.assert_close(first.base, second.base, rtol=0, atol=0)
+def assert_same(first, second):
+    torch.testing.assert_close(first[0], second[0], rtol=0, atol=0)
+    assert first[1] == second[1]
 
 
 def through_a_file(state) -> io.BytesIO:

@@ -7,7 +7,7 @@ from cases import each, together
 from models import Example, assert_exact, conv1d_net, groupnorm_convnet, mlp, tied_language_model, vit
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from twins import Built, by_hand, flat, make_batches, make_model, make_private, refused, sgd, trainable
+from twins import Built, by_hand, cross_entropy, flat, make_batches, make_model, make_private, refused, sgd, trainable
 
 from hyfreedp.gradients import AutomaticClipping, make_engine
 
@@ -20,13 +20,6 @@ def several(model, views, augment=lambda x: x):
         return F.cross_entropy(model(augment(x)), y, reduction="none").view(-1, views)
 
     return per_sample_loss
-
-
-def single(model):
-    return lambda batch: F.cross_entropy(model(batch[0]), batch[1], reduction="none")
-
-
-# -- the engine --------------------------------------------------------------------------------------------------------
 
 
 def assert_averages(example, views, rows=(0, 3, 1, 4, 2, 0)):
@@ -78,9 +71,6 @@ def test_views_of_a_record_may_mix():
         assert_exact(example, make_engine(model, AutomaticClipping(), views=views))
 
 
-# -- runs --------------------------------------------------------------------------------------------------------------
-
-
 @together("size", [None, 3, 1, lambda batch: [[3, 0], [1, 2, 4], [5]]])
 def test_a_step_is_that_of_a_loop_over_records_and_views(size):
     """Whatever the pieces; what counts is records. The loss of a record is the mean of its views'."""
@@ -114,15 +104,12 @@ def test_views_that_are_equal_are_a_run_without_views(preset, unbound_noise):
     for views in (1, 4):
         optimizer = by_hand(preset=preset, target_epsilon=3.0, accountant="rdp", views=views)
         model = optimizer.module
-        loss = single(model) if views == 1 else several(model, views)
+        loss = cross_entropy(model) if views == 1 else several(model, views)
         for batch in make_batches((8, 5, 0, 9, 8)):
             optimizer.step(loss, batch)
         runs.append((flat(model), optimizer.eta, optimizer.epsilon_spent()))
     torch.testing.assert_close(runs[0][0], runs[1][0], rtol=1e-8, atol=1e-10)
     assert runs[0][1:] == pytest.approx(runs[1][1:])
-
-
-# -- what is refused ---------------------------------------------------------------------------------------------------
 
 
 @together("views", [0, -1, 2.5, "2", True, None])

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from twins import Built
 
 from hyfreedp.gradients import AutomaticClipping, Clipping, GradientEngine, make_engine
 
@@ -128,27 +129,21 @@ def conv1d_net() -> Example:
     return _classifier(model, torch.randn(5, 3, 12), classes=3)
 
 
-class TiedLanguageModel(nn.Module):
+def tied_language_model() -> Example:
     """Embedding and head share their table, one block is used twice, positions are embedded once for all samples."""
 
-    def __init__(self, entries: int = 13, width: int = 8, tokens: int = 7) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(entries, width, padding_idx=0)
-        self.positions = nn.Embedding(tokens, width)
-        self.block = nn.Sequential(nn.RMSNorm(width, eps=1e-5), nn.Linear(width, width), nn.GELU())
-        self.head = nn.Linear(width, entries)
-        self.head.weight = self.embedding.weight
+    def forward(m: nn.Module, ids: Tensor) -> Tensor:
+        x = m.embedding(ids) + m.positions(torch.arange(ids.shape[1], device=ids.device)[None])
+        return m.head(m.block(m.block(x)))
 
-    def forward(self, ids: Tensor) -> Tensor:
-        x = self.embedding(ids) + self.positions(torch.arange(ids.shape[1], device=ids.device)[None])
-        return self.head(self.block(self.block(x)))
-
-
-def tied_language_model() -> Example:
+    block = nn.Sequential(nn.RMSNorm(8, eps=1e-5), nn.Linear(8, 8), nn.GELU())
+    tables = {"embedding": nn.Embedding(13, 8, padding_idx=0), "positions": nn.Embedding(7, 8)}
+    model = Built(forward, **tables, block=block, head=nn.Linear(8, 13))
+    model.head.weight = model.embedding.weight
     ids = torch.randint(1, 13, (5, 7))
     ids[:2, 4:] = 0
     ids[3] = 1  # a token that occurs many times in a sample
-    return Example(TiedLanguageModel().double(), (ids,), _next_token_loss)
+    return Example(model.double(), (ids,), _next_token_loss)
 
 
 def vit() -> Example:
