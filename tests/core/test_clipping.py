@@ -80,24 +80,6 @@ def test_norm_layers_of_any_shape(shape, normalized) -> None:
 # -- batches -----------------------------------------------------------------------------------------------------------
 
 
-def test_physical_batches_add_up() -> None:
-    """Also those of one sample and of none, and those of which each sample is computed alone."""
-    example = tied_language_model()
-    _, clipped = example.clipped()
-    engine = make_engine(example.model, AutomaticClipping())
-    pieces = [(slice(0, 1), False), (slice(1, 4), False), (slice(4, 4), False), (slice(4, 5), True)]
-    norms = [
-        engine.add(lambda ids: example.loss(example.model, ids), example.batch[0][rows], alone=alone)[1]
-        for rows, alone in pieces
-    ]
-    assert [len(n) for n in norms] == [1, 3, 0, 1] and norms[2].dtype == torch.float64
-    assert torch.equal(torch.cat(engine.norms), torch.cat([norms[0], norms[1], norms[3]]))
-    total = torch.cat([t.flatten() for t in engine.clipped_sums(example.trainable)])
-    torch.testing.assert_close(total, clipped, rtol=1e-9, atol=1e-12)
-    engine.clear()
-    assert not engine.norms and not any(t.any() for t in engine.clipped_sums(example.trainable))
-
-
 def test_unused_parameters_get_zeros() -> None:
     model = nn.ModuleDict({"used": nn.Linear(3, 1), "spare": nn.Linear(3, 1)}).double()
     assert_exact(Example(model, (torch.randn(4, 3).double(),), lambda model, x: model["used"](x)[:, 0]))

@@ -13,33 +13,31 @@ from twins import Built
 from hyfreedp.gradients import AutomaticClipping, make_engine
 
 
-class Attention(nn.Module):
+def attention(
+    batch_first: bool = True, kind: str = "self", need_weights: bool = True, kdim: int = 8, **settings
+) -> nn.Module:
     """Attention to itself, to a memory, or to keys and values of their own; with its weights in the output."""
 
-    def __init__(self, batch_first: bool = True, kind: str = "self", need_weights: bool = True, **settings) -> None:
-        super().__init__()
-        width = settings.get("kdim", 8)
-        self.inner, self.memory, self.head = nn.Linear(4, 8), nn.Linear(4, width), nn.Linear(8, 3)
-        self.attention = nn.MultiheadAttention(8, 2, batch_first=batch_first, **settings)
-        self.kind, self.need_weights, self.average = kind, need_weights, kind != "memory"
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.inner(x)
-        keys = h if self.kind == "self" else self.memory(x[:, :3]).tanh()
+    def forward(m: nn.Module, x: Tensor) -> Tensor:
+        h = m.inner(x)
+        keys = h if kind == "self" else m.memory(x[:, :3]).tanh()
         padding = torch.cat([torch.zeros_like(x[:, :1, 0], dtype=torch.bool), x[:, 1 : keys.shape[1], 0] > 1], 1)
         mask = torch.ones(5, keys.shape[1], dtype=torch.bool).triu(1)
-        if not self.attention.batch_first:
+        if not batch_first:
             h, keys = (h, h) if keys is h else (h, keys.transpose(0, 1))
             h = h.transpose(0, 1)
-            keys = h if self.kind == "self" else keys
-        values = keys.flip(2) if self.kind == "three" else keys
-        output, weights = self.attention(
-            h, keys, values, padding, self.need_weights, mask, average_attn_weights=self.average
-        )
-        output = output if self.attention.batch_first else output.transpose(0, 1)
-        assert (weights is not None) == self.need_weights
+            keys = h if kind == "self" else keys
+        values = keys.flip(2) if kind == "three" else keys
+        average = kind != "memory"
+        output, weights = m.attention(h, keys, values, padding, need_weights, mask, average_attn_weights=average)
+        output = output if batch_first else output.transpose(0, 1)
+        assert (weights is not None) == need_weights
         shares = 0 if weights is None else weights.square().flatten(1).sum(1)
-        return self.head(output).tanh().sum((1, 2)) + shares
+        return m.head(output).tanh().sum((1, 2)) + shares
+
+    parts = {"inner": nn.Linear(4, 8), "memory": nn.Linear(4, kdim), "head": nn.Linear(8, 3)}
+    layer = nn.MultiheadAttention(8, 2, batch_first=batch_first, kdim=kdim, vdim=kdim, **settings)
+    return Built(forward, **parts, attention=layer)
 
 
 SETTINGS = [
@@ -47,7 +45,7 @@ SETTINGS = [
     {"need_weights": False},
     {"kind": "memory"},
     {"kind": "three", "need_weights": False},
-    {"kind": "memory", "kdim": 6, "vdim": 6},
+    {"kind": "memory", "kdim": 6},
     {"bias": False},
 ]
 
@@ -59,7 +57,7 @@ def example_of(model: nn.Module) -> Example:
 @together(*pairs(samples=[7, 5, 2], batch_first=[True, False], settings=SETTINGS).args)
 def test_every_kind_of_call(settings, batch_first, samples) -> None:
     """Also where there are as many samples as tokens."""
-    assert_exact(example_of(Attention(batch_first, **settings)), rows=slice(0, samples))
+    assert_exact(example_of(attention(batch_first, **settings)), rows=slice(0, samples))
 
 
 @pytest.mark.filterwarnings("ignore:gradients are computed one sample at a time:UserWarning")
@@ -113,8 +111,8 @@ def test_a_transformer(norm_first, trained) -> None:
 @together(
     "build",
     [
-        partial(Attention, need_weights=True, dropout=0.4),
-        partial(Attention, need_weights=False, dropout=0.4),
+        partial(attention, need_weights=True, dropout=0.4),
+        partial(attention, need_weights=False, dropout=0.4),
         partial(transformer, True, dropout=0.4),
         partial(transformer, False, dropout=0.4),
     ],
@@ -135,4 +133,4 @@ def test_dropout_draws_what_it_draws_without_an_engine(build) -> None:
 
 @together("settings", [{"add_bias_kv": True}, {"add_zero_attn": True}])
 def test_tokens_that_are_added_are_slow(settings) -> None:
-    assert_exact(example_of(Attention(**settings)), slow="MultiheadAttention|Linear")
+    assert_exact(example_of(attention(**settings)), slow="MultiheadAttention|Linear")

@@ -121,9 +121,6 @@ def test_fixed_rate_equals_the_base_optimizer_on_private_gradients_bit_for_bit(b
         torch.testing.assert_close(flat(model), flat(twin), rtol=1e-8, atol=1e-8)
 
 
-# -- the base optimizer and its state ----------------------------------------------------------------------------------
-
-
 @together("base", BASES)
 def test_gen_rejects_a_parabola_that_opens_downwards_and_leaves_the_weights_bitwise(base):
     """By a loss that is concave in the weights (b > 0 > a): weights after a probe are copied, not computed back."""
@@ -193,9 +190,6 @@ def test_an_exception_inside_a_probe_leaves_the_plain_step(failing_call):
     torch.set_rng_state(random)
     fixed.step(cross_entropy(plain), second)
     assert torch.equal(flat(model), flat(plain))
-
-
-# -- dropout -----------------------------------------------------------------------------------------------------------
 
 
 def test_probes_see_the_masks_of_the_training_forward():

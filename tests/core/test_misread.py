@@ -37,9 +37,9 @@ def by_engine(engine: GradientEngine, loss: Loss, batch: list[Tensor]) -> Tensor
     return Example(engine.module, tuple(batch), lambda _, *batch: loss(list(batch))).by_engine(engine)[1]
 
 
-def attack(model: nn.Module, batches: list[list[Tensor]], loss: Loss | None = None) -> GradientEngine:
+def attack(model: nn.Module, batches: list[list[Tensor]]) -> GradientEngine:
     """Each batch's sum is the loop's, also where a record is left out: so one moves it by 0.05 at most."""
-    engine, loss = make_engine(model.train(), CLIPPING), loss or squared(model)
+    engine, loss = make_engine(model.train(), CLIPPING), squared(model)
     for batch in batches:
         expected, found = by_loop(model, loss, batch), by_engine(engine, loss, batch)
         torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-10)
@@ -198,20 +198,15 @@ def routed(m: nn.Module, x: Tensor) -> Tensor:
     return m.outer((h + out).mean(1))[:, 0]
 
 
-def routed_batches() -> list[list[Tensor]]:
-    """One token of each sample; then other numbers of tokens of some, and as many of all."""
+def test_tokens_that_are_gathered_by_routing() -> None:
+    """Those that happen to fit, too: one token of each sample; then other numbers of some, and as many of all."""
+    assert attack(three_layers(routed), [batch_of(16, 6, 4)]).slow is not None
     even = batch_of(16, 6, 4)
     even[0][..., 0] = -1
     even[0][:, 2, 0] = 1
     odd = [tensor.clone() for tensor in even]
     odd[0][0, :, 0], odd[0][1:5, 2, 0] = torch.tensor([-1, 1, 1, 1, 1, 1.0]).double(), -1
-    return [even, odd]
-
-
-def test_tokens_that_are_gathered_by_routing() -> None:
-    """And those that happen to fit, at first."""
-    assert attack(three_layers(routed), [batch_of(16, 6, 4)]).slow is not None
-    attack(three_layers(routed), routed_batches())
+    attack(three_layers(routed), [even, odd])
 
 
 def test_a_feature_that_the_first_records_have_not() -> None:

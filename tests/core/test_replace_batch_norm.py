@@ -64,18 +64,11 @@ def test_the_layers_of_timm_go_on_to_drop_and_activate():
     assert_trains(relu)
 
 
-@together("norm", [FrozenBatchNorm2d, FrozenBatchNormAct2d])
-def test_constant_statistics_are_allowed_and_stay(norm):
+@together("norm", [FrozenBatchNorm2d, FrozenBatchNormAct2d, nn.BatchNorm2d])
+def test_constant_statistics_are_allowed_and_stay_and_others_beside_them_go(norm):
     model = convnet(norm)
-    kept = model[1]
-    assert replace_batch_norm(model)[1] is kept
-    assert_trains(model)
-
-
-def test_a_frozen_layer_in_eval_mode_stays_and_others_beside_it_go():
-    model = convnet(nn.BatchNorm2d)
-    kept = model[1].requires_grad_(False).eval()
-    assert replace_batch_norm(model)[1] is kept and isinstance(model[3], nn.GroupNorm)
+    kept = model[1].requires_grad_(False).train(norm is not nn.BatchNorm2d)
+    assert replace_batch_norm(model)[1] is kept and isinstance(model[3], nn.GroupNorm) == (norm is nn.BatchNorm2d)
     assert_trains(model)
 
 

@@ -100,9 +100,6 @@ def test_workers_that_fetch_ahead_lose_no_batch():
     assert_same(end(model, optimizer), reference)
 
 
-# -- files -------------------------------------------------------------------------------------------------------------
-
-
 def test_the_engines_checkpoint_resumes_bitwise_through_a_file(tmp_path):
     """As a user of Opacus would: saved in the middle, a new process, loaded; with what else was to be kept."""
     reference, _ = uninterrupted("line search")

@@ -30,9 +30,6 @@ def make(base="adamw", **settings):
     return model, by_hand(model, BASES[base](model), **({"preset": "fixed"} | PRIVATE | settings))
 
 
-# -- schedulers --------------------------------------------------------------------------------------------------------
-
-
 def plain_loop(base, schedule, *, expected=8):
     """torch alone: the sum of losses over the expected batch size, by whatever rates the scheduler sets."""
     model = make_model()
@@ -155,9 +152,6 @@ def test_hooks_run_once_a_step(preset):
     assert count == {("before", "HyFreeDPOptimizer"): 3, ("after", "HyFreeDPOptimizer"): 3} | of_base
     steps(optimizer, SIZES[:1])
     assert len(seen) == 3 and sum(count.values()) == 15  # removed
-
-
-# -- what other loops call ---------------------------------------------------------------------------------------------
 
 
 def test_it_is_an_optimizer_by_the_base_optimizers_groups_state_and_defaults():
