@@ -258,6 +258,7 @@ def noisy():
     return Built(lambda _, x: x + 0.1 * torch.randn_like(x))
 
 
+@pytest.mark.parametrize("pieces", [None, 20])
 @together(
     ("first", "mix"),
     [
@@ -269,7 +270,6 @@ def noisy():
         ([MaxDropout(lambda layer, x: x / x.std() if layer.training else x)], losses),
     ],
 )
-@pytest.mark.parametrize("pieces", [None, 20])
 def test_t7_mix_through_values_without_gradient_is_refused(first, mix, pieces):
     model, optimizer, loader = wire(mlp(*first), classes(), max_physical_batch_size=pieces)
     with refused(optimizer, MIXES):

@@ -8,19 +8,7 @@ import torch
 from cases import each, pairs, together
 from torch import nn
 from torch.utils.data import DataLoader
-from twins import (
-    Made,
-    by_hand,
-    changed,
-    cross_entropy,
-    flat,
-    make_batches,
-    make_model,
-    make_private,
-    refused,
-    sgd,
-    steps,
-)
+from twins import Made, by_hand, changed, cross_entropy, flat, make_batches, make_model, make_private, refused, steps
 
 from hyfreedp.gradients import AutomaticClipping, NoClipping
 
@@ -47,7 +35,9 @@ REFUSED = {
         {"preset": "paper", "initial_learning_rate": 0.0},
         "initial_learning_rate must be .*positive, got 0.0",
     ),
-    "first rate": ({"initial_learning_rate": math.inf}, "initial_learning_rate must be finite and positive"),
+    "rate infinite": ({"initial_learning_rate": math.inf}, "initial_learning_rate must be finite .*, got inf"),
+    "rate negative": ({"initial_learning_rate": -1.0}, "initial_learning_rate must be finite and positive, got -1.0"),
+    "no rate": ({"initial_learning_rate": math.nan}, "initial_learning_rate must be finite and positive, got nan"),
     "step rule": ({"preset": "paper", "step_rule": "greedy"}, r"step_rule must be .*'literal'.*got 'greedy'"),
     "R_l": ({"preset": "paper", "loss_threshold_rule": "mean"}, "loss_threshold_rule must be .*'sum'.*got 'mean'"),
     "clipping that bounds nothing": ({"clipping": NoClipping()}, r"clipping must bound .*, got NoClipping\(\)"),
@@ -99,22 +89,21 @@ def test_arguments_out_of_range_are_refused_by_name_value_and_range(case):
             r"optimizer lacks 2 trainable parameter\(s\) of the model, the first '3.weight'",
         ),
         (lambda model: torch.optim.SGD(model.parameters(), 0.1, 1.0), "must have momentum below 1, got 1"),
-        (lambda model: sgd(model, 0.0), r"optimizer must have positive learning rates .*, got \[0.0\]"),
-        (lambda model: sgd(model, math.nan), r"optimizer must have positive learning rates .*, got \[nan\]"),
+        (lambda model: torch.optim.LBFGS(model.parameters()), "without a closure, got LBFGS, .*: choose AdamW or SGD"),
+        (lambda model: torch.optim.SGD(model.parameters(), 0.0), r"must have positive learning rates .*, got \[0.0\]"),
+        (lambda model: torch.optim.SGD(model.parameters(), math.nan), r"must have positive .*, got \[nan\]"),
     ],
 )
 def test_an_optimizer_of_other_parameters_or_without_a_rate_is_refused(optimizer, message):
     model = make_model()
-    refuse(ValueError, message, model=model, optimizer=optimizer(model))
+    refuse((ValueError, TypeError), message, model=model, optimizer=optimizer(model))
 
 
-@together("kind", ["ASGD", "Adadelta", "Adagrad", "Rprop", "Adafactor", "RAdam", "LBFGS"])
+@together("kind", ["ASGD", "Adadelta", "Adagrad", "Rprop", "Adafactor", "RAdam"])
 def test_optimizers_whose_steps_may_be_of_any_size_are_refused(kind):
     model = make_model()
-    message = (
-        f"must be SGD, RMSprop or .* got {kind}, .* preset='paper'|without a closure, got {kind}, .*: choose AdamW"
-    )
-    refuse((ValueError, TypeError), message, model=model, optimizer=getattr(torch.optim, kind)(model.parameters()))
+    message = f"must be SGD, RMSprop or .* got {kind}, .* preset='paper'"
+    refuse(ValueError, message, model=model, optimizer=getattr(torch.optim, kind)(model.parameters()))
 
 
 def test_frozen_parameters_in_the_optimizer_are_fine():
@@ -141,7 +130,8 @@ def test_an_optimizer_of_opacus_is_refused_and_what_is_none():
     from opacus.optimizers import DPOptimizer
 
     model = make_model()
-    theirs = DPOptimizer(sgd(model), noise_multiplier=1.0, max_grad_norm=1.0, expected_batch_size=8)
+    base = torch.optim.SGD(model.parameters())
+    theirs = DPOptimizer(base, noise_multiplier=1.0, max_grad_norm=1.0, expected_batch_size=8)
     with pytest.raises(TypeError, match=r"got Opacus's DPOptimizer: give its \.original_optimizer"):
         make_private(model, theirs)
     make_private(model, theirs.original_optimizer)
