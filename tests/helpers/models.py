@@ -10,7 +10,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from twins import Built
 
 from hyfreedp.gradients import AutomaticClipping, Clipping, GradientEngine, make_engine
 
@@ -129,21 +128,26 @@ def conv1d_net() -> Example:
     return _classifier(model, torch.randn(5, 3, 12), classes=3)
 
 
-def tied_language_model() -> Example:
+class TiedLanguageModel(nn.Module):
     """Embedding and head share their table, one block is used twice, positions are embedded once for all samples."""
 
-    def forward(m: nn.Module, ids: Tensor) -> Tensor:
-        x = m.embedding(ids) + m.positions(torch.arange(ids.shape[1], device=ids.device)[None])
-        return m.head(m.block(m.block(x)))
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.positions = nn.Embedding(13, 8, padding_idx=0), nn.Embedding(7, 8)
+        self.block = nn.Sequential(nn.RMSNorm(8, eps=1e-5), nn.Linear(8, 8), nn.GELU())
+        self.head = nn.Linear(8, 13)
+        self.head.weight = self.embedding.weight
 
-    block = nn.Sequential(nn.RMSNorm(8, eps=1e-5), nn.Linear(8, 8), nn.GELU())
-    tables = {"embedding": nn.Embedding(13, 8, padding_idx=0), "positions": nn.Embedding(7, 8)}
-    model = Built(forward, **tables, block=block, head=nn.Linear(8, 13))
-    model.head.weight = model.embedding.weight
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embedding(ids) + self.positions(torch.arange(ids.shape[1], device=ids.device)[None])
+        return self.head(self.block(self.block(x)))
+
+
+def tied_language_model() -> Example:
     ids = torch.randint(1, 13, (5, 7))
     ids[:2, 4:] = 0
     ids[3] = 1  # a token that occurs many times in a sample
-    return Example(model.double(), (ids,), _next_token_loss)
+    return Example(TiedLanguageModel().double(), (ids,), _next_token_loss)
 
 
 def vit() -> Example:
