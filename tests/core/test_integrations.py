@@ -430,9 +430,6 @@ def test_callbacks_that_log_time_or_memory_are_refused(name):
         module.configure_optimizers()
 
 
-# -- accelerate --------------------------------------------------------------------------------------------------------
-
-
 @together("which", ["optimizer", "loader", "all three"])
 def test_accelerate_does_not_wrap_what_is_private(which):
     """Its optimizer could not be stepped, and in several processes its loader would give each another step's batch."""

@@ -31,9 +31,6 @@ def publicly_seeded():
         seed(0)
 
 
-# -- the states --------------------------------------------------------------------------------------------------------
-
-
 def test_torch_draws_what_the_mersenne_twister_of_the_whole_key_does():
     """NumPy's, as a second library: a layout of torch's state that changed would show."""
     key = derive(b"", "a key")
