@@ -104,6 +104,8 @@ def test_a_sample_that_is_not_finite_contributes_zero(build, alone, poison) -> N
         torch.testing.assert_close(measured[kept], norms[kept], rtol=1e-9, atol=1e-12)
         torch.testing.assert_close(total, clipped, rtol=1e-9, atol=1e-12)
         example.by_engine(engine, slice(3, 5), alone=alone)
+        none, total = example.by_engine(engine, slice(0, 0), alone=alone)
+        assert none.shape == (0,) and none.dtype == torch.float64 and not total.any()
     example.batch[-1][:] = poison
     measured, total = example.by_engine(engine, alone=alone)
     assert measured.isinf().all() and not total.any()

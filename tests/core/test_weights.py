@@ -23,17 +23,19 @@ def by_class(batch):
 
 
 @each(
-    pieces=[None, 4, lambda batch: [[5, 0, 2], [1], [4, 3, 8, 7, 6]]],
+    pieces=[None, 4, lambda batch: [[5, 0, 2], [1], [4, 3, 8, 7, 6]], None],
+    isolate=[False, False, False, True],
     given=["function", "tensor"],
     clipping=[AutomaticClipping(), AbadiClipping(0.1)],
 )
-def test_a_step_multiplies_the_clipped_gradients_whatever_its_pieces(pieces, given, clipping):
+def test_a_step_multiplies_the_clipped_gradients_whatever_its_pieces(pieces, isolate, given, clipping):
     model, (batch,) = make_model(), make_batches([9])
     example = Example(model, tuple(batch), lambda model, x, y: F.cross_entropy(model(x), y, reduction="none"))
     gradients = example.gradients()
     expected = (clipping.factors(gradients.norm(dim=1)) * by_class(batch)) @ gradients
     before = flat(model)
-    optimizer = by_hand(model, sgd(model), preset="fixed", clipping=clipping, max_physical_batch_size=pieces)
+    settings = {"clipping": clipping, "max_physical_batch_size": pieces, "isolate": isolate}
+    optimizer = by_hand(model, sgd(model), preset="fixed", **settings)
     optimizer.step(cross_entropy(model), batch, weights=by_class if given == "function" else by_class(batch))
     moved = (before - flat(model)) * optimizer.expected_batch_size
     torch.testing.assert_close(moved, expected, rtol=1e-9, atol=1e-12)
