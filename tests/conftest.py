@@ -47,13 +47,6 @@ def workspace(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def generator():
-    from hyfreedp import NoiseGenerator
-
-    return NoiseGenerator(0)
-
-
-@pytest.fixture
 def unbound_noise():
     """Noise that follows from seed, purpose and step alone, see :func:`twins.unbind_noise`."""
     from twins import unbind_noise

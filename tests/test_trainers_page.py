@@ -53,6 +53,7 @@ def test_lightning(run):
     names = run("lightning")
     assert names["module"].private.steps_left == 0
     assert torch.equal(flat(names["resumed"]), flat(names["module"]))
+    assert repr(names["resumed"].private.history) == repr(names["module"].private.history)
 
 
 def test_accelerate(run, tmp_path, capsys):

@@ -25,14 +25,11 @@ def calls():
 
 
 def test_every_load_takes_tensors_and_plain_values_only():
+    """NumPy's default refuses pickled objects; nobody asks for them."""
     loads = [(file, node) for file, name, node in calls() if name == "torch.load"]
     assert loads
     for file, node in loads:
         assert "weights_only=True" in [ast.unparse(word) for word in node.keywords], file
-
-
-def test_arrays_are_loaded_without_pickle():
-    """NumPy's default refuses pickled objects; nobody asks for them."""
     for file, name, node in calls():
         assert not (name == "np.load" and any(word.arg == "allow_pickle" for word in node.keywords)), file
 

@@ -217,16 +217,13 @@ def test_the_budget_of_a_person():
 # ---- other people's accountants ------------------------------------------------------------------------------------
 
 
-def pld_accountant_epsilon(sample_rate, delta, *groups):
-    events = [SelfComposedDpEvent(PoissonSampledDpEvent(sample_rate, GaussianDpEvent(s)), n) for s, n in groups]
-    return PLDAccountant().compose(ComposedDpEvent(events)).get_epsilon(delta)
-
-
 @pytest.mark.parametrize("allocation", ["per_step", "constant"])
 def test_agrees_with_dp_accounting_pld(allocation):
     split = calibrate_noise(**CHEAP, allocation=allocation, gamma=1.1)
+    steps = [(split.sigma_gradient, 15), (effective(split), 5)]
+    events = [SelfComposedDpEvent(PoissonSampledDpEvent(0.1, GaussianDpEvent(sigma)), n) for sigma, n in steps]
     for delta in (1e-6, 1e-4):
-        reference = pld_accountant_epsilon(0.1, delta, (split.sigma_gradient, 15), (effective(split), 5))
+        reference = PLDAccountant().compose(ComposedDpEvent(events)).get_epsilon(delta)
         assert epsilon(split, target_delta=delta) == pytest.approx(reference, abs=1e-4)
 
 
@@ -281,17 +278,6 @@ def test_epsilon_of_a_prefix_grows_to_that_of_the_run_and_its_parts_are_less():
     assert parts["vanilla"] == pytest.approx(split.epsilon, rel=1e-9)
 
 
-# ---- a split made elsewhere ----------------------------------------------------------------------------------------
-
-
-def test_a_split_made_elsewhere_is_counted_anew_and_warned_about():
-    split = calibrate_noise(**CHEAP, accountant="rdp")
-    less = dataclasses.replace(split, sigma_loss=split.sigma_loss / 4, epsilon=0.1)
-    with pytest.warns(UserWarning, match=r"spends epsilon=0\.5 at delta=1e-05 is its own claim, and no guarantee"):
-        found = recounted(less, accountant="rdp", stacklevel=2, **CHEAP)
-    assert found.epsilon == epsilon(less) > 0.5 and not found.guarantee and split.guarantee
-
-
 @together(
     ("wrong", "message"),
     [
@@ -334,9 +320,6 @@ def test_search_copes_with_infinite_and_vanishing_costs():
     assert smallest_noise(lambda noise: 2.0, 1.0, 1.0) == math.inf
     assert smallest_noise(lambda noise: 1.0 if noise > LARGEST_NOISE / 2 else 2.0, 1.0, 1.0) < LARGEST_NOISE
     assert smallest_noise(lambda noise: 0.0, 1.0, 1.0) == SMALLEST_NOISE
-
-
-# ---- bad input -----------------------------------------------------------------------------------------------------
 
 
 @together(

@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 from cases import together
 from torch import Tensor
-from torch.utils.data import DataLoader, default_collate
-from twins import adamw, by_hand, cross_entropy, flat, make_batches, make_data, make_model, make_private, refused, sgd
+from twins import by_hand, cross_entropy, flat, make_batches, make_model, make_private, refused, sgd
 
 
 @dataclasses.dataclass
@@ -25,36 +24,15 @@ class Remembers:
         self.centre = self.x.mean(0)
 
 
-def wired(**settings):
-    model = make_model()
-    _, optimizer, loader = make_private(model, adamw(model), **({"target_epsilon": 3.0} | settings))
-    return model, optimizer, loader
-
-
-def wired_by_hand():
-    model = make_model()
-    return model, by_hand(model, adamw(model), target_epsilon=3.0)
-
-
 def test_rows_that_are_not_one_for_each_record_are_refused():
-    def windows(records):  # every record as two rows
-        return default_collate([record for record in records for _ in range(2)])
-
-    def packed(records):  # all records as one row
-        x, y = default_collate(records)
-        return x.mean(0, keepdim=True), y[:1]
-
-    for collate in (windows, packed):
-        model, optimizer, loader = wired(loader=DataLoader(make_data(), batch_size=8, collate_fn=collate))
-        with refused(optimizer, r"collate_fn must make one row of each record"):
-            optimizer.step(cross_entropy(model), next(iter(loader)))
-    model, optimizer, loader = wired()
-    with pytest.raises(ValueError, match="one row for each of the"):  # repeated between loader and step
+    """Also repeated between loader and step; what collates is attacked in test_random_states."""
+    model, optimizer, loader = make_private(target_epsilon=3.0)
+    with pytest.raises(ValueError, match="one row for each of the"):
         optimizer.step(cross_entropy(model), [tensor.repeat_interleave(3, 0) for tensor in next(iter(loader))])
 
 
 def test_a_batch_is_not_used_again_after_a_state_was_loaded():
-    model, optimizer, loader = wired()
+    model, optimizer, loader = make_private(target_epsilon=3.0)
     batch = next(iter(loader))
     optimizer.step(cross_entropy(model), batch)
     optimizer.load_state_dict(optimizer.state_dict())
@@ -71,9 +49,9 @@ def test_what_a_batch_remembers_of_the_others_reaches_no_piece():
     """With what is remembered the losses would depend on others, and the check would see the same twice."""
     (batch,), ends = make_batches([12]), []
     for loss, data in ((remembered, Remembers(*batch)), (cross_entropy, tuple(batch))):
-        model = make_model()
-        by_hand(model, sgd(model), preset="fixed").step(loss(model), data)
-        ends.append(flat(model))
+        optimizer = by_hand(preset="fixed")
+        optimizer.step(loss(optimizer.module), data)
+        ends.append(flat(optimizer.module))
     assert torch.equal(*ends)  # the centre of all was not there
 
     def cached(batch):
@@ -81,13 +59,15 @@ def test_what_a_batch_remembers_of_the_others_reaches_no_piece():
             batch["centre"] = batch["x"].mean(0, keepdim=True).expand_as(batch["x"])
         return F.cross_entropy(model(batch["x"] - batch["centre"]), batch["y"], reduction="none")
 
-    model, optimizer = wired_by_hand()
+    optimizer = by_hand(target_epsilon=3.0)
+    model = optimizer.module
     with refused(optimizer, "depend on which other samples"):
         optimizer.step(cached, dict(zip("xy", batch, strict=True)))
 
 
 def test_a_loss_may_take_its_batch_apart():
-    model, optimizer = wired_by_hand()
+    optimizer = by_hand(target_epsilon=3.0)
+    model = optimizer.module
     x, y = make_batches([8])[0]
     optimizer.step(lambda b: F.cross_entropy(model(b.pop("x")), b.pop("y"), reduction="none"), {"x": x, "y": y})
     assert optimizer.ledger.steps == 1
@@ -97,7 +77,8 @@ def test_a_loss_may_take_its_batch_apart():
 def test_one_outlier_that_scales_the_weights_of_all_is_seen(seed):
     x, y = make_batches([60], seed=seed)[0]
     size = torch.ones(60, dtype=torch.float64).index_fill(0, torch.tensor([7]), 50.0)
-    model, optimizer = wired_by_hand()
+    optimizer = by_hand(target_epsilon=3.0)
+    model = optimizer.module
     with refused(optimizer, "weights must give each sample a weight of its own record alone"):
         optimizer.step(
             lambda b: cross_entropy(model)(b[:2]), [x, y, size], weights=lambda b: b[2] / b[2].max().clamp(min=1)
@@ -126,7 +107,8 @@ def test_weights_are_those_that_were_checked():
 @together("seen", ["seen", "0.bias"])
 def test_a_function_of_weights_keeps_nothing_in_the_model(seen):
     """Not in a parameter either, through ``.data``."""
-    model, optimizer = wired_by_hand()
+    optimizer = by_hand(target_epsilon=3.0)
+    model = optimizer.module
     model.register_buffer("seen", torch.zeros(()))
 
     def weigh(batch):

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cases import each, together
+from models import Example
 from opacus.layers import DPMultiheadAttention
 from torch import nn
 from torch.utils.data import (
@@ -42,40 +43,24 @@ def classes(size=500, width=8):
 
 def total(engine, loss, *batch):
     """The clipped sum of one batch as one vector."""
-    engine.clear()
-    engine.add(loss, list(batch))
-    sums = engine.clipped_sums([p for p in engine.module.parameters() if p.requires_grad])
-    return torch.cat([t.double().flatten() for t in sums])
+    return Example(engine.module, batch, lambda _, *batch: loss(batch)).by_engine(engine)[1].double()
 
 
 # -- layers that change, buffers that learn ----------------------------------------------------------------------------
 
 
-def frozen():
-    model = nn.Sequential(nn.BatchNorm1d(8), nn.Linear(8, 2))
-    model[0].requires_grad_(False).eval()
-    return model
-
-
 def test_t3_bn_a_frozen_batch_norm_that_wakes_up_is_refused_before_it_sees_the_batch():
-    model, optimizer, loader = wire(frozen(), classes())
-    batches = iter(loader)
-    optimizer.step(losses(model), next(batches))
-    model.eval()  # as around an evaluation
-    model.train()
-    with refused(optimizer, r"layer '0' \(BatchNorm1d\) .*call .eval\(\) of such layers again"):
-        optimizer.step(losses(model), next(batches))
-    model[0].eval()
-    optimizer.step(losses(model), next(iter(loader)))
-
-
-def test_t3b_an_engine_alone_refuses_it_too():
-    model, (x, y) = frozen(), classes(200).tensors
+    """Before it sees the batch, by an engine alone, too; test_look has the same in a run."""
+    model, (x, y) = nn.Sequential(nn.BatchNorm1d(8), nn.Linear(8, 2)), classes(200).tensors
+    model[0].requires_grad_(False).eval()
     engine = make_engine(model, AutomaticClipping())
     total(engine, losses(model), x, y)
+    model.eval()  # as around an evaluation
     model.train()
-    with pytest.raises(ValueError, match="normalises each sample by the others"):
+    with pytest.raises(ValueError, match=r"layer '0' \(BatchNorm1d\) .*call .eval\(\) of such layers again"):
         total(engine, losses(model), x, y)
+    model[0].eval()
+    total(engine, losses(model), x, y)
 
 
 def standardiser(when):
@@ -236,13 +221,6 @@ def test_what_a_probe_writes_into_a_parameter_is_refused():
         optimizer.step(keeps, next(iter(loader)))
 
 
-def test_a_frozen_table_that_renormalises_is_refused():
-    model = nn.Sequential(nn.Embedding(10, 4, max_norm=1.0), nn.Flatten(), nn.Linear(12, 2))
-    model[0].requires_grad_(False)
-    with pytest.raises(ValueError, match="renormalises the rows that the batch looks up"):
-        wire(model, TensorDataset(torch.randint(0, 10, (500, 3)), torch.randint(0, 2, (500,))))
-
-
 def test_batch_norm_that_comes_later_is_refused():
     model = nn.Sequential(nn.Linear(8, 8), nn.Identity(), nn.Linear(8, 2))
     model, optimizer, loader = wire(model, classes())
@@ -271,38 +249,36 @@ def divided_by_size(model):
     return lambda b: losses(model)(b) / len(b[1])
 
 
-@together(*each(dropout=[0.0, 0.5], mix=[centred, weighted, divided_by_size]).args)
-def test_t7_mix_through_values_without_gradient_is_refused(mix, dropout):
-    model = mlp(nn.Dropout(dropout)) if dropout else mlp()
-    model, optimizer, loader = wire(model, classes())
+class MaxDropout(Built):
+    """Takes its scale from the whole batch; its name hides it where layers named after dropping rest."""
+
+
+def noisy():
+    """Random numbers of the model's own."""
+    return Built(lambda _, x: x + 0.1 * torch.randn_like(x))
+
+
+@pytest.mark.parametrize("pieces", [None, 20])
+@together(
+    ("first", "mix"),
+    [
+        ([], weighted),
+        ([nn.Dropout(0.5)], centred),
+        ([nn.Dropout(0.5)], divided_by_size),
+        ([noisy()], centred),
+        ([noisy()], weighted),
+        ([MaxDropout(lambda layer, x: x / x.std() if layer.training else x)], losses),
+    ],
+)
+def test_t7_mix_through_values_without_gradient_is_refused(first, mix, pieces):
+    model, optimizer, loader = wire(mlp(*first), classes(), max_physical_batch_size=pieces)
     with refused(optimizer, MIXES):
         optimizer.step(mix(model), next(iter(loader)))
 
 
-@together("mix", [centred, weighted])
-def test_t7_mix_beside_random_numbers_of_the_models_own_is_refused(mix):
-    model, optimizer, loader = wire(mlp(Built(lambda _, x: x + 0.1 * torch.randn_like(x))), classes())
-    with refused(optimizer, MIXES):
-        optimizer.step(mix(model), next(iter(loader)))
-    train(optimizer, loader)  # and nothing else is
-
-
-def test_t7b_tokens_of_the_whole_batch_in_the_denominator_are_refused():
-    data = TensorDataset(torch.randint(0, 50, (400, 12)), torch.arange(12) < torch.randint(1, 13, (400, 1)))
-    for denominator, mixes in ((lambda mask: mask.sum(), True), (lambda mask: mask.sum(1).clamp(min=1), False)):
-        model = nn.Sequential(nn.Embedding(50, 16), nn.Linear(16, 50))
-
-        def loss(batch, denominator=denominator, model=model):
-            ids, mask = batch
-            per_token = F.cross_entropy(model(ids[:, :-1]).mT, ids[:, 1:], reduction="none") * mask[:, 1:]
-            return per_token.sum(1) / denominator(mask[:, 1:])
-
-        _, optimizer, loader = wire(model, data, batch_size=40)
-        if mixes:
-            with pytest.raises(ValueError, match=MIXES):
-                optimizer.step(loss, next(iter(loader)))
-        else:
-            train(optimizer, loader, loss)
+def test_random_numbers_of_the_models_own_are_not_refused():
+    _, optimizer, loader = wire(mlp(noisy()), classes())
+    train(optimizer, loader)
 
 
 @together(("detached", "kind"), itertools.product([False, True], [partial(nn.Linear, 8), nn.LayerNorm]))
@@ -367,23 +343,6 @@ def test_wrong_batch_attention_is_refused_on_similar_records(trained, batch_size
         with pytest.raises(ValueError, match=MIXES):
             for batch in loader:
                 optimizer.step(losses(model), batch)
-
-
-def test_one_bad_record_causes_no_refusal():
-    data = classes()
-    data.tensors[0][7] = 1e30
-    data.tensors[0][9] = float("nan")
-    data.tensors[0][11] = 1e-30
-    _, optimizer, loader = wire(mlp(), data)
-    train(optimizer, loader)
-
-
-def test_a_layer_named_after_dropping_is_looked_at_too():
-    """It takes its scale from the whole batch; its name hides it where layers named after dropping rest."""
-    kind = type("MaxDropout", (Built,), {})
-    model, optimizer, loader = wire(mlp(kind(lambda layer, x: x / x.std() if layer.training else x)), classes())
-    with pytest.raises(ValueError, match=MIXES):
-        optimizer.step(losses(model), next(iter(loader)))
 
 
 def test_trimmed_padding_beside_random_numbers_is_not_refused():
@@ -500,13 +459,6 @@ def test_t16c_parameters_in_bf16_release_no_value_that_only_one_record_makes_pos
     assert shares[1] < 3 * shares[0] + 1e-3, shares  # noise in bf16 made the second some twenty times the first
 
 
-def test_t16c_noise_is_not_added_in_half_precision():
-    from hyfreedp import NoiseGenerator
-
-    with pytest.raises(ValueError, match="bfloat16"):
-        NoiseGenerator(0).add_noise([torch.zeros(3, dtype=torch.bfloat16)], 1.0)
-
-
 @together(*each(clipping=[AutomaticClipping(), AbadiClipping(0.01)], magnitude=[3.0, 1e3, 1e5]).args)
 def test_tokens_that_cancel_do_not_hide_a_norm(magnitude, clipping):
     """Half of the tokens undo the other half but for rounding; the factor came out up to 3,500 times too large."""
@@ -556,14 +508,6 @@ def test_rounding_of_frozen_layers_in_bf16_is_no_mixing():
 
 
 # -- losses and loaders ------------------------------------------------------------------------------------------------
-
-
-def test_t11_doc_losses_that_turn_negative_in_a_probe_are_clipped_like_others():
-    model = nn.Linear(1, 1, bias=False)
-    nn.init.zeros_(model.weight)
-    model, optimizer, loader = wire(model, TensorDataset(torch.ones(100, 1)), batch_size=20, preset="paper", steps=20)
-    train(optimizer, loader, lambda batch: model(batch[0])[:, 0])  # zero at first, negative on one side of the probe
-    assert optimizer.ledger.steps == 20 == len(optimizer.history)
 
 
 def test_seams_13_no_record_ends_a_run_by_the_sign_of_its_loss():

@@ -15,8 +15,6 @@ from torch.utils.data import DataLoader, TensorDataset
 import hyfreedp
 from hyfreedp import PrivacyEngine, auditing, optimizer
 
-# -- the bound ---------------------------------------------------------------------------------------------------------
-
 
 def slow_p_value(right, guesses, canaries, epsilon, delta):
     """The theorem, sum by sum."""
@@ -83,9 +81,6 @@ def test_runs_with_canaries_of_their_own_add_up():
     pooled, single = auditing.lower_bound(scores, coins, 0.0), auditing.lower_bound(scores[:1], coins[:1], 0.0)
     assert single.lower_bound < pooled.lower_bound < 1.0 and pooled.canaries == 10_000
     assert pooled.lower_bound > 0.85
-
-
-# -- scripts -----------------------------------------------------------------------------------------------------------
 
 
 def some_data(canaries):

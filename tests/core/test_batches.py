@@ -8,7 +8,7 @@ import torch
 from cases import together
 from hypothesis import given
 from hypothesis import strategies as st
-from twins import PRESETS, adamw, by_hand, cross_entropy, flat, make_batches, make_model, refused, sgd
+from twins import PRESETS, by_hand, flat, refused, steps
 
 from hyfreedp import token_budget
 from hyfreedp.data.batches import batch_length, split_rows, take
@@ -17,9 +17,6 @@ from hyfreedp.data.batches import batch_length, split_rows, take
 def by_length(budget):
     """The budget for batches that are their own lengths."""
     return token_budget(lambda batch: batch, budget)
-
-
-# -- the partition -----------------------------------------------------------------------------------------------------
 
 
 @given(lengths=st.lists(st.integers(0, 60), max_size=40), budget=st.integers(1, 200))
@@ -34,13 +31,6 @@ def test_pieces_are_a_partition_within_the_budget(lengths, budget):
         assert (len(piece) + 1) * max(1, lengths[piece].max()) > budget
 
 
-def test_pieces_worked_out_by_hand():
-    """12 tokens hold one sample of 7, two of 5 or four of 3; one of 20 stands alone, however small the budget."""
-    lengths = torch.tensor([3, 7, 5, 1, 5, 3, 20])
-    assert [piece.tolist() for piece in by_length(12)(lengths)] == [[6], [1], [2, 4], [0, 5, 3]]
-    assert [piece.tolist() for piece in by_length(100)(lengths)] == [[6, 1, 2, 4, 0], [5, 3]]
-
-
 @together(
     ("pieces", "message"),
     [
@@ -52,10 +42,9 @@ def test_pieces_worked_out_by_hand():
 )
 def test_what_is_no_partition_is_refused_before_anything_is_released(pieces, message):
     """A sample in two pieces would have twice the sensitivity that the noise is made for."""
-    model = make_model()
-    optimizer = by_hand(model, sgd(model), max_physical_batch_size=lambda batch: pieces)
+    optimizer = by_hand(max_physical_batch_size=lambda batch: pieces)
     with refused(optimizer, message):
-        optimizer.step(cross_entropy(model), make_batches([5])[0])
+        steps(optimizer, [5])
 
 
 def test_take_keeps_the_kind_of_a_mapping():
@@ -76,9 +65,6 @@ def test_a_batch_without_a_tensor_is_refused(batch):
         batch_length(batch)
 
 
-# -- training ----------------------------------------------------------------------------------------------------------
-
-
 def shuffled(batch):
     """Pieces of several sizes in an order of their own."""
     order = torch.randperm(len(batch[1]), generator=torch.Generator().manual_seed(len(batch[1])))
@@ -90,10 +76,10 @@ def test_a_run_in_pieces_of_any_order_is_the_run_in_one_piece(preset, unbound_no
     """Weights, learning rates and the raw values; an empty batch too."""
     runs = {}
     for name, partition in {"whole": None, "pieces": shuffled}.items():
-        model = make_model()
         settings = {"preset": preset, "target_epsilon": 3.0, "accountant": "rdp", "diagnostics": True}
-        optimizer = by_hand(model, adamw(model), max_physical_batch_size=partition, **settings)
-        records = [optimizer.step(cross_entropy(model), batch) for batch in make_batches([8, 5, 0, 9])]
-        runs[name] = flat(model), [record.eta for record in records], [record.diagnostics for record in records]
+        optimizer = by_hand(max_physical_batch_size=partition, **settings)
+        records = steps(optimizer, [8, 5, 0, 9])
+        told = ([getattr(record, key) for record in records] for key in ("eta", "diagnostics"))
+        runs[name] = flat(optimizer.module), *told
     for whole, pieces in zip(runs["whole"], runs["pieces"], strict=True):
         torch.testing.assert_close(whole, pieces, rtol=1e-9, atol=1e-12, equal_nan=True)

@@ -4,7 +4,6 @@ import itertools
 
 import pytest
 import torch
-import torch.nn.functional as F
 from cases import together
 from catalog import cases
 from models import (
@@ -12,6 +11,7 @@ from models import (
     assert_exact,
     bert,
     biases_only,
+    classifier,
     gpt2,
     groupnorm_convnet,
     llama,
@@ -98,10 +98,8 @@ def test_adapters(name, samples) -> None:
     """Which make weights of constants as wide as the layer; there may be as many samples."""
     layers = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
     ADAPTERS[name].target_modules = {"2"}
-    model = get_peft_model(layers, ADAPTERS[name]).double().train()
-    batch = torch.randn(samples, 5).double(), torch.randint(3, (samples,))
-    example = Example(model, batch, lambda model, x, y: F.cross_entropy(model(x), y, reduction="none"))
-    found = example.by_engine(make_engine(model, AutomaticClipping()))
+    example = classifier(get_peft_model(layers, ADAPTERS[name]).double(), torch.randn(samples, 5).double(), 3)
+    found = example.by_engine(make_engine(example.model, AutomaticClipping()))
     torch.testing.assert_close(found, example.clipped(), rtol=1e-8, atol=1e-12)
 
 
@@ -111,10 +109,8 @@ def test_half_precision_autocast_of_swin_is_not_taken_for_an_error() -> None:
     sizes = {"img_size": 32, "patch_size": 2, "window_size": 4, "embed_dim": 12, "depths": (2, 2), "num_heads": (2, 2)}
     for seed in range(8):
         torch.manual_seed(seed)
-        model = timm.create_model("swin_tiny_patch4_window7_224", num_classes=5, **sizes).train()
-        batch = torch.randn(16, 3, 32, 32), torch.randint(5, (16,))
-        example = Example(model, batch, lambda model, x, y: F.cross_entropy(model(x), y, reduction="none"))
-        engine = make_engine(model, AutomaticClipping())
+        model = timm.create_model("swin_tiny_patch4_window7_224", num_classes=5, **sizes)
+        example, engine = classifier(model, torch.randn(16, 3, 32, 32), 5), make_engine(model, AutomaticClipping())
         with torch.autocast("cpu", torch.bfloat16):
             example.by_engine(engine)
         assert engine.slow is None

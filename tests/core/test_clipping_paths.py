@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cases import each, together
-from models import Example, assert_exact, mlp
+from models import Example, assert_exact, classifier, mlp
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
@@ -20,11 +20,7 @@ def net(shape: tuple[int, ...], use) -> nn.Module:
 
 
 def example_of(model: nn.Module, samples: int = 7) -> Example:
-    def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(model(x), y, reduction="none")
-
-    x, y = torch.randn(7, 5, 4).double(), torch.randint(3, (7,))
-    return Example(model.double().train(), (x[:samples], y[:samples]), loss)
+    return classifier(model.double(), torch.randn(samples, 5, 4).double(), 3)
 
 
 def set_first(h: Tensor, p: Tensor) -> Tensor:
@@ -168,15 +164,11 @@ class Doubled(nn.Linear):
         return 2 * super().forward(x)
 
 
-def _weighted() -> nn.Module:
-    return nn.utils.parametrizations.weight_norm(nn.Linear(6, 6))
-
-
 @together(
     ("layer", "slow"),
     [
         (Doubled(6, 6), None),
-        (_weighted(), None),
+        (parametrizations.weight_norm(nn.Linear(6, 6)), None),
         (nn.InstanceNorm1d(5, affine=True), None),
         (nn.Sequential(nn.Unflatten(1, (5, 1, 1)), nn.Conv3d(5, 5, (1, 1, 3), padding="same")), None),
         (nn.PReLU(5), "PReLU"),
@@ -194,11 +186,6 @@ def test_bags_of_words(mode) -> None:
     model = nn.Sequential(nn.EmbeddingBag(9, 6, mode=mode, padding_idx=0), nn.Linear(6, 3)).double().train()
     example = Example(model, (torch.randint(9, (4, 5)),), lambda model, ids: model(ids).square().sum(1))
     assert_exact(example, slow="no rule covers")
-
-
-def test_complex_weights_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"parameter '0.weight' is complex, and noise is real: .*view_as_complex"):
-        make_engine(nn.Sequential(nn.Linear(4, 6, dtype=torch.cdouble)), AutomaticClipping())
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -292,9 +279,6 @@ def test_layers_that_appear_later_are_compared_then() -> None:
         seen = len(engine.verified)
         assert_exact(example, engine)
         assert (len(engine.verified) > seen) == (left_out != {2})
-
-
-# -- one sample at a time ----------------------------------------------------------------------------------------------
 
 
 DRAWS = {

@@ -26,29 +26,26 @@ SLOW = "Pack|no rule covers what (LSTM|GRU|RNN)"  # packed sequences go to torch
 LENGTHS = torch.tensor([3, 5, 1, 5, 2, 4, 5])
 
 
-class Recurrent(nn.Module):
+def recurrent(kind, packed: bool = False, learned: bool = False, **settings) -> nn.Module:
     """Reads tokens, packed or not, from states of its own or from zeros; outputs and last states count."""
 
-    def __init__(self, kind, packed: bool = False, start: bool = False, **settings) -> None:
-        super().__init__()
-        self.inner, self.layer = nn.Embedding(9, 4), kind(4, 6, **settings)
-        directions = 2 if self.layer.bidirectional else 1
-        self.head = nn.Linear(directions * (self.layer.proj_size or 6), 3)
-        self.start = nn.Parameter(torch.randn(directions * self.layer.num_layers, 1, 6)) if start else None
-        self.packed = packed
-
-    def forward(self, ids: Tensor, lengths: Tensor) -> Tensor:
-        x, first = self.inner(ids), self.layer.batch_first
-        x = x if first else x.transpose(0, 1)
-        if self.packed:
+    def forward(m: nn.Module, ids: Tensor, lengths: Tensor) -> Tensor:
+        first = m.layer.batch_first
+        x = m.inner(ids) if first else m.inner(ids).transpose(0, 1)
+        if packed:
             x = pack_padded_sequence(x, lengths, batch_first=first, enforce_sorted=False)
-        start = None if self.start is None else self.start.expand(-1, len(ids), -1)
-        output, last = self.layer(x, start)
-        if self.packed:
+        output, last = m.layer(x, m.start.expand(-1, len(ids), -1) if learned else None)
+        if packed:
             output, _ = pad_packed_sequence(output, batch_first=first, total_length=5)
         output = output if first else output.transpose(0, 1)
         ends = sum(state.square().sum((0, 2)) for state in (last if isinstance(last, tuple) else (last,)))
-        return self.head(output).tanh().sum((1, 2)) + ends
+        return m.head(output).tanh().sum((1, 2)) + ends
+
+    layer = kind(4, 6, **settings)
+    directions = 2 if layer.bidirectional else 1
+    start = nn.Parameter(torch.randn(directions * layer.num_layers, 1, 6)) if learned else None
+    head = nn.Linear(directions * (layer.proj_size or 6), 3)
+    return Built(forward, inner=nn.Embedding(9, 4), layer=layer, head=head, start=start)
 
 
 def assert_exact(model: nn.Module, samples: int = 7, **settings) -> None:
@@ -59,20 +56,20 @@ def assert_exact(model: nn.Module, samples: int = 7, **settings) -> None:
 @together(*pairs(samples=[7, 5, 2], packed=[False, True], settings=SETTINGS, kind=KINDS).args)
 def test_every_kind(kind, settings, packed, samples) -> None:
     """Norms and clipped sum of a loop over samples; also with as many samples as tokens, or one."""
-    assert_exact(Recurrent(kind, packed, **settings), samples, slow=SLOW if packed else None)
+    assert_exact(recurrent(kind, packed, **settings), samples, slow=SLOW if packed else None)
 
 
 def test_biases_projections_and_other_activations() -> None:
-    model = Recurrent(nn.LSTM)
+    model = recurrent(nn.LSTM)
     biases_only(model, "head")
     assert_exact(model)
-    assert_exact(Recurrent(nn.LSTM, proj_size=3, bidirectional=True))
-    assert_exact(Recurrent(nn.RNN, nonlinearity="relu"))
+    assert_exact(recurrent(nn.LSTM, proj_size=3, bidirectional=True))
+    assert_exact(recurrent(nn.RNN, nonlinearity="relu"))
 
 
 @together("packed", [False, True])
 def test_states_that_are_learned(packed) -> None:
-    model = Recurrent(nn.GRU, packed, start=True, batch_first=True, bidirectional=True)
+    model = recurrent(nn.GRU, packed, learned=True, batch_first=True, bidirectional=True)
     assert_exact(model, slow=SLOW if packed else None)
 
 
@@ -113,7 +110,7 @@ def test_steps_one_by_one_give_what_the_kernels_give(kind, sort) -> None:
 
 def test_dropout_between_layers_is_slow() -> None:
     """Its random numbers are PyTorch's own, and those of a probe are those of the gradient."""
-    model = Recurrent(nn.LSTM, num_layers=3, dropout=0.5, batch_first=True).double().train()
+    model = recurrent(nn.LSTM, num_layers=3, dropout=0.5, batch_first=True).double().train()
     example = Example(model, (torch.randint(9, (4, 5)), LENGTHS[:4]), lambda model, *batch: model(*batch))
     engine = make_engine(example.model, AutomaticClipping())
     with pytest.warns(match="what LSTM does with the parameter 'layer.weight"):

@@ -9,7 +9,7 @@ import torch
 from cases import together
 from torch import Tensor, nn
 from torch.nn.grad import conv2d_weight
-from twins import by_hand, cross_entropy, make_data, make_model, sgd
+from twins import Built, by_hand, make_model, steps
 
 from hyfreedp.gradients import AbadiClipping, AutomaticClipping, check_module, make_engine
 
@@ -27,6 +27,9 @@ def frozen(module: nn.Module) -> nn.Module:
         (nn.SyncBatchNorm(3), r"'norm' \(SyncBatchNorm\)"),
         (nn.InstanceNorm2d(3, track_running_stats=True), "track_running_stats=False"),
         (nn.Embedding(3, 3, max_norm=1.0), "max_norm=None"),
+        (frozen(nn.Embedding(3, 3, max_norm=1.0)), "max_norm=None"),
+        (Built(None, running_mean=nn.Buffer(torch.zeros(3))), r"'norm' \(Built\) keeps running statistics"),
+        (nn.Linear(3, 3, dtype=torch.cdouble), r"parameter 'norm.weight' is complex, and noise is real: .*as_complex"),
         (nn.Embedding(3, 3, scale_grad_by_freq=True), "scale_grad_by_freq=False"),
         (nn.Embedding(3, 3, sparse=True), "sparse=False"),
     ],
@@ -61,10 +64,10 @@ def test_rounded_products_are_refused_before_the_batch_is_seen(how) -> None:
     model = make_model()
     with rounded(how), pytest.raises(ValueError, match="set_float32_matmul_precision"):
         make_engine(model, AutomaticClipping())
-    optimizer = by_hand(model, sgd(model))
+    optimizer = by_hand(model)
     with rounded(how), pytest.raises(ValueError, match="set_float32_matmul_precision"):
-        optimizer.step(lambda batch: pytest.fail("the batch was seen"), list(make_data(8).tensors))
-    optimizer.step(cross_entropy(model), list(make_data(8).tensors))
+        optimizer.step(lambda batch: pytest.fail("the batch was seen"), None)
+    steps(optimizer, [8])
 
 
 def test_convolutions_of_clipped_sums_are_exact_where_others_are_rounded(monkeypatch) -> None:
@@ -81,16 +84,6 @@ def test_convolutions_of_clipped_sums_are_exact_where_others_are_rounded(monkeyp
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4 * 36, 2))
     make_engine(model, AutomaticClipping()).add(lambda x: model(x).square().sum(1), torch.randn(5, 3, 8, 8))
     assert seen and set(seen) == {exact} and getattr(settings, name) == before != exact
-
-
-def test_running_statistics_of_foreign_layers() -> None:
-    class Normalize(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("running_mean", torch.zeros(3))
-
-    with pytest.raises(ValueError, match=r"'1' \(Normalize\) keeps running statistics"):
-        check_module(nn.Sequential(nn.Linear(3, 3), Normalize()))
 
 
 def test_what_may_pass() -> None:

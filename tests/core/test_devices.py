@@ -120,9 +120,6 @@ def test_noise_of_another_key_or_keystream_is_noticed(monkeypatch):
         assert not cipher.computes_noise(machine.device)
 
 
-# -- noise and engines -------------------------------------------------------------------------------------------------
-
-
 @together("build", [groupnorm_convnet, tied_language_model, vit, gpt2, bert, llama_lora])
 def test_clipped_sums_are_those_of_the_cpu(build):
     torch.manual_seed(3)
@@ -163,9 +160,8 @@ def test_a_run_equals_that_on_the_cpu_and_waits_only_for_what_it_must(settings, 
     with simulated() as machine:
         there, waits = run(machine.device, machine=machine, **settings)
         assert all(parameter.device == machine.device for parameter in there.module.parameters())
-        for record, counted in waits[1:]:
-            margins = record.look.margins if record.look else ()
-            pieces = counted.total() - 1 - (record.probe is not None) - sum(one is not None for one in margins)
+        for row, counted in zip(there.history[1:], waits[1:], strict=True):
+            pieces = counted.total() - 1 - ("slope" in row) - sum(one is not None for one in row.get("margins", ()))
             assert set(map(place, counted)) <= {"bookkeeping.py", "cipher.py", "privatize.py"}, counted
             assert pieces == sum(n for what, n in counted.items() if place(what) == "bookkeeping.py"), counted
             assert pieces == 1 or "max_physical_batch_size" in settings, counted

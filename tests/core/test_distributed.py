@@ -15,9 +15,9 @@ import re
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -31,20 +31,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import Dataset, Subset
-from twins import (
-    BASES,
-    PRESETS,
-    adamw,
-    changed,
-    cross_entropy,
-    flat,
-    make_data,
-    make_model,
-    make_private,
-    refused,
-    unbind_noise,
-)
+from torch.utils.data import Subset
+from twins import BASES, Made, changed, cross_entropy, flat, make_data, make_model, make_private, refused, unbind_noise
 
 from hyfreedp import PrivacyEngine
 from hyfreedp.data.sampling import PoissonSampler
@@ -52,11 +40,7 @@ from hyfreedp.gradients import AutomaticClipping
 from hyfreedp.noise import stream as noise
 
 PATIENCE = 120  # seconds that a test waits for a job; a hanging process fails the test
-
-# -- processes ---------------------------------------------------------------------------------------------------------
-
-
-noise_derive = noise.derive  # before anything replaces it
+NOISE_BOUND = mock.patch.object(noise, "derive", noise.derive)  # as it is outside these tests
 
 
 class Raised(NamedTuple):
@@ -219,18 +203,8 @@ def test_two_processes_make_the_run_of_one(two, run, noise):
     assert all(sum(e.sizes) > 0 for e in ends)
 
 
-@contextmanager
-def bound_noise():
-    """As it is outside these tests."""
-    original, noise.derive = noise.derive, noise_derive
-    try:
-        yield
-    finally:
-        noise.derive = original
-
-
 def bound(rank, **settings):
-    with bound_noise():
+    with NOISE_BOUND:
         return train(rank, **settings)
 
 
@@ -252,15 +226,12 @@ def other_sums(rank):
             tensors[0].view(-1)[0] += 1e-12
 
     optimizer.processes.add_up = faulty
-    with bound_noise(), refused(optimizer, "^the processes hold different sums", RuntimeError):
+    with NOISE_BOUND, refused(optimizer, "^the processes hold different sums", RuntimeError):
         advance(model, optimizer, loader, 1)
 
 
 def test_processes_with_different_sums_are_refused_before_the_release(two):
     assert two.run(other_sums) == [None, None]
-
-
-# -- shards ------------------------------------------------------------------------------------------------------------
 
 
 @together("size", [1, 2, 3, 7])
@@ -277,9 +248,6 @@ def test_shards_make_up_the_batch_of_one_process(size):
     assert {len(part.batch(0)) for part in parts} <= {50 // size, 50 // size + 1}
 
 
-# -- groups ------------------------------------------------------------------------------------------------------------
-
-
 def alone(rank):
     """Each process makes a run of its own, as in a search over seeds."""
     groups = [dist.new_group([0]), dist.new_group([1])]
@@ -291,7 +259,7 @@ def alone(rank):
 
 
 def private(engine, model, steps=9):
-    return make_private(model, adamw(model), engine=engine, target_epsilon=3.0, steps=steps, accountant="rdp")[1:]
+    return make_private(model, engine=engine, target_epsilon=3.0, steps=steps, accountant="rdp")[1:]
 
 
 def test_a_group_of_one_trains_alone(two):
@@ -330,26 +298,16 @@ def test_processes_with_other_arguments_are_refused(case, two):
     assert message in answers[0].message
 
 
-class Augmented(Dataset):
-    """Records of many kinds, with random numbers of torch and of a generator of its own."""
-
-    def __init__(self, order, rank):
-        self.data, self.order, self.own = make_data(len(order)), order, random.Random(rank)
-
-    def __len__(self):
-        return len(self.order)
-
-    def __getitem__(self, index):
-        x, y = self.data[self.order[index]]
-        record = {"x": x * (torch.rand(()) < 0.5), "half": x.bfloat16(), "image": np.ones(3), "text": f"{y}"}
-        return record | ({"own": self.own.random()} if index < 20 else {})
-
-
 def other_order(rank, *, orders, plain=False):
-    data = Augmented(orders[rank], rank)
-    data = Subset(data.data, orders[rank]) if plain else data
-    model = make_model()
-    make_private(model, adamw(model), data, target_epsilon=3.0, accountant="rdp")
+    """Records of many kinds, with random numbers of torch and of a generator of its own."""
+    plainly, own = Subset(make_data(), orders[rank]), random.Random(rank)
+
+    def augmented(index):
+        x, y = plainly[index]
+        record = {"x": x * (torch.rand(()) < 0.5), "half": x.bfloat16(), "image": np.ones(3), "text": f"{y}"}
+        return record | ({"own": own.random()} if index < 20 else {})
+
+    make_private(data=plainly if plain else Made(40, augmented), target_epsilon=3.0, accountant="rdp")
 
 
 @together("plain", [True, False])
@@ -485,7 +443,7 @@ def resume(rank, states, **settings):
     return end(model, optimizer)
 
 
-@pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
+@pytest.mark.parametrize("preset", ["robust", "paper", "fixed"])
 def test_resumes_bitwise_when_each_process_loads_its_own_state(two, preset):
     """With dropout, whose masks are those of the key, the step and the process."""
     answers = two.run(saved, preset=preset)
@@ -516,9 +474,6 @@ def test_states_of_different_steps_or_runs_are_refused(two, name):
         states[1] = two.run(saved, at=(4,), seed=1)[0][1][0]
     for answer in two.run(resume, states=states):
         assert answer.kind == "ValueError" and f"{name} is" in answer.message
-
-
-# -- the page on its use -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.whole

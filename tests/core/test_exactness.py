@@ -16,15 +16,12 @@ from torch import nn
 from twins import (
     BASES,
     TUNINGS,
-    adamw,
     by_hand,
     cross_entropy,
     flat,
     make_batches,
     make_model,
     make_private,
-    sgd,
-    sgd_momentum,
     trainable,
     twin_of,
 )
@@ -53,14 +50,22 @@ def compare(
     twin, loss = copy.deepcopy(model), loss or (lambda model, batch: cross_entropy(model)(batch))
     rule, written = FACTORS[clipping]
     searched = {"step_rule": step_rule, "initial_learning_rate": eta, "interval": 2, "decay": decay} | settings
-    optimizer = by_hand(model, base(model), preset="paper", clipping=rule, **searched)
+    optimizer = by_hand(model, BASES[base](model), preset="paper", clipping=rule, **searched)
     if math.isinf(searched.get("target_epsilon", math.inf)):
         written = written | UNCLIPPED
     if settings.get("loss_threshold_rule") == "previous":
         written = written | {"next_threshold": lambda private: private[1]}
     batches, start = make_batches(sizes), flat(model)
     run = twin_of(
-        twin, base(twin), optimizer, batches, rule=RULES[step_rule], eta=eta, decay=DECAYS[decay], loss=loss, **written
+        twin,
+        BASES[base](twin),
+        optimizer,
+        batches,
+        rule=RULES[step_rule],
+        eta=eta,
+        decay=DECAYS[decay],
+        loss=loss,
+        **written,
     )
     for batch, expected in zip(batches, run, strict=True):
         record = optimizer.step(lambda batch: loss(model, batch), batch).to_dict()
@@ -74,7 +79,7 @@ def compare(
 @together(*each(base=BASES, tuning=TUNINGS, privacy=[{}, PRIVATE]).args)
 def test_equals_the_reference_for_every_tuning_mode_and_base_optimizer(tuning, base, privacy, unbound_noise):
     """Clipping, noise, direction, probes, fit, rule, decay and update, each as plain code would do it."""
-    compare(make_model(tuning), BASES[base], decay="linear", warmup=0.2, **privacy)
+    compare(make_model(tuning), base, decay="linear", warmup=0.2, **privacy)
 
 
 @together(*pairs(clipping=FACTORS, step_rule=RULES, privacy=[{}, PRIVATE]).args)
@@ -83,7 +88,7 @@ def test_equals_the_reference_for_every_rule_and_clipping(step_rule, clipping, p
     if privacy and clipping == "none":
         return
     sizes = SIZES if step_rule != "literal" else tuple(size or 8 for size in SIZES)
-    compare(make_model(), sgd_momentum, sizes, step_rule=step_rule, clipping=clipping, **privacy)
+    compare(make_model(), "sgd", sizes, step_rule=step_rule, clipping=clipping, **privacy)
 
 
 @together("threshold_rule", ["sum", "previous"])
@@ -95,9 +100,7 @@ def test_records_that_are_not_finite_count_as_zeros_and_as_the_threshold(thresho
         values = torch.where(batch[0][:, 0] > 1.5, values * math.nan, values)
         return torch.where(batch[0][:, 0] < -2, values * math.inf, values)
 
-    optimizer = compare(
-        make_model(), sgd_momentum, loss=loss, interval=1, loss_threshold_rule=threshold_rule, **PRIVATE
-    )
+    optimizer = compare(make_model(), "sgd", loss=loss, interval=1, loss_threshold_rule=threshold_rule, **PRIVATE)
     assert len({row["loss_threshold"] for row in optimizer.history}) > 3
 
 
@@ -116,9 +119,6 @@ def test_fixed_rate_equals_the_base_optimizer_on_private_gradients_bit_for_bit(b
         if privacy:
             assert torch.equal(flat(model), flat(twin))
         torch.testing.assert_close(flat(model), flat(twin), rtol=1e-8, atol=1e-8)
-
-
-# -- the base optimizer and its state ----------------------------------------------------------------------------------
 
 
 @together("base", BASES)
@@ -156,33 +156,26 @@ def test_the_innermost_rate_is_the_eta_applied(base):
         assert optimizer.param_groups is optimizer_base.param_groups
 
 
-# -- what goes wrong in a probe ----------------------------------------------------------------------------------------
-
-
-class Interrupt(Exception):
-    pass
-
-
 @together("failing_call", [1, 4, 5, 8])
 def test_an_exception_inside_a_probe_leaves_the_plain_step(failing_call):
     """Samples one by one: calls 1 to 4 after the training forwards are the probe ahead, 5 to 8 the one behind."""
     model, plain = make_model(dropout=0.3), make_model(dropout=0.3)
     settings = {"max_physical_batch_size": 1}
     searched = settings | {"preset": "paper", "initial_learning_rate": 0.5, "interval": 2}
-    _, optimizer, loader = make_private(model, adamw(model), **searched)
-    fixed = by_hand(plain, adamw(plain), preset="fixed", **settings)
+    _, optimizer, loader = make_private(model, **searched)
+    fixed = by_hand(plain, preset="fixed", **settings)
     optimizer._checks_due = fixed._checks_due = []
     calls = []
 
     def fail(batch):
         calls.append(len(batch[0]))
         if len(calls) == 4 + failing_call:
-            raise Interrupt
+            raise KeyboardInterrupt
         return cross_entropy(model)(batch)
 
     first, second = make_batches((4, 3))
     torch.manual_seed(1)
-    with pytest.raises(Interrupt):
+    with pytest.raises(KeyboardInterrupt):
         optimizer.step(fail, first)
     random = torch.get_rng_state()
     torch.manual_seed(1)
@@ -199,14 +192,11 @@ def test_an_exception_inside_a_probe_leaves_the_plain_step(failing_call):
     assert torch.equal(flat(model), flat(plain))
 
 
-# -- dropout -----------------------------------------------------------------------------------------------------------
-
-
 def test_probes_see_the_masks_of_the_training_forward():
     """Where the update direction is zero the three losses of every sample are equal."""
     model = nn.Sequential(nn.Linear(5, 40), nn.Dropout(0.5), nn.Linear(40, 1)).double()
     settings = {"interval": 1, "initial_learning_rate": 0.1, "max_physical_batch_size": 1}
-    optimizer = by_hand(model, sgd(model), preset="paper", **settings)
+    optimizer = by_hand(model, torch.optim.SGD(model.parameters(), lr=1.0), preset="paper", **settings)
     optimizer._checks_due = []
     seen = []
 
@@ -233,7 +223,7 @@ def test_a_step_draws_from_its_own_key_and_gives_the_callers_random_numbers_back
     for seed, settings in ((3, {"preset": "fixed"}), (4, {"preset": "fixed"}), (3, {"preset": "paper", "interval": 1})):
         model = make_model(dropout=0.5)
         private = {"target_epsilon": 3.0, "accountant": "rdp"} | settings
-        optimizer = by_hand(model, sgd(model), max_physical_batch_size=pieces, **private)
+        optimizer = by_hand(model, max_physical_batch_size=pieces, **private)
         for seed_all in (torch.manual_seed, np.random.seed, random.seed):
             seed_all(seed)
         before = random_states(CPU)

@@ -7,14 +7,15 @@ import os
 import shutil
 import stat
 from concurrent.futures import Future
+from unittest import mock
 
 import pytest
 import torch
 import torch.nn.functional as F
 from cases import together
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
-from twins import cross_entropy, flat, make_data, make_private
+from torch.utils.data import DataLoader
+from twins import Made, cross_entropy, flat, make_data, make_private
 
 from hyfreedp import PrivacyEngine
 
@@ -69,17 +70,10 @@ def open_umask():
 # -- transformers ------------------------------------------------------------------------------------------------------
 
 
-class Texts(Dataset):
+def texts(size: int = 40, first: int = 8) -> Made:
     """Texts of eight words, but for the first, as transformers' Trainer has them."""
-
-    def __init__(self, size: int = 40, first: int = 8) -> None:
-        self.rows = [(torch.arange(8 if row else first) + row) % 20 for row in range(size)]
-
-    def __len__(self):
-        return len(self.rows)
-
-    def __getitem__(self, index):
-        return {"input_ids": self.rows[index], "labels": torch.tensor(index % 3), "name": "not for the model"}
+    rows = [(torch.arange(8 if row else first) + row) % 20 for row in range(size)]
+    return Made(size, lambda i: {"input_ids": rows[i], "labels": torch.tensor(i % 3), "name": "not for the model"})
 
 
 class Reader(nn.Module):
@@ -119,7 +113,7 @@ def trainer(tmp_path):
         torch.manual_seed(3)
         defaults = {"output_dir": str(tmp_path), "per_device_train_batch_size": SIZE, "num_train_epochs": 2, "seed": 3}
         defaults |= {"report_to": [], "use_cpu": True, "save_strategy": "no", "logging_steps": 1, "disable_tqdm": True}
-        parts = {"per_sample_loss": losses, "model": Reader(), "train_dataset": Texts(), "eval_dataset": Texts()}
+        parts = {"per_sample_loss": losses, "model": Reader(), "train_dataset": texts(), "eval_dataset": texts()}
         parts["data_collator"] = padded
         return PrivateTrainer(
             privacy=PRIVACY | (privacy or {}),
@@ -151,7 +145,7 @@ def test_the_trainer_of_transformers_makes_the_run_by_hand(trainer, privacy, wei
         group["params"] = [dict(model.named_parameters())[names[id(p)]] for p in old["params"]]
         group["lr"] = found.args.learning_rate
     expected, optimizer = by_hand(
-        model, torch.optim.AdamW(groups), lambda batch: losses(model, batch), Texts(), padded, weights, **privacy
+        model, torch.optim.AdamW(groups), lambda batch: losses(model, batch), texts(), padded, weights, **privacy
     )
     assert torch.equal(flat(found.model), expected)
     assert repr(found.private.history) == repr(optimizer.history)
@@ -175,33 +169,22 @@ def test_what_the_trainer_tells_is_private(trainer):
         found.train()
 
 
-def watcher():
-    """A callback of the Trainer that keeps what each of its events is told, but for the objects of the run."""
-    transformers = pytest.importorskip("transformers")
-
-    class Watcher(transformers.TrainerCallback):
-        def __init__(self) -> None:
-            self.seen = []
-
-    def watch(name):
-        def event(self, args, state, control, **given):
-            plain = {key: value for key, value in given.items() if isinstance(value, dict | float | int | str)}
-            self.seen.append(repr((name, state, control, plain)))
-
-        return event
-
-    for name in vars(transformers.TrainerCallback):
-        if name.startswith("on_"):
-            setattr(Watcher, name, watch(name))
-    return Watcher()
-
-
-def test_one_long_record_is_not_told_by_the_trainer(trainer, tmp_path):
+def test_one_long_record_is_not_told_by_the_trainer(trainer, tmp_path, monkeypatch):
     """All records in every batch, and one of them long, or not: whatever is not a noised sum must be the same."""
-    found = []
+    handler = pytest.importorskip("transformers.trainer_callback").CallbackHandler
+    call, seen, found = handler.call_event, [], []
+
+    def watched(self, event, args, state, control, **given):
+        """What callbacks are told, but for the objects of the run."""
+        plain = {key: value for key, value in given.items() if isinstance(value, dict | float | int | str)}
+        seen.append(repr((event, state, control, plain)))
+        return call(self, event, args, state, control, **given)
+
+    monkeypatch.setattr(handler, "call_event", watched)
     for length in (8, 400):
-        folder, watch = tmp_path / str(length), watcher()
-        given = {"train_dataset": Texts(16, length), "eval_dataset": None, "callbacks": [watch]}
+        folder = tmp_path / str(length)
+        given = {"train_dataset": texts(16, length), "eval_dataset": None}
+        seen.clear()
         arguments = {"per_device_train_batch_size": 16, "output_dir": str(folder), "save_strategy": "epoch"}
         run = trainer({"preset": "fixed"}, given=given, **arguments)
         assert run.train().metrics == {"epsilon": run.private.epsilon_spent()}
@@ -211,8 +194,8 @@ def test_one_long_record_is_not_told_by_the_trainer(trainer, tmp_path):
         parts["rng_state.pth"] = (checkpoint / "rng_state.pth").read_bytes()
         parts["optimizer.pt"] = repr(told(torch.load(checkpoint / "optimizer.pt")))
         state = json.loads((checkpoint / "trainer_state.json").read_text())
-        assert "epsilon" in state["log_history"][0] and len(watch.seen) > 8
-        found.append((names, parts, state, watch.seen, flat(run.model)))
+        assert "epsilon" in state["log_history"][0] and len(seen) > 8
+        found.append((names, parts, state, [*seen], flat(run.model)))
     same, other = found
     assert same[:4] == other[:4] and not torch.equal(same[4], other[4])
 
@@ -237,20 +220,16 @@ def test_the_trainer_uploads_no_key(trainer, tmp_path, monkeypatch):
     library = pytest.importorskip("transformers.trainer")
     from huggingface_hub.utils import filter_repo_objects
 
-    sent = []
+    sent, hub = [], mock.MagicMock()
 
-    class Hub:
-        def create_repo(self, name, **_):
-            return type("Repo", (), {"repo_id": name})
+    def upload(folder_path, ignore_patterns=None, **_):
+        sent.extend(filter_repo_objects(os.listdir(folder_path), ignore_patterns=ignore_patterns))
+        return mock.DEFAULT
 
-        def upload_folder(self, folder_path, ignore_patterns=None, **_):
-            names = os.listdir(folder_path)
-            sent.extend(filter_repo_objects(names, ignore_patterns=ignore_patterns))
-            done: Future = Future()
-            done.set_result(None)
-            return done
-
-    monkeypatch.setattr(library, "hf_api", Hub)
+    hub.create_repo.return_value.repo_id = "run"
+    hub.upload_folder.side_effect, hub.upload_folder.return_value = upload, Future()
+    hub.upload_folder.return_value.set_result(None)
+    monkeypatch.setattr(library, "hf_api", lambda: hub)
     monkeypatch.setattr(library.Trainer, "create_model_card", lambda *_, **__: None)
     run = trainer(
         push_to_hub=True, hub_strategy="all_checkpoints", hub_token="none", save_strategy="steps", save_steps=5
@@ -390,23 +369,6 @@ def test_the_trainer_of_lightning_makes_the_run_by_hand(lightning, privacy, weig
 
 
 @OF_LIGHTNING
-def test_a_checkpoint_of_lightning_goes_on_bit_for_bit(lightning, tmp_path):
-    from lightning.pytorch.callbacks import ModelCheckpoint
-
-    module, loader, trainer = lightning()
-    trainer.fit(module, loader)
-    saving = {"enable_checkpointing": True, "callbacks": [ModelCheckpoint(tmp_path, "run", every_n_train_steps=5)]}
-    first, its_loader, its_trainer = lightning(max_steps=5, **saving)
-    its_trainer.fit(first, its_loader)
-    assert first.private.ledger.steps == 5
-    resumed, its_loader, its_trainer = lightning(engine=99, **saving)  # the key comes from its file
-    torch.manual_seed(99)
-    its_trainer.fit(resumed, its_loader, ckpt_path=tmp_path / "run.ckpt")
-    assert torch.equal(flat(resumed), flat(module))
-    assert repr(resumed.private.history) == repr(module.private.history)
-
-
-@OF_LIGHTNING
 def test_one_large_record_is_not_told_by_lightning(lightning, tmp_path):
     """All records in every batch, and one of them large, or not: whatever is not a noised sum must be the same."""
     from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
@@ -466,9 +428,6 @@ def test_callbacks_that_log_time_or_memory_are_refused(name):
     module.trainer = Trainer(callbacks=[made], logger=False, accelerator="cpu", enable_checkpointing=False)
     with pytest.raises(ValueError, match=f"callbacks must not have a {name} .*not private"):
         module.configure_optimizers()
-
-
-# -- accelerate --------------------------------------------------------------------------------------------------------
 
 
 @together("which", ["optimizer", "loader", "all three"])

@@ -20,27 +20,20 @@ values = st.floats(-1e3, 1e3)
 rates = st.floats(1e-6, 10)
 
 
-# -- rules -------------------------------------------------------------------------------------------------------------
-
-
-def fit(slope, curvature):
-    return QuadraticFit(slope, curvature, 1.0)
-
-
 @given(values.filter(lambda b: abs(b) > 1e-3), values.filter(lambda a: abs(a) > 1e-3), rates)
 def test_literal_is_b_over_a_with_whatever_sign(slope, curvature, eta):
-    assert line_search.literal(fit(slope, curvature), eta).eta == slope / curvature
+    assert line_search.literal(QuadraticFit(slope, curvature, 1.0), eta).eta == slope / curvature
 
 
 @together(("slope", "curvature"), [(1.0, 0.0), (0.0, 0.0), (0.0, 1.0)])
 def test_literal_keeps_eta_when_b_over_a_is_no_rate(slope, curvature):
-    decision = line_search.literal(fit(slope, curvature), 0.1)
+    decision = line_search.literal(QuadraticFit(slope, curvature, 1.0), 0.1)
     assert (decision.eta, decision.accepted) == (0.1, False) and "zero or not finite" in decision.reason
 
 
 @given(values, values, rates)
 def test_gen_moves_only_on_a_convex_descent_and_within_its_range(slope, curvature, eta):
-    decision = line_search.gen(fit(slope, curvature), eta)
+    decision = line_search.gen(QuadraticFit(slope, curvature, 1.0), eta)
     if slope > 0 and curvature > 0:
         clamped = min(max(slope / curvature, 0.5 * eta), 2 * eta)
         assert decision.accepted and decision.eta == pytest.approx(0.1 * clamped + 0.9 * eta)
@@ -74,9 +67,6 @@ def test_one_bad_record_moves_a_release_by_no_more_than_its_clip(where, bad):
     slope, curvature = (abs(getattr(fits[0], name) - getattr(fits[1], name)) for name in ("slope", "curvature"))
     assert slope <= 1.0 / 4 / (2 * 0.1) * (1 + 1e-9)
     assert curvature <= 2.0 / 4 / 0.1**2 * (1 + 1e-9)  # where 2 L(w) counts twice
-
-
-# -- the learned state -------------------------------------------------------------------------------------------------
 
 
 @together("rule", RULES)

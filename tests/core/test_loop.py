@@ -2,14 +2,13 @@
 
 import pytest
 from torch.utils.data import DataLoader
-from twins import adamw, cross_entropy, make_data, make_model, make_private
+from twins import cross_entropy, make_data, make_private
 
 from hyfreedp import BudgetExhausted
 
 
 def start(**settings):
-    model = make_model()
-    model, optimizer, loader = make_private(model, adamw(model), **{"preset": "fixed", **settings})
+    model, optimizer, loader = make_private(**{"preset": "fixed", **settings})
     return cross_entropy(model), optimizer, loader
 
 

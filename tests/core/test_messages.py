@@ -12,48 +12,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import DataLoader
-from twins import (
-    adamw,
-    by_hand,
-    changed,
-    cross_entropy,
-    flat,
-    make_batches,
-    make_data,
-    make_model,
-    make_private,
-    refused,
-    sgd,
-    train,
-)
+from twins import by_hand, changed, cross_entropy, flat, make_batches, make_data, make_private, refused, steps, train
 
 from hyfreedp import PrivacyEngine
 
 PRIVATE = {"target_epsilon": 3.0, "accountant": "rdp"}
 
 
-def wire(model=None, **settings):
-    model = model or make_model()
-    return make_private(model, settings.pop("optimizer", None) or adamw(model), **settings)
-
-
-# -- wiring ------------------------------------------------------------------------------------------------------------
-
-
 def test_the_wiring_cell_run_twice_is_told_of_the_private_loader():
-    model, optimizer, loader = wire()
+    model, optimizer, loader = make_private()
     with pytest.raises(ValueError, match=r"data_loader is private already, .* give the plain DataLoader"):
-        wire(model, optimizer=optimizer, loader=loader)
+        make_private(model, optimizer, loader=loader)
 
 
 def test_what_accelerate_has_prepared_is_told_by_name():
     accelerate = pytest.importorskip("accelerate")
-    accelerator, model = accelerate.Accelerator(cpu=True), make_model()
-    prepared = accelerator.prepare(adamw(model))
+    accelerator, model = accelerate.Accelerator(cpu=True), torch.nn.Linear(5, 3)
+    prepared = accelerator.prepare(torch.optim.SGD(model.parameters()))
     with pytest.raises(TypeError, match=r"got accelerate's AcceleratedOptimizer: leave out prepare, or"):
-        wire(model, optimizer=prepared)
+        make_private(model, optimizer=prepared)
     with pytest.raises(ValueError, match="plain DataLoader, got accelerate's DataLoaderShard: give the one"):
-        wire(model, loader=accelerator.prepare(DataLoader(make_data(), batch_size=8)))
+        make_private(model, loader=accelerator.prepare(DataLoader(make_data(), batch_size=8)))
 
 
 @pytest.mark.parametrize(
@@ -68,27 +47,17 @@ def test_what_accelerate_has_prepared_is_told_by_name():
 )
 def test_a_typo_is_compared_with_all_arguments_even_where_one_is_missing(wrong, right):
     with pytest.raises(TypeError, match=f"unknown argument '{wrong}'; did you mean '{right}'"):
-        PrivacyEngine().make_private_with_epsilon(module=make_model(), **{wrong: 1})
-
-
-@pytest.mark.parametrize("preset", ["robust", "paper", "fixed"])
-def test_an_optimizer_that_needs_a_closure_is_refused_at_once(preset):
-    model = make_model()
-    with pytest.raises(TypeError, match=r"step without a closure, got LBFGS, .*: choose AdamW or SGD"):
-        wire(model, optimizer=torch.optim.LBFGS(model.parameters()), preset=preset)
-
-
-# -- the loss function -------------------------------------------------------------------------------------------------
+        PrivacyEngine().make_private_with_epsilon(module=torch.nn.Linear(5, 3), **{wrong: 1})
 
 
 def test_a_loss_of_two_arguments_is_told_to_take_the_batch_apart():
-    model, optimizer, loader = wire()
+    model, optimizer, loader = make_private()
     with refused(optimizer, r"must take one argument, .* got a function of \(x, y\): .* x, y = batch", TypeError):
         optimizer.step(lambda x, y: F.cross_entropy(model(x), y, reduction="none"), next(iter(loader)))
 
 
 def test_a_loss_that_wraps_another_is_asked_for_its_own_arguments():
-    model, optimizer, loader = wire()
+    model, optimizer, loader = make_private()
 
     def loss(model, batch):
         return cross_entropy(model)(batch)
@@ -98,14 +67,11 @@ def test_a_loss_that_wraps_another_is_asked_for_its_own_arguments():
 
 @pytest.mark.parametrize("enabled", [False, True])
 def test_a_scaler_of_gradients_is_told_to_be_left_out(enabled):
-    model, optimizer, _ = wire()
+    model, optimizer, _ = make_private()
     scaler = torch.amp.GradScaler("cpu", enabled=enabled)
     scaler.scale(cross_entropy(model)(make_batches([6])[0]).mean()).backward()
     with pytest.raises(TypeError, match=r"GradScaler.*"):
         scaler.step(optimizer)
-
-
-# -- batches -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -127,7 +93,7 @@ def test_a_dataclass_trains_as_its_tensors_do(pieces):
         (collate, lambda model: lambda pair: cross_entropy(model)((pair.x, pair.rest["y"]))),
     ):
         loader = DataLoader(make_data(), batch_size=8, collate_fn=inputs)
-        model, optimizer, private = wire(loader=loader, max_physical_batch_size=pieces, **PRIVATE)
+        model, optimizer, private = make_private(loader=loader, max_physical_batch_size=pieces, **PRIVATE)
         train(optimizer, private, loss(model))
         results.append(flat(model))
     assert torch.equal(*results)
@@ -145,35 +111,30 @@ def test_a_dataclass_trains_as_its_tensors_do(pieces):
     ],
 )
 def test_what_cannot_be_divided_is_refused_with_the_way_out(extra, error, message):
-    model = make_model()
-    optimizer = by_hand(model, sgd(model))
+    optimizer = by_hand()
     with refused(optimizer, message, error):
-        optimizer.step(cross_entropy(model), [*make_batches([6])[0], extra])
-
-
-# -- what used to be silent --------------------------------------------------------------------------------------------
+        optimizer.step(cross_entropy(optimizer.module), [*make_batches([6])[0], extra])
 
 
 def test_a_delta_of_one_in_n_is_warned_of():
     message = r"target_delta=0.025 is not below 1/N, with N = 40 .* 1/\(10 N\) = 0.0025"
     with pytest.warns(UserWarning, match=message) as told:
-        wire(target_delta=0.025, **PRIVATE)
+        make_private(target_delta=0.025, **PRIVATE)
     assert told[0].filename.endswith("twins.py")  # who called
-    wire(target_delta=0.0249, **PRIVATE)  # without a word, which would be an error here
-    wire(target_delta=0.5)  # as is one without privacy
+    make_private(target_delta=0.0249, **PRIVATE)  # without a word, which would be an error here
+    make_private(target_delta=0.5)  # as is one without privacy
 
 
 @pytest.mark.parametrize("diagnostics", [False, True])
 def test_a_batch_without_a_finite_loss_is_told_with_diagnostics_only(diagnostics):
     """Whether losses are finite is raw: who did not ask for raw values is told nothing that depends on it."""
-    model = make_model()
-    optimizer = by_hand(model, sgd(model), diagnostics=diagnostics, preset="fixed", **PRIVATE)
+    optimizer = by_hand(diagnostics=diagnostics, preset="fixed", **PRIVATE)
     for broken, count in (([True, False], 0), ([True, True], diagnostics), ([], 0)):
         factor = torch.where(torch.tensor(broken, dtype=torch.bool), math.nan, 1.0)
         batch = [*make_batches([len(broken)])[0], factor]
         told = pytest.warns(UserWarning, match="no sample of this batch") if count else nullcontext()
         with told:
-            optimizer.step(lambda b: cross_entropy(model)(b) * b[2], batch)
+            optimizer.step(lambda b: cross_entropy(optimizer.module)(b) * b[2], batch)
 
 
 SEARCH = {"interval": 2, "warmup": 0.1, "smoothing": 0.5, "initial_learning_rate": 0.1}
@@ -186,14 +147,14 @@ SEARCH |= {"step_rule": "literal", "loss_threshold_rule": "previous"}
 )
 def test_a_field_of_a_line_search_is_refused_where_there_is_none(name, preset):
     with pytest.raises(ValueError, match=f"{name} changes nothing with probe=.* leave it out, or choose"):
-        wire(preset=preset, **{name: SEARCH[name]})
-    wire(preset="paper", **{name: SEARCH[name]})
-    wire(preset=changed(preset, **{name: SEARCH[name]}))  # one who gives a whole preset has not asked for it
+        make_private(preset=preset, **{name: SEARCH[name]})
+    make_private(preset="paper", **{name: SEARCH[name]})
+    make_private(preset=changed(preset, **{name: SEARCH[name]}))  # one who gives a whole preset has not asked for it
 
 
 def test_a_model_that_was_trained_before_is_warned_of():
     """What a second run of a notebook's cells does: the loader is the plain one, and epsilon begins at zero again."""
-    model, optimizer, loader = wire()
-    optimizer.step(cross_entropy(model), next(iter(loader)))
+    optimizer = by_hand()
+    steps(optimizer, [8])
     with pytest.warns(UserWarning, match="trained privately before: epsilon of the new run does not include"):
-        make_private(model, adamw(model))
+        make_private(optimizer.module)

@@ -12,8 +12,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cases import each, together
+from models import Example
 from torch import Tensor, nn
-from twins import Built, by_hand, cross_entropy, flat, refused, sgd, trainable
+from twins import Built, by_hand, cross_entropy, flat, sgd
 
 from hyfreedp.gradients import AbadiClipping, AutomaticClipping, GradientEngine, make_engine
 
@@ -29,25 +30,16 @@ def squared(model: nn.Module) -> Loss:
 
 def by_loop(model: nn.Module, loss: Loss, batch: list[Tensor]) -> Tensor:
     """The clipped sum of a loop over the samples, which leaves out gradients that are not finite."""
-    total = torch.zeros_like(flat(model))
-    for i in range(len(batch[0])):
-        value = loss([tensor[i : i + 1] for tensor in batch])[0]
-        gradients = torch.autograd.grad(value, trainable(model), allow_unused=True, materialize_grads=True)
-        gradient = torch.cat([g.flatten() for g in gradients])
-        if gradient.isfinite().all():
-            total += gradient * CLIPPING.factors(gradient.norm())
-    return total
+    return Example(model, tuple(batch), lambda _, *batch: loss(list(batch))).clipped(CLIPPING)[1]
 
 
 def by_engine(engine: GradientEngine, loss: Loss, batch: list[Tensor]) -> Tensor:
-    engine.clear()
-    engine.add(loss, batch)
-    return torch.cat([total.flatten() for total in engine.clipped_sums(trainable(engine.module))])
+    return Example(engine.module, tuple(batch), lambda _, *batch: loss(list(batch))).by_engine(engine)[1]
 
 
-def attack(model: nn.Module, batches: list[list[Tensor]], loss: Loss | None = None) -> GradientEngine:
+def attack(model: nn.Module, batches: list[list[Tensor]]) -> GradientEngine:
     """Each batch's sum is the loop's, also where a record is left out: so one moves it by 0.05 at most."""
-    engine, loss = make_engine(model.train(), CLIPPING), loss or squared(model)
+    engine, loss = make_engine(model.train(), CLIPPING), squared(model)
     for batch in batches:
         expected, found = by_loop(model, loss, batch), by_engine(engine, loss, batch)
         torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-10)
@@ -129,24 +121,28 @@ def test_no_number_of_rows_fits_both_batches_of_a_comparison(tokens) -> None:
 # -- what the first records do not show --------------------------------------------------------------------------------
 
 
-class TokenByToken(nn.Module):
+def turned(m: nn.Module, x: Tensor, gate: Tensor | None = None) -> Tensor:
     """A layer sees all first tokens, then all second ones, behind a gate."""
+    h = m.inner(x).tanh()
+    other = m.middle(h.transpose(0, 1).flatten(0, 1)).tanh().unflatten(0, (x.shape[1], -1)).transpose(0, 1)
+    return m.outer((h + (m.gate if gate is None else gate) * other).mean(1))[:, 0]
 
-    def __init__(self, gate: float = 1.0) -> None:
-        super().__init__()
-        self.inner, self.middle, self.outer = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 1)
-        self.gate, self.q = nn.Parameter(torch.full((8,), gate)), nn.Parameter(torch.zeros(()))
 
-    def forward(self, x: Tensor, gate: Tensor | None = None) -> Tensor:
-        h = self.inner(x).tanh()
-        turned = self.middle(h.transpose(0, 1).flatten(0, 1)).tanh().unflatten(0, (x.shape[1], -1)).transpose(0, 1)
-        return self.outer((h + (self.gate if gate is None else gate) * turned).mean(1))[:, 0]
+def steep(m: nn.Module, x: Tensor) -> Tensor:
+    """A record overflows once weights are perturbed, which opens the gate."""
+    return turned(m, x[..., :4]) + (m.q * x[:, 0, 4]) ** 2
+
+
+def gated(run: Callable[..., Tensor] = turned, gate: float = 1.0) -> nn.Module:
+    parts = {"inner": nn.Linear(4, 8), "middle": nn.Linear(8, 8), "outer": nn.Linear(8, 1)}
+    numbers = {"gate": nn.Parameter(torch.full((8,), gate)), "q": nn.Parameter(torch.zeros(()))}
+    return Built(run, **parts, **numbers).double().train()
 
 
 def test_records_that_are_all_alike_show_nothing() -> None:
     """Whoever has them first is not done with the comparison."""
     alike, other = [torch.ones(16, 6, 4).double(), torch.zeros(16).double()], batch_of(16, 6, 4)
-    model = TokenByToken().double()
+    model = gated()
     engine = attack(model, [alike, alike])
     assert engine.slow is None and not engine.verified
     torch.testing.assert_close(by_engine(engine, squared(model), other), by_loop(model, squared(model), other))
@@ -158,22 +154,15 @@ def test_records_that_are_all_alike_show_nothing() -> None:
 )
 def test_nor_do_batches_of_one_sample_or_of_none_that_is_finite(first) -> None:
     batch = batch_of(16, 6, 4)
-    assert attack(TokenByToken().double(), [first(batch), batch]).slow is not None
+    assert attack(gated(), [first(batch), batch]).slow is not None
 
 
 def test_a_closed_gate_is_looked_behind() -> None:
-    assert attack(TokenByToken(gate=0.0).double(), [batch_of(16, 6, 4)]).slow is not None
-
-
-class Steep(TokenByToken):
-    """A record overflows once weights are perturbed, which opens the gate."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x[..., :4]) + (self.q * x[:, 0, 4]) ** 2
+    assert attack(gated(gate=0.0), [batch_of(16, 6, 4)]).slow is not None
 
 
 def test_a_record_that_overflows_behind_the_gate_does_not_hide_it() -> None:
-    model = Steep(gate=0.0).double()
+    model = gated(steep, gate=0.0)
     batch = batch_of(16, 6, 5)
     batch[0][..., 4], batch[0][3, 0, 4] = 0, 1e150
     engine = attack(model, [batch])
@@ -183,17 +172,10 @@ def test_a_record_that_overflows_behind_the_gate_does_not_hide_it() -> None:
     torch.testing.assert_close(by_engine(engine, squared(model), batch), by_loop(model, squared(model), batch))
 
 
-class Sometimes(TokenByToken):
-    """Its branch runs if a record asks for it."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) if (x[..., 0] > 9).any() else self.outer(self.inner(x).mean(1))[:, 0]
-
-
 def test_a_branch_that_one_record_opens_is_compared_then() -> None:
     batches = [batch_of(16, 6, 4), batch_of(16, 6, 4)]
     batches[1][0][0, 0, 0] = 10
-    model = Sometimes().double()
+    model = gated(lambda m, x: turned(m, x) if (x[..., 0] > 9).any() else m.outer(m.inner(x).mean(1))[:, 0])
     engine, loss = make_engine(model.train(), CLIPPING), squared(model)
     for batch in batches:
         try:
@@ -216,56 +198,36 @@ def routed(m: nn.Module, x: Tensor) -> Tensor:
     return m.outer((h + out).mean(1))[:, 0]
 
 
-def routed_batches() -> list[list[Tensor]]:
-    """One token of each sample; then other numbers of tokens of some, and as many of all."""
+def test_tokens_that_are_gathered_by_routing() -> None:
+    """Those that happen to fit, too: one token of each sample; then other numbers of some, and as many of all."""
+    assert attack(three_layers(routed), [batch_of(16, 6, 4)]).slow is not None
     even = batch_of(16, 6, 4)
     even[0][..., 0] = -1
     even[0][:, 2, 0] = 1
     odd = [tensor.clone() for tensor in even]
     odd[0][0, :, 0], odd[0][1:5, 2, 0] = torch.tensor([-1, 1, 1, 1, 1, 1.0]).double(), -1
-    return [even, odd]
-
-
-def test_tokens_that_are_gathered_by_routing() -> None:
-    assert attack(three_layers(routed), [batch_of(16, 6, 4)]).slow is not None
-
-
-def test_tokens_that_are_gathered_by_routing_and_happen_to_fit() -> None:
-    attack(three_layers(routed), routed_batches())
-
-
-class Featured(TokenByToken):
-    """The branch is multiplied by a feature that the first records have not."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x[..., :4], x[..., 4:])
+    attack(three_layers(routed), [even, odd])
 
 
 def test_a_feature_that_the_first_records_have_not() -> None:
     batches = [batch_of(16, 6, 5), batch_of(16, 6, 5)]
     batches[0][0][..., 4] = 0
-    attack(Featured().double(), batches)
-
-
-class Clock(nn.Module):
-    """A rate of change at times that are the same for all samples, so small that only an odd record shows it."""
-
-    def __init__(self, how: str) -> None:
-        super().__init__()
-        self.inner, self.alpha = nn.Linear(5, 16, bias=False), nn.Parameter(torch.zeros(16))
-        self.outer, self.how = nn.Linear(16, 1, bias=False), how
-
-    def forward(self, x: Tensor) -> Tensor:
-        times = torch.arange(60, dtype=x.dtype)[:, None] / 1e6
-        h = self.inner(x)[:, None] * (1 + self.alpha if self.how == "seen" else 1)
-        if self.how == "after samples":
-            h = h + (self.alpha * x.detach().norm(dim=1, keepdim=True))[:, None]
-        return self.outer((h + self.alpha * times).tanh().mean(1))[:, 0]
+    attack(gated(lambda m, x: turned(m, x[..., :4], x[..., 4:])), batches)
 
 
 @together(*each(how=["alone", "seen", "after samples"], size=[12, 6, 60]).args)
 def test_constants_whose_gradient_no_first_record_shows(how, size) -> None:
-    model = Clock(how).double()
+    """A rate of change at times that are the same for all samples, so small that only an odd record shows it."""
+
+    def clock(m: nn.Module, x: Tensor) -> Tensor:
+        times = torch.arange(60, dtype=x.dtype)[:, None] / 1e6
+        h = m.inner(x)[:, None] * (1 + m.alpha if how == "seen" else 1)
+        if how == "after samples":
+            h = h + (m.alpha * x.detach().norm(dim=1, keepdim=True))[:, None]
+        return m.outer((h + m.alpha * times).tanh().mean(1))[:, 0]
+
+    parts = {"inner": nn.Linear(5, 16, bias=False), "outer": nn.Linear(16, 1, bias=False)}
+    model = Built(clock, **parts, alpha=nn.Parameter(torch.zeros(16))).double()
     first, odd = ([torch.randn(size, 5).double(), torch.randn(size).double()] for _ in range(2))
     odd[0][2], odd[1][2] = 0, 1e9
     engine = make_engine(model.train(), CLIPPING)
@@ -277,20 +239,13 @@ def test_constants_whose_gradient_no_first_record_shows(how, size) -> None:
 # -- what a comparison may overlook ------------------------------------------------------------------------------------
 
 
-class Outshone(TokenByToken):
-    """Beside ``q``, at which a record's last feature makes the gradient as large as it likes."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x[..., :4]) + self.q * x[:, 0, 4]
-
-
 @together(("dtype", "large", "scale"), [
     (torch.float64, 1e9, 1.0), (torch.float32, 1e9, 1.0), (torch.float32, 1e12, 1.0), (torch.float32, 0.0, 1e17),
 ])  # fmt: skip
 def test_a_large_gradient_does_not_hide_a_misread_one(dtype, large, scale) -> None:
-    """Gradients are compared as they are released; sums that overflow are not taken for agreement."""
+    """A record's last feature makes that of ``q`` as large as it likes. Sums that overflow are no agreement."""
     torch.manual_seed(0)
-    model = Outshone().to(dtype)
+    model = gated(lambda m, x: turned(m, x[..., :4]) + m.q * x[:, 0, 4]).to(dtype)
     batch = [tensor.to(dtype) for tensor in batch_of(16, 6, 5)]
     batch[0][..., 4], batch[0][3, 0, 4] = 0, large
     loss = lambda batch: (model(batch[0]) - batch[1]) * scale  # noqa: E731
@@ -336,21 +291,6 @@ def test_records_that_are_all_alike_raise_no_false_alarm() -> None:
 
 
 # -- runs --------------------------------------------------------------------------------------------------------------
-
-
-@together("kind", [TokenByToken, lambda: positions(lambda x: torch.arange(x.shape[1]))])
-def test_a_run_is_that_of_one_sample_at_a_time(kind) -> None:
-    """By ``max_physical_batch_size=1``, in which no gradient can go to a wrong sample."""
-    ends = []
-    for pieces in (None, 12, 1):
-        torch.manual_seed(0)
-        model = kind().double().train()
-        optimizer = by_hand(model, sgd(model, 0.1), preset="fixed", clipping=CLIPPING, max_physical_batch_size=pieces)
-        for size in (24, 13, 1, 0, 12):
-            optimizer.step(squared(model), batch_of(size) if size else [t[:0] for t in batch_of(2)])
-        ends.append(flat(model))
-    for end in ends[:2]:
-        torch.testing.assert_close(end, ends[2], rtol=1e-9, atol=1e-12)
 
 
 def test_seams_18_a_siamese_model_is_exact_and_told_how_it_is_fast() -> None:
@@ -406,23 +346,12 @@ def test_samples_that_move_to_another_dimension_later_are_found_by_a_check() -> 
 
 
 def test_a_check_in_which_nothing_could_be_compared_stays_due() -> None:
-    model = Steep().train()
+    model = gated(steep).float()
     optimizer = by_hand(model, sgd(model), preset="fixed", steps=100)
     for size, due in ((1, True), (0, True), (6, False)):
         batch = [tensor.float()[:size] for tensor in batch_of(6, 6, 5)]
         optimizer.step(squared(model), batch)
         assert (0 in optimizer._checks_due) == due
-
-
-def test_what_mixes_samples_is_refused_before_anything_is_released() -> None:
-    model = TokenByToken().double().train()
-    optimizer = by_hand(model, sgd(model), preset="fixed", max_physical_batch_size=4)
-    loss = squared(model)
-    for mix in (Tensor.mean, lambda losses: losses.detach().sum()):
-        with refused(optimizer, "depend on which other samples"):
-            optimizer.step(lambda batch, mix=mix: loss(batch) * mix(loss(batch)), batch_of(8, 6, 4))
-        assert all(p.grad is None for p in model.parameters())
-    optimizer.step(loss, batch_of(8, 6, 4))
 
 
 @together("scale", [math.nan, 1e6])
@@ -432,7 +361,8 @@ def test_no_record_ends_a_run_by_hindering_the_comparison(scale) -> None:
     for size in (2, 0, 1, 8):
         batch = [torch.randn(size, 5).double(), torch.randint(3, (size,))]
         batch[0][1:2] *= scale
-        expected, before = by_loop(model, cross_entropy(model), batch), flat(model)
+        before = flat(model)
+        expected = by_loop(model, cross_entropy(model), batch) if size else 0 * before
         optimizer.step(cross_entropy(model), batch)
         moved = (before - flat(model)) * optimizer.expected_batch_size
         torch.testing.assert_close(moved, expected, rtol=1e-9, atol=1e-12)
@@ -441,55 +371,31 @@ def test_no_record_ends_a_run_by_hindering_the_comparison(scale) -> None:
     assert torch.equal(before, flat(model)) and optimizer.ledger.steps == 5
 
 
-# -- operations that move rows, in some batches only -------------------------------------------------------------------
+MOVES = {
+    "product": lambda h, order: torch.eye(len(h), dtype=h.dtype)[order] @ h,
+    "product from the right": lambda h, order: (h.t() @ torch.eye(len(h), dtype=h.dtype)[order].t()).t(),
+    "batched product": lambda h, order: torch.bmm(torch.eye(len(h), dtype=h.dtype)[order][None], h[None])[0],
+    "gathered": lambda h, order: h.gather(0, order[:, None].expand_as(h)),
+    "selected": lambda h, order: h.index_select(0, order),
+    "by index": lambda h, order: h[order],
+    "flipped": lambda h, order: h if order[0] == 0 else h.flip(0),
+}
 
 
-def product(h: Tensor, order: Tensor) -> Tensor:
-    return torch.eye(len(h), dtype=h.dtype)[order] @ h
-
-
-def product_from_the_right(h: Tensor, order: Tensor) -> Tensor:
-    return (h.t() @ torch.eye(len(h), dtype=h.dtype)[order].t()).t()
-
-
-def batched_product(h: Tensor, order: Tensor) -> Tensor:
-    return torch.bmm(torch.eye(len(h), dtype=h.dtype)[order][None], h[None])[0]
-
-
-def gathered(h: Tensor, order: Tensor) -> Tensor:
-    return h.gather(0, order[:, None].expand_as(h))
-
-
-def selected(h: Tensor, order: Tensor) -> Tensor:
-    return h.index_select(0, order)
-
-
-def flipped(h: Tensor, order: Tensor) -> Tensor:
-    return h if order[0] == 0 else h.flip(0)
-
-
-@together("move", [product, product_from_the_right, batched_product, gathered, selected, flipped])
-def test_rows_that_only_a_later_batch_moves(move) -> None:
+@together(*each(move=MOVES, layer=["middle", "scale"]).args)
+def test_rows_that_only_a_later_batch_moves(move, layer) -> None:
     """Nor the first, whose records have not the last feature; put back behind a layer, so samples do not mix."""
 
     def forward(m: nn.Module, x: Tensor) -> Tensor:
         order = (-x[:, 4]).argsort(stable=True)
-        h = move(m.inner(x[:, :4]).tanh(), order)
-        h = F.linear(input=h, weight=m.middle.weight, bias=m.middle.bias).tanh()
-        return m.outer(move(h, order.argsort()))[:, 0]
+        h = MOVES[move](m.inner(x[:, :4]).tanh(), order)
+        if layer == "middle":
+            h = F.linear(input=h, weight=m.middle.weight, bias=m.middle.bias).tanh()
+        else:
+            h = h * m.middle.bias
+        return m.outer(MOVES[move](h, order.argsort()))[:, 0]
 
     batches = [batch_of(16, 5), batch_of(16, 5)]
     batches[0][0][:, 4] = 0
     batches[1][0][:, 4] = torch.arange(16.0)
     assert attack(three_layers(forward), batches).slow is not None
-
-
-def test_rows_that_are_gathered_before_a_scale() -> None:
-    def forward(m: nn.Module, x: Tensor) -> Tensor:
-        order = (-x[:, 4]).argsort(stable=True)
-        return m.outer((m.inner(x[:, :4]).tanh()[order] * m.scale)[order.argsort()])[:, 0]
-
-    batches = [batch_of(16, 5), batch_of(16, 5)]
-    batches[0][0][:, 4] = 0
-    model = Built(forward, inner=nn.Linear(4, 8), scale=nn.Parameter(torch.ones(8)), outer=nn.Linear(8, 1))
-    assert attack(model.double(), batches).slow is not None

@@ -1,7 +1,6 @@
 """The check that samples do not mix: when it is made, what it sees, and that it leaves nothing behind."""
 
 import math
-from contextlib import nullcontext
 
 import pytest
 import torch
@@ -12,6 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from twins import by_hand, flat, make_batches, make_model, make_private, sgd
+from twins import cross_entropy as apart
 
 from hyfreedp import NoiseGenerator
 from hyfreedp.gradients.dependence import SAMPLES, check_samples_apart, steps_to_check
@@ -27,10 +27,6 @@ def batch_of(size):
 
 def check(model, loss, batch, seed=0, narrowest=torch.float32):
     check_samples_apart(loss, batch, module=model, narrowest_type=narrowest, generator=NoiseGenerator(seed))
-
-
-def apart(model):
-    return lambda b: F.cross_entropy(model(b[0]), b[1], reduction="none")
 
 
 def mixed(model):
@@ -73,17 +69,6 @@ def test_no_more_than_a_few_samples_are_asked_for():
 
     optimizer.step(loss, batch)
     assert max(asked) == 100 == asked[-1] and asked.count(100) == 1 and max(asked[:-1]) == SAMPLES
-
-
-def test_weights_random_state_and_modes_are_put_back_bit_for_bit():
-    model, batch = network(nn.Dropout(0.5)), batch_of(20)
-    before = [p.detach().clone() for p in model.parameters()]
-    random = torch.get_rng_state()
-    for loss, refusal in ((apart(model), nullcontext()), (mixed(model), pytest.raises(ValueError, match="depend on"))):
-        with refusal:
-            check(model, loss, batch)
-        assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
-        assert torch.equal(random, torch.get_rng_state()) and all(layer.training for layer in model.modules())
 
 
 def mixed_up(model, probability):

@@ -10,19 +10,7 @@ import torch
 from cases import each, together
 from scipy import stats
 from torch import nn
-from twins import (
-    PRESETS,
-    adamw,
-    by_hand,
-    changed,
-    cross_entropy,
-    flat,
-    make_batches,
-    make_model,
-    refused,
-    sgd,
-    trainable,
-)
+from twins import PRESETS, by_hand, changed, cross_entropy, flat, make_batches, refused, sgd, trainable
 
 from hyfreedp.accounting import BudgetExhausted
 from hyfreedp.gradients import AbadiClipping, AutomaticClipping
@@ -102,11 +90,10 @@ def test_physical_batches_get_noise_once():
 
 def spend(preset, sizes, **settings):
     """Epsilon before and after every step."""
-    model = make_model()
-    optimizer = by_hand(model, adamw(model), preset=preset, **(PRIVATE | settings))
+    optimizer = by_hand(preset=preset, **(PRIVATE | settings))
     spent = [optimizer.epsilon_spent()]
     for batch in make_batches(sizes):
-        optimizer.step(cross_entropy(model), batch)
+        optimizer.step(cross_entropy(optimizer.module), batch)
         spent.append(optimizer.epsilon_spent())
     return optimizer, spent
 
@@ -175,9 +162,8 @@ def test_raw_values_do_not_reach_what_is_private(preset, diagnostics, unbound_no
     """Losses of 50 and of 500, both beyond the largest clip, release the same and must tell the same."""
     told = []
     for value in (50.0, 500.0):
-        model = make_model()
-        optimizer = by_hand(model, adamw(model), preset=changed(preset, interval=1), diagnostics=diagnostics, **PRIVATE)
-        printed = []
+        optimizer = by_hand(preset=changed(preset, interval=1), diagnostics=diagnostics, **PRIVATE)
+        model, printed = optimizer.module, []
         for batch in make_batches([8, 0, 5, 9]):
             record = optimizer.step(lambda b, v=value, m=model: v + 0 * cross_entropy(m)(b), batch)
             printed.append(str(record))
@@ -192,9 +178,8 @@ def test_raw_values_do_not_reach_what_is_private(preset, diagnostics, unbound_no
 
 def test_diagnostics_are_the_raw_values():
     """Means over the actual batch, before any clipping; samples that are not finite are counted."""
-    model = make_model()
-    optimizer = by_hand(model, sgd(model), preset="paper", interval=1, diagnostics=True, **PRIVATE)
-    (batch,) = make_batches([5])
+    optimizer = by_hand(preset="paper", interval=1, diagnostics=True, **PRIVATE)
+    model, (batch,) = optimizer.module, make_batches([5])
     losses = cross_entropy(model)(batch)
     norms = [
         torch.cat([g.flatten() for g in torch.autograd.grad(loss, trainable(model), retain_graph=True)]).norm()

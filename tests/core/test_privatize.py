@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import integrate, stats
 
+from hyfreedp import NoiseGenerator
 from hyfreedp.accounting.split import SQUARED_L2_SENSITIVITY, VOTES
 from hyfreedp.privatize import clipping_bias, loss_noise_std, normal_clipping_bias, privatize_loss, privatize_votes
 
@@ -36,25 +37,15 @@ def test_the_mean_of_a_million_losses_is_their_mean():
 
 
 @pytest.mark.parametrize("size", [0, 8])
-def test_noise_has_the_stated_distribution(size, generator):
+def test_noise_has_the_stated_distribution(size):
     """Kolmogorov-Smirnov and chi-square on 4,000 releases, of a constant batch and of an empty one."""
     losses = torch.full((4000, size), 0.25)
-    private = privatize_loss(losses, 0.5, 3.0, expected_batch_size=10, generator=generator).numpy()
+    private = privatize_loss(losses, 0.5, 3.0, expected_batch_size=10, generator=NoiseGenerator(0)).numpy()
     noise = (private - 0.25 * size / 10) / (3.0 * 0.5 / 10)
     assert stats.kstest(noise, stats.norm().cdf).pvalue > FALSE_ALARM
     assert loss_noise_std(0.5, 3.0, 10) == pytest.approx(3.0 * 0.5 / 10)
     tail = stats.chi2.cdf((noise**2).sum(), df=4000)
     assert FALSE_ALARM / 2 < tail < 1 - FALSE_ALARM / 2
-
-
-@given(loss_values, st.floats(0, 1e6), st.floats(1e-2, 10))
-def test_one_more_record_moves_the_release_by_at_most_its_sensitivity(losses, extra, threshold):
-    without = torch.tensor(losses, dtype=torch.float64)
-    with_it = torch.tensor([*losses, extra], dtype=torch.float64)
-    change = privatize_loss(with_it, threshold, 0.0, expected_batch_size=1) - privatize_loss(
-        without, threshold, 0.0, expected_batch_size=1
-    )
-    assert -1e-9 <= change.item() <= threshold * (1 + 1e-9)
 
 
 CLIP = 0.5

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from cases import together
 from torch import nn
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import DataLoader, Dataset, default_collate
-from twins import by_hand, make_batches, make_data, make_private, sgd
+from torch.utils.data import DataLoader, default_collate
+from twins import Made, by_hand, make_batches, make_data, make_private, sgd
 
 from hyfreedp.data.sampling import PoissonSampler
 from hyfreedp.noise.cipher import derive
@@ -29,9 +29,6 @@ def publicly_seeded():
     """What scripts begin with, and every reader of them knows."""
     for seed in (torch.manual_seed, np.random.seed, random.seed):
         seed(0)
-
-
-# -- the states --------------------------------------------------------------------------------------------------------
 
 
 def test_torch_draws_what_the_mersenne_twister_of_the_whole_key_does():
@@ -93,20 +90,12 @@ def test_masks_under_a_public_seed_are_secret_and_the_same_in_all_passes_of_a_st
     assert not torch.equal(runs[0], runs[1]) and torch.equal(runs[2], runs[3])
 
 
-class Augmented(Dataset):
-    """Records that every generator moves."""
-
-    def __len__(self):
-        return 40
-
-    def __getitem__(self, index):
-        return torch.cat([draw() for draw in DRAWS.values()]), index % 2
-
-
 def augmented(seed, workers=0):
+    """The batches of a run on records that every generator moves."""
     publicly_seeded()
+    data = Made(40, lambda index: (torch.cat([draw() for draw in DRAWS.values()]), index % 2))
     model = nn.Linear(9, 2).double()
-    loader = DataLoader(Augmented(), batch_size=8, num_workers=workers)
+    loader = DataLoader(data, batch_size=8, num_workers=workers)
     _, optimizer, loader = make_private(model, sgd(model), loader=loader, seed=seed, preset="fixed", steps=2)
     batches = []
     for batch in loader:

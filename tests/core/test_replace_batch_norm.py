@@ -24,14 +24,11 @@ def convnet(norm) -> nn.Module:
     return model.double()
 
 
-def example(model) -> Example:
-    batch = torch.randn(5, 1, 5, 5, dtype=torch.float64), torch.randint(3, (5,))
-    return Example(model, batch, lambda model, x, y: F.cross_entropy(model(x), y, reduction="none"))
-
-
 def assert_trains(model) -> None:
     """Per-sample norms and the clipped sum are those of a loop over single samples."""
-    assert_exact(example(model), rtol=1e-5)
+    batch = torch.randn(5, 1, 5, 5, dtype=torch.float64), torch.randint(3, (5,))
+    example = Example(model, batch, lambda model, x, y: F.cross_entropy(model(x), y, reduction="none"))
+    assert_exact(example, rtol=1e-5)
 
 
 @together("norm", [nn.BatchNorm2d, nn.SyncBatchNorm])
@@ -67,18 +64,11 @@ def test_the_layers_of_timm_go_on_to_drop_and_activate():
     assert_trains(relu)
 
 
-@together("norm", [FrozenBatchNorm2d, FrozenBatchNormAct2d])
-def test_constant_statistics_are_allowed_and_stay(norm):
+@together("norm", [FrozenBatchNorm2d, FrozenBatchNormAct2d, nn.BatchNorm2d])
+def test_constant_statistics_are_allowed_and_stay_and_others_beside_them_go(norm):
     model = convnet(norm)
-    kept = model[1]
-    assert replace_batch_norm(model)[1] is kept
-    assert_trains(model)
-
-
-def test_a_frozen_layer_in_eval_mode_stays_and_others_beside_it_go():
-    model = convnet(nn.BatchNorm2d)
-    kept = model[1].requires_grad_(False).eval()
-    assert replace_batch_norm(model)[1] is kept and isinstance(model[3], nn.GroupNorm)
+    kept = model[1].requires_grad_(False).train(norm is not nn.BatchNorm2d)
+    assert replace_batch_norm(model)[1] is kept and isinstance(model[3], nn.GroupNorm) == (norm is nn.BatchNorm2d)
     assert_trains(model)
 
 

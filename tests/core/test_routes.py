@@ -37,17 +37,6 @@ def test_the_route_is_the_cheaper_by_counted_multiplications(tokens, p, d) -> No
     assert keeps_factors(tokens, p, d) == (not smaller)
 
 
-@together(("tokens", "p", "d"), SIZES)
-def test_both_routes_have_the_same_norms_and_sums(tokens, p, d) -> None:
-    factors, gradients = forms(tokens, p, d)
-    weights, instantiated = torch.rand(2).double(), Instantiated(gradients)
-    for one, other in (
-        (factors.squared_norms, instantiated.squared_norms),
-        (factors.weighted_sum(weights), instantiated.weighted_sum(weights)),
-    ):
-        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
-
-
 def test_a_table_that_also_embeds_is_never_instantiated_as_rows(monkeypatch) -> None:
     """Norms and sums of head and embedding together, with the head in either form, are those of dense gradients."""
     ids, rows = torch.tensor([[0, 2, 2], [5, 1, 5]]), torch.randn(2, 3, 7).double()

@@ -12,15 +12,8 @@ from cases import each, together
 from opacus.data_loader import DPDataLoader
 from scipy import stats
 from torch import nn
-from torch.utils.data import (
-    DataLoader,
-    Dataset,
-    DistributedSampler,
-    IterableDataset,
-    TensorDataset,
-    WeightedRandomSampler,
-)
-from twins import adamw, cross_entropy, make_data, make_model, make_private, refused, sgd, train, trainable
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset, WeightedRandomSampler
+from twins import Made, cross_entropy, make_data, make_private, refused, sgd, train, trainable
 
 from hyfreedp.data.batches import batch_length, take
 from hyfreedp.data.sampling import Drawn, Fetch, PoissonSampler, poisson_loader
@@ -118,28 +111,20 @@ class Pair(NamedTuple):
     y: torch.Tensor
 
 
-class Records(Dataset):
+FORMS = {
+    "tensor": lambda x, y: x,
+    "tuple": lambda x, y: (x, y),
+    "list": lambda x, y: [x, y],
+    "dict": lambda x, y: {"x": x, "y": y},
+    "namedtuple": lambda x, y: Pair(x, torch.tensor(y)),
+    "nested": lambda x, y: {"inputs": {"ids": x, "mask": (x, x)}, "y": y},
+    "names": lambda x, y: {"file": f"{x[0]}.png", "x": x, "y": y},
+}
+
+
+def records(form):
     """Thirty records of one of the structures that default collation knows."""
-
-    FORMS = ("tensor", "tuple", "list", "dict", "namedtuple", "nested", "names")
-
-    def __init__(self, form):
-        self.form = form
-
-    def __len__(self):
-        return 30
-
-    def __getitem__(self, index):
-        x, y = torch.full((3,), float(index)), index % 2
-        return {
-            "tensor": x,
-            "tuple": (x, y),
-            "list": [x, y],
-            "dict": {"x": x, "y": y},
-            "namedtuple": Pair(x, torch.tensor(y)),
-            "nested": {"inputs": {"ids": x, "mask": (x, x)}, "y": y},
-            "names": {"file": f"{index}.png", "x": x, "y": y},
-        }[self.form]
+    return Made(30, lambda index: FORMS[form](torch.full((3,), float(index)), index % 2))
 
 
 def inputs_of(batch):
@@ -161,30 +146,30 @@ def same(first, second):
     return first == second if isinstance(first, str) else all(map(same, first, second))
 
 
-@together("form", Records.FORMS)
+@together("form", FORMS)
 def test_pieces_have_the_structure_of_the_batch(form):
     """Splitting a batch equals collating its parts, whatever it is made of; the empty piece has the same form."""
-    records = Records(form)
-    collate = DataLoader(records).collate_fn
-    whole = collate([records[i] for i in range(7)])
+    data = records(form)
+    collate = DataLoader(data).collate_fn
+    whole = collate([data[i] for i in range(7)])
     assert batch_length(whole) == 7
     assert same(take(whole, slice(0, 7)), whole)
-    assert same(take(whole, slice(2, 5)), collate([records[i] for i in range(2, 5)]))
-    assert same(take(whole, slice(6, 9)), collate([records[6]]))
-    empty = Fetch(records, collate, CPU)(Drawn([], 0, NoiseGenerator(SEED)))
+    assert same(take(whole, slice(2, 5)), collate([data[i] for i in range(2, 5)]))
+    assert same(take(whole, slice(6, 9)), collate([data[6]]))
+    empty = Fetch(data, collate, CPU)(Drawn([], 0, NoiseGenerator(SEED)))
     assert batch_length(empty) == 0
     assert same(empty, take(whole, slice(0, 0)))
     assert inputs_of(empty).shape == (0, 3)
 
 
-@together(*each(form=Records.FORMS, pieces=[None, 2]).args)
+@together(*each(form=FORMS, pieces=[None, 2]).args)
 def test_training_works_on_every_structure_with_empty_batches(form, pieces):
     """The loss function gets batches of the form that the loader gives, and never an empty one."""
     torch.manual_seed(0)
     model = nn.Linear(3, 1)
     settings = {"steps": 12, "preset": "paper", "interval": 1, "max_physical_batch_size": pieces}
     _, optimizer, loader = make_private(
-        model, sgd(model), loader=DataLoader(Records(form), batch_size=2), seed=SEED, **settings
+        model, sgd(model), loader=DataLoader(records(form), batch_size=2), seed=SEED, **settings
     )
     optimizer._checks_due = []  # which ask for a few samples once more, as the engine does until it has compared some
     sizes, asked = [], []
@@ -246,10 +231,10 @@ def test_loaders_that_cannot_be_poisson_sampled_are_refused(loader, error, messa
 
 
 def private_run(**settings):
-    model = make_model()
     old = DataLoader(make_data(), batch_size=8, shuffle=True)
     private = {"target_epsilon": 3.0, "accountant": "rdp", "preset": "fixed", "steps": 12}
-    return cross_entropy(model), old, *make_private(model, adamw(model), loader=old, **(private | settings))[1:]
+    model, optimizer, loader = make_private(loader=old, **(private | settings))
+    return cross_entropy(model), old, optimizer, loader
 
 
 def test_a_step_takes_the_private_loaders_batches_alone_or_gives_no_guarantee():

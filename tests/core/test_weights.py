@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from models import Example
 from pages import programs
-from twins import adamw, by_hand, cross_entropy, flat, make_batches, make_model, make_private, refused, sgd
+from twins import by_hand, cross_entropy, flat, make_batches, make_model, make_private, refused, sgd
 
 from hyfreedp.gradients import AbadiClipping, AutomaticClipping
 from hyfreedp.privatize import privatize_votes
@@ -23,17 +23,19 @@ def by_class(batch):
 
 
 @each(
-    pieces=[None, 4, lambda batch: [[5, 0, 2], [1], [4, 3, 8, 7, 6]]],
+    pieces=[None, 4, lambda batch: [[5, 0, 2], [1], [4, 3, 8, 7, 6]], None],
+    isolate=[False, False, False, True],
     given=["function", "tensor"],
     clipping=[AutomaticClipping(), AbadiClipping(0.1)],
 )
-def test_a_step_multiplies_the_clipped_gradients_whatever_its_pieces(pieces, given, clipping):
+def test_a_step_multiplies_the_clipped_gradients_whatever_its_pieces(pieces, isolate, given, clipping):
     model, (batch,) = make_model(), make_batches([9])
     example = Example(model, tuple(batch), lambda model, x, y: F.cross_entropy(model(x), y, reduction="none"))
     gradients = example.gradients()
     expected = (clipping.factors(gradients.norm(dim=1)) * by_class(batch)) @ gradients
     before = flat(model)
-    optimizer = by_hand(model, sgd(model), preset="fixed", clipping=clipping, max_physical_batch_size=pieces)
+    settings = {"clipping": clipping, "max_physical_batch_size": pieces, "isolate": isolate}
+    optimizer = by_hand(model, sgd(model), preset="fixed", **settings)
     optimizer.step(cross_entropy(model), batch, weights=by_class if given == "function" else by_class(batch))
     moved = (before - flat(model)) * optimizer.expected_batch_size
     torch.testing.assert_close(moved, expected, rtol=1e-9, atol=1e-12)
@@ -44,9 +46,9 @@ def test_a_record_of_weight_zero_is_no_record_and_of_weight_one_a_whole_one(pres
     """Also in votes and in the losses of a line search, with noise, over a whole run."""
 
     def run(weigh):
-        model, ends = make_model(), []
         settings = {"steps": 12, "target_epsilon": 20.0, "preset": preset, "accountant": "rdp", "batch_size": 20}
-        optimizer = by_hand(model, adamw(model), **settings)
+        optimizer, ends = by_hand(**settings), []
+        model = optimizer.module
         for batch in make_batches([20] * 12):
             weights, batch = weigh(batch)
             step = optimizer.step(cross_entropy(model), batch, weights=weights)
@@ -94,18 +96,16 @@ def test_one_record_moves_a_vote_by_one_at_most(records, out):
     ],
 )
 def test_bad_weights_are_refused_before_anything_is_released(weights, error, message):
-    model, (batch,) = make_model(), make_batches([8])
-    optimizer = by_hand(model, adamw(model), target_epsilon=3.0)
+    optimizer, (batch,) = by_hand(target_epsilon=3.0), make_batches([8])
     with refused(optimizer, message, error):
-        optimizer.step(cross_entropy(model), batch, weights=weights)
+        optimizer.step(cross_entropy(optimizer.module), batch, weights=weights)
 
 
 def test_the_code_of_the_docs_weighs_by_the_inverse_shares():
     (code,) = programs("docs/usage.md", "Weights of classes and records")
     ends = []
     for table in (None, torch.tensor([0.02 / 0.90, 0.02 / 0.08, 1.0])):
-        model = make_model()
-        _, optimizer, loader = make_private(model, adamw(model), target_epsilon=20.0)
+        model, optimizer, loader = make_private(target_epsilon=20.0)
         if table is None:
             names = {"torch": torch, "loader": loader, "optimizer": optimizer, "per_sample_loss": cross_entropy(model)}
             exec(compile(code, "usage.md", "exec"), names)

@@ -12,7 +12,7 @@ import torch
 from cases import pairs, together
 from torch.optim import lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from twins import adamw, by_hand, cross_entropy, flat, make_batches, make_model, refused, sgd_momentum, three_groups
+from twins import BASES, by_hand, cross_entropy, flat, make_batches, make_model, refused, steps
 
 PRIVATE = {"target_epsilon": 3.0, "accountant": "rdp"}
 SIZES = (8, 5, 0, 9, 8, 7)
@@ -25,19 +25,15 @@ SCHEDULERS = {
 }
 
 
-def make(base=adamw, **settings):
+def make(base="adamw", **settings):
     model = make_model()
-    optimizer = by_hand(model, base(model), **({"preset": "fixed"} | PRIVATE | settings))
-    return model, optimizer
-
-
-# -- schedulers --------------------------------------------------------------------------------------------------------
+    return model, by_hand(model, BASES[base](model), **({"preset": "fixed"} | PRIVATE | settings))
 
 
 def plain_loop(base, schedule, *, expected=8):
     """torch alone: the sum of losses over the expected batch size, by whatever rates the scheduler sets."""
     model = make_model()
-    optimizer = base(model)
+    optimizer = BASES[base](model)
     scheduler = schedule(optimizer)
     rates = []
     for batch in make_batches(SIZES):
@@ -49,11 +45,11 @@ def plain_loop(base, schedule, *, expected=8):
     return flat(model), rates
 
 
-@together(*pairs(on=["private", "base"], base=[sgd_momentum, adamw, three_groups], name=SCHEDULERS).args)
+@together(*pairs(on=["private", "base"], base=BASES, name=SCHEDULERS).args)
 def test_a_fixed_rate_follows_a_scheduler_as_in_plain_torch(name, base, on):
     """Made for the private optimizer, or for the base optimizer before it was made private; rates of all groups."""
     model = make_model()
-    inner = base(model)
+    inner = BASES[base](model)
     early = SCHEDULERS[name](inner) if on == "base" else None
     optimizer = by_hand(model, inner, preset="fixed")
     scheduler = early or SCHEDULERS[name](optimizer)
@@ -72,12 +68,12 @@ def test_a_scheduled_run_resumes_bitwise():
     lambdas = [lambda t: 0.5**t, lambda t: 1.0, lambda t: 1 / (1 + t)]
     ends = []
     for interrupted in (False, True):
-        model, optimizer = make(three_groups)
+        model, optimizer = make("groups")
         scheduler = lr_scheduler.LambdaLR(optimizer, lambdas)
         for t, batch in enumerate(make_batches(SIZES)):
             if interrupted and t == 3:
                 saved = copy.deepcopy((optimizer.state_dict(), scheduler.state_dict()))
-                model, optimizer = make(three_groups, seed=7)
+                model, optimizer = make("groups", seed=7)
                 scheduler = lr_scheduler.LambdaLR(optimizer, lambdas)
                 optimizer.load_state_dict(saved[0])
                 scheduler.load_state_dict(saved[1])
@@ -123,16 +119,12 @@ def test_a_scheduler_beside_a_decay_is_refused_before_anything_is_released():
 def test_a_decay_alone_is_no_scheduler():
     """Its own changes of the groups' rates are told from others', also after a resumption."""
     model, optimizer = make(decay="linear")
-    for batch in make_batches(SIZES[:3]):
-        optimizer.step(cross_entropy(model), batch)
+    steps(optimizer, SIZES[:3])
     resumed_model, resumed = make(decay="linear", seed=5)
     resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     (batch,) = make_batches(SIZES[3:4], seed=9)
     assert optimizer.step(cross_entropy(model), batch).eta == resumed.step(cross_entropy(resumed_model), batch).eta
     assert torch.equal(flat(model), flat(resumed_model)) and optimizer.eta == 0.5
-
-
-# -- hooks -------------------------------------------------------------------------------------------------------------
 
 
 @together("preset", ["fixed", "robust", "paper"])
@@ -158,19 +150,16 @@ def test_hooks_run_once_a_step(preset):
             handle.remove()
     of_base = dict.fromkeys([("base", "AdamW"), ("all before", "AdamW"), ("all after", "AdamW")], 3)
     assert count == {("before", "HyFreeDPOptimizer"): 3, ("after", "HyFreeDPOptimizer"): 3} | of_base
-    optimizer.step(cross_entropy(model), make_batches(SIZES[:1])[0])
+    steps(optimizer, SIZES[:1])
     assert len(seen) == 3 and sum(count.values()) == 15  # removed
 
 
-# -- what other loops call ---------------------------------------------------------------------------------------------
-
-
 def test_it_is_an_optimizer_by_the_base_optimizers_groups_state_and_defaults():
-    model, optimizer = make(three_groups)
+    model, optimizer = make("groups")
     assert isinstance(optimizer, torch.optim.Optimizer)
     assert optimizer.param_groups is optimizer.base.param_groups
     assert optimizer.state is optimizer.base.state and optimizer.defaults is optimizer.base.defaults
-    optimizer.step(cross_entropy(model), make_batches((8,))[0])
+    steps(optimizer, [8])
     assert set(optimizer.state) == set(model.parameters())
     assert "ledger" in optimizer.state_dict()  # ours, with all that a resumption needs
     assert "HyFreeDPOptimizer(AdamW, step 1 of 10" in repr(optimizer)
@@ -209,30 +198,31 @@ def test_a_run_cannot_be_copied(duplicate):
 
 
 def test_parameters_cannot_be_added_and_the_base_optimizers_own_step_stays_refused():
-    optimizer = make()[1]
-    lr_scheduler.ExponentialLR(optimizer.base, 0.5)
-    with pytest.raises(RuntimeError, match=r"own step would train on raw gradients"):
-        optimizer.base.step()
+    model = make_model()
+    old = BASES["adamw"](model)
+    optimizer = by_hand(model, old, **PRIVATE)
+    for step in (old.step, optimizer.base.step):
+        with refused(optimizer, "own step would train on raw gradients", RuntimeError):
+            step()
+    lr_scheduler.ExponentialLR(old, 0.5)
+    with pytest.raises(RuntimeError, match="own step would train on raw gradients"):
+        old.step()
     with pytest.raises(RuntimeError, match="add_param_group belongs before make_private_with_epsilon"):
         optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(2))]})
     assert len(optimizer.param_groups) == 1
 
 
-# -- one base optimizer, several runs ----------------------------------------------------------------------------------
-
-
 def test_a_later_run_begins_at_the_users_rates_and_the_earlier_one_is_refused():
     """Not at those that the first run has left, in the ratio between groups neither; before anything is counted."""
-    model, first = make(three_groups, preset="robust", steps=6)
+    model, first = make("groups", preset="robust", steps=6)
     given = [group["lr"] for group in first.base.param_groups]
-    batches = make_batches(SIZES)
-    for batch in batches[:3]:
-        first.step(cross_entropy(model), batch)
+    steps(first, SIZES[:3])
+    (batch,) = make_batches([9])
     assert [group["lr"] for group in first.base.param_groups] != given
     with pytest.warns(UserWarning, match="trained privately before"):
         second = by_hand(model, first.base, preset="fixed", **PRIVATE)
     assert [group["lr"] for group in second.param_groups] == given
     with pytest.raises(RuntimeError, match="was made private once more, for another run"):
-        first.step(cross_entropy(model), batches[3])
+        first.step(cross_entropy(model), batch)
     assert first.ledger.steps == 3
-    assert second.step(cross_entropy(model), batches[3]).eta == given[0]
+    assert second.step(cross_entropy(model), batch).eta == given[0]

@@ -131,12 +131,11 @@ def conv1d_net() -> Example:
 class TiedLanguageModel(nn.Module):
     """Embedding and head share their table, one block is used twice, positions are embedded once for all samples."""
 
-    def __init__(self, entries: int = 13, width: int = 8, tokens: int = 7) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(entries, width, padding_idx=0)
-        self.positions = nn.Embedding(tokens, width)
-        self.block = nn.Sequential(nn.RMSNorm(width, eps=1e-5), nn.Linear(width, width), nn.GELU())
-        self.head = nn.Linear(width, entries)
+        self.embedding, self.positions = nn.Embedding(13, 8, padding_idx=0), nn.Embedding(7, 8)
+        self.block = nn.Sequential(nn.RMSNorm(8, eps=1e-5), nn.Linear(8, 8), nn.GELU())
+        self.head = nn.Linear(8, 13)
         self.head.weight = self.embedding.weight
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -214,11 +213,17 @@ def bert() -> Example:
     return Example(model, (ids, torch.randint(3, (4,))), loss)
 
 
-def _classifier(model: nn.Module, x: Tensor, classes: int) -> Example:
+def classifier(model: nn.Module, x: Tensor, classes: int) -> Example:
+    """A model in train mode on such inputs, with random labels."""
+
     def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(model(x), y, reduction="none")
 
-    return Example(model.double().train(), (x.double(), torch.randint(classes, (len(x),))), loss)
+    return Example(model.train(), (x, torch.randint(classes, (len(x),))), loss)
+
+
+def _classifier(model: nn.Module, x: Tensor, classes: int) -> Example:
+    return classifier(model.double(), x.double(), classes)
 
 
 def _language_model(model: nn.Module) -> Example:

@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import hyfreedp
 from hyfreedp.noise import cipher
@@ -262,7 +263,7 @@ class _Kernels(TorchDispatchMode):
 
     def _run(self, func: Any, args: tuple, kwargs: dict) -> Any:
         machine, name = self.machine, func._schema.name
-        leaves = list(_leaves((args, kwargs)))
+        leaves = tree_leaves((args, kwargs))
         inputs = [value for value in leaves if isinstance(value, Tensor)]
         marks = [machine.mark_of(tensor) for tensor in inputs]
         here = machine.device in marks
@@ -306,15 +307,7 @@ class _Kernels(TorchDispatchMode):
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    return [leaf for leaf in _leaves(value) if isinstance(leaf, Tensor)]
-
-
-def _leaves(value: Any) -> Iterator[Any]:
-    if isinstance(value, list | tuple | dict):
-        for child in value.values() if isinstance(value, dict) else value:
-            yield from _leaves(child)
-    else:
-        yield value
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
 def _storage(tensor: Tensor) -> torch.UntypedStorage:

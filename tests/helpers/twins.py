@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import hyfreedp
 from hyfreedp import Preset, PrivacyEngine, reference
@@ -51,6 +51,19 @@ class Built(nn.Module):
 
     def forward(self, *inputs: Any) -> Tensor:
         return self.run(self, *inputs)
+
+
+class Made(Dataset):
+    """So many records, each made of its place by a function."""
+
+    def __init__(self, size: int, make: Callable[[int], Any]) -> None:
+        self.size, self.make = size, make
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, place: int) -> Any:
+        return self.make(place)
 
 
 def make_data(size: int = 40, *, seed: int = 1) -> TensorDataset:
@@ -107,8 +120,10 @@ def three_groups(model: nn.Module) -> torch.optim.Optimizer:
 BASES = {"sgd": sgd_momentum, "adamw": adamw, "groups": three_groups}
 
 
-def make_private(model: nn.Module, optimizer: torch.optim.Optimizer, data=None, *, batch_size: int = 8, **settings):
-    """``PrivacyEngine`` with the settings that most tests share: no privacy, ten steps, a fixed seed."""
+def make_private(model=None, optimizer=None, data=None, *, batch_size: int = 8, **settings):
+    """``PrivacyEngine`` with what most tests share: a small model, AdamW, no privacy, ten steps, a fixed seed."""
+    model = make_model() if model is None else model
+    optimizer = adamw(model) if optimizer is None else optimizer
     engine = settings.pop("engine", None) or PrivacyEngine(seed=settings.pop("seed", 0))
     loader = settings.pop("loader", None) or DataLoader(make_data() if data is None else data, batch_size=batch_size)
     defaults = {"target_epsilon": math.inf, "target_delta": 1e-3}
@@ -124,6 +139,11 @@ def by_hand(*args, **settings):
     _, optimizer, _ = make_private(*args, **settings)
     optimizer.sampler = None
     return optimizer
+
+
+def steps(optimizer, sizes: Sequence[int], *, seed: int = 2) -> list:
+    """A step by cross-entropy on each of :func:`make_batches`; their records."""
+    return [optimizer.step(cross_entropy(optimizer.module), batch) for batch in make_batches(sizes, seed=seed)]
 
 
 def changed(preset: str | Preset, **fields) -> Preset:
