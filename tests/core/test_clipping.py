@@ -13,6 +13,7 @@ from cases import each, together
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import Example, assert_exact, biases_only, conv1d_net, groupnorm_convnet, mlp, tied_language_model
+from opacus import GradSampleModule
 from torch import Tensor, nn
 from twins import Built
 
@@ -39,6 +40,19 @@ def test_some_layers_only() -> None:
     for index in (0, 1, 3, 6):
         example.model[index].requires_grad_(False)
     assert_exact(example)
+
+
+@together("build", [mlp, conv1d_net])
+def test_equals_opacus(build) -> None:
+    example = build()
+    for layer in example.model:
+        layer.inplace = False  # which its hooks do not allow
+    norms, total = example.by_engine(make_engine(example.model, AutomaticClipping()))
+    other = GradSampleModule(copy.deepcopy(example.model), loss_reduction="sum")
+    example.loss(other, *example.batch).sum().backward()
+    gradients = torch.cat([p.grad_sample.flatten(1) for p in other.parameters()], 1)
+    torch.testing.assert_close(norms, gradients.norm(dim=1))
+    torch.testing.assert_close(total, AutomaticClipping().factors(norms) @ gradients)
 
 
 # -- every shape -------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -311,6 +312,15 @@ def test_votes_lead_from_the_mean_of_start_and_looks_and_weights_come_back_along
         torch.testing.assert_close(place[-1], begun + along * (before - begun))
         eta = expected
     assert optimizer.eta == pytest.approx(eta)
+
+
+def test_the_page_of_the_rule_has_its_constants():
+    page = (Path(__file__).parents[2] / "docs" / "step_rule.md").read_text(encoding="utf-8")
+    first, *later = (f"T/{1 / share:g}" for share in look.SHARES)
+    texts = [f"c0 = {look.START:g} / sqrt(", f"steps {look.FIRST}, {first}, {' and '.join(later)}"]
+    texts += [f"v > {look.CLEAR:g}, or", f"while |v| > {look.SURE:g}", f"as t^{look.POWER:g}"]
+    texts += [f"{max(look.LADDER):g} c0, ", f"p^{{{look.GAIN * 4:g}/4}}"]
+    assert [text for text in texts if text not in page] == []
 
 
 def test_a_start_ten_times_too_high_does_not_end_the_run():
