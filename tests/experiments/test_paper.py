@@ -37,7 +37,7 @@ def _frame(table: str) -> pd.DataFrame:
     return paper.load(table).set_index(KEYS)
 
 
-@together("table", paper.TABLES)
+@together("table", COUNTS)
 def test_every_printed_number_is_there_once(table):
     frame = paper.load(table)
     assert tuple(frame.columns) == paper.COLUMNS and set(frame.table) == {table}

@@ -13,7 +13,7 @@ from typing import Any, get_args
 import pandas as pd
 
 from hyfreedp.experiments.benchmark import goals
-from hyfreedp.experiments.benchmark.cases import Case, cases, growth_cases, measure, measure_runs
+from hyfreedp.experiments.benchmark.cases import Case, cases, measure, measure_runs
 from hyfreedp.experiments.benchmark.contenders import ALL_CONTENDERS, CONTENDERS, PEERS
 from hyfreedp.experiments.benchmark.efficiency import GROWTH, GROWTH_CONTENDERS
 from hyfreedp.experiments.benchmark.workloads import MODELS, ON_CPU, ON_GPU, SMALL, Tuning
@@ -78,7 +78,8 @@ def main(arguments: list[str] | None = None) -> int:
             if len(rows) and len(judged := goals.judge(rows)):
                 print("\nGoals (for the CPU):", goals.summarise(judged).round(3).to_string(na_rep=""), sep="\n")
         if "growth" in parts:
-            todo = growth_cases(*GROWTH[profile], GROWTH_CONTENDERS)
+            model, grid = GROWTH[profile]
+            todo = [Case(model, "full", GROWTH_CONTENDERS, varied, n) for varied in grid for n in grid[varied]]
             _record(todo, folder / "efficiency_growth.csv", options.resume, settings)
         if "peers" in parts and profile == "laptop":
             todo = cases(BESIDE_PEERS, ("full",), ("plain", "opacus_hooks", "opacus_ghost", *_peers(), "ours"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import platform
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -50,8 +50,6 @@ class Case:
     value: int = 0
 
     def __post_init__(self) -> None:
-        check_choice("models", self.model, MODELS)
-        check_choice("tunings", self.tuning, Tuning)
         for name in self.contenders:
             check_choice("contenders", name, ALL_CONTENDERS)
 
@@ -77,11 +75,6 @@ def cases(
     if not found:
         raise ValueError(f"none of the models {', '.join(models)} can be trained by {', '.join(tunings)}")
     return found
-
-
-def growth_cases(model: str, grid: Mapping[str, Sequence[int]], contenders: Sequence[str]) -> list[Case]:
-    """Full tuning of a model of which one dimension at a time takes the values of ``grid``."""
-    return [Case(model, "full", tuple(contenders), varied, n) for varied, values in grid.items() for n in values]
 
 
 def measure(todo: Iterable[Case], *, device: str, rounds: int, threads: int) -> pd.DataFrame:

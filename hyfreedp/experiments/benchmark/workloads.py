@@ -150,8 +150,6 @@ def _choose_trainable(module: nn.Module, family: Family, tuning: Tuning) -> None
 
 def _vit(shape: Shape) -> tuple[nn.Module, Tensor, Tensor]:
     patches = math.isqrt(shape.tokens - 1)
-    if patches**2 + 1 != shape.tokens:
-        raise ValueError(f"tokens must be a square plus one for a ViT, got {shape.tokens}")
     side = patches * shape.patch
     module = vit(side, shape.patch, 3, shape.width, shape.depth, shape.heads, shape.outputs)
     return module, torch.randn(shape.batch_size, 3, side, side), torch.randint(shape.outputs, (shape.batch_size,))

@@ -17,7 +17,6 @@ from tqdm import tqdm
 from hyfreedp.accounting import NoiseSplit, calibrate_noise
 from hyfreedp.accounting.composition import shares
 from hyfreedp.experiments.accounting_of_the_paper import SOUND, Counting, Mechanism, calibrate, even_split
-from hyfreedp.experiments.runs.methods import METHODS
 from hyfreedp.experiments.store.cache import cached
 from hyfreedp.noise import NoiseGenerator
 
@@ -75,11 +74,6 @@ DATA_SETS = (
     DataSet("Food-101", 75_750, 1000, 5),
     DataSet("E2E", 42_061, 1024, 10),
 )
-
-
-def preset_split(method: str, steps: int) -> dict[str, Any]:
-    """Arguments of :func:`hyfreedp.calibrate_noise` that the preset of a method fixes, for T = ``steps``."""
-    return METHODS[method].settings.plan(steps)
 
 
 # -- which calibrations are compared -----------------------------------------------------------------------------------
@@ -269,8 +263,6 @@ def simulated_deltas(*, split: dict[str, Any], epsilons: list[float], runs: int,
         One row per epsilon: ``delta``, the mean over the seeds, and ``error``, its standard error over all runs.
     """
     plan = NoiseSplit.from_dict(split)
-    if plan.probe != "losses":
-        raise ValueError(f"split must probe 'losses', got {plan.probe!r}")
     q = plan.sample_rate
     samples = []
     for seed in tqdm(range(seeds), desc="simulated mechanism", unit="seed"):

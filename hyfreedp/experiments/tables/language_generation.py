@@ -362,10 +362,12 @@ def metric_findings(summary: pd.DataFrame, methods: Sequence[str], epsilons: Seq
 def edge_findings(rows: pd.DataFrame) -> list[str]:
     """Where a grid search chose the smallest or largest of its rates; ``rows`` of :func:`scored`."""
     found = rows[rows.row.str.startswith("grid")].dropna(subset="learning_rate").drop_duplicates(["epsilon", "row"])
-    return [
-        f"epsilon = {epsilon:g}: {ROWS[row].title} chose {rate:g}{at_edge(row, rate)}"
-        for epsilon, row, rate in found[["epsilon", "row", "learning_rate"]].itertuples(index=False, name=None)
-    ]
+    lines = []
+    for epsilon, row, rate in found[["epsilon", "row", "learning_rate"]].itertuples(index=False, name=None):
+        ends = {min(ROWS[row].rates): "smallest", max(ROWS[row].rates): "largest"}
+        edge = f", the {ends[rate]} of its rates: a wider grid may do better" if rate in ends else ""
+        lines.append(f"epsilon = {epsilon:g}: {ROWS[row].title} chose {rate:g}{edge}")
+    return lines
 
 
 def below_start_findings(rows: pd.DataFrame) -> list[str]:
@@ -380,13 +382,6 @@ def below_start_findings(rows: pd.DataFrame) -> list[str]:
                 f"public start's BLEU of {start:.3f}: {scores}"
             )
     return lines
-
-
-def at_edge(row: str, rate: float) -> str:
-    """What to add to a rate that a search chose at an end of its grid; else nothing."""
-    candidates = ROWS[row].rates
-    ends = {min(candidates): "smallest", max(candidates): "largest"} if len(candidates) > 1 else {}
-    return f", the {ends[rate]} of its rates: a wider grid may do better" if rate in ends else ""
 
 
 def verdicts(summary: pd.DataFrame, epsilons: Sequence[float], data: str) -> list[Verdict]:
