@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from hyfreedp.experiments.store.statistics import interquartile_mean, profile, stratified_bootstrap
+from hyfreedp.experiments.tables.looks import interquartile_mean, profile, stratified_bootstrap
 
 
 def test_the_interquartile_mean_is_that_of_the_middle_half():
