@@ -21,10 +21,9 @@ from torch import Tensor
 from tqdm import tqdm
 
 from hyfreedp.experiments.data import image_files
-from hyfreedp.experiments.data.given import given, looked_at
 from hyfreedp.experiments.data.image_files import Part
 from hyfreedp.experiments.data.splits import held_out_from, shuffled_by_group
-from hyfreedp.experiments.store.paths import workspace
+from hyfreedp.experiments.store.paths import given, looked_at, workspace
 
 
 @dataclass(frozen=True)
