@@ -79,7 +79,8 @@ def scored(scale: Scale, profile: str, cells: Path, *, train: bool = True, jobs:
         scale: of one learner.
         profile: whose committed records fill what has no cell.
         cells: folder of the cells.
-        train: whether to train what is missing first; else what is neither a cell nor committed stays missing.
+        train: whether to train first what has no number in the committed table, or one of another version; else what
+            is neither a cell nor committed stays missing.
         jobs: worker processes.
 
     Returns:
@@ -89,9 +90,10 @@ def scored(scale: Scale, profile: str, cells: Path, *, train: bool = True, jobs:
     """
     learner, read = scale.learners[0], reader(cells)
     committed = workspace().results / profile / TABLE
-    chosen = {one.cell: rate for one, rate in _of_this_version(scale, committed).items()}
+    known = _of_this_version(scale, committed)
+    chosen = {one.cell: rate for one, rate in known.items()}
     if train:
-        train_missing(entries(scale), cells, jobs=jobs, chosen=chosen)
+        train_missing([one for one in entries(scale) if one not in known], cells, jobs=jobs, chosen=chosen)
         public_start(learner, cells)
     records = {spec.key: found for spec in finals(entries(scale), read, chosen) if (found := read(spec)) is not None}
     rows = table(scale, read, chosen)
@@ -133,18 +135,12 @@ def record(cells: Path, results: Path, *, train: bool, jobs: int = 1) -> str:
 
     Args:
         cells: folder of the cells; the runs that were written before are put there.
-        train: whether to train first what has no number in the table yet, or one of another version.
-        jobs: worker processes.
+        train, jobs: as of :func:`scored`.
     """
     scale, path, runs = desktop_scale(), results / "desktop" / TABLE, results / "desktop" / archive.NAME
     before = archive.read(runs)
     archive.unpack(before, cells)
-    if train:
-        known = _of_this_version(scale, path)
-        missing = [one for one in entries(scale) if one not in known]
-        train_missing(missing, cells, jobs=jobs, chosen={one.cell: rate for one, rate in known.items()})
-        public_start(scale.learners[0], cells)
-    rows = scored(scale, "desktop", cells, train=False)
+    rows = scored(scale, "desktop", cells, train=train, jobs=jobs)
     specs = [*searches(entries(scale)), *finals(entries(scale), reader(cells))]
     records = {Path(name).stem: json.loads(found) for name, found in before.items() if name.endswith(".json")}
     others = {key for key, found in records.items() if found.get("spec", {}).get("task") != scale.learners[0].task}
