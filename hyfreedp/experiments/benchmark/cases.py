@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import platform
+import resource
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -25,7 +26,6 @@ from hyfreedp.experiments.benchmark.measure import (
     peak_memory,
     ratio_quartiles,
     reason,
-    resident_memory,
     time_rounds,
 )
 from hyfreedp.experiments.benchmark.workloads import MODELS, Shape, Tuning, Workload, make_workload
@@ -161,7 +161,7 @@ def _clock(device: torch.device) -> Callable[[], float]:
 
 
 def _resident_elsewhere(case: Case, name: str) -> float:
-    """:func:`resident_memory` in a process of its own, forked from one that has imported this and done nothing."""
+    """:func:`_resident` in a process of its own, forked from one that has imported this and done nothing."""
     context = get_context("forkserver")
     context.set_forkserver_preload([__name__])
     with ProcessPoolExecutor(1, mp_context=context) as pool:
@@ -169,9 +169,15 @@ def _resident_elsewhere(case: Case, name: str) -> float:
 
 
 def _resident(case: Case, name: str, threads: int) -> float:
+    """Largest number of MiB of this process, as the system counts it, while it makes a contender and takes a few steps.
+
+    Libraries are included, so it is asked in a process that has done nothing else.
+    """
     torch.set_num_threads(threads)
-    contender = ALL_CONTENDERS[name]
-    return resident_memory(lambda: contender.make(make_workload(case.shape, case.tuning), Setup()), 4)
+    step = ALL_CONTENDERS[name].make(make_workload(case.shape, case.tuning), Setup())
+    for _ in range(4):
+        step()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
 
 
 def measure_runs(models: Sequence[str], *, rounds: int, threads: int) -> pd.DataFrame:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import os
-import resource
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -76,17 +75,6 @@ def time_rounds(
                 continue
             seconds[name].append((clock() - started) / period)
     return seconds, failed
-
-
-def resident_memory(make: Callable[[], Step], steps: int) -> float:
-    """Largest number of MiB of this process while it makes a contender and takes a few steps, libraries included.
-
-    As the system counts them, so ask in a process that has done nothing else.
-    """
-    step = make()
-    for _ in range(steps):
-        step()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
 
 
 def peak_memory(contender: Contender, work: Workload, setup: Setup) -> float:
