@@ -42,23 +42,6 @@ class Arrays:
     source: str
 
 
-@dataclass(frozen=True)
-class Dataset:
-    """What is known of a data set before it is read.
-
-    Attributes:
-        train_size: N.
-        validation_start: as of :class:`Arrays`: how many records train where settings are chosen.
-        features: entries of one record as a flat vector; 0 where images have no fixed size.
-    """
-
-    train_size: int
-    validation_start: int
-    features: int
-    classes: int
-    load: Callable[[], Arrays]
-
-
 def _plain(features: np.ndarray, labels: np.ndarray, train_size: int, source: str) -> Arrays:
     """Float features, the training part first; validation is its last fifth."""
     x, y = torch.as_tensor(features, dtype=torch.float32), torch.as_tensor(labels, dtype=torch.int64)
