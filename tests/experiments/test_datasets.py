@@ -20,8 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from hyfreedp.data.sampling import poisson_loader
 from hyfreedp.experiments.data import datasets, image_files
 from hyfreedp.experiments.data.datasets import images
-from hyfreedp.experiments.data.in_memory import Records, as_is
-from hyfreedp.experiments.data.splits import held_out_from, shuffled_by_group
+from hyfreedp.experiments.data.in_memory import Records, as_is, held_out_from, shuffled_by_group
 
 RNG = np.random.default_rng(0)
 CLASSES = "airplane automobile bird cat deer dog frog horse ship truck".split()

@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from hyfreedp.experiments.data import image_files
 from hyfreedp.experiments.data.image_files import Part
-from hyfreedp.experiments.data.splits import held_out_from, shuffled_by_group
+from hyfreedp.experiments.data.in_memory import held_out_from, shuffled_by_group
 from hyfreedp.experiments.store.paths import given, looked_at, workspace
 
 
