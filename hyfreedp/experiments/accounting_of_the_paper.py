@@ -18,7 +18,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Literal
 
 import numpy as np
@@ -164,7 +164,7 @@ def calibrate(*, gamma: float = 1.01, counting: Counting = Counting(), **budget:
     return replace(split, sigma_loss=sigma_loss)
 
 
-def even_split(*, counting: Counting = SOUND, coarseness: int = 10, **budget: Any) -> NoiseSplit:
+def even_split(*, counting: Counting = SOUND, **budget: Any) -> NoiseSplit:
     """The naive split of Fig. "noise grad loss": one Gaussian noise for the T gradients and the 3T/K losses alike.
 
     Arguments and result are those of :func:`calibrate`. The noise is the smallest within the budget, to 1e-5.
@@ -174,10 +174,8 @@ def even_split(*, counting: Counting = SOUND, coarseness: int = 10, **budget: An
     def with_noise(noise: float) -> NoiseSplit:
         return replace(split, sigma_gradient=noise, sigma_gradient_probe=noise, sigma_loss=noise)
 
-    def cost(noise: float) -> float:
-        return counting.epsilon(with_noise(noise), coarseness=coarseness)
-
-    noise = smallest_noise(cost, split.target_epsilon, split.sigma, 1e-5)
+    cost = partial(counting.epsilon, coarseness=10)
+    noise = smallest_noise(lambda sigma: cost(with_noise(sigma)), split.target_epsilon, split.sigma, 1e-5)
     return replace(with_noise(noise), gamma=noise / split.sigma)
 
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
@@ -131,9 +130,3 @@ def reason(error: Exception) -> str:
     """What was raised, short enough for a table. Only this is kept: a traceback would keep a model's memory alive."""
     lines = str(error).strip().splitlines() or [""]
     return f"{type(error).__name__}: {lines[0]}"[:200]
-
-
-def ratio_quartiles(numerator: Sequence[float], denominator: Sequence[float]) -> tuple[float, float, float]:
-    """Lower quartile, median and upper quartile of the ratios round by round."""
-    lower, median, upper = np.quantile(np.divide(numerator, denominator), (0.25, 0.5, 0.75))
-    return float(lower), float(median), float(upper)

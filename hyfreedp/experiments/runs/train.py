@@ -33,7 +33,10 @@ def make_run(spec: Spec, *, diagnostics: bool = False) -> tuple[HyFreeDPOptimize
 
     The model is on the accelerator if there is one; the task's ``losses_of(model)`` takes the loader's batches there.
     """
-    task, method, clipping = spec.problem, METHODS[spec.method], _clipping(spec)
+    task, method = spec.problem, METHODS[spec.method]
+    clipping: Clipping | None = None
+    if spec.clipping_threshold is not None:
+        clipping = (AdaptiveClipping if spec.method == "adaptive" else AbadiClipping)(spec.clipping_threshold)
     train, _ = task.datasets(spec.evaluation, spec.model)
     model = task.model(spec.seed, spec.model, spec.tuning or "full")
     model.to(default_device())
@@ -79,12 +82,6 @@ def _claimed_split(spec: Spec, records: int) -> NoiseSplit | None:
         steps=spec.steps or task.steps,
         interval=spec.interval,
     )
-
-
-def _clipping(spec: Spec) -> Clipping | None:
-    if spec.clipping_threshold is None:
-        return None
-    return (AdaptiveClipping if spec.method == "adaptive" else AbadiClipping)(spec.clipping_threshold)
 
 
 @contextmanager

@@ -71,7 +71,9 @@ def run(profile: str, cells: Path, results: Path, *, jobs: int = 1) -> int:
         print("\ninterrupted; the same command goes on from here", flush=True)
         return 130
     for spec, error in failed.items():
-        print(f"failed: {spec.key} ({_words(spec)}): {type(error).__name__}: {error}")
+        words = ", ".join(map(str, (spec.task, spec.model, spec.tuning, spec.method, spec.evaluation)))
+        words += f", epsilon {spec.epsilon:g}, rate {spec.learning_rate:g}, seed {spec.seed}"
+        print(f"failed: {spec.key} ({words}): {type(error).__name__}: {error}")
     done = sum(read(spec) is not None for specs in stages(profile, read).values() for spec in specs)
     print(f"{trained} runs trained, {done - trained} were there, {len(failed)} failed")
     print(write_table(profile, cells, results))
@@ -182,8 +184,3 @@ def _without_data(specs: Sequence[Spec]) -> dict[Spec, Exception]:
         except (OSError, ValueError) as error:
             errors[task] = error
     return {spec: errors[spec.task] for spec in specs if spec.task in errors}
-
-
-def _words(spec: Spec) -> str:
-    names = (spec.task, spec.model, spec.tuning, spec.method, spec.evaluation)
-    return f"{', '.join(map(str, names))}, epsilon {spec.epsilon:g}, rate {spec.learning_rate:g}, seed {spec.seed}"

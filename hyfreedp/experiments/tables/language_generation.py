@@ -67,9 +67,8 @@ def e2e_scale(profile: str, seeds: int) -> Scale:
     return Scale((Learner("e2e", model, "full"),), epsilons=(3.0, 8.0), seeds=seeds, rows=_ROWS)
 
 
-def desktop_scale() -> Scale:
-    """Of the committed records: whole runs of the tiny model on all of E2E, about thirteen hours of one core."""
-    return e2e_scale("desktop", 2)
+# Of the committed records: whole runs of the tiny model on all of E2E, about thirteen hours of one core.
+DESKTOP = e2e_scale("desktop", 2)
 
 
 def scored(scale: Scale, profile: str, cells: Path, *, train: bool = True, jobs: int = 1) -> pd.DataFrame:
@@ -131,13 +130,13 @@ def _filled(rows: pd.DataFrame, committed: pd.DataFrame) -> pd.DataFrame:
 
 
 def record(cells: Path, results: Path, *, train: bool, jobs: int = 1) -> str:
-    """Write ``<results>/desktop/`` with the table of :func:`desktop_scale` and the runs behind it.
+    """Write ``<results>/desktop/`` with the table of ``DESKTOP`` and the runs behind it.
 
     Args:
         cells: folder of the cells; the runs that were written before are put there.
         train, jobs: as of :func:`scored`.
     """
-    scale, path, runs = desktop_scale(), results / "desktop" / TABLE, results / "desktop" / archive.NAME
+    scale, path, runs = DESKTOP, results / "desktop" / TABLE, results / "desktop" / archive.NAME
     before = archive.read(runs)
     archive.unpack(before, cells)
     rows = scored(scale, "desktop", cells, train=train, jobs=jobs)

@@ -14,7 +14,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy import stats
 
 from hyfreedp.experiments.runs.cells import run_cells, tabulate
@@ -25,7 +25,6 @@ from hyfreedp.experiments.store.paths import RESULTS, workspace
 from hyfreedp.experiments.tasks.registry import TASKS
 
 PLACE = ["task", "model", "tuning", "base", "steps", "epsilon"]
-Floats = NDArray[np.float64]
 
 
 def places() -> pd.DataFrame:
@@ -80,20 +79,19 @@ def interquartile_mean(values: ArrayLike) -> float:
     return float(stats.trim_mean(values, 0.25, axis=None))
 
 
-def profile(values: ArrayLike, marks: ArrayLike) -> Floats:
+def profile(values: ArrayLike, marks: ArrayLike) -> np.ndarray:
     """The share of runs that reach each mark."""
     return np.mean(np.asarray(values)[:, None] >= np.asarray(marks), axis=0)
 
 
 def stratified_bootstrap(
     strata: Sequence[ArrayLike],
-    statistic: Callable[[Floats], ArrayLike],
+    statistic: Callable[[np.ndarray], ArrayLike],
     *,
     draws: int = 2000,
-    confidence: float = 0.95,
     seed: int = 0,
-) -> tuple[Floats, Floats]:
-    """Ends of the percentile interval of a statistic of all runs, where seeds are drawn again within each place.
+) -> tuple[np.ndarray, np.ndarray]:
+    """Ends of the 95 % percentile interval of a statistic of all runs, where seeds are drawn again within each place.
 
     Args:
         strata: the runs of each place.
@@ -102,7 +100,7 @@ def stratified_bootstrap(
     rng = np.random.default_rng(seed)
     places = [np.asarray(runs, dtype=float) for runs in strata]
     drawn = [np.concatenate([rng.choice(runs, len(runs)) for runs in places]) for _ in range(draws)]
-    ends = np.quantile([statistic(runs) for runs in drawn], [(1 - confidence) / 2, (1 + confidence) / 2], axis=0)
+    ends = np.quantile([statistic(runs) for runs in drawn], [(1 - 0.95) / 2, (1 + 0.95) / 2], axis=0)
     return ends[0], ends[1]
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor, nn
+from torch import nn
 
 from hyfreedp.experiments.data import datasets
 from hyfreedp.experiments.data.datasets import Arrays
@@ -59,6 +59,7 @@ class Task:
     delta: float
     evaluations: int = 20
     takes_source: ClassVar[bool] = False
+    losses_of = staticmethod(losses_of)
 
     @property
     def source(self) -> str:
@@ -81,10 +82,6 @@ class Task:
     def model(self, seed: int, name: str | None = None, tuning: Tuning = "full") -> nn.Module:
         """A model, the task's own if None, with fresh weights; see ``models.image_models.make_model``."""
         return make_model(name or self.models[0], tuning, features=self.features, classes=self.classes, seed=seed)
-
-    def losses_of(self, model: nn.Module) -> Callable[[tuple[Tensor, Tensor]], Tensor]:
-        """See :func:`hyfreedp.experiments.tasks.scores.losses_of`."""
-        return losses_of(model)
 
     def physical_batches(self, model: str | None) -> int | None:
         """Samples in memory at a time."""
