@@ -127,8 +127,3 @@ def test_audits_are_run_once_and_kept_and_judged(tmp_path, monkeypatch):
     assert [one.outcome for one in campaign.verdicts(joint, canaries)] == ["mathematically wrong"] * 2
     kept = campaign.verdicts(joint, canaries.assign(verdict="not refuted"))
     assert [one.outcome for one in kept] == ["mathematically wrong", "not refuted"]
-
-
-def test_the_largest_bound_of_an_auditor_who_is_always_right():
-    # (e^eps / (1 + e^eps))^m = 0.05
-    assert campaign.largest_bound(1000) == pytest.approx(-math.log(0.05 ** (-1 / 1000) - 1), rel=1e-6)

@@ -50,11 +50,6 @@ def test_numbers_read_by_eye(table, row, value):
     assert _frame(table).value[row] == value
 
 
-def test_the_appendix_repeats_the_main_table():
-    main, appendix = _frame("cv_main"), _frame("app_cv_main")
-    assert (appendix.value == main.loc[appendix.index].value).all()
-
-
 def test_the_printed_ratios_are_those_of_the_minutes():
     rows = paper.load("eff").pivot(index=["model", "tuning", "method"], columns="metric", values="value")
     baseline = rows.minutes.xs("w/o HyFreeDP", level="method")
