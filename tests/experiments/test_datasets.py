@@ -254,19 +254,6 @@ def test_a_download_is_decoded_and_not_kept(places, monkeypatch):
     assert [path.name for path in (places / "cache").iterdir()] == ["svhn-official"]
 
 
-@pytest.mark.parametrize("interruption", [KeyboardInterrupt, OSError])
-def test_an_interrupted_download_leaves_nothing(places, monkeypatch, interruption):
-    def interrupted(folder, download):
-        (folder / "half").write_text("half")
-        raise interruption("stop")
-
-    monkeypatch.delenv("HYFREEDP_DATA")
-    monkeypatch.setitem(datasets.IMAGES, "svhn", datasets.ImageSet("SVHN", (2, 2), 1, interrupted))
-    with pytest.raises((KeyboardInterrupt, FileNotFoundError)):
-        images("svhn")
-    assert not list((places / "cache").iterdir())
-
-
 def test_damaged_and_missing_images_are_refused(cifar, places, monkeypatch):
     copy = datasets.IMAGES["cifar10"].copy
     expect(monkeypatch, "cifar10", (30, 11))
