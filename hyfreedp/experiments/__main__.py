@@ -51,7 +51,8 @@ def _accuracy(options: argparse.Namespace) -> int:
 
 
 def _fine_tuning(options: argparse.Namespace) -> int:
-    rows = fine_tuning.record(workspace().cells, fine_tuning.record_path(), jobs=options.jobs)
+    here = workspace()
+    rows = fine_tuning.record(here.cells, here.results / fine_tuning.TABLE, jobs=options.jobs)
     print(rows.groupby("series", sort=False).test_accuracy.last().to_string())
     return 0
 
@@ -67,15 +68,6 @@ def _documents(options: argparse.Namespace) -> int:
     rows = document_runs.record(options.file, here.cells, here.results / document_runs.TABLE, jobs=options.jobs)
     print(document_runs.rates(rows).to_string())
     return 0
-
-
-# Commands that renew a record: what runs, and what it is.
-RECORDS: dict[str, tuple[Callable[[argparse.Namespace], int], str]] = {
-    "accuracy": (_accuracy, "presets against the learning-rate grid; minutes to an hour"),
-    "fine-tuning": (_fine_tuning, "training dynamics on CIFAR-10 for notebook 05; an hour"),
-    "sentences": (_sentences, "the language table on all of E2E, for notebook 07; half a day"),
-    "documents": (_documents, "rates learned on the documents of a file, for notebook 07; an hour"),
-}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -113,19 +105,17 @@ def main(arguments: list[str] | None = None) -> int:
     command("update", _update, text).add_argument("--only", **only)
     records = command("records", _records, "commit the runs of the last reproduce --fresh as records to read")
     records.add_argument("--profile", **profile)
-    for name, (run, text) in RECORDS.items():
-        one = command(name, run, text)
-        one.add_argument("--jobs", **jobs, help="worker processes")
-        if run is _accuracy:
-            one.add_argument("--seeds", type=int, default=5)
-        if run is _documents:
-            one.add_argument("file", help=".txt, or .jsonl with the key text or abstract: a record each")
-        if run is _sentences:
-            one.add_argument("--write", action="store_true", help="train nothing: score and write what is there")
-
+    small = command("accuracy", _accuracy, "presets against the learning-rate grid; minutes to an hour")
+    small.add_argument("--seeds", type=int, default=5)
+    tuning = command("fine-tuning", _fine_tuning, "training dynamics on CIFAR-10 for notebook 05; an hour")
+    e2e = command("sentences", _sentences, "the language table on all of E2E, for notebook 07; half a day")
+    e2e.add_argument("--write", action="store_true", help="train nothing: score and write what is there")
+    texts = command("documents", _documents, "rates learned on the documents of a file, for notebook 07; an hour")
+    texts.add_argument("file", help=".txt, or .jsonl with the key text or abstract: a record each")
     tables = command("grid", _grid, "train what the accuracy tables need; minutes (laptop) to days (paper)", GRID)
     tables.add_argument("--profile", choices=comparison.SCALES, required=True, help="how large")
-    tables.add_argument("--jobs", **jobs, help="worker processes")
+    for training in (small, tuning, e2e, texts, tables):
+        training.add_argument("--jobs", **jobs, help="worker processes")
     cells: dict[str, Any] = {"type": Path, "default": workspace().cells, "metavar": "FOLDER"}
     tables.add_argument("--cells", **cells, help="where records are kept (default: %(default)s)")
     instead = tables.add_mutually_exclusive_group()

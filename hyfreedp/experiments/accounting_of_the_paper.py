@@ -8,7 +8,8 @@ None of it bounds Algorithm 1 as it is run, unless the releases of a step are co
 * "same_batch": the gradient and the probe of a step are one release about one batch.
 
 Accountants: "rdp", by Opacus for Gaussians and by autodp, which the paper used, with Laplace noise; "pld", by
-dp-accounting; "gdp", the central limit approximation of Eq. (muGDP), which is no bound for any method.
+dp-accounting, for Gaussians alone; "gdp", the central limit approximation of Eq. (muGDP), which is no bound for any
+method.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Literal
 
 import numpy as np
@@ -26,7 +27,7 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 from hyfreedp.accounting import NoiseSplit
-from hyfreedp.accounting.accountants import INTERVAL, composed_epsilon, grid
+from hyfreedp.accounting.accountants import composed_epsilon, grid
 from hyfreedp.accounting.composition import effective_noise
 from hyfreedp.accounting.search import TOLERANCE, smallest_noise
 from hyfreedp.accounting.split import count_probe_steps
@@ -73,17 +74,15 @@ class Counting:
 
     def releases(self, split: NoiseSplit) -> tuple[tuple[Release, ...], ...]:
         """All of a run, in parts whose epsilons add up (one part, but for "epsilon_sum")."""
-        probes, sigma_loss = split.probe_steps, split.sigma_loss
+        probes, sigma_loss, gaussian = split.probe_steps, split.sigma_loss, self.loss_mechanism == "gaussian"
         gradients = (Mechanism(split.sigma_gradient), split.steps)
         if not probes:
             return ((gradients,),)
         if self.composition != "same_batch":
-            one = (
-                Mechanism(sigma_loss) if self.loss_mechanism == "gaussian" else Mechanism(laplace=sigma_loss, numbers=1)
-            )
+            one = Mechanism(sigma_loss) if gaussian else Mechanism(laplace=sigma_loss, numbers=1)
             losses = (one, 3 * probes)
             return ((gradients, losses),) if self.composition == "independent" else ((gradients,), (losses,))
-        if self.loss_mechanism == "gaussian":
+        if gaussian:
             together = Mechanism(effective_noise(split.sigma_gradient_probe, sigma_loss, "losses"))
         else:
             together = Mechanism(split.sigma_gradient_probe, sigma_loss, 3)
@@ -100,7 +99,12 @@ class Counting:
         if self.accountant == "gdp":
             return gdp_epsilon(sample_rate * math.sqrt(sum(n * chi_squared(one) for one, n in part)), delta)
         if self.accountant == "pld":
-            return _pld_epsilon(part, sample_rate, delta, coarseness)
+            if any(one.numbers for one, _ in part):
+                raise ValueError("accountant 'pld' counts no Laplace noise: take 'rdp' or 'gdp'")
+            noises = [(one.gaussian, count) for one, count in part]
+            return composed_epsilon(
+                noises, sample_rate=sample_rate, delta=delta, accountant="pld", coarseness=coarseness
+            )
         # One grid for everything of a run: with Laplace noise integers alone, or gradients alone would look cheaper.
         orders = INTEGER_ORDERS if self.loss_mechanism == "laplace" else ORDERS
         return _rdp_epsilon(part, sample_rate, delta, orders)
@@ -160,7 +164,7 @@ def calibrate(*, gamma: float = 1.01, counting: Counting = Counting(), **budget:
     return replace(split, sigma_loss=sigma_loss)
 
 
-def even_split(*, counting: Counting = SOUND, coarseness: int = 10, **budget: Any) -> NoiseSplit:
+def even_split(*, counting: Counting = SOUND, **budget: Any) -> NoiseSplit:
     """The naive split of Fig. "noise grad loss": one Gaussian noise for the T gradients and the 3T/K losses alike.
 
     Arguments and result are those of :func:`calibrate`. The noise is the smallest within the budget, to 1e-5.
@@ -170,54 +174,32 @@ def even_split(*, counting: Counting = SOUND, coarseness: int = 10, **budget: An
     def with_noise(noise: float) -> NoiseSplit:
         return replace(split, sigma_gradient=noise, sigma_gradient_probe=noise, sigma_loss=noise)
 
-    def cost(noise: float) -> float:
-        return counting.epsilon(with_noise(noise), coarseness=coarseness)
-
-    noise = smallest_noise(cost, split.target_epsilon, split.sigma, 1e-5)
+    cost = partial(counting.epsilon, coarseness=10)
+    noise = smallest_noise(lambda sigma: cost(with_noise(sigma)), split.target_epsilon, split.sigma, 1e-5)
     return replace(with_noise(noise), gamma=noise / split.sigma)
 
 
 def delta_curve(split: NoiseSplit, composition: Composition, epsilons: Sequence[float]) -> list[float]:
-    """delta at each epsilon, by PLD on a coarse grid, of Gaussian noise counted as "same_batch" or "independent"."""
-    (part,) = Counting("pld", composition).releases(split)
-    distribution = _pld_of_gaussians([(one.gaussian, n) for one, n in part], split.sample_rate, 10)
-    return [float(distribution.get_delta_for_epsilon(float(value))) for value in epsilons]
+    """delta at each epsilon, by PLD on a coarse grid, of Gaussian noise counted as "same_batch" or "independent".
 
-
-# -- accountants -------------------------------------------------------------------------------------------------------
-
-
-def _pld_of_gaussians(releases: Sequence[tuple[float, int]], sample_rate: float, coarseness: int) -> Any:
-    """dp-accounting's PLD of all releases, noise multipliers and how often; rounded by its FFT, see core's tilted."""
+    Rounded by dp-accounting's FFT, see core's ``tilted``.
+    """
     from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism, identity
 
-    interval = grid(releases, coarseness)
+    (part,) = Counting("pld", composition).releases(split)
+    releases = [(one.gaussian, count) for one, count in part]
+    interval = grid(releases, 10)
     total = identity(interval)
     for sigma, count in releases:
         if count:
-            one = from_gaussian_mechanism(sigma, value_discretization_interval=interval, sampling_prob=sample_rate)
-            total = total.compose(one.self_compose(count))
-    return total
-
-
-@lru_cache(maxsize=4096)
-def _pld_epsilon(part: tuple[Release, ...], sample_rate: float, delta: float, coarseness: int) -> float:
-    from dp_accounting.pld.privacy_loss_distribution import from_laplace_mechanism, identity
-
-    gaussian = [(one.gaussian, count) for one, count in part if not one.numbers]
-    if len(gaussian) == len(part):
-        return composed_epsilon(gaussian, sample_rate=sample_rate, delta=delta, accountant="pld", coarseness=coarseness)
-    interval = coarseness * INTERVAL
-    total = _pld_of_gaussians(gaussian, sample_rate, coarseness) if gaussian else identity(interval)
-    for one, count in part:
-        if one.numbers > 1 or (one.numbers and math.isfinite(one.gaussian)):
-            raise ValueError("dp-accounting has no PLD of Laplace and Gaussian noise on one subsampled batch: take rdp")
-        if one.numbers:
-            made = from_laplace_mechanism(
-                one.laplace, value_discretization_interval=interval, sampling_prob=sample_rate
+            one = from_gaussian_mechanism(
+                sigma, value_discretization_interval=interval, sampling_prob=split.sample_rate
             )
-            total = total.compose(made.self_compose(count))
-    return float(total.get_epsilon_for_delta(delta))
+            total = total.compose(one.self_compose(count))
+    return [float(total.get_delta_for_epsilon(float(value))) for value in epsilons]
+
+
+# -- accountants -------------------------------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=4096)
@@ -261,8 +243,6 @@ def _laplace_rdp(mechanism: Mechanism, sample_rate: float) -> Any:
         parts.append(mechanism_zoo.GaussianMechanism(sigma=mechanism.gaussian))
         counts.append(1)
     product = transformer_zoo.Composition()(parts, counts)
-    if sample_rate == 1:
-        return product
     product.RenyiDP = lru_cache(maxsize=None)(product.RenyiDP)  # each order's series asks for all lower ones again
     return transformer_zoo.AmplificationBySampling(PoissonSampling=True)(product, sample_rate, improved_bound_flag=True)
 

@@ -10,7 +10,7 @@ from scipy import stats
 from hyfreedp import NoiseGenerator
 from hyfreedp.experiments.baselines.adaptive_clipping import NOISE_PART, RATE, AdaptiveClipping
 from hyfreedp.experiments.runs.spec import Spec
-from hyfreedp.experiments.runs.train import _start
+from hyfreedp.experiments.runs.train import make_run
 
 
 def test_gradients_and_count_together_cost_what_sigma_costs():
@@ -57,8 +57,8 @@ def test_the_noise_on_the_count_is_what_is_accounted_for():
 def test_a_run_adds_the_larger_noise_to_its_gradients():
     """Chi-square test of the noise on all 300,000 numbers of an empty batch's gradient, false alarms once in 10^4."""
     spec = Spec(method="adaptive", learning_rate=0.01, clipping_threshold=0.1, steps=5)
-    clipping = AdaptiveClipping(0.1)
-    optimizer, _ = _start(spec, clipping, diagnostics=False)
+    optimizer, _ = make_run(spec)
+    clipping = optimizer.gradient_engine.clipping
     for parameter in optimizer._base.parameters:
         parameter.grad = torch.zeros_like(parameter)
     optimizer._privatize_gradient(0)
@@ -73,12 +73,11 @@ def test_a_batch_that_is_read_twice_is_counted_once() -> None:
     """As one with a record that is not finite is, sample by sample: that record changes the count by a half."""
 
     def count(first: int) -> float:
-        clipping = AdaptiveClipping(0.1)
         spec = Spec(method="adaptive", learning_rate=0.01, clipping_threshold=0.1, steps=5)
-        optimizer, loader = _start(spec, clipping, diagnostics=False)
+        optimizer, loader = make_run(spec)
         images, labels = loader.dataset.dataset.__getitems__(loader.batch_sampler.batch(0))
         images[0], optimizer.sampler = math.nan, None
         optimizer.step(spec.problem.losses_of(optimizer.module), [images[first:], labels[first:]])
-        return clipping._centred_count
+        return optimizer.gradient_engine.clipping._centred_count
 
     assert count(0) - count(1) == -0.5

@@ -5,16 +5,9 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-from cases import together
 from scipy import stats
 
 from hyfreedp.experiments.audits import attack
-
-
-@together(("successes", "trials"), [(0, 10), (3, 10), (10, 10), (150, 300)])
-def test_clopper_pearson_is_scipys(successes, trials):
-    exact = stats.binomtest(successes, trials).proportion_ci(0.975, method="exact")
-    assert attack.clopper_pearson(successes, trials, 0.025) == pytest.approx((exact.low, exact.high), abs=1e-12)
 
 
 def test_bound_is_the_papers_of_record_and_not_below_what_a_gaussian_allows():

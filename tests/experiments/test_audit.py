@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
+from hyfreedp.auditing import lower_bound
 from hyfreedp.experiments.accounting_of_the_paper import Counting, calibrate
 from hyfreedp.experiments.audits import campaign, one_run, releases
 from hyfreedp.experiments.audits.attack import Score, release_epsilon
@@ -94,10 +95,10 @@ def test_statistic_of_a_run_is_its_likelihood_ratio():
 def test_training_without_noise_is_detected_and_with_noise_is_not_refuted():
     arguments = {"method": "constant", "learning_rate": 0.02, "canaries": 300, "steps": 15, "seed": 0}
     bare = one_run.train_with_canaries(epsilon=math.inf, **arguments)
-    assert one_run.pooled_bound([bare], 1e-4)["lower_bound"] > 1.5
+    assert lower_bound([bare.score], [bare.included], 1e-4).lower_bound > 1.5
     assert len(bare) == 300 and bare.included.mean() == pytest.approx(0.5, abs=0.12)
     private = one_run.train_with_canaries(epsilon=1.0, **arguments)
-    assert one_run.pooled_bound([private], 1e-4)["lower_bound"] < private.epsilon.iloc[0] <= 1
+    assert lower_bound([private.score], [private.included], 1e-4).lower_bound < private.epsilon.iloc[0] <= 1
     with pytest.raises(ValueError, match="canaries must be at least 1 and fewer than the 1500 records, got 1500"):
         one_run.train_with_canaries(epsilon=math.inf, **arguments | {"canaries": 1500})
 
@@ -126,8 +127,3 @@ def test_audits_are_run_once_and_kept_and_judged(tmp_path, monkeypatch):
     assert [one.outcome for one in campaign.verdicts(joint, canaries)] == ["mathematically wrong"] * 2
     kept = campaign.verdicts(joint, canaries.assign(verdict="not refuted"))
     assert [one.outcome for one in kept] == ["mathematically wrong", "not refuted"]
-
-
-def test_the_largest_bound_of_an_auditor_who_is_always_right():
-    # (e^eps / (1 + e^eps))^m = 0.05
-    assert campaign.largest_bound(1000) == pytest.approx(-math.log(0.05 ** (-1 / 1000) - 1), rel=1e-6)

@@ -14,7 +14,7 @@ import pytest
 from hyfreedp.experiments.__main__ import main
 from hyfreedp.experiments.book.committed import compare, uncommitted
 from hyfreedp.experiments.store import plots
-from hyfreedp.experiments.store.paths import FIGURES, ROOT
+from hyfreedp.experiments.store.paths import ROOT
 
 pytest_plugins = ["batch"]
 
@@ -50,11 +50,6 @@ def test_the_same_values_give_the_same_bytes(tmp_path):
     two = draw(tmp_path / "2", hash_seed="2", home=tmp_path / "home2")
     assert set(one) == {"00_line.png", "00_line.pdf", "00_line.json", "00_table.csv", "00_table.json"}
     assert one == two
-
-
-def test_no_committed_figure_names_a_commit_a_time_or_a_machine():
-    for path in FIGURES.glob("[0-9]*.json"):
-        assert not {"commit", "environment", "date"} & json.loads(path.read_text(encoding="utf-8")).keys(), path.name
 
 
 def test_files_are_compared_where_parameters_agree(tmp_path):

@@ -30,7 +30,7 @@ def record(spec, test=0.5):
 @pytest.mark.whole
 @pytest.mark.parametrize("name", SCALES)
 def test_every_scale_is_made_of_possible_runs_without_reading_data(name, monkeypatch):
-    monkeypatch.setattr(Task, "arrays", None)
+    monkeypatch.setattr(Task, "datasets", None)  # would fail if called
     scale = SCALES[name]
     first = searches(entries(scale))
     assert first and all(spec.evaluation == "validation" for spec in first)

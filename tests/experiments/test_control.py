@@ -24,14 +24,6 @@ def test_a_claimed_run_has_the_noise_of_algorithm_2_and_tells_what_it_really_spe
     assert free.split.sigma_loss == 0
 
 
-def test_every_method_starts_at_every_rate_but_the_printed_one():
-    runs = control.runs("laptop")
-    assert len(set(runs)) == len(runs) and {spec.seed for spec in runs[: len(runs) // control.SEEDS]} == {0}
-    rates = {method: {s.learning_rate for s in runs if s.method == method} for method in control.METHODS}
-    assert rates["paper_claimed"] == rates["paper"] == set(control.FIRST_RATES)
-    assert rates["algorithm1_claimed"] == {1e-4}
-
-
 def test_both_accountings_are_judged_from_the_papers_start_and_from_the_best():
     places = [{"task": task, "model": "m", "tuning": "full", "epsilon": 8.0} for task in "abc"]
     points = {1e-4: -20.0, 1e-3: -0.2, 1e-2: -5.0}

@@ -20,8 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from hyfreedp.data.sampling import poisson_loader
 from hyfreedp.experiments.data import datasets, image_files
 from hyfreedp.experiments.data.datasets import images
-from hyfreedp.experiments.data.in_memory import Records, as_is
-from hyfreedp.experiments.data.splits import held_out_from, shuffled_by_group
+from hyfreedp.experiments.data.in_memory import Records, as_is, held_out_from, shuffled_by_group
 
 RNG = np.random.default_rng(0)
 CLASSES = "airplane automobile bird cat deer dog frog horse ship truck".split()
@@ -253,19 +252,6 @@ def test_a_download_is_decoded_and_not_kept(places, monkeypatch):
     monkeypatch.setitem(datasets.IMAGES, "svhn", datasets.ImageSet("SVHN", (2, 2), 1, fetched))
     assert images("svhn").train[0].unique().tolist() == [7]
     assert [path.name for path in (places / "cache").iterdir()] == ["svhn-official"]
-
-
-@pytest.mark.parametrize("interruption", [KeyboardInterrupt, OSError])
-def test_an_interrupted_download_leaves_nothing(places, monkeypatch, interruption):
-    def interrupted(folder, download):
-        (folder / "half").write_text("half")
-        raise interruption("stop")
-
-    monkeypatch.delenv("HYFREEDP_DATA")
-    monkeypatch.setitem(datasets.IMAGES, "svhn", datasets.ImageSet("SVHN", (2, 2), 1, interrupted))
-    with pytest.raises((KeyboardInterrupt, FileNotFoundError)):
-        images("svhn")
-    assert not list((places / "cache").iterdir())
 
 
 def test_damaged_and_missing_images_are_refused(cifar, places, monkeypatch):

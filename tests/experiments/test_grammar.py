@@ -4,9 +4,8 @@ import re
 from collections import Counter, defaultdict
 
 import pytest
-from cases import together
 
-from hyfreedp.experiments.data.grammar import LONGEST_SENTENCE, REFERENCES, documents, instances, pairs
+from hyfreedp.experiments.data.grammar import LONGEST_SENTENCE, REFERENCES, documents, pairs
 
 DOMAINS = ("public", "private")
 SLOT = re.compile(r"([\w ]+)\[([^\]]+)\]")
@@ -89,12 +88,6 @@ def test_a_meaning_has_several_references_all_different(sample):
     assert set(lengths) == {3, 4, 5, 6, 7, 8}
 
 
-@together("make", [pairs, documents, lambda *args: instances(*args, 3)])
-def test_the_seed_decides(make):
-    assert make("public", 50, 1) == make("public", 50, 1)
-    assert make("public", 50, 1) != make("public", 50, 2)
-
-
 def test_golden():
     """The streams of random numbers are the same on every machine, whatever the hash seed."""
     (pair,) = pairs("private", 1, seed=0)
@@ -113,12 +106,3 @@ def test_golden():
         "far from The Silver Tower. It has a customer rating of 3 out of 5. Half of them liked the wine, but "
         "some were unhappy with the desserts."
     )
-
-
-def test_excluded_meanings_do_not_occur():
-    test = instances("private", 300, seed=1, references=4)
-    meanings = [meaning for meaning, _ in test]
-    assert len(set(meanings)) == 300 and all(len(set(texts)) == 4 for _, texts in test)
-    # Without the exclusion, some would.
-    assert {pair.meaning for pair in pairs("private", 6000, seed=0)} & set(meanings)
-    assert not {pair.meaning for pair in pairs("private", 6000, seed=0, excluded=frozenset(meanings))} & set(meanings)

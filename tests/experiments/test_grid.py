@@ -10,9 +10,8 @@ import pandas as pd
 import pytest
 
 from hyfreedp.experiments.runs import cells as run
-from hyfreedp.experiments.runs.cells import read_cell, reader, run_cell, run_cells
+from hyfreedp.experiments.runs.cells import in_workers, read_cell, reader, run_cell, run_cells
 from hyfreedp.experiments.runs.spec import Spec
-from hyfreedp.experiments.runs.workers import in_workers
 from hyfreedp.experiments.tables import grid
 from hyfreedp.experiments.tables import plan as comparison
 from hyfreedp.experiments.tables.plan import Learner, Scale
@@ -50,7 +49,7 @@ def test_of_two_processes_that_want_one_cell_one_trains_it(tmp_path):
 
 def test_the_written_table_is_that_of_the_records(small, tmp_path, capsys):
     assert grid.run("smoke", tmp_path / "cells", tmp_path / "results") == 0
-    written = pd.read_csv(tmp_path / "results" / "smoke" / grid.TABLE)
+    written = pd.read_csv(tmp_path / "results" / "smoke" / comparison.TABLE)
     expected = comparison.table(SCALE, reader(tmp_path / "cells"))
     pd.testing.assert_frame_equal(written[list(expected.columns)], expected, check_dtype=False)
     record = read_cell(comparison.searches(comparison.entries(SCALE))[0], tmp_path / "cells")
@@ -68,7 +67,7 @@ def test_committed_numbers_are_trained_again_and_compared(small, tmp_path, monke
     assert grid.again("smoke", tmp_path / "again", tmp_path / "results", number=9) == 0
     equal = capsys.readouterr().out
     assert equal.count(": equal, ") == 2 and equal.endswith("2 of 2 records made again: equal\n")
-    table = tmp_path / "results" / "smoke" / grid.TABLE
+    table = tmp_path / "results" / "smoke" / comparison.TABLE
     rows = pd.read_csv(table, converters={"accuracy": float})
     rows.assign(accuracy=np.nextafter(rows.accuracy, 1)).to_csv(table, index=False)
     assert grid.again("smoke", tmp_path / "again", tmp_path / "results", number=1) == 0

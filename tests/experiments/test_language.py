@@ -177,7 +177,7 @@ def test_committed_records_stand_in_for_cells_and_are_never_lost(small, tmp_path
     monkeypatch.setattr("shutil.which", lambda name: None)
     learner = Learner("restaurants", "gpt2_tiny", "full")
     scale = Scale((learner,), epsilons=(8.0,), seeds=1, rows=("reference", "hyfreedp_robust"))
-    monkeypatch.setattr(language_generation, "desktop_scale", lambda: scale)
+    monkeypatch.setattr(language_generation, "DESKTOP", scale)
     monkeypatch.setattr(language_generation, "workspace", lambda: SimpleNamespace(results=tmp_path))
     some = replace(scale, rows=("reference",))
     trained = language_generation.scored(some, "none", tmp_path / "cells")

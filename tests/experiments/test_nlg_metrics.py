@@ -99,13 +99,6 @@ def test_rouge_by_hand(without_java):
     assert scores([["the cat on the mat"]], ["the cat sat on the mat."])["ROUGE_L"] == pytest.approx(expected)
 
 
-def test_cider_by_hand(without_java):
-    """An output equal to its reference has cosine 1 for every n, and CIDEr is ten times their mean."""
-    texts = ["one two three four five", "six seven eight nine ten"]
-    assert scores([[text] for text in texts], texts)["CIDEr"] == pytest.approx(10)
-    assert scores([[text] for text in texts], texts[::-1])["CIDEr"] == pytest.approx(0)
-
-
 @pytest.mark.whole
 def test_a_java_process_that_dies_is_an_error_and_no_wait(tmp_path, monkeypatch):
     """Of one that answers once and ends; in a process of its own, which would otherwise wait at its end."""

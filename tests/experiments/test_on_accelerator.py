@@ -52,7 +52,8 @@ def test_pre_training_computes_in_bfloat16_there_and_is_kept_for_any_device(tmp_
         pixels = (labels[:, None, None, None] * 120 + 60).expand(48, 3, 32, 32).to(torch.uint8).contiguous()
         return pretrain.Corpus((pixels[:32], labels[:32]), (pixels[32:], labels[32:]), "made here")
 
-    recipe = pretrain.Recipe("vit32_d128", 2, corpus, epochs=2, batch_size=16, learning_rate=1e-3, pad=4)
+    settings = {"classes": 2, "epochs": 2, "batch_size": 16, "learning_rate": 1e-3, "pad": 4}
+    recipe = pretrain.Recipe(model="vit32_d128", corpus=corpus, **settings)
     seen = []
     with simulated() as machine:
         forward = torch.nn.Linear.forward

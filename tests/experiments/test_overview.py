@@ -1,26 +1,13 @@
-"""The overview diagram: large enough to project, texts in boxes, constants of the presets."""
-
-from fractions import Fraction
+"""The overview diagram: noise stands between what is raw and what is private."""
 
 import pytest
 from matplotlib.colors import to_rgba
 from matplotlib.patches import FancyBboxPatch
 from matplotlib.text import Annotation
 
-from hyfreedp import PRESETS
 from hyfreedp.experiments.book import overview
-from hyfreedp.look import FIRST, SHARES, START
 
 pytestmark = pytest.mark.usefixtures("figure_style")
-
-
-def test_constants_are_those_of_the_presets():
-    figure = overview.draw()
-    shown = " ".join(text.get_text().replace("\n", " ") for text in figure.axes[0].texts)
-    for name in ("paper", "robust"):
-        assert f"{PRESETS[name].gamma:g}$ ({name})" in shown
-    assert f"every {PRESETS['paper'].interval} steps" in shown and f"start ${START:g}/\\sqrt{{nT}}$" in shown
-    assert f"after {FIRST} step, at {', '.join(str(Fraction(share)) for share in SHARES)} of the run" in shown
 
 
 def test_no_arrow_crosses_from_raw_to_private():

@@ -37,7 +37,7 @@ def _frame(table: str) -> pd.DataFrame:
     return paper.load(table).set_index(KEYS)
 
 
-@together("table", paper.TABLES)
+@together("table", COUNTS)
 def test_every_printed_number_is_there_once(table):
     frame = paper.load(table)
     assert tuple(frame.columns) == paper.COLUMNS and set(frame.table) == {table}
@@ -48,11 +48,6 @@ def test_every_printed_number_is_there_once(table):
 @together(("table", "row", "value"), SPOTS)
 def test_numbers_read_by_eye(table, row, value):
     assert _frame(table).value[row] == value
-
-
-def test_the_appendix_repeats_the_main_table():
-    main, appendix = _frame("cv_main"), _frame("app_cv_main")
-    assert (appendix.value == main.loc[appendix.index].value).all()
 
 
 def test_the_printed_ratios_are_those_of_the_minutes():

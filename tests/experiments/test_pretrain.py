@@ -1,7 +1,6 @@
 """Pre-training: resumable, its weights whole and checked, its shifts what they say, its result a better start."""
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,13 +15,13 @@ from hyfreedp.experiments.tasks.registry import TASKS
 from hyfreedp.experiments.tasks.scores import evaluate
 
 
-def tiny(**changes):
+def tiny():
     def corpus():
         features, labels = (torch.from_numpy(array) for array in glyphs(120, seed=3))
         return pretrain.Corpus((features[:80], labels[:80]), (features[80:], labels[80:]), "made here")
 
-    recipe = pretrain.Recipe("vit8_d64_p4", 10, corpus, epochs=3, batch_size=16, learning_rate=2e-3)
-    return replace(recipe, **changes)
+    settings = {"classes": 10, "epochs": 3, "batch_size": 16, "learning_rate": 2e-3}
+    return pretrain.Recipe(model="vit8_d64_p4", corpus=corpus, **settings)
 
 
 def fresh():
@@ -52,11 +51,11 @@ def test_an_interrupted_run_ends_in_the_same_weights(tmp_path, monkeypatch):
     assert not list((tmp_path / "killed").glob(".*"))
 
 
-def test_weights_come_back_in_half_precision_and_the_classifier_is_fresh(tmp_path):
+def test_weights_come_back_in_half_precision_and_the_classifier_is_fresh(workspace):
     saved, loaded = fresh(), make_model("vit8_d64_p4", "full", features=64, classes=10, seed=5)
-    weights.save("some", saved, {}, tmp_path)
+    weights.save("some", saved, {}, workspace.checkpoints)
     torch.nn.init.constant_(head(loaded).weight, 7.0)
-    weights.load("some", loaded, tmp_path)
+    weights.load("some", loaded)
     assert (head(loaded).weight == 7).all()
     theirs = dict(loaded.named_parameters())
     for name, value in saved.named_parameters():
@@ -64,19 +63,19 @@ def test_weights_come_back_in_half_precision_and_the_classifier_is_fresh(tmp_pat
             assert torch.equal(theirs[name], value.half().float())
 
 
-def test_damaged_missing_and_foreign_weights_are_refused(tmp_path):
+def test_damaged_missing_and_foreign_weights_are_refused(workspace):
     with pytest.raises(FileNotFoundError, match=r"no pre-trained weights .*: make them with python -m .*pretrain some"):
-        weights.load("some", fresh(), tmp_path)
-    weights.save("some", fresh(), {}, tmp_path)
+        weights.load("some", fresh())
+    weights.save("some", fresh(), {}, workspace.checkpoints)
     for other in ("mlp", "vit32_d128"):
         with pytest.raises(ValueError, match="is of another architecture"):
-            weights.load("some", make_model(other, "full", features=64, classes=10, seed=0), tmp_path)
-    path = tmp_path / "some.safetensors"
+            weights.load("some", make_model(other, "full", features=64, classes=10, seed=0))
+    path = workspace.checkpoints / "some.safetensors"
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
     with pytest.raises(ValueError, match="is damaged: its SHA-256 is"):
-        weights.load("some", fresh(), tmp_path)
+        weights.load("some", fresh())
 
 
 def test_the_committed_checkpoint_is_small_and_says_what_made_it():

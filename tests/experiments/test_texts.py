@@ -70,9 +70,6 @@ def fake_e2e(tmp_path, monkeypatch):
     files = {"trainset.csv": as_csv(ROWS), "testset_w_refs.csv": as_csv(TEST_ROWS)}
     sums = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
     monkeypatch.setattr(texts, "E2E_CHECKSUMS", sums)
-    monkeypatch.setattr(texts, "E2E_TRAIN", 25)
-    monkeypatch.setattr(texts, "E2E_TEST", 2)
-    monkeypatch.setattr(texts, "E2E_VALIDATION_START", 21)
     monkeypatch.setenv("HYFREEDP_DATA", str(tmp_path))
     return files
 

@@ -144,19 +144,9 @@ class Score:
         return hits_low - alarms_high, hits_high - alarms_low
 
 
-def two_worlds(without: ArrayLike, planted: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-    """Both as arrays of shape (n,); a ValueError where they differ in shape or are too short."""
-    negative, positive = np.asarray(without, dtype=float), np.asarray(planted, dtype=float)
-    if negative.ndim != 1 or negative.shape != positive.shape or negative.size < 2:
-        raise ValueError(
-            f"without and planted must be equally long, at least 2, got shapes {negative.shape} and {positive.shape}"
-        )
-    return negative, positive
-
-
 def judge(without: ArrayLike, planted: ArrayLike) -> Score:
     """The best threshold on eta, and its direction, chosen on the first half of the runs and judged on the second."""
-    negative, positive = two_worlds(without, planted)
+    negative, positive = np.asarray(without), np.asarray(planted)
     half = negative.size // 2
     values = np.unique(np.concatenate([negative[:half], positive[:half]]))
     candidates = (values[:-1] + values[1:]) / 2 if values.size > 1 else values

@@ -14,7 +14,6 @@ from hyfreedp.experiments.store import plots
 from hyfreedp.experiments.store.verdicts import Verdict, by_attack, by_interval
 
 RAW = plots.STYLES["reference"]
-PROBES = {"losses": ("three losses", plots.STYLES["paper"])}
 
 
 def draw_attack(games: pd.DataFrame, result: pd.DataFrame, *, exact: float, delta: float) -> Figure:
@@ -41,7 +40,7 @@ def _draw_rates(axis: Axes, games: pd.DataFrame, exact: float) -> None:
     first = games[(games.seed == 0) & (games.observer == "sees a random batch") & games.weakening.isin([0.0, 1.0])]
     shown = first.assign(
         eta=first.eta.clip(*np.sort(exact * np.array([-0.25, 2.25]))),
-        probe=first.probe.replace({name: label for name, (label, _) in PROBES.items()}),
+        probe=first.probe.replace({"losses": "three losses"}),
         outlier=first.planted.map({False: "outlier not in the batch", True: "outlier in the batch"}),
     )
     colours = ["0.75", "0.35"]  # no colour of a probe
@@ -56,10 +55,9 @@ def _draw_advantages(axis: Axes, rows: pd.DataFrame, delta: float) -> None:
     bound = advantage_bound(budgets, delta)
     axis.fill_between(budgets, bound, 1.1, color="0.9", linewidth=0)
     axis.plot(budgets, bound, color="0.3", label="bound of epsilon")
-    for probe, (label, style) in PROBES.items():
-        chosen = rows[rows.probe == probe]
-        ends = [chosen.advantage - chosen.low, chosen.high - chosen.advantage]
-        axis.errorbar(chosen.epsilon, chosen.advantage, yerr=ends, capsize=3, label=label, **plots.marks(style))
+    private, look = rows[rows.probe == "losses"], plots.marks(plots.STYLES["paper"])
+    ends = [private.advantage - private.low, private.high - private.advantage]
+    axis.errorbar(private.epsilon, private.advantage, yerr=ends, capsize=3, label="three losses", **look)
     raw = rows[rows.probe == "raw"].iloc[0]
     axis.axhline(raw.advantage, label="raw rate: no epsilon", **plots.line(RAW))
     axis.axhspan(raw.low, raw.high, color=RAW["color"], alpha=0.2, linewidth=0)

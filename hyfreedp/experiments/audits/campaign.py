@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from hyfreedp import NoiseSplit
-from hyfreedp.auditing import epsilon_bound
+from hyfreedp.auditing import epsilon_bound, lower_bound
 from hyfreedp.experiments.accounting_of_the_paper import Composition, Counting, calibrate
 from hyfreedp.experiments.audits import one_run, releases
 from hyfreedp.experiments.store.cache import cached
@@ -113,7 +113,8 @@ def canary_audits(folder: Path, sizes: dict[str, Any], *, seeds: int, confidence
             results = [cached(folder, one_run.train_with_canaries, **run, seed=seed) for seed in range(seeds)]
             row = {"method": method, "target": target, "claimed": results[0].epsilon.iloc[0]}
             row["accuracy_percent"] = 100 * np.mean([result.accuracy.iloc[0] for result in results])
-            rows.append(row | one_run.pooled_bound(results, DELTA, confidence))
+            scores, included = ([result[column] for result in results] for column in ("score", "included"))
+            rows.append(row | lower_bound(scores, included, DELTA, confidence)._asdict())
     return _with_verdicts(pd.DataFrame(rows))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -13,7 +12,6 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from hyfreedp import PrivacyEngine
-from hyfreedp.auditing import lower_bound
 from hyfreedp.auditing import perfect_bound as perfect_bound  # for notebook 10
 from hyfreedp.data.sampling import PoissonSampler
 from hyfreedp.experiments.data.datasets import digits
@@ -25,12 +23,6 @@ from hyfreedp.experiments.tasks.registry import TASKS
 from hyfreedp.noise import NoiseGenerator
 
 BRIGHTNESS = 8.0  # of a canary's pixel; those of digits are at most 1
-
-
-def pooled_bound(runs: Sequence[pd.DataFrame], delta: float, confidence: float = 0.95) -> dict[str, float]:
-    """The lower bound on epsilon from results of :func:`train_with_canaries`, with different canaries each."""
-    scores, included = ([run[column].to_numpy() for run in runs] for column in ("score", "included"))
-    return lower_bound(scores, included, delta, confidence)._asdict()
 
 
 def train_with_canaries(

@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from hyfreedp.accounting import NoiseSplit
 from hyfreedp.data.sampling import PoissonSampler
-from hyfreedp.experiments.audits.attack import Score, clopper_pearson, two_worlds
+from hyfreedp.experiments.audits.attack import Score, clopper_pearson
 from hyfreedp.experiments.runs.train import one_thread
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.privatize import privatize_gradient, privatize_loss
@@ -52,7 +52,7 @@ def best_score(without: ArrayLike, planted: ArrayLike, delta: float, confidence:
 
     Unlike ``attack.judge``, which looks for the largest advantage: evidence for a large epsilon is in the tails.
     """
-    negative, positive = two_worlds(without, planted)
+    negative, positive = np.asarray(without), np.asarray(planted)
     half = negative.size // 2
     first = np.sort(negative[:half]), np.sort(positive[:half])
     tails = np.geomspace(1 / half, 0.5, TAIL_POINTS)
@@ -90,8 +90,6 @@ def joint_statistics(*, split: dict[str, Any], runs: int, seed: int) -> pd.DataF
         split: a :class:`~hyfreedp.NoiseSplit` as a dictionary, with probe "losses".
     """
     plan = NoiseSplit.from_dict(split)
-    if plan.probe != "losses":
-        raise ValueError(f"split must probe 'losses', got {plan.probe!r}")
     generator = NoiseGenerator(seed)
     sizes = [min(CHUNK, runs - start) for start in range(0, runs, CHUNK)]
     absent: list[Tensor] = []

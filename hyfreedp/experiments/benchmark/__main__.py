@@ -13,7 +13,7 @@ from typing import Any, get_args
 import pandas as pd
 
 from hyfreedp.experiments.benchmark import goals
-from hyfreedp.experiments.benchmark.cases import Case, cases, growth_cases, measure, measure_runs
+from hyfreedp.experiments.benchmark.cases import Case, cases, measure, measure_runs
 from hyfreedp.experiments.benchmark.contenders import ALL_CONTENDERS, CONTENDERS, PEERS
 from hyfreedp.experiments.benchmark.efficiency import GROWTH, GROWTH_CONTENDERS
 from hyfreedp.experiments.benchmark.workloads import MODELS, ON_CPU, ON_GPU, SMALL, Tuning
@@ -65,8 +65,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
 
     whole = not (options.models or options.tunings or options.contenders)
-    here, profile = workspace(), "laptop" if options.device == CPU.type else "gpu"
-    folder = here.results / profile if whole or options.resume else here.build / "benchmark"
+    place, profile = workspace(), "laptop" if options.device == CPU.type else "gpu"
+    folder = place.results / profile if whole or options.resume else place.build / "benchmark"
     models = options.models or (ON_CPU if profile == "laptop" else ON_GPU)
     tunings, contenders = options.tunings or get_args(Tuning), options.contenders or tuple(CONTENDERS)
     parts = options.parts if whole else PARTS[:1]
@@ -78,10 +78,13 @@ def main(arguments: list[str] | None = None) -> int:
             if len(rows) and len(judged := goals.judge(rows)):
                 print("\nGoals (for the CPU):", goals.summarise(judged).round(3).to_string(na_rep=""), sep="\n")
         if "growth" in parts:
-            todo = growth_cases(*GROWTH[profile], GROWTH_CONTENDERS)
+            model, grid = GROWTH[profile]
+            todo = [Case(model, "full", GROWTH_CONTENDERS, varied, n) for varied in grid for n in grid[varied]]
             _record(todo, folder / "efficiency_growth.csv", options.resume, settings)
         if "peers" in parts and profile == "laptop":
-            todo = cases(BESIDE_PEERS, ("full",), ("plain", "opacus_hooks", "opacus_ghost", *_peers(), "ours"))
+            here = {"opake": find_spec("opake") is not None, "fastdp": "HYFREEDP_FASTDP" in os.environ}
+            peers = [name for name in PEERS if here[name]]
+            todo = cases(BESIDE_PEERS, ("full",), ("plain", "opacus_hooks", "opacus_ghost", *peers, "ours"))
             _record(todo, folder / "efficiency_peers.csv", options.resume, settings)
         if "runs" in parts and profile == "laptop":
             runs = measure_runs(WHOLE_RUNS, rounds=options.rounds, threads=options.threads)
@@ -93,12 +96,6 @@ def main(arguments: list[str] | None = None) -> int:
         print("\ninterrupted" + ("; the same command goes on from here" if options.resume else ""), flush=True)
         return 130
     return 0
-
-
-def _peers() -> list[str]:
-    """The peers that can be measured here."""
-    here = {"opake": find_spec("opake") is not None, "fastdp": "HYFREEDP_FASTDP" in os.environ}
-    return [name for name in PEERS if here[name]]
 
 
 def _record(todo: Sequence[Case], path: Path, resume: bool, settings: dict[str, Any]) -> pd.DataFrame:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gc
 import platform
+import resource
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -23,9 +24,7 @@ from hyfreedp.experiments.benchmark.contenders import ALL_CONTENDERS, CONTENDERS
 from hyfreedp.experiments.benchmark.measure import (
     garbage_stays,
     peak_memory,
-    ratio_quartiles,
     reason,
-    resident_memory,
     time_rounds,
 )
 from hyfreedp.experiments.benchmark.workloads import MODELS, Shape, Tuning, Workload, make_workload
@@ -50,8 +49,6 @@ class Case:
     value: int = 0
 
     def __post_init__(self) -> None:
-        check_choice("models", self.model, MODELS)
-        check_choice("tunings", self.tuning, Tuning)
         for name in self.contenders:
             check_choice("contenders", name, ALL_CONTENDERS)
 
@@ -77,11 +74,6 @@ def cases(
     if not found:
         raise ValueError(f"none of the models {', '.join(models)} can be trained by {', '.join(tunings)}")
     return found
-
-
-def growth_cases(model: str, grid: Mapping[str, Sequence[int]], contenders: Sequence[str]) -> list[Case]:
-    """Full tuning of a model of which one dimension at a time takes the values of ``grid``."""
-    return [Case(model, "full", tuple(contenders), varied, n) for varied, values in grid.items() for n in values]
 
 
 def measure(todo: Iterable[Case], *, device: str, rounds: int, threads: int) -> pd.DataFrame:
@@ -168,7 +160,7 @@ def _clock(device: torch.device) -> Callable[[], float]:
 
 
 def _resident_elsewhere(case: Case, name: str) -> float:
-    """:func:`resident_memory` in a process of its own, forked from one that has imported this and done nothing."""
+    """:func:`_resident` in a process of its own, forked from one that has imported this and done nothing."""
     context = get_context("forkserver")
     context.set_forkserver_preload([__name__])
     with ProcessPoolExecutor(1, mp_context=context) as pool:
@@ -176,9 +168,15 @@ def _resident_elsewhere(case: Case, name: str) -> float:
 
 
 def _resident(case: Case, name: str, threads: int) -> float:
+    """Largest number of MiB of this process, as the system counts it, while it makes a contender and takes a few steps.
+
+    Libraries are included, so it is asked in a process that has done nothing else.
+    """
     torch.set_num_threads(threads)
-    contender = ALL_CONTENDERS[name]
-    return resident_memory(lambda: contender.make(make_workload(case.shape, case.tuning), Setup()), 4)
+    step = ALL_CONTENDERS[name].make(make_workload(case.shape, case.tuning), Setup())
+    for _ in range(4):
+        step()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
 
 
 def measure_runs(models: Sequence[str], *, rounds: int, threads: int) -> pd.DataFrame:
@@ -204,11 +202,12 @@ def measure_runs(models: Sequence[str], *, rounds: int, threads: int) -> pd.Data
 
 
 def _statistics(name: str, seconds: dict[str, list[float]]) -> dict[str, float]:
+    """Of one contender: seconds per step, and quartiles of the ratios to the references, round by round."""
     own = seconds[name]
     row = {"seconds": float(np.median(own)), "seconds_min": min(own), "seconds_max": max(own)}
     for reference in _REFERENCES:
         if reference in seconds:
-            lower, median, upper = ratio_quartiles(own, seconds[reference])
+            lower, median, upper = np.quantile(np.divide(own, seconds[reference]), (0.25, 0.5, 0.75)).tolist()
             ratio = f"ratio_to_{reference}"
             row |= {f"{ratio}_q1": lower, ratio: median, f"{ratio}_q3": upper}
     return row

@@ -221,15 +221,12 @@ ALL_CONTENDERS |= {"ours_torch_noise": Contender("ours, PyTorch's noise (unsafe)
 def _whole(make: Callable[[Workload, Setup], Step], steps: int) -> Callable[[Workload, Setup], Step]:
     """A run as one step: it makes all that it needs, first step and checks included, and ends."""
 
-    def run(work: Workload, setup: Setup) -> Step:
-        def all_steps() -> None:
-            step = make(work.copy(), setup)
-            for _ in range(steps):
-                step()
+    def all_steps(work: Workload, setup: Setup) -> None:
+        step = make(work.copy(), setup)
+        for _ in range(steps):
+            step()
 
-        return all_steps
-
-    return run
+    return lambda work, setup: partial(all_steps, work, setup)
 
 
 RUN = 100  # steps of a whole run

@@ -5,14 +5,12 @@ from __future__ import annotations
 import gc
 import json
 import os
-import resource
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
@@ -78,17 +76,6 @@ def time_rounds(
     return seconds, failed
 
 
-def resident_memory(make: Callable[[], Step], steps: int) -> float:
-    """Largest number of MiB of this process while it makes a contender and takes a few steps, libraries included.
-
-    As the system counts them, so ask in a process that has done nothing else.
-    """
-    step = make()
-    for _ in range(steps):
-        step()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
-
-
 def peak_memory(contender: Contender, work: Workload, setup: Setup) -> float:
     """Largest number of MiB in tensors at any time during one period of steps, weights and optimizer state included.
 
@@ -143,9 +130,3 @@ def reason(error: Exception) -> str:
     """What was raised, short enough for a table. Only this is kept: a traceback would keep a model's memory alive."""
     lines = str(error).strip().splitlines() or [""]
     return f"{type(error).__name__}: {lines[0]}"[:200]
-
-
-def ratio_quartiles(numerator: Sequence[float], denominator: Sequence[float]) -> tuple[float, float, float]:
-    """Lower quartile, median and upper quartile of the ratios round by round."""
-    lower, median, upper = np.quantile(np.divide(numerator, denominator), (0.25, 0.5, 0.75))
-    return float(lower), float(median), float(upper)

@@ -21,7 +21,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from hyfreedp.experiments.models.image_models import vit
+from hyfreedp.experiments.models.image_models import add_low_rank_updates, vit
 from hyfreedp.running.random_states import random_states_kept
 
 Family = Literal["vit", "gpt2", "llama", "mlp", "convnet"]
@@ -81,7 +81,6 @@ ON_GPU = ("vit_small", "vit_base", "gpt2", "llama2_7b")
 SMALL = ("mlp_b256", "mlp_b1000", "convnet_b32", "convnet_b128")
 ON_CPU = ("vit_d384", "vit_d192", "gpt2_d256", "llama_d256")
 
-_LORA_RANK = 8
 _LORA_TARGETS: dict[Family, str] = {
     "vit": r".*attn\.(qkv|proj)",
     "gpt2": r".*attn\.(c_attn|c_proj)",
@@ -135,10 +134,7 @@ def make_workload(shape: Shape, tuning: Tuning, device: str | torch.device = "cp
 
 def _choose_trainable(module: nn.Module, family: Family, tuning: Tuning) -> None:
     if tuning == "lora":
-        from peft import LoraConfig, inject_adapter_in_model
-
-        config = LoraConfig(r=_LORA_RANK, target_modules=_LORA_TARGETS[family])
-        inject_adapter_in_model(config, module)
+        add_low_rank_updates(module, _LORA_TARGETS[family])
         for name, p in module.named_parameters():
             if "lora_B" in name:  # zero at first, which would leave lora_A without a gradient to compare
                 nn.init.normal_(p, std=0.02)
@@ -150,8 +146,6 @@ def _choose_trainable(module: nn.Module, family: Family, tuning: Tuning) -> None
 
 def _vit(shape: Shape) -> tuple[nn.Module, Tensor, Tensor]:
     patches = math.isqrt(shape.tokens - 1)
-    if patches**2 + 1 != shape.tokens:
-        raise ValueError(f"tokens must be a square plus one for a ViT, got {shape.tokens}")
     side = patches * shape.patch
     module = vit(side, shape.patch, 3, shape.width, shape.depth, shape.heads, shape.outputs)
     return module, torch.randn(shape.batch_size, 3, side, side), torch.randint(shape.outputs, (shape.batch_size,))

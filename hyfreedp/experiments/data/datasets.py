@@ -21,10 +21,9 @@ from torch import Tensor
 from tqdm import tqdm
 
 from hyfreedp.experiments.data import image_files
-from hyfreedp.experiments.data.given import given, looked_at
 from hyfreedp.experiments.data.image_files import Part
-from hyfreedp.experiments.data.splits import held_out_from, shuffled_by_group
-from hyfreedp.experiments.store.paths import workspace
+from hyfreedp.experiments.data.in_memory import held_out_from, shuffled_by_group
+from hyfreedp.experiments.store.paths import given, looked_at, workspace
 
 
 @dataclass(frozen=True)
@@ -41,23 +40,6 @@ class Arrays:
     test: tuple[Tensor, Tensor]
     validation_start: int
     source: str
-
-
-@dataclass(frozen=True)
-class Dataset:
-    """What is known of a data set before it is read.
-
-    Attributes:
-        train_size: N.
-        validation_start: as of :class:`Arrays`: how many records train where settings are chosen.
-        features: entries of one record as a flat vector; 0 where images have no fixed size.
-    """
-
-    train_size: int
-    validation_start: int
-    features: int
-    classes: int
-    load: Callable[[], Arrays]
 
 
 def _plain(features: np.ndarray, labels: np.ndarray, train_size: int, source: str) -> Arrays:

@@ -60,16 +60,9 @@ def load_tokenizer() -> PreTrainedTokenizerFast:
     return _wrapped(Tokenizer.from_file(str(workspace().checkpoints / COMMITTED)))
 
 
-def check_tokenizer(tokenizer: PreTrainedTokenizerBase) -> int:
-    """The id used for padding: the pad token's, or else the end token's, for padded positions are masked.
-
-    Raises:
-        ValueError: it has no token for the end of a sequence, or none to pad with.
-    """
-    for token in (tokenizer.pad_token_id, tokenizer.eos_token_id):
-        if token is not None:
-            return int(token)
-    raise ValueError("the tokenizer has neither a pad token nor an end-of-sequence token: set tokenizer.pad_token")
+def padding_of(tokenizer: PreTrainedTokenizerBase) -> int:
+    """The id used for padding: the pad token's, or else the end token's, for padded positions are masked."""
+    return tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
 
 
 def encode_pairs(
@@ -91,10 +84,9 @@ def encode_pairs(
         before it, so a loss compares the output at t - 1 with the label at t.
 
     Raises:
-        ValueError: no pair; a sequence, or the meaning of one that is cut, is too long; a reference is empty; the
-            tokenizer has no end token.
+        ValueError: no pair; a sequence, or the meaning of one that is cut, is too long; a reference is empty.
     """
-    padding, separator, end = check_tokenizer(tokenizer), _separator(tokenizer), _end(tokenizer)
+    padding, separator, end = padding_of(tokenizer), _separator(tokenizer), tokenizer.eos_token_id
     meanings = _ids(tokenizer, [pair.meaning for pair in pairs])
     references = _ids(tokenizer, [pair.reference for pair in pairs])
     if not all(references):
@@ -115,9 +107,9 @@ def encode_documents(
     Args and returns as of :func:`encode_pairs`: every token but the first is a target.
 
     Raises:
-        ValueError: no document; one is too long or empty; the tokenizer has no end token.
+        ValueError: no document; one is too long or empty.
     """
-    padding, end = check_tokenizer(tokenizer), _end(tokenizer)
+    padding, end = padding_of(tokenizer), tokenizer.eos_token_id
     start = end if tokenizer.bos_token_id is None else tokenizer.bos_token_id
     texts = _ids(tokenizer, documents)
     if not all(texts):
@@ -135,7 +127,7 @@ def encode_prompts(tokenizer: PreTrainedTokenizerBase, meanings: Sequence[str]) 
     Raises:
         ValueError: no meaning.
     """
-    padding, separator = check_tokenizer(tokenizer), _separator(tokenizer)
+    padding, separator = padding_of(tokenizer), _separator(tokenizer)
     sequences = [torch.tensor([*ids, separator]) for ids in _ids(tokenizer, meanings)]
     tokens = pad_sequence(sequences, True, padding, "left")
     return tokens, pad_sequence([torch.ones_like(sequence) for sequence in sequences], True, 0, "left")
@@ -151,14 +143,8 @@ def _ids(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[
 
 
 def _separator(tokenizer: PreTrainedTokenizerBase) -> int:
-    tokens = tokenizer.sep_token_id, tokenizer.bos_token_id, _end(tokenizer)
-    return next(int(token) for token in tokens if token is not None)
-
-
-def _end(tokenizer: PreTrainedTokenizerBase) -> int:
-    if tokenizer.eos_token_id is None:
-        raise ValueError("the tokenizer has no end-of-sequence token: set tokenizer.eos_token")
-    return int(tokenizer.eos_token_id)
+    tokens = tokenizer.sep_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id
+    return next(token for token in tokens if token is not None)
 
 
 def _with_labels(

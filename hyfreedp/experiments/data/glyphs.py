@@ -20,7 +20,6 @@ SIDE = CANVAS // BLOCK  # of an image, in pixels
 # Upright lining digits in these families; the others have symbols in their place, or nothing.
 FAMILIES = ("DejaVu", "STIXGeneral", "cmb10", "cmr10", "cmss10", "cmti10", "cmtt10")
 _WITHOUT_DIGITS = "Display"
-_BAR_FROM = 1000  # images; fewer are drawn in a second
 
 
 def fonts() -> list[Path]:
@@ -48,7 +47,7 @@ def glyphs(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     faces = [ImageFont.truetype(str(path), 2 * CANVAS, layout_engine=layout) for path in fonts()]
     labels = generator.permutation(np.arange(count) % 10)
     images = np.empty((count, SIDE * SIDE), dtype=np.float32)
-    bar = tqdm(labels, desc="draw glyphs", unit="image", disable=count < _BAR_FROM)
+    bar = tqdm(labels, desc="draw glyphs", unit="image", delay=1)
     for image, label in zip(images, bar, strict=True):
         bitmap = _bitmap(faces[generator.integers(len(faces))], str(label), generator)
         image[:] = bitmap.reshape(SIDE, BLOCK, SIDE, BLOCK).mean(axis=(1, 3)).ravel()

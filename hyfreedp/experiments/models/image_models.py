@@ -189,6 +189,14 @@ def head(module: nn.Module) -> nn.Linear:
     return [layer for layer in module.modules() if isinstance(layer, nn.Linear)][-1]
 
 
+def add_low_rank_updates(module: nn.Module, targets: str, **options: Any) -> None:
+    """Of the layers whose names match, which start at zero (Hu et al., 2022); all other parameters are frozen."""
+    from peft import LoraConfig, inject_adapter_in_model
+
+    config = LoraConfig(r=LORA_RANK, lora_alpha=LORA_RANK, target_modules=targets, **options)
+    inject_adapter_in_model(config, module)
+
+
 def choose_trainable(module: nn.Module, tuning: Tuning) -> None:
     """Freeze in place all parameters but those that the tuning trains, and the head.
 
@@ -201,10 +209,7 @@ def choose_trainable(module: nn.Module, tuning: Tuning) -> None:
         return
     classifier = head(module)
     if tuning == "lora":
-        from peft import LoraConfig, inject_adapter_in_model
-
-        config = LoraConfig(r=LORA_RANK, lora_alpha=LORA_RANK, target_modules=LORA_TARGETS)
-        inject_adapter_in_model(config, module)  # freezes the rest
+        add_low_rank_updates(module, LORA_TARGETS)
     else:
         for name, parameter in module.named_parameters():
             parameter.requires_grad_(name.endswith("bias"))

@@ -20,7 +20,7 @@ import torch
 from tqdm import TqdmWarning
 
 from hyfreedp.experiments.models import public_weights as weights
-from hyfreedp.experiments.models.image_models import LORA_RANK, Tuning
+from hyfreedp.experiments.models.image_models import Tuning, add_low_rank_updates
 from hyfreedp.running.devices import default_device
 from hyfreedp.running.random_states import random_states_kept
 
@@ -214,11 +214,8 @@ def choose_trainable(model: PreTrainedModel, tuning: Tuning) -> None:
     """
     if tuning == "full":
         return
-    from peft import LoraConfig, inject_adapter_in_model
-
     transposed = model.config.model_type == "gpt2"  # its Conv1D keeps weights the other way round
-    config = LoraConfig(r=LORA_RANK, lora_alpha=LORA_RANK, target_modules=LORA_TARGETS, fan_in_fan_out=transposed)
-    inject_adapter_in_model(config, model)  # freezes the rest
+    add_low_rank_updates(model, LORA_TARGETS, fan_in_fan_out=transposed)
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()

@@ -46,16 +46,13 @@ def round_to_stored(model: nn.Module) -> None:
             value.copy_(value.half())
 
 
-def checksum(name: str, folder: Path | None = None) -> str:
-    """The SHA-256 of a checkpoint's weights, as its JSON states it; "missing" if there is none.
-
-    ``folder`` is data/checkpoints if not given, here and in :func:`load`.
-    """
-    described = (folder or workspace().checkpoints) / f"{name}.json"
+def checksum(name: str) -> str:
+    """The SHA-256 of a checkpoint's weights, as its JSON states it; "missing" if there is none."""
+    described = workspace().checkpoints / f"{name}.json"
     return json.loads(described.read_text(encoding="utf-8"))["sha256"] if described.exists() else "missing"
 
 
-def load(name: str, model: nn.Module, folder: Path | None = None) -> None:
+def load(name: str, model: nn.Module) -> None:
     """Give a model the weights of a checkpoint; its classifier stays as it is.
 
     Raises:
@@ -64,11 +61,11 @@ def load(name: str, model: nn.Module, folder: Path | None = None) -> None:
     """
     from safetensors.torch import load as deserialized
 
-    path = (folder or workspace().checkpoints) / f"{name}.safetensors"
+    path = workspace().checkpoints / f"{name}.safetensors"
     command = f"python -m hyfreedp.experiments.runs.pretrain {name}"
     if not (path.exists() and path.with_suffix(".json").exists()):
         raise FileNotFoundError(f"there are no pre-trained weights {path}: make them with {command}")
-    expected = checksum(name, folder)
+    expected = checksum(name)
     content = path.read_bytes()
     found = hashlib.sha256(content).hexdigest()
     if found != expected:

@@ -1,25 +1,31 @@
-"""One cell: a frozen spec in, one JSON record and one per-step CSV out; finished cells are never trained again."""
+"""One cell: a frozen spec in, one JSON record and one per-step CSV out; finished cells are never trained again.
+
+Of many cells in worker processes, one that fails, or kills its worker, stops no other.
+"""
 
 from __future__ import annotations
 
 import json
+import signal
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
 from contextlib import closing, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from threading import RLock
 from typing import Any
 
 import pandas as pd
 from filelock import FileLock
+from joblib.externals.loky.process_executor import ProcessPoolExecutor
 from tqdm import tqdm
 
 from hyfreedp.experiments.runs.spec import Spec
 from hyfreedp.experiments.runs.train import one_thread, rate_factor, train
-from hyfreedp.experiments.runs.workers import attempt, in_workers
 from hyfreedp.experiments.store import unfinished
-from hyfreedp.experiments.store.files import check_writable, write_csv, write_text
+from hyfreedp.experiments.store.files import write_csv, write_text
 from hyfreedp.experiments.store.provenance import environment
 
 
@@ -43,12 +49,58 @@ def try_cells(
     one = partial(run_cell, folder=folder)
     if jobs == 1 or all((folder / f"{spec.key}.json").exists() for spec in specs):
         for spec in bar(specs):
-            yield spec, attempt(one, spec)
+            try:
+                result: dict[str, Any] | Exception = one(spec)
+            except Exception as error:
+                result = error
+            yield spec, result
         return
     for spec in {(spec.task, spec.source): spec for spec in specs}.values():
         _ = spec.problem.source  # downloaded and decoded once, here, and not by every worker
     with closing(in_workers(one, specs, jobs)) as cells:
         yield from bar(cells)
+
+
+def in_workers(
+    function: Callable[[Any], Any], items: Sequence[Any], workers: int
+) -> Generator[tuple[Any, Any], None, None]:
+    """Each item, as it ends, with the result or the error of ``function(item)``.
+
+    Closing the iterator terminates the workers. If this process is killed, they end after the item they are at.
+
+    Args:
+        function: that can be pickled, as its results and items.
+    """
+    # A pool for each worker: the item that kills its worker takes all others of its pool with it.
+    start = partial(ProcessPoolExecutor, 1, initializer=_quiet, timeout=10)
+    waiting = list(reversed(items))
+    pools = [start() for _ in range(min(workers, len(waiting)))]
+    busy: dict[Future[Any], tuple[int, Any]] = {}
+
+    def give(place: int) -> None:
+        if waiting:
+            item = waiting.pop()
+            busy[pools[place].submit(function, item)] = (place, item)
+
+    try:
+        for place in range(len(pools)):
+            give(place)
+        while busy:
+            for future in wait(busy, return_when=FIRST_COMPLETED).done:
+                place, item = busy.pop(future)
+                error = future.exception()
+                if isinstance(error, BrokenExecutor):
+                    pools[place] = start()
+                give(place)
+                yield item, error or future.result()
+    finally:
+        for pool in pools:
+            pool.shutdown(kill_workers=True)
+
+
+def _quiet() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all; the parent decides
+    tqdm.set_lock(RLock())  # of this process alone; its default is a semaphore, which ending a worker would leak
 
 
 def read_cell(spec: Spec, folder: Path) -> dict[str, Any] | None:
@@ -79,13 +131,13 @@ def run_cell(spec: Spec, folder: Path) -> dict[str, Any]:
             that want the same cell one trains it, and the others wait.
 
     Raises:
-        OSError: the record cannot be written; noticed before the training, unless the disk fills up during it.
+        OSError: the folder cannot be made or written to, noticed before the training; or the disk is full.
     """
     if (record := read_cell(spec, folder)) is not None:
         _tidy(spec, folder)
         return record
     record_path = folder / f"{spec.key}.json"
-    check_writable(folder)
+    folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / f".{spec.key}.lock"):  # freed by the system if this process is killed
         if not record_path.exists():
             _make_cell(spec, folder, record_path)

@@ -55,8 +55,26 @@ class Corpus:
     source: str
 
 
-class _Settings:
-    """Of a recipe."""
+@dataclass(frozen=True, kw_only=True)
+class _Recipe:
+    """What both kinds of recipes have.
+
+    Attributes:
+        model: its name, with fresh weights.
+        corpus: gives the public data.
+        epochs, batch_size: passes over the training part, in random order.
+        learning_rate: highest one of a one-cycle schedule, with AdamW.
+        one_thread: of a CPU, so that the weights do not depend on the number of its cores.
+    """
+
+    model: str
+    corpus: Callable[[], Corpus]
+    epochs: int
+    batch_size: int
+    learning_rate: float
+    weight_decay: float = 0.05
+    seed: int = 0
+    one_thread: bool = False
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -64,32 +82,19 @@ class _Settings:
         return {name: value for name, value in vars(self).items() if name != "corpus"}
 
 
-@dataclass(frozen=True)
-class Recipe(_Settings):
-    """One pre-training run of a classifier.
+@dataclass(frozen=True, kw_only=True)
+class Recipe(_Recipe):
+    """One pre-training run of a classifier, of ``MODELS``.
 
     Attributes:
-        model: a name in ``MODELS`` with fresh weights.
         classes: of the public data.
-        corpus: gives them.
-        epochs, batch_size: passes over the training part, in random order.
-        learning_rate: highest one of a one-cycle schedule, with AdamW.
-        weight_decay, label_smoothing: as usual for ViTs.
+        label_smoothing: as usual for ViTs, like the weight decay.
         pad: pixels by which images are shifted at random, at most; they are also mirrored. 0: neither.
-        one_thread: of a CPU, so that the weights do not depend on the number of its cores.
     """
 
-    model: str
     classes: int
-    corpus: Callable[[], Corpus]
-    epochs: int
-    batch_size: int
-    learning_rate: float
-    weight_decay: float = 0.05
     label_smoothing: float = 0.0
     pad: int = 0
-    seed: int = 0
-    one_thread: bool = False
 
     def start(self, corpus: Corpus) -> nn.Module:
         """The model before the first step."""
@@ -112,23 +117,15 @@ class Recipe(_Settings):
         return evaluate(model, TensorDataset(*held_out), 1024).accuracy
 
 
-@dataclass(frozen=True)
-class LanguageRecipe(_Settings):
-    """One pre-training run of a language model; attributes as of :class:`Recipe`.
+@dataclass(frozen=True, kw_only=True)
+class LanguageRecipe(_Recipe):
+    """One pre-training run of a language model, of ``LANGUAGE_MODELS``.
 
-    ``model`` is a name in ``LANGUAGE_MODELS``, ``task`` one in ``LANGUAGE_TASKS`` whose loss it is trained by, on
-    public texts in place of the private ones.
+    ``task`` is one in ``LANGUAGE_TASKS`` whose loss it is trained by, on public texts in place of the private ones.
     """
 
-    model: str
     task: str
-    corpus: Callable[[], Corpus]
-    epochs: int
-    batch_size: int
-    learning_rate: float
     weight_decay: float = 0.01
-    seed: int = 0
-    one_thread: bool = False
 
     def start(self, corpus: Corpus) -> nn.Module:
         """The model before the first step."""
@@ -174,21 +171,19 @@ def _reports() -> Corpus:
     return Corpus(*parts, f"reports of the public domain of our own grammar, seed {PUBLIC_SEED}")
 
 
-_TINY_IMAGENET: dict[str, Any] = {"epochs": 60, "learning_rate": 1e-3, "label_smoothing": 0.1, "pad": 4}
+_GLYPHS: dict[str, Any] = {"corpus": _glyphs, "classes": 10, "epochs": 30, "batch_size": 128, "learning_rate": 2e-3}
+_TINY_IMAGENET: dict[str, Any] = {"corpus": _tiny_imagenet, "classes": 200, "epochs": 60, "learning_rate": 1e-3}
+_TINY_IMAGENET |= {"label_smoothing": 0.1, "pad": 4}
+_SENTENCES: dict[str, Any] = {"corpus": _sentences, "task": "restaurants", "epochs": 6, "batch_size": 64}
+_REPORTS: dict[str, Any] = {"corpus": _reports, "task": "reports", "epochs": 6, "batch_size": 64}
 RECIPES: dict[str, Recipe | LanguageRecipe] = {
-    "glyphs": Recipe("vit8_d64_p4", 10, _glyphs, epochs=30, batch_size=128, learning_rate=2e-3, one_thread=True),
-    "tiny_imagenet": Recipe("vit32_d192", 200, _tiny_imagenet, batch_size=512, **_TINY_IMAGENET),
+    "glyphs": Recipe(model="vit8_d64_p4", **_GLYPHS, one_thread=True),
+    "tiny_imagenet": Recipe(model="vit32_d192", batch_size=512, **_TINY_IMAGENET),
     # About an hour of two cores.
-    "tiny_imagenet_d128": Recipe("vit32_d128_p8", 200, _tiny_imagenet, batch_size=256, **_TINY_IMAGENET),
-    "gpt2_sentences": LanguageRecipe(
-        "gpt2_tiny", "restaurants", _sentences, epochs=6, batch_size=64, learning_rate=5e-3, one_thread=True
-    ),
-    "llama_sentences": LanguageRecipe(
-        "llama_tiny", "reports", _reports, epochs=6, batch_size=64, learning_rate=5e-3, one_thread=True
-    ),
-    "gpt2_small_sentences": LanguageRecipe(
-        "gpt2_small", "restaurants", _sentences, epochs=6, batch_size=64, learning_rate=5e-4
-    ),
+    "tiny_imagenet_d128": Recipe(model="vit32_d128_p8", batch_size=256, **_TINY_IMAGENET),
+    "gpt2_sentences": LanguageRecipe(model="gpt2_tiny", **_SENTENCES, learning_rate=5e-3, one_thread=True),
+    "llama_sentences": LanguageRecipe(model="llama_tiny", **_REPORTS, learning_rate=5e-3, one_thread=True),
+    "gpt2_small_sentences": LanguageRecipe(model="gpt2_small", **_SENTENCES, learning_rate=5e-4),
 }
 
 

@@ -126,11 +126,6 @@ class Spec:
         """Checksum of the pre-trained weights that the run starts from; None if it starts from fresh or timm's ones."""
         return self.architecture.checksum()
 
-    @property
-    def optimizer(self) -> str:
-        """The base optimizer, a name in ``BASES``."""
-        return self.base or METHODS[self.method].base
-
     def to_json(self) -> str:
         """The form that :meth:`from_json` reads; an infinite epsilon is written ``Infinity``."""
         return json.dumps(asdict(self), indent=1)

@@ -34,11 +34,10 @@ def make_run(spec: Spec, *, diagnostics: bool = False) -> tuple[HyFreeDPOptimize
 
     The model is on the accelerator if there is one; the task's ``losses_of(model)`` takes the loader's batches there.
     """
-    return _start(spec, _clipping(spec), diagnostics)
-
-
-def _start(spec: Spec, clipping: Clipping | None, diagnostics: bool) -> tuple[HyFreeDPOptimizer, DataLoader]:
     task, method = spec.problem, METHODS[spec.method]
+    clipping: Clipping | None = None
+    if spec.clipping_threshold is not None:
+        clipping = (AdaptiveClipping if spec.method == "adaptive" else AbadiClipping)(spec.clipping_threshold)
     train, _ = task.datasets(spec.evaluation, spec.model)
     model = task.model(spec.seed, spec.model, spec.tuning or "full")
     model.to(default_device())
@@ -48,7 +47,7 @@ def _start(spec: Spec, clipping: Clipping | None, diagnostics: bool) -> tuple[Hy
     rate: dict[str, Any] = {} if method.learns else {"lr": spec.learning_rate}
     _, optimizer, loader = PrivacyEngine(seed=spec.seed).make_private_with_epsilon(
         module=model,
-        optimizer=BASES[spec.optimizer]([p for p in model.parameters() if p.requires_grad], **rate),
+        optimizer=BASES[spec.base or method.base]([p for p in model.parameters() if p.requires_grad], **rate),
         data_loader=DataLoader(train, batch_size=task.batch_size, collate_fn=as_is),
         target_epsilon=spec.epsilon,
         target_delta=task.delta,
@@ -87,12 +86,6 @@ def _claimed_split(spec: Spec, records: int) -> NoiseSplit | None:
     return split if METHODS[spec.method].noise == "claimed" else replace(split, sigma_loss=split.sigma_loss / 1000)
 
 
-def _clipping(spec: Spec) -> Clipping | None:
-    if spec.clipping_threshold is None:
-        return None
-    return (AdaptiveClipping if spec.method == "adaptive" else AbadiClipping)(spec.clipping_threshold)
-
-
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Records must not depend on the number of cores; and these small networks gain nothing from a second thread, which
@@ -108,9 +101,9 @@ def one_thread() -> Iterator[None]:
 
 def train(spec: Spec, checkpoint: Path) -> tuple[HyFreeDPOptimizer, list[dict[str, Any]]]:
     """Train to the end; the optimizer, and its history with test accuracy and loss every few steps and at the last."""
-    clipping = _clipping(spec)
+    optimizer, loader = make_run(spec)
+    clipping = optimizer.gradient_engine.clipping
     adaptive = clipping if isinstance(clipping, AdaptiveClipping) else None
-    optimizer, loader = _start(spec, clipping, diagnostics=False)
     task, model = spec.problem, optimizer.module
     _, held_out = task.datasets(spec.evaluation, spec.model)
     per_sample_loss = task.losses_of(model)

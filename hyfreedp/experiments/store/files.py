@@ -45,18 +45,3 @@ def write_csv(path: Path, table: pd.DataFrame) -> None:
     """Write the columns of a table as CSV, atomically."""
     with replacing(path) as temporary:
         table.to_csv(temporary, index=False)
-
-
-def check_writable(folder: Path) -> None:
-    """Make the folder if it is not there, and try it, so that hours of work are not lost at their end.
-
-    Raises:
-        OSError: it cannot be made or written to.
-    """
-    probe = folder / f".{uuid.uuid4().hex}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise OSError(error.errno, f"cannot write to the folder for results: {error.strerror}", str(folder)) from error

@@ -1,4 +1,4 @@
-"""Where the repository's folders are, from whatever working directory a notebook runs in."""
+"""Where the repository's folders are, from whatever working directory a notebook runs in, and files of the user."""
 
 from __future__ import annotations
 
@@ -51,3 +51,15 @@ def workspace() -> Workspace:
 _HERE = workspace()
 ROOT, FIGURES, CELLS = _HERE.root, _HERE.figures, _HERE.cells
 CHECKPOINTS, RESULTS = _HERE.checkpoints, _HERE.results
+
+
+def given(*names: str) -> Path | None:
+    """The first of these files that is there, each named by its path below ``$HYFREEDP_DATA``."""
+    folder = os.environ.get("HYFREEDP_DATA")
+    return next((path for name in names if (path := Path(folder, name)).exists()), None) if folder else None
+
+
+def looked_at() -> str:
+    """Where that was, for the sentence that says what is missing."""
+    folder = os.environ.get("HYFREEDP_DATA")
+    return f"in HYFREEDP_DATA={folder}" if folder else "on this machine (HYFREEDP_DATA is not set)"

@@ -17,7 +17,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -26,7 +26,6 @@ from scipy import stats
 
 from hyfreedp.experiments.store import plots
 from hyfreedp.experiments.store.paths import workspace
-from hyfreedp.running.checks import check_choice
 
 Outcome = Literal["reproduced", "not shown", "fails here", "mathematically wrong", "not refuted"]
 Whose = Literal["the paper's", "ours"]
@@ -51,10 +50,6 @@ class Verdict:
     outcome: Outcome
     number: str
     whose: Whose = "the paper's"
-
-    def __post_init__(self) -> None:
-        check_choice("outcome", self.outcome, get_args(Outcome))
-        check_choice("whose", self.whose, get_args(Whose))
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float]:

@@ -14,10 +14,10 @@ import torch
 from numpy.typing import ArrayLike
 from scipy import optimize, stats
 
-from hyfreedp import NoiseSplit, calibrate_noise, clipping_bias, normal_clipping_bias
+from hyfreedp import PRESETS, NoiseSplit, calibrate_noise, clipping_bias, normal_clipping_bias
 from hyfreedp.experiments.store.cache import cached
 from hyfreedp.experiments.studies import clouds
-from hyfreedp.experiments.studies.noise_split import preset_split, split_of
+from hyfreedp.experiments.studies.noise_split import split_of
 from hyfreedp.experiments.tasks.registry import TASKS
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.privatize import loss_noise_std, privatize_loss
@@ -49,7 +49,7 @@ def digits_budget(epsilon: float) -> dict[str, float]:
 
 def noise_of(folder: Path, budget: dict[str, Any], **choices: Any) -> NoiseSplit:
     """The calibrated split of a budget in the paper's plan, but for ``choices``; kept in ``folder``."""
-    arguments = budget | preset_split("paper", budget["steps"]) | choices
+    arguments = budget | PRESETS["paper"].plan(budget["steps"]) | choices
     return split_of(cached(folder, calibrated, **arguments).iloc[0])
 
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import pandas as pd
 
-from hyfreedp.experiments.tasks.scores import Evaluation
-
 TITLES = {
     "coin": "labels 70 to 30",
     "minority": "minority of 10 %",
@@ -36,55 +34,30 @@ WAYS = {
 WAY, PLACE = ["setting", "fit"], ["problem", "epsilon"]
 
 
-def chosen(rows: pd.DataFrame, evaluation: Evaluation, preset: str = "robust") -> pd.DataFrame:
-    """The rows of one stage and preset, those of ``WAYS`` in their order; of what chooses, those at epsilon 3."""
-    here = rows[(rows.evaluation == evaluation) & (rows.preset == preset)]
-    here = here[here.epsilon == 3.0] if evaluation == "validation" else here
-    order = {way: place for place, way in enumerate(WAYS)}
-    ranks = pd.Series([order.get(way, -1) for way in zip(here.setting, here.fit, strict=True)], index=here.index)
-    return here.assign(rank=ranks)[ranks >= 0].sort_values("rank", kind="stable").drop(columns="rank")
-
-
-def accuracy_costs(rows: pd.DataFrame) -> pd.DataFrame:
-    """Points of accuracy that each way gains on preset robust as it is, paired by seed.
-
-    Args:
-        rows: of :func:`chosen`.
-
-    Returns:
-        By way: ``mean`` over the places (problem and epsilon), ``worst``, the least of them, and ``error``, the
-        standard error of that one over its seeds.
-    """
-    table = 100 * rows.pivot_table(index=[*PLACE, "seed"], columns=WAY, values="accuracy", sort=False)
-    gains = table.sub(table["default", "none"], axis=0)
-    means, errors = gains.groupby(PLACE).mean(), gains.groupby(PLACE).sem()
-    worst = means.idxmin()
-    error = [errors[way][worst[way]] for way in means.columns]
-    return pd.DataFrame({"mean": means.mean(), "worst": means.min(), "error": error})
-
-
-def markdown(rows: pd.DataFrame, evaluation: Evaluation = "test", preset: str = "robust") -> str:
+def markdown(rows: pd.DataFrame) -> str:
     """Every way at every problem, as docs/results.md prints it: accuracy (percent), log loss (nats), calibration error.
 
-    They are means over budgets and seeds. Behind them are the points of accuracy of :func:`accuracy_costs`.
+    They are means over budgets and seeds, tested with preset robust. Behind them are the points of accuracy that each
+    way gains on the preset as it is, paired by seed: the mean over the places, which are problems and budgets, and the
+    least of them, with its standard error over the seeds.
     """
-    here = chosen(rows, evaluation, preset)
-    names = [name for name in TITLES if name in set(here.problem)]
-    columns = [TITLES[name] for name in names]
+    here = rows[(rows.evaluation == "test") & (rows.preset == "robust")]
     lines = [
-        f"| Preset {preset} | {' | '.join(columns)} | points of accuracy: mean, worst place |",
-        "| --- |" + " --- |" * (len(columns) + 1),
+        f"| Preset robust | {' | '.join(TITLES.values())} | points of accuracy: mean, worst place |",
+        "| --- |" + " --- |" * (len(TITLES) + 1),
     ]
     means = here.groupby([*WAY, "problem"])[["accuracy", "log_loss", "calibration_error"]].mean()
-    costs = accuracy_costs(here)
-    for way in dict.fromkeys(zip(here.setting, here.fit, strict=True)):
+    table = 100 * here.pivot_table(index=[*PLACE, "seed"], columns=WAY, values="accuracy")
+    gains = table.sub(table["default", "none"], axis=0).groupby(PLACE)
+    gained, errors = gains.mean(), gains.sem()
+    for way in (way for way in WAYS if way in table):
         cells = [
             f"{100 * found.accuracy:.1f} / {found.log_loss:.2f} / {found.calibration_error:.2f}"
-            for found in (means.loc[(*way, name)] for name in names)
+            for found in (means.loc[(*way, name)] for name in TITLES)
         ]
-        cost = costs.loc[way]
-        points = f"{cost['mean']:+.1f}, {cost.worst:+.1f} ± {cost.error:.1f}" if way[0] != "default" else "none"
-        lines.append(f"| {WAYS[way]} | {' | '.join(cells)} | {points} |")
+        gain, error = gained[way], errors[way][gained[way].idxmin()]
+        points = f"{gain.mean():+.1f}, {gain.min():+.1f} ± {error:.1f}"
+        lines.append(f"| {WAYS[way]} | {' | '.join(cells)} | {points if way[0] != 'default' else 'none'} |")
     base = here.groupby("problem").base_rate_loss.first()
-    lines.append(f"| shares of the classes | {' | '.join(f'{base[name]:.2f}' for name in names)} | |")
+    lines.append(f"| shares of the classes | {' | '.join(f'{base[name]:.2f}' for name in TITLES)} | |")
     return "\n".join(lines)

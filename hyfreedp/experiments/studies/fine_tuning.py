@@ -22,19 +22,16 @@ SCALE = replace(
     epsilons=(8.0,),
     rows=("hyfreedp_paper", "hyfreedp_robust", "grid_extended"),
 )
+TABLE = "desktop/fine_tuning.csv"  # of the committed record
 NAMES = {"hyfreedp_robust": "HyFreeDP, robust", "grid_extended": "tuned by hand"}
 VALUES = ("loss_threshold", "eta", "private_loss", "test_loss", "test_accuracy")
 EVERY = 5  # steps, of which one is recorded, beside those with an evaluation
 
 
-def record_path() -> Path:
-    """Of the committed table."""
-    return workspace().results / "desktop" / "fine_tuning.csv"
-
-
 def recorded() -> pd.DataFrame:
     """The committed table, empty if there is none."""
-    return pd.read_csv(record_path()) if record_path().exists() else pd.DataFrame()
+    path = workspace().results / TABLE
+    return pd.read_csv(path) if path.exists() else pd.DataFrame()
 
 
 def runs(scale: Scale, read: Reader) -> dict[str, list[Spec]]:

@@ -17,7 +17,6 @@ from tqdm import tqdm
 from hyfreedp.accounting import NoiseSplit, calibrate_noise
 from hyfreedp.accounting.composition import shares
 from hyfreedp.experiments.accounting_of_the_paper import SOUND, Counting, Mechanism, calibrate, even_split
-from hyfreedp.experiments.runs.methods import METHODS
 from hyfreedp.experiments.store.cache import cached
 from hyfreedp.noise import NoiseGenerator
 
@@ -77,11 +76,6 @@ DATA_SETS = (
 )
 
 
-def preset_split(method: str, steps: int) -> dict[str, Any]:
-    """Arguments of :func:`hyfreedp.calibrate_noise` that the preset of a method fixes, for T = ``steps``."""
-    return METHODS[method].settings.plan(steps)
-
-
 # -- which calibrations are compared -----------------------------------------------------------------------------------
 
 
@@ -119,21 +113,20 @@ def rows_of(
         epsilon, interval, gamma: where a section does not vary them.
     """
     at: dict[str, Any] = data.budget(epsilon) | {"interval": grid["intervals"]}
-    both = {"loss_mechanism": ["gaussian", "laplace"], "gamma": gamma}
     here = {"gamma": gamma, "interval": interval}
+    ways: list[tuple[str, dict[str, Any]]] = [
+        ("epsilons", _AS_THE_PAPER | {"loss_mechanism": ["gaussian", "laplace"], "gamma": gamma}),
+        ("epsilons_pld", {"accountant": "pld", "gamma": gamma}),
+        ("epsilons", _AS_THE_PAPER | {"even": True}),
+        ("epsilons_pld", {"accountant": "pld", "even": True}),
+    ]
 
     def at_budgets(section: str, targets: list[float], **choices: Any) -> list[dict[str, Any]]:
         return [row for target in targets for row in settings(section, **data.budget(target), **choices)]
 
     return [
-        *settings("interval", **at, **_AS_THE_PAPER, **both),
-        *settings("interval", **at, accountant="pld", gamma=gamma),
-        *settings("interval", even=True, **at, **_AS_THE_PAPER),
-        *settings("interval", even=True, **at, accountant="pld"),
-        *at_budgets("epsilon", grid["epsilons"], **_AS_THE_PAPER, **both, interval=interval),
-        *at_budgets("epsilon", grid["epsilons_pld"], **here, accountant="pld"),
-        *at_budgets("epsilon", grid["epsilons"], even=True, **_AS_THE_PAPER, interval=interval),
-        *at_budgets("epsilon", grid["epsilons_pld"], even=True, accountant="pld", interval=interval),
+        *(row for _, way in ways for row in settings("interval", **at, **way)),
+        *(row for targets, way in ways for row in at_budgets("epsilon", grid[targets], **way, interval=interval)),
         *at_budgets(
             "true cost", grid["targets"], measured=True, **here, accountant=ACCOUNTANTS, composition=COMPOSITIONS
         ),
@@ -269,8 +262,6 @@ def simulated_deltas(*, split: dict[str, Any], epsilons: list[float], runs: int,
         One row per epsilon: ``delta``, the mean over the seeds, and ``error``, its standard error over all runs.
     """
     plan = NoiseSplit.from_dict(split)
-    if plan.probe != "losses":
-        raise ValueError(f"split must probe 'losses', got {plan.probe!r}")
     q = plan.sample_rate
     samples = []
     for seed in tqdm(range(seeds), desc="simulated mechanism", unit="seed"):

@@ -8,12 +8,12 @@ interrupted.
 from __future__ import annotations
 
 import argparse
-from contextlib import closing
+from dataclasses import asdict
 from itertools import product
 
 import pandas as pd
 
-from hyfreedp.experiments.runs.cells import reader, tabulate, try_cells
+from hyfreedp.experiments.runs.cells import reader, run_cells, tabulate
 from hyfreedp.experiments.runs.spec import Spec
 from hyfreedp.experiments.store.files import write_csv
 from hyfreedp.experiments.store.paths import RESULTS, workspace
@@ -30,16 +30,7 @@ def runs(profile: str) -> list[Spec]:
     """Every method from every first rate, but Algorithm 1 as printed, which begins at the paper's."""
     scale = SCALES[profile]
     return [
-        Spec(
-            task=learner.task,
-            method=method,
-            epsilon=epsilon,
-            seed=seed,
-            learning_rate=rate,
-            steps=learner.steps,
-            model=learner.model,
-            tuning=learner.tuning,
-        )
+        Spec(method=method, epsilon=epsilon, seed=seed, learning_rate=rate, **asdict(learner))
         for seed, rate, method in product(range(SEEDS), FIRST_RATES, METHODS)
         for learner, epsilon in product(scale.learners, scale.epsilons)
         if epsilon < float("inf") and (method != "algorithm1_claimed" or rate == FIRST_RATES[0])
@@ -110,14 +101,11 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1)
     given = parser.parse_args()
     wanted, cells = runs(given.profile), workspace().cells
-    read = reader(cells)
-    missing = [spec for spec in wanted if read(spec) is None]
-    with closing(try_cells(missing, cells, jobs=given.jobs, description=f"{given.profile}, control")) as ended:
-        for _, result in ended:
-            if isinstance(result, Exception):
-                raise result
-            records = [record for record in map(read, wanted) if record is not None]
-            write_csv(RESULTS / given.profile / "control.csv", tabulate(records))
+    try:
+        run_cells(wanted, cells, jobs=given.jobs, description=f"{given.profile}, control")
+    finally:  # interrupted too
+        records = [record for record in map(reader(cells), wanted) if record is not None]
+        write_csv(RESULTS / given.profile / "control.csv", tabulate(records))
     found = pd.read_csv(RESULTS / given.profile / "control.csv")
     by = ["task", "tuning", "epsilon", "method", "learning_rate"]
     print(found.groupby(by)[["accuracy", "final_eta", "epsilon_spent"]].mean().to_string())

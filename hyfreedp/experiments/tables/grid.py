@@ -16,20 +16,8 @@ from hyfreedp.experiments.runs.again import judged, spreads_over_seeds, summary
 from hyfreedp.experiments.runs.cells import reader, run_cells, try_cells
 from hyfreedp.experiments.runs.spec import Spec
 from hyfreedp.experiments.store.files import write_csv, write_text
-from hyfreedp.experiments.tables.plan import (
-    LEARNED,
-    RATES,
-    ROWS,
-    SCALES,
-    TABLE,
-    Chosen,
-    Entry,
-    Reader,
-    entries,
-    finals,
-    searches,
-    table,
-)
+from hyfreedp.experiments.tables import plan
+from hyfreedp.experiments.tables.plan import Chosen, Entry, Reader, entries, finals, searches
 from hyfreedp.experiments.tasks.registry import TASKS
 
 RECORDED_STEPS = 50  # of a run whose learning rate is recorded
@@ -47,7 +35,7 @@ def stages(profile: str, read: Reader) -> dict[str, list[Spec]]:
 
     A final run whose search is not done is not known yet, and not among them.
     """
-    scale = SCALES[profile]
+    scale = plan.SCALES[profile]
     first = searches(entries(scale))
     known = set(first)
     return {"searches": first, "finals": [spec for spec in finals(entries(scale), read) if spec not in known]}
@@ -56,8 +44,8 @@ def stages(profile: str, read: Reader) -> dict[str, list[Spec]]:
 def _unknown(profile: str, read: Reader) -> int:
     """Numbers of the tables whose final run is not known yet. Different searches may choose the same run."""
     return sum(
-        ROWS[entry.row].search == "grid" and entry.final(read) is None  # a random search releases one of its runs
-        for entry in entries(SCALES[profile])
+        plan.ROWS[entry.row].search == "grid" and entry.final(read) is None  # a random search releases one of its runs
+        for entry in entries(plan.SCALES[profile])
     )
 
 
@@ -83,7 +71,9 @@ def run(profile: str, cells: Path, results: Path, *, jobs: int = 1) -> int:
         print("\ninterrupted; the same command goes on from here", flush=True)
         return 130
     for spec, error in failed.items():
-        print(f"failed: {spec.key} ({_words(spec)}): {type(error).__name__}: {error}")
+        words = ", ".join(map(str, (spec.task, spec.model, spec.tuning, spec.method, spec.evaluation)))
+        words += f", epsilon {spec.epsilon:g}, rate {spec.learning_rate:g}, seed {spec.seed}"
+        print(f"failed: {spec.key} ({words}): {type(error).__name__}: {error}")
     done = sum(read(spec) is not None for specs in stages(profile, read).values() for spec in specs)
     print(f"{trained} runs trained, {done - trained} were there, {len(failed)} failed")
     print(write_table(profile, cells, results))
@@ -96,18 +86,18 @@ def write_table(profile: str, cells: Path, results: Path) -> str:
     Columns: those of :func:`hyfreedp.experiments.tables.plan.table`, and the versions and hardware that each number was
     made with.
     """
-    rows = table(SCALES[profile], reader(cells))
+    rows = plan.table(plan.SCALES[profile], reader(cells))
     records = {key: (cells / f"{key}.json").read_text(encoding="utf-8") for key in rows.key.dropna().unique()}
     versions = {key: json.loads(text)["environment"] for key, text in records.items()}
     rows = rows.join(pd.DataFrame([versions.get(key, {}) for key in rows.key], index=rows.index).add_prefix("version_"))
-    path = results / profile / TABLE
+    path = results / profile / plan.TABLE
     missing = int(rows.accuracy.isna().sum())
     if missing == len(rows):
         return f"no table: all {missing} numbers are missing"
     if path.exists() and pd.read_csv(path).accuracy.count() > len(rows) - missing:
         return f"{path} is left as it was, for it has more numbers: {missing} of {len(rows)} are missing here"
     write_csv(path, rows)
-    write_csv(results / profile / RATES, _rates(rows[rows.row.isin(LEARNED)].key.dropna(), cells))
+    write_csv(results / profile / plan.RATES, _rates(rows[rows.row.isin(plan.LEARNED)].key.dropna(), cells))
     return f"{path}: {len(rows)} numbers" + (f", {missing} of them still missing" if missing else "")
 
 
@@ -122,9 +112,9 @@ def again(profile: str, folder: Path, results: Path, *, number: int, jobs: int =
         1 if one is farther from its record than another seed would be.
     """
     to_the_bit = dict.fromkeys(("accuracy", "learning_rate"), lambda text: float(text or "nan"))
-    rows = pd.read_csv(results / profile / TABLE, converters=to_the_bit).dropna(subset="accuracy")
+    rows = pd.read_csv(results / profile / plan.TABLE, converters=to_the_bit).dropna(subset="accuracy")
     rows = rows.astype({"model": object, "tuning": object}).where(rows.notna(), None)
-    known = {entry.number: entry for entry in entries(SCALES[profile])}
+    known = {entry.number: entry for entry in entries(plan.SCALES[profile])}
     recorded = {}
     for line in rows.itertuples():
         spec = known[line.task, line.model, line.tuning, line.epsilon, line.row, line.seed].tested(line.learning_rate)
@@ -194,8 +184,3 @@ def _without_data(specs: Sequence[Spec]) -> dict[Spec, Exception]:
         except (OSError, ValueError) as error:
             errors[task] = error
     return {spec: errors[spec.task] for spec in specs if spec.task in errors}
-
-
-def _words(spec: Spec) -> str:
-    names = (spec.task, spec.model, spec.tuning, spec.method, spec.evaluation)
-    return f"{', '.join(map(str, names))}, epsilon {spec.epsilon:g}, rate {spec.learning_rate:g}, seed {spec.seed}"

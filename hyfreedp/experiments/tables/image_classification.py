@@ -146,8 +146,12 @@ def _text(mean: float, std: float) -> str:
 
 def _place(task: str, model: str) -> str:
     """The data set, and the kind of model where a data set has several."""
-    name = TASKS[task].title.split(" (")[0]
-    return f"{name}, {MODELS[model].title.split(',')[0]}" if task == "digits" else name
+    return f"{data_set(task)}, {MODELS[model].title.split(',')[0]}" if task == "digits" else data_set(task)
+
+
+def data_set(task: str) -> str:
+    """A task's title without what is said of it in brackets."""
+    return TASKS[task].title.split(" (")[0]
 
 
 def gaps(summary: pd.DataFrame) -> pd.DataFrame:
@@ -184,7 +188,6 @@ def paired(
     *,
     against: str | None = None,
     tuning: str | None = None,
-    epsilons: Sequence[float] | None = None,
 ) -> dict[str, Any]:
     """A method against another, paired by place and seed: difference in points, its interval, a test.
 
@@ -193,7 +196,6 @@ def paired(
         row: a name in ``ROWS``.
         against: another one; None: the best grid search.
         tuning: only this one.
-        epsilons: only these.
 
     Returns:
         ``mean`` difference (NaN without pairs); ``low`` and ``high``, its 95 % t interval over the *places* (the seeds
@@ -205,8 +207,6 @@ def paired(
     other = best_grid(rows) if against is None else rows[rows.row == against].dropna(subset="accuracy")
     ours = rows[rows.row == row].dropna(subset="accuracy")
     pairs = ours.merge(other, on=[*PLACE, "seed"], suffixes=("", "_other"))
-    if epsilons is not None:
-        pairs = pairs[pairs.epsilon.isin(epsilons)]
     if tuning is not None:
         pairs = pairs[pairs.tuning == tuning]
     pairs = pairs.assign(difference=100 * (pairs.accuracy - pairs.accuracy_other))

@@ -13,9 +13,8 @@ from matplotlib.figure import Figure
 from hyfreedp.experiments.runs.methods import METHODS
 from hyfreedp.experiments.store import plots
 from hyfreedp.experiments.tables.control import PLACE as CONTROL_PLACE
-from hyfreedp.experiments.tables.image_classification import PLACE, TUNING_TITLES
+from hyfreedp.experiments.tables.image_classification import PLACE, TUNING_TITLES, data_set
 from hyfreedp.experiments.tables.plan import ROWS
-from hyfreedp.experiments.tasks.registry import TASKS
 
 DATA = {"desktop": "real images", "laptop": "digits"}
 FAR = -26.0  # points; beyond, a method stands at the edge with its number
@@ -75,7 +74,7 @@ def draw_rates(steps: pd.DataFrame) -> Figure:
     for axis in axes[:, 0]:
         axis.set_ylabel("learning rate")
     title = "Noise in every direction holds D-Adaptation and Prodigy at their start"
-    figure.suptitle(f"{title} ({_data_set(here.task.iloc[0])})")
+    figure.suptitle(f"{title} ({data_set(here.task.iloc[0])})")
     plots.shared_legend(figure, axes[0, :1], ncols=4)
     return figure
 
@@ -115,13 +114,8 @@ def draw_control(controls: Mapping[str, pd.DataFrame]) -> Figure:
             axis.plot(of.first_rate, of.points, label=METHODS[method].title, **style)
         axis.axhline(0, color="0.3", linewidth=1)
         kind = "MLP" if model == "mlp" else "ViT"
-        axis.set(xscale="log", xlabel="first rate", title=f"{_data_set(task)}, {kind}\n{TUNING_TITLES[tuning]}")
+        axis.set(xscale="log", xlabel="first rate", title=f"{data_set(task)}, {kind}\n{TUNING_TITLES[tuning]}")
     axes[0, 0].set_ylabel("points to the grid search")
     figure.suptitle("The first rate decides: even without noise on the losses it rises too slowly")
     plots.shared_legend(figure, axes[0, -1:], ncols=3)
     return figure
-
-
-def _data_set(task: str) -> str:
-    """Its title without what is said of it in brackets."""
-    return TASKS[task].title.split(" (")[0]

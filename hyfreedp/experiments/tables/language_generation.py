@@ -67,9 +67,8 @@ def e2e_scale(profile: str, seeds: int) -> Scale:
     return Scale((Learner("e2e", model, "full"),), epsilons=(3.0, 8.0), seeds=seeds, rows=_ROWS)
 
 
-def desktop_scale() -> Scale:
-    """Of the committed records: whole runs of the tiny model on all of E2E, about thirteen hours of one core."""
-    return e2e_scale("desktop", 2)
+# Of the committed records: whole runs of the tiny model on all of E2E, about thirteen hours of one core.
+DESKTOP = e2e_scale("desktop", 2)
 
 
 def scored(scale: Scale, profile: str, cells: Path, *, train: bool = True, jobs: int = 1) -> pd.DataFrame:
@@ -79,7 +78,8 @@ def scored(scale: Scale, profile: str, cells: Path, *, train: bool = True, jobs:
         scale: of one learner.
         profile: whose committed records fill what has no cell.
         cells: folder of the cells.
-        train: whether to train what is missing first; else what is neither a cell nor committed stays missing.
+        train: whether to train first what has no number in the committed table, or one of another version; else what
+            is neither a cell nor committed stays missing.
         jobs: worker processes.
 
     Returns:
@@ -89,9 +89,10 @@ def scored(scale: Scale, profile: str, cells: Path, *, train: bool = True, jobs:
     """
     learner, read = scale.learners[0], reader(cells)
     committed = workspace().results / profile / TABLE
-    chosen = {one.cell: rate for one, rate in _of_this_version(scale, committed).items()}
+    known = _of_this_version(scale, committed)
+    chosen = {one.cell: rate for one, rate in known.items()}
     if train:
-        train_missing(entries(scale), cells, jobs=jobs, chosen=chosen)
+        train_missing([one for one in entries(scale) if one not in known], cells, jobs=jobs, chosen=chosen)
         public_start(learner, cells)
     records = {spec.key: found for spec in finals(entries(scale), read, chosen) if (found := read(spec)) is not None}
     rows = table(scale, read, chosen)
@@ -129,22 +130,16 @@ def _filled(rows: pd.DataFrame, committed: pd.DataFrame) -> pd.DataFrame:
 
 
 def record(cells: Path, results: Path, *, train: bool, jobs: int = 1) -> str:
-    """Write ``<results>/desktop/`` with the table of :func:`desktop_scale` and the runs behind it.
+    """Write ``<results>/desktop/`` with the table of ``DESKTOP`` and the runs behind it.
 
     Args:
         cells: folder of the cells; the runs that were written before are put there.
-        train: whether to train first what has no number in the table yet, or one of another version.
-        jobs: worker processes.
+        train, jobs: as of :func:`scored`.
     """
-    scale, path, runs = desktop_scale(), results / "desktop" / TABLE, results / "desktop" / archive.NAME
+    scale, path, runs = DESKTOP, results / "desktop" / TABLE, results / "desktop" / archive.NAME
     before = archive.read(runs)
     archive.unpack(before, cells)
-    if train:
-        known = _of_this_version(scale, path)
-        missing = [one for one in entries(scale) if one not in known]
-        train_missing(missing, cells, jobs=jobs, chosen={one.cell: rate for one, rate in known.items()})
-        public_start(scale.learners[0], cells)
-    rows = scored(scale, "desktop", cells, train=False)
+    rows = scored(scale, "desktop", cells, train=train, jobs=jobs)
     specs = [*searches(entries(scale)), *finals(entries(scale), reader(cells))]
     records = {Path(name).stem: json.loads(found) for name, found in before.items() if name.endswith(".json")}
     others = {key for key, found in records.items() if found.get("spec", {}).get("task") != scale.learners[0].task}
@@ -362,10 +357,12 @@ def metric_findings(summary: pd.DataFrame, methods: Sequence[str], epsilons: Seq
 def edge_findings(rows: pd.DataFrame) -> list[str]:
     """Where a grid search chose the smallest or largest of its rates; ``rows`` of :func:`scored`."""
     found = rows[rows.row.str.startswith("grid")].dropna(subset="learning_rate").drop_duplicates(["epsilon", "row"])
-    return [
-        f"epsilon = {epsilon:g}: {ROWS[row].title} chose {rate:g}{at_edge(row, rate)}"
-        for epsilon, row, rate in found[["epsilon", "row", "learning_rate"]].itertuples(index=False, name=None)
-    ]
+    lines = []
+    for epsilon, row, rate in found[["epsilon", "row", "learning_rate"]].itertuples(index=False, name=None):
+        ends = {min(ROWS[row].rates): "smallest", max(ROWS[row].rates): "largest"}
+        edge = f", the {ends[rate]} of its rates: a wider grid may do better" if rate in ends else ""
+        lines.append(f"epsilon = {epsilon:g}: {ROWS[row].title} chose {rate:g}{edge}")
+    return lines
 
 
 def below_start_findings(rows: pd.DataFrame) -> list[str]:
@@ -380,13 +377,6 @@ def below_start_findings(rows: pd.DataFrame) -> list[str]:
                 f"public start's BLEU of {start:.3f}: {scores}"
             )
     return lines
-
-
-def at_edge(row: str, rate: float) -> str:
-    """What to add to a rate that a search chose at an end of its grid; else nothing."""
-    candidates = ROWS[row].rates
-    ends = {min(candidates): "smallest", max(candidates): "largest"} if len(candidates) > 1 else {}
-    return f", the {ends[rate]} of its rates: a wider grid may do better" if rate in ends else ""
 
 
 def verdicts(summary: pd.DataFrame, epsilons: Sequence[float], data: str) -> list[Verdict]:

@@ -7,19 +7,21 @@ kept, so that an interrupted command goes on.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
+from numpy.typing import ArrayLike
+from scipy import stats
 
 from hyfreedp.experiments.runs.cells import run_cells, tabulate
 from hyfreedp.experiments.runs.spec import Spec
 from hyfreedp.experiments.store import plots
 from hyfreedp.experiments.store.files import write_csv
 from hyfreedp.experiments.store.paths import RESULTS, workspace
-from hyfreedp.experiments.store.statistics import interquartile_mean, profile, stratified_bootstrap
 from hyfreedp.experiments.tasks.registry import TASKS
 
 PLACE = ["task", "model", "tuning", "base", "steps", "epsilon"]
@@ -66,6 +68,40 @@ def differences(found: pd.DataFrame, today: pd.DataFrame) -> pd.DataFrame:
     best = runs[runs.name == "best"].accuracy.rename("best")
     rest = runs[runs.name != "best"].join(best, how="inner")
     return rest.assign(points=100 * (rest.accuracy - rest.best)).reset_index()[[*PLACE, "seed", "name", "points"]]
+
+
+# Statistics over places and seeds as in Agarwal et al., Deep RL at the Edge of the Statistical Precipice, 2021. Their
+# package, rliable, takes a table with equally many seeds at every place, which ours have not.
+
+
+def interquartile_mean(values: ArrayLike) -> float:
+    """The mean of the middle half: an outlier does not move it, and it needs fewer runs than a median."""
+    return float(stats.trim_mean(values, 0.25, axis=None))
+
+
+def profile(values: ArrayLike, marks: ArrayLike) -> np.ndarray:
+    """The share of runs that reach each mark."""
+    return np.mean(np.asarray(values)[:, None] >= np.asarray(marks), axis=0)
+
+
+def stratified_bootstrap(
+    strata: Sequence[ArrayLike],
+    statistic: Callable[[np.ndarray], ArrayLike],
+    *,
+    draws: int = 2000,
+    seed: int = 0,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Ends of the 95 % percentile interval of a statistic of all runs, where seeds are drawn again within each place.
+
+    Args:
+        strata: the runs of each place.
+        statistic: of all runs of all places, as one array.
+    """
+    rng = np.random.default_rng(seed)
+    places = [np.asarray(runs, dtype=float) for runs in strata]
+    drawn = [np.concatenate([rng.choice(runs, len(runs)) for runs in places]) for _ in range(draws)]
+    ends = np.quantile([statistic(runs) for runs in drawn], [(1 - 0.95) / 2, (1 + 0.95) / 2], axis=0)
+    return ends[0], ends[1]
 
 
 def over_all(points: pd.DataFrame) -> pd.DataFrame:

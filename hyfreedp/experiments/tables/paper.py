@@ -5,9 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from hyfreedp.experiments.store.paths import workspace
-from hyfreedp.running.checks import check_choice
 
-TABLES = ("cv_main", "app_cv_main", "cv_main_eps8", "nondp_ls", "gpt2", "eff", "hyperparam_comparison")
 COLUMNS = ("table", "tuning", "epsilon", "method", "model", "dataset", "metric", "value", "std")
 
 
@@ -17,11 +15,7 @@ def load(table: str) -> pd.DataFrame:
     Returns:
         ``COLUMNS``: epsilon is ``inf`` for runs without privacy and NaN where the table has none; std is NaN where none
         is printed; names that a table does not have are empty.
-
-    Raises:
-        ValueError: an unknown name.
     """
-    check_choice("table", table, TABLES)
     types = {name: float if name in ("epsilon", "value", "std") else str for name in COLUMNS}
     frame = pd.read_csv(workspace().paper / f"{table}.csv", dtype=types)
     return frame.fillna({name: "" for name, kind in types.items() if kind is str})

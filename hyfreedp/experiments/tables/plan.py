@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from itertools import product
 from typing import Any, Literal
@@ -196,16 +196,12 @@ class Entry:
     def _run(self, rate: float, epsilon: float) -> Spec:
         row, learner = ROWS[self.row], self.learner
         return Spec(
-            task=learner.task,
             method=row.method,
             epsilon=epsilon,
             seed=self.seed,
             learning_rate=first_rate(row.method, rate, learner.tuning),
-            steps=learner.steps,
             clipping_threshold=row.clipping_threshold,
-            model=learner.model,
-            tuning=learner.tuning,
-            source=learner.source,
+            **asdict(learner),
         )
 
     def _random_runs(self) -> list[Spec]:

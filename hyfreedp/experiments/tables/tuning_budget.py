@@ -50,15 +50,7 @@ def mean_runs(shape: float, gamma: float) -> float:
 
 
 def gamma_for(shape: float, mean: float) -> float:
-    """The gamma with ``mean_runs(shape, gamma) == mean``.
-
-    Raises:
-        ValueError: ``mean`` is not greater than 1, or ``shape`` negative.
-    """
-    if not mean > 1 or not math.isfinite(mean):
-        raise ValueError(f"mean must be greater than 1 and finite, got {mean!r}")
-    if not shape >= 0 or math.isinf(shape):
-        raise ValueError(f"shape must be at least 0 and finite, got {shape!r}")
+    """The gamma with ``mean_runs(shape, gamma) == mean``, for a mean above 1."""
     root = brentq(lambda log: mean_runs(shape, math.exp(log)) - mean, -60.0, -1e-9, xtol=1e-14)
     return float(math.exp(root))
 
@@ -109,26 +101,19 @@ def dp_sgd_epsilon(sigma: float, *, target_delta: float, sample_rate: float, ste
     return composed_epsilon(((sigma, steps),), sample_rate=sample_rate, delta=target_delta, accountant="rdp")
 
 
-def budget_rows(
-    *,
-    budget: dict[str, float],
-    batch_size: int,
-    interval: int,
-    gammas: list[float],
-    kept: list[float],
-    trials: list[int],
-    runs: list[float],
-    quantile_parts: list[float],
-) -> pd.DataFrame:
+# What is compared: gamma of HyFreeDP, the part of epsilon that a split search leaves to training (the paper's),
+# sigma_b / B of adaptive clipping, and a vanilla grid of the paper's five rates and six thresholds.
+GAMMA, KEPT, QUANTILE_PART = 1.01, 0.85, 0.05
+RATES, THRESHOLDS = 5, 6
+
+
+def budget_rows(*, budget: dict[str, float], batch_size: int, interval: int, runs: list[float]) -> pd.DataFrame:
     """The budget that each way of choosing hyperparameters takes from the gradients of the run that is kept.
 
     Args:
         budget: ``target_epsilon``, ``target_delta``, ``sample_rate`` and ``steps``.
-        gammas: of HyFreeDP (three losses, constant allocation, same batch).
-        kept: parts of epsilon that a split search leaves to training, such as the paper's 0.85.
-        trials: numbers of runs of a grid search whose runs are all counted, by composition.
-        runs: mean numbers of runs of a random search.
-        quantile_parts: sigma_b / B of adaptive clipping.
+        interval: of HyFreeDP (three losses, constant allocation, same batch).
+        runs: mean numbers of runs of a random search; those of a grid search are all counted, by composition.
 
     Returns:
         One row per method and setting: ``method``, ``setting`` (a number), ``target_epsilon``, ``sigma`` (vanilla, the
@@ -139,12 +124,14 @@ def budget_rows(
     sigma = _vanilla_noise(target, protocol)
     learned: dict[str, Any] = {"probe": "losses", "allocation": "constant", "accountant": "rdp", "interval": interval}
 
-    splits = [calibrate_noise(target_epsilon=target, **protocol, **learned, gamma=gamma) for gamma in gammas]
-    noises = [("vanilla", math.nan, sigma)]
-    noises += [("hyfreedp", gamma, split.sigma_gradient) for gamma, split in zip(gammas, splits, strict=True)]
-    noises += [("adaptive clipping", part, update_noise(sigma, part * batch_size)) for part in quantile_parts]
-    noises += [("split", part, _vanilla_noise(part * target, protocol)) for part in kept]
-    for number in trials:
+    split = calibrate_noise(target_epsilon=target, **protocol, **learned, gamma=GAMMA)
+    noises = [
+        ("vanilla", math.nan, sigma),
+        ("hyfreedp", GAMMA, split.sigma_gradient),
+        ("adaptive clipping", QUANTILE_PART, update_noise(sigma, QUANTILE_PART * batch_size)),
+        ("split", KEPT, _vanilla_noise(KEPT * target, protocol)),
+    ]
+    for number in (RATES, RATES * THRESHOLDS):
         noises.append(("grid search", number, _vanilla_noise(target, protocol | {"steps": number * protocol["steps"]})))
     for name, shape in SHAPES.items():
         for mean in runs:
@@ -191,8 +178,6 @@ def quantile_noise_for_share(share: float, *, budget: dict[str, float]) -> float
 
 # -- Tab. "hyperparam comparison", for notebook 09 ---------------------------------------------------------------------
 
-RATES, THRESHOLDS = 5, 6  # a vanilla grid: the paper's five rates, six thresholds
-
 
 @dataclass(frozen=True)
 class Method:
@@ -221,9 +206,9 @@ def methods(runs: float) -> list[Method]:
     ]
     pairs = RATES * THRESHOLDS
     return [
-        Method("hyfreedp", 1.01, "HyFreeDP, gamma = 1.01", "no", "no", "<1"),
-        Method("adaptive clipping", 0.05, "adaptive clipping, sigma_b = B/20", "yes", "no", "20"),
-        Method("split", 0.85, "DP-hyper as simulated: 85 % kept", "yes", "no", "15"),
+        Method("hyfreedp", GAMMA, "HyFreeDP, gamma = 1.01", "no", "no", "<1"),
+        Method("adaptive clipping", QUANTILE_PART, "adaptive clipping, sigma_b = B/20", "yes", "no", "20"),
+        Method("split", KEPT, "DP-hyper as simulated: 85 % kept", "yes", "no", "15"),
         *searches,
         Method("grid search", RATES, f"automatic clipping, {RATES} rates, all counted", "yes", "no", "0"),
         Method("grid search", pairs, f"vanilla, {RATES} x {THRESHOLDS} pairs, all counted", "yes", "yes", "0"),
@@ -238,8 +223,7 @@ def costs(
     Returns:
         Its rows, with ``method``, ``setting`` and ``target_epsilon`` as index.
     """
-    choices: dict[str, Any] = {"batch_size": batch_size, "interval": interval, "runs": runs, "gammas": [1.01]}
-    choices |= {"kept": [0.85], "trials": [RATES, RATES * THRESHOLDS], "quantile_parts": [0.05]}
+    choices: dict[str, Any] = {"batch_size": batch_size, "interval": interval, "runs": runs}
     table = pd.concat(cached(folder, budget_rows, budget=budget, **choices) for budget in budgets)
     return table.set_index(["method", "setting", "target_epsilon"]).sort_index()
 
@@ -309,8 +293,8 @@ def cost_findings(
 def verdicts(found: pd.DataFrame, chosen: Sequence[Method], target: float) -> list[Verdict]:
     """On Tab. "hyperparam comparison"; ``found`` and ``chosen`` as for :func:`comparison`, at one budget."""
     share = found.share_percent.xs(target, level="target_epsilon")
-    ours = share["hyfreedp", 1.01]
-    adaptive = share["adaptive clipping", 0.05]
+    ours = share["hyfreedp", GAMMA]
+    adaptive = share["adaptive clipping", QUANTILE_PART]
     searches = [share[one.method, one.setting] for one in chosen if one.method.startswith("random search")]
     return [
         Verdict(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from tqdm import tqdm
 
-from hyfreedp.experiments.data.encoding import check_tokenizer, encode_prompts
+from hyfreedp.experiments.data.encoding import encode_prompts, padding_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -35,14 +35,14 @@ def generate(
         most_tokens: after which an unfinished sentence is cut off, or where the context is full.
 
     Raises:
-        ValueError: the tokenizer has nothing to pad with, or a prompt fills the context.
+        ValueError: a prompt fills the context.
     """
     from transformers import GenerationConfig
 
     device = next(model.parameters()).device
     context = model.config.max_position_embeddings
     settings = {"num_beams": beams, "do_sample": False, "early_stopping": beams > 1}
-    special = {"pad_token_id": check_tokenizer(tokenizer), "eos_token_id": tokenizer.eos_token_id}
+    special = {"pad_token_id": padding_of(tokenizer), "eos_token_id": tokenizer.eos_token_id}
     training = model.training
     model.eval()
     shortest_first = sorted(range(len(meanings)), key=lambda index: len(meanings[index]))

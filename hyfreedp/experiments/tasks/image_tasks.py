@@ -16,10 +16,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor, nn
+from torch import nn
 
 from hyfreedp.experiments.data import datasets
-from hyfreedp.experiments.data.datasets import Arrays, Dataset
+from hyfreedp.experiments.data.datasets import Arrays
 from hyfreedp.experiments.data.in_memory import Records
 from hyfreedp.experiments.models.image_models import MODELS, Model, Tuning, make_model
 from hyfreedp.experiments.tasks.scores import Evaluation, Scores, evaluate, losses_of
@@ -38,38 +38,33 @@ class Task:
     """One problem of classification. Nothing is read before :meth:`datasets` is called.
 
     Attributes:
+        load: gives the data as they are stored.
+        train_size: N, with which ``evaluation="test"`` trains.
+        validation_start: how many of these records train where settings are chosen.
+        features: entries of one record as a flat vector; 0 where images have no fixed size.
         models: names in :data:`~hyfreedp.experiments.models.image_models.MODELS` that fit the data, its own first.
         batch_size, steps, delta: the protocol; the sample rate is ``batch_size / train_size``.
         evaluations: of a run of more than a hundred steps, the last one included.
     """
 
     title: str
-    dataset: Dataset
+    load: Callable[[], Arrays]
+    train_size: int
+    validation_start: int
+    features: int
+    classes: int
     models: tuple[str, ...]
     batch_size: int
     steps: int
     delta: float
     evaluations: int = 20
     takes_source: ClassVar[bool] = False
-
-    @property
-    def train_size(self) -> int:
-        """N, with which ``evaluation="test"`` trains."""
-        return self.dataset.train_size
-
-    @property
-    def validation_start(self) -> int:
-        """How many of these records train where settings are chosen."""
-        return self.dataset.validation_start
+    losses_of = staticmethod(losses_of)
 
     @property
     def source(self) -> str:
         """Where the data come from, which are read for it."""
-        return self.arrays().source
-
-    def arrays(self) -> Arrays:
-        """The data as they are stored."""
-        return self.dataset.load()
+        return self.load().source
 
     def architecture(self, model: str | None) -> Model:
         """The model of that name, the task's own if None."""
@@ -77,7 +72,7 @@ class Task:
 
     def datasets(self, evaluation: Evaluation, model: str | None = None) -> tuple[Records, Records]:
         """Training and evaluation data; "validation" evaluates on a fifth of the training part, held out."""
-        arrays = self.arrays()
+        arrays = self.load()
         if evaluation == "test":
             return Records(*arrays.train), Records(*arrays.test)
         features, labels = arrays.train
@@ -86,12 +81,7 @@ class Task:
 
     def model(self, seed: int, name: str | None = None, tuning: Tuning = "full") -> nn.Module:
         """A model, the task's own if None, with fresh weights; see ``models.image_models.make_model``."""
-        known = self.dataset
-        return make_model(name or self.models[0], tuning, features=known.features, classes=known.classes, seed=seed)
-
-    def losses_of(self, model: nn.Module) -> Callable[[tuple[Tensor, Tensor]], Tensor]:
-        """See :func:`hyfreedp.experiments.tasks.scores.losses_of`."""
-        return losses_of(model)
+        return make_model(name or self.models[0], tuning, features=self.features, classes=self.classes, seed=seed)
 
     def physical_batches(self, model: str | None) -> int | None:
         """Samples in memory at a time."""
@@ -106,22 +96,20 @@ class Task:
         """None: a classifier writes no texts."""
 
 
-def _small(title: str, dataset: Dataset, models: tuple[str, ...]) -> Task:
-    return Task(title, dataset, models, batch_size=500, steps=100, delta=1e-4)
+def _small(title: str, load: Callable[[], Arrays], size: int, features: int, models: tuple[str, ...]) -> Task:
+    return Task(title, load, size, size * 4 // 5, features, 10, models, batch_size=500, steps=100, delta=1e-4)
 
 
 def _images(name: str, classes: int) -> Task:
     known = datasets.IMAGES[name]
     size = known.sizes[0]
-    dataset = Dataset(size, known.validation_start, 0, classes, lambda: datasets.images(name))
     steps = IMAGE_EPOCHS * math.ceil(size / IMAGE_BATCH)
-    title = f"{known.title} ({size:,} images)"
-    return Task(title, dataset, IMAGE_MODELS, IMAGE_BATCH, steps, delta=size**-1.1)
+    data = (f"{known.title} ({size:,} images)", lambda: datasets.images(name), size, known.validation_start, 0, classes)
+    return Task(*data, IMAGE_MODELS, IMAGE_BATCH, steps, delta=size**-1.1)
 
 
 def _part_of_images(name: str, classes: int) -> Task:
     """20,000 of the training images and all test images: an accuracy table in hours of two cores."""
-    dataset = Dataset(PART, PART * 4 // 5, 0, classes, lambda: datasets.some_images(name, PART))
     title = f"{datasets.IMAGES[name].title} ({PART:,} images)"
-    steps = IMAGE_EPOCHS * PART // PART_BATCH
-    return Task(title, dataset, IMAGE_MODELS, PART_BATCH, steps, delta=PART**-1.1, evaluations=5)
+    data = (title, lambda: datasets.some_images(name, PART), PART, PART * 4 // 5, 0, classes)
+    return Task(*data, IMAGE_MODELS, PART_BATCH, IMAGE_EPOCHS * PART // PART_BATCH, delta=PART**-1.1, evaluations=5)

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from hyfreedp.experiments.data import datasets
-from hyfreedp.experiments.data.datasets import Dataset
 from hyfreedp.experiments.tasks.image_tasks import Task, _images, _part_of_images, _small
 from hyfreedp.experiments.tasks.language_tasks import LANGUAGE_TASKS, LanguageTask
 
 TASKS: dict[str, Task | LanguageTask] = {
-    "digits": _small(
-        "digits (1,500 images)", Dataset(1500, 1200, 64, 10, datasets.digits), ("mlp", "vit8_d64_p4", "vit8_glyphs")
-    ),
-    "classification": _small(
-        "make_classification (8,000)", Dataset(8000, 6400, 40, 10, datasets.classification), ("mlp",)
-    ),
+    "digits": _small("digits (1,500 images)", datasets.digits, 1500, 64, ("mlp", "vit8_d64_p4", "vit8_glyphs")),
+    "classification": _small("make_classification (8,000)", datasets.classification, 8000, 40, ("mlp",)),
     "cifar10_20k": _part_of_images("cifar10", 10),
     "gtsrb_20k": _part_of_images("gtsrb", 43),
     "cifar10": _images("cifar10", 10),
