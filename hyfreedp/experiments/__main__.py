@@ -43,31 +43,27 @@ exit status: 0; 1 if a run failed, or if one trained again ended farther from it
 the command is wrong, 130 if interrupted."""
 
 
-def _accuracy(options: argparse.Namespace) -> int:
+def _accuracy(options: argparse.Namespace) -> None:
     here = workspace()
     rows = small_tasks.run(here.cells, here.results / "laptop" / "accuracy.csv", seeds=options.seeds, jobs=options.jobs)
     print(small_tasks.markdown(rows))
-    return 0
 
 
-def _fine_tuning(options: argparse.Namespace) -> int:
+def _fine_tuning(options: argparse.Namespace) -> None:
     here = workspace()
     rows = fine_tuning.record(here.cells, here.results / fine_tuning.TABLE, jobs=options.jobs)
     print(rows.groupby("series", sort=False).test_accuracy.last().to_string())
-    return 0
 
 
-def _sentences(options: argparse.Namespace) -> int:
+def _sentences(options: argparse.Namespace) -> None:
     here = workspace()
     print(language_generation.record(here.cells, here.results, train=not options.write, jobs=options.jobs))
-    return 0
 
 
-def _documents(options: argparse.Namespace) -> int:
+def _documents(options: argparse.Namespace) -> None:
     here = workspace()
     rows = document_runs.record(options.file, here.cells, here.results / document_runs.TABLE, jobs=options.jobs)
     print(document_runs.rates(rows).to_string())
-    return 0
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -75,7 +71,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m hyfreedp.experiments", description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(required=True)
 
-    def command(name: str, run: Callable[[argparse.Namespace], int], text: str, more: str = "") -> Any:
+    def command(name: str, run: Callable[[argparse.Namespace], int | None], text: str, more: str = "") -> Any:
         raw = argparse.RawDescriptionHelpFormatter
         made = commands.add_parser(name, help=text, description=more or text, formatter_class=raw)
         made.set_defaults(run=run, error=made.error)
@@ -124,7 +120,7 @@ def main(arguments: list[str] | None = None) -> int:
     instead.add_argument("--again", type=int, metavar="N", help="train N committed numbers again, and compare")
 
     options = parser.parse_args(arguments)
-    return options.run(options)
+    return options.run(options) or 0
 
 
 def _reproduce(options: argparse.Namespace) -> int:
@@ -136,24 +132,22 @@ def _reproduce(options: argparse.Namespace) -> int:
     return reproduce(jobs, options.profile, workers=options.jobs, fresh=options.fresh, remake=whole)
 
 
-def _update(options: argparse.Namespace) -> int:
+def _update(options: argparse.Namespace) -> None:
     try:
         committed.update(notebooks.sources(options.only))
     except (ValueError, RuntimeError) as error:
         options.error(str(error))
-    return 0
 
 
-def _records(options: argparse.Namespace) -> int:
+def _records(options: argparse.Namespace) -> None:
     here = workspace()
     cells, path = here.build / options.profile / "cells", here.results / options.profile / archive.NAME
     if not cells.is_dir():
         options.error(f"{cells} is not there: it is made by reproduce --fresh --profile {options.profile}")
     print(f"{path}: {archive.pack(cells, path)} runs")
-    return 0
 
 
-def _grid(options: argparse.Namespace) -> int:
+def _grid(options: argparse.Namespace) -> int | None:
     if options.dry_run:
         print(grid.listing(options.profile, options.cells))
     elif options.write_specs:
@@ -162,7 +156,7 @@ def _grid(options: argparse.Namespace) -> int:
         return _grid_again(options)
     else:
         return grid.run(options.profile, options.cells, workspace().results, jobs=options.jobs)
-    return 0
+    return None
 
 
 def _grid_again(options: argparse.Namespace) -> int:

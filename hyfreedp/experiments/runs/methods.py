@@ -89,11 +89,7 @@ METHODS = {
     "paper_bare_losses": Method("HyFreeDP, bare losses", "paper", noise="bare losses"),
     # For notebook 05: the paper's search by its other rules.
     "paper_literal": Method("b/a taken literally", "paper", {"step_rule": "literal"}),
-    "paper_fast": Method("0.9 of the new rate", "paper", {"smoothing": 0.9}),
     "paper_previous": Method("previous loss as R_l", "paper", {"loss_threshold_rule": "previous"}),
-    "algorithm1": Method(
-        "Algorithm 1 as printed", "paper", {"step_rule": "literal", "loss_threshold_rule": "previous"}
-    ),
     "algorithm1_claimed": Method(
         "Algorithm 1 as printed and accounted",
         "paper",

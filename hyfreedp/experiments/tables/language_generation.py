@@ -142,11 +142,11 @@ def record(cells: Path, results: Path, *, train: bool, jobs: int = 1) -> str:
     rows = scored(scale, "desktop", cells, train=train, jobs=jobs)
     specs = [*searches(entries(scale)), *finals(entries(scale), reader(cells))]
     records = {Path(name).stem: json.loads(found) for name, found in before.items() if name.endswith(".json")}
-    others = {key for key, found in records.items() if found.get("spec", {}).get("task") != scale.learners[0].task}
+    spec_of = {key: found.get("spec", {}) for key, found in records.items()}
+    others = {key for key, of in spec_of.items() if of.get("task") != "e2e" or of["evaluation"] == "validation"}
     kept = archive.pack(cells, runs, {spec.key for spec in specs} | set(rows.key) | others)
     write_csv(path, rows)
-    left = int(rows.accuracy.isna().sum())
-    return f"{path}: {len(rows)} numbers" + (f", {left} of them still missing" if left else "") + f"; {kept} runs"
+    return f"{path}: {len(rows)} numbers, {rows.accuracy.isna().sum()} of them still missing; {kept} runs"
 
 
 def _of_this_version(scale: Scale, committed: Path) -> dict[Entry, float]:
