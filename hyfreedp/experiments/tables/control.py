@@ -106,9 +106,7 @@ def main() -> None:
     finally:  # interrupted too
         records = [record for record in map(reader(cells), wanted) if record is not None]
         write_csv(RESULTS / given.profile / "control.csv", tabulate(records))
-    found = pd.read_csv(RESULTS / given.profile / "control.csv")
-    by = ["task", "tuning", "epsilon", "method", "learning_rate"]
-    print(found.groupby(by)[["accuracy", "final_eta", "epsilon_spent"]].mean().to_string())
+    print(compared(given.profile).to_string())
 
 
 if __name__ == "__main__":

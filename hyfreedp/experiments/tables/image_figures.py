@@ -106,6 +106,7 @@ def draw_control(controls: Mapping[str, pd.DataFrame]) -> Figure:
         (place, here)
         for found in controls.values()
         for place, here in found[found.epsilon == found.epsilon.max()].groupby(CONTROL_PLACE[:-1], sort=False)
+        if here.method.nunique() > 1
     ]
     figure, axes = plt.subplots(1, len(panels), figsize=(11, 3.6), sharex=True, sharey=True, squeeze=False)
     for axis, ((task, model, tuning), here) in zip(axes[0], panels, strict=True):
