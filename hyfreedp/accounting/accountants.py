@@ -61,7 +61,7 @@ def composed_epsilon(
     merged = merge(releases)
     if not merged:
         return 0.0
-    if any(sigma == 0 for sigma, _ in merged):
+    if any(sigma < 1e-3 for sigma, _ in merged):  # whose losses are beyond what dp-accounting's floats hold
         return math.inf
     if accountant == "rdp":
         return _rdp_epsilon(merged, sample_rate, delta)

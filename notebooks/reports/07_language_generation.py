@@ -179,12 +179,9 @@ curves["perplexity"] = np.exp(curves.test_loss)
 styles = {name: plots.STYLES[style] for name, style in [("grid", "best"), ("hyfreedp_paper", "paper")]}
 styles |= {"hyfreedp_robust": plots.STYLES["robust"], "hyfreedp_claimed": plots.STYLES["reference"]}
 styles |= {"reference": plots.STYLES["alternative"], document_runs.NO_NOISE: plots.STYLES["worst"]}
-styles |= {"grid_extended": plots.SERIES[0], document_runs.BARE_LOSSES: plots.BARE_LOSSES}
-controls = {
-    document_runs.NO_NOISE: "HyFreeDP, paper, without privacy",
-    document_runs.BARE_LOSSES: "HyFreeDP, bare losses",
-}
-titles = language_generation.TITLES | controls
+styles |= {"grid_extended": plots.SERIES[0], document_runs.NOISELESS_LOSSES: plots.NOISELESS_LOSSES}
+titles = language_generation.TITLES | {document_runs.NO_NOISE: "HyFreeDP, paper, without privacy"}
+titles |= {document_runs.NOISELESS_LOSSES: "HyFreeDP, losses without noise"}
 panels = {"eta": "learning rate", "loss_threshold": "threshold $R_l$ (nats)", "perplexity": "test perplexity"}
 figure, axes = plt.subplots(1, len(panels), figsize=(11, 3.8))
 for axis, (column, label) in zip(axes, panels.items(), strict=True):
@@ -199,7 +196,7 @@ rise = (rates.largest / rates["first"]).groupby(rates.row).max()
 private = rise[["hyfreedp_claimed", "hyfreedp_paper"]].max()
 figure.suptitle(
     f"The published rate rises at most {private:.2g}-fold at epsilon = {documents_epsilon:g}; "
-    f"without noise on its losses {rise[document_runs.BARE_LOSSES]:.2g}-fold"
+    f"without noise on its losses {rise[document_runs.NOISELESS_LOSSES]:.2g}-fold"
 )
 plots.shared_legend(figure, [axes[0]], ncols=3)
 

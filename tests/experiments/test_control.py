@@ -17,9 +17,9 @@ def test_a_claimed_run_has_the_noise_of_algorithm_2_and_tells_what_it_really_spe
     assert Counting("rdp", "independent").epsilon(claimed.split) == pytest.approx(8.0, rel=1e-5)
     assert claimed.split.epsilon == pytest.approx(SOUND.epsilon(claimed.split), rel=1e-6)
     assert claimed.split.sigma_loss != sound.split.sigma_loss
-    bare, _ = make_run(Spec(method="paper_bare_losses", **settings))
+    bare, _ = make_run(Spec(method="paper_noiseless_losses", **settings))
     assert bare.split.sigma_gradient == claimed.split.sigma_gradient and not bare.guarantee
-    assert bare.split.sigma_loss == claimed.split.sigma_loss / 1000
+    assert bare.split.sigma_loss == claimed.split.sigma_loss / 1e6
     free, _ = make_run(Spec(method="paper_claimed", **settings | {"epsilon": float("inf")}))
     assert free.split.sigma_loss == 0
 

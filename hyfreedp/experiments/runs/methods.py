@@ -42,8 +42,8 @@ class Method:
         overrides: changed fields of that preset.
         learns: True if the rate is learned by probes, and ``learning_rate`` only its first value.
         base: base optimizer, a name in ``BASES``.
-        noise: "claimed" is that of Algorithm 2 as printed, whose real epsilon is larger than the target; with "bare
-            losses" the losses have a thousandth of it, which protects nothing and tells what the rest of it does.
+        noise: "claimed" is that of Algorithm 2 as printed, whose real epsilon is larger than the target. "noiseless
+            losses" have a millionth of it, which is not private, and tells what the rest of it does.
     """
 
     title: str
@@ -51,7 +51,7 @@ class Method:
     overrides: dict[str, Any] = field(default_factory=dict)
     learns: bool = True
     base: str = "adamw"
-    noise: Literal["sound", "claimed", "bare losses"] = "sound"
+    noise: Literal["sound", "claimed", "noiseless losses"] = "sound"
 
     @property
     def settings(self) -> Preset:
@@ -86,7 +86,7 @@ METHODS = {
     "vanilla": Method("DP-SGD with clipping threshold", "fixed", learns=False),
     "adaptive": Method("adaptive clipping", "fixed", learns=False),
     "paper_claimed": Method("HyFreeDP, as the paper accounts it", "paper", noise="claimed"),
-    "paper_bare_losses": Method("HyFreeDP, bare losses", "paper", noise="bare losses"),
+    "paper_noiseless_losses": Method("HyFreeDP, losses without noise", "paper", noise="noiseless losses"),
     # For notebook 05: the paper's search by its other rules.
     "paper_literal": Method("b/a taken literally", "paper", {"step_rule": "literal"}),
     "paper_previous": Method("previous loss as R_l", "paper", {"loss_threshold_rule": "previous"}),

@@ -72,7 +72,7 @@ def make_run(spec: Spec, *, diagnostics: bool = False) -> tuple[HyFreeDPOptimize
 
 
 def _claimed_split(spec: Spec, records: int) -> NoiseSplit | None:
-    """Algorithm 2's, by the accountant that the paper took, or with bare losses; None without privacy."""
+    """Algorithm 2's, by the accountant that the paper took, or with losses without noise; None without privacy."""
     if math.isinf(spec.epsilon):
         return None
     task = spec.problem
@@ -83,7 +83,7 @@ def _claimed_split(spec: Spec, records: int) -> NoiseSplit | None:
         steps=spec.steps or task.steps,
         interval=spec.interval,
     )
-    return split if METHODS[spec.method].noise == "claimed" else replace(split, sigma_loss=split.sigma_loss / 1000)
+    return split if METHODS[spec.method].noise == "claimed" else replace(split, sigma_loss=split.sigma_loss / 1e6)
 
 
 @contextmanager

@@ -44,7 +44,7 @@ SERIES = [
     {"color": "#56B4E9", "linestyle": (0, (3, 1)), "marker": "P"},
     STYLES["alternative"],
 ]
-BARE_LOSSES = SERIES[5]  # the paper's method without noise on its losses, a control
+NOISELESS_LOSSES = SERIES[5]  # the paper's method without noise on its losses, a control
 
 
 def line(style: dict[str, Any]) -> dict[str, Any]:

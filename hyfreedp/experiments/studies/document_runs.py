@@ -18,7 +18,7 @@ from hyfreedp.experiments.tables.grid import train_missing
 from hyfreedp.experiments.tables.plan import Learner, Scale, entries
 
 NO_NOISE = "no_noise"  # a row: the paper's preset without privacy
-BARE_LOSSES = "bare_losses"  # a row: with the paper's noise on gradients, and a thousandth of it on losses
+NOISELESS_LOSSES = "noiseless_losses"  # a row: with the paper's noise on gradients, and a millionth of it on losses
 METHODS = ("grid", "grid_extended", "reference", "hyfreedp_paper", "hyfreedp_claimed", "hyfreedp_robust")
 TABLE, EPSILON = "desktop/documents.csv", 8.0  # of the committed record
 VALUES = ("eta", "loss_threshold", "test_loss")
@@ -41,7 +41,7 @@ def documents_scale(profile: str, source: str | None, epsilon: float, seeds: int
 
 
 def dynamics(scale: Scale, cells: Path, *, jobs: int) -> pd.DataFrame:
-    """Train the runs of the figure, and the paper's preset without privacy and with bare losses; one line per step.
+    """Train the runs of the figure, and the controls: without privacy, and without noise on losses. One line per step.
 
     Returns:
         ``row``, ``seed`` and ``epsilon_run``, what the run really spent; ``step``, and what the figure draws: ``eta``,
@@ -52,10 +52,10 @@ def dynamics(scale: Scale, cells: Path, *, jobs: int) -> pd.DataFrame:
     read = reader(cells)
     runs = [(entry.row, cast(Spec, entry.final(read))) for entry in wanted]
     free = [replace(run, epsilon=math.inf) for row, run in runs if row == "hyfreedp_paper" and run.seed == 0]
-    bare = [replace(run, method="paper_bare_losses") for row, run in runs if row == "hyfreedp_claimed"]
+    bare = [replace(run, method="paper_noiseless_losses") for row, run in runs if row == "hyfreedp_claimed"]
     run_cells([*free, *bare], cells, jobs=jobs, description="controls")
     frames = []
-    for row, run in [*runs, *((NO_NOISE, run) for run in free), *((BARE_LOSSES, run) for run in bare)]:
+    for row, run in [*runs, *((NO_NOISE, run) for run in free), *((NOISELESS_LOSSES, run) for run in bare)]:
         named = {"row": row, "seed": run.seed, "epsilon_run": cast(dict[str, Any], read(run))["epsilon_spent"]}
         frames.append(read_steps(run, cells).reindex(columns=["step", *VALUES]).assign(**named))
     return pd.concat(frames, ignore_index=True)

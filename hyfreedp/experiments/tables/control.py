@@ -1,4 +1,4 @@
-"""The paper's method by its own accounting, by the sound one and with bare losses, from its first rate and larger ones.
+"""The paper's method by its own accounting, the sound one and without noise on losses, from three first rates.
 
 ``python -m hyfreedp.experiments.tables.control --profile laptop|desktop [--jobs N]`` trains what is missing, of all
 places one seed before the next, and writes ``data/results/<profile>/control.csv``, which notebook 06 shows. It can be
@@ -21,7 +21,7 @@ from hyfreedp.experiments.store.verdicts import COMPARABLE, Verdict, over_places
 from hyfreedp.experiments.tables.plan import CELL, SCALES, TABLE
 
 FIRST_RATES = (1e-4, 1e-3, 1e-2)  # the paper's, and two with which it would have begun near a searched one
-METHODS = ("paper_claimed", "paper", "paper_bare_losses", "algorithm1_claimed")
+METHODS = ("paper_claimed", "paper", "paper_noiseless_losses", "algorithm1_claimed")
 SEEDS = 3
 PLACE = CELL[:-1]
 

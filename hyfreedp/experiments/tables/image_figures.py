@@ -22,7 +22,7 @@ RATES = {"hyfreedp_robust": "robust", "hyfreedp_paper": "paper", "dadaptation": 
 CONTROLS = {
     "paper_claimed": plots.STYLES["alternative"],
     "paper": plots.STYLES["paper"],
-    "paper_bare_losses": plots.BARE_LOSSES,
+    "paper_noiseless_losses": plots.NOISELESS_LOSSES,
     "algorithm1_claimed": plots.STYLES["worst"],
 }
 
