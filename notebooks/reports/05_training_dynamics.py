@@ -201,7 +201,8 @@ plots.what_to_see(summary)
 #
 # Noise moves the rates as predicted. But preset paper has a second limit, which no better probe can lift: from one probe to the next its rate grows by at
 # most 10 %. Twenty probes ($K = 5$) take $10^{-4}$ to $7\cdot10^{-4}$ at best, ten to $3\cdot10^{-4}$. The tuned rate is 0.01. So at $K = 5$ and 10 arithmetic alone
-# decides. At $K = 1$ a hundred probes could get there; that they do not is the noise.
+# decides. At $K = 1$ a hundred probes could get there; that they do not is the noise on the losses
+# (with a millionth of it they go up, see [the study](../../docs/step_rule.md#how-it-was-chosen)).
 #
 # ## 5. A threshold that follows what it clipped
 #

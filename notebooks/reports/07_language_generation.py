@@ -160,8 +160,8 @@ sentences.style.hide(axis="index").format({"epsilon": "{:g}", "BLEU": "{:.2f}"})
 # sentence, not a speech, and a tenth of them, of the same speeches, is for the test. The model is a tiny LLaMA of our own that has read
 # synthetic reports only. Batches of 200, three epochs as in the paper's timings, $\varepsilon = 8$: 306 steps, three runs of each method. At profile laptop they are a **record**; profile smoke has six steps on synthetic reports.
 #
-# The paper's preset runs in four ways: with a sound accounting; with the paper's own, which gives its losses less noise (notebook 03); with a thousandth of that noise, and all of the gradients'; and
-# without privacy (one run), where neither losses nor gradients have noise. The third protects nothing. It is a control: it tells which of the two noises does what.
+# The paper's preset runs in four ways: with a sound accounting; with the paper's own, which gives its losses less noise (notebook 03); with a millionth of that noise, and all of the gradients'; and
+# without privacy (one run), where neither losses nor gradients have noise, and nothing is clipped. The third is not private either. It is a control: it shows what the rule would do if it saw its losses almost exactly.
 # The grid searches take the constant rate that predicts most tokens of held-out training records right: of the paper's five, and of eight up to 0.05.
 #
 # **Predict first.** In which of the four will the rate rise and then fall, as the paper saw?
@@ -224,9 +224,9 @@ plots.what_to_see(findings, "means over the runs of each method")
 # **The rise is there, where the losses have no noise.** Without privacy the published rate goes from 0.001 to 0.03 and stays there: it rises and does not fall. As the paper accounts it, which really spends 20.1 for 8, it
 # rises and falls in one run of three, to 1.3 times its first; the others never exceed theirs. Soundly accounted none does. They end at half to three quarters of their first rate, and at perplexities of 161 to 173.
 #
-# **It is the noise on the losses.** The control has all of the noise on its gradients. Its rate rises to 0.022 to 0.026 all the same, and its perplexity is 108 to 113, ahead of the search over the paper's five rates.
-# So the gradients' noise does not hold the published rule back here. Three losses with noise do: their differences are what a probe is about, and notebook 04 shows how little is left of them.
-# (Where gradients have still more noise they do, too: [the study](../../docs/step_rule.md#how-it-was-chosen).)
+# **It is the noise on the losses.** The control has all of the noise on its gradients. Its rate rises all the same, to 27 to 31 times that after its first probe, and its perplexity is 110 to 112, ahead of the search over the paper's five rates.
+# So the gradients' noise does not hold the published rule back here; that on the losses does. A probe uses only the differences of three losses, which are far smaller than the noise (notebook 04).
+# On 46 small tasks it is [the same](../../docs/step_rule.md#how-it-was-chosen).
 #
 # $R_l$ follows the sum of three losses, and is capped at 20. The noise on the losses is proportional to it. (Without privacy nothing is clipped.)
 #

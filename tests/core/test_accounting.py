@@ -173,6 +173,7 @@ def test_every_tilt_gives_a_bound(times, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(tilted, "_best_tilt", lambda *of: times * best_tilt(*of))
             assert epsilon_of_sum([(losses, 20)], 1e-5) >= best * (1 - 1e-9)
+    assert composed_epsilon(((1.0, 9), (1e-6, 1)), sample_rate=0.1, delta=1e-5, accountant="pld") == math.inf
 
 
 # ---- several records of one person -----------------------------------------------------------------------------------
