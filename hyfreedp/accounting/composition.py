@@ -76,7 +76,7 @@ def epsilon(
         target_delta: in (0, 1); the split's own if None.
         accountant: "pld" or "rdp"; the split's own if None.
     """
-    steps, probe_steps = noise_split.steps, noise_split.probe_steps
+    steps, probe_steps = noise_split.steps, noise_split.probe_steps_before(noise_split.steps)
     return spent(noise_split, steps, probe_steps, target_delta=target_delta, accountant=accountant)
 
 

@@ -75,7 +75,7 @@ def group_pmfs(sigma: float, sample_rate: float, records: int, interval: float) 
         mixture = special.logsumexp(log_probs + special.log_ndtr(sign * (present - t) / sigma), axis=0)
         more, fewer = (mixture, alone) if sign > 0 else (alone, mixture)
         best = np.exp(more) * -np.expm1(np.minimum(epsilons + fewer - more, 0))
-        return np.maximum(best, -np.expm1(np.minimum(epsilons, 0)))
+        return np.clip(best, -np.expm1(np.minimum(epsilons, 0)), 1)
 
     removed = np.arange(math.floor(losses[0] / interval), math.ceil(losses[-1] / interval) + 1)
     pmfs = []

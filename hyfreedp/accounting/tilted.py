@@ -83,7 +83,6 @@ def epsilon_of_sum(parts: Sequence[tuple[Losses, int]], delta: float) -> float:
     )
     mass = (np.maximum(probs, 0) + error) * np.exp(np.minimum(scale - tilt * losses, LARGEST_EXPONENT))
     beyond = infinite / delta + BEYOND * math.exp(min(scale - tilt * float(losses[-1]), LARGEST_EXPONENT))
-    # Of the sum below the lower end nothing is known but that too strong a tilt has left it there.
     return max(_read_off(losses, mass, beyond), low * interval)
 
 
@@ -143,5 +142,6 @@ def _read_off(losses: NDArray[np.float64], mass: NDArray[np.float64], beyond: fl
         return 0.0
     first = int(np.argmax(enough))
     with np.errstate(over="ignore"):  # of losses beyond e^709
-        inside = math.log((upper[first] - 1) / lower[first]) if lower[first] > 0 else math.inf
+        known = lower[first] > 0 and losses[first] < LARGEST_EXPONENT  # e^epsilon was not cut off
+        inside = math.log((upper[first] - 1) / lower[first]) if known else math.inf
     return min(float(losses[first]), inside)

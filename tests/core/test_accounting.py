@@ -176,7 +176,10 @@ def test_every_tilt_gives_a_bound(times, monkeypatch):
     assert composed_epsilon(((1.0, 9), (1e-6, 1)), sample_rate=0.1, delta=1e-5, accountant="pld") == math.inf
 
 
-# ---- several records of one person -----------------------------------------------------------------------------------
+def test_an_epsilon_beyond_the_floats_is_a_bound():
+    found = composed_epsilon(((1 / 33.71, 1),), sample_rate=1.0, delta=1e-5, accountant="pld")
+    exact = optimize.brentq(lambda eps: gaussian_delta(33.71, eps) - 1e-5, 600, 800)
+    assert exact <= found <= exact + 1.1
 
 
 @together(*each(records=[2, 3], steps=[10, 300, 1], delta=[1e-3, 1e-6, 1e-10]).args)
@@ -257,6 +260,7 @@ def test_probe_steps_are_counted_as_planned(steps, interval, warmup_steps):
 def test_a_split_survives_json():
     split = calibrate_noise(**CHEAP)
     assert NoiseSplit.from_dict(json.loads(json.dumps(split.to_dict()))) == split
+    assert epsilon(dataclasses.replace(split, probe_steps=150)) == split.epsilon  # its probes are counted, not believed
     with pytest.raises(ValueError, match=r"missing \['sigma'\], unknown \['sigmas'\]"):
         NoiseSplit.from_dict({("sigmas" if k == "sigma" else k): v for k, v in split.to_dict().items()})
     assert f"sigma_l {split.sigma_loss:.6g}" in str(split) and "epsilon 0.5 at delta 1e-05" in str(split)
