@@ -234,7 +234,9 @@ if figure:
 # **The noise on the losses** is why. With a millionth of it the rate rises in all 27 combinations of place (model, what is trained, $\varepsilon$) and first rate, to 1.3 to 5.5 times its first (means of three seeds). Only the losses' noise, and with it that of
 # $R_l$, differs between this and the paper's own accounting.
 #
-# **The length** is the next limit. A probe raises the rate by a tenth at most. The ViT's 30 steps have six probes; in 12 of its 18 combinations five of them raise the rate by all that they may, to 1.61 times. IMAGETEXT
+# **The length** is the next limit. A probe raises the rate by a tenth at most. The ViT's 30 steps have six probes; in 12 of its 18 combinations five of them raise the rate by all that they may, to 1.61 times. On the images
+# there are fifty probes, and the rate goes from $10^{-4}$ to 0.0009 to 0.0024. Accuracy on CIFAR-10 then goes from 55.7 to 60.0 % (all weights) and from 53.7 to 58.5 (biases), where the search has 63.0 and 63.8. On GTSRB it is 49.2 and 33.0 %;
+# soundly accounted it is 25.5 and 24.3 (two runs of version 0.1.0), and the search has 69.7 and 51.8.
 #
 # **And the rule is short-sighted.** From 0.01, which is a good rate, the MLP's goes on to 0.02 to 0.03, and loses 1.5 to 4.2 points by it. The best step along one update is longer than the best rate for a run.
 #
