@@ -103,9 +103,10 @@ def main() -> None:
     wanted, cells = runs(given.profile), workspace().cells
     try:
         run_cells(wanted, cells, jobs=given.jobs, description=f"{given.profile}, control")
-    finally:  # interrupted too
-        records = [record for record in map(reader(cells), wanted) if record is not None]
-        write_csv(RESULTS / given.profile / "control.csv", tabulate(records))
+    finally:  # interrupted too; but no fewer runs than there were
+        path, records = RESULTS / given.profile / "control.csv", list(filter(None, map(reader(cells), wanted)))
+        if records and (not path.exists() or len(records) >= len(pd.read_csv(path))):
+            write_csv(path, tabulate(records))
     print(compared(given.profile).to_string())
 
 
