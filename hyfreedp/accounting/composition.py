@@ -87,7 +87,7 @@ def shares(split: NoiseSplit, *, coarseness: int = 1) -> dict[str, float]:
     """
     if math.isinf(split.target_epsilon):
         return dict.fromkeys(("gradients", "probes", "together", "vanilla"), math.inf)
-    steps, probes = split.steps, split.probe_steps
+    steps, probes = split.steps, split.probe_steps_before(split.steps)
     parts: dict[str, tuple[Release, ...]] = {
         "gradients": ((split.sigma_gradient, steps - probes), (split.sigma_gradient_probe, probes)),
         "probes": ((probe_noise(split.sigma_loss, split.probe), probes),) if probes else (),
