@@ -11,7 +11,7 @@ from typing import Any
 from hyfreedp.accounting.accountants import Accountant
 from hyfreedp.accounting.composition import cost, epsilon, spent
 from hyfreedp.accounting.search import LARGEST_NOISE, SMALLEST_NOISE, TOLERANCE, smallest_noise
-from hyfreedp.accounting.split import SQUARED_L2_SENSITIVITY, Allocation, NoiseSplit, Probe, count_probe_steps
+from hyfreedp.accounting.split import SQUARED_L2_SENSITIVITY, Allocation, NoiseSplit, Probe
 from hyfreedp.running.checks import check_choice, check_count, check_number, check_positive, check_probability
 
 DEFAULT_GAMMA = {"per_step": 1.02, "constant": 1.01}
@@ -88,7 +88,6 @@ def calibrate_noise(
         target_delta=check_probability("target_delta", target_delta),
         sample_rate=check_probability("sample_rate", sample_rate, one_allowed=True),
         steps=steps,
-        probe_steps=count_probe_steps(steps, interval, warmup_steps, probe, votes),
         interval=interval,
         warmup_steps=warmup_steps,
         vote_steps=votes,
@@ -119,7 +118,6 @@ def recounted(split: NoiseSplit, *, accountant: Accountant, stacklevel: int, **p
     """
     if not isinstance(split, NoiseSplit):
         raise TypeError(f"split must be a NoiseSplit, got {type(split).__name__}")
-    plan |= {"probe_steps": split.probe_steps_before(split.steps)}
     for name, value in plan.items():
         if name not in ("gamma", "allocation") and getattr(split, name) != value:  # these say how it was made
             raise ValueError(

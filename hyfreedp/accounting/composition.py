@@ -76,8 +76,8 @@ def epsilon(
         target_delta: in (0, 1); the split's own if None.
         accountant: "pld" or "rdp"; the split's own if None.
     """
-    steps, probe_steps = noise_split.steps, noise_split.probe_steps_before(noise_split.steps)
-    return spent(noise_split, steps, probe_steps, target_delta=target_delta, accountant=accountant)
+    steps, probes = noise_split.steps, noise_split.probe_steps
+    return spent(noise_split, steps, probes, target_delta=target_delta, accountant=accountant)
 
 
 def shares(split: NoiseSplit, *, coarseness: int = 1) -> dict[str, float]:
@@ -87,7 +87,7 @@ def shares(split: NoiseSplit, *, coarseness: int = 1) -> dict[str, float]:
     """
     if math.isinf(split.target_epsilon):
         return dict.fromkeys(("gradients", "probes", "together", "vanilla"), math.inf)
-    steps, probes = split.steps, split.probe_steps_before(split.steps)
+    steps, probes = split.steps, split.probe_steps
     parts: dict[str, tuple[Release, ...]] = {
         "gradients": ((split.sigma_gradient, steps - probes), (split.sigma_gradient_probe, probes)),
         "probes": ((probe_noise(split.sigma_loss, split.probe), probes),) if probes else (),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -27,7 +26,6 @@ class NoiseSplit:
     Attributes:
         target_epsilon, target_delta, sample_rate, steps, interval, warmup_steps, vote_steps, probe, gamma, accountant,
             allocation, records_per_person: arguments of :func:`calibrate_noise`.
-        probe_steps: number of steps with a probe among ``steps``.
         sigma: noise multiplier of DP-SGD without probes at the same budget.
         sigma_gradient: noise multiplier of the gradient on steps without probe.
         sigma_gradient_probe: the same on steps with one.
@@ -40,7 +38,6 @@ class NoiseSplit:
     target_delta: float
     sample_rate: float
     steps: int
-    probe_steps: int
     interval: int
     warmup_steps: int
     vote_steps: tuple[int, ...]
@@ -54,6 +51,11 @@ class NoiseSplit:
     sigma_loss: float
     epsilon: float
     records_per_person: int = 1
+
+    @property
+    def probe_steps(self) -> int:
+        """Number of steps with a probe among ``steps``."""
+        return self.probe_steps_before(self.steps)
 
     @property
     def unit(self) -> str:
@@ -72,29 +74,33 @@ class NoiseSplit:
         return self.probe != "none" and (t < self.warmup_steps or (t - self.warmup_steps) % self.interval == 0)
 
     def probe_steps_before(self, t: int) -> int:
-        """How many of the steps 0, ..., t - 1 probe."""
-        return count_probe_steps(t, self.interval, self.warmup_steps, self.probe, self.vote_steps)
+        """How many of the steps 0, ..., t - 1 probe: the looks; or the warm-up, then every ``interval``-th step."""
+        if self.probe == "none":
+            return 0
+        if self.probe == "look":
+            return sum(step < t for step in self.vote_steps)
+        return min(t, self.warmup_steps) + math.ceil(max(t - self.warmup_steps, 0) / self.interval)
 
     def gradient_noise_multiplier(self, t: int) -> float:
         """Noise multiplier of the gradient at step t = 0, 1, ..."""
         return self.sigma_gradient_probe if self.is_probe_step(t) else self.sigma_gradient
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields as plain numbers, strings and a list, as JSON gives them back; the last if it is not 1."""
-        fields = dataclasses.asdict(self) | {"vote_steps": list(self.vote_steps)}
+        """All fields and ``probe_steps``, as JSON gives them back; ``records_per_person`` if it is not 1."""
+        fields = dataclasses.asdict(self) | {"vote_steps": list(self.vote_steps), "probe_steps": self.probe_steps}
         if self.records_per_person == 1:
             del fields["records_per_person"]
         return fields
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> NoiseSplit:
-        """Inverse of :meth:`to_dict`.
+        """Inverse of :meth:`to_dict`; ``probe_steps`` follows from the others, whatever they say.
 
         Raises:
             ValueError: a field is missing or unknown.
         """
         names = {field.name for field in dataclasses.fields(cls)}
-        values = {"records_per_person": 1} | values
+        values = {"records_per_person": 1} | {name: value for name, value in values.items() if name != "probe_steps"}
         if names != set(values):
             raise ValueError(
                 f"a NoiseSplit needs exactly its own fields: missing {sorted(names - set(values))}, "
@@ -113,14 +119,3 @@ class NoiseSplit:
             f"{self.sigma_gradient_probe:.6g} on {self.probe_steps} steps with probe, "
             f"sigma_l {self.sigma_loss:.6g}, vanilla sigma {self.sigma:.6g}: {privacy}"
         )
-
-
-def count_probe_steps(
-    steps: int, interval: int, warmup_steps: int, probe: Probe, vote_steps: Sequence[int] = ()
-) -> int:
-    """Number of probes among the first ``steps`` steps: the looks; or the warm-up, then every ``interval``-th step."""
-    if probe == "none":
-        return 0
-    if probe == "look":
-        return sum(step < steps for step in vote_steps)
-    return min(steps, warmup_steps) + math.ceil(max(steps - warmup_steps, 0) / interval)

@@ -30,7 +30,6 @@ from hyfreedp.accounting import NoiseSplit
 from hyfreedp.accounting.accountants import composed_epsilon, grid
 from hyfreedp.accounting.composition import effective_noise
 from hyfreedp.accounting.search import TOLERANCE, smallest_noise
-from hyfreedp.accounting.split import count_probe_steps
 
 Accountant = Literal["rdp", "pld", "gdp"]
 Composition = Literal["same_batch", "independent", "epsilon_sum"]
@@ -116,7 +115,6 @@ SOUND = Counting("pld", "same_batch")
 def vanilla_noise(*, target_epsilon: float, counting: Counting, **plan: Any) -> NoiseSplit:
     """The sigma of DP-SGD without probes, in a split that has no noise yet; arguments of :func:`calibrate`."""
     plan |= {"probe": "losses", "warmup_steps": 0, "vote_steps": (), "accountant": "pld", "allocation": "constant"}
-    plan["probe_steps"] = count_probe_steps(plan["steps"], plan["interval"], 0, "losses")
     plan |= dict.fromkeys(("sigma", "sigma_gradient", "sigma_gradient_probe"), 0.0)
     split = NoiseSplit(target_epsilon=target_epsilon, gamma=1.0, sigma_loss=math.inf, epsilon=math.inf, **plan)
     rough = smallest_noise(lambda sigma: _gradients(split, counting, sigma, 10), target_epsilon, 1.0, 1e-3)

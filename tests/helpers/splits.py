@@ -7,9 +7,7 @@ from hyfreedp import NoiseSplit
 
 def vanilla(split: NoiseSplit) -> NoiseSplit:
     """DP-SGD without probes at the split's sigma."""
-    return dataclasses.replace(
-        split, probe="none", probe_steps=0, sigma_gradient=split.sigma, sigma_gradient_probe=split.sigma
-    )
+    return dataclasses.replace(split, probe="none", sigma_gradient=split.sigma, sigma_gradient_probe=split.sigma)
 
 
 def effective(split: NoiseSplit) -> float:

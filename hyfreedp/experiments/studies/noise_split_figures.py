@@ -274,7 +274,7 @@ def draw_mu_gdp(formula: pd.DataFrame, rows: pd.DataFrame, epsilon: float) -> Fi
     plain = split_of(rows[(rows.accountant == "gdp") & (rows.target_epsilon == epsilon)].iloc[0])
     mu = mu_gdp(sample_rate=plain.sample_rate, steps=plain.steps, sigma=plain.sigma)
     epsilons = np.linspace(0, 2.2 * epsilon, 45)
-    alone = {"probe": "none", "probe_steps": 0, "sigma_gradient": plain.sigma, "vote_steps": []}  # DP-SGD
+    alone = {"probe": "none", "sigma_gradient": plain.sigma, "vote_steps": []}  # DP-SGD
     exact = delta_curve(NoiseSplit.from_dict(plain.to_dict() | alone), "same_batch", list(epsilons))
     for deltas, label, style in (
         (gdp_delta(mu, epsilons), rf"$\mu$-GDP, $\mu$ = {mu:.2f}", "reference"),
