@@ -44,7 +44,7 @@ test-slow: .venv/.installed  ## run the slow tests: statistics and accuracy targ
 	$(BIN)/python -m pytest -m slow --timeout 3600 $(ARGS)
 
 test-gpu: .venv/.installed  ## run the tests that need an accelerator, skipped where there is none (8 minutes)
-	$(BIN)/python -m pytest -m gpu tests/gpu $(ARGS)
+	$(BIN)/python -m pytest -m gpu tests/gpu tests/experiments/test_notebooks.py $(ARGS)
 
 models: .venv/.installed  ## try private steps on models of timm, transformers and peft, write docs/models.md (ten minutes)
 	$(BIN)/python tools/models $(ARGS)

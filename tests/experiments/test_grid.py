@@ -59,6 +59,10 @@ def test_the_written_table_is_that_of_the_records(small, tmp_path, capsys):
     assert grid.run("smoke", tmp_path / "cells", tmp_path / "results") == 0
     assert f"0 runs trained, {ALL} were there, 0 failed" in capsys.readouterr().out
     assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "cells").iterdir()} == stamps
+    files = [tmp_path / "results" / "smoke" / name for name in (comparison.TABLE, comparison.RATES)]
+    before = [path.read_bytes() for path in files]
+    grid.write_table("smoke", tmp_path / "no cells", tmp_path / "results")
+    assert [path.read_bytes() for path in files] == before, "a number whose run is not at hand stays"
 
 
 def test_committed_numbers_are_trained_again_and_compared(small, tmp_path, monkeypatch, capsys):

@@ -101,6 +101,7 @@ def elsewhere(workspace, monkeypatch):
 
 
 @pytest.mark.whole
+@pytest.mark.gpu
 @pytest.mark.parametrize("source", SOURCES, ids=ids)
 def test_smoke_profile_makes_every_figure_and_reports_it(source, elsewhere, capsys):
     few = [f"{name}=1" for name in notebooks.defaults(source) if name in ("seeds", "rounds")]

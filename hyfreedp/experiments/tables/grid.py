@@ -81,23 +81,27 @@ def run(profile: str, cells: Path, results: Path, *, jobs: int = 1) -> int:
 
 
 def write_table(profile: str, cells: Path, results: Path) -> str:
-    """Write the table, unless a fuller one is there already, and say so.
+    """Write the table, in which numbers without a cell stay as they were, and say how many are missing.
 
     Columns: those of :func:`hyfreedp.experiments.tables.plan.table`, and the versions and hardware that each number was
     made with.
     """
+    path, rates = (results / profile / name for name in (plan.TABLE, plan.RATES))
     rows = plan.table(plan.SCALES[profile], reader(cells))
     records = {key: (cells / f"{key}.json").read_text(encoding="utf-8") for key in rows.key.dropna().unique()}
     versions = {key: json.loads(text)["environment"] for key, text in records.items()}
     rows = rows.join(pd.DataFrame([versions.get(key, {}) for key in rows.key], index=rows.index).add_prefix("version_"))
-    path = results / profile / plan.TABLE
+    rows = plan.filled(rows, path).drop(columns="source")
     missing = int(rows.accuracy.isna().sum())
     if missing == len(rows):
         return f"no table: all {missing} numbers are missing"
-    if path.exists() and pd.read_csv(path).accuracy.count() > len(rows) - missing:
-        return f"{path} is left as it was, for it has more numbers: {missing} of {len(rows)} are missing here"
     write_csv(path, rows)
-    write_csv(results / profile / plan.RATES, _rates(rows[rows.row.isin(plan.LEARNED)].key.dropna(), cells))
+    learned = rows[rows.row.isin(plan.LEARNED)].key.dropna()
+    made = _rates([key for key in learned if key in records], cells)
+    if rates.exists():
+        known = pd.read_csv(rates)
+        made = pd.concat([known[known.key.isin(set(learned) - set(records))], made], ignore_index=True)
+    write_csv(rates, made)
     return f"{path}: {len(rows)} numbers" + (f", {missing} of them still missing" if missing else "")
 
 

@@ -18,7 +18,7 @@ from hyfreedp.experiments.store.paths import workspace
 from hyfreedp.experiments.store.verdicts import Verdict, by_interval, mean_interval, would_decide
 from hyfreedp.experiments.tables import paper, plan
 from hyfreedp.experiments.tables.grid import train_missing
-from hyfreedp.experiments.tables.plan import COLUMNS, LEARNED, NUMBER, RATES, ROWS, SCALES, TABLE, Scale, entries, table
+from hyfreedp.experiments.tables.plan import COLUMNS, LEARNED, RATES, ROWS, SCALES, TABLE, Scale, entries, table
 from hyfreedp.experiments.tasks.registry import TASKS
 
 CELL = ["profile", *plan.CELL]
@@ -64,17 +64,8 @@ def numbers(scale: Scale, profile: str, cells: Path, *, train: bool, jobs: int =
     """
     if train:
         train_missing(entries(scale), cells, jobs=jobs)
-    rows = table(scale, reader(cells))
-    rows["source"] = np.where(rows.accuracy.isna(), "missing", "cell")
-    committed = workspace().results / profile / TABLE
-    if committed.exists() and rows.accuracy.isna().any():
-        known = pd.read_csv(committed).reindex(columns=COLUMNS).dropna(subset="accuracy")
-        filled = rows[NUMBER].merge(known, on=NUMBER, how="left")
-        fills = rows.accuracy.isna() & filled.accuracy.notna()
-        for name in known.columns:
-            rows[name] = filled[name].where(fills, rows[name])
-        rows.loc[fills, "source"] = "committed"
-    return rows.assign(profile=profile)
+    rows = plan.filled(table(scale, reader(cells)), workspace().results / profile / TABLE)
+    return rows[[*COLUMNS, "source"]].assign(profile=profile)
 
 
 def summarise(rows: pd.DataFrame) -> pd.DataFrame:

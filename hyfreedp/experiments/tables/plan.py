@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from itertools import product
+from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pandas as pd
 
 from hyfreedp.accounting import calibrate_noise
@@ -124,7 +126,10 @@ SCALES = {
         (Learner("digits", "mlp", "full"), *(Learner("digits", "vit8_glyphs", tuning, 30) for tuning in _TUNINGS))
     ),
     "desktop": Scale(
-        tuple(Learner(*one) for one in product(("cifar10_20k", "gtsrb_20k"), ("vit32_tiny_imagenet_d128",), _TUNINGS)),
+        tuple(
+            Learner(*one)
+            for one in product(("cifar10_20k", "gtsrb_20k", "fashion_20k"), ("vit32_tiny_imagenet_d128",), _TUNINGS)
+        ),
         epsilons=(1.0, 8.0, math.inf),
         seeds=2,
         rows=DESKTOP_ROWS,
@@ -293,6 +298,19 @@ def table(scale: Scale, read: Reader, chosen: Chosen | None = None) -> pd.DataFr
             }
         lines.append(line)
     return pd.DataFrame(lines, columns=COLUMNS)
+
+
+def filled(rows: pd.DataFrame, path: Path) -> pd.DataFrame:
+    """:func:`table` with ``source``: "cell"; "committed" where the table at ``path`` alone has it; or "missing"."""
+    rows = rows.astype({"key": object}).assign(source=np.where(rows.accuracy.isna(), "missing", "cell"))
+    if path.exists():
+        known = pd.read_csv(path).set_index(NUMBER)
+        known = known.reindex(pd.MultiIndex.from_frame(rows[NUMBER]))
+        fills = ((rows.source == "missing") & known.accuracy.notna().to_numpy()).to_numpy()
+        for name in known:
+            rows.loc[fills, name] = known[name].to_numpy()[fills]
+        rows.loc[fills, "source"] = "committed"
+    return rows
 
 
 CELL = ["task", "model", "tuning", "epsilon", "row"]

@@ -11,6 +11,7 @@ TASKS: dict[str, Task | LanguageTask] = {
     "classification": _small("make_classification (8,000)", datasets.classification, 8000, 40, ("mlp",)),
     "cifar10_20k": _part_of_images("cifar10", 10),
     "gtsrb_20k": _part_of_images("gtsrb", 43),
+    "fashion_20k": _part_of_images("fashion_mnist", 10),
     "cifar10": _images("cifar10", 10),
     "cifar100": _images("cifar100", 100),
     "svhn": _images("svhn", 10),
