@@ -70,13 +70,6 @@ def calibrate_noise(
     check_choice("probe", probe, Probe)
     check_choice("accountant", accountant, Accountant)
     check_choice("allocation", allocation, Allocation)
-    steps = check_count("steps", steps, 1)
-    votes = tuple(sorted(check_count("vote_steps", step, 0, steps - 1, "steps - 1") for step in vote_steps))
-    if len(set(votes)) < len(votes) or (votes and probe != "look"):
-        raise ValueError(f"vote_steps must differ, and be left out unless probe='look', got {vote_steps!r}")
-    if probe == "losses":
-        interval = check_count("interval", interval, 1, steps, "steps")
-        warmup_steps = check_count("warmup_steps", warmup_steps, 0, steps, "steps")
     if probe != "none":
         gamma = check_number("gamma", DEFAULT_GAMMA[allocation] if gamma is None else gamma)
         if not 1 < gamma < math.inf:
@@ -90,7 +83,7 @@ def calibrate_noise(
         steps=steps,
         interval=interval,
         warmup_steps=warmup_steps,
-        vote_steps=votes,
+        vote_steps=tuple(vote_steps),
         probe=probe,
         gamma=1.0 if gamma is None or probe == "none" else gamma,
         accountant=accountant,

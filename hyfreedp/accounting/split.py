@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from hyfreedp.accounting.accountants import Accountant
+from hyfreedp.running.checks import check_count
 
 Allocation = Literal["per_step", "constant"]
 Probe = Literal["look", "losses", "none"]
@@ -51,6 +52,18 @@ class NoiseSplit:
     sigma_loss: float
     epsilon: float
     records_per_person: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuse a plan of which two people could count the probes differently."""
+        steps = check_count("steps", self.steps, 1)
+        votes = tuple(sorted(check_count("vote_steps", step, 0, steps - 1, "steps - 1") for step in self.vote_steps))
+        if len(set(votes)) < len(votes) or (votes and self.probe != "look"):
+            raise ValueError(f"vote_steps must differ, and be left out unless probe='look', got {self.vote_steps!r}")
+        counts: dict[str, Any] = {"steps": steps, "vote_steps": votes}
+        if self.probe == "losses":
+            counts["interval"] = check_count("interval", self.interval, 1, steps, "steps")
+            counts["warmup_steps"] = check_count("warmup_steps", self.warmup_steps, 0, steps, "steps")
+        vars(self).update(counts)
 
     @property
     def probe_steps(self) -> int:
@@ -97,7 +110,7 @@ class NoiseSplit:
         """Inverse of :meth:`to_dict`; ``probe_steps`` follows from the others, whatever they say.
 
         Raises:
-            ValueError: a field is missing or unknown.
+            ValueError: a field is missing or unknown, or the plan is none.
         """
         names = {field.name for field in dataclasses.fields(cls)}
         values = {"records_per_person": 1} | {name: value for name, value in values.items() if name != "probe_steps"}
@@ -106,7 +119,7 @@ class NoiseSplit:
                 f"a NoiseSplit needs exactly its own fields: missing {sorted(names - set(values))}, "
                 f"unknown {sorted(set(values) - names)}"
             )
-        return cls(**values | {"vote_steps": tuple(values["vote_steps"])})
+        return cls(**values)
 
     def __str__(self) -> str:
         if math.isinf(self.target_epsilon):

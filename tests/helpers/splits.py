@@ -7,7 +7,8 @@ from hyfreedp import NoiseSplit
 
 def vanilla(split: NoiseSplit) -> NoiseSplit:
     """DP-SGD without probes at the split's sigma."""
-    return dataclasses.replace(split, probe="none", sigma_gradient=split.sigma, sigma_gradient_probe=split.sigma)
+    noise = {"sigma_gradient": split.sigma, "sigma_gradient_probe": split.sigma}
+    return dataclasses.replace(split, probe="none", vote_steps=(), **noise)
 
 
 def effective(split: NoiseSplit) -> float:

@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from hyfreedp import NoiseSplit
-from hyfreedp import epsilon as epsilon_of
+from hyfreedp.accounting.composition import spent
 from hyfreedp.experiments.runs.cells import Spec, read_steps, tabulate, with_seeds
 from hyfreedp.experiments.store import plots
 from hyfreedp.experiments.store.verdicts import COMPARABLE, Verdict, Whose, over_places
@@ -58,8 +58,7 @@ def choices(recorded: pd.DataFrame, *, epsilon: float, interval: int, steps: int
 
 def grid_epsilon(split: NoiseSplit, trials: int) -> float:
     """What ``trials`` runs with this split cost together, by composition at its delta."""
-    together = NoiseSplit.from_dict(split.to_dict() | {"steps": trials * split.steps})
-    return epsilon_of(together, target_delta=split.target_delta)
+    return spent(split, trials * split.steps, trials * split.probe_steps)
 
 
 def history(found: dict[str, Choice], seeds: int, folder: Path) -> pd.DataFrame:
