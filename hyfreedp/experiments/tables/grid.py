@@ -81,7 +81,7 @@ def run(profile: str, cells: Path, results: Path, *, jobs: int = 1) -> int:
 
 
 def write_table(profile: str, cells: Path, results: Path) -> str:
-    """Write the table, in which numbers without a cell stay as they were, and say how many are missing.
+    """Write the table, and say how many numbers are missing: one without a run at hand stays as it was.
 
     Columns: those of :func:`hyfreedp.experiments.tables.plan.table`, and the versions and hardware that each number was
     made with.
@@ -89,19 +89,19 @@ def write_table(profile: str, cells: Path, results: Path) -> str:
     path, rates = (results / profile / name for name in (plan.TABLE, plan.RATES))
     rows = plan.table(plan.SCALES[profile], reader(cells))
     records = {key: (cells / f"{key}.json").read_text(encoding="utf-8") for key in rows.key.dropna().unique()}
+    if not records:
+        return f"no table: all {len(rows)} numbers are missing"
     versions = {key: json.loads(text)["environment"] for key, text in records.items()}
     rows = rows.join(pd.DataFrame([versions.get(key, {}) for key in rows.key], index=rows.index).add_prefix("version_"))
     rows = plan.filled(rows, path).drop(columns="source")
-    missing = int(rows.accuracy.isna().sum())
-    if missing == len(rows):
-        return f"no table: all {missing} numbers are missing"
     write_csv(path, rows)
-    learned = rows[rows.row.isin(plan.LEARNED)].key.dropna()
+    learned = list(rows[rows.row.isin(plan.LEARNED)].key.dropna())
     made = _rates([key for key in learned if key in records], cells)
     if rates.exists():
-        known = pd.read_csv(rates)
-        made = pd.concat([known[known.key.isin(set(learned) - set(records))], made], ignore_index=True)
+        known = pd.read_csv(rates, dtype={"key": str})
+        made = pd.concat([known[known.key.isin(learned) & ~known.key.isin(records)], made], ignore_index=True)
     write_csv(rates, made)
+    missing = int(rows.accuracy.isna().sum())
     return f"{path}: {len(rows)} numbers" + (f", {missing} of them still missing" if missing else "")
 
 

@@ -292,18 +292,16 @@ def markdown(rows: pd.DataFrame) -> str:
 
 
 def markdown_by_place(rows: pd.DataFrame) -> str:
-    """Mean accuracy in percent of every method at every place, a column each, as docs/results.md prints it."""
+    """Mean accuracy in percent of every method, a column each, at every place, as docs/results.md prints it."""
     means = 100 * rows.groupby([*PLACE, "row"], sort=False).accuracy.mean()
-    places = list(dict.fromkeys(rows[PLACE].itertuples(index=False, name=None)))
-    titles = [
-        f"{_place(task, model)}, {TUNING_TITLES[tuning]}, epsilon = {epsilon:g}"
-        for _, task, model, tuning, epsilon in places
-    ]
-    lines = [f"| Method | {' | '.join(titles)} |", f"| --- |{' --- |' * len(places)}"]
-    for name in [name for name in ROWS if name in set(rows.row)]:
-        values = [means.get((*place, name), math.nan) for place in places]
+    names = [name for name in ROWS if name in set(rows.row)]
+    titles = " | ".join(ROWS[name].title for name in names)
+    lines = [f"| Data | trained | epsilon | {titles} |", f"| --- | --- | --- |{' --- |' * len(names)}"]
+    for place in dict.fromkeys(rows[PLACE].itertuples(index=False, name=None)):
+        _, task, model, tuning, epsilon = place
+        values = [means.get((*place, name), math.nan) for name in names]
         texts = ["–" if math.isnan(value) else f"{value:.1f}" for value in values]
-        lines.append(f"| {ROWS[name].title} | {' | '.join(texts)} |")
+        lines.append(f"| {_place(task, model)} | {TUNING_TITLES[tuning]} | {epsilon:g} | {' | '.join(texts)} |")
     return "\n".join(lines)
 
 

@@ -301,14 +301,21 @@ def table(scale: Scale, read: Reader, chosen: Chosen | None = None) -> pd.DataFr
 
 
 def filled(rows: pd.DataFrame, path: Path) -> pd.DataFrame:
-    """:func:`table` with ``source``: "cell"; "committed" where the table at ``path`` alone has it; or "missing"."""
+    """:func:`table` with ``source``: "cell"; "committed" where the table at ``path`` alone has it; or "missing".
+
+    Where ``rows`` say what version made them, seeds of one mean are of one version.
+    """
     rows = rows.astype({"key": object}).assign(source=np.where(rows.accuracy.isna(), "missing", "cell"))
     if path.exists():
-        known = pd.read_csv(path).set_index(NUMBER)
-        known = known.reindex(pd.MultiIndex.from_frame(rows[NUMBER]))
-        fills = ((rows.source == "missing") & known.accuracy.notna().to_numpy()).to_numpy()
+        texts = {name: str for name in pd.read_csv(path, nrows=0) if name == "key" or name.startswith("version_")}
+        known = pd.read_csv(path, dtype=texts).set_index(NUMBER)
+        known = known.reindex(pd.MultiIndex.from_frame(rows[NUMBER])).set_index(rows.index)
+        fills = (rows.source == "missing") & known.accuracy.notna()
+        if (version := "version_hyfreedp") in rows:
+            made = rows.groupby(CELL)[version].transform("first")
+            fills &= made.isna() | (made == known[version])
         for name in known:
-            rows.loc[fills, name] = known[name].to_numpy()[fills]
+            rows.loc[fills, name] = known[name][fills]
         rows.loc[fills, "source"] = "committed"
     return rows
 
