@@ -220,7 +220,7 @@ class PrivacyEngine:
 
     def get_epsilon(self, delta: float) -> float:
         """Epsilon at ``delta`` of what the run of this engine has released, as in Opacus. Threat model: WR."""
-        spent = [epsilon for ledger in self._ledgers if (epsilon := ledger.epsilon(delta)) > 0]
+        spent = [ledger.epsilon(delta) for ledger in self._ledgers if ledger.released]
         if len(spent) > 1:
             raise ValueError(
                 f"this engine has trained {len(spent)} runs, which may share records: ask each optimizer's "

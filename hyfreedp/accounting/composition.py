@@ -76,8 +76,8 @@ def epsilon(
         target_delta: in (0, 1); the split's own if None.
         accountant: "pld" or "rdp"; the split's own if None.
     """
-    steps, probes = noise_split.steps, noise_split.probe_steps
-    return spent(noise_split, steps, probes, target_delta=target_delta, accountant=accountant)
+    probes = noise_split.probe_steps
+    return spent(noise_split, noise_split.steps, probes, target_delta=target_delta, accountant=accountant)
 
 
 def shares(split: NoiseSplit, *, coarseness: int = 1) -> dict[str, float]:

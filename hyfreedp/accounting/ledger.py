@@ -48,11 +48,6 @@ class PrivacyLedger:
         return self._steps
 
     @property
-    def probe_steps(self) -> int:
-        """Steps with a probe among them."""
-        return self.split.probe_steps_before(self._steps)
-
-    @property
     def released(self) -> list[list[int | None]]:
         """All releases that are known, also of steps ahead of a state that was loaded."""
         return [[step, *tags] for step, tags in self._released.items()]
@@ -136,5 +131,5 @@ class PrivacyLedger:
     def __repr__(self) -> str:
         return (
             f"{type(self).__name__}({self._steps} of {self.split.steps} steps, "
-            f"{self.probe_steps} of {self.split.probe_steps} probes)"
+            f"{self.split.probe_steps_before(self._steps)} of {self.split.probe_steps} probes)"
         )

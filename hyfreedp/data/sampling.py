@@ -307,7 +307,11 @@ def _origins(dataset: Any, known: dict[int, int]) -> NDArray[np.int64]:
     """Of each record its index in the data set that it comes from, plus 2^40 times that one's number in ``known``."""
     if isinstance(dataset, ConcatDataset):
         return np.concatenate([_origins(part, known) for part in dataset.datasets])
-    if isinstance(dataset, Subset) and (indices := np.asarray(dataset.indices)).dtype.kind in "iu":
+    if isinstance(dataset, Subset) and len(dataset):
+        if (indices := np.asarray(dataset.indices)).dtype.kind not in "iu":
+            raise ValueError(
+                f"the indices of a Subset must be integers, got {indices.dtype}: of a mask take mask.nonzero()[:, 0]"
+            )
         return _origins(dataset.dataset, known)[indices]
     return np.arange(len(dataset), dtype=np.int64) + (known.setdefault(id(dataset), len(known)) << 40)
 

@@ -210,14 +210,14 @@ class GradientEngine:
             gradients = recorder.per_sample_gradients(losses, verified=self.verified)
         if gradients is None:
             return None
-        norms = norms_of(gradients.values(), losses)
-        factors, finite = self.clipping.factors(norms), norms.isfinite()
-        if weights is not None:
-            factors = factors * weights.to(factors.dtype)
-        whole = bool(finite.all())
-        for p in list(gradients) if whole or bool(finite.any()) else ():  # popped: freed once used
-            each = gradients.pop(p)  # 0 * NaN is NaN: such samples are left out rather than multiplied by 0
-            self.add_to(p, (each if whole else each.select(finite)).weighted_sum(factors if whole else factors[finite]))
+        with torch.autocast(losses.device.type, enabled=False):  # the caller's would round sums, not norms alone
+            norms = norms_of(gradients.values(), losses)
+            factors, finite = self.clipping.factors(norms), norms.isfinite()
+            factors = factors if weights is None else factors * weights.to(factors.dtype)
+            whole = bool(finite.all())
+            for p in list(gradients) if whole or bool(finite.any()) else ():  # popped: freed once used
+                g = gradients.pop(p)  # 0 * NaN is NaN: such samples are left out rather than multiplied by 0
+                self.add_to(p, (g if whole else g.select(finite)).weighted_sum(factors if whole else factors[finite]))
         return losses.detach(), norms
 
 

@@ -86,5 +86,5 @@ def _zero_where_not_finite(factors: Tensor, norms: Tensor) -> Tensor:
 
 
 def _check_positive(name: str, value: float) -> None:
-    if not (math.isfinite(value) and value > 0):
-        raise ValueError(f"{name}={value!r} is not allowed: it must be a positive finite number")
+    if not 1e-9 <= value < math.inf:  # below, what float32 loses of a tiny gradient's norm would be more than a clip
+        raise ValueError(f"{name}={value!r} is not allowed: it must be finite and at least 1e-9")

@@ -46,13 +46,13 @@ class OneByOne:
         """As :meth:`GradientEngine.add`; in ``chunks`` where functorch can."""
         losses, norms, start = [], [], 0
         for values, gradients in self._chunks(loss, batch) if chunks else self._loop(loss, batch):
-            each = {p: Instantiated(g) for p, g in gradients.items()}
-            norm = norms_of(each.values(), values)
-            factors, finite = self._engine.clipping.factors(norm), norm.isfinite()
-            if weights is not None:
-                factors = factors * weights[start : start + len(values)].to(factors.dtype)
-            for p, g in each.items():  # 0 * NaN is NaN: such samples are left out
-                self._engine.add_to(p, g.select(finite).weighted_sum(factors[finite]))
+            each, some = {p: Instantiated(g) for p, g in gradients.items()}, slice(start, start + len(values))
+            with torch.autocast(values.device.type, enabled=False):  # the caller's would round the sum
+                norm = norms_of(each.values(), values)
+                factors, finite = self._engine.clipping.factors(norm), norm.isfinite()
+                factors = factors if weights is None else factors * weights[some].to(factors.dtype)
+                for p, g in each.items():  # 0 * NaN is NaN: such samples are left out
+                    self._engine.add_to(p, g.select(finite).weighted_sum(factors[finite]))
             losses.append(values.detach())
             norms.append(norm)
             start += len(values)

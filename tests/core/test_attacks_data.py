@@ -68,6 +68,11 @@ def test_repeated_records_are_refused_or_paid_for(case):
     poisson_loader(DataLoader(data, batch_size=2), seed=0, records_per_person=times)
 
 
+def test_a_mask_is_no_subset():
+    with pytest.raises(ValueError, match=r"integers, got bool: of a mask take mask\.nonzero"):  # else records 0 and 1
+        wired(Subset(make_data(), torch.arange(40) % 2 == 0))
+
+
 def test_parts_of_data_that_are_disjoint_are_no_repetition():
     parts = random_split(make_data(), [15, 25], generator=torch.Generator().manual_seed(0))
     _, optimizer, _ = wired(ConcatDataset(parts))

@@ -153,6 +153,16 @@ def test_norms_of_half_precision_gradients_are_those_of_single_precision(alone) 
     assert total.dtype == torch.float32
 
 
+@together("alone", [False, True])
+def test_sums_of_many_records_are_of_single_precision_under_autocast(alone) -> None:
+    """In bfloat16 one record of 2,048 moved the sum by three clips."""
+    example = Example(nn.Linear(64, 1), (torch.rand(512, 64),), lambda model, x: model(x)[:, 0].float())
+    g = torch.cat([example.batch[0].bfloat16().double(), torch.ones(512, 1)], 1)
+    with torch.autocast("cpu", torch.bfloat16):
+        _, total = example.by_engine(make_engine(example.model, AutomaticClipping()), alone=alone)
+    assert (total - (g / (g.norm(dim=1, keepdim=True) + 0.01)).sum(0)).norm() < 1e-3
+
+
 def rows(layer: nn.Module, shift: int) -> nn.Module:
     """A layer with many rows per sample; ``shift`` makes a sample's loss that of the rows of another."""
 

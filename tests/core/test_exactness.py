@@ -183,7 +183,7 @@ def test_an_exception_inside_a_probe_leaves_the_plain_step(failing_call):
     assert torch.equal(flat(model), flat(plain)) and torch.equal(random, torch.get_rng_state())
     assert optimizer.base.param_groups[0]["lr"] == 0.5
     # The noisy gradient is in the weights, so the release counts, and its batch must not be used again.
-    assert (optimizer.ledger.steps, optimizer.ledger.probe_steps, optimizer.steps_left) == (1, 1, 9)
+    assert (optimizer.ledger.steps, optimizer.split.probe_steps_before(1), optimizer.steps_left) == (1, 1, 9)
     assert loader.batch_sampler.position == 1
     # Training goes on.
     optimizer.step(cross_entropy(model), second)

@@ -20,8 +20,7 @@ from hyfreedp.experiments.tasks.registry import TASKS
 PROTOCOL = {
     "digits": (1500, 500, 100, 1e-4),
     "classification": (8000, 500, 100, 1e-4),
-    "cifar10": (50_000, 1000, 250, 6.779e-6),
-    "cifar100": (50_000, 1000, 250, 6.779e-6),
+    **dict.fromkeys(("cifar10", "cifar100"), (50_000, 1000, 250, 6.779e-6)),
     "svhn": (73_257, 1000, 370, 4.453e-6),
     "gtsrb": (39_209, 1000, 200, 8.857e-6),
     "food101": (75_750, 1000, 380, 4.292e-6),
