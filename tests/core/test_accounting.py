@@ -288,6 +288,7 @@ def test_epsilon_of_a_prefix_grows_to_that_of_the_run_and_its_parts_are_less():
     [
         (dict(steps=21), "split must be for this run, got steps=21, which is 20 here"),
         (dict(target_epsilon=1.0), "got target_epsilon=1.0, which is 0.5 here"),
+        (dict(interval=10), "got interval=10, which is 4 here"),
         (dict(interval=-4), "interval must be an integer of at least 1 and at most steps=20, got -4"),
         (dict(sigma_gradient=0.0), "split must have a positive and finite sigma_gradient, got 0.0"),
         (dict(sigma_loss=math.nan), "split must have a positive and finite sigma_loss, got nan"),

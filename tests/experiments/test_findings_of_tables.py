@@ -132,6 +132,7 @@ def test_seeds_are_drawn_within_their_place_alone():
     low, high = stratified_bootstrap(places, np.mean, draws=4000)
     exact = np.sqrt(sum(np.var(runs) for runs in places) / 5) / 3  # of a mean of means, by resampling
     assert (high - low) / 2 == pytest.approx(stats.norm.ppf(0.975) * exact, rel=0.06)
+    assert low < np.mean(places) < high
 
 
 def test_no_arrow_of_the_overview_crosses_from_raw_to_private():

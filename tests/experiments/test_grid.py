@@ -66,10 +66,7 @@ def test_the_written_table_is_that_of_the_records(small, tmp_path, monkeypatch, 
     grid.write_table("smoke", tmp_path / "cells", tmp_path / "results")
     assert [path.read_bytes() for path in files] == before, "a number whose run is not at hand stays"
     monkeypatch.setitem(comparison.SCALES, "smoke", two := replace(SCALE, seeds=2))
-    for version, count in (
-        (record["environment"]["hyfreedp"], 2),
-        ("0.1.0", 1),
-    ):  # of the second seed no run is at hand
+    for version, count in ((record["environment"]["hyfreedp"], 2), ("0.1.0", 1)):  # the second seed is not at hand
         comparison.table(two, lambda _: record).assign(version_hyfreedp=version).to_csv(files[0], index=False)
         grid.write_table("smoke", tmp_path / "cells", tmp_path / "results")
         assert pd.read_csv(files[0]).groupby("row").accuracy.count()["vanilla"] == count

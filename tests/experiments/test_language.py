@@ -21,7 +21,7 @@ from hyfreedp.experiments.store import archive, unfinished
 from hyfreedp.experiments.store.paths import CHECKPOINTS
 from hyfreedp.experiments.studies import document_runs
 from hyfreedp.experiments.tables import language_generation
-from hyfreedp.experiments.tables.plan import Learner, Scale
+from hyfreedp.experiments.tables.plan import Learner, Scale, filled
 from hyfreedp.experiments.tasks.generation import generate
 from hyfreedp.experiments.tasks.language_tasks import Documents, read_documents
 from hyfreedp.experiments.tasks.registry import TASKS
@@ -202,7 +202,7 @@ def test_seeds_of_two_versions_are_never_in_one_mean():
     rows = pd.DataFrame(places | {"seed": [0, 1, 0], "accuracy": [0.6, np.nan, np.nan], "key": "new"})
     committed = pd.DataFrame(places | {"seed": [0, 1, 0], "accuracy": [0.4, 0.5, 0.7], "key": "old", "METEOR": 0.2})
     committed["version_hyfreedp"], rows["version_hyfreedp"] = "0.1.0", ["0.2.0", np.nan, np.nan]
-    found = language_generation._filled(rows, committed)
+    found = filled(rows, committed)
     np.testing.assert_array_equal(found.accuracy, [0.6, np.nan, 0.7])
 
 

@@ -93,12 +93,13 @@ def write_table(profile: str, cells: Path, results: Path) -> str:
         return f"no table: all {len(rows)} numbers are missing"
     versions = {key: json.loads(text)["environment"] for key, text in records.items()}
     rows = rows.join(pd.DataFrame([versions.get(key, {}) for key in rows.key], index=rows.index).add_prefix("version_"))
-    rows = plan.filled(rows, path).drop(columns="source")
+    if path.exists():
+        rows = plan.filled(rows, pd.read_csv(path)).astype({"runs": int})
     write_csv(path, rows)
     learned = list(rows[rows.row.isin(plan.LEARNED)].key.dropna())
     made = _rates([key for key in learned if key in records], cells)
     if rates.exists():
-        known = pd.read_csv(rates, dtype={"key": str})
+        known = pd.read_csv(rates)
         made = pd.concat([known[known.key.isin(learned) & ~known.key.isin(records)], made], ignore_index=True)
     write_csv(rates, made)
     missing = int(rows.accuracy.isna().sum())

@@ -64,8 +64,10 @@ def numbers(scale: Scale, profile: str, cells: Path, *, train: bool, jobs: int =
     """
     if train:
         train_missing(entries(scale), cells, jobs=jobs)
-    rows = plan.filled(table(scale, reader(cells)), workspace().results / profile / TABLE)
-    return rows[[*COLUMNS, "source"]].assign(profile=profile)
+    rows, committed = table(scale, reader(cells)), workspace().results / profile / TABLE
+    found = plan.filled(rows, pd.read_csv(committed)) if committed.exists() else rows
+    source = np.select([found.accuracy.isna(), rows.accuracy.isna()], ["missing", "committed"], "cell")
+    return found[[*COLUMNS]].assign(source=source, profile=profile)
 
 
 def summarise(rows: pd.DataFrame) -> pd.DataFrame:

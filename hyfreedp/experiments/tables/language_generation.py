@@ -31,7 +31,7 @@ from hyfreedp.experiments.store.verdicts import (
     mean_interval,
     would_decide,
 )
-from hyfreedp.experiments.tables import paper
+from hyfreedp.experiments.tables import paper, plan
 from hyfreedp.experiments.tables.grid import train_missing
 from hyfreedp.experiments.tables.plan import CELL, NUMBER, ROWS, Entry, Learner, Scale, entries, finals, searches, table
 from hyfreedp.experiments.tasks.language_tasks import Documents, LanguageTask
@@ -110,23 +110,12 @@ def scored(scale: Scale, profile: str, cells: Path, *, train: bool = True, jobs:
     ]
     scores = pd.DataFrame(lines, columns=None if lines else ["key", "perplexity", *METRICS])
     rows = rows.astype({"key": object}).merge(scores, on="key", how="left").astype(dict.fromkeys(METRICS, float))
-    return _filled(rows, pd.read_csv(committed)) if committed.exists() else rows
-
-
-def _filled(rows: pd.DataFrame, committed: pd.DataFrame) -> pd.DataFrame:
-    """The rows, with those of the committed table where there is no number, or one of the same run.
-
-    For the latter may have been scored with Java, which may be missing here. Seeds of one mean are of one version:
-    where a row has numbers of a later one, older seeds are left out.
-    """
-    rows = rows.reindex(columns=list(dict.fromkeys([*rows.columns, *committed.columns])))
-    known = rows[NUMBER].merge(committed, on=NUMBER, how="left").reindex(columns=rows.columns)
-    same = (known.key == rows.key) & known.METEOR.notna()
-    place = [rows[name] for name in NUMBER if name != "seed"]
-    versions, before = (t.version_hyfreedp.astype(object).where(t.version_hyfreedp.notna(), "") for t in (rows, known))
-    older = before < versions.groupby(place, dropna=False).transform("max")
-    kept = known.accuracy.notna() & ((rows.accuracy.isna() & ~older) | same)
-    return pd.concat([known[kept], rows[~kept]]).sort_index()
+    if not committed.exists():
+        return rows
+    # The same run was perhaps scored with Java, which may be missing here: then the committed number is taken.
+    before, run = pd.read_csv(committed), [*NUMBER, "key"]
+    same = rows.merge(before.dropna(subset="METEOR")[run], on=run, how="left", indicator=True)._merge == "both"
+    return plan.filled(rows[NUMBER].join(rows.drop(columns=NUMBER)[~same]), before)
 
 
 def record(cells: Path, results: Path, *, train: bool, jobs: int = 1) -> str:

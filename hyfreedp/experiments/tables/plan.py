@@ -12,10 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from itertools import product
-from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import pandas as pd
 
 from hyfreedp.accounting import calibrate_noise
@@ -300,24 +298,17 @@ def table(scale: Scale, read: Reader, chosen: Chosen | None = None) -> pd.DataFr
     return pd.DataFrame(lines, columns=COLUMNS)
 
 
-def filled(rows: pd.DataFrame, path: Path) -> pd.DataFrame:
-    """:func:`table` with ``source``: "cell"; "committed" where the table at ``path`` alone has it; or "missing".
+def filled(rows: pd.DataFrame, committed: pd.DataFrame) -> pd.DataFrame:
+    """The rows of a :func:`table`, with those of a committed one where there is no number.
 
-    Where ``rows`` say what version made them, seeds of one mean are of one version.
+    Seeds of one mean are of one version: where a row has numbers of a later one, older seeds are left out.
     """
-    rows = rows.astype({"key": object}).assign(source=np.where(rows.accuracy.isna(), "missing", "cell"))
-    if path.exists():
-        texts = {name: str for name in pd.read_csv(path, nrows=0) if name == "key" or name.startswith("version_")}
-        known = pd.read_csv(path, dtype=texts).set_index(NUMBER)
-        known = known.reindex(pd.MultiIndex.from_frame(rows[NUMBER])).set_index(rows.index)
-        fills = (rows.source == "missing") & known.accuracy.notna()
-        if (version := "version_hyfreedp") in rows:
-            made = rows.groupby(CELL)[version].transform("first")
-            fills &= made.isna() | (made == known[version])
-        for name in known:
-            rows.loc[fills, name] = known[name][fills]
-        rows.loc[fills, "source"] = "committed"
-    return rows
+    rows = rows.reindex(columns=list(dict.fromkeys([*rows.columns, *committed.columns, "version_hyfreedp"])))
+    known = rows[NUMBER].merge(committed, on=NUMBER, how="left").reindex(columns=rows.columns)
+    versions, before = (t.version_hyfreedp.astype(object).where(t.version_hyfreedp.notna(), "") for t in (rows, known))
+    older = before < versions.groupby([rows[name] for name in CELL], dropna=False).transform("max")
+    kept = known.accuracy.notna() & rows.accuracy.isna() & ~older
+    return pd.concat([known[kept], rows[~kept]]).sort_index()
 
 
 CELL = ["task", "model", "tuning", "epsilon", "row"]
