@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import warnings
 from collections.abc import Mapping
 from typing import Any, Never, NoReturn, Unpack, cast
 
@@ -13,13 +12,12 @@ from torch import nn
 from torch.distributed import ProcessGroup
 from torch.utils.data import DataLoader
 
-from hyfreedp.accounting import NoiseSplit, PrivacyLedger
+from hyfreedp.accounting import NoiseSplit, PrivacyLedger, calibrate_noise
 from hyfreedp.accounting.calibrate import recounted
 from hyfreedp.data.batches import PhysicalBatchSize
 from hyfreedp.data.same_records import check_same_records
 from hyfreedp.data.sampling import PoissonSampler, poisson_loader
 from hyfreedp.gradients import AutomaticClipping, Clipping, NoClipping, make_engine
-from hyfreedp.gradients.bookkeeping import trained_before
 from hyfreedp.line_search import LossSearch, decay_factor
 from hyfreedp.look import LookedRate
 from hyfreedp.noise import NoiseGenerator
@@ -161,13 +159,9 @@ class PrivacyEngine:
                 raise ValueError("module must be in train mode: call module.train() first")
             if private := math.isfinite(check_number("target_epsilon", target_epsilon)):
                 check_delta(target_delta, sampler.num_records, stacklevel=4)
-            budget: dict[str, Any] = {"target_epsilon": target_epsilon, "target_delta": target_delta, "steps": total}
-            budget |= {"sample_rate": sampler.sample_rate, "records_per_person": records_per_person}
-            if split is None:
-                split = settings.split(**budget)
-            else:
-                plan = settings.plan(total) | budget
-                split = recounted(split, accountant=settings.accountant, stacklevel=4, **plan)
+            plan = settings.plan(total) | {"target_epsilon": target_epsilon, "target_delta": target_delta}
+            plan |= {"sample_rate": sampler.sample_rate, "records_per_person": records_per_person}
+            split = calibrate_noise(**plan) if split is None else recounted(split, stacklevel=4, **plan)
             clipping = _check_clipping(clipping, private)
             per_batch = sampler.sample_rate * sampler.num_records
             noise_std = split.sigma_gradient * clipping.sensitivity / per_batch if private else 0.0
@@ -205,12 +199,6 @@ class PrivacyEngine:
             diagnostics=diagnostics,
             processes=processes,
         )
-        if trained_before(module):
-            warnings.warn(
-                "this model was trained privately before: epsilon of the new run does not include that run's. Make "
-                "model and optimizer anew, or add the two",
-                stacklevel=3,
-            )
         processes.copy_from_first([*module.parameters(), *module.buffers()])
         if device == CPU:
             keep_freed_memory()
@@ -282,6 +270,9 @@ def _check_clipping(clipping: Clipping | None, private: bool) -> Clipping:
         )
     if private and math.isinf(clipping.sensitivity):
         raise ValueError(f"clipping must bound the gradient when target_epsilon is finite, got {clipping}")
+    norms = torch.logspace(-3, 3, 7)  # of nobody
+    if not torch.allclose(clipping.factors(norms), torch.cat([clipping.factors(norm) for norm in norms.split(1)])):
+        raise ValueError(f"clipping must give each norm a factor of its own, whatever the others are, got {clipping}")
     return clipping
 
 

@@ -24,6 +24,7 @@ class Look:
         noise_multiplier: sigma_l, of what is released.
         expected_batch_size: sample rate times number of records.
         generator: of the noise of this release alone.
+        passes: give raw losses of the batch at the weights that the model has now, and the samples' weights.
     """
 
     noise_multiplier: float
@@ -32,15 +33,6 @@ class Look:
     passes: Passes
     processes: Processes
     count: Callable[[int], None]
-
-    @property
-    def weights(self) -> Tensor | None:
-        """Of the samples, in [0, 1], shape ``(B,)``; None if all are 1."""
-        return self.passes.weights
-
-    def losses(self) -> Tensor:
-        """Raw losses of the batch at the weights that the model has now, shape ``(B,)``."""
-        return self.passes.losses()
 
     def released(self) -> None:
         """Count the release whose noise was just drawn. To be called before anything follows from it."""

@@ -140,9 +140,9 @@ class LossSearch(RateLearner):
         """Three losses of the batch (Alg. 1, line 7), released; see :class:`RateLearner`."""
         with look.processes.all_or_none():
             move(self.distance)
-            ahead = look.losses()
+            ahead = look.passes.losses()
             move(-self.distance)
-            probed = torch.stack([ahead, here, look.losses()])
+            probed = torch.stack([ahead, here, look.passes.losses()])
         result = self.update(
             look.passes.weighted(probed),
             look.noise_multiplier,

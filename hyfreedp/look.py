@@ -175,7 +175,7 @@ class LookedRate(RateLearner):
         def losses(j: int) -> Tensor:
             with look.processes.all_or_none():
                 self._set(torch._foreach_add(self._start, ray, alpha=LADDER[j]))
-                return look.losses()
+                return look.passes.losses()
 
         @cache
         def margin(j: int) -> float:  # of at most VOTES, one after the other, as the accountant counts them
@@ -183,7 +183,7 @@ class LookedRate(RateLearner):
                 torch.stack([losses(j), losses(j + 1)]),
                 look.noise_multiplier,
                 expected_batch_size=look.expected_batch_size,
-                weights=look.weights,
+                weights=look.passes.weights,
                 generator=look.generator,
                 add_up=look.processes.add_up,
             )

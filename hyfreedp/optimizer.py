@@ -10,21 +10,23 @@ import copy
 import hashlib
 import math
 import os
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 
 from hyfreedp.accounting import NoiseSplit, PrivacyLedger
 from hyfreedp.accounting.ledger import Tags
-from hyfreedp.data.batches import PhysicalBatchSize, batch_length, check_physical_batch_size
+from hyfreedp.data.batches import PerSampleLoss, PhysicalBatchSize, batch_length, check_physical_batch_size
 from hyfreedp.data.sampling import PoissonSampler
 from hyfreedp.gradients import GradientEngine
 from hyfreedp.gradients.dependence import steps_to_check
-from hyfreedp.gradients.passes import Passes, PerSampleLoss, Weights
+from hyfreedp.gradients.passes import Passes, Weights
 from hyfreedp.gradients.validate import check_modes
 from hyfreedp.learner import FixedRate, Look, RateLearner
 from hyfreedp.line_search import Decay, check_paid_for, decay_factor
@@ -33,9 +35,12 @@ from hyfreedp.privatize import privatize_gradient
 from hyfreedp.running.base_optimizer import BaseOptimizer
 from hyfreedp.running.buffers import BufferGuard
 from hyfreedp.running.checks import check_same_model, check_same_run
+from hyfreedp.running.layers import trainable_layers
 from hyfreedp.running.processes import Processes
 from hyfreedp.running.records import ProbeResult, StepRecord, raw_values
 from hyfreedp.running.wrapper import OptimizerWrapper, Unprepared, hooked_step
+
+_TRAINED: WeakSet[nn.Module] = WeakSet()  # models that private steps have trained in this process, and their layers
 
 
 class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
@@ -89,7 +94,6 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         check_paid_for(self.rate_learner, split)
         OptimizerWrapper.__init__(self, optimizer)
         self.module = module
-        self.split = split
         self.ledger = PrivacyLedger(split)
         self.expected_batch_size = expected_batch_size
         self.decay: Decay = decay
@@ -100,12 +104,14 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         self.processes = processes or Processes()
         self._rows: list[dict[str, Any]] = []
         self.gradient_engine = gradient_engine
-        self._base = BaseOptimizer(optimizer, module)
+        learned, decays = self.rate_learner.kind != "none", decay != "none"
+        self._base = BaseOptimizer(optimizer, module, learned=learned, decays=decays)
         self._generator = generator
         self._wired_by = os.getpid()
         self._buffers = BufferGuard(module)
         self._checks_due = steps_to_check(0, split.steps, generator)
         self._settings = self._describe()
+        self._told = self._warn_if_trained(stacklevel=5)
 
     @hooked_step
     def step(  # type: ignore[override]
@@ -136,7 +142,9 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         t, learner, look, probe, probed = self.ledger.steps, self.rate_learner, None, None, None
         self._check_not_forked()
         self.ledger.check()
-        self._base.sync_scheduler(learned=learner.kind != "none", decays=self.decay != "none")
+        if not (self._told or self._rows):  # another run may have begun since this one was wired
+            self._told = self._warn_if_trained(stacklevel=4)
+        self._base.sync_scheduler()
         learner.on_step_start(t)
         self.zero_grad()
         try:
@@ -151,6 +159,8 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
             learner.undo()
             self.zero_grad()  # it may be raw
             raise
+        if self.module not in _TRAINED:
+            _TRAINED.update((self.module, *trainable_layers(self.module)))
         if self.sampler is not None:
             self.sampler.position = self.ledger.steps
         learner.on_gradient()
@@ -171,6 +181,16 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         record = StepRecord(t, eta, probe, look, diagnostics)
         self._rows.append(record.to_dict())
         return record
+
+    def _warn_if_trained(self, stacklevel: int) -> bool:
+        """Tell, and return, whether a private run has trained layers of the model in this process."""
+        if before := any(layer in _TRAINED for layer in trainable_layers(self.module)):
+            warnings.warn(
+                "this model was trained privately before: epsilon of the new run does not include that run's. Make "
+                "model and optimizer anew, or add the two",
+                stacklevel=stacklevel,
+            )
+        return before
 
     def _check_not_forked(self) -> None:
         """Refuse a copy of the run that ``os.fork`` made: both would release with the same noise."""
@@ -262,6 +282,11 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         return [dict(row) for row in self._rows]
 
     @property
+    def split(self) -> NoiseSplit:
+        """The plan of the run and its noise, which cannot be changed."""
+        return self.ledger.split
+
+    @property
     def eta(self) -> float:
         """The learning rate in force, without decay. Threat model: WR."""
         return self.rate_learner.eta
@@ -351,7 +376,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
             self._restore(present, ())
             self.base.__setstate__({"state": defaultdict(dict, moments), "param_groups": groups})
             raise
-        if self.rate_learner.kind != "none" or self.decay != "none":
+        if not self._base.follows:
             self._base.note_rates()
 
     def _restore(self, state: Mapping[str, Any], known: Iterable[Tags]) -> None:

@@ -8,7 +8,6 @@ from functools import wraps
 from inspect import Parameter, signature
 from typing import Any, ParamSpec, TypedDict, TypeVar
 
-from hyfreedp.accounting import NoiseSplit, calibrate_noise
 from hyfreedp.accounting.accountants import Accountant
 from hyfreedp.accounting.split import Allocation, Probe
 from hyfreedp.line_search import START, Decay, LossThresholdRule, StepRule
@@ -55,27 +54,15 @@ class Preset:
     def plan(self, steps: int) -> dict[str, Any]:
         """Arguments of :func:`hyfreedp.calibrate_noise` that say what a run of T = ``steps`` releases, and who pays."""
         return {
+            "steps": steps,
             "probe": self.probe,
             "interval": self.interval,
             "warmup_steps": int(self.warmup * steps),
             "vote_steps": look_steps(steps) if self.probe == "look" else (),
             "gamma": self.gamma,
             "allocation": self.allocation,
+            "accountant": self.accountant,
         }
-
-    def split(
-        self, target_epsilon: float, target_delta: float, sample_rate: float, steps: int, records_per_person: int = 1
-    ) -> NoiseSplit:
-        """The noise of a run of T = ``steps`` at such a budget; see :func:`hyfreedp.calibrate_noise`."""
-        return calibrate_noise(
-            target_epsilon=target_epsilon,
-            target_delta=target_delta,
-            sample_rate=sample_rate,
-            steps=steps,
-            accountant=self.accountant,
-            records_per_person=records_per_person,
-            **self.plan(steps),
-        )
 
 
 # "paper" is Alg. 1. What that does not print, the guards and the smoothing of rule "gen", is that of its authors' own

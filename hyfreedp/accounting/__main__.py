@@ -12,6 +12,7 @@ from functools import partial
 from typing import NoReturn, cast, get_args
 
 from hyfreedp.accounting.accountants import Accountant
+from hyfreedp.accounting.calibrate import calibrate_noise
 from hyfreedp.accounting.composition import shares
 from hyfreedp.accounting.split import Allocation, NoiseSplit, Probe
 from hyfreedp.preset import PRESETS, PresetFields, resolve
@@ -87,9 +88,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             warnings.simplefilter("always")
             if math.isfinite(options.epsilon):
                 check_delta(options.delta, options.n, stacklevel=2)
-            settings = resolve(options.preset, cast(PresetFields, changes), options.steps)
-            rate = options.batch_size / options.n
-            split = settings.split(options.epsilon, options.delta, rate, options.steps, options.records_per_person)
+            split = calibrate_noise(
+                target_epsilon=options.epsilon,
+                target_delta=options.delta,
+                sample_rate=options.batch_size / options.n,
+                records_per_person=options.records_per_person,
+                **resolve(options.preset, cast(PresetFields, changes), options.steps).plan(options.steps),
+            )
     except ValueError as error:
         parser.error(str(error))
     for warning in told:

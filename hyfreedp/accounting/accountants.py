@@ -120,6 +120,7 @@ def _rdp_epsilon(releases: tuple[Release, ...], sample_rate: float, delta: float
     logger.setLevel(logging.ERROR)  # it tells of orders that it leaves out, without which epsilon is a bound as well
     try:
         for sigma, count in releases:
+            sigma = min(sigma, 1e6 * math.sqrt(sample_rate))  # of more noise it finds nothing, but for rounding
             accountant.compose(SelfComposedDpEvent(PoissonSampledDpEvent(sample_rate, GaussianDpEvent(sigma)), count))
         return float(accountant.get_epsilon(delta))
     finally:

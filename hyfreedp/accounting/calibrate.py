@@ -12,7 +12,7 @@ from hyfreedp.accounting.accountants import Accountant
 from hyfreedp.accounting.composition import cost, epsilon, spent
 from hyfreedp.accounting.search import LARGEST_NOISE, SMALLEST_NOISE, TOLERANCE, smallest_noise
 from hyfreedp.accounting.split import SQUARED_L2_SENSITIVITY, Allocation, NoiseSplit, Probe
-from hyfreedp.running.checks import check_choice, check_count, check_number, check_positive, check_probability
+from hyfreedp.running.checks import check_choice, check_number, check_positive
 
 DEFAULT_GAMMA = {"per_step": 1.02, "constant": 1.01}
 
@@ -72,14 +72,14 @@ def calibrate_noise(
     check_choice("allocation", allocation, Allocation)
     if probe != "none":
         gamma = check_number("gamma", DEFAULT_GAMMA[allocation] if gamma is None else gamma)
-        if not 1 < gamma < math.inf:
+        if not 1 < gamma <= 1e9:
             raise ValueError(
-                f"gamma must be greater than 1 and finite, got {gamma!r}: else nothing of the budget is left for probes"
+                f"gamma must be greater than 1, else no budget is left for probes, and at most 1e9, got {gamma!r}"
             )
     split = NoiseSplit(
         target_epsilon=target_epsilon,
-        target_delta=check_probability("target_delta", target_delta),
-        sample_rate=check_probability("sample_rate", sample_rate, one_allowed=True),
+        target_delta=target_delta,
+        sample_rate=sample_rate,
         steps=steps,
         interval=interval,
         warmup_steps=warmup_steps,
@@ -90,7 +90,7 @@ def calibrate_noise(
         allocation=allocation,
         **dict.fromkeys(("sigma", "sigma_gradient", "sigma_gradient_probe", "sigma_loss"), 0.0),
         epsilon=math.inf,
-        records_per_person=check_count("records_per_person", records_per_person, 1),
+        records_per_person=records_per_person,
     )
     if math.isinf(target_epsilon):
         return split

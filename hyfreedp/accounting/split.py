@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from hyfreedp.accounting.accountants import Accountant
-from hyfreedp.running.checks import check_count
+from hyfreedp.running.checks import check_count, check_probability
 
 Allocation = Literal["per_step", "constant"]
 Probe = Literal["look", "losses", "none"]
@@ -54,7 +54,7 @@ class NoiseSplit:
     records_per_person: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse a plan of which two people could count the probes differently."""
+        """Refuse numbers out of range, and a plan of which two people could count the probes differently."""
         steps = check_count("steps", self.steps, 1)
         votes = tuple(sorted(check_count("vote_steps", step, 0, steps - 1, "steps - 1") for step in self.vote_steps))
         if len(set(votes)) < len(votes) or (votes and self.probe != "look"):
@@ -63,6 +63,9 @@ class NoiseSplit:
         if self.probe == "losses":
             counts["interval"] = check_count("interval", self.interval, 1, steps, "steps")
             counts["warmup_steps"] = check_count("warmup_steps", self.warmup_steps, 0, steps, "steps")
+        counts["sample_rate"] = check_probability("sample_rate", self.sample_rate, one_allowed=True)
+        counts["target_delta"] = check_probability("target_delta", self.target_delta)
+        counts["records_per_person"] = check_count("records_per_person", self.records_per_person, 1)
         vars(self).update(counts)
 
     @property

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hyfreedp.running.checks import check_count
 
+PerSampleLoss = Callable[[Any], Tensor]  # maps a batch, or samples of it, to losses of shape (B,), each of its own
 # Maps a batch to its pieces, each a list or tensor of samples' positions in the batch.
 Partition = Callable[[Any], Sequence[Tensor | Sequence[int]]]
 PhysicalBatchSize = int | Partition | None

@@ -16,16 +16,15 @@ What is taken for samples is compared with autograd and with batches of another 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
-from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 
-from hyfreedp.data.batches import batch_length
+from hyfreedp.data.batches import PerSampleLoss, batch_length
 from hyfreedp.gradients import rules  # noqa: F401, which are found by their names
-from hyfreedp.gradients.clipping import Clipping
+from hyfreedp.gradients.clipping import Clipping, bounded_factors
 from hyfreedp.gradients.one_by_one import OneByOne
 from hyfreedp.gradients.per_sample import norms_of
 from hyfreedp.gradients.recorder import Recorder, Seen
@@ -34,10 +33,7 @@ from hyfreedp.gradients.verify import verified_uses
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.running.random_states import beginning
 
-PerSampleLoss = Callable[[Any], Tensor]
-
 _TRIALS = 3
-_TRAINED: WeakSet[nn.Module] = WeakSet()  # models whose gradients an engine has computed, and their layers
 
 
 class GradientEngine:
@@ -114,8 +110,6 @@ class GradientEngine:
             UserWarning: once, if this and later batches are computed one sample at a time.
         """
         check_modes(self.module)
-        if self.module not in _TRAINED:
-            _TRAINED.update((self.module, *_layers(self.module)))
         device = next(self.module.parameters()).device
         if batch_length(batch) == 0:
             none = torch.zeros(0, dtype=torch.float64, device=device)
@@ -212,23 +206,13 @@ class GradientEngine:
             return None
         with torch.autocast(losses.device.type, enabled=False):  # the caller's would round sums, not norms alone
             norms = norms_of(gradients.values(), losses)
-            factors, finite = self.clipping.factors(norms), norms.isfinite()
+            factors, finite = bounded_factors(self.clipping, norms), norms.isfinite()
             factors = factors if weights is None else factors * weights.to(factors.dtype)
             whole = bool(finite.all())
             for p in list(gradients) if whole or bool(finite.any()) else ():  # popped: freed once used
                 g = gradients.pop(p)  # 0 * NaN is NaN: such samples are left out rather than multiplied by 0
                 self.add_to(p, (g if whole else g.select(finite)).weighted_sum(factors if whole else factors[finite]))
         return losses.detach(), norms
-
-
-def trained_before(module: nn.Module) -> bool:
-    """Whether an engine has computed gradients of one of its layers in this process."""
-    return any(layer in _TRAINED for layer in _layers(module))
-
-
-def _layers(module: nn.Module) -> list[nn.Module]:
-    """Those with trainable parameters of their own."""
-    return [m for m in module.modules() if any(p.requires_grad for p in m.parameters(recurse=False))]
 
 
 def _wide(p: nn.Parameter) -> torch.dtype:

@@ -22,7 +22,7 @@ class Clipping(Protocol):
         ...
 
     def factors(self, norms: Tensor) -> Tensor:
-        """Norms ||g_i||, shape (B,), to factors c_i, shape (B,). A norm that is not finite gets the factor 0."""
+        """Norms ||g_i||, shape (B,), to factors c_i, shape (B,), each of its own norm alone."""
         ...
 
 
@@ -44,7 +44,7 @@ class AutomaticClipping:
         return 1.0
 
     def factors(self, norms: Tensor) -> Tensor:
-        return _zero_where_not_finite(1 / (norms + self.stability), norms)
+        return 1 / (norms + self.stability)
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class AbadiClipping:
 
     def factors(self, norms: Tensor) -> Tensor:
         # threshold / 0 is inf, which the minimum turns into 1: a zero gradient stays as it is.
-        return _zero_where_not_finite((self.threshold / norms).clamp(max=1), norms)
+        return (self.threshold / norms).clamp(max=1)
 
 
 @dataclass(frozen=True)
@@ -78,11 +78,19 @@ class NoClipping:
         return math.inf
 
     def factors(self, norms: Tensor) -> Tensor:
-        return _zero_where_not_finite(torch.ones_like(norms), norms)
+        return torch.ones_like(norms)
 
 
-def _zero_where_not_finite(factors: Tensor, norms: Tensor) -> Tensor:
-    return torch.where(torch.isfinite(norms), factors, torch.zeros_like(factors))
+def bounded_factors(clipping: Clipping, norms: Tensor) -> Tensor:
+    """A rule's factors, kept within +- sensitivity / norm whatever the rule says; 0 where norm or factor is not finite.
+
+    Raises:
+        ValueError: the rule gives other than one factor for each norm.
+    """
+    factors, most = clipping.factors(norms), clipping.sensitivity / norms
+    if factors.shape != norms.shape:
+        raise ValueError(f"clipping must give factors of shape {tuple(norms.shape)}, got {tuple(factors.shape)}")
+    return torch.where(norms.isfinite() & factors.isfinite(), factors.clamp(-most, most), 0.0)
 
 
 def _check_positive(name: str, value: float) -> None:

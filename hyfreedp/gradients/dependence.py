@@ -22,7 +22,7 @@ asked. A check is no proof; where each sample is computed alone, none is needed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import count
 from typing import Any
@@ -30,11 +30,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hyfreedp.data.batches import batch_length, leaves, take
+from hyfreedp.data.batches import PerSampleLoss, batch_length, leaves, take
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.running.random_states import RandomStates, random_states, random_states_kept, seed_random_states
-
-Loss = Callable[[Any], Tensor]
 
 SAMPLES = 16  # that are looked at, of a batch
 _WHOLE, _FEW = 4, 4  # comparisons with all of them, and how many of them in others: a coin to mix is thrown for all
@@ -60,7 +58,7 @@ def steps_to_check(first: int, steps: int, generator: NoiseGenerator) -> list[in
 
 
 def check_samples_apart(
-    per_sample_loss: Loss,
+    per_sample_loss: PerSampleLoss,
     samples: Any,
     *,
     module: nn.Module,
@@ -130,7 +128,7 @@ Halves = tuple[Tensor, ...]  # positions of samples
 Pair = tuple[Tensor, Tensor]  # losses of some samples, float64; of none where the two passes tell nothing
 
 
-def _without_others(loss: Loss, samples: Any, halves: Halves, key: bytes, device: torch.device) -> Pair:
+def _without_others(loss: PerSampleLoss, samples: Any, halves: Halves, key: bytes, device: torch.device) -> Pair:
     """Losses of half of the samples, among all and without the others."""
     kept, _ = halves
     seed_random_states(key, device)
@@ -141,14 +139,14 @@ def _without_others(loss: Loss, samples: Any, halves: Halves, key: bytes, device
     return together, apart
 
 
-def _losses(loss: Loss, samples: Any, key: bytes, device: torch.device) -> tuple[Tensor, RandomStates]:
+def _losses(loss: PerSampleLoss, samples: Any, key: bytes, device: torch.device) -> tuple[Tensor, RandomStates]:
     """Losses, float64, with the random numbers of ``key``, and the states after them."""
     seed_random_states(key, device)
     return loss(samples).double(), random_states(device)
 
 
 def _others_replaced(
-    loss: Loss,
+    loss: PerSampleLoss,
     samples: Any,
     halves: Halves,
     key: bytes,

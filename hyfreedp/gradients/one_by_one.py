@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from hyfreedp.data.batches import batch_length, take
+from hyfreedp.data.batches import PerSampleLoss, batch_length, take
 from hyfreedp.gradients.autograd import explained, sums_in_float32
+from hyfreedp.gradients.clipping import bounded_factors
 from hyfreedp.gradients.per_sample import Instantiated, norms_of
 from hyfreedp.running.random_states import random_states, set_random_states
 
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 _CHUNK = 2**26  # numbers of gradients in a chunk, at most, unless one sample has more
 _AGREES = 1e-4  # relative difference of two samples' gradients from the loop's; dropout, say, draws other numbers
 
-Loss = Callable[[Any], Tensor]
 Row = tuple[Tensor, dict[nn.Parameter, Tensor]]  # losses (n,) and gradients (n, *S)
 
 
@@ -42,14 +42,14 @@ class OneByOne:
         self._engine = engine
         self._mapped: bool | None = None  # whether functorch agrees with the loop; None before it was tried
 
-    def add(self, loss: Loss, batch: Any, weights: Tensor | None, *, chunks: bool) -> tuple[Tensor, Tensor]:
+    def add(self, loss: PerSampleLoss, batch: Any, weights: Tensor | None, *, chunks: bool) -> tuple[Tensor, Tensor]:
         """As :meth:`GradientEngine.add`; in ``chunks`` where functorch can."""
         losses, norms, start = [], [], 0
         for values, gradients in self._chunks(loss, batch) if chunks else self._loop(loss, batch):
             each, some = {p: Instantiated(g) for p, g in gradients.items()}, slice(start, start + len(values))
             with torch.autocast(values.device.type, enabled=False):  # the caller's would round the sum
                 norm = norms_of(each.values(), values)
-                factors, finite = self._engine.clipping.factors(norm), norm.isfinite()
+                factors, finite = bounded_factors(self._engine.clipping, norm), norm.isfinite()
                 factors = factors if weights is None else factors * weights[some].to(factors.dtype)
                 for p, g in each.items():  # 0 * NaN is NaN: such samples are left out
                     self._engine.add_to(p, g.select(finite).weighted_sum(factors[finite]))
@@ -58,7 +58,7 @@ class OneByOne:
             start += len(values)
         return torch.cat(losses), torch.cat(norms)
 
-    def losses(self, loss: Loss, batch: Any, *, chunks: bool) -> Tensor:
+    def losses(self, loss: PerSampleLoss, batch: Any, *, chunks: bool) -> Tensor:
         """Losses (B,), with the random numbers that :meth:`add` draws."""
         if chunks and self._mapped:
             try:
@@ -67,7 +67,7 @@ class OneByOne:
                 self._mapped = False
         return torch.cat([loss(take(batch, slice(i, i + 1))) for i in range(batch_length(batch))])
 
-    def _loop(self, loss: Loss, batch: Any) -> Iterator[Row]:
+    def _loop(self, loss: PerSampleLoss, batch: Any) -> Iterator[Row]:
         parameters = list(self._engine.recorder.trainable())
         for i in range(batch_length(batch)):
             with torch.enable_grad():
@@ -76,7 +76,7 @@ class OneByOne:
                 gradients = torch.autograd.grad(value.sum(), parameters, allow_unused=True, materialize_grads=True)
             yield value, {p: g[None] for p, g in zip(parameters, gradients, strict=True)}
 
-    def _chunks(self, loss: Loss, batch: Any) -> Iterator[Row]:
+    def _chunks(self, loss: PerSampleLoss, batch: Any) -> Iterator[Row]:
         if self._mapped is None and batch_length(batch) > 1:
             self._mapped = self._agrees(loss, take(batch, slice(0, 2)))
         if not self._mapped:
@@ -100,7 +100,7 @@ class OneByOne:
         for start in range(0, batch_length(batch), each):
             yield take(batch, slice(start, start + each))
 
-    def _map(self, loss: Loss, batch: Any) -> Row:
+    def _map(self, loss: PerSampleLoss, batch: Any) -> Row:
         module, trained = self._engine.module, list(self._engine.recorder.trainable())
 
         def of_one(values: list[Tensor], sample: Any) -> Tensor:
@@ -111,7 +111,7 @@ class OneByOne:
         gradients, losses = _mapped(lambda sample: step([p.detach() for p in trained], sample), batch)
         return losses, dict(zip(trained, gradients, strict=True))
 
-    def _agrees(self, loss: Loss, batch: Any) -> bool:
+    def _agrees(self, loss: PerSampleLoss, batch: Any) -> bool:
         device = next(self._engine.module.parameters()).device
         states = random_states(device)
         expected = list(self._loop(loss, batch))

@@ -9,14 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hyfreedp.data.batches import PhysicalBatchSize, batch_length, on_device, split_rows, take
+from hyfreedp.data.batches import PerSampleLoss, PhysicalBatchSize, batch_length, on_device, split_rows, take
 from hyfreedp.gradients import GradientEngine
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.running.buffers import BufferGuard
 from hyfreedp.running.checks import check_losses, check_weights
 from hyfreedp.running.random_states import random_states_kept, random_states_of, seed_random_states
 
-PerSampleLoss = Callable[[Any], Tensor]
 Weights = Tensor | Callable[[Any], Tensor] | None
 
 

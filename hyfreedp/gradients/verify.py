@@ -14,22 +14,18 @@ it is computed one sample at a time.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from hyfreedp.data.batches import batch_length, take
+from hyfreedp.data.batches import PerSampleLoss, batch_length, take
 from hyfreedp.gradients.autograd import weighted_gradients
-from hyfreedp.gradients.clipping import Clipping
+from hyfreedp.gradients.clipping import Clipping, bounded_factors
 from hyfreedp.gradients.dependence import FIRST_DRAWS, LATER_DRAWS, SAMPLES, check_samples_apart, perturbed
 from hyfreedp.gradients.per_sample import norms_of, widened
 from hyfreedp.gradients.recorder import Recorder, Seen
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.running.random_states import random_states_kept
-
-Loss = Callable[[Any], Tensor]
 
 _GRADIENTS = 4  # samples whose gradients are compared, of those that are looked at
 
@@ -40,7 +36,7 @@ _ROUNDING = {torch.float64: 1e-5, torch.float32: 5e-3, torch.float16: 1e-2}  # e
 
 
 def verified_uses(
-    recorder: Recorder, clipping: Clipping, loss: Loss, batch: Any, generator: NoiseGenerator
+    recorder: Recorder, clipping: Clipping, loss: PerSampleLoss, batch: Any, generator: NoiseGenerator
 ) -> set[Seen]:
     """The uses of parameters by a few samples of a batch that agree with autograd; ``recorder.lost`` if one does not.
 
@@ -96,7 +92,7 @@ def _narrowest_type(recorder: Recorder) -> torch.dtype:
     return min(recorder.types | held, key=lambda dtype: torch.finfo(dtype).bits)
 
 
-def _finite(recorder: Recorder, loss: Loss, samples: Any) -> Any:
+def _finite(recorder: Recorder, loss: PerSampleLoss, samples: Any) -> Any:
     """The samples whose gradients are finite; None if there are fewer than two."""
     for _ in range(2):
         if batch_length(samples) < 2:
@@ -115,14 +111,14 @@ def _finite(recorder: Recorder, loss: Loss, samples: Any) -> Any:
     return None
 
 
-def _alike(loss: Loss, samples: Any) -> bool:
+def _alike(loss: PerSampleLoss, samples: Any) -> bool:
     """Whether all have the same loss: then nothing tells which row is whose, and no comparison shows anything."""
     with torch.no_grad():
         losses = loss(samples).double()
     return bool((losses - losses[0]).abs().max() <= 1e-6 * losses.abs().max())
 
 
-def _of_both_sizes(recorder: Recorder, loss: Loss, samples: Any, larger: Any) -> set[Seen]:
+def _of_both_sizes(recorder: Recorder, loss: PerSampleLoss, samples: Any, larger: Any) -> set[Seen]:
     """The uses that batches of two sizes have in common; none if one of them cannot be relied on."""
     device = next(recorder.module.parameters()).device
     while True:
@@ -143,7 +139,7 @@ def _of_both_sizes(recorder: Recorder, loss: Loss, samples: Any, larger: Any) ->
     return seen[0] & seen[1]
 
 
-def _agrees(recorder: Recorder, clipping: Clipping, loss: Loss, batch: Any, generator: NoiseGenerator) -> bool:
+def _agrees(recorder: Recorder, clipping: Clipping, loss: PerSampleLoss, batch: Any, generator: NoiseGenerator) -> bool:
     """Whether weighted sums of gradients are autograd's; False also where they are not finite, and tell nothing."""
     size, device = batch_length(batch), next(recorder.module.parameters()).device
     with random_states_kept(device), recorder.following(size):
@@ -155,7 +151,8 @@ def _agrees(recorder: Recorder, clipping: Clipping, loss: Loss, batch: Any, gene
     if not norms.isfinite().all():
         return False
     uniform = generator.uniform(2, size).to(losses.device, norms.dtype)
-    factors = (clipping.factors(norms) * (uniform[0] + 0.5)).log2().floor().exp2()  # with which rounding commutes
+    factors = bounded_factors(clipping, norms) * (uniform[0] + 0.5)
+    factors = factors.log2().floor().exp2()  # with which rounding commutes
     weights = torch.where(uniform[1] < 0.5, -factors, factors)
     with recorder.following(size):
         reference = weighted_gradients(losses, weights, trainable)

@@ -26,27 +26,30 @@ class BaseOptimizer:
     Args:
         optimizer: over exactly the trainable parameters of ``module``.
         module: the model.
+        learned: whether the owner learns the rate; those that others set change nothing then.
+        decays: whether the owner lowers it during the run.
 
     Attributes:
         eta: the rate of the first parameter group as it was given.
-        scheduled: whether steps take the groups' own rates, as a scheduler sets them, whatever they are told.
+        follows: whether steps take the groups' own rates, as a scheduler sets them, whatever they are told.
         parameters: the trainable ones, in the order of the groups.
 
     Raises:
         ValueError: a rate is not positive.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, module: nn.Module) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, module: nn.Module, learned: bool, decays: bool) -> None:
         self.optimizer = optimizer
         before: BaseOptimizer | None = getattr(optimizer, "_private_owner", None)
-        if before is not None and self.note_rates() == before._rates and not before.scheduled:
+        if before is not None and self.note_rates() == before._rates:
             for group, rate in zip(optimizer.param_groups, before._given, strict=True):
                 group["lr"] = rate
         rates = self.note_rates()
         if not all(rate > 0 for rate in rates):
             raise ValueError(f"optimizer must have positive learning rates (their ratios are kept), got {rates}")
         self.eta = rates[0]
-        self.scheduled: bool = False
+        self.follows = not (learned or decays)
+        self._learned = learned
         self._given: list[float] = rates
         self.parameters = trainable(optimizer)
         self._module = module
@@ -91,12 +94,8 @@ class BaseOptimizer:
         self._rates = [float(group["lr"]) for group in self.optimizer.param_groups]
         return self._rates
 
-    def sync_scheduler(self, *, learned: bool, decays: bool) -> None:
+    def sync_scheduler(self) -> None:
         """See whether somebody else, such as a torch scheduler, has set other rates since the last step.
-
-        Args:
-            learned: whether the owner learns the rate; then theirs change nothing.
-            decays: whether the owner lowers it during the run.
 
         Warns:
             UserWarning: once, if the rate is learned.
@@ -105,17 +104,16 @@ class BaseOptimizer:
             ValueError: the owner lowers the rate, too.
         """
         mine, owner = self._rates, self.optimizer._private_owner  # type: ignore[attr-defined]
-        if self.scheduled or owner is not self or self.note_rates() == mine:
+        if self.follows or owner is not self or self.note_rates() == mine or self._warned:
             return
-        self.scheduled = not learned and not decays
-        if learned and not self._warned:
+        if self._learned:
             self._warned = True
             warnings.warn(
                 "a group's 'lr' was set, as by a learning-rate scheduler, but this run learns its rate: leave the "
                 "scheduler out, or choose preset='fixed' to set the rate yourself",
                 stacklevel=4,
             )
-        if decays and not learned:
+        else:
             self._rates = mine
             raise ValueError(
                 "a group's 'lr' was set, as by a learning-rate scheduler, in a run with a decay of its own: pass "
@@ -153,7 +151,7 @@ class BaseOptimizer:
         return move
 
     def _set_rates(self, eta: float) -> None:
-        if self.scheduled:
+        if self.follows:
             return
         for group, ratio in zip(self.optimizer.param_groups, self._ratios, strict=True):
             group["lr"] = eta * ratio

@@ -243,6 +243,13 @@ def test_agrees_with_opacus_rdp(target_epsilon):
     assert epsilon(split, accountant="pld") < epsilon(split)
 
 
+@together("sigma", [1e5, 1e7])
+def test_rdp_of_much_noise_is_a_bound(sigma):
+    """dp_accounting's rounding errors made it 0, where 1.39e-5 is spent."""
+    bounds = [composed_epsilon([(sigma, 9)], sample_rate=0.01, delta=1e-12, accountant=a) for a in ("rdp", "pld")]
+    assert bounds[0] > bounds[1] > 0
+
+
 # ---- the plan and its record ---------------------------------------------------------------------------------------
 
 
@@ -289,6 +296,7 @@ def test_epsilon_of_a_prefix_grows_to_that_of_the_run_and_its_parts_are_less():
         (dict(steps=21), "split must be for this run, got steps=21, which is 20 here"),
         (dict(target_epsilon=1.0), "got target_epsilon=1.0, which is 0.5 here"),
         (dict(interval=10), "got interval=10, which is 4 here"),
+        (dict(sample_rate=1.5), r"sample_rate must be in \(0, 1\], got 1.5"),
         (dict(interval=-4), "interval must be an integer of at least 1 and at most steps=20, got -4"),
         (dict(sigma_gradient=0.0), "split must have a positive and finite sigma_gradient, got 0.0"),
         (dict(sigma_loss=math.nan), "split must have a positive and finite sigma_loss, got nan"),
@@ -340,7 +348,8 @@ def test_search_copes_with_infinite_and_vanishing_costs():
         (dict(warmup_steps=21), "warmup_steps must be an integer of at least 0 and at most steps=20, got 21"),
         (dict(vote_steps=(3,)), "vote_steps must differ, and be left out unless probe='look'"),
         (dict(records_per_person=0), "records_per_person must be an integer of at least 1, got 0"),
-        (dict(gamma=1.0), "gamma must be greater than 1 and finite, got 1.0: .*nothing of the budget is left"),
+        (dict(gamma=1.0), "gamma must be greater than 1, else no budget is left for probes, .* got 1.0"),
+        (dict(gamma=1e160), "gamma must be greater than 1, .* and at most 1e9, got 1e.160"),
         (dict(probe="loss"), "probe must be one of 'look', .*, got .loss.; did you mean 'losses'"),
         (dict(accountant="prv"), "accountant must be one of 'pld', 'rdp', got 'prv'"),
         (dict(allocation="perstep"), "allocation must be .*; did you mean .per_step'"),

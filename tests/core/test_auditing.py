@@ -19,11 +19,10 @@ from hyfreedp import PrivacyEngine, auditing, optimizer
 def slow_p_value(right, guesses, canaries, epsilon, delta):
     """The theorem, sum by sum."""
     chance = math.exp(epsilon) / (1 + math.exp(epsilon))
+    each = [math.comb(guesses, k) * chance**k * (1 - chance) ** (guesses - k) for k in range(guesses + 1)]
 
     def at_least(v):
-        return sum(
-            math.comb(guesses, k) * chance**k * (1 - chance) ** (guesses - k) for k in range(max(v, 0), guesses + 1)
-        )
+        return sum(each[max(v, 0) :])
 
     largest = max((at_least(right - i) - at_least(right)) / i for i in range(1, canaries + 1))
     return min(1.0, at_least(right) + 2 * canaries * delta * largest)

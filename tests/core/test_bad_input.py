@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -36,11 +37,14 @@ REFUSED = {
         "initial_learning_rate must be .*positive, got 0.0",
     ),
     "rate infinite": ({"initial_learning_rate": math.inf}, "initial_learning_rate must be finite .*, got inf"),
-    "rate negative": ({"initial_learning_rate": -1.0}, "initial_learning_rate must be finite and positive, got -1.0"),
     "no rate": ({"initial_learning_rate": math.nan}, "initial_learning_rate must be finite and positive, got nan"),
     "step rule": ({"preset": "paper", "step_rule": "greedy"}, r"step_rule must be .*'literal'.*got 'greedy'"),
     "R_l": ({"preset": "paper", "loss_threshold_rule": "mean"}, "loss_threshold_rule must be .*'sum'.*got 'mean'"),
     "clipping that bounds nothing": ({"clipping": NoClipping()}, r"clipping must bound .*, got NoClipping\(\)"),
+    "factors of a batch": (
+        {"clipping": SimpleNamespace(sensitivity=1.0, factors=lambda norms: 1 / norms.max().expand_as(norms))},
+        "clipping must give each norm a factor of its own, whatever the others are, got",
+    ),
     "clipping by a number": (
         {"clipping": 1.0, "error": TypeError},
         r"clipping must be a rule of hyfreedp.gradients, got 1.0: leave it out .* AbadiClipping\(max_grad_norm\)",

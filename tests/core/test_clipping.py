@@ -6,6 +6,7 @@ import io
 import math
 import pickle
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -123,6 +124,14 @@ def test_a_sample_that_is_not_finite_contributes_zero(build, alone, poison) -> N
     example.batch[-1][:] = poison
     measured, total = example.by_engine(engine, alone=alone)
     assert measured.isinf().all() and not total.any()
+
+
+@together(*each(alone=[False, True], scale=[5.0, -5.0, math.nan]).args)
+def test_a_rule_of_ones_own_is_kept_to_its_sensitivity(scale, alone) -> None:
+    """One of 5 / n moved the sum by five clips."""
+    example, rule = mlp(), SimpleNamespace(sensitivity=2.0, factors=lambda norms: scale / norms)
+    norms, total = example.by_engine(make_engine(example.model, rule), alone=alone)
+    torch.testing.assert_close(total, ({5.0: 2.0, -5.0: -2.0}.get(scale, 0.0) / norms) @ example.gradients())
 
 
 # -- precision ---------------------------------------------------------------------------------------------------------

@@ -27,14 +27,11 @@ PRIVATE = {"target_epsilon": 3.0, "accountant": "rdp"}
 
 
 def test_the_preset_paper_is_the_papers():
-    """Algorithm 1 and section 4.1: three losses on the gradient's batch, their sum as R_l, gamma 1.01, K = 5, eta_0 =
-    1e-4, no decay; and the smoothing of its authors' package, see test_gen_optim.
-    """
+    """Algorithm 1 and section 4.1; and the smoothing of its authors' package, see test_gen_optim."""
     paper = PRESETS["paper"]
     assert (paper.probe, paper.loss_threshold_rule, paper.allocation) == ("losses", "sum", "constant")
     assert (paper.gamma, paper.interval, paper.initial_learning_rate) == (1.01, 5, 1e-4)
-    assert (paper.warmup, paper.decay, paper.step_rule) == (0.0, "none", "gen")
-    assert paper.smoothing == 0.1
+    assert (paper.warmup, paper.decay, paper.step_rule) == (0.0, "none", "gen") and paper.smoothing == 0.1
 
 
 @together("preset", PRESETS.values())
@@ -185,10 +182,7 @@ def test_a_seed_makes_a_run_reproducible():
 
 
 def test_an_engine_gives_every_run_keys_of_its_own():
-    """With a seed they are reproducible in their order, and a refused call takes none.
-
-    Two releases under one key would be two equations for the noise and the sum, as t2_engine_reuse had them.
-    """
+    """With a seed they are reproducible in their order, and a refused call takes none (t2_engine_reuse)."""
     keys = []
     for _ in range(2):
         engine = PrivacyEngine(seed=3)

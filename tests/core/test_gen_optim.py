@@ -66,9 +66,6 @@ def compare(model, eta, interval):
     expected=[(1e-3, "b/a above the range, clamped"), (2.0, "b/a"), (8.0, "b/a below the range, clamped")],
 )
 def test_equals_the_authors_package_step_by_step(interval, expected):
-    """From rates that are too small, about right and too large: on both sides of the clamp and within it.
-
-    Alg. 1 probes on the batch of the gradient, the package on one that it is given: here the same.
-    """
+    """On both sides of the clamp and within it. Alg. 1 probes on the gradient's batch, the package on a given one."""
     eta, reason = expected
     assert reason in {row.get("reason") for row in compare(make_model(), eta, interval)}

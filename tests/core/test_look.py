@@ -108,8 +108,7 @@ def test_every_look_comes_within_the_run_and_once(steps):
 
 
 @together(
-    ("steps", "plan"),
-    [(1, ()), (2, (1,)), (8, (1, 4)), (32, (1, 4, 16)), (33, (1, 2, 5, 17)), (100, (1, 4, 13, 50))],
+    ("steps", "plan"), [(1, ()), (2, (1,)), (8, (1, 4)), (32, (1, 4, 16)), (33, (1, 2, 5, 17)), (100, (1, 4, 13, 50))]
 )
 def test_the_looks_are_after_a_step_and_at_three_shares_of_the_run(steps, plan):
     assert look_steps(steps) == plan

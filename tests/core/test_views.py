@@ -124,7 +124,6 @@ def test_a_number_of_views_that_is_none_is_refused(views):
         (2, lambda losses: losses.flatten(), r"\(12,\)"),
         (2, lambda losses: losses.mean(1), r"\(6,\)"),
         (2, lambda losses: losses.T, r"\(2, 6\)"),
-        (3, lambda losses: losses, r"\(6, 2\)"),
     ],
 )
 def test_losses_of_another_form_are_refused(views, wrong, shape):

@@ -66,8 +66,7 @@ def test_a_record_of_weight_zero_is_no_record_and_of_weight_one_a_whole_one(pres
 
 
 @given(
-    st.lists(st.tuples(st.floats(0, 1), st.floats(-5, 5), st.floats(-5, 5)), min_size=1, max_size=6),
-    st.integers(0, 5),
+    st.lists(st.tuples(st.floats(0, 1), st.floats(-5, 5), st.floats(-5, 5)), min_size=1, max_size=6), st.integers(0, 5)
 )
 def test_one_record_moves_a_vote_by_one_at_most(records, out):
     def margin(rows):

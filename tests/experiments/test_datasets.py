@@ -140,9 +140,8 @@ def test_traffic_signs_are_unpacked_bit_for_bit_and_tracks_are_not_divided(place
     x, y = arrays.train
     which = x[:, 0, 0, 0].numpy()
     assert sorted(which) == list(range(len(names)))
-    assert (
-        np.array_equal(x.permute(0, 2, 3, 1).numpy(), pixels[which]) and y.tolist() == np.array(labels)[which].tolist()
-    )
+    assert np.array_equal(x.permute(0, 2, 3, 1).numpy(), pixels[which])
+    assert y.tolist() == np.array(labels)[which].tolist()
     track = np.array([name.split("_")[0] for name in names])[which]
     cut = arrays.validation_start
     assert len(names) * 4 / 5 <= cut < len(names) * 4 / 5 + frames
@@ -279,9 +278,7 @@ def test_damaged_and_missing_images_are_refused(cifar, places, monkeypatch):
         images("cifar10")
     for name in copy.checksums:
         (places / "data" / name).write_bytes((places / "data" / name).read_bytes() + b"x")
-    with pytest.raises(
-        ValueError, match=r"cifar10.tar.gz is damaged or another file: its SHA-256 is [0-9a-f]{64}, not"
-    ):
+    with pytest.raises(ValueError, match=r"cifar10.tar.gz is damaged or another file: its SHA-256 is [0-9a-f]{64}, "):
         images("cifar10")
     assert not (places / "cache").exists()
 

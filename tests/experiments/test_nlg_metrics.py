@@ -60,10 +60,7 @@ OFFICIAL = {
             ],
             ["The Café Zest costs 1,000 or less - don't miss it!"],
         ],
-        [
-            "it's a Family-Friendly cafe near M & M, prices: £20-25",
-            "The café zest COSTS 1,000 or less: do n't miss it",
-        ],
+        ["it's a Family-Friendly cafe near M & M, prices: £20-25", "The café zest COSTS 1,000 or less: do n't miss it"],
         (0.5240, 4.2730, 0.59773, 0.87500, 6.14792),
     ),
     "an empty output": (
