@@ -142,7 +142,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         t, learner, look, probe, probed = self.ledger.steps, self.rate_learner, None, None, None
         self._check_not_forked()
         self.ledger.check()
-        if not (self._told or self._rows):  # another run may have begun since this one was wired
+        if t == 0 and not self._told:  # another run may have begun since this one was wired
             self._told = self._warn_if_trained(stacklevel=4)
         self._base.sync_scheduler()
         learner.on_step_start(t)
