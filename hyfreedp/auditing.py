@@ -24,7 +24,7 @@ from hyfreedp.noise import NoiseGenerator
 from hyfreedp.running.checks import check_number, check_probability
 
 SHARES = (0.1, 0.3, 1.0)  # of the canaries about which the auditor dares a guess; all are tried, and paid for
-LARGEST_EPSILON = 50.0  # where the search for a bound ends; n right guesses cannot refute more than about log(20 n)
+LARGEST_EPSILON = 50.0  # where the search for a bound ends; n right guesses cannot refute more than about log(n / 3)
 _PIECE = 256  # canaries whose losses are computed at once
 
 Train = Callable[[Dataset[Any]], Iterator[tuple[Any, Callable[[Any], Tensor]]]]

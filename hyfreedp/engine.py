@@ -95,8 +95,8 @@ class PrivacyEngine:
         Args:
             module: the model, returned as it is, so closures made before stay valid. Non-reentrant gradient
                 checkpointing saves memory as usual, see :func:`hyfreedp.gradients.make_engine` for how to turn it on.
-            optimizer: any torch optimizer linear in its learning rate, over exactly the trainable parameters. Its
-                rate is ignored but for the ratio between groups (preset "fixed" uses it as it is).
+            optimizer: any torch optimizer linear in its rate, over exactly the trainable parameters; for looks SGD,
+                RMSprop or of Adam's kin. Of its rates only the ratio counts (preset "fixed" uses them as they are).
             data_loader: its batch size B gives the sample rate B / N and the expected batch size. Several processes
                 all pass the same loader, over all N records and with the B of all together, as in Opacus.
             target_epsilon: budget of the whole run; ``inf`` trains without noise and without clipping.

@@ -303,7 +303,7 @@ def displacement_per_gradient(optimizer: torch.optim.Optimizer, steps: int) -> t
         return 1.0, False
     if not isinstance(optimizer, torch.optim.SGD | torch.optim.RMSprop):
         raise ValueError(
-            f"optimizer must be SGD, RMSprop or of Adam's kin, with betas, for its rate to be learned by looks, got "
+            f"optimizer must be SGD, RMSprop or of Adam's kin but RAdam, for its rate to be learned by looks, got "
             f"{type(optimizer).__name__}, whose steps may be of any size: choose AdamW, or preset='paper' or 'fixed'"
         )
     for name in ("momentum", "dampening", "alpha"):

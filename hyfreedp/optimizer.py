@@ -127,7 +127,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
             batch: what the loader gave; samples are the first dimension of every tensor. May be empty.
             weights: how much each record counts, in [0, 1]: a function of the batch, or a tensor of shape ``(B,)``;
                 each of its own record alone. They multiply what is clipped already: gradient, votes, and losses of a
-                line search. Weights within ``per_sample_loss`` change nothing where gradients are normalised.
+                line search. Weights within ``per_sample_loss`` change little where gradients are normalised.
 
         Raises:
             BudgetExhausted: the planned steps are done, or a step would be released again with other data.
@@ -153,8 +153,8 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
             if t in learner.vote_steps:
                 look = learner.before_gradient(self._look(t, "look", passes))
             with self.processes.all_or_none():
-                losses, norms = passes.add_gradients()  # lines 3, 4
-            self._privatize_gradient(t)  # line 5
+                losses, norms = passes.add_gradients()  # lines 2 to 4
+            self._privatize_gradient(t)  # line 4
         except BaseException:
             learner.undo()
             self.zero_grad()  # it may be raw
@@ -167,7 +167,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         eta = learner.eta * decay_factor(t, self.split.steps, self.decay, self.decay_start)
         eta = 0.0 if math.isnan(eta) else eta  # no gradient so far but zeros, which move nothing and set no unit
         if self.split.is_probe_step(t) and learner.probes_along_update:
-            move = self._base.step_along(eta)  # line 6
+            move = self._base.step_along(eta)  # line 5
             view = self._look(t, "probe", passes)
             probe, probed, eta = self._probe(learner, view, losses, move, eta)  # lines 7 to 12
         else:

@@ -25,7 +25,7 @@ FOLLOWS_FROM_TORCH = re.compile(r"(nvidia|cuda|triton)\b")  # differ between pla
 
 # From the ground up: a module may import from the lines before its own, from nothing else on its line or after it.
 LAYERS = [
-    {"running", "data", "running.devices", "running.checks", "sensitivity"},
+    {"running", "data", "running.devices", "running.checks"},
     {"noise", "accounting", "data.batches", "running.processes", "running.wrapper", "running.base_optimizer"},
     {"privatize", "auditing", "curvefit", "running.random_states", "running.buffers", "running.records"},
     {"gradients", "data.collation", "data.same_records", "running.checkpoint"},

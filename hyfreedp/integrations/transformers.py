@@ -1,4 +1,4 @@
-"""Private training by the Trainer of transformers: ``pip install 'hyfreedp[transformers]'``."""
+"""Private training by the Trainer of transformers: ``pip install -e '.[transformers]'``."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def page(rows: list[dict[str, Any]]) -> str:
                 f"| {row['name']} | {full} | {biases} | {step} | {row['opacus'].partition(':')[0]} | {frozen} |"
             )
         lines.append("")
-    lines.append("## Why models are refused, or computed one sample at a time\n")
+    lines.append("## Why models are wrong, or computed one sample at a time\n")
     for reason, number in notes.items():
         plain = " ".join(reason.split()).replace("|", "\\|").replace("<", "&lt;")
         lines.append(f"{number}. {plain}")

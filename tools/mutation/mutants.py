@@ -1,7 +1,7 @@
 """Makes each deliberate fault of ``mutants.txt`` in a copy of the package, and sees whether its tests notice.
 
 A fault counts as noticed only by a test that ran and failed: neither by a module that cannot be imported nor by a test
-that took too long. Why no tool from PyPI: see CONTRIBUTING.md.
+that took too long.
 """
 
 from __future__ import annotations
