@@ -263,15 +263,16 @@ def _run_length(epochs: int | None, steps: int | None, steps_per_epoch: int) -> 
 def _check_clipping(clipping: Clipping | None, private: bool) -> Clipping:
     if clipping is None:
         return AutomaticClipping() if private else NoClipping()
-    if not (hasattr(clipping, "sensitivity") and hasattr(clipping, "factors")):
+    if isinstance(clipping, type) or not (hasattr(clipping, "sensitivity") and hasattr(clipping, "factors")):
         raise TypeError(
             f"clipping must be a rule of hyfreedp.gradients, got {clipping!r}: leave it out for normalised gradients, "
             "or pass AbadiClipping(max_grad_norm), which is Opacus's 'flat'"
         )
-    if private and math.isinf(clipping.sensitivity):
+    if private and not 0 < float(clipping.sensitivity) < math.inf:
         raise ValueError(f"clipping must bound the gradient when target_epsilon is finite, got {clipping}")
     norms = torch.logspace(-3, 3, 7)  # of nobody
-    if not torch.allclose(clipping.factors(norms), torch.cat([clipping.factors(norm) for norm in norms.split(1)])):
+    factors, *each = (clipping.factors(some) for some in (norms, *norms.split(1)))
+    if not isinstance(factors, torch.Tensor) or not torch.allclose(factors, torch.cat(each)):
         raise ValueError(f"clipping must give each norm a factor of its own, whatever the others are, got {clipping}")
     return clipping
 

@@ -35,7 +35,7 @@ from hyfreedp.privatize import privatize_gradient
 from hyfreedp.running.base_optimizer import BaseOptimizer
 from hyfreedp.running.buffers import BufferGuard
 from hyfreedp.running.checks import check_same_model, check_same_run
-from hyfreedp.running.layers import trainable_layers
+from hyfreedp.running.layers import layers_of
 from hyfreedp.running.processes import Processes
 from hyfreedp.running.records import ProbeResult, StepRecord, raw_values
 from hyfreedp.running.wrapper import OptimizerWrapper, Unprepared, hooked_step
@@ -104,8 +104,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         self.processes = processes or Processes()
         self._rows: list[dict[str, Any]] = []
         self.gradient_engine = gradient_engine
-        learned, decays = self.rate_learner.kind != "none", decay != "none"
-        self._base = BaseOptimizer(optimizer, module, learned=learned, decays=decays)
+        self._base = BaseOptimizer(optimizer, module, self.rate_learner.kind != "none", decay != "none")
         self._generator = generator
         self._wired_by = os.getpid()
         self._buffers = BufferGuard(module)
@@ -142,8 +141,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         t, learner, look, probe, probed = self.ledger.steps, self.rate_learner, None, None, None
         self._check_not_forked()
         self.ledger.check()
-        if t == 0 and not self._told:  # another run may have begun since this one was wired
-            self._told = self._warn_if_trained(stacklevel=4)
+        self._told = self._told or (t == 0 and self._warn_if_trained(stacklevel=4))  # by a run that was wired since
         self._base.sync_scheduler()
         learner.on_step_start(t)
         self.zero_grad()
@@ -160,7 +158,8 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
             self.zero_grad()  # it may be raw
             raise
         if self.module not in _TRAINED:
-            _TRAINED.update((self.module, *trainable_layers(self.module)))
+            owners = [m for m in layers_of(self.module) if any(p.requires_grad for p in m.parameters(recurse=False))]
+            _TRAINED.update((self.module, *owners))
         if self.sampler is not None:
             self.sampler.position = self.ledger.steps
         learner.on_gradient()
@@ -184,7 +183,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
 
     def _warn_if_trained(self, stacklevel: int) -> bool:
         """Tell, and return, whether a private run has trained layers of the model in this process."""
-        if before := any(layer in _TRAINED for layer in trainable_layers(self.module)):
+        if before := any(layer in _TRAINED for layer in layers_of(self.module)):
             warnings.warn(
                 "this model was trained privately before: epsilon of the new run does not include that run's. Make "
                 "model and optimizer anew, or add the two",
@@ -294,7 +293,8 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
     @property
     def guarantee(self) -> bool:
         """Whether the run is proven to stay within its target: its split is, and all batches were the sampler's."""
-        return self.split.guarantee and self.sampler is not None and self.sampler.position == self.ledger.steps
+        there = self.sampler and (self.sampler.position, self.sampler.sample_rate)
+        return self.split.guarantee and there == (self.ledger.steps, self.split.sample_rate)
 
     def averaged(self) -> AbstractContextManager[None]:
         """Around an evaluation before the run has ended: the weights are those at which it would end now.

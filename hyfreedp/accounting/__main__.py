@@ -88,13 +88,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             warnings.simplefilter("always")
             if math.isfinite(options.epsilon):
                 check_delta(options.delta, options.n, stacklevel=2)
-            split = calibrate_noise(
-                target_epsilon=options.epsilon,
-                target_delta=options.delta,
-                sample_rate=options.batch_size / options.n,
-                records_per_person=options.records_per_person,
-                **resolve(options.preset, cast(PresetFields, changes), options.steps).plan(options.steps),
-            )
+            plan = resolve(options.preset, cast(PresetFields, changes), options.steps).plan(options.steps)
+            plan |= {"sample_rate": options.batch_size / options.n, "records_per_person": options.records_per_person}
+            split = calibrate_noise(target_epsilon=options.epsilon, target_delta=options.delta, **plan)
     except ValueError as error:
         parser.error(str(error))
     for warning in told:

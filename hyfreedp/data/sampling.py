@@ -70,11 +70,6 @@ class PoissonSampler(Sampler[list[int]]):
     horizon: int | None = None
     given: int | None = None
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in ("num_records", "sample_rate", "rank", "world_size") and name in vars(self):
-            raise AttributeError(f"{name} cannot be changed: epsilon was computed for it. Make a run with another one")
-        super().__setattr__(name, value)
-
     def __len__(self) -> int:
         return self.steps_per_epoch
 

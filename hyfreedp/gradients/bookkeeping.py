@@ -160,15 +160,17 @@ class GradientEngine:
         return bool(seen) or self.slow is not None
 
     def add_to(self, p: nn.Parameter, addend: Tensor) -> None:
-        """Add to the clipped sum of ``p``, float32 or wider."""
+        """Add to the clipped sum of ``p``: in float64, since over many pieces roundings would add up to clips."""
         if p in self._sums:
-            self._sums[p].add_(addend)
+            self._sums[p] = self._sums[p].double().add_(addend)
         else:
             self._sums[p] = addend.to(_wide(p)).contiguous()
 
     def clipped_sums(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
         """What :meth:`add` has added up for each parameter since :meth:`clear`, float32 or wider; zeros for none."""
-        return [self._sums[p] if p in self._sums else torch.zeros_like(p, dtype=_wide(p)) for p in parameters]
+        return [
+            self._sums[p].to(_wide(p)) if p in self._sums else torch.zeros_like(p, dtype=_wide(p)) for p in parameters
+        ]
 
     def clear(self) -> None:
         """Forget sums and norms, which are raw."""

@@ -12,6 +12,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+_SMALLEST = 1e-9  # below, what float32 loses of a tiny gradient's norm would be more than a clip
+
 
 class Clipping(Protocol):
     """A rule that turns per-sample gradient norms into the factors that scale each sample's gradient."""
@@ -87,12 +89,12 @@ def bounded_factors(clipping: Clipping, norms: Tensor) -> Tensor:
     Raises:
         ValueError: the rule gives other than one factor for each norm.
     """
-    factors, most = clipping.factors(norms), clipping.sensitivity / norms
+    factors, most = clipping.factors(norms), clipping.sensitivity / norms.clamp(min=_SMALLEST)
     if factors.shape != norms.shape:
         raise ValueError(f"clipping must give factors of shape {tuple(norms.shape)}, got {tuple(factors.shape)}")
     return torch.where(norms.isfinite() & factors.isfinite(), factors.clamp(-most, most), 0.0)
 
 
 def _check_positive(name: str, value: float) -> None:
-    if not 1e-9 <= value < math.inf:  # below, what float32 loses of a tiny gradient's norm would be more than a clip
-        raise ValueError(f"{name}={value!r} is not allowed: it must be finite and at least 1e-9")
+    if not _SMALLEST <= value < math.inf:
+        raise ValueError(f"{name}={value!r} is not allowed: it must be finite and at least {_SMALLEST}")

@@ -112,9 +112,9 @@ def check_samples_apart(
                     f"the losses of {changed} of {compared} samples depend on which other samples are in the batch, so "
                     "clipping bounds nothing. Each loss must depend on its own sample only: dimension 0 of every "
                     "tensor must be the samples (attention with batch_first=True), statistics such as means, class "
-                    "counts or numbers of tokens must be a sample's own, and random numbers must come from torch. "
-                    "Where that cannot be, make_private_with_epsilon(isolate=True) computes each sample alone: slow, "
-                    "and safe"
+                    "counts or numbers of tokens must be a sample's own, random numbers must come from torch, and "
+                    "batches must not be written to. Where that cannot be, make_private_with_epsilon(isolate=True) "
+                    "computes each sample alone: slow, and safe"
                 )
 
 

@@ -68,11 +68,6 @@ class Instantiated(PerSampleGradients):
     def instantiate(self) -> Tensor:
         return self.gradients
 
-    @property
-    def nbytes(self) -> int:
-        """As the sum reads them, in float32 or wider."""
-        return self.gradients.numel() * max(4, self.gradients.element_size())
-
     def select(self, samples: Tensor) -> Instantiated:
         return Instantiated(self.gradients[samples])
 

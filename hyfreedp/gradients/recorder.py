@@ -250,7 +250,8 @@ class Recorder:
             x, g = None if x is None else x.unflatten(0, (size, -1)), g.unflatten(0, (size, -1))
         for value, gradients in use.gradients(x, g):
             joined = join_views(gradients, self.views * (rows // size if use.by_row else 1)).cheaper(self._left)
-            self._left -= joined.nbytes if isinstance(joined, Instantiated) else 0
+            if isinstance(joined, Instantiated):  # in float32 or wider, as the sum reads them
+                self._left -= joined.gradients.numel() * max(4, joined.gradients.element_size())
             self._received.setdefault(id(value), (value, []))[1].append(joined)
 
     def trace(self, losses: Tensor) -> list[GradientEdge] | None:

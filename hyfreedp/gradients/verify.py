@@ -17,6 +17,8 @@ import math
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from hyfreedp.data.batches import PerSampleLoss, batch_length, take
 from hyfreedp.gradients.autograd import weighted_gradients
@@ -33,6 +35,19 @@ _GRADIENTS = 4  # samples whose gradients are compared, of those that are looked
 # Measured on the ViT, GPT-2, LLaMA and BERT of the tests, at most: 8e-8 (LLaMA computes its norms in float32), 4e-7,
 # 9e-4 and 6e-3. TF32, which float32 may mean on a GPU, rounds by 1e-3.
 _ROUNDING = {torch.float64: 1e-5, torch.float32: 5e-3, torch.float16: 1e-2}  # else as bfloat16
+
+
+class _SeesHooks(TorchFunctionMode):
+    """Notices hooks of the model's own: by the gradients that they change samples may mix, and no loss shows it."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.register_hook and getattr(args[1], "func", None) != self._recorder._receive:
+            self._recorder.lose("a hook that the model registers changes gradients")
+        return func(*args, **(kwargs or {}))
 
 
 def verified_uses(
@@ -55,15 +70,14 @@ def verified_uses(
     """
     rows = generator.permutation(batch_length(batch))[:SAMPLES]
     parameters = list(recorder.trainable())
-    with random_states_kept(parameters[0].device):
+    with random_states_kept(parameters[0].device), _SeesHooks(recorder):
         samples = take(batch, rows.sort().values)
         with torch.no_grad(), random_states_kept(parameters[0].device):
             samples = take(samples, loss(samples).isfinite().cpu().nonzero()[:, 0])
         if batch_length(samples) < 2:
             return set()
-        narrowest = _narrowest_type(recorder)
+        narrowest, module = _narrowest_type(recorder), recorder.module
         draws = LATER_DRAWS if recorder.compared else FIRST_DRAWS
-        module = recorder.module
         check_samples_apart(loss, samples, module=module, narrowest_type=narrowest, generator=generator, draws=draws)
         recorder.compared = True
         apart = torch.arange(0, batch_length(samples), max(1, batch_length(samples) // _GRADIENTS))

@@ -106,11 +106,10 @@ class PrivateTrainer(Trainer):
             )
         preset = privacy.get("preset", "robust")
         learned = privacy.get("probe", getattr(PRESETS.get(preset, preset), "probe", "none")) != "none"
-        if (args := kwargs.get("args")) is not None:
-            _check_arguments(args, learned)
         if learned and kwargs.get("optimizers", (None, None))[1] is not None:
             raise ValueError(f"optimizers must have None for the scheduler: {_FIXED}")
         super().__init__(**kwargs)
+        _check_arguments(self.args, learned)
         self.args.ignore_data_skip = True  # the sampler goes on by itself: nothing used is given again
         self.per_sample_loss, self.privacy, self.weights = per_sample_loss, privacy, weights
         self.engine = engine or PrivacyEngine()

@@ -140,6 +140,7 @@ class BaseOptimizer:
         self.step(eta)
         plain = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         torch._foreach_copy_(plain, self.parameters)
+        self.optimizer.zero_grad()  # a backward pass within the loss would add its raw gradient to them
 
         @torch.no_grad()
         def move(distance: float) -> None:

@@ -17,11 +17,6 @@ def layers_of(module: nn.Module) -> list[nn.Module]:
     return list(found)
 
 
-def trainable_layers(module: nn.Module) -> list[nn.Module]:
-    """Those with trainable parameters of their own."""
-    return [m for m in layers_of(module) if any(p is not None and p.requires_grad for p in m._parameters.values())]
-
-
 def parameters_of(module: nn.Module) -> list[nn.Parameter]:
     """Its parameters, each once, in the order of ``module.parameters()``."""
     found = {id(p): p for layer in layers_of(module) for p in layer._parameters.values() if p is not None}

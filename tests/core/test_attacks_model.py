@@ -492,6 +492,25 @@ def test_squares_that_underflow_do_not_hide_a_norm(tokens, clipping):
         assert engine.slow is None and moved.norm() <= 1.001 * clipping.sensitivity
 
 
+@together("preset", ["robust", "paper", "fixed"])
+def test_a_backward_pass_within_the_loss_reaches_no_weight(preset):
+    """As of adversarial training: its raw gradients were added to the weights that a line search kept."""
+    ends = []
+    for attacked in (False, True):
+        optimizer = by_hand(preset=preset, target_epsilon=3.0, accountant="rdp")
+        plain = cross_entropy(optimizer.module)
+
+        def loss(batch, plain=plain, attacked=attacked):
+            with torch.enable_grad():
+                _ = attacked and (1e6 * plain(batch).sum()).backward()
+            return plain(batch)
+
+        for batch in make_batches([8, 5, 8]):
+            optimizer.step(loss, batch)
+        ends.append(flat(optimizer.module))
+    assert torch.equal(*ends)
+
+
 def low_rank():
     """As PEFT makes them: a frozen layer in bf16 and trained updates in float32."""
     base = nn.Linear(32, 32).bfloat16().requires_grad_(False)

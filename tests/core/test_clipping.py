@@ -129,9 +129,20 @@ def test_a_sample_that_is_not_finite_contributes_zero(build, alone, poison) -> N
 @together(*each(alone=[False, True], scale=[5.0, -5.0, math.nan]).args)
 def test_a_rule_of_ones_own_is_kept_to_its_sensitivity(scale, alone) -> None:
     """One of 5 / n moved the sum by five clips."""
-    example, rule = mlp(), SimpleNamespace(sensitivity=2.0, factors=lambda norms: scale / norms)
+    example, rule = mlp(), SimpleNamespace(sensitivity=2.0, factors=lambda norms: torch.nan_to_num(scale / norms))
     norms, total = example.by_engine(make_engine(example.model, rule), alone=alone)
     torch.testing.assert_close(total, ({5.0: 2.0, -5.0: -2.0}.get(scale, 0.0) / norms) @ example.gradients())
+    tiny = Example(nn.Linear(1, 1), (torch.ones(1, 1),), lambda model, x: 1e-24 * model(x)[:, 0])  # its square is zero
+    assert tiny.by_engine(make_engine(tiny.model, rule), alone=True)[1].norm() <= 2
+
+
+def test_sums_over_many_pieces_lose_nothing() -> None:
+    """In float32 the later ones were lost; where records were chosen so, one moved 8,192 pieces by five clips."""
+    example = Example(nn.Linear(1, 1, bias=False), (torch.ones(4096, 1),), lambda model, x: model(x)[:, 0])
+    engine = make_engine(example.model, AbadiClipping(1.0))
+    for piece in (torch.ones(4096, 1), *(torch.full((2, 1), 1e-4) for _ in range(500))):
+        engine.add(lambda x: example.loss(example.model, x), piece)
+    assert engine.clipped_sums(example.trainable)[0].item() == pytest.approx(4096.1, abs=3e-4)
 
 
 # -- precision ---------------------------------------------------------------------------------------------------------

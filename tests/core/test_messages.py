@@ -153,11 +153,3 @@ def test_a_model_that_was_trained_before_is_warned_of():
     with pytest.warns(UserWarning, match="trained privately before"):
         steps(second, [8])
     steps(second, [8])
-
-
-def test_what_epsilon_was_computed_for_cannot_be_changed():
-    _, optimizer, loader = make_private()
-    with pytest.raises(AttributeError, match="split"):
-        optimizer.split = optimizer.split
-    with pytest.raises(AttributeError, match="sample_rate cannot be changed: epsilon was computed for it"):
-        loader.batch_sampler.sample_rate = 1.0

@@ -107,6 +107,19 @@ def test_one_table_of_words_and_positions_and_time_major_models(kind, sizes) -> 
     attack(model.double(), [[torch.randint(30, (n, 24)), torch.randn(n).double()] for n in sizes])
 
 
+def test_a_hook_by_which_gradients_mix_is_seen() -> None:
+    """It bounds a gradient by that of the whole batch, which shows in no loss; one record moved the sum by 14."""
+
+    def forward(m: nn.Module, x: Tensor) -> Tensor:
+        h = m.inner(x).tanh()
+        if h.requires_grad:
+            h.register_hook(lambda g: g * (1 / g.norm()).clamp(max=1))
+        return m.outer(h)[:, 0]
+
+    model = Built(forward, inner=nn.Linear(4, 8), outer=nn.Linear(8, 1)).double()
+    assert "a hook that the model registers" in attack(model, [batch_of(9, 4), batch_of(2, 4)]).slow
+
+
 @together("tokens", [16, 17, 272, 32])
 def test_no_number_of_rows_fits_both_batches_of_a_comparison(tokens) -> None:
     """272 = 16 * 17 does, as other multiples: of which the engine asks that they be the same."""

@@ -67,17 +67,3 @@ def test_a_run_adds_the_larger_noise_to_its_gradients():
     expected = 0.1 * (optimizer.split.sigma**-2 - (2 * 25) ** -2) ** -0.5
     statistic, count = (noise**2).sum().item() / expected**2, len(noise)
     assert abs(statistic - count) / math.sqrt(2 * count) < stats.norm.ppf(1 - 0.5e-4)
-
-
-def test_a_batch_that_is_read_twice_is_counted_once() -> None:
-    """As one with a record that is not finite is, sample by sample: that record changes the count by a half."""
-
-    def count(first: int) -> float:
-        spec = Spec(method="adaptive", learning_rate=0.01, clipping_threshold=0.1, steps=5)
-        optimizer, loader = make_run(spec)
-        images, labels = loader.dataset.dataset.__getitems__(loader.batch_sampler.batch(0))
-        images[0], optimizer.sampler = math.nan, None
-        optimizer.step(spec.problem.losses_of(optimizer.module), [images[first:], labels[first:]])
-        return optimizer.gradient_engine.clipping._centred_count
-
-    assert count(0) - count(1) == -0.5

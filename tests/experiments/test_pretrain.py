@@ -11,8 +11,6 @@ from hyfreedp.experiments.models import public_weights as weights
 from hyfreedp.experiments.models.image_models import head, make_model
 from hyfreedp.experiments.runs import pretrain
 from hyfreedp.experiments.store.paths import CHECKPOINTS
-from hyfreedp.experiments.tasks.registry import TASKS
-from hyfreedp.experiments.tasks.scores import evaluate
 
 
 def tiny():
@@ -87,24 +85,6 @@ def test_the_committed_checkpoint_is_small_and_says_what_made_it():
     assert f"| {100 * recipe['held_out_accuracy']:.1f} % |" in (CHECKPOINTS.parent / "README.md").read_text()
     model = make_model("vit8_glyphs", "full", features=64, classes=10, seed=0)
     assert (head(model).weight == 0).all()
-
-
-def test_pre_trained_features_are_a_better_start_than_random_ones():
-    """A linear classifier on frozen features, 60 full-batch steps on 200 real digits, scored on 300 others."""
-    accuracy = {}
-    for name in ("vit8_glyphs", "vit8_d64_p4"):
-        model = make_model(name, "full", features=64, classes=10, seed=0)
-        model.requires_grad_(False)
-        head(model).requires_grad_(True)
-        train, held_out = TASKS["digits"].datasets("validation")
-        features, labels = (tensor[:200] for tensor in train.tensors)
-        optimizer = torch.optim.AdamW(head(model).parameters(), lr=0.02)
-        for _ in range(60):
-            optimizer.zero_grad()
-            torch.nn.functional.cross_entropy(model(features), labels).backward()
-            optimizer.step()
-        accuracy[name] = evaluate(model, held_out).accuracy
-    assert accuracy["vit8_glyphs"] > accuracy["vit8_d64_p4"] + 0.1
 
 
 def test_shifts_are_crops_of_the_padded_image_or_of_its_mirror_image():

@@ -58,9 +58,8 @@ def test_what_is_handed_over_broadcasts_to_the_dials_and_the_axis():
 
 def test_the_committed_ones_are_small_and_load_nothing():
     found = committed()
-    assert set(found) == {
-        f"sliders-{name}" for name in ("01_bias_variance", "03_noise_split", "04_curve_fit", "10_audit")
-    }
+    names = ("01_bias_variance", "03_noise_split", "04_curve_fit", "10_audit")
+    assert set(found) == {f"sliders-{name}" for name in names}
     for page in found.values():
         assert len(page) < 40_000 and not re.search(r"\b(src|href)=|fetch\(|import\b", page)
 
