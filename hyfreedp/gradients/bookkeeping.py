@@ -26,7 +26,7 @@ from hyfreedp.data.batches import PerSampleLoss, batch_length
 from hyfreedp.gradients import rules  # noqa: F401, which are found by their names
 from hyfreedp.gradients.clipping import Clipping, bounded_factors
 from hyfreedp.gradients.one_by_one import OneByOne
-from hyfreedp.gradients.per_sample import norms_of
+from hyfreedp.gradients.per_sample import norms_of, widened
 from hyfreedp.gradients.recorder import Recorder, Seen
 from hyfreedp.gradients.validate import check_modes
 from hyfreedp.gradients.verify import verified_uses
@@ -164,13 +164,12 @@ class GradientEngine:
         if p in self._sums:
             self._sums[p] = self._sums[p].double().add_(addend)
         else:
-            self._sums[p] = addend.to(_wide(p)).contiguous()
+            self._sums[p] = widened(addend).contiguous()
 
     def clipped_sums(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
         """What :meth:`add` has added up for each parameter since :meth:`clear`, float32 or wider; zeros for none."""
-        return [
-            self._sums[p].to(_wide(p)) if p in self._sums else torch.zeros_like(p, dtype=_wide(p)) for p in parameters
-        ]
+        wide = {p: torch.promote_types(p.dtype, torch.float32) for p in parameters}
+        return [self._sums[p].to(t) if p in self._sums else torch.zeros_like(p, dtype=t) for p, t in wide.items()]
 
     def clear(self) -> None:
         """Forget sums and norms, which are raw."""
@@ -215,7 +214,3 @@ class GradientEngine:
                 g = gradients.pop(p)  # 0 * NaN is NaN: such samples are left out rather than multiplied by 0
                 self.add_to(p, (g if whole else g.select(finite)).weighted_sum(factors if whole else factors[finite]))
         return losses.detach(), norms
-
-
-def _wide(p: nn.Parameter) -> torch.dtype:
-    return torch.promote_types(p.dtype, torch.float32)

@@ -24,6 +24,7 @@ from hyfreedp.data.batches import PerSampleLoss, batch_length, take
 from hyfreedp.gradients.autograd import weighted_gradients
 from hyfreedp.gradients.clipping import Clipping, bounded_factors
 from hyfreedp.gradients.dependence import FIRST_DRAWS, LATER_DRAWS, SAMPLES, check_samples_apart, perturbed
+from hyfreedp.gradients.followed import Followed
 from hyfreedp.gradients.per_sample import norms_of, widened
 from hyfreedp.gradients.recorder import Recorder, Seen
 from hyfreedp.noise import NoiseGenerator
@@ -45,7 +46,8 @@ class _SeesHooks(TorchFunctionMode):
         self._recorder = recorder
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is Tensor.register_hook and getattr(args[1], "func", None) != self._recorder._receive:
+        by_user = func is Tensor.register_hook and getattr(args[1], "func", None) != self._recorder._receive
+        if by_user and not isinstance(args[0], Followed):
             self._recorder.lose("a hook that the model registers changes gradients")
         return func(*args, **(kwargs or {}))
 

@@ -21,6 +21,7 @@ from hyfreedp import PRESETS, HyFreeDPOptimizer, PrivacyEngine
 from hyfreedp.integrations.closure import ClosureOptimizer, epsilon_is_due
 from hyfreedp.running.wrapper import check_arguments
 
+_BY_LENGTH = "batches are Poisson samples; hyfreedp.token_budget puts records of one length into one piece"
 # Arguments that a private run cannot follow, and what to do instead. docs/trainers.md says so of every argument.
 REFUSED = {
     "gradient_accumulation_steps": "give the whole batch as per_device_train_batch_size, and the size of its pieces as "
@@ -33,9 +34,7 @@ REFUSED = {
     "label_smoothing_factor": "the loss is per_sample_loss; smooth there, by F.cross_entropy(..., label_smoothing=...)",
     "dataloader_drop_last": "batches are Poisson samples, none of which is left over at the end",
     "dataloader_in_order": "a checkpoint counts batches in their order",
-    "group_by_length": "batches are Poisson samples; hyfreedp.token_budget puts records of one length into one piece",
-    "train_sampling_strategy": "batches are Poisson samples; hyfreedp.token_budget puts records of one length into one "
-    "piece",
+    **dict.fromkeys(("group_by_length", "train_sampling_strategy"), _BY_LENGTH),
     "data_seed": "batches are drawn by the engine; for a run that can be repeated give engine=PrivacyEngine(seed=...)",
     "fp16": "it scales losses; use bf16=True",
     "torch_compile": "gradients of single records are taken from the model as it is",
@@ -106,10 +105,12 @@ class PrivateTrainer(Trainer):
             )
         preset = privacy.get("preset", "robust")
         learned = privacy.get("probe", getattr(PRESETS.get(preset, preset), "probe", "none")) != "none"
+        if (args := kwargs.get("args")) is not None:
+            _check_arguments(args, learned)
         if learned and kwargs.get("optimizers", (None, None))[1] is not None:
             raise ValueError(f"optimizers must have None for the scheduler: {_FIXED}")
         super().__init__(**kwargs)
-        _check_arguments(self.args, learned)
+        _check_arguments(self.args, learned)  # of which transformers has set some by others
         self.args.ignore_data_skip = True  # the sampler goes on by itself: nothing used is given again
         self.per_sample_loss, self.privacy, self.weights = per_sample_loss, privacy, weights
         self.engine = engine or PrivacyEngine()
