@@ -115,6 +115,7 @@ class PrivateTrainer(Trainer):
         self.per_sample_loss, self.privacy, self.weights = per_sample_loss, privacy, weights
         self.engine = engine or PrivacyEngine()
         self.private: HyFreeDPOptimizer | None = None
+        self._loader: DataLoader
         for callback in self.callback_handler.callbacks:
             if type(callback) is DEFAULT_PROGRESS_CALLBACK:
                 self.remove_callback(callback)
@@ -130,14 +131,15 @@ class PrivateTrainer(Trainer):
 
     def get_train_dataloader(self) -> DataLoader:
         """Make the run private; the loader of its Poisson batches."""
+        if self.private is not None and self.private.ledger.steps == 0:  # asked for its length, before train()
+            return self._loader
         if self.private is not None:
             raise RuntimeError("this trainer has trained its private run: make another, with a budget of its own")
         args, data = self.args, self.train_dataset
-        collate = self._get_collator_with_removed_columns(self.data_collator, description="training")
         loader: DataLoader = DataLoader(
             data,
             batch_size=args.train_batch_size * args.world_size,
-            collate_fn=collate,
+            collate_fn=self._get_collator_with_removed_columns(self.data_collator, description="training"),
             num_workers=args.dataloader_num_workers,
             pin_memory=args.dataloader_pin_memory,
             persistent_workers=args.dataloader_persistent_workers,
@@ -146,11 +148,11 @@ class PrivateTrainer(Trainer):
         )
         steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * len(loader))
         self.model.train()
-        _, self.private, private_loader = self.engine.make_private_with_epsilon(
+        _, self.private, self._loader = self.engine.make_private_with_epsilon(
             module=self.model, optimizer=self.create_optimizer(), data_loader=loader, steps=steps, **self.privacy
         )
         self.optimizer = ClosureOptimizer(self.private, str(args.output_dir))
-        return private_loader
+        return self._loader
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """The scheduler of the arguments where the rate is not learned."""

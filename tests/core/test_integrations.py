@@ -155,14 +155,14 @@ def test_the_trainer_of_transformers_makes_the_run_by_hand(trainer, privacy, wei
 def test_what_the_trainer_tells_is_private(trainer):
     """Epsilon and the rate; no loss of a training batch, nor how large it was or how long it took."""
     found = trainer(eval_strategy="epoch", save_strategy="epoch")
+    assert len(found.get_train_dataloader()) and not found.private.history  # asked for beforehand
     result = found.train()
     training = [row for row in found.state.log_history if "eval_loss" not in row]
     every = {"epsilon", "epoch", "step"}
     assert [row.keys() - every for row in training] == [{"learning_rate"}] * STEPS + [set()]
     epsilons = [row["epsilon"] for row in training]
     assert epsilons == sorted(epsilons) and 2.9 < epsilons[-1] <= 3.0
-    rates = [row["learning_rate"] for row in training[:-1]]
-    assert rates == pytest.approx([row["eta"] for row in found.private.history])
+    assert [row["learning_rate"] for row in training[:-1]] == pytest.approx([r["eta"] for r in found.private.history])
     assert result.training_loss is None and result.metrics == {"epsilon": epsilons[-1]}
     assert any("eval_loss" in row for row in found.state.log_history)
     with pytest.raises(RuntimeError, match="has trained its private run"):
