@@ -94,7 +94,7 @@ def write_table(profile: str, cells: Path, results: Path) -> str:
     versions = {key: json.loads(text)["environment"] for key, text in records.items()}
     rows = rows.join(pd.DataFrame([versions.get(key, {}) for key in rows.key], index=rows.index).add_prefix("version_"))
     if path.exists():
-        rows = plan.filled(rows, pd.read_csv(path)).astype({"runs": int})
+        rows = plan.filled(rows, pd.read_csv(path))
     write_csv(path, rows)
     learned = list(rows[rows.row.isin(plan.LEARNED)].key.dropna())
     made = _rates([key for key in learned if key in records], cells)

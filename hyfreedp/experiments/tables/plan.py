@@ -308,7 +308,7 @@ def filled(rows: pd.DataFrame, committed: pd.DataFrame) -> pd.DataFrame:
     versions, before = (t.version_hyfreedp.astype(object).where(t.version_hyfreedp.notna(), "") for t in (rows, known))
     older = before < versions.groupby([rows[name] for name in CELL], dropna=False).transform("max")
     kept = known.accuracy.notna() & rows.accuracy.isna() & ~older
-    return pd.concat([known[kept], rows[~kept]]).sort_index()
+    return pd.concat([known[kept], rows[~kept]]).sort_index().astype({"runs": int})
 
 
 CELL = ["task", "model", "tuning", "epsilon", "row"]
