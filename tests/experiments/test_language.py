@@ -198,7 +198,7 @@ def test_committed_records_stand_in_for_cells_and_are_never_lost(small, tmp_path
 
 
 def test_seeds_of_two_versions_are_never_in_one_mean():
-    places = {"task": "t", "model": "m", "tuning": "full", "epsilon": 3.0, "row": ["robust", "robust", "grid"], "runs": 1}
+    places = {"task": "t", "model": "m", "tuning": "f", "epsilon": 3.0, "row": ["robust", "robust", "grid"], "runs": 1}
     rows = pd.DataFrame(places | {"seed": [0, 1, 0], "accuracy": [0.6, np.nan, np.nan], "key": "new"})
     committed = pd.DataFrame(places | {"seed": [0, 1, 0], "accuracy": [0.4, 0.5, 0.7], "key": "old", "METEOR": 0.2})
     committed["version_hyfreedp"], rows["version_hyfreedp"] = "0.1.0", ["0.2.0", np.nan, np.nan]
