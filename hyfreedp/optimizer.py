@@ -144,7 +144,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         self._told = self._told or (t == 0 and self._warn_if_trained(stacklevel=4))  # by a run that was wired since
         self._base.sync_scheduler()
         learner.on_step_start(t)
-        self.zero_grad()
+        self._clear()
         try:
             with self.processes.all_or_none():
                 passes = self._passes(t, per_sample_loss, batch, weights)
@@ -155,7 +155,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
             self._privatize_gradient(t)  # line 4
         except BaseException:
             learner.undo()
-            self.zero_grad()  # it may be raw
+            self._clear()  # it may be raw
             raise
         if self.module not in _TRAINED:
             owners = [m for m in layers_of(self.module) if any(p.requires_grad for p in m.parameters(recurse=False))]
@@ -172,7 +172,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         else:
             self._base.step(eta)
         learner.on_step_end()
-        self.zero_grad()
+        self._clear()
 
         join, diagnostics = self.processes.join_samples, None
         if self.diagnostics:
@@ -310,7 +310,10 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients. :meth:`step` does so itself; for loops written for other optimizers."""
-        self.base.zero_grad(set_to_none=set_to_none)
+        self.base.zero_grad(set_to_none=set_to_none)  # no sums: a loss may call it between two pieces of a batch
+
+    def _clear(self) -> None:
+        self.zero_grad()
         self.gradient_engine.clear()
 
     def epsilon_spent(self, target_delta: float | None = None) -> float:

@@ -105,11 +105,3 @@ def test_text_of_notebooks_cannot_become_markup():
 def test_formulas_become_mathml(tex, inside):
     text = site.mathml(tex, None, block=True)
     assert text.startswith("<math") and 'display="block"' in text and inside in text
-
-
-@pytest.mark.parametrize("tex", [r"a \alfa", r"\left( a"])
-def test_a_formula_that_cannot_be_translated_is_a_warning(monkeypatch, tex):
-    told = []
-    monkeypatch.setattr(site._log, "warning", lambda message, *values, **_: told.append(message % values))
-    assert site.mathml(tex, None, block=False)
-    assert len(told) == 1 and repr(tex) in told[0]

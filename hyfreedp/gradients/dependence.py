@@ -87,7 +87,7 @@ def check_samples_apart(
         for weights in (nullcontext(), perturbed(parameters, generator)):
             with weights:
                 with _without_dropout(module):
-                    halves = _halves(samples, generator)
+                    halves = halves_of(samples, generator)
                     fewer.append(_without_others(per_sample_loss, samples, halves, next(keys), device))
                 drew, together = len(fewer[-1][0]) == 0, None
                 for number in range(draws // 2 if drew else _WHOLE):
@@ -96,7 +96,7 @@ def check_samples_apart(
                         key = next(keys)
                         together = _losses(per_sample_loss, some, key, device)
                     # Of four comparisons, each half is looked at beside copies and beside large records.
-                    halves = _halves(some, generator) if number % 4 == 0 else halves[::-1]
+                    halves = halves_of(some, generator) if number % 4 == 0 else halves[::-1]
                     large = number % 4 in (1, 2)
                     pair = _others_replaced(per_sample_loss, some, halves, key, device, together, large=large)
                     replaced.append(pair)
@@ -157,9 +157,9 @@ def _others_replaced(
 ) -> Pair:
     """Losses of half of the samples, among all, and beside copies of themselves or, if ``large``, the others scaled."""
     kept, others = halves
-    replaced, together = _scaled(samples, others) if large else None, among_all[0][kept]
+    replaced, together = scaled(samples, others) if large else None, among_all[0][kept]
     try:
-        values, drawn = _losses(loss, _copied(samples, kept, others) if replaced is None else replaced, key, device)
+        values, drawn = _losses(loss, copied(samples, kept, others) if replaced is None else replaced, key, device)
     except Exception:
         if replaced is None:
             raise
@@ -169,7 +169,7 @@ def _others_replaced(
     return together, values[kept]
 
 
-def _halves(samples: Any, generator: NoiseGenerator) -> Halves:
+def halves_of(samples: Any, generator: NoiseGenerator) -> Halves:
     """A random half of the samples, even where their number is odd and odd where it is even, and the others.
 
     So a branch on the parity of a batch shows where the others are left out.
@@ -179,26 +179,26 @@ def _halves(samples: Any, generator: NoiseGenerator) -> Halves:
     return tuple(generator.permutation(size).tensor_split([half + (size > 2 and half % 2 == size % 2)]))
 
 
-def _copied(samples: Any, kept: Tensor, others: Tensor) -> Any:
+def copied(samples: Any, kept: Tensor, others: Tensor) -> Any:
     """The samples, with those ``kept`` also in the places of the others."""
     rows = torch.arange(len(kept) + len(others))
     rows[others] = kept.repeat(3)[: len(others)]  # there are three times as many at most
     return take(samples, rows)
 
 
-def _scaled(samples: Any, rows: Tensor) -> Any | None:
+def scaled(samples: Any, rows: Tensor) -> Any | None:
     """The samples, with those in ``rows`` made large; None if there is nothing to scale.
 
     Whole numbers stay: they may be classes, or positions in a table.
     """
-    scaled, found = take(samples, torch.arange(batch_length(samples))), False
-    for tensor in leaves(scaled):
+    large, found = take(samples, torch.arange(batch_length(samples))), False
+    for tensor in leaves(large):
         if isinstance(tensor, Tensor) and tensor.is_floating_point():
             part = take(tensor, rows)
             fractions = part != part.round()
             tensor[rows.to(tensor.device)] = torch.where(fractions, part * _SCALE, part)
             found |= bool(fractions.any())
-    return scaled if found else None
+    return large if found else None
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -99,6 +99,7 @@ class Passes:
         """
         self._check_weights_apart(generator.child("weights"))
         if self._alone or self._engine.slow is not None:  # each sample is computed alone
+            self._check_no_memory(generator.child("memory"))
             return True
         pieces = [piece for piece in self._pieces if batch_length(piece) > 1]
         if not pieces:
@@ -130,9 +131,23 @@ class Passes:
                     "samples: take no sum, mean, maximum or count over the batch, and draw no random numbers"
                 )
 
+    @torch.no_grad()
+    def _check_no_memory(self, generator: NoiseGenerator) -> None:
+        """Refuse a loss that remembers samples: of one alone it must be the same after others, in another order."""
+        rows = generator.permutation(batch_length(self._batch))[:4]
+        found: dict[int, Tensor] = {}
+        for row in (*rows.tolist(), *rows.flip(0).tolist()):
+            with random_states_of(generator.key, self._device):
+                loss = self._values(take(self._batch, slice(row, row + 1)))
+            if not torch.allclose(found.setdefault(row, loss), loss, rtol=1e-4, equal_nan=True):
+                raise ValueError(
+                    "the loss of a sample depends on those that were computed before it, alone though it is: let "
+                    "per_sample_loss and the model keep nothing of a batch, no running mean, queue or memory bank"
+                )
+
     def _weights_unchanged(self) -> AbstractContextManager[None]:
-        """Around several passes: the values of parameters are compared, if they are to be."""
-        return self._buffers.unchanged(by_value=True) if self._by_value else nullcontext()
+        """Around several passes, backward ones too: the values of parameters are compared, if they are to be."""
+        return self._buffers.unchanged(by_value=self._by_value or None)
 
     def _values(self, piece: Any) -> Tensor:
         with self._buffers.unchanged():

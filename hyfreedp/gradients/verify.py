@@ -17,39 +17,34 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.overrides import TorchFunctionMode
+from torch import Tensor, nn
 
 from hyfreedp.data.batches import PerSampleLoss, batch_length, take
 from hyfreedp.gradients.autograd import weighted_gradients
 from hyfreedp.gradients.clipping import Clipping, bounded_factors
-from hyfreedp.gradients.dependence import FIRST_DRAWS, LATER_DRAWS, SAMPLES, check_samples_apart, perturbed
-from hyfreedp.gradients.followed import Followed
+from hyfreedp.gradients.dependence import (
+    FIRST_DRAWS,
+    LATER_DRAWS,
+    SAMPLES,
+    Halves,
+    check_samples_apart,
+    copied,
+    halves_of,
+    perturbed,
+    scaled,
+)
 from hyfreedp.gradients.per_sample import norms_of, widened
 from hyfreedp.gradients.recorder import Recorder, Seen
 from hyfreedp.noise import NoiseGenerator
-from hyfreedp.running.random_states import random_states_kept
+from hyfreedp.running.random_states import RandomStates, random_states, random_states_kept
 
+_LOUDER = 1e3  # times as loud are the losses of those that are not looked at
 _GRADIENTS = 4  # samples whose gradients are compared, of those that are looked at
 
 # Relative difference from autograd's gradient that rounding explains, by the narrowest type in which layers compute.
 # Measured on the ViT, GPT-2, LLaMA and BERT of the tests, at most: 8e-8 (LLaMA computes its norms in float32), 4e-7,
 # 9e-4 and 6e-3. TF32, which float32 may mean on a GPU, rounds by 1e-3.
 _ROUNDING = {torch.float64: 1e-5, torch.float32: 5e-3, torch.float16: 1e-2}  # else as bfloat16
-
-
-class _SeesHooks(TorchFunctionMode):
-    """Notices hooks of the model's own: by the gradients that they change samples may mix, and no loss shows it."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        super().__init__()
-        self._recorder = recorder
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        by_user = func is Tensor.register_hook and getattr(args[1], "func", None) != self._recorder._receive
-        if by_user and not isinstance(args[0], Followed):
-            self._recorder.lose("a hook that the model registers changes gradients")
-        return func(*args, **(kwargs or {}))
 
 
 def verified_uses(
@@ -72,7 +67,7 @@ def verified_uses(
     """
     rows = generator.permutation(batch_length(batch))[:SAMPLES]
     parameters = list(recorder.trainable())
-    with random_states_kept(parameters[0].device), _SeesHooks(recorder):
+    with random_states_kept(parameters[0].device):
         samples = take(batch, rows.sort().values)
         with torch.no_grad(), random_states_kept(parameters[0].device):
             samples = take(samples, loss(samples).isfinite().cpu().nonzero()[:, 0])
@@ -155,12 +150,39 @@ def _of_both_sizes(recorder: Recorder, loss: PerSampleLoss, samples: Any, larger
     return seen[0] & seen[1]
 
 
+def _by_autograd(
+    recorder: Recorder, loss: PerSampleLoss, batch: Any, weights: Tensor, halves: Halves, drawn: RandomStates
+) -> dict[nn.Parameter, Tensor | None]:
+    """Autograd's weighted gradients, with other samples in the place of the second half where the model takes them."""
+    trainable, device = recorder.trainable(), next(recorder.module.parameters()).device
+    for changed in (scaled(batch, halves[1]), copied(batch, *halves), batch):
+        if changed is None:
+            continue
+        with random_states_kept(device), recorder.following(batch_length(batch)):
+            try:
+                losses = loss(changed)
+            except Exception:
+                if changed is batch:
+                    raise
+                continue
+            if changed is batch or (drawn.same(random_states(device)) and bool(losses.isfinite().all())):
+                return weighted_gradients(losses, weights, trainable)
+    raise AssertionError("the last one is the batch itself")
+
+
 def _agrees(recorder: Recorder, clipping: Clipping, loss: PerSampleLoss, batch: Any, generator: NoiseGenerator) -> bool:
-    """Whether weighted sums of gradients are autograd's; False also where they are not finite, and tell nothing."""
+    """Whether weighted sums of some samples' gradients are autograd's; False also where they tell nothing.
+
+    Of the others, the losses are louder here and the samples other ones there: so gradients mix that differ, even where
+    losses are apart, as by hooks or by what happens only where there are gradients.
+    """
     size, device = batch_length(batch), next(recorder.module.parameters()).device
+    halves = halves_of(batch, generator.child("halves"))
     with random_states_kept(device), recorder.following(size):
         losses = loss(batch)
-        gradients = recorder.per_sample_gradients(losses, keep=True)
+        drawn = random_states(device)
+        louder = torch.ones(size).index_fill(0, halves[1], _LOUDER).to(losses)
+        gradients = recorder.per_sample_gradients(losses * louder)
     if gradients is None:
         return False
     trainable, norms = recorder.trainable(), norms_of(gradients.values(), losses)
@@ -169,9 +191,8 @@ def _agrees(recorder: Recorder, clipping: Clipping, loss: PerSampleLoss, batch: 
     uniform = generator.uniform(2, size).to(losses.device, norms.dtype)
     factors = bounded_factors(clipping, norms) * (uniform[0] + 0.5)
     factors = factors.log2().floor().exp2()  # with which rounding commutes
-    weights = torch.where(uniform[1] < 0.5, -factors, factors)
-    with recorder.following(size):
-        reference = weighted_gradients(losses, weights, trainable)
+    weights = torch.where(uniform[1] < 0.5, -factors, factors).index_fill(0, halves[1].to(losses.device), 0.0)
+    reference = _by_autograd(recorder, loss, batch, weights, halves, drawn)
     sizes, errors = [], []
     for p in trainable:
         true, g = reference[p], gradients.get(p)

@@ -492,22 +492,28 @@ def test_squares_that_underflow_do_not_hide_a_norm(tokens, clipping):
         assert engine.slow is None and moved.norm() <= 1.001 * clipping.sensitivity
 
 
-@together("preset", ["robust", "paper", "fixed"])
-def test_a_backward_pass_within_the_loss_reaches_no_weight(preset):
-    """As of adversarial training: its raw gradients were added to the weights that a line search kept."""
+@together(*each(preset=["robust", "paper", "fixed"], pieces=[None, 3]).args)
+def test_a_backward_pass_within_the_loss_reaches_no_weight(preset, pieces):
+    """As of adversarial training: it reached what a line search kept, and frozen ones; clearing cleared pieces."""
     ends = []
     for attacked in (False, True):
-        optimizer = by_hand(preset=preset, target_epsilon=3.0, accountant="rdp")
-        plain = cross_entropy(optimizer.module)
+        model = make_model()
+        frozen = model[0].requires_grad_(False)
+        settings = {"preset": preset, "max_physical_batch_size": pieces, "target_epsilon": 3.0, "accountant": "rdp"}
+        optimizer = by_hand(model, torch.optim.AdamW(model.parameters(), lr=0.01), **settings)
+        plain, clear = cross_entropy(model), optimizer.zero_grad
 
-        def loss(batch, plain=plain, attacked=attacked):
+        def loss(batch, plain=plain, attacked=attacked, frozen=frozen, clear=clear):
             with torch.enable_grad():
+                clear()
+                frozen.requires_grad_(attacked)
                 _ = attacked and (1e6 * plain(batch).sum()).backward()
+                frozen.requires_grad_(False)
             return plain(batch)
 
         for batch in make_batches([8, 5, 8]):
             optimizer.step(loss, batch)
-        ends.append(flat(optimizer.module))
+        ends.append(flat(model))
     assert torch.equal(*ends)
 
 

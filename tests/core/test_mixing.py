@@ -1,5 +1,6 @@
 """The check that samples do not mix: when it is made, what it sees, and that it leaves nothing behind."""
 
+import itertools
 import math
 
 import pytest
@@ -144,6 +145,9 @@ def test_what_is_refused_goes_with_each_sample_alone():
             optimizer.step(loss(model), batch)
         ends.append(flat(model))
     assert torch.equal(*ends)
+    calls, (_, optimizer, batches) = itertools.count(), make_private(network(), loader=loader, steps=2, isolate=True)
+    with pytest.raises(ValueError, match="depends on those that were computed before it, alone though it is"):
+        optimizer.step(lambda b: next(calls) * apart(optimizer.module)(b), next(iter(batches)))
 
 
 def test_large_numbers_that_a_model_does_not_take_are_no_refusal():
