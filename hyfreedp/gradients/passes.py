@@ -29,7 +29,7 @@ class Passes:
         batch: samples are the first dimension of every tensor.
         engine: of the model.
         max_physical_batch_size: size of the pieces, or the function that chooses them; None for one piece. 1 is the
-            mode that trusts nothing: each sample is computed alone.
+            mode that trusts least: each sample is computed alone.
         buffers: of the model, which no pass may change.
         generator: sets torch's, NumPy's and Python's random numbers in each pass over a piece, the same in all.
         by_value: whether parameters are compared by value, too.

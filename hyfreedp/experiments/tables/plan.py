@@ -128,7 +128,7 @@ SCALES = {
             Learner(*one)
             for one in product(("cifar10_20k", "gtsrb_20k", "fashion_20k"), ("vit32_tiny_imagenet_d128",), _TUNINGS)
         ),
-        epsilons=(1.0, 8.0, math.inf),
+        epsilons=(1.0, 3.0, 8.0, math.inf),
         seeds=2,
         rows=DESKTOP_ROWS,
     ),
