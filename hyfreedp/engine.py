@@ -108,8 +108,8 @@ class PrivacyEngine:
             max_physical_batch_size: memory limit; larger Poisson batches are processed in pieces of so many samples, or
                 in those that a function of the batch chooses, such as :func:`hyfreedp.token_budget` makes.
             isolate: compute each sample alone, by plain autograd, so that none can depend on another unless the model
-                or the loss remembers it: the same as pieces of one. A step takes as many forward and backward passes as the
-                batch has samples. Where a loss is refused since it mixes samples, this is the way on.
+                or the loss remembers it: the same as pieces of one. A step takes as many forward and backward passes as
+                the batch has samples. Where a loss is refused since it mixes samples, this is the way on.
             views: of every record, such as augmented copies, whose gradients are averaged before they are clipped (De
                 et al. 2022). ``per_sample_loss`` makes them: it gives the model the K views of a record one after the
                 other, as ``repeat_interleave(K, 0)`` does, and returns losses of shape ``(B, K)``.
