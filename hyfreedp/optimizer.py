@@ -240,6 +240,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
             expected_batch_size=self.expected_batch_size,
             generator=generator,
         )
+        self.zero_grad()  # a loss may have made raw ones, also of what is frozen
         for parameter, private in zip(self._base.parameters, sums, strict=True):
             parameter.grad = private.to(parameter.dtype)  # rounding to half precision comes after the noise
         self.processes.check_same(generator.tag)

@@ -141,8 +141,8 @@ class Passes:
                 loss = self._values(take(self._batch, slice(row, row + 1)))
             if not torch.allclose(found.setdefault(row, loss), loss, rtol=1e-4, equal_nan=True):
                 raise ValueError(
-                    "the loss of a sample depends on those that were computed before it, alone though it is: let "
-                    "per_sample_loss and the model keep nothing of a batch, no running mean, queue or memory bank"
+                    "the loss of a sample depends on those that were computed before it, alone though it is: let loss "
+                    "and model keep nothing of a batch, and draw from the global generators of torch, NumPy or Python"
                 )
 
     def _weights_unchanged(self) -> AbstractContextManager[None]:

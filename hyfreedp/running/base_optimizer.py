@@ -123,9 +123,6 @@ class BaseOptimizer:
     def step(self, eta: float) -> None:
         """One step at rate ``eta`` of the first group, the others in proportion."""
         self._set_rates(eta)
-        private = set(map(id, self.parameters))
-        for p in (p for group in self.optimizer.param_groups for p in group["params"] if id(p) not in private):
-            p.grad = None  # of a frozen one, raw: a loss has made it
         self._stepping = True
         try:
             self.optimizer.step()
