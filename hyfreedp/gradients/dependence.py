@@ -229,8 +229,8 @@ def perturbed(parameters: Sequence[nn.Parameter], generator: NoiseGenerator) -> 
             for p in parameters:
                 inputs = math.prod(p.shape[1:])
                 noise = generator.normal(*p.shape, device=p.device).mul_(_PERTURB / math.sqrt(max(1, inputs)))
-                p.add_(noise.to(p.device, p.dtype))
+                p.data.add_(noise.to(p.device, p.dtype))  # whose version counter, which guards look at, is not p's
         yield
     finally:
-        with torch.no_grad():
-            torch._foreach_copy_(list(parameters), kept)
+        for p, before in zip(parameters, kept, strict=True):
+            p.data.copy_(before)

@@ -147,7 +147,7 @@ class Passes:
 
     def _weights_unchanged(self) -> AbstractContextManager[None]:
         """Around several passes, backward ones too: the values of parameters are compared, if they are to be."""
-        return self._buffers.unchanged(by_value=self._by_value or None)
+        return self._buffers.unchanged(by_value=self._by_value)
 
     def _values(self, piece: Any) -> Tensor:
         with self._buffers.unchanged():

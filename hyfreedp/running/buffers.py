@@ -38,11 +38,11 @@ class BufferGuard:
         self._module = module
 
     @contextmanager
-    def unchanged(self, *, by_value: bool | None = False) -> Iterator[None]:
-        """Around a forward pass.
+    def unchanged(self, *, by_value: bool = False) -> Iterator[None]:
+        """Around forward passes, and backward ones.
 
         Args:
-            by_value: compare the values of parameters too; None leaves parameters out.
+            by_value: compare the values of parameters too.
 
         Raises:
             ValueError: it changed something, which is named. Buffers are as they were before, and extra states where
@@ -113,12 +113,9 @@ def _restored_extra(before: dict[nn.Module, tuple[Any, bytes]]) -> list[tuple[nn
     return [(layer, "get_extra_state()") for layer in changed]
 
 
-def _parameters(
-    layers: Iterable[nn.Module], by_value: bool | None
-) -> dict[tuple[nn.Module, str], tuple[int, int | bytes]]:
+def _parameters(layers: Iterable[nn.Module], by_value: bool) -> dict[tuple[nn.Module, str], tuple[int, int | bytes]]:
     """What tells whether a parameter was replaced or written to; by value, one may be written to and restored."""
-    some = () if by_value is None else layers
-    found = {(layer, name): p for layer in some for name, p in layer._parameters.items() if p is not None}
+    found = {(layer, name): p for layer in layers for name, p in layer._parameters.items() if p is not None}
     with torch._C.DisableTorchFunctionSubclass():  # they may be followed
         marks: list[Any] = (
             universal_hashes([*found.values()], _KEY) if by_value else [p._version for p in found.values()]

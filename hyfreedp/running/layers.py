@@ -13,7 +13,8 @@ def layers_of(module: nn.Module) -> list[nn.Module]:
         layer = stack.pop()
         if layer not in found:
             found[layer] = None
-            stack.extend(child for child in reversed(list(layer._modules.values())) if child is not None)
+            if within := layer._modules.values():
+                stack.extend(child for child in reversed(list(within)) if child is not None)
     return list(found)
 
 
