@@ -262,7 +262,7 @@ class Recorder:
         Values made of parameters must be made of nothing else: no use lies in their graph.
         """
         self.seen = set()
-        ends, values, known, used, moved = {}, [], set[Node](), False, ""
+        ends, values, known, used, moved, rows = {}, [], set[Node](), False, "", len(losses) * self.views
         stack: list[Node | None] = [losses.grad_fn]
         while stack:
             node = stack.pop()
@@ -284,7 +284,7 @@ class Recorder:
                     return None
                 ends[node] = GradientEdge(node, 0)
             else:
-                if not moved and not keeps_rows(node, len(losses) * self.views):
+                if not moved and not keeps_rows(node, rows):
                     moved = node.name()
                 stack.extend(earlier for earlier, _ in node.next_functions)
         if used and moved:
