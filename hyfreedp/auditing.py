@@ -22,6 +22,7 @@ from torch.utils.data import ConcatDataset, Dataset, default_collate
 
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.running.checks import check_number, check_probability
+from hyfreedp.running.layers import resting
 
 SHARES = (0.1, 0.3, 1.0)  # of the canaries about which the auditor dares a guess; all are tried, and paid for
 LARGEST_EPSILON = 50.0  # where the search for a bound ends; n right guesses cannot refute more than about log(n / 3)
@@ -220,16 +221,12 @@ def _losses(
 ) -> np.ndarray:
     """Of every canary, float64; without dropout where the claim is an optimizer, which knows the model."""
     module = getattr(claim, "module", None)
-    layers = [layer for layer in ([] if module is None else module.modules()) if layer.training]
-    for layer in layers:
-        layer.training = False
     found = []
-    for first in range(0, len(canaries), _PIECE):
-        piece = [canaries[place] for place in range(first, min(first + _PIECE, len(canaries)))]
-        losses = per_sample_loss(collate_fn(piece))
-        if tuple(getattr(losses, "shape", ())) != (len(piece),):
-            raise ValueError(f"per_sample_loss must return losses of shape ({len(piece)},), without reduction")
-        found.append(losses.double().cpu().numpy())
-    for layer in layers:
-        layer.training = True
+    with resting([] if module is None else module.modules()):
+        for first in range(0, len(canaries), _PIECE):
+            piece = [canaries[place] for place in range(first, min(first + _PIECE, len(canaries)))]
+            losses = per_sample_loss(collate_fn(piece))
+            if tuple(getattr(losses, "shape", ())) != (len(piece),):
+                raise ValueError(f"per_sample_loss must return losses of shape ({len(piece)},), without reduction")
+            found.append(losses.double().cpu().numpy())
     return np.concatenate(found)

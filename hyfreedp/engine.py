@@ -214,7 +214,7 @@ class PrivacyEngine:
                 f"this engine has trained {len(spent)} runs, which may share records: ask each optimizer's "
                 f"get_epsilon({delta!r})"
             )
-        return sum(spent)
+        return math.fsum(spent)
 
     def save_checkpoint(
         self,

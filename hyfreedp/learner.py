@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from hyfreedp.gradients.passes import Passes
@@ -25,6 +24,8 @@ class Look:
         expected_batch_size: sample rate times number of records.
         generator: of the noise of this release alone.
         passes: give raw losses of the batch at the weights that the model has now, and the samples' weights.
+        processes: those that look together.
+        count: takes the tag of the release into the ledger.
     """
 
     noise_multiplier: float
@@ -71,7 +72,6 @@ class RateLearner:
     def on_gradient(self) -> None:
         """The private gradient is in ``.grad``."""
 
-    @torch.no_grad()
     def along_update(self, look: Look, here: Tensor, move: Callable[[float], None]) -> tuple[ProbeResult, Tensor]:
         """Look along the update G of the step: ``move(x)`` sets the weights to w - x G.
 

@@ -13,7 +13,6 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from hyfreedp.accounting import NoiseSplit
 from hyfreedp.curvefit import QuadraticFit, fit_quadratic
 from hyfreedp.learner import Look, RateLearner
 from hyfreedp.noise import NoiseGenerator
@@ -24,14 +23,6 @@ from hyfreedp.running.records import ProbeResult
 StepRule = Literal["gen", "literal"]
 LossThresholdRule = Literal["sum", "previous"]
 Decay = Literal["none", "linear", "cosine"]
-
-
-def check_paid_for(rate_learner: RateLearner, split: NoiseSplit) -> None:
-    """Refuse what releases something else, or at other steps, than the noise was calibrated for."""
-    released = rate_learner.kind, rate_learner.vote_steps
-    if released != (split.probe, split.vote_steps):
-        plan = f"{split.probe!r}, with looks at {split.vote_steps}"
-        raise ValueError(f"probe must be what {rate_learner} releases, got {plan}: change it, or the step rule")
 
 
 # -- from a noisy parabola to the next rate ----------------------------------------------------------------------------
@@ -139,9 +130,9 @@ class LossSearch(RateLearner):
     def along_update(self, look: Look, here: Tensor, move: Callable[[float], None]) -> tuple[ProbeResult, Tensor]:
         """Three losses of the batch (Alg. 1, line 7), released; see :class:`RateLearner`."""
         with look.processes.all_or_none():
-            move(self.distance)
+            move(self.eta)
             ahead = look.passes.losses()
-            move(-self.distance)
+            move(-self.eta)
             probed = torch.stack([ahead, here, look.passes.losses()])
         result = self.update(
             look.passes.weighted(probed),
@@ -152,11 +143,6 @@ class LossSearch(RateLearner):
         )
         look.released()
         return result, probed
-
-    @property
-    def distance(self) -> float:
-        """h, the learning rate itself: the probes are at w - hG, w and w + hG (Alg. 1, line 7)."""
-        return self.eta
 
     def update(
         self,
@@ -170,11 +156,11 @@ class LossSearch(RateLearner):
         """Release with noise, fit, decide; moves ``eta`` and R_l.
 
         Args:
-            losses: raw per-sample losses at (w - hG, w, w + hG), shape ``(3, B)``. They are clipped to [0, R_l], so
-                that a loss which is mostly negative, such as of a density, must be shifted to teach a rate.
+            losses: raw per-sample losses at w - eta G, w and w + eta G, shape ``(3, B)``. They are clipped to [0, R_l],
+                so that a loss which is mostly negative, such as of a density, must be shifted to teach a rate.
             noise_multiplier, expected_batch_size, generator, add_up: as in :func:`hyfreedp.privatize_loss`.
         """
-        eta, distance, threshold = self.eta, self.distance, self.loss_threshold
+        eta, threshold = self.eta, self.loss_threshold
         private = privatize_loss(
             losses,
             threshold,
@@ -184,7 +170,7 @@ class LossSearch(RateLearner):
             add_up=add_up,
         ).tolist()
         std = loss_noise_std(threshold, noise_multiplier, expected_batch_size)
-        fit = fit_quadratic([distance, 0.0, -distance], private, std)
+        fit = fit_quadratic([eta, 0.0, -eta], private, std)
         decision = self._rule(fit, eta)
         self._eta = decision.eta
         if math.isfinite(threshold):
@@ -193,7 +179,7 @@ class LossSearch(RateLearner):
         return ProbeResult(
             eta_probed=eta,
             eta_next=decision.eta,
-            distance=distance,
+            distance=eta,
             accepted=decision.accepted,
             reason=decision.reason,
             slope=fit.slope,

@@ -109,7 +109,8 @@ def choose(margin: Callable[[int], float], level: float, needed: float) -> float
 class LookedRate(RateLearner):
     """The learning rate of a run, the weights that its looks compare, and the way back.
 
-    Memory: the average; the first weights until the last look; while looking, the present ones and a ray.
+    Memory: the average; the first weights until the last look; from a look to its step's gradient the present ones;
+    while looking, a ray.
 
     Args:
         optimizer: the base optimizer.

@@ -29,7 +29,7 @@ from hyfreedp.gradients.dependence import steps_to_check
 from hyfreedp.gradients.passes import Passes, Weights
 from hyfreedp.gradients.validate import check_modes
 from hyfreedp.learner import FixedRate, Look, RateLearner
-from hyfreedp.line_search import Decay, check_paid_for, decay_factor
+from hyfreedp.line_search import Decay, decay_factor
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.privatize import privatize_gradient
 from hyfreedp.running.base_optimizer import BaseOptimizer
@@ -91,8 +91,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
     ) -> None:
         check_physical_batch_size(max_physical_batch_size)
         self.rate_learner = rate_learner or FixedRate(self._own_rate)
-        check_paid_for(self.rate_learner, split)
-        OptimizerWrapper.__init__(self, optimizer)
+        super().__init__(optimizer)
         self.module = module
         self.ledger = PrivacyLedger(split)
         self.expected_batch_size = expected_batch_size
@@ -131,7 +130,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         Raises:
             BudgetExhausted: the planned steps are done, or a step would be released again with other data.
             ValueError, TypeError: the model is in eval mode, one of its layers has come to mix samples or to keep raw
-                statistics, or losses or weights have the wrong form or depend on other samples. Nothing was released.
+                statistics, or losses or weights have the wrong form or depend on other samples.
             RuntimeError: one of several processes raised such an error or has died; or this one is a fork of the one
                 that wired the run.
 
@@ -153,26 +152,28 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
             with self.processes.all_or_none():
                 losses, norms = passes.add_gradients()  # lines 2 to 4
             self._privatize_gradient(t)  # line 4
+            if self.module not in _TRAINED:
+                owners = [
+                    m for m in layers_of(self.module) if any(p.requires_grad for p in m.parameters(recurse=False))
+                ]
+                _TRAINED.update((self.module, *owners))
+            if self.sampler is not None:
+                self.sampler.position = self.ledger.steps
+            learner.on_gradient()
+            eta = learner.eta * decay_factor(t, self.split.steps, self.decay, self.decay_start)
+            eta = 0.0 if math.isnan(eta) else eta  # no gradient so far but zeros, which move nothing and set no unit
+            if self.split.is_probe_step(t) and learner.probes_along_update:
+                move = self._base.step_along(eta)  # line 5
+                view = self._look(t, "probe", passes)
+                probe, probed, eta = self._probe(learner, view, losses, move, eta)  # lines 7 to 12
+            else:
+                self._base.step(eta)
+            learner.on_step_end()
         except BaseException:
-            learner.undo()
-            self._clear()  # it may be raw
+            learner.undo()  # of a look, unless the step's gradient was released
             raise
-        if self.module not in _TRAINED:
-            owners = [m for m in layers_of(self.module) if any(p.requires_grad for p in m.parameters(recurse=False))]
-            _TRAINED.update((self.module, *owners))
-        if self.sampler is not None:
-            self.sampler.position = self.ledger.steps
-        learner.on_gradient()
-        eta = learner.eta * decay_factor(t, self.split.steps, self.decay, self.decay_start)
-        eta = 0.0 if math.isnan(eta) else eta  # no gradient so far but zeros, which move nothing and set no unit
-        if self.split.is_probe_step(t) and learner.probes_along_update:
-            move = self._base.step_along(eta)  # line 5
-            view = self._look(t, "probe", passes)
-            probe, probed, eta = self._probe(learner, view, losses, move, eta)  # lines 7 to 12
-        else:
-            self._base.step(eta)
-        learner.on_step_end()
-        self._clear()
+        finally:
+            self._clear()  # sums, norms and gradients of a step that failed may be raw
 
         join, diagnostics = self.processes.join_samples, None
         if self.diagnostics:
@@ -360,6 +361,8 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
                 state of another run would make forget; or processes load states of different runs.
             BudgetExhausted: this one and the state have released a step with different data.
         """
+        if "generator" not in state:
+            raise ValueError("the state must be what state_dict() of a private optimizer gave")
         key = state["generator"]["key"]
         self.processes.agree(steps=state["ledger"]["steps"], generator=hashlib.sha256(key.encode()).hexdigest()[:8])
         check_same_run(self._settings, state["settings"])

@@ -144,7 +144,7 @@ def resolve(preset: str | Preset, changes: PresetFields, steps: int) -> Preset:
     A preset's own interval is shortened to a run that is shorter; one that was asked for is not.
 
     Raises:
-        ValueError, TypeError: an unknown name, a field out of range, or a change that changes nothing.
+        ValueError, TypeError: an unknown name, a field out of range, or a change of what this probe has not.
     """
     if isinstance(preset, str):
         check_choice("preset", preset, PRESETS)

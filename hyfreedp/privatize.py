@@ -23,7 +23,7 @@ from hyfreedp.running.checks import check_positive
 # Turns the sums of one process, in place, into those of all processes that train together; None on a single one.
 AddUp = Callable[[Sequence[Tensor]], None]
 
-# Stands for a loss that is not finite: beyond any threshold, yet its square is still finite in float64.
+# Stands for NaN and infinity: beyond any threshold, and finite, as a parabola must be where there is none (no privacy).
 UNBOUNDED_LOSS = 1e100
 FINGERPRINT_BOUND = 1e6  # of losses that bind noise: an infinite one must not hide what the others are
 

@@ -79,7 +79,7 @@ def clipped_gradients(model: nn.Module, loss: Loss, batch: Batch, factor: Functi
 
 def clipped_losses(losses: list[list[float]], threshold: float) -> Tensor:
     """sum_i min(L_i, R_l) of each list of losses (Eq. "loss priv"; line 8)."""
-    clipped = [[min(max(one, 0.0), threshold) if math.isfinite(one) else threshold for one in row] for row in losses]
+    clipped = [[threshold if math.isnan(one) else min(max(one, 0.0), threshold) for one in row] for row in losses]
     return torch.tensor([math.fsum(row) for row in clipped], dtype=torch.float64)
 
 

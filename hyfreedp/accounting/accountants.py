@@ -2,9 +2,10 @@
 
 A release is a Gaussian vector with noise of standard deviation sigma times its L2 sensitivity, on one Poisson batch.
 Several such vectors about one batch are a single one: their sigma^-2 add up. Adjacency: one record more or less, or
-those of one person, see :mod:`groups`.
+those of one person, see :mod:`hyfreedp.accounting.groups`.
 
-* "pld": privacy loss distributions, the tightest; :mod:`groups` makes those of one release, :mod:`tilted` adds them up.
+* "pld": privacy loss distributions, the tightest; :mod:`hyfreedp.accounting.groups` makes those of one release,
+  :mod:`hyfreedp.accounting.tilted` adds them up.
 * "rdp": Renyi differential privacy.
 
 dp-accounting is imported where it is used, since that takes a second.

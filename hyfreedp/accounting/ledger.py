@@ -64,7 +64,7 @@ class PrivacyLedger:
         """Count the next step. To be called just before anything of it is released, also when its batch is empty.
 
         Args:
-            tag: of its gradient's noise, see :class:`hyfreedp.noise.stream.NoiseGenerator`.
+            tag: of its gradient's noise, see :meth:`hyfreedp.NoiseGenerator.add_noise`.
 
         Raises:
             BudgetExhausted: the step is not in the plan, or was released with other data; nothing was counted.

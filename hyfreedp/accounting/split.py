@@ -80,7 +80,7 @@ class NoiseSplit:
 
     @property
     def guarantee(self) -> bool:
-        """Whether the run is proven to stay within its target, as all are that :func:`calibrate_noise` makes."""
+        """Whether the run is proven to stay within a finite target, as :func:`calibrate_noise` sees to."""
         return self.epsilon <= self.target_epsilon < math.inf
 
     def is_probe_step(self, t: int) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -64,8 +65,6 @@ def fields_of(value: Any) -> Mapping[Any, Any] | None:
 
 def leaves(value: Any) -> list[Any]:
     """What a batch is made of: tensors, lists without any, and other values, in order."""
-    if isinstance(value, Tensor):
-        return [value]
     named = fields_of(value)
     if named is None and not isinstance(value, list | tuple):
         return [value]
@@ -191,7 +190,7 @@ def split_rows(batch: Any, size: PhysicalBatchSize) -> Sequence[slice | Tensor]:
 
 def check_physical_batch_size(size: object) -> None:
     """Refuse what is neither a size nor a function."""
-    if not (size is None or callable(size) or (isinstance(size, int) and size >= 1)):
+    if not (size is None or callable(size) or (isinstance(size, Integral) and int(size) >= 1 and size is not True)):
         raise ValueError(
             "max_physical_batch_size must be a function from a batch to its pieces, an integer of at least 1 or None, "
             f"got {size!r}"

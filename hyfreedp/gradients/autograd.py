@@ -1,4 +1,4 @@
-"""Autograd's gradient, with which the engines' per-sample gradients are compared.
+"""Autograd's gradient: that of one sample, and that with which per-sample gradients are compared.
 
 On CPUs some of PyTorch's kernels add up the gradients of half precision in half precision, row by row: a sum of 1,000
 equal numbers stops at a quarter, and an error that has nothing to do with samples would be theirs. Such a kernel gets
@@ -25,7 +25,7 @@ _IN_HALF = frozenset(
 def weighted_gradients(
     losses: Tensor, weights: Tensor, trainable: dict[nn.Parameter, str]
 ) -> dict[nn.Parameter, Tensor | None]:
-    """Autograd's gradient of sum_i w_i L_i; the graph of ``losses`` is kept.
+    """Autograd's gradient of sum_i w_i L_i.
 
     Args:
         losses: shape (B,).
@@ -36,9 +36,7 @@ def weighted_gradients(
         ValueError: see :func:`explained`.
     """
     with explained(), sums_in_float32():
-        gradients = torch.autograd.grad(
-            losses, list(trainable), weights.to(losses.dtype), retain_graph=True, allow_unused=True
-        )
+        gradients = torch.autograd.grad(losses, list(trainable), weights.to(losses.dtype), allow_unused=True)
     return dict(zip(trainable, gradients, strict=True))
 
 
@@ -47,16 +45,11 @@ def explained() -> Iterator[None]:
     """Around a backward pass.
 
     Raises:
-        ValueError: the model uses reentrant checkpointing, or was compiled so that its graph cannot be kept.
+        ValueError: the model uses reentrant checkpointing.
     """
     try:
         yield
     except RuntimeError as error:
-        if "donated buffers" in str(error):
-            raise ValueError(
-                "torch.compile let the backward pass overwrite what it needs, and the first batch takes two of them: "
-                "set torch._functorch.config.donated_buffer = False before the model's first call"
-            ) from error
         if "checkpoint" not in str(error).lower() or ".grad()" not in str(error):
             raise
         raise ValueError(

@@ -26,7 +26,7 @@ from hyfreedp.data.batches import PerSampleLoss, batch_length
 from hyfreedp.gradients import rules  # noqa: F401, which are found by their names
 from hyfreedp.gradients.clipping import Clipping, bounded_factors
 from hyfreedp.gradients.one_by_one import OneByOne
-from hyfreedp.gradients.per_sample import norms_of, widened
+from hyfreedp.gradients.per_sample import PerSampleGradients, norms_of, widened
 from hyfreedp.gradients.recorder import Recorder, Seen
 from hyfreedp.gradients.validate import check_modes
 from hyfreedp.gradients.verify import verified_uses
@@ -159,12 +159,23 @@ class GradientEngine:
             self.recorder.samples = {use.parameter for use in self.verified if use.how.startswith("input")}
         return bool(seen) or self.slow is not None
 
-    def add_to(self, p: nn.Parameter, addend: Tensor) -> None:
-        """Add to the clipped sum of ``p``: in float64, since over many pieces roundings would add up to clips."""
-        if p in self._sums:
-            self._sums[p] = self._sums[p].double().add_(addend)
-        else:
-            self._sums[p] = widened(addend).contiguous()
+    def add_clipped(
+        self, gradients: dict[nn.Parameter, PerSampleGradients], losses: Tensor, weights: Tensor | None
+    ) -> Tensor:
+        """Add sum_i w_i c_i g_i to the sums: in float64, since over many pieces roundings would add up to clips.
+
+        Takes the gradients out of their dictionary, so that each is freed once it is used; returns the norms.
+        """
+        with torch.autocast(losses.device.type, enabled=False):  # the caller's would round sums, not norms alone
+            norms = norms_of(gradients.values(), losses)
+            factors, finite = bounded_factors(self.clipping, norms), norms.isfinite()
+            factors = factors if weights is None else factors * weights.to(factors.dtype)
+            whole = bool(finite.all())
+            for p in list(gradients) if whole or bool(finite.any()) else ():
+                g = gradients.pop(p)  # 0 * NaN is NaN: such samples are left out rather than multiplied by 0
+                added = (g if whole else g.select(finite)).weighted_sum(factors if whole else factors[finite])
+                self._sums[p] = self._sums[p].double().add_(added) if p in self._sums else widened(added).contiguous()
+        return norms
 
     def clipped_sums(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
         """What :meth:`add` has added up for each parameter since :meth:`clear`, float32 or wider; zeros for none."""
@@ -192,7 +203,7 @@ class GradientEngine:
                 "torch.func.vmap computes the model. If layers before it are frozen, let their output require a "
                 "gradient (transformers: model.enable_input_require_grads()); if a siamese model is given its inputs "
                 "one after the other in one batch, call it once for each of them. See docs/models.md",
-                stacklevel=5,
+                stacklevel=6,
             )
 
     def _together(self, loss: PerSampleLoss, batch: Any, weights: Tensor | None) -> tuple[Tensor, Tensor] | None:
@@ -205,12 +216,4 @@ class GradientEngine:
             gradients = recorder.per_sample_gradients(losses, verified=self.verified)
         if gradients is None:
             return None
-        with torch.autocast(losses.device.type, enabled=False):  # the caller's would round sums, not norms alone
-            norms = norms_of(gradients.values(), losses)
-            factors, finite = bounded_factors(self.clipping, norms), norms.isfinite()
-            factors = factors if weights is None else factors * weights.to(factors.dtype)
-            whole = bool(finite.all())
-            for p in list(gradients) if whole or bool(finite.any()) else ():  # popped: freed once used
-                g = gradients.pop(p)  # 0 * NaN is NaN: such samples are left out rather than multiplied by 0
-                self.add_to(p, (g if whole else g.select(finite)).weighted_sum(factors if whole else factors[finite]))
-        return losses.detach(), norms
+        return losses.detach(), self.add_clipped(gradients, losses, weights)

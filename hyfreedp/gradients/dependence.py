@@ -32,6 +32,7 @@ from torch import Tensor, nn
 
 from hyfreedp.data.batches import PerSampleLoss, batch_length, leaves, take
 from hyfreedp.noise import NoiseGenerator
+from hyfreedp.running.layers import resting
 from hyfreedp.running.random_states import RandomStates, random_states, random_states_kept, seed_random_states
 
 SAMPLES = 16  # that are looked at, of a batch
@@ -86,10 +87,10 @@ def check_samples_apart(
     with torch.no_grad(), random_states_kept(device):
         for weights in (nullcontext(), perturbed(parameters, generator)):
             with weights:
-                with _without_dropout(module):
+                with resting(filter(_drops, module.modules())):  # so that batches may differ in size
                     halves = halves_of(samples, generator)
                     fewer.append(_without_others(per_sample_loss, samples, halves, next(keys), device))
-                drew, together = len(fewer[-1][0]) == 0, None
+                drew, together = len(fewer[-1][0]) == 0, None  # nothing compared: random numbers were drawn
                 for number in range(draws // 2 if drew else _WHOLE):
                     some = samples if number < _WHOLE else take(samples, generator.permutation(size)[:_FEW])
                     if drew or together is None:  # else one random state is as good as another
@@ -112,9 +113,9 @@ def check_samples_apart(
                     f"the losses of {changed} of {compared} samples depend on which other samples are in the batch, so "
                     "clipping bounds nothing. Each loss must depend on its own sample only: dimension 0 of every "
                     "tensor must be the samples (attention with batch_first=True), statistics such as means, class "
-                    "counts or numbers of tokens must be a sample's own, random numbers must come from torch, and "
-                    "batches must not be written to. Where that cannot be, make_private_with_epsilon(isolate=True) "
-                    "computes each sample alone: slow, and safe"
+                    "counts or numbers of tokens must be a sample's own, random numbers must be those of the global "
+                    "generators of torch, NumPy or Python, and batches must not be written to. Where that cannot be, "
+                    "make_private_with_epsilon(isolate=True) computes each sample alone: slow, and safe"
                 )
 
 
@@ -201,20 +202,8 @@ def scaled(samples: Any, rows: Tensor) -> Any | None:
     return large if found else None
 
 
-@contextmanager
-def _without_dropout(module: nn.Module) -> Iterator[None]:
-    """Layers named after dropping (Dropout, DropPath, StochasticDepth) rest, so that batches may differ in size."""
-    resting = [layer for layer in module.modules() if layer.training and _drops(layer)]
-    for layer in resting:
-        layer.training = False
-    try:
-        yield
-    finally:
-        for layer in resting:
-            layer.training = True
-
-
 def _drops(layer: nn.Module) -> bool:
+    """Whether it is named after dropping (Dropout, DropPath, StochasticDepth)."""
     name = type(layer).__name__.lower()
     leaf = next(layer.children(), None) is None and next(layer.parameters(), None) is None
     return leaf and ("drop" in name or "stochasticdepth" in name)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from hyfreedp.gradients.recurrent import unrolled, unrolls
-from hyfreedp.running.layers import layers_of
+from hyfreedp.running.layers import layers_of, replaced
 
 if TYPE_CHECKING:
     from hyfreedp.gradients.recorder import Recorder
@@ -49,10 +49,10 @@ class Followed(Tensor):
     """
 
     recorder: Recorder
-    parameter: nn.Parameter | None
     origin: str
-    repeated: tuple[Followed, int] | None
-    looked_up: tuple[Tensor, int | None, nn.Parameter] | None
+    parameter: nn.Parameter | None = None
+    repeated: tuple[Followed, int] | None = None
+    looked_up: tuple[Tensor, int | None, nn.Parameter] | None = None
 
     @classmethod
     def __torch_function__(
@@ -107,7 +107,6 @@ def follow(parameter: nn.Parameter, name: str, recorder: Recorder) -> Followed:
     with torch.enable_grad():  # also where checkpointing computes a layer again, within a backward pass
         value = cast(Followed, parameter.as_subclass(Followed))
     value.recorder, value.parameter, value.origin = recorder, parameter, name
-    value.repeated, value.looked_up = None, None
     return value
 
 
@@ -123,8 +122,7 @@ def _follow_on(result: Any, origin: Followed) -> Any:
 def derived(result: Tensor, origin: Followed) -> Followed:
     """``result``, computed from ``origin`` and others, as a followed value."""
     value = cast(Followed, result.as_subclass(Followed))
-    value.recorder, value.parameter, value.origin = origin.recorder, None, origin.origin
-    value.repeated, value.looked_up = None, None
+    value.recorder, value.origin = origin.recorder, origin.origin
     return value
 
 
@@ -142,25 +140,12 @@ def followed_parameters(module: nn.Module, recorder: Recorder, names: Mapping[nn
     """
     if (compiler := sys.modules.get("torch._dynamo")) is not None:  # is to leave operations on followed values alone
         getattr(compiler.config, "nontraceable_tensor_subclasses", set[Any]()).add(Followed)
-    values = {p: follow(p, name, recorder) for p, name in names.items()}
-    places: list[tuple[dict[str, Any], str, Any]] = []
+    unrolling = [layer for layer in layers_of(module) if isinstance(layer, nn.RNNBase) and unrolls(layer)]
     try:
-        for layer in layers_of(module):
-            if isinstance(layer, torch.jit.ScriptModule):
-                continue  # compiled code: its parameters are found in the graph
-            for name, p in layer._parameters.items():
-                if p in values:
-                    places.append((layer._parameters, name, p))
-            if isinstance(layer, nn.RNNBase) and unrolls(layer):
-                places.append((layer.__dict__, "forward", None))
-                layer.__dict__["forward"] = partial(unrolled, layer)
-        for held, name, p in places:
-            if p is not None:
-                held[name] = values[p]
-        yield
+        for layer in unrolling:
+            layer.__dict__["forward"] = partial(unrolled, layer)
+        with replaced(module, {p: follow(p, name, recorder) for p, name in names.items()}):
+            yield
     finally:
-        for held, name, p in places:
-            if p is None:
-                held.pop(name, None)
-            elif isinstance(held.get(name), Followed):
-                held[name] = p
+        for layer in unrolling:
+            layer.__dict__.pop("forward", None)

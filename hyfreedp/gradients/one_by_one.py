@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,8 +17,8 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from hyfreedp.data.batches import PerSampleLoss, batch_length, take
 from hyfreedp.gradients.autograd import explained, sums_in_float32
-from hyfreedp.gradients.clipping import bounded_factors
-from hyfreedp.gradients.per_sample import Instantiated, norms_of
+from hyfreedp.gradients.per_sample import Instantiated
+from hyfreedp.running.layers import replaced
 from hyfreedp.running.random_states import random_states, set_random_states
 
 if TYPE_CHECKING:
@@ -46,15 +45,9 @@ class OneByOne:
         """As :meth:`GradientEngine.add`; in ``chunks`` where functorch can."""
         losses, norms, start = [], [], 0
         for values, gradients in self._chunks(loss, batch) if chunks else self._loop(loss, batch):
-            each, some = {p: Instantiated(g) for p, g in gradients.items()}, slice(start, start + len(values))
-            with torch.autocast(values.device.type, enabled=False):  # the caller's would round the sum
-                norm = norms_of(each.values(), values)
-                factors, finite = bounded_factors(self._engine.clipping, norm), norm.isfinite()
-                factors = factors if weights is None else factors * weights[some].to(factors.dtype)
-                for p, g in each.items():  # 0 * NaN is NaN: such samples are left out
-                    self._engine.add_to(p, g.select(finite).weighted_sum(factors[finite]))
+            some = None if weights is None else weights[start : start + len(values)]
+            norms.append(self._engine.add_clipped({p: Instantiated(g) for p, g in gradients.items()}, values, some))
             losses.append(values.detach())
-            norms.append(norm)
             start += len(values)
         return torch.cat(losses), torch.cat(norms)
 
@@ -104,7 +97,7 @@ class OneByOne:
         module, trained = self._engine.module, list(self._engine.recorder.trainable())
 
         def of_one(values: list[Tensor], sample: Any) -> Tensor:
-            with _replaced(module, dict(zip(trained, values, strict=True))):
+            with replaced(module, dict(zip(trained, values, strict=True))):
                 return loss(sample)[0]
 
         step = torch.func.grad_and_value(of_one)
@@ -127,28 +120,6 @@ class OneByOne:
             if not bool((g - true).norm() <= _AGREES * true.norm()):
                 return False
         return torch.allclose(values, torch.cat([value for value, _ in expected]).detach(), rtol=_AGREES)
-
-
-@contextmanager
-def _replaced(module: nn.Module, values: dict[nn.Parameter, Tensor]) -> Iterator[None]:
-    """Other tensors stand in the place of parameters, tied ones and layers that the model has twice included.
-
-    (``torch.func.functional_call`` does not put those of such a layer back.)
-    """
-    places = [
-        (layer._parameters, name, p)
-        for layer in module.modules()
-        for name, p in layer._parameters.items()
-        if p in values
-    ]
-    held: Any
-    try:
-        for held, name, p in places:
-            held[name] = values[p]
-        yield
-    finally:
-        for held, name, p in places:
-            held[name] = p
 
 
 def _mapped(function: Callable[[Any], Any], batch: Any) -> Any:

@@ -69,7 +69,7 @@ class Passes:
     def add_gradients(self) -> tuple[Tensor, Tensor]:
         """Clipped per-sample gradients into the engine's sums; the losses and the gradients' norms, shape ``(B,)``."""
         losses, norms, self._together = [], [], []
-        with random_states_kept(self._device), self._weights_unchanged():
+        with random_states_kept(self._device), self._model_unchanged():
             for rows, piece, key in zip(self._rows, self._pieces, self._keys, strict=True):
                 weights = None if self.weights is None else take(self.weights, rows)
                 values, sizes = self._engine.add(self._values, piece, weights, alone=self._alone, key=key)
@@ -81,7 +81,7 @@ class Passes:
     def losses(self) -> Tensor:
         """Losses at the present weights, shape ``(B,)``; dropout is that of the gradients."""
         losses, together = [], self._together or [None] * len(self._pieces)  # as the last batch, before its gradients
-        with random_states_kept(self._device), self._weights_unchanged():
+        with random_states_kept(self._device), self._model_unchanged():
             for piece, key, joint in zip(self._pieces, self._keys, together, strict=True):
                 seed_random_states(key, self._device)
                 losses.append(self._engine.losses(self._values, piece, together=joint, alone=self._alone).double())
@@ -105,7 +105,7 @@ class Passes:
         if not pieces:
             return False
         piece = pieces[int(generator.permutation(len(pieces))[0])]
-        with random_states_of(generator.key, self._device), self._weights_unchanged():
+        with random_states_of(generator.key, self._device), self._model_unchanged():
             return self._engine.verify(self._values, piece, generator)
 
     @torch.no_grad()
@@ -145,7 +145,7 @@ class Passes:
                     "and model keep nothing of a batch, and draw from the global generators of torch, NumPy or Python"
                 )
 
-    def _weights_unchanged(self) -> AbstractContextManager[None]:
+    def _model_unchanged(self) -> AbstractContextManager[None]:
         """Around several passes, backward ones too: the values of parameters are compared, if they are to be."""
         return self._buffers.unchanged(by_value=self._by_value)
 

@@ -213,9 +213,9 @@ class Recorder:
     # -- a backward pass -----------------------------------------------------------------------------------------------
 
     def per_sample_gradients(
-        self, losses: Tensor, *, keep: bool = False, verified: set[Seen] | None = None
+        self, losses: Tensor, *, verified: set[Seen] | None = None
     ) -> dict[nn.Parameter, PerSampleGradients] | None:
-        """One backward pass of ``losses`` (B,), whose graph is kept or not, within :meth:`following`.
+        """One backward pass of ``losses`` (B,), within :meth:`following`.
 
         None if it cannot be relied on, or has other uses than those that were ``verified``.
 
@@ -232,7 +232,7 @@ class Recorder:
             # Autocast would round products of gradients to half precision.
             with explained(), torch.no_grad(), torch.autocast(losses.device.type, enabled=False):
                 if ends:
-                    torch.autograd.grad(losses, ends, torch.ones_like(losses), retain_graph=keep, allow_unused=True)
+                    torch.autograd.grad(losses, ends, torch.ones_like(losses), allow_unused=True)
                 return _carried_back(self._received.values(), list(self.trained))
         finally:
             self._received = None

@@ -240,10 +240,7 @@ def _batched(recorder: Recorder, function: Any, *args: Any, **named: Any) -> Res
     rows, dims = recorder.rows_of_samples(leaves)
     if rows == 0 or dims < 3 or any(leaf.dim() < 2 for leaf in leaves):
         return NotImplemented
-
-    def prepared(leaf: Any) -> Any:
-        return _as_rows(_copies(leaf, rows, dims), rows // recorder.size) if isinstance(leaf, Followed) else leaf
-
+    prepared = partial(_as_rows, rows=rows, dims=dims)
     return function(*tree_map(prepared, args), **tree_map(prepared, named))
 
 
@@ -251,11 +248,7 @@ def _join(recorder: Recorder, function: Any, tensors: Any, dim: int = 0) -> Resu
     rows, dims = recorder.rows_of_samples([t for t in tensors if not isinstance(t, Followed)])
     if rows == 0 or dim % (dims + (function.__name__ == "stack")) == 0 or any(len(t) != rows for t in tensors):
         return NotImplemented
-
-    def prepared(leaf: Any) -> Any:
-        return _as_rows(_copies(leaf, rows, dims), rows // recorder.size) if isinstance(leaf, Followed) else leaf
-
-    return function([prepared(t) for t in tensors], dim)
+    return function([_as_rows(t, rows, dims) for t in tensors], dim)
 
 
 def _repeat(recorder: Recorder, function: Any, value: Any, *sizes: Any) -> Result:
@@ -287,9 +280,12 @@ def _copies(leaf: Any, rows: int, dims: int) -> Any:
     return each if rows == recorder.size else each.unflatten(0, (recorder.size, -1))
 
 
-def _as_rows(x: Tensor, each: int) -> Tensor:
-    """(B, ``each`` or 1, ...) to (``each`` B, ...)."""
-    return x if each == 1 else x.expand(-1, each, *x.shape[2:]).flatten(0, 1)
+def _as_rows(leaf: Any, rows: int, dims: int) -> Any:
+    """The same for an operation that takes one for each row: (``rows``, ...)."""
+    x = _copies(leaf, rows, dims)
+    if x is leaf or rows == leaf.recorder.size:
+        return x
+    return x.expand(-1, rows // leaf.recorder.size, *x.shape[2:]).flatten(0, 1)
 
 
 RULES |= {

@@ -36,7 +36,7 @@ def check_module(module: nn.Module) -> None:
 
 
 def check_modes(module: nn.Module) -> None:
-    """Refuse what can become such as :func:`check_module` refuses after the first step, and has.
+    """Refuse what :func:`check_module` refuses, where it has come about since: at every step.
 
     Raises:
         ValueError: naming layers with the fix; or float32 products are set to be rounded.
@@ -44,7 +44,8 @@ def check_modes(module: nn.Module) -> None:
     if problems := _problems(module):
         told = listed(problems)
         raise ValueError(
-            f"the model has changed since training began: {told}. After model.train() call .eval() of such layers again"
+            f"the model has changed since training began: {told}. If model.train() did it, call .eval() of such layers "
+            "again"
         )
 
 

@@ -2,7 +2,8 @@
 
 On CPUs ChaCha20 and Poly1305 are OpenSSL's. On an accelerator the keystream is computed by elementwise operations, and
 what is to be hashed is first compressed to a hundredth where it lies, so that nothing large is moved. That is done on
-those that are seen to compute the same bits as OpenSSL; for others, such as MPS, which has no float64, on the CPU.
+those that are seen to compute the same bits as OpenSSL; for others, such as MPS, which has no float64, on the CPU
+(a run refuses them, see :func:`check_device`).
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ class BufferGuard:
 
     Between passes all may change, as when a state is loaded. Buffers are compared by value, since writing through
     ``.data``, as codebooks do, leaves no other trace; and what ``get_extra_state`` of a layer puts into the state_dict,
-    as it is pickled. Parameters are large: they are compared by version counter, and by a hash of their values where
-    that is asked for. Values kept elsewhere, as plain attributes, are not seen.
+    as it is pickled. Parameters are large: they are compared by version counter or, where that is asked for, by a
+    hash of their values. Values kept elsewhere, as plain attributes, are not seen.
 
     Buffers that are no part of the state_dict may change: caches, which grow with the longest sample. They are put
     back without a word, and with them the plain attributes of their layer, which say what is cached. So each pass

@@ -27,11 +27,11 @@ def write_checkpoint(path: str | os.PathLike[str], state: dict[str, Any], more: 
     if _STATE in more:
         raise ValueError(f"checkpoint_dict must not have the entry {_STATE!r}, which is the run's own: rename it")
     with _private_file(Path(path)) as file:
-        torch.save({**more, _STATE: state}, file)
-        file.flush()
         try:
+            torch.save({**more, _STATE: state}, file)
+            file.flush()
             torch.load(file.name, map_location="cpu", weights_only=True)
-        except pickle.UnpicklingError as error:
+        except (pickle.PickleError, AttributeError, TypeError) as error:
             raise ValueError(
                 "a checkpoint must hold tensors and plain values only, since loading it must run no code: look for "
                 f"others in checkpoint_dict and the optimizer's settings ({error})"

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from torch import nn
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
 
 
 def layers_of(module: nn.Module) -> list[nn.Module]:
@@ -22,3 +27,36 @@ def parameters_of(module: nn.Module) -> list[nn.Parameter]:
     """Its parameters, each once, in the order of ``module.parameters()``."""
     found = {id(p): p for layer in layers_of(module) for p in layer._parameters.values() if p is not None}
     return list(found.values())
+
+
+@contextmanager
+def replaced(module: nn.Module, values: Mapping[nn.Parameter, Tensor]) -> Iterator[None]:
+    """Other tensors stand in the places of parameters, except in compiled code (TorchScript).
+
+    (``torch.func.functional_call`` does not put back those of a layer that the model has twice.)
+    """
+    layers = [layer for layer in layers_of(module) if not isinstance(layer, torch.jit.ScriptModule)]
+    places = [(layer._parameters, name, p) for layer in layers for name, p in layer._parameters.items() if p in values]
+    held: Any
+    p: Any
+    try:
+        for held, name, p in places:
+            held[name] = values[p]
+        yield
+    finally:
+        for held, name, p in places:
+            if not isinstance(held.get(name), nn.Parameter):  # one that came meanwhile is refused, not hidden
+                held[name] = p
+
+
+@contextmanager
+def resting(layers: Iterable[nn.Module]) -> Iterator[None]:
+    """Those of the layers that train are in eval mode, and train again after it."""
+    trained = [layer for layer in layers if layer.training]
+    try:
+        for layer in trained:
+            layer.training = False
+        yield
+    finally:
+        for layer in trained:
+            layer.training = True

@@ -73,9 +73,8 @@ def test_one_bad_record_moves_a_release_by_no_more_than_its_clip(where, bad):
 def test_the_result_says_what_was_done(rule):
     """The record holds the clip that was used, not the next one, and the rate before and after."""
     probe = LossSearch(rule=rule, eta=0.1, loss_threshold=3.0)
-    assert probe.distance == 0.1  # Alg. 1, line 7
     result = probe.update(LOSSES, 0.0, 3.0, None)
-    assert (result.eta_probed, result.eta_next, result.distance) == (0.1, probe.eta, 0.1)
+    assert (result.eta_probed, result.eta_next, result.distance) == (0.1, probe.eta, 0.1)  # Alg. 1, line 7
     assert result.accepted and probe.eta != 0.1 and result.reason
     # Nothing but what a checkpoint may hold: numpy's numbers do not load with weights_only=True.
     assert all(type(value) in (float, bool, str) for value in dataclasses.asdict(result).values())
