@@ -106,6 +106,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         self._base = BaseOptimizer(optimizer, module, self.rate_learner.kind != "none", decay != "none")
         self._generator = generator
         self._wired_by = os.getpid()
+        self._others = False  # whether steps took batches that were not the sampler's, which no state makes undone
         self._buffers = BufferGuard(module)
         self._checks_due = steps_to_check(0, split.steps, generator)
         self._settings = self._describe()
@@ -139,11 +140,13 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         """
         t, learner, look, probe, probed = self.ledger.steps, self.rate_learner, None, None, None
         self._check_not_forked()
+        self.processes.check_joined()
         self.ledger.check()
         self._told = self._told or (t == 0 and self._warn_if_trained(stacklevel=4))  # by a run that was wired since
         self._base.sync_scheduler()
         learner.on_step_start(t)
         self._clear()
+        self._others |= self.sampler is None
         try:
             with self.processes.all_or_none():
                 passes = self._passes(t, per_sample_loss, batch, weights)
@@ -237,7 +240,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         privatize_gradient(
             sums,
             self.split.gradient_noise_multiplier(t),
-            sensitivity=self.gradient_engine.clipping.sensitivity,
+            sensitivity=self.gradient_engine.sensitivity,
             expected_batch_size=self.expected_batch_size,
             generator=generator,
         )
@@ -296,7 +299,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
     def guarantee(self) -> bool:
         """Whether the run is proven to stay within its target: its split is, and all batches were the sampler's."""
         there = self.sampler and (self.sampler.position, self.sampler.sample_rate)
-        return self.split.guarantee and there == (self.ledger.steps, self.split.sample_rate)
+        return self.split.guarantee and there == (self.ledger.steps, self.split.sample_rate) and not self._others
 
     def averaged(self) -> AbstractContextManager[None]:
         """Around an evaluation before the run has ended: the weights are those at which it would end now.

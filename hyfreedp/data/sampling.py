@@ -170,23 +170,23 @@ class Fetch:
     collate: Callable[[list[Any]], Any]
     device: torch.device
 
-    def __call__(self, rows: Drawn) -> Any:
+    def __call__(self, rows: Drawn) -> tuple[int, Any]:
+        """The step that the batch is for, which it never leaves, and the batch."""
         device = self.device if get_worker_info() is None else CPU
         with random_states_of(rows.generator.key, device):
             several: Any = getattr(self.dataset, "__getitems__", None)
             some = list(rows) or [0]
             records = [self.dataset[row] for row in some] if several is None else several(some)
             if not rows:
-                return take(self.collate(records), slice(0, 0))
-            made = not isinstance(records, list)  # a batch already
+                return rows.step, take(self.collate(records), slice(0, 0))
             if rows.step < _FIRST or rows.generator.child("check").uniform(1) < _CHECKED:
                 check_rows_apart(
-                    (lambda some: self.collate(several(some))) if made else self.collate,
-                    list(rows) if made else records,
+                    self.collate if several is None else lambda some: self.collate(several(some)),
+                    records if several is None else list(rows),
                     rows.generator,
                     device,
                 )
-            return self.collate(records)
+            return rows.step, self.collate(records)
 
 
 class PoissonLoader(Unprepared, DataLoader):
@@ -201,7 +201,7 @@ class PoissonLoader(Unprepared, DataLoader):
         iter(sampler)  # refuses a pass beyond the plan before any worker is started
         if sampler.given is not None:  # used by now, or to be given again since its step failed
             self._check_used(sampler, sampler.given, sampler.given + 1)
-        for step, batch in enumerate(super().__iter__(), start=sampler.position):
+        for step, batch in super().__iter__():
             if sampler.given is not None and step > sampler.given:
                 self._check_used(sampler, sampler.given + 1)
             sampler.given = step

@@ -48,6 +48,7 @@ class GradientEngine:
 
     Attributes:
         norms: of all samples since :meth:`clear`. *Not* private.
+        sensitivity: the clipping's, as it was at :meth:`clear`: pieces of a batch and its noise have the same.
         signs: chooses samples, signs and perturbed weights of comparisons. Where it is known, records can be chosen
             whose errors cancel: the optimizer puts a secret one here at each step, of the run's own, so that a step
             made again draws the same.
@@ -65,6 +66,7 @@ class GradientEngine:
         self._one_by_one = OneByOne(self)
         self._sums: dict[nn.Parameter, Tensor] = {}
         self._told, self._unseen = False, 0
+        self.sensitivity = clipping.sensitivity
         self.together = True
 
     @property
@@ -168,7 +170,7 @@ class GradientEngine:
         """
         with torch.autocast(losses.device.type, enabled=False):  # the caller's would round sums, not norms alone
             norms = norms_of(gradients.values(), losses)
-            factors, finite = bounded_factors(self.clipping, norms), norms.isfinite()
+            factors, finite = bounded_factors(self.clipping, norms, self.sensitivity), norms.isfinite()
             factors = factors if weights is None else factors * weights.to(factors.dtype)
             whole = bool(finite.all())
             for p in list(gradients) if whole or bool(finite.any()) else ():
@@ -183,9 +185,10 @@ class GradientEngine:
         return [self._sums[p].to(t) if p in self._sums else torch.zeros_like(p, dtype=t) for p, t in wide.items()]
 
     def clear(self) -> None:
-        """Forget sums and norms, which are raw."""
+        """Forget sums and norms, which are raw, and begin new ones."""
         self._sums.clear()
         self.norms.clear()
+        self.sensitivity = self.clipping.sensitivity
 
     def _count_unseen(self) -> None:
         """Give up after a few batches in which a use of a parameter had no gradient by which to verify it."""

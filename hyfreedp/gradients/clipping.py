@@ -83,13 +83,13 @@ class NoClipping:
         return torch.ones_like(norms)
 
 
-def bounded_factors(clipping: Clipping, norms: Tensor) -> Tensor:
+def bounded_factors(clipping: Clipping, norms: Tensor, sensitivity: float) -> Tensor:
     """A rule's factors, kept within +- sensitivity / norm whatever the rule says; 0 where norm or factor is not finite.
 
     Raises:
         ValueError: the rule gives other than one factor for each norm.
     """
-    factors, most = clipping.factors(norms), clipping.sensitivity / norms.clamp(min=_SMALLEST)
+    factors, most = clipping.factors(norms), sensitivity / norms.clamp(min=_SMALLEST)
     if factors.shape != norms.shape:
         raise ValueError(f"clipping must give factors of shape {tuple(norms.shape)}, got {tuple(factors.shape)}")
     return torch.where(norms.isfinite() & factors.isfinite(), factors.clamp(-most, most), 0.0)

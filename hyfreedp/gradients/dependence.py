@@ -29,17 +29,27 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hyfreedp.data.batches import PerSampleLoss, batch_length, leaves, take
 from hyfreedp.noise import NoiseGenerator
+from hyfreedp.noise.cipher import derive
 from hyfreedp.running.layers import resting
-from hyfreedp.running.random_states import RandomStates, random_states, random_states_kept, seed_random_states
+from hyfreedp.running.random_states import (
+    RandomStates,
+    random_states,
+    random_states_kept,
+    random_states_of,
+    seed_random_states,
+)
 
 SAMPLES = 16  # that are looked at, of a batch
 _WHOLE, _FEW = 4, 4  # comparisons with all of them, and how many of them in others: a coin to mix is thrown for all
 FIRST_DRAWS, LATER_DRAWS = 20, 4  # of random states, at the first check and at each later one
 _PERTURB = 0.3  # standard deviation of what is added to a weight, in units of 1 / sqrt(inputs of its unit)
-_SCALE = 1000  # of records that are made large
+# Others are replaced by copies (None) or made so many times as large. A branch on the largest number of a batch, or on
+# whether all are finite, shows beside the last four, whatever the weights are.
+_BESIDE = (None, 1e3, 1e3, None, math.nan, math.inf, 1e8, 1e30)
 
 # Relative difference of two losses beyond which samples mix, by the narrowest type in which layers compute. Rounding on
 # the ViT, GPT-2, LLaMA and BERT of the tests: below 1e-7 (float32), and none in the others, whose last bits hide it; a
@@ -85,22 +95,24 @@ def check_samples_apart(
     fewer, replaced = [], []
     keys = (generator.child("states", number).key for number in count())
     with torch.no_grad(), random_states_kept(device):
-        for weights in (nullcontext(), perturbed(parameters, generator)):
+        kinds = (None, None) if scaled(samples, torch.arange(size), 1e3) is None else _BESIDE
+        for weights, beside in (nullcontext(), kinds), (perturbed(parameters, generator), kinds[:4]):
             with weights:
                 with resting(filter(_drops, module.modules())):  # so that batches may differ in size
                     halves = halves_of(samples, generator)
-                    fewer.append(_without_others(per_sample_loss, samples, halves, next(keys), device))
-                drew, together = len(fewer[-1][0]) == 0, None  # nothing compared: random numbers were drawn
-                for number in range(draws // 2 if drew else _WHOLE):
-                    some = samples if number < _WHOLE else take(samples, generator.permutation(size)[:_FEW])
+                    among, apart, drew = _without_others(per_sample_loss, samples, halves, next(keys), device)
+                    fewer.append((among, apart))
+                first, together = int(generator.permutation(len(beside))[0]), None  # later checks make few of them
+                for number in range(draws // 2 if drew else len(beside)):
+                    whole = not drew or number < _WHOLE
+                    some = samples if whole else take(samples, generator.permutation(size)[:_FEW])
                     if drew or together is None:  # else one random state is as good as another
                         key = next(keys)
                         together = _losses(per_sample_loss, some, key, device)
-                    # Of four comparisons, each half is looked at beside copies and beside large records.
-                    halves = halves_of(some, generator) if number % 4 == 0 else halves[::-1]
-                    large = number % 4 in (1, 2)
-                    pair = _others_replaced(per_sample_loss, some, halves, key, device, together, large=large)
-                    replaced.append(pair)
+                    # Each half is looked at beside copies and beside large records.
+                    halves = halves[::-1] if whole and number else halves_of(some, generator)
+                    scale = beside[(first + number) % len(beside)]
+                    replaced.append(_others_replaced(per_sample_loss, some, halves, key, device, together, scale))
     # A model that fits has losses near zero, all rounding; at perturbed weights it has forgotten.
     sizes = [one.abs().nan_to_num(nan=0.0, posinf=0.0).median() for one, _ in (*fewer, *replaced) if len(one)]
     scale, rounding = max(map(float, sizes), default=0.0), _TOLERANCE.get(narrowest_type, 4e-3)
@@ -129,15 +141,42 @@ Halves = tuple[Tensor, ...]  # positions of samples
 Pair = tuple[Tensor, Tensor]  # losses of some samples, float64; of none where the two passes tell nothing
 
 
-def _without_others(loss: PerSampleLoss, samples: Any, halves: Halves, key: bytes, device: torch.device) -> Pair:
-    """Losses of half of the samples, among all and without the others."""
+def _without_others(
+    loss: PerSampleLoss, samples: Any, halves: Halves, key: bytes, device: torch.device
+) -> tuple[Tensor, Tensor, bool]:
+    """Losses of half of the samples, among all and without the others; and whether random numbers were drawn."""
     kept, _ = halves
     seed_random_states(key, device)
-    before = random_states(device)
-    together, apart = loss(samples).double()[kept], loss(take(samples, kept)).double()
-    if not before.same(random_states(device)):
-        return together[:0], apart[:0]  # a smaller batch draws other random numbers
-    return together, apart
+    before, found = random_states(device), []
+    for some in (samples, take(samples, kept)):
+        with _RowsAlike(key, device) as numbers:
+            found.append(loss(some).double())
+    if not (numbers.alike and before.same(random_states(device))):
+        return found[0][:0], found[1][:0], True  # a smaller batch draws other random numbers
+    return found[0][kept], found[1], numbers.calls > 0
+
+
+class _RowsAlike(TorchDispatchMode):
+    """All numbers that an operation draws are one number, whatever their places and how many they are.
+
+    Attributes:
+        calls: of operations that draw.
+        alike: whether they could be made so; not those that return what they drew multiplied, as fused dropout does.
+    """
+
+    def __init__(self, key: bytes, device: torch.device) -> None:
+        super().__init__()
+        self._key, self._device = key, device
+        self.calls, self.alike = 0, True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            return func(*args, **kwargs or {})
+        self.calls += 1
+        with random_states_of(derive(self._key, self.calls), self._device):
+            result = func(*args, **kwargs or {})
+        self.alike &= isinstance(result, Tensor)
+        return result.fill_(result.flatten()[0].item()) if self.alike and result.numel() else result
 
 
 def _losses(loss: PerSampleLoss, samples: Any, key: bytes, device: torch.device) -> tuple[Tensor, RandomStates]:
@@ -153,12 +192,11 @@ def _others_replaced(
     key: bytes,
     device: torch.device,
     among_all: tuple[Tensor, RandomStates],
-    *,
-    large: bool,
+    scale: float | None,
 ) -> Pair:
-    """Losses of half of the samples, among all, and beside copies of themselves or, if ``large``, the others scaled."""
+    """Losses of half of the samples, among all, and beside the others scaled or, if None, copies of themselves."""
     kept, others = halves
-    replaced, together = scaled(samples, others) if large else None, among_all[0][kept]
+    replaced, together = None if scale is None else scaled(samples, others, scale), among_all[0][kept]
     try:
         values, drawn = _losses(loss, copied(samples, kept, others) if replaced is None else replaced, key, device)
     except Exception:
@@ -187,8 +225,8 @@ def copied(samples: Any, kept: Tensor, others: Tensor) -> Any:
     return take(samples, rows)
 
 
-def scaled(samples: Any, rows: Tensor) -> Any | None:
-    """The samples, with those in ``rows`` made large; None if there is nothing to scale.
+def scaled(samples: Any, rows: Tensor, scale: float) -> Any | None:
+    """The samples, with those in ``rows`` times ``scale``; None if there is nothing to scale.
 
     Whole numbers stay: they may be classes, or positions in a table.
     """
@@ -197,7 +235,7 @@ def scaled(samples: Any, rows: Tensor) -> Any | None:
         if isinstance(tensor, Tensor) and tensor.is_floating_point():
             part = take(tensor, rows)
             fractions = part != part.round()
-            tensor[rows.to(tensor.device)] = torch.where(fractions, part * _SCALE, part)
+            tensor[rows.to(tensor.device)] = torch.where(fractions, part * scale, part)
             found |= bool(fractions.any())
     return large if found else None
 

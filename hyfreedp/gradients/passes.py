@@ -150,8 +150,14 @@ class Passes:
         return self._buffers.unchanged(by_value=self._by_value)
 
     def _values(self, piece: Any) -> Tensor:
+        seed = torch.initial_seed()
         with self._buffers.unchanged():
             losses = self._loss(take(piece, slice(None)))  # what it leaves in a dict is not there the next time
+        if torch.initial_seed() != seed:
+            raise ValueError(
+                "torch's random numbers were seeded while a loss was computed, by it or by another thread: whoever "
+                "knows the seed knows dropout's masks. Seed nothing in the loss; numbers come from the run's key"
+            )
         check_losses(losses, batch_length(piece), self._engine.views, differentiable=torch.is_grad_enabled())
         return losses if self._engine.views == 1 else losses.mean(1)
 

@@ -114,25 +114,29 @@ class EmbeddingRows(PerSampleGradients):
         self.rows = rows if padding is None else rows.masked_fill((ids == padding)[..., None], 0)
 
     @cached_property
-    def squared_norms(self) -> Tensor:
-        batch, width = self.ids.shape[0], self.rows.shape[-1]
-        samples = torch.arange(batch, device=self.ids.device)
-        # A token that occurs twice in a sample gets the sum of its rows: add up by (sample, token) pair first. There is
-        # room for as many pairs as there are tokens, since to count them would wait for the device.
+    def _summed(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Each sample's rows of one token, added up; their samples and tokens. Norms and sums are both of these.
+
+        Rows that cancel would else be lost from others' sums by rounding.
+        """
+        samples = torch.arange(len(self.ids), device=self.ids.device)
+        # There is room for as many pairs as there are tokens, since to count them would wait for the device.
         pairs, order = (self.ids + self.entries * samples[:, None]).flatten().sort()
         numbers = (pairs.diff(prepend=pairs[:1]) != 0).cumsum(0)
-        inverse, owners = torch.empty_like(order), torch.zeros_like(order)
-        inverse[order], owners[numbers] = numbers, pairs // self.entries
-        sums = widened(self.rows).new_zeros(len(pairs), width)
-        sums.index_add_(0, inverse, widened(self.rows).flatten(0, 1))
-        norms = sums.new_zeros(batch)
-        return norms.index_add_(0, owners, _squared_norms(sums))
+        inverse, owners, tokens = (torch.zeros_like(order) for _ in range(3))
+        inverse[order], owners[numbers], tokens[numbers] = numbers, pairs // self.entries, pairs % self.entries
+        sums = widened(self.rows).new_zeros(len(pairs), self.rows.shape[-1])
+        return sums.index_add_(0, inverse, widened(self.rows).flatten(0, 1)), owners, tokens
+
+    @cached_property
+    def squared_norms(self) -> Tensor:
+        sums, owners, _ = self._summed
+        return sums.new_zeros(len(self.ids)).index_add_(0, owners, _squared_norms(sums))
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        rows = widened(self.rows)
-        rows = rows * weights.to(rows.dtype)[:, None, None]
-        table = rows.new_zeros(self.entries, rows.shape[-1])
-        return table.index_add_(0, self.ids.flatten(), rows.flatten(0, 1))
+        sums, owners, tokens = self._summed
+        table = sums.new_zeros(self.entries, sums.shape[-1])
+        return table.index_add_(0, tokens, sums * weights.to(sums.dtype)[owners, None])
 
     def instantiate(self) -> Tensor:
         tables = self.rows.new_zeros(len(self.ids), self.entries, self.rows.shape[-1])

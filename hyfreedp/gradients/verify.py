@@ -155,7 +155,7 @@ def _by_autograd(
 ) -> dict[nn.Parameter, Tensor | None]:
     """Autograd's weighted gradients, with other samples in the place of the second half where the model takes them."""
     trainable, device = recorder.trainable(), next(recorder.module.parameters()).device
-    for changed in (scaled(batch, halves[1]), copied(batch, *halves), batch):
+    for changed in (scaled(batch, halves[1], _LOUDER), copied(batch, *halves), batch):
         if changed is None:
             continue
         with random_states_kept(device), recorder.following(batch_length(batch)):
@@ -189,7 +189,7 @@ def _agrees(recorder: Recorder, clipping: Clipping, loss: PerSampleLoss, batch: 
     if not norms.isfinite().all():
         return False
     uniform = generator.uniform(2, size).to(losses.device, norms.dtype)
-    factors = bounded_factors(clipping, norms) * (uniform[0] + 0.5)
+    factors = bounded_factors(clipping, norms, clipping.sensitivity) * (uniform[0] + 0.5)
     factors = factors.log2().floor().exp2()  # with which rounding commutes
     weights = torch.where(uniform[1] < 0.5, -factors, factors).index_fill(0, halves[1].to(losses.device), 0.0)
     reference = _by_autograd(recorder, loss, batch, weights, halves, drawn)

@@ -32,7 +32,8 @@ class PrivateModule(LightningModule):
         loader = module.make_private(optimizer, loader, epochs=5, **budget)
         Trainer(max_epochs=5).fit(module, loader)
 
-    On several processes the Trainer needs ``use_distributed_sampler=False``. A precision that scales losses is refused.
+    On several processes, started by torchrun, ``torch.distributed.init_process_group`` comes before that, and the
+    Trainer needs ``use_distributed_sampler=False``. A precision that scales losses is refused.
     A checkpoint of it is resumed bit for bit by ``fit(..., ckpt_path=...)`` on a module that was made private with the
     same arguments. It may be published; the key of all noise lies in a file of its own, ``_hyfreedp-....key`` in the
     Trainer's ``default_root_dir``, which must be kept secret and is needed to resume.

@@ -58,6 +58,14 @@ class Processes:
             group = dist.group.WORLD
         return cls(group, device)
 
+    def check_joined(self) -> None:
+        """Refuse to train alone beside processes that came since: each of their runs would count as the only one."""
+        if self._group is None and dist.is_initialized() and dist.get_world_size() > 1:
+            raise RuntimeError(
+                "init_process_group was called after make_private_with_epsilon, so each process trains a run of its "
+                "own, and their epsilons add: call it before"
+            )
+
     def add_up(self, tensors: Sequence[Tensor]) -> None:
         """Replace each tensor by its sum over the processes: the same bits on all of them."""
         if self.size > 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, MutableMapping
 from typing import Any, NoReturn, ParamSpec, TypeVar
@@ -11,6 +12,8 @@ from typing import Any, NoReturn, ParamSpec, TypeVar
 import torch
 
 from hyfreedp.running.checks import nearest
+
+_STEPPING = threading.Lock()
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -111,14 +114,22 @@ def hooked_step(step: Callable[P, R]) -> Callable[P, R]:
                 "per_sample_loss(batch) returns losses of shape (B,), without loss.backward(), closure or GradScaler"
             )
         check_arguments(per_sample_loss, "the batch")
+        if not _STEPPING.acquire(blocking=False):
+            raise RuntimeError(
+                "step was called while a private step of this process is under way, by another thread or by a loss: "
+                "both would use the same sums and random numbers. Train one after the other, or in processes"
+            )
         optimizer: Any = args[0]
-        for before in list(optimizer._optimizer_step_pre_hooks.values()):
-            if (changed := before(optimizer, args, kwargs)) is not None:
-                args, kwargs = changed
-        result = step(*args, **kwargs)
-        for after in list(optimizer._optimizer_step_post_hooks.values()):
-            after(optimizer, args, kwargs)
-        return result
+        try:
+            for before in list(optimizer._optimizer_step_pre_hooks.values()):
+                if (changed := before(optimizer, args, kwargs)) is not None:
+                    args, kwargs = changed
+            result = step(*args, **kwargs)
+            for after in list(optimizer._optimizer_step_post_hooks.values()):
+                after(optimizer, args, kwargs)
+            return result
+        finally:
+            _STEPPING.release()
 
     return hooked
 

@@ -156,7 +156,8 @@ def test_pieces_have_the_structure_of_the_batch(form):
     assert same(take(whole, slice(0, 7)), whole)
     assert same(take(whole, slice(2, 5)), collate([data[i] for i in range(2, 5)]))
     assert same(take(whole, slice(6, 9)), collate([data[6]]))
-    empty = Fetch(data, collate, CPU)(Drawn([], 0, NoiseGenerator(SEED)))
+    step, empty = Fetch(data, collate, CPU)(Drawn([], 5, NoiseGenerator(SEED)))
+    assert step == 5
     assert batch_length(empty) == 0
     assert same(empty, take(whole, slice(0, 0)))
     assert inputs_of(empty).shape == (0, 3)
