@@ -43,6 +43,9 @@ _ALONG = frozenset(  # which mix or move along one dimension, by the number that
     "Softmax Sort Topk".split()
 )
 
+_CHOICES = frozenset("Select Slice Split SplitWithSizes Unbind UnsafeSplit".split())
+_UNIONS = frozenset(("Cat", "Stack"))
+
 
 def keeps_rows(node: Node, size: int) -> bool:
     """Whether the rows of ``size`` samples, which are those of dimension 0, stay theirs in this operation."""
@@ -69,6 +72,23 @@ def keeps_rows(node: Node, size: int) -> bool:
     if name == "IndexPut":
         return _own(saved._saved_indices, _shape(node)[0], size)
     return False
+
+
+def along_rows(node: Any, size: int) -> tuple[str, int] | None:
+    """A choice or union along a dimension 0 that may be that of ``size`` samples: its name, and rows of each sample.
+
+    It is by numbers of Python's, which may depend on records, such as the order of their lengths.
+    """
+    name = "" if isinstance(node, BackwardCFunction) else _operation(node.name())
+    if name not in _UNIONS | _CHOICES:
+        return None
+    shape = sizes = _shape(node)
+    if name == "Unbind":
+        sizes = (len(node._input_metadata), *shape)
+    elif name in _CHOICES:
+        sizes = tuple(node._saved_self_sym_sizes)
+    first = bool(sizes) and _signed(node._saved_dim) in (0, -len(sizes)) and sizes[0] % size == 0
+    return (name, sizes[0] // size) if first and not (name == "Slice" and shape == sizes) else None
 
 
 @cache

@@ -15,7 +15,7 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from hyfreedp.gradients.autograd import explained
 from hyfreedp.gradients.followed import Followed, derived, followed_parameters, plain
-from hyfreedp.gradients.gathers import keeps_rows
+from hyfreedp.gradients.gathers import along_rows, keeps_rows
 from hyfreedp.gradients.per_sample import ROOM, EmbeddingRows, Instantiated, PerSampleGradients, add_uses, join_views
 from hyfreedp.gradients.saved_input import SavedInput
 from hyfreedp.running.layers import parameters_of
@@ -75,6 +75,7 @@ class Recorder:
         lost: why no pass of this model can be relied on, once that was found; None before.
         size: samples times views of the pass under way, of which rows are a multiple; 0 if there is none.
         seen: uses that the losses of the last pass depend on.
+        chosen: what its operations did along what may be rows of samples, see :func:`~.gathers.along_rows`.
         dead: while ``watching``, those of them whose output had a gradient for one sample at most, so that no
             comparison could show an error.
         constant: names of parameters whose inputs without gradient had the same rows in batches of different sizes.
@@ -91,6 +92,7 @@ class Recorder:
         self.size = 0
         self.seen: set[Seen] = set()
         self.dead: set[Seen] = set()
+        self.chosen: set[tuple[str, int]] = set()
         self.constant: set[str] = set()
         self.samples: set[str] | None = None  # None before anything was verified
         self.types: set[torch.dtype] = set()
@@ -261,7 +263,7 @@ class Recorder:
         without a rule. Nowhere on the way may an operation move rows from one sample to another by what tensors hold.
         Values made of parameters must be made of nothing else: no use lies in their graph.
         """
-        self.seen = set()
+        self.seen, self.chosen = set(), set()
         ends, values, known, used, moved, rows = {}, [], set[Node](), False, "", len(losses) * self.views
         stack: list[Node | None] = [losses.grad_fn]
         while stack:
@@ -284,6 +286,8 @@ class Recorder:
                     return None
                 ends[node] = GradientEdge(node, 0)
             else:
+                if choice := along_rows(node, rows):
+                    self.chosen.add(choice)
                 if not moved and not keeps_rows(node, rows):
                     moved = node.name()
                 stack.extend(earlier for earlier, _ in node.next_functions)

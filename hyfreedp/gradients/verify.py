@@ -133,13 +133,17 @@ def _of_both_sizes(recorder: Recorder, loss: PerSampleLoss, samples: Any, larger
     """The uses that batches of two sizes have in common; none if one of them cannot be relied on."""
     device = next(recorder.module.parameters()).device
     while True:
-        seen = []
+        seen, chosen = [], []
         for batch in (samples, larger):
             with random_states_kept(device), recorder.following(batch_length(batch)):
                 losses = loss(batch)
             if recorder.trace(losses) is None:
                 return set()
             seen.append(recorder.seen)
+            chosen.append(recorder.chosen)
+        if both := chosen[0] & chosen[1]:  # dimension 0 has grown with the batch
+            recorder.lose(f"{min(both)[0]} along dimension 0 may move rows from one sample to another")
+            return set()
         differ = {use.parameter for use in seen[0] ^ seen[1]}
         if differ <= recorder.constant:
             break
