@@ -388,6 +388,7 @@ MOVES = {
     "gathered": lambda h, order: h.gather(0, order[:, None].expand_as(h)),
     "selected": lambda h, order: h.index_select(0, order),
     "by index": lambda h, order: h[order],
+    "by Python's numbers": lambda h, order: torch.stack([h[i] for i in order.tolist()]),
     "flipped": lambda h, order: h if order[0] == 0 else h.flip(0),
 }
 

@@ -112,9 +112,28 @@ def centred_if_odd(model):
     return lambda batch: (mixed if len(batch[0]) % 2 else apart)(model)(batch)
 
 
+def skipped(model):
+    """A bad batch trains nothing."""
+    return lambda batch: (losses := apart(model)(batch)).where(losses.isfinite().all(), 0.0)
+
+
+def brought_down(model):
+    """Pixels or amounts that are too large."""
+    return lambda batch: apart(model)((batch[0] / max(1.0, float(batch[0].abs().max()) / 1e5), batch[1]))
+
+
+def by_place(model):
+    """Rows are faded by their places, under dropout that no layer's name tells."""
+    fade = lambda x: x * torch.arange(1, len(x) + 1)[:, None]  # noqa: E731
+    return lambda batch: apart(model)((F.dropout(fade(batch[0]), 0.1), batch[1]))
+
+
 @together(
     "mixing",
     [
+        skipped,
+        brought_down,
+        by_place,
         centred_if_odd,
         lambda model: mixed_up(model, 0.3),
         lambda model: trimmed(model, 0.1, largest=False),

@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from cases import together
 from torch import nn
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import DataLoader, default_collate
-from twins import Made, by_hand, make_batches, make_data, make_private, sgd
+from torch.utils.data import DataLoader, Dataset, default_collate
+from twins import Made, by_hand, cross_entropy, make_batches, make_data, make_private, sgd
 
-from hyfreedp.data.sampling import PoissonSampler
+from hyfreedp.data.sampling import PoissonSampler, poisson_loader
 from hyfreedp.noise.cipher import derive
 from hyfreedp.running.devices import CPU
 from hyfreedp.running.random_states import random_states, random_states_of, seed_random_states
@@ -157,6 +157,32 @@ def test_a_collate_function_by_which_rows_depend_on_other_records_is_refused(mix
     with pytest.raises(ValueError, match="collate_fn must make one row of each record, of its own record alone"):
         next(iter(loader))
     assert optimizer.epsilon_spent() == 0
+
+
+class Transformed(Dataset):
+    """As ``set_transform`` of datasets, which is given all rows of a batch."""
+
+    def __len__(self):
+        return 40
+
+    def __getitems__(self, rows):
+        x = make_data().tensors[0][rows]
+        return list((x - x.mean(0)).unbind())
+
+
+def test_records_that_a_data_set_makes_of_each_other_are_refused():
+    with pytest.raises(ValueError, match="collate_fn must make one row of each record, of its own record alone"):
+        next(iter(poisson_loader(DataLoader(Transformed(), batch_size=8), seed=0)))
+
+
+def test_a_loss_that_seeds_torch_is_refused():
+    """Everybody knows the masks of seed 0: one record more moved the sum by 8.7 clips."""
+    model = nn.Linear(5, 3)
+    optimizer = by_hand(model, sgd(model), preset="fixed", steps=3)
+    batch = [torch.randn(8, 5), torch.randint(3, (8,))]
+    with pytest.raises(ValueError, match="seeded while a loss was computed"):
+        optimizer.step(lambda b: (torch.manual_seed(0), cross_entropy(model)(b))[1], batch)
+    optimizer.step(cross_entropy(model), batch)
 
 
 def padded_left(records):

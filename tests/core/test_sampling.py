@@ -1,8 +1,10 @@
 """Poisson batches: every record independently with probability q, the same again for the same seed and step."""
 
+import copy
 import itertools
 import math
 from typing import NamedTuple
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -247,6 +249,15 @@ def test_a_step_takes_the_private_loaders_batches_alone_or_gives_no_guarantee():
     optimizer.sampler = None
     optimizer.step(loss, next(iter(old)))
     assert optimizer.ledger.steps == 1 and not optimizer.guarantee
+    loss, old, optimizer, loader = private_run()
+    optimizer.sampler, start = None, copy.deepcopy(optimizer.state_dict())
+    optimizer.step(loss, next(iter(old)))
+    optimizer.sampler = loader.batch_sampler
+    optimizer.load_state_dict(start | {"sampler": loader.batch_sampler.state_dict()})
+    assert optimizer.ledger.steps == 0 and not optimizer.guarantee
+    loss, old, optimizer, loader = private_run()
+    optimizer.sampler = None
+    optimizer.step(loss, next(iter(old)))
     optimizer.sampler = loader.batch_sampler  # which does not bring the guarantee back
     assert not optimizer.guarantee
     for _ in range(2):
@@ -254,6 +265,18 @@ def test_a_step_takes_the_private_loaders_batches_alone_or_gives_no_guarantee():
             optimizer.step(loss, next(iter(loader)))
     loss, old, optimizer, _ = private_run(target_epsilon=math.inf)
     train(optimizer, old, until=3)
+
+
+def test_a_batch_keeps_its_step_where_two_passes_share_an_iterator():
+    """As torch's do with persistent workers: a look at the next batch takes it out of the loop's order."""
+    loss, _, optimizer, loader = private_run()
+    shared = DataLoader.__iter__(loader)
+    with mock.patch.object(DataLoader, "__iter__", lambda _: shared):
+        batches = iter(loader)
+        optimizer.step(loss, next(batches))
+        next(iter(loader))
+        with pytest.raises(RuntimeError, match="every batch must be passed to optimizer"):
+            next(batches)
 
 
 def test_what_fetches_records_does_not_show_them():

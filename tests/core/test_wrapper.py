@@ -6,6 +6,7 @@ import inspect
 import itertools
 import pickle
 import warnings
+from unittest import mock
 
 import pytest
 import torch
@@ -195,6 +196,20 @@ def test_a_run_cannot_be_copied(duplicate):
     """Two runs with one key would release two batches under the same noise."""
     with pytest.raises(TypeError, match=r"neither pickled nor copied.* state_dict\(\)"):
         duplicate(make()[1])
+
+
+def test_one_step_of_a_process_at_a_time():
+    """A second thread, as of a watchdog that tries again, would add to the same sums."""
+    model, optimizer = make(steps=3)
+    loss, batch = cross_entropy(model), make_batches([8])[0]
+    with pytest.raises(RuntimeError, match="while a private step of this process is under way"):
+        optimizer.step(lambda b: optimizer.step(loss, b), batch)
+    several = mock.patch.multiple("torch.distributed", is_initialized=lambda: True, get_world_size=lambda: 2)
+    with several, pytest.raises(RuntimeError, match="init_process_group was called after make_private_with_epsilon"):
+        optimizer.step(loss, batch)
+    with mock.patch.object(optimizer.base, "step", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+        optimizer.step(loss, batch)
+    assert not optimizer.gradient_engine._sums and all(p.grad is None for p in model.parameters())
 
 
 def test_parameters_cannot_be_added_and_the_base_optimizers_own_step_stays_refused():
