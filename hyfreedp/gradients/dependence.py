@@ -2,20 +2,21 @@
 
 Clipping bounds what one sample's gradient contributes; it bounds nothing if a sample also moves the losses of others.
 The check takes a few samples of the batch and computes their losses twice: with the others as they are, and with the
-others replaced, by copies of the samples themselves or by what they are times 1,000. Random numbers are the same, and
-so is the size of the batch: a loss of its own sample alone does not even round otherwise. So one loss that changes is
-enough to refuse, and no record can cause that by what it is. Where the loss draws random numbers, each of some twenty
-such comparisons has numbers of its own: mixing that happens with probability p in a pass is missed by k of them with
-probability (1 - p)^k, which is one in 1,200 for p = 0.3 at the first check. In one comparison more the others are left
-out, which shows what depends on how many there are. There rounding differs, so that a single loss decides nothing.
+others replaced, by copies of the samples themselves or by what they are times a large number, infinity or NaN. Random
+numbers are the same, and so is the size of the batch: a loss of its own sample alone does not even round otherwise. So
+one loss that changes is enough to refuse, and no record can cause that by what it is. Where the loss draws random
+numbers, each of some twenty such comparisons has numbers of its own: mixing that happens with probability p in a pass
+is missed by k of them with probability (1 - p)^k, which is one in 1,200 for p = 0.3 at the first check. In one
+comparison more the others are left out, which shows what depends on how many there are, and on places; each operation
+draws one number for all rows then. There rounding differs, so that a single loss decides nothing.
 
 It does so at the weights as they are and at perturbed weights, where random numbers are added to all trained
 parameters: that opens branches that a zero closes (gates, LayerScale, LoRA's B), and brings a model that fits its data
 back to losses whose rounding is small beside them. Weights and random states are put back bit for bit.
 
 What it cannot see: mixing that is smaller than rounding, that begins only with more samples than it takes (at most
-``SAMPLES``), that depends on the size of the batch alone where the forward pass also draws random numbers outside
-dropout layers, that is too rare for the number of comparisons, or that happens at none of the steps at which it is
+``SAMPLES``), that depends on size or places alone where the forward pass draws from NumPy, Python or an accelerator's
+fused dropout, that is too rare for the number of comparisons, or that happens at none of the steps at which it is
 asked. A check is no proof; where each sample is computed alone, none is needed.
 """
 
