@@ -202,6 +202,8 @@ class PoissonLoader(Unprepared, DataLoader):
         if sampler.given is not None:  # used by now, or to be given again since its step failed
             self._check_used(sampler, sampler.given, sampler.given + 1)
         for step, batch in super().__iter__():
+            if step < sampler.position:
+                raise RuntimeError(f"another pass over the loader has gone beyond step {step}, so go on with that one")
             if sampler.given is not None and step > sampler.given:
                 self._check_used(sampler, sampler.given + 1)
             sampler.given = step

@@ -47,6 +47,7 @@ from hyfreedp.running.random_states import (
 SAMPLES = 16  # that are looked at, of a batch
 _WHOLE, _FEW = 4, 4  # comparisons with all of them, and how many of them in others: a coin to mix is thrown for all
 FIRST_DRAWS, LATER_DRAWS = 20, 4  # of random states, at the first check and at each later one
+_MOST_DRAWS = 1_000  # of operations in a pass where all draw alike, beyond which it may never end
 _PERTURB = 0.3  # standard deviation of what is added to a weight, in units of 1 / sqrt(inputs of its unit)
 # Others are replaced by copies (None) or made so many times as large. A branch on the largest number of a batch, or on
 # whether all are finite, shows beside the last four, whatever the weights are.
@@ -148,39 +149,54 @@ def _without_others(
     """Losses of half of the samples, among all and without the others; and whether random numbers were drawn."""
     kept, _ = halves
     seed_random_states(key, device)
-    before, found = random_states(device), []
+    before, found, numbers = random_states(device), [], dict[Any, Any]()
     for some in (samples, take(samples, kept)):
-        with _RowsAlike(key, device) as numbers:
-            found.append(loss(some).double())
-    if not (numbers.alike and before.same(random_states(device))):
-        return found[0][:0], found[1][:0], True  # a smaller batch draws other random numbers
-    return found[0][kept], found[1], numbers.calls > 0
+        try:
+            with _RowsAlike(key, device, numbers) as mode:
+                found.append(loss(some).double())
+        except Exception:
+            if not numbers:
+                raise
+            return torch.zeros(0), torch.zeros(0), True  # it cannot do with numbers that are all alike
+        if not (mode.alike and before.same(random_states(device))):
+            return torch.zeros(0), torch.zeros(0), True  # a smaller batch draws other random numbers
+    return found[0][kept], found[1], bool(numbers)
 
 
 class _RowsAlike(TorchDispatchMode):
     """All numbers that an operation draws are one number, whatever their places and how many they are.
 
+    Args:
+        numbers: those of each operation, which another shape would draw otherwise from the same state.
+
     Attributes:
-        calls: of operations that draw.
-        alike: whether they could be made so; not those that return what they drew multiplied, as fused dropout does.
+        alike: whether they could be made so; not permutations, nor what was drawn and multiplied, as by fused dropout.
     """
 
-    def __init__(self, key: bytes, device: torch.device) -> None:
+    def __init__(self, key: bytes, device: torch.device, numbers: dict[Any, Any]) -> None:
         super().__init__()
-        self._key, self._device = key, device
-        self.calls, self.alike = 0, True
+        self._key, self._device, self._numbers, self._calls = key, device, numbers, 0
+        self.alike = True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **kwargs or {})
-        self.calls += 1
+        self._calls += 1
+        if self._calls > _MOST_DRAWS:
+            raise RuntimeError("numbers are drawn until they differ")
+        kind = str((func, *(one for one in args if isinstance(one, int | float))))
         for attempt in range(9):  # not zero, which would drop all there is to be seen
-            with random_states_of(derive(self._key, self.calls, attempt), self._device):
+            with random_states_of(derive(self._key, kind, attempt), self._device):
+                before = random_states(self._device)
                 result = func(*args, **kwargs or {})
-            self.alike &= isinstance(result, Tensor)
-            if not self.alike or not result.numel() or result.flatten()[0] != 0:
+                if before.same(random_states(self._device)):
+                    return result  # nothing was drawn, as by attention without dropout
+            self.alike &= isinstance(result, Tensor) and "randperm" not in kind
+            number = self._numbers.setdefault(kind, result.flatten()[0].item() if self.alike and result.numel() else 0)
+            if number or not self.alike:
                 break
-        return result.fill_(result.flatten()[0].item()) if self.alike and result.numel() else result
+            del self._numbers[kind]
+        return result.fill_(number) if self.alike else result
 
 
 def _losses(loss: PerSampleLoss, samples: Any, key: bytes, device: torch.device) -> tuple[Tensor, RandomStates]:

@@ -74,21 +74,31 @@ def keeps_rows(node: Node, size: int) -> bool:
     return False
 
 
-def along_rows(node: Any, size: int) -> tuple[str, int] | None:
-    """A choice or union along a dimension 0 that may be that of ``size`` samples: its name, and rows of each sample.
+def along_rows(node: Any, size: int) -> set[tuple[str, int, int]]:
+    """What chooses, joins or moves along a dimension, by numbers of Python's or of tensors: the order of lengths, say.
 
-    It is by numbers of Python's, which may depend on records, such as the order of their lengths.
+    Tensors' numbers along dimension 0 are left to :func:`keeps_rows`.
+
+    Returns:
+        Operation, dimension, and how many rows each of ``size`` samples would have there; 0 if the number is not whole.
     """
     name = "" if isinstance(node, BackwardCFunction) else _operation(node.name())
-    if name not in _UNIONS | _CHOICES:
-        return None
-    shape = sizes = _shape(node)
+    if name not in _UNIONS | _CHOICES | _ALONG | {"Index", "IndexPut", "IndexSelect"}:
+        return set()
+    shape = _shape(node)
+    sizes = tuple(getattr(node, "_saved_self_sym_sizes", None) or shape)
+    if name in ("Index", "IndexPut"):
+        dims = [d for d, index in enumerate(node._saved_indices) if index is not None]
+    else:
+        saved: Any = getattr(node, "_saved_dims", None) or getattr(node, "_saved_dim", 0)
+        dims = [_signed(d) for d in (saved if isinstance(saved, (list, tuple)) else [saved])]
     if name == "Unbind":
-        sizes = (len(node._input_metadata), *shape)
-    elif name in _CHOICES:
-        sizes = tuple(node._saved_self_sym_sizes)
-    first = bool(sizes) and _signed(node._saved_dim) in (0, -len(sizes)) and sizes[0] % size == 0
-    return (name, sizes[0] // size) if first and not (name == "Slice" and shape == sizes) else None
+        at = dims[0] % (len(shape) + 1)
+        sizes = (*shape[:at], len(node._input_metadata), *shape[at:])
+    if not sizes or (name == "Slice" and shape == sizes):
+        return set()
+    dims = [d % len(sizes) for d in dims if d % len(sizes) or not name.startswith("Index")]
+    return {(name, d, 0 if sizes[d] % size else sizes[d] // size) for d in dims}
 
 
 @cache

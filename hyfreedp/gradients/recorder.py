@@ -76,6 +76,7 @@ class Recorder:
         size: samples times views of the pass under way, of which rows are a multiple; 0 if there is none.
         seen: uses that the losses of the last pass depend on.
         chosen: what its operations did along what may be rows of samples, see :func:`~.gathers.along_rows`.
+        known: of that, operations and dimensions in batches that were compared.
         dead: while ``watching``, those of them whose output had a gradient for one sample at most, so that no
             comparison could show an error.
         constant: names of parameters whose inputs without gradient had the same rows in batches of different sizes.
@@ -92,7 +93,8 @@ class Recorder:
         self.size = 0
         self.seen: set[Seen] = set()
         self.dead: set[Seen] = set()
-        self.chosen: set[tuple[str, int]] = set()
+        self.chosen: set[tuple[str, int, int]] = set()
+        self.known: set[tuple[str, int]] = set()
         self.constant: set[str] = set()
         self.samples: set[str] | None = None  # None before anything was verified
         self.types: set[torch.dtype] = set()
@@ -229,6 +231,9 @@ class Recorder:
         ends = self.trace(losses)
         if ends is None or (verified is not None and not self.seen <= verified):
             return None
+        new = any(rows and (name, d) not in self.known for name, d, rows in self.chosen)
+        if verified is not None and new and self.size > 1:
+            return None  # rows may be moved as in no batch that was compared
         self.types, self.dead, self._received, self._left = set(), set(), {}, self.room
         try:
             # Autocast would round products of gradients to half precision.
@@ -286,8 +291,7 @@ class Recorder:
                     return None
                 ends[node] = GradientEdge(node, 0)
             else:
-                if choice := along_rows(node, rows):
-                    self.chosen.add(choice)
+                self.chosen |= along_rows(node, rows)
                 if not moved and not keeps_rows(node, rows):
                     moved = node.name()
                 stack.extend(earlier for earlier, _ in node.next_functions)
@@ -312,8 +316,11 @@ class Recorder:
 
 def _carried_back(
     received: Iterable[tuple[Followed, list[PerSampleGradients]]], trainable: Sequence[nn.Parameter]
-) -> dict[nn.Parameter, PerSampleGradients]:
-    """The gradients of parameters, those of values computed from them carried back."""
+) -> dict[nn.Parameter, PerSampleGradients] | None:
+    """The gradients of parameters, those of values computed from them carried back.
+
+    None if a row of such a value is not finite: 0 times it would be everybody's NaN.
+    """
     found: dict[nn.Parameter, list[PerSampleGradients]] = {}
     for value, gradients in received:
         if value.parameter is not None:
@@ -326,7 +333,11 @@ def _carried_back(
             numbers = ids.flatten().expand(len(rows), -1)
             found.setdefault(table, []).append(EmbeddingRows(numbers, rows, len(table), padding))
             continue
-        for p, gradient in _carry(value, each, trainable):
+        carried = list(_carry(value, each, trainable))
+        fine = each.reshape(len(each), -1).isfinite().all(1)
+        if any(bool((fine & ~g.reshape(len(g), -1).isfinite().all(1)).any()) for _, g in carried):
+            return None
+        for p, gradient in carried:
             found.setdefault(p, []).append(Instantiated(gradient))
     return {p: add_uses(found[p]) for p in trainable if p in found}
 

@@ -141,8 +141,9 @@ def _of_both_sizes(recorder: Recorder, loss: PerSampleLoss, samples: Any, larger
                 return set()
             seen.append(recorder.seen)
             chosen.append(recorder.chosen)
-        if both := chosen[0] & chosen[1]:  # dimension 0 has grown with the batch
-            recorder.lose(f"{min(both)[0]} along dimension 0 may move rows from one sample to another")
+        recorder.known |= {choice[:2] for choice in chosen[0] | chosen[1]}
+        if both := {choice for choice in chosen[0] & chosen[1] if choice[2]}:  # dimension 0 has grown with the batch
+            recorder.lose(f"{min(both)[0]} along dimension {min(both)[1]} may move rows from one sample to another")
             return set()
         differ = {use.parameter for use in seen[0] ^ seen[1]}
         if differ <= recorder.constant:

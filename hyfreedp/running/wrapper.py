@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-import threading
+import os
 from collections import OrderedDict
 from collections.abc import Callable, MutableMapping
 from typing import Any, NoReturn, ParamSpec, TypeVar
@@ -13,7 +13,7 @@ import torch
 
 from hyfreedp.running.checks import nearest
 
-_STEPPING = threading.Lock()
+_STEPPING: dict[int, object] = {}  # the step under way of each process; a lock would be inherited by a fork
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -114,22 +114,24 @@ def hooked_step(step: Callable[P, R]) -> Callable[P, R]:
                 "per_sample_loss(batch) returns losses of shape (B,), without loss.backward(), closure or GradScaler"
             )
         check_arguments(per_sample_loss, "the batch")
-        if not _STEPPING.acquire(blocking=False):
-            raise RuntimeError(
-                "step was called while a private step of this process is under way, by another thread or by a loss: "
-                "both would use the same sums and random numbers. Train one after the other, or in processes"
-            )
         optimizer: Any = args[0]
+        for before in list(optimizer._optimizer_step_pre_hooks.values()):
+            if (changed := before(optimizer, args, kwargs)) is not None:
+                args, kwargs = changed
+        process, mine = os.getpid(), object()
         try:
-            for before in list(optimizer._optimizer_step_pre_hooks.values()):
-                if (changed := before(optimizer, args, kwargs)) is not None:
-                    args, kwargs = changed
+            if _STEPPING.setdefault(process, mine) is not mine:
+                raise RuntimeError(
+                    "step was called while a private step of this process is under way, by another thread or by a "
+                    "loss: both would use the same sums and random numbers. Train one after the other, or in processes"
+                )
             result = step(*args, **kwargs)
-            for after in list(optimizer._optimizer_step_post_hooks.values()):
-                after(optimizer, args, kwargs)
-            return result
         finally:
-            _STEPPING.release()
+            if _STEPPING.get(process) is mine:
+                del _STEPPING[process]
+        for after in list(optimizer._optimizer_step_post_hooks.values()):
+            after(optimizer, args, kwargs)
+        return result
 
     return hooked
 

@@ -158,6 +158,22 @@ def test_rows_of_one_token_that_cancel_take_nothing_from_others_sums(big) -> Non
     assert sums[0].norm() == pytest.approx(300, rel=1e-4) and (sums[1] - sums[0]).norm() <= 1.001
 
 
+@together("value", [math.nan, math.inf])
+def test_a_record_that_is_not_finite_leaves_the_others_theirs_where_raw_inputs_meet_parameters(value) -> None:
+    """Such inputs are followed as parameters are; carried back with others' zeros it took all 200 clips."""
+
+    def forward(m: nn.Module, x: Tensor, ids: Tensor) -> Tensor:
+        return (m.layer(x * m.norm.weight) + m.table(ids)).square().sum(1)
+
+    model = Built(forward, layer=nn.Linear(4, 3), norm=nn.LayerNorm(4), table=nn.Embedding(5, 3)).train()
+    x, ids = torch.randn(8, 4), torch.arange(8) % 5
+    engine = make_engine(model, AutomaticClipping())
+    engine.add(lambda batch: model(*batch), (x, ids))
+    x[2] = value
+    _, norms = engine.add(lambda batch: model(*batch), (x, ids))
+    assert norms.isfinite().tolist() == [row != 2 for row in range(8)] and engine.slow is None
+
+
 def test_pieces_of_a_batch_and_its_noise_have_one_sensitivity() -> None:
     """A schedule that counts calls lowered it between two pieces: one record moved the sum by four clips."""
     example, rule = mlp(), SimpleNamespace(sensitivity=4.0, factors=lambda norms: rule.sensitivity / norms)

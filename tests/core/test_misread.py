@@ -389,6 +389,8 @@ MOVES = {
     "selected": lambda h, order: h.index_select(0, order),
     "by index": lambda h, order: h[order],
     "by Python's numbers": lambda h, order: torch.stack([h[i] for i in order.tolist()]),
+    "by them where they differ": lambda h, order: MOVES["by Python's numbers"](h, order) if order[0] else h,
+    "in another dimension": lambda h, order: h[:, None].transpose(0, 1)[:, order].transpose(0, 1)[:, 0],
     "flipped": lambda h, order: h if order[0] == 0 else h.flip(0),
 }
 

@@ -122,6 +122,11 @@ def brought_down(model):
     return lambda batch: apart(model)((batch[0] / max(1.0, float(batch[0].abs().max()) / 1e5), batch[1]))
 
 
+def attended(x):
+    """A token by itself, by an operation that could draw random numbers, and does not."""
+    return F.scaled_dot_product_attention(*[x[:, None]] * 3)[:, 0]
+
+
 def by_place(model):
     """Rows are faded by their places, under dropout that no layer's name tells."""
     fade = lambda x: x * torch.arange(1, len(x) + 1)[:, None]  # noqa: E731
@@ -135,6 +140,7 @@ def by_place(model):
         brought_down,
         by_place,
         centred_if_odd,
+        lambda model: lambda b: centred_if_odd(model)((attended(b[0]), b[1])),
         lambda model: mixed_up(model, 0.3),
         lambda model: trimmed(model, 0.1, largest=False),
         lambda model: trimmed(model, 0.1, largest=True),
@@ -167,6 +173,32 @@ def test_what_is_refused_goes_with_each_sample_alone():
     calls, (_, optimizer, batches) = itertools.count(), make_private(network(), loader=loader, steps=2, isolate=True)
     with pytest.raises(ValueError, match="depends on those that were computed before it, alone though it is"):
         optimizer.step(lambda b: next(calls) * apart(optimizer.module)(b), next(iter(batches)))
+
+
+def two_features(x):
+    features = torch.randint(8, (2,))
+    while features[0] == features[1]:
+        features = torch.randint(8, (2,))
+    return torch.cat([x[:, features]] * 4, 1)
+
+
+@together(
+    "drawn",
+    [
+        lambda x: x + torch.randn(len(x), 1),
+        lambda x: torch.stack([row + torch.randn(8) for row in x]),
+        lambda x: torch.stack([row.roll(int(torch.randint(8, ()))) for row in x]),
+        lambda x: torch.normal(x, x.abs()),
+        lambda x: x * torch.distributions.Gamma(x.abs() + 0.1, 1.0).sample(),
+        lambda x: x[:, torch.randperm(8).argsort()],
+        two_features,
+        attended,
+    ],
+)
+def test_random_numbers_of_each_row_are_no_mixing(drawn):
+    for seed in range(4):
+        model = network()
+        check(model, lambda b, model=model: apart(model)((drawn(b[0]), b[1])), batch_of(16), seed)
 
 
 def test_large_numbers_that_a_model_does_not_take_are_no_refusal():
