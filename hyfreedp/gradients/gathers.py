@@ -74,13 +74,13 @@ def keeps_rows(node: Node, size: int) -> bool:
     return False
 
 
-def along_rows(node: Any, size: int) -> set[tuple[str, int, int]]:
+def moves(node: Any) -> set[tuple[str, int, int]]:
     """What chooses, joins or moves along a dimension, by numbers of Python's or of tensors: the order of lengths, say.
 
     Tensors' numbers along dimension 0 are left to :func:`keeps_rows`.
 
     Returns:
-        Operation, dimension, and how many rows each of ``size`` samples would have there; 0 if the number is not whole.
+        Operation, dimension, and its size.
     """
     name = "" if isinstance(node, BackwardCFunction) else _operation(node.name())
     if name not in _UNIONS | _CHOICES | _ALONG | {"Index", "IndexPut", "IndexSelect"}:
@@ -98,7 +98,7 @@ def along_rows(node: Any, size: int) -> set[tuple[str, int, int]]:
     if not sizes or (name == "Slice" and shape == sizes):
         return set()
     dims = [d % len(sizes) for d in dims if d % len(sizes) or not name.startswith("Index")]
-    return {(name, d, 0 if sizes[d] % size else sizes[d] // size) for d in dims}
+    return {(name, d, sizes[d]) for d in dims}
 
 
 @cache

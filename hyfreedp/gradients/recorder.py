@@ -15,7 +15,7 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from hyfreedp.gradients.autograd import explained
 from hyfreedp.gradients.followed import Followed, derived, followed_parameters, plain
-from hyfreedp.gradients.gathers import along_rows, keeps_rows
+from hyfreedp.gradients.gathers import keeps_rows, moves
 from hyfreedp.gradients.per_sample import ROOM, EmbeddingRows, Instantiated, PerSampleGradients, add_uses, join_views
 from hyfreedp.gradients.saved_input import SavedInput
 from hyfreedp.running.layers import parameters_of
@@ -75,7 +75,7 @@ class Recorder:
         lost: why no pass of this model can be relied on, once that was found; None before.
         size: samples times views of the pass under way, of which rows are a multiple; 0 if there is none.
         seen: uses that the losses of the last pass depend on.
-        chosen: what its operations did along what may be rows of samples, see :func:`~.gathers.along_rows`.
+        moved: what its operations did along dimensions, see :func:`~.gathers.moves`, and how often.
         known: of that, operations and dimensions in batches that were compared.
         dead: while ``watching``, those of them whose output had a gradient for one sample at most, so that no
             comparison could show an error.
@@ -93,7 +93,7 @@ class Recorder:
         self.size = 0
         self.seen: set[Seen] = set()
         self.dead: set[Seen] = set()
-        self.chosen: set[tuple[str, int, int]] = set()
+        self.moved: Counter[tuple[str, int, int]] = Counter()
         self.known: set[tuple[str, int]] = set()
         self.constant: set[str] = set()
         self.samples: set[str] | None = None  # None before anything was verified
@@ -231,7 +231,7 @@ class Recorder:
         ends = self.trace(losses)
         if ends is None or (verified is not None and not self.seen <= verified):
             return None
-        new = any(rows and (name, d) not in self.known for name, d, rows in self.chosen)
+        new = any(n % self.size == 0 and (name, d) not in self.known for name, d, n in self.moved)
         if verified is not None and new and self.size > 1:
             return None  # rows may be moved as in no batch that was compared
         self.types, self.dead, self._received, self._left = set(), set(), {}, self.room
@@ -268,7 +268,7 @@ class Recorder:
         without a rule. Nowhere on the way may an operation move rows from one sample to another by what tensors hold.
         Values made of parameters must be made of nothing else: no use lies in their graph.
         """
-        self.seen, self.chosen = set(), set()
+        self.seen, self.moved = set(), Counter()
         ends, values, known, used, moved, rows = {}, [], set[Node](), False, "", len(losses) * self.views
         stack: list[Node | None] = [losses.grad_fn]
         while stack:
@@ -291,7 +291,7 @@ class Recorder:
                     return None
                 ends[node] = GradientEdge(node, 0)
             else:
-                self.chosen |= along_rows(node, rows)
+                self.moved.update(moves(node))
                 if not moved and not keeps_rows(node, rows):
                     moved = node.name()
                 stack.extend(earlier for earlier, _ in node.next_functions)

@@ -133,16 +133,21 @@ def _of_both_sizes(recorder: Recorder, loss: PerSampleLoss, samples: Any, larger
     """The uses that batches of two sizes have in common; none if one of them cannot be relied on."""
     device = next(recorder.module.parameters()).device
     while True:
-        seen, chosen = [], []
+        seen, moved = [], []
         for batch in (samples, larger):
             with random_states_kept(device), recorder.following(batch_length(batch)):
                 losses = loss(batch)
             if recorder.trace(losses) is None:
                 return set()
             seen.append(recorder.seen)
-            chosen.append(recorder.chosen)
-        recorder.known |= {choice[:2] for choice in chosen[0] | chosen[1]}
-        if both := {choice for choice in chosen[0] & chosen[1] if choice[2]}:  # dimension 0 has grown with the batch
+            moved.append(recorder.moved)
+        recorder.known |= {move[:2] for move in moved[0] | moved[1]}
+        sizes = [recorder.views * batch_length(batch) for batch in (samples, larger)]
+        grown = [
+            {(name, d, n // size) for name, d, n in moves - others if n % size == 0}
+            for moves, others, size in zip(moved, moved[::-1], sizes, strict=True)
+        ]
+        if both := grown[0] & grown[1]:  # in this dimension the rows of samples lie
             recorder.lose(f"{min(both)[0]} along dimension {min(both)[1]} may move rows from one sample to another")
             return set()
         differ = {use.parameter for use in seen[0] ^ seen[1]}
