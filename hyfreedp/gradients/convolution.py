@@ -47,6 +47,14 @@ class ConvolutionFactors(PerSampleGradients):
 
     @cached_property
     def squared_norms(self) -> Tensor:
+        return self._norms[0]
+
+    @property
+    def lost(self) -> Tensor:
+        return self._norms[1]
+
+    @cached_property
+    def _norms(self) -> tuple[Tensor, Tensor]:
         # Patches repeat the input up to kernel-size times: take so few samples at once that they stay near its size.
         chunk = ceil(len(self.x) / prod(self.shape[2:]))
         norms = []
@@ -54,8 +62,8 @@ class ConvolutionFactors(PerSampleGradients):
             patches = self._patches(x)
             left = g.reshape(len(g) * self.groups, -1, patches.shape[-1])
             right = patches.reshape(len(g) * self.groups, -1, patches.shape[-1])
-            norms.append(gram_norms(left.mT, right.mT).view(-1, self.groups).sum(1))
-        return torch.cat(norms)
+            norms.append(torch.stack(gram_norms(left.mT, right.mT)).view(2, -1, self.groups).sum(2))
+        return tuple(torch.cat(norms, 1))
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         x, g = widened(self.x), widened(self.g)

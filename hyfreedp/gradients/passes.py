@@ -59,6 +59,8 @@ class Passes:
         self._rows = split_rows(batch, None if self._alone else max_physical_batch_size)
         self._pieces = [take(batch, rows) for rows in self._rows]
         self._keys = [generator.child("piece", number).key for number in range(len(self._pieces))]
+        # Other numbers before the gradients than in them: whether these are computed together is not known by then.
+        self._before = [generator.child("look", number).key for number in range(len(self._pieces))]
         self._together: list[bool | None] = []  # whether the samples of each piece were
         self._buffers, self._by_value = buffers, by_value
         self._device = next(engine.module.parameters()).device
@@ -79,10 +81,11 @@ class Passes:
         return self._in_order(losses), self._in_order(norms)
 
     def losses(self) -> Tensor:
-        """Losses at the present weights, shape ``(B,)``; dropout is that of the gradients."""
+        """Losses at the present weights, shape ``(B,)``; dropout is that of the gradients, once there are some."""
         losses, together = [], self._together or [None] * len(self._pieces)  # as the last batch, before its gradients
         with random_states_kept(self._device), self._model_unchanged():
-            for piece, key, joint in zip(self._pieces, self._keys, together, strict=True):
+            keys = self._keys if self._together else self._before
+            for piece, key, joint in zip(self._pieces, keys, together, strict=True):
                 seed_random_states(key, self._device)
                 losses.append(self._engine.losses(self._values, piece, together=joint, alone=self._alone).double())
         return self._in_order(losses)

@@ -9,16 +9,17 @@ large the gradient itself is smaller than its factors, or takes less time, and t
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property, reduce
 from math import prod
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 # Bytes of gradients that one backward pass may keep, beyond which only those that are no larger than their factors are
 # kept; a private step needs so much more memory at most.
 ROOM = 2**28
+_SHARE, _FEW = 1e-3, 16  # of a squared norm that rounding may have lost; such gradients that are taken at once
 _TRAFFIC = 16  # multiplications in the time in which a number of a gradient is written and, twice, read
 
 
@@ -49,6 +50,11 @@ class PerSampleGradients(ABC):
     def cheaper(self, room: int) -> PerSampleGradients:
         """In the form that takes less time, of which so many bytes may be kept."""
         return self
+
+    @property
+    def lost(self) -> Tensor | None:
+        """What rounding may have taken from the squared norms, shape (B,); None where they are of what is added."""
+        return None
 
 
 class Instantiated(PerSampleGradients):
@@ -83,6 +89,14 @@ class OuterProducts(PerSampleGradients):
 
     @cached_property
     def squared_norms(self) -> Tensor:
+        return self._norms[0]
+
+    @property
+    def lost(self) -> Tensor:
+        return self._norms[1]
+
+    @cached_property
+    def _norms(self) -> tuple[Tensor, Tensor]:
         return gram_norms(self.left, self.right)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
@@ -166,7 +180,8 @@ class TiedTable(PerSampleGradients):
             cross = (widened(picked) * (right @ rows.mT)).sum((1, 2))
             sizes = [_squared_norms(widened(t).flatten(1)) for t in (left, right, rows)]
             rounding = _rounding(widened(left), right) * (sizes[0] * sizes[1] * sizes[2] * rows.shape[1]).sqrt()
-        return self.embedding.squared_norms + self.head.squared_norms + 2 * (cross + rounding)
+        cross = 2 * (cross + rounding) + (0 if self.head.lost is None else self.head.lost)
+        return self.embedding.squared_norms + self.head.squared_norms + cross
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         return self.embedding.weighted_sum(weights) + self.head.weighted_sum(weights)
@@ -197,6 +212,49 @@ def keeps_factors(tokens: int, p: int, d: int, fits: bool = False) -> bool:
     smaller = p * d <= tokens * (p + d)
     quicker = fits and _TRAFFIC * p * d < tokens**2 * (p + d)
     return tokens == 1 or not (smaller or quicker)
+
+
+class Settled(PerSampleGradients):
+    """Gradients of which some, the ``unsure``, shape (B,), are instantiated for norm and sum, a few at a time."""
+
+    def __init__(self, factors: PerSampleGradients, unsure: Tensor) -> None:
+        self.factors, self.unsure = factors, unsure
+
+    def _each(self) -> Iterator[tuple[Tensor, Instantiated]]:
+        for rows in self.unsure.nonzero()[:, 0].split(_FEW):
+            chosen = torch.zeros_like(self.unsure).index_fill(0, rows, True)
+            yield rows, Instantiated(widened(self.factors.select(chosen).instantiate()))
+
+    @cached_property
+    def squared_norms(self) -> Tensor:
+        norms = self.factors.squared_norms.clone()
+        for rows, each in self._each():
+            norms[rows] = each.squared_norms.to(norms.dtype)
+        return norms
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        total = self.factors.weighted_sum(weights.masked_fill(self.unsure, 0))
+        for rows, each in self._each():
+            total = total + each.weighted_sum(weights[rows])
+        return total
+
+    def instantiate(self) -> Tensor:
+        return self.factors.instantiate()
+
+    def select(self, samples: Tensor) -> Settled:
+        return Settled(self.factors.select(samples), self.unsure[samples])
+
+
+def settled(gradients: dict[nn.Parameter, PerSampleGradients]) -> dict[nn.Parameter, PerSampleGradients]:
+    """Gradients whose norms are those of what is added, in whatever form: other records decide about the form.
+
+    Where rounding may have lost a share of a norm, since tokens cancel, that sample's gradient itself is taken.
+    """
+    unsure = {p: g.lost > _SHARE * g.squared_norms for p, g in gradients.items() if g.lost is not None}
+    some = [each.any() for each in unsure.values()]  # read at once: each reading waits for the device
+    told = torch.stack([one.to(some[0].device) for one in some]).tolist() if some else []
+    found = {p: Settled(gradients[p], each) for (p, each), one in zip(unsure.items(), told, strict=True) if one}
+    return {p: found.get(p, g) for p, g in gradients.items()}
 
 
 def add_uses(uses: Sequence[PerSampleGradients]) -> PerSampleGradients:
@@ -243,21 +301,21 @@ def norms_of(gradients: Iterable[PerSampleGradients], losses: Tensor) -> Tensor:
     return squared.clamp(min=0).sqrt().nan_to_num(nan=torch.inf, posinf=torch.inf).detach()
 
 
-def gram_norms(left: Tensor, right: Tensor) -> Tensor:
-    """||sum_t left_it right_it^T||^2 from left (N, T, p) and right (N, T, d); shape (N,), float32 or wider.
+def gram_norms(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """||sum_t left_it right_it^T||^2 from left (N, T, p) and right (N, T, d), and what rounding may have lost of it.
 
-    Never understated, since the factor would then be too large: what rounding may have lost is added. It is nothing
-    beside the norm unless tokens cancel or numbers are near the ends of their type.
+    Both of shape (N,), float32 or wider. Nothing is lost beside the norm unless tokens cancel.
     """
     left, right = widened(left), widened(right)
     if left.shape[1] == 1:
         tiny = torch.finfo(left.dtype).tiny  # as in _underflow
         lefts, rights = (_squared_norms(t[:, 0]) + t.shape[2] * tiny for t in (left, right))
-        return lefts * rights
+        return lefts * rights, torch.zeros_like(lefts)
     products_left, products_right = left @ left.mT, right @ right.mT
-    lefts, rights = _trace(products_left), _trace(products_right)
-    rounding = _rounding(left, right) * lefts * rights
-    return (products_left * products_right).sum((1, 2)).clamp(min=0) + rounding + _underflow(left, lefts, right, rights)
+    lefts, rights = (products.diagonal(dim1=1, dim2=2) for products in (products_left, products_right))
+    sizes = (lefts * rights).sqrt().sum(1).square()  # if no tokens cancelled; padding adds nothing
+    norms = (products_left * products_right).sum((1, 2)).clamp(min=0)
+    return norms + _underflow(left, lefts.sum(1), right, rights.sum(1)), _rounding(left, right) * sizes
 
 
 def _rounding(left: Tensor, right: Tensor) -> float:
@@ -285,10 +343,6 @@ def sum_tokens(t: Tensor, kept: int) -> Tensor:
 def sum_positions(t: Tensor) -> Tensor:
     """(B, C, ...) to (B, C); sums are float32 or wider."""
     return widened(t).flatten(2).sum(2) if t.dim() > 2 else t
-
-
-def _trace(matrices: Tensor) -> Tensor:
-    return matrices.diagonal(dim1=1, dim2=2).sum(1)
 
 
 def _tokens(x: Tensor) -> Tensor:

@@ -16,7 +16,15 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from hyfreedp.gradients.autograd import explained
 from hyfreedp.gradients.followed import Followed, derived, followed_parameters, plain
 from hyfreedp.gradients.gathers import keeps_rows, moves
-from hyfreedp.gradients.per_sample import ROOM, EmbeddingRows, Instantiated, PerSampleGradients, add_uses, join_views
+from hyfreedp.gradients.per_sample import (
+    ROOM,
+    EmbeddingRows,
+    Instantiated,
+    PerSampleGradients,
+    add_uses,
+    join_views,
+    settled,
+)
 from hyfreedp.gradients.saved_input import SavedInput
 from hyfreedp.running.layers import parameters_of
 
@@ -76,7 +84,7 @@ class Recorder:
         size: samples times views of the pass under way, of which rows are a multiple; 0 if there is none.
         seen: uses that the losses of the last pass depend on.
         moved: what its operations did along dimensions, see :func:`~.gathers.moves`, and how often.
-        known: of that, operations and dimensions in batches that were compared.
+        known: what they did in batches that were compared.
         dead: while ``watching``, those of them whose output had a gradient for one sample at most, so that no
             comparison could show an error.
         constant: names of parameters whose inputs without gradient had the same rows in batches of different sizes.
@@ -94,7 +102,7 @@ class Recorder:
         self.seen: set[Seen] = set()
         self.dead: set[Seen] = set()
         self.moved: Counter[tuple[str, int, int]] = Counter()
-        self.known: set[tuple[str, int]] = set()
+        self.known: set[tuple[str, int, int]] = set()
         self.constant: set[str] = set()
         self.samples: set[str] | None = None  # None before anything was verified
         self.types: set[torch.dtype] = set()
@@ -231,7 +239,7 @@ class Recorder:
         ends = self.trace(losses)
         if ends is None or (verified is not None and not self.seen <= verified):
             return None
-        new = any(n % self.size == 0 and (name, d) not in self.known for name, d, n in self.moved)
+        new = any(n % self.size == 0 and (name, d, n) not in self.known for name, d, n in self.moved)
         if verified is not None and new and self.size > 1:
             return None  # rows may be moved as in no batch that was compared
         self.types, self.dead, self._received, self._left = set(), set(), {}, self.room
@@ -339,7 +347,7 @@ def _carried_back(
             return None
         for p, gradient in carried:
             found.setdefault(p, []).append(Instantiated(gradient))
-    return {p: add_uses(found[p]) for p in trainable if p in found}
+    return settled({p: add_uses(found[p]) for p in trainable if p in found})
 
 
 def _carry(

@@ -141,7 +141,7 @@ def _of_both_sizes(recorder: Recorder, loss: PerSampleLoss, samples: Any, larger
                 return set()
             seen.append(recorder.seen)
             moved.append(recorder.moved)
-        recorder.known |= {move[:2] for move in moved[0] | moved[1]}
+        recorder.known.update(*moved)
         sizes = [recorder.views * batch_length(batch) for batch in (samples, larger)]
         grown = [
             {(name, d, n // size) for name, d, n in moves - others if n % size == 0}
