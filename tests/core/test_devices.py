@@ -5,6 +5,7 @@ import platform
 import subprocess
 import sys
 import textwrap
+from collections import Counter
 
 import pytest
 import torch
@@ -163,8 +164,8 @@ def test_a_run_equals_that_on_the_cpu_and_waits_only_for_what_it_must(settings, 
         for row, counted in zip(there.history[1:], waits[1:], strict=True):
             pieces = counted.total() - 1 - ("slope" in row) - sum(one is not None for one in row.get("margins", ()))
             assert set(map(place, counted)) <= {"bookkeeping.py", "cipher.py", "per_sample.py", "privatize.py"}, counted
-            at = lambda name, counted=counted: sum(n for what, n in counted.items() if place(what) == name)  # noqa: E731
-            finite, cancel = at("bookkeeping.py"), at("per_sample.py")
+            found = Counter(place(what) for what in counted.elements())
+            finite, cancel = found["bookkeeping.py"], found["per_sample.py"]
             pieces -= cancel  # whether tokens may, which is not asked of biases
             assert pieces == finite and cancel in (0, pieces), counted
             assert pieces == 1 or "max_physical_batch_size" in settings, counted
