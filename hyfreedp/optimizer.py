@@ -156,9 +156,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
                 losses, norms = passes.add_gradients()  # lines 2 to 4
             self._privatize_gradient(t)  # line 4
             if self.module not in _TRAINED:
-                owners = [
-                    m for m in layers_of(self.module) if any(p.requires_grad for p in m.parameters(recurse=False))
-                ]
+                owners = [m for m in layers_of(self.module) if any(p.requires_grad for p in m.parameters(False))]
                 _TRAINED.update((self.module, *owners))
             if self.sampler is not None:
                 self.sampler.position = self.ledger.steps

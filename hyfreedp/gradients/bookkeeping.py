@@ -26,7 +26,7 @@ from hyfreedp.data.batches import PerSampleLoss, batch_length
 from hyfreedp.gradients import rules  # noqa: F401, which are found by their names
 from hyfreedp.gradients.clipping import Clipping, bounded_factors
 from hyfreedp.gradients.one_by_one import OneByOne
-from hyfreedp.gradients.per_sample import PerSampleGradients, norms_of, widened
+from hyfreedp.gradients.per_sample import PerSampleGradients, norms_of, settle, widened
 from hyfreedp.gradients.recorder import Recorder, Seen
 from hyfreedp.gradients.validate import check_modes
 from hyfreedp.gradients.verify import verified_uses
@@ -169,6 +169,7 @@ class GradientEngine:
         Takes the gradients out of their dictionary, so that each is freed once it is used; returns the norms.
         """
         with torch.autocast(losses.device.type, enabled=False):  # the caller's would round sums, not norms alone
+            settle(gradients)
             norms = norms_of(gradients.values(), losses)
             factors, finite = bounded_factors(self.clipping, norms, self.sensitivity), norms.isfinite()
             factors = factors if weights is None else factors * weights.to(factors.dtype)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
 
-from hyfreedp.gradients.per_sample import Instantiated, PerSampleGradients, gram_norms, keeps_factors, widened
+from hyfreedp.gradients.per_sample import Factors, Instantiated, PerSampleGradients, gram_norms, keeps_factors, widened
 from hyfreedp.running.devices import exact_convolutions
 
 
@@ -29,7 +29,7 @@ def convolution(
     return factors if keep else Instantiated(factors.instantiate())
 
 
-class ConvolutionFactors(PerSampleGradients):
+class ConvolutionFactors(Factors):
     """The gradients as input x and output gradient g of one convolution, whose (larger) patches are not kept."""
 
     def __init__(
@@ -46,15 +46,7 @@ class ConvolutionFactors(PerSampleGradients):
         self.stride, self.padding, self.dilation = stride, padding, dilation
 
     @cached_property
-    def squared_norms(self) -> Tensor:
-        return self._norms[0]
-
-    @property
-    def lost(self) -> Tensor:
-        return self._norms[1]
-
-    @cached_property
-    def _norms(self) -> tuple[Tensor, Tensor]:
+    def gram_norms(self) -> tuple[Tensor, Tensor]:
         # Patches repeat the input up to kernel-size times: take so few samples at once that they stay near its size.
         chunk = ceil(len(self.x) / prod(self.shape[2:]))
         norms = []

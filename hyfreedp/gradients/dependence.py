@@ -15,9 +15,9 @@ parameters: that opens branches that a zero closes (gates, LayerScale, LoRA's B)
 back to losses whose rounding is small beside them. Weights and random states are put back bit for bit.
 
 What it cannot see: mixing that is smaller than rounding, that begins only with more samples than it takes (at most
-``SAMPLES``), that depends on size or places alone where the forward pass draws from NumPy, Python or an accelerator's
-fused dropout, that is too rare for the number of comparisons, or that happens at none of the steps at which it is
-asked. A check is no proof; where each sample is computed alone, none is needed.
+``SAMPLES``), that depends on size or places alone where the forward pass draws a permutation, or from NumPy, Python or
+an accelerator's fused dropout, that is too rare for the number of comparisons, or that happens at none of the steps at
+which it is asked. A check is no proof; where each sample is computed alone, none is needed.
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ def check_samples_apart(
             with weights:
                 with resting(filter(_drops, module.modules())):  # so that batches may differ in size
                     halves = halves_of(samples, generator)
-                    among, apart, drew = _without_others(per_sample_loss, samples, halves, next(keys), device)
-                    fewer.append((among, apart))
+                    pair, drew = _without_others(per_sample_loss, samples, halves, next(keys), device)
+                    fewer.append(pair)
                 first, together = int(generator.permutation(len(beside))[0]), None  # later checks make few of them
                 for number in range(draws // 2 if drew else len(beside)):
                     whole = not drew or number < _WHOLE
@@ -148,11 +148,11 @@ Pair = tuple[Tensor, Tensor]  # losses of some samples, float64; of none where t
 
 def _without_others(
     loss: PerSampleLoss, samples: Any, halves: Halves, key: bytes, device: torch.device
-) -> tuple[Tensor, Tensor, bool]:
+) -> tuple[Pair, bool]:
     """Losses of half of the samples, among all and without the others; and whether random numbers were drawn."""
     kept, _ = halves
     seed_random_states(key, device)
-    before, found, numbers = random_states(device), [], dict[Any, Any]()
+    before, found, numbers, none = random_states(device), [], dict[str, float](), (torch.zeros(0), torch.zeros(0))
     for some in (samples, take(samples, kept)):
         try:
             with _RowsAlike(key, device, numbers) as mode:
@@ -160,10 +160,10 @@ def _without_others(
         except Exception:
             if not numbers:
                 raise
-            return torch.zeros(0), torch.zeros(0), True  # it cannot do with numbers that are all alike
+            return none, True  # it cannot do with numbers that are all alike
         if not (mode.alike and before.same(random_states(device))):
-            return torch.zeros(0), torch.zeros(0), True  # a smaller batch draws other random numbers
-    return found[0][kept], found[1], bool(numbers)
+            return none, True  # a smaller batch draws other random numbers
+    return (found[0][kept], found[1]), bool(numbers)
 
 
 class _RowsAlike(TorchDispatchMode):
@@ -176,7 +176,7 @@ class _RowsAlike(TorchDispatchMode):
         alike: whether they could be made so; not permutations, nor what was drawn and multiplied, as by fused dropout.
     """
 
-    def __init__(self, key: bytes, device: torch.device, numbers: dict[Any, Any]) -> None:
+    def __init__(self, key: bytes, device: torch.device, numbers: dict[str, float]) -> None:
         super().__init__()
         self._key, self._device, self._numbers, self._calls = key, device, numbers, 0
         self.alike = True

@@ -43,8 +43,7 @@ _ALONG = frozenset(  # which mix or move along one dimension, by the number that
     "Softmax Sort Topk".split()
 )
 
-_CHOICES = frozenset("Select Slice Split SplitWithSizes Unbind UnsafeSplit".split())
-_UNIONS = frozenset(("Cat", "Stack"))
+_MOVES = {*_ALONG, *"Select Slice Split SplitWithSizes Unbind UnsafeSplit Cat Stack Index IndexPut IndexSelect".split()}
 
 
 def keeps_rows(node: Node, size: int) -> bool:
@@ -56,8 +55,7 @@ def keeps_rows(node: Node, size: int) -> bool:
     if name in _KEEP:
         return True
     if name in _ALONG:
-        dims = getattr(saved, "_saved_dims", None) or getattr(saved, "_saved_dim", 0)  # none: along all
-        return not any(_is_first(dim, node) for dim in (dims if isinstance(dims, tuple) else (dims,)))
+        return not any(_is_first(dim, node) for dim in _dimensions(node))
     if name in ("Permute", "Transpose", "T"):  # to the last dimension, where a product from the right may mix rows
         return size == 1 or not _to_last(node, name)
     if name in ("Mm", "Addmm", "Mv", "Addmv"):  # rows are those of the left matrix; a right one would mix them
@@ -83,15 +81,14 @@ def moves(node: Any) -> set[tuple[str, int, int]]:
         Operation, dimension, and its size.
     """
     name = "" if isinstance(node, BackwardCFunction) else _operation(node.name())
-    if name not in _UNIONS | _CHOICES | _ALONG | {"Index", "IndexPut", "IndexSelect"}:
+    if name not in _MOVES:
         return set()
     shape = _shape(node)
     sizes = tuple(getattr(node, "_saved_self_sym_sizes", None) or shape)
     if name in ("Index", "IndexPut"):
         dims = [d for d, index in enumerate(node._saved_indices) if index is not None]
     else:
-        saved: Any = getattr(node, "_saved_dims", None) or getattr(node, "_saved_dim", 0)
-        dims = [_signed(d) for d in (saved if isinstance(saved, (list, tuple)) else [saved])]
+        dims = [_signed(d) for d in _dimensions(node)]
     if name == "Unbind":
         at = dims[0] % (len(shape) + 1)
         sizes = (*shape[:at], len(node._input_metadata), *shape[at:])
@@ -132,6 +129,12 @@ def _to_last(node: Any, name: str) -> bool:
         return count > 1 and _is_first(node._saved_dims[-1], node)
     dims = [_signed(node._saved_dim0) % count, _signed(node._saved_dim1) % count] if count else []
     return sorted(dims) == [0, count - 1] and count > 1
+
+
+def _dimensions(node: Any) -> tuple[int, ...]:
+    """Those along which an operation works, as autograd has saved them; (0,) where it works along all."""
+    dims = getattr(node, "_saved_dims", None) or getattr(node, "_saved_dim", 0)
+    return dims if isinstance(dims, tuple) else (dims,)
 
 
 def _is_first(dimension: int, node: Any) -> bool:

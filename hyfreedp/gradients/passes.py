@@ -58,9 +58,7 @@ class Passes:
         self._alone = max_physical_batch_size == 1
         self._rows = split_rows(batch, None if self._alone else max_physical_batch_size)
         self._pieces = [take(batch, rows) for rows in self._rows]
-        self._keys = [generator.child("piece", number).key for number in range(len(self._pieces))]
-        # Other numbers before the gradients than in them: whether these are computed together is not known by then.
-        self._before = [generator.child("look", number).key for number in range(len(self._pieces))]
+        self._generator = generator
         self._together: list[bool | None] = []  # whether the samples of each piece were
         self._buffers, self._by_value = buffers, by_value
         self._device = next(engine.module.parameters()).device
@@ -72,7 +70,7 @@ class Passes:
         """Clipped per-sample gradients into the engine's sums; the losses and the gradients' norms, shape ``(B,)``."""
         losses, norms, self._together = [], [], []
         with random_states_kept(self._device), self._model_unchanged():
-            for rows, piece, key in zip(self._rows, self._pieces, self._keys, strict=True):
+            for rows, piece, key in zip(self._rows, self._pieces, self._keys("piece"), strict=True):
                 weights = None if self.weights is None else take(self.weights, rows)
                 values, sizes = self._engine.add(self._values, piece, weights, alone=self._alone, key=key)
                 self._together.append(self._engine.together)
@@ -84,7 +82,7 @@ class Passes:
         """Losses at the present weights, shape ``(B,)``; dropout is that of the gradients, once there are some."""
         losses, together = [], self._together or [None] * len(self._pieces)  # as the last batch, before its gradients
         with random_states_kept(self._device), self._model_unchanged():
-            keys = self._keys if self._together else self._before
+            keys = self._keys("piece" if self._together else "look")
             for piece, key, joint in zip(self._pieces, keys, together, strict=True):
                 seed_random_states(key, self._device)
                 losses.append(self._engine.losses(self._values, piece, together=joint, alone=self._alone).double())
@@ -147,6 +145,10 @@ class Passes:
                     "the loss of a sample depends on those that were computed before it, alone though it is: let loss "
                     "and model keep nothing of a batch, and draw from the global generators of torch, NumPy or Python"
                 )
+
+    def _keys(self, what: str) -> list[bytes]:
+        """Of the random numbers of each piece: others for a look, which knows not if gradients will be together."""
+        return [self._generator.child(what, number).key for number in range(len(self._pieces))]
 
     def _model_unchanged(self) -> AbstractContextManager[None]:
         """Around several passes, backward ones too: the values of parameters are compared, if they are to be."""

@@ -81,22 +81,30 @@ class Instantiated(PerSampleGradients):
         return self.gradients.reshape(len(self.gradients), prod(self.gradients.shape[1:]))
 
 
-class OuterProducts(PerSampleGradients):
+class Factors(PerSampleGradients):
+    """Gradients in the form of their factors, whose norms are what :func:`gram_norms` gives."""
+
+    @property
+    @abstractmethod
+    def gram_norms(self) -> tuple[Tensor, Tensor]: ...
+
+    @property
+    def squared_norms(self) -> Tensor:
+        return self.gram_norms[0]
+
+    @property
+    def lost(self) -> Tensor:
+        return self.gram_norms[1]
+
+
+class OuterProducts(Factors):
     """g_i = sum_t left_it right_it^T, from left (B, T, p) and right (B, T, d); the parameter has shape (p, d)."""
 
     def __init__(self, left: Tensor, right: Tensor) -> None:
         self.left, self.right = left, right
 
     @cached_property
-    def squared_norms(self) -> Tensor:
-        return self._norms[0]
-
-    @property
-    def lost(self) -> Tensor:
-        return self._norms[1]
-
-    @cached_property
-    def _norms(self) -> tuple[Tensor, Tensor]:
+    def gram_norms(self) -> tuple[Tensor, Tensor]:
         return gram_norms(self.left, self.right)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
@@ -245,16 +253,17 @@ class Settled(PerSampleGradients):
         return Settled(self.factors.select(samples), self.unsure[samples])
 
 
-def settled(gradients: dict[nn.Parameter, PerSampleGradients]) -> dict[nn.Parameter, PerSampleGradients]:
-    """Gradients whose norms are those of what is added, in whatever form: other records decide about the form.
+def settle(gradients: dict[nn.Parameter, PerSampleGradients]) -> None:
+    """Make norms those of what is added, in whatever form, about which other records decide.
 
     Where rounding may have lost a share of a norm, since tokens cancel, that sample's gradient itself is taken.
     """
     unsure = {p: g.lost > _SHARE * g.squared_norms for p, g in gradients.items() if g.lost is not None}
     some = [each.any() for each in unsure.values()]  # read at once: each reading waits for the device
     told = torch.stack([one.to(some[0].device) for one in some]).tolist() if some else []
-    found = {p: Settled(gradients[p], each) for (p, each), one in zip(unsure.items(), told, strict=True) if one}
-    return {p: found.get(p, g) for p, g in gradients.items()}
+    for (p, each), one in zip(unsure.items(), told, strict=True):
+        if one:
+            gradients[p] = Settled(gradients[p], each)
 
 
 def add_uses(uses: Sequence[PerSampleGradients]) -> PerSampleGradients:

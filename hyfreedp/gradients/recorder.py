@@ -16,15 +16,7 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from hyfreedp.gradients.autograd import explained
 from hyfreedp.gradients.followed import Followed, derived, followed_parameters, plain
 from hyfreedp.gradients.gathers import keeps_rows, moves
-from hyfreedp.gradients.per_sample import (
-    ROOM,
-    EmbeddingRows,
-    Instantiated,
-    PerSampleGradients,
-    add_uses,
-    join_views,
-    settled,
-)
+from hyfreedp.gradients.per_sample import ROOM, EmbeddingRows, Instantiated, PerSampleGradients, add_uses, join_views
 from hyfreedp.gradients.saved_input import SavedInput
 from hyfreedp.running.layers import parameters_of
 
@@ -239,7 +231,7 @@ class Recorder:
         ends = self.trace(losses)
         if ends is None or (verified is not None and not self.seen <= verified):
             return None
-        new = any(n % self.size == 0 and (name, d, n) not in self.known for name, d, n in self.moved)
+        new = any(move[2] % self.size == 0 for move in self.moved.keys() - self.known)
         if verified is not None and new and self.size > 1:
             return None  # rows may be moved as in no batch that was compared
         self.types, self.dead, self._received, self._left = set(), set(), {}, self.room
@@ -277,13 +269,13 @@ class Recorder:
         Values made of parameters must be made of nothing else: no use lies in their graph.
         """
         self.seen, self.moved = set(), Counter()
-        ends, values, known, used, moved, rows = {}, [], set[Node](), False, "", len(losses) * self.views
+        ends, values, visited, used, mover, rows = {}, [], set[Node](), False, "", len(losses) * self.views
         stack: list[Node | None] = [losses.grad_fn]
         while stack:
             node = stack.pop()
-            if node is None or node in known:
+            if node is None or node in visited:
                 continue
-            known.add(node)
+            visited.add(node)
             uses = _metadata(node).get(self)
             if uses is not None:
                 used = True
@@ -300,11 +292,11 @@ class Recorder:
                 ends[node] = GradientEdge(node, 0)
             else:
                 self.moved.update(moves(node))
-                if not moved and not keeps_rows(node, rows):
-                    moved = node.name()
+                if not mover and not keeps_rows(node, rows):
+                    mover = node.name()
                 stack.extend(earlier for earlier, _ in node.next_functions)
-        if used and moved:
-            self.lose(f"{moved} may move rows from one sample to another")
+        if used and mover:
+            self.lose(f"{mover} may move rows from one sample to another")
             return None
         made, walked = [(value.grad_fn, value.origin) for value in values], set[Node]()
         while made:
@@ -347,7 +339,7 @@ def _carried_back(
             return None
         for p, gradient in carried:
             found.setdefault(p, []).append(Instantiated(gradient))
-    return settled({p: add_uses(found[p]) for p in trainable if p in found})
+    return {p: add_uses(found[p]) for p in trainable if p in found}
 
 
 def _carry(

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from twins import Built
 
 from hyfreedp.gradients import AbadiClipping, AutomaticClipping, NoClipping, make_engine
-from hyfreedp.gradients.per_sample import Instantiated, OuterProducts, Settled, settled
+from hyfreedp.gradients.per_sample import Instantiated, OuterProducts, PerSampleGradients, Settled, settle
 
 EXAMPLES = [mlp, groupnorm_convnet, conv1d_net, tied_language_model]
 
@@ -181,7 +181,9 @@ def test_a_gradients_form_does_not_decide_its_norm() -> None:
     left[:3, 1::2], right[:3, 1::2] = -left[:3, 0::2], right[:3, 0::2]
     left[:3, 0] += 1e-3
     weight = nn.Parameter(torch.zeros(20, 30))
-    found = settled({weight: OuterProducts(left, right)})[weight]
+    gradients: dict[nn.Parameter, PerSampleGradients] = {weight: OuterProducts(left, right)}
+    settle(gradients)
+    found = gradients[weight]
     whole = Instantiated(left.mT @ right)
     assert isinstance(found, Settled) and found.unsure.tolist() == [True] * 3 + [False] * 3
     torch.testing.assert_close(found.squared_norms, whole.squared_norms, rtol=2e-3, atol=0)
