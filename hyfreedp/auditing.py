@@ -26,7 +26,6 @@ from hyfreedp.running.layers import resting
 
 SHARES = (0.1, 0.3, 1.0)  # of the canaries about which the auditor dares a guess; all are tried, and paid for
 LARGEST_EPSILON = 50.0  # where the search for a bound ends; n right guesses cannot refute more than about log(n / 3)
-_PIECE = 256  # canaries whose losses are computed at once
 
 Train = Callable[[Dataset[Any]], Iterator[tuple[Any, Callable[[Any], Tensor]]]]
 
@@ -96,20 +95,19 @@ def audit(
 
     Args:
         train: your script, as a function of a map-style data set with one line more, just before the loop:
-            ``yield optimizer, per_sample_loss``. The first is the private optimizer, or the epsilon that the script
-            claims at ``delta``, a number; the second maps a batch to losses of shape ``(B,)``, before the loop and
-            after it.
+            ``yield optimizer, loss``. The first is the private optimizer, or the epsilon that the script claims at
+            ``delta``, a number; the second is the loss of one record, as ``step`` takes it, before the loop and after.
         records: a map-style data set of those that are always in.
         canaries: records that are none of ``records``, of the same form, such as mislabelled ones. Some hundred or
             more: m of them cannot refute a claim above about log(m / 4).
         delta: at which the bound, and the claim, holds.
         confidence: with which the bound holds.
-        collate_fn: makes a batch of canaries for the loss, as that of your loader.
+        collate_fn: makes a batch of one canary for the loss, as that of your loader.
         seed: of the coins, for a run that can be repeated; from the operating system if None.
 
     Raises:
         TypeError: ``train`` does not yield.
-        ValueError: fewer than two canaries, a number out of range, or losses not of shape ``(B,)``.
+        ValueError: fewer than two canaries, a number out of range, or a loss that is not one number.
     """
     check_probability("confidence", confidence)
     if not 0 <= check_number("delta", delta) < 1:
@@ -119,17 +117,17 @@ def audit(
     coins = NoiseGenerator(seed).child("canaries").uniform(len(canaries)).numpy() < 0.5
     included = [canary for canary, coin in zip(canaries, coins, strict=True) if coin]
     run: Any = train(ConcatDataset([records, included]))  # type: ignore[list-item]
-    once = "train must yield once, just before its loop: yield optimizer, per_sample_loss"
+    once = "train must yield once, just before its loop: yield optimizer, loss"
     if not isinstance(run, Generator):
         raise TypeError(f"{once}; it returned {type(run).__name__}")
     try:
-        claim, per_sample_loss = next(run)
+        claim, loss = next(run)
     except StopIteration:
         raise TypeError(f"{once}; it never did") from None
-    before = _losses(claim, per_sample_loss, canaries, collate_fn)
+    before = _losses(claim, loss, canaries, collate_fn)
     for _ in run:  # trains
         raise TypeError(f"{once}; it did so again")
-    score = before - _losses(claim, per_sample_loss, canaries, collate_fn)
+    score = before - _losses(claim, loss, canaries, collate_fn)
     epsilon_spent = getattr(claim, "epsilon_spent", None)
     claimed = check_number("epsilon", claim) if epsilon_spent is None else epsilon_spent(delta)
     ceiling = perfect_bound(2 * (len(canaries) // 2), len(canaries), delta, confidence)
@@ -217,16 +215,13 @@ def perfect_bound(guesses: int, canaries: int, delta: float, confidence: float =
 
 @torch.no_grad()
 def _losses(
-    claim: Any, per_sample_loss: Callable[[Any], Tensor], canaries: Sequence[Any], collate_fn: Callable[..., Any]
+    claim: Any, loss: Callable[[Any], Tensor], canaries: Sequence[Any], collate_fn: Callable[..., Any]
 ) -> np.ndarray:
-    """Of every canary, float64; without dropout where the claim is an optimizer, which knows the model."""
+    """Of every canary, alone; without dropout where the claim is an optimizer, which knows the model."""
     module = getattr(claim, "module", None)
-    found = []
     with resting([] if module is None else module.modules()):
-        for first in range(0, len(canaries), _PIECE):
-            piece = [canaries[place] for place in range(first, min(first + _PIECE, len(canaries)))]
-            losses = per_sample_loss(collate_fn(piece))
-            if tuple(getattr(losses, "shape", ())) != (len(piece),):
-                raise ValueError(f"per_sample_loss must return losses of shape ({len(piece)},), without reduction")
-            found.append(losses.double().cpu().numpy())
-    return np.concatenate(found)
+        losses = [torch.as_tensor(loss(collate_fn([canary]))) for canary in canaries]
+    for one in losses:
+        if one.numel() != 1:
+            raise ValueError(f"loss must return one number for a record, as its mean, got shape {tuple(one.shape)}")
+    return np.array([one.item() for one in losses])

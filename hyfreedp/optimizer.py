@@ -22,18 +22,17 @@ from torch import Tensor, nn
 
 from hyfreedp.accounting import NoiseSplit, PrivacyLedger
 from hyfreedp.accounting.ledger import Tags
-from hyfreedp.data.batches import PerSampleLoss, PhysicalBatchSize, batch_length, check_physical_batch_size
+from hyfreedp.data.batches import Loss, PhysicalBatchSize, batch_length, check_physical_batch_size
 from hyfreedp.data.sampling import PoissonSampler
 from hyfreedp.gradients import GradientEngine
-from hyfreedp.gradients.dependence import steps_to_check
 from hyfreedp.gradients.passes import Passes, Weights
+from hyfreedp.gradients.plain import check_plain_loss
 from hyfreedp.gradients.validate import check_modes
 from hyfreedp.learner import FixedRate, Look, RateLearner
 from hyfreedp.line_search import Decay, decay_factor
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.privatize import privatize_gradient
 from hyfreedp.running.base_optimizer import BaseOptimizer
-from hyfreedp.running.buffers import BufferGuard
 from hyfreedp.running.checks import check_same_model, check_same_run
 from hyfreedp.running.layers import layers_of
 from hyfreedp.running.processes import Processes
@@ -44,7 +43,7 @@ _TRAINED: WeakSet[nn.Module] = WeakSet()  # models that private steps have train
 
 
 class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
-    """Wraps a torch optimizer, and is one: :meth:`step` takes a per-sample loss and a batch and does the rest.
+    """Wraps a torch optimizer, and is one: :meth:`step` takes a loss and a batch and does the rest.
 
     The base optimizer turns the private gradient into an update direction G; its own learning rate only sets the ratio
     between parameter groups. It must be linear in its learning rate, as SGD, AdamW, Adam and RMSprop are (decoupled
@@ -61,8 +60,8 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         rate_learner: learns the rate as the split has it, by a line search or by looks; None keeps the base optimizer's
             own rates.
         decay: shape of the fall to zero at the horizon, beginning at the share ``decay_start`` of the run.
-        max_physical_batch_size: size of the pieces in which larger Poisson batches are processed, or a function of the
-            batch that returns them as lists of positions (see :func:`hyfreedp.token_budget`).
+        max_physical_batch_size: how many samples are computed together at most, or a function of one record that says
+            how many of its shape are (see :func:`hyfreedp.token_budget`).
         sampler: the Poisson sampler of the loader, whose batches alone :meth:`step` takes. Set it to None to step with
             batches of your own, which leaves epsilon without a guarantee.
         diagnostics: also record raw values, which are not private.
@@ -106,32 +105,31 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         self._base = BaseOptimizer(optimizer, module, self.rate_learner.kind != "none", decay != "none")
         self._generator = generator
         self._wired_by = os.getpid()
+        self._compared = False  # whether the loss of a batch was, with those of its records
         self._others = False  # whether steps took batches that were not the sampler's, which no state makes undone
-        self._buffers = BufferGuard(module)
-        self._checks_due = steps_to_check(0, split.steps, generator)
         self._settings = self._describe()
         self._told = self._warn_if_trained(stacklevel=5)
 
     @hooked_step
-    def step(  # type: ignore[override]
-        self, per_sample_loss: PerSampleLoss, batch: Any, *, weights: Weights = None
-    ) -> StepRecord:
+    def step(self, loss: Loss, batch: Any, *, weights: Weights = None) -> StepRecord:  # type: ignore[override]
         """One step of Algorithm 1 on one Poisson batch: gradient, look or probe, update. Threat model: WR.
 
         Args:
-            per_sample_loss: maps a batch, or a piece of it, to losses of shape ``(B,)`` without reduction, each
-                depending on its own sample only; of shape ``(B, K)`` where the run was made with ``views=K``. Called
-                again for the probes, without gradients. Random numbers of torch, NumPy and Python are those of the
-                run's key, see :mod:`hyfreedp.running.random_states`; the caller's states are put back.
-            batch: what the loader gave; samples are the first dimension of every tensor. May be empty.
-            weights: how much each record counts, in [0, 1]: a function of the batch, or a tensor of shape ``(B,)``;
-                each of its own record alone. They multiply what is clipped already: gradient, votes, and losses of a
-                line search. Weights within ``per_sample_loss`` change little where gradients are normalised.
+            loss: maps one record, as ``collate_fn([record])`` gives it (a batch of that record alone), to one number.
+                It is mapped over the records of the batch, none of which sees another, so that losses with a mean over
+                the batch work as they are: ``criterion(model(x), y)``, ``model(**record).loss``. Called again for
+                looks and probes, without gradients. Random numbers of torch, NumPy and Python are those of the run's
+                key, see :mod:`hyfreedp.running.random_states`; the caller's states are put back.
+            batch: what the loader gave; or any structure of tensors whose first dimension is the samples. May be empty.
+            weights: maps one record to how much it counts, one number in [0, 1] (an owner counts as the mean of its
+                records). They multiply what is clipped already: gradient, votes, and losses of a line search. Weights
+                within ``loss`` change little where gradients are normalised.
 
         Raises:
             BudgetExhausted: the planned steps are done, or a step would be released again with other data.
             ValueError, TypeError: the model is in eval mode, one of its layers has come to mix samples or to keep raw
-                statistics, or losses or weights have the wrong form or depend on other samples.
+                statistics, or losses or weights have the wrong form; or, at the first step, a batch's loss is not made
+                of its records' (see :mod:`hyfreedp.gradients.plain`).
             RuntimeError: one of several processes raised such an error or has died; or this one is a fork of the one
                 that wired the run.
 
@@ -149,7 +147,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         self._others |= self.sampler is None
         try:
             with self.processes.all_or_none():
-                passes = self._passes(t, per_sample_loss, batch, weights)
+                passes = self._passes(t, loss, batch, weights)
             if t in learner.vote_steps:
                 look = learner.before_gradient(self._look(t, "look", passes))
             with self.processes.all_or_none():
@@ -201,7 +199,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
                 "noise: call make_private_with_epsilon in the process that trains"
             )
 
-    def _passes(self, t: int, per_sample_loss: PerSampleLoss, batch: Any, weights: Weights) -> Passes:
+    def _passes(self, t: int, loss: Loss, batch: Any, weights: Weights) -> Passes:
         """The batch, checked before anything of it is released."""
         if not self.module.training:
             raise ValueError("the model must be in train mode: call model.train() before optimizer.step")
@@ -214,20 +212,17 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
                     "with other batches, so epsilon has no guarantee any more. Leave optimizer.sampler = None to go on"
                 )
             self.sampler.check_drawn(batch_length(batch))
-        self.gradient_engine.signs = self._generator.child("signs", t)
-        due = any(step <= t for step in self._checks_due)
         passes = Passes(
-            per_sample_loss,
+            loss,
             batch,
             self.gradient_engine,
             max_physical_batch_size=self.max_physical_batch_size,
-            buffers=self._buffers,
             generator=self._generator.child("torch", t, self.processes.rank),
-            by_value=due,
+            coins=self._generator.child("coins", t).key,
             weights=weights,
         )
-        if due and passes.check(self._generator.child("check", t)):
-            self._checks_due = [step for step in self._checks_due if step > t]
+        if not self._compared:
+            self._compared = check_plain_loss(passes, self.module, self._generator.child("plain", t).key)
         return passes
 
     def _privatize_gradient(self, t: int) -> None:
@@ -341,7 +336,6 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         return {
             "model": self.module.state_dict(),
             "rate": self.rate_learner.state_dict(),
-            "one_by_one": self.gradient_engine.slow,
             "ledger": self.ledger.state_dict(),
             "sampler": None if self.sampler is None else self.sampler.state_dict(),
             "generator": self._generator.state_dict(),
@@ -392,11 +386,9 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         self.ledger.load_state_dict(state["ledger"], known=known)
         self.module.load_state_dict(state["model"])
         self.rate_learner.load_state_dict(state["rate"])
-        self.gradient_engine.slow = state["one_by_one"]
         if self.sampler is not None and state["sampler"] is not None:
             self.sampler.load_state_dict(state["sampler"])
         self._generator.load_state_dict(state["generator"])
-        self._checks_due = steps_to_check(self.ledger.steps, self.split.steps, self._generator)
         self._rows = [dict(row) for row in state["history"]]
 
     def _describe(self) -> dict[str, str]:
@@ -410,7 +402,6 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
             "decay": f"{self.decay} from {self.decay_start!r}",
             **self._base.settings(),
             "noise": "secure" if self._generator.secure else "standard",
-            **({"views of a record": str(self.gradient_engine.views)} if self.gradient_engine.views > 1 else {}),
         }
 
     def __repr__(self) -> str:

@@ -4,10 +4,11 @@
 "Eq." and "line" refer to the paper and to its Algorithm 1. Everything else in this package makes the same numbers
 faster, or says what they cost; ``tests/core/test_exactness.py`` compares the two.
 
-A batch is a list of tensors with the samples in dimension 0, as ``[inputs, labels]``. It is a Poisson sample: each of
+A batch is a list of tensors with the records in dimension 0, as ``[inputs, labels]``. It is a Poisson sample: each of
 the N records is in it with probability q, independently. Its expected size is B = q N, and B divides all sums below,
-whatever size the batch has. ``loss(model, batch)`` returns one loss for each sample. ``split`` says which steps probe,
-and how much noise each release gets (Alg. 2, :func:`hyfreedp.calibrate_noise`). ``noise`` draws it. So a run is::
+whatever size the batch has. ``loss(model, record)`` returns one number, and a record is a batch of one row. ``split``
+says which steps probe, and how much noise each release gets (Alg. 2, :func:`hyfreedp.calibrate_noise`). ``noise`` draws
+it. So a run is::
 
     noise = NoiseGenerator()
     for released in train(model, optimizer, loss, batches, split=split, B=100, noise=noise):
@@ -33,8 +34,8 @@ Loss = Callable[[nn.Module, Batch], Tensor]
 Function = Callable[[float], float]
 
 
-def samples(batch: Batch) -> list[Batch]:
-    """The batch as batches of one sample each."""
+def records(batch: Batch) -> list[Batch]:
+    """The batch as batches of one row each."""
     return [[tensor[i : i + 1] for tensor in batch] for i in range(len(batch[0]))]
 
 
@@ -44,9 +45,9 @@ def trained(model: nn.Module) -> list[nn.Parameter]:
 
 
 def losses_of(model: nn.Module, loss: Loss, batch: Batch) -> list[float]:
-    """L(w, x_i) of each sample."""
+    """L(w, x_i) of each record."""
     with torch.no_grad():
-        return [loss(model, sample).item() for sample in samples(batch)]
+        return [loss(model, record).item() for record in records(batch)]
 
 
 # -- what is released: sums over the batch of what is bounded for each sample, with noise ------------------------------
@@ -68,10 +69,10 @@ def clipped_gradients(model: nn.Module, loss: Loss, batch: Batch, factor: Functi
     """sum_i c_i g_i (Eq. "priv grad"; lines 2 and 3)."""
     weights = trained(model)
     sums = [torch.zeros_like(weight) for weight in weights]
-    for sample in samples(batch):
-        gradients = torch.autograd.grad(loss(model, sample).sum(), weights)  # g_i
+    for record in records(batch):
+        gradients = torch.autograd.grad(loss(model, record), weights)  # g_i
         norm = math.sqrt(sum(gradient.double().square().sum().item() for gradient in gradients))
-        if math.isfinite(norm):  # else this sample counts as zero
+        if math.isfinite(norm):  # else this record counts as zero
             for total, gradient in zip(sums, gradients, strict=True):
                 total += factor(norm) * gradient  # at most of norm R_g, which is why the noise hides it
     return sums

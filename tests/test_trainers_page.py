@@ -83,6 +83,6 @@ def test_every_field_that_is_saved_has_its_row():
     table = PAGE[PAGE.index("| Field | Where | Depends on |") :]
     state = {field.name for field in dataclasses.fields(transformers.TrainerState)}
     lightning = {"epoch", "global_step", "loops", "callbacks", "lr_schedulers", "state_dict", "hyper_parameters"}
-    optimizer = {"model", "base_optimizer", "rate", "ledger", "settings", "history", "sampler", "one_by_one"}
+    optimizer = {"model", "base_optimizer", "rate", "ledger", "settings", "history", "sampler"}
     files = {"scheduler.pt", "rng_state.pth", "training_args.bin", "trainer_state.json", "model.safetensors"}
     assert state | lightning | optimizer | files <= {*re.findall(r"`([\w.]+)`", table)}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from functools import lru_cache
+from numbers import Integral
 from typing import Any, cast
 
 import numpy as np
@@ -21,21 +23,20 @@ from torch.utils.data import (
     Sampler,
     SequentialSampler,
     Subset,
+    default_collate,
     get_worker_info,
 )
-from torch.utils.data.dataloader import default_collate
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 from hyfreedp.accounting.ledger import LOOP_THAT_ENDS, BudgetExhausted
-from hyfreedp.data.batches import take
-from hyfreedp.data.collation import check_rows_apart
+from hyfreedp.data.batches import map_leaves, of_one_form, stack_records
 from hyfreedp.noise import NoiseGenerator
-from hyfreedp.running.checks import made_by
+from hyfreedp.running.checks import check_count, made_by
 from hyfreedp.running.devices import CPU
 from hyfreedp.running.random_states import random_states_of
 from hyfreedp.running.wrapper import Unprepared
 
 _WORKERS = "num_workers pin_memory timeout worker_init_fn multiprocessing_context prefetch_factor persistent_workers"
-_FIRST, _CHECKED = 3, 0.01  # batches whose collation is checked: the first, and this share of the others
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -50,7 +51,7 @@ class PoissonSampler(Sampler[list[int]]):
     union is the batch of a single process, a Poisson sample at the same rate.
 
     Attributes:
-        num_records: N >= 1.
+        num_records: N >= 1, of owners where these are drawn.
         sample_rate: q in (0, 1].
         steps_per_epoch: batches in one pass.
         seed: non-negative integer of any size; keep it secret, since it tells which records were in which batch.
@@ -103,8 +104,8 @@ class PoissonSampler(Sampler[list[int]]):
         drawn = len(self.batch(self.position))
         if drawn != samples:
             raise ValueError(
-                f"batch must have one row for each of the {drawn} records that were drawn, got {samples}: let the "
-                "loader's collate_fn make one row of each record, for several views of each give views="
+                f"batch must have one row for each of the {drawn} records that were drawn, got {samples}: pass on what "
+                "the loader gave. Several rows of a record are made by collate_fn, which gets each alone"
             )
 
     def state_dict(self) -> dict[str, int]:
@@ -155,38 +156,55 @@ class Rows(Dataset[Any]):
 
 @dataclass(eq=False, repr=False)  # a repr would show records
 class Fetch:
-    """Gets the records of a batch and collates them, also none: then every tensor has length 0.
+    """Gets each record of a batch alone, and collates it alone, so that neither sees another.
 
     What both draw from torch's, NumPy's and Python's global generators is set from the run's key and the step,
-    whichever process does it, see :mod:`hyfreedp.running.random_states`. Now and then it looks whether rows are apart.
+    whichever process does it, see :mod:`hyfreedp.running.random_states`.
 
     Attributes:
         dataset: of the records.
-        collate: makes a batch of a list of them.
+        collate: makes a batch of a list of one record. Records of one form are given to torch's own together, which
+            keeps them apart: the batch is a plain one, also an empty one.
         device: whose generator is set where no worker process fetches.
+        owners: the records of each, where a sample is all that an owner has, or at most ``records_per_owner`` of it.
     """
 
     dataset: Any
     collate: Callable[[list[Any]], Any]
     device: torch.device
+    owners: list[list[int]] | None = None
+    records_per_owner: int | None = None
 
     def __call__(self, rows: Drawn) -> tuple[int, Any]:
         """The step that the batch is for, which it never leaves, and the batch."""
-        device = self.device if get_worker_info() is None else CPU
-        with random_states_of(rows.generator.key, device):
-            several: Any = getattr(self.dataset, "__getitems__", None)
-            some = list(rows) or [0]
-            records = [self.dataset[row] for row in some] if several is None else several(some)
-            if not rows:
-                return rows.step, take(self.collate(records), slice(0, 0))
-            if rows.step < _FIRST or rows.generator.child("check").uniform(1) < _CHECKED:
-                check_rows_apart(
-                    self.collate if several is None else lambda some: self.collate(several(some)),
-                    records if several is None else list(rows),
-                    rows.generator,
-                    device,
-                )
-            return rows.step, self.collate(records)
+        with random_states_of(rows.generator.key, self.device if get_worker_info() is None else CPU):
+            return rows.step, self._batch(rows)
+
+    def _batch(self, rows: Sequence[int]) -> Any:
+        if self.owners is not None:
+            return stack_records(map(self._of_owner, map(self.owners.__getitem__, rows)), owners=True)
+        if not _is_torchs(self.collate):
+            return stack_records(map(self._alone, rows))
+        records = [self.dataset[row] for row in rows or [0]]
+        if not of_one_form(records):
+            return stack_records(default_collate([record]) for record in records[: len(rows)])
+        batch = default_collate(records)
+        return batch if rows else map_leaves(lambda tensor: tensor[:0], batch)
+
+    def _alone(self, row: int) -> Any:
+        return self.collate([self.dataset[row]])
+
+    def _of_owner(self, rows: list[int]) -> tuple[Any, ...]:
+        most = self.records_per_owner
+        if most is not None and len(rows) > most:
+            rows = [rows[place] for place in torch.randperm(len(rows))[:most].tolist()]
+        return tuple(map(self._alone, rows))
+
+
+def _is_torchs(collate: Any) -> bool:
+    """Whether a collate function is torch's default one, with no function of others in its registry."""
+    known = (function.__module__ == default_collate.__module__ for function in default_collate_fn_map.values())
+    return collate is default_collate and all(known)
 
 
 class PoissonLoader(Unprepared, DataLoader):
@@ -227,16 +245,20 @@ def poisson_loader(
     world_size: int = 1,
     device: torch.device = CPU,
     records_per_person: int = 1,
+    owners: Any = None,
+    records_per_owner: int | None = None,
 ) -> PoissonLoader:
     """The same data, workers and collation as ``loader``, Poisson-sampled at rate ``loader.batch_size / N``.
 
-    An epoch has ``len(loader)`` batches. The order that ``loader`` would have had (shuffled or not) plays no part.
-    ``seed``, ``rank`` and ``world_size`` are those of :class:`PoissonSampler`, ``device`` that of :class:`Fetch`. No
-    record may be in the data more than ``records_per_person`` times, as far as torch's own wrappers tell.
+    An epoch has ``N / loader.batch_size`` batches. The order that ``loader`` would have had (shuffled or not) plays no
+    part. ``seed``, ``rank`` and ``world_size`` are those of :class:`PoissonSampler`, ``device`` that of :class:`Fetch`.
+    No record may be in the data more than ``records_per_person`` times, as far as torch's own wrappers tell, or have
+    two owners.
 
     Raises:
         ValueError: an iterable data set, a loader without a batch size, with a batch sampler or with a sampler that
-            does more than put all records into an order, a batch larger than the data set, or repeated records.
+            does more than put all records into an order, a batch larger than the data set, repeated records, or
+            ``owners`` that are not one id for each record.
         TypeError: not a DataLoader.
     """
     if not isinstance(loader, DataLoader):
@@ -267,16 +289,26 @@ def poisson_loader(
     _check_order(loader.sampler, num_records)
     if num_records == 0:
         raise ValueError("data_loader must be over a data set of at least one record, got an empty one")
+    steps, owned = len(loader), None if owners is None else _owned(owners, num_records)
+    if owned is not None:
+        num_records, steps = len(owned), math.ceil(len(owned) / loader.batch_size)
     if loader.batch_size > num_records:
+        what = "records" if owned is None else "owners, of which it is to draw so many"
         raise ValueError(
-            f"data_loader's batch_size must be at most the number of records, {num_records}, got {loader.batch_size}: "
+            f"data_loader's batch_size must be at most the number of {what}, {num_records}, got {loader.batch_size}: "
             f"the sample rate would be {loader.batch_size / num_records:.3g} > 1"
         )
-    _check_repeated(loader.dataset, records_per_person)
+    if records_per_owner is not None and check_count("records_per_owner", records_per_owner, 1) and owned is None:
+        raise ValueError(f"records_per_owner={records_per_owner} needs owners=, an id for each record")
+    if owned is not None and records_per_person != 1:
+        raise ValueError(
+            f"records_per_person must be 1 with owners=, whose epsilon is a person's already, got {records_per_person}"
+        )
+    _check_repeated(loader.dataset, records_per_person, owned)
     sampler = PoissonSampler(
         num_records=num_records,
         sample_rate=loader.batch_size / num_records,
-        steps_per_epoch=len(loader),
+        steps_per_epoch=steps,
         seed=seed,
         rank=rank,
         world_size=world_size,
@@ -284,25 +316,34 @@ def poisson_loader(
     return PoissonLoader(
         Rows(loader.dataset),
         batch_sampler=sampler,
-        collate_fn=cast(Any, Fetch(loader.dataset, loader.collate_fn or default_collate, device)),
+        collate_fn=cast(Any, Fetch(loader.dataset, loader.collate_fn, device, owned, records_per_owner)),
         **{name: getattr(loader, name) for name in _WORKERS.split()},
         # Of the workers' seeds: by default every iterator moves torch's global generator, and a resumed run's dropout.
         generator=torch.Generator().manual_seed(NoiseGenerator(seed).child("workers", rank).integer()),
     )
 
 
-def _check_repeated(dataset: Any, allowed: int) -> None:
+def _check_repeated(dataset: Any, allowed: int, owned: list[list[int]] | None) -> None:
     """Refuse a ``Subset`` or ``ConcatDataset`` of torch, also nested ones, that holds a record too often."""
     if not isinstance(dataset, Subset | ConcatDataset):
         return
-    _, times = np.unique(_origins(dataset, {}), return_counts=True)
-    if (most := int(times.max())) > allowed:
+    origins = _origins(dataset, {})
+    if owned is not None:  # what an owner has several times is within one sample
+        origins = np.concatenate([np.unique(origins[rows]) for rows in owned])
+    most = int(np.unique(origins, return_counts=True)[1].max())
+    if most <= allowed:
+        return
+    if owned is not None:
         raise ValueError(
-            f"data_loader must be over data that hold each record {'once' if allowed == 1 else f'{allowed} times'}, "
-            f"but one is there {most} times, as by a Subset with repeated indices or a ConcatDataset of one data set, "
-            "and would count so often. Leave repetitions out (more epochs do as well, and weights= of optimizer.step "
-            f"lets others count for less), or pay for them by records_per_person={most}"
+            f"owners must give each record one owner, but one that is in the data several times has {most}: leave its "
+            "repetitions out, or give them one id"
         )
+    raise ValueError(
+        f"data_loader must be over data that hold each record {'once' if allowed == 1 else f'{allowed} times'}, but "
+        f"one is there {most} times, as by a Subset with repeated indices or a ConcatDataset of one data set, and "
+        "would count so often. Leave repetitions out (more epochs do as well, and weights= of optimizer.step lets "
+        f"others count for less), or pay for them by records_per_person={most}"
+    )
 
 
 def _origins(dataset: Any, known: dict[int, int]) -> NDArray[np.int64]:
@@ -326,5 +367,24 @@ def _check_order(sampler: object, num_records: int) -> None:
         raise ValueError(
             f"data_loader must have no sampler of its own, got {type(sampler).__name__}: Poisson sampling takes its "
             "place. To train on some records give torch.utils.data.Subset(dataset, indices); to let some count for "
-            "more, optimizer.step(per_sample_loss, batch, weights=...)"
+            "more, optimizer.step(loss, batch, weights=...)"
         )
+
+
+def _owned(owners: Any, records: int) -> list[list[int]]:
+    """The records of each owner, from an id for each record."""
+    ids = owners.tolist() if hasattr(owners, "tolist") else owners
+    ids = [*ids] if isinstance(ids, Iterable) and not isinstance(ids, str) else None
+    if ids is None or len(ids) != records:
+        seen = type(owners).__name__ if ids is None else len(ids)
+        raise ValueError(f"owners must be a list, array or tensor with an id for each of {records} records, got {seen}")
+    kinds = {type(one) for one in ids}
+    if kinds != {str} and not all(issubclass(kind, Integral) and kind is not bool for kind in kinds):
+        raise ValueError(
+            f"owners must be integers, or all of them strings, got {', '.join(sorted(k.__name__ for k in kinds))}: "
+            "leave records out whose owner is missing (None, NaN), or give each of them an id of its own"
+        )
+    found: dict[Any, list[int]] = {}
+    for row, one in enumerate(ids):
+        found.setdefault(one, []).append(row)
+    return list(found.values())

@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import nn
 
 from hyfreedp.gradients.batch_norm import replace_batch_norm
-from hyfreedp.gradients.bookkeeping import GradientEngine
 from hyfreedp.gradients.clipping import AbadiClipping, AutomaticClipping, Clipping, NoClipping
+from hyfreedp.gradients.engine import GradientEngine
 from hyfreedp.gradients.validate import check_module
 
 __all__ = [
@@ -21,7 +21,7 @@ __all__ = [
 ]
 
 
-def make_engine(module: nn.Module, clipping: Clipping, *, views: int = 1) -> GradientEngine:
+def make_engine(module: nn.Module, clipping: Clipping) -> GradientEngine:
     """A gradient engine for ``module``, which stays as it is.
 
     Activation (gradient) checkpointing works if it is non-reentrant: by ``torch.utils.checkpoint.checkpoint(layer, x,
@@ -33,10 +33,9 @@ def make_engine(module: nn.Module, clipping: Clipping, *, views: int = 1) -> Gra
     Args:
         module: the model, in train mode, with its final choice of trainable parameters.
         clipping: ``AutomaticClipping()``, ``AbadiClipping(threshold)`` or ``NoClipping()``.
-        views: of each sample, which the model is given one after the other: K B rows for B losses.
 
     Raises:
         ValueError: the module cannot be privatised (see ``check_module``).
     """
     check_module(module)
-    return GradientEngine(module, clipping, views)
+    return GradientEngine(module, clipping)

@@ -24,7 +24,7 @@ class Clipping(Protocol):
         ...
 
     def factors(self, norms: Tensor) -> Tensor:
-        """Norms ||g_i||, shape (B,), to factors c_i, shape (B,), each of its own norm alone."""
+        """Norms ||g_i||, shape (n,), to factors c_i, shape (n,); n is 1 for a rule of one's own."""
         ...
 
 
@@ -86,13 +86,21 @@ class NoClipping:
 def bounded_factors(clipping: Clipping, norms: Tensor, sensitivity: float) -> Tensor:
     """A rule's factors, kept within +- sensitivity / norm whatever the rule says; 0 where norm or factor is not finite.
 
+    A rule of one's own sees one norm at a time, so that its factor cannot depend on other samples.
+
     Raises:
-        ValueError: the rule gives other than one factor for each norm.
+        ValueError: the rule gives other than one factor for a norm.
     """
-    factors, most = clipping.factors(norms), sensitivity / norms.clamp(min=_SMALLEST)
-    if factors.shape != norms.shape:
-        raise ValueError(f"clipping must give factors of shape {tuple(norms.shape)}, got {tuple(factors.shape)}")
-    return torch.where(norms.isfinite() & factors.isfinite(), factors.clamp(-most, most), 0.0)
+    known = type(clipping) in (AutomaticClipping, AbadiClipping, NoClipping)
+    each = [norms] if known else norms.split(1)
+    factors = [clipping.factors(some) for some in each]
+    for some, its in zip(each, factors, strict=True):
+        if its.shape != some.shape:
+            raise ValueError(
+                f"clipping must give one factor for each norm, shape {tuple(some.shape)}, got {tuple(its.shape)}"
+            )
+    found, most = torch.cat(factors), sensitivity / norms.clamp(min=_SMALLEST)
+    return torch.where(norms.isfinite() & found.isfinite(), found.clamp(-most, most), 0.0)
 
 
 def _check_positive(name: str, value: float) -> None:

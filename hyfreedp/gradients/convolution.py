@@ -14,19 +14,29 @@ from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
 from hyfreedp.gradients.per_sample import Factors, Instantiated, PerSampleGradients, gram_norms, keeps_factors, widened
 from hyfreedp.running.devices import exact_convolutions
 
+Each = tuple[int, ...]  # a number for each dimension
+
 
 def convolution(
-    x: Tensor, g: Tensor, shape: torch.Size, stride: Any, padding: Any, dilation: Any, groups: int
+    x: Tensor, g: Tensor, shape: torch.Size, stride: Each, padding: Each, dilation: Each, groups: int
 ) -> PerSampleGradients:
     """Gradients of a weight of ``shape`` (P, C / groups, ...) from its input x (B, C, ...) and g (B, P, ...)."""
-    stride, dilation = (_each(value, len(shape) - 2) for value in (stride, dilation))
-    if isinstance(padding, str):  # "same" may pad one side more than the other
-        both = [d * (k - 1) if padding == "same" else 0 for d, k in zip(dilation, shape[2:], strict=True)]
-        x = F.pad(x, [side for total in reversed(both) for side in (total // 2, total - total // 2)])
-        padding = 0
-    factors = ConvolutionFactors(x, g, shape, stride, _each(padding, len(shape) - 2), dilation, groups)
+    factors = ConvolutionFactors(x, g, shape, stride, padding, dilation, groups)
     keep = keeps_factors(prod(g.shape[2:]), shape[0] // groups, prod(shape[1:])) and g.dim() < 5  # no volume unfolds
     return factors if keep else Instantiated(factors.instantiate())
+
+
+def padded_to_same(x: Tensor, shape: torch.Size, dilation: Any) -> Tensor:
+    """An input as padding "same" makes it, one more at the end where the sum is odd."""
+    dilation = each_dimension(dilation, len(shape) - 2)
+    both = [d * (k - 1) for d, k in zip(dilation, shape[2:], strict=True)]
+    return F.pad(x, [side for total in reversed(both) for side in (total // 2, total - total // 2)])
+
+
+def each_dimension(value: Any, dimensions: int) -> Each:
+    """One number for each dimension."""
+    numbers = tuple(value) if isinstance(value, (tuple, list)) else (value,)
+    return numbers if len(numbers) == dimensions else numbers * dimensions
 
 
 class ConvolutionFactors(Factors):
@@ -84,9 +94,3 @@ class ConvolutionFactors(Factors):
             return F.unfold(x, *geometry)
         kernel, dilation, padding, stride = ((one, *each) for one, each in zip((1, 1, 0, 1), geometry, strict=True))
         return F.unfold(x.unsqueeze(2), kernel, dilation, padding, stride)
-
-
-def _each(value: Any, dimensions: int) -> tuple[int, ...]:
-    """One number for each dimension."""
-    numbers = tuple(value) if isinstance(value, (tuple, list)) else (value,)
-    return numbers if len(numbers) == dimensions else numbers * dimensions

@@ -290,18 +290,6 @@ def add_uses(uses: Sequence[PerSampleGradients]) -> PerSampleGradients:
     return Instantiated(reduce(torch.add, (part.instantiate() for part in parts)))
 
 
-def join_views(gradients: PerSampleGradients, views: int) -> PerSampleGradients:
-    """Gradients of rows, ``views`` of which belong to one sample and follow each other, added up to the samples'."""
-    if views == 1:
-        return gradients
-    if isinstance(gradients, OuterProducts):
-        return products(gradients.left.unflatten(0, (-1, views)), gradients.right.unflatten(0, (-1, views)))
-    if isinstance(gradients, EmbeddingRows):
-        ids, rows = (t.unflatten(0, (-1, views)).flatten(1, 2) for t in (gradients.ids, gradients.rows))
-        return EmbeddingRows(ids, rows, gradients.entries)
-    return Instantiated(widened(gradients.instantiate()).unflatten(0, (-1, views)).sum(1))
-
-
 def norms_of(gradients: Iterable[PerSampleGradients], losses: Tensor) -> Tensor:
     """||g_i|| over several parameters together, shape (B,), float32 or wider, inf where not finite."""
     zeros = torch.zeros_like(losses, dtype=torch.promote_types(losses.dtype, torch.float32))

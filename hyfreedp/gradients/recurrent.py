@@ -6,92 +6,85 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence
+from torch import Tensor
 
 State = tuple[Tensor, ...]  # (B, H), and for an LSTM its cells (B, H)
 
 
-def unrolled(layer: nn.RNNBase, input: Any, hx: Any = None) -> tuple[Any, Any]:
-    """What ``layer.forward`` computes, by linear maps of tensors that have the samples in dimension 0.
-
-    Packed sequences go to PyTorch's kernels, where no weight can be followed.
+def unrolled(
+    mode: str,
+    input: Tensor,
+    hx: Any,
+    weights: list[Tensor],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> Any:
+    """What ``torch.lstm``, ``gru``, ``rnn_tanh`` and ``rnn_relu`` compute of (B, T, I), by linear maps.
 
     Args:
-        layer: an LSTM, GRU or RNN.
-        input: (B, T, I), or (T, B, I) without ``batch_first``.
-        hx: states to start from, as PyTorch takes them.
+        mode: the function's name; its arguments follow. Those of packed sequences are others.
 
-    Raises:
-        RuntimeError: the input or the states have another shape than PyTorch takes.
+    Returns:
+        As theirs: outputs, last states, and for an LSTM last cells; NotImplemented for a packed sequence.
     """
-    if isinstance(input, PackedSequence) or input.dim() != 3:
-        return type(layer).forward(layer, input, hx)  # type: ignore[call-arg]
-    if hx is None:
-        layer.check_input(input, None)
-    else:  # states of fewer samples would be broadcast
-        layer.check_forward_args(input, hx, None)
-    x = input if layer.batch_first else input.transpose(0, 1)
-    directions = ("", "_reverse") if layer.bidirectional else ("",)
-    starts = _starts(layer, x, hx, layer.num_layers * len(directions))
+    if not isinstance(has_biases, bool):
+        return NotImplemented
+    x = input if batch_first else input.transpose(0, 1)
+    directions = 2 if bidirectional else 1
+    starts: list[State] = list(zip(*hx, strict=True)) if mode == "lstm" else [(h,) for h in hx]
+    each = len(weights) // len(starts)  # weights of input and state, biases of both, a projection
     ends: list[State] = []
-    for number in range(layer.num_layers):
+    for number in range(num_layers):
         outputs = []
-        for direction in directions:
+        for direction in range(directions):
+            place = len(ends)
             own = x.flip(1) if direction else x
-            output, end = _one_direction(layer, f"l{number}{direction}", own, starts[len(ends)])
+            its = list(weights[place * each : (place + 1) * each])
+            output, end = _one_direction(mode, its, has_biases, own, starts[place])
             outputs.append(output.flip(1) if direction else output)
             ends.append(end)
         x = torch.cat(outputs, 2)
+        if dropout and train and number < num_layers - 1:
+            x = F.dropout(x, dropout)
     final = tuple(torch.stack(states) for states in zip(*ends, strict=True))
-    x = x.transpose(0, 1).contiguous()  # laid out as PyTorch's, for a dropout after it
-    return x.transpose(0, 1) if layer.batch_first else x, final if isinstance(layer, nn.LSTM) else final[0]
+    return x if batch_first else x.transpose(0, 1), *final
 
 
-def unrolls(layer: nn.RNNBase) -> bool:
-    """Whether :func:`unrolled` computes what ``layer`` does: it has no forward of its own and drops nothing."""
-    plain = "forward" not in layer.__dict__ and type(layer).forward in (nn.LSTM.forward, nn.GRU.forward, nn.RNN.forward)
-    return plain and not (layer.dropout and layer.num_layers > 1 and layer.training)
-
-
-def _starts(layer: nn.RNNBase, x: Tensor, hx: Any, number: int) -> list[State]:
-    """The states of each layer and direction at the start."""
-    if hx is not None:
-        return list(zip(*hx, strict=True)) if isinstance(layer, nn.LSTM) else [(h,) for h in hx]
-    widths = (layer.proj_size or layer.hidden_size, layer.hidden_size)[: 2 if isinstance(layer, nn.LSTM) else 1]
-    return [tuple(x.new_zeros(len(x), width) for width in widths)] * number
-
-
-def _one_direction(layer: nn.RNNBase, name: str, x: Tensor, state: State) -> tuple[Tensor, State]:
+def _one_direction(mode: str, weights: list[Any], has_biases: bool, x: Tensor, state: State) -> tuple[Tensor, State]:
     """The outputs (B, T, H) of one layer in one direction, and its last state."""
-    weight, bias = getattr(layer, f"weight_hh_{name}"), getattr(layer, f"bias_hh_{name}", None)
-    projection = getattr(layer, f"weight_hr_{name}", None)
-    inputs = F.linear(x, getattr(layer, f"weight_ih_{name}"), getattr(layer, f"bias_ih_{name}", None))
+    of_input, of_state = weights[:2]
+    input_bias, state_bias = weights[2:4] if has_biases else (None, None)
+    projection = weights[-1] if len(weights) in (3, 5) else None
+    inputs = F.linear(x, of_input, input_bias)
     outputs = []
     for given in inputs.unbind(1):
-        new = cell(layer.mode, given, F.linear(state[0], weight, bias), state)
+        new = _cell(mode, given, F.linear(state[0], of_state, state_bias), state)
         state = new if projection is None else (F.linear(new[0], projection), *new[1:])
         outputs.append(state[0])
     return torch.stack(outputs, 1), state
 
 
-def one_step(
+def cell_step(
     mode: str, x: Tensor, hx: Any, w_ih: Any, w_hh: Any, b_ih: Tensor | None = None, b_hh: Tensor | None = None
 ) -> Any:
-    """What ``nn.LSTMCell``, ``nn.GRUCell`` and ``nn.RNNCell`` compute, by linear maps."""
-    state = tuple(hx) if mode == "LSTM" else (hx,)
-    new = cell(mode, F.linear(x, w_ih, b_ih), F.linear(state[0], w_hh, b_hh), state)
-    return new if mode == "LSTM" else new[0]
+    """What ``torch.lstm_cell``, ``gru_cell``, ``rnn_tanh_cell`` and ``rnn_relu_cell`` compute, by linear maps."""
+    state = tuple(hx) if mode == "lstm" else (hx,)
+    new = _cell(mode, F.linear(x, w_ih, b_ih), F.linear(state[0], w_hh, b_hh), state)
+    return new if mode == "lstm" else new[0]
 
 
-def cell(mode: str, given: Tensor, recalled: Tensor, state: State) -> State:
+def _cell(mode: str, given: Tensor, recalled: Tensor, state: State) -> State:
     """The next state, before any projection, from what input and last state contribute to the gates, (B, G H) each."""
-    if mode == "LSTM":
+    if mode == "lstm":
         enter, forget, change, leave = (given + recalled).chunk(4, 1)
         memory = forget.sigmoid() * state[1] + enter.sigmoid() * change.tanh()
         return leave.sigmoid() * memory.tanh(), memory
-    if mode == "GRU":
+    if mode == "gru":
         resets, updates, changes = zip(given.chunk(3, 1), recalled.chunk(3, 1), strict=True)
         change = (changes[0] + (resets[0] + resets[1]).sigmoid() * changes[1]).tanh()
         return (change + (updates[0] + updates[1]).sigmoid() * (state[0] - change),)
-    return ((given + recalled).tanh() if mode == "RNN_TANH" else (given + recalled).relu(),)
+    return ((given + recalled).tanh() if mode == "rnn_tanh" else (given + recalled).relu(),)

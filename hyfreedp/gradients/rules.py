@@ -1,316 +1,183 @@
-"""One rule per operation: from its input x and its output's gradient g to its parameters' per-sample gradients.
+"""A rule for each layer that is known: the plain tensor of all samples, and what the parameters' gradients need of it.
 
-Samples are rows of a tensor: dimension 0 has k rows for each of the B samples, sample by sample (k > 1 for windows of
-an image, or for tokens).
-
-* *Operations of layers* (linear maps, convolutions, embeddings, norms) keep input and output gradient: book-keeping.
-* *Other operations* in which a followed value meets an operand that needs a gradient, and so depends on samples
-  (broadcasting, concatenation, products of matrices): the value's copies are per sample.
-
-What no rule covers is computed as it is, and found by the recorder in the graph of the losses.
+A rule meets a function of torch within a :class:`~.mapped.Pass`. Where trained parameters take part as they are, it
+computes the layer on the tensors (B, ...) behind the samples'. To add one: a function under :func:`~.mapped.rule` that
+gives :meth:`~.mapped.Pass.layer` the layer and its backward pass. No rule is needed for correctness: parameters of
+norms, positions or scales, which have few numbers, are as fast by a copy for each sample.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
-from inspect import signature
-from typing import Any, cast
+from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
 
 from hyfreedp.gradients.attention import multi_head_attention
-from hyfreedp.gradients.convolution import convolution
-from hyfreedp.gradients.followed import COMPOSED, RULES, SIGNATURES, Followed, derived, plain
-from hyfreedp.gradients.per_sample import (
-    EmbeddingRows,
-    Instantiated,
-    PerSampleGradients,
-    products,
-    sum_positions,
-    sum_tokens,
-)
-from hyfreedp.gradients.recorder import Gradients, Recorder
-from hyfreedp.gradients.recurrent import one_step
+from hyfreedp.gradients.convolution import convolution, each_dimension, padded_to_same
+from hyfreedp.gradients.mapped import Pass, composed, rule
+from hyfreedp.gradients.per_sample import EmbeddingRows, Instantiated, products, sum_positions, sum_tokens
+from hyfreedp.gradients.recurrent import cell_step, unrolled
 
 Result = Any  # a tensor, or NotImplemented
-OfWeight = Callable[[Tensor, Tensor], PerSampleGradients]  # input and output gradient to those of the weight
-
-_ELEMENTWISE = (
-    "add sub subtract rsub mul multiply div divide true_divide __add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ "
-    "__truediv__ __rtruediv__ pow __pow__ __rpow__ maximum minimum where lerp addcmul addcdiv clamp"
-)
-_IN_PLACE = "add_ sub_ mul_ div_ __iadd__ __isub__ __imul__ __itruediv__"
 
 
-# -- operations of layers ----------------------------------------------------------------------------------------------
+def _given(one_pass: Pass, x: Tensor, *parameters: Tensor | None) -> Tensor | None:
+    """The samples (B, ...) of x, where a parameter is trained and all samples share each; else None."""
+    if any(map(one_pass.is_trained, parameters)) and all(map(one_pass.is_common, parameters)):
+        return one_pass.samples(x)
+    return None
 
 
-def _linear(recorder: Recorder, function: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Result:
-    call = partial(function, input, weight, bias)
-    return _layer(recorder, call, input, weight, bias, lambda x, g: products(g, x), multiplies=True)
+# -- linear maps -------------------------------------------------------------------------------------------------------
 
 
-def _addmm(recorder: Recorder, function: Any, input: Tensor, mat1: Tensor, mat2: Tensor) -> Result:
-    if input.dim() != 1:  # no bias
+@rule(F.linear)
+def _linear(one_pass: Pass, func: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Result:
+    x = _given(one_pass, input, weight, bias)
+    if x is None or x.dim() < 2 or weight.dim() != 2:
         return NotImplemented
-    return _layer(recorder, partial(function, input, mat1, mat2), mat1, mat2, input, products, multiplies=True)
+    return _product(one_pass, x, weight, bias, transposed=False)
 
 
+@rule(torch.addmm)
+def _addmm(one_pass: Pass, func: Any, input: Tensor, mat1: Tensor, mat2: Tensor, **scales: Any) -> Result:
+    x = _given(one_pass, mat1, mat2, input)
+    if x is None or scales or input.dim() != 1:
+        return NotImplemented
+    return _product(one_pass, x, mat2, input, transposed=True)
+
+
+@rule(torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm)
+def _matmul(one_pass: Pass, func: Any, input: Tensor, other: Tensor) -> Result:
+    x = None if one_pass.is_trained(input) else _given(one_pass, input, other)
+    if x is None or x.dim() < 3 or other.dim() != 2:
+        return NotImplemented
+    return _product(one_pass, x, other, None, transposed=True)
+
+
+def _product(one_pass: Pass, x: Tensor, weight: Any, bias: Any, *, transposed: bool) -> Tensor:
+    """x W^T + b, or, ``transposed``, x W + b."""
+    matrix = weight.detach().mT if transposed else weight.detach()
+    added = None if bias is None else bias.detach()
+
+    def backward(x: Tensor | None, g: Tensor, wanted: bool) -> Tensor | None:
+        if one_pass.is_trained(bias):
+            one_pass.add(bias, Instantiated(sum_tokens(g, 1)))
+        if x is not None:
+            x = x.to(g.dtype)  # rounded where autocast did so
+            one_pass.add(weight, products(x, g) if transposed else products(g, x))
+        return g @ matrix.to(g.dtype) if wanted else None
+
+    return one_pass.layer(lambda x: F.linear(x, matrix, added), backward, x, keeps_input=one_pass.is_trained(weight))
+
+
+# -- convolutions ------------------------------------------------------------------------------------------------------
+
+
+@rule(F.conv1d, F.conv2d, F.conv3d)
 def _convolution(
-    recorder: Recorder,
-    function: Any,
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
+    one_pass: Pass, func: Any, input: Tensor, weight: Any, bias: Any = None, *args: Any, **named: Any
+) -> Any:
+    how = dict(zip(("stride", "padding", "dilation", "groups"), args, strict=False)) | named
+    return _convolved(one_pass, func, input, weight, bias, transposed=False, **how)
+
+
+@rule(F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
+def _transposed(
+    one_pass: Pass, func: Any, input: Tensor, weight: Any, bias: Any = None, *args: Any, **named: Any
+) -> Any:
+    how = dict(zip(("stride", "padding", "output_padding", "groups", "dilation"), args, strict=False)) | named
+    return _convolved(one_pass, func, input, weight, bias, transposed=True, **how)
+
+
+def _convolved(
+    one_pass: Pass, func: Any, input: Tensor, weight: Any, bias: Any, *, transposed: bool, groups: int = 1, **sizes: Any
 ) -> Result:
-    def of_weight(x: Tensor, g: Tensor) -> PerSampleGradients:
-        return convolution(x, g, weight.shape, stride, padding, dilation, groups)
-
-    if input.dim() != weight.dim():  # one sample without its dimension
+    """A convolution, or the transpose of one; the rows of all samples follow each other in dimension 0."""
+    x = _given(one_pass, input, weight, bias)
+    if x is None or x.dim() != weight.dim() + 1:  # an image without its dimension of rows
         return NotImplemented
-    call = partial(function, input, weight, bias, stride, padding, dilation, groups)
-    return _layer(recorder, call, input, weight, bias, of_weight, channels=True, by_row=True, multiplies=True)
+    rows = x.shape[1]
+    x, dims = x.flatten(0, 1), weight.dim() - 2
+    if (padding := sizes.get("padding", 0)) == "same":
+        x = padded_to_same(x, weight.shape, sizes.get("dilation", 1))
+    sizes["padding"] = 0 if isinstance(padding, str) else padding
+    stride, padding, dilation, output_padding = (
+        each_dimension(sizes.get(name, default), dims)
+        for name, default in (("stride", 1), ("padding", 0), ("dilation", 1), ("output_padding", 0))
+    )
+    kernel, added = weight.detach(), None if bias is None else bias.detach()
+    shape, given = x.shape, (stride, padding, dilation, groups)
+    after = (stride, padding, output_padding, groups, dilation) if transposed else given
+
+    def joined(gradients: Any) -> Any:  # those of a sample's rows
+        if rows == 1:
+            return gradients
+        return Instantiated(gradients.instantiate().unflatten(0, (-1, rows)).sum(1))
+
+    def backward(x: Tensor | None, g: Tensor, wanted: bool) -> Tensor | None:
+        if one_pass.is_trained(bias):
+            one_pass.add(bias, joined(Instantiated(sum_positions(g))))
+        if x is not None:
+            small, large = (x.to(g.dtype), g) if transposed else (g, x.to(g.dtype))
+            one_pass.add(weight, joined(convolution(large, small, kernel.shape, *given)))
+        if not wanted:
+            return None
+        how = (stride, padding, dilation, transposed, output_padding, groups, (True, False, False))
+        input = g.new_empty(1).expand(shape)  # of which the shape counts alone
+        return torch.ops.aten.convolution_backward(g, input, kernel.to(g.dtype), None, *how)[0]
+
+    trains = one_pass.is_trained(weight)
+    return one_pass.layer(lambda x: func(x, kernel, added, *after), backward, x, keeps_input=trains, rows=rows)
 
 
-def _transposed_convolution(
-    recorder: Recorder,
-    function: Any,
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    output_padding: Any = 0,
-    groups: int = 1,
-    dilation: Any = 1,
-) -> Result:
-    def of_weight(x: Tensor, g: Tensor) -> PerSampleGradients:  # of the convolution whose transpose this is
-        return convolution(g, x, weight.shape, stride, padding, dilation, groups)
-
-    if input.dim() != weight.dim():
-        return NotImplemented
-    call = partial(function, input, weight, bias, stride, padding, output_padding, groups, dilation)
-    return _layer(recorder, call, input, weight, bias, of_weight, channels=True, by_row=True, multiplies=True)
+# -- tables ------------------------------------------------------------------------------------------------------------
 
 
-def _bilinear(x1: Tensor, x2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """A linear map of the products of two inputs."""
-    return F.linear((x1.unsqueeze(-1) * x2.unsqueeze(-2)).flatten(-2), weight.flatten(1), bias)
-
-
+@rule(F.embedding)
 def _embedding(
-    recorder: Recorder,
-    function: Any,
-    ids: Tensor,
-    table: Any,
-    padding_idx: int | None = None,
-    *args: Any,
-    **named: Any,
+    one_pass: Pass, func: Any, input: Tensor, weight: Any, padding_idx: int | None = None, *args: Any, **named: Any
 ) -> Result:
-    padding = None if padding_idx is None else padding_idx % len(table)
-
-    def gradients(ids: Tensor | None, g: Tensor) -> Gradients:
-        numbers, rows = cast(Tensor, ids).reshape(len(g), -1), g.reshape(len(g), -1, g.shape[-1])
-        yield table, EmbeddingRows(numbers, rows, len(table), padding)
-
-    result = recorder.layer(partial(function, ids, table, padding_idx, *args, **named), ids, (table,), gradients)
-    if isinstance(result, Followed) and table.parameter is not None:
-        result.looked_up = (ids, padding, table.parameter)
-    return result
-
-
-def _layer_norm(
-    recorder: Recorder,
-    function: Any,
-    x: Tensor,
-    shape: Any,
-    weight: Any = None,
-    bias: Any = None,
-    eps: float = 1e-5,
-) -> Result:
-    def of_weight(x: Tensor, g: Tensor) -> PerSampleGradients:
-        return Instantiated(sum_tokens(F.layer_norm(x.to(g.dtype), shape, eps=eps).mul_(g), weight.dim()))
-
-    return _layer(recorder, partial(function, x, shape, weight, bias, eps), x, weight, bias, of_weight)
-
-
-def _rms_norm(
-    recorder: Recorder, function: Any, x: Tensor, shape: Any, weight: Any = None, eps: float | None = None
-) -> Result:
-    def of_weight(x: Tensor, g: Tensor) -> PerSampleGradients:  # in the type of x, on which the default eps depends
-        return Instantiated(sum_tokens(F.rms_norm(x, shape, eps=eps).to(g.dtype).mul_(g), weight.dim()))
-
-    return _layer(recorder, partial(function, x, shape, weight, eps), x, weight, None, of_weight)
-
-
-def _group_norm(
-    recorder: Recorder,
-    function: Any,
-    x: Tensor,
-    groups: int,
-    weight: Any = None,
-    bias: Any = None,
-    eps: float = 1e-5,
-) -> Result:
-    def of_weight(x: Tensor, g: Tensor) -> PerSampleGradients:
-        return Instantiated(sum_positions(F.group_norm(x.to(g.dtype), groups, eps=eps).mul_(g)))
-
-    call = partial(function, x, groups, weight, bias, eps)
-    return _layer(recorder, call, x, weight, bias, of_weight, channels=True)
-
-
-def _instance_norm(
-    recorder: Recorder, function: Any, x: Tensor, *, weight: Any = None, bias: Any = None, **named: Any
-) -> Result:
-    def of_weight(x: Tensor, g: Tensor) -> PerSampleGradients:
-        return Instantiated(sum_positions(F.instance_norm(x.to(g.dtype), eps=named.get("eps", 1e-5)).mul_(g)))
-
-    call = partial(function, x, weight=weight, bias=bias, **named)
-    return _layer(recorder, call, x, weight, bias, of_weight, channels=True)
-
-
-def _layer(
-    recorder: Recorder,
-    call: Any,
-    x: Tensor,
-    weight: Any,
-    bias: Any,
-    of_weight: OfWeight,
-    *,
-    channels: bool = False,
-    **how: bool,
-) -> Result:
-    """A weight, and a bias of the output's last dimensions, or of ``channels``: dimension 1, positions behind them."""
-
-    def gradients(x: Tensor | None, g: Tensor) -> Gradients:
-        if isinstance(bias, Followed):
-            yield bias, Instantiated(sum_positions(g) if channels else sum_tokens(g, bias.dim()))
-        if isinstance(weight, Followed) and x is not None:
-            yield weight, of_weight(x, g)
-
-    return recorder.layer(call, x, (weight, bias), gradients, **how)
-
-
-# -- values that meet samples ------------------------------------------------------------------------------------------
-
-
-def _matmul(recorder: Recorder, function: Any, x: Tensor, other: Tensor) -> Result:
-    if isinstance(x, Followed) or not isinstance(other, Followed) or other.dim() != 2 or x.dim() < 2:
-        return _batched(recorder, function, x, other)
-    return _layer(recorder, partial(function, x, other), x, other, None, products, multiplies=True)
-
-
-def _elementwise(recorder: Recorder, function: Any, *args: Any, **named: Any) -> Result:
-    leaves = [leaf for leaf in tree_leaves((args, named)) if isinstance(leaf, Tensor)]
-    rows, dims = recorder.rows_of_samples(leaves)
-    if rows == 0:
+    by_counts = args or named.get("max_norm") is not None or named.get("scale_grad_by_freq")
+    ids = None if by_counts else _given(one_pass, input, weight)
+    if ids is None:
         return NotImplemented
-    if rows == recorder.size:
-        return function(
-            *tree_map(lambda t: _copies(t, rows, dims), args), **tree_map(lambda t: _copies(t, rows, dims), named)
-        )
+    table, entries = weight.detach(), len(weight)
+    padding = None if padding_idx is None else padding_idx % entries
 
-    def by_sample(leaf: Any) -> Any:
-        if isinstance(leaf, Followed) or not isinstance(leaf, Tensor) or leaf.dim() < dims:
-            return _copies(leaf, rows, dims)
-        return leaf.unflatten(0, (recorder.size, -1)) if len(leaf) == rows else leaf.unsqueeze(0)
+    def backward(ids: Any, g: Tensor, wanted: bool) -> None:
+        rows = g.reshape(len(g), -1, g.shape[-1])
+        one_pass.add(weight, EmbeddingRows(ids.reshape(len(g), -1), rows, entries, padding))
 
-    return function(*tree_map(by_sample, args), **tree_map(by_sample, named)).flatten(0, 1)
+    return one_pass.layer(lambda ids: F.embedding(ids, table), backward, ids)
 
 
-def _in_place(recorder: Recorder, function: Any, target: Tensor, *args: Any, **named: Any) -> Result:
-    if isinstance(target, Followed):
+# -- attention, and functions of other functions -----------------------------------------------------------------------
+
+
+@rule(F.scaled_dot_product_attention)
+def _attention(
+    one_pass: Pass, func: Any, query: Tensor, key: Tensor, value: Tensor, *args: Any, **named: Any
+) -> Result:
+    """Functorch has no rule for it on CPUs: the samples join its dimensions of batches."""
+    tensors: list[Any] = [one_pass.samples(t) for t in (query, key, value)]
+    mask = args[0] if args else named.pop("attn_mask", None)
+    if any(t is None or t.dim() < 4 for t in tensors):
         return NotImplemented
-    name = function.__name__
-    another = getattr(Tensor, f"__{name[3:]}" if name.startswith("__i") else name[:-1])
-    result = _elementwise(recorder, another, target.clone(), *args, **named)  # which the backward pass needs
-    return result if result is NotImplemented else target.copy_(result)
+    batch = torch.broadcast_shapes(*(t.shape[:-3] for t in tensors))
+    if mask is not None:
+        if (mask := one_pass.samples(mask)) is None:
+            return NotImplemented
+        mask = mask.reshape(len(mask), *[1] * (tensors[0].dim() - mask.dim()), *mask.shape[1:])
+        mask = mask.expand(*batch, *mask.shape[len(batch) :]).flatten(0, len(batch) - 1)
+    tensors = [t.expand(*batch, *t.shape[-3:]).flatten(0, -4) for t in tensors]
+    return one_pass.of_sample(func(*tensors, mask, *args[1:], **named).unflatten(0, batch))
 
 
-def _batched(recorder: Recorder, function: Any, *args: Any, **named: Any) -> Result:
-    """Products of matrices, one for each row of three or more dimensions."""
-    leaves = [leaf for leaf in tree_leaves((args, named)) if isinstance(leaf, Tensor)]
-    rows, dims = recorder.rows_of_samples(leaves)
-    if rows == 0 or dims < 3 or any(leaf.dim() < 2 for leaf in leaves):
-        return NotImplemented
-    prepared = partial(_as_rows, rows=rows, dims=dims)
-    return function(*tree_map(prepared, args), **tree_map(prepared, named))
-
-
-def _join(recorder: Recorder, function: Any, tensors: Any, dim: int = 0) -> Result:
-    rows, dims = recorder.rows_of_samples([t for t in tensors if not isinstance(t, Followed)])
-    if rows == 0 or dim % (dims + (function.__name__ == "stack")) == 0 or any(len(t) != rows for t in tensors):
-        return NotImplemented
-    return function([_as_rows(t, rows, dims) for t in tensors], dim)
-
-
-def _repeat(recorder: Recorder, function: Any, value: Any, *sizes: Any) -> Result:
-    """Remembers what is repeated: its copies are smaller than gradients of the repetition."""
-    if not isinstance(value, Followed):
-        return NotImplemented
-    result = derived(function(value, *sizes), value)
-    new = result.dim() - value.dim()
-    source = value if new == 0 else derived(plain(value)[(None,) * new], value)
-    if source.dim() and len(source) == 1 and source.shape[1:] == result.shape[1:]:
-        result.repeated = source, result._version
-    return result
-
-
-def _copies(leaf: Any, rows: int, dims: int) -> Any:
-    """A followed value for an operation that broadcasts it over ``rows`` of ``dims`` dimensions: (B, ...), or, where a
-    sample has k > 1 rows, (B, k or 1, ...). Others as they are.
-    """
-    if not isinstance(leaf, Followed):
-        return leaf
-    recorder, extra = leaf.recorder, () if rows == leaf.recorder.size else (1,)
-    if leaf.dim() < dims:
-        return recorder.copies(leaf, rows, *extra, *[1] * (dims - 1 - leaf.dim()), *leaf.shape)
-    if len(leaf) == 1:
-        return recorder.copies(leaf, rows, *extra, *leaf.shape[1:])
-    if leaf.repeated is not None and leaf.repeated[1] == leaf._version:
-        return recorder.copies(leaf.repeated[0], rows, *extra, *leaf.shape[1:])
-    each = recorder.rows(leaf)
-    return each if rows == recorder.size else each.unflatten(0, (recorder.size, -1))
-
-
-def _as_rows(leaf: Any, rows: int, dims: int) -> Any:
-    """The same for an operation that takes one for each row: (``rows``, ...)."""
-    x = _copies(leaf, rows, dims)
-    if x is leaf or rows == leaf.recorder.size:
-        return x
-    return x.expand(-1, rows // leaf.recorder.size, *x.shape[2:]).flatten(0, 1)
-
-
-RULES |= {
-    **dict.fromkeys(_ELEMENTWISE.split(), _elementwise),
-    **dict.fromkeys(_IN_PLACE.split(), _in_place),
-    **dict.fromkeys(("matmul", "__matmul__", "mm"), _matmul),
-    **dict.fromkeys(("bmm", "baddbmm", "scaled_dot_product_attention"), _batched),
-    **dict.fromkeys(("conv1d", "conv2d", "conv3d"), _convolution),
-    **dict.fromkeys(("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), _transposed_convolution),
-    **dict.fromkeys(("cat", "concat", "concatenate", "stack"), _join),
-    **dict.fromkeys(("expand", "repeat", "broadcast_to", "expand_as"), _repeat),
-    "linear": _linear,
-    "addmm": _addmm,
-    "embedding": _embedding,
-    "layer_norm": _layer_norm,
-    "rms_norm": _rms_norm,
-    "group_norm": _group_norm,
-    "instance_norm": _instance_norm,
-}
-SIGNATURES |= {rule: signature(rule) for rule in RULES.values()}
-COMPOSED |= {
-    "bilinear": _bilinear,
-    "multi_head_attention_forward": multi_head_attention,
-    "lstm_cell": partial(one_step, "LSTM"),
-    "gru_cell": partial(one_step, "GRU"),
-    "rnn_tanh_cell": partial(one_step, "RNN_TANH"),
-    "rnn_relu_cell": partial(one_step, "RNN_RELU"),
-}
+composed(F.multi_head_attention_forward, multi_head_attention)
+for mode in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
+    composed(getattr(torch, mode), partial(unrolled, mode))
+    composed(getattr(torch, f"{mode}_cell"), partial(cell_step, mode))

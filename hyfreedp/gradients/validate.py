@@ -1,4 +1,4 @@
-"""What no engine can privatise: layers whose output for one sample depends on the others."""
+"""What cannot be trained privately: layers that depend on the batch, or write into the model."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from hyfreedp.running.checks import listed
 from hyfreedp.running.devices import rounds_products
 from hyfreedp.running.layers import layers_of
-
-_RUNNING = ("running_mean", "running_var")
 
 
 def check_module(module: nn.Module) -> None:
@@ -71,28 +69,15 @@ def is_constant_batch_norm(layer: _BatchNorm) -> bool:
 
 
 def _problem(layer: nn.Module) -> str | None:
-    if isinstance(layer, _InstanceNorm):
-        if layer.track_running_stats:
-            return "keeps running statistics of the data without noise: set track_running_stats=False"
-    elif isinstance(layer, _BatchNorm):
-        if not is_constant_batch_norm(layer):
-            return (
-                "normalises each sample by the others in its batch: call hyfreedp.replace_batch_norm(model) before the "
-                "optimizer is made, or freeze it and keep it in eval mode"
-            )
-    elif "FrozenBatchNorm" in type(layer).__name__:  # of torchvision, timm, transformers: constants, as buffers
-        return None
-    elif any(kind in str(vars(layer).get("rope_type", "")) for kind in ("dynamic", "longrope")):
-        return "takes its frequencies from the longest sample of a batch: set its rope_type to 'default' to fix them"
-    elif layer.training and any(
-        kept.get(name) is not None for kept in (vars(layer), dict(layer._buffers.items())) for name in _RUNNING
-    ):
-        return "keeps running statistics of the data without noise: replace it, or keep it in eval mode"
-    elif isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) and layer.max_norm is not None:
-        return "renormalises the rows that the batch looks up, also where it is frozen: set max_norm=None"
-    elif isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) and layer.weight.requires_grad:
-        if layer.scale_grad_by_freq:
-            return "divides gradients by counts over the batch: set scale_grad_by_freq=False"
-        if layer.sparse:
-            return "has sparse gradients, which cannot hold noise: set sparse=False"
+    if isinstance(layer, _BatchNorm) and not is_constant_batch_norm(layer):
+        return (
+            "normalises each sample by the others in its batch: call hyfreedp.replace_batch_norm(model) before the "
+            "optimizer is made, or freeze it and keep it in eval mode"
+        )
+    if isinstance(layer, _InstanceNorm) and layer.track_running_stats:
+        return "keeps running statistics of the data without noise: set track_running_stats=False"
+    if isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) and layer.max_norm is not None:
+        return "renormalises the rows that it looks up, also where it is frozen: set max_norm=None"
+    if isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) and layer.weight.requires_grad and layer.sparse:
+        return "has sparse gradients, which cannot hold noise: set sparse=False"
     return None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -36,17 +38,13 @@ class ClosureOptimizer(OptimizerWrapper):
         self.private.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
-        """That of the private optimizer, less what is secret: the keys of noise and sampling, and what is raw.
-
-        Raw are diagnostics, and whether samples came to be computed one at a time, since a record can cause that. A run
-        that goes on finds the latter anew.
-        """
+        """That of the private optimizer, less the keys of noise and sampling, which are secret, and raw diagnostics."""
         state = self.private.state_dict()
         sampler = dict(state["sampler"] or {})
         position = sampler.pop("position", None)
         name = write_key(self.folder, {"generator": state.pop("generator"), "sampler": sampler})
         history = [{k: v for k, v in row.items() if not k.startswith("not_private_")} for row in state["history"]]
-        return {**state, "key_file": name, "sampler": {"position": position}, "one_by_one": None, "history": history}
+        return {**state, "key_file": name, "sampler": {"position": position}, "history": history}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` gave; the file of the key must be there.
@@ -70,3 +68,14 @@ def epsilon_is_due(private: HyFreeDPOptimizer) -> bool:
     """
     steps, done = private.split.steps, private.ledger.steps
     return done == steps or done % math.ceil(steps / 100) == 0
+
+
+@functools.cache
+def warn_of_log(names: tuple[str, ...]) -> None:
+    """Say once that what a loss logs is ignored; after the step, which is quiet."""
+    if names:
+        warnings.warn(
+            f"{', '.join(names)} is not logged: what the loss computes of records is not private. Epsilon and the "
+            "learning rate are logged; log other values in the evaluation",
+            stacklevel=2,
+        )

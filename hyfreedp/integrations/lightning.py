@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Mapping
+from functools import partial, wraps
 from typing import Any
 
 from lightning.pytorch import LightningModule
@@ -13,16 +13,17 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from hyfreedp import HyFreeDPOptimizer, PrivacyEngine
-from hyfreedp.integrations.closure import ClosureOptimizer, epsilon_is_due
+from hyfreedp.integrations.closure import ClosureOptimizer, epsilon_is_due, warn_of_log
+from hyfreedp.running.wrapper import stepping
 
 # What they log, or save in a checkpoint, depends on how large batches and their records are.
 RAW_CALLBACKS = (DeviceStatsMonitor, ThroughputMonitor, Timer)
 
 
 class PrivateModule(LightningModule):
-    """A LightningModule that trains privately: write :meth:`per_sample_loss` instead of ``training_step``.
+    """A LightningModule that trains privately: its ``training_step`` returns the loss, of one record at a time.
 
-    It logs epsilon and the learning rate (threat model: LOG).
+    It logs epsilon and the learning rate (threat model: LOG), and nothing that ``training_step`` logs.
 
     Before ``Trainer.fit``, :meth:`make_private` turns the training loader into the one to fit with::
 
@@ -46,11 +47,8 @@ class PrivateModule(LightningModule):
         super().__init__()
         self.automatic_optimization = False
         self.private: HyFreeDPOptimizer | None = None
-        self._weigh: Callable[[Any], Tensor] | None = None
-
-    def per_sample_loss(self, batch: Any) -> Tensor:
-        """Losses of a batch, or a piece of it, of shape ``(B,)``; let it call ``self(...)``."""
-        raise NotImplementedError("write per_sample_loss(self, batch), which returns losses of shape (B,)")
+        self._weights: Callable[[Any], Tensor] | None = None
+        self._ignored: dict[str, None] = {}
 
     def make_private(
         self,
@@ -65,26 +63,27 @@ class PrivateModule(LightningModule):
 
         Args:
             optimizer, data_loader: as they are.
-            weights: maps a batch to the weight of each record, shape ``(B,)``, in [0, 1], see
-                :meth:`hyfreedp.HyFreeDPOptimizer.step`; None for 1.
+            weights: maps a record to how much it counts, in [0, 1], see :meth:`hyfreedp.HyFreeDPOptimizer.step`.
             engine: which wires the run; a new one if None.
             **privacy: the other arguments of :meth:`hyfreedp.PrivacyEngine.make_private_with_epsilon`.
 
         Raises:
-            TypeError: the module has a step or an optimizer of its own, or no :meth:`per_sample_loss`.
+            TypeError: the module has an optimizer of its own, or no ``training_step``.
         """
-        for name in ("training_step", "configure_optimizers"):
-            if getattr(type(self), name) is not getattr(PrivateModule, name):
-                raise TypeError(
-                    f"{type(self).__name__} must not have a {name} of its own, whose steps would not be private: write "
-                    "per_sample_loss(self, batch), and give make_private the optimizer"
-                )
-        if type(self).per_sample_loss is PrivateModule.per_sample_loss:
-            self.per_sample_loss(None)  # says what to write
+        kind = type(self)
+        if kind.configure_optimizers is not PrivateModule.configure_optimizers:
+            raise TypeError(
+                f"{kind.__name__} must not have a configure_optimizers of its own, whose steps would not be private: "
+                "give make_private the optimizer"
+            )
+        if kind.training_step is LightningModule.training_step:
+            raise TypeError(f"{kind.__name__} must have a training_step(self, batch, batch_idx) that returns the loss")
         _, self.private, private_loader = (engine or PrivacyEngine()).make_private_with_epsilon(
             module=self, optimizer=optimizer, data_loader=data_loader, **privacy
         )
-        self._weigh = weights
+        self._weights = weights
+        own = kind.training_step.__get__(self)
+        self.training_step = wraps(own)(partial(self._private_step, own))  # type: ignore[method-assign]
         return private_loader
 
     def configure_optimizers(self) -> Optimizer:
@@ -105,14 +104,30 @@ class PrivateModule(LightningModule):
                 )
         return ClosureOptimizer(self.private, trainer.default_root_dir)
 
-    def training_step(self, batch: Any, batch_idx: int) -> None:
+    def log(self, name: str, *args: Any, **kwargs: Any) -> None:
+        """As of Lightning; ignored in a private step, since what ``training_step`` logs of records is not private."""
+        if stepping():
+            self._ignored[name] = None
+        else:
+            super().log(name, *args, **kwargs)
+
+    def _private_step(self, own: Callable[..., Any], batch: Any, *batch_idx: int) -> Any:
         """One private step; logs, and shows, the learning rate and now and then epsilon: all that may be told."""
         private: Any = self.private
         trainer: Any = self.trainer
-        step = partial(private.step, self.per_sample_loss, batch, weights=self._weigh)
+        if not trainer.training:  # as of a validation_step that calls training_step
+            return own(batch, *batch_idx)
+
+        def loss(record: Any) -> Tensor:
+            output = own(record, *batch_idx)
+            return output["loss"] if isinstance(output, Mapping) else output
+
+        step = partial(private.step, loss, batch, weights=self._weights)
         self.optimizers().step(closure=step)  # type: ignore[union-attr]
+        warn_of_log(tuple(self._ignored))
         told = {"learning_rate": private.param_groups[0]["lr"]}
         every = trainer.log_every_n_steps
         if epsilon_is_due(private) or (every and private.ledger.steps % every == 0):
             told["epsilon"] = private.epsilon_spent()
         self.log_dict(told, prog_bar=True, batch_size=1)
+        return None

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import MISSING, fields
+from itertools import islice
 from typing import Any
 
 import torch
@@ -18,10 +19,11 @@ from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from transformers.trainer_utils import TrainOutput
 
 from hyfreedp import PRESETS, HyFreeDPOptimizer, PrivacyEngine
-from hyfreedp.integrations.closure import ClosureOptimizer, epsilon_is_due
-from hyfreedp.running.wrapper import check_arguments
+from hyfreedp.data.batches import Records
+from hyfreedp.integrations.closure import ClosureOptimizer, epsilon_is_due, warn_of_log
+from hyfreedp.running.wrapper import check_arguments, stepping
 
-_BY_LENGTH = "batches are Poisson samples; hyfreedp.token_budget puts records of one length into one piece"
+_BY_LENGTH = "batches are Poisson samples, and records of one length are computed together"
 # Arguments that a private run cannot follow, and what to do instead. docs/trainers.md says so of every argument.
 REFUSED = {
     "gradient_accumulation_steps": "give the whole batch as per_device_train_batch_size, and the size of its pieces as "
@@ -31,15 +33,14 @@ REFUSED = {
     "torch_empty_cache_steps": "privacy={'max_physical_batch_size': ...} bounds memory",
     "max_grad_norm": "the gradient of every record is normalised; to clip it at a norm instead, give "
     "privacy={'clipping': hyfreedp.gradients.AbadiClipping(norm)}",
-    "label_smoothing_factor": "the loss is per_sample_loss; smooth there, by F.cross_entropy(..., label_smoothing=...)",
     "dataloader_drop_last": "batches are Poisson samples, none of which is left over at the end",
     "dataloader_in_order": "a checkpoint counts batches in their order",
     **dict.fromkeys(("group_by_length", "train_sampling_strategy"), _BY_LENGTH),
     "data_seed": "batches are drawn by the engine; for a run that can be repeated give engine=PrivacyEngine(seed=...)",
     "fp16": "it scales losses; use bf16=True",
+    "past_index": "what a model computes of one record must not reach another",
     "torch_compile": "gradients of single records are taken from the model as it is",
     "use_liger_kernel": "gradients of single records cannot be taken from fused kernels",
-    "neftune_noise_alpha": "its noise on a record depends on the longest record of the batch",
     "include_num_input_tokens_seen": "the tokens of the batches that were drawn are not private",
     "include_tokens_per_second": "the tokens of the batches that were drawn are not private",
     "skip_memory_metrics": "how much memory a batch takes tells of its records",
@@ -69,11 +70,11 @@ class PrivateTrainer(Trainer):
     scheduler and warm-up where the rate is learned.
 
     Args:
-        per_sample_loss: maps the model and a batch, or a piece of it, to losses of shape ``(B,)``.
+        loss: maps the model and one record, as the data collator makes it alone, to one number; None for that of the
+            Trainer, ``compute_loss``, such as ``model(**record).loss``.
         privacy: arguments of :meth:`hyfreedp.PrivacyEngine.make_private_with_epsilon`, ``target_epsilon`` and
             ``target_delta`` at least, but for what the Trainer has: model, optimizer, data, length.
-        weights: maps a batch to the weight of each record, shape ``(B,)``, in [0, 1], see
-            :meth:`hyfreedp.HyFreeDPOptimizer.step`; None for 1.
+        weights: maps a record to how much it counts, in [0, 1], see :meth:`hyfreedp.HyFreeDPOptimizer.step`.
         engine: which wires the run; a new one if None.
         **kwargs: arguments of the Trainer.
 
@@ -92,29 +93,35 @@ class PrivateTrainer(Trainer):
     def __init__(
         self,
         *,
-        per_sample_loss: Callable[[nn.Module, Any], Tensor],
         privacy: dict[str, Any],
+        loss: Callable[[nn.Module, Any], Tensor] | None = None,
         weights: Callable[[Any], Tensor] | None = None,
         engine: PrivacyEngine | None = None,
         **kwargs: Any,
     ) -> None:
-        check_arguments(per_sample_loss, "model", "batch")
+        refused = dict(REFUSED)
+        if loss is not None:
+            check_arguments(loss, "model", "record")
+            refused["label_smoothing_factor"] = "smooth in your loss, by F.cross_entropy(..., label_smoothing=...)"
         for name in {"module", "optimizer", "data_loader", "epochs", "steps"} & privacy.keys():
             raise ValueError(
                 f"privacy must not have {name!r}, which is the Trainer's (num_train_epochs or max_steps is the length)"
             )
         preset = privacy.get("preset", "robust")
         learned = privacy.get("probe", getattr(PRESETS.get(preset, preset), "probe", "none")) != "none"
+        if learned:
+            refused |= dict.fromkeys(OF_A_FIXED_RATE, _FIXED)
         if (args := kwargs.get("args")) is not None:
-            _check_arguments(args, learned)
+            _check_arguments(args, refused)
         if learned and kwargs.get("optimizers", (None, None))[1] is not None:
             raise ValueError(f"optimizers must have None for the scheduler: {_FIXED}")
         super().__init__(**kwargs)
-        _check_arguments(self.args, learned)  # of which transformers has set some by others
+        _check_arguments(self.args, refused)  # of which transformers has set some by others
         self.args.ignore_data_skip = True  # the sampler goes on by itself: nothing used is given again
-        self.per_sample_loss, self.privacy, self.weights = per_sample_loss, privacy, weights
+        self.loss, self.privacy, self.weights = loss, privacy, weights
         self.engine = engine or PrivacyEngine()
         self.private: HyFreeDPOptimizer | None = None
+        self._ignored: dict[str, None] = {}
         self._loader: DataLoader
         for callback in self.callback_handler.callbacks:
             if type(callback) is DEFAULT_PROGRESS_CALLBACK:
@@ -161,6 +168,14 @@ class PrivateTrainer(Trainer):
         self.lr_scheduler = _Learned(self.optimizer)
         return self.lr_scheduler
 
+    def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any = None) -> Any:
+        """The next batch; the Trainer's own would count its tokens, by which no loss of one record is divided."""
+        return [*islice(epoch_iterator, num_batches)], None
+
+    def _prepare_inputs(self, inputs: Any) -> Any:
+        """On the device; ``Records`` are what the loader gives."""
+        return inputs.to(self.args.device) if isinstance(inputs, Records) else super()._prepare_inputs(inputs)
+
     def floating_point_ops(self, inputs: Any) -> int:
         """None are counted, for they tell the size of the batches that were drawn."""
         return 0
@@ -178,12 +193,12 @@ class PrivateTrainer(Trainer):
                 f"{self.private.ledger.steps}: resume from a checkpoint with an optimizer.pt (save_only_model=False)"
             )
         self.model.train()
+        loss: Callable[[Any, Any], Any] = self.loss or self.compute_loss
         with self.compute_loss_context_manager():
             self.private.step(
-                lambda piece: self.per_sample_loss(self.model, piece),
-                self._prepare_inputs(inputs),
-                weights=self.weights,
+                lambda record: loss(self.model, record), self._prepare_inputs(inputs), weights=self.weights
             )
+        warn_of_log(tuple(self._ignored))
         return torch.zeros((), device=self.args.device)
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
@@ -192,7 +207,9 @@ class PrivateTrainer(Trainer):
             return super().evaluation_loop(*args, **kwargs)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Of training, epsilon and the learning rate, and nothing else that the Trainer has; of evaluation all."""
+        """Of training, epsilon and the learning rate, and nothing that Trainer or loss have; of evaluation all."""
+        if stepping():
+            return self._ignored.update(dict.fromkeys(logs))
         if self.private is not None and ("loss" in logs or "train_loss" in logs):
             logs = {name: value for name, value in logs.items() if name == "learning_rate"}
             logs["epsilon"] = self.private.epsilon_spent()
@@ -202,9 +219,8 @@ class PrivateTrainer(Trainer):
 _FIXED = "the learning rate is learned; leave it out, or give privacy={'preset': 'fixed', ...}, which follows it"
 
 
-def _check_arguments(args: TrainingArguments, learned: bool) -> None:
+def _check_arguments(args: TrainingArguments, refused: dict[str, str]) -> None:
     """Refuse what a private run cannot follow, unless it is as it was before the user came."""
-    refused = REFUSED | (dict.fromkeys(OF_A_FIXED_RATE, _FIXED) if learned else {})
     for field in fields(args):
         value, default = getattr(args, field.name), field.default
         unset = value in (None, "", "no") or value == [] or value == {} or value == default

@@ -14,6 +14,10 @@ import torch
 from torch import Tensor, nn
 
 
+class Refused(ValueError):
+    """What a loss gives, or does, that no private step may take."""
+
+
 def check_choice(name: str, value: Any, choices: Any) -> None:
     """``value`` must be one of ``choices``: the strings of a Literal type, or of any iterable."""
     allowed = get_args(choices) or tuple(choices)
@@ -133,40 +137,21 @@ def check_parameters(optimizer: torch.optim.Optimizer, module: nn.Module) -> Non
         )
 
 
-def check_losses(losses: Any, size: int, views: int = 1, *, differentiable: bool = True) -> None:
-    """Refuse losses that are not of shape ``(size,)``, or ``(size, views)`` if there are several views.
-
-    In training, where they are ``differentiable``, they must have a gradient.
-    """
-    shape = (size,) if views == 1 else (size, views)
-    if not isinstance(losses, Tensor):
-        raise TypeError(f"per_sample_loss must return a tensor of shape {shape}, got {type(losses).__name__}")
-    if losses.shape != shape:
-        hint = (
-            f"with views={views}, those of a record are a row, as .view(-1, {views}) makes them"
-            if views > 1
-            else "one loss per sample, by reduction='none', the mean over a sample's own tokens or pixels; outputs of "
-            "shape (B, 1) need .squeeze(1)"
+def check_function(name: str, value: Any) -> None:
+    """``value`` must be a function of one record: numbers for a whole batch could depend on others in it."""
+    if not callable(value):
+        raise TypeError(
+            f"{name} must be a function of one record, got {type(value).__name__}: take the record's own, as in lambda "
+            "record: class_weights[record[1]]"
         )
-        raise ValueError(f"per_sample_loss must return shape {shape}, got {tuple(losses.shape)}: {hint}")
-    if differentiable and not losses.requires_grad:
-        raise ValueError("per_sample_loss must return losses with a gradient, not detached ones")
 
 
-def check_weights(weights: Any, size: int) -> Tensor:
-    """``weights``, if they are ``size`` numbers in [0, 1]: the noise is made for samples that count once at most."""
-    if not isinstance(weights, Tensor) or weights.is_complex():
-        kind = weights.dtype if isinstance(weights, Tensor) else type(weights).__name__
-        raise TypeError(f"weights must be, or return, a tensor of real numbers of shape ({size},), got {kind}")
-    if weights.shape != (size,):
-        raise ValueError(
-            f"weights must have shape ({size},), one number for each sample of the batch, got {tuple(weights.shape)}: "
-            "take each sample's own, as in lambda batch: class_weights[batch[1]]"
-        )
+def check_weights(weights: Tensor) -> Tensor:
+    """``weights``, if they are in [0, 1]: the noise is made for samples that count once at most."""
     if not bool(((weights >= 0) & (weights <= 1)).all()):
         raise ValueError(
             "weights must be in [0, 1], got one outside: divide all by the largest that is possible, whoever is in the "
-            "data (never by the largest of a batch)"
+            "data"
         )
     return weights
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 
 def layers_of(module: nn.Module) -> list[nn.Module]:
@@ -27,26 +25,6 @@ def parameters_of(module: nn.Module) -> list[nn.Parameter]:
     """Its parameters, each once, in the order of ``module.parameters()``."""
     found = {id(p): p for layer in layers_of(module) for p in layer._parameters.values() if p is not None}
     return list(found.values())
-
-
-@contextmanager
-def replaced(module: nn.Module, values: Mapping[nn.Parameter, Tensor]) -> Iterator[None]:
-    """Other tensors stand in the places of parameters, except in compiled code (TorchScript).
-
-    (``torch.func.functional_call`` does not put back those of a layer that the model has twice.)
-    """
-    layers = [layer for layer in layers_of(module) if not isinstance(layer, torch.jit.ScriptModule)]
-    places = [(layer._parameters, name, p) for layer in layers for name, p in layer._parameters.items() if p in values]
-    held: Any
-    p: Any
-    try:
-        for held, name, p in places:
-            held[name] = values[p]
-        yield
-    finally:
-        for held, name, p in places:
-            if not isinstance(held.get(name), nn.Parameter):  # one that came meanwhile is refused, not hidden
-                held[name] = p
 
 
 @contextmanager

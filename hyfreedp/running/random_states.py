@@ -18,10 +18,9 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -86,15 +85,11 @@ def random_states_of(key: bytes, device: torch.device) -> Iterator[None]:
         yield
 
 
-def beginning(key: bytes | None, device: torch.device) -> Callable[[], None]:
-    """What sets all states to those of ``key``, or, if that is None, to the present ones."""
-    if key is None:
-        return partial(set_random_states, device, random_states(device))
-    return partial(seed_random_states, key, device)
+def seed_random_states(key: bytes, device: torch.device, coins: bytes | None = None) -> None:
+    """Set all states from 256 secret bits, those of NumPy and Python from ``coins`` where they are given.
 
-
-def seed_random_states(key: bytes, device: torch.device) -> None:
-    """Set all states from 256 secret bits. (``torch.manual_seed`` takes 32 of its seed on a CPU.)"""
+    (``torch.manual_seed`` takes 32 bits of its seed on a CPU.)
+    """
     state = Generator().manual_seed(0).get_state()  # which has drawn nothing
     seed = int.from_bytes(derive(key, "seed")[:8]) >> 1
     words = np.frombuffer(hashlib.shake_256(derive(key, "torch")).digest(4 * 624), np.uint32)
@@ -103,5 +98,6 @@ def seed_random_states(key: bytes, device: torch.device) -> None:
     torch.set_rng_state(state)
     if (module := backend(device)) is not None:
         module.set_rng_state(Generator(device).manual_seed(seed).get_state(), device)
-    np.random.seed(np.frombuffer(derive(key, "numpy"), np.uint32))
-    random.seed(int.from_bytes(derive(key, "python")))
+    coins = coins or key
+    np.random.seed(np.frombuffer(derive(coins, "numpy"), np.uint32))
+    random.seed(int.from_bytes(derive(coins, "python")))

@@ -64,7 +64,7 @@ class OptimizerWrapper(torch.optim.Optimizer):
         """What torch's GradScaler asks before it steps an optimizer: refused."""
         raise TypeError(
             f"a GradScaler cannot step {type(self).__name__}: leave it out, and for half precision put "
-            "torch.autocast(..., dtype=torch.bfloat16) around the model in per_sample_loss"
+            "torch.autocast(..., dtype=torch.bfloat16) around the model in the loss"
         )
 
     def __getstate__(self) -> NoReturn:
@@ -84,18 +84,18 @@ class Unprepared:
     def _is_accelerate_prepared(self) -> NoReturn:
         raise TypeError(
             f"accelerator.prepare must not be given a private {type(self).__name__}. Leave out prepare, call "
-            "model.to(accelerator.device) before make_private_with_epsilon, and move batches in per_sample_loss (see "
+            "model.to(accelerator.device) before make_private_with_epsilon, and move tensors in the loss (see "
             "docs/trainers.md)"
         )
 
 
 def hooked_step(step: Callable[P, R]) -> Callable[P, R]:
-    """Make a method ``step(per_sample_loss, batch)`` one that runs its optimizer's hooks, and refuses other arguments.
+    """Make a method ``step(loss, batch)`` one that runs its optimizer's hooks, and refuses other arguments.
 
     Hooks of all optimizers and the profiler's label belong to the base optimizer's step within.
 
     Raises:
-        TypeError: the call was none of ``step(per_sample_loss, batch)``, as of a loop that was written for plain torch.
+        TypeError: the call was none of ``step(loss, batch)``, as of a loop that was written for plain torch.
     """
     signature = inspect.signature(step)
 
@@ -105,15 +105,16 @@ def hooked_step(step: Callable[P, R]) -> Callable[P, R]:
             if hint := nearest(name, signature.parameters):
                 raise TypeError(f"step has no argument {name!r}{hint}")
         try:
-            per_sample_loss = signature.bind(*args, **kwargs).arguments["per_sample_loss"]
+            loss = signature.bind(*args, **kwargs).arguments["loss"]
         except TypeError:
-            per_sample_loss = None
-        if not callable(per_sample_loss):
+            loss = None
+        if not callable(loss):
             raise TypeError(
-                "step takes a function and a batch: call optimizer.step(per_sample_loss, batch), where "
-                "per_sample_loss(batch) returns losses of shape (B,), without loss.backward(), closure or GradScaler"
+                "step takes a function and a batch: call optimizer.step(loss, batch), where loss(record) returns one "
+                "number, the loss of one record as collate_fn([record]) gives it, without loss.backward(), closure or "
+                "GradScaler"
             )
-        check_arguments(per_sample_loss, "the batch")
+        check_arguments(loss, "the record")
         optimizer: Any = args[0]
         for before in list(optimizer._optimizer_step_pre_hooks.values()):
             if (changed := before(optimizer, args, kwargs)) is not None:
@@ -136,10 +137,15 @@ def hooked_step(step: Callable[P, R]) -> Callable[P, R]:
     return hooked
 
 
-def check_arguments(per_sample_loss: Callable[..., Any], *names: str) -> None:
+def stepping() -> bool:
+    """Whether a private step of this process is under way."""
+    return os.getpid() in _STEPPING
+
+
+def check_arguments(loss: Callable[..., Any], *names: str) -> None:
     """Refuse a loss function that cannot be called with so many arguments."""
     try:
-        arguments = inspect.signature(per_sample_loss, follow_wrapped=False)
+        arguments = inspect.signature(loss, follow_wrapped=False)
     except (ValueError, TypeError):  # of a function written in C, or with a signature of its own
         return
     try:
@@ -147,6 +153,6 @@ def check_arguments(per_sample_loss: Callable[..., Any], *names: str) -> None:
     except TypeError:
         taken = f"{'one argument' if len(names) == 1 else 'two arguments'}, {' and '.join(names)}"
         raise TypeError(
-            f"per_sample_loss must take {taken}, got a function of {arguments}: let it take the batch apart itself, as "
-            "by x, y = batch"
+            f"loss must take {taken}, got a function of {arguments}: let it take the record apart itself, as by "
+            "x, y = record"
         ) from None

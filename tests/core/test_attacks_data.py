@@ -5,9 +5,11 @@ import os
 import pytest
 import torch
 from cases import together
-from torch.utils.data import ConcatDataset, DataLoader, Subset, random_split
-from twins import cross_entropy, make_data, make_private, train
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, default_collate, random_split
+from twins import Made, cross_entropy, make_data, make_private, train
 
+from hyfreedp.data.batches import groups_of
 from hyfreedp.data.sampling import poisson_loader
 
 
@@ -88,3 +90,68 @@ def test_a_persons_epsilon_is_told_and_a_state_of_another_unit_is_refused():
     assert repr(optimizer).endswith("at delta 0.001, of one person's 2 records)")
     with pytest.raises(ValueError, match=r"another noise split \(.*records_per_person: 2 != None"):
         other.load_state_dict(optimizer.state_dict())
+
+
+# -- collate functions that mix records --------------------------------------------------------------------------------
+
+
+def joined(x, y):
+    names = [str(float(value)) for value in x[:, 0]]
+    return {"x": x, "y": y, "text": [own + other for own, other in zip(names, names[1:] + names[:1], strict=True)]}
+
+
+MIXING = {
+    "mixed up": lambda x, y: (0.7 * x + 0.3 * x.roll(1, 0), y),
+    "standardised": lambda x, y: (x - x.mean(0), y),
+    "counted": lambda x, y: (x / len(x), y),
+    "scaled by the largest": lambda x, y: (x / x.abs().max(), y),
+    "windows": lambda x, y: (x.repeat_interleave(2, 0), y.repeat_interleave(2)),
+    "packed": lambda x, y: (x.sum(0, keepdim=True), y[:1]),
+    "joined": joined,
+    "shifted ids": lambda x, y: (torch.arange(50_000, 50_000 + len(y)) + y.roll(1), y),
+    "padded": lambda x, y: (pad_sequence([row[: 1 + int(label)] for row, label in zip(x, y, strict=True)]).T, y),
+}
+
+
+@together("mixing", MIXING)
+def test_what_the_loader_gives_for_a_record_is_the_same_whatever_the_others_are(mixing):
+    """Each of these moved many rows by one record, or one by many."""
+    data, seen = make_data(), []
+
+    def collate(records):
+        seen.append(len(records))
+        return MIXING[mixing](*default_collate(records))
+
+    loader = poisson_loader(DataLoader(data, batch_size=8, collate_fn=collate), seed=0)
+    batch, rows = next(iter(loader)), loader.batch_sampler.batch(0)
+    assert len(batch) == len(rows) == len(seen) > 4 and set(seen) == {1}
+    for group in groups_of(batch):
+        for i, row in enumerate(group.rows.tolist()):
+            assert repr(group.record([t[i] for t in group.tensors])) == repr(collate([data[rows[row]]]))
+
+
+class Transformed(Dataset):
+    """As ``set_transform`` of datasets, which is given all rows of a batch, if it is asked so."""
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, row):
+        return self.__getitems__([row])[0]
+
+    def __getitems__(self, rows):
+        x = make_data().tensors[0][rows]
+        return list((x - x.mean(0)).unbind())
+
+
+def test_a_data_set_makes_no_records_of_each_other():
+    assert not next(iter(poisson_loader(DataLoader(Transformed(), batch_size=8), seed=0))).any()
+
+
+def test_a_record_of_several_rows_is_one_sample():
+    """As of augmented views, or windows; it counted as several."""
+    data = Made(40, lambda row: torch.full((2,), float(row)))
+    loader = DataLoader(data, batch_size=20, collate_fn=lambda some: some[0].expand(1 + int(some[0][0]) % 3, 2))
+    batch = next(iter(loader := poisson_loader(loader, seed=0)))
+    assert sum(len(group) for group in batch.groups) == len(batch) == len(loader.batch_sampler.batch(0))
+    assert {group.tensors[0].shape[1] for group in batch.groups} == {1, 2, 3}

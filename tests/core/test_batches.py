@@ -1,85 +1,309 @@
-"""Batches of any structure: the partition by token budget is exact, and a step does not depend on it."""
+"""Batches of any structure: records of one form are stacked, and none is seen in the place of another."""
 
 import collections
-import itertools
+import dataclasses
+import io
+import pickle
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from cases import together
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils.data import DataLoader
 from twins import PRESETS, by_hand, flat, refused, steps
 
 from hyfreedp import token_budget
-from hyfreedp.data.batches import batch_length, split_rows, take
+from hyfreedp.data.batches import (
+    Group,
+    batch_length,
+    check_physical_batch_size,
+    groups_of,
+    map_leaves,
+    pieces,
+    stack_records,
+)
 
 
-def by_length(budget):
-    """The budget for batches that are their own lengths."""
-    return token_budget(lambda batch: batch, budget)
+class Pair(NamedTuple):
+    x: Any
+    y: Any
 
 
-@given(lengths=st.lists(st.integers(0, 60), max_size=40), budget=st.integers(1, 200))
-def test_pieces_are_a_partition_within_the_budget(lengths, budget):
-    """Every sample once; padded tokens within the budget; neighbours could not have been joined."""
-    lengths = torch.tensor(lengths, dtype=torch.long)
-    pieces = split_rows(lengths, by_length(budget))
-    assert sorted(row for piece in pieces for row in piece.tolist()) == list(range(len(lengths)))
-    assert all(len(piece) == 1 or 1 < len(piece) <= budget / max(1, lengths[piece].max()) for piece in pieces)
-    for piece, following in itertools.pairwise(pieces):
-        assert lengths[piece].min() >= lengths[following].max()
-        assert (len(piece) + 1) * max(1, lengths[piece].max()) > budget
+@dataclasses.dataclass(frozen=True)
+class Fields:
+    x: Any
+    y: Any
+
+
+def unstacked(groups):
+    """The records by their places."""
+    return {
+        row: group.record([tensor[i] for tensor in group.tensors])
+        for group in groups
+        for i, row in enumerate(group.rows.tolist())
+    }
+
+
+# -- any structure, any values -----------------------------------------------------------------------------------------
+
+VALUES = st.sampled_from([0, 1, True, False, None, 0.0, -0.0, 1.0, "1", b"1", "a", (), []])
+TENSORS = st.tuples(st.integers(0, 3), st.sampled_from([torch.float32, torch.int64]), st.integers(0, 9)).map(
+    lambda made: torch.full((made[0],), made[2], dtype=made[1])
+)
+RECORDS = st.recursive(
+    VALUES | TENSORS,
+    lambda parts: (
+        st.lists(parts, max_size=3)
+        | st.dictionaries(st.sampled_from(["x", "y", 1]), parts, max_size=2)
+        | st.tuples(parts, parts)
+        | st.builds(Pair, parts, parts)
+        | st.builds(Fields, parts, parts)
+    ),
+    max_leaves=5,
+)
+
+
+@given(records=st.lists(RECORDS, max_size=8), size=st.integers(1, 4), data=st.data())
+def test_each_record_comes_out_as_it_went_in(records, size, data):
+    """Whatever the others are, in pieces too, and after it was sent to a process."""
+    batch = stack_records(records)
+    assert len(batch) == batch_length(batch) == len(records)
+    sent = pickle.loads(pickle.dumps(batch)).to("cpu")
+    for groups in (batch.groups, pieces(groups_of(sent), size), pieces(batch.groups, lambda record: size)):
+        found = unstacked(groups)
+        assert sorted(found) == list(range(len(records))) and sum(map(len, groups)) == len(records)
+        assert [repr(found[row]) for row in range(len(records))] == list(map(repr, records))
+    for group in batch.groups:
+        rows = torch.tensor(data.draw(st.permutations(range(len(group)))))
+        assert torch.equal(group.take(rows).rows, group.rows[rows])
+
+
+class Lies:
+    """Equal to all others, also where it is pickled."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def __eq__(self, other):
+        return True
+
+    def __hash__(self):
+        return 0
+
+    def __reduce__(self):
+        return Lies, (0,)
 
 
 @together(
-    ("pieces", "message"),
+    ("first", "second"),
     [
-        ([[0, 1], [3, 4]], "each of the 5 samples .* exactly once in all its pieces, got position 2 0 times"),
-        ([[0, 1, 2], [2, 3, 4]], "got position 2 2 times"),
-        ([[-1, 0, 1, 2, 3]], "got position -1, which is none of 0 ... 4"),
-        ([torch.arange(5.0)], "one-dimensional integer tensors, got tensor"),
+        (1, True),
+        (0.0, -0.0),
+        (1, 1.0),
+        ("1", b"1"),
+        ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
+        ({1: "a"}, {True: "a"}),
+        ([1], (1,)),
+        (Pair(1, 2), (1, 2)),
+        (Lies(1), Lies(2)),
+        (np.zeros(2), np.ones(2)),
+        ({1, 2}, {1, 3}),
+        (io.StringIO("a"), io.StringIO("b")),
+        (np.float64(0.0), np.float64(-0.0)),
     ],
 )
-def test_what_is_no_partition_is_refused_before_anything_is_released(pieces, message):
-    """A sample in two pieces would have twice the sensitivity that the noise is made for."""
-    optimizer = by_hand(max_physical_batch_size=lambda batch: pieces)
-    with refused(optimizer, message):
-        steps(optimizer, [5])
+def test_what_is_no_tensor_is_never_another_records(first, second):
+    assert len(stack_records([{"x": torch.zeros(2), "y": [rest]} for rest in (first, second)]).groups) == 2
 
 
-def test_take_keeps_the_kind_of_a_mapping():
-    """Whose methods a loss function may use, as ``batch.to(device)``; what cannot be made of entries is a dict."""
+def test_records_of_one_form_are_one_group_whatever_their_numbers():
+    records = [{"x": torch.randn(3), "n": 1 + i % 2, "name": "all"} for i in range(10)]
+    (odd, even) = stack_records(records).groups
+    assert odd.rows.tolist() == [0, 2, 4, 6, 8] and even.tensors[0].shape == (5, 3)
+
+
+def sparse(i):
+    return torch.eye(3).to_sparse() * i
+
+
+@together(
+    "make",
+    [
+        sparse,
+        lambda i: sparse(i).to_sparse_csr(),
+        lambda i: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]) * i,
+        lambda i: torch.quantize_per_tensor(torch.ones(2) * i, 1.0, 0, torch.quint8),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+def test_tensors_that_cannot_be_stacked_stay_apart(make):
+    groups = stack_records([(torch.ones(1), make(i)) for i in range(3)]).groups
+    assert [len(group) for group in groups] == [1, 1, 1]
+    for i, group in enumerate(groups):
+        found = group.to("cpu").record([torch.ones(1)])[1]
+        assert type(found) is type(make(i)) and found.layout == make(i).layout
+
+
+def test_a_subclass_is_stacked_as_a_plain_tensor():
+    class Image(Tensor):
+        pass
+
+    (group,) = stack_records([torch.ones(2).as_subclass(Image), torch.nn.Parameter(torch.zeros(2))]).groups
+    assert type(group.tensors[0]) is Tensor and group.tensors[0].tolist() == [[1, 1], [0, 0]]
+
+
+def test_memory_that_is_used_again_is_copied_before():
+    """A collate function with a buffer of its own made every record the last one."""
+    buffer, array = torch.zeros(2), np.zeros(1)
+
+    def records():
+        for i in range(3):
+            array[:] = i
+            yield {"x": buffer.fill_(i), "meta": array}
+
+    found = unstacked(stack_records(records()).groups)
+    assert [(found[i]["x"].tolist(), found[i]["meta"].tolist()) for i in range(3)] == [([i, i], [i]) for i in range(3)]
+
+
+def test_what_a_loss_leaves_in_a_record_is_in_no_other():
+    (group,) = stack_records([{"x": torch.ones(1), "more": {"y": [torch.ones(1)]}}] * 2).groups
+    expected, first = repr(unstacked([group])[1]), unstacked([group])[0]
+    first["kept"] = first["more"]["kept"] = first
+    first["more"]["y"].append(first)
+    assert repr(unstacked([group])[1]) == expected
+
+
+def test_the_kind_of_a_mapping_is_kept():
+    """Whose methods a loss may use, as ``batch.to(device)``; what cannot be made of entries is a dict."""
     from transformers import BatchEncoding
 
-    entries = {"ids": torch.arange(12).view(4, 3), "names": ["a", "b", "c", "d"]}
+    entries = {"ids": torch.arange(12).view(4, 3)}
     for kind in (dict, collections.OrderedDict, collections.UserDict, BatchEncoding):
-        taken = take(kind(entries), torch.tensor([2, 0]))
-        assert type(taken) is kind and taken["ids"].tolist() == [[6, 7, 8], [0, 1, 2]] and taken["names"] == ["c", "a"]
-    assert take(BatchEncoding(entries), slice(1, 2)).to("cpu").ids.tolist() == [[3, 4, 5]]
-    assert type(take(collections.defaultdict(list, entries), slice(0, 1))) is dict
+        made = map_leaves(lambda tensor: tensor[2:], kind(entries))
+        assert type(made) is kind and made["ids"].tolist() == [[6, 7, 8], [9, 10, 11]]
+    (group,) = groups_of(BatchEncoding(entries))
+    assert group.record([group.tensors[0][1]]).to("cpu").ids.tolist() == [[3, 4, 5]]
+    assert type(map_leaves(len, collections.defaultdict(list, entries))) is dict
+
+
+# -- plain batches -----------------------------------------------------------------------------------------------------
+
+
+def test_a_record_of_a_plain_batch_is_a_batch_of_one_row():
+    x, y = torch.arange(12.0).view(4, 3), torch.arange(4)
+    for batch in ([x, y], (x, y), Pair(x, y), Fields(x, y), {"x": x, "y": {"z": (y, y)}}):
+        (group,) = groups_of(batch)
+        assert isinstance(group, Group) and [tensor.shape[:2] for tensor in group.tensors][:2] == [(4, 1), (4, 1)]
+        for row, record in unstacked([group]).items():
+            assert repr(record) == repr(map_leaves(lambda tensor, row=row: tensor[row : row + 1], batch))
+        assert groups_of(map_leaves(lambda tensor: tensor[:0], batch)) == []
+
+
+def test_a_list_without_tensors_has_one_entry_of_each_record():
+    x = torch.arange(4.0)
+    groups = groups_of({"x": x, "names": ["a", "b", "a", "c"], "more": [x, ("k", "k", "k", "k")]})
+    assert [group.rows.tolist() for group in groups] == [[0, 2], [1], [3]]
+    assert repr(unstacked(groups)[2]) == repr({"x": x[2:3], "names": ["a"], "more": [x[2:3], ("k",)]})
 
 
 @together("batch", [7, "text", object(), ["a", "b"], {}, [], {"names": ["a", "b"]}])
 def test_a_batch_without_a_tensor_is_refused(batch):
-    with pytest.raises(TypeError, match="batch must"):
-        batch_length(batch)
+    for function in (batch_length, groups_of):
+        with pytest.raises(TypeError, match="batch must"):
+            function(batch)
 
 
-def shuffled(batch):
-    """Pieces of several sizes in an order of their own."""
-    order = torch.randperm(len(batch[1]), generator=torch.Generator().manual_seed(len(batch[1])))
-    return [order[:2], order[2:3].tolist(), *order[3:].split(4)]
+@together(
+    ("more", "error", "message"),
+    [
+        (torch.tensor(1.0), ValueError, r"got one of shape \(\) beside 4 samples: what all samples share"),
+        (torch.ones(3), ValueError, r"got one of shape \(3,\) beside 4 samples"),
+        (["a"], ValueError, "got 1 entries beside 4 samples"),
+        (1, TypeError, "got int, which cannot be divided"),
+    ],
+)
+def test_what_samples_share_is_refused(more, error, message):
+    with pytest.raises(error, match=message):
+        batch_length([torch.ones(4), more])
+
+
+def test_records_are_not_taken_apart():
+    batch = stack_records([(torch.ones(1), torch.ones(1))] * 2)
+    for use in (lambda: batch[0], lambda: batch["x"], lambda: list(batch), lambda: [x for x, _ in batch]):
+        with pytest.raises(TypeError, match=r"pass it to optimizer\.step as it is, .* batch\.to\(device\) moves it"):
+            use()
+    assert "tensor" not in repr((batch, batch.groups))  # a traceback with local variables would show records
+
+
+# -- pieces for memory -------------------------------------------------------------------------------------------------
+
+
+def of_lengths(lengths):
+    return stack_records({"input_ids": torch.zeros(1, length)} for length in lengths).groups
+
+
+@given(lengths=st.lists(st.integers(0, 9), max_size=40), budget=st.integers(1, 40))
+def test_pieces_are_as_many_records_as_the_budget_allows(lengths, budget):
+    """Every record once; tokens within the budget, or one record; no more pieces than that needs."""
+    found = pieces(of_lengths(lengths), token_budget(lambda record: record["input_ids"].shape[1], budget))
+    assert sorted(row for piece in found for row in piece.rows.tolist()) == list(range(len(lengths)))
+    assert all(len(piece) == 1 or len(piece) * piece.tensors[0].shape[2] <= budget for piece in found)
+    most = {length: max(1, budget // max(1, length)) for length in lengths}
+    assert len(found) == sum(-(-lengths.count(length) // most[length]) for length in set(lengths))
+
+
+@together(
+    ("size", "message"),
+    [
+        (lambda record: 0, "what max_physical_batch_size returns must be an integer of at least 1, got 0"),
+        (lambda record: [[0, 1]], "at least 1, got"),
+        (
+            token_budget(lambda record: record["input_ids"].sum(1), 8),
+            r"record\['input_ids'\]\.shape\[1\], must be an int",
+        ),
+    ],
+)
+def test_a_function_that_returns_no_size_is_refused(size, message):
+    with pytest.raises(ValueError, match=message):
+        pieces(of_lengths([2, 2, 3]), size)
+
+
+@together("size", [0, True, 1.5, "8"])
+def test_what_is_no_size_is_refused(size):
+    with pytest.raises(ValueError, match="max_physical_batch_size must be an integer of at least 1, None, or a fun"):
+        check_physical_batch_size(size)
+
+
+def test_a_size_that_is_refused_releases_nothing():
+    optimizer = by_hand(max_physical_batch_size=lambda record: 0)
+    with refused(optimizer, "what max_physical_batch_size returns"):
+        steps(optimizer, [5])
 
 
 @together("preset", PRESETS.values())
-def test_a_run_in_pieces_of_any_order_is_the_run_in_one_piece(preset, unbound_noise):
+def test_a_run_in_pieces_is_the_run_in_one_piece(preset, unbound_noise):
     """Weights, learning rates and the raw values; an empty batch too."""
-    runs = {}
-    for name, partition in {"whole": None, "pieces": shuffled}.items():
+    runs = []
+    for size in (None, 3, lambda record: len(record[0]) + 1):
         settings = {"preset": preset, "target_epsilon": 3.0, "accountant": "rdp", "diagnostics": True}
-        optimizer = by_hand(max_physical_batch_size=partition, **settings)
+        optimizer = by_hand(max_physical_batch_size=size, **settings)
         records = steps(optimizer, [8, 5, 0, 9])
         told = ([getattr(record, key) for record in records] for key in ("eta", "diagnostics"))
-        runs[name] = flat(optimizer.module), *told
-    for whole, pieces in zip(runs["whole"], runs["pieces"], strict=True):
-        torch.testing.assert_close(whole, pieces, rtol=1e-9, atol=1e-12, equal_nan=True)
+        runs.append((flat(optimizer.module), *told))
+    for run in runs[1:]:
+        for whole, in_pieces in zip(runs[0], run, strict=True):
+            torch.testing.assert_close(whole, in_pieces, rtol=1e-9, atol=1e-12, equal_nan=True)
+
+
+def test_records_come_through_workers_and_pinned_memory():
+    """As ``DataLoader`` treats what a collate function returned: it moves tensors that it finds, or asks for it."""
+    records = [torch.ones(1 + i % 2) * i for i in range(4)]
+    loader = DataLoader(records, batch_size=4, collate_fn=stack_records, num_workers=1)
+    (batch,) = loader
+    assert all(torch.equal(found, records[row]) for row, found in unstacked(batch.groups).items())
+    if torch.accelerator.is_available():
+        assert all(tensor.is_pinned() for group in batch.pin_memory().groups for tensor in group.tensors)

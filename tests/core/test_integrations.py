@@ -6,6 +6,7 @@ import math
 import os
 import shutil
 import stat
+import warnings
 from concurrent.futures import Future
 from unittest import mock
 
@@ -18,6 +19,7 @@ from torch.utils.data import DataLoader
 from twins import Made, cross_entropy, flat, make_data, make_private
 
 from hyfreedp import PrivacyEngine
+from hyfreedp.integrations.closure import warn_of_log
 
 OF_LIGHTNING = pytest.mark.filterwarnings("ignore::UserWarning", "ignore:`isinstance.treespec, LeafSpec")  # its advice
 STEPS, SIZE = 10, 8  # two epochs of 40 records
@@ -78,6 +80,7 @@ def texts(size: int = 40, first: int = 8) -> Made:
 
 class Reader(nn.Module):
     main_input_name = "input_ids"
+    config = None
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,6 +92,9 @@ class Reader(nn.Module):
         logits = self.head(self.drop(self.words(input_ids)).mean(dim=1))
         return {"logits": logits} if labels is None else {"loss": F.cross_entropy(logits, labels), "logits": logits}
 
+    def get_input_embeddings(self):
+        return self.words
+
     def num_parameters(self, exclude_embeddings=False):
         """By which the Trainer counts operations."""
         return 1
@@ -99,8 +105,8 @@ def padded(records):
     return {"input_ids": rows, "labels": torch.stack([record["labels"] for record in records])}
 
 
-def losses(model, batch):
-    return F.cross_entropy(model(batch["input_ids"])["logits"], batch["labels"], reduction="none")
+def own_loss(model, record):
+    return F.cross_entropy(model(record["input_ids"])["logits"], record["labels"])
 
 
 @pytest.fixture
@@ -109,13 +115,12 @@ def trainer(tmp_path):
     pytest.importorskip("accelerate")
     from hyfreedp.integrations.transformers import PrivateTrainer
 
-    def make(privacy=None, weights=None, engine=0, given=None, **arguments):
+    def make(privacy=None, weights=None, engine=0, given=None, kind=PrivateTrainer, **arguments):
         torch.manual_seed(3)
         defaults = {"output_dir": str(tmp_path), "per_device_train_batch_size": SIZE, "num_train_epochs": 2, "seed": 3}
         defaults |= {"report_to": [], "use_cpu": True, "save_strategy": "no", "logging_steps": 1, "disable_tqdm": True}
-        parts = {"per_sample_loss": losses, "model": Reader(), "train_dataset": texts(), "eval_dataset": texts()}
-        parts["data_collator"] = padded
-        return PrivateTrainer(
+        parts = {"model": Reader(), "train_dataset": texts(), "eval_dataset": texts(), "data_collator": padded}
+        return kind(
             privacy=PRIVACY | (privacy or {}),
             weights=weights,
             engine=PrivacyEngine(seed=engine),
@@ -130,12 +135,12 @@ SEARCHING = {"preset": "paper", "interval": 2, "max_physical_batch_size": 3}
 
 
 @pytest.mark.parametrize(
-    ("privacy", "weights"),
-    [({}, None), (SEARCHING, lambda batch: 1 / (1 + batch["labels"]))],
+    ("privacy", "weights", "given"),
+    [({}, None, {}), (SEARCHING, lambda record: 1 / (1 + record["labels"]), {"loss": own_loss})],
     ids=["plain", "weighted"],
 )
-def test_the_trainer_of_transformers_makes_the_run_by_hand(trainer, privacy, weights):
-    found = trainer(privacy, weights)
+def test_the_trainer_of_transformers_makes_the_run_by_hand(trainer, privacy, weights, given):
+    found = trainer(privacy, weights, given=given)
     base = found.create_optimizer()  # transformers' own AdamW, with its groups
     found.train()
     model = Reader()
@@ -145,11 +150,58 @@ def test_the_trainer_of_transformers_makes_the_run_by_hand(trainer, privacy, wei
         group["params"] = [dict(model.named_parameters())[names[id(p)]] for p in old["params"]]
         group["lr"] = found.args.learning_rate
     expected, optimizer = by_hand(
-        model, torch.optim.AdamW(groups), lambda batch: losses(model, batch), texts(), padded, weights, **privacy
+        model, torch.optim.AdamW(groups), lambda record: own_loss(model, record), texts(), padded, weights, **privacy
     )
     assert torch.equal(flat(found.model), expected)
     assert repr(found.private.history) == repr(optimizer.history)
     assert found.state.global_step == STEPS and found.private.steps_left == 0
+
+
+def test_other_losses_of_the_trainer_are_those_of_one_record(trainer, unbound_noise):
+    """Smoothed by its arguments, by ``compute_loss_func``, or by the user's method, which logs in vain."""
+    from hyfreedp.integrations.transformers import PrivateTrainer
+
+    def smooth(outputs, labels, **_):
+        return F.cross_entropy(outputs["logits"], labels, label_smoothing=0.1)
+
+    class Logging(PrivateTrainer):
+        def compute_loss(self, model, inputs, return_outputs=False):
+            loss = smooth(model(inputs["input_ids"]), inputs["labels"])
+            self.log({"mine": loss})
+            return loss
+
+    warn_of_log.cache_clear()
+    runs = [
+        trainer(given={"loss": lambda model, record: smooth(model(record["input_ids"]), record["labels"])}),
+        trainer(label_smoothing_factor=0.1),
+        trainer(given={"compute_loss_func": smooth}),
+        trainer(kind=Logging),
+    ]
+    with pytest.warns(UserWarning, match="^mine is not logged: what the loss computes of records is not private"):
+        for run in runs:
+            run.train()
+    for run in runs[1:]:
+        torch.testing.assert_close(flat(run.model), flat(runs[0].model), rtol=1e-4, atol=1e-6)
+        assert not any("mine" in row for row in run.state.log_history)
+    with pytest.raises(ValueError, match=r"label_smoothing_factor must be left at 0.0, got 0.1: smooth in your loss"):
+        trainer(given={"loss": own_loss}, label_smoothing_factor=0.1)
+
+
+def test_noisy_embeddings_are_those_of_one_record(trainer, unbound_noise):
+    """NEFTune's noise on a record is as large as its own length says."""
+
+    def noised(model, record):
+        words = model.words(record["input_ids"])
+        words = words + torch.zeros_like(words).uniform_(-1, 1) * 5 / math.sqrt(words[0].numel())
+        return F.cross_entropy(model.head(model.drop(words).mean(dim=1)), record["labels"])
+
+    runs = [trainer(), trainer(given={"loss": noised}), trainer(neftune_noise_alpha=5.0)]
+    for run in runs:
+        run.train()
+        assert run.private.gradient_engine.slow is None
+    plain, expected, found = (flat(run.model) for run in runs)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+    assert (found - plain).abs().max() > 1e-3
 
 
 def test_what_the_trainer_tells_is_private(trainer):
@@ -210,7 +262,7 @@ def test_a_checkpoint_of_the_trainer_can_be_published(trainer, tmp_path):
         key = check_the_key_lies_alone(tmp_path, run.private)
     assert len(list(tmp_path.glob("_hyfreedp-*"))) == 2
     state = torch.load(tmp_path / "checkpoint-3" / "optimizer.pt")
-    assert state["key_file"] == key.name and "generator" not in state and state["one_by_one"] is None
+    assert state["key_file"] == key.name and "generator" not in state
     assert state["sampler"] == {"position": 3} and "not_private" not in repr(state["history"])
     assert state["history"][2]["eta"] == run.private.history[2]["eta"]
 
@@ -284,7 +336,7 @@ def test_a_checkpoint_of_the_trainer_is_not_resumed_without_its_key(trainer, tmp
 
 OTHER = {"train_sampling_strategy": "group_by_length", "debug": ["underflow_overflow"], "fsdp": "full_shard"}
 OTHER |= {"dataloader_in_order": False, "max_grad_norm": 0.0, "lr_scheduler_type": "cosine", "data_seed": 0}
-OTHER |= {"include_num_input_tokens_seen": "all", "neftune_noise_alpha": 0.0}
+OTHER |= {"include_num_input_tokens_seen": "all"}
 
 
 def test_arguments_that_would_change_nothing_are_refused(trainer, monkeypatch):
@@ -296,7 +348,7 @@ def test_arguments_that_would_change_nothing_are_refused(trainer, monkeypatch):
     for name in known & {*REFUSED, *OF_A_FIXED_RATE}:
         old = getattr(plain.args, name)
         other = OTHER.get(name, not old if isinstance(old, bool) else (old or 1) * 2)
-        arguments = {"per_sample_loss": losses, "model": plain.model, "args": plain.args}
+        arguments = {"model": plain.model, "args": plain.args}
         setattr(plain.args, name, other)
         with pytest.raises(ValueError, match=rf"{name} must be left (at .*|unset), got .*: \w+") as refusal:
             PrivateTrainer(privacy=PRIVACY, **arguments)
@@ -333,12 +385,12 @@ def lightning(tmp_path):
         def forward(self, x):
             return self.layers(x)
 
-        def per_sample_loss(self, batch):
-            return cross_entropy(self)(batch)
+        def training_step(self, batch, batch_idx):
+            return F.cross_entropy(self(batch[0]), batch[1])
 
-    def make(privacy=None, weights=None, engine=0, data=None, size=SIZE, **arguments):
+    def make(privacy=None, weights=None, engine=0, data=None, size=SIZE, kind=Module, **arguments):
         torch.manual_seed(3)
-        module = Module()
+        module = kind()
         base = torch.optim.AdamW(module.parameters(), lr=0.1)
         data = DataLoader(data or make_data(), batch_size=size)
         settings = PRIVACY | {"steps": STEPS} | (privacy or {})
@@ -347,12 +399,13 @@ def lightning(tmp_path):
         quiet |= {"enable_model_summary": False, "accelerator": "cpu", "default_root_dir": tmp_path, "max_epochs": 2}
         return module, loader, library.Trainer(**(quiet | arguments))
 
+    make.kind = Module
     return make
 
 
 @OF_LIGHTNING
 @pytest.mark.parametrize(
-    ("privacy", "weights"), [({}, None), (SEARCHING, lambda batch: 1 / (1 + batch[1]))], ids=["plain", "weighted"]
+    ("privacy", "weights"), [({}, None), (SEARCHING, lambda record: 1 / (1 + record[1]))], ids=["plain", "weighted"]
 )
 def test_the_trainer_of_lightning_makes_the_run_by_hand(lightning, privacy, weights):
     module, loader, trainer = lightning(privacy, weights)
@@ -366,6 +419,38 @@ def test_the_trainer_of_lightning_makes_the_run_by_hand(lightning, privacy, weig
     assert trainer.callback_metrics.keys() == trainer.progress_bar_metrics.keys() == {"epsilon", "learning_rate"}
     assert math.isclose(float(trainer.callback_metrics["learning_rate"]), optimizer.history[-1]["eta"], rel_tol=1e-6)
     assert 2.9 < float(trainer.callback_metrics["epsilon"]) <= 3.0
+
+
+@OF_LIGHTNING
+def test_a_training_step_is_the_loss_as_it_is(lightning):
+    """It returns a dict, takes no ``batch_idx``, logs, which is ignored, and is called by the validation as well."""
+
+    class Other(lightning.kind):
+        def training_step(self, batch):
+            loss = super().training_step(batch, 0)
+            self.log("train_loss", loss)
+            self.log_dict({"both": loss})
+            return {"loss": loss, "more": batch}
+
+        def validation_step(self, batch, batch_idx):
+            assert not torch.is_grad_enabled()
+            self.log("valid_loss", self.training_step(batch)["loss"])
+
+    warn_of_log.cache_clear()
+    runs = []
+    for kind in (lightning.kind, Other):
+        module, loader, trainer = lightning(kind=kind)
+        validation = {"val_dataloaders": DataLoader(make_data(), batch_size=40)} if kind is Other else {}
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            trainer.fit(module, loader, **validation)
+        runs.append((flat(module), repr(module.private.history)))
+    assert torch.equal(runs[0][0], runs[1][0]) and runs[0][1] == runs[1][1]
+    told = [str(warning.message) for warning in caught if "is not logged: " in str(warning.message)]
+    assert [text.partition(" is")[0] for text in told] == ["train_loss, both"]
+    expected = cross_entropy(module.eval())(make_data().tensors).mean()
+    assert trainer.callback_metrics.keys() == {"epsilon", "learning_rate", "train_loss", "both", "valid_loss"}
+    assert float(trainer.callback_metrics["valid_loss"]) == pytest.approx(float(expected))
 
 
 @OF_LIGHTNING
@@ -444,10 +529,15 @@ def test_accelerate_does_not_wrap_what_is_private(which):
     assert wired[1].steps_left == STEPS // 2
 
 
-@together("name", ["training_step", "configure_optimizers"])
-def test_a_module_with_a_step_of_its_own_is_refused(name):
+@together(
+    ("own", "message"),
+    [
+        ({}, r"must have a training_step\(self, batch, batch_idx\) that returns the loss"),
+        ({"configure_optimizers": lambda self: None}, "must not have a configure_optimizers of its own"),
+    ],
+)
+def test_a_module_without_a_loss_or_with_an_optimizer_of_its_own_is_refused(own, message):
     """A resumed run would not know what was spent, or train without privacy."""
     lightning = pytest.importorskip("hyfreedp.integrations.lightning")
-    kind = type("Own", (lightning.PrivateModule,), {name: lambda *_: None, "per_sample_loss": lambda *_: None})
-    with pytest.raises(TypeError, match=f"must not have a {name} of its own"):
-        kind().make_private(None, None)
+    with pytest.raises(TypeError, match=message):
+        type("Own", (lightning.PrivateModule,), own)().make_private(None, None)

@@ -14,10 +14,18 @@ from cases import each, together
 from opacus.data_loader import DPDataLoader
 from scipy import stats
 from torch import nn
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset, WeightedRandomSampler
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    TensorDataset,
+    WeightedRandomSampler,
+    default_collate,
+)
+from torch.utils.data._utils.collate import default_collate_fn_map
 from twins import Made, cross_entropy, make_data, make_private, refused, sgd, train, trainable
 
-from hyfreedp.data.batches import batch_length, take
+from hyfreedp.data.batches import Records, batch_length, groups_of, map_leaves
 from hyfreedp.data.sampling import Drawn, Fetch, PoissonSampler, poisson_loader
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.running.devices import CPU
@@ -137,57 +145,76 @@ def inputs_of(batch):
     return batch[0]
 
 
-def same(first, second):
-    """Equal in structure, types and values."""
-    if isinstance(first, torch.Tensor):
-        return torch.equal(first, second) and first.dtype == second.dtype
-    if type(first) is not type(second) or len(first) != len(second):
-        return False
-    if isinstance(first, dict):
-        return first.keys() == second.keys() and all(same(first[key], second[key]) for key in first)
-    return first == second if isinstance(first, str) else all(map(same, first, second))
+def fetched(data, rows, collate=default_collate, **owners):
+    """The batch of some records, and its records by their places."""
+    step, batch = Fetch(data, collate, CPU, **owners)(Drawn(rows, 5, NoiseGenerator(SEED)))
+    assert step == 5
+    found = {}
+    for group in groups_of(batch):
+        for place, row in enumerate(group.rows.tolist()):
+            found[row] = group.record([tensor[place] for tensor in group.tensors])
+    return batch, found
 
 
 @together("form", FORMS)
-def test_pieces_have_the_structure_of_the_batch(form):
-    """Splitting a batch equals collating its parts, whatever it is made of; the empty piece has the same form."""
-    data = records(form)
-    collate = DataLoader(data).collate_fn
-    whole = collate([data[i] for i in range(7)])
-    assert batch_length(whole) == 7
-    assert same(take(whole, slice(0, 7)), whole)
-    assert same(take(whole, slice(2, 5)), collate([data[i] for i in range(2, 5)]))
-    assert same(take(whole, slice(6, 9)), collate([data[6]]))
-    step, empty = Fetch(data, collate, CPU)(Drawn([], 5, NoiseGenerator(SEED)))
-    assert step == 5
-    assert batch_length(empty) == 0
-    assert same(empty, take(whole, slice(0, 0)))
-    assert inputs_of(empty).shape == (0, 3)
+def test_each_record_is_what_collation_makes_of_it_alone(form):
+    """By torch's default a batch of numbers is a plain one, also an empty one."""
+    data, rows = records(form), [4, 7, 1, 20]
+    batch, found = fetched(data, rows)
+    assert [repr(found[place]) for place in range(4)] == [repr(default_collate([data[row]])) for row in rows]
+    empty, none = fetched(data, [])
+    assert batch_length(batch) == 4 and batch_length(empty) == 0 and none == {}
+    if form == "names":  # each of another form
+        assert isinstance(batch, Records) and isinstance(empty, Records)
+    else:
+        assert repr(batch) == repr(default_collate([data[row] for row in rows]))
+        assert repr(empty) == repr(map_leaves(lambda tensor: tensor[:0], batch))
+
+
+OF_MANY_FORMS = {
+    "lengths": lambda i: torch.ones(1 + i % 3),
+    "keys": lambda i: {"x": torch.ones(2), "y" if i % 2 else "z": 1.0},
+    "missing keys": lambda i: {"x": torch.ones(2), **({"y": 1.0} if i % 2 else {})},
+    "types": lambda i: i if i % 2 else i / 2,
+    "truth": lambda i: i if i % 2 else True,
+    "dtypes": lambda i: torch.ones(2, dtype=torch.float64 if i % 2 else torch.float32),
+    "arrays": lambda i: np.ones(2, dtype=np.float64 if i % 2 else np.int32),
+    "tags": lambda i: {"x": torch.ones(1), "tags": [f"a{i}", f"b{i}"]},  # that torch's default transposes
+}
+
+
+@together("form", OF_MANY_FORMS)
+def test_no_record_gives_its_form_to_another(form):
+    """torch's default collation takes the keys of the first record, and a type in which all have a place."""
+    data = Made(30, OF_MANY_FORMS[form])
+    for rows in ([0, 1], [1, 0], [1], [3, 5, 7, 2, 9]):
+        _, found = fetched(data, rows)
+        assert [repr(found[place]) for place in range(len(rows))] == [
+            repr(default_collate([data[row]])) for row in rows
+        ]
+
+
+def test_a_function_registered_for_default_collation_gets_each_record_alone(monkeypatch):
+    data = Made(30, lambda i: torch.full((2,), float(i)))
+    of_all = lambda tensors, collate_fn_map: torch.stack(tensors) / sum(tensors)[0]  # noqa: E731
+    monkeypatch.setitem(default_collate_fn_map, torch.Tensor, of_all)
+    _, found = fetched(data, [2, 5])
+    assert [record.tolist() for record in found.values()] == [[[1, 1]], [[1, 1]]]
 
 
 @together(*each(form=FORMS, pieces=[None, 2]).args)
 def test_training_works_on_every_structure_with_empty_batches(form, pieces):
-    """The loss function gets batches of the form that the loader gives, and never an empty one."""
+    """The loss gets records of the form that the collate function gives; the batch tells how many they are."""
     torch.manual_seed(0)
     model = nn.Linear(3, 1)
     settings = {"steps": 12, "preset": "paper", "interval": 1, "max_physical_batch_size": pieces}
     _, optimizer, loader = make_private(
         model, sgd(model), loader=DataLoader(records(form), batch_size=2), seed=SEED, **settings
     )
-    optimizer._checks_due = []  # which ask for a few samples once more, as the engine does until it has compared some
-    sizes, asked = [], []
-
-    def loss(batch):
-        asked.append(len(inputs_of(batch)))
-        return F.softplus(model(inputs_of(batch))[:, 0])
-
+    sizes = []
     for batch in loader:
         sizes.append(batch_length(batch))
-        asked.clear()
-        compared = bool(optimizer.gradient_engine.verified)
-        optimizer.step(loss, batch)
-        assert 0 not in asked and max(asked, default=0) <= (pieces or sizes[-1]) + (not compared)
-        assert not compared or sum(asked) == 3 * sizes[-1]
+        optimizer.step(lambda record: F.softplus(model(inputs_of(record))[:, 0]), batch)
         assert all(parameter.isfinite().all() for parameter in trainable(model))
         if not optimizer.steps_left:
             break
@@ -221,7 +248,7 @@ class Stream(IterableDataset):
         (
             DataLoader(make_data(), batch_size=8, sampler=WeightedRandomSampler([1.0] * 40, 40)),
             ValueError,
-            r"step\(per_sample_loss, batch, weights=\.\.\.\)",
+            r"step\(loss, batch, weights=\.\.\.\)",
         ),
     ],
 )

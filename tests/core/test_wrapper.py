@@ -10,6 +10,7 @@ from unittest import mock
 
 import pytest
 import torch
+import torch.nn.functional as F
 from cases import pairs, together
 from torch.optim import lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -40,7 +41,7 @@ def plain_loop(base, schedule, *, expected=8):
     for batch in make_batches(SIZES):
         rates.append([group["lr"] for group in optimizer.param_groups])
         optimizer.zero_grad()
-        (cross_entropy(model)(batch).sum() / expected).backward()
+        (F.cross_entropy(model(batch[0]), batch[1], reduction="sum") / expected).backward()
         optimizer.step()
         scheduler.step()
     return flat(model), rates
@@ -165,7 +166,7 @@ def test_it_is_an_optimizer_by_the_base_optimizers_groups_state_and_defaults():
     assert "ledger" in optimizer.state_dict()  # ours, with all that a resumption needs
     assert "HyFreeDPOptimizer(AdamW, step 1 of 10" in repr(optimizer)
     completed = list(inspect.signature(optimizer.step).parameters)  # what editors show
-    assert completed == ["per_sample_loss", "batch", "weights"]
+    assert completed == ["loss", "batch", "weights"]
 
 
 @together(
@@ -185,9 +186,9 @@ def test_a_step_as_of_another_optimizer_says_what_to_call(call, scheduled):
     if scheduled:
         lr_scheduler.ExponentialLR(optimizer, 1.0)  # wraps the method
     (batch,) = make_batches((8,))
-    with refused(optimizer, r"call optimizer\.step\(per_sample_loss, batch\)", TypeError):
+    with refused(optimizer, r"call optimizer\.step\(loss, batch\), where loss\(record\) returns one number", TypeError):
         call(optimizer.step, cross_entropy(model), batch)
-    optimizer.step(batch=batch, per_sample_loss=cross_entropy(model))
+    optimizer.step(batch=batch, loss=cross_entropy(model))
     assert optimizer.ledger.steps == 1
 
 

@@ -25,10 +25,9 @@ def test_gradients_and_count_together_cost_what_sigma_costs():
 def test_one_record_changes_the_centred_count_by_a_half():
     clipping = AdaptiveClipping(1.0)
     for norms, change in ((torch.tensor([0.2]), 0.5), (torch.tensor([2.0]), -0.5), (torch.tensor([math.nan]), -0.5)):
-        others = [torch.tensor([0.1, 3.0, 0.2])]
-        clipping.count(others)
+        clipping.factors(torch.tensor([0.1, 3.0, 0.2]))
         before = clipping._centred_count
-        clipping.count([*others, norms])
+        clipping.factors(norms)
         assert clipping._centred_count - before == change
 
 
@@ -37,8 +36,9 @@ def test_without_noise_the_threshold_moves_by_the_formula_and_physical_batches_a
     whole, pieces = AdaptiveClipping(0.9), AdaptiveClipping(0.9)
     for clipping in (whole, pieces):
         clipping.start(sigma=0.0, expected_batch_size=40.0, generator=NoiseGenerator(0))
-    whole.count([norms])
-    pieces.count(norms.split(7))
+    whole.factors(norms)
+    for some in norms.split(7):
+        pieces.factors(some)
     share = whole.update()
     assert share == pytest.approx((norms <= 0.9).float().mean().item())
     assert whole.threshold == pytest.approx(0.9 * math.exp(-RATE * (share - 0.5)))

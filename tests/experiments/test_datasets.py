@@ -16,12 +16,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from torch.utils.data import DataLoader, TensorDataset
 
-from hyfreedp.data.sampling import poisson_loader
 from hyfreedp.experiments.data import datasets, image_files
 from hyfreedp.experiments.data.datasets import images
-from hyfreedp.experiments.data.in_memory import Records, as_is, held_out_from, shuffled_by_group
+from hyfreedp.experiments.data.held_out import held_out_from, shuffled_by_group
 
 RNG = np.random.default_rng(0)
 CLASSES = "airplane automobile bird cat deer dog frog horse ship truck".split()
@@ -292,17 +290,3 @@ def test_groups_stay_together_on_one_side_of_the_cut(numbers):
     assert (np.diff(ordered) != 0).sum() == len(set(numbers)) - 1
     cut = held_out_from(ordered)
     assert cut >= len(groups) * 4 // 5 and not set(ordered[:cut]) & set(ordered[cut:])
-
-
-def test_batches_are_those_of_the_default_collation_and_may_be_empty():
-    tensors = torch.arange(40.0).reshape(20, 2), torch.arange(20)
-    fast = poisson_loader(DataLoader(Records(*tensors), batch_size=1, collate_fn=as_is), seed=3)
-    slow = poisson_loader(DataLoader(TensorDataset(*tensors), batch_size=1), seed=3)
-    sizes = set()
-    for ours, default in zip(fast, slow, strict=True):
-        fast.batch_sampler.position += 1
-        slow.batch_sampler.position += 1
-        assert len(ours) == len(default) == 2
-        assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(ours, default, strict=True))
-        sizes.add(len(ours[0]))
-    assert {0, 1} <= sizes

@@ -23,7 +23,7 @@ from hyfreedp.experiments.studies import document_runs
 from hyfreedp.experiments.tables import language_generation
 from hyfreedp.experiments.tables.plan import Learner, Scale, filled
 from hyfreedp.experiments.tasks.generation import generate
-from hyfreedp.experiments.tasks.language_tasks import Documents, read_documents
+from hyfreedp.experiments.tasks.language_tasks import WIDTHS, Documents, read_documents, shortened
 from hyfreedp.experiments.tasks.registry import TASKS
 
 DOCUMENTS = [f"Report {number} is about {'tea and cake ' * (number % 3)}on day {number}." for number in range(24)]
@@ -53,9 +53,12 @@ def test_a_records_loss_is_the_mean_over_its_own_targets(small, name, model):
     task = small[name]
     network = task.model(0, model)
     tokens, labels = (tensor[:5] for tensor in task.datasets("test", model)[0].tensors)
-    found = task.losses_of(network)((tokens, labels))
+    together = task.losses_of(network)(shortened(tokens, labels))
     for row in range(5):
-        assert found[row].item() == pytest.approx(mean_loss_by_loop(network, tokens[row], labels[row]).item(), rel=1e-5)
+        expected = pytest.approx(mean_loss_by_loop(network, tokens[row], labels[row]).item(), rel=1e-5)
+        record = task.collate([(tokens[row], labels[row])])
+        assert task.losses_of(network)(record).item() == expected == together[row].item()
+        assert record[0].shape[1] % WIDTHS == 0 or record[0].shape[1] == tokens.shape[1] - 1
 
 
 @pytest.mark.whole
@@ -165,7 +168,7 @@ def test_committed_starts_are_what_their_recipes_say(name):
     recipe = pretrain.RECIPES[name]
     assert {key: described[key] for key in recipe.settings} == recipe.settings
     network = TASKS[recipe.task].model(0, name)
-    encoded = encode_documents(own_tokenizer(), ["We asked 60 visitors about The Red Lion."], 256)
+    encoded = shortened(*encode_documents(own_tokenizer(), ["We asked 60 visitors about The Red Lion."], 256))
     fresh = TASKS[recipe.task].model(0, recipe.model)
     losses = TASKS[recipe.task].losses_of
     assert losses(network)(encoded) < 0.7 * losses(fresh)(encoded) or name == "gpt2_sentences"

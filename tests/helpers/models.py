@@ -1,10 +1,9 @@
-"""Small models of every supported kind, each with a batch and its per-sample losses."""
+"""Small models of every supported kind, each with a batch and the loss of a record."""
 
 import re
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ from hyfreedp.gradients import AutomaticClipping, Clipping, GradientEngine, make
 
 @dataclass
 class Example:
-    """A model, a batch (samples in dimension 0 of every tensor) and ``loss(model, *batch)``, of shape (B,)."""
+    """A model, a batch (records in dimension 0 of every tensor) and ``loss(model, *batch)``: (B,), or one number."""
 
     model: nn.Module
     batch: tuple[Tensor, ...]
@@ -33,7 +32,7 @@ class Example:
         """Every sample's gradient, shape (B, D), from forward and backward passes of one sample at a time."""
         rows = []
         for i in range(len(self.batch[0])):
-            (loss,) = self.losses(slice(i, i + 1))
+            loss = self.losses(slice(i, i + 1)).squeeze()
             gradients = torch.autograd.grad(loss, self.trainable, allow_unused=True, materialize_grads=True)
             rows.append(torch.cat([g.flatten() for g in gradients]))
         return torch.stack(rows)
@@ -45,14 +44,23 @@ class Example:
         norms = gradients.norm(dim=1).where(finite, torch.inf)
         return norms, clipping.factors(norms[finite]).to(gradients.dtype) @ gradients[finite]
 
-    def by_engine(self, engine: GradientEngine, rows: slice = slice(None), **settings: Any) -> tuple[Tensor, Tensor]:
+    def by_engine(self, engine: GradientEngine, rows: slice = slice(None)) -> tuple[Tensor, Tensor]:
         """The same from an engine, by :meth:`GradientEngine.add`."""
         engine.clear()
         batch = tuple(tensor[rows] for tensor in self.batch)
-        _, norms = engine.add(lambda batch: self.loss(self.model, *batch), batch, **settings)
+        _, norms = engine.add(lambda batch: self.loss(self.model, *batch), batch)
         found = norms, torch.cat([total.flatten() for total in engine.clipped_sums(self.trainable)])
         engine.clear()
         return found
+
+    def looped(self) -> "Example":
+        """The same, which can only be computed one record at a time."""
+
+        def loss(model: nn.Module, *batch: Tensor) -> Tensor:
+            _ = batch[0].data  # memory, which no map shows
+            return self.loss(model, *batch)
+
+        return replace(self, loss=loss)
 
 
 def assert_exact(
@@ -67,7 +75,7 @@ def assert_exact(
     """Norms and clipped sum of a loop over samples, of the first batch and of one after it.
 
     Args:
-        slow: a pattern of the reason why the engine computes one sample at a time; None if it must not.
+        slow: a pattern of the reason why samples are computed one at a time; None if all must be mapped.
     """
     clipping = clipping or AutomaticClipping()
     engine = engine or make_engine(example.model, clipping)
@@ -78,7 +86,7 @@ def assert_exact(
         for _ in range(2):
             for one, other in zip(piece.by_engine(engine), expected, strict=True):
                 torch.testing.assert_close(one, other, rtol=rtol, atol=1e-12)
-    said = [str(w.message) for w in caught if "one sample at a time" in str(w.message)]
+    said = [str(w.message) for w in caught if "samples are computed one at a time" in str(w.message)]
     if slow is None:
         assert engine.slow is None and not said, engine.slow
     else:

@@ -1,5 +1,6 @@
 """Tiny models and data on which the library is compared with ``hyfreedp.reference``, its slow and obvious twin."""
 
+import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -149,6 +150,25 @@ def steps(optimizer, sizes: Sequence[int], *, seed: int = 2) -> list:
 def changed(preset: str | Preset, **fields) -> Preset:
     """A preset, by name or as it is, with fields that it need not use, which the engine refuses as arguments."""
     return replace(hyfreedp.PRESETS[preset] if isinstance(preset, str) else preset, **fields)
+
+
+def moved(model: nn.Module, loss: Callable, batch: Sequence[Tensor], row: int = -1, **settings) -> float:
+    """By how many clips one record moves the clipped sum of a step, whose comparison for the user's sake is left out.
+
+    Args:
+        loss: of a model the loss of a record, as :func:`cross_entropy`.
+        settings: ``weights`` of the step; those of :func:`by_hand`.
+    """
+    weights, sums = settings.pop("weights", None), []
+    others = torch.arange(len(batch[0])) != row % len(batch[0])
+    for records in (batch, [tensor[others] for tensor in batch]):
+        own = copy.deepcopy(model)
+        optimizer = by_hand(own, sgd(own), preset="fixed", **settings)
+        optimizer._compared = True
+        before = flat(own)
+        optimizer.step(loss(own), [tensor.clone() for tensor in records], weights=weights)
+        sums.append((before - flat(own)) * optimizer.expected_batch_size)
+    return float((sums[0] - sums[1]).norm()) / optimizer.gradient_engine.sensitivity
 
 
 def train(optimizer, loader, loss=None, *, until: int | None = None, after: Callable = lambda batch: None) -> None:

@@ -9,13 +9,12 @@ import pandas as pd
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 from hyfreedp import PrivacyEngine
 from hyfreedp.auditing import perfect_bound as perfect_bound  # for notebook 10
 from hyfreedp.data.sampling import PoissonSampler
 from hyfreedp.experiments.data.datasets import digits
-from hyfreedp.experiments.data.in_memory import Records, as_is
 from hyfreedp.experiments.models.image_models import make_model
 from hyfreedp.experiments.runs.methods import BASES, METHODS
 from hyfreedp.experiments.runs.train import one_thread
@@ -49,12 +48,12 @@ def train_with_canaries(
     shape: dict[str, Any] = {"features": images.shape[1], "classes": int(labels.max()) + 1, "seed": seed}
     learned: dict[str, Any] = {"initial_learning_rate": learning_rate} if chosen.searches else {}
     with one_thread():
-        data, model = Records(images, labels), make_model("mlp", "full", **shape)
+        data, model = TensorDataset(images, labels), make_model("mlp", "full", **shape)
         scorer = make_model("mlp", "full", **shape).double()  # loss differences of a run that hardly moves are tiny
         _, optimizer, loader = PrivacyEngine(seed=seed).make_private_with_epsilon(
             module=model,
             optimizer=BASES["adamw"](model.parameters(), lr=learning_rate),
-            data_loader=DataLoader(data, batch_size=task.batch_size, collate_fn=as_is),
+            data_loader=DataLoader(data, batch_size=task.batch_size),
             target_epsilon=epsilon,
             target_delta=task.delta,
             steps=steps,
@@ -64,8 +63,8 @@ def train_with_canaries(
         )
         before = _losses(scorer, images, labels)
 
-        def per_sample_loss(batch: tuple[Tensor, Tensor]) -> Tensor:
-            return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+        def loss(batch: tuple[Tensor, Tensor]) -> Tensor:
+            return F.cross_entropy(model(batch[0]), batch[1])
 
         # Absent canaries leave the batch that they are drawn into; the others stay a Poisson sample. Sample rate and
         # expected batch size, which refer to all slots, do not tell who is absent: so two data sets that differ by one
@@ -74,7 +73,7 @@ def train_with_canaries(
         optimizer.sampler = None
         for step in range(steps):
             drawn = [index for index in sampler.batch(step) if present[index]]
-            optimizer.step(per_sample_loss, data.__getitems__(drawn))
+            optimizer.step(loss, (images[drawn], labels[drawn]))
         scorer.load_state_dict(model.state_dict())
         after = _losses(scorer, images, labels)
         test_images, test_labels = arrays.test

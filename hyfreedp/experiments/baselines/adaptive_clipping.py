@@ -7,7 +7,6 @@ one Gaussian mechanism (their Theorem 1), so a run costs what DP-SGD at the same
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,7 +45,7 @@ def update_noise(total: float, quantile_noise: float) -> float:
 class AdaptiveClipping:
     """A :class:`hyfreedp.gradients.Clipping` whose threshold moves.
 
-    Call :meth:`start` once; :meth:`count` when a step's sum is whole, and :meth:`update` after the step.
+    Call :meth:`start` once, and :meth:`update` after each step.
 
     Attributes:
         threshold: R_g.
@@ -92,12 +91,9 @@ class AdaptiveClipping:
         return self.threshold * share
 
     def factors(self, norms: Tensor) -> Tensor:
-        """As :class:`hyfreedp.gradients.AbadiClipping`."""
+        """As :class:`hyfreedp.gradients.AbadiClipping`; counts the norms, which a step gives once each."""
+        self._centred_count += ((norms <= self.threshold).double() - 0.5).sum().item()
         return AbadiClipping(self.threshold).factors(norms)
-
-    def count(self, norms: Iterable[Tensor]) -> None:
-        """Once per step, when the sum is whole: the norms in it, shape (n,) each, that are within R_g."""
-        self._centred_count = sum(((n <= self.threshold).double() - 0.5).sum().item() for n in norms)
 
     def update(self) -> float:
         """After each step: release the share of the batch within R_g, and move R_g towards the quantile.

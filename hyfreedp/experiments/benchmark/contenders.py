@@ -164,12 +164,11 @@ def _ours(work: Workload, setup: Setup, *, preset: Preset = PRESETS["fixed"], **
     )
     optimizer.sampler = None  # the batch is given
 
-    def per_sample_loss(batch: tuple[Tensor, Tensor]) -> Tensor:
+    def loss(batch: tuple[Tensor, Tensor]) -> Tensor:
         inputs, labels = batch
-        losses = F.cross_entropy(*_flat(work.module(inputs), labels), reduction="none")
-        return losses.view(len(inputs), -1).mean(1)
+        return F.cross_entropy(*_flat(work.module(inputs), labels))
 
-    return partial(optimizer.step, per_sample_loss, (work.inputs, work.labels))
+    return partial(optimizer.step, loss, (work.inputs, work.labels))
 
 
 def _ours_with_torchs_noise(work: Workload, setup: Setup) -> Step:

@@ -21,8 +21,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from hyfreedp.experiments.data import image_files
+from hyfreedp.experiments.data.held_out import held_out_from, shuffled_by_group
 from hyfreedp.experiments.data.image_files import Part
-from hyfreedp.experiments.data.in_memory import held_out_from, shuffled_by_group
 from hyfreedp.experiments.store.paths import given, looked_at, workspace
 
 

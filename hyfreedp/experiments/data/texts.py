@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from hyfreedp.experiments.data.grammar import Pair, instances, pairs
-from hyfreedp.experiments.data.in_memory import held_out_from, shuffled_by_group
+from hyfreedp.experiments.data.held_out import held_out_from, shuffled_by_group
 from hyfreedp.experiments.store.paths import given, looked_at
 
 RESTAURANTS_TRAIN, RESTAURANTS_TEST = 6000, 100  # pairs; instances with several references each

@@ -25,7 +25,6 @@ from tqdm import tqdm
 from hyfreedp.experiments.data.datasets import images
 from hyfreedp.experiments.data.glyphs import fonts, glyphs
 from hyfreedp.experiments.data.grammar import documents, pairs
-from hyfreedp.experiments.data.in_memory import Records
 from hyfreedp.experiments.models import public_weights as weights
 from hyfreedp.experiments.models.image_models import head, make_model
 from hyfreedp.experiments.models.language_models import make_language_model, own_tokenizer
@@ -34,7 +33,7 @@ from hyfreedp.experiments.store import unfinished
 from hyfreedp.experiments.store.cache import key_of
 from hyfreedp.experiments.store.paths import workspace
 from hyfreedp.experiments.store.provenance import environment
-from hyfreedp.experiments.tasks.language_tasks import LANGUAGE_TASKS, token_losses
+from hyfreedp.experiments.tasks.language_tasks import LANGUAGE_TASKS, shortened, token_losses
 from hyfreedp.experiments.tasks.scores import evaluate
 from hyfreedp.running.devices import CPU, default_device, named_device
 
@@ -133,12 +132,12 @@ class LanguageRecipe(_Recipe):
 
     def loss(self, model: nn.Module, batch: Tensor, truth: Tensor, step: int) -> Tensor:
         """Mean over target tokens."""
-        losses, targets = token_losses(model, batch, truth)
+        losses, targets = token_losses(model, *shortened(batch, truth))
         return losses.sum() / targets.sum()
 
     def score(self, model: nn.Module, held_out: tuple[Tensor, Tensor]) -> float:
         """The share of target tokens predicted right."""
-        return LANGUAGE_TASKS[self.task].evaluate(model, Records(*held_out), self.model).accuracy
+        return LANGUAGE_TASKS[self.task].evaluate(model, TensorDataset(*held_out), self.model).accuracy
 
 
 def _glyphs() -> Corpus:

@@ -17,7 +17,6 @@ from tqdm import tqdm
 from hyfreedp import HyFreeDPOptimizer, NoiseSplit, PrivacyEngine
 from hyfreedp.experiments import accounting_of_the_paper
 from hyfreedp.experiments.baselines.adaptive_clipping import AdaptiveClipping
-from hyfreedp.experiments.data.in_memory import as_is
 from hyfreedp.experiments.runs.methods import BASES, METHODS
 from hyfreedp.experiments.runs.spec import Spec
 from hyfreedp.experiments.store import unfinished
@@ -48,7 +47,7 @@ def make_run(spec: Spec, *, diagnostics: bool = False) -> tuple[HyFreeDPOptimize
     _, optimizer, loader = PrivacyEngine(seed=spec.seed).make_private_with_epsilon(
         module=model,
         optimizer=BASES[spec.base or method.base]([p for p in model.parameters() if p.requires_grad], **rate),
-        data_loader=DataLoader(train, batch_size=task.batch_size, collate_fn=as_is),
+        data_loader=DataLoader(train, batch_size=task.batch_size, collate_fn=task.collate),
         target_epsilon=spec.epsilon,
         target_delta=task.delta,
         steps=spec.steps or task.steps,
@@ -66,8 +65,6 @@ def make_run(spec: Spec, *, diagnostics: bool = False) -> tuple[HyFreeDPOptimize
             expected_batch_size=optimizer.expected_batch_size,
             generator=NoiseGenerator(spec.seed).child("adaptive clipping"),
         )
-        # Not where gradients are clipped: a batch may be read twice, of which one sum is released.
-        optimizer.base.register_step_pre_hook(lambda *_: clipping.count(optimizer.gradient_engine.norms))
     return optimizer, loader
 
 
@@ -106,7 +103,7 @@ def train(spec: Spec, checkpoint: Path) -> tuple[HyFreeDPOptimizer, list[dict[st
     adaptive = clipping if isinstance(clipping, AdaptiveClipping) else None
     task, model = spec.problem, optimizer.module
     _, held_out = task.datasets(spec.evaluation, spec.model)
-    per_sample_loss = task.losses_of(model)
+    loss = task.losses_of(model)
     every = max(EVALUATE_EVERY, optimizer.split.steps // task.evaluations)
     rows: list[dict[str, Any]] = []
     if (state := unfinished.load(checkpoint)) is not None:
@@ -121,7 +118,7 @@ def train(spec: Spec, checkpoint: Path) -> tuple[HyFreeDPOptimizer, list[dict[st
     while optimizer.steps_left:
         for batch in loader:
             factor = rate_factor(optimizer)
-            record = optimizer.step(per_sample_loss, batch)
+            record = optimizer.step(loss, batch)
             bar.update()
             rows.append(record.to_dict() | {"eta": record.eta * factor})
             if adaptive is not None:

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import nn
+from torch.utils.data import TensorDataset, default_collate
 
 from hyfreedp.experiments.data import datasets
 from hyfreedp.experiments.data.datasets import Arrays
-from hyfreedp.experiments.data.in_memory import Records
 from hyfreedp.experiments.models.image_models import MODELS, Model, Tuning, make_model
 from hyfreedp.experiments.tasks.scores import Evaluation, Scores, evaluate, losses_of
 
@@ -59,6 +59,7 @@ class Task:
     delta: float
     evaluations: int = 20
     takes_source: ClassVar[bool] = False
+    collate = staticmethod(default_collate)
     losses_of = staticmethod(losses_of)
 
     @property
@@ -70,14 +71,14 @@ class Task:
         """The model of that name, the task's own if None."""
         return MODELS[model or self.models[0]]
 
-    def datasets(self, evaluation: Evaluation, model: str | None = None) -> tuple[Records, Records]:
+    def datasets(self, evaluation: Evaluation, model: str | None = None) -> tuple[TensorDataset, TensorDataset]:
         """Training and evaluation data; "validation" evaluates on a fifth of the training part, held out."""
         arrays = self.load()
         if evaluation == "test":
-            return Records(*arrays.train), Records(*arrays.test)
+            return TensorDataset(*arrays.train), TensorDataset(*arrays.test)
         features, labels = arrays.train
         cut = arrays.validation_start
-        return Records(features[:cut], labels[:cut]), Records(features[cut:], labels[cut:])
+        return TensorDataset(features[:cut], labels[:cut]), TensorDataset(features[cut:], labels[cut:])
 
     def model(self, seed: int, name: str | None = None, tuning: Tuning = "full") -> nn.Module:
         """A model, the task's own if None, with fresh weights; see ``models.image_models.make_model``."""
@@ -87,7 +88,7 @@ class Task:
         """Samples in memory at a time."""
         return self.architecture(model).physical_batch_size
 
-    def evaluate(self, model: nn.Module, data: Records, name: str | None = None) -> Scores:
+    def evaluate(self, model: nn.Module, data: TensorDataset, name: str | None = None) -> Scores:
         """See :func:`hyfreedp.experiments.tasks.scores.evaluate`; without gradients more samples fit in memory."""
         pieces = self.physical_batches(name)
         return evaluate(model, data, 4096 if pieces is None else 4 * pieces)

@@ -9,7 +9,7 @@ N^-1.1. The other tasks have runs that two CPU cores train in seconds.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
@@ -18,12 +18,12 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 from hyfreedp import token_budget
-from hyfreedp.data.batches import PhysicalBatchSize, split_rows, take
+from hyfreedp.data.batches import PhysicalBatchSize
 from hyfreedp.experiments.data.encoding import IGNORED
 from hyfreedp.experiments.data.grammar import documents
-from hyfreedp.experiments.data.in_memory import Records
 from hyfreedp.experiments.data.texts import (
     E2E_TRAIN,
     RESTAURANTS_TRAIN,
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 Batch = tuple[Tensor, Tensor]
 DOCUMENT_BATCH, DOCUMENT_EPOCHS = 200, 3
+WIDTHS = 16  # records are as wide as a multiple of it, so that few forms are in a batch
 TEST_SHARE = 10  # one in ten documents is for the test
 E2E_BATCH, E2E_EPOCHS = 1024, 10
 REPORTS, TEST_REPORTS, REPORTS_SEED = 6_000, 200, 3
@@ -121,7 +122,7 @@ class LanguageTask:
         """A model, the task's own if None; see ``language_models.make_language_model``."""
         return make_language_model(name or self.models[0], tuning, seed=seed)
 
-    def datasets(self, evaluation: Evaluation, model: str | None = None) -> tuple[Records, Records]:
+    def datasets(self, evaluation: Evaluation, model: str | None = None) -> tuple[TensorDataset, TensorDataset]:
         """Training and evaluation sequences, as tokens and labels of shape (N, L), padded on the right.
 
         ``labels`` are the tokens where they are targets, and ``IGNORED`` elsewhere.
@@ -132,7 +133,7 @@ class LanguageTask:
         return _records(self, evaluation, model or self.models[0])
 
     def losses_of(self, model: nn.Module) -> Callable[[Batch], Tensor]:
-        """Per-sample losses, shape (B,), of a batch of tokens and labels, which goes to the model's device."""
+        """Per-sample losses, shape (B,), of what :func:`shortened` gives, which goes to the model's device."""
 
         def per_sample_loss(batch: Batch) -> Tensor:
             losses, targets = token_losses(model, *batch)
@@ -140,19 +141,25 @@ class LanguageTask:
 
         return per_sample_loss
 
-    def physical_batches(self, model: str | None) -> PhysicalBatchSize:
-        """Pieces of a batch by the model's token budget, padding included."""
-        budget = self.architecture(model).token_budget
-        return None if budget is None else token_budget(lengths, budget)
+    @staticmethod
+    def collate(records: list[Batch]) -> Batch:
+        """One record as a batch."""
+        ((tokens, labels),) = records
+        return shortened(tokens[None], labels[None], WIDTHS)
 
-    def evaluate(self, model: nn.Module, data: Records, name: str | None = None) -> Scores:
+    def physical_batches(self, model: str | None) -> PhysicalBatchSize:
+        """Records at once by the model's token budget, padding included."""
+        budget = self.architecture(model).token_budget
+        return None if budget is None else token_budget(lambda record: record[0].shape[1], budget)
+
+    def evaluate(self, model: nn.Module, data: TensorDataset, name: str | None = None) -> Scores:
         """Over all target tokens: the share predicted right, and the mean cross-entropy in nats."""
         training = model.training
         model.eval()
         right, loss, count = 0.0, 0.0, 0
         with torch.no_grad():
-            for rows in split_rows(data.tensors, self.physical_batches(name)):
-                losses, targets, hits = token_losses(model, *take(data.tensors, rows), hits=True)
+            for batch in pieces(*data.tensors, self.architecture(name).token_budget):
+                losses, targets, hits = token_losses(model, *batch, hits=True)
                 right, loss, count = right + hits.sum().item(), loss + losses.sum().item(), count + int(targets.sum())
         model.train(training)
         return Scores(right / count, loss / count)
@@ -168,11 +175,25 @@ class LanguageTask:
         return generate(model, tokenizer, [meaning for meaning, _ in texts.test])
 
 
-def lengths(batch: Batch) -> Tensor:
-    """Tokens of each sequence up to its last target, shape (B,), int64."""
-    _, labels = batch
-    positions = torch.arange(1, labels.shape[1] + 1, device=labels.device)
-    return ((labels != IGNORED) * positions).amax(dim=1) if labels.numel() else labels.new_zeros(len(labels))
+def pieces(tokens: Tensor, labels: Tensor, budget: int | None) -> Iterator[Batch]:
+    """Sequences of like lengths together, shortened, of ``budget`` tokens at most with padding; all at once if None."""
+    lengths = ((labels != IGNORED) * torch.arange(labels.shape[1])).amax(dim=1)
+    order = lengths.argsort(descending=True)
+    while len(order):
+        size = len(order) if budget is None else max(1, budget // int(lengths[order[0]]))
+        rows, order = order[:size], order[size:]
+        yield shortened(tokens[rows], labels[rows])
+
+
+def shortened(tokens: Tensor, labels: Tensor, multiple: int = 1) -> Batch:
+    """A batch without the columns that its losses need not: behind the last target, and labels before the first.
+
+    Both ends are rounded out to a multiple. The labels are those of the last columns of the model's output.
+    """
+    columns = (labels != IGNORED).any(dim=0).nonzero()
+    first, last = (int(columns[0]) - 1) // multiple * multiple, -(-int(columns[-1]) // multiple) * multiple
+    last = min(last, tokens.shape[1] - 1)
+    return tokens[:, :last], labels[:, first + 1 : last + 1]
 
 
 def token_losses(model: nn.Module, tokens: Tensor, labels: Tensor, *, hits: bool = False) -> tuple[Tensor, ...]:
@@ -180,25 +201,22 @@ def token_losses(model: nn.Module, tokens: Tensor, labels: Tensor, *, hits: bool
 
     Args:
         model: a causal language model of transformers.
-        tokens, labels: shape (B, L); columns behind the last target are left out, and no logits are computed for
-            columns before the first.
+        tokens, labels: of :func:`shortened`.
         hits: whether to say which targets are the most probable token.
 
     Returns:
         Losses, float32, which positions are targets, and the hits if asked for; all of one shape (B, T).
     """
     device = next(model.parameters()).device
-    columns = (labels != IGNORED).any(dim=0).nonzero()
-    first, last = int(columns[0]), int(columns[-1])
-    tokens, labels = tokens[:, :last].to(device), labels[:, first : last + 1].to(device)
-    logits = model(input_ids=tokens, use_cache=False, logits_to_keep=last - first + 1).logits.float()
+    tokens, labels = tokens.to(device), labels.to(device)
+    logits = model(input_ids=tokens, use_cache=False, logits_to_keep=labels.shape[1]).logits.float()
     losses = F.cross_entropy(logits.transpose(1, 2), labels, ignore_index=IGNORED, reduction="none")
     targets = labels != IGNORED
     return (losses, targets, (logits.argmax(dim=2) == labels) & targets) if hits else (losses, targets)
 
 
 @cache
-def _records(task: LanguageTask, evaluation: Evaluation, model: str) -> tuple[Records, Records]:
+def _records(task: LanguageTask, evaluation: Evaluation, model: str) -> tuple[TensorDataset, TensorDataset]:
     from hyfreedp.experiments.data.encoding import encode_documents, encode_pairs
 
     architecture = LANGUAGE_MODELS[model]
@@ -206,9 +224,9 @@ def _records(task: LanguageTask, evaluation: Evaluation, model: str) -> tuple[Re
     texts = task.load()
     cut = len(texts.train) if evaluation == "test" else texts.validation_start
 
-    def encoded(part: list[Any], **how: bool) -> Records:
+    def encoded(part: list[Any], **how: bool) -> TensorDataset:
         encode: Callable[..., Batch] = encode_documents if isinstance(texts, Documents) else encode_pairs
-        return Records(*encode(tokenizer, part, architecture.context_length, **how))
+        return TensorDataset(*encode(tokenizer, part, architecture.context_length, **how))
 
     held_out: list[Any]
     if evaluation == "validation":

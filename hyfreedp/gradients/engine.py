@@ -1,0 +1,318 @@
+"""The gradient engine: per-sample gradients, clipped and summed (Alg. 1, line 4).
+
+The loss is mapped over the samples of a batch, so that none sees another (see :mod:`hyfreedp.gradients.mapped`):
+pieces of one form, as large as memory allows, and smaller ones where samples differ in a decision of Python. What
+functorch cannot map is computed one sample at a time, by plain autograd.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from hyfreedp.data.batches import Group, Loss, PhysicalBatchSize, batch_length, groups_of, pieces
+from hyfreedp.gradients import rules  # noqa: F401, which are found where functions of torch are met
+from hyfreedp.gradients.clipping import Clipping, bounded_factors
+from hyfreedp.gradients.mapped import NO_GRADIENT, Apart, Gradients, Pass, Path, TooLarge, explained
+from hyfreedp.gradients.per_sample import ROOM, Instantiated, norms_of, settle, widened
+from hyfreedp.gradients.validate import check_modes
+from hyfreedp.running.buffers import ModelGuard
+from hyfreedp.running.checks import Refused
+from hyfreedp.running.layers import parameters_of
+
+T = TypeVar("T")
+
+
+class Piece(NamedTuple):
+    """Samples that are mapped together, and the answers to Python's first decisions that they have in common."""
+
+    group: Group
+    path: Path = ()
+
+
+@dataclass
+class Plan:
+    """How the samples of a batch go through the model.
+
+    Attributes:
+        pieces: together all samples, each once. Finer once a pass has found where they differ.
+        size: how many samples.
+    """
+
+    pieces: list[Piece]
+    size: int
+
+    @classmethod
+    def of(cls, batch: Any, size: PhysicalBatchSize = None) -> Plan:
+        """Of a batch, in pieces of at most ``size`` samples."""
+        return cls([Piece(group) for group in pieces(groups_of(batch), size)], batch_length(batch))
+
+    def in_order(self, parts: Sequence[Tensor], device: torch.device) -> Tensor:
+        """Values of the pieces, shape ``(n,)`` each, in the order of the batch, shape ``(B,)``."""
+        dtype = parts[0].dtype if parts else torch.float64
+        values = torch.zeros(self.size, dtype=dtype, device=device)
+        for piece, part in zip(self.pieces, parts, strict=True):
+            values[piece.group.rows.to(device)] = part.detach().to(values)
+        return values
+
+
+Begin = Callable[[Piece], None]  # sets the random numbers of a piece
+
+
+class GradientEngine:
+    """Turns the losses of samples into sum_i c_i g_i.
+
+    The model is not wrapped or hooked.
+
+    Args:
+        module: the model, in train mode, with its final choice of trainable parameters.
+        clipping: turns a norm into a factor c_i.
+
+    Attributes:
+        sensitivity: the clipping's, as it was at :meth:`clear`: pieces of a batch and its noise have the same.
+        room: bytes that gradients, or copies of parameters, of samples mapped together may take.
+        slow: why samples were last computed one at a time; None if they never were.
+        looped: pieces of the last batch whose samples were.
+        guard: refuses losses that write into the model.
+    """
+
+    def __init__(self, module: nn.Module, clipping: Clipping) -> None:
+        self.module, self.clipping = module, clipping
+        self.sensitivity = clipping.sensitivity
+        self.room = ROOM
+        self.slow: str | None = None
+        self.looped: list[Piece] = []
+        self.guard = ModelGuard(module)
+        self._own_factories = False
+        self._sums: dict[nn.Parameter, Tensor] = {}
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.module.parameters()).device
+
+    def add(
+        self, loss: Loss, batch: Any, weights: Tensor | None = None, *, begin: Begin = lambda piece: None
+    ) -> tuple[Tensor, Tensor]:
+        """Add sum_i w_i c_i g_i to the clipped sums.
+
+        A parameter that the losses do not depend on gets zeros. A sample whose gradient is not finite contributes
+        exactly zero.
+
+        Args:
+            loss: maps one record, as a batch of it alone, to one number.
+            batch: or a plan of it, whose pieces are then those that were computed.
+            weights: w_i in [0, 1], shape (B,); all 1 if None. They scale what is clipped already, so that the
+                sensitivity stays that of the clipping.
+            begin: sets the random numbers of each piece; called again where it is computed anew.
+
+        Returns:
+            The losses and the norms ||g_i|| over all trainable parameters together, both of shape (B,), the latter
+            inf where not finite. They are *not* private.
+
+        Raises:
+            ValueError: what a loss gives or does is refused; or a layer has come to mix samples.
+
+        Warns:
+            UserWarning: once, if samples are computed one at a time.
+        """
+        check_modes(self.module)
+        plan = batch if isinstance(batch, Plan) else Plan.of(batch)
+
+        def clipped(piece: Piece) -> tuple[Tensor, Tensor]:
+            losses, gradients = self._mapped(loss, piece)
+            return losses, self._add_clipped(gradients, losses, _of(weights, piece.group.rows))
+
+        def one(piece: Piece) -> tuple[Tensor, Tensor]:
+            losses, norms = [], []
+            for row, value, gradients in self._gradients_one_by_one(loss, piece):
+                losses.append(value)
+                norms.append(self._add_clipped(gradients, value, _of(weights, row)))
+            return torch.cat(losses), torch.cat(norms)
+
+        found = list(self._each(plan, begin, clipped, one))
+        losses, norms = (plan.in_order([part[i] for part in found], self.device) for i in range(2))
+        return losses, norms
+
+    @torch.no_grad()
+    def losses(self, loss: Loss, batch: Any, *, begin: Begin = lambda piece: None) -> Tensor:
+        """Losses (B,) at the present weights, without gradients; arguments as of :meth:`add`."""
+        plan = batch if isinstance(batch, Plan) else Plan.of(batch)
+
+        def one(piece: Piece) -> Tensor:
+            return torch.cat([value for _, value in self._one_by_one(loss, piece)])
+
+        found = list(self._each(plan, begin, lambda piece: self._losses_together(loss, piece), one))
+        return plan.in_order(found, self.device)
+
+    @torch.no_grad()
+    def forgets(self, loss: Loss, plan: Plan, losses: Tensor, begin: Begin) -> bool:
+        """Whether samples have the losses (B,) of :meth:`add` again, after others: whether nothing of these was kept.
+
+        What Python was told of a sample, by a decision or where samples are computed alone, it could keep for the next.
+        No construction prevents that; this notices it, in one sample that was computed alone, or in one piece.
+        """
+        piece = min(self.looped or plan.pieces, key=lambda piece: len(piece.group))
+        begin(piece)
+        if self.looped:
+            first = Piece(piece.group.take(slice(0, 1)))
+            rows, again = next(iter(list(self._one_by_one(loss, first))))
+        else:
+            rows, again = piece.group.rows, self._losses_together(loss, piece, self._trained())
+        return torch.allclose(again.to(losses), losses[rows.to(losses.device)], rtol=1e-4, equal_nan=True)
+
+    def clipped_sums(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+        """What :meth:`add` has added up for each parameter since :meth:`clear`, float32 or wider; zeros for none."""
+        wide = {p: torch.promote_types(p.dtype, torch.float32) for p in parameters}
+        return [self._sums[p].to(t) if p in self._sums else torch.zeros_like(p, dtype=t) for p, t in wide.items()]
+
+    def clear(self) -> None:
+        """Forget the sums, which are raw, and begin new ones."""
+        self._sums.clear()
+        self.sensitivity = self.clipping.sensitivity
+
+    # -- pieces --------------------------------------------------------------------------------------------------------
+
+    def _each(
+        self, plan: Plan, begin: Begin, together: Callable[[Piece], T], one_by_one: Callable[[Piece], T]
+    ) -> Iterator[T]:
+        """What is found of each piece, in smaller pieces where it must be, which become the plan's."""
+        todo, settled = plan.pieces[::-1], []
+        self.looped = []
+        while todo:
+            piece = todo.pop()
+            begin(piece)
+            try:
+                found = together(piece)
+            except Apart as apart:
+                todo += _split(piece.group, apart)
+                continue
+            except TooLarge as large:
+                rows = torch.arange(len(piece.group)).split(large.size)
+                todo += [Piece(piece.group.take(some), piece.path) for some in reversed(rows)]
+                continue
+            except (Refused, torch.OutOfMemoryError):
+                raise
+            except Exception as error:
+                if not self._own_factories and _writes_into_fresh(error):
+                    self._own_factories = True
+                    todo.append(piece)
+                    continue
+                reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+                begin(piece)
+                with self.guard.unchanged(by_value=True):
+                    found = one_by_one(piece)  # raises the same, if the loss itself is wrong
+                self.looped.append(piece)
+                self._tell(reason)
+            settled.append(piece)
+            yield found
+        plan.pieces = settled
+
+    def _pass(self, trained: Sequence[nn.Parameter], piece: Piece) -> Pass:
+        how: Any = {"path": piece.path, "room": self.room, "own_factories": self._own_factories}
+        return Pass(trained, len(piece.group), **how)
+
+    def _trained(self) -> list[nn.Parameter]:
+        return [p for p in parameters_of(self.module) if p.requires_grad]
+
+    def _mapped(self, loss: Loss, piece: Piece) -> tuple[Tensor, Gradients]:
+        """Losses (n,) and gradients of a piece, by one map."""
+        one_pass = self._pass(self._trained(), piece)
+        with self.guard.unchanged():
+            losses = one_pass.losses(_of_tensors(loss, piece), piece.group.tensors)
+            gradients = one_pass.gradients(losses)
+        return losses.detach(), gradients
+
+    def _losses_together(self, loss: Loss, piece: Piece, trained: Sequence[nn.Parameter] = ()) -> Tensor:
+        """Losses (n,) of a piece, by one map; of the same roundings as their gradients' where parameters are given."""
+        one_pass = self._pass(trained, piece)
+        with self.guard.unchanged():
+            return one_pass.losses(_of_tensors(loss, piece), piece.group.tensors)
+
+    def _one_by_one(self, loss: Loss, piece: Piece) -> Iterator[tuple[Tensor, Tensor]]:
+        """The place of each sample in the batch and its loss, both of shape (1,)."""
+        for i, row in enumerate(piece.group.rows):
+            with self.guard.unchanged():
+                value = one_number(loss(piece.group.record([t[i] for t in piece.group.tensors])))
+                yield row[None], value[None]
+
+    def _gradients_one_by_one(self, loss: Loss, piece: Piece) -> Iterator[tuple[Tensor, Tensor, Gradients]]:
+        """As :meth:`_one_by_one`, and the gradients."""
+        trained = self._trained()
+        for row, value in self._one_by_one(loss, piece):
+            if not value.requires_grad:
+                raise Refused(NO_GRADIENT)
+            with explained():
+                found = torch.autograd.grad(value.sum(), trained, allow_unused=True)
+            each = zip(trained, found, strict=True)
+            yield row, value.detach(), {p: Instantiated(g[None]) for p, g in each if g is not None}
+
+    def _add_clipped(self, gradients: Gradients, losses: Tensor, weights: Tensor | None) -> Tensor:
+        """Add sum_i w_i c_i g_i to the sums: in float64, since over many pieces roundings would add up to clips.
+
+        Takes the gradients out of their dictionary, so that each is freed once it is used; returns the norms.
+        """
+        with torch.autocast(losses.device.type, enabled=False):  # the caller's would round sums, not norms alone
+            settle(gradients)
+            norms = norms_of(gradients.values(), losses)
+            factors, finite = bounded_factors(self.clipping, norms, self.sensitivity), norms.isfinite()
+            factors = factors if weights is None else factors * weights.to(factors)
+            whole = bool(finite.all())
+            for p in list(gradients) if whole or bool(finite.any()) else ():
+                g = gradients.pop(p)  # 0 * NaN is NaN: such samples are left out rather than multiplied by 0
+                added = (
+                    (g if whole else g.select(finite)).weighted_sum(factors if whole else factors[finite]).view_as(p)
+                )
+                self._sums[p] = self._sums[p].double().add_(added) if p in self._sums else widened(added).contiguous()
+        return norms
+
+    def _tell(self, reason: str) -> None:
+        if self.slow is None:
+            warnings.warn(
+                f"samples are computed one at a time, which is exact and slow, since the loss does what cannot be "
+                f"mapped over them: {reason}. See docs/models.md",
+                stacklevel=7,
+            )
+        self.slow = reason
+
+
+def one_number(value: Any) -> Tensor:
+    """The loss, or weight, of one record as a scalar.
+
+    Raises:
+        Refused: it is no tensor, or not one real number.
+    """
+    if not isinstance(value, Tensor):
+        raise Refused(f"loss (or weights) must return a tensor of one number for a record, got {type(value).__name__}")
+    if value.numel() != 1:
+        raise Refused(
+            f"loss must return one number for a record, got shape {tuple(value.shape)}: return its mean, as a "
+            "criterion with its default reduction does"
+        )
+    if value.is_complex():
+        raise Refused("loss must return a real number, got a complex one: return its absolute value")
+    return value.reshape(())
+
+
+def _of_tensors(loss: Loss, piece: Piece) -> Callable[[Sequence[Tensor]], Tensor]:
+    return lambda tensors: one_number(loss(piece.group.record(tensors)))
+
+
+def _of(weights: Tensor | None, rows: Tensor) -> Tensor | None:
+    return None if weights is None else weights[rows.to(weights.device)]
+
+
+def _split(group: Group, apart: Apart) -> list[Piece]:
+    """The samples of a group by their answers, each part with its own at the end of its path."""
+    answers, inverse = torch.unique(apart.answers, dim=0, return_inverse=True)
+    parts = [(inverse == k).nonzero()[:, 0].cpu() for k in range(len(answers))]
+    return [Piece(group.take(rows), (*apart.path, apart.answers[rows[0]])) for rows in reversed(parts)]
+
+
+def _writes_into_fresh(error: Exception) -> bool:
+    """Whether a sample's value was written into a tensor that the loss had made of nothing."""
+    return "more elements than `self`" in str(error) or "inplace randomness on an unbatched" in str(error)

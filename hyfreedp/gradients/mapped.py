@@ -1,0 +1,412 @@
+"""One map of a loss over samples: what it computes of one cannot depend on another, since it sees no other.
+
+The loss runs once, at a level of ``torch.vmap``, where each tensor of the batch is that of one sample. A mode meets
+every operation of torch in it:
+
+* *Layers* that use trained parameters have a rule, see :mod:`hyfreedp.gradients.rules`: it takes the tensor (B, ...)
+  behind the sample's, whose dimension 0 is the samples, and keeps what the parameters' gradients need.
+* *Other uses* of a parameter get a copy for each sample, a leaf (B, *S) whose gradient is the samples'.
+* *Python's decisions* (``if mask.all()``, ``.item()``) are answered where all samples agree. Else :class:`Apart` says
+  by what they differ, and groups of samples that agree are mapped one after the other.
+
+Then one backward pass outside of the map gives all gradients. The parameters themselves are asked for, too: one that
+gets a gradient was used where nothing was met (in a script, say), and the map is not believed.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._ops import OpOverload, OpOverloadPacket
+from torch.autograd.function import once_differentiable
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from hyfreedp.gradients.functorch import Level, backward, innermost, is_wrapped, maps_marked, saved_hook, unwrapped
+from hyfreedp.gradients.per_sample import Instantiated, PerSampleGradients, add_uses
+from hyfreedp.running.checks import Refused
+
+Gradients = dict[nn.Parameter, PerSampleGradients]
+Call = Callable[[Tensor], Tensor]
+Backward = Callable[[Any, Tensor, bool], Tensor | None]
+Path = tuple[Tensor, ...]  # answers to the decisions of Python that a group of samples has in common
+
+_DECISIONS = {
+    getattr(Tensor, name)
+    for name in "__bool__ item __int__ __float__ __index__ __complex__ tolist is_nonzero __contains__".split()
+}
+_FACTORIES = {
+    getattr(torch, name) for name in "zeros ones full empty zeros_like ones_like full_like empty_like".split()
+}
+_FACTORIES |= {getattr(Tensor, name) for name in "new_zeros new_ones new_full new_empty new_tensor".split()}
+_SIZES = {Tensor.shape.__get__, Tensor.dtype.__get__, Tensor.device.__get__, Tensor.ndim.__get__}  # type: ignore[attr-defined]
+_SIZES |= {Tensor.size, Tensor.dim, Tensor.numel, Tensor.is_floating_point, Tensor.__len__, Tensor.stride}
+_SIZES |= {Tensor.layout.__get__, Tensor.is_cuda.__get__, Tensor.is_contiguous}  # type: ignore[attr-defined]
+_REQUIRES_GRAD = {Tensor.requires_grad.__get__, Tensor.requires_grad.__set__, Tensor.requires_grad_}  # type: ignore[attr-defined]
+_STORAGE = {Tensor.data.__get__, Tensor.numpy, Tensor.__array__}  # type: ignore[attr-defined]
+
+
+class Apart(Exception):
+    """Samples differ in a decision of Python: what each says, one row for each sample."""
+
+    def __init__(self, path: Path, answers: Tensor) -> None:
+        self.path, self.answers = path, answers
+
+
+class TooLarge(Exception):
+    """Copies of parameters take more memory than there is: so many samples may be mapped together."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+
+class Unmappable(RuntimeError):
+    """What a loss does that cannot be mapped, so that its samples are computed one at a time."""
+
+
+class Pass(TorchFunctionMode):
+    """One forward pass of samples that are mapped together, and its backward pass.
+
+    Args:
+        trained: parameters whose gradients are taken; none where only losses are wanted.
+        size: how many samples.
+        path: answers to the first decisions, as found before.
+        room: bytes that gradients, and copies of parameters, may take.
+        own_factories: whether tensors that the loss makes of nothing are made for each sample, so that it may write
+            into them.
+
+    Attributes:
+        path: answers to all decisions so far.
+    """
+
+    def __init__(
+        self, trained: Sequence[nn.Parameter], size: int, *, path: Path = (), room: int, own_factories: bool = False
+    ) -> None:
+        super().__init__()
+        self.level, self.path, self.room = Level(size), path, room
+        self.trained = {id(p): p for p in trained}
+        self.left = room  # bytes
+        self.anchor = torch.zeros((), requires_grad=True)  # makes layers of constant input part of the graph
+        self.checkpoints = False  # whether activations are computed again, within the level
+        self._asked = 0  # decisions
+        self._copies: dict[int, Tensor] = {}
+        self._uses: dict[nn.Parameter, list[PerSampleGradients]] | None = None  # while the backward pass is under way
+        self._own_factories = own_factories
+        self._modes = torch._C._len_torch_dispatch_stack()
+        self._resting = False
+        self._mark = object()  # of the tensors of this pass
+
+    # -- forward -------------------------------------------------------------------------------------------------------
+
+    def losses(self, loss: Callable[[Sequence[Tensor]], Tensor], tensors: Sequence[Tensor]) -> Tensor:
+        """The losses (B,) of samples whose tensors are the rows of ``tensors``.
+
+        Raises:
+            Apart, TooLarge: samples have to be mapped in other groups.
+            Refused: the loss uses a tensor of an earlier pass, whose records are others, or a generator of its own.
+            RuntimeError: as :class:`Unmappable`, from functorch too; or what the loss raises.
+        """
+        with _quiet(), _eager(), maps_marked(self._marked), self.level:
+            mapped = [self.of_sample(t.as_subclass(Tensor)) for t in tensors]
+            with self:
+                value = loss(mapped)
+            values = self.samples(value)
+        if values is None:
+            raise Unmappable("the loss belongs to a map within")
+        copied = sum(copy.numel() * max(4, copy.element_size()) for copy in self._copies.values())
+        if copied > self.room and self.level.size > 1:
+            raise TooLarge(max(1, int(self.level.size * self.room / copied)))
+        return values
+
+    def of_sample(self, samples: Tensor) -> Tensor:
+        """A tensor (B, ...) as that of one sample, of this pass."""
+        mapped = self.level.mapped(samples)
+        mapped._made_in = self._mark  # type: ignore[attr-defined]
+        return mapped
+
+    def samples(self, t: Tensor) -> Tensor | None:
+        """The tensor (B, ...) behind that of a sample; what all share is repeated. None of a map within this one."""
+        if self.level.holds(t):
+            return self.level.samples(t)
+        if self.is_trained(t):
+            return self._copy(t)
+        return None if is_wrapped(t) else t.expand(self.level.size, *t.shape)
+
+    def is_trained(self, t: Any) -> bool:
+        return id(t) in self.trained
+
+    def is_common(self, t: Tensor | None) -> bool:
+        """Whether all samples share a tensor, or there is none."""
+        return t is None or not is_wrapped(t)
+
+    def layer(
+        self, call: Call, backward: Backward, x: Tensor, *, keeps_input: bool = True, rows: int | None = None
+    ) -> Tensor:
+        """The output, of a sample, of a layer with a rule.
+
+        Args:
+            call: the layer on plain tensors, whose dimension 0 is the samples.
+            backward: from its input and its output's gradient, gives those of the parameters to :meth:`add`; returns
+                the input's if it is wanted.
+            x: the input.
+            keeps_input: whether ``backward`` needs it; else it is given None.
+            rows: of a sample, which follow each other in dimension 0; None if there is one.
+        """
+        y = _Layer.apply(self, call, backward, keeps_input, x, self.anchor) if torch.is_grad_enabled() else call(x)
+        return self.of_sample(y if rows is None else y.unflatten(0, (-1, rows)))
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
+        kwargs = kwargs or {}
+        if self._resting or func in _SIZES:
+            return func(*args, **kwargs)
+        if (hook := saved_hook()) is not None:
+            if getattr(hook, "__module__", "") != "torch.utils.checkpoint":
+                raise Unmappable("hooks on saved tensors")
+            self.checkpoints = True
+        if torch._C._len_torch_dispatch_stack() > self._modes:
+            raise Unmappable("a TorchDispatchMode of its own")
+        leaves = _tensors(args, kwargs)
+        trained = False
+        for leaf in leaves:
+            trained = trained or id(leaf) in self.trained
+            if is_wrapped(leaf):
+                self._check_mine(leaf)
+        if func in _DECISIONS and is_wrapped(args[0]):
+            return self._answer(func, *args)
+        if (composed := _COMPOSED.get(func)) is not None:
+            with self:  # what it calls is met in turn
+                result = composed(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        if (rule := _RULES.get(func)) is not None and self.level.is_innermost():
+            with self.level.left():
+                result = rule(self, func, *args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        if kwargs.get("generator") is not None:
+            raise Refused(_GENERATOR)
+        if func in _REQUIRES_GRAD and is_wrapped(args[0]):
+            if func == Tensor.requires_grad.__get__:  # type: ignore[attr-defined]
+                return innermost(args[0]).requires_grad  # functorch says no
+            if args[1:] in ((), (True,)):
+                return args[0]  # all that depends on a sample has a gradient
+        _check_mappable(func, args)
+        if trained:
+            if getattr(func, "__name__", "") == "__get__" and not isinstance(result := func(*args), Tensor):
+                return result  # a size or a type
+            args, kwargs = tree_map(
+                lambda leaf: self._repeated(leaf) if self.is_trained(leaf) else leaf, (args, kwargs)
+            )
+        result = func(*args, **kwargs)
+        if self._own_factories and func in _FACTORIES and not is_wrapped(result):
+            with self.level.left():
+                own = result.expand(self.level.size, *result.shape).clone()
+            return self.of_sample(own)
+        return self._marked(result)
+
+    def _answer(self, func: Any, x: Tensor, *others: Any) -> Any:
+        """What all samples say, or, within a path that was found before, what they said there."""
+        if func is Tensor.__contains__:
+            with self:
+                return bool((x == others[0]).any())
+        if not self.level.is_innermost() or not self.level.holds(x):
+            raise Unmappable("a decision within a map")
+        with self.level.left():
+            if self._asked == len(self.path):
+                answers = self.level.samples(x).detach().flatten(1) if x.dim() else self.level.samples(x)[:, None]
+                same = (answers == answers[:1]) | (answers.isnan() & answers[:1].isnan())
+                if not bool(same.all()):
+                    raise Apart(self.path, answers)
+                self.path += (self.level.samples(x)[0].detach().clone(),)
+            answer = self.path[self._asked]
+            self._asked += 1
+            return func(answer.view(x.shape), *others)
+
+    def _repeated(self, p: Tensor) -> Tensor:
+        """A parameter for a use without a rule: a copy for each sample, which takes no memory but in its gradient."""
+        return self.of_sample(self._copy(p))
+
+    def _copy(self, p: Tensor) -> Tensor:
+        if (copy := self._copies.get(id(p))) is None:
+            with self.level.left(), torch.enable_grad():
+                copy = p.detach().expand(self.level.size, *p.shape).requires_grad_()
+            self._copies[id(p)] = copy
+        return copy
+
+    def _marked(self, result: Any) -> Any:
+        for leaf in (result,) if isinstance(result, Tensor) else tree_leaves(result):
+            if is_wrapped(leaf):
+                leaf._made_in = self._mark  # type: ignore[attr-defined, union-attr]
+        return result
+
+    def _check_mine(self, t: Any) -> None:
+        """Refuse a tensor of functorch that was not made in this pass: levels are numbers, and come again in others."""
+        while is_wrapped(t):
+            made_in = getattr(t, "_made_in", None)
+            if made_in is self._mark:
+                return
+            if made_in is not None:
+                raise Refused(_ESCAPED)
+            if self.level.holds(t):
+                raise Unmappable("what no operation of torch shows, as a compiled script")
+            t = unwrapped(t)
+
+    # -- backward ------------------------------------------------------------------------------------------------------
+
+    def gradients(self, losses: Tensor) -> Gradients:
+        """The gradients of losses (B,) of this pass; a parameter that they do not depend on is not in it.
+
+        Raises:
+            Refused: losses depend on no parameter.
+            Unmappable: a parameter was used where nothing was met.
+        """
+        if not losses.requires_grad:
+            raise Refused(NO_GRADIENT)
+        raw = list(self.trained.values())
+        ends = [*self._copies.values(), self.anchor, *raw]
+        self._uses = {}
+        with ExitStack() as stack:
+            stack.enter_context(explained())
+            stack.enter_context(torch.autocast(losses.device.type, enabled=False))  # would round products of gradients
+            if self.checkpoints:
+                stack.enter_context(self.level)
+                stack.enter_context(self)
+            found = backward(losses, ends)
+        if any(g is not None for g in found[len(ends) - len(raw) :]):
+            raise Unmappable("a parameter is used where no operation of torch shows, as in a compiled script")
+        uses, self._uses = self._uses, None
+        for key, g in zip(self._copies, found, strict=False):
+            if g is not None:
+                uses.setdefault(self.trained[key], []).append(Instantiated(g))
+        return {p: add_uses(its) for p, its in uses.items()}
+
+    def add(self, p: nn.Parameter, gradients: PerSampleGradients) -> None:
+        """Take what one use of a layer gives, in the cheaper form for which there is room."""
+        if self._uses is None:
+            raise Unmappable("a gradient within the loss")
+        gradients = gradients.cheaper(self.left)
+        if isinstance(gradients, Instantiated):
+            self.left -= gradients.gradients.numel() * max(4, gradients.gradients.element_size())
+        self._uses.setdefault(p, []).append(gradients)
+
+    @contextmanager
+    def resting(self) -> Iterator[None]:
+        """Nothing is met, and no level is entered, as within a backward pass that recomputes activations."""
+        before, self._resting = self._resting, True
+        try:
+            with self.level.left():
+                yield
+        finally:
+            self._resting = before
+
+
+class _Layer(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, one_pass: Pass, call: Call, backward: Backward, keeps_input: bool, x: Tensor, anchor: Tensor
+    ) -> Tensor:
+        ctx.one_pass, ctx.backward_of = one_pass, backward
+        ctx.save_for_backward(*[x] * keeps_input)
+        return call(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        (x,) = ctx.saved_tensors or (None,)  # computed again, if it is a checkpoint's
+        with ctx.one_pass.resting():
+            return None, None, None, None, ctx.backward_of(x, g, ctx.needs_input_grad[4]), None
+
+
+_RULES: dict[Any, Callable[..., Any]] = {}  # of operations, see hyfreedp.gradients.rules
+_COMPOSED: dict[Any, Callable[..., Any]] = {}
+
+
+def rule(*functions: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register what is called in the place of functions of torch: with the pass, the function and its arguments.
+
+    It is called out of the map, and returns the output of one sample, or NotImplemented where the function may be met
+    as any other.
+    """
+
+    def register(made: Callable[..., Any]) -> Callable[..., Any]:
+        _RULES.update(dict.fromkeys(functions, made))
+        return made
+
+    return register
+
+
+def composed(function: Any, made: Callable[..., Any]) -> None:
+    """Register a function of a function's arguments that computes it by others, within the map; or NotImplemented."""
+    _COMPOSED[function] = made
+
+
+def _tensors(args: Any, kwargs: dict[str, Any]) -> list[Tensor]:
+    """The tensors among the arguments of an operation, also in lists."""
+    found = []
+    for arg in (*args, *kwargs.values()) if kwargs else args:
+        if isinstance(arg, Tensor):
+            found.append(arg)
+        elif isinstance(arg, tuple | list | dict):
+            found += [leaf for leaf in tree_leaves(arg) if isinstance(leaf, Tensor)]
+    return found
+
+
+def _check_mappable(func: Any, args: Any) -> None:
+    """Refuse what would show its own code the tensors of all samples."""
+    name = getattr(func, "__name__", "")
+    if name == "custom_function_call" and not args[0].generate_vmap_rule:
+        raise Unmappable(f"{args[0].__name__}, an autograd.Function without generate_vmap_rule")
+    if isinstance(func, OpOverload | OpOverloadPacket) and not str(func).startswith(("aten", "prims", "prim")):
+        raise Unmappable(f"{func}, an operation of another library")
+    if name == "__set__" or func in _STORAGE:
+        raise Unmappable(f"{func} reaches a tensor's memory")
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Around a backward pass.
+
+    Raises:
+        ValueError: the model uses reentrant checkpointing.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if "checkpoint" not in str(error).lower() or ".grad()" not in str(error):
+            raise
+        raise ValueError(
+            "the model uses reentrant checkpointing, in whose backward pass no per-sample gradients can be taken: pass "
+            "use_reentrant=False to torch.utils.checkpoint, or to transformers' gradient_checkpointing_enable "
+            "gradient_checkpointing_kwargs={'use_reentrant': False}"
+        ) from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings():  # that vmap is slow on some functions
+        warnings.filterwarnings("ignore", message=".*performance drop.*")
+        yield
+
+
+def _eager() -> Any:
+    """What torch.compile compiled runs as it was written."""
+    if "torch._dynamo" not in sys.modules:
+        return nullcontext()
+    return torch.compiler.set_stance("force_eager")
+
+
+_ESCAPED = (
+    "the loss uses a tensor of another pass, which holds other records: let loss and model keep nothing of a batch (a "
+    "cache, a memory, the last output) from one call to the next"
+)
+NO_GRADIENT = "loss must have a gradient: was the forward pass run under no_grad, or on detached values?"
+_GENERATOR = (
+    "the loss draws from a random generator of its own, which remembers how much was drawn for other records: draw "
+    "from the global generators of torch, NumPy or Python, whose numbers come from the run's key"
+)

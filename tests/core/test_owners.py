@@ -1,0 +1,216 @@
+"""Owners as samples: drawn, clipped and counted as one, however many records each has."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from cases import together
+from scipy import stats
+from torch import nn
+from torch.utils.data import ConcatDataset, DataLoader, Subset
+from twins import Made, flat, make_data, make_private, refused, sgd, train
+
+from hyfreedp.data.sampling import poisson_loader
+from hyfreedp.gradients import AbadiClipping
+
+IDS = [i % 10 for i in range(20)] + [9] * 20  # ten owners: nine of two records, one of 22
+
+
+def numbered(size=40):
+    """Records that tell which they are."""
+    return Made(size, lambda row: (torch.full((5,), float(row), dtype=torch.float64), row % 3))
+
+
+def private(owners=IDS, data=None, **settings):
+    settings = {"batch_size": 4, "target_epsilon": 3.0, "accountant": "rdp", "preset": "fixed"} | settings
+    return make_private(data=data or numbered(), owners=owners, **settings)
+
+
+def rows_of(batch):
+    """Of each sample the numbers of its records."""
+    found = {}
+    for group in batch.groups:
+        for i, place in enumerate(group.rows.tolist()):
+            sample = group.record([tensor[i] for tensor in group.tensors])
+            assert isinstance(sample, tuple) and all(x.shape == (1, 5) for x, _ in sample)
+            found[place] = [int(x[0, 0]) for x, _ in sample]
+    return [found[place] for place in range(len(batch))]
+
+
+def drawn(steps, owners=IDS, seed=0, **settings):
+    """The batches of some steps, without training."""
+    loader = poisson_loader(DataLoader(numbered(), batch_size=4), seed=seed, owners=owners, **settings)
+    return [rows_of(loader.collate_fn(loader.batch_sampler.batch(step))[1]) for step in range(steps)]
+
+
+# -- what is drawn -----------------------------------------------------------------------------------------------------
+
+
+@together(
+    "owners",
+    [
+        IDS,
+        tuple(IDS),
+        np.array(IDS),
+        torch.tensor(IDS),
+        [np.int16(i) for i in IDS],
+        [f"person {i}" for i in IDS],
+        np.array([f"person {i}" for i in IDS]),
+        [2**70 - i for i in IDS],
+    ],
+)
+def test_a_sample_is_all_that_an_owner_has(owners):
+    whole = [[row for row in range(40) if IDS[row] == owner] for owner in range(10)]
+    batches = drawn(20, owners)
+    assert all(sample in whole for batch in batches for sample in batch)
+    assert batches == drawn(20) and batches != drawn(20, seed=1)
+
+
+def test_owners_are_drawn_at_the_sample_rate_whatever_they_have():
+    steps, counts = 400, np.zeros(10)
+    for batch in drawn(steps, records_per_owner=1):
+        for (row,) in batch:
+            counts[IDS[row]] += 1
+    z = (counts - 0.4 * steps) / np.sqrt(steps * 0.4 * 0.6)
+    assert 1e-6 < stats.chi2(10).cdf((z**2).sum()) < 1 - 1e-6
+
+
+@pytest.mark.parametrize("most", [1, 3])
+def test_of_an_owner_at_most_so_many_records_are_drawn_anew_each_time(most):
+    samples = [sample for batch in drawn(300, records_per_owner=most) for sample in batch]
+    assert all(len(set(sample)) == len(sample) == min(most, IDS.count(IDS[sample[0]])) for sample in samples)
+    assert all(len({IDS[row] for row in sample}) == 1 for sample in samples)
+    times = np.bincount([row for sample in samples for row in sample if IDS[row] == 9], minlength=40)
+    own = times[[row for row in range(40) if IDS[row] == 9]]
+    assert stats.chisquare(own).pvalue > 1e-6 and own.min() > 0
+
+
+def test_workers_and_a_resumed_run_draw_the_same():
+    def batches(optimizer, loader, steps):
+        seen = []
+        train(optimizer, loader, loss_of(optimizer.module), until=steps, after=lambda b: seen.append(rows_of(b)))
+        return seen
+
+    _, whole, loader = private(records_per_owner=3, seed=1)
+    expected = batches(whole, loader, 6)
+    _, first, loader = private(records_per_owner=3, seed=1)
+    assert batches(first, loader, 2) == expected[:2]
+    workers = DataLoader(numbered(), batch_size=4, num_workers=2)
+    _, second, loader = private(records_per_owner=3, seed=2, loader=workers)
+    second.load_state_dict(first.state_dict())
+    assert batches(second, loader, 6) == expected[2:]
+    assert torch.equal(flat(second.module), flat(whole.module))
+
+
+def test_processes_share_the_owners_out():
+    loader, plain = DataLoader(numbered(), batch_size=4), {"seed": 3, "owners": IDS}
+    shares = [poisson_loader(loader, rank=rank, world_size=2, **plain) for rank in (0, 1)]
+    for step in range(10):
+        of_each = [rows_of(share.collate_fn(share.batch_sampler.batch(step))[1]) for share in shares]
+        assert sorted(of_each[0] + of_each[1]) == sorted(drawn(10, seed=3)[step])
+        assert all(IDS[sample[0]] % 2 == rank for rank in (0, 1) for sample in of_each[rank])
+
+
+# -- what it costs and does --------------------------------------------------------------------------------------------
+
+
+def test_epsilon_is_that_of_as_many_records():
+    """Exactly, however many records an owner has; with no more group privacy than a record has."""
+    _, optimizer, loader = private(epochs=2)
+    _, other, plain = private(None, numbered(10), epochs=2)
+    assert len(loader) == len(plain) == 3 and loader.batch_sampler.num_records == 10
+    assert optimizer.split == other.split and optimizer.split.records_per_person == 1
+    assert optimizer.expected_batch_size == 4
+    with pytest.warns(UserWarning, match=r"not below 1/N, with N = 10 records"):
+        private(target_delta=0.1)
+
+
+def loss_of(model):
+    return lambda record: F.cross_entropy(model(record[0]), record[1])
+
+
+def test_a_step_clips_the_mean_of_an_owners_losses():
+    """Beside autograd; with weights of records, the mean of these."""
+    data, steps, weight = make_data(), 3, lambda record: record[1][0] / 2
+    for weights in (None, weight):
+        model, twin = nn.Linear(5, 3).double(), nn.Linear(5, 3).double()
+        twin.load_state_dict(model.state_dict())
+        settings = {"clipping": AbadiClipping(0.5), "steps": steps, "preset": "fixed", "owners": IDS, "batch_size": 4}
+        _, optimizer, loader = make_private(model, sgd(model, 0.1), data, **settings)
+        for batch in itertools.islice(loader, steps):
+            sums = [torch.zeros_like(parameter) for parameter in twin.parameters()]
+            for group in batch.groups:
+                for i in range(len(group)):
+                    sample = group.record([tensor[i] for tensor in group.tensors])
+                    loss = torch.stack([loss_of(twin)(record) for record in sample]).mean()
+                    gradients = torch.autograd.grad(loss, [*twin.parameters()])
+                    norm = torch.cat([gradient.flatten() for gradient in gradients]).norm()
+                    share = min(1.0, 0.5 / norm)
+                    if weights is not None:
+                        share = share * torch.stack([weight(record) for record in sample]).mean()
+                    for total, gradient in zip(sums, gradients, strict=True):
+                        total += share * gradient
+            optimizer.step(loss_of(model), batch, weights=weights)
+            with torch.no_grad():
+                for parameter, total in zip(twin.parameters(), sums, strict=True):
+                    parameter -= 0.1 * total / 4
+            torch.testing.assert_close(flat(model), flat(twin), rtol=1e-9, atol=1e-12)
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+
+@together(
+    ("owners", "message"),
+    [
+        (IDS[1:], "an id for each of 40 records, got 39"),
+        ("person_id", "an id for each of 40 records, got str"),
+        (7, "an id for each of 40 records, got int"),
+        (torch.tensor(3), "an id for each of 40 records, got Tensor"),
+        ([None, *IDS[1:]], r"owners must be integers, or all of them strings, got NoneType, int: leave records out"),
+        (np.array([np.nan, *IDS[1:]]), "or all of them strings, got float: leave"),
+        (["0", *IDS[1:]], "or all of them strings, got int, str"),
+        (torch.ones(40, dtype=torch.bool), "or all of them strings, got bool"),
+        (torch.ones(40, 2), "or all of them strings, got list"),
+    ],
+)
+def test_what_is_no_id_of_each_record_is_refused(owners, message):
+    with pytest.raises(ValueError, match=message):
+        private(owners)
+
+
+@together(
+    ("settings", "message"),
+    [
+        ({"batch_size": 11}, "at most the number of owners, of which it is to draw so many, 10, got 11: .* 1.1 > 1"),
+        ({"records_per_person": 2}, "records_per_person must be 1 with owners=, .*a person's already, got 2"),
+        ({"owners": None, "records_per_owner": 2}, "records_per_owner=2 needs owners=, an id for each record"),
+        ({"records_per_owner": 0}, "records_per_owner must be an integer of at least 1, got 0"),
+    ],
+)
+def test_what_contradicts_owners_is_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        private(**settings)
+
+
+def test_a_record_of_two_owners_is_refused_and_one_of_an_owner_may_be_there_twice():
+    data = Subset(numbered(), [*range(40), 0])
+    private([*IDS, IDS[0]], data)
+    with pytest.raises(
+        ValueError, match=r"give each record one owner, but one .* has 2: leave its repetitions out, or"
+    ):
+        private([*IDS, IDS[1]], data)
+    twice = ConcatDataset([data.dataset] * 2)
+    private(IDS * 2, twice)
+    with pytest.raises(ValueError, match="several times has 2"):
+        private([*IDS, *(id + 10 for id in IDS)], twice)
+
+
+def test_a_batch_of_others_is_refused():
+    model, optimizer, loader = private()
+    batch = next(iter(loader))
+    with refused(optimizer, "one row for each of the"):
+        optimizer.step(loss_of(model), [tensor[:0] for tensor in make_data().tensors])
+    optimizer.step(loss_of(model), batch)
