@@ -91,7 +91,7 @@ class PresetFields(TypedDict, total=False):
     decay_start: float
 
 
-_WEIGHTS = "weights go to each step: optimizer.step(per_sample_loss, batch, weights=...), PrivateTrainer(weights=...)"
+_WEIGHTS = "weights go to each step: optimizer.step(loss, batch, weights=...), PrivateTrainer(weights=...)"
 
 # Arguments of something else, most of them of Opacus's PrivacyEngine, and what to do instead.
 ELSEWHERE = {
@@ -102,8 +102,10 @@ ELSEWHERE = {
     "secure_mode": "pass PrivacyEngine(secure_noise=True)",
     "noise_multiplier": "the noise follows from target_epsilon, target_delta and the length of the run",
     "max_grad_norm": "gradients are normalised; or pass clipping=AbadiClipping(max_grad_norm), of hyfreedp.gradients",
-    "criterion": "the loss belongs to optimizer.step(per_sample_loss, batch), where it returns shape (B,)",
-    "loss_reduction": "optimizer.step takes losses without reduction, of shape (B,)",
+    "criterion": "the loss belongs to optimizer.step(loss, batch), where it maps one record to one number",
+    "loss_reduction": "the loss of one record is one number, by whatever reduction",
+    "views": "a record may have any number of rows: make its views in collate_fn or in the loss, and return their mean",
+    "isolate": "each record is always computed apart from others; leave it out",
     "batch_first": "samples are the first dimension of every tensor of a batch",
     "poisson_sampling": "batches are always Poisson samples, as the accounting needs; leave it out",
     "noise_generator": "noise has keys of its own; PrivacyEngine(seed=...) makes them reproducible",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,8 +24,6 @@ from hyfreedp.gradients.validate import check_modes
 from hyfreedp.running.buffers import ModelGuard
 from hyfreedp.running.checks import Refused
 from hyfreedp.running.layers import parameters_of
-
-T = TypeVar("T")
 
 
 class Piece(NamedTuple):
@@ -53,12 +51,11 @@ class Plan:
         return cls([Piece(group) for group in pieces(groups_of(batch), size)], batch_length(batch))
 
     def in_order(self, parts: Sequence[Tensor], device: torch.device) -> Tensor:
-        """Values of the pieces, shape ``(n,)`` each, in the order of the batch, shape ``(B,)``."""
-        dtype = parts[0].dtype if parts else torch.float64
-        values = torch.zeros(self.size, dtype=dtype, device=device)
-        for piece, part in zip(self.pieces, parts, strict=True):
-            values[piece.group.rows.to(device)] = part.detach().to(values)
-        return values
+        """Values of the pieces' samples, in their order, as those of the batch, shape ``(B,)``."""
+        if not parts:
+            return torch.zeros(0, dtype=torch.float64, device=device)
+        rows = torch.cat([piece.group.rows for piece in self.pieces])
+        return torch.cat(list(parts))[rows.argsort().to(device)]
 
 
 Begin = Callable[[Piece], None]  # sets the random numbers of a piece
@@ -122,34 +119,19 @@ class GradientEngine:
         """
         check_modes(self.module)
         plan = batch if isinstance(batch, Plan) else Plan.of(batch)
-
-        def clipped(piece: Piece) -> tuple[Tensor, Tensor]:
-            losses, gradients = self._mapped(loss, piece)
-            return losses, self._add_clipped(gradients, losses, _of(weights, piece.group.rows))
-
-        def one(piece: Piece) -> tuple[Tensor, Tensor]:
-            losses, norms = [], []
-            for row, value, gradients in self._gradients_one_by_one(loss, piece):
-                losses.append(value)
-                norms.append(self._add_clipped(gradients, value, _of(weights, row)))
-            return torch.cat(losses), torch.cat(norms)
-
-        found = list(self._each(plan, begin, clipped, one))
-        losses, norms = (plan.in_order([part[i] for part in found], self.device) for i in range(2))
-        return losses, norms
+        losses, norms = [], []
+        for rows, values, gradients in self._each(loss, plan, begin, self._trained()):
+            its = None if weights is None else weights[rows.to(weights.device)]
+            losses.append(values.detach())
+            norms.append(self._add_clipped(gradients, values, its))
+        return plan.in_order(losses, self.device), plan.in_order(norms, self.device)
 
     @torch.no_grad()
     def losses(self, loss: Loss, batch: Any, *, begin: Begin = lambda piece: None) -> Tensor:
         """Losses (B,) at the present weights, without gradients; arguments as of :meth:`add`."""
         plan = batch if isinstance(batch, Plan) else Plan.of(batch)
+        return plan.in_order([values for _, values, _ in self._each(loss, plan, begin)], self.device)
 
-        def one(piece: Piece) -> Tensor:
-            return torch.cat([value for _, value in self._one_by_one(loss, piece)])
-
-        found = list(self._each(plan, begin, lambda piece: self._losses_together(loss, piece), one))
-        return plan.in_order(found, self.device)
-
-    @torch.no_grad()
     def forgets(self, loss: Loss, plan: Plan, losses: Tensor, begin: Begin) -> bool:
         """Whether samples have the losses (B,) of :meth:`add` again, after others: whether nothing of these was kept.
 
@@ -159,11 +141,11 @@ class GradientEngine:
         piece = min(self.looped or plan.pieces, key=lambda piece: len(piece.group))
         begin(piece)
         if self.looped:
-            first = Piece(piece.group.take(slice(0, 1)))
-            rows, again = next(iter(list(self._one_by_one(loss, first))))
-        else:
-            rows, again = piece.group.rows, self._losses_together(loss, piece, self._trained())
-        return torch.allclose(again.to(losses), losses[rows.to(losses.device)], rtol=1e-4, equal_nan=True)
+            piece = Piece(piece.group.take(slice(0, 1)))
+            again, _ = self._alone(loss, piece)
+        else:  # by parameters that are trained, for the same roundings
+            again, _ = self._mapped(loss, piece, self._trained(), backward=False)
+        return torch.allclose(again.to(losses), losses[piece.group.rows.to(losses.device)], rtol=1e-4, equal_nan=True)
 
     def clipped_sums(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
         """What :meth:`add` has added up for each parameter since :meth:`clear`, float32 or wider; zeros for none."""
@@ -178,16 +160,19 @@ class GradientEngine:
     # -- pieces --------------------------------------------------------------------------------------------------------
 
     def _each(
-        self, plan: Plan, begin: Begin, together: Callable[[Piece], T], one_by_one: Callable[[Piece], T]
-    ) -> Iterator[T]:
-        """What is found of each piece, in smaller pieces where it must be, which become the plan's."""
-        todo, settled = plan.pieces[::-1], []
+        self, loss: Loss, plan: Plan, begin: Begin, trained: Sequence[nn.Parameter] = ()
+    ) -> Iterator[tuple[Tensor, Tensor, Gradients]]:
+        """Of each piece the samples' places in the batch, losses (n,) and gradients, of which there may be none.
+
+        Pieces are made smaller where they must be; these become the plan's.
+        """
+        todo, settled = plan.pieces[::-1], list[Piece]()
         self.looped = []
         while todo:
-            piece = todo.pop()
+            piece, found = todo.pop(), None
             begin(piece)
             try:
-                found = together(piece)
+                found = self._mapped(loss, piece, trained)
             except Apart as apart:
                 todo += _split(piece.group, apart)
                 continue
@@ -203,53 +188,43 @@ class GradientEngine:
                     todo.append(piece)
                     continue
                 reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-                begin(piece)
-                with self.guard.unchanged(by_value=True):
-                    found = one_by_one(piece)  # raises the same, if the loss itself is wrong
-                self.looped.append(piece)
-                self._tell(reason)
             settled.append(piece)
-            yield found
+            if found is not None:
+                yield piece.group.rows, *found
+                continue
+            self.looped.append(piece)
+            begin(piece)
+            with self.guard.unchanged(by_value=True):
+                for i in range(len(piece.group)):
+                    one = Piece(piece.group.take(slice(i, i + 1)))
+                    yield one.group.rows, *self._alone(loss, one, trained)  # raises the same, if the loss is wrong
+            self._tell(reason)
         plan.pieces = settled
-
-    def _pass(self, trained: Sequence[nn.Parameter], piece: Piece) -> Pass:
-        how: Any = {"path": piece.path, "room": self.room, "own_factories": self._own_factories}
-        return Pass(trained, len(piece.group), **how)
 
     def _trained(self) -> list[nn.Parameter]:
         return [p for p in parameters_of(self.module) if p.requires_grad]
 
-    def _mapped(self, loss: Loss, piece: Piece) -> tuple[Tensor, Gradients]:
-        """Losses (n,) and gradients of a piece, by one map."""
-        one_pass = self._pass(self._trained(), piece)
+    def _mapped(
+        self, loss: Loss, piece: Piece, trained: Sequence[nn.Parameter], *, backward: bool = True
+    ) -> tuple[Tensor, Gradients]:
+        """Losses (n,) and gradients of a piece by one map."""
+        how: Any = {"path": piece.path, "room": self.room, "own_factories": self._own_factories}
+        one_pass, group = Pass(trained, len(piece.group), **how), piece.group
         with self.guard.unchanged():
-            losses = one_pass.losses(_of_tensors(loss, piece), piece.group.tensors)
-            gradients = one_pass.gradients(losses)
-        return losses.detach(), gradients
+            losses = one_pass.losses(lambda tensors: one_number(loss(group.record(tensors))), group.tensors)
+            return losses, one_pass.gradients(losses) if trained and backward else {}
 
-    def _losses_together(self, loss: Loss, piece: Piece, trained: Sequence[nn.Parameter] = ()) -> Tensor:
-        """Losses (n,) of a piece, by one map; of the same roundings as their gradients' where parameters are given."""
-        one_pass = self._pass(trained, piece)
+    def _alone(self, loss: Loss, piece: Piece, trained: Sequence[nn.Parameter] = ()) -> tuple[Tensor, Gradients]:
+        """The loss (1,) and gradients of a piece of one sample, by plain autograd."""
         with self.guard.unchanged():
-            return one_pass.losses(_of_tensors(loss, piece), piece.group.tensors)
-
-    def _one_by_one(self, loss: Loss, piece: Piece) -> Iterator[tuple[Tensor, Tensor]]:
-        """The place of each sample in the batch and its loss, both of shape (1,)."""
-        for i, row in enumerate(piece.group.rows):
-            with self.guard.unchanged():
-                value = one_number(loss(piece.group.record([t[i] for t in piece.group.tensors])))
-                yield row[None], value[None]
-
-    def _gradients_one_by_one(self, loss: Loss, piece: Piece) -> Iterator[tuple[Tensor, Tensor, Gradients]]:
-        """As :meth:`_one_by_one`, and the gradients."""
-        trained = self._trained()
-        for row, value in self._one_by_one(loss, piece):
+            value = one_number(loss(piece.group.record([t[0] for t in piece.group.tensors])))[None]
+            if not trained:
+                return value.detach(), {}
             if not value.requires_grad:
                 raise Refused(NO_GRADIENT)
             with explained():
-                found = torch.autograd.grad(value.sum(), trained, allow_unused=True)
-            each = zip(trained, found, strict=True)
-            yield row, value.detach(), {p: Instantiated(g[None]) for p, g in each if g is not None}
+                found = torch.autograd.grad(value, trained, torch.ones_like(value), allow_unused=True)
+        return value, {p: Instantiated(g[None]) for p, g in zip(trained, found, strict=True) if g is not None}
 
     def _add_clipped(self, gradients: Gradients, losses: Tensor, weights: Tensor | None) -> Tensor:
         """Add sum_i w_i c_i g_i to the sums: in float64, since over many pieces roundings would add up to clips.
@@ -264,9 +239,8 @@ class GradientEngine:
             whole = bool(finite.all())
             for p in list(gradients) if whole or bool(finite.any()) else ():
                 g = gradients.pop(p)  # 0 * NaN is NaN: such samples are left out rather than multiplied by 0
-                added = (
-                    (g if whole else g.select(finite)).weighted_sum(factors if whole else factors[finite]).view_as(p)
-                )
+                its, kept = (g, factors) if whole else (g.select(finite), factors[finite])
+                added = its.weighted_sum(kept).view_as(p)
                 self._sums[p] = self._sums[p].double().add_(added) if p in self._sums else widened(added).contiguous()
         return norms
 
@@ -296,14 +270,6 @@ def one_number(value: Any) -> Tensor:
     if value.is_complex():
         raise Refused("loss must return a real number, got a complex one: return its absolute value")
     return value.reshape(())
-
-
-def _of_tensors(loss: Loss, piece: Piece) -> Callable[[Sequence[Tensor]], Tensor]:
-    return lambda tensors: one_number(loss(piece.group.record(tensors)))
-
-
-def _of(weights: Tensor | None, rows: Tensor) -> Tensor | None:
-    return None if weights is None else weights[rows.to(weights.device)]
 
 
 def _split(group: Group, apart: Apart) -> list[Piece]:

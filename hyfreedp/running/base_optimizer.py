@@ -176,5 +176,5 @@ def _refuse_raw_steps(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     if not optimizer._private_owner._stepping:  # type: ignore[attr-defined]
         raise RuntimeError(
             f"this {type(optimizer).__name__} was made private, and its own step would train on raw gradients: call "
-            "step(per_sample_loss, batch) of what make_private_with_epsilon returned, without backward()"
+            "step(loss, batch) of what make_private_with_epsilon returned, without backward()"
         )

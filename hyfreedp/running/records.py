@@ -101,7 +101,7 @@ def raw_values(losses: Tensor, norms: Tensor, probed: Tensor | None) -> dict[str
     if values["non_finite_samples"] == values["batch_size"] > 0:
         warnings.warn(
             "no sample of this batch has a finite loss and gradient, so the step is made of noise alone: look for NaN "
-            "in the data and in per_sample_loss. (Not private: told with diagnostics=True only)",
+            "in the data and in the loss. (Not private: told with diagnostics=True only)",
             stacklevel=4,
         )
     if probed is not None:

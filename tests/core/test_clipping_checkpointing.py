@@ -34,7 +34,7 @@ def scale():
 
 
 def own_checkpoints():
-    """Checkpoint their own forward, as transformers' blocks do: recomputed without the hooks of the module itself."""
+    """Checkpoint their own forward, as transformers' blocks do."""
 
     def forward(m, x):
         return checkpoint(lambda x: torch.tanh(m.linear(x) * m.scale), x, use_reentrant=False)
@@ -159,7 +159,6 @@ def test_full_fine_tuning_needs_less_memory_too():
 
 
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad:UserWarning")
-@pytest.mark.filterwarnings("ignore:gradients are computed one sample at a time:UserWarning")
 def test_reentrant_checkpointing_is_refused():
     """Its backward pass has no per-sample gradients; the message says what to do instead."""
     example = gpt2()
@@ -168,8 +167,7 @@ def test_reentrant_checkpointing_is_refused():
         example.by_engine(make_engine(example.model, AutomaticClipping()))
 
 
-@together("wrap", [nn.Sequential, checkpointed])
-def test_an_input_modified_in_place_is_refused(wrap):
+def test_an_input_modified_in_place_is_refused():
     """Autograd itself overlooks it under checkpointing."""
 
     def spoils(m, x):
@@ -178,15 +176,14 @@ def test_an_input_modified_in_place_is_refused(wrap):
         hidden += 1
         return m.last(output)
 
-    inner = Built(spoils, spoiled=nn.Linear(6, 6), last=nn.Linear(6, 6))
-    model = nn.Sequential(nn.Linear(6, 6), wrap(inner)).double()
-    with pytest.raises((ValueError, RuntimeError), match=r"modified (in place|by an inplace operation)"):
+    model = Built(spoils, spoiled=nn.Linear(6, 6), last=nn.Linear(6, 6)).double()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         make_engine(model, AutomaticClipping()).add(lambda x: model(x).sum(1), torch.randn(3, 6).double())
 
 
 def test_other_hooks_on_saved_tensors_work():
-    """Such as moving them off the device: the engine's inputs go the same way."""
+    """Such as moving them off the device, one sample at a time."""
     example, packed = gpt2(), []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(1) or t.clone(), lambda t: t.clone()):
-        assert_exact(example, rtol=1e-8)
+        assert_exact(example, rtol=1e-8, slow="hooks on saved tensors")
     assert packed

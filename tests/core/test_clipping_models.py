@@ -1,4 +1,4 @@
-"""Models of timm, transformers and peft, in small: exact against a loop over samples, and fast."""
+"""Models of timm, transformers and peft, in small: exact against a loop over samples, and mapped."""
 
 import itertools
 
@@ -26,15 +26,12 @@ from transformers.pytorch_utils import Conv1D
 
 from hyfreedp.gradients import AutomaticClipping, make_engine
 
-# torch's vmap over attention
-pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop because we have not yet:UserWarning")
-
 CASES = {f"{case.library}/{case.name}": case for case in cases()}
-FAST = (
+NAMES = (
     "timm/swin_tiny_patch4_window7_224 timm/swinv2_tiny_window8_256 timm/beit_base_patch16_224 timm/convnext_atto "
-    "timm/vit_small_patch16_dinov3 timm/convnextv2_atto timm/cait_xxs24_224 timm/tnt_s_patch16_224"
+    "timm/vit_small_patch16_dinov3 timm/convnextv2_atto timm/cait_xxs24_224 timm/tnt_s_patch16_224 "
+    "transformers/XLNetForSequenceClassification"
 ).split()
-SLOW = "transformers/XLNetForSequenceClassification transformers/LongformerForSequenceClassification".split()
 
 
 def case_of(name: str, trained: str) -> Example:
@@ -49,14 +46,13 @@ def case_of(name: str, trained: str) -> Example:
     return Example(model, batch(4), losses)
 
 
-@together(("trained", "name"), itertools.product(["full", "biases"], FAST))
-def test_models_of_others_that_are_fast(name, trained) -> None:
+@together(("trained", "name"), itertools.product(["full", "biases"], NAMES))
+def test_models_of_others(name, trained) -> None:
     assert_exact(case_of(name, trained), rtol=1e-8)
 
 
-@together("name", SLOW)
-def test_models_of_others_that_are_slow(name) -> None:
-    assert_exact(case_of(name, "full"), rtol=1e-8, slow="no rule|disagree|do not grow|may move")
+def test_a_model_of_others_whose_shapes_depend_on_the_data() -> None:
+    assert_exact(case_of("transformers/LongformerForSequenceClassification", "full"), rtol=1e-8, slow="nonzero")
 
 
 @together(("tuning", "build"), itertools.product(["full", "biases"], [vit, vit_tiny, gpt2, llama, bert, llama_lora]))
@@ -92,37 +88,32 @@ ADAPTERS = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:gradients are computed one sample at a time:UserWarning")
-@together(("name", "samples"), itertools.product(ADAPTERS, [4, 8, 16]))
-def test_adapters(name, samples) -> None:
-    """Which make weights of constants as wide as the layer; there may be as many samples."""
+@together("name", ADAPTERS)
+def test_adapters(name) -> None:
+    """Which make weights of constants as wide as the layer."""
     layers = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
     ADAPTERS[name].target_modules = {"2"}
-    example = classifier(get_peft_model(layers, ADAPTERS[name]).double(), torch.randn(samples, 5).double(), 3)
-    found = example.by_engine(make_engine(example.model, AutomaticClipping()))
-    torch.testing.assert_close(found, example.clipped(), rtol=1e-8, atol=1e-12)
+    assert_exact(classifier(get_peft_model(layers, ADAPTERS[name]).double(), torch.randn(4, 5).double(), 3), rtol=1e-8)
 
 
-def test_half_precision_autocast_of_swin_is_not_taken_for_an_error() -> None:
-    """Autograd's own gradients of its norms are off by up to a half there: its kernel adds up rows in bfloat16."""
+def test_half_precision_autocast_of_swin() -> None:
+    """Its norms of many rows, and its biases of positions."""
     timm = pytest.importorskip("timm")
     sizes = {"img_size": 32, "patch_size": 2, "window_size": 4, "embed_dim": 12, "depths": (2, 2), "num_heads": (2, 2)}
-    for seed in range(8):
-        torch.manual_seed(seed)
-        model = timm.create_model("swin_tiny_patch4_window7_224", num_classes=5, **sizes)
-        example, engine = classifier(model, torch.randn(16, 3, 32, 32), 5), make_engine(model, AutomaticClipping())
-        with torch.autocast("cpu", torch.bfloat16):
-            example.by_engine(engine)
-        assert engine.slow is None
+    model = timm.create_model("swin_tiny_patch4_window7_224", num_classes=5, **sizes)
+    example, engine = classifier(model, torch.randn(8, 3, 32, 32), 5), make_engine(model, AutomaticClipping())
+    norms, total = example.clipped()
+    with torch.autocast("cpu", torch.bfloat16):
+        measured, found = example.by_engine(engine)
+    torch.testing.assert_close(measured, norms, rtol=0.1, atol=0)
+    assert engine.slow is None and (found - total).norm() < 0.05 * total.norm()
 
 
-# torch's own tracer asks each tensor for its gradient
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # of torch's tracer
 @together("build", [tied_language_model, groupnorm_convnet])
-def test_a_compiled_model_gives_the_same_gradients(build) -> None:
-    """With layer rules alone, and with weights that are followed through operations."""
+def test_a_compiled_model_is_mapped_as_it_was_written(build) -> None:
     example = build()
-    expected, loss, compiled = example.clipped(), example.loss, torch.compile(example.model, backend="eager")
-    example.loss = lambda model, *batch: loss(compiled, *batch)
-    torch.testing.assert_close(example.by_engine(make_engine(example.model, AutomaticClipping())), expected)
+    loss, compiled = example.loss, torch.compile(example.model, backend="eager")
+    example.loss = lambda _, *batch: loss(compiled, *batch)
+    assert_exact(example)
     torch.compiler.reset()
