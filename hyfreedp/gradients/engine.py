@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hyfreedp.data.batches import Group, Loss, PhysicalBatchSize, batch_length, groups_of, pieces
+from hyfreedp.data.batches import Group, Loss, PhysicalBatchSize, groups_of, pieces
 from hyfreedp.gradients import rules  # noqa: F401, which are found where functions of torch are met
 from hyfreedp.gradients.clipping import Clipping, bounded_factors
 from hyfreedp.gradients.mapped import NO_GRADIENT, Apart, Gradients, Pass, Path, TooLarge, explained
@@ -39,16 +39,14 @@ class Plan:
 
     Attributes:
         pieces: together all samples, each once. Finer once a pass has found where they differ.
-        size: how many samples.
     """
 
     pieces: list[Piece]
-    size: int
 
     @classmethod
     def of(cls, batch: Any, size: PhysicalBatchSize = None) -> Plan:
         """Of a batch, in pieces of at most ``size`` samples."""
-        return cls([Piece(group) for group in pieces(groups_of(batch), size)], batch_length(batch))
+        return cls([Piece(group) for group in pieces(groups_of(batch), size)])
 
     def in_order(self, parts: Sequence[Tensor], device: torch.device) -> Tensor:
         """Values of the pieces' samples, in their order, as those of the batch, shape ``(B,)``."""

@@ -15,6 +15,7 @@ from hyfreedp.running.checks import Refused, check_function, check_weights
 from hyfreedp.running.random_states import random_states_kept, random_states_of, seed_random_states
 
 Weights = Callable[[Any], Tensor] | None
+_LOOKED_AT = 0.1  # of the batches whose samples were mapped in several groups
 
 
 class Passes:
@@ -66,11 +67,11 @@ class Passes:
         if weights is not None:
             check_function("weights", weights)
             its = _mean_over_records(weights) if owners else weights
-            self.weights = check_weights(self._engine.losses(its, Plan(list(self._first), self.plan.size)).double())
+            self.weights = check_weights(self._engine.losses(its, Plan(list(self._first))).double())
 
     def add_gradients(self) -> tuple[Tensor, Tensor]:
         """Clipped per-sample gradients into the engine's sums; the losses and the gradients' norms, shape ``(B,)``."""
-        self.plan = Plan(list(self._first), self.plan.size)  # what a look found was at other weights
+        self.plan = Plan(list(self._first))  # what a look found was at other weights
         begin = self._begin("piece")
         with random_states_kept(self.device):
             losses, norms = self._engine.add(self.loss, self.plan, self.weights, begin=begin)
@@ -89,7 +90,7 @@ class Passes:
             return self._engine.losses(self.loss, self.plan, begin=begin).double()
 
     def of_few(self, plan: Plan, key: bytes) -> Tensor:
-        """Losses of the samples in ``plan`` alone, in their places; random numbers are those of ``key``."""
+        """Losses of the samples in ``plan``, in the order of the batch; random numbers are those of ``key``."""
         with random_states_of(key, self.device):
             return self._engine.losses(self.loss, plan)
 
@@ -107,8 +108,12 @@ class Passes:
         return begin
 
     def _tells(self) -> bool:
-        """Whether Python has been told something of a sample, which it could keep for the next."""
-        return len(self.plan.pieces) > len(self._first) or bool(self._engine.looped)
+        """Whether Python has been told something of a sample, which it could keep for the next; looked at now and then.
+
+        Always where samples are computed one at a time, beside which it costs nothing.
+        """
+        apart = len(self.plan.pieces) > len(self._first)
+        return bool(self._engine.looped) or (apart and float(self._generator.child("memory").uniform(1)) < _LOOKED_AT)
 
     def _unseeded(self, record: Any) -> Tensor:
         seed = torch.initial_seed()

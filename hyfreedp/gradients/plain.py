@@ -62,7 +62,7 @@ def check_plain_loss(passes: Passes, module: nn.Module, key: bytes) -> bool:
         if (plain := of(everybody)) is None:
             return True
         try:
-            alone = passes.of_few(Plan([Piece(group)], passes.plan.size), key)[group.rows].to(plain)
+            alone = passes.of_few(Plan([Piece(group)]), key).to(plain)
         except Refused:
             raise
         except Exception as error:

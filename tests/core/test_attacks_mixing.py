@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from cases import together
 from opacus.layers import DPMultiheadAttention
 from torch import nn
-from twins import Built, by_hand, cross_entropy, make_batches, moved, refused
+from twins import Built, by_hand, cross_entropy, flat, make_batches, moved, refused, steps
 
 MIXES = "the loss of a batch must be made of its records' losses alone, but"
 
@@ -261,3 +261,15 @@ def test_no_record_ends_a_run_by_its_size(size):
         model = nn.Sequential(nn.Linear(50, 64), nn.ReLU(), nn.Linear(64, 3))
         x = torch.randn(16, 50) * torch.where(torch.arange(16) == 1, size, 1.0)[:, None]
         by_hand(model, target_epsilon=3.0).step(cross_entropy(model), [x, torch.arange(16) % 3])
+
+
+def test_the_comparison_leaves_no_trace():
+    """Weights and random states are those of a run without it."""
+    ends = []
+    for compared in (True, False):
+        torch.manual_seed(3)
+        optimizer = by_hand(network(nn.Dropout(0.5)), target_epsilon=3.0)
+        optimizer._compared = compared
+        steps(optimizer, [8, 8])
+        ends.append(torch.cat([flat(optimizer.module), torch.get_rng_state().double()]))
+    assert torch.equal(*ends)

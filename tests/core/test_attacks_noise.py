@@ -1,7 +1,4 @@
-"""The adversary against noise, reuse and resumption, written out: each of these attacks once gave back raw sums.
-
-Every test is named after the script that broke version 0.1.0 at its commit fdd210c, and fails there.
-"""
+"""The adversary against noise, reuse and resumption, written out: each of these attacks once gave back raw sums."""
 
 import copy
 import math
@@ -40,13 +37,13 @@ def wire(engine, model, data, *, batch_size, epsilon=1.0, **settings):
     return make_private(model, sgd(model), data, **budget, **settings)
 
 
-def test_t1b_victim_the_noise_is_no_stream_of_torchs_generator():
+def test_the_noise_is_no_stream_of_torchs_generator():
     model, optimizer, loader = wire(PrivacyEngine(seed=5), bag(), documents(), batch_size=20)
     before = model.table.weight[0].detach().clone()
     optimizer.step(losses(model), next(iter(loader)))
     noise = optimizer.expected_batch_size * (before - model.table.weight[0].detach())
     seen = (noise / optimizer.split.sigma).double()
-    # What an attacker of fdd210c recovers from the first numbers and searches: the 24-bit uniforms of Box and Muller's
+    # What an attacker recovered from the first numbers and searched: the 24-bit uniforms of Box and Muller's
     # method, u1 = 1 - exp(-r^2/2) and an angle. They were multiples of 2^-24.
     radius = seen[:8].square() + seen[8:16].square()
     grid = (1 - torch.exp(-radius / 2)) * 2**24
@@ -78,7 +75,7 @@ def augmented(draw):
 
 
 @together("kind", DRAWS)
-def test_t8b_a_step_made_again_has_the_same_augmentation_and_so_the_same_noise(kind):
+def test_a_step_made_again_has_the_same_augmentation_and_so_the_same_noise(kind):
     np.random.seed(0)
     random.seed(0)
     data = augmented(DRAWS[kind])
@@ -95,7 +92,7 @@ def test_t8b_a_step_made_again_has_the_same_augmentation_and_so_the_same_noise(k
 
 
 @together("pieces", [None, 10])
-def test_t8c_other_pieces_of_a_batch_have_other_noise(pieces):
+def test_other_pieces_of_a_batch_have_other_noise(pieces):
     data = TensorDataset(torch.randn(300, 8), torch.randint(0, 2, (300,)))
     settings = {"batch_size": 30}
     _, optimizer, loader = wire(PrivacyEngine(seed=123), small_model(nn.Dropout(0.5)), data, **settings)
@@ -127,7 +124,7 @@ OTHER_RUNS = {
 
 
 @together("field", OTHER_RUNS)
-def test_t23_a_state_of_another_run_is_refused_by_the_field_that_differs(field):
+def test_a_state_of_another_run_is_refused_by_the_field_that_differs(field):
     def make(*, records=300, batch_size=30, optimizer=torch.optim.SGD, secure_noise=False, preset="fixed", **settings):
         model = small_model()
         base = {name: settings.pop(name) for name in ("lr", "momentum") if name in settings}
@@ -151,7 +148,7 @@ def test_t23_a_state_of_another_run_is_refused_by_the_field_that_differs(field):
     assert same.ledger.steps == 2
 
 
-def test_t23_a_step_is_released_once_where_that_is_known():
+def test_a_step_is_released_once_where_that_is_known():
     data = TensorDataset(torch.randn(300, 8), torch.randint(0, 2, (300,)))
     model, optimizer, loader = wire(PrivacyEngine(seed=0), small_model(), data, batch_size=30)
     train(optimizer, loader, until=4)
@@ -170,7 +167,7 @@ def test_t23_a_step_is_released_once_where_that_is_known():
     assert all(parameter.grad is None for parameter in model.parameters())  # what was not released
 
 
-def test_t23_no_detour_forgets_what_was_released():
+def test_no_detour_forgets_what_was_released():
     """Over the state of another run, and over a state that fails to load."""
     data = TensorDataset(torch.randn(300, 8), torch.randint(0, 2, (300,)))
     _, optimizer, loader = wire(PrivacyEngine(seed=0), small_model(), data, batch_size=30)
@@ -189,7 +186,7 @@ def test_t23_no_detour_forgets_what_was_released():
     assert optimizer.epsilon_spent() == spent and optimizer.ledger.steps == 0
 
 
-def test_t15_skip_a_batch_is_never_served_again_as_fresh():
+def test_a_batch_is_never_served_again_as_fresh():
     data = TensorDataset(torch.arange(60).float()[:, None], torch.randint(0, 2, (60,)))
     model = nn.Linear(1, 2)
     model, optimizer, loader = wire(PrivacyEngine(seed=0), model, data, batch_size=2, steps=60)
@@ -209,7 +206,7 @@ def test_t15_skip_a_batch_is_never_served_again_as_fresh():
         break
 
 
-def test_t6_tail_the_support_reaches_beyond_eight_sigma(monkeypatch):
+def test_the_support_reaches_beyond_eight_sigma(monkeypatch):
     from hyfreedp.noise import cipher
 
     keystream = cipher.Keystream.take

@@ -100,16 +100,16 @@ def test_half_precision_autocast_of_swin() -> None:
     """Its norms of many rows, and its biases of positions."""
     timm = pytest.importorskip("timm")
     sizes = {"img_size": 32, "patch_size": 2, "window_size": 4, "embed_dim": 12, "depths": (2, 2), "num_heads": (2, 2)}
-    model = timm.create_model("swin_tiny_patch4_window7_224", num_classes=5, **sizes)
+    model = timm.create_model("swin_tiny_patch4_window7_224", num_classes=5, drop_path_rate=0.0, **sizes)
     example, engine = classifier(model, torch.randn(8, 3, 32, 32), 5), make_engine(model, AutomaticClipping())
     norms, total = example.clipped()
     with torch.autocast("cpu", torch.bfloat16):
         measured, found = example.by_engine(engine)
-    torch.testing.assert_close(measured, norms, rtol=0.1, atol=0)
+    torch.testing.assert_close(measured, norms, rtol=0.05, atol=0)
     assert engine.slow is None and (found - total).norm() < 0.05 * total.norm()
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # of torch's tracer
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 @together("build", [tied_language_model, groupnorm_convnet])
 def test_a_compiled_model_is_mapped_as_it_was_written(build) -> None:
     example = build()

@@ -1,14 +1,17 @@
-"""Factors or the gradients themselves: the route that takes less time, within the memory that it may take."""
+"""Factors or the gradients themselves, and samples at once: what takes least time within the memory there is."""
 
 import itertools
 
 import torch
+import torch.nn.functional as F
 from cases import together
 from models import Example, assert_exact
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from hyfreedp.gradients import AutomaticClipping, make_engine
+from hyfreedp.gradients.engine import Plan
+from hyfreedp.gradients.mapped import Pass
 from hyfreedp.gradients.per_sample import EmbeddingRows, Instantiated, OuterProducts, add_uses, keeps_factors
 
 SIZES = list(itertools.product((1, 3, 17, 65), (8, 48, 192), (10, 64, 256)))
@@ -57,8 +60,21 @@ def test_a_pass_instantiates_within_its_room_and_is_exact_with_any() -> None:
     one = 4 * 96 * 96 * 8
     for room, number in ((0, 0), (one - 1, 0), (one, 1), (3 * one - 1, 2), (3 * one, 3)):
         engine = make_engine(model, AutomaticClipping())
-        engine.recorder.room = room
+        engine.room = room
         assert_exact(example, engine)
-        with engine.recorder.following(4):
-            found = engine.recorder.per_sample_gradients(example.losses())
+        one_pass = Pass(example.trainable, 4, room=room)
+        found = one_pass.gradients(one_pass.losses(lambda tensors: model(*tensors).square().mean(), [x]))
         assert sum(isinstance(each, Instantiated) for each in found.values()) == number
+
+
+@together(("samples", "sizes"), [(0, [1] * 7), (1, [1] * 7), (3, [3, 3, 1]), (6.9, [6, 1]), (7, [7])])
+def test_copies_of_a_large_parameter_split_the_batch_within_the_room_and_are_exact_with_any(samples, sizes) -> None:
+    """One that no rule knows, used twice, takes as much for each sample as it has numbers."""
+    model = nn.ParameterList([nn.Parameter(torch.randn(5, 100).double())])
+    x = torch.randn(7, 100).double()
+    example = Example(model, (x,), lambda m, x: F.relu(x * m[0]).sum() + m[0].square().sum())
+    engine, plan = make_engine(model, AutomaticClipping()), Plan.of(example.batch)
+    engine.room = int(samples * 4000)
+    engine.add(lambda batch: example.loss(model, *batch), plan)
+    assert [len(piece.group) for piece in plan.pieces] == sizes
+    assert_exact(example, engine)

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import hyfreedp
 from hyfreedp import Preset, PrivacyEngine, reference
+from hyfreedp.gradients import AutomaticClipping
 from hyfreedp.noise import stream as noise
 
 PRESETS = {name: name for name in ("robust", "paper", "fixed")}
@@ -159,11 +160,12 @@ def moved(model: nn.Module, loss: Callable, batch: Sequence[Tensor], row: int = 
         loss: of a model the loss of a record, as :func:`cross_entropy`.
         settings: ``weights`` of the step; those of :func:`by_hand`.
     """
+    settings = {"preset": "fixed", "clipping": AutomaticClipping()} | settings
     weights, sums = settings.pop("weights", None), []
     others = torch.arange(len(batch[0])) != row % len(batch[0])
     for records in (batch, [tensor[others] for tensor in batch]):
         own = copy.deepcopy(model)
-        optimizer = by_hand(own, sgd(own), preset="fixed", **settings)
+        optimizer = by_hand(own, sgd(own), **settings)
         optimizer._compared = True
         before = flat(own)
         optimizer.step(loss(own), [tensor.clone() for tensor in records], weights=weights)

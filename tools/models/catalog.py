@@ -20,7 +20,7 @@ class Case:
     Attributes:
         library, name: whose it is, and what it is called there.
         build: a model in train mode, of double precision; a function from a number of samples to a batch of so many;
-            and its loss, ``loss(model, *batch)``, of shape (B,).
+            and its loss, ``loss(model, *batch)``, a mean over the batch, as it is written without privacy.
     """
 
     library: str
@@ -106,7 +106,7 @@ def _timm(name: str, size: int, arguments: dict[str, Any]) -> Any:
     def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         output = model(x)
         logits = sum(output) if isinstance(output, tuple) else output
-        return F.cross_entropy(logits, y, reduction="none")
+        return F.cross_entropy(logits, y)
 
     return _prepared(model), lambda samples: _images(samples, size), loss
 
@@ -307,18 +307,15 @@ def _texts(samples: int) -> tuple[Tensor, ...]:
 
 
 def _text_loss(model: nn.Module, ids: Tensor, mask: Tensor, y: Tensor) -> Tensor:
-    return F.cross_entropy(model(input_ids=ids, attention_mask=mask).logits, y, reduction="none")
+    return model(input_ids=ids, attention_mask=mask, labels=y).loss
 
 
 def _causal_loss(model: nn.Module, ids: Tensor, mask: Tensor, y: Tensor) -> Tensor:
-    logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits[:, -ids.shape[1] :]
-    losses = F.cross_entropy(logits[:, :-1].mT, ids[:, 1:], reduction="none")
-    return (losses * mask[:, 1:]).sum(1)
+    return model(input_ids=ids, attention_mask=mask, labels=ids, use_cache=False).loss
 
 
 def _pair_loss(model: nn.Module, ids: Tensor, mask: Tensor, y: Tensor) -> Tensor:
-    logits = model(input_ids=ids, attention_mask=mask, decoder_input_ids=ids[:, :5], use_cache=False).logits
-    return F.cross_entropy(logits[:, -4:].mT, ids[:, 1:5], reduction="none").sum(1)
+    return model(input_ids=ids, attention_mask=mask, labels=ids[:, :5], use_cache=False).loss
 
 
 def _images(samples: int, size: int = 32) -> tuple[Tensor, ...]:
@@ -326,7 +323,7 @@ def _images(samples: int, size: int = 32) -> tuple[Tensor, ...]:
 
 
 def _image_loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    return F.cross_entropy(model(pixel_values=x).logits, y, reduction="none")
+    return model(pixel_values=x, labels=y).loss
 
 
 _TASKS: dict[str, tuple[Callable[[int], tuple[Tensor, ...]], Callable[..., Tensor]]] = {
@@ -334,18 +331,14 @@ _TASKS: dict[str, tuple[Callable[[int], tuple[Tensor, ...]], Callable[..., Tenso
     "text": (_texts, _text_loss),
     "pairs": (_texts, _pair_loss),
     "image": (_images, _image_loss),
-    "features": (_texts, lambda model, ids, mask, y: model(input_ids=ids, attention_mask=mask)[0].square().sum(1)),
+    "features": (_texts, lambda model, ids, mask, y: model(input_ids=ids, attention_mask=mask)[0].square().mean()),
     "speech": (
         lambda samples: (torch.randn(samples, 320, dtype=torch.float64), torch.randint(CLASSES, (samples,))),
-        lambda model, x, y: F.cross_entropy(model(input_values=x).logits, y, reduction="none"),
+        lambda model, x, y: model(input_values=x, labels=y).loss,
     ),
     "speech pairs": (
         lambda samples: (torch.randn(samples, 8, 32, dtype=torch.float64), torch.randint(4, WORDS, (samples, 5))),
-        lambda model, x, ids: F.cross_entropy(
-            model(input_features=x, decoder_input_ids=ids[:, :-1], use_cache=False).logits.mT,
-            ids[:, 1:],
-            reduction="none",
-        ).sum(1),
+        lambda model, x, ids: model(input_features=x, labels=ids, use_cache=False).loss,
     ),
 }
 

@@ -1,4 +1,4 @@
-"""What a private step makes of one model: exact, refused and why, or wrong; on the fast path or not; and its time."""
+"""What a private step makes of one model: exact, refused and why, or wrong; mapped or not; and its time."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from hyfreedp import HyFreeDPOptimizer, PrivacyEngine
 from hyfreedp.gradients import AutomaticClipping
+from hyfreedp.gradients.engine import Plan
 
 _TOLERANCE = 1e-6  # of relative differences, which double precision leaves below 1e-8
 _ROUNDS = 7
@@ -32,8 +33,9 @@ class Finding:
 
     Attributes:
         full, biases: of steps that train all, or biases and head: "exact", "refused: ..." or "wrong: ...".
-        slow: the layer and why, where the model is computed one sample at a time, in "full"; empty on the fast path.
-        ratio: time of a step beside a plain one, full, float32.
+        slow: why the model is computed one sample at a time, in "full"; empty where it is mapped.
+        groups: in which the last batch was mapped, in "full".
+        first, ratio: time of the first step and of a later one beside a plain one, full, float32.
         opacus: what Opacus does, in "full".
         frozen_norms: batch norms, which mix samples.
     """
@@ -43,6 +45,8 @@ class Finding:
     full: str = ""
     biases: str = ""
     slow: str = ""
+    groups: int = 0
+    first: float = 0.0
     ratio: float = 0.0
     opacus: str = ""
     frozen_norms: int = 0
@@ -58,17 +62,17 @@ def measure(case: Case, *, beside: bool = True) -> dict[str, Any]:
     finding.frozen_norms = len(norms)
     batches = [batch(SAMPLES), batch(SAMPLES + 1)]
     truth = [_gradients(model, b, loss) for b in batches]
-    finding.full, finding.slow = _judge(model, batches, truth, loss)
+    finding.full, finding.slow, finding.groups = _judge(model, batches, truth, loss)
     if beside:
         finding.opacus = _opacus(model, batches[0], truth[0], loss)
     if beside and finding.full == "exact":
-        finding.ratio = _ratio(model, batches[0], loss)
+        finding.first, finding.ratio = _ratios(model, batches[0], loss)
     few = copy.deepcopy(model)
     _biases_and_head(few)
     trained = {n for n, p in few.named_parameters() if p.requires_grad}
     named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     columns = torch.cat([torch.full((p.numel(),), n in trained) for n, p in named])
-    finding.biases, _ = _judge(few, batches, [t[:, columns] for t in truth], loss)
+    finding.biases, *_ = _judge(few, batches, [t[:, columns] for t in truth], loss)
     return asdict(finding)
 
 
@@ -85,14 +89,14 @@ def _biases_and_head(model: nn.Module) -> None:
 
 
 def _gradients(model: nn.Module, batch: Sequence[Tensor], loss: Loss) -> Tensor:
-    """Every sample's gradient, shape (B, D), one sample at a time.
+    """Every record's gradient, shape (B, D), by a loop.
 
-    Beside a copy of itself: for single images in double precision torch's backward pass of a batch norm in eval mode is
-    wrong where the gradient's channels come last.
+    A record stands beside a copy of itself, which leaves the mean as it is: for single images in double precision
+    torch's backward pass of a batch norm in eval mode is wrong where the gradient's channels come last.
     """
     rows = []
     for i in range(len(batch[0])):
-        value, _ = loss(model, *(t[[i, i]] for t in batch))
+        value = loss(model, *(t[[i, i]] for t in batch))
         gradients = torch.autograd.grad(value, _trained(model), allow_unused=True, materialize_grads=True)
         rows.append(torch.cat([g.flatten() for g in gradients]))
     return torch.stack(rows)
@@ -112,8 +116,8 @@ def _private(model: nn.Module) -> HyFreeDPOptimizer:
     return optimizer
 
 
-def _judge(model: nn.Module, batches: list[Any], truth: list[Tensor], loss: Loss) -> tuple[str, str]:
-    """Whether steps on the batches are those of the true gradients, and why they are slow, if they are."""
+def _judge(model: nn.Module, batches: list[Any], truth: list[Tensor], loss: Loss) -> tuple[str, str, int]:
+    """Whether steps on the batches are those of the true gradients; why they are slow, if they are; and groups."""
     model = copy.deepcopy(model)
     parameters = _trained(model)
     start = [p.detach().clone() for p in parameters]
@@ -129,11 +133,12 @@ def _judge(model: nn.Module, batches: list[Any], truth: list[Tensor], loss: Loss
                 moved = torch.cat([(s - p.detach()).flatten() for s, p in zip(start, parameters, strict=True)])
                 expected = AutomaticClipping().factors(gradients.norm(dim=1)) @ gradients / SAMPLES
                 worst = max(worst, float((moved - expected).norm() / expected.norm()))
+            optimizer.gradient_engine.losses(lambda b: loss(model, *b), plan := Plan.of(batches[-1]))
     except Exception as error:
         own = isinstance(error, ValueError | TypeError) and "hyfreedp" in _origin(error)
-        return f"{'refused' if own else 'crash'}: {_said(error)}", ""
-    slow = getattr(optimizer.gradient_engine, "slow", None) or ""
-    return "exact" if worst < _TOLERANCE else f"wrong: {worst:.1e}", slow
+        return f"{'refused' if own else 'crash'}: {_said(error)}", "", 0
+    slow = optimizer.gradient_engine.slow or ""
+    return "exact" if worst < _TOLERANCE else f"wrong: {worst:.1e}", slow, 0 if slow else len(plan.pieces)
 
 
 def _opacus(model: nn.Module, batch: Any, truth: Tensor, loss: Loss) -> str:
@@ -143,8 +148,8 @@ def _opacus(model: nn.Module, batch: Any, truth: Tensor, loss: Loss) -> str:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            wrapped = GradSampleModule(model, loss_reduction="sum")
-            loss(wrapped, *batch).sum().backward()
+            wrapped = GradSampleModule(model, loss_reduction="mean")
+            loss(wrapped, *batch).backward()
         rows = []
         for name, p in model.named_parameters():
             sample = getattr(p, "grad_sample", None)
@@ -159,28 +164,29 @@ def _opacus(model: nn.Module, batch: Any, truth: Tensor, loss: Loss) -> str:
     return "exact" if worst < _TOLERANCE else f"wrong: {worst:.1e}"
 
 
-def _ratio(model: nn.Module, batch: Any, loss: Loss) -> float:
-    """The median ratio of a private step's processor time to a plain one's, in turns."""
+def _ratios(model: nn.Module, batch: Any, loss: Loss) -> tuple[float, float]:
+    """Processor time of the first private step and of a later one, medians in turns with plain steps, beside these."""
     plain, private = (copy.deepcopy(model).float() for _ in range(2))
     batch = tuple(t.float() if t.is_floating_point() else t for t in batch)
-    optimizer, ratios = torch.optim.SGD(_trained(plain), lr=1e-4), []
+    optimizer, theirs, ours = torch.optim.SGD(_trained(plain), lr=1e-4), [], []
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            ours = _private(private)
-            ours.param_groups[0]["lr"] = 1e-4
+            step = _private(private)
+            step.param_groups[0]["lr"] = 1e-4
             for _ in range(_ROUNDS + 2):
                 start = time.process_time()
                 optimizer.zero_grad()
-                loss(plain, *batch).mean().backward()
+                loss(plain, *batch).backward()
                 optimizer.step()
                 middle = time.process_time()
-                ours.step(lambda b: loss(private, *b), batch)
-                ratios.append((time.process_time() - middle) / (middle - start))
-                ours._checks_due = []  # of the first step and a few more in a run
+                step.step(lambda b: loss(private, *b), batch)
+                theirs.append(middle - start)
+                ours.append(time.process_time() - middle)
     except Exception:  # in single precision only
-        return 0.0
-    return statistics.median(ratios[2:])
+        return 0.0, 0.0
+    plainly = statistics.median(theirs[2:])
+    return ours[0] / plainly, statistics.median(ours[2:]) / plainly
 
 
 def _origin(error: BaseException) -> str:

@@ -1,0 +1,165 @@
+"""Each private name of functorch does what is said of it, in whatever version of PyTorch this is."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.func import grad
+from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import checkpoint
+
+from hyfreedp.gradients.functorch import (
+    Level,
+    backward,
+    innermost,
+    is_wrapped,
+    maps_marked,
+    saved_hook,
+    unwrapped,
+)
+
+
+@pytest.fixture
+def rows() -> Tensor:
+    return torch.arange(12.0).view(3, 4)
+
+
+def within(level: Level, look: Callable[[Tensor], Any], rows: Tensor) -> list[Any]:
+    """What ``look`` says of a tensor of the level, in it, in a map and in a gradient within, and in both."""
+    said = []
+
+    def noted(x: Tensor) -> Tensor:
+        said.append(look(x))
+        return x.sum()
+
+    with level:
+        x = level.mapped(rows)
+        noted(x)
+        torch.vmap(lambda y: noted(x) * y)(torch.ones(2))
+        grad(lambda y: noted(x) * y)(torch.ones(()))
+        torch.vmap(grad(lambda y: noted(x) * y))(torch.ones(2))
+    return said
+
+
+def test_a_level_shows_samples_and_is_left_and_entered_again(rows) -> None:
+    level = Level(3)
+    with level:
+        x = level.mapped(rows)
+        assert level.number == 1 and x.shape == (4,) and level.holds(x) and level.holds(x.sum() + 1)
+        assert not level.holds(rows) and level.samples(x) is rows
+        y = torch.outer(torch.ones(2), x).movedim(0, 1)
+        assert torch.equal(level.samples(y), rows[..., None].expand(3, 4, 2))
+    assert torch.equal(level.samples(y), rows[..., None].expand(3, 4, 2)) and level.holds(y)
+    with level:
+        assert level.number == 1 and torch.equal(level.samples(x + y.sum()), rows + 2 * rows.sum(1, keepdim=True))
+    with Level(2), pytest.raises(RuntimeError, match="at another level"), level:
+        pass
+    with Level(2) as other:  # which the refused entry has left as it was
+        assert other.number == 1 and other.is_innermost()
+
+
+def test_samples_come_first_wherever_they_lie(rows) -> None:
+    with Level(4) as level:
+        moved = torch._C._functorch._add_batch_dim(rows, 1, level.number)
+        assert moved.shape == (3,) and torch.equal(level.samples(moved), rows.T)
+
+
+def test_random_numbers_are_of_each_sample() -> None:
+    with Level(50) as level:
+        drawn = level.samples(torch.rand(()) + level.mapped(torch.zeros(50)))
+        masks = level.samples(torch.nn.functional.dropout(level.mapped(torch.ones(50, 64))))
+    assert len(drawn.unique()) == 50 and len(masks.unique(dim=0)) == 50
+
+
+def test_maps_and_gradients_within_are_told(rows) -> None:
+    level = Level(3)
+    assert within(level, lambda _: level.is_innermost(), rows) == [True, False, False, False]
+    assert within(level, level.holds, rows) == [True] * 4
+    assert not level.is_innermost()
+    with level:
+        x = level.mapped(rows)
+        assert torch.vmap(lambda y: level.holds(x + y) + y)(torch.zeros(2)).tolist() == [0, 0]  # of the map within
+
+
+def test_a_level_is_left_with_those_within(rows) -> None:
+    level = Level(3)
+
+    def outside(x: Tensor) -> tuple[int, int]:
+        with level.left():
+            assert not level.is_innermost()
+            count = int((level.samples(x) > 4).sum())  # of all samples, as no map allows
+        return count, x.dim()  # and it is back
+
+    assert within(level, outside, rows) == [(7, 1)] * 4
+    with level:
+        with pytest.raises(KeyError), level.left():
+            raise KeyError
+        assert level.is_innermost() and level.holds(level.mapped(rows) + 1)
+
+
+def test_wrapped_tensors_are_unwrapped_level_by_level(rows) -> None:
+    assert not is_wrapped(rows) and not is_wrapped(3) and innermost(rows) is rows
+    with Level(3) as level:
+        x = level.mapped(rows)
+        assert is_wrapped(x) and unwrapped(x) is rows and innermost(x) is rows
+        seen = []
+        torch.vmap(grad(lambda y: seen.append((x * y, y)) or (x * y).sum()))(torch.ones(2))
+        product, y = seen[0]
+        assert is_wrapped(product) and level.holds(unwrapped(unwrapped(product))) and innermost(y).shape == (2,)
+        assert innermost(product).numel() == 24
+
+
+def test_what_maps_return_is_marked(rows) -> None:
+    seen = []
+
+    def mark(result: Any) -> Any:
+        seen.append(result)
+        return result
+
+    with pytest.raises(KeyError), maps_marked(mark):
+        result = torch.vmap(lambda x: (x, 2 * x))(rows)
+        raise KeyError
+    torch.vmap(torch.sin)(rows)
+    assert len(seen) == 1 and seen[0] is result
+
+
+def test_hooks_on_saved_tensors_are_told(rows) -> None:
+    def pack(t: Tensor) -> Tensor:
+        return t
+
+    seen = [saved_hook()]
+    with torch.autograd.graph.saved_tensors_hooks(pack, pack):
+        seen.append(saved_hook())
+    checkpoint(lambda x: seen.append(saved_hook()), rows.requires_grad_(), use_reentrant=False)
+    assert seen[:2] == [None, pack] and seen[2].__module__ == "torch.utils.checkpoint"
+    assert saved_hook() is None
+
+
+class Tripled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return 3 * x
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return torch.mul(g, 3)
+
+
+def test_a_backward_pass_keeps_modes_in_force(rows) -> None:
+    """Which ``torch.autograd.grad`` puts out of force."""
+    met = []
+
+    class Mode(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            met.append(func)
+            return func(*args, **(kwargs or {}))
+
+    x, unused = rows.requires_grad_(), torch.ones((), requires_grad=True)
+    losses = Tripled.apply(x).sum(1)
+    with Mode():
+        torch.autograd.grad(losses.sum(), x, retain_graph=True)
+        assert torch.mul not in met
+        found = backward(losses, [x, unused])
+    assert torch.mul in met and found[1] is None and torch.equal(found[0], torch.full((3, 4), 3.0)) and x.grad is None
