@@ -215,7 +215,7 @@ class GradientEngine:
     def _alone(self, loss: Loss, piece: Piece, trained: Sequence[nn.Parameter] = ()) -> tuple[Tensor, Gradients]:
         """The loss (1,) and gradients of a piece of one sample, by plain autograd."""
         with self.guard.unchanged():
-            value = one_number(loss(piece.group.record([t[0] for t in piece.group.tensors])))[None]
+            value = one_number(loss(piece.group.record([t[0].clone() for t in piece.group.tensors])))[None]
             if not trained:
                 return value.detach(), {}
             if not value.requires_grad:

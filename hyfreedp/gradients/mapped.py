@@ -49,7 +49,7 @@ _SIZES = {Tensor.shape.__get__, Tensor.dtype.__get__, Tensor.device.__get__, Ten
 _SIZES |= {Tensor.size, Tensor.dim, Tensor.numel, Tensor.is_floating_point, Tensor.__len__, Tensor.stride}
 _SIZES |= {Tensor.layout.__get__, Tensor.is_cuda.__get__, Tensor.is_contiguous}  # type: ignore[attr-defined]
 _REQUIRES_GRAD = {Tensor.requires_grad.__get__, Tensor.requires_grad.__set__, Tensor.requires_grad_}  # type: ignore[attr-defined]
-_STORAGE = {Tensor.data.__get__, Tensor.numpy, Tensor.__array__}  # type: ignore[attr-defined]
+_STORAGE = {Tensor.data.__get__, Tensor.numpy, Tensor.__array__, Tensor.__repr__, Tensor.__format__}  # type: ignore[attr-defined]
 
 
 class Apart(Exception):
@@ -113,7 +113,7 @@ class Pass(TorchFunctionMode):
             RuntimeError: as :class:`Unmappable`, from functorch too; or what the loss raises.
         """
         with _quiet(), _eager(), maps_marked(self._marked), self.level:
-            mapped = [self.of_sample(t.as_subclass(Tensor)) for t in tensors]
+            mapped = [self.of_sample(t.as_subclass(Tensor).clone()) for t in tensors]  # which may be written to
             with self:
                 value = loss(mapped)
             values = self.samples(value)

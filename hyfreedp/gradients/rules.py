@@ -177,6 +177,21 @@ def _attention(
     return one_pass.of_sample(func(*tensors, mask, *args[1:], **named).unflatten(0, batch))
 
 
+@rule(F.cross_entropy)
+def _cross_entropy(one_pass: Pass, func: Any, input: Any, target: Any, weight: Any = None, **named: Any) -> Result:
+    """Functorch takes it apart in Python, which is slow, and imports a second's worth of modules at first."""
+    x, y = one_pass.samples(input), one_pass.samples(target)
+    reduction = named.pop("reduction", "mean")
+    if x is None or y is None or x.dim() < 3 or y.is_floating_point() or weight is not None:
+        return NotImplemented
+    losses = func(x.flatten(0, 1), y.flatten(0, 1), reduction="none", **named).unflatten(0, x.shape[:2])
+    if reduction != "none":
+        losses = losses.flatten(1).sum(1)
+    if reduction == "mean":
+        losses = losses / (y != named.get("ignore_index", -100)).flatten(1).sum(1)
+    return one_pass.of_sample(losses)
+
+
 composed(F.multi_head_attention_forward, multi_head_attention)
 for mode in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
     composed(getattr(torch, mode), partial(unrolled, mode))

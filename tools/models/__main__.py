@@ -99,10 +99,8 @@ def page(rows: list[dict[str, Any]]) -> str:
             how = f", {row['groups']} groups" if row["groups"] > 1 else ""
             how = noted(", one at a time", row["slow"]) if row["slow"] else how
             first, step = (f"{row[kind]:.1f}" if row[kind] else "" for kind in ("first", "ratio"))
-            frozen = row["frozen_norms"] or ""
-            lines.append(
-                f"| {row['name']} | {full} | {biases} | {first} | {step}{how} | {row['opacus'].partition(':')[0]} | {frozen} |"
-            )
+            cells = row["name"], full, biases, first, step + how, row["opacus"].partition(":")[0]
+            lines.append(f"| {' | '.join(cells)} | {row['frozen_norms'] or ''} |")
         lines.append("")
     lines.append("## Why models are wrong, or computed one sample at a time\n")
     for reason, number in notes.items():

@@ -311,11 +311,12 @@ def _text_loss(model: nn.Module, ids: Tensor, mask: Tensor, y: Tensor) -> Tensor
 
 
 def _causal_loss(model: nn.Module, ids: Tensor, mask: Tensor, y: Tensor) -> Tensor:
-    return model(input_ids=ids, attention_mask=mask, labels=ids, use_cache=False).loss
+    labels = ids.masked_fill(mask == 0, -100)
+    return model(input_ids=ids, attention_mask=mask, labels=labels, use_cache=False).loss
 
 
 def _pair_loss(model: nn.Module, ids: Tensor, mask: Tensor, y: Tensor) -> Tensor:
-    return model(input_ids=ids, attention_mask=mask, labels=ids[:, :5], use_cache=False).loss
+    return model(input_ids=ids, attention_mask=mask, labels=ids[:, :5].contiguous(), use_cache=False).loss
 
 
 def _images(samples: int, size: int = 32) -> tuple[Tensor, ...]:
