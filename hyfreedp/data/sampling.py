@@ -185,7 +185,7 @@ class Fetch:
             return stack_records(map(self._of_owner, map(self.owners.__getitem__, rows)), owners=True)
         if not _is_torchs(self.collate):
             return stack_records(map(self._alone, rows))
-        records = [self.dataset[row] for row in rows or [0]]
+        records = [map_leaves(_copied, self.dataset[row]) for row in rows or [0]]  # which may come in the same memory
         if not of_one_form(records):
             return stack_records(default_collate([record]) for record in records[: len(rows)])
         batch = default_collate(records)
@@ -199,6 +199,13 @@ class Fetch:
         if most is not None and len(rows) > most:
             rows = [rows[place] for place in torch.randperm(len(rows))[:most].tolist()]
         return tuple(map(self._alone, rows))
+
+
+def _copied(leaf: Any) -> Any:
+    """A copy of a tensor or an array; of other values themselves."""
+    if isinstance(leaf, Tensor):
+        return leaf.clone()
+    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
 
 
 def _is_torchs(collate: Any) -> bool:

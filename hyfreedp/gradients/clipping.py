@@ -5,6 +5,7 @@ Adding or removing one record changes sum_i c_i g_i by at most ``sensitivity`` i
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import dataclass
 from typing import Protocol
@@ -86,14 +87,14 @@ class NoClipping:
 def bounded_factors(clipping: Clipping, norms: Tensor, sensitivity: float) -> Tensor:
     """A rule's factors, kept within +- sensitivity / norm whatever the rule says; 0 where norm or factor is not finite.
 
-    A rule of one's own sees one norm at a time, so that its factor cannot depend on other samples.
+    A rule of one's own sees one norm at a time, and forgets it, so that a factor cannot depend on other samples.
 
     Raises:
         ValueError: the rule gives other than one factor for a norm.
     """
     known = type(clipping) in (AutomaticClipping, AbadiClipping, NoClipping)
     each = [norms] if known else norms.split(1)
-    factors = [clipping.factors(some) for some in each]
+    factors = [(clipping if known else copy.deepcopy(clipping)).factors(some.clone()) for some in each]
     for some, its in zip(each, factors, strict=True):
         if its.shape != some.shape:
             raise ValueError(

@@ -18,7 +18,18 @@ from torch import Tensor, nn
 from hyfreedp.data.batches import Group, Loss, PhysicalBatchSize, groups_of, pieces
 from hyfreedp.gradients import rules  # noqa: F401, which are found where functions of torch are met
 from hyfreedp.gradients.clipping import Clipping, bounded_factors
-from hyfreedp.gradients.mapped import NO_GRADIENT, Apart, Gradients, Pass, Path, TooLarge, explained
+from hyfreedp.gradients.mapped import (
+    NO_GRADIENT,
+    Alone,
+    Apart,
+    Contradicted,
+    Gradients,
+    Pass,
+    Path,
+    TooLarge,
+    bits,
+    explained,
+)
 from hyfreedp.gradients.per_sample import ROOM, Instantiated, norms_of, settle, widened
 from hyfreedp.gradients.validate import check_modes
 from hyfreedp.running.buffers import ModelGuard
@@ -27,10 +38,58 @@ from hyfreedp.running.layers import parameters_of
 
 
 class Piece(NamedTuple):
-    """Samples that are mapped together, and the answers to Python's first decisions that they have in common."""
+    """Samples that are mapped together.
+
+    Attributes:
+        group: the samples.
+        path: answers to Python's first decisions that they have in common.
+        origin: the piece in which they were found to differ from others, and their places in it.
+        wanted: the places of those that count, in a piece that is computed again with the same random numbers.
+        name: of these numbers; None for the piece's own.
+    """
 
     group: Group
     path: Path = ()
+    origin: Any = None  # tuple[Piece, Tensor] | None
+    wanted: Tensor | None = None
+    name: tuple[int, int] | None = None
+
+    @property
+    def rows(self) -> Tensor:
+        """Of the samples that count, the positions in the batch."""
+        return self.group.rows if self.wanted is None else self.group.rows[self.wanted]
+
+    @property
+    def stream(self) -> tuple[int, int]:
+        """The name of its random numbers: its first sample, and how many decisions were made before."""
+        return self.name or (int(self.group.rows[0]), len(self.path))
+
+    def split(self, apart: Apart) -> list[Piece]:
+        """Its samples by their answers, each part with its own at the end of its path."""
+        answers, inverse = bits(apart.answers).unique(dim=0, return_inverse=True)
+        parts = [(inverse == k).nonzero()[:, 0].cpu() for k in range(len(answers))]
+        found = []
+        for places in reversed(parts):
+            path = (*apart.path, apart.answers[places[0]])
+            if self.wanted is None:
+                found.append(Piece(self.group.take(places), path, origin=(self, places)))
+            else:
+                found.append(self._replace(path=path, wanted=self.wanted[places]))
+        return found
+
+    def again(self) -> Piece:
+        """With the random numbers by which its samples answered as they did, beside those from which they parted.
+
+        With others they contradict themselves. So a sample's numbers are those that its answers came from, whoever is
+        in the batch.
+        """
+        if self.origin is None:
+            raise Refused(
+                "a decision of Python depends on random numbers, among samples that are too many for the memory: set "
+                "max_physical_batch_size"
+            )
+        before, places = self.origin
+        return Piece(before.group, self.path, wanted=places, name=before.stream)
 
 
 @dataclass
@@ -52,11 +111,11 @@ class Plan:
         """Values of the pieces' samples, in their order, as those of the batch, shape ``(B,)``."""
         if not parts:
             return torch.zeros(0, dtype=torch.float64, device=device)
-        rows = torch.cat([piece.group.rows for piece in self.pieces])
+        rows = torch.cat([piece.rows for piece in self.pieces])
         return torch.cat(list(parts))[rows.argsort().to(device)]
 
 
-Begin = Callable[[Piece], None]  # sets the random numbers of a piece
+Begin = Callable[[Piece, bool], None]  # sets the random numbers of a piece, or of a sample that is computed alone
 
 
 class GradientEngine:
@@ -72,7 +131,7 @@ class GradientEngine:
         sensitivity: the clipping's, as it was at :meth:`clear`: pieces of a batch and its noise have the same.
         room: bytes that gradients, or copies of parameters, of samples mapped together may take.
         slow: why samples were last computed one at a time; None if they never were.
-        looped: pieces of the last batch whose samples were.
+        looped: samples of the last batch that were.
         guard: refuses losses that write into the model.
     """
 
@@ -91,7 +150,7 @@ class GradientEngine:
         return next(self.module.parameters()).device
 
     def add(
-        self, loss: Loss, batch: Any, weights: Tensor | None = None, *, begin: Begin = lambda piece: None
+        self, loss: Loss, batch: Any, weights: Tensor | None = None, *, begin: Begin = lambda piece, alone: None
     ) -> tuple[Tensor, Tensor]:
         """Add sum_i w_i c_i g_i to the clipped sums.
 
@@ -125,7 +184,7 @@ class GradientEngine:
         return plan.in_order(losses, self.device), plan.in_order(norms, self.device)
 
     @torch.no_grad()
-    def losses(self, loss: Loss, batch: Any, *, begin: Begin = lambda piece: None) -> Tensor:
+    def losses(self, loss: Loss, batch: Any, *, begin: Begin = lambda piece, alone: None) -> Tensor:
         """Losses (B,) at the present weights, without gradients; arguments as of :meth:`add`."""
         plan = batch if isinstance(batch, Plan) else Plan.of(batch)
         return plan.in_order([values for _, values, _ in self._each(loss, plan, begin)], self.device)
@@ -136,14 +195,13 @@ class GradientEngine:
         What Python was told of a sample, by a decision or where samples are computed alone, it could keep for the next.
         No construction prevents that; this notices it, in one sample that was computed alone, or in one piece.
         """
-        piece = min(self.looped or plan.pieces, key=lambda piece: len(piece.group))
-        begin(piece)
+        piece = min(self.looped or plan.pieces, key=lambda piece: len(piece.rows))
+        begin(piece, bool(self.looped))
         if self.looped:
-            piece = Piece(piece.group.take(slice(0, 1)))
             again, _ = self._alone(loss, piece)
         else:  # by parameters that are trained, for the same roundings
             again, _ = self._mapped(loss, piece, self._trained(), backward=False)
-        return torch.allclose(again.to(losses), losses[piece.group.rows.to(losses.device)], rtol=1e-4, equal_nan=True)
+        return torch.allclose(again.to(losses), losses[piece.rows.to(losses.device)], rtol=1e-4, equal_nan=True)
 
     def clipped_sums(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
         """What :meth:`add` has added up for each parameter since :meth:`clear`, float32 or wider; zeros for none."""
@@ -168,11 +226,14 @@ class GradientEngine:
         self.looped = []
         while todo:
             piece, found = todo.pop(), None
-            begin(piece)
+            begin(piece, False)
             try:
                 found = self._mapped(loss, piece, trained)
             except Apart as apart:
-                todo += _split(piece.group, apart)
+                todo += piece.split(apart)
+                continue
+            except Contradicted:
+                todo.append(piece.again())
                 continue
             except TooLarge as large:
                 rows = torch.arange(len(piece.group)).split(large.size)
@@ -188,14 +249,14 @@ class GradientEngine:
                 reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
             settled.append(piece)
             if found is not None:
-                yield piece.group.rows, *found
+                yield piece.rows, *found
                 continue
-            self.looped.append(piece)
-            begin(piece)
             with self.guard.unchanged(by_value=True):
-                for i in range(len(piece.group)):
+                for i in range(len(piece.group)) if piece.wanted is None else piece.wanted.tolist():
                     one = Piece(piece.group.take(slice(i, i + 1)))
-                    yield one.group.rows, *self._alone(loss, one, trained)  # raises the same, if the loss is wrong
+                    begin(one, True)  # the coins of NumPy and Python are the same for all, whatever their place
+                    yield one.rows, *self._alone(loss, one, trained)  # raises the same, if the loss is wrong
+                    self.looped.append(one)
             self._tell(reason)
         plan.pieces = settled
 
@@ -206,16 +267,23 @@ class GradientEngine:
         self, loss: Loss, piece: Piece, trained: Sequence[nn.Parameter], *, backward: bool = True
     ) -> tuple[Tensor, Gradients]:
         """Losses (n,) and gradients of a piece by one map."""
-        how: Any = {"path": piece.path, "room": self.room, "own_factories": self._own_factories}
-        one_pass, group = Pass(trained, len(piece.group), **how), piece.group
+        group, wanted = piece.group, piece.wanted
+        how: Any = {"path": piece.path, "wanted": wanted, "room": self.room, "own_factories": self._own_factories}
+        one_pass = Pass(trained, len(group), **how)
         with self.guard.unchanged():
             losses = one_pass.losses(lambda tensors: one_number(loss(group.record(tensors))), group.tensors)
-            return losses, one_pass.gradients(losses) if trained and backward else {}
+            gradients = one_pass.gradients(losses) if trained and backward else {}
+        if wanted is None:
+            return losses, gradients
+        chosen = torch.zeros(len(group), dtype=torch.bool).index_fill(0, wanted, True).to(losses.device)
+        return losses[chosen], {p: g.select(chosen) for p, g in gradients.items()}
 
     def _alone(self, loss: Loss, piece: Piece, trained: Sequence[nn.Parameter] = ()) -> tuple[Tensor, Gradients]:
         """The loss (1,) and gradients of a piece of one sample, by plain autograd."""
         with self.guard.unchanged():
-            value = one_number(loss(piece.group.record([t[0].clone() for t in piece.group.tensors])))[None]
+            with Alone() as mode:  # copies, since a loss may write into its record
+                tensors = [mode.mark(t[0].clone()) for t in piece.group.tensors]
+                value = one_number(loss(piece.group.record(tensors)))[None]
             if not trained:
                 return value.detach(), {}
             if not value.requires_grad:
@@ -268,13 +336,6 @@ def one_number(value: Any) -> Tensor:
     if value.is_complex():
         raise Refused("loss must return a real number, got a complex one: return its absolute value")
     return value.reshape(())
-
-
-def _split(group: Group, apart: Apart) -> list[Piece]:
-    """The samples of a group by their answers, each part with its own at the end of its path."""
-    answers, inverse = torch.unique(apart.answers, dim=0, return_inverse=True)
-    parts = [(inverse == k).nonzero()[:, 0].cpu() for k in range(len(answers))]
-    return [Piece(group.take(rows), (*apart.path, apart.answers[rows[0]])) for rows in reversed(parts)]
 
 
 def _writes_into_fresh(error: Exception) -> bool:

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
+from torch.utils._device import DeviceContext
 from torch.utils._pytree import tree_leaves, tree_map
 
 from hyfreedp.gradients.functorch import Level, backward, innermost, is_wrapped, maps_marked, saved_hook, unwrapped
@@ -49,14 +50,28 @@ _SIZES = {Tensor.shape.__get__, Tensor.dtype.__get__, Tensor.device.__get__, Ten
 _SIZES |= {Tensor.size, Tensor.dim, Tensor.numel, Tensor.is_floating_point, Tensor.__len__, Tensor.stride}
 _SIZES |= {Tensor.layout.__get__, Tensor.is_cuda.__get__, Tensor.is_contiguous}  # type: ignore[attr-defined]
 _REQUIRES_GRAD = {Tensor.requires_grad.__get__, Tensor.requires_grad.__set__, Tensor.requires_grad_}  # type: ignore[attr-defined]
+_SHOWN = {Tensor.__repr__, Tensor.__format__, Tensor.__reduce_ex__, Tensor._base.__get__}  # type: ignore[union-attr]
+_MISMAPPED = {
+    getattr(of, name)
+    for of in (torch, Tensor, torch.nn.functional)
+    for name in (
+        "resize_ resize_as_ as_strided_ set_ select_scatter linear_cross_entropy quantize_per_tensor "
+        "quantize_per_tensor_dynamic quantize_per_channel"
+    ).split()
+    if hasattr(of, name)
+}
 _STORAGE = {Tensor.data.__get__, Tensor.numpy, Tensor.__array__, Tensor.__repr__, Tensor.__format__}  # type: ignore[attr-defined]
 
 
 class Apart(Exception):
-    """Samples differ in a decision of Python: what each says, one row for each sample."""
+    """Samples differ in a decision of Python, after those of ``path``: what each says, one row for each sample."""
 
     def __init__(self, path: Path, answers: Tensor) -> None:
         self.path, self.answers = path, answers
+
+
+class Contradicted(Exception):
+    """With other random numbers samples say something else than before: a decision depends on these."""
 
 
 class TooLarge(Exception):
@@ -77,6 +92,7 @@ class Pass(TorchFunctionMode):
         trained: parameters whose gradients are taken; none where only losses are wanted.
         size: how many samples.
         path: answers to the first decisions, as found before.
+        wanted: samples that are asked in decisions, by their places; None for all.
         room: bytes that gradients, and copies of parameters, may take.
         own_factories: whether tensors that the loss makes of nothing are made for each sample, so that it may write
             into them.
@@ -86,9 +102,19 @@ class Pass(TorchFunctionMode):
     """
 
     def __init__(
-        self, trained: Sequence[nn.Parameter], size: int, *, path: Path = (), room: int, own_factories: bool = False
+        self,
+        trained: Sequence[nn.Parameter],
+        size: int,
+        *,
+        path: Path = (),
+        wanted: Tensor | None = None,
+        room: int,
+        own_factories: bool = False,
     ) -> None:
         super().__init__()
+        self._wanted = slice(None) if wanted is None else wanted
+        self._raised: BaseException | None = None
+        self._seed = torch.default_generator.initial_seed()
         self.level, self.path, self.room = Level(size), path, room
         self.trained = {id(p): p for p in trained}
         self.left = room  # bytes
@@ -98,7 +124,6 @@ class Pass(TorchFunctionMode):
         self._copies: dict[int, Tensor] = {}
         self._uses: dict[nn.Parameter, list[PerSampleGradients]] | None = None  # while the backward pass is under way
         self._own_factories = own_factories
-        self._modes = torch._C._len_torch_dispatch_stack()
         self._resting = False
         self._mark = object()  # of the tensors of this pass
 
@@ -108,14 +133,21 @@ class Pass(TorchFunctionMode):
         """The losses (B,) of samples whose tensors are the rows of ``tensors``.
 
         Raises:
-            Apart, TooLarge: samples have to be mapped in other groups.
-            Refused: the loss uses a tensor of an earlier pass, whose records are others, or a generator of its own.
+            Apart, Contradicted, TooLarge: samples have to be mapped in other groups.
+            Refused: the loss uses a tensor of an earlier pass, whose records are others, or random numbers that are not
+                the run's.
             RuntimeError: as :class:`Unmappable`, from functorch too; or what the loss raises.
         """
+        if foreign_modes():
+            raise Unmappable("a mode around the step, which sees tensors of all samples")
+        copies = [t.as_subclass(Tensor).clone() for t in tensors]  # since a loss may write into its record
         with _quiet(), _eager(), maps_marked(self._marked), self.level:
-            mapped = [self.of_sample(t.as_subclass(Tensor).clone()) for t in tensors]  # which may be written to
-            with self:
-                value = loss(mapped)
+            try:
+                with self:
+                    value = loss([self.of_sample(t) for t in copies])
+            finally:
+                if self._raised is not None:  # also where the loss caught it: it would be everybody's
+                    raise self._raised
             values = self.samples(value)
         if values is None:
             raise Unmappable("the loss belongs to a map within")
@@ -162,15 +194,23 @@ class Pass(TorchFunctionMode):
         return self.of_sample(y if rows is None else y.unflatten(0, (-1, rows)))
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
-        kwargs = kwargs or {}
         if self._resting or func in _SIZES:
-            return func(*args, **kwargs)
+            return func(*args, **(kwargs or {}))
+        try:
+            return self._meet(func, args, kwargs or {})
+        except BaseException as error:
+            self._raised = self._raised or error
+            raise
+
+    def _meet(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if (hook := saved_hook()) is not None:
             if getattr(hook, "__module__", "") != "torch.utils.checkpoint":
                 raise Unmappable("hooks on saved tensors")
             self.checkpoints = True
-        if torch._C._len_torch_dispatch_stack() > self._modes:
-            raise Unmappable("a TorchDispatchMode of its own")
+        if torch._C._len_torch_dispatch_stack() > 0:
+            raise Unmappable("a TorchDispatchMode")
+        if torch.default_generator.initial_seed() != self._seed:
+            raise Refused(SEEDED)
         leaves = _tensors(args, kwargs)
         trained = False
         for leaf in leaves:
@@ -218,15 +258,16 @@ class Pass(TorchFunctionMode):
         if not self.level.is_innermost() or not self.level.holds(x):
             raise Unmappable("a decision within a map")
         with self.level.left():
-            if self._asked == len(self.path):
-                answers = self.level.samples(x).detach().flatten(1) if x.dim() else self.level.samples(x)[:, None]
-                same = (answers == answers[:1]) | (answers.isnan() & answers[:1].isnan())
-                if not bool(same.all()):
-                    raise Apart(self.path, answers)
-                self.path += (self.level.samples(x)[0].detach().clone(),)
-            answer = self.path[self._asked]
+            answers = self.level.samples(x).detach()[self._wanted]
+            if self._asked < len(self.path):
+                if not _agree(answers, self.path[self._asked]):
+                    raise Contradicted
+            elif len(bits(answers).unique(dim=0)) > 1:
+                raise Apart(self.path, answers)
+            else:
+                self.path += (answers[0].clone(),)
             self._asked += 1
-            return func(answer.view(x.shape), *others)
+            return func(self.path[self._asked - 1], *others)
 
     def _repeated(self, p: Tensor) -> Tensor:
         """A parameter for a use without a rule: a copy for each sample, which takes no memory but in its gradient."""
@@ -323,6 +364,27 @@ class _Layer(torch.autograd.Function):
             return None, None, None, None, ctx.backward_of(x, g, ctx.needs_input_grad[4]), None
 
 
+class Alone(TorchFunctionMode):
+    """Around the loss of one sample that is computed alone: what comes of it is refused where it comes again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._mark = object()
+
+    def mark(self, t: Any) -> Any:
+        """Know a tensor for this sample's."""
+        if isinstance(t, Tensor):
+            t._made_in = self._mark  # type: ignore[attr-defined]
+        return t
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
+        marks = {getattr(t, "_made_in", None) for t in _tensors(args, kwargs or {})} - {None}
+        if marks - {self._mark}:
+            raise Refused(_ESCAPED)
+        result = func(*args, **(kwargs or {}))
+        return tree_map(self.mark, result) if marks else result
+
+
 _RULES: dict[Any, Callable[..., Any]] = {}  # of operations, see hyfreedp.gradients.rules
 _COMPOSED: dict[Any, Callable[..., Any]] = {}
 
@@ -357,14 +419,34 @@ def _tensors(args: Any, kwargs: dict[str, Any]) -> list[Tensor]:
     return found
 
 
+def bits(answers: Tensor) -> Tensor:
+    """The bits of each row (n, ...), as bytes (n, k): 0.0 is not -0.0, and NaN is NaN."""
+    return answers.contiguous().reshape(len(answers), -1).view(torch.uint8)
+
+
+def _agree(answers: Tensor, before: Tensor) -> bool:
+    """Whether all samples say what they said before, up to rounding in a group of another size."""
+    if answers.is_floating_point() or answers.is_complex():
+        return torch.allclose(answers, before.expand_as(answers), rtol=1e-4, equal_nan=True)
+    return bool((answers == before).all())
+
+
+def foreign_modes() -> bool:
+    """Whether others than torch's default device meet what is computed in this thread."""
+    stack = [torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())]
+    return torch._C._len_torch_dispatch_stack() > 0 or any(type(mode) is not DeviceContext for mode in stack)
+
+
 def _check_mappable(func: Any, args: Any) -> None:
     """Refuse what would show its own code the tensors of all samples."""
     name = getattr(func, "__name__", "")
-    if name == "custom_function_call" and not args[0].generate_vmap_rule:
-        raise Unmappable(f"{args[0].__name__}, an autograd.Function without generate_vmap_rule")
-    if isinstance(func, OpOverload | OpOverloadPacket) and not str(func).startswith(("aten", "prims", "prim")):
+    if name == "custom_function_call" or any(callable(arg) and not isinstance(arg, type) for arg in args):
+        raise Unmappable(f"{getattr(args[0], '__name__', name)}, whose own code would not be met")
+    if isinstance(func, OpOverload | OpOverloadPacket) and str(func).split(".")[0] not in ("aten", "prims", "prim"):
         raise Unmappable(f"{func}, an operation of another library")
-    if name == "__set__" or func in _STORAGE:
+    if func in _MISMAPPED:
+        raise Unmappable(f"{name}, which functorch maps wrongly")
+    if name == "__set__" or func in _STORAGE or (func in _SHOWN and is_wrapped(args[0])):
         raise Unmappable(f"{func} reaches a tensor's memory")
 
 
@@ -406,6 +488,10 @@ _ESCAPED = (
     "cache, a memory, the last output) from one call to the next"
 )
 NO_GRADIENT = "loss must have a gradient: was the forward pass run under no_grad, or on detached values?"
+SEEDED = (
+    "torch's random numbers were seeded while a loss was computed, by it or by another thread: whoever knows the seed "
+    "knows dropout's masks. Seed nothing in the loss; numbers come from the run's key"
+)
 _GENERATOR = (
     "the loss draws from a random generator of its own, which remembers how much was drawn for other records: draw "
     "from the global generators of torch, NumPy or Python, whose numbers come from the run's key"

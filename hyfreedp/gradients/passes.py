@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hyfreedp.data.batches import Loss, PhysicalBatchSize, Records
 from hyfreedp.gradients.engine import Begin, GradientEngine, Piece, Plan, one_number
+from hyfreedp.gradients.mapped import SEEDED
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.running.checks import Refused, check_function, check_weights
 from hyfreedp.running.random_states import random_states_kept, random_states_of, seed_random_states
@@ -56,8 +57,7 @@ class Passes:
         weights: Weights = None,
     ) -> None:
         self.owners = owners = isinstance(batch, Records) and batch.owners
-        self._given = loss
-        self.loss = _mean_over_records(self._unseeded) if owners else self._unseeded
+        self.loss = _unseeded(_mean_over_records(loss) if owners else loss)
         self._engine, self._generator, self._coins = engine, generator, coins
         self.device, self.guard = engine.device, engine.guard
         self.plan = Plan.of(batch, max_physical_batch_size)
@@ -66,8 +66,12 @@ class Passes:
         self.weights = None
         if weights is not None:
             check_function("weights", weights)
-            its = _mean_over_records(weights) if owners else weights
-            self.weights = check_weights(self._engine.losses(its, Plan(list(self._first))).double())
+            its = _unseeded(_mean_over_records(weights) if owners else weights)
+            plan, begin = Plan(list(self._first)), self._begin("weights")
+            with random_states_kept(self.device):
+                found = self._engine.losses(its, plan, begin=begin)
+                self._check_forgotten(its, plan, found, begin)
+            self.weights = check_weights(found.double())
 
     def add_gradients(self) -> tuple[Tensor, Tensor]:
         """Clipped per-sample gradients into the engine's sums; the losses and the gradients' norms, shape ``(B,)``."""
@@ -76,11 +80,7 @@ class Passes:
         with random_states_kept(self.device):
             losses, norms = self._engine.add(self.loss, self.plan, self.weights, begin=begin)
             self._added = True
-            if self._tells() and not self._engine.forgets(self.loss, self.plan, losses, begin):
-                raise Refused(
-                    "the loss of a record depends on those that were computed before it: let loss and model keep "
-                    "nothing of a record, and draw from the global generators of torch, NumPy or Python"
-                )
+            self._check_forgotten(self.loss, self.plan, losses, begin)
         return losses.double(), norms
 
     def losses(self) -> Tensor:
@@ -99,31 +99,39 @@ class Passes:
         return losses if self.weights is None else (losses * self.weights).masked_fill(self.weights == 0, 0.0)
 
     def _begin(self, what: str) -> Begin:
-        """Sets random numbers: of each piece its own, which its first sample and its decisions so far name."""
+        """Sets random numbers: torch's of each piece its own, and so of each sample that is computed alone."""
 
-        def begin(piece: Piece) -> None:
-            key = self._generator.child(what, int(piece.group.rows[0]), len(piece.path)).key
+        def begin(piece: Piece, alone: bool) -> None:
+            key = self._generator.child(f"{what} alone" if alone else what, *piece.stream).key
             seed_random_states(key, self.device, self._coins)
 
         return begin
 
-    def _tells(self) -> bool:
-        """Whether Python has been told something of a sample, which it could keep for the next; looked at now and then.
+    def _check_forgotten(self, function: Loss, plan: Plan, values: Tensor, begin: Begin) -> None:
+        """Refuse what keeps, for the next samples, what Python has been told of one; looked for now and then.
 
         Always where samples are computed one at a time, beside which it costs nothing.
         """
-        apart = len(self.plan.pieces) > len(self._first)
-        return bool(self._engine.looped) or (apart and float(self._generator.child("memory").uniform(1)) < _LOOKED_AT)
-
-    def _unseeded(self, record: Any) -> Tensor:
-        seed = torch.initial_seed()
-        value = self._given(record)
-        if torch.initial_seed() != seed:
+        now_and_then = float(self._generator.child("memory").uniform(1)) < _LOOKED_AT
+        told = bool(self._engine.looped) or (len(plan.pieces) > len(self._first) and now_and_then)
+        if told and not self._engine.forgets(function, plan, values, begin):
             raise Refused(
-                "torch's random numbers were seeded while a loss was computed, by it or by another thread: whoever "
-                "knows the seed knows dropout's masks. Seed nothing in the loss; numbers come from the run's key"
+                "the loss (or weight) of a record depends on those that were computed before it: let loss and model "
+                "keep nothing of a record, and draw from the global generators of torch, NumPy or Python"
             )
+
+
+def _unseeded(loss: Loss) -> Loss:
+    """The same, refused where it seeds torch's random numbers."""
+
+    def checked(record: Any) -> Tensor:
+        seed = torch.initial_seed()
+        value = loss(record)
+        if torch.initial_seed() != seed:
+            raise Refused(SEEDED)
         return value
+
+    return checked
 
 
 def _mean_over_records(loss: Loss) -> Loss:

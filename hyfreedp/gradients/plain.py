@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from hyfreedp.gradients.engine import Piece, Plan
+from hyfreedp.gradients.mapped import Pass
 from hyfreedp.gradients.passes import Passes
 from hyfreedp.running.checks import Refused
 from hyfreedp.running.layers import layers_of, resting
@@ -52,11 +53,14 @@ def check_plain_loss(passes: Passes, module: nn.Module, key: bytes) -> bool:
         if len(tensors) < len(group.tensors):  # a number for a record, which has no rows to join
             return None
         with random_states_of(key, passes.device):
-            try:
-                value = passes.loss(group.record(tensors))
-            except Exception:  # of a loss that takes one record alone
+            try:  # as one sample of several rows: of what the loss keeps of it, no tensor can be used later
+                one_pass = Pass([], 1, room=0)
+                value = one_pass.losses(lambda some: passes.loss(group.record(some)), [t[None] for t in tensors])
+            except Refused:
+                raise
+            except Exception:  # of a loss that takes one record alone, or cannot be mapped
                 return None
-        return value.detach().flatten() if isinstance(value, Tensor) and value.numel() in (1, len(rows)) else None
+        return value.flatten() if value.numel() in (1, len(rows)) else None
 
     with passes.guard.unchanged(by_value=True), resting(layers_of(module)), warnings.catch_warnings(action="ignore"):
         if (plain := of(everybody)) is None:

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from hyfreedp.gradients.attention import multi_head_attention
 from hyfreedp.gradients.convolution import convolution, each_dimension, padded_to_same
-from hyfreedp.gradients.mapped import Pass, composed, rule
+from hyfreedp.gradients.functorch import is_wrapped
+from hyfreedp.gradients.mapped import Pass, Unmappable, composed, rule
 from hyfreedp.gradients.per_sample import EmbeddingRows, Instantiated, products, sum_positions, sum_tokens
 from hyfreedp.gradients.recurrent import cell_step, unrolled
 
@@ -110,6 +111,8 @@ def _convolved(
         for name, default in (("stride", 1), ("padding", 0), ("dilation", 1), ("output_padding", 0))
     )
     kernel, added = weight.detach(), None if bias is None else bias.detach()
+    if transposed and any(more >= s for more, s in zip(output_padding, stride, strict=True)):
+        return NotImplemented  # positions that no input reaches
     shape, given = x.shape, (stride, padding, dilation, groups)
     after = (stride, padding, output_padding, groups, dilation) if transposed else given
 
@@ -143,6 +146,8 @@ def _embedding(
 ) -> Result:
     by_counts = args or named.get("max_norm") is not None or named.get("scale_grad_by_freq")
     ids = None if by_counts else _given(one_pass, input, weight)
+    if ids is None and padding_idx is not None and (is_wrapped(weight) or one_pass.is_trained(weight)):
+        raise Unmappable("an embedding with padding in a table that is computed")  # functorch forgets the padding
     if ids is None:
         return NotImplemented
     table, entries = weight.detach(), len(weight)
@@ -182,6 +187,8 @@ def _cross_entropy(one_pass: Pass, func: Any, input: Any, target: Any, weight: A
     """Functorch takes it apart in Python, which is slow, and imports a second's worth of modules at first."""
     x, y = one_pass.samples(input), one_pass.samples(target)
     reduction = named.pop("reduction", "mean")
+    if x is not None and y is not None and x.dim() == 2 < y.dim() + 1:
+        raise RuntimeError(f"input of shape {tuple(input.shape)} and target of shape {tuple(target.shape)}")
     if x is None or y is None or x.dim() < 3 or y.is_floating_point() or weight is not None:
         return NotImplemented
     losses = func(x.flatten(0, 1), y.flatten(0, 1), reduction="none", **named).unflatten(0, x.shape[:2])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import io
+import operator
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -26,9 +27,9 @@ Place = tuple[nn.Module, str]
 class ModelGuard:
     """Refuses passes that write into buffers or parameters, or replace them; and undoes what they did to buffers.
 
-    Between passes all may change, as when a state is loaded. Compared are version counters, or, where samples are
-    computed one at a time, values: a write through ``.data`` leaves no other trace. (A map refuses these.) So is what
-    ``get_extra_state`` of a layer puts into the state_dict, as it is pickled.
+    Between passes all may change, as when a state is loaded. Buffers are compared by value, parameters by version
+    counter or, where samples are computed one at a time, by value too: a write through ``.data`` leaves no other trace.
+    (A map refuses these.) So is what ``get_extra_state`` of a layer puts into the state_dict, as it is pickled.
 
     Args:
         module: the model.
@@ -41,22 +42,25 @@ class ModelGuard:
     def unchanged(self, *, by_value: bool = False) -> Iterator[None]:
         """Around passes, backward ones too.
 
+        Args:
+            by_value: compare the values of parameters too, and not of buffers alone.
+
         Raises:
-            Refused: they changed something, which is named.
+            Refused: they changed something that the state_dict has, which is named.
         """
         layers = layers_of(self._module)
         scripts = torch.jit.ScriptModule  # keep theirs elsewhere
-        attributes = {one: (vars(one).copy(), dict(one._buffers)) for one in layers if not isinstance(one, scripts)}
+        attributes = {layer: _contents(vars(layer)) for layer in layers if not isinstance(layer, scripts)}
         buffers = _tensors(layers, "_buffers")
         clones = {place: buffer.detach().clone() for place, buffer in buffers.items()}
         extra = {layer: _pickled(layer) for layer in layers if _defines(layer, "get_extra_state")}
         parameters = _tensors(layers, "_parameters")
-        before = _marks(parameters, by_value), _marks(buffers, by_value)
+        before = _marks(parameters, by_value), _marks(buffers, True)
         try:
             yield
         finally:
             changed = _put_back(attributes)
-            changed += _written(buffers, clones, before[1], _marks(buffers, by_value))
+            changed += _written(buffers, clones, before[1], _marks(buffers, True))
             changed += _put_back_extra(extra)
             after = _marks(_tensors(layers, "_parameters"), by_value)
         changed += [place for place, mark in before[0].items() if after.get(place) != mark]
@@ -71,21 +75,37 @@ class ModelGuard:
             )
 
 
-def _put_back(attributes: dict[nn.Module, tuple[dict[str, Any], dict[str, Tensor | None]]]) -> list[Place]:
-    """Put attributes and buffers back that were set; those of them that the state_dict would have."""
+def _contents(attributes: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """The attributes of a layer, each with a copy of what it holds, where it is a list, a set or a dictionary."""
+    return {name: (v, v.copy() if isinstance(v, dict | list | set) else None) for name, v in attributes.items()}
+
+
+def _put_back(attributes: dict[nn.Module, dict[str, tuple[Any, Any]]]) -> list[Place]:
+    """Put attributes back, and what they hold; those parameters, buffers and layers that were set, or are new."""
     changed = []
-    for layer, (kept, buffers) in attributes.items():
-        present = layer._buffers
-        names = [name for name in {**buffers, **present} if present.get(name) is not buffers.get(name)]
-        changed += [(layer, name) for name in names if name not in layer._non_persistent_buffers_set]
+    for layer, kept in attributes.items():
+        for of in ("_parameters", "_buffers", "_modules"):
+            here, (_, before) = getattr(layer, of), kept[of]
+            names = [name for name in {**before, **here} if here.get(name) is not before.get(name)]
+            changed += [(layer, name) for name in names if name not in layer._non_persistent_buffers_set]
+        for value, content in kept.values():
+            if content is not None and not _alike(value, content):
+                value.clear()
+                value.extend(content) if isinstance(value, list) else value.update(content)
         now = vars(layer)
-        if len(now) != len(kept) or any(now.get(name) is not value for name, value in kept.items()):
+        if len(now) != len(kept) or any(now.get(name) is not value for name, (value, _) in kept.items()):
             now.clear()
-            now.update(kept)
-        if names:
-            layer._buffers.clear()
-            layer._buffers.update(buffers)
+            now.update({name: value for name, (value, _) in kept.items()})
     return changed
+
+
+def _alike(here: Any, before: Any) -> bool:
+    """Whether two lists, sets or dictionaries hold the same objects."""
+    if len(here) != len(before):
+        return False
+    if isinstance(here, dict):
+        return all(name in here and here[name] is value for name, value in before.items())
+    return here == before if isinstance(here, set) else all(map(operator.is_, here, before))
 
 
 @torch.no_grad()

@@ -4,6 +4,7 @@ Each let one record move the clipped sum by more than its clip, or told a raw va
 """
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -112,3 +113,11 @@ def test_a_function_of_weights_keeps_nothing_in_the_model(seen):
     with pytest.raises(ValueError, match=f"parameters of the model: '{seen}'"):
         optimizer.step(cross_entropy(model), make_batches([8])[0], weights=weigh)
     assert optimizer.epsilon_spent() == 0
+
+
+def test_a_rule_of_clipping_sees_one_norm_and_bounds_it_whatever_it_says():
+    (batch,) = make_batches([20])
+    batch[0][-1] *= 300
+    for factor in (lambda norms: 1 / norms.max().expand_as(norms), lambda norms: norms + 1e9):
+        rule = SimpleNamespace(sensitivity=1.0, factors=factor)
+        assert 0.9 < moved(make_model(), cross_entropy, batch, clipping=rule) <= 1.0001

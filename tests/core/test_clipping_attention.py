@@ -109,7 +109,7 @@ def test_dropout_is_drawn_anew_for_each_sample(build) -> None:
     """Equal samples have other losses, and the same as a look's; what drops all is exact."""
     example = example_of(build(dropout=0.4))
     engine = make_engine(example.model, AutomaticClipping())
-    x, seeded = example.batch[0][:1].expand(7, -1, -1), lambda _: torch.manual_seed(3)
+    x, seeded = example.batch[0][:1].expand(7, -1, -1), lambda *_: torch.manual_seed(3)
     losses, _ = engine.add(example.model, x, begin=seeded)
     torch.testing.assert_close(engine.losses(example.model, x, begin=seeded), losses)
     assert len(losses.unique()) == 7

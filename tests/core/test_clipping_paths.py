@@ -11,9 +11,10 @@ from torch.utils.checkpoint import checkpoint
 from twins import Built
 
 from hyfreedp.gradients import AutomaticClipping, make_engine
+from hyfreedp.gradients.engine import Piece
 
 # Why a record is computed alone; parts of what functorch, or the map, says.
-DYNAMIC, HOOK, SCRIPT, OLD = "dynamic shape", "register a hook", "compiled script", "setup_context"
+DYNAMIC, HOOK, SCRIPT, OWN = "dynamic shape", "register_hook", "compiled script", "setup_context"
 
 
 def example_of(model: nn.Module) -> Example:
@@ -136,7 +137,7 @@ USES = {  # the parameter's shape, what is done with it and h (1, 5, 6), and why
     "numbers of samples": ((6,), lambda h, p: h.detach() * p),
     "mapped": ((3, 6), lambda h, p: torch.vmap(lambda row: h * row)(p).mean(0), SCRIPT),
     "a hook": ((6,), hooked, HOOK),
-    "a function of one's own": ((6,), lambda h, p: h * Triple.apply(p), OLD),
+    "a function of one's own": ((6,), lambda h, p: h * Triple.apply(p), OWN),
 }
 
 
@@ -307,8 +308,8 @@ def test_dropout_is_of_each_sample_and_a_looks_is_the_gradients(loop) -> None:
     example = example.looped() if loop else example
     engine = make_engine(model, AutomaticClipping())
 
-    def seeded(_) -> None:
-        torch.manual_seed(3)
+    def seeded(piece: Piece, alone: bool) -> None:
+        torch.manual_seed(piece.stream[0] + 100 * alone)
 
     losses, norms = engine.add(lambda batch: example.loss(model, *batch), example.batch, begin=seeded)
     masks = losses[:, None].div(2 * powers).floor().remainder(2)  # those that are kept count twice

@@ -1,6 +1,7 @@
 """Random numbers of the model and of the loader: secret, of the run's key, and the caller's own given back."""
 
 import hashlib
+import itertools
 import random
 
 import numpy as np
@@ -9,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from cases import together
 from torch import nn
-from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import DataLoader, Dataset, default_collate
-from twins import Made, by_hand, cross_entropy, make_batches, make_data, make_private, sgd
+from torch.utils.data import DataLoader
+from twins import Made, by_hand, cross_entropy, make_batches, make_private, sgd
 
-from hyfreedp.data.sampling import PoissonSampler, poisson_loader
+from hyfreedp.data.batches import groups_of
+from hyfreedp.data.sampling import PoissonSampler
 from hyfreedp.noise.cipher import derive
 from hyfreedp.running.devices import CPU
 from hyfreedp.running.random_states import random_states, random_states_of, seed_random_states
@@ -67,27 +68,42 @@ def test_a_key_sets_each_generator_and_the_callers_states_come_back(kind):
 # -- attack: who knows the seed of a script knows its masks ------------------------------------------------------------
 
 
-@together("kind", DRAWS)
-def test_masks_under_a_public_seed_are_secret_and_the_same_in_all_passes_of_a_step(kind):
-    draw = DRAWS[kind]
-    (batch,) = make_batches((8,))
-    runs = []
-    for seed in (None, None, 1, 1):
-        publicly_seeded()
-        model, seen = nn.Linear(5, 3).double(), []
-        optimizer = by_hand(model, sgd(model), preset="paper", interval=1, seed=seed, target_epsilon=3.0)
-        optimizer._checks_due = []
+def plain(b):
+    pass
 
-        def loss(batch, model=model, seen=seen):
-            seen.append(draw())
-            return F.cross_entropy(model(batch[0] * seen[-1][0]), batch[1], reduction="none")
 
-        optimizer.step(loss, batch)
-        runs.append(torch.stack(seen[-2:]))  # of the two probes
-        assert torch.equal(seen[-1], seen[-2])
-        optimizer.step(loss, batch)
-        assert not torch.equal(seen[-1], runs[-1][0]), "another step, other masks"
-    assert not torch.equal(runs[0], runs[1]) and torch.equal(runs[2], runs[3])
+def split(b):
+    """Samples differ in a decision."""
+    return bool(b[1] == 0)
+
+
+def one_by_one(b):
+    """What no map can."""
+    return b[0][b[0] > 0]
+
+
+def drawn(kind, does, pieces, seed):
+    """What each of 12 samples draws in a look, in the gradient's pass and in a probe of the first step."""
+    publicly_seeded()
+    optimizer = by_hand(seed=seed, preset="fixed", max_physical_batch_size=pieces)
+
+    def loss(b):
+        does(b)
+        return DRAWS[kind]()[0] + 0 * optimizer.module(b[0]).sum()
+
+    passes = optimizer._passes(0, loss, make_batches((12,))[0], None)
+    return [passes.losses(), passes.add_gradients()[0], passes.losses()]
+
+
+@pytest.mark.filterwarnings("ignore:samples are computed one at a time")
+@together(("kind", "does", "pieces"), itertools.product(DRAWS, [plain, split, one_by_one], [None, 5]))
+def test_masks_under_a_public_seed_are_secret_and_the_same_in_all_passes_of_a_step(kind, does, pieces):
+    """Torch's are each sample's own. NumPy's and Python's are one for all, however the samples are computed."""
+    first, other, again = (drawn(kind, does, pieces, seed) for seed in (None, 1, 1))
+    assert all(map(torch.equal, other, again)) and not set(first[1].tolist()) & set(other[1].tolist())
+    look, gradient, probe = first
+    assert torch.equal(gradient, probe) and len(gradient.unique()) == (12 if kind == "torch" else 1)
+    assert kind != "torch" or not set(look.tolist()) & set(gradient.tolist())
 
 
 def augmented(seed, workers=0):
@@ -99,7 +115,7 @@ def augmented(seed, workers=0):
     _, optimizer, loader = make_private(model, sgd(model), loader=loader, seed=seed, preset="fixed", steps=2)
     batches = []
     for batch in loader:
-        batches.append(batch[0])
+        batches += [group.tensors[0][:, 0] for group in groups_of(batch)]
         optimizer.step(lambda b, model=model: F.cross_entropy(model(b[0]), b[1], reduction="none"), batch)
         if not optimizer.steps_left:
             break
@@ -123,58 +139,6 @@ def test_processes_share_no_random_numbers():
     assert len(set(first)) == 4 and first == again
 
 
-# -- attack: collate functions that mix --------------------------------------------------------------------------------
-
-
-def mixed_up(x, y):
-    share = float(torch.rand(()))
-    return share * x + (1 - share) * x.roll(1, 0), y
-
-
-def joined(x, y):
-    names = [str(float(value)) for value in x[:, 0]]
-    return {"x": x, "y": y, "text": [own + other for own, other in zip(names, names[1:] + names[:1], strict=True)]}
-
-
-MIXING = {
-    "mixed up": mixed_up,
-    "standardised": lambda x, y: ((x - x.mean(0)) / x.std(0), y),
-    "counted": lambda x, y: (x / len(x), y),
-    "scaled by the largest": lambda x, y: (x / x.abs().max(), y),
-    "windows": lambda x, y: (x.repeat_interleave(2, 0), y.repeat_interleave(2)),
-    "packed": lambda x, y: (x.sum(0, keepdim=True), y[:1]),
-    "joined": joined,
-    "shifted ids": lambda x, y: (torch.arange(50_000, 50_000 + len(y)) + y.roll(1), y),
-}
-
-
-@together("mixing", MIXING)
-def test_a_collate_function_by_which_rows_depend_on_other_records_is_refused(mixing):
-    model = nn.Linear(5, 3).double()
-    collate = lambda records: MIXING[mixing](*default_collate(records))  # noqa: E731
-    loader = DataLoader(make_data(), batch_size=8, collate_fn=collate)
-    _, optimizer, loader = make_private(model, sgd(model), loader=loader, target_epsilon=3.0, accountant="rdp")
-    with pytest.raises(ValueError, match="collate_fn must make one row of each record, of its own record alone"):
-        next(iter(loader))
-    assert optimizer.epsilon_spent() == 0
-
-
-class Transformed(Dataset):
-    """As ``set_transform`` of datasets, which is given all rows of a batch."""
-
-    def __len__(self):
-        return 40
-
-    def __getitems__(self, rows):
-        x = make_data().tensors[0][rows]
-        return list((x - x.mean(0)).unbind())
-
-
-def test_records_that_a_data_set_makes_of_each_other_are_refused():
-    with pytest.raises(ValueError, match="collate_fn must make one row of each record, of its own record alone"):
-        next(iter(poisson_loader(DataLoader(Transformed(), batch_size=8), seed=0)))
-
-
 def test_a_loss_that_seeds_torch_is_refused():
     """Everybody knows the masks of seed 0: one record more moved the sum by 8.7 clips."""
     model = nn.Linear(5, 3)
@@ -183,46 +147,3 @@ def test_a_loss_that_seeds_torch_is_refused():
     with pytest.raises(ValueError, match="seeded while a loss was computed"):
         optimizer.step(lambda b: (torch.manual_seed(0), cross_entropy(model)(b))[1], batch)
     optimizer.step(cross_entropy(model), batch)
-
-
-def padded_left(records):
-    x = pad_sequence([record["ids"].flip(0) for record in records], batch_first=True).flip(1)
-    y = torch.tensor([record.pop("label") for record in records])  # as some of transformers' do
-    return {"ids": x, "mask": x != 0, "label": y}
-
-
-def masked(records):
-    """As for a masked language model: a draw for each token of the padded batch."""
-    batch = padded_left(records)
-    batch["ids"] = batch["ids"].masked_fill(torch.rand(batch["ids"].shape) < 0.15, 99)
-    return batch
-
-
-def cropped(records):
-    return default_collate([(record["ids"][random.randrange(2) :][:2], record["label"]) for record in records])
-
-
-def shuffled(records):
-    """In which a record takes as many random numbers as it has tokens."""
-    rows = [record["ids"][torch.randperm(len(record["ids"]))] for record in records]
-    return pad_sequence([F.pad(row, (0, 12 - len(row))) for row in rows], batch_first=True), torch.arange(len(rows)) * 0
-
-
-def padded_in_two_dimensions(records):
-    """To the tallest and to the widest record, which are two."""
-    shapes = [(len(record["ids"]), 12 - len(record["ids"])) for record in records]
-    high, wide = (max(sizes) for sizes in zip(*shapes, strict=True))
-    images = [F.pad(torch.ones(h, w), (0, wide - w, 0, high - h)) for h, w in shapes]
-    return torch.stack(images), torch.zeros(len(shapes))
-
-
-@together("collate", [padded_left, masked, cropped, shuffled, padded_in_two_dimensions])
-@pytest.mark.parametrize("seed", range(3))
-def test_padding_and_random_numbers_of_a_record_are_no_mixing(collate, seed):
-    torch.manual_seed(seed)
-    data = [{"ids": torch.randint(1, 9, (3 + i % 7,)), "label": i % 2} for i in range(40)]
-    model = nn.Linear(1, 1)
-    _, _, loader = make_private(
-        model, sgd(model), loader=DataLoader(data, batch_size=20, collate_fn=collate), seed=seed
-    )
-    assert len(next(iter(loader))) == (3 if collate in (padded_left, masked) else 2)

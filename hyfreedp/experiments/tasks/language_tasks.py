@@ -156,9 +156,10 @@ class LanguageTask:
         """Over all target tokens: the share predicted right, and the mean cross-entropy in nats."""
         training = model.training
         model.eval()
+        tokens, labels = data.tensors
         right, loss, count = 0.0, 0.0, 0
         with torch.no_grad():
-            for batch in pieces(*data.tensors, self.architecture(name).token_budget):
+            for batch in pieces(tokens, labels, self.architecture(name).token_budget):
                 losses, targets, hits = token_losses(model, *batch, hits=True)
                 right, loss, count = right + hits.sum().item(), loss + losses.sum().item(), count + int(targets.sum())
         model.train(training)
