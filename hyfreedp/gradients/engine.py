@@ -35,6 +35,7 @@ from hyfreedp.gradients.validate import check_modes
 from hyfreedp.running.buffers import ModelGuard
 from hyfreedp.running.checks import Refused
 from hyfreedp.running.layers import parameters_of
+from hyfreedp.running.random_states import random_states, set_random_states
 
 
 class Piece(NamedTuple):
@@ -150,7 +151,7 @@ class GradientEngine:
         return next(self.module.parameters()).device
 
     def add(
-        self, loss: Loss, batch: Any, weights: Tensor | None = None, *, begin: Begin = lambda piece, alone: None
+        self, loss: Loss, batch: Any, weights: Tensor | None = None, *, begin: Begin | None = None
     ) -> tuple[Tensor, Tensor]:
         """Add sum_i w_i c_i g_i to the clipped sums.
 
@@ -162,7 +163,8 @@ class GradientEngine:
             batch: or a plan of it, whose pieces are then those that were computed.
             weights: w_i in [0, 1], shape (B,); all 1 if None. They scale what is clipped already, so that the
                 sensitivity stays that of the clipping.
-            begin: sets the random numbers of each piece; called again where it is computed anew.
+            begin: sets the random numbers of each piece; called again where it is computed anew. None begins each
+                where they are now.
 
         Returns:
             The losses and the norms ||g_i|| over all trainable parameters together, both of shape (B,), the latter
@@ -184,7 +186,7 @@ class GradientEngine:
         return plan.in_order(losses, self.device), plan.in_order(norms, self.device)
 
     @torch.no_grad()
-    def losses(self, loss: Loss, batch: Any, *, begin: Begin = lambda piece, alone: None) -> Tensor:
+    def losses(self, loss: Loss, batch: Any, *, begin: Begin | None = None) -> Tensor:
         """Losses (B,) at the present weights, without gradients; arguments as of :meth:`add`."""
         plan = batch if isinstance(batch, Plan) else Plan.of(batch)
         return plan.in_order([values for _, values, _ in self._each(loss, plan, begin)], self.device)
@@ -216,13 +218,16 @@ class GradientEngine:
     # -- pieces --------------------------------------------------------------------------------------------------------
 
     def _each(
-        self, loss: Loss, plan: Plan, begin: Begin, trained: Sequence[nn.Parameter] = ()
+        self, loss: Loss, plan: Plan, begin: Begin | None, trained: Sequence[nn.Parameter] = ()
     ) -> Iterator[tuple[Tensor, Tensor, Gradients]]:
         """Of each piece the samples' places in the batch, losses (n,) and gradients, of which there may be none.
 
         Pieces are made smaller where they must be; these become the plan's.
         """
         todo, settled = plan.pieces[::-1], list[Piece]()
+        if begin is None:
+            now = random_states(self.device)
+            begin = lambda piece, alone: set_random_states(self.device, now)  # noqa: E731
         self.looped = []
         while todo:
             piece, found = todo.pop(), None
