@@ -22,6 +22,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.autograd.function import once_differentiable
@@ -60,6 +61,7 @@ _MISMAPPED = {
     ).split()
     if hasattr(of, name)
 }
+_SAVES_INPUTS: Any = getattr(torch.utils.checkpoint, "_NoopSaveInputs", object)  # before torch 2.12
 _STORAGE = {Tensor.data.__get__, Tensor.numpy, Tensor.__array__, Tensor.__repr__, Tensor.__format__}  # type: ignore[attr-defined]
 
 
@@ -236,6 +238,9 @@ class Pass(TorchFunctionMode):
                 return innermost(args[0]).requires_grad  # functorch says no
             if args[1:] in ((), (True,)):
                 return args[0]  # all that depends on a sample has a gradient
+        if args and args[0] is _SAVES_INPUTS:  # of a checkpoint, whose inputs it keeps as they are
+            with self.level.left():
+                return args[0].apply(*args[1:])
         _check_mappable(func, args)
         if trained:
             if getattr(func, "__name__", "") == "__get__" and not isinstance(result := func(*args), Tensor):

@@ -190,9 +190,16 @@ def test_a_compiled_script_is_computed_one_sample_at_a_time() -> None:
     assert_exact(example_of(model), slow=SCRIPT)
 
 
-@together("mode", ["mean", "sum"])
-def test_bags_of_words(mode) -> None:
-    model = nn.Sequential(nn.EmbeddingBag(9, 6, mode=mode, padding_idx=0), nn.Linear(6, 3)).double().train()
+TABLES = [
+    nn.EmbeddingBag(9, 6, mode="mean", padding_idx=0),
+    nn.EmbeddingBag(9, 6, mode="sum"),
+    nn.Sequential(nn.Embedding(9, 6, scale_grad_by_freq=True), nn.Flatten(), nn.Linear(30, 6)),
+]
+
+
+@together("table", TABLES)
+def test_tables_of_words(table) -> None:
+    model = nn.Sequential(table, nn.Linear(6, 3)).double().train()
     assert_exact(Example(model, (torch.randint(9, (4, 5)),), lambda model, ids: model(ids).square().sum(1)))
 
 

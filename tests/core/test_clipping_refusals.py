@@ -9,7 +9,7 @@ import torch
 from cases import together
 from torch import Tensor, nn
 from torch.nn.grad import conv2d_weight
-from twins import Built, by_hand, make_model, steps
+from twins import by_hand, make_model, steps
 
 from hyfreedp.gradients import AbadiClipping, AutomaticClipping, check_module, make_engine
 
@@ -28,9 +28,7 @@ def frozen(module: nn.Module) -> nn.Module:
         (nn.InstanceNorm2d(3, track_running_stats=True), "track_running_stats=False"),
         (nn.Embedding(3, 3, max_norm=1.0), "max_norm=None"),
         (frozen(nn.Embedding(3, 3, max_norm=1.0)), "max_norm=None"),
-        (Built(None, running_mean=nn.Buffer(torch.zeros(3))), r"'norm' \(Built\) keeps running statistics"),
         (nn.Linear(3, 3, dtype=torch.cdouble), r"parameter 'norm.weight' is complex, and noise is real: .*as_complex"),
-        (nn.Embedding(3, 3, scale_grad_by_freq=True), "scale_grad_by_freq=False"),
         (nn.Embedding(3, 3, sparse=True), "sparse=False"),
     ],
 )
