@@ -4,7 +4,7 @@ ARGS ?=
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help install reproduce update docs benchmark gpu test test-whole test-slow test-gpu models mutants lint types clean
+.PHONY: help install reproduce update docs benchmark gpu test test-whole test-slow test-oldest test-gpu models mutants lint types clean
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -43,6 +43,9 @@ test-whole: .venv/.installed  ## run the tests of whole notebooks, pages and com
 test-slow: .venv/.installed  ## run the slow tests: statistics and accuracy targets
 	$(BIN)/python -m pytest -m slow --timeout 3600 $(ARGS)
 
+test-oldest: .venv-oldest/.installed  ## run the core's tests with the oldest versions that pyproject.toml allows
+	.venv-oldest/bin/python -m pytest -n auto --dist worksteal tests/core $(ARGS)
+
 test-gpu: .venv/.installed  ## run the tests on an accelerator, skipped where there is none, and all notebooks (8 minutes)
 	$(BIN)/python -m pytest -m gpu tests/gpu tests/experiments/test_notebooks.py $(ARGS)
 
@@ -69,4 +72,10 @@ clean:  ## remove caches and build products (neither .venv nor results)
 	  exit 1; }
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+.venv-oldest/.installed: pyproject.toml
+	$(PYTHON) -m venv --clear .venv-oldest
+	grep -oE '"[a-z-]+>=[0-9.]+"' pyproject.toml | sed -E 's/"(.*)>=(.*)"/\1==\2.*/' | sort -u > .venv-oldest/oldest.txt
+	.venv-oldest/bin/python -m pip install --disable-pip-version-check -c .venv-oldest/oldest.txt -e '.[dev]'
 	@touch $@

@@ -48,8 +48,10 @@ class Group:
         return len(self.rows)
 
     def record(self, tensors: Sequence[Tensor]) -> Any:
-        """One record of these tensors: new containers each time, so what a loss puts into one is in no other."""
-        return map_leaves(lambda leaf: tensors[leaf.index] if isinstance(leaf, Slot) else leaf, self.form)
+        """One record of these tensors, made anew each time: what a loss writes into one is in no other."""
+        return map_leaves(
+            lambda leaf: tensors[leaf.index] if isinstance(leaf, Slot) else copy.deepcopy(leaf), self.form
+        )
 
     def take(self, rows: Tensor | slice) -> Group:
         """Some of the records, by their places in the group."""

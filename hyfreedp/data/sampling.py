@@ -178,7 +178,14 @@ class Fetch:
     def __call__(self, rows: Drawn) -> tuple[int, Any]:
         """The step that the batch is for, which it never leaves, and the batch."""
         with random_states_of(rows.generator.key, self.device if get_worker_info() is None else CPU):
-            return rows.step, self._batch(rows)
+            seed = torch.initial_seed()
+            batch = self._batch(rows)
+            if torch.initial_seed() != seed:
+                raise ValueError(
+                    "torch's random numbers were seeded while records were fetched, so that others know those of the "
+                    "records after: seed nothing in a data set or a collate_fn; numbers come from the run's key"
+                )
+            return rows.step, batch
 
     def _batch(self, rows: Sequence[int]) -> Any:
         if self.owners is not None:

@@ -113,10 +113,12 @@ class Plan:
         if not parts:
             return torch.zeros(0, dtype=torch.float64, device=device)
         rows = torch.cat([piece.rows for piece in self.pieces])
-        return torch.cat(list(parts))[rows.argsort().to(device)]
+        return torch.cat(list(parts))[rows.argsort().to(device, non_blocking=True)]
 
 
-Begin = Callable[[Piece, bool], None]  # sets the random numbers of a piece, or of a sample that is computed alone
+# Sets the random numbers of a piece, with 0, or of a sample that is computed alone, for its attempts 1, 2, ...
+Begin = Callable[[Piece, int], None]
+_ATTEMPTS = 50
 
 
 class GradientEngine:
@@ -144,6 +146,7 @@ class GradientEngine:
         self.looped: list[Piece] = []
         self.guard = ModelGuard(module)
         self._own_factories = False
+        self._path: Path = ()  # of the last map, as far as it came
         self._sums: dict[nn.Parameter, Tensor] = {}
 
     @property
@@ -180,7 +183,7 @@ class GradientEngine:
         plan = batch if isinstance(batch, Plan) else Plan.of(batch)
         losses, norms = [], []
         for rows, values, gradients in self._each(loss, plan, begin, self._trained()):
-            its = None if weights is None else weights[rows.to(weights.device)]
+            its = None if weights is None else weights[rows.to(weights.device, non_blocking=True)]
             losses.append(values.detach())
             norms.append(self._add_clipped(gradients, values, its))
         return plan.in_order(losses, self.device), plan.in_order(norms, self.device)
@@ -198,10 +201,10 @@ class GradientEngine:
         No construction prevents that; this notices it, in one sample that was computed alone, or in one piece.
         """
         piece = min(self.looped or plan.pieces, key=lambda piece: len(piece.rows))
-        begin(piece, bool(self.looped))
         if self.looped:
-            again, _ = self._alone(loss, piece)
+            again, _ = self._alone(loss, piece, begin)
         else:  # by parameters that are trained, for the same roundings
+            begin(piece, 0)
             again, _ = self._mapped(loss, piece, self._trained(), backward=False)
         return torch.allclose(again.to(losses), losses[piece.rows.to(losses.device)], rtol=1e-4, equal_nan=True)
 
@@ -211,8 +214,9 @@ class GradientEngine:
         return [self._sums[p].to(t) if p in self._sums else torch.zeros_like(p, dtype=t) for p, t in wide.items()]
 
     def clear(self) -> None:
-        """Forget the sums, which are raw, and begin new ones."""
+        """Forget the sums, which are raw, and begin new ones; and the samples that were computed alone."""
         self._sums.clear()
+        self.looped = []
         self.sensitivity = self.clipping.sensitivity
 
     # -- pieces --------------------------------------------------------------------------------------------------------
@@ -231,7 +235,7 @@ class GradientEngine:
         self.looped = []
         while todo:
             piece, found = todo.pop(), None
-            begin(piece, False)
+            begin(piece, 0)
             try:
                 found = self._mapped(loss, piece, trained)
             except Apart as apart:
@@ -241,7 +245,7 @@ class GradientEngine:
                 todo.append(piece.again())
                 continue
             except TooLarge as large:
-                rows = torch.arange(len(piece.group)).split(large.size)
+                rows = (torch.arange(len(piece.group)) if piece.wanted is None else piece.wanted).split(large.size)
                 todo += [Piece(piece.group.take(some), piece.path) for some in reversed(rows)]
                 continue
             except (Refused, torch.OutOfMemoryError):
@@ -258,9 +262,8 @@ class GradientEngine:
                 continue
             with self.guard.unchanged(by_value=True):
                 for i in range(len(piece.group)) if piece.wanted is None else piece.wanted.tolist():
-                    one = Piece(piece.group.take(slice(i, i + 1)))
-                    begin(one, True)  # the coins of NumPy and Python are the same for all, whatever their place
-                    yield one.rows, *self._alone(loss, one, trained)  # raises the same, if the loss is wrong
+                    one = Piece(piece.group.take(slice(i, i + 1)), self._path)
+                    yield one.rows, *self._alone(loss, one, begin, trained)  # raises the same, if the loss is wrong
                     self.looped.append(one)
             self._tell(reason)
         plan.pieces = settled
@@ -275,26 +278,36 @@ class GradientEngine:
         group, wanted = piece.group, piece.wanted
         how: Any = {"path": piece.path, "wanted": wanted, "room": self.room, "own_factories": self._own_factories}
         one_pass = Pass(trained, len(group), **how)
-        with self.guard.unchanged():
-            losses = one_pass.losses(lambda tensors: one_number(loss(group.record(tensors))), group.tensors)
-            gradients = one_pass.gradients(losses) if trained and backward else {}
+        try:
+            with self.guard.unchanged():
+                losses = one_pass.losses(lambda tensors: one_number(loss(group.record(tensors))), group.tensors)
+                gradients = one_pass.gradients(losses) if trained and backward else {}
+        finally:
+            self._path = one_pass.path
         if wanted is None:
             return losses, gradients
         chosen = torch.zeros(len(group), dtype=torch.bool).index_fill(0, wanted, True).to(losses.device)
         return losses[chosen], {p: g.select(chosen) for p, g in gradients.items()}
 
-    def _alone(self, loss: Loss, piece: Piece, trained: Sequence[nn.Parameter] = ()) -> tuple[Tensor, Gradients]:
+    def _alone(
+        self, loss: Loss, piece: Piece, begin: Begin, trained: Sequence[nn.Parameter] = ()
+    ) -> tuple[Tensor, Gradients]:
         """The loss (1,) and gradients of a piece of one sample, by plain autograd."""
-        with self.guard.unchanged():
-            with Alone() as mode:  # copies, since a loss may write into its record
-                tensors = [mode.mark(t[0].clone()) for t in piece.group.tensors]
-                value = one_number(loss(piece.group.record(tensors)))[None]
-            if not trained:
-                return value.detach(), {}
-            if not value.requires_grad:
-                raise Refused(NO_GRADIENT)
-            with explained():
-                found = torch.autograd.grad(value, trained, torch.ones_like(value), allow_unused=True)
+        for attempt in range(1, _ATTEMPTS + 1):  # until its decisions are those by which it was put into a group
+            begin(piece, attempt)  # the coins of NumPy and Python are the same for all, whatever their place
+            try:
+                with self.guard.unchanged(), Alone(piece.path if attempt < _ATTEMPTS else ()) as mode:
+                    tensors = [mode.mark(t[0].clone()) for t in piece.group.tensors]  # which a loss may write to
+                    value = one_number(loss(piece.group.record(tensors)))[None]
+                break
+            except Contradicted:
+                pass
+        if not trained:
+            return value.detach(), {}
+        if not value.requires_grad:
+            raise Refused(NO_GRADIENT)
+        with self.guard.unchanged(), explained():
+            found = torch.autograd.grad(value, trained, torch.ones_like(value), allow_unused=True)
         return value, {p: Instantiated(g[None]) for p, g in zip(trained, found, strict=True) if g is not None}
 
     def _add_clipped(self, gradients: Gradients, losses: Tensor, weights: Tensor | None) -> Tensor:

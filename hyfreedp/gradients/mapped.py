@@ -48,16 +48,16 @@ _FACTORIES = {
 }
 _FACTORIES |= {getattr(Tensor, name) for name in "new_zeros new_ones new_full new_empty new_tensor".split()}
 _SIZES = {Tensor.shape.__get__, Tensor.dtype.__get__, Tensor.device.__get__, Tensor.ndim.__get__}  # type: ignore[attr-defined]
-_SIZES |= {Tensor.size, Tensor.dim, Tensor.numel, Tensor.is_floating_point, Tensor.__len__, Tensor.stride}
-_SIZES |= {Tensor.layout.__get__, Tensor.is_cuda.__get__, Tensor.is_contiguous}  # type: ignore[attr-defined]
+_SIZES |= {Tensor.size, Tensor.dim, Tensor.numel, Tensor.is_floating_point, Tensor.__len__, Tensor.layout.__get__}  # type: ignore[attr-defined]
+_IN_MEMORY = {Tensor.stride, Tensor.is_contiguous, Tensor.storage_offset}
 _REQUIRES_GRAD = {Tensor.requires_grad.__get__, Tensor.requires_grad.__set__, Tensor.requires_grad_}  # type: ignore[attr-defined]
 _SHOWN = {Tensor.__repr__, Tensor.__format__, Tensor.__reduce_ex__, Tensor._base.__get__}  # type: ignore[union-attr]
 _MISMAPPED = {
     getattr(of, name)
     for of in (torch, Tensor, torch.nn.functional)
     for name in (
-        "resize_ resize_as_ as_strided_ set_ select_scatter linear_cross_entropy quantize_per_tensor "
-        "quantize_per_tensor_dynamic quantize_per_channel"
+        "resize_ resize_as_ as_strided as_strided_ as_strided_copy set_ select_scatter linear_cross_entropy "
+        "quantize_per_tensor quantize_per_tensor_dynamic quantize_per_channel"
     ).split()
     if hasattr(of, name)
 }
@@ -148,8 +148,12 @@ class Pass(TorchFunctionMode):
                 with self:
                     value = loss([self.of_sample(t) for t in copies])
             finally:
-                if self._raised is not None:  # also where the loss caught it: it would be everybody's
-                    raise self._raised
+                raised, self._raised = self._raised, None
+                try:
+                    if raised is not None:  # also where the loss caught it: it would be everybody's
+                        raise raised
+                finally:
+                    del raised  # which would hold this frame, and all tensors of the pass, for ever
             values = self.samples(value)
         if values is None:
             raise Unmappable("the loss belongs to a map within")
@@ -201,7 +205,8 @@ class Pass(TorchFunctionMode):
         try:
             return self._meet(func, args, kwargs or {})
         except BaseException as error:
-            self._raised = self._raised or error
+            if self._uses is None:  # else it ends a checkpoint's recomputation, and would hold all that is recomputed
+                self._raised = self._raised or error
             raise
 
     def _meet(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -241,7 +246,9 @@ class Pass(TorchFunctionMode):
         if args and args[0] is _SAVES_INPUTS:  # of a checkpoint, whose inputs it keeps as they are
             with self.level.left():
                 return args[0].apply(*args[1:])
-        _check_mappable(func, args)
+        if func in _IN_MEMORY and is_wrapped(args[0]):  # in which samples lie beside each other
+            return func(torch.empty(args[0].shape, device="meta"), *args[1:], **kwargs)
+        _check_mappable(func, args, kwargs)
         if trained:
             if getattr(func, "__name__", "") == "__get__" and not isinstance(result := func(*args), Tensor):
                 return result  # a size or a type
@@ -370,11 +377,16 @@ class _Layer(torch.autograd.Function):
 
 
 class Alone(TorchFunctionMode):
-    """Around the loss of one sample that is computed alone: what comes of it is refused where it comes again."""
+    """Around the loss of one sample that is computed alone: what comes of it is refused where it comes again.
 
-    def __init__(self) -> None:
+    Args:
+        path: answers to the first decisions. A sample that says something else is begun again, with other random
+            numbers: so these have the law that they have where its answers were found, in a map.
+    """
+
+    def __init__(self, path: Path = ()) -> None:
         super().__init__()
-        self._mark = object()
+        self._mark, self._path = object(), list(path)
 
     def mark(self, t: Any) -> Any:
         """Know a tensor for this sample's."""
@@ -386,6 +398,8 @@ class Alone(TorchFunctionMode):
         marks = {getattr(t, "_made_in", None) for t in _tensors(args, kwargs or {})} - {None}
         if marks - {self._mark}:
             raise Refused(_ESCAPED)
+        if marks and self._path and func in _DECISIONS and not _agree(args[0].detach()[None], self._path.pop(0)):
+            raise Contradicted
         result = func(*args, **(kwargs or {}))
         return tree_map(self.mark, result) if marks else result
 
@@ -442,14 +456,15 @@ def foreign_modes() -> bool:
     return torch._C._len_torch_dispatch_stack() > 0 or any(type(mode) is not DeviceContext for mode in stack)
 
 
-def _check_mappable(func: Any, args: Any) -> None:
+def _check_mappable(func: Any, args: Any, kwargs: dict[str, Any]) -> None:
     """Refuse what would show its own code the tensors of all samples."""
+    given = (*args, *kwargs.values())
     name = getattr(func, "__name__", "")
-    if name == "custom_function_call" or any(callable(arg) and not isinstance(arg, type) for arg in args):
+    if name == "custom_function_call" or any(callable(arg) and not isinstance(arg, type) for arg in given):
         raise Unmappable(f"{getattr(args[0], '__name__', name)}, whose own code would not be met")
     if isinstance(func, OpOverload | OpOverloadPacket) and str(func).split(".")[0] not in ("aten", "prims", "prim"):
         raise Unmappable(f"{func}, an operation of another library")
-    if func in _MISMAPPED:
+    if func in _MISMAPPED or str(func).startswith("aten.as_strided"):
         raise Unmappable(f"{name}, which functorch maps wrongly")
     if name == "__set__" or func in _STORAGE or (func in _SHOWN and is_wrapped(args[0])):
         raise Unmappable(f"{func} reaches a tensor's memory")

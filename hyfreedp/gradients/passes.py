@@ -101,8 +101,9 @@ class Passes:
     def _begin(self, what: str) -> Begin:
         """Sets random numbers: torch's of each piece its own, and so of each sample that is computed alone."""
 
-        def begin(piece: Piece, alone: bool) -> None:
-            key = self._generator.child(f"{what} alone" if alone else what, *piece.stream).key
+        def begin(piece: Piece, attempt: int) -> None:
+            stream = (what, *piece.stream) if attempt == 0 else (f"{what} alone", piece.stream[0], attempt)
+            key = self._generator.child(*stream).key
             seed_random_states(key, self.device, self._coins)
 
         return begin

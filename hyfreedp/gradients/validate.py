@@ -8,7 +8,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from hyfreedp.running.checks import listed
 from hyfreedp.running.devices import rounds_products
-from hyfreedp.running.layers import layers_of
+from hyfreedp.running.layers import layers_of, parameters_of
 
 
 def check_module(module: nn.Module) -> None:
@@ -53,6 +53,11 @@ def _problems(module: nn.Module) -> list[str]:
             "torch is set to round the factors of float32 products (TF32, bfloat16), so that a clipped gradient may be "
             "larger than its norm says: call torch.set_float32_matmul_precision('highest'), and leave fp32_precision "
             "of torch.backends at 'none' or 'ieee'; autocast is not concerned"
+        )
+    if any(p.requires_grad and (p._backward_hooks or p._post_accumulate_grad_hooks) for p in parameters_of(module)):
+        raise ValueError(
+            "trained parameters must have no hooks, which no gradient of a sample would pass: to freeze a part of one, "
+            "multiply it by a mask in the forward pass"
         )
     problems = {layer: problem for layer in layers_of(module) if (problem := _problem(layer))}
     return [

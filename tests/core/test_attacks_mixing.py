@@ -147,7 +147,9 @@ def gated():
 
     def forward(model, x):
         h = model.inner(x)
-        return model.out(x + model.gate(torch.tanh((h - h.detach().mean(0)) / (h.detach().var(0, False) + 1e-3).sqrt())))
+        return model.out(
+            x + model.gate(torch.tanh((h - h.detach().mean(0)) / (h.detach().var(0, False) + 1e-3).sqrt()))
+        )
 
     model = Built(forward, inner=nn.Linear(5, 5), out=nn.Linear(5, 3), gate=nn.Linear(5, 5, bias=False)).double()
     nn.init.zeros_(model.gate.weight)

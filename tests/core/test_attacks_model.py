@@ -396,7 +396,7 @@ def test_nothing_tells_a_record_of_another(route, pieces):
 def test_a_loss_that_keeps_something_of_records_is_refused_in_the_course_of_a_run(use):
     model, memory = small(), {}
     optimizer = by_hand(model, target_epsilon=3.0, accountant="rdp", preset="fixed", steps=60, batch_size=30)
-    with pytest.raises(ValueError, match="computed before it|uses a tensor of another pass"):
+    with pytest.raises(ValueError, match=r"computed before it|uses a tensor of another pass"):
         for batch in make_batches([6] * 60):
             optimizer.step(lambda b: use(model, memory, *b), batch)
 

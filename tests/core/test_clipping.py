@@ -5,6 +5,7 @@ import gc
 import io
 import math
 import pickle
+from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from models import Example, assert_exact, biases_only, conv1d_net, groupnorm_convnet, mlp, tied_language_model
 from opacus import GradSampleModule
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from twins import Built
 
 from hyfreedp.gradients import AbadiClipping, AutomaticClipping, NoClipping, make_engine
@@ -297,21 +299,38 @@ def test_a_model_can_be_copied_and_saved(build, again) -> None:
     assert_exact(other)  # it may have an engine of its own
 
 
-def test_nothing_is_left_behind() -> None:
+def interrupted(model: nn.Module, x: Tensor) -> Tensor:
+    model(x)
+    raise KeyboardInterrupt
+
+
+def deciding(model: nn.Module, x: Tensor) -> Tensor:
+    with suppress(RuntimeError):
+        return model(x) if model(x) > 0 else -model(x)
+    return model(x)
+
+
+LEAVING = {
+    "plain": lambda model, x: model(x * 2),
+    "interrupted": interrupted,
+    "deciding": deciding,
+    "checkpointing": lambda model, x: checkpoint(lambda x: model(x).sin(), x * model[0].weight[0], use_reentrant=False),
+    "looping": lambda model, x: model(torch.from_numpy(x.numpy())),
+}
+
+
+@some_by_the_loop
+@together("loss", LEAVING)
+def test_nothing_is_left_behind(loss) -> None:
     """Neither of a pass nor of one that was interrupted: inputs die with their graph, parameters are back."""
-    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
-    engine = make_engine(model, AutomaticClipping())
-
-    def loss(x: Tensor) -> Tensor:
-        return model(x * 2)[:, 0]
-
-    def interrupted(x: Tensor) -> Tensor:
-        model(x)
-        raise KeyboardInterrupt
-
-    engine.add(loss, torch.randn(43, 3))
-    with pytest.raises(KeyboardInterrupt):
-        engine.add(interrupted, torch.randn(43, 3))
-    gc.collect()
-    assert not any(type(o) is Tensor and o.shape == (43, 3) for o in gc.get_objects())
+    model, counts = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1)), []
+    for _ in range(3):
+        engine = make_engine(model, AutomaticClipping())
+        with suppress(KeyboardInterrupt):
+            engine.add(lambda x: LEAVING[loss](model, x), torch.randn(43, 3))
+        engine.clear()
+        gc.collect()
+        counts.append(sum(issubclass(type(o), Tensor) for o in gc.get_objects()))
+    assert counts[1] == counts[2]
+    assert not any(type(o) is Tensor and o.shape in ((43, 3), (43, 1, 3)) for o in gc.get_objects())
     assert all(type(p) is nn.Parameter for p in model.parameters())

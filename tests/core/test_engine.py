@@ -74,7 +74,7 @@ def test_every_preset_trains_runs_shorter_than_its_interval(preset, length):
         ("max_grad_norm", 1.0, r"clipping=AbadiClipping\(max_grad_norm\)"),
         ("noise_multiplier", 1.1, "target_epsilon, target_delta and the length of the run"),
         ("poisson_sampling", True, "always Poisson samples"),
-        ("criterion", nn.CrossEntropyLoss(), r"optimizer.step\(per_sample_loss, batch\)"),
+        ("criterion", nn.CrossEntropyLoss(), r"optimizer.step\(loss, batch\), where it maps one record"),
     ],
 )
 def test_an_argument_of_opacus_is_refused_with_what_to_write_here(argument, value, instead):

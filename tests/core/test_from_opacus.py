@@ -11,7 +11,6 @@ import sys
 import opacus
 import pytest
 import torch
-import torch.nn.functional as F
 from cases import together
 from opacus.layers import DPGRU, DPLSTM
 from pages import ROOT, programs
@@ -62,7 +61,7 @@ def test_the_scripts_differ_only_where_the_page_says():
 
 def test_what_becomes_of_the_program_on_images(capsys):
     """Its functions, with a small net on random images: two runs on one loader, the whole budget each."""
-    names = {"F": F, "PrivacyEngine": PrivacyEngine}
+    names = {"nn": nn, "PrivacyEngine": PrivacyEngine}
     exec(compile(MNIST, "mnist.py", "exec"), names)
     args = argparse.Namespace(delta=1e-4, epsilon=3.0, epochs=2, secure_rng=True)
     loader = DataLoader(TensorDataset(torch.randn(40, 1, 6, 6), torch.randint(10, (40,))), batch_size=8)
@@ -91,7 +90,7 @@ def test_what_becomes_of_the_program_on_names(kind, capsys):
     budget = {"target_epsilon": 3.0, "target_delta": 1e-4, "epochs": 1}
     _, optimizer, loader = make_private(model, sgd(model, 2.0), loader=loader, seed=11, **budget)
     assert 0 in (len(loader.batch_sampler.batch(step)) for step in range(20))
-    names["train"](model, nn.CrossEntropyLoss(reduction="none"), optimizer, loader, 0, 1e-4, torch.device("cpu"))
+    names["train"](model, nn.CrossEntropyLoss(), optimizer, loader, 0, 1e-4, torch.device("cpu"))
     assert optimizer.steps_left == 0 and optimizer.gradient_engine.slow is None
     assert re.fullmatch(r"epoch 0: epsilon (2\.9\d|3\.00)\n", capsys.readouterr().out)
 

@@ -7,6 +7,7 @@ import numpy as np
 import pandas
 import pytest
 import torch
+import torch.nn.functional as F
 from cases import each, together
 from scipy import stats
 from torch import nn
@@ -14,9 +15,6 @@ from twins import PRESETS, by_hand, changed, cross_entropy, flat, make_batches, 
 
 from hyfreedp.accounting import BudgetExhausted
 from hyfreedp.gradients import AbadiClipping, AutomaticClipping
-
-# Losses without a gradient show the noise alone, and nothing to a comparison with autograd.
-pytestmark = pytest.mark.filterwarnings("ignore:gradients are computed one sample at a time:UserWarning")
 
 FALSE_ALARM = 1e-6  # of each statistical test below; the seeds are fixed, so a test that passes always passes
 PRIVATE = {"target_epsilon": 3.0, "accountant": "rdp"}
@@ -83,6 +81,24 @@ def test_physical_batches_get_noise_once():
     """Noise per piece would be sqrt(3) times too large."""
     split, directions = noise_run(12, max_physical_batch_size=4)
     assert_standard(directions / (split.sigma_gradient / 8))
+
+
+# -- what a step costs --------------------------------------------------------------------------------------------------
+
+
+@together("reduction", ["none", "mean", "sum"])
+def test_a_step_calls_the_loss_once_and_the_first_step_compares_before(reduction):
+    """Three records together, and alone, in one map; then the map of the batch."""
+    optimizer, rows = by_hand(preset="fixed"), []
+
+    def loss(batch):
+        rows.append(len(batch[1]))
+        return F.cross_entropy(optimizer.module(batch[0]), batch[1], reduction=reduction)
+
+    for expected in ([3, 1, 1], [1], [1]):
+        optimizer.step(loss, make_batches([50])[0])
+        assert rows == expected
+        rows.clear()
 
 
 # -- the ledger --------------------------------------------------------------------------------------------------------

@@ -83,7 +83,7 @@ def make_batches(sizes: Sequence[int], *, seed: int = 2) -> list[list[Tensor]]:
 
 
 def cross_entropy(model: nn.Module) -> Callable[[list[Tensor]], Tensor]:
-    """Per-sample loss of a batch ``(inputs, labels)``."""
+    """The loss of a record ``(inputs, labels)``; of several, that of each."""
     return lambda batch: F.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
 

@@ -1,0 +1,150 @@
+"""A person as the unit of privacy: ``python -m hyfreedp.experiments.studies.persons`` (for notebook 00).
+
+Each of GTSRB's 1,307 tracks, 30 photographs of one sign, stands for a person. A linear model on fixed features learns
+the signs with one budget in several ways. A run that is recorded is not made again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import time
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+from tqdm import tqdm
+
+from hyfreedp import HyFreeDPOptimizer, PrivacyEngine
+from hyfreedp.accounting.composition import epsilon as epsilon_of
+from hyfreedp.experiments.data.image_files import GTSRB_32
+from hyfreedp.experiments.runs.train import one_thread
+from hyfreedp.experiments.store.files import write_csv
+from hyfreedp.experiments.store.paths import RESULTS
+from hyfreedp.experiments.store.provenance import with_versions
+
+TABLE = RESULTS / "laptop" / "persons.csv"
+EPSILONS, SEEDS, STEPS, RATE, DELTA, MOST = (3.0, 8.0), (0, 1, 2), 60, 0.25, 1e-5, 30
+OWNERS: dict[str, int | None] = {"owners": None, "owners, 4": 4, "owners, 1": 1}  # with how many records at most
+GROUP, TEXTBOOK, RECORD = "records_per_person=30", "epsilon / 30", "record"
+WAYS = {"owners": "`owners=`, all their records"}
+WAYS |= {name: f"`owners=`, `records_per_owner={k}`" for name, k in OWNERS.items() if k}
+WAYS |= {GROUP: f"`{GROUP}`", TEXTBOOK: "a record's epsilon divided by 30", RECORD: "a record's epsilon alone"}
+CELL = ["data", "way", "epsilon", "seed"]
+Parts = dict[str, tuple[Tensor, Tensor]]
+DATA = {"equal": "30 records each", "unequal": "one person in ten has 30, the others 3"}
+
+
+def features(images: np.ndarray) -> Tensor:
+    """Histograms of oriented gradients (Dalal and Triggs, 2005): of each of 36 cells the weight of 8 directions."""
+    found = []
+    for some in torch.from_numpy(images).split(1000):
+        grey = some.float().mean(3) / 255
+        across, down = grey[:, 1:-1, 2:] - grey[:, 1:-1, :-2], grey[:, 2:, 1:-1] - grey[:, :-2, 1:-1]
+        length, direction = (across**2 + down**2).sqrt(), torch.atan2(down, across) * 4 / math.pi
+        near = (1 - (direction[:, None] - torch.arange(-4.0, 5.0)[:, None, None]).abs()).clamp(min=0) * length[:, None]
+        cells = F.avg_pool2d(torch.cat([near[:, :1] + near[:, 8:], near[:, 1:8]], dim=1), 5).flatten(1)
+        found.append(10 * F.normalize(cells))
+    return torch.cat(found)
+
+
+def load() -> tuple[Parts, np.ndarray]:
+    """Features and labels of parts "train", "validation" (a fifth of the tracks) and "test"; tracks of the first."""
+    train, test = GTSRB_32.read(Path(os.environ["HYFREEDP_DATA"]))
+    assert train.groups is not None
+    tracks = np.random.default_rng(0).permutation(train.groups.max() + 1)
+    held_out = np.isin(train.groups, tracks[: len(tracks) // 5])
+    x, y = features(np.asarray(train.images)), torch.from_numpy(train.labels)
+    parts = {name: (x[rows], y[rows]) for name, rows in (("train", ~held_out), ("validation", held_out))}
+    return parts | {"test": (features(np.asarray(test.images)), torch.from_numpy(test.labels))}, train.groups[~held_out]
+
+
+def thinned(owners: np.ndarray) -> np.ndarray:
+    """Which records are left where nine persons in ten have three."""
+    person = np.unique(owners, return_inverse=True)[1]
+    return (person % 10 == 0) | (pd.Series(person).groupby(person).cumcount().to_numpy() % 10 == 5)
+
+
+def run(way: str, target: float, seed: int, train: tuple[Tensor, Tensor], owners: np.ndarray) -> HyFreeDPOptimizer:
+    """The optimizer of a trained model. By textbooks a person's (e, d) is a record's (e/k, d (e^(e/k)-1) / (e^e-1))."""
+    torch.manual_seed(seed)
+    model, number = nn.Linear(train[0].shape[1], 43), len(owners)
+    settings: dict[str, Any] = {"target_epsilon": target, "target_delta": DELTA}
+    if way == TEXTBOOK:
+        delta = DELTA * math.expm1(target / MOST) / math.expm1(target)
+        settings = {"target_epsilon": target / MOST, "target_delta": delta}
+    elif way == GROUP:
+        settings["records_per_person"] = MOST
+    elif way in OWNERS:
+        settings |= {"owners": owners, "records_per_owner": OWNERS[way]}
+        number = len(np.unique(owners))
+    _, optimizer, loader = PrivacyEngine(seed=seed).make_private_with_epsilon(
+        module=model,
+        optimizer=torch.optim.AdamW(model.parameters()),
+        data_loader=DataLoader(TensorDataset(*train), batch_size=round(RATE * number)),
+        steps=STEPS,
+        **settings,
+    )
+    while optimizer.steps_left:
+        for batch in loader:
+            optimizer.step(lambda record: F.cross_entropy(model(record[0]), record[1]), batch)
+    return optimizer
+
+
+def described(way: str, target: float, optimizer: HyFreeDPOptimizer, parts: Parts) -> dict[str, Any]:
+    """Epsilon of a person, the noise of a mean gradient's coordinate in units of a clip, and accuracies."""
+    split = optimizer.split
+    person = epsilon_of(dataclasses.replace(split, records_per_person=MOST)) if way == RECORD else target
+    found: dict[str, Any] = {"epsilon_person": person, "noise": split.sigma_gradient / optimizer.expected_batch_size}
+    with optimizer.averaged(), torch.no_grad():
+        hits = {part: float((optimizer.module(x).argmax(1) == y).float().mean()) for part, (x, y) in parts.items()}
+    return found | {"validation_accuracy": hits["validation"], "accuracy": hits["test"]}
+
+
+def record(table: Path = TABLE, *, seeds: tuple[int, ...] = SEEDS) -> pd.DataFrame:
+    """Make the runs that the table lacks, each written at once; a run's ``seconds`` are those of the processor."""
+    rows = pd.read_csv(table) if table.exists() else pd.DataFrame(columns=CELL)
+    done = set(rows[CELL].itertuples(index=False, name=None))
+    wanted = [(name, way, e, seed) for seed in seeds for name in DATA for e in EPSILONS for way in WAYS]
+    parts, owners = load()
+    for cell in tqdm([one for one in wanted if one not in done], unit="run"):
+        name, way, epsilon, seed = cell
+        left = thinned(owners) if name == "unequal" else np.full(len(owners), True)
+        x, y = (part[left] for part in parts["train"])
+        start = time.process_time()
+        with one_thread():
+            told = described(way, epsilon, run(way, epsilon, seed, (x, y), owners[left]), parts)
+        told |= {"seconds": time.process_time() - start, "date": f"{date.today()}"}
+        new = with_versions(pd.DataFrame([dict(zip(CELL, cell, strict=True)) | told]))
+        rows = pd.concat([rows, new], ignore_index=True) if len(rows) else new
+        write_csv(table, rows)
+    return rows
+
+
+def markdown(rows: pd.DataFrame) -> str:
+    """The table of docs/results.md: test accuracy in percent, and the epsilon of a person."""
+    lines = ["| budget | how it is kept | noise | accuracy, {equal} | {unequal} |".format(**DATA), "|" + " --- |" * 5]
+    means = rows.groupby(["epsilon", "way", "data"], sort=False)[["noise", "accuracy", "epsilon_person"]].mean()
+    for epsilon in EPSILONS:
+        for way in WAYS:
+            if (epsilon, way, "equal") not in means.index:
+                continue
+            equal, unequal = (means.loc[epsilon, way, name] for name in DATA)
+            budget = (
+                f"{epsilon:g} for a person" if way != RECORD else f"{epsilon:g}, a person {equal.epsilon_person:.0f}"
+            )
+            noise = f"{1000 * equal.noise:.1f}, {1000 * unequal.noise:.1f}"
+            shares = f"{100 * equal.accuracy:.1f} | {100 * unequal.accuracy:.1f}"
+            lines.append(f"| {budget} | {WAYS[way]} | {noise} | {shares} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(markdown(record()))
