@@ -39,11 +39,11 @@ def test_the_code_block_runs_as_written(capsys):
     assert re.search(r"epsilon=3, eta=[\d.e-]+", capsys.readouterr().err)
     names["augment"] = lambda x: x + 0.1 * torch.randn_like(x)
     exec(compile(views, "usage.md", "exec"), names)
-    assert names["per_sample_loss"](names["data"][:6]).shape == (6, 4)
+    assert names["loss"](names["data"][:1]).shape == ()
 
 
 @pytest.mark.whole
-@pytest.mark.filterwarnings("ignore:gradients are computed one sample at a time")
+@pytest.mark.filterwarnings("ignore:samples are computed one at a time")
 def test_the_temperature_of_the_usage_page_mends_logits_that_are_four_times_too_large():
     (block,) = programs("docs/usage.md", "If you need probabilities")
     generator = torch.Generator().manual_seed(0)
@@ -138,7 +138,7 @@ def test_what_publishes_names_its_row_of_the_threat_model():
         assert row in rows and re.search(rf"threat model: {row}\b", text, re.IGNORECASE), (name, row)
 
 
-@pytest.mark.filterwarnings("ignore:gradients are computed one sample at a time")
+@pytest.mark.filterwarnings("ignore:samples are computed one at a time")
 def test_the_audit_of_the_usage_page_runs_as_written(capsys):
     (block,) = programs("docs/usage.md", "An audit of your own script")
     data = TensorDataset(torch.randn(2000, 20), torch.randint(0, 3, (2000,)))

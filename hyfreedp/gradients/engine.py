@@ -135,6 +135,7 @@ class GradientEngine:
         room: bytes that gradients, or copies of parameters, of samples mapped together may take.
         slow: why samples were last computed one at a time; None if they never were.
         looped: samples of the last batch that were.
+        told: whether Python was told something of its samples, by a decision.
         guard: refuses losses that write into the model.
     """
 
@@ -144,6 +145,7 @@ class GradientEngine:
         self.room = ROOM
         self.slow: str | None = None
         self.looped: list[Piece] = []
+        self.told = False
         self.guard = ModelGuard(module)
         self._own_factories = False
         self._path: Path = ()  # of the last map, as far as it came
@@ -216,7 +218,7 @@ class GradientEngine:
     def clear(self) -> None:
         """Forget the sums, which are raw, and begin new ones; and the samples that were computed alone."""
         self._sums.clear()
-        self.looped = []
+        self.looped, self.told = [], False
         self.sensitivity = self.clipping.sensitivity
 
     # -- pieces --------------------------------------------------------------------------------------------------------
@@ -232,7 +234,7 @@ class GradientEngine:
         if begin is None:
             now = random_states(self.device)
             begin = lambda piece, alone: set_random_states(self.device, now)  # noqa: E731
-        self.looped = []
+        self.looped, self.told = [], False
         while todo:
             piece, found = todo.pop(), None
             begin(piece, 0)
@@ -284,6 +286,7 @@ class GradientEngine:
                 gradients = one_pass.gradients(losses) if trained and backward else {}
         finally:
             self._path = one_pass.path
+            self.told = self.told or bool(one_pass.path)
         if wanted is None:
             return losses, gradients
         chosen = torch.zeros(len(group), dtype=torch.bool).index_fill(0, wanted, True).to(losses.device)
@@ -358,4 +361,7 @@ def one_number(value: Any) -> Tensor:
 
 def _writes_into_fresh(error: Exception) -> bool:
     """Whether a sample's value was written into a tensor that the loss had made of nothing."""
-    return "more elements than `self`" in str(error) or "inplace randomness on an unbatched" in str(error)
+    text = str(error)
+    if "doesn't match the broadcast shape" in text or "more elements than `self`" in text:
+        return True
+    return "inplace randomness on an unbatched" in str(error)

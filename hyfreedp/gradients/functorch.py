@@ -102,6 +102,7 @@ def maps_marked(mark: Callable[[Any], Any]) -> Iterator[None]:
         yield
     finally:
         vmap._unwrap_batched = unwrap
+        mark = lambda result: result  # noqa: E731, where torch.compile keeps the other
 
 
 def saved_hook() -> Any:

@@ -46,6 +46,7 @@ _DECISIONS = {
 _FACTORIES = {
     getattr(torch, name) for name in "zeros ones full empty zeros_like ones_like full_like empty_like".split()
 }
+_FACTORIES |= {torch.tensor, torch.arange, torch.eye, torch.linspace}
 _FACTORIES |= {getattr(Tensor, name) for name in "new_zeros new_ones new_full new_empty new_tensor".split()}
 _SIZES = {Tensor.shape.__get__, Tensor.dtype.__get__, Tensor.device.__get__, Tensor.ndim.__get__}  # type: ignore[attr-defined]
 _SIZES |= {Tensor.size, Tensor.dim, Tensor.numel, Tensor.is_floating_point, Tensor.__len__, Tensor.layout.__get__}  # type: ignore[attr-defined]
@@ -57,10 +58,11 @@ _MISMAPPED = {
     for of in (torch, Tensor, torch.nn.functional)
     for name in (
         "resize_ resize_as_ as_strided as_strided_ as_strided_copy set_ select_scatter linear_cross_entropy "
-        "quantize_per_tensor quantize_per_tensor_dynamic quantize_per_channel"
+        "quantize_per_tensor quantize_per_tensor_dynamic quantize_per_channel _is_all_true _is_any_true"
     ).split()
     if hasattr(of, name)
 }
+_NAMESPACES = ("aten", "prims", "prim", "profiler")  # of torch's own operations
 _SAVES_INPUTS: Any = getattr(torch.utils.checkpoint, "_NoopSaveInputs", object)  # before torch 2.12
 _STORAGE = {Tensor.data.__get__, Tensor.numpy, Tensor.__array__, Tensor.__repr__, Tensor.__format__}  # type: ignore[attr-defined]
 
@@ -462,7 +464,12 @@ def _check_mappable(func: Any, args: Any, kwargs: dict[str, Any]) -> None:
     name = getattr(func, "__name__", "")
     if name == "custom_function_call" or any(callable(arg) and not isinstance(arg, type) for arg in given):
         raise Unmappable(f"{getattr(args[0], '__name__', name)}, whose own code would not be met")
-    if isinstance(func, OpOverload | OpOverloadPacket) and str(func).split(".")[0] not in ("aten", "prims", "prim"):
+    if isinstance(func, OpOverload | OpOverloadPacket) and str(func).split(".")[0] not in (
+        "aten",
+        "prims",
+        "prim",
+        "profiler",
+    ):
         raise Unmappable(f"{func}, an operation of another library")
     if func in _MISMAPPED or str(func).startswith("aten.as_strided"):
         raise Unmappable(f"{name}, which functorch maps wrongly")

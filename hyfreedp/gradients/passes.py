@@ -16,7 +16,7 @@ from hyfreedp.running.checks import Refused, check_function, check_weights
 from hyfreedp.running.random_states import random_states_kept, random_states_of, seed_random_states
 
 Weights = Callable[[Any], Tensor] | None
-_LOOKED_AT = 0.1  # of the batches whose samples were mapped in several groups
+_LOOKED_AT = 0.1  # of the batches in which a decision of Python was answered
 
 
 class Passes:
@@ -114,7 +114,7 @@ class Passes:
         Always where samples are computed one at a time, beside which it costs nothing.
         """
         now_and_then = float(self._generator.child("memory").uniform(1)) < _LOOKED_AT
-        told = bool(self._engine.looped) or (len(plan.pieces) > len(self._first) and now_and_then)
+        told = bool(self._engine.looped) or (self._engine.told and now_and_then)
         if told and not self._engine.forgets(function, plan, values, begin):
             raise Refused(
                 "the loss (or weight) of a record depends on those that were computed before it: let loss and model "

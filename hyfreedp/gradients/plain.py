@@ -52,7 +52,7 @@ def check_plain_loss(passes: Passes, module: nn.Module, key: bytes) -> bool:
         tensors = [t.flatten(0, 1) for t in group.take(torch.tensor(rows)).tensors if t.dim() > 1]
         if len(tensors) < len(group.tensors):  # a number for a record, which has no rows to join
             return None
-        with random_states_of(key, passes.device):
+        with random_states_of(key, passes.device), passes.guard.unchanged(by_value=True):
             try:  # as one sample of several rows: of what the loss keeps of it, no tensor can be used later
                 one_pass = Pass([], 1, room=0)
                 value = one_pass.losses(lambda some: passes.loss(group.record(some)), [t[None] for t in tensors])
@@ -62,7 +62,7 @@ def check_plain_loss(passes: Passes, module: nn.Module, key: bytes) -> bool:
                 return None
         return value.flatten() if value.numel() in (1, len(rows)) else None
 
-    with passes.guard.unchanged(by_value=True), resting(layers_of(module)), warnings.catch_warnings(action="ignore"):
+    with resting(layers_of(module)), warnings.catch_warnings(action="ignore"):
         if (plain := of(everybody)) is None:
             return True
         try:

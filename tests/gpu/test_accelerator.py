@@ -10,7 +10,7 @@ import torch.multiprocessing
 from models import bert, conv1d_net, gpt2, groupnorm_convnet, llama, llama_lora, mlp, tied_language_model, vit, vit_tiny
 from scipy import stats
 from training import resumed, run, without_noise
-from twins import flat, make_data
+from twins import cross_entropy, flat, make_data
 
 from hyfreedp import NoiseGenerator
 from hyfreedp.experiments.benchmark.contenders import CONTENDERS, Setup
@@ -103,17 +103,13 @@ def test_a_run_is_that_on_the_cpu_but_for_rounding(preset, device):
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
-def test_a_step_waits_once_per_physical_batch_and_once_per_release(device, monkeypatch):
+def test_a_step_waits_once_per_physical_batch_and_once_per_release(device):
     """As torch counts it, where it can; tests/core/test_devices.py counts on a simulated accelerator."""
     if not hasattr(backend(device), "set_sync_debug_mode"):
         pytest.skip("torch counts no synchronisations on this device")
-    monkeypatch.setattr("hyfreedp.gradients.dependence._MOST", 0)
     optimizer, _ = run(device, "paper", interval=2, steps=8, stop=3)
     optimizer.sampler = None  # the batch is given
     x, y = (tensor[:8].to(device) for tensor in make_data().tensors)
-
-    def loss(batch):
-        return torch.nn.functional.cross_entropy(optimizer.module(batch[0]), batch[1], reduction="none")
 
     counts = []
     for _ in range(4):
@@ -121,7 +117,7 @@ def test_a_step_waits_once_per_physical_batch_and_once_per_release(device, monke
             backend(device).set_sync_debug_mode("warn")
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
-                record = optimizer.step(loss, (x, y))
+                record = optimizer.step(cross_entropy(optimizer.module), (x, y))
         finally:
             backend(device).set_sync_debug_mode("default")
         counts.append(sum("synchroniz" in str(w.message) for w in caught) - 2 - (record.probe is not None))

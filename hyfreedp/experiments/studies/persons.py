@@ -61,9 +61,9 @@ def load() -> tuple[Parts, np.ndarray]:
     assert train.groups is not None
     tracks = np.random.default_rng(0).permutation(train.groups.max() + 1)
     held_out = np.isin(train.groups, tracks[: len(tracks) // 5])
-    x, y = features(np.asarray(train.images)), torch.from_numpy(train.labels)
+    x, y = features(np.asarray(train.images)), torch.tensor(train.labels)
     parts = {name: (x[rows], y[rows]) for name, rows in (("train", ~held_out), ("validation", held_out))}
-    return parts | {"test": (features(np.asarray(test.images)), torch.from_numpy(test.labels))}, train.groups[~held_out]
+    return parts | {"test": (features(np.asarray(test.images)), torch.tensor(test.labels))}, train.groups[~held_out]
 
 
 def thinned(owners: np.ndarray) -> np.ndarray:
@@ -128,21 +128,23 @@ def record(table: Path = TABLE, *, seeds: tuple[int, ...] = SEEDS) -> pd.DataFra
     return rows
 
 
+def shares(rows: pd.DataFrame) -> pd.DataFrame:
+    """Means over seeds, a line for each budget and way; noise in thousandths of a clip, accuracy in percent."""
+    means = rows.groupby(["epsilon", "way", "data"])[["noise", "accuracy", "epsilon_person"]].mean().unstack()
+    found = {f"noise, {name}": 1000 * means["noise"][name] for name in DATA}
+    found |= {f"accuracy, {name}": 100 * means["accuracy"][name] for name in DATA}
+    table = pd.DataFrame(found | {"epsilon_person": means["epsilon_person"]["equal"]})
+    return table.reindex([(epsilon, way) for epsilon in EPSILONS for way in WAYS if (epsilon, way) in table.index])
+
+
 def markdown(rows: pd.DataFrame) -> str:
-    """The table of docs/results.md: test accuracy in percent, and the epsilon of a person."""
-    lines = ["| budget | how it is kept | noise | accuracy, {equal} | {unequal} |".format(**DATA), "|" + " --- |" * 5]
-    means = rows.groupby(["epsilon", "way", "data"], sort=False)[["noise", "accuracy", "epsilon_person"]].mean()
-    for epsilon in EPSILONS:
-        for way in WAYS:
-            if (epsilon, way, "equal") not in means.index:
-                continue
-            equal, unequal = (means.loc[epsilon, way, name] for name in DATA)
-            budget = (
-                f"{epsilon:g} for a person" if way != RECORD else f"{epsilon:g}, a person {equal.epsilon_person:.0f}"
-            )
-            noise = f"{1000 * equal.noise:.1f}, {1000 * unequal.noise:.1f}"
-            shares = f"{100 * equal.accuracy:.1f} | {100 * unequal.accuracy:.1f}"
-            lines.append(f"| {budget} | {WAYS[way]} | {noise} | {shares} |")
+    """The table of docs/results.md."""
+    lines = ["| epsilon | of a person | how | noise | accuracy, {equal} | {unequal} |".format(**DATA)]
+    lines.append("|" + " --- |" * 6)
+    for (epsilon, way), row in shares(rows).iterrows():
+        noise, accuracy = (tuple(row[f"{what}, {name}"] for name in DATA) for what in ("noise", "accuracy"))
+        numbers = f"{noise[0]:.1f}, {noise[1]:.1f} | {accuracy[0]:.1f} | {accuracy[1]:.1f}"
+        lines.append(f"| {epsilon:g} | {row.epsilon_person:.0f} | {WAYS[way]} | {numbers} |")
     return "\n".join(lines)
 
 
