@@ -18,6 +18,7 @@ from hyfreedp.experiments.benchmark import goals
 from hyfreedp.experiments.book import notebooks
 from hyfreedp.experiments.store import verdicts
 from hyfreedp.experiments.store.verdicts import Whose
+from hyfreedp.experiments.studies import persons
 from hyfreedp.experiments.tables import image_classification, language_generation, looks, small_tasks
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -109,6 +110,7 @@ def test_the_looks_are_those_of_the_record():
         ("laptop/image_classification", image_table),
         ("desktop/image_classification", image_places),
         ("desktop/language_generation", text_table),
+        ("laptop/persons", persons.markdown),
         ("laptop/efficiency", goals.markdown),
         ("laptop/efficiency_peers", goals.peers),
         ("laptop/efficiency_runs", goals.runs),

@@ -49,9 +49,13 @@ class Group:
 
     def record(self, tensors: Sequence[Tensor]) -> Any:
         """One record of these tensors, made anew each time: what a loss writes into one is in no other."""
-        return map_leaves(
-            lambda leaf: tensors[leaf.index] if isinstance(leaf, Slot) else copy.deepcopy(leaf), self.form
-        )
+
+        def made(leaf: Any) -> Any:
+            if isinstance(leaf, Slot):
+                return tensors[leaf.index]
+            return leaf.clone() if isinstance(leaf, Tensor) else copy.deepcopy(leaf)
+
+        return map_leaves(made, self.form)
 
     def take(self, rows: Tensor | slice) -> Group:
         """Some of the records, by their places in the group."""

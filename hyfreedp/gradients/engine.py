@@ -307,10 +307,10 @@ class GradientEngine:
                 pass
         if not trained:
             return value.detach(), {}
-        if not value.requires_grad:
-            raise Refused(NO_GRADIENT)
         with self.guard.unchanged(), explained():
-            found = torch.autograd.grad(value, trained, torch.ones_like(value), allow_unused=True)
+            found = torch.autograd.grad(value, trained, allow_unused=True) if value.requires_grad else ()
+        if all(g is None for g in found):
+            raise Refused(NO_GRADIENT)
         return value, {p: Instantiated(g[None]) for p, g in zip(trained, found, strict=True) if g is not None}
 
     def _add_clipped(self, gradients: Gradients, losses: Tensor, weights: Tensor | None) -> Tensor:

@@ -339,6 +339,8 @@ class Pass(TorchFunctionMode):
         for key, g in zip(self._copies, found, strict=False):
             if g is not None:
                 uses.setdefault(self.trained[key], []).append(Instantiated(g))
+        if not uses:
+            raise Refused(NO_GRADIENT)
         return {p: add_uses(its) for p, its in uses.items()}
 
     def add(self, p: nn.Parameter, gradients: PerSampleGradients) -> None:
@@ -373,8 +375,9 @@ class _Layer(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        (x,) = ctx.saved_tensors or (None,)  # computed again, if it is a checkpoint's
+        saved = ctx.saved_tensors  # computed again, if they are a checkpoint's
         with ctx.one_pass.resting():
+            x = saved[0].detach() if saved else None  # so that no sum of gradients holds a graph
             return None, None, None, None, ctx.backward_of(x, g, ctx.needs_input_grad[4]), None
 
 
@@ -514,7 +517,7 @@ _ESCAPED = (
     "the loss uses a tensor of another pass, which holds other records: let loss and model keep nothing of a batch (a "
     "cache, a memory, the last output) from one call to the next"
 )
-NO_GRADIENT = "loss must have a gradient: was the forward pass run under no_grad, or on detached values?"
+NO_GRADIENT = "loss must have a gradient by the model's parameters: is it under no_grad, detached, or by another model?"
 SEEDED = (
     "torch's random numbers were seeded while a loss was computed, by it or by another thread: whoever knows the seed "
     "knows dropout's masks. Seed nothing in the loss; numbers come from the run's key"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial, wraps
+from types import SimpleNamespace
 from typing import Any
 
 from lightning.pytorch import LightningModule
@@ -48,7 +49,7 @@ class PrivateModule(LightningModule):
         self.automatic_optimization = False
         self.private: HyFreeDPOptimizer | None = None
         self._weights: Callable[[Any], Tensor] | None = None
-        self._ignored: dict[str, None] = {}
+        self._ignored = SimpleNamespace(names={})  # no plain dictionary, which a step would put back
 
     def make_private(
         self,
@@ -107,7 +108,7 @@ class PrivateModule(LightningModule):
     def log(self, name: str, *args: Any, **kwargs: Any) -> None:
         """As of Lightning; ignored in a private step, since what ``training_step`` logs of records is not private."""
         if stepping():
-            self._ignored[name] = None
+            self._ignored.names[name] = None
         else:
             super().log(name, *args, **kwargs)
 
@@ -124,7 +125,7 @@ class PrivateModule(LightningModule):
 
         step = partial(private.step, loss, batch, weights=self._weights)
         self.optimizers().step(closure=step)  # type: ignore[union-attr]
-        warn_of_log(tuple(self._ignored))
+        warn_of_log(tuple(self._ignored.names))
         told = {"learning_rate": private.param_groups[0]["lr"]}
         every = trainer.log_every_n_steps
         if epsilon_is_due(private) or (every and private.ledger.steps % every == 0):

@@ -406,6 +406,25 @@ def test_a_generator_of_the_losss_own_is_refused():
 # -- precision ---------------------------------------------------------------------------------------------------------
 
 
+@together(("value", "half"), itertools.product([math.nan, math.inf, 1e30], [False, True]))
+def test_a_record_that_is_not_finite_moves_nothing_and_a_huge_one_no_more_than_itself(value, half):
+    """All others were computed alone for it, whose rounding in half precision is another."""
+    model, (x, y) = (
+        nn.Sequential(nn.Linear(64, 32), nn.GELU(), nn.Linear(32, 10)),
+        (torch.randn(512, 64), torch.zeros(512).long()),
+    )
+    x[-1] = value
+
+    def loss(model):
+        def run(b):
+            with torch.autocast("cpu", torch.bfloat16, enabled=half):
+                return F.cross_entropy(model(b[0]).float(), b[1])
+
+        return run
+
+    assert moved(model, loss, [x, y]) <= (1.0001 if math.isfinite(value) else 1e-4)
+
+
 @pytest.mark.whole
 @each(piece=[4096, 64], dtype=[torch.bfloat16, torch.float16])
 def test_one_of_4096_aligned_records_moves_the_sum_by_one(dtype, piece):

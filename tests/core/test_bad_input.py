@@ -146,7 +146,7 @@ WRONG_LOSSES = {
     "detached": (lambda losses: losses.detach(), "loss must have a gradient"),
     "a float": (lambda losses: losses.mean().item(), "a tensor of one number for a record, got float"),
     "complex": (lambda losses: losses + 1j, "a real number, got a complex one: return its absolute value"),
-    "of another model": (lambda losses: losses, "depend on no trainable parameter"),
+    "of another model": (lambda losses: losses, "must have a gradient .* by another model"),
     "samples mixed": (lambda losses: losses.sum() - losses, "must be made of its records' losses alone"),
 }
 

@@ -83,7 +83,7 @@ def test_physical_batches_get_noise_once():
     assert_standard(directions / (split.sigma_gradient / 8))
 
 
-# -- what a step costs --------------------------------------------------------------------------------------------------
+# -- what a step costs -------------------------------------------------------------------------------------------------
 
 
 @together("reduction", ["none", "mean", "sum"])

@@ -42,7 +42,7 @@ def go_on(optimizer, loader, device, machine=None, stop=None):
     """The run to its end, or so far; what the host waited for in each step."""
     waits = []
 
-    def per_sample_loss(batch):
+    def loss(batch):
         return cross_entropy(optimizer.module)([tensor.to(device, non_blocking=True) for tensor in batch])
 
     def after(batch):
@@ -50,5 +50,5 @@ def go_on(optimizer, loader, device, machine=None, stop=None):
             waits.append(Counter(machine.waits))
             machine.waits.clear()
 
-    train(optimizer, loader, per_sample_loss, until=stop, after=after)
+    train(optimizer, loader, loss, until=stop, after=after)
     return waits

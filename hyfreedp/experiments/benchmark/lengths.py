@@ -51,7 +51,8 @@ def _step(texts: list[Tensor], multiple: int) -> Callable[[], object]:
         return {"input_ids": pad(text, more), "labels": pad(text, more, value=IGNORED)}
 
     torch.manual_seed(0)
-    sizes: dict[str, Any] = {"vocab_size": WORDS, "n_positions": max(LENGTHS), "n_embd": 96, "n_layer": 3, "n_head": 4}
+    sizes: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None}
+    sizes |= {"vocab_size": WORDS, "n_positions": max(LENGTHS), "n_embd": 96, "n_layer": 3, "n_head": 4}
     model = GPT2LMHeadModel(GPT2Config(**sizes, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)).train()
     _, optimizer, _ = PrivacyEngine(seed=0).make_private_with_epsilon(
         module=model,
