@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +38,8 @@ from hyfreedp.running.layers import parameters_of
 from hyfreedp.running.random_states import random_states, set_random_states
 
 
-class Piece(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Piece:
     """Samples that are mapped together.
 
     Attributes:
@@ -75,7 +76,7 @@ class Piece(NamedTuple):
             if self.wanted is None:
                 found.append(Piece(self.group.take(places), path, origin=(self, places)))
             else:
-                found.append(self._replace(path=path, wanted=self.wanted[places]))
+                found.append(replace(self, path=path, wanted=self.wanted[places]))
         return found
 
     def again(self) -> Piece:
