@@ -1,16 +1,17 @@
 """Differentially private training that needs no learning rate (HyFreeDP)."""
 
-from hyfreedp.accounting import BudgetExhausted, NoiseSplit, calibrate_noise, epsilon
+from hyfreedp.accounting import NoiseSplit, calibrate_noise, epsilon
 from hyfreedp.auditing import Audit, audit
 from hyfreedp.curvefit import QuadraticFit, fit_quadratic
 from hyfreedp.data.batches import token_budget
 from hyfreedp.engine import PrivacyEngine
+from hyfreedp.errors import BudgetExhausted
 from hyfreedp.gradients import replace_batch_norm
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.optimizer import HyFreeDPOptimizer
 from hyfreedp.preset import PRESETS, Preset
 from hyfreedp.privatize import clipping_bias, normal_clipping_bias, privatize_loss
-from hyfreedp.running.records import StepRecord
+from hyfreedp.pytorch.records import StepRecord
 
 __all__ = [
     "PRESETS",

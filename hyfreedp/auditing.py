@@ -20,9 +20,9 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, default_collate
 
+from hyfreedp.checks import check_number, check_probability
 from hyfreedp.noise import NoiseGenerator
-from hyfreedp.running.checks import check_number, check_probability
-from hyfreedp.running.layers import resting
+from hyfreedp.pytorch.layers import resting
 
 SHARES = (0.1, 0.3, 1.0)  # of the canaries about which the auditor dares a guess; all are tried, and paid for
 LARGEST_EPSILON = 50.0  # where the search for a bound ends; n right guesses cannot refute more than about log(n / 3)

@@ -15,20 +15,21 @@ from torch.utils.data import DataLoader
 
 from hyfreedp.accounting import NoiseSplit, PrivacyLedger, calibrate_noise
 from hyfreedp.accounting.calibrate import recounted
+from hyfreedp.checks import check_count, check_delta, check_number, check_optimizer, check_parameters, check_unwrapped
 from hyfreedp.data.batches import PhysicalBatchSize
-from hyfreedp.data.same_records import check_same_records
 from hyfreedp.data.sampling import Fetch, PoissonSampler, poisson_loader
 from hyfreedp.gradients import AutomaticClipping, Clipping, NoClipping, make_engine
-from hyfreedp.line_search import LossSearch, decay_factor
+from hyfreedp.line_search import LossSearch
 from hyfreedp.look import LookedRate
 from hyfreedp.noise import NoiseGenerator
-from hyfreedp.noise.cipher import check_device
+from hyfreedp.noise.cipher import computes_noise
 from hyfreedp.optimizer import HyFreeDPOptimizer
 from hyfreedp.preset import Preset, PresetFields, refuse_unknown, resolve, takes_preset_fields
-from hyfreedp.running.checkpoint import read_checkpoint, write_checkpoint
-from hyfreedp.running.checks import check_count, check_delta, check_number, check_optimizer, check_parameters
-from hyfreedp.running.devices import CPU, keep_freed_memory
-from hyfreedp.running.processes import Processes, check_unwrapped, replica
+from hyfreedp.processes.group import Processes, replica
+from hyfreedp.processes.same_records import check_same_records
+from hyfreedp.pytorch.checkpoint import read_checkpoint, write_checkpoint
+from hyfreedp.pytorch.devices import CPU, keep_freed_memory
+from hyfreedp.schedule import decay_factor
 
 
 class PrivacyEngine:
@@ -155,7 +156,7 @@ class PrivacyEngine:
             settings = resolve(preset, changes, total)
             check_unwrapped(module)
             check_parameters(optimizer, module)
-            check_device(module)
+            _check_device(module)
             if not module.training:
                 raise ValueError("module must be in train mode: call module.train() first")
             if private := math.isfinite(check_number("target_epsilon", target_epsilon)):
@@ -259,6 +260,17 @@ def _run_length(epochs: int | None, steps: int | None, steps_per_epoch: int) -> 
     if (epochs is None) == (steps is None):
         raise ValueError(f"give either epochs or steps, got epochs={epochs} and steps={steps}")
     return check_count("epochs", epochs, 1) * steps_per_epoch if steps is None else check_count("steps", steps, 1)
+
+
+def _check_device(module: nn.Module) -> None:
+    """Refuse a model on an accelerator where losses and noise would not be what they are on the CPU."""
+    for device in {parameter.device for parameter in module.parameters()}:
+        if not computes_noise(device):
+            raise ValueError(
+                "module must be where float64 and 64-bit integers are computed as on the CPU, since losses and noise "
+                f"are: {device.type!r} failed that test (MPS, for one, has no float64). Call module.to('cpu') before "
+                "making the optimizer"
+            )
 
 
 def _check_clipping(clipping: Clipping | None, private: bool) -> Clipping:

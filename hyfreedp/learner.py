@@ -11,8 +11,8 @@ from torch import Tensor
 
 from hyfreedp.gradients.passes import Passes
 from hyfreedp.noise import NoiseGenerator
-from hyfreedp.running.processes import Processes
-from hyfreedp.running.records import LookResult, ProbeResult
+from hyfreedp.processes.group import Processes
+from hyfreedp.pytorch.records import LookResult, ProbeResult
 
 
 @dataclass(frozen=True)

@@ -13,16 +13,15 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from hyfreedp.checks import check_choice
 from hyfreedp.curvefit import QuadraticFit, fit_quadratic
 from hyfreedp.learner import Look, RateLearner
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.privatize import AddUp, loss_noise_std, privatize_loss
-from hyfreedp.running.checks import check_choice
-from hyfreedp.running.records import ProbeResult
+from hyfreedp.pytorch.records import ProbeResult
 
 StepRule = Literal["gen", "literal"]
 LossThresholdRule = Literal["sum", "previous"]
-Decay = Literal["none", "linear", "cosine"]
 
 
 # -- from a noisy parabola to the next rate ----------------------------------------------------------------------------
@@ -68,14 +67,6 @@ START = 1e-4  # eta_0 where none is given (paper, §5.1)
 # "in practice"), or the one at w (Alg. 1, line 8).
 THRESHOLD_RULES: dict[str, Callable[[list[float]], float]] = {"sum": sum, "previous": lambda losses: losses[1]}
 LOSS_THRESHOLD_RANGE = 0.1, 20.0  # floor and cap of R_l, without which both published rules can run away
-
-
-def decay_factor(step: int, steps: int, decay: Decay, start: float = 0.0) -> float:
-    """What multiplies eta at 0-based ``step``: 1 up to the share ``start`` of the run, then down to zero at its end."""
-    if decay == "none":
-        return 1.0
-    progress = max(0.0, (step / steps - start) / (1 - start))
-    return 1 - progress if decay == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
 
 
 # -- the line search ---------------------------------------------------------------------------------------------------

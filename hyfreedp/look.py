@@ -35,8 +35,8 @@ from hyfreedp.accounting.split import VOTE_CLIP, VOTES
 from hyfreedp.learner import Look, RateLearner
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.privatize import loss_noise_std, privatize_votes
-from hyfreedp.running.base_optimizer import trainable
-from hyfreedp.running.records import LookResult
+from hyfreedp.pytorch.base_optimizer import trainable
+from hyfreedp.pytorch.records import LookResult
 
 # Measured on validation data of small tasks, see docs/step_rule.md. Users set none of it but the start.
 START = 6.0  # how far the noise of a run at the first rate moves what the model computes, see public_start()

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from hyfreedp.accounting import NoiseSplit, PrivacyLedger
 from hyfreedp.accounting.ledger import Tags
+from hyfreedp.checks import check_same_model, check_same_run
 from hyfreedp.data.batches import Loss, PhysicalBatchSize, batch_length, check_physical_batch_size
 from hyfreedp.data.sampling import PoissonSampler
 from hyfreedp.gradients import GradientEngine
@@ -29,15 +30,14 @@ from hyfreedp.gradients.passes import Passes, Weights
 from hyfreedp.gradients.plain import check_plain_loss
 from hyfreedp.gradients.validate import check_modes
 from hyfreedp.learner import FixedRate, Look, RateLearner
-from hyfreedp.line_search import Decay, decay_factor
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.privatize import privatize_gradient
-from hyfreedp.running.base_optimizer import BaseOptimizer
-from hyfreedp.running.checks import check_same_model, check_same_run
-from hyfreedp.running.layers import layers_of
-from hyfreedp.running.processes import Processes
-from hyfreedp.running.records import ProbeResult, StepRecord, raw_values
-from hyfreedp.running.wrapper import OptimizerWrapper, Unprepared, hooked_step
+from hyfreedp.processes.group import Processes
+from hyfreedp.pytorch.base_optimizer import BaseOptimizer
+from hyfreedp.pytorch.layers import layers_of
+from hyfreedp.pytorch.records import ProbeResult, StepRecord, raw_values
+from hyfreedp.pytorch.wrapper import OptimizerWrapper, Unprepared, hooked_step
+from hyfreedp.schedule import Decay, decay_factor
 
 _TRAINED: WeakSet[nn.Module] = WeakSet()  # models that private steps have trained in this process, and their layers
 
@@ -119,7 +119,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
                 It is mapped over the records of the batch, none of which sees another, so that losses with a mean over
                 the batch work as they are: ``criterion(model(x), y)``, ``model(**record).loss``. Called again for
                 looks and probes, without gradients. Random numbers of torch, NumPy and Python are those of the run's
-                key, see :mod:`hyfreedp.running.random_states`; the caller's states are put back.
+                key, see :mod:`hyfreedp.noise.random_states`; the caller's states are put back.
             batch: what the loader gave; or any structure of tensors whose first dimension is the samples. May be empty.
             weights: maps one record to how much it counts, one number in [0, 1] (an owner counts as the mean of its
                 records). They multiply what is clipped already: gradient, votes, and losses of a line search. Weights

@@ -10,9 +10,10 @@ from typing import Any, ParamSpec, TypedDict, TypeVar
 
 from hyfreedp.accounting.accountants import Accountant
 from hyfreedp.accounting.split import Allocation, Probe
-from hyfreedp.line_search import START, Decay, LossThresholdRule, StepRule
+from hyfreedp.checks import check_choice, nearest
+from hyfreedp.line_search import START, LossThresholdRule, StepRule
 from hyfreedp.look import look_steps
-from hyfreedp.running.checks import check_choice, nearest
+from hyfreedp.schedule import Decay
 
 P = ParamSpec("P")
 R = TypeVar("R")

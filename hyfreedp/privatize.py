@@ -17,8 +17,8 @@ from scipy import special
 from torch import Tensor
 
 from hyfreedp.accounting.split import VOTE_CLIP
+from hyfreedp.checks import check_positive
 from hyfreedp.noise import NoiseGenerator, as_generator
-from hyfreedp.running.checks import check_positive
 
 # Turns the sums of one process, in place, into those of all processes that train together; None on a single one.
 AddUp = Callable[[Sequence[Tensor]], None]

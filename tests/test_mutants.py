@@ -3,7 +3,6 @@
 import shutil
 
 import pytest
-from cases import together
 from mutants import ROOT, killed, mutants
 
 
@@ -12,7 +11,7 @@ def test_there_are_at_most_thirty_and_every_one_has_its_own_name():
     assert 20 <= len(names) == len(set(names)) <= 30
 
 
-@together("mutant", mutants())
+@pytest.mark.parametrize("mutant", mutants())
 def test_its_place_is_there_once_and_the_changed_file_compiles(mutant, tmp_path):
     path = mutant.file(ROOT)
     copy = tmp_path / mutant.name / path.relative_to(ROOT)

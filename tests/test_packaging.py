@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from cases import together
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
@@ -25,18 +24,18 @@ FOLLOWS_FROM_TORCH = re.compile(r"(nvidia|cuda|triton)\b")  # differ between pla
 
 # From the ground up: a module may import from the lines before its own, from nothing else on its line or after it.
 LAYERS = [
-    {"running", "data", "running.devices", "running.checks"},
-    {"noise", "accounting", "data.batches", "running.processes", "running.wrapper", "running.base_optimizer"},
-    {"privatize", "auditing", "curvefit", "running.random_states", "running.buffers", "running.records"},
+    {"errors", "checks", "data", "pytorch.devices", "pytorch.layers", "schedule"},
+    {"noise", "accounting", "data.batches", "processes.group", "pytorch", "pytorch.wrapper", "pytorch.base_optimizer"},
+    {"privatize", "auditing", "curvefit", "noise.random_states", "gradients.guard", "pytorch.records"},
     {"gradients.functorch", "gradients.per_sample", "gradients.clipping", "gradients.validate", "gradients.attention"},
     {"gradients.mapped", "gradients.convolution", "gradients.recurrent", "gradients.batch_norm"},
-    {"gradients.rules", "data.same_records", "running.checkpoint"},
+    {"gradients.rules", "processes.same_records", "pytorch.checkpoint"},
     {"gradients.engine"},
     {"gradients", "gradients.passes"},
     {"gradients.plain", "learner", "data.sampling"},
     {"line_search", "look"},
     {"preset", "reference"},
-    {"optimizer", "accounting.__main__"},
+    {"optimizer", "__main__"},
     {"engine", "plots"},
     {"__init__"},
     {"experiments", "integrations"},
@@ -116,7 +115,7 @@ def test_installed_versions_are_the_pinned_ones():
                 pending.append((requirement.name, frozenset(requirement.extras)))
 
 
-@together("name", ["pyproject.toml", "constraints.txt", "environment.yml"])
+@pytest.mark.parametrize("name", ["pyproject.toml", "constraints.txt", "environment.yml"])
 def test_requirements_hold_no_address_and_no_path_of_one_machine(name):
     for line in (ROOT / name).read_text().splitlines():
         assert not re.search(r"\w:/|\w+@\w|--(extra-)?index|--find-links|(^|[\s\"'=(\[,])[/~]\w|[A-Za-z]:\\", line), (
@@ -161,7 +160,7 @@ def test_the_budgets_of_lines_hold():
     assert {top: count for top, count in spent.items() if count > BUDGETS[top]} == {}
 
 
-@together(
+@pytest.mark.parametrize(
     ("module", "heavy", "most"),
     [
         ("hyfreedp.integrations", {"peft", "lightning", "pandas", "seaborn", "papermill"}, 0),
@@ -204,7 +203,7 @@ def imported_component(name):
     return found if found in LEVEL else "__init__"
 
 
-@together("path", MODULES)
+@pytest.mark.parametrize("path", MODULES)
 def test_module_keeps_to_the_layout(path):
     me = component(path)
     assert me in LEVEL, f"give {me} its place in LAYERS"
@@ -241,7 +240,7 @@ def test_every_module_of_the_experiments_is_in_a_room_and_every_room_has_a_place
     assert {path.parent.name for path in EXPERIMENTS.glob("*/__init__.py")} | {ALONE} == set(ALLOWED)
 
 
-@together("room", ALLOWED)
+@pytest.mark.parametrize("room", ALLOWED)
 def test_a_room_imports_only_those_before_it(room):
     for path in (EXPERIMENTS / room).rglob("*.py"):
         names = (name.split(".") for name in imports(path))

@@ -9,7 +9,6 @@ import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
-from cases import together
 from pages import programs
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
@@ -23,7 +22,7 @@ from hyfreedp.experiments.tables import image_classification, language_generatio
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-RESULTS = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+RESULTS = "\n".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("results*.md")))
 PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "data/README.md"]
 PAGES += [f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))]
 
@@ -60,7 +59,7 @@ def test_the_temperature_of_the_usage_page_mends_logits_that_are_four_times_too_
     assert names["fitting"].epsilon_spent() <= 0.1
 
 
-@together("page", PAGES)
+@pytest.mark.parametrize("page", PAGES)
 def test_links_and_pictures_exist(page):
     place = ROOT / page
     targets = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", place.read_text(encoding="utf-8"))
@@ -103,7 +102,7 @@ def test_the_looks_are_those_of_the_record():
     assert all(looks.sentence(today) in re.sub(r"\s+", " ", text) for text in (README, page))
 
 
-@together(
+@pytest.mark.parametrize(
     ("record", "table"),
     [
         ("laptop/accuracy", small_tasks.markdown),

@@ -2,7 +2,7 @@
 
 from hyfreedp.accounting.calibrate import calibrate_noise
 from hyfreedp.accounting.composition import epsilon
-from hyfreedp.accounting.ledger import BudgetExhausted, PrivacyLedger
+from hyfreedp.accounting.ledger import PrivacyLedger
 from hyfreedp.accounting.split import NoiseSplit
 
-__all__ = ["BudgetExhausted", "NoiseSplit", "PrivacyLedger", "calibrate_noise", "epsilon"]
+__all__ = ["NoiseSplit", "PrivacyLedger", "calibrate_noise", "epsilon"]

@@ -12,7 +12,7 @@ from hyfreedp.accounting.accountants import Accountant
 from hyfreedp.accounting.composition import cost, epsilon, spent
 from hyfreedp.accounting.search import LARGEST_NOISE, SMALLEST_NOISE, TOLERANCE, smallest_noise
 from hyfreedp.accounting.split import SQUARED_L2_SENSITIVITY, Allocation, NoiseSplit, Probe
-from hyfreedp.running.checks import check_choice, check_number, check_positive
+from hyfreedp.checks import check_choice, check_number, check_positive
 
 DEFAULT_GAMMA = {"per_step": 1.02, "constant": 1.01}
 

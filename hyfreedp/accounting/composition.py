@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from hyfreedp.accounting.accountants import Accountant, Release, composed_epsilon
 from hyfreedp.accounting.split import SQUARED_L2_SENSITIVITY, NoiseSplit, Probe
-from hyfreedp.running.checks import check_choice, check_probability
+from hyfreedp.checks import check_choice, check_probability
 
 
 def probe_noise(sigma_loss: float, probe: Probe) -> float:

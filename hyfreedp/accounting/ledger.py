@@ -8,18 +8,10 @@ from typing import Any
 from hyfreedp.accounting.accountants import Accountant
 from hyfreedp.accounting.composition import spent
 from hyfreedp.accounting.split import NoiseSplit
-
-LOOP_THAT_ENDS = (
-    "let the loop end with the plan (while optimizer.steps_left: for batch in loader: ...), or plan a longer run by "
-    "epochs= or steps= of make_private_with_epsilon"
-)
+from hyfreedp.errors import LOOP_THAT_ENDS, BudgetExhausted
 
 # Of a step: its number, and the tags of its gradient and of its probe, None where there was none yet.
 Tags = Sequence[int | None]
-
-
-class BudgetExhausted(RuntimeError):
-    """The next release is not in the plan that the noise was calibrated for, so it would break the guarantee."""
 
 
 class PrivacyLedger:

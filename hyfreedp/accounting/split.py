@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from hyfreedp.accounting.accountants import Accountant
-from hyfreedp.running.checks import check_count, check_probability
+from hyfreedp.checks import check_count, check_probability
 
 Allocation = Literal["per_step", "constant"]
 Probe = Literal["look", "losses", "none"]

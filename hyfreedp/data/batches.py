@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hyfreedp.running.checks import check_count
+from hyfreedp.checks import check_count
 
 Loss = Callable[[Any], Tensor]  # maps one record, as collate_fn([record]) gives it, to one number
 PhysicalBatchSize = int | Callable[[Any], int] | None  # samples at once; or a function of one: how many like it

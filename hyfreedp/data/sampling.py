@@ -28,13 +28,13 @@ from torch.utils.data import (
 )
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from hyfreedp.accounting.ledger import LOOP_THAT_ENDS, BudgetExhausted
+from hyfreedp.checks import check_count, made_by
 from hyfreedp.data.batches import map_leaves, of_one_form, stack_records
+from hyfreedp.errors import LOOP_THAT_ENDS, BudgetExhausted
 from hyfreedp.noise import NoiseGenerator
-from hyfreedp.running.checks import check_count, made_by
-from hyfreedp.running.devices import CPU
-from hyfreedp.running.random_states import random_states_of
-from hyfreedp.running.wrapper import Unprepared
+from hyfreedp.noise.random_states import random_states_of
+from hyfreedp.pytorch.devices import CPU
+from hyfreedp.pytorch.wrapper import Unprepared
 
 _WORKERS = "num_workers pin_memory timeout worker_init_fn multiprocessing_context prefetch_factor persistent_workers"
 
@@ -159,7 +159,7 @@ class Fetch:
     """Gets each record of a batch alone, and collates it alone, so that neither sees another.
 
     What both draw from torch's, NumPy's and Python's global generators is set from the run's key and the step,
-    whichever process does it, see :mod:`hyfreedp.running.random_states`.
+    whichever process does it, see :mod:`hyfreedp.noise.random_states`.
 
     Attributes:
         dataset: of the records.

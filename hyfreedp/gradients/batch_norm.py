@@ -7,8 +7,8 @@ from collections import OrderedDict
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from hyfreedp.checks import listed
 from hyfreedp.gradients.validate import is_constant_batch_norm
-from hyfreedp.running.checks import listed
 
 _PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _LEAST_CHANNELS = 4  # of a group: in smaller ones a small map is normalised to a sign, or to nothing

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
 
 from hyfreedp.gradients.per_sample import Factors, Instantiated, PerSampleGradients, gram_norms, keeps_factors, widened
-from hyfreedp.running.devices import exact_convolutions
+from hyfreedp.pytorch.devices import exact_convolutions
 
 Each = tuple[int, ...]  # a number for each dimension
 

@@ -16,8 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from hyfreedp.data.batches import Group, Loss, PhysicalBatchSize, groups_of, pieces
+from hyfreedp.errors import Refused
 from hyfreedp.gradients import rules  # noqa: F401, which are found where functions of torch are met
 from hyfreedp.gradients.clipping import Clipping, bounded_factors
+from hyfreedp.gradients.guard import ModelGuard
 from hyfreedp.gradients.mapped import (
     NO_GRADIENT,
     Alone,
@@ -32,10 +34,8 @@ from hyfreedp.gradients.mapped import (
 )
 from hyfreedp.gradients.per_sample import ROOM, Instantiated, norms_of, settle, widened
 from hyfreedp.gradients.validate import check_modes
-from hyfreedp.running.buffers import ModelGuard
-from hyfreedp.running.checks import Refused
-from hyfreedp.running.layers import parameters_of
-from hyfreedp.running.random_states import random_states, set_random_states
+from hyfreedp.noise.random_states import random_states, set_random_states
+from hyfreedp.pytorch.layers import parameters_of
 
 
 @dataclass(frozen=True, eq=False)

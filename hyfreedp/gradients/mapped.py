@@ -30,9 +30,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext
 from torch.utils._pytree import tree_leaves, tree_map
 
+from hyfreedp.errors import Refused
 from hyfreedp.gradients.functorch import Level, backward, innermost, is_wrapped, maps_marked, saved_hook, unwrapped
 from hyfreedp.gradients.per_sample import Instantiated, PerSampleGradients, add_uses
-from hyfreedp.running.checks import Refused
 
 Gradients = dict[nn.Parameter, PerSampleGradients]
 Call = Callable[[Tensor], Tensor]

@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hyfreedp.checks import check_function, check_weights
 from hyfreedp.data.batches import Loss, PhysicalBatchSize, Records
+from hyfreedp.errors import Refused
 from hyfreedp.gradients.engine import Begin, GradientEngine, Piece, Plan, one_number
 from hyfreedp.gradients.mapped import SEEDED
 from hyfreedp.noise import NoiseGenerator
-from hyfreedp.running.checks import Refused, check_function, check_weights
-from hyfreedp.running.random_states import random_states_kept, random_states_of, seed_random_states
+from hyfreedp.noise.random_states import random_states_kept, random_states_of, seed_random_states
 
 Weights = Callable[[Any], Tensor] | None
 _LOOKED_AT = 0.1  # of the batches in which a decision of Python was answered

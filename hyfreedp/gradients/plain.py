@@ -13,12 +13,12 @@ import warnings
 import torch
 from torch import Tensor, nn
 
+from hyfreedp.errors import Refused
 from hyfreedp.gradients.engine import Piece, Plan
 from hyfreedp.gradients.mapped import Pass
 from hyfreedp.gradients.passes import Passes
-from hyfreedp.running.checks import Refused
-from hyfreedp.running.layers import layers_of, resting
-from hyfreedp.running.random_states import random_states_of
+from hyfreedp.noise.random_states import random_states_of
+from hyfreedp.pytorch.layers import layers_of, resting
 
 _RECORDS = 3
 

@@ -6,9 +6,9 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from hyfreedp.running.checks import listed
-from hyfreedp.running.devices import rounds_products
-from hyfreedp.running.layers import layers_of, parameters_of
+from hyfreedp.checks import listed
+from hyfreedp.pytorch.devices import rounds_products
+from hyfreedp.pytorch.layers import layers_of, parameters_of
 
 
 def check_module(module: nn.Module) -> None:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hyfreedp.optimizer import HyFreeDPOptimizer
-from hyfreedp.running.checkpoint import read_key, write_key
-from hyfreedp.running.wrapper import OptimizerWrapper
+from hyfreedp.pytorch.checkpoint import read_key, write_key
+from hyfreedp.pytorch.wrapper import OptimizerWrapper
 
 
 class ClosureOptimizer(OptimizerWrapper):

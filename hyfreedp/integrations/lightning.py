@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from hyfreedp import HyFreeDPOptimizer, PrivacyEngine
 from hyfreedp.integrations.closure import ClosureOptimizer, epsilon_is_due, warn_of_log
-from hyfreedp.running.wrapper import stepping
+from hyfreedp.pytorch.wrapper import stepping
 
 # What they log, or save in a checkpoint, depends on how large batches and their records are.
 RAW_CALLBACKS = (DeviceStatsMonitor, ThroughputMonitor, Timer)

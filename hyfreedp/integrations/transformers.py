@@ -21,7 +21,7 @@ from transformers.trainer_utils import TrainOutput
 from hyfreedp import PRESETS, HyFreeDPOptimizer, PrivacyEngine
 from hyfreedp.data.batches import Records
 from hyfreedp.integrations.closure import ClosureOptimizer, epsilon_is_due, warn_of_log
-from hyfreedp.running.wrapper import check_arguments, stepping
+from hyfreedp.pytorch.wrapper import check_arguments, stepping
 
 _BY_LENGTH = "batches are Poisson samples, and records of one length are computed together"
 # Arguments that a private run cannot follow, and what to do instead. docs/trainers.md says so of every argument.

@@ -3,7 +3,7 @@
 On CPUs ChaCha20 and Poly1305 are OpenSSL's. On an accelerator the keystream is computed by elementwise operations, and
 what is to be hashed is first compressed to a hundredth where it lies, so that nothing large is moved. That is done on
 those that are seen to compute the same bits as OpenSSL; for others, such as MPS, which has no float64, on the CPU
-(a run refuses them, see :func:`check_device`).
+(a run on them is refused, see :class:`hyfreedp.PrivacyEngine`).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any, cast
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from cryptography.hazmat.primitives.poly1305 import Poly1305
-from torch import Tensor, nn
+from torch import Tensor
 
-from hyfreedp.running.devices import CPU
+from hyfreedp.pytorch.devices import CPU
 
 _BLOCK = 8  # words of 64 bits in a block of ChaCha20
 _ZEROS = memoryview(bytes(2**17))  # what is encrypted: so little that it stays in the cache
@@ -52,17 +52,6 @@ def computes_noise(device: torch.device) -> bool:
     except (RuntimeError, TypeError):  # what backends raise of types and operations that they lack
         return False
     return torch.equal(stream, chacha20(key, 5, 3, CPU)) and torch.equal(sums, compress(numbers, key))
-
-
-def check_device(module: nn.Module) -> None:
-    """Refuse a model on an accelerator where losses and noise would not be what they are on the CPU."""
-    for device in {parameter.device for parameter in module.parameters()}:
-        if not computes_noise(device):
-            raise ValueError(
-                "module must be where float64 and 64-bit integers are computed as on the CPU, since losses and noise "
-                f"are: {device.type!r} failed that test (MPS, for one, has no float64). Call module.to('cpu') before "
-                "making the optimizer"
-            )
 
 
 class Keystream:

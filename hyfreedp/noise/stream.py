@@ -38,7 +38,7 @@ import torch
 from torch import Tensor
 
 from hyfreedp.noise.cipher import Keystream, computes_noise, derive, universal_hash, where
-from hyfreedp.running.devices import CPU
+from hyfreedp.pytorch.devices import CPU
 
 _CHUNK = 2**16  # words at a time on a CPU, so that they stay in its cache
 _ACCELERATOR_CHUNK = 2**22

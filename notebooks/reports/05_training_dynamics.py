@@ -17,7 +17,7 @@
 #
 # * read the curves that show whether a privately learned rate is healthy: threshold, rate, loss, accuracy,
 # * say what probing at every step, every fifth or every tenth step changes, and what it cannot change,
-# * explain why $\eta = b/a$ fails as soon as $b$ and $a$ are noisy, and what guards do about it,
+# * say how far a rate can climb that may grow by a tenth at each probe,
 # * explain why a clipping threshold that follows what it clipped can only sink.
 #
 # **The paper's item.** Fig. "train curve": $R_l$, $\eta$, training loss and test accuracy over the iterations, on SVHN and
@@ -41,18 +41,17 @@ check_parameters(
 )
 
 # %%
-from dataclasses import replace
-
+import matplotlib.pyplot as plt
 import pandas as pd
-from IPython.display import display
+import seaborn as sns
 
 from hyfreedp import fit_quadratic, line_search
 from hyfreedp.experiments.book.exercises import check
 from hyfreedp.experiments.runs.cells import Spec, run_cells, tabulate, with_seeds
 from hyfreedp.experiments.store import plots
 from hyfreedp.experiments.store.paths import CELLS, RESULTS
-from hyfreedp.experiments.store.verdicts import verdict
-from hyfreedp.experiments.studies import dynamics, dynamics_figures, fine_tuning
+from hyfreedp.experiments.store.verdicts import COMPARABLE, Verdict, over_places, verdict
+from hyfreedp.experiments.studies import dynamics
 
 plots.use_style()
 
@@ -88,17 +87,10 @@ recorded = pd.concat(pd.read_csv(path) for path in sorted(RESULTS.glob("*/accura
 tuned = {task: dynamics.tuned_by_hand(base, recorded, CELLS) for task, base in bases.items()}
 searches = [spec for base in bases.values() for spec in dynamics.curve_specs(base, intervals)]
 curves = [*searches, *map(dynamics.robust_spec, bases.values()), *tuned.values()]
-first = bases[tasks[0]]  # the task of sections 4 and 5
-rules = dynamics.rule_specs(first)
-thresholds = dynamics.threshold_specs(replace(first, interval=min(intervals)))
-runs = [one for spec in dict.fromkeys([*curves, *rules, *thresholds]) for one in with_seeds(spec, seeds)]
-records = run_cells(runs, CELLS, jobs=jobs, description="training runs")
-rows, results = dynamics.steps_of(runs, CELLS), tabulate(records)
-
-
-def cells_of(specs):
-    return [f"cell {one.key}" for spec in specs for one in with_seeds(spec, seeds)]
-
+runs = [one for spec in curves for one in with_seeds(spec, seeds)]
+inputs = [f"cell {spec.key}" for spec in runs]
+results = tabulate(run_cells(runs, CELLS, jobs=jobs, description="training runs"))
+steps = dynamics.steps_of(runs, CELLS)
 
 # %% [markdown]
 # The paper draws the training loss. Here it is the loss on test data, because that of the training batch is not private and so not in these records.
@@ -109,21 +101,61 @@ def cells_of(specs):
 # Which of them sees the slope more clearly? And which rate is learned from $10^{-4}$, which from 0.01?
 
 # %%
-figure = dynamics_figures.draw_curves(rows, tuned, searches)
+PANELS = {"loss_threshold": "$R_l$ (nats)", "eta": r"rate $\eta$", "test_loss": "test loss (nats)"}
+PANELS["test_accuracy"] = "test accuracy"
+LOOKS = {"tuned": plots.STYLES["best"], "robust": plots.STYLES["robust"], "K = 1": plots.SERIES[0]}
+LOOKS |= {"K = 5": plots.STYLES["reference"], "K = 10": plots.STYLES["worst"]}
+
+
+def draw(rows, title):
+    """A row of panels for each value of ``start``, a line for each of ``series``: median and range over the runs."""
+    long = rows.melt(["start", "series", "step"], list(PANELS), "panel", "value").dropna().replace({"panel": PANELS})
+    colours = {name: look["color"] for name, look in LOOKS.items() if name in set(long.series)}
+    lines = {"hue": "series", "style": "series", "palette": colours, "estimator": "median", "errorbar": ("pi", 100)}
+    grid = sns.relplot(long, x="step", y="value", row="start", col="panel", kind="line", height=2.4, **lines,
+                       facet_kws={"sharey": False, "margin_titles": True})  # fmt: skip
+    grid.set_titles(col_template="{col_name}", row_template="{row_name}").set_ylabels("")
+    for axis in grid.axes[:, :2].flat:
+        axis.set_yscale("log")
+    grid.figure.suptitle(title, y=1.03)
+    return grid.figure
+
+
+def numbers(rows):
+    """Per series, means over its runs: accuracy, rates, where in the run R_l is highest, and what is left of that."""
+    runs = rows.sort_values("step").groupby(["start", "series", "seed"], sort=False)
+    found = pd.DataFrame({"accuracy (%)": 100 * runs.test_accuracy.last(), "largest rate": runs.eta.max()})
+    found["last rate"] = runs.eta.last()
+    clipped = rows.dropna(subset="loss_threshold").groupby(["start", "series", "seed"], sort=False)
+    highest = rows.loc[clipped.loss_threshold.idxmax()].set_index(["start", "series", "seed"])
+    found["R_l highest at (% of the run)"] = 100 * highest.step / rows.step.max()
+    found["its end (% of that)"] = 100 * runs.loss_threshold.last() / highest.loss_threshold
+    return found.groupby(["start", "series"], sort=False).mean()
+
 
 # %%
-summary = dynamics_figures.curve_findings(rows, curves)
+starts = [f"{task}, from {start:g}" for task in tasks for start in dynamics.STARTS]
+parts = []
+for start in starts:
+    here = steps[steps.task == start.split(",")[0]]
+    probing = (here.method == "paper") & (here.learning_rate == float(start.split()[-1]))
+    names = {"robust": "robust", "paper": "K = " + here.interval.astype(str)}
+    named = here.method.where(here.method.isin(["robust", "paper"]), "tuned").replace("paper", None)
+    parts.append(here.assign(start=start, series=named.fillna(names["paper"]))[probing | (here.method != "paper")])
+rows = pd.concat(parts, ignore_index=True)
+figure = draw(rows, "The first rate decides: the search keeps it, whether it suits or not")
+
+# %%
 plots.save(
     figure,
     "05_training_dynamics",
     parameters=parameters,
-    inputs=cells_of(curves),
-    shows="Threshold, rate, losses and accuracy over the steps: preset paper at several K from two first rates, preset robust, a tuned rate.",
+    inputs=inputs,
+    shows="Threshold, rate, loss and accuracy over the steps: preset paper at several K from two first rates, preset robust, a tuned rate.",
     claim='Fig. "train curve": thresholds peak early and decrease gradually, the learned schedule approaches the manually tuned one; '
     "K = 1 is best and larger K hardly worse.",
-    summary=summary,
 )
-plots.what_to_see(summary, f"epsilon = {epsilon:g}; accuracy: mean and standard deviation of {seeds} runs")
+numbers(rows).round(4)
 
 # %% [markdown]
 # **From 0.01** (lower row) everything looks as the paper draws it. $R_l$ peaks early and falls with the losses. The loss falls, accuracy rises, and every $K$ ends near
@@ -140,16 +172,16 @@ plots.what_to_see(summary, f"epsilon = {epsilon:g}; accuracy: mean and standard 
 # `data/results/desktop/fine_tuning.csv`, that `python -m hyfreedp.experiments fine-tuning` makes. Preset robust is today's (one run), all else version 0.1.0's.
 
 # %%
-real = fine_tuning.recorded()
-if real.empty:
-    print("This copy has no such record, so there is no figure here.")
-else:
-    figure = dynamics_figures.draw_real(real)
-    summary = dynamics_figures.findings(dict(list(real.groupby("series", sort=False))))
-    shows = "Threshold, rate, losses and accuracy over the steps on CIFAR-10, preset paper at several K, preset robust and a constant."
-    described = {"parameters": parameters, "inputs": ["data/results/desktop/fine_tuning.csv"], "shows": shows}
-    plots.save(figure, "05_training_dynamics_real", summary=summary, claim='Fig. "train curve".', **described)
-    plots.what_to_see(summary, f"epsilon = {real.epsilon.iloc[0]:g}; {real.seed.nunique()} runs each")
+real = pd.read_csv(RESULTS / "desktop" / "fine_tuning.csv").assign(start="CIFAR-10")
+short = {"HyFreeDP, robust": "robust", "tuned by hand": "tuned"}
+real["series"] = real.series.str.replace("HyFreeDP, paper, ", "").replace(short)
+figure = draw(real, "On real images, too, the search never climbs from its first rate")
+
+# %%
+shows = "Threshold, rate, loss and accuracy over the steps on CIFAR-10, preset paper at several K, preset robust and a constant."
+described = {"parameters": parameters, "inputs": ["data/results/desktop/fine_tuning.csv"], "shows": shows}
+plots.save(figure, "05_training_dynamics_real", claim='Fig. "train curve".', **described)
+numbers(real).round(4)
 
 # %% [markdown]
 # The search stays near $10^{-4}$ again and is 7 to 9 points behind. It is well above guessing (10 %), because on a pre-trained model the first tiny steps
@@ -160,91 +192,34 @@ else:
 # right more often, but where it is wrong it is now *surely* wrong, and a few such images cost more loss than many right ones save. Its rate is at least ten times the search's, so it goes farther that way.
 # [Probabilities](../../docs/results.md#probabilities) has the numbers, and a remedy.
 #
-# ## 4. What each rule does with noise
+# ## 4. What keeps the rate where it is
 #
-# $b$ and $a$ carry noise of known size. A quotient of two noisy numbers has no mean: where $a$ may be near zero, $b/a$ may be
-# anything, of either sign. Two rules are compared:
-#
-# | rule | next $\eta$ |
-# | --- | --- |
-# | literal | $b/a$, whatever it is (Alg. 1, line 11, as printed) |
-# | preset paper | $b/a$ within $[\eta/2, 2\eta]$, if $a, b > 0$; of that a tenth, and nine tenths of $\eta$ |
-#
-# Suppose that a probe sees nothing but noise. From three losses at $0$ and $\pm\eta$ the noise of $b$ is $\eta/\sqrt{12} = 0.29\,\eta$ times that of $a$. So **literal** multiplies the rate by
-# 0.29 times a ratio of two standard normal numbers, whose typical size is 1. The rate shrinks by a factor of three or so per probe, with a sign at random. **Preset paper** accepts one
-# probe in four (both signs right by chance). Two thirds of these say half of $\eta$ or less, which lowers the rate by 5 %. So it falls slowly. A literal rate may jump up, but neither climbs for long.
-#
-# **Predict first.** Do the real runs, from $10^{-4}$ with $K = 5$, look like that?
-
-# %%
-figure = dynamics_figures.draw_rates(rows, rules)
-
-# %%
-table = dynamics.behaviour_table(rows, results, rules)
-shares = ["clear", "rejected", "clamped", "negative"]
-display(table.style.format("{:.0f}", subset=shares).format("{:.1e}", subset=["smallest", "largest"]).hide())
-summary = dynamics_figures.rule_findings(table)
-plots.save(
-    figure,
-    "05_training_dynamics_rates",
-    parameters=parameters,
-    inputs=cells_of(rules),
-    shows="Absolute learning rate of every run, for the paper's search by its step rules.",
-    claim="Alg. 1, line 11: the next rate is b/a. (The paper has no such ablation.)",
-    summary=summary,
-)
-plots.what_to_see(summary)
-
-# %% [markdown]
-# The table counts, in percent of the probes: slopes that were `clear` (more than two standard deviations of their noise from zero), fits that were `rejected`,
-# results `clamped` to the allowed range, and rates that came out `negative`.
-#
-# Noise moves the rates as predicted. But preset paper has a second limit, which no better probe can lift: from one probe to the next its rate grows by at
+# **The length of a run.** Preset paper holds $b/a$ within half and twice the old rate and goes a tenth of that way, so from one probe to the next its rate grows by at
 # most 10 %. Twenty probes ($K = 5$) take $10^{-4}$ to $7\cdot10^{-4}$ at best, ten to $3\cdot10^{-4}$. The tuned rate is 0.01. So at $K = 5$ and 10 arithmetic alone
 # decides. At $K = 1$ a hundred probes could get there; that they do not is the noise on the losses
 # (with a millionth of it they go up, see [the study](../../docs/step_rule.md#how-it-was-chosen)).
 #
-# ## 5. A threshold that follows what it clipped
+# **The noise.** Suppose that a probe sees nothing but noise. Preset paper accepts one in four (both signs right by chance). Two thirds of these say half of $\eta$ or less, which lowers the
+# rate by 5 %. So it falls slowly.
 #
-# $R_l$ clips the losses and sets their noise, $\sigma_l R_l / B$. Both published rules learn it from losses that it has clipped itself. Write $L_R$ for the mean of $\min(L_i, R)$.
-#
-# * **Previous loss** (Alg. 1, line 8): $R \leftarrow L_R$ plus noise. As $L_R \le R$, the threshold can only sink, but for the noise.
-# * **Sum of three** (section 4.1): $R \leftarrow 3 L_R$ plus noise. It sinks where $L_R < R/3$. That happens as soon as most losses are near zero and a few are large:
-#   the smaller $R$, the less of the large ones is seen.
-#
-# Preset "paper" stops both at 0.1. The loss must fall for this to show, so both runs begin at a rate of 0.01.
-#
-# **Predict first.** Where is $R_l$ at the end, compared with the true loss?
-
-# %%
-figure = dynamics_figures.draw_thresholds(rows, thresholds)
-
-# %%
-summary = dynamics_figures.threshold_findings(rows, results, thresholds)
-plots.save(
-    figure,
-    "05_training_dynamics_thresholds",
-    parameters=parameters,
-    inputs=cells_of(thresholds),
-    shows="R_l in units of the test loss, for both rules for R_l; median and range over the runs.",
-    claim="Alg. 1, line 8 and section 4.1: R_l is the previous released loss, or more conservatively the sum of the three, "
-    "to avoid the clipping bias.",
-    summary=summary,
-)
-plots.what_to_see(summary, "medians over the last quarter of the runs")
-
-# %% [markdown]
-# Below one, the threshold is smaller than the mean loss that it is to measure. "Previous" is there from the start. The sum, the paper's advice for practice, holds on until most digits are learned, and then
-# goes the same way. A mean of losses that are clipped at 0.1 cannot exceed 0.1, whatever the true one is. (The test loss stands in for that of the training batch.)
-#
-# What harm does it do? The slope is lost with the loss (notebook 04, section 2). These runs learn all the same, because their rate was good from the start.
+# **The threshold.** $R_l$ clips the losses and sets their noise, $\sigma_l R_l / B$. It is learned from losses that it has clipped itself. Write $L_R$ for the mean of $\min(L_i, R)$. The sum of three (section 4.1
+# of the paper) is $R \leftarrow 3 L_R$ plus noise: it sinks where $L_R < R/3$, as soon as most losses are near zero and a few are large. Alg. 1, line 8 prints the previous loss, $R \leftarrow L_R \le R$, which
+# can only sink, but for the noise. Preset "paper" stops at 0.1.
 #
 # ## Verdict
 
 # %%
-verdict(
-    "05_training_dynamics", dynamics_figures.verdicts(results, tuned), parameters=parameters, inputs=cells_of(curves)
-)
+accuracy = 100 * results.set_index(["task", "method", "learning_rate", "interval", "seed"]).accuracy.sort_index()
+gaps, told = [], []
+for task, spec in tuned.items():
+    by_hand = accuracy[task, spec.method, spec.learning_rate].groupby("seed").mean()
+    gap = accuracy[task, "paper", dynamics.STARTS[0]].unstack("interval").sub(by_hand, axis="index").mean()
+    gaps.append(gap.max())
+    told.append(f"{gap.max():+.1f} points on {task} at its best K, {gap.iloc[0]:+.1f} at K = {gap.index[0]}")
+outcome, words = over_places(gaps, COMPARABLE)
+claim = 'Fig. "train curve": the learned schedule approaches the one tuned by hand (preset paper)'
+decided = [Verdict(claim, outcome, f"{', '.join(told)}; {words}")]
+verdict("05_training_dynamics", decided, parameters=parameters, inputs=inputs)
 
 # %% [markdown]
 # At $K = 5$ and 10 that is arithmetic, at $K = 1$ noise (section 4).
@@ -296,8 +271,3 @@ check(probes, lambda: probes_to_reach(0.01, 1e-4), relative=0.001)
 # $L_R = p \min(1, R)$, so it rests at $R = 3p$ if $p \ge 1/3$; if $p < 1/3$ every update multiplies it by $3p < 1$ and it falls
 # to the floor, while the true mean loss is still $p$.
 
-# %% [markdown]
-# 3. In the table of section 4, what share of `clear` slopes would a probe have that sees nothing but noise? Which rules are close to it?
-
-# %% [markdown] tags=["solution"]
-# *Solution.* Two standard deviations on either side: 5 %. All of them: from $10^{-4}$ the probes see little else.

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from cases import each, together
+from cases import each
 from dp_accounting import ComposedDpEvent, GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution, from_mixture_gaussian_mechanism
@@ -105,7 +105,7 @@ def test_a_probe_at_every_step_meets_the_closed_form(accountant):
     assert optimize.brentq(excess, expected / 1.5, expected * 1.5, xtol=1e-9) == pytest.approx(expected, rel=1e-6)
 
 
-@together("warmup_steps", [0, 3, 20])
+@pytest.mark.parametrize("warmup_steps", [0, 3, 20])
 def test_a_per_step_split_costs_what_vanilla_does_under_every_accountant(warmup_steps):
     split = calibrate_noise(**CHEAP, warmup_steps=warmup_steps, gamma=1.02)
     assert effective(split) == pytest.approx(split.sigma, rel=1e-12)
@@ -116,7 +116,7 @@ def test_a_per_step_split_costs_what_vanilla_does_under_every_accountant(warmup_
     assert np.mean(variances) == pytest.approx((1.02 * split.sigma) ** 2, rel=1e-12)
 
 
-@together(*each(allocation=["per_step", "constant"], probe=["losses", "look", "none"]).args)
+@each(allocation=["per_step", "constant"], probe=["losses", "look", "none"])
 def test_the_noise_of_every_kind_of_run(allocation, probe):
     votes = (2, 5) if probe == "look" else ()
     split = calibrate_noise(**CHEAP, gamma=1.2, allocation=allocation, probe=probe, vote_steps=votes, accountant="rdp")
@@ -136,7 +136,7 @@ def gaussian_delta(mu, eps):
     return math.exp(norm.logcdf(mu / 2 - eps / mu)) - math.exp(eps + norm.logcdf(-mu / 2 - eps / mu))
 
 
-@together(*each(steps=[1, 30, 1000, 10**5], mu=[0.3, 1.0, 3.0], delta=[1e-2, 1e-5, 1e-8, 1e-12, 1e-15]).args)
+@each(steps=[1, 30, 1000, 10**5], mu=[0.3, 1.0, 3.0], delta=[1e-2, 1e-5, 1e-8, 1e-12, 1e-15])
 def test_without_subsampling_no_epsilon_is_below_that_of_one_gaussian(steps, mu, delta):
     """T steps of noise sigma are one of sigma / sqrt(T). Above it by the grid's rounding, which grows with T."""
     found = composed_epsilon([(math.sqrt(steps) / mu, steps)], sample_rate=1.0, delta=delta, accountant="pld")
@@ -144,8 +144,8 @@ def test_without_subsampling_no_epsilon_is_below_that_of_one_gaussian(steps, mu,
     assert exact * (1 - 1e-9) <= found <= exact * (1 + 2e-5 + 1e-4 * steps / 10**5 / mu**2)
 
 
-@together("sample_rate", [0.003, 0.6])
-@together("sigma", [0.6, 2.0])
+@pytest.mark.parametrize("sample_rate", [0.003, 0.6])
+@pytest.mark.parametrize("sigma", [0.6, 2.0])
 def test_no_epsilon_is_below_that_of_convolution_without_fft(sample_rate, sigma):
     """Sums of products that are not negative, which round by a few parts in 10^15 however small they are."""
     interval = 0.1
@@ -164,7 +164,7 @@ def test_no_epsilon_is_below_that_of_convolution_without_fft(sample_rate, sigma)
             assert exact - 1e-9 <= found <= exact * (1 + 1e-6)
 
 
-@together("times", [0.01, 0.1, 0.5, 2, 10, 1e4])
+@pytest.mark.parametrize("times", [0.01, 0.1, 0.5, 2, 10, 1e4])
 def test_every_tilt_gives_a_bound(times, monkeypatch):
     """Also one that leaves the whole sum far above epsilon, as the best does where epsilon is in the millions."""
     best_tilt = tilted._best_tilt
@@ -182,7 +182,7 @@ def test_an_epsilon_beyond_the_floats_is_a_bound():
     assert exact <= found <= exact + 1.1
 
 
-@together(*each(records=[2, 3], steps=[10, 300, 1], delta=[1e-3, 1e-6, 1e-10]).args)
+@each(records=[2, 3], steps=[10, 300, 1], delta=[1e-3, 1e-6, 1e-10])
 def test_without_subsampling_a_persons_records_are_one_gaussian(records, steps, delta):
     """Never below the exact epsilon: that of noise sigma / (k sqrt(T))."""
     found = composed_epsilon(
@@ -192,7 +192,7 @@ def test_without_subsampling_a_persons_records_are_one_gaussian(records, steps, 
     assert exact * (1 - 1e-9) <= found <= exact * (1 + 2e-5)
 
 
-@together(*each(records=[1, 2, 5], sample_rate=[0.01, 0.2], sigma=[1.0, 4.0, 0.7]).args)
+@each(records=[1, 2, 5], sample_rate=[0.01, 0.2], sigma=[1.0, 4.0, 0.7])
 def test_a_persons_records_cost_what_dp_accounting_says(records, sample_rate, sigma):
     """Its mixtures take a second on so coarse a grid."""
     counts = range(records + 1)
@@ -231,7 +231,7 @@ def test_agrees_with_dp_accounting_pld(allocation):
         assert epsilon(split, target_delta=delta) == pytest.approx(reference, abs=1e-4)
 
 
-@together("target_epsilon", [0.1, 0.7, 3.0, 8.0])
+@pytest.mark.parametrize("target_epsilon", [0.1, 0.7, 3.0, 8.0])
 def test_agrees_with_opacus_rdp(target_epsilon):
     """At the reference setting of design.md: N = 50,000, B = 1,000, T = 250, K = 5. Orders differ a little."""
     plan = dict(target_delta=50_000**-1.1, sample_rate=0.02, steps=250, interval=5, gamma=1.01)
@@ -243,7 +243,7 @@ def test_agrees_with_opacus_rdp(target_epsilon):
     assert epsilon(split, accountant="pld") < epsilon(split)
 
 
-@together("sigma", [1e5, 1e7])
+@pytest.mark.parametrize("sigma", [1e5, 1e7])
 def test_rdp_of_much_noise_is_a_bound(sigma):
     """dp_accounting's rounding errors made it 0, where 1.39e-5 is spent."""
     bounds = [composed_epsilon([(sigma, 9)], sample_rate=0.01, delta=1e-12, accountant=a) for a in ("rdp", "pld")]
@@ -290,7 +290,7 @@ def test_epsilon_of_a_prefix_grows_to_that_of_the_run_and_its_parts_are_less():
     assert parts["vanilla"] == pytest.approx(split.epsilon, rel=1e-9)
 
 
-@together(
+@pytest.mark.parametrize(
     ("wrong", "message"),
     [
         (dict(steps=21), "split must be for this run, got steps=21, which is 20 here"),
@@ -336,7 +336,7 @@ def test_search_copes_with_infinite_and_vanishing_costs():
     assert smallest_noise(lambda noise: 0.0, 1.0, 1.0) == SMALLEST_NOISE
 
 
-@together(
+@pytest.mark.parametrize(
     ("wrong", "message"),
     [
         (dict(target_epsilon=0), "target_epsilon must be positive, got 0"),

@@ -1,17 +1,16 @@
-"""``python -m hyfreedp.accounting``: what it prints, and one clear line for bad input."""
+"""``python -m hyfreedp``: what it prints, and one clear line for bad input."""
 
 import json
 import subprocess
 import sys
 
 import pytest
-from cases import together
 from torch.utils.data import DataLoader
 from twins import adamw, by_hand, make_data, make_model
 
 from hyfreedp import PRESETS
+from hyfreedp.__main__ import main
 from hyfreedp.accounting import NoiseSplit, calibrate_noise, epsilon
-from hyfreedp.accounting.__main__ import main
 
 CHEAP = "--epsilon 1 --delta 1e-5 --n 2000 --batch-size 200 --steps 20 --accountant rdp".split()
 PAPER = {"probe": "losses", "gamma": 1.01}
@@ -70,7 +69,7 @@ def test_a_non_private_run_is_strict_json(capsys):
     assert "NOT guaranteed: nothing is noised" in capsys.readouterr().out
 
 
-@together(
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ("--delta 0", "target_delta must be in (0, 1), got 0.0"),

@@ -3,9 +3,9 @@
 import tracemalloc
 
 import pytest
-from cases import together
 
-from hyfreedp.accounting import BudgetExhausted, PrivacyLedger, calibrate_noise, epsilon
+from hyfreedp.accounting import PrivacyLedger, calibrate_noise, epsilon
+from hyfreedp.errors import BudgetExhausted
 
 
 def make_split(**changes):
@@ -104,7 +104,7 @@ def test_a_state_that_contradicts_what_is_known_is_refused():
     assert one.released == [[0, 1, None]]
 
 
-@together("counts", [dict(steps=13), dict(steps=6), dict(released=[[12, 0, None]])])
+@pytest.mark.parametrize("counts", [dict(steps=13), dict(steps=6), dict(released=[[12, 0, None]])])
 def test_impossible_counts_are_refused(counts):
     ledger = PrivacyLedger(make_split())
     with pytest.raises(ValueError, match="which the plan of 12 steps does not allow"):

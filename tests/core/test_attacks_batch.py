@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from cases import together
 from torch import Tensor
 from twins import by_hand, cross_entropy, flat, make_batches, make_model, make_private, moved, sgd
 
@@ -99,7 +98,7 @@ def test_weights_are_those_that_were_checked():
     assert torch.equal(run(True), run(False))
 
 
-@together("seen", ["seen", "0.bias"])
+@pytest.mark.parametrize("seen", ["seen", "0.bias"])
 def test_a_function_of_weights_keeps_nothing_in_the_model(seen):
     """Not in a parameter either, through ``.data``."""
     optimizer = by_hand(target_epsilon=3.0)

@@ -4,7 +4,6 @@ import os
 
 import pytest
 import torch
-from cases import together
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, default_collate, random_split
 from twins import Made, cross_entropy, make_data, make_private, train
@@ -15,7 +14,7 @@ from hyfreedp.data.sampling import poisson_loader
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-@together("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, 1])
 def test_a_fork_of_a_run_releases_nothing(workers):
     """Two children of one wired run gave the same weights, bit for bit, unless one's record was in some batch."""
     loader = DataLoader(
@@ -57,7 +56,7 @@ def wired(data, **settings):
     return make_private(data=data, **settings)
 
 
-@together("case", REPEATED)
+@pytest.mark.parametrize("case", REPEATED)
 def test_repeated_records_are_refused_or_paid_for(case):
     """A record that was repeated ten times moved the sum by 9.9 clips."""
     repeat, times = REPEATED[case]
@@ -113,7 +112,7 @@ MIXING = {
 }
 
 
-@together("mixing", MIXING)
+@pytest.mark.parametrize("mixing", MIXING)
 def test_what_the_loader_gives_for_a_record_is_the_same_whatever_the_others_are(mixing):
     """Each of these moved many rows by one record, or one by many."""
     data, seen = make_data(), []

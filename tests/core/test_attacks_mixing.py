@@ -9,7 +9,6 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
-from cases import together
 from opacus.layers import DPMultiheadAttention
 from torch import nn
 from twins import Built, by_hand, cross_entropy, flat, make_batches, moved, refused, steps
@@ -105,13 +104,13 @@ ENDS = {"batch norm of functions"}  # torch's own error, for a batch of one
 UNTOLD = {"brought down", "mixed up", "shifted", "skipped"}  # of a few good records, which differ as little as ever
 
 
-@together("name", MIXING.keys() - ENDS)
+@pytest.mark.parametrize("name", MIXING.keys() - ENDS)
 def test_an_outlier_moves_nobody_elses_gradient(name):
     with warnings.catch_warnings(action="ignore"):  # of samples one at a time
         assert moved(network(), MIXING[name], outlier()) <= 1.0001
 
 
-@together("name", MIXING.keys() - UNTOLD)
+@pytest.mark.parametrize("name", MIXING.keys() - UNTOLD)
 def test_mixing_is_told_at_the_first_step_before_anything_is_released(name):
     optimizer, (batch,) = by_hand(network(), target_epsilon=3.0), make_batches([16])
     with refused(optimizer, f"{MIXES}|fails for one alone"):
@@ -171,7 +170,7 @@ HIDDEN = {
 }
 
 
-@together("name", [*TOLD, *HIDDEN])
+@pytest.mark.parametrize("name", [*TOLD, *HIDDEN])
 def test_a_model_that_mixes_reaches_no_other_record(name):
     batch, model = outlier(), (TOLD | HIDDEN)[name]()
     x = [batch[0][:, None].expand(-1, 7, -1) + torch.arange(7.0)[:, None], batch[1]] if name in TOLD else batch
@@ -241,13 +240,13 @@ HONEST = {
 
 
 @pytest.mark.filterwarnings("ignore:samples are computed one at a time")
-@together("name", HONEST)
+@pytest.mark.parametrize("name", HONEST)
 def test_honest_losses_are_not_refused(name):
     optimizer = by_hand(network(), target_epsilon=3.0)
     optimizer.step(HONEST[name](optimizer.module), make_batches([16])[0])
 
 
-@together("seed", range(5))
+@pytest.mark.parametrize("seed", range(5))
 def test_rounding_to_half_precision_is_no_mixing(seed):
     torch.manual_seed(seed)
     for model, loss in ((network().float(), autocast), (nn.Sequential(*(low_rank() for _ in range(6))), cross_entropy)):
@@ -255,7 +254,7 @@ def test_rounding_to_half_precision_is_no_mixing(seed):
         optimizer.step(loss(model), make_batches([16], seed=seed)[0])
 
 
-@together("size", [1e3, 1e6, 1e8, 1e30])
+@pytest.mark.parametrize("size", [1e3, 1e6, 1e8, 1e30])
 def test_no_record_ends_a_run_by_its_size(size):
     """By the rounding of its own loss, so that whether there was a run would tell of it."""
     for seed in range(5):

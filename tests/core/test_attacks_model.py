@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from cases import each, together
+from cases import each
 from models import Example
 from torch import nn
 from torch.utils.data import (
@@ -98,7 +98,7 @@ def added(layer, calls):
     return False
 
 
-@together(
+@pytest.mark.parametrize(
     ("when", "name"),
     [
         (lambda layer, calls: layer.training, "0.ema"),
@@ -184,7 +184,7 @@ def test_a_cache_that_a_long_record_grows_ends_no_run_and_changes_nothing():
     assert torch.equal(*ends)
 
 
-@together("kind", ["dynamic", "longrope"])
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
 def test_frequencies_that_follow_the_longest_record_are_each_records_own(kind):
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -202,7 +202,7 @@ def test_frequencies_that_follow_the_longest_record_are_each_records_own(kind):
         assert 0.1 < moved(LlamaForCausalLM(config).double().train(), loss, [ids, lengths], row) <= 1.0001
 
 
-@together("trained", [False, True])
+@pytest.mark.parametrize("trained", [False, True])
 def test_a_buffer_in_a_parameters_clothes_is_refused(trained):
     """Averages in a frozen parameter, and an initialisation from the first batch, both through ``.data``."""
 
@@ -378,7 +378,7 @@ ROUTES = {
 
 
 @pytest.mark.filterwarnings("ignore:samples are computed one at a time")
-@together(("route", "pieces"), itertools.product(ROUTES, [None, 7]))
+@pytest.mark.parametrize(("route", "pieces"), itertools.product(ROUTES, [None, 7]))
 def test_nothing_tells_a_record_of_another(route, pieces):
     (batch,) = make_batches([24])
     batch[0][-1] *= 300
@@ -386,7 +386,7 @@ def test_nothing_tells_a_record_of_another(route, pieces):
 
 
 @pytest.mark.filterwarnings("ignore:samples are computed one at a time")
-@together("use", [keeps_tensors, adds_up, counts, follows])
+@pytest.mark.parametrize("use", [keeps_tensors, adds_up, counts, follows])
 def test_a_loss_that_keeps_something_of_records_is_refused_in_the_course_of_a_run(use):
     model, memory = small(), {}
     optimizer = by_hand(model, target_epsilon=3.0, accountant="rdp", preset="fixed", steps=60, batch_size=30)
@@ -406,7 +406,7 @@ def test_a_generator_of_the_losss_own_is_refused():
 # -- precision ---------------------------------------------------------------------------------------------------------
 
 
-@together(("value", "half"), itertools.product([math.nan, math.inf, 1e30], [False, True]))
+@pytest.mark.parametrize(("value", "half"), itertools.product([math.nan, math.inf, 1e30], [False, True]))
 def test_a_record_that_is_not_finite_moves_nothing_and_a_huge_one_no_more_than_itself(value, half):
     """All others were computed alone for it, whose rounding in half precision is another."""
     model, (x, y) = (
@@ -490,7 +490,7 @@ def test_parameters_in_bf16_release_no_value_that_only_one_record_makes_possible
     assert shares[1] < 3 * shares[0] + 1e-3, shares  # noise in bf16 made the second some twenty times the first
 
 
-@together(*each(clipping=[AutomaticClipping(), AbadiClipping(0.01)], magnitude=[3.0, 1e3, 1e5]).args)
+@each(clipping=[AutomaticClipping(), AbadiClipping(0.01)], magnitude=[3.0, 1e3, 1e5])
 def test_tokens_that_cancel_do_not_hide_a_norm(magnitude, clipping):
     """Half of the tokens undo the other half but for rounding; the factor came out up to 3,500 times too large."""
     inner, norm, head = nn.Linear(768, 64), nn.LayerNorm(64), nn.Linear(64, 10)
@@ -508,7 +508,7 @@ def test_tokens_that_cancel_do_not_hide_a_norm(magnitude, clipping):
         assert total(engine, loss, x, torch.tensor([3])).norm() <= 1.001 * clipping.sensitivity
 
 
-@together(*each(clipping=[AutomaticClipping(), AbadiClipping(0.01)], tokens=[1, 4]).args)
+@each(clipping=[AutomaticClipping(), AbadiClipping(0.01)], tokens=[1, 4])
 def test_squares_that_underflow_do_not_hide_a_norm(tokens, clipping):
     """A huge input and a tiny gradient, whose squares are infinite and zero: their product is neither."""
     layer = nn.Linear(8, 10_000, bias=False)
@@ -524,7 +524,7 @@ def test_squares_that_underflow_do_not_hide_a_norm(tokens, clipping):
 
 
 @pytest.mark.filterwarnings("ignore:samples are computed one at a time")
-@together(*each(preset=["robust", "paper", "fixed"], pieces=[None, 3]).args)
+@each(preset=["robust", "paper", "fixed"], pieces=[None, 3])
 def test_a_backward_pass_within_the_loss_reaches_no_weight(preset, pieces, unbound_noise):
     """As of adversarial training: it reached what a line search kept, and frozen ones; clearing cleared pieces."""
     ends = []
@@ -592,7 +592,7 @@ def test_samplers_that_choose_records_are_refused():
         wire(nn.Linear(1, 2), DataLoader(data, batch_size=10, shuffle=shuffle))
 
 
-@together("name", ["3.bias", "3.weight", "1.bias", "0.weight"])
+@pytest.mark.parametrize("name", ["3.bias", "3.weight", "1.bias", "0.weight"])
 def test_a_parameter_that_is_unfrozen_later_is_refused_before_its_raw_gradient_moves_it(name):
     """The optimizer holds it from the start, so its own step would apply what nothing has noised."""
     model = make_model()

@@ -7,14 +7,13 @@ import random
 import numpy as np
 import pytest
 import torch
-from cases import together
 from torch import nn
 from torch.utils.data import TensorDataset
 from twins import Built, Made, flat, make_private, refused, sgd, train
 from twins import cross_entropy as losses
 
 from hyfreedp import NoiseGenerator, PrivacyEngine
-from hyfreedp.accounting import BudgetExhausted
+from hyfreedp.errors import BudgetExhausted
 from hyfreedp.gradients import AbadiClipping
 
 
@@ -74,7 +73,7 @@ def augmented(draw):
     return Made(300, lambda i: (x[i] * (1 if draw() < 0.5 else -1), y[i]))
 
 
-@together("kind", DRAWS)
+@pytest.mark.parametrize("kind", DRAWS)
 def test_a_step_made_again_has_the_same_augmentation_and_so_the_same_noise(kind):
     np.random.seed(0)
     random.seed(0)
@@ -91,7 +90,7 @@ def test_a_step_made_again_has_the_same_augmentation_and_so_the_same_noise(kind)
     assert torch.equal(batch[0], other[0]) and all(map(torch.equal, first, again))  # one release, and not two
 
 
-@together("pieces", [None, 10])
+@pytest.mark.parametrize("pieces", [None, 10])
 def test_other_pieces_of_a_batch_have_other_noise(pieces):
     data = TensorDataset(torch.randn(300, 8), torch.randint(0, 2, (300,)))
     settings = {"batch_size": 30}
@@ -123,7 +122,7 @@ OTHER_RUNS = {
 }
 
 
-@together("field", OTHER_RUNS)
+@pytest.mark.parametrize("field", OTHER_RUNS)
 def test_a_state_of_another_run_is_refused_by_the_field_that_differs(field):
     def make(*, records=300, batch_size=30, optimizer=torch.optim.SGD, secure_noise=False, preset="fixed", **settings):
         model = small_model()

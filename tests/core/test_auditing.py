@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from cases import together
 from scipy import stats
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -31,7 +30,7 @@ def slow_p_value(right, guesses, canaries, epsilon, delta):
 COUNTS = [(0, 0, 5), (0, 4, 4), (3, 4, 10), (30, 40, 100), (40, 40, 60)]
 
 
-@together(("counts", "epsilon", "delta"), itertools.product(COUNTS, [0.0, 0.5, 3.0], [0.0, 1e-4, 0.1]))
+@pytest.mark.parametrize(("counts", "epsilon", "delta"), itertools.product(COUNTS, [0.0, 0.5, 3.0], [0.0, 1e-4, 0.1]))
 def test_p_value_is_that_of_the_theorem(counts, epsilon, delta):
     right, guesses, canaries = counts
     found = auditing.p_value(right, guesses, canaries, epsilon, delta)
@@ -63,7 +62,7 @@ def randomized(epsilon, delta, random):
 CANARIES = range(200)
 
 
-@together("delta", [0.0, 1e-3])
+@pytest.mark.parametrize("delta", [0.0, 1e-3])
 def test_the_bound_of_randomized_response_is_valid(delta):
     random = np.random.default_rng(4)
     options = {"delta": delta, "confidence": 0.8}
@@ -164,7 +163,7 @@ def test_coins_are_fair_secret_and_reproducible():
     assert 150 < len(included(seed=1)) < 250
 
 
-@together(
+@pytest.mark.parametrize(
     ("train", "error", "message"),
     [
         (lambda data: (1.0, None), TypeError, "train must yield once.*it returned tuple"),
@@ -180,7 +179,7 @@ def test_scripts_of_another_form_are_refused_by_name(train, error, message):
         hyfreedp.audit(train, [], [float(number) for number in CANARIES], delta=0.0)
 
 
-@together(
+@pytest.mark.parametrize(
     ("changed", "message"),
     [
         ({"canaries": [1]}, "canaries must be at least 2, some hundred rather, got 1"),

@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from cases import each, pairs, together
+from cases import each, pairs
 from torch import nn
 from torch.utils.data import DataLoader
 from twins import Made, by_hand, changed, cross_entropy, flat, make_batches, make_model, make_private, refused, steps
@@ -65,14 +65,14 @@ def refuse(error, message, *, model=None, optimizer=None, **settings):
     assert not any(getattr(layer, kind) for layer in model.modules() for kind in kinds), "the refused model keeps hooks"
 
 
-@together("case", REFUSED)
+@pytest.mark.parametrize("case", REFUSED)
 def test_arguments_out_of_range_are_refused_by_name_value_and_range(case):
     settings, message = REFUSED[case]
     settings = dict(settings)
     refuse(settings.pop("error", ValueError), message, **settings)
 
 
-@together(
+@pytest.mark.parametrize(
     ("optimizer", "message"),
     [
         (
@@ -98,7 +98,7 @@ def test_an_optimizer_of_other_parameters_or_without_a_rate_is_refused(optimizer
     refuse((ValueError, TypeError), message, model=model, optimizer=optimizer(model))
 
 
-@together("kind", ["ASGD", "Adadelta", "Adagrad", "Rprop", "Adafactor", "RAdam"])
+@pytest.mark.parametrize("kind", ["ASGD", "Adadelta", "Adagrad", "Rprop", "Adafactor", "RAdam"])
 def test_optimizers_whose_steps_may_be_of_any_size_are_refused(kind):
     model = make_model()
     message = f"must be SGD, RMSprop or .* got {kind}, .* preset='paper'"
@@ -113,7 +113,7 @@ def test_frozen_parameters_in_the_optimizer_are_fine():
     assert torch.equal(model[0].weight, frozen)
 
 
-@together("inner", [False, True])
+@pytest.mark.parametrize("inner", [False, True])
 def test_a_model_with_the_hooks_of_opacus_is_refused_until_they_are_off(inner):
     """Wrapped, or the model within, whose hooks would fail in the middle of a step."""
     from opacus import GradSampleModule
@@ -151,7 +151,7 @@ WRONG_LOSSES = {
 }
 
 
-@together(*each(preset=["robust", "fixed"], case=WRONG_LOSSES).args)
+@each(preset=["robust", "fixed"], case=WRONG_LOSSES)
 def test_a_loss_function_of_the_wrong_form_releases_nothing(case, preset):
     """It is found at the first forward pass; once corrected, training starts as if nothing had been."""
     wrong, message = WRONG_LOSSES[case]
@@ -203,7 +203,7 @@ CHANGED = {
 }
 
 
-@together("change", CHANGED)
+@pytest.mark.parametrize("change", CHANGED)
 def test_parameters_that_change_after_the_run_was_made_private_are_refused(change):
     """Before the loss function is called, by name, with the remedy."""
     act, message = CHANGED[change]
@@ -224,7 +224,7 @@ BROKEN = {
 }
 
 
-@together(*pairs(target=[3.0, math.inf], preset=["robust", "paper", "fixed"], broken=BROKEN).args)
+@pairs(target=[3.0, math.inf], preset=["robust", "paper", "fixed"], broken=BROKEN)
 def test_losses_that_are_not_finite_leave_all_that_is_learned_finite(broken, preset, target):
     """Weights, rate, thresholds and history, with one broken record in every batch, and then a whole broken batch."""
     settings = {"target_epsilon": target, "accountant": "rdp", "clipping": AutomaticClipping()}

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from cases import together
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -98,7 +97,7 @@ class Lies:
         return Lies, (0,)
 
 
-@together(
+@pytest.mark.parametrize(
     ("first", "second"),
     [
         (1, True),
@@ -130,7 +129,7 @@ def sparse(i):
     return torch.eye(3).to_sparse() * i
 
 
-@together(
+@pytest.mark.parametrize(
     "make",
     [
         sparse,
@@ -210,14 +209,14 @@ def test_a_list_without_tensors_has_one_entry_of_each_record():
     assert repr(unstacked(groups)[2]) == repr({"x": x[2:3], "names": ["a"], "more": [x[2:3], ("k",)]})
 
 
-@together("batch", [7, "text", object(), ["a", "b"], {}, [], {"names": ["a", "b"]}])
+@pytest.mark.parametrize("batch", [7, "text", object(), ["a", "b"], {}, [], {"names": ["a", "b"]}])
 def test_a_batch_without_a_tensor_is_refused(batch):
     for function in (batch_length, groups_of):
         with pytest.raises(TypeError, match="batch must"):
             function(batch)
 
 
-@together(
+@pytest.mark.parametrize(
     ("more", "error", "message"),
     [
         (torch.tensor(1.0), ValueError, r"got one of shape \(\) beside 4 samples: what all samples share"),
@@ -256,7 +255,7 @@ def test_pieces_are_as_many_records_as_the_budget_allows(lengths, budget):
     assert len(found) == sum(-(-lengths.count(length) // most[length]) for length in set(lengths))
 
 
-@together(
+@pytest.mark.parametrize(
     ("size", "message"),
     [
         (lambda record: 0, "what max_physical_batch_size returns must be an integer of at least 1, got 0"),
@@ -272,7 +271,7 @@ def test_a_function_that_returns_no_size_is_refused(size, message):
         pieces(of_lengths([2, 2, 3]), size)
 
 
-@together("size", [0, True, 1.5, "8"])
+@pytest.mark.parametrize("size", [0, True, 1.5, "8"])
 def test_what_is_no_size_is_refused(size):
     with pytest.raises(ValueError, match="max_physical_batch_size must be an integer of at least 1, None, or a fun"):
         check_physical_batch_size(size)
@@ -284,7 +283,7 @@ def test_a_size_that_is_refused_releases_nothing():
         steps(optimizer, [5])
 
 
-@together("preset", PRESETS.values())
+@pytest.mark.parametrize("preset", PRESETS.values())
 def test_a_run_in_pieces_is_the_run_in_one_piece(preset, unbound_noise):
     """Weights, learning rates and the raw values; an empty batch too."""
     runs = []

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from cases import each, together
+from cases import each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import Example, assert_exact, biases_only, conv1d_net, groupnorm_convnet, mlp, tied_language_model
@@ -27,12 +27,12 @@ some_by_the_loop = pytest.mark.filterwarnings("ignore:samples are computed one a
 
 
 @pytest.mark.parametrize("build", EXAMPLES)
-@together("clipping", [AutomaticClipping(), AbadiClipping(0.5), NoClipping()])
+@pytest.mark.parametrize("clipping", [AutomaticClipping(), AbadiClipping(0.5), NoClipping()])
 def test_equals_a_loop_over_samples(build, clipping) -> None:
     assert_exact(build(), clipping=clipping)
 
 
-@together(("build", "head"), [*((build, "none") for build in EXAMPLES), (groupnorm_convnet, "10.")])
+@pytest.mark.parametrize(("build", "head"), [*((build, "none") for build in EXAMPLES), (groupnorm_convnet, "10.")])
 def test_biases_and_heads(build, head) -> None:
     example = build()
     biases_only(example.model, head)
@@ -46,7 +46,7 @@ def test_some_layers_only() -> None:
     assert_exact(example)
 
 
-@together("build", [mlp, conv1d_net])
+@pytest.mark.parametrize("build", [mlp, conv1d_net])
 def test_equals_opacus(build) -> None:
     example = build()
     for layer in example.model:
@@ -102,7 +102,7 @@ def test_unused_parameters_get_zeros() -> None:
 
 
 @some_by_the_loop
-@together(*each(poison=[math.nan, math.inf], loop=[False, True], build=EXAMPLES).args)
+@each(poison=[math.nan, math.inf], loop=[False, True], build=EXAMPLES)
 def test_a_sample_that_is_not_finite_contributes_zero(build, loop, poison) -> None:
     """Whether it is in the first batch or in a later one, and whether samples are computed one at a time."""
     example, plain = build(), build()
@@ -128,7 +128,7 @@ def test_a_sample_that_is_not_finite_contributes_zero(build, loop, poison) -> No
     assert measured.isinf().all() and not total.any()
 
 
-@together("scale", [5.0, -5.0, math.nan])
+@pytest.mark.parametrize("scale", [5.0, -5.0, math.nan])
 def test_a_rule_of_ones_own_is_kept_to_its_sensitivity(scale) -> None:
     """One of 5 / n moved the sum by five clips."""
     example, rule = mlp(), SimpleNamespace(sensitivity=2.0, factors=lambda norms: torch.nan_to_num(scale / norms))
@@ -147,7 +147,7 @@ def test_sums_over_many_pieces_lose_nothing() -> None:
     assert engine.clipped_sums(example.trainable)[0].item() == pytest.approx(4096.1, abs=3e-4)
 
 
-@together("big", [1.0, 1e12])
+@pytest.mark.parametrize("big", [1.0, 1e12])
 def test_rows_of_one_token_that_cancel_take_nothing_from_others_sums(big) -> None:
     """In float32 a record whose values of one id are +-1e12 moved the sum of 2,000 by 209 clips."""
     table, values = nn.Embedding(5, 8), torch.cat([torch.ones(300, 8), big * torch.tensor([[1.0, -1.0] * 4])])
@@ -160,7 +160,7 @@ def test_rows_of_one_token_that_cancel_take_nothing_from_others_sums(big) -> Non
     assert sums[0].norm() == pytest.approx(300, rel=1e-4) and (sums[1] - sums[0]).norm() <= 1.001
 
 
-@together("value", [math.nan, math.inf])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_record_that_is_not_finite_leaves_the_others_theirs_where_raw_inputs_meet_parameters(value) -> None:
     """Carried back with others' zeros it took all 200 clips."""
 
@@ -212,7 +212,7 @@ def test_pieces_of_a_batch_and_its_noise_have_one_sensitivity() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight:UserWarning")  # torch's own RMSNorm
-@together("build", EXAMPLES)
+@pytest.mark.parametrize("build", EXAMPLES)
 def test_half_precision_autocast_is_close(build) -> None:
     example = build()
     example.model.float()
@@ -227,7 +227,7 @@ def test_half_precision_autocast_is_close(build) -> None:
 
 
 @some_by_the_loop
-@together("loop", [False, True])
+@pytest.mark.parametrize("loop", [False, True])
 def test_norms_of_half_precision_gradients_are_those_of_single_precision(loop) -> None:
     """3,000 weights and a bias with gradient one each: in half precision the norm would be 0.3 % off."""
     x = torch.ones(4, 3000, dtype=torch.bfloat16)
@@ -239,7 +239,7 @@ def test_norms_of_half_precision_gradients_are_those_of_single_precision(loop) -
 
 
 @some_by_the_loop
-@together("loop", [False, True])
+@pytest.mark.parametrize("loop", [False, True])
 def test_sums_of_many_records_are_of_single_precision_under_autocast(loop) -> None:
     """In bfloat16 one record of 2,048 moved the sum by three clips."""
     example = Example(nn.Linear(64, 1), (torch.rand(512, 64),), lambda model, x: model(x)[:, 0].float())
@@ -250,7 +250,7 @@ def test_sums_of_many_records_are_of_single_precision_under_autocast(loop) -> No
     assert (total - (g / (g.norm(dim=1, keepdim=True) + 0.01)).sum(0)).norm() < 1e-3
 
 
-@together(*each(dtype=[torch.bfloat16, torch.float16], kind=[nn.LayerNorm, nn.Embedding]).args)
+@each(dtype=[torch.bfloat16, torch.float16], kind=[nn.LayerNorm, nn.Embedding])
 def test_long_sums_in_half_precision(kind, dtype) -> None:
     """Where autograd's own, as of a plain step, are off by a third and more."""
     y = torch.tensor([-1.0, 1.0, 2.0, -2.0], dtype=torch.float64)[:, None, None]
@@ -320,7 +320,7 @@ LEAVING = {
 
 
 @some_by_the_loop
-@together("loss", LEAVING)
+@pytest.mark.parametrize("loss", LEAVING)
 def test_nothing_is_left_behind(loss) -> None:
     """Neither of a pass nor of one that was interrupted: inputs die with their graph, parameters are back."""
     model, counts = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1)), []

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from cases import pairs, together
+from cases import pairs
 from models import Example, assert_exact, biases_only
 from torch import Tensor, nn
 from twins import Built
@@ -56,12 +56,12 @@ def example_of(model: nn.Module) -> Example:
     return Example(model.double().train(), (torch.randn(7, 5, 4).double(),), lambda model, x: model(x))
 
 
-@together(("batch_first", "settings"), itertools.product([True, False], SETTINGS))
+@pytest.mark.parametrize(("batch_first", "settings"), itertools.product([True, False], SETTINGS))
 def test_every_kind_of_call(settings, batch_first) -> None:
     assert_exact(example_of(attention(batch_first, **settings)))
 
 
-@together(*pairs(need_weights=[True, False], batch_first=[True, False], heads=[(), (2,)]).args)
+@pairs(need_weights=[True, False], batch_first=[True, False], heads=[(), (2,)])
 def test_queries_and_masks_that_are_learned(need_weights, batch_first, heads) -> None:
     """Learned queries attend to the samples, with a trained mask of shape (3, 5) or (2, 3, 5)."""
 
@@ -95,7 +95,7 @@ def transformer(norm_first: bool, dropout: float = 0.0) -> nn.Module:
 
 
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor:UserWarning")
-@together(("trained", "norm_first"), itertools.product(["full", "biases"], [True, False]))
+@pytest.mark.parametrize(("trained", "norm_first"), itertools.product(["full", "biases"], [True, False]))
 def test_a_transformer(norm_first, trained) -> None:
     example = example_of(transformer(norm_first))
     if trained == "biases":
@@ -104,7 +104,9 @@ def test_a_transformer(norm_first, trained) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor:UserWarning")
-@together("build", [lambda **p: attention(need_weights=False, **p), attention, partial(transformer, True)])
+@pytest.mark.parametrize(
+    "build", [lambda **p: attention(need_weights=False, **p), attention, partial(transformer, True)]
+)
 def test_dropout_is_drawn_anew_for_each_sample(build) -> None:
     """Equal samples have other losses, and the same as a look's; what drops all is exact."""
     example = example_of(build(dropout=0.4))

@@ -6,7 +6,6 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
-from cases import together
 from models import Example, assert_exact, gpt2, llama, llama_lora, vit
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
@@ -72,7 +71,9 @@ def blocks():
     return Example(model.double().train(), (torch.randint(13, (5, 7)),), loss)
 
 
-@together("build", [*map(transformers_model, (gpt2, llama, llama_lora)), checkpointed_vit, blocks, own_checkpoints])
+@pytest.mark.parametrize(
+    "build", [*map(transformers_model, (gpt2, llama, llama_lora)), checkpointed_vit, blocks, own_checkpoints]
+)
 def test_norms_and_clipped_sums_are_those_without(build):
     assert_exact(build(), rtol=1e-8)
 

@@ -4,7 +4,6 @@ import itertools
 
 import pytest
 import torch
-from cases import together
 from catalog import cases
 from models import (
     Example,
@@ -46,7 +45,7 @@ def case_of(name: str, trained: str) -> Example:
     return Example(model, batch(4), losses)
 
 
-@together(("trained", "name"), itertools.product(["full", "biases"], NAMES))
+@pytest.mark.parametrize(("trained", "name"), itertools.product(["full", "biases"], NAMES))
 def test_models_of_others(name, trained) -> None:
     assert_exact(case_of(name, trained), rtol=1e-8)
 
@@ -57,7 +56,9 @@ def test_a_model_of_others_whose_shapes_depend_on_the_data() -> None:
     )
 
 
-@together(("tuning", "build"), itertools.product(["full", "biases"], [vit, vit_tiny, gpt2, llama, bert, llama_lora]))
+@pytest.mark.parametrize(
+    ("tuning", "build"), itertools.product(["full", "biases"], [vit, vit_tiny, gpt2, llama, bert, llama_lora])
+)
 def test_full_fine_tuning_lora_and_biases(build, tuning) -> None:
     example = build()
     if tuning == "biases":
@@ -90,7 +91,7 @@ ADAPTERS = {
 }
 
 
-@together("name", ADAPTERS)
+@pytest.mark.parametrize("name", ADAPTERS)
 def test_adapters(name) -> None:
     """Which make weights of constants as wide as the layer."""
     layers = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
@@ -112,7 +113,7 @@ def test_half_precision_autocast_of_swin() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
-@together("build", [tied_language_model, groupnorm_convnet])
+@pytest.mark.parametrize("build", [tied_language_model, groupnorm_convnet])
 def test_a_compiled_model_is_mapped_as_it_was_written(build) -> None:
     example = build()
     loss, compiled = example.loss, torch.compile(example.model, backend="eager")

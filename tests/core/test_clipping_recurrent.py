@@ -2,8 +2,9 @@
 
 import itertools
 
+import pytest
 import torch
-from cases import pairs, together
+from cases import pairs
 from models import Example, biases_only
 from models import assert_exact as exact
 from torch import Tensor, nn
@@ -51,7 +52,7 @@ def assert_exact(model: nn.Module, **settings) -> None:
     exact(Example(model.double().train(), batch, lambda model, *batch: model(*batch)), **settings)
 
 
-@together(*pairs(packed=[False, True], settings=SETTINGS, kind=KINDS).args)
+@pairs(packed=[False, True], settings=SETTINGS, kind=KINDS)
 def test_every_kind(kind, settings, packed) -> None:
     assert_exact(recurrent(kind, packed, **settings), slow=PACKED if packed else None)
 
@@ -65,7 +66,7 @@ def test_biases_projections_other_activations_and_dropout() -> None:
     assert_exact(recurrent(nn.LSTM, num_layers=3, dropout=1.0, batch_first=True))  # between layers, not after the last
 
 
-@together("packed", [False, True])
+@pytest.mark.parametrize("packed", [False, True])
 def test_states_that_are_learned(packed) -> None:
     model = recurrent(nn.GRU, packed, learned=True, batch_first=True, bidirectional=True)
     assert_exact(model, slow=PACKED if packed else None)
@@ -74,7 +75,7 @@ def test_states_that_are_learned(packed) -> None:
 CELLS = [(nn.LSTMCell, {}), (nn.GRUCell, {}), (nn.RNNCell, {"bias": False}), (nn.RNNCell, {"nonlinearity": "relu"})]
 
 
-@together(("cell", "start"), itertools.product(CELLS, [True, False]))
+@pytest.mark.parametrize(("cell", "start"), itertools.product(CELLS, [True, False]))
 def test_cells(cell, start) -> None:
     """Steps by a cell, from zeros or from a state that is learned."""
     kind, settings = cell
@@ -93,7 +94,7 @@ def test_cells(cell, start) -> None:
 MODES = [("lstm", nn.LSTM), ("gru", nn.GRU), ("rnn_tanh", nn.RNN)]
 
 
-@together(("mode", "kind"), MODES)
+@pytest.mark.parametrize(("mode", "kind"), MODES)
 def test_steps_one_by_one_give_what_the_kernels_give(mode, kind) -> None:
     layer, x, state = kind(4, 6, 2, bidirectional=True), torch.randn(5, 7, 4), torch.randn(4, 7, 6)
     settings = layer._flat_weights, True, 2, 0.0, True, True

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from cases import together
 from torch import Tensor, nn
 from torch.nn.grad import conv2d_weight
 from twins import by_hand, make_model, steps
@@ -18,7 +17,7 @@ def frozen(module: nn.Module) -> nn.Module:
     return module.requires_grad_(False)
 
 
-@together(
+@pytest.mark.parametrize(
     ("layer", "message"),
     [
         (nn.BatchNorm2d(3), r"'norm' \(BatchNorm2d\) .*replace_batch_norm"),
@@ -56,7 +55,7 @@ def rounded(how: str) -> Iterator[None]:
         torch.set_float32_matmul_precision("highest")
 
 
-@together("how", ["high", "medium", "of the backend"])
+@pytest.mark.parametrize("how", ["high", "medium", "of the backend"])
 def test_rounded_products_are_refused_before_the_batch_is_seen(how) -> None:
     """A clipped gradient could be larger than its norm says."""
     model = make_model()
@@ -93,7 +92,7 @@ def test_nothing_to_train() -> None:
         make_engine(frozen(nn.Linear(3, 3)), AutomaticClipping())
 
 
-@together("threshold", [0.0, -1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("threshold", [0.0, -1.0, float("nan"), float("inf")])
 def test_bad_clipping_arguments(threshold) -> None:
     with pytest.raises(ValueError, match=f"threshold={threshold}"):
         AbadiClipping(threshold)

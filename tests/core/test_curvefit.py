@@ -4,7 +4,6 @@ import math
 
 import numpy as np
 import pytest
-from cases import together
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -54,7 +53,7 @@ def test_minimizer():
     assert math.isnan(QuadraticFit(0.0, 0.0, 1.0).minimizer)
 
 
-@together(
+@pytest.mark.parametrize(
     ("x", "y", "named"),
     [
         ([1, 1, 0, 0], [0, 1, 2, 3], "three distinct"),

@@ -10,7 +10,6 @@ from collections import Counter
 import pytest
 import torch
 import torch.nn.functional as F
-from cases import together
 from models import bert, gpt2, groupnorm_convnet, llama_lora, tied_language_model, vit
 from simulated import simulated
 from training import resumed, run
@@ -20,7 +19,7 @@ from hyfreedp import token_budget
 from hyfreedp.experiments.store.paths import ROOT
 from hyfreedp.gradients import AutomaticClipping, make_engine
 from hyfreedp.noise import cipher
-from hyfreedp.running import devices
+from hyfreedp.pytorch import devices
 
 CPU = torch.device("cpu")
 
@@ -28,7 +27,7 @@ CPU = torch.device("cpu")
 # -- the simulated accelerator is as strict as CUDA --------------------------------------------------------------------
 
 
-@together(
+@pytest.mark.parametrize(
     ("mistake", "message"),
     [
         (lambda x: x + torch.ones(3), "at least two devices"),
@@ -54,7 +53,7 @@ def hooked(x, hook):
     return y
 
 
-@together(
+@pytest.mark.parametrize(
     ("wait", "count"),
     [
         (lambda x: x.to("cpu"), 1),
@@ -81,7 +80,7 @@ def test_nothing_but_torch_names_a_makers_device():
     assert not [path.name for path in pages if "cuda" in path.read_text(encoding="utf-8")]
 
 
-@together("kind", ["cuda", "xpu"])
+@pytest.mark.parametrize("kind", ["cuda", "xpu"])
 def test_an_accelerator_is_found_whoever_made_it(kind):
     with simulated(kind) as machine:
         assert devices.default_device().type == devices.named_device("accelerator").type == kind
@@ -121,7 +120,7 @@ def test_noise_of_another_key_or_keystream_is_noticed(monkeypatch):
         assert not cipher.computes_noise(machine.device)
 
 
-@together("build", [groupnorm_convnet, tied_language_model, vit, gpt2, bert, llama_lora])
+@pytest.mark.parametrize("build", [groupnorm_convnet, tied_language_model, vit, gpt2, bert, llama_lora])
 def test_clipped_sums_are_those_of_the_cpu(build):
     torch.manual_seed(3)
     example = build()
@@ -189,7 +188,7 @@ def test_freed_memory_stays_with_the_process_unless_the_environment_says_otherwi
     """A large tensor that is freed and made again costs no fresh pages."""
     program = """
         import resource, torch
-        from hyfreedp.running.devices import keep_freed_memory
+        from hyfreedp.pytorch.devices import keep_freed_memory
         print(keep_freed_memory())
         faults = []
         for _ in range(6):

@@ -24,7 +24,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import twins
-from cases import each, together
+from cases import each
 from pages import ROOT, programs
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -232,7 +232,7 @@ def test_processes_with_different_sums_are_refused_before_the_release(two):
     assert two.run(other_sums) == [None, None]
 
 
-@together("size", [1, 2, 3, 7])
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
 def test_shards_make_up_the_batch_of_one_process(size):
     """Disjoint, of equal size but for one record, each record always on the same process; their union is Poisson."""
     settings = {"num_records": 50, "steps_per_epoch": 10, "seed": 3}
@@ -286,7 +286,7 @@ def unequal(rank, changes):
     start(rank, **({"target_epsilon": 3.0} | {name: values[rank] for name, values in changes.items()}))
 
 
-@together("case", UNEQUAL)
+@pytest.mark.parametrize("case", UNEQUAL)
 def test_processes_with_other_arguments_are_refused(case, two):
     changes, message = UNEQUAL[case]
     answers = two.run(unequal, changes=changes)
@@ -308,7 +308,7 @@ def other_order(rank, *, orders, plain=False):
     make_private(data=plainly if plain else Made(40, augmented), target_epsilon=3.0, accountant="rdp")
 
 
-@together("plain", [True, False])
+@pytest.mark.parametrize("plain", [True, False])
 def test_processes_whose_records_are_in_another_order_are_refused(two, plain):
     """As of a split without a seed: each takes its share by index, so 12 of 40 records were in both shares."""
     order = list(range(40))

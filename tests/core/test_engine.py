@@ -9,7 +9,7 @@ import opacus
 import pytest
 import torch
 import twins
-from cases import each, together
+from cases import each
 from torch import nn
 from twins import by_hand, changed, cross_entropy, flat, make_data, make_model, make_private, steps
 
@@ -34,7 +34,7 @@ def test_the_preset_paper_is_the_papers():
     assert (paper.warmup, paper.decay, paper.step_rule) == (0.0, "none", "gen") and paper.smoothing == 0.1
 
 
-@together("preset", PRESETS.values())
+@pytest.mark.parametrize("preset", PRESETS.values())
 def test_the_split_is_that_of_calibrate_noise(preset):
     """Every argument reaches the accountant: rate B/N = 8/40, T steps, K, the warm-up's share of T, gamma, probe."""
     whole = changed(preset, interval=4, warmup=0.25, gamma=1.05)
@@ -53,7 +53,7 @@ def test_the_typed_arguments_are_the_fields_of_a_preset():
     assert typing.get_type_hints(PrivacyEngine.make_private_with_epsilon)["changes"] == typing.Unpack[PresetFields]
 
 
-@together(*each(length=[1, 2, 3, 4, 5], preset=[*PRESETS]).args)
+@each(length=[1, 2, 3, 4, 5], preset=[*PRESETS])
 def test_every_preset_trains_runs_shorter_than_its_interval(preset, length):
     """Its own interval of 5 is shortened to the run, by name or as an object; the plan is paid for and used up."""
     optimizer = by_hand(preset=preset, steps=length, **PRIVATE)
@@ -68,7 +68,7 @@ def test_every_preset_trains_runs_shorter_than_its_interval(preset, length):
 # -- what users of Opacus know -----------------------------------------------------------------------------------------
 
 
-@together(
+@pytest.mark.parametrize(
     ("argument", "value", "instead"),
     [
         ("max_grad_norm", 1.0, r"clipping=AbadiClipping\(max_grad_norm\)"),
@@ -208,7 +208,7 @@ def test_sampling_and_noise_have_seeds_of_their_own():
     assert key == NoiseGenerator(engine_seed).child("run", 0).child("noise").key.hex()  # who knows the seed knows all
 
 
-@together("preset", ["robust", "paper", "fixed"])
+@pytest.mark.parametrize("preset", ["robust", "paper", "fixed"])
 def test_training_on_the_loaders_batches_equals_training_on_their_records(preset):
     """The batches that the loader yields are the records that the sampler names."""
     weights, batches = run(3, preset=preset)

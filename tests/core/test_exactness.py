@@ -11,7 +11,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from cases import each, pairs, together
+from cases import each, pairs
 from torch import nn
 from twins import (
     BASES,
@@ -28,8 +28,8 @@ from twins import (
 
 from hyfreedp import reference
 from hyfreedp.gradients import AbadiClipping, AutomaticClipping, NoClipping
-from hyfreedp.running.devices import CPU
-from hyfreedp.running.random_states import random_states
+from hyfreedp.noise.random_states import random_states
+from hyfreedp.pytorch.devices import CPU
 
 SIZES = (9, 6, 8, 0, 11, 7, 5)  # around the expected size, 8; one batch empty
 UNCLIPPED = {"threshold": math.inf}  # losses of a run without privacy
@@ -76,13 +76,13 @@ def compare(
     return optimizer
 
 
-@together(*each(base=BASES, tuning=TUNINGS, privacy=[{}, PRIVATE]).args)
+@each(base=BASES, tuning=TUNINGS, privacy=[{}, PRIVATE])
 def test_equals_the_reference_for_every_tuning_mode_and_base_optimizer(tuning, base, privacy, unbound_noise):
     """Clipping, noise, direction, probes, fit, rule, decay and update, each as plain code would do it."""
     compare(make_model(tuning), base, decay="linear", warmup=0.2, **privacy)
 
 
-@together(*pairs(clipping=FACTORS, step_rule=RULES, privacy=[{}, PRIVATE]).args)
+@pairs(clipping=FACTORS, step_rule=RULES, privacy=[{}, PRIVATE])
 def test_equals_the_reference_for_every_rule_and_clipping(step_rule, clipping, privacy, unbound_noise):
     """The rules' refusals on an empty batch included."""
     if privacy and clipping == "none":
@@ -91,7 +91,7 @@ def test_equals_the_reference_for_every_rule_and_clipping(step_rule, clipping, p
     compare(make_model(), "sgd", sizes, step_rule=step_rule, clipping=clipping, **privacy)
 
 
-@together("threshold_rule", ["sum", "previous"])
+@pytest.mark.parametrize("threshold_rule", ["sum", "previous"])
 def test_records_that_are_not_finite_count_as_zeros_and_as_the_threshold(threshold_rule, unbound_noise):
     """Some of the losses are beyond R_l, some are NaN or infinite, and so are their gradients."""
 
@@ -104,7 +104,7 @@ def test_records_that_are_not_finite_count_as_zeros_and_as_the_threshold(thresho
     assert len({row["loss_threshold"] for row in optimizer.history}) > 3
 
 
-@together(*each(base=BASES, privacy=[{}, PRIVATE]).args)
+@each(base=BASES, privacy=[{}, PRIVATE])
 def test_fixed_rate_equals_the_base_optimizer_on_private_gradients_bit_for_bit(base, privacy, unbound_noise):
     """Preset "fixed" keeps the groups' own rates. With noise the same bits, else but for the order of the sums."""
     model = make_model()
@@ -121,7 +121,7 @@ def test_fixed_rate_equals_the_base_optimizer_on_private_gradients_bit_for_bit(b
         torch.testing.assert_close(flat(model), flat(twin), rtol=1e-8, atol=1e-8)
 
 
-@together("base", BASES)
+@pytest.mark.parametrize("base", BASES)
 def test_gen_rejects_a_parabola_that_opens_downwards_and_leaves_the_weights_bitwise(base):
     """By a loss that is concave in the weights (b > 0 > a): weights after a probe are copied, not computed back."""
     runs = []
@@ -142,7 +142,7 @@ def test_gen_rejects_a_parabola_that_opens_downwards_and_leaves_the_weights_bitw
     torch.testing.assert_close(*runs, rtol=0, atol=0)
 
 
-@together("base", BASES)
+@pytest.mark.parametrize("base", BASES)
 def test_the_innermost_rate_is_the_eta_applied(base):
     """A scheduler or a log that reads the optimizer's groups sees what was really taken, decay and ratios included."""
     model = make_model()
@@ -156,7 +156,7 @@ def test_the_innermost_rate_is_the_eta_applied(base):
         assert optimizer.param_groups is optimizer_base.param_groups
 
 
-@together("failing_call", [1, 4, 5, 8])
+@pytest.mark.parametrize("failing_call", [1, 4, 5, 8])
 def test_an_exception_inside_a_probe_leaves_the_plain_step(failing_call):
     """Samples one by one: calls 1 to 4 after the training forwards are the probe ahead, 5 to 8 the one behind."""
     model, plain = make_model(dropout=0.3), make_model(dropout=0.3)
@@ -208,7 +208,7 @@ def test_probes_see_the_masks_of_the_training_forward():
         assert (probe.slope, probe.curvature) == pytest.approx((0.0, 0.0), abs=1e-10)  # a fit to equal numbers rounds
 
 
-@together("pieces", [None, 3])
+@pytest.mark.parametrize("pieces", [None, 3])
 def test_a_step_draws_from_its_own_key_and_gives_the_callers_random_numbers_back(pieces):
     """Dropout masks of a step are those of the run's seed, whatever the caller has seeded; noise is never torch's."""
     ends = []

@@ -11,7 +11,6 @@ import sys
 import opacus
 import pytest
 import torch
-from cases import together
 from opacus.layers import DPGRU, DPLSTM
 from pages import ROOT, programs
 from torch import nn
@@ -79,7 +78,7 @@ def padded(records):
     return x, torch.stack([record[1] for record in records])
 
 
-@together("kind", [DPLSTM, DPGRU, nn.LSTM, nn.GRU])
+@pytest.mark.parametrize("kind", [DPLSTM, DPGRU, nn.LSTM, nn.GRU])
 def test_what_becomes_of_the_program_on_names(kind, capsys):
     """Its function, with recurrent layers of Opacus or PyTorch on names of many lengths, an empty batch among them."""
     exec(compile(NAMES, "char-lstm-classification.py", "exec"), names := {})

@@ -13,7 +13,6 @@ from unittest import mock
 import pytest
 import torch
 import torch.nn.functional as F
-from cases import together
 from torch import nn
 from torch.utils.data import DataLoader
 from twins import Made, cross_entropy, flat, make_data, make_private
@@ -499,7 +498,7 @@ def test_a_checkpoint_of_lightning_can_be_published(lightning, tmp_path):
 
 
 @OF_LIGHTNING
-@together("name", ["DeviceStatsMonitor", "ThroughputMonitor", "Timer"])
+@pytest.mark.parametrize("name", ["DeviceStatsMonitor", "ThroughputMonitor", "Timer"])
 def test_callbacks_that_log_time_or_memory_are_refused(name):
     callbacks = pytest.importorskip("lightning.pytorch.callbacks")
     from lightning.pytorch import Trainer
@@ -515,7 +514,7 @@ def test_callbacks_that_log_time_or_memory_are_refused(name):
         module.configure_optimizers()
 
 
-@together("which", ["optimizer", "loader", "all three"])
+@pytest.mark.parametrize("which", ["optimizer", "loader", "all three"])
 def test_accelerate_does_not_wrap_what_is_private(which):
     """Its optimizer could not be stepped, and in several processes its loader would give each another step's batch."""
     accelerate = pytest.importorskip("accelerate")
@@ -529,7 +528,7 @@ def test_accelerate_does_not_wrap_what_is_private(which):
     assert wired[1].steps_left == STEPS // 2
 
 
-@together(
+@pytest.mark.parametrize(
     ("own", "message"),
     [
         ({}, r"must have a training_step\(self, batch, batch_idx\) that returns the loss"),

@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from cases import pairs, together
+from cases import pairs
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,7 +25,7 @@ def test_literal_is_b_over_a_with_whatever_sign(slope, curvature, eta):
     assert line_search.literal(QuadraticFit(slope, curvature, 1.0), eta).eta == slope / curvature
 
 
-@together(("slope", "curvature"), [(1.0, 0.0), (0.0, 0.0), (0.0, 1.0)])
+@pytest.mark.parametrize(("slope", "curvature"), [(1.0, 0.0), (0.0, 0.0), (0.0, 1.0)])
 def test_literal_keeps_eta_when_b_over_a_is_no_rate(slope, curvature):
     decision = line_search.literal(QuadraticFit(slope, curvature, 1.0), 0.1)
     assert (decision.eta, decision.accepted) == (0.1, False) and "zero or not finite" in decision.reason
@@ -41,7 +41,7 @@ def test_gen_moves_only_on_a_convex_descent_and_within_its_range(slope, curvatur
         assert not decision.accepted and decision.eta == eta
 
 
-@together(
+@pytest.mark.parametrize(
     ("decay", "start", "expected"),
     [
         ("none", 0.0, [1, 1, 1, 1]),
@@ -54,7 +54,7 @@ def test_decay(decay, start, expected):
     assert [line_search.decay_factor(t, 4, decay, start) for t in range(4)] == pytest.approx(expected)
 
 
-@together(*pairs(bad=[math.nan, math.inf, 1e300], where=[(0,), (1,), (2,), (0, 1, 2)]).args)
+@pairs(bad=[math.nan, math.inf, 1e300], where=[(0,), (1,), (2,), (0, 1, 2)])
 def test_one_bad_record_moves_a_release_by_no_more_than_its_clip(where, bad):
     """Whatever one record's losses are, the fit stays finite and within the sensitivity of the fit without it."""
     extended = torch.cat([LOSSES, torch.full((3, 1), 0.7, dtype=torch.float64)], dim=1)
@@ -69,7 +69,7 @@ def test_one_bad_record_moves_a_release_by_no_more_than_its_clip(where, bad):
     assert curvature <= 2.0 / 4 / 0.1**2 * (1 + 1e-9)  # where 2 L(w) counts twice
 
 
-@together("rule", RULES)
+@pytest.mark.parametrize("rule", RULES)
 def test_the_result_says_what_was_done(rule):
     """The record holds the clip that was used, not the next one, and the rate before and after."""
     probe = LossSearch(rule=rule, eta=0.1, loss_threshold=3.0)
@@ -85,7 +85,7 @@ def test_the_result_says_what_was_done(rule):
     assert (result.private_loss, result.loss_threshold) == (pytest.approx(here), 3.0)
 
 
-@together(
+@pytest.mark.parametrize(
     ("rule", "scale", "expected"),
     [
         ("sum", 1.0, float(LOSSES.mean(dim=1).sum())),

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from cases import each, together
+from cases import each
 from dp_accounting import ComposedDpEvent, GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 from dp_accounting.rdp import RdpAccountant
 from hypothesis import example, given
@@ -36,10 +36,10 @@ from hyfreedp import look, plots
 from hyfreedp.accounting import calibrate_noise
 from hyfreedp.accounting.split import VOTES
 from hyfreedp.gradients import AutomaticClipping
-from hyfreedp.line_search import decay_factor
 from hyfreedp.look import LADDER, choose, look_steps, noise_to_come
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.privatize import privatize_votes
+from hyfreedp.schedule import decay_factor
 
 FALSE_ALARM = 1e-6  # of each statistical test below; the seeds are fixed, so a test that passes always passes
 
@@ -107,7 +107,7 @@ def test_every_look_comes_within_the_run_and_once(steps):
     assert (look.FIRST in plan) == (steps > look.FIRST) and len(plan) <= 4
 
 
-@together(
+@pytest.mark.parametrize(
     ("steps", "plan"), [(1, ()), (2, (1,)), (8, (1, 4)), (32, (1, 4, 16)), (33, (1, 2, 5, 17)), (100, (1, 4, 13, 50))]
 )
 def test_the_looks_are_after_a_step_and_at_three_shares_of_the_run(steps, plan):
@@ -121,7 +121,7 @@ def test_the_first_rate_falls_with_the_root_of_all_inputs_and_what_has_none_coun
     assert look.public_start([torch.empty(*shape) for shape in shapes]) == pytest.approx(6 / math.sqrt(inputs))
 
 
-@together("looking", [(), (1, 4), tuple(range(20))])
+@pytest.mark.parametrize("looking", [(), (1, 4), tuple(range(20))])
 def test_epsilon_agrees_with_dp_accounting(looking):
     """The gradient and the look of a step, sensitivities 1 and the root of 10, composed on one subsampled batch."""
     split = calibrate_noise(**PLAN, vote_steps=looking, accountant="rdp")
@@ -140,7 +140,9 @@ def test_epsilon_agrees_with_dp_accounting(looking):
 # -- what a look asks, and what it makes of the answers ----------------------------------------------------------------
 
 
-@together(("decay", "left", "done"), [("linear", 1 / 3, 0.5), ("none", 1.0, 1.0), ("cosine", 3 / 8, 0.5)])
+@pytest.mark.parametrize(
+    ("decay", "left", "done"), [("linear", 1 / 3, 0.5), ("none", 1.0, 1.0), ("cosine", 3 / 8, 0.5)]
+)
 def test_noise_to_come_is_the_integral_of_the_schedule(decay, left, done):
     """Of its square over what is left, by closed forms at the start; times a power of the share that was made."""
     steps = 20000
@@ -217,7 +219,7 @@ def as_numbers(row):
     return [math.nan if one is None else one for one in row["margins"]]
 
 
-@together(*each(kind=KINDS, noise=[{}, NOISY], eta=[None, 0.05]).args)
+@each(kind=KINDS, noise=[{}, NOISY], eta=[None, 0.05])
 def test_a_run_is_that_of_the_reference(kind, noise, eta, unbound_noise):
     """Weights, rates and margins at every step, with empty batches, the first among them."""
     for seed in (0, 1):
@@ -272,7 +274,7 @@ def forces(preferred, optimizer, rungs):
     return of_batch
 
 
-@together("preferred", [[0] * 4, [5] * 4, [10] * 4, [10, 0, 0, 0]])
+@pytest.mark.parametrize("preferred", [[0] * 4, [5] * 4, [10] * 4, [10, 0, 0, 0]])
 def test_votes_lead_from_the_mean_of_start_and_looks_and_weights_come_back_along_the_ray(preferred, monkeypatch):
     """All prefer the highest, the first, the lowest rate, or change: up after one step only, back at all looks."""
     rungs, moved = [], torch._foreach_add  # those that looks have moved the weights to, in their order

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from cases import together
 from torch import Tensor
 from torch.utils.data import DataLoader
 from twins import by_hand, changed, cross_entropy, flat, make_batches, make_data, make_private, refused, steps, train
@@ -36,7 +35,9 @@ def test_what_accelerate_has_prepared_is_told_by_name():
         make_private(model, loader=accelerator.prepare(DataLoader(make_data(), batch_size=8)))
 
 
-@together(("wrong", "right"), [("target_epsilonn", "target_epsilon"), ("clip", "clipping"), ("intervall", "interval")])
+@pytest.mark.parametrize(
+    ("wrong", "right"), [("target_epsilonn", "target_epsilon"), ("clip", "clipping"), ("intervall", "interval")]
+)
 def test_a_typo_is_compared_with_all_arguments_even_where_one_is_missing(wrong, right):
     with pytest.raises(TypeError, match=f"unknown argument '{wrong}'; did you mean '{right}'"):
         PrivacyEngine().make_private_with_epsilon(module=torch.nn.Linear(5, 3), **{wrong: 1})

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from cases import each, together
+from cases import each
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
@@ -40,7 +40,7 @@ def test_both_computations_of_chacha20_agree(key, first, blocks):
     assert torch.equal(cipher.chacha20(key, first, blocks, CPU), stream[8 * first :])
 
 
-@together(*each(dtype=[torch.float32, torch.float64], size=[1, 7, 1024, 5000]).args)
+@each(dtype=[torch.float32, torch.float64], size=[1, 7, 1024, 5000])
 def test_compress_is_the_exact_product_with_secret_integers(size, dtype):
     key, numbers = bytes(range(32)), torch.randn(size, dtype=dtype)
     found = cipher.compress(numbers, key).view(-1, cipher.COLUMNS)
@@ -81,7 +81,7 @@ OTHERS = {
 }
 
 
-@together("what", OTHERS)
+@pytest.mark.parametrize("what", OTHERS)
 def test_another_release_has_independent_noise(what):
     """Correlation of 4,000 pairs: beyond 4.5 / sqrt(4000) with probability 7e-6."""
     for reference in (noised(BASE), noised(BASE, path=("gradient", 3))):
@@ -110,7 +110,7 @@ def test_the_key_is_never_printed():
 # -- where noise goes --------------------------------------------------------------------------------------------------
 
 
-@together("sizes", [(3,), (5, 1, 7), (2**16, 3), (70_000, 2, 140_001, 64), (0, 4), ()])
+@pytest.mark.parametrize("sizes", [(3,), (5, 1, 7), (2**16, 3), (70_000, 2, 140_001, 64), (0, 4), ()])
 def test_noise_reaches_every_number_of_every_tensor_once(sizes):
     sums = [torch.full((size,), 7.0) for size in sizes]
     NoiseGenerator(0).add_noise(sums, 0.5)
@@ -142,7 +142,7 @@ def test_sum_and_noise_are_added_in_float64_and_rounded_once(monkeypatch):
     assert not torch.equal(released, total + (0.3 * drawn).float())
 
 
-@together(*each(scale=[0.3, 1.0, 4.0, 1e-9, 1e9], dtype=[torch.float32, torch.float64]).args)
+@each(scale=[0.3, 1.0, 4.0, 1e-9, 1e9], dtype=[torch.float32, torch.float64])
 def test_the_last_bits_do_not_tell_what_was_added(scale, dtype):
     """A number near zero has the same spacing whether noise alone or noise and a record made it (Mironov 2012)."""
     for share in (0.0, 0.1, 1.0, 2.0):
@@ -153,20 +153,20 @@ def test_the_last_bits_do_not_tell_what_was_added(scale, dtype):
         assert len(near) and torch.equal(multiples, multiples.round()) and (multiples % 2 == 1).any()
 
 
-@together("scale", [0.0, -1.0, math.inf, math.nan, None])
+@pytest.mark.parametrize("scale", [0.0, -1.0, math.inf, math.nan, None])
 def test_a_scale_that_makes_no_noise_is_refused_and_so_are_numbers_in_half_precision(scale):
     total = torch.zeros(3, dtype=torch.float if scale is not None else torch.bfloat16)
     with pytest.raises(ValueError, match="bfloat16" if scale is None else "scale must be positive and finite"):
         NoiseGenerator(0).add_noise([total], 1.0 if scale is None else scale)
 
 
-@together("given_", [torch.Generator(), 3, np.random.default_rng(0)])
+@pytest.mark.parametrize("given_", [torch.Generator(), 3, np.random.default_rng(0)])
 def test_other_generators_are_refused_with_the_remedy(given_):
     with pytest.raises(TypeError, match=r"hyfreedp.NoiseGenerator or None, got .* NoiseGenerator\(seed\)"):
         noise.as_generator(given_)
 
 
-@together("seed", [-1, 1.5, "1"])
+@pytest.mark.parametrize("seed", [-1, 1.5, "1"])
 def test_a_seed_that_is_none_is_refused(seed):
     with pytest.raises(ValueError, match="seed must be None or an integer of at least 0, got"):
         NoiseGenerator(seed)
@@ -180,7 +180,7 @@ def far_from(sample, distribution):
     return stats.kstest(np.asarray(sample).ravel(), distribution).pvalue
 
 
-@together("secure", [False, True])
+@pytest.mark.parametrize("secure", [False, True])
 def test_gaussian_noise_is_normal(secure):
     sample = noised(torch.zeros(300_001, dtype=torch.float64), 2.5, secure=secure)
     assert far_from(sample / 2.5, "norm") > 1e-4

@@ -8,12 +8,12 @@ import pandas
 import pytest
 import torch
 import torch.nn.functional as F
-from cases import each, together
+from cases import each
 from scipy import stats
 from torch import nn
 from twins import PRESETS, by_hand, changed, cross_entropy, flat, make_batches, refused, sgd, trainable
 
-from hyfreedp.accounting import BudgetExhausted
+from hyfreedp.errors import BudgetExhausted
 from hyfreedp.gradients import AbadiClipping, AutomaticClipping
 
 FALSE_ALARM = 1e-6  # of each statistical test below; the seeds are fixed, so a test that passes always passes
@@ -66,7 +66,7 @@ def test_gradient_noise_is_sigma_times_sensitivity_over_the_expected_batch_size(
     assert_standard(directions / (split.sigma_gradient * sensitivity / 8))
 
 
-@together(*each(allocation=["per_step", "constant"], size=[0, 9]).args)
+@each(allocation=["per_step", "constant"], size=[0, 9])
 def test_probe_steps_have_their_own_gradient_noise(allocation, size):
     """Each kind of step has the multiplier that the accountant assumed for it."""
     split, directions = noise_run(size, preset="paper", allocation=allocation, interval=2, warmup=0.0, gamma=1.3)
@@ -86,7 +86,7 @@ def test_physical_batches_get_noise_once():
 # -- what a step costs -------------------------------------------------------------------------------------------------
 
 
-@together("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 def test_a_step_calls_the_loss_once_and_the_first_step_compares_before(reduction):
     """Three records together, and alone, in one map; then the map of the batch."""
     optimizer, rows = by_hand(preset="fixed"), []
@@ -114,7 +114,7 @@ def spend(preset, sizes, **settings):
     return optimizer, spent
 
 
-@together("preset", PRESETS.values())
+@pytest.mark.parametrize("preset", PRESETS.values())
 def test_epsilon_grows_to_the_target_and_empty_batches_count(preset):
     """A run on empty batches costs what any other costs."""
     optimizer, spent = spend(changed(preset, interval=3), [8] * 10)
@@ -126,7 +126,7 @@ def test_epsilon_grows_to_the_target_and_empty_batches_count(preset):
     assert spend(changed(preset, interval=3), [3, 0, 20] * 3)[1] == spent[:-1]
 
 
-@together("preset", PRESETS.values())
+@pytest.mark.parametrize("preset", PRESETS.values())
 def test_a_step_beyond_the_plan_is_refused_before_anything_is_looked_at(preset):
     """Neither the loss function nor the batch is touched, and nothing changes, however often one tries."""
     optimizer, spent = spend(changed(preset, interval=3), [8] * 10)
@@ -148,7 +148,7 @@ RAW_KEYS = {f"not_private_{name}" for name in ("batch_size", "mean_loss", "mean_
 RAW_PROBE_KEYS = RAW_KEYS | {f"not_private_loss_{where}" for where in ("ahead", "here", "behind")}
 
 
-@together(*each(preset=PRESETS.values(), diagnostics=[False, True]).args)
+@each(preset=PRESETS.values(), diagnostics=[False, True])
 def test_history_makes_a_frame_and_marks_all_that_is_raw(preset, diagnostics):
     """A new column must be added here by hand, by someone who knows that it is private."""
     optimizer, _ = spend(changed(preset, interval=2, warmup=0.0), [8, 3, 0, 8], diagnostics=diagnostics)
@@ -167,7 +167,7 @@ def test_history_makes_a_frame_and_marks_all_that_is_raw(preset, diagnostics):
         assert frame.slope.notna().tolist() == [True, False, True, False]
 
 
-@together(("preset", "diagnostics"), itertools.product(["robust", "paper"], [False, True]))
+@pytest.mark.parametrize(("preset", "diagnostics"), itertools.product(["robust", "paper"], [False, True]))
 def test_raw_values_do_not_reach_what_is_private(preset, diagnostics, unbound_noise):
     """Losses of 50 and of 500, both beyond the largest clip, release the same and must tell the same."""
     told = []

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from cases import together
 from scipy import stats
 from torch import nn
 from torch.utils.data import ConcatDataset, DataLoader, Subset
@@ -48,7 +47,7 @@ def drawn(steps, owners=IDS, seed=0, **settings):
 # -- what is drawn -----------------------------------------------------------------------------------------------------
 
 
-@together(
+@pytest.mark.parametrize(
     "owners",
     [
         IDS,
@@ -162,7 +161,7 @@ def test_a_step_clips_the_mean_of_an_owners_losses():
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
 
-@together(
+@pytest.mark.parametrize(
     ("owners", "message"),
     [
         (IDS[1:], "an id for each of 40 records, got 39"),
@@ -181,7 +180,7 @@ def test_what_is_no_id_of_each_record_is_refused(owners, message):
         private(owners)
 
 
-@together(
+@pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"batch_size": 11}, "at most the number of owners, of which it is to draw so many, 10, got 11: .* 1.1 > 1"),

@@ -5,7 +5,6 @@ import math
 
 import pytest
 import torch
-from cases import together
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import integrate, stats
@@ -63,7 +62,9 @@ def released_votes(records):
     return torch.tensor(privatize_votes(losses, 0.0, expected_batch_size=1))
 
 
-@together(("probe", "release", "width"), [("losses", released_losses, 3), ("look", released_votes, VOTES + 1)])
+@pytest.mark.parametrize(
+    ("probe", "release", "width"), [("losses", released_losses, 3), ("look", released_votes, VOTES + 1)]
+)
 def test_the_worst_record_moves_a_probe_by_what_the_accountant_counts(probe, release, width):
     """By all of it: a smaller sensitivity would be unsafe, a larger one a waste. Of a look, the worst in each order."""
     some = LOSSES if width == 3 else (0.0, math.nan)
@@ -84,7 +85,7 @@ def test_theorem_1_bias_is_what_clipping_takes_away(losses, threshold):
     assert clipping_bias(batch, threshold) == pytest.approx(batch.mean().item() - private, abs=1e-9)
 
 
-@together(("threshold", "mean", "std"), [(2.3, 2.3, 0.5), (0.1, 2.3, 0.5), (6.0, 2.3, 0.5), (1.0, 0, 3)])
+@pytest.mark.parametrize(("threshold", "mean", "std"), [(2.3, 2.3, 0.5), (0.1, 2.3, 0.5), (6.0, 2.3, 0.5), (1.0, 0, 3)])
 def test_corollary_1_equals_the_integral_of_the_excess(threshold, mean, std):
     expected, _ = integrate.quad(
         lambda loss: (loss - threshold) * stats.norm.pdf(loss, mean, std), threshold, mean + 40 * std, epsabs=1e-14
@@ -92,7 +93,7 @@ def test_corollary_1_equals_the_integral_of_the_excess(threshold, mean, std):
     assert normal_clipping_bias(threshold, mean, std) == pytest.approx(expected, rel=1e-7, abs=1e-12)
 
 
-@together(
+@pytest.mark.parametrize(
     ("call", "named"),
     [
         (lambda: privatize_loss(torch.ones(3), 1.0, -1.0, expected_batch_size=3), "noise_multiplier .* got -1.0"),

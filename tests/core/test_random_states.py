@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from cases import together
 from torch import nn
 from torch.utils.data import DataLoader
 from twins import Made, by_hand, cross_entropy, make_batches, make_private, sgd
@@ -16,8 +15,8 @@ from twins import Made, by_hand, cross_entropy, make_batches, make_private, sgd
 from hyfreedp.data.batches import groups_of
 from hyfreedp.data.sampling import PoissonSampler
 from hyfreedp.noise.cipher import derive
-from hyfreedp.running.devices import CPU
-from hyfreedp.running.random_states import random_states, random_states_of, seed_random_states
+from hyfreedp.noise.random_states import random_states, random_states_of, seed_random_states
+from hyfreedp.pytorch.devices import CPU
 
 DRAWS = {
     "torch": lambda: torch.rand(3, dtype=torch.float64),
@@ -48,7 +47,7 @@ def test_torch_draws_what_the_mersenne_twister_of_the_whole_key_does():
         assert first != torch.initial_seed() and first > 2**32
 
 
-@together("kind", DRAWS)
+@pytest.mark.parametrize("kind", DRAWS)
 def test_a_key_sets_each_generator_and_the_callers_states_come_back(kind):
     draw = DRAWS[kind]
     publicly_seeded()
@@ -96,7 +95,7 @@ def drawn(kind, does, pieces, seed):
 
 
 @pytest.mark.filterwarnings("ignore:samples are computed one at a time")
-@together(("kind", "does", "pieces"), itertools.product(DRAWS, [plain, split, one_by_one], [None, 5]))
+@pytest.mark.parametrize(("kind", "does", "pieces"), itertools.product(DRAWS, [plain, split, one_by_one], [None, 5]))
 def test_masks_under_a_public_seed_are_secret_and_the_same_in_all_passes_of_a_step(kind, does, pieces):
     """Torch's are each sample's own. NumPy's and Python's are one for all, however the samples are computed."""
     first, other, again = (drawn(kind, does, pieces, seed) for seed in (None, 1, 1))

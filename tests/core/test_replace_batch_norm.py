@@ -5,7 +5,6 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from cases import together
 from models import Example, assert_exact
 from timm.layers import BatchNormAct2d, FrozenBatchNormAct2d
 from torch import nn
@@ -31,7 +30,7 @@ def assert_trains(model) -> None:
     assert_exact(example, rtol=1e-5)
 
 
-@together("norm", [nn.BatchNorm2d, nn.SyncBatchNorm])
+@pytest.mark.parametrize("norm", [nn.BatchNorm2d, nn.SyncBatchNorm])
 def test_parameters_names_and_training_stay(norm):
     model = convnet(norm)
     with pytest.raises(ValueError, match=r"hyfreedp\.replace_batch_norm\(model\)"):
@@ -64,7 +63,7 @@ def test_the_layers_of_timm_go_on_to_drop_and_activate():
     assert_trains(relu)
 
 
-@together("norm", [FrozenBatchNorm2d, FrozenBatchNormAct2d, nn.BatchNorm2d])
+@pytest.mark.parametrize("norm", [FrozenBatchNorm2d, FrozenBatchNormAct2d, nn.BatchNorm2d])
 def test_constant_statistics_are_allowed_and_stay_and_others_beside_them_go(norm):
     model = convnet(norm)
     kept = model[1].requires_grad_(False).train(norm is not nn.BatchNorm2d)
@@ -72,7 +71,7 @@ def test_constant_statistics_are_allowed_and_stay_and_others_beside_them_go(norm
     assert_trains(model)
 
 
-@together(
+@pytest.mark.parametrize(
     ("layer", "groups"),
     [(nn.BatchNorm2d(c), g) for c, g in {3: 1, 6: 1, 12: 2, 32: 8, 64: 16, 96: 16, 256: 32}.items()]
     + [(nn.BatchNorm1d(64), 1), (nn.BatchNorm3d(64), 16)],
@@ -96,7 +95,7 @@ class Odd(nn.BatchNorm2d):
         return super().forward(x).square()
 
 
-@together(
+@pytest.mark.parametrize(
     ("layer", "message"),
     [(nn.LazyBatchNorm2d(), "number of channels yet: run one batch"), (Odd(4), r"'1' \(Odd\) .*unknown kind")],
 )

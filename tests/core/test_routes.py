@@ -2,9 +2,9 @@
 
 import itertools
 
+import pytest
 import torch
 import torch.nn.functional as F
-from cases import together
 from models import Example, assert_exact
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
@@ -22,7 +22,7 @@ def forms(tokens: int, p: int, d: int) -> tuple[OuterProducts, Tensor]:
     return factors, factors.instantiate()
 
 
-@together(("tokens", "p", "d"), SIZES)
+@pytest.mark.parametrize(("tokens", "p", "d"), SIZES)
 def test_the_route_is_the_cheaper_by_counted_multiplications(tokens, p, d) -> None:
     factors, gradients = forms(tokens, p, d)
     counts = []
@@ -67,7 +67,7 @@ def test_a_pass_instantiates_within_its_room_and_is_exact_with_any() -> None:
         assert sum(isinstance(each, Instantiated) for each in found.values()) == number
 
 
-@together(("samples", "sizes"), [(0, [1] * 7), (1, [1] * 7), (3, [3, 3, 1]), (6.9, [6, 1]), (7, [7])])
+@pytest.mark.parametrize(("samples", "sizes"), [(0, [1] * 7), (1, [1] * 7), (3, [3, 3, 1]), (6.9, [6, 1]), (7, [7])])
 def test_copies_of_a_large_parameter_split_the_batch_within_the_room_and_are_exact_with_any(samples, sizes) -> None:
     """One that no rule knows, used twice, takes as much for each sample as it has numbers."""
     model = nn.ParameterList([nn.Parameter(torch.randn(5, 100).double())])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from cases import each, together
+from cases import each
 from opacus.data_loader import DPDataLoader
 from scipy import stats
 from torch import nn
@@ -28,7 +28,7 @@ from twins import Made, cross_entropy, make_data, make_private, refused, sgd, tr
 from hyfreedp.data.batches import Records, batch_length, groups_of, map_leaves
 from hyfreedp.data.sampling import Drawn, Fetch, PoissonSampler, poisson_loader
 from hyfreedp.noise import NoiseGenerator
-from hyfreedp.running.devices import CPU
+from hyfreedp.pytorch.devices import CPU
 
 FALSE_ALARM = 1e-6  # of each statistical test below; the seeds are fixed, so a test that passes always passes
 
@@ -83,7 +83,7 @@ def test_inclusion_is_independent_across_steps_and_records(memberships):
     assert abs(pairs) / np.sqrt(len(centred) * 50 * 49 / 2) < limit
 
 
-@together("rate", [1.0, 1e-9])
+@pytest.mark.parametrize("rate", [1.0, 1e-9])
 def test_extreme_rates(rate):
     """At rate 1 every batch is the whole data set; at a tiny one all batches are empty."""
     expected = list(range(50)) if rate == 1 else []
@@ -156,7 +156,7 @@ def fetched(data, rows, collate=default_collate, **owners):
     return batch, found
 
 
-@together("form", FORMS)
+@pytest.mark.parametrize("form", FORMS)
 def test_each_record_is_what_collation_makes_of_it_alone(form):
     """By torch's default a batch of numbers is a plain one, also an empty one."""
     data, rows = records(form), [4, 7, 1, 20]
@@ -183,7 +183,7 @@ OF_MANY_FORMS = {
 }
 
 
-@together("form", OF_MANY_FORMS)
+@pytest.mark.parametrize("form", OF_MANY_FORMS)
 def test_no_record_gives_its_form_to_another(form):
     """torch's default collation takes the keys of the first record, and a type in which all have a place."""
     data = Made(30, OF_MANY_FORMS[form])
@@ -202,7 +202,7 @@ def test_a_function_registered_for_default_collation_gets_each_record_alone(monk
     assert [record.tolist() for record in found.values()] == [[[1, 1]], [[1, 1]]]
 
 
-@together(*each(form=FORMS, pieces=[None, 2]).args)
+@each(form=FORMS, pieces=[None, 2])
 def test_training_works_on_every_structure_with_empty_batches(form, pieces):
     """The loss gets records of the form that the collate function gives; the batch tells how many they are."""
     torch.manual_seed(0)
@@ -230,7 +230,7 @@ class Stream(IterableDataset):
         raise AssertionError("touched")
 
 
-@together(
+@pytest.mark.parametrize(
     ("loader", "error", "message"),
     [
         ([1, 2], TypeError, "data_loader must be a torch DataLoader, got list"),

@@ -1,8 +1,9 @@
 """A record may have any number of rows: views, windows, sentences. Its loss is their mean, and it counts for one."""
 
+import pytest
 import torch
 import torch.nn.functional as F
-from cases import each, together
+from cases import each
 from models import Example, assert_exact, conv1d_net, groupnorm_convnet, mlp, tied_language_model, vit
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -26,7 +27,7 @@ def checkpointed() -> Example:
 BUILDS = [mlp, groupnorm_convnet, conv1d_net, tied_language_model, vit, checkpointed]
 
 
-@together(*each(views=[2, 3, 6], build=BUILDS).args)
+@each(views=[2, 3, 6], build=BUILDS)
 def test_the_gradient_of_a_record_is_the_mean_of_its_views(views, build) -> None:
     """Also where some views occur in two records."""
     example, rows, clipping = build(), torch.tensor([0, 3, 1, 4, 2, 0]), AutomaticClipping()
@@ -65,7 +66,7 @@ def test_records_have_as_many_rows_as_they_have() -> None:
     torch.testing.assert_close((losses, norms), (model(means)[:, 0].detach(), means.norm(dim=1)))
 
 
-@together("views", [2, 3])
+@pytest.mark.parametrize("views", [2, 3])
 def test_a_loss_of_each_view_is_refused(views) -> None:
     optimizer, (batch,) = by_hand(), make_batches((6,))
 

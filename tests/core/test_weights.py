@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from cases import each, together
+from cases import each
 from hypothesis import given
 from hypothesis import strategies as st
 from models import Example
@@ -74,7 +74,7 @@ def test_one_record_moves_a_vote_by_one_at_most(records, out):
     assert abs(moved) <= 1 + 1e-12
 
 
-@together(
+@pytest.mark.parametrize(
     ("weights", "message"),
     [
         (

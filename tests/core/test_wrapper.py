@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.nn.functional as F
-from cases import pairs, together
+from cases import pairs
 from torch.optim import lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from twins import BASES, by_hand, cross_entropy, flat, make_batches, make_model, refused, steps
@@ -47,7 +47,7 @@ def plain_loop(base, schedule, *, expected=8):
     return flat(model), rates
 
 
-@together(*pairs(on=["private", "base"], base=BASES, name=SCHEDULERS).args)
+@pairs(on=["private", "base"], base=BASES, name=SCHEDULERS)
 def test_a_fixed_rate_follows_a_scheduler_as_in_plain_torch(name, base, on):
     """Made for the private optimizer, or for the base optimizer before it was made private; rates of all groups."""
     model = make_model()
@@ -85,7 +85,7 @@ def test_a_scheduled_run_resumes_bitwise():
     assert torch.equal(ends[0][0], ends[1][0]) and ends[0][1:] == ends[1][1:]
 
 
-@together("settings", [{"preset": "robust"}, {"preset": "paper", "interval": 2}])
+@pytest.mark.parametrize("settings", [{"preset": "robust"}, {"preset": "paper", "interval": 2}])
 def test_a_learned_rate_says_once_that_it_follows_no_scheduler(settings):
     """And is bit for bit what it is without one; so it is after a resumption, which is no scheduler."""
     runs = []
@@ -129,7 +129,7 @@ def test_a_decay_alone_is_no_scheduler():
     assert torch.equal(flat(model), flat(resumed_model)) and optimizer.eta == 0.5
 
 
-@together("preset", ["fixed", "robust", "paper"])
+@pytest.mark.parametrize("preset", ["fixed", "robust", "paper"])
 def test_hooks_run_once_a_step(preset):
     """Those on the private optimizer around all of its step; those on the base and on all optimizers at the base's."""
     model, optimizer = make(preset=preset)
@@ -169,7 +169,7 @@ def test_it_is_an_optimizer_by_the_base_optimizers_groups_state_and_defaults():
     assert completed == ["loss", "batch", "weights"]
 
 
-@together(
+@pytest.mark.parametrize(
     ("scheduled", "call"),
     itertools.product(
         [False, True],
@@ -192,7 +192,7 @@ def test_a_step_as_of_another_optimizer_says_what_to_call(call, scheduled):
     assert optimizer.ledger.steps == 1
 
 
-@together("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
 def test_a_run_cannot_be_copied(duplicate):
     """Two runs with one key would release two batches under the same noise."""
     with pytest.raises(TypeError, match=r"neither pickled nor copied.* state_dict\(\)"):

@@ -16,7 +16,7 @@ from hyfreedp.experiments.store.provenance import environment
 from hyfreedp.experiments.tasks.generation import generate
 from hyfreedp.experiments.tasks.registry import TASKS
 from hyfreedp.noise import stream as noise
-from hyfreedp.running.devices import default_device
+from hyfreedp.pytorch.devices import default_device
 
 
 @pytest.mark.usefixtures("unbound_noise")

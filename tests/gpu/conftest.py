@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hyfreedp.running.devices import CPU, default_device, exact_convolutions, named_device
+from hyfreedp.pytorch.devices import CPU, default_device, exact_convolutions, named_device
 
 
 def pytest_addoption(parser):

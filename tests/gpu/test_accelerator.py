@@ -18,7 +18,7 @@ from hyfreedp.experiments.benchmark.measure import garbage_stays, peak_memory
 from hyfreedp.experiments.benchmark.workloads import MODELS, make_workload
 from hyfreedp.gradients import AbadiClipping, AutomaticClipping, make_engine
 from hyfreedp.noise import cipher
-from hyfreedp.running.devices import CPU, backend
+from hyfreedp.pytorch.devices import CPU, backend
 
 pytestmark = [
     pytest.mark.gpu,

@@ -1,21 +1,19 @@
-"""Few cases: some combinations instead of all, since a fault seldom needs more than two values; one test of a list."""
+"""Few cases: some combinations instead of all, since a fault seldom needs more than two values."""
 
-import functools
-import inspect
 import itertools
-from collections.abc import Callable, Collection, Iterable
-from typing import Any
+from collections.abc import Collection
 
-import numpy as np
 import pytest
-import torch
+
+together = pytest.mark.parametrize  # a name that tests/experiments still use
 
 
 def each(**values: Collection) -> pytest.MarkDecorator:
     """Every value of every parameter at least once: as many cases as the longest list has values."""
     lists = [list(given) for given in values.values()]
     longest = max(map(len, lists))
-    return _mark(values, [tuple(given[i % len(given)] for given in lists) for i in range(longest)])
+    rows = [tuple(given[i % len(given)] for given in lists) for i in range(longest)]
+    return pytest.mark.parametrize(tuple(values), rows)
 
 
 def pairs(**values: Collection) -> pytest.MarkDecorator:
@@ -27,41 +25,6 @@ def pairs(**values: Collection) -> pytest.MarkDecorator:
     while left:
         chosen.append(max(rows, key=lambda row: len(met[row] & left)))
         left -= met[chosen[-1]]
-    return _mark(values, [tuple(given[i] for given, i in zip(lists, row, strict=True)) for row in chosen])
-
-
-def _mark(values: dict[str, Collection], rows: list[tuple]) -> pytest.MarkDecorator:
-    ids = [" ".join(str(getattr(value, "__name__", value)) for value in row) for row in rows]
-    return pytest.mark.parametrize(tuple(values), rows, ids=ids)
-
-
-def together(names: str | tuple[str, ...], rows: Iterable[Any]) -> Callable[[Callable], Callable]:
-    """As ``pytest.mark.parametrize``, for what is quick and leaves nothing behind: one test, its error lists all.
-
-    It stands next to the function, below other decorators. All rows have the same fixtures.
-    """
-    rows = list(rows)
-
-    def of_all(test: Callable) -> Callable:
-        @functools.wraps(test)
-        def run(**fixtures: Any) -> None:
-            failures: list[tuple[Any, BaseException]] = []
-            for row in rows:
-                torch.manual_seed(0)
-                np.random.seed(0)
-                try:
-                    test(**fixtures, **({names: row} if isinstance(names, str) else dict(zip(names, row, strict=True))))
-                except (Exception, pytest.fail.Exception) as error:
-                    failures.append((row, error))
-            assert rows
-            for _, first in failures[:1]:
-                for row, error in failures:
-                    first.add_note(f"{row}: {type(error).__name__}: {error}")
-                raise first
-
-        own = inspect.signature(test)
-        given = {names} if isinstance(names, str) else set(names)
-        run.__signature__ = own.replace(parameters=[p for name, p in own.parameters.items() if name not in given])
-        return run
-
-    return of_all
+    return pytest.mark.parametrize(
+        tuple(values), [tuple(given[i] for given, i in zip(lists, row, strict=True)) for row in chosen]
+    )

@@ -153,7 +153,7 @@ def simulated(kind: str = "cuda") -> Iterator[Machine]:
         "torch.accelerator.synchronize": lambda device=None: None,
         "torch.get_device_module": machine.module,
         "torch.manual_seed": manual_seed,
-        "hyfreedp.running.random_states.Generator": seeded,
+        "hyfreedp.noise.random_states.Generator": seeded,
         "torch.autocast": Autocast,
         "torch.amp.autocast": Autocast,
         "torch.amp.autocast_mode.autocast": Autocast,

@@ -19,7 +19,7 @@ from hyfreedp.experiments.benchmark.efficiency import GROWTH, GROWTH_CONTENDERS
 from hyfreedp.experiments.benchmark.workloads import MODELS, ON_CPU, ON_GPU, SMALL, Tuning
 from hyfreedp.experiments.store.files import write_csv
 from hyfreedp.experiments.store.paths import workspace
-from hyfreedp.running.devices import CPU
+from hyfreedp.pytorch.devices import CPU
 
 PARTS = ("table", "growth", "peers", "runs")
 BESIDE_PEERS = ("vit_d192", "gpt2_d256", *SMALL)

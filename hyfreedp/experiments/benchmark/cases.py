@@ -20,6 +20,7 @@ import pandas as pd
 import torch
 from tqdm import tqdm
 
+from hyfreedp.checks import check_choice
 from hyfreedp.experiments.benchmark.contenders import ALL_CONTENDERS, CONTENDERS, RUN, RUNS, Setup, Step
 from hyfreedp.experiments.benchmark.measure import (
     garbage_stays,
@@ -28,8 +29,7 @@ from hyfreedp.experiments.benchmark.measure import (
     time_rounds,
 )
 from hyfreedp.experiments.benchmark.workloads import MODELS, Shape, Tuning, Workload, make_workload
-from hyfreedp.running.checks import check_choice
-from hyfreedp.running.devices import CPU, backend, hardware, named_device, synchronize
+from hyfreedp.pytorch.devices import CPU, backend, hardware, named_device, synchronize
 
 PACKAGES = ("torch", "opacus", "timm", "transformers", "peft", "hyfreedp")
 _REFERENCES = ("plain", "ours")

@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from hyfreedp.experiments.benchmark.contenders import Contender, Setup, Step
 from hyfreedp.experiments.benchmark.workloads import Workload
-from hyfreedp.running.devices import CPU
+from hyfreedp.pytorch.devices import CPU
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler reports its every start otherwise
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from hyfreedp.experiments.models.image_models import add_low_rank_updates, vit
-from hyfreedp.running.random_states import random_states_kept
+from hyfreedp.noise.random_states import random_states_kept
 
 Family = Literal["vit", "gpt2", "llama", "mlp", "convnet"]
 Tuning = Literal["full", "biases", "lora"]

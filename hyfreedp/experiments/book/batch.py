@@ -26,6 +26,7 @@ import psutil
 from jupyter_core.utils import ensure_event_loop
 
 import hyfreedp
+from hyfreedp.checks import nearest
 from hyfreedp.experiments.book import committed, notebooks, page
 from hyfreedp.experiments.book.parameters import parse_value
 from hyfreedp.experiments.runs import again
@@ -33,7 +34,6 @@ from hyfreedp.experiments.store import archive
 from hyfreedp.experiments.store.files import write_text
 from hyfreedp.experiments.store.paths import workspace
 from hyfreedp.experiments.store.provenance import commit, environment
-from hyfreedp.running.checks import nearest
 
 PACKAGE = Path(hyfreedp.__file__).parent
 

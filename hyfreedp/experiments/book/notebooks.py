@@ -19,9 +19,9 @@ from nbclient.exceptions import DeadKernelError
 from traitlets import Int
 from traitlets.config import Config
 
+from hyfreedp.checks import nearest
 from hyfreedp.experiments.store.files import replacing
 from hyfreedp.experiments.store.paths import workspace
-from hyfreedp.running.checks import nearest
 
 LINKS = "links"  # tag of cells that are added when a notebook is executed
 PROFILES = ("smoke", "laptop", "gpu", "paper")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from hyfreedp.running.checks import nearest
+from hyfreedp.checks import nearest
 
 # IPython's own names of plain values; everything else that is a plain value came from a parameters cell.
 _NOTEBOOK_NAMES = {"In", "Out"}

@@ -21,8 +21,8 @@ from tqdm import TqdmWarning
 
 from hyfreedp.experiments.models import public_weights as weights
 from hyfreedp.experiments.models.image_models import Tuning, add_low_rank_updates
-from hyfreedp.running.devices import default_device
-from hyfreedp.running.random_states import random_states_kept
+from hyfreedp.noise.random_states import random_states_kept
+from hyfreedp.pytorch.devices import default_device
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

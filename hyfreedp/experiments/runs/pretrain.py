@@ -35,7 +35,7 @@ from hyfreedp.experiments.store.paths import workspace
 from hyfreedp.experiments.store.provenance import environment
 from hyfreedp.experiments.tasks.language_tasks import LANGUAGE_TASKS, shortened, token_losses
 from hyfreedp.experiments.tasks.scores import evaluate
-from hyfreedp.running.devices import CPU, default_device, named_device
+from hyfreedp.pytorch.devices import CPU, default_device, named_device
 
 SAVE_SECONDS = 60.0
 GLYPHS, HELD_OUT_GLYPHS = 20_000, 2_000

@@ -7,6 +7,7 @@ import math
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from hyfreedp.checks import check_choice, nearest
 from hyfreedp.experiments.data.texts import checksum_of
 from hyfreedp.experiments.models.image_models import Model, Tuning
 from hyfreedp.experiments.models.language_models import LanguageModel
@@ -16,7 +17,6 @@ from hyfreedp.experiments.tasks.image_tasks import Task
 from hyfreedp.experiments.tasks.language_tasks import LanguageTask
 from hyfreedp.experiments.tasks.registry import TASKS
 from hyfreedp.experiments.tasks.scores import Evaluation
-from hyfreedp.running.checks import check_choice, nearest
 
 
 @dataclass(frozen=True)

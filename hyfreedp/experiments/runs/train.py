@@ -22,7 +22,7 @@ from hyfreedp.experiments.runs.spec import Spec
 from hyfreedp.experiments.store import unfinished
 from hyfreedp.gradients import AbadiClipping, Clipping
 from hyfreedp.noise import NoiseGenerator
-from hyfreedp.running.devices import default_device
+from hyfreedp.pytorch.devices import default_device
 
 CHECKPOINT_SECONDS = 20.0
 EVALUATE_EVERY = 5  # steps, in runs of up to a hundred; longer ones evaluate as often as their task says

@@ -10,7 +10,7 @@ from importlib.metadata import version
 import pandas as pd
 
 from hyfreedp.experiments.store.paths import workspace
-from hyfreedp.running.devices import CPU, default_device, hardware
+from hyfreedp.pytorch.devices import CPU, default_device, hardware
 
 
 def environment() -> dict[str, str]:

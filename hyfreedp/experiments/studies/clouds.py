@@ -21,7 +21,7 @@ from hyfreedp.experiments.tasks.registry import TASKS
 from hyfreedp.experiments.tasks.scores import losses_of as per_sample_loss_of
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.privatize import privatize_loss
-from hyfreedp.running.records import StepRecord
+from hyfreedp.pytorch.records import StepRecord
 
 POINTS = ["ahead", "here", "behind"]  # losses at w - hG, w and w + hG, in the order that probes take them
 RUN = {"method": "paper", "learning_rate": 0.01, "interval": 1}  # from the paper's own first rate nothing is learned

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from hyfreedp.data.batches import fields_of
 from hyfreedp.noise import NoiseGenerator
-from hyfreedp.running.processes import Processes
-from hyfreedp.running.random_states import random_states_of
+from hyfreedp.noise.random_states import random_states_of
+from hyfreedp.processes.group import Processes
 
 _RECORDS = 8  # two orders at random agree in all with probability N^-8
 

@@ -19,10 +19,8 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from hyfreedp.running.checks import is_of
-from hyfreedp.running.devices import kernels
+from hyfreedp.pytorch.devices import kernels
 
 T = TypeVar("T")
 
@@ -140,30 +138,6 @@ class Processes:
             raise error
         if failed > 0:
             raise RuntimeError(f"rank {int(failed) - 1} failed; its own traceback tells why")
-
-
-def check_unwrapped(module: nn.Module) -> None:
-    """Refuse a model whose gradients or parameters another tool handles.
-
-    Raises:
-        ValueError: naming the wrapper, or the first parameter that is split over processes.
-    """
-    for name, layer in module.named_modules():
-        if isinstance(layer, DistributedDataParallel | DataParallel):
-            raise ValueError(
-                f"module must not be wrapped in {type(layer).__name__} (layer {name!r}), which combines gradients "
-                "before they are clipped: give the model itself, its .module"
-            )
-        if is_of("opacus.grad_sample", layer) or hasattr(layer, "autograd_grad_sample_hooks"):
-            raise ValueError(
-                f"module must not have Opacus's hooks, but layer {name!r} has: give what .to_standard_module() of the "
-                "GradSampleModule returns"
-            )
-        if is_of("torch.distributed.fsdp", layer):
-            raise ValueError(f"module must be whole on every process, but layer {name!r} is split by FSDP")
-    for name, parameter in module.named_parameters():
-        if is_of("torch.distributed.tensor", parameter):
-            raise ValueError(f"module must be whole on every process, but parameter {name!r} is a DTensor")
 
 
 def replica(module: nn.Module) -> dict[str, Any]:

@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hyfreedp.checks import listed
+from hyfreedp.errors import Refused
 from hyfreedp.noise.cipher import derive, universal_hashes
-from hyfreedp.running.checks import Refused, listed
-from hyfreedp.running.layers import layers_of
+from hyfreedp.pytorch.layers import layers_of
 
 _KEY = derive(b"", "parameters")  # not secret: nobody chooses what a model writes against it
 Place = tuple[nn.Module, str]

@@ -28,7 +28,7 @@ import torch
 from torch import Generator, Tensor
 
 from hyfreedp.noise.cipher import derive
-from hyfreedp.running.devices import backend
+from hyfreedp.pytorch.devices import backend
 
 _WORDS = slice(3, 3 + 624)  # of the Twister, in torch's state of a CPU as int64
 

@@ -11,7 +11,7 @@ from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import torch
 
-from hyfreedp.running.checks import nearest
+from hyfreedp.checks import nearest
 
 _STEPPING: dict[int, object] = {}  # the step under way of each process; a lock would be inherited by a fork
 

@@ -12,10 +12,7 @@ from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
-
-
-class Refused(ValueError):
-    """What a loss gives, or does, that no private step may take."""
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 
 def check_choice(name: str, value: Any, choices: Any) -> None:
@@ -135,6 +132,30 @@ def check_parameters(optimizer: torch.optim.Optimizer, module: nn.Module) -> Non
             f"optimizer lacks {len(missing)} trainable parameter(s) of the model, the first {missing[0]!r}: "
             f"add them or freeze them by requires_grad_(False)"
         )
+
+
+def check_unwrapped(module: nn.Module) -> None:
+    """Refuse a model whose gradients or parameters another tool handles.
+
+    Raises:
+        ValueError: naming the wrapper, or the first parameter that is split over processes.
+    """
+    for name, layer in module.named_modules():
+        if isinstance(layer, DistributedDataParallel | DataParallel):
+            raise ValueError(
+                f"module must not be wrapped in {type(layer).__name__} (layer {name!r}), which combines gradients "
+                "before they are clipped: give the model itself, its .module"
+            )
+        if is_of("opacus.grad_sample", layer) or hasattr(layer, "autograd_grad_sample_hooks"):
+            raise ValueError(
+                f"module must not have Opacus's hooks, but layer {name!r} has: give what .to_standard_module() of the "
+                "GradSampleModule returns"
+            )
+        if is_of("torch.distributed.fsdp", layer):
+            raise ValueError(f"module must be whole on every process, but layer {name!r} is split by FSDP")
+    for name, parameter in module.named_parameters():
+        if is_of("torch.distributed.tensor", parameter):
+            raise ValueError(f"module must be whole on every process, but parameter {name!r} is a DTensor")
 
 
 def check_function(name: str, value: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hyfreedp.running.layers import parameters_of
+from hyfreedp.pytorch.layers import parameters_of
 
 
 def trainable(optimizer: torch.optim.Optimizer) -> list[Any]:

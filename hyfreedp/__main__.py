@@ -1,4 +1,4 @@
-"""``python -m hyfreedp.accounting``: print the noise that a budget allows and what each share of it costs."""
+"""``python -m hyfreedp``: print the noise that a budget allows and what each share of it costs."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from hyfreedp.accounting.accountants import Accountant
 from hyfreedp.accounting.calibrate import calibrate_noise
 from hyfreedp.accounting.composition import shares
 from hyfreedp.accounting.split import Allocation, NoiseSplit, Probe
+from hyfreedp.checks import check_delta
 from hyfreedp.preset import PRESETS, PresetFields, resolve
-from hyfreedp.running.checks import check_delta
 
 
 class _Parser(argparse.ArgumentParser):
@@ -27,7 +27,7 @@ class _Parser(argparse.ArgumentParser):
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
-        prog="python -m hyfreedp.accounting",
+        prog="python -m hyfreedp",
         description="Split a privacy budget between gradients and probes, and print what each share costs.",
     )
     add = parser.add_argument

@@ -1,0 +1,1 @@
+"""Several processes that train one model together, and how they make sure that they do."""

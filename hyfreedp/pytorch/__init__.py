@@ -1,0 +1,1 @@
+"""What PyTorch asks of a private optimizer: its interface, the optimizer beneath, layers, devices, files, records."""

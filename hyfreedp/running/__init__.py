@@ -1,1 +1,0 @@
-"""What a run needs beside the method: checks, devices, processes, records of steps, states."""
