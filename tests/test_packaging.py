@@ -31,7 +31,7 @@ LAYERS = [
     {"gradients.mapped", "gradients.convolution", "gradients.recurrent", "gradients.batch_norm"},
     {"gradients.rules", "processes.same_records", "pytorch.checkpoint"},
     {"gradients.engine"},
-    {"gradients", "gradients.passes"},
+    {"gradients", "gradients.step_batch"},
     {"gradients.plain", "learner", "data.sampling"},
     {"line_search", "look"},
     {"preset", "reference"},

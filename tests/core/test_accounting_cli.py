@@ -19,7 +19,7 @@ SEARCH = [*CHEAP, *"--preset paper --allocation per_step --interval 4".split()]
 
 def test_runs_as_a_module_without_a_word_on_stderr():
     done = subprocess.run(
-        [sys.executable, "-m", "hyfreedp.accounting", *CHEAP, "--json"], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "hyfreedp", *CHEAP, "--json"], capture_output=True, text=True, check=True
     )
     assert done.stderr == ""
     assert json.loads(done.stdout)["epsilon"] <= 1

@@ -1,10 +1,8 @@
 """The adversary against models, losses, precision and loaders, written out: each attack succeeded once."""
 
 import copy
-import itertools
 import math
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -56,67 +54,71 @@ def total(engine, loss, *batch):
 
 
 def test_a_frozen_batch_norm_that_wakes_up_is_refused_before_it_sees_the_batch():
-    """Before it sees the batch, by an engine alone, too; test_look has the same in a run."""
-    model, (x, y) = nn.Sequential(nn.BatchNorm1d(8), nn.Linear(8, 2)), classes(200).tensors
+    """As after an evaluation; and batch norm that comes later. test_look has the same before a look."""
+    model = nn.Sequential(nn.BatchNorm1d(5), make_model()).double()
     model[0].requires_grad_(False).eval()
-    engine = make_engine(model, AutomaticClipping())
-    total(engine, losses(model), x, y)
-    model.eval()  # as around an evaluation
+    optimizer, (batch,) = by_hand(model, preset="fixed"), make_batches([8])
+    optimizer.step(losses(model), batch)
     model.train()
-    with pytest.raises(ValueError, match=r"layer '0' \(BatchNorm1d\) .*call .eval\(\) of such layers again"):
-        total(engine, losses(model), x, y)
+    with refused(optimizer, r"layer '0' \(BatchNorm1d\) .*call .eval\(\) of such layers again"):
+        optimizer.step(lambda batch: pytest.fail("the batch was seen"), batch)
     model[0].eval()
-    total(engine, losses(model), x, y)
+    optimizer.step(losses(model), batch)
+    model[1][2] = nn.BatchNorm1d(7, affine=False, track_running_stats=False)
+    with refused(optimizer, "layer '1.2'"):
+        optimizer.step(lambda batch: pytest.fail("the batch was seen"), batch)
 
 
-def standardiser(when):
-    """As exponential averages and codebooks do: a buffer of any name takes in the batch."""
-
+def learns(act):
+    """As exponential averages, codebooks and layers that initialise themselves by the first batch do."""
     calls = []
 
     def forward(layer, x):
         calls.append(1)
-        if when(layer, calls):
-            layer.ema.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)
-        return x
+        act(layer, x.detach().mean(0), len(calls))
+        return x + layer.bias + layer.frozen
 
-    return Built(forward, ema=nn.Buffer(torch.zeros(8)))
-
-
-def through_data(layer, calls):
-    layer.ema.data.mul_(0.9).add_(1.0)  # moves no version counter
-    return False
+    parts = {"ema": nn.Buffer(torch.zeros(8)), "bias": nn.Parameter(torch.zeros(8))}
+    return Built(forward, **parts, frozen=nn.Parameter(torch.zeros(8), requires_grad=False))
 
 
-def renewed(layer, calls):
-    layer.ema = torch.ones(8)  # another tensor
-    return False
+LEARNING = {
+    "in training": ("ema", lambda layer, mean, call: layer.training and layer.ema.add_(mean)),
+    "in probes only": ("ema", lambda layer, mean, call: torch.is_grad_enabled() or layer.ema.add_(mean)),
+    "later": ("ema", lambda layer, mean, call: call > 12 and layer.ema.add_(mean)),
+    "where no counter moves": ("ema", lambda layer, mean, call: layer.ema.data.add_(1.0)),
+    "by another tensor": ("ema", lambda layer, mean, call: setattr(layer, "ema", torch.ones(8))),
+    "by a new buffer": ("seen", lambda layer, mean, call: layer.register_buffer("seen", torch.ones(8))),
+    "in a frozen parameter": ("frozen", lambda layer, mean, call: layer.frozen.data.copy_(mean)),
+    "in a parameter": ("bias", lambda layer, mean, call: layer.bias.data.copy_(mean)),
+    "in a parameter, in probes": (
+        "bias",
+        lambda layer, mean, call: torch.is_grad_enabled() or layer.bias.data.copy_(mean),
+    ),
+}
 
 
-def added(layer, calls):
-    layer.register_buffer("seen", torch.ones(8))
-    return False
-
-
-@pytest.mark.parametrize(
-    ("when", "name"),
-    [
-        (lambda layer, calls: layer.training, "0.ema"),
-        (lambda layer, calls: not torch.is_grad_enabled(), "0.ema"),  # in probes only
-        (lambda layer, calls: len(calls) > 12, "0.ema"),  # later
-        (through_data, "0.ema"),
-        (renewed, "0.ema"),
-        (added, "0.seen"),
-    ],
-)
-def test_a_buffer_that_learns_is_refused_by_name_and_put_back(when, name):
-    model = nn.Sequential(standardiser(when), nn.Linear(8, 2))
+@pytest.mark.parametrize("case", LEARNING)
+def test_a_buffer_that_learns_is_refused_by_name_and_put_back(case):
+    """Or a parameter, written to through ``.data``."""
+    name, act = LEARNING[case]
+    model, optimizer, loader = wire(nn.Sequential(learns(act), nn.Linear(8, 2)), classes(), preset="paper", interval=2)
     before = copy.deepcopy(model.state_dict())
-    model, optimizer, loader = wire(model, classes(), preset="paper", interval=2)
-    with pytest.raises(ValueError, match=f"changed these buffers or parameters of the model: '{name}'"):
+    with pytest.raises(ValueError, match=f"parameters of the model: '0.{name}'|which other samples"):
         train(optimizer, loader)
     after = optimizer.state_dict()["model"]
     assert list(after) == list(before) and torch.equal(after["0.ema"], before["0.ema"])
+    assert all(parameter.grad is None for parameter in model.parameters())  # nor is the raw sum left behind
+
+
+@pytest.mark.xfail(strict=True, reason="the raw mean stays in the parameter of the model that was refused")
+@pytest.mark.parametrize("case", ["in a frozen parameter", "in a parameter"])
+def test_what_was_written_into_a_parameter_is_put_back(case):
+    name, act = LEARNING[case]
+    model, optimizer, loader = wire(nn.Sequential(learns(act), nn.Linear(8, 2)), classes())
+    with pytest.raises(ValueError, match=f"parameters of the model: '0.{name}'"):
+        train(optimizer, loader)
+    assert not model.state_dict()[f"0.{name}"].any()
 
 
 class Keeps(nn.Module):
@@ -202,202 +204,9 @@ def test_frequencies_that_follow_the_longest_record_are_each_records_own(kind):
         assert 0.1 < moved(LlamaForCausalLM(config).double().train(), loss, [ids, lengths], row) <= 1.0001
 
 
-@pytest.mark.parametrize("trained", [False, True])
-def test_a_buffer_in_a_parameters_clothes_is_refused(trained):
-    """Averages in a frozen parameter, and an initialisation from the first batch, both through ``.data``."""
-
-    def learns(layer, x):
-        layer.calls += 1
-        if not trained or layer.calls == 1:
-            layer.f.bias.data.copy_(x.mean(0))
-        return layer.f(x)
-
-    first = Built(learns, f=nn.Linear(8, 8), calls=0)
-    first.f.bias.requires_grad_(trained)
-    model, optimizer, loader = wire(nn.Sequential(first, nn.Linear(8, 2)), classes())
-    with pytest.raises(ValueError, match=r"parameters of the model: '0\.f\.bias'|which other samples"):
-        optimizer.step(losses(model), next(iter(loader)))
-    assert optimizer.ledger.steps == 0 and model[1].weight.grad is None  # nor is the raw sum left behind
-
-
-def test_what_a_probe_writes_into_a_parameter_is_refused():
-    """Through ``.data``, and only once the gradient is there."""
-    layer = nn.Linear(8, 2)
-
-    def keeps(batch):
-        if optimizer.ledger.released:
-            layer.bias.data.copy_(batch[0].mean(0)[:2])
-        return losses(layer)(batch)
-
-    _, optimizer, loader = wire(layer, classes(), preset="paper", interval=1)
-    with pytest.raises(ValueError, match="parameters of the model: 'bias'"):
-        optimizer.step(keeps, next(iter(loader)))
-
-
-def test_batch_norm_that_comes_later_is_refused():
-    model = nn.Sequential(nn.Linear(8, 8), nn.Identity(), nn.Linear(8, 2))
-    model, optimizer, loader = wire(model, classes())
-    optimizer.step(losses(model), next(iter(loader)))
-    model[1] = nn.BatchNorm1d(8, affine=False, track_running_stats=False)
-    with pytest.raises(ValueError, match="layer '1'"):
-        optimizer.step(losses(model), next(iter(loader)))
-
-
-# -- what could tell of other records ----------------------------------------------------------------------------------
-
-
-def small():
-    return nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, 3)).double()
-
-
-def tried(model):
-    """An error of one record, which the loss catches, is no error of the others."""
-
-    def loss(b):
-        try:
-            x = torch.linalg.inv(torch.eye(5).double() - b[0].clamp(-1, 1).T @ b[0].clamp(-1, 1) / 5)[:1]
-        except RuntimeError:
-            x = -b[0]
-        return losses(model)((x + b[0], b[1]))
-
-    return loss
-
-
-def written(model):
-    """How often a batch is written to in place depends on how often it is computed, until groups agree."""
-
-    def loss(b):
-        b[0].mul_(-1)
-        return losses(model)(b) * (2 if b[0].abs().max() > 50 else 1)
-
-    return loss
-
-
-def excepted(model):
-    """What the engine raises is for the engine, whatever the loss catches."""
-
-    def loss(b):
-        try:
-            sign = -1 if b[0].abs().max() > 50 else 1
-        except Exception:
-            sign = -1
-        return losses(model)((sign * b[0], b[1]))
-
-    return loss
-
-
-def texts(say):
-    return lambda model: lambda b: losses(model)((b[0] * (-1 if "e+" in say(b[0]) else 1), b[1]))
-
-
-def read(value):
-    """A loss times what is found of a record by other means than operations of torch."""
-    return lambda model: lambda b: losses(model)(b) * (value(b[0]) + 1)
-
-
-def penalised(model):
-    """A gradient within the loss, by what all records share."""
-
-    def loss(b):
-        shift = torch.zeros(5, dtype=torch.float64, requires_grad=True)
-        value = losses(model)((b[0] + shift, b[1]))
-        return value + torch.autograd.grad(value, shift, create_graph=True)[0].square().sum()
-
-    return loss
-
-
-def keeps_tensors(model, memory, x, y):
-    return losses(model)((x + memory.setdefault("first", x[:1]), y))
-
-
-def adds_up(model, memory, x, y):
-    """Into a tensor that all share, which only samples one at a time can."""
-    memory.setdefault("sum", torch.zeros(5, dtype=torch.float64)).add_(x[0])
-    return losses(model)((x - memory["sum"], y))
-
-
-def counts(model, memory, x, y):
-    """How often it is called, which is more often where samples differ in a decision."""
-    memory["calls"] = memory.get("calls", 0) + 1
-    return losses(model)((x, y)) * (memory["calls"] if x.max() > 1 else 1)
-
-
-def follows(model, memory, x, y):
-    """The mean of losses so far."""
-    value = losses(model)((x, y))
-    memory["mean"] = 0.9 * memory.get("mean", 1.0) + 0.1 * value.item()
-    return value * memory["mean"]
-
-
-class Sign(torch.autograd.Function):
-    """A function of one's own, which mixes where it sees a batch."""
-
-    @staticmethod
-    def forward(x):
-        return x - x.mean(0)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        pass
-
-    @staticmethod
-    def backward(ctx, g):
-        return g / g.abs().sum()
-
-    @staticmethod
-    def vmap(info, dims, x):
-        return x - x.mean(0), 0
-
-
-def hooked(model):
-    def loss(b):
-        outputs = model(b[0])
-        outputs.register_hook(lambda g: g / g.norm())
-        return F.cross_entropy(outputs, b[1])
-
-    return loss
-
-
-ROUTES = {
-    "an error that is caught": tried,
-    "a decision within a try": excepted,
-    "a batch that is written to": written,
-    "texts": texts(str),
-    "texts with formats": texts(lambda x: f"{x}"),
-    "representations": lambda model: lambda b: losses(model)((b[0] * (-1) ** len(repr(b[0])), b[1])),
-    "NumPy": read(lambda x: np.asarray(x).mean()),
-    "DLPack": read(lambda x: torch.from_dlpack(x).mean()),
-    "a copy": read(lambda x: copy.deepcopy(x).mean()),
-    "a number": read(lambda x: x.max().item()),
-    "a shape": read(lambda x: len(x[x > 1])),
-    "data": read(lambda x: x.data.mean()),
-    "a gradient within": penalised,
-    "a function of one's own": lambda model: lambda b: F.cross_entropy(Sign.apply(model(b[0])), b[1]),
-    "a hook": hooked,
-}
-
-
-@pytest.mark.filterwarnings("ignore:samples are computed one at a time")
-@pytest.mark.parametrize(("route", "pieces"), itertools.product(ROUTES, [None, 7]))
-def test_nothing_tells_a_record_of_another(route, pieces):
-    (batch,) = make_batches([24])
-    batch[0][-1] *= 300
-    assert moved(small(), ROUTES[route], batch, max_physical_batch_size=pieces) <= 1.0001
-
-
-@pytest.mark.filterwarnings("ignore:samples are computed one at a time")
-@pytest.mark.parametrize("use", [keeps_tensors, adds_up, counts, follows])
-def test_a_loss_that_keeps_something_of_records_is_refused_in_the_course_of_a_run(use):
-    model, memory = small(), {}
-    optimizer = by_hand(model, target_epsilon=3.0, accountant="rdp", preset="fixed", steps=60, batch_size=30)
-    with pytest.raises(ValueError, match=r"computed before it|uses a tensor of another pass"):
-        for batch in make_batches([6] * 60):
-            optimizer.step(lambda b: use(model, memory, *b), batch)
-
-
 def test_a_generator_of_the_losss_own_is_refused():
     """It remembers how much was drawn for other records."""
-    model, generator = small(), torch.Generator().manual_seed(0)
+    model, generator = make_model(), torch.Generator().manual_seed(0)
     optimizer, (batch,) = by_hand(model, target_epsilon=3.0), make_batches([8])
     with refused(optimizer, "draws from a random generator of its own"):
         optimizer.step(lambda b: losses(model)((b[0] + torch.randn(5, generator=generator), b[1])), batch)
@@ -406,23 +215,22 @@ def test_a_generator_of_the_losss_own_is_refused():
 # -- precision ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("value", "half"), itertools.product([math.nan, math.inf, 1e30], [False, True]))
+@pytest.mark.parametrize("half", [None, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("value", [math.nan, math.inf, 1e30])
 def test_a_record_that_is_not_finite_moves_nothing_and_a_huge_one_no_more_than_itself(value, half):
     """All others were computed alone for it, whose rounding in half precision is another."""
-    model, (x, y) = (
-        nn.Sequential(nn.Linear(64, 32), nn.GELU(), nn.Linear(32, 10)),
-        (torch.randn(512, 64), torch.zeros(512).long()),
-    )
+    model, x = nn.Sequential(nn.Linear(64, 32), nn.GELU(), nn.Linear(32, 10)), torch.randn(128, 64)
     x[-1] = value
 
     def loss(model):
         def run(b):
-            with torch.autocast("cpu", torch.bfloat16, enabled=half):
+            with torch.autocast("cpu", half, enabled=half is not None):
                 return F.cross_entropy(model(b[0]).float(), b[1])
 
         return run
 
-    assert moved(model, loss, [x, y]) <= (1.0001 if math.isfinite(value) else 1e-4)
+    limit = 1.0001 if math.isfinite(value) else 1e-4
+    assert moved(model, loss, [x, torch.zeros(128).long()]) <= limit
 
 
 @pytest.mark.whole
@@ -445,29 +253,8 @@ def test_one_of_4096_aligned_records_moves_the_sum_by_one(dtype, piece):
         assert 0.8 < moved <= 1.001, moved  # it was 1.2 to 4.7
 
 
-def test_one_bad_record_in_fp16_contributes_nothing_or_little():
-    ends = []
-    for bad in (False, True):
-        torch.manual_seed(0)
-        x, y = torch.randn(400, 64), torch.randn(400)
-        if bad:
-            x[7], y[7] = 1e-7, 1000.0  # the gradient's factor is beyond fp16
-            x[8], y[8] = 1.0, 1e30  # and so is this gradient
-        model = nn.Linear(64, 1, bias=False)
-        model, optimizer, loader = wire(model, TensorDataset(x, y), batch_size=40)
-
-        def loss(batch, model=model):
-            with torch.autocast("cpu", dtype=torch.float16):
-                out = model(batch[0])
-            return (out.float()[:, 0] - batch[1]) ** 2
-
-        train(optimizer, loader, loss)
-        ends.append(model.weight.detach().clone())
-    assert all(end.isfinite().all() for end in ends)
-
-
 def test_parameters_in_bf16_release_no_value_that_only_one_record_makes_possible():
-    width, steps = 512, 300
+    width, steps = 512, 120
 
     def releases(x, seed):
         """Weights after each of many steps from zero, on a full batch."""
@@ -486,7 +273,7 @@ def test_parameters_in_bf16_release_no_value_that_only_one_record_makes_possible
     empty = torch.zeros(1, width, dtype=torch.bfloat16)
     record = torch.sign(torch.randn(1, width)).to(torch.bfloat16)
     known = releases(empty, 0).unique()
-    shares = [(~torch.isin(releases(x, 1)[:75], known)).float().mean().item() for x in (empty, record)]
+    shares = [(~torch.isin(releases(x, 1)[:30], known)).float().mean().item() for x in (empty, record)]
     assert shares[1] < 3 * shares[0] + 1e-3, shares  # noise in bf16 made the second some twenty times the first
 
 
@@ -500,7 +287,7 @@ def test_tokens_that_cancel_do_not_hide_a_norm(magnitude, clipping):
         return F.cross_entropy(head(norm(inner(batch[0]).mean(1))), batch[1], reduction="none")
 
     total(engine, loss, torch.randn(4, 16, 768), torch.arange(4))
-    assert engine.slow is None
+    assert engine.fallback_reason is None
     for k in range(12):
         u = torch.rand(768) + 1
         v = u + torch.randn(768) * 1e-4 * (k % 6 + 0.5) / 3
@@ -520,7 +307,7 @@ def test_squares_that_underflow_do_not_hide_a_norm(tokens, clipping):
     total(engine, loss, torch.randn(4, tokens, 8), torch.ones(4))
     for size, weight in ((1e18, 2e-23), (1e15, 1e-22), (1e19, 1e-23), (1e-18, 1e15)):
         moved = total(engine, loss, torch.full((1, tokens, 8), size), torch.tensor([weight]))
-        assert engine.slow is None and moved.norm() <= 1.001 * clipping.sensitivity
+        assert engine.fallback_reason is None and moved.norm() <= 1.001 * clipping.sensitivity
 
 
 @pytest.mark.filterwarnings("ignore:samples are computed one at a time")
@@ -554,14 +341,12 @@ def test_a_backward_pass_within_the_loss_reaches_no_weight(preset, pieces, unbou
 
 def test_no_record_ends_a_run_by_the_sign_of_its_loss():
     """Half of the losses are negative, and one more tips the majority."""
-    data = TensorDataset(torch.ones(11, 1) * torch.tensor([1.0] * 5 + [-1.0] * 6)[:, None])
-    for batch in (data.tensors[0][:10], data.tensors[0]):
+    signs = torch.tensor([1.0] * 5 + [-1.0] * 6)[:, None]
+    for size in (10, 11):
         model = nn.Linear(1, 1)
-        nn.init.ones_(model.weight)
-        _, optimizer, _ = wire(model, data, batch_size=11, preset="paper", interval=1)
-        optimizer.sampler = None
-        released = optimizer.step(lambda batch, model=model: model(batch[0])[:, 0], [batch]).probe
-        assert math.isfinite(released.private_loss)
+        optimizer = by_hand(model, preset="paper", interval=1, target_epsilon=3.0, accountant="rdp")
+        probe = optimizer.step(lambda batch, model=model: model(batch[0])[:, 0], [signs[:size]]).probe
+        assert math.isfinite(probe.private_loss)
 
 
 def test_samplers_that_choose_records_are_refused():

@@ -117,7 +117,7 @@ def test_a_sample_that_is_not_finite_contributes_zero(build, loop, poison) -> No
     engine, example = make_engine(example.model, AutomaticClipping()), example.looped() if loop else example
     for _ in range(2):
         measured, total = example.by_engine(engine)
-        assert measured.isinf().equal(~kept) and bool(engine.slow) == loop
+        assert measured.isinf().equal(~kept) and bool(engine.fallback_reason) == loop
         torch.testing.assert_close(measured[kept], norms[kept], rtol=1e-9, atol=1e-12)
         torch.testing.assert_close(total, clipped, rtol=1e-9, atol=1e-12)
         example.by_engine(engine, slice(3, 5))
@@ -173,7 +173,7 @@ def test_a_record_that_is_not_finite_leaves_the_others_theirs_where_raw_inputs_m
     engine.add(lambda batch: model(*batch), (x, ids))
     x[2] = value
     _, norms = engine.add(lambda batch: model(*batch), (x, ids))
-    assert norms.isfinite().tolist() == [row != 2 for row in range(8)] and engine.slow is None
+    assert norms.isfinite().tolist() == [row != 2 for row in range(8)] and engine.fallback_reason is None
 
 
 def test_a_gradients_form_does_not_decide_its_norm() -> None:
@@ -221,7 +221,7 @@ def test_half_precision_autocast_is_close(build) -> None:
     with torch.autocast("cpu", torch.bfloat16):
         engine = make_engine(example.model, AutomaticClipping())
         measured, total = example.by_engine(engine)
-    assert measured.dtype == torch.float32 and engine.slow is None
+    assert measured.dtype == torch.float32 and engine.fallback_reason is None
     torch.testing.assert_close(measured, norms, rtol=0.05, atol=0)
     assert (total - clipped).norm() < 0.05 * clipped.norm()
 

@@ -109,7 +109,7 @@ def test_half_precision_autocast_of_swin() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         measured, found = example.by_engine(engine)
     torch.testing.assert_close(measured, norms, rtol=0.05, atol=0)
-    assert engine.slow is None and (found - total).norm() < 0.05 * total.norm()
+    assert engine.fallback_reason is None and (found - total).norm() < 0.05 * total.norm()
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hyfreedp import line_search
 from hyfreedp.curvefit import QuadraticFit
 from hyfreedp.line_search import LossSearch
+from hyfreedp.schedule import decay_factor
 
 LOSSES = torch.tensor([[0.4, 0.1, 0.9], [0.5, 0.3, 1.1], [0.8, 0.6, 1.6]], dtype=torch.float64)  # at w - hG, w, w + hG
 RULES = ["literal", "gen"]
@@ -51,7 +52,7 @@ def test_gen_moves_only_on_a_convex_descent_and_within_its_range(slope, curvatur
     ],
 )
 def test_decay(decay, start, expected):
-    assert [line_search.decay_factor(t, 4, decay, start) for t in range(4)] == pytest.approx(expected)
+    assert [decay_factor(t, 4, decay, start) for t in range(4)] == pytest.approx(expected)
 
 
 @pairs(bad=[math.nan, math.inf, 1e300], where=[(0,), (1,), (2,), (0, 1, 2)])

@@ -104,7 +104,7 @@ PLAN = {"target_epsilon": 2.0, "target_delta": 1e-5, "sample_rate": 0.1, "steps"
 def test_every_look_comes_within_the_run_and_once(steps):
     plan = look_steps(steps)
     assert plan == tuple(sorted(set(plan))) and all(1 <= step < steps for step in plan)
-    assert (look.FIRST in plan) == (steps > look.FIRST) and len(plan) <= 4
+    assert (look.FIRST_LOOK_STEP in plan) == (steps > look.FIRST_LOOK_STEP) and len(plan) <= 4
 
 
 @pytest.mark.parametrize(
@@ -303,7 +303,7 @@ def test_votes_lead_from_the_mean_of_start_and_looks_and_weights_come_back_along
         expected = first * math.prod(counted) ** (1 / (1 + len(counted)))
         assert record.look.rates == pytest.approx([rung * first for rung in LADDER])
         assert (record.look.chosen, record.look.eta_next) == pytest.approx((found[-1] * first, expected))
-        along = expected / eta if record.step == look.FIRST else min(1, expected / eta)
+        along = expected / eta if record.step == look.FIRST_LOOK_STEP else min(1, expected / eta)
         assert record.look.along == pytest.approx(along)
         assert len(place) == len(rungs) + 1 + (record.look.along != 1) and torch.equal(place[len(rungs)], before)
         # asked are those from the rate in force to where the votes end
@@ -317,8 +317,8 @@ def test_votes_lead_from_the_mean_of_start_and_looks_and_weights_come_back_along
 
 def test_the_page_of_the_rule_has_its_constants():
     page = (Path(__file__).parents[2] / "docs" / "step_rule.md").read_text(encoding="utf-8")
-    first, *later = (f"T/{1 / share:g}" for share in look.SHARES)
-    texts = [f"c0 = {look.START:g} / sqrt(", f"steps {look.FIRST}, {first}, {' and '.join(later)}"]
+    first, *later = (f"T/{1 / share:g}" for share in look.LOOK_SHARES)
+    texts = [f"c0 = {look.START:g} / sqrt(", f"steps {look.FIRST_LOOK_STEP}, {first}, {' and '.join(later)}"]
     texts += [f"v > {look.CLEAR:g}, or", f"while |v| > {look.SURE:g}", f"as t^{look.POWER:g}"]
     texts += [f"{max(look.LADDER):g} c0, ", f"p^{{{look.GAIN * 4:g}/4}}"]
     assert [text for text in texts if text not in page] == []
@@ -348,8 +348,8 @@ def test_a_start_ten_times_too_high_does_not_end_the_run():
 def test_an_error_in_or_after_a_look_leaves_all_as_it_was_and_the_same_batch_looks_the_same():
     """The last call of a step is at where the look led, those before along the ray. Units drop as they did."""
     weights, last, number = [], look_steps(10)[-1], {}
-    assert last > look.FIRST
-    for step, call in ((None, 0), (look.FIRST, 2), (look.FIRST, 0), (last, 1), (last, 0)):
+    assert last > look.FIRST_LOOK_STEP
+    for step, call in ((None, 0), (look.FIRST_LOOK_STEP, 2), (look.FIRST_LOOK_STEP, 0), (last, 1), (last, 0)):
         broken = (step, call or number.get(step))
         model, optimizer = start(dropout=0.5, seed=5, data=make_data(400), batch_size=100, steps=10, **NOISY)
         torch.manual_seed(7)
@@ -384,7 +384,7 @@ def test_a_batch_norm_that_wakes_up_is_refused_before_the_look():
     model = nn.Sequential(norm.double(), make_model())
     optimizer = by_hand(model, **NOISY)
     optimizer.step(cross_entropy(model), first)
-    assert look.FIRST == 1
+    assert look.FIRST_LOOK_STEP == 1
     norm.train()
     eta = optimizer.eta
     with refused(optimizer, "the model has changed since training began: layer '0'"):

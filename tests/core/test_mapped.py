@@ -1,4 +1,4 @@
-"""The map over records: what models and losses may do in it, what is computed by a loop instead, and what is refused."""
+"""The map over records: what models and losses may do in it, what is computed by a loop, and what is refused."""
 
 import math
 from collections.abc import Callable
@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hyfreedp.running.checks import Refused
 from models import Example, assert_exact, classifier
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
@@ -18,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 from twins import Built, by_hand, make_batches, refused
 
+from hyfreedp.errors import Refused
 from hyfreedp.gradients import AutomaticClipping, make_engine
 from hyfreedp.gradients.engine import Piece, Plan
 
@@ -322,7 +322,7 @@ def test_a_random_decision_has_its_law_and_goes_with_the_number_that_decided() -
     torch.testing.assert_close(losses, norms)
     waited, rest = losses.div(10, rounding_mode="floor"), losses.remainder(10)
     small = rest < 1
-    assert rest[small].max() < 0.3 + 1e-5 and rest[~small].min() > 1.3 - 1e-5 and engine.slow is None
+    assert rest[small].max() < 0.3 + 1e-5 and rest[~small].min() > 1.3 - 1e-5 and engine.fallback_reason is None
     assert abs(small.double().mean() - 0.3) < 0.06 and abs(waited.mean() - 1) < 0.2
     assert abs(rest[small].mean() - 0.15) < 0.03 and abs(rest[~small].mean() - 1.65) < 0.06
     assert len(losses.unique()) > 980
@@ -568,7 +568,7 @@ def memory(shown: str, model: nn.Module) -> Callable[[list[Tensor]], Tensor]:
 @pytest.mark.parametrize("shown", ["decision", "loss", pytest.param("gradient", marks=pytest.mark.xfail(strict=True))])
 def test_a_memory_of_earlier_records_is_refused_where_it_is_looked_for(shown, monkeypatch) -> None:
     """A gradient's alone, as of a loss balancer: a record moved the sum by five clips."""
-    monkeypatch.setattr("hyfreedp.gradients.passes._LOOKED_AT", 1.0)
+    monkeypatch.setattr("hyfreedp.gradients.step_batch._LOOKED_AT", 1.0)
     (batch,) = make_batches((8,))
     batch[0][3] = batch[0][3].abs() * 100
     optimizer = by_hand(preset="fixed")
@@ -595,5 +595,5 @@ def test_dropout_is_of_each_sample_and_a_looks_is_the_gradients(loop) -> None:
     losses, norms = engine.add(lambda batch: example.loss(model, *batch), example.batch, begin=seeded)
     masks = losses[:, None].div(2 * powers).floor().remainder(2)  # those that are kept count twice
     torch.testing.assert_close(norms, (2 * masks * powers).norm(dim=1))
-    assert len(masks.unique(dim=0)) > 12 and 0.3 < masks.mean() < 0.7 and bool(engine.slow) == loop
+    assert len(masks.unique(dim=0)) > 12 and 0.3 < masks.mean() < 0.7 and bool(engine.fallback_reason) == loop
     assert torch.equal(engine.losses(lambda batch: example.loss(model, *batch), example.batch, begin=seeded), losses)

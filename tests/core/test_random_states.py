@@ -90,7 +90,7 @@ def drawn(kind, does, pieces, seed):
         does(b)
         return DRAWS[kind]()[0] + 0 * optimizer.module(b[0]).sum()
 
-    passes = optimizer._passes(0, loss, make_batches((12,))[0], None)
+    passes = optimizer._samples(0, loss, make_batches((12,))[0], None)
     return [passes.losses(), passes.add_gradients()[0], passes.losses()]
 
 

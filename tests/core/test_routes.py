@@ -60,9 +60,9 @@ def test_a_pass_instantiates_within_its_room_and_is_exact_with_any() -> None:
     one = 4 * 96 * 96 * 8
     for room, number in ((0, 0), (one - 1, 0), (one, 1), (3 * one - 1, 2), (3 * one, 3)):
         engine = make_engine(model, AutomaticClipping())
-        engine.room = room
+        engine.memory_budget = room
         assert_exact(example, engine)
-        one_pass = Pass(example.trainable, 4, room=room)
+        one_pass = Pass(example.trainable, 4, memory_budget=room)
         found = one_pass.gradients(one_pass.losses(lambda tensors: model(*tensors).square().mean(), [x]))
         assert sum(isinstance(each, Instantiated) for each in found.values()) == number
 
@@ -74,7 +74,7 @@ def test_copies_of_a_large_parameter_split_the_batch_within_the_room_and_are_exa
     x = torch.randn(7, 100).double()
     example = Example(model, (x,), lambda m, x: F.relu(x * m[0]).sum() + m[0].square().sum())
     engine, plan = make_engine(model, AutomaticClipping()), Plan.of(example.batch)
-    engine.room = int(samples * 4000)
+    engine.memory_budget = int(samples * 4000)
     engine.add(lambda batch: example.loss(model, *batch), plan)
     assert [len(piece.group) for piece in plan.pieces] == sizes
     assert_exact(example, engine)

@@ -40,7 +40,7 @@ def test_the_gradient_of_a_record_is_the_mean_of_its_views(views, build) -> None
     records = Example(example.model, tuple(tensor.unflatten(0, (-1, views)) for tensor in batch), mean)
     engine = make_engine(example.model, clipping)
     norms, total = records.by_engine(engine)
-    assert engine.slow is None
+    assert engine.fallback_reason is None
     torch.testing.assert_close(norms, gradients.norm(dim=1), rtol=1e-8, atol=1e-12)
     torch.testing.assert_close(total, clipping.factors(norms) @ gradients, rtol=1e-8, atol=1e-12)
 

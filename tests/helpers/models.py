@@ -88,10 +88,10 @@ def assert_exact(
                 torch.testing.assert_close(one, other, rtol=rtol, atol=1e-12)
     said = [str(w.message) for w in caught if "samples are computed one at a time" in str(w.message)]
     if slow is None:
-        assert engine.slow is None and not said, engine.slow
+        assert engine.fallback_reason is None and not said, engine.fallback_reason
     else:
-        assert engine.slow is not None and re.search(slow, engine.slow), engine.slow
-        assert len(said) == 1 and engine.slow in said[0]
+        assert engine.fallback_reason is not None and re.search(slow, engine.fallback_reason), engine.fallback_reason
+        assert len(said) == 1 and engine.fallback_reason in said[0]
     return engine
 
 

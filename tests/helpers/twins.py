@@ -138,8 +138,7 @@ def make_private(model=None, optimizer=None, data=None, *, batch_size: int = 8, 
 
 def by_hand(*args, **settings):
     """The optimizer of :func:`make_private` alone, for batches that a test makes, without a loader."""
-    _, optimizer, _ = make_private(*args, **settings)
-    optimizer.sampler = None
+    _, optimizer, _ = make_private(*args, **settings, without_guarantee=True)
     return optimizer
 
 
@@ -154,7 +153,10 @@ def changed(preset: str | Preset, **fields) -> Preset:
 
 
 def moved(model: nn.Module, loss: Callable, batch: Sequence[Tensor], row: int = -1, **settings) -> float:
-    """By how many clips one record moves the clipped sum of a step, whose comparison for the user's sake is left out.
+    """By how many clips one record moves the clipped sum of a step.
+
+    Of the second step: at the first, losses are compared for the user's sake, and mixing ones refused. That one has no
+    gradient and moves nothing.
 
     Args:
         loss: of a model the loss of a record, as :func:`cross_entropy`.
@@ -166,7 +168,7 @@ def moved(model: nn.Module, loss: Callable, batch: Sequence[Tensor], row: int = 
     for records in (batch, [tensor[others] for tensor in batch]):
         own = copy.deepcopy(model)
         optimizer = by_hand(own, sgd(own), **settings)
-        optimizer._compared = True
+        optimizer.step(lambda record, own=own: 0 * sum(p.sum() for p in trainable(own)), records)
         before = flat(own)
         optimizer.step(loss(own), [tensor.clone() for tensor in records], weights=weights)
         sums.append((before - flat(own)) * optimizer.expected_batch_size)
