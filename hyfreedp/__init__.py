@@ -6,7 +6,7 @@ from hyfreedp.curvefit import QuadraticFit, fit_quadratic
 from hyfreedp.data.batches import token_budget
 from hyfreedp.engine import PrivacyEngine
 from hyfreedp.errors import BudgetExhausted
-from hyfreedp.gradients import replace_batch_norm
+from hyfreedp.gradients import AbadiClipping, AutomaticClipping, replace_batch_norm
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.optimizer import HyFreeDPOptimizer
 from hyfreedp.preset import PRESETS, Preset
@@ -15,7 +15,9 @@ from hyfreedp.pytorch.records import StepRecord
 
 __all__ = [
     "PRESETS",
+    "AbadiClipping",
     "Audit",
+    "AutomaticClipping",
     "BudgetExhausted",
     "HyFreeDPOptimizer",
     "NoiseGenerator",

@@ -9,14 +9,14 @@ import sys
 import warnings
 from collections.abc import Sequence
 from functools import partial
-from typing import NoReturn, cast, get_args
+from typing import NoReturn, get_args
 
 from hyfreedp.accounting.accountants import Accountant
 from hyfreedp.accounting.calibrate import calibrate_noise
 from hyfreedp.accounting.composition import shares
 from hyfreedp.accounting.split import Allocation, NoiseSplit, Probe
 from hyfreedp.checks import check_delta
-from hyfreedp.preset import PRESETS, PresetFields, resolve
+from hyfreedp.preset import FIELDS, PRESETS, resolve
 
 
 class _Parser(argparse.ArgumentParser):
@@ -82,13 +82,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--n must be at least 1, got {options.n}")
     if not 1 <= options.batch_size <= options.n:
         parser.error(f"--batch-size must be from 1 to n={options.n}, got {options.batch_size}")
-    changes = {name: value for name, value in vars(options).items() if name in PresetFields.__annotations__}
+    changes = {name: value for name, value in vars(options).items() if name in FIELDS}
     try:
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             if math.isfinite(options.epsilon):
                 check_delta(options.delta, options.n, stacklevel=2)
-            plan = resolve(options.preset, cast(PresetFields, changes), options.steps).plan(options.steps)
+            plan = resolve(options.preset, changes, options.steps).releases(options.steps)
             plan |= {"sample_rate": options.batch_size / options.n, "records_per_person": options.records_per_person}
             split = calibrate_noise(target_epsilon=options.epsilon, target_delta=options.delta, **plan)
     except ValueError as error:

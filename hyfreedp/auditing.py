@@ -22,7 +22,7 @@ from torch.utils.data import ConcatDataset, Dataset, default_collate
 
 from hyfreedp.checks import check_number, check_probability
 from hyfreedp.noise import NoiseGenerator
-from hyfreedp.pytorch.layers import resting
+from hyfreedp.pytorch.layers import eval_mode
 
 SHARES = (0.1, 0.3, 1.0)  # of the canaries about which the auditor dares a guess; all are tried, and paid for
 LARGEST_EPSILON = 50.0  # where the search for a bound ends; n right guesses cannot refute more than about log(n / 3)
@@ -219,7 +219,7 @@ def _losses(
 ) -> np.ndarray:
     """Of every canary, alone; without dropout where the claim is an optimizer, which knows the model."""
     module = getattr(claim, "module", None)
-    with resting([] if module is None else module.modules()):
+    with eval_mode([] if module is None else module.modules()):
         losses = [torch.as_tensor(loss(collate_fn([canary]))) for canary in canaries]
     for one in losses:
         if one.numel() != 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Never, NoReturn, Unpack, cast
+from typing import Any, Never, NoReturn, cast
 
 import torch
 from numpy.typing import NDArray
@@ -18,18 +18,19 @@ from hyfreedp.accounting.calibrate import recounted
 from hyfreedp.checks import check_count, check_delta, check_number, check_optimizer, check_parameters, check_unwrapped
 from hyfreedp.data.batches import PhysicalBatchSize
 from hyfreedp.data.sampling import Fetch, PoissonSampler, poisson_loader
-from hyfreedp.gradients import AutomaticClipping, Clipping, NoClipping, make_engine
+from hyfreedp.gradients import MEMORY_BUDGET, AutomaticClipping, Clipping, NoClipping, make_engine
+from hyfreedp.learner import RateLearner
 from hyfreedp.line_search import LossSearch
 from hyfreedp.look import LookedRate
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.noise.cipher import computes_noise
 from hyfreedp.optimizer import HyFreeDPOptimizer
-from hyfreedp.preset import Preset, PresetFields, refuse_unknown, resolve, takes_preset_fields
+from hyfreedp.plan import RunPlan
+from hyfreedp.preset import PAPER_RATE, Preset, refuse_unknown, resolve, takes_preset_fields
 from hyfreedp.processes.group import Processes, replica
 from hyfreedp.processes.same_records import check_same_records
 from hyfreedp.pytorch.checkpoint import read_checkpoint, write_checkpoint
 from hyfreedp.pytorch.devices import CPU, keep_freed_memory
-from hyfreedp.schedule import decay_factor
 
 
 class PrivacyEngine:
@@ -85,12 +86,14 @@ class PrivacyEngine:
         preset: str | Preset = "robust",
         clipping: Clipping | None = None,
         max_physical_batch_size: PhysicalBatchSize = None,
+        memory_budget: int = MEMORY_BUDGET,
         owners: Sequence[int | str] | NDArray[Any] | torch.Tensor | None = None,
         records_per_owner: int | None = None,
         records_per_person: int = 1,
         diagnostics: bool = False,
+        without_guarantee: bool = False,
         split: NoiseSplit | None = None,
-        **changes: Unpack[PresetFields],
+        **changes: Any,
     ) -> tuple[nn.Module, HyFreeDPOptimizer, DataLoader]:
         """Wire a run that spends at most (target_epsilon, target_delta), learning rate included.
 
@@ -109,6 +112,8 @@ class PrivacyEngine:
             clipping: of per-sample gradients; automatic normalisation if None (none when ``target_epsilon`` is inf).
             max_physical_batch_size: memory limit: so many samples at once, or as many as a function of one of them
                 returns, such as :func:`hyfreedp.token_budget` makes.
+            memory_budget: bytes that per-sample gradients may take beside what they are made of. With more of it some
+                layers are faster.
             owners: for each record the id of the person whose it is, an integer or a string. Then owners are drawn, B
                 of N on average, and all records of one are one sample, whose loss is their mean. Every epsilon is that
                 of a person, exactly, however many records each has; N, the number of owners, is public.
@@ -117,6 +122,8 @@ class PrivacyEngine:
                 person who has k records at most. Data that hold one more often, as far as torch's ``Subset`` and
                 ``ConcatDataset`` tell, are refused.
             diagnostics: record raw, not private values too.
+            without_guarantee: let steps take batches of your own, which are no Poisson samples: for benchmarks and
+                audits. Epsilon is then no guarantee, as ``optimizer.guarantee`` says.
             split: of the noise, if it was made elsewhere, as by another accounting. The target is then a claim;
                 ``epsilon_spent`` goes on telling what is proven.
             **changes: fields of :class:`Preset` to change, such as ``gamma=1.02``.
@@ -161,13 +168,14 @@ class PrivacyEngine:
                 raise ValueError("module must be in train mode: call module.train() first")
             if private := math.isfinite(check_number("target_epsilon", target_epsilon)):
                 check_delta(target_delta, sampler.num_records, stacklevel=4)
-            plan = settings.plan(total) | {"target_epsilon": target_epsilon, "target_delta": target_delta}
-            plan |= {"sample_rate": sampler.sample_rate, "records_per_person": records_per_person}
-            split = calibrate_noise(**plan) if split is None else recounted(split, stacklevel=4, **plan)
+            claims = settings.releases(total) | {"target_epsilon": target_epsilon, "target_delta": target_delta}
+            claims |= {"sample_rate": sampler.sample_rate, "records_per_person": records_per_person}
+            split = calibrate_noise(**claims) if split is None else recounted(split, stacklevel=4, **claims)
+            plan = RunPlan(settings, split)
             clipping = _check_clipping(clipping, private)
             per_batch = sampler.sample_rate * sampler.num_records
             noise_std = split.sigma_gradient * clipping.sensitivity / per_batch if private else 0.0
-            rate_learner = _make_rate_learner(settings, optimizer, total, noise_std)
+            rate_learner = _make_rate_learner(plan, optimizer, noise_std)
         processes.agree(
             records=sampler.num_records,
             owners=fetch.owners and hash(tuple(map(tuple, fetch.owners))),  # of whole numbers: everywhere the same
@@ -185,20 +193,18 @@ class PrivacyEngine:
         )
         same = generator.child("same records")
         check_same_records(processes, fetch.dataset, len(fetch.dataset), same, device)
-        gradients = make_engine(module, clipping)
         private_optimizer = HyFreeDPOptimizer(
             optimizer,
             module=module,
-            gradient_engine=gradients,
-            split=split,
+            plan=plan,
+            gradient_engine=make_engine(module, clipping, memory_budget=memory_budget),
+            rate_learner=rate_learner,
+            sampler=sampler,
             generator=generator.child("noise"),
             expected_batch_size=per_batch,
-            rate_learner=rate_learner,
-            decay=settings.decay,
-            decay_start=settings.decay_start,
             max_physical_batch_size=max_physical_batch_size,
-            sampler=sampler,
             diagnostics=diagnostics,
+            without_guarantee=without_guarantee,
             processes=processes,
         )
         processes.copy_from_first([*module.parameters(), *module.buffers()])
@@ -214,7 +220,7 @@ class PrivacyEngine:
         if len(spent) > 1:
             raise ValueError(
                 f"this engine has trained {len(spent)} runs, which may share records: ask each optimizer's "
-                f"get_epsilon({delta!r})"
+                f"epsilon_spent({delta!r})"
             )
         return math.fsum(spent)
 
@@ -279,7 +285,7 @@ def _check_clipping(clipping: Clipping | None, private: bool) -> Clipping:
     if isinstance(clipping, type) or not (hasattr(clipping, "sensitivity") and hasattr(clipping, "factors")):
         raise TypeError(
             f"clipping must be a rule of hyfreedp.gradients, got {clipping!r}: leave it out for normalised gradients, "
-            "or pass AbadiClipping(max_grad_norm), which is Opacus's 'flat'"
+            "or pass hyfreedp.AbadiClipping(max_grad_norm), which is Opacus's 'flat'"
         )
     if private and not 0 < float(clipping.sensitivity) < math.inf:
         raise ValueError(f"clipping must bound the gradient when target_epsilon is finite, got {clipping}")
@@ -293,18 +299,17 @@ def _check_own(module: nn.Module, optimizer: HyFreeDPOptimizer) -> None:
         raise ValueError("module must be the model that optimizer trains, as make_private_with_epsilon returned it")
 
 
-def _make_rate_learner(
-    settings: Preset, optimizer: torch.optim.Optimizer, steps: int, noise_std: float
-) -> LossSearch | LookedRate | None:
-    if settings.probe == "none":
-        return None
+def _make_rate_learner(plan: RunPlan, optimizer: torch.optim.Optimizer, noise_std: float) -> RateLearner | None:
+    """What learns the rate from what the plan releases; ``noise_std`` is that of a coordinate of the gradient."""
+    settings = plan.preset
     if settings.probe == "look":
-        schedule = [decay_factor(t, steps, settings.decay, settings.decay_start) for t in range(steps)]
-        return LookedRate(optimizer, schedule, noise_std, settings.initial_learning_rate)
-    return LossSearch(
-        rule=settings.step_rule,
-        eta=settings.initial_learning_rate,
-        smoothing=settings.smoothing,
-        loss_threshold=1.0 if noise_std > 0 else math.inf,
-        loss_threshold_rule=settings.loss_threshold_rule,
-    )
+        return LookedRate(optimizer, plan.rate_factors, noise_std, settings.initial_learning_rate)
+    if settings.probe == "losses":
+        return LossSearch(
+            rule=settings.step_rule,
+            eta=PAPER_RATE if settings.initial_learning_rate is None else settings.initial_learning_rate,
+            smoothing=settings.smoothing,
+            loss_threshold=1.0 if noise_std > 0 else math.inf,
+            loss_threshold_rule=settings.loss_threshold_rule,
+        )
+    return None

@@ -1,4 +1,4 @@
-"""What the optimizer asks of anything that learns the rate, and what a learner may ask of a batch."""
+"""What the optimizer asks of anything that learns the rate, and what a learner is given of a batch."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from typing import Any
 
 from torch import Tensor
 
-from hyfreedp.gradients.passes import Passes
+from hyfreedp.gradients.step_batch import StepBatch
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.processes.group import Processes
 from hyfreedp.pytorch.records import LookResult, ProbeResult
 
 
 @dataclass(frozen=True)
-class Look:
-    """One batch, as a learner of the rate may look at it. What it makes of the losses is private once it is released.
+class BatchView:
+    """One batch, for a learner of the rate. What it makes of the raw losses is private once it is released with noise.
 
     Attributes:
         noise_multiplier: sigma_l, of what is released.
         expected_batch_size: sample rate times number of records.
         generator: of the noise of this release alone.
-        passes: give raw losses of the batch at the weights that the model has now, and the samples' weights.
-        processes: those that look together.
+        batch: gives raw losses at the weights that the model has now, and the samples' weights.
+        processes: those that train together.
         count: takes the tag of the release into the ledger.
     """
 
     noise_multiplier: float
     expected_batch_size: float
     generator: NoiseGenerator
-    passes: Passes
+    batch: StepBatch
     processes: Processes
     count: Callable[[int], None]
 
@@ -42,17 +42,7 @@ class Look:
 
 
 class RateLearner:
-    """What the optimizer asks of each. Its ``repr`` says all that must be the same where a state is resumed.
-
-    Attributes:
-        kind: what it releases, as the accountant calls it: "none", "losses" or "look".
-        vote_steps: the steps at which it releases votes, before its gradient.
-        probes_along_update: whether :meth:`along_update` looks, so that the way of the step is kept for it.
-    """
-
-    kind = "none"
-    vote_steps: tuple[int, ...] = ()
-    probes_along_update = False
+    """What the optimizer asks of each. Its ``repr`` says all that must be the same where a state is resumed."""
 
     @property
     def eta(self) -> float:
@@ -62,21 +52,23 @@ class RateLearner:
     def on_step_start(self, step: int) -> None:
         """Before step t = 0, 1, ..."""
 
-    def before_gradient(self, look: Look) -> LookResult | None:
-        """Look before the step's gradient is released; may move the weights, and the rate (see :meth:`undo`)."""
-        return None
+    def vote_before_step(self, view: BatchView) -> LookResult:
+        """Release votes before the step's gradient; may move the weights, and the rate (see :meth:`undo`)."""
+        raise NotImplementedError
 
     def undo(self) -> None:
-        """Take back what :meth:`before_gradient` moved: the step could not be made."""
+        """Take back what :meth:`vote_before_step` moved: the step could not be made."""
 
     def on_gradient(self) -> None:
         """The private gradient is in ``.grad``."""
 
-    def along_update(self, look: Look, here: Tensor, move: Callable[[float], None]) -> tuple[ProbeResult, Tensor]:
-        """Look along the update G of the step: ``move(x)`` sets the weights to w - x G.
+    def probe_after_step(
+        self, view: BatchView, here: Tensor, move: Callable[[float], None]
+    ) -> tuple[ProbeResult, Tensor]:
+        """Release losses along the update G of the step: ``move(x)`` sets the weights to w - x G.
 
         Args:
-            look: the batch.
+            view: the batch.
             here: raw per-sample losses at w, shape ``(B,)``.
             move: see above.
 

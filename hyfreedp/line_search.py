@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hyfreedp.checks import check_choice
 from hyfreedp.curvefit import QuadraticFit, fit_quadratic
-from hyfreedp.learner import Look, RateLearner
+from hyfreedp.learner import BatchView, RateLearner
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.privatize import AddUp, loss_noise_std, privatize_loss
 from hyfreedp.pytorch.records import ProbeResult
@@ -61,8 +61,6 @@ def gen(fit: QuadraticFit, eta: float, *, smoothing: float = 0.1) -> StepDecisio
     return StepDecision(smoothing * target + (1 - smoothing) * eta, True, reason)
 
 
-START = 1e-4  # eta_0 where none is given (paper, §5.1)
-
 # R_l for the next probe, before floor and cap: the sum of the private losses at (w - eta G, w, w + eta G) (paper, §4.1
 # "in practice"), or the one at w (Alg. 1, line 8).
 THRESHOLD_RULES: dict[str, Callable[[list[float]], float]] = {"sum": sum, "previous": lambda losses: losses[1]}
@@ -78,7 +76,7 @@ class LossSearch(RateLearner):
     Args:
         rule: name of the step rule, :func:`gen` or :func:`literal`.
         smoothing: of rule "gen".
-        eta: initial learning rate, positive; None for :data:`START`.
+        eta: initial learning rate, positive.
         loss_threshold: initial R_l; infinite in non-private runs.
         loss_threshold_rule: how R_l follows the released losses.
 
@@ -86,19 +84,15 @@ class LossSearch(RateLearner):
         ValueError: an unknown name, or ``eta`` out of range.
     """
 
-    kind = "losses"
-    probes_along_update = True
-
     def __init__(
         self,
         *,
         rule: StepRule,
-        eta: float | None,
+        eta: float,
         smoothing: float = 0.1,
         loss_threshold: float = 1.0,
         loss_threshold_rule: LossThresholdRule = "sum",
     ) -> None:
-        eta = START if eta is None else eta
         if not 0 < eta < math.inf:
             raise ValueError(f"initial_learning_rate must be finite and positive, got {eta}")
         check_choice("step_rule", rule, StepRule)
@@ -118,21 +112,23 @@ class LossSearch(RateLearner):
     def eta(self) -> float:
         return self._eta
 
-    def along_update(self, look: Look, here: Tensor, move: Callable[[float], None]) -> tuple[ProbeResult, Tensor]:
+    def probe_after_step(
+        self, view: BatchView, here: Tensor, move: Callable[[float], None]
+    ) -> tuple[ProbeResult, Tensor]:
         """Three losses of the batch (Alg. 1, line 7), released; see :class:`RateLearner`."""
-        with look.processes.all_or_none():
+        with view.processes.all_or_none():
             move(self.eta)
-            ahead = look.passes.losses()
+            ahead = view.batch.losses()
             move(-self.eta)
-            probed = torch.stack([ahead, here, look.passes.losses()])
+            probed = torch.stack([ahead, here, view.batch.losses()])
         result = self.update(
-            look.passes.weighted(probed),
-            look.noise_multiplier,
-            look.expected_batch_size,
-            look.generator,
-            add_up=look.processes.add_up,
+            view.batch.weighted(probed),
+            view.noise_multiplier,
+            view.expected_batch_size,
+            view.generator,
+            add_up=view.processes.add_up,
         )
-        look.released()
+        view.released()
         return result, probed
 
     def update(
@@ -189,4 +185,4 @@ class LossSearch(RateLearner):
         self.loss_threshold = state["loss_threshold"]
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.kind} with {self._text})"
+        return f"{type(self).__name__}(losses with {self._text})"

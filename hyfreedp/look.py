@@ -32,24 +32,23 @@ import torch
 from torch import Tensor
 
 from hyfreedp.accounting.split import VOTE_CLIP, VOTES
-from hyfreedp.learner import Look, RateLearner
+from hyfreedp.learner import BatchView, RateLearner
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.privatize import loss_noise_std, privatize_votes
 from hyfreedp.pytorch.base_optimizer import trainable
 from hyfreedp.pytorch.records import LookResult
+from hyfreedp.schedule import FIRST_LOOK_STEP, LOOK_SHARES, look_steps
 
 # Measured on validation data of small tasks, see docs/step_rule.md. Users set none of it but the start.
 START = 6.0  # how far the noise of a run at the first rate moves what the model computes, see public_start()
 LADDER = tuple(2.0 ** (VOTES / 2 - j) for j in range(VOTES + 1))  # rates compared, over the first one
-FIRST = 1  # steps before the first look
-SHARES = (1 / 32, 1 / 8, 1 / 2)  # of the run before the later ones
 GAIN = 0.75  # power of the share of the way that was made, by which a run's gain grows: kappa^2
 CLEAR = 0.1  # margin beyond which votes lead on
 SURE = 0.5  # and beyond which they do so from the mean with the looks before, too
 POWER = 8.0  # of t, by which the weights after t steps count in the average
 PUBLIC_SEED = 0  # of z, which hides nothing
 
-CONSTANTS = (START, LADDER, FIRST, SHARES, GAIN, CLEAR, SURE, POWER, PUBLIC_SEED)
+CONSTANTS = (START, LADDER, FIRST_LOOK_STEP, LOOK_SHARES, GAIN, CLEAR, SURE, POWER, PUBLIC_SEED)
 
 
 def public_start(parameters: Sequence[Tensor]) -> float:
@@ -60,13 +59,6 @@ def public_start(parameters: Sequence[Tensor]) -> float:
     outputs in dimension 0; of a vector, or what all samples share in such a dimension of size 1, n is 1.
     """
     return START / math.sqrt(sum(p.numel() // len(p) if p.dim() > 1 and len(p) > 1 else 1 for p in parameters))
-
-
-def look_steps(steps: int) -> tuple[int, ...]:
-    """The steps, of a run of ``steps``, that look before their gradient is taken; fixed in advance."""
-    return tuple(
-        sorted(step for step in {FIRST, *(math.ceil(share * steps) for share in SHARES)} if FIRST <= step < steps)
-    )
 
 
 def noise_to_come(schedule: Sequence[float], made: int, momentum: float = 0.0) -> float:
@@ -123,15 +115,13 @@ class LookedRate(RateLearner):
             of range.
     """
 
-    kind = "look"
-
     def __init__(
         self, optimizer: torch.optim.Optimizer, schedule: Sequence[float], noise_std: float, eta: float | None = None
     ) -> None:
         if eta is not None and not 0 < eta < math.inf:
             raise ValueError(f"initial_learning_rate must be finite and positive, got {eta}")
         steps, groups = len(schedule), optimizer.param_groups
-        self.vote_steps = look_steps(steps)
+        self._looks_at = look_steps(steps)
         self._parameters = trainable(optimizer)
         first = float(groups[0]["lr"])
         ratios = [(float(group["lr"]) / first, group["params"]) for group in groups] if first > 0 else []
@@ -139,7 +129,7 @@ class LookedRate(RateLearner):
         displacement, proportional = displacement_per_gradient(optimizer, steps)
         self._reach = math.sqrt(steps) * displacement  # of the run's noise, per unit of rate and of the gradient
         momentum = float(groups[0].get("momentum", 0.0))
-        self._to_come = {t: noise_to_come(schedule, t, momentum) for t in self.vote_steps}
+        self._to_come = {t: noise_to_come(schedule, t, momentum) for t in self._looks_at}
         # Size of a private gradient's coordinates: public where there is noise, else the first gradient's.
         self._unit = (noise_std or math.nan) if proportional else 1.0
         self._first = eta
@@ -164,29 +154,29 @@ class LookedRate(RateLearner):
     def on_step_start(self, step: int) -> None:
         """At the first step, keep the weights as those of the start."""
         self._made = step
-        if step == 0 and self.vote_steps:
+        if step == 0 and self._looks_at:
             self._start = [p.detach().clone() for p in self._parameters]
 
-    def before_gradient(self, look: Look) -> LookResult:
+    def vote_before_step(self, view: BatchView) -> LookResult:
         """Let the records vote between the rates of the ladder; go on at what they found, from where it leads."""
         present = [p.detach().clone() for p in self._parameters]
         eta, first, ray = self.eta, self._first_eta, self._ray(present)
 
         @cache
         def losses(j: int) -> Tensor:
-            with look.processes.all_or_none():
+            with view.processes.all_or_none():
                 self._set(torch._foreach_add(self._start, ray, alpha=LADDER[j]))
-                return look.passes.losses()
+                return view.batch.losses()
 
         @cache
         def margin(j: int) -> float:  # of at most VOTES, one after the other, as the accountant counts them
             (released,) = privatize_votes(
                 torch.stack([losses(j), losses(j + 1)]),
-                look.noise_multiplier,
-                expected_batch_size=look.expected_batch_size,
-                weights=look.passes.weights,
-                generator=look.generator,
-                add_up=look.processes.add_up,
+                view.noise_multiplier,
+                expected_batch_size=view.expected_batch_size,
+                weights=view.batch.weights,
+                generator=view.generator,
+                add_up=view.processes.add_up,
             )
             margins[j] = released
             return released
@@ -198,16 +188,16 @@ class LookedRate(RateLearner):
             level = choose(margin, math.prod(counted) ** (1 / (1 + len(counted))), SURE)
         finally:
             self._set(present)
-        look.released()
+        view.released()
         self._undo = present, self._level
         self._found.append(found)
         self._level = level
         along = self.eta / eta if eta > 0 else 1.0
-        if self._made > FIRST:
+        if self._made > FIRST_LOOK_STEP:
             along = min(1.0, along)
         if along != 1:
             self._set([start.lerp(p, along) for start, p in zip(self._start, present, strict=True)])
-        std = float(loss_noise_std(VOTE_CLIP, look.noise_multiplier, look.expected_batch_size))
+        std = float(loss_noise_std(VOTE_CLIP, view.noise_multiplier, view.expected_batch_size))
         return LookResult(tuple(rung * first for rung in LADDER), tuple(margins), std, found * first, self.eta, along)
 
     @torch.no_grad()
@@ -244,7 +234,7 @@ class LookedRate(RateLearner):
     def on_step_end(self) -> None:
         """A step was made: take its weights into the average, which are the model's after the last one."""
         self._made += 1
-        if self._made > max(self.vote_steps, default=0):
+        if self._made > max(self._looks_at, default=0):
             self._start = []
         wide = [p.detach().to(torch.promote_types(p.dtype, torch.float32)) for p in self._parameters]
         if self._made == 1:

@@ -6,13 +6,10 @@ which is how the accountant counts them. All that decides about the learning rat
 
 from __future__ import annotations
 
-import copy
-import hashlib
 import math
 import os
 import warnings
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 from weakref import WeakSet
@@ -21,23 +18,22 @@ import torch
 from torch import Tensor, nn
 
 from hyfreedp.accounting import NoiseSplit, PrivacyLedger
-from hyfreedp.accounting.ledger import Tags
-from hyfreedp.checks import check_same_model, check_same_run
 from hyfreedp.data.batches import Loss, PhysicalBatchSize, batch_length, check_physical_batch_size
 from hyfreedp.data.sampling import PoissonSampler
 from hyfreedp.gradients import GradientEngine
-from hyfreedp.gradients.passes import Passes, Weights
 from hyfreedp.gradients.plain import check_plain_loss
+from hyfreedp.gradients.step_batch import StepBatch, Weights
 from hyfreedp.gradients.validate import check_modes
-from hyfreedp.learner import FixedRate, Look, RateLearner
+from hyfreedp.learner import BatchView, FixedRate, RateLearner
 from hyfreedp.noise import NoiseGenerator
-from hyfreedp.privatize import privatize_gradient
+from hyfreedp.plan import RunPlan
 from hyfreedp.processes.group import Processes
 from hyfreedp.pytorch.base_optimizer import BaseOptimizer
 from hyfreedp.pytorch.layers import layers_of
 from hyfreedp.pytorch.records import ProbeResult, StepRecord, raw_values
-from hyfreedp.pytorch.wrapper import OptimizerWrapper, Unprepared, hooked_step
-from hyfreedp.schedule import Decay, decay_factor
+from hyfreedp.pytorch.wrapper import OptimizerWrapper, Unprepared, run_step_hooks
+from hyfreedp.release import Releases
+from hyfreedp.run_state import RunState
 
 _TRAINED: WeakSet[nn.Module] = WeakSet()  # models that private steps have trained in this process, and their layers
 
@@ -53,18 +49,16 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
     Args:
         optimizer: the base optimizer over exactly the trainable parameters of ``module``.
         module: the model, in train mode.
+        plan: what each step releases, with how much noise.
         gradient_engine: clips and sums per-sample gradients of ``module``.
-        split: noise multipliers and plan of the run.
+        rate_learner: learns the rate as the plan has it; None keeps the base optimizer's own rates.
+        sampler: the Poisson sampler of the loader, whose batches :meth:`step` takes.
         generator: of the noise of gradients and probes, each step with a key of its own.
         expected_batch_size: sample rate times number of records.
-        rate_learner: learns the rate as the split has it, by a line search or by looks; None keeps the base optimizer's
-            own rates.
-        decay: shape of the fall to zero at the horizon, beginning at the share ``decay_start`` of the run.
         max_physical_batch_size: how many samples are computed together at most, or a function of one record that says
             how many of its shape are (see :func:`hyfreedp.token_budget`).
-        sampler: the Poisson sampler of the loader, whose batches alone :meth:`step` takes. Set it to None to step with
-            batches of your own, which leaves epsilon without a guarantee.
         diagnostics: also record raw values, which are not private.
+        without_guarantee: take any batches, which are then no Poisson samples.
         processes: those that train this model together, with the same arguments; None if this one is alone.
 
     Raises:
@@ -76,41 +70,49 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         optimizer: torch.optim.Optimizer,
         *,
         module: nn.Module,
+        plan: RunPlan,
         gradient_engine: GradientEngine,
-        split: NoiseSplit,
+        rate_learner: RateLearner | None,
+        sampler: PoissonSampler,
         generator: NoiseGenerator,
         expected_batch_size: float,
-        rate_learner: RateLearner | None,
-        decay: Decay = "none",
-        decay_start: float = 0.0,
         max_physical_batch_size: PhysicalBatchSize = None,
-        sampler: PoissonSampler | None = None,
         diagnostics: bool = False,
+        without_guarantee: bool = False,
         processes: Processes | None = None,
     ) -> None:
         check_physical_batch_size(max_physical_batch_size)
-        self.rate_learner = rate_learner or FixedRate(self._own_rate)
         super().__init__(optimizer)
-        self.module = module
-        self.ledger = PrivacyLedger(split)
+        self.module, self.plan = module, plan
+        self._sampler, self._sampled = sampler, not without_guarantee
+        self.gradient_engine = gradient_engine
+        self.rate_learner = rate_learner or FixedRate(self._own_rate)
+        self.ledger = PrivacyLedger(plan.split)
         self.expected_batch_size = expected_batch_size
-        self.decay: Decay = decay
-        self.decay_start = decay_start
         self.max_physical_batch_size = max_physical_batch_size
-        self.sampler = sampler
         self.diagnostics = diagnostics
         self.processes = processes or Processes()
-        self._rows: list[dict[str, Any]] = []
-        self.gradient_engine = gradient_engine
-        self._base = BaseOptimizer(optimizer, module, self.rate_learner.kind != "none", decay != "none")
+        self._base = BaseOptimizer(optimizer, module, plan.learns_rate, plan.decays)
         self._generator = generator
+        self._releases = Releases(self.ledger, gradient_engine, generator, expected_batch_size, self.processes)
+        self._run = RunState(
+            module,
+            self._base,
+            self.rate_learner,
+            self.ledger,
+            sampler,
+            generator,
+            history=[],
+            settings=self._describe(),
+            processes=self.processes,
+        )
         self._wired_by = os.getpid()
         self._compared = False  # whether the loss of a batch was, with those of its records
-        self._others = False  # whether steps took batches that were not the sampler's, which no state makes undone
-        self._settings = self._describe()
         self._told = self._warn_if_trained(stacklevel=5)
 
-    @hooked_step
+    # -- Algorithm 1 ---------------------------------------------------------------------------------------------------
+
+    @run_step_hooks
     def step(self, loss: Loss, batch: Any, *, weights: Weights = None) -> StepRecord:  # type: ignore[override]
         """One step of Algorithm 1 on one Poisson batch: gradient, look or probe, update. Threat model: WR.
 
@@ -120,7 +122,8 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
                 the batch work as they are: ``criterion(model(x), y)``, ``model(**record).loss``. Called again for
                 looks and probes, without gradients. Random numbers of torch, NumPy and Python are those of the run's
                 key, see :mod:`hyfreedp.noise.random_states`; the caller's states are put back.
-            batch: what the loader gave; or any structure of tensors whose first dimension is the samples. May be empty.
+            batch: what the loader gave; without guarantee any structure of tensors whose first dimension is the
+                samples. May be empty.
             weights: maps one record to how much it counts, one number in [0, 1] (an owner counts as the mean of its
                 records). They multiply what is clipped already: gradient, votes, and losses of a line search. Weights
                 within ``loss`` change little where gradients are normalised.
@@ -137,49 +140,112 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         leaves the step to be made, from the weights and the rate that it found, and the look counted.
         """
         t, learner, look, probe, probed = self.ledger.steps, self.rate_learner, None, None, None
-        self._check_not_forked()
-        self.processes.check_joined()
-        self.ledger.check()
-        self._told = self._told or (t == 0 and self._warn_if_trained(stacklevel=4))  # by a run that was wired since
-        self._base.sync_scheduler()
-        learner.on_step_start(t)
-        self._clear()
-        self._others |= self.sampler is None
+        self._begin(t)
         try:
             with self.processes.all_or_none():
-                passes = self._passes(t, loss, batch, weights)
-            if t in learner.vote_steps:
-                look = learner.before_gradient(self._look(t, "look", passes))
+                samples = self._samples(t, loss, batch, weights)
+            if self.plan.votes_before(t):
+                look = learner.vote_before_step(self._releases.before_step(t, samples))
             with self.processes.all_or_none():
-                losses, norms = passes.add_gradients()  # lines 2 to 4
-            self._privatize_gradient(t)  # line 4
-            if self.module not in _TRAINED:
-                owners = [m for m in layers_of(self.module) if any(p.requires_grad for p in m.parameters(False))]
-                _TRAINED.update((self.module, *owners))
-            if self.sampler is not None:
-                self.sampler.position = self.ledger.steps
-            learner.on_gradient()
-            eta = learner.eta * decay_factor(t, self.split.steps, self.decay, self.decay_start)
-            eta = 0.0 if math.isnan(eta) else eta  # no gradient so far but zeros, which move nothing and set no unit
-            if self.split.is_probe_step(t) and learner.probes_along_update:
+                losses, norms = samples.add_gradients()  # lines 2 and 3
+            self._set_gradient(self._releases.gradient(self._base.parameters))  # line 4
+            eta = self._rate(t)
+            if self.plan.probes_after(t):
                 move = self._base.step_along(eta)  # line 5
-                view = self._look(t, "probe", passes)
-                probe, probed, eta = self._probe(learner, view, losses, move, eta)  # lines 7 to 12
+                probe, probed, eta = self._probe(self._releases.after_step(t, samples), losses, move, eta)  # 7 to 12
             else:
-                self._base.step(eta)
+                self._base.step(eta)  # line 13
             learner.on_step_end()
         except BaseException:
             learner.undo()  # of a look, unless the step's gradient was released
             raise
         finally:
             self._clear()  # sums, norms and gradients of a step that failed may be raw
-
-        join, diagnostics = self.processes.join_samples, None
-        if self.diagnostics:
-            diagnostics = raw_values(join(losses), join(norms), None if probed is None else join(probed))
+        diagnostics = self._raw_values(losses, norms, probed) if self.diagnostics else None
         record = StepRecord(t, eta, probe, look, diagnostics)
-        self._rows.append(record.to_dict())
+        self._run.history.append(record.to_dict())
         return record
+
+    def _begin(self, t: int) -> None:
+        """Refuse a step that may not be made; nothing of the batch is used yet."""
+        if os.getpid() != self._wired_by:
+            raise RuntimeError(
+                "this run was wired before the process was forked, so parent and child would release with the same "
+                "noise: call make_private_with_epsilon in the process that trains"
+            )
+        self.processes.check_joined()
+        self.ledger.check()
+        self._told = self._told or (t == 0 and self._warn_if_trained(stacklevel=5))  # by a run that was wired since
+        self._base.sync_scheduler()
+        self.rate_learner.on_step_start(t)
+        self._clear()
+
+    def _samples(self, t: int, loss: Loss, batch: Any, weights: Weights) -> StepBatch:
+        """The batch and its loss, checked before anything of it is released."""
+        if not self.module.training:
+            raise ValueError("the model must be in train mode: call model.train() before optimizer.step")
+        check_modes(self.module)  # also of steps that look before they take gradients
+        self._base.check()
+        if self._sampled and self.split.gradient_noise_multiplier(t) > 0:
+            if self.sampler.position != t:
+                raise RuntimeError(
+                    f"the run has made {t} steps and its sampler stands at {self.sampler.position}: load a "
+                    "state of the run, or begin it again"
+                )
+            self.sampler.check_drawn(batch_length(batch))
+        samples = StepBatch(
+            loss,
+            batch,
+            self.gradient_engine,
+            max_physical_batch_size=self.max_physical_batch_size,
+            generator=self._generator.child("torch", t, self.processes.rank),
+            coins=self._generator.child("coins", t).key,
+            weights=weights,
+        )
+        if not self._compared:
+            self._compared = check_plain_loss(samples, self.module, self._generator.child("plain", t).key)
+        return samples
+
+    def _set_gradient(self, private: list[Tensor]) -> None:
+        """The private gradient into ``.grad``, once it is counted."""
+        self.zero_grad()  # a loss may have made raw ones, also of what is frozen
+        for parameter, gradient in zip(self._base.parameters, private, strict=True):
+            parameter.grad = gradient.to(parameter.dtype)  # rounding to half precision comes after the noise
+        if self.module not in _TRAINED:
+            trained = [m for m in layers_of(self.module) if any(p.requires_grad for p in m.parameters(False))]
+            _TRAINED.update((self.module, *trained))
+        if self._sampled:
+            self.sampler.position = self.ledger.steps
+        self.rate_learner.on_gradient()
+
+    def _rate(self, t: int) -> float:
+        """eta of step t; 0 after no gradient but zeros, which move nothing and set no unit."""
+        eta = self.rate_learner.eta * self.plan.rate_factor(t)
+        return 0.0 if math.isnan(eta) else eta
+
+    def _probe(
+        self, view: BatchView, here: Tensor, move: Callable[[float], None], eta: float
+    ) -> tuple[ProbeResult, Tensor, float]:
+        """Look along the step, then move to where the new rate leads; result, raw losses, and that rate."""
+        before = self.rate_learner.state_dict()
+        try:
+            result, probed = self.rate_learner.probe_after_step(view, here, move)
+        except BaseException:
+            self.rate_learner.load_state_dict(before)
+            move(eta)
+            raise
+        if result.eta_next != result.eta_probed:
+            eta *= result.eta_next / result.eta_probed
+        move(eta)
+        return result, probed, eta
+
+    def _raw_values(self, losses: Tensor, norms: Tensor, probed: Tensor | None) -> dict[str, float]:
+        join = self.processes.join_samples
+        return raw_values(join(losses), join(norms), None if probed is None else join(probed))
+
+    def _clear(self) -> None:
+        self.zero_grad()
+        self.gradient_engine.clear()
 
     def _warn_if_trained(self, stacklevel: int) -> bool:
         """Tell, and return, whether a private run has trained layers of the model in this process."""
@@ -191,108 +257,45 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
             )
         return before
 
-    def _check_not_forked(self) -> None:
-        """Refuse a copy of the run that ``os.fork`` made: both would release with the same noise."""
-        if os.getpid() != self._wired_by:
-            raise RuntimeError(
-                "this run was wired before the process was forked, so parent and child would release with the same "
-                "noise: call make_private_with_epsilon in the process that trains"
-            )
-
-    def _passes(self, t: int, loss: Loss, batch: Any, weights: Weights) -> Passes:
-        """The batch, checked before anything of it is released."""
-        if not self.module.training:
-            raise ValueError("the model must be in train mode: call model.train() before optimizer.step")
-        check_modes(self.module)  # also of steps that look before they take gradients
-        self._base.check()
-        if self.sampler is not None and self.split.gradient_noise_multiplier(t) > 0:
-            if self.sampler.position != t:
-                raise RuntimeError(
-                    f"the run has made {t} steps and its sampler stands at {self.sampler.position}: steps were taken "
-                    "with other batches, so epsilon has no guarantee any more. Leave optimizer.sampler = None to go on"
-                )
-            self.sampler.check_drawn(batch_length(batch))
-        passes = Passes(
-            loss,
-            batch,
-            self.gradient_engine,
-            max_physical_batch_size=self.max_physical_batch_size,
-            generator=self._generator.child("torch", t, self.processes.rank),
-            coins=self._generator.child("coins", t).key,
-            weights=weights,
-        )
-        if not self._compared:
-            self._compared = check_plain_loss(passes, self.module, self._generator.child("plain", t).key)
-        return passes
-
-    def _privatize_gradient(self, t: int) -> None:
-        """The private mean gradient of all processes into ``.grad``, counted before."""
-        sums = self.gradient_engine.clipped_sums(self._base.parameters)
-        self.processes.add_up(sums)
-        generator = self._generator.child("gradient", t)
-        privatize_gradient(
-            sums,
-            self.split.gradient_noise_multiplier(t),
-            sensitivity=self.gradient_engine.sensitivity,
-            expected_batch_size=self.expected_batch_size,
-            generator=generator,
-        )
-        self.zero_grad()  # a loss may have made raw ones, also of what is frozen
-        for parameter, private in zip(self._base.parameters, sums, strict=True):
-            parameter.grad = private.to(parameter.dtype)  # rounding to half precision comes after the noise
-        self.processes.check_same(generator.tag)
-        self.ledger.record(generator.tag)
-
-    def _look(self, t: int, what: str, passes: Passes) -> Look:
-        """What a learner of the rate may do with the batch of step t."""
-        return Look(
-            noise_multiplier=self.split.sigma_loss,
-            expected_batch_size=self.expected_batch_size,
-            generator=self._generator.child(what, t),
-            passes=passes,
-            processes=self.processes,
-            count=self.ledger.record_look if what == "look" else self.ledger.record_probe,
-        )
-
-    def _probe(
-        self, learner: RateLearner, look: Look, here: Tensor, move: Callable[[float], None], eta: float
-    ) -> tuple[ProbeResult, Tensor, float]:
-        """Look along the step, then move to where the new rate leads; result, raw losses, and that rate."""
-        before = learner.state_dict()
-        try:
-            result, probed = learner.along_update(look, here, move)
-        except BaseException:
-            learner.load_state_dict(before)
-            move(eta)
-            raise
-        if result.eta_next != result.eta_probed:
-            eta *= result.eta_next / result.eta_probed
-        move(eta)
-        return result, probed, eta
-
-    def _own_rate(self) -> float:
-        return self._base.eta if self.decay != "none" else float(self.param_groups[0]["lr"])
+    # -- what a run tells ----------------------------------------------------------------------------------------------
 
     @property
     def history(self) -> list[dict[str, Any]]:
         """A row for each step, see :meth:`StepRecord.to_dict`: copies of what was released. Threat model: WR."""
-        return [dict(row) for row in self._rows]
+        return [dict(row) for row in self._run.history]
 
     @property
     def split(self) -> NoiseSplit:
-        """The plan of the run and its noise, which cannot be changed."""
-        return self.ledger.split
+        """The noise of the run and its steps with a probe, which cannot be changed."""
+        return self.plan.split
+
+    @property
+    def sampler(self) -> PoissonSampler:
+        """The sampler of the loader. It cannot be replaced: see ``without_guarantee`` of the engine."""
+        return self._sampler
 
     @property
     def eta(self) -> float:
         """The learning rate in force, without decay. Threat model: WR."""
         return self.rate_learner.eta
 
+    def _own_rate(self) -> float:
+        return self._base.eta if self.plan.decays else float(self.param_groups[0]["lr"])
+
     @property
     def guarantee(self) -> bool:
-        """Whether the run is proven to stay within its target: its split is, and all batches were the sampler's."""
-        there = self.sampler and (self.sampler.position, self.sampler.sample_rate)
-        return self.split.guarantee and there == (self.ledger.steps, self.split.sample_rate) and not self._others
+        """Whether the run is proven to stay within its target: its split is, and it takes the sampler's batches."""
+        there = self.sampler.position, self.sampler.sample_rate
+        return self.split.guarantee and self._sampled and there == (self.ledger.steps, self.split.sample_rate)
+
+    @property
+    def steps_left(self) -> int:
+        """How many steps the privacy plan still allows."""
+        return self.split.steps - self.ledger.steps
+
+    def epsilon_spent(self, target_delta: float | None = None) -> float:
+        """Epsilon of all that is known to be released, at the plan's delta or another. Threat model: WR."""
+        return self.ledger.epsilon(target_delta)
 
     def averaged(self) -> AbstractContextManager[None]:
         """Around an evaluation before the run has ended: the weights are those at which it would end now.
@@ -301,26 +304,11 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         """
         return self.rate_learner.averaged()
 
-    @property
-    def steps_left(self) -> int:
-        """How many steps the privacy plan still allows."""
-        return self.split.steps - self.ledger.steps
+    # -- what torch expects of an optimizer ----------------------------------------------------------------------------
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients. :meth:`step` does so itself; for loops written for other optimizers."""
         self.base.zero_grad(set_to_none=set_to_none)  # no sums: a loss may call it between two pieces of a batch
-
-    def _clear(self) -> None:
-        self.zero_grad()
-        self.gradient_engine.clear()
-
-    def epsilon_spent(self, target_delta: float | None = None) -> float:
-        """Epsilon of all that is known to be released, at the plan's delta or another. Threat model: WR."""
-        return self.ledger.epsilon(target_delta)
-
-    def get_epsilon(self, delta: float) -> float:
-        """:meth:`epsilon_spent` by its name in Opacus. Threat model: WR."""
-        return self.epsilon_spent(delta)
 
     def state_dict(self) -> dict[str, Any]:
         """All that :meth:`load_state_dict` needs to go on bit for bit: tensors and plain values. Threat model: CK.
@@ -329,19 +317,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         its tensors are those of the live model and optimizer: save or copy it before stepping on. All processes have
         the same state, which may be loaded by any number of them.
         """
-        return {"base_optimizer": self.base.state_dict(), **self._own_state()}
-
-    def _own_state(self) -> dict[str, Any]:
-        """All but the base optimizer's, whose hooks are a user's."""
-        return {
-            "model": self.module.state_dict(),
-            "rate": self.rate_learner.state_dict(),
-            "ledger": self.ledger.state_dict(),
-            "sampler": None if self.sampler is None else self.sampler.state_dict(),
-            "generator": self._generator.state_dict(),
-            "settings": dict(self._settings),
-            "history": [dict(row) for row in self._rows],
-        }
+        return self._run.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` gave; the run must be the same.
@@ -356,60 +332,27 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
                 state of another run would make forget; or processes load states of different runs.
             BudgetExhausted: this one and the state have released a step with different data.
         """
-        if "generator" not in state:
-            raise ValueError("the state must be what state_dict() of a private optimizer gave")
-        key = state["generator"]["key"]
-        self.processes.agree(steps=state["ledger"]["steps"], generator=hashlib.sha256(key.encode()).hexdigest()[:8])
-        check_same_run(self._settings, state["settings"])
-        check_same_model(self.module.state_dict(), state["model"])
-        known = self.ledger.released
-        if known and key != self._generator.key.hex():
-            raise ValueError(
-                f"the state is of another run, and this one has made {self.ledger.steps} steps: call "
-                "make_private_with_epsilon again, and load the state into what that returns"
-            )
-        present = copy.deepcopy(self._own_state())
-        moments = {parameter: copy.deepcopy(values) for parameter, values in self.base.state.items()}
-        groups = [dict(group) for group in self.base.param_groups]
-        try:
-            self._restore(state, known)
-            self.base.load_state_dict(copy.deepcopy(state["base_optimizer"]))  # torch would go on using its tensors
-        except BaseException:
-            self._restore(present, ())
-            self.base.__setstate__({"state": defaultdict(dict, moments), "param_groups": groups})
-            raise
-        if not self._base.follows:
-            self._base.note_rates()
-
-    def _restore(self, state: Mapping[str, Any], known: Iterable[Tags]) -> None:
-        """Become what a checked state says, but for the base optimizer; ``known`` are releases of the same run."""
-        self.ledger.load_state_dict(state["ledger"], known=known)
-        self.module.load_state_dict(state["model"])
-        self.rate_learner.load_state_dict(state["rate"])
-        if self.sampler is not None and state["sampler"] is not None:
-            self.sampler.load_state_dict(state["sampler"])
-        self._generator.load_state_dict(state["generator"])
-        self._rows = [dict(row) for row in state["history"]]
+        self._run.load_state_dict(state)
 
     def _describe(self) -> dict[str, str]:
         """What a saved state must agree with, beside the plan. Sizes of pieces, engine and processes may change."""
         return {
-            "number of records": str(None if self.sampler is None else self.sampler.num_records),
+            "number of records": str(self.sampler.num_records),
+            "batches": "the sampler's" if self._sampled else "any, without guarantee",
             "expected batch size": repr(self.expected_batch_size),
             "clipping": repr(self.gradient_engine.clipping),
             "rate learner": repr(self.rate_learner),
-            "learning rate": repr(self._base.eta) if self.rate_learner.kind == "none" else "learned",
-            "decay": f"{self.decay} from {self.decay_start!r}",
+            "learning rate": "learned" if self.plan.learns_rate else repr(self._base.eta),
+            "decay": f"{self.plan.preset.decay} from {self.plan.preset.decay_start!r}",
             **self._base.settings(),
             "noise": "secure" if self._generator.secure else "standard",
         }
 
     def __repr__(self) -> str:
         """Plan, progress and rate. Threat model: WR."""
-        engine = self.gradient_engine
-        learned = "fixed" if self.rate_learner.kind == "none" else f"learned from {self.rate_learner.kind}"
+        learned = f"learned from {self.split.probe}" if self.plan.learns_rate else "fixed"
         return (
             f"{type(self).__name__}({type(self.base).__name__}, step {self.ledger.steps} of {self.split.steps}, "
-            f"eta {self.eta:.3g} ({learned}), clipping {engine.clipping},\n"
+            f"eta {self.eta:.3g} ({learned}), clipping {self.gradient_engine.clipping},\n"
             f"  {self.split})"
         )

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import wraps
 from inspect import Parameter, signature
-from typing import Any, ParamSpec, TypedDict, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from hyfreedp.accounting.accountants import Accountant
 from hyfreedp.accounting.split import Allocation, Probe
 from hyfreedp.checks import check_choice, nearest
-from hyfreedp.line_search import START, LossThresholdRule, StepRule
-from hyfreedp.look import look_steps
-from hyfreedp.schedule import Decay
+from hyfreedp.line_search import LossThresholdRule, StepRule
+from hyfreedp.schedule import Decay, look_steps
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+PAPER_RATE = 1e-4  # eta_0 of the paper's line search (§5.1)
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class Preset:
     decay: Decay = "none"
     decay_start: float = 0.0
 
-    def plan(self, steps: int) -> dict[str, Any]:
+    def releases(self, steps: int) -> dict[str, Any]:
         """Arguments of :func:`hyfreedp.calibrate_noise` that say what a run of T = ``steps`` releases, and who pays."""
         return {
             "steps": steps,
@@ -66,30 +68,15 @@ class Preset:
         }
 
 
+FIELDS = tuple(field.name for field in fields(Preset))  # which arguments may change
+
 # "paper" is Alg. 1. What that does not print, the guards and the smoothing of rule "gen", is that of its authors' own
 # package, gen-optim 0.1.1, which it equals step by step without privacy (tests/core/test_gen_optim.py).
 PRESETS: dict[str, Preset] = {
     "robust": Preset(),
-    "paper": Preset(probe="losses", initial_learning_rate=START, allocation="constant"),
+    "paper": Preset(probe="losses", initial_learning_rate=PAPER_RATE, allocation="constant"),
     "fixed": Preset(probe="none"),
 }
-
-
-class PresetFields(TypedDict, total=False):
-    """The fields of :class:`Preset`, for keyword arguments that change some of them."""
-
-    probe: Probe
-    step_rule: StepRule
-    smoothing: float
-    loss_threshold_rule: LossThresholdRule
-    initial_learning_rate: float | None
-    interval: int
-    warmup: float
-    gamma: float
-    allocation: Allocation
-    accountant: Accountant
-    decay: Decay
-    decay_start: float
 
 
 _WEIGHTS = "weights go to each step: optimizer.step(loss, batch, weights=...), PrivateTrainer(weights=...)"
@@ -102,7 +89,7 @@ ELSEWHERE = {
     "accountant": "each run has its own: make_private_with_epsilon(accountant='pld'), or 'rdp'",
     "secure_mode": "pass PrivacyEngine(secure_noise=True)",
     "noise_multiplier": "the noise follows from target_epsilon, target_delta and the length of the run",
-    "max_grad_norm": "gradients are normalised; or pass clipping=AbadiClipping(max_grad_norm), of hyfreedp.gradients",
+    "max_grad_norm": "gradients are normalised; or pass clipping=hyfreedp.AbadiClipping(max_grad_norm)",
     "criterion": "the loss belongs to optimizer.step(loss, batch), where it maps one record to one number",
     "loss_reduction": "the loss of one record is one number, by whatever reduction",
     "views": "a record may have any number of rows: make its views in collate_fn or in the loss, and return their mean",
@@ -130,7 +117,7 @@ def takes_preset_fields(function: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-        refuse_unknown(kwargs, [*own, *PresetFields.__annotations__])
+        refuse_unknown(kwargs, [*own, *FIELDS])
         return function(*args, **kwargs)
 
     return checked
@@ -141,7 +128,7 @@ _OF_A_SEARCH = ("step_rule", "smoothing", "loss_threshold_rule", "interval", "wa
 _OF_A_PROBE = ("gamma", "allocation", "initial_learning_rate")
 
 
-def resolve(preset: str | Preset, changes: PresetFields, steps: int) -> Preset:
+def resolve(preset: str | Preset, changes: Mapping[str, Any], steps: int) -> Preset:
     """The settings of a run of ``steps``: a preset, by name or as it is, with some fields changed.
 
     A preset's own interval is shortened to a run that is shorter; one that was asked for is not.

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from hyfreedp import look
 from hyfreedp.accounting import NoiseSplit
 from hyfreedp.noise import NoiseGenerator
+from hyfreedp.schedule import FIRST_LOOK_STEP
 
 Batch = list[Tensor]
 Loss = Callable[[nn.Module, Batch], Tensor]
@@ -234,7 +235,7 @@ class Looks:
         counted = self.found[1:] or self.found  # the first look counts until the second
         mean = math.prod(counted) ** (1 / (1 + len(counted)))  # of the start and the looks, the geometric one
         before, self.level = self.level, look.choose(margin, mean, look.SURE)
-        along = self.level / before if t == look.FIRST else min(1.0, self.level / before)  # later only back
+        along = self.level / before if t == FIRST_LOOK_STEP else min(1.0, self.level / before)  # later only back
         self.move(along, way)
         return {"margins": [margins.get(j) for j in range(len(losses) - 1)], "along": along}
 

@@ -297,7 +297,9 @@ assert np.allclose(fit.minimizer, bottom(cut))
 # $\sigma^{-2} = \sigma_1^{-2} + \sigma_2^{-2} + \dots$ Each of the three losses counts, since all can move by their whole threshold. Notebook 03 is about that. Here every fifth step probes (`interval=5`), and has a little more noise on its gradient to pay for it.
 
 # %%
-split = calibrate_noise(target_epsilon=3.0, target_delta=1e-4, sample_rate=rate, steps=steps, interval=5)
+split = calibrate_noise(
+    target_epsilon=3.0, target_delta=1e-4, sample_rate=rate, steps=steps, probe="losses", interval=5, gamma=1.02
+)
 print(
     f"sigma_g = {split.sigma_gradient:.2f}, on steps with a probe {split.sigma_gradient_probe:.2f}; sigma_l = {split.sigma_loss:.1f}"
 )

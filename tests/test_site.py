@@ -37,7 +37,7 @@ def test_the_root_is_a_landing_page_whose_links_and_picture_exist(built):
     _, body = page.split("<article", 1)
     ways = re.findall(r'<a href="([^"]+)"><strong>', body)
     assert ways == ["notebooks/00_primer.html", "README.html#in-your-own-code", "docs/gallery.html"]
-    assert "_images/12_first_run_overview.png" in targets
+    assert "_images/overview.svg" in targets
 
 
 @pytest.mark.whole

@@ -5,7 +5,7 @@ Several such vectors about one batch are a single one: their sigma^-2 add up. Ad
 those of one person, see :mod:`hyfreedp.accounting.groups`.
 
 * "pld": privacy loss distributions, the tightest; :mod:`hyfreedp.accounting.groups` makes those of one release,
-  :mod:`hyfreedp.accounting.tilted` adds them up.
+  :mod:`hyfreedp.accounting.privacy_loss` adds them up.
 * "rdp": Renyi differential privacy.
 
 dp-accounting is imported where it is used, since that takes a second.
@@ -22,7 +22,7 @@ from typing import Literal
 import numpy as np
 
 from hyfreedp.accounting.groups import group_pmfs
-from hyfreedp.accounting.tilted import Losses, epsilon_of_sum
+from hyfreedp.accounting.privacy_loss import PrivacyLossDistribution, epsilon_of_sum
 
 Accountant = Literal["pld", "rdp"]
 
@@ -103,12 +103,16 @@ def grid(releases: Iterable[Release], coarseness: int = 1) -> float:
 
 
 @lru_cache(maxsize=4)  # a run asks for its two with many counts
-def _subsampled(sigma: float, sample_rate: float, interval: float, records: int = 1) -> tuple[Losses, ...]:
-    """Losses where a person's records are removed, and where they are added."""
+def _subsampled(
+    sigma: float, sample_rate: float, interval: float, records: int = 1
+) -> tuple[PrivacyLossDistribution, ...]:
+    """The privacy loss where a person's records are removed, and where they are added."""
     kinds = group_pmfs(sigma, sample_rate, records, interval)
     dense = [one.to_dense_pmf() for one in kinds]
     with np.errstate(divide="ignore"):  # of no mass
-        return tuple(Losses(one._lower_loss, np.log(one._probs), one._infinity_mass, interval) for one in dense)
+        return tuple(
+            PrivacyLossDistribution(one._lower_loss, np.log(one._probs), one._infinity_mass, interval) for one in dense
+        )
 
 
 @lru_cache(maxsize=4096)

@@ -12,9 +12,10 @@ from hyfreedp.accounting.accountants import Accountant
 from hyfreedp.accounting.composition import cost, epsilon, spent
 from hyfreedp.accounting.search import LARGEST_NOISE, SMALLEST_NOISE, TOLERANCE, smallest_noise
 from hyfreedp.accounting.split import SQUARED_L2_SENSITIVITY, Allocation, NoiseSplit, Probe
-from hyfreedp.checks import check_choice, check_number, check_positive
+from hyfreedp.checks import check_choice, check_count, check_number, check_positive
+from hyfreedp.schedule import look_steps
 
-DEFAULT_GAMMA = {"per_step": 1.02, "constant": 1.01}
+DEFAULT_GAMMA = 1.01  # the paper's: gradients lose one per cent
 
 
 def calibrate_noise(
@@ -25,9 +26,9 @@ def calibrate_noise(
     steps: int,
     interval: int = 5,
     warmup_steps: int = 0,
-    vote_steps: Sequence[int] = (),
-    probe: Probe = "losses",
-    gamma: float | None = None,
+    vote_steps: Sequence[int] | None = None,
+    probe: Probe = "look",
+    gamma: float = DEFAULT_GAMMA,
     accountant: Accountant = "pld",
     allocation: Allocation = "per_step",
     records_per_person: int = 1,
@@ -46,6 +47,8 @@ def calibrate_noise(
     Where there is no closed form a root search ends on the private side: epsilon never exceeds the target. sigma_l is
     matched to the epsilon of DP-SGD at sigma, not to the target: the probes' share is so small that 1e-6 would show.
 
+    Without further words it describes the default run (preset "robust").
+
     Args:
         target_epsilon: > 0. Infinite: no noise at all (non-private).
         target_delta: in (0, 1), customarily below 1/N.
@@ -53,11 +56,11 @@ def calibrate_noise(
         steps: T >= 1.
         interval: K in [1, T], every K-th step probes (after the warm-up).
         warmup_steps: number of first steps that all probe, at most T.
-        vote_steps: the steps that look, in [0, T), each once; there may be none. For probe "look", and for no other.
-        probe: "losses", "look", where ``interval`` and ``warmup_steps`` are ignored, or "none" for plain DP-SGD, where
-            ``gamma`` is ignored too.
-        gamma: > 1, how much larger the gradient noise is to pay for the probes; if None, 1.02 for "per_step" and 1.01
-            for "constant".
+        vote_steps: the steps that look, in [0, T), each once; None for those of :func:`hyfreedp.schedule.look_steps`.
+            For probe "look", and for no other.
+        probe: "look", where ``interval`` and ``warmup_steps`` are ignored; "losses" for a line search; or "none" for
+            plain DP-SGD, where ``gamma`` is ignored too.
+        gamma: > 1, how much larger the gradient noise is to pay for the probes.
         accountant: "pld" (tight) or "rdp".
         allocation: "per_step" or "constant".
         records_per_person: k >= 1: the budget is that of a person who has k records, or fewer; "pld" only.
@@ -71,11 +74,13 @@ def calibrate_noise(
     check_choice("accountant", accountant, Accountant)
     check_choice("allocation", allocation, Allocation)
     if probe != "none":
-        gamma = check_number("gamma", DEFAULT_GAMMA[allocation] if gamma is None else gamma)
+        gamma = check_number("gamma", gamma)
         if not 1 < gamma <= 1e9:
             raise ValueError(
                 f"gamma must be greater than 1, else no budget is left for probes, and at most 1e9, got {gamma!r}"
             )
+    if vote_steps is None:
+        vote_steps = look_steps(check_count("steps", steps, 1)) if probe == "look" else ()
     split = NoiseSplit(
         target_epsilon=target_epsilon,
         target_delta=target_delta,
@@ -85,7 +90,7 @@ def calibrate_noise(
         warmup_steps=warmup_steps,
         vote_steps=tuple(vote_steps),
         probe=probe,
-        gamma=1.0 if gamma is None or probe == "none" else gamma,
+        gamma=1.0 if probe == "none" else gamma,
         accountant=accountant,
         allocation=allocation,
         **dict.fromkeys(("sigma", "sigma_gradient", "sigma_gradient_probe", "sigma_loss"), 0.0),

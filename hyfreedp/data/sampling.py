@@ -98,8 +98,7 @@ class PoissonSampler(Sampler[list[int]]):
             raise RuntimeError(
                 f"the batch of step {self.position} must come from the private loader, which gave {last}: go through "
                 "it once an epoch (itertools.cycle and lists give old batches again, whose cost in epsilon is "
-                "another). To step with batches of your own set optimizer.sampler = None, which leaves epsilon "
-                "without a guarantee"
+                "another). To step with batches of your own pass make_private_with_epsilon(without_guarantee=True)"
             )
         drawn = len(self.batch(self.position))
         if drawn != samples:

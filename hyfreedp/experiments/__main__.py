@@ -13,7 +13,7 @@ from hyfreedp.experiments.book import committed, notebooks
 from hyfreedp.experiments.book.batch import plan, reproduce
 from hyfreedp.experiments.store import archive
 from hyfreedp.experiments.store.paths import workspace
-from hyfreedp.experiments.studies import document_runs, fine_tuning
+from hyfreedp.experiments.studies import document_runs, dynamics
 from hyfreedp.experiments.tables import grid, language_generation, small_tasks
 from hyfreedp.experiments.tables import plan as comparison
 
@@ -51,7 +51,7 @@ def _accuracy(options: argparse.Namespace) -> None:
 
 def _fine_tuning(options: argparse.Namespace) -> None:
     here = workspace()
-    rows = fine_tuning.record(here.cells, here.results / fine_tuning.TABLE, jobs=options.jobs)
+    rows = dynamics.record(here.cells, here.results / dynamics.TABLE, jobs=options.jobs)
     print(rows.groupby("series", sort=False).test_accuracy.last().to_string())
 
 

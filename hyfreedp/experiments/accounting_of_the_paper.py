@@ -180,7 +180,7 @@ def even_split(*, counting: Counting = SOUND, **budget: Any) -> NoiseSplit:
 def delta_curve(split: NoiseSplit, composition: Composition, epsilons: Sequence[float]) -> list[float]:
     """delta at each epsilon, by PLD on a coarse grid, of Gaussian noise counted as "same_batch" or "independent".
 
-    Rounded by dp-accounting's FFT, see core's ``tilted``.
+    Rounded by dp-accounting's FFT, see core's ``privacy_loss``.
     """
     from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism, identity
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from torch import nn
 
+from hyfreedp.checks import check_count
 from hyfreedp.gradients.batch_norm import replace_batch_norm
 from hyfreedp.gradients.clipping import AbadiClipping, AutomaticClipping, Clipping, NoClipping
 from hyfreedp.gradients.engine import GradientEngine
+from hyfreedp.gradients.per_sample import MEMORY_BUDGET
 from hyfreedp.gradients.validate import check_module
 
 __all__ = [
+    "MEMORY_BUDGET",
     "AbadiClipping",
     "AutomaticClipping",
     "Clipping",
@@ -21,7 +24,7 @@ __all__ = [
 ]
 
 
-def make_engine(module: nn.Module, clipping: Clipping) -> GradientEngine:
+def make_engine(module: nn.Module, clipping: Clipping, *, memory_budget: int = MEMORY_BUDGET) -> GradientEngine:
     """A gradient engine for ``module``, which stays as it is.
 
     Activation (gradient) checkpointing works if it is non-reentrant: by ``torch.utils.checkpoint.checkpoint(layer, x,
@@ -33,9 +36,10 @@ def make_engine(module: nn.Module, clipping: Clipping) -> GradientEngine:
     Args:
         module: the model, in train mode, with its final choice of trainable parameters.
         clipping: ``AutomaticClipping()``, ``AbadiClipping(threshold)`` or ``NoClipping()``.
+        memory_budget: bytes that per-sample gradients of samples mapped together may take.
 
     Raises:
         ValueError: the module cannot be privatised (see ``check_module``).
     """
     check_module(module)
-    return GradientEngine(module, clipping)
+    return GradientEngine(module, clipping, check_count("memory_budget", memory_budget, 0))

@@ -22,17 +22,17 @@ from hyfreedp.gradients.clipping import Clipping, bounded_factors
 from hyfreedp.gradients.guard import ModelGuard
 from hyfreedp.gradients.mapped import (
     NO_GRADIENT,
-    Alone,
-    Apart,
-    Contradicted,
+    DecisionsChanged,
+    DecisionsDiffer,
     Gradients,
     Pass,
     Path,
+    SingleSample,
     TooLarge,
     bits,
     explained,
 )
-from hyfreedp.gradients.per_sample import ROOM, Instantiated, norms_of, settle, widened
+from hyfreedp.gradients.per_sample import MEMORY_BUDGET, Instantiated, norms_of, settle, widened
 from hyfreedp.gradients.validate import check_modes
 from hyfreedp.noise.random_states import random_states, set_random_states
 from hyfreedp.pytorch.layers import parameters_of
@@ -66,7 +66,7 @@ class Piece:
         """The name of its random numbers: its first sample, and how many decisions were made before."""
         return self.name or (int(self.group.rows[0]), len(self.path))
 
-    def split(self, apart: Apart) -> list[Piece]:
+    def split(self, apart: DecisionsDiffer) -> list[Piece]:
         """Its samples by their answers, each part with its own at the end of its path."""
         answers, inverse = bits(apart.answers).unique(dim=0, return_inverse=True)
         parts = [(inverse == k).nonzero()[:, 0].cpu() for k in range(len(answers))]
@@ -133,18 +133,18 @@ class GradientEngine:
 
     Attributes:
         sensitivity: the clipping's, as it was at :meth:`clear`: pieces of a batch and its noise have the same.
-        room: bytes that gradients, or copies of parameters, of samples mapped together may take.
-        slow: why samples were last computed one at a time; None if they never were.
+        memory_budget: bytes that gradients, or copies of parameters, of samples mapped together may take.
+        fallback_reason: why samples were last computed one at a time; None if they never were.
         looped: samples of the last batch that were.
         told: whether Python was told something of its samples, by a decision.
         guard: refuses losses that write into the model.
     """
 
-    def __init__(self, module: nn.Module, clipping: Clipping) -> None:
+    def __init__(self, module: nn.Module, clipping: Clipping, memory_budget: int = MEMORY_BUDGET) -> None:
         self.module, self.clipping = module, clipping
         self.sensitivity = clipping.sensitivity
-        self.room = ROOM
-        self.slow: str | None = None
+        self.memory_budget = memory_budget
+        self.fallback_reason: str | None = None
         self.looped: list[Piece] = []
         self.told = False
         self.guard = ModelGuard(module)
@@ -241,10 +241,10 @@ class GradientEngine:
             begin(piece, 0)
             try:
                 found = self._mapped(loss, piece, trained)
-            except Apart as apart:
+            except DecisionsDiffer as apart:
                 todo += piece.split(apart)
                 continue
-            except Contradicted:
+            except DecisionsChanged:
                 todo.append(piece.again())
                 continue
             except TooLarge as large:
@@ -279,7 +279,12 @@ class GradientEngine:
     ) -> tuple[Tensor, Gradients]:
         """Losses (n,) and gradients of a piece by one map."""
         group, wanted = piece.group, piece.wanted
-        how: Any = {"path": piece.path, "wanted": wanted, "room": self.room, "own_factories": self._own_factories}
+        how: Any = {
+            "path": piece.path,
+            "wanted": wanted,
+            "memory_budget": self.memory_budget,
+            "own_factories": self._own_factories,
+        }
         one_pass = Pass(trained, len(group), **how)
         try:
             with self.guard.unchanged():
@@ -300,11 +305,11 @@ class GradientEngine:
         for attempt in range(1, _ATTEMPTS + 1):  # until its decisions are those by which it was put into a group
             begin(piece, attempt)  # the coins of NumPy and Python are the same for all, whatever their place
             try:
-                with self.guard.unchanged(), Alone(piece.path if attempt < _ATTEMPTS else ()) as mode:
+                with self.guard.unchanged(), SingleSample(piece.path if attempt < _ATTEMPTS else ()) as mode:
                     tensors = [mode.mark(t[0].clone()) for t in piece.group.tensors]  # which a loss may write to
                     value = one_number(loss(piece.group.record(tensors)))[None]
                 break
-            except Contradicted:
+            except DecisionsChanged:
                 pass
         if not trained:
             return value.detach(), {}
@@ -333,13 +338,13 @@ class GradientEngine:
         return norms
 
     def _tell(self, reason: str) -> None:
-        if self.slow is None:
+        if self.fallback_reason is None:
             warnings.warn(
                 f"samples are computed one at a time, which is exact and slow, since the loss does what cannot be "
                 f"mapped over them: {reason}. See docs/models.md",
                 stacklevel=7,
             )
-        self.slow = reason
+        self.fallback_reason = reason
 
 
 def one_number(value: Any) -> Tensor:

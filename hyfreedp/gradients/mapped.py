@@ -6,7 +6,7 @@ every operation of torch in it:
 * *Layers* that use trained parameters have a rule, see :mod:`hyfreedp.gradients.rules`: it takes the tensor (B, ...)
   behind the sample's, whose dimension 0 is the samples, and keeps what the parameters' gradients need.
 * *Other uses* of a parameter get a copy for each sample, a leaf (B, *S) whose gradient is the samples'.
-* *Python's decisions* (``if mask.all()``, ``.item()``) are answered where all samples agree. Else :class:`Apart` says
+* *Python's decisions* (``if mask.all()``, ``.item()``) are answered where all samples agree. Else :class:`DecisionsDiffer` says
   by what they differ, and groups of samples that agree are mapped one after the other.
 
 Then one backward pass outside of the map gives all gradients. The parameters themselves are asked for, too: one that
@@ -67,14 +67,14 @@ _SAVES_INPUTS: Any = getattr(torch.utils.checkpoint, "_NoopSaveInputs", object) 
 _STORAGE = {Tensor.data.__get__, Tensor.numpy, Tensor.__array__, Tensor.__repr__, Tensor.__format__}  # type: ignore[attr-defined]
 
 
-class Apart(Exception):
+class DecisionsDiffer(Exception):
     """Samples differ in a decision of Python, after those of ``path``: what each says, one row for each sample."""
 
     def __init__(self, path: Path, answers: Tensor) -> None:
         self.path, self.answers = path, answers
 
 
-class Contradicted(Exception):
+class DecisionsChanged(Exception):
     """With other random numbers samples say something else than before: a decision depends on these."""
 
 
@@ -97,7 +97,7 @@ class Pass(TorchFunctionMode):
         size: how many samples.
         path: answers to the first decisions, as found before.
         wanted: samples that are asked in decisions, by their places; None for all.
-        room: bytes that gradients, and copies of parameters, may take.
+        memory_budget: bytes that gradients, and copies of parameters, may take.
         own_factories: whether tensors that the loss makes of nothing are made for each sample, so that it may write
             into them.
 
@@ -112,23 +112,23 @@ class Pass(TorchFunctionMode):
         *,
         path: Path = (),
         wanted: Tensor | None = None,
-        room: int,
+        memory_budget: int,
         own_factories: bool = False,
     ) -> None:
         super().__init__()
         self._wanted = slice(None) if wanted is None else wanted
         self._raised: BaseException | None = None
         self._seed = torch.default_generator.initial_seed()
-        self.level, self.path, self.room = Level(size), path, room
+        self.level, self.path, self.memory_budget = Level(size), path, memory_budget
         self.trained = {id(p): p for p in trained}
-        self.left = room  # bytes
+        self.left = memory_budget
         self.anchor = torch.zeros((), requires_grad=True)  # makes layers of constant input part of the graph
         self.checkpoints = False  # whether activations are computed again, within the level
         self._asked = 0  # decisions
         self._copies: dict[int, Tensor] = {}
         self._uses: dict[nn.Parameter, list[PerSampleGradients]] | None = None  # while the backward pass is under way
         self._own_factories = own_factories
-        self._resting = False
+        self._paused = False
         self._mark = object()  # of the tensors of this pass
 
     # -- forward -------------------------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ class Pass(TorchFunctionMode):
         """The losses (B,) of samples whose tensors are the rows of ``tensors``.
 
         Raises:
-            Apart, Contradicted, TooLarge: samples have to be mapped in other groups.
+            DecisionsDiffer, DecisionsChanged, TooLarge: samples have to be mapped in other groups.
             Refused: the loss uses a tensor of an earlier pass, whose records are others, or random numbers that are not
                 the run's.
             RuntimeError: as :class:`Unmappable`, from functorch too; or what the loss raises.
@@ -160,8 +160,8 @@ class Pass(TorchFunctionMode):
         if values is None:
             raise Unmappable("the loss belongs to a map within")
         copied = sum(copy.numel() * max(4, copy.element_size()) for copy in self._copies.values())
-        if copied > self.room and self.level.size > 1:
-            raise TooLarge(max(1, int(self.level.size * self.room / copied)))
+        if copied > self.memory_budget and self.level.size > 1:
+            raise TooLarge(max(1, int(self.level.size * self.memory_budget / copied)))
         return values
 
     def of_sample(self, samples: Tensor) -> Tensor:
@@ -202,7 +202,7 @@ class Pass(TorchFunctionMode):
         return self.of_sample(y if rows is None else y.unflatten(0, (-1, rows)))
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
-        if self._resting or func in _SIZES:
+        if self._paused or func in _SIZES:
             return func(*args, **(kwargs or {}))
         try:
             return self._meet(func, args, kwargs or {})
@@ -275,9 +275,9 @@ class Pass(TorchFunctionMode):
             answers = self.level.samples(x).detach()[self._wanted]
             if self._asked < len(self.path):
                 if not _agree(answers, self.path[self._asked]):
-                    raise Contradicted
+                    raise DecisionsChanged
             elif len(bits(answers).unique(dim=0)) > 1:
-                raise Apart(self.path, answers)
+                raise DecisionsDiffer(self.path, answers)
             else:
                 self.path += (answers[0].clone(),)
             self._asked += 1
@@ -353,14 +353,14 @@ class Pass(TorchFunctionMode):
         self._uses.setdefault(p, []).append(gradients)
 
     @contextmanager
-    def resting(self) -> Iterator[None]:
+    def paused(self) -> Iterator[None]:
         """Nothing is met, and no level is entered, as within a backward pass that recomputes activations."""
-        before, self._resting = self._resting, True
+        before, self._paused = self._paused, True
         try:
             with self.level.left():
                 yield
         finally:
-            self._resting = before
+            self._paused = before
 
 
 class _Layer(torch.autograd.Function):
@@ -376,12 +376,12 @@ class _Layer(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors  # computed again, if they are a checkpoint's
-        with ctx.one_pass.resting():
+        with ctx.one_pass.paused():
             x = saved[0].detach() if saved else None  # so that no sum of gradients holds a graph
             return None, None, None, None, ctx.backward_of(x, g, ctx.needs_input_grad[4]), None
 
 
-class Alone(TorchFunctionMode):
+class SingleSample(TorchFunctionMode):
     """Around the loss of one sample that is computed alone: what comes of it is refused where it comes again.
 
     Args:
@@ -404,7 +404,7 @@ class Alone(TorchFunctionMode):
         if marks - {self._mark}:
             raise Refused(_ESCAPED)
         if marks and self._path and func in _DECISIONS and not _agree(args[0].detach()[None], self._path.pop(0)):
-            raise Contradicted
+            raise DecisionsChanged
         result = func(*args, **(kwargs or {}))
         return tree_map(self.mark, result) if marks else result
 

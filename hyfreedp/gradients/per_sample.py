@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 # Bytes of gradients that one backward pass may keep, beyond which only those that are no larger than their factors are
 # kept; a private step needs so much more memory at most.
-ROOM = 2**28
+MEMORY_BUDGET = 2**28
 _SHARE, _FEW = 1e-3, 16  # of a squared norm that rounding may have lost; such gradients that are taken at once
 _TRAFFIC = 16  # multiplications in the time in which a number of a gradient is written and, twice, read
 

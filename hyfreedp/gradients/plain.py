@@ -16,15 +16,15 @@ from torch import Tensor, nn
 from hyfreedp.errors import Refused
 from hyfreedp.gradients.engine import Piece, Plan
 from hyfreedp.gradients.mapped import Pass
-from hyfreedp.gradients.passes import Passes
+from hyfreedp.gradients.step_batch import StepBatch
 from hyfreedp.noise.random_states import random_states_of
-from hyfreedp.pytorch.layers import layers_of, resting
+from hyfreedp.pytorch.layers import eval_mode, layers_of
 
 _RECORDS = 3
 
 
 @torch.no_grad()
-def check_plain_loss(passes: Passes, module: nn.Module, key: bytes) -> bool:
+def check_plain_loss(passes: StepBatch, module: nn.Module, key: bytes) -> bool:
     """Refuse a loss of which a batch's is neither its records' losses, nor their sum or mean, of any weights.
 
     Dropout rests meanwhile. Where nothing can be compared, as of a loss that draws random numbers or takes one record
@@ -54,7 +54,7 @@ def check_plain_loss(passes: Passes, module: nn.Module, key: bytes) -> bool:
             return None
         with random_states_of(key, passes.device), passes.guard.unchanged(by_value=True):
             try:  # as one sample of several rows: of what the loss keeps of it, no tensor can be used later
-                one_pass = Pass([], 1, room=0)
+                one_pass = Pass([], 1, memory_budget=0)
                 value = one_pass.losses(lambda some: passes.loss(group.record(some)), [t[None] for t in tensors])
             except Refused:
                 raise
@@ -62,7 +62,7 @@ def check_plain_loss(passes: Passes, module: nn.Module, key: bytes) -> bool:
                 return None
         return value.flatten() if value.numel() in (1, len(rows)) else None
 
-    with resting(layers_of(module)), warnings.catch_warnings(action="ignore"):
+    with eval_mode(layers_of(module)), warnings.catch_warnings(action="ignore"):
         if (plain := of(everybody)) is None:
             return True
         try:

@@ -40,7 +40,7 @@ class ClosureOptimizer(OptimizerWrapper):
     def state_dict(self) -> dict[str, Any]:
         """That of the private optimizer, less the keys of noise and sampling, which are secret, and raw diagnostics."""
         state = self.private.state_dict()
-        sampler = dict(state["sampler"] or {})
+        sampler = dict(state["sampler"])
         position = sampler.pop("position", None)
         name = write_key(self.folder, {"generator": state.pop("generator"), "sampler": sampler})
         history = [{k: v for k, v in row.items() if not k.startswith("not_private_")} for row in state["history"]]
@@ -57,7 +57,7 @@ class ClosureOptimizer(OptimizerWrapper):
                 "the state is of a version of hyfreedp that saved the key in it: resume it by that version"
             )
         secret = read_key(self.folder, state_dict["key_file"])
-        sampler = {**secret["sampler"], **state_dict["sampler"]} if secret["sampler"] else None
+        sampler = {**secret["sampler"], **state_dict["sampler"]}
         self.private.load_state_dict({**state_dict, "generator": secret["generator"], "sampler": sampler})
 
 

@@ -163,7 +163,7 @@ class PrivateTrainer(Trainer):
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """The scheduler of the arguments where the rate is not learned."""
-        if self.private is None or self.private.rate_learner.kind == "none":
+        if self.private is None or not self.private.plan.learns_rate:
             return super().create_scheduler(num_training_steps, optimizer)
         self.lr_scheduler = _Learned(self.optimizer)
         return self.lr_scheduler

@@ -28,7 +28,7 @@ def parameters_of(module: nn.Module) -> list[nn.Parameter]:
 
 
 @contextmanager
-def resting(layers: Iterable[nn.Module]) -> Iterator[None]:
+def eval_mode(layers: Iterable[nn.Module]) -> Iterator[None]:
     """Those of the layers that train are in eval mode, and train again after it."""
     trained = [layer for layer in layers if layer.training]
     try:

@@ -22,7 +22,7 @@ R = TypeVar("R")
 class OptimizerWrapper(torch.optim.Optimizer):
     """A torch optimizer whose groups, state, defaults and hooks on ``state_dict`` are those of its base optimizer.
 
-    Hooks on its step are its own, see :func:`hooked_step`.
+    Hooks on its step are its own, see :func:`run_step_hooks`.
 
     Args:
         base: the optimizer that it wraps.
@@ -89,7 +89,7 @@ class Unprepared:
         )
 
 
-def hooked_step(step: Callable[P, R]) -> Callable[P, R]:
+def run_step_hooks(step: Callable[P, R]) -> Callable[P, R]:
     """Make a method ``step(loss, batch)`` one that runs its optimizer's hooks, and refuses other arguments.
 
     Hooks of all optimizers and the profiler's label belong to the base optimizer's step within.

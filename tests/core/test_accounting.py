@@ -17,7 +17,7 @@ from scipy import optimize
 from scipy.stats import binom, norm
 from splits import effective, vanilla
 
-from hyfreedp.accounting import NoiseSplit, calibrate_noise, epsilon, tilted
+from hyfreedp.accounting import NoiseSplit, calibrate_noise, epsilon, privacy_loss
 from hyfreedp.accounting.accountants import _subsampled, composed_epsilon
 from hyfreedp.accounting.calibrate import recounted
 from hyfreedp.accounting.composition import shares, spent
@@ -117,24 +117,6 @@ def test_a_per_step_split_costs_what_vanilla_does_under_every_accountant(warmup_
     assert np.mean(variances) == pytest.approx((1.02 * split.sigma) ** 2, rel=1e-12)
 
 
-@each(allocation=["per_step", "constant"], probe=["losses", "look", "none"])
-def test_the_noise_of_every_kind_of_run(allocation, probe):
-    votes = (2, 5) if probe == "look" else ()
-    split = calibrate_noise(
-        **{**CHEAP, "probe": probe}, gamma=1.2, allocation=allocation, vote_steps=votes, accountant="rdp"
-    )
-    assert 0.5 * (1 - 1e-4) < split.epsilon <= 0.5
-    if probe == "none":
-        assert (split.sigma_gradient, split.sigma_gradient_probe, split.sigma_loss) == (split.sigma, split.sigma, 0)
-        assert (split.probe_steps, split.gamma) == (0, 1) and not any(map(split.is_probe_step, range(20)))
-        return
-    probes = split.probe_steps
-    assert probes == {"losses": 5, "look": 2}[probe]
-    assert split.sigma_gradient == pytest.approx(split.sigma * (1.2 if allocation == "constant" else 1), rel=1e-12)
-    probe_gamma = 1.2 if allocation == "constant" else math.sqrt(1 + 20 / probes * (1.2**2 - 1))
-    assert split.sigma_gradient_probe == pytest.approx(probe_gamma * split.sigma, rel=1e-12)
-
-
 def gaussian_delta(mu, eps):
     return math.exp(norm.logcdf(mu / 2 - eps / mu)) - math.exp(eps + norm.logcdf(-mu / 2 - eps / mu))
 
@@ -170,19 +152,13 @@ def test_no_epsilon_is_below_that_of_convolution_without_fft(sample_rate, sigma)
 @pytest.mark.parametrize("times", [0.01, 0.1, 0.5, 2, 10, 1e4])
 def test_every_tilt_gives_a_bound(times, monkeypatch):
     """Also one that leaves the whole sum far above epsilon, as the best does where epsilon is in the millions."""
-    best_tilt = tilted._best_tilt
+    best_tilt = privacy_loss._best_tilt
     for losses in _subsampled(3.0, 0.5, 1e-3):
         best = epsilon_of_sum([(losses, 20)], 1e-5)
         with monkeypatch.context() as patch:
-            patch.setattr(tilted, "_best_tilt", lambda *of: times * best_tilt(*of))
+            patch.setattr(privacy_loss, "_best_tilt", lambda *of: times * best_tilt(*of))
             assert epsilon_of_sum([(losses, 20)], 1e-5) >= best * (1 - 1e-9)
     assert composed_epsilon(((1.0, 9), (1e-6, 1)), sample_rate=0.1, delta=1e-5, accountant="pld") == math.inf
-
-
-def test_an_epsilon_beyond_the_floats_is_a_bound():
-    found = composed_epsilon(((1 / 33.71, 1),), sample_rate=1.0, delta=1e-5, accountant="pld")
-    exact = optimize.brentq(lambda eps: gaussian_delta(33.71, eps) - 1e-5, 600, 800)
-    assert exact <= found <= exact + 1.1
 
 
 @each(records=[2, 3], steps=[10, 300, 1], delta=[1e-3, 1e-6, 1e-10])
@@ -237,7 +213,7 @@ def test_agrees_with_dp_accounting_pld(allocation):
 @pytest.mark.parametrize("target_epsilon", [0.1, 0.7, 3.0, 8.0])
 def test_agrees_with_opacus_rdp(target_epsilon):
     """At the reference setting of design.md: N = 50,000, B = 1,000, T = 250, K = 5. Orders differ a little."""
-    plan = dict(target_delta=50_000**-1.1, sample_rate=0.02, steps=250, interval=5, gamma=1.01)
+    plan = dict(target_delta=50_000**-1.1, sample_rate=0.02, steps=250, probe="losses", interval=5, gamma=1.01)
     split = calibrate_noise(target_epsilon=target_epsilon, **plan, **PAPER, accountant="rdp")
     opacus = RDPAccountant()
     opacus.history = [(split.sigma_gradient, 0.02, 200), (effective(split), 0.02, 50)]
@@ -246,20 +222,13 @@ def test_agrees_with_opacus_rdp(target_epsilon):
     assert epsilon(split, accountant="pld") < epsilon(split)
 
 
-@pytest.mark.parametrize("sigma", [1e5, 1e7])
-def test_rdp_of_much_noise_is_a_bound(sigma):
-    """dp_accounting's rounding errors made it 0, where 1.39e-5 is spent."""
-    bounds = [composed_epsilon([(sigma, 9)], sample_rate=0.01, delta=1e-12, accountant=a) for a in ("rdp", "pld")]
-    assert bounds[0] > bounds[1] > 0
-
-
 # ---- the plan and its record ---------------------------------------------------------------------------------------
 
 
 @given(steps=st.integers(1, 60), interval=st.integers(1, 60), warmup_steps=st.integers(0, 60))
 def test_probe_steps_are_counted_as_planned(steps, interval, warmup_steps):
     interval, warmup_steps = min(interval, steps), min(warmup_steps, steps)
-    plan = dict(target_epsilon=math.inf, target_delta=1e-5, sample_rate=0.1, steps=steps)
+    plan = dict(target_epsilon=math.inf, target_delta=1e-5, sample_rate=0.1, steps=steps, probe="losses")
     split = calibrate_noise(**plan, interval=interval, warmup_steps=warmup_steps)
     planned = [t < warmup_steps or (t - warmup_steps) % interval == 0 for t in range(steps)]
     assert [split.is_probe_step(t) for t in range(steps)] == planned

@@ -23,13 +23,6 @@ class Remembers:
         self.centre = self.x.mean(0)
 
 
-def test_rows_that_are_not_one_for_each_record_are_refused():
-    """Also repeated between loader and step; what collates is attacked in test_random_states."""
-    model, optimizer, loader = make_private(target_epsilon=3.0)
-    with pytest.raises(ValueError, match="one row for each of the"):
-        optimizer.step(cross_entropy(model), [tensor.repeat_interleave(3, 0) for tensor in next(iter(loader))])
-
-
 def test_a_batch_is_not_used_again_after_a_state_was_loaded():
     model, optimizer, loader = make_private(target_epsilon=3.0)
     batch = next(iter(loader))
@@ -61,14 +54,6 @@ def test_what_a_batch_remembers_of_the_others_reaches_no_record():
 
     batch[0][-1] *= 300
     assert moved(make_model(), cached, batch) <= 1.0001
-
-
-def test_a_loss_may_take_its_batch_apart():
-    optimizer = by_hand(target_epsilon=3.0)
-    model = optimizer.module
-    x, y = make_batches([8])[0]
-    optimizer.step(lambda b: cross_entropy(model)((b.pop("x"), b.pop("y"))), {"x": x, "y": y})
-    assert optimizer.ledger.steps == 1
 
 
 def test_one_outlier_does_not_scale_the_weights_of_all():

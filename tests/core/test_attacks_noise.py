@@ -218,13 +218,17 @@ def test_the_support_reaches_beyond_eight_sigma(monkeypatch):
 
 def test_gradient_and_probe_have_keys_of_their_own(monkeypatch):
     """Were it one key, equal sums of both would have equal noise, and unequal ones the same hash key."""
-    paths = []
-    child = NoiseGenerator.child
-    monkeypatch.setattr(NoiseGenerator, "child", lambda self, *path: paths.append(path) or child(self, *path))
+    made, child = [], NoiseGenerator.child
+
+    def noted(self, *path):
+        made.append((path, child(self, *path)))
+        return made[-1][1]
+
+    monkeypatch.setattr(NoiseGenerator, "child", noted)
     data = TensorDataset(torch.randn(60, 8), torch.randint(0, 2, (60,)))
     settings = {"batch_size": 6, "preset": "paper", "interval": 1}
     _, optimizer, loader = wire(PrivacyEngine(seed=0), small_model(), data, **settings)
     train(optimizer, loader, until=3)
-    released = [path for path in paths if path[0] in ("gradient", "probe")]
-    assert released == [("gradient", 0), ("probe", 0), ("gradient", 1), ("probe", 1), ("gradient", 2), ("probe", 2)]
-    assert len({child(optimizer._generator, *path).key for path in released}) == 6
+    released = [(path, generator.key) for path, generator in made if path[0] in ("gradient", "probe")]
+    assert [path for path, _ in released] == [(kind, step) for step in range(3) for kind in ("gradient", "probe")]
+    assert len({key for _, key in released}) == 6

@@ -98,21 +98,6 @@ def test_an_optimizer_of_other_parameters_or_without_a_rate_is_refused(optimizer
     refuse((ValueError, TypeError), message, model=model, optimizer=optimizer(model))
 
 
-@pytest.mark.parametrize("kind", ["ASGD", "Adadelta", "Adagrad", "Rprop", "Adafactor", "RAdam"])
-def test_optimizers_whose_steps_may_be_of_any_size_are_refused(kind):
-    model = make_model()
-    message = f"must be SGD, RMSprop or .* got {kind}, .* preset='paper'"
-    refuse(ValueError, message, model=model, optimizer=getattr(torch.optim, kind)(model.parameters()))
-
-
-def test_frozen_parameters_in_the_optimizer_are_fine():
-    """The usual ``AdamW(model.parameters())`` of a partly frozen model; the frozen ones stay, weight decay or not."""
-    model = make_model("frozen")
-    frozen = model[0].weight.detach().clone()
-    steps(by_hand(model, torch.optim.AdamW(model.parameters(), weight_decay=0.5)), [8])
-    assert torch.equal(model[0].weight, frozen)
-
-
 @pytest.mark.parametrize("inner", [False, True])
 def test_a_model_with_the_hooks_of_opacus_is_refused_until_they_are_off(inner):
     """Wrapped, or the model within, whose hooks would fail in the middle of a step."""
@@ -123,19 +108,6 @@ def test_a_model_with_the_hooks_of_opacus_is_refused_until_they_are_off(inner):
     with pytest.raises(ValueError, match=r"must not have Opacus's hooks.* \.to_standard_module\(\)"):
         make_private(model if inner else wrapped)
     steps(by_hand(wrapped.to_standard_module()), [6])
-
-
-def test_an_optimizer_of_opacus_is_refused_and_what_is_none():
-    from opacus.optimizers import DPOptimizer
-
-    model = make_model()
-    base = torch.optim.SGD(model.parameters())
-    theirs = DPOptimizer(base, noise_multiplier=1.0, max_grad_norm=1.0, expected_batch_size=8)
-    with pytest.raises(TypeError, match=r"got Opacus's DPOptimizer: give its \.original_optimizer"):
-        make_private(model, theirs)
-    make_private(model, theirs.original_optimizer)
-    with pytest.raises(TypeError, match=r"must be a torch optimizer, such as AdamW\(.*\), got float"):
-        make_private(model, 0.1)
 
 
 # -- step --------------------------------------------------------------------------------------------------------------
@@ -165,20 +137,6 @@ def test_a_loss_function_of_the_wrong_form_releases_nothing(case, preset):
     optimizer.step(cross_entropy(model), batch)
     steps(undisturbed, [6])
     assert torch.equal(flat(model), flat(undisturbed.module))
-
-
-def test_a_loss_function_that_fails_on_the_last_piece_releases_nothing():
-    (model, optimizer, loader), sizes = make_private(max_physical_batch_size=3), []
-
-    def loss(batch):
-        sizes.append(len(batch[0]))
-        losses = cross_entropy(model)(batch)
-        return losses if len(sizes) < 3 else losses.expand(2)
-
-    steps(optimizer, [8])  # which has the comparison behind it
-    with refused(optimizer, r"got shape \(2,\)"):
-        optimizer.step(loss, make_batches((8,))[0])
-    assert set(sizes) == {1} and loader.batch_sampler.position == 1
 
 
 def test_a_model_put_in_eval_mode_is_refused_at_the_step():

@@ -11,15 +11,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
-from torch.utils.data import DataLoader
 from twins import PRESETS, by_hand, flat, refused, steps
 
 from hyfreedp import token_budget
 from hyfreedp.data.batches import (
     Group,
     batch_length,
-    check_physical_batch_size,
     groups_of,
     map_leaves,
     pieces,
@@ -119,42 +116,6 @@ def test_what_is_no_tensor_is_never_another_records(first, second):
     assert len(stack_records([{"x": torch.zeros(2), "y": [rest]} for rest in (first, second)]).groups) == 2
 
 
-def test_records_of_one_form_are_one_group_whatever_their_numbers():
-    records = [{"x": torch.randn(3), "n": 1 + i % 2, "name": "all"} for i in range(10)]
-    (odd, even) = stack_records(records).groups
-    assert odd.rows.tolist() == [0, 2, 4, 6, 8] and even.tensors[0].shape == (5, 3)
-
-
-def sparse(i):
-    return torch.eye(3).to_sparse() * i
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        sparse,
-        lambda i: sparse(i).to_sparse_csr(),
-        lambda i: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]) * i,
-        lambda i: torch.quantize_per_tensor(torch.ones(2) * i, 1.0, 0, torch.quint8),
-    ],
-)
-@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
-def test_tensors_that_cannot_be_stacked_stay_apart(make):
-    groups = stack_records([(torch.ones(1), make(i)) for i in range(3)]).groups
-    assert [len(group) for group in groups] == [1, 1, 1]
-    for i, group in enumerate(groups):
-        found = group.to("cpu").record([torch.ones(1)])[1]
-        assert type(found) is type(make(i)) and found.layout == make(i).layout
-
-
-def test_a_subclass_is_stacked_as_a_plain_tensor():
-    class Image(Tensor):
-        pass
-
-    (group,) = stack_records([torch.ones(2).as_subclass(Image), torch.nn.Parameter(torch.zeros(2))]).groups
-    assert type(group.tensors[0]) is Tensor and group.tensors[0].tolist() == [[1, 1], [0, 0]]
-
-
 def test_memory_that_is_used_again_is_copied_before():
     """A collate function with a buffer of its own made every record the last one."""
     buffer, array = torch.zeros(2), np.zeros(1)
@@ -207,13 +168,6 @@ def test_a_list_without_tensors_has_one_entry_of_each_record():
     groups = groups_of({"x": x, "names": ["a", "b", "a", "c"], "more": [x, ("k", "k", "k", "k")]})
     assert [group.rows.tolist() for group in groups] == [[0, 2], [1], [3]]
     assert repr(unstacked(groups)[2]) == repr({"x": x[2:3], "names": ["a"], "more": [x[2:3], ("k",)]})
-
-
-@pytest.mark.parametrize("batch", [7, "text", object(), ["a", "b"], {}, [], {"names": ["a", "b"]}])
-def test_a_batch_without_a_tensor_is_refused(batch):
-    for function in (batch_length, groups_of):
-        with pytest.raises(TypeError, match="batch must"):
-            function(batch)
 
 
 @pytest.mark.parametrize(
@@ -271,12 +225,6 @@ def test_a_function_that_returns_no_size_is_refused(size, message):
         pieces(of_lengths([2, 2, 3]), size)
 
 
-@pytest.mark.parametrize("size", [0, True, 1.5, "8"])
-def test_what_is_no_size_is_refused(size):
-    with pytest.raises(ValueError, match="max_physical_batch_size must be an integer of at least 1, None, or a fun"):
-        check_physical_batch_size(size)
-
-
 def test_a_size_that_is_refused_releases_nothing():
     optimizer = by_hand(max_physical_batch_size=lambda record: 0)
     with refused(optimizer, "what max_physical_batch_size returns"):
@@ -296,13 +244,3 @@ def test_a_run_in_pieces_is_the_run_in_one_piece(preset, unbound_noise):
     for run in runs[1:]:
         for whole, in_pieces in zip(runs[0], run, strict=True):
             torch.testing.assert_close(whole, in_pieces, rtol=1e-9, atol=1e-12, equal_nan=True)
-
-
-def test_records_come_through_workers_and_pinned_memory():
-    """As ``DataLoader`` treats what a collate function returned: it moves tensors that it finds, or asks for it."""
-    records = [torch.ones(1 + i % 2) * i for i in range(4)]
-    loader = DataLoader(records, batch_size=4, collate_fn=stack_records, num_workers=1)
-    (batch,) = loader
-    assert all(torch.equal(found, records[row]) for row, found in unstacked(batch.groups).items())
-    if torch.accelerator.is_available():
-        assert all(tensor.is_pinned() for group in batch.pin_memory().groups for tensor in group.tensors)

@@ -2,9 +2,7 @@
 
 import copy
 import gc
-import io
 import math
-import pickle
 from contextlib import suppress
 from types import SimpleNamespace
 
@@ -19,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from twins import Built
 
+from hyfreedp.data.batches import stack_records
 from hyfreedp.gradients import AbadiClipping, AutomaticClipping, NoClipping, make_engine
 from hyfreedp.gradients.per_sample import Instantiated, OuterProducts, PerSampleGradients, Settled, settle
 
@@ -36,13 +35,6 @@ def test_equals_a_loop_over_samples(build, clipping) -> None:
 def test_biases_and_heads(build, head) -> None:
     example = build()
     biases_only(example.model, head)
-    assert_exact(example)
-
-
-def test_some_layers_only() -> None:
-    example = groupnorm_convnet()
-    for index in (0, 1, 3, 6):
-        example.model[index].requires_grad_(False)
     assert_exact(example)
 
 
@@ -208,6 +200,37 @@ def test_pieces_of_a_batch_and_its_noise_have_one_sensitivity() -> None:
     torch.testing.assert_close(torch.cat([t.flatten() for t in engine.clipped_sums(example.trainable)]), 2 * whole)
 
 
+# -- a record of several rows: views, windows, sentences; its loss is their mean ---------------------------------------
+
+
+@each(views=[2, 3, 6], build=EXAMPLES)
+def test_the_gradient_of_a_record_is_the_mean_of_its_views(views, build) -> None:
+    """Also where some views occur in two records."""
+    example, rows, clipping = build(), torch.tensor([0, 3, 1, 4, 2, 0]), AutomaticClipping()
+    batch = tuple(tensor[rows % len(tensor)] for tensor in example.batch)
+    gradients = Example(example.model, batch, example.loss).gradients().unflatten(0, (-1, views)).mean(1)
+
+    def mean(model: nn.Module, *record: Tensor) -> Tensor:
+        return example.loss(model, *(tensor.squeeze(0) for tensor in record)).mean()
+
+    records = Example(example.model, tuple(tensor.unflatten(0, (-1, views)) for tensor in batch), mean)
+    engine = make_engine(example.model, clipping)
+    norms, total = records.by_engine(engine)
+    assert engine.fallback_reason is None
+    torch.testing.assert_close(norms, gradients.norm(dim=1), rtol=1e-8, atol=1e-12)
+    torch.testing.assert_close(total, clipping.factors(norms) @ gradients, rtol=1e-8, atol=1e-12)
+
+
+def test_records_have_as_many_rows_as_they_have() -> None:
+    """Those of one number are mapped together, in the order of the batch."""
+    model, numbers = nn.Linear(5, 1, bias=False).double(), [2, 1, 3, 1, 2]
+    records = [torch.randn(number, 5).double() for number in numbers]
+    engine = make_engine(model, AutomaticClipping())
+    losses, norms = engine.add(lambda x: model(x).mean(), stack_records(records))
+    means = torch.stack([x.mean(0) for x in records])
+    torch.testing.assert_close((losses, norms), (model(means)[:, 0].detach(), means.norm(dim=1)))
+
+
 # -- precision ---------------------------------------------------------------------------------------------------------
 
 
@@ -269,34 +292,6 @@ def test_long_sums_in_half_precision(kind, dtype) -> None:
 
 
 # -- the model stays what it was ---------------------------------------------------------------------------------------
-
-
-def saved_and_loaded(model: nn.Module) -> nn.Module:
-    file = io.BytesIO()
-    torch.save(model, file)
-    file.seek(0)
-    return torch.load(file, weights_only=False)
-
-
-@each(
-    build=[mlp, tied_language_model, conv1d_net],
-    again=[copy.deepcopy, saved_and_loaded, lambda model: pickle.loads(pickle.dumps(model))],
-)
-def test_a_model_can_be_copied_and_saved(build, again) -> None:
-    """In the middle of a run. What comes out is the same model without an engine."""
-    example = build()
-    expected = example.gradients()
-    attributes = [set(vars(m)) for m in example.model.modules()]
-    random = torch.get_rng_state()
-    example.by_engine(make_engine(example.model, AutomaticClipping()))
-    assert torch.equal(random, torch.get_rng_state())
-    assert [set(vars(m)) for m in example.model.modules()] == attributes
-    assert all(type(p) is nn.Parameter and p.grad is None for p in example.model.parameters())
-    assert not any(m._forward_hooks or m._forward_pre_hooks for m in example.model.modules())
-    other = Example(again(example.model), example.batch, example.loss)
-    assert list(other.model.state_dict()) == list(example.model.state_dict())
-    assert torch.equal(other.gradients(), expected)
-    assert_exact(other)  # it may have an engine of its own
 
 
 def interrupted(model: nn.Module, x: Tensor) -> Tensor:

@@ -156,7 +156,7 @@ def test_the_innermost_rate_is_the_eta_applied(base):
         assert optimizer.param_groups is optimizer_base.param_groups
 
 
-@pytest.mark.parametrize("failing_call", [1, 4, 5, 8])
+@pytest.mark.parametrize("failing_call", [1, 8])
 def test_an_exception_inside_a_probe_leaves_the_plain_step(failing_call):
     """Samples one by one: calls 1 to 4 after the training forwards are the probe ahead, 5 to 8 the one behind."""
     model, plain = make_model(dropout=0.3), make_model(dropout=0.3)
@@ -164,7 +164,9 @@ def test_an_exception_inside_a_probe_leaves_the_plain_step(failing_call):
     searched = settings | {"preset": "paper", "initial_learning_rate": 0.5, "interval": 2}
     _, optimizer, loader = make_private(model, **searched)
     fixed = by_hand(plain, preset="fixed", **settings)
-    optimizer._compared = fixed._compared = True
+    for _ in range(2):  # that compare losses, move nothing but by weight decay, and learn no other rate
+        for one in (optimizer, fixed):
+            one.step(lambda batch, one=one: 0 * sum(p.sum() for p in one.module.parameters()), make_batches((4,))[0])
     calls = []
 
     def fail(batch):
@@ -183,8 +185,8 @@ def test_an_exception_inside_a_probe_leaves_the_plain_step(failing_call):
     assert torch.equal(flat(model), flat(plain)) and torch.equal(random, torch.get_rng_state())
     assert optimizer.base.param_groups[0]["lr"] == 0.5
     # The noisy gradient is in the weights, so the release counts, and its batch must not be used again.
-    assert (optimizer.ledger.steps, optimizer.split.probe_steps_before(1), optimizer.steps_left) == (1, 1, 9)
-    assert loader.batch_sampler.position == 1
+    assert (optimizer.ledger.steps, optimizer.split.probe_steps_before(3), optimizer.steps_left) == (3, 2, 7)
+    assert loader.batch_sampler.position == 3
     # Training goes on.
     optimizer.step(cross_entropy(model), second)
     torch.set_rng_state(random)

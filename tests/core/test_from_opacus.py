@@ -1,14 +1,11 @@
 """The page for users of Opacus is true: both scripts run as written, and its names exist."""
 
 import argparse
-import ast
-import inspect
 import os
 import re
 import subprocess
 import sys
 
-import opacus
 import pytest
 import torch
 from opacus.layers import DPGRU, DPLSTM
@@ -18,7 +15,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from twins import Built, make_private, sgd
 
 from hyfreedp import PrivacyEngine
-from hyfreedp.preset import FIELDS
 
 PAGE = (ROOT / "docs" / "from-opacus.md").read_text(encoding="utf-8")
 *BLOCKS, MNIST, NAMES = programs("docs/from-opacus.md")
@@ -39,22 +35,6 @@ def test_the_script_runs_as_written(library, tmp_path):
     assert 2.9 <= epsilon <= 3.0 and accuracy > 0.6  # a third would be chance
     assert (tmp_path / "run.pt").stat().st_size > 0
     assert f"from {library} import PrivacyEngine" in code
-
-
-def test_the_scripts_differ_only_where_the_page_says():
-    """Data, model, call and epilogue are the same lines."""
-    theirs, ours = (code.splitlines() for code in SCRIPTS.values())
-    only_theirs = [line.strip() for line in theirs if line not in ours]
-    assert only_theirs == [
-        "from opacus import PrivacyEngine",
-        "optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)  # to be tuned",
-        "max_grad_norm=1.0,  # to be tuned",
-        "for inputs, labels in loader:",
-        "optimizer.zero_grad()",
-        "loss = F.cross_entropy(model(inputs), labels)",
-        "loss.backward()",
-        "optimizer.step()",
-    ]
 
 
 def test_what_becomes_of_the_program_on_images(capsys):
@@ -91,20 +71,3 @@ def test_what_becomes_of_the_program_on_names(kind, capsys):
     names["train"](model, nn.CrossEntropyLoss(), optimizer, loader, 0, 1e-4, torch.device("cpu"))
     assert optimizer.steps_left == 0 and optimizer.gradient_engine.fallback_reason is None
     assert re.fullmatch(r"epoch 0: epsilon (2\.9\d|3\.00)\n", capsys.readouterr().out)
-
-
-def test_the_table_names_what_exists():
-    """Every keyword of a call, on either side, is an argument of what is called."""
-    rows = [re.split(r" \| ", line.strip("| ")) for line in PAGE.splitlines() if line.startswith("| `")]
-    assert len(rows) > 15 and all(len(row) == 2 for row in rows)
-    checked = 0
-    for row in rows:
-        for engine, more, cell in zip((opacus.PrivacyEngine, PrivacyEngine), (set(), FIELDS), row, strict=True):
-            for text in re.findall(r"`((?:PrivacyEngine|make_private\w*|engine\.\w+_checkpoint)\(.*?\))`", cell):
-                call = ast.parse(text, mode="eval").body
-                name = ast.unparse(call.func).removeprefix("engine.")
-                called = engine if name == "PrivacyEngine" else getattr(engine, name)
-                known = {*inspect.signature(called).parameters} | more
-                assert {keyword.arg for keyword in call.keywords} <= known, text
-                checked += 1
-    assert checked >= 10

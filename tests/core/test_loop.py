@@ -32,14 +32,6 @@ def test_the_last_pass_ends_with_the_plan(plan, expected):
     assert passes(*start(**plan)) == expected
 
 
-def test_workers_that_fetch_ahead_end_there_too():
-    """Two workers fetch four batches each before they are asked for, which is more than the plan has left."""
-    plain = DataLoader(make_data(), batch_size=8, num_workers=2, prefetch_factor=4, persistent_workers=True)
-    loss, optimizer, loader = start(loader=plain, steps=7)
-    assert passes(loss, optimizer, loader) == [5, 2]
-    assert len(loader) == 5
-
-
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_pass_too_many_names_the_loop_that_ends(workers, capfd):
     """An empty pass would let ``while True`` go round for ever."""

@@ -1,18 +1,14 @@
 """What is told to a user who does the obvious thing that is wrong here: the cause, and what to do instead."""
 
-import functools
 import itertools
 import math
 from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 from torch.utils.data import DataLoader
-from twins import by_hand, changed, cross_entropy, flat, make_batches, make_data, make_private, refused, steps, train
+from twins import by_hand, changed, cross_entropy, make_batches, make_data, make_private, refused, steps
 
 from hyfreedp import PrivacyEngine
 
@@ -47,64 +43,6 @@ def test_a_loss_of_two_arguments_is_told_to_take_the_batch_apart():
     model, optimizer, loader = make_private()
     with refused(optimizer, r"must take one argument, .* got a function of \(x, y\): .* x, y = record", TypeError):
         optimizer.step(lambda x, y: F.cross_entropy(model(x), y), next(iter(loader)))
-
-
-def test_a_loss_that_wraps_another_is_asked_for_its_own_arguments():
-    model, optimizer, loader = make_private()
-
-    def loss(model, batch):
-        return cross_entropy(model)(batch)
-
-    optimizer.step(functools.wraps(loss)(lambda batch: loss(model, batch)), next(iter(loader)))
-
-
-@pytest.mark.parametrize("enabled", [False, True])
-def test_a_scaler_of_gradients_is_told_to_be_left_out(enabled):
-    model, optimizer, _ = make_private()
-    scaler = torch.amp.GradScaler("cpu", enabled=enabled)
-    scaler.scale(cross_entropy(model)(make_batches([6])[0]).mean()).backward()
-    with pytest.raises(TypeError, match=r"GradScaler.*"):
-        scaler.step(optimizer)
-
-
-@dataclass(frozen=True)
-class Pair:
-    x: Tensor
-    rest: dict[str, Any]
-
-
-def collate(records):
-    x, y = (torch.stack(column) for column in zip(*records, strict=True))
-    return Pair(x, {"y": y, "names": [f"{row[0]:.4f}.png" for row in x]})
-
-
-@pytest.mark.parametrize("pieces", [None, 3])
-def test_a_dataclass_trains_as_its_tensors_do(pieces, unbound_noise):
-    results = []
-    for inputs, loss in (
-        (None, cross_entropy),
-        (collate, lambda model: lambda pair: cross_entropy(model)((pair.x, pair.rest["y"]))),
-    ):
-        loader = DataLoader(make_data(), batch_size=8, collate_fn=inputs)
-        model, optimizer, private = make_private(loader=loader, max_physical_batch_size=pieces, **PRIVATE)
-        train(optimizer, private, loss(model))
-        results.append(flat(model))
-    torch.testing.assert_close(*results, rtol=1e-8, atol=1e-10)
-
-
-@pytest.mark.parametrize(
-    ("extra", "error", "message"),
-    [
-        (["sst2", "mnli"], ValueError, "lists with one entry per sample, got 2 entries beside 6 samples"),
-        (37, TypeError, "got int, which cannot be divided .* let the loss have it from outside"),
-        ("sst2", TypeError, "got str, which cannot be divided among samples: what all samples share"),
-        (torch.tensor(0.5), ValueError, r"got one of shape \(\) beside 6 samples: .* have it from outside"),
-    ],
-)
-def test_what_cannot_be_divided_is_refused_with_the_way_out(extra, error, message):
-    optimizer = by_hand()
-    with refused(optimizer, message, error):
-        optimizer.step(cross_entropy(optimizer.module), [*make_batches([6])[0], extra])
 
 
 def test_a_delta_of_one_in_n_is_warned_of():

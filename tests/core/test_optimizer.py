@@ -77,12 +77,6 @@ def test_probe_steps_have_their_own_gradient_noise(allocation, size):
         assert split.sigma_gradient_probe > 1.2 * split.sigma_gradient  # so the two lines above differ
 
 
-def test_physical_batches_get_noise_once():
-    """Noise per piece would be sqrt(3) times too large."""
-    split, directions = noise_run(12, max_physical_batch_size=4)
-    assert_standard(directions / (split.sigma_gradient / 8))
-
-
 # -- what a step costs -------------------------------------------------------------------------------------------------
 
 

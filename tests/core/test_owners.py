@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from scipy import stats
 from torch import nn
 from torch.utils.data import ConcatDataset, DataLoader, Subset
-from twins import Made, flat, make_data, make_private, refused, sgd, train
+from twins import Made, flat, make_data, make_private, sgd, train
 
 from hyfreedp.data.sampling import poisson_loader
 from hyfreedp.gradients import AbadiClipping
@@ -205,11 +205,3 @@ def test_a_record_of_two_owners_is_refused_and_one_of_an_owner_may_be_there_twic
     private(IDS * 2, twice)
     with pytest.raises(ValueError, match="several times has 2"):
         private([*IDS, *(id + 10 for id in IDS)], twice)
-
-
-def test_a_batch_of_others_is_refused():
-    model, optimizer, loader = private()
-    batch = next(iter(loader))
-    with refused(optimizer, "one row for each of the"):
-        optimizer.step(loss_of(model), [tensor[:0] for tensor in make_data().tensors])
-    optimizer.step(loss_of(model), batch)

@@ -3,7 +3,6 @@
 import itertools
 import math
 from typing import NamedTuple
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -21,7 +20,6 @@ from torch.utils.data import (
     WeightedRandomSampler,
     default_collate,
 )
-from torch.utils.data._utils.collate import default_collate_fn_map
 from twins import Made, cross_entropy, make_data, make_private, refused, sgd, train, trainable
 
 from hyfreedp.data.batches import Records, batch_length, groups_of, map_leaves
@@ -193,14 +191,6 @@ def test_no_record_gives_its_form_to_another(form):
         ]
 
 
-def test_a_function_registered_for_default_collation_gets_each_record_alone(monkeypatch):
-    data = Made(30, lambda i: torch.full((2,), float(i)))
-    of_all = lambda tensors, collate_fn_map: torch.stack(tensors) / sum(tensors)[0]  # noqa: E731
-    monkeypatch.setitem(default_collate_fn_map, torch.Tensor, of_all)
-    _, found = fetched(data, [2, 5])
-    assert [record.tolist() for record in found.values()] == [[[1, 1]], [[1, 1]]]
-
-
 @each(form=FORMS, pieces=[None, 2])
 def test_training_works_on_every_structure_with_empty_batches(form, pieces):
     """The loss gets records of the form that the collate function gives; the batch tells how many they are."""
@@ -284,24 +274,6 @@ def test_a_step_takes_the_private_loaders_batches_alone_or_gives_no_guarantee():
     train(optimizer, old, until=3)
 
 
-def test_a_batch_keeps_its_step_where_two_passes_share_an_iterator():
-    """As torch's do with persistent workers: a look at the next batch takes it out of the loop's order."""
-    loss, _, optimizer, loader = private_run()
-    shared = DataLoader.__iter__(loader)
-    with mock.patch.object(DataLoader, "__iter__", lambda _: shared):
-        batches = iter(loader)
-        optimizer.step(loss, next(batches))
-        next(iter(loader))
-        with pytest.raises(RuntimeError, match="every batch must be passed to optimizer"):
-            next(batches)
-
-
-def test_what_fetches_records_does_not_show_them():
-    """A traceback with local variables, as error reporters send, has the repr of the loader's parts."""
-    loader = poisson_loader(DataLoader([f"record {number}" for number in range(9)], batch_size=3), seed=0)
-    assert "record" not in repr(vars(loader)) and hash(loader.collate_fn)
-
-
 def test_batches_that_are_given_again_are_refused():
     """``itertools.cycle`` keeps those of the first epoch; the ones of a second are others."""
     loss, _, optimizer, loader = private_run()
@@ -313,3 +285,9 @@ def test_batches_that_are_given_again_are_refused():
     for batch in loader:  # as it says
         optimizer.step(loss, batch)
     assert optimizer.ledger.steps == 2 * first
+
+
+def test_what_fetches_records_does_not_show_them():
+    """A traceback with local variables, as error reporters send, has the repr of the loader's parts."""
+    loader = poisson_loader(DataLoader([f"record {number}" for number in range(9)], batch_size=3), seed=0)
+    assert "record" not in repr(vars(loader)) and hash(loader.collate_fn)

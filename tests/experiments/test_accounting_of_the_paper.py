@@ -180,7 +180,7 @@ def test_the_even_split_on_one_batch_needs_twice_the_noise_at_every_step():
 
 
 def test_the_delta_curve_passes_through_the_budget():
-    split = calibrate_noise(**CHEAP, allocation="constant", gamma=1.05)
+    split = calibrate_noise(**CHEAP, probe="losses", allocation="constant", gamma=1.05)
     at_target, beyond = delta_curve(split, "same_batch", [1.0, 1.2])
     assert at_target == pytest.approx(1e-5, rel=0.01)
     assert beyond < at_target and delta_curve(split, "independent", [1.0])[0] < at_target

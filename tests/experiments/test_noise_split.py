@@ -48,7 +48,7 @@ def test_a_sound_row_costs_at_most_its_target_and_its_claim(table):
 def test_a_row_of_the_table_is_the_split_again(table):
     row = table[(table.section == "gamma") & (table.allocation == "per_step")].iloc[0]
     budget = DataSet("small", 1000, 100, 2).budget(0.5)
-    made = calibrate_noise(**budget, interval=4, gamma=row.gamma, accountant="rdp")
+    made = calibrate_noise(**budget, probe="losses", interval=4, gamma=row.gamma, accountant="rdp")
     assert noise_split.split_of(row) == dataclasses.replace(made, accountant="pld")
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import hyfreedp
-from hyfreedp import Preset, PrivacyEngine, reference
+from hyfreedp import NoiseGenerator, Preset, PrivacyEngine, reference
 from hyfreedp.gradients import AutomaticClipping
 from hyfreedp.noise import stream as noise
 
@@ -200,7 +200,9 @@ def refused(optimizer, message: str, error: Any = ValueError) -> Iterator[None]:
 def twin_of(model: nn.Module, base: torch.optim.Optimizer, optimizer, batches, *, train=reference.train, **settings):
     """The run of ``optimizer`` by brute force: same plan and noise, on a model and a base optimizer of its own."""
     loss = settings.pop("loss", lambda model, batch: cross_entropy(model)(batch))
-    plan = {"split": optimizer.split, "B": optimizer.expected_batch_size, "noise": optimizer._generator}
+    noise = NoiseGenerator()
+    noise.load_state_dict(optimizer.state_dict()["generator"])
+    plan = {"split": optimizer.split, "B": optimizer.expected_batch_size, "noise": noise}
     return train(model, base, loss, batches, **plan, **settings)
 
 

@@ -86,24 +86,6 @@ def joint_audits(
     return _with_verdicts(pd.concat(tables, ignore_index=True))
 
 
-def joint_findings(joint: pd.DataFrame) -> list[str]:
-    """Of :func:`joint_audits`; the first row of each pair of ways is at the target's delta."""
-    own, same = (joint[(joint.noise == count) & (joint.counted == count)] for count in COUNTS)
-    refuted = own[own.verdict == "refuted"]
-    where = "".join(
-        f"; at delta = {row.delta:.2g} at least {row.lower_bound:.2f} where {row.claimed:.2f} is claimed"
-        for row in refuted.itertuples()
-    )
-    claims = joint[joint.counted == "same_batch"]
-    return [
-        f"Noise by the independent count: its own claim is refuted at {len(refuted)} of {len(own)} "
-        f"values of delta{where}",
-        f"Noise by the same-batch count: at most {same.claimed.iloc[0]:.2f} is claimed, at least "
-        f"{same.lower_bound.iloc[0]:.2f} found",
-        f"Claims of the same-batch count refuted: {(claims.verdict == 'refuted').sum()} of {len(claims)}",
-    ]
-
-
 def canary_audits(folder: Path, sizes: dict[str, Any], *, seeds: int, confidence: float) -> pd.DataFrame:
     """Claims, bounds and verdicts of training runs with canaries, by method of ``RATES`` and epsilon of ``sizes``."""
     size, rows = {"canaries": sizes["canaries"], "steps": sizes["training_steps"]}, []
@@ -116,18 +98,6 @@ def canary_audits(folder: Path, sizes: dict[str, Any], *, seeds: int, confidence
             scores, included = ([result[column] for result in results] for column in ("score", "included"))
             rows.append(row | lower_bound(scores, included, DELTA, confidence)._asdict())
     return _with_verdicts(pd.DataFrame(rows))
-
-
-def canary_findings(canaries: pd.DataFrame) -> list[str]:
-    """Of :func:`canary_audits`."""
-    private, bare = canaries[np.isfinite(canaries.claimed)], canaries[np.isinf(canaries.claimed)]
-    largest = private.loc[private.lower_bound.idxmax()]
-    return [
-        f"Without noise {(bare.right / bare.guesses).min():.0%} or more of the guesses are right, which gives lower "
-        f"bounds of {bare.lower_bound.min():.2f} to {bare.lower_bound.max():.2f}: the canaries are remembered",
-        f"With noise {(private.verdict == 'refuted').sum()} of {len(private)} claims are refuted; the largest bound is "
-        f"{largest.lower_bound:.2f} where {largest.claimed:.2f} is claimed ({largest.method})",
-    ]
 
 
 def verdicts(joint: pd.DataFrame, canaries: pd.DataFrame) -> list[Verdict]:

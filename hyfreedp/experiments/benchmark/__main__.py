@@ -75,8 +75,8 @@ def main(arguments: list[str] | None = None) -> int:
         if "table" in parts:
             todo = cases(models, tunings, contenders)
             rows = _record(todo, folder / "efficiency.csv", options.resume, settings)
-            if len(rows) and len(judged := goals.judge(rows)):
-                print("\nGoals (for the CPU):", goals.summarise(judged).round(3).to_string(na_rep=""), sep="\n")
+            if len(rows):
+                print("\nGoals (for the CPU):", goals.markdown(rows), sep="\n")
         if "growth" in parts:
             model, grid = GROWTH[profile]
             todo = [Case(model, "full", GROWTH_CONTENDERS, varied, n) for varied in grid for n in grid[varied]]

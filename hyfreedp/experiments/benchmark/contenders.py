@@ -160,9 +160,9 @@ def _ours(work: Workload, setup: Setup, *, preset: Preset = PRESETS["fixed"], **
         target_epsilon=setup.epsilon,
         preset=preset,
         clipping=AbadiClipping(MAX_GRAD_NORM),
+        without_guarantee=True,  # the batch is given
         **_PLAN | plan,
     )
-    optimizer.sampler = None  # the batch is given
 
     def loss(batch: tuple[Tensor, Tensor]) -> Tensor:
         inputs, labels = batch
@@ -194,7 +194,7 @@ def _loader(work: Workload) -> DataLoader:
 
 @cache
 def _noise_multiplier(epsilon: float) -> float:
-    return calibrate_noise(target_epsilon=epsilon, sample_rate=1 / _BATCHES, probe="none", gamma=None, **_PLAN).sigma
+    return calibrate_noise(target_epsilon=epsilon, sample_rate=1 / _BATCHES, probe="none", **_PLAN).sigma
 
 
 CONTENDERS: dict[str, Contender] = {

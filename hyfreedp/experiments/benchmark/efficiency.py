@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import product
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import pandas as pd
-from matplotlib.figure import Figure
 
 from hyfreedp.experiments.benchmark.cases import Case, measure
 from hyfreedp.experiments.benchmark.contenders import ALL_CONTENDERS, CONTENDERS
 from hyfreedp.experiments.benchmark.workloads import Tuning
-from hyfreedp.experiments.store import plots
 from hyfreedp.experiments.store.cache import cached
-from hyfreedp.experiments.store.verdicts import Verdict, by_row
 
 # Rows of Tab. "eff", as (model, tuning) in data/paper, and the case that stands for each on either device.
 PAPER_CASES: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
@@ -27,7 +22,7 @@ PAPER_CASES: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     ("Vit-small", "full"): {"accelerator": ("vit_small", "full"), "cpu": ("vit_d192", "full")},
 }
 INTERVALS = (1, 5, 10)
-DRAWN = {"opacus_hooks": plots.SERIES[0], "opacus_ghost": plots.SERIES[2], "ours": plots.STYLES["robust"]}
+DRAWN = ("opacus_hooks", "opacus_ghost", "ours")
 GROWTH_CONTENDERS = ("plain", *DRAWN)
 # A model, and the values that one dimension of its shape at a time takes.
 _ON_CPU = {"batch_size": [4, 8, 16, 32, 64], "depth": [1, 2, 4, 8]}
@@ -88,63 +83,12 @@ def labels() -> dict[str, str]:
     return {name: contender.label for name, contender in ALL_CONTENDERS.items()}
 
 
-def ranges(ratios: pd.DataFrame) -> list[str]:
-    """Smallest and largest ratio of :func:`relative`, a line for each quantity and tuning."""
-    lines = []
-    for (quantity, tuning), part in ratios.groupby(["quantity", "tuning"], sort=False):
-        found = part.groupby("contender", sort=False).ratio.agg(["min", "max"])
-        told = [f"{who} {low:.2f} to {high:.2f}" for who, low, high in found.itertuples()]
-        lines.append(f"{tuning}: {quantity} to a plain step: {', '.join(told)}")
-    return lines
-
-
 def memory_ratio(rows: pd.DataFrame) -> pd.Series:
     """Peak memory of every row relative to the plain step of the same case; NaN where either is missing."""
     columns = (rows[name].map(str) for name in ("model", "tuning", "varied", "value"))
     keys = pd.Series(list(zip(*columns, strict=True)), rows.index)
     plain = rows.contender == "plain"
     return rows.peak_mib / keys.map(dict(zip(keys[plain], rows.peak_mib[plain], strict=True)))
-
-
-def draw_contenders(rows: pd.DataFrame) -> Figure:
-    """Time, with quartiles of the rounds, and peak memory relative to a plain step: a line per model and tuning."""
-    cases = list(dict.fromkeys(rows[["tuning", "model"]].sort_values("tuning").itertuples(index=False, name=None)))
-    rows = rows.assign(memory=memory_ratio(rows)).set_index(["tuning", "model"])
-    figure, axes = plt.subplots(1, 2, figsize=(10, 1.6 + 0.32 * len(cases)), sharey=True)
-    for name, style in DRAWN.items():
-        found = rows[rows.contender == name].reindex(cases)
-        ratio = found.ratio_to_plain
-        ends = [ratio - found.ratio_to_plain_q1, found.ratio_to_plain_q3 - ratio]
-        axes[0].errorbar(ratio, range(len(cases)), xerr=ends, label=labels()[name], **plots.marks(style))
-        axes[1].plot(found.memory, range(len(cases)), **plots.marks(style))
-    for axis, quantity in zip(axes, ("time", "peak memory"), strict=True):
-        axis.axvline(1, color="0.3", linewidth=1)
-        axis.set_xlabel(f"{quantity} / that of a plain step")
-    axes[0].set_yticks(range(len(cases)), [f"{tuning}: {model}" for tuning, model in cases])
-    axes[0].invert_yaxis()
-    figure.suptitle("Book-keeping (ours) is nearest to a plain step in time; with all weights it costs memory")
-    plots.shared_legend(figure, axes[:1], ncols=3)
-    return figure
-
-
-def draw_growth(rows: pd.DataFrame) -> Figure:
-    """The same against the size of one dimension at a time, a column each; logarithmic, as memory differs fourfold."""
-    rows = rows.assign(time=rows.ratio_to_plain, memory=memory_ratio(rows))
-    dimensions = list(dict.fromkeys(rows.varied))
-    figure, axes = plt.subplots(2, len(dimensions), figsize=(11, 5.4), sharex="col", sharey=True, squeeze=False)
-    for (name, style), (line, quantity) in product(DRAWN.items(), zip(axes, ("time", "memory"), strict=True)):
-        for axis, dimension in zip(line, dimensions, strict=True):
-            found = rows[(rows.contender == name) & (rows.varied == dimension)]
-            axis.plot(found.value, found[quantity], label=labels()[name], **style)
-            axis.axhline(1, color="0.3", linewidth=1)
-            axis.set_yscale("log")
-            plots.log_ticks(axis.yaxis, (1, 1.5, 2, 3, 4))
-        line[0].set_ylabel(f"{quantity} / plain step")
-    for axis, dimension in zip(axes[-1], dimensions, strict=True):
-        axis.set_xlabel(dimension.replace("_", " "))
-    figure.suptitle("From batches of 8 on ours is the quickest; its memory is what it keeps for speed, within 256 MiB")
-    plots.shared_legend(figure, axes[0, :1], ncols=3)
-    return figure
 
 
 def beside_paper(paper: pd.DataFrame, measured: Mapping[str, pd.DataFrame | None], device: str) -> pd.DataFrame:
@@ -169,26 +113,6 @@ def beside_paper(paper: pd.DataFrame, measured: Mapping[str, pd.DataFrame | None
             rows.append(row | {"theory": interval_ratio(k, 1 / 3 if tuning == "full" else 1 / 2)})
     columns = ["paper_model", "model", "tuning", "interval", "paper", *measured, "theory"]
     return pd.DataFrame(rows).reindex(columns=columns)
-
-
-def verdicts(compared: pd.DataFrame, ours: str) -> list[Verdict]:
-    """On Tab. "eff", from :func:`beside_paper`, row by row: ours may be at most 2 % above the paper's own ratio."""
-    found = []
-    for interval in (min(INTERVALS), max(INTERVALS)):
-        at = compared[(compared.interval == interval) & compared[ours].notna()]
-        if len(at):
-            low, high = at.paper.agg(["min", "max"])
-            kept = at[ours] <= 1.02 * at.paper
-            worst = at.loc[(at[ours] / at.paper).idxmax()]
-            found.append(
-                Verdict(
-                    f'Tab. "eff", row by row: a learned rate takes {low:.3g} to {high:.3g} steps at K = {interval}',
-                    by_row(kept),
-                    f"{kept.sum()} of {len(at)} rows at most 2 % above it, on smaller models of its families; farthest "
-                    f"{worst[ours]:.2f} for {worst.paper:.2f} ({worst.paper_model}, {worst.tuning})",
-                )
-            )
-    return found
 
 
 def interval_ratio(interval: float, forward_share: float) -> float:

@@ -32,37 +32,24 @@ def measured_ratio(rows: pd.DataFrame, contender: str, reference: str) -> float:
     return float(1 / by_name.ratio_to_ours[reference])
 
 
-def judge(rows: pd.DataFrame) -> pd.DataFrame:
-    """One row per goal, model and tuning of a record, with its limit, what was measured and whether that is within.
+def markdown(rows: pd.DataFrame) -> str:
+    """A record as docs/results.md prints it: per goal the limit and the ratio of every model, in bold if above it.
 
     What was not measured, or failed, is left out.
     """
-    judged = [
-        {"goal": text, "tuning": tuning, "model": model, "limit": limit, "measured": ratio, "met": ratio <= limit}
-        for text, contender, reference, limits in GOALS
-        for tuning, limit in limits.items()
-        for model, group in rows[rows.tuning == tuning].groupby("model", sort=False)
-        if np.isfinite(ratio := measured_ratio(group, contender, reference))
-    ]
-    return pd.DataFrame(judged, columns=["goal", "tuning", "model", "limit", "measured", "met"])
-
-
-def summarise(judged: pd.DataFrame) -> pd.DataFrame:
-    """One row per goal and tuning of :func:`judge`, in its order: the limit, and the ratio of every model."""
-    keys = ["goal", "tuning", "limit"]
-    table = judged.pivot(index=keys, columns="model", values="measured")[list(judged.model.unique())]
-    return table.reindex(judged.set_index(keys).index.unique()).reset_index()
-
-
-def markdown(rows: pd.DataFrame) -> str:
-    """A record as docs/results.md prints it: per goal the limit and the ratio of every model, in bold if above it."""
-    table = summarise(judge(rows))
-    models = list(table.columns[3:])
+    by_case = dict(list(rows.groupby(["tuning", "model"], sort=False)))
+    models = list(rows.model.unique())
     lines = [f"| Ratio | Tuning | Goal | {' | '.join(models)} |", "| --- | --- | --- |" + " --- |" * len(models)]
-    for row in table.to_dict("records"):
-        cells = [f"**{row[name]:.2f}**" if row[name] > row["limit"] else f"{row[name]:.2f}" for name in models]
-        numbers = " | ".join("" if "nan" in cell else cell for cell in cells)
-        lines.append(f"| {row['goal']} | {row['tuning']} | {row['limit']:.2f} | {numbers} |")
+    for goal, contender, reference, limits in GOALS:
+        for tuning, limit in limits.items():
+            cells = []
+            for model in models:
+                case = by_case.get((tuning, model))
+                ratio = np.nan if case is None else measured_ratio(case, contender, reference)
+                text = f"**{ratio:.2f}**" if ratio > limit else f"{ratio:.2f}"
+                cells.append("" if np.isnan(ratio) else text)
+            if any(cells):
+                lines.append(f"| {goal} | {tuning} | {limit:.2f} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

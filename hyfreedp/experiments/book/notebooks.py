@@ -67,22 +67,12 @@ def title(source: Path) -> str:
 
 
 def defaults(source: Path) -> dict[str, Any]:
-    """Name and default of each parameter: the literals assigned in the cell tagged ``parameters``, and nothing else."""
+    """Name and default of each parameter: the literals assigned in the cell tagged ``parameters``."""
     cells = [cell for cell in jupytext.read(source).cells if "parameters" in cell.metadata.get("tags", [])]
     if len(cells) != 1:
         raise ValueError(f"{source.name} must have one cell tagged 'parameters', it has {len(cells)}")
-    found = {}
-    for statement in ast.parse(cells[0].source).body:
-        try:
-            match statement:
-                case ast.Assign(targets=[ast.Name(id=name)], value=value):
-                    found[name] = ast.literal_eval(value)
-                case _:
-                    raise ValueError
-        except ValueError:
-            text = ast.unparse(statement)
-            raise ValueError(f"{source.name}: a parameters cell assigns literals to names, not {text!r}") from None
-    return found
+    assigned = [line for line in ast.parse(cells[0].source).body if isinstance(line, ast.Assign)]
+    return {ast.unparse(line.targets[0]): ast.literal_eval(line.value) for line in assigned}
 
 
 def execute(source: Path, output: Path, parameters: dict[str, Any]) -> None:
@@ -114,20 +104,17 @@ def execute(source: Path, output: Path, parameters: dict[str, Any]) -> None:
             raise
         executed = nbformat.read(temporary, as_version=4)
         _clean(executed)
+        executed.metadata["parameters"] = parameters
         nbformat.write(executed, temporary)
 
 
 def make(source: Path, output: Path, parameters: dict[str, Any]) -> list[str]:
     """As :func:`execute`; the names of the files that the notebook wrote into the folder of its profile."""
     folder = workspace().output((defaults(source) | parameters)["profile"])
-    before = _stamps(source, folder)
+    for left in folder.glob(f"{source.stem}*"):
+        left.unlink()
     execute(source, output, parameters)
-    return sorted(name for name, stamp in _stamps(source, folder).items() if before.get(name) != stamp)
-
-
-def _stamps(source: Path, folder: Path) -> dict[str, tuple[int, int]]:
-    """Per figure and table of the notebook, what changes whenever the file is written."""
-    return {path.name: (path.stat().st_mtime_ns, path.stat().st_ino) for path in folder.glob(f"{source.stem}*")}
+    return sorted(path.name for path in folder.glob(f"{source.stem}*"))
 
 
 def links(source: Path) -> str:

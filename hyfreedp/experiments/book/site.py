@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 class Gallery(SphinxDirective):
-    """Every committed figure beside what the paper claims there and what was found, notebook by notebook."""
+    """Every committed figure beside what the paper claims there, notebook by notebook."""
 
     def run(self) -> list[nodes.Node]:
         return self.parse_text_to_nodes(gallery(), allow_section_headings=True)
@@ -44,19 +44,8 @@ def gallery() -> str:
 
 
 def _entry(path: Path, made: dict[str, Any]) -> str:
-    findings = "\n".join(f"* {_plain(line)}" for line in made["summary"])
-    claim = _plain(made["claim"]) or "*no such item*"
-    return f"""### {path.stem}
-
-![{_plain(made["shows"])}](../figures/{path.stem}.png)
-
-{_plain(made["shows"])}
-
-**The paper.** {claim}
-
-**Here.**
-
-{findings}"""
+    shows, claim = _plain(made["shows"]), _plain(made["claim"]) or "*no such item*"
+    return f"### {path.stem}\n\n![{shows}](../figures/{path.stem}.png)\n\n{shows}\n\n**The paper.** {claim}"
 
 
 def _plain(text: str) -> str:

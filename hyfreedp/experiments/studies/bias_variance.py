@@ -49,7 +49,7 @@ def digits_budget(epsilon: float) -> dict[str, float]:
 
 def noise_of(folder: Path, budget: dict[str, Any], **choices: Any) -> NoiseSplit:
     """The calibrated split of a budget in the paper's plan, but for ``choices``; kept in ``folder``."""
-    arguments = budget | PRESETS["paper"].plan(budget["steps"]) | choices
+    arguments = budget | PRESETS["paper"].releases(budget["steps"]) | choices
     return split_of(cached(folder, calibrated, **arguments).iloc[0])
 
 

@@ -1,8 +1,8 @@
-"""Training dynamics (notebook 05): which runs show them, one row per step of these, and what their probes did."""
+"""Training dynamics (notebook 05): which runs show them, on a small task and, recorded, on real images."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -10,46 +10,29 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from hyfreedp.experiments.runs.cells import read_steps, run_cells, tabulate
-from hyfreedp.experiments.runs.methods import EXTENDED_GRID, METHODS
+from hyfreedp.experiments.runs.cells import read_steps, reader, run_cells, tabulate, with_seeds
+from hyfreedp.experiments.runs.methods import EXTENDED_GRID
 from hyfreedp.experiments.runs.spec import Spec
+from hyfreedp.experiments.store.files import write_csv
+from hyfreedp.experiments.store.provenance import with_versions
 from hyfreedp.experiments.tables import small_tasks
+from hyfreedp.experiments.tables.plan import SCALES, Reader, Scale, entries, searches
 
 PROFILE_TASKS = {"smoke": ("digits",), "laptop": ("digits",), "gpu": ("gtsrb", "cifar10"), "paper": ("svhn", "gtsrb")}
 INTERVALS = (1, 5, 10)
 STARTS = (1e-4, 1e-2)  # the paper's first rate, and one that suits
-RULES = ("paper_literal", "paper")  # what moves the rate
-THRESHOLDS = ("paper_previous", "paper")  # both published rules for R_l
-TITLES = {method: METHODS[method].title for method in (*RULES, *THRESHOLDS)} | {"paper": "preset paper"}
-
-# What tells the runs of this notebook apart.
-SPEC_COLUMNS = ("task", "method", "epsilon", "seed", "learning_rate", "interval")
 
 
-# -- which runs --------------------------------------------------------------------------------------------------------
-
-
-def curve_specs(base: Spec, intervals: Sequence[int] = INTERVALS) -> list[Spec]:
-    """Preset paper from every start at every K; task, epsilon, seed and length are those of ``base``."""
-    return [
-        replace(base, method="paper", learning_rate=start, interval=interval)
-        for start, interval in product(STARTS, intervals)
-    ]
-
-
-def robust_spec(base: Spec) -> Spec:
-    """Preset robust at the task, the epsilon, the seed and the length of ``base``."""
-    return replace(base, method="robust", learning_rate=Spec.learning_rate, interval=Spec.interval)
-
-
-def rule_specs(base: Spec) -> list[Spec]:
-    """All step rules from the paper's first rate, at the K of ``base``."""
-    return [replace(base, method=method) for method in RULES]
-
-
-def threshold_specs(base: Spec) -> list[Spec]:
-    """Both rules for R_l, from the rate that suits, so that there is something to learn."""
-    return [replace(base, method=method, learning_rate=STARTS[-1]) for method in THRESHOLDS]
+def series(base: Spec, tuned: Spec, intervals: Sequence[int] = INTERVALS) -> dict[tuple[str, str], Spec]:
+    """By start and name, preset paper from every first rate at every K, preset robust, and what was tuned by hand."""
+    found = {}
+    for rate in STARTS:
+        start = f"{base.task}, from {rate:g}"
+        for interval in intervals:
+            found[start, f"K = {interval}"] = replace(base, method="paper", learning_rate=rate, interval=interval)
+        found[start, "robust"] = replace(base, method="robust")
+        found[start, "tuned"] = tuned
+    return found
 
 
 def tuned_by_hand(base: Spec, recorded: pd.DataFrame, folder: Path) -> Spec:
@@ -75,78 +58,64 @@ def tuned_by_hand(base: Spec, recorded: pd.DataFrame, folder: Path) -> Spec:
     return replace(base, method=str(best.method), learning_rate=float(best.learning_rate))
 
 
-# -- tables ------------------------------------------------------------------------------------------------------------
-
-
-def steps_of(specs: Iterable[Spec], folder: Path) -> pd.DataFrame:
-    """The per-step rows of finished cells, one below the other, each with the spec of its run."""
+def steps_of(lines: Mapping[tuple[str, str], Spec], seeds: int, folder: Path) -> pd.DataFrame:
+    """One row per step of the finished runs of :func:`series`, with ``start``, ``series`` and ``seed``."""
     return pd.concat(
         [
-            read_steps(spec, folder).assign(**{name: getattr(spec, name) for name in SPEC_COLUMNS})
-            for spec in dict.fromkeys(specs)
+            read_steps(one, folder).assign(start=start, series=name, seed=one.seed)
+            for (start, name), spec in lines.items()
+            for one in with_seeds(spec, seeds)
         ],
         ignore_index=True,
     )
 
 
-def of_spec(table: pd.DataFrame, spec: Spec) -> pd.DataFrame:
-    """The rows of a spec in a table with its columns, whatever their seed."""
-    names = [name for name in SPEC_COLUMNS if name != "seed"]
-    return table[np.all([table[name] == getattr(spec, name) for name in names], axis=0)]
+# -- real images -------------------------------------------------------------------------------------------------------
+
+# The first learner of profile desktop, CIFAR-10 with all parameters trained, at its larger budget.
+SCALE = replace(
+    SCALES["desktop"],
+    learners=SCALES["desktop"].learners[:1],
+    epsilons=(8.0,),
+    rows=("hyfreedp_paper", "hyfreedp_robust", "grid_extended"),
+)
+TABLE = "desktop/fine_tuning.csv"  # of the committed record
+NAMES = {"hyfreedp_robust": "HyFreeDP, robust", "grid_extended": "tuned by hand"}
+VALUES = ("loss_threshold", "eta", "private_loss", "test_loss", "test_accuracy")
+EVERY = 5  # steps, of which one is recorded, beside those with an evaluation
 
 
-def bands(rows: pd.DataFrame, column: str) -> pd.DataFrame:
-    """``median``, ``low`` and ``high`` (the range) of a column over the runs in ``rows``, for each step with values."""
-    by_step = rows.dropna(subset=column).groupby("step")[column]
-    return by_step.agg(["median", "min", "max"]).rename(columns={"min": "low", "max": "high"})
+def runs(scale: Scale, read: Reader) -> dict[str, list[Spec]]:
+    """The runs of each series, one per seed; those tuned by hand only if their search is done."""
+    found: dict[str, list[Spec]] = {}
+    for entry in entries(scale):
+        if (final := entry.final(read)) is None:
+            continue
+        if entry.row == "hyfreedp_paper":
+            for interval in INTERVALS:
+                found.setdefault(f"HyFreeDP, paper, K = {interval}", []).append(replace(final, interval=interval))
+        else:
+            found.setdefault(NAMES[entry.row], []).append(final)
+    return found
 
 
-def peak(rows: pd.DataFrame, column: str) -> tuple[float, float]:
-    """Where a column peaks, as a share of the run, and what is left of that at the end: medians over the runs."""
-    found = []
-    for _, run in rows.dropna(subset=column).groupby("seed"):
-        highest = run.loc[run[column].idxmax()]
-        found.append((highest.step / run.step.max(), run[column].iloc[-1] / highest[column]))
-    at, left = np.median(found, axis=0)
-    return float(at), float(left)
-
-
-def behaviour_table(rows: pd.DataFrame, results: pd.DataFrame, specs: Iterable[Spec]) -> pd.DataFrame:
-    """What the probes of each line search did, over the seeds, and what it reached.
-
-    Args:
-        rows: of :func:`steps_of`.
-        results: of ``runs.cells.tabulate``.
-        specs: line searches.
+def record(cells: Path, table: Path, *, scale: Scale = SCALE, jobs: int = 1) -> pd.DataFrame:
+    """Train what is missing and write the table: a line per run and recorded step.
 
     Returns:
-        One row per spec: ``what`` (its title), ``K``; in percent of the probes, those whose slope was ``clear`` (more
-        than two standard deviations of its noise from zero), whose fit was ``rejected``, whose result was ``clamped``
-        to the rule's range, after which the rate was ``negative``; ``smallest`` and ``largest`` rate of all runs;
-        ``accuracy`` in percent, as text.
+        ``series``, ``seed``, ``epsilon``, ``step``; ``VALUES`` as of a run's steps, NaN where a step has none; versions
+        and hardware.
     """
-    table = []
-    for spec in specs:
-        probes = of_spec(rows, spec).dropna(subset="slope")
-        done = {
-            "clear": probes.slope.abs() > 2 * probes.slope_std,
-            "rejected": ~probes.accepted.astype(bool),
-            "clamped": probes.reason.str.contains("clamped"),
-            "negative": probes.eta_next < 0,
-        }
-        size = probes.eta_next.abs()
-        shares = {name: 100 * share.mean() for name, share in done.items()}
-        extremes = {"smallest": size.min(), "largest": size.max()}
-        named = {"what": TITLES[spec.method], "K": spec.interval}
-        table.append(named | shares | extremes | {"accuracy": reached(results, spec)})
-    return pd.DataFrame(table)
-
-
-def spread(values: pd.Series) -> str:
-    """Mean and standard deviation with one decimal, as text; the mean alone of a single value."""
-    return f"{values.mean():.1f}" + (f" ± {values.std():.1f}" if len(values) > 1 else "")
-
-
-def reached(results: pd.DataFrame, spec: Spec) -> str:
-    """Final test accuracy of a spec in percent over seeds, as text."""
-    return f"{spread(100 * of_spec(results, spec).accuracy)} %"
+    run_cells(searches(entries(scale)), cells, jobs=jobs, description="searches")
+    chosen = runs(scale, reader(cells))
+    run_cells([spec for specs in chosen.values() for spec in specs], cells, jobs=jobs, description="dynamics")
+    frames = []
+    for name, specs in chosen.items():
+        for spec in specs:
+            steps = read_steps(spec, cells)
+            some = steps[(steps.step % EVERY == 0) | steps.test_loss.notna()]
+            named = {"series": name, "seed": spec.seed, "epsilon": spec.epsilon}
+            frames.append(some.reindex(columns=["step", *VALUES]).assign(**named))
+    rows = with_versions(pd.concat(frames, ignore_index=True))
+    write_csv(table, rows)
+    return rows

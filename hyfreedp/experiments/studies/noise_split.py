@@ -16,7 +16,15 @@ from tqdm import tqdm
 
 from hyfreedp.accounting import NoiseSplit, calibrate_noise
 from hyfreedp.accounting.composition import shares
-from hyfreedp.experiments.accounting_of_the_paper import SOUND, Counting, Mechanism, calibrate, even_split
+from hyfreedp.experiments.accounting_of_the_paper import (
+    SOUND,
+    Counting,
+    Mechanism,
+    calibrate,
+    even_split,
+    gdp_epsilon,
+    mu_gdp,
+)
 from hyfreedp.experiments.store.cache import cached
 from hyfreedp.noise import NoiseGenerator
 
@@ -280,3 +288,29 @@ def simulated_deltas(*, split: dict[str, Any], epsilons: list[float], runs: int,
     values = np.array([np.maximum(-np.expm1(epsilon - losses), 0) for epsilon in epsilons])
     error = values.std(axis=1) / math.sqrt(losses.size)
     return pd.DataFrame({"epsilon": epsilons, "delta": values.mean(axis=1), "error": error})
+
+
+def mu_gdp_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """Eq. (muGDP) as printed for its own pairs, one row per budget of section "true cost".
+
+    Returns:
+        ``target``; ``mu_vanilla`` and ``mu_ours`` of the equation, and its ``epsilon``; what vanilla DP-SGD and the
+        pair under two compositions really cost.
+    """
+    at = rows[rows.accountant == "gdp"].set_index(["composition", "target_epsilon"])
+    found = []
+    for target, pair in at.loc["independent"].sort_index().iterrows():
+        schedule: dict[str, Any] = {"sample_rate": pair.sample_rate, "steps": pair.steps}
+        mu = mu_gdp(sigma=pair.sigma_gradient, **schedule, probe_steps=pair.probe_steps, sigma_loss=pair.sigma_loss)
+        found.append(
+            {
+                "target": target,
+                "mu_vanilla": mu_gdp(sigma=pair.sigma, **schedule),
+                "mu_ours": mu,
+                "epsilon": gdp_epsilon(mu, pair.target_delta),
+                "true_vanilla": pair.vanilla_epsilon,
+                "true_same_batch": at.true_epsilon["same_batch", target],
+                "true_independent": pair.true_epsilon,
+            }
+        )
+    return pd.DataFrame(found)

@@ -95,46 +95,21 @@ def paper_numbers() -> pd.DataFrame:
     return found.merge(pd.DataFrame(names), on=["tuning", "method"])[[*PAPER_PLACE, "row", "value", "std"]]
 
 
-def beside_paper(summary: pd.DataFrame, tuning: str) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The paper's table of a tuning, and ours beside it: blocks of epsilon, a line per method.
-
-    Args:
-        summary: of :func:`summarise`.
-        tuning: "full" or "bitfit".
+def beside_paper(summary: pd.DataFrame) -> pd.DataFrame:
+    """The paper's numbers, and ours of :func:`summarise` below them.
 
     Returns:
-        The table of strings "accuracy ± standard deviation", with columns (whose, data set); and the differences that
-        colour it: points to the grid search over the paper's rates in the same column and block.
+        ``whose``, ``place`` (the data set), ``tuning``, ``epsilon``, ``row``, ``mean`` (percent) and ``gap``, points to
+        the grid search over the paper's rates at the same place.
     """
     theirs = paper_numbers().rename(columns={"value": "mean", "dataset": "place"})
     theirs["whose"] = "the paper's " + theirs.model
-    ours = summary[summary.tuning == tuning].copy()
-    ours["whose"] = "ours, " + ours.profile
-    ours["place"] = [_place(task, model) for task, model in zip(ours.task, ours.model, strict=True)]
-    both = pd.concat([theirs[theirs.tuning == tuning], ours], ignore_index=True)
-    both["text"] = [_text(mean, std) for mean, std in zip(both["mean"], both["std"], strict=True)]
-    grid = both[both.row == "grid"].set_index(["whose", "place", "epsilon"])["mean"]
-    both["gap"] = both["mean"] - both.join(grid.rename("grid"), on=grid.index.names).grid
-    rank = {row: place for place, row in enumerate(ROWS)}
-    found = sorted(set(zip(both.epsilon, both.row, strict=True)), key=lambda line: (line[0], rank[line[1]]))
-    lines = pd.MultiIndex.from_tuples(found)
-    columns = pd.MultiIndex.from_frame(both[["whose", "place"]].drop_duplicates())
-    texts, gaps = (
-        both.pivot(index=["epsilon", "row"], columns=["whose", "place"], values=value).reindex(lines, columns=columns)
-        for value in ("text", "gap")
-    )
-    for frame in (texts, gaps):
-        frame.index = pd.MultiIndex.from_tuples(
-            [(f"{epsilon:g}", ROWS[row].title) for epsilon, row in lines], names=["epsilon", "method"]
-        )
-        frame.columns.names = [None, None]
-    return texts.fillna(""), gaps.astype(float)
-
-
-def _text(mean: float, std: float) -> str:
-    if math.isnan(mean):
-        return "missing"
-    return f"{mean:.1f}" + ("" if math.isnan(std) else f" ± {std:.1f}")
+    places = [_place(task, model) for task, model in zip(summary.task, summary.model, strict=True)]
+    both = pd.concat([theirs, summary.assign(whose="ours, " + summary.profile, place=places)], ignore_index=True)
+    keys = ["whose", "place", "tuning", "epsilon"]
+    grid = both[both.row == "grid"].set_index(keys)["mean"].rename("grid")
+    both["gap"] = both["mean"] - both.join(grid, on=keys).grid
+    return both[[*keys, "row", "mean", "gap"]]
 
 
 def _place(task: str, model: str) -> str:
@@ -375,9 +350,6 @@ def verdicts(rows: pd.DataFrame, steps: pd.DataFrame, names: Sequence[str]) -> p
     return found[[*keys, "last_rate", "as_adam", "grid_rate", "accuracy", "grid_accuracy", "verdict"]]
 
 
-# -- in words ----------------------------------------------------------------------------------------------------------
-
-
 def comparisons(rows: pd.DataFrame) -> pd.DataFrame:
     """Every method of the rows (the index) against the best grid search at private places, see :func:`paired`."""
     finite = rows[np.isfinite(rows.epsilon)]
@@ -385,43 +357,6 @@ def comparisons(rows: pd.DataFrame) -> pd.DataFrame:
     table = pd.DataFrame.from_dict({name: paired(finite, name) for name in names}, orient="index")
     table.insert(0, "method", [ROWS[name].title for name in names])
     return table
-
-
-def accuracy_findings(compared: pd.DataFrame) -> list[str]:
-    """The private methods of :func:`comparisons` against the best grid search."""
-    names = ["hyfreedp_robust", "hyfreedp_paper", "reference", "dp_hyper", "random_search"]
-    return [
-        f"{found.method}: {found.mean:+.1f} points to the best grid search (mean of {found.places} private places"
-        + ("" if math.isnan(found.low) else f", 95 % interval {found.low:+.1f} to {found.high:+.1f}")
-        + f"; better in {found.wins} of {found.pairs} pairs)"
-        for found in compared[compared.index.isin(names) & (compared.pairs > 0)].itertuples()
-    ]
-
-
-def collapse_findings(outcome: pd.DataFrame) -> list[str]:
-    """Of :func:`verdicts`, by tuning, with or without privacy, and method."""
-    lines = []
-    budgets = np.where(np.isfinite(outcome.epsilon), "with privacy", "without privacy")
-    for (tuning, budget, row), places in outcome.groupby(["tuning", budgets, "row"], sort=False):
-        counts = ", ".join(f"{verdict} in {count}" for verdict, count in places.verdict.value_counts().items())
-        points = (places.accuracy - places.grid_accuracy).mean()
-        lines.append(
-            f"{TUNING_TITLES[tuning]}, {budget}: the rate of {ROWS[row].title} {counts} of {len(places)} places, "
-            f"{points:+.0f} points to the extended grid search"
-        )
-    return lines
-
-
-def gap_findings(found: pd.DataFrame) -> list[str]:
-    """Means of :func:`gaps` by tuning and method, the paper's and ours."""
-    chosen = found[found.row.isin(["hyfreedp_paper", "hyfreedp_robust", "prodigy", "dp_hyper"])]
-    means = chosen.groupby(["tuning", "row", "source"], sort=False).gap.mean().unstack("source")
-    return [
-        f"{TUNING_TITLES[tuning]}, {ROWS[row].title}: "
-        + ", ".join(f"{mean:+.1f} ({source})" for source, mean in values.dropna().items())
-        + " points to the grid search"
-        for (tuning, row), values in means.iterrows()
-    ]
 
 
 def on_the_board(judged: pd.DataFrame) -> list[Verdict]:

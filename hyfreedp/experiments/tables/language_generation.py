@@ -10,14 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
-import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 from tqdm import tqdm
 
 from hyfreedp.experiments.runs.cells import reader
-from hyfreedp.experiments.store import archive, plots
+from hyfreedp.experiments.store import archive
 from hyfreedp.experiments.store.cache import key_of
 from hyfreedp.experiments.store.files import write_csv, write_text
 from hyfreedp.experiments.store.paths import workspace
@@ -207,36 +204,6 @@ def with_paper(summary: pd.DataFrame) -> pd.DataFrame:
     return named.merge(printed, on=["epsilon", "method", "metric"], how="left").drop(columns="method")
 
 
-def printed(summary: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The table as the paper prints it: blocks of epsilon, a line per method, a column per metric.
-
-    Args:
-        summary: of :func:`with_paper`, of one task and model.
-
-    Returns:
-        Strings "paper | ours +- std", and the differences that colour it, in percent: ours less that of the grid search
-        of the same epsilon and metric, relative to the latter; for perplexity the sign is turned round.
-    """
-    chosen = summary.copy()
-    grid = chosen[chosen.row == "grid"].set_index(["epsilon", "metric"])["mean"]
-    reference = chosen.join(grid.rename("grid"), on=grid.index.names).grid
-    sign = chosen.metric.map(lambda name: -100.0 if name == "perplexity" else 100.0)
-    chosen["difference"] = sign * (chosen["mean"] - reference) / reference
-    chosen["text"] = [_text(*values) for values in zip(*(chosen[c] for c in ("paper", "mean", "std")), strict=True)]
-    order = pd.MultiIndex.from_frame(chosen[["epsilon", "row"]].drop_duplicates())
-    columns = [*METRICS, "perplexity"]
-    texts, differences = (
-        chosen.pivot(index=["epsilon", "row"], columns="metric", values=value).reindex(order, columns=columns)
-        for value in ("text", "difference")
-    )
-    for frame in (texts, differences):
-        frame.index = pd.MultiIndex.from_tuples(
-            [(f"{epsilon:g}", TITLES[row]) for epsilon, row in frame.index], names=["epsilon", "method"]
-        )
-        frame.columns.name = None
-    return texts, differences
-
-
 def markdown(summary: pd.DataFrame) -> str:
     """The means of :func:`summarise`, a line per budget and method that has numbers, as docs/results.md prints them."""
     lines = [
@@ -248,13 +215,6 @@ def markdown(summary: pd.DataFrame) -> str:
         texts = ["–" if math.isnan(mean) else f"{mean:.3f}" for mean in means]
         lines.append(f"| {epsilon:g} | {TITLES[row]} | {' | '.join(texts)} | {cell['count'].max()} |")
     return "\n".join(lines)
-
-
-def _text(printed_value: float, mean: float, std: float) -> str:
-    theirs = "–" if math.isnan(printed_value) else f"{printed_value:.3f}"
-    if math.isnan(mean):
-        return f"{theirs} | not available"
-    return f"{theirs} | {mean:.3f}" + ("" if math.isnan(std) else f" ± {std:.3f}")
 
 
 def written(rows: pd.DataFrame, cells: Path, number: int) -> pd.DataFrame:
@@ -278,101 +238,12 @@ def written(rows: pd.DataFrame, cells: Path, number: int) -> pd.DataFrame:
     return pd.DataFrame(lines, columns=["method", "epsilon", "BLEU", "sentence"])
 
 
-def draw_scores(rows: pd.DataFrame) -> Figure:
-    """Three scores and the perplexity of every method that has any, mean and range over seeds; :func:`scored` rows.
-
-    A dotted line is the public start; its perplexity stands in the title, for no axis has room for it.
-    """
-    start, runs = rows[rows.row == START].iloc[0], rows[rows.row != START].dropna(subset="BLEU")
-    methods = list(dict.fromkeys(runs.row))
-    figure, axes = plt.subplots(1, 4, figsize=(11, 3.9), sharey=True)
-    for axis, score in zip(axes, ("BLEU", "NIST", "CIDEr", "perplexity"), strict=True):
-        for shift, epsilon, style in zip((-0.15, 0.15), sorted(set(runs.epsilon)), plots.SERIES, strict=False):
-            found = runs[runs.epsilon == epsilon].groupby("row")[score].agg(["mean", "min", "max"]).reindex(methods)
-            ends = [found["mean"] - found["min"], found["max"] - found["mean"]]
-            places = np.arange(len(methods)) + shift
-            label = rf"$\varepsilon$ = {epsilon:g}"
-            axis.errorbar(found["mean"], places, xerr=ends, label=label, capsize=2, **plots.marks(style))
-        if score != "perplexity":
-            axis.axvline(start[score], linestyle=":", color="0.4", label="before private training")
-        axis.set_title(score if score != "perplexity" else f"perplexity (before: {start[score]:,.0f})")
-        axis.set_xlabel("per token" if score == "perplexity" else "score")
-    axes[0].set_yticks(range(len(methods)), [TITLES[row] for row in methods])
-    axes[0].invert_yaxis()
-    axes[-1].set_xscale("log")
-    plots.plain_log_ticks(axes[-1].xaxis)
-    figure.suptitle("In BLEU robust, Prodigy and D-Adaptation are near the search; the published preset is not")
-    plots.shared_legend(figure, [axes[0]], ncols=3)
-    return figure
-
-
-# -- in words ----------------------------------------------------------------------------------------------------------
-
-
-def metric_findings(summary: pd.DataFrame, methods: Sequence[str], epsilons: Sequence[float]) -> list[str]:
-    """The start, and the best, the worst and HyFreeDP at every epsilon.
-
-    Args:
-        summary: of :func:`summarise`.
-        methods: names in ``ROWS``.
-        epsilons: of the summary.
-    """
-    means = summary.set_index(["metric", "epsilon", "row"])["mean"]
-    perplexity, bleu = (means.get((metric, 0.0, START), math.nan) for metric in ("perplexity", "BLEU"))
-    lines = [f"before private training the perplexity is {perplexity:.0f} and BLEU {bleu:.3f}"]
-    for epsilon in epsilons:
-        measured = [row for row in methods if not math.isnan(means.get(("BLEU", epsilon, row), math.nan))]
-        if len(measured) < 2:
-            continue
-        perplexity, bleu = ({row: means[metric, epsilon, row] for row in measured} for metric in ("perplexity", "BLEU"))
-        by_perplexity = sorted(measured, key=perplexity.__getitem__)
-        lowest, highest, best = by_perplexity[0], by_perplexity[-1], max(measured, key=bleu.__getitem__)
-        lines.append(
-            f"epsilon = {epsilon:g}: lowest perplexity {ROWS[lowest].title} ({perplexity[lowest]:.2f}), highest "
-            f"{ROWS[highest].title} ({perplexity[highest]:.3g}); best BLEU {ROWS[best].title} ({bleu[best]:.3f})"
-        )
-        lines += [
-            f"epsilon = {epsilon:g}: {ROWS[row].title} has BLEU {bleu[row]:.3f} and perplexity {perplexity[row]:.2f}, "
-            f"the uncounted grid search {bleu['grid']:.3f} and {perplexity['grid']:.2f}"
-            for row in ("hyfreedp_robust", "hyfreedp_paper")
-            if row in measured and "grid" in measured
-        ]
-    there = summary.dropna(subset="mean").metric
-    if (there == "BLEU").sum() > (there == "METEOR").sum():
-        lines.append("METEOR needs Java, which this machine lacks")
-    return lines
-
-
-def edge_findings(rows: pd.DataFrame) -> list[str]:
-    """Where a grid search chose the smallest or largest of its rates; ``rows`` of :func:`scored`."""
-    found = rows[rows.row.str.startswith("grid")].dropna(subset="learning_rate").drop_duplicates(["epsilon", "row"])
-    lines = []
-    for epsilon, row, rate in found[["epsilon", "row", "learning_rate"]].itertuples(index=False, name=None):
-        ends = {min(ROWS[row].rates): "smallest", max(ROWS[row].rates): "largest"}
-        edge = f", the {ends[rate]} of its rates: a wider grid may do better" if rate in ends else ""
-        lines.append(f"epsilon = {epsilon:g}: {ROWS[row].title} chose {rate:g}{edge}")
-    return lines
-
-
-def below_start_findings(rows: pd.DataFrame) -> list[str]:
-    """Which runs write worse than the model they began from; ``rows`` of :func:`scored`."""
-    start = float(rows.BLEU[rows.row == START].iloc[0])
-    lines = []
-    for (epsilon, row), runs in rows[rows.row != START].dropna(subset="BLEU").groupby(["epsilon", "row"], sort=False):
-        if len(below := runs.BLEU[runs.BLEU < start]):
-            scores = " and ".join(f"{score:.3f}" for score in below)
-            lines.append(
-                f"epsilon = {epsilon:g}: {len(below)} of {len(runs)} runs of {ROWS[str(row)].title} ended below the "
-                f"public start's BLEU of {start:.3f}: {scores}"
-            )
-    return lines
-
-
 def verdicts(summary: pd.DataFrame, epsilons: Sequence[float], data: str) -> list[Verdict]:
     """On Tab. "gpt2": BLEU in units of the uncounted grid search, which the marks of docs/verdicts.md are about.
 
     Args:
-        summary, epsilons: as for :func:`metric_findings`.
+        summary: of :func:`summarise`.
+        epsilons: of it.
         data: what the runs were trained on, in words.
 
     Returns:

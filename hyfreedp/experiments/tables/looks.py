@@ -7,19 +7,10 @@ kept, so that an interrupted command goes on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
-
-import matplotlib.pyplot as plt
-import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
-from numpy.typing import ArrayLike
-from scipy import stats
 
 from hyfreedp.experiments.runs.cells import run_cells, tabulate
 from hyfreedp.experiments.runs.spec import Spec
-from hyfreedp.experiments.store import plots
 from hyfreedp.experiments.store.files import write_csv
 from hyfreedp.experiments.store.paths import RESULTS, workspace
 from hyfreedp.experiments.tasks.registry import TASKS
@@ -61,83 +52,14 @@ def differences(found: pd.DataFrame, today: pd.DataFrame) -> pd.DataFrame:
     """Points of accuracy of every run with privacy to the best of the search, run by run with the same seed.
 
     Returns:
-        Columns of ``PLACE``, ``seed``, ``name`` (of ``CONTENDERS``) and ``points``.
+        Columns of ``PLACE``, ``seed``, ``contender`` (a title of ``CONTENDERS``) and ``points``.
     """
     runs = pd.concat([found, today.assign(name="today")])
     runs = runs[runs.epsilon < float("inf")].set_index([*PLACE, "seed"])
     best = runs[runs.name == "best"].accuracy.rename("best")
     rest = runs[runs.name != "best"].join(best, how="inner")
-    return rest.assign(points=100 * (rest.accuracy - rest.best)).reset_index()[[*PLACE, "seed", "name", "points"]]
-
-
-# Statistics over places and seeds as in Agarwal et al., Deep RL at the Edge of the Statistical Precipice, 2021. Their
-# package, rliable, takes a table with equally many seeds at every place, which ours have not.
-
-
-def interquartile_mean(values: ArrayLike) -> float:
-    """The mean of the middle half: an outlier does not move it, and it needs fewer runs than a median."""
-    return float(stats.trim_mean(values, 0.25, axis=None))
-
-
-def profile(values: ArrayLike, marks: ArrayLike) -> np.ndarray:
-    """The share of runs that reach each mark."""
-    return np.mean(np.asarray(values)[:, None] >= np.asarray(marks), axis=0)
-
-
-def stratified_bootstrap(
-    strata: Sequence[ArrayLike],
-    statistic: Callable[[np.ndarray], ArrayLike],
-    *,
-    draws: int = 2000,
-    seed: int = 0,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Ends of the 95 % percentile interval of a statistic of all runs, where seeds are drawn again within each place.
-
-    Args:
-        strata: the runs of each place.
-        statistic: of all runs of all places, as one array.
-    """
-    rng = np.random.default_rng(seed)
-    places = [np.asarray(runs, dtype=float) for runs in strata]
-    drawn = [np.concatenate([rng.choice(runs, len(runs)) for runs in places]) for _ in range(draws)]
-    ends = np.quantile([statistic(runs) for runs in drawn], [(1 - 0.95) / 2, (1 + 0.95) / 2], axis=0)
-    return ends[0], ends[1]
-
-
-def over_all(points: pd.DataFrame) -> pd.DataFrame:
-    """A row for each contender: interquartile mean with its 95 % interval, and the share of runs within a point."""
-    rows = {}
-    for name, title in CONTENDERS.items():
-        chosen = points[points.name == name]
-        places = [runs.points.to_numpy() for _, runs in chosen.groupby(PLACE)]
-        low, high = stratified_bootstrap(places, interquartile_mean)
-        rows[title] = [len(places), len(chosen), interquartile_mean(chosen.points), low, high]
-        rows[title].append(100 * float(profile(chosen.points, [-1.0])[0]))
-    columns = ["places", "runs", "interquartile mean", "low", "high", "runs within 1 (%)"]
-    return pd.DataFrame.from_dict(rows, orient="index", columns=columns).rename_axis("contender")
-
-
-def draw_all(points: pd.DataFrame) -> Figure:
-    """Every place at a glance, in order of today's mean, beside the profiles of all contenders."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.4))
-    marks = np.linspace(-12, 4, 81)
-    order = points[points.name == "today"].groupby(PLACE).points.mean().sort_values()
-    for (name, title), style in zip(CONTENDERS.items(), ("robust", "worst", "alternative"), strict=True):
-        look, chosen = plots.STYLES[style], points[points.name == name]
-        means = chosen.groupby(PLACE).points.mean().reindex(order.index)
-        left.plot(means.to_numpy(), range(len(order)), markersize=4, **plots.marks(look))
-        places = [runs.points.to_numpy() for _, runs in chosen.groupby(PLACE)]
-        low, high = stratified_bootstrap(places, partial(profile, marks=marks), draws=500)
-        right.plot(marks, 100 * profile(chosen.points, marks), label=title, markevery=10, markersize=5, **look)
-        right.fill_between(marks, 100 * low, 100 * high, color=look["color"], alpha=0.2, linewidth=0)
-    for axis in (left, right):
-        axis.axvline(0, color="0.3", linewidth=1)
-        axis.set_xlabel("points to the best of the search")
-    near = 100 * profile(points[points.name == "today"].points, [-1.0])[0]
-    left.set(yticks=[], ylabel=f"{len(order)} places", title="Today's worst place loses less than the others'")
-    right.set(ylabel="runs that reach it (%), 95 % bands", title=f"{near:.0f} % of today's runs lose at most a point")
-    plots.shared_legend(figure, [right], ncols=3)
-    return figure
+    rest = rest.assign(points=100 * (rest.accuracy - rest.best), contender=rest.name.map(CONTENDERS))
+    return rest.reset_index()[[*PLACE, "seed", "contender", "points"]]
 
 
 def markdown(today: pd.DataFrame) -> str:

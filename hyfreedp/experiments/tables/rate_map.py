@@ -6,12 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
-import numpy as np
 import pandas as pd
-import seaborn as sns
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from hyfreedp import calibrate_noise
 from hyfreedp.experiments.runs.cells import Spec, read_steps, run_cells, tabulate, with_seeds
@@ -19,7 +14,6 @@ from hyfreedp.experiments.tables import tuning_budget
 from hyfreedp.experiments.tasks.registry import TASKS
 
 TITLES = {"sgd": "SGD with momentum 0.9", "adamw": "AdamW"}
-CLIPS = 10.0  # the largest R_g that scales gradients of this task: one that clips none has no equivalent rate
 # Per profile the steps of a run and, per optimizer, thresholds R_g and rates eta.
 MAPS: dict[str, dict[str, Any]] = {
     "smoke": {"steps": 10, "sgd": ((0.1, 1.0), (0.3, 3.0)), "adamw": ((0.1, 1.0), (1e-2,))},
@@ -72,75 +66,10 @@ def learned_rate(results: pd.DataFrame, base: str) -> float:
     return float(results[(results.method == "robust") & (results.base == base)].eta.mean())
 
 
-def column_of(rate: Any, rates: Sequence[float]) -> np.ndarray:
-    """Where a rate is on an axis whose columns are these rates; NaN if beyond them."""
-    places = np.arange(len(rates)) + 0.5
-    return np.asarray(np.interp(np.log10(rate), np.log10(rates), places, left=np.nan, right=np.nan))
-
-
-def draw(results: pd.DataFrame) -> Figure:
-    """A heat map per optimizer, with automatic clipping as a row below, and where HyFreeDP trains.
-
-    Args:
-        results: of :func:`train`.
-    """
-    shape: dict[str, Any] = {"width_ratios": (1.35, 1), "height_ratios": (6, 1), "sharex": "col"}
-    figure, axes = plt.subplots(2, 2, figsize=(10, 5.6), **shape)
-    accuracies = means(results)
-    for (above, below), (base, title) in zip(axes.T, TITLES.items(), strict=True):
-        vanilla = accuracies[base]["vanilla"].unstack().sort_index(ascending=False)
-        automatic = accuracies[base]["constant"].droplevel("clipping_threshold").to_frame().T
-        rates, rows = list(vanilla.columns), np.arange(len(vanilla)) + 0.5
-        _heat_map(above, vanilla)
-        _heat_map(below, automatic)
-        found = learned_rate(results, base)
-        equivalent = [found / level if base == "sgd" else found for level in vanilla.index]
-        mark: dict[str, Any] = {"color": "black", "markerfacecolor": "white", "zorder": 5}
-        scaled = vanilla.index <= CLIPS
-        above.plot(column_of(equivalent, rates)[scaled], rows[scaled], "o", markersize=7, **mark)
-        below.plot(column_of([found], rates), [0.62], "*", markersize=14, **mark)
-        above.set_title(f"{title}: clipping at $R_g$")
-        above.set_yticks(rows, [f"{level:g}" for level in vanilla.index], rotation=0)
-        below.set_yticks([0.5], ["automatic\n($R_g \\to 0$)"], rotation=0)
-        below.set_xticks(np.arange(len(rates)) + 0.5, [f"{rate:g}" for rate in rates], rotation=0)
-        below.set_xlabel(r"learning rate $\eta$")
-        above.tick_params(labelbottom=False)
-    axes[0, 0].set_ylabel("clipping threshold $R_g$")
-    title = rf"Test accuracy (%), mean of {results.seed.nunique()} runs; dots and star: the rate that HyFreeDP finds"
-    figure.suptitle(title, fontsize="medium")
-    return figure
-
-
-def _heat_map(axis: Axes, values: pd.DataFrame) -> None:
-    look: dict[str, Any] = {"cmap": "cividis", "vmin": 10, "vmax": 100, "cbar": False, "linewidths": 0.5}
-    sns.heatmap(values, ax=axis, annot=True, fmt=".0f", annot_kws={"va": "bottom"}, **look)
-    axis.set(xlabel="", ylabel="")
-
-
-def findings(results: pd.DataFrame, profile: str, epsilon: float) -> list[str]:
-    """The best of the map and what its search would cost, HyFreeDP beside it, and the spread over seeds."""
-    task, seeds = TASKS["digits"], results.seed.nunique()
+def counted(profile: str, epsilon: float, runs: int) -> float:
+    """Epsilon of so many runs of the map, each calibrated for ``epsilon``, together (by RDP)."""
+    task = TASKS["digits"]
     steps = MAPS[profile]["steps"] or task.steps
     protocol: dict[str, Any] = {"target_delta": task.delta, "sample_rate": task.batch_size / task.train_size}
     sigma = calibrate_noise(target_epsilon=epsilon, steps=steps, probe="none", accountant="rdp", **protocol).sigma
-    lines = []
-    for base, title in TITLES.items():
-        vanilla, constant = means(results)[base]["vanilla"], means(results)[base]["constant"]
-        good = int((vanilla > vanilla.max() - 2).sum())
-        whole = tuning_budget.dp_sgd_epsilon(sigma, steps=len(vanilla) * steps, **protocol)
-        threshold, rate = vanilla.idxmax()
-        lines.append(
-            f"{title}: best of {len(vanilla)} cells {vanilla.max():.1f} % (R_g = {threshold:g}, rate {rate:g}), {good} "
-            f"of them within 2 points, worst {vanilla.min():.1f} %; counted, this search costs epsilon = {whole:.1f} "
-            "(RDP)"
-        )
-        ours = results[(results.base == base) & (results.method == "robust")].percent
-        lines.append(
-            f"{title}: HyFreeDP {ours.mean():.1f} % (from {ours.min():.1f} to {ours.max():.1f} over {seeds} seeds) at "
-            f"a median rate of {learned_rate(results, base):.3g}, without a search; best rate under automatic clipping "
-            f"{constant.max():.1f} %"
-        )
-    cells = results[results.method == "vanilla"].groupby(["base", "clipping_threshold", "learning_rate"])
-    spread = cells.percent.agg(np.ptp).median()
-    lines.append(f"Two runs of one cell differ by {spread:.1f} points (median range over {seeds} seeds)")
-    return lines
+    return tuning_budget.dp_sgd_epsilon(sigma, steps=runs * steps, **protocol)

@@ -9,15 +9,12 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from dp_accounting.rdp.rdp_privacy_accountant import compute_delta
-from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 from opacus.accountants.analysis import rdp as opacus_rdp
 from scipy.optimize import brentq
@@ -27,9 +24,7 @@ from hyfreedp.accounting.accountants import composed_epsilon
 from hyfreedp.accounting.search import smallest_noise
 from hyfreedp.experiments.accounting_of_the_paper import ORDERS
 from hyfreedp.experiments.baselines.adaptive_clipping import update_noise
-from hyfreedp.experiments.store import plots
 from hyfreedp.experiments.store.cache import cached
-from hyfreedp.experiments.store.verdicts import Verdict, by_row
 
 # Distributions of the number of runs of a random search, by the shape eta of the truncated negative binomial.
 SHAPES = {"logarithmic": 0.0, "geometric": 1.0, "Poisson": math.inf}
@@ -179,46 +174,10 @@ def quantile_noise_for_share(share: float, *, budget: dict[str, float]) -> float
 # -- Tab. "hyperparam comparison", for notebook 09 ---------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Method:
-    """A row of Tab. "hyperparam comparison".
-
-    Attributes:
-        method, setting: of the row of :func:`budget_rows`.
-        title: for figures and tables.
-        searches_rate, searches_threshold: "yes" or "no", as printed.
-        paper_percent: as printed.
-    """
-
-    method: str
-    setting: float
-    title: str
-    searches_rate: str
-    searches_threshold: str
-    paper_percent: str
-
-
-def methods(runs: float) -> list[Method]:
-    """What the notebook compares; random searches have ``runs`` runs on average."""
-    searches = [
-        Method(f"random search, {name}", runs, f"DP-hyper, {name}, {runs:g} runs on average", "yes", "no", "20")
-        for name in SHAPES
-    ]
-    pairs = RATES * THRESHOLDS
-    return [
-        Method("hyfreedp", GAMMA, "HyFreeDP, gamma = 1.01", "no", "no", "<1"),
-        Method("adaptive clipping", QUANTILE_PART, "adaptive clipping, sigma_b = B/20", "yes", "no", "20"),
-        Method("split", KEPT, "DP-hyper as simulated: 85 % kept", "yes", "no", "15"),
-        *searches,
-        Method("grid search", RATES, f"automatic clipping, {RATES} rates, all counted", "yes", "no", "0"),
-        Method("grid search", pairs, f"vanilla, {RATES} x {THRESHOLDS} pairs, all counted", "yes", "yes", "0"),
-    ]
-
-
 def costs(
     folder: Path, budgets: Sequence[dict[str, float]], *, batch_size: int, interval: int, runs: list[float]
 ) -> pd.DataFrame:
-    """Rows of :func:`budget_rows` of all :func:`methods` at several budgets, kept in ``folder``.
+    """Rows of :func:`budget_rows` at several budgets, kept in ``folder``.
 
     Returns:
         Its rows, with ``method``, ``setting`` and ``target_epsilon`` as index.
@@ -228,91 +187,33 @@ def costs(
     return table.set_index(["method", "setting", "target_epsilon"]).sort_index()
 
 
-def comparison(found: pd.DataFrame, chosen: Sequence[Method], targets: Sequence[float]) -> pd.DataFrame:
-    """Tab. "hyperparam comparison" with our numbers, a row per method and budget; ``found`` is of :func:`costs`."""
+def comparison(found: pd.DataFrame, targets: Sequence[float], runs: float) -> pd.DataFrame:
+    """Tab. "hyperparam comparison" with our numbers, a row per method and budget.
+
+    Args:
+        found: of :func:`costs`.
+        targets: budgets.
+        runs: of random searches, on average.
+    """
+    pairs = RATES * THRESHOLDS
+    printed = [  # method, setting, title, searches eta, searches R_g, the paper's percent
+        ("hyfreedp", GAMMA, "HyFreeDP, gamma = 1.01", "no", "no", "<1"),
+        ("adaptive clipping", QUANTILE_PART, "adaptive clipping, sigma_b = B/20", "yes", "no", "20"),
+        ("split", KEPT, "DP-hyper as simulated: 85 % kept", "yes", "no", "15"),
+        *((f"random search, {n}", runs, f"DP-hyper, {n}, {runs:g} runs on average", "yes", "no", "20") for n in SHAPES),
+        ("grid search", RATES, f"automatic clipping, {RATES} rates, all counted", "yes", "no", "0"),
+        ("grid search", pairs, f"vanilla, {RATES} x {THRESHOLDS} pairs, all counted", "yes", "yes", "0"),
+    ]
     rows = []
-    for one in chosen:
+    for method, setting, title, rate, threshold, percent in printed:
         for target in targets:
-            row = found.loc[(one.method, one.setting, target)]
+            row = found.loc[(method, setting, target)]
             rows.append(
-                {"method": one.title, "searches_eta": one.searches_rate, "searches_R_g": one.searches_threshold}
-                | {"epsilon": target, "paper_percent": one.paper_percent}
+                {"method": title, "searches_eta": rate, "searches_R_g": threshold}
+                | {"epsilon": target, "paper_percent": percent}
                 | {"share_percent": row.share_percent, "noise_percent": row.noise_percent}
             )
     return pd.DataFrame(rows)
-
-
-def draw_costs(table: pd.DataFrame) -> Figure:
-    """Share of epsilon and noise of every method of :func:`comparison`, and the paper's own number of the share."""
-    names = list(dict.fromkeys(table.method))
-    figure, axes = plt.subplots(1, 2, figsize=(11, 4.6), sharey=True)
-    units = {"share_percent": r"share of $\varepsilon$ not left to training (%)", "noise_percent": "more noise (%)"}
-    for axis, (column, label) in zip(axes, units.items(), strict=True):
-        for shift, (epsilon, rows), style in zip(
-            (-0.15, 0.0, 0.15), table.groupby("epsilon"), plots.SERIES[::3], strict=False
-        ):
-            places = rows.method.map(names.index) + shift
-            axis.plot(rows[column], places, label=rf"$\varepsilon$ = {epsilon:g}", **plots.marks(style))
-        axis.set(xscale="log", xlabel=label)
-        plots.plain_log_ticks(axis.xaxis)
-    printed = table[table.paper_percent.str.isdigit() & (table.paper_percent != "0")].drop_duplicates("method")
-    look = {"marker": "D", "linestyle": "none", "color": "0.3", "markerfacecolor": "none", "markersize": 10}
-    axes[0].plot(printed.paper_percent.astype(float), printed.method.map(names.index), label="the paper's", **look)
-    axes[0].axvline(1, color="0.3", linewidth=1, linestyle=":", label="the paper's for HyFreeDP: below 1 %")
-    axes[0].set_yticks(range(len(names)), names)
-    axes[0].invert_yaxis()
-    figure.suptitle("Learning inside the run costs a few percent, a counted search a third or more")
-    plots.shared_legend(figure, axes[:1], ncols=5)
-    return figure
-
-
-def cost_findings(
-    found: pd.DataFrame, chosen: Sequence[Method], budget: dict[str, float], batch_size: int
-) -> list[str]:
-    """All methods at one budget, and what noise adaptive clipping would need to cost more.
-
-    Args:
-        found, chosen: as for :func:`comparison`.
-        budget: as of :func:`budget_rows`.
-        batch_size: B.
-    """
-    target = budget["target_epsilon"]
-    at = found.xs(target, level="target_epsilon")
-    a_fifth, a_percent = (quantile_noise_for_share(part, budget=budget) for part in (0.2, 0.01))
-    return [
-        *(
-            f"{one.title}: {at.share_percent[one.method, one.setting]:.3g} % of epsilon = {target:g}, "
-            f"{at.noise_percent[one.method, one.setting]:.3g} % more gradient noise"
-            for one in chosen
-        ),
-        f"Adaptive clipping would take 20 % only with sigma_b = {a_fifth:.2f}, that is B / {batch_size / a_fifth:.0f}, "
-        f"and 1 % with {a_percent:.2f}",
-    ]
-
-
-def verdicts(found: pd.DataFrame, chosen: Sequence[Method], target: float) -> list[Verdict]:
-    """On Tab. "hyperparam comparison"; ``found`` and ``chosen`` as for :func:`comparison`, at one budget."""
-    share = found.share_percent.xs(target, level="target_epsilon")
-    ours = share["hyfreedp", GAMMA]
-    adaptive = share["adaptive clipping", QUANTILE_PART]
-    searches = [share[one.method, one.setting] for one in chosen if one.method.startswith("random search")]
-    return [
-        Verdict(
-            "HyFreeDP takes less than 1 % of the budget",
-            by_row([ours < 1]),
-            f"{ours:.1f} % of epsilon = {target:g} at gamma = 1.01",
-        ),
-        Verdict(
-            "Adaptive clipping takes about 20 %",
-            by_row([10 < adaptive < 40]),
-            f"{adaptive:.2f} % by its authors' own analysis",
-        ),
-        Verdict(
-            "DP-hyper takes about 20 %",
-            by_row([10 < one < 30 for one in searches]),
-            f"{min(searches):.0f} to {max(searches):.0f} % for a random search of five runs",
-        ),
-    ]
 
 
 def small_batches(sigma: float, sizes: Sequence[int]) -> pd.DataFrame:

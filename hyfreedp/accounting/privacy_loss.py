@@ -29,7 +29,7 @@ LARGEST_EXPONENT = 700.0
 
 
 @dataclass(frozen=True)
-class Losses:
+class PrivacyLossDistribution:
     """A privacy loss distribution: mass ``exp(logs[i])`` at ``(lowest + i) * interval``, ``infinite`` at infinity."""
 
     lowest: int
@@ -47,7 +47,7 @@ class Losses:
         largest = float(exponents.max())
         return largest + math.log(np.exp(exponents - largest).sum())
 
-    def tilted(self, tilt: float) -> Losses:
+    def tilted(self, tilt: float) -> PrivacyLossDistribution:
         return replace(self, logs=self.logs + tilt * self.values - self.log_normaliser(tilt))
 
     def deviation(self) -> float:
@@ -55,7 +55,7 @@ class Losses:
         return math.sqrt(probs @ (self.values - probs @ self.values) ** 2)
 
 
-def epsilon_of_sum(parts: Sequence[tuple[Losses, int]], delta: float) -> float:
+def epsilon_of_sum(parts: Sequence[tuple[PrivacyLossDistribution, int]], delta: float) -> float:
     """The smallest epsilon at ``delta``, or a little more, of so many independent losses of each kind.
 
     Args:
@@ -86,7 +86,7 @@ def epsilon_of_sum(parts: Sequence[tuple[Losses, int]], delta: float) -> float:
     return max(_read_off(losses, mass, beyond), low * interval)
 
 
-def _best_tilt(parts: Sequence[tuple[Losses, int]], delta: float) -> float:
+def _best_tilt(parts: Sequence[tuple[PrivacyLossDistribution, int]], delta: float) -> float:
     """That of Chernoff's bound of epsilon, (K(tilt) - log delta) / tilt, nearly."""
 
     def bound(log_tilt: float) -> float:
@@ -96,7 +96,7 @@ def _best_tilt(parts: Sequence[tuple[Losses, int]], delta: float) -> float:
     return math.exp(optimize.minimize_scalar(bound, bounds=(-12, 12), method="bounded", options={"xatol": 0.02}).x)
 
 
-def _ends(parts: Sequence[tuple[Losses, int]]) -> tuple[int, int]:
+def _ends(parts: Sequence[tuple[PrivacyLossDistribution, int]]) -> tuple[int, int]:
     """First and last multiple of the interval that hold the sum but for ``BEYOND``, by Chernoff's bound."""
     interval = parts[0][0].interval
     low = sum(n * one.lowest for one, n in parts)
@@ -110,7 +110,9 @@ def _ends(parts: Sequence[tuple[Losses, int]]) -> tuple[int, int]:
     return low, high
 
 
-def _power(parts: Sequence[tuple[Losses, int]], size: int, unit: float) -> tuple[NDArray[np.float64], float]:
+def _power(
+    parts: Sequence[tuple[PrivacyLossDistribution, int]], size: int, unit: float
+) -> tuple[NDArray[np.float64], float]:
     """Convolution of all by FFT, modulo ``size``, and by how much each of its numbers may be off.
 
     A product of T factors, each off by ``unit``, is off by T ``unit`` times the largest product of T - 1 of them.

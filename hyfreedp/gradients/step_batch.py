@@ -20,7 +20,7 @@ Weights = Callable[[Any], Tensor] | None
 _LOOKED_AT = 0.1  # of the batches in which a decision of Python was answered
 
 
-class Passes:
+class StepBatch:
     """One batch and its loss function. An empty batch takes no pass, and its results have length 0.
 
     Results are in the order of the batch.

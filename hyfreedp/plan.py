@@ -1,0 +1,49 @@
+"""The plan of a run: what each step releases, with how much noise, and how the learning rate falls. It is public."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hyfreedp.accounting import NoiseSplit
+from hyfreedp.preset import Preset
+from hyfreedp.schedule import decay_factor
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """What the optimizer asks before each step t = 0, 1, ...
+
+    Attributes:
+        preset: the settings of the run.
+        split: its noise, and the steps with a probe or a look, as they were accounted for.
+    """
+
+    preset: Preset
+    split: NoiseSplit
+
+    @property
+    def learns_rate(self) -> bool:
+        """Whether anything is released from which a learning rate is learned."""
+        return self.split.probe != "none"
+
+    @property
+    def decays(self) -> bool:
+        """Whether the run itself lowers the rate towards its end."""
+        return self.preset.decay != "none"
+
+    def votes_before(self, t: int) -> bool:
+        """Whether step t begins with votes on the rate (a look)."""
+        return self.split.probe == "look" and self.split.is_probe_step(t)
+
+    def probes_after(self, t: int) -> bool:
+        """Whether three losses are released along the update of step t (a line search)."""
+        return self.split.probe == "losses" and self.split.is_probe_step(t)
+
+    def rate_factor(self, t: int) -> float:
+        """What multiplies the rate in force at step t."""
+        return decay_factor(t, self.split.steps, self.preset.decay, self.preset.decay_start)
+
+    @property
+    def rate_factors(self) -> list[float]:
+        """:meth:`rate_factor` of all steps."""
+        return [self.rate_factor(t) for t in range(self.split.steps)]

@@ -1,0 +1,96 @@
+"""All of a run that changes: saved, checked and restored as one, so that it goes on bit for bit."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from hyfreedp.accounting import PrivacyLedger
+from hyfreedp.accounting.ledger import Tags
+from hyfreedp.checks import check_same_model, check_same_run
+from hyfreedp.data.sampling import PoissonSampler
+from hyfreedp.learner import RateLearner
+from hyfreedp.noise import NoiseGenerator
+from hyfreedp.processes.group import Processes
+from hyfreedp.pytorch.base_optimizer import BaseOptimizer
+
+
+@dataclass(frozen=True)
+class RunState:
+    """The parts of a run.
+
+    Attributes:
+        module, base, rate_learner, ledger, sampler, generator: as the optimizer has them.
+        history: a row for each step.
+        settings: what a saved state must agree with, beside the plan.
+        processes: those that hold the same state.
+    """
+
+    module: nn.Module
+    base: BaseOptimizer
+    rate_learner: RateLearner
+    ledger: PrivacyLedger
+    sampler: PoissonSampler
+    generator: NoiseGenerator
+    history: list[dict[str, Any]]
+    settings: dict[str, str]
+    processes: Processes
+
+    def state_dict(self) -> dict[str, Any]:
+        """All of it, as tensors and plain values."""
+        return {"base_optimizer": self.base.optimizer.state_dict(), **self._own()}
+
+    def _own(self) -> dict[str, Any]:
+        """All but the base optimizer's, whose hooks are a user's."""
+        return {
+            "model": self.module.state_dict(),
+            "rate": self.rate_learner.state_dict(),
+            "ledger": self.ledger.state_dict(),
+            "sampler": self.sampler.state_dict(),
+            "generator": self.generator.state_dict(),
+            "settings": dict(self.settings),
+            "history": [dict(row) for row in self.history],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` gave, whole or not at all; errors are those of the optimizer's method."""
+        if "generator" not in state:
+            raise ValueError("the state must be what state_dict() of a private optimizer gave")
+        key = state["generator"]["key"]
+        self.processes.agree(steps=state["ledger"]["steps"], generator=hashlib.sha256(key.encode()).hexdigest()[:8])
+        check_same_run(self.settings, state["settings"])
+        check_same_model(self.module.state_dict(), state["model"])
+        known = self.ledger.released
+        if known and key != self.generator.key.hex():
+            raise ValueError(
+                f"the state is of another run, and this one has made {self.ledger.steps} steps: call "
+                "make_private_with_epsilon again, and load the state into what that returns"
+            )
+        optimizer = self.base.optimizer
+        present = copy.deepcopy(self._own())
+        moments = {parameter: copy.deepcopy(values) for parameter, values in optimizer.state.items()}
+        groups = [dict(group) for group in optimizer.param_groups]
+        try:
+            self._restore(state, known)
+            optimizer.load_state_dict(copy.deepcopy(state["base_optimizer"]))  # torch would go on using its tensors
+        except BaseException:
+            self._restore(present, ())
+            optimizer.__setstate__({"state": defaultdict(dict, moments), "param_groups": groups})
+            raise
+        if not self.base.follows:
+            self.base.note_rates()
+
+    def _restore(self, state: Mapping[str, Any], known: Iterable[Tags]) -> None:
+        """Become what a checked state says, but for the base optimizer; ``known`` are releases of the same run."""
+        self.ledger.load_state_dict(state["ledger"], known=known)
+        self.module.load_state_dict(state["model"])
+        self.rate_learner.load_state_dict(state["rate"])
+        self.sampler.load_state_dict(state["sampler"])
+        self.generator.load_state_dict(state["generator"])
+        self.history[:] = [dict(row) for row in state["history"]]
