@@ -251,7 +251,7 @@ class GradientEngine:
                 rows = (torch.arange(len(piece.group)) if piece.wanted is None else piece.wanted).split(large.size)
                 todo += [Piece(piece.group.take(some), piece.path) for some in reversed(rows)]
                 continue
-            except (Refused, torch.OutOfMemoryError):
+            except (Refused, torch.OutOfMemoryError, MemoryError):
                 raise
             except Exception as error:
                 if not self._own_factories and _writes_into_fresh(error):

@@ -6,8 +6,8 @@ every operation of torch in it:
 * *Layers* that use trained parameters have a rule, see :mod:`hyfreedp.gradients.rules`: it takes the tensor (B, ...)
   behind the sample's, whose dimension 0 is the samples, and keeps what the parameters' gradients need.
 * *Other uses* of a parameter get a copy for each sample, a leaf (B, *S) whose gradient is the samples'.
-* *Python's decisions* (``if mask.all()``, ``.item()``) are answered where all samples agree. Else :class:`DecisionsDiffer` says
-  by what they differ, and groups of samples that agree are mapped one after the other.
+* *Python's decisions* (``if mask.all()``, ``.item()``) are answered where all samples agree. Else :class:`DecisionsDiffer`
+  says by what they differ, and groups of samples that agree are mapped one after the other.
 
 Then one backward pass outside of the map gives all gradients. The parameters themselves are asked for, too: one that
 gets a gradient was used where nothing was met (in a script, say), and the map is not believed.
