@@ -54,10 +54,11 @@ check_parameters(
 # %%
 import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 from IPython.display import Markdown, display
 from scipy import stats
 
-from hyfreedp import normal_clipping_bias
+from hyfreedp import clipping_bias, normal_clipping_bias
 from hyfreedp.experiments.accounting_of_the_paper import Counting, calibrate
 from hyfreedp.experiments.book.answers import truth
 from hyfreedp.experiments.book.exercises import check
@@ -65,8 +66,8 @@ from hyfreedp.experiments.book.sliders import sliders
 from hyfreedp.experiments.store import plots
 from hyfreedp.experiments.store.cache import cached
 from hyfreedp.experiments.store.paths import CELLS
-from hyfreedp.experiments.store.verdicts import verdict
-from hyfreedp.experiments.studies import bias_variance, bias_variance_figures, clouds, noise_magnitudes
+from hyfreedp.experiments.store.verdicts import Verdict, by_proof, by_row, verdict
+from hyfreedp.experiments.studies import bias_variance, clouds, noise_magnitudes
 from hyfreedp.experiments.tasks.registry import TASKS
 
 plots.use_style()
@@ -224,11 +225,11 @@ sliders(
 # %%
 alphas = np.linspace(-3, 3, 61)
 figure, axis = plt.subplots(figsize=(5, 3.4))
-axis.plot(alphas, bias_variance_figures.normal_bias(alphas), **plots.line(plots.STYLES["alternative"]))
+axis.plot(alphas, normal_clipping_bias(alphas, 0, 1), color="C0")
 axis.set(xlabel=r"$\alpha = (R_l - \mu)\,/\,\xi$", ylabel=r"$\phi(\alpha) - \alpha\,(1 - \Phi(\alpha))$")
 
 # %%
-at = bias_variance_figures.normal_bias([0.0, 1.0, 2.0])
+at = normal_clipping_bias([0.0, 1.0, 2.0], 0, 1)
 summary = [
     f"Strictly falling; {at[0]:.4f} = 1/sqrt(2 pi) at alpha = 0, {at[1]:.4f} at 1 and {at[2]:.4f} at 2 (in standard deviations of the "
     "loss)."
@@ -270,10 +271,28 @@ dots = bias_variance.normal_bias_dots(
 real = clouds.losses_of(probed[0], step, "batch")[1]
 curves, releases = bias_variance.one_batch(real, noise_multiplier=sigma_loss, runs=runs, seed=1)
 print(f"left: {batches} batches of {small_batch}; right: {runs} releases of a batch of {real.size}")
-figure = bias_variance_figures.draw_theorem(dots, curves, releases)
+figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.8))
+fine, bars = np.linspace(-3, 3, 121), {"fmt": "o", "markersize": 4, "capsize": 2}
+left.plot(fine, normal_clipping_bias(fine, 0, 1), color="C0", label="Corollary 1")
+left.fill_between(dots.alpha, dots.bias - dots.spread, dots.bias + dots.spread, color="0.85", label="one batch (1 sd)")
+left.errorbar(dots.alpha, dots.bias, yerr=2 * dots.error, label="mean of batches", color="0.2", **bars)
+left.set(xlabel=r"$\alpha = (R_l - \mu)\,/\,\xi$", ylabel="clipping bias (sd of the loss)")
+left.set_title("Simulated means lie on Corollary 1")
+for name, label, look in (("bias", "clipping bias", looks["squared bias"]), ("noise", "noise (sd)", looks["variance"])):
+    right.plot(curves.threshold, curves[name], label=f"{label}: Theorem 1", **plots.line(look))
+    error = 2 * releases[f"{name}_error"]
+    right.errorbar(
+        releases.threshold, releases[name], yerr=error, label=f"{label}: simulated", color=look["color"], **bars
+    )
+right.set(xlabel="threshold $R_l$ (nats)", ylabel="error of the mean loss (nats)")
+right.set_title("One batch, released again: on Theorem 1")
+for axis in (left, right):
+    plots.legend_below(axis, ncols=2)
 
 # %%
-distances = [abs(z).max() for z in bias_variance_figures.standard_errors(dots, releases, real, sigma_loss)]
+exact = {"bias": clipping_bias(real, releases.threshold), "noise": sigma_loss * releases.threshold / real.size}
+distances = [(abs(dots.bias - normal_clipping_bias(dots.alpha, 0, 1)) / dots.error).max()]
+distances += [(abs(releases[name] - value) / releases[f"{name}_error"]).max() for name, value in exact.items()]
 summary = [
     f"Corollary 1: the {len(dots)} simulated means lie within {distances[0]:.1f} standard errors of the closed form (they share "
     "their draws).",
@@ -308,10 +327,35 @@ trade_offs = {
     size: bias_variance.trade_off(**normal, noise_multiplier=sigma_loss, batch_size=size, batches=sizes["batches"])
     for size in batch_sizes
 }
-figure = bias_variance_figures.draw_trade_offs(trade_offs, loss_mean)
+names = {"bias": "squared bias", "noise": "variance", "rmse": "their sum"}
+figure, axes = plt.subplots(1, len(trade_offs), figsize=(3.6 * len(trade_offs), 4.1), squeeze=False)
+for axis, (size, trade) in zip(axes[0], trade_offs.items(), strict=True):
+    for column, name in names.items():
+        axis.plot(trade.curves.threshold, trade.curves[column] ** 2, label=name, **plots.line(looks[name]))
+    dots_here, least = trade.releases, trade.error_at(trade.best) ** 2
+    error = 4 * dots_here.rmse * dots_here.rmse_error
+    axis.errorbar(
+        dots_here.threshold,
+        dots_here.rmse**2,
+        yerr=error,
+        color="0.1",
+        label="sum, simulated (± 2 standard errors)",
+        **bars,
+    )
+    axis.plot(trade.best, least, "*", markersize=16, color="C1", markeredgecolor="black", label="least")
+    axis.axvline(loss_mean, color="0.4", linestyle=":", label="the paper's $R_l = L$")
+    axis.axvline(3 * loss_mean, color="0.4", linestyle="--", label="sum of three losses")
+    axis.set(xlim=(0, 4 * loss_mean), ylim=(0, 6 * least), xlabel="threshold $R_l$ (nats)")
+    axis.set_title(f"B = {size:,}: at L {trade.error_at(loss_mean) ** 2 / least:.3g} times the least")
+axes[0, 0].set_ylabel("squared error of the mean loss (nats²)")
+plots.shared_legend(figure, axes[0], ncols=3)
 
 # %%
-summary = bias_variance_figures.trade_off_findings(trade_offs, loss_mean)
+rows = {size: {"best R_l (nats)": one.best, "best R_l / L": one.best / loss_mean} for size, one in trade_offs.items()}
+for size, one in trade_offs.items():
+    least = one.error_at(one.best) ** 2
+    rows[size] |= {"least error": least, "at L / least": one.error_at(loss_mean) ** 2 / least}
+    rows[size]["at the sum of three / least"] = one.error_at(3 * loss_mean) ** 2 / least
 plots.save(
     figure,
     "01_bias_variance_batches",
@@ -319,9 +363,8 @@ plots.save(
     inputs=[],
     shows="Squared bias, variance and their sum for the private mean of normal losses against R_l, for several batch sizes.",
     claim='Theorem 1 and §"Bias-variance trade-off": R_l = L makes the clipping bias close to zero and the noise small.',
-    summary=summary,
 )
-plots.what_to_see(summary)
+pd.DataFrame.from_dict(rows, orient="index").rename_axis("B").round(3)
 
 # %% [markdown]
 # The best threshold grows with $B$, since noise fades and bias does not. In small batches it lies below the mean loss, so that *most* losses are
@@ -342,7 +385,26 @@ plots.what_to_see(summary)
 # %%
 moments = bias_variance.loss_moments(probed, sizes["stages"])
 display(moments.style.format(precision=3))
-figure = bias_variance_figures.draw_losses(probed, sizes["stages"])
+figure, axes = plt.subplots(2, len(sizes["stages"]), figsize=(3.6 * len(sizes["stages"]), 5.6), squeeze=False)
+for (top, bottom), stage in zip(axes.T, sizes["stages"], strict=True):
+    batches = [clouds.losses_of(run, stage, "batch")[1] for run in probed]
+    mean, std = batches[0].mean(), batches[0].std()
+    fine = np.linspace(mean - 3.5 * std, mean + 5 * std, 200)
+    top.hist(batches[0], bins=fine[::4].tolist(), density=True, color="0.7", label="losses of one batch")
+    top.plot(fine, stats.norm.pdf(fine, mean, std), color="C1", label="normal, same mean and sd")
+    top.set(title=f"step {stage}", xlabel="loss of a sample (nats)")
+    biases = np.array([bias_variance.relative_biases(batch) for batch in batches]).swapaxes(0, 1)
+    for values, colour, label in zip(biases, ("C0", "C1"), ("actual", "normal (Corollary 1)"), strict=True):
+        bottom.plot(bias_variance.RATIOS, values.mean(axis=0), color=colour, label=label)
+        bottom.fill_between(bias_variance.RATIOS, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.2)
+    cut, said = (moments[name][stage] for name in ("bias_at_L", "normal_bias_at_L"))
+    bottom.set(title=f"at L {cut:.0%} is cut; a normal says {said:.0%}", xlabel="threshold $R_l$ / mean loss $L$")
+    bottom.set(xscale="log", yscale="log", ylim=(1e-3, 3))
+    bottom.axvline(1, color="0.4", linestyle=":")
+    plots.log_ticks(bottom.xaxis, [0.2, 1, 5, 20])
+axes[0, 0].set_ylabel("density (1/nat)")
+axes[1, 0].set_ylabel("clipping bias / mean loss")
+plots.shared_legend(figure, axes[:, 0], ncols=3)
 
 # %%
 summary = [
@@ -540,7 +602,19 @@ plots.what_to_see(summary)
 # ## Verdict
 
 # %%
-decided = bias_variance_figures.verdicts(max(distances), len(dots) + 2 * len(releases), moments)
+values, bias = len(dots) + 2 * len(releases), moments.bias_at_L
+decided = [
+    Verdict(
+        "Theorem 1 and Corollary 1: clipping bias and noise of a private mean loss",
+        by_proof(max(distances) < 4),
+        f"{values} simulated values lie within {max(distances):.1f} standard errors of the formulas",
+    ),
+    Verdict(
+        "R_l = L leaves a clipping bias close to zero",
+        by_row(bias < 0.05),
+        f"of the mean loss it is {', '.join(f'{share:.0%} at step {step}' for step, share in bias.items())}",
+    ),
+]
 verdict("01_bias_variance", decided, parameters=parameters, inputs=run_inputs[:1])
 
 # %% [markdown]

@@ -69,8 +69,8 @@ from hyfreedp.experiments.book.sliders import sliders
 from hyfreedp.experiments.store import plots
 from hyfreedp.experiments.store.cache import cached
 from hyfreedp.experiments.store.paths import CELLS
-from hyfreedp.experiments.store.verdicts import verdict
-from hyfreedp.experiments.studies import noise_split, noise_split_figures
+from hyfreedp.experiments.store.verdicts import Verdict, by_proof, verdict
+from hyfreedp.experiments.studies import noise_split
 
 # %%
 plots.use_style()
@@ -142,18 +142,44 @@ table[["section", "accountant", "composition", "loss_mechanism", "target_epsilon
 # happens to the gradient under the even split at $K = 1$, where three quarters of all accesses are losses?
 
 # %%
+COLUMNS = {"rdp": "RDP, as the paper composes", "gdp": r"$\mu$-GDP, as the paper composes", "pld": "PLD, same batch"}
+LINES = [  # panel, split, column, label, style
+    (0, "gaussian", "sigma", r"vanilla DP-SGD, $\sigma$", "best"),
+    (0, "gaussian", "sigma_gradient", r"HyFreeDP, $\sigma_g = \gamma\sigma$", "robust"),
+    (0, "even", "sigma_gradient", r"even split, $\sigma_g = \sigma_l$", "worst"),
+    (1, "gaussian", "loss_std", r"$\sigma_l$, Gaussian", "paper"),
+    (1, "laplace", "loss_std", r"$\sigma_l$, Laplace", "reference"),
+    (1, "even", "loss_std", r"even split, $\sigma_g = \sigma_l$", "worst"),
+]
+
+
+def draw_noises(rows, column, label, ticks, finding):
+    """Gradient noise above, loss noise below, one column per accountant, against a column of the table."""
+    figure, axes = plt.subplots(2, 3, figsize=(10, 6), sharex=True, sharey="row")
+    for line, (accountant, title) in zip(axes.T, COLUMNS.items(), strict=True):
+        here = rows[rows.accountant == accountant].sort_values(column)
+        splits = dict(list(here[~here.even].groupby("loss_mechanism"))) | {"even": here[here.even]}
+        for panel, split, value, name, style in (one for one in LINES if one[1] in splits):
+            part = splits[split]
+            line[panel].plot(part[column], part[value], label=name, markersize=5, **plots.STYLES[style])
+        line[0].set_title(title)
+        line[1].set(xscale="log", yscale="log", xlabel=label)
+        plots.log_ticks(line[1].xaxis, ticks)
+    axes[0, 0].set_ylabel("gradient noise multiplier")
+    axes[1, 0].set_ylabel("loss noise\n(standard deviation / $R_l$)")
+    plots.log_ticks(axes[1, 0].yaxis)
+    figure.suptitle(finding, fontsize="large")
+    plots.shared_legend(figure, axes[:, 0], ncols=3, fontsize="small")
+    return figure
+
+
+# %%
 rows = table[table.section == "interval"]
-figure = noise_split_figures.draw_noises(
-    rows,
-    "interval",
-    "probing interval $K$ (steps)",
-    grid["intervals"],
-    finding="The gradient noise is the same at every K; the loss noise falls",
-)
+finding = "The gradient noise is the same at every K; the loss noise falls"
+figure = draw_noises(rows, "interval", "probing interval $K$ (steps)", grid["intervals"], finding)
 
 # %%
 inputs = ["calibrations, each a cell of data/cells"]
-summary = noise_split_figures.interval_findings(rows, grid, epsilon)
 plots.save(
     figure,
     "03_noise_split",
@@ -161,9 +187,11 @@ plots.save(
     inputs=inputs,
     shows="Gradient noise and loss noise against the probing interval, under RDP, GDP and PLD, and the even split.",
     claim='Fig. "noise grad loss": only a little more gradient noise; the even split needs much more when probing often.',
-    summary=summary,
 )
-plots.what_to_see(summary)
+rows = rows.assign(more_gradient_noise=100 * (rows.sigma_gradient / rows.sigma - 1))
+splits = rows[rows.loss_mechanism == "gaussian"].replace({"even": {True: "even split", False: "HyFreeDP"}})
+ends = splits[splits.interval.isin([min(grid["intervals"]), max(grid["intervals"])])]
+ends.pivot(index=["accountant", "even"], columns="interval", values=["more_gradient_noise", "sigma_loss"]).round(2)
 
 # %% [markdown]
 # The gradient noise does not depend on $K$ at all: $\gamma$ fixes it, and all probes share what that leaves. So the
@@ -185,30 +213,24 @@ plots.what_to_see(summary)
 
 # %%
 rows = table[table.section == "epsilon"]
-figure = noise_split_figures.draw_noises(
-    rows,
-    "target_epsilon",
-    r"target $\varepsilon$",
-    grid["epsilons"],
-    finding="One batch (right): the ratio stays; independent: it collapses",
-    ratio=True,
-)
+finding = "Both noises fall as the budget grows"
+figure = draw_noises(rows, "target_epsilon", r"target $\varepsilon$", grid["epsilons"], finding)
 
 # %%
-summary = noise_split_figures.epsilon_findings(rows, grid, interval)
 plots.save(
     figure,
     "03_noise_split_epsilon",
     parameters=parameters,
     inputs=inputs,
-    shows=f"Gradient noise, loss noise and their ratio against the target epsilon at K = {interval}.",
+    shows=f"Gradient noise and loss noise against the target epsilon at K = {interval}.",
     claim='Fig. "noise grad loss": the gradient noise exceeds that of vanilla DP-SGD by 1 % at every budget.',
-    summary=summary,
 )
-plots.what_to_see(summary)
+split = rows[~rows.even & (rows.loss_mechanism == "gaussian")]
+ratio = split.assign(ratio=split.sigma_loss / split.sigma_gradient)
+ratio.pivot(index="accountant", columns="target_epsilon", values="ratio").rename(index=COLUMNS).round(2)
 
 # %% [markdown]
-# With one batch per step the ratio hardly moves, since both noises hide the same record in the same draw. Counted as if
+# The table has the ratio $\sigma_l/\sigma_g$. With one batch per step it hardly moves, since both noises hide the same record in the same draw. Counted as if
 # independent, the losses seem to become cheap at large $\varepsilon$: the ratio collapses.
 #
 # ## 4. What each pair really costs
@@ -227,7 +249,8 @@ plots.what_to_see(summary)
 
 # %%
 rows = table[table.section == "true cost"]
-pair = noise_split.split_of(noise_split_figures.papers_pairs(rows).loc[epsilon])
+papers = rows[(rows.accountant == "rdp") & (rows.composition == "independent")].set_index("target_epsilon", drop=False)
+pair = noise_split.split_of(papers.loc[epsilon])
 simulated = cached(
     CELLS,
     noise_split.simulated_deltas,
@@ -236,10 +259,33 @@ simulated = cached(
     runs=grid["runs"],
     seeds=seeds,
 )
-figure = noise_split_figures.draw_true_costs(rows, grid["targets"], pair, simulated)
 
 # %%
-summary = noise_split_figures.true_cost_findings(table, grid, pair, simulated)
+figure, (costs, curves) = plt.subplots(1, 2, figsize=(10, 4.4), width_ratios=(1.15, 1))
+ways = [(composition, accountant) for composition in noise_split.COMPOSITIONS for accountant in noise_split.ACCOUNTANTS]
+for place, (style, target) in enumerate(zip(plots.SERIES, grid["targets"], strict=False)):
+    at = rows[rows.target_epsilon == target].set_index(["composition", "accountant"]).true_epsilon / target
+    heights = np.arange(len(ways)) + 0.2 * (place - 1)  # side by side, so that none hides another
+    costs.plot(at.loc[ways], heights, label=rf"target $\varepsilon$ = {target:g}", **plots.marks(style))
+costs.axvline(1, color="0.3", linewidth=1)
+costs.set_yticks(range(len(ways)), [f"{one.replace('_', ' ')}, {accountant.upper()}" for one, accountant in ways])
+costs.invert_yaxis()
+costs.set(xlabel=r"true $\varepsilon$ / target $\varepsilon$", title="Right of the line: costs more than it claims")
+plots.legend_below(costs, ncols=2)
+budgets = np.linspace(0, 2.2 * epsilon, 45)
+for count, label, style in (
+    ("independent", "as counted: independent batches", "paper"),
+    ("same_batch", "as run: one batch per step", "robust"),
+):
+    curves.plot(budgets, delta_curve(pair, count, budgets), label=label, markevery=8, **plots.STYLES[style])
+bars = {"yerr": 2 * simulated.error, "fmt": "kD", "markersize": 4, "label": "simulated runs (2 standard errors)"}
+curves.errorbar(simulated.epsilon, simulated.delta, **bars)
+curves.axhline(pair.target_delta, color="0.3", linewidth=1, label=r"target $\delta$")
+curves.set(yscale="log", ylim=(pair.target_delta / 20, 1), xlabel=r"$\varepsilon$", ylabel=r"$\delta(\varepsilon)$")
+curves.set_title(f"The pair that should cost {epsilon:g} really costs {papers.true_epsilon[epsilon]:.2f}")
+plots.legend_below(curves)
+
+# %%
 plots.save(
     figure,
     "03_noise_split_compositions",
@@ -247,9 +293,9 @@ plots.save(
     inputs=inputs,
     shows="The epsilon that each calibrated pair really costs, and delta(epsilon) of the paper's pair with a simulation.",
     claim='Thm. "DP" and Algorithm 2: the calibrated pair makes Algorithm 1 (epsilon, delta)-DP at the target.',
-    summary=summary,
 )
-plots.what_to_see(summary)
+counts = {name: delta_curve(pair, name, list(simulated.epsilon)) for name in ("same_batch", "independent")}
+display(simulated.assign(**counts).set_index("epsilon").style.format("{:.1e}"))
 
 # %%
 columns = ["composition", "accountant", "target_epsilon", "sigma_gradient", "sigma_loss", "true_epsilon"]
@@ -261,8 +307,9 @@ plots.save_table(
     inputs=inputs,
     shows="Calibrated pairs of three accountants under three compositions, and the epsilon that each really costs.",
     claim='Thm. "DP" and Algorithm 2: the calibrated pair makes Algorithm 1 (epsilon, delta)-DP at the target.',
-    summary=summary,
 )
+by_interval = table[table.section == "true cost by interval"].set_index("interval").true_epsilon.rename("true epsilon")
+display(by_interval.to_frame(f"what the paper's pair for {epsilon:g} really costs").T.round(2))
 plots.folded(f"All {len(real)} pairs", real.style.hide(axis="index").format(precision=3))
 
 # %% [markdown]
@@ -286,7 +333,7 @@ plots.folded(f"All {len(real)} pairs", real.style.hide(axis="index").format(prec
 # **Predict first.** At one false alarm in a thousand: how many times as many right answers as Algorithm 2 allows?
 
 # %%
-attacked = noise_split.split_of(noise_split_figures.papers_pairs(rows).loc[grid["targets"][-1]])
+attacked = noise_split.split_of(papers.loc[grid["targets"][-1]])
 rng, games = np.random.default_rng(seeds), grid["runs"]
 
 
@@ -367,28 +414,23 @@ plots.what_to_see(summary)
 # the excess of `true_independent` over the target?
 
 # %%
-formula = noise_split_figures.mu_gdp_table(rows)
-formula.style.hide(axis="index").format(precision=4)
-
-# %%
-figure = noise_split_figures.draw_mu_gdp(formula, rows, epsilon)
-
-# %%
+formula = noise_split.mu_gdp_table(rows)
 summary = [
     f"Target {row.target:g}: vanilla DP-SGD at the sigma of GDP costs {row.true_vanilla:.2f}, the pair {row.true_same_batch:.2f} "
     f"counted on the same batch, {row.true_independent:.2f} by the equation. Of its excess of {row.true_independent - row.target:.2f} the limit "
     f"theorem has {row.true_vanilla - row.target:.2f}, independent counting the rest"
     for row in formula.itertuples()
 ]
-plots.save(
-    figure,
+plots.save_table(
+    formula,
     "03_noise_split_gdp",
     parameters=parameters,
     inputs=inputs,
-    shows="The true cost of noises calibrated by mu-GDP, and its delta(epsilon) beside the exact one.",
+    shows="Eq. (muGDP) for its own pairs, and what they really cost.",
     claim="Eq. (muGDP): an asymptotic estimation of the cost of vanilla DP-SGD and of HyFreeDP.",
     summary=summary,
 )
+display(formula.style.hide(axis="index").format(precision=4))
 plots.what_to_see(summary)
 
 # %% [markdown]
@@ -477,12 +519,18 @@ sliders(
 # ## Verdict
 
 # %%
-verdict(
-    "03_noise_split",
-    noise_split_figures.verdicts(table[table.section == "true cost"], grid["targets"]),
-    parameters=parameters,
-    inputs=inputs,
-)
+cost = table[table.section == "true cost"].set_index(["accountant", "composition", "target_epsilon"]).true_epsilon
+claims = {
+    "independent": "Algorithm 2: its pair of noises keeps Algorithm 1 within epsilon",
+    "epsilon_sum": "Appendix: the pair of noises whose epsilons add up keeps Algorithm 1 within epsilon",
+}
+decided = []
+for count, claim in claims.items():
+    real = cost["rdp", count][grid["targets"]]
+    told = ", ".join(f"{one:.2f} for {target:g}" for target, one in real.items())
+    number = f"on the one batch that a step has, its pairs really cost {told}"
+    decided.append(Verdict(claim, by_proof((real <= real.index).all()), number))
+verdict("03_noise_split", decided, parameters=parameters, inputs=inputs)
 
 # %% [markdown]
 # ## Where this differs from the paper

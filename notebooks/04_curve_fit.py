@@ -64,6 +64,7 @@ import pandas as pd
 import torch
 from IPython.display import display
 
+from hyfreedp import QuadraticFit
 from hyfreedp.experiments.book.answers import truth
 from hyfreedp.experiments.book.exercises import check
 from hyfreedp.experiments.book.sliders import sliders
@@ -73,7 +74,7 @@ from hyfreedp.experiments.store import archive, plots
 from hyfreedp.experiments.store.cache import cached
 from hyfreedp.experiments.store.paths import CELLS, RESULTS
 from hyfreedp.experiments.store.verdicts import Verdict, by_interval, mean_interval, verdict
-from hyfreedp.experiments.studies import landscape, landscape_figures
+from hyfreedp.experiments.studies import landscape
 from hyfreedp.experiments.tasks.registry import TASKS
 from hyfreedp.experiments.tasks.scores import losses_of
 from hyfreedp.look import CLEAR, LADDER, PUBLIC_SEED, choose, look_steps, noise_to_come
@@ -126,7 +127,34 @@ draws = {"repeats": 20 if smoke else 200, "seed": 0}
 # loss along $\mathbf G$?
 
 # %%
-figure = landscape_figures.draw(curves, **draws)
+fine = np.linspace(-1.25, 1.25, 101)
+style = plots.STYLES["paper"]
+
+
+def draw_parabola(axis, fit, **looks):
+    """A fit in x = distance / h."""
+    axis.plot(fine, fit.intercept - fit.slope * fine + fit.curvature * fine**2 / 2, **looks)
+
+
+reached = sorted(curves.step.unique())
+figure, axes = plt.subplots(2, len(reached), figsize=(11, 6.4), sharex=True, squeeze=False)
+for (top, bottom), step in zip(axes.T, reached, strict=True):
+    here = {kind: rows for kind, rows in curves[curves.step == step].groupby("kind")}
+    for axis in (top, bottom):
+        axis.plot(here["raw"].x, here["raw"].value, color="0.45", linewidth=3, alpha=0.6, label="raw loss")
+    raw, clipped, noised = landscape.fits_at(curves, step, **draws)
+    top.plot(here["points"].x, here["points"].value, "o", color="black", label="raw, five points")
+    draw_parabola(top, raw, color="black", linewidth=1, label="parabola through raw")
+    top.plot(here["clipped"].x, here["clipped"].value, label="clipped", **plots.marks(style))
+    draw_parabola(top, clipped, label="parabola through clipped", **plots.line(style))
+    for row in noised:
+        draw_parabola(bottom, QuadraticFit(*row), color=style["color"], linewidth=0.5, alpha=0.35)
+    draw_parabola(bottom, QuadraticFit(*noised[0]), color="black", linestyle="--", label="one of the noised")
+    top.set_title(f"step {step}: $R_l$ = {here['raw'].threshold.iloc[0]:.2g} nats")
+    bottom.set(title=f"noise {here['raw'].noise.iloc[0]:.2g} nats", xlabel="along the update (h)")
+axes[0, 0].set_ylabel("mean loss (nats)")
+figure.suptitle("Clipping moves the parabola (above), noise replaces it (below)", fontsize="large")
+plots.shared_legend(figure, axes.flat, ncols=3, fontsize="small")
 
 # %% [markdown]
 # The table has $b$ and $a$ of the raw losses, of the clipped ones, and their noise (standard deviation); `b/a` is in units of
@@ -163,7 +191,7 @@ plots.what_to_see(summary)
 # rise. What is left falls longer, and its bottom lies farther out. At step 90 of the default run $R_l$ has fallen to its floor of 0.1 nats, and nearly all of the loss
 # sits in records above it. Hardly any of the slope is left.
 #
-# *Noise* (lower row). It is small against the loss and large against its change. The dotted line is the $b/a$ of one draw, where it is on the axis.
+# *Noise* (lower row). It is small against the loss and large against its change.
 # The paper's claim needs a loss that changes much over the probed distance, and a large batch.
 #
 # And at $h = \eta$, where Algorithm 1 looks? There the loss is a straight line. Its curvature drowns, and the signs are coin flips:

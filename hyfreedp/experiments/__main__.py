@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,7 @@ from hyfreedp.experiments.store import archive
 from hyfreedp.experiments.store.paths import workspace
 from hyfreedp.experiments.studies import document_runs, dynamics
 from hyfreedp.experiments.tables import grid, language_generation, small_tasks
-from hyfreedp.experiments.tables import plan as comparison
+from hyfreedp.experiments.tables.plan import SCALES
 
 REPRODUCE = """\
 Executes the notebooks and writes build/<profile>/: the notebooks, figures/, and report.html. No committed file changes.
@@ -25,7 +24,7 @@ Training runs are read from the committed records, data/results/<profile>/runs.t
 seven of those, others each time, are trained again and compared (not with --only). --fresh trains all.
 
 An interrupted or repeated command goes on where it was: training runs are kept as cells in data/cells (or
-$HYFREEDP_CELLS), and a notebook is executed again only if something that it depends on has changed since.
+$HYFREEDP_CELLS), and a notebook is executed again only if its source, the package or its parameters have changed since.
 
 examples:
   python -m hyfreedp.experiments reproduce --profile smoke
@@ -39,8 +38,7 @@ Trains the runs of the accuracy tables that are missing, first those that search
 then those that are tested, and writes data/results/<profile>/image_classification.csv. An interrupted or repeated
 command goes on where it was. A failed run does not stop the others; it is named at the end with its error.
 
-exit status: 0; 1 if a run failed, or if one trained again ended farther from its record than another seed would; 2 if
-the command is wrong, 130 if interrupted."""
+exit status: 0; 1 if a run failed; 2 if the command is wrong, 130 if interrupted."""
 
 
 def _accuracy(options: argparse.Namespace) -> None:
@@ -109,7 +107,7 @@ def main(arguments: list[str] | None = None) -> int:
     texts = command("documents", _documents, "rates learned on the documents of a file, for notebook 07; an hour")
     texts.add_argument("file", help=".txt, or .jsonl with the key text or abstract: a record each")
     tables = command("grid", _grid, "train what the accuracy tables need; minutes (laptop) to days (paper)", GRID)
-    tables.add_argument("--profile", choices=comparison.SCALES, required=True, help="how large")
+    tables.add_argument("--profile", choices=SCALES, required=True, help="how large")
     for training in (small, tuning, e2e, texts, tables):
         training.add_argument("--jobs", **jobs, help="worker processes")
     cells: dict[str, Any] = {"type": Path, "default": workspace().cells, "metavar": "FOLDER"}
@@ -117,7 +115,6 @@ def main(arguments: list[str] | None = None) -> int:
     instead = tables.add_mutually_exclusive_group()
     instead.add_argument("--dry-run", action="store_true", help="only list the runs, done or missing")
     instead.add_argument("--write-specs", type=Path, metavar="FOLDER", help="only write specs, for workflow managers")
-    instead.add_argument("--again", type=int, metavar="N", help="train N committed numbers again, and compare")
 
     options = parser.parse_args(arguments)
     return options.run(options) or 0
@@ -152,22 +149,9 @@ def _grid(options: argparse.Namespace) -> int | None:
         print(grid.listing(options.profile, options.cells))
     elif options.write_specs:
         grid.write_specs(options.profile, options.cells, options.write_specs)
-    elif options.again is not None:
-        return _grid_again(options)
     else:
         return grid.run(options.profile, options.cells, workspace().results, jobs=options.jobs)
     return None
-
-
-def _grid_again(options: argparse.Namespace) -> int:
-    here = workspace()
-    folder, table = here.build / options.profile / "again", here.results / options.profile / comparison.TABLE
-    if options.again < 1:
-        options.error(f"--again must be at least 1, got {options.again}")
-    if not table.exists():
-        options.error(f"no number of profile {options.profile} is committed: {table} is not there")
-    shutil.rmtree(folder, ignore_errors=True)  # of the time before
-    return grid.again(options.profile, folder, here.results, number=options.again, jobs=options.jobs)
 
 
 def _setting(text: str) -> tuple[str, str]:

@@ -41,7 +41,6 @@ check_parameters(
 )
 
 # %%
-import matplotlib.pyplot as plt
 import pandas as pd
 import seaborn as sns
 
@@ -85,12 +84,13 @@ bases = {task: Spec(task=task, epsilon=epsilon, steps=10 if smoke else None) for
 # %%
 recorded = pd.concat(pd.read_csv(path) for path in sorted(RESULTS.glob("*/accuracy.csv")))
 tuned = {task: dynamics.tuned_by_hand(base, recorded, CELLS) for task, base in bases.items()}
-searches = [spec for base in bases.values() for spec in dynamics.curve_specs(base, intervals)]
-curves = [*searches, *map(dynamics.robust_spec, bases.values()), *tuned.values()]
-runs = [one for spec in curves for one in with_seeds(spec, seeds)]
+lines = {}
+for task, base in bases.items():
+    lines |= dynamics.series(base, tuned[task], intervals)
+runs = [one for spec in dict.fromkeys(lines.values()) for one in with_seeds(spec, seeds)]
 inputs = [f"cell {spec.key}" for spec in runs]
 results = tabulate(run_cells(runs, CELLS, jobs=jobs, description="training runs"))
-steps = dynamics.steps_of(runs, CELLS)
+rows = dynamics.steps_of(lines, seeds, CELLS)
 
 # %% [markdown]
 # The paper draws the training loss. Here it is the loss on test data, because that of the training batch is not private and so not in these records.
@@ -134,15 +134,6 @@ def numbers(rows):
 
 
 # %%
-starts = [f"{task}, from {start:g}" for task in tasks for start in dynamics.STARTS]
-parts = []
-for start in starts:
-    here = steps[steps.task == start.split(",")[0]]
-    probing = (here.method == "paper") & (here.learning_rate == float(start.split()[-1]))
-    names = {"robust": "robust", "paper": "K = " + here.interval.astype(str)}
-    named = here.method.where(here.method.isin(["robust", "paper"]), "tuned").replace("paper", None)
-    parts.append(here.assign(start=start, series=named.fillna(names["paper"]))[probing | (here.method != "paper")])
-rows = pd.concat(parts, ignore_index=True)
 figure = draw(rows, "The first rate decides: the search keeps it, whether it suits or not")
 
 # %%
@@ -270,4 +261,3 @@ check(probes, lambda: probes_to_reach(0.01, 1e-4), relative=0.001)
 # *Solution.* Exponential: $L_R = \mu(1 - e^{-R/\mu})$, so $x = R/\mu$ solves $x = 3(1 - e^{-x})$: $x \approx 2.82$, a healthy threshold. Two values:
 # $L_R = p \min(1, R)$, so it rests at $R = 3p$ if $p \ge 1/3$; if $p < 1/3$ every update multiplies it by $3p < 1$ and it falls
 # to the floor, while the true mean loss is still $p$.
-

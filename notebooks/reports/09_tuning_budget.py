@@ -53,13 +53,17 @@ check_parameters(
 )
 
 # %%
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import seaborn as sns
 from scipy.stats import binom
 
 from hyfreedp.experiments.book.exercises import check
 from hyfreedp.experiments.store import plots
 from hyfreedp.experiments.store.paths import CELLS
-from hyfreedp.experiments.store.verdicts import verdict
-from hyfreedp.experiments.studies import noise_split, noise_split_figures
+from hyfreedp.experiments.store.verdicts import Verdict, by_row, verdict
+from hyfreedp.experiments.studies import noise_split
 from hyfreedp.experiments.tables import rate_map, tuning_budget
 
 # %%
@@ -100,33 +104,46 @@ runs = [5.0] if smoke else [5.0, 16.0]  # of a random search, on average
 data = noise_split.DataSet("parameters", records, batch_size, epochs)
 budgets = [data.budget(target) for target in targets]
 costs = tuning_budget.costs(CELLS, budgets, batch_size=batch_size, interval=interval, runs=runs)
-methods = tuning_budget.methods(runs[0])
 
 # %% [markdown]
 # Each row of the table is a method at one budget. `share_percent` and `noise_percent` are defined above; `paper_percent` is the
 # paper's entry (15 for its own simulation, in its Section "Experiments", although its table says 20).
 
 # %%
-shown = tuning_budget.comparison(costs, methods, targets)
+shown = tuning_budget.comparison(costs, targets, runs[0])
 formats = {"epsilon": "{:g}", "share_percent": "{:.3f}", "noise_percent": "{:.3f}"}
 plots.folded(f"All {len(shown)} rows", shown.style.hide(axis="index").format(formats))
 
 # %%
-figure = tuning_budget.draw_costs(shown)
+units = {"share_percent": "share of epsilon not left to training (%)", "noise_percent": "more noise (%)"}
+order = ["method", "epsilon"]
+long = shown.melt(order, list(units), "quantity", "percent").replace({"quantity": units})
+printed = shown[shown.paper_percent.isin(["15", "20"])].drop_duplicates("method")
+printed = printed.assign(
+    quantity=units["share_percent"], percent=printed.paper_percent.astype(float), epsilon="the paper's"
+)
+long = pd.concat([long.astype({"epsilon": str}), printed[[*order, "quantity", "percent"]]], ignore_index=True)
+look = {"hue": "epsilon", "style": "epsilon", "s": 80, "height": 4.4, "aspect": 1}
+grid = sns.relplot(long, x="percent", y="method", col="quantity", **look)
+grid.set(xscale="log", ylabel="").set_titles("{col_name}").set_xlabels("percent")
+figure = grid.figure
+figure.suptitle("Learning inside the run costs a few percent, a counted search a third or more", y=1.04)
 
 # %%
-summary = tuning_budget.cost_findings(costs, methods, data.budget(epsilon), batch_size)
 saved = {
     "parameters": parameters,
     "inputs": ["tables of calibrations, cells of data/cells"],
     "claim": 'Tab. "hyperparam comparison": hyperparameters take 0 % (vanilla, automatic clipping), about 20 % (adaptive '
     "clipping, DP-hyper) and below 1 % (HyFreeDP) of the budget.",
-    "summary": summary,
 }
 shows = "The share of the privacy budget that each way of choosing hyperparameters takes from training, and the noise it adds."
 plots.save(figure, "09_tuning_budget", shows=shows, **saved)
 plots.save_table(shown, "09_tuning_budget_table", shows="The same as a table, at several budgets.", **saved)
-plots.what_to_see(summary)
+for part in (0.2, 0.01):
+    count_noise = tuning_budget.quantile_noise_for_share(part, budget=data.budget(epsilon))
+    print(
+        f"adaptive clipping would take {part:.0%} only with sigma_b = {count_noise:.2f}, B / {batch_size / count_noise:.0f}"
+    )
 
 # %% [markdown]
 # **Adaptive clipping is nearly free** by its authors' own formula. A count over the whole batch changes little by one record, and it
@@ -149,10 +166,24 @@ over = (
 )
 rows = noise_split.share_rows(data_sets, targets, data, epsilon=epsilon, interval=interval, **over)
 splits = noise_split.calibrations(rows, CELLS)
-figure = noise_split_figures.draw_shares(splits, interval, records, epsilon)
+splits["percent"] = 100 * splits.probe_share
+figure, axes = plt.subplots(1, 2, figsize=(10, 3.8), sharey=True)
+sections = {"data": ("target_epsilon", "data"), "interval": ("interval", "gamma")}
+for axis, (section, (column, group)) in zip(axes, sections.items(), strict=True):
+    part = splits[splits.section == section]
+    for (name, line), style in zip(part.groupby(group, sort=False), plots.SERIES, strict=False):
+        label = name if group == "data" else rf"$\gamma$ = {name:g}"
+        axis.plot(line[column], line.percent, label=label, markersize=5, **style)
+    axis.axhline(1, color="0.3", linewidth=1)
+    axis.set_xscale("log")
+    plots.log_ticks(axis.xaxis, list(part[column].unique()))
+    plots.legend_below(axis, ncols=3)
+axes[0].set(xlabel=r"target $\varepsilon$", ylabel=r"HyFreeDP's share of $\varepsilon$ (%)", ylim=(0, None))
+axes[0].set_title(rf"The share grows with the budget ($\gamma$ = 1.01, $K$ = {interval})")
+axes[1].set_xlabel("probing interval $K$ (steps)")
+_ = axes[1].set_title(rf"$\gamma$ matters, $K$ does not (N = {records:,}, $\varepsilon$ = {epsilon:g})")
 
 # %%
-summary = noise_split_figures.share_findings(splits, interval)
 plots.save(
     figure,
     "09_tuning_budget_grid",
@@ -160,9 +191,8 @@ plots.save(
     inputs=["calibrations, each a cell of data/cells"],
     shows="HyFreeDP's share of the budget against epsilon for the paper's data sets, and against K for several gammas.",
     claim='Tab. "hyperparam comparison": below 1 % of the budget.',
-    summary=summary,
 )
-plots.what_to_see(summary)
+splits.groupby(["section", "gamma"]).percent.agg(["min", "max"]).round(2)
 
 # %% [markdown]
 # One percent more *noise* is not one percent of $\varepsilon$: $\varepsilon$ falls faster than the noise grows, the more so the
@@ -188,7 +218,7 @@ plots.what_to_see(summary)
 # **Predict first.** How many cells of the SGD map will be within two points of its best?
 
 # %%
-runs = rate_map.specs(profile, epsilon, seeds)
+runs_on_average, runs = runs[0], rate_map.specs(profile, epsilon, seeds)
 results = rate_map.train(runs, CELLS, jobs=jobs)
 results.groupby(["base", "method"], sort=False).percent.agg(["count", "min", "max"]).round(1)
 
@@ -197,10 +227,27 @@ results.groupby(["base", "method"], sort=False).percent.agg(["count", "min", "ma
 # median over the steps of the rate it took.
 
 # %%
-figure = rate_map.draw(results)
+accuracies = rate_map.means(results)
+figure, axes = plt.subplots(2, 2, figsize=(10, 5.6), width_ratios=(1.35, 1), height_ratios=(6, 1))
+look = {"cmap": "cividis", "vmin": 10, "vmax": 100, "cbar": False, "linewidths": 0.5, "annot": True, "fmt": ".0f"}
+for (above, below), (base, title) in zip(axes.T, rate_map.TITLES.items(), strict=True):
+    vanilla = accuracies[base]["vanilla"].unstack().sort_index(ascending=False)
+    automatic = accuracies[base]["constant"].droplevel("clipping_threshold").to_frame("automatic").T
+    sns.heatmap(vanilla, ax=above, **look)
+    sns.heatmap(automatic, ax=below, **look)
+    found, rates = rate_map.learned_rate(results, base), np.log10(vanilla.columns)
+    levels = vanilla.index[vanilla.index <= 10]  # above, little is clipped, and no rate is equivalent
+    equivalent = np.log10([found / level if base == "sgd" else found for level in levels])
+    places = np.interp(equivalent, rates, np.arange(len(rates)) + 0.5, left=np.nan, right=np.nan)
+    above.plot(places, [vanilla.index.get_loc(level) + 0.7 for level in levels], "wo", markeredgecolor="black")
+    star = np.interp(np.log10(found), rates, np.arange(len(rates)) + 0.5)
+    below.plot(star, 0.75, "w*", markersize=13, markeredgecolor="black")
+    above.set(title=f"{title}: clipping at $R_g$", xlabel="", ylabel="")
+    below.set(xlabel=r"learning rate $\eta$", ylabel="")
+axes[0, 0].set_ylabel("clipping threshold $R_g$")
+_ = figure.suptitle(f"Test accuracy (%), mean of {seeds} runs; dots and star: the rate that preset robust finds")
 
 # %%
-summary = rate_map.findings(results, profile, epsilon)
 plots.save(
     figure,
     "09_tuning_budget_heatmap",
@@ -208,9 +255,14 @@ plots.save(
     inputs=[f"cell {spec.key}" for spec in runs],
     shows="Test accuracy of DP-SGD and DP-AdamW over clipping threshold and rate on digits, and where HyFreeDP trains.",
     claim='Fig. "heatmap": DP training works only in a narrow region of (R_g, rate), which has to be searched.',
-    summary=summary,
 )
-plots.what_to_see(summary)
+cells = accuracies.xs("vanilla", level="method").groupby("base")
+found = pd.DataFrame({"cells": cells.size(), "best": cells.max(), "worst": cells.min()})
+found["within 2 points of the best"] = cells.agg(lambda values: (values > values.max() - 2).sum())
+found["best, automatic clipping"] = accuracies.xs("constant", level="method").groupby("base").max()
+found["preset robust, no search"] = results[results.method == "robust"].groupby("base").percent.mean()
+found["epsilon of the search, counted"] = [rate_map.counted(profile, epsilon, number) for number in found.cells]
+found.round(1)
 
 # %% [markdown]
 # Read along the diagonals of the left map: for small $R_g$ the numbers repeat, as do those of the automatic row when shifted. Moving
@@ -222,7 +274,27 @@ plots.what_to_see(summary)
 # ## Verdict
 
 # %%
-decided = tuning_budget.verdicts(costs, methods, epsilon)
+share = costs.share_percent.xs(epsilon, level="target_epsilon")
+ours, adaptive = share["hyfreedp"].item(), share["adaptive clipping"].item()
+searches = [share[f"random search, {shape}", runs_on_average] for shape in tuning_budget.SHAPES]
+low, high = min(searches), max(searches)
+decided = [
+    Verdict(
+        "HyFreeDP takes less than 1 % of the budget",
+        by_row([ours < 1]),
+        f"{ours:.1f} % of epsilon = {epsilon:g} at gamma = 1.01",
+    ),
+    Verdict(
+        "Adaptive clipping takes about 20 %",
+        by_row([10 < adaptive < 40]),
+        f"{adaptive:.2f} % by its authors' own analysis",
+    ),
+    Verdict(
+        "DP-hyper takes about 20 %",
+        by_row([10 < low and high < 30]),
+        f"{low:.0f} to {high:.0f} % for a random search of five runs",
+    ),
+]
 verdict("09_tuning_budget", decided, parameters=parameters, inputs=saved["inputs"])
 
 # %% [markdown]

@@ -197,16 +197,13 @@ for axis, (noise, split) in zip(axes, splits.items(), strict=True):
 plots.shared_legend(figure, axes[:1], ncols=4, fontsize="small")
 
 # %%
-summary = campaign.joint_findings(joint)
 plots.save(
     figure,
     "10_audit",
     shows="What whole runs with gradient and probes on one batch cost: as counted in two ways, and lower bounds from running them.",
     claim="Alg. 2 and Eq. sigmas: with gradients and 3T/K losses composed as separate releases, the run is (epsilon, delta)-DP.",
-    summary=summary,
     **saved,
 )
-plots.what_to_see(summary)
 
 # %% [markdown]
 # Points above the curve of independent batches cannot be explained by it: the mechanism that really runs leaks more than Alg. 2 says. The
@@ -252,16 +249,13 @@ axis.set(xlabel=r"claimed $\varepsilon$", ylabel=rf"lower bound on $\varepsilon$
 axis.legend(fontsize="small")
 
 # %%
-summary = campaign.canary_findings(canaries)
 plots.save(
     figure,
     "10_audit_one_run",
     shows="Lower bounds on epsilon from single training runs with canaries, by what is claimed.",
     claim="HyFreeDP trains within the same (epsilon, delta) as a run at a fixed rate.",
-    summary=summary,
     **saved,
 )
-plots.what_to_see(summary)
 
 # %%
 columns = ["claimed", "lower_bound", "verdict"]
@@ -271,8 +265,6 @@ plots.save_table(
     pd.concat(table),
     "10_audit_table",
     shows="Every audit: what was claimed, the lower bound on epsilon and the verdict.",
-    claim="",
-    summary=[*campaign.joint_findings(joint), *campaign.canary_findings(canaries)],
     **saved,
 )
 

@@ -38,19 +38,25 @@ check_parameters(
 )
 
 # %%
+from ast import literal_eval
+
+import matplotlib.pyplot as plt
+import numpy as np
 import pandas as pd
+import seaborn as sns
 from IPython.display import Markdown, display
 
 from hyfreedp import calibrate_noise
-from hyfreedp.experiments.book import overview
+from hyfreedp.accounting.composition import spent
 from hyfreedp.experiments.book.answers import truth
 from hyfreedp.experiments.book.exercises import check
-from hyfreedp.experiments.runs.cells import run_cells, with_seeds
+from hyfreedp.experiments.runs.cells import read_steps, run_cells, tabulate, with_seeds
 from hyfreedp.experiments.runs.methods import EXTENDED_GRID
+from hyfreedp.experiments.runs.spec import Spec
 from hyfreedp.experiments.store import plots
 from hyfreedp.experiments.store.paths import CELLS, RESULTS
-from hyfreedp.experiments.store.verdicts import verdict
-from hyfreedp.experiments.tables import first_look, looks, small_tasks
+from hyfreedp.experiments.store.verdicts import COMPARABLE, Verdict, over_places, verdict
+from hyfreedp.experiments.tables import looks, small_tasks
 from hyfreedp.experiments.tasks.registry import TASKS
 
 # %%
@@ -95,7 +101,7 @@ print(plain)
 
 # %%
 trials = 2 * len(EXTENDED_GRID)
-tuned_epsilon = first_look.grid_epsilon(plain, trials)
+tuned_epsilon = spent(plain, trials * plain.steps, 0)
 text = (
     f"One run: epsilon = {plain.epsilon:.2f}. All {trials} runs together: **epsilon = {tuned_epsilon:.1f}**, computed by "
     f"composition at the same delta = {task.delta:g}. (Randomised searches with their own analysis do better: "
@@ -124,25 +130,12 @@ display(Markdown(text))
 #   records *look*: they compare how the run so far would have ended at other rates. Between two neighbours of eleven rates every record votes, 1, 0 or -1. No loss can count for more, so there is no
 #   threshold. The run goes on at the mean of the start and of what the looks found (the first counts until the second), and ends at an average of its weights.
 #
-# Notebook 04 shows why a parabola is short-sighted. The next figure is one step of both, after the paper's overview figure.
+# Notebook 04 shows why a parabola is short-sighted. The figure is one step of both, after the paper's Fig. "overview": HyFreeDP learns eta and R_l under DP and leaves all other hyperparameters at constants.
 # **Predict first:** is there a way from the raw side to the new $\eta$ that meets no noise? And of everything that happens in a step, what may be written to a log file that the world can read?
 
-# %%
-figure = overview.draw()
-
-# %%
-plots.save(
-    figure,
-    "12_first_run_overview",
-    parameters=parameters,
-    inputs=[],
-    shows="The flow of one step from Poisson batch to new learning rate, the probe of one preset above the look of the other; raw "
-    "values on dark ground at the left, private ones on light ground at the right; who sets each number is in its outline.",
-    claim='Fig. "overview": HyFreeDP learns eta and R_l under DP and leaves all other hyperparameters at constants.',
-    summary=overview.findings(task.steps),
-)
-
-# %% [markdown]
+#
+# ![one step of HyFreeDP: what is raw, what is private, and which hyperparameters are learned](../../docs/overview.svg)
+#
 # **What to see.** There is no such way: nothing crosses from the dark side to the light one but through a black box, which adds noise. All that is
 # on the light side follows from released values. By *post-processing* it may be logged and used again, also to look at
 # the records once more. That is how $G$, $R_l$ and the ray through the weights return to the left. Three kinds of numbers run a step, by their outline:
@@ -161,43 +154,85 @@ plots.save(
 
 # %%
 study = pd.read_csv(RESULTS / "laptop" / "accuracy.csv")
-choices = first_look.choices(study, epsilon=epsilon, interval=interval, steps=steps)
-runs = [spec for choice in choices.values() for spec in with_seeds(choice.spec, runs_each)]
+grid = small_tasks.summarise(study).query("task == 'digits' and method in ('constant', 'linear')")
+distance = np.log(grid.epsilon / epsilon).abs()
+grid = grid[distance == distance.min()].sort_values("mean")  # of the nearest budget in the record
+common = {"epsilon": epsilon, "steps": steps}
+choices = {"HyFreeDP, preset robust": Spec(method="robust", **common)}
+choices["HyFreeDP, preset paper"] = Spec(method="paper", interval=interval, **common)
+for name, row in (("best", grid.iloc[-1]), ("worst", grid.iloc[0])):
+    title = f"grid's {name}: {row.learning_rate:g}, {row.method}"
+    choices[title] = Spec(method=row.method, learning_rate=float(row.learning_rate), **common)
+runs = {spec: name for name, first in choices.items() for spec in with_seeds(first, runs_each)}
 records = run_cells(runs, CELLS, description="training runs")
 
 # %%
-history = first_look.history(choices, runs_each, CELLS)
-of_paper = records[runs_each]  # the first run after those of preset robust
-figure = first_look.draw_runs(history, choices, of_paper["noise_split"]["sigma_loss"])
+history = pd.concat([read_steps(spec, CELLS).assign(choice=name, seed=spec.seed) for spec, name in runs.items()])
+history["test accuracy (%)"] = 100 * history.test_accuracy
+long = history.melt(["choice", "step"], ["eta", "test accuracy (%)"], "quantity", "value").dropna()
+colours = dict(
+    zip(choices, (plots.STYLES[name]["color"] for name in ("robust", "paper", "best", "worst")), strict=True)
+)
+look = {"hue": "choice", "style": "choice", "palette": colours, "estimator": "median", "errorbar": ("pi", 100)}
+curves = sns.relplot(
+    long, x="step", y="value", col="quantity", kind="line", facet_kws={"sharey": False}, height=3.4, **look
+)
+curves.set_titles("{col_name}").set_ylabels("").axes[0, 0].set_yscale("log")
+curves.figure.suptitle("Preset paper stays where it starts; a rate that is too low learns nothing", y=1.04)
 
 # %%
-findings = first_look.findings(history)
-plots.what_to_see(findings)
+of_paper = history[(history.choice == "HyFreeDP, preset paper") & (history.seed == 0)].dropna(subset="private_loss")
+sigma_loss = records[runs_each]["noise_split"]["sigma_loss"]  # the first run after those of preset robust
+votes = history.dropna(subset="margins")
+figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6))
+noise = of_paper.loss_threshold * sigma_loss / task.batch_size
+left.errorbar(
+    of_paper.step, of_paper.private_loss, yerr=noise, fmt="s", capsize=2, color=plots.STYLES["paper"]["color"]
+)
+left.set(title="Preset paper: noise (1 sd) drowns the changes", xlabel="step", ylabel="private mean loss (nats)")
+for place, (made, rows) in enumerate(votes.groupby("step")):
+    for row in rows.itertuples():
+        rates, margins = np.array(literal_eval(row.rates)), np.array(literal_eval(row.margins), float)
+        label = f"steps made: {made}" if row.seed == 0 else None
+        bars = {"fmt": "o", "capsize": 2, "color": f"C{place}", "label": label}
+        right.errorbar(np.sqrt(rates[1:] * rates[:-1]) * 1.03**row.seed, margins, row.margin_std, **bars)
+right.axhline(0, color="0.3", linewidth=0.8)
+right.set(xscale="log", xlabel="learning rate", ylabel="share for the higher rate")
+right.set_title("Preset robust: many votes are clear of it (1 sd)")
+plots.legend_below(right, ncols=2)
 
 # %% [markdown]
 # (The first loss, at step 0, lies on the threshold $R_l = 1$, to which all losses were clipped. It says hardly anything of the data.)
 #
 # A line search stands or falls with how clear its slope is. The three losses carry noise that is large against the *differences* between
-# them (lower left), and a rate that starts low has a long way to go. The paper reports that it works on its own tasks, where
-# batches are larger and models are already trained. Votes (lower right) have no scale that could be too small.
+# them (left), and a rate that starts low has a long way to go. The paper reports that it works on its own tasks, where
+# batches are larger and models are already trained. Votes (right) have no scale that could be too small.
 #
 # ## 5. What each cost
 
 # %%
-table = first_look.cost_table(records, choices, runs_each, tuned_epsilon)
-table.round(2)
-
-# %%
+results = tabulate(records).assign(choice=list(runs.values()))
+by_choice = results.groupby("choice", sort=False)
+table = 100 * by_choice.accuracy.agg(["mean", "std"]).rename(columns={"mean": "accuracy", "std": "sd"})
+table["epsilon of the run"] = by_choice.epsilon_spent.max()
+found_by_search = table.index.str.startswith("grid's")
+table["epsilon with tuning"] = np.where(found_by_search, tuned_epsilon, table["epsilon of the run"])
 plots.save(
-    figure,
+    curves.figure,
     "12_first_run",
     parameters=parameters,
     inputs=[f"cell {spec.key}" for spec in runs],
-    shows="Learning rate and test accuracy over the steps of four ways to train, the private losses of preset paper and the "
-    "looks of preset robust.",
+    shows="Learning rate and test accuracy over the steps of four ways to train: median and range over the runs.",
     claim='Fig. "train curve": HyFreeDP learns a schedule whose accuracy approaches the manually tuned baseline.',
-    summary=first_look.cost_findings(table) + findings,
 )
+plots.save(
+    figure,
+    "12_first_run_releases",
+    parameters=parameters,
+    inputs=[f"cell {spec.key}" for spec in runs],
+    shows="What the records say: the private losses of preset paper, the votes of preset robust, each with its noise.",
+)
+table.round(2)
 
 # %% [markdown]
 # The run's own $\varepsilon$ never exceeds the target. The grid's best and worst were *found* by training 16 times on the
@@ -216,10 +251,33 @@ plots.save(
 
 # %%
 compared = small_tasks.gaps(study)
-figure = first_look.draw_gaps(compared)
+compared["place"] = compared.task + ", epsilon = " + compared.epsilon.map("{:g}".format)
+titles = {"linear": "0.02, linear decay", "robust": "preset robust", "paper": "preset paper, from 1e-4"}
+names = list(dict.fromkeys(compared.sort_values(["task", "epsilon"]).place))
+figure, axis = plt.subplots(figsize=(9, 3.6))
+for shift, (method, style) in zip(
+    (-0.15, 0.15, 0.0), (("linear", "alternative"), ("robust", "robust"), ("paper", "paper")), strict=True
+):
+    found = compared[compared.method == method].set_index("place").loc[names]
+    error = found["std"] / found["count"] ** 0.5
+    axis.errorbar(
+        found.gap,
+        np.arange(len(names)) + shift,
+        xerr=error,
+        capsize=2,
+        label=titles[method],
+        **plots.marks(plots.STYLES[style]),
+    )
+axis.axvline(0, color="0.3", linewidth=1)
+axis.set_xscale("symlog", linthresh=5)
+axis.set_xticks([-80, -40, -20, -10, -5, 0, 5], ["-80", "-40", "-20", "-10", "-5", "0", "5"])
+axis.set_yticks(range(len(names)), names)
+axis.invert_yaxis()
+axis.set_xlabel("points of accuracy to the best of 16 runs, ± standard error of the mean of five")
+axis.set_title("Preset robust is within a point of a rate tuned by hand, preset paper far away")
+plots.shared_legend(figure, [axis], ncols=3)
 
 # %%
-findings = first_look.gap_findings(compared)
 plots.save(
     figure,
     "12_first_run_gaps",
@@ -227,10 +285,8 @@ plots.save(
     inputs=["data/results/laptop/accuracy.csv"],
     shows="Accuracy of learned rates minus that of the best of 16 tuned runs, on two tasks at three budgets.",
     claim='Tab. "cv_main": HyFreeDP matches or surpasses NonDP-GS, the tuned upper bound, on most data sets.',
-    summary=findings
-    + [f"{one.task}, epsilon = {one.epsilon:g}, {one.method}: {one.gap:+.1f}" for one in compared.itertuples()],
 )
-plots.what_to_see(findings)
+compared.groupby("method").gap.agg(["mean", "min", "max"]).rename(index=titles).round(1)
 
 # %% [markdown]
 # ### All places at a glance
@@ -241,36 +297,46 @@ plots.what_to_see(findings)
 # **Predict first:** which share of single runs is at least as good as the search?
 
 # %%
-points = looks.differences(looks.places(), pd.read_csv(RESULTS / "laptop" / "looks.csv"))
-figure = looks.draw_all(points)
-whole = looks.over_all(points)
+today = pd.read_csv(RESULTS / "laptop" / "looks.csv")
+points = looks.differences(looks.places(), today)
+styles = dict(zip(looks.CONTENDERS.values(), ("robust", "worst", "alternative"), strict=True))
+figure, axis = plt.subplots(figsize=(7, 4))
+for name, style in styles.items():
+    chosen = points[points.contender == name]
+    sns.ecdfplot(
+        chosen, x="points", complementary=True, stat="percent", ax=axis, label=name, **plots.line(plots.STYLES[style])
+    )
+axis.axvline(0, color="0.3", linewidth=1)
+axis.set(xlim=(-12, 4), xlabel="points to the best of the search", ylabel="runs that come so near (%)")
+axis.set_title("Today's runs lose less than their forerunner's and than the constant's")
+axis.legend()
 
 # %%
-findings = [
-    f"{title}: interquartile mean {row['interquartile mean']:+.1f} points ({row.low:+.1f} to {row.high:+.1f}), "
-    f"{row['runs within 1 (%)']:.0f} % of {row.runs:.0f} runs within a point"
-    for title, row in whole.iterrows()
-]
 plots.save(
     figure,
     "12_first_run_places",
     parameters=parameters,
     inputs=["data/results/laptop/looks.csv", "data/results/laptop/targets.csv"],
-    shows="Points of accuracy to the best of a search at all places of the record, and the share of runs that reach each distance.",
+    shows="The share of runs that come at least so near to the best of a search, over all places of the record.",
     claim='Tab. "cv_main": HyFreeDP matches or surpasses NonDP-GS, the tuned upper bound, on most data sets.',
-    summary=findings,
 )
-plots.what_to_see(
-    findings, "the interquartile mean is that of the middle half of all runs; interval: 95 %, seeds drawn again"
-)
+looks.summary(looks.gaps(looks.places(), today)).rename(looks.CONTENDERS)
 
 # %% [markdown]
 # ## Verdict
 
 # %%
-verdict(
-    "12_first_run", first_look.verdicts(compared), parameters=parameters, inputs=["data/results/laptop/accuracy.csv"]
-)
+claims = {
+    "paper": ('Tab. "cv_main": HyFreeDP matches a tuned learning rate (preset paper)', "the paper's"),
+    "robust": ("Preset robust matches a tuned learning rate", "ours"),
+}
+decided = []
+for method, (claim, whose) in claims.items():
+    gaps = compared[compared.method == method].gap
+    outcome, words = over_places(gaps, COMPARABLE)
+    number = f"{gaps.mean():+.1f} points to the best of 16 runs ({gaps.min():+.1f} at worst), {words}"
+    decided.append(Verdict(claim, outcome, number, whose))
+verdict("12_first_run", decided, parameters=parameters, inputs=["data/results/laptop/accuracy.csv"])
 
 # %% [markdown]
 # ## Where this differs from the paper

@@ -104,7 +104,8 @@ def execute(source: Path, output: Path, parameters: dict[str, Any]) -> None:
             raise
         executed = nbformat.read(temporary, as_version=4)
         _clean(executed)
-        executed.metadata["parameters"] = parameters
+        if parameters:
+            executed.metadata["parameters"] = parameters
         nbformat.write(executed, temporary)
 
 

@@ -1,25 +1,21 @@
 """One cell: a frozen spec in, one JSON record and one per-step CSV out; finished cells are never trained again.
 
-Of many cells in worker processes, one that fails, or kills its worker, stops no other.
+Of many cells in worker processes, one that fails stops no other.
 """
 
 from __future__ import annotations
 
 import json
-import signal
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
-from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
-from threading import RLock
 from typing import Any
 
 import pandas as pd
 from filelock import FileLock
-from joblib.externals.loky.process_executor import ProcessPoolExecutor
+from joblib import Parallel, delayed
 from tqdm import tqdm
 
 from hyfreedp.experiments.runs.spec import Spec
@@ -33,74 +29,31 @@ def run_cells(specs: Iterable[Spec], folder: Path, *, jobs: int = 1, description
     """Run the cells that have no record yet, with a progress bar if described; the records of all, in order."""
     specs = list(specs)
     records = {}
-    with closing(try_cells(specs, folder, jobs=jobs, description=description)) as cells:
-        for spec, record in cells:
-            if isinstance(record, Exception):
-                raise record
-            records[spec] = record
+    for spec, record in try_cells(specs, folder, jobs=jobs, description=description):
+        if isinstance(record, Exception):
+            raise record
+        records[spec] = record
     return [records[spec] for spec in specs]
 
 
 def try_cells(
     specs: Sequence[Spec], folder: Path, *, jobs: int, description: str
-) -> Generator[tuple[Spec, dict[str, Any] | Exception], None, None]:
+) -> Iterator[tuple[Spec, dict[str, Any] | Exception]]:
     """As :func:`run_cells`: each cell, as it ends, with its record or the error that it failed with."""
-    bar = partial(tqdm, total=len(specs), desc=description, unit="run", disable=not description)
-    one = partial(run_cell, folder=folder)
-    if jobs == 1 or all((folder / f"{spec.key}.json").exists() for spec in specs):
-        for spec in bar(specs):
-            try:
-                result: dict[str, Any] | Exception = one(spec)
-            except Exception as error:
-                result = error
-            yield spec, result
-        return
-    for spec in {(spec.task, spec.source): spec for spec in specs}.values():
-        _ = spec.problem.source  # downloaded and decoded once, here, and not by every worker
-    with closing(in_workers(one, specs, jobs)) as cells:
-        yield from bar(cells)
+    if all((folder / f"{spec.key}.json").exists() for spec in specs):
+        jobs = 1
+    if jobs > 1:
+        for spec in {(spec.task, spec.source): spec for spec in specs}.values():
+            _ = spec.problem.source  # downloaded and decoded once, here, and not by every worker
+    ended = Parallel(jobs, return_as="generator_unordered")(delayed(_tried)(spec, folder) for spec in specs)
+    yield from tqdm(ended, total=len(specs), desc=description, unit="run", disable=not description)
 
 
-def in_workers(
-    function: Callable[[Any], Any], items: Sequence[Any], workers: int
-) -> Generator[tuple[Any, Any], None, None]:
-    """Each item, as it ends, with the result or the error of ``function(item)``.
-
-    Closing the iterator terminates the workers. If this process is killed, they end after the item they are at.
-
-    Args:
-        function: that can be pickled, as its results and items.
-    """
-    # A pool for each worker: the item that kills its worker takes all others of its pool with it.
-    start = partial(ProcessPoolExecutor, 1, initializer=_quiet, timeout=10)
-    waiting = list(reversed(items))
-    pools = [start() for _ in range(min(workers, len(waiting)))]
-    busy: dict[Future[Any], tuple[int, Any]] = {}
-
-    def give(place: int) -> None:
-        if waiting:
-            item = waiting.pop()
-            busy[pools[place].submit(function, item)] = (place, item)
-
+def _tried(spec: Spec, folder: Path) -> tuple[Spec, dict[str, Any] | Exception]:
     try:
-        for place in range(len(pools)):
-            give(place)
-        while busy:
-            for future in wait(busy, return_when=FIRST_COMPLETED).done:
-                place, item = busy.pop(future)
-                error = future.exception()
-                if isinstance(error, BrokenExecutor):
-                    pools[place] = start()
-                give(place)
-                yield item, error or future.result()
-    finally:
-        for pool in pools:
-            pool.shutdown(kill_workers=True)
-
-
-def _quiet() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all; the parent decides
-    tqdm.set_lock(RLock())  # of this process alone; its default is a semaphore, which ending a worker would leak
+        return spec, run_cell(spec, folder)
+    except Exception as error:  # which stops no other cell
+        return spec, error
 
 
 def read_cell(spec: Spec, folder: Path) -> dict[str, Any] | None:

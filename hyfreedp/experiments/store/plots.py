@@ -18,7 +18,6 @@ import seaborn as sns
 from IPython.display import HTML, Markdown, display
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
-from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from matplotlib.transforms import ScaledTranslation
@@ -121,34 +120,9 @@ def use_style() -> None:
     )
 
 
-def shaded(texts: pd.DataFrame, differences: pd.DataFrame, limit: float = 10.0) -> Styler:
-    """A table coloured by another of its shape: brown for negative differences, teal for positive ones."""
-    colours = plt.get_cmap("BrBG")
-
-    def style(value: float) -> str:
-        # From the middle half of the map, so that black text stays readable.
-        colour = to_hex(colours(0.5 + 0.25 * max(-1.0, min(1.0, value / limit)))) if pd.notna(value) else "white"
-        return f"background-color: {colour}; color: black"
-
-    return texts.style.apply(lambda _: differences.map(style), axis=None)
-
-
 def folded(title: str, table: Styler) -> HTML:
     """A table that is longer than a screen, behind a fold with this title."""
     return HTML(f"<details><summary>{escape(title)}</summary>\n{table.to_html()}\n</details>")
-
-
-def show_blocks(texts: pd.DataFrame, differences: pd.DataFrame, *, open_first: bool = True) -> None:
-    """Show :func:`shaded` a block at a time, folded but for the first.
-
-    Args:
-        texts, differences: as there; their rows have two levels, of which the first names the block.
-        open_first: False to fold that one too.
-    """
-    name, blocks = texts.index.names[0], texts.index.unique(0)
-    for block in blocks:
-        table = shaded(texts.loc[[block]], differences.loc[[block]])
-        display(table if open_first and block == blocks[0] else folded(f"{name} = {block}", table))
 
 
 def save(figure: Figure, name: str, *, parameters: dict[str, Any], **described: Any) -> None:

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from contextlib import closing
-from dataclasses import asdict
 from pathlib import Path
-from random import SystemRandom
 
 import numpy as np
 import pandas as pd
 
-from hyfreedp.experiments.runs.again import judged, spreads_over_seeds, summary
 from hyfreedp.experiments.runs.cells import reader, run_cells, try_cells
 from hyfreedp.experiments.runs.spec import Spec
 from hyfreedp.experiments.store.files import write_csv, write_text
@@ -61,12 +57,11 @@ def run(profile: str, cells: Path, results: Path, *, jobs: int = 1) -> int:
             ready = [spec for spec in missing if spec not in failed]
             if not ready:
                 continue
-            with closing(try_cells(ready, cells, jobs=jobs, description=f"{profile}, {stage}")) as ended:
-                for spec, result in ended:
-                    if isinstance(result, Exception):
-                        failed[spec] = result
-                    else:
-                        trained += 1
+            for spec, result in try_cells(ready, cells, jobs=jobs, description=f"{profile}, {stage}"):
+                if isinstance(result, Exception):
+                    failed[spec] = result
+                else:
+                    trained += 1
     except KeyboardInterrupt:
         print("\ninterrupted; the same command goes on from here", flush=True)
         return 130
@@ -104,36 +99,6 @@ def write_table(profile: str, cells: Path, results: Path) -> str:
     write_csv(rates, made)
     missing = int(rows.accuracy.isna().sum())
     return f"{path}: {len(rows)} numbers" + (f", {missing} of them still missing" if missing else "")
-
-
-def again(profile: str, folder: Path, results: Path, *, number: int, jobs: int = 1) -> int:
-    """Train numbers of the committed table once more, drawn by the system's randomness, and compare; the exit status.
-
-    Args:
-        folder: for the new cells; an empty one.
-        number: how many. What has another key by now belongs to an earlier version, and is not drawn.
-
-    Returns:
-        1 if one is farther from its record than another seed would be.
-    """
-    to_the_bit = dict.fromkeys(("accuracy", "learning_rate"), lambda text: float(text or "nan"))
-    rows = pd.read_csv(results / profile / plan.TABLE, converters=to_the_bit).dropna(subset="accuracy")
-    rows = rows.astype({"model": object, "tuning": object}).where(rows.notna(), None)
-    known = {entry.number: entry for entry in entries(plan.SCALES[profile])}
-    recorded = {}
-    for line in rows.itertuples():
-        spec = known[line.task, line.model, line.tuning, line.epsilon, line.row, line.seed].tested(line.learning_rate)
-        if spec.key == line.key:
-            recorded[spec] = line.accuracy
-    drawn = SystemRandom().sample(list(recorded), min(number, len(recorded)))
-    made = run_cells(drawn, folder, jobs=jobs, description=f"{profile}, again")
-    spreads = spreads_over_seeds({"spec": asdict(spec), "accuracy": accuracy} for spec, accuracy in recorded.items())
-    found = [
-        judged(spec, new["accuracy"], recorded[spec], new["accuracy"] == recorded[spec], spreads)
-        for spec, new in zip(drawn, made, strict=True)
-    ]
-    print(*found, summary(found, len(recorded)), sep="\n")
-    return int(any(one.outcome == "beyond" for one in found))
 
 
 def _rates(keys: Iterable[str], cells: Path) -> pd.DataFrame:
