@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-from html import unescape
 
 import pytest
 
@@ -27,26 +26,12 @@ def built(tmp_path_factory):
 
 
 @pytest.mark.whole
-def test_the_root_is_a_landing_page_whose_links_and_picture_exist(built):
+def test_links_and_pictures_of_the_landing_page_exist(built):
     page = (built / "index.html").read_text(encoding="utf-8")
-    targets = re.findall(r'(?:href|src)="([^":]+)"', page)
-    for target in targets:
+    for target in re.findall(r'(?:href|src)="([^":]+)"', page):
         name, _, anchor = target.partition("#")
         text = (built / name.partition("?")[0]).read_bytes() if name else page.encode()
         assert not anchor or f'id="{anchor}"'.encode() in text, target
-    _, body = page.split("<article", 1)
-    ways = re.findall(r'<a href="([^"]+)"><strong>', body)
-    assert ways == ["notebooks/00_primer.html", "README.html#in-your-own-code", "docs/gallery.html"]
-    assert "_images/overview.svg" in targets
-
-
-@pytest.mark.whole
-def test_lines_of_code_fit_beside_the_margin_of_a_laptop(built):
-    """At 1280 pixels 90 letters do, in a docstring too; notebooks, whose lines are longer, wrap."""
-    for path in [*built.glob("*.html"), *built.glob("docs/*.html"), *built.glob("data/*.html")]:
-        for block in re.findall(r"<pre>(.*?)</pre>", path.read_text(encoding="utf-8"), flags=re.DOTALL):
-            lines = unescape(re.sub(r"<[^>]+>", "", block)).splitlines()
-            assert max(map(len, lines)) <= 90, (path.name, max(lines, key=len))
 
 
 @pytest.mark.whole
@@ -68,22 +53,12 @@ def test_the_gallery_has_every_figure_with_its_claim(built):
     assert set(shown) == drawn and len(shown) == len(drawn) > 30
 
 
-def test_the_gallery_leads_on_where_no_site_is_built():
-    """A code host shows the source of the page, not what the directive makes."""
-    text = (ROOT / "docs" / "gallery.md").read_text(encoding="utf-8").split("```")[0]
-    listed = re.findall(r"^\* \[\w+\]\((.+)\)$", text, flags=re.MULTILINE)
-    assert listed == [notebooks.page(source, ROOT / "docs") for source in notebooks.sources()]
-    assert "(../figures/" in text
-
-
 @pytest.mark.whole
-def test_the_reference_has_what_the_package_offers_what_is_used_first_on_top(built):
+def test_the_reference_has_what_the_package_offers(built):
     import hyfreedp
 
     page = (built / "docs" / "api.html").read_text(encoding="utf-8")
-    offered = re.findall(r'id="hyfreedp\.(\w+)"', page)
-    assert sorted(offered) == sorted(hyfreedp.__all__)
-    assert offered[:5] == ["PrivacyEngine", "Preset", "PRESETS", "HyFreeDPOptimizer", "StepRecord"]
+    assert sorted(re.findall(r'id="hyfreedp\.(\w+)"', page)) == sorted(hyfreedp.__all__)
 
 
 @pytest.mark.whole

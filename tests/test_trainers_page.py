@@ -47,6 +47,7 @@ def test_language_with_lora(run, tmp_path, capsys):
     assert (tmp_path / "language" / "adapter" / "adapter_model.safetensors").stat().st_size < 10_000
 
 
+@pytest.mark.whole
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore:`isinstance.treespec, LeafSpec")  # Lightning's advice
 def test_lightning(run):
     pytest.importorskip("lightning")
@@ -56,6 +57,7 @@ def test_lightning(run):
     assert repr(names["resumed"].private.history) == repr(names["module"].private.history)
 
 
+@pytest.mark.whole
 def test_accelerate(run, tmp_path, capsys):
     pytest.importorskip("accelerate")
     names = run("accelerate")
@@ -76,13 +78,3 @@ def test_every_argument_of_the_trainer_has_its_place():
     assert sorted(every) == sorted(fields)
     assert fields & REFUSED.keys() == fields & {*named["refused"]}
     assert fields & {*OF_A_FIXED_RATE} == fields & {*named["refused where the rate is learned"]}
-
-
-def test_every_field_that_is_saved_has_its_row():
-    transformers = pytest.importorskip("transformers")
-    table = PAGE[PAGE.index("| Field | Where | Depends on |") :]
-    state = {field.name for field in dataclasses.fields(transformers.TrainerState)}
-    lightning = {"epoch", "global_step", "loops", "callbacks", "lr_schedulers", "state_dict", "hyper_parameters"}
-    optimizer = {"model", "base_optimizer", "rate", "ledger", "settings", "history", "sampler"}
-    files = {"scheduler.pt", "rng_state.pth", "training_args.bin", "trainer_state.json", "model.safetensors"}
-    assert state | lightning | optimizer | files <= {*re.findall(r"`([\w.]+)`", table)}
