@@ -1,14 +1,14 @@
-"""Epsilon of a list of releases, each on its own Poisson batches, a bound by either accountant.
+"""Upper bounds of the epsilon of several releases, each on its own Poisson batches.
 
-A release is a Gaussian vector with noise of standard deviation sigma times its L2 sensitivity, on one Poisson batch.
-Several such vectors about one batch are a single one: their sigma^-2 add up. Adjacency: one record more or less, or
-those of one person, see :mod:`hyfreedp.accounting.groups`.
+A release is the sum of a batch plus Gaussian noise of standard deviation sigma times the sum's L2 sensitivity. Several
+releases of one batch count as a single one whose sigma^-2 is the sum of theirs. Neighbours differ in one record, or in
+the records of one person (:mod:`hyfreedp.accounting.groups`).
 
-* "pld": privacy loss distributions, the tightest; :mod:`hyfreedp.accounting.groups` makes those of one release,
-  :mod:`hyfreedp.accounting.privacy_loss` adds them up.
+* "pld": privacy loss distributions, the tightest; :mod:`hyfreedp.accounting.groups` makes that of one release,
+  :mod:`hyfreedp.accounting.privacy_loss` composes them.
 * "rdp": Renyi differential privacy.
 
-dp-accounting is imported where it is used, since that takes a second.
+dp-accounting is imported inside functions, since importing it takes a second.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from hyfreedp.accounting.privacy_loss import PrivacyLossDistribution, epsilon_of
 
 Accountant = Literal["pld", "rdp"]
 
-# A noise multiplier and the number of batches, each sampled afresh, on which there is such a release.
+# A noise multiplier, and the number of independently drawn batches that are released with it.
 Release = tuple[float, int]
 
-INTERVAL = 1e-4  # discretisation of the privacy loss, dp-accounting's default
-LARGEST_GRID = 300_000  # points; only noise multipliers below 0.4 need more
+INTERVAL = 1e-4  # grid interval of the privacy loss, dp-accounting's default
+LARGEST_GRID = 300_000  # points; only noise multipliers below 0.4 would need more
 
 
 def composed_epsilon(
@@ -45,15 +45,15 @@ def composed_epsilon(
     """Epsilon at ``delta`` of all releases together. Results are cached within the process.
 
     Args:
-        releases: none cost 0.
+        releases: epsilon is 0 if there are none.
         sample_rate: probability q in (0, 1] with which a record enters a batch.
         delta: in (0, 1).
         accountant: "pld" or "rdp".
-        coarseness: how many times coarser than usual the grid of privacy losses is ("pld" only).
-        records_per_person: k >= 1, how many records neighbours may differ in ("pld" only).
+        coarseness: factor on the grid interval of the privacy losses ("pld" only).
+        records_per_person: k >= 1, in how many records neighbours may differ ("pld" only).
 
     Raises:
-        ValueError: several records per person by "rdp".
+        ValueError: several records per person with "rdp".
     """
     if records_per_person > 1 and accountant == "rdp":
         raise ValueError(
@@ -62,7 +62,7 @@ def composed_epsilon(
     merged = merge(releases)
     if not merged:
         return 0.0
-    if any(sigma < 1e-3 for sigma, _ in merged):  # whose losses are beyond what dp-accounting's floats hold
+    if any(sigma < 1e-3 for sigma, _ in merged):  # the losses would overflow dp-accounting's floats
         return math.inf
     if accountant == "rdp":
         return _rdp_epsilon(merged, sample_rate, delta)
@@ -70,7 +70,7 @@ def composed_epsilon(
 
 
 def merge(releases: Iterable[Release]) -> tuple[Release, ...]:
-    """In order of noise; multipliers equal to 1e-12, as a closed form and its parts are, count as the smaller."""
+    """Sort by noise and add up counts; multipliers that agree to a relative 1e-12 count as the smaller of them."""
     merged: list[Release] = []
     for sigma, count in sorted(releases):
         if merged and math.isclose(merged[-1][0], sigma, rel_tol=1e-12):
@@ -85,14 +85,14 @@ def _pld_epsilon(
     releases: tuple[Release, ...], sample_rate: float, delta: float, coarseness: int, records: int
 ) -> float:
     interval = grid([(sigma / records, count) for sigma, count in releases], coarseness)
-    kinds = [_subsampled(sigma, sample_rate, interval, records) for sigma, _ in releases]
+    both_directions = [_subsampled(sigma, sample_rate, interval, records) for sigma, _ in releases]
     counts = [count for _, count in releases]
-    removed_and_added = zip(*kinds, strict=True)
+    removed_and_added = zip(*both_directions, strict=True)
     return max(epsilon_of_sum(list(zip(losses, counts, strict=True)), delta) for losses in removed_and_added)
 
 
 def grid(releases: Iterable[Release], coarseness: int = 1) -> float:
-    """Interval of privacy losses: ``coarseness * INTERVAL``, doubled until one release's fit into ``LARGEST_GRID``."""
+    """Grid interval: ``coarseness * INTERVAL``, doubled until the losses of a release fit into ``LARGEST_GRID``."""
     from dp_accounting.pld.privacy_loss_mechanism import GaussianPrivacyLoss
 
     largest = max(GaussianPrivacyLoss(sigma).connect_dots_bounds().epsilon_upper for sigma, _ in releases)
@@ -102,16 +102,15 @@ def grid(releases: Iterable[Release], coarseness: int = 1) -> float:
     return interval
 
 
-@lru_cache(maxsize=4)  # a run asks for its two with many counts
+@lru_cache(maxsize=4)  # a run has two multipliers, which are composed with many counts
 def _subsampled(
     sigma: float, sample_rate: float, interval: float, records: int = 1
 ) -> tuple[PrivacyLossDistribution, ...]:
-    """The privacy loss where a person's records are removed, and where they are added."""
-    kinds = group_pmfs(sigma, sample_rate, records, interval)
-    dense = [one.to_dense_pmf() for one in kinds]
-    with np.errstate(divide="ignore"):  # of no mass
+    """The privacy loss distributions of one release, for removing and for adding a person's records."""
+    dense = [pmf.to_dense_pmf() for pmf in group_pmfs(sigma, sample_rate, records, interval)]
+    with np.errstate(divide="ignore"):  # log(0) where there is no mass
         return tuple(
-            PrivacyLossDistribution(one._lower_loss, np.log(one._probs), one._infinity_mass, interval) for one in dense
+            PrivacyLossDistribution(pmf._lower_loss, np.log(pmf._probs), pmf._infinity_mass, interval) for pmf in dense
         )
 
 
@@ -122,10 +121,10 @@ def _rdp_epsilon(releases: tuple[Release, ...], sample_rate: float, delta: float
 
     accountant, logger = RdpAccountant(), logging.getLogger("absl")
     level = logger.level
-    logger.setLevel(logging.ERROR)  # it tells of orders that it leaves out, without which epsilon is a bound as well
+    logger.setLevel(logging.ERROR)  # it warns of orders that it leaves out; epsilon is an upper bound without them too
     try:
         for sigma, count in releases:
-            sigma = min(sigma, 1e6 * math.sqrt(sample_rate))  # of more noise it finds nothing, but for rounding
+            sigma = min(sigma, 1e6 * math.sqrt(sample_rate))  # with more noise its result is only rounding error
             accountant.compose(SelfComposedDpEvent(PoissonSampledDpEvent(sample_rate, GaussianDpEvent(sigma)), count))
         return float(accountant.get_epsilon(delta))
     finally:

@@ -47,7 +47,7 @@ def calibrate_noise(
     Where there is no closed form a root search ends on the private side: epsilon never exceeds the target. sigma_l is
     matched to the epsilon of DP-SGD at sigma, not to the target: the probes' share is so small that 1e-6 would show.
 
-    Without further words it describes the default run (preset "robust").
+    The defaults describe the default run (preset "robust").
 
     Args:
         target_epsilon: > 0. Infinite: no noise at all (non-private).
@@ -55,15 +55,15 @@ def calibrate_noise(
         sample_rate: q = B/N in (0, 1], probability with which a record enters a batch.
         steps: T >= 1.
         interval: K in [1, T], every K-th step probes (after the warm-up).
-        warmup_steps: number of first steps that all probe, at most T.
-        vote_steps: the steps that look, in [0, T), each once; None for those of :func:`hyfreedp.schedule.look_steps`.
-            For probe "look", and for no other.
+        warmup_steps: number of steps at the start that all probe, at most T.
+        vote_steps: the steps with a look, in [0, T), distinct; None for those of :func:`hyfreedp.schedule.look_steps`.
+            Only for probe "look".
         probe: "look", where ``interval`` and ``warmup_steps`` are ignored; "losses" for a line search; or "none" for
             plain DP-SGD, where ``gamma`` is ignored too.
         gamma: > 1, how much larger the gradient noise is to pay for the probes.
         accountant: "pld" (tight) or "rdp".
         allocation: "per_step" or "constant".
-        records_per_person: k >= 1: the budget is that of a person who has k records, or fewer; "pld" only.
+        records_per_person: k >= 1: the budget holds for a person with up to k records; "pld" only.
 
     Raises:
         ValueError: an argument is out of range, or no noise meets the budget.
@@ -101,27 +101,30 @@ def calibrate_noise(
         return split
     split = _with_noise(split)
     margin = TOLERANCE
-    while (found := epsilon(split)) > target_epsilon:
-        # The closed form costs what DP-SGD at sigma does but for rounding, which at a tiny delta can exceed the target.
+    while (achieved := epsilon(split)) > target_epsilon:
+        # The closed form costs what DP-SGD at sigma does up to rounding, which can exceed the target at a tiny delta.
         sigmas = {name: value * (1 + margin) for name, value in vars(split).items() if name.startswith("sigma")}
         split = dataclasses.replace(split, **sigmas)
         margin *= 2
-    return dataclasses.replace(split, epsilon=found)
+    return dataclasses.replace(split, epsilon=achieved)
 
 
 def recounted(split: NoiseSplit, *, accountant: Accountant, stacklevel: int, **plan: Any) -> NoiseSplit:
-    """A split that was made elsewhere, with the epsilon that ``accountant`` finds, of which a warning tells.
+    """A split that the user made, with epsilon recomputed by ``accountant``; a warning says that it is no guarantee.
 
-    It is refused if it lacks noise, or if its fields are not those of the ``plan`` of the run.
+    Raises:
+        TypeError, ValueError: it is no split, lacks noise, or differs from the ``plan`` of the run.
     """
     if not isinstance(split, NoiseSplit):
         raise TypeError(f"split must be a NoiseSplit, got {type(split).__name__}")
     for name, value in plan.items():
-        if name not in ("gamma", "allocation") and getattr(split, name) != value:  # these say how it was made
+        if name not in ("gamma", "allocation") and getattr(split, name) != value:  # these two only say how it was made
             raise ValueError(
                 f"split must be for this run, got {name}={getattr(split, name)!r}, which is {value!r} here"
             )
-    needed = {"sigma_gradient", "sigma_gradient_probe", *(("sigma_loss",) if split.probe_steps else ())}
+    needed = ["sigma_gradient", "sigma_gradient_probe"]
+    if split.probe_steps:
+        needed.append("sigma_loss")
     for name in needed:
         if not 0 < getattr(split, name) < math.inf:
             raise ValueError(f"split must have a positive and finite {name}, got {getattr(split, name)!r}")
@@ -136,11 +139,13 @@ def recounted(split: NoiseSplit, *, accountant: Accountant, stacklevel: int, **p
 
 
 def _with_noise(split: NoiseSplit) -> NoiseSplit:
-    """The noise by Alg. 2, lines 4 to 9, within the budget but for rounding."""
+    """``split`` with the noise of Alg. 2, lines 4 to 9; it exceeds the budget by rounding at most."""
     sigma = _vanilla_noise(split)
     if not split.probe_steps:
         return dataclasses.replace(split, sigma=sigma, sigma_gradient=sigma, sigma_gradient_probe=sigma)
-    excess = (split.gamma - 1) * (split.gamma + 1)  # gamma_p^2 - 1, that of the gradient noise variance on probe steps
+    excess = (split.gamma - 1) * (
+        split.gamma + 1
+    )  # gamma_p^2 - 1: relative growth of the noise variance
     if split.allocation == "constant":
         sigma_gradient = sigma_gradient_probe = split.gamma * sigma
     else:
@@ -186,7 +191,7 @@ def _vanilla_noise(split: NoiseSplit) -> float:
 
 
 def _loss_noise(split: NoiseSplit) -> float:
-    """sigma_l beside the gradient noise of ``split``, by a search that starts from its own (Alg. 2, lines 8 and 9)."""
+    """The smallest sigma_l that the budget allows beside the gradient noise of ``split`` (Alg. 2, lines 8 and 9)."""
 
     def noise(start: float, coarseness: int, tolerance: float) -> float:
         gradients_alone = cost(split, ((split.sigma_gradient, split.steps),), coarseness=coarseness)
@@ -208,7 +213,7 @@ def _loss_noise(split: NoiseSplit) -> float:
 
 
 def _on_two_grids(noise: Callable[[float, int, float], float], accountant: Accountant, start: float) -> float:
-    """``noise(start, coarseness, tolerance)``; under "pld" from where a search on a coarser, cheaper grid ended."""
+    """``noise(start, coarseness, tolerance)``; with "pld" a search on a coarser, cheaper grid gives the start."""
     if accountant == "pld":
         rough = noise(start, 10, 1e-3)
         start = rough if math.isfinite(rough) else start

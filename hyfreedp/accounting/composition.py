@@ -1,6 +1,6 @@
 """What a run releases, and what that costs.
 
-The gradient and the probe of a step are adaptive releases about one batch, so a probe step is a single subsampled
+The gradient and the probe of a step are adaptive releases of one batch, so a probe step is a single subsampled
 Gaussian of sigma_eff = (sigma_g^-2 + s sigma_l^-2)^(-1/2), s being the squared L2 sensitivity of a probe.
 """
 
@@ -15,19 +15,19 @@ from hyfreedp.checks import check_choice, check_probability
 
 
 def probe_noise(sigma_loss: float, probe: Probe) -> float:
-    """The noise multiplier of a probe as one vector, from that of each of its numbers."""
+    """Noise multiplier of the whole probe vector, given that of each of its numbers."""
     return sigma_loss / math.sqrt(SQUARED_L2_SENSITIVITY[probe])
 
 
 def effective_noise(sigma_gradient: float, sigma_loss: float, probe: Probe) -> float:
-    """sigma_eff, the noise multiplier of a gradient that costs as much alone as this one and a probe together."""
+    """sigma_eff: a gradient with this noise multiplier costs as much as the given gradient and probe together."""
     return 1 / math.hypot(1 / probe_noise(sigma_loss, probe), 1 / sigma_gradient)
 
 
 def releases(split: NoiseSplit, steps: int, probe_steps: int) -> tuple[Release, ...]:
-    """What ``steps`` steps release, ``probe_steps`` of them with a probe."""
+    """The releases of ``steps`` steps, ``probe_steps`` of them with a probe."""
     plain = (split.sigma_gradient, steps - probe_steps)
-    if not probe_steps:  # a plan without any has no noise for them
+    if not probe_steps:  # then sigma_loss may be 0
         return (plain,)
     return plain, (effective_noise(split.sigma_gradient_probe, split.sigma_loss, split.probe), probe_steps)
 
@@ -81,9 +81,9 @@ def epsilon(
 
 
 def shares(split: NoiseSplit, *, coarseness: int = 1) -> dict[str, float]:
-    """Epsilon of parts of a run, each at the whole delta (so they do not add up).
+    """Epsilon of each part of a run at the full delta, so the parts do not add up.
 
-    These are "gradients" and "probes" alone, both "together", and "vanilla" DP-SGD at the split's sigma.
+    The parts are "gradients" and "probes" alone, both "together", and "vanilla" DP-SGD at the split's sigma.
     """
     if math.isinf(split.target_epsilon):
         return dict.fromkeys(("gradients", "probes", "together", "vanilla"), math.inf)

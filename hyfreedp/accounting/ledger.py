@@ -1,4 +1,4 @@
-"""Counts what a run has really released and keeps it within its plan."""
+"""The ledger: counts what a run has really released, and keeps it within its plan."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from hyfreedp.accounting.composition import spent
 from hyfreedp.accounting.split import NoiseSplit
 from hyfreedp.errors import LOOP_THAT_ENDS, BudgetExhausted
 
-# Of a step: its number, and the tags of its gradient and of its probe, None where there was none yet.
+# A step's number, the tag of its gradient and the tag of its probe; None for a release that was not made yet.
 Tags = Sequence[int | None]
 
 
 class PrivacyLedger:
-    """Counts the releases of a run and refuses those that its noise does not pay for.
+    """Counts the releases of a run and refuses those that the plan does not pay for.
 
-    The plan fixes in advance which steps probe. A step on an empty Poisson batch counts like any other: that it was
-    empty is part of what the noise hides.
+    The plan fixes in advance which steps probe. A step on an empty Poisson batch counts like any other: the noise must
+    hide that it was empty.
 
-    A step is paid for once. The noise is bound to what it hides (module ``noise``), so a release has a tag: the same
-    one again, as after an error or where a run goes on from a saved state, is the same release and costs nothing.
-    Another one for the same step would be a further release about the same draw of the batch: it is refused, as far as
-    this ledger or a state that it loads has seen the first.
+    A step is paid for once. The noise is a function of the un-noised sums (module ``noise``), so each release has a
+    tag. The same tag again, as after an error or on resuming, is the same release and costs nothing. Another tag for
+    the same step would be a second release of the same batch: it is refused if this ledger, or a state that it loads,
+    has recorded the first.
 
     Args:
         split: the noise of the run and its plan.
@@ -36,16 +36,16 @@ class PrivacyLedger:
 
     @property
     def steps(self) -> int:
-        """Steps that the run has made; also the index t = 0, 1, ... of the next one."""
+        """Number of steps made; also the index t = 0, 1, ... of the next one."""
         return self._steps
 
     @property
     def released(self) -> list[list[int | None]]:
-        """All releases that are known, also of steps ahead of a state that was loaded."""
+        """All recorded releases, including those of steps after the position of a loaded state."""
         return [[step, *tags] for step, tags in self._released.items()]
 
     def check(self) -> None:
-        """Refuse the next step if all planned ones were made; count nothing."""
+        """Refuse the next step if all planned ones were made; counts nothing."""
         if self._steps >= self.split.steps:
             raise BudgetExhausted(
                 f"all {self.split.steps} steps that the noise was calibrated for have been made; another one would "
@@ -53,13 +53,13 @@ class PrivacyLedger:
             )
 
     def record(self, tag: int = 0) -> None:
-        """Count the next step. To be called just before anything of it is released, also when its batch is empty.
+        """Count the next step. Call it just before anything of the step is released, also when its batch is empty.
 
         Args:
-            tag: of its gradient's noise, see :meth:`hyfreedp.NoiseGenerator.add_noise`.
+            tag: names the gradient's noise, see :meth:`hyfreedp.NoiseGenerator.add_noise`.
 
         Raises:
-            BudgetExhausted: the step is not in the plan, or was released with other data; nothing was counted.
+            BudgetExhausted: the step is not in the plan, or was released with other data; nothing is counted then.
         """
         self.check()
         self._count(self._steps, 0, tag)
@@ -87,7 +87,7 @@ class PrivacyLedger:
         tags[kind] = tag
 
     def epsilon(self, target_delta: float | None = None, accountant: Accountant | None = None) -> float:
-        """Epsilon of all releases that are known; delta and accountant are the split's own if None."""
+        """Epsilon of all recorded releases; delta and accountant are the split's own if None."""
         probes = sum(map(self.split.is_probe_step, self._released))
         return spent(self.split, len(self._released), probes, target_delta=target_delta, accountant=accountant)
 
@@ -99,8 +99,12 @@ class PrivacyLedger:
         """Resume from :meth:`state_dict` of a ledger with the same split.
 
         Args:
-            state: what was saved; refused if it is of another plan, or contradicts what is known.
-            known: further releases of the same run, as in "released" of a state.
+            state: what :meth:`state_dict` gave.
+            known: further releases of the same run, in the form of :attr:`released`.
+
+        Raises:
+            ValueError: the state is of another plan.
+            BudgetExhausted: it contradicts ``known``.
         """
         mine, theirs = self.split.to_dict(), state["split"]
         different = [name for name in mine.keys() | theirs.keys() if mine.get(name) != theirs.get(name)]

@@ -6,16 +6,16 @@ import math
 from collections.abc import Callable
 
 TOLERANCE = 2e-7  # relative distance of the result from the smallest noise that meets the budget
-LARGEST_NOISE = 1e8  # a budget that asks for more counts as infeasible
-SMALLEST_NOISE = 0.05  # a step with less can have a privacy loss beyond e^700, where dp-accounting's floats end
+LARGEST_NOISE = 1e8  # a budget that needs more counts as infeasible
+SMALLEST_NOISE = 0.05  # with less, the exponential of a step's privacy loss overflows in dp-accounting
 
 
 def smallest_noise(cost: Callable[[float], float], budget: float, start: float, tolerance: float = TOLERANCE) -> float:
-    """The smallest noise whose cost is at most the budget: never below it, and a relative ``tolerance`` above at most.
+    """The smallest noise whose cost is at most the budget, or larger by a relative ``tolerance`` at most.
 
-    ``cost`` must fall with the noise, roughly as a power of it: then log(cost) is nearly linear in log(noise), and
-    secant steps within the bracket known so far need few evaluations, which can take a second each. They aim at the
-    private side of the root, and the noise returned has itself been evaluated and found within the budget.
+    ``cost`` must fall with the noise, roughly as a power of it. Then log(cost) is nearly linear in log(noise), and
+    secant steps within the known bracket need few evaluations, which can take a second each. They aim at the private
+    side of the root, and the returned noise has itself been evaluated and found within the budget.
 
     Args:
         cost: epsilon, or a part of it, as a function of the noise; 0 and infinity are allowed.
@@ -24,10 +24,10 @@ def smallest_noise(cost: Callable[[float], float], budget: float, start: float, 
         tolerance: relative, in the noise.
 
     Returns:
-        The noise; ``SMALLEST_NOISE`` if that is enough, infinity if ``LARGEST_NOISE`` is not.
+        The noise; ``SMALLEST_NOISE`` if that is enough, infinity if ``LARGEST_NOISE`` is not enough.
     """
     smallest, largest = math.log(SMALLEST_NOISE), math.log(LARGEST_NOISE)
-    low, high = -math.inf, math.inf  # log(noise) known to be too little, and enough
+    low, high = -math.inf, math.inf  # log(noise) that is known to be too little, and to be enough
     x, slope = min(max(math.log(start), smallest), largest), -2.0
     previous = None
     while True:
@@ -49,6 +49,7 @@ def smallest_noise(cost: Callable[[float], float], budget: float, start: float, 
         if high - low <= tolerance:
             return math.exp(high)
         step = (slope * tolerance / 2 - excess) / slope
-        x = min(max(x + min(max(step, -math.log(4)), math.log(4)), smallest), largest)
+        step = min(max(step, -math.log(4)), math.log(4))
+        x = min(max(x + step, smallest), largest)
         if not low < x < high:
             x = (low + high) / 2

@@ -1,4 +1,4 @@
-"""The plan of a run, which steps probe, and how its noise is split between gradients and probes."""
+"""How the noise of a run is split between gradients and probes, and which steps probe."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from hyfreedp.checks import check_count, check_probability
 Allocation = Literal["per_step", "constant"]
 Probe = Literal["look", "losses", "none"]
 
-# How much of a probe one record more or less can change. Accounting takes it from here, releases keep to it.
+# By how much one record can change a probe. Accounting and releases both take it from here.
 VOTE_CLIP = 1.0  # each record adds -1, 0 or 1 to each sum of votes
 VOTES = 10  # such sums in one look
-# Squared L2 sensitivity of the whole probe vector, in units of its clip: votes of a look, or three losses in [0, R_l].
+# Squared L2 sensitivity of the whole probe vector in units of its clip: the votes of a look; three losses in [0, R_l].
 SQUARED_L2_SENSITIVITY = {"look": float(VOTES), "losses": 3.0}
 
 
@@ -54,7 +54,7 @@ class NoiseSplit:
     records_per_person: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse numbers out of range, and a plan of which two people could count the probes differently."""
+        """Check all ranges. ``vote_steps`` are sorted; duplicates would make the number of probes ambiguous."""
         steps = check_count("steps", self.steps, 1)
         votes = tuple(sorted(check_count("vote_steps", step, 0, steps - 1, "steps - 1") for step in self.vote_steps))
         if len(set(votes)) < len(votes) or (votes and self.probe != "look"):
@@ -75,22 +75,24 @@ class NoiseSplit:
 
     @property
     def unit(self) -> str:
-        """Whose presence epsilon hides, in words."""
+        """What neighbouring data sets differ in, in words."""
         return "one record" if self.records_per_person == 1 else f"one person's {self.records_per_person} records"
 
     @property
     def guarantee(self) -> bool:
-        """Whether the run is proven to stay within a finite target, as :func:`calibrate_noise` sees to."""
+        """Whether the run provably stays within a finite target, as splits of :func:`calibrate_noise` do."""
         return self.epsilon <= self.target_epsilon < math.inf
 
     def is_probe_step(self, t: int) -> bool:
-        """Whether step t = 0, 1, ... probes: in the warm-up always, then at every ``interval``-th step; or looks."""
+        """Whether step t = 0, 1, ... has a look; or a line search, in the warm-up and at every ``interval``-th step."""
+        if self.probe == "none":
+            return False
         if self.probe == "look":
             return t in self.vote_steps
-        return self.probe != "none" and (t < self.warmup_steps or (t - self.warmup_steps) % self.interval == 0)
+        return t < self.warmup_steps or (t - self.warmup_steps) % self.interval == 0
 
     def probe_steps_before(self, t: int) -> int:
-        """How many of the steps 0, ..., t - 1 probe: the looks; or the warm-up, then every ``interval``-th step."""
+        """Number of probe steps (see :meth:`is_probe_step`) among 0, ..., t - 1."""
         if self.probe == "none":
             return 0
         if self.probe == "look":
@@ -102,7 +104,7 @@ class NoiseSplit:
         return self.sigma_gradient_probe if self.is_probe_step(t) else self.sigma_gradient
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields and ``probe_steps``, as JSON gives them back; ``records_per_person`` if it is not 1."""
+        """All fields and ``probe_steps``, as plain JSON values; ``records_per_person`` only if it is not 1."""
         fields = dataclasses.asdict(self) | {"vote_steps": list(self.vote_steps), "probe_steps": self.probe_steps}
         if self.records_per_person == 1:
             del fields["records_per_person"]
@@ -110,10 +112,10 @@ class NoiseSplit:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> NoiseSplit:
-        """Inverse of :meth:`to_dict`; ``probe_steps`` follows from the others, whatever they say.
+        """Inverse of :meth:`to_dict`; ``probe_steps`` is ignored, as it follows from the other fields.
 
         Raises:
-            ValueError: a field is missing or unknown, or the plan is none.
+            ValueError: a field is missing, unknown or out of range.
         """
         names = {field.name for field in dataclasses.fields(cls)}
         values = {"records_per_person": 1} | {name: value for name, value in values.items() if name != "probe_steps"}
