@@ -23,7 +23,7 @@ FOLLOWS_FROM_TORCH = re.compile(r"(nvidia|cuda|triton)\b")  # differ between pla
 
 # From the ground up: a module may import from the lines before its own, from nothing else on its line or after it.
 LAYERS = [
-    {"errors", "checks", "data", "pytorch.devices", "pytorch.layers", "schedule"},
+    {"errors", "checks", "data", "processes", "pytorch.devices", "pytorch.layers", "schedule"},
     {"noise", "accounting", "data.batches", "processes.group", "pytorch", "pytorch.wrapper", "pytorch.base_optimizer"},
     {"privatize", "auditing", "curvefit", "noise.random_states", "gradients.guard", "pytorch.records"},
     {"gradients.functorch", "gradients.per_sample", "gradients.clipping", "gradients.validate", "gradients.attention"},
