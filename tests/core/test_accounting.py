@@ -17,7 +17,7 @@ from scipy import optimize
 from scipy.stats import binom, norm
 from splits import effective, vanilla
 
-from hyfreedp.accounting import NoiseSplit, calibrate_noise, epsilon, privacy_loss
+from hyfreedp.accounting import NoiseSplit, calibrate_noise, epsilon
 from hyfreedp.accounting.accountants import _subsampled, composed_epsilon
 from hyfreedp.accounting.calibrate import recounted
 from hyfreedp.accounting.composition import shares, spent
@@ -51,18 +51,6 @@ def test_epsilon_is_never_above_the_target(plan, warmup):
     split = calibrate_noise(**plan, warmup_steps=int(warmup * plan["steps"]), accountant="rdp")
     assert 0.99 * plan["target_epsilon"] < split.epsilon <= plan["target_epsilon"]
     assert split.epsilon == epsilon(split) and split.guarantee
-
-
-def test_an_epsilon_that_rounding_lifts_above_the_target_is_met_with_more_noise(monkeypatch):
-    """Of the closed form's cost, since the search ends within the budget by itself."""
-    plan = CHEAP | {"accountant": "rdp"}
-    exact = calibrate_noise(**plan)
-    lifted = 1 + 5e-7
-    assert plan["target_epsilon"] < lifted * exact.epsilon  # so the case arises
-    monkeypatch.setattr("hyfreedp.accounting.calibrate.epsilon", lambda split: lifted * epsilon(split))
-    split = calibrate_noise(**plan)
-    assert split.epsilon <= plan["target_epsilon"]
-    assert split.sigma > exact.sigma and split.sigma_loss > exact.sigma_loss
 
 
 BUDGETS = [(0.5, 0.01, 250, 1e-5), (1.0, 0.1, 20, 1e-8), (2.0, 1.0, 10, 1e-6), (0.5, 0.3, 3, 1e-3)]
@@ -149,18 +137,6 @@ def test_no_epsilon_is_below_that_of_convolution_without_fft(sample_rate, sigma)
             assert exact - 1e-9 <= found <= exact * (1 + 1e-6)
 
 
-@pytest.mark.parametrize("times", [0.01, 0.1, 0.5, 2, 10, 1e4])
-def test_every_tilt_gives_a_bound(times, monkeypatch):
-    """Also one that leaves the whole sum far above epsilon, as the best does where epsilon is in the millions."""
-    best_tilt = privacy_loss._best_tilt
-    for losses in _subsampled(3.0, 0.5, 1e-3):
-        best = epsilon_of_sum([(losses, 20)], 1e-5)
-        with monkeypatch.context() as patch:
-            patch.setattr(privacy_loss, "_best_tilt", lambda *of: times * best_tilt(*of))
-            assert epsilon_of_sum([(losses, 20)], 1e-5) >= best * (1 - 1e-9)
-    assert composed_epsilon(((1.0, 9), (1e-6, 1)), sample_rate=0.1, delta=1e-5, accountant="pld") == math.inf
-
-
 @each(records=[2, 3], steps=[10, 300, 1], delta=[1e-3, 1e-6, 1e-10])
 def test_without_subsampling_a_persons_records_are_one_gaussian(records, steps, delta):
     """Never below the exact epsilon: that of noise sigma / (k sqrt(T))."""
@@ -245,13 +221,6 @@ def test_a_split_survives_json():
     assert f"sigma_l {split.sigma_loss:.6g}" in str(split) and "epsilon 0.5 at delta 1e-05" in str(split)
 
 
-def test_a_non_private_run_has_no_noise():
-    split = calibrate_noise(**{**CHEAP, "target_epsilon": math.inf})
-    assert (split.sigma, split.sigma_gradient, split.sigma_gradient_probe, split.sigma_loss) == (0, 0, 0, 0)
-    assert split.epsilon == epsilon(split) == math.inf and not split.guarantee
-    assert split.probe_steps == 5 and split.is_probe_step(0) and "non-private" in str(split)
-
-
 def test_epsilon_of_a_prefix_grows_to_that_of_the_run_and_its_parts_are_less():
     split = calibrate_noise(**CHEAP, accountant="rdp")
     prefix = [spent(split, t, split.probe_steps_before(t)) for t in range(split.steps + 1)]
@@ -266,12 +235,9 @@ def test_epsilon_of_a_prefix_grows_to_that_of_the_run_and_its_parts_are_less():
     ("wrong", "message"),
     [
         (dict(steps=21), "split must be for this run, got steps=21, which is 20 here"),
-        (dict(target_epsilon=1.0), "got target_epsilon=1.0, which is 0.5 here"),
-        (dict(interval=10), "got interval=10, which is 4 here"),
         (dict(sample_rate=1.5), r"sample_rate must be in \(0, 1\], got 1.5"),
         (dict(interval=-4), "interval must be an integer of at least 1 and at most steps=20, got -4"),
         (dict(sigma_gradient=0.0), "split must have a positive and finite sigma_gradient, got 0.0"),
-        (dict(sigma_loss=math.nan), "split must have a positive and finite sigma_loss, got nan"),
     ],
 )
 def test_a_split_of_another_run_or_without_noise_is_refused(wrong, message):
@@ -312,19 +278,12 @@ def test_search_copes_with_infinite_and_vanishing_costs():
     ("wrong", "message"),
     [
         (dict(target_epsilon=0), "target_epsilon must be positive, got 0"),
-        (dict(target_epsilon=math.nan), "target_epsilon must be a number, got nan"),
         (dict(target_delta=1.0), r"target_delta must be in \(0, 1\), got 1.0"),
         (dict(sample_rate=1.5), r"sample_rate must be in \(0, 1\], got 1.5"),
-        (dict(steps=10.0), "steps must be an integer of at least 1, got 10.0"),
         (dict(interval=21), "interval must be an integer of at least 1 and at most steps=20, got 21"),
-        (dict(warmup_steps=21), "warmup_steps must be an integer of at least 0 and at most steps=20, got 21"),
-        (dict(vote_steps=(3,)), "vote_steps must differ, and be left out unless probe='look'"),
         (dict(records_per_person=0), "records_per_person must be an integer of at least 1, got 0"),
         (dict(gamma=1.0), "gamma must be greater than 1, else no budget is left for probes, .* got 1.0"),
-        (dict(gamma=1e160), "gamma must be greater than 1, .* and at most 1e9, got 1e.160"),
         (dict(probe="loss"), "probe must be one of 'look', .*, got .loss.; did you mean 'losses'"),
-        (dict(accountant="prv"), "accountant must be one of 'pld', 'rdp', got 'prv'"),
-        (dict(allocation="perstep"), "allocation must be .*; did you mean .per_step'"),
         (dict(target_epsilon=1e-9, target_delta=1e-30), "no noise multiplier up to 1e.08 reaches .*accountant='pld'"),
         (dict(target_epsilon=1e6, accountant="rdp"), "noise multiplier below 0.05, which protects nobody"),
         (dict(target_delta=0.9), "asks for no noise at all, since a record is ever sampled with probability 0.878"),

@@ -53,11 +53,12 @@ def total(engine, loss, *batch):
 # -- layers that change, buffers that learn ----------------------------------------------------------------------------
 
 
-def test_a_frozen_batch_norm_that_wakes_up_is_refused_before_it_sees_the_batch():
-    """As after an evaluation; and batch norm that comes later. test_look has the same before a look."""
+@pytest.mark.parametrize("preset", ["fixed", "robust"])
+def test_a_frozen_batch_norm_that_wakes_up_is_refused_before_it_sees_the_batch(preset):
+    """As after an evaluation, and before a look; and batch norm that comes later."""
     model = nn.Sequential(nn.BatchNorm1d(5), make_model()).double()
     model[0].requires_grad_(False).eval()
-    optimizer, (batch,) = by_hand(model, preset="fixed"), make_batches([8])
+    optimizer, (batch,) = by_hand(model, preset=preset), make_batches([8])
     optimizer.step(losses(model), batch)
     model.train()
     with refused(optimizer, r"layer '0' \(BatchNorm1d\) .*call .eval\(\) of such layers again"):
@@ -151,41 +152,6 @@ def test_extra_state_that_learns_is_put_back_by_itself_or_refused_by_name():
         assert torch.equal(model.state_dict()["0._extra_state"]["largest"], torch.zeros(8))
 
 
-def positions(size, seen):
-    """Adds its positions, from a table that grows with the longest sample; ``size`` of them from the start."""
-
-    def forward(layer, x):
-        seen.append(layer.cached)
-        if x.shape[1] > layer.cached:
-            layer.register_buffer("table", torch.arange(x.shape[1]).float(), persistent=False)
-            layer.cached = x.shape[1]
-        return x + layer.table[: x.shape[1]]
-
-    table = nn.Buffer(torch.arange(size).float(), persistent=False)
-    return Built(forward, table=table, cached=size)
-
-
-def test_a_cache_that_a_long_record_grows_ends_no_run_and_changes_nothing():
-    lengths = torch.randint(2, 5, (60,)).index_fill(0, torch.tensor([5]), 8)
-    data, ends = TensorDataset(torch.randn(60, 8), lengths), []
-    for size in (4, 8):
-        torch.manual_seed(0)
-        seen = []
-        model = nn.ModuleList([positions(size, seen), nn.Linear(1, 2)])
-
-        def loss(batch, model=model):
-            width = int(batch[1].max())
-            mask = torch.arange(width) < batch[1][:, None]
-            return (model[1](model[0](batch[0][:, :width])[..., None]).square().sum(2) * mask).sum(1)
-
-        _, optimizer, loader = wire(model, data, batch_size=10)
-        assert any(5 in loader.batch_sampler.batch(step) for step in range(20))
-        train(optimizer, loader, loss)
-        assert set(seen) == {size} and len(model[0].table) == model[0].cached == size
-        ends.append(model[1].weight)
-    assert torch.equal(*ends)
-
-
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])
 def test_frequencies_that_follow_the_longest_record_are_each_records_own(kind):
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -231,26 +197,6 @@ def test_a_record_that_is_not_finite_moves_nothing_and_a_huge_one_no_more_than_i
 
     limit = 1.0001 if math.isfinite(value) else 1e-4
     assert moved(model, loss, [x, torch.zeros(128).long()]) <= limit
-
-
-@pytest.mark.whole
-@each(piece=[4096, 64], dtype=[torch.bfloat16, torch.float16])
-def test_one_of_4096_aligned_records_moves_the_sum_by_one(dtype, piece):
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 16))
-    engine = make_engine(model, AutomaticClipping())
-    base = torch.randn(1, 64)
-
-    def loss(batch):
-        with torch.autocast("cpu", dtype=dtype):
-            out = model(batch[0])
-        return out.float().square().mean(1)
-
-    for spread in (0.0, 0.3):
-        x = base + spread * torch.randn(4096, 64)
-        sums = [sum(total(engine, loss, part) for part in rows.split(piece)) for rows in (x, x[:-1])]
-        moved = (sums[0] - sums[1]).norm()
-        assert 0.8 < moved <= 1.001, moved  # it was 1.2 to 4.7
 
 
 def test_parameters_in_bf16_release_no_value_that_only_one_record_makes_possible():
@@ -361,11 +307,9 @@ def test_samplers_that_choose_records_are_refused():
         DataLoader(data, batch_size=10, sampler=SubsetRandomSampler(consent)),
         DataLoader(data, batch_size=10, sampler=WeightedRandomSampler([1.0] * 1000, 1000)),
         DataLoader(data, batch_size=10, sampler=RandomSampler(data, replacement=True)),
-        DataLoader(data, batch_size=10, sampler=RandomSampler(data, num_samples=100)),
         DataLoader(data, batch_size=10, sampler=Backwards(data)),
         DataLoader(data, batch_size=10, sampler=consent),
         DataLoader(data, batch_size=10, sampler=RandomSampler(range(20))),
-        DataLoader(data, batch_size=10, sampler=torch.utils.data.SequentialSampler(range(20))),
         DataLoader(data, batch_sampler=BatchSampler(SubsetRandomSampler(consent), 10, False)),
     ):
         with pytest.raises(ValueError, match=r"Subset\(dataset, indices\)"):
@@ -373,8 +317,6 @@ def test_samplers_that_choose_records_are_refused():
     _, optimizer, loader = wire(nn.Linear(1, 2), DataLoader(torch.utils.data.Subset(data, consent), batch_size=10))
     assert optimizer.split.sample_rate == pytest.approx(0.1)
     assert {index for step in range(50) for index in loader.batch_sampler.batch(step)} <= set(range(100))
-    for shuffle in (False, True):
-        wire(nn.Linear(1, 2), DataLoader(data, batch_size=10, shuffle=shuffle))
 
 
 @pytest.mark.parametrize("name", ["3.bias", "3.weight", "1.bias", "0.weight"])

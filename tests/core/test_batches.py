@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from twins import PRESETS, by_hand, flat, refused, steps
+from twins import PRESETS, by_hand, flat, steps
 
 from hyfreedp import token_budget
 from hyfreedp.data.batches import (
@@ -223,12 +223,6 @@ def test_pieces_are_as_many_records_as_the_budget_allows(lengths, budget):
 def test_a_function_that_returns_no_size_is_refused(size, message):
     with pytest.raises(ValueError, match=message):
         pieces(of_lengths([2, 2, 3]), size)
-
-
-def test_a_size_that_is_refused_releases_nothing():
-    optimizer = by_hand(max_physical_batch_size=lambda record: 0)
-    with refused(optimizer, "what max_physical_batch_size returns"):
-        steps(optimizer, [5])
 
 
 @pytest.mark.parametrize("preset", PRESETS.values())

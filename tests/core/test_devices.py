@@ -73,11 +73,8 @@ def test_clipped_sums_are_those_of_the_cpu(build):
 
 RUNS = {
     "robust": {"preset": "robust", "steps": 8},
-    "paper": {"preset": "paper", "interval": 2},
     "paper, biases": {"preset": "paper", "interval": 5, "tuning": "biases", "base": "groups"},
     "fixed, lora": {"preset": "fixed", "tuning": "lora", "steps": 3},
-    "robust, SGD": {"preset": "robust", "base": "sgd", "steps": 4},
-    "fixed, pieces": {"preset": "fixed", "max_physical_batch_size": 3, "steps": 3},
     "paper, chosen pieces": {
         "preset": "paper",
         "max_physical_batch_size": token_budget(lambda record: record[0].shape[1], 15),

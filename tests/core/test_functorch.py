@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch.func import grad
 from torch.overrides import TorchFunctionMode
-from torch.utils.checkpoint import checkpoint
 
 from hyfreedp.gradients.functorch import (
     Level,
@@ -16,7 +15,6 @@ from hyfreedp.gradients.functorch import (
     innermost,
     is_wrapped,
     maps_marked,
-    saved_hook,
     unwrapped,
 )
 
@@ -58,19 +56,6 @@ def test_a_level_shows_samples_and_is_left_and_entered_again(rows) -> None:
         pass
     with Level(2) as other:  # which the refused entry has left as it was
         assert other.number == 1 and other.is_innermost()
-
-
-def test_samples_come_first_wherever_they_lie(rows) -> None:
-    with Level(4) as level:
-        moved = torch._C._functorch._add_batch_dim(rows, 1, level.number)
-        assert moved.shape == (3,) and torch.equal(level.samples(moved), rows.T)
-
-
-def test_random_numbers_are_of_each_sample() -> None:
-    with Level(50) as level:
-        drawn = level.samples(torch.rand(()) + level.mapped(torch.zeros(50)))
-        masks = level.samples(torch.nn.functional.dropout(level.mapped(torch.ones(50, 64))))
-    assert len(drawn.unique()) == 50 and len(masks.unique(dim=0)) == 50
 
 
 def test_maps_and_gradients_within_are_told(rows) -> None:
@@ -123,18 +108,6 @@ def test_what_maps_return_is_marked(rows) -> None:
         raise KeyError
     torch.vmap(torch.sin)(rows)
     assert len(seen) == 1 and seen[0] is result
-
-
-def test_hooks_on_saved_tensors_are_told(rows) -> None:
-    def pack(t: Tensor) -> Tensor:
-        return t
-
-    seen = [saved_hook()]
-    with torch.autograd.graph.saved_tensors_hooks(pack, pack):
-        seen.append(saved_hook())
-    checkpoint(lambda x: seen.append(saved_hook()), rows.requires_grad_(), use_reentrant=False)
-    assert seen[:2] == [None, pack] and seen[2].__module__ == "torch.utils.checkpoint"
-    assert saved_hook() is None
 
 
 class Tripled(torch.autograd.Function):

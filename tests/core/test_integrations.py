@@ -4,7 +4,6 @@ import dataclasses
 import json
 import math
 import os
-import shutil
 import stat
 import warnings
 from concurrent.futures import Future
@@ -186,23 +185,6 @@ def test_other_losses_of_the_trainer_are_those_of_one_record(trainer, unbound_no
         trainer(given={"loss": own_loss}, label_smoothing_factor=0.1)
 
 
-def test_what_the_trainer_tells_is_private(trainer):
-    """Epsilon and the rate; no loss of a training batch, nor how large it was or how long it took."""
-    found = trainer(eval_strategy="epoch", save_strategy="epoch")
-    assert len(found.get_train_dataloader()) and not found.private.history  # asked for beforehand
-    result = found.train()
-    training = [row for row in found.state.log_history if "eval_loss" not in row]
-    every = {"epsilon", "epoch", "step"}
-    assert [row.keys() - every for row in training] == [{"learning_rate"}] * STEPS + [set()]
-    epsilons = [row["epsilon"] for row in training]
-    assert epsilons == sorted(epsilons) and 2.9 < epsilons[-1] <= 3.0
-    assert [row["learning_rate"] for row in training[:-1]] == pytest.approx([r["eta"] for r in found.private.history])
-    assert result.training_loss is None and result.metrics == {"epsilon": epsilons[-1]}
-    assert any("eval_loss" in row for row in found.state.log_history)
-    with pytest.raises(RuntimeError, match="has trained its private run"):
-        found.train()
-
-
 def test_one_long_record_is_not_told_by_the_trainer(trainer, tmp_path, monkeypatch):
     """All records in every batch, and one of them long, or not: whatever is not a noised sum must be the same."""
     handler = pytest.importorskip("transformers.trainer_callback").CallbackHandler
@@ -301,19 +283,13 @@ def test_a_checkpoint_of_the_trainer_is_not_resumed_without_its_key(trainer, tmp
     key = check_the_key_lies_alone(tmp_path, run.private)
     with pytest.raises(ValueError, match="of a version of hyfreedp that saved the key in it"):
         run.optimizer.load_state_dict(run.private.state_dict())
-    trainer(engine=1, save_strategy="steps", save_steps=10, output_dir=str(tmp_path / "other")).train()
-    (other,) = (tmp_path / "other").glob("_hyfreedp-*")
-    for damage, error, message in [
-        (
-            key.unlink,
-            FileNotFoundError,
-            f"without the key of its noise: put the file {key.name}, .* the folder {tmp_path}",
-        ),
-        (lambda: shutil.copy(other, key), ValueError, "must hold the key of the run, but it is damaged"),
-    ]:
-        damage()
-        with pytest.raises(error, match=message):
-            trainer(engine=99).train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    checkpoint = str(tmp_path / "checkpoint-3")
+    key.write_bytes(key.read_bytes()[::-1])
+    with pytest.raises(ValueError, match="must hold the key of the run, but it is damaged"):
+        trainer(engine=99).train(resume_from_checkpoint=checkpoint)
+    key.unlink()
+    with pytest.raises(FileNotFoundError, match=f"without the key of its noise: put the file {key.name}, .*{tmp_path}"):
+        trainer(engine=99).train(resume_from_checkpoint=checkpoint)
 
 
 OTHER = {"train_sampling_strategy": "group_by_length", "debug": ["underflow_overflow"], "fsdp": "full_shard"}
@@ -497,18 +473,14 @@ def test_callbacks_that_log_time_or_memory_are_refused(name):
         module.configure_optimizers()
 
 
-@pytest.mark.parametrize("which", ["optimizer", "loader", "all three"])
-def test_accelerate_does_not_wrap_what_is_private(which):
+def test_accelerate_does_not_wrap_what_is_private():
     """Its optimizer could not be stepped, and in several processes its loader would give each another step's batch."""
     accelerate = pytest.importorskip("accelerate")
     model = layers().double()
     wired = make_private(model, torch.optim.AdamW(model.parameters()), **PRIVACY)
-    given = {"optimizer": wired[1:2], "loader": wired[2:], "all three": wired}[which]
-    with pytest.raises(TypeError, match=r"accelerator.prepare must not be given a private .*Leave out prepare"):
-        accelerate.Accelerator(cpu=True).prepare(*given)
-    for batch in wired[2]:
-        wired[1].step(cross_entropy(model), batch)  # nothing has happened to it
-    assert wired[1].steps_left == STEPS // 2
+    for given in (wired, wired[1:2], wired[2:]):
+        with pytest.raises(TypeError, match=r"accelerator.prepare must not be given a private .*Leave out prepare"):
+            accelerate.Accelerator(cpu=True).prepare(*given)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,10 +11,8 @@ import torch.nn.functional as F
 from models import Example, assert_exact, classifier
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
-from twins import Built, by_hand, make_batches, refused
+from twins import Built
 
 from hyfreedp.errors import Refused
 from hyfreedp.gradients import AutomaticClipping, make_engine
@@ -159,15 +156,6 @@ def empty_and_shared(m: nn.Module, x: Tensor) -> Tensor:
     return m.inner(x) + m.middle(m.inner(m.table.weight))[numbers] + m.inner(m.table(numbers))
 
 
-def functional(m: nn.Module, x: Tensor) -> Tensor:
-    return torch.func.functional_call(m.middle, {"weight": m.middle.weight.exp() + 1}, (m.inner(x),))
-
-
-def several_rows(m: nn.Module, x: Tensor) -> Tensor:
-    """Two views of a record, its tokens backwards, go through a layer together."""
-    return m.middle(m.inner(torch.stack([x, x.flip(1)], 1).flatten(0, 1)).tanh()).unflatten(0, (-1, 2)).sum(1)
-
-
 def recomputed(m: nn.Module, x: Tensor) -> Tensor:
     def twice(h: Tensor) -> Tensor:
         factor = m.middle.bias.sin().exp()
@@ -216,7 +204,7 @@ def node_hook(m: nn.Module, x: Tensor) -> Tensor:
 
 
 MODELS = {
-    empty_and_shared: None, functional: None, several_rows: None, recomputed: None, gated: None, siamese: None,
+    empty_and_shared: None, recomputed: None, gated: None, siamese: None,
     tokens_first: None, routed: DYNAMIC, node_hook: "NoneType", slope: GRADIENT,
 }  # fmt: skip
 
@@ -343,53 +331,6 @@ def own_numbers(m: nn.Module, x: Tensor, k: Tensor) -> Tensor:
     return m(torch.empty(3, dtype=x.dtype).normal_(2.0, 0.0) + x).sum()  # of which all are two
 
 
-class Mixing(torch.autograd.Function):
-    """Subtracts the mean over what it takes for the batch, in a rule of its own."""
-
-    @staticmethod
-    def forward(x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Tensor:
-        return 2 * g
-
-    @staticmethod
-    def vmap(info: Any, dims: Any, x: Tensor) -> tuple[Tensor, int]:
-        return x - x.mean(dims[0], keepdim=True), dims[0]
-
-
-class MixingBackward(torch.autograd.Function):
-    generate_vmap_rule = True
-    forward, setup_context = Mixing.forward, Mixing.setup_context
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Tensor:
-        return g - 0.5 * g.mean(0)
-
-
-class Functions(TorchFunctionMode):
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*args, **(kwargs or {}))
-
-
-class Operations(TorchDispatchMode):
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*args, **(kwargs or {}))
-
-
-def within(context: Callable[[], Any]) -> Loss:
-    def loss(m: nn.Module, x: Tensor, k: Tensor) -> Tensor:
-        with context():
-            return m(x.sin()).square().sum()
-
-    return loss
-
-
 def hooked(m: nn.Module, x: Tensor, k: Tensor) -> Tensor:
     h = m(x)
     h.register_hook(lambda g: 3 * g)
@@ -401,10 +342,6 @@ def penalty(m: nn.Module, x: Tensor, k: Tensor) -> Tensor:
     x = x.clone().requires_grad_(True)
     (g,) = torch.autograd.grad(m(x).tanh().sum(), x, create_graph=True)
     return (g.norm() - 1).square()
-
-
-def packed(t: Tensor) -> Tensor:
-    return t.clone()
 
 
 def compiled(m: nn.Module, x: Tensor, k: Tensor) -> Tensor:
@@ -421,15 +358,7 @@ LOSSES: dict[str, tuple[Loss, str | None]] = {  # and why they are not mapped
     "a gradient": (lambda m, x, k: torch.func.grad(lambda x: m(x).tanh().sum())(x).square().sum(), GRADIENT),
     "a Jacobian": (lambda m, x, k: torch.func.jacrev(lambda x: m(x).tanh())(x).square().sum(), SCRIPT),
     "a gradient penalty": (penalty, GRADIENT),
-    "mixing in a map's rule": (lambda m, x, k: Mixing.apply(m(x)).square().sum(), OWN),
-    "mixing in a backward pass": (lambda m, x, k: MixingBackward.apply(m(x)).square().sum(), OWN),
     "a hook": (hooked, OWN),
-    "hooks on saved tensors": (
-        within(lambda: torch.autograd.graph.saved_tensors_hooks(packed, packed)),
-        "hooks on saved",
-    ),
-    "a mode of functions": (within(Functions), None),
-    "a mode of operations": (within(Operations), "TorchDispatchMode"),
     "memory": (lambda m, x, k: m(torch.from_numpy(x.numpy())).sum() * (1 + np.asarray(k)[0]), "memory"),
     "its text": (lambda m, x, k: m(x).sum() * (1 + ("1" in repr(k))), "memory"),
     "torch.compile": (compiled, None),
@@ -546,34 +475,6 @@ def test_what_a_model_keeps_as_an_attribute_or_in_a_cache_is_put_back(loop) -> N
     x = example.batch[0]
     gradients = torch.cat([x, torch.ones(6, 1)], 1).double()
     torch.testing.assert_close(found[1], AutomaticClipping().factors(found[0]) @ gradients)
-
-
-def memory(shown: str, model: nn.Module) -> Callable[[list[Tensor]], Tensor]:
-    """A loss that remembers whether a large record was seen, of which it was told by a decision, or in a loop."""
-    seen = [1.0]
-
-    def loss(batch: list[Tensor]) -> Tensor:
-        x, y = batch
-        if (x.abs().max() if shown == "decision" else x.numpy().max()) > 20:
-            seen.append(3.0)
-        h = model(x)
-        if shown == "gradient":
-            h.register_hook(lambda g: g * (-1) ** len(seen))
-        return F.cross_entropy(h * (1 if shown == "gradient" else len(seen)), y)
-
-    return loss
-
-
-@looping
-@pytest.mark.parametrize("shown", ["decision", "loss", pytest.param("gradient", marks=pytest.mark.xfail(strict=True))])
-def test_a_memory_of_earlier_records_is_refused_where_it_is_looked_for(shown, monkeypatch) -> None:
-    """A gradient's alone, as of a loss balancer: a record moved the sum by five clips."""
-    monkeypatch.setattr("hyfreedp.gradients.step_batch._LOOKED_AT", 1.0)
-    (batch,) = make_batches((8,))
-    batch[0][3] = batch[0][3].abs() * 100
-    optimizer = by_hand(preset="fixed")
-    with refused(optimizer, "depends on those that were computed before it"):
-        optimizer.step(memory(shown, optimizer.module), batch)
 
 
 # -- random numbers ----------------------------------------------------------------------------------------------------

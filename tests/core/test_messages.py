@@ -1,6 +1,5 @@
 """What is told to a user who does the obvious thing that is wrong here: the cause, and what to do instead."""
 
-import itertools
 import math
 from contextlib import nullcontext
 
@@ -8,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch.utils.data import DataLoader
-from twins import by_hand, changed, cross_entropy, make_batches, make_data, make_private, refused, steps
+from twins import by_hand, cross_entropy, make_batches, make_data, make_private, refused, steps
 
 from hyfreedp import PrivacyEngine
 
@@ -63,21 +62,6 @@ def test_a_batch_without_a_finite_loss_is_told_with_diagnostics_only(diagnostics
         batch = [*make_batches([len(broken)])[0], factor]
         with pytest.warns(UserWarning, match="no sample of this batch") if count else nullcontext():
             optimizer.step(lambda b: cross_entropy(optimizer.module)(b) * b[2], batch)
-
-
-SEARCH = {"interval": 2, "warmup": 0.1, "smoothing": 0.5, "initial_learning_rate": 0.1}
-SEARCH |= {"step_rule": "literal", "loss_threshold_rule": "previous"}
-
-
-@pytest.mark.parametrize(
-    ("preset", "name"),
-    [pair for pair in itertools.product(["robust", "fixed"], SEARCH) if pair != ("robust", "initial_learning_rate")],
-)
-def test_a_field_of_a_line_search_is_refused_where_there_is_none(name, preset):
-    with pytest.raises(ValueError, match=f"{name} changes nothing with probe=.* leave it out, or choose"):
-        make_private(preset=preset, **{name: SEARCH[name]})
-    make_private(preset="paper", **{name: SEARCH[name]})
-    make_private(preset=changed(preset, **{name: SEARCH[name]}))  # one who gives a whole preset has not asked for it
 
 
 def test_a_model_that_was_trained_before_is_warned_of():

@@ -96,17 +96,11 @@ def test_the_key_is_never_printed():
 # -- where noise goes --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sizes", [(3,), (5, 1, 7), (2**16, 3), (70_000, 2, 140_001, 64), (0, 4), ()])
-def test_noise_reaches_every_number_of_every_tensor_once(sizes):
-    sums = [torch.full((size,), 7.0) for size in sizes]
+def test_every_number_gets_noise_once_in_any_memory_format():
+    sums = [torch.full((size,), 7.0) for size in (70_000, 2, 140_001, 0, 64)]
     NoiseGenerator(0).add_noise(sums, 0.5)
-    drawn = torch.cat([*sums, torch.zeros(0)]) - 7
-    assert len(drawn.unique()) >= 0.97 * len(drawn)
-    if len(drawn) > 1000:
-        assert drawn.std() == pytest.approx(0.5, rel=0.02)
-
-
-def test_a_number_and_other_memory_formats():
+    drawn = torch.cat(sums) - 7
+    assert len(drawn.unique()) >= 0.97 * len(drawn) and drawn.std() == pytest.approx(0.5, rel=0.02)
     scalar, image = torch.tensor(1.0), torch.zeros(4, 3, 5, 6).contiguous(memory_format=torch.channels_last)
     strided, every_second = torch.zeros(8, 6)[:, ::2], torch.zeros(10)[::2]
     NoiseGenerator(0).add_noise([scalar, image, strided], 1.0)
@@ -183,31 +177,6 @@ def test_normal_uniform_and_permutation():
     assert sorted(generator.permutation(50).tolist()) == list(range(50))
     places = torch.stack([generator.permutation(4) for _ in range(6000)])[:, 0].bincount()
     assert stats.chisquare(places).pvalue > 1e-4
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-def test_a_thousand_million_draws():
-    """Kolmogorov-Smirnov at 10,000 quantiles, and the counts beyond 4, 5 and 6 sigma, in the release's own float32.
-
-    False alarms: 1e-4 for the first, at most 3e-4 for each of the counts (Poisson).
-    """
-    generator, draws, piece = NoiseGenerator(11), 10**9, 2 * 10**7
-    quantiles = torch.tensor(stats.norm.ppf(np.arange(1, 10_000) / 10_000), dtype=torch.float32)
-    below = torch.zeros(10_000, dtype=torch.int64)
-    tails = dict.fromkeys((4.0, 5.0, 6.0), 0)
-    for _ in range(draws // piece):
-        total = torch.zeros(piece)
-        generator.add_noise([total], 1.0)
-        below += torch.bucketize(total, quantiles, out_int32=True).bincount(minlength=10_000)
-        tails = {at: count + int((total.abs() > at).sum()) for at, count in tails.items()}
-    reached = below.cumsum(0)[:-1].double() / draws
-    distance = (reached - torch.arange(1, 10_000, dtype=torch.float64) / 10_000).abs().max().item()
-    assert math.sqrt(draws) * distance < 2.23  # the 1e-4 point of Kolmogorov's distribution
-    for at, count in tails.items():
-        expected = 2 * stats.norm.sf(at) * draws
-        low, high = stats.poisson.ppf([1.5e-4, 1 - 1.5e-4], expected)
-        assert low <= count <= high, (at, count, expected)
 
 
 def test_secure_noise_is_the_halved_sum_of_four(monkeypatch):

@@ -7,13 +7,11 @@ import numpy as np
 import pandas
 import pytest
 import torch
-import torch.nn.functional as F
 from cases import each
 from scipy import stats
 from torch import nn
-from twins import PRESETS, by_hand, changed, cross_entropy, flat, make_batches, refused, sgd, trainable
+from twins import PRESETS, by_hand, changed, cross_entropy, flat, make_batches, sgd, trainable
 
-from hyfreedp.errors import BudgetExhausted
 from hyfreedp.gradients import AbadiClipping, AutomaticClipping
 
 FALSE_ALARM = 1e-6  # of each statistical test below; the seeds are fixed, so a test that passes always passes
@@ -80,21 +78,6 @@ def test_probe_steps_have_their_own_gradient_noise(allocation, size):
 # -- what a step costs -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
-def test_a_step_calls_the_loss_once_and_the_first_step_compares_before(reduction):
-    """Three records together, and alone, in one map; then the map of the batch."""
-    optimizer, rows = by_hand(preset="fixed"), []
-
-    def loss(batch):
-        rows.append(len(batch[1]))
-        return F.cross_entropy(optimizer.module(batch[0]), batch[1], reduction=reduction)
-
-    for expected in ([3, 1, 1], [1], [1]):
-        optimizer.step(loss, make_batches([50])[0])
-        assert rows == expected
-        rows.clear()
-
-
 # -- the ledger --------------------------------------------------------------------------------------------------------
 
 
@@ -118,18 +101,6 @@ def test_epsilon_grows_to_the_target_and_empty_batches_count(preset):
     assert optimizer.epsilon_spent(1e-2) < spent[-1] < optimizer.epsilon_spent(1e-6)
     assert spend(changed(preset, interval=3), [0] * 10)[1] == spent
     assert spend(changed(preset, interval=3), [3, 0, 20] * 3)[1] == spent[:-1]
-
-
-@pytest.mark.parametrize("preset", PRESETS.values())
-def test_a_step_beyond_the_plan_is_refused_before_anything_is_looked_at(preset):
-    """Neither the loss function nor the batch is touched, and nothing changes, however often one tries."""
-    optimizer, spent = spend(changed(preset, interval=3), [8] * 10)
-    state = torch.get_rng_state()
-    for _ in range(2):
-        with refused(optimizer, r"all 10 steps .* epsilon=3", BudgetExhausted):
-            optimizer.step(lambda batch: pytest.fail("the loss function was called"), object())
-    assert torch.equal(torch.get_rng_state(), state)
-    assert optimizer.steps_left == 0 and optimizer.epsilon_spent() == spent[-1]
 
 
 # -- what is told ------------------------------------------------------------------------------------------------------

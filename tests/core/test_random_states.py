@@ -85,11 +85,12 @@ def drawn(kind, does, pieces, seed):
     """What each of 12 samples draws in the gradient's pass of a step without noise, whose probe draws the same."""
     publicly_seeded()
     model = Built(lambda m, x: (x * m.w).sum(), w=nn.Parameter(torch.zeros(12, dtype=torch.float64)))
-    optimizer = by_hand(model, sgd(model), seed=seed, preset="paper", interval=1, max_physical_batch_size=pieces)
+    settings = {"preset": "paper", "interval": 1, "initial_learning_rate": 0.1, "max_physical_batch_size": pieces}
+    optimizer = by_hand(model, sgd(model), seed=seed, **settings)
 
     def loss(b):
         does(b)
-        return DRAWS[kind]()[0] * model(b[0])
+        return 1 + DRAWS[kind]()[0] * model(b[0])  # and never below zero, where losses are clipped
 
     step = optimizer.step(loss, [torch.eye(12).double(), torch.arange(12) % 3])
     direction = -model.w.detach() / step.eta

@@ -14,7 +14,7 @@ from hyfreedp.gradients.engine import Plan
 from hyfreedp.gradients.mapped import Pass
 from hyfreedp.gradients.per_sample import EmbeddingRows, Instantiated, OuterProducts, add_uses, keeps_factors
 
-SIZES = list(itertools.product((1, 3, 17, 65), (8, 48, 192), (10, 64, 256)))
+SIZES = [*itertools.product((1, 3, 17, 65), (8, 192), (10, 256))]
 
 
 def forms(tokens: int, p: int, d: int) -> tuple[OuterProducts, Tensor]:

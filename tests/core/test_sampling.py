@@ -7,11 +7,8 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
-from cases import each
 from opacus.data_loader import DPDataLoader
 from scipy import stats
-from torch import nn
 from torch.utils.data import (
     DataLoader,
     DistributedSampler,
@@ -20,7 +17,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
     default_collate,
 )
-from twins import Made, cross_entropy, make_data, make_private, refused, sgd, train, trainable
+from twins import Made, cross_entropy, make_data, make_private, refused, train
 
 from hyfreedp.data.batches import Records, batch_length, groups_of, map_leaves
 from hyfreedp.data.sampling import Drawn, Fetch, PoissonSampler, poisson_loader
@@ -80,13 +77,6 @@ def test_inclusion_is_independent_across_steps_and_records(memberships):
     assert abs(pairs) / np.sqrt(len(centred) * 50 * 49 / 2) < limit
 
 
-@pytest.mark.parametrize("rate", [1.0, 1e-9])
-def test_extreme_rates(rate):
-    """At rate 1 every batch is the whole data set; at a tiny one all batches are empty."""
-    expected = list(range(50)) if rate == 1 else []
-    assert all(batch == expected for batch in make_sampler(sample_rate=rate))
-
-
 # -- seeds and positions -----------------------------------------------------------------------------------------------
 
 
@@ -100,14 +90,6 @@ def test_seeds_and_steps_determine_the_batches():
     for other in others:  # seeds that differ in any of their bits differ
         assert sum(a == b for a, b in zip(batches, other, strict=True)) <= 2
     assert len({str(other) for other in others}) == len(others)
-
-
-def test_sampling_leaves_the_global_generators_alone():
-    """Otherwise the number of records would move the dropout masks, and users' seeds the batches."""
-    torch_state, numpy_state = torch.get_rng_state(), np.random.get_state()[1].copy()
-    list(make_sampler())
-    assert torch.equal(torch.get_rng_state(), torch_state)
-    assert np.array_equal(np.random.get_state()[1], numpy_state)
 
 
 # -- the structure of batches ------------------------------------------------------------------------------------------
@@ -132,14 +114,6 @@ FORMS = {
 def records(form):
     """Thirty records of one of the structures that default collation knows."""
     return Made(30, lambda index: FORMS[form](torch.full((3,), float(index)), index % 2))
-
-
-def inputs_of(batch):
-    if isinstance(batch, torch.Tensor):
-        return batch
-    if isinstance(batch, dict):
-        return batch["x"] if "x" in batch else batch["inputs"]["ids"]
-    return batch[0]
 
 
 def fetched(data, rows, collate=default_collate, **owners):
@@ -189,26 +163,6 @@ def test_no_record_gives_its_form_to_another(form):
         assert [repr(found[place]) for place in range(len(rows))] == [
             repr(default_collate([data[row]])) for row in rows
         ]
-
-
-@each(form=FORMS, pieces=[None, 2])
-def test_training_works_on_every_structure_with_empty_batches(form, pieces):
-    """The loss gets records of the form that the collate function gives; the batch tells how many they are."""
-    torch.manual_seed(0)
-    model = nn.Linear(3, 1)
-    settings = {"steps": 12, "preset": "paper", "interval": 1, "max_physical_batch_size": pieces}
-    _, optimizer, loader = make_private(
-        model, sgd(model), loader=DataLoader(records(form), batch_size=2), seed=SEED, **settings
-    )
-    sizes = []
-    for batch in loader:
-        sizes.append(batch_length(batch))
-        optimizer.step(lambda record: F.softplus(model(inputs_of(record))[:, 0]), batch)
-        assert all(parameter.isfinite().all() for parameter in trainable(model))
-        if not optimizer.steps_left:
-            break
-    assert sizes == [len(loader.batch_sampler.batch(step)) for step in range(12)]
-    assert 0 in sizes and max(sizes) > 2
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------

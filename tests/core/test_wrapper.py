@@ -2,7 +2,6 @@
 
 import collections
 import copy
-import itertools
 import pickle
 import warnings
 from unittest import mock
@@ -64,26 +63,6 @@ def test_a_fixed_rate_follows_a_scheduler_as_in_plain_torch(name, base, on):
     torch.testing.assert_close(flat(model), weights, rtol=1e-9, atol=1e-12)
 
 
-def test_a_scheduled_run_resumes_bitwise():
-    """Optimizer and scheduler each from a state of their own, into objects made anew; groups scheduled apart."""
-    lambdas = [lambda t: 0.5**t, lambda t: 1.0, lambda t: 1 / (1 + t)]
-    ends = []
-    for interrupted in (False, True):
-        model, optimizer = make("groups")
-        scheduler = lr_scheduler.LambdaLR(optimizer, lambdas)
-        for t, batch in enumerate(make_batches(SIZES)):
-            if interrupted and t == 3:
-                saved = copy.deepcopy((optimizer.state_dict(), scheduler.state_dict()))
-                model, optimizer = make("groups", seed=7)
-                scheduler = lr_scheduler.LambdaLR(optimizer, lambdas)
-                optimizer.load_state_dict(saved[0])
-                scheduler.load_state_dict(saved[1])
-            optimizer.step(cross_entropy(model), batch)
-            scheduler.step()
-        ends.append((flat(model), optimizer.history, [group["lr"] for group in optimizer.param_groups]))
-    assert torch.equal(ends[0][0], ends[1][0]) and ends[0][1:] == ends[1][1:]
-
-
 @pytest.mark.parametrize("settings", [{"preset": "robust"}, {"preset": "paper", "interval": 2}])
 def test_a_learned_rate_says_once_that_it_follows_no_scheduler(settings):
     """And is bit for bit what it is without one; so it is after a resumption, which is no scheduler."""
@@ -104,17 +83,6 @@ def test_a_learned_rate_says_once_that_it_follows_no_scheduler(settings):
         assert not told or "preset='fixed'" in told[0]
         runs.append((flat(model), repr(optimizer.history)))
     assert torch.equal(runs[0][0], runs[1][0]) and runs[0][1] == runs[1][1]
-
-
-def test_a_scheduler_beside_a_decay_is_refused_before_anything_is_released():
-    model, optimizer = make(decay="linear")
-    scheduler = lr_scheduler.ExponentialLR(optimizer, 0.5)
-    first, second = make_batches(SIZES[:2])
-    optimizer.step(cross_entropy(model), first)
-    scheduler.step()
-    for _ in range(2):
-        with refused(optimizer, r"'lr' was set.* pass decay='none'"):
-            optimizer.step(cross_entropy(model), second)
 
 
 @pytest.mark.parametrize("preset", ["fixed", "robust", "paper"])
@@ -145,26 +113,19 @@ def test_hooks_run_once_a_step(preset):
 
 
 @pytest.mark.parametrize(
-    ("scheduled", "call"),
-    itertools.product(
-        [False, True],
-        [
-            lambda step, loss, batch: step(),
-            lambda step, loss, batch: step(closure=lambda: loss(batch).mean()),
-            lambda step, loss, batch: step(loss(batch), batch),
-            lambda step, loss, batch: step(loss, batch, batch[1]),
-        ],
-    ),
+    "call",
+    [
+        lambda step, loss, batch: step(),
+        lambda step, loss, batch: step(closure=lambda: loss(batch).mean()),
+        lambda step, loss, batch: step(loss(batch), batch),
+    ],
 )
-def test_a_step_as_of_another_optimizer_says_what_to_call(call, scheduled):
+def test_a_step_as_of_another_optimizer_says_what_to_call(call):
     model, optimizer = make(preset="robust")
-    if scheduled:
-        lr_scheduler.ExponentialLR(optimizer, 1.0)  # wraps the method
+    lr_scheduler.ExponentialLR(optimizer, 1.0)  # wraps the method
     (batch,) = make_batches((8,))
     with refused(optimizer, r"call optimizer\.step\(loss, batch\), where loss\(record\) returns one number", TypeError):
         call(optimizer.step, cross_entropy(model), batch)
-    optimizer.step(batch=batch, loss=cross_entropy(model))
-    assert optimizer.ledger.steps == 1
 
 
 @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
