@@ -64,10 +64,9 @@ from hyfreedp.experiments.book.answers import truth
 from hyfreedp.experiments.book.exercises import check
 from hyfreedp.experiments.book.sliders import sliders
 from hyfreedp.experiments.store import plots
-from hyfreedp.experiments.store.cache import cached
 from hyfreedp.experiments.store.paths import CELLS
 from hyfreedp.experiments.store.verdicts import Verdict, by_proof, by_row, verdict
-from hyfreedp.experiments.studies import bias_variance, clouds, noise_magnitudes
+from hyfreedp.experiments.studies import bias_variance, clouds, noise_split
 from hyfreedp.experiments.tasks.registry import TASKS
 
 plots.use_style()
@@ -265,11 +264,17 @@ plots.what_to_see(summary)
 # %%
 batches, runs, small_batch = sizes["batches"], sizes["releases"], batch_sizes[0]
 alphas = np.linspace(-2.5, 2.5, 11).tolist()
-dots = bias_variance.normal_bias_dots(
-    mean=loss_mean, std=loss_std, batch_size=small_batch, alphas=alphas, batches=batches, seed=0
-)
+drawn = loss_mean + loss_std * np.random.default_rng(0).standard_normal((batches, small_batch, 1))
+biases = np.maximum(drawn - (loss_mean + loss_std * np.array(alphas)), 0).mean(axis=1) / loss_std  # ReLU(L_i - R_l)
+dots = pd.DataFrame({"alpha": alphas, "bias": biases.mean(axis=0), "spread": biases.std(axis=0, ddof=1)})
+dots["error"] = dots.spread / batches**0.5
 real = clouds.losses_of(probed[0], step, "batch")[1]
-curves, releases = bias_variance.one_batch(real, noise_multiplier=sigma_loss, runs=runs, seed=1)
+thresholds, noise = (
+    real.mean() * np.geomspace(0.3, 6, 60),
+    {"noise_multiplier": sigma_loss, "expected_batch_size": real.size},
+)
+curves = bias_variance.errors(real, thresholds, **noise)
+releases = bias_variance.release_dots(real, thresholds[::6], runs=runs, seed=1, **noise)
 print(f"left: {batches} batches of {small_batch}; right: {runs} releases of a batch of {real.size}")
 figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.8))
 fine, bars = np.linspace(-3, 3, 121), {"fmt": "o", "markersize": 4, "capsize": 2}
@@ -383,7 +388,17 @@ pd.DataFrame.from_dict(rows, orient="index").rename_axis("B").round(3)
 # too much or too little bias at $R_l = L$?
 
 # %%
-moments = bias_variance.loss_moments(probed, sizes["stages"])
+rows = []
+for stage in sizes["stages"]:
+    for run in probed:
+        batch = clouds.losses_of(run, stage, "batch")[1]
+        mean, std = batch.mean(), batch.std()
+        row = {"step": stage, "mean": mean, "sd": std, "skewness": stats.skew(batch)}
+        row |= {"normal_below_zero": stats.norm.cdf(-mean / std), "bias_at_L": clipping_bias(batch, mean) / mean}
+        row["normal_bias_at_L"] = normal_clipping_bias(mean, mean, std) / mean
+        enough = bias_variance.relative_biases(batch)[0] < 0.01
+        rows.append(row | {"keeps_99_percent": bias_variance.RATIOS[np.argmax(enough)]})
+moments = pd.DataFrame(rows).groupby("step").mean()
 display(moments.style.format(precision=3))
 figure, axes = plt.subplots(2, len(sizes["stages"]), figsize=(3.6 * len(sizes["stages"]), 5.6), squeeze=False)
 for (top, bottom), stage in zip(axes.T, sizes["stages"], strict=True):
@@ -510,15 +525,29 @@ plots.what_to_see(summary)
 # $\mathbb E\|z\|\,\sigma R / B$ on average. That is $\sqrt{2/\pi}\,\sigma_l R_l/B$ for the loss and nearly $\sqrt d\,\sigma_g R_g/B$ for the
 # gradient. The table has both for three models, in units of their own clip ($R_l$, $R_g$). The noise is what the budget
 # above allows: for the digits network on its own task, for vision transformers on CIFAR-10 with $B = 1{,}000$ and 5 epochs
-# (the paper states neither). Columns: `formula` as the paper prints it, `exact` with $\mathbb E\|z\|$ exact, `simulated` through
-# `privatize_loss` and `privatize_gradient` on nothing but noise, with its standard `error`.
+# (the paper states neither). Columns: `formula` as the paper prints it, `exact` with $\mathbb E\|z\|$ exact, and the length of one draw.
 #
 # **Predict first:** the mean of gradients normalised to length 1 has length 1 at most. How long is the noise on it, for a model
 # of 86 million parameters and a batch of 1,000?
 
 # %%
-models = noise_magnitudes.paper_models(CELLS, three_losses, epsilon, transformers=profile != "smoke")
-magnitudes = cached(CELLS, noise_magnitudes.noise_magnitudes, models=models, seeds=seeds)
+on_images = bias_variance.noise_of(CELLS, noise_split.DATA_SETS[0].budget(epsilon))
+weights = sum(parameter.numel() for parameter in task.model(seed=0).parameters())
+models = [  # name, number of weights d, batch size B, noise; the ViTs with a head for ten classes (Dosovitskiy et al., 2021)
+    ("digits network", weights, task.batch_size, three_losses),
+    ("ViT-Small, CIFAR-10", 21_669_514, 1000, on_images),
+    ("ViT-Base, CIFAR-10", 85_806_346, 1000, on_images),
+]
+magnitudes = []
+for name, dimension, size, split in models:
+    sigmas = {"loss": (1, split.sigma_loss), "gradient": (dimension, split.sigma_gradient_probe)}
+    for quantity, (d, noise) in sigmas.items():
+        formula = (np.sqrt(2 / np.pi) if quantity == "loss" else d**0.5) * noise / size
+        drawn = np.linalg.norm(np.random.default_rng(0).standard_normal(d)) * noise / size
+        exact = stats.chi(d).mean() * noise / size  # E||z|| of d independent normal numbers
+        row = {"model": name, "quantity": quantity, "dimension": d, "noise_multiplier": noise, "B": size}
+        magnitudes.append(row | {"formula": formula, "exact": exact, "one draw": drawn})
+magnitudes = pd.DataFrame(magnitudes)
 display(magnitudes.style.format(precision=4, thousands=",").hide(axis="index"))
 
 # %%

@@ -64,7 +64,7 @@ import pandas as pd
 import torch
 from IPython.display import display
 
-from hyfreedp import QuadraticFit
+from hyfreedp import fit_quadratic
 from hyfreedp.experiments.book.answers import truth
 from hyfreedp.experiments.book.exercises import check
 from hyfreedp.experiments.book.sliders import sliders
@@ -116,7 +116,7 @@ grid = np.linspace(-1.25, 1.25, 7 if smoke else 41).tolist()
 curves, close = (
     cached(CELLS, landscape.loss_curves, spec=run, stages=stages, grid=grid, reach=far) for far in (reach, 1.0)
 )
-draws = {"repeats": 20 if smoke else 200, "seed": 0}
+repeats = 20 if smoke else 200
 
 # %% [markdown]
 # ## 2. Clipping moves the parabola, noise replaces it
@@ -127,13 +127,15 @@ draws = {"repeats": 20 if smoke else 200, "seed": 0}
 # loss along $\mathbf G$?
 
 # %%
-fine = np.linspace(-1.25, 1.25, 101)
-style = plots.STYLES["paper"]
+fine, style = np.linspace(-1.25, 1.25, 101), plots.STYLES["paper"]
 
 
-def draw_parabola(axis, fit, **looks):
-    """A fit in x = distance / h."""
-    axis.plot(fine, fit.intercept - fit.slope * fine + fit.curvature * fine**2 / 2, **looks)
+def fits_at(curves, step):
+    """Parabolas c - b x + a x^2 / 2 as (a / 2, -b, c): of raw losses, of clipped ones, and of many clipped and noised ones."""
+    here = {kind: rows for kind, rows in curves[curves.step == step].groupby("kind")}
+    x, clipped, noise = here["clipped"].x, here["clipped"].value.to_numpy(), here["raw"].noise.iloc[0]
+    noised = clipped + noise * np.random.default_rng(0).standard_normal((repeats, len(x)))
+    return np.polyfit(x, here["points"].value, 2), np.polyfit(x, clipped, 2), np.polyfit(x, noised.T, 2)
 
 
 reached = sorted(curves.step.unique())
@@ -142,14 +144,13 @@ for (top, bottom), step in zip(axes.T, reached, strict=True):
     here = {kind: rows for kind, rows in curves[curves.step == step].groupby("kind")}
     for axis in (top, bottom):
         axis.plot(here["raw"].x, here["raw"].value, color="0.45", linewidth=3, alpha=0.6, label="raw loss")
-    raw, clipped, noised = landscape.fits_at(curves, step, **draws)
+    raw, clipped, noised = fits_at(curves, step)
     top.plot(here["points"].x, here["points"].value, "o", color="black", label="raw, five points")
-    draw_parabola(top, raw, color="black", linewidth=1, label="parabola through raw")
+    top.plot(fine, np.polyval(raw, fine), color="black", linewidth=1, label="parabola through raw")
     top.plot(here["clipped"].x, here["clipped"].value, label="clipped", **plots.marks(style))
-    draw_parabola(top, clipped, label="parabola through clipped", **plots.line(style))
-    for row in noised:
-        draw_parabola(bottom, QuadraticFit(*row), color=style["color"], linewidth=0.5, alpha=0.35)
-    draw_parabola(bottom, QuadraticFit(*noised[0]), color="black", linestyle="--", label="one of the noised")
+    top.plot(fine, np.polyval(clipped, fine), label="parabola through clipped", **plots.line(style))
+    bottom.plot(fine, np.vander(fine, 3) @ noised, color=style["color"], linewidth=0.5, alpha=0.35)
+    bottom.plot(fine, np.polyval(noised[:, 0], fine), "k--", label="one of the noised")
     top.set_title(f"step {step}: $R_l$ = {here['raw'].threshold.iloc[0]:.2g} nats")
     bottom.set(title=f"noise {here['raw'].noise.iloc[0]:.2g} nats", xlabel="along the update (h)")
 axes[0, 0].set_ylabel("mean loss (nats)")
@@ -161,10 +162,25 @@ plots.shared_legend(figure, axes.flat, ncols=3, fontsize="small")
 # $h$. All fits are through the five points of the figure. **Right signs** is the share of noisy fits whose slope *and* curvature have the
 # signs of the raw ones. It asks whether noise changes the answer, not whether the answer is a good one. Two coins would reach 0.25.
 
+
 # %%
-fits = landscape.fit_table(curves, **draws)
+def fit_table(curves):
+    """What clipping and noise do to slope b and curvature a, a row per step."""
+    rows = []
+    for step, here in curves.groupby("step"):
+        raw, clipped, noised = ((-fit[1], 2 * fit[0]) for fit in fits_at(curves, step))
+        row = {"step": step, "R_l": here.threshold.iloc[0], "noise": here.noise.iloc[0]}
+        for place, name in enumerate("ba"):
+            row |= {f"{name} raw": raw[place], f"{name} clipped": clipped[place], f"{name} noise": noised[place].std()}
+        row |= {"b/a raw": raw[0] / raw[1], "b/a clipped": clipped[0] / clipped[1]}
+        row["right signs"] = np.mean((noised[0] * raw[0] > 0) & (noised[1] * raw[1] > 0))
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+fits = fit_table(curves)
 display(fits.style.format(precision=3).hide(axis="index"))
-at_the_rate = landscape.fit_table(close, **draws)
+at_the_rate = fit_table(close)
 summary = [
     f"step {row['step']:.0f}: noise of the slope is {row['b noise'] / abs(row['b clipped']):.2g} times the clipped slope; the signs of "
     f"slope and curvature are right in {row['right signs']:.0%} of the draws, and in {there:.0%} of them at h = eta"
@@ -212,7 +228,13 @@ display(at_the_rate.style.format(precision=3).hide(axis="index"))
 # **Predict first:** more points average more noise away, and each has more of it. Does the slope get better or worse?
 
 # %%
-price = landscape.price_of_points([3, 5, 9])
+prices = []
+for points in (3, 5, 9):
+    sigma = landscape.noise_for_points(1.0, points)
+    fit = fit_quadratic(np.linspace(-1, 1, points), np.zeros(points), sigma)
+    prices.append((points, points - 1, sigma, fit.slope_std, fit.curvature_std))
+price = pd.DataFrame(prices, columns=["points", "forwards", "loss_noise", "slope_noise", "curvature_noise"])
+price.iloc[:, 2:] /= price.iloc[0, 2:]
 summary = [
     f"{row.points} points: {row.forwards} forward passes, slope noise {row.slope_noise:.2f}, curvature noise "
     f"{row.curvature_noise:.2f} (three points: 1)"
@@ -222,7 +244,7 @@ plots.save_table(
     price.round(3),
     "04_curve_fit_points",
     parameters=parameters,
-    inputs=["function landscape.price_of_points"],
+    inputs=[],
     shows="Probes of three, five and nine losses at equal privacy: forward passes, loss noise, noise of slope and curvature.",
     claim="More points may stabilise the algorithm, at the cost of more forward passes and more privacy budget (footnote).",
     summary=summary,

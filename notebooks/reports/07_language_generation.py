@@ -55,10 +55,10 @@ import pandas as pd
 from hyfreedp.experiments.book.exercises import check
 from hyfreedp.experiments.store import plots
 from hyfreedp.experiments.store.paths import CELLS, RESULTS
-from hyfreedp.experiments.store.verdicts import verdict
+from hyfreedp.experiments.store.verdicts import Verdict, by_interval, mean_interval, verdict
 from hyfreedp.experiments.studies import document_runs
 from hyfreedp.experiments.tables import language_generation
-from hyfreedp.experiments.tasks.nlg_metrics import bleu
+from hyfreedp.experiments.tasks import nlg_metrics
 
 # %%
 plots.use_style()
@@ -240,8 +240,40 @@ rates.groupby("row", sort=False)[["first", "largest", "last", "perplexity"]].mea
 # its largest value is at least 1.1 times that after its first probe, and its last at most 0.9 times that. Section 4 is one place, which decides nothing.
 
 # %%
-decided = language_generation.verdicts(summary, list(scale.epsilons), "E2E")
-decided += document_runs.verdicts(curves, "sentences of speeches" if recorded else documents or "synthetic reports")
+bleu = summary[(summary.metric == "BLEU") & (summary.epsilon > 0)].pivot(index="row", columns="epsilon", values="mean")
+shares = (bleu / bleu.loc["grid"]).dropna(how="all")
+told = bleu.columns.map("{:g}".format)
+decided = []
+for row, (claim, whose, marks) in language_generation.CLAIMS.items():
+    values = shares.loc[row].dropna()
+    outcome = by_interval(*mean_interval(values), **marks)
+    number = f"{' and '.join(map('{:.0%}'.format, values))} of the grid search's BLEU on E2E at epsilon = {' and '.join(told)}"
+    decided.append(Verdict(claim, outcome, number, whose))
+
+# %%
+data = "sentences of speeches" if recorded else documents or "synthetic reports"
+runs = rates.set_index("row")
+for row, accounted in (("hyfreedp_claimed", "as the paper accounts it"), ("hyfreedp_paper", "soundly accounted")):
+    rise, fall = (runs.largest / runs["first"])[[row]], (runs["last"] / runs.largest)[[row]]
+    number = f"{((rise >= 1.1) & (fall <= 0.9)).sum()} of {len(rise)} runs at one place, {data}: to {rise.min():.2f} to {rise.max():.2f} "
+    number += f"times its first, then to {fall.min():.2f} to {fall.max():.2f} of that; they really spend epsilon = {runs.epsilon_run[[row]].mean():.2f}"
+    decided.append(
+        Verdict(f'Fig. "llama": the learned rate increases, then decreases, {accounted}', "not shown", number)
+    )
+searches = runs.perplexity[runs.index.str.startswith("grid")].groupby("row").mean()
+claims = {
+    "hyfreedp_claimed": (
+        'Fig. "llama": it generalises better than the early-stopped grid search (ours is not stopped)',
+        "the paper's",
+    ),
+    "hyfreedp_robust": ("Preset robust generalises as well as the best grid search", "ours"),
+}
+for row, (claim, whose) in claims.items():
+    search = searches.get("grid") if whose == "the paper's" else searches.min()
+    if row in runs.index and search:
+        ratio = runs.perplexity[[row]] / search
+        number = f"test perplexity {ratio.min():.2f} to {ratio.max():.2f} times the search's, {len(ratio)} runs at one place, {data}"
+        decided.append(Verdict(claim, "not shown", number, whose))
 inputs = [*made["inputs"], *made_here["inputs"]]
 verdict("07_language_generation", decided, parameters=parameters, inputs=inputs)
 
@@ -267,7 +299,7 @@ verdict("07_language_generation", decided, parameters=parameters, inputs=inputs)
 
 # %%
 score = None
-check(score, lambda: bleu([["The Vaults is a cheap pub near the river"]], ["The Vaults is a cheap pub"]))
+check(score, lambda: nlg_metrics.bleu([["The Vaults is a cheap pub near the river"]], ["The Vaults is a cheap pub"]))
 
 # %% [markdown] tags=["solution"]
 # *Solution.* All four precisions are 1, so that the brevity penalty alone is left: $e^{1 - 9/6} = e^{-1/2}$. What is there is right, and yet the area
@@ -277,7 +309,7 @@ check(score, lambda: bleu([["The Vaults is a cheap pub near the river"]], ["The 
 from math import exp
 
 score = exp(1 - 9 / 6)
-check(score, lambda: bleu([["The Vaults is a cheap pub near the river"]], ["The Vaults is a cheap pub"]))
+check(score, lambda: nlg_metrics.bleu([["The Vaults is a cheap pub near the river"]], ["The Vaults is a cheap pub"]))
 
 # %% [markdown]
 # 2. The loss of a record is a *mean* over its tokens. What would a *sum* change for the probe's clipping threshold $R_l$, and for whom

@@ -26,13 +26,11 @@
 
 # %% tags=["parameters"]
 profile = "laptop"  # how large: smoke, laptop, gpu or paper
-rounds = 3  # of timing, in each of which all contenders take a turn
-threads = 1  # of the CPU, for each contender
 
 # %%
 from hyfreedp.experiments.book.parameters import check_parameters
 
-check_parameters(globals(), {"profile": ("smoke", "laptop", "gpu", "paper"), "rounds": int, "threads": int})
+check_parameters(globals(), {"profile": ("smoke", "laptop", "gpu", "paper")})
 
 # %%
 import matplotlib.pyplot as plt
@@ -43,18 +41,16 @@ from IPython.display import Markdown, display
 from hyfreedp.experiments.benchmark import efficiency, goals
 from hyfreedp.experiments.book.exercises import check
 from hyfreedp.experiments.store import plots
-from hyfreedp.experiments.store.paths import CELLS, RESULTS
+from hyfreedp.experiments.store.paths import RESULTS
 from hyfreedp.experiments.store.verdicts import Verdict, by_row, verdict
 from hyfreedp.experiments.tables import paper
 from hyfreedp.gradients.per_sample import keeps_factors
 
 plots.use_style()
 pd.set_option("display.max_rows", 100)
-parameters = {"profile": profile, "rounds": rounds, "threads": threads}
-smoke = profile == "smoke"
+parameters = {"profile": profile}
 device = "accelerator" if profile in ("gpu", "paper") else "cpu"
 folder = RESULTS / ("laptop" if device == "cpu" else "gpu")
-settings = {"rounds": rounds, "threads": threads, "device": device}
 
 # %% [markdown]
 # ## 1. Where the time goes
@@ -84,12 +80,11 @@ settings = {"rounds": rounds, "threads": threads, "device": device}
 # One complete step: forward, backward, clipping, noise, AdamW. Weights and inputs are random, because time depends on shapes
 # and not on values. All contenders train the same weights on the same batch with the same number of
 # threads, and a test shows that they take the same clipped step. They take turns in every round, so that whatever slows the
-# machine slows all of them. On profile laptop the numbers are a record (`make benchmark` makes it).
+# machine slows all of them. The numbers are a record: `make benchmark` makes it, `make gpu` that of profiles gpu and paper.
 
 # %%
-record = None if smoke else efficiency.load(folder / "efficiency.csv")
-rows = efficiency.measure_profile(CELLS, profile, **settings) if record is None else record
-origin = "measured by the notebook" if record is None else f"data/results/{folder.name}/efficiency.csv"
+origin = f"data/results/{folder.name}/efficiency.csv"
+rows = pd.read_csv(folder / "efficiency.csv")
 first = rows.iloc[0]
 print(
     f"{first.hardware}, {first.threads} thread(s), {first.rounds} rounds, torch {first.torch}, {first.date}: {origin}"
@@ -144,9 +139,8 @@ ratios.groupby(["quantity", "tuning", "contender"], sort=False).ratio.agg(["min"
 # **Every peer, small models too.** Two more libraries, and models at which the network is so small that noise and Python weigh most. **Predict** where another one is quicker than ours.
 
 # %%
-peers, whole_runs = (
-    None if smoke else efficiency.load(folder / f"efficiency_{name}.csv") for name in ("peers", "runs")
-)
+paths = [folder / f"efficiency_{name}.csv" for name in ("peers", "runs")]
+peers, whole_runs = (pd.read_csv(path) if path.exists() else None for path in paths)
 if peers is not None:
     shown = peers[peers.contender != "plain"].dropna(subset="ratio_to_plain")
     models = list(dict.fromkeys(shown.model))
@@ -196,7 +190,7 @@ if whole_runs is not None:
 # smaller model of the same family stands for each of the paper's.
 
 # %%
-ours = "measured" if record is None else "record"
+ours = "record"
 compared = efficiency.beside_paper(paper.load("eff"), {ours: rows}, device)
 compared.set_index(["paper_model", "model", "tuning", "interval"]).round(3)
 
@@ -259,10 +253,7 @@ shares.round(2)  # of our private step that a forward pass is; it is told by K =
 # suffers from larger batches in time, which in memory, and where $T^2$ of the ghost norms might show.
 
 # %%
-path = folder / "efficiency_growth.csv"
-growth = None if smoke else efficiency.load(path)
-grown_in = "measured by the notebook" if growth is None else f"data/results/{folder.name}/{path.name}"
-growth = efficiency.measure_profile_growth(CELLS, profile, **settings) if growth is None else growth
+growth = pd.read_csv(folder / "efficiency_growth.csv")
 grown = efficiency.relative(growth, efficiency.DRAWN)
 look |= {"kind": "line", "markers": True, "height": 2.6, "aspect": 1}
 del look["s"]
@@ -278,7 +269,7 @@ plots.save(
     figure,
     "08_efficiency_growth",
     parameters=parameters,
-    inputs=[grown_in],
+    inputs=[f"data/results/{folder.name}/efficiency_growth.csv"],
     shows="Time and peak memory relative to a plain step against batch size, depth, width and tokens of a vision transformer.",
 )
 

@@ -161,10 +161,15 @@ for part in (0.2, 0.01):
 
 # %%
 data_sets = noise_split.DATA_SETS[2:3] if smoke else noise_split.DATA_SETS[1:]  # both CIFAR are of one size
-over = (
-    {"gammas": [1.01], "intervals": [interval]} if smoke else {"gammas": [1.005, 1.01, 1.02], "intervals": [1, 5, 10]}
-)
-rows = noise_split.share_rows(data_sets, targets, data, epsilon=epsilon, interval=interval, **over)
+gammas, intervals = ([1.01], [interval]) if smoke else ([1.005, 1.01, 1.02], [1, 5, 10])
+plan = {"accountant": "rdp", "measured": True}
+at = noise_split.settings("interval", **data.budget(epsilon), **plan, gamma=gammas, interval=intervals)
+rows = [
+    row | {"data": chosen.title}
+    for chosen in data_sets
+    for target in targets
+    for row in noise_split.settings("data", **chosen.budget(target), **plan, gamma=1.01, interval=interval)
+] + at
 splits = noise_split.calibrations(rows, CELLS)
 splits["percent"] = 100 * splits.probe_share
 figure, axes = plt.subplots(1, 2, figsize=(10, 3.8), sharey=True)

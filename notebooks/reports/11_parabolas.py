@@ -52,11 +52,11 @@ import pandas as pd
 import seaborn as sns
 from IPython.display import Markdown, display
 
+from hyfreedp import fit_quadratic
 from hyfreedp.experiments.audits import attack
 from hyfreedp.experiments.book.answers import truth
 from hyfreedp.experiments.book.exercises import check
 from hyfreedp.experiments.store import plots
-from hyfreedp.experiments.store.cache import cached
 from hyfreedp.experiments.store.paths import CELLS
 from hyfreedp.experiments.store.verdicts import Verdict, by_attack, by_interval, mean_interval, verdict
 from hyfreedp.experiments.studies import bias_variance, clouds
@@ -102,10 +102,10 @@ display(Markdown(text))
 
 # %%
 losses, h = clouds.losses_of(probed[0], step, "batch"), clouds.distance_of(probed[0], step)
-mean, exact = losses[1].mean(), clouds.exact_fit(losses, h)
+mean, exact = losses[1].mean(), fit_quadratic([h, 0, -h], losses.mean(axis=1))
 multiples = sizes["multiples"]
 noise = {"noise_multiplier": sigma, "expected_batch_size": task.batch_size}
-errors = bias_variance.batch_errors(losses, np.array(multiples) * mean, **noise)
+errors = bias_variance.errors(losses, np.array(multiples) * mean, **noise)
 best = multiples[errors.rmse.idxmin()]
 total = losses.mean(axis=1).sum() / mean
 wanted = {
@@ -122,11 +122,19 @@ advice = (
 
 
 def cloud(table, seed):
-    """Releases of a run's batch at the step, and how far b/a strays, in units of h."""
+    """Releases of a run's batch at the step, clipped and noised as a probe, and how far b/a strays: a row per threshold."""
     losses, h = clouds.losses_of(table, step, "batch"), clouds.distance_of(table, step)
-    size = {"multiples": multiples, "runs": sizes["parabolas"], "seed": seed}
-    fits = cached(CELLS, clouds.clouds, losses=losses.tolist(), distance=h, **noise, **size)
-    return fits, clouds.spread_table(fits.assign(eta=fits.eta / h), clouds.exact_fit(losses, h).minimizer / h)
+    cuts = np.repeat(multiples, sizes["parabolas"]) * losses[1].mean()
+    clipped = np.minimum(losses, cuts[:, None, None]).sum(axis=2)
+    normal = np.random.default_rng(seed).standard_normal(clipped.shape)
+    ahead, here, behind = ((clipped + sigma * cuts[:, None] * normal) / task.batch_size).T
+    fits = pd.DataFrame({"multiple": cuts / losses[1].mean(), "slope": (behind - ahead) / (2 * h)})
+    fits = fits.assign(curvature=(ahead + behind - 2 * here) / h**2, uphill=fits.slope < 0)
+    ratio = fits.slope / fits.curvature / fit_quadratic([h, 0, -h], losses.mean(axis=1)).minimizer
+    fits = fits.assign(concave=fits.curvature < 0, near=ratio.between(0.5, 2))
+    return fits, fits.groupby("multiple")[["near", "concave", "uphill"]].mean().set_axis(multiples).rename_axis(
+        "multiple"
+    )
 
 
 released = [cloud(table, seed) for seed, table in enumerate(probed)]
@@ -157,7 +165,7 @@ axes[2].set_title("No threshold brings half of the rates near")
 plots.log_ticks(axes[2].xaxis, [0.3, 1, 3, 10])
 
 # %%
-tables = [table.set_index("multiple").loc[list(chosen.values())] for _, table in released]
+tables = [table.loc[list(chosen.values())] for _, table in released]
 table = pd.concat(tables).groupby(level=0).mean().loc[list(chosen.values())].reset_index()
 table.insert(0, "threshold", list(chosen))
 shown = table[["threshold", "multiple", "near", "concave", "uphill"]]
@@ -167,7 +175,7 @@ plots.save(
     figure,
     "11_parabolas",
     parameters=parameters,
-    inputs=[*run_inputs, "function clouds.clouds"],
+    inputs=run_inputs,
     shows="Parabolas through repeated private probes of one real batch, and the share of usable rates, by threshold.",
     claim="§4.1: R_l close to L, or the sum of three losses in practice, to avoid the clipping bias.",
 )

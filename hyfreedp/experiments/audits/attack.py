@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import torch
 from numpy.typing import ArrayLike
-from scipy.stats import beta
+from scipy.stats import binomtest
 from tqdm import tqdm
 
 from hyfreedp import fit_quadratic
@@ -20,9 +20,10 @@ from hyfreedp.accounting.accountants import composed_epsilon
 from hyfreedp.accounting.composition import probe_noise
 from hyfreedp.accounting.split import Probe
 from hyfreedp.experiments.store.cache import cached, key_of
-from hyfreedp.experiments.studies.clouds import distance_of, losses_of, private_fit
+from hyfreedp.experiments.studies.clouds import distance_of, losses_of
 from hyfreedp.experiments.tasks.registry import TASKS
 from hyfreedp.noise import NoiseGenerator
+from hyfreedp.privatize import privatize_loss
 
 
 def game(
@@ -70,7 +71,8 @@ def game(
             rows.append(("raw", 0.0, planted, run, raw.minimizer))
             for probe, sigma in sigmas.items():
                 for factor in weakenings:
-                    fit = private_fit(batch, threshold, factor * sigma, distance=distance, **release)
+                    losses = privatize_loss(batch, threshold, factor * sigma, **release).tolist()
+                    fit = fit_quadratic([distance, 0.0, -distance], losses)
                     rows.append((probe, factor, planted, run, fit.minimizer))
     return pd.DataFrame(rows, columns=["probe", "weakening", "planted", "run", "eta"])
 
@@ -166,9 +168,8 @@ def _share_above(values: np.ndarray, cuts: np.ndarray) -> np.ndarray:
 
 def clopper_pearson(successes: int, trials: int, error: float) -> tuple[float, float]:
     """Interval of a probability that misses it with probability at most ``error`` (Clopper and Pearson, 1934)."""
-    low = beta.ppf(error / 2, successes, trials - successes + 1) if successes > 0 else 0.0
-    high = beta.ppf(1 - error / 2, successes + 1, trials - successes) if successes < trials else 1.0
-    return float(low), float(high)
+    found = binomtest(successes, trials).proportion_ci(1 - error, "exact")
+    return float(found.low), float(found.high)
 
 
 def release_epsilon(probe: Probe, sigma_loss: float, delta: float) -> float:

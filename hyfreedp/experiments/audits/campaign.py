@@ -14,7 +14,6 @@ from hyfreedp.auditing import epsilon_bound, lower_bound
 from hyfreedp.experiments.accounting_of_the_paper import Composition, Counting, calibrate
 from hyfreedp.experiments.audits import one_run, releases
 from hyfreedp.experiments.store.cache import cached
-from hyfreedp.experiments.store.verdicts import Verdict, by_attack
 from hyfreedp.experiments.studies.noise_split import COARSENESS
 from hyfreedp.experiments.tasks.registry import TASKS
 
@@ -98,27 +97,6 @@ def canary_audits(folder: Path, sizes: dict[str, Any], *, seeds: int, confidence
             scores, included = ([result[column] for result in results] for column in ("score", "included"))
             rows.append(row | lower_bound(scores, included, DELTA, confidence)._asdict())
     return _with_verdicts(pd.DataFrame(rows))
-
-
-def verdicts(joint: pd.DataFrame, canaries: pd.DataFrame) -> list[Verdict]:
-    """On Algorithm 2, from :func:`joint_audits`, and on this package's own claims, from both tables."""
-    paper = joint[(joint.noise == "independent") & (joint.counted == "independent")].iloc[0]
-    own = [*joint[joint.counted == "same_batch"].verdict, *canaries[np.isfinite(canaries.claimed)].verdict]
-    wrong = own.count("refuted")
-    return [
-        Verdict(
-            "Algorithm 2's count of a probe step, as independent batches, bounds epsilon",
-            by_attack(paper.verdict == "refuted"),
-            f"at least {paper.lower_bound:.2f} is found where {paper.claimed:.2f} is claimed (noise by that "
-            "count and PLD)",
-        ),
-        Verdict(
-            "The default accounting of this package bounds epsilon",
-            by_attack(wrong),
-            f"{wrong} of {len(own)} claims are refuted, which proves none of them",
-            "ours",
-        ),
-    ]
 
 
 def largest_bound(canaries: int) -> float:

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from hyfreedp.experiments.benchmark.cases import Case, measure
-from hyfreedp.experiments.benchmark.contenders import ALL_CONTENDERS, CONTENDERS
-from hyfreedp.experiments.benchmark.workloads import Tuning
-from hyfreedp.experiments.store.cache import cached
+from hyfreedp.experiments.benchmark.contenders import ALL_CONTENDERS
 
 # Rows of Tab. "eff", as (model, tuning) in data/paper, and the case that stands for each on either device.
 PAPER_CASES: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
@@ -30,44 +26,9 @@ _ON_CPU |= {"width": [96, 192, 384, 576], "tokens": [17, 65, 145, 257]}
 _ON_GPU = {"batch_size": [8, 16, 32, 64, 128], "depth": [3, 6, 12, 24]}
 _ON_GPU |= {"width": [192, 384, 768, 1152], "tokens": [50, 197, 401, 785]}
 GROWTH: dict[str, tuple[str, dict[str, list[int]]]] = {
-    "smoke": ("tiny", {"batch_size": [2, 4], "tokens": [5]}),
     "laptop": ("vit_d192", _ON_CPU),
     "gpu": ("vit_small", _ON_GPU),
 }
-
-
-def measured_case(
-    *, model: str, tuning: Tuning, contenders: Sequence[str], varied: str = "", value: int = 0, **settings: Any
-) -> pd.DataFrame:
-    """Measure one case; see :func:`~hyfreedp.experiments.benchmark.cases.measure`."""
-    return measure([Case(model, tuning, tuple(contenders), varied, value)], **settings)
-
-
-def measure_profile(folder: Path, profile: str, **settings: Any) -> pd.DataFrame:
-    """The stand-ins of ``PAPER_CASES`` on the device of the settings, in profile smoke a tiny model."""
-    places = [place[settings["device"]] for place in PAPER_CASES.values()]
-    tables = [
-        cached(folder, measured_case, model=model, tuning=tuning, contenders=list(CONTENDERS), **settings)
-        for model, tuning in ([("tiny", "full"), ("tiny", "biases")] if profile == "smoke" else places)
-    ]
-    return pd.concat(tables, ignore_index=True)
-
-
-def measure_profile_growth(folder: Path, profile: str, **settings: Any) -> pd.DataFrame:
-    """The same for the growth of the cost, on one vision transformer."""
-    model, grid = GROWTH.get(profile, GROWTH["gpu"])
-    settings |= {"model": model, "tuning": "full", "contenders": list(GROWTH_CONTENDERS)}
-    tables = [
-        cached(folder, measured_case, varied=varied, value=value, **settings)
-        for varied, values in grid.items()
-        for value in values
-    ]
-    return pd.concat(tables, ignore_index=True)
-
-
-def load(path: Path) -> pd.DataFrame | None:
-    """A record written by the benchmark, or None if there is none."""
-    return pd.read_csv(path) if path.exists() else None
 
 
 def relative(rows: pd.DataFrame, contenders: Sequence[str]) -> pd.DataFrame:

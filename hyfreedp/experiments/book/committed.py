@@ -5,6 +5,7 @@ Nothing else writes into ``figures/``.
 
 from __future__ import annotations
 
+import filecmp
 import json
 import shutil
 import subprocess
@@ -26,22 +27,10 @@ _OUTPUTS = ("figures/**", "notebooks/**/*.ipynb")
 
 
 def compare(theirs: Path, ours: Path, made: Sequence[str]) -> str:
-    """How many files in the folder ``ours`` are those of the same names in ``theirs``, where their parameters agree."""
-    found: dict[bool, list[str]] = {True: [], False: []}
-    for name in sorted(made):
-        described = Path(name).with_suffix(".json")
-        if (theirs / name).is_file() and _parameters(theirs / described) == _parameters(ours / described):
-            found[(theirs / name).read_bytes() == (ours / name).read_bytes()].append(name)
-    compared = len(found[True]) + len(found[False])
-    if not compared:
-        return "no figure or table has the parameters of the committed ones"
-    text = f"{len(found[True])} of {compared} files are the committed ones, byte for byte"
-    text += f"; {len(made) - compared} have other parameters" if len(made) > compared else ""
-    return text + (f"; different: {', '.join(found[False])}" if found[False] else "")
-
-
-def _parameters(path: Path) -> object:
-    return json.loads(path.read_text(encoding="utf-8")).get("parameters") if path.is_file() else None
+    """How many files in the folder ``ours`` are those of the same names in ``theirs``."""
+    same, others, _ = filecmp.cmpfiles(theirs, ours, sorted(made), shallow=False)
+    text = f"{len(same)} of {len(same) + len(others)} files are the committed ones, byte for byte"
+    return text + (f"; different: {', '.join(others)}" if others else "")
 
 
 def update(selected: Sequence[Path]) -> None:

@@ -93,10 +93,3 @@ def unpack(files: dict[str, bytes], cells: Path) -> None:
             temporary = cells / f".{key}-{uuid.uuid4().hex}"
             temporary.write_bytes(content)
             os.replace(temporary, cells / name)
-
-
-def unchanged(files: dict[str, bytes], cells: Path) -> set[str]:
-    """Keys of the runs whose record in the folder is the committed one."""
-    records = [name for name in files if name.endswith(".json")]
-    paths = {Path(name).stem: (cells / name, files[name]) for name in records}
-    return {key for key, (path, content) in paths.items() if path.is_file() and path.read_bytes() == content}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from scipy import optimize, stats
 
 from hyfreedp import PRESETS, NoiseSplit, calibrate_noise, clipping_bias, normal_clipping_bias
 from hyfreedp.experiments.store.cache import cached
-from hyfreedp.experiments.studies import clouds
 from hyfreedp.experiments.studies.noise_split import split_of
 from hyfreedp.experiments.tasks.registry import TASKS
 from hyfreedp.noise import NoiseGenerator
@@ -70,31 +69,6 @@ def calibrated(**arguments: Any) -> pd.DataFrame:
 # -- Theorem 1 and Corollary 1 -----------------------------------------------------------------------------------------
 
 
-def normal_bias_dots(
-    *, mean: float, std: float, batch_size: int, alphas: list[float], batches: int, seed: int
-) -> pd.DataFrame:
-    """Corollary 1 by simulation: the mean of Theorem 1's clipping bias over batches of N(mean, std^2) losses.
-
-    Args:
-        mean, std: of the losses.
-        batch_size: B of each batch.
-        alphas: thresholds as alpha = (R_l - mean) / std.
-        batches: how many batches.
-        seed: of the losses.
-
-    Returns:
-        One row per alpha: ``bias`` in units of ``std``, its standard ``error``, and ``spread``, the standard deviation
-        of the bias from batch to batch.
-    """
-    draws = NoiseGenerator(seed).normal(batches, batch_size).mul_(std).add_(mean).numpy()
-    thresholds = mean + std * np.asarray(alphas)
-    biases = np.array([clipping_bias(batch, thresholds) for batch in draws]) / std
-    spread = biases.std(axis=0, ddof=1)
-    return pd.DataFrame(
-        {"alpha": alphas, "bias": biases.mean(axis=0), "error": spread / math.sqrt(batches), "spread": spread}
-    )
-
-
 def release_dots(
     losses: ArrayLike,
     thresholds: Iterable[float],
@@ -143,23 +117,28 @@ def release_dots(
     return pd.DataFrame(rows)
 
 
-def one_batch(
-    losses: np.ndarray, *, noise_multiplier: float, runs: int, seed: int
-) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Theorem 1 on one batch of real losses, shape ``(B,)``: :func:`batch_errors` and fewer :func:`release_dots`."""
-    thresholds = losses.mean() * np.geomspace(0.3, 6, 60)
-    noise: dict[str, Any] = {"noise_multiplier": noise_multiplier, "expected_batch_size": losses.size}
-    curves = batch_errors(losses, thresholds, **noise)
-    return curves, release_dots(losses, thresholds[::6], runs=runs, seed=seed, **noise)
+def errors(
+    losses: ArrayLike, thresholds: ArrayLike, *, noise_multiplier: float, expected_batch_size: float
+) -> pd.DataFrame:
+    """Bias, noise and their root mean square against R_l, of real losses, whatever their distribution (Theorem 1).
+
+    Args:
+        losses: of one batch, shape ``(B,)``, or of several probes of it, shape ``(n, B)``: the bias is then the root
+            mean square of theirs.
+        thresholds: values of R_l.
+        noise_multiplier: sigma_l.
+        expected_batch_size: by which sums are divided.
+    """
+    biases = np.array([clipping_bias(probe, thresholds) for probe in np.atleast_2d(np.asarray(losses))])
+    bias = np.sqrt(np.mean(biases**2, axis=0))
+    noise = np.asarray(loss_noise_std(thresholds, noise_multiplier, expected_batch_size))
+    return pd.DataFrame({"threshold": thresholds, "bias": bias, "noise": noise, "rmse": np.hypot(bias, noise)})
 
 
 def normal_errors(
     thresholds: ArrayLike, *, mean: float, std: float, noise_multiplier: float, expected_batch_size: float
 ) -> pd.DataFrame:
-    """Bias, noise and their root mean square for N(mean, std^2) losses against R_l (Theorem 1, Corollary 1).
-
-    The error is that against the mean of the batch as B grows: the randomness of the batch itself is not counted.
-    """
+    """The same for N(mean, std^2) losses (Corollary 1), against the mean of a batch as B grows."""
     bias = np.asarray(normal_clipping_bias(thresholds, mean, std))
     noise = np.asarray(loss_noise_std(thresholds, noise_multiplier, expected_batch_size))
     return pd.DataFrame({"threshold": thresholds, "bias": bias, "noise": noise, "rmse": np.hypot(bias, noise)})
@@ -214,24 +193,6 @@ def trade_off(*, mean: float, std: float, noise_multiplier: float, batch_size: i
     )
 
 
-def batch_errors(
-    losses: ArrayLike, thresholds: ArrayLike, *, noise_multiplier: float, expected_batch_size: float
-) -> pd.DataFrame:
-    """The same for real losses, whatever their distribution (Theorem 1).
-
-    Args:
-        losses: of one batch, shape ``(B,)``, or of several probes of it, shape ``(n, B)``: the bias is then the root
-            mean square of theirs.
-        thresholds: values of R_l.
-        noise_multiplier: sigma_l.
-        expected_batch_size: by which sums are divided.
-    """
-    biases = np.array([clipping_bias(probe, thresholds) for probe in np.atleast_2d(np.asarray(losses))])
-    bias = np.sqrt(np.mean(biases**2, axis=0))
-    noise = np.asarray(loss_noise_std(thresholds, noise_multiplier, expected_batch_size))
-    return pd.DataFrame({"threshold": thresholds, "bias": bias, "noise": noise, "rmse": np.hypot(bias, noise)})
-
-
 # -- Corollary 1 on real losses ----------------------------------------------------------------------------------------
 
 RATIOS = np.geomspace(0.2, 50, 200)  # thresholds in units of the mean loss
@@ -242,27 +203,3 @@ def relative_biases(batch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     mean, thresholds = batch.mean(), batch.mean() * RATIOS
     actual = np.asarray(clipping_bias(batch, thresholds))
     return actual / mean, np.asarray(normal_clipping_bias(thresholds, mean, batch.std())) / mean
-
-
-def loss_moments(probed: Sequence[pd.DataFrame], stages: Sequence[int]) -> pd.DataFrame:
-    """How normal the losses of a run are, averaged over seeds.
-
-    Args:
-        probed: of ``clouds.probed_losses``, one table per seed.
-        stages: steps.
-
-    Returns:
-        One row per step: ``mean``, ``sd`` and ``skewness`` of the losses of a batch, ``normal_below_zero`` (mass of the
-        normal with these moments), ``bias_at_L`` and ``normal_bias_at_L`` (clipping at the mean loss, in its units) and
-        ``keeps_99_percent`` (the threshold, in units of the mean loss, that clips less than 1 % of it).
-    """
-    rows = []
-    for stage in stages:
-        for table in probed:
-            batch = clouds.losses_of(table, stage, "batch")[1]
-            mean, std = batch.mean(), batch.std()
-            row = {"step": stage, "mean": mean, "sd": std, "skewness": stats.skew(batch)}
-            row |= {"normal_below_zero": stats.norm.cdf(-mean / std), "bias_at_L": clipping_bias(batch, mean) / mean}
-            row["normal_bias_at_L"] = normal_clipping_bias(mean, mean, std) / mean
-            rows.append(row | {"keeps_99_percent": RATIOS[np.argmax(relative_biases(batch)[0] < 0.01)]})
-    return pd.DataFrame(rows).groupby("step").mean()

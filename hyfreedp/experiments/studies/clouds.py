@@ -1,4 +1,4 @@
-"""Real losses along the update direction of a training run, and the parabolas that probes see there (notebook 11)."""
+"""Real losses along the update direction of a training run (notebooks 01, 04 and 11)."""
 
 from __future__ import annotations
 
@@ -13,14 +13,12 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from hyfreedp import HyFreeDPOptimizer, QuadraticFit, fit_quadratic
+from hyfreedp import HyFreeDPOptimizer
 from hyfreedp.experiments.runs.spec import Spec
 from hyfreedp.experiments.runs.train import make_run, one_thread
 from hyfreedp.experiments.store.cache import cached, key_of
 from hyfreedp.experiments.tasks.registry import TASKS
 from hyfreedp.experiments.tasks.scores import losses_of as per_sample_loss_of
-from hyfreedp.noise import NoiseGenerator
-from hyfreedp.privatize import privatize_loss
 from hyfreedp.pytorch.records import StepRecord
 
 POINTS = ["ahead", "here", "behind"]  # losses at w - hG, w and w + hG, in the order that probes take them
@@ -127,72 +125,3 @@ def losses_of(table: pd.DataFrame, step: int, part: str) -> np.ndarray:
 def distance_of(table: pd.DataFrame, step: int) -> float:
     """h at a step of :func:`probed_losses`."""
     return float(table.distance[table.step == step].iloc[0])
-
-
-def private_fit(
-    losses: Tensor, threshold: float, noise_multiplier: float, *, distance: float, **release: Any
-) -> QuadraticFit:
-    """The parabola that one probe sees: ``losses`` of shape ``(3, B)``, clipped at R_l and noised with sigma_l.
-
-    ``release`` are the keyword arguments of :func:`hyfreedp.privatize.privatize_loss`.
-    """
-    released = privatize_loss(losses, threshold, noise_multiplier, **release)
-    return fit_quadratic([distance, 0.0, -distance], released.tolist())
-
-
-def exact_fit(losses: np.ndarray, distance: float) -> QuadraticFit:
-    """The parabola through the raw mean losses."""
-    return fit_quadratic([distance, 0.0, -distance], losses.mean(axis=1))
-
-
-def clouds(
-    *,
-    losses: list[list[float]],
-    distance: float,
-    noise_multiplier: float,
-    expected_batch_size: float,
-    multiples: list[float],
-    runs: int,
-    seed: int,
-) -> pd.DataFrame:
-    """What probes see of one batch when its release is repeated, for several thresholds.
-
-    Args:
-        losses: at (w - hG, w, w + hG), shape ``(3, B)``.
-        distance: h.
-        noise_multiplier: sigma_l.
-        expected_batch_size: by which sums are divided.
-        multiples: thresholds in units of the mean loss at w.
-        runs: releases per threshold.
-        seed: of the noise.
-
-    Returns:
-        One row per multiple and run: ``slope`` b, ``curvature`` a and ``eta`` = b/a.
-    """
-    batch = torch.tensor(losses, dtype=torch.float64)
-    known = {"distance": distance, "expected_batch_size": expected_batch_size}
-    generator, mean = NoiseGenerator(seed), batch[1].mean().item()
-    rows = []
-    for multiple in tqdm(multiples, desc="parabolas", unit="threshold"):
-        for _ in range(runs):
-            fit = private_fit(batch, multiple * mean, noise_multiplier, generator=generator, **known)
-            rows.append((multiple, fit.slope, fit.curvature, fit.minimizer))
-    return pd.DataFrame(rows, columns=["multiple", "slope", "curvature", "eta"])
-
-
-def spread_table(fits: pd.DataFrame, exact: float) -> pd.DataFrame:
-    """How far b/a strays, one row per multiple of :func:`clouds`.
-
-    Args:
-        fits: of :func:`clouds`.
-        exact: b/a of the raw losses.
-
-    Returns:
-        Quantiles ``q5`` to ``q95`` of eta, ``near``: the share within a factor of two of the exact one, and ``uphill``:
-        the share of fits whose slope is negative, and ``concave``: the share whose curvature is.
-    """
-    ratio = fits.eta / exact
-    by = fits.assign(near=ratio.between(0.5, 2), uphill=fits.slope < 0, concave=fits.curvature < 0).groupby("multiple")
-    table = by.eta.quantile([0.05, 0.25, 0.5, 0.75, 0.95]).unstack()
-    table.columns = ["q5", "q25", "q50", "q75", "q95"]
-    return table.join(by[["near", "uphill", "concave"]].mean()).reset_index()

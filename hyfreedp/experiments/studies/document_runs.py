@@ -13,7 +13,6 @@ import pandas as pd
 from hyfreedp.experiments.runs.cells import Spec, read_steps, reader, run_cells
 from hyfreedp.experiments.store.files import write_csv
 from hyfreedp.experiments.store.provenance import with_versions
-from hyfreedp.experiments.store.verdicts import Verdict
 from hyfreedp.experiments.tables.grid import train_missing
 from hyfreedp.experiments.tables.plan import Learner, Scale, entries
 
@@ -23,8 +22,6 @@ METHODS = ("grid", "grid_extended", "reference", "hyfreedp_paper", "hyfreedp_cla
 TABLE, EPSILON = "desktop/documents.csv", 8.0  # of the committed record
 VALUES = ("eta", "loss_threshold", "test_loss")
 EVERY = 3  # steps, of which one is recorded, beside those with an evaluation
-BETTER = 'Fig. "llama": it generalises better than the early-stopped grid search (ours is not stopped)'
-RISE, FALL = 1.1, 0.9  # of a rate that rises, then falls: the largest to the first, the last to the largest
 
 
 def documents_scale(profile: str, source: str | None, epsilon: float, seeds: int) -> Scale:
@@ -73,37 +70,3 @@ def rates(curves: pd.DataFrame) -> pd.DataFrame:
     ordered = curves.sort_values("step", kind="stable").groupby(["row", "seed", "epsilon_run"], sort=False)
     found = ordered.eta.agg(first="first", largest="max", last="last")
     return found.assign(perplexity=np.exp(ordered.test_loss.last())).reset_index()
-
-
-def verdicts(curves: pd.DataFrame, data: str) -> list[Verdict]:
-    """On Fig. "llama", at one place, which decides nothing: does the learned rate rise and fall, and how good is it?
-
-    Args:
-        curves: of :func:`dynamics`.
-        data: what was learned, in words. Nothing is judged without a grid search.
-    """
-    runs, found = rates(curves).set_index("row"), list[Verdict]()
-    if "grid" not in runs.index:
-        return found
-    for row, accounted in (("hyfreedp_claimed", "as the paper accounts it"), ("hyfreedp_paper", "soundly accounted")):
-        rise, fall = (runs.largest / runs["first"])[[row]], (runs["last"] / runs.largest)[[row]]
-        shaped = (rise >= RISE) & (fall <= FALL)
-        number = f"{shaped.sum()} of {len(rise)} runs at one place, {data}: to {_range(rise)} times its first, then to "
-        number += f"{_range(fall)} of that; they really spend epsilon = {_range(runs.epsilon_run[[row]])}"
-        claim = f'Fig. "llama": the learned rate increases, then decreases, {accounted}'
-        found.append(Verdict(claim, "not shown", number))
-    searches = runs.perplexity[runs.index.str.startswith("grid")].groupby("row").mean()
-    ours = "Preset robust generalises as well as the best grid search"
-    for row, claim, search in (
-        ("hyfreedp_claimed", BETTER, searches["grid"]),
-        ("hyfreedp_robust", ours, searches.min()),
-    ):
-        ratio = runs.perplexity[[row]] / search
-        number = f"test perplexity {_range(ratio)} times the search's, {len(ratio)} runs at one place, {data}"
-        found.append(Verdict(claim, "not shown", number, "ours" if claim == ours else "the paper's"))
-    return found
-
-
-def _range(values: pd.Series) -> str:
-    low, high = f"{values.min():.2f}", f"{values.max():.2f}"
-    return low if low == high else f"{low} to {high}"

@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from tqdm import tqdm
 
@@ -26,7 +25,6 @@ from hyfreedp.experiments.accounting_of_the_paper import (
     mu_gdp,
 )
 from hyfreedp.experiments.store.cache import cached
-from hyfreedp.noise import NoiseGenerator
 
 # Costs are read off a grid of privacy losses ten times coarser than that of the calibration: ten times faster, rounded
 # up like it, and at most 0.1 % above it.
@@ -153,34 +151,6 @@ def rows_of(
     ]
 
 
-def share_rows(
-    data_sets: Sequence[DataSet],
-    targets: list[float],
-    data: DataSet,
-    *,
-    epsilon: float,
-    interval: int,
-    gammas: list[float],
-    intervals: list[int],
-) -> list[dict[str, Any]]:
-    """Three losses by RDP, for notebook 09: sections "data" (data sets and budgets) and "interval" (gamma and K).
-
-    Args:
-        data_sets, targets: of section "data", at ``interval`` and gamma = 1.01.
-        data, epsilon: of section "interval".
-        interval: K of section "data".
-        gammas, intervals: of section "interval".
-    """
-    plan: dict[str, Any] = {"accountant": "rdp", "measured": True}
-    rows = [
-        row | {"data": chosen.title}
-        for chosen in data_sets
-        for target in targets
-        for row in settings("data", **chosen.budget(target), **plan, gamma=1.01, interval=interval)
-    ]
-    return rows + settings("interval", **data.budget(epsilon), **plan, gamma=gammas, interval=intervals)
-
-
 # -- their table -------------------------------------------------------------------------------------------------------
 
 
@@ -251,43 +221,6 @@ def split_of(row: pd.Series) -> NoiseSplit:
     names = [field.name for field in dataclasses.fields(NoiseSplit) if field.name in row]
     plain = {name: getattr(row[name], "item", lambda v=row[name]: v)() for name in names}
     return NoiseSplit.from_dict(plain | {"accountant": "pld", "vote_steps": json.loads(str(plain["vote_steps"]))})
-
-
-def simulated_deltas(*, split: dict[str, Any], epsilons: list[float], runs: int, seeds: int) -> pd.DataFrame:
-    """delta(epsilon) by running the mechanism itself on a worst-case record, without any accounting.
-
-    In each simulated run the record is drawn into each batch with probability q; there it moves the gradient by its
-    clip along one direction and each of the three losses by theirs, all by the same draw. The privacy loss of what is
-    released is l = sum_t log(1 - q + q p_t/p'_t), and delta(epsilon) = E max(0, 1 - exp(epsilon - l)).
-
-    Args:
-        split: a :class:`~hyfreedp.NoiseSplit` as a dictionary, with probe "losses".
-        epsilons: where to estimate delta.
-        runs: simulated runs per seed.
-        seeds: number of independent repetitions.
-
-    Returns:
-        One row per epsilon: ``delta``, the mean over the seeds, and ``error``, its standard error over all runs.
-    """
-    plan = NoiseSplit.from_dict(split)
-    q = plan.sample_rate
-    samples = []
-    for seed in tqdm(range(seeds), desc="simulated mechanism", unit="seed"):
-        generator = NoiseGenerator(seed)
-        total = np.zeros(runs)
-        for t in range(plan.steps):
-            included = generator.uniform(runs).numpy() < q
-            sigma = plan.gradient_noise_multiplier(t)
-            ratio = (included + sigma * generator.normal(runs).numpy() - 0.5) / sigma**2
-            if plan.is_probe_step(t):
-                losses = included + plan.sigma_loss * generator.normal(3, runs).numpy()
-                ratio += ((losses - 0.5) / plan.sigma_loss**2).sum(axis=0)
-            total += np.logaddexp(math.log1p(-q), math.log(q) + ratio)
-        samples.append(total)
-    losses = np.concatenate(samples)
-    values = np.array([np.maximum(-np.expm1(epsilon - losses), 0) for epsilon in epsilons])
-    error = values.std(axis=1) / math.sqrt(losses.size)
-    return pd.DataFrame({"epsilon": epsilons, "delta": values.mean(axis=1), "error": error})
 
 
 def mu_gdp_table(rows: pd.DataFrame) -> pd.DataFrame:

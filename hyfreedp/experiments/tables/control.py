@@ -17,7 +17,6 @@ from hyfreedp.experiments.runs.cells import reader, run_cells, tabulate
 from hyfreedp.experiments.runs.spec import Spec
 from hyfreedp.experiments.store.files import write_csv
 from hyfreedp.experiments.store.paths import RESULTS, workspace
-from hyfreedp.experiments.store.verdicts import COMPARABLE, Verdict, over_places
 from hyfreedp.experiments.tables.plan import CELL, SCALES, TABLE
 
 FIRST_RATES = (1e-4, 1e-3, 1e-2)  # the paper's, and two with which it would have begun near a searched one
@@ -64,34 +63,6 @@ def compared(profile: str) -> pd.DataFrame:
         )
         .reset_index()
     )
-
-
-def verdicts(found: pd.DataFrame, data: str) -> list[Verdict]:
-    """On HyFreeDP beside the grid search, by both accountings, from the paper's first rate and from the best of ours.
-
-    Args:
-        found: of :func:`compared`. The best first rate is taken at each place by test accuracy, in the paper's favour.
-        data: what was trained on, in words.
-    """
-    made = []
-    for method, title in (("paper_claimed", "as the paper accounts it"), ("paper", "soundly accounted")):
-        rows = found[found.method == method]
-        by_place = rows.groupby(PLACE).points
-        tried = by_place.size().max() if len(rows) else 0
-        for start, points in (
-            (f"from the paper's first rate, {FIRST_RATES[0]:g}", rows[rows.first_rate == FIRST_RATES[0]].points),
-            ("from the best of three first rates", by_place.max()[by_place.size() == len(FIRST_RATES)]),
-        ):
-            if not len(points) or (start.startswith("from the best") and tried < len(FIRST_RATES)):
-                continue
-            outcome, words = over_places(list(points), COMPARABLE)
-            real = rows.groupby("epsilon").epsilon_true.mean()
-            spent = ", ".join(f"{true:.2f} for {epsilon:g}" for epsilon, true in real.items())
-            claim = f'Tab. "cv_main": HyFreeDP comes close to NonDP-GS, {title}, {start}'
-            made.append(
-                Verdict(claim, outcome, f"{points.mean():+.1f} points, {words}; it really spends {spent} ({data})")
-            )
-    return made
 
 
 def main() -> None:

@@ -13,17 +13,17 @@ from hyfreedp.experiments.runs.cells import reader, run_cells, try_cells
 from hyfreedp.experiments.runs.spec import Spec
 from hyfreedp.experiments.store.files import write_csv, write_text
 from hyfreedp.experiments.tables import plan
-from hyfreedp.experiments.tables.plan import Chosen, Entry, Reader, entries, finals, searches
+from hyfreedp.experiments.tables.plan import Entry, Reader, entries, finals, searches
 from hyfreedp.experiments.tasks.registry import TASKS
 
 RECORDED_STEPS = 50  # of a run whose learning rate is recorded
 
 
-def train_missing(wanted: Iterable[Entry], cells: Path, *, jobs: int, chosen: Chosen | None = None) -> None:
-    """Train what these numbers lack: first the searches, but those whose rate is in ``chosen``."""
-    wanted, chosen = list(wanted), chosen or {}
-    run_cells(searches(e for e in wanted if e.cell not in chosen), cells, jobs=jobs, description="searches")
-    run_cells(finals(wanted, reader(cells), chosen), cells, jobs=jobs, description="tested runs")
+def train_missing(wanted: Iterable[Entry], cells: Path, *, jobs: int) -> None:
+    """Train what these numbers lack: first the searches."""
+    wanted = list(wanted)
+    run_cells(searches(wanted), cells, jobs=jobs, description="searches")
+    run_cells(finals(wanted, reader(cells)), cells, jobs=jobs, description="tested runs")
 
 
 def stages(profile: str, read: Reader) -> dict[str, list[Spec]]:

@@ -6,7 +6,6 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +21,11 @@ from hyfreedp.experiments.store.provenance import environment
 from hyfreedp.experiments.store.verdicts import (
     COMPARABLE_SCORE,
     POOR_SCORE,
-    Verdict,
     Whose,
-    by_interval,
-    mean_interval,
-    would_decide,
 )
 from hyfreedp.experiments.tables import paper, plan
 from hyfreedp.experiments.tables.grid import train_missing
-from hyfreedp.experiments.tables.plan import CELL, NUMBER, ROWS, Entry, Learner, Scale, entries, finals, searches, table
+from hyfreedp.experiments.tables.plan import CELL, NUMBER, ROWS, Learner, Scale, entries, finals, searches, table
 from hyfreedp.experiments.tasks.language_tasks import Documents, LanguageTask
 from hyfreedp.experiments.tasks.registry import TASKS
 
@@ -75,8 +70,7 @@ def scored(scale: Scale, profile: str, cells: Path, *, train: bool = True, jobs:
         scale: of one learner.
         profile: whose committed records fill what has no cell.
         cells: folder of the cells.
-        train: whether to train first what has no number in the committed table, or one of another version; else what
-            is neither a cell nor committed stays missing.
+        train: whether to train what is missing first; else what is neither a cell nor committed stays missing.
         jobs: worker processes.
 
     Returns:
@@ -86,13 +80,11 @@ def scored(scale: Scale, profile: str, cells: Path, *, train: bool = True, jobs:
     """
     learner, read = scale.learners[0], reader(cells)
     committed = workspace().results / profile / TABLE
-    known = _of_this_version(scale, committed)
-    chosen = {one.cell: rate for one, rate in known.items()}
     if train:
-        train_missing([one for one in entries(scale) if one not in known], cells, jobs=jobs, chosen=chosen)
+        train_missing(entries(scale), cells, jobs=jobs)
         public_start(learner, cells)
-    records = {spec.key: found for spec in finals(entries(scale), read, chosen) if (found := read(spec)) is not None}
-    rows = table(scale, read, chosen)
+    records = {spec.key: found for spec in finals(entries(scale), read) if (found := read(spec)) is not None}
+    rows = table(scale, read)
     first = {name: getattr(learner, name) for name in ("task", "model", "tuning")}
     first |= {"epsilon": 0.0, "row": START, "seed": 0, "runs": 0}
     if (path := _start_path(learner, cells)).exists():
@@ -133,17 +125,6 @@ def record(cells: Path, results: Path, *, train: bool, jobs: int = 1) -> str:
     kept = archive.pack(cells, runs, {spec.key for spec in specs} | set(rows.key) | others)
     write_csv(path, rows)
     return f"{path}: {len(rows)} numbers, {rows.accuracy.isna().sum()} of them still missing; {kept} runs"
-
-
-def _of_this_version(scale: Scale, committed: Path) -> dict[Entry, float]:
-    """The learning rate of each number of a committed table that is of the run that this version would test for it."""
-    if not committed.exists():
-        return {}
-    known = pd.read_csv(committed).dropna(subset="accuracy").to_dict("records")
-    lines = {tuple(line[name] for name in NUMBER): line for line in known}
-    rates = {one: lines[one.number]["learning_rate"] for one in entries(scale) if one.number in lines}
-    same = (one for one, rate in rates.items() if one.tested(rate).key == lines[one.number]["key"])
-    return {one: rates[one] for one in same if rates[one] in one.rates}
 
 
 def public_start(learner: Learner, cells: Path) -> dict[str, Any]:
@@ -236,33 +217,3 @@ def written(rows: pd.DataFrame, cells: Path, number: int) -> pd.DataFrame:
         if "outputs" in record:
             lines.append((TITLES[row["row"]], row["epsilon"], row["BLEU"], record["outputs"][number]))
     return pd.DataFrame(lines, columns=["method", "epsilon", "BLEU", "sentence"])
-
-
-def verdicts(summary: pd.DataFrame, epsilons: Sequence[float], data: str) -> list[Verdict]:
-    """On Tab. "gpt2": BLEU in units of the uncounted grid search, which the marks of docs/verdicts.md are about.
-
-    Args:
-        summary: of :func:`summarise`.
-        epsilons: of it.
-        data: what the runs were trained on, in words.
-
-    Returns:
-        Of each method of ``CLAIMS`` that has, as the grid search, a number at one of ``epsilons``.
-    """
-    scored = summary[(summary.metric == "BLEU") & summary["mean"].notna()].set_index(["row", "epsilon"])
-    bleu, runs = scored["mean"], scored["count"]
-    found = []
-    for row, (claim, whose, marks) in CLAIMS.items():
-        both = [epsilon for epsilon in epsilons if {(row, epsilon), ("grid", epsilon)} <= {*bleu.index}]
-        if not both:  # a profile without them
-            continue
-        shares = [bleu[row, epsilon] / bleu["grid", epsilon] for epsilon in both]
-        told, budgets = (" and ".join(texts) for texts in (map("{:.0%}".format, shares), map("{:g}".format, both)))
-        number = f"{told} of the grid search's BLEU on {data} at epsilon = {budgets}"
-        counts = sorted({int(runs[key, epsilon]) for key in (row, "grid") for epsilon in both})
-        number += f", {' to '.join(map(str, counts))} {'run' if counts == [1] else 'runs'} each"
-        outcome = by_interval(*mean_interval(shares), **marks)
-        if outcome == "not shown" and (needed := would_decide(shares, *marks.values())):
-            number += f"; {needed} places would decide"
-        found.append(Verdict(claim, outcome, number, whose))
-    return found

@@ -8,7 +8,7 @@ Test data choose nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from itertools import product
@@ -28,7 +28,6 @@ from hyfreedp.noise import NoiseGenerator
 
 TABLE, RATES = "image_classification.csv", "image_classification_rates.csv"
 Reader = Callable[[Spec], dict[str, Any] | None]  # the record of a finished run, None if there is none
-Chosen = Mapping[tuple[object, ...], float]  # rates that grid searches chose whose runs are not at hand, by Entry.cell
 
 # For all searches but the first two: the extended grid from where AdamW begins to learn within a hundred steps, so that
 # the tables of the laptop take minutes.
@@ -178,15 +177,15 @@ class Entry:
         # One search serves all seeds, and the split budget searches with all of it.
         return [replace(self._run(rate, self.epsilon), seed=0, evaluation="validation") for rate in row.rates]
 
-    def final(self, read: Reader, chosen: Chosen | None = None) -> Spec | None:
-        """The run whose test accuracy is the number; None as long as its search is neither done nor in ``chosen``."""
+    def final(self, read: Reader) -> Spec | None:
+        """The run whose test accuracy is the number; None as long as its search is not done."""
         row = ROWS[self.row]
         if len(row.rates) == 1:
             return self._run(row.rates[0], self.epsilon)
         runs = self.searches()
         records = [record for record in map(read, runs) if record is not None]
         if len(records) < len(runs):
-            return self.tested(chosen[self.cell]) if chosen and self.cell in chosen else None
+            return None
         scores = [(record["accuracy"], -record["loss"]) for record in records]
         best = runs[scores.index(max(scores))]  # the first of equals
         return best if row.search == "random" else self.tested(best.learning_rate)
@@ -257,18 +256,14 @@ def searches(wanted: Iterable[Entry]) -> list[Spec]:
     return list(dict.fromkeys(spec for entry in wanted for spec in entry.searches()))
 
 
-def finals(wanted: Iterable[Entry], read: Reader, chosen: Chosen | None = None) -> list[Spec]:
+def finals(wanted: Iterable[Entry], read: Reader) -> list[Spec]:
     """The runs whose numbers are shown, without repetitions: the second stage, as far as the first one is done."""
-    runs = (entry.final(read, chosen) for entry in wanted)
+    runs = (entry.final(read) for entry in wanted)
     return list(dict.fromkeys(spec for spec in runs if spec is not None))
 
 
-def table(scale: Scale, read: Reader, chosen: Chosen | None = None) -> pd.DataFrame:
+def table(scale: Scale, read: Reader) -> pd.DataFrame:
     """One tidy line per number.
-
-    Args:
-        scale: which.
-        read, chosen: see :meth:`Entry.final`.
 
     Returns:
         ``task``, ``model``, ``tuning``, ``epsilon``, ``row``, ``seed``; ``accuracy`` (test, a share; NaN while it is
@@ -279,7 +274,7 @@ def table(scale: Scale, read: Reader, chosen: Chosen | None = None) -> pd.DataFr
     """
     lines = []
     for entry in entries(scale):
-        final, runs = entry.final(read, chosen), entry.searches()
+        final, runs = entry.final(read), entry.searches()
         record = None if final is None else read(final)
         line: dict[str, Any] = dict(zip(NUMBER, entry.number, strict=True))
         line["runs"] = len(runs) + (final not in runs)
