@@ -143,9 +143,7 @@ def _with_noise(split: NoiseSplit) -> NoiseSplit:
     sigma = _vanilla_noise(split)
     if not split.probe_steps:
         return dataclasses.replace(split, sigma=sigma, sigma_gradient=sigma, sigma_gradient_probe=sigma)
-    excess = (split.gamma - 1) * (
-        split.gamma + 1
-    )  # gamma_p^2 - 1: relative growth of the noise variance
+    excess = (split.gamma - 1) * (split.gamma + 1)  # gamma_p^2 - 1: relative growth of the noise variance
     if split.allocation == "constant":
         sigma_gradient = sigma_gradient_probe = split.gamma * sigma
     else:

@@ -1,11 +1,11 @@
 """Privacy losses of one subsampled release if a person has k records, each drawn into the batch independently.
 
-The number j of them in the batch is binomial, and the released sum moves by at most j sensitivities. The dominating pair
-is one-dimensional: the mixture of N(j, sigma^2) with these probabilities against N(0, sigma^2). It dominates in any
-number of dimensions, and so do its compositions (Choquette-Choo et al., Privacy Amplification for Matrix Mechanisms,
-ICLR 2024, Corollary 4.7; Ganesh, Tight Group-Level DP Guarantees for DP-SGD with Sampling via Mixture of Gaussians
-Mechanisms, 2024). For k = 1 it is the subsampled Gaussian. Generic group privacy, k epsilon at a larger delta, is much
-looser.
+The number j of them in the batch is binomial, and the released sum moves by at most j sensitivities. The dominating
+pair is one-dimensional: the mixture of N(j, sigma^2) with these probabilities against N(0, sigma^2). It dominates in
+any number of dimensions, and so do its compositions (Choquette-Choo et al., Privacy Amplification for Matrix
+Mechanisms, ICLR 2024, Corollary 4.7; Ganesh, Tight Group-Level DP Guarantees for DP-SGD with Sampling via Mixture of
+Gaussians Mechanisms, 2024). For k = 1 it is the subsampled Gaussian. Generic group privacy, k epsilon at a larger
+delta, is much looser.
 
 dp-accounting computes the same in Python loops: ten times slower for k = 1 (``from_gaussian_mechanism``), a thousand
 times for more (``from_mixture_gaussian_mechanism``). Time grows with k: calibration for k = 64 takes 12 seconds.

@@ -1,1 +1,1 @@
-"""Batches: Poisson samples of the records, and what they are made of."""
+"""Poisson sampling of records, and the batches that a step takes."""

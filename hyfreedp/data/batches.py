@@ -1,4 +1,4 @@
-"""What a step maps its loss over: records of one form, stacked, each as ``collate_fn([record])`` gives it alone."""
+"""The batches over which a step maps its loss: stacked records, each as ``collate_fn([record])`` returned it alone."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from torch import Tensor
 
 from hyfreedp.checks import check_count
 
-Loss = Callable[[Any], Tensor]  # maps one record, as collate_fn([record]) gives it, to one number
-PhysicalBatchSize = int | Callable[[Any], int] | None  # samples at once; or a function of one: how many like it
+Loss = Callable[[Any], Tensor]  # maps one record, as collate_fn([record]) returns it, to one number
+# The most samples computed at once: a number, or a function of one record for records of its shape; None: no limit.
+PhysicalBatchSize = int | Callable[[Any], int] | None
 
-_VALUES = {bool, int, float, str, bytes, type(None)}
+_PLAIN_TYPES = {bool, int, float, str, bytes, type(None)}
 _SHARED = "what all samples share is no part of a batch; let the loss have it from outside"
 
 
 class Slot:
-    """The place of a tensor in the structure of a record, and its number."""
+    """Marks the place of the tensor number ``index`` in the structure of a record."""
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -32,12 +33,12 @@ class Slot:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Group:
-    """Records of one form, stacked.
+    """Stacked records of the same structure, shapes and types.
 
     Attributes:
-        rows: their positions in the batch, int64 of shape ``(n,)``, on the CPU.
-        tensors: each of shape ``(n, ...)``, its entries as ``collate_fn([record])`` gave them.
-        form: the structure of one record, with a :class:`Slot` for each tensor.
+        rows: their positions in the batch, int64, shape ``(n,)``, on the CPU.
+        tensors: each of shape ``(n, ...)``; entry i is what ``collate_fn([record])`` returned for record i.
+        form: the structure of one record, with a :class:`Slot` in place of each tensor.
     """
 
     rows: Tensor
@@ -48,17 +49,17 @@ class Group:
         return len(self.rows)
 
     def record(self, tensors: Sequence[Tensor]) -> Any:
-        """One record of these tensors, made anew each time: what a loss writes into one is in no other."""
+        """A new record with these tensors; other values are copied, so that a loss changes them in one record only."""
 
-        def made(leaf: Any) -> Any:
+        def fill(leaf: Any) -> Any:
             if isinstance(leaf, Slot):
                 return tensors[leaf.index]
             return leaf.clone() if isinstance(leaf, Tensor) else copy.deepcopy(leaf)
 
-        return map_leaves(made, self.form)
+        return map_leaves(fill, self.form)
 
     def take(self, rows: Tensor | slice) -> Group:
-        """Some of the records, by their places in the group."""
+        """The records at positions ``rows`` of the group."""
         some = [t[rows if isinstance(rows, slice) else rows.to(t.device, non_blocking=True)] for t in self.tensors]
         return replace(self, rows=self.rows[rows], tensors=some)
 
@@ -75,9 +76,9 @@ class Group:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Records:
-    """A batch whose records were collated one by one: so many samples, in groups.
+    """A batch of ``size`` samples whose records were collated one by one.
 
-    With ``owners`` each sample is the tuple of one owner's records.
+    With ``owners`` each sample is a tuple of all records of one owner.
     """
 
     groups: list[Group]
@@ -93,7 +94,7 @@ class Records:
     def pin_memory(self) -> Records:
         return replace(self, groups=[group.pin_memory() for group in self.groups])
 
-    def __getitem__(self, _: Any) -> NoReturn:  # also of iteration
+    def __getitem__(self, _: Any) -> NoReturn:  # iteration, too, calls it
         raise TypeError(
             "a batch of records that were collated one by one is not taken apart: pass it to optimizer.step as it is, "
             "whose loss gets each record as collate_fn([record]) gives it; batch.to(device) moves it"
@@ -101,27 +102,27 @@ class Records:
 
 
 def stack_records(records: Iterable[Any], *, owners: bool = False) -> Records:
-    """The records of a batch, grouped by shapes, types, devices and all else that is no tensor.
+    """Group the records of a batch by shapes, types, devices and all values that are not tensors.
 
-    Each is copied before the next is asked for, which may be made in the same memory. A group of its own has what
-    cannot be stacked (sparse, nested and quantised tensors) or compared (other objects than numbers and strings).
+    Each record is copied before the next is fetched, which may reuse its memory. A record that cannot be stacked
+    (sparse, nested and quantised tensors) or compared (objects other than numbers and strings) is a group of its own.
     """
-    alike: dict[Hashable, tuple[Any, list[int], list[list[Tensor]]]] = {}
+    by_form: dict[Hashable, tuple[Any, list[int], list[list[Tensor]]]] = {}
     for row, record in enumerate(records):
         tensors, form = _copied(record)
         shapes = tuple((tensor.shape, tensor.dtype, tensor.device) for tensor in tensors)
-        _, rows, stacked = alike.setdefault((shapes, _key(form, _value)), (form, [], []))
+        _, rows, stacked = by_form.setdefault((shapes, _key(form, _value)), (form, [], []))
         rows.append(row)
         stacked.append(tensors)
     groups = [
         Group(torch.tensor(rows), [torch.stack(column) for column in zip(*stacked, strict=True)], form)
-        for form, rows, stacked in alike.values()
+        for form, rows, stacked in by_form.values()
     ]
     return Records(groups, sum(map(len, groups)), owners)
 
 
 def groups_of(batch: Any) -> list[Group]:
-    """The groups of a batch; of a plain one each record is a batch of one row. None of an empty batch."""
+    """The groups of a batch, none if it is empty; each record of a plain batch becomes a batch of one row."""
     if isinstance(batch, Records):
         return batch.groups
     size, parts, slots = batch_length(batch), leaves(batch), map(Slot, count())
@@ -132,17 +133,19 @@ def groups_of(batch: Any) -> list[Group]:
 
     if not all(isinstance(part, Tensor) for part in parts):
         return stack_records(map(row_of, range(size))).groups
+    if size == 0:
+        return []
     tensors = [tensor.unsqueeze(1) for tensor in parts]
-    return [Group(torch.arange(size), tensors, map_leaves(lambda _: next(slots), batch))] if size else []
+    return [Group(torch.arange(size), tensors, map_leaves(lambda _: next(slots), batch))]
 
 
 def batch_length(batch: Any) -> int:
-    """Number of samples in a batch: the first dimension of every tensor in it, unless its records are apart already.
+    """Number of samples in a batch; in a plain one, the first dimension of every tensor.
 
     Raises:
         TypeError: the batch holds no tensor, or something that cannot be divided among samples.
-        ValueError: a tensor is a scalar, or has another first dimension than the first; or a list without tensors has
-            not one entry per sample.
+        ValueError: a tensor is a scalar or its first dimension differs from that of the first tensor, or a list
+            without tensors does not have one entry per sample.
     """
     if isinstance(batch, Records):
         return len(batch)
@@ -171,8 +174,8 @@ def batch_length(batch: Any) -> int:
 
 
 def fields_of(value: Any) -> Mapping[Any, Any] | None:
-    """The entries of a mapping or a dataclass; None of anything else."""
-    if type(value) in _VALUES or isinstance(value, Tensor | list | tuple):
+    """The entries of a mapping or a dataclass; None for anything else."""
+    if type(value) in _PLAIN_TYPES or isinstance(value, Tensor | list | tuple):
         return None
     if isinstance(value, Mapping):
         return value
@@ -182,18 +185,21 @@ def fields_of(value: Any) -> Mapping[Any, Any] | None:
 
 
 def leaves(value: Any) -> list[Any]:
-    """What a plain batch is made of: tensors, lists without any, and other values, in order."""
+    """The leaves of a plain batch, in order: tensors, lists that hold no tensor, and other values."""
     named = fields_of(value)
     if named is None and not isinstance(value, list | tuple):
         return [value]
-    found = [leaf for child in (value if named is None else named.values()) for leaf in leaves(child)]
-    return found if named is not None or any(isinstance(leaf, Tensor) for leaf in found) else [value]
+    within = [leaf for child in (value if named is None else named.values()) for leaf in leaves(child)]
+    if named is None and not any(isinstance(leaf, Tensor) for leaf in within):
+        return [value]
+    return within
 
 
 def map_leaves(function: Callable[[Any], Any], value: Any, is_leaf: Callable[[Any], bool] = lambda _: False) -> Any:
-    """A structure of mappings, dataclasses, tuples and lists, made again with ``function`` of each of its leaves."""
+    """Copy a structure of mappings, dataclasses, tuples and lists, with ``function`` applied to each leaf."""
     kind: Any = type(value)
-    if is_leaf(value) or ((named := fields_of(value)) is None and not isinstance(value, list | tuple)):
+    named = None if is_leaf(value) else fields_of(value)
+    if is_leaf(value) or (named is None and not isinstance(value, list | tuple)):
         return function(value)
     if named is None:
         parts = [map_leaves(function, part, is_leaf) for part in value]
@@ -202,37 +208,38 @@ def map_leaves(function: Callable[[Any], Any], value: Any, is_leaf: Callable[[An
     if isinstance(value, Mapping):
         try:
             return kind(entries)  # such as the BatchEncoding of a tokenizer
-        except TypeError:  # its constructor takes something else
+        except TypeError:  # its constructor takes other arguments
             return entries
-    made = object.__new__(kind)  # fields alone: other attributes may be computed from more than the record
+    made = object.__new__(kind)  # copies fields only: other attributes may depend on more than this record
     for name, part in entries.items():
-        object.__setattr__(made, name, part)  # also of a frozen one
+        object.__setattr__(made, name, part)  # works for a frozen dataclass, too
     return made
 
 
 def of_one_form(records: Sequence[Any]) -> bool:
     """Whether records are tensors, arrays and numbers of the same types and shapes, in the same structure."""
     first = _key(records[0], _type)
-    return all(_key(record, _type) == first for record in records)  # also the first, which other objects make unequal
+    # An object's keys are never equal, so the first record is compared with itself, too.
+    return all(_key(record, _type) == first for record in records)
 
 
 def pieces(groups: Iterable[Group], size: PhysicalBatchSize) -> list[Group]:
-    """The groups, cut for memory into at most so many samples, or as many as ``size`` returns for one of them."""
-    found: list[Group] = []
+    """Split groups into pieces of at most ``size`` samples; a function is called with each group's first record."""
+    cut: list[Group] = []
     for group in groups:
         most = size(group.record([tensor[0] for tensor in group.tensors])) if callable(size) else size
         most = len(group) if size is None else check_count("what max_physical_batch_size returns", most, 1)
-        found += [group.take(slice(start, start + most)) for start in range(0, len(group), most)]
-    return found
+        cut += [group.take(slice(start, start + most)) for start in range(0, len(group), most)]
+    return cut
 
 
 def token_budget(tokens_of: Callable[[Any], int], budget: int) -> Callable[[Any], int]:
-    """For ``max_physical_batch_size``: as many records at once as have ``budget`` tokens; many short ones or few long.
+    """A function for ``max_physical_batch_size``: so many records at once that they have ``budget`` tokens together.
 
     Args:
-        tokens_of: the width of one record, by its shape, not its values, such as
+        tokens_of: returns the number of tokens of a record, from its shape, not its values, such as
             ``lambda record: record["input_ids"].shape[1]``.
-        budget: tokens at once, at least 1. A longer record is taken alone.
+        budget: tokens at once, at least 1. A longer record is computed alone.
     """
     check_count("budget", budget, 1)
     named = "what tokens_of returns, as record['input_ids'].shape[1],"
@@ -240,7 +247,7 @@ def token_budget(tokens_of: Callable[[Any], int], budget: int) -> Callable[[Any]
 
 
 def check_physical_batch_size(size: object) -> None:
-    """Refuse what is neither a size nor a function."""
+    """Refuse anything but an integer >= 1, a function or None."""
     if not (size is None or callable(size) or (isinstance(size, Integral) and int(size) >= 1 and size is not True)):
         raise ValueError(
             "max_physical_batch_size must be an integer of at least 1, None, or a function from one record to how many "
@@ -249,7 +256,7 @@ def check_physical_batch_size(size: object) -> None:
 
 
 def _copied(record: Any) -> tuple[list[Tensor], Any]:
-    """A copy of a record: its tensors that can be stacked, plain ones also of a subclass, and the rest."""
+    """Copies of a record's tensors that can be stacked, as plain tensors, and its structure with slots for them."""
     tensors: list[Tensor] = []
 
     def copied(leaf: Any) -> Any:
@@ -263,14 +270,14 @@ def _copied(record: Any) -> tuple[list[Tensor], Any]:
 
 
 def _stacks(leaf: Any) -> bool:
-    """Whether a value is a tensor that holds its numbers itself, at strides."""
+    """Whether a value is a strided tensor with storage of its own."""
     if not isinstance(leaf, Tensor) or leaf.layout is not torch.strided or leaf.is_nested or leaf.is_quantized:
         return False
-    return type(leaf).__torch_dispatch__ is Tensor.__torch_dispatch__  # a wrapper of others has one of its own
+    return type(leaf).__torch_dispatch__ is Tensor.__torch_dispatch__  # wrapper subclasses override it
 
 
 def _key(value: Any, key_of: Callable[[Any], Hashable]) -> Hashable:
-    """Equal for values of the same structure whose leaves have equal keys."""
+    """A key that is equal for values of the same structure whose leaves have equal keys."""
     if (named := fields_of(value)) is not None:
         return type(value), *[(_value(name), _key(part, key_of)) for name, part in named.items()]
     if isinstance(value, list | tuple):
@@ -279,14 +286,16 @@ def _key(value: Any, key_of: Callable[[Any], Hashable]) -> Hashable:
 
 
 def _value(leaf: Any) -> Hashable:
-    """Equal for the same number, string or slot; of any other object equal to nothing, as its parts are not known."""
+    """A key that is equal for equal numbers or strings and for slots; any other object's key equals no other."""
     if type(leaf) is float:
         return leaf.hex()
-    return Slot if type(leaf) is Slot else (type(leaf), leaf) if type(leaf) in _VALUES else object()
+    if type(leaf) is Slot:
+        return Slot
+    return (type(leaf), leaf) if type(leaf) in _PLAIN_TYPES else object()
 
 
 def _type(leaf: Any) -> Hashable:
-    """Equal for what torch's default collate stacks without a change of type; of anything else equal to nothing."""
+    """A key that is equal for leaves that torch's default_collate stacks unchanged; any other's key equals no other."""
     if _stacks(leaf) or isinstance(leaf, np.ndarray | np.number | np.bool_):
         return type(leaf), leaf.dtype, leaf.shape
     return type(leaf) if isinstance(leaf, int | float) else object()

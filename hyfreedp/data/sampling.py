@@ -1,4 +1,4 @@
-"""Poisson batches, keyed by seed and step."""
+"""Poisson sampling: the batch of a step is a function of a secret seed and the step's number."""
 
 from __future__ import annotations
 
@@ -36,29 +36,30 @@ from hyfreedp.noise.random_states import random_states_of
 from hyfreedp.pytorch.devices import CPU
 from hyfreedp.pytorch.wrapper import Unprepared
 
+# Settings that the private loader takes over from the user's.
 _WORKERS = "num_workers pin_memory timeout worker_init_fn multiprocessing_context prefetch_factor persistent_workers"
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class PoissonSampler(Sampler[list[int]]):
-    """Batches that hold each record independently with probability ``sample_rate``; empty ones included.
+    """Yields batches that hold each record independently with probability ``sample_rate``, empty ones included.
 
-    The batch of step t is drawn by a generator keyed with (seed, t). So a run resumes exactly by setting ``position``,
-    even where worker processes fetch batches ahead. One pass yields the rest of an epoch, or of the run, which ends at
+    The batch of step t is drawn by a generator keyed with (seed, t). So a run resumes exactly if ``position`` is set,
+    even if worker processes fetch batches ahead. One pass yields the rest of an epoch, or of the run, which ends at
     ``horizon``.
 
-    Each of several processes draws the same batch and keeps the records whose index leaves the remainder ``rank``: the
-    union is the batch of a single process, a Poisson sample at the same rate.
+    Each of several processes draws the same batch and keeps the records whose index modulo ``world_size`` is ``rank``.
+    The union is the batch of a single process, a Poisson sample at the same rate.
 
     Attributes:
-        num_records: N >= 1, of owners where these are drawn.
+        num_records: N >= 1, the number of records, or of owners if these are drawn.
         sample_rate: q in (0, 1].
         steps_per_epoch: batches in one pass.
-        seed: non-negative integer of any size; keep it secret, since it tells which records were in which batch.
-        rank, world_size: number of this process, from 0, and how many there are.
+        seed: non-negative integer of any size; keep it secret, since it determines which records are in which batch.
+        rank, world_size: number of this process, from 0, and of all processes.
         position: the step whose batch comes next; the optimizer advances it when a step is done.
-        horizon: number of steps of the whole run, where it is known.
-        given: the step whose batch a loader gave last; None before and after a state was loaded.
+        horizon: number of steps of the whole run, or None.
+        given: the step whose batch the loader yielded last; None before the first, and after loading a state.
     """
 
     num_records: int
@@ -79,7 +80,7 @@ class PoissonSampler(Sampler[list[int]]):
         last = first - first % self.steps_per_epoch + self.steps_per_epoch
         if self.horizon is not None:
             last = min(last, self.horizon)
-            if first >= self.horizon:  # an empty pass would let a loop that never ends go round in silence
+            if first >= self.horizon:  # after an empty pass, "while True: for batch in loader" would run for ever
                 raise BudgetExhausted(
                     f"all {self.horizon} planned steps have been made, so there is no further batch: {LOOP_THAT_ENDS}"
                 )
@@ -92,7 +93,7 @@ class PoissonSampler(Sampler[list[int]]):
         return Drawn(drawn[drawn % self.world_size == self.rank].tolist(), step, generator)
 
     def check_drawn(self, samples: int) -> None:
-        """Refuse a batch of so many samples unless it can be the one of the next step, as the loader gave it."""
+        """Refuse a batch of ``samples`` samples unless the loader yielded the batch of the next step, of that size."""
         if self.given != self.position:
             last = "none so far" if self.given is None else f"that of step {self.given} last"
             raise RuntimeError(
@@ -114,17 +115,17 @@ class PoissonSampler(Sampler[list[int]]):
         self.seed, self.position, self.given = state["seed"], state["position"], None
 
 
-@lru_cache(maxsize=64)  # the loader draws it, and a step asks how many they were
+@lru_cache(maxsize=64)  # used by the loader, and again by the step
 def _drawn(seed: int, step: int, num_records: int, sample_rate: float) -> Tensor:
-    """Indices of the records in the batch of a step, of all processes."""
+    """Indices of the records in the batch of a step, over all processes."""
     return (NoiseGenerator(seed).child("batch", step).uniform(num_records) < sample_rate).nonzero()[:, 0]
 
 
 class Drawn(list[int]):
-    """Indices of a process's records in a batch, the step that it is for, and the source of its random numbers.
+    """Indices of one process's records in the batch of ``step``, and the generator of the random numbers to fetch them.
 
-    No two processes share that source: numbers of one that depend on a record's place in the other's share would tie
-    them together.
+    Each process has its own generator. With a common one, random numbers would depend on how many records the other
+    process has.
     """
 
     def __init__(self, rows: Iterable[int], step: int, generator: NoiseGenerator) -> None:
@@ -133,7 +134,7 @@ class Drawn(list[int]):
 
 
 class Rows(Dataset[Any]):
-    """A data set that gives a batch its indices, whose records :class:`Fetch` gets; otherwise as it is."""
+    """A view of a data set that returns a batch's indices as they are, for :class:`Fetch` to get the records."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
@@ -148,24 +149,25 @@ class Rows(Dataset[Any]):
         return rows
 
     def __getattr__(self, name: str) -> Any:
-        if name == "dataset" or name.startswith("__"):  # not there yet, as while it is unpickled
+        if name == "dataset" or name.startswith("__"):  # missing while it is unpickled
             raise AttributeError(name)
         return getattr(self.dataset, name)
 
 
 @dataclass(eq=False, repr=False)  # a repr would show records
 class Fetch:
-    """Gets each record of a batch alone, and collates it alone, so that neither sees another.
+    """The loader's collate function: fetches and collates each record alone, so that neither step sees another record.
 
-    What both draw from torch's, NumPy's and Python's global generators is set from the run's key and the step,
-    whichever process does it, see :mod:`hyfreedp.noise.random_states`.
+    Random numbers of torch, NumPy and Python are seeded from the run's key and the step, in whichever process it runs,
+    see :mod:`hyfreedp.noise.random_states`.
 
     Attributes:
-        dataset: of the records.
-        collate: makes a batch of a list of one record. Records of one form are given to torch's own together, which
-            keeps them apart: the batch is a plain one, also an empty one.
-        device: whose generator is set where no worker process fetches.
-        owners: the records of each, where a sample is all that an owner has, or at most ``records_per_owner`` of it.
+        dataset: the records.
+        collate: the user's function, called with a list of one record. Only torch's default_collate, which does not mix
+            records, gets all of them if they have one form; the batch is a plain one then.
+        device: its generator is seeded, too, if no worker process is used.
+        owners: the indices of each owner's records, if a sample is an owner; else None.
+        records_per_owner: the most records of an owner in a batch, chosen at random; None: all.
     """
 
     dataset: Any
@@ -175,7 +177,7 @@ class Fetch:
     records_per_owner: int | None = None
 
     def __call__(self, rows: Drawn) -> tuple[int, Any]:
-        """The step that the batch is for, which it never leaves, and the batch."""
+        """The step, and its batch."""
         with random_states_of(rows.generator.key, self.device if get_worker_info() is None else CPU):
             seed = torch.initial_seed()
             batch = self._batch(rows)
@@ -191,7 +193,8 @@ class Fetch:
             return stack_records(map(self._of_owner, map(self.owners.__getitem__, rows)), owners=True)
         if not _is_torchs(self.collate):
             return stack_records(map(self._alone, rows))
-        records = [map_leaves(_copied, self.dataset[row]) for row in rows or [0]]  # which may come in the same memory
+        # Copied, as a data set may reuse memory. An empty batch is made from record 0 and gets its first 0 rows.
+        records = [map_leaves(_copied, self.dataset[row]) for row in rows or [0]]
         if not of_one_form(records):
             return stack_records(default_collate([record]) for record in records[: len(rows)])
         batch = default_collate(records)
@@ -208,29 +211,29 @@ class Fetch:
 
 
 def _copied(leaf: Any) -> Any:
-    """A copy of a tensor or an array; of other values themselves."""
+    """A copy of a tensor or an array; any other value as it is."""
     if isinstance(leaf, Tensor):
         return leaf.clone()
     return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
 
 
 def _is_torchs(collate: Any) -> bool:
-    """Whether a collate function is torch's default one, with no function of others in its registry."""
+    """Whether a collate function is torch's default_collate, without functions that others have registered."""
     known = (function.__module__ == default_collate.__module__ for function in default_collate_fn_map.values())
     return collate is default_collate and all(known)
 
 
 class PoissonLoader(Unprepared, DataLoader):
-    """A loader whose batch sampler is a :class:`PoissonSampler`, and that gives a batch when the one before was used.
+    """A loader over a :class:`PoissonSampler` that yields a batch only after the previous one was used in a step.
 
-    A loop that passes over a batch, because it is empty or because its step failed, would tell something about it, and
-    in the next epoch get batches again that were used.
+    Skipping a batch, because it is empty or its step failed, would reveal something about it, and the next epoch would
+    repeat batches.
     """
 
-    def __iter__(self) -> Any:  # an iterator; torch promises a private type
+    def __iter__(self) -> Any:  # an iterator; torch declares a private type
         sampler = cast(PoissonSampler, self.batch_sampler)
-        iter(sampler)  # refuses a pass beyond the plan before any worker is started
-        if sampler.given is not None:  # used by now, or to be given again since its step failed
+        iter(sampler)  # refuses a pass beyond the plan before any worker starts
+        if sampler.given is not None:  # it was used, or its step failed and it is yielded again
             self._check_used(sampler, sampler.given, sampler.given + 1)
         for step, batch in super().__iter__():
             if step < sampler.position:
@@ -261,17 +264,22 @@ def poisson_loader(
     owners: Any = None,
     records_per_owner: int | None = None,
 ) -> PoissonLoader:
-    """The same data, workers and collation as ``loader``, Poisson-sampled at rate ``loader.batch_size / N``.
+    """A loader with the data, workers and collation of ``loader``, Poisson-sampled at rate ``loader.batch_size / N``.
 
-    An epoch has ``N / loader.batch_size`` batches. The order that ``loader`` would have had (shuffled or not) plays no
-    part. ``seed``, ``rank`` and ``world_size`` are those of :class:`PoissonSampler`, ``device`` that of :class:`Fetch`.
-    No record may be in the data more than ``records_per_person`` times, as far as torch's own wrappers tell, or have
-    two owners.
+    An epoch has ``N / loader.batch_size`` batches; whether ``loader`` shuffles does not matter.
+
+    Args:
+        loader: the user's.
+        seed, rank, world_size: see :class:`PoissonSampler`.
+        device: see :class:`Fetch`.
+        records_per_person: how often a record may be in the data, as far as torch's Subset and ConcatDataset tell.
+        owners: an id for each record; a record must not have two owners.
+        records_per_owner: see :class:`Fetch`.
 
     Raises:
         ValueError: an iterable data set, a loader without a batch size, with a batch sampler or with a sampler that
-            does more than put all records into an order, a batch larger than the data set, repeated records, or
-            ``owners`` that are not one id for each record.
+            does more than order all records, a batch larger than the data set, repeated records, or ``owners`` that are
+            not one id for each record.
         TypeError: not a DataLoader.
     """
     if not isinstance(loader, DataLoader):
@@ -331,17 +339,17 @@ def poisson_loader(
         batch_sampler=sampler,
         collate_fn=cast(Any, Fetch(loader.dataset, loader.collate_fn, device, owned, records_per_owner)),
         **{name: getattr(loader, name) for name in _WORKERS.split()},
-        # Of the workers' seeds: by default every iterator moves torch's global generator, and a resumed run's dropout.
+        # For the seeds of workers. By default each iterator advances torch's global generator.
         generator=torch.Generator().manual_seed(NoiseGenerator(seed).child("workers", rank).integer()),
     )
 
 
 def _check_repeated(dataset: Any, allowed: int, owned: list[list[int]] | None) -> None:
-    """Refuse a ``Subset`` or ``ConcatDataset`` of torch, also nested ones, that holds a record too often."""
+    """Refuse a (nested) torch ``Subset`` or ``ConcatDataset`` that holds a record more than ``allowed`` times."""
     if not isinstance(dataset, Subset | ConcatDataset):
         return
     origins = _origins(dataset, {})
-    if owned is not None:  # what an owner has several times is within one sample
+    if owned is not None:  # repetitions within one owner are in one sample
         origins = np.concatenate([np.unique(origins[rows]) for rows in owned])
     most = int(np.unique(origins, return_counts=True)[1].max())
     if most <= allowed:
@@ -360,7 +368,7 @@ def _check_repeated(dataset: Any, allowed: int, owned: list[list[int]] | None) -
 
 
 def _origins(dataset: Any, known: dict[int, int]) -> NDArray[np.int64]:
-    """Of each record its index in the data set that it comes from, plus 2^40 times that one's number in ``known``."""
+    """For each record, its index in the data set that it comes from, plus 2^40 times that set's number in ``known``."""
     if isinstance(dataset, ConcatDataset):
         return np.concatenate([_origins(part, known) for part in dataset.datasets])
     if isinstance(dataset, Subset) and len(dataset):
@@ -373,10 +381,9 @@ def _origins(dataset: Any, known: dict[int, int]) -> NDArray[np.int64]:
 
 
 def _check_order(sampler: object, num_records: int) -> None:
-    """Refuse a sampler that chooses, repeats or weighs records: Poisson sampling takes its place."""
+    """Refuse a sampler that selects, repeats or weights records, since Poisson sampling replaces it."""
     plain = type(sampler) is SequentialSampler or (type(sampler) is RandomSampler and not sampler.replacement)
-    plain = plain and len(cast(Sized, sampler)) == num_records == len(cast(Any, sampler).data_source)
-    if not plain:
+    if not (plain and len(cast(Sized, sampler)) == num_records == len(cast(Any, sampler).data_source)):
         raise ValueError(
             f"data_loader must have no sampler of its own, got {type(sampler).__name__}: Poisson sampling takes its "
             "place. To train on some records give torch.utils.data.Subset(dataset, indices); to let some count for "
@@ -385,7 +392,7 @@ def _check_order(sampler: object, num_records: int) -> None:
 
 
 def _owned(owners: Any, records: int) -> list[list[int]]:
-    """The records of each owner, from an id for each record."""
+    """The indices of each owner's records, from an owner id for each record."""
     ids = owners.tolist() if hasattr(owners, "tolist") else owners
     ids = [*ids] if isinstance(ids, Iterable) and not isinstance(ids, str) else None
     if ids is None or len(ids) != records:
@@ -397,7 +404,7 @@ def _owned(owners: Any, records: int) -> list[list[int]]:
             f"owners must be integers, or all of them strings, got {', '.join(sorted(k.__name__ for k in kinds))}: "
             "leave records out whose owner is missing (None, NaN), or give each of them an id of its own"
         )
-    found: dict[Any, list[int]] = {}
-    for row, one in enumerate(ids):
-        found.setdefault(one, []).append(row)
-    return list(found.values())
+    rows_of: dict[Any, list[int]] = {}
+    for row, owner in enumerate(ids):
+        rows_of.setdefault(owner, []).append(row)
+    return list(rows_of.values())

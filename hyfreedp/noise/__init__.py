@@ -1,4 +1,4 @@
-"""Noise: a keyed stream of exact normal numbers, and the cipher under it."""
+"""Noise: Gaussian numbers from a keyed stream, and the cipher under it."""
 
 from hyfreedp.noise.stream import NoiseGenerator, as_generator
 

@@ -1,9 +1,9 @@
-"""Keys, ChaCha20 and a universal hash: the cryptography under the noise, on CPUs and where accelerators hold data.
+"""Keys, ChaCha20 and a universal hash: the cryptography under the noise, on CPUs and accelerators.
 
 On CPUs ChaCha20 and Poly1305 are OpenSSL's. On an accelerator the keystream is computed by elementwise operations, and
-what is to be hashed is first compressed to a hundredth where it lies, so that nothing large is moved. That is done on
-those that are seen to compute the same bits as OpenSSL; for others, such as MPS, which has no float64, on the CPU
-(a run on them is refused, see :class:`hyfreedp.PrivacyEngine`).
+data to be hashed is first compressed there to a hundredth of its size, so that nothing large is moved. An accelerator
+is used only if a test shows that it computes the same bits as OpenSSL. Otherwise, as for MPS, which has no float64, the
+CPU is used (the engine refuses runs on such devices, see :class:`hyfreedp.PrivacyEngine`).
 """
 
 from __future__ import annotations
@@ -21,41 +21,41 @@ from torch import Tensor
 
 from hyfreedp.pytorch.devices import CPU
 
-_BLOCK = 8  # words of 64 bits in a block of ChaCha20
-_ZEROS = memoryview(bytes(2**17))  # what is encrypted: so little that it stays in the cache
+_WORDS_PER_BLOCK = 8  # 64-bit words in a block of ChaCha20
+_ZEROS = memoryview(bytes(2**17))  # the plaintext; small enough to stay in the cache
 
-# Of the hash on accelerators: 16-bit integers times 26-bit ones, summed over a row, stay below 2^53: exact in float64.
+# The hash on accelerators sums products of 16-bit and 26-bit integers over rows of 2^11: below 2^53, exact in float64.
 ROW, COLUMNS, KEY_BITS = 2**11, 4, 26
 
 
 def derive(key: bytes, *path: object) -> bytes:
-    """A key of 32 bytes, independent for each path; the representation of a tuple of plain values is unambiguous."""
+    """A key of 32 bytes, independent for each ``path`` of plain values, whose repr is unambiguous."""
     return hashlib.blake2b(repr(path).encode(), key=key, digest_size=32, person=b"hyfreedp noise 1").digest()
 
 
 def where(tensor: Tensor) -> torch.device:
-    """Where noise for ``tensor`` is drawn: on its device if that can, else on the CPU."""
+    """The device on which noise for ``tensor`` is drawn: its own if that computes noise, else the CPU."""
     return tensor.device if computes_noise(tensor.device) else CPU
 
 
 @cache
 def computes_noise(device: torch.device) -> bool:
-    """Whether there are float64 and 64-bit integers there, and keystream and hash are those of the CPU, bit for bit.
+    """Whether a device has float64 and int64, and computes keystream and hash as the CPU does, bit for bit.
 
-    Tried once per process and device, by known answers.
+    Tested once per process and device.
     """
     if device.type == CPU.type:
         return True
     key, numbers = bytes(range(32)), torch.arange(1, 2 * ROW, dtype=torch.float32).sqrt()
     try:
         stream, sums = chacha20(key, 5, 3, device).cpu(), compress(numbers.to(device), key).cpu()
-    except (RuntimeError, TypeError):  # what backends raise of types and operations that they lack
+    except (RuntimeError, TypeError):  # a backend lacks a type or an operation
         return False
     return torch.equal(stream, chacha20(key, 5, 3, CPU)) and torch.equal(sums, compress(numbers, key))
 
 
 class Keystream:
-    """ChaCha20's output under a key that is used for nothing else, as 64-bit words."""
+    """ChaCha20's output as 64-bit words, under a key that must be used for nothing else."""
 
     def __init__(self, key: bytes, device: torch.device) -> None:
         self._key, self._device, self._blocks = key, device, 0
@@ -63,14 +63,15 @@ class Keystream:
         self._words = torch.empty(0, dtype=torch.int64)
 
     def take(self, count: int) -> Tensor:
-        """The next ``count`` words, int64, valid until the next call; the rest of a block is left out."""
-        blocks = -(-count // _BLOCK)
+        """The next ``count`` words, int64, valid until the next call; the rest of the last block is dropped."""
+        blocks = -(-count // _WORDS_PER_BLOCK)
         if self._device.type != "cpu":
             self._blocks += blocks
             return chacha20(self._key, self._blocks - blocks, blocks, self._device)[:count]
-        if _BLOCK * blocks > len(self._words):
-            self._words = torch.empty(_BLOCK * blocks, dtype=torch.int64)
-        output = memoryview(cast(Any, self._words.numpy())).cast("B")[: 8 * _BLOCK * blocks]
+        words = _WORDS_PER_BLOCK * blocks
+        if words > len(self._words):
+            self._words = torch.empty(words, dtype=torch.int64)
+        output = memoryview(cast(Any, self._words.numpy())).cast("B")[: 8 * words]
         for start in range(0, len(output), len(_ZEROS)):
             part = output[start : start + len(_ZEROS)]
             self._cipher.update_into(_ZEROS[: len(part)], part)
@@ -90,7 +91,7 @@ def chacha20(key: bytes, first: int, blocks: int, device: torch.device) -> Tenso
         The keystream as int64 words, shape ``(8 * blocks,)``, in little-endian order.
     """
     words = struct.unpack("<16i", b"expand 32-byte k" + key + bytes(16))
-    # Not to wait for the device, as making the tensor there would.
+    # Made on the CPU and sent without blocking; making it on the device would wait for the device.
     start = torch.tensor(words, dtype=torch.int32).to(device, non_blocking=True)[:, None].repeat(1, blocks)
     start[12] = torch.arange(first, first + blocks, dtype=torch.int64, device=device).to(torch.int32)
     a, b, c, d = start.view(4, 4, blocks).clone().unbind()
@@ -112,7 +113,7 @@ def _quarter_round(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> None:
 
 
 def universal_hash(sums: Sequence[Tensor], key: bytes) -> bytes:
-    """16 bytes that differ for different bits of ``sums`` unless chance helps; the key is used for this only."""
+    """16 bytes that differ for different ``sums`` with overwhelming probability; the key must be used only here."""
     return _authenticate(_to_host(sums, key), key)
 
 
@@ -129,7 +130,7 @@ def _authenticate(parts: Sequence[Tensor], key: bytes) -> bytes:
 
 
 def _to_host(tensors: Sequence[Tensor], key: bytes) -> list[Tensor]:
-    """What is hashed of each, on the CPU; moved there at once, since each move waits for the device."""
+    """What is hashed of each tensor, on the CPU; moved in one transfer, since each waits for the device."""
     parts = [tensor.detach().reshape(-1).contiguous() for tensor in tensors]
     if len({part.device for part in parts}) > 1:
         return [data for part in parts for data in _to_host([part], key)]
@@ -141,7 +142,7 @@ def _to_host(tensors: Sequence[Tensor], key: bytes) -> list[Tensor]:
 
 
 def compress(flat: Tensor, key: bytes) -> Tensor:
-    """Rows of 16-bit integers times secret integers: a universal hash to a hundredth of the size, where ``flat`` lies.
+    """A universal hash of ``flat``, on its device, to a hundredth of its size: 16-bit integers times secret integers.
 
     The bits of ``flat`` are read as rows of integers x in [-2^15, 2^15), and each row becomes four sums of k x with
     secret k in [0, 2^26), computed exactly. Two different rows have the same four sums with probability at most 2^-104.
@@ -159,7 +160,7 @@ def compress(flat: Tensor, key: bytes) -> Tensor:
 def _table(key: bytes, device: torch.device) -> Tensor:
     """The secret integers by which rows are multiplied, float64, shape ``(ROW, COLUMNS)``.
 
-    So few are made sooner on the CPU and sent than an accelerator is told how to make them.
+    They are made on the CPU and sent, which is faster than many small kernels on an accelerator.
     """
     words = Keystream(derive(key, "rows"), CPU).take(ROW * COLUMNS)
     return (words & 2**KEY_BITS - 1).double().view(ROW, COLUMNS).to(device, non_blocking=True)

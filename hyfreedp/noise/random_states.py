@@ -1,17 +1,17 @@
-"""The global random numbers of torch, NumPy and Python: kept, put back, and set from a secret key.
+"""The global random generators of torch, NumPy and Python: saved, restored, and seeded from a secret key.
 
-Dropout and augmentation draw from these generators, in the order of the batch. Where others know the seed, as after
-``torch.manual_seed(0)``, one record more shifts the numbers of all records after it, in a way that others can compute:
-the clipped sum then moves by far more than one record's gradient. So each pass of a step and each batch of the loader
-sets them from the run's secret key.
+Dropout and augmentation draw from these generators, in the order of the batch. If an observer knows the seed, as after
+``torch.manual_seed(0)``, one record more shifts the numbers of all records after it in a way that they can compute, and
+the clipped sum moves by far more than one record's gradient. So each pass of a step and each batch of the loader seeds
+them from the run's secret key.
 
-**Why a key is enough.** The numbers of a batch's rows are independent of each other, and the observer knows none. Take
-two runs that differ in one record. Give every other record the same numbers in both: each run by itself is distributed
-as before. So coupled, their clipped sums differ by what the one record contributes, for any numbers, and a mixture of
-mechanisms with a guarantee has it too. This holds as well where a record decides how many numbers it takes.
+**Why a key is enough.** The random numbers of a batch's rows are independent of each other, and the observer knows none
+of them. Couple two runs that differ in one record by giving every other record the same numbers in both; each run alone
+keeps its distribution. Given the numbers, the clipped sums differ by the contribution of the one record, and a mixture
+of mechanisms that have the guarantee has it too. This also holds if a record decides how many numbers it draws.
 
-**Limits.** The Mersenne Twister of torch, NumPy and Python is no cipher. Its whole state comes from the key, anew for
-every pass, and what it draws is seen through noised sums only.
+**Limits.** The Mersenne Twister of torch, NumPy and Python is no cipher. Its whole state is derived from the key anew
+for every pass, and its output is only seen through noised sums.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from torch import Generator, Tensor
 from hyfreedp.noise.cipher import derive
 from hyfreedp.pytorch.devices import backend
 
-_WORDS = slice(3, 3 + 624)  # of the Twister, in torch's state of a CPU as int64
+_TWISTER_WORDS = slice(3, 3 + 624)  # of torch's CPU state, read as int64
 
 
 @dataclass(frozen=True)
 class RandomStates:
-    """States of the global generators: torch's of the CPU and of an accelerator, if there is one, NumPy's, Python's."""
+    """States of the global generators: torch's for the CPU and, if used, an accelerator; NumPy's; Python's."""
 
     torch: list[Tensor]
     numpy: tuple[Any, ...]
     python: tuple[Any, ...]
 
     def same(self, other: RandomStates) -> bool:
-        """Whether both are one state, so that nothing was drawn between them."""
+        """Whether the states are equal, so that nothing was drawn in between."""
         return (
             all(map(torch.equal, self.torch, other.torch))
             and self.numpy[2:] == other.numpy[2:]
@@ -52,9 +52,10 @@ class RandomStates:
 
 
 def random_states(device: torch.device) -> RandomStates:
-    """The present states; those of torch are on the CPU."""
-    module = backend(device)
-    of_torch = [torch.get_rng_state(), *([] if module is None else [module.get_rng_state(device)])]
+    """The current states, as tensors on the CPU where they are torch's."""
+    of_torch = [torch.get_rng_state()]
+    if (module := backend(device)) is not None:
+        of_torch.append(module.get_rng_state(device))
     return RandomStates(of_torch, cast(Any, np.random.get_state()), random.getstate())
 
 
@@ -69,7 +70,7 @@ def set_random_states(device: torch.device, states: RandomStates) -> None:
 
 @contextmanager
 def random_states_kept(device: torch.device) -> Iterator[None]:
-    """Around what draws random numbers: the states are put back."""
+    """Restore the states at the end."""
     before = random_states(device)
     try:
         yield
@@ -79,22 +80,22 @@ def random_states_kept(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def random_states_of(key: bytes, device: torch.device) -> Iterator[None]:
-    """Around what draws random numbers: they are those of ``key``, and the caller's states are put back."""
+    """Seed the states from ``key``; restore the caller's at the end."""
     with random_states_kept(device):
         seed_random_states(key, device)
         yield
 
 
 def seed_random_states(key: bytes, device: torch.device, coins: bytes | None = None) -> None:
-    """Set all states from 256 secret bits, those of NumPy and Python from ``coins`` where they are given.
+    """Seed torch from 256 secret bits, and NumPy and Python from ``coins``, or from ``key`` if None.
 
-    (``torch.manual_seed`` takes 32 bits of its seed on a CPU.)
+    (``torch.manual_seed`` uses only 32 bits of its seed on a CPU.)
     """
-    state = Generator().manual_seed(0).get_state()  # which has drawn nothing
+    state = Generator().manual_seed(0).get_state()  # of a generator that has drawn nothing
     seed = int.from_bytes(derive(key, "seed")[:8]) >> 1
     words = np.frombuffer(hashlib.shake_256(derive(key, "torch")).digest(4 * 624), np.uint32)
-    state.view(torch.int64)[0] = seed  # what torch.initial_seed() tells
-    state.view(torch.int64)[_WORDS] = torch.from_numpy(words.astype(np.int64))
+    state.view(torch.int64)[0] = seed  # what torch.initial_seed() returns
+    state.view(torch.int64)[_TWISTER_WORDS] = torch.from_numpy(words.astype(np.int64))
     torch.set_rng_state(state)
     if (module := backend(device)) is not None:
         module.set_rng_state(Generator(device).manual_seed(seed).get_state(), device)

@@ -1,29 +1,28 @@
-"""The noise: a keyed stream of cryptographic strength, drawn in float64, bound to what it hides.
+"""The noise: a cryptographic keyed stream, drawn in float64, as a function of the sums that it hides.
 
-**Construction.** A generator holds a secret key of 256 bits. The noise of one release comes from a key of its own,
+**Construction.** A generator holds a secret key of 256 bits. The noise of one release comes from its own key,
 
     BLAKE2b(key; path, number of the release, scale, shapes, Poly1305(un-noised sums)),
 
 where the path names the run, the purpose and the step, and the key of Poly1305 is derived in the same way. That key
-drives ChaCha20 (RFC 8439), whose output the formula of Box and Muller turns into normal numbers in float64.
+drives ChaCha20 (RFC 8439), whose output becomes normal numbers in float64 by the Box-Muller transform.
 
-**What follows.** A step that is computed again on the same data draws the same noise, bit for bit, so the release is
-the same and tells nothing new. A step that is computed again on other data, or with noise of another scale, draws fresh
-noise: two releases never differ by exactly the difference of their raw sums. Purposes, steps and runs have independent
-noise. Who sees noise (a weight that nobody's gradient touches is pure noise) can compute neither the key nor any other
-noise, past or future. Two different sums have the same hash with probability at most 2^-70.
+**Consequences.** A step that is repeated on the same data draws the same noise, bit for bit, so the release is the same
+and reveals nothing new. A step that is repeated on other data, or with another scale, draws independent noise: two
+releases never differ by exactly the difference of their raw sums. Purposes, steps and runs have independent noise.
+Observed noise (a weight that no gradient touches receives pure noise) reveals neither the key nor other noise, past or
+future. Two different sums have the same hash with probability at most 2^-70.
 
-**Assumption.** The numbers are pseudorandom. The guarantee of a run is therefore computational: it holds against
-whoever cannot tell ChaCha20 and BLAKE2b under a secret random key from random functions. A known or guessable seed
+**Assumption.** The numbers are pseudorandom, so the guarantee of a run is computational: it holds against adversaries
+that cannot distinguish ChaCha20 and BLAKE2b under a secret random key from random functions. A known or guessable seed
 voids it.
 
-**Floating point.** A normal number lies within 9.4 standard deviations, beyond which a true one falls with probability
-4e-21. Sums and noise are added in float64, rounded to multiples of about 2^-32 of the scale, and then to the sums' own
-type. The rounding is there because the last bits of a floating-point sum tell what was added (Mironov, CCS 2012): not
-every number can come out of a given sum. Some 2^20 numbers become one multiple, so what remains are probabilities that
-are off by about one part in a million, at random. A further remedy (Holohan and Braghin, ESORICS 2021) is
-``secure=True``: each normal number is then the sum of four, halved, so that an attacker who would invert the sampler
-has to search pairs of pairs.
+**Floating point.** A drawn normal number lies within 9.4 standard deviations; a true one exceeds these with probability
+4e-21. Sums and noise are added in float64, rounded to multiples of about 2^-32 of the scale, and then to the type of
+the sums. The rounding is needed because the last bits of a floating-point sum reveal what was added (Mironov, CCS
+2012): not every number can come out of a given sum. About 2^20 numbers round to one multiple, so probabilities remain
+wrong by about one part in a million, at random. ``secure=True`` is a further remedy (Holohan and Braghin, ESORICS
+2021): each normal number is the halved sum of four, so inverting the sampler takes a search over pairs of pairs.
 """
 
 from __future__ import annotations
@@ -40,22 +39,22 @@ from torch import Tensor
 from hyfreedp.noise.cipher import Keystream, computes_noise, derive, universal_hash, where
 from hyfreedp.pytorch.devices import CPU
 
-_CHUNK = 2**16  # words at a time on a CPU, so that they stay in its cache
+_CHUNK = 2**16  # numbers drawn at a time on a CPU, so that they stay in its cache
 _ACCELERATOR_CHUNK = 2**22
 
 _GRID_BITS = 32  # a release is a multiple of 2^-32 times the power of two above the scale
 
 
 class NoiseGenerator:
-    """A source of noise and of random choices; see the module's page for what it guarantees.
+    """A source of noise and of random choices; see the module for what it guarantees.
 
-    It is a key and a count: releases made one after the other by the same generator have independent noise, and
-    :meth:`child` gives generators that are independent of it and of each other.
+    It is a key and a count: successive releases of one generator have independent noise, and :meth:`child` gives
+    generators that are independent of it and of each other.
 
     Args:
         seed: a non-negative integer of any size, for reproducible runs without privacy; 256 bits from the operating
             system if None.
-        secure: make each normal number the halved sum of four, against attacks on floating point; four times as slow.
+        secure: make each normal number the halved sum of four, against floating-point attacks; four times as slow.
 
     Raises:
         ValueError: a seed that is no integer of at least 0.
@@ -70,7 +69,7 @@ class NoiseGenerator:
         self.tag = 0
 
     def child(self, *path: str | int) -> NoiseGenerator:
-        """The generator named by ``path``, the same at each call, whatever was drawn before."""
+        """The generator named by ``path``: the same at each call, independent of what was drawn before."""
         made = NoiseGenerator(0, secure=self.secure)
         made.key = derive(self.key, "child", *path)
         return made
@@ -79,10 +78,10 @@ class NoiseGenerator:
     def add_noise(self, sums: Sequence[Tensor], scale: float) -> None:
         """Add independent Gaussian noise to every number of one release, in place.
 
-        Afterwards ``tag`` names it and those before: 63 bits, equal for the same sums, scales and noise.
+        Afterwards ``tag`` (63 bits) names this and all earlier releases: it is equal for equal sums, scales and noise.
 
         Args:
-            sums: what is to be hidden, float32 or float64, of any shapes and all on one device.
+            sums: un-noised sums, float32 or float64, of any shapes and all on one device.
             scale: standard deviation.
 
         Raises:
@@ -94,7 +93,7 @@ class NoiseGenerator:
         for total in sums:
             if total.dtype not in (torch.float32, torch.float64):
                 raise ValueError(f"sums must be float32 or float64, got {total.dtype}: noise is rounded after the sum")
-        flat = [total.reshape(-1) for total in sums if total.numel()]  # copies where the memory format is not plain
+        flat = [total.reshape(-1) for total in sums if total.numel()]  # a copy if the tensor is not contiguous
         device = where(flat[0]) if flat else CPU
         groups = list(_groups(flat, _CHUNK if device == CPU else _ACCELERATOR_CHUNK))
         joined = [group[0] if len(group) == 1 else torch.cat(group) for group in groups]
@@ -104,16 +103,16 @@ class NoiseGenerator:
         self.releases += 1
         self.tag = int.from_bytes(derive(self.key, "tag", self.tag, *path)[:8]) >> 1
         normals = _Normals(derive(self.key, *path), device)
-        coarse = math.ldexp(1.5, 52 + math.frexp(scale)[1] - _GRID_BITS)  # float64 is as fine as the grid beside it
+        coarse = math.ldexp(1.5, 52 + math.frexp(scale)[1] - _GRID_BITS)  # neighbouring floats differ by the grid here
         for group, together in zip(groups, joined, strict=True):
             released = self._noised(normals, together, scale).add_(coarse).sub_(coarse)  # rounds to the grid
             torch._foreach_copy_(group, released.split([len(piece) for piece in group]))
-        for total, changed in zip((total for total in sums if total.numel()), flat, strict=True):
-            if total.data_ptr() != changed.data_ptr():
-                total.copy_(changed.view(total.shape))
+        for total, noised in zip((total for total in sums if total.numel()), flat, strict=True):
+            if total.data_ptr() != noised.data_ptr():
+                total.copy_(noised.view(total.shape))
 
     def normal(self, *shape: int, device: torch.device = CPU) -> Tensor:
-        """Standard normal numbers, float64, on ``device`` if it can draw them, else on the CPU; new at each call."""
+        """New standard normal numbers, float64, on ``device`` if it computes noise, else on the CPU."""
         device = device if computes_noise(device) else CPU
         normals = _Normals(self._next_key("normal"), device)
         drawn = torch.zeros(math.prod(shape), dtype=torch.float64, device=device)
@@ -122,20 +121,20 @@ class NoiseGenerator:
         return drawn.view(shape)
 
     def uniform(self, *shape: int) -> Tensor:
-        """Uniform numbers in [0, 1), multiples of 2^-53, float64, on the CPU; new ones at each call."""
+        """New uniform numbers in [0, 1), multiples of 2^-53, float64, on the CPU."""
         words = Keystream(self._next_key("uniform"), CPU).take(math.prod(shape))
         return (words >> 11 & 2**53 - 1).double().mul_(2.0**-53).view(shape)
 
     def permutation(self, size: int) -> Tensor:
-        """0 ... size - 1 in random order, int64; a new one at each call."""
+        """A new random permutation of 0, ..., size - 1, int64."""
         return Keystream(self._next_key("permutation"), CPU).take(size).argsort()
 
     def integer(self) -> int:
-        """A number of 63 bits, the same at each call: a seed for other people's generators."""
+        """A number of 63 bits, the same at each call: a seed for generators of other libraries."""
         return int.from_bytes(derive(self.key, "integer")[:8]) >> 1
 
     def state_dict(self) -> dict[str, Any]:
-        """Key and count as plain values. As secret as the data. Threat model: CK."""
+        """Key and count as plain values. Keep them as secret as the data. Threat model: CK."""
         return {"key": self.key.hex(), "releases": self.releases}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -147,7 +146,7 @@ class NoiseGenerator:
         return derive(self.key, purpose, self.releases)
 
     def _noised(self, normals: _Normals, sums: Tensor, scale: float) -> Tensor:
-        """Sums and noise, float64, shape ``(n,)``, which the next call may overwrite."""
+        """``sums`` plus noise, float64, shape ``(n,)``; valid until the next call."""
         if not self.secure:
             return normals.added_to(sums, scale)
         for _ in range(4):
@@ -162,7 +161,7 @@ def as_generator(generator: NoiseGenerator | None) -> NoiseGenerator:
     """``generator``, or a new one from the operating system if None.
 
     Raises:
-        TypeError: something else, such as torch's own generator, whose noise can be computed from observed output.
+        TypeError: it is something else, such as a torch generator, whose state can be computed from its output.
     """
     if generator is None:
         return NoiseGenerator()
@@ -175,7 +174,7 @@ def as_generator(generator: NoiseGenerator | None) -> NoiseGenerator:
 
 
 def _groups(tensors: Iterable[Tensor], size: int) -> Iterator[list[Tensor]]:
-    """One-dimensional tensors, cut into pieces and these joined to groups of at most ``size`` numbers."""
+    """Split one-dimensional tensors into pieces, and join these to groups of at most ``size`` numbers."""
     group: list[Tensor] = []
     room = size
     for tensor in tensors:
@@ -190,24 +189,24 @@ def _groups(tensors: Iterable[Tensor], size: int) -> Iterator[list[Tensor]]:
 
 
 class _Normals:
-    """Normal numbers from a keystream, by the pairs r cos(theta), r sin(theta) of Box and Muller."""
+    """Normal numbers from a keystream, in pairs r cos(theta), r sin(theta) (Box-Muller)."""
 
     def __init__(self, key: bytes, device: torch.device) -> None:
         self._stream = Keystream(key, device)
         self._memory = torch.empty(0, dtype=torch.float64, device=device)
 
     def added_to(self, sums: Tensor, scale: float) -> Tensor:
-        """``sums`` and the next numbers, of standard deviation ``scale``: float64, valid until the next call.
+        """``sums`` plus noise of standard deviation ``scale``: float64, shape ``(n,)``, valid until the next call.
 
-        All of it happens in the memory of the words and once as much: what more is touched leaves the cache.
+        It works in the memory of the words and one buffer of the same size, so that both stay in the cache.
         """
         half = -(-len(sums) // 2)
-        if 2 * half > len(self._memory):  # memory is kept, since fresh memory costs more than the numbers
+        if 2 * half > len(self._memory):  # the buffer is reused, since allocating costs more than the numbers
             self._memory = self._memory.new_empty(2 * half)
         words = self._stream.take(2 * half)
         self._memory[: 2 * half].copy_(words)
         radius, angle = self._memory[:half], self._memory[half : 2 * half]
-        # +-(k + 1/2) 2^-63 for k below 2^63: never zero, and finest near zero, where the tail comes from
+        # +-(k + 1/2) 2^-63 for k below 2^63: never zero, and finest near zero, which makes the tail
         radius.add_(0.5).mul_(2.0**-63).square_().log_().neg_().sqrt_()
         angle.mul_(math.pi * 2.0**-63)
         total = words.view(torch.float64)[: len(sums)]

@@ -1,9 +1,9 @@
 """Several processes that train one model together: what they exchange, and how they fail together.
 
 Every process holds the whole model and takes its own records of every Poisson batch. Clipped gradients and losses are
-summed over the processes. Then each draws the same noise, under one key and bound to the same sum. So all hold the same
-weights, learning rate and thresholds, bit for bit, without sending these. Processes that could draw other numbers,
-because their hardware or PyTorch differs, are refused, and every step makes sure that they did not.
+summed over the processes. Then each draws the same noise, as a function of the same key and the same sum. So all hold
+the same weights, learning rate and thresholds, bit for bit, without sending them. Processes whose hardware or PyTorch
+differ could draw other numbers and are refused; every step checks that all have drawn the same.
 
 Not covered: models that are themselves split over processes (FSDP, tensor and pipeline parallelism).
 """
@@ -24,19 +24,19 @@ from hyfreedp.pytorch.devices import kernels
 
 T = TypeVar("T")
 
-# Tensors are sent together, since each message costs time, but not all at once, since each is a copy.
+# Tensors are sent in joined copies: fewer messages take less time, smaller copies less memory.
 BUCKET_BYTES = 2**25
 
 
 class Processes:
-    """The processes of a run. Alone, the default, every method returns at once and nothing is sent.
+    """The processes of a run. A single one, the default, sends nothing.
 
-    A method called by one process must be called by all, in the same order. Where one of them has died, the others get
-    an error: at once from gloo, after the timeout of ``init_process_group`` at the latest.
+    A method called by one process must be called by all, in the same order. If one of them has died, the others get an
+    error: from gloo at once, otherwise after the timeout of ``init_process_group`` at the latest.
 
     Args:
         group: a process group of torch.distributed that holds this process, or None.
-        device: where the tensors that are sent lie.
+        device: of the tensors that are sent.
 
     Raises:
         ValueError: ``group`` does not hold this process.
@@ -51,13 +51,13 @@ class Processes:
 
     @classmethod
     def present(cls, group: dist.ProcessGroup | None, device: torch.device) -> Processes:
-        """Those of ``group``, or all of them if it is None and ``init_process_group`` was called."""
+        """The processes of ``group``, or all of them if it is None and ``init_process_group`` was called."""
         if group is None and dist.is_initialized():
             group = dist.group.WORLD
         return cls(group, device)
 
     def check_joined(self) -> None:
-        """Refuse to train alone beside processes that came since: each of their runs would count as the only one."""
+        """Refuse to train alone if ``init_process_group`` was called since: each process would account its own run."""
         if self._group is None and dist.is_initialized() and dist.get_world_size() > 1:
             raise RuntimeError(
                 "init_process_group was called after make_private_with_epsilon, so each process trains a run of its "
@@ -76,7 +76,7 @@ class Processes:
             _in_buckets(tensors, partial(dist.broadcast, src=first, group=self._group))
 
     def gather(self, value: T) -> list[T]:
-        """The values of all processes, in order of rank; for small ones, of any type."""
+        """The values of all processes, in order of rank; for small objects of any type."""
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
@@ -98,8 +98,10 @@ class Processes:
             for name in first:
                 if other[name] != first[name]:
                     here, there = _from_difference(first[name], other[name])
-                    found = f"{here} on rank 0 and {there} on rank {rank}"
-                    raise ValueError(f"all processes must be given the same run, but {name} is {found}")
+                    raise ValueError(
+                        f"all processes must be given the same run, but {name} is {here} on rank 0 and {there} on rank "
+                        f"{rank}"
+                    )
 
     def check_same(self, number: int) -> None:
         """Refuse to go on unless every process holds the same number, of 63 bits.
@@ -119,7 +121,7 @@ class Processes:
 
     @contextmanager
     def all_or_none(self) -> Iterator[None]:
-        """Around work that each process does by itself and that may fail on one: then it fails on all.
+        """A context for work that each process does by itself: an error in one of them is an error in all.
 
         Raises:
             RuntimeError: another process failed.
@@ -141,7 +143,7 @@ class Processes:
 
 
 def replica(module: nn.Module) -> dict[str, Any]:
-    """What must be equal on all processes so that copies of ``module`` stay equal: its tensors' forms, its platform."""
+    """What must agree so that copies of ``module`` stay equal: names, shapes and types of its tensors, the platform."""
     tensors = [*module.named_parameters(), *module.named_buffers()]
     device = tensors[0][1].device
     return {
@@ -152,7 +154,7 @@ def replica(module: nn.Module) -> dict[str, Any]:
 
 
 def _from_difference(*texts: str) -> list[str]:
-    """Two texts, from a little before the first character that differs."""
+    """Excerpts of two texts, each beginning a little before the first character that differs."""
     alike = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(*texts, strict=False)))
     start = max(0, alike - 30)
     return [("..." if start else "") + text[start : start + 60] for text in texts]
@@ -160,7 +162,7 @@ def _from_difference(*texts: str) -> list[str]:
 
 @torch.no_grad()
 def _in_buckets(tensors: Iterable[Tensor], collective: Callable[[Tensor], Any]) -> None:
-    """Apply an in-place collective to tensors of any number and types, in few messages."""
+    """Apply an in-place collective operation to any tensors, in few messages."""
     for bucket in _buckets(tensors):
         flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
         collective(flat)
@@ -169,8 +171,9 @@ def _in_buckets(tensors: Iterable[Tensor], collective: Callable[[Tensor], Any]) 
 
 
 def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Tensors of one type and device together, up to ``BUCKET_BYTES`` or a single larger one."""
-    open_buckets, sizes = dict[Any, list[Tensor]](), dict[Any, int]()
+    """Groups of tensors of one type and device, of up to ``BUCKET_BYTES``, or with a single larger one."""
+    open_buckets: dict[Any, list[Tensor]] = {}
+    sizes: dict[Any, int] = {}
     for tensor in tensors:
         kind = tensor.dtype, tensor.device
         sizes[kind] = sizes.get(kind, 0) + tensor.nbytes

@@ -1,7 +1,7 @@
-"""Do all processes hold the same records in the same order? Each takes its share of a batch by index.
+"""Checks that all processes hold the same records in the same order, since each takes its share of a batch by index.
 
-Where orders differ, as after a split without a seed or ``os.listdir``, a record may be in several shares, and counts
-several times. So the processes compare keyed hashes of a few records.
+If orders differ, as after a split without a seed or ``os.listdir``, a record may be in several shares and count several
+times. So the processes compare keyed hashes of a few records.
 """
 
 from __future__ import annotations
@@ -18,32 +18,35 @@ from hyfreedp.noise import NoiseGenerator
 from hyfreedp.noise.random_states import random_states_of
 from hyfreedp.processes.group import Processes
 
-_RECORDS = 8  # two orders at random agree in all with probability N^-8
+_COMPARED_RECORDS = 8  # two random orders agree in all of them with probability N^-8
 
 
 def check_same_records(
     processes: Processes, dataset: Any, size: int, generator: NoiseGenerator, device: torch.device
 ) -> None:
-    """Refuse data sets of which a few records, the same indices on all processes, are not the same.
+    """Refuse data sets that differ between processes in one of a few records, chosen at random.
 
-    Random augmentation is the same, since random numbers are. Records that differ from one look to the next, or that
-    hold other things than numbers, text and arrays of them, are passed over.
+    Random augmentation is the same on all, since its random numbers are. Records that differ from one access to the
+    next, or hold anything but numbers, text and arrays of numbers, are skipped.
 
     Args:
         processes: those of the run.
         dataset: of this process.
         size: number of its records, the same on all.
-        generator: the same on all; it chooses the records and keys the hash, which tells nothing without.
-        device: whose random numbers are set too.
+        generator: the same on all; it chooses the records and the key of the hash, which reveals nothing without it.
+        device: its random generator is seeded, too.
+
+    Raises:
+        ValueError: naming the first record that differs.
     """
     if processes.size == 1:
         return
-    rows = (generator.child("rows").uniform(_RECORDS) * size).long().tolist()
+    rows = (generator.child("rows").uniform(_COMPARED_RECORDS) * size).long().tolist()
 
     def digest(row: int) -> str | None:
         with random_states_of(generator.child("random", row).key, device):
             hashed = hashlib.blake2b(key=generator.child("hash").key)
-            return hashed.hexdigest() if _put(dataset[row], hashed) else None
+            return hashed.hexdigest() if _update(hashed, dataset[row]) else None
 
     with processes.all_or_none():
         twice = [(digest(row), digest(row)) for row in rows]
@@ -60,13 +63,13 @@ def check_same_records(
                 )
 
 
-def _put(value: Any, hashed: Any) -> bool:
-    """Feed a record to a hash; whether that can be done."""
+def _update(hashed: Any, value: Any) -> bool:
+    """Feed a record to a hash; returns whether all of it could be fed."""
     if (fields := fields_of(value)) is not None:
         value = [part for item in fields.items() for part in item]
     if isinstance(value, list | tuple):
         hashed.update(f"{len(value)} of".encode())
-        return all([_put(part, hashed) for part in value])
+        return all([_update(hashed, part) for part in value])
     if isinstance(value, Tensor):
         hashed.update(f"{value.dtype} {tuple(value.shape)}".encode())
         if value.layout is not torch.strided or value.is_quantized:

@@ -1,1 +1,1 @@
-"""What PyTorch asks of a private optimizer: its interface, the optimizer beneath, layers, devices, files, records."""
+"""The side towards PyTorch: the optimizer's interface, the wrapped optimizer, layers, devices, files, step records."""

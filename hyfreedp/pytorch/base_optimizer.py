@@ -1,4 +1,4 @@
-"""The torch optimizer underneath: it turns the private gradient into weights, at our rates and when we say so."""
+"""The wrapped torch optimizer: it turns the private gradient into an update, when told to and at the rate given."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from hyfreedp.pytorch.layers import parameters_of
 
 
 def trainable(optimizer: torch.optim.Optimizer) -> list[Any]:
-    """The parameters that an optimizer moves, in the order of its groups."""
+    """The trainable parameters of an optimizer, in the order of its groups."""
     return [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
 
 
 class BaseOptimizer:
-    """A torch optimizer that steps for its owner only, at a rate given each time.
+    """Holds a torch optimizer, steps it at a given rate, and refuses its own ``step``, which would use raw gradients.
 
-    Its own step would train on raw gradients, so it is refused. Given to several owners, it obeys the last, who finds
-    it at the rates that its user gave it and not at those that the one before has left.
+    If an optimizer is wrapped again, the newest wrapper owns it, and starts from the learning rates that the user set,
+    not from those that the previous wrapper left behind.
 
     Args:
         optimizer: over exactly the trainable parameters of ``module``.
         module: the model.
-        learned: whether the owner learns the rate; those that others set change nothing then.
-        decays: whether the owner lowers it during the run.
+        learned: whether the run learns the rate; rates that others set are ignored then.
+        decays: whether the run lowers the rate.
 
     Attributes:
-        eta: the rate of the first parameter group as it was given.
-        follows: whether steps take the groups' own rates, as a scheduler sets them, whatever they are told.
+        eta: initial rate of the first parameter group.
+        follows: whether steps use the groups' own rates, as a scheduler sets them, and not the rate they are given.
         parameters: the trainable ones, in the order of the groups.
 
     Raises:
@@ -62,9 +62,9 @@ class BaseOptimizer:
         optimizer._private_owner = self  # type: ignore[attr-defined]
 
     def check(self) -> None:
-        """Refuse a model whose trainable parameters are no longer those that were made private.
+        """Refuse a model whose trainable parameters changed since the run was made, and an optimizer with a new owner.
 
-        One that was unfrozen since would get no noise; one that was frozen, or replaced, no gradient.
+        A parameter unfrozen since would get no noise; one frozen or replaced would get no gradient.
         """
         if self.optimizer._private_owner is not self:  # type: ignore[attr-defined]
             raise RuntimeError(
@@ -81,8 +81,12 @@ class BaseOptimizer:
         changed += [p for key, p in present.items() if p.requires_grad and key not in known]
         if changed:
             key = id(changed[0])
-            replaced = "replaced by another tensor, as load_state_dict(assign=True) does,"
-            how = "unfrozen" if key not in known else "frozen" if key in present else replaced
+            if key not in known:
+                how = "unfrozen"
+            elif key in present:
+                how = "frozen"
+            else:
+                how = "replaced by another tensor, as load_state_dict(assign=True) does,"
             name = {id(p): name for name, p in self._module.named_parameters()}.get(key) or self._names.get(key)
             raise ValueError(
                 f"the trainable parameters must stay those that were made private, but {name!r} was {how} since: undo "
@@ -90,18 +94,18 @@ class BaseOptimizer:
             )
 
     def note_rates(self) -> list[float]:
-        """Take the groups' rates for those of their owner; returns them."""
+        """Remember the groups' current rates as set by this wrapper; returns them."""
         self._rates = [float(group["lr"]) for group in self.optimizer.param_groups]
         return self._rates
 
     def sync_scheduler(self) -> None:
-        """See whether somebody else, such as a torch scheduler, has set other rates since the last step.
+        """Handle rates that something else, such as a torch scheduler, has set since the last step.
 
         Warns:
-            UserWarning: once, if the rate is learned.
+            UserWarning: once, if the rate is learned, so that they are ignored.
 
         Raises:
-            ValueError: the owner lowers the rate, too.
+            ValueError: the run has a decay of its own.
         """
         mine, owner = self._rates, self.optimizer._private_owner  # type: ignore[attr-defined]
         if self.follows or owner is not self or self.note_rates() == mine or self._warned:
@@ -121,7 +125,7 @@ class BaseOptimizer:
             )
 
     def step(self, eta: float) -> None:
-        """One step at rate ``eta`` of the first group, the others in proportion."""
+        """One step with rate ``eta`` for the first group, and proportional rates for the others."""
         self._set_rates(eta)
         self._stepping = True
         try:
@@ -131,16 +135,16 @@ class BaseOptimizer:
 
     @torch.no_grad()
     def step_along(self, eta: float) -> Callable[[float], None]:
-        """One step at rate ``eta``, from w to w - eta G; returns what moves the weights to w - x G for any x.
+        """One step at rate ``eta``, from w to w - eta G; returns a function that moves the weights to w - x G, any x.
 
-        Points along G are interpolations between these two, which are both kept, the second in the gradients' memory,
-        which is no longer needed. So ``x = eta`` is exactly the plain step.
+        Both w and w - eta G are kept, the latter in the memory of the gradients, and points along G interpolate between
+        them. So ``x = eta`` restores the plain step exactly.
         """
         start = [parameter.detach().clone() for parameter in self.parameters]
         self.step(eta)
         plain = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         torch._foreach_copy_(plain, self.parameters)
-        self.optimizer.zero_grad()  # a backward pass within the loss would add its raw gradient to them
+        self.optimizer.zero_grad()  # a backward pass within the loss would add raw gradients to this memory
 
         @torch.no_grad()
         def move(distance: float) -> None:
@@ -159,7 +163,7 @@ class BaseOptimizer:
         self.note_rates()
 
     def settings(self) -> dict[str, str]:
-        """Class, ratios of rates, and each group's settings and parameters by name."""
+        """What a resumed run must agree with: class, ratios of rates, each group's settings and parameter names."""
         groups = [
             {key: value for key, value in group.items() if key not in ("params", "lr", "initial_lr")}
             | {"parameters": [self._names.get(id(p)) for p in group["params"]]}

@@ -1,4 +1,4 @@
-"""Files of a run: its state, with what its user wants kept beside it; or its key alone."""
+"""Files of a run: its state, with the user's own entries; or its secret key alone."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ _STATE = "optimizer_state_dict"  # as in Opacus's files
 
 
 def write_checkpoint(path: str | os.PathLike[str], state: dict[str, Any], more: Mapping[str, Any]) -> None:
-    """Save a run's state and ``more`` to a file, by a temporary name, so that an interruption leaves the old one.
+    """Save a run's state and ``more`` to a file; an interruption or error leaves an existing file as it was.
 
     Raises:
-        ValueError: ``more`` has an entry of the state's name, or something is no tensor and no plain value; the file
-            that was there is still there.
+        ValueError: ``more`` has an entry with the name of the state, or a value is neither a tensor nor a plain value.
     """
     if _STATE in more:
         raise ValueError(f"checkpoint_dict must not have the entry {_STATE!r}, which is the run's own: rename it")
@@ -39,16 +38,16 @@ def write_checkpoint(path: str | os.PathLike[str], state: dict[str, Any], more: 
 
 
 def read_checkpoint(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The state and what else :func:`write_checkpoint` saved, on the CPU.
+    """The ``state`` and ``more`` of :func:`write_checkpoint`, with tensors on the CPU.
 
     Raises:
-        ValueError: the file holds something else.
+        ValueError: the file is no such checkpoint.
     """
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True)
     except OSError:
         raise
-    except Exception as error:  # of any kind: the bytes may be anything
+    except Exception as error:  # any kind, since the file may hold anything
         raise ValueError(f"{path} must be a file of save_checkpoint, but torch cannot read it: {error}") from error
     state = saved.pop(_STATE, None) if isinstance(saved, dict) else None
     if not isinstance(state, dict) or "ledger" not in state:
@@ -57,13 +56,13 @@ def read_checkpoint(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[
 
 
 def write_key(folder: str | os.PathLike[str], secret: Mapping[str, Any]) -> str:
-    """Save what tells the noise and the batches of a run to a file in ``folder``, for its owner only; returns its name.
+    """Save the secrets of a run's noise and sampling to a file that only its owner may read; returns its name.
 
-    The file is named by a hash of what it holds, so no run writes over another's. The name begins with an underscore,
-    which keeps it out of what transformers' Trainer uploads.
+    The name has a hash of the content, so no run overwrites another's file. Its underscore at the beginning excludes it
+    from what transformers' Trainer uploads.
 
     Args:
-        folder: made if it is not there.
+        folder: created if missing.
         secret: plain values.
     """
     text = json.dumps(secret, sort_keys=True).encode()
@@ -76,7 +75,12 @@ def write_key(folder: str | os.PathLike[str], secret: Mapping[str, Any]) -> str:
 
 
 def read_key(folder: str | os.PathLike[str], name: str) -> dict[str, Any]:
-    """What :func:`write_key` saved, which is refused if it is damaged."""
+    """The ``secret`` of :func:`write_key`.
+
+    Raises:
+        FileNotFoundError: the file is missing.
+        ValueError: it is damaged.
+    """
     path = Path(folder, name)
     if not path.is_file():
         raise FileNotFoundError(
@@ -95,7 +99,7 @@ def _key_name(text: bytes) -> str:
 
 @contextmanager
 def _private_file(target: Path) -> Iterator[IO[bytes]]:
-    """A file to write, which only its owner may read, and which takes the place of ``target`` when it is whole."""
+    """A temporary file to write, readable by its owner only, that replaces ``target`` at the end of the context."""
     with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as file:
         try:
             yield file

@@ -1,4 +1,4 @@
-"""Which device computes: the machine's accelerator, whoever made it, or the CPU. What differs by its kind is here."""
+"""Devices: the machine's accelerator, of any maker, or the CPU, and everything that differs between them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 CPU = torch.device("cpu")
-ACCELERATOR = "accelerator"  # its name in options: that of torch differs by maker
+ACCELERATOR = "accelerator"  # name of any accelerator in options; torch's names differ by maker
 
 
 def default_device() -> torch.device:
@@ -25,10 +25,10 @@ def default_device() -> torch.device:
 
 
 def named_device(name: str) -> torch.device:
-    """The device of an option: "cpu", "accelerator", or as torch names one, such as "xpu:1".
+    """The device of an option: "cpu", "accelerator", or a name of torch's, such as "xpu:1".
 
     Raises:
-        ValueError: no such device, or not on this machine.
+        ValueError: this machine has no such device.
     """
     here = default_device()
     count = 0 if here == CPU else torch.accelerator.device_count()
@@ -46,27 +46,27 @@ def named_device(name: str) -> torch.device:
 
 
 def backend(device: torch.device) -> ModuleType | None:
-    """The module of torch for a kind of accelerator; None for the CPU."""
+    """The torch module for a kind of accelerator, such as ``torch.cuda``; None for the CPU."""
     return None if device.type == CPU.type else torch.get_device_module(device)
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done all it was told to."""
+    """Wait until the device has finished all queued work."""
     if device.type != CPU.type:
         torch.accelerator.synchronize(device)
 
 
 def rounds_products() -> bool:
-    """Whether torch is set to round the factors of float32 matrix products to TF32 or bfloat16, where a device can."""
+    """Whether torch may round the factors of float32 matrix products to TF32 or bfloat16."""
     settings = {part.fp32_precision for part in _with_precision()}
-    if settings:  # as of PyTorch 2.9, where one that was set so hides the other
+    if settings:  # since PyTorch 2.9, where the older setting below may not show these
         return not settings <= {"none", "ieee"}
     return torch.get_float32_matmul_precision() != "highest"
 
 
 @cache
 def _with_precision() -> list[Any]:
-    """The parts of PyTorch that compute products, whose precision can be set one by one."""
+    """The parts of torch.backends that compute products and have a precision setting of their own."""
     parts = [getattr(torch.backends.mkldnn, "conv", None)]
     parts += [getattr(makers, "matmul", None) for makers in vars(torch.backends).values()]
     return [part for part in parts if getattr(part, "fp32_precision", None) is not None]
@@ -74,12 +74,11 @@ def _with_precision() -> list[Any]:
 
 @contextmanager
 def exact_convolutions() -> Iterator[None]:
-    """Float32 convolutions in float32: CUDA's are rounded to TF32 unless one asks."""
+    """Compute float32 convolutions in float32, which CUDA rounds to TF32 by default."""
     settings: Any = torch.backends.cudnn
-    change: tuple[str, Any] = ("allow_tf32", False)
-    if hasattr(getattr(settings, "conv", None), "fp32_precision"):  # as of PyTorch 2.9
-        settings, change = settings.conv, ("fp32_precision", "ieee")
-    name, exact = change
+    name, exact = "allow_tf32", False
+    if hasattr(getattr(settings, "conv", None), "fp32_precision"):  # since PyTorch 2.9
+        settings, name, exact = settings.conv, "fp32_precision", "ieee"  # type: ignore[assignment]
     before = getattr(settings, name)
     setattr(settings, name, exact)
     try:
@@ -90,18 +89,18 @@ def exact_convolutions() -> Iterator[None]:
 
 @cache
 def keep_freed_memory() -> bool:
-    """Let this process keep the memory that tensors on the CPU free, as torch does on accelerators; whether it does.
+    """Make this process keep the memory of freed CPU tensors, as torch does on accelerators; returns whether it does.
 
-    Without, glibc hands large tensors back to the system and asks for them again, and a private step, which holds more
-    of them than a plain one, spends up to a third of its time on fresh pages. The price is fragmentation: memory
-    between tensors that stay is not given back, until the process ends. Where the environment sets up the allocator
-    (``MALLOC_*``, ``GLIBC_TUNABLES``), or the C library is another, nothing is changed.
+    Otherwise glibc returns the memory of large tensors to the system and requests it again, and a private step, which
+    makes more of them than a plain one, spends up to a third of its time on fresh pages. The price is fragmentation:
+    free memory between tensors in use is not returned until the process ends. Nothing is changed if the environment
+    configures the allocator (``MALLOC_*``, ``GLIBC_TUNABLES``) or the C library is not glibc.
     """
-    told = any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ)
-    if told or platform.libc_ver()[0] != "glibc":
+    configured = any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ)
+    if configured or platform.libc_ver()[0] != "glibc":
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    trim_threshold, mmap_max = -1, -4  # as malloc.h numbers them
+    trim_threshold, mmap_max = -1, -4  # M_TRIM_THRESHOLD and M_MMAP_MAX of malloc.h
     return mallopt is not None and bool(mallopt(trim_threshold, -1) and mallopt(mmap_max, 0))
 
 
@@ -115,7 +114,7 @@ def hardware(device: torch.device) -> str:
 
 
 def kernels(device: torch.device) -> str:
-    """What decides which kernels run, so that two processes round alike: the accelerator, or the CPU's instructions."""
+    """What decides which kernels run, and so how they round: the accelerator's name, or the CPU's instruction set."""
     return f"cpu {torch.backends.cpu.get_cpu_capability()}" if device.type == CPU.type else hardware(device)
 
 

@@ -1,4 +1,4 @@
-"""The layers of a model, found at every step: faster than ``named_modules``, which builds names on its way."""
+"""The layers of a model, which every step asks for: faster than ``named_modules``, which also builds names."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def parameters_of(module: nn.Module) -> list[nn.Parameter]:
 
 @contextmanager
 def eval_mode(layers: Iterable[nn.Module]) -> Iterator[None]:
-    """Those of the layers that train are in eval mode, and train again after it."""
-    trained = [layer for layer in layers if layer.training]
+    """A context in which all ``layers`` are in eval mode; those that were in train mode are again after it."""
+    training = [layer for layer in layers if layer.training]
     try:
-        for layer in trained:
+        for layer in training:
             layer.training = False
         yield
     finally:
-        for layer in trained:
+        for layer in training:
             layer.training = True

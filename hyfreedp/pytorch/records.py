@@ -1,4 +1,4 @@
-"""What a step tells about itself: private by default, raw values only where asked for and under names that say so."""
+"""What a step reports: private values, and raw ones only on request and under names that say so."""
 
 from __future__ import annotations
 
@@ -40,11 +40,12 @@ class LookResult:
 
     Attributes:
         rates: the ladder, highest first, without decay, m + 1 of them.
-        margins: private shares of votes, each for a rate less those for the next, lower one; None where none was asked.
-        margin_std: standard deviation of the noise of each.
-        chosen: the rate to which they lead, from the one in force.
-        eta_next: the rate from here on, which weighs it with those before.
-        along: the share of the way from the first weights at which the run went on, 1 where the weights stayed.
+        margins: for each rate but the last, the private share of votes for it minus that for the next lower one; None
+            where no vote was taken.
+        margin_std: standard deviation of the noise of each margin.
+        chosen: the rate that the votes lead to, starting at the rate in force.
+        eta_next: the rate from here on, a weighted mean with the rates chosen before.
+        along: the fraction of the way from the initial weights at which the run goes on; 1 if the weights stay.
     """
 
     rates: tuple[float, ...]
@@ -57,7 +58,7 @@ class LookResult:
 
 @dataclass(frozen=True)
 class StepRecord:
-    """What one step did, released with noise or computed from such, but for ``diagnostics``. Threat model: WR.
+    """What one step did: values released with noise or computed from these, except ``diagnostics``. Threat model: WR.
 
     Attributes:
         step: 0-based.
@@ -90,7 +91,7 @@ def raw_values(losses: Tensor, norms: Tensor, probed: Tensor | None) -> dict[str
         probed: per-sample losses at (w - hG, w, w + hG), shape ``(3, B)``, on probe steps.
 
     Warns:
-        UserWarning: none of the samples has a finite loss and gradient, so that the step is made by noise alone.
+        UserWarning: no sample has a finite loss and gradient, so that the step consists of noise alone.
     """
     values = {
         "batch_size": float(losses.numel()),

@@ -1,4 +1,4 @@
-"""What torch, its schedulers and tools built on them expect of an optimizer, for one that wraps another."""
+"""What torch, its schedulers and other libraries expect of an optimizer, for one that wraps another."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ import torch
 
 from hyfreedp.checks import nearest
 
-_STEPPING: dict[int, object] = {}  # the step under way of each process; a lock would be inherited by a fork
+_STEPPING: dict[int, object] = {}  # by process id, the step under way; a forked child would inherit a lock
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 class OptimizerWrapper(torch.optim.Optimizer):
-    """A torch optimizer whose groups, state, defaults and hooks on ``state_dict`` are those of its base optimizer.
+    """A torch optimizer whose groups, state, defaults and ``state_dict`` hooks are those of its base optimizer.
 
     Hooks on its step are its own, see :func:`run_step_hooks`.
 
     Args:
-        base: the optimizer that it wraps.
+        base: the wrapped optimizer.
     """
 
     def __init__(self, base: torch.optim.Optimizer) -> None:
-        # torch's own constructor would make groups and a state beside the base optimizer's.
+        # torch's own constructor is not called: it would create groups and a state of its own.
         self.base = base
         self._optimizer_step_pre_hooks = OrderedDict()
         self._optimizer_step_post_hooks = OrderedDict()
@@ -61,7 +61,7 @@ class OptimizerWrapper(torch.optim.Optimizer):
 
     @property
     def _step_supports_amp_scaling(self) -> NoReturn:
-        """What torch's GradScaler asks before it steps an optimizer: refused."""
+        """Refuse torch's GradScaler, which reads this attribute before it steps an optimizer."""
         raise TypeError(
             f"a GradScaler cannot step {type(self).__name__}: leave it out, and for half precision put "
             "torch.autocast(..., dtype=torch.bfloat16) around the model in the loss"
@@ -75,9 +75,9 @@ class OptimizerWrapper(torch.optim.Optimizer):
 
 
 class Unprepared:
-    """What ``Accelerator.prepare`` of accelerate refuses to take: it asks for this attribute before it wraps anything.
+    """Refuses ``Accelerator.prepare`` of accelerate, which reads the attribute below before it wraps an object.
 
-    accelerate's optimizer has no step of a loss and a batch; its loader would share out what is shared out already.
+    accelerate's optimizer has no ``step(loss, batch)``, and its loader would split a batch that is split already.
     """
 
     @property
@@ -90,12 +90,13 @@ class Unprepared:
 
 
 def run_step_hooks(step: Callable[P, R]) -> Callable[P, R]:
-    """Make a method ``step(loss, batch)`` one that runs its optimizer's hooks, and refuses other arguments.
+    """Decorate a method ``step(loss, batch)``: check its arguments, run the optimizer's hooks, refuse nested steps.
 
-    Hooks of all optimizers and the profiler's label belong to the base optimizer's step within.
+    Global optimizer hooks and the profiler's label are left to the base optimizer's step within.
 
     Raises:
-        TypeError: the call was none of ``step(loss, batch)``, as of a loop that was written for plain torch.
+        TypeError: it is not called as ``step(loss, batch)``, but as in a loop that was written for plain torch.
+        RuntimeError: another private step of this process is under way.
     """
     signature = inspect.signature(step)
 
@@ -143,10 +144,10 @@ def stepping() -> bool:
 
 
 def check_arguments(loss: Callable[..., Any], *names: str) -> None:
-    """Refuse a loss function that cannot be called with so many arguments."""
+    """Refuse a loss function that cannot be called with one positional argument for each of ``names``."""
     try:
         arguments = inspect.signature(loss, follow_wrapped=False)
-    except (ValueError, TypeError):  # of a function written in C, or with a signature of its own
+    except (ValueError, TypeError):  # a function in C, or with an invalid __signature__
         return
     try:
         arguments.bind(*names)
