@@ -30,7 +30,7 @@ ifeq ($(ARGS),claim)
 else
 	$(BIN)/python -m hyfreedp.experiments.benchmark --device accelerator --resume
 	$(BIN)/python -m hyfreedp.experiments.benchmark --device accelerator --resume --models vit_base --contenders plain ours ours_torch_noise
-	$(BIN)/python -m hyfreedp.experiments.runs.pretrain tiny_imagenet
+	$(BIN)/python tools/weights/pretrain.py tiny_imagenet
 	$(BIN)/python -m hyfreedp.experiments grid --profile gpu
 endif
 

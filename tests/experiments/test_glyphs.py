@@ -2,9 +2,8 @@
 
 import numpy as np
 from cases import together
+from glyphs import fonts, glyphs
 from PIL import Image, ImageDraw, ImageFont
-
-from hyfreedp.experiments.data.glyphs import fonts, glyphs
 
 
 def test_images_have_the_form_of_scikit_learns_digits():

@@ -4,11 +4,11 @@ import re
 
 import pytest
 from cases import together
+from pretrain import RECIPES
 
 from hyfreedp.experiments.__main__ import main as experiments
 from hyfreedp.experiments.benchmark import __main__ as benchmark
 from hyfreedp.experiments.runs.methods import PAPER_GRID
-from hyfreedp.experiments.runs.pretrain import RECIPES
 from hyfreedp.experiments.store.paths import ROOT
 from hyfreedp.experiments.tables.plan import SCALES, entries, searches
 

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
+import pretrain
 import pytest
 import torch
 from cases import together
@@ -15,7 +16,7 @@ from hyfreedp.experiments.data.encoding import IGNORED, encode_documents, encode
 from hyfreedp.experiments.data.texts import restaurants
 from hyfreedp.experiments.models import language_models
 from hyfreedp.experiments.models.language_models import LANGUAGE_MODELS, own_tokenizer
-from hyfreedp.experiments.runs import pretrain, train
+from hyfreedp.experiments.runs import train
 from hyfreedp.experiments.runs.cells import Spec, read_steps, run_cell
 from hyfreedp.experiments.store import archive, unfinished
 from hyfreedp.experiments.store.paths import CHECKPOINTS

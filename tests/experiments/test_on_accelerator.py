@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pretrain
 import pytest
 import torch
 from simulated import simulated
@@ -9,7 +10,6 @@ from torch.utils.data import TensorDataset
 
 from hyfreedp.experiments.data.texts import restaurants
 from hyfreedp.experiments.models.language_models import own_tokenizer
-from hyfreedp.experiments.runs import pretrain
 from hyfreedp.experiments.runs.spec import Spec
 from hyfreedp.experiments.runs.train import train
 from hyfreedp.experiments.store.provenance import environment

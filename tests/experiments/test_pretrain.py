@@ -3,13 +3,13 @@
 import json
 
 import numpy as np
+import pretrain
 import pytest
 import torch
+from glyphs import glyphs
 
-from hyfreedp.experiments.data.glyphs import glyphs
 from hyfreedp.experiments.models import public_weights as weights
 from hyfreedp.experiments.models.image_models import head, make_model
-from hyfreedp.experiments.runs import pretrain
 from hyfreedp.experiments.store.paths import CHECKPOINTS
 
 

@@ -3,7 +3,7 @@
 The public ViTs were pre-trained on ImageNet-21k with augmentation ("augreg", Steiner et al., 2022) and are fine-tuned
 as in the authors' public script (awslabs/fast-differential-privacy, examples/image_classification/CV_TIMM.py): images
 resized to 224 x 224, pixels normalised with mean and standard deviation 0.5. These are constants of the field, not
-statistics of private data. Two small ViTs start from weights of our own (``runs.pretrain``). The
+statistics of private data. Two small ViTs start from weights of our own (``tools/weights/pretrain.py``). The
 head of every ViT starts at zero, as in Dosovitskiy et al. (2021).
 """
 

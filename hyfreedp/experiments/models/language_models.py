@@ -2,7 +2,7 @@
 
 Real weights are looked up in ``$HYFREEDP_WEIGHTS/<name>`` (a folder as transformers' ``save_pretrained`` writes it) and
 else asked of transformers, which keeps what it downloads. Small models start from weights of our own, trained on public
-sentences (:mod:`hyfreedp.experiments.runs.pretrain`).
+sentences (``tools/weights/pretrain.py``).
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def load(name: str, model: nn.Module) -> None:
     from safetensors.torch import load as deserialized
 
     path = workspace().checkpoints / f"{name}.safetensors"
-    command = f"python -m hyfreedp.experiments.runs.pretrain {name}"
+    command = f"python tools/weights/pretrain.py {name}"
     if not (path.exists() and path.with_suffix(".json").exists()):
         raise FileNotFoundError(f"there are no pre-trained weights {path}: make them with {command}")
     expected = checksum(name)

@@ -1,4 +1,4 @@
-"""One training run: its spec, its method, the training, its record; and the pre-training of public weights.
+"""One training run: its spec, its method, the training, its record.
 
 Imports ``store``, ``data``, ``models``, ``tasks`` and ``baselines``.
 """

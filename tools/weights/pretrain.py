@@ -1,4 +1,4 @@
-"""Public pre-training of our small models, without privacy: ``python -m hyfreedp.experiments.runs.pretrain RECIPE``.
+"""Public pre-training of our small models, without privacy: ``python tools/weights/pretrain.py RECIPE``.
 
 The result is kept in data/checkpoints. An interrupted run goes on from where it was a minute before at most, and ends
 in the same weights.
@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from glyphs import fonts, glyphs
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 from tqdm import tqdm
 
 from hyfreedp.experiments.data.datasets import images
-from hyfreedp.experiments.data.glyphs import fonts, glyphs
 from hyfreedp.experiments.data.grammar import documents, pairs
 from hyfreedp.experiments.models import public_weights as weights
 from hyfreedp.experiments.models.image_models import head, make_model
@@ -202,7 +202,7 @@ def pretrain(name: str, recipe: Recipe | LanguageRecipe, folder: Path, device: t
         "held_out_records": len(corpus.held_out[1]),
         "held_out_accuracy": accuracy,
         "seconds": seconds,
-        "command": f"python -m hyfreedp.experiments.runs.pretrain {name}",
+        "command": f"python tools/weights/pretrain.py {name}",
         "device": str(device),
         "environment": environment() | {package: version(package) for package in _MORE_PACKAGES},
     }
@@ -267,7 +267,7 @@ def shifted(images: Tensor, pad: int, random: np.random.Generator) -> Tensor:
 def main(arguments: list[str] | None = None) -> None:
     """The command."""
     parser = argparse.ArgumentParser(
-        prog="python -m hyfreedp.experiments.runs.pretrain", description=__doc__.splitlines()[0]
+        prog="python tools/weights/pretrain.py", description=__doc__.splitlines()[0]
     )
     parser.add_argument("recipe", choices=RECIPES)
     out = workspace().checkpoints
