@@ -370,7 +370,9 @@ class _Layer(torch.autograd.Function):
     ) -> Tensor:
         ctx.one_pass, ctx.backward_of = one_pass, backward
         ctx.save_for_backward(*[x] * keeps_input)
-        return call(x)
+        y = call(x)
+        # Before torch 2.9 autograd refuses in-place operations on an output that it takes for a view.
+        return torch.ops.aten._unsafe_view(y, y.shape) if y._is_view() else y
 
     @staticmethod
     @once_differentiable
