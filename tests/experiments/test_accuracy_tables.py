@@ -1,10 +1,8 @@
 """The accuracy tables: what is printed is what the records say, and the tests know their null hypothesis."""
 
-import itertools
 import math
 
 import numpy as np
-import pandas as pd
 import pytest
 from scipy import stats
 
@@ -38,17 +36,11 @@ def test_the_papers_numbers_have_our_names():
         assert known[tuning, 1.0, "Vit-Small", "CIFAR10", row] == value
 
 
-def test_gaps_are_to_the_grid_of_the_same_place():
-    gaps = tables.gaps(tables.summarise(made())).set_index(["source", "tuning", "epsilon", "row"])
-    expected = LEVELS["reference"] - LEVELS["grid_extended"]
-    assert gaps.loc[("gpu", "full", 8.0, "reference"), "gap"] == pytest.approx(expected)
-    theirs = gaps.loc[("the paper", "full", 1.0, "prodigy")]
-    assert theirs.places == 10  # five data sets, two models
-    paper = tables.paper_numbers()
-    chosen = paper[(paper.tuning == "full") & (paper.epsilon == 1.0)]
-    wide = chosen.pivot(index=["model", "dataset"], columns="row", values="value")
-    assert theirs.gap == pytest.approx((wide.prodigy - wide.grid).mean())
-    assert theirs.low == pytest.approx((wide.prodigy - wide.grid).min())
+def test_our_numbers_stand_beside_the_papers_each_with_its_distance_to_the_grid():
+    both = tables.beside_paper(tables.summarise(made())).set_index(["whose", "place", "tuning", "epsilon", "row"])
+    assert both.gap["ours, gpu", "CIFAR-10", "full", 8.0, "reference"] == pytest.approx(LEVELS["reference"])
+    vit = both.xs(("the paper's Vit-Small", "CIFAR10", "full", 1.0))
+    assert vit["mean"]["prodigy"] == 27.54 and vit.gap["prodigy"] == pytest.approx(27.54 - vit["mean"]["grid"])
 
 
 @pytest.mark.parametrize(
@@ -85,9 +77,8 @@ def test_the_paired_difference_and_its_interval_are_over_places():
     assert found["mean"] == pytest.approx(3.0) and found["places"] == 4 and found["pairs"] == found["wins"] == 8
     half = stats.t.ppf(0.975, 3) * values.std(ddof=1) / 2
     assert (found["low"], found["high"]) == (pytest.approx(3.0 - half), pytest.approx(3.0 + half))
-    assert found["p"] == pytest.approx(2 / 2**4)  # of all sign patterns, this one and its opposite
     one = tables.paired(rows[rows.epsilon == 1.0], "reference")
-    assert one["mean"] == pytest.approx(1.0) and math.isnan(one["p"]) and math.isnan(one["low"])
+    assert one["mean"] == pytest.approx(1.0) and math.isnan(one["low"])
 
 
 def test_cells_come_before_committed_records_and_what_is_neither_is_missing(workspace):
@@ -121,26 +112,3 @@ def test_rates_are_those_of_the_final_runs_or_as_committed(workspace, monkeypatc
     both = committed.merge(steps, on=[*tables.CELL, "seed", "step"])
     assert len(both) == len(committed) and both.eta_x.tolist() == pytest.approx(both.eta_y.tolist())
     assert tables.rates(rows.assign(profile="smoke"), workspace.root / "no cells").empty
-
-
-def test_a_verdict_compares_the_last_step_with_adam_at_the_rate_of_the_grid():
-    """Adam without bias correction, run by torch's formulas on a steady gradient, against the closed form."""
-    first, second = 0.0, 0.0
-    for step in range(1, 31):
-        first, second = 0.9 * first + 0.1, 0.999 * second + 0.001
-        assert tables.without_bias_correction(step) == pytest.approx(first / math.sqrt(second))
-    scale = Scale((Learner("digits", "mlp", "full", 30),), epsilons=(1.0, 2.0, 3.0, 8.0), seeds=2)
-    rows = made(scale).assign(learning_rate=0.01)
-    last = {1.0: 5e-6, 2.0: 2e-5, 3.0: 0.002, 8.0: 0.01}  # times 5.5 after 30 steps
-    place = {"task": "digits", "model": "mlp", "tuning": "full", "profile": "gpu", "row": "prodigy"}
-    steps = [
-        place | {"step": step, "eta": 1e-6 if step == 0 else last[epsilon], "epsilon": epsilon, "seed": seed}
-        for epsilon, seed, step in itertools.product(last, (0, 1), range(30))
-    ]
-    steps = pd.DataFrame(steps)
-    found = tables.verdicts(rows, steps, ["prodigy"])
-    assert found.verdict.tolist() == ["never left the start", "too low", "near", "too high"]
-    assert found.accuracy.iloc[0] == pytest.approx(100 * rows[rows.row == "prodigy"].accuracy[:2].mean())
-    assert found.grid_accuracy.iloc[0] == pytest.approx(100 * rows[rows.row == "grid_extended"].accuracy[:2].mean())
-    some = steps[steps.step.isin([0, 15, 29])]  # as of a committed run
-    pd.testing.assert_frame_equal(tables.verdicts(rows, some, ["prodigy"]), found)

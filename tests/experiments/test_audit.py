@@ -122,8 +122,5 @@ def test_audits_are_run_once_and_kept_and_judged(tmp_path, monkeypatch):
     assert canaries.right.tolist() == canaries.guesses.tolist()  # every score is right
     assert set(canaries[canaries.target == 1].verdict) == {"refuted"}
     assert set(canaries[canaries.target == math.inf].verdict) == {"nothing claimed"}
-    joint = pd.DataFrame({"noise": "independent", "counted": ["independent", "same_batch"], "claimed": [3.0, 4.7]})
-    joint = campaign._with_verdicts(joint.assign(lower_bound=3.2))
-    assert [one.outcome for one in campaign.verdicts(joint, canaries)] == ["mathematically wrong"] * 2
-    kept = campaign.verdicts(joint, canaries.assign(verdict="not refuted"))
-    assert [one.outcome for one in kept] == ["mathematically wrong", "not refuted"]
+    joint = campaign._with_verdicts(pd.DataFrame({"claimed": [3.0, 4.7], "lower_bound": 3.2}))
+    assert joint.verdict.tolist() == ["refuted", "not refuted"]

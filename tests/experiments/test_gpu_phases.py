@@ -13,7 +13,7 @@ from hyfreedp.experiments.store.paths import ROOT
 from hyfreedp.experiments.tables.plan import SCALES, entries, searches
 
 PAGE = (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")
-COMMANDS = re.findall(r"^\| `(hyfreedp[^`]+)` \|", PAGE, flags=re.MULTILINE)
+COMMANDS = re.findall(r"^\| `((?:hyfreedp|tools/)[^`]+)` \|", PAGE, flags=re.MULTILINE)
 
 
 class Reached(Exception):
@@ -22,7 +22,7 @@ class Reached(Exception):
 
 def test_make_runs_the_commands_of_the_page():
     target = (ROOT / "Makefile").read_text(encoding="utf-8").partition("\ngpu:")[2].partition("\ntest:")[0]
-    assert sorted(re.findall(r" -m (.*)", target)) == sorted(COMMANDS)
+    assert sorted(re.findall(r"python (?:-m )?(.*)", target)) == sorted(COMMANDS)
 
 
 def test_one_claim_is_seventeen_runs():
@@ -40,7 +40,7 @@ def test_a_command_is_one(command, monkeypatch):
     monkeypatch.setattr(benchmark, "measure", reached)
     monkeypatch.setattr("hyfreedp.experiments.tables.grid.run", reached)
     module, *arguments = command.split()
-    if module == "hyfreedp.experiments.runs.pretrain":
+    if module == "tools/weights/pretrain.py":
         assert set(arguments) <= set(RECIPES)
     else:
         main = {"hyfreedp.experiments.benchmark": benchmark.main, "hyfreedp.experiments": experiments}[module]

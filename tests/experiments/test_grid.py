@@ -1,17 +1,15 @@
 """Cells and grids survive what happens to long computations: kills, failures, repetitions, company."""
 
 import os
-import signal
 import subprocess
 import sys
 from dataclasses import replace
 
-import numpy as np
 import pandas as pd
 import pytest
 
 from hyfreedp.experiments.runs import cells as run
-from hyfreedp.experiments.runs.cells import in_workers, read_cell, reader, run_cell, run_cells
+from hyfreedp.experiments.runs.cells import read_cell, reader, run_cell, run_cells
 from hyfreedp.experiments.runs.spec import Spec
 from hyfreedp.experiments.tables import grid
 from hyfreedp.experiments.tables import plan as comparison
@@ -72,31 +70,10 @@ def test_the_written_table_is_that_of_the_records(small, tmp_path, monkeypatch, 
         assert pd.read_csv(files[0]).groupby("row").accuracy.count()["vanilla"] == count
 
 
-def test_committed_numbers_are_trained_again_and_compared(small, tmp_path, monkeypatch, capsys):
-    assert grid.run("smoke", tmp_path / "cells", tmp_path / "results") == 0
-    capsys.readouterr()
-    assert grid.again("smoke", tmp_path / "again", tmp_path / "results", number=9) == 0
-    equal = capsys.readouterr().out
-    assert equal.count(": equal, ") == 2 and equal.endswith("2 of 2 records made again: equal\n")
-    table = tmp_path / "results" / "smoke" / comparison.TABLE
-    rows = pd.read_csv(table, converters={"accuracy": float})
-    rows.assign(accuracy=np.nextafter(rows.accuracy, 1)).to_csv(table, index=False)
-    assert grid.again("smoke", tmp_path / "again", tmp_path / "results", number=1) == 0
-    assert capsys.readouterr().out.endswith("1 of 2 records made again: 1 unknown\n"), "of one seed no spread is known"
-    monkeypatch.setattr(grid, "spreads_over_seeds", lambda _: {(): 0.1})
-    assert grid.again("smoke", tmp_path / "again", tmp_path / "results", number=1) == 0
-    assert capsys.readouterr().out.endswith("1 of 2 records made again: 1 as another seed\n")
-    rows.assign(accuracy=[0.1, 0.1]).to_csv(table, index=False)
-    assert grid.again("smoke", tmp_path / "again", tmp_path / "results", number=1) == 1
-    rows.assign(key="0" * 16).to_csv(table, index=False)
-    assert grid.again("smoke", tmp_path / "again", tmp_path / "results", number=1) == 0
-    assert capsys.readouterr().out.endswith("0 of 0 records made again: \n"), "of another version"
-
-
 def test_an_interrupted_grid_runs_exactly_what_is_missing(small, tmp_path, monkeypatch, capsys):
     trained = []
 
-    def interrupted(spec, *, folder):
+    def interrupted(spec, folder):
         if len(trained) == 2:
             trained.append("interrupt")
             raise KeyboardInterrupt
@@ -114,7 +91,7 @@ def test_an_interrupted_grid_runs_exactly_what_is_missing(small, tmp_path, monke
 def test_a_failed_cell_stops_no_other_and_is_named(small, tmp_path, monkeypatch, capsys):
     bad = comparison.searches(comparison.entries(SCALE))[2]
 
-    def fails(spec, *, folder):
+    def fails(spec, folder):
         if spec == bad:
             raise ZeroDivisionError("on purpose")
         return run_cell(spec, folder)
@@ -144,22 +121,3 @@ def test_specs_for_workflow_managers_are_those_of_the_plan_and_their_lists_whole
     assert (specs / f"{keys[0]}.json").stat().st_mtime_ns == stamp
     expected = comparison.finals(comparison.entries(SCALE), reader(tmp_path / "cells"))
     assert (specs / "finals").read_text().split() == [spec.key for spec in expected] and len(expected) == 2
-
-
-# ---- worker processes -----------------------------------------------------------------------------------------------
-
-
-def square(number):
-    if number == 2:
-        os.kill(os.getpid(), signal.SIGKILL)
-    if number == 3:
-        raise ValueError("three")
-    return number**2
-
-
-@pytest.mark.whole
-def test_a_killed_worker_costs_its_own_item_only():
-    ended = dict(in_workers(square, range(7), 2))
-    assert {n: r for n, r in ended.items() if not isinstance(r, Exception)} == {n: n**2 for n in (0, 1, 4, 5, 6)}
-    assert "SIGKILL" in str(ended[2])
-    assert isinstance(ended[3], ValueError) and str(ended[3]) == "three"

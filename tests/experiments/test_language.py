@@ -20,7 +20,6 @@ from hyfreedp.experiments.runs import train
 from hyfreedp.experiments.runs.cells import Spec, read_steps, run_cell
 from hyfreedp.experiments.store import archive, unfinished
 from hyfreedp.experiments.store.paths import CHECKPOINTS
-from hyfreedp.experiments.studies import document_runs
 from hyfreedp.experiments.tables import language_generation
 from hyfreedp.experiments.tables.plan import Learner, Scale, filled
 from hyfreedp.experiments.tasks.generation import generate
@@ -208,27 +207,3 @@ def test_seeds_of_two_versions_are_never_in_one_mean():
     committed["version_hyfreedp"], rows["version_hyfreedp"] = "0.1.0", ["0.2.0", np.nan, np.nan]
     found = filled(rows, committed)
     np.testing.assert_array_equal(found.accuracy, [0.6, np.nan, 0.7])
-
-
-def test_claims_are_judged_by_their_share_of_the_searchs_bleu():
-    rows = ("grid", "hyfreedp_paper", "dadaptation", "prodigy", "hyfreedp_robust")
-    three, eight = ({"epsilon": epsilon, "row": rows, "metric": "BLEU"} for epsilon in (3.0, 8.0))
-    three, eight = three | {"mean": (0.5, 0.2, 0.2, 0.3, 0.5)}, eight | {"mean": (0.4, 0.17, 0.161, 0.19, 0.402)}
-    lines = pd.concat(map(pd.DataFrame, (three, eight))).assign(count=lambda t: 1 + (t.row == "grid"))
-    found = language_generation.verdicts(lines, [3.0, 8.0], "E2E")
-    assert [one.outcome for one in found] == ["fails here", "reproduced", "not shown", "reproduced"]
-    assert found[0].number == "40% and 42% of the grid search's BLEU on E2E at epsilon = 3 and 8, 1 to 2 runs each"
-    assert "places would decide" in found[2].number and found[3].whose == "ours"
-    assert not language_generation.verdicts(lines[lines.row != "grid"], [3.0, 8.0], "E2E")
-
-
-def test_rates_that_rise_and_fall_are_judged_run_by_run():
-    runs = {("grid", 0): [1, 1, 1], ("hyfreedp_claimed", 0): [1, 1.5, 0.9], ("hyfreedp_claimed", 1): [1, 1.2, 1.0]}
-    runs |= {("hyfreedp_paper", 0): [1, 1.05, 0.2], ("hyfreedp_robust", 0): [2, 1, 1]}
-    parts = [pd.DataFrame({"row": r, "seed": n, "step": range(3), "eta": v}) for (r, n), v in runs.items()]
-    curves = pd.concat(parts).assign(epsilon_run=9, test_loss=lambda t: 0.25 * (t.row == "hyfreedp_claimed"))
-    found = document_runs.verdicts(curves.sample(frac=1, random_state=0), "texts")
-    assert [one.outcome for one in found] == ["not shown"] * 4  # one place decides nothing
-    assert found[0].number.startswith("2 of 2 runs at one place, texts: to 1.20 to 1.50 times its first, then to 0.60")
-    assert found[1].number.startswith("0 of 1 runs") and found[2].number.startswith("test perplexity 1.28 times")
-    assert document_runs.verdicts(curves[curves.row != "grid"], "texts") == []

@@ -1,14 +1,13 @@
-"""The table behind notebooks 03 and 09: its rows, and what is said of them."""
+"""The table behind notebooks 03 and 09: its rows."""
 
 import dataclasses
 import math
 
 import pandas as pd
 import pytest
-from cases import together
 
 from hyfreedp import calibrate_noise
-from hyfreedp.experiments.studies import noise_split, noise_split_figures
+from hyfreedp.experiments.studies import noise_split
 from hyfreedp.experiments.studies.noise_split import DataSet
 
 
@@ -50,12 +49,3 @@ def test_a_row_of_the_table_is_the_split_again(table):
     budget = DataSet("small", 1000, 100, 2).budget(0.5)
     made = calibrate_noise(**budget, probe="losses", interval=4, gamma=row.gamma, accountant="rdp")
     assert noise_split.split_of(row) == dataclasses.replace(made, accountant="pld")
-
-
-@together(("cost", "outcome"), [(2.9, "reproduced"), (3.1, "mathematically wrong")])
-def test_algorithm_2_is_judged_by_what_its_pairs_cost(cost, outcome):
-    pair = {"accountant": "rdp", "target_epsilon": 3.0}
-    ways = [{"composition": "independent", "true_epsilon": cost}, {"composition": "epsilon_sum", "true_epsilon": 2.5}]
-    algorithm, appendix = noise_split_figures.verdicts(pd.DataFrame([pair | way for way in ways]), [3.0])
-    assert algorithm.outcome == outcome and f"{cost:.2f} for 3" in algorithm.number
-    assert appendix.outcome == "reproduced" and "2.50 for 3" in appendix.number

@@ -119,7 +119,7 @@ def test_smoke_profile_makes_every_figure_and_reports_it(source, elsewhere, caps
     page = (elsewhere.build / "smoke" / "report.html").read_text(encoding="utf-8")
     for path in (path for path in figures.glob("*.json") if path.name not in of_records):
         made = json.loads(path.read_text(encoding="utf-8"))
-        assert all(made[name] for name in ("shows", "summary", "parameters")), path.name
+        assert made["shows"] and made["parameters"], path.name
         assert made["parameters"]["profile"] == "smoke"
         for line in (made["shows"], made["claim"], *made["summary"]):
             assert not re.search(r"\b(nan|None)\b", line), f"{path.name}: {line}"

@@ -1,4 +1,4 @@
-"""report.html: whole, self-contained, escaped, and nothing on it that the batch did not make."""
+"""report.html: whole, self-contained, escaped, and with every figure and table of the batch."""
 
 from collections import Counter
 
@@ -9,14 +9,12 @@ import pytest
 from pages import Page
 
 from hyfreedp.experiments.book import page as page_module
-from hyfreedp.experiments.book.batch import Job, Origin, Outcome
+from hyfreedp.experiments.book.batch import Job, Outcome
 from hyfreedp.experiments.store import plots
 
 pytest_plugins = ["batch"]
 
 HOSTILE = """<script>alert("x")</script> & 'quotes' </pre> a < b"""
-KEY = "0123456789abcdef"
-ORIGIN = Origin(frozenset([KEY]), 2, [f"machine {HOSTILE}"], ["1 of 1 records made again: equal", "digits: equal"])
 
 
 def save(name, table=None, **changes):
@@ -38,23 +36,18 @@ def save(name, table=None, **changes):
 
 @pytest.fixture
 def page(project):
-    """Of two notebooks that made two figures and a table, and one that failed; a stale figure lies about."""
+    """Of two notebooks that made two figures and a table, and one that failed."""
     for stem in ("01_first", "02_second", "03_third"):
         project.write(stem)
     save("01_first")
     save("01_first_part", shows=HOSTILE, claim=HOSTILE, summary=[HOSTILE])
     rows = pd.DataFrame({"<name>": [HOSTILE, ""], "value": [1 / 3, np.nan], "count": [1, 2]})
-    save("02_second", rows, inputs=[f"cell {KEY}", KEY[::-1], "a file"])
-    save("02_second_old")
-    made = {
-        "01_first": ["01_first.json", "01_first.png", "01_first_part.json", "01_first_part.png"],
-        "02_second": ["02_second.csv", "02_second.json"],
-    }
-    jobs = {stem: Job(project.notebooks / f"{stem}.py", {"profile": "smoke", "epsilon": 1.0}) for stem in made}
-    outcomes = [Outcome(job, "done", 12.0, made[stem], {"commit": f"of {stem}"}) for stem, job in jobs.items()]
+    save("02_second", rows, inputs=["a file"])
+    jobs = [Job(project.notebooks / f"{stem}.py", {"profile": "smoke"}) for stem in ("01_first", "02_second")]
+    outcomes = [Outcome(job, "done", 12.0) for job in jobs]
     third = Job(project.notebooks / "03_third.py", {"profile": "smoke", "task": "a b; rm"})
     outcomes.append(Outcome(third, "failed", 3.0, error=f"ValueError: {HOSTILE}"))
-    return page_module.page(outcomes, "smoke", f"1 of 2 files: {HOSTILE}", ORIGIN)
+    return page_module.page(outcomes, "smoke", [f"1 of 2 files: {HOSTILE}"])
 
 
 def test_it_needs_nothing_but_itself_and_escapes_what_it_is_given(page):
@@ -64,9 +57,8 @@ def test_it_needs_nothing_but_itself_and_escapes_what_it_is_given(page):
     assert all(target.startswith("#") for target in found.all("a", "href"))
     assert not {"link", "script", "object", "base", "iframe"} & {tag for tag, _ in found.elements}
     assert "://" not in page and "url(" not in page and "@import" not in page
-    # shows (contents and caption), claim, summary, the parameter of three figures and tables, the table, the error, the
-    # files, what records were made with
-    assert found.text.count(HOSTILE) == 11
+    # shows (contents and caption), claim, summary, the parameter of three figures and tables, the table, the error, files
+    assert found.text.count(HOSTILE) == 10
 
 
 def test_every_figure_and_table_of_the_batch_appears_once_with_its_words(page):
@@ -75,7 +67,7 @@ def test_every_figure_and_table_of_the_batch_appears_once_with_its_words(page):
     assert headings == Counter(["01_first", "01_first_part", "02_second"])
     assert found.all("img", "alt") == ["what 01_first shows", HOSTILE]
     assert found.text.count("the claim of 01_first") == found.text.count("finding of 01_first") == 1
-    assert "0.3333" in found.text and "NaN" not in found.text and "02_second_old" not in page
+    assert "0.3333" in found.text and "NaN" not in found.text
     ids = Counter(attributes["id"] for _, attributes in found.elements if "id" in attributes)
     assert max(ids.values()) == 1
     assert {target[1:] for target in found.all("a", "href")} <= set(ids)

@@ -1,14 +1,11 @@
-"""Losses along a run's direction: those that the run saw, without a trace in it; fits, clouds and prices by hand."""
+"""Losses along a run's direction: those that the run saw, without a trace in it."""
 
 import itertools
 import math
 
-import numpy as np
-import pandas as pd
 import pytest
 import torch
 
-from hyfreedp import NoiseGenerator, fit_quadratic
 from hyfreedp.experiments.runs.spec import Spec
 from hyfreedp.experiments.runs.train import make_run
 from hyfreedp.experiments.studies import clouds, landscape
@@ -71,59 +68,3 @@ def test_curves_are_the_same_losses_with_the_runs_own_threshold_and_noise(probed
     assert (clipped <= here[here.kind == "points"].value.to_numpy() * size / 500 + 1e-9).all()
     with pytest.raises(ValueError, match="stages must be shares"):
         landscape.loss_curves(spec=SPEC, stages=[2], grid=[0.0], reach=1.0)
-
-
-# -- parabolas ---------------------------------------------------------------------------------------------------------
-
-
-def made_curves(noise):
-    """L(x) = 0.7 - 0.2 x + 0.15 x^2, and clipped by 0.1 at the far end."""
-    x = np.array(landscape.FIVE_POINTS)
-    values = 0.7 - 0.2 * x + 0.15 * x**2
-    kinds = {"raw": values, "points": values, "clipped": values - 0.1 * (x == -1)}
-    tables = [pd.DataFrame({"kind": kind, "x": x, "value": value}) for kind, value in kinds.items()]
-    return pd.concat(tables).assign(step=5, distance=0.1, threshold=1.0, noise=noise)
-
-
-def test_a_quadratic_loss_gives_its_own_coefficients():
-    (row,) = landscape.fit_table(made_curves(0.0), repeats=3, seed=0).to_dict("records")
-    assert (row["b raw"], row["a raw"], row["b/a raw"]) == pytest.approx((0.2, 0.3, 2 / 3))
-    clipped = fit_quadratic(landscape.FIVE_POINTS, made_curves(0.0).query("kind == 'clipped'").value)
-    assert (row["b clipped"], row["a clipped"]) == pytest.approx((clipped.slope, clipped.curvature))
-    assert (row["b noise"], row["right signs"]) == pytest.approx((0.0, 1.0), abs=1e-12)
-
-
-def test_clouds_scatter_as_their_known_noise_says():
-    losses = np.random.default_rng(0).uniform(0.5, 1.0, (3, 40))
-    known = {"distance": 0.5, "expected_batch_size": 40}
-    table = clouds.clouds(losses=losses.tolist(), noise_multiplier=2.0, multiples=[4.0], runs=1000, seed=0, **known)
-    noise = 2.0 * 4.0 * losses[1].mean() / 40
-    exact = fit_quadratic([0.5, 0.0, -0.5], losses.mean(axis=1), noise)
-    # Means to four standard errors, standard deviations to four of theirs (2.2 %): one of 4,000 seeds fails.
-    assert table.slope.mean() == pytest.approx(exact.slope, abs=4 * exact.slope_std / math.sqrt(1000))
-    assert table.curvature.mean() == pytest.approx(exact.curvature, abs=4 * exact.curvature_std / math.sqrt(1000))
-    assert table.slope.std() == pytest.approx(exact.slope_std, rel=0.09)
-    assert table.curvature.std() == pytest.approx(exact.curvature_std, rel=0.09)
-    whole = clouds.private_fit(torch.from_numpy(losses), 1e9, 0.0, generator=NoiseGenerator(), **known)
-    assert (whole.slope, whole.curvature) == pytest.approx((exact.slope, exact.curvature), rel=1e-9)
-
-
-def test_spread_of_the_rate_by_hand():
-    etas = [1.0, -1.0, 2.0, -1.0]
-    fits = pd.DataFrame({"multiple": 1.0, "slope": [1, -1, 2, 1], "curvature": [1, 1, 1, -1], "eta": etas})
-    (row,) = clouds.spread_table(fits, exact=1.0).to_dict("records")
-    assert (row["near"], row["uphill"], row["concave"]) == (0.5, 0.25, 0.25)
-    assert row["q50"] == 0.0 and row["q95"] == pytest.approx(np.quantile(etas, 0.95))
-
-
-# -- prices ------------------------------------------------------------------------------------------------------------
-
-
-def test_price_of_points_by_hand():
-    """Slope: sigma sqrt(n/3) / sqrt(sum x^2). Three points: 1/sqrt(2); five at -1, -1/2, 0, 1/2, 1: sum x^2 = 5/2."""
-    table = landscape.price_of_points([3, 5]).set_index("points")
-    assert table.loss_noise.tolist() == pytest.approx([1.0, math.sqrt(5 / 3)])
-    assert table.slope_noise.tolist() == pytest.approx([1.0, math.sqrt(5 / 3) * math.sqrt(2 / 2.5)])
-    # Curvature is twice the weight of x^2 - mean: variances 4/(2/3) and 4/(7/8) times sigma^2.
-    assert table.curvature_noise.tolist() == pytest.approx([1.0, math.sqrt(5 / 3) * math.sqrt((2 / 3) / (7 / 8))])
-    assert table.forwards.tolist() == [2, 4]

@@ -9,17 +9,15 @@ import torch
 from cases import together
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizer import VOCABULARY, public_texts, train_tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from hyfreedp.experiments.data import texts
 from hyfreedp.experiments.data.encoding import (
     IGNORED,
-    VOCABULARY,
     encode_pairs,
     encode_prompts,
     load_tokenizer,
-    public_texts,
-    train_tokenizer,
 )
 from hyfreedp.experiments.data.grammar import Pair, pairs
 from hyfreedp.experiments.data.texts import checksum_of, documents_from, e2e, restaurants
