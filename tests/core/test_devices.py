@@ -1,7 +1,5 @@
 """Devices: one place names them, and a whole private step minds them, seen on a simulated accelerator."""
 
-from collections import Counter
-
 import pytest
 import torch
 from models import bert, gpt2, groupnorm_convnet, llama_lora, tied_language_model, vit
@@ -15,9 +13,6 @@ from hyfreedp.noise import cipher
 from hyfreedp.pytorch import devices
 
 CPU = torch.device("cpu")
-
-
-# -- the simulated accelerator is as strict as CUDA --------------------------------------------------------------------
 
 
 # -- which device ------------------------------------------------------------------------------------------------------
@@ -85,31 +80,20 @@ RUNS = {
 
 @pytest.mark.usefixtures("unbound_noise")
 @pytest.mark.parametrize("settings", RUNS.values(), ids=RUNS)
-def test_a_run_equals_that_on_the_cpu_and_waits_only_for_what_it_must(settings):
-    """Weights and records bit for bit; once per physical batch and once per release, but for the first step."""
-    here, _ = run(CPU, **settings)
+def test_a_run_equals_that_on_the_cpu(settings):
+    """Weights and records bit for bit."""
+    here = run(CPU, **settings)
     with simulated() as machine:
-        there, waits = run(machine.device, machine=machine, **settings)
+        there = run(machine.device, **settings)
         assert all(parameter.device == machine.device for parameter in there.module.parameters())
-        for row, counted in zip(there.history[1:], waits[1:], strict=True):
-            released = 1 + ("slope" in row) + sum(one is not None for one in row.get("margins", ()))
-            found = Counter(place(what) for what in counted.elements())
-            finite, cancel = found.pop("engine.py"), found.pop("per_sample.py", 0)
-            assert set(found) <= {"cipher.py", "privatize.py"} and found.total() == released, counted
-            assert cancel in (0, finite), counted  # whether tokens may, which is not asked of biases
-            assert finite == 1 or "max_physical_batch_size" in settings, counted
     assert torch.equal(flat(here.module), flat(there.module))
     assert str(here.history) == str(there.history)
-
-
-def place(what):
-    return what.partition(" at ")[2].partition(":")[0]
 
 
 @pytest.mark.parametrize("preset", ["robust", "paper"])
 def test_a_run_goes_on_bit_for_bit(preset, tmp_path):
     """By a file, in the middle: the accelerator's random state, from which dropout draws, is that of the saved run."""
     with simulated() as machine:
-        whole, _ = run(machine.device, preset, steps=5)
+        whole = run(machine.device, preset, steps=5)
         second = resumed(machine.device, preset, steps=5, stop=3, path=tmp_path / "run")
         assert torch.equal(flat(whole.module), flat(second.module)) and str(whole.history) == str(second.history)

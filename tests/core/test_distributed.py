@@ -350,12 +350,13 @@ def dies(rank):
     advance(model, optimizer, loader, 3)
 
 
+@pytest.mark.whole
 def test_a_process_that_dies_is_an_error_at_once(tmp_path):
     """Long before the timeout, which is half an hour here."""
     team = Team(2, tmp_path)
     team.start(dies)
     first = team.answer(0)
-    assert isinstance(first, Raised) and first.after < 30
+    assert isinstance(first, Raised) and first.after < PATIENCE
     team.processes[1].join(PATIENCE)
     assert team.processes[1].exitcode == 1
     team.processes[0].kill()

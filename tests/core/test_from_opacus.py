@@ -16,7 +16,6 @@ from twins import Built, make_private, sgd
 
 from hyfreedp import PrivacyEngine
 
-PAGE = (ROOT / "docs" / "from-opacus.md").read_text(encoding="utf-8")
 *BLOCKS, MNIST, NAMES = programs("docs/from-opacus.md")
 SCRIPTS = dict(zip(("opacus", "hyfreedp"), BLOCKS, strict=True))
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}

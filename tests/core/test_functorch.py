@@ -14,7 +14,6 @@ from hyfreedp.gradients.functorch import (
     backward,
     innermost,
     is_wrapped,
-    maps_marked,
     unwrapped,
 )
 
@@ -94,20 +93,6 @@ def test_wrapped_tensors_are_unwrapped_level_by_level(rows) -> None:
         product, y = seen[0]
         assert is_wrapped(product) and level.holds(unwrapped(unwrapped(product))) and innermost(y).shape == (2,)
         assert innermost(product).numel() == 24
-
-
-def test_what_maps_return_is_marked(rows) -> None:
-    seen = []
-
-    def mark(result: Any) -> Any:
-        seen.append(result)
-        return result
-
-    with pytest.raises(KeyError), maps_marked(mark):
-        result = torch.vmap(lambda x: (x, 2 * x))(rows)
-        raise KeyError
-    torch.vmap(torch.sin)(rows)
-    assert len(seen) == 1 and seen[0] is result
 
 
 class Tripled(torch.autograd.Function):

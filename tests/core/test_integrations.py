@@ -236,6 +236,8 @@ def test_the_trainer_uploads_no_key(trainer, tmp_path, monkeypatch):
     library = pytest.importorskip("transformers.trainer")
     from huggingface_hub.utils import filter_repo_objects
 
+    if not hasattr(library, "hf_api"):
+        pytest.skip("as of transformers 5")
     sent, hub = [], mock.MagicMock()
 
     def upload(folder_path, ignore_patterns=None, **_):

@@ -136,19 +136,6 @@ def test_layers(layer) -> None:
     assert_exact(example, engine)  # other parameters, and still exact
 
 
-TABLES = [
-    nn.EmbeddingBag(9, 6, mode="mean", padding_idx=0),
-    nn.EmbeddingBag(9, 6, mode="sum"),
-    nn.Sequential(nn.Embedding(9, 6, scale_grad_by_freq=True), nn.Flatten(), nn.Linear(30, 6)),
-]
-
-
-@pytest.mark.parametrize("table", TABLES)
-def test_tables_of_words(table) -> None:
-    model = nn.Sequential(table, nn.Linear(6, 3)).double().train()
-    assert_exact(Example(model, (torch.randint(9, (4, 5)),), lambda model, ids: model(ids).square().sum(1)))
-
-
 def empty_and_shared(m: nn.Module, x: Tensor) -> Tensor:
     """One weight is used inside and outside of its layer; one layer sees samples nowhere, one here and there."""
     numbers = torch.arange(5)
@@ -344,12 +331,6 @@ def penalty(m: nn.Module, x: Tensor, k: Tensor) -> Tensor:
     return (g.norm() - 1).square()
 
 
-def compiled(m: nn.Module, x: Tensor, k: Tensor) -> Tensor:
-    found = torch.compile(m, backend="eager")(x).square().sum()
-    torch.compiler.reset()
-    return found
-
-
 LOSSES: dict[str, tuple[Loss, str | None]] = {  # and why they are not mapped
     "writes into new tensors": (own_zeros, None),
     "draws into a new tensor": (own_numbers, None),
@@ -361,7 +342,6 @@ LOSSES: dict[str, tuple[Loss, str | None]] = {  # and why they are not mapped
     "a hook": (hooked, OWN),
     "memory": (lambda m, x, k: m(torch.from_numpy(x.numpy())).sum() * (1 + np.asarray(k)[0]), "memory"),
     "its text": (lambda m, x, k: m(x).sum() * (1 + ("1" in repr(k))), "memory"),
-    "torch.compile": (compiled, None),
     "changes its record": (lambda m, x, k: m(x.mul_(2)).sum() * k.add_(1), None),
 }
 

@@ -16,7 +16,12 @@ from hyfreedp.gradients import AutomaticClipping
 
 STEPS = 11  # epochs of four steps: 0-3, 4-7, 8-10
 RUNS = {
-    "line search": {"preset": "paper", "interval": 3, "warmup": 0.1},  # probes at steps 0, 1, 4, 7 and 10
+    "line search": {
+        "preset": "paper",
+        "interval": 3,
+        "warmup": 0.1,
+        "max_physical_batch_size": 4,
+    },  # probes at steps 0, 1, 4, 7 and 10
     "looks": {"preset": "robust"},  # at steps 1 and 2
     "fixed": {"preset": "fixed", "base": sgd_momentum},
     "non-private": {
@@ -26,7 +31,6 @@ RUNS = {
         "clipping": AutomaticClipping(),
         "base": three_groups,
     },
-    "in pieces": {"preset": "paper", "interval": 3, "max_physical_batch_size": 4},
 }
 
 

@@ -46,6 +46,7 @@ def plain_loop(base, schedule, *, expected=8):
 
 
 @pairs(on=["private", "base"], base=BASES, name=SCHEDULERS)
+@pytest.mark.filterwarnings("ignore:The epoch parameter in")  # of torch 2.8 itself
 def test_a_fixed_rate_follows_a_scheduler_as_in_plain_torch(name, base, on):
     """Made for the private optimizer, or for the base optimizer before it was made private; rates of all groups."""
     model = make_model()

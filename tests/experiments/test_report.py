@@ -57,7 +57,7 @@ def test_it_needs_nothing_but_itself_and_escapes_what_it_is_given(page):
     assert all(target.startswith("#") for target in found.all("a", "href"))
     assert not {"link", "script", "object", "base", "iframe"} & {tag for tag, _ in found.elements}
     assert "://" not in page and "url(" not in page and "@import" not in page
-    # shows (contents and caption), claim, summary, the parameter of three figures and tables, the table, the error, files
+    # shows (contents and caption), claim, summary, the parameter of three, the table, the error, the files
     assert found.text.count(HOSTILE) == 10
 
 

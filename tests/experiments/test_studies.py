@@ -8,7 +8,7 @@ import torch
 
 from hyfreedp.experiments.runs.spec import Spec
 from hyfreedp.experiments.runs.train import make_run
-from hyfreedp.experiments.studies import clouds, landscape
+from hyfreedp.experiments.studies import landscape
 from hyfreedp.experiments.tasks.registry import TASKS
 from hyfreedp.experiments.tasks.scores import losses_of
 
@@ -29,15 +29,15 @@ def seen():
 
 @pytest.fixture(scope="module")
 def probed():
-    return clouds.probed_losses(spec=SPEC, stages=[0, 2], brightness=16.0)
+    return landscape.probed_losses(spec=SPEC, stages=[0, 2], brightness=16.0)
 
 
 def test_probed_losses_are_those_that_the_run_saw_and_leave_no_trace(probed, seen):
     """The rate moves at every probe, and one looks at the old rate: reach h / eta, along the same direction."""
     for step in (0, 2):
         record, size = seen[step]
-        mine = clouds.losses_of(probed, step, "batch")
-        assert mine.shape == (3, size) and clouds.distance_of(probed, step) == pytest.approx(record.eta, rel=1e-12)
+        mine = landscape.losses_of(probed, step, "batch")
+        assert mine.shape == (3, size) and landscape.distance_of(probed, step) == pytest.approx(record.eta, rel=1e-12)
         assert mine[1].mean() == pytest.approx(record.diagnostics["loss_here"], abs=2e-6)
         if record.probe.eta_next == record.probe.eta_probed:
             assert mine[0].mean() == pytest.approx(record.diagnostics["loss_ahead"], abs=2e-6)
@@ -47,11 +47,11 @@ def test_probed_losses_are_those_that_the_run_saw_and_leave_no_trace(probed, see
 def test_probed_losses_hold_all_records_and_the_outlier(probed):
     sizes = probed.groupby(["step", "part"]).size()
     assert sizes[2, "train"] == TASKS["digits"].train_size and sizes[2, "outlier"] == 1
-    features, label = clouds.outlier("digits", 16.0)
+    features, label = landscape.outlier("digits", 16.0)
     train, labels = TASKS["digits"].datasets("test")[0].tensors
     assert torch.equal(features, 16 * train[:1]) and label != labels[0]
     with pytest.raises(ValueError, match="stages must be steps of the run, 0 to 3, got"):
-        clouds.probed_losses(spec=SPEC, stages=[4], brightness=1.0)
+        landscape.probed_losses(spec=SPEC, stages=[4], brightness=1.0)
 
 
 def test_curves_are_the_same_losses_with_the_runs_own_threshold_and_noise(probed, seen):
@@ -60,7 +60,7 @@ def test_curves_are_the_same_losses_with_the_runs_own_threshold_and_noise(probed
     record, size = seen[2]
     here = curves[curves.step == 2]
     raw = here[here.kind == "raw"].value.tolist()  # behind, here, ahead
-    assert raw[::-1] == pytest.approx(clouds.losses_of(probed, 2, "batch").mean(axis=1).tolist(), abs=2e-6)
+    assert raw[::-1] == pytest.approx(landscape.losses_of(probed, 2, "batch").mean(axis=1).tolist(), abs=2e-6)
     assert here.threshold.unique() == [record.probe.loss_threshold]
     three = record.probe.slope_std * math.sqrt(2) * record.probe.distance  # of one of three losses
     assert here.noise.unique() == pytest.approx([three * math.sqrt(5 / 3)])

@@ -91,7 +91,7 @@ def test_noise_has_its_distribution_and_is_bound_to_the_sums(secure, device):
 @pytest.mark.parametrize("tuning", ["full", "biases", "lora"])
 @pytest.mark.parametrize("preset", ["robust", "paper", "fixed"])
 def test_a_run_goes_on_bit_for_bit(preset, tuning, device, tmp_path):
-    whole, _ = run(device, preset, tuning, steps=8)
+    whole = run(device, preset, tuning, steps=8)
     second = resumed(device, preset, tuning, steps=8, stop=5, path=tmp_path / "run")
     assert torch.equal(flat(whole.module), flat(second.module)) and str(whole.history) == str(second.history)
 
@@ -104,10 +104,10 @@ def test_a_run_is_that_on_the_cpu_but_for_rounding(preset, device):
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_a_step_waits_once_per_physical_batch_and_once_per_release(device):
-    """As torch counts it, where it can; tests/core/test_devices.py counts on a simulated accelerator."""
+    """As torch counts it, where it can."""
     if not hasattr(backend(device), "set_sync_debug_mode"):
         pytest.skip("torch counts no synchronisations on this device")
-    optimizer, _ = run(device, "paper", interval=2, steps=8, stop=3, without_guarantee=True)
+    optimizer = run(device, "paper", interval=2, steps=8, stop=3, without_guarantee=True)
     x, y = (tensor[:8].to(device) for tensor in make_data().tensors)
 
     counts = []

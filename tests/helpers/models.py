@@ -213,8 +213,7 @@ def bert() -> Example:
     ids[1, 5:] = 0
 
     def loss(model: nn.Module, ids: Tensor, labels: Tensor) -> Tensor:
-        mask = (ids > 0)[:, None, None].expand(-1, 1, ids.shape[1], -1)  # one of shape (B, T) cannot go through vmap
-        logits = model(input_ids=ids, attention_mask=mask).logits
+        logits = model(input_ids=ids, attention_mask=(ids > 0).long()).logits
         return F.cross_entropy(logits, labels, reduction="none")
 
     model = transformers.BertForSequenceClassification(config).double().train()

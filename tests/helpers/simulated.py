@@ -5,17 +5,14 @@ What a tensor is said to lie on is noted by its storage; two modes see to it:
 
 * a function mode answers ``.device``, moves tensors, makes them where ``device=`` says, and refuses ``.numpy()``;
 * a dispatch mode sees every kernel. It refuses inputs on different devices (but for CPU tensors without dimensions and
-  indices, as CUDA does) and generators of another device, lets random kernels draw from the accelerator's own state,
-  and counts what makes the host wait: values that decide about Python or about shapes, and copies that block.
+  indices, as CUDA does) and generators of another device, and lets random kernels draw from the accelerator's own
+  state. How often the host waits is counted on a real one, in tests/gpu.
 
 What C++ makes within one operation, such as a mask in an attention, lies on "either": it goes with what it meets.
 """
 
 import contextlib
-import traceback
-from collections import Counter
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -27,16 +24,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-import hyfreedp
 from hyfreedp.noise import cipher
 
-PACKAGE = Path(hyfreedp.__file__).parent
 CPU = torch.device("cpu")
 EITHER = "either"
-_WAITS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 _INDEXING = ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index")
 _COPIES = ("aten::copy_", "aten::_foreach_copy_", "aten::set_")
-_FROM_HOST = (torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor)
 
 
 class Machine:
@@ -44,20 +37,13 @@ class Machine:
 
     Attributes:
         device: its device.
-        waits: for each time that the host waited, the operation and the line of the package that asked for it.
     """
 
     def __init__(self, kind: str) -> None:
         self.device = torch.device(kind, 0)
-        self.waits: Counter[str] = Counter()
         self._marks: dict[int, tuple[StorageWeakRef, Any]] = {}
         self._state = torch.Generator().manual_seed(1234).get_state()
         self._purge_at = 1000
-
-    def wait(self, what: str) -> None:
-        own = [frame for frame in traceback.extract_stack() if Path(frame.filename).is_relative_to(PACKAGE)]
-        where = f"{Path(own[-1].filename).name}:{own[-1].lineno}" if own else "a test"
-        self.waits[f"{what} at {where}"] += 1
 
     def mark_of(self, tensor: Tensor) -> Any:
         """The device, EITHER, or None for the CPU."""
@@ -191,10 +177,8 @@ class _Functions(TorchFunctionMode):
                 return torch.autograd.backward(args[0], **given)
         if name in ("to", "cpu", "cuda", "xpu") and isinstance(args[0], Tensor):
             return self._moved(name, *args, **kwargs)
-        if name in ("numpy", "__array__", "tolist") and machine.mark_of(args[0]) == machine.device:
-            if name != "tolist":
-                raise TypeError(f"can't convert {machine.device} device type tensor to numpy. Use Tensor.cpu() first")
-            machine.wait("tolist")
+        if name in ("numpy", "__array__") and machine.mark_of(args[0]) == machine.device:
+            raise TypeError(f"can't convert {machine.device} device type tensor to numpy. Use Tensor.cpu() first")
         tensors = _tensors((args, kwargs))
         explicit = kwargs.get("device") is not None or not tensors or func is Tensor.new_tensor
         target = machine.device_of(tensors[0]) if tensors else CPU
@@ -211,8 +195,6 @@ class _Functions(TorchFunctionMode):
         elif explicit:
             made = [tensor for tensor in _tensors(result) if tensor.device.type != "meta"]
             known = {_storage(tensor)._cdata for tensor in tensors}
-            if target == machine.device and func in _FROM_HOST:
-                machine.wait("copy from the host")
             if any(_storage(tensor)._cdata in known for tensor in made):
                 return self._moved("to", result, target)
             for tensor in made:
@@ -244,12 +226,10 @@ class _Functions(TorchFunctionMode):
             elif value is not None:
                 target = machine.target(value)
         kwargs |= dict(zip(("non_blocking", "copy"), flags, strict=False))
-        blocking = not kwargs.pop("non_blocking", False)
+        kwargs.pop("non_blocking", None)
         kwargs["dtype"] = tensor.dtype if dtype is None else dtype
         if target.type == "meta" or target == source:
             return tensor.to(**kwargs, **({"device": target} if target.type == "meta" else {}))
-        if blocking and tensor.numel():
-            machine.wait("copy to the host" if target == CPU else "copy from the host")
         result = tensor.to(**(kwargs | {"copy": True}))
         machine.mark(result, None if target == CPU else target)
         return result
@@ -287,19 +267,12 @@ class _Kernels(TorchDispatchMode):
         machine = self.machine
         on_host = [tensor for tensor, mark in zip(inputs, marks, strict=True) if mark is None]
         if name in _COPIES:
-            if on_host and not args[2:3] == (True,):
-                machine.wait(name)
             return
         if name in _INDEXING:
             indices = [tensor for tensor in args[1] if tensor is not None]
             if machine.mark_of(args[0]) is None and any(machine.mark_of(i) == machine.device for i in indices):
                 raise RuntimeError(f"indices should be on the device of the indexed tensor (cpu), in {name}")
-            for index in indices:
-                if machine.mark_of(index) is None or index.dtype in (torch.bool, torch.uint8):
-                    machine.wait(f"index by {'a mask' if index.dtype == torch.bool else 'positions on the host'}")
             on_host = [tensor for tensor in on_host if all(tensor is not index for index in indices)]
-        elif _WAITS & set(func.tags):
-            machine.wait(name)
         written = func._schema.arguments and func._schema.arguments[0].alias_info is not None
         written = written and func._schema.arguments[0].alias_info.is_write and isinstance(args[0], Tensor)
         if any(tensor.dim() for tensor in on_host) or (written and machine.mark_of(args[0]) is None):

@@ -1,25 +1,24 @@
 """Whole private runs of the twins' small model on any device."""
 
-from collections import Counter
-
 import torch
 from twins import BASES, cross_entropy, make_model, make_private, train
 
 from hyfreedp import PrivacyEngine
 
 
-def run(device, preset, tuning="full", base="adamw", *, steps=6, machine=None, stop=None, **settings):
-    """A private run on a device; its optimizer, and the waits of each step."""
+def run(device, preset, tuning="full", base="adamw", *, steps=6, stop=None, **settings):
+    """A private run on a device; its optimizer."""
     torch.manual_seed(0)
     model = make_model(tuning, dropout=0.1).to(device)
     settings = {"target_epsilon": 8.0, "accountant": "rdp"} | settings  # quick: a PLD of so little noise takes seconds
     _, optimizer, loader = make_private(model, BASES[base](model), preset=preset, steps=steps, **settings)
-    return optimizer, go_on(optimizer, loader, device, machine, stop)
+    go_on(optimizer, loader, device, stop)
+    return optimizer
 
 
 def resumed(device, preset, tuning="full", *, steps, stop, path):
     """The end of a run that was saved after some of its steps, and loaded into another model on the same device."""
-    first, _ = run(device, preset, tuning, steps=steps, stop=stop)
+    first = run(device, preset, tuning, steps=steps, stop=stop)
     PrivacyEngine().save_checkpoint(path=path, module=first.module, optimizer=first)
     torch.manual_seed(7)
     model = make_model(tuning, dropout=0.1, seed=0 if tuning == "lora" else 1).to(device)
@@ -38,17 +37,10 @@ def without_noise(device, **settings):
     return optimizer
 
 
-def go_on(optimizer, loader, device, machine=None, stop=None):
-    """The run to its end, or so far; what the host waited for in each step."""
-    waits = []
+def go_on(optimizer, loader, device, stop=None):
+    """The run to its end, or so far."""
 
     def loss(batch):
         return cross_entropy(optimizer.module)([tensor.to(device, non_blocking=True) for tensor in batch])
 
-    def after(batch):
-        if machine:
-            waits.append(Counter(machine.waits))
-            machine.waits.clear()
-
-    train(optimizer, loader, loss, until=stop, after=after)
-    return waits
+    train(optimizer, loader, loss, until=stop)
