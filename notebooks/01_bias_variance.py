@@ -66,7 +66,7 @@ from hyfreedp.experiments.book.sliders import sliders
 from hyfreedp.experiments.store import plots
 from hyfreedp.experiments.store.paths import CELLS
 from hyfreedp.experiments.store.verdicts import Verdict, by_proof, by_row, verdict
-from hyfreedp.experiments.studies import bias_variance, clouds, noise_split
+from hyfreedp.experiments.studies import bias_variance, landscape, noise_split
 from hyfreedp.experiments.tasks.registry import TASKS
 
 plots.use_style()
@@ -100,7 +100,7 @@ task = TASKS["digits"]
 budget = bias_variance.digits_budget(epsilon)
 three_losses = bias_variance.noise_of(CELLS, budget)
 sigma_loss = three_losses.sigma_loss
-probed, run_inputs = clouds.probed_runs(CELLS, epsilon=epsilon, seeds=seeds, stages=sizes["stages"])
+probed, run_inputs = landscape.probed_runs(CELLS, epsilon=epsilon, seeds=seeds, stages=sizes["stages"])
 text = (
     f"N = {task.train_size:,}, B = {task.batch_size}, T = {task.steps}, epsilon = {epsilon:g}, delta = {task.delta:g}: "
     f"sigma_g = {three_losses.sigma_gradient_probe:.2f}, sigma_l = {sigma_loss:.1f}."
@@ -268,7 +268,7 @@ drawn = loss_mean + loss_std * np.random.default_rng(0).standard_normal((batches
 biases = np.maximum(drawn - (loss_mean + loss_std * np.array(alphas)), 0).mean(axis=1) / loss_std  # ReLU(L_i - R_l)
 dots = pd.DataFrame({"alpha": alphas, "bias": biases.mean(axis=0), "spread": biases.std(axis=0, ddof=1)})
 dots["error"] = dots.spread / batches**0.5
-real = clouds.losses_of(probed[0], step, "batch")[1]
+real = landscape.losses_of(probed[0], step, "batch")[1]
 thresholds, noise = (
     real.mean() * np.geomspace(0.3, 6, 60),
     {"noise_multiplier": sigma_loss, "expected_batch_size": real.size},
@@ -276,6 +276,8 @@ thresholds, noise = (
 curves = bias_variance.errors(real, thresholds, **noise)
 releases = bias_variance.release_dots(real, thresholds[::6], runs=runs, seed=1, **noise)
 print(f"left: {batches} batches of {small_batch}; right: {runs} releases of a batch of {real.size}")
+
+# %%
 figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.8))
 fine, bars = np.linspace(-3, 3, 121), {"fmt": "o", "markersize": 4, "capsize": 2}
 left.plot(fine, normal_clipping_bias(fine, 0, 1), color="C0", label="Corollary 1")
@@ -332,6 +334,8 @@ trade_offs = {
     size: bias_variance.trade_off(**normal, noise_multiplier=sigma_loss, batch_size=size, batches=sizes["batches"])
     for size in batch_sizes
 }
+
+# %%
 names = {"bias": "squared bias", "noise": "variance", "rmse": "their sum"}
 figure, axes = plt.subplots(1, len(trade_offs), figsize=(3.6 * len(trade_offs), 4.1), squeeze=False)
 for axis, (size, trade) in zip(axes[0], trade_offs.items(), strict=True):
@@ -391,7 +395,7 @@ pd.DataFrame.from_dict(rows, orient="index").rename_axis("B").round(3)
 rows = []
 for stage in sizes["stages"]:
     for run in probed:
-        batch = clouds.losses_of(run, stage, "batch")[1]
+        batch = landscape.losses_of(run, stage, "batch")[1]
         mean, std = batch.mean(), batch.std()
         row = {"step": stage, "mean": mean, "sd": std, "skewness": stats.skew(batch)}
         row |= {"normal_below_zero": stats.norm.cdf(-mean / std), "bias_at_L": clipping_bias(batch, mean) / mean}
@@ -400,9 +404,11 @@ for stage in sizes["stages"]:
         rows.append(row | {"keeps_99_percent": bias_variance.RATIOS[np.argmax(enough)]})
 moments = pd.DataFrame(rows).groupby("step").mean()
 display(moments.style.format(precision=3))
+
+# %%
 figure, axes = plt.subplots(2, len(sizes["stages"]), figsize=(3.6 * len(sizes["stages"]), 5.6), squeeze=False)
 for (top, bottom), stage in zip(axes.T, sizes["stages"], strict=True):
-    batches = [clouds.losses_of(run, stage, "batch")[1] for run in probed]
+    batches = [landscape.losses_of(run, stage, "batch")[1] for run in probed]
     mean, std = batches[0].mean(), batches[0].std()
     fine = np.linspace(mean - 3.5 * std, mean + 5 * std, 200)
     top.hist(batches[0], bins=fine[::4].tolist(), density=True, color="0.7", label="losses of one batch")
@@ -472,7 +478,9 @@ def slope_errors(losses):
     return np.array([(slope - clipped) ** 2, noise**2, (slope - clipped) ** 2 + noise**2]) / slope**2
 
 
-slopes = {stage: [slope_errors(clouds.losses_of(run, stage, "batch")) for run in probed] for stage in sizes["stages"]}
+slopes = {
+    stage: [slope_errors(landscape.losses_of(run, stage, "batch")) for run in probed] for stage in sizes["stages"]
+}
 
 # %%
 figure, axes = plt.subplots(1, len(slopes), figsize=(max(5, 3.6 * len(slopes)), 3.8), sharey=True, squeeze=False)

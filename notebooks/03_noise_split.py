@@ -152,6 +152,7 @@ LINES = [  # panel, split, column, label, style
 ]
 
 
+# %%
 def draw_noises(rows, column, label, ticks, finding):
     """Gradient noise above, loss noise below, one column per accountant, against a column of the table."""
     figure, axes = plt.subplots(2, 3, figsize=(10, 6), sharex=True, sharey="row")

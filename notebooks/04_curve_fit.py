@@ -178,6 +178,7 @@ def fit_table(curves):
     return pd.DataFrame(rows)
 
 
+# %%
 fits = fit_table(curves)
 display(fits.style.format(precision=3).hide(axis="index"))
 at_the_rate = fit_table(close)

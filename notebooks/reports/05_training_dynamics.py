@@ -107,6 +107,7 @@ LOOKS = {"tuned": plots.STYLES["best"], "robust": plots.STYLES["robust"], "K = 1
 LOOKS |= {"K = 5": plots.STYLES["reference"], "K = 10": plots.STYLES["worst"]}
 
 
+# %%
 def draw(rows, title):
     """A row of panels for each value of ``start``, a line for each of ``series``: median and range over the runs."""
     long = rows.melt(["start", "series", "step"], list(PANELS), "panel", "value").dropna().replace({"panel": PANELS})

@@ -171,6 +171,8 @@ rows = [
     for row in noise_split.settings("data", **chosen.budget(target), **plan, gamma=1.01, interval=interval)
 ] + at
 splits = noise_split.calibrations(rows, CELLS)
+
+# %%
 splits["percent"] = 100 * splits.probe_share
 figure, axes = plt.subplots(1, 2, figsize=(10, 3.8), sharey=True)
 sections = {"data": ("target_epsilon", "data"), "interval": ("interval", "gamma")}

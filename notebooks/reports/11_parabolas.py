@@ -59,7 +59,7 @@ from hyfreedp.experiments.book.exercises import check
 from hyfreedp.experiments.store import plots
 from hyfreedp.experiments.store.paths import CELLS
 from hyfreedp.experiments.store.verdicts import Verdict, by_attack, by_interval, mean_interval, verdict
-from hyfreedp.experiments.studies import bias_variance, clouds
+from hyfreedp.experiments.studies import bias_variance, landscape
 from hyfreedp.experiments.tasks.registry import TASKS
 
 plots.use_style()
@@ -82,7 +82,7 @@ parameters = {name: globals()[name] for name in ("profile", "epsilon", "seeds", 
 task = TASKS["digits"]
 sigma = bias_variance.noise_of(CELLS, bias_variance.digits_budget(epsilon), probe="losses").sigma_loss
 looks = {"epsilon": epsilon, "seeds": seeds, "stages": sizes["stages"], "brightness": brightness}
-probed, run_inputs = clouds.probed_runs(CELLS, reach=reach, **looks)
+probed, run_inputs = landscape.probed_runs(CELLS, reach=reach, **looks)
 text = (
     f"N = {task.train_size:,}, B = {task.batch_size}, T = {task.steps}, epsilon = {epsilon:g}, delta = {task.delta:g}: "
     f"sigma_l = {sigma:.1f} for three losses."
@@ -101,7 +101,7 @@ display(Markdown(text))
 # **Predict first:** which hurts the rate more, a threshold too small or one too large?
 
 # %%
-losses, h = clouds.losses_of(probed[0], step, "batch"), clouds.distance_of(probed[0], step)
+losses, h = landscape.losses_of(probed[0], step, "batch"), landscape.distance_of(probed[0], step)
 mean, exact = losses[1].mean(), fit_quadratic([h, 0, -h], losses.mean(axis=1))
 multiples = sizes["multiples"]
 noise = {"noise_multiplier": sigma, "expected_batch_size": task.batch_size}
@@ -121,20 +121,20 @@ advice = (
 )
 
 
+# %%
 def cloud(table, seed):
     """Releases of a run's batch at the step, clipped and noised as a probe, and how far b/a strays: a row per threshold."""
-    losses, h = clouds.losses_of(table, step, "batch"), clouds.distance_of(table, step)
+    losses, h = landscape.losses_of(table, step, "batch"), landscape.distance_of(table, step)
     cuts = np.repeat(multiples, sizes["parabolas"]) * losses[1].mean()
-    clipped = np.minimum(losses, cuts[:, None, None]).sum(axis=2)
-    normal = np.random.default_rng(seed).standard_normal(clipped.shape)
-    ahead, here, behind = ((clipped + sigma * cuts[:, None] * normal) / task.batch_size).T
-    fits = pd.DataFrame({"multiple": cuts / losses[1].mean(), "slope": (behind - ahead) / (2 * h)})
-    fits = fits.assign(curvature=(ahead + behind - 2 * here) / h**2, uphill=fits.slope < 0)
-    ratio = fits.slope / fits.curvature / fit_quadratic([h, 0, -h], losses.mean(axis=1)).minimizer
-    fits = fits.assign(concave=fits.curvature < 0, near=ratio.between(0.5, 2))
-    return fits, fits.groupby("multiple")[["near", "concave", "uphill"]].mean().set_axis(multiples).rename_axis(
-        "multiple"
-    )
+    normal = np.random.default_rng(seed).standard_normal((len(cuts), 3))
+    ahead, here, behind = (
+        (np.minimum(losses, cuts[:, None, None]).sum(axis=2) + sigma * cuts[:, None] * normal) / task.batch_size
+    ).T
+    slope, curvature = (behind - ahead) / (2 * h), (ahead + behind - 2 * here) / h**2
+    ratio = slope / curvature / fit_quadratic([h, 0, -h], losses.mean(axis=1)).minimizer
+    fits = pd.DataFrame({"multiple": np.repeat(multiples, sizes["parabolas"]), "slope": slope, "curvature": curvature})
+    fits = fits.assign(near=(ratio > 0.5) & (ratio < 2), concave=curvature < 0, uphill=slope < 0)
+    return fits, fits.groupby("multiple")[["near", "concave", "uphill"]].mean()
 
 
 released = [cloud(table, seed) for seed, table in enumerate(probed)]

@@ -254,6 +254,8 @@ compared = small_tasks.gaps(study)
 compared["place"] = compared.task + ", epsilon = " + compared.epsilon.map("{:g}".format)
 titles = {"linear": "0.02, linear decay", "robust": "preset robust", "paper": "preset paper, from 1e-4"}
 names = list(dict.fromkeys(compared.sort_values(["task", "epsilon"]).place))
+
+# %%
 figure, axis = plt.subplots(figsize=(9, 3.6))
 for shift, (method, style) in zip(
     (-0.15, 0.15, 0.0), (("linear", "alternative"), ("robust", "robust"), ("paper", "paper")), strict=True

@@ -20,7 +20,7 @@ from hyfreedp.accounting.accountants import composed_epsilon
 from hyfreedp.accounting.composition import probe_noise
 from hyfreedp.accounting.split import Probe
 from hyfreedp.experiments.store.cache import cached, key_of
-from hyfreedp.experiments.studies.clouds import distance_of, losses_of
+from hyfreedp.experiments.studies.landscape import distance_of, losses_of
 from hyfreedp.experiments.tasks.registry import TASKS
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.privatize import privatize_loss
@@ -90,7 +90,7 @@ def games(
 
     Args:
         folder: keeps the games.
-        probed: of ``studies.clouds.probed_losses``, one table of task "digits" per seed.
+        probed: of ``studies.landscape.probed_losses``, one table of task "digits" per seed.
 
     Returns:
         The rows of all games, with columns ``observer`` and ``seed``; and the names of their cells.

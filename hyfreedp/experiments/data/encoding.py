@@ -133,4 +133,3 @@ def _with_labels(
         for sequence, prompt in zip(sequences, prompts, strict=True)
     ]
     return tokens, pad_sequence(labels, True, IGNORED)
-
