@@ -48,6 +48,13 @@ class Group:
     def __len__(self) -> int:
         return len(self.rows)
 
+    @property
+    def has_values(self) -> bool:
+        """Whether records have something beside tensors, such as texts, which Python code sees."""
+        found: list[bool] = []
+        map_leaves(lambda leaf: found.append(not isinstance(leaf, Slot)), self.form)
+        return any(found)
+
     def record(self, tensors: Sequence[Tensor]) -> Any:
         """A new record with these tensors; other values are copied, so that a loss changes them in one record only."""
 

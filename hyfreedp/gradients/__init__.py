@@ -1,4 +1,4 @@
-"""Per-sample gradient clipping: the rules that clip, and the engine that sums."""
+"""Per-sample gradient clipping: the clipping rules, and the engine that clips and sums."""
 
 from __future__ import annotations
 
@@ -25,18 +25,17 @@ __all__ = [
 
 
 def make_engine(module: nn.Module, clipping: Clipping, *, memory_budget: int = MEMORY_BUDGET) -> GradientEngine:
-    """A gradient engine for ``module``, which stays as it is.
+    """A gradient engine for ``module``, which is not changed.
 
     Activation (gradient) checkpointing works if it is non-reentrant: by ``torch.utils.checkpoint.checkpoint(layer, x,
     use_reentrant=False)`` in the model, or for transformers by ``model.gradient_checkpointing_enable(
-    gradient_checkpointing_kwargs={"use_reentrant": False})``. It saves most where few weights are trained, as with
-    LoRA. Of a trained weight that is larger than its input and output per sample, these two are kept until all norms
-    are known.
+    gradient_checkpointing_kwargs={"use_reentrant": False})``. It saves most if few weights are trained, as with LoRA:
+    the input and output gradient of a trained layer are kept until all norms are known, unless its weight is smaller.
 
     Args:
         module: the model, in train mode, with its final choice of trainable parameters.
         clipping: ``AutomaticClipping()``, ``AbadiClipping(threshold)`` or ``NoClipping()``.
-        memory_budget: bytes that per-sample gradients of samples mapped together may take.
+        memory_budget: bytes that per-sample gradients of samples mapped together may take; see ``MEMORY_BUDGET``.
 
     Raises:
         ValueError: the module cannot be privatised (see ``check_module``).

@@ -1,6 +1,6 @@
 """``torch.nn.functional.multi_head_attention_forward`` with the samples in dimension 0.
 
-PyTorch's moves them to dimension 1 and folds them with the tokens, where nobody can follow its projections.
+PyTorch's has them in dimension 1 and joins them with other dimensions, so that its projections match no rule.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ def multi_head_attention(
     average_attn_weights: bool = True,
     is_causal: bool = False,
 ) -> Any:
-    """The output (T, B, E) and, if asked for, the weights (B, T, S) or (B, H, T, S); arguments as in PyTorch.
+    """The output (T, B, E) and, if ``need_weights``, weights (B, T, S) or (B, H, T, S); arguments as in PyTorch.
 
     Args:
         query, key, value: (T, B, E), (S, B, ...), (S, B, ...).
 
     Returns:
-        NotImplemented for tokens that are added (``add_bias_kv``, ``add_zero_attn``), keys given in the place of
-        projected ones, a causal hint without a mask, and inputs of one sample without its dimension.
+        NotImplemented for added tokens (``add_bias_kv``, ``add_zero_attn``), static keys or values, ``is_causal``
+        without a mask, and unbatched inputs.
     """
     added = add_zero_attn or any(t is not None for t in (bias_k, bias_v, static_k, static_v))
     if added or query.dim() != 3 or (is_causal and attn_mask is None):
@@ -59,7 +59,7 @@ def multi_head_attention(
         q, k, v = (F.linear(t, w, b) for t, w, b in zip((x, y, z), weights, biases, strict=True))
     elif query is key and key is value:
         q, k, v = F.linear(x, in_proj_weight, in_proj_bias).chunk(3, -1)
-    else:  # the weight as it is, since the gradients of a part of it would have to be instantiated
+    else:  # the whole weight each time, since gradients of a part of it would be instantiated
         q = F.linear(x, in_proj_weight, in_proj_bias).chunk(3, -1)[0]
         _, k, v = F.linear(y, in_proj_weight, in_proj_bias).chunk(3, -1)
         v = v if key is value else F.linear(z, in_proj_weight, in_proj_bias).chunk(3, -1)[2]
@@ -78,14 +78,16 @@ def multi_head_attention(
         output = attended @ v
         attended = attended.mean(1) if average_attn_weights else attended
     else:
-        # PyTorch's takes the hint for the mask.
+        # PyTorch's, too, replaces the mask by the hint.
         causal = is_causal and key_padding_mask is None
         output = F.scaled_dot_product_attention(q, k, v, None if causal else mask, dropout, causal)
     output = F.linear(output.transpose(1, 2).flatten(2), out_proj_weight, out_proj_bias)
-    # Laid out as PyTorch's, since a dropout after it draws in the order of memory.
+    # With PyTorch's memory layout, since a later dropout draws in the order of memory.
     return output.transpose(0, 1).contiguous(), attended
 
 
 def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """-inf where a boolean mask is true; another is added as it is."""
-    return mask if mask.dtype != torch.bool else torch.zeros_like(mask, dtype=dtype).masked_fill(mask, -math.inf)
+    """A boolean mask as a float one that is -inf where it is true; any other mask as it is."""
+    if mask.dtype != torch.bool:
+        return mask
+    return torch.zeros_like(mask, dtype=dtype).masked_fill(mask, -math.inf)

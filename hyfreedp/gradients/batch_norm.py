@@ -11,7 +11,7 @@ from hyfreedp.checks import listed
 from hyfreedp.gradients.validate import is_constant_batch_norm
 
 _PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-_LEAST_CHANNELS = 4  # of a group: in smaller ones a small map is normalised to a sign, or to nothing
+_MIN_CHANNELS_PER_GROUP = 4  # with fewer, normalisation leaves little of a small feature map: its signs, or zeros
 
 
 def replace_batch_norm(model: nn.Module) -> nn.Module:
@@ -31,7 +31,7 @@ def replace_batch_norm(model: nn.Module) -> nn.Module:
         The model, or the new layer if the model is itself a batch normalisation.
 
     Raises:
-        ValueError: a layer is a batch normalisation of an unknown kind, or has not seen its number of channels yet.
+        ValueError: a layer is a batch normalisation of an unknown kind, or a lazy one without its number of channels.
             Nothing is replaced then.
     """
     old: dict[nn.Module, str] = {
@@ -51,7 +51,7 @@ def replace_batch_norm(model: nn.Module) -> nn.Module:
 
 
 def _why(layer: nn.Module) -> str:
-    """What hinders the replacement; empty if nothing does."""
+    """Why a layer cannot be replaced; empty if it can."""
     if getattr(layer, "num_features", 0) == 0:
         return "which has not seen its number of channels yet: run one batch of random numbers through the model first"
     if type(layer) not in _PLAIN and not _activates(layer):
@@ -60,7 +60,7 @@ def _why(layer: nn.Module) -> str:
 
 
 def _activates(layer: nn.Module) -> bool:
-    """Whether it is one of timm's layers, which are batch normalisation, dropout and activation in one."""
+    """Whether a layer is timm's batch normalisation with dropout and activation."""
     return dict(layer.named_children()).keys() == {"drop", "act"}
 
 
@@ -69,7 +69,7 @@ def _group_norm(layer: nn.Module) -> nn.Module:
     channels = layer.num_features
     groups = 1
     if not isinstance(layer, nn.BatchNorm1d):
-        fitting = (g for g in (32, 16, 8, 4, 2) if channels % g == 0 and channels >= _LEAST_CHANNELS * g)
+        fitting = (g for g in (32, 16, 8, 4, 2) if channels % g == 0 and channels >= _MIN_CHANNELS_PER_GROUP * g)
         groups = next(fitting, 1)
     norm = nn.GroupNorm(groups, channels, eps=layer.eps, affine=False)
     norm.affine, norm.weight, norm.bias = layer.affine, layer.weight, layer.bias

@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-_SMALLEST = 1e-9  # below, what float32 loses of a tiny gradient's norm would be more than a clip
+_SMALLEST_NORM = 1e-9  # below, the float32 error of a tiny gradient's norm could exceed a clip
 
 
 class Clipping(Protocol):
@@ -25,7 +25,7 @@ class Clipping(Protocol):
         ...
 
     def factors(self, norms: Tensor) -> Tensor:
-        """Norms ||g_i||, shape (n,), to factors c_i, shape (n,); n is 1 for a rule of one's own."""
+        """Factors c_i from norms ||g_i||, both of shape (n,); for a rule of the user's n is 1."""
         ...
 
 
@@ -34,7 +34,7 @@ class AutomaticClipping:
     """Normalisation c_i = 1 / (||g_i|| + stability), with the threshold R_g scaled out (Bu et al. 2022).
 
     Attributes:
-        stability: keeps tiny gradients from being blown up to norm one; positive.
+        stability: positive; keeps tiny gradients from being scaled up to norm one.
     """
 
     stability: float = 0.01
@@ -85,25 +85,26 @@ class NoClipping:
 
 
 def bounded_factors(clipping: Clipping, norms: Tensor, sensitivity: float) -> Tensor:
-    """A rule's factors, kept within +- sensitivity / norm whatever the rule says; 0 where norm or factor is not finite.
+    """A rule's factors, clamped to +- sensitivity / norm; 0 where norm or factor is not finite.
 
-    A rule of one's own sees one norm at a time, and forgets it, so that a factor cannot depend on other samples.
+    A rule of the user's gets one norm at a time, each time as a fresh copy of the rule, so that a factor cannot depend
+    on other samples.
 
     Raises:
-        ValueError: the rule gives other than one factor for a norm.
+        ValueError: the rule returns a number of factors other than that of the norms.
     """
     known = type(clipping) in (AutomaticClipping, AbadiClipping, NoClipping)
     each = [norms] if known else norms.split(1)
-    factors = [(clipping if known else copy.deepcopy(clipping)).factors(some.clone()) for some in each]
-    for some, its in zip(each, factors, strict=True):
-        if its.shape != some.shape:
+    parts = [(clipping if known else copy.deepcopy(clipping)).factors(some.clone()) for some in each]
+    for some, part in zip(each, parts, strict=True):
+        if part.shape != some.shape:
             raise ValueError(
-                f"clipping must give one factor for each norm, shape {tuple(some.shape)}, got {tuple(its.shape)}"
+                f"clipping must give one factor for each norm, shape {tuple(some.shape)}, got {tuple(part.shape)}"
             )
-    found, most = torch.cat(factors), sensitivity / norms.clamp(min=_SMALLEST)
-    return torch.where(norms.isfinite() & found.isfinite(), found.clamp(-most, most), 0.0)
+    factors, largest = torch.cat(parts), sensitivity / norms.clamp(min=_SMALLEST_NORM)
+    return torch.where(norms.isfinite() & factors.isfinite(), factors.clamp(-largest, largest), 0.0)
 
 
 def _check_positive(name: str, value: float) -> None:
-    if not _SMALLEST <= value < math.inf:
-        raise ValueError(f"{name}={value!r} is not allowed: it must be finite and at least {_SMALLEST}")
+    if not _SMALLEST_NORM <= value < math.inf:
+        raise ValueError(f"{name}={value!r} is not allowed: it must be finite and at least {_SMALLEST_NORM}")

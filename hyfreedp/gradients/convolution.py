@@ -20,14 +20,14 @@ Each = tuple[int, ...]  # a number for each dimension
 def convolution(
     x: Tensor, g: Tensor, shape: torch.Size, stride: Each, padding: Each, dilation: Each, groups: int
 ) -> PerSampleGradients:
-    """Gradients of a weight of ``shape`` (P, C / groups, ...) from its input x (B, C, ...) and g (B, P, ...)."""
+    """Gradients of a weight of ``shape`` (P, C / groups, ...): input x (B, C, ...), output gradient g (B, P, ...)."""
     factors = ConvolutionFactors(x, g, shape, stride, padding, dilation, groups)
-    keep = keeps_factors(prod(g.shape[2:]), shape[0] // groups, prod(shape[1:])) and g.dim() < 5  # no volume unfolds
+    keep = keeps_factors(prod(g.shape[2:]), shape[0] // groups, prod(shape[1:])) and g.dim() < 5  # F.unfold lacks 3-D
     return factors if keep else Instantiated(factors.instantiate())
 
 
 def padded_to_same(x: Tensor, shape: torch.Size, dilation: Any) -> Tensor:
-    """An input as padding "same" makes it, one more at the end where the sum is odd."""
+    """An input padded as by padding="same"; of an odd total the larger half is at the end."""
     dilation = each_dimension(dilation, len(shape) - 2)
     both = [d * (k - 1) for d, k in zip(dilation, shape[2:], strict=True)]
     return F.pad(x, [side for total in reversed(both) for side in (total // 2, total - total // 2)])
@@ -40,7 +40,7 @@ def each_dimension(value: Any, dimensions: int) -> Each:
 
 
 class ConvolutionFactors(Factors):
-    """The gradients as input x and output gradient g of one convolution, whose (larger) patches are not kept."""
+    """The gradients in the form of a convolution's input x and output gradient g; its larger patches are not kept."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class ConvolutionFactors(Factors):
 
     @cached_property
     def gram_norms(self) -> tuple[Tensor, Tensor]:
-        # Patches repeat the input up to kernel-size times: take so few samples at once that they stay near its size.
+        # Patches repeat the input up to kernel-size times: as many fewer samples at once keep memory near its size.
         chunk = ceil(len(self.x) / prod(self.shape[2:]))
         norms = []
         for x, g in zip(self.x.split(chunk), self.g.split(chunk), strict=True):
@@ -73,7 +73,7 @@ class ConvolutionFactors(Factors):
         return self._weight_gradient(x, g, self.groups)
 
     def instantiate(self) -> Tensor:
-        # All samples side by side as channels of one convolution, in which each sample is a group of its own.
+        # One convolution with the samples' channels side by side, in which each sample is a group.
         x, g = self.x.flatten(0, 1).unsqueeze(0), self.g.flatten(0, 1).unsqueeze(0)
         return self._weight_gradient(x, g, len(self.x) * self.groups).unflatten(0, (len(self.x), -1))
 

@@ -1,8 +1,8 @@
 """The gradient engine: per-sample gradients, clipped and summed (Alg. 1, line 4).
 
-The loss is mapped over the samples of a batch, so that none sees another (see :mod:`hyfreedp.gradients.mapped`):
-pieces of one form, as large as memory allows, and smaller ones where samples differ in a decision of Python. What
-functorch cannot map is computed one sample at a time, by plain autograd.
+The loss is mapped over the samples of a batch, so that none sees another (see :mod:`hyfreedp.gradients.mapped`). Each
+piece of a batch holds samples of the same shapes, as many as memory allows, and is split where samples differ in a
+decision of Python. What functorch cannot map is computed one sample at a time, by plain autograd.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from hyfreedp.data.batches import Group, Loss, PhysicalBatchSize, groups_of, pieces
 from hyfreedp.errors import Refused
-from hyfreedp.gradients import rules  # noqa: F401, which are found where functions of torch are met
+from hyfreedp.gradients import rules  # noqa: F401, registers them
 from hyfreedp.gradients.clipping import Clipping, bounded_factors
 from hyfreedp.gradients.guard import ModelGuard
 from hyfreedp.gradients.mapped import (
@@ -32,7 +32,7 @@ from hyfreedp.gradients.mapped import (
     bits,
     explained,
 )
-from hyfreedp.gradients.per_sample import MEMORY_BUDGET, Instantiated, norms_of, settle, widened
+from hyfreedp.gradients.per_sample import MEMORY_BUDGET, Instantiated, instantiate_inexact, norms_of, widened
 from hyfreedp.gradients.validate import check_modes
 from hyfreedp.noise.random_states import random_states, set_random_states
 from hyfreedp.pytorch.layers import parameters_of
@@ -44,10 +44,10 @@ class Piece:
 
     Attributes:
         group: the samples.
-        path: answers to Python's first decisions that they have in common.
-        origin: the piece in which they were found to differ from others, and their places in it.
-        wanted: the places of those that count, in a piece that is computed again with the same random numbers.
-        name: of these numbers; None for the piece's own.
+        path: their common answers to the first decisions of Python.
+        origin: the piece from which these samples were split off, and their positions in it.
+        wanted: positions of the samples whose results count, in a piece that is repeated with its old random numbers.
+        name: names these random numbers; None for the piece's own.
     """
 
     group: Group
@@ -58,68 +58,68 @@ class Piece:
 
     @property
     def rows(self) -> Tensor:
-        """Of the samples that count, the positions in the batch."""
+        """Positions in the batch of the samples whose results count."""
         return self.group.rows if self.wanted is None else self.group.rows[self.wanted]
 
     @property
     def stream(self) -> tuple[int, int]:
-        """The name of its random numbers: its first sample, and how many decisions were made before."""
+        """The name of its random numbers: position of its first sample, and number of known decisions."""
         return self.name or (int(self.group.rows[0]), len(self.path))
 
-    def split(self, apart: DecisionsDiffer) -> list[Piece]:
-        """Its samples by their answers, each part with its own at the end of its path."""
-        answers, inverse = bits(apart.answers).unique(dim=0, return_inverse=True)
-        parts = [(inverse == k).nonzero()[:, 0].cpu() for k in range(len(answers))]
-        found = []
-        for places in reversed(parts):
-            path = (*apart.path, apart.answers[places[0]])
+    def split(self, difference: DecisionsDiffer) -> list[Piece]:
+        """One piece for each answer, whose path ends with that answer."""
+        answers, inverse = bits(difference.answers).unique(dim=0, return_inverse=True)
+        positions = [(inverse == k).nonzero()[:, 0].cpu() for k in range(len(answers))]
+        parts = []
+        for chosen in reversed(positions):
+            path = (*difference.path, difference.answers[chosen[0]])
             if self.wanted is None:
-                found.append(Piece(self.group.take(places), path, origin=(self, places)))
+                parts.append(Piece(self.group.take(chosen), path, origin=(self, chosen)))
             else:
-                found.append(replace(self, path=path, wanted=self.wanted[places]))
-        return found
+                parts.append(replace(self, path=path, wanted=self.wanted[chosen]))
+        return parts
 
     def again(self) -> Piece:
-        """With the random numbers by which its samples answered as they did, beside those from which they parted.
+        """The piece from which it was split off, with only its own samples ``wanted`` and the same random numbers.
 
-        With others they contradict themselves. So a sample's numbers are those that its answers came from, whoever is
-        in the batch.
+        For samples whose decisions depend on random numbers: with other numbers they would contradict their path. So a
+        sample keeps the numbers that its answers came from, whichever samples are in the batch.
         """
         if self.origin is None:
             raise Refused(
                 "a decision of Python depends on random numbers, among samples that are too many for the memory: set "
                 "max_physical_batch_size"
             )
-        before, places = self.origin
-        return Piece(before.group, self.path, wanted=places, name=before.stream)
+        origin, positions = self.origin
+        return Piece(origin.group, self.path, wanted=positions, name=origin.stream)
 
 
 @dataclass
 class Plan:
-    """How the samples of a batch go through the model.
+    """How the samples of a batch are divided into pieces.
 
     Attributes:
-        pieces: together all samples, each once. Finer once a pass has found where they differ.
+        pieces: hold each sample of the batch once. A pass replaces them by smaller ones if samples must be split.
     """
 
     pieces: list[Piece]
 
     @classmethod
     def of(cls, batch: Any, size: PhysicalBatchSize = None) -> Plan:
-        """Of a batch, in pieces of at most ``size`` samples."""
+        """A batch in pieces of at most ``size`` samples."""
         return cls([Piece(group) for group in pieces(groups_of(batch), size)])
 
     def in_order(self, parts: Sequence[Tensor], device: torch.device) -> Tensor:
-        """Values of the pieces' samples, in their order, as those of the batch, shape ``(B,)``."""
+        """Values of each piece's samples, joined in the order of the batch, shape ``(B,)``."""
         if not parts:
             return torch.zeros(0, dtype=torch.float64, device=device)
         rows = torch.cat([piece.rows for piece in self.pieces])
         return torch.cat(list(parts))[rows.argsort().to(device, non_blocking=True)]
 
 
-# Sets the random numbers of a piece, with 0, or of a sample that is computed alone, for its attempts 1, 2, ...
+# Seeds the random numbers of a piece (attempt 0), or of a sample that is computed alone (attempts 1, 2, ...).
 Begin = Callable[[Piece, int], None]
-_ATTEMPTS = 50
+_MAX_ATTEMPTS = 50
 
 
 class GradientEngine:
@@ -129,14 +129,15 @@ class GradientEngine:
 
     Args:
         module: the model, in train mode, with its final choice of trainable parameters.
-        clipping: turns a norm into a factor c_i.
+        clipping: maps norms to factors c_i.
+        memory_budget: see below.
 
     Attributes:
-        sensitivity: the clipping's, as it was at :meth:`clear`: pieces of a batch and its noise have the same.
+        sensitivity: the clipping's at the last :meth:`clear`, so that all pieces of a batch and the noise use the same.
         memory_budget: bytes that gradients, or copies of parameters, of samples mapped together may take.
         fallback_reason: why samples were last computed one at a time; None if they never were.
-        looped: samples of the last batch that were.
-        told: whether Python was told something of its samples, by a decision.
+        computed_alone: the samples of the last pass that were.
+        decided: whether Python saw anything of the samples of the last pass: decisions, or values beside tensors.
         guard: refuses losses that write into the model.
     """
 
@@ -145,11 +146,11 @@ class GradientEngine:
         self.sensitivity = clipping.sensitivity
         self.memory_budget = memory_budget
         self.fallback_reason: str | None = None
-        self.looped: list[Piece] = []
-        self.told = False
+        self.computed_alone: list[Piece] = []
+        self.decided = False
         self.guard = ModelGuard(module)
         self._own_factories = False
-        self._path: Path = ()  # of the last map, as far as it came
+        self._path: Path = ()  # of the last map, up to its end or error
         self._sums: dict[nn.Parameter, Tensor] = {}
 
     @property
@@ -161,23 +162,23 @@ class GradientEngine:
     ) -> tuple[Tensor, Tensor]:
         """Add sum_i w_i c_i g_i to the clipped sums.
 
-        A parameter that the losses do not depend on gets zeros. A sample whose gradient is not finite contributes
+        A parameter on which the losses do not depend gets zeros. A sample whose gradient is not finite contributes
         exactly zero.
 
         Args:
-            loss: maps one record, as a batch of it alone, to one number.
-            batch: or a plan of it, whose pieces are then those that were computed.
-            weights: w_i in [0, 1], shape (B,); all 1 if None. They scale what is clipped already, so that the
-                sensitivity stays that of the clipping.
-            begin: sets the random numbers of each piece; called again where it is computed anew. None begins each
-                where they are now.
+            loss: maps one record, as a batch of that record alone, to one number.
+            batch: a batch, or a :class:`Plan`, whose pieces become those that were computed.
+            weights: w_i in [0, 1], shape (B,); all 1 if None. They multiply clipped gradients, so the sensitivity does
+                not change.
+            begin: seeds the random numbers of each piece, each time it is computed. If None, each piece starts from
+                the current states of the global generators.
 
         Returns:
-            The losses and the norms ||g_i|| over all trainable parameters together, both of shape (B,), the latter
-            inf where not finite. They are *not* private.
+            The losses and the norms ||g_i|| over all trainable parameters together, both of shape (B,); norms are inf
+            where not finite. They are *not* private.
 
         Raises:
-            ValueError: what a loss gives or does is refused; or a layer has come to mix samples.
+            ValueError: the loss is refused (:class:`~hyfreedp.errors.Refused`), or a layer now mixes samples.
 
         Warns:
             UserWarning: once, if samples are computed one at a time.
@@ -186,40 +187,40 @@ class GradientEngine:
         plan = batch if isinstance(batch, Plan) else Plan.of(batch)
         losses, norms = [], []
         for rows, values, gradients in self._each(loss, plan, begin, self._trained()):
-            its = None if weights is None else weights[rows.to(weights.device, non_blocking=True)]
+            chosen = None if weights is None else weights[rows.to(weights.device, non_blocking=True)]
             losses.append(values.detach())
-            norms.append(self._add_clipped(gradients, values, its))
+            norms.append(self._add_clipped(gradients, values, chosen))
         return plan.in_order(losses, self.device), plan.in_order(norms, self.device)
 
     @torch.no_grad()
     def losses(self, loss: Loss, batch: Any, *, begin: Begin | None = None) -> Tensor:
-        """Losses (B,) at the present weights, without gradients; arguments as of :meth:`add`."""
+        """Losses (B,) at the current weights, without gradients; arguments as for :meth:`add`."""
         plan = batch if isinstance(batch, Plan) else Plan.of(batch)
         return plan.in_order([values for _, values, _ in self._each(loss, plan, begin)], self.device)
 
-    def forgets(self, loss: Loss, plan: Plan, losses: Tensor, begin: Begin) -> bool:
-        """Whether samples have the losses (B,) of :meth:`add` again, after others: whether nothing of these was kept.
+    def reproduces(self, loss: Loss, plan: Plan, losses: Tensor, begin: Begin) -> bool:
+        """Whether the smallest piece, computed again after all others, has the losses (B,) of :meth:`add` again.
 
-        What Python was told of a sample, by a decision or where samples are computed alone, it could keep for the next.
-        No construction prevents that; this notices it, in one sample that was computed alone, or in one piece.
+        Python code can keep what it learns of a sample, from a decision or if samples are computed alone, and use it
+        for the next. The map cannot prevent that; this check detects it.
         """
-        piece = min(self.looped or plan.pieces, key=lambda piece: len(piece.rows))
-        if self.looped:
+        piece = min(self.computed_alone or plan.pieces, key=lambda piece: len(piece.rows))
+        if self.computed_alone:
             again, _ = self._alone(loss, piece, begin)
-        else:  # by parameters that are trained, for the same roundings
+        else:  # with the trained parameters, so that rounding is the same
             begin(piece, 0)
             again, _ = self._mapped(loss, piece, self._trained(), backward=False)
         return torch.allclose(again.to(losses), losses[piece.rows.to(losses.device)], rtol=1e-4, equal_nan=True)
 
     def clipped_sums(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
-        """What :meth:`add` has added up for each parameter since :meth:`clear`, float32 or wider; zeros for none."""
+        """The sums of :meth:`add` for each parameter since :meth:`clear`, float32 or wider; zeros if there is none."""
         wide = {p: torch.promote_types(p.dtype, torch.float32) for p in parameters}
         return [self._sums[p].to(t) if p in self._sums else torch.zeros_like(p, dtype=t) for p, t in wide.items()]
 
     def clear(self) -> None:
-        """Forget the sums, which are raw, and begin new ones; and the samples that were computed alone."""
+        """Delete the raw sums and all that is known of the last pass, and take over the clipping's sensitivity."""
         self._sums.clear()
-        self.looped, self.told = [], False
+        self.computed_alone, self.decided = [], False
         self.sensitivity = self.clipping.sensitivity
 
     # -- pieces --------------------------------------------------------------------------------------------------------
@@ -227,29 +228,31 @@ class GradientEngine:
     def _each(
         self, loss: Loss, plan: Plan, begin: Begin | None, trained: Sequence[nn.Parameter] = ()
     ) -> Iterator[tuple[Tensor, Tensor, Gradients]]:
-        """Of each piece the samples' places in the batch, losses (n,) and gradients, of which there may be none.
+        """Yields for each piece its samples' positions in the batch, losses (n,) and gradients of ``trained``.
 
-        Pieces are made smaller where they must be; these become the plan's.
+        Pieces are split where necessary; the pieces that were computed become the plan's.
         """
-        todo, settled = plan.pieces[::-1], list[Piece]()
+        todo: list[Piece] = plan.pieces[::-1]
+        done: list[Piece] = []
         if begin is None:
             now = random_states(self.device)
-            begin = lambda piece, alone: set_random_states(self.device, now)  # noqa: E731
-        self.looped, self.told = [], False
+            begin = lambda piece, attempt: set_random_states(self.device, now)  # noqa: E731
+        self.computed_alone, self.decided = [], False
         while todo:
-            piece, found = todo.pop(), None
+            piece, result = todo.pop(), None
             begin(piece, 0)
             try:
-                found = self._mapped(loss, piece, trained)
-            except DecisionsDiffer as apart:
-                todo += piece.split(apart)
+                result = self._mapped(loss, piece, trained)
+            except DecisionsDiffer as difference:
+                todo += piece.split(difference)
                 continue
             except DecisionsChanged:
                 todo.append(piece.again())
                 continue
-            except TooLarge as large:
-                rows = (torch.arange(len(piece.group)) if piece.wanted is None else piece.wanted).split(large.size)
-                todo += [Piece(piece.group.take(some), piece.path) for some in reversed(rows)]
+            except TooLarge as error:
+                positions = torch.arange(len(piece.group)) if piece.wanted is None else piece.wanted
+                parts = positions.split(error.size)
+                todo += [Piece(piece.group.take(part), piece.path) for part in reversed(parts)]
                 continue
             except (Refused, torch.OutOfMemoryError, MemoryError):
                 raise
@@ -259,40 +262,39 @@ class GradientEngine:
                     todo.append(piece)
                     continue
                 reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-            settled.append(piece)
-            if found is not None:
-                yield piece.rows, *found
+            done.append(piece)
+            if result is not None:
+                yield piece.rows, *result
                 continue
             with self.guard.unchanged(by_value=True):
                 for i in range(len(piece.group)) if piece.wanted is None else piece.wanted.tolist():
                     one = Piece(piece.group.take(slice(i, i + 1)), self._path)
-                    yield one.rows, *self._alone(loss, one, begin, trained)  # raises the same, if the loss is wrong
-                    self.looped.append(one)
-            self._tell(reason)
-        plan.pieces = settled
+                    yield one.rows, *self._alone(loss, one, begin, trained)  # a wrong loss raises its error again
+                    self.computed_alone.append(one)
+            self._note_fallback(reason)
+        plan.pieces = done
 
     def _trained(self) -> list[nn.Parameter]:
         return [p for p in parameters_of(self.module) if p.requires_grad]
 
-    def _mapped(
-        self, loss: Loss, piece: Piece, trained: Sequence[nn.Parameter], *, backward: bool = True
-    ) -> tuple[Tensor, Gradients]:
+    def _mapped(self, loss: Loss, piece: Piece, trained: Sequence[nn.Parameter]) -> tuple[Tensor, Gradients]:
         """Losses (n,) and gradients of a piece by one map."""
         group, wanted = piece.group, piece.wanted
-        how: Any = {
-            "path": piece.path,
-            "wanted": wanted,
-            "memory_budget": self.memory_budget,
-            "own_factories": self._own_factories,
-        }
-        one_pass = Pass(trained, len(group), **how)
+        one_pass = Pass(
+            trained,
+            len(group),
+            path=piece.path,
+            wanted=wanted,
+            memory_budget=self.memory_budget,
+            own_factories=self._own_factories,
+        )
         try:
             with self.guard.unchanged():
                 losses = one_pass.losses(lambda tensors: one_number(loss(group.record(tensors))), group.tensors)
                 gradients = one_pass.gradients(losses) if trained and backward else {}
         finally:
             self._path = one_pass.path
-            self.told = self.told or bool(one_pass.path)
+            self.decided = self.decided or bool(one_pass.path) or group.has_values
         if wanted is None:
             return losses, gradients
         chosen = torch.zeros(len(group), dtype=torch.bool).index_fill(0, wanted, True).to(losses.device)
@@ -302,11 +304,11 @@ class GradientEngine:
         self, loss: Loss, piece: Piece, begin: Begin, trained: Sequence[nn.Parameter] = ()
     ) -> tuple[Tensor, Gradients]:
         """The loss (1,) and gradients of a piece of one sample, by plain autograd."""
-        for attempt in range(1, _ATTEMPTS + 1):  # until its decisions are those by which it was put into a group
-            begin(piece, attempt)  # the coins of NumPy and Python are the same for all, whatever their place
+        for attempt in range(1, _MAX_ATTEMPTS + 1):  # until its decisions are those of its path
+            begin(piece, attempt)
             try:
-                with self.guard.unchanged(), SingleSample(piece.path if attempt < _ATTEMPTS else ()) as mode:
-                    tensors = [mode.mark(t[0].clone()) for t in piece.group.tensors]  # which a loss may write to
+                with self.guard.unchanged(), SingleSample(piece.path if attempt < _MAX_ATTEMPTS else ()) as mode:
+                    tensors = [mode.mark(t[0].clone()) for t in piece.group.tensors]  # a loss may write into them
                     value = one_number(loss(piece.group.record(tensors)))[None]
                 break
             except DecisionsChanged:
@@ -314,30 +316,35 @@ class GradientEngine:
         if not trained:
             return value.detach(), {}
         with self.guard.unchanged(), explained():
-            found = torch.autograd.grad(value, trained, allow_unused=True) if value.requires_grad else ()
-        if all(g is None for g in found):
+            gradients = torch.autograd.grad(value, trained, allow_unused=True) if value.requires_grad else ()
+        if all(g is None for g in gradients):
             raise Refused(NO_GRADIENT)
-        return value, {p: Instantiated(g[None]) for p, g in zip(trained, found, strict=True) if g is not None}
+        return value, {p: Instantiated(g[None]) for p, g in zip(trained, gradients, strict=True) if g is not None}
 
     def _add_clipped(self, gradients: Gradients, losses: Tensor, weights: Tensor | None) -> Tensor:
-        """Add sum_i w_i c_i g_i to the sums: in float64, since over many pieces roundings would add up to clips.
+        """Add sum_i w_i c_i g_i to the sums; returns the norms (n,). Empties ``gradients``, to free memory early.
 
-        Takes the gradients out of their dictionary, so that each is freed once it is used; returns the norms.
+        From the second piece on sums are float64: rounding errors of many pieces could add up to more than a clip.
         """
-        with torch.autocast(losses.device.type, enabled=False):  # the caller's would round sums, not norms alone
-            settle(gradients)
+        with torch.autocast(losses.device.type, enabled=False):  # it would round the sums
+            instantiate_inexact(gradients)
             norms = norms_of(gradients.values(), losses)
             factors, finite = bounded_factors(self.clipping, norms, self.sensitivity), norms.isfinite()
-            factors = factors if weights is None else factors * weights.to(factors)
-            whole = bool(finite.all())
-            for p in list(gradients) if whole or bool(finite.any()) else ():
-                g = gradients.pop(p)  # 0 * NaN is NaN: such samples are left out rather than multiplied by 0
-                its, kept = (g, factors) if whole else (g.select(finite), factors[finite])
-                added = its.weighted_sum(kept).view_as(p)
+            if weights is not None:
+                factors = factors * weights.to(factors)
+            all_finite = bool(finite.all())
+            if not all_finite and not bool(finite.any()):
+                return norms
+            for p in list(gradients):
+                g = gradients.pop(p)
+                if all_finite:
+                    added = g.weighted_sum(factors).view_as(p)
+                else:  # samples that are not finite are left out, not multiplied by 0, since 0 * NaN is NaN
+                    added = g.select(finite).weighted_sum(factors[finite]).view_as(p)
                 self._sums[p] = self._sums[p].double().add_(added) if p in self._sums else widened(added).contiguous()
         return norms
 
-    def _tell(self, reason: str) -> None:
+    def _note_fallback(self, reason: str) -> None:
         if self.fallback_reason is None:
             warnings.warn(
                 f"samples are computed one at a time, which is exact and slow, since the loss does what cannot be "
@@ -366,8 +373,6 @@ def one_number(value: Any) -> Tensor:
 
 
 def _writes_into_fresh(error: Exception) -> bool:
-    """Whether a sample's value was written into a tensor that the loss had made of nothing."""
-    text = str(error)
-    if "doesn't match the broadcast shape" in text or "more elements than `self`" in text:
-        return True
-    return "inplace randomness on an unbatched" in str(error)
+    """Whether the loss wrote a sample's value into a new tensor, made by ``torch.zeros`` and the like."""
+    texts = ("doesn't match the broadcast shape", "more elements than `self`", "inplace randomness on an unbatched")
+    return any(text in str(error) for text in texts)

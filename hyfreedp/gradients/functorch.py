@@ -1,8 +1,7 @@
-"""The names of functorch that the map over samples needs and that PyTorch keeps private, all in one place.
+"""All private names of functorch that the map over samples uses.
 
-A *level* of ``torch.vmap`` shows a tensor (B, ...) to the code within it as one of shape (...): a sample. Other than by
-``torch.vmap`` itself, a :class:`Level` can be left for a moment and entered again. ``tests/core/test_functorch.py``
-holds each name to what is said of it here.
+Within a *level* of ``torch.vmap``, code sees a tensor (B, ...) as one of shape (...): a sample. Unlike with
+``torch.vmap`` itself, a :class:`Level` can be left temporarily. ``tests/core/test_functorch.py`` tests each name here.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from torch._functorch import vmap
 
 
 class Level:
-    """A level at which ``size`` samples are mapped together; random numbers are drawn for each.
+    """A level at which ``size`` samples are mapped together; each draws its own random numbers.
 
     Attributes:
         size: B.
-        number: of the level, once it was entered; the outermost is 1.
+        number: functorch's number of the level, 1 for the outermost; 0 before it is entered.
     """
 
     def __init__(self, size: int) -> None:
@@ -41,27 +40,27 @@ class Level:
         _functorch._vmap_decrement_nesting()
 
     def mapped(self, samples: Tensor) -> Tensor:
-        """A tensor (B, ...) as that of one sample, (...)."""
+        """A tensor (B, ...) as a tensor (...) of one sample."""
         return _functorch._add_batch_dim(samples, 0, self.number)
 
     def holds(self, t: Tensor) -> bool:
-        """Whether a tensor is one that :meth:`mapped` made, or was computed from such."""
+        """Whether a tensor was made by :meth:`mapped`, or computed from such tensors."""
         return _functorch.is_batchedtensor(t) and _functorch.maybe_get_level(t) == self.number
 
     def samples(self, t: Tensor) -> Tensor:
-        """The tensor (B, ...) behind one that this level holds."""
+        """The tensor (B, ...) behind a tensor that this level holds."""
         dim = _functorch.maybe_get_bdim(t)
         values = _functorch.get_unwrapped(t)
         return values if dim == 0 else values.movedim(dim, 0)
 
     def is_innermost(self) -> bool:
-        """Whether no other map or gradient of functorch is under way within this level."""
+        """Whether no other map or gradient of functorch is active within this level."""
         top = _functorch.peek_interpreter_stack()
         return top is not None and top.level() == self.number
 
     @contextmanager
     def left(self) -> Iterator[None]:
-        """Out of this level, and of those within, where its tensors (B, ...) are computed with."""
+        """A context outside of this level and those within, to compute with the tensors (B, ...)."""
         inner = []
         while (top := _functorch.peek_interpreter_stack()) is not None and top.level() >= self.number:
             inner.append(_functorch.pop_dynamic_layer_stack())
@@ -78,12 +77,12 @@ def is_wrapped(t: Any) -> bool:
 
 
 def unwrapped(t: Tensor) -> Tensor:
-    """What a tensor of a level is one level further out."""
+    """The tensor that a wrapped one is at the next outer level."""
     return _functorch.get_unwrapped(t)
 
 
 def innermost(t: Tensor) -> Tensor:
-    """The plain tensor that a tensor of levels is at last."""
+    """The plain tensor within a tensor that may be wrapped by several levels."""
     while is_wrapped(t):
         t = unwrapped(t)
     return t
@@ -91,7 +90,7 @@ def innermost(t: Tensor) -> Tensor:
 
 @contextmanager
 def maps_marked(mark: Callable[[Any], Any]) -> Iterator[None]:
-    """Within, ``mark`` sees what other calls of ``torch.vmap`` return, which no mode does."""
+    """A context in which ``mark`` is called on the results of ``torch.vmap``, which modes do not see."""
     unwrap = vmap._unwrap_batched
 
     def marked(*args: Any, **kwargs: Any) -> Any:
@@ -102,17 +101,17 @@ def maps_marked(mark: Callable[[Any], Any]) -> Iterator[None]:
         yield
     finally:
         vmap._unwrap_batched = unwrap
-        mark = lambda result: result  # noqa: E731, where torch.compile keeps the other
+        mark = lambda result: result  # noqa: E731, for torch.compile, which may have cached ``marked``
 
 
 def saved_hook() -> Any:
-    """What now packs tensors that autograd saves; None if nothing does."""
+    """The active hook on tensors that autograd saves, or None."""
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
     return None if hooks is None else hooks[0]
 
 
 def backward(losses: Tensor, ends: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
-    """The gradients of the sum of ``losses``; ``torch.autograd.grad``, but that no mode is out of force meanwhile."""
+    """Gradients of the sum of ``losses`` by ``ends``, as ``torch.autograd.grad``, but with modes active."""
     engine: Any = torch.autograd.Variable._execution_engine
     return engine.run_backward(
         (losses,), (torch.ones_like(losses),), False, False, tuple(ends), True, accumulate_grad=False

@@ -1,7 +1,7 @@
-"""A loss must not write into the model: what it writes is a raw value that the state_dict would publish.
+"""A loss must not write into the model: it would write raw values, which the state_dict would publish.
 
-Nor may the model remember: each pass starts from the same state. What its layers keep as plain attributes, and in
-buffers that are no part of the state_dict (caches), is put back after each pass without a word.
+Each pass must also start from the same state. So plain attributes of layers, and buffers that are not in the state_dict
+(caches), are silently restored after each pass.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from hyfreedp.errors import Refused
 from hyfreedp.noise.cipher import derive, universal_hashes
 from hyfreedp.pytorch.layers import layers_of
 
-_KEY = derive(b"", "parameters")  # not secret: nobody chooses what a model writes against it
+_KEY = derive(b"", "parameters")  # public: no adversary chooses what a model writes
 Place = tuple[nn.Module, str]
 
 
 class ModelGuard:
-    """Refuses passes that write into buffers or parameters, or replace them; and undoes what they did to buffers.
+    """Refuses passes that write into buffers or parameters, or replace them; restores both.
 
-    Between passes all may change, as when a state is loaded. Buffers are compared by value, parameters by version
-    counter or, where samples are computed one at a time, by value too: a write through ``.data`` leaves no other trace.
-    (A map refuses these.) So is what ``get_extra_state`` of a layer puts into the state_dict, as it is pickled.
+    Between passes anything may change, as when a state is loaded. Buffers are compared by value. Parameters are
+    compared by version counter and, if samples are computed one at a time, by value, since a write through ``.data``,
+    which a map refuses, leaves no other trace. What ``get_extra_state`` of a layer returns is compared as pickled.
 
     Args:
         module: the model.
@@ -41,21 +41,22 @@ class ModelGuard:
 
     @contextmanager
     def unchanged(self, *, by_value: bool = False) -> Iterator[None]:
-        """Around passes, backward ones too.
+        """A context for forward and backward passes.
 
         Args:
-            by_value: compare the values of parameters too, and not of buffers alone.
+            by_value: compare parameters by value, too.
 
         Raises:
-            Refused: they changed something that the state_dict has, which is named.
+            Refused: the passes changed something that is in the state_dict; the message names it.
         """
         layers = layers_of(self._module)
-        scripts = torch.jit.ScriptModule  # keep theirs elsewhere
+        scripts = torch.jit.ScriptModule  # these keep their attributes elsewhere
         attributes = {layer: _contents(vars(layer)) for layer in layers if not isinstance(layer, scripts)}
         buffers = _tensors(layers, "_buffers")
         clones = {place: buffer.detach().clone() for place, buffer in buffers.items()}
         extra = {layer: _pickled(layer) for layer in layers if _defines(layer, "get_extra_state")}
         parameters = _tensors(layers, "_parameters")
+        copies = {place: parameter.detach().clone() for place, parameter in parameters.items() if by_value}
         before = _marks(parameters, by_value), _marks(buffers, True)
         try:
             yield
@@ -64,35 +65,42 @@ class ModelGuard:
             changed += _written(buffers, clones, before[1], _marks(buffers, True))
             changed += _put_back_extra(extra)
             after = _marks(_tensors(layers, "_parameters"), by_value)
-        changed += [place for place, mark in before[0].items() if after.get(place) != mark]
+            written = [place for place, mark in before[0].items() if after.get(place) != mark]
+            for place in copies.keys() & set(written):
+                parameters[place].data.copy_(copies[place])
+        changed += written
         if changed:
             paths = {layer: path for path, layer in self._module.named_modules()}
             names = [repr(f"{paths.get(layer, '?')}.{name}".lstrip(".")) for layer, name in changed]
             raise Refused(
                 "the forward pass in train mode changed these buffers or parameters of the model: "
-                f"{listed(names)}, which would publish raw data with the state_dict (in buffers it was undone). Call "
+                f"{listed(names)}, which would publish raw data with the state_dict (it was undone). Call "
                 ".eval() of what keeps statistics, or replace it by a layer without; register a cache with "
                 "persistent=False"
             )
 
 
 def _contents(attributes: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """The attributes of a layer, each with a copy of what it holds, where it is a list, a set or a dictionary."""
+    """The attributes of a layer, each with a copy if it is a list, set or dictionary, else with None."""
     return {name: (v, v.copy() if isinstance(v, dict | list | set) else None) for name, v in attributes.items()}
 
 
 def _put_back(attributes: dict[nn.Module, dict[str, tuple[Any, Any]]]) -> list[Place]:
-    """Put attributes back, and what they hold; those parameters, buffers and layers that were set, or are new."""
+    """Restore attributes and their contents; returns parameters, persistent buffers and layers that were replaced."""
     changed = []
     for layer, kept in attributes.items():
-        for of in ("_parameters", "_buffers", "_modules"):
-            here, (_, before) = getattr(layer, of), kept[of]
+        for registry in ("_parameters", "_buffers", "_modules"):
+            here, (_, before) = getattr(layer, registry), kept[registry]
             names = [name for name in {**before, **here} if here.get(name) is not before.get(name)]
             changed += [(layer, name) for name in names if name not in layer._non_persistent_buffers_set]
         for value, content in kept.values():
-            if content is not None and not _alike(value, content):
-                value.clear()
-                value.extend(content) if isinstance(value, list) else value.update(content)
+            if content is None or _same_contents(value, content):
+                continue
+            value.clear()
+            if isinstance(value, list):
+                value.extend(content)
+            else:
+                value.update(content)
         now = vars(layer)
         if len(now) != len(kept) or any(now.get(name) is not value for name, (value, _) in kept.items()):
             now.clear()
@@ -100,42 +108,44 @@ def _put_back(attributes: dict[nn.Module, dict[str, tuple[Any, Any]]]) -> list[P
     return changed
 
 
-def _alike(here: Any, before: Any) -> bool:
+def _same_contents(here: Any, before: Any) -> bool:
     """Whether two lists, sets or dictionaries hold the same objects."""
     if len(here) != len(before):
         return False
     if isinstance(here, dict):
         return all(name in here and here[name] is value for name, value in before.items())
-    return here == before if isinstance(here, set) else all(map(operator.is_, here, before))
+    if isinstance(here, set):
+        return here == before
+    return all(map(operator.is_, here, before))
 
 
 @torch.no_grad()
 def _written(
     buffers: dict[Place, Tensor], clones: dict[Place, Tensor], before: dict[Place, Any], after: dict[Place, Any]
 ) -> list[Place]:
-    """Undo what was written into buffers; those of them that the state_dict has."""
+    """Restore buffers that were written; returns those of them that are in the state_dict."""
     changed = [place for place in buffers if before[place] != after[place]]
     for layer, name in changed:
         if name in layer._non_persistent_buffers_set:
-            layer._buffers[name] = clones[layer, name]  # a backward pass may need what the other holds now
+            layer._buffers[name] = clones[layer, name]  # a backward pass may need the values of the other tensor
         else:
             buffers[layer, name].copy_(clones[layer, name])
     return [(layer, name) for layer, name in changed if name not in layer._non_persistent_buffers_set]
 
 
-def _tensors(layers: Iterable[nn.Module], of: str) -> dict[Place, Tensor]:
-    """Their buffers or parameters."""
-    return {(layer, name): t for layer in layers for name, t in getattr(layer, of).items() if t is not None}
+def _tensors(layers: Iterable[nn.Module], registry: str) -> dict[Place, Tensor]:
+    """The tensors in "_buffers" or "_parameters" of the layers."""
+    return {(layer, name): t for layer in layers for name, t in getattr(layer, registry).items() if t is not None}
 
 
 def _marks(tensors: dict[Place, Tensor], by_value: bool) -> dict[Place, Any]:
-    """What tells whether a tensor was replaced or written to."""
+    """For each tensor a mark that differs if it was replaced or written to."""
     hashes: list[Any] = universal_hashes([*tensors.values()], _KEY) if by_value else [None] * len(tensors)
     return {place: (id(t), t._version, mark) for (place, t), mark in zip(tensors.items(), hashes, strict=True)}
 
 
 def _put_back_extra(before: dict[nn.Module, tuple[Any, bytes]]) -> list[Place]:
-    """Undo what was done to extra states, where that can be."""
+    """Restore extra states of layers that have ``set_extra_state``; returns all that were changed."""
     changed = [layer for layer, (_, mark) in before.items() if _pickled(layer)[1] != mark]
     for layer in changed:
         if _defines(layer, "set_extra_state"):
@@ -148,7 +158,7 @@ def _defines(layer: nn.Module, method: str) -> bool:
 
 
 def _pickled(layer: nn.Module) -> tuple[Any, bytes]:
-    """A copy of a layer's extra state, and what a file of it would hold."""
+    """A copy of a layer's extra state, and its pickled bytes."""
     state, file = copy.deepcopy(layer.get_extra_state()), io.BytesIO()
     torch.save(state, file)
     return state, file.getvalue()

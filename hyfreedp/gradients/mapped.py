@@ -1,16 +1,16 @@
-"""One map of a loss over samples: what it computes of one cannot depend on another, since it sees no other.
+"""Maps a loss over samples: the result for one sample cannot depend on another, since the loss sees only one.
 
-The loss runs once, at a level of ``torch.vmap``, where each tensor of the batch is that of one sample. A mode meets
-every operation of torch in it:
+The loss runs once, within a level of ``torch.vmap``, where each tensor of the batch looks like that of one sample. A
+``TorchFunctionMode`` intercepts every torch operation in it:
 
-* *Layers* that use trained parameters have a rule, see :mod:`hyfreedp.gradients.rules`: it takes the tensor (B, ...)
-  behind the sample's, whose dimension 0 is the samples, and keeps what the parameters' gradients need.
-* *Other uses* of a parameter get a copy for each sample, a leaf (B, *S) whose gradient is the samples'.
-* *Python's decisions* (``if mask.all()``, ``.item()``) are answered where all samples agree. Else :class:`DecisionsDiffer`
-  says by what they differ, and groups of samples that agree are mapped one after the other.
+* *Layers* that use trained parameters have a rule, see :mod:`hyfreedp.gradients.rules`. It takes the underlying tensor
+  (B, ...), whose dimension 0 is the samples, and keeps what the parameters' gradients need.
+* *Other uses* of a parameter of shape S get a copy for each sample: a leaf (B, *S), whose gradient is per sample.
+* *Decisions of Python* (``if mask.all()``, ``.item()``) are answered if all samples agree. Otherwise
+  :class:`DecisionsDiffer` has the answer of each sample, and groups of samples that agree are mapped one by one.
 
-Then one backward pass outside of the map gives all gradients. The parameters themselves are asked for, too: one that
-gets a gradient was used where nothing was met (in a script, say), and the map is not believed.
+One backward pass outside of the map then gives all gradients. It also asks for gradients of the parameters themselves:
+if there is one, a parameter was used where nothing was intercepted (in a script, say), and the map is rejected.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from hyfreedp.gradients.per_sample import Instantiated, PerSampleGradients, add_
 Gradients = dict[nn.Parameter, PerSampleGradients]
 Call = Callable[[Tensor], Tensor]
 Backward = Callable[[Any, Tensor, bool], Tensor | None]
-Path = tuple[Tensor, ...]  # answers to the decisions of Python that a group of samples has in common
+Path = tuple[Tensor, ...]  # an execution path: the answers to decisions of Python that a group of samples shares
 
 _DECISIONS = {
     getattr(Tensor, name)
@@ -48,12 +48,12 @@ _FACTORIES = {
 }
 _FACTORIES |= {torch.tensor, torch.arange, torch.eye, torch.linspace}
 _FACTORIES |= {getattr(Tensor, name) for name in "new_zeros new_ones new_full new_empty new_tensor".split()}
-_SIZES = {Tensor.shape.__get__, Tensor.dtype.__get__, Tensor.device.__get__, Tensor.ndim.__get__}  # type: ignore[attr-defined]
-_SIZES |= {Tensor.size, Tensor.dim, Tensor.numel, Tensor.is_floating_point, Tensor.__len__, Tensor.layout.__get__}  # type: ignore[attr-defined]
-_IN_MEMORY = {Tensor.stride, Tensor.is_contiguous, Tensor.storage_offset}
+_METADATA = {Tensor.shape.__get__, Tensor.dtype.__get__, Tensor.device.__get__, Tensor.ndim.__get__}  # type: ignore[attr-defined]
+_METADATA |= {Tensor.size, Tensor.dim, Tensor.numel, Tensor.is_floating_point, Tensor.__len__, Tensor.layout.__get__}  # type: ignore[attr-defined]
+_MEMORY_LAYOUT = {Tensor.stride, Tensor.is_contiguous, Tensor.storage_offset}
 _REQUIRES_GRAD = {Tensor.requires_grad.__get__, Tensor.requires_grad.__set__, Tensor.requires_grad_}  # type: ignore[attr-defined]
-_SHOWN = {Tensor.__repr__, Tensor.__format__, Tensor.__reduce_ex__, Tensor._base.__get__}  # type: ignore[union-attr]
-_MISMAPPED = {
+_EXPOSES_ALL_SAMPLES = {Tensor.__reduce_ex__, Tensor._base.__get__}  # type: ignore[union-attr]
+_MISMAPPED = {  # functions that vmap maps wrongly
     getattr(of, name)
     for of in (torch, Tensor, torch.nn.functional)
     for name in (
@@ -62,44 +62,44 @@ _MISMAPPED = {
     ).split()
     if hasattr(of, name)
 }
-_NAMESPACES = ("aten", "prims", "prim", "profiler")  # of torch's own operations
+_TORCH_NAMESPACES = ("aten", "prims", "prim", "profiler")
 _SAVES_INPUTS: Any = getattr(torch.utils.checkpoint, "_NoopSaveInputs", object)  # before torch 2.12
-_STORAGE = {Tensor.data.__get__, Tensor.numpy, Tensor.__array__, Tensor.__repr__, Tensor.__format__}  # type: ignore[attr-defined]
+_REACHES_STORAGE = {Tensor.data.__get__, Tensor.numpy, Tensor.__array__, Tensor.__repr__, Tensor.__format__}  # type: ignore[attr-defined]
 
 
 class DecisionsDiffer(Exception):
-    """Samples differ in a decision of Python, after those of ``path``: what each says, one row for each sample."""
+    """Samples differ in the decision of Python after those of ``path``; ``answers`` has a row for each sample."""
 
     def __init__(self, path: Path, answers: Tensor) -> None:
         self.path, self.answers = path, answers
 
 
 class DecisionsChanged(Exception):
-    """With other random numbers samples say something else than before: a decision depends on these."""
+    """Samples answer a decision differently than before, because it depends on random numbers."""
 
 
 class TooLarge(Exception):
-    """Copies of parameters take more memory than there is: so many samples may be mapped together."""
+    """Copies of parameters exceed the memory budget; at most ``size`` samples may be mapped together."""
 
     def __init__(self, size: int) -> None:
         self.size = size
 
 
 class Unmappable(RuntimeError):
-    """What a loss does that cannot be mapped, so that its samples are computed one at a time."""
+    """The loss does something that cannot be mapped, so its samples are computed one at a time."""
 
 
 class Pass(TorchFunctionMode):
     """One forward pass of samples that are mapped together, and its backward pass.
 
     Args:
-        trained: parameters whose gradients are taken; none where only losses are wanted.
-        size: how many samples.
-        path: answers to the first decisions, as found before.
-        wanted: samples that are asked in decisions, by their places; None for all.
-        memory_budget: bytes that gradients, and copies of parameters, may take.
-        own_factories: whether tensors that the loss makes of nothing are made for each sample, so that it may write
-            into them.
+        trained: parameters whose gradients are taken; empty if only losses are needed.
+        size: number of samples B.
+        path: answers to the first decisions, known from an earlier pass.
+        wanted: positions of the samples that answer decisions; None for all.
+        memory_budget: bytes that per-sample gradients, and copies of parameters, may take.
+        own_factories: whether tensors from ``torch.zeros`` and the like get a copy for each sample, so that the loss
+            may write samples' values into them.
 
     Attributes:
         path: answers to all decisions so far.
@@ -121,30 +121,29 @@ class Pass(TorchFunctionMode):
         self._seed = torch.default_generator.initial_seed()
         self.level, self.path, self.memory_budget = Level(size), path, memory_budget
         self.trained = {id(p): p for p in trained}
-        self.left = memory_budget
-        self.anchor = torch.zeros((), requires_grad=True)  # makes layers of constant input part of the graph
-        self.checkpoints = False  # whether activations are computed again, within the level
-        self._asked = 0  # decisions
-        self._copies: dict[int, Tensor] = {}
-        self._uses: dict[nn.Parameter, list[PerSampleGradients]] | None = None  # while the backward pass is under way
+        self.memory_left = memory_budget
+        self.anchor = torch.zeros((), requires_grad=True)  # connects layers to the graph whose input needs no gradient
+        self.checkpoints = False  # whether the model recomputes activations (gradient checkpointing)
+        self._decisions = 0  # answered so far
+        self._copies: dict[int, Tensor] = {}  # of parameters, (B, *S), by the parameter's id
+        self._uses: dict[nn.Parameter, list[PerSampleGradients]] | None = None  # only during the backward pass
         self._own_factories = own_factories
         self._paused = False
-        self._mark = object()  # of the tensors of this pass
+        self._mark = object()  # marks the tensors of this pass
 
     # -- forward -------------------------------------------------------------------------------------------------------
 
     def losses(self, loss: Callable[[Sequence[Tensor]], Tensor], tensors: Sequence[Tensor]) -> Tensor:
-        """The losses (B,) of samples whose tensors are the rows of ``tensors``.
+        """The losses (B,) of samples; sample i of the loss gets row i of each of the ``tensors``.
 
         Raises:
-            DecisionsDiffer, DecisionsChanged, TooLarge: samples have to be mapped in other groups.
-            Refused: the loss uses a tensor of an earlier pass, whose records are others, or random numbers that are not
-                the run's.
-            RuntimeError: as :class:`Unmappable`, from functorch too; or what the loss raises.
+            DecisionsDiffer, DecisionsChanged, TooLarge: samples must be mapped in other groups.
+            Refused: the loss uses a tensor of an earlier pass, or random numbers that are not the run's.
+            RuntimeError: the loss cannot be mapped (:class:`Unmappable`, or an error of functorch), or raises it.
         """
         if foreign_modes():
             raise Unmappable("a mode around the step, which sees tensors of all samples")
-        copies = [t.as_subclass(Tensor).clone() for t in tensors]  # since a loss may write into its record
+        copies = [t.as_subclass(Tensor).clone() for t in tensors]  # a loss may write into its record
         with _quiet(), _eager(), maps_marked(self._marked), self.level:
             try:
                 with self:
@@ -152,10 +151,10 @@ class Pass(TorchFunctionMode):
             finally:
                 raised, self._raised = self._raised, None
                 try:
-                    if raised is not None:  # also where the loss caught it: it would be everybody's
+                    if raised is not None:  # even if the loss caught it, since it would catch it for all samples
                         raise raised
                 finally:
-                    del raised  # which would hold this frame, and all tensors of the pass, for ever
+                    del raised  # its traceback would keep this frame, and all tensors of the pass, alive
             values = self.samples(value)
         if values is None:
             raise Unmappable("the loss belongs to a map within")
@@ -165,13 +164,13 @@ class Pass(TorchFunctionMode):
         return values
 
     def of_sample(self, samples: Tensor) -> Tensor:
-        """A tensor (B, ...) as that of one sample, of this pass."""
+        """A tensor (B, ...) as a sample's tensor (...) of this pass."""
         mapped = self.level.mapped(samples)
         mapped._made_in = self._mark  # type: ignore[attr-defined]
         return mapped
 
     def samples(self, t: Tensor) -> Tensor | None:
-        """The tensor (B, ...) behind that of a sample; what all share is repeated. None of a map within this one."""
+        """The tensor (B, ...) behind a sample's; a shared tensor is repeated. None if ``t`` is of a map within."""
         if self.level.holds(t):
             return self.level.samples(t)
         if self.is_trained(t):
@@ -182,36 +181,36 @@ class Pass(TorchFunctionMode):
         return id(t) in self.trained
 
     def is_common(self, t: Tensor | None) -> bool:
-        """Whether all samples share a tensor, or there is none."""
+        """Whether ``t`` is None or a plain tensor, which all samples share."""
         return t is None or not is_wrapped(t)
 
     def layer(
         self, call: Call, backward: Backward, x: Tensor, *, keeps_input: bool = True, rows: int | None = None
     ) -> Tensor:
-        """The output, of a sample, of a layer with a rule.
+        """A sample's output of a layer that has a rule.
 
         Args:
-            call: the layer on plain tensors, whose dimension 0 is the samples.
-            backward: from its input and its output's gradient, gives those of the parameters to :meth:`add`; returns
-                the input's if it is wanted.
-            x: the input.
-            keeps_input: whether ``backward`` needs it; else it is given None.
-            rows: of a sample, which follow each other in dimension 0; None if there is one.
+            call: computes the layer's output from ``x``.
+            backward: called with ``x``, the output's gradient, and whether the input's gradient is needed, which it
+                then returns; passes the parameters' gradients to :meth:`add`.
+            x: the input, a plain tensor whose dimension 0 is the samples.
+            keeps_input: whether ``backward`` needs ``x``; otherwise it gets None.
+            rows: if given, dimension 0 of ``x`` is (samples * rows).
         """
         y = _Layer.apply(self, call, backward, keeps_input, x, self.anchor) if torch.is_grad_enabled() else call(x)
         return self.of_sample(y if rows is None else y.unflatten(0, (-1, rows)))
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
-        if self._paused or func in _SIZES:
+        if self._paused or func in _METADATA:
             return func(*args, **(kwargs or {}))
         try:
-            return self._meet(func, args, kwargs or {})
+            return self._intercept(func, args, kwargs or {})
         except BaseException as error:
-            if self._uses is None:  # else it ends a checkpoint's recomputation, and would hold all that is recomputed
+            if self._uses is None:  # not in a backward pass, where a checkpoint's recomputation ends by an exception
                 self._raised = self._raised or error
             raise
 
-    def _meet(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    def _intercept(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if (hook := saved_hook()) is not None:
             if getattr(hook, "__module__", "") != "torch.utils.checkpoint":
                 raise Unmappable("hooks on saved tensors")
@@ -220,16 +219,15 @@ class Pass(TorchFunctionMode):
             raise Unmappable("a TorchDispatchMode")
         if torch.default_generator.initial_seed() != self._seed:
             raise Refused(SEEDED)
-        leaves = _tensors(args, kwargs)
         trained = False
-        for leaf in leaves:
+        for leaf in _tensors(args, kwargs):
             trained = trained or id(leaf) in self.trained
             if is_wrapped(leaf):
-                self._check_mine(leaf)
+                self._check_own(leaf)
         if func in _DECISIONS and is_wrapped(args[0]):
             return self._answer(func, *args)
         if (composed := _COMPOSED.get(func)) is not None:
-            with self:  # what it calls is met in turn
+            with self:  # intercepts what it calls
                 result = composed(*args, **kwargs)
             if result is not NotImplemented:
                 return result
@@ -242,13 +240,13 @@ class Pass(TorchFunctionMode):
             raise Refused(_GENERATOR)
         if func in _REQUIRES_GRAD and is_wrapped(args[0]):
             if func == Tensor.requires_grad.__get__:  # type: ignore[attr-defined]
-                return innermost(args[0]).requires_grad  # functorch says no
+                return innermost(args[0]).requires_grad  # functorch returns False
             if args[1:] in ((), (True,)):
-                return args[0]  # all that depends on a sample has a gradient
-        if args and args[0] is _SAVES_INPUTS:  # of a checkpoint, whose inputs it keeps as they are
+                return args[0]  # a sample's tensors have gradients anyway
+        if args and args[0] is _SAVES_INPUTS:  # a checkpoint that saves its inputs
             with self.level.left():
                 return args[0].apply(*args[1:])
-        if func in _IN_MEMORY and is_wrapped(args[0]):  # in which samples lie beside each other
+        if func in _MEMORY_LAYOUT and is_wrapped(args[0]):  # answered for a contiguous tensor of one sample
             return func(torch.empty(args[0].shape, device="meta"), *args[1:], **kwargs)
         _check_mappable(func, args, kwargs)
         if trained:
@@ -265,7 +263,7 @@ class Pass(TorchFunctionMode):
         return self._marked(result)
 
     def _answer(self, func: Any, x: Tensor, *others: Any) -> Any:
-        """What all samples say, or, within a path that was found before, what they said there."""
+        """The common answer of all samples to a decision; within a known path, the answer from there."""
         if func is Tensor.__contains__:
             with self:
                 return bool((x == others[0]).any())
@@ -273,18 +271,18 @@ class Pass(TorchFunctionMode):
             raise Unmappable("a decision within a map")
         with self.level.left():
             answers = self.level.samples(x).detach()[self._wanted]
-            if self._asked < len(self.path):
-                if not _agree(answers, self.path[self._asked]):
+            if self._decisions < len(self.path):
+                if not _agree(answers, self.path[self._decisions]):
                     raise DecisionsChanged
             elif len(bits(answers).unique(dim=0)) > 1:
                 raise DecisionsDiffer(self.path, answers)
             else:
                 self.path += (answers[0].clone(),)
-            self._asked += 1
-            return func(self.path[self._asked - 1], *others)
+            self._decisions += 1
+            return func(self.path[self._decisions - 1], *others)
 
     def _repeated(self, p: Tensor) -> Tensor:
-        """A parameter for a use without a rule: a copy for each sample, which takes no memory but in its gradient."""
+        """A parameter for a use without a rule: an expanded copy for each sample; only its gradient takes memory."""
         return self.of_sample(self._copy(p))
 
     def _copy(self, p: Tensor) -> Tensor:
@@ -300,8 +298,8 @@ class Pass(TorchFunctionMode):
                 leaf._made_in = self._mark  # type: ignore[attr-defined, union-attr]
         return result
 
-    def _check_mine(self, t: Any) -> None:
-        """Refuse a tensor of functorch that was not made in this pass: levels are numbers, and come again in others."""
+    def _check_own(self, t: Any) -> None:
+        """Refuse a wrapped tensor of another pass; functorch cannot tell, since levels are numbers that it reuses."""
         while is_wrapped(t):
             made_in = getattr(t, "_made_in", None)
             if made_in is self._mark:
@@ -315,11 +313,11 @@ class Pass(TorchFunctionMode):
     # -- backward ------------------------------------------------------------------------------------------------------
 
     def gradients(self, losses: Tensor) -> Gradients:
-        """The gradients of losses (B,) of this pass; a parameter that they do not depend on is not in it.
+        """The per-sample gradients of losses (B,) of this pass, without parameters on which no loss depends.
 
         Raises:
-            Refused: losses depend on no parameter.
-            Unmappable: a parameter was used where nothing was met.
+            Refused: the losses depend on no parameter.
+            Unmappable: a parameter was used where nothing was intercepted.
         """
         if not losses.requires_grad:
             raise Refused(NO_GRADIENT)
@@ -328,7 +326,7 @@ class Pass(TorchFunctionMode):
         self._uses = {}
         with ExitStack() as stack:
             stack.enter_context(explained())
-            stack.enter_context(torch.autocast(losses.device.type, enabled=False))  # would round products of gradients
+            stack.enter_context(torch.autocast(losses.device.type, enabled=False))  # it would round gradients
             if self.checkpoints:
                 stack.enter_context(self.level)
                 stack.enter_context(self)
@@ -341,20 +339,20 @@ class Pass(TorchFunctionMode):
                 uses.setdefault(self.trained[key], []).append(Instantiated(g))
         if not uses:
             raise Refused(NO_GRADIENT)
-        return {p: add_uses(its) for p, its in uses.items()}
+        return {p: add_uses(uses_of_p) for p, uses_of_p in uses.items()}
 
     def add(self, p: nn.Parameter, gradients: PerSampleGradients) -> None:
-        """Take what one use of a layer gives, in the cheaper form for which there is room."""
+        """Add the gradients from one use of ``p``, in the fastest form that the memory left allows."""
         if self._uses is None:
             raise Unmappable("a gradient within the loss")
-        gradients = gradients.cheaper(self.left)
+        gradients = gradients.cheaper(self.memory_left)
         if isinstance(gradients, Instantiated):
-            self.left -= gradients.gradients.numel() * max(4, gradients.gradients.element_size())
+            self.memory_left -= gradients.gradients.numel() * max(4, gradients.gradients.element_size())
         self._uses.setdefault(p, []).append(gradients)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Nothing is met, and no level is entered, as within a backward pass that recomputes activations."""
+        """A context outside of the level in which nothing is intercepted, even if activations are recomputed."""
         before, self._paused = self._paused, True
         try:
             with self.level.left():
@@ -364,6 +362,8 @@ class Pass(TorchFunctionMode):
 
 
 class _Layer(torch.autograd.Function):
+    """A layer with a rule, see :meth:`Pass.layer`."""
+
     @staticmethod
     def forward(
         ctx: Any, one_pass: Pass, call: Call, backward: Backward, keeps_input: bool, x: Tensor, anchor: Tensor
@@ -377,18 +377,18 @@ class _Layer(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        saved = ctx.saved_tensors  # computed again, if they are a checkpoint's
+        saved = ctx.saved_tensors  # a checkpoint recomputes them here
         with ctx.one_pass.paused():
-            x = saved[0].detach() if saved else None  # so that no sum of gradients holds a graph
+            x = saved[0].detach() if saved else None  # detached, so that the gradients keep no graph alive
             return None, None, None, None, ctx.backward_of(x, g, ctx.needs_input_grad[4]), None
 
 
 class SingleSample(TorchFunctionMode):
-    """Around the loss of one sample that is computed alone: what comes of it is refused where it comes again.
+    """A mode around the loss of one sample that is computed alone; it refuses tensors of an earlier sample.
 
     Args:
-        path: answers to the first decisions. A sample that says something else is begun again, with other random
-            numbers: so these have the law that they have where its answers were found, in a map.
+        path: expected answers to the first decisions. If the sample answers differently, the caller repeats it with
+            other random numbers, so that these have the distribution that they have, given the answers, in a map.
     """
 
     def __init__(self, path: Path = ()) -> None:
@@ -396,7 +396,7 @@ class SingleSample(TorchFunctionMode):
         self._mark, self._path = object(), list(path)
 
     def mark(self, t: Any) -> Any:
-        """Know a tensor for this sample's."""
+        """Mark a tensor as this sample's; returns it."""
         if isinstance(t, Tensor):
             t._made_in = self._mark  # type: ignore[attr-defined]
         return t
@@ -408,86 +408,92 @@ class SingleSample(TorchFunctionMode):
         if marks and self._path and func in _DECISIONS and not _agree(args[0].detach()[None], self._path.pop(0)):
             raise DecisionsChanged
         result = func(*args, **(kwargs or {}))
-        return tree_map(self.mark, result) if marks else result
+        if not marks:
+            return result
+        if _writes(func):
+            self.mark(args[0])
+            self.mark(args[0]._base)  # of which it may be a view
+        return tree_map(self.mark, result)
 
 
-_RULES: dict[Any, Callable[..., Any]] = {}  # of operations, see hyfreedp.gradients.rules
+_RULES: dict[Any, Callable[..., Any]] = {}  # by torch function, see hyfreedp.gradients.rules
 _COMPOSED: dict[Any, Callable[..., Any]] = {}
 
 
 def rule(*functions: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register what is called in the place of functions of torch: with the pass, the function and its arguments.
+    """Decorate a replacement of torch functions, which is called with the pass, the function and its arguments.
 
-    It is called out of the map, and returns the output of one sample, or NotImplemented where the function may be met
-    as any other.
+    It is called outside of the level and returns a sample's output, or NotImplemented if it does not apply; the
+    function is then handled like one without a rule.
     """
 
-    def register(made: Callable[..., Any]) -> Callable[..., Any]:
-        _RULES.update(dict.fromkeys(functions, made))
-        return made
+    def register(replacement: Callable[..., Any]) -> Callable[..., Any]:
+        _RULES.update(dict.fromkeys(functions, replacement))
+        return replacement
 
     return register
 
 
-def composed(function: Any, made: Callable[..., Any]) -> None:
-    """Register a function of a function's arguments that computes it by others, within the map; or NotImplemented."""
-    _COMPOSED[function] = made
+def composed(function: Any, replacement: Callable[..., Any]) -> None:
+    """Register a replacement that computes a torch function by other torch functions, or returns NotImplemented."""
+    _COMPOSED[function] = replacement
 
 
 def _tensors(args: Any, kwargs: dict[str, Any]) -> list[Tensor]:
-    """The tensors among the arguments of an operation, also in lists."""
-    found = []
+    """The tensors among the arguments of an operation, including those in lists, tuples and dictionaries."""
+    tensors = []
     for arg in (*args, *kwargs.values()) if kwargs else args:
         if isinstance(arg, Tensor):
-            found.append(arg)
+            tensors.append(arg)
         elif isinstance(arg, tuple | list | dict):
-            found += [leaf for leaf in tree_leaves(arg) if isinstance(leaf, Tensor)]
-    return found
+            tensors += [leaf for leaf in tree_leaves(arg) if isinstance(leaf, Tensor)]
+    return tensors
 
 
 def bits(answers: Tensor) -> Tensor:
-    """The bits of each row (n, ...), as bytes (n, k): 0.0 is not -0.0, and NaN is NaN."""
+    """The bits of rows (n, ...), as bytes (n, k): as these, 0.0 differs from -0.0, and NaN equals NaN."""
     return answers.contiguous().reshape(len(answers), -1).view(torch.uint8)
 
 
+def _writes(func: Any) -> bool:
+    """Whether an operation of torch writes into its first argument."""
+    name = getattr(func, "__name__", "")
+    return func is Tensor.__setitem__ or (name.endswith("_") and not name.endswith("__"))
+
+
 def _agree(answers: Tensor, before: Tensor) -> bool:
-    """Whether all samples say what they said before, up to rounding in a group of another size."""
+    """Whether all answers equal an earlier one, up to rounding, which differs with the size of a group."""
     if answers.is_floating_point() or answers.is_complex():
         return torch.allclose(answers, before.expand_as(answers), rtol=1e-4, equal_nan=True)
     return bool((answers == before).all())
 
 
 def foreign_modes() -> bool:
-    """Whether others than torch's default device meet what is computed in this thread."""
+    """Whether function or dispatch modes are active in this thread, other than torch's default device."""
     stack = [torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())]
     return torch._C._len_torch_dispatch_stack() > 0 or any(type(mode) is not DeviceContext for mode in stack)
 
 
 def _check_mappable(func: Any, args: Any, kwargs: dict[str, Any]) -> None:
-    """Refuse what would show its own code the tensors of all samples."""
+    """Refuse operations that would give code which is not intercepted the tensors of all samples."""
     given = (*args, *kwargs.values())
     name = getattr(func, "__name__", "")
     if name == "custom_function_call" or any(callable(arg) and not isinstance(arg, type) for arg in given):
         raise Unmappable(f"{getattr(args[0], '__name__', name)}, whose own code would not be met")
-    if isinstance(func, OpOverload | OpOverloadPacket) and str(func).split(".")[0] not in (
-        "aten",
-        "prims",
-        "prim",
-        "profiler",
-    ):
+    if isinstance(func, OpOverload | OpOverloadPacket) and str(func).split(".")[0] not in _TORCH_NAMESPACES:
         raise Unmappable(f"{func}, an operation of another library")
     if func in _MISMAPPED or str(func).startswith("aten.as_strided"):
         raise Unmappable(f"{name}, which functorch maps wrongly")
-    if name == "__set__" or func in _STORAGE or (func in _SHOWN and is_wrapped(args[0])):
+    if name == "__set__" or func in _REACHES_STORAGE or (func in _EXPOSES_ALL_SAMPLES and is_wrapped(args[0])):
         raise Unmappable(f"{func} reaches a tensor's memory")
 
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Around a backward pass.
+    """A context for a backward pass that explains errors of reentrant checkpointing.
 
     Raises:
-        ValueError: the model uses reentrant checkpointing.
+        ValueError: the model uses it.
     """
     try:
         yield
@@ -503,13 +509,13 @@ def explained() -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    with warnings.catch_warnings():  # that vmap is slow on some functions
+    with warnings.catch_warnings():  # of vmap, about functions that it maps slowly
         warnings.filterwarnings("ignore", message=".*performance drop.*")
         yield
 
 
 def _eager() -> Any:
-    """What torch.compile compiled runs as it was written."""
+    """A context in which compiled functions run without torch.compile, as they were written."""
     if "torch._dynamo" not in sys.modules:
         return nullcontext()
     return torch.compiler.set_stance("force_eager")

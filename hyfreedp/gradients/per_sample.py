@@ -1,9 +1,9 @@
-"""The per-sample gradients of one parameter, in the cheapest form that still knows their norms and weighted sums.
+"""Per-sample gradients of one parameter, in the cheapest form that gives their norms and weighted sums.
 
 For a weight that multiplies T vectors per sample, sample i's gradient is a sum of T outer products. Its norm follows
 from the two T x T Gram matrices without forming it (Goodfellow 2015 for T = 1, the "ghost norm" of Li et al. 2022 for
-T > 1), and sum_i c_i g_i is one matrix product over all samples and tokens ("book-keeping", Bu et al. 2023). Where T is
-large the gradient itself is smaller than its factors, or takes less time, and then it is kept instead.
+T > 1), and sum_i c_i g_i is one matrix product over all samples and tokens ("book-keeping", Bu et al. 2023). For large
+T the gradient itself takes less memory or time than its factors, and is kept instead.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
-# Bytes of gradients that one backward pass may keep, beyond which only those that are no larger than their factors are
-# kept; a private step needs so much more memory at most.
+# Bytes of gradients that a backward pass may keep for speed; beyond, only those no larger than their factors are kept.
 MEMORY_BUDGET = 2**28
-_SHARE, _FEW = 1e-3, 16  # of a squared norm that rounding may have lost; such gradients that are taken at once
-_TRAFFIC = 16  # multiplications in the time in which a number of a gradient is written and, twice, read
+_LARGEST_RELATIVE_ERROR = 1e-3  # of a squared norm from factors; beyond, the gradient is instantiated
+_INSTANTIATED_AT_ONCE = 16  # such gradients
+_MULTIPLICATIONS_PER_ENTRY = 16  # in the time in which an entry of a gradient is written once and read twice
 
 
 class PerSampleGradients(ABC):
@@ -35,8 +35,8 @@ class PerSampleGradients(ABC):
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """sum_i weights_i g_i for weights of shape (B,); the result has shape S and is float32 or wider.
 
-        Weights, products and the sum are of that width too: rounded to half precision, a sum of many samples would move
-        by several times what one of them contributes.
+        Weights and products are of that width, too. In half precision, the rounding error of a sum over many samples
+        would be several times the contribution of one.
         """
 
     @abstractmethod
@@ -47,13 +47,13 @@ class PerSampleGradients(ABC):
     def select(self, samples: Tensor) -> PerSampleGradients:
         """The gradients of the samples chosen by a boolean mask of shape (B,)."""
 
-    def cheaper(self, room: int) -> PerSampleGradients:
-        """In the form that takes less time, of which so many bytes may be kept."""
+    def cheaper(self, memory: int) -> PerSampleGradients:
+        """The same gradients in the form that takes least time, if they may take ``memory`` bytes."""
         return self
 
     @property
-    def lost(self) -> Tensor | None:
-        """What rounding may have taken from the squared norms, shape (B,); None where they are of what is added."""
+    def norm_error(self) -> Tensor | None:
+        """An upper bound of the rounding error of ``squared_norms``, shape (B,); None if it is negligible."""
         return None
 
 
@@ -82,18 +82,19 @@ class Instantiated(PerSampleGradients):
 
 
 class Factors(PerSampleGradients):
-    """Gradients in the form of their factors, whose norms are what :func:`gram_norms` gives."""
+    """Gradients in the form of factors, whose norms are computed without forming the gradients."""
 
     @property
     @abstractmethod
-    def gram_norms(self) -> tuple[Tensor, Tensor]: ...
+    def gram_norms(self) -> tuple[Tensor, Tensor]:
+        """See :func:`gram_norms`."""
 
     @property
     def squared_norms(self) -> Tensor:
         return self.gram_norms[0]
 
     @property
-    def lost(self) -> Tensor:
+    def norm_error(self) -> Tensor:
         return self.gram_norms[1]
 
 
@@ -122,14 +123,14 @@ class OuterProducts(Factors):
     def select(self, samples: Tensor) -> OuterProducts:
         return OuterProducts(self.left[samples], self.right[samples])
 
-    def cheaper(self, room: int) -> PerSampleGradients:
+    def cheaper(self, memory: int) -> PerSampleGradients:
         p, d = self.left.shape[2], self.right.shape[2]
-        fits = len(self.left) * p * d * max(4, self.left.element_size()) <= room
+        fits = len(self.left) * p * d * max(4, self.left.element_size()) <= memory
         return self if keeps_factors(self.left.shape[1], p, d, fits) else Instantiated(self.instantiate())
 
 
 class EmbeddingRows(PerSampleGradients):
-    """g_i adds rows (B, T, d) at positions ids (B, T) of a table of shape (entries, d); none at the padding's entry."""
+    """g_i adds rows (B, T, d) to entries ids (B, T) of a table of shape (entries, d), except to entry ``padding``."""
 
     def __init__(self, ids: Tensor, rows: Tensor, entries: int, padding: int | None = None) -> None:
         self.ids, self.entries = ids, entries
@@ -137,12 +138,12 @@ class EmbeddingRows(PerSampleGradients):
 
     @cached_property
     def _summed(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Each sample's rows of one token, added up; their samples and tokens. Norms and sums are both of these.
+        """Sums of rows over equal (sample, token) pairs, shape (B T, d), and each pair's sample and token, (B T,).
 
-        Rows that cancel would else be lost from others' sums by rounding.
+        Norms and weighted sums are both computed from these, so that rows which cancel do so in both.
         """
         samples = torch.arange(len(self.ids), device=self.ids.device)
-        # There is room for as many pairs as there are tokens, since to count them would wait for the device.
+        # The results have a row for each of the B T tokens: counting the distinct pairs would wait for the device.
         pairs, order = (self.ids + self.entries * samples[:, None]).flatten().sort()
         numbers = (pairs.diff(prepend=pairs[:1]) != 0).cumsum(0)
         inverse, owners, tokens = (torch.zeros_like(order) for _ in range(3))
@@ -180,15 +181,15 @@ class TiedTable(PerSampleGradients):
         if isinstance(self.head, Instantiated):  # <head_i, embedding_i> = sum_s <head_i[id_is], row_is>
             picked = widened(self.head.gradients.gather(1, ids[..., None].expand_as(rows)))
             cross = (picked * rows).sum((1, 2))
-            sizes = [_squared_norms(t.flatten(1)) for t in (picked, rows)]
-            rounding = 8 * rows[0].numel() ** 0.5 * torch.finfo(rows.dtype).eps * (sizes[0] * sizes[1]).sqrt()
+            squares = [_squared_norms(t.flatten(1)) for t in (picked, rows)]
+            rounding = 8 * rows[0].numel() ** 0.5 * torch.finfo(rows.dtype).eps * (squares[0] * squares[1]).sqrt()
         else:  # = sum_ts left_it[id_is] <right_it, row_is>
             left, right = self.head.left, widened(self.head.right)
             picked = left.gather(2, ids[:, None, :].expand(-1, left.shape[1], -1))
             cross = (widened(picked) * (right @ rows.mT)).sum((1, 2))
-            sizes = [_squared_norms(widened(t).flatten(1)) for t in (left, right, rows)]
-            rounding = _rounding(widened(left), right) * (sizes[0] * sizes[1] * sizes[2] * rows.shape[1]).sqrt()
-        cross = 2 * (cross + rounding) + (0 if self.head.lost is None else self.head.lost)
+            squares = [_squared_norms(widened(t).flatten(1)) for t in (left, right, rows)]
+            rounding = _rounding(widened(left), right) * (squares[0] * squares[1] * squares[2] * rows.shape[1]).sqrt()
+        cross = 2 * (cross + rounding) + (0 if self.head.norm_error is None else self.head.norm_error)
         return self.embedding.squared_norms + self.head.squared_norms + cross
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
@@ -207,69 +208,75 @@ def products(left: Tensor, right: Tensor) -> OuterProducts:
 
 
 def keeps_factors(tokens: int, p: int, d: int, fits: bool = False) -> bool:
-    """Whether to keep T = ``tokens`` pairs of vectors (p and d long) per sample, not their sum of products (p, d).
+    """Whether to keep T = ``tokens`` pairs of vectors of lengths p and d per sample, or else their product (p, d).
 
-    Per sample, factors are T (p + d) numbers, the gradient p d. Where the gradient is not larger, it is kept: it saves
-    memory, and the norm's T^2 (p + d) multiplications for two Gram matrices are no fewer than T p d for the gradient.
+    Per sample, the factors are T (p + d) numbers and the gradient is p d. A gradient that is not larger is kept: it
+    saves memory, and takes T p d multiplications, no more than the T^2 (p + d) of the Gram matrices for the norm.
 
-    Else memory ``fits`` or not; where it does, time decides. The weighted sum takes T p d multiplications from factors
-    once more; with the gradient, which took as many, each of its p d numbers is written, read for the norm, and read
-    for the sum instead. The whole is T^2 (p + d) + T p d against T p d + c p d, where c was measured in steps of a ViT
-    and a GPT on a CPU: the gradient is quicker where T^2 (p + d) > c p d. With T = 1 factors are best.
+    A larger one is kept if it ``fits`` into memory and saves time. Factors take T^2 (p + d) multiplications for the
+    norms and T p d for the weighted sum. The gradient takes T p d to be formed, and each of its p d entries is written
+    once and read twice, which takes the time of c p d multiplications; c was measured in steps of a ViT and a GPT on a
+    CPU. So the gradient is faster if T^2 (p + d) > c p d. With T = 1 factors are best.
     """
     smaller = p * d <= tokens * (p + d)
-    quicker = fits and _TRAFFIC * p * d < tokens**2 * (p + d)
-    return tokens == 1 or not (smaller or quicker)
+    faster = fits and _MULTIPLICATIONS_PER_ENTRY * p * d < tokens**2 * (p + d)
+    return tokens == 1 or not (smaller or faster)
 
 
-class Settled(PerSampleGradients):
-    """Gradients of which some, the ``unsure``, shape (B,), are instantiated for norm and sum, a few at a time."""
+class PartlyInstantiated(PerSampleGradients):
+    """Factors, of which the samples in the boolean mask ``inexact``, shape (B,), are instantiated, a few at a time."""
 
-    def __init__(self, factors: PerSampleGradients, unsure: Tensor) -> None:
-        self.factors, self.unsure = factors, unsure
+    def __init__(self, factors: PerSampleGradients, inexact: Tensor) -> None:
+        self.factors, self.inexact = factors, inexact
 
-    def _each(self) -> Iterator[tuple[Tensor, Instantiated]]:
-        for rows in self.unsure.nonzero()[:, 0].split(_FEW):
-            chosen = torch.zeros_like(self.unsure).index_fill(0, rows, True)
+    def _instantiated(self) -> Iterator[tuple[Tensor, Instantiated]]:
+        for rows in self.inexact.nonzero()[:, 0].split(_INSTANTIATED_AT_ONCE):
+            chosen = torch.zeros_like(self.inexact).index_fill(0, rows, True)
             yield rows, Instantiated(widened(self.factors.select(chosen).instantiate()))
 
     @cached_property
     def squared_norms(self) -> Tensor:
         norms = self.factors.squared_norms.clone()
-        for rows, each in self._each():
-            norms[rows] = each.squared_norms.to(norms.dtype)
+        for rows, gradients in self._instantiated():
+            norms[rows] = gradients.squared_norms.to(norms.dtype)
         return norms
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        total = self.factors.weighted_sum(weights.masked_fill(self.unsure, 0))
-        for rows, each in self._each():
-            total = total + each.weighted_sum(weights[rows])
+        total = self.factors.weighted_sum(weights.masked_fill(self.inexact, 0))
+        for rows, gradients in self._instantiated():
+            total = total + gradients.weighted_sum(weights[rows])
         return total
 
     def instantiate(self) -> Tensor:
         return self.factors.instantiate()
 
-    def select(self, samples: Tensor) -> Settled:
-        return Settled(self.factors.select(samples), self.unsure[samples])
+    def select(self, samples: Tensor) -> PartlyInstantiated:
+        return PartlyInstantiated(self.factors.select(samples), self.inexact[samples])
 
 
-def settle(gradients: dict[nn.Parameter, PerSampleGradients]) -> None:
-    """Make norms those of what is added, in whatever form, about which other records decide.
+def instantiate_inexact(gradients: dict[nn.Parameter, PerSampleGradients]) -> None:
+    """Instantiate, in place, the gradients of samples whose norms may be inexact because tokens cancel.
 
-    Where rounding may have lost a share of a norm, since tokens cancel, that sample's gradient itself is taken.
+    The form of a gradient depends on the other samples in the batch; with exact norms the clipped sum does not.
     """
-    unsure = {p: g.lost > _SHARE * g.squared_norms for p, g in gradients.items() if g.lost is not None}
-    some = [each.any() for each in unsure.values()]  # read at once: each reading waits for the device
-    told = torch.stack([one.to(some[0].device) for one in some]).tolist() if some else []
-    for (p, each), one in zip(unsure.items(), told, strict=True):
-        if one:
-            gradients[p] = Settled(gradients[p], each)
+    inexact = {
+        p: g.norm_error > _LARGEST_RELATIVE_ERROR * g.squared_norms
+        for p, g in gradients.items()
+        if g.norm_error is not None
+    }
+    if not inexact:
+        return
+    found = [mask.any() for mask in inexact.values()]
+    any_inexact = torch.stack([one.to(found[0].device) for one in found]).tolist()  # waits for the device only once
+    for (p, mask), present in zip(inexact.items(), any_inexact, strict=True):
+        if present:
+            gradients[p] = PartlyInstantiated(gradients[p], mask)
 
 
 def add_uses(uses: Sequence[PerSampleGradients]) -> PerSampleGradients:
-    """The gradients of a parameter that one forward pass used several times: each sample's uses add up.
+    """The gradients of a parameter that one forward pass used several times: sums over the uses of each sample.
 
-    Products of one use follow those of another like further tokens of a longer sequence.
+    Outer products of several uses are concatenated, like tokens of a longer sequence.
     """
     if len(uses) == 1:
         return uses[0]
@@ -299,35 +306,37 @@ def norms_of(gradients: Iterable[PerSampleGradients], losses: Tensor) -> Tensor:
 
 
 def gram_norms(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """||sum_t left_it right_it^T||^2 from left (N, T, p) and right (N, T, d), and what rounding may have lost of it.
+    """Squared norms of sum_t left_it right_it^T, from left (N, T, p) and right (N, T, d), and a bound of their error.
 
-    Both of shape (N,), float32 or wider. Nothing is lost beside the norm unless tokens cancel.
+    Returns:
+        The squared norms and an upper bound of their rounding error, which is large only if tokens cancel. Both have
+        shape (N,) and are float32 or wider.
     """
     left, right = widened(left), widened(right)
     if left.shape[1] == 1:
-        tiny = torch.finfo(left.dtype).tiny  # as in _underflow
+        tiny = torch.finfo(left.dtype).tiny  # see _underflow
         lefts, rights = (_squared_norms(t[:, 0]) + t.shape[2] * tiny for t in (left, right))
         return lefts * rights, torch.zeros_like(lefts)
     products_left, products_right = left @ left.mT, right @ right.mT
     lefts, rights = (products.diagonal(dim1=1, dim2=2) for products in (products_left, products_right))
-    sizes = (lefts * rights).sqrt().sum(1).square()  # if no tokens cancelled; padding adds nothing
+    uncancelled = (lefts * rights).sqrt().sum(1).square()  # the squared norms if no tokens cancelled
     norms = (products_left * products_right).sum((1, 2)).clamp(min=0)
-    return norms + _underflow(left, lefts.sum(1), right, rights.sum(1)), _rounding(left, right) * sizes
+    return norms + _underflow(left, lefts.sum(1), right, rights.sum(1)), _rounding(left, right) * uncancelled
 
 
 def _rounding(left: Tensor, right: Tensor) -> float:
-    """Relative error of a product of inner products: eight standard deviations of as many independent roundings."""
+    """Bound of the relative error of a product of two inner products: eight standard deviations of its roundings."""
     return 4 * (left.shape[2] ** 0.5 + right.shape[2] ** 0.5) * torch.finfo(left.dtype).eps
 
 
 def _underflow(left: Tensor, lefts: Tensor, right: Tensor, rights: Tensor) -> Tensor:
-    """What may be missing from the product of two squared norms because squares of tiny numbers are zero."""
+    """Bound of what the product of two squared norms lacks because squares of tiny numbers underflow to zero."""
     tiny = torch.finfo(left.dtype).tiny
     return left[0].numel() * tiny * rights + right[0].numel() * tiny * lefts
 
 
 def widened(t: Tensor) -> Tensor:
-    """In float32, or wider if it is."""
+    """``t`` in float32, or in its own type if that is wider."""
     return t.to(torch.promote_types(t.dtype, torch.float32))
 
 
@@ -348,5 +357,5 @@ def _tokens(x: Tensor) -> Tensor:
 
 
 def _squared_norms(x: Tensor) -> Tensor:
-    """Of the rows of (N, d), shape (N,), summed in float32 or wider."""
+    """Squared norms of the rows of (N, d), shape (N,), float32 or wider."""
     return torch.linalg.vector_norm(x, dim=1, dtype=torch.promote_types(x.dtype, torch.float32)).square()

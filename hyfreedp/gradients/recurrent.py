@@ -1,4 +1,4 @@
-"""LSTM, GRU and RNN step by step, where PyTorch's kernels do all steps at once and show no weight at work."""
+"""LSTM, GRU and RNN as linear maps, one time step after the other, instead of PyTorch's fused kernels."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-State = tuple[Tensor, ...]  # (B, H), and for an LSTM its cells (B, H)
+State = tuple[Tensor, ...]  # hidden state (B, H) and, for an LSTM, cell state (B, H)
 
 
 def unrolled(
@@ -23,28 +23,28 @@ def unrolled(
     bidirectional: bool,
     batch_first: bool,
 ) -> Any:
-    """What ``torch.lstm``, ``gru``, ``rnn_tanh`` and ``rnn_relu`` compute of (B, T, I), by linear maps.
+    """``torch.lstm``, ``gru``, ``rnn_tanh`` or ``rnn_relu`` of inputs (B, T, I), by linear maps.
 
     Args:
-        mode: the function's name; its arguments follow. Those of packed sequences are others.
+        mode: the function's name; the other arguments are its own.
 
     Returns:
-        As theirs: outputs, last states, and for an LSTM last cells; NotImplemented for a packed sequence.
+        As theirs: outputs, last hidden states and, for an LSTM, last cell states; NotImplemented for a packed sequence.
     """
-    if not isinstance(has_biases, bool):
+    if not isinstance(has_biases, bool):  # the overload for packed sequences, which has other arguments
         return NotImplemented
     x = input if batch_first else input.transpose(0, 1)
     directions = 2 if bidirectional else 1
     starts: list[State] = list(zip(*hx, strict=True)) if mode == "lstm" else [(h,) for h in hx]
-    each = len(weights) // len(starts)  # weights of input and state, biases of both, a projection
+    count = len(weights) // len(starts)  # per layer and direction: two weights, two biases, a projection
     ends: list[State] = []
     for number in range(num_layers):
         outputs = []
         for direction in range(directions):
-            place = len(ends)
+            index = len(ends)
             own = x.flip(1) if direction else x
-            its = list(weights[place * each : (place + 1) * each])
-            output, end = _one_direction(mode, its, has_biases, own, starts[place])
+            own_weights = list(weights[index * count : (index + 1) * count])
+            output, end = _one_direction(mode, own_weights, has_biases, own, starts[index])
             outputs.append(output.flip(1) if direction else output)
             ends.append(end)
         x = torch.cat(outputs, 2)
@@ -56,13 +56,13 @@ def unrolled(
 
 def _one_direction(mode: str, weights: list[Any], has_biases: bool, x: Tensor, state: State) -> tuple[Tensor, State]:
     """The outputs (B, T, H) of one layer in one direction, and its last state."""
-    of_input, of_state = weights[:2]
+    input_weight, state_weight = weights[:2]
     input_bias, state_bias = weights[2:4] if has_biases else (None, None)
     projection = weights[-1] if len(weights) in (3, 5) else None
-    inputs = F.linear(x, of_input, input_bias)
+    inputs = F.linear(x, input_weight, input_bias)
     outputs = []
-    for given in inputs.unbind(1):
-        new = _cell(mode, given, F.linear(state[0], of_state, state_bias), state)
+    for from_input in inputs.unbind(1):
+        new = _cell(mode, from_input, F.linear(state[0], state_weight, state_bias), state)
         state = new if projection is None else (F.linear(new[0], projection), *new[1:])
         outputs.append(state[0])
     return torch.stack(outputs, 1), state
@@ -71,20 +71,21 @@ def _one_direction(mode: str, weights: list[Any], has_biases: bool, x: Tensor, s
 def cell_step(
     mode: str, x: Tensor, hx: Any, w_ih: Any, w_hh: Any, b_ih: Tensor | None = None, b_hh: Tensor | None = None
 ) -> Any:
-    """What ``torch.lstm_cell``, ``gru_cell``, ``rnn_tanh_cell`` and ``rnn_relu_cell`` compute, by linear maps."""
+    """``torch.lstm_cell``, ``gru_cell``, ``rnn_tanh_cell`` or ``rnn_relu_cell``, by linear maps."""
     state = tuple(hx) if mode == "lstm" else (hx,)
     new = _cell(mode, F.linear(x, w_ih, b_ih), F.linear(state[0], w_hh, b_hh), state)
     return new if mode == "lstm" else new[0]
 
 
-def _cell(mode: str, given: Tensor, recalled: Tensor, state: State) -> State:
-    """The next state, before any projection, from what input and last state contribute to the gates, (B, G H) each."""
+def _cell(mode: str, from_input: Tensor, from_state: Tensor, state: State) -> State:
+    """The next state, before any projection, from the contributions of input and last state to the gates, (B, G H)."""
     if mode == "lstm":
-        enter, forget, change, leave = (given + recalled).chunk(4, 1)
-        memory = forget.sigmoid() * state[1] + enter.sigmoid() * change.tanh()
-        return leave.sigmoid() * memory.tanh(), memory
+        input_gate, forget_gate, candidate, output_gate = (from_input + from_state).chunk(4, 1)
+        cell = forget_gate.sigmoid() * state[1] + input_gate.sigmoid() * candidate.tanh()
+        return output_gate.sigmoid() * cell.tanh(), cell
     if mode == "gru":
-        resets, updates, changes = zip(given.chunk(3, 1), recalled.chunk(3, 1), strict=True)
-        change = (changes[0] + (resets[0] + resets[1]).sigmoid() * changes[1]).tanh()
-        return (change + (updates[0] + updates[1]).sigmoid() * (state[0] - change),)
-    return ((given + recalled).tanh() if mode == "rnn_tanh" else (given + recalled).relu(),)
+        resets, updates, candidates = zip(from_input.chunk(3, 1), from_state.chunk(3, 1), strict=True)
+        candidate = (candidates[0] + (resets[0] + resets[1]).sigmoid() * candidates[1]).tanh()
+        return (candidate + (updates[0] + updates[1]).sigmoid() * (state[0] - candidate),)
+    total = from_input + from_state
+    return (total.tanh() if mode == "rnn_tanh" else total.relu(),)

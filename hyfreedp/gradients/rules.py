@@ -1,9 +1,9 @@
-"""A rule for each layer that is known: the plain tensor of all samples, and what the parameters' gradients need of it.
+"""Rules for known layers: compute them on the plain tensors of all samples, and keep what parameter gradients need.
 
-A rule meets a function of torch within a :class:`~.mapped.Pass`. Where trained parameters take part as they are, it
-computes the layer on the tensors (B, ...) behind the samples'. To add one: a function under :func:`~.mapped.rule` that
-gives :meth:`~.mapped.Pass.layer` the layer and its backward pass. No rule is needed for correctness: parameters of
-norms, positions or scales, which have few numbers, are as fast by a copy for each sample.
+A rule replaces a torch function within a :class:`~.mapped.Pass` if the function gets trained parameters as they are: it
+computes the layer on the tensors (B, ...) behind the samples'. To add one, decorate a function with
+:func:`~.mapped.rule` that calls :meth:`~.mapped.Pass.layer` with the layer and its backward pass. No rule is needed for
+correctness: small parameters, as of norms, positions or scales, are as fast with a copy for each sample.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Result = Any  # a tensor, or NotImplemented
 
 
 def _given(one_pass: Pass, x: Tensor, *parameters: Tensor | None) -> Tensor | None:
-    """The samples (B, ...) of x, where a parameter is trained and all samples share each; else None."""
+    """The samples (B, ...) of x, if a parameter is trained and all samples share all parameters; else None."""
     if any(map(one_pass.is_trained, parameters)) and all(map(one_pass.is_common, parameters)):
         return one_pass.samples(x)
     return None
@@ -68,7 +68,7 @@ def _product(one_pass: Pass, x: Tensor, weight: Any, bias: Any, *, transposed: b
         if one_pass.is_trained(bias):
             one_pass.add(bias, Instantiated(sum_tokens(g, 1)))
         if x is not None:
-            x = x.to(g.dtype)  # rounded where autocast did so
+            x = x.to(g.dtype)  # rounded as autocast does
             one_pass.add(weight, products(x, g) if transposed else products(g, x))
         return g @ matrix.to(g.dtype) if wanted else None
 
@@ -97,9 +97,9 @@ def _transposed(
 def _convolved(
     one_pass: Pass, func: Any, input: Tensor, weight: Any, bias: Any, *, transposed: bool, groups: int = 1, **sizes: Any
 ) -> Result:
-    """A convolution, or the transpose of one; the rows of all samples follow each other in dimension 0."""
+    """A convolution, or a transposed one; dimension 0 of the inner tensors is (samples * rows)."""
     x = _given(one_pass, input, weight, bias)
-    if x is None or x.dim() != weight.dim() + 1:  # an image without its dimension of rows
+    if x is None or x.dim() != weight.dim() + 1:  # an unbatched image
         return NotImplemented
     rows = x.shape[1]
     x, dims = x.flatten(0, 1), weight.dim() - 2
@@ -112,11 +112,12 @@ def _convolved(
     )
     kernel, added = weight.detach(), None if bias is None else bias.detach()
     if transposed and any(more >= s for more, s in zip(output_padding, stride, strict=True)):
-        return NotImplemented  # positions that no input reaches
-    shape, given = x.shape, (stride, padding, dilation, groups)
-    after = (stride, padding, output_padding, groups, dilation) if transposed else given
+        return NotImplemented  # some output positions are reached by no input
+    shape, geometry = x.shape, (stride, padding, dilation, groups)
+    arguments = (stride, padding, output_padding, groups, dilation) if transposed else geometry
 
-    def joined(gradients: Any) -> Any:  # those of a sample's rows
+    def joined(gradients: Any) -> Any:
+        """Sum the gradients over the rows of each sample."""
         if rows == 1:
             return gradients
         return Instantiated(gradients.instantiate().unflatten(0, (-1, rows)).sum(1))
@@ -126,15 +127,15 @@ def _convolved(
             one_pass.add(bias, joined(Instantiated(sum_positions(g))))
         if x is not None:
             small, large = (x.to(g.dtype), g) if transposed else (g, x.to(g.dtype))
-            one_pass.add(weight, joined(convolution(large, small, kernel.shape, *given)))
+            one_pass.add(weight, joined(convolution(large, small, kernel.shape, *geometry)))
         if not wanted:
             return None
         how = (stride, padding, dilation, transposed, output_padding, groups, (True, False, False))
-        input = g.new_empty(1).expand(shape)  # of which the shape counts alone
+        input = g.new_empty(1).expand(shape)  # only its shape is used
         return torch.ops.aten.convolution_backward(g, input, kernel.to(g.dtype), None, *how)[0]
 
     trains = one_pass.is_trained(weight)
-    return one_pass.layer(lambda x: func(x, kernel, added, *after), backward, x, keeps_input=trains, rows=rows)
+    return one_pass.layer(lambda x: func(x, kernel, added, *arguments), backward, x, keeps_input=trains, rows=rows)
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------
@@ -147,7 +148,7 @@ def _embedding(
     by_counts = args or named.get("max_norm") is not None or named.get("scale_grad_by_freq")
     ids = None if by_counts else _given(one_pass, input, weight)
     if ids is None and padding_idx is not None and (is_wrapped(weight) or one_pass.is_trained(weight)):
-        raise Unmappable("an embedding with padding in a table that is computed")  # functorch forgets the padding
+        raise Unmappable("an embedding with padding in a table that is computed")  # functorch ignores the padding
     if ids is None:
         return NotImplemented
     table, entries = weight.detach(), len(weight)
@@ -167,7 +168,7 @@ def _embedding(
 def _attention(
     one_pass: Pass, func: Any, query: Tensor, key: Tensor, value: Tensor, *args: Any, **named: Any
 ) -> Result:
-    """Functorch has no rule for it on CPUs: the samples join its dimensions of batches."""
+    """Joins samples and batch dimensions, since functorch has no batching rule for it on CPUs."""
     tensors: list[Any] = [one_pass.samples(t) for t in (query, key, value)]
     mask = args[0] if args else named.pop("attn_mask", None)
     if any(t is None or t.dim() < 4 for t in tensors):
@@ -184,10 +185,10 @@ def _attention(
 
 @rule(F.cross_entropy)
 def _cross_entropy(one_pass: Pass, func: Any, input: Any, target: Any, weight: Any = None, **named: Any) -> Result:
-    """Functorch takes it apart in Python, which is slow, and imports a second's worth of modules at first."""
+    """Computes all samples at once: functorch decomposes it in Python, which is slow and needs a second of imports."""
     x, y = one_pass.samples(input), one_pass.samples(target)
     reduction = named.pop("reduction", "mean")
-    if x is not None and y is not None and x.dim() == 2 < y.dim() + 1:
+    if x is not None and y is not None and x.dim() == 2 and y.dim() >= 2:
         raise RuntimeError(f"input of shape {tuple(input.shape)} and target of shape {tuple(target.shape)}")
     if x is None or y is None or x.dim() < 3 or y.is_floating_point() or weight is not None:
         return NotImplemented

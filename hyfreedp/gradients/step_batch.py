@@ -1,4 +1,4 @@
-"""One Poisson batch and its loss: clipped gradients, then losses at other weights."""
+"""One Poisson batch and its loss: clipped gradients, and losses at other weights of the model."""
 
 from __future__ import annotations
 
@@ -17,33 +17,32 @@ from hyfreedp.noise import NoiseGenerator
 from hyfreedp.noise.random_states import random_states_kept, random_states_of, seed_random_states
 
 Weights = Callable[[Any], Tensor] | None
-_LOOKED_AT = 0.1  # of the batches in which a decision of Python was answered
+_MEMORY_CHECK_SHARE = 0.1  # of the batches in which samples determined a decision of Python
 
 
 class StepBatch:
-    """One batch and its loss function. An empty batch takes no pass, and its results have length 0.
-
-    Results are in the order of the batch.
+    """One batch and its loss function. Results have shape ``(B,)``, in the order of the batch, also if B is 0.
 
     Args:
-        loss: maps one record, as ``collate_fn([record])`` gives it, to one number.
-        batch: what the loader gave, or a plain structure of tensors whose dimension 0 is the samples.
+        loss: maps one record, as ``collate_fn([record])`` returns it, to one number.
+        batch: what the loader yielded, or a plain structure of tensors whose dimension 0 is the samples.
         engine: of the model.
-        max_physical_batch_size: samples that are mapped together at most, or a function of one that says how many.
-        generator: of torch's random numbers in each piece.
-        coins: of NumPy's and Python's, which are one for all samples mapped together, so that they must be the same in
-            all pieces, whatever the records are.
-        weights: maps one record to how much it counts, one number in [0, 1].
+        max_physical_batch_size: the most samples mapped together, or a function of one sample that returns it.
+        generator: of torch's random numbers, for each piece its own.
+        coins: key of NumPy's and Python's random numbers. All samples of a map share these, so they must be the same
+            in all pieces: otherwise they would depend on how the batch is divided.
+        weights: maps one record to its weight, one number in [0, 1].
 
     Attributes:
-        loss: of one sample, which is a record, or an owner, whose loss is the mean of its records'.
+        loss: of one sample: a record, or an owner, whose loss is the mean over its records.
         owners: whether samples are owners.
-        plan: how the samples go through the model.
+        plan: how the samples are divided into pieces.
         device, guard: of the model.
         weights: float64, shape ``(B,)``, on the model's device; None if all are 1.
 
     Raises:
-        ValueError, TypeError: weights are no function, or one is out of range.
+        TypeError: ``weights`` is not a function.
+        ValueError: a weight is out of range.
     """
 
     def __init__(
@@ -57,50 +56,52 @@ class StepBatch:
         coins: bytes,
         weights: Weights = None,
     ) -> None:
-        self.owners = owners = isinstance(batch, Records) and batch.owners
-        self.loss = _unseeded(_mean_over_records(loss) if owners else loss)
+        self.owners = isinstance(batch, Records) and batch.owners
+        self.loss = _of_sample(loss, self.owners)
         self._engine, self._generator, self._coins = engine, generator, coins
         self.device, self.guard = engine.device, engine.guard
         self.plan = Plan.of(batch, max_physical_batch_size)
-        self._first = list(self.plan.pieces)
-        self._added = False  # whether the gradients are
+        self._undivided = list(self.plan.pieces)  # as before any pass has split them
+        self._gradients_added = False
         self.weights = None
         if weights is not None:
             check_function("weights", weights)
-            its = _unseeded(_mean_over_records(weights) if owners else weights)
-            plan, begin = Plan(list(self._first)), self._begin("weights")
+            weight = _of_sample(weights, self.owners)
+            plan, begin = Plan(list(self._undivided)), self._begin("weights")
             with random_states_kept(self.device):
-                found = self._engine.losses(its, plan, begin=begin)
-                self._check_forgotten(its, plan, found, begin)
-            self.weights = check_weights(found.double())
+                values = self._engine.losses(weight, plan, begin=begin)
+                self._check_memoryless(weight, plan, values, begin)
+            self.weights = check_weights(values.double())
 
     def add_gradients(self) -> tuple[Tensor, Tensor]:
-        """Clipped per-sample gradients into the engine's sums; the losses and the gradients' norms, shape ``(B,)``."""
-        self.plan = Plan(list(self._first))  # what a look found was at other weights
+        """Add clipped per-sample gradients to the engine's sums; returns losses and gradient norms, shape ``(B,)``."""
+        self.plan = Plan(list(self._undivided))  # a look has split the pieces by decisions at other weights
         begin = self._begin("piece")
         with random_states_kept(self.device):
             losses, norms = self._engine.add(self.loss, self.plan, self.weights, begin=begin)
-            self._added = True
-            self._check_forgotten(self.loss, self.plan, losses, begin)
+            self._gradients_added = True
+            self._check_memoryless(self.loss, self.plan, losses, begin)
         return losses.double(), norms
 
     def losses(self) -> Tensor:
-        """Losses at the present weights, shape ``(B,)``; dropout is that of the gradients, once there are some."""
-        begin = self._begin("piece" if self._added else "look")
+        """Losses at the model's current weights, shape ``(B,)``; after the gradients, with the dropout of these."""
+        begin = self._begin("piece" if self._gradients_added else "look")
         with random_states_kept(self.device):
             return self._engine.losses(self.loss, self.plan, begin=begin).double()
 
     def of_few(self, plan: Plan, key: bytes) -> Tensor:
-        """Losses of the samples in ``plan``, in the order of the batch; random numbers are those of ``key``."""
+        """Losses of the samples in ``plan``, in the order of the batch, with random numbers of ``key``."""
         with random_states_of(key, self.device):
             return self._engine.losses(self.loss, plan)
 
     def weighted(self, losses: Tensor) -> Tensor:
-        """Losses, shape ``(..., B)``, times the weights; a sample of weight 0 has loss 0, whatever it was."""
-        return losses if self.weights is None else (losses * self.weights).masked_fill(self.weights == 0, 0.0)
+        """Losses, shape ``(..., B)``, times the weights; 0 for a sample of weight 0, even if its loss is not finite."""
+        if self.weights is None:
+            return losses
+        return (losses * self.weights).masked_fill(self.weights == 0, 0.0)
 
     def _begin(self, what: str) -> Begin:
-        """Sets random numbers: torch's of each piece its own, and so of each sample that is computed alone."""
+        """A function that seeds random numbers: torch's differ for each piece and for each sample computed alone."""
 
         def begin(piece: Piece, attempt: int) -> None:
             stream = (what, *piece.stream) if attempt == 0 else (f"{what} alone", piece.stream[0], attempt)
@@ -109,33 +110,31 @@ class StepBatch:
 
         return begin
 
-    def _check_forgotten(self, function: Loss, plan: Plan, values: Tensor, begin: Begin) -> None:
-        """Refuse what keeps, for the next samples, what Python has been told of one; looked for now and then.
+    def _check_memoryless(self, function: Loss, plan: Plan, values: Tensor, norms: Tensor | None, begin: Begin) -> None:
+        """Refuse a function that keeps something of a sample for later ones, see :meth:`GradientEngine.reproduces`.
 
-        Always where samples are computed one at a time, beside which it costs nothing.
+        Checked always if samples were computed alone, where it costs little; for a share of the batches with decisions.
         """
-        now_and_then = float(self._generator.child("memory").uniform(1)) < _LOOKED_AT
-        told = bool(self._engine.looped) or (self._engine.told and now_and_then)
-        if told and not self._engine.forgets(function, plan, values, begin):
+        drawn = float(self._generator.child("memory").uniform(1)) < _MEMORY_CHECK_SHARE
+        checks = bool(self._engine.computed_alone) or (self._engine.decided and drawn)
+        if checks and not self._engine.reproduces(function, plan, values, begin):
             raise Refused(
                 "the loss (or weight) of a record depends on those that were computed before it: let loss and model "
                 "keep nothing of a record, and draw from the global generators of torch, NumPy or Python"
             )
 
 
-def _unseeded(loss: Loss) -> Loss:
-    """The same, refused where it seeds torch's random numbers."""
+def _of_sample(function: Loss, owners: bool) -> Loss:
+    """A loss or weight function of a sample, from one of a record; it refuses to seed torch's random numbers."""
 
-    def checked(record: Any) -> Tensor:
+    def of_sample(sample: Any) -> Tensor:
         seed = torch.initial_seed()
-        value = loss(record)
+        if owners:
+            value = torch.stack([one_number(function(record)) for record in sample]).mean()
+        else:
+            value = function(sample)
         if torch.initial_seed() != seed:
             raise Refused(SEEDED)
         return value
 
-    return checked
-
-
-def _mean_over_records(loss: Loss) -> Loss:
-    """Of an owner, whose records come one by one, the mean."""
-    return lambda records: torch.stack([one_number(loss(record)) for record in records]).mean()
+    return of_sample

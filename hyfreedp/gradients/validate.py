@@ -1,4 +1,4 @@
-"""What cannot be trained privately: layers that depend on the batch, or write into the model."""
+"""Refuses what cannot be trained privately: layers that depend on the batch, or write into the model."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from hyfreedp.pytorch.layers import layers_of, parameters_of
 def check_module(module: nn.Module) -> None:
     """Refuse a module whose training cannot be made private.
 
-    A frozen batch norm in eval mode is a fixed affine map and passes. It must stay in eval mode while training, which
-    ``model.train()`` ends: :func:`check_modes` is asked again at every step.
+    A frozen batch norm in eval mode is a fixed affine map and passes. ``model.train()`` would put it back into train
+    mode, so :func:`check_modes` checks again at every step.
 
     Raises:
-        ValueError: naming every offending layer with the fix, or saying that nothing is trainable; or float32 products
-            are set to be rounded.
+        ValueError: naming offending layers with the fix, or saying that nothing is trainable, that trained parameters
+            have hooks, or that float32 products are rounded.
     """
     problems = _problems(module)
     problems += [
@@ -34,20 +34,20 @@ def check_module(module: nn.Module) -> None:
 
 
 def check_modes(module: nn.Module) -> None:
-    """Refuse what :func:`check_module` refuses, where it has come about since: at every step.
+    """Refuse, at every step, what :func:`check_module` refuses of layers, settings and hooks.
 
     Raises:
-        ValueError: naming layers with the fix; or float32 products are set to be rounded.
+        ValueError: as there.
     """
     if problems := _problems(module):
-        told = listed(problems)
         raise ValueError(
-            f"the model has changed since training began: {told}. If model.train() did it, call .eval() of such layers "
-            "again"
+            f"the model has changed since training began: {listed(problems)}. If model.train() did it, call .eval() of "
+            "such layers again"
         )
 
 
 def _problems(module: nn.Module) -> list[str]:
+    """What is wrong with layers, each with its name and the fix; settings and hooks are refused at once."""
     if rounds_products():
         raise ValueError(
             "torch is set to round the factors of float32 products (TF32, bfloat16), so that a clipped gradient may be "
@@ -60,9 +60,11 @@ def _problems(module: nn.Module) -> list[str]:
             "multiply it by a mask in the forward pass"
         )
     problems = {layer: problem for layer in layers_of(module) if (problem := _problem(layer))}
+    if not problems:  # named_modules is slow
+        return []
     return [
         f"layer {name!r} ({type(layer).__name__}) {problems[layer]}"
-        for name, layer in (module.named_modules() if problems else ())
+        for name, layer in module.named_modules()
         if layer in problems
     ]
 

@@ -65,34 +65,6 @@ def test_a_look_and_the_gradient_after_it_are_one_step():
     assert before < ledger.epsilon() == after_look and "2 of 12 steps, 1 of " in repr(ledger)
 
 
-def test_the_same_release_again_costs_nothing_and_another_one_is_refused():
-    """After going back, and in the state that was loaded or in what this ledger knows beside it."""
-    split = make_split()
-    ledger = PrivacyLedger(split)
-    run(ledger, 3)
-    early = ledger.state_dict()
-    run(ledger, 4)
-    late, known, spent = ledger.state_dict(), ledger.released, ledger.epsilon()
-    ledger.load_state_dict(early, known=known)
-    assert ledger.steps == 3 and ledger.epsilon() == spent  # steps 3 to 6 are out
-    run(ledger, 4)
-    assert ledger.state_dict() == late
-    for state, more in ((early, known), (late | {"steps": 3}, ())):
-        ledger.load_state_dict(state, known=more)
-        with pytest.raises(BudgetExhausted, match=r"step 3 was released before, with other data.* newest saved state"):
-            ledger.record(99)
-        assert ledger.steps == 3 and ledger.epsilon() == spent
-
-
-def test_a_state_that_contradicts_what_is_known_is_refused():
-    one, other = PrivacyLedger(make_split()), PrivacyLedger(make_split())
-    one.record(1)
-    other.record(2)
-    with pytest.raises(BudgetExhausted, match="step 0 was released before"):
-        one.load_state_dict(other.state_dict(), known=one.released)
-    assert one.released == [[0, 1, None]]
-
-
 @pytest.mark.parametrize("counts", [dict(steps=13), dict(steps=6), dict(released=[[12, 0, None]])])
 def test_impossible_counts_are_refused(counts):
     ledger = PrivacyLedger(make_split())

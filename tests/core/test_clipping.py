@@ -75,15 +75,6 @@ def test_convolution_of_any_shape(groups, kernel, stride, padding, dilation, siz
     assert_exact(Example(model, (x,), lambda model, x: model(x).square().flatten(1).sum(1)))
 
 
-@settings(max_examples=15)
-@given(shape=st.lists(st.integers(1, 4), min_size=1, max_size=3), normalized=st.integers(1, 2))
-def test_norm_layers_of_any_shape(shape, normalized) -> None:
-    sizes = [5, 4][-normalized:]
-    model = nn.Sequential(nn.LayerNorm(sizes), nn.RMSNorm(sizes, eps=1e-3), nn.LayerNorm(sizes, bias=False)).double()
-    x = torch.randn(3, *shape[1:], 5, 4).double()
-    assert_exact(Example(model, (x,), lambda model, x: model(x).sin().flatten(1).sum(1)))
-
-
 # -- batches -----------------------------------------------------------------------------------------------------------
 
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import torch
-from opacus.layers import DPGRU, DPLSTM
+from opacus.layers import DPLSTM
 from pages import ROOT, programs
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -56,7 +56,7 @@ def padded(records):
     return x, torch.stack([record[1] for record in records])
 
 
-@pytest.mark.parametrize("kind", [DPLSTM, DPGRU, nn.LSTM, nn.GRU])
+@pytest.mark.parametrize("kind", [DPLSTM, nn.GRU])
 def test_what_becomes_of_the_program_on_names(kind, capsys):
     """Its function, with recurrent layers of Opacus or PyTorch on names of many lengths, an empty batch among them."""
     exec(compile(NAMES, "char-lstm-classification.py", "exec"), names := {})

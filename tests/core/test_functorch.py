@@ -12,9 +12,6 @@ from torch.overrides import TorchFunctionMode
 from hyfreedp.gradients.functorch import (
     Level,
     backward,
-    innermost,
-    is_wrapped,
-    unwrapped,
 )
 
 
@@ -81,18 +78,6 @@ def test_a_level_is_left_with_those_within(rows) -> None:
         with pytest.raises(KeyError), level.left():
             raise KeyError
         assert level.is_innermost() and level.holds(level.mapped(rows) + 1)
-
-
-def test_wrapped_tensors_are_unwrapped_level_by_level(rows) -> None:
-    assert not is_wrapped(rows) and not is_wrapped(3) and innermost(rows) is rows
-    with Level(3) as level:
-        x = level.mapped(rows)
-        assert is_wrapped(x) and unwrapped(x) is rows and innermost(x) is rows
-        seen = []
-        torch.vmap(grad(lambda y: seen.append((x * y, y)) or (x * y).sum()))(torch.ones(2))
-        product, y = seen[0]
-        assert is_wrapped(product) and level.holds(unwrapped(unwrapped(product))) and innermost(y).shape == (2,)
-        assert innermost(product).numel() == 24
 
 
 class Tripled(torch.autograd.Function):

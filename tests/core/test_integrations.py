@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import os
+import shutil
 import stat
 import warnings
 from concurrent.futures import Future
@@ -216,11 +217,14 @@ def test_one_long_record_is_not_told_by_the_trainer(trainer, tmp_path, monkeypat
     assert same[:4] == other[:4] and not torch.equal(same[4], other[4])
 
 
+SAVING = {"save_strategy": "steps", "save_steps": 3, "logging_steps": 3}
+
+
 @pytest.mark.usefixtures("open_umask")
 def test_a_checkpoint_of_the_trainer_can_be_published(trainer, tmp_path):
     """The key lies in a file of its own, which another run does not overwrite; diagnostics are raw, and left out."""
     for engine in (0, 1):
-        run = trainer({"diagnostics": True}, engine=engine, save_strategy="steps", save_steps=3, logging_steps=3)
+        run = trainer({"diagnostics": True}, engine=engine, **SAVING)
         run.train()
         assert "not_private_mean_loss" in run.private.history[0]
         key = check_the_key_lies_alone(tmp_path, run.private)
@@ -229,6 +233,27 @@ def test_a_checkpoint_of_the_trainer_can_be_published(trainer, tmp_path):
     assert state["key_file"] == key.name and "generator" not in state
     assert state["sampler"] == {"position": 3} and "not_private" not in repr(state["history"])
     assert state["history"][2]["eta"] == run.private.history[2]["eta"]
+
+
+def test_a_checkpoint_of_the_trainer_goes_on_bit_for_bit_with_the_key_of_its_run_alone(trainer, tmp_path):
+    """Nor with a state that holds the key itself."""
+    whole = trainer(**SAVING)
+    whole.train()
+    with pytest.raises(ValueError, match="of a version of hyfreedp that saved the key in it"):
+        whole.optimizer.load_state_dict(whole.private.state_dict())
+    checkpoint, resumed = str(tmp_path / "checkpoint-3"), trainer(engine=99)  # the key comes from its file
+    torch.manual_seed(99)
+    resumed.train(resume_from_checkpoint=checkpoint)
+    assert torch.equal(flat(resumed.model), flat(whole.model))
+    assert repr(resumed.private.history) == repr(whole.private.history)
+    trainer(engine=1, output_dir=str(tmp_path / "other"), **SAVING).train()
+    (key,), (other,) = tmp_path.glob("_hyfreedp-*"), (tmp_path / "other").glob("_hyfreedp-*")
+    shutil.copy(other, key)
+    with pytest.raises(ValueError, match="must hold the key of the run, but it is damaged"):
+        trainer(engine=99).train(resume_from_checkpoint=checkpoint)
+    key.unlink()
+    with pytest.raises(FileNotFoundError, match=f"without the key of its noise: put the file {key.name}, .*{tmp_path}"):
+        trainer(engine=99).train(resume_from_checkpoint=checkpoint)
 
 
 def test_the_trainer_uploads_no_key(trainer, tmp_path, monkeypatch):
@@ -257,18 +282,6 @@ def test_the_trainer_uploads_no_key(trainer, tmp_path, monkeypatch):
     assert list(tmp_path.glob("_hyfreedp-*.key")) and not any("hyfreedp" in name for name in sent)
 
 
-def test_a_checkpoint_of_the_trainer_goes_on_bit_for_bit(trainer, tmp_path):
-    whole = trainer()
-    whole.train()
-    first = trainer(save_strategy="steps", save_steps=3)
-    first.train()
-    resumed = trainer(engine=99)  # the key comes from its file
-    torch.manual_seed(99)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
-    assert torch.equal(flat(resumed.model), flat(whole.model))
-    assert repr(resumed.private.history) == repr(whole.private.history)
-
-
 def test_a_checkpoint_without_the_private_optimizer_is_not_gone_on_with(trainer, tmp_path):
     """Its steps would be counted as none."""
     trainer(save_strategy="steps", save_steps=3, save_only_model=True).train()
@@ -276,22 +289,6 @@ def test_a_checkpoint_without_the_private_optimizer_is_not_gone_on_with(trainer,
         RuntimeError, match=r"the trainer is at step 3 and the private optimizer at step 0: .*optimizer"
     ):
         trainer().train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
-
-
-def test_a_checkpoint_of_the_trainer_is_not_resumed_without_its_key(trainer, tmp_path):
-    """Nor with that of another run, nor if it holds the key itself."""
-    run = trainer(save_strategy="steps", save_steps=3)
-    run.train()
-    key = check_the_key_lies_alone(tmp_path, run.private)
-    with pytest.raises(ValueError, match="of a version of hyfreedp that saved the key in it"):
-        run.optimizer.load_state_dict(run.private.state_dict())
-    checkpoint = str(tmp_path / "checkpoint-3")
-    key.write_bytes(key.read_bytes()[::-1])
-    with pytest.raises(ValueError, match="must hold the key of the run, but it is damaged"):
-        trainer(engine=99).train(resume_from_checkpoint=checkpoint)
-    key.unlink()
-    with pytest.raises(FileNotFoundError, match=f"without the key of its noise: put the file {key.name}, .*{tmp_path}"):
-        trainer(engine=99).train(resume_from_checkpoint=checkpoint)
 
 
 OTHER = {"train_sampling_strategy": "group_by_length", "debug": ["underflow_overflow"], "fsdp": "full_shard"}

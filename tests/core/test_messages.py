@@ -6,8 +6,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.utils.data import DataLoader
-from twins import by_hand, cross_entropy, make_batches, make_data, make_private, refused, steps
+from twins import by_hand, cross_entropy, make_batches, make_private, refused, steps
 
 from hyfreedp import PrivacyEngine
 
@@ -18,16 +17,6 @@ def test_the_wiring_cell_run_twice_is_told_of_the_private_loader():
     model, optimizer, loader = make_private()
     with pytest.raises(ValueError, match=r"data_loader is private already, .* give the plain DataLoader"):
         make_private(model, optimizer, loader=loader)
-
-
-def test_what_accelerate_has_prepared_is_told_by_name():
-    accelerate = pytest.importorskip("accelerate")
-    accelerator, model = accelerate.Accelerator(cpu=True), torch.nn.Linear(5, 3)
-    prepared = accelerator.prepare(torch.optim.SGD(model.parameters()))
-    with pytest.raises(TypeError, match=r"got accelerate's AcceleratedOptimizer: leave out prepare, or"):
-        make_private(model, optimizer=prepared)
-    with pytest.raises(ValueError, match="plain DataLoader, got accelerate's DataLoaderShard: give the one"):
-        make_private(model, loader=accelerator.prepare(DataLoader(make_data(), batch_size=8)))
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,9 @@ FORMS = {
     "namedtuple": lambda x, y: Pair(x, torch.tensor(y)),
     "nested": lambda x, y: {"inputs": {"ids": x, "mask": (x, x)}, "y": y},
     "names": lambda x, y: {"file": f"{x[0]}.png", "x": x, "y": y},
+    "lengths": lambda x, y: x[: 1 + y],
+    "types": lambda x, y: y if y else 0.5,
+    "keys": lambda x, y: {"x": x, "y" if y else "z": 1.0},
 }
 
 
@@ -133,34 +136,11 @@ def test_each_record_is_what_collation_makes_of_it_alone(form):
     assert [repr(found[place]) for place in range(4)] == [repr(default_collate([data[row]])) for row in rows]
     empty, none = fetched(data, [])
     assert batch_length(batch) == 4 and batch_length(empty) == 0 and none == {}
-    if form == "names":  # each of another form
+    if form in ("names", "lengths", "types", "keys"):  # each of another form
         assert isinstance(batch, Records) and isinstance(empty, Records)
     else:
         assert repr(batch) == repr(default_collate([data[row] for row in rows]))
         assert repr(empty) == repr(map_leaves(lambda tensor: tensor[:0], batch))
-
-
-OF_MANY_FORMS = {
-    "lengths": lambda i: torch.ones(1 + i % 3),
-    "keys": lambda i: {"x": torch.ones(2), "y" if i % 2 else "z": 1.0},
-    "missing keys": lambda i: {"x": torch.ones(2), **({"y": 1.0} if i % 2 else {})},
-    "types": lambda i: i if i % 2 else i / 2,
-    "truth": lambda i: i if i % 2 else True,
-    "dtypes": lambda i: torch.ones(2, dtype=torch.float64 if i % 2 else torch.float32),
-    "arrays": lambda i: np.ones(2, dtype=np.float64 if i % 2 else np.int32),
-    "tags": lambda i: {"x": torch.ones(1), "tags": [f"a{i}", f"b{i}"]},  # that torch's default transposes
-}
-
-
-@pytest.mark.parametrize("form", OF_MANY_FORMS)
-def test_no_record_gives_its_form_to_another(form):
-    """torch's default collation takes the keys of the first record, and a type in which all have a place."""
-    data = Made(30, OF_MANY_FORMS[form])
-    for rows in ([0, 1], [1, 0], [1], [3, 5, 7, 2, 9]):
-        _, found = fetched(data, rows)
-        assert [repr(found[place]) for place in range(len(rows))] == [
-            repr(default_collate([data[row]])) for row in rows
-        ]
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------
