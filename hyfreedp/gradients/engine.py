@@ -277,7 +277,9 @@ class GradientEngine:
     def _trained(self) -> list[nn.Parameter]:
         return [p for p in parameters_of(self.module) if p.requires_grad]
 
-    def _mapped(self, loss: Loss, piece: Piece, trained: Sequence[nn.Parameter]) -> tuple[Tensor, Gradients]:
+    def _mapped(
+        self, loss: Loss, piece: Piece, trained: Sequence[nn.Parameter], *, backward: bool = True
+    ) -> tuple[Tensor, Gradients]:
         """Losses (n,) and gradients of a piece by one map."""
         group, wanted = piece.group, piece.wanted
         one_pass = Pass(

@@ -110,7 +110,7 @@ class StepBatch:
 
         return begin
 
-    def _check_memoryless(self, function: Loss, plan: Plan, values: Tensor, norms: Tensor | None, begin: Begin) -> None:
+    def _check_memoryless(self, function: Loss, plan: Plan, values: Tensor, begin: Begin) -> None:
         """Refuse a function that keeps something of a sample for later ones, see :meth:`GradientEngine.reproduces`.
 
         Checked always if samples were computed alone, where it costs little; for a share of the batches with decisions.
