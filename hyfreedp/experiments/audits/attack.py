@@ -38,22 +38,17 @@ def game(
     runs: int,
     seed: int,
 ) -> pd.DataFrame:
-    """Learning rates with and without the outlier in the batch, from raw and from private probes.
+    """Learning rates b/a with and without the outlier in the batch, from raw and from private probes: a row per run.
 
     The observer knows weights w, direction G and threshold, all released before: R_l is the sum of the mean losses of
     the others (the rule that the paper uses in practice).
 
     Args:
-        others: losses of all other records at (w - hG, w, w + hG), shape ``(3, N)``.
-        outlier: the three losses of the planted record.
+        others: losses of all other records at (w - hG, w, w + hG), shape ``(3, N)``; ``outlier`` has three.
         sample_rate: with which others enter the batch, afresh in each run; 1 for an observer who knows the whole batch.
-        expected_batch_size: by which sums are divided.
         sigmas: sigma_l of each probe.
         weakenings: factors on sigma_l, to see the attack where the noise is too small.
         runs: repetitions with and without the outlier, each.
-
-    Returns:
-        One row per probe ("raw" too), weakening, world (``planted``) and run, with ``eta`` = b/a.
     """
     known = torch.tensor(others, dtype=torch.float64)
     planted_losses = torch.tensor(outlier, dtype=torch.float64)[:, None]
@@ -86,15 +81,7 @@ def games(
     weakenings: list[float],
     runs: int,
 ) -> tuple[pd.DataFrame, list[str]]:
-    """:func:`game` on each run's losses at ``step``, of an observer who draws the others and of one who knows them.
-
-    Args:
-        folder: keeps the games.
-        probed: of ``studies.landscape.probed_losses``, one table of task "digits" per seed.
-
-    Returns:
-        The rows of all games, with columns ``observer`` and ``seed``; and the names of their cells.
-    """
+    """:func:`game` on each seed's losses at ``step``, of an observer who draws the others and of one who knows them."""
     task = TASKS["digits"]
     observers = {
         "sees a random batch": ("train", task.batch_size / task.train_size),

@@ -32,10 +32,6 @@ def train_with_canaries(
     A canary is a black image with one bright pixel that no other image has, under a random label: most of its gradient
     is orthogonal to all others, so that its loss tells of its own presence.
 
-    Args:
-        method: in ``METHODS``, trained with AdamW.
-        learning_rate: of the methods that do not learn it; otherwise the first one.
-
     Returns:
         One row per canary: ``included``, its coin, and ``score``, by how much training lowered its loss; and the same
         in all rows ``accuracy`` on the test digits and ``epsilon``, what the run claims to have spent.

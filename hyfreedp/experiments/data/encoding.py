@@ -40,18 +40,14 @@ def encode_pairs(
 ) -> tuple[Tensor, Tensor]:
     """Pairs as sequences: meaning, separator, reference, end.
 
-    The separator is the tokenizer's separator token, or, where it has none (GPT-2's), its token for the beginning or
-    for the end of a sequence.
+    The separator is the tokenizer's, or its token for the beginning or the end of a sequence where it has none (GPT-2).
 
     Args:
-        tokenizer: with a token for the end of a sequence.
-        context_length: tokens in a sequence at most.
-        cut: whether longer sequences are cut off there, and not refused.
+        cut: whether sequences longer than the context are cut off there, and not refused.
 
     Returns:
-        Token ids, int64, shape (N, L), padded on the right to the longest; and labels of the same shape: the token
-        itself where it is a target (reference and end), else ``IGNORED``. Position t is to be predicted from those
-        before it, so a loss compares the output at t - 1 with the label at t.
+        Token ids, int64, shape (N, L), padded on the right; and labels of the same shape: the token itself where it is
+        a target (reference and end), else ``IGNORED``. Position t is to be predicted from those before it.
 
     Raises:
         ValueError: no pair; a sequence, or the meaning of one that is cut, is too long; a reference is empty.
@@ -74,10 +70,7 @@ def encode_documents(
 ) -> tuple[Tensor, Tensor]:
     """Documents as sequences: beginning (or end, where there is no such token), text, end.
 
-    Args and returns as of :func:`encode_pairs`: every token but the first is a target.
-
-    Raises:
-        ValueError: no document; one is too long or empty.
+    Results and errors as of :func:`encode_pairs`: every token but the first is a target.
     """
     padding, end = padding_of(tokenizer), tokenizer.eos_token_id
     start = end if tokenizer.bos_token_id is None else tokenizer.bos_token_id
@@ -88,14 +81,10 @@ def encode_documents(
 
 
 def encode_prompts(tokenizer: PreTrainedTokenizerBase, meanings: Sequence[str]) -> tuple[Tensor, Tensor]:
-    """Meanings and separators to generate from.
+    """Meanings and separators to generate from; ValueError if there is none.
 
     Returns:
-        Token ids, int64, shape (N, L), padded on the left to the longest; and a mask of the same shape, 1 at tokens
-        and 0 at padding.
-
-    Raises:
-        ValueError: no meaning.
+        Token ids, int64, shape (N, L), padded on the left to the longest; and a mask of the same shape, 1 at tokens.
     """
     padding, separator = padding_of(tokenizer), _separator(tokenizer)
     sequences = [torch.tensor([*ids, separator]) for ids in _ids(tokenizer, meanings)]

@@ -200,10 +200,8 @@ def add_low_rank_updates(module: nn.Module, targets: str, **options: Any) -> Non
 def choose_trainable(module: nn.Module, tuning: Tuning) -> None:
     """Freeze in place all parameters but those that the tuning trains, and the head.
 
-    Args:
-        module: one of ``MODELS``, built.
-        tuning: "full": all parameters; "bitfit": biases (Ben Zaken et al., 2022); "lora": new low-rank updates of the
-            projections of attention, which start at zero.
+    "full": all; "bitfit": biases (Ben Zaken et al., 2022); "lora": new low-rank updates of the projections of
+    attention.
     """
     if tuning == "full":
         return
@@ -219,12 +217,7 @@ def choose_trainable(module: nn.Module, tuning: Tuning) -> None:
 def make_model(name: str, tuning: Tuning, *, features: int, classes: int, seed: int) -> nn.Module:
     """A model in train mode with only some parameters trainable; the global random state is left as it was.
 
-    Args:
-        tuning: allowed by that model.
-        features, classes: of the data set; features are used by the MLP alone.
-
-    Raises:
-        RuntimeError: public weights are neither on this machine nor to be had.
+    RuntimeError if public weights are neither on this machine nor to be had. Features are used by the MLP alone.
     """
     with random_states_kept(default_device()):
         torch.manual_seed(seed)

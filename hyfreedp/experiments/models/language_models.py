@@ -224,12 +224,7 @@ def choose_trainable(model: PreTrainedModel, tuning: Tuning) -> None:
 def make_language_model(name: str, tuning: Tuning, *, seed: int) -> PreTrainedModel:
     """A model in train mode with only some parameters trainable; the global random state is left as it was.
 
-    Args:
-        tuning: allowed by that model.
-
-    Raises:
-        FileNotFoundError: public or own weights are missing, with what to do.
-        ValueError: the weights cannot be read.
+    FileNotFoundError says which weights are missing, and what to do; ValueError that they cannot be read.
     """
     with random_states_kept(default_device()):
         torch.manual_seed(seed)

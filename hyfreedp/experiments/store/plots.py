@@ -90,12 +90,7 @@ def legend_below(axis: Axes, **choices: Any) -> None:
 
 
 def what_to_see(lines: Sequence[str], note: str = "") -> None:
-    """Show the findings under a figure behind a fold, so that readers look first.
-
-    Args:
-        lines: an item each.
-        note: on all of them, as "means over the seeds".
-    """
+    """Show the findings under a figure, a line each, behind a fold, so that readers look first; ``note`` is on all."""
     items = "\n".join(f"* {line.rstrip('.')}." for line in lines)
     heading = f"What to see ({note})" if note else "What to see"
     display(Markdown(f"<details><summary>{heading}</summary>\n\n{items}\n\n</details>"))

@@ -25,9 +25,7 @@ _START_BYTES = len(_TITLE) + hashlib.sha256().digest_size
 def save(path: Path, state: Mapping[str, Any]) -> None:
     """Write a checkpoint of tensors and plain values in place of the one that was there.
 
-    Warns:
-        RuntimeWarning: the file could not be written, for example on a full disk. What was there is still there, and
-            a run had better go on than end.
+    Where it cannot be written, as on a full disk, a RuntimeWarning says so: a run had better go on than end.
     """
     rest = BytesIO()  # on a full disk torch.save would make its own error of an OSError, and may end the process
     torch.save(dict(state), rest)
@@ -40,11 +38,7 @@ def save(path: Path, state: Mapping[str, Any]) -> None:
 
 
 def load(path: Path) -> dict[str, Any] | None:
-    """The checkpoint, on the CPU; None if there is none.
-
-    Warns:
-        RuntimeWarning: it is damaged, and removed; the run starts from its beginning.
-    """
+    """The checkpoint, on the CPU; None if there is none, or if it is damaged, with a RuntimeWarning, and removed."""
     if not path.exists():
         return None
     with path.open("rb") as file:

@@ -78,20 +78,14 @@ def release_dots(
     runs: int,
     seed: int,
 ) -> pd.DataFrame:
-    """Theorem 1 by simulation: one batch, released many times by :func:`hyfreedp.privatize_loss`.
+    """Theorem 1 by simulation: a batch, released ``runs`` times by :func:`hyfreedp.privatize_loss` at each threshold.
 
     Args:
-        losses: per-sample losses of the batch, shape ``(B,)``, or of one batch per run, shape ``(runs, B)``.
-        thresholds: values of R_l.
-        noise_multiplier: sigma_l.
-        expected_batch_size: by which the sums are divided.
-        runs: releases per threshold.
-        seed: of the noise.
+        losses: of one batch, shape ``(B,)``, or of one batch per run, shape ``(runs, B)``.
 
     Returns:
-        One row per threshold: ``bias`` (mean loss less mean release), ``noise`` (standard deviation of the releases
-        about the clipped means), ``rmse`` (root mean squared distance to the mean loss), each with its standard error
-        ``*_error``.
+        One row per threshold: ``bias`` (mean loss less mean release), ``noise`` (standard deviation about the clipped
+        means), ``rmse`` (distance to the mean loss), each with its standard error ``*_error``.
     """
     batch = torch.as_tensor(np.asarray(losses, dtype=np.float64))
     batch = batch.expand(runs, batch.shape[-1])
@@ -122,12 +116,7 @@ def errors(
 ) -> pd.DataFrame:
     """Bias, noise and their root mean square against R_l, of real losses, whatever their distribution (Theorem 1).
 
-    Args:
-        losses: of one batch, shape ``(B,)``, or of several probes of it, shape ``(n, B)``: the bias is then the root
-            mean square of theirs.
-        thresholds: values of R_l.
-        noise_multiplier: sigma_l.
-        expected_batch_size: by which sums are divided.
+    ``losses`` have shape ``(B,)`` or, of several probes, ``(n, B)``: the bias is then the root mean square of theirs.
     """
     biases = np.array([clipping_bias(probe, thresholds) for probe in np.atleast_2d(np.asarray(losses))])
     bias = np.sqrt(np.mean(biases**2, axis=0))
@@ -163,13 +152,7 @@ def optimal_threshold(mean: float, std: float, *, noise_multiplier: float, expec
 
 @dataclass(frozen=True)
 class TradeOff:
-    """Errors of the private mean of normal losses against R_l.
-
-    Attributes:
-        curves: of :func:`normal_errors`, from a fifth of the mean loss to five times it.
-        best: the threshold of least error.
-        releases: of :func:`release_dots`, at some of the thresholds.
-    """
+    """Errors of the private mean of normal losses against R_l: curves, the best threshold, and simulated releases."""
 
     curves: pd.DataFrame
     best: float

@@ -25,12 +25,9 @@ EVERY = 3  # steps, of which one is recorded, beside those with an evaluation
 
 
 def documents_scale(profile: str, source: str | None, epsilon: float, seeds: int) -> Scale:
-    """The private runs of the figure: LoRA on a LLaMA, at one epsilon.
+    """The private runs of the figure: LoRA on a tiny LLaMA or, at profiles gpu and paper, on LLaMA-2-7B.
 
-    Args:
-        profile: "smoke", "laptop" and "desktop" train a tiny LLaMA from weights of our own, the others LLaMA-2-7B.
-        source: documents, see :attr:`hyfreedp.experiments.runs.spec.Spec.source`; synthetic reports if None.
-        epsilon, seeds: of the figure.
+    ``source`` are documents; synthetic reports if None.
     """
     model = "llama_sentences" if profile in ("smoke", "laptop", "desktop") else "llama2_7b"
     learner = Learner("reports", model, "lora", 6 if profile == "smoke" else None, source)

@@ -38,11 +38,7 @@ def series(base: Spec, tuned: Spec, intervals: Sequence[int] = INTERVALS) -> dic
 def tuned_by_hand(base: Spec, recorded: pd.DataFrame, folder: Path) -> Spec:
     """The grid's best rate, constant or with linear decay, by mean *test* accuracy: in its favour, and not private.
 
-    Args:
-        base: its task and epsilon are asked for, and the nearest epsilon recorded is taken.
-        recorded: rows of the accuracy study. A task without rows gets its grid trained, one run (the seed of
-            ``base``) per rate.
-        folder: of the cells.
+    ``recorded`` are rows of the accuracy study; a task without rows gets its grid trained, one run per rate.
     """
     if base.task not in set(recorded.task):
         specs = [
@@ -100,12 +96,7 @@ def runs(scale: Scale, read: Reader) -> dict[str, list[Spec]]:
 
 
 def record(cells: Path, table: Path, *, scale: Scale = SCALE, jobs: int = 1) -> pd.DataFrame:
-    """Train what is missing and write the table: a line per run and recorded step.
-
-    Returns:
-        ``series``, ``seed``, ``epsilon``, ``step``; ``VALUES`` as of a run's steps, NaN where a step has none; versions
-        and hardware.
-    """
+    """Train what is missing and write the table: a line per run and recorded step, with versions and hardware."""
     run_cells(searches(entries(scale)), cells, jobs=jobs, description="searches")
     chosen = runs(scale, reader(cells))
     run_cells([spec for specs in chosen.values() for spec in specs], cells, jobs=jobs, description="dynamics")

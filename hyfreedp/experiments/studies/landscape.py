@@ -39,21 +39,15 @@ def outlier(task: str, brightness: float) -> tuple[Tensor, Tensor]:
 
 
 def probed_losses(*, spec: dict[str, Any], stages: list[int], brightness: float, reach: float = 1.0) -> pd.DataFrame:
-    """Raw per-sample losses along the update direction of a training run. NOT private: they only teach.
+    """Raw per-sample losses along the update direction of a run, at 0-based steps ``stages``. NOT private.
 
     Args:
-        spec: fields of the :class:`~hyfreedp.experiments.runs.cells.Spec` of the run.
-        stages: 0-based steps to look at.
         brightness: of the :func:`outlier`, which takes no part in the training.
         reach: h in units of the rate; Algorithm 1 looks at the rate itself.
 
     Returns:
-        One row per record and stage: ``step``, ``distance`` h, ``part`` ("batch": the Poisson batch of that step;
-        "train": all training records; "outlier") and the losses ``ahead``, ``here`` and ``behind`` at w - hG, w and
-        w + hG.
-
-    Raises:
-        ValueError: a stage lies behind the end of the run.
+        One row per record and stage: ``step``, ``distance`` h, ``part`` ("batch", "train": all training records,
+        "outlier") and the losses ``ahead``, ``here`` and ``behind`` at w - hG, w and w + hG.
     """
     with one_thread():
         chosen = Spec(**spec)
@@ -139,21 +133,15 @@ FIVE_POINTS = (-1.0, -0.5, 0.0, 0.5, 1.0)  # in units of h: where a run probes, 
 def loss_curves(*, spec: dict[str, Any], stages: list[float], grid: list[float], reach: float) -> pd.DataFrame:
     """Loss curves of one run at some of its probe steps, on the step's own batch. The run itself is not disturbed.
 
-    Threshold and noise are the run's own at that step, the noise that of as many points at the price of three.
-
     Args:
-        spec: fields of the run's :class:`~hyfreedp.experiments.runs.cells.Spec`; its method searches the rate.
         stages: shares of the run in [0, 1]; for each, the nearest step with a probe is taken.
         grid: points x in units of h, for the raw curve.
         reach: h in units of the run's rate; Algorithm 1 looks at the rate itself.
 
     Returns:
-        One row per step, ``kind`` and ``x``, with the mean loss at w - x h G as ``value``. Kinds: "raw" on the grid,
-        "points" and "clipped" at ``FIVE_POINTS``. In each row the step's ``distance`` h, ``threshold`` R_l, and
-        ``noise``, the standard deviation of the noise that a clipped mean gets.
-
-    Raises:
-        ValueError: a stage outside [0, 1].
+        One row per step, ``kind`` and ``x``, with the mean loss at w - x h G as ``value``: "raw" on the grid, "points"
+        and "clipped" at ``FIVE_POINTS``. In each row the step's ``distance`` h, ``threshold`` R_l, and ``noise``, the
+        standard deviation of a clipped mean's noise, that of five points at the price of three.
     """
     if bad := [share for share in stages if not 0 <= share <= 1]:
         raise ValueError(f"stages must be shares of the run in [0, 1], got {bad}")

@@ -46,14 +46,7 @@ _LAPTOP: dict[str, Any] = {
 
 @dataclasses.dataclass(frozen=True)
 class DataSet:
-    """A data set of the paper with a stated length of training.
-
-    Attributes:
-        title: for tables.
-        records: N, size of the training part.
-        batch_size: expected size B of a Poisson batch.
-        epochs: passes over the data.
-    """
+    """N records of a data set of the paper, with an expected batch size B and a number of epochs of our choice."""
 
     title: str
     records: int
@@ -86,12 +79,7 @@ DATA_SETS = (
 
 
 def settings(section: str, **choices: Any) -> list[dict[str, Any]]:
-    """All combinations of the choices, each a list of values or one value, as rows for :func:`calibrations`.
-
-    Args:
-        section: name of the rows, to find them again in one table.
-        **choices: of arguments of :func:`calibration`.
-    """
+    """All combinations of arguments of :func:`calibration`, each a list of values or one value, as rows of a section."""
     names = list(choices)
     values = [choice if isinstance(choice, list) else [choice] for choice in choices.values()]
     return [{"section": section, **dict(zip(names, row, strict=True))} for row in product(*values)]
@@ -111,13 +99,7 @@ def grid_of(profile: str, epsilon: float, interval: int) -> dict[str, Any]:
 def rows_of(
     data: DataSet, grid: dict[str, Any], *, epsilon: float, interval: int, gamma: float
 ) -> list[dict[str, Any]]:
-    """All sections of the notebook's table: "interval", "epsilon", "true cost", "true cost by interval" and "gamma".
-
-    Args:
-        data: which.
-        grid: of :func:`grid_of`.
-        epsilon, interval, gamma: where a section does not vary them.
-    """
+    """All sections of notebook 03: "interval", "epsilon", "true cost", "true cost by interval" and "gamma"."""
     at: dict[str, Any] = data.budget(epsilon) | {"interval": grid["intervals"]}
     here = {"gamma": gamma, "interval": interval}
     ways: list[tuple[str, dict[str, Any]]] = [
@@ -155,12 +137,7 @@ def rows_of(
 
 
 def calibrations(rows: Iterable[dict[str, Any]], folder: Path) -> pd.DataFrame:
-    """One long table of :func:`calibration`, each row computed once and kept in ``folder``; with a progress bar.
-
-    Args:
-        rows: arguments of :func:`calibration`; the keys of ``LABELS`` among them are copied to the table instead.
-        folder: of the cells.
-    """
+    """One long table of :func:`calibration`, each row kept in ``folder``; keys of ``LABELS`` are copied to it."""
     tables = []
     for row in tqdm(list(rows), desc="calibrations", unit="pair"):
         labels = {name: value for name, value in row.items() if name in LABELS}
@@ -179,20 +156,16 @@ def calibration(
     measured: bool = False,
     **budget: Any,
 ) -> pd.DataFrame:
-    """One calibrated pair of noises for three losses: one row.
+    """One calibrated pair of noises for three losses, a row: fields of the :class:`~hyfreedp.NoiseSplit`, and the
+    choices.
 
     Args:
         accountant, composition, loss_mechanism: of the :class:`~hyfreedp.experiments.accounting_of_the_paper.Counting`.
         allocation: "per_step" is the library's own, for a sound way of counting.
         even: the naive even split instead of the calibrated one.
-        measured: whether to find out what the pair and its parts cost.
+        measured: adds ``claimed_epsilon`` (as the row counts), ``true_epsilon`` (by PLD, on the same batch),
+            ``vanilla_epsilon`` (of DP-SGD at ``sigma``) and, of a sound row, ``probe_share``.
         **budget: of :func:`hyfreedp.calibrate_noise`.
-
-    Returns:
-        The fields of the :class:`~hyfreedp.NoiseSplit`, the choices above, and ``loss_std`` (standard deviation of each
-        loss, in units of its clip); if ``measured`` also ``claimed_epsilon`` (as the row counts), ``true_epsilon`` (by
-        PLD, gradient and probe on the same batch), ``vanilla_epsilon`` (the same of DP-SGD at ``sigma``) and, of a
-        sound row, ``probe_share``, the part of epsilon that the gradients leave to the probes.
     """
     counting = Counting(accountant, composition, loss_mechanism)
     if even:

@@ -31,10 +31,7 @@ PAPER_PLACE = ["tuning", "epsilon", "model", "dataset"]
 
 
 def shown(profile: str, seeds: int, cells: Path, *, train: bool, jobs: int = 1) -> pd.DataFrame:
-    """The numbers of a profile, after the whole places of the profiles that are shown first.
-
-    Args: as of :func:`numbers`, whose rows are returned.
-    """
+    """The numbers of a profile, after the whole places of the profiles that are shown first; as :func:`numbers`."""
     first = [whole_places(numbers(SCALES[name], name, cells, train=False)) for name in SHOWN_FIRST.get(profile, ())]
     own = numbers(replace(SCALES[profile], seeds=seeds), profile, cells, train=train, jobs=jobs)
     return pd.concat([*(rows for rows in first if len(rows)), own], ignore_index=True)
@@ -48,17 +45,10 @@ def whole_places(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def numbers(scale: Scale, profile: str, cells: Path, *, train: bool, jobs: int = 1) -> pd.DataFrame:
-    """All numbers of the tables, see :func:`hyfreedp.experiments.tables.plan.table`.
+    """All numbers of the tables, see :func:`hyfreedp.experiments.tables.plan.table`, with ``profile`` and ``source``.
 
-    Args:
-        scale: which.
-        profile: whose committed records fill what has no cell.
-        cells: folder of the cells.
-        train: whether to train what is missing first; else what is neither a cell nor committed stays missing.
-        jobs: worker processes.
-
-    Returns:
-        The table, with ``profile`` and ``source``: "cell", "committed" or "missing".
+    What has no cell is trained first if asked for, or taken from the committed record of the profile: ``source`` is
+    "cell", "committed" or "missing".
     """
     if train:
         train_missing(entries(scale), cells, jobs=jobs)
@@ -96,9 +86,8 @@ def paper_numbers() -> pd.DataFrame:
 def beside_paper(summary: pd.DataFrame) -> pd.DataFrame:
     """The paper's numbers, and ours of :func:`summarise` below them.
 
-    Returns:
-        ``whose``, ``place`` (the data set), ``tuning``, ``epsilon``, ``row``, ``mean`` (percent) and ``gap``, points to
-        the grid search over the paper's rates at the same place.
+    Columns: ``whose``, ``place`` (the data set), ``tuning``, ``epsilon``, ``row``, ``mean`` (percent) and ``gap``,
+    points to the grid search over the paper's rates at the same place.
     """
     theirs = paper_numbers().rename(columns={"value": "mean", "dataset": "place"})
     theirs["whose"] = "the paper's " + theirs.model
@@ -135,18 +124,12 @@ def paired(
     against: str | None = None,
     tuning: str | None = None,
 ) -> dict[str, Any]:
-    """A method against another, paired by place and seed: difference in points, its interval, a test.
-
-    Args:
-        rows: of :func:`numbers`, or a committed record of one profile.
-        row: a name in ``ROWS``.
-        against: another one; None: the best grid search.
-        tuning: only this one.
+    """A method against another (None: the best grid search), paired by place and seed, in points of accuracy.
 
     Returns:
-        ``mean`` difference (NaN without pairs); ``low`` and ``high``, its 95 % t interval over the *places* (the seeds
-        of one place share its task and its chosen rate, so that they are averaged first; NaN for a single place);
-        ``places``; ``pairs``, and how many of them are ``wins``; ``by_place``, the differences themselves.
+        ``mean`` difference (NaN without pairs); ``low`` and ``high``, its 95 % t interval over the *places*, for the
+        seeds of one place share its task and its chosen rate (NaN for a single place); ``places``; ``pairs``, and how
+        many of them are ``wins``; ``by_place``, the differences themselves.
     """
     rows = rows if "profile" in rows else rows.assign(profile="")
     other = best_grid(rows) if against is None else rows[rows.row == against].dropna(subset="accuracy")
@@ -167,13 +150,9 @@ def paired(
 
 @dataclass(frozen=True)
 class Claim:
-    """That one method is better than another by at least so many points, at private places.
+    """That ``better`` beats ``worse`` (None: the best grid search) by ``least`` points or more, at private places.
 
-    Attributes:
-        text: the claim.
-        better, worse: names in ``ROWS``; ``worse`` may be None, for the best grid search.
-        least: points; -1 for "comparable".
-        tuning: of which it is said; None: of all.
+    -1 says "comparable". Of one ``tuning`` or, if None, of all.
     """
 
     text: str
@@ -200,10 +179,8 @@ def judged(rows: pd.DataFrame) -> pd.DataFrame:
     """What the paper claims of its tables, and what we claim, judged by our numbers at private places.
 
     Returns:
-        A line per claim of ``CLAIMS``: ``claim``; ``least``, the points that it says at least; ``paper``, the mean
-        difference in the paper's own tables (NaN if it has none); ``mean``, ``low`` and ``high``, ours with its 95 %
-        interval over ``places``, see :func:`paired`; ``verdict``: "reproduced" if the whole interval is at ``least`` or
-        above, "fails here" if all of it is below, else "not shown", and how many places would decide.
+        A line per claim: ``claim``; ``least``; ``paper``, the mean difference in the paper's own tables (NaN if it has
+        none); ``mean``, ``low``, ``high`` and ``places`` of :func:`paired`; ``verdict``; ``places_needed`` to decide.
     """
     private = rows[np.isfinite(rows.epsilon)]
     theirs = paper_numbers()
@@ -256,14 +233,9 @@ def markdown_by_place(rows: pd.DataFrame) -> str:
 
 
 def rates(rows: pd.DataFrame, cells: Path) -> pd.DataFrame:
-    """The learning rate over the steps of the runs whose rate is learned, from their cells or as committed.
+    """The learned rate over the steps of the runs of :func:`numbers`: every step of a cell, some of a committed run.
 
-    Args:
-        rows: of :func:`numbers`, of one profile.
-        cells: folder of the cells.
-
-    Returns:
-        ``step`` and ``eta``, at every step of a cell and at some of a committed run, and what ``NUMBER`` names.
+    Columns are ``step``, ``eta`` and what ``NUMBER`` names.
     """
     committed = workspace().results / rows.profile.iloc[0] / RATES
     known = pd.read_csv(committed) if committed.exists() else pd.DataFrame(columns=["key", "step", "eta"])

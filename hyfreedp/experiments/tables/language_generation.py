@@ -46,12 +46,9 @@ _ROWS = ("grid", "grid_extended", "dadaptation", "prodigy", "reference", "hyfree
 
 
 def e2e_scale(profile: str, seeds: int) -> Scale:
-    """The runs of the table, whole ones on E2E.
+    """The runs of the table: GPT-2's architecture on E2E at profiles gpu and paper, else a tiny model.
 
-    Args:
-        profile: "gpu" and "paper" train GPT-2's architecture, from its real weights if ``$HYFREEDP_WEIGHTS`` has them
-            ("paper": always); any other has the tiny model of the committed records.
-        seeds: of the table.
+    The large one starts from real weights at profile paper, and where ``$HYFREEDP_WEIGHTS`` has them.
     """
     large = profile in ("gpu", "paper")
     real = profile == "paper" or bool(os.environ.get("HYFREEDP_WEIGHTS"))
@@ -64,19 +61,16 @@ DESKTOP = e2e_scale("desktop", 2)
 
 
 def scored(scale: Scale, profile: str, cells: Path, *, train: bool = True, jobs: int = 1) -> pd.DataFrame:
-    """The numbers of the table, and above them those of the public start.
+    """The numbers of the table, and above them those of the public start (row ``START``, epsilon 0, one seed).
 
     Args:
         scale: of one learner.
         profile: whose committed records fill what has no cell.
-        cells: folder of the cells.
-        train: whether to train what is missing first; else what is neither a cell nor committed stays missing.
-        jobs: worker processes.
+        train: whether to train what is missing first.
 
     Returns:
         The columns of :func:`hyfreedp.experiments.tables.plan.table` (``accuracy`` is that of test tokens),
-        ``perplexity`` (of test tokens), ``METRICS``, and versions and hardware. METEOR is NaN without Java; the start
-        has row ``START``, epsilon 0 and one seed.
+        ``perplexity``, ``METRICS`` (METEOR is NaN without Java), and versions and hardware.
     """
     learner, read = scale.learners[0], reader(cells)
     committed = workspace().results / profile / TABLE
@@ -108,12 +102,7 @@ def scored(scale: Scale, profile: str, cells: Path, *, train: bool = True, jobs:
 
 
 def record(cells: Path, results: Path, *, train: bool, jobs: int = 1) -> str:
-    """Write ``<results>/desktop/`` with the table of ``DESKTOP`` and the runs behind it.
-
-    Args:
-        cells: folder of the cells; the runs that were written before are put there.
-        train, jobs: as of :func:`scored`.
-    """
+    """Write the table of ``DESKTOP`` and the runs behind it; runs that were written before are put into ``cells``."""
     scale, path, runs = DESKTOP, results / "desktop" / TABLE, results / "desktop" / archive.NAME
     before = archive.read(runs)
     archive.unpack(before, cells)
@@ -199,16 +188,7 @@ def markdown(summary: pd.DataFrame) -> str:
 
 
 def written(rows: pd.DataFrame, cells: Path, number: int) -> pd.DataFrame:
-    """What the runs wrote for one meaning of the test part, as far as their texts are kept.
-
-    Args:
-        rows: of :func:`scored`.
-        cells: of the runs, beside the committed ones of profile desktop.
-        number: which meaning.
-
-    Returns:
-        ``method``, ``epsilon``, ``BLEU`` of the whole run, and its ``sentence``.
-    """
+    """What the runs wrote for one meaning of the test part, as far as their texts are kept: a line per run."""
     files = archive.read(workspace().results / "desktop" / archive.NAME)
     lines = []
     for row in rows.dropna(subset="key").to_dict("records"):

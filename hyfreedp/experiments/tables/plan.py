@@ -225,15 +225,9 @@ def first_rate(method: str, rate: float, tuning: Tuning | None) -> float:
 
 @cache
 def random_search_epsilon(task_name: str, steps: int | None, target_epsilon: float) -> float:
-    """Epsilon of each run of a random search that as a whole stays within ``target_epsilon``.
+    """Epsilon of each run of a random search that as a whole stays within ``target_epsilon`` (RDP, geometric).
 
-    Args:
-        task_name: in ``TASKS``. The runs train on what is left without the validation data.
-        steps: of each run; the task's own if None.
-        target_epsilon: of the whole search, by Renyi DP (Papernot and Steinke, 2022, Theorem 2, geometric).
-
-    Returns:
-        By privacy loss distributions, as all runs are calibrated, and rounded down.
+    The runs train on what is left without the validation data. By PLD, as all runs are calibrated, and rounded down.
     """
     task = TASKS[task_name]
     rate, length = task.batch_size / task.validation_start, steps or task.steps

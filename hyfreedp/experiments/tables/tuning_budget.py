@@ -32,12 +32,8 @@ TOLERANCE = 1e-6  # relative, of the noise multipliers found here
 
 
 def mean_runs(shape: float, gamma: float) -> float:
-    """Expected number of runs E[k] of a truncated negative binomial distribution (Papernot and Steinke, 2022, Def. 1).
-
-    Args:
-        shape: eta >= 0; 1 is the geometric distribution, 0 the logarithmic one.
-        gamma: in (0, 1).
-    """
+    """Expected runs E[k] of a truncated negative binomial distribution of this shape eta (Papernot and Steinke, Def.
+    1)."""
     log = math.log(gamma)
     if shape == 0:
         return math.expm1(-log) / -log
@@ -106,14 +102,12 @@ def budget_rows(*, budget: dict[str, float], batch_size: int, interval: int, run
     """The budget that each way of choosing hyperparameters takes from the gradients of the run that is kept.
 
     Args:
-        budget: ``target_epsilon``, ``target_delta``, ``sample_rate`` and ``steps``.
-        interval: of HyFreeDP (three losses, constant allocation, same batch).
         runs: mean numbers of runs of a random search; those of a grid search are all counted, by composition.
 
     Returns:
-        One row per method and setting: ``method``, ``setting`` (a number), ``target_epsilon``, ``sigma`` (vanilla, the
-        same for all), ``sigma_gradient``, ``noise_percent`` (how much larger it is) and ``share_percent``: the part of
-        epsilon that the gradients of the kept run, counted alone, leave to everything else.
+        One row per method and ``setting``: ``target_epsilon``, ``sigma`` (vanilla), ``sigma_gradient``,
+        ``noise_percent`` (how much larger it is) and ``share_percent``, the part of epsilon that those gradients leave
+        to everything else.
     """
     target, protocol = _split_budget(budget)
     sigma = _vanilla_noise(target, protocol)
@@ -151,21 +145,13 @@ def _vanilla_noise(target_epsilon: float, protocol: dict[str, Any]) -> float:
 
 
 def search_noise(target_epsilon: float, *, start: float, **search: Any) -> float:
-    """The smallest noise multiplier at which a whole random search stays within the budget.
-
-    Args:
-        start: first noise to try.
-        **search: of :func:`search_epsilon`.
-    """
+    """The smallest noise multiplier, tried from ``start`` on, at which :func:`search_epsilon` stays within the
+    budget."""
     return smallest_noise(lambda sigma: search_epsilon(sigma, **search), target_epsilon, start, TOLERANCE)
 
 
 def quantile_noise_for_share(share: float, *, budget: dict[str, float]) -> float:
-    """sigma_b at which adaptive clipping takes this share of epsilon from the gradients.
-
-    Args:
-        share: in (0, 1).
-    """
+    """sigma_b at which adaptive clipping takes this share, in (0, 1), of epsilon from the gradients."""
     target, protocol = _split_budget(budget)
     total, kept = _vanilla_noise(target, protocol), _vanilla_noise((1 - share) * target, protocol)
     return 0.5 * (total**-2 - kept**-2) ** -0.5
@@ -177,24 +163,14 @@ def quantile_noise_for_share(share: float, *, budget: dict[str, float]) -> float
 def costs(
     folder: Path, budgets: Sequence[dict[str, float]], *, batch_size: int, interval: int, runs: list[float]
 ) -> pd.DataFrame:
-    """Rows of :func:`budget_rows` at several budgets, kept in ``folder``.
-
-    Returns:
-        Its rows, with ``method``, ``setting`` and ``target_epsilon`` as index.
-    """
+    """Rows of :func:`budget_rows` at several budgets, kept in ``folder``; index: method, setting and target_epsilon."""
     choices: dict[str, Any] = {"batch_size": batch_size, "interval": interval, "runs": runs}
     table = pd.concat(cached(folder, budget_rows, budget=budget, **choices) for budget in budgets)
     return table.set_index(["method", "setting", "target_epsilon"]).sort_index()
 
 
 def comparison(found: pd.DataFrame, targets: Sequence[float], runs: float) -> pd.DataFrame:
-    """Tab. "hyperparam comparison" with our numbers, a row per method and budget.
-
-    Args:
-        found: of :func:`costs`.
-        targets: budgets.
-        runs: of random searches, on average.
-    """
+    """Tab. "hyperparam comparison" with our numbers of :func:`costs`, a row per method and budget."""
     pairs = RATES * THRESHOLDS
     printed = [  # method, setting, title, searches eta, searches R_g, the paper's percent
         ("hyfreedp", GAMMA, "HyFreeDP, gamma = 1.01", "no", "no", "<1"),

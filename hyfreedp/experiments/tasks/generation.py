@@ -27,15 +27,10 @@ def generate(
     beams: int = BEAMS,
     most_tokens: int = MOST_TOKENS,
 ) -> list[str]:
-    """The most probable continuation of each prompt that beam search finds, on one line each.
+    """The most probable continuation of each prompt that beam search finds, on one line each; the mode is restored.
 
-    Args:
-        model: a causal language model of transformers; its mode is restored.
-        beams: width of the search; 1 is greedy.
-        most_tokens: after which an unfinished sentence is cut off, or where the context is full.
-
-    Raises:
-        ValueError: a prompt fills the context.
+    An unfinished sentence is cut off after ``most_tokens``, or where the context is full; ValueError if a prompt
+    fills it.
     """
     from transformers import GenerationConfig
 

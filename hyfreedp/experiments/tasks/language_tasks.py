@@ -198,15 +198,11 @@ def shortened(tokens: Tensor, labels: Tensor, multiple: int = 1) -> Batch:
 
 
 def token_losses(model: nn.Module, tokens: Tensor, labels: Tensor, *, hits: bool = False) -> tuple[Tensor, ...]:
-    """Cross-entropy of every target token in nats, zero elsewhere.
-
-    Args:
-        model: a causal language model of transformers.
-        tokens, labels: of :func:`shortened`.
-        hits: whether to say which targets are the most probable token.
+    """Cross-entropy of every target token in nats, zero elsewhere, of what :func:`shortened` gives.
 
     Returns:
-        Losses, float32, which positions are targets, and the hits if asked for; all of one shape (B, T).
+        Losses, float32, which positions are targets, and if asked for which targets are the most probable token; all of
+        one shape (B, T).
     """
     device = next(model.parameters()).device
     tokens, labels = tokens.to(device), labels.to(device)
