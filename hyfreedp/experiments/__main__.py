@@ -48,8 +48,7 @@ def _accuracy(options: argparse.Namespace) -> None:
 
 
 def _fine_tuning(options: argparse.Namespace) -> None:
-    here = workspace()
-    rows = dynamics.record(here.cells, here.results / dynamics.TABLE, jobs=options.jobs)
+    rows = dynamics.record(workspace().cells, workspace().results / dynamics.TABLE, jobs=options.jobs)
     print(rows.groupby("series", sort=False).test_accuracy.last().to_string())
 
 
@@ -59,8 +58,8 @@ def _sentences(options: argparse.Namespace) -> None:
 
 
 def _documents(options: argparse.Namespace) -> None:
-    here = workspace()
-    rows = document_runs.record(options.file, here.cells, here.results / document_runs.TABLE, jobs=options.jobs)
+    table = workspace().results / document_runs.TABLE
+    rows = document_runs.record(options.file, workspace().cells, table, jobs=options.jobs)
     print(document_runs.rates(rows).to_string())
 
 

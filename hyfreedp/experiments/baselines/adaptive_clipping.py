@@ -61,14 +61,9 @@ class AdaptiveClipping:
     _step: int = field(default=0, repr=False)
 
     def start(self, *, sigma: float, expected_batch_size: float, generator: NoiseGenerator) -> None:
-        """Fix the noise before the first step.
+        """Before the first step, with the noise multiplier of DP-SGD (0: no privacy) and the noise on the counts.
 
-        Args:
-            sigma: noise multiplier of vanilla DP-SGD with the run's budget; 0 without privacy.
-            generator: of the noise on the counts.
-
-        Raises:
-            ValueError: the batch is so small that the count alone costs more than the budget.
+        ValueError if the batch is so small that the count alone costs more than the budget.
         """
         self.sigma = sigma
         self.expected_batch_size = expected_batch_size
@@ -83,10 +78,7 @@ class AdaptiveClipping:
 
     @property
     def sensitivity(self) -> float:
-        """R_g, times z_Delta / z.
-
-        Noise of ``sigma`` times this on the gradients leaves the budget that the count takes.
-        """
+        """R_g, times z_Delta / z: noise of ``sigma`` times this on the gradients leaves the budget of the count."""
         share = update_noise(self.sigma, self.count_noise) / self.sigma if self.sigma > 0 else 1.0
         return self.threshold * share
 
@@ -96,11 +88,7 @@ class AdaptiveClipping:
         return AbadiClipping(self.threshold).factors(norms)
 
     def update(self) -> float:
-        """After each step: release the share of the batch within R_g, and move R_g towards the quantile.
-
-        Returns:
-            The noisy share, of the expected batch size; 1/2 for an empty batch without noise.
-        """
+        """After each step: release the share of the expected batch within R_g, and move R_g towards the quantile."""
         count = torch.tensor(self._centred_count, dtype=torch.float64)
         if self.count_noise > 0:
             self._generator.child("count", self._step).add_noise([count], self.count_noise)

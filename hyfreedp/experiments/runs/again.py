@@ -28,12 +28,7 @@ _OF_THE_MACHINE = ("seconds", "environment")  # entries of a record that no othe
 
 @dataclass(frozen=True)
 class Again:
-    """A run beside its record.
-
-    Attributes:
-        outcome: "equal" in every bit of record and steps; "as another seed", within the spread; or "beyond" it.
-        accuracy, recorded: of this execution and of the record, shares.
-    """
+    """A run beside its record, with both accuracies: equal in every bit, within the spread of seeds, or beyond it."""
 
     spec: Spec
     outcome: Literal["equal", "as another seed", "beyond"]
@@ -47,30 +42,20 @@ class Again:
 
 
 def again(committed: Mapping[str, bytes], folder: Path, *, jobs: int = 1) -> list[Again]:
-    """Train some of the committed runs once more.
-
-    Args:
-        committed: files of :func:`hyfreedp.experiments.store.archive.read`.
-        folder: an empty one, for the new records.
-        jobs: worker processes.
-
-    Returns:
-        The runs, in the order in which they were drawn; none if nothing is committed.
-    """
+    """Train some of the runs of :func:`hyfreedp.experiments.store.archive.read` once more, in an empty folder."""
     records = {Path(name).stem: json.loads(text) for name, text in committed.items() if name.endswith(".json")}
     drawn = draw(records)
     made = run_cells([spec for _, spec in drawn], folder, jobs=jobs, description="")
-    spread = spread_over_seeds(records.values())
+    most = DEVIATIONS * math.sqrt(2) * spread_over_seeds(records.values())
     found = []
     for (key, spec), record in zip(drawn, made, strict=True):
-        recorded = records[key]
-        same = _released(record) == _released(recorded)
-        same = same and (folder / f"{key}.csv").read_bytes() == committed[f"{key}.csv"]
-        outcome: Literal["equal", "as another seed", "beyond"] = "equal"
-        if not same:
-            far = abs(record["accuracy"] - recorded["accuracy"]) > DEVIATIONS * math.sqrt(2) * spread
-            outcome = "beyond" if far else "as another seed"
-        found.append(Again(spec, outcome, record["accuracy"], recorded["accuracy"]))
+        accuracy, recorded = record["accuracy"], records[key]["accuracy"]
+        outcome: Literal["equal", "as another seed", "beyond"]
+        outcome = "beyond" if abs(accuracy - recorded) > most else "as another seed"
+        same_steps = (folder / f"{key}.csv").read_bytes() == committed[f"{key}.csv"]
+        if same_steps and _released(record) == _released(records[key]):
+            outcome = "equal"
+        found.append(Again(spec, outcome, accuracy, recorded))
     return found
 
 

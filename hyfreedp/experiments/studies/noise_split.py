@@ -79,7 +79,7 @@ DATA_SETS = (
 
 
 def settings(section: str, **choices: Any) -> list[dict[str, Any]]:
-    """All combinations of arguments of :func:`calibration`, each a list of values or one value, as rows of a section."""
+    """All combinations of arguments of :func:`calibration`, each a list of values or one value, a section."""
     names = list(choices)
     values = [choice if isinstance(choice, list) else [choice] for choice in choices.values()]
     return [{"section": section, **dict(zip(names, row, strict=True))} for row in product(*values)]
