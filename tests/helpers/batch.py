@@ -3,6 +3,7 @@
 import json
 
 import jupytext
+import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
@@ -80,5 +81,7 @@ def in_process(monkeypatch):
                 exec(cell.source, namespace)
             if "parameters" in cell.metadata.get("tags", []):
                 namespace |= parameters
+        output.parent.mkdir(parents=True, exist_ok=True)
+        nbformat.write(new_notebook(metadata={"parameters": parameters}), output)
 
     monkeypatch.setattr(notebooks, "execute", execute)
