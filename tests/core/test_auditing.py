@@ -29,7 +29,7 @@ def slow_p_value(right, guesses, canaries, epsilon, delta):
 COUNTS = [(0, 0, 5), (0, 4, 4), (3, 4, 10), (30, 40, 100), (40, 40, 60)]
 
 
-@pytest.mark.parametrize(("counts", "epsilon", "delta"), itertools.product(COUNTS, [0.0, 0.5, 3.0], [0.0, 1e-4, 0.1]))
+@pytest.mark.parametrize(("counts", "epsilon", "delta"), [*itertools.product(COUNTS, [0.0, 3.0], [0.0, 1e-4, 0.1])])
 def test_p_value_is_that_of_the_theorem(counts, epsilon, delta):
     right, guesses, canaries = counts
     found = auditing.p_value(right, guesses, canaries, epsilon, delta)

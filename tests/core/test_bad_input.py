@@ -39,7 +39,7 @@ REFUSED = {
     "clipping that bounds nothing": ({"clipping": NoClipping()}, r"clipping must bound .*, got NoClipping\(\)"),
     "clipping by a number": (
         {"clipping": 1.0, "error": TypeError},
-        r"clipping must be a rule of hyfreedp.gradients, got 1.0: leave it out .* AbadiClipping\(max_grad_norm\)",
+        r"clipping must be a rule of hyfreedp.gradients, got 1.0: leave it out .*AbadiClipping\(max_grad_norm\)",
     ),
 }
 

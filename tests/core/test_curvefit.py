@@ -30,12 +30,12 @@ def test_equals_lstsq_with_any_number_of_probes(nonzero, scale, seed):
 
 
 def test_standard_errors_are_those_of_repeated_noise():
-    """Empirical spread over 20,000 noisy fits; its own relative error is 0.5 %, the tolerance five times that."""
+    """Empirical spread over 4,000 noisy fits; its own relative error is 1.1 %, the tolerance five times that."""
     rng = np.random.default_rng(0)
     x, std = np.array([-0.2, -0.1, 0.0, 0.1, 0.2]), np.array([0.3, 0.1, 0.2, 0.1, 0.5])
-    fits = [fit_quadratic(x, rng.normal(scale=std), std) for _ in range(20_000)]
-    assert np.std([f.slope for f in fits]) == pytest.approx(fits[0].slope_std, rel=0.025)
-    assert np.std([f.curvature for f in fits]) == pytest.approx(fits[0].curvature_std, rel=0.025)
+    fits = [fit_quadratic(x, rng.normal(scale=std), std) for _ in range(4_000)]
+    assert np.std([f.slope for f in fits]) == pytest.approx(fits[0].slope_std, rel=0.055)
+    assert np.std([f.curvature for f in fits]) == pytest.approx(fits[0].curvature_std, rel=0.055)
 
 
 def test_three_points_are_the_papers_finite_differences():

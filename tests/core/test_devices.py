@@ -67,7 +67,7 @@ def test_clipped_sums_are_those_of_the_cpu(build):
 
 
 RUNS = {
-    "robust": {"preset": "robust", "steps": 8},
+    "robust": {"preset": "robust", "steps": 5},
     "paper, biases": {"preset": "paper", "interval": 5, "tuning": "biases", "base": "groups"},
     "fixed, lora": {"preset": "fixed", "tuning": "lora", "steps": 3},
     "paper, chosen pieces": {
@@ -90,10 +90,9 @@ def test_a_run_equals_that_on_the_cpu(settings):
     assert str(here.history) == str(there.history)
 
 
-@pytest.mark.parametrize("preset", ["robust", "paper"])
-def test_a_run_goes_on_bit_for_bit(preset, tmp_path):
+def test_a_run_goes_on_bit_for_bit(tmp_path):
     """By a file, in the middle: the accelerator's random state, from which dropout draws, is that of the saved run."""
     with simulated() as machine:
-        whole = run(machine.device, preset, steps=5)
-        second = resumed(machine.device, preset, steps=5, stop=3, path=tmp_path / "run")
+        whole = run(machine.device, "robust", steps=5)
+        second = resumed(machine.device, "robust", steps=5, stop=3, path=tmp_path / "run")
         assert torch.equal(flat(whole.module), flat(second.module)) and str(whole.history) == str(second.history)

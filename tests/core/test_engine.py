@@ -41,7 +41,7 @@ def test_the_split_is_that_of_calibrate_noise(preset):
     assert optimizer.expected_batch_size == pytest.approx(8)
 
 
-@each(length=[1, 2, 3, 4, 5], preset=[*PRESETS])
+@each(length=[1, 2, 5], preset=[*PRESETS])
 def test_every_preset_trains_runs_shorter_than_its_interval(preset, length):
     """Its own interval of 5 is shortened to the run, by name or as an object; the plan is paid for and used up."""
     optimizer = by_hand(preset=preset, steps=length, **PRIVATE)

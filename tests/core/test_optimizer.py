@@ -132,7 +132,7 @@ def test_history_makes_a_frame_and_marks_all_that_is_raw(preset, diagnostics):
         assert frame.slope.notna().tolist() == [True, False, True, False]
 
 
-@pytest.mark.parametrize(("preset", "diagnostics"), itertools.product(["robust", "paper"], [False, True]))
+@pytest.mark.parametrize(("preset", "diagnostics"), [*itertools.product(["robust", "paper"], [False, True])])
 def test_raw_values_do_not_reach_what_is_private(preset, diagnostics, unbound_noise):
     """Losses of 50 and of 500, both beyond the largest clip, release the same and must tell the same."""
     told = []
