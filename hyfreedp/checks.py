@@ -1,4 +1,4 @@
-"""Checks of what a user hands over, made before any private data is used: each error names what is allowed."""
+"""Checks of the user's arguments before any private data is used; each error says what is allowed."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def check_probability(name: str, value: Any, *, one_allowed: bool = False) -> fl
 
 
 def check_delta(target_delta: Any, records: int, *, stacklevel: int) -> None:
-    """Refuse a delta above 0.1, which protects nobody; warn of one of 1 / N or more, and of a single record."""
+    """Refuse a delta above 0.1; warn of a delta of 1 / N or more, and of a data set with a single record."""
     delta = check_probability("target_delta", target_delta)
     means = f"it would allow to publish each record with probability {delta:g}"
     advice = f"choose one below 1/N, such as 1/(10 N) = {0.1 / records:.2g}"
@@ -67,7 +67,7 @@ def check_delta(target_delta: Any, records: int, *, stacklevel: int) -> None:
 
 
 def check_count(name: str, value: Any, smallest: int, largest: float = math.inf, limit: str = "") -> int:
-    """``value`` as an int from ``smallest`` to ``largest``, which the message calls ``limit``."""
+    """``value`` as an int from ``smallest`` to ``largest``, whose name in the message is ``limit``."""
     if not isinstance(value, numbers.Integral) or isinstance(value, bool) or not smallest <= int(value) <= largest:
         upper = f" and at most {limit}={largest}" if limit else ""
         raise ValueError(f"{name} must be an integer of at least {smallest}{upper}, got {value!r}")
@@ -81,23 +81,23 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def listed(problems: Sequence[str]) -> str:
-    """The first three of many, and how many more there are: a large model has a hundred layers of one kind."""
+    """The first three problems, and the number of further ones."""
     more = f"; and {len(problems) - 3} more like these" if len(problems) > 3 else ""
     return "; ".join(problems[:3]) + more
 
 
 def is_of(package: str, value: object) -> bool:
-    """Whether a value's class, or one that it inherits from, is of a package, which need not be imported to tell."""
+    """Whether the class of a value, or a base class, is defined in a package; it need not be imported."""
     return any(f"{kind.__module__}.".startswith(f"{package}.") for kind in type(value).__mro__)
 
 
 def made_by(thing: object) -> str | None:
-    """The library that wraps models, optimizers and loaders, and has wrapped ``thing``: Opacus, accelerate or none."""
+    """ "Opacus" or "accelerate" if that library has wrapped a model, optimizer or loader; else None."""
     return next((library for library in ("Opacus", "accelerate") if is_of(library.lower(), thing)), None)
 
 
 def check_optimizer(optimizer: Any) -> None:
-    """Refuse what is no torch optimizer, one that another library has made private, or one that needs a closure."""
+    """Refuse what is not a torch optimizer, was wrapped by another library, or needs a closure."""
     kind = type(optimizer)
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"optimizer must be a torch optimizer, such as AdamW(module.parameters()), got {kind.__name__}")
@@ -113,7 +113,7 @@ def check_optimizer(optimizer: Any) -> None:
 
 
 def check_parameters(optimizer: torch.optim.Optimizer, module: nn.Module) -> None:
-    """Refuse a model on the meta device, and an optimizer over other parameters than the model's trainable ones."""
+    """Refuse a model on the meta device, and an optimizer whose parameters are not the model's trainable ones."""
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if tensor.is_meta:
             raise ValueError(
@@ -135,11 +135,14 @@ def check_parameters(optimizer: torch.optim.Optimizer, module: nn.Module) -> Non
 
 
 def check_unwrapped(module: nn.Module) -> None:
-    """Refuse a model whose gradients or parameters another tool handles.
+    """Refuse a model that is wrapped (data parallel, Opacus) or split over processes.
 
     Raises:
-        ValueError: naming the wrapper, or the first parameter that is split over processes.
+        ValueError: naming the wrapper, layer or parameter.
+        TypeError: it is no model.
     """
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"module must be a torch.nn.Module, got {type(module).__name__}: pass the model to train")
     for name, layer in module.named_modules():
         if isinstance(layer, DistributedDataParallel | DataParallel):
             raise ValueError(
@@ -159,7 +162,7 @@ def check_unwrapped(module: nn.Module) -> None:
 
 
 def check_function(name: str, value: Any) -> None:
-    """``value`` must be a function of one record: numbers for a whole batch could depend on others in it."""
+    """``value`` must be a function of one record; numbers for a whole batch could depend on other records."""
     if not callable(value):
         raise TypeError(
             f"{name} must be a function of one record, got {type(value).__name__}: take the record's own, as in lambda "
@@ -168,7 +171,7 @@ def check_function(name: str, value: Any) -> None:
 
 
 def check_weights(weights: Tensor) -> Tensor:
-    """``weights``, if they are in [0, 1]: the noise is made for samples that count once at most."""
+    """``weights``, which must be in [0, 1], as the noise covers samples that count once at most."""
     if not bool(((weights >= 0) & (weights <= 1)).all()):
         raise ValueError(
             "weights must be in [0, 1], got one outside: divide all by the largest that is possible, whoever is in the "
@@ -178,7 +181,7 @@ def check_weights(weights: Tensor) -> Tensor:
 
 
 def check_same_run(here: Mapping[str, str], there: Mapping[str, str]) -> None:
-    """Refuse to resume a run with other settings, by name, than it was started with; ``there`` are the saved ones."""
+    """Refuse to resume a run if its settings differ from the saved ones, ``there``."""
     for name in {**here, **there}:
         if here.get(name) != there.get(name):
             raise ValueError(
@@ -187,7 +190,7 @@ def check_same_run(here: Mapping[str, str], there: Mapping[str, str]) -> None:
 
 
 def check_same_model(here: Mapping[str, Any], there: Mapping[str, Any]) -> None:
-    """Refuse the weights of another model whole (torch would load what fits, and then say no); ``there`` are saved."""
+    """Refuse saved weights, ``there``, of another model before any is loaded (torch would load those that fit)."""
     own, other = ({name: getattr(value, "shape", None) for name, value in state.items()} for state in (here, there))
     different = sorted(name for name in own.keys() | other.keys() if own.get(name, 0) != other.get(name, 0))
     if different:

@@ -1,4 +1,4 @@
-"""PrivacyEngine: makes a model, its torch optimizer and its data loader private, with no learning rate to choose."""
+"""PrivacyEngine: makes a model, its torch optimizer and its data loader private, without a learning rate to tune."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 
 from hyfreedp.accounting import NoiseSplit, PrivacyLedger, calibrate_noise
 from hyfreedp.accounting.calibrate import recounted
+from hyfreedp.accounting.split import MOST_RECORDS_PER_PERSON, MOST_STEPS
 from hyfreedp.checks import check_count, check_delta, check_number, check_optimizer, check_parameters, check_unwrapped
 from hyfreedp.data.batches import PhysicalBatchSize
 from hyfreedp.data.sampling import Fetch, PoissonSampler, poisson_loader
@@ -34,21 +35,21 @@ from hyfreedp.pytorch.devices import CPU, keep_freed_memory
 
 
 class PrivacyEngine:
-    """Makes training private, in Opacus's conventions, with nothing left to tune.
+    """Makes training private, in Opacus's conventions, with nothing to tune.
 
-    Where ``torch.distributed`` is initialised, as by ``torchrun``, all processes train one model together. Each runs
-    the same code as a single one would: the plain model, without DistributedDataParallel, and a loader over all data
-    with the batch size of all together, of which it takes its own part. Epsilon does not depend on their number.
+    If ``torch.distributed`` is initialised, as by ``torchrun``, all processes train one model together. Each runs the
+    same code as a single process would: the plain model, without DistributedDataParallel, and a loader over all data
+    with the total batch size, of which it takes its own part. Epsilon does not depend on their number.
 
-    One engine can wire any number of runs; each gets keys of its own for sampling and noise.
+    One engine can make any number of runs; each gets its own keys for sampling and noise.
 
     Args:
-        seed: of the sampling and of all noise, for reproducible runs; each call of :meth:`make_private_with_epsilon`
-            takes its next child stream. A known seed voids the privacy of its runs: publish neither. Two engines of one
-            seed draw the same batches, and their epsilons do not compose. If None, every run draws 256 bits from the
+        seed: of sampling and noise, for reproducible runs; each call of :meth:`make_private_with_epsilon` uses the next
+            child stream. A known seed voids the privacy of its runs, so do not publish it. Two engines with one seed
+            draw the same batches, and their epsilons do not compose. If None, every run gets 256 bits from the
             operating system.
-        secure_noise: against attacks on floating-point noise, each normal number is the sum of four (module ``noise``).
-        process_group: the processes that train together if they are not all; a group of one trains alone.
+        secure_noise: protect against floating-point attacks: each normal number is a sum of four (module ``noise``).
+        process_group: the processes that train together, if not all; a group of one trains alone.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class PrivacyEngine:
     ) -> None:
         refuse_unknown(unknown, ("seed", "secure_noise", "process_group"))
         if seed is not None:
-            NoiseGenerator(seed)  # refuses a bad one here already
+            NoiseGenerator(seed)  # checks the seed
         self._seed = seed
         self._secure_noise = secure_noise
         self._process_group = process_group
@@ -69,7 +70,7 @@ class PrivacyEngine:
         self._ledgers: list[PrivacyLedger] = []
 
     def make_private(self, **_: Any) -> NoReturn:
-        """Refuse Opacus's way with a noise multiplier of one's own, since rate and noise share one budget."""
+        """Refuse Opacus's method, which takes a noise multiplier: here probes share the budget with gradients."""
         raise TypeError("here the noise follows from a budget: call make_private_with_epsilon(..., target_epsilon=)")
 
     @takes_preset_fields
@@ -95,49 +96,49 @@ class PrivacyEngine:
         split: NoiseSplit | None = None,
         **changes: Any,
     ) -> tuple[nn.Module, HyFreeDPOptimizer, DataLoader]:
-        """Wire a run that spends at most (target_epsilon, target_delta), learning rate included.
+        """Make a run that spends at most (target_epsilon, target_delta), learning rate included.
 
         Args:
-            module: the model, returned as it is, so closures made before stay valid. Non-reentrant gradient
-                checkpointing saves memory as usual, see :func:`hyfreedp.gradients.make_engine` for how to turn it on.
+            module: the model, returned as it is. Non-reentrant gradient checkpointing saves memory as usual; see
+                :func:`hyfreedp.gradients.make_engine` for how to turn it on.
             optimizer: any torch optimizer linear in its rate, over exactly the trainable parameters; for looks SGD,
-                RMSprop or of Adam's kin. Of its rates only the ratio counts (preset "fixed" uses them as they are).
+                RMSprop or a variant of Adam. Only ratios of its rates matter (preset "fixed" uses them as they are).
             data_loader: its batch size B gives the sample rate B / N and the expected batch size. Several processes
-                all pass the same loader, over all N records and with the B of all together, as in Opacus.
+                all pass the same loader, over all N records and with the total B, as in Opacus.
             target_epsilon: budget of the whole run; ``inf`` trains without noise and without clipping.
             target_delta: in (0, 0.1], customarily below 1 / N.
             epochs, steps: length of the run, one of the two; an epoch is N / B steps. The last pass over the loader
                 ends with the run: ``while optimizer.steps_left: for batch in loader: ...``.
             preset: "robust" (default), "paper", "fixed", or a :class:`Preset`.
             clipping: of per-sample gradients; automatic normalisation if None (none when ``target_epsilon`` is inf).
-            max_physical_batch_size: memory limit: so many samples at once, or as many as a function of one of them
-                returns, such as :func:`hyfreedp.token_budget` makes.
-            memory_budget: bytes that per-sample gradients may take beside what they are made of. With more of it some
-                layers are faster.
-            owners: for each record the id of the person whose it is, an integer or a string. Then owners are drawn, B
-                of N on average, and all records of one are one sample, whose loss is their mean. Every epsilon is that
-                of a person, exactly, however many records each has; N, the number of owners, is public.
-            records_per_owner: how many of an owner's records are in a batch at most, drawn anew each time; None: all.
-            records_per_person: k >= 1, where owners are not known: budget and every epsilon that is told are those of a
-                person who has k records at most. Data that hold one more often, as far as torch's ``Subset`` and
-                ``ConcatDataset`` tell, are refused.
-            diagnostics: record raw, not private values too.
-            without_guarantee: let steps take batches of your own, which are no Poisson samples: for benchmarks and
-                audits. Epsilon is then no guarantee, as ``optimizer.guarantee`` says.
-            split: of the noise, if it was made elsewhere, as by another accounting. The target is then a claim;
-                ``epsilon_spent`` goes on telling what is proven.
+            max_physical_batch_size: the most samples computed at once, to limit memory: a number, or a function of one
+                record that returns it for records of its shape, see :func:`hyfreedp.token_budget`.
+            memory_budget: bytes that per-sample gradients may take, see :func:`hyfreedp.gradients.make_engine`. More
+                makes some layers faster.
+            owners: for each record the id of its owner (a person), an integer or a string. Owners are then sampled, B
+                of N on average. All records of one are one sample, whose loss is their mean. Every epsilon holds
+                exactly for a person, however many records each has; N, the number of owners, is public.
+            records_per_owner: the most records of an owner in a batch, drawn anew each time; None: all.
+            records_per_person: k >= 1, if owners are unknown: budget and reported epsilons hold for a person with up to
+                k records. Data that contain a record more often, as far as torch's ``Subset`` and ``ConcatDataset``
+                tell, are refused.
+            diagnostics: also record raw values, which are not private.
+            without_guarantee: allow steps on batches of your own, which are not Poisson samples: for benchmarks and
+                audits. Epsilon is then no guarantee, and ``optimizer.guarantee`` is False.
+            split: of the noise, if it was made elsewhere, as by another accounting. The target is then only a claim;
+                ``epsilon_spent`` still returns a proven epsilon.
             **changes: fields of :class:`Preset` to change, such as ``gamma=1.02``.
 
         Returns:
             The module, the :class:`~hyfreedp.optimizer.HyFreeDPOptimizer` and the Poisson loader.
 
         Warns:
-            UserWarning: ``target_delta`` is 1 / N or more, there is one record only, the model was trained privately
+            UserWarning: ``target_delta`` is 1 / N or more, there is only one record, the model was trained privately
                 before, or ``split`` is given.
 
         Raises:
-            ValueError, TypeError: bad input, with what is allowed; no private record has been used by then.
-            RuntimeError: one of several processes had bad input or has died.
+            ValueError, TypeError: a bad argument; no private record has been used by then.
+            RuntimeError: another process had a bad argument or has died.
         """
         if isinstance(optimizer, HyFreeDPOptimizer):
             optimizer = optimizer.base
@@ -154,7 +155,9 @@ class PrivacyEngine:
                 rank=processes.rank,
                 world_size=processes.size,
                 device=device,
-                records_per_person=check_count("records_per_person", records_per_person, 1),
+                records_per_person=check_count(
+                    "records_per_person", records_per_person, 1, MOST_RECORDS_PER_PERSON, "the most accounted for"
+                ),
                 owners=owners,
                 records_per_owner=records_per_owner,
             )
@@ -166,19 +169,20 @@ class PrivacyEngine:
             _check_device(module)
             if not module.training:
                 raise ValueError("module must be in train mode: call module.train() first")
-            if private := math.isfinite(check_number("target_epsilon", target_epsilon)):
+            private = math.isfinite(check_number("target_epsilon", target_epsilon))
+            if private:
                 check_delta(target_delta, sampler.num_records, stacklevel=4)
-            claims = settings.releases(total) | {"target_epsilon": target_epsilon, "target_delta": target_delta}
-            claims |= {"sample_rate": sampler.sample_rate, "records_per_person": records_per_person}
-            split = calibrate_noise(**claims) if split is None else recounted(split, stacklevel=4, **claims)
+            terms = settings.releases(total) | {"target_epsilon": target_epsilon, "target_delta": target_delta}
+            terms |= {"sample_rate": sampler.sample_rate, "records_per_person": records_per_person}
+            split = calibrate_noise(**terms) if split is None else recounted(split, stacklevel=4, **terms)
             plan = RunPlan(settings, split)
             clipping = _check_clipping(clipping, private)
-            per_batch = sampler.sample_rate * sampler.num_records
-            noise_std = split.sigma_gradient * clipping.sensitivity / per_batch if private else 0.0
+            expected_batch_size = sampler.sample_rate * sampler.num_records
+            noise_std = split.sigma_gradient * clipping.sensitivity / expected_batch_size if private else 0.0
             rate_learner = _make_rate_learner(plan, optimizer, noise_std)
         processes.agree(
             records=sampler.num_records,
-            owners=fetch.owners and hash(tuple(map(tuple, fetch.owners))),  # of whole numbers: everywhere the same
+            owners=fetch.owners and hash(tuple(map(tuple, fetch.owners))),  # of integers: the same in all processes
             records_per_owner=records_per_owner,
             batch_size=data_loader.batch_size,
             steps=total,
@@ -191,8 +195,7 @@ class PrivacyEngine:
             **replica(module),
             noise=split,
         )
-        same = generator.child("same records")
-        check_same_records(processes, fetch.dataset, len(fetch.dataset), same, device)
+        check_same_records(processes, fetch.dataset, len(fetch.dataset), generator.child("same records"), device)
         private_optimizer = HyFreeDPOptimizer(
             optimizer,
             module=module,
@@ -201,7 +204,7 @@ class PrivacyEngine:
             rate_learner=rate_learner,
             sampler=sampler,
             generator=generator.child("noise"),
-            expected_batch_size=per_batch,
+            expected_batch_size=expected_batch_size,
             max_physical_batch_size=max_physical_batch_size,
             diagnostics=diagnostics,
             without_guarantee=without_guarantee,
@@ -215,7 +218,7 @@ class PrivacyEngine:
         return module, private_optimizer, loader
 
     def get_epsilon(self, delta: float) -> float:
-        """Epsilon at ``delta`` of what the run of this engine has released, as in Opacus. Threat model: WR."""
+        """Epsilon at ``delta`` of the releases of this engine's run, as in Opacus. Threat model: WR."""
         spent = [ledger.epsilon(delta) for ledger in self._ledgers if ledger.released]
         if len(spent) > 1:
             raise ValueError(
@@ -232,14 +235,14 @@ class PrivacyEngine:
         optimizer: HyFreeDPOptimizer,
         checkpoint_dict: Mapping[str, Any] | None = None,
     ) -> None:
-        """Save a run to a file, whole or not at all; see :meth:`HyFreeDPOptimizer.state_dict`.
+        """Save a run to a file, all or nothing; see :meth:`HyFreeDPOptimizer.state_dict`.
 
         It holds the key of all noise: keep it as secret as the data (threat model: CK). Each process saves its own.
 
         Args:
-            path: of the file, which is replaced if it is there; only its owner may read it.
+            path: of the file, which is replaced if it exists; only its owner may read it.
             module, optimizer: as :meth:`make_private_with_epsilon` returned them.
-            checkpoint_dict: more to save beside it, tensors and plain values, such as a scheduler's state.
+            checkpoint_dict: further tensors and plain values to save, such as a scheduler's state.
         """
         _check_own(module, optimizer)
         write_checkpoint(path, optimizer.state_dict(), checkpoint_dict or {})
@@ -247,29 +250,31 @@ class PrivacyEngine:
     def load_checkpoint(
         self, *, path: str | os.PathLike[str], module: nn.Module, optimizer: HyFreeDPOptimizer
     ) -> dict[str, Any]:
-        """Go on, bit for bit, where :meth:`save_checkpoint` was called; no code in the file is run.
+        """Resume, bit for bit, where :meth:`save_checkpoint` was called; no code in the file is run.
 
         Args:
-            path: of the file; one of another run is refused.
-            module, optimizer: as :meth:`make_private_with_epsilon` returned them, called as for the saved run.
+            path: of the file; a file of another run is refused.
+            module, optimizer: as :meth:`make_private_with_epsilon` returned them, with the arguments of the saved run.
 
         Returns:
-            What was passed as ``checkpoint_dict``.
+            The ``checkpoint_dict``.
         """
         _check_own(module, optimizer)
-        state, more = read_checkpoint(path)
+        state, checkpoint_dict = read_checkpoint(path)
         optimizer.load_state_dict(state)
-        return more
+        return checkpoint_dict
 
 
 def _run_length(epochs: int | None, steps: int | None, steps_per_epoch: int) -> int:
     if (epochs is None) == (steps is None):
         raise ValueError(f"give either epochs or steps, got epochs={epochs} and steps={steps}")
-    return check_count("epochs", epochs, 1) * steps_per_epoch if steps is None else check_count("steps", steps, 1)
+    if steps is None:
+        steps = check_count("epochs", epochs, 1) * steps_per_epoch
+    return check_count("steps", steps, 1, MOST_STEPS, "the most accounted for")
 
 
 def _check_device(module: nn.Module) -> None:
-    """Refuse a model on an accelerator where losses and noise would not be what they are on the CPU."""
+    """Refuse a model on an accelerator that computes losses and noise differently than the CPU."""
     for device in {parameter.device for parameter in module.parameters()}:
         if not computes_noise(device):
             raise ValueError(
@@ -300,7 +305,7 @@ def _check_own(module: nn.Module, optimizer: HyFreeDPOptimizer) -> None:
 
 
 def _make_rate_learner(plan: RunPlan, optimizer: torch.optim.Optimizer, noise_std: float) -> RateLearner | None:
-    """What learns the rate from what the plan releases; ``noise_std`` is that of a coordinate of the gradient."""
+    """The learner for what the plan releases; ``noise_std`` is that of each entry of the gradient. None: fixed rate."""
     settings = plan.preset
     if settings.probe == "look":
         return LookedRate(optimizer, plan.rate_factors, noise_std, settings.initial_learning_rate)

@@ -1,4 +1,4 @@
-"""Presets: all that defines the method beyond data, model and privacy target, and the arguments that change them."""
+"""Presets: the settings of the method, independent of data, model and privacy target, and arguments to change them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from hyfreedp.accounting.accountants import Accountant
 from hyfreedp.accounting.split import Allocation, Probe
-from hyfreedp.checks import check_choice, nearest
+from hyfreedp.checks import check_choice, check_number, nearest
 from hyfreedp.line_search import LossThresholdRule, StepRule
 from hyfreedp.schedule import Decay, look_steps
 
@@ -23,22 +23,21 @@ PAPER_RATE = 1e-4  # eta_0 of the paper's line search (§5.1)
 
 @dataclass(frozen=True)
 class Preset:
-    """All that defines the method beyond data, model and privacy target; one setting for every task.
+    """The settings of the method, independent of data, model and privacy target.
 
     Attributes:
-        probe: what is released beside gradients: "look"s along the run (:mod:`hyfreedp.look`); three
-            "losses" for a line search; or "none" for plain DP training at the base optimizer's own learning rate.
-        step_rule: of a line search, how a noisy fit moves the learning rate (:mod:`hyfreedp.line_search`).
+        probe: what is released beside gradients: "look" (:mod:`hyfreedp.look`); "losses", three for a line search; or
+            "none" for plain DP training with the base optimizer's own learning rate.
+        step_rule: of a line search, how the rate follows from a noisy fit (:mod:`hyfreedp.line_search`).
         smoothing: of step rule "gen", weight in (0, 1] of the clamped b/a in the next rate; the old one has the rest.
-        loss_threshold_rule: how R_l follows the released losses (probe "losses").
-        initial_learning_rate: eta_0, of a learned rate; None for that of the paper's line search, and for the public
-            start of :mod:`hyfreedp.look`, whose looks reach from 32 times to a 32nd of it.
-        interval: K, steps from probe to probe of a line search, or the length of a shorter run; looks come when
-            :mod:`hyfreedp.look` says.
+        loss_threshold_rule: of a line search, how R_l follows from the released losses.
+        initial_learning_rate: eta_0 of a learned rate. If None: for a line search the paper's; for looks a public
+            function of the model, see :mod:`hyfreedp.look`. Looks reach from 32 times to a 32nd of it.
+        interval: K, steps from probe to probe of a line search, at most the length of the run.
         warmup: share of the run, from its start, in which every step of a line search probes.
-        gamma: growth of the gradient noise (root mean square over steps) that pays for the probes.
+        gamma: factor on the gradient noise (root mean square over steps), which pays for the probes.
         allocation, accountant: see :func:`hyfreedp.calibrate_noise`.
-        decay, decay_start: shape of the fall of the rate to zero at the horizon, and the share of the run before it.
+        decay, decay_start: shape of the fall of the rate to zero at the end, and the share of the run before it begins.
     """
 
     probe: Probe = "look"
@@ -55,7 +54,7 @@ class Preset:
     decay_start: float = 0.0
 
     def releases(self, steps: int) -> dict[str, Any]:
-        """Arguments of :func:`hyfreedp.calibrate_noise` that say what a run of T = ``steps`` releases, and who pays."""
+        """Arguments of :func:`hyfreedp.calibrate_noise` for a run of ``steps`` with these settings."""
         return {
             "steps": steps,
             "probe": self.probe,
@@ -68,9 +67,9 @@ class Preset:
         }
 
 
-FIELDS = tuple(field.name for field in fields(Preset))  # which arguments may change
+FIELDS = tuple(field.name for field in fields(Preset))  # may be changed by arguments
 
-# "paper" is Alg. 1. What that does not print, the guards and the smoothing of rule "gen", is that of its authors' own
+# "paper" is Alg. 1. The guards and the smoothing of rule "gen", which it does not print, are those of the authors'
 # package, gen-optim 0.1.1, which it equals step by step without privacy (tests/core/test_gen_optim.py).
 PRESETS: dict[str, Preset] = {
     "robust": Preset(),
@@ -81,7 +80,7 @@ PRESETS: dict[str, Preset] = {
 
 _WEIGHTS = "weights go to each step: optimizer.step(loss, batch, weights=...), PrivateTrainer(weights=...)"
 
-# Arguments of something else, most of them of Opacus's PrivacyEngine, and what to do instead.
+# Arguments that belong elsewhere, most of them of Opacus's PrivacyEngine, and what to do instead.
 ELSEWHERE = {
     **dict.fromkeys(("weights", "class_weight", "class_weights", "sample_weight", "sample_weights"), _WEIGHTS),
     "seed": "it is the engine's: PrivacyEngine(seed=...)",
@@ -104,7 +103,7 @@ ELSEWHERE = {
 
 
 def refuse_unknown(names: Iterable[str], known: Sequence[str]) -> None:
-    """Refuse keyword arguments that are not among the ``known``, with what to write instead."""
+    """Refuse keyword arguments that are not among the ``known``; the message says what to write instead."""
     for name in names:
         if name not in known:
             remedy = f": {ELSEWHERE[name]}" if name in ELSEWHERE else nearest(name, known)
@@ -112,7 +111,7 @@ def refuse_unknown(names: Iterable[str], known: Sequence[str]) -> None:
 
 
 def takes_preset_fields(function: Callable[P, R]) -> Callable[P, R]:
-    """Refuse arguments that are neither the function's own nor fields of :class:`Preset`, before one may be missing."""
+    """Decorator: refuse unknown arguments, neither the function's nor of :class:`Preset`, before missing ones."""
     own = [name for name, one in signature(function).parameters.items() if one.kind is Parameter.KEYWORD_ONLY]
 
     @wraps(function)
@@ -123,23 +122,27 @@ def takes_preset_fields(function: Callable[P, R]) -> Callable[P, R]:
     return checked
 
 
-# What only a line search has, and what only a run has that learns its rate, from what it releases beside gradients.
-_OF_A_SEARCH = ("step_rule", "smoothing", "loss_threshold_rule", "interval", "warmup")
-_OF_A_PROBE = ("gamma", "allocation", "initial_learning_rate")
+_FOR_LINE_SEARCH = ("step_rule", "smoothing", "loss_threshold_rule", "interval", "warmup")
+_FOR_LEARNED_RATES = ("gamma", "allocation", "initial_learning_rate")
 
 
 def resolve(preset: str | Preset, changes: Mapping[str, Any], steps: int) -> Preset:
-    """The settings of a run of ``steps``: a preset, by name or as it is, with some fields changed.
+    """The settings of a run of ``steps``: a preset, given by name or as an object, with some fields changed.
 
-    A preset's own interval is shortened to a run that is shorter; one that was asked for is not.
+    The preset's default interval is limited to ``steps``; an interval among the changes is not.
 
     Raises:
-        ValueError, TypeError: an unknown name, a field out of range, or a change of what this probe has not.
+        ValueError, TypeError: an unknown name, a field out of range, or a field that this probe does not use.
     """
     if isinstance(preset, str):
         check_choice("preset", preset, PRESETS)
         preset = PRESETS[preset]
+    if not isinstance(preset, Preset):
+        raise TypeError(f"preset must be one of {', '.join(map(repr, PRESETS))} or a Preset, got {preset!r}")
     settings = replace(preset, **changes)
+    for name in ("warmup", "smoothing", "decay_start", "initial_learning_rate"):
+        if (value := getattr(settings, name)) is not None:
+            check_number(name, value)
     if not 0 <= settings.warmup <= 1:
         raise ValueError(f"warmup must be a share of the run in [0, 1], got {settings.warmup}")
     if not 0 < settings.smoothing <= 1:
@@ -147,9 +150,11 @@ def resolve(preset: str | Preset, changes: Mapping[str, Any], steps: int) -> Pre
     check_choice("decay", settings.decay, Decay)
     if not 0 <= settings.decay_start < 1:
         raise ValueError(f"decay_start must be in [0, 1), got {settings.decay_start}")
-    idle = () if settings.probe == "losses" else (*_OF_A_SEARCH, *(_OF_A_PROBE if settings.probe == "none" else ()))
+    unused: tuple[str, ...] = () if settings.probe == "losses" else _FOR_LINE_SEARCH
+    if settings.probe == "none":
+        unused += _FOR_LEARNED_RATES
     for name in changes:
-        if name in idle:
+        if name in unused:
             raise ValueError(
                 f"{name} changes nothing with probe={settings.probe!r}: leave it out, or choose preset 'paper'"
             )

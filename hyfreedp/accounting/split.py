@@ -13,6 +13,9 @@ from hyfreedp.checks import check_count, check_probability
 Allocation = Literal["per_step", "constant"]
 Probe = Literal["look", "losses", "none"]
 
+# More would take minutes to account for, or all memory.
+MOST_STEPS, MOST_RECORDS_PER_PERSON = 10**7, 1000
+
 # By how much one record can change a probe. Accounting and releases both take it from here.
 VOTE_CLIP = 1.0  # each record adds -1, 0 or 1 to each sum of votes
 VOTES = 10  # such sums in one look
@@ -55,7 +58,7 @@ class NoiseSplit:
 
     def __post_init__(self) -> None:
         """Check all ranges. ``vote_steps`` are sorted; duplicates would make the number of probes ambiguous."""
-        steps = check_count("steps", self.steps, 1)
+        steps = check_count("steps", self.steps, 1, MOST_STEPS, "the most accounted for")
         votes = tuple(sorted(check_count("vote_steps", step, 0, steps - 1, "steps - 1") for step in self.vote_steps))
         if len(set(votes)) < len(votes) or (votes and self.probe != "look"):
             raise ValueError(f"vote_steps must differ, and be left out unless probe='look', got {self.vote_steps!r}")
@@ -65,7 +68,9 @@ class NoiseSplit:
             counts["warmup_steps"] = check_count("warmup_steps", self.warmup_steps, 0, steps, "steps")
         counts["sample_rate"] = check_probability("sample_rate", self.sample_rate, one_allowed=True)
         counts["target_delta"] = check_probability("target_delta", self.target_delta)
-        counts["records_per_person"] = check_count("records_per_person", self.records_per_person, 1)
+        counts["records_per_person"] = check_count(
+            "records_per_person", self.records_per_person, 1, MOST_RECORDS_PER_PERSON, "the most accounted for"
+        )
         vars(self).update(counts)
 
     @property
