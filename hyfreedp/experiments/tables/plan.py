@@ -161,12 +161,6 @@ class Entry:
         """What its seeds have in common, the search among it: the columns of ``CELL``."""
         return self.learner.task, self.learner.model, self.learner.tuning, self.epsilon, self.row
 
-    @property
-    def rates(self) -> tuple[float, ...]:
-        """The learning rates that may be tested, or begin."""
-        row = ROWS[self.row]
-        return tuple(first_rate(row.method, rate, self.learner.tuning) for rate in row.rates)
-
     def searches(self) -> list[Spec]:
         """The runs on validation data from which the rate, or the model, is chosen; none if there is no choice."""
         row = ROWS[self.row]
