@@ -84,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--batch-size must be from 1 to n={options.n}, got {options.batch_size}")
     changes = {name: value for name, value in vars(options).items() if name in FIELDS}
     try:
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             if math.isfinite(options.epsilon):
                 check_delta(options.delta, options.n, stacklevel=2)
@@ -93,12 +93,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             split = calibrate_noise(target_epsilon=options.epsilon, target_delta=options.delta, **plan)
     except ValueError as error:
         parser.error(str(error))
-    for warning in told:
+    for warning in caught:
         print(f"{parser.prog}: warning: {warning.message}", file=sys.stderr)
     epsilons = shares(split)
     if options.json:
-        found = json.dumps({**split.to_dict(), "unit": split.unit, "shares": epsilons})
-        print(json.dumps(json.loads(found, parse_constant=lambda infinite: "inf"), indent=2))
+        text = json.dumps({**split.to_dict(), "unit": split.unit, "shares": epsilons})
+        print(json.dumps(json.loads(text, parse_constant=lambda infinite: "inf"), indent=2))
     else:
         print(_report(split, options.n, options.batch_size, epsilons))
     return 0

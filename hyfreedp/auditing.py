@@ -1,10 +1,11 @@
 """A privacy audit of a training script, from one run with many canaries (Steinke, Nasr and Jagielski, NeurIPS 2023).
 
-Every canary is in the training data or not, by a fair coin of its own. An auditor who sees the trained model guesses
-the coins it is sure of. Under (epsilon, delta)-DP it can hardly be right more often than randomized response would be,
-so many right guesses refute a claimed epsilon, and one run is enough, since every canary is a small experiment.
+Every canary is included in the training data or not, by its own fair coin. An auditor who sees the trained model
+guesses the coins about which it is most confident. Under (epsilon, delta)-DP it can hardly be right more often than for
+randomized response, so many right guesses refute a claimed epsilon. One run is enough, since each canary is an
+experiment.
 
-scipy is imported where it is used, since ``import hyfreedp`` needs none of its statistics.
+scipy.stats is imported inside functions, since ``import hyfreedp`` does not need it.
 """
 
 from __future__ import annotations
@@ -24,21 +25,21 @@ from hyfreedp.checks import check_number, check_probability
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.pytorch.layers import eval_mode
 
-SHARES = (0.1, 0.3, 1.0)  # of the canaries about which the auditor dares a guess; all are tried, and paid for
-LARGEST_EPSILON = 50.0  # where the search for a bound ends; n right guesses cannot refute more than about log(n / 3)
+SHARES = (0.1, 0.3, 1.0)  # of canaries about which the auditor guesses; all are tried, with a union bound
+LARGEST_EPSILON = 50.0  # end of the search for a bound; n right guesses cannot refute more than about log(n / 3)
 
 Train = Callable[[Dataset[Any]], Iterator[tuple[Any, Callable[[Any], Tensor]]]]
 
 
 @dataclass(frozen=True)
 class Audit:
-    """What :func:`audit` found; as text it says what that means.
+    """Result of :func:`audit`; as text it says what that means.
 
     Attributes:
-        claimed: epsilon at ``delta``, as the script has it.
-        lower_bound: true epsilon is at least this, with the given ``confidence``; 0 if nothing was found.
-        ceiling: what ``lower_bound`` would be had all guesses been right. No claim above it can be refuted.
-        right, guesses, canaries: right guesses, of how many, about how many canaries.
+        claimed: epsilon at ``delta`` that the script claims.
+        lower_bound: the true epsilon is at least this, with the given ``confidence``; 0 if nothing was found.
+        ceiling: the ``lower_bound`` if all guesses were right. No claim above it can be refuted.
+        right, guesses, canaries: numbers of right guesses, of all guesses, and of canaries.
         delta, confidence: of the bound.
     """
 
@@ -53,7 +54,7 @@ class Audit:
 
     @property
     def refuted(self) -> bool:
-        """Whether the bound is above the claim: the script is broken, but for chance, at most 1 - ``confidence``."""
+        """Whether the bound exceeds the claim: of a right claim with probability at most 1 - ``confidence``."""
         return self.lower_bound > self.claimed
 
     def __str__(self) -> str:
@@ -82,28 +83,28 @@ def audit(
     collate_fn: Callable[[list[Any]], Any] = default_collate,
     seed: int | None = None,
 ) -> Audit:
-    """Train once by your own script, and look how much of its data can be told from the model: a bound on epsilon.
+    """Train once with your own script, and bound its epsilon from below by membership inference on canaries.
 
-    Each canary is put into the data or left out by a secret fair coin. A canary whose loss the run has lowered much is
-    guessed to be in, one whose loss it has lowered little to be out, and about the others no guess is made. How many
-    guesses to make is tried in three ways, whose error adds up to 1 - ``confidence``. Right guesses become a lower
-    bound of epsilon by the theorem of Steinke et al., for neighbours by adding or removing one record. The size of
-    the data that the script is given is public, and differs with the coins.
+    Each canary is put into the data or left out by a secret fair coin. Canaries whose loss the run has lowered most are
+    guessed to be in, those whose loss it has lowered least to be out, and about the others no guess is made. Three
+    numbers of guesses are tried, whose errors add up to 1 - ``confidence``. The right guesses give a lower bound of
+    epsilon by the theorem of Steinke et al., for neighbours by adding or removing one record. The size of the data
+    that the script gets is public, and depends on the coins.
 
-    What is found depends on the canaries: the stranger each is beside all other records, the more. The audit is a run
-    on your records like any other. Keep model and result to yourself, or count its epsilon (threat model: W).
+    The bound depends on the canaries: those that differ more from all other records give larger bounds. The audit is a
+    run on your records like any other. Keep model and result secret, or count its epsilon (threat model: W).
 
     Args:
-        train: your script, as a function of a map-style data set with one line more, just before the loop:
+        train: your script as a function of a map-style data set, with one additional line just before the loop:
             ``yield optimizer, loss``. The first is the private optimizer, or the epsilon that the script claims at
-            ``delta``, a number; the second is the loss of one record, as ``step`` takes it, before the loop and after.
-        records: a map-style data set of those that are always in.
-        canaries: records that are none of ``records``, of the same form, such as mislabelled ones. Some hundred or
+            ``delta``, a number; the second is the loss of one record, as ``step`` takes it, before and after the loop.
+        records: a map-style data set of the records that are always included.
+        canaries: records that are not in ``records``, of the same form, such as mislabelled ones. Several hundred or
             more: m of them cannot refute a claim above about log(m / 4).
-        delta: at which the bound, and the claim, holds.
-        confidence: with which the bound holds.
-        collate_fn: makes a batch of one canary for the loss, as that of your loader.
-        seed: of the coins, for a run that can be repeated; from the operating system if None.
+        delta: of the bound and the claim.
+        confidence: of the bound.
+        collate_fn: makes a batch of one canary for the loss, like that of your loader.
+        seed: of the coins, for reproducible runs; from the operating system if None.
 
     Raises:
         TypeError: ``train`` does not yield.
@@ -131,12 +132,12 @@ def audit(
     epsilon_spent = getattr(claim, "epsilon_spent", None)
     claimed = check_number("epsilon", claim) if epsilon_spent is None else epsilon_spent(delta)
     ceiling = perfect_bound(2 * (len(canaries) // 2), len(canaries), delta, confidence)
-    found = lower_bound([score], [coins], delta, confidence)
-    return Audit(claimed=claimed, ceiling=ceiling, delta=delta, confidence=confidence, **found._asdict())
+    bound = lower_bound([score], [coins], delta, confidence)
+    return Audit(claimed=claimed, ceiling=ceiling, delta=delta, confidence=confidence, **bound._asdict())
 
 
 class Bound(NamedTuple):
-    """A lower bound of epsilon, and how many guesses about how many canaries it rests on."""
+    """A lower bound of epsilon, and the numbers of right guesses, guesses and canaries behind it."""
 
     lower_bound: float
     right: int
@@ -147,40 +148,40 @@ class Bound(NamedTuple):
 def lower_bound(
     scores: Sequence[ArrayLike], included: Sequence[ArrayLike], delta: float, confidence: float = 0.95
 ) -> Bound:
-    """The lower bound on epsilon from independent runs with different canaries each.
+    """The lower bound on epsilon from independent runs, each with its own canaries.
 
-    Each canary takes part in one run only, so independent runs are together one mechanism of the same (epsilon, delta),
-    and their guesses add up. All of ``SHARES`` are tried, and each gets its part of the error.
+    Each canary takes part in one run only, so the runs together are one mechanism with the same (epsilon, delta), and
+    their guesses add up. All ``SHARES`` are tried, each with an equal part of the error.
 
     Args:
-        scores: of each run one per canary, the higher the more it seems to have been in.
-        included: of each run the coins.
+        scores: for each run the canaries' scores, higher if they seem to be included.
+        included: for each run the canaries' coins.
     """
-    each = 1 - (1 - confidence) / len(SHARES)
+    confidence_each = 1 - (1 - confidence) / len(SHARES)
     sizes = [len(np.asarray(run)) for run in scores]
-    found = []
+    bounds = []
     for share in SHARES:
         guesses = [2 * (int(share * size) // 2) for size in sizes]
         right = sum(map(guess, scores, included, guesses))
-        bound = epsilon_bound(right, sum(guesses), sum(sizes), delta, each)
-        found.append(Bound(bound, right, sum(guesses), sum(sizes)))
-    return max(found)
+        bound = epsilon_bound(right, sum(guesses), sum(sizes), delta, confidence_each)
+        bounds.append(Bound(bound, right, sum(guesses), sum(sizes)))
+    return max(bounds)
 
 
 def guess(scores: ArrayLike, included: ArrayLike, guesses: int) -> int:
-    """Right guesses when the highest half of ``guesses`` scores are said to be in, and as many lowest to be out."""
+    """Number of right guesses if the ``guesses // 2`` highest scores are guessed in, and as many lowest out."""
     coins = np.asarray(included, dtype=bool)[np.argsort(np.asarray(scores), kind="stable")]
     side = guesses // 2
     return int(coins[len(coins) - side :].sum() + (~coins[:side]).sum())
 
 
 def p_value(right: int, guesses: int, canaries: int, epsilon: float, delta: float) -> float:
-    """How likely so many right guesses are at most, if the run is (epsilon, delta)-DP (Steinke et al.).
+    """Upper bound of the probability of so many right guesses if the run is (epsilon, delta)-DP (Steinke et al.).
 
     With f(v) = P[Binomial(r, e^eps / (1 + e^eps)) >= v] it is f(v) + 2 m delta max_i (f(v - i) - f(v)) / i.
 
     Args:
-        right, guesses, canaries: v, r and m; from some of the m coins the auditor abstained.
+        right, guesses, canaries: v, r and m, where v <= r <= m.
     """
     from scipy.stats import binom
 
@@ -197,7 +198,7 @@ def p_value(right: int, guesses: int, canaries: int, epsilon: float, delta: floa
 
 
 def epsilon_bound(right: int, guesses: int, canaries: int, delta: float, confidence: float = 0.95) -> float:
-    """The largest epsilon that :func:`p_value` refutes, with the given confidence; 0 if it refutes none."""
+    """The largest epsilon that :func:`p_value` refutes at the given confidence; 0 if it refutes none."""
     from scipy.optimize import brentq
 
     def excess(epsilon: float) -> float:
@@ -209,7 +210,7 @@ def epsilon_bound(right: int, guesses: int, canaries: int, delta: float, confide
 
 
 def perfect_bound(guesses: int, canaries: int, delta: float, confidence: float = 0.95) -> float:
-    """What :func:`lower_bound` finds at one of its numbers of guesses if none of them is wrong."""
+    """The :func:`lower_bound` if all ``guesses`` are right."""
     return epsilon_bound(guesses, guesses, canaries, delta, 1 - (1 - confidence) / len(SHARES))
 
 
@@ -217,7 +218,7 @@ def perfect_bound(guesses: int, canaries: int, delta: float, confidence: float =
 def _losses(
     claim: Any, loss: Callable[[Any], Tensor], canaries: Sequence[Any], collate_fn: Callable[..., Any]
 ) -> np.ndarray:
-    """Of every canary, alone; without dropout where the claim is an optimizer, which knows the model."""
+    """The loss of each canary, computed alone; in eval mode if ``claim`` is an optimizer, which has the model."""
     module = getattr(claim, "module", None)
     with eval_mode([] if module is None else module.modules()):
         losses = [torch.as_tensor(loss(collate_fn([canary]))) for canary in canaries]

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 
 @dataclass(frozen=True)
 class QuadraticFit:
-    """L(eta) = intercept - slope * eta + curvature * eta^2 / 2, with the standard errors that the known noise gives.
+    """L(eta) = intercept - slope * eta + curvature * eta^2 / 2, with standard errors from the known noise.
 
     Attributes:
         slope: b, units of loss per unit of learning rate; positive when G is a descent direction.
@@ -31,7 +31,7 @@ class QuadraticFit:
 
     @property
     def minimizer(self) -> float:
-        """b/a, where the parabola is flat: its minimum if a > 0, its maximum if a < 0; infinite or NaN if a = 0."""
+        """b/a, the stationary point: a minimum if a > 0, a maximum if a < 0; infinite or NaN if a = 0."""
         if self.curvature == 0:
             return math.nan if self.slope == 0 else math.copysign(math.inf, self.slope)
         return self.slope / self.curvature
@@ -40,8 +40,8 @@ class QuadraticFit:
 def fit_quadratic(etas: ArrayLike, losses: ArrayLike, noise_std: ArrayLike = 0.0) -> QuadraticFit:
     """Least-squares parabola through any number of probes, in closed form (Alg. 1, lines 9-10).
 
-    The basis 1, x, x^2 is made orthogonal over the probes, where the normal equations are diagonal; this is as accurate
-    as a QR factorisation. With the three probes (-eta, 0, eta) the parabola interpolates, as in Alg. 1.
+    The basis 1, x, x^2 is orthogonalised over the probes, which makes the normal equations diagonal and is as accurate
+    as a QR factorisation. With the three probes (-eta, 0, eta) of Alg. 1 the parabola interpolates.
 
     Args:
         etas: probed learning rates, shape ``(n,)``, n >= 3, at least three distinct (two non-zero ones beside 0).

@@ -1,4 +1,4 @@
-"""Errors that this package raises by a class of its own, and what its messages share."""
+"""The package's own exceptions, and a text that several messages share."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ LOOP_THAT_ENDS = (
 
 
 class Refused(ValueError):
-    """What a loss gives, or does, that no private step may take."""
+    """The loss returns, or does, something that a private step cannot allow."""
 
 
 class BudgetExhausted(RuntimeError):
-    """The next release is not in the plan that the noise was calibrated for, so it would break the guarantee."""
+    """The next release is not in the plan for which the noise was calibrated, so it would break the guarantee."""

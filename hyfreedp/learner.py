@@ -1,4 +1,4 @@
-"""What the optimizer asks of anything that learns the rate, and what a learner is given of a batch."""
+"""The interface of learning-rate learners, and the view of a batch that they get."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from hyfreedp.pytorch.records import LookResult, ProbeResult
 
 @dataclass(frozen=True)
 class BatchView:
-    """One batch, for a learner of the rate. What it makes of the raw losses is private once it is released with noise.
+    """One batch as a learner gets it. Losses are raw; a learner may use them only through a release with noise.
 
     Attributes:
-        noise_multiplier: sigma_l, of what is released.
+        noise_multiplier: sigma_l of the release.
         expected_batch_size: sample rate times number of records.
-        generator: of the noise of this release alone.
-        batch: gives raw losses at the weights that the model has now, and the samples' weights.
+        generator: source of the noise of this release only.
+        batch: computes raw losses at the model's current weights, and has the samples' weights.
         processes: those that train together.
-        count: takes the tag of the release into the ledger.
+        count: records the tag of the release in the ledger.
     """
 
     noise_multiplier: float
@@ -36,13 +36,13 @@ class BatchView:
     count: Callable[[int], None]
 
     def released(self) -> None:
-        """Count the release whose noise was just drawn. To be called before anything follows from it."""
+        """Count the release whose noise was just drawn. Call it before the released values are used."""
         self.processes.check_same(self.generator.tag)
         self.count(self.generator.tag)
 
 
 class RateLearner:
-    """What the optimizer asks of each. Its ``repr`` says all that must be the same where a state is resumed."""
+    """Base class of the learners. The ``repr`` names all settings that must be equal in a loaded state."""
 
     @property
     def eta(self) -> float:
@@ -50,27 +50,27 @@ class RateLearner:
         raise NotImplementedError
 
     def on_step_start(self, step: int) -> None:
-        """Before step t = 0, 1, ..."""
+        """Called before step t = 0, 1, ..."""
 
     def vote_before_step(self, view: BatchView) -> LookResult:
-        """Release votes before the step's gradient; may move the weights, and the rate (see :meth:`undo`)."""
+        """Release votes before the step's gradient; may change weights and rate, which :meth:`undo` reverts."""
         raise NotImplementedError
 
     def undo(self) -> None:
-        """Take back what :meth:`vote_before_step` moved: the step could not be made."""
+        """Revert :meth:`vote_before_step`; called if the step failed. Does nothing after :meth:`on_gradient`."""
 
     def on_gradient(self) -> None:
-        """The private gradient is in ``.grad``."""
+        """Called when the private gradient is in ``.grad``."""
 
     def probe_after_step(
         self, view: BatchView, here: Tensor, move: Callable[[float], None]
     ) -> tuple[ProbeResult, Tensor]:
-        """Release losses along the update G of the step: ``move(x)`` sets the weights to w - x G.
+        """Release losses along the update G of the step.
 
         Args:
             view: the batch.
             here: raw per-sample losses at w, shape ``(B,)``.
-            move: see above.
+            move: ``move(x)`` sets the weights to w - x G.
 
         Returns:
             What was released and decided, and the raw losses, for diagnostics.
@@ -78,14 +78,14 @@ class RateLearner:
         raise NotImplementedError
 
     def on_step_end(self) -> None:
-        """The step was made."""
+        """Called when the step was made."""
 
     def averaged(self) -> AbstractContextManager[None]:
-        """Around an evaluation: the weights are those at which the run would end."""
+        """See :meth:`hyfreedp.HyFreeDPOptimizer.averaged`."""
         return nullcontext()
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain numbers, and live tensors, that :meth:`load_state_dict` restores exactly."""
+        """Plain numbers and live tensors, which :meth:`load_state_dict` restores exactly."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -93,10 +93,10 @@ class RateLearner:
 
 
 class FixedRate(RateLearner):
-    """The base optimizer's own rate, which nothing is released for.
+    """The base optimizer's own rate; nothing is released.
 
     Args:
-        rate: what gives it, as a scheduler of torch's may have set it.
+        rate: returns it, as a scheduler may have set it.
     """
 
     def __init__(self, rate: Callable[[], float]) -> None:

@@ -1,6 +1,6 @@
 """The paper's line search: three private losses along the update, a parabola, and the next rate (Alg. 1, lines 7-11).
 
-All that decides sees only what was released privately and the current learning rate, so its result is post-processing.
+Decisions depend only on released values and the current learning rate, so they are post-processing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LossThresholdRule = Literal["sum", "previous"]
 
 
 class StepDecision(NamedTuple):
-    """What a rule decided: the next ``eta``, whether the probe changed it, and why."""
+    """Decision of a step rule: the next ``eta``, whether the fit was used, and why."""
 
     eta: float
     accepted: bool
@@ -36,7 +36,7 @@ class StepDecision(NamedTuple):
 
 
 def literal(fit: QuadraticFit, eta: float) -> StepDecision:
-    """Algorithm 1 as printed (line 11): eta = b/a, whatever the signs; zero, from where no probe sees, is refused."""
+    """Algorithm 1 as printed (line 11): eta = b/a, whatever the signs. Zero is rejected: it could not be probed."""
     if fit.minimizer == 0 or not math.isfinite(fit.minimizer):
         return StepDecision(eta, False, "rejected: b/a is zero or not finite")
     return StepDecision(fit.minimizer, True, "b/a")
@@ -45,40 +45,40 @@ def literal(fit: QuadraticFit, eta: float) -> StepDecision:
 def gen(fit: QuadraticFit, eta: float, *, smoothing: float = 0.1) -> StepDecision:
     """GeN's guards around b/a: accept only a, b > 0, clamp to [eta / 2, 2 eta], smooth.
 
-    The constants are those of the authors' own package, gen-optim 0.1.1 (Bu et al. 2024), hidden there and named here.
-    Its further condition, R^2 > 0.99, holds for every parabola through three points.
+    The constants are those in the code of the authors' package gen-optim 0.1.1 (Bu et al. 2024). Its further condition
+    R^2 > 0.99 always holds for a parabola through three points.
 
     Args:
-        smoothing: weight of the clamped b/a in the next eta; the rest stays with the old one.
+        smoothing: weight of the clamped b/a in the next eta; the old eta has the rest.
     """
     if not (fit.slope > 0 and fit.curvature > 0):
         return StepDecision(eta, False, "rejected: b and a are not both positive")
-    low, high = eta / 2, 2 * eta
-    reason = "b/a"
-    if not low <= fit.minimizer <= high:
-        reason = f"b/a {'below' if fit.minimizer < low else 'above'} the range, clamped"
-    target = min(max(fit.minimizer, low), high)
+    target, reason = fit.minimizer, "b/a"
+    if target < eta / 2:
+        target, reason = eta / 2, "b/a below the range, clamped"
+    elif target > 2 * eta:
+        target, reason = 2 * eta, "b/a above the range, clamped"
     return StepDecision(smoothing * target + (1 - smoothing) * eta, True, reason)
 
 
-# R_l for the next probe, before floor and cap: the sum of the private losses at (w - eta G, w, w + eta G) (paper, §4.1
-# "in practice"), or the one at w (Alg. 1, line 8).
+# R_l for the next probe, before clamping: the sum of the private losses at (w - eta G, w, w + eta G) (paper, §4.1 "in
+# practice"), or the one at w (Alg. 1, line 8).
 THRESHOLD_RULES: dict[str, Callable[[list[float]], float]] = {"sum": sum, "previous": lambda losses: losses[1]}
-LOSS_THRESHOLD_RANGE = 0.1, 20.0  # floor and cap of R_l, without which both published rules can run away
+LOSS_THRESHOLD_RANGE = 0.1, 20.0  # of R_l; unclamped, both published rules can diverge
 
 
 # -- the line search ---------------------------------------------------------------------------------------------------
 
 
 class LossSearch(RateLearner):
-    """Three private losses, the parabola through them, and a rule that makes of it the next rate.
+    """Releases three losses, fits the parabola through them, and applies a step rule.
 
     Args:
         rule: name of the step rule, :func:`gen` or :func:`literal`.
         smoothing: of rule "gen".
         eta: initial learning rate, positive.
         loss_threshold: initial R_l; infinite in non-private runs.
-        loss_threshold_rule: how R_l follows the released losses.
+        loss_threshold_rule: how R_l is computed from the released losses, see ``THRESHOLD_RULES``.
 
     Raises:
         ValueError: an unknown name, or ``eta`` out of range.
@@ -115,7 +115,7 @@ class LossSearch(RateLearner):
     def probe_after_step(
         self, view: BatchView, here: Tensor, move: Callable[[float], None]
     ) -> tuple[ProbeResult, Tensor]:
-        """Three losses of the batch (Alg. 1, line 7), released; see :class:`RateLearner`."""
+        """Release three losses of the batch (Alg. 1, line 7); see :class:`RateLearner`."""
         with view.processes.all_or_none():
             move(self.eta)
             ahead = view.batch.losses()
@@ -140,11 +140,11 @@ class LossSearch(RateLearner):
         *,
         add_up: AddUp | None = None,
     ) -> ProbeResult:
-        """Release with noise, fit, decide; moves ``eta`` and R_l.
+        """Release the losses with noise, fit and decide; updates ``eta`` and R_l.
 
         Args:
             losses: raw per-sample losses at w - eta G, w and w + eta G, shape ``(3, B)``. They are clipped to [0, R_l],
-                so that a loss which is mostly negative, such as of a density, must be shifted to teach a rate.
+                so a loss that is mostly negative, such as a negative log-density, must be shifted.
             noise_multiplier, expected_batch_size, generator, add_up: as in :func:`hyfreedp.privatize_loss`.
         """
         eta, threshold = self.eta, self.loss_threshold

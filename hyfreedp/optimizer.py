@@ -1,7 +1,7 @@
 """Algorithm 1 around any torch optimizer: private gradient, private probe or look, learning rate, update.
 
-One step works on one Poisson batch. Its gradient and its probe, or look, are two adaptive releases on that same batch,
-which is how the accountant counts them. All that decides about the learning rate is computed from what was released.
+Each step uses one Poisson batch. Its gradient and its probe, or look, are two adaptive releases of that batch, and are
+accounted for as such. The learning rate is computed from released values only.
 """
 
 from __future__ import annotations
@@ -35,31 +35,28 @@ from hyfreedp.pytorch.wrapper import OptimizerWrapper, Unprepared, run_step_hook
 from hyfreedp.release import Releases
 from hyfreedp.run_state import RunState
 
-_TRAINED: WeakSet[nn.Module] = WeakSet()  # models that private steps have trained in this process, and their layers
+_TRAINED: WeakSet[nn.Module] = WeakSet()  # models, and their layers, that private steps have trained in this process
 
 
 class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
-    """Wraps a torch optimizer, and is one: :meth:`step` takes a loss and a batch and does the rest.
+    """A private optimizer that wraps a torch optimizer: :meth:`step` takes a loss and a batch.
 
-    The base optimizer turns the private gradient into an update direction G; its own learning rate only sets the ratio
+    The base optimizer turns the private gradient into an update direction G; its learning rates only set the ratios
     between parameter groups. It must be linear in its learning rate, as SGD, AdamW, Adam and RMSprop are (decoupled
-    weight decay included). Its own step is refused. Learning-rate schedulers of torch take this optimizer, and are
-    followed where the rate is not learned (preset "fixed"). Made by :class:`hyfreedp.PrivacyEngine`.
+    weight decay included). Its own step is refused. Torch's learning-rate schedulers take this optimizer, and are
+    followed if the rate is not learned (preset "fixed"). Made by :class:`hyfreedp.PrivacyEngine`, which documents
+    further arguments.
 
     Args:
         optimizer: the base optimizer over exactly the trainable parameters of ``module``.
         module: the model, in train mode.
         plan: what each step releases, with how much noise.
         gradient_engine: clips and sums per-sample gradients of ``module``.
-        rate_learner: learns the rate as the plan has it; None keeps the base optimizer's own rates.
-        sampler: the Poisson sampler of the loader, whose batches :meth:`step` takes.
-        generator: of the noise of gradients and probes, each step with a key of its own.
+        rate_learner: learns the rate as the plan says; None uses the base optimizer's own rates.
+        sampler: the Poisson sampler of the loader whose batches :meth:`step` takes.
+        generator: of the noise of gradients and probes; each step has its own key.
         expected_batch_size: sample rate times number of records.
-        max_physical_batch_size: how many samples are computed together at most, or a function of one record that says
-            how many of its shape are (see :func:`hyfreedp.token_budget`).
-        diagnostics: also record raw values, which are not private.
-        without_guarantee: take any batches, which are then no Poisson samples.
-        processes: those that train this model together, with the same arguments; None if this one is alone.
+        processes: those that train this model together, with the same arguments; None for a single one.
 
     Raises:
         ValueError: an argument is out of range.
@@ -107,8 +104,8 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
             processes=self.processes,
         )
         self._wired_by = os.getpid()
-        self._compared = False  # whether the loss of a batch was, with those of its records
-        self._told = self._warn_if_trained(stacklevel=5)
+        self._loss_compared = False  # whether a batch's loss was compared with those of its records
+        self._warned_of_training = self._warn_if_trained(stacklevel=5)
 
     # -- Algorithm 1 ---------------------------------------------------------------------------------------------------
 
@@ -117,57 +114,57 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         """One step of Algorithm 1 on one Poisson batch: gradient, look or probe, update. Threat model: WR.
 
         Args:
-            loss: maps one record, as ``collate_fn([record])`` gives it (a batch of that record alone), to one number.
-                It is mapped over the records of the batch, none of which sees another, so that losses with a mean over
-                the batch work as they are: ``criterion(model(x), y)``, ``model(**record).loss``. Called again for
-                looks and probes, without gradients. Random numbers of torch, NumPy and Python are those of the run's
-                key, see :mod:`hyfreedp.noise.random_states`; the caller's states are put back.
-            batch: what the loader gave; without guarantee any structure of tensors whose first dimension is the
+            loss: maps one record, as ``collate_fn([record])`` returns it (a batch of that record alone), to one number.
+                It is mapped over the records of the batch, none of which sees another. So losses with a mean over the
+                batch work as they are: ``criterion(model(x), y)``, ``model(**record).loss``. It is called again for
+                looks and probes, without gradients. Random numbers of torch, NumPy and Python come from the run's key,
+                see :mod:`hyfreedp.noise.random_states`; the caller's random states are restored.
+            batch: what the loader yielded; without guarantee any structure of tensors whose first dimension is the
                 samples. May be empty.
-            weights: maps one record to how much it counts, one number in [0, 1] (an owner counts as the mean of its
-                records). They multiply what is clipped already: gradient, votes, and losses of a line search. Weights
-                within ``loss`` change little where gradients are normalised.
+            weights: maps one record to its weight, one number in [0, 1] (an owner's is the mean over its records).
+                Weights multiply clipped values: gradient, votes, and losses of a line search. Weights within ``loss``
+                have little effect, since gradients are normalised.
 
         Raises:
-            BudgetExhausted: the planned steps are done, or a step would be released again with other data.
-            ValueError, TypeError: the model is in eval mode, one of its layers has come to mix samples or to keep raw
+            BudgetExhausted: all planned steps are done, or a step would be released again with other data.
+            ValueError, TypeError: the model is in eval mode, one of its layers now mixes samples or keeps raw
                 statistics, or losses or weights have the wrong form; or, at the first step, a batch's loss is not made
                 of its records' (see :mod:`hyfreedp.gradients.plain`).
-            RuntimeError: one of several processes raised such an error or has died; or this one is a fork of the one
-                that wired the run.
+            RuntimeError: another process failed; or this process was forked from the one that wired the run.
 
-        An error within a probe leaves the step along which it looks made and counted, at the old rate. One after a look
-        leaves the step to be made, from the weights and the rate that it found, and the look counted.
+        After an error within a probe, its step is made and counted, with the old rate. After an error between a look
+        and the gradient, weights and rate are as before the step, and the look is counted.
         """
-        t, learner, look, probe, probed = self.ledger.steps, self.rate_learner, None, None, None
+        t, learner = self.ledger.steps, self.rate_learner
+        look = probe = probed = None
         self._begin(t)
         try:
             with self.processes.all_or_none():
                 samples = self._samples(t, loss, batch, weights)
             if self.plan.votes_before(t):
-                look = learner.vote_before_step(self._releases.before_step(t, samples))
+                look = learner.vote_before_step(self._releases.view(t, samples, "look"))
             with self.processes.all_or_none():
                 losses, norms = samples.add_gradients()  # lines 2 and 3
             self._set_gradient(self._releases.gradient(self._base.parameters))  # line 4
             eta = self._rate(t)
             if self.plan.probes_after(t):
                 move = self._base.step_along(eta)  # line 5
-                probe, probed, eta = self._probe(self._releases.after_step(t, samples), losses, move, eta)  # 7 to 12
+                probe, probed, eta = self._probe(self._releases.view(t, samples, "probe"), losses, move, eta)  # 7 to 12
             else:
                 self._base.step(eta)  # line 13
             learner.on_step_end()
         except BaseException:
-            learner.undo()  # of a look, unless the step's gradient was released
+            learner.undo()  # reverts a look, unless the step's gradient was released
             raise
         finally:
-            self._clear()  # sums, norms and gradients of a step that failed may be raw
+            self._clear()  # after an error, sums and gradients may be raw
         diagnostics = self._raw_values(losses, norms, probed) if self.diagnostics else None
         record = StepRecord(t, eta, probe, look, diagnostics)
         self._run.history.append(record.to_dict())
         return record
 
     def _begin(self, t: int) -> None:
-        """Refuse a step that may not be made; nothing of the batch is used yet."""
+        """Refuse a step that may not be made, before the batch is used."""
         if os.getpid() != self._wired_by:
             raise RuntimeError(
                 "this run was wired before the process was forked, so parent and child would release with the same "
@@ -175,16 +172,17 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
             )
         self.processes.check_joined()
         self.ledger.check()
-        self._told = self._told or (t == 0 and self._warn_if_trained(stacklevel=5))  # by a run that was wired since
+        if t == 0 and not self._warned_of_training:  # another run may have trained the model since
+            self._warned_of_training = self._warn_if_trained(stacklevel=5)
         self._base.sync_scheduler()
         self.rate_learner.on_step_start(t)
         self._clear()
 
     def _samples(self, t: int, loss: Loss, batch: Any, weights: Weights) -> StepBatch:
-        """The batch and its loss, checked before anything of it is released."""
+        """The batch with its loss; model and batch are checked before anything is released."""
         if not self.module.training:
             raise ValueError("the model must be in train mode: call model.train() before optimizer.step")
-        check_modes(self.module)  # also of steps that look before they take gradients
+        check_modes(self.module)  # here, too, since a look comes before the gradient engine's own check
         self._base.check()
         if self._sampled and self.split.gradient_noise_multiplier(t) > 0:
             if self.sampler.position != t:
@@ -202,13 +200,13 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
             coins=self._generator.child("coins", t).key,
             weights=weights,
         )
-        if not self._compared:
-            self._compared = check_plain_loss(samples, self.module, self._generator.child("plain", t).key)
+        if not self._loss_compared:
+            self._loss_compared = check_plain_loss(samples, self.module, self._generator.child("plain", t).key)
         return samples
 
     def _set_gradient(self, private: list[Tensor]) -> None:
-        """The private gradient into ``.grad``, once it is counted."""
-        self.zero_grad()  # a loss may have made raw ones, also of what is frozen
+        """Write the private gradient, which is counted by now, into ``.grad``."""
+        self.zero_grad()  # a loss may have made raw gradients, even of frozen parameters
         for parameter, gradient in zip(self._base.parameters, private, strict=True):
             parameter.grad = gradient.to(parameter.dtype)  # rounding to half precision comes after the noise
         if self.module not in _TRAINED:
@@ -219,14 +217,14 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         self.rate_learner.on_gradient()
 
     def _rate(self, t: int) -> float:
-        """eta of step t; 0 after no gradient but zeros, which move nothing and set no unit."""
+        """eta of step t, decay included; 0 if the learner has none yet, as all gradients so far were zero."""
         eta = self.rate_learner.eta * self.plan.rate_factor(t)
         return 0.0 if math.isnan(eta) else eta
 
     def _probe(
         self, view: BatchView, here: Tensor, move: Callable[[float], None], eta: float
     ) -> tuple[ProbeResult, Tensor, float]:
-        """Look along the step, then move to where the new rate leads; result, raw losses, and that rate."""
+        """Probe along the step, then move to w - eta G at the new rate; returns result, raw losses, and that eta."""
         before = self.rate_learner.state_dict()
         try:
             result, probed = self.rate_learner.probe_after_step(view, here, move)
@@ -248,16 +246,17 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         self.gradient_engine.clear()
 
     def _warn_if_trained(self, stacklevel: int) -> bool:
-        """Tell, and return, whether a private run has trained layers of the model in this process."""
-        if before := any(layer in _TRAINED for layer in layers_of(self.module)):
+        """Warn, and return, whether a private run has trained layers of the model in this process."""
+        trained_before = any(layer in _TRAINED for layer in layers_of(self.module))
+        if trained_before:
             warnings.warn(
                 "this model was trained privately before: epsilon of the new run does not include that run's. Make "
                 "model and optimizer anew, or add the two",
                 stacklevel=stacklevel,
             )
-        return before
+        return trained_before
 
-    # -- what a run tells ----------------------------------------------------------------------------------------------
+    # -- the state of a run --------------------------------------------------------------------------------------------
 
     @property
     def history(self) -> list[dict[str, Any]]:
@@ -266,12 +265,12 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
 
     @property
     def split(self) -> NoiseSplit:
-        """The noise of the run and its steps with a probe, which cannot be changed."""
+        """The noise of the run, and its steps with a probe."""
         return self.plan.split
 
     @property
     def sampler(self) -> PoissonSampler:
-        """The sampler of the loader. It cannot be replaced: see ``without_guarantee`` of the engine."""
+        """The sampler of the loader. To step without it, see ``without_guarantee`` of the engine."""
         return self._sampler
 
     @property
@@ -284,9 +283,9 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
 
     @property
     def guarantee(self) -> bool:
-        """Whether the run is proven to stay within its target: its split is, and it takes the sampler's batches."""
-        there = self.sampler.position, self.sampler.sample_rate
-        return self.split.guarantee and self._sampled and there == (self.ledger.steps, self.split.sample_rate)
+        """Whether the run provably stays within its target: its split does, and batches are the sampler's."""
+        sampled = self.sampler.position, self.sampler.sample_rate
+        return self.split.guarantee and self._sampled and sampled == (self.ledger.steps, self.split.sample_rate)
 
     @property
     def steps_left(self) -> int:
@@ -294,48 +293,49 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         return self.split.steps - self.ledger.steps
 
     def epsilon_spent(self, target_delta: float | None = None) -> float:
-        """Epsilon of all that is known to be released, at the plan's delta or another. Threat model: WR."""
+        """Epsilon of all recorded releases, at the plan's delta or another. Threat model: WR."""
         return self.ledger.epsilon(target_delta)
 
     def averaged(self) -> AbstractContextManager[None]:
-        """Around an evaluation before the run has ended: the weights are those at which it would end now.
+        """A context for evaluation during the run: the model has the weights with which the run would end now.
 
-        With preset "robust" these are an average, at which the last step leaves the model; else they stay as they are.
+        With preset "robust" these are an average over the run, which the last step leaves in the model; else nothing
+        changes.
         """
         return self.rate_learner.averaged()
 
     # -- what torch expects of an optimizer ----------------------------------------------------------------------------
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients. :meth:`step` does so itself; for loops written for other optimizers."""
-        self.base.zero_grad(set_to_none=set_to_none)  # no sums: a loss may call it between two pieces of a batch
+        """Clear the gradients, for loops written for other optimizers; :meth:`step` does so itself."""
+        self.base.zero_grad(set_to_none=set_to_none)  # not the clipped sums: a loss may call it between pieces
 
     def state_dict(self) -> dict[str, Any]:
-        """All that :meth:`load_state_dict` needs to go on bit for bit: tensors and plain values. Threat model: CK.
+        """All that :meth:`load_state_dict` needs to resume bit for bit: tensors and plain values. Threat model: CK.
 
-        It holds the key of all noise: keep it as secret as the data, and publish the model alone. As with torch's own,
-        its tensors are those of the live model and optimizer: save or copy it before stepping on. All processes have
-        the same state, which may be loaded by any number of them.
+        It holds the key of all noise: keep it as secret as the data, and publish the model alone. As in torch, its
+        tensors are those of the live model and optimizer: save or copy it before the next step. All processes have the
+        same state, which any number of processes may load.
         """
         return self._run.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` gave; the run must be the same.
 
-        A step made again on the same data is the same release; on other data the ledger refuses it where it knows of
-        the first. It does not know what another process has released since: publish nothing that was made after the
-        last saved state. Nor does it know the records: resume on the same ones, since releases that come out equal
-        after one was erased tell that it was in none of their batches.
+        A step that is repeated on the same data is the same release. On other data the ledger refuses it if it has
+        recorded the first. It cannot know what another process has released since: publish nothing that was made after
+        the last saved state. Resume on the same records: if one was erased, equal releases reveal that it was in none
+        of their batches.
 
         Raises:
-            ValueError: the state is of another run, and what differs; or this one has made steps already, which a
-                state of another run would make forget; or processes load states of different runs.
-            BudgetExhausted: this one and the state have released a step with different data.
+            ValueError: the state is of another run (the message says what differs), or processes load states of
+                different runs.
+            BudgetExhausted: this run and the state have released a step with different data.
         """
         self._run.load_state_dict(state)
 
     def _describe(self) -> dict[str, str]:
-        """What a saved state must agree with, beside the plan. Sizes of pieces, engine and processes may change."""
+        """Settings that must be equal in a loaded state, beside the noise split. Pieces and processes may change."""
         return {
             "number of records": str(self.sampler.num_records),
             "batches": "the sampler's" if self._sampled else "any, without guarantee",

@@ -11,11 +11,11 @@ from hyfreedp.schedule import decay_factor
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What the optimizer asks before each step t = 0, 1, ...
+    """What step t = 0, 1, ... of a run releases, and its learning-rate factor.
 
     Attributes:
         preset: the settings of the run.
-        split: its noise, and the steps with a probe or a look, as they were accounted for.
+        split: its noise, and the steps with a probe or a look, as accounted for.
     """
 
     preset: Preset
@@ -23,12 +23,12 @@ class RunPlan:
 
     @property
     def learns_rate(self) -> bool:
-        """Whether anything is released from which a learning rate is learned."""
+        """Whether the learning rate is learned, from looks or probes."""
         return self.split.probe != "none"
 
     @property
     def decays(self) -> bool:
-        """Whether the run itself lowers the rate towards its end."""
+        """Whether the run lowers the rate by a schedule of its own."""
         return self.preset.decay != "none"
 
     def votes_before(self, t: int) -> bool:
@@ -40,7 +40,7 @@ class RunPlan:
         return self.split.probe == "losses" and self.split.is_probe_step(t)
 
     def rate_factor(self, t: int) -> float:
-        """What multiplies the rate in force at step t."""
+        """Factor of the decay on the learning rate at step t."""
         return decay_factor(t, self.split.steps, self.preset.decay, self.preset.decay_start)
 
     @property

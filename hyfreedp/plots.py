@@ -1,4 +1,4 @@
-"""Pictures of a run, drawn from ``optimizer.history`` alone, so that they show nothing that was not released."""
+"""Figures of a run, drawn from ``optimizer.history`` alone, so that they show released values only."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ if TYPE_CHECKING:
 
 
 def look(history: Iterable[Mapping[str, Any]]) -> Figure:
-    """What the looks of a run with preset "robust" saw, a panel for each: why the rate is what it is.
+    """The votes in each look of a run with preset "robust", one panel for each look.
 
     Args:
         history: ``optimizer.history``.
 
     Returns:
-        A figure of matplotlib, which must be installed. Margins stand between the two rates that they compare, with two
-        standard deviations of their noise; above zero the higher rate was preferred.
+        A matplotlib figure. Each margin is drawn between the two rates that it compares, with error bars of two
+        standard deviations of its noise; above zero the higher rate was preferred.
 
     Raises:
-        ValueError: no row of the history is that of a look.
+        ValueError: the history has no look.
     """
     from matplotlib.figure import Figure
 
@@ -38,7 +38,7 @@ def look(history: Iterable[Mapping[str, Any]]) -> Figure:
         between = [math.sqrt(high * low) for high, low in pairwise(rates)]
         x, y = zip(*(pair for pair in zip(between, row["margins"], strict=True) if pair[1] is not None), strict=True)
         axes.errorbar(x, y, 2 * row["margin_std"], fmt="o", capsize=3, label="margin, ± 2 sd of noise")
-        axes.plot([rates[-1], rates[0]], [0, 0], alpha=0)  # the whole ladder is on the axis
+        axes.plot([rates[-1], rates[0]], [0, 0], alpha=0)  # makes the axis show the whole ladder of rates
         axes.axhline(0, color="0.5", linewidth=0.8)
         axes.axvline(row["chosen"], color="C1", label=f"chosen {row['chosen']:.2g}")
         axes.axvline(row["eta_next"], color="C1", linestyle=":", label=f"next {row['eta_next']:.2g}")

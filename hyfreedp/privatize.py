@@ -20,12 +20,12 @@ from hyfreedp.accounting.split import VOTE_CLIP
 from hyfreedp.checks import check_positive
 from hyfreedp.noise import NoiseGenerator, as_generator
 
-# Turns the sums of one process, in place, into those of all processes that train together; None on a single one.
+# Replaces tensors, in place, by their sums over all processes that train together.
 AddUp = Callable[[Sequence[Tensor]], None]
 
-# Stands for NaN and infinity: beyond any threshold, and finite, as a parabola must be where there is none (no privacy).
+# Replaces NaN and infinity: larger than any threshold, and finite, since non-private runs fit unclipped losses.
 UNBOUNDED_LOSS = 1e100
-FINGERPRINT_BOUND = 1e6  # of losses that bind noise: an infinite one must not hide what the others are
+FINGERPRINT_BOUND = 1e6  # clamps losses of which the noise is a function: one infinite loss would make all sums equal
 
 
 def privatize_gradient(
@@ -63,13 +63,13 @@ def privatize_loss(
 
     Args:
         losses: per-sample losses, shape ``(..., B)``. The last dimension is averaged, so three probes of one batch are
-            released by one call with shape ``(3, B)``. B may be 0. NaN and infinity count as ``threshold``, negative
-            losses as 0: whether there is one must not show. Where many may be, shift the loss.
+            released by one call with shape ``(3, B)``. B may be 0. NaN and infinity count as ``threshold``, and
+            negative losses as 0, without a warning, which would not be private. Shift a loss that is often negative.
         threshold: R_l > 0, in units of the loss. Infinite only without noise (non-private runs).
         noise_multiplier: sigma_l >= 0. The noise of each sum has standard deviation ``sigma_l R_l``.
-        expected_batch_size: sample rate times the number of records, never the size of the batch at hand.
+        expected_batch_size: sample rate times the number of records, never the size of the actual batch.
         generator: source of the noise; a new one from the operating system if None.
-        add_up: adds up the sums of several processes before the noise; each then passes the losses of its own samples.
+        add_up: sums over processes, of which each passes the losses of its own samples; None for a single process.
 
     Returns:
         Private means, shape ``(...)``, float64, on the CPU.
@@ -91,21 +91,21 @@ def privatize_votes(
     generator: NoiseGenerator | None = None,
     add_up: AddUp | None = None,
 ) -> list[float]:
-    """Release by how much of the batch each of some weights beats the next: each record has one vote on each pair.
+    """Release votes between successive candidates (weights of the model): each record votes on each pair.
 
-    The sums of w_i sign(l_i(next) - l_i(this)), plus noise, over the expected batch size. A record adds -w_i, 0 or w_i
-    to each of m sums whatever its losses are: no threshold, no scale, and an L2 sensitivity of sqrt(m) of them
-    together. NaN and infinity are the worst of losses, minus infinity is the best; ties, also of two such, add 0.
+    Returns sums of w_i sign(l_i(next) - l_i(this)), plus noise, over the expected batch size. A record adds -w_i, 0 or
+    w_i to each of the m sums, so no threshold is needed, and the L2 sensitivity of all sums together is sqrt(m). NaN
+    and infinity count as the largest loss, minus infinity as the smallest; ties, also of these, add 0.
 
     Args:
-        losses: per-sample losses at each of the weights, in order, shape ``(m + 1, B)``. B may be 0.
+        losses: per-sample losses at each candidate, in order, shape ``(m + 1, B)``. B may be 0.
         noise_multiplier: sigma_l >= 0, standard deviation of the noise of each sum.
         expected_batch_size, generator, add_up: as in :func:`privatize_loss`.
         weights: of the samples, in [0, 1], shape ``(B,)``; all 1 if None.
 
     Returns:
-        The m private margins: 1 if all prefer the former of two weights, -1 if all prefer the latter, but for noise and
-        for the random size of the batch.
+        The m private margins. Without noise, and in a batch of the expected size, a margin is 1 if all prefer the
+        former of two candidates, and -1 if all prefer the latter.
     """
     if losses.ndim != 2:
         raise ValueError(f"losses must have shape (m + 1, B), got {tuple(losses.shape)}")
@@ -113,10 +113,10 @@ def privatize_votes(
     votes = (values[1:] > values[:-1]).double() - (values[1:] < values[:-1]).double()
     if weights is not None:
         votes = votes * weights
-    # Sums of votes are small integers, which other data may have, too. Those of the losses get noise beside them and
-    # are thrown away: so the noise is bound to the losses themselves, see module noise.
-    sums = torch.cat([votes, values.clamp(-FINGERPRINT_BOUND, FINGERPRINT_BOUND)])
-    private = noisy_mean(sums, VOTE_CLIP, noise_multiplier, expected_batch_size, generator, add_up)
+    # Noise is a function of the un-noised sums (module noise). Sums of votes are small integers, which other data may
+    # share, so sums of losses are noised with them, and then discarded.
+    rows = torch.cat([votes, values.clamp(-FINGERPRINT_BOUND, FINGERPRINT_BOUND)])
+    private = noisy_mean(rows, VOTE_CLIP, noise_multiplier, expected_batch_size, generator, add_up)
     return private[: len(votes)].tolist()
 
 
@@ -128,15 +128,20 @@ def noisy_mean(
     generator: NoiseGenerator | None,
     add_up: AddUp | None,
 ) -> Tensor:
-    """Sum of values, shape ``(..., B)``, each at most ``clip``, plus noise of so much times ``noise_multiplier``.
+    """Sums of values (..., B), plus noise of standard deviation ``noise_multiplier * clip``, over the expected size.
 
-    Divided by the expected batch size; shape ``(...)``, on the CPU. ``clip`` is infinite only without noise.
+    Args:
+        clipped: values of magnitude at most ``clip``, which is infinite only without noise.
+        noise_multiplier, expected_batch_size, generator, add_up: as in :func:`privatize_loss`.
+
+    Returns:
+        Shape ``(...)``, on the CPU.
     """
     _check_noise(noise_multiplier, expected_batch_size)
     total = clipped.sum(dim=-1)
     if add_up is not None:
         add_up([total])
-    total = total.cpu()  # a few numbers, which are needed there: noised here, they wait for the device only once
+    total = total.cpu()  # few numbers, used on the CPU; moved before the noise, to wait for the device only once
     if noise_multiplier > 0:
         if math.isinf(clip):
             raise ValueError("threshold must be finite when noise_multiplier > 0, got inf: the sum has no sensitivity")
@@ -177,7 +182,7 @@ def loss_noise_std(threshold: ArrayLike, noise_multiplier: float, expected_batch
     """Standard deviation of the noise in one private mean: sigma_l R_l / B (Theorem 1)."""
     _check_noise(noise_multiplier, expected_batch_size)
     if noise_multiplier == 0:
-        threshold = np.zeros_like(threshold, dtype=np.float64)  # also for the infinite one of a non-private run
+        threshold = np.zeros_like(threshold, dtype=np.float64)  # it may be infinite, and 0 * inf is NaN
     std = np.asarray(threshold, dtype=np.float64) * (noise_multiplier / expected_batch_size)
     return float(std) if std.ndim == 0 else std
 

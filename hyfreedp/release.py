@@ -1,8 +1,10 @@
-"""What leaves a run: noisy sums over a batch, each counted by the ledger before anything can be made of it."""
+"""The releases of a run: noisy sums over a batch, each counted by the ledger before it is used."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 from torch import Tensor, nn
 
@@ -15,59 +17,48 @@ from hyfreedp.privatize import privatize_gradient
 from hyfreedp.processes.group import Processes
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class Releases:
-    """The releases of one run, in the order of its plan; every one has noise of a key of its own.
+    """The releases of one run, in the order of its plan; the noise of each has its own key.
 
-    Args:
-        ledger: counts them.
+    Attributes:
+        ledger: counts the releases.
         engine: holds the clipped sums of a step.
-        generator: of the noise.
-        expected_batch_size: B, which divides all sums.
+        generator: source of the noise.
+        expected_batch_size: B, by which all sums are divided.
         processes: those whose sums are added up.
     """
 
-    def __init__(
-        self,
-        ledger: PrivacyLedger,
-        engine: GradientEngine,
-        generator: NoiseGenerator,
-        expected_batch_size: float,
-        processes: Processes,
-    ) -> None:
-        self._ledger, self._engine, self._generator = ledger, engine, generator
-        self._expected_batch_size, self._processes = expected_batch_size, processes
+    ledger: PrivacyLedger
+    engine: GradientEngine
+    generator: NoiseGenerator
+    expected_batch_size: float
+    processes: Processes
 
     def gradient(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
         """The private mean gradient of the next step (line 4): float32 or wider, one for each of the ``parameters``."""
-        t = self._ledger.steps
-        sums = self._engine.clipped_sums(parameters)
-        self._processes.add_up(sums)
-        generator = self._generator.child("gradient", t)
+        t = self.ledger.steps
+        sums = self.engine.clipped_sums(parameters)
+        self.processes.add_up(sums)
+        generator = self.generator.child("gradient", t)
         privatize_gradient(
             sums,
-            self._ledger.split.gradient_noise_multiplier(t),
-            sensitivity=self._engine.sensitivity,
-            expected_batch_size=self._expected_batch_size,
+            self.ledger.split.gradient_noise_multiplier(t),
+            sensitivity=self.engine.sensitivity,
+            expected_batch_size=self.expected_batch_size,
             generator=generator,
         )
-        self._processes.check_same(generator.tag)
-        self._ledger.record(generator.tag)
+        self.processes.check_same(generator.tag)
+        self.ledger.record(generator.tag)
         return sums
 
-    def before_step(self, t: int, batch: StepBatch) -> BatchView:
-        """The batch of step t for a learner that votes before its gradient."""
-        return self._view(batch, self._generator.child("look", t), "look")
-
-    def after_step(self, t: int, batch: StepBatch) -> BatchView:
-        """The batch of step t for a learner that probes along its update."""
-        return self._view(batch, self._generator.child("probe", t), "probe")
-
-    def _view(self, batch: StepBatch, generator: NoiseGenerator, what: str) -> BatchView:
+    def view(self, t: int, batch: StepBatch, what: Literal["look", "probe"]) -> BatchView:
+        """The batch of step t for the rate learner: for votes before its gradient, or for a probe along its update."""
         return BatchView(
-            noise_multiplier=self._ledger.split.sigma_loss,
-            expected_batch_size=self._expected_batch_size,
-            generator=generator,
+            noise_multiplier=self.ledger.split.sigma_loss,
+            expected_batch_size=self.expected_batch_size,
+            generator=self.generator.child(what, t),
             batch=batch,
-            processes=self._processes,
-            count=self._ledger.record_look if what == "look" else self._ledger.record_probe,
+            processes=self.processes,
+            count=self.ledger.record_look if what == "look" else self.ledger.record_probe,
         )

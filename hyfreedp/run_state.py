@@ -1,4 +1,4 @@
-"""All of a run that changes: saved, checked and restored as one, so that it goes on bit for bit."""
+"""The state of a run: saved, checked and restored as a whole, so that the run resumes bit for bit."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from hyfreedp.pytorch.base_optimizer import BaseOptimizer
 
 @dataclass(frozen=True)
 class RunState:
-    """The parts of a run.
+    """The parts of a run that change.
 
     Attributes:
-        module, base, rate_learner, ledger, sampler, generator: as the optimizer has them.
+        module, base, rate_learner, ledger, sampler, generator: the optimizer's.
         history: a row for each step.
-        settings: what a saved state must agree with, beside the plan.
+        settings: must be equal in a state that is loaded, like the plan in the ledger's state.
         processes: those that hold the same state.
     """
 
@@ -43,11 +43,11 @@ class RunState:
     processes: Processes
 
     def state_dict(self) -> dict[str, Any]:
-        """All of it, as tensors and plain values."""
-        return {"base_optimizer": self.base.optimizer.state_dict(), **self._own()}
+        """All parts, as tensors and plain values."""
+        return {"base_optimizer": self.base.optimizer.state_dict(), **self._without_base()}
 
-    def _own(self) -> dict[str, Any]:
-        """All but the base optimizer's, whose hooks are a user's."""
+    def _without_base(self) -> dict[str, Any]:
+        """All but the base optimizer's state, since its state_dict runs the user's hooks."""
         return {
             "model": self.module.state_dict(),
             "rate": self.rate_learner.state_dict(),
@@ -59,7 +59,7 @@ class RunState:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` gave, whole or not at all; errors are those of the optimizer's method."""
+        """Restore what :meth:`state_dict` gave, all or nothing; raises as :meth:`HyFreeDPOptimizer.load_state_dict`."""
         if "generator" not in state:
             raise ValueError("the state must be what state_dict() of a private optimizer gave")
         key = state["generator"]["key"]
@@ -73,12 +73,12 @@ class RunState:
                 "make_private_with_epsilon again, and load the state into what that returns"
             )
         optimizer = self.base.optimizer
-        present = copy.deepcopy(self._own())
+        present = copy.deepcopy(self._without_base())
         moments = {parameter: copy.deepcopy(values) for parameter, values in optimizer.state.items()}
         groups = [dict(group) for group in optimizer.param_groups]
         try:
             self._restore(state, known)
-            optimizer.load_state_dict(copy.deepcopy(state["base_optimizer"]))  # torch would go on using its tensors
+            optimizer.load_state_dict(copy.deepcopy(state["base_optimizer"]))  # torch keeps the tensors it is given
         except BaseException:
             self._restore(present, ())
             optimizer.__setstate__({"state": defaultdict(dict, moments), "param_groups": groups})
@@ -87,7 +87,7 @@ class RunState:
             self.base.note_rates()
 
     def _restore(self, state: Mapping[str, Any], known: Iterable[Tags]) -> None:
-        """Become what a checked state says, but for the base optimizer; ``known`` are releases of the same run."""
+        """Restore all but the base optimizer from a checked state; ``known`` are further releases of the same run."""
         self.ledger.load_state_dict(state["ledger"], known=known)
         self.module.load_state_dict(state["model"])
         self.rate_learner.load_state_dict(state["rate"])

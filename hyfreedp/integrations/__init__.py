@@ -1,5 +1,4 @@
-"""Private training by other libraries' loops, each in a module of its own that imports the library.
+"""Private training with the trainers of other libraries, one module each, not imported by ``import hyfreedp``.
 
-Nothing here is imported by ``import hyfreedp``. Checkpoints that both loops save can be published: the key of all noise
-lies beside them, in a file of its own.
+Checkpoints of both trainers can be published: the key of all noise is in a separate file.
 """

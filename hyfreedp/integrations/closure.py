@@ -1,4 +1,4 @@
-"""The private optimizer for loops that call ``step`` themselves, and when they show epsilon."""
+"""The private optimizer for trainers that call ``step`` themselves, and helpers for what they log."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from hyfreedp.pytorch.wrapper import OptimizerWrapper
 
 
 class ClosureOptimizer(OptimizerWrapper):
-    """An optimizer whose ``step(closure)`` calls the closure, which makes the private step; else it does nothing.
+    """An optimizer whose ``step(closure)`` only calls the closure, which makes the private step.
 
-    Its groups and state are those of the private optimizer. What it saves may be published with the model: it has
-    released values and the public plan, and names a file in ``folder`` that has the rest and must stay secret.
+    Its groups and state are those of the private optimizer. Its state_dict may be published with the model: it has
+    released values and the public plan, and the name of a file in ``folder`` that holds the secrets.
 
     Args:
         private: what ``make_private_with_epsilon`` returned.
-        folder: where the file of the run's key is written when a state is first asked for, and looked for on loading.
+        folder: of the key file, which :meth:`state_dict` writes and :meth:`load_state_dict` reads.
     """
 
     def __init__(self, private: HyFreeDPOptimizer, folder: str | os.PathLike[str]) -> None:
@@ -38,7 +38,7 @@ class ClosureOptimizer(OptimizerWrapper):
         self.private.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
-        """That of the private optimizer, less the keys of noise and sampling, which are secret, and raw diagnostics."""
+        """The private optimizer's state without the secret keys of noise and sampling, and without raw diagnostics."""
         state = self.private.state_dict()
         sampler = dict(state["sampler"])
         position = sampler.pop("position", None)
@@ -47,10 +47,10 @@ class ClosureOptimizer(OptimizerWrapper):
         return {**state, "key_file": name, "sampler": {"position": position}, "history": history}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` gave; the file of the key must be there.
+        """Restore what :meth:`state_dict` gave, with the secrets in the key file.
 
         Raises:
-            FileNotFoundError, ValueError: it is not, or not that of the run; or the state names none.
+            FileNotFoundError, ValueError: the file is missing, damaged or of another run; or the state names none.
         """
         if "key_file" not in state_dict:
             raise ValueError(
@@ -62,9 +62,9 @@ class ClosureOptimizer(OptimizerWrapper):
 
 
 def epsilon_is_due(private: HyFreeDPOptimizer) -> bool:
-    """Whether a progress bar shows epsilon anew after this step: at its last one, and about 100 times in a run.
+    """Whether to update epsilon in a progress bar: about 100 times in a run and at its end.
 
-    By the accountant "pld" it takes up to a tenth of a second.
+    With accountant "pld" it takes up to a tenth of a second.
     """
     steps, done = private.split.steps, private.ledger.steps
     return done == steps or done % math.ceil(steps / 100) == 0
@@ -72,7 +72,7 @@ def epsilon_is_due(private: HyFreeDPOptimizer) -> bool:
 
 @functools.cache
 def warn_of_log(names: tuple[str, ...]) -> None:
-    """Say once that what a loss logs is ignored; after the step, which is quiet."""
+    """Warn, once for the same ``names``, that what a loss logs is ignored."""
     if names:
         warnings.warn(
             f"{', '.join(names)} is not logged: what the loss computes of records is not private. Epsilon and the "

@@ -17,7 +17,7 @@ from hyfreedp import HyFreeDPOptimizer, PrivacyEngine
 from hyfreedp.integrations.closure import ClosureOptimizer, epsilon_is_due, warn_of_log
 from hyfreedp.pytorch.wrapper import stepping
 
-# What they log, or save in a checkpoint, depends on how large batches and their records are.
+# They log or save values that depend on the sizes of batches and records.
 RAW_CALLBACKS = (DeviceStatsMonitor, ThroughputMonitor, Timer)
 
 
@@ -34,14 +34,14 @@ class PrivateModule(LightningModule):
         loader = module.make_private(optimizer, loader, epochs=5, **budget)
         Trainer(max_epochs=5).fit(module, loader)
 
-    On several processes, started by torchrun, ``torch.distributed.init_process_group`` comes before that, and the
-    Trainer needs ``use_distributed_sampler=False``. A precision that scales losses is refused.
-    A checkpoint of it is resumed bit for bit by ``fit(..., ckpt_path=...)`` on a module that was made private with the
-    same arguments. It may be published; the key of all noise lies in a file of its own, ``_hyfreedp-....key`` in the
+    With several processes, started by torchrun, call ``torch.distributed.init_process_group`` before that, and give the
+    Trainer ``use_distributed_sampler=False``. A precision that scales losses is refused.
+    Checkpoints are resumed bit for bit by ``fit(..., ckpt_path=...)`` on a module that was made private with the same
+    arguments. They may be published; the key of all noise is in a separate file, ``_hyfreedp-....key`` in the
     Trainer's ``default_root_dir``, which must be kept secret and is needed to resume.
 
     Attributes:
-        private: the private optimizer, once there is one.
+        private: the private optimizer; None before :meth:`make_private`.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class PrivateModule(LightningModule):
         self.automatic_optimization = False
         self.private: HyFreeDPOptimizer | None = None
         self._weights: Callable[[Any], Tensor] | None = None
-        self._ignored = SimpleNamespace(names={})  # no plain dictionary, which a step would put back
+        self._ignored = SimpleNamespace(names={})  # the guard of a step would restore a plain dictionary
 
     def make_private(
         self,
@@ -60,12 +60,12 @@ class PrivateModule(LightningModule):
         engine: PrivacyEngine | None = None,
         **privacy: Any,
     ) -> DataLoader:
-        """The Poisson loader, to fit with.
+        """Make the module private; returns the Poisson loader to fit with.
 
         Args:
-            optimizer, data_loader: as they are.
-            weights: maps a record to how much it counts, in [0, 1], see :meth:`hyfreedp.HyFreeDPOptimizer.step`.
-            engine: which wires the run; a new one if None.
+            optimizer, data_loader: the plain ones.
+            weights: maps a record to its weight in [0, 1], see :meth:`hyfreedp.HyFreeDPOptimizer.step`.
+            engine: makes the run; a new one if None.
             **privacy: the other arguments of :meth:`hyfreedp.PrivacyEngine.make_private_with_epsilon`.
 
         Raises:
@@ -91,8 +91,8 @@ class PrivateModule(LightningModule):
         """The private optimizer, in a form that Lightning can call.
 
         Raises:
-            RuntimeError: there is none.
-            ValueError: the Trainer has a callback that logs or saves what tells how large batches were.
+            RuntimeError: the module was not made private.
+            ValueError: the Trainer has a callback that logs or saves values that depend on batch sizes.
         """
         if self.private is None:
             raise RuntimeError("the module must be made private first: call make_private, and fit with what it returns")
@@ -106,17 +106,17 @@ class PrivateModule(LightningModule):
         return ClosureOptimizer(self.private, trainer.default_root_dir)
 
     def log(self, name: str, *args: Any, **kwargs: Any) -> None:
-        """As of Lightning; ignored in a private step, since what ``training_step`` logs of records is not private."""
+        """Lightning's method, ignored in a private step: what ``training_step`` logs is not private."""
         if stepping():
             self._ignored.names[name] = None
         else:
             super().log(name, *args, **kwargs)
 
     def _private_step(self, own: Callable[..., Any], batch: Any, *batch_idx: int) -> Any:
-        """One private step; logs, and shows, the learning rate and now and then epsilon: all that may be told."""
+        """One private step; logs the learning rate and, at times, epsilon."""
         private: Any = self.private
         trainer: Any = self.trainer
-        if not trainer.training:  # as of a validation_step that calls training_step
+        if not trainer.training:  # a validation_step may call training_step
             return own(batch, *batch_idx)
 
         def loss(record: Any) -> Tensor:
@@ -126,9 +126,9 @@ class PrivateModule(LightningModule):
         step = partial(private.step, loss, batch, weights=self._weights)
         self.optimizers().step(closure=step)  # type: ignore[union-attr]
         warn_of_log(tuple(self._ignored.names))
-        told = {"learning_rate": private.param_groups[0]["lr"]}
+        values = {"learning_rate": private.param_groups[0]["lr"]}
         every = trainer.log_every_n_steps
         if epsilon_is_due(private) or (every and private.ledger.steps % every == 0):
-            told["epsilon"] = private.epsilon_spent()
-        self.log_dict(told, prog_bar=True, batch_size=1)
+            values["epsilon"] = private.epsilon_spent()
+        self.log_dict(values, prog_bar=True, batch_size=1)
         return None

@@ -1,4 +1,4 @@
-"""Private training by the Trainer of transformers: ``pip install -e '.[transformers]'``."""
+"""Private training with the Trainer of transformers: ``pip install -e '.[transformers]'``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from hyfreedp.integrations.closure import ClosureOptimizer, epsilon_is_due, warn
 from hyfreedp.pytorch.wrapper import check_arguments, stepping
 
 _BY_LENGTH = "batches are Poisson samples, and records of one length are computed together"
-# Arguments that a private run cannot follow, and what to do instead. docs/trainers.md says so of every argument.
+# Arguments that a private run cannot follow, and what to do instead. docs/trainers.md lists every argument.
 REFUSED = {
     "gradient_accumulation_steps": "give the whole batch as per_device_train_batch_size, and the size of its pieces as "
     "privacy={'max_physical_batch_size': ...}",
@@ -50,7 +50,7 @@ REFUSED = {
     "parallelism_config": "the model must be whole on every process; start the same script by torchrun",
 }
 OF_A_FIXED_RATE = ("learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "warmup_ratio")
-# Variables of the environment that make the Trainer's loggers tell what is not private, if they are set.
+# Environment variables that would make the Trainer's loggers publish values that are not private.
 OF_THE_ENVIRONMENT = {
     "WANDB_WATCH": "it logs raw gradients",
     "COMET_LOG_ASSETS": "it uploads output_dir, which holds the key of all noise",
@@ -62,24 +62,24 @@ OF_THE_ENVIRONMENT = {
 class PrivateTrainer(Trainer):
     """A Trainer whose :meth:`train` is one private run. Threat model: LOG.
 
-    The batch size of its arguments, times the processes, is the expected size of a Poisson batch. Of training, epsilon
-    and the learning rate are logged; losses, norms of gradients, counts of operations and times are not, since none is
-    private. A checkpoint is resumed bit for bit, by a new trainer. It may be published; the key of all noise lies in a
-    file of its own, ``_hyfreedp-....key`` in ``output_dir``, which must be kept secret and is needed to resume.
-    Arguments that a private run cannot follow are refused unless they are left as they are; so are learning rate,
-    scheduler and warm-up where the rate is learned.
+    The batch size of its arguments, times the number of processes, is the expected size of a Poisson batch. Training
+    logs epsilon and the learning rate; losses, gradient norms, operation counts and times are not private, and not
+    logged. A checkpoint is resumed bit for bit by a new trainer. It may be published; the key of all noise is in a
+    separate file, ``_hyfreedp-....key`` in ``output_dir``, which must be kept secret and is needed to resume. Arguments
+    that a private run cannot follow must keep their defaults; so must learning rate, scheduler and warm-up if the rate
+    is learned.
 
     Args:
-        loss: maps the model and one record, as the data collator makes it alone, to one number; None for that of the
-            Trainer, ``compute_loss``, such as ``model(**record).loss``.
-        privacy: arguments of :meth:`hyfreedp.PrivacyEngine.make_private_with_epsilon`, ``target_epsilon`` and
-            ``target_delta`` at least, but for what the Trainer has: model, optimizer, data, length.
-        weights: maps a record to how much it counts, in [0, 1], see :meth:`hyfreedp.HyFreeDPOptimizer.step`.
-        engine: which wires the run; a new one if None.
+        loss: maps the model and one record, as the data collator makes it alone, to one number; None for the Trainer's
+            ``compute_loss``, such as ``model(**record).loss``.
+        privacy: arguments of :meth:`hyfreedp.PrivacyEngine.make_private_with_epsilon`, at least ``target_epsilon`` and
+            ``target_delta``, without those that the Trainer sets: model, optimizer, data, length.
+        weights: maps a record to its weight in [0, 1], see :meth:`hyfreedp.HyFreeDPOptimizer.step`.
+        engine: makes the run; a new one if None.
         **kwargs: arguments of the Trainer.
 
     Attributes:
-        private: the private optimizer, once training has begun.
+        private: the private optimizer; None before training.
 
     Raises:
         ValueError: arguments of the Trainer that a private run cannot follow.
@@ -116,8 +116,8 @@ class PrivateTrainer(Trainer):
         if learned and kwargs.get("optimizers", (None, None))[1] is not None:
             raise ValueError(f"optimizers must have None for the scheduler: {_FIXED}")
         super().__init__(**kwargs)
-        _check_arguments(self.args, refused)  # of which transformers has set some by others
-        self.args.ignore_data_skip = True  # the sampler goes on by itself: nothing used is given again
+        _check_arguments(self.args, refused)  # again: transformers sets some from others
+        self.args.ignore_data_skip = True  # the sampler resumes at its own position
         self.loss, self.privacy, self.weights = loss, privacy, weights
         self.engine = engine or PrivacyEngine()
         self.private: HyFreeDPOptimizer | None = None
@@ -130,15 +130,15 @@ class PrivateTrainer(Trainer):
                 break
 
     def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
-        """As of the Trainer, with epsilon alone as metrics; ``training_loss`` is None, for it is not private."""
+        """The Trainer's method; the only metric is epsilon, and ``training_loss`` is None, since it is not private."""
         output = super().train(*args, **kwargs)
         assert self.private is not None
         metrics = {"epsilon": self.private.epsilon_spent()}
         return output._replace(training_loss=None, metrics=metrics)  # type: ignore[arg-type]
 
     def get_train_dataloader(self) -> DataLoader:
-        """Make the run private; the loader of its Poisson batches."""
-        if self.private is not None and self.private.ledger.steps == 0:  # asked for its length, before train()
+        """Make the run private; returns the loader of Poisson batches."""
+        if self.private is not None and self.private.ledger.steps == 0:  # called before train(), for its length
             return self._loader
         if self.private is not None:
             raise RuntimeError("this trainer has trained its private run: make another, with a budget of its own")
@@ -162,29 +162,29 @@ class PrivateTrainer(Trainer):
         return self._loader
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        """The scheduler of the arguments where the rate is not learned."""
+        """The scheduler of the arguments; if the rate is learned, one that does nothing."""
         if self.private is None or not self.private.plan.learns_rate:
             return super().create_scheduler(num_training_steps, optimizer)
         self.lr_scheduler = _Learned(self.optimizer)
         return self.lr_scheduler
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any = None) -> Any:
-        """The next batch; the Trainer's own would count its tokens, by which no loss of one record is divided."""
+        """The next batch, without the number of its tokens, by which a record's loss must not be divided."""
         return [*islice(epoch_iterator, num_batches)], None
 
     def _prepare_inputs(self, inputs: Any) -> Any:
-        """On the device; ``Records`` are what the loader gives."""
+        """Move a batch to the device; the Trainer's method does not know ``Records``."""
         return inputs.to(self.args.device) if isinstance(inputs, Records) else super()._prepare_inputs(inputs)
 
     def floating_point_ops(self, inputs: Any) -> int:
-        """None are counted, for they tell the size of the batches that were drawn."""
+        """0: the number would reveal the sizes of batches."""
         return 0
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """One private step; returns zero in place of the mean loss, which is not private.
 
         Raises:
-            RuntimeError: the run goes on from a checkpoint without the private optimizer, which counts epsilon.
+            RuntimeError: the run was resumed from a checkpoint without the private optimizer, which counts epsilon.
         """
         assert self.private is not None
         if self.private.ledger.steps != self.state.global_step:
@@ -202,14 +202,15 @@ class PrivateTrainer(Trainer):
         return torch.zeros((), device=self.args.device)
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
-        """The Trainer's own, at the weights at which the run would end now."""
+        """The Trainer's method, with the weights with which the run would end now."""
         with nullcontext() if self.private is None else self.private.averaged():
             return super().evaluation_loop(*args, **kwargs)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Of training, epsilon and the learning rate, and nothing that Trainer or loss have; of evaluation all."""
+        """Log epsilon and the learning rate of training, and everything of evaluation; a loss cannot log."""
         if stepping():
-            return self._ignored.update(dict.fromkeys(logs))
+            self._ignored.update(dict.fromkeys(logs))
+            return
         if self.private is not None and ("loss" in logs or "train_loss" in logs):
             logs = {name: value for name, value in logs.items() if name == "learning_rate"}
             logs["epsilon"] = self.private.epsilon_spent()
@@ -220,14 +221,14 @@ _FIXED = "the learning rate is learned; leave it out, or give privacy={'preset':
 
 
 def _check_arguments(args: TrainingArguments, refused: dict[str, str]) -> None:
-    """Refuse what a private run cannot follow, unless it is as it was before the user came."""
+    """Refuse arguments that a private run cannot follow, unless they are unset or have their default."""
     for field in fields(args):
         value, default = getattr(args, field.name), field.default
         unset = value in (None, "", "no") or value == [] or value == {} or value == default
         if field.name in refused and not unset:
             left = "unset" if default in (None, MISSING, "") else f"at {getattr(default, 'value', default)!r}"
-            found = getattr(value, "value", value)
-            raise ValueError(f"{field.name} must be left {left}, got {found!r}: {refused[field.name]}")
+            given = getattr(value, "value", value)
+            raise ValueError(f"{field.name} must be left {left}, got {given!r}: {refused[field.name]}")
     if "codecarbon" in (args.report_to or ()):
         raise ValueError("report_to must not have 'codecarbon': the energy of a run tells how large its batches were")
     for name, why in OF_THE_ENVIRONMENT.items():
@@ -236,7 +237,7 @@ def _check_arguments(args: TrainingArguments, refused: dict[str, str]) -> None:
 
 
 class _Progress(ProgressCallback):
-    """The bar of steps, with epsilon and the learning rate beside it."""
+    """The progress bar, with epsilon and the learning rate."""
 
     def __init__(self, trainer: PrivateTrainer) -> None:
         super().__init__()
@@ -253,7 +254,7 @@ class _Progress(ProgressCallback):
 
 
 class _Learned(LRScheduler):
-    """A scheduler that sets nothing, and tells the rates that were learned."""
+    """A scheduler that sets nothing, and returns the learned rates."""
 
     def step(self, epoch: int | None = None) -> None:
         pass
