@@ -20,10 +20,9 @@ class PrivacyLedger:
     The plan fixes in advance which steps probe. A step on an empty Poisson batch counts like any other: the noise must
     hide that it was empty.
 
-    A step is paid for once. The noise is a function of the un-noised sums (module ``noise``), so each release has a
-    tag. The same tag again, as after an error or on resuming, is the same release and costs nothing. Another tag for
-    the same step would be a second release of the same batch: it is refused if this ledger, or a state that it loads,
-    has recorded the first.
+    A step is paid for once. Its noise is a function of the un-noised sums (module ``noise``), and has a tag. The same
+    tag again, as after an error or on resuming, is the same release and costs nothing. Another tag for the same step
+    would be a second release of the same batch: it is refused if this ledger, or a state it loads, has the first.
 
     Args:
         split: the noise of the run and its plan.
@@ -99,12 +98,8 @@ class PrivacyLedger:
         """Resume from :meth:`state_dict` of a ledger with the same split.
 
         Args:
-            state: what :meth:`state_dict` gave.
+            state: what :meth:`state_dict` gave; refused if it is of another plan, or contradicts ``known``.
             known: further releases of the same run, in the form of :attr:`released`.
-
-        Raises:
-            ValueError: the state is of another plan.
-            BudgetExhausted: it contradicts ``known``.
         """
         mine, theirs = self.split.to_dict(), state["split"]
         different = [name for name in mine.keys() | theirs.keys() if mine.get(name) != theirs.get(name)]

@@ -17,8 +17,7 @@ from torch import Tensor
 from hyfreedp.checks import check_count
 
 Loss = Callable[[Any], Tensor]  # maps one record, as collate_fn([record]) returns it, to one number
-# The most samples computed at once: a number, or a function of one record for records of its shape; None: no limit.
-PhysicalBatchSize = int | Callable[[Any], int] | None
+PhysicalBatchSize = int | Callable[[Any], int] | None  # most samples at once; a function for records like its argument
 
 _PLAIN_TYPES = {bool, int, float, str, bytes, type(None)}
 _SHARED = "what all samples share is no part of a batch; let the loss have it from outside"

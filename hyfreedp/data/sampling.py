@@ -44,12 +44,9 @@ _WORKERS = "num_workers pin_memory timeout worker_init_fn multiprocessing_contex
 class PoissonSampler(Sampler[list[int]]):
     """Yields batches that hold each record independently with probability ``sample_rate``, empty ones included.
 
-    The batch of step t is drawn by a generator keyed with (seed, t). So a run resumes exactly if ``position`` is set,
-    even if worker processes fetch batches ahead. One pass yields the rest of an epoch, or of the run, which ends at
-    ``horizon``.
-
-    Each of several processes draws the same batch and keeps the records whose index modulo ``world_size`` is ``rank``.
-    The union is the batch of a single process, a Poisson sample at the same rate.
+    The batch of step t is drawn by a generator keyed with (seed, t), so ``position`` resumes a run exactly, even if
+    worker processes fetch ahead. One pass yields the rest of an epoch, or of the run, which ends at ``horizon``. Each
+    of several processes draws the same batch and keeps the records whose index modulo ``world_size`` is ``rank``.
 
     Attributes:
         num_records: N >= 1, the number of records, or of owners if these are drawn.
@@ -124,8 +121,7 @@ def _drawn(seed: int, step: int, num_records: int, sample_rate: float) -> Tensor
 class Drawn(list[int]):
     """Indices of one process's records in the batch of ``step``, and the generator of the random numbers to fetch them.
 
-    Each process has its own generator. With a common one, random numbers would depend on how many records the other
-    process has.
+    Each process has its own: random numbers must not depend on a record's place in the share of another.
     """
 
     def __init__(self, rows: Iterable[int], step: int, generator: NoiseGenerator) -> None:
@@ -158,13 +154,12 @@ class Rows(Dataset[Any]):
 class Fetch:
     """The loader's collate function: fetches and collates each record alone, so that neither step sees another record.
 
-    Random numbers of torch, NumPy and Python are seeded from the run's key and the step, in whichever process it runs,
-    see :mod:`hyfreedp.noise.random_states`.
+    Random numbers are seeded from the run's key and the step, see :mod:`hyfreedp.noise.random_states`.
 
     Attributes:
         dataset: the records.
-        collate: the user's function, called with a list of one record. Only torch's default_collate, which does not mix
-            records, gets all of them if they have one form; the batch is a plain one then.
+        collate: the user's function, called with a list of one record. Only torch's default_collate gets all records,
+            if they have one form; the batch is a plain one then.
         device: its generator is seeded, too, if no worker process is used.
         owners: the indices of each owner's records, if a sample is an owner; else None.
         records_per_owner: the most records of an owner in a batch, chosen at random; None: all.
@@ -266,21 +261,15 @@ def poisson_loader(
 ) -> PoissonLoader:
     """A loader with the data, workers and collation of ``loader``, Poisson-sampled at rate ``loader.batch_size / N``.
 
-    An epoch has ``N / loader.batch_size`` batches; whether ``loader`` shuffles does not matter.
-
     Args:
-        loader: the user's.
+        loader: the user's; whether it shuffles does not matter.
         seed, rank, world_size: see :class:`PoissonSampler`.
-        device: see :class:`Fetch`.
+        device, records_per_owner: see :class:`Fetch`.
         records_per_person: how often a record may be in the data, as far as torch's Subset and ConcatDataset tell.
-        owners: an id for each record; a record must not have two owners.
-        records_per_owner: see :class:`Fetch`.
+        owners: an id for each record.
 
     Raises:
-        ValueError: an iterable data set, a loader without a batch size, with a batch sampler or with a sampler that
-            does more than order all records, a batch larger than the data set, repeated records, or ``owners`` that are
-            not one id for each record.
-        TypeError: not a DataLoader.
+        TypeError, ValueError: the loader cannot be Poisson-sampled, records are repeated, or ``owners`` do not fit.
     """
     if not isinstance(loader, DataLoader):
         raise TypeError(f"data_loader must be a torch DataLoader, got {type(loader).__name__}")

@@ -43,14 +43,7 @@ class ConvolutionFactors(Factors):
     """The gradients in the form of a convolution's input x and output gradient g; its larger patches are not kept."""
 
     def __init__(
-        self,
-        x: Tensor,
-        g: Tensor,
-        shape: torch.Size,
-        stride: tuple[int, ...],
-        padding: tuple[int, ...],
-        dilation: tuple[int, ...],
-        groups: int,
+        self, x: Tensor, g: Tensor, shape: torch.Size, stride: Each, padding: Each, dilation: Each, groups: int
     ) -> None:
         self.x, self.g, self.shape, self.groups = x, g, shape, groups
         self.stride, self.padding, self.dilation = stride, padding, dilation

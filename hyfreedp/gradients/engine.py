@@ -82,8 +82,7 @@ class Piece:
     def again(self) -> Piece:
         """The piece from which it was split off, with only its own samples ``wanted`` and the same random numbers.
 
-        For samples whose decisions depend on random numbers: with other numbers they would contradict their path. So a
-        sample keeps the numbers that its answers came from, whichever samples are in the batch.
+        If decisions depend on random numbers, so a sample keeps those from which its answers came, in any batch.
         """
         if self.origin is None:
             raise Refused(
@@ -96,11 +95,7 @@ class Piece:
 
 @dataclass
 class Plan:
-    """How the samples of a batch are divided into pieces.
-
-    Attributes:
-        pieces: hold each sample of the batch once. A pass replaces them by smaller ones if samples must be split.
-    """
+    """The samples of a batch, divided into pieces, which a pass replaces by smaller ones if it must split them."""
 
     pieces: list[Piece]
 
@@ -168,10 +163,8 @@ class GradientEngine:
         Args:
             loss: maps one record, as a batch of that record alone, to one number.
             batch: a batch, or a :class:`Plan`, whose pieces become those that were computed.
-            weights: w_i in [0, 1], shape (B,); all 1 if None. They multiply clipped gradients, so the sensitivity does
-                not change.
-            begin: seeds the random numbers of each piece, each time it is computed. If None, each piece starts from
-                the current states of the global generators.
+            weights: w_i in [0, 1], shape (B,); all 1 if None.
+            begin: seeds the random numbers of a piece; if None, all pieces start from the current random states.
 
         Returns:
             The losses and the norms ||g_i|| over all trainable parameters together, both of shape (B,); norms are inf
@@ -201,8 +194,7 @@ class GradientEngine:
     def reproduces(self, loss: Loss, plan: Plan, losses: Tensor, begin: Begin) -> bool:
         """Whether the smallest piece, computed again after all others, has the losses (B,) of :meth:`add` again.
 
-        Python code can keep what it learns of a sample, from a decision or if samples are computed alone, and use it
-        for the next. The map cannot prevent that; this check detects it.
+        It has not if code keeps what it learns of a sample, from a decision or a sample alone, and uses it later.
         """
         piece = min(self.computed_alone or plan.pieces, key=lambda piece: len(piece.rows))
         if self.computed_alone:

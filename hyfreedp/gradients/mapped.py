@@ -144,7 +144,8 @@ class Pass(TorchFunctionMode):
         if foreign_modes():
             raise Unmappable("a mode around the step, which sees tensors of all samples")
         copies = [t.as_subclass(Tensor).clone() for t in tensors]  # a loss may write into its record
-        with _quiet(), _eager(), maps_marked(self._marked), self.level:
+        with warnings.catch_warnings(), _eager(), maps_marked(self._marked), self.level:
+            warnings.filterwarnings("ignore", message=".*performance drop.*")  # of vmap
             try:
                 with self:
                     value = loss([self.of_sample(t) for t in copies])
@@ -179,10 +180,6 @@ class Pass(TorchFunctionMode):
 
     def is_trained(self, t: Any) -> bool:
         return id(t) in self.trained
-
-    def is_common(self, t: Tensor | None) -> bool:
-        """Whether ``t`` is None or a plain tensor, which all samples share."""
-        return t is None or not is_wrapped(t)
 
     def layer(
         self, call: Call, backward: Backward, x: Tensor, *, keeps_input: bool = True, rows: int | None = None
@@ -387,8 +384,7 @@ class SingleSample(TorchFunctionMode):
     """A mode around the loss of one sample that is computed alone; it refuses tensors of an earlier sample.
 
     Args:
-        path: expected answers to the first decisions. If the sample answers differently, the caller repeats it with
-            other random numbers, so that these have the distribution that they have, given the answers, in a map.
+        path: expected answers to the first decisions; for another one :class:`DecisionsChanged` is raised.
     """
 
     def __init__(self, path: Path = ()) -> None:
@@ -423,8 +419,7 @@ _COMPOSED: dict[Any, Callable[..., Any]] = {}
 def rule(*functions: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorate a replacement of torch functions, which is called with the pass, the function and its arguments.
 
-    It is called outside of the level and returns a sample's output, or NotImplemented if it does not apply; the
-    function is then handled like one without a rule.
+    It is called outside of the level and returns a sample's output, or NotImplemented if it does not apply.
     """
 
     def register(replacement: Callable[..., Any]) -> Callable[..., Any]:
@@ -505,13 +500,6 @@ def explained() -> Iterator[None]:
             "use_reentrant=False to torch.utils.checkpoint, or to transformers' gradient_checkpointing_enable "
             "gradient_checkpointing_kwargs={'use_reentrant': False}"
         ) from error
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    with warnings.catch_warnings():  # of vmap, about functions that it maps slowly
-        warnings.filterwarnings("ignore", message=".*performance drop.*")
-        yield
 
 
 def _eager() -> Any:

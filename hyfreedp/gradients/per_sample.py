@@ -259,17 +259,14 @@ def instantiate_inexact(gradients: dict[nn.Parameter, PerSampleGradients]) -> No
 
     The form of a gradient depends on the other samples in the batch; with exact norms the clipped sum does not.
     """
-    inexact = {
-        p: g.norm_error > _LARGEST_RELATIVE_ERROR * g.squared_norms
-        for p, g in gradients.items()
-        if g.norm_error is not None
-    }
+    errors = {p: error for p, g in gradients.items() if (error := g.norm_error) is not None}
+    inexact = {p: error > _LARGEST_RELATIVE_ERROR * gradients[p].squared_norms for p, error in errors.items()}
     if not inexact:
         return
     found = [mask.any() for mask in inexact.values()]
-    any_inexact = torch.stack([one.to(found[0].device) for one in found]).tolist()  # waits for the device only once
-    for (p, mask), present in zip(inexact.items(), any_inexact, strict=True):
-        if present:
+    present = torch.stack([one.to(found[0].device) for one in found]).tolist()  # waits for the device only once
+    for (p, mask), some in zip(inexact.items(), present, strict=True):
+        if some:
             gradients[p] = PartlyInstantiated(gradients[p], mask)
 
 

@@ -27,8 +27,7 @@ _COMPARED_RECORDS = 3
 def check_plain_loss(samples: StepBatch, module: nn.Module, key: bytes) -> bool:
     """Refuse a loss whose value for a batch is neither its records' losses nor a (weighted) sum or mean of them.
 
-    It is computed in eval mode. Nothing is refused if no comparison is possible, as for a loss that draws random
-    numbers or takes a single record only.
+    It is computed in eval mode. Losses that draw random numbers or take a single record only cannot be compared.
 
     Args:
         samples: a batch and its loss.

@@ -27,7 +27,7 @@ Result = Any  # a tensor, or NotImplemented
 
 def _given(one_pass: Pass, x: Tensor, *parameters: Tensor | None) -> Tensor | None:
     """The samples (B, ...) of x, if a parameter is trained and all samples share all parameters; else None."""
-    if any(map(one_pass.is_trained, parameters)) and all(map(one_pass.is_common, parameters)):
+    if any(map(one_pass.is_trained, parameters)) and not any(map(is_wrapped, parameters)):
         return one_pass.samples(x)
     return None
 
@@ -78,26 +78,18 @@ def _product(one_pass: Pass, x: Tensor, weight: Any, bias: Any, *, transposed: b
 # -- convolutions ------------------------------------------------------------------------------------------------------
 
 
-@rule(F.conv1d, F.conv2d, F.conv3d)
+_TRANSPOSED = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
+
+
+@rule(F.conv1d, F.conv2d, F.conv3d, *_TRANSPOSED)
 def _convolution(
     one_pass: Pass, func: Any, input: Tensor, weight: Any, bias: Any = None, *args: Any, **named: Any
-) -> Any:
-    how = dict(zip(("stride", "padding", "dilation", "groups"), args, strict=False)) | named
-    return _convolved(one_pass, func, input, weight, bias, transposed=False, **how)
-
-
-@rule(F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
-def _transposed(
-    one_pass: Pass, func: Any, input: Tensor, weight: Any, bias: Any = None, *args: Any, **named: Any
-) -> Any:
-    how = dict(zip(("stride", "padding", "output_padding", "groups", "dilation"), args, strict=False)) | named
-    return _convolved(one_pass, func, input, weight, bias, transposed=True, **how)
-
-
-def _convolved(
-    one_pass: Pass, func: Any, input: Tensor, weight: Any, bias: Any, *, transposed: bool, groups: int = 1, **sizes: Any
 ) -> Result:
     """A convolution, or a transposed one; dimension 0 of the inner tensors is (samples * rows)."""
+    transposed = func in _TRANSPOSED
+    names = "stride padding output_padding groups dilation" if transposed else "stride padding dilation groups"
+    sizes = dict(zip(names.split(), args, strict=False)) | named
+    groups = sizes.get("groups", 1)
     x = _given(one_pass, input, weight, bias)
     if x is None or x.dim() != weight.dim() + 1:  # an unbatched image
         return NotImplemented

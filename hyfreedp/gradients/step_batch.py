@@ -29,8 +29,7 @@ class StepBatch:
         engine: of the model.
         max_physical_batch_size: the most samples mapped together, or a function of one sample that returns it.
         generator: of torch's random numbers, for each piece its own.
-        coins: key of NumPy's and Python's random numbers. All samples of a map share these, so they must be the same
-            in all pieces: otherwise they would depend on how the batch is divided.
+        coins: key of NumPy's and Python's random numbers, which samples of a map share, so all pieces must share them.
         weights: maps one record to its weight, one number in [0, 1].
 
     Attributes:

@@ -5,13 +5,13 @@ Dropout and augmentation draw from these generators, in the order of the batch. 
 the clipped sum moves by far more than one record's gradient. So each pass of a step and each batch of the loader seeds
 them from the run's secret key.
 
-**Why a key is enough.** The random numbers of a batch's rows are independent of each other, and the observer knows none
-of them. Couple two runs that differ in one record by giving every other record the same numbers in both; each run alone
-keeps its distribution. Given the numbers, the clipped sums differ by the contribution of the one record, and a mixture
-of mechanisms that have the guarantee has it too. This also holds if a record decides how many numbers it draws.
+**Why a key is enough.** The numbers of a batch's rows are independent and unknown to the observer. Couple two runs that
+differ in one record by giving every other record the same numbers; each run alone keeps its distribution. Given the
+numbers, the clipped sums differ by the one record's contribution, and a mixture of mechanisms that have the guarantee
+has it too. This also holds if a record decides how many numbers it draws.
 
-**Limits.** The Mersenne Twister of torch, NumPy and Python is no cipher. Its whole state is derived from the key anew
-for every pass, and its output is only seen through noised sums.
+**Limits.** The Mersenne Twister of torch, NumPy and Python is no cipher. Its whole state is derived from the key for
+each pass, and its output is seen through noised sums only.
 """
 
 from __future__ import annotations

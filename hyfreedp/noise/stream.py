@@ -7,22 +7,21 @@
 where the path names the run, the purpose and the step, and the key of Poly1305 is derived in the same way. That key
 drives ChaCha20 (RFC 8439), whose output becomes normal numbers in float64 by the Box-Muller transform.
 
-**Consequences.** A step that is repeated on the same data draws the same noise, bit for bit, so the release is the same
-and reveals nothing new. A step that is repeated on other data, or with another scale, draws independent noise: two
-releases never differ by exactly the difference of their raw sums. Purposes, steps and runs have independent noise.
-Observed noise (a weight that no gradient touches receives pure noise) reveals neither the key nor other noise, past or
-future. Two different sums have the same hash with probability at most 2^-70.
+**Consequences.** A step repeated on the same data draws the same noise, bit for bit, so the release is the same and
+reveals nothing new. Repeated on other data, or with another scale, it draws independent noise. Purposes, steps and runs
+have independent noise. Observed noise (a weight without gradient receives pure noise) reveals neither the key nor other
+noise, past or future. Two different sums have the same hash with probability at most 2^-70.
 
-**Assumption.** The numbers are pseudorandom, so the guarantee of a run is computational: it holds against adversaries
-that cannot distinguish ChaCha20 and BLAKE2b under a secret random key from random functions. A known or guessable seed
-voids it.
+**Assumption.** The numbers are pseudorandom, so the guarantee is computational: it holds against adversaries that
+cannot distinguish ChaCha20 and BLAKE2b under a secret random key from random functions. A known or guessable seed voids
+it.
 
-**Floating point.** A drawn normal number lies within 9.4 standard deviations; a true one exceeds these with probability
-4e-21. Sums and noise are added in float64, rounded to multiples of about 2^-32 of the scale, and then to the type of
-the sums. The rounding is needed because the last bits of a floating-point sum reveal what was added (Mironov, CCS
-2012): not every number can come out of a given sum. About 2^20 numbers round to one multiple, so probabilities remain
-wrong by about one part in a million, at random. ``secure=True`` is a further remedy (Holohan and Braghin, ESORICS
-2021): each normal number is the halved sum of four, so inverting the sampler takes a search over pairs of pairs.
+**Floating point.** Drawn numbers lie within 9.4 standard deviations; a true one does not with probability 4e-21. Sums
+and noise are added in float64, rounded to multiples of about 2^-32 of the scale, and then to the type of the sums. The
+rounding is needed because the last bits of a floating-point sum reveal what was added (Mironov, CCS 2012). About 2^20
+numbers round to one multiple, so probabilities are off by about one part in a million, at random. ``secure=True`` is a
+further remedy (Holohan and Braghin, ESORICS 2021): each number is the halved sum of four, so an attacker who inverts
+the sampler must search pairs of pairs.
 """
 
 from __future__ import annotations

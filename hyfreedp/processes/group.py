@@ -29,10 +29,9 @@ BUCKET_BYTES = 2**25
 
 
 class Processes:
-    """The processes of a run. A single one, the default, sends nothing.
+    """The processes of a run; a single one, the default, sends nothing. All must call the same methods, in one order.
 
-    A method called by one process must be called by all, in the same order. If one of them has died, the others get an
-    error: from gloo at once, otherwise after the timeout of ``init_process_group`` at the latest.
+    If one of them has died, the others get an error: from gloo at once, else after ``init_process_group``'s timeout.
 
     Args:
         group: a process group of torch.distributed that holds this process, or None.

@@ -33,11 +33,8 @@ def check_same_records(
         processes: those of the run.
         dataset: of this process.
         size: number of its records, the same on all.
-        generator: the same on all; it chooses the records and the key of the hash, which reveals nothing without it.
+        generator: the same on all; it chooses the records and the key of the hash.
         device: its random generator is seeded, too.
-
-    Raises:
-        ValueError: naming the first record that differs.
     """
     if processes.size == 1:
         return

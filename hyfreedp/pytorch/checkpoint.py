@@ -56,14 +56,10 @@ def read_checkpoint(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[
 
 
 def write_key(folder: str | os.PathLike[str], secret: Mapping[str, Any]) -> str:
-    """Save the secrets of a run's noise and sampling to a file that only its owner may read; returns its name.
+    """Save plain values, the secrets of a run, to a file in ``folder`` that only its owner may read; returns its name.
 
     The name has a hash of the content, so no run overwrites another's file. Its underscore at the beginning excludes it
     from what transformers' Trainer uploads.
-
-    Args:
-        folder: created if missing.
-        secret: plain values.
     """
     text = json.dumps(secret, sort_keys=True).encode()
     target = Path(folder, _key_name(text))
@@ -75,12 +71,7 @@ def write_key(folder: str | os.PathLike[str], secret: Mapping[str, Any]) -> str:
 
 
 def read_key(folder: str | os.PathLike[str], name: str) -> dict[str, Any]:
-    """The ``secret`` of :func:`write_key`.
-
-    Raises:
-        FileNotFoundError: the file is missing.
-        ValueError: it is damaged.
-    """
+    """The ``secret`` of :func:`write_key`. Raises FileNotFoundError or, if the file is damaged, ValueError."""
     path = Path(folder, name)
     if not path.is_file():
         raise FileNotFoundError(
