@@ -2,8 +2,7 @@
 
 Every canary is included in the training data or not, by its own fair coin. An auditor who sees the trained model
 guesses the coins about which it is most confident. Under (epsilon, delta)-DP it can hardly be right more often than for
-randomized response, so many right guesses refute a claimed epsilon. One run is enough, since each canary is an
-experiment.
+randomized response, so many right guesses refute a claim. One run is enough, since each canary is an experiment.
 
 scipy.stats is imported inside functions, since ``import hyfreedp`` does not need it.
 """
@@ -91,8 +90,8 @@ def audit(
     epsilon by the theorem of Steinke et al., for neighbours by adding or removing one record. The size of the data
     that the script gets is public, and depends on the coins.
 
-    The bound depends on the canaries: those that differ more from all other records give larger bounds. The audit is a
-    run on your records like any other. Keep model and result secret, or count its epsilon (threat model: W).
+    Canaries that differ more from all other records give larger bounds. The audit is a run on your records like any
+    other. Keep model and result secret, or count its epsilon (threat model: W).
 
     Args:
         train: your script as a function of a map-style data set, with one additional line just before the loop:
@@ -101,8 +100,7 @@ def audit(
         records: a map-style data set of the records that are always included.
         canaries: records that are not in ``records``, of the same form, such as mislabelled ones. Several hundred or
             more: m of them cannot refute a claim above about log(m / 4).
-        delta: of the bound and the claim.
-        confidence: of the bound.
+        delta, confidence: of the bound; the claim is at ``delta``, too.
         collate_fn: makes a batch of one canary for the loss, like that of your loader.
         seed: of the coins, for reproducible runs; from the operating system if None.
 

@@ -308,7 +308,8 @@ def _make_rate_learner(plan: RunPlan, optimizer: torch.optim.Optimizer, noise_st
     """The learner for what the plan releases; ``noise_std`` is that of each entry of the gradient. None: fixed rate."""
     settings = plan.preset
     if settings.probe == "look":
-        return LookedRate(optimizer, plan.rate_factors, noise_std, settings.initial_learning_rate)
+        rate_factors = [plan.rate_factor(t) for t in range(plan.split.steps)]
+        return LookedRate(optimizer, rate_factors, noise_std, settings.initial_learning_rate)
     if settings.probe == "losses":
         return LossSearch(
             rule=settings.step_rule,

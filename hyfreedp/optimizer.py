@@ -158,7 +158,10 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
             raise
         finally:
             self._clear()  # after an error, sums and gradients may be raw
-        diagnostics = self._raw_values(losses, norms, probed) if self.diagnostics else None
+        diagnostics = None
+        if self.diagnostics:
+            join = self.processes.join_samples
+            diagnostics = raw_values(join(losses), join(norms), None if probed is None else join(probed))
         record = StepRecord(t, eta, probe, look, diagnostics)
         self._run.history.append(record.to_dict())
         return record
@@ -236,10 +239,6 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
             eta *= result.eta_next / result.eta_probed
         move(eta)
         return result, probed, eta
-
-    def _raw_values(self, losses: Tensor, norms: Tensor, probed: Tensor | None) -> dict[str, float]:
-        join = self.processes.join_samples
-        return raw_values(join(losses), join(norms), None if probed is None else join(probed))
 
     def _clear(self) -> None:
         self.zero_grad()

@@ -42,8 +42,3 @@ class RunPlan:
     def rate_factor(self, t: int) -> float:
         """Factor of the decay on the learning rate at step t."""
         return decay_factor(t, self.split.steps, self.preset.decay, self.preset.decay_start)
-
-    @property
-    def rate_factors(self) -> list[float]:
-        """:meth:`rate_factor` of all steps."""
-        return [self.rate_factor(t) for t in range(self.split.steps)]

@@ -42,13 +42,12 @@ def composed_epsilon(
     coarseness: int = 1,
     records_per_person: int = 1,
 ) -> float:
-    """Epsilon at ``delta`` of all releases together. Results are cached within the process.
+    """Epsilon at ``delta`` of all releases together, 0 if there are none. Results are cached within the process.
 
     Args:
-        releases: epsilon is 0 if there are none.
+        releases: in any order.
         sample_rate: probability q in (0, 1] with which a record enters a batch.
-        delta: in (0, 1).
-        accountant: "pld" or "rdp".
+        delta, accountant: in (0, 1); "pld" or "rdp".
         coarseness: factor on the grid interval of the privacy losses ("pld" only).
         records_per_person: k >= 1, in how many records neighbours may differ ("pld" only).
 

@@ -69,13 +69,7 @@ def spent(
 def epsilon(
     noise_split: NoiseSplit, *, target_delta: float | None = None, accountant: Accountant | None = None
 ) -> float:
-    """Epsilon of a whole run with this noise.
-
-    Args:
-        noise_split: the noise and the number of steps.
-        target_delta: in (0, 1); the split's own if None.
-        accountant: "pld" or "rdp"; the split's own if None.
-    """
+    """Epsilon of a whole run with this noise; ``target_delta`` and ``accountant`` are the split's own if None."""
     probes = noise_split.probe_steps
     return spent(noise_split, noise_split.steps, probes, target_delta=target_delta, accountant=accountant)
 

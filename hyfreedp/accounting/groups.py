@@ -27,13 +27,9 @@ _SMALLEST_SLOPE = 1e-200  # avoids a division by zero
 
 
 def group_pmfs(sigma: float, sample_rate: float, records: int, interval: float) -> list[Any]:
-    """dp-accounting's privacy loss distributions for removing and for adding a person's ``records``.
+    """dp-accounting's privacy loss distributions for removing and for adding a person's ``records``, k >= 1.
 
-    Args:
-        sigma: noise multiplier.
-        sample_rate: q in (0, 1].
-        records: k >= 1.
-        interval: grid interval of the losses.
+    ``sigma`` is the noise multiplier, ``interval`` the grid interval of the losses.
     """
     from dp_accounting.pld.pld_pmf import create_pmf_pessimistic_connect_dots_fixed_gap
 

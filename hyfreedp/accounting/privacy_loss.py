@@ -60,9 +60,7 @@ class PrivacyLossDistribution:
 def epsilon_of_sum(parts: Sequence[tuple[PrivacyLossDistribution, int]], delta: float) -> float:
     """A tight upper bound of epsilon at ``delta`` for a sum of independent losses.
 
-    Args:
-        parts: distributions of one ``interval``, and how often each occurs in the sum.
-        delta: in (0, 1).
+    ``parts`` are distributions with the same ``interval``, and how often each occurs in the sum.
     """
     interval, count = parts[0][0].interval, sum(n for _, n in parts)
     infinite = sum(n * one.infinite for one, n in parts)

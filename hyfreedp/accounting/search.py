@@ -19,9 +19,7 @@ def smallest_noise(cost: Callable[[float], float], budget: float, start: float, 
 
     Args:
         cost: epsilon, or a part of it, as a function of the noise; 0 and infinity are allowed.
-        budget: positive.
-        start: first noise to try, positive.
-        tolerance: relative, in the noise.
+        budget, start, tolerance: positive; ``start`` is the first noise to try.
 
     Returns:
         The noise; ``SMALLEST_NOISE`` if that is enough, infinity if ``LARGEST_NOISE`` is not enough.

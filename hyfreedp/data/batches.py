@@ -204,8 +204,10 @@ def leaves(value: Any) -> list[Any]:
 def map_leaves(function: Callable[[Any], Any], value: Any, is_leaf: Callable[[Any], bool] = lambda _: False) -> Any:
     """Copy a structure of mappings, dataclasses, tuples and lists, with ``function`` applied to each leaf."""
     kind: Any = type(value)
-    named = None if is_leaf(value) else fields_of(value)
-    if is_leaf(value) or (named is None and not isinstance(value, list | tuple)):
+    if is_leaf(value):
+        return function(value)
+    named = fields_of(value)
+    if named is None and not isinstance(value, list | tuple):
         return function(value)
     if named is None:
         parts = [map_leaves(function, part, is_leaf) for part in value]
@@ -240,12 +242,11 @@ def pieces(groups: Iterable[Group], size: PhysicalBatchSize) -> list[Group]:
 
 
 def token_budget(tokens_of: Callable[[Any], int], budget: int) -> Callable[[Any], int]:
-    """A function for ``max_physical_batch_size``: so many records at once that they have ``budget`` tokens together.
+    """A function for ``max_physical_batch_size``: records with ``budget`` >= 1 tokens together; a longer one alone.
 
     Args:
         tokens_of: returns the number of tokens of a record, from its shape, not its values, such as
             ``lambda record: record["input_ids"].shape[1]``.
-        budget: tokens at once, at least 1. A longer record is computed alone.
     """
     check_count("budget", budget, 1)
     named = "what tokens_of returns, as record['input_ids'].shape[1],"

@@ -123,9 +123,7 @@ class GradientEngine:
     The model is not wrapped or hooked.
 
     Args:
-        module: the model, in train mode, with its final choice of trainable parameters.
-        clipping: maps norms to factors c_i.
-        memory_budget: see below.
+        module, clipping, memory_budget: as for :func:`hyfreedp.gradients.make_engine`.
 
     Attributes:
         sensitivity: the clipping's at the last :meth:`clear`, so that all pieces of a batch and the noise use the same.

@@ -26,14 +26,11 @@ Place = tuple[nn.Module, str]
 
 
 class ModelGuard:
-    """Refuses passes that write into buffers or parameters, or replace them; restores both.
+    """Refuses passes that write into buffers or parameters of a module, or replace them; restores both.
 
     Between passes anything may change, as when a state is loaded. Buffers are compared by value. Parameters are
     compared by version counter and, if samples are computed one at a time, by value, since a write through ``.data``,
     which a map refuses, leaves no other trace. What ``get_extra_state`` of a layer returns is compared as pickled.
-
-    Args:
-        module: the model.
     """
 
     def __init__(self, module: nn.Module) -> None:

@@ -83,8 +83,7 @@ def chacha20(key: bytes, first: int, blocks: int, device: torch.device) -> Tenso
 
     Args:
         key: 32 bytes.
-        first: number of the first block.
-        blocks: how many.
+        first, blocks: number of the first block, and of blocks.
         device: where to compute.
 
     Returns:
@@ -144,15 +143,9 @@ def _to_host(tensors: Sequence[Tensor], key: bytes) -> list[Tensor]:
 def compress(flat: Tensor, key: bytes) -> Tensor:
     """A universal hash of ``flat``, on its device, to a hundredth of its size: 16-bit integers times secret integers.
 
-    The bits of ``flat`` are read as rows of integers x in [-2^15, 2^15), and each row becomes four sums of k x with
-    secret k in [0, 2^26), computed exactly. Two different rows have the same four sums with probability at most 2^-104.
-
-    Args:
-        flat: floating-point numbers, shape ``(n,)``.
-        key: 32 bytes.
-
-    Returns:
-        float64, shape ``(rows * 4,)``.
+    The bits of ``flat``, shape ``(n,)``, are read as rows of integers x in [-2^15, 2^15). Each row becomes four sums of
+    k x with secret k in [0, 2^26), computed exactly: float64, shape ``(rows * 4,)``. Two different rows have the same
+    four sums with probability at most 2^-104.
     """
     return _compressed(flat, _table(key, flat.device))
 

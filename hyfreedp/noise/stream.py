@@ -124,10 +124,6 @@ class NoiseGenerator:
         words = Keystream(self._next_key("uniform"), CPU).take(math.prod(shape))
         return (words >> 11 & 2**53 - 1).double().mul_(2.0**-53).view(shape)
 
-    def permutation(self, size: int) -> Tensor:
-        """A new random permutation of 0, ..., size - 1, int64."""
-        return Keystream(self._next_key("permutation"), CPU).take(size).argsort()
-
     def integer(self) -> int:
         """A number of 63 bits, the same at each call: a seed for generators of other libraries."""
         return int.from_bytes(derive(self.key, "integer")[:8]) >> 1

@@ -20,12 +20,10 @@ def trainable(optimizer: torch.optim.Optimizer) -> list[Any]:
 class BaseOptimizer:
     """Holds a torch optimizer, steps it at a given rate, and refuses its own ``step``, which would use raw gradients.
 
-    If an optimizer is wrapped again, the newest wrapper owns it, and starts from the learning rates that the user set,
-    not from those that the previous wrapper left behind.
+    If an optimizer is wrapped again, the newest wrapper owns it, and starts from the learning rates that the user set.
 
     Args:
-        optimizer: over exactly the trainable parameters of ``module``.
-        module: the model.
+        optimizer, module: the optimizer, over exactly the trainable parameters of the model.
         learned: whether the run learns the rate; rates that others set are ignored then.
         decays: whether the run lowers the rate.
 

@@ -20,12 +20,9 @@ R = TypeVar("R")
 
 
 class OptimizerWrapper(torch.optim.Optimizer):
-    """A torch optimizer whose groups, state, defaults and ``state_dict`` hooks are those of its base optimizer.
+    """A torch optimizer whose groups, state, defaults and ``state_dict`` hooks are those of the wrapped one, ``base``.
 
     Hooks on its step are its own, see :func:`run_step_hooks`.
-
-    Args:
-        base: the wrapped optimizer.
     """
 
     def __init__(self, base: torch.optim.Optimizer) -> None:
