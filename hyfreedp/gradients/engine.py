@@ -94,13 +94,13 @@ class Piece:
 
 
 @dataclass
-class Plan:
+class Partition:
     """The samples of a batch, divided into pieces, which a pass replaces by smaller ones if it must split them."""
 
     pieces: list[Piece]
 
     @classmethod
-    def of(cls, batch: Any, size: PhysicalBatchSize = None) -> Plan:
+    def of(cls, batch: Any, size: PhysicalBatchSize = None) -> Partition:
         """A batch in pieces of at most ``size`` samples."""
         return cls([Piece(group) for group in pieces(groups_of(batch), size)])
 
@@ -160,7 +160,7 @@ class GradientEngine:
 
         Args:
             loss: maps one record, as a batch of that record alone, to one number.
-            batch: a batch, or a :class:`Plan`, whose pieces become those that were computed.
+            batch: a batch, or a :class:`Partition`, whose pieces become those that were computed.
             weights: w_i in [0, 1], shape (B,); all 1 if None.
             begin: seeds the random numbers of a piece; if None, all pieces start from the current random states.
 
@@ -175,26 +175,26 @@ class GradientEngine:
             UserWarning: once, if samples are computed one at a time.
         """
         check_modes(self.module)
-        plan = batch if isinstance(batch, Plan) else Plan.of(batch)
+        partition = batch if isinstance(batch, Partition) else Partition.of(batch)
         losses, norms = [], []
-        for rows, values, gradients in self._each(loss, plan, begin, self._trained()):
+        for rows, values, gradients in self._each(loss, partition, begin, self._trained()):
             chosen = None if weights is None else weights[rows.to(weights.device, non_blocking=True)]
             losses.append(values.detach())
             norms.append(self._add_clipped(gradients, values, chosen))
-        return plan.in_order(losses, self.device), plan.in_order(norms, self.device)
+        return partition.in_order(losses, self.device), partition.in_order(norms, self.device)
 
     @torch.no_grad()
     def losses(self, loss: Loss, batch: Any, *, begin: Begin | None = None) -> Tensor:
         """Losses (B,) at the current weights, without gradients; arguments as for :meth:`add`."""
-        plan = batch if isinstance(batch, Plan) else Plan.of(batch)
-        return plan.in_order([values for _, values, _ in self._each(loss, plan, begin)], self.device)
+        partition = batch if isinstance(batch, Partition) else Partition.of(batch)
+        return partition.in_order([values for _, values, _ in self._each(loss, partition, begin)], self.device)
 
-    def reproduces(self, loss: Loss, plan: Plan, losses: Tensor, begin: Begin) -> bool:
+    def reproduces(self, loss: Loss, partition: Partition, losses: Tensor, begin: Begin) -> bool:
         """Whether the smallest piece, computed again after all others, has the losses (B,) of :meth:`add` again.
 
         It has not if code keeps what it learns of a sample, from a decision or a sample alone, and uses it later.
         """
-        piece = min(self.computed_alone or plan.pieces, key=lambda piece: len(piece.rows))
+        piece = min(self.computed_alone or partition.pieces, key=lambda piece: len(piece.rows))
         if self.computed_alone:
             again, _ = self._alone(loss, piece, begin)
         else:  # with the trained parameters, so that rounding is the same
@@ -216,13 +216,13 @@ class GradientEngine:
     # -- pieces --------------------------------------------------------------------------------------------------------
 
     def _each(
-        self, loss: Loss, plan: Plan, begin: Begin | None, trained: Sequence[nn.Parameter] = ()
+        self, loss: Loss, partition: Partition, begin: Begin | None, trained: Sequence[nn.Parameter] = ()
     ) -> Iterator[tuple[Tensor, Tensor, Gradients]]:
         """Yields for each piece its samples' positions in the batch, losses (n,) and gradients of ``trained``.
 
-        Pieces are split where necessary; the pieces that were computed become the plan's.
+        Pieces are split where necessary; the pieces that were computed become the partition's.
         """
-        todo: list[Piece] = plan.pieces[::-1]
+        todo: list[Piece] = partition.pieces[::-1]
         done: list[Piece] = []
         if begin is None:
             now = random_states(self.device)
@@ -262,7 +262,7 @@ class GradientEngine:
                     yield one.rows, *self._alone(loss, one, begin, trained)  # a wrong loss raises its error again
                     self.computed_alone.append(one)
             self._note_fallback(reason)
-        plan.pieces = done
+        partition.pieces = done
 
     def _trained(self) -> list[nn.Parameter]:
         return [p for p in parameters_of(self.module) if p.requires_grad]

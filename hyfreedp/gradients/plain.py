@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from hyfreedp.errors import Refused
-from hyfreedp.gradients.engine import Piece, Plan
+from hyfreedp.gradients.engine import Partition, Piece
 from hyfreedp.gradients.mapped import Pass
 from hyfreedp.gradients.step_batch import StepBatch
 from hyfreedp.noise.random_states import random_states_of
@@ -42,7 +42,7 @@ def check_plain_loss(samples: StepBatch, module: nn.Module, key: bytes) -> bool:
     """
     if samples.owners:
         return True
-    group = max((piece.group for piece in samples.plan.pieces), key=len, default=None)
+    group = max((piece.group for piece in samples.partition.pieces), key=len, default=None)
     if group is None or len(group) < 2:
         return False
     group = group.take(slice(0, _COMPARED_RECORDS))
@@ -67,7 +67,7 @@ def check_plain_loss(samples: StepBatch, module: nn.Module, key: bytes) -> bool:
         if (plain := batch_loss(all_rows)) is None:
             return True
         try:
-            alone = samples.of_few(Plan([Piece(group)]), key).to(plain)
+            alone = samples.of_few(Partition([Piece(group)]), key).to(plain)
         except Refused:
             raise
         except Exception as error:

@@ -11,7 +11,7 @@ from torch import Tensor
 from hyfreedp.checks import check_function, check_weights
 from hyfreedp.data.batches import Loss, PhysicalBatchSize, Records
 from hyfreedp.errors import Refused
-from hyfreedp.gradients.engine import Begin, GradientEngine, Piece, Plan, one_number
+from hyfreedp.gradients.engine import Begin, GradientEngine, Partition, Piece, one_number
 from hyfreedp.gradients.mapped import SEEDED
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.noise.random_states import random_states_kept, random_states_of, seed_random_states
@@ -35,7 +35,7 @@ class StepBatch:
     Attributes:
         loss: of one sample: a record, or an owner, whose loss is the mean over its records.
         owners: whether samples are owners.
-        plan: how the samples are divided into pieces.
+        partition: how the samples are divided into pieces.
         device, guard: of the model.
         weights: float64, shape ``(B,)``, on the model's device; None if all are 1.
 
@@ -59,39 +59,39 @@ class StepBatch:
         self.loss = _of_sample(loss, self.owners)
         self._engine, self._generator, self._coins = engine, generator, coins
         self.device, self.guard = engine.device, engine.guard
-        self.plan = Plan.of(batch, max_physical_batch_size)
-        self._undivided = list(self.plan.pieces)  # as before any pass has split them
+        self.partition = Partition.of(batch, max_physical_batch_size)
+        self._undivided = list(self.partition.pieces)  # as before any pass has split them
         self._gradients_added = False
         self.weights = None
         if weights is not None:
             check_function("weights", weights)
             weight = _of_sample(weights, self.owners)
-            plan, begin = Plan(list(self._undivided)), self._begin("weights")
+            partition, begin = Partition(list(self._undivided)), self._begin("weights")
             with random_states_kept(self.device):
-                values = self._engine.losses(weight, plan, begin=begin)
-                self._check_memoryless(weight, plan, values, begin)
+                values = self._engine.losses(weight, partition, begin=begin)
+                self._check_memoryless(weight, partition, values, begin)
             self.weights = check_weights(values.double())
 
     def add_gradients(self) -> tuple[Tensor, Tensor]:
         """Add clipped per-sample gradients to the engine's sums; returns losses and gradient norms, shape ``(B,)``."""
-        self.plan = Plan(list(self._undivided))  # a look has split the pieces by decisions at other weights
+        self.partition = Partition(list(self._undivided))  # a look has split the pieces by decisions at other weights
         begin = self._begin("piece")
         with random_states_kept(self.device):
-            losses, norms = self._engine.add(self.loss, self.plan, self.weights, begin=begin)
+            losses, norms = self._engine.add(self.loss, self.partition, self.weights, begin=begin)
             self._gradients_added = True
-            self._check_memoryless(self.loss, self.plan, losses, begin)
+            self._check_memoryless(self.loss, self.partition, losses, begin)
         return losses.double(), norms
 
     def losses(self) -> Tensor:
         """Losses at the model's current weights, shape ``(B,)``; after the gradients, with the dropout of these."""
         begin = self._begin("piece" if self._gradients_added else "look")
         with random_states_kept(self.device):
-            return self._engine.losses(self.loss, self.plan, begin=begin).double()
+            return self._engine.losses(self.loss, self.partition, begin=begin).double()
 
-    def of_few(self, plan: Plan, key: bytes) -> Tensor:
-        """Losses of the samples in ``plan``, in the order of the batch, with random numbers of ``key``."""
+    def of_few(self, partition: Partition, key: bytes) -> Tensor:
+        """Losses of the samples in ``partition``, in the order of the batch, with random numbers of ``key``."""
         with random_states_of(key, self.device):
-            return self._engine.losses(self.loss, plan)
+            return self._engine.losses(self.loss, partition)
 
     def weighted(self, losses: Tensor) -> Tensor:
         """Losses, shape ``(..., B)``, times the weights; 0 for a sample of weight 0, even if its loss is not finite."""
@@ -109,14 +109,14 @@ class StepBatch:
 
         return begin
 
-    def _check_memoryless(self, function: Loss, plan: Plan, values: Tensor, begin: Begin) -> None:
+    def _check_memoryless(self, function: Loss, partition: Partition, values: Tensor, begin: Begin) -> None:
         """Refuse a function that keeps something of a sample for later ones, see :meth:`GradientEngine.reproduces`.
 
         Checked always if samples were computed alone, where it costs little; for a share of the batches with decisions.
         """
         drawn = float(self._generator.child("memory").uniform(1)) < _MEMORY_CHECK_SHARE
         checks = bool(self._engine.computed_alone) or (self._engine.decided and drawn)
-        if checks and not self._engine.reproduces(function, plan, values, begin):
+        if checks and not self._engine.reproduces(function, partition, values, begin):
             raise Refused(
                 "the loss (or weight) of a record depends on those that were computed before it: let loss and model "
                 "keep nothing of a record, and draw from the global generators of torch, NumPy or Python"

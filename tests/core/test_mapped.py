@@ -16,7 +16,7 @@ from twins import Built
 
 from hyfreedp.errors import Refused
 from hyfreedp.gradients import AutomaticClipping, make_engine
-from hyfreedp.gradients.engine import Piece, Plan
+from hyfreedp.gradients.engine import Partition, Piece
 
 Loss = Callable[..., Tensor]
 looping = pytest.mark.filterwarnings("ignore:samples are computed one at a time:UserWarning")
@@ -225,9 +225,9 @@ def seeded_by_name(piece: Piece, alone: bool) -> None:
 
 def pieces_of(example: Example) -> int:
     """How many groups of records are mapped one after the other."""
-    plan = Plan.of(example.batch)
-    make_engine(example.model, AutomaticClipping()).add(lambda batch: example.loss(example.model, *batch), plan)
-    return len(plan.pieces)
+    partition = Partition.of(example.batch)
+    make_engine(example.model, AutomaticClipping()).add(lambda batch: example.loss(example.model, *batch), partition)
+    return len(partition.pieces)
 
 
 # -- decisions of Python -----------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from hyfreedp.gradients import AutomaticClipping, make_engine
-from hyfreedp.gradients.engine import Plan
+from hyfreedp.gradients.engine import Partition
 from hyfreedp.gradients.mapped import Pass
 from hyfreedp.gradients.per_sample import EmbeddingRows, Instantiated, OuterProducts, add_uses, keeps_factors
 
@@ -73,8 +73,8 @@ def test_copies_of_a_large_parameter_split_the_batch_within_the_room_and_are_exa
     model = nn.ParameterList([nn.Parameter(torch.randn(5, 100).double())])
     x = torch.randn(7, 100).double()
     example = Example(model, (x,), lambda m, x: F.relu(x * m[0]).sum() + m[0].square().sum())
-    engine, plan = make_engine(model, AutomaticClipping()), Plan.of(example.batch)
+    engine, partition = make_engine(model, AutomaticClipping()), Partition.of(example.batch)
     engine.memory_budget = int(samples * 4000)
-    engine.add(lambda batch: example.loss(model, *batch), plan)
-    assert [len(piece.group) for piece in plan.pieces] == sizes
+    engine.add(lambda batch: example.loss(model, *batch), partition)
+    assert [len(piece.group) for piece in partition.pieces] == sizes
     assert_exact(example, engine)

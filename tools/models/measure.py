@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from hyfreedp import HyFreeDPOptimizer, PrivacyEngine
 from hyfreedp.gradients import AutomaticClipping
-from hyfreedp.gradients.engine import Plan
+from hyfreedp.gradients.engine import Partition
 
 _TOLERANCE = 1e-6  # of relative differences, which double precision leaves below 1e-8
 _ROUNDS = 7
@@ -133,12 +133,12 @@ def _judge(model: nn.Module, batches: list[Any], truth: list[Tensor], loss: Loss
                 moved = torch.cat([(s - p.detach()).flatten() for s, p in zip(start, parameters, strict=True)])
                 expected = AutomaticClipping().factors(gradients.norm(dim=1)) @ gradients / SAMPLES
                 worst = max(worst, float((moved - expected).norm() / expected.norm()))
-            optimizer.gradient_engine.losses(lambda b: loss(model, *b), plan := Plan.of(batches[-1]))
+            optimizer.gradient_engine.losses(lambda b: loss(model, *b), partition := Partition.of(batches[-1]))
     except Exception as error:
         own = isinstance(error, ValueError | TypeError) and "hyfreedp" in _origin(error)
         return f"{'refused' if own else 'crash'}: {_said(error)}", "", 0
-    slow = optimizer.gradient_engine.slow or ""
-    return "exact" if worst < _TOLERANCE else f"wrong: {worst:.1e}", slow, 0 if slow else len(plan.pieces)
+    slow = optimizer.gradient_engine.fallback_reason or ""
+    return "exact" if worst < _TOLERANCE else f"wrong: {worst:.1e}", slow, 0 if slow else len(partition.pieces)
 
 
 def _opacus(model: nn.Module, batch: Any, truth: Tensor, loss: Loss) -> str:
