@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import torch
 from numpy.typing import ArrayLike
-from scipy.stats import binomtest
+from scipy.stats import beta
 from tqdm import tqdm
 
 from hyfreedp import fit_quadratic
@@ -155,8 +155,9 @@ def _share_above(values: np.ndarray, cuts: np.ndarray) -> np.ndarray:
 
 def clopper_pearson(successes: int, trials: int, error: float) -> tuple[float, float]:
     """Interval of a probability that misses it with probability at most ``error`` (Clopper and Pearson, 1934)."""
-    found = binomtest(successes, trials).proportion_ci(1 - error, "exact")
-    return float(found.low), float(found.high)
+    low = beta.ppf(error / 2, successes, trials - successes + 1) if successes > 0 else 0.0
+    high = beta.ppf(1 - error / 2, successes + 1, trials - successes) if successes < trials else 1.0
+    return float(low), float(high)
 
 
 def release_epsilon(probe: Probe, sigma_loss: float, delta: float) -> float:
