@@ -182,7 +182,9 @@ class PrivacyEngine:
             rate_learner = _make_rate_learner(plan, optimizer, noise_std)
         processes.agree(
             records=sampler.num_records,
-            owners=fetch.owners and hash(tuple(map(tuple, fetch.owners))),  # of integers: the same in all processes
+            owners=None
+            if fetch.owners is None
+            else hash(tuple(map(tuple, fetch.owners))),  # of integers, so not salted
             records_per_owner=records_per_owner,
             batch_size=data_loader.batch_size,
             steps=total,

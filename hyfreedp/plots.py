@@ -36,7 +36,8 @@ def look(history: Iterable[Mapping[str, Any]]) -> Figure:
     for axes, row in zip(panels, rows, strict=False):
         rates = row["rates"]
         between = [math.sqrt(high * low) for high, low in pairwise(rates)]
-        x, y = zip(*(pair for pair in zip(between, row["margins"], strict=True) if pair[1] is not None), strict=True)
+        voted = [(rate, margin) for rate, margin in zip(between, row["margins"], strict=True) if margin is not None]
+        x, y = zip(*voted, strict=True)
         axes.errorbar(x, y, 2 * row["margin_std"], fmt="o", capsize=3, label="margin, ± 2 sd of noise")
         axes.plot([rates[-1], rates[0]], [0, 0], alpha=0)  # makes the axis show the whole ladder of rates
         axes.axhline(0, color="0.5", linewidth=0.8)

@@ -299,8 +299,9 @@ def poisson_loader(
     _check_order(loader.sampler, num_records)
     if num_records == 0:
         raise ValueError("data_loader must be over a data set of at least one record, got an empty one")
-    steps, owned = len(loader), None if owners is None else _owned(owners, num_records)
-    if owned is not None:
+    steps, owned = len(loader), None
+    if owners is not None:
+        owned = _owned(owners, num_records)
         num_records, steps = len(owned), math.ceil(len(owned) / loader.batch_size)
     if loader.batch_size > num_records:
         what = "records" if owned is None else "owners, of which it is to draw so many"
@@ -308,8 +309,10 @@ def poisson_loader(
             f"data_loader's batch_size must be at most the number of {what}, {num_records}, got {loader.batch_size}: "
             f"the sample rate would be {loader.batch_size / num_records:.3g} > 1"
         )
-    if records_per_owner is not None and check_count("records_per_owner", records_per_owner, 1) and owned is None:
-        raise ValueError(f"records_per_owner={records_per_owner} needs owners=, an id for each record")
+    if records_per_owner is not None:
+        check_count("records_per_owner", records_per_owner, 1)
+        if owned is None:
+            raise ValueError(f"records_per_owner={records_per_owner} needs owners=, an id for each record")
     if owned is not None and records_per_person != 1:
         raise ValueError(
             f"records_per_person must be 1 with owners=, whose epsilon is a person's already, got {records_per_person}"

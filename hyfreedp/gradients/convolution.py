@@ -85,5 +85,6 @@ class ConvolutionFactors(Factors):
         geometry = (tuple(self.shape[2:]), self.dilation, self.padding, self.stride)
         if x.dim() == 4:
             return F.unfold(x, *geometry)
+        # A signal as an image of height 1.
         kernel, dilation, padding, stride = ((one, *each) for one, each in zip((1, 1, 0, 1), geometry, strict=True))
         return F.unfold(x.unsqueeze(2), kernel, dilation, padding, stride)

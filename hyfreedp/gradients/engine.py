@@ -52,7 +52,7 @@ class Piece:
 
     group: Group
     path: Path = ()
-    origin: Any = None  # tuple[Piece, Tensor] | None
+    origin: tuple[Piece, Tensor] | None = None
     wanted: Tensor | None = None
     name: tuple[int, int] | None = None
 
@@ -82,7 +82,7 @@ class Piece:
     def again(self) -> Piece:
         """The piece from which it was split off, with only its own samples ``wanted`` and the same random numbers.
 
-        If decisions depend on random numbers, so a sample keeps those from which its answers came, in any batch.
+        So a sample whose decisions depend on random numbers keeps those from which its answers came, in any batch.
         """
         if self.origin is None:
             raise Refused(

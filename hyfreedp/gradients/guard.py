@@ -54,15 +54,15 @@ class ModelGuard:
         extra = {layer: _pickled(layer) for layer in layers if _defines(layer, "get_extra_state")}
         parameters = _tensors(layers, "_parameters")
         copies = {place: parameter.detach().clone() for place, parameter in parameters.items() if by_value}
-        before = _marks(parameters, by_value), _marks(buffers, True)
+        parameter_marks, buffer_marks = _marks(parameters, by_value), _marks(buffers, True)
         try:
             yield
         finally:
             changed = _put_back(attributes)
-            changed += _written(buffers, clones, before[1], _marks(buffers, True))
+            changed += _written(buffers, clones, buffer_marks, _marks(buffers, True))
             changed += _put_back_extra(extra)
             after = _marks(_tensors(layers, "_parameters"), by_value)
-            written = [place for place, mark in before[0].items() if after.get(place) != mark]
+            written = [place for place, mark in parameter_marks.items() if after.get(place) != mark]
             for place in copies.keys() & set(written):
                 parameters[place].data.copy_(copies[place])
         changed += written

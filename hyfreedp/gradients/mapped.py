@@ -134,7 +134,7 @@ class Pass(TorchFunctionMode):
     # -- forward -------------------------------------------------------------------------------------------------------
 
     def losses(self, loss: Callable[[Sequence[Tensor]], Tensor], tensors: Sequence[Tensor]) -> Tensor:
-        """The losses (B,) of samples; sample i of the loss gets row i of each of the ``tensors``.
+        """The losses (B,) of samples, of which sample i gets row i of each of the ``tensors``.
 
         Raises:
             DecisionsDiffer, DecisionsChanged, TooLarge: samples must be mapped in other groups.
@@ -259,11 +259,11 @@ class Pass(TorchFunctionMode):
             return self.of_sample(own)
         return self._marked(result)
 
-    def _answer(self, func: Any, x: Tensor, *others: Any) -> Any:
+    def _answer(self, func: Any, x: Tensor, *arguments: Any) -> Any:
         """The common answer of all samples to a decision; within a known path, the answer from there."""
         if func is Tensor.__contains__:
             with self:
-                return bool((x == others[0]).any())
+                return bool((x == arguments[0]).any())
         if not self.level.is_innermost() or not self.level.holds(x):
             raise Unmappable("a decision within a map")
         with self.level.left():
@@ -276,7 +276,7 @@ class Pass(TorchFunctionMode):
             else:
                 self.path += (answers[0].clone(),)
             self._decisions += 1
-            return func(self.path[self._decisions - 1], *others)
+            return func(self.path[self._decisions - 1], *arguments)
 
     def _repeated(self, p: Tensor) -> Tensor:
         """A parameter for a use without a rule: an expanded copy for each sample; only its gradient takes memory."""
@@ -408,7 +408,7 @@ class SingleSample(TorchFunctionMode):
             return result
         if _writes(func):
             self.mark(args[0])
-            self.mark(args[0]._base)  # of which it may be a view
+            self.mark(args[0]._base)  # args[0] may be a view of it
         return tree_map(self.mark, result)
 
 
