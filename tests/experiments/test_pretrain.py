@@ -62,7 +62,7 @@ def test_weights_come_back_in_half_precision_and_the_classifier_is_fresh(workspa
 
 
 def test_damaged_missing_and_foreign_weights_are_refused(workspace):
-    with pytest.raises(FileNotFoundError, match=r"no pre-trained weights .*: make them with python tools.*pretrain.py some"):
+    with pytest.raises(FileNotFoundError, match=r"no pre-trained weights .*: make them with python tools.*py some"):
         weights.load("some", fresh())
     weights.save("some", fresh(), {}, workspace.checkpoints)
     for other in ("mlp", "vit32_d128"):
