@@ -99,8 +99,8 @@ class PrivacyEngine:
         """Make a run that spends at most (target_epsilon, target_delta), learning rate included.
 
         Args:
-            module: the model, returned as it is. Non-reentrant gradient checkpointing saves memory as usual; see
-                :func:`hyfreedp.gradients.make_engine` for how to turn it on.
+            module: the model, returned as it is, so closures over it stay valid. Non-reentrant gradient checkpointing
+                saves memory as usual; see :func:`hyfreedp.gradients.make_engine` for how to turn it on.
             optimizer: any torch optimizer linear in its rate, over exactly the trainable parameters; for looks SGD,
                 RMSprop or a variant of Adam. Only ratios of its rates matter (preset "fixed" uses them as they are).
             data_loader: its batch size B gives the sample rate B / N and the expected batch size. Several processes

@@ -45,9 +45,8 @@ def calibrate_noise(
       sigma (Eq. sigmas). It equals the closed form above if every step probes.
 
     Where there is no closed form a root search ends on the private side: epsilon never exceeds the target. sigma_l is
-    matched to the epsilon of DP-SGD at sigma, not to the target: the probes' share is so small that 1e-6 would show.
-
-    The defaults describe the default run (preset "robust").
+    matched to the epsilon of DP-SGD at sigma, not to the target, since the probes' share is so small that an error of
+    1e-6 would show. The defaults describe the default run (preset "robust").
 
     Args:
         target_epsilon: > 0. Infinite: no noise at all (non-private).
