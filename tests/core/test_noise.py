@@ -182,6 +182,15 @@ def test_secure_noise_is_the_halved_sum_of_four(monkeypatch):
     assert noised(zero).tolist() == [1.0] * 3 and noised(zero, secure=True).tolist() == [2.0] * 3
 
 
+def test_releases_one_after_the_other_are_independent():
+    generator, found = NoiseGenerator(0), []
+    for _ in range(3):
+        total = BASE.clone()
+        generator.add_noise([total], 1.0)
+        found.append(total - BASE)
+    assert np.abs(np.corrcoef(found) - np.eye(3)).max() < 4.5 / math.sqrt(4000)
+
+
 def test_without_a_seed_the_key_is_the_systems():
     keys = {NoiseGenerator().key for _ in range(100)}
     assert len(keys) == 100 and all(len(key) == 32 for key in keys)
