@@ -135,12 +135,7 @@ def check_parameters(optimizer: torch.optim.Optimizer, module: nn.Module) -> Non
 
 
 def check_unwrapped(module: nn.Module) -> None:
-    """Refuse a model that is wrapped (data parallel, Opacus) or split over processes.
-
-    Raises:
-        ValueError: naming the wrapper, layer or parameter.
-        TypeError: it is no model.
-    """
+    """Refuse what is not a model (TypeError), or is wrapped (data parallel, Opacus) or split over processes."""
     if not isinstance(module, nn.Module):
         raise TypeError(f"module must be a torch.nn.Module, got {type(module).__name__}: pass the model to train")
     for name, layer in module.named_modules():

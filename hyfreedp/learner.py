@@ -21,10 +21,9 @@ class BatchView:
 
     Attributes:
         noise_multiplier: sigma_l of the release.
-        expected_batch_size: sample rate times number of records.
+        expected_batch_size, processes: those of the run.
         generator: source of the noise of this release only.
         batch: computes raw losses at the model's current weights, and has the samples' weights.
-        processes: those that train together.
         count: records the tag of the release in the ledger.
     """
 

@@ -49,7 +49,6 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
 
     Args:
         optimizer: the base optimizer over exactly the trainable parameters of ``module``.
-        module: the model, in train mode.
         plan: what each step releases, with how much noise.
         gradient_engine: clips and sums per-sample gradients of ``module``.
         rate_learner: learns the rate as the plan says; None uses the base optimizer's own rates.
@@ -57,9 +56,6 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         generator: of the noise of gradients and probes; each step has its own key.
         expected_batch_size: sample rate times number of records.
         processes: those that train this model together, with the same arguments; None for a single one.
-
-    Raises:
-        ValueError: an argument is out of range.
     """
 
     def __init__(
@@ -93,15 +89,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         self._generator = generator
         self._releases = Releases(self.ledger, gradient_engine, generator, expected_batch_size, self.processes)
         self._run = RunState(
-            module,
-            self._base,
-            self.rate_learner,
-            self.ledger,
-            sampler,
-            generator,
-            history=[],
-            settings=self._describe(),
-            processes=self.processes,
+            module, self._base, self.rate_learner, self.ledger, sampler, generator, self._describe(), self.processes
         )
         self._wired_by = os.getpid()
         self._loss_compared = False  # whether a batch's loss was compared with those of its records

@@ -11,12 +11,7 @@ from hyfreedp.schedule import decay_factor
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What step t = 0, 1, ... of a run releases, and its learning-rate factor.
-
-    Attributes:
-        preset: the settings of the run.
-        split: its noise, and the steps with a probe or a look, as accounted for.
-    """
+    """What step t = 0, 1, ... of a run releases, and its learning-rate factor; ``split`` is as accounted for."""
 
     preset: Preset
     split: NoiseSplit

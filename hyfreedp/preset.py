@@ -129,10 +129,8 @@ _FOR_LEARNED_RATES = ("gamma", "allocation", "initial_learning_rate")
 def resolve(preset: str | Preset, changes: Mapping[str, Any], steps: int) -> Preset:
     """The settings of a run of ``steps``: a preset, given by name or as an object, with some fields changed.
 
-    The preset's default interval is limited to ``steps``; an interval among the changes is not.
-
-    Raises:
-        ValueError, TypeError: an unknown name, a field out of range, or a field that this probe does not use.
+    The preset's default interval is limited to ``steps``; an interval among the changes is not. ValueError or TypeError
+    for an unknown name, a field out of range, or a field that this probe does not use.
     """
     if isinstance(preset, str):
         check_choice("preset", preset, PRESETS)

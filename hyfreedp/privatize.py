@@ -130,12 +130,7 @@ def noisy_mean(
 ) -> Tensor:
     """Sums of values (..., B), plus noise of standard deviation ``noise_multiplier * clip``, over the expected size.
 
-    Args:
-        clipped: values of magnitude at most ``clip``, which is infinite only without noise.
-        noise_multiplier, expected_batch_size, generator, add_up: as in :func:`privatize_loss`.
-
-    Returns:
-        Shape ``(...)``, on the CPU.
+    Values are at most ``clip`` in magnitude, which is infinite only without noise. Returns shape ``(...)``, on the CPU.
     """
     _check_noise(noise_multiplier, expected_batch_size)
     total = clipped.sum(dim=-1)

@@ -19,15 +19,7 @@ from hyfreedp.processes.group import Processes
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Releases:
-    """The releases of one run, in the order of its plan; the noise of each has its own key.
-
-    Attributes:
-        ledger: counts the releases.
-        engine: holds the clipped sums of a step.
-        generator: source of the noise.
-        expected_batch_size: B, by which all sums are divided.
-        processes: those whose sums are added up.
-    """
+    """The releases of one run, in the order of its plan; the noise of each has its own key."""
 
     ledger: PrivacyLedger
     engine: GradientEngine

@@ -6,7 +6,7 @@ import copy
 import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
@@ -23,14 +23,7 @@ from hyfreedp.pytorch.base_optimizer import BaseOptimizer
 
 @dataclass(frozen=True)
 class RunState:
-    """The parts of a run that change.
-
-    Attributes:
-        module, base, rate_learner, ledger, sampler, generator: the optimizer's.
-        history: a row for each step.
-        settings: must be equal in a state that is loaded, like the plan in the ledger's state.
-        processes: those that hold the same state.
-    """
+    """The parts of a run that change; ``settings`` do not, and must be equal in a state that is loaded."""
 
     module: nn.Module
     base: BaseOptimizer
@@ -38,9 +31,9 @@ class RunState:
     ledger: PrivacyLedger
     sampler: PoissonSampler
     generator: NoiseGenerator
-    history: list[dict[str, Any]]
     settings: dict[str, str]
     processes: Processes
+    history: list[dict[str, Any]] = field(default_factory=list)
 
     def state_dict(self) -> dict[str, Any]:
         """All parts, as tensors and plain values."""

@@ -49,10 +49,7 @@ def composed_epsilon(
         sample_rate: probability q in (0, 1] with which a record enters a batch.
         delta, accountant: in (0, 1); "pld" or "rdp".
         coarseness: factor on the grid interval of the privacy losses ("pld" only).
-        records_per_person: k >= 1, in how many records neighbours may differ ("pld" only).
-
-    Raises:
-        ValueError: several records per person with "rdp".
+        records_per_person: k >= 1, in how many records neighbours may differ ("pld" only; else ValueError).
     """
     if records_per_person > 1 and accountant == "rdp":
         raise ValueError(

@@ -113,8 +113,7 @@ def calibrate_noise(
 def recounted(split: NoiseSplit, *, accountant: Accountant, stacklevel: int, **plan: Any) -> NoiseSplit:
     """A split that the user made, with epsilon recomputed by ``accountant``; a warning says that it is no guarantee.
 
-    Raises:
-        TypeError, ValueError: it is no split, lacks noise, or differs from the ``plan`` of the run.
+    TypeError or ValueError if it is no split, lacks noise, or differs from the ``plan`` of the run.
     """
     if not isinstance(split, NoiseSplit):
         raise TypeError(f"split must be a NoiseSplit, got {type(split).__name__}")

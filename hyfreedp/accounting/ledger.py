@@ -54,11 +54,8 @@ class PrivacyLedger:
     def record(self, tag: int = 0) -> None:
         """Count the next step. Call it just before anything of the step is released, also when its batch is empty.
 
-        Args:
-            tag: names the gradient's noise, see :meth:`hyfreedp.NoiseGenerator.add_noise`.
-
-        Raises:
-            BudgetExhausted: the step is not in the plan, or was released with other data; nothing is counted then.
+        ``tag`` names the gradient's noise (:meth:`hyfreedp.NoiseGenerator.add_noise`). If the step is not in the plan,
+        or was released with other data, BudgetExhausted is raised and nothing is counted.
         """
         self.check()
         self._count(self._steps, 0, tag)
@@ -97,9 +94,7 @@ class PrivacyLedger:
     def load_state_dict(self, state: dict[str, Any], *, known: Iterable[Tags] = ()) -> None:
         """Resume from :meth:`state_dict` of a ledger with the same split.
 
-        Args:
-            state: what :meth:`state_dict` gave; refused if it is of another plan, or contradicts ``known``.
-            known: further releases of the same run, in the form of :attr:`released`.
+        ``known`` are further releases of the same run; a state of another plan, or that contradicts them, is refused.
         """
         mine, theirs = self.split.to_dict(), state["split"]
         different = [name for name in mine.keys() | theirs.keys() if mine.get(name) != theirs.get(name)]

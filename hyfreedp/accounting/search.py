@@ -15,14 +15,12 @@ def smallest_noise(cost: Callable[[float], float], budget: float, start: float, 
 
     ``cost`` must fall with the noise, roughly as a power of it. Then log(cost) is nearly linear in log(noise), and
     secant steps within the known bracket need few evaluations, which can take a second each. They aim at the private
-    side of the root, and the returned noise has itself been evaluated and found within the budget.
+    side of the root, and the returned noise has itself been evaluated and found within the budget. It is
+    ``SMALLEST_NOISE`` if that is enough, and infinity if ``LARGEST_NOISE`` is not.
 
     Args:
         cost: epsilon, or a part of it, as a function of the noise; 0 and infinity are allowed.
         budget, start, tolerance: positive; ``start`` is the first noise to try.
-
-    Returns:
-        The noise; ``SMALLEST_NOISE`` if that is enough, infinity if ``LARGEST_NOISE`` is not enough.
     """
     smallest, largest = math.log(SMALLEST_NOISE), math.log(LARGEST_NOISE)
     low, high = -math.inf, math.inf  # log(noise) that is known to be too little, and to be enough

@@ -117,11 +117,7 @@ class NoiseSplit:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> NoiseSplit:
-        """Inverse of :meth:`to_dict`; ``probe_steps`` is ignored, as it follows from the other fields.
-
-        Raises:
-            ValueError: a field is missing, unknown or out of range.
-        """
+        """Inverse of :meth:`to_dict`, ``probe_steps`` ignored; ValueError for missing, unknown or wrong fields."""
         names = {field.name for field in dataclasses.fields(cls)}
         values = {"records_per_person": 1} | {name: value for name, value in values.items() if name != "probe_steps"}
         if names != set(values):

@@ -148,10 +148,8 @@ def groups_of(batch: Any) -> list[Group]:
 def batch_length(batch: Any) -> int:
     """Number of samples in a batch; in a plain one, the first dimension of every tensor.
 
-    Raises:
-        TypeError: the batch holds no tensor, or something that cannot be divided among samples.
-        ValueError: a tensor is a scalar or its first dimension differs from that of the first tensor, or a list
-            without tensors does not have one entry per sample.
+    TypeError if there is no tensor, or something that cannot be divided among samples; ValueError if a tensor's first
+    dimension differs from that of the first, or a list without tensors does not have one entry per sample.
     """
     if isinstance(batch, Records):
         return len(batch)

@@ -261,15 +261,10 @@ def poisson_loader(
 ) -> PoissonLoader:
     """A loader with the data, workers and collation of ``loader``, Poisson-sampled at rate ``loader.batch_size / N``.
 
-    Args:
-        loader: the user's; whether it shuffles does not matter.
-        seed, rank, world_size: see :class:`PoissonSampler`.
-        device, records_per_owner: see :class:`Fetch`.
-        records_per_person: how often a record may be in the data, as far as torch's Subset and ConcatDataset tell.
-        owners: an id for each record.
-
-    Raises:
-        TypeError, ValueError: the loader cannot be Poisson-sampled, records are repeated, or ``owners`` do not fit.
+    Whether ``loader`` shuffles does not matter. ``owners`` has an id for each record, ``records_per_person`` is how
+    often a record may be in the data, as far as torch's Subset and ConcatDataset tell; for other arguments see
+    :class:`PoissonSampler` and :class:`Fetch`. TypeError or ValueError if the loader cannot be Poisson-sampled, records
+    are repeated too often, or ``owners`` do not fit.
     """
     if not isinstance(loader, DataLoader):
         raise TypeError(f"data_loader must be a torch DataLoader, got {type(loader).__name__}")

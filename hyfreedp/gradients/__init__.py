@@ -25,7 +25,7 @@ __all__ = [
 
 
 def make_engine(module: nn.Module, clipping: Clipping, *, memory_budget: int = MEMORY_BUDGET) -> GradientEngine:
-    """A gradient engine for ``module``, which is not changed.
+    """A gradient engine for ``module``, which is not changed, or refused by :func:`check_module` (ValueError).
 
     Activation (gradient) checkpointing works if it is non-reentrant: by ``torch.utils.checkpoint.checkpoint(layer, x,
     use_reentrant=False)`` in the model, or for transformers by ``model.gradient_checkpointing_enable(
@@ -36,9 +36,6 @@ def make_engine(module: nn.Module, clipping: Clipping, *, memory_budget: int = M
         module: the model, in train mode, with its final choice of trainable parameters.
         clipping: ``AutomaticClipping()``, ``AbadiClipping(threshold)`` or ``NoClipping()``.
         memory_budget: bytes that per-sample gradients of samples mapped together may take; see ``MEMORY_BUDGET``.
-
-    Raises:
-        ValueError: the module cannot be privatised (see ``check_module``).
     """
     check_module(module)
     return GradientEngine(module, clipping, check_count("memory_budget", memory_budget, 0))

@@ -40,14 +40,10 @@ def multi_head_attention(
     average_attn_weights: bool = True,
     is_causal: bool = False,
 ) -> Any:
-    """The output (T, B, E) and, if ``need_weights``, weights (B, T, S) or (B, H, T, S); arguments as in PyTorch.
+    """The output (T, B, E) and, if ``need_weights``, weights (B, T, S) or (B, H, T, S), as in PyTorch.
 
-    Args:
-        query, key, value: (T, B, E), (S, B, ...), (S, B, ...).
-
-    Returns:
-        NotImplemented for added tokens (``add_bias_kv``, ``add_zero_attn``), static keys or values, ``is_causal``
-        without a mask, and unbatched inputs.
+    ``query``, ``key`` and ``value`` have shapes (T, B, E), (S, B, ...), (S, B, ...). NotImplemented for added tokens
+    (``add_bias_kv``, ``add_zero_attn``), static keys or values, ``is_causal`` without a mask, and unbatched inputs.
     """
     added = add_zero_attn or any(t is not None for t in (bias_k, bias_v, static_k, static_v))
     if added or query.dim() != 3 or (is_causal and attn_mask is None):

@@ -88,10 +88,7 @@ def bounded_factors(clipping: Clipping, norms: Tensor, sensitivity: float) -> Te
     """A rule's factors, clamped to +- sensitivity / norm; 0 where norm or factor is not finite.
 
     A rule of the user's gets one norm at a time, each time as a fresh copy of the rule, so that a factor cannot depend
-    on other samples.
-
-    Raises:
-        ValueError: the rule returns a number of factors other than that of the norms.
+    on other samples. ValueError if it does not return one factor for each norm.
     """
     known = type(clipping) in (AutomaticClipping, AbadiClipping, NoClipping)
     each = [norms] if known else norms.split(1)

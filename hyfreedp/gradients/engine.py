@@ -168,11 +168,8 @@ class GradientEngine:
             The losses and the norms ||g_i|| over all trainable parameters together, both of shape (B,); norms are inf
             where not finite. They are *not* private.
 
-        Raises:
-            ValueError: the loss is refused (:class:`~hyfreedp.errors.Refused`), or a layer now mixes samples.
-
-        Warns:
-            UserWarning: once, if samples are computed one at a time.
+        ValueError if the loss is refused (:class:`~hyfreedp.errors.Refused`), or a layer now mixes samples. A warning
+        says once that samples are computed one at a time.
         """
         check_modes(self.module)
         partition = batch if isinstance(batch, Partition) else Partition.of(batch)
@@ -347,11 +344,7 @@ class GradientEngine:
 
 
 def one_number(value: Any) -> Tensor:
-    """The loss, or weight, of one record as a scalar.
-
-    Raises:
-        Refused: it is no tensor, or not one real number.
-    """
+    """The loss, or weight, of one record as a scalar; Refused if it is not a tensor with one real number."""
     if not isinstance(value, Tensor):
         raise Refused(f"loss (or weights) must return a tensor of one number for a record, got {type(value).__name__}")
     if value.numel() != 1:

@@ -19,9 +19,7 @@ from torch._functorch import vmap
 class Level:
     """A level at which ``size`` samples are mapped together; each draws its own random numbers.
 
-    Attributes:
-        size: B.
-        number: functorch's number of the level, 1 for the outermost; 0 before it is entered.
+    ``number`` is functorch's number of the level, 1 for the outermost; 0 before it is entered.
     """
 
     def __init__(self, size: int) -> None:

@@ -38,13 +38,9 @@ class ModelGuard:
 
     @contextmanager
     def unchanged(self, *, by_value: bool = False) -> Iterator[None]:
-        """A context for forward and backward passes.
+        """A context for passes: Refused, naming it, if they changed what is in the state_dict.
 
-        Args:
-            by_value: compare parameters by value, too.
-
-        Raises:
-            Refused: the passes changed something that is in the state_dict; the message names it.
+        With ``by_value`` parameters are compared by value, too.
         """
         layers = layers_of(self._module)
         scripts = torch.jit.ScriptModule  # these keep their attributes elsewhere

@@ -136,10 +136,9 @@ class Pass(TorchFunctionMode):
     def losses(self, loss: Callable[[Sequence[Tensor]], Tensor], tensors: Sequence[Tensor]) -> Tensor:
         """The losses (B,) of samples, of which sample i gets row i of each of the ``tensors``.
 
-        Raises:
-            DecisionsDiffer, DecisionsChanged, TooLarge: samples must be mapped in other groups.
-            Refused: the loss uses a tensor of an earlier pass, or random numbers that are not the run's.
-            RuntimeError: the loss cannot be mapped (:class:`Unmappable`, or an error of functorch), or raises it.
+        Raises DecisionsDiffer, DecisionsChanged or TooLarge if samples must be mapped in other groups, Refused if the
+        loss uses a tensor of an earlier pass or random numbers that are not the run's, and Unmappable, or functorch's
+        error, if the loss cannot be mapped.
         """
         if foreign_modes():
             raise Unmappable("a mode around the step, which sees tensors of all samples")
@@ -312,9 +311,7 @@ class Pass(TorchFunctionMode):
     def gradients(self, losses: Tensor) -> Gradients:
         """The per-sample gradients of losses (B,) of this pass, without parameters on which no loss depends.
 
-        Raises:
-            Refused: the losses depend on no parameter.
-            Unmappable: a parameter was used where nothing was intercepted.
+        Refused if there is none; Unmappable if a parameter was used where nothing was intercepted.
         """
         if not losses.requires_grad:
             raise Refused(NO_GRADIENT)
@@ -383,8 +380,7 @@ class _Layer(torch.autograd.Function):
 class SingleSample(TorchFunctionMode):
     """A mode around the loss of one sample that is computed alone; it refuses tensors of an earlier sample.
 
-    Args:
-        path: expected answers to the first decisions; for another one :class:`DecisionsChanged` is raised.
+    ``path`` has the expected answers to the first decisions; for another one :class:`DecisionsChanged` is raised.
     """
 
     def __init__(self, path: Path = ()) -> None:
@@ -485,11 +481,7 @@ def _check_mappable(func: Any, args: Any, kwargs: dict[str, Any]) -> None:
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """A context for a backward pass that explains errors of reentrant checkpointing.
-
-    Raises:
-        ValueError: the model uses it.
-    """
+    """A context for a backward pass: if the model uses reentrant checkpointing, a ValueError says what to do."""
     try:
         yield
     except RuntimeError as error:

@@ -27,18 +27,11 @@ _COMPARED_RECORDS = 3
 def check_plain_loss(samples: StepBatch, module: nn.Module, key: bytes) -> bool:
     """Refuse a loss whose value for a batch is neither its records' losses nor a (weighted) sum or mean of them.
 
-    It is computed in eval mode. Losses that draw random numbers or take a single record only cannot be compared.
-
-    Args:
-        samples: a batch and its loss.
-        module: the model.
-        key: of the random numbers.
+    It is computed in eval mode, with random numbers of ``key``. Losses that draw random numbers or take a single record
+    only cannot be compared. ValueError if the losses differ, or if the loss takes several records, but fails for one.
 
     Returns:
         Whether the check is done, so that the next step need not repeat it: False if there were too few records.
-
-    Raises:
-        ValueError: the losses differ; or the loss takes several records, but fails for one.
     """
     if samples.owners:
         return True

@@ -23,13 +23,9 @@ def unrolled(
     bidirectional: bool,
     batch_first: bool,
 ) -> Any:
-    """``torch.lstm``, ``gru``, ``rnn_tanh`` or ``rnn_relu`` of inputs (B, T, I), by linear maps.
+    """``torch.lstm``, ``gru``, ``rnn_tanh`` or ``rnn_relu``, named by ``mode``, of inputs (B, T, I), by linear maps.
 
-    Args:
-        mode: the function's name; the other arguments are its own.
-
-    Returns:
-        As theirs: outputs, last hidden states and, for an LSTM, last cell states; NotImplemented for a packed sequence.
+    Returns outputs, last hidden states and, for an LSTM, last cell states; NotImplemented for a packed sequence.
     """
     if not isinstance(has_biases, bool):  # the overload for packed sequences, which has other arguments
         return NotImplemented

@@ -38,10 +38,6 @@ class StepBatch:
         partition: how the samples are divided into pieces.
         device, guard: of the model.
         weights: float64, shape ``(B,)``, on the model's device; None if all are 1.
-
-    Raises:
-        TypeError: ``weights`` is not a function.
-        ValueError: a weight is out of range.
     """
 
     def __init__(

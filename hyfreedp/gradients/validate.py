@@ -15,11 +15,8 @@ def check_module(module: nn.Module) -> None:
     """Refuse a module whose training cannot be made private.
 
     A frozen batch norm in eval mode is a fixed affine map and passes. ``model.train()`` would put it back into train
-    mode, so :func:`check_modes` checks again at every step.
-
-    Raises:
-        ValueError: naming offending layers with the fix, or saying that nothing is trainable, that trained parameters
-            have hooks, or that float32 products are rounded.
+    mode, so :func:`check_modes` checks again at every step. The ValueError names layers with the fix, or says that
+    nothing is trainable, that trained parameters have hooks, or that float32 products are rounded.
     """
     problems = _problems(module)
     problems += [
@@ -34,11 +31,7 @@ def check_module(module: nn.Module) -> None:
 
 
 def check_modes(module: nn.Module) -> None:
-    """Refuse, at every step, what :func:`check_module` refuses of layers, settings and hooks.
-
-    Raises:
-        ValueError: as there.
-    """
+    """Refuse, at every step, what :func:`check_module` refuses of layers, settings and hooks."""
     if problems := _problems(module):
         raise ValueError(
             f"the model has changed since training began: {listed(problems)}. If model.train() did it, call .eval() of "

@@ -19,10 +19,6 @@ class ClosureOptimizer(OptimizerWrapper):
 
     Its groups and state are those of the private optimizer. Its state_dict may be published with the model: it has
     released values and the public plan, and the name of a file in ``folder`` that holds the secrets.
-
-    Args:
-        private: what ``make_private_with_epsilon`` returned.
-        folder: of the key file, which :meth:`state_dict` writes and :meth:`load_state_dict` reads.
     """
 
     def __init__(self, private: HyFreeDPOptimizer, folder: str | os.PathLike[str]) -> None:
@@ -47,11 +43,7 @@ class ClosureOptimizer(OptimizerWrapper):
         return {**state, "key_file": name, "sampler": {"position": position}, "history": history}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` gave, with the secrets in the key file.
-
-        Raises:
-            FileNotFoundError, ValueError: the file is missing, damaged or of another run; or the state names none.
-        """
+        """Restore what :meth:`state_dict` gave; an error if the key file is missing, damaged or of another run."""
         if "key_file" not in state_dict:
             raise ValueError(
                 "the state is of a version of hyfreedp that saved the key in it: resume it by that version"

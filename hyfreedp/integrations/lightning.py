@@ -90,9 +90,7 @@ class PrivateModule(LightningModule):
     def configure_optimizers(self) -> Optimizer:
         """The private optimizer, in a form that Lightning can call.
 
-        Raises:
-            RuntimeError: the module was not made private.
-            ValueError: the Trainer has a callback that logs or saves values that depend on batch sizes.
+        RuntimeError before :meth:`make_private`; ValueError for callbacks that log what depends on batch sizes.
         """
         if self.private is None:
             raise RuntimeError("the module must be made private first: call make_private, and fit with what it returns")

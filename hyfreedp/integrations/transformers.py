@@ -183,8 +183,7 @@ class PrivateTrainer(Trainer):
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """One private step; returns zero in place of the mean loss, which is not private.
 
-        Raises:
-            RuntimeError: the run was resumed from a checkpoint without the private optimizer, which counts epsilon.
+        RuntimeError if the run was resumed without the private optimizer's state, which counts epsilon.
         """
         assert self.private is not None
         if self.private.ledger.steps != self.state.global_step:

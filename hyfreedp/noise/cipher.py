@@ -81,13 +81,7 @@ class Keystream:
 def chacha20(key: bytes, first: int, blocks: int, device: torch.device) -> Tensor:
     """ChaCha20 with nonce 0 by elementwise operations, for devices that OpenSSL does not reach (RFC 8439, section 2.3).
 
-    Args:
-        key: 32 bytes.
-        first, blocks: number of the first block, and of blocks.
-        device: where to compute.
-
-    Returns:
-        The keystream as int64 words, shape ``(8 * blocks,)``, in little-endian order.
+    Returns the keystream of ``blocks`` blocks, from number ``first`` on, as little-endian int64 words (8 * blocks,).
     """
     words = struct.unpack("<16i", b"expand 32-byte k" + key + bytes(16))
     # Made on the CPU and sent without blocking; making it on the device would wait for the device.

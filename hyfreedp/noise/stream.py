@@ -153,11 +153,7 @@ class NoiseGenerator:
 
 
 def as_generator(generator: NoiseGenerator | None) -> NoiseGenerator:
-    """``generator``, or a new one from the operating system if None.
-
-    Raises:
-        TypeError: it is something else, such as a torch generator, whose state can be computed from its output.
-    """
+    """``generator``, or a new one from the operating system if None; TypeError for a torch generator, which is weak."""
     if generator is None:
         return NoiseGenerator()
     if not isinstance(generator, NoiseGenerator):

@@ -87,11 +87,7 @@ class Processes:
         return torch.cat([part.to(values.device) for part in self.gather(values)], dim=-1)
 
     def agree(self, **values: Any) -> None:
-        """Refuse to go on unless every process names the same values.
-
-        Raises:
-            ValueError: on all processes, naming the first value that differs.
-        """
+        """Refuse to go on unless every process names the same values: ValueError, on all, naming one that differs."""
         first, *others = self.gather({name: " ".join(repr(value).split()) for name, value in values.items()})
         for rank, other in enumerate(others, start=1):
             for name in first:
@@ -103,11 +99,7 @@ class Processes:
                     )
 
     def check_same(self, number: int) -> None:
-        """Refuse to go on unless every process holds the same number, of 63 bits.
-
-        Raises:
-            RuntimeError: on all processes.
-        """
+        """Refuse to go on unless every process holds the same number, of 63 bits: RuntimeError, on all."""
         if self.size == 1:
             return
         both = torch.tensor([number, -number], dtype=torch.int64, device=self._device)
@@ -120,11 +112,7 @@ class Processes:
 
     @contextmanager
     def all_or_none(self) -> Iterator[None]:
-        """A context for work that each process does by itself: an error in one of them is an error in all.
-
-        Raises:
-            RuntimeError: another process failed.
-        """
+        """A context for work that each process does by itself: an error in one is a RuntimeError in the others."""
         if self.size == 1:
             yield
             return

@@ -27,14 +27,8 @@ def check_same_records(
     """Refuse data sets that differ between processes in one of a few records, chosen at random.
 
     Random augmentation is the same on all, since its random numbers are. Records that differ from one access to the
-    next, or hold anything but numbers, text and arrays of numbers, are skipped.
-
-    Args:
-        processes: those of the run.
-        dataset: of this process.
-        size: number of its records, the same on all.
-        generator: the same on all; it chooses the records and the key of the hash.
-        device: its random generator is seeded, too.
+    next, or hold anything but numbers, text and arrays of numbers, are skipped. ``size``, the number of records, and
+    ``generator``, which chooses records and the key of the hash, must be the same on all processes.
     """
     if processes.size == 1:
         return

@@ -99,11 +99,7 @@ class BaseOptimizer:
     def sync_scheduler(self) -> None:
         """Handle rates that something else, such as a torch scheduler, has set since the last step.
 
-        Warns:
-            UserWarning: once, if the rate is learned, so that they are ignored.
-
-        Raises:
-            ValueError: the run has a decay of its own.
+        If the rate is learned, they are ignored, with a warning; if the run has a decay of its own, ValueError.
         """
         mine, owner = self._rates, self.optimizer._private_owner  # type: ignore[attr-defined]
         if self.follows or owner is not self or self.note_rates() == mine or self._warned:

@@ -20,8 +20,7 @@ _STATE = "optimizer_state_dict"  # as in Opacus's files
 def write_checkpoint(path: str | os.PathLike[str], state: dict[str, Any], more: Mapping[str, Any]) -> None:
     """Save a run's state and ``more`` to a file; an interruption or error leaves an existing file as it was.
 
-    Raises:
-        ValueError: ``more`` has an entry with the name of the state, or a value is neither a tensor nor a plain value.
+    ValueError if ``more`` has an entry with the state's name, or a value is neither a tensor nor a plain value.
     """
     if _STATE in more:
         raise ValueError(f"checkpoint_dict must not have the entry {_STATE!r}, which is the run's own: rename it")
@@ -38,11 +37,7 @@ def write_checkpoint(path: str | os.PathLike[str], state: dict[str, Any], more: 
 
 
 def read_checkpoint(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The ``state`` and ``more`` of :func:`write_checkpoint`, with tensors on the CPU.
-
-    Raises:
-        ValueError: the file is no such checkpoint.
-    """
+    """The ``state`` and ``more`` of :func:`write_checkpoint`, with tensors on the CPU; ValueError for other files."""
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True)
     except OSError:

@@ -25,11 +25,7 @@ def default_device() -> torch.device:
 
 
 def named_device(name: str) -> torch.device:
-    """The device of an option: "cpu", "accelerator", or a name of torch's, such as "xpu:1".
-
-    Raises:
-        ValueError: this machine has no such device.
-    """
+    """The device named "cpu", "accelerator", or as in torch, such as "xpu:1"; ValueError if there is none."""
     here = default_device()
     count = 0 if here == CPU else torch.accelerator.device_count()
     if name == CPU.type:

@@ -86,12 +86,8 @@ class StepRecord:
 def raw_values(losses: Tensor, norms: Tensor, probed: Tensor | None) -> dict[str, float]:
     """Diagnostics of one step, NOT private. Threat model: RAW.
 
-    Args:
-        losses, norms: per-sample losses at w and gradient norms, shape ``(B,)``.
-        probed: per-sample losses at (w - hG, w, w + hG), shape ``(3, B)``, on probe steps.
-
-    Warns:
-        UserWarning: no sample has a finite loss and gradient, so that the step consists of noise alone.
+    From per-sample losses at w and gradient norms, shape ``(B,)``, and, on probe steps, losses at (w - hG, w, w + hG),
+    shape ``(3, B)``. Warns if no sample has a finite loss and gradient, so that the step consists of noise alone.
     """
     values = {
         "batch_size": float(losses.numel()),

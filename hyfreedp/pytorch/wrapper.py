@@ -89,11 +89,8 @@ class Unprepared:
 def run_step_hooks(step: Callable[P, R]) -> Callable[P, R]:
     """Decorate a method ``step(loss, batch)``: check its arguments, run the optimizer's hooks, refuse nested steps.
 
-    Global optimizer hooks and the profiler's label are left to the base optimizer's step within.
-
-    Raises:
-        TypeError: it is not called as ``step(loss, batch)``, but as in a loop that was written for plain torch.
-        RuntimeError: another private step of this process is under way.
+    Global optimizer hooks and the profiler's label are left to the base optimizer's step within. TypeError for other
+    calls, as of a loop written for plain torch; RuntimeError if another private step of this process is under way.
     """
     signature = inspect.signature(step)
 
