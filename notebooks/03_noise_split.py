@@ -516,7 +516,8 @@ sliders(
 # ## Verdict
 
 # %%
-cost = table[table.section == "true cost"].set_index(["accountant", "composition", "target_epsilon"]).true_epsilon
+cost = table[table.section == "true cost"].set_index(["accountant", "composition", "target_epsilon"]).sort_index()
+cost = cost.true_epsilon
 claims = {
     "independent": "Algorithm 2: its pair of noises keeps Algorithm 1 within epsilon",
     "epsilon_sum": "Appendix: the pair of noises whose epsilons add up keeps Algorithm 1 within epsilon",

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
@@ -17,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from tqdm import TqdmWarning
 
 from hyfreedp.experiments.models import public_weights as weights
 from hyfreedp.experiments.models.image_models import Tuning, add_low_rank_updates
@@ -26,9 +24,6 @@ from hyfreedp.pytorch.devices import default_device
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-# transformers asks tqdm for a bar of widgets, which no notebook of ours needs and which is missed in every one.
-warnings.filterwarnings("ignore", "IProgress not found", TqdmWarning)
 
 GPT2, LLAMA2 = "openai-community/gpt2", "meta-llama/Llama-2-7b-hf"
 REVISIONS = {GPT2: "607a30d783dfa663caf39e06633721c8d4cfcd7e", LLAMA2: "01c7f73d771dfac7d292323805ebc428287df4f9"}
