@@ -203,17 +203,3 @@ def test_reentrant_checkpointing_is_refused():
     example.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
     with pytest.raises(ValueError, match=r"reentrant.*gradient_checkpointing_kwargs=.'use_reentrant': False."):
         example.by_engine(make_engine(example.model, AutomaticClipping()))
-
-
-def test_an_input_modified_in_place_is_refused():
-    """Autograd itself overlooks it under checkpointing."""
-
-    def spoils(m, x):
-        hidden = x * 2
-        output = m.spoiled(hidden)
-        hidden += 1
-        return m.last(output)
-
-    model = Built(spoils, spoiled=nn.Linear(6, 6), last=nn.Linear(6, 6)).double()
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        make_engine(model, AutomaticClipping()).add(lambda x: model(x).sum(1), torch.randn(3, 6).double())

@@ -54,16 +54,6 @@ def test_a_level_shows_samples_and_is_left_and_entered_again(rows) -> None:
         assert other.number == 1 and other.is_innermost()
 
 
-def test_maps_and_gradients_within_are_told(rows) -> None:
-    level = Level(3)
-    assert within(level, lambda _: level.is_innermost(), rows) == [True, False, False, False]
-    assert within(level, level.holds, rows) == [True] * 4
-    assert not level.is_innermost()
-    with level:
-        x = level.mapped(rows)
-        assert torch.vmap(lambda y: level.holds(x + y) + y)(torch.zeros(2)).tolist() == [0, 0]  # of the map within
-
-
 def test_a_level_is_left_with_those_within(rows) -> None:
     level = Level(3)
 
