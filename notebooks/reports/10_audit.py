@@ -279,12 +279,15 @@ plots.save_table(
 # ## Verdict
 
 # %%
-of_paper = joint[(joint.noise == "independent") & (joint.counted == "independent")].iloc[0]
+of_paper = joint[(joint.noise == "independent") & (joint.counted == "independent")]
+refuted = of_paper[of_paper.verdict == "refuted"]  # at some of the deltas; the bounds hold jointly
+shown = of_paper.iloc[0] if refuted.empty else refuted.iloc[0]
 own = [*joint[joint.counted == "same_batch"].verdict, *canaries[np.isfinite(canaries.claimed)].verdict]
 wrong = own.count("refuted")
-number = f"at least {of_paper.lower_bound:.2f} is found where {of_paper.claimed:.2f} is claimed (noise by that count and PLD)"
+number = f"refuted at {len(refuted)} of {len(of_paper)} values of delta; at {shown.delta:.2g} at least {shown.lower_bound:.2f} is "
+number += f"found where {shown.claimed:.2f} is claimed (noise by that count and PLD)"
 claim = "Algorithm 2's count of a probe step, as independent batches, bounds epsilon"
-decided = [Verdict(claim, by_attack(of_paper.verdict == "refuted"), number)]
+decided = [Verdict(claim, by_attack(len(refuted)), number)]
 number = f"{wrong} of {len(own)} claims are refuted, which proves none of them"
 decided.append(Verdict("The default accounting of this package bounds epsilon", by_attack(wrong), number, "ours"))
 verdict("10_audit", decided, **saved)
