@@ -266,9 +266,7 @@ def shifted(images: Tensor, pad: int, random: np.random.Generator) -> Tensor:
 
 def main(arguments: list[str] | None = None) -> None:
     """The command."""
-    parser = argparse.ArgumentParser(
-        prog="python tools/weights/pretrain.py", description=__doc__.splitlines()[0]
-    )
+    parser = argparse.ArgumentParser(prog="python tools/weights/pretrain.py", description=__doc__.splitlines()[0])
     parser.add_argument("recipe", choices=RECIPES)
     out = workspace().checkpoints
     parser.add_argument("--out", type=Path, default=out, help="folder of the checkpoint (default: %(default)s)")
