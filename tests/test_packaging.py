@@ -180,6 +180,7 @@ HEAVY = (
 )
 
 
+@pytest.mark.whole
 def test_the_core_loads_nothing_heavy_and_runs_without_opacus_and_autodp():
     """In a process to which neither is installed: None in ``sys.modules`` is how Python says so."""
     script = f"""

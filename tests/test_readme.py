@@ -26,6 +26,7 @@ PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "data/README.md"]
 PAGES += [f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))]
 
 
+@pytest.mark.whole
 def test_the_code_block_runs_as_written(capsys):
     (code,), (loop, shown, views, *_) = programs("README.md"), programs("docs/usage.md")  # others run its sections
     exec(compile(code, "README.md", "exec"), names := {})

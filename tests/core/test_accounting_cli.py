@@ -15,6 +15,7 @@ from hyfreedp.accounting import NoiseSplit
 CHEAP = "--epsilon 1 --delta 1e-5 --n 2000 --batch-size 200 --steps 20 --accountant rdp".split()
 
 
+@pytest.mark.whole
 def test_runs_as_a_module_without_a_word_on_stderr():
     done = subprocess.run(
         [sys.executable, "-m", "hyfreedp", *CHEAP, "--json"], capture_output=True, text=True, check=True
