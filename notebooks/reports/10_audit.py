@@ -282,6 +282,8 @@ plots.save_table(
 of_paper = joint[(joint.noise == "independent") & (joint.counted == "independent")]
 first, elsewhere = of_paper.iloc[0], of_paper.iloc[1:]  # the rule, written before: the target's delta decides
 refuted = elsewhere[elsewhere.verdict == "refuted"]
+own = [*joint[joint.counted == "same_batch"].verdict, *canaries[np.isfinite(canaries.claimed)].verdict]
+wrong = own.count("refuted")
 number = f"at least {first.lower_bound:.2f} is found where {first.claimed:.2f} is claimed (noise by that count and PLD)"
 if len(refuted):
     at = refuted.iloc[0]
