@@ -1,23 +1,25 @@
-"""The rate of preset "robust": a public start, and looks along the run so far, at the noise of the run to come.
+"""The rate of preset "robust": a public start, and looks along the run so far, with the noise of the run to come.
 
 AdamW on normalised gradients is scale-free: at a rate of c / sqrt(T) the noise of T steps adds up to about c, whatever
-T is. What that does to the outputs of a layer grows with the root of its width, so c starts lower in larger models.
-Too high a rate shows late, when noise has added up; but the noise of the rest of the run is known, being our own.
-So a *look* adds it before it asks. Early steps at another rate are, to first order, these, scaled; so the losses of one
-batch are compared at
+T is. Its effect on the outputs of a layer grows with the root of the layer's width, so c starts lower in larger models.
+
+The harm of too high a rate shows late, when noise has added up. But the noise of the remaining steps is our own and
+known in size, so a *look* adds it in advance. To first order, earlier steps at another rate are the same steps, scaled.
+So a look compares the losses of one batch at
 
     w_0 + (c_j / c) (w - w_0) + kappa c_j s z,    c_j = 32 c_0, 16 c_0, ..., c_0 / 32,
 
-with s^2 T the squared factors of the schedule's steps that are left, and one public standard normal z. The signal to
-come is left out; so only a part of the noise counts, that the signal so far can stand against. Most of it comes early:
-kappa^2 is p^(3/4), with p the share of the schedule's way that was made. Each record votes between neighbours. From the
-rate in force the votes lead up or down as long as they are clear; what is not on the way is not asked, but paid for. A
-look errs by an octave, so the run goes on at the geometric mean of the start and of all looks, but where more than
-three records in four agree that this is wrong. The first look has seen a single step: it counts until the second one.
-Weights that went too far come back along the ray; up it they go after one step only, whose direction no rate changes.
+where s^2 T is the sum of the squared factors of the schedule's remaining steps, and z one public standard normal. The
+signal to come is missing here, so only a part of the noise counts: kappa^2 = p^(3/4), where p is the share of the
+schedule that was made.
 
-Without privacy the noise is that of drawing batches. Adam's steps are as long, and it adds up and counts alike.
-After the looks the rate stays. The run ends at an average of its weights, the t-th counted as t^8, as after a decay.
+Each record votes between neighbouring rates, by the relative change of its loss. (By its sign alone, the records of a
+class would vote as a block.) Starting at the rate in force, the votes lead up or down while they exceed their noise.
+Only votes on this way are taken, but all are paid for. A look errs by about an octave, so the run moves half the way,
+in octaves. After the first step the weights move along, in both directions; later they only come back towards w_0.
+
+Without privacy, z stands for the noise of drawing batches, of the same size under Adam. After the last look the rate is
+constant. The run ends at an average of its weights, those after t steps weighted by t^8, which acts like a decay.
 """
 
 from __future__ import annotations
@@ -25,7 +27,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
 from typing import Any
 
 import torch
@@ -39,26 +40,28 @@ from hyfreedp.pytorch.base_optimizer import trainable
 from hyfreedp.pytorch.records import LookResult
 from hyfreedp.schedule import FIRST_LOOK_STEP, LOOK_SHARES, look_steps
 
-# Measured on validation data of small tasks, see docs/step_rule.md. Users set none of it but the start.
-START = 6.0  # how far the noise of a run at the first rate moves what the model computes, see public_start()
-LADDER = tuple(2.0 ** (VOTES / 2 - j) for j in range(VOTES + 1))  # rates compared, over the first one
-GAIN = 0.75  # power of the share of the way that was made, by which a run's gain grows: kappa^2
-CLEAR = 0.1  # margin beyond which votes lead on
-SURE = 0.5  # and beyond which they do so from the mean with the looks before, too
-POWER = 8.0  # of t, by which the weights after t steps count in the average
+# Users set none of these but the start; docs/step_rule.md has the measurements.
+START_DISPLACEMENT = 6.0  # of the model's outputs by the noise of a run at the first rate, see public_start()
+LADDER = tuple(2.0 ** (VOTES / 2 - j) for j in range(VOTES + 1))  # rates to compare, in units of the first
+NOISE_POWER = 0.75  # kappa^2 is the share of the schedule that was made, to this power
+CLEAR_MARGIN = 2.0  # standard deviations of the noise of a margin, beyond which it leads on
+STRIDE = 0.5  # share of the octaves from the rate in force to where a look leads, by which the rate moves
+AVERAGE_POWER = 8.0  # the weights after t steps count as t to this power in the average
 PUBLIC_SEED = 0  # of z, which hides nothing
 
-CONSTANTS = (START, LADDER, FIRST_LOOK_STEP, LOOK_SHARES, GAIN, CLEAR, SURE, POWER, PUBLIC_SEED)
+CONSTANTS = (
+    START_DISPLACEMENT, LADDER, FIRST_LOOK_STEP, LOOK_SHARES, NOISE_POWER, CLEAR_MARGIN, STRIDE, AVERAGE_POWER, PUBLIC_SEED,
+)  # fmt: skip
 
 
 def public_start(parameters: Sequence[Tensor]) -> float:
     """c_0: the first rate, times sqrt(T), in units of the base optimizer's displacement per gradient.
 
     The noise of a run moves each weight by c, and so an output of a layer with n inputs of size 1 by c sqrt(n). The
-    layers' noises add up. So c_0 is :data:`START` over the root of the sum of all n, which is public. A matrix has its
+    layers' noises add up. So c_0 is :data:`START_DISPLACEMENT` over the root of the sum of all n, which is public. A matrix has its
     outputs in dimension 0; of a vector, or what all samples share in such a dimension of size 1, n is 1.
     """
-    return START / math.sqrt(sum(p.numel() // len(p) if p.dim() > 1 and len(p) > 1 else 1 for p in parameters))
+    return START_DISPLACEMENT / math.sqrt(sum(p.numel() // len(p) if p.dim() > 1 and len(p) > 1 else 1 for p in parameters))
 
 
 def noise_to_come(schedule: Sequence[float], made: int, momentum: float = 0.0) -> float:
@@ -70,32 +73,71 @@ def noise_to_come(schedule: Sequence[float], made: int, momentum: float = 0.0) -
     """
     ahead = math.fsum(factor**2 for factor in schedule[made:]) / len(schedule)
     way = math.fsum(factor * (1 - momentum ** (made - t)) for t, factor in enumerate(schedule[:made]))
-    return math.sqrt(ahead * (way / math.fsum(schedule)) ** GAIN)
+    return math.sqrt(ahead * (way / math.fsum(schedule)) ** NOISE_POWER)
 
 
 def choose(margin: Callable[[int], float], level: float, needed: float) -> float:
-    """The rate to which votes between the neighbours of :data:`LADDER` lead, in units of the first rate.
+    """The rate to which the votes between neighbours of :data:`LADDER` lead, in units of the first rate.
 
-    From a rate they lead up while more records than needed prefer a higher one, or down while more prefer a lower: to
-    where that ends, in steps of 2 %. A margin stands in the middle of its two rates.
+    From ``level`` it goes up while the margin exceeds ``needed``, or down while minus the margin does, in steps of a
+    32nd of an octave. Between the middles of two neighbouring pairs of rates, their margins are interpolated.
 
     Args:
-        margin: of the j-th rate to the next, lower one, positive where the j-th is preferred; asked where it is needed.
+        margin: of the j-th rate over the next lower one, positive if the j-th is preferred; called only where needed.
         level: the rate to begin at.
         needed: the margin that leads on.
     """
 
-    def found(place: int) -> float:
-        below, share = divmod(min(max(VOTES / 2 - 0.5 - place / 32, 0.0), VOTES - 1), 1)
-        return (1 - share) * margin(int(below)) + (share and share * margin(int(below) + 1))
+    def margin_at(place: int) -> float:  # 32nds of an octave above the first rate
+        pair = VOTES / 2 - 0.5 - place / 32  # pair j lies between rates j and j + 1
+        pair = min(max(pair, 0.0), VOTES - 1.0)
+        lower = int(pair)
+        share = pair - lower
+        if share == 0:
+            return margin(lower)
+        return (1 - share) * margin(lower) + share * margin(lower + 1)
 
     end = 32 * (VOTES // 2)
-    start = at = min(max(round(32 * math.log2(level)), -end), end)
-    while at < end and found(at) > needed:
-        at += 1
-    while at > -end and found(at) < -needed:
-        at -= 1
-    return level if at == start else 2.0 ** (at / 32)
+    begin = min(max(round(32 * math.log2(level)), -end), end)
+    place = begin
+    while place < end and margin_at(place) > needed:
+        place += 1
+    while place > -end and margin_at(place) < -needed:
+        place -= 1
+    return level if place == begin else 2.0 ** (place / 32)
+
+
+class _Votes:
+    """The margins of one look. Each is released when it is first asked for.
+
+    Args:
+        view: the batch.
+        losses_at: raw losses of the records at a rate of the ladder, shape ``(B,)``.
+    """
+
+    def __init__(self, view: BatchView, losses_at: Callable[[float], Tensor]) -> None:
+        self._view, self._losses_at = view, losses_at
+        self._losses: dict[int, Tensor] = {}
+        self.released: dict[int, float] = {}
+
+    def margin(self, j: int) -> float:
+        """The private margin of the j-th rate over the next lower one."""
+        if j not in self.released:
+            (self.released[j],) = privatize_votes(
+                torch.stack([self._losses_of(j), self._losses_of(j + 1)]),
+                self._view.noise_multiplier,
+                expected_batch_size=self._view.expected_batch_size,
+                weights=self._view.batch.weights,
+                generator=self._view.generator,
+                add_up=self._view.processes.add_up,
+            )
+        return self.released[j]
+
+    def _losses_of(self, j: int) -> Tensor:
+        if j not in self._losses:
+            with self._view.processes.all_or_none():
+                self._losses[j] = self._losses_at(LADDER[j])
+        return self._losses[j]
 
 
 class LookedRate(RateLearner):
@@ -122,8 +164,7 @@ class LookedRate(RateLearner):
             raise ValueError(f"initial_learning_rate must be finite and positive, got {eta}")
         steps, groups = len(schedule), optimizer.param_groups
         self._looks_at = look_steps(steps)
-        self._parameters = trainable(optimizer)
-        first = float(groups[0]["lr"])
+        self._parameters, first = trainable(optimizer), float(groups[0]["lr"])
         ratios = [(float(group["lr"]) / first, group["params"]) for group in groups] if first > 0 else []
         self._ratios = [ratio for ratio, parameters in ratios for p in parameters if p.requires_grad]
         displacement, proportional = displacement_per_gradient(optimizer, steps)
@@ -132,14 +173,11 @@ class LookedRate(RateLearner):
         self._to_come = {t: noise_to_come(schedule, t, momentum) for t in self._looks_at}
         # Size of a private gradient's coordinates: public where there is noise, else the first gradient's.
         self._unit = (noise_std or math.nan) if proportional else 1.0
-        self._first = eta
-        self._c0 = public_start(self._parameters)
-        self._made = 0  # steps
-        self._found: list[float] = []  # by the looks so far, in units of the first rate
+        self._first, self._c0 = eta, public_start(self._parameters)
+        self._steps, self._made = steps, 0
         self._start: list[Tensor] = []
         self._average: list[Tensor] = []
-        self._steps = steps
-        self._level = 1.0  # of the rate in force, in the same
+        self._level = 1.0  # of the rate in force, in units of the first
         self._undo: tuple[list[Tensor], float] | None = None  # before a look that is not committed
 
     @property
@@ -158,47 +196,31 @@ class LookedRate(RateLearner):
             self._start = [p.detach().clone() for p in self._parameters]
 
     def vote_before_step(self, view: BatchView) -> LookResult:
-        """Let the records vote between the rates of the ladder; go on at what they found, from where it leads."""
+        """Let the records vote between the rates of the ladder; move half the way to where the votes lead."""
         present = [p.detach().clone() for p in self._parameters]
-        eta, first, ray = self.eta, self._first_eta, self._ray(present)
+        ray, before, first = self._ray(present), self._level, self._first_eta
 
-        @cache
-        def losses(j: int) -> Tensor:
-            with view.processes.all_or_none():
-                self._set(torch._foreach_add(self._start, ray, alpha=LADDER[j]))
-                return view.batch.losses()
+        def losses_at(rung: float) -> Tensor:
+            self._set(torch._foreach_add(self._start, ray, alpha=rung))
+            return view.batch.losses()
 
-        @cache
-        def margin(j: int) -> float:  # of at most VOTES, one after the other, as the accountant counts them
-            (released,) = privatize_votes(
-                torch.stack([losses(j), losses(j + 1)]),
-                view.noise_multiplier,
-                expected_batch_size=view.expected_batch_size,
-                weights=view.batch.weights,
-                generator=view.generator,
-                add_up=view.processes.add_up,
-            )
-            margins[j] = released
-            return released
-
-        margins: list[float | None] = [None] * VOTES
+        votes = _Votes(view, losses_at)
+        std = float(loss_noise_std(VOTE_CLIP, view.noise_multiplier, view.expected_batch_size))
         try:
-            found = choose(margin, self._level, CLEAR)
-            counted = [*self._found[1:], found]  # the first look counts until the second
-            level = choose(margin, math.prod(counted) ** (1 / (1 + len(counted))), SURE)
+            found = choose(votes.margin, before, CLEAR_MARGIN * std)
         finally:
             self._set(present)
         view.released()
-        self._undo = present, self._level
-        self._found.append(found)
-        self._level = level
-        along = self.eta / eta if eta > 0 else 1.0
+        self._undo = present, before
+        self._level = before * (found / before) ** STRIDE
+        along = self._level / before
         if self._made > FIRST_LOOK_STEP:
             along = min(1.0, along)
         if along != 1:
             self._set([start.lerp(p, along) for start, p in zip(self._start, present, strict=True)])
-        std = float(loss_noise_std(VOTE_CLIP, view.noise_multiplier, view.expected_batch_size))
-        return LookResult(tuple(rung * first for rung in LADDER), tuple(margins), std, found * first, self.eta, along)
+        rates = tuple(rung * first for rung in LADDER)
+        margins = tuple(votes.released.get(j) for j in range(VOTES))
+        return LookResult(rates, margins, std, found * first, self.eta, along)
 
     @torch.no_grad()
     def _ray(self, present: list[Tensor]) -> tuple[Tensor, ...]:
@@ -215,11 +237,10 @@ class LookedRate(RateLearner):
         return ray
 
     def undo(self) -> None:
-        """Take a look's move and its finding back."""
+        """Take a look's move back."""
         if self._undo is not None:
             present, self._level = self._undo
             self._set(present)
-            self._found.pop()
             self._undo = None
 
     def on_gradient(self) -> None:
@@ -240,7 +261,7 @@ class LookedRate(RateLearner):
         if self._made == 1:
             self._average = [weight.clone() for weight in wide]
         elif self._average:
-            torch._foreach_lerp_(self._average, wide, (1 + POWER) / (self._made + POWER))
+            torch._foreach_lerp_(self._average, wide, (1 + AVERAGE_POWER) / (self._made + AVERAGE_POWER))
         if self._made == self._steps:
             self._set(self._average)
             self._average = []
@@ -263,12 +284,11 @@ class LookedRate(RateLearner):
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers and the live tensors that :meth:`load_state_dict` restores exactly."""
         weights = {"start": list(self._start), "average": list(self._average)}
-        return {"made": self._made, "unit": self._unit, "found": list(self._found), "level": self._level} | weights
+        return {"made": self._made, "unit": self._unit, "level": self._level} | weights
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` gave."""
-        self._made, self._unit, self._found = state["made"], state["unit"], list(state["found"])
-        self._level = state["level"]
+        self._made, self._unit, self._level = state["made"], state["unit"], state["level"]
         devices = [p.device for p in self._parameters]
         self._start = [w.to(d, copy=True) for w, d in zip(state["start"], devices, strict=False)]
         self._average = [w.to(d, copy=True) for w, d in zip(state["average"], devices, strict=False)]

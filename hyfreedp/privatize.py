@@ -25,6 +25,7 @@ AddUp = Callable[[Sequence[Tensor]], None]
 
 # Replaces NaN and infinity: larger than any threshold, and finite, since non-private runs fit unclipped losses.
 UNBOUNDED_LOSS = 1e100
+VOTE_GRID = 2.0**20  # votes are multiples of its inverse
 FINGERPRINT_BOUND = 1e6  # clamps losses of which the noise is a function: one infinite loss would make all sums equal
 
 
@@ -93,9 +94,14 @@ def privatize_votes(
 ) -> list[float]:
     """Release votes between successive candidates (weights of the model): each record votes on each pair.
 
-    Returns sums of w_i sign(l_i(next) - l_i(this)), plus noise, over the expected batch size. A record adds -w_i, 0 or
-    w_i to each of the m sums, so no threshold is needed, and the L2 sensitivity of all sums together is sqrt(m). NaN
-    and infinity count as the largest loss, minus infinity as the smallest; ties, also of these, add 0.
+    A record with losses a at one candidate and b at the next votes (b - a) / (|a| + |b|). Released are the sums of
+    w_i times the votes, plus noise, over the expected batch size. A vote lies in [-1, 1] whatever the losses are, so no
+    threshold is needed, and the L2 sensitivity of all m sums together is sqrt(m).
+
+    Signs of b - a would be as bounded. But then the records of a class vote as a block: a small shift of all logits
+    towards one of K balanced classes would have a margin of 2 / K - 1, although the mean loss does not change to first
+    order. These votes have a margin of 0 there, to first order. NaN and infinity count as the largest loss, minus
+    infinity as the smallest; ties, also of these, add 0.
 
     Args:
         losses: per-sample losses at each candidate, in order, shape ``(m + 1, B)``. B may be 0.
@@ -104,17 +110,19 @@ def privatize_votes(
         weights: of the samples, in [0, 1], shape ``(B,)``; all 1 if None.
 
     Returns:
-        The m private margins. Without noise, and in a batch of the expected size, a margin is 1 if all prefer the
-        former of two candidates, and -1 if all prefer the latter.
+        The m private margins, positive if the batch prefers the former of two candidates. Without noise, and in a batch
+        of the expected size, at most 1.
     """
     if losses.ndim != 2:
         raise ValueError(f"losses must have shape (m + 1, B), got {tuple(losses.shape)}")
-    values = losses.double().masked_fill(losses.isnan(), math.inf)
-    votes = (values[1:] > values[:-1]).double() - (values[1:] < values[:-1]).double()
+    values = losses.double().nan_to_num(nan=math.inf).clamp(-UNBOUNDED_LOSS, UNBOUNDED_LOSS)
+    sizes = values[1:].abs() + values[:-1].abs()
+    votes = ((values[1:] - values[:-1]) / sizes).nan_to_num(0.0)  # 0 / 0 is a tie; rounding keeps them within 1
     if weights is not None:
         votes = votes * weights
-    # Noise is a function of the un-noised sums (module noise). Sums of votes are small integers, which other data may
-    # share, so sums of losses are noised with them, and then discarded.
+    votes = (votes * VOTE_GRID).round() / VOTE_GRID  # so that sums are exact, in any order
+    # Noise is a function of the un-noised sums (module noise). Other data may have the same sums of votes, so sums of
+    # losses are noised with them, and then discarded.
     rows = torch.cat([votes, values.clamp(-FINGERPRINT_BOUND, FINGERPRINT_BOUND)])
     private = noisy_mean(rows, VOTE_CLIP, noise_multiplier, expected_batch_size, generator, add_up)
     return private[: len(votes)].tolist()

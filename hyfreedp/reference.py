@@ -25,10 +25,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hyfreedp import look
 from hyfreedp.accounting import NoiseSplit
+from hyfreedp.look import displacement_per_gradient
 from hyfreedp.noise import NoiseGenerator
-from hyfreedp.schedule import FIRST_LOOK_STEP
 
 Batch = list[Tensor]
 Loss = Callable[[nn.Module, Batch], Tensor]
@@ -86,11 +85,15 @@ def clipped_losses(losses: list[list[float]], threshold: float) -> Tensor:
 
 
 def votes(here: list[float], there: list[float]) -> Tensor:
-    """Votes for some weights less votes for others, from the losses of each sample at both."""
-    here, there = ([math.inf if math.isnan(one) else one for one in row] for row in (here, there))
-    margin = sum((b > a) - (b < a) for a, b in zip(here, there, strict=True))
+    """The sum over records of (b - a) / (|a| + |b|), from their losses a here and b there: each is in [-1, 1]."""
+    here, there = ([1e100 if math.isnan(one) else min(max(one, -1e100), 1e100) for one in row] for row in (here, there))
+    total = 0
+    for a, b in zip(here, there, strict=True):
+        if a or b:
+            total += round((b - a) / (abs(a) + abs(b)) * 2**20)  # whole numbers, whose sums are exact
     bound = [sum(min(max(one, -1e6), 1e6) for one in row) for row in (here, there)]
-    return torch.tensor([margin, *bound], dtype=torch.float64)  # the losses tie the noise to them, and are thrown away
+    # The sums of losses are there so that the noise depends on the losses themselves; they are thrown away.
+    return torch.tensor([total / 2**20, *bound], dtype=torch.float64)
 
 
 # -- Algorithm 1 -------------------------------------------------------------------------------------------------------
@@ -180,10 +183,20 @@ def train(
 # -- our rule: a public start, and looks along the run -----------------------------------------------------------------
 
 
-class Looks:
-    """Preset "robust", see :mod:`hyfreedp.look`. Before some steps the batch compares rates, along the run so far.
+LADDER = [2.0**octave for octave in range(5, -6, -1)]  # the rates that a look compares, over the first one
 
-    After the last step the weights are an average of those after each. ``std`` is that of the noise of a gradient.
+
+class Looks:
+    """Preset "robust": a public first rate, then before some steps a vote of the batch on rates, along the run so far.
+
+    :mod:`hyfreedp.look` has the reasons. After the last step the weights are an average of those after each step.
+
+    Args:
+        optimizer: the base optimizer.
+        T: steps of the run.
+        std: of the noise of each coordinate of a private gradient.
+        eta: the first rate; None for the public one.
+        decay: what multiplies the rate at a share of the run.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, T: int, std: float, eta: float | None, decay: Function):
@@ -191,63 +204,97 @@ class Looks:
         rates = [(w, group["lr"] / groups[0]["lr"]) for group in groups for w in group["params"] if w.requires_grad]
         self.weights, self.ratios = zip(*rates, strict=True)
         self.momentum = groups[0].get("momentum", 0.0)
-        self.T, self.eta, self.decays = T, eta, [decay(s / T) for s in range(T)]
-        self.reach, proportional = look.displacement_per_gradient(optimizer, T)
+        self.T, self.eta, self.factors = T, eta, [decay(s / T) for s in range(T)]
+        self.reach, proportional = displacement_per_gradient(optimizer, T)
         self.unit = (std or math.nan) if proportional else 1.0  # size of a private gradient's coordinates
         self.start = self.mean = self.now()
-        self.found: list[float] = []  # by looks, in units of the first rate
-        self.level = 1.0  # of the rate in force
+        self.level = 1.0  # the rate in force, over the first one
 
     def now(self) -> list[Tensor]:
+        """The present weights."""
         return [weight.detach().clone() for weight in self.weights]
 
     def move(self, share: float, way: list[Tensor]) -> None:
+        """Set the weights to those of the start plus a share of the way."""
         for weight, begun, moved in zip(self.weights, self.start, way, strict=True):
             weight.data.copy_(begun + share * moved)
 
     def first(self) -> float:
         """The first rate; NaN while it is unknown how large gradients are."""
-        return self.eta or look.public_start(self.start) / (math.sqrt(self.T) * self.reach * self.unit)
+        if self.eta:
+            return self.eta
+        inputs = 0  # of all layers together; 1 for a vector
+        for weight in self.start:
+            is_matrix = weight.dim() > 1 and len(weight) > 1
+            inputs += weight[0].numel() if is_matrix else 1
+        return 6 / math.sqrt(inputs) / (math.sqrt(self.T) * self.reach * self.unit)
+
+    def noise_to_come(self, t: int) -> float:
+        """Standard deviation of a coordinate of the noise that a look before step t adds, at the first rate."""
+        ahead = sum(factor**2 for factor in self.factors[t:])
+        made = sum(factor * (1 - self.momentum ** (t - s)) for s, factor in enumerate(self.factors[:t]))
+        share = made / sum(self.factors)  # of the schedule
+        std = math.sqrt(ahead * share**0.75) * self.first() * self.reach * self.unit
+        return 0.0 if math.isnan(std) else std  # if all gradients so far were zero, all rates are alike
 
     def look(
         self, t: int, model: nn.Module, loss: Loss, batch: Batch, sigma: float, B: float, noise: NoiseGenerator
     ) -> dict[str, Any]:
-        """Let the batch vote between rates, each with the noise of the run to come; set the rate, and go back to it."""
+        """Compare the losses of the batch at all rates of the ladder, and move half the way to where votes lead."""
         way = [here - begun for here, begun in zip(self.now(), self.start, strict=True)]
-        made = sum(f * (1 - self.momentum ** (t - s)) for s, f in enumerate(self.decays[:t]))
-        spread = math.sqrt(sum(f * f for f in self.decays[t:]) * (made / sum(self.decays)) ** look.GAIN)
-        spread *= self.first() * self.reach * self.unit  # of the noise to come, at the first rate
-        spread = 0.0 if math.isnan(spread) else spread  # no gradient so far but zeros: all rates are alike
-        public, ray = NoiseGenerator(look.PUBLIC_SEED).child("look", t), []
-        for i, (one, ratio) in enumerate(zip(way, self.ratios, strict=True)):
-            ray.append(one / self.level + spread * ratio * public.child("z", i).normal(*one.shape).to(one.dtype))
-        losses, margins = [], dict[int, float]()
-        for rung in look.LADDER:
+        ray, public, std = [], NoiseGenerator(0).child("look", t), self.noise_to_come(t)
+        for i, (moved, ratio) in enumerate(zip(way, self.ratios, strict=True)):
+            z = public.child("z", i).normal(*moved.shape).to(moved.dtype)
+            ray.append(moved / self.level + std * ratio * z)
+        losses = []
+        for rung in LADDER:
             self.move(rung, ray)
             losses.append(losses_of(model, loss, batch))
+        margins = dict[int, float]()
 
-        def margin(j: int) -> float:  # drawn where it is asked for, and once
+        def margin(j: int) -> float:
+            """Of rate j over the next lower one; released when it is first asked for."""
             if j not in margins:
                 margins[j] = private([votes(losses[j], losses[j + 1])], sigma, 1.0, B, noise)[0][0].item()
             return margins[j]
 
-        self.found.append(look.choose(margin, self.level, look.CLEAR))
-        counted = self.found[1:] or self.found  # the first look counts until the second
-        mean = math.prod(counted) ** (1 / (1 + len(counted)))  # of the start and the looks, the geometric one
-        before, self.level = self.level, look.choose(margin, mean, look.SURE)
-        along = self.level / before if t == FIRST_LOOK_STEP else min(1.0, self.level / before)  # later only back
+        before = self.level
+        found = lead(margin, before, 2 * sigma / B)
+        self.level = before * (found / before) ** 0.5
+        along = self.level / before
+        if t > 1:
+            along = min(1.0, along)  # after the first look weights only come back
         self.move(along, way)
-        return {"margins": [margins.get(j) for j in range(len(losses) - 1)], "along": along}
+        return {"margins": [margins.get(j) for j in range(len(LADDER) - 1)], "along": along}
 
     def rate(self, m: list[Tensor]) -> float:
-        """That in force, once the private gradient is known."""
+        """The rate in force, once the private gradient is known."""
         if math.isnan(self.unit):  # plain SGD without noise: the size of the first gradient that is not zero
             self.unit = torch.cat([one.flatten() for one in m]).double().square().mean().sqrt().item() or math.nan
         return 0.0 if math.isnan(self.first()) else self.first() * self.level
 
     def average(self, t: int) -> None:
-        """Take the weights into their mean, at which the run ends."""
-        share = (1 + look.POWER) / (t + 1 + look.POWER)
+        """Take the weights into their mean, where those after t steps count as t^8; the run ends there."""
+        share = 9 / (t + 9)
         self.mean = [mean + share * (now - mean) for mean, now in zip(self.mean, self.now(), strict=True)]
         if t == self.T - 1:
             self.move(1.0, [mean - begun for mean, begun in zip(self.mean, self.start, strict=True)])
+
+
+def lead(margin: Callable[[int], float], level: float, needed: float) -> float:
+    """From a rate go up while the margin exceeds ``needed``, or down while minus the margin does."""
+
+    def between(place: int) -> float:
+        """The margin at a rate, in 32nds of an octave over the first; that of j stands half-way from rate j to j + 1."""
+        j = min(max(4.5 - place / 32, 0.0), 9.0)
+        left = math.floor(j)
+        if j == left:
+            return margin(left)
+        return (1 - (j - left)) * margin(left) + (j - left) * margin(left + 1)
+
+    begin = place = min(max(round(32 * math.log2(level)), -160), 160)
+    while place < 160 and between(place) > needed:
+        place += 1
+    while place > -160 and between(place) < -needed:
+        place -= 1
+    return level if place == begin else 2 ** (place / 32)

@@ -40,11 +40,11 @@ class LookResult:
 
     Attributes:
         rates: the ladder, highest first, without decay, m + 1 of them.
-        margins: for each rate but the last, the private share of votes for it minus that for the next lower one; None
-            where no vote was taken.
+        margins: for each rate but the last, the private mean vote for it against the next lower one; None where no
+            vote was taken.
         margin_std: standard deviation of the noise of each margin.
         chosen: the rate that the votes lead to, starting at the rate in force.
-        eta_next: the rate from here on, a weighted mean with the rates chosen before.
+        eta_next: the rate from here on, half the way there in octaves.
         along: the fraction of the way from the initial weights at which the run goes on; 1 if the weights stay.
     """
 

@@ -70,7 +70,8 @@ def test_one_record_moves_a_vote_by_one_at_most(records, out):
     out %= len(records)
     weight, here, there = records[out]
     moved = margin(records) - margin(records[:out] + records[out + 1 :])
-    assert math.isclose(moved, weight * ((there > here) - (there < here)), abs_tol=1e-12)
+    size = abs(there) + abs(here)
+    assert math.isclose(moved, weight * (there - here) / size if size else 0.0, abs_tol=1e-6)
     assert abs(moved) <= 1 + 1e-12
 
 
