@@ -40,9 +40,7 @@ def test_another_way_of_learning_the_rate_makes_another_cell(monkeypatch):
     def changed():
         return [spec.key != key for spec, key in before.items()]
 
-    constants = {name for name in vars(look) if name.isupper()} - {"CONSTANTS", "VOTES", "VOTE_CLIP"}
-    assert sorted(map(str, look.CONSTANTS)) == sorted(str(getattr(look, name)) for name in constants)
-    monkeypatch.setattr("hyfreedp.look.CONSTANTS", (0.31,))
+    monkeypatch.setattr("hyfreedp.experiments.runs.methods._LOOKS_OF_RECORDS", (0.31,))
     assert changed() == [True, False, False]
     monkeypatch.setitem(METHODS, "paper", replace(METHODS["paper"], overrides={"gamma": 1.02}))
     assert changed() == [True, True, False]
