@@ -49,19 +49,19 @@ STRIDE = 0.5  # share of the octaves from the rate in force to where a look lead
 AVERAGE_POWER = 8.0  # the weights after t steps count as t to this power in the average
 PUBLIC_SEED = 0  # of z, which hides nothing
 
-CONSTANTS = (
-    START_DISPLACEMENT, LADDER, FIRST_LOOK_STEP, LOOK_SHARES, NOISE_POWER, CLEAR_MARGIN, STRIDE, AVERAGE_POWER, PUBLIC_SEED,
-)  # fmt: skip
+CONSTANTS = (START_DISPLACEMENT, LADDER, FIRST_LOOK_STEP, LOOK_SHARES, NOISE_POWER)
+CONSTANTS += (CLEAR_MARGIN, STRIDE, AVERAGE_POWER, PUBLIC_SEED)
 
 
 def public_start(parameters: Sequence[Tensor]) -> float:
     """c_0: the first rate, times sqrt(T), in units of the base optimizer's displacement per gradient.
 
     The noise of a run moves each weight by c, and so an output of a layer with n inputs of size 1 by c sqrt(n). The
-    layers' noises add up. So c_0 is :data:`START_DISPLACEMENT` over the root of the sum of all n, which is public. A matrix has its
-    outputs in dimension 0; of a vector, or what all samples share in such a dimension of size 1, n is 1.
+    layers' noises add up. So c_0 is :data:`START_DISPLACEMENT` over the root of the sum of all n, which is public. A
+    matrix has its outputs in dimension 0. For a vector, or if this dimension has size 1, n is 1.
     """
-    return START_DISPLACEMENT / math.sqrt(sum(p.numel() // len(p) if p.dim() > 1 and len(p) > 1 else 1 for p in parameters))
+    inputs = [p.numel() // len(p) if p.dim() > 1 and len(p) > 1 else 1 for p in parameters]
+    return START_DISPLACEMENT / math.sqrt(sum(inputs))
 
 
 def noise_to_come(schedule: Sequence[float], made: int, momentum: float = 0.0) -> float:

@@ -285,7 +285,7 @@ def lead(margin: Callable[[int], float], level: float, needed: float) -> float:
     """From a rate go up while the margin exceeds ``needed``, or down while minus the margin does."""
 
     def between(place: int) -> float:
-        """The margin at a rate, in 32nds of an octave over the first; that of j stands half-way from rate j to j + 1."""
+        """The margin at a rate, in 32nds of an octave over the first; that of j lies half-way between j and j + 1."""
         j = min(max(4.5 - place / 32, 0.0), 9.0)
         left = math.floor(j)
         if j == left:

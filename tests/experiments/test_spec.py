@@ -9,7 +9,7 @@ from cases import together
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hyfreedp.experiments.runs.methods import METHODS, look
+from hyfreedp.experiments.runs.methods import METHODS
 from hyfreedp.experiments.runs.spec import Spec
 from hyfreedp.experiments.store.paths import CHECKPOINTS
 
