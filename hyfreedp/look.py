@@ -14,9 +14,10 @@ signal to come is missing here, so only a part of the noise counts: kappa^2 = p^
 schedule that was made.
 
 Each record votes between neighbouring rates, by the relative change of its loss. (By its sign alone, the records of a
-class would vote as a block.) Starting at the rate in force, the votes lead up or down while they exceed their noise.
-Only votes on this way are taken, but all are paid for. A look errs by about an octave, so the run moves half the way,
-in octaves. After the first step the weights move along, in both directions; later they only come back towards w_0.
+class would vote as a block.) On small data, where noise would hide small votes, votes are steeper, up to signs.
+Starting at the rate in force, the votes lead up or down while they exceed their noise. Only votes on this way are
+taken, but all are paid for. A look errs by about an octave, so the run moves half the way, in octaves. After the first
+step the weights move along, in both directions; later they only come back towards w_0.
 
 Without privacy, z stands for the noise of drawing batches, of the same size under Adam. After the last look the rate is
 constant. The run ends at an average of its weights, those after t steps weighted by t^8, which acts like a decay.
@@ -45,12 +46,13 @@ START_DISPLACEMENT = 6.0  # of the model's outputs by the noise of a run at the 
 LADDER = tuple(2.0 ** (VOTES / 2 - j) for j in range(VOTES + 1))  # rates to compare, in units of the first
 NOISE_POWER = 0.75  # kappa^2 is the share of the schedule that was made, to this power
 CLEAR_MARGIN = 2.0  # standard deviations of the noise of a margin, beyond which it leads on
+CLEAR_VOTE = 0.05  # a mean vote that must exceed any noise: votes are as steep as that takes
 STRIDE = 0.5  # share of the octaves from the rate in force to where a look leads, by which the rate moves
 AVERAGE_POWER = 8.0  # the weights after t steps count as t to this power in the average
 PUBLIC_SEED = 0  # of z, which hides nothing
 
 CONSTANTS = (START_DISPLACEMENT, LADDER, FIRST_LOOK_STEP, LOOK_SHARES, NOISE_POWER)
-CONSTANTS += (CLEAR_MARGIN, STRIDE, AVERAGE_POWER, PUBLIC_SEED)
+CONSTANTS += (CLEAR_MARGIN, CLEAR_VOTE, STRIDE, AVERAGE_POWER, PUBLIC_SEED)
 
 
 def public_start(parameters: Sequence[Tensor]) -> float:
@@ -117,6 +119,7 @@ class _Votes:
 
     def __init__(self, view: BatchView, losses_at: Callable[[float], Tensor]) -> None:
         self._view, self._losses_at = view, losses_at
+        self.std = float(loss_noise_std(VOTE_CLIP, view.noise_multiplier, view.expected_batch_size))  # of a margin
         self._losses: dict[int, Tensor] = {}
         self.released: dict[int, float] = {}
 
@@ -127,6 +130,7 @@ class _Votes:
                 torch.stack([self._losses_of(j), self._losses_of(j + 1)]),
                 self._view.noise_multiplier,
                 expected_batch_size=self._view.expected_batch_size,
+                steepness=max(1.0, CLEAR_MARGIN * self.std / CLEAR_VOTE),
                 weights=self._view.batch.weights,
                 generator=self._view.generator,
                 add_up=self._view.processes.add_up,
@@ -205,9 +209,8 @@ class LookedRate(RateLearner):
             return view.batch.losses()
 
         votes = _Votes(view, losses_at)
-        std = float(loss_noise_std(VOTE_CLIP, view.noise_multiplier, view.expected_batch_size))
         try:
-            found = choose(votes.margin, before, CLEAR_MARGIN * std)
+            found = choose(votes.margin, before, CLEAR_MARGIN * votes.std)
         finally:
             self._set(present)
         view.released()
@@ -220,7 +223,7 @@ class LookedRate(RateLearner):
             self._set([start.lerp(p, along) for start, p in zip(self._start, present, strict=True)])
         rates = tuple(rung * first for rung in LADDER)
         margins = tuple(votes.released.get(j) for j in range(VOTES))
-        return LookResult(rates, margins, std, found * first, self.eta, along)
+        return LookResult(rates, margins, votes.std, found * first, self.eta, along)
 
     @torch.no_grad()
     def _ray(self, present: list[Tensor]) -> tuple[Tensor, ...]:

@@ -88,15 +88,17 @@ def privatize_votes(
     noise_multiplier: float,
     *,
     expected_batch_size: float,
+    steepness: float = 1.0,
     weights: Tensor | None = None,
     generator: NoiseGenerator | None = None,
     add_up: AddUp | None = None,
 ) -> list[float]:
     """Release votes between successive candidates (weights of the model): each record votes on each pair.
 
-    A record with losses a at one candidate and b at the next votes (b - a) / (|a| + |b|). Released are the sums of
-    w_i times the votes, plus noise, over the expected batch size. A vote lies in [-1, 1] whatever the losses are, so no
-    threshold is needed, and the L2 sensitivity of all m sums together is sqrt(m).
+    A record with losses a at one candidate and b at the next votes (b - a) / (|a| + |b|), times the steepness, clipped
+    to [-1, 1]. Released are the sums of w_i times the votes, plus noise, over the expected batch size. A vote lies in
+    [-1, 1] whatever the losses are, so no threshold is needed, and the L2 sensitivity of all m sums together is
+    sqrt(m).
 
     Signs of b - a would be as bounded. But then the records of a class vote as a block: a small shift of all logits
     towards one of K balanced classes would have a margin of 2 / K - 1, although the mean loss does not change to first
@@ -107,6 +109,7 @@ def privatize_votes(
         losses: per-sample losses at each candidate, in order, shape ``(m + 1, B)``. B may be 0.
         noise_multiplier: sigma_l >= 0, standard deviation of the noise of each sum.
         expected_batch_size, generator, add_up: as in :func:`privatize_loss`.
+        steepness: at least 1, and public. With a larger one small votes exceed more noise; a very large one makes signs.
         weights: of the samples, in [0, 1], shape ``(B,)``; all 1 if None.
 
     Returns:
@@ -117,7 +120,8 @@ def privatize_votes(
         raise ValueError(f"losses must have shape (m + 1, B), got {tuple(losses.shape)}")
     values = losses.double().nan_to_num(nan=math.inf).clamp(-UNBOUNDED_LOSS, UNBOUNDED_LOSS)
     sizes = values[1:].abs() + values[:-1].abs()
-    votes = ((values[1:] - values[:-1]) / sizes).nan_to_num(0.0)  # 0 / 0 is a tie; rounding keeps them within 1
+    votes = ((values[1:] - values[:-1]) / sizes).nan_to_num(0.0)  # 0 / 0 is a tie
+    votes = (votes * steepness).clamp(-VOTE_CLIP, VOTE_CLIP)
     if weights is not None:
         votes = votes * weights
     votes = (votes * VOTE_GRID).round() / VOTE_GRID  # so that sums are exact, in any order

@@ -84,13 +84,14 @@ def clipped_losses(losses: list[list[float]], threshold: float) -> Tensor:
     return torch.tensor([math.fsum(row) for row in clipped], dtype=torch.float64)
 
 
-def votes(here: list[float], there: list[float]) -> Tensor:
-    """The sum over records of (b - a) / (|a| + |b|), from their losses a here and b there: each is in [-1, 1]."""
+def votes(here: list[float], there: list[float], steepness: float) -> Tensor:
+    """The sum over records of (b - a) / (|a| + |b|), from their losses a here and b there, steeper but in [-1, 1]."""
     here, there = ([1e100 if math.isnan(one) else min(max(one, -1e100), 1e100) for one in row] for row in (here, there))
     total = 0
     for a, b in zip(here, there, strict=True):
         if a or b:
-            total += round((b - a) / (abs(a) + abs(b)) * 2**20)  # whole numbers, whose sums are exact
+            vote = steepness * ((b - a) / (abs(a) + abs(b)))
+            total += round(min(max(vote, -1.0), 1.0) * 2**20)  # whole numbers, whose sums are exact
     bound = [sum(min(max(one, -1e6), 1e6) for one in row) for row in (here, there)]
     # The sums of losses are there so that the noise depends on the losses themselves; they are thrown away.
     return torch.tensor([total / 2**20, *bound], dtype=torch.float64)
@@ -251,15 +252,17 @@ class Looks:
             self.move(rung, ray)
             losses.append(losses_of(model, loss, batch))
         margins = dict[int, float]()
+        clear = 2 * sigma / B  # two standard deviations of the noise of a margin
+        steepness = max(1.0, clear / 0.05)
 
         def margin(j: int) -> float:
             """Of rate j over the next lower one; released when it is first asked for."""
             if j not in margins:
-                margins[j] = private([votes(losses[j], losses[j + 1])], sigma, 1.0, B, noise)[0][0].item()
+                margins[j] = private([votes(losses[j], losses[j + 1], steepness)], sigma, 1.0, B, noise)[0][0].item()
             return margins[j]
 
         before = self.level
-        found = lead(margin, before, 2 * sigma / B)
+        found = lead(margin, before, clear)
         self.level = before * (found / before) ** 0.5
         along = self.level / before
         if t > 1:

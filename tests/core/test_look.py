@@ -80,6 +80,14 @@ def test_balanced_classes_do_not_vote_against_any_move(classes):
         assert abs(ours) < shift**2 / 2 and abs(signs) == pytest.approx(1 - 2 / classes)
 
 
+@given(st.lists(records, min_size=1, max_size=6), st.floats(1, 1e6))
+def test_steep_votes_are_clipped(rows, steepness):
+    ours = [sum_ * 2**20 for row in rows for sum_ in sums_of_votes([row], steepness=steepness)]
+    plain = [vote for row in rows for vote in votes_of(row)]
+    exact = [min(max(steepness * vote, -1), 1) * 2**20 for vote in plain]
+    assert ours == pytest.approx(exact, abs=1 + steepness) and max(map(abs, ours)) <= 2**20
+
+
 @pytest.mark.parametrize("share", [0.6, 0.8, 0.9])
 def test_what_a_majority_adds_is_as_small_as_the_move(share):
     """At its best head the votes of a majority still lead up, by less than half the shift; signs, whatever it is."""
