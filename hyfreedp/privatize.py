@@ -109,7 +109,7 @@ def privatize_votes(
         losses: per-sample losses at each candidate, in order, shape ``(m + 1, B)``. B may be 0.
         noise_multiplier: sigma_l >= 0, standard deviation of the noise of each sum.
         expected_batch_size, generator, add_up: as in :func:`privatize_loss`.
-        steepness: at least 1, and public. With a larger one small votes exceed more noise; a very large one makes signs.
+        steepness: at least 1, and public. If larger, small votes exceed more noise; if very large, they are signs.
         weights: of the samples, in [0, 1], shape ``(B,)``; all 1 if None.
 
     Returns:

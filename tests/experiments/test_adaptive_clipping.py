@@ -59,10 +59,8 @@ def test_a_run_adds_the_larger_noise_to_its_gradients():
     spec = Spec(method="adaptive", learning_rate=0.01, clipping_threshold=0.1, steps=5)
     optimizer, _ = make_run(spec)
     clipping = optimizer.gradient_engine.clipping
-    for parameter in optimizer._base.parameters:
-        parameter.grad = torch.zeros_like(parameter)
-    optimizer._privatize_gradient(0)
-    noise = torch.cat([parameter.grad.flatten() for parameter in optimizer._base.parameters]).double() * 500
+    trained = [p for p in optimizer.module.parameters() if p.requires_grad]
+    noise = torch.cat([one.flatten() for one in optimizer._releases.gradient(trained)]).double() * 500
     assert clipping.count_noise == 25
     expected = 0.1 * (optimizer.split.sigma**-2 - (2 * 25) ** -2) ** -0.5
     statistic, count = (noise**2).sum().item() / expected**2, len(noise)
