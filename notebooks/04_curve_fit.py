@@ -77,7 +77,7 @@ from hyfreedp.experiments.store.verdicts import Verdict, by_interval, mean_inter
 from hyfreedp.experiments.studies import landscape
 from hyfreedp.experiments.tasks.registry import TASKS
 from hyfreedp.experiments.tasks.scores import losses_of
-from hyfreedp.look import CLEAR_MARGIN, LADDER, PUBLIC_SEED, choose, look_steps, noise_to_come
+from hyfreedp.look import CLEAR_MARGIN, CLEAR_VOTE, LADDER, PUBLIC_SEED, choose, look_steps, noise_to_come
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.plots import look
 
@@ -303,18 +303,22 @@ def losses_at(rate, share):
 # %% [markdown]
 # Eleven rates stand on a ladder, each twice the next one (`LADDER`). Each record votes between neighbours. If its loss is $a$ at the higher rate and $b$ at the lower one, its vote for the higher one is
 # $(b - a)/(|a| + |b|)$. A vote moves a sum by 1 at most, however large the losses are, so the sum needs no threshold. (The sign of $b - a$ would do that, too. But let all logits shift a little towards one of $K$ balanced classes: then $1/K$ of
-# the records gain a little, all others lose a little, and the mean loss hardly changes. By signs, $1 - 2/K$ of the batch votes against it; by shares nobody wins.) Our votes are those of the library, but for its noise:
+# the records gain a little, all others lose a little, and the mean loss hardly changes. By signs, $1 - 2/K$ of the batch votes against it; by shares nobody wins.) On small data, where noise would hide votes of 0.05 (`CLEAR_VOTE`), they are as much steeper, and clipped to 1. Our votes are those of the library, but for its noise:
 
 
 # %%
 def margins(share):
     """The mean vote of all records for the higher of two neighbouring rates. NOT private."""
     losses = [losses_at(rate, share) for rate in rates]
-    votes = [((low - high) / (low + high)).nan_to_num().sum().item() for high, low in pairwise(losses)]
-    return np.array(votes) / optimizer.expected_batch_size
+    votes = [((low - high) / (low + high)).nan_to_num() for high, low in pairwise(losses)]
+    return np.array([(steep * vote).clamp(-1, 1).sum().item() for vote in votes]) / optimizer.expected_batch_size
 
 
 rates = first_rung * np.array(LADDER)
+clear = (
+    CLEAR_MARGIN * optimizer.split.sigma_loss / optimizer.expected_batch_size
+)  # two standard deviations of the noise
+steep = max(1.0, clear / CLEAR_VOTE)
 asked = {"without the noise to come": margins(0.0), "with it": margins(share)}
 for w, last in zip(weights, here, strict=True):
     w.data.copy_(last)
@@ -331,7 +335,6 @@ assert np.nanmax(np.abs(noisy - asked["with it"])) < 6 * released.margin_std
 
 # %%
 middle, unit = np.sqrt(rates[1:] * rates[:-1]), first_rung
-clear = CLEAR_MARGIN * released.margin_std
 leads = {name: unit * choose(found.__getitem__, c / unit, clear) for name, found in asked.items()}
 figure, axes = plt.subplots(figsize=(8, 4))
 for (name, found), marker in zip(asked.items(), "s^", strict=True):
