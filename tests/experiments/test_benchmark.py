@@ -169,6 +169,7 @@ def test_peak_memory_counts_weights_state_and_the_largest_moment():
 # ---- records ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.whole
 def test_a_contender_that_cannot_is_recorded_with_its_reason(tiny, monkeypatch):
     def refuse(work, setup):
         raise NotImplementedError("parameter tying is not supported\nand more lines")

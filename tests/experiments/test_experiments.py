@@ -106,6 +106,7 @@ def test_scores_are_the_share_of_correct_predictions_and_the_mean_loss():
     assert scores.loss == pytest.approx(surprise.mean().item())
 
 
+@pytest.mark.whole
 def test_the_rate_of_d_adaptation_and_prodigy_is_the_distance_they_estimate(tmp_path):
     for method in ("dadaptation", "prodigy"):
         spec = Spec(method=method, learning_rate=1.0, epsilon=math.inf, steps=60)

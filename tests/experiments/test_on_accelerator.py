@@ -19,6 +19,7 @@ from hyfreedp.noise import stream as noise
 from hyfreedp.pytorch.devices import default_device
 
 
+@pytest.mark.whole
 @pytest.mark.usefixtures("unbound_noise")
 def test_a_cell_is_trained_evaluated_and_resumed_there(tmp_path, monkeypatch):
     monkeypatch.setattr("hyfreedp.experiments.runs.train.CHECKPOINT_SECONDS", 0.0)
@@ -46,6 +47,7 @@ def test_sentences_are_written_and_scored_there(monkeypatch):
     assert here == there
 
 
+@pytest.mark.whole
 def test_pre_training_computes_in_bfloat16_there_and_is_kept_for_any_device(tmp_path):
     def corpus():
         labels = torch.arange(48) % 2
