@@ -51,7 +51,7 @@ STRIDE = 0.5  # share of the octaves from the rate in force to where a look lead
 AVERAGE_POWER = 8.0  # the weights after t steps count as t to this power in the average
 PUBLIC_SEED = 0  # of z, which hides nothing
 
-CONSTANTS = (START_DISPLACEMENT, LADDER, FIRST_LOOK_STEP, LOOK_SHARES, NOISE_POWER)
+CONSTANTS: tuple[Any, ...] = (START_DISPLACEMENT, LADDER, FIRST_LOOK_STEP, LOOK_SHARES, NOISE_POWER)
 CONSTANTS += (CLEAR_MARGIN, CLEAR_VOTE, STRIDE, AVERAGE_POWER, PUBLIC_SEED)
 
 
@@ -261,9 +261,9 @@ class LookedRate(RateLearner):
         if self._made > max(self._looks_at, default=0):
             self._start = []
         wide = [p.detach().to(torch.promote_types(p.dtype, torch.float32)) for p in self._parameters]
-        if self._made == 1:
+        if self._made == 1 or not self._average:
             self._average = [weight.clone() for weight in wide]
-        elif self._average:
+        else:
             torch._foreach_lerp_(self._average, wide, (1 + AVERAGE_POWER) / (self._made + AVERAGE_POWER))
         if self._made == self._steps:
             self._set(self._average)

@@ -17,7 +17,7 @@ Probe = Literal["look", "losses", "none"]
 MOST_STEPS, MOST_RECORDS_PER_PERSON = 10**7, 1000
 
 # By how much one record can change a probe. Accounting and releases both take it from here.
-VOTE_CLIP = 1.0  # each record adds -1, 0 or 1 to each sum of votes
+VOTE_CLIP = 1.0  # each record adds a number in [-1, 1] to each sum of votes
 VOTES = 10  # such sums in one look
 # Squared L2 sensitivity of the whole probe vector in units of its clip: the votes of a look; three losses in [0, R_l].
 SQUARED_L2_SENSITIVITY = {"look": float(VOTES), "losses": 3.0}

@@ -244,6 +244,8 @@ class Pass(TorchFunctionMode):
                 return args[0].apply(*args[1:])
         if func in _MEMORY_LAYOUT and is_wrapped(args[0]):  # answered for a contiguous tensor of one sample
             return func(torch.empty(args[0].shape, device="meta"), *args[1:], **kwargs)
+        if _writes(func) and isinstance(args[0], nn.Parameter):
+            raise Refused(_WRITES_PARAMETER)
         _check_mappable(func, args, kwargs)
         if trained:
             if getattr(func, "__name__", "") == "__get__" and not isinstance(result := func(*args), Tensor):
@@ -389,7 +391,7 @@ class SingleSample(TorchFunctionMode):
 
     def mark(self, t: Any) -> Any:
         """Mark a tensor as this sample's; returns it."""
-        if isinstance(t, Tensor):
+        if isinstance(t, Tensor) and not isinstance(t, nn.Parameter):  # ModelGuard compares these, and puts them back
             t._made_in = self._mark  # type: ignore[attr-defined]
         return t
 
@@ -403,8 +405,9 @@ class SingleSample(TorchFunctionMode):
         if not marks:
             return result
         if _writes(func):
-            self.mark(args[0])
-            self.mark(args[0]._base)  # args[0] may be a view of it
+            for written in _tensors(args[:1], {}):
+                self.mark(written)
+                self.mark(written._base)  # of which it may be a view
         return tree_map(self.mark, result)
 
 
@@ -449,6 +452,8 @@ def bits(answers: Tensor) -> Tensor:
 def _writes(func: Any) -> bool:
     """Whether an operation of torch writes into its first argument."""
     name = getattr(func, "__name__", "")
+    if func in _REQUIRES_GRAD:
+        return False
     return func is Tensor.__setitem__ or (name.endswith("_") and not name.endswith("__"))
 
 
@@ -504,6 +509,10 @@ def _eager() -> Any:
 _ESCAPED = (
     "the loss uses a tensor of another pass, which holds other records: let loss and model keep nothing of a batch (a "
     "cache, a memory, the last output) from one call to the next"
+)
+_WRITES_PARAMETER = (
+    "the loss writes into a parameter of the model, which would publish raw data with the state_dict (nothing was "
+    "written): let it compute a new tensor"
 )
 NO_GRADIENT = "loss must have a gradient by the model's parameters: is it under no_grad, detached, or by another model?"
 SEEDED = (

@@ -57,12 +57,12 @@ class StepBatch:
         self.device, self.guard = engine.device, engine.guard
         self.partition = Partition.of(batch, max_physical_batch_size)
         self._undivided = list(self.partition.pieces)  # as before any pass has split them
-        self._gradients_added = False
+        self._passes = 0  # so far, each with random numbers of its own
         self.weights = None
         if weights is not None:
             check_function("weights", weights)
             weight = _of_sample(weights, self.owners)
-            partition, begin = Partition(list(self._undivided)), self._begin("weights")
+            partition, begin = Partition(list(self._undivided)), self._begin()
             with random_states_kept(self.device):
                 values = self._engine.losses(weight, partition, begin=begin)
                 self._check_memoryless(weight, partition, values, begin)
@@ -70,17 +70,15 @@ class StepBatch:
 
     def add_gradients(self) -> tuple[Tensor, Tensor]:
         """Add clipped per-sample gradients to the engine's sums; returns losses and gradient norms, shape ``(B,)``."""
-        self.partition = Partition(list(self._undivided))  # a look has split the pieces by decisions at other weights
-        begin = self._begin("piece")
+        self.partition, begin = Partition(list(self._undivided)), self._begin()
         with random_states_kept(self.device):
             losses, norms = self._engine.add(self.loss, self.partition, self.weights, begin=begin)
-            self._gradients_added = True
             self._check_memoryless(self.loss, self.partition, losses, begin)
         return losses.double(), norms
 
     def losses(self) -> Tensor:
-        """Losses at the model's current weights, shape ``(B,)``; after the gradients, with the dropout of these."""
-        begin = self._begin("piece" if self._gradients_added else "look")
+        """Losses at the model's current weights, shape ``(B,)``; decisions of other passes do not count here."""
+        self.partition, begin = Partition(list(self._undivided)), self._begin()
         with random_states_kept(self.device):
             return self._engine.losses(self.loss, self.partition, begin=begin).double()
 
@@ -95,11 +93,16 @@ class StepBatch:
             return losses
         return (losses * self.weights).masked_fill(self.weights == 0, 0.0)
 
-    def _begin(self, what: str) -> Begin:
-        """A function that seeds random numbers: torch's differ for each piece and for each sample computed alone."""
+    def _begin(self) -> Begin:
+        """Begin a pass: a function that seeds random numbers, torch's for each piece and each sample computed alone.
+
+        Each pass has its own. Were they shared, a record whose decision splits a piece in one pass and not in another
+        would change whether the other records' masks are the same in both: by hundreds of clips in a look.
+        """
+        number, self._passes = self._passes, self._passes + 1
 
         def begin(piece: Piece, attempt: int) -> None:
-            stream = (what, *piece.stream) if attempt == 0 else (f"{what} alone", piece.stream[0], attempt)
+            stream = ("mapped", number, *piece.stream) if attempt == 0 else ("alone", number, piece.stream[0], attempt)
             key = self._generator.child(*stream).key
             seed_random_states(key, self.device, self._coins)
 

@@ -296,3 +296,17 @@ def test_an_error_in_or_after_a_look_leaves_all_as_it_was_and_the_same_batch_loo
         number = number or Counter(calls)
         weights.append(flat(model))
     assert all(torch.equal(weights[0], other) for other in weights[1:])
+
+
+@pytest.mark.filterwarnings("ignore:this model was trained privately before")
+def test_a_decision_may_change_from_rate_to_rate():
+    """Where records differ is found anew in each pass, at its own weights."""
+    model, optimizer = start()
+
+    def loss(record):
+        value = cross_entropy(model)(record)
+        return value if value < 1.6 else 1.6 + (value - 0.6).log()
+
+    for batch in make_batches([8] * STEPS):
+        optimizer.step(loss, batch)
+    assert optimizer.steps_left == 0
