@@ -261,7 +261,7 @@ class LookedRate(RateLearner):
         if self._made > max(self._looks_at, default=0):
             self._start = []
         wide = [p.detach().to(torch.promote_types(p.dtype, torch.float32)) for p in self._parameters]
-        if self._made == 1 or not self._average:
+        if not self._average:
             self._average = [weight.clone() for weight in wide]
         else:
             torch._foreach_lerp_(self._average, wide, (1 + AVERAGE_POWER) / (self._made + AVERAGE_POWER))

@@ -94,10 +94,9 @@ class StepBatch:
         return (losses * self.weights).masked_fill(self.weights == 0, 0.0)
 
     def _begin(self) -> Begin:
-        """Begin a pass: a function that seeds random numbers, torch's for each piece and each sample computed alone.
+        """A function that seeds the random numbers of a new pass, which no other has.
 
-        Each pass has its own. Were they shared, a record whose decision splits a piece in one pass and not in another
-        would change whether the other records' masks are the same in both: by hundreds of clips in a look.
+        Else a record that splits a piece in one pass alone changes whether others' masks are those of another.
         """
         number, self._passes = self._passes, self._passes + 1
 
