@@ -95,9 +95,9 @@ def privatize_votes(
 ) -> list[float]:
     """Release votes between successive candidates (weights of the model): each record votes on each pair.
 
-    A record with losses a at one candidate and b at the next votes (b - a) / (|a| + |b|), times the steepness, clipped
-    to [-1, 1]. Released are the sums of w_i times the votes, plus noise, over the expected batch size. A vote lies in
-    [-1, 1] whatever the losses are, so no threshold is needed, and the L2 sensitivity of all m sums together is
+    A record with losses a at one candidate and b at the next votes ``(b - a) / (|a| + |b|)``, times the steepness,
+    clipped to [-1, 1]. Released are the sums of w_i times the votes, plus noise, over the expected batch size. A vote
+    lies in [-1, 1] whatever the losses are, so no threshold is needed, and the L2 sensitivity of all m sums together is
     sqrt(m).
 
     Signs of b - a would be as bounded. But then the records of a class vote as a block: a small shift of all logits

@@ -85,7 +85,7 @@ def clipped_losses(losses: list[list[float]], threshold: float) -> Tensor:
 
 
 def votes(here: list[float], there: list[float], steepness: float) -> Tensor:
-    """The sum over records of (b - a) / (|a| + |b|), from their losses a here and b there, steeper but in [-1, 1]."""
+    """The sum of ``(b - a) / (|a| + |b|)`` over records with losses a here and b there, made steeper within [-1, 1]."""
     here, there = ([1e100 if math.isnan(one) else min(max(one, -1e100), 1e100) for one in row] for row in (here, there))
     total = 0
     for a, b in zip(here, there, strict=True):
