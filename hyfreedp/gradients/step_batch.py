@@ -35,7 +35,7 @@ class StepBatch:
     Attributes:
         loss: of one sample: a record, or an owner, whose loss is the mean over its records.
         owners: whether samples are owners.
-        partition: how the samples are divided into pieces.
+        partition: the samples in pieces as memory allows, from which each pass begins.
         device, guard: of the model.
         weights: float64, shape ``(B,)``, on the model's device; None if all are 1.
     """
@@ -56,13 +56,12 @@ class StepBatch:
         self._engine, self._generator, self._coins = engine, generator, coins
         self.device, self.guard = engine.device, engine.guard
         self.partition = Partition.of(batch, max_physical_batch_size)
-        self._undivided = list(self.partition.pieces)  # as before any pass has split them
         self._passes = 0  # so far, each with random numbers of its own
         self.weights = None
         if weights is not None:
             check_function("weights", weights)
             weight = _of_sample(weights, self.owners)
-            partition, begin = Partition(list(self._undivided)), self._begin()
+            partition, begin = self._new_pass()
             with random_states_kept(self.device):
                 values = self._engine.losses(weight, partition, begin=begin)
                 self._check_memoryless(weight, partition, values, begin)
@@ -70,17 +69,17 @@ class StepBatch:
 
     def add_gradients(self) -> tuple[Tensor, Tensor]:
         """Add clipped per-sample gradients to the engine's sums; returns losses and gradient norms, shape ``(B,)``."""
-        self.partition, begin = Partition(list(self._undivided)), self._begin()
+        partition, begin = self._new_pass()
         with random_states_kept(self.device):
-            losses, norms = self._engine.add(self.loss, self.partition, self.weights, begin=begin)
-            self._check_memoryless(self.loss, self.partition, losses, begin)
+            losses, norms = self._engine.add(self.loss, partition, self.weights, begin=begin)
+            self._check_memoryless(self.loss, partition, losses, begin)
         return losses.double(), norms
 
     def losses(self) -> Tensor:
-        """Losses at the model's current weights, shape ``(B,)``; decisions of other passes do not count here."""
-        self.partition, begin = Partition(list(self._undivided)), self._begin()
+        """Losses at the model's current weights, shape ``(B,)``."""
+        partition, begin = self._new_pass()
         with random_states_kept(self.device):
-            return self._engine.losses(self.loss, self.partition, begin=begin).double()
+            return self._engine.losses(self.loss, partition, begin=begin).double()
 
     def of_few(self, partition: Partition, key: bytes) -> Tensor:
         """Losses of the samples in ``partition``, in the order of the batch, with random numbers of ``key``."""
@@ -93,8 +92,8 @@ class StepBatch:
             return losses
         return (losses * self.weights).masked_fill(self.weights == 0, 0.0)
 
-    def _begin(self) -> Begin:
-        """A function that seeds the random numbers of a new pass, which no other has.
+    def _new_pass(self) -> tuple[Partition, Begin]:
+        """A partition that the pass may split, and the function that seeds its random numbers; it shares neither.
 
         Else a record that splits a piece in one pass alone changes whether others' masks are those of another.
         """
@@ -105,7 +104,7 @@ class StepBatch:
             key = self._generator.child(*stream).key
             seed_random_states(key, self.device, self._coins)
 
-        return begin
+        return Partition(list(self.partition.pieces)), begin
 
     def _check_memoryless(self, function: Loss, partition: Partition, values: Tensor, begin: Begin) -> None:
         """Refuse a function that keeps something of a sample for later ones, see :meth:`GradientEngine.reproduces`.
