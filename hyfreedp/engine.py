@@ -15,7 +15,6 @@ from torch.utils.data import DataLoader
 
 from hyfreedp.accounting import NoiseSplit, PrivacyLedger, calibrate_noise
 from hyfreedp.accounting.calibrate import recounted
-from hyfreedp.accounting.split import MOST_RECORDS_PER_PERSON, MOST_STEPS
 from hyfreedp.checks import check_count, check_delta, check_number, check_optimizer, check_parameters, check_unwrapped
 from hyfreedp.data.batches import PhysicalBatchSize
 from hyfreedp.data.sampling import Fetch, PoissonSampler, poisson_loader
@@ -155,9 +154,7 @@ class PrivacyEngine:
                 rank=processes.rank,
                 world_size=processes.size,
                 device=device,
-                records_per_person=check_count(
-                    "records_per_person", records_per_person, 1, MOST_RECORDS_PER_PERSON, "the most accounted for"
-                ),
+                records_per_person=check_count("records_per_person", records_per_person, 1),
                 owners=owners,
                 records_per_owner=records_per_owner,
             )
@@ -271,8 +268,8 @@ def _run_length(epochs: int | None, steps: int | None, steps_per_epoch: int) -> 
     if (epochs is None) == (steps is None):
         raise ValueError(f"give either epochs or steps, got epochs={epochs} and steps={steps}")
     if steps is None:
-        steps = check_count("epochs", epochs, 1) * steps_per_epoch
-    return check_count("steps", steps, 1, MOST_STEPS, "the most accounted for")
+        return check_count("epochs", epochs, 1) * steps_per_epoch
+    return check_count("steps", steps, 1)
 
 
 def _check_device(module: nn.Module) -> None:
@@ -311,7 +308,8 @@ def _make_rate_learner(plan: RunPlan, optimizer: torch.optim.Optimizer, noise_st
     settings = plan.preset
     if settings.probe == "look":
         rate_factors = [plan.rate_factor(t) for t in range(plan.split.steps)]
-        return LookedRate(optimizer, rate_factors, noise_std, settings.initial_learning_rate)
+        looks = plan.split.vote_steps
+        return LookedRate(optimizer, rate_factors, looks, noise_std, settings.initial_learning_rate)
     if settings.probe == "losses":
         return LossSearch(
             rule=settings.step_rule,

@@ -39,7 +39,7 @@ from hyfreedp.noise import NoiseGenerator
 from hyfreedp.privatize import loss_noise_std, privatize_votes
 from hyfreedp.pytorch.base_optimizer import trainable
 from hyfreedp.pytorch.records import LookResult
-from hyfreedp.schedule import FIRST_LOOK_STEP, LOOK_SHARES, look_steps
+from hyfreedp.schedule import FIRST_LOOK_STEP, LOOK_SHARES
 
 # Users set none of these but the start; docs/step_rule.md has the measurements.
 START_DISPLACEMENT = 6.0  # of the model's outputs by the noise of a run at the first rate, see public_start()
@@ -153,6 +153,7 @@ class LookedRate(RateLearner):
     Args:
         optimizer: the base optimizer.
         schedule: what multiplies the rate at each of the T steps.
+        looks: the steps that begin with one.
         noise_std: of a coordinate of the private gradient; 0 without noise.
         eta: the first rate; None for c_0 / sqrt(T) in units of the optimizer's displacement, see :func:`public_start`.
 
@@ -162,19 +163,24 @@ class LookedRate(RateLearner):
     """
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, schedule: Sequence[float], noise_std: float, eta: float | None = None
+        self,
+        optimizer: torch.optim.Optimizer,
+        schedule: Sequence[float],
+        looks: Sequence[int],
+        noise_std: float,
+        eta: float | None = None,
     ) -> None:
         if eta is not None and not 0 < eta < math.inf:
             raise ValueError(f"initial_learning_rate must be finite and positive, got {eta}")
         steps, groups = len(schedule), optimizer.param_groups
-        self._looks_at = look_steps(steps)
+        self._last_look = max(looks, default=0)
         self._parameters, first = trainable(optimizer), float(groups[0]["lr"])
         ratios = [(float(group["lr"]) / first, group["params"]) for group in groups] if first > 0 else []
         self._ratios = [ratio for ratio, parameters in ratios for p in parameters if p.requires_grad]
         displacement, proportional = displacement_per_gradient(optimizer, steps)
         self._reach = math.sqrt(steps) * displacement  # of the run's noise, per unit of rate and of the gradient
         momentum = float(groups[0].get("momentum", 0.0))
-        self._to_come = {t: noise_to_come(schedule, t, momentum) for t in self._looks_at}
+        self._to_come = {t: noise_to_come(schedule, t, momentum) for t in looks}
         # Size of a private gradient's coordinates: public where there is noise, else the first gradient's.
         self._unit = (noise_std or math.nan) if proportional else 1.0
         self._first, self._c0 = eta, public_start(self._parameters)
@@ -196,7 +202,7 @@ class LookedRate(RateLearner):
     def on_step_start(self, step: int) -> None:
         """At the first step, keep the weights as those of the start."""
         self._made = step
-        if step == 0 and self._looks_at:
+        if step == 0 and self._last_look:
             self._start = [p.detach().clone() for p in self._parameters]
 
     def vote_before_step(self, view: BatchView) -> LookResult:
@@ -258,7 +264,7 @@ class LookedRate(RateLearner):
     def on_step_end(self) -> None:
         """A step was made: take its weights into the average, which are the model's after the last one."""
         self._made += 1
-        if self._made > max(self._looks_at, default=0):
+        if self._made > self._last_look:
             self._start = []
         wide = [p.detach().to(torch.promote_types(p.dtype, torch.float32)) for p in self._parameters]
         if not self._average:

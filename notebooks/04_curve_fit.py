@@ -77,9 +77,10 @@ from hyfreedp.experiments.store.verdicts import Verdict, by_interval, mean_inter
 from hyfreedp.experiments.studies import landscape
 from hyfreedp.experiments.tasks.registry import TASKS
 from hyfreedp.experiments.tasks.scores import losses_of
-from hyfreedp.look import CLEAR_MARGIN, CLEAR_VOTE, LADDER, PUBLIC_SEED, choose, look_steps, noise_to_come
+from hyfreedp.look import CLEAR_MARGIN, CLEAR_VOTE, LADDER, PUBLIC_SEED, choose, noise_to_come
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.plots import look
+from hyfreedp.schedule import look_steps
 
 plots.use_style()
 

@@ -11,7 +11,7 @@ from typing import Any
 from hyfreedp.accounting.accountants import Accountant
 from hyfreedp.accounting.composition import cost, epsilon, spent
 from hyfreedp.accounting.search import LARGEST_NOISE, SMALLEST_NOISE, TOLERANCE, smallest_noise
-from hyfreedp.accounting.split import MOST_STEPS, SQUARED_L2_SENSITIVITY, Allocation, NoiseSplit, Probe
+from hyfreedp.accounting.split import SQUARED_L2_SENSITIVITY, Allocation, NoiseSplit, Probe
 from hyfreedp.checks import check_choice, check_count, check_number, check_positive
 from hyfreedp.schedule import look_steps
 
@@ -79,9 +79,7 @@ def calibrate_noise(
                 f"gamma must be greater than 1, else no budget is left for probes, and at most 1e9, got {gamma!r}"
             )
     if vote_steps is None:
-        vote_steps = (
-            look_steps(check_count("steps", steps, 1, MOST_STEPS, "the most accounted for")) if probe == "look" else ()
-        )
+        vote_steps = look_steps(check_count("steps", steps, 1)) if probe == "look" else ()
     split = NoiseSplit(
         target_epsilon=target_epsilon,
         target_delta=target_delta,

@@ -13,7 +13,7 @@ from twins import by_hand, changed, flat, make_model, make_private, steps
 import hyfreedp
 from hyfreedp import PRESETS, NoiseGenerator, PrivacyEngine, calibrate_noise
 from hyfreedp.gradients import AbadiClipping, AutomaticClipping, NoClipping
-from hyfreedp.look import look_steps
+from hyfreedp.schedule import look_steps
 
 PRIVATE = {"target_epsilon": 3.0, "accountant": "rdp"}
 

@@ -27,10 +27,10 @@ from hyfreedp import look
 from hyfreedp.accounting import calibrate_noise
 from hyfreedp.accounting.split import VOTES
 from hyfreedp.gradients import AutomaticClipping
-from hyfreedp.look import LADDER, choose, look_steps, noise_to_come
+from hyfreedp.look import LADDER, choose, noise_to_come
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.privatize import privatize_votes
-from hyfreedp.schedule import decay_factor
+from hyfreedp.schedule import decay_factor, look_steps
 
 # -- the released numbers ----------------------------------------------------------------------------------------------
 
