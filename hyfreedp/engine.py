@@ -191,6 +191,7 @@ class PrivacyEngine:
             clipping=clipping,
             optimizer=optimizer,
             diagnostics=diagnostics,
+            without_guarantee=without_guarantee,
             **replica(module),
             noise=split,
         )

@@ -234,6 +234,7 @@ def private(engine, model, steps=9):
 UNEQUAL = {
     "seed": ({"seed": [1, 2]}, "seed is 1 on rank 0 and 2 on rank 1"),
     "records": ({"records": [41, 40]}, "records is 41 on rank 0 and 40 on rank 1"),
+    "guarantee": ({"without_guarantee": [False, True]}, "without_guarantee is False on rank 0 and True on rank 1"),
     "clipping": ({"clipping": [None, AutomaticClipping(0.1)]}, "rank 0 and AutomaticClipping(stability=0.1) on rank 1"),
     "model": ({"tuning": ["full", "biases"]}, "ight', (7, 5), torch.float64, False), ('0.bias', (7,), torch on rank 1"),
 }
