@@ -244,7 +244,7 @@ class Pass(TorchFunctionMode):
                 return args[0].apply(*args[1:])
         if func in _MEMORY_LAYOUT and is_wrapped(args[0]):  # answered for a contiguous tensor of one sample
             return func(torch.empty(args[0].shape, device="meta"), *args[1:], **kwargs)
-        if _writes(func) and isinstance(args[0], nn.Parameter):
+        if any(isinstance(t, nn.Parameter) for t in _written(func, args, kwargs)):
             raise Refused(_WRITES_PARAMETER)
         _check_mappable(func, args, kwargs)
         if trained:
@@ -404,10 +404,9 @@ class SingleSample(TorchFunctionMode):
         result = func(*args, **(kwargs or {}))
         if not marks:
             return result
-        if _writes(func):
-            for written in _tensors(args[:1], {}):
-                self.mark(written)
-                self.mark(written._base)  # of which it may be a view
+        for written in _written(func, args, kwargs or {}):
+            self.mark(written)
+            self.mark(written._base)  # of which it may be a view
         return tree_map(self.mark, result)
 
 
@@ -449,12 +448,16 @@ def bits(answers: Tensor) -> Tensor:
     return answers.contiguous().reshape(len(answers), -1).view(torch.uint8)
 
 
-def _writes(func: Any) -> bool:
-    """Whether an operation of torch writes into its first argument."""
+def _written(func: Any, args: Any, kwargs: dict[str, Any]) -> list[Tensor]:
+    """The tensors into which an operation of torch writes."""
+    if isinstance(func, OpOverload):
+        given = {**dict(zip((one.name for one in func._schema.arguments), args, strict=False)), **kwargs}
+        writes = [one.name for one in func._schema.arguments if one.alias_info is not None and one.alias_info.is_write]
+        return _tensors([given.get(name) for name in writes], {})
     name = getattr(func, "__name__", "")
-    if func in _REQUIRES_GRAD:
-        return False
-    return func is Tensor.__setitem__ or (name.endswith("_") and not name.endswith("__"))
+    in_place = func is Tensor.__setitem__ or (name.endswith("_") and not name.endswith("__"))
+    first = args[:1] if in_place and func not in _REQUIRES_GRAD else ()
+    return _tensors([*first, kwargs.get("out")], {})
 
 
 def _agree(answers: Tensor, before: Tensor) -> bool:

@@ -32,6 +32,7 @@ from twins import (
 )
 from twins import cross_entropy as losses
 
+from hyfreedp.errors import Refused
 from hyfreedp.gradients import AbadiClipping, AutomaticClipping, make_engine
 
 
@@ -119,6 +120,37 @@ def test_what_was_written_into_a_parameter_is_put_back(case):
     with pytest.raises(ValueError, match=f"parameters of the model: '0.{name}'"):
         train(optimizer, loader)
     assert not model.state_dict()[f"0.{name}"].any()
+
+
+WRITES = {
+    "in place": lambda p: p.add_(1),
+    "by index": lambda p: p.__setitem__(0, 1.0),
+    "as one of a list": lambda p: torch._foreach_add_([p], 1.0),
+    "as output": lambda p: torch.add(torch.ones(2), 0, out=p),
+    "by an overload": lambda p: torch.ops.aten.add_.Tensor(p, torch.ones(2)),
+    "by a function's function": lambda p: nn.init.ones_(p),
+    "through its data": lambda p: p.data.fill_(1.0),
+}
+
+
+@pytest.mark.filterwarnings("ignore:samples are computed one at a time")
+@pytest.mark.parametrize("way", WRITES)
+def test_a_decision_writes_into_no_parameter(way):
+    """What one record decides in a map: the number says that it was there."""
+    model = nn.Linear(3, 2)
+    model.frozen = nn.Parameter(torch.zeros(2), requires_grad=False)
+    x = torch.full((4, 3), 0.1)
+    x[2] = 100.0
+
+    def loss(record):
+        with torch.no_grad():
+            if record.max() > 50:
+                WRITES[way](model.frozen)
+        return model(record).square().sum()
+
+    with pytest.raises(Refused, match="parameter"):
+        make_engine(model, AutomaticClipping()).add(loss, x)
+    assert not model.frozen.any()
 
 
 class Keeps(nn.Module):
