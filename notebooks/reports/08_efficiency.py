@@ -258,7 +258,11 @@ grown = efficiency.relative(growth, efficiency.DRAWN)
 look |= {"kind": "line", "markers": True, "height": 2.6, "aspect": 1}
 del look["s"]
 grid = sns.relplot(grown, x="value", y="ratio", row="quantity", col="varied", facet_kws={"sharex": "col"}, **look)
-grid.set(yscale="log", xlabel="").set_titles("{row_name} by {col_name}").refline(y=1, linestyle="-")
+grid.set(yscale="log").set_titles("").refline(y=1, linestyle="-")
+for axes, quantity in zip(grid.axes, grid.row_names, strict=True):
+    axes[0].set_ylabel(f"{quantity} / plain step")
+for axis, varied in zip(grid.axes[-1], grid.col_names, strict=True):
+    axis.set_xlabel(varied.replace("_", " "))
 for axis in grid.axes.flat:
     plots.log_ticks(axis.yaxis, (1, 1.5, 2, 3, 4))
 figure = grid.figure

@@ -127,8 +127,9 @@ display(Markdown(text))
 #   guards around $b/a$ and the smoothing of its authors' own package, `gen-optim`.
 # * **Preset "robust"** (the default) asks less. AdamW on normalised gradients hardly knows the scale of a task. So the rate starts
 #   at a public number, $6/\sqrt{nT}$ for $T$ steps and $n$ inputs of all layers together. After the first step, at 1/32, 1/8 and 1/2 of the run the
-#   records *look*: they compare how the run so far would have ended at other rates. Between two neighbours of eleven rates every record votes, 1, 0 or -1. No loss can count for more, so there is no
-#   threshold. The run goes on at the mean of the start and of what the looks found (the first counts until the second), and ends at an average of its weights.
+#   records *look*: they compare how the run so far would have ended at other rates. Between two neighbours of eleven rates every record votes, by the share of its loss that it would lose. No vote can
+#   count for more than 1, so there is no threshold. The run moves half the way to where the votes lead, and ends at an average of its weights. (The committed runs below are of the rule before: their records voted 1, 0 or -1,
+#   and they went on at the mean of the start and of what the looks found.)
 #
 # Notebook 04 shows why a parabola is short-sighted. The figure is one step of both, after the paper's Fig. "overview": HyFreeDP learns eta and R_l under DP and leaves all other hyperparameters at constants.
 # **Predict first:** is there a way from the raw side to the new $\eta$ that meets no noise? And of everything that happens in a step, what may be written to a log file that the world can read?
@@ -169,7 +170,11 @@ records = run_cells(runs, CELLS, description="training runs")
 # %%
 history = pd.concat([read_steps(spec, CELLS).assign(choice=name, seed=spec.seed) for spec, name in runs.items()])
 history["test accuracy (%)"] = 100 * history.test_accuracy
-long = history.melt(["choice", "step"], ["eta", "test accuracy (%)"], "quantity", "value").dropna()
+long = (
+    history.rename(columns={"eta": "learning rate"})
+    .melt(["choice", "step"], ["learning rate", "test accuracy (%)"], "quantity", "value")
+    .dropna()
+)
 colours = dict(
     zip(choices, (plots.STYLES[name]["color"] for name in ("robust", "paper", "best", "worst")), strict=True)
 )
@@ -197,7 +202,8 @@ for place, (made, rows) in enumerate(votes.groupby("step")):
         bars = {"fmt": "o", "capsize": 2, "color": f"C{place}", "label": label}
         right.errorbar(np.sqrt(rates[1:] * rates[:-1]) * 1.03**row.seed, margins, row.margin_std, **bars)
 right.axhline(0, color="0.3", linewidth=0.8)
-right.set(xscale="log", xlabel="learning rate", ylabel="share for the higher rate")
+right.set(xscale="log", xlabel="learning rate", ylabel="votes for the higher rate, mean")
+plots.log_ticks(right.xaxis, (0.01, 0.02, 0.05))
 right.set_title("Preset robust: many votes are clear of it (1 sd)")
 plots.legend_below(right, ncols=2)
 
@@ -294,7 +300,8 @@ compared.groupby("method").gap.agg(["mean", "min", "max"]).rename(index=titles).
 # ### All places at a glance
 #
 # A record has 33 places with privacy (tasks, models, budgets, lengths of runs), each with the best of a search over sixteen schedules that validation data chose.
-# Today's preset, its forerunner of version 0.1.0 and the constant ran there with the same seeds, on test data. A curve at the right says how many runs come at least so near.
+# Preset robust (the rule before today's, whose votes are signs), its forerunner of version 0.1.0 and the constant ran there with the same seeds, on test data. A curve says how many runs come at least so near; its band has 95 % of the curves of runs
+# that are drawn again at each place.
 #
 # **Predict first:** which share of single runs is at least as good as the search?
 
@@ -302,15 +309,24 @@ compared.groupby("method").gap.agg(["mean", "min", "max"]).rename(index=titles).
 today = pd.read_csv(RESULTS / "laptop" / "looks.csv")
 points = looks.differences(looks.places(), today)
 styles = dict(zip(looks.CONTENDERS.values(), ("robust", "worst", "alternative"), strict=True))
+marks, random = np.linspace(-12, 4, 81), np.random.default_rng(0)
+
+
+def shares(found):
+    """Percent of the runs that reach each mark."""
+    return 100 * (found.to_numpy()[:, None] >= marks).mean(0)
+
+
 figure, axis = plt.subplots(figsize=(7, 4))
 for name, style in styles.items():
-    chosen = points[points.contender == name]
-    sns.ecdfplot(
-        chosen, x="points", complementary=True, stat="percent", ax=axis, label=name, **plots.line(plots.STYLES[style])
-    )
+    chosen, colour = points[points.contender == name], plots.STYLES[style]["color"]
+    by_place = chosen.groupby(looks.PLACE).points
+    drawn = [shares(by_place.sample(frac=1, replace=True, random_state=random)) for _ in range(200)]
+    axis.plot(marks, shares(chosen.points), label=name, **plots.line(plots.STYLES[style]))
+    axis.fill_between(marks, *np.quantile(drawn, [0.025, 0.975], axis=0), color=colour, alpha=0.2, linewidth=0)
 axis.axvline(0, color="0.3", linewidth=1)
-axis.set(xlim=(-12, 4), xlabel="points to the best of the search", ylabel="runs that come so near (%)")
-axis.set_title("Today's runs lose less than their forerunner's and than the constant's")
+axis.set(xlim=(-12, 4), xlabel="points to the best of the search", ylabel="runs that come so near (%), 95 % bands")
+axis.set_title("Preset robust's runs lose less than their forerunner's and than the constant's")
 axis.legend()
 
 # %%
