@@ -68,7 +68,7 @@ from hyfreedp.experiments.book.exercises import check
 from hyfreedp.experiments.book.sliders import sliders
 from hyfreedp.experiments.store import plots
 from hyfreedp.experiments.store.paths import CELLS
-from hyfreedp.experiments.store.verdicts import Verdict, by_proof, verdict
+from hyfreedp.experiments.store.verdicts import verdict
 from hyfreedp.experiments.studies import noise_split
 
 # %%
@@ -516,18 +516,7 @@ sliders(
 # ## Verdict
 
 # %%
-cost = table[table.section == "true cost"].set_index(["accountant", "composition", "target_epsilon"]).sort_index()
-cost = cost.true_epsilon
-claims = {
-    "independent": "Algorithm 2: its pair of noises keeps Algorithm 1 within epsilon",
-    "epsilon_sum": "Appendix: the pair of noises whose epsilons add up keeps Algorithm 1 within epsilon",
-}
-decided = []
-for count, claim in claims.items():
-    real = cost["rdp", count][grid["targets"]]
-    told = ", ".join(f"{one:.2f} for {target:g}" for target, one in real.items())
-    number = f"on the one batch that a step has, its pairs really cost {told}"
-    decided.append(Verdict(claim, by_proof((real <= real.index).all()), number))
+decided = noise_split.judged(table, grid["targets"])
 verdict("03_noise_split", decided, parameters=parameters, inputs=inputs)
 
 # %% [markdown]

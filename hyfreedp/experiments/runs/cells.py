@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from hyfreedp.experiments.runs.spec import Spec
 from hyfreedp.experiments.runs.train import one_thread, rate_factor, train
 from hyfreedp.experiments.store import unfinished
 from hyfreedp.experiments.store.files import write_csv, write_text
-from hyfreedp.experiments.store.provenance import environment
+from hyfreedp.experiments.store.provenance import columns_of, environment
 
 
 def run_cells(specs: Iterable[Spec], folder: Path, *, jobs: int = 1, description: str = "runs") -> list[dict[str, Any]]:
@@ -132,6 +133,7 @@ def _make_cell(spec: Spec, folder: Path, record_path: Path) -> None:
         "seconds": time.perf_counter() - started,
         "data": spec.problem.source,
         "weights": spec.weights,
+        "date": str(date.today()),
         "environment": environment(),
     }
     write_text(record_path, json.dumps(record, indent=1))
@@ -143,9 +145,9 @@ def read_steps(spec: Spec, folder: Path) -> pd.DataFrame:
 
 
 def tabulate(records: Iterable[dict[str, Any]]) -> pd.DataFrame:
-    """One tidy row per record: the spec's fields, accuracy, epsilon, final rate, seconds."""
+    """One tidy row per record: the spec's fields, accuracy, epsilon, final rate, seconds, date and versions."""
     names = ("accuracy", "epsilon_spent", "guarantee", "final_eta", "seconds")
-    return pd.DataFrame([record["spec"] | {name: record[name] for name in names} for record in records])
+    return pd.DataFrame([one["spec"] | {name: one[name] for name in names} | columns_of(one) for one in records])
 
 
 def with_seeds(spec: Spec, seeds: int) -> list[Spec]:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from collections.abc import Mapping
+from datetime import date
 from importlib.metadata import version
+from typing import Any
 
 import pandas as pd
 
@@ -24,9 +27,26 @@ def environment() -> dict[str, str]:
     }
 
 
+def columns_of(record: Mapping[str, Any]) -> dict[str, str]:
+    """``date`` and ``version_...`` of a run's record; no date if it is from before runs had one."""
+    versions = {f"version_{name}": value for name, value in record["environment"].items()}
+    return {"date": record.get("date", ""), **versions}
+
+
 def with_versions(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows with :func:`environment` in columns ``version_...``."""
-    return rows.assign(**{f"version_{name}": value for name, value in environment().items()})
+    """The rows, made now, with today's ``date`` and :func:`environment` in columns ``version_...``."""
+    return rows.assign(**columns_of({"date": str(date.today()), "environment": environment()}))
+
+
+def versions_of(rows: pd.DataFrame, by: str) -> str:
+    """In a line, of which versions the rows of a table are, and which of its values of ``by`` are of which."""
+    rows = rows.dropna(subset="version_hyfreedp")
+    found = {version: list(dict.fromkeys(part[by])) for version, part in rows.groupby("version_hyfreedp")}
+    if len(found) == 1:
+        return f"All rows are of version {next(iter(found))}."
+    most = max(found, key=lambda version: len(found[version]))
+    rest = [f"{version}: {', '.join(map(str, names))}" for version, names in found.items() if version != most]
+    return f"Version {most}, but for {'; '.join(rest)}."
 
 
 def commit() -> str:

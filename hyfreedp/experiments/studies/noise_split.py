@@ -25,6 +25,7 @@ from hyfreedp.experiments.accounting_of_the_paper import (
     mu_gdp,
 )
 from hyfreedp.experiments.store.cache import cached
+from hyfreedp.experiments.store.verdicts import Verdict, by_attack, by_proof, by_row
 
 # Costs are read off a grid of privacy losses ten times coarser than that of the calibration: ten times faster, rounded
 # up like it, and at most 0.1 % above it.
@@ -220,3 +221,49 @@ def mu_gdp_table(rows: pd.DataFrame) -> pd.DataFrame:
             }
         )
     return pd.DataFrame(found)
+
+
+CLOSE = 0.05  # of an estimate of epsilon, relative to what is really spent
+
+
+def judged(table: pd.DataFrame, targets: Iterable[float]) -> list[Verdict]:
+    """The paper's claims of accounting, by the pairs of section "true cost"; all true costs are by PLD on one batch."""
+    names = ["accountant", "composition", "target_epsilon"]
+    rows = table[table.section == "true cost"].set_index(names, drop=False).sort_index()
+    real = {(way, count): rows.loc[way, count].true_epsilon[targets] for way, count in rows.index.droplevel(2).unique()}
+
+    def words(costs: pd.Series) -> str:
+        return ", ".join(f"{one:.2f} for {target:g}" for target, one in costs.items())
+
+    printed, added, by_gdp = real["rdp", "independent"], real["rdp", "epsilon_sum"], real["gdp", "epsilon_sum"]
+    formula = mu_gdp_table(table[table.section == "true cost"]).set_index("target").true_independent
+    # Without probes the gradients of a pair are DP-SGD at the same noise.
+    pairs = {target: split_of(rows.loc[("rdp", "independent", target)]) for target in printed.index}
+    alone = {
+        target: SOUND.cost(((Mechanism(pair.sigma_gradient), pair.steps),), pair.sample_rate, pair.target_delta)
+        for target, pair in pairs.items()
+    }
+    more = [f"{real:.2f} for {alone[target]:.2f}" for target, real in printed.items()]
+    return [
+        Verdict(
+            "Algorithm 2: its pair of noises keeps Algorithm 1 within epsilon",
+            by_proof((printed <= printed.index).all()),
+            f"on the one batch that a step has, its pairs really cost {words(printed)}",
+        ),
+        Verdict(
+            "Appendix: the pair of noises whose epsilons add up keeps Algorithm 1 within epsilon",
+            by_attack(int((added > added.index).sum())),
+            f"by RDP its pairs really cost {words(added)}; by GDP, which the appendix allows, {words(by_gdp)}. Three "
+            "settings are no proof",
+        ),
+        Verdict(
+            "Thm. 2: at the same gradient noise Algorithm 1 costs more than DP-SGD",
+            by_row([real > alone[target] for target, real in printed.items()]),
+            f"epsilon is {', '.join(more)} at three settings",
+        ),
+        Verdict(
+            "Eq. (muGDP) estimates the epsilon of Algorithm 1",
+            by_row(abs(formula / formula.index - 1) <= CLOSE),
+            f"its pairs really cost {words(formula)}; the estimate should be within {CLOSE:.0%}",
+        ),
+    ]

@@ -10,7 +10,6 @@ import dataclasses
 import math
 import os
 import time
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +120,7 @@ def record(table: Path = TABLE, *, seeds: tuple[int, ...] = SEEDS) -> pd.DataFra
         start = time.process_time()
         with one_thread():
             told = described(way, epsilon, run(way, epsilon, seed, (x, y), owners[left]), parts)
-        told |= {"seconds": time.process_time() - start, "date": f"{date.today()}"}
+        told |= {"seconds": time.process_time() - start}
         new = with_versions(pd.DataFrame([dict(zip(CELL, cell, strict=True)) | told]))
         rows = pd.concat([rows, new], ignore_index=True) if len(rows) else new
         write_csv(table, rows)

@@ -12,6 +12,7 @@ import pandas as pd
 from hyfreedp.experiments.runs.cells import reader, run_cells, try_cells
 from hyfreedp.experiments.runs.spec import Spec
 from hyfreedp.experiments.store.files import write_csv, write_text
+from hyfreedp.experiments.store.provenance import columns_of
 from hyfreedp.experiments.tables import plan
 from hyfreedp.experiments.tables.plan import Entry, Reader, entries, finals, searches
 from hyfreedp.experiments.tasks.registry import TASKS
@@ -83,20 +84,20 @@ def write_table(profile: str, cells: Path, results: Path) -> str:
     """
     path, rates = (results / profile / name for name in (plan.TABLE, plan.RATES))
     rows = plan.table(plan.SCALES[profile], reader(cells))
-    records = {key: (cells / f"{key}.json").read_text(encoding="utf-8") for key in rows.key.dropna().unique()}
+    records = {key: json.loads((cells / f"{key}.json").read_text("utf-8")) for key in rows.key.dropna().unique()}
     if not records:
         return f"no table: all {len(rows)} numbers are missing"
-    versions = {key: json.loads(text)["environment"] for key, text in records.items()}
-    rows = rows.join(pd.DataFrame([versions.get(key, {}) for key in rows.key], index=rows.index).add_prefix("version_"))
+    made = {key: columns_of(record) for key, record in records.items()}
+    rows = rows.join(pd.DataFrame([made.get(key, {}) for key in rows.key], index=rows.index))
     if path.exists():
         rows = plan.filled(rows, pd.read_csv(path))
     write_csv(path, rows)
     learned = list(rows[rows.row.isin(plan.LEARNED)].key.dropna())
-    made = _rates([key for key in learned if key in records], cells)
+    steps = _rates([key for key in learned if key in records], cells)
     if rates.exists():
         known = pd.read_csv(rates)
-        made = pd.concat([known[known.key.isin(learned) & ~known.key.isin(records)], made], ignore_index=True)
-    write_csv(rates, made)
+        steps = pd.concat([known[known.key.isin(learned) & ~known.key.isin(records)], steps], ignore_index=True)
+    write_csv(rates, steps)
     missing = int(rows.accuracy.isna().sum())
     return f"{path}: {len(rows)} numbers" + (f", {missing} of them still missing" if missing else "")
 

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import shutil
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from hyfreedp.experiments.store import archive
 from hyfreedp.experiments.store.cache import key_of
 from hyfreedp.experiments.store.files import write_csv, write_text
 from hyfreedp.experiments.store.paths import workspace
-from hyfreedp.experiments.store.provenance import environment
+from hyfreedp.experiments.store.provenance import columns_of, environment
 from hyfreedp.experiments.store.verdicts import (
     COMPARABLE_SCORE,
     POOR_SCORE,
@@ -88,7 +89,7 @@ def scored(scale: Scale, profile: str, cells: Path, *, train: bool = True, jobs:
     lines = [
         {"key": key, "perplexity": math.exp(record["loss"])}
         | _scores(key, _task(learner), record["outputs"], cells)
-        | {f"version_{name}": version for name, version in record["environment"].items()}
+        | columns_of(record)
         for key, record in tqdm(records.items(), desc="scores", unit="run", delay=10, leave=False)
     ]
     scores = pd.DataFrame(lines, columns=None if lines else ["key", "perplexity", *METRICS])
@@ -124,7 +125,8 @@ def public_start(learner: Learner, cells: Path) -> dict[str, Any]:
         model = task.model(seed=0, name=learner.model)
         found = task.evaluate(model, task.datasets("test", learner.model)[1], learner.model)
         outputs = task.outputs(model, learner.model)
-        record = {"accuracy": found.accuracy, "loss": found.loss, "outputs": outputs, "environment": environment()}
+        record: dict[str, Any] = {"accuracy": found.accuracy, "loss": found.loss, "outputs": outputs}
+        record |= {"date": str(date.today()), "environment": environment()}
         write_text(path, json.dumps(record, indent=1))
     return json.loads(path.read_text(encoding="utf-8"))
 
