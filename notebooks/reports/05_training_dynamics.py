@@ -47,12 +47,13 @@ import seaborn as sns
 from hyfreedp import fit_quadratic, line_search
 from hyfreedp.experiments.book.exercises import check
 from hyfreedp.experiments.runs.cells import Spec, run_cells, tabulate, with_seeds
-from hyfreedp.experiments.store import plots
+from hyfreedp.experiments.store import archive, plots
 from hyfreedp.experiments.store.paths import CELLS, RESULTS
 from hyfreedp.experiments.store.verdicts import COMPARABLE, Verdict, over_places, verdict
 from hyfreedp.experiments.studies import dynamics
 
 plots.use_style()
+archive.unpack_committed(profile)  # so that this notebook, opened alone, trains nothing that is known
 
 # %%
 smoke = profile == "smoke"

@@ -52,13 +52,14 @@ from scipy.stats import binom
 
 from hyfreedp.experiments.book.exercises import check
 from hyfreedp.experiments.runs.methods import METHODS
-from hyfreedp.experiments.store import plots
+from hyfreedp.experiments.store import archive, plots
 from hyfreedp.experiments.store.paths import CELLS
 from hyfreedp.experiments.store.verdicts import COMPARABLE, Verdict, over_places, verdict
 from hyfreedp.experiments.tables import control, image_classification
 from hyfreedp.experiments.tables.plan import ROWS
 
 plots.use_style()
+archive.unpack_committed(profile)  # so that this notebook, opened alone, trains nothing that is known
 if profile == "smoke":  # starting workers would take longer than the runs
     jobs = 1
     print(f"profile smoke sets jobs = {jobs}")

@@ -60,7 +60,7 @@ import seaborn as sns
 from scipy.stats import binom
 
 from hyfreedp.experiments.book.exercises import check
-from hyfreedp.experiments.store import plots
+from hyfreedp.experiments.store import archive, plots
 from hyfreedp.experiments.store.paths import CELLS
 from hyfreedp.experiments.store.verdicts import Verdict, by_row, verdict
 from hyfreedp.experiments.studies import noise_split
@@ -68,6 +68,7 @@ from hyfreedp.experiments.tables import rate_map, tuning_budget
 
 # %%
 plots.use_style()
+archive.unpack_committed(profile)  # so that this notebook, opened alone, trains nothing that is known
 smoke = profile == "smoke"
 if smoke:  # starting workers would take longer than the runs
     jobs = 1
@@ -249,7 +250,10 @@ for (above, below), (base, title) in zip(axes.T, rate_map.TITLES.items(), strict
     above.plot(places, [vanilla.index.get_loc(level) + 0.7 for level in levels], "wo", markeredgecolor="black")
     star = np.interp(np.log10(found), rates, np.arange(len(rates)) + 0.5)
     below.plot(star, 0.75, "w*", markersize=13, markeredgecolor="black")
-    above.set(title=f"{title}: clipping at $R_g$", xlabel="", ylabel="")
+    unsearched = accuracies[base]["robust"].mean()
+    above.set(
+        title=f"{title}: best cell {vanilla.max().max():.0f}, preset robust {unsearched:.0f}", xlabel="", ylabel=""
+    )
     below.set(xlabel=r"learning rate $\eta$", ylabel="")
 axes[0, 0].set_ylabel("clipping threshold $R_g$")
 _ = figure.suptitle(f"Test accuracy (%), mean of {seeds} runs; dots and star: the rate that preset robust finds")

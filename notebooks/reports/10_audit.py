@@ -187,13 +187,17 @@ joint[["noise", "counted", "delta", "hits", "alarms", "trials", "claimed", "lowe
 # %%
 figure, axes = plt.subplots(1, 2, figsize=(10, 4), sharey=True)
 grid = [epsilon * (0.02 + 0.045 * place) for place in range(40)]
+batches = {"independent": "independent batches", "same_batch": "one batch"}
 for axis, (noise, split) in zip(axes, splits.items(), strict=True):
     for count, style in (("independent", "paper"), ("same_batch", "best")):
-        axis.plot(delta_curve(split, count, grid), grid, label=f"counted as {count}", **plots.line(plots.STYLES[style]))
+        curve = delta_curve(split, count, grid)
+        axis.plot(curve, grid, label=f"counted as {batches[count]}", **plots.line(plots.STYLES[style]))
     found = joint[(joint.noise == noise) & (joint.counted == noise)]
     axis.plot(found.delta, found.lower_bound, label=f"audit, {confidence:.0%}", **plots.marks(plots.SERIES[0]))
     axis.plot(split.target_delta, epsilon, "*", color="0.2", markersize=12, label="target")
-    axis.set(xscale="log", xlim=(1e-6, 0.1), xlabel=r"$\delta$", ylabel=r"$\varepsilon$", title=f"noise by {noise}")
+    axis.set(xscale="log", xlim=(1e-6, 0.1), xlabel=r"$\delta$", ylabel=r"$\varepsilon$")
+    over = sum(found.verdict == "refuted")
+    axis.set_title(f"Noise by the count of {batches[noise]}:\nthe audit refutes it at {over} of {len(found)} δ")
 plots.shared_legend(figure, axes[:1], ncols=4, fontsize="small")
 
 # %%
@@ -246,6 +250,8 @@ sns.stripplot(
 )
 axis.axhline(ceiling, color="0.5", linestyle=":", label=f"{best.guesses:,} guesses, all right: {ceiling:.2f}")
 axis.set(xlabel=r"claimed $\varepsilon$", ylabel=rf"lower bound on $\varepsilon$, {confidence:.0%}")
+finite = canaries[np.isfinite(canaries.claimed)]
+axis.set_title(f"One run with canaries refutes {sum(finite.verdict == 'refuted')} of {len(finite)} claims")
 axis.legend(fontsize="small")
 
 # %%

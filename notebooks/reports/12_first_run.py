@@ -53,7 +53,7 @@ from hyfreedp.experiments.book.exercises import check
 from hyfreedp.experiments.runs.cells import read_steps, run_cells, tabulate, with_seeds
 from hyfreedp.experiments.runs.methods import EXTENDED_GRID
 from hyfreedp.experiments.runs.spec import Spec
-from hyfreedp.experiments.store import plots
+from hyfreedp.experiments.store import archive, plots
 from hyfreedp.experiments.store.paths import CELLS, RESULTS
 from hyfreedp.experiments.store.verdicts import COMPARABLE, Verdict, over_places, verdict
 from hyfreedp.experiments.tables import looks, small_tasks
@@ -61,6 +61,7 @@ from hyfreedp.experiments.tasks.registry import TASKS
 
 # %%
 plots.use_style()
+archive.unpack_committed(profile)  # so that this notebook, opened alone, trains nothing that is known
 task = TASKS["digits"]
 steps = 10 if profile == "smoke" else None  # None: the task's own
 runs_each = seeds * (3 if profile in ("gpu", "paper") else 1)

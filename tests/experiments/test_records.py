@@ -136,6 +136,18 @@ def test_a_batch_reads_committed_records_and_makes_some_again(committed, project
     assert "0 runs are committed records" in capsys.readouterr().out
 
 
+def test_a_notebook_opened_alone_has_the_committed_runs_but_in_a_fresh_batch(committed, workspace, monkeypatch):
+    place = workspace.results / "smoke" / archive.NAME
+    place.parent.mkdir(parents=True)
+    place.write_bytes(committed.read_bytes())
+    monkeypatch.setenv(archive.FRESH, "1")
+    archive.unpack_committed("smoke")
+    assert not list(workspace.cells.glob("*.json"))
+    monkeypatch.delenv(archive.FRESH)
+    archive.unpack_committed("smoke")
+    assert len(list(workspace.cells.glob("*.json"))) == 3
+
+
 def test_runs_of_a_fresh_batch_become_the_committed_ones(committed, workspace, capsys):
     with pytest.raises(SystemExit):
         main(["records", "--profile", "smoke"])

@@ -119,7 +119,8 @@ def reproduce(jobs: Sequence[Job], profile: str, *, workers: int = 1, fresh: boo
         recorded = archive.read(here.results / profile / archive.NAME)
         archive.unpack(recorded, cells)
     known, remade = _runs(cells), []
-    with patch.dict(os.environ, HYFREEDP_CELLS=str(cells.resolve())):  # which the kernels inherit
+    inherited = {"HYFREEDP_CELLS": str(cells.resolve())} | ({archive.FRESH: "1"} if fresh else {})
+    with patch.dict(os.environ, inherited):  # by the kernels
         try:
             outcomes = run(jobs, workers)
             if remake:

@@ -49,7 +49,7 @@ def update(selected: Sequence[Path]) -> None:
         )
     here = workspace()
     for profile in {notebooks.defaults(source)["profile"] for source in selected}:  # else they would be trained anew
-        archive.unpack(archive.read(here.results / profile / archive.NAME), here.cells)
+        archive.unpack_committed(profile)
     figures = here.figures
     record = figures / "made_with.json"
     for source in selected:

@@ -21,8 +21,10 @@ from typing import Any
 import pandas as pd
 
 from hyfreedp.experiments.store.files import replacing
+from hyfreedp.experiments.store.paths import workspace
 
 NAME = "runs.tar.xz"  # in data/results/<profile>/
+FRESH = "HYFREEDP_FRESH"  # set by a batch that trains all again
 _FILE = re.compile(r"[0-9a-f]{16}\.(csv|json)")
 
 
@@ -93,3 +95,13 @@ def unpack(files: dict[str, bytes], cells: Path) -> None:
             temporary = cells / f".{key}-{uuid.uuid4().hex}"
             temporary.write_bytes(content)
             os.replace(temporary, cells / name)
+
+
+def unpack_committed(profile: str) -> None:
+    """Unpack the committed runs of a profile beside this machine's: a notebook opened alone trains nothing known.
+
+    Does nothing in a batch that trains all again.
+    """
+    here = workspace()
+    if FRESH not in os.environ:
+        unpack(read(here.results / profile / NAME), here.cells)
