@@ -26,9 +26,9 @@ INTRODUCTION = """# Models
 What trains privately as it is: models of timm {timm}, transformers {transformers} and PEFT {peft} in small, with random
 weights, measured by `make models` with PyTorch {torch}. {counts}
 
-- **All** trained, and only **biases and head**: "exact" if two private steps without noise, on batches of different
-  sizes, equal those of a loop over records, in double precision and without dropout, to one part in a million. Losses
-  are those of training without privacy, means over the batch.
+- **Exact**: two private steps without noise, on batches of different sizes, equal those of a loop over records, in
+  double precision and without dropout, to one part in a million; with all trained, and with biases and head alone. A
+  model where one of the two is not says so beside its name. Losses are those of training without privacy.
 - **Step**: processor time of a private step over a plain one, all trained, one thread, in single precision; **first**:
   of the first step. Models this small measure the overhead rather than the arithmetic, for which see `make benchmark`.
   The loss is [mapped over samples](method.md#how-a-gradient-is-clipped): all at once, or in *groups* where they differ
@@ -92,14 +92,15 @@ def page(rows: list[dict[str, Any]]) -> str:
         return f"{kind} ({notes.setdefault(reason, len(notes) + 1)})" if reason else kind
 
     for library in dict.fromkeys(row["library"] for row in rows):
-        lines.append(f"## {library}\n\n| model | all | biases and head | first | step | Opacus | norms frozen |")
-        lines.append("| --- | --- | --- | ---: | --- | --- | ---: |")
+        lines.append(f"## {library}\n\n| model | first | step | Opacus | norms frozen |")
+        lines.append("| --- | ---: | --- | --- | ---: |")
         for row in (row for row in rows if row["library"] == library):
-            full, biases = (noted(*outcome(row[kind])) for kind in ("full", "biases"))
+            inexact = [row[kind] for kind in ("full", "biases") if row[kind] != "exact"]
+            name = ", ".join([row["name"], *(noted(*outcome(found)) for found in dict.fromkeys(inexact))])
             how = f", {row['groups']} groups" if row["groups"] > 1 else ""
             how = noted(", one at a time", row["slow"]) if row["slow"] else how
             first, step = (f"{row[kind]:.1f}" if row[kind] else "" for kind in ("first", "ratio"))
-            cells = row["name"], full, biases, first, step + how, row["opacus"].partition(":")[0]
+            cells = name, first, step + how, row["opacus"].partition(":")[0]
             lines.append(f"| {' | '.join(cells)} | {row['frozen_norms'] or ''} |")
         lines.append("")
     lines.append("## Why models are wrong, or computed one sample at a time\n")
