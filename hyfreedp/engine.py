@@ -17,7 +17,7 @@ from hyfreedp.accounting import NoiseSplit, PrivacyLedger, calibrate_noise
 from hyfreedp.accounting.calibrate import recounted
 from hyfreedp.checks import check_count, check_delta, check_number, check_optimizer, check_parameters, check_unwrapped
 from hyfreedp.data.batches import PhysicalBatchSize
-from hyfreedp.data.sampling import Fetch, PoissonSampler, poisson_loader
+from hyfreedp.data.sampling import OneByOne, PoissonSampler, poisson_loader
 from hyfreedp.gradients import MEMORY_BUDGET, AutomaticClipping, Clipping, NoClipping, make_engine
 from hyfreedp.learner import RateLearner
 from hyfreedp.line_search import LossSearch
@@ -158,7 +158,7 @@ class PrivacyEngine:
                 owners=owners,
                 records_per_owner=records_per_owner,
             )
-            sampler, fetch = cast(PoissonSampler, loader.batch_sampler), cast(Fetch, loader.collate_fn)
+            sampler, fetched = cast(PoissonSampler, loader.batch_sampler), cast(OneByOne, loader.dataset)
             total = sampler.horizon = _run_length(epochs, steps, sampler.steps_per_epoch)
             settings = resolve(preset, changes, total)
             check_unwrapped(module)
@@ -180,8 +180,8 @@ class PrivacyEngine:
         processes.agree(
             records=sampler.num_records,
             owners=None
-            if fetch.owners is None
-            else hash(tuple(map(tuple, fetch.owners))),  # of integers, so not salted
+            if fetched.owners is None
+            else hash(tuple(map(tuple, fetched.owners))),  # of integers, so not salted
             records_per_owner=records_per_owner,
             batch_size=data_loader.batch_size,
             steps=total,
@@ -195,7 +195,7 @@ class PrivacyEngine:
             **replica(module),
             noise=split,
         )
-        check_same_records(processes, fetch.dataset, len(fetch.dataset), generator.child("same records"), device)
+        check_same_records(processes, fetched.dataset, len(fetched.dataset), generator.child("same records"), device)
         private_optimizer = HyFreeDPOptimizer(
             optimizer,
             module=module,

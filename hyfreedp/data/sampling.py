@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
 from functools import lru_cache
 from numbers import Integral
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -40,8 +40,23 @@ from hyfreedp.pytorch.wrapper import Unprepared
 _WORKERS = "num_workers pin_memory timeout worker_init_fn multiprocessing_context prefetch_factor persistent_workers"
 
 
+class Drawn(NamedTuple):
+    """What one process fetches for a step.
+
+    Attributes:
+        step: its 0-based number.
+        rows: indices of the records, or of the owners.
+        key: of the random numbers that fetch them. Each process has its own, since they must not depend on a record's
+            place in the share of another.
+    """
+
+    step: int
+    rows: list[int]
+    key: bytes
+
+
 @dataclass(kw_only=True, eq=False, repr=False)
-class PoissonSampler(Sampler[list[int]]):
+class PoissonSampler(Sampler[Drawn]):
     """Yields batches that hold each record independently with probability ``sample_rate``, empty ones included.
 
     The batch of step t is drawn by a generator keyed with (seed, t), so ``position`` resumes a run exactly, even if
@@ -72,7 +87,7 @@ class PoissonSampler(Sampler[list[int]]):
     def __len__(self) -> int:
         return self.steps_per_epoch
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> Iterator[Drawn]:
         first = self.position
         last = first - first % self.steps_per_epoch + self.steps_per_epoch
         if self.horizon is not None:
@@ -81,21 +96,28 @@ class PoissonSampler(Sampler[list[int]]):
                 raise BudgetExhausted(
                     f"all {self.horizon} planned steps have been made, so there is no further batch: {LOOP_THAT_ENDS}"
                 )
-        return (self.batch(step) for step in range(first, last))
+        return map(self.drawn, range(first, last))
 
-    def batch(self, step: int) -> Drawn:
+    def drawn(self, step: int) -> Drawn:
+        """What this process fetches for 0-based ``step``."""
+        return Drawn(step, self.batch(step), NoiseGenerator(self.seed).child("records", step, self.rank).key)
+
+    def batch(self, step: int) -> list[int]:
         """Indices of this process's records in the batch of 0-based ``step``."""
         drawn = _drawn(self.seed, step, self.num_records, self.sample_rate)
-        generator = NoiseGenerator(self.seed).child("records", step, self.rank)
-        return Drawn(drawn[drawn % self.world_size == self.rank].tolist(), step, generator)
+        return drawn[drawn % self.world_size == self.rank].tolist()
 
     def check_drawn(self, samples: int) -> None:
-        """Refuse a batch of ``samples`` samples unless the loader yielded the batch of the next step, of that size."""
+        """Refuse a batch of ``samples`` samples unless the loader yielded the batch of the next step, of that size.
+
+        A batch must not be skipped, because it is empty or its step failed: that would tell something about it.
+        """
         if self.given != self.position:
             last = "none so far" if self.given is None else f"that of step {self.given} last"
             raise RuntimeError(
-                f"the batch of step {self.position} must come from the private loader, which gave {last}: go through "
-                "it once an epoch (itertools.cycle and lists give old batches again, whose cost in epsilon is "
+                f"the batch of step {self.position} must come from the private loader, which gave {last}: pass every "
+                "batch to optimizer.step exactly once, empty ones too, and begin a new pass over the loader after a "
+                "step that failed (itertools.cycle and lists give old batches again, whose cost in epsilon is "
                 "another). To step with batches of your own pass make_private_with_epsilon(without_guarantee=True)"
             )
         drawn = len(self.batch(self.position))
@@ -118,49 +140,17 @@ def _drawn(seed: int, step: int, num_records: int, sample_rate: float) -> Tensor
     return (NoiseGenerator(seed).child("batch", step).uniform(num_records) < sample_rate).nonzero()[:, 0]
 
 
-class Drawn(list[int]):
-    """Indices of one process's records in the batch of ``step``, and the generator of the random numbers to fetch them.
-
-    Each process has its own: random numbers must not depend on a record's place in the share of another.
-    """
-
-    def __init__(self, rows: Iterable[int], step: int, generator: NoiseGenerator) -> None:
-        super().__init__(rows)
-        self.step, self.generator = step, generator
-
-
-class Rows(Dataset[Any]):
-    """A view of a data set that returns a batch's indices as they are, for :class:`Fetch` to get the records."""
-
-    def __init__(self, dataset: Any) -> None:
-        self.dataset = dataset
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.dataset[index]
-
-    def __getitems__(self, rows: Drawn) -> Any:
-        return rows
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "dataset" or name.startswith("__"):  # missing while it is unpickled
-            raise AttributeError(name)
-        return getattr(self.dataset, name)
-
-
 @dataclass(eq=False, repr=False)  # a repr would show records
-class Fetch:
-    """The loader's collate function: fetches and collates each record alone, so that neither step sees another record.
+class OneByOne(Dataset[Any]):
+    """The loader's data set: fetches and collates each record of a batch alone, so that neither sees another record.
 
-    Random numbers are seeded from the run's key and the step, see :mod:`hyfreedp.noise.random_states`.
+    What else the user's data set has, such as its classes, is found here too.
 
     Attributes:
-        dataset: the records.
+        dataset: the user's data set.
         collate: the user's function, called with a list of one record. Only torch's default_collate gets all records,
             if they have one form; the batch is a plain one then.
-        device: its generator is seeded, too, if no worker process is used.
+        device: its random numbers are seeded, too, if no worker process is used.
         owners: the indices of each owner's records, if a sample is an owner; else None.
         records_per_owner: the most records of an owner in a batch, chosen at random; None: all.
     """
@@ -171,23 +161,35 @@ class Fetch:
     owners: list[list[int]] | None = None
     records_per_owner: int | None = None
 
-    def __call__(self, rows: Drawn) -> tuple[int, Any]:
-        """The step, and its batch."""
-        with random_states_of(rows.generator.key, self.device if get_worker_info() is None else CPU):
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.dataset[index]
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "dataset" or name.startswith("__"):  # missing while it is unpickled
+            raise AttributeError(name)
+        return getattr(self.dataset, name)
+
+    def __getitems__(self, drawn: Drawn) -> tuple[int, Any]:
+        """The step, and its batch; random numbers are seeded by the key, see :mod:`hyfreedp.noise.random_states`."""
+        with random_states_of(drawn.key, self.device if get_worker_info() is None else CPU):
             seed = torch.initial_seed()
-            batch = self._batch(rows)
+            if self.owners is not None:
+                batch: Any = stack_records((self._of_owner(self.owners[owner]) for owner in drawn.rows), owners=True)
+            elif _is_torchs(self.collate):
+                batch = self._default_collated(drawn.rows)
+            else:
+                batch = stack_records(self.collate([self.dataset[row]]) for row in drawn.rows)
             if torch.initial_seed() != seed:
                 raise ValueError(
                     "torch's random numbers were seeded while records were fetched, so that others know those of the "
                     "records after: seed nothing in a data set or a collate_fn; numbers come from the run's key"
                 )
-            return rows.step, batch
+        return drawn.step, batch
 
-    def _batch(self, rows: Sequence[int]) -> Any:
-        if self.owners is not None:
-            return stack_records(map(self._of_owner, map(self.owners.__getitem__, rows)), owners=True)
-        if not _is_torchs(self.collate):
-            return stack_records(map(self._alone, rows))
+    def _default_collated(self, rows: list[int]) -> Any:
         # Copied, as a data set may reuse memory. An empty batch is made from record 0 and gets its first 0 rows.
         records = [map_leaves(_copied, self.dataset[row]) for row in rows or [0]]
         if not of_one_form(records):
@@ -195,14 +197,11 @@ class Fetch:
         batch = default_collate(records)
         return batch if rows else map_leaves(lambda tensor: tensor[:0], batch)
 
-    def _alone(self, row: int) -> Any:
-        return self.collate([self.dataset[row]])
-
     def _of_owner(self, rows: list[int]) -> tuple[Any, ...]:
         most = self.records_per_owner
         if most is not None and len(rows) > most:
             rows = [rows[place] for place in torch.randperm(len(rows))[:most].tolist()]
-        return tuple(map(self._alone, rows))
+        return tuple(self.collate([self.dataset[row]]) for row in rows)
 
 
 def _copied(leaf: Any) -> Any:
@@ -219,33 +218,19 @@ def _is_torchs(collate: Any) -> bool:
 
 
 class PoissonLoader(Unprepared, DataLoader):
-    """A loader over a :class:`PoissonSampler` that yields a batch only after the previous one was used in a step.
-
-    Skipping a batch, because it is empty or its step failed, would reveal something about it, and the next epoch would
-    repeat batches.
-    """
+    """A loader over a :class:`PoissonSampler`, which it tells what it yields."""
 
     def __iter__(self) -> Any:  # an iterator; torch declares a private type
         sampler = cast(PoissonSampler, self.batch_sampler)
         iter(sampler)  # refuses a pass beyond the plan before any worker starts
-        if sampler.given is not None:  # it was used, or its step failed and it is yielded again
-            self._check_used(sampler, sampler.given, sampler.given + 1)
         for step, batch in super().__iter__():
-            if step < sampler.position:
-                raise RuntimeError(f"another pass over the loader has gone beyond step {step}, so go on with that one")
-            if sampler.given is not None and step > sampler.given:
-                self._check_used(sampler, sampler.given + 1)
             sampler.given = step
             yield batch
 
-    @staticmethod
-    def _check_used(sampler: PoissonSampler, *allowed: int) -> None:
-        if sampler.position not in allowed:
-            raise RuntimeError(
-                f"after batch {sampler.given} of the loader the run is at step {sampler.position}, not {allowed[-1]}: "
-                "every batch must be passed to optimizer.step exactly once, empty ones too. After a step that failed "
-                "begin a new pass over the loader"
-            )
+
+def _as_it_is(batch: Any) -> Any:
+    """The collate function of a loader whose data set has collated already."""
+    return batch
 
 
 def poisson_loader(
@@ -263,8 +248,8 @@ def poisson_loader(
 
     Whether ``loader`` shuffles does not matter. ``owners`` has an id for each record, ``records_per_person`` is how
     often a record may be in the data, as far as torch's Subset and ConcatDataset tell; for other arguments see
-    :class:`PoissonSampler` and :class:`Fetch`. TypeError or ValueError if the loader cannot be Poisson-sampled, records
-    are repeated too often, or ``owners`` do not fit.
+    :class:`PoissonSampler` and :class:`OneByOne`. TypeError or ValueError if the loader cannot be Poisson-sampled,
+    records are repeated too often, or ``owners`` do not fit.
     """
     if not isinstance(loader, DataLoader):
         raise TypeError(f"data_loader must be a torch DataLoader, got {type(loader).__name__}")
@@ -322,9 +307,9 @@ def poisson_loader(
         world_size=world_size,
     )
     return PoissonLoader(
-        Rows(loader.dataset),
-        batch_sampler=sampler,
-        collate_fn=cast(Any, Fetch(loader.dataset, loader.collate_fn, device, owned, records_per_owner)),
+        OneByOne(loader.dataset, loader.collate_fn, device, owned, records_per_owner),
+        batch_sampler=cast(Any, sampler),
+        collate_fn=_as_it_is,
         **{name: getattr(loader, name) for name in _WORKERS.split()},
         # For the seeds of workers. By default each iterator advances torch's global generator.
         generator=torch.Generator().manual_seed(NoiseGenerator(seed).child("workers", rank).integer()),

@@ -41,7 +41,7 @@ def rows_of(batch):
 def drawn(steps, owners=IDS, seed=0, **settings):
     """The batches of some steps, without training."""
     loader = poisson_loader(DataLoader(numbered(), batch_size=4), seed=seed, owners=owners, **settings)
-    return [rows_of(loader.collate_fn(loader.batch_sampler.batch(step))[1]) for step in range(steps)]
+    return [rows_of(loader.dataset.__getitems__(loader.batch_sampler.drawn(step))[1]) for step in range(steps)]
 
 
 # -- what is drawn -----------------------------------------------------------------------------------------------------

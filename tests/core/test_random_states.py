@@ -137,7 +137,7 @@ def test_processes_share_no_random_numbers():
     """Two records at one place of two shares would else have the same ones, and others if one more were before them."""
     plan = {"num_records": 40, "sample_rate": 0.5, "steps_per_epoch": 2, "seed": 3, "world_size": 2}
     shares = [PoissonSampler(**plan, rank=rank) for rank in (0, 1)]
-    first, again = ([share.batch(step).generator.key for share in shares for step in (0, 1)] for _ in range(2))
+    first, again = ([share.drawn(step).key for share in shares for step in (0, 1)] for _ in range(2))
     assert len(set(first)) == 4 and first == again
 
 
