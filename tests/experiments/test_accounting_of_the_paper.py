@@ -5,7 +5,6 @@ import warnings
 
 import numpy as np
 import pytest
-from cases import together
 from dp_accounting import ComposedDpEvent, GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 from dp_accounting.pld import PLDAccountant
 from opacus.accountants import RDPAccountant
@@ -36,7 +35,7 @@ CHEAP = dict(target_epsilon=1.0, target_delta=1e-5, sample_rate=0.1, steps=20, i
 REFERENCE = DataSet("reference", 50_000, 1000, 5)  # of the design
 
 
-@together(
+@pytest.mark.parametrize(
     "counting",
     [
         Counting("rdp", "independent"),
@@ -63,7 +62,7 @@ def test_the_sound_way_is_the_cores():
     assert SOUND.epsilon(ours) == epsilon(ours)
 
 
-@together(
+@pytest.mark.parametrize(
     ("counting", "interval", "target", "true_epsilon"),
     [
         (Counting("rdp", "independent"), 5, 3.0, 4.02),
@@ -108,7 +107,7 @@ def test_rdp_is_opacuss():
     assert counting.epsilon(split) == pytest.approx(expected, abs=1e-9)
 
 
-@together("sigma", [math.inf, 1.5])
+@pytest.mark.parametrize("sigma", [math.inf, 1.5])
 def test_laplace_rdp_against_numerical_integration_in_both_directions(sigma):
     q, scale, orders = 0.2, 4.0, (2, 3, 8)
     x = np.linspace(-100, 101, 20_101)
@@ -132,7 +131,7 @@ def test_laplace_rdp_against_numerical_integration_in_both_directions(sigma):
 # -- the mu-GDP equation -----------------------------------------------------------------------------------------------
 
 
-@together("interval", [1, 5])
+@pytest.mark.parametrize("interval", [1, 5])
 def test_mu_gdp_as_printed_is_the_accountant_and_opacuss(interval):
     counting = Counting("gdp", "independent")
     split = calibrate(**CHEAP | {"interval": interval}, counting=counting)
@@ -143,7 +142,7 @@ def test_mu_gdp_as_printed_is_the_accountant_and_opacuss(interval):
     assert mu == pytest.approx(mu_gdp(**schedule, sigma=split.sigma), rel=1e-6)  # the same budget, Eq. (sigmas)
 
 
-@together(("mu", "eps"), [(0.5, 0.0), (0.7, 1.3), (2.0, 3.0)])
+@pytest.mark.parametrize(("mu", "eps"), [(0.5, 0.0), (0.7, 1.3), (2.0, 3.0)])
 def test_gdp_delta_is_the_hockey_stick_of_two_normals(mu, eps):
     crossing = eps / mu + mu / 2
     expected, _ = integrate.quad(lambda x: norm.pdf(x - mu) - math.exp(eps) * norm.pdf(x), crossing, 30, epsabs=1e-14)
@@ -162,7 +161,7 @@ def test_chi_squared_of_laplace_noise_is_its_integral():
 # -- the even split, and what is simulated -----------------------------------------------------------------------------
 
 
-@together(("accountant", "interval"), [("rdp", 1), ("rdp", 4), ("gdp", 4)])
+@pytest.mark.parametrize(("accountant", "interval"), [("rdp", 1), ("rdp", 4), ("gdp", 4)])
 def test_the_even_split_counted_as_independent_is_dp_sgd_with_all_accesses_as_steps(accountant, interval):
     counting, budget = Counting(accountant, "independent"), CHEAP | {"interval": interval}
     even = even_split(**budget, counting=counting)

@@ -7,7 +7,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from cases import together
 
 from hyfreedp.experiments.benchmark import __main__ as command
 from hyfreedp.experiments.benchmark import cases as record
@@ -182,7 +181,7 @@ def test_a_contender_that_cannot_is_recorded_with_its_reason(tiny, monkeypatch):
     assert plain["failure"] == "" and plain["ratio_to_plain"] == 1
 
 
-@together(
+@pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda: cases(["vit_huge"]), "models must be one of .*'vit_base'.*, got 'vit_huge'"),

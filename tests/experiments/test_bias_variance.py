@@ -4,14 +4,13 @@ import math
 
 import numpy as np
 import pytest
-from cases import together
 from scipy import optimize
 
 from hyfreedp import clipping_bias
 from hyfreedp.experiments.studies import bias_variance
 
 
-@together("expected", [40, 80])
+@pytest.mark.parametrize("expected", [40, 80])
 def test_simulated_releases_are_theorem_1(expected):
     losses = np.random.default_rng(0).gamma(2.0, 0.5, 40)
     plan = {"noise_multiplier": 3.0, "expected_batch_size": expected, "runs": 4000, "seed": 1}
@@ -24,7 +23,7 @@ def test_simulated_releases_are_theorem_1(expected):
     assert (np.abs(dots.rmse - np.hypot(bias, noise)) < 4 * dots.rmse_error).all()
 
 
-@together(("batch_size", "golden"), [(50, 1.614), (5000, 2.818)])
+@pytest.mark.parametrize(("batch_size", "golden"), [(50, 1.614), (5000, 2.818)])
 def test_the_marked_optimum_is_the_lowest_point_of_the_curve(batch_size, golden):
     setting = {"noise_multiplier": 23.2845, "expected_batch_size": batch_size}
 

@@ -2,12 +2,12 @@
 
 import nbformat
 import numpy as np
-from cases import together
+import pytest
 
 from hyfreedp.experiments.book import exercises
 
 
-@together(
+@pytest.mark.parametrize(
     ("answer", "truth", "said"),
     [
         (3.05, 3.0, "**Right.**"),

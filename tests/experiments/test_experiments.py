@@ -5,7 +5,6 @@ import math
 import pandas as pd
 import pytest
 import torch
-from cases import together
 
 from hyfreedp import HyFreeDPOptimizer
 from hyfreedp.experiments.book.parameters import check_parameters
@@ -73,7 +72,7 @@ def test_worker_processes_give_the_records_of_this_process(tmp_path):
     pd.testing.assert_frame_equal(here.drop(columns="seconds"), there.drop(columns="seconds"))
 
 
-@together(("method", "threshold"), [("vanilla", None), ("linear", 1.0)])
+@pytest.mark.parametrize(("method", "threshold"), [("vanilla", None), ("linear", 1.0)])
 def test_a_clipping_threshold_belongs_to_methods_that_clip(method, threshold):
     with pytest.raises(ValueError, match="clipping_threshold must be given exactly for the methods vanilla, adaptive"):
         Spec(method=method, clipping_threshold=threshold)
@@ -86,7 +85,7 @@ def test_a_run_has_the_optimizer_and_the_threshold_of_its_spec():
     assert (group["lr"], group["momentum"], optimizer.eta) == (0.2, 0.9, 0.2)
 
 
-@together("task", [TASKS["digits"], TASKS["classification"]])
+@pytest.mark.parametrize("task", [TASKS["digits"], TASKS["classification"]])
 def test_validation_never_touches_the_test_part(task):
     train, test = task.datasets("test")
     fit, held_out = task.datasets("validation")
@@ -165,7 +164,7 @@ def test_files_are_whole_or_absent(tmp_path):
 ALLOWED = {"profile": ("smoke", "laptop"), "epsilon": float, "seeds": int}
 
 
-@together(
+@pytest.mark.parametrize(
     ("given", "error", "message"),
     [
         ({"profile": "laptpo"}, ValueError, "profile must be one of 'smoke', 'laptop', got 'laptpo'"),

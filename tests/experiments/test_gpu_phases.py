@@ -3,7 +3,6 @@
 import re
 
 import pytest
-from cases import together
 from pretrain import RECIPES
 
 from hyfreedp.experiments.__main__ import main as experiments
@@ -20,11 +19,6 @@ class Reached(Exception):
     """The command was understood, and would now run."""
 
 
-def test_make_runs_the_commands_of_the_page():
-    target = (ROOT / "Makefile").read_text(encoding="utf-8").partition("\ngpu:")[2].partition("\ntest:")[0]
-    assert sorted(re.findall(r"python (?:-m )?(.*)", target)) == sorted(COMMANDS)
-
-
 def test_one_claim_is_seventeen_runs():
     """As docs/gpu.md counts them: five that search, and three seeds of four rows."""
     wanted = list(entries(SCALES["claim"]))
@@ -32,7 +26,7 @@ def test_one_claim_is_seventeen_runs():
     assert {spec.learning_rate for spec in searches(wanted)} == set(PAPER_GRID)
 
 
-@together("command", COMMANDS)
+@pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_is_one(command, monkeypatch):
     def reached(*todo, device="accelerator", **settings):
         raise Reached(device)

@@ -10,7 +10,6 @@ import pandas as pd
 import pretrain
 import pytest
 import torch
-from cases import together
 
 from hyfreedp.experiments.data.encoding import IGNORED, encode_documents, encode_prompts
 from hyfreedp.experiments.data.texts import restaurants
@@ -162,7 +161,7 @@ def test_real_weights_are_read_from_a_folder_and_name_the_cell(monkeypatch, tmp_
         architecture.build()
 
 
-@together("name", ["gpt2_sentences", "llama_sentences"])
+@pytest.mark.parametrize("name", ["gpt2_sentences", "llama_sentences"])
 def test_committed_starts_are_what_their_recipes_say(name):
     described = json.loads((CHECKPOINTS / f"{name}.json").read_text(encoding="utf-8"))
     recipe = pretrain.RECIPES[name]

@@ -9,7 +9,6 @@ import matplotlib.image
 import nbformat
 import papermill
 import pytest
-from cases import together
 
 from hyfreedp.experiments.__main__ import main
 from hyfreedp.experiments.book import exercises, notebooks
@@ -30,7 +29,7 @@ def of_students(source):
     return source.with_suffix(".ipynb")
 
 
-@together("source", SOURCES)
+@pytest.mark.parametrize("source", SOURCES)
 def test_the_executed_notebook_is_that_of_the_source(source):
     student = nbformat.read(source.with_suffix(".ipynb"), as_version=4)
     solved = nbformat.read(notebooks.solutions(source), as_version=4)
@@ -49,7 +48,7 @@ def cells_of(notebook):
     return [(cell.cell_type, cell.source) for cell in notebook.cells if not added & set(cell.metadata.get("tags", []))]
 
 
-@together("source", SOURCES)
+@pytest.mark.parametrize("source", SOURCES)
 def test_students_have_answers_to_give_and_teachers_the_right_ones(source):
     said = {}
     for name, path in (("student", source.with_suffix(".ipynb")), ("teacher", notebooks.solutions(source))):
@@ -61,7 +60,7 @@ def test_students_have_answers_to_give_and_teachers_the_right_ones(source):
     assert sorted(said["teacher"]) == sorted([*said["student"], *["Right"] * len(said["student"])])
 
 
-@together("source", SOURCES)
+@pytest.mark.parametrize("source", SOURCES)
 def test_notebooks_lead_to_each_other(source):
     twin = nbformat.read(source.with_suffix(".ipynb"), as_version=4)
     top, end = (cell.source for cell in twin.cells if notebooks.LINKS in cell.metadata.get("tags", []))
@@ -72,7 +71,7 @@ def test_notebooks_lead_to_each_other(source):
     assert "*Before this: " in top and " minute" in top
 
 
-@together("source", SOURCES)
+@pytest.mark.parametrize("source", SOURCES)
 def test_parameters_are_plain_checked_and_know_every_profile(source):
     defaults = notebooks.defaults(source)
     assert defaults["profile"] == "laptop"

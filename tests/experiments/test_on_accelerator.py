@@ -1,12 +1,9 @@
-"""The experiments' training, evaluation and pre-training on a simulated accelerator: the same numbers as on the CPU."""
+"""The experiments' training and evaluation on a simulated accelerator: the same numbers as on the CPU."""
 
 from dataclasses import replace
 
-import pretrain
 import pytest
-import torch
 from simulated import simulated
-from torch.utils.data import TensorDataset
 
 from hyfreedp.experiments.data.texts import restaurants
 from hyfreedp.experiments.models.language_models import own_tokenizer
@@ -45,24 +42,3 @@ def test_sentences_are_written_and_scored_there(monkeypatch):
         model.to(default_device())
         there = task.evaluate(model, held_out, "gpt2_tiny"), generate(model, tokenizer, ["name[A]"], most_tokens=4)
     assert here == there
-
-
-@pytest.mark.whole
-def test_pre_training_computes_in_bfloat16_there_and_is_kept_for_any_device(tmp_path):
-    def corpus():
-        labels = torch.arange(48) % 2
-        pixels = (labels[:, None, None, None] * 120 + 60).expand(48, 3, 32, 32).to(torch.uint8).contiguous()
-        return pretrain.Corpus((pixels[:32], labels[:32]), (pixels[32:], labels[32:]), "made here")
-
-    settings = {"classes": 2, "epochs": 2, "batch_size": 16, "learning_rate": 1e-3, "pad": 4}
-    recipe = pretrain.Recipe(model="vit32_d128", corpus=corpus, **settings)
-    seen = []
-    with simulated() as machine:
-        forward = torch.nn.Linear.forward
-        spy = pytest.MonkeyPatch()
-        spy.setattr(torch.nn.Linear, "forward", lambda layer, x: seen.append(y := forward(layer, x)) or y)
-        accuracy = pretrain.pretrain("bright", recipe, tmp_path, default_device())
-        spy.undo()
-        assert {output.device for output in seen} == {machine.device} and torch.bfloat16 in {o.dtype for o in seen}
-    assert 0 <= accuracy <= 1 and TensorDataset(*corpus().train)
-    assert '"device": "cuda"' in (tmp_path / "bright.json").read_text()

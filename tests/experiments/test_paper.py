@@ -3,7 +3,7 @@
 import math
 
 import pandas as pd
-from cases import together
+import pytest
 
 from hyfreedp.experiments.tables import paper
 
@@ -37,7 +37,7 @@ def _frame(table: str) -> pd.DataFrame:
     return paper.load(table).set_index(KEYS)
 
 
-@together("table", COUNTS)
+@pytest.mark.parametrize("table", COUNTS)
 def test_every_printed_number_is_there_once(table):
     frame = paper.load(table)
     assert tuple(frame.columns) == paper.COLUMNS and set(frame.table) == {table}
@@ -45,7 +45,7 @@ def test_every_printed_number_is_there_once(table):
     assert not frame.duplicated([*KEYS, "metric"]).any() and frame.value.notna().all()
 
 
-@together(("table", "row", "value"), SPOTS)
+@pytest.mark.parametrize(("table", "row", "value"), SPOTS)
 def test_numbers_read_by_eye(table, row, value):
     assert _frame(table).value[row] == value
 

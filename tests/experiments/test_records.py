@@ -6,7 +6,6 @@ from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
-from cases import together
 
 from hyfreedp.experiments.__main__ import main
 from hyfreedp.experiments.runs import again
@@ -58,7 +57,7 @@ def test_no_damage_to_an_archive_goes_unnoticed(committed, tmp_path):
         archive.read(tmp_path / "bad.tar.xz")
 
 
-@together("name", ["../0123456789abcdef.json", "/0123456789abcdef.json", "0123456789abcdef.py", "link"])
+@pytest.mark.parametrize("name", ["../0123456789abcdef.json", "/0123456789abcdef.json", "0123456789abcdef.py", "link"])
 def test_an_archive_with_anything_else_is_refused(tmp_path, name):
     with tarfile.open(tmp_path / "bad.tar.xz", "w:xz") as bad:
         member = tarfile.TarInfo(name if name != "link" else "0123456789abcdef.json")
@@ -74,7 +73,7 @@ def test_the_same_machine_makes_the_same_runs(committed, tmp_path):
     assert {one.spec.seed for one in found} == {0, 1, 2}
 
 
-@together("change", ["step", "accuracy", "far"])
+@pytest.mark.parametrize("change", ["step", "accuracy", "far"])
 def test_a_single_bit_is_not_called_equal(committed, tmp_path, change):
     files = archive.read(committed)
     for name, content in files.items():

@@ -1,12 +1,12 @@
 """report.html: whole, self-contained, escaped, and with every figure and table of the batch."""
 
-from collections import Counter
+import html
+import re
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
-from pages import Page
 
 from hyfreedp.experiments.book import page as page_module
 from hyfreedp.experiments.book.batch import Job, Outcome
@@ -50,24 +50,17 @@ def page(project):
     return page_module.page(outcomes, "smoke", [f"1 of 2 files: {HOSTILE}"])
 
 
-def test_it_needs_nothing_but_itself_and_escapes_what_it_is_given(page):
-    found = Page(page)
-    sources = found.all("img", "src")
-    assert len(sources) == 2 and all(source.startswith("data:image/png;base64,") for source in sources)
-    assert all(target.startswith("#") for target in found.all("a", "href"))
-    assert not {"link", "script", "object", "base", "iframe"} & {tag for tag, _ in found.elements}
-    assert "://" not in page and "url(" not in page and "@import" not in page
-    # shows (contents and caption), claim, summary, the parameter of three, the table, the error, the files
-    assert found.text.count(HOSTILE) == 10
+def test_it_has_every_figure_and_table_once_and_escapes_what_it_is_given(page):
+    images = re.findall(r'<img src="(.*?)" alt="(.*?)">', page)
+    assert [html.unescape(shown) for _, shown in images] == ["what 01_first shows", HOSTILE]
+    assert all(source.startswith("data:image/png;base64,") for source, _ in images)
+    assert re.findall(r'<h3 id="(.*?)">', page) == ["01_first", "01_first_part", "02_second"]
+    assert page.count("the claim of 01_first<") == page.count("finding of 01_first<") == 1
+    assert "0.3333" in page and "NaN" not in page and "://" not in page and "<script" not in page
+    # shows (contents, caption and alt), claim, summary, the parameter of three, the table, the error, the files
+    assert html.unescape(page).count(HOSTILE) == 11
 
 
-def test_every_figure_and_table_of_the_batch_appears_once_with_its_words(page):
-    found = Page(page)
-    headings = Counter(attributes["id"] for tag, attributes in found.elements if tag == "h3")
-    assert headings == Counter(["01_first", "01_first_part", "02_second"])
-    assert found.all("img", "alt") == ["what 01_first shows", HOSTILE]
-    assert found.text.count("the claim of 01_first") == found.text.count("finding of 01_first") == 1
-    assert "0.3333" in found.text and "NaN" not in found.text
-    ids = Counter(attributes["id"] for _, attributes in found.elements if "id" in attributes)
-    assert max(ids.values()) == 1
-    assert {target[1:] for target in found.all("a", "href")} <= set(ids)
+def test_its_links_lead_within_it(page):
+    ids = re.findall(r' id="(.*?)"', page)
+    assert len(ids) == len(set(ids)) and {"#" + one for one in ids} >= set(re.findall(r'href="(.*?)"', page))

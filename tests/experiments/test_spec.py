@@ -5,7 +5,6 @@ import math
 from dataclasses import asdict, replace
 
 import pytest
-from cases import together
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -57,7 +56,7 @@ def test_other_pre_trained_weights_make_another_cell(monkeypatch):
     assert scratch.key == before[0] and tuned.key != before[1]
 
 
-@together(
+@pytest.mark.parametrize(
     ("text", "error", "message"),
     [
         ("{", ValueError, "not JSON"),
@@ -78,7 +77,7 @@ def test_a_run_has_room_for_a_probe_interval():
     assert Spec(steps=4, method="linear").interval == 5  # not used
 
 
-@together(
+@pytest.mark.parametrize(
     ("field", "value"),
     [
         *[("epsilon", value) for value in (0, -1.0, math.nan, "1", None, True)],

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from cases import together
 
 from hyfreedp.experiments.data.datasets import Arrays
 from hyfreedp.experiments.models.image_models import MODELS, Pixels, make_model
@@ -30,7 +29,7 @@ PROTOCOL = {
 }
 
 
-@together("name", PROTOCOL)
+@pytest.mark.parametrize("name", PROTOCOL)
 def test_the_protocol_is_known_before_anything_is_read(name, monkeypatch):
     monkeypatch.setattr("hyfreedp.experiments.data.datasets.images", None)  # would fail if called
     task = TASKS[name]
@@ -51,7 +50,7 @@ def test_stored_pixels_become_normalised_ones_of_the_models_size():
     torch.testing.assert_close(Pixels(8)(flat)[1, 0, 3, 5], 2 * flat[1, 8 * 3 + 5] - 1)
 
 
-@together("name", ["vit8_d64_p4", "vit32_d128"])
+@pytest.mark.parametrize("name", ["vit8_d64_p4", "vit32_d128"])
 def test_a_new_head_knows_nothing(name):
     model = make_model(name, "full", features=64, classes=7, seed=0)
     images = torch.rand(5, 64) if name == "vit8_d64_p4" else torch.randint(256, (5, 3, 20, 20), dtype=torch.uint8)

@@ -6,7 +6,6 @@ import json
 
 import pytest
 import torch
-from cases import together
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizer import VOCABULARY, public_texts, train_tokenizer
@@ -103,7 +102,7 @@ def test_documents_of_both_kinds_of_file(tmp_path):
         assert checksum_of(str(tmp_path / name)) == hashlib.sha256((tmp_path / name).read_bytes()).hexdigest()
 
 
-@together(
+@pytest.mark.parametrize(
     ("name", "content", "message"),
     [
         ("a.txt", b"", r"a\.txt has no document"),
@@ -142,7 +141,7 @@ def test_the_committed_tokenizer_is_what_the_code_makes():
 # Sequences
 
 
-@together(("tool", "separator", "padding"), [(OURS, 3, 0), (GPT2_LIKE, 2, 2)])
+@pytest.mark.parametrize(("tool", "separator", "padding"), [(OURS, 3, 0), (GPT2_LIKE, 2, 2)])
 def test_pairs_and_prompts_as_a_slow_twin_makes_them(tool, separator, padding):
     records = [*pairs("private", 40, seed=0), Pair("name[Ü]", "€"), Pair("", "a <eos> b")]
     tokens, labels = encode_pairs(tool, records, 256)

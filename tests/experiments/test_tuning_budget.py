@@ -5,7 +5,7 @@ import math
 import dp_accounting
 import numpy as np
 import pytest
-from cases import each, together
+from cases import each
 from dp_accounting import dp_event
 from dp_accounting.rdp import RdpAccountant
 
@@ -17,7 +17,7 @@ PROTOCOL = dict(target_delta=1e-5, sample_rate=0.1, steps=20)
 BUDGET = dict(target_epsilon=2.0, **PROTOCOL)
 
 
-@together(*each(shape=[0.0, 0.5, 1.0, 3.0], gamma=[0.01, 0.3, 0.9]).args)
+@each(shape=[0.0, 0.5, 1.0, 3.0], gamma=[0.01, 0.3, 0.9])
 def test_the_mean_number_of_runs_is_that_of_the_distribution(shape, gamma):
     # P(k) is proportional to (1 - gamma)^k Gamma(k + eta) / k! (Papernot and Steinke, 2022, Definition 1).
     k = np.arange(1, 20_000)
@@ -27,7 +27,7 @@ def test_the_mean_number_of_runs_is_that_of_the_distribution(shape, gamma):
     assert tuning_budget.gamma_for(shape, tuning_budget.mean_runs(shape, gamma)) == pytest.approx(gamma, rel=1e-9)
 
 
-@together(*each(shape=[0.0, 1.0, 2.5, math.inf], mean=[2.0, 5.0, 40.0]).args)
+@each(shape=[0.0, 1.0, 2.5, math.inf], mean=[2.0, 5.0, 40.0])
 def test_random_search_agrees_with_dp_accounting(shape, mean):
     run = dp_accounting.SelfComposedDpEvent(
         dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(2.0)), 20

@@ -5,7 +5,6 @@ import math
 
 import numpy as np
 import pytest
-from cases import together
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
@@ -39,7 +38,7 @@ def test_they_are_written_down_and_collected(workspace, capsys):
     assert apart[2:] == ["| [01](../notebooks/01_second.ipynb) | C | **not shown** | one |"]
 
 
-@together(
+@pytest.mark.parametrize(
     ("values", "mark", "outcome"),
     [
         ([0.1, 0.2, 0.3], 0.0, "not shown"),  # 0.2 +- 4.3 * 0.058: from -0.05

@@ -5,8 +5,6 @@ from collections.abc import Collection
 
 import pytest
 
-together = pytest.mark.parametrize  # a name that tests/experiments still use
-
 
 def each(**values: Collection) -> pytest.MarkDecorator:
     """Every value of every parameter at least once: as many cases as the longest list has values."""
