@@ -7,7 +7,6 @@ import dataclasses
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
-from numbers import Integral
 from typing import Any, NoReturn
 
 import numpy as np
@@ -253,11 +252,8 @@ def token_budget(tokens_of: Callable[[Any], int], budget: int) -> Callable[[Any]
 
 def check_physical_batch_size(size: object) -> None:
     """Refuse anything but an integer >= 1, a function or None."""
-    if not (size is None or callable(size) or (isinstance(size, Integral) and int(size) >= 1 and size is not True)):
-        raise ValueError(
-            "max_physical_batch_size must be an integer of at least 1, None, or a function from one record to how many "
-            f"like it are taken at once, got {size!r}"
-        )
+    if size is not None and not callable(size):
+        check_count("max_physical_batch_size, unless it is None or a function of a record,", size, 1)
 
 
 def _copied(record: Any) -> tuple[list[Tensor], Any]:

@@ -17,7 +17,6 @@ from torch.utils.data import (
     ConcatDataset,
     DataLoader,
     Dataset,
-    DistributedSampler,
     IterableDataset,
     RandomSampler,
     Sampler,
@@ -270,15 +269,8 @@ def poisson_loader(
             "data_loader must have a batch_size and no batch_sampler: each record is drawn with probability "
             "batch_size / N. To leave records out give torch.utils.data.Subset(dataset, indices)"
         )
-    if isinstance(loader.sampler, DistributedSampler):
-        raise ValueError(
-            "data_loader must not have a DistributedSampler: give every process the same loader, over the whole data "
-            "set and with the batch size of all processes together"
-        )
     num_records = len(cast(Sized, loader.dataset))
     _check_order(loader.sampler, num_records)
-    if num_records == 0:
-        raise ValueError("data_loader must be over a data set of at least one record, got an empty one")
     steps, owned = len(loader), None
     if owners is not None:
         owned = _owned(owners, num_records)
@@ -287,7 +279,7 @@ def poisson_loader(
         what = "records" if owned is None else "owners, of which it is to draw so many"
         raise ValueError(
             f"data_loader's batch_size must be at most the number of {what}, {num_records}, got {loader.batch_size}: "
-            f"the sample rate would be {loader.batch_size / num_records:.3g} > 1"
+            "each is drawn with probability batch_size / N"
         )
     if records_per_owner is not None:
         check_count("records_per_owner", records_per_owner, 1)
@@ -358,8 +350,9 @@ def _check_order(sampler: object, num_records: int) -> None:
     if not (plain and len(cast(Sized, sampler)) == num_records == len(cast(Any, sampler).data_source)):
         raise ValueError(
             f"data_loader must have no sampler of its own, got {type(sampler).__name__}: Poisson sampling takes its "
-            "place. To train on some records give torch.utils.data.Subset(dataset, indices); to let some count for "
-            "more, optimizer.step(loss, batch, weights=...)"
+            "place. On several processes give each the same loader, over the whole data set and with the batch size of "
+            "all together; to train on some records give torch.utils.data.Subset(dataset, indices); to let some count "
+            "for more, optimizer.step(loss, batch, weights=...)"
         )
 
 

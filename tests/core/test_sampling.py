@@ -147,21 +147,20 @@ class Stream(IterableDataset):
 
 
 @pytest.mark.parametrize(
-    ("loader", "error", "message"),
+    ("loader", "message"),
     [
-        (DataLoader(Stream(), batch_size=2), ValueError, "data_loader must be over a map-style data set"),
-        (DataLoader(make_data(), batch_size=None), ValueError, "data_loader must have a batch_size"),
-        (DataLoader(make_data(), batch_size=41), ValueError, "at most the number of records, 40, got 41.* > 1"),
-        (DPDataLoader(make_data(), sample_rate=0.2), ValueError, "got Opacus's DPDataLoader: give the one from which"),
+        (DataLoader(Stream(), batch_size=2), "data_loader must be over a map-style data set"),
+        (DataLoader(make_data(), batch_size=None), "data_loader must have a batch_size"),
+        (DataLoader(make_data(), batch_size=41), "at most the number of records, 40, got 41"),
+        (DPDataLoader(make_data(), sample_rate=0.2), "got Opacus's DPDataLoader: give the one from which"),
         (
             DataLoader(make_data(), batch_size=4, sampler=DistributedSampler(make_data(), num_replicas=2, rank=0)),
-            ValueError,
-            "must not have a DistributedSampler.*all processes together",
+            "must have no sampler of its own, got DistributedSampler: .* the batch size of all together",
         ),
     ],
 )
-def test_loaders_that_cannot_be_poisson_sampled_are_refused(loader, error, message):
-    with pytest.raises(error, match=message):
+def test_loaders_that_cannot_be_poisson_sampled_are_refused(loader, message):
+    with pytest.raises(ValueError, match=message):
         poisson_loader(loader, seed=0)
 
 

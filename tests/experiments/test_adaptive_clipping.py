@@ -23,12 +23,14 @@ def test_gradients_and_count_together_cost_what_sigma_costs():
 
 
 def test_one_record_changes_the_centred_count_by_a_half():
-    clipping = AdaptiveClipping(1.0)
-    for norms, change in ((torch.tensor([0.2]), 0.5), (torch.tensor([2.0]), -0.5), (torch.tensor([math.nan]), -0.5)):
-        clipping.factors(torch.tensor([0.1, 3.0, 0.2]))
-        before = clipping._centred_count
-        clipping.factors(norms)
-        assert clipping._centred_count - before == change
+    def count(*norms):
+        clipping = AdaptiveClipping(1.0)
+        clipping.start(sigma=0.0, expected_batch_size=1.0, generator=NoiseGenerator(0))
+        clipping.factors(torch.tensor(norms))
+        return clipping.update()
+
+    changes = [count(0.1, 3.0, 0.2, norm) - count(0.1, 3.0, 0.2) for norm in (0.2, 2.0, math.nan)]
+    assert changes == pytest.approx([0.5, -0.5, -0.5])
 
 
 def test_without_noise_the_threshold_moves_by_the_formula_and_physical_batches_add_up():

@@ -18,9 +18,11 @@ from hyfreedp.experiments.book import exercises
         (np.float64(3.0), 3.0, "**Right.**"),
     ],
 )
-def test_what_is_said_of_an_answer(answer, truth, said):
+def test_what_is_said_of_an_answer(answer, truth, said, monkeypatch):
+    shown = []
+    monkeypatch.setattr(exercises, "display", shown.append)
     exercises.check(answer, lambda: truth)
-    assert exercises._said(answer, lambda: truth, 0.02) == said
+    assert [markdown.data for markdown in shown] == [said]
 
 
 def test_the_truth_is_not_computed_before_there_is_an_answer():

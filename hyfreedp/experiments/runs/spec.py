@@ -7,7 +7,7 @@ import math
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from hyfreedp.checks import check_choice, nearest
+from hyfreedp.checks import check_choice, check_count, check_number, check_positive, nearest
 from hyfreedp.experiments.data.texts import checksum_of
 from hyfreedp.experiments.models.image_models import Model, Tuning
 from hyfreedp.experiments.models.language_models import LanguageModel
@@ -71,17 +71,13 @@ class Spec:
             check_choice("tuning", self.tuning, self.architecture.tunings)
         for name in ("epsilon", "learning_rate", "clipping_threshold"):
             value = getattr(self, name)
-            if value is None and name == "clipping_threshold":
-                continue
-            if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-                raise ValueError(f"{name} must be a positive number, got {value!r}")
-            object.__setattr__(self, name, float(value))  # so that 1 and 1.0 name the same cell
+            if value is not None or name != "clipping_threshold":
+                check_positive(name, number := check_number(name, value))
+                object.__setattr__(self, name, number)  # so that 1 and 1.0 name the same cell
         for name, smallest in (("seed", 0), ("interval", 1), ("steps", 1)):
             value = getattr(self, name)
-            if value is None and name == "steps":
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < smallest:
-                raise ValueError(f"{name} must be an integer of at least {smallest}, got {value!r}")
+            if value is not None or name != "steps":
+                check_count(name, value, smallest)
         length = self.steps or self.problem.steps
         if METHODS[self.method].learns and self.interval > length:
             raise ValueError(f"interval must be at most the {length} steps of the run, got {self.interval}")
