@@ -234,10 +234,11 @@ class Pass(TorchFunctionMode):
                 return result
         if kwargs.get("generator") is not None:
             raise Refused(_GENERATOR)
-        if func in _REQUIRES_GRAD and is_wrapped(args[0]):
+        if func in _REQUIRES_GRAD:
+            has = innermost(args[0]).requires_grad  # of a sample's tensor functorch returns False
             if func == Tensor.requires_grad.__get__:  # type: ignore[attr-defined]
-                return innermost(args[0]).requires_grad  # functorch returns False
-            if args[1:] in ((), (True,)):
+                return has
+            if args[1:] == (has,) or (is_wrapped(args[0]) and args[1:] in ((), (True,))):
                 return args[0]  # a sample's tensors have gradients anyway
         if args and args[0] is _SAVES_INPUTS:  # a checkpoint that saves its inputs
             with self.level.left():
@@ -247,6 +248,12 @@ class Pass(TorchFunctionMode):
         if any(isinstance(t, nn.Parameter) for t in _written(func, args, kwargs)):
             raise Refused(_WRITES_PARAMETER)
         _check_mappable(func, args, kwargs)
+        if isinstance(out := kwargs.get("out"), Tensor):  # which functorch cannot map
+            with self:
+                result = func(*args, **{name: value for name, value in kwargs.items() if name != "out"})
+                if result.shape != out.shape:
+                    raise Unmappable("out= of another shape")
+                return out.copy_(result)
         if trained:
             if getattr(func, "__name__", "") == "__get__" and not isinstance(result := func(*args), Tensor):
                 return result  # a size or a type

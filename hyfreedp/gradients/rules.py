@@ -139,8 +139,8 @@ def _embedding(
 ) -> Result:
     by_counts = args or named.get("max_norm") is not None or named.get("scale_grad_by_freq")
     ids = None if by_counts else _given(one_pass, input, weight)
-    if ids is None and padding_idx is not None and (is_wrapped(weight) or one_pass.is_trained(weight)):
-        raise Unmappable("an embedding with padding in a table that is computed")  # functorch ignores the padding
+    if ids is None and padding_idx is not None and one_pass.is_trained(weight):
+        raise Unmappable("an embedding with padding whose gradients are scaled by counts")  # functorch ignores both
     if ids is None:
         return NotImplemented
     table, entries = weight.detach(), len(weight)
@@ -151,6 +151,16 @@ def _embedding(
         one_pass.add(weight, EmbeddingRows(ids.reshape(len(g), -1), rows, entries, padding))
 
     return one_pass.layer(lambda ids: F.embedding(ids, table), backward, ids)
+
+
+def _padded_embedding(
+    input: Tensor, weight: Tensor, padding_idx: int | None = None, *args: Any, **named: Any
+) -> Result:
+    """Of a table that is computed from each sample's copy of parameters; functorch ignores the padding."""
+    if padding_idx is None or not is_wrapped(weight):
+        return NotImplemented
+    rows = F.embedding(input, weight, None, *args, **named)
+    return torch.where((input == padding_idx % len(weight))[..., None], rows.detach(), rows)
 
 
 # -- attention, and functions of other functions -----------------------------------------------------------------------
@@ -192,6 +202,7 @@ def _cross_entropy(one_pass: Pass, func: Any, input: Any, target: Any, weight: A
     return one_pass.of_sample(losses)
 
 
+composed(F.embedding, _padded_embedding)
 composed(F.multi_head_attention_forward, multi_head_attention)
 for mode in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
     composed(getattr(torch, mode), partial(unrolled, mode))

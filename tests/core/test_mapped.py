@@ -66,6 +66,11 @@ USES = {  # the parameter's shape, what is done with it and h (1, 5, 6), and why
     "rows by number": ((9, 6), lambda h, p: h + p[torch.arange(5) + 2]),
     "rows looked up": ((9, 6), lambda h, p: h + F.embedding(torch.arange(5).flip(0), p)),
     "padding": ((9, 6), lambda h, p: h + F.embedding(8 * (h[..., 0] > 0).long(), p, padding_idx=-1)),
+    "padding of a computed table": (
+        (9, 6),
+        lambda h, p: h + F.embedding(8 * (h[..., 0] > 0).long(), p * 2, padding_idx=-1),
+    ),
+    "written into an output": ((6,), lambda h, p: h * p + torch.add(h.detach(), 1, out=torch.empty_like(h))),
     "changed in place": ((9, 6), changed_in_place),
     "repeated, and added to in place": ((1, 5, 6), added_in_place),
     "changed after its use": ((6,), changed_after_its_use),
