@@ -2,15 +2,26 @@
 PYTHON ?= python3
 ARGS ?=
 BIN := .venv/bin
+# Sources of notebooks have the solutions, the tests their numbers.
+FOR_TEACHERS := notebooks/*.py */solutions/* docs/teaching.md tests/* tools/* workflow/* figures/*.pdf
 
 .DEFAULT_GOAL := help
-.PHONY: help install reproduce update docs benchmark gpu test test-whole test-slow test-oldest test-gpu models mutants lint types clean
+.PHONY: help install course reproduce update docs benchmark gpu test test-whole test-slow test-oldest test-gpu models mutants lint types clean
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo 'ARGS="..." passes options on: make test ARGS="-k clipping". PYTHON=python3.12 chooses the interpreter of .venv.'
 
 install: .venv/.installed  ## create .venv with the versions of constraints.txt (PyTorch with CUDA: several GB)
+
+course: .venv/.installed  ## open the course in JupyterLab; ARGS=students: pack it into build/, without solutions
+ifeq ($(ARGS),students)
+	@mkdir -p build
+	git archive --format zip --prefix hyfreedp-course/ --output build/hyfreedp-course.zip HEAD . $(FOR_TEACHERS:%=':!%')
+	@echo 'build/hyfreedp-course.zip: unpack it, then run "make course" there; on a hosted notebook upload it'
+else
+	$(BIN)/jupyter lab notebooks/00_primer.ipynb $(ARGS)
+endif
 
 reproduce: .venv/.installed  ## run the laptop profile's notebooks, write build/laptop/ with report.html
 	$(BIN)/python -m hyfreedp.experiments reproduce --profile laptop --jobs 2 $(ARGS)

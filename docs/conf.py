@@ -37,7 +37,7 @@ napoleon_google_docstring = True
 
 html_theme = "furo"
 html_title = "hyfreedp"
-html_static_path = ["_static"]
+html_static_path = ["_static", "../hyfreedp/experiments/book/step.js"]
 html_css_files = ["site.css"]
 html_math_renderer = "mathml"
 html_copy_source = False

@@ -14,6 +14,8 @@ from hyfreedp.experiments.__main__ import main
 from hyfreedp.experiments.book import exercises, notebooks
 from hyfreedp.experiments.store.paths import FIGURES, ROOT, workspace
 
+pytest_plugins = ["batch"]
+
 SOURCES = notebooks.sources()
 ids = [source.stem for source in SOURCES]
 
@@ -63,12 +65,23 @@ def test_students_have_answers_to_give_and_teachers_the_right_ones(source):
 @pytest.mark.parametrize("source", SOURCES)
 def test_notebooks_lead_to_each_other(source):
     twin = nbformat.read(source.with_suffix(".ipynb"), as_version=4)
-    top, end = (cell.source for cell in twin.cells if notebooks.LINKS in cell.metadata.get("tags", []))
+    added = [cell for cell in twin.cells if notebooks.LINKS in cell.metadata.get("tags", [])]
+    top, end = (cell.source for cell in added if cell.cell_type == "markdown")
     place = SOURCES.index(source)
     around = [of_students(other) for other in (*SOURCES[:place][-1:], *SOURCES[place + 1 :][:1])]
     led = re.findall(r"\]\((\S+\.ipynb)\)", end)
     assert [(source.parent / link).resolve() for link in led] == around and end in top
     assert "*Before this: " in top and " minute" in top
+
+
+def test_badges_wait_for_a_repository(project):
+    project.write("01_a")
+    (source,) = notebooks.sources()
+    assert notebooks.badges(source) == ""
+    (project.notebooks / "course.json").write_text('{"repository": "me/it"}')
+    colab, binder = re.findall(r"\]\((\S+)\)", notebooks.badges(source))
+    assert colab == "https://colab.research.google.com/github/me/it/blob/main/notebooks/01_a.ipynb"
+    assert binder == "https://mybinder.org/v2/gh/me/it/main?labpath=notebooks/01_a.ipynb"
 
 
 @pytest.mark.parametrize("source", SOURCES)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from hyfreedp.experiments.book import notebooks
-from hyfreedp.experiments.book.sliders import ABSENT, sliders
+from hyfreedp.experiments.book.sliders import ABSENT, private_step, sliders
 
 STYLE = {"color": "#000", "linestyle": "-"}
 # Moves each slider of each figure to its end and back, and tells what was drawn and read off.
@@ -38,7 +38,7 @@ def committed():
     for source in notebooks.sources():
         cells = nbformat.read(source.with_suffix(".ipynb"), as_version=4).cells
         pages = [output.get("data", {}).get("text/html", "") for cell in cells for output in cell.get("outputs", [])]
-        found |= {re.search('id="(.+?)"', page)[1]: page for page in pages if ABSENT in page}
+        found |= {re.search('id="(.+?)"', page)[1]: page for page in pages if 'id="sliders-' in page}
     return found
 
 
@@ -76,16 +76,50 @@ def test_the_u_is_the_closed_form():
         assert bias[0, 0, place] == pytest.approx(simulated, rel=0.02)
 
 
+# Moves each slider of the picture of a step, makes steps and lets it play; takes noise and clipping away, too.
+STEP_PROBE = """
+const box = document.querySelector(".private-step");
+const click = (name) => box.querySelector(`[data-do="${name}"]`).click();
+const parts = [...box.querySelectorAll(".part")];
+const see = () => parts.map((part) => part.querySelector("svg").innerHTML + part.querySelector("p").textContent);
+const inputs = [...box.querySelectorAll("input")];
+const moves = () => new Event("input", {bubbles: true});
+const go = (input, to) => { input.value = to; input.dispatchEvent(moves()); return see(); };
+const told = {moved: inputs.map((input) => {
+  const [before, place] = [see(), input.value];
+  const after = go(input, input.value === input.max ? input.min : input.max);
+  return {before, after, back: go(input, place)};
+})};
+go(inputs[3], 0);
+go(inputs[4], inputs[4].max);
+told.curves = [...parts[2].querySelectorAll("path")].map((path) => path.getAttribute("d"));
+click("again");
+told.steps = [1, 2, 3].map(() => { const seen = see(); click("next"); return seen; });
+click("play");
+setTimeout(() => {
+  told.playing = see();
+  click("play");
+  told.paused = see();
+  document.body.innerHTML = "";
+  document.body.dataset.told = encodeURIComponent(JSON.stringify(told));
+}, 3000);
+"""
+
+
+def told_by_chromium(html, folder):
+    """What a script left in ``data-told`` of the page's body, five seconds after it was opened."""
+    (folder / "page.html").write_text(f"<!doctype html><meta charset='utf-8'><body>{html}", encoding="utf-8")
+    browser = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}"]
+    command = [*browser, "--virtual-time-budget=5000", "--dump-dom", (folder / "page.html").as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    return json.loads(unquote(re.search('data-told="(.+?)"', done.stdout)[1]))
+
+
 @pytest.mark.skipif(not shutil.which("chromium"), reason="needs Chromium")
 def test_moving_a_slider_changes_the_drawing(tmp_path):
     pages = committed()
-    text = "<!doctype html><meta charset='utf-8'><body>" + "".join(pages.values()) + f"<script>{PROBE}</script>"
-    (tmp_path / "page.html").write_text(text, encoding="utf-8")
-    browser = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
-    command = [*browser, "--dump-dom", (tmp_path / "page.html").as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
-    told = re.search('data-told="(.+?)"', done.stdout)[1]
-    figures = {figure["name"]: figure for figure in json.loads(unquote(told))}
+    told = told_by_chromium("".join(pages.values()) + f"<script>{PROBE}</script>", tmp_path)
+    figures = {figure["name"]: figure for figure in told}
     assert figures.keys() == pages.keys()
     for name, figure in figures.items():
         assert ABSENT not in figure["text"]
@@ -96,3 +130,16 @@ def test_moving_a_slider_changes_the_drawing(tmp_path):
         assert all(moved["before"]["lines"] != moved["after"]["lines"] for moved in dials)
         assert axis["before"]["lines"] == axis["after"]["lines"]
         assert not re.search("NaN|undefined|Infinity", figure["text"] + str(figure["moved"]))
+
+
+@pytest.mark.skipif(not shutil.which("chromium"), reason="needs Chromium")
+def test_the_picture_of_a_step_moves_and_fits_what_it_should(tmp_path):
+    told = told_by_chromium(private_step().data + f"<script>{STEP_PROBE}</script>", tmp_path)
+    assert len(told["moved"]) == 6
+    for moved in told["moved"]:
+        assert moved["before"] == moved["back"] != moved["after"]
+    assert len(set(map(str, told["steps"]))) == 3
+    assert told["playing"] != told["paused"]
+    raw, fitted = (path for path in told["curves"] if path.count("L") == 60)
+    assert raw == fitted  # without noise and clipping
+    assert not re.search("NaN|undefined|Infinity", str(told))

@@ -24,6 +24,15 @@ from hyfreedp.experiments.store.files import replacing
 from hyfreedp.experiments.store.paths import workspace
 
 LINKS = "links"  # tag of cells that are added when a notebook is executed
+# The cell that brings a hosted notebook its package; where there is one, it does nothing. {get} makes the folder.
+HOSTED = """\
+from importlib.util import find_spec
+
+if not find_spec("hyfreedp"):  # a hosted notebook, as on Colab: takes PyTorch for CPUs, then the course
+    {get}
+    %pip install -q torch --index-url https://download.pytorch.org/whl/cpu
+    %pip install -q "./hyfreedp-course[notebooks]"
+    %env HYFREEDP_ROOT=hyfreedp-course"""
 PROFILES = ("smoke", "laptop", "gpu", "paper")
 
 # Messages between this process and a kernel go over local TCP ports, which others on the machine may listen to.
@@ -129,8 +138,7 @@ def links(source: Path) -> str:
 
 def course(source: Path) -> str:
     """What to have read before a notebook, how long it runs and where it writes; empty if not in ``course.json``."""
-    path = workspace().notebooks / "course.json"
-    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    known = _course()
     if source.stem not in known:
         return ""
     needs, time = known[source.stem]["needs"], known[source.stem]["time"]
@@ -138,12 +146,33 @@ def course(source: Path) -> str:
     return f"*{text} Figures and tables go to `build/<profile>/figures/`.*"
 
 
+def badges(source: Path) -> str:
+    """Links that open a notebook on Colab and Binder; empty while ``course.json`` names no repository on GitHub."""
+    if not (repository := _course().get("repository", "")):
+        return ""
+    path = source.with_suffix(".ipynb").relative_to(workspace().root).as_posix()
+    colab = f"[Open in Colab](https://colab.research.google.com/github/{repository}/blob/main/{path})"
+    return f"{colab} · [Open in Binder](https://mybinder.org/v2/gh/{repository}/main?labpath={path})"
+
+
+def _course() -> dict[str, Any]:
+    path = workspace().notebooks / "course.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
 def _add_links(notebook: nbformat.NotebookNode, source: Path) -> None:
     if not (line := links(source)):  # the only one
         return
-    header = "\n\n".join(filter(None, (line, course(source))))
+    header = "\n\n".join(filter(None, (line, badges(source), course(source))))
+    known = _course()
+    repository = known.get("repository", "")
+    clone = f"git clone -q --depth 1 https://github.com/{repository} hyfreedp-course"
+    hosted = HOSTED.format(get=f"!{clone}" if repository else "!unzip -q hyfreedp-course.zip  # upload it first")
     tag = {"tags": [LINKS]}
+    folded = {"tags": [LINKS, "remove-cell"], "jupyter": {"source_hidden": True}}  # on the site, and in JupyterLab
     notebook.cells.insert(1, nbformat.v4.new_markdown_cell(header, id="links-top", metadata=tag))
+    if not known.get(source.stem, {}).get("alone"):  # which needs no more than any hosted notebook has
+        notebook.cells.insert(2, nbformat.v4.new_code_cell(hosted, id="links-hosted", metadata=folded))
     notebook.cells.append(nbformat.v4.new_markdown_cell(line, id="links-end", metadata=tag))
 
 

@@ -46,5 +46,11 @@ def sliders(
     return HTML(f'<div id="{data["name"]}"><em>{ABSENT}</em></div>\n<script>\n({script})({payload});\n</script>')
 
 
+def private_step() -> HTML:
+    """The moving picture of one private step, with a slider for each of its parts; ``step.js`` computes it all."""
+    script = files(__package__).joinpath("step.js").read_text(encoding="utf-8")
+    return HTML(f'<div class="private-step"><em>{ABSENT}</em></div>\n<script>\n{script}</script>')
+
+
 def _short(values: ArrayLike) -> list[float]:
     return [float(f"{value:.4g}") for value in np.ravel(values)]
