@@ -12,6 +12,7 @@ from hyfreedp.optimizer import HyFreeDPOptimizer
 from hyfreedp.preset import PRESETS, Preset
 from hyfreedp.privatize import clipping_bias, normal_clipping_bias, privatize_loss
 from hyfreedp.pytorch.records import StepRecord
+from hyfreedp.statement import Statement, total_epsilon
 
 __all__ = [
     "PRESETS",
@@ -25,6 +26,7 @@ __all__ = [
     "Preset",
     "PrivacyEngine",
     "QuadraticFit",
+    "Statement",
     "StepRecord",
     "audit",
     "calibrate_noise",
@@ -35,4 +37,5 @@ __all__ = [
     "privatize_loss",
     "replace_batch_norm",
     "token_budget",
+    "total_epsilon",
 ]

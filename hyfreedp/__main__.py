@@ -1,4 +1,4 @@
-"""``python -m hyfreedp``: print the noise that a budget allows and what each share of it costs."""
+"""``python -m hyfreedp``: the noise that a budget allows; the privacy statement of a run; the epsilon of several."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ import sys
 import warnings
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import NoReturn, get_args
+
+import torch
 
 from hyfreedp.accounting.accountants import Accountant
 from hyfreedp.accounting.calibrate import calibrate_noise
@@ -17,6 +20,7 @@ from hyfreedp.accounting.composition import shares
 from hyfreedp.accounting.split import Allocation, NoiseSplit, Probe
 from hyfreedp.checks import check_delta
 from hyfreedp.preset import FIELDS, PRESETS, resolve
+from hyfreedp.statement import Statement, total_epsilon
 
 
 class _Parser(argparse.ArgumentParser):
@@ -28,7 +32,8 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="python -m hyfreedp",
-        description="Split a privacy budget between gradients and probes, and print what each share costs.",
+        description="Split a privacy budget between gradients and probes, and print what each share costs. "
+        "'statement FILE' prints the privacy statement of a run instead, 'total FILE ...' the epsilon of several runs.",
     )
     add = parser.add_argument
     add("--epsilon", type=float, required=True, help="target epsilon; inf for a non-private run")
@@ -75,7 +80,54 @@ def _report(split: NoiseSplit, records: int, batch_size: int, epsilons: dict[str
     return "\n".join([*lines, "", "guaranteed" if split.guarantee else "NOT guaranteed: nothing is noised"])
 
 
+def _statement_in(path: str) -> Statement:
+    """The statement in a file: its JSON, or a checkpoint of this package, transformers' Trainer or Lightning."""
+    with open(path, "rb") as file:
+        is_json = file.read(64).lstrip().startswith(b"{")
+    if is_json:
+        return Statement.from_json(Path(path).read_text(encoding="utf-8"))
+    try:
+        saved = torch.load(path, map_location="cpu", weights_only=True)
+        states = [saved, saved.get("optimizer_state_dict"), *saved.get("optimizer_states", ())]
+        facts = next(state["statement"] for state in states if state and "statement" in state)
+    except Exception:  # any kind, since the file may hold anything
+        raise ValueError(
+            f"{path} must hold a statement's JSON, or be a checkpoint with a statement, as those of save_checkpoint, "
+            "PrivateTrainer (optimizer.pt) and PrivateModule are since version 0.3"
+        ) from None
+    return Statement.from_dict(facts)
+
+
+def _of_files(command: str, arguments: Sequence[str]) -> int:
+    """The commands ``statement FILE`` and ``total FILE ...``."""
+    parser = _Parser(prog=f"python -m hyfreedp {command}", description=_of_files.__doc__)
+    parser.add_argument("files", nargs=1 if command == "statement" else "+", help="JSON of a statement, or checkpoints")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    if command == "total":
+        parser.add_argument("--delta", type=float, required=True, help="of all runs together")
+    options = parser.parse_args(arguments)
+    try:
+        statements = [_statement_in(path) for path in options.files]
+        if command == "statement":
+            print(statements[0].to_json() if options.json else statements[0].markdown())
+            return 0
+        total, alone = total_epsilon(statements, options.delta), [one.epsilon(options.delta) for one in statements]
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
+    if options.json:
+        print(json.dumps({"delta": options.delta, "epsilon": total, "of_each": alone}))
+        return 0
+    for path, epsilon in zip(options.files, alone, strict=True):
+        print(f"{epsilon:10.6f}  {path}")
+    print(f"{math.fsum(alone):10.6f}  sum, at {len(alone)} times the delta")
+    print(f"{total:10.6f}  all together at delta {options.delta:g}, of {statements[0].protects}")
+    return 0
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments and arguments[0] in ("statement", "total"):
+        return _of_files(arguments[0], arguments[1:])
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.n < 1:

@@ -34,6 +34,7 @@ from hyfreedp.pytorch.records import ProbeResult, StepRecord, raw_values
 from hyfreedp.pytorch.wrapper import OptimizerWrapper, Unprepared, run_step_hooks
 from hyfreedp.release import Releases
 from hyfreedp.run_state import RunState
+from hyfreedp.statement import Statement
 
 _TRAINED: WeakSet[nn.Module] = WeakSet()  # models, and their layers, that private steps have trained in this process
 
@@ -271,8 +272,12 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
     @property
     def guarantee(self) -> bool:
         """Whether the run provably stays within its target: its split does, and batches are the sampler's."""
+        return self.split.guarantee and self._batches_are_samples
+
+    @property
+    def _batches_are_samples(self) -> bool:
         sampled = self.sampler.position, self.sampler.sample_rate
-        return self.split.guarantee and self._sampled and sampled == (self.ledger.steps, self.split.sample_rate)
+        return self._sampled and sampled == (self.ledger.steps, self.split.sample_rate)
 
     @property
     def steps_left(self) -> int:
@@ -282,6 +287,21 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
     def epsilon_spent(self, target_delta: float | None = None) -> float:
         """Epsilon of all recorded releases, at the plan's delta or another. Threat model: WR."""
         return self.ledger.epsilon(target_delta)
+
+    def statement(self) -> Statement:
+        """What the run guarantees so far, in words to publish and as JSON. Threat model: WR.
+
+        ``print(optimizer.statement().fill(tuned="..."))``, see :class:`hyfreedp.Statement`. Checkpoints hold it, too.
+        """
+        return Statement(
+            split=self.split,
+            steps=len(self.ledger.released),
+            unit=self.sampler.unit,
+            number=self.sampler.num_records,
+            sampled=self._batches_are_samples,
+            clipping=repr(self.gradient_engine.clipping),
+            noise="secure" if self._generator.secure else "standard",
+        )
 
     def averaged(self) -> AbstractContextManager[None]:
         """A context for evaluation during the run: the model has the weights with which the run would end now.
@@ -304,7 +324,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         tensors are those of the live model and optimizer: save or copy it before the next step. All processes have the
         same state, which any number of processes may load.
         """
-        return self._run.state_dict()
+        return {**self._run.state_dict(), "statement": self.statement().to_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` gave; the run must be the same.

@@ -30,7 +30,7 @@ LAYERS = [
     {"gradients", "gradients.step_batch"},
     {"gradients.plain", "learner", "data.sampling"},
     {"line_search", "look"},
-    {"preset", "reference", "release", "run_state"},
+    {"preset", "reference", "release", "run_state", "statement"},
     {"plan"},
     {"optimizer", "__main__"},
     {"engine", "plots"},

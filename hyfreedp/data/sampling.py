@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
 from functools import lru_cache
 from numbers import Integral
-from typing import Any, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -71,6 +71,7 @@ class PoissonSampler(Sampler[Drawn]):
         position: the step whose batch comes next; the optimizer advances it when a step is done.
         horizon: number of steps of the whole run, or None.
         given: the step whose batch the loader yielded last; None before the first, and after loading a state.
+        unit: what is drawn.
     """
 
     num_records: int
@@ -82,6 +83,7 @@ class PoissonSampler(Sampler[Drawn]):
     position: int = 0
     horizon: int | None = None
     given: int | None = None
+    unit: Literal["record", "owner"] = "record"
 
     def __len__(self) -> int:
         return self.steps_per_epoch
@@ -297,6 +299,7 @@ def poisson_loader(
         seed=seed,
         rank=rank,
         world_size=world_size,
+        unit="record" if owned is None else "owner",
     )
     return PoissonLoader(
         OneByOne(loader.dataset, loader.collate_fn, device, owned, records_per_owner),

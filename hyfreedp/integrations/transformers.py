@@ -205,6 +205,14 @@ class PrivateTrainer(Trainer):
         with nullcontext() if self.private is None else self.private.averaged():
             return super().evaluation_loop(*args, **kwargs)
 
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        """The Trainer's method; the card ends with the privacy statement of the run so far."""
+        super().create_model_card(*args, **kwargs)
+        if self.private is not None and self.is_world_process_zero():
+            statement = self.private.statement().markdown().replace("# ", "## ")
+            with open(os.path.join(str(self.args.output_dir), "README.md"), "a", encoding="utf-8") as card:
+                card.write(f"\n{statement}")
+
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log epsilon and the learning rate of training, and everything of evaluation; a loss cannot log."""
         if stepping():

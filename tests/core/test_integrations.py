@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader
 from twins import Made, cross_entropy, flat, make_data, make_private
 
 from hyfreedp import PrivacyEngine
+from hyfreedp.__main__ import main
 from hyfreedp.integrations.closure import warn_of_log
 
 OF_LIGHTNING = pytest.mark.filterwarnings("ignore::UserWarning", "ignore:`isinstance.treespec, LeafSpec")  # its advice
@@ -281,6 +282,17 @@ def test_the_trainer_uploads_no_key(trainer, tmp_path, monkeypatch):
     run.train()
     assert "optimizer.pt" in sent and "training_args.bin" in sent
     assert list(tmp_path.glob("_hyfreedp-*.key")) and not any("hyfreedp" in name for name in sent)
+
+
+def test_the_model_card_and_the_checkpoint_have_the_privacy_statement(trainer, tmp_path, capsys):
+    run = trainer(**SAVING)
+    run.train()
+    run.create_model_card()
+    card = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert card.endswith(str(run.private.statement()).replace("# ", "## ")) and card.count("ifferentially private") == 1
+    capsys.readouterr()
+    main(["statement", str(tmp_path / "checkpoint-3" / "optimizer.pt"), "--json"])
+    assert json.loads(capsys.readouterr().out)["steps"] == 3
 
 
 def test_a_checkpoint_without_the_private_optimizer_is_not_gone_on_with(trainer, tmp_path):

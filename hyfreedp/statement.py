@@ -1,0 +1,256 @@
+"""A privacy statement: what a run guarantees, for whom, and what it leaves open, in words to publish and as JSON.
+
+It answers the lists of NIST SP 800-226 and of Ponomareva et al. (2023), section 5.3; docs/statement.md has the mapping.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import ROUND_CEILING, Context
+from importlib import metadata
+from typing import Any, Literal
+
+from hyfreedp.accounting import NoiseSplit
+from hyfreedp.accounting.composition import spent
+from hyfreedp.accounting.several import epsilon_of_runs, epsilon_of_zcdp, zcdp
+from hyfreedp.checks import check_choice, check_count, check_positive, check_probability, nearest
+
+# What only the user knows, by the names that Statement.fill takes.
+QUESTIONS = {
+    "data": "What are the data, how were they collected, and under which rules?",
+    "people": "How many records can one person have, and do records of several people depend on each other?",
+    "earlier_use": "What else was released from these records, now or before, and at which epsilon?",
+    "tuned": "What was chosen by looking at these records (model, settings, early stopping, the best of several runs)?",
+    "pretrained": "On which data were the weights trained that the run began from?",
+    "recipients": "What is published, and to whom; who has access to the records and to the run's key?",
+}
+_NOT_COVERED = (
+    "Whoever knows the run's key: its seed, checkpoints or optimizer states.",
+    "Raw diagnostics, errors, times, sizes of files and messages.",
+    "Choices made by looking at the records, outside of the run.",
+    "Other runs and other releases on the same records; `hyfreedp.total_epsilon` composes runs.",
+    "N, the batch size, the plan and the code, which are taken to be public.",
+    "What is learned of everybody: patterns that would be found without any one unit.",
+)
+_ACCOUNTANTS = {"pld": "privacy loss distributions", "rdp": "Renyi differential privacy"}
+_PROBES = {"look": "look (noised votes on the learning rate)", "losses": "probe (three noised losses)"}
+
+
+def _versions() -> dict[str, str]:
+    """Versions of what computes and accounts; a package that is run without having been installed has none."""
+    versions = {"Python": platform.python_version()}
+    for package in ("hyfreedp", "torch", "dp-accounting"):
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = "not installed"
+    return versions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Statement:
+    """What a run guarantees so far. Made by :meth:`HyFreeDPOptimizer.statement`; ``str`` is :meth:`markdown`.
+
+    Attributes:
+        split: the plan: noise, sample rate, planned steps, and which of them probe.
+        steps: how many steps have released something; all epsilons are of these.
+        unit, number: what batches are drawn of, and N, how many the data hold, which is public.
+        sampled: whether all batches were Poisson samples of the private loader.
+        clipping, noise: of each unit's gradient; "standard", or "secure" against floating-point attacks.
+        versions: of the libraries.
+        answers: to some of ``QUESTIONS``, see :meth:`fill`.
+    """
+
+    split: NoiseSplit
+    steps: int
+    unit: Literal["record", "owner"]
+    number: int
+    sampled: bool
+    clipping: str
+    noise: str
+    versions: Mapping[str, str] = field(default_factory=_versions)
+    answers: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse facts that no run has, as from a file that was edited."""
+        check_count("steps", self.steps, 0, self.split.steps, "the plan's")
+        check_choice("unit", self.unit, ("record", "owner"))
+        check_count("number", self.number, 1)
+        if not isinstance(self.sampled, bool):
+            raise ValueError(f"sampled must be true or false, got {self.sampled!r}")
+        if math.isfinite(self.split.target_epsilon):
+            probe = ("sigma_loss",) if self.split.probe_steps else ()
+            for name in ("sigma_gradient", "sigma_gradient_probe", *probe):
+                check_positive(name, getattr(self.split, name))
+        for name in self.answers:
+            if name not in QUESTIONS:
+                raise ValueError(f"{name!r} is none of the questions {', '.join(QUESTIONS)}{nearest(name, QUESTIONS)}")
+
+    def fill(self, **answers: str) -> Statement:
+        """The statement with answers to questions that only the user can answer.
+
+        Args:
+            **answers: texts: data, people, earlier_use, tuned, pretrained, recipients (see ``QUESTIONS``).
+        """
+        return dataclasses.replace(self, answers={**self.answers, **answers})
+
+    @property
+    def without_guarantee(self) -> str:
+        """Why the run has no guarantee; empty if it has one."""
+        if math.isinf(self.split.target_epsilon):
+            return "nothing was noised (target_epsilon=inf)"
+        return "" if self.sampled else "batches were not Poisson samples of the private loader (without_guarantee=True)"
+
+    @property
+    def protects(self) -> str:
+        """By what neighbouring data sets differ, in words."""
+        return "one owner with all their records" if self.unit == "owner" else self.split.unit
+
+    def epsilon(self, delta: float | None = None) -> float:
+        """Proven epsilon of the steps made, at the plan's delta or another; infinite without a guarantee."""
+        if self.without_guarantee:
+            return math.inf
+        return spent(self.split, self.steps, self.split.probe_steps_before(self.steps), target_delta=delta)
+
+    @property
+    def deltas(self) -> tuple[float, float, float]:
+        """The plan's delta, a tenth and a hundredth of it, at which the statement has epsilons."""
+        delta = self.split.target_delta
+        return delta, float(f"{delta / 10:.12g}"), float(f"{delta / 100:.12g}")
+
+    @property
+    def rho(self) -> float:
+        """zCDP of the steps made, without credit for sampling; infinite without a guarantee."""
+        return math.inf if self.without_guarantee else zcdp(self.split, self.steps)
+
+    @property
+    def headline(self) -> str:
+        """The first line: epsilon, or that there is no guarantee."""
+        if self.without_guarantee:
+            return f"NO privacy guarantee: {self.without_guarantee}"
+        delta = self.split.target_delta
+        return f"Differentially private: epsilon {_up(self.epsilon())} at delta {delta:g}, of {self.protects}"
+
+    def markdown(self) -> str:
+        """The statement as a page."""
+        rows = [f"| {name} | {value} |" for name, value in self._rows().items()]
+        uncovered = [*_NOT_COVERED]
+        if self.split.probe == "none":
+            uncovered.append("How the learning rate was found, which this run did not learn.")
+        if self.steps < self.split.steps and not self.without_guarantee:
+            whole = _up(spent(self.split, self.split.steps, self.split.probe_steps))
+            uncovered.append(
+                f"An early end that was chosen by what the run showed: epsilon is then the plan's, {whole}."
+            )
+        asked = [f"{question} **{self.answers.get(name, '(open)')}**" for name, question in QUESTIONS.items()]
+        lines = [f"# {self.headline}", "", "| What | Of this run |", "| --- | --- |", *rows, ""]
+        lines += ["## Not covered", "", *(f"* {one}" for one in uncovered), ""]
+        return "\n".join([*lines, "## Answered by whoever publishes", "", *(f"* {one}" for one in asked), ""])
+
+    __str__ = markdown
+
+    def _rows(self) -> dict[str, str]:
+        """The table: what is told, and of this run."""
+        split, (delta, *others) = self.split, self.deltas
+        noised, probes = math.isfinite(split.target_epsilon), _PROBES.get(split.probe, "probe")
+        rows = {
+            "Unit of privacy": f"{self.protects}; N = {self.number:,} {self.unit}s",
+            "Neighbouring data sets": "with and without that unit (add or remove)",
+            "Trust": "central: whoever trains has the records and the key, and keeps to the procedure",
+        }
+        if not self.without_guarantee:
+            bound = _up(epsilon_of_zcdp(self.rho, delta))
+            rows["Epsilon"] = f"{_up(self.epsilon())} at delta {delta:g}, by {_ACCOUNTANTS[split.accountant]}"
+            rows["At other deltas"] = ", ".join(f"{_up(self.epsilon(one))} at {one:g}" for one in others)
+            rows["By zCDP"] = f"rho {_up(self.rho)}, so epsilon {bound} at {delta:g}, were all batches known"
+            if not split.guarantee:
+                rows["Target"] = f"epsilon {split.target_epsilon:g}, **not kept** by noise made elsewhere (split=)"
+        made = f"T = {split.steps:,} steps, of which {self.steps:,} are made"
+        rows["Plan"] = f"{made}; {split.probe_steps} with a {probes}" if split.probe_steps else made
+        rows["Released"] = (
+            "noised " if noised else ""
+        ) + "gradients, probes and looks; so weights and rates of all steps"
+        batch = f"{split.sample_rate * self.number:,.6g} on average"
+        poisson = f"Poisson: each {self.unit} with q = {split.sample_rate:.6g}, apart from others and anew each step"
+        rows["Sampling as done"] = f"{poisson}; {batch}" if self.sampled else "**batches of the user's own**"
+        rows["Clipping"] = f"{self.clipping}, of each {self.unit} alone"
+        rows["Noise"] = f"Gaussian ({self.noise}), multiplier {split.sigma_gradient:.6g}" if noised else "**none**"
+        if noised and split.probe_steps:
+            each = f"{split.sigma_loss:.6g} on each of its numbers"
+            rows["Noise"] += f"; in a step with a probe or look {split.sigma_gradient_probe:.6g}, and {each}"
+        rows["Versions"] = ", ".join(f"{name} {version}" for name, version in self.versions.items())
+        return rows
+
+    def to_dict(self) -> dict[str, Any]:
+        """The facts as plain values; everything else is computed from them."""
+        facts = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
+        return facts | {"split": self.split.to_dict(), "versions": {**self.versions}, "answers": {**self.answers}}
+
+    @classmethod
+    def from_dict(cls, facts: Mapping[str, Any]) -> Statement:
+        """Inverse of :meth:`to_dict`; ignores what is computed. ValueError if facts are missing or wrong."""
+        try:
+            own = {one.name: facts[one.name] for one in dataclasses.fields(cls)}
+            infinite = {name: float(own["split"][name]) for name in ("target_epsilon", "epsilon")}
+            return cls(**own | {"split": NoiseSplit.from_dict({**own["split"], **infinite})})
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"this is no privacy statement of hyfreedp, or a damaged one: {error!r}") from None
+
+    def to_json(self) -> str:
+        """The facts, with headline, epsilons and rho for other programs; infinite numbers are the string "inf"."""
+        epsilons = [{"delta": delta, "epsilon": self.epsilon(delta)} for delta in self.deltas]
+        computed = {"headline": self.headline, "guarantee": not self.without_guarantee, "epsilons": epsilons}
+        text = json.dumps({**computed, "rho": self.rho, **self.to_dict()})
+        return json.dumps(json.loads(text, parse_constant=lambda infinite: "inf"), indent=2)
+
+    @classmethod
+    def from_json(cls, text: str) -> Statement:
+        """Inverse of :meth:`to_json`; ValueError for other texts."""
+        return cls.from_dict(json.loads(text))
+
+
+def total_epsilon(runs: Sequence[Any], delta: float) -> float:
+    """Epsilon at ``delta`` of several runs on the same records, by composing their privacy loss distributions.
+
+    It is tighter than the sum of their epsilons, and holds at ``delta``, not at the sum of their deltas. A run may use
+    what earlier ones released; but budgets and lengths of all must be fixed before the first.
+
+    Args:
+        runs: for each its :class:`Statement`, or the private optimizer, whose steps so far count.
+        delta: in (0, 1).
+
+    Raises:
+        ValueError, TypeError: runs protect different units, one has no guarantee, or two draw batches by one seed.
+    """
+    delta = check_probability("delta", delta)
+    if not isinstance(runs, list | tuple) or not runs:
+        raise TypeError(f"runs must be a list of statements or private optimizers, got {runs!r}")
+    for run in runs:
+        if not isinstance(run, Statement) and not hasattr(run, "statement"):
+            raise TypeError(f"runs must be statements or private optimizers, but one is a {type(run).__name__}")
+    statements = [run if isinstance(run, Statement) else run.statement() for run in runs]
+    for place, one in enumerate(statements, 1):
+        if one.without_guarantee:
+            raise ValueError(f"run {place} has no guarantee, so all runs together have none: {one.without_guarantee}")
+        if one.protects != statements[0].protects:
+            raise ValueError(
+                f"runs must protect the same unit, but run 1 protects {statements[0].protects} and run {place} "
+                f"{one.protects}: train all with the same owners= or records_per_person="
+            )
+    seeds = [run.sampler.seed for run in {id(run): run for run in runs}.values() if not isinstance(run, Statement)]
+    if len(set(seeds)) < len(seeds):
+        raise ValueError(
+            "runs must draw batches by different seeds, but two have one, and cost more than independent runs: let one "
+            "PrivacyEngine make all, or leave out seed="
+        )
+    return epsilon_of_runs([(one.split, one.steps) for one in statements], delta)
+
+
+def _up(number: float) -> str:
+    """Four digits, rounded up, so that no epsilon is understated."""
+    return f"{float(Context(prec=4, rounding=ROUND_CEILING).create_decimal(number)):g}"
