@@ -6,7 +6,7 @@ BIN := .venv/bin
 FOR_TEACHERS := notebooks/*.py */solutions/* docs/teaching.md tests/* tools/* workflow/* figures/*.pdf
 
 .DEFAULT_GOAL := help
-.PHONY: help install course reproduce update docs benchmark gpu test test-whole test-slow test-oldest test-gpu models mutants lint types clean
+.PHONY: help install course slides reproduce update docs benchmark gpu test test-whole test-slow test-oldest test-gpu models mutants lint types clean
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -22,6 +22,9 @@ ifeq ($(ARGS),students)
 else
 	$(BIN)/jupyter lab notebooks/00_primer.ipynb $(ARGS)
 endif
+
+slides: .venv/.installed  ## make build/slides.html: ten slides of the course, one file, without network
+	$(BIN)/python -m hyfreedp.experiments.book.slides
 
 reproduce: .venv/.installed  ## run the laptop profile's notebooks, write build/laptop/ with report.html
 	$(BIN)/python -m hyfreedp.experiments reproduce --profile laptop --jobs 2 $(ARGS)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from hyfreedp.experiments.book import notebooks
+from hyfreedp.experiments.book.slides import slides
 from hyfreedp.experiments.book.sliders import ABSENT, private_step, sliders
 
 STYLE = {"color": "#000", "linestyle": "-"}
@@ -143,3 +144,9 @@ def test_the_picture_of_a_step_moves_and_fits_what_it_should(tmp_path):
     raw, fitted = (path for path in told["curves"] if path.count("L") == 60)
     assert raw == fitted  # without noise and clipping
     assert not re.search("NaN|undefined|Infinity", str(told))
+
+
+def test_ten_slides_load_nothing():
+    page = slides()
+    assert page.count('<img class="later" src="data:image/png;base64,') == page.count("<h2>") == 10
+    assert not re.search(r"(src|href)=\"(?!data:)|fetch\(|\bimport\b", page)

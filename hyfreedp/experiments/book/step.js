@@ -6,14 +6,14 @@
   const [RAW, PRIVATE, W, H, PAD] = ["#D55E00", "#2C8ED6", 300, 250, 36];
   const STAGES = ["sample", "clip", "sum", "noise", "fit", "move"];
   const DIALS = {
-    sample: { label: "q: each record is drawn with this probability", values: [0.05, 1], start: 0.5, panel: 0 },
+    sample: { label: "q: probability of each record", values: [0.05, 1], start: 0.5, panel: 0 },
     clip: { label: "R: longest gradient allowed", values: [0.05, 20], log: true, start: 1, from: 20, panel: 1 },
-    sum: { label: "how much of the sum is added up", values: [0, 1], start: 1, from: 0, panel: 1, percent: true },
-    noise: { label: "σ: noise, over what one record can change", values: [0, 30], start: 3, from: 0, panel: 1 },
+    sum: { label: "part of the sum added up", values: [0, 1], start: 1, from: 0, panel: 1, percent: true },
+    noise: { label: "σ: noise multiplier", values: [0, 30], start: 3, from: 0, panel: 1 },
     fit: { label: "R<sub>l</sub>: largest loss allowed", values: [1, 400], log: true, start: 20, from: 400, panel: 2 },
-    move: { label: "how much of the step is taken", values: [0, 1], start: 1, from: 0, panel: 3, percent: true },
+    move: { label: "part of the step taken", values: [0, 1], start: 1, from: 0, panel: 3, percent: true },
   };
-  const TITLES = ["1. Sample", "2. Clip, sum, noise", "3. Fit a parabola to three private losses", "4. Move"];
+  const TITLES = ["1. Sample", "2. Clip, sum, noise", "3. Fit three private losses", "4. Move"];
 
   const random = (seed) => () => { // mulberry32
     seed = (seed + 0x6d2b79f5) | 0;
