@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from hyfreedp.experiments.book import notebooks
-from hyfreedp.experiments.book.slides import slides
 from hyfreedp.experiments.book.sliders import ABSENT, private_step, sliders
+from hyfreedp.experiments.book.slides import slides
 
 STYLE = {"color": "#000", "linestyle": "-"}
 # Moves each slider of each figure to its end and back, and tells what was drawn and read off.

@@ -1,6 +1,6 @@
 """Slides of the course: ``python -m hyfreedp.experiments.book.slides`` writes ``build/slides.html``, one whole file.
 
-``notebooks/slides.json`` has the questions and answers. Figures, and the numbers under an answer, are the committed ones.
+``notebooks/slides.json`` has questions and answers. Figures, and the numbers under an answer, are the committed ones.
 """
 
 from __future__ import annotations
