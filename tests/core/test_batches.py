@@ -13,14 +13,7 @@ from hypothesis import strategies as st
 from twins import PRESETS, by_hand, flat, steps
 
 from hyfreedp import token_budget
-from hyfreedp.data.batches import (
-    Group,
-    batch_length,
-    groups_of,
-    map_leaves,
-    pieces,
-    stack_records,
-)
+from hyfreedp.data.batches import Group, batch_length, groups_of, map_leaves, pieces, stack_records
 
 
 class Pair(NamedTuple):

@@ -9,10 +9,7 @@ from torch import Tensor
 from torch.func import grad
 from torch.overrides import TorchFunctionMode
 
-from hyfreedp.gradients.functorch import (
-    Level,
-    backward,
-)
+from hyfreedp.gradients.functorch import Level, backward
 
 
 @pytest.fixture

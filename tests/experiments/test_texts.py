@@ -12,12 +12,7 @@ from tokenizer import VOCABULARY, public_texts, train_tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from hyfreedp.experiments.data import texts
-from hyfreedp.experiments.data.encoding import (
-    IGNORED,
-    encode_pairs,
-    encode_prompts,
-    load_tokenizer,
-)
+from hyfreedp.experiments.data.encoding import IGNORED, encode_pairs, encode_prompts, load_tokenizer
 from hyfreedp.experiments.data.grammar import Pair, pairs
 from hyfreedp.experiments.data.texts import checksum_of, documents_from, e2e, restaurants
 from hyfreedp.experiments.store.paths import CHECKPOINTS

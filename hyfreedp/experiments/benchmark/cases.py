@@ -22,12 +22,7 @@ from tqdm import tqdm
 
 from hyfreedp.checks import check_choice
 from hyfreedp.experiments.benchmark.contenders import ALL_CONTENDERS, CONTENDERS, RUN, RUNS, Setup, Step
-from hyfreedp.experiments.benchmark.measure import (
-    garbage_stays,
-    peak_memory,
-    reason,
-    time_rounds,
-)
+from hyfreedp.experiments.benchmark.measure import garbage_stays, peak_memory, reason, time_rounds
 from hyfreedp.experiments.benchmark.workloads import MODELS, Shape, Tuning, Workload, make_workload
 from hyfreedp.pytorch.devices import CPU, backend, hardware, named_device, synchronize
 

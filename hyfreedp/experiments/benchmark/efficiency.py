@@ -25,10 +25,7 @@ _ON_CPU = {"batch_size": [4, 8, 16, 32, 64], "depth": [1, 2, 4, 8]}
 _ON_CPU |= {"width": [96, 192, 384, 576], "tokens": [17, 65, 145, 257]}
 _ON_GPU = {"batch_size": [8, 16, 32, 64, 128], "depth": [3, 6, 12, 24]}
 _ON_GPU |= {"width": [192, 384, 768, 1152], "tokens": [50, 197, 401, 785]}
-GROWTH: dict[str, tuple[str, dict[str, list[int]]]] = {
-    "laptop": ("vit_d192", _ON_CPU),
-    "gpu": ("vit_small", _ON_GPU),
-}
+GROWTH: dict[str, tuple[str, dict[str, list[int]]]] = {"laptop": ("vit_d192", _ON_CPU), "gpu": ("vit_small", _ON_GPU)}
 
 
 def relative(rows: pd.DataFrame, contenders: Sequence[str]) -> pd.DataFrame:
