@@ -1,4 +1,4 @@
-"""The requirements agree with each other and with what is installed; the modules keep to the layout they promise."""
+"""The modules keep to the layout they promise, and to the requirements of the core."""
 
 import ast
 import subprocess
@@ -7,16 +7,13 @@ import tomllib
 from pathlib import Path
 
 import pytest
-import yaml
 from packaging.requirements import Requirement
-from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
-from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "hyfreedp"
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-ENVIRONMENT = yaml.safe_load((ROOT / "environment.yml").read_text())
+REQUIRED = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+CORE = {canonicalize_name(Requirement(text).name).replace("-", "_") for text in REQUIRED}
 
 # From the ground up: a module may import from the lines before its own, from nothing else on its line or after it.
 LAYERS = [
@@ -40,59 +37,6 @@ LAYERS = [
 BUDGET = 9010  # lines of the core, all but the experiments; it may fall
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 MODULES = sorted(PACKAGE.rglob("*.py"))
-
-
-def read_pins():
-    lines = (line.split("#")[0].strip() for line in (ROOT / "constraints.txt").read_text().splitlines())
-    pairs = [line.split("==") for line in lines if line]
-    pins = {canonicalize_name(name): Version(version) for name, version in pairs}
-    assert len(pins) == len(pairs), "constraints.txt names a package twice"
-    return pins
-
-
-PINS = read_pins()
-
-
-def direct_requirements(*extras):
-    """Every requirement that pyproject.toml states, the core's and the extras', references among extras resolved."""
-    pending = [*PROJECT["dependencies"]]
-    for extra in extras:
-        pending += PROJECT["optional-dependencies"][extra]
-    for requirement in map(Requirement, pending):
-        if requirement.name == PROJECT["name"]:
-            yield from direct_requirements(*requirement.extras)
-        else:
-            yield requirement
-
-
-# ---- requirements ---------------------------------------------------------------------------------------------------
-
-
-def test_every_requirement_is_pinned_within_its_range():
-    for requirement in direct_requirements(*PROJECT["optional-dependencies"]):
-        assert any(spec.operator in (">=", "~=", "==") for spec in requirement.specifier), (
-            f"{requirement}: no lower bound"
-        )
-        pin = PINS.get(canonicalize_name(requirement.name))
-        assert pin, f"{requirement.name} is not in constraints.txt"
-        assert pin in requirement.specifier, (
-            f"constraints.txt has {requirement.name}=={pin}, not {requirement.specifier}"
-        )
-
-
-def test_core_requires_nothing_that_only_experiments_need():
-    core = {requirement.name for requirement in direct_requirements()}
-    assert core == {"torch", "numpy", "scipy", "dp-accounting", "cryptography"}
-
-
-def test_conda_environment_has_the_same_versions():
-    """Conda brings Python and pip only; pip brings all else, at the versions of constraints.txt."""
-    python, pip, through_pip = ENVIRONMENT["dependencies"]
-    assert Version(python.removeprefix("python=") + ".0") in SpecifierSet(PROJECT["requires-python"])
-    assert (pip, through_pip) == ("pip", {"pip": ["-c constraints.txt", "-e .[dev]"]})
-
-
-# ---- the code -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("check", [["check"], ["format", "--check"]], ids=["lint", "format"])
@@ -142,14 +86,13 @@ def test_module_keeps_to_the_layout(path):
     me = component(path)
     assert me in LEVEL, f"give {me} its place in LAYERS"
 
-    core = {canonicalize_name(r.name).replace("-", "_") for r in direct_requirements()}
     for name in imports(path):
         top = name.split(".")[0]
         if top == "hyfreedp":
             other = imported_component(name)
             assert other == me or LEVEL[other] < LEVEL[me], f"{me} imports {name}, which is not below it"
         elif me not in ("experiments", "integrations", "plots"):
-            assert top in core | sys.stdlib_module_names, f"{top} is not a requirement of the core"
+            assert top in CORE | sys.stdlib_module_names, f"{top} is not a requirement of the core"
 
 
 EXPERIMENTS = PACKAGE / "experiments"

@@ -16,6 +16,12 @@ SCALE = Scale((Learner("cifar10", "vit32_tiny_imagenet", "full", 5),), epsilons=
 LEVELS = {row: level for level, row in enumerate(ROWS)}
 
 
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    """The epsilon of a random search's runs takes seconds, and is for test_comparison.py."""
+    monkeypatch.setattr(comparison, "random_search_epsilon", lambda *_: 1.0)
+
+
 def made(scale=SCALE, level=lambda row, epsilon, seed: 0.5 + LEVELS[row] / 100 + seed / 1000):
     """The table of a scale whose test accuracies are ``level``; validation accuracies are those of the row plus 0.1."""
     empty = table(scale, lambda _: None)
