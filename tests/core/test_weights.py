@@ -9,8 +9,7 @@ from cases import each
 from hypothesis import given
 from hypothesis import strategies as st
 from models import Example
-from pages import programs
-from twins import by_hand, cross_entropy, flat, make_batches, make_model, make_private, refused, sgd
+from twins import by_hand, cross_entropy, flat, make_batches, make_model, refused, sgd
 
 from hyfreedp.gradients import AbadiClipping, AutomaticClipping
 from hyfreedp.privatize import privatize_votes
@@ -92,18 +91,3 @@ def test_bad_weights_are_refused_before_anything_is_released(weights, message):
     optimizer, (batch,) = by_hand(target_epsilon=3.0), make_batches([8])
     with refused(optimizer, message, (TypeError, ValueError)):
         optimizer.step(cross_entropy(optimizer.module), batch, weights=weights)
-
-
-def test_the_code_of_the_docs_weighs_by_the_inverse_shares():
-    (code,) = programs("docs/usage.md", "Weights of classes and records")
-    ends = []
-    for table in (None, torch.tensor([0.02 / 0.90, 0.02 / 0.08, 1.0])):
-        model, optimizer, loader = make_private(target_epsilon=20.0)
-        if table is None:
-            names = {"torch": torch, "loader": loader, "optimizer": optimizer, "loss": cross_entropy(model)}
-            exec(compile(code, "usage.md", "exec"), names)
-        while optimizer.steps_left:
-            for batch in loader:
-                optimizer.step(cross_entropy(model), batch, weights=lambda record, table=table: table[record[1]])
-        ends.append(flat(model))
-    torch.testing.assert_close(*ends)
