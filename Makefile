@@ -3,7 +3,7 @@ PYTHON ?= python3
 ARGS ?=
 BIN := .venv/bin
 # Sources of notebooks have the solutions, the tests their numbers.
-FOR_TEACHERS := notebooks/*.py */solutions/* docs/teaching.md tests/* tools/* workflow/* figures/*.pdf
+FOR_TEACHERS := notebooks/*.py notebooks/slides.json */solutions/* docs/teaching.md tests/* tools/* workflow/* figures/*.pdf
 
 .DEFAULT_GOAL := help
 .PHONY: help install course slides reproduce update docs benchmark gpu test test-whole test-slow test-oldest test-gpu models mutants lint types clean
@@ -20,7 +20,7 @@ ifeq ($(ARGS),students)
 	git archive --format zip --prefix hyfreedp-course/ --output build/hyfreedp-course.zip HEAD . $(FOR_TEACHERS:%=':!%')
 	@echo 'build/hyfreedp-course.zip: unpack it, then run "make course" there; on a hosted notebook upload it'
 else
-	$(BIN)/jupyter lab notebooks/00_primer.ipynb $(ARGS)
+	$(BIN)/jupyter lab --ServerApp.root_dir='$(CURDIR)' notebooks/00_primer.ipynb $(ARGS)
 endif
 
 slides: .venv/.installed  ## make build/slides.html: ten slides of the course, one file, without network
