@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
-from functools import lru_cache
 from numbers import Integral
 from typing import Any, Literal, NamedTuple, cast
 
@@ -70,7 +69,7 @@ class PoissonSampler(Sampler[Drawn]):
         rank, world_size: number of this process, from 0, and of all processes.
         position: the step whose batch comes next; the optimizer advances it when a step is done.
         horizon: number of steps of the whole run, or None.
-        given: the step whose batch the loader yielded last; None before the first, and after loading a state.
+        given: step and size of the batch that the loader yielded last; None before the first and after loading a state.
         unit: what is drawn.
     """
 
@@ -82,7 +81,7 @@ class PoissonSampler(Sampler[Drawn]):
     world_size: int = 1
     position: int = 0
     horizon: int | None = None
-    given: int | None = None
+    given: tuple[int, int] | None = None
     unit: Literal["record", "owner"] = "record"
 
     def __len__(self) -> int:
@@ -105,7 +104,8 @@ class PoissonSampler(Sampler[Drawn]):
 
     def batch(self, step: int) -> list[int]:
         """Indices of this process's records in the batch of 0-based ``step``."""
-        drawn = _drawn(self.seed, step, self.num_records, self.sample_rate)
+        uniform = NoiseGenerator(self.seed).child("batch", step).uniform(self.num_records)
+        drawn = (uniform < self.sample_rate).nonzero()[:, 0]
         return drawn[drawn % self.world_size == self.rank].tolist()
 
     def check_drawn(self, samples: int) -> None:
@@ -113,18 +113,18 @@ class PoissonSampler(Sampler[Drawn]):
 
         A batch must not be skipped, because it is empty or its step failed: that would tell something about it.
         """
-        if self.given != self.position:
-            last = "none so far" if self.given is None else f"that of step {self.given} last"
+        step, size = self.given or (None, 0)
+        if step != self.position:
+            last = "none so far" if step is None else f"that of step {step} last"
             raise RuntimeError(
                 f"the batch of step {self.position} must come from the private loader, which gave {last}: pass every "
                 "batch to optimizer.step exactly once, empty ones too, and begin a new pass over the loader after a "
                 "step that failed (itertools.cycle and lists give old batches again, whose cost in epsilon is "
                 "another). To step with batches of your own pass make_private_with_epsilon(without_guarantee=True)"
             )
-        drawn = len(self.batch(self.position))
-        if drawn != samples:
+        if size != samples:
             raise ValueError(
-                f"batch must have one row for each of the {drawn} records that were drawn, got {samples}: pass on what "
+                f"batch must have one row for each of the {size} records that were drawn, got {samples}: pass on what "
                 "the loader gave. Several rows of a record are made by collate_fn, which gets each alone"
             )
 
@@ -133,12 +133,6 @@ class PoissonSampler(Sampler[Drawn]):
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         self.seed, self.position, self.given = state["seed"], state["position"], None
-
-
-@lru_cache(maxsize=64)  # used by the loader, and again by the step
-def _drawn(seed: int, step: int, num_records: int, sample_rate: float) -> Tensor:
-    """Indices of the records in the batch of a step, over all processes."""
-    return (NoiseGenerator(seed).child("batch", step).uniform(num_records) < sample_rate).nonzero()[:, 0]
 
 
 @dataclass(eq=False, repr=False)  # a repr would show records
@@ -173,8 +167,8 @@ class OneByOne(Dataset[Any]):
             raise AttributeError(name)
         return getattr(self.dataset, name)
 
-    def __getitems__(self, drawn: Drawn) -> tuple[int, Any]:
-        """The step, and its batch; random numbers are seeded by the key, see :mod:`hyfreedp.noise.random_states`."""
+    def __getitems__(self, drawn: Drawn) -> tuple[tuple[int, int], Any]:
+        """Step and size of a batch, and the batch. The key seeds its random numbers: ``noise.random_states``."""
         with random_states_of(drawn.key, self.device if get_worker_info() is None else CPU):
             seed = torch.initial_seed()
             if self.owners is not None:
@@ -188,7 +182,7 @@ class OneByOne(Dataset[Any]):
                     "torch's random numbers were seeded while records were fetched, so that others know those of the "
                     "records after: seed nothing in a data set or a collate_fn; numbers come from the run's key"
                 )
-        return drawn.step, batch
+        return (drawn.step, len(drawn.rows)), batch
 
     def _default_collated(self, rows: list[int]) -> Any:
         # Copied, as a data set may reuse memory. An empty batch is made from record 0 and gets its first 0 rows.
@@ -224,8 +218,8 @@ class PoissonLoader(Unprepared, DataLoader):
     def __iter__(self) -> Any:  # an iterator; torch declares a private type
         sampler = cast(PoissonSampler, self.batch_sampler)
         iter(sampler)  # refuses a pass beyond the plan before any worker starts
-        for step, batch in super().__iter__():
-            sampler.given = step
+        for given, batch in super().__iter__():
+            sampler.given = given
             yield batch
 
 

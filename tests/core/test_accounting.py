@@ -46,7 +46,7 @@ PLANS = {
 
 
 @given(plan=st.fixed_dictionaries(PLANS), warmup=st.floats(0, 1))
-@settings(max_examples=5)
+@settings(max_examples=3)
 def test_epsilon_is_never_above_the_target(plan, warmup):
     split = calibrate_noise(**plan, warmup_steps=int(warmup * plan["steps"]), accountant="rdp")
     assert 0.99 * plan["target_epsilon"] < split.epsilon <= plan["target_epsilon"]
@@ -186,7 +186,7 @@ def test_agrees_with_dp_accounting_pld(allocation):
         assert epsilon(split, target_delta=delta) == pytest.approx(reference, abs=1e-4)
 
 
-@pytest.mark.parametrize("target_epsilon", [0.7, 8.0])
+@pytest.mark.parametrize("target_epsilon", [0.7, 3.0])
 def test_agrees_with_opacus_rdp(target_epsilon):
     """At the reference setting of design.md: N = 50,000, B = 1,000, T = 250, K = 5. Orders differ a little."""
     plan = dict(target_delta=50_000**-1.1, sample_rate=0.02, steps=250, probe="losses", interval=5, gamma=1.01)

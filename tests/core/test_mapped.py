@@ -415,32 +415,6 @@ def test_what_another_record_or_a_count_of_records_could_reach_is_refused(loss, 
 
 
 @looping
-@pytest.mark.parametrize(
-    ("written", "loop"), [(written, loop) for written in ("buffer", "data", "parameter") for loop in (0, 1)]
-)
-def test_writes_into_a_model_are_refused_and_put_back(written, loop) -> None:
-    """By value in the loop; a map refuses what reaches memory, and so comes to the loop."""
-
-    def forward(m: nn.Module, x: Tensor) -> Tensor:
-        with torch.no_grad():
-            match written:
-                case "buffer":
-                    m.seen += 1
-                case "data":
-                    m.seen.data.fill_(7.0)
-                case _:
-                    m.seen = x.sum()
-        return m.layer(x)
-
-    model = Built(forward, layer=nn.Linear(3, 1), seen=nn.Buffer(torch.zeros(())))
-    example = example_of(lambda m, x, k: m(x).sum(), model)
-    buffer = model.seen
-    with pytest.raises(Refused, match=r"changed these buffers or parameters of the model: 'seen'"):
-        (example.looped() if loop else example).by_engine(make_engine(model, AutomaticClipping()))
-    assert model.seen is buffer and not buffer
-
-
-@looping
 @pytest.mark.parametrize("loop", [False, True])
 def test_what_a_model_keeps_as_an_attribute_or_in_a_cache_is_put_back(loop) -> None:
     """So a memory of the record before is no memory."""

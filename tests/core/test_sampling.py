@@ -114,8 +114,8 @@ def records(form):
 
 def fetched(data, rows, collate=default_collate, **owners):
     """The batch of some records, and its records by their places."""
-    step, batch = OneByOne(data, collate, CPU, **owners).__getitems__(Drawn(5, rows, NoiseGenerator(SEED).key))
-    assert step == 5
+    given, batch = OneByOne(data, collate, CPU, **owners).__getitems__(Drawn(5, rows, NoiseGenerator(SEED).key))
+    assert given == (5, len(rows))
     found = {}
     for group in groups_of(batch):
         for place, row in enumerate(group.rows.tolist()):

@@ -13,7 +13,7 @@ from hyfreedp.experiments.studies import dynamics
 from hyfreedp.experiments.tables.plan import Learner
 
 STEPS = 20
-BASE = Spec(epsilon=3.0, steps=STEPS)
+BASE = Spec(epsilon=1.0, steps=STEPS)
 
 
 def test_the_lines_of_the_figure_are_those_of_their_runs(tmp_path):
