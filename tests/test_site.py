@@ -5,6 +5,8 @@ import os
 import re
 import subprocess
 import sys
+from html import unescape
+from urllib.parse import unquote
 
 import pytest
 
@@ -26,12 +28,13 @@ def built(tmp_path_factory):
 
 
 @pytest.mark.whole
-def test_links_and_pictures_of_the_landing_page_exist(built):
-    page = (built / "index.html").read_text(encoding="utf-8")
-    for target in re.findall(r'(?:href|src)="([^":]+)"', page):
-        name, _, anchor = target.partition("#")
-        text = (built / name.partition("?")[0]).read_bytes() if name else page.encode()
-        assert not anchor or f'id="{anchor}"'.encode() in text, target
+def test_links_and_pictures_of_the_landing_page_and_of_notebooks_exist(built):
+    for path in (built / "index.html", *built.glob("notebooks/**/[0-9]*.html")):
+        page = path.read_text(encoding="utf-8")
+        for target in set(re.findall(r'(?:href|src)="([^":]+)"', page)):
+            name, _, anchor = target.partition("#")
+            text = (path.parent / unquote(name.partition("?")[0])).read_bytes() if name else page.encode()
+            assert not anchor or f'id="{unescape(anchor)}"'.encode() in text, f"{path.name}: {target}"
 
 
 @pytest.mark.whole
@@ -41,6 +44,9 @@ def test_every_notebook_has_a_page_with_its_figures_and_formulas(built):
         assert notebooks.title(source).split(":")[0] in page
         assert page.count("<math") > 3 and page.count("<img") > 0, source.stem
         assert "Traceback" not in page
+        (downloaded,) = re.findall(r'<a href="([^"]+)" download>', page)
+        copy = (built / source.relative_to(ROOT)).parent / downloaded
+        assert copy.read_bytes() == source.with_suffix(".ipynb").read_bytes()
         assert ('id="sliders-' in page) == ("sliders(" in source.read_text(encoding="utf-8"))
 
 
