@@ -10,7 +10,9 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_args
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
@@ -18,7 +20,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 def check_choice(name: str, value: Any, choices: Any) -> None:
     """``value`` must be one of ``choices``: the strings of a Literal type, or of any iterable."""
     allowed = get_args(choices) or tuple(choices)
-    if value not in allowed:
+    if not isinstance(value, str) or value not in allowed:
         hint = nearest(str(value), allowed)
         raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}{hint}")
 
@@ -28,6 +30,27 @@ def check_number(name: str, value: Any) -> float:
     if not isinstance(value, numbers.Real) or isinstance(value, bool) or math.isnan(value):
         raise ValueError(f"{name} must be a number, got {value!r}")
     return float(value)
+
+
+def check_flag(name: str, value: Any) -> bool:
+    """``value``, which must be True or False: another would count as one of them, "no" as True."""
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"{name} must be True or False, got {value!r}")
+    return bool(value)
+
+
+def check_type(name: str, value: Any, kinds: Any, wanted: str) -> None:
+    """``value`` must be of one of the ``kinds``, in words ``wanted``."""
+    if not isinstance(value, kinds):
+        raise TypeError(f"{name} must be {wanted}, got {type(value).__name__}")
+
+
+def check_array(name: str, value: Any) -> NDArray[np.float64]:
+    """``value`` as an array of float64."""
+    try:
+        return np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"{name} must be a number or an array of numbers, got {value!r}: {error}") from None
 
 
 def check_positive(name: str, value: float) -> None:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
+from hyfreedp.checks import check_array
+
 
 @dataclass(frozen=True)
 class QuadraticFit:
@@ -51,7 +53,7 @@ def fit_quadratic(etas: ArrayLike, losses: ArrayLike, noise_std: ArrayLike = 0.0
     Raises:
         ValueError: shapes differ, a value is not finite, or fewer than three etas are distinct.
     """
-    x, y = np.asarray(etas, dtype=np.float64), np.asarray(losses, dtype=np.float64)
+    x, y = check_array("etas", etas), check_array("losses", losses)
     if x.ndim != 1 or x.shape != y.shape:
         raise ValueError(
             f"etas and losses must be one-dimensional and equally long, got shapes {x.shape} and {y.shape}"
@@ -60,7 +62,10 @@ def fit_quadratic(etas: ArrayLike, losses: ArrayLike, noise_std: ArrayLike = 0.0
         raise ValueError("etas and losses must be finite")
     if np.unique(x).size < 3:
         raise ValueError(f"etas must hold at least three distinct values to determine a parabola, got {x.tolist()}")
-    std = np.broadcast_to(np.asarray(noise_std, dtype=np.float64), x.shape)
+    std = check_array("noise_std", noise_std)
+    if std.shape not in ((), x.shape):
+        raise ValueError(f"noise_std must be one number, or one for each of {x.size} losses, got shape {std.shape}")
+    std = np.broadcast_to(std, x.shape)
 
     scale = np.abs(x).max()
     u = x / scale

@@ -15,7 +15,17 @@ from torch.utils.data import DataLoader
 
 from hyfreedp.accounting import NoiseSplit, PrivacyLedger, calibrate_noise
 from hyfreedp.accounting.calibrate import recounted
-from hyfreedp.checks import check_count, check_delta, check_number, check_optimizer, check_parameters, check_unwrapped
+from hyfreedp.accounting.split import MOST_STEPS
+from hyfreedp.checks import (
+    check_count,
+    check_delta,
+    check_flag,
+    check_number,
+    check_optimizer,
+    check_parameters,
+    check_type,
+    check_unwrapped,
+)
 from hyfreedp.data.batches import PhysicalBatchSize
 from hyfreedp.data.sampling import OneByOne, PoissonSampler, poisson_loader
 from hyfreedp.gradients import MEMORY_BUDGET, AutomaticClipping, Clipping, NoClipping, make_engine
@@ -63,7 +73,7 @@ class PrivacyEngine:
         if seed is not None:
             NoiseGenerator(seed)  # checks the seed
         self._seed = seed
-        self._secure_noise = secure_noise
+        self._secure_noise = check_flag("secure_noise", secure_noise)
         self._process_group = process_group
         self._runs = 0
         self._ledgers: list[PrivacyLedger] = []
@@ -102,8 +112,9 @@ class PrivacyEngine:
                 saves memory as usual; see :func:`hyfreedp.gradients.make_engine` for how to turn it on.
             optimizer: any torch optimizer linear in its rate, over exactly the trainable parameters; for looks SGD,
                 RMSprop or a variant of Adam. Only ratios of its rates matter (preset "fixed" uses them as they are).
-            data_loader: its batch size B gives the sample rate B / N and the expected batch size. Several processes
-                all pass the same loader, over all N records and with the total B, as in Opacus.
+            data_loader: its batch size B gives the sample rate B / N and the expected batch size; its ``shuffle`` and
+                ``drop_last`` change nothing, as each batch is drawn anew from all records. Several processes all pass
+                the same loader, over all N records and with the total B, as in Opacus.
             target_epsilon: budget of the whole run; ``inf`` trains without noise and without clipping.
             target_delta: in (0, 0.1], customarily below 1 / N.
             epochs, steps: length of the run, one of the two; an epoch is N / B steps. The last pass over the loader
@@ -139,6 +150,8 @@ class PrivacyEngine:
             ValueError, TypeError: a bad argument; no private record has been used by then.
             RuntimeError: another process had a bad argument or has died.
         """
+        check_flag("diagnostics", diagnostics)
+        check_flag("without_guarantee", without_guarantee)
         if isinstance(optimizer, HyFreeDPOptimizer):
             optimizer = optimizer.base
         check_optimizer(optimizer)
@@ -244,8 +257,10 @@ class PrivacyEngine:
             module, optimizer: as :meth:`make_private_with_epsilon` returned them.
             checkpoint_dict: further tensors and plain values to save, such as a scheduler's state.
         """
-        _check_own(module, optimizer)
-        write_checkpoint(path, optimizer.state_dict(), checkpoint_dict or {})
+        _check_own(path, module, optimizer)
+        more = {} if checkpoint_dict is None else checkpoint_dict
+        check_type("checkpoint_dict", more, Mapping, "a dictionary of tensors and plain values")
+        write_checkpoint(path, optimizer.state_dict(), more)
 
     def load_checkpoint(
         self, *, path: str | os.PathLike[str], module: nn.Module, optimizer: HyFreeDPOptimizer
@@ -259,7 +274,7 @@ class PrivacyEngine:
         Returns:
             The ``checkpoint_dict``.
         """
-        _check_own(module, optimizer)
+        _check_own(path, module, optimizer)
         state, checkpoint_dict = read_checkpoint(path)
         optimizer.load_state_dict(state)
         return checkpoint_dict
@@ -269,7 +284,9 @@ def _run_length(epochs: int | None, steps: int | None, steps_per_epoch: int) -> 
     if (epochs is None) == (steps is None):
         raise ValueError(f"give either epochs or steps, got epochs={epochs} and steps={steps}")
     if steps is None:
-        return check_count("epochs", epochs, 1) * steps_per_epoch
+        return (
+            check_count("epochs", epochs, 1, MOST_STEPS // steps_per_epoch, "the most accounted for") * steps_per_epoch
+        )
     return check_count("steps", steps, 1)
 
 
@@ -297,7 +314,8 @@ def _check_clipping(clipping: Clipping | None, private: bool) -> Clipping:
     return clipping
 
 
-def _check_own(module: nn.Module, optimizer: HyFreeDPOptimizer) -> None:
+def _check_own(path: str | os.PathLike[str], module: nn.Module, optimizer: HyFreeDPOptimizer) -> None:
+    check_type("path", path, str | os.PathLike, "the path of a file")
     if not isinstance(optimizer, HyFreeDPOptimizer):
         raise TypeError(f"optimizer must be what make_private_with_epsilon returned, got {type(optimizer).__name__}")
     if optimizer.module is not module:

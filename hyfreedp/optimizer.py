@@ -121,6 +121,10 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
                 of its records' (see :mod:`hyfreedp.gradients.plain`).
             RuntimeError: another process failed; or this process was forked from the one that wired the run.
 
+        Losses and gradients that are not finite count as the clip and as zero. If no record has a finite one, noise
+        alone moves the weights; nothing says so, since that would be a release. With ``diagnostics=True`` a warning
+        does, and epsilon does not cover it.
+
         After an error within a probe, its step is made and counted, with the old rate. After an error between a look
         and the gradient, weights and rate are as before the step, and the look is counted.
         """

@@ -139,12 +139,13 @@ def resolve(preset: str | Preset, changes: Mapping[str, Any], steps: int) -> Pre
         raise TypeError(f"preset must be one of {', '.join(map(repr, PRESETS))} or a Preset, got {preset!r}")
     settings = replace(preset, **changes)
     for name in ("warmup", "smoothing", "decay_start", "initial_learning_rate"):
-        if (value := getattr(settings, name)) is not None:
-            check_number(name, value)
+        if name != "initial_learning_rate" or settings.initial_learning_rate is not None:
+            check_number(name, getattr(settings, name))
     if not 0 <= settings.warmup <= 1:
         raise ValueError(f"warmup must be a share of the run in [0, 1], got {settings.warmup}")
     if not 0 < settings.smoothing <= 1:
         raise ValueError(f"smoothing must be the weight of the new rate, in (0, 1], got {settings.smoothing}")
+    check_choice("probe", settings.probe, Probe)
     check_choice("decay", settings.decay, Decay)
     if not 0 <= settings.decay_start < 1:
         raise ValueError(f"decay_start must be in [0, 1), got {settings.decay_start}")

@@ -17,7 +17,7 @@ from scipy import special
 from torch import Tensor
 
 from hyfreedp.accounting.split import VOTE_CLIP
-from hyfreedp.checks import check_positive
+from hyfreedp.checks import check_array, check_number, check_positive, check_type
 from hyfreedp.noise import NoiseGenerator, as_generator
 
 # Replaces tensors, in place, by their sums over all processes that train together.
@@ -25,6 +25,7 @@ AddUp = Callable[[Sequence[Tensor]], None]
 
 # Replaces NaN and infinity: larger than any threshold, and finite, since non-private runs fit unclipped losses.
 UNBOUNDED_LOSS = 1e100
+LARGEST_SCALE = 1e100  # of noise; far more would overflow
 VOTE_GRID = 2.0**20  # votes are multiples of its inverse
 FINGERPRINT_BOUND = 1e6  # clamps losses of which the noise is a function: one infinite loss would make all sums equal
 
@@ -78,6 +79,11 @@ def privatize_loss(
     Raises:
         ValueError: an argument is out of range.
     """
+    check_type("losses", losses, Tensor, "a tensor, the last dimension of which is the samples")
+    check_type("add_up", add_up, Callable | None, "a function of a list of tensors")
+    if losses.is_complex():
+        raise TypeError(f"losses must be real numbers, got {losses.dtype}")
+    threshold = check_number("threshold", threshold)
     check_positive("threshold", threshold)
     clipped = losses.double().nan_to_num(nan=UNBOUNDED_LOSS, posinf=UNBOUNDED_LOSS).clamp(0, threshold)
     return noisy_mean(clipped, threshold, noise_multiplier, expected_batch_size, generator, add_up)
@@ -150,8 +156,11 @@ def noisy_mean(
         add_up([total])
     total = total.cpu()  # few numbers, used on the CPU; moved before the noise, to wait for the device only once
     if noise_multiplier > 0:
-        if math.isinf(clip):
-            raise ValueError("threshold must be finite when noise_multiplier > 0, got inf: the sum has no sensitivity")
+        if not noise_multiplier * clip <= LARGEST_SCALE:
+            raise ValueError(
+                f"threshold must be finite when noise_multiplier > 0, and their product at most {LARGEST_SCALE:g}, got "
+                f"{clip} and {noise_multiplier}: the sum has no sensitivity"
+            )
         as_generator(generator).add_noise([total], noise_multiplier * clip)
     return total / expected_batch_size
 
@@ -163,10 +172,10 @@ def clipping_bias(losses: ArrayLike | Tensor, threshold: ArrayLike) -> float | n
         losses: per-sample losses, shape ``(B,)``, B >= 1.
         threshold: one R_l or an array of them; the result has its shape.
     """
-    values = np.asarray(losses, dtype=np.float64)
+    values = check_array("losses", losses)
     if values.ndim != 1 or values.size == 0:
         raise ValueError(f"losses must have shape (B,) with B >= 1, got shape {values.shape}")
-    excess = values - np.asarray(threshold, dtype=np.float64)[..., None]
+    excess = values - check_array("threshold", threshold)[..., None]
     bias = np.maximum(excess, 0.0).mean(axis=-1)
     return float(bias) if bias.ndim == 0 else bias
 
@@ -178,8 +187,9 @@ def normal_clipping_bias(threshold: ArrayLike, mean: float, std: float) -> float
         threshold: one R_l or an array of them; the result has its shape. alpha = (R_l - mean) / std.
         mean, std: of the per-sample loss, std > 0.
     """
+    mean, std = check_number("mean", mean), check_number("std", std)
     check_positive("std", std)
-    alpha = (np.asarray(threshold, dtype=np.float64) - mean) / std
+    alpha = (check_array("threshold", threshold) - mean) / std
     density = np.exp(-(alpha**2) / 2) / math.sqrt(2 * math.pi)  # scipy.stats would take a second to import
     bias = std * (density - alpha * special.ndtr(-alpha))
     return float(bias) if bias.ndim == 0 else bias
@@ -195,7 +205,7 @@ def loss_noise_std(threshold: ArrayLike, noise_multiplier: float, expected_batch
 
 
 def _check_noise(noise_multiplier: float, expected_batch_size: float) -> None:
-    if not 0 <= noise_multiplier < math.inf:
+    if not 0 <= check_number("noise_multiplier", noise_multiplier) < math.inf:
         raise ValueError(f"noise_multiplier must be finite and at least 0, got {noise_multiplier}")
-    if not 0 < expected_batch_size < math.inf:
+    if not 0 < check_number("expected_batch_size", expected_batch_size) < math.inf:
         raise ValueError(f"expected_batch_size must be finite and positive, got {expected_batch_size}")

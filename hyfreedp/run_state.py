@@ -53,7 +53,7 @@ class RunState:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` gave, all or nothing; raises as :meth:`HyFreeDPOptimizer.load_state_dict`."""
-        if "generator" not in state:
+        if not isinstance(state, Mapping) or "generator" not in state:
             raise ValueError("the state must be what state_dict() of a private optimizer gave")
         key = state["generator"]["key"]
         self.processes.agree(steps=state["ledger"]["steps"], generator=hashlib.sha256(key.encode()).hexdigest()[:8])

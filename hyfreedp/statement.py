@@ -18,7 +18,15 @@ from typing import Any, Literal
 from hyfreedp.accounting import NoiseSplit
 from hyfreedp.accounting.composition import spent
 from hyfreedp.accounting.several import epsilon_of_runs, epsilon_of_zcdp, zcdp
-from hyfreedp.checks import check_choice, check_count, check_positive, check_probability, nearest
+from hyfreedp.checks import (
+    check_choice,
+    check_count,
+    check_flag,
+    check_positive,
+    check_probability,
+    check_type,
+    nearest,
+)
 
 # What only the user knows, by the names that Statement.fill takes.
 QUESTIONS = {
@@ -78,18 +86,20 @@ class Statement:
 
     def __post_init__(self) -> None:
         """Refuse facts that no run has, as from a file that was edited."""
+        check_type("split", self.split, NoiseSplit, "what calibrate_noise returned")
+        check_type("answers", self.answers, Mapping, "a dictionary of texts")
         check_count("steps", self.steps, 0, self.split.steps, "the plan's")
         check_choice("unit", self.unit, ("record", "owner"))
         check_count("number", self.number, 1)
-        if not isinstance(self.sampled, bool):
-            raise ValueError(f"sampled must be true or false, got {self.sampled!r}")
+        check_flag("sampled", self.sampled)
         if math.isfinite(self.split.target_epsilon):
             probe = ("sigma_loss",) if self.split.probe_steps else ()
             for name in ("sigma_gradient", "sigma_gradient_probe", *probe):
                 check_positive(name, getattr(self.split, name))
         for name in self.answers:
             if name not in QUESTIONS:
-                raise ValueError(f"{name!r} is none of the questions {', '.join(QUESTIONS)}{nearest(name, QUESTIONS)}")
+                hint = nearest(str(name), QUESTIONS)
+                raise ValueError(f"answers must be to {', '.join(QUESTIONS)}, got one to {name!r}{hint}")
 
     def fill(self, **answers: str) -> Statement:
         """The statement with answers to questions that only the user can answer.
@@ -199,7 +209,7 @@ class Statement:
             infinite = {name: float(own["split"][name]) for name in ("target_epsilon", "epsilon")}
             return cls(**own | {"split": NoiseSplit.from_dict({**own["split"], **infinite})})
         except (KeyError, TypeError) as error:
-            raise ValueError(f"this is no privacy statement of hyfreedp, or a damaged one: {error!r}") from None
+            raise ValueError(f"the text must be a privacy statement of hyfreedp, which it is not: {error!r}") from None
 
     def to_json(self) -> str:
         """The facts, with headline, epsilons and rho for other programs; infinite numbers are the string "inf"."""
@@ -211,7 +221,11 @@ class Statement:
     @classmethod
     def from_json(cls, text: str) -> Statement:
         """Inverse of :meth:`to_json`; ValueError for other texts."""
-        return cls.from_dict(json.loads(text))
+        try:
+            facts = json.loads(text)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"text must be what to_json() gave: {error}") from None
+        return cls.from_dict(facts)
 
 
 def total_epsilon(runs: Sequence[Any], delta: float) -> float:

@@ -87,7 +87,7 @@ def calibrate_noise(
         steps=steps,
         interval=interval,
         warmup_steps=warmup_steps,
-        vote_steps=tuple(vote_steps),
+        vote_steps=vote_steps,  # type: ignore[arg-type]  # which becomes a tuple
         probe=probe,
         gamma=1.0 if probe == "none" else gamma,
         accountant=accountant,
@@ -166,8 +166,8 @@ def _vanilla_noise(split: NoiseSplit) -> float:
     ever_sampled = 1 - (1 - split.sample_rate) ** (split.steps * split.records_per_person)
     if ever_sampled <= split.target_delta * (1 + 1e-9):
         raise ValueError(
-            f"{budget} asks for no noise at all, since a record is ever sampled with probability {ever_sampled:.3g}: "
-            "choose a smaller target_delta"
+            f"{budget} asks for no noise at all, since a record is ever sampled with probability {ever_sampled:.3g}, "
+            f"by sample_rate={split.sample_rate:.3g}: choose a smaller target_delta"
         )
 
     def noise(start: float, coarseness: int, tolerance: float) -> float:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from hyfreedp.accounting.accountants import Accountant, Release, composed_epsilon
 from hyfreedp.accounting.split import SQUARED_L2_SENSITIVITY, NoiseSplit, Probe
-from hyfreedp.checks import check_choice, check_probability
+from hyfreedp.checks import check_choice, check_probability, check_type
 
 
 def probe_noise(sigma_loss: float, probe: Probe) -> float:
@@ -70,6 +70,7 @@ def epsilon(
     noise_split: NoiseSplit, *, target_delta: float | None = None, accountant: Accountant | None = None
 ) -> float:
     """Epsilon of a whole run with this noise; ``target_delta`` and ``accountant`` are the split's own if None."""
+    check_type("noise_split", noise_split, NoiseSplit, "what calibrate_noise returned")
     probes = noise_split.probe_steps
     return spent(noise_split, noise_split.steps, probes, target_delta=target_delta, accountant=accountant)
 

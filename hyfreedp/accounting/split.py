@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from hyfreedp.accounting.accountants import Accountant
-from hyfreedp.checks import check_count, check_probability
+from hyfreedp.checks import check_choice, check_count, check_probability, check_type
 
 Allocation = Literal["per_step", "constant"]
 Probe = Literal["look", "losses", "none"]
@@ -59,6 +60,8 @@ class NoiseSplit:
     def __post_init__(self) -> None:
         """Check all ranges. ``vote_steps`` are sorted; duplicates would make the number of probes ambiguous."""
         steps = check_count("steps", self.steps, 1, MOST_STEPS, "the most accounted for")
+        check_choice("probe", self.probe, Probe)
+        check_type("vote_steps", self.vote_steps, Sequence, "the steps with a look, a list of integers")
         votes = tuple(sorted(check_count("vote_steps", step, 0, steps - 1, "steps - 1") for step in self.vote_steps))
         if len(set(votes)) < len(votes) or (votes and self.probe != "look"):
             raise ValueError(f"vote_steps must differ, and be left out unless probe='look', got {self.vote_steps!r}")

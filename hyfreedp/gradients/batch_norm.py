@@ -7,7 +7,7 @@ from collections import OrderedDict
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from hyfreedp.checks import listed
+from hyfreedp.checks import check_type, listed
 from hyfreedp.gradients.validate import is_constant_batch_norm
 
 _PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -34,6 +34,7 @@ def replace_batch_norm(model: nn.Module) -> nn.Module:
         ValueError: a layer is a batch normalisation of an unknown kind, or a lazy one without its number of channels.
             Nothing is replaced then.
     """
+    check_type("model", model, nn.Module, "a torch.nn.Module")
     old: dict[nn.Module, str] = {
         layer: name
         for name, layer in model.named_modules()

@@ -13,6 +13,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from hyfreedp.checks import check_number
+
 _SMALLEST_NORM = 1e-9  # below, the float32 error of a tiny gradient's norm could exceed a clip
 
 
@@ -103,5 +105,6 @@ def bounded_factors(clipping: Clipping, norms: Tensor, sensitivity: float) -> Te
 
 
 def _check_positive(name: str, value: float) -> None:
+    value = check_number(name, value)
     if not _SMALLEST_NORM <= value < math.inf:
         raise ValueError(f"{name}={value!r} is not allowed: it must be finite and at least {_SMALLEST_NORM}")

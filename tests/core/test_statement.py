@@ -101,7 +101,7 @@ def test_zcdp_is_that_of_each_gaussian_alone():
 def test_answers_are_filled_in_and_others_refused():
     filled = planned().fill(tuned="Nothing.").fill(data="Digits.")
     assert "the best of several runs)? **Nothing.**" in str(filled) and "**Digits.**" in str(filled)
-    with pytest.raises(ValueError, match=r"'tunedd' is none of the questions data, people, .*; did you mean 'tuned'"):
+    with pytest.raises(ValueError, match=r"answers must be to data, .*, got one to 'tunedd'; did you mean 'tuned'"):
         filled.fill(tunedd="Nothing.")
 
 
@@ -123,16 +123,16 @@ def test_json_is_strict_and_comes_back(preset, target):
         ({"steps": 21}, "steps must be an integer of at least 0 and at most the plan's=20, got 21"),
         ({"unit": "word"}, "unit must be one of 'record', 'owner', got 'word'"),
         ({"number": None}, "number must be an integer of at least 1, got None"),
-        ({"sampled": "no"}, "sampled must be true or false, got 'no'"),
-        ({"answers": {"why": "so"}}, "'why' is none of the questions"),
-        ({"split": {}}, "no privacy statement of hyfreedp, or a damaged one: KeyError"),
-        ({"split": None}, "no privacy statement of hyfreedp, or a damaged one: TypeError"),
+        ({"sampled": "no"}, "a privacy statement of hyfreedp, which it is not: .*sampled must be True or False"),
+        ({"answers": {"why": "so"}}, "answers must be to data, people, .*, got one to 'why'"),
+        ({"split": {}}, "a privacy statement of hyfreedp, which it is not: KeyError"),
+        ({"split": None}, "a privacy statement of hyfreedp, which it is not: TypeError"),
     ],
 )
 def test_a_damaged_statement_is_refused(change, message):
     with pytest.raises(ValueError, match=message):
         Statement.from_dict(planned().to_dict() | change)
-    with pytest.raises(ValueError, match="no privacy statement of hyfreedp"):
+    with pytest.raises(ValueError, match="must be a privacy statement of hyfreedp"):
         Statement.from_json("[1]")
 
 
@@ -164,7 +164,7 @@ def test_the_command_reads_checkpoints_and_json(tmp_path, capsys):
     [
         ("absent", None, "No such file"),
         ("text", b"hello", "must hold a statement's JSON, or be a checkpoint with a statement"),
-        ("json", b'{"a": 1}', "this is no privacy statement of hyfreedp"),
+        ("json", b'{"a": 1}', "must be a privacy statement of hyfreedp"),
         ("half", b'{"a": ', "Expecting value"),
         ("weights", {"weight": torch.zeros(2)}, "must hold a statement's JSON, or be a checkpoint with a statement"),
     ],
