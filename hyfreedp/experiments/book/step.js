@@ -184,7 +184,7 @@
         const id = `inside-${[...document.querySelectorAll(".private-step")].indexOf(box)}-${k}`; // unique on a page
         const inside = `<defs><clipPath id="${id}"><rect x="${PAD}" y="0" width="${W - PAD}" height="${H - PAD}"/></clipPath></defs>`;
         one.querySelector("svg").innerHTML = inside + svg.replaceAll("#inside", `#${id}`);
-        one.querySelector("p").innerHTML = told;
+        one.querySelector("p").innerHTML = shown > STAGES.findIndex((name) => DIALS[name].panel === k) ? told : "";
       });
       for (const name of STAGES) labels[name].querySelector("output").textContent = DIALS[name].percent ? percent(at[name]) : short(at[name]);
       return step;
