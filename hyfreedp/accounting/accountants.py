@@ -8,29 +8,30 @@ the records of one person (:mod:`hyfreedp.accounting.groups`).
   :mod:`hyfreedp.accounting.privacy_loss` composes them.
 * "rdp": Renyi differential privacy.
 
-dp-accounting is imported inside functions, since importing it takes a second.
+dp-accounting is imported where it is used, since importing it takes a second.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Literal
 
 import numpy as np
 
-from hyfreedp.accounting.groups import group_pmfs
-from hyfreedp.accounting.privacy_loss import PrivacyLossDistribution, epsilon_of_sum
+from hyfreedp.accounting.groups import SampledGaussian
+from hyfreedp.accounting.privacy_loss import epsilon_of_sum
 
 Accountant = Literal["pld", "rdp"]
 
 # A noise multiplier, and the number of independently drawn batches that are released with it.
 Release = tuple[float, int]
 
-INTERVAL = 1e-4  # grid interval of the privacy loss, dp-accounting's default
-LARGEST_GRID = 300_000  # points; only noise multipliers below 0.4 would need more
+FINENESS = 100  # grid intervals in a standard deviation of the privacy loss
+LARGEST_GRID = 300_000  # points of one release; only rare losses that are large would need more
+SMALLEST_INTERVAL = 1e-10  # where losses are as small as their rounding
 
 
 def composed_epsilon(
@@ -58,7 +59,7 @@ def composed_epsilon(
     merged = merge(releases)
     if not merged:
         return 0.0
-    if any(sigma < 1e-3 for sigma, _ in merged):  # the losses would overflow dp-accounting's floats
+    if any(sigma < 1e-3 for sigma, _ in merged):  # the losses would overflow
         return math.inf
     if accountant == "rdp":
         return _rdp_epsilon(merged, sample_rate, delta)
@@ -66,48 +67,44 @@ def composed_epsilon(
 
 
 def merge(releases: Iterable[Release]) -> tuple[Release, ...]:
-    """Sort by noise and add up counts; multipliers that agree to a relative 1e-12 count as the smaller of them."""
-    merged: list[Release] = []
+    """Sort by noise and add up counts. Multipliers are rounded down to 40 bits, so that equal ones meet."""
+    counts: dict[float, int] = {}
     for sigma, count in sorted(releases):
-        if merged and math.isclose(merged[-1][0], sigma, rel_tol=1e-12):
-            merged[-1] = merged[-1][0], merged[-1][1] + count
-        elif count:
-            merged.append((sigma, count))
-    return tuple(merged)
+        if count:
+            mantissa, exponent = math.frexp(sigma)
+            sigma = math.ldexp(math.floor(mantissa * 2**40), exponent - 40)
+            counts[sigma] = counts.get(sigma, 0) + count
+    return tuple(counts.items())
 
 
 @lru_cache(maxsize=4096)
 def _pld_epsilon(
     releases: tuple[Release, ...], sample_rate: float, delta: float, coarseness: int, records: int
 ) -> float:
-    interval = grid([(sigma / records, count) for sigma, count in releases], coarseness)
-    both_directions = [_subsampled(sigma, sample_rate, interval, records) for sigma, _ in releases]
+    return pld_epsilon([(sampled(sigma, sample_rate, records), count) for sigma, count in releases], delta, coarseness)
+
+
+def pld_epsilon(releases: Sequence[tuple[SampledGaussian, int]], delta: float, coarseness: int = 1) -> float:
+    """Epsilon at ``delta`` of releases, each with a count: the larger of removing and of adding a person's records."""
+    interval = grid(releases, coarseness)
+    both_directions = [one.distributions(interval) for one, _ in releases]
     counts = [count for _, count in releases]
     removed_and_added = zip(*both_directions, strict=True)
     return max(epsilon_of_sum(list(zip(losses, counts, strict=True)), delta) for losses in removed_and_added)
 
 
-def grid(releases: Iterable[Release], coarseness: int = 1) -> float:
-    """Grid interval: ``coarseness * INTERVAL``, doubled until the losses of a release fit into ``LARGEST_GRID``."""
-    from dp_accounting.pld.privacy_loss_mechanism import GaussianPrivacyLoss
+def grid(releases: Sequence[tuple[SampledGaussian, int]], coarseness: int = 1) -> float:
+    """Grid interval of the privacy losses: ``coarseness / FINENESS`` of their standard deviation.
 
-    largest = max(GaussianPrivacyLoss(sigma).connect_dots_bounds().epsilon_upper for sigma, _ in releases)
-    interval = coarseness * INTERVAL
-    while math.ceil(largest / interval) > LARGEST_GRID:
-        interval *= 2
-    return interval
+    That is the root mean square of all releases. Rounding to the grid adds interval^2 / 4 at most to their variances.
+    """
+    counts = [count for _, count in releases]
+    deviation = math.sqrt(np.average([one.deviation**2 for one, _ in releases], weights=counts))
+    width = max(float(one.losses[-1] - one.losses[0]) for one, _ in releases)
+    return coarseness * max(deviation / FINENESS, width / LARGEST_GRID, SMALLEST_INTERVAL)
 
 
-@lru_cache(maxsize=4)  # a run has two multipliers, which are composed with many counts
-def _subsampled(
-    sigma: float, sample_rate: float, interval: float, records: int = 1
-) -> tuple[PrivacyLossDistribution, ...]:
-    """The privacy loss distributions of one release, for removing and for adding a person's records."""
-    dense = [pmf.to_dense_pmf() for pmf in group_pmfs(sigma, sample_rate, records, interval)]
-    with np.errstate(divide="ignore"):  # log(0) where there is no mass
-        return tuple(
-            PrivacyLossDistribution(pmf._lower_loss, np.log(pmf._probs), pmf._infinity_mass, interval) for pmf in dense
-        )
+sampled = lru_cache(maxsize=4)(SampledGaussian)  # a run has two multipliers
 
 
 @lru_cache(maxsize=4096)

@@ -176,7 +176,11 @@ def _vanilla_noise(split: NoiseSplit) -> float:
 
         return smallest_noise(spent_at, split.target_epsilon, start, tolerance)
 
-    sigma = _on_two_grids(noise, split.accountant, start=1.0)
+    # The central limit of Eq. (muGDP), with about the mu that has this budget, is near enough to begin with.
+    tail = -2 * math.log(split.target_delta)
+    mu = math.sqrt(tail + 2 * split.target_epsilon) - math.sqrt(tail)
+    per_step = mu / (split.sample_rate * split.records_per_person * math.sqrt(split.steps))
+    sigma = _on_two_grids(noise, split.accountant, start=math.log1p(per_step**2) ** -0.5)
     if math.isinf(sigma):
         raise ValueError(
             f"no noise multiplier up to {LARGEST_NOISE:g} reaches {budget} with accountant={split.accountant!r}"

@@ -18,14 +18,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import fft, optimize
 
 UNIT = 2.0**-53  # unit roundoff of float64
-BEYOND = 1e-16  # mass that each end may cut off
+BEYOND = 1e-12  # mass that each end may cut off
+NEGLIGIBLE = 1e-30  # mass that no result depends on
 LARGEST_EXPONENT = 700.0  # exp of more could overflow
+LARGEST_TRANSFORM = 2**22  # points of the FFT, which then takes a second and 300 MB
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,34 @@ class PrivacyLossDistribution:
     infinite: float
     interval: float
 
-    @property
+    @classmethod
+    def from_deltas(cls, lowest: int, deltas: NDArray[np.float64], interval: float) -> PrivacyLossDistribution:
+        """The least one on the grid with at least these ``deltas`` at epsilon = ``(lowest + i) * interval``.
+
+        Between grid points its delta is a chord in e^epsilon, above the true curve, which is convex there (Doroshenko
+        et al., Connect the Dots, PoPETs 2022, Alg. 1). ``deltas`` are at least two.
+        """
+        deltas = np.maximum.accumulate(deltas[::-1])[::-1]  # non-increasing, which rounding may have spoiled
+        change = np.diff(deltas)
+        probs = np.empty_like(deltas)
+        probs[0] = 1 - deltas[0] + change[0] / math.expm1(interval)
+        probs[1:-1] = (change[1:] - change[:-1] * math.exp(interval)) / math.expm1(interval)
+        probs[-1] = change[-1] / math.expm1(-interval)
+        with np.errstate(divide="ignore"):  # log(0) where there is no mass
+            return cls(lowest, np.log(np.maximum(probs, 0)), float(deltas[-1]), interval)
+
+    def coarser(self) -> PrivacyLossDistribution:
+        """The least one on every second grid point that dominates this one: deltas there stay, chords join them."""
+        first = self.lowest % 2  # an odd place at an end gets a neighbour without mass
+        logs = np.pad(self.logs, (first, 1 - (first + len(self.logs)) % 2), constant_values=-math.inf)
+        even, odd = np.exp(logs[::2]), np.exp(logs[1::2])
+        up = 1 / (1 + math.exp(-self.interval))  # keeps the mean of e^-loss
+        even[1:] += up * odd
+        even[:-1] += (1 - up) * odd
+        with np.errstate(divide="ignore"):
+            return replace(self, lowest=(self.lowest - first) // 2, logs=np.log(even), interval=2 * self.interval)
+
+    @cached_property
     def values(self) -> NDArray[np.float64]:
         return np.arange(self.lowest, self.lowest + len(self.logs), dtype=np.float64) * self.interval
 
@@ -51,10 +81,10 @@ class PrivacyLossDistribution:
         """q; its ``infinite`` stays that of p."""
         return replace(self, logs=self.logs + tilt * self.values - self.log_normaliser(tilt))
 
-    def deviation(self) -> float:
-        """Standard deviation of the finite losses."""
+    def variance(self) -> float:
+        """Of the finite losses."""
         probs = np.exp(self.logs)
-        return math.sqrt(probs @ (self.values - probs @ self.values) ** 2)
+        return float(probs @ (self.values - probs @ self.values) ** 2)
 
 
 def epsilon_of_sum(parts: Sequence[tuple[PrivacyLossDistribution, int]], delta: float) -> float:
@@ -70,31 +100,39 @@ def epsilon_of_sum(parts: Sequence[tuple[PrivacyLossDistribution, int]], delta: 
     tilted = [(one.tilted(tilt), n) for one, n in parts]
     low, high = _ends(tilted)
     size = fft.next_fast_len(max(high - low + 1, *(len(one.logs) for one, _ in tilted)))
+    if size > LARGEST_TRANSFORM:
+        return epsilon_of_sum([(one.coarser(), n) for one, n in parts], delta)
     unit = 8 * math.ceil(math.log2(size)) * UNIT
     probs, error = _power(tilted, size, unit)
     probs = np.roll(probs, sum(n * one.lowest for one, n in tilted) - low)
 
     # Undo the tilt, in units of delta: log(p^T(x) / delta) = log q^T(x) + scale - tilt x. The second term of scale
     # bounds the rounding of K and of the sums.
-    losses = (low + np.arange(size)) * interval
     scale = (
         sum(n * one.log_normaliser(tilt) for one, n in parts)
         + (count + 64) * (8 * unit + size * UNIT)
         - math.log(delta)
     )
-    mass = (np.maximum(probs, 0) + error) * np.exp(np.minimum(scale - tilt * losses, LARGEST_EXPONENT))
-    beyond = infinite / delta + BEYOND * math.exp(min(scale - tilt * float(losses[-1]), LARGEST_EXPONENT))
-    return max(_read_off(losses, mass, beyond), low * interval)
+    untilt = np.exp(np.minimum(scale - tilt * interval * np.arange(low, low + size), LARGEST_EXPONENT))
+    beyond = infinite / delta + BEYOND * float(untilt[-1])
+    return max(_read_off(low, interval, (np.maximum(probs, 0) + error) * untilt, beyond), low * interval)
 
 
 def _best_tilt(parts: Sequence[tuple[PrivacyLossDistribution, int]], delta: float) -> float:
     """The tilt that nearly minimises Chernoff's bound of epsilon, (K(tilt) - log delta) / tilt."""
+    normal = math.sqrt(-2 * math.log(delta)) / _deviation(parts)  # the solution for normal distributions
 
-    def bound(log_tilt: float) -> float:
-        tilt = math.exp(log_tilt)
+    def bound(log_ratio: float) -> float:
+        tilt = normal * math.exp(log_ratio)
         return (sum(n * one.log_normaliser(tilt) for one, n in parts) - math.log(delta)) / tilt
 
-    return math.exp(optimize.minimize_scalar(bound, bounds=(-12, 12), method="bounded", options={"xatol": 0.02}).x)
+    found = optimize.minimize_scalar(bound, bounds=(-12, 12), method="bounded", options={"xatol": 0.1})
+    return normal * math.exp(found.x)
+
+
+def _deviation(parts: Sequence[tuple[PrivacyLossDistribution, int]]) -> float:
+    """Standard deviation of the sum, or the grid interval if that is larger."""
+    return math.sqrt(max(sum(n * one.variance() for one, n in parts), parts[0][0].interval ** 2))
 
 
 def _ends(parts: Sequence[tuple[PrivacyLossDistribution, int]]) -> tuple[int, int]:
@@ -102,10 +140,10 @@ def _ends(parts: Sequence[tuple[PrivacyLossDistribution, int]]) -> tuple[int, in
     interval = parts[0][0].interval
     low = sum(n * one.lowest for one, n in parts)
     high = sum(n * (one.lowest + len(one.logs) - 1) for one, n in parts)
-    deviation = math.sqrt(sum(n * one.deviation() ** 2 for one, n in parts))
+    deviation = _deviation(parts)
     for order in (0.5, 1, 2, 4, 8):
         for sign in (-1, 1):
-            tilt = sign * order / (deviation + interval)
+            tilt = sign * order / deviation
             end = (sum(n * one.log_normaliser(tilt) for one, n in parts) - math.log(BEYOND)) / tilt / interval
             if sign < 0:
                 low = max(low, math.floor(end))
@@ -120,25 +158,31 @@ def _power(
     """Cyclic convolution of all by FFT, length ``size``, and a bound on the error of each of its numbers.
 
     A product of T factors with errors of ``unit`` each is off by T ``unit`` times the largest product of T - 1 of them.
+    Products below ``NEGLIGIBLE``, which are most, count as zero, and what they may be as an error.
     """
-    log_size, phase, log_bound = np.zeros(size // 2 + 1), np.zeros(size // 2 + 1), np.zeros(size // 2 + 1)
-    log_largest = np.full(size // 2 + 1, -np.inf)
-    for one, n in parts:
-        factor = fft.rfft(np.exp(one.logs), size)
-        magnitude = np.abs(factor)
-        log_size += n * np.log(np.maximum(magnitude, 1e-300))
-        phase += n * np.angle(factor)
-        log_bound += n * np.log(magnitude + unit)
-        log_largest = np.maximum(log_largest, -np.log(magnitude + unit))
-    count = sum(n for _, n in parts)
-    bound = np.exp(np.minimum(log_bound + log_largest, LARGEST_EXPONENT))
-    probs = fft.irfft(np.exp(log_size + 1j * phase), size)
-    return probs, (count + 1) * 2 * unit * float(2 * bound.sum()) / size
+    factors = [fft.rfft(np.exp(one.logs), size) for one, _ in parts]
+    log_bounds = [np.log(np.abs(factor) + unit) for factor in factors]
+    counts = [n for _, n in parts]
+    log_bound = sum(n * bound for n, bound in zip(counts, log_bounds, strict=True))
+    kept = log_bound > math.log(NEGLIGIBLE)
+    log_size = phase = 0.0
+    for factor, n in zip(factors, counts, strict=True):
+        log_size = log_size + n * np.log(np.maximum(np.abs(factor[kept]), 1e-300))
+        phase = phase + n * np.angle(factor[kept])
+    products = np.zeros(len(kept), dtype=np.complex128)
+    products[kept] = np.exp(log_size + 1j * phase)
+    largest = log_bound[kept] - np.minimum.reduce([bound[kept] for bound in log_bounds])
+    errors = 2 * (sum(counts) + 1) * unit * float(np.exp(np.minimum(largest, LARGEST_EXPONENT)).sum())
+    return fft.irfft(products, size), 2 * errors / size + NEGLIGIBLE
 
 
-def _read_off(losses: NDArray[np.float64], mass: NDArray[np.float64], beyond: float) -> float:
-    """The epsilon >= 0 at which sum_{l > epsilon} mass(l) (1 - e^(epsilon - l)) + ``beyond`` is at most 1."""
-    losses, mass = losses[losses > 0], mass[losses > 0]
+def _read_off(lowest: int, interval: float, mass: NDArray[np.float64], beyond: float) -> float:
+    """The epsilon >= 0 at which sum_{l > epsilon} mass(l) (1 - e^(epsilon - l)) + ``beyond`` is at most 1.
+
+    ``mass`` is that of the losses l = ``(lowest + i) * interval``.
+    """
+    mass = mass[max(1 - lowest, 0) :]  # of the positive losses
+    losses = (max(lowest, 1) + np.arange(len(mass))) * interval
     upper = np.cumsum(mass[::-1])[::-1] + beyond  # sums over this loss and all larger ones
     lower = np.cumsum((mass * np.exp(-losses))[::-1])[::-1]
     enough = np.append(upper[1:] - np.exp(np.minimum(losses[:-1], LARGEST_EXPONENT)) * lower[1:], beyond) <= 1

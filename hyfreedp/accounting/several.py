@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from hyfreedp.accounting.accountants import Release, _subsampled, grid, merge
+from hyfreedp.accounting.accountants import Release, merge, pld_epsilon, sampled
 from hyfreedp.accounting.composition import releases
-from hyfreedp.accounting.privacy_loss import epsilon_of_sum
 from hyfreedp.accounting.split import NoiseSplit
 
 
@@ -28,10 +27,8 @@ def epsilon_of_runs(runs: Iterable[tuple[NoiseSplit, int]], delta: float) -> flo
         return 0.0
     if any(sigma < 1e-3 for _, sigma, _ in counted):  # infinite for one run, too
         return math.inf
-    interval = grid([(sigma / split.records_per_person, count) for split, sigma, count in counted])
-    both = [_subsampled(sigma, split.sample_rate, interval, split.records_per_person) for split, sigma, _ in counted]
-    counts = [count for *_, count in counted]
-    return max(epsilon_of_sum(list(zip(losses, counts, strict=True)), delta) for losses in zip(*both, strict=True))
+    each = [(sampled(sigma, split.sample_rate, split.records_per_person), n) for split, sigma, n in counted]
+    return pld_epsilon(each, delta)
 
 
 def zcdp(split: NoiseSplit, steps: int) -> float:

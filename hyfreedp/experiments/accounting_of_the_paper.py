@@ -27,7 +27,7 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 from hyfreedp.accounting import NoiseSplit
-from hyfreedp.accounting.accountants import composed_epsilon, grid
+from hyfreedp.accounting.accountants import composed_epsilon, grid, sampled
 from hyfreedp.accounting.composition import effective_noise
 from hyfreedp.accounting.search import TOLERANCE, smallest_noise
 
@@ -186,7 +186,7 @@ def delta_curve(split: NoiseSplit, composition: Composition, epsilons: Sequence[
 
     (part,) = Counting("pld", composition).releases(split)
     releases = [(one.gaussian, count) for one, count in part]
-    interval = grid(releases, 10)
+    interval = grid([(sampled(sigma, split.sample_rate, 1), count) for sigma, count in releases], 10)
     total = identity(interval)
     for sigma, count in releases:
         if count:

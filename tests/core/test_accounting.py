@@ -9,7 +9,7 @@ import pytest
 from cases import each
 from dp_accounting import ComposedDpEvent, GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 from dp_accounting.pld import PLDAccountant
-from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution, from_mixture_gaussian_mechanism
+from dp_accounting.pld.privacy_loss_distribution import from_mixture_gaussian_mechanism
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from opacus.accountants import RDPAccountant
@@ -17,15 +17,15 @@ from scipy import optimize
 from scipy.stats import binom, norm
 from splits import effective, vanilla
 
-from hyfreedp.accounting import NoiseSplit, calibrate_noise, epsilon
-from hyfreedp.accounting.accountants import _subsampled, composed_epsilon
+from hyfreedp.accounting import NoiseSplit, calibrate_noise, epsilon, privacy_loss
+from hyfreedp.accounting.accountants import composed_epsilon, grid
 from hyfreedp.accounting.calibrate import recounted
 from hyfreedp.accounting.composition import shares, spent
-from hyfreedp.accounting.groups import group_pmfs
-from hyfreedp.accounting.privacy_loss import epsilon_of_sum
+from hyfreedp.accounting.groups import SampledGaussian
+from hyfreedp.accounting.privacy_loss import PrivacyLossDistribution, epsilon_of_sum
 from hyfreedp.accounting.search import LARGEST_NOISE, SMALLEST_NOISE, smallest_noise
 
-# Little noise makes large grids; this budget asks for a noise multiplier of 4, so that a PLD takes 20 ms.
+# A budget that asks for a noise multiplier of 4, so that a PLD takes a few ms.
 CHEAP = dict(target_epsilon=0.5, target_delta=1e-5, sample_rate=0.1, steps=20, interval=4, probe="losses")
 PAPER = dict(allocation="constant")
 
@@ -122,7 +122,7 @@ def test_without_subsampling_no_epsilon_is_below_that_of_one_gaussian(steps, mu,
 def test_no_epsilon_is_below_that_of_convolution_without_fft(sample_rate, sigma):
     """Sums of products that are not negative, which round by a few parts in 10^15 however small they are."""
     interval = 0.1
-    for losses in _subsampled(sigma, sample_rate, interval):
+    for losses in SampledGaussian(sigma, sample_rate, 1).distributions(interval):
         probs = np.exp(losses.logs)
         for _ in range(5):
             probs = np.convolve(probs, probs)
@@ -135,6 +135,38 @@ def test_no_epsilon_is_below_that_of_convolution_without_fft(sample_rate, sigma)
             exact = optimize.brentq(excess, 0, values[-1], xtol=1e-13) if excess(0) > 0 else 0.0
             found = epsilon_of_sum([(losses, 20), (losses, 12)], delta)
             assert exact - 1e-9 <= found <= exact * (1 + 1e-6)
+
+
+def exact_delta(losses, eps):
+    values = (losses.lowest + np.arange(len(losses.logs))) * losses.interval
+    return np.exp(losses.logs) @ np.maximum(-np.expm1(eps - values), 0) + losses.infinite
+
+
+@pytest.mark.parametrize(("lowest", "size"), [(-7, 30), (-6, 31), (3, 12), (4, 13)])
+def test_a_coarser_grid_keeps_every_second_delta_and_lowers_none(lowest, size):
+    masses = np.random.default_rng(size).dirichlet(np.ones(size)) * 0.9
+    fine = PrivacyLossDistribution(lowest, np.log(masses), 0.1, 0.05)
+    coarse = fine.coarser()
+    for place in range(lowest - 3, lowest + size + 3):
+        before, after = exact_delta(fine, place * 0.05), exact_delta(coarse, place * 0.05)
+        assert after >= before - 1e-15 and (place % 2 or after == pytest.approx(before, abs=1e-15))
+
+
+def test_a_transform_that_would_be_too_large_is_done_on_a_coarser_grid(monkeypatch):
+    run = dict(sample_rate=1.0, delta=1e-6, accountant="pld")
+    found = composed_epsilon([(500.0, 250_000)], **run)
+    monkeypatch.setattr(privacy_loss, "LARGEST_TRANSFORM", 2**17)
+    coarse = composed_epsilon([(1000.0, 10**6)], **run)
+    exact = optimize.brentq(lambda eps: gaussian_delta(1.0, eps) - 1e-6, 0, 100, xtol=1e-13)
+    assert exact <= found <= exact * (1 + 1e-4) and exact <= coarse <= exact * (1 + 4e-3)
+
+
+@each(sample_rate=[1e-4, 0.02, 0.5], sigma=[0.6, 2.0], steps=[1000, 1])
+def test_the_grid_costs_no_more_than_a_few_parts_in_ten_thousand(sample_rate, sigma, steps):
+    found = composed_epsilon([(sigma, steps)], sample_rate=sample_rate, delta=1e-6, accountant="pld")
+    one = SampledGaussian(sigma, sample_rate, 1)
+    directions = one.distributions(grid([(one, steps)]) / 4)
+    assert -1e-9 <= found / max(epsilon_of_sum([(losses, steps)], 1e-6) for losses in directions) - 1 <= 1e-4
 
 
 @each(records=[2, 3], steps=[10, 300, 1], delta=[1e-3, 1e-6, 1e-10])
@@ -155,9 +187,10 @@ def test_a_persons_records_cost_what_dp_accounting_says(records, sample_rate, si
     theirs = from_mixture_gaussian_mechanism(sigma, counts, chances, value_discretization_interval=0.02).self_compose(
         10
     )
-    ours = PrivacyLossDistribution(*group_pmfs(sigma, sample_rate, records, 0.02)).self_compose(10)
+    ours = SampledGaussian(sigma, sample_rate, records).distributions(0.02)
     for delta in (1e-3, 1e-6):
-        assert ours.get_epsilon_for_delta(delta) == pytest.approx(theirs.get_epsilon_for_delta(delta), rel=1e-6)
+        epsilon = max(epsilon_of_sum([(losses, 10)], delta) for losses in ours)
+        assert epsilon == pytest.approx(theirs.get_epsilon_for_delta(delta), rel=1e-6)
 
 
 def test_the_budget_of_a_person():
