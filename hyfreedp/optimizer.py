@@ -31,7 +31,7 @@ from hyfreedp.processes.group import Processes
 from hyfreedp.pytorch.base_optimizer import BaseOptimizer
 from hyfreedp.pytorch.layers import layers_of
 from hyfreedp.pytorch.records import ProbeResult, StepRecord, raw_values
-from hyfreedp.pytorch.wrapper import OptimizerWrapper, Unprepared, run_step_hooks
+from hyfreedp.pytorch.wrapper import OptimizerWrapper, Unprepared, check_arguments, run_step_hooks
 from hyfreedp.release import Releases
 from hyfreedp.run_state import RunState
 from hyfreedp.statement import Statement
@@ -178,8 +178,10 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         """The batch with its loss; model and batch are checked before anything is released."""
         if not self.module.training:
             raise ValueError("the model must be in train mode: call model.train() before optimizer.step")
-        check_modes(self.module)  # here, too, since a look comes before the gradient engine's own check
+        check_modes(self.module)
         self._base.check()
+        if not self._loss_compared:
+            check_arguments(loss, "the record")
         if self._sampled and self.split.gradient_noise_multiplier(t) > 0:
             if self.sampler.position != t:
                 raise RuntimeError(
@@ -202,7 +204,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
 
     def _set_gradient(self, private: list[Tensor]) -> None:
         """Write the private gradient, which is counted by now, into ``.grad``."""
-        self.zero_grad()  # a loss may have made raw gradients, even of frozen parameters
+        self._base.clear_gradients()  # a loss may have made raw ones, even of frozen parameters
         for parameter, gradient in zip(self._base.parameters, private, strict=True):
             parameter.grad = gradient.to(parameter.dtype)  # rounding to half precision comes after the noise
         if self.module not in _TRAINED:
@@ -234,7 +236,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         return result, probed, eta
 
     def _clear(self) -> None:
-        self.zero_grad()
+        self._base.clear_gradients()
         self.gradient_engine.clear()
 
     def _warn_if_trained(self, stacklevel: int) -> bool:

@@ -87,21 +87,21 @@ class NoClipping:
 
 
 def bounded_factors(clipping: Clipping, norms: Tensor, sensitivity: float) -> Tensor:
-    """A rule's factors, clamped to +- sensitivity / norm; 0 where norm or factor is not finite.
+    """A rule's factors, clamped to +- sensitivity / norm; 0 where the norm is not finite or the factor NaN.
 
     A rule of the user's gets one norm at a time, each time as a fresh copy of the rule, so that a factor cannot depend
     on other samples. ValueError if it does not return one factor for each norm.
     """
-    known = type(clipping) in (AutomaticClipping, AbadiClipping, NoClipping)
-    each = [norms] if known else norms.split(1)
-    parts = [(clipping if known else copy.deepcopy(clipping)).factors(some.clone()) for some in each]
-    for some, part in zip(each, parts, strict=True):
-        if part.shape != some.shape:
-            raise ValueError(
-                f"clipping must give one factor for each norm, shape {tuple(some.shape)}, got {tuple(part.shape)}"
-            )
-    factors, largest = torch.cat(parts), sensitivity / norms.clamp(min=_SMALLEST_NORM)
-    return torch.where(norms.isfinite() & factors.isfinite(), factors.clamp(-largest, largest), 0.0)
+    if type(clipping) in (AutomaticClipping, AbadiClipping, NoClipping):
+        factors = clipping.factors(norms)
+    else:
+        parts = [copy.deepcopy(clipping).factors(norm.clone()) for norm in norms.split(1)]
+        wrong = next((tuple(part.shape) for part in parts if part.shape != (1,)), None)
+        if wrong is not None:
+            raise ValueError(f"clipping must give one factor for each norm, shape (1,), got {wrong}")
+        factors = torch.cat(parts)
+    largest = sensitivity / norms.clamp(min=_SMALLEST_NORM)  # 0 where the norm is infinite, or NaN without a bound
+    return factors.clamp(-largest, largest).nan_to_num(0.0)
 
 
 def _check_positive(name: str, value: float) -> None:

@@ -7,6 +7,7 @@ decision of Python. What functorch cannot map is computed one sample at a time, 
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -33,8 +34,7 @@ from hyfreedp.gradients.mapped import (
     explained,
 )
 from hyfreedp.gradients.per_sample import MEMORY_BUDGET, Instantiated, instantiate_inexact, norms_of, widened
-from hyfreedp.gradients.validate import check_modes
-from hyfreedp.noise.random_states import random_states, set_random_states
+from hyfreedp.pytorch.devices import without_autocast
 from hyfreedp.pytorch.layers import parameters_of
 
 
@@ -108,8 +108,11 @@ class Partition:
         """Values of each piece's samples, joined in the order of the batch, shape ``(B,)``."""
         if not parts:
             return torch.zeros(0, dtype=torch.float64, device=device)
+        joined = torch.cat(list(parts))
+        if len(parts) == 1:
+            return joined
         rows = torch.cat([piece.rows for piece in self.pieces])
-        return torch.cat(list(parts))[rows.argsort().to(device, non_blocking=True)]
+        return joined[rows.argsort().to(device, non_blocking=True)]
 
 
 # Seeds the random numbers of a piece (attempt 0), or of a sample that is computed alone (attempts 1, 2, ...).
@@ -151,7 +154,7 @@ class GradientEngine:
         return next(self.module.parameters()).device
 
     def add(
-        self, loss: Loss, batch: Any, weights: Tensor | None = None, *, begin: Begin | None = None
+        self, loss: Loss, batch: Any, weights: Tensor | None = None, *, begin: Begin = lambda *_: None
     ) -> tuple[Tensor, Tensor]:
         """Add sum_i w_i c_i g_i to the clipped sums.
 
@@ -162,16 +165,15 @@ class GradientEngine:
             loss: maps one record, as a batch of that record alone, to one number.
             batch: a batch, or a :class:`Partition`, whose pieces become those that were computed.
             weights: w_i in [0, 1], shape (B,); all 1 if None.
-            begin: seeds the random numbers of a piece; if None, all pieces start from the current random states.
+            begin: seeds the random numbers of a piece; by default they go on.
 
         Returns:
             The losses and the norms ||g_i|| over all trainable parameters together, both of shape (B,); norms are inf
             where not finite. They are *not* private.
 
-        ValueError if the loss is refused (:class:`~hyfreedp.errors.Refused`), or a layer now mixes samples. A warning
-        says once that samples are computed one at a time.
+        ValueError if the loss is refused (:class:`~hyfreedp.errors.Refused`). A warning says once that samples are
+        computed one at a time.
         """
-        check_modes(self.module)
         partition = batch if isinstance(batch, Partition) else Partition.of(batch)
         losses, norms = [], []
         for rows, values, gradients in self._each(loss, partition, begin, self._trained()):
@@ -181,7 +183,7 @@ class GradientEngine:
         return partition.in_order(losses, self.device), partition.in_order(norms, self.device)
 
     @torch.no_grad()
-    def losses(self, loss: Loss, batch: Any, *, begin: Begin | None = None) -> Tensor:
+    def losses(self, loss: Loss, batch: Any, *, begin: Begin = lambda *_: None) -> Tensor:
         """Losses (B,) at the current weights, without gradients; arguments as for :meth:`add`."""
         partition = batch if isinstance(batch, Partition) else Partition.of(batch)
         return partition.in_order([values for _, values, _ in self._each(loss, partition, begin)], self.device)
@@ -213,7 +215,7 @@ class GradientEngine:
     # -- pieces --------------------------------------------------------------------------------------------------------
 
     def _each(
-        self, loss: Loss, partition: Partition, begin: Begin | None, trained: Sequence[nn.Parameter] = ()
+        self, loss: Loss, partition: Partition, begin: Begin, trained: Sequence[nn.Parameter] = ()
     ) -> Iterator[tuple[Tensor, Tensor, Gradients]]:
         """Yields for each piece its samples' positions in the batch, losses (n,) and gradients of ``trained``.
 
@@ -221,9 +223,6 @@ class GradientEngine:
         """
         todo: list[Piece] = partition.pieces[::-1]
         done: list[Piece] = []
-        if begin is None:
-            now = random_states(self.device)
-            begin = lambda piece, attempt: set_random_states(self.device, now)  # noqa: E731
         self.computed_alone, self.decided = [], False
         while todo:
             piece, result = todo.pop(), None
@@ -315,21 +314,19 @@ class GradientEngine:
 
         From the second piece on sums are float64: rounding errors of many pieces could add up to more than a clip.
         """
-        with torch.autocast(losses.device.type, enabled=False):  # it would round the sums
+        with without_autocast(losses.device):  # it would round the sums
             instantiate_inexact(gradients)
             norms = norms_of(gradients.values(), losses)
-            factors, finite = bounded_factors(self.clipping, norms, self.sensitivity), norms.isfinite()
+            factors = bounded_factors(self.clipping, norms, self.sensitivity)
             if weights is not None:
                 factors = factors * weights.to(factors)
-            all_finite = bool(finite.all())
-            if not all_finite and not bool(finite.any()):
-                return norms
-            for p in list(gradients):
+            kept = None  # all samples
+            if float(norms.max()) == math.inf:  # these are left out, not multiplied by 0, since 0 * NaN is NaN
+                kept = norms.isfinite()
+                factors = factors[kept]
+            for p in list(gradients) if len(factors) else ():
                 g = gradients.pop(p)
-                if all_finite:
-                    added = g.weighted_sum(factors).view_as(p)
-                else:  # samples that are not finite are left out, not multiplied by 0, since 0 * NaN is NaN
-                    added = g.select(finite).weighted_sum(factors[finite]).view_as(p)
+                added = (g if kept is None else g.select(kept)).weighted_sum(factors).view_as(p)
                 self._sums[p] = self._sums[p].double().add_(added) if p in self._sums else widened(added).contiguous()
         return norms
 
@@ -352,9 +349,9 @@ def one_number(value: Any) -> Tensor:
             f"loss must return one number for a record, got shape {tuple(value.shape)}: return its mean, as a "
             "criterion with its default reduction does"
         )
-    if value.is_complex():
+    if value.dtype.is_complex:
         raise Refused("loss must return a real number, got a complex one: return its absolute value")
-    return value.reshape(())
+    return value.reshape(())  # which the pass intercepts, so that it refuses a tensor of another one
 
 
 def _writes_into_fresh(error: Exception) -> bool:

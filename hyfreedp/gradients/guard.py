@@ -18,19 +18,17 @@ from torch import Tensor, nn
 
 from hyfreedp.checks import listed
 from hyfreedp.errors import Refused
-from hyfreedp.noise.cipher import derive, universal_hashes
 from hyfreedp.pytorch.layers import layers_of
 
-_KEY = derive(b"", "parameters")  # public: no adversary chooses what a model writes
 Place = tuple[nn.Module, str]
 
 
 class ModelGuard:
     """Refuses passes that write into buffers or parameters of a module, or replace them; restores both.
 
-    Between passes anything may change, as when a state is loaded. Buffers are compared by value. Parameters are
-    compared by version counter and, if samples are computed one at a time, by value, since a write through ``.data``,
-    which a map refuses, leaves no other trace. What ``get_extra_state`` of a layer returns is compared as pickled.
+    Between passes anything may change, as when a state is loaded. Tensors are compared by version counter and, if
+    samples are computed one at a time, by value, since a write through ``.data``, which a map refuses, leaves no other
+    trace. What ``get_extra_state`` of a layer returns is compared as pickled.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -40,28 +38,31 @@ class ModelGuard:
     def unchanged(self, *, by_value: bool = False) -> Iterator[None]:
         """A context for passes: Refused, naming it, if they changed what is in the state_dict.
 
-        With ``by_value`` parameters are compared by value, too.
+        With ``by_value`` a write that no version counter shows is found, too.
         """
         layers = layers_of(self._module)
         scripts = torch.jit.ScriptModule  # these keep their attributes elsewhere
         attributes = {layer: _contents(vars(layer)) for layer in layers if not isinstance(layer, scripts)}
-        buffers = _tensors(layers, "_buffers")
-        clones = {place: buffer.detach().clone() for place, buffer in buffers.items()}
         extra = {layer: _pickled(layer) for layer in layers if _defines(layer, "get_extra_state")}
-        parameters = _tensors(layers, "_parameters")
-        copies = {place: parameter.detach().clone() for place, parameter in parameters.items() if by_value}
-        parameter_marks, buffer_marks = _marks(parameters, by_value), _marks(buffers, True)
+        buffers, parameters = _tensors(layers, "_buffers"), _tensors(layers, "_parameters")
+        tensors = buffers | parameters
+        copied = tensors if by_value else buffers
+        copies = {place: tensor.detach().clone() for place, tensor in copied.items()}
+        versions = [tensor._version for tensor in tensors.values()]
         try:
             yield
         finally:
-            changed = _put_back(attributes)
-            changed += _written(buffers, clones, buffer_marks, _marks(buffers, True))
-            changed += _put_back_extra(extra)
-            after = _marks(_tensors(layers, "_parameters"), by_value)
-            written = [place for place, mark in parameter_marks.items() if after.get(place) != mark]
-            for place in copies.keys() & set(written):
-                parameters[place].data.copy_(copies[place])
-        changed += written
+            changed = _put_back(attributes) + _put_back_extra(extra)
+            for (place, tensor), version in zip(tensors.items(), versions, strict=True):
+                if tensor._version == version and not (by_value and _bits_differ(tensor, copies[place])):
+                    continue
+                layer, name = place
+                if name in layer._non_persistent_buffers_set:
+                    layer._buffers[name] = copies[place]  # a backward pass may need the values of the other tensor
+                    continue
+                if place in copies:
+                    tensor.data.copy_(copies[place])
+                changed.append(place)
         if changed:
             paths = {layer: path for path, layer in self._module.named_modules()}
             names = [repr(f"{paths.get(layer, '?')}.{name}".lstrip(".")) for layer, name in changed]
@@ -113,29 +114,15 @@ def _same_contents(here: Any, before: Any) -> bool:
     return all(map(operator.is_, here, before))
 
 
-@torch.no_grad()
-def _written(
-    buffers: dict[Place, Tensor], clones: dict[Place, Tensor], before: dict[Place, Any], after: dict[Place, Any]
-) -> list[Place]:
-    """Restore buffers that were written; returns those of them that are in the state_dict."""
-    changed = [place for place in buffers if before[place] != after[place]]
-    for layer, name in changed:
-        if name in layer._non_persistent_buffers_set:
-            layer._buffers[name] = clones[layer, name]  # a backward pass may need the values of the other tensor
-        else:
-            buffers[layer, name].copy_(clones[layer, name])
-    return [(layer, name) for layer, name in changed if name not in layer._non_persistent_buffers_set]
-
-
 def _tensors(layers: Iterable[nn.Module], registry: str) -> dict[Place, Tensor]:
     """The tensors in "_buffers" or "_parameters" of the layers."""
     return {(layer, name): t for layer in layers for name, t in getattr(layer, registry).items() if t is not None}
 
 
-def _marks(tensors: dict[Place, Tensor], by_value: bool) -> dict[Place, Any]:
-    """For each tensor a mark that differs if it was replaced or written to."""
-    hashes: list[Any] = universal_hashes([*tensors.values()], _KEY) if by_value else [None] * len(tensors)
-    return {place: (id(t), t._version, mark) for (place, t), mark in zip(tensors.items(), hashes, strict=True)}
+def _bits_differ(one: Tensor, other: Tensor) -> bool:
+    """Whether tensors of one shape and type differ in a bit, of which 0.0 and -0.0 do, and equal NaNs do not."""
+    bits = [t.detach().reshape(-1).contiguous().view(torch.uint8) for t in (one, other)]
+    return not torch.equal(*bits)
 
 
 def _put_back_extra(before: dict[nn.Module, tuple[Any, bytes]]) -> list[Place]:

@@ -33,6 +33,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from hyfreedp.errors import Refused
 from hyfreedp.gradients.functorch import Level, backward, innermost, is_wrapped, maps_marked, saved_hook, unwrapped
 from hyfreedp.gradients.per_sample import Instantiated, PerSampleGradients, add_uses
+from hyfreedp.pytorch.devices import without_autocast
 
 Gradients = dict[nn.Parameter, PerSampleGradients]
 Call = Callable[[Tensor], Tensor]
@@ -329,7 +330,7 @@ class Pass(TorchFunctionMode):
         self._uses = {}
         with ExitStack() as stack:
             stack.enter_context(explained())
-            stack.enter_context(torch.autocast(losses.device.type, enabled=False))  # it would round gradients
+            stack.enter_context(without_autocast(losses.device))  # it would round gradients
             if self.checkpoints:
                 stack.enter_context(self.level)
                 stack.enter_context(self)

@@ -94,7 +94,7 @@ class Factors(PerSampleGradients):
         return self.gram_norms[0]
 
     @property
-    def norm_error(self) -> Tensor:
+    def norm_error(self) -> Tensor | None:
         return self.gram_norms[1]
 
 
@@ -107,6 +107,10 @@ class OuterProducts(Factors):
     @cached_property
     def gram_norms(self) -> tuple[Tensor, Tensor]:
         return gram_norms(self.left, self.right)
+
+    @property
+    def norm_error(self) -> Tensor | None:
+        return None if self.left.shape[1] == 1 else self.gram_norms[1]
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         left, right = widened(self.left), widened(self.right)

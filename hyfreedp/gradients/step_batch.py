@@ -14,7 +14,7 @@ from hyfreedp.errors import Refused
 from hyfreedp.gradients.engine import Begin, GradientEngine, Partition, Piece, one_number
 from hyfreedp.gradients.mapped import SEEDED
 from hyfreedp.noise import NoiseGenerator
-from hyfreedp.noise.random_states import random_states_kept, random_states_of, seed_random_states
+from hyfreedp.noise.random_states import random_states_kept, seed_random_states
 
 Weights = Callable[[Any], Tensor] | None
 _MEMORY_CHECK_SHARE = 0.1  # of the batches in which samples determined a decision of Python
@@ -83,8 +83,9 @@ class StepBatch:
 
     def of_few(self, partition: Partition, key: bytes) -> Tensor:
         """Losses of the samples in ``partition``, in the order of the batch, with random numbers of ``key``."""
-        with random_states_of(key, self.device):
-            return self._engine.losses(self.loss, partition)
+        with random_states_kept(self.device):
+            seed = lambda piece, attempt: seed_random_states(key, self.device)  # noqa: E731
+            return self._engine.losses(self.loss, partition, begin=seed)
 
     def weighted(self, losses: Tensor) -> Tensor:
         """Losses, shape ``(..., B)``, times the weights; 0 for a sample of weight 0, even if its loss is not finite."""
@@ -111,8 +112,9 @@ class StepBatch:
 
         Checked always if samples were computed alone, where it costs little; for a share of the batches with decisions.
         """
-        drawn = float(self._generator.child("memory").uniform(1)) < _MEMORY_CHECK_SHARE
-        checks = bool(self._engine.computed_alone) or (self._engine.decided and drawn)
+        checks = bool(self._engine.computed_alone)
+        if not checks and self._engine.decided:
+            checks = float(self._generator.child("memory").uniform(1)) < _MEMORY_CHECK_SHARE
         if checks and not self._engine.reproduces(function, partition, values, begin):
             raise Refused(
                 "the loss (or weight) of a record depends on those that were computed before it: let loss and model "

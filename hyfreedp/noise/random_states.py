@@ -20,62 +20,40 @@ import hashlib
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import Generator, Tensor
+from numpy.random import mtrand
+from torch import Generator
 
 from hyfreedp.noise.cipher import derive
 from hyfreedp.pytorch.devices import backend
 
-_TWISTER_WORDS = slice(3, 3 + 624)  # of torch's CPU state, read as int64
-
-
-@dataclass(frozen=True)
-class RandomStates:
-    """States of the global generators: torch's for the CPU and, if used, an accelerator; NumPy's; Python's."""
-
-    torch: list[Tensor]
-    numpy: tuple[Any, ...]
-    python: tuple[Any, ...]
-
-    def same(self, other: RandomStates) -> bool:
-        """Whether the states are equal, so that nothing was drawn in between."""
-        return (
-            all(map(torch.equal, self.torch, other.torch))
-            and self.numpy[2:] == other.numpy[2:]
-            and np.array_equal(self.numpy[1], other.numpy[1])
-            and self.python == other.python
-        )
-
-
-def random_states(device: torch.device) -> RandomStates:
-    """The current states, as tensors on the CPU where they are torch's."""
-    of_torch = [torch.get_rng_state()]
-    if (module := backend(device)) is not None:
-        of_torch.append(module.get_rng_state(device))
-    return RandomStates(of_torch, cast(Any, np.random.get_state()), random.getstate())
-
-
-def set_random_states(device: torch.device, states: RandomStates) -> None:
-    """Restore what :func:`random_states` gave."""
-    torch.set_rng_state(states.torch[0])
-    if (module := backend(device)) is not None:
-        module.set_rng_state(states.torch[1], device)
-    np.random.set_state(states.numpy)
-    random.setstate(states.python)
+_UNUSED = Generator().manual_seed(0).get_state()  # torch's state on the CPU before anything was drawn
+_TWISTER_WORDS = slice(3, 3 + 624)  # of it, read as int64
+_SPARE: list[np.random.MT19937] = []  # generators for NumPy that no context uses; making one takes half a millisecond
 
 
 @contextmanager
 def random_states_kept(device: torch.device) -> Iterator[None]:
-    """Restore the states at the end."""
-    before = random_states(device)
+    """Restore the states at the end; NumPy has another generator until then, since copies of its state are slow.
+
+    (So the second normal number of a pair, if NumPy has drawn the first before, is drawn anew.)
+    """
+    module = backend(device)
+    on_device = None if module is None else module.get_rng_state(device)
+    of_torch, of_python, of_numpy = torch.get_rng_state(), random.getstate(), mtrand.get_bit_generator()
+    own = _SPARE.pop() if _SPARE else np.random.MT19937()
+    mtrand.set_bit_generator(own)
     try:
         yield
     finally:
-        set_random_states(device, before)
+        mtrand.set_bit_generator(of_numpy)
+        _SPARE.append(own)
+        random.setstate(of_python)
+        torch.set_rng_state(of_torch)
+        if module is not None:
+            module.set_rng_state(on_device, device)
 
 
 @contextmanager
@@ -91,7 +69,7 @@ def seed_random_states(key: bytes, device: torch.device, coins: bytes | None = N
 
     (``torch.manual_seed`` uses only 32 bits of its seed on a CPU.)
     """
-    state = Generator().manual_seed(0).get_state()  # of a generator that has drawn nothing
+    state = _UNUSED.clone()
     seed = int.from_bytes(derive(key, "seed")[:8]) >> 1
     words = np.frombuffer(hashlib.shake_256(derive(key, "torch")).digest(4 * 624), np.uint32)
     state.view(torch.int64)[0] = seed  # what torch.initial_seed() returns

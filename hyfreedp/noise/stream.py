@@ -26,6 +26,7 @@ the sampler must search pairs of pairs.
 
 from __future__ import annotations
 
+import copy
 import math
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -69,8 +70,8 @@ class NoiseGenerator:
 
     def child(self, *path: str | int) -> NoiseGenerator:
         """The generator named by ``path``: the same at each call, independent of what was drawn before."""
-        made = NoiseGenerator(0, secure=self.secure)
-        made.key = derive(self.key, "child", *path)
+        made = copy.copy(self)
+        made.key, made.releases, made.tag = derive(self.key, "child", *path), 0, 0
         return made
 
     @torch.no_grad()

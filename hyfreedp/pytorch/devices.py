@@ -6,7 +6,7 @@ import ctypes
 import os
 import platform
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -81,6 +81,13 @@ def exact_convolutions() -> Iterator[None]:
         yield
     finally:
         setattr(settings, name, before)
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """A context in which nothing is rounded by autocast."""
+    if torch.is_autocast_enabled(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return nullcontext()
 
 
 @cache

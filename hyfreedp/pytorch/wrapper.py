@@ -92,24 +92,19 @@ def run_step_hooks(step: Callable[P, R]) -> Callable[P, R]:
     Global optimizer hooks and the profiler's label are left to the base optimizer's step within. TypeError for other
     calls, as of a loop written for plain torch; RuntimeError if another private step of this process is under way.
     """
-    signature = inspect.signature(step)
+    names = inspect.signature(step).parameters
 
     @functools.wraps(step)
     def hooked(*args: P.args, **kwargs: P.kwargs) -> R:
-        for name in kwargs.keys() - signature.parameters.keys():
-            if hint := nearest(name, signature.parameters):
+        for name in kwargs.keys() - names.keys():
+            if hint := nearest(name, names):
                 raise TypeError(f"step has no argument {name!r}{hint}")
-        try:
-            loss = signature.bind(*args, **kwargs).arguments["loss"]
-        except TypeError:
-            loss = None
-        if not callable(loss):
+        if not callable(kwargs.get("loss", args[1] if len(args) > 1 else None)):
             raise TypeError(
                 "step takes a function and a batch: call optimizer.step(loss, batch), where loss(record) returns one "
                 "number, the loss of one record as collate_fn([record]) gives it, without loss.backward(), closure or "
                 "GradScaler"
             )
-        check_arguments(loss, "the record")
         optimizer: Any = args[0]
         for before in list(optimizer._optimizer_step_pre_hooks.values()):
             if (changed := before(optimizer, args, kwargs)) is not None:
