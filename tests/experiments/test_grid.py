@@ -15,7 +15,7 @@ from hyfreedp.experiments.tables import grid
 from hyfreedp.experiments.tables import plan as comparison
 from hyfreedp.experiments.tables.plan import Learner, Scale
 
-SCALE = Scale((Learner("digits", "mlp", "full", 5),), epsilons=(3.0,), seeds=1, rows=("vanilla", "hyfreedp_robust"))
+SCALE = Scale((Learner("digits", "mlp", "full", 5),), epsilons=(1.0,), seeds=1, rows=("vanilla", "hyfreedp_robust"))
 SEARCHES = len(comparison.searches(comparison.entries(SCALE)))
 ALL = SEARCHES + 2
 
@@ -99,7 +99,7 @@ def test_a_failed_cell_stops_no_other_and_is_named(small, tmp_path, monkeypatch,
     monkeypatch.setattr(run, "run_cell", fails)
     assert grid.run("smoke", tmp_path / "cells", tmp_path / "results") == 1
     out = capsys.readouterr().out
-    assert f"failed: {bad.key} (digits, mlp, full, vanilla, validation, epsilon 3, rate " in out
+    assert f"failed: {bad.key} (digits, mlp, full, vanilla, validation, epsilon 1, rate " in out
     assert "ZeroDivisionError: on purpose" in out and f"{SEARCHES} runs trained, 0 were there, 1 failed" in out
     assert "2 numbers, 1 of them still missing" in out
     with pytest.raises(ZeroDivisionError):

@@ -10,6 +10,8 @@ from hyfreedp import calibrate_noise
 from hyfreedp.experiments.studies import noise_split
 from hyfreedp.experiments.studies.noise_split import DataSet
 
+pytestmark = pytest.mark.whole
+
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory):

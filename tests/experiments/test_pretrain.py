@@ -26,6 +26,7 @@ def fresh():
     return make_model("vit8_d64_p4", "full", features=64, classes=10, seed=9)
 
 
+@pytest.mark.whole
 def test_an_interrupted_run_ends_in_the_same_weights(tmp_path, monkeypatch):
     pretrain.pretrain("tiny", tiny(), tmp_path / "whole")
     monkeypatch.setattr(pretrain, "SAVE_SECONDS", 0.0)

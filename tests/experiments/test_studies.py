@@ -12,7 +12,7 @@ from hyfreedp.experiments.studies import landscape
 from hyfreedp.experiments.tasks.registry import TASKS
 from hyfreedp.experiments.tasks.scores import losses_of
 
-SPEC = {"method": "paper", "learning_rate": 0.05, "epsilon": 8.0, "interval": 1, "steps": 4, "seed": 0}
+SPEC = {"method": "paper", "learning_rate": 0.05, "epsilon": 2.0, "interval": 1, "steps": 4, "seed": 0}
 
 
 @pytest.fixture(scope="module")

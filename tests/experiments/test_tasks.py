@@ -103,6 +103,7 @@ def tiny_images(monkeypatch):
     return task
 
 
+@pytest.mark.whole
 def test_a_run_on_images_in_pieces_is_recorded(tiny_images, tmp_path, monkeypatch):
     monkeypatch.setitem(MODELS, "vit32_d128", replace(MODELS["vit32_d128"], physical_batch_size=7))
     spec = Spec(task="cifar10", tuning="bitfit", method="linear", epsilon=math.inf, learning_rate=0.02)
