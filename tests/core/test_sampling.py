@@ -205,6 +205,16 @@ def test_batches_that_are_given_again_are_refused():
     assert optimizer.ledger.steps == 2 * first
 
 
+def test_a_batch_whose_step_failed_is_not_passed_over():
+    loss, _, optimizer, loader = private_run()
+    batches = iter(loader)
+    with pytest.raises(ZeroDivisionError):
+        optimizer.step(lambda record: 1 / 0, next(batches))
+    with refused(optimizer, "gave that of step 1 last: .* begin a new pass", RuntimeError):
+        optimizer.step(loss, next(batches))
+    optimizer.step(loss, next(iter(loader)))
+
+
 def test_what_fetches_records_does_not_show_them():
     """A traceback with local variables, as error reporters send, has the repr of the loader's parts."""
     loader = poisson_loader(DataLoader([f"record {number}" for number in range(9)], batch_size=3), seed=0)
