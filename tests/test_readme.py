@@ -131,6 +131,15 @@ def test_the_audit_of_the_usage_page_runs_as_written(capsys):
     assert re.search(r"claimed 3.00, found at least [0-2]\.\d\d .*at most 4\.78", capsys.readouterr().out)
 
 
+@pytest.mark.whole
+def test_the_search_of_the_usage_page_costs_what_it_says(capsys):
+    (block,) = programs("docs/usage.md", "Several runs on the same records")
+    data = TensorDataset(torch.randn(2000, 20), torch.randint(0, 3, (2000,)))
+    names = {"torch": torch, "F": F, "data": data, "DataLoader": DataLoader, "PrivacyEngine": PrivacyEngine}
+    exec(compile(block, "usage.md", "exec"), names)
+    assert re.search(r"  # ([\d.]+), not 3", block)[1] == capsys.readouterr().out.split()[-1]
+
+
 def test_every_equation_has_its_function_and_its_test():
     page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     rows = [line.split("|") for line in page.partition("## Which function")[2].partition("\n## ")[0].splitlines()]

@@ -3,7 +3,9 @@
 import re
 
 import pytest
-from pages import programs
+from pages import ROOT, programs
+
+from hyfreedp import Statement
 
 
 def run(page, capsys):
@@ -18,6 +20,25 @@ def test_several_records_a_person(capsys):
     names, (spent,) = run("owners.md", capsys)
     assert names["optimizer"].guarantee and names["optimizer"].steps_left == 0
     assert 2.9 < spent <= 3.0 and names["optimizer"].sampler.num_records == 400
+
+
+@pytest.mark.whole
+def test_a_statement_is_that_of_the_page_but_for_versions(tmp_path, monkeypatch):
+    page = (ROOT / "docs" / "statement.md").read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    (code,) = programs("docs/statement.md")
+    exec(compile(code, "statement.md", "exec"), names := {})
+    (shown,) = re.findall(r"```markdown\n(.*?)```", page, flags=re.DOTALL)
+    told = [re.sub(r"\| Versions .*", "", text) for text in (shown, str(names["statement"]))]
+    number = r"\d+(?:\.\d+)?(?:e-\d+)?"
+    assert re.sub(number, "#", told[0]) == re.sub(number, "#", told[1])
+    values = [[float(found) for found in re.findall(number, text)] for text in told]
+    assert values[0] == pytest.approx(values[1], rel=1e-3)
+    assert Statement.from_json((tmp_path / "privacy.json").read_text()) == names["statement"]
+    lines = {row.split("|")[1].strip() for row in shown.splitlines() if row.startswith("| ")}
+    mapped = page.partition("## What it answers")[2]
+    for line in lines - {"What", "---"}:
+        assert line in mapped, f"the mapping lacks {line}"
 
 
 @pytest.mark.whole

@@ -76,5 +76,7 @@ def test_every_argument_of_the_trainer_has_its_place():
     fields = {field.name for field in dataclasses.fields(transformers.TrainingArguments)}
     every = [name for names in named.values() for name in names if name in fields]
     assert sorted(every) == sorted(fields)
+    older = {*REFUSED, *OF_A_FIXED_RATE} - fields  # which this version has dropped
+    assert older <= {*re.findall(r"`(\w+)`", rows["refused, of older versions"])} - fields
     assert fields & REFUSED.keys() == fields & {*named["refused"]}
     assert fields & {*OF_A_FIXED_RATE} == fields & {*named["refused where the rate is learned"]}
