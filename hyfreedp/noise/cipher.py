@@ -4,6 +4,10 @@ On CPUs ChaCha20 and Poly1305 are OpenSSL's. On an accelerator the keystream is 
 data to be hashed is first compressed there to a hundredth of its size, so that nothing large is moved. An accelerator
 is used only if a test shows that it computes the same bits as OpenSSL. Otherwise, as for MPS, which has no float64, the
 CPU is used (the engine refuses runs on such devices, see :class:`hyfreedp.PrivacyEngine`).
+
+AES-256 in counter mode would take 1.5 ns less of some 13 ns a number, on CPUs that have it in hardware. Accelerators
+do not compute it by elementwise operations, as they do additions, rotations and exclusive ors, and a run that moves to
+another device would get other noise there. With one cipher it keeps its stream.
 """
 
 from __future__ import annotations
@@ -60,22 +64,24 @@ class Keystream:
     def __init__(self, key: bytes, device: torch.device) -> None:
         self._key, self._device, self._blocks = key, device, 0
         self._cipher = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
-        self._words = torch.empty(0, dtype=torch.int64)
+        self._words, self._output = torch.empty(0, dtype=torch.int64), memoryview(b"")
 
     def take(self, count: int) -> Tensor:
-        """The next ``count`` words, int64, valid until the next call; the rest of the last block is dropped."""
+        """The next ``count`` words, int64, valid until the next call; the rest of the last block is dropped.
+
+        On a CPU it is the same tensor as before if ``count`` is.
+        """
         blocks = -(-count // _WORDS_PER_BLOCK)
         if self._device.type != "cpu":
             self._blocks += blocks
             return chacha20(self._key, self._blocks - blocks, blocks, self._device)[:count]
-        words = _WORDS_PER_BLOCK * blocks
-        if words > len(self._words):
-            self._words = torch.empty(words, dtype=torch.int64)
-        output = memoryview(cast(Any, self._words.numpy())).cast("B")[: 8 * words]
-        for start in range(0, len(output), len(_ZEROS)):
-            part = output[start : start + len(_ZEROS)]
+        if count != self._words.numel():
+            words = torch.empty(_WORDS_PER_BLOCK * blocks, dtype=torch.int64)
+            self._words, self._output = words[:count], memoryview(cast(Any, words.numpy())).cast("B")
+        for start in range(0, len(self._output), len(_ZEROS)):
+            part = self._output[start : start + len(_ZEROS)]
             self._cipher.update_into(_ZEROS[: len(part)], part)
-        return self._words[:count]
+        return self._words
 
 
 def chacha20(key: bytes, first: int, blocks: int, device: torch.device) -> Tensor:

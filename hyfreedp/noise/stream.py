@@ -92,7 +92,7 @@ class NoiseGenerator:
             raise ValueError(f"scale must be positive and finite, got {scale}")
         for total in sums:
             if total.dtype not in (torch.float32, torch.float64):
-                raise ValueError(f"sums must be float32 or float64, got {total.dtype}: noise is rounded after the sum")
+                raise ValueError(f"sums must be float32 or float64, got {total.dtype}: round after the noise is added")
         flat = [total.reshape(-1) for total in sums if total.numel()]  # a copy if the tensor is not contiguous
         device = where(flat[0]) if flat else CPU
         groups = list(_groups(flat, _CHUNK if device == CPU else _ACCELERATOR_CHUNK))
@@ -102,11 +102,11 @@ class NoiseGenerator:
         path = ("release", self.releases, "gaussian", float(scale).hex(), self.secure, shapes, digest)
         self.releases += 1
         self.tag = int.from_bytes(derive(self.key, "tag", self.tag, *path)[:8]) >> 1
-        normals = _Normals(derive(self.key, *path), device)
+        normals = _Normals(derive(self.key, *path), device, self.secure)
         coarse = math.ldexp(1.5, 52 + math.frexp(scale)[1] - _GRID_BITS)  # neighbouring floats differ by the grid here
         for group, together in zip(groups, joined, strict=True):
-            released = self._noised(normals, together, scale).add_(coarse).sub_(coarse)  # rounds to the grid
-            torch._foreach_copy_(group, released.split([len(piece) for piece in group]))
+            released = normals.added_to(together, scale).add_(coarse).sub_(coarse)  # rounds to the grid
+            torch._foreach_copy_(group, released.split([piece.numel() for piece in group]))
         for total, noised in zip((total for total in sums if total.numel()), flat, strict=True):
             if total.data_ptr() != noised.data_ptr():
                 total.copy_(noised.view(total.shape))
@@ -114,10 +114,10 @@ class NoiseGenerator:
     def normal(self, *shape: int, device: torch.device = CPU) -> Tensor:
         """New standard normal numbers, float64, on ``device`` if it computes noise, else on the CPU."""
         device = device if computes_noise(device) else CPU
-        normals = _Normals(self._next_key("normal"), device)
+        normals = _Normals(self._next_key("normal"), device, self.secure)
         drawn = torch.zeros(math.prod(shape), dtype=torch.float64, device=device)
         for piece in drawn.split(_CHUNK if device == CPU else _ACCELERATOR_CHUNK):
-            piece.copy_(self._noised(normals, piece, 1.0))
+            piece.copy_(normals.added_to(piece, 1.0))
         return drawn.view(shape)
 
     def uniform(self, *shape: int) -> Tensor:
@@ -141,14 +141,6 @@ class NoiseGenerator:
         self.releases += 1
         return derive(self.key, purpose, self.releases)
 
-    def _noised(self, normals: _Normals, sums: Tensor, scale: float) -> Tensor:
-        """``sums`` plus noise, float64, shape ``(n,)``; valid until the next call."""
-        if not self.secure:
-            return normals.added_to(sums, scale)
-        for _ in range(4):
-            sums = normals.added_to(sums, scale / 2).clone()
-        return sums
-
     def __repr__(self) -> str:
         return f"{type(self).__name__}(secure={self.secure})"  # never the key
 
@@ -170,12 +162,12 @@ def _groups(tensors: Iterable[Tensor], size: int) -> Iterator[list[Tensor]]:
     group: list[Tensor] = []
     room = size
     for tensor in tensors:
-        for piece in tensor.split(size) if len(tensor) > size else (tensor,):
-            if len(piece) > room:
+        for piece in tensor.split(size) if tensor.numel() > size else (tensor,):
+            if piece.numel() > room:
                 yield group
                 group, room = [], size
             group.append(piece)
-            room -= len(piece)
+            room -= piece.numel()
     if group:
         yield group
 
@@ -183,27 +175,36 @@ def _groups(tensors: Iterable[Tensor], size: int) -> Iterator[list[Tensor]]:
 class _Normals:
     """Normal numbers from a keystream, in pairs r cos(theta), r sin(theta) (Box-Muller)."""
 
-    def __init__(self, key: bytes, device: torch.device) -> None:
-        self._stream = Keystream(key, device)
+    def __init__(self, key: bytes, device: torch.device, secure: bool) -> None:
+        self._stream, self._secure = Keystream(key, device), secure
         self._memory = torch.empty(0, dtype=torch.float64, device=device)
+        self._words, self._views = self._memory, (self._memory,) * 6
 
     def added_to(self, sums: Tensor, scale: float) -> Tensor:
-        """``sums`` plus noise of standard deviation ``scale``: float64, shape ``(n,)``, valid until the next call.
+        """``sums`` plus noise of standard deviation ``scale``: float64, shape ``(n,)``, valid until the next call."""
+        if not self._secure:
+            return self._drawn(sums, scale)
+        for _ in range(4):
+            sums = self._drawn(sums, scale / 2).clone()
+        return sums
+
+    def _drawn(self, sums: Tensor, scale: float) -> Tensor:
+        """:meth:`added_to` without ``secure``. A call of torch takes as long as a thousand numbers, so it makes few.
 
         It works in the memory of the words and one buffer of the same size, so that both stay in the cache.
         """
-        half = -(-len(sums) // 2)
-        if 2 * half > len(self._memory):  # the buffer is reused, since allocating costs more than the numbers
-            self._memory = self._memory.new_empty(2 * half)
+        half = -(-sums.numel() // 2)
         words = self._stream.take(2 * half)
-        self._memory[: 2 * half].copy_(words)
-        radius, angle = self._memory[:half], self._memory[half : 2 * half]
+        if words is not self._words:
+            if 2 * half > self._memory.numel():  # reused, since allocating costs more than the numbers
+                self._memory = self._memory.new_empty(2 * half)
+            pair, total = self._memory[: 2 * half], words.view(torch.float64)
+            self._words, self._views = words, (pair, pair[:half], pair[half:], total, total[:half], total[half:])
+        pair, radius, angle, total, first, second = self._views
+        pair.copy_(words)
         # +-(k + 1/2) 2^-63 for k below 2^63: never zero, and finest near zero, which makes the tail
         radius.add_(0.5).mul_(2.0**-63).square_().log_().neg_().sqrt_()
         angle.mul_(math.pi * 2.0**-63)
-        total = words.view(torch.float64)[: len(sums)]
-        cosine = torch.cos(angle, out=words.view(torch.float64)[half:])
-        total[:half].copy_(sums[:half]).addcmul_(radius, cosine, value=scale)
-        rest = len(sums) - half
-        total[half:].copy_(sums[half:]).addcmul_(radius[:rest], angle[:rest].sin_(), value=scale)
-        return total
+        torch.cos(angle, out=first).mul_(radius)
+        torch.sin(angle, out=second).mul_(radius)
+        return pair[: sums.numel()].copy_(sums).add_(total[: sums.numel()], alpha=scale)

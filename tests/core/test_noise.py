@@ -177,7 +177,7 @@ def test_normal_and_uniform():
 
 
 def test_secure_noise_is_the_halved_sum_of_four(monkeypatch):
-    monkeypatch.setattr(noise._Normals, "added_to", lambda self, sums, scale: sums + scale)
+    monkeypatch.setattr(noise._Normals, "_drawn", lambda self, sums, scale: sums + scale)
     zero = torch.zeros(3, dtype=torch.float64)
     assert noised(zero).tolist() == [1.0] * 3 and noised(zero, secure=True).tolist() == [2.0] * 3
 
