@@ -42,7 +42,7 @@ from hyfreedp.experiments.benchmark import efficiency, goals
 from hyfreedp.experiments.book.exercises import check
 from hyfreedp.experiments.store import plots
 from hyfreedp.experiments.store.paths import RESULTS
-from hyfreedp.experiments.store.verdicts import Verdict, by_row, verdict
+from hyfreedp.experiments.store.verdicts import verdict
 from hyfreedp.experiments.tables import paper
 from hyfreedp.gradients.per_sample import keeps_factors
 
@@ -290,16 +290,7 @@ plots.save(
 # ## Verdict
 
 # %%
-decided = []
-for interval in (1, 10):
-    at = compared[(compared.interval == interval) & compared[ours].notna()]
-    if len(at):
-        low, high = at.paper.agg(["min", "max"])
-        kept, worst = at[ours] <= 1.02 * at.paper, at.loc[(at[ours] / at.paper).idxmax()]
-        claim = f'Tab. "eff", row by row: a learned rate takes {low:.3g} to {high:.3g} steps at K = {interval}'
-        number = f"{kept.sum()} of {len(at)} rows at most 2 % above it, on smaller models of its families; farthest "
-        number += f"{worst[ours]:.2f} for {worst.paper:.2f} ({worst.paper_model}, {worst.tuning})"
-        decided.append(Verdict(claim, by_row(kept), number))
+decided = efficiency.judged(rows, compared, ours)
 verdict("08_efficiency", decided, parameters=parameters, inputs=["data/paper/eff.csv", origin])
 
 # %% [markdown]

@@ -18,7 +18,7 @@
 # * say what a hyperparameter search costs in privacy, however it is organised, in the same unit for all methods,
 # * compute it: for a learned rate, a split budget, a random search, a counted grid and adaptive clipping,
 # * read the $(R_g, \eta)$ map of DP-SGD: why it has a diagonal, and why automatic clipping removes one of its axes,
-# * find the point of that map at which HyFreeDP trains, without having searched it.
+# * find the point of that map at which preset robust, our own rule, trains without having searched it.
 #
 # **The paper's items.** Tab. "hyperparam comparison" (appendix): the share of the budget that goes to hyperparameters is 0 %
 # for vanilla DP-SGD and automatic clipping, about 20 % for adaptive clipping and for DP-hyper (both "estimated values"), below
@@ -62,7 +62,7 @@ from scipy.stats import binom
 from hyfreedp.experiments.book.exercises import check
 from hyfreedp.experiments.store import archive, plots
 from hyfreedp.experiments.store.paths import CELLS
-from hyfreedp.experiments.store.verdicts import Verdict, by_row, verdict
+from hyfreedp.experiments.store.verdicts import verdict
 from hyfreedp.experiments.studies import noise_split
 from hyfreedp.experiments.tables import rate_map, tuning_budget
 
@@ -218,7 +218,7 @@ splits.groupby(["section", "gamma"]).percent.agg(["min", "max"]).round(2)
 # If $R_g$ is above all norms, the signal stops growing while the noise goes on. AdamW divides by the size of what it
 # gets, so under it $R_g$ cancels altogether in the first regime, and the map has columns instead of a diagonal.
 #
-# HyFreeDP (automatic clipping, preset "robust") has no rate to choose. $\eta^*$ is the
+# Preset robust (ours, with automatic clipping) has no rate to choose. $\eta^*$ is the
 # median of the rates that it took. The dots mark where that is on the map: $\eta R_g = \eta^*$ for SGD and $\eta = \eta^*$ for AdamW. No dot where $R_g > 10$ (little is clipped) or where it falls off the map.
 # Every cell is the accuracy on *test* data, so the best of them
 # is chosen by test data. Each is a run at the full $\varepsilon$, as in the literature; no run is charged for the others.
@@ -231,7 +231,7 @@ results = rate_map.train(runs, CELLS, jobs=jobs)
 results.groupby(["base", "method"], sort=False).percent.agg(["count", "min", "max"]).round(1)
 
 # %% [markdown]
-# One row per run: `clipping_threshold` $R_g$, `learning_rate` $\eta$ and `percent`, the test accuracy; for HyFreeDP, `eta` is the
+# One row per run: `clipping_threshold` $R_g$, `learning_rate` $\eta$ and `percent`, the test accuracy; for preset robust, `eta` is the
 # median over the steps of the rate it took.
 
 # %%
@@ -264,7 +264,7 @@ plots.save(
     "09_tuning_budget_heatmap",
     parameters=parameters,
     inputs=[f"cell {spec.key}" for spec in runs],
-    shows="Test accuracy of DP-SGD and DP-AdamW over clipping threshold and rate on digits, and where HyFreeDP trains.",
+    shows="Test accuracy of DP-SGD and DP-AdamW over clipping threshold and rate on digits, and where preset robust trains.",
     claim='Fig. "heatmap": DP training works only in a narrow region of (R_g, rate), which has to be searched.',
 )
 cells = accuracies.xs("vanilla", level="method").groupby("base")
@@ -278,34 +278,15 @@ found.round(1)
 # %% [markdown]
 # Read along the diagonals of the left map: for small $R_g$ the numbers repeat, as do those of the automatic row when shifted. Moving
 # up, into thresholds above the norms, more noise is added for no more signal. The right map has columns: AdamW is free of the
-# scale. So a method that fixes $R_g \to 0$ has lost nothing but one axis of the search; HyFreeDP saves the other. (Where it lies above the
+# scale. So a method that fixes $R_g \to 0$ has lost nothing but one axis of the search; a learned rate saves the other. (Where it lies above the
 # best cell, that is by less than two runs of one cell differ: it ties with the map. It ends at an average of its weights, the cells at
 # their last ones; that may help.)
 #
 # ## Verdict
 
 # %%
-share = costs.share_percent.xs(epsilon, level="target_epsilon")
-ours, adaptive = share["hyfreedp"].item(), share["adaptive clipping"].item()
-searches = [share[f"random search, {shape}", runs_on_average] for shape in tuning_budget.SHAPES]
-low, high = min(searches), max(searches)
-decided = [
-    Verdict(
-        "HyFreeDP takes less than 1 % of the budget",
-        by_row([ours < 1]),
-        f"{ours:.1f} % of epsilon = {epsilon:g} at gamma = 1.01",
-    ),
-    Verdict(
-        "Adaptive clipping takes about 20 %",
-        by_row([10 < adaptive < 40]),
-        f"{adaptive:.2f} % by its authors' own analysis",
-    ),
-    Verdict(
-        "DP-hyper takes about 20 %",
-        by_row([10 < low and high < 30]),
-        f"{low:.0f} to {high:.0f} % for a random search of five runs",
-    ),
-]
+smaller = splits[(splits.section == "interval") & (splits.interval == interval)].set_index("gamma").percent
+decided = tuning_budget.judged(costs.share_percent, smaller, epsilon, runs_on_average)
 verdict("09_tuning_budget", decided, parameters=parameters, inputs=saved["inputs"])
 
 # %% [markdown]

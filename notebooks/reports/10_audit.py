@@ -227,7 +227,7 @@ plots.save(
 # bright pixel each, a pixel that no other image has, under random labels. They replace 1,000 of 1,500 digits. Each run has canaries of its
 # own, so all runs together are one mechanism with the same $(\varepsilon, \delta)$, and their guesses are added up.
 #
-# Trained are both presets of HyFreeDP, and AdamW at a constant and at a linearly decaying rate of 0.02.
+# Trained are HyFreeDP (preset paper), preset robust (ours), and AdamW at a constant and at a linearly decaying rate of 0.02.
 #
 # **Predict first.** Which of these will stand out, and at which budgets?
 

@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 
 from hyfreedp.experiments.benchmark.contenders import ALL_CONTENDERS
+from hyfreedp.experiments.store.verdicts import Verdict, by_row
 
 # Rows of Tab. "eff", as (model, tuning) in data/paper, and the case that stands for each on either device.
 PAPER_CASES: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
@@ -85,3 +86,53 @@ def interval_ratio(interval: float, forward_share: float) -> float:
 def forward_share(ratio: float, interval: int = 1) -> float:
     """The f that a measured ratio at K = ``interval`` implies; inverse of :func:`interval_ratio`."""
     return (ratio - 1) * interval / 2
+
+
+FITS, OVERHEAD, FAR = 0.05, 0.07, 10  # of a ratio, at most from the formula; the paper's "< 7 %", at this K
+
+
+def judged(rows: pd.DataFrame, compared: pd.DataFrame, ours: str) -> list[Verdict]:
+    """The paper's formula and sentences of cost, by a record; its own times are of other hardware and judge nothing.
+
+    Args:
+        rows: the record, of all models.
+        compared: :func:`beside_paper`, with the record in column ``ours``.
+    """
+    every = rows.contender.str.extract(r"ours_k(\d+)$")[0].astype(float)
+    ratios = rows.assign(interval=every).dropna(subset="interval")
+    table = ratios.pivot(index=["model", "tuning"], columns="interval", values="ratio_to_ours").dropna()
+    off = max((table[k] - interval_ratio(k, forward_share(table[1]))).abs().max() for k in table)
+    full, some = table.xs("full", level="tuning"), table.drop("full", level="tuning")
+    least = ratios[(ratios.tuning == "full") & (ratios.interval == FAR)].ratio_to_ours_q1
+    dearer = some[1] - full[1].reindex(some.index, level="model")
+    known = compared.dropna(subset=ours).groupby("interval")
+    ranges = [
+        f"K = {k}: {at[ours].min():.2f} to {at[ours].max():.2f} (paper: {at.paper.min():.2f} to {at.paper.max():.2f})"
+        for k, at in known
+    ]
+    shares = forward_share(full[1].min()), forward_share(full[1].max())
+    more = ", ".join(f"{name} {100 * (ratio - 1):.1f}" for name, ratio in full[FAR].items())
+    return [
+        Verdict(
+            "§ Efficiency: a probe costs two forward passes, 1 + 2f/K of a step",
+            by_row([off <= FITS]),
+            f"with f from K = 1 the {len(table)} cases are at most {off:.2f} from it at K = 5 and 10; where all is "
+            f"trained f = {shares[0]:.2f} to {shares[1]:.2f} (the paper's 0.33)",
+        ),
+        Verdict(
+            f"§ Efficiency: less than 7 % more at K = {FAR} (all parameters)",
+            by_row(list(least < 1 + OVERHEAD)),
+            f"{more} %; the lower quartile of each is below 7 %",
+        ),
+        Verdict('Tab. "eff": less than twice the time at K = 1', by_row(list(table[1] < 2)), "; ".join(ranges)),
+        Verdict(
+            'Tab. "eff": the cost approaches 1 as K grows',
+            by_row(list((table.diff(axis=1).iloc[:, 1:] < 0).all(axis=1))),
+            f"it falls with each K in all of {len(table)} cases",
+        ),
+        Verdict(
+            'Tab. "eff": LoRA and BitFit have lower additional costs',
+            by_row(list(dearer < 0)),
+            f"in {(dearer < 0).sum()} of {len(dearer)} cases; at K = 1 up to {dearer.max():.2f} dearer, as in its table",
+        ),
+    ]

@@ -79,8 +79,8 @@ LEARNING = 1
 _LOOKS_OF_RECORDS = ("in turn", 6.0, look.LADDER, 1, (1 / 32, 1 / 8, 1 / 2), 0.75, 0.1, 0.5, 8.0, 0)
 
 METHODS = {
-    "robust": Method("HyFreeDP, preset robust", "robust"),
-    "paper": Method("HyFreeDP, preset paper", "paper"),
+    "robust": Method("preset robust (ours)", "robust"),
+    "paper": Method("HyFreeDP (preset paper)", "paper"),
     "constant": Method("constant rate", "fixed", learns=False),
     "linear": Method("rate with linear decay", "fixed", {"decay": "linear"}, learns=False),
     "cosine": Method("rate with cosine decay", "fixed", {"decay": "cosine"}, learns=False),

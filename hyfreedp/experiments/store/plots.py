@@ -6,10 +6,12 @@ or a machine. What a batch was made with stands in its own record, see :mod:`hyf
 
 from __future__ import annotations
 
+import hashlib
 import json
 import warnings
 from collections.abc import Iterable, Sequence
 from html import escape
+from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -155,6 +157,13 @@ def _describe(
         claim: the paper's item and what it claims there; empty if the paper has no such figure.
         summary: what we found, one finding a line, for the report.
     """
+    here = workspace()
     made = {kind: name, "shows": shows, "claim": claim, "summary": list(summary), "parameters": parameters}
-    path = workspace().output(parameters["profile"]) / f"{name}.json"
-    write_text(path, json.dumps(made | {"inputs": list(inputs)}, indent=1) + "\n")
+    records = {one: digest(here.root / one) for one in inputs if (here.root / one).is_file()}
+    made |= {"inputs": list(inputs), "records": records}
+    write_text(here.output(parameters["profile"]) / f"{name}.json", json.dumps(made, indent=1) + "\n")
+
+
+def digest(record: Path) -> str:
+    """Of a record that a figure was made from: a test compares it with the record's of today."""
+    return hashlib.sha256(record.read_bytes()).hexdigest()[:16]

@@ -1,10 +1,10 @@
 """One rule for all verdicts: what a notebook finds about a claim, in words that mean the same everywhere.
 
-docs/verdicts.md explains it. A claim says of some quantity that it lies between two marks, at every place alike.
+docs/verdicts.md explains it. A claim says of some quantity that it lies between two marks, on every data set alike.
 
-* "reproduced": the whole 95 % interval over our places lies between the marks; all rows do, where each is exact.
+* "reproduced": the whole 95 % interval over our data sets lies between the marks; all rows do, where each is exact.
 * "fails here": the whole interval lies outside, or a row does. "Here" is our scale: small data, small models.
-* "not shown": neither. The number says how many places would decide, if they scattered as these do.
+* "not shown": neither. The number says how many data sets would decide, if they scattered as these do.
 * "mathematically wrong": of a statement that holds always or not at all, there is a counter-example.
 * "not refuted": no attack went beyond a bound, which proves no bound.
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import PurePath
 from typing import Any, Literal
 
@@ -30,7 +30,7 @@ from hyfreedp.experiments.store.paths import workspace
 Outcome = Literal["reproduced", "not shown", "fails here", "mathematically wrong", "not refuted"]
 Whose = Literal["the paper's", "ours"]
 
-COMPARABLE = -1.0  # points of accuracy to what it is compared with, at least
+COMPARABLE, POOR = -1.0, 5.0  # points of accuracy to what it is compared with, at least; behind it, at least
 COMPARABLE_SCORE, POOR_SCORE = 0.95, 0.5  # of the other's score of written texts: at least; at most
 CONFIDENCE = 0.95
 
@@ -44,16 +44,18 @@ class Verdict:
         outcome: by one of the functions below.
         number: a phrase with the number that decides.
         whose: claim it is. Ours are judged by the same marks, and shown apart.
+        case: of a claim that is tried in several ways. The board gathers the cases of a claim from all notebooks.
     """
 
     claim: str
     outcome: Outcome
     number: str
     whose: Whose = "the paper's"
+    case: str = ""
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float]:
-    """The 95 % t interval of the mean over places; NaN for fewer than two."""
+    """The 95 % t interval of the mean of independent values; NaN for fewer than two."""
     if len(values) < 2:
         return math.nan, math.nan
     half = stats.t.ppf(0.5 + CONFIDENCE / 2, len(values) - 1) * stats.sem(values)
@@ -68,29 +70,35 @@ def by_interval(low: float, high: float, least: float = -math.inf, most: float =
 
 
 def would_decide(values: Sequence[float], mark: float) -> int | None:
-    """How many places would have an interval on one side of the mark; None for a single one, or a mean at the mark."""
+    """How many values would have an interval on one side of the mark; None for a single one, or a mean at the mark."""
     if len(values) < 2 or (distance := abs(float(np.mean(values)) - mark)) == 0:
         return None
-    for places in range(2, 10_000):
-        if stats.t.ppf(0.5 + CONFIDENCE / 2, places - 1) * np.std(values, ddof=1) / math.sqrt(places) < distance:
-            return places
+    for number in range(2, 10_000):
+        if stats.t.ppf(0.5 + CONFIDENCE / 2, number - 1) * np.std(values, ddof=1) / math.sqrt(number) < distance:
+            return number
     return None
 
 
-def over_places(values: Sequence[float], mark: float) -> tuple[Outcome, str]:
-    """Of a claim that the mean over all places is at least the mark; and the interval in words.
+def over_data_sets(values: pd.Series, least: float = -math.inf, most: float = math.inf) -> tuple[Outcome, str]:
+    """Of a claim about points of accuracy, on every data set alike; and the numbers in words.
+
+    Places of one data set (its models, budgets and what is trained) are no independent witnesses: they are averaged
+    first, and the interval is over data sets. A single data set has none.
 
     Args:
-        values: a number per place, the mean over its seeds.
-        mark: in the same unit.
+        values: a number per place, the mean over its seeds, indexed by its data set.
+        least, most: the marks; one of them.
     """
-    low, high = mean_interval(values)
-    outcome = by_interval(low, high, least=mark)
-    words = f"mean of {len(values)} place{'s' * (len(values) != 1)}"
-    # An interval of two places has one degree of freedom: wider than what it is about.
-    words += f", 95 % interval {low:+.1f} to {high:+.1f}" if len(values) > 2 else ""
-    if outcome == "not shown" and (needed := would_decide(values, mark)):
-        words += f"; {needed} places would decide"
+    means = values.groupby(level=0, sort=False).mean()
+    low, high = mean_interval(list(means))
+    outcome = by_interval(low, high, least, most)
+    words = ", ".join(f"{name} {mean:+.1f}" for name, mean in means.items()) + " points"
+    words += f"; mean {means.mean():+.1f}" if len(means) > 1 else ", one data set"
+    # An interval of two has one degree of freedom: wider than what it is about.
+    words += f", 95 % interval {low:+.1f} to {high:+.1f} over {len(means)} data sets" if len(means) > 2 else ""
+    needed = would_decide(list(means), least if math.isfinite(least) else most)
+    if outcome == "not shown" and needed:
+        words += f"; {needed} data sets would decide"
     return outcome, words
 
 
@@ -112,30 +120,46 @@ def by_attack(refuted: int) -> Outcome:
 def verdict(name: str, found: Sequence[Verdict], *, parameters: Mapping[str, Any], inputs: Sequence[str]) -> None:
     """Show the verdicts at a notebook's end, and write them to ``<name>_verdict.csv`` with their ``.json``."""
     plots.save_table(
-        pd.DataFrame(found, columns=["claim", "outcome", "number", "whose"]),
+        pd.DataFrame(found, columns=[field.name for field in fields(Verdict)]),
         f"{name}_verdict",
         parameters=dict(parameters),
         inputs=inputs,
         shows="Verdicts on the claims of this notebook, each with the number that decides.",
         claim="",
-        summary=[f"{one.claim}: {one.outcome} ({one.number})" for one in found] or ["too little data for a verdict"],
+        summary=[f"{_named(one)}: {one.outcome} ({one.number})" for one in found] or ["too little data for a verdict"],
     )
     ours = {"ours": " (our claim)"}
     lines = [
-        f"* {one.claim}{ours.get(one.whose, '')}: **{one.outcome}**. {one.number[0].upper()}{one.number[1:]}."
+        f"* {_named(one)}{ours.get(one.whose, '')}: **{one.outcome}**. {one.number[0].upper()}{one.number[1:]}."
         for one in found
     ]
     display(Markdown("\n".join(lines)))
 
 
+def _named(one: Verdict) -> str:
+    return f"{one.claim}, {one.case}" if one.case else one.claim
+
+
 def scoreboard(pages: Sequence[str], whose: Whose) -> str:
-    """Committed verdicts as a table in Markdown; each of these pages, of notebooks, is linked in its first line."""
-    lines = ["| | Claim | Verdict | The number that decides |", "| --- | --- | --- | --- |"]
+    """Committed verdicts as a table in Markdown, a line per claim with links to the notebooks (pages) that judge it.
+
+    A claim with several cases has the verdict that all of them share, and "not shown" where they differ.
+    """
+    tables = []
     for page in pages:
-        stem = PurePath(page).stem
-        path = workspace().figures / f"{stem}_verdict.csv"
-        rows = pd.read_csv(path) if path.exists() else pd.DataFrame(columns=["whose"])
-        for place, row in enumerate(rows[rows.whose == whose].itertuples()):
-            link = "" if place else f"[{stem[:2]}]({page})"
-            lines.append(f"| {link} | {row.claim} | **{row.outcome}** | {row.number} |")
+        path = workspace().figures / f"{PurePath(page).stem}_verdict.csv"
+        if path.exists():
+            tables.append(pd.read_csv(path).fillna({"case": ""}).assign(page=page))
+    lines = ["| | Claim | Verdict | The numbers that decide |", "| --- | --- | --- | --- |"]
+    rows = pd.concat(tables) if tables else pd.DataFrame(columns=["whose", "claim"])
+    for claim, cases in rows[rows.whose == whose].groupby("claim", sort=False):
+        links = ", ".join(f"[{PurePath(page).stem[:2]}]({page})" for page in dict.fromkeys(cases.page))
+        shared = cases.outcome.iloc[0] if cases.outcome.nunique() == 1 else "not shown"
+        told = [
+            f"{one.case}: {'' if one.outcome == shared else f'**{one.outcome}**, '}{one.number}"
+            if one.case
+            else one.number
+            for one in cases.itertuples()
+        ]
+        lines.append(f"| {links} | {claim} | **{shared}** | {'<br>'.join(told)} |")
     return "\n".join(lines)

@@ -13,7 +13,9 @@ import pandas as pd
 from hyfreedp.experiments.runs.cells import Spec, read_steps, reader, run_cells
 from hyfreedp.experiments.store.files import write_csv
 from hyfreedp.experiments.store.provenance import with_versions
+from hyfreedp.experiments.store.verdicts import Verdict, Whose
 from hyfreedp.experiments.tables.grid import train_missing
+from hyfreedp.experiments.tables.image_classification import OURS
 from hyfreedp.experiments.tables.plan import Learner, Scale, entries
 
 NO_NOISE = "no_noise"  # a row: the paper's preset without privacy
@@ -67,3 +69,30 @@ def rates(curves: pd.DataFrame) -> pd.DataFrame:
     ordered = curves.sort_values("step", kind="stable").groupby(["row", "seed", "epsilon_run"], sort=False)
     found = ordered.eta.agg(first="first", largest="max", last="last")
     return found.assign(perplexity=np.exp(ordered.test_loss.last())).reset_index()
+
+
+def judged(found: pd.DataFrame, data: str) -> list[Verdict]:
+    """The claims of Fig. "llama", by :func:`rates`. One data set, whose runs give no interval: none is decided."""
+    runs, decided = found.set_index("row"), []
+    for row, case in (("hyfreedp_claimed", "as the paper accounts it"), ("hyfreedp_paper", "soundly accounted")):
+        at = runs.loc[[row]]
+        rise, fall = at.largest / at["first"], at["last"] / at.largest
+        number = f"{((rise >= 1.1) & (fall <= 0.9)).sum()} of {len(at)} runs, {data}: to {rise.min():.2f} to "
+        number += (
+            f"{rise.max():.2f} times its first, then to {fall.min():.2f} to {fall.max():.2f} of that; they really "
+        )
+        number += f"spend epsilon = {at.epsilon_run.mean():.2f}"
+        claim = 'Fig. "llama": the learned rate increases, then decreases'
+        decided.append(Verdict(claim, "not shown", number, case=case))
+    searches = runs.perplexity[runs.index.str.startswith("grid")].groupby("row").mean()
+    claims: list[tuple[str, str, Whose]] = [
+        ("hyfreedp_claimed", 'Fig. "llama": it generalises better than the early-stopped grid search', "the paper's"),
+        ("hyfreedp_robust", OURS, "ours"),
+    ]
+    for row, claim, whose in claims:
+        if row in runs.index and "grid" in searches:  # not at profile smoke
+            ratio = runs.perplexity[[row]] / (searches["grid"] if whose == "the paper's" else searches.min())
+            number = f"test perplexity {ratio.min():.2f} to {ratio.max():.2f} times that of the search, which is not "
+            number += f"stopped early; {len(ratio)} runs, {data}"
+            decided.append(Verdict(claim, "not shown", number, whose, data if whose == "ours" else ""))
+    return decided

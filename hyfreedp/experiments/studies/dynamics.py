@@ -15,7 +15,9 @@ from hyfreedp.experiments.runs.methods import EXTENDED_GRID
 from hyfreedp.experiments.runs.spec import Spec
 from hyfreedp.experiments.store.files import write_csv
 from hyfreedp.experiments.store.provenance import with_versions
+from hyfreedp.experiments.store.verdicts import COMPARABLE, Verdict, by_row, over_data_sets
 from hyfreedp.experiments.tables import small_tasks
+from hyfreedp.experiments.tables.image_classification import CLOSE, highest_rate
 from hyfreedp.experiments.tables.plan import SCALES, Reader, Scale, entries, searches
 
 PROFILE_TASKS = {"smoke": ("digits",), "laptop": ("digits",), "gpu": ("gtsrb", "cifar10"), "paper": ("svhn", "gtsrb")}
@@ -66,6 +68,60 @@ def steps_of(lines: Mapping[tuple[str, str], Spec], seeds: int, folder: Path) ->
     )
 
 
+def numbers(rows: pd.DataFrame) -> pd.DataFrame:
+    """Per start and series, means over its runs.
+
+    Returns:
+        ``accuracy`` in percent; ``largest``, and ``eta``, the last rate; ``peak``, where R_l is highest, in percent of
+        the run, and ``end``, what is left of that, in percent.
+    """
+    line = ["start", "series"]
+    ordered = rows.sort_values("step", kind="stable").groupby([*line, "seed"], sort=False)
+    found = pd.DataFrame({"accuracy": 100 * ordered.test_accuracy.last(), "largest": ordered.eta.max()})
+    found["eta"] = ordered.eta.last()
+    clipped = rows.dropna(subset="loss_threshold").groupby([*line, "seed"], sort=False)
+    highest = rows.loc[clipped.loss_threshold.idxmax()].set_index([*line, "seed"])
+    found["peak"] = 100 * highest.step / rows.step.max()
+    found["end"] = 100 * ordered.loss_threshold.last() / highest.loss_threshold
+    return found.groupby(line, sort=False).mean()
+
+
+def judged(*parts: pd.DataFrame) -> list[Verdict]:
+    """The claims of Fig. "train curve", by rows of :func:`steps_of`, on real images too.
+
+    Where arithmetic keeps a run from the tuned rate, see ``highest_rate``, it is left out.
+    """
+    best, one, five, shapes = [], [], [], []
+    for part in parts:
+        for start, table in numbers(part).groupby(level="start", sort=False):
+            data, _, first = str(start).partition(", from ")
+            lines, rate = table.droplevel("start"), float(first or STARTS[0])
+            gaps = {}
+            for k in INTERVALS:
+                if f"K = {k}" in lines.index and highest_rate(part.step.max() + 1, rate, k) >= lines.eta["tuned"]:
+                    gaps[k] = lines.accuracy[f"K = {k}"] - lines.accuracy["tuned"]
+            if gaps and rate == STARTS[0]:
+                best.append((data, max(gaps.values())))
+            if len(gaps) == len(INTERVALS):
+                one.append((data, gaps[1] - max(gaps[5], gaps[10])))
+                five.append((data, gaps[5] - gaps[1]))
+                shapes += [lines.loc[f"K = {k}"] for k in gaps]
+    claims = [
+        (CLOSE, best, COMPARABLE, 'Fig. "train curve", from the paper\'s first rate, 0.0001, at its best K'),
+        ('Fig. "train curve": K = 1 converges best', one, 0.0, ""),
+        ('Fig. "train curve": K = 5 is as good as K = 1', five, COMPARABLE, ""),
+    ]
+    decided = []
+    for claim, found, mark, case in claims:
+        if found:
+            points = pd.DataFrame(found).set_index(0)[1]
+            decided.append(Verdict(claim, *over_data_sets(points, mark), case=case))
+    early = [(shape.peak <= 25) and (shape.end <= 90) for shape in shapes]
+    number = f"{sum(early)} of {len(early)} lines peak in the first quarter and end at most at 0.9 of that"
+    told = [Verdict('Fig. "train curve": thresholds peak early and decrease', by_row(early), number)] if early else []
+    return [*decided, *told]
+
+
 # -- real images -------------------------------------------------------------------------------------------------------
 
 # The first learner of profile desktop, CIFAR-10 with all parameters trained, at its larger budget.
@@ -76,7 +132,7 @@ SCALE = replace(
     rows=("hyfreedp_paper", "hyfreedp_robust", "grid_extended"),
 )
 TABLE = "desktop/fine_tuning.csv"  # of the committed record
-NAMES = {"hyfreedp_robust": "HyFreeDP, robust", "grid_extended": "tuned by hand"}
+NAMES = {"hyfreedp_robust": "preset robust (ours)", "grid_extended": "tuned by hand"}
 VALUES = ("loss_threshold", "eta", "private_loss", "test_loss", "test_accuracy")
 EVERY = 5  # steps, of which one is recorded, beside those with an evaluation
 

@@ -93,7 +93,7 @@ def write_table(profile: str, cells: Path, results: Path) -> str:
         rows = plan.filled(rows, pd.read_csv(path))
     write_csv(path, rows)
     learned = list(rows[rows.row.isin(plan.LEARNED)].key.dropna())
-    steps = _rates([key for key in learned if key in records], cells)
+    steps = _rates({key: made[key] for key in learned if key in records}, cells)
     if rates.exists():
         known = pd.read_csv(rates)
         steps = pd.concat([known[known.key.isin(learned) & ~known.key.isin(records)], steps], ignore_index=True)
@@ -102,14 +102,15 @@ def write_table(profile: str, cells: Path, results: Path) -> str:
     return f"{path}: {len(rows)} numbers" + (f", {missing} of them still missing" if missing else "")
 
 
-def _rates(keys: Iterable[str], cells: Path) -> pd.DataFrame:
-    """``key``, ``step`` and ``eta`` of runs at some fifty of their steps, the first and the last among them."""
-    none = pd.DataFrame(columns=["key", "step", "eta"])
+def _rates(made: dict[str, dict[str, str]], cells: Path) -> pd.DataFrame:
+    """``key``, ``step`` and ``eta`` of runs at some fifty of their steps, the first and last, with versions."""
+    names = ["date", "version_hyfreedp"]
+    none = pd.DataFrame(columns=["key", "step", "eta", *names])
     found = [none]
-    for key in keys:
+    for key, columns in made.items():
         steps = pd.read_csv(cells / f"{key}.csv", usecols=["step", "eta"])
         some = np.unique(np.linspace(0, len(steps) - 1, RECORDED_STEPS).round().astype(int))
-        found.append(steps.iloc[some].assign(key=key)[none.columns])
+        found.append(steps.iloc[some].assign(key=key, **{name: columns[name] for name in names})[none.columns])
     return pd.concat(found[1:] or found, ignore_index=True)
 
 

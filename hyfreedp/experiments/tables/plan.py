@@ -79,9 +79,9 @@ ROWS = {
     "dadaptation": Row("D-Adaptation", "dadaptation", (1.0,), True, "D-Adaptation"),
     "prodigy": Row("Prodigy", "prodigy", (1.0,), True, "Prodigy"),
     "reference": Row("0.02, linear decay", "linear", (0.02,), True),
-    "hyfreedp_paper": Row("HyFreeDP, paper", "paper", (1e-4,), True, "HyFreeDP"),
+    "hyfreedp_paper": Row("HyFreeDP (preset paper)", "paper", (1e-4,), True, "HyFreeDP"),
     "hyfreedp_claimed": Row("HyFreeDP, as the paper accounts it", "paper_claimed", (1e-4,), False),
-    "hyfreedp_robust": Row("HyFreeDP, robust", "robust", (1e-4,), True),
+    "hyfreedp_robust": Row("preset robust (ours)", "robust", (1e-4,), True),
 }
 # Of the desktop's tables: those of the paper, the extended grid, the constant of ours, and preset robust.
 DESKTOP_ROWS = (

@@ -1,4 +1,4 @@
-"""Accuracy over clipping threshold and learning rate, and where HyFreeDP trains on that map (notebook 09)."""
+"""Accuracy over clipping threshold and learning rate, and where preset robust trains on that map (notebook 09)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MAPS["gpu"] = MAPS["paper"]
 
 
 def specs(profile: str, epsilon: float, seeds: int) -> list[Spec]:
-    """The runs of the map: both optimizers with every threshold and rate, without a threshold, and with HyFreeDP."""
+    """The runs of the map: both optimizers with every threshold and rate, without one, and with preset robust."""
     common: dict[str, Any] = {"task": "digits", "epsilon": epsilon, "steps": MAPS[profile]["steps"]}
     chosen = []
     for base in TITLES:
@@ -48,7 +48,7 @@ def specs(profile: str, epsilon: float, seeds: int) -> list[Spec]:
 
 
 def train(runs: Sequence[Spec], folder: Path, jobs: int) -> pd.DataFrame:
-    """One row per run: that of ``runs.cells.tabulate``, ``percent`` and, for HyFreeDP, the median rate ``eta``."""
+    """One row per run: that of ``runs.cells.tabulate``, ``percent`` and, for preset robust, the median rate ``eta``."""
     results = tabulate(run_cells(runs, folder, jobs=jobs, description="training runs"))
     results["percent"] = 100 * results.accuracy
     learned = [read_steps(spec, folder).eta.median() for spec in runs if spec.method == "robust"]
@@ -62,7 +62,7 @@ def means(results: pd.DataFrame) -> pd.Series:
 
 
 def learned_rate(results: pd.DataFrame, base: str) -> float:
-    """The rate of HyFreeDP: mean over seeds of the median over steps."""
+    """The rate of preset robust: mean over seeds of the median over steps."""
     return float(results[(results.method == "robust") & (results.base == base)].eta.mean())
 
 

@@ -25,6 +25,7 @@ from hyfreedp.accounting.search import smallest_noise
 from hyfreedp.experiments.accounting_of_the_paper import ORDERS
 from hyfreedp.experiments.baselines.adaptive_clipping import update_noise
 from hyfreedp.experiments.store.cache import cached
+from hyfreedp.experiments.store.verdicts import Verdict, by_row
 
 # Distributions of the number of runs of a random search, by the shape eta of the truncated negative binomial.
 SHAPES = {"logarithmic": 0.0, "geometric": 1.0, "Poisson": math.inf}
@@ -190,6 +191,32 @@ def comparison(found: pd.DataFrame, targets: Sequence[float], runs: float) -> pd
                 | {"share_percent": row.share_percent, "noise_percent": row.noise_percent}
             )
     return pd.DataFrame(rows)
+
+
+def judged(share: pd.Series, by_gamma: pd.Series, epsilon: float, runs: float) -> list[Verdict]:
+    """The paper's shares, most of which it calls estimates: by method, setting and budget, and HyFreeDP's by gamma."""
+    ours, at = share["hyfreedp", GAMMA], share.xs(epsilon, level="target_epsilon")
+    adaptive, searches = at["adaptive clipping"].item(), [at[f"random search, {shape}", runs] for shape in SHAPES]
+    told = ", ".join(f"{percent:.1f} % of epsilon = {target:g}" for target, percent in ours.items())
+    gammas = ", ".join(f"{percent:.1f} % at {gamma:g}" for gamma, percent in by_gamma.items())
+    low, high = min(searches), max(searches)
+    return [
+        Verdict(
+            f"HyFreeDP takes less than 1 % of the budget, at gamma = {GAMMA:g}",
+            by_row(list(ours < 1)),
+            f"{told}; by gamma, at epsilon = {epsilon:g}: {gammas}",
+        ),
+        Verdict(
+            "Adaptive clipping takes about 20 % (an estimate)",
+            by_row([10 < adaptive < 40]),
+            f"{adaptive:.2f} % of epsilon = {epsilon:g} by its authors' own analysis",
+        ),
+        Verdict(
+            "DP-hyper takes about 20 % (an estimate)",
+            by_row([10 < low and high < 30]),
+            f"{low:.0f} to {high:.0f} % of epsilon = {epsilon:g} for a random search of {runs:g} runs on average",
+        ),
+    ]
 
 
 def small_batches(sigma: float, sizes: Sequence[int]) -> pd.DataFrame:
