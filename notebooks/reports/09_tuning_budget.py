@@ -200,7 +200,6 @@ plots.save(
     shows="HyFreeDP's share of the budget against epsilon for the paper's data sets, and against K for several gammas.",
     claim='Tab. "hyperparam comparison": below 1 % of the budget.',
 )
-splits.groupby(["section", "gamma"]).percent.agg(["min", "max"]).round(2)
 
 # %% [markdown]
 # One percent more *noise* is not one percent of $\varepsilon$: $\varepsilon$ falls faster than the noise grows, the more so the
@@ -228,7 +227,6 @@ splits.groupby(["section", "gamma"]).percent.agg(["min", "max"]).round(2)
 # %%
 runs_on_average, runs = runs[0], rate_map.specs(profile, epsilon, seeds)
 results = rate_map.train(runs, CELLS, jobs=jobs)
-results.groupby(["base", "method"], sort=False).percent.agg(["count", "min", "max"]).round(1)
 
 # %% [markdown]
 # One row per run: `clipping_threshold` $R_g$, `learning_rate` $\eta$ and `percent`, the test accuracy; for preset robust, `eta` is the

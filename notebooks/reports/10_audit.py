@@ -178,11 +178,12 @@ splits = campaign.joint_splits(
     accountant=sizes["accountant"],
 )
 joint = campaign.joint_audits(CELLS, sizes, splits, deltas, confidence=confidence)
-joint[["noise", "counted", "delta", "hits", "alarms", "trials", "claimed", "lower_bound", "verdict"]]
+joint[["noise", "counted", "delta", "claimed", "lower_bound", "verdict"]]
 
 # %% [markdown]
-# `noise` tells which way of counting chose the noise, `counted` which one makes the claim, `hits` and `alarms` how often the threshold
-# was exceeded with and without the record, in `trials` runs each.
+# `noise` tells which way of counting chose the noise, `counted` which one makes the claim.
+#
+# **The rule was written before: the target's $\delta$ decides.** By it the paper's count is *not refuted*: the bound found stays below the claim. At three other $\delta$, which were fixed beforehand too, it is refuted. Both are told in the verdict.
 
 # %%
 figure, axes = plt.subplots(1, 2, figsize=(10, 4), sharey=True)
@@ -233,7 +234,7 @@ plots.save(
 
 # %%
 canaries = campaign.canary_audits(CELLS, sizes, seeds=seeds, confidence=confidence)
-canaries
+plots.folded("All training runs", canaries.style.hide(axis="index").format(precision=2))
 
 # %% [markdown]
 # `right` of `guesses` about `canaries` coins were right, at the share of guesses that gave the best bound (three shares are tried, and

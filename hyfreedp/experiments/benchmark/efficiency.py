@@ -133,6 +133,6 @@ def judged(rows: pd.DataFrame, compared: pd.DataFrame, ours: str) -> list[Verdic
         Verdict(
             'Tab. "eff": LoRA and BitFit have lower additional costs',
             by_row(list(dearer < 0)),
-            f"in {(dearer < 0).sum()} of {len(dearer)} cases; at K = 1 up to {dearer.max():.2f} dearer, as in its table",
+            f"in {(dearer < 0).sum()} of {len(dearer)} cases; at K = 1 up to {dearer.max():.2f} dearer, as in its own",
         ),
     ]

@@ -6,16 +6,24 @@ the paper's runs have is of its own scale; most runs here have more. Notebooks 0
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
+import torch
 
-from hyfreedp import calibrate_noise
+from hyfreedp import calibrate_noise, fit_quadratic
 from hyfreedp.experiments.accounting_of_the_paper import Counting, calibrate
 from hyfreedp.experiments.store.files import write_csv
 from hyfreedp.experiments.store.paths import RESULTS
 from hyfreedp.experiments.store.provenance import with_versions
+from hyfreedp.experiments.store.verdicts import Verdict, by_row
+from hyfreedp.experiments.studies import landscape
 from hyfreedp.experiments.studies.noise_split import DATA_SETS
+from hyfreedp.noise import NoiseGenerator
+from hyfreedp.privatize import privatize_gradient, privatize_loss
 
 TABLE = RESULTS / "laptop" / "loss_noise.csv"
 PAPER = "the paper's scale"
@@ -48,13 +56,43 @@ def recorded() -> pd.DataFrame:
     return pd.read_csv(TABLE).set_index(["setting", "epsilon"])
 
 
-def told(setting: str, epsilon: float) -> str:
-    """The noise of a setting beside that of the paper's, at one budget, in words for a verdict."""
-    rows = recorded()
-    here, there = rows.loc[setting, epsilon], rows.loc[PAPER, epsilon]
-    return (
-        f"noise of a mean loss {here.sound_percent:.2g} % of R_l, at {PAPER} {there.sound_percent:.2g} % soundly and "
-        f"{there.claimed_percent:.2g} % by its count (epsilon = {epsilon:g})"
+def at_the_papers_scale(epsilon: float) -> dict[str, float]:
+    """sigma_l / B there, soundly and by the paper's own count, at the recorded budget that is nearest."""
+    rows = recorded().loc[PAPER]
+    near = rows.loc[min(rows.index, key=lambda one: abs(math.log(one / epsilon)))]
+    return {f"{PAPER}, {way}": near[f"{column}_percent"] / 100 for way, column in WAYS.items()}
+
+
+def magnitudes(draws: int = 20_000, dimension: int = 1_000, batch_size: int = 1_000) -> Verdict:
+    """Tab. "diff priv": E|noise| of a private loss and of a private gradient in d dimensions, by simulation.
+
+    Both are taken from the library's own releases of nothing, with sigma = R = 1.
+    """
+    random: dict[str, Any] = {"expected_batch_size": batch_size, "generator": NoiseGenerator(0)}
+    losses = privatize_loss(torch.zeros(draws, 1, dtype=torch.float64), 1.0, 1.0, **random).abs()
+    sums = [torch.zeros(200, dimension, dtype=torch.float64)]
+    privatize_gradient(sums, 1.0, sensitivity=1.0, **random)
+    norms = sums[0].norm(dim=1)
+    off = []
+    for found, stated in ((losses, math.sqrt(2 / math.pi)), (norms, math.sqrt(dimension))):
+        error = (
+            found.std().item() / math.sqrt(len(found)) + 1e-3 * stated / batch_size
+        )  # sqrt(d) is the limit of large d
+        off.append(abs(found.mean().item() - stated / batch_size) / error)
+    number = f"simulated means lie within {max(off):.1f} standard errors of the formulas (d = {dimension:,})"
+    return Verdict('Tab. "diff priv": the expected noise of a loss and of a gradient', by_row([max(off) < 4]), number)
+
+
+def more_points(numbers: Sequence[int] = (5, 9)) -> Verdict:
+    """The footnote that more points may stabilise the fit, by its slope's noise at the same privacy."""
+    fits = {
+        n: fit_quadratic(np.linspace(-1, 1, n), np.zeros(n), landscape.noise_for_points(1.0, n)) for n in (3, *numbers)
+    }
+    slopes = {n: fits[n].slope_std / fits[3].slope_std for n in numbers}
+    told = ", ".join(f"{slope:.2f} times with {n}" for n, slope in slopes.items())
+    claim = "Footnote: more points than three may stabilise the fit"
+    return Verdict(
+        claim, by_row([slope < 1 for slope in slopes.values()]), f"at the same privacy the slope's noise is {told}"
     )
 
 
